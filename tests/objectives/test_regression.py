@@ -143,7 +143,7 @@ def test_a_run_stores_what_its_outputs_mean(measured, regression_run):
     page = (out / "report.html").read_text()
     assert "glow: predicted and true" in page and "glow: residuals" in page and "<h2>Targets</h2>" in page
     assert "size: residuals" not in page  # no test image has a value of it
-    assert "Images with the largest error" in page and "<h2>Classes</h2>" not in page
+    assert "Images with the largest error" in page and "<h2>Metrics per class</h2>" not in page
 
 
 class Stop(Exception):

@@ -121,7 +121,7 @@ def test_pictures_come_from_the_data_where_none_are_named(inspected_models):
     )
     assert len(np.load(out / "distance.npz")["images"]) == 5
     assert len(np.load(out / "rollout.npz")["images"]) == 4
-    assert "5 images" in found["distance"]["caption"] and "mean over the patches" in found["rollout"]["caption"]
+    assert "5 images" in found["distance"]["caption"] and "the mean-pooled output" in found["rollout"]["caption"]
 
 
 @pytest.mark.parametrize("kind", NARROW)

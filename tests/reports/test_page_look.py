@@ -150,7 +150,7 @@ def test_metrics_are_explained_by_mouse_keyboard_and_touch(pages):
 
 def test_losses_are_two_curves_of_one_chart(pages):
     with opened(pages["run"]) as page:
-        chart = page.get_by_role("img", name="training loss and validation loss (NLL)")
+        chart = page.get_by_role("img", name="loss: training and validation (NLL)")
         assert chart.count() == 1
         colours = chart.locator("path").evaluate_all("all => all.map(one => getComputedStyle(one).stroke)")
     assert "rgb(59, 142, 208)" in colours and "rgb(209, 130, 59)" in colours

@@ -115,7 +115,7 @@ def test_a_bundle_alone_restores_and_says_what_is_wrong_with_its_parts(pretraine
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert open_weights(tmp_path / "bundle").bundle().model is not None  # who uses the encoder does not read it
-    with pytest.raises(WeightsError, match="was altered"):
+    with pytest.raises(WeightsError, match="was modified"):
         load_restoring_objective(tmp_path / "bundle")
     file.unlink()
     with pytest.raises(WeightsError, match="is missing"):
@@ -127,17 +127,15 @@ def test_the_page_of_a_run_shows_what_it_restored_and_no_empty_table(pretrained_
     learned = read_learned_images(pretrained_runs / "mae")
     assert [len(row["pictures"]) for row in learned["restored"]["rows"]] == [3, 3]  # two images were held out
     assert learned["nearest"]["images"] == 22 and len(learned["nearest"]["rows"][0]["near"]) == 6
-    for heading in ("Reconstructions", "Attention", "Nearest training images", "Curves", "Data", "Commands"):
+    for heading in ("Reconstructions", "Attention", "Nearest training images", "Training curves", "Data"):
         assert f"<h2>{heading}</h2>" in page, heading
-    for heading in ("Classes", "Confusion matrix", "Calibration", "Highest-loss images", "Warnings"):
+    for heading in ("Metrics per class", "Confusion matrix", "Calibration", "Highest-loss images", "Warnings"):
         assert f"<h2>{heading}</h2>" not in page, heading
     pictures = [uri for row in learned["restored"]["rows"] for uri in row["pictures"]]
     assert len(set(pictures)) == 6 and all(uri in page for uri in pictures)
     assert "RankMe" in page and "k-NN" not in page and "vitreous embed" in page and "<td>classes</td>" not in page
     shown = re.findall(r'<svg role="img" aria-label="([^"]*)"', page)
-    assert {"training loss", "validation RankMe", "standard deviation of validation features", "learning rate"} == set(
-        shown
-    )
+    assert {"Training loss", "Validation RankMe", "Std of validation features", "Learning rate"} == set(shown)
 
 
 def test_the_page_of_dino_has_its_entropies_and_no_restored_images(pretrained_runs):
@@ -148,8 +146,8 @@ def test_the_page_of_dino_has_its_entropies_and_no_restored_images(pretrained_ru
     assert learned["restored"] is None and "Reconstructions" not in page
     heads = learned["attention"]["heads"]
     assert [len(row["pictures"]) for row in learned["attention"]["rows"]] == [1 + heads] * 2 and heads >= 1
-    assert f"Attention of {learned['attention']['reader']} to the patches" in page
-    for title in ("entropy of the teacher", "entropy of the mean target", "standard deviation of training features"):
+    assert f"Attention from {learned['attention']['reader']} to the patches" in page
+    for title in ("Entropy of teacher targets", "Entropy of the mean target", "Std of training features"):
         assert title in page, title
     assert "0 to ln K" in page
 
@@ -161,8 +159,8 @@ def test_labels_that_are_there_are_shown_beside_neighbours_and_alarms_stand_on_t
     vitreous.train(str(photos), recipe="mae", out=str(tmp_path / "run"), settings=words, **OPTIONS)
     page, learned = (tmp_path / "run" / "report.html").read_text(), read_learned_images(tmp_path / "run")
     assert learned["nearest"]["rows"][0]["label"] in RunFolder(tmp_path / "run").run().data.classes
-    assert "<h2>Warnings</h2>" in page and "Features lie along one direction" in page and "--lr" in page
-    assert "k-NN top-1" in page and "validation k-NN top-1" in page and "--protocol knn" in page
+    assert "<h2>Warnings</h2>" in page and "Features vary along one direction only" in page and "--lr" in page
+    assert "k-NN top-1" in page and "Validation k-NN top-1" in page and "--protocol knn" in page
 
 
 def test_a_run_whose_images_are_gone_still_has_a_page(pretrained_runs, tmp_path):
@@ -174,4 +172,4 @@ def test_a_run_whose_images_are_gone_still_has_a_page(pretrained_runs, tmp_path)
     write_learned_images(RunFolder(tmp_path / "mae"), heard)
     assert "no images of learned features" in heard.notes[-1]
     write_report(tmp_path / "page.html", RunFolder(tmp_path / "mae"))
-    assert "<h2>Curves</h2>" in (tmp_path / "page.html").read_text()
+    assert "<h2>Training curves</h2>" in (tmp_path / "page.html").read_text()

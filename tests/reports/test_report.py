@@ -97,15 +97,15 @@ def test_train_writes_a_page_with_everything_on_it(reported_run):
     page, summary = (reported_run / "report.html").read_text(), json.loads((reported_run / "summary.json").read_text())
     assert f"{100 * summary['test']['top1']:.2f} %" in page
     for heading in (
-        "Curves",
-        "Classes",
+        "Training curves",
+        "Metrics per class",
         "Confusion matrix",
         "Calibration",
         "Least certain images",
         "Data",
         "Compute",
         "Environment",
-        "Commands",
+        "Commands to reproduce",
     ):
         assert f"<h2>{heading}</h2>" in page
     assert json.loads((reported_run / "data.json").read_text())["fingerprint"] in page
@@ -114,7 +114,7 @@ def test_train_writes_a_page_with_everything_on_it(reported_run):
     assert page.count("data:image/") - page.count("attention rollout over") >= min(MAX_CARD_IMAGES, 12)
     assert page.count("attention rollout over") >= min(MAX_CARD_IMAGES, 12)
     shown = re.findall(r'<svg role="img" aria-label="([^"]*)"', page)
-    assert shown[:3] == ["training loss and validation loss (NLL)", "validation top-1", "learning rate"]
+    assert shown[:3] == ["loss: training and validation (NLL)", "Validation top-1", "Learning rate"]
 
 
 def losses(*validation: float, falls: float = 0.5) -> list[dict[str, float]]:
@@ -142,14 +142,14 @@ def test_overfitting_is_named_by_its_rule_and_nothing_else_is():
 
 def test_the_losses_are_two_series_of_one_chart():
     panel = build_loss_panel(losses(1.0, 0.8, 0.86, 0.9))
-    assert panel["title"] == "loss" and panel["overfitting"].startswith("validation loss")
-    assert "training loss" in panel["drawing"] and "validation loss (NLL)" in panel["drawing"]
+    assert panel["title"] == "Loss" and panel["overfitting"].startswith("validation loss")
+    assert ">training</text>" in panel["drawing"] and ">validation (NLL)</text>" in panel["drawing"]
     for colour in LINE_COLOURS[:2]:
         assert (
             len(re.findall(rf'<path d="[^"]+" clip-path="[^"]+" style="[^"]*stroke: {colour}', panel["drawing"])) == 1
         )
     alone = build_loss_panel([{"epoch": 1.0, "train/loss": 1.0}])
-    assert alone["title"] == "training loss" and "validation" not in alone["drawing"] and build_loss_panel([]) is None
+    assert alone["title"] == "Training loss" and "validation" not in alone["drawing"] and build_loss_panel([]) is None
 
 
 def test_the_rank_is_shown_from_zero_to_the_width_with_the_untrained_encoder():
@@ -161,7 +161,7 @@ def test_the_rank_is_shown_from_zero_to_the_width_with_the_untrained_encoder():
     before = {"step": 0, "epoch": 0.0, "val/rankme": 30.25}
     references = get_rankme_scale([before, *lines], "val/rankme", run)["references"]
     assert references == {"feature width, 64": 64.0, "untrained encoder, 30.2": 30.25}
-    panel = next(one for one in draw_logged_curves([before, *lines], run) if one["title"] == "validation RankMe")
+    panel = next(one for one in draw_logged_curves([before, *lines], run) if one["title"] == "Validation RankMe")
     assert ">untrained encoder, 30.2</text>" in panel["drawing"] and ">feature width, 64</text>" in panel["drawing"]
     assert panel["text"] == explain_metric("rankme")
 
@@ -291,7 +291,7 @@ def test_every_reading_is_on_the_page_and_a_protocol_writes_it_too(reported_run,
     page = (out / "report-knn.html").read_text()
     rows = re.search(r"<h2>Evaluations</h2>.*?</table>", page, re.DOTALL)[0]
     assert rows.count("<tr>") == 3 and "head" in rows and "knn" in rows
-    assert rows.count(f"top-1 {100 * document['test']['top1']:.2f} %") >= 1 and "<h2>Curves</h2>" in page
+    assert rows.count(f"top-1 {100 * document['test']['top1']:.2f} %") >= 1 and "<h2>Training curves</h2>" in page
 
 
 def test_a_page_needs_nothing_but_itself(reported_run):
@@ -314,7 +314,7 @@ def test_names_are_text_and_never_markup(reported_run, tmp_path):
 def test_ten_thousand_classes_are_sampled(tmp_path):
     write_report(tmp_path / "page.html", None, *judged(10_000, 40))
     page = (tmp_path / "page.html").read_text()
-    assert len(page) < 1_500_000 and page.count("<tr><td>class") <= MAX_CLASS_ROWS and "classes between" in page
+    assert len(page) < 1_500_000 and page.count("<tr><td>class") <= MAX_CLASS_ROWS and "classes not shown" in page
     assert f"The {MAX_CLASS_MATRIX_SIZE} classes with the most errors" in page
 
 
@@ -331,7 +331,7 @@ def test_unreadable_images_are_counted_and_never_shown(tmp_path):
     shown = cards.build_image_cards(found.bundle, found.split, found.logits, found.bad)
     assert {card["name"] for card in shown["unsure"]} == {f"sample {sample}" for sample in range(6, 12)}
     write_report(tmp_path / "page.html", None, found, report)
-    assert "6 cannot be read" in (tmp_path / "page.html").read_text()
+    assert "6 are unreadable" in (tmp_path / "page.html").read_text()
 
 
 def test_the_worst_and_the_least_certain_against_a_loop():

@@ -63,7 +63,9 @@ def list_studies(console: Console) -> dict[str, Any]:
         studies.append({"name": study.name, "question": study.question, "source": study.source, "scales": scales})
         rows.append([study.name, study.source, *map(format_study_cost, scales)])
     console.table(["name", "source", *(f"{scale.name} ({scale.about})" for scale in SCALES.values())], rows)
-    console.print_line("`vitreous study NAME --dry-run` estimates the hours here; EFLOP is 10^18 operations.")
+    console.print_line(
+        "`vitreous study NAME --dry-run` estimates the hours on this machine; 1 exaFLOPs is 10^18 operations."
+    )
     return {"studies": studies}
 
 

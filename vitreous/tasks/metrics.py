@@ -9,13 +9,13 @@ from typing import Any
 
 OBJECT_SIZES, FREQUENCIES = ("small", "medium", "large"), ("rare", "common", "frequent")
 BOX_PREFIX = "box_"  # prefix of box metrics if mask metrics lead
-#: detection error types by key, as text for sentences
+#: detection error types of TIDE by key -> its name
 DETECTION_ERRORS = {
-    "localisation": "wrong place",
-    "class": "wrong class",
-    "both": "wrong class and place",
+    "localisation": "localisation",
+    "class": "classification",
+    "both": "both",
     "duplicate": "duplicate",
-    "nothing": "nothing there",
+    "nothing": "background",
     "missed": "missed",
 }
 

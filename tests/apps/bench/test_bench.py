@@ -79,7 +79,7 @@ def test_whoever_fails_says_why_and_the_others_go_on(lanes):
         ([300, 310, 305], [100, 101, 99], 305 / 100, None),
         ([3600, 3627, 3700], [60, 100, 360], None, "rounds of peer, default differ by a factor of 6.0"),
         ([103, 105, 107], [90, 100, 110], None,
-         "rounds of peer, default differ by a factor of 1.22, the two contenders by less"),
+         "rounds of peer, default differ by a factor of 1.22, more than the contenders"),
     ],
 )  # fmt: skip
 def test_a_ratio_is_withheld_where_rounds_differ_more(ours, peer, ratio, reason):

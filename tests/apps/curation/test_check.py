@@ -507,7 +507,11 @@ def test_the_trials_of_a_grid_keep_groups_together_and_without_what_is_excluded(
 
 def test_what_is_no_group_is_refused_by_name(tmp_path):
     root = patients(tmp_path / "photos", 4)
-    for expression, said in (("(", "not a valid regular expression"), ("patient", "0 groups"), ("(a)(b)", "2 groups")):
+    for expression, said in (
+        ("(", "not a valid regular expression"),
+        ("patient", "0 capture groups"),
+        ("(a)(b)", "2 capture groups"),
+    ):
         with pytest.raises(UsageError, match=said):
             open_data(root, 0, expression)
     scene(1).save(root / "ant" / "stray.png")

@@ -145,15 +145,15 @@ def test_the_page_shows_middle_frames_and_the_command_the_same_findings(faulty_c
     document, subject = checked
     text = render_check_page(document, subject)
     copies = sum(len(group) for key in ("copies", "near_copies") for group in document[key]["listed"])
-    assert text.count("data:image/jpeg;base64,") == copies + 3 and "Clips to look at" in text
-    assert "Every clip was read" in text and "3 to 12 frames" in text
+    assert text.count("data:image/jpeg;base64,") == copies + 3 and "Suspicious clips" in text
+    assert "All clips were read" in text and "Frames: 3 to 12" in text
     body = text.split("<body>")[1].replace("data:image", "").replace("--bad-images", "")
     assert "image" not in body.replace("training images", "")
     own = run(Options(data=str(faulty_clips), workers=1, out=str(tmp_path / "a.html")), Console())
     assert own == document and (tmp_path / "a.html").read_text() == text
     output = capsys.readouterr().out
     assert "3 to 12 frames, median 12" in output and "warning: 1 clip without motion" in output
-    assert output.endswith(f"{tmp_path / 'a.html'} shows it\n") and "\nfailed\n" in output
+    assert output.endswith(f"report: {tmp_path / 'a.html'}\n") and "\nfailed\n" in output
 
 
 def test_sound_clips_pass_and_files_that_are_none_are_counted(tmp_path):

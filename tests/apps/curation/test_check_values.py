@@ -92,7 +92,7 @@ def test_command_and_page(tmp_path):
     ended = say("data", "check", str(place), "--workers", "0", "--out", str(tmp_path / "check.html"))
     assert ended.returncode == 0 and "1 target; width" in ended.stdout
     text = (tmp_path / "check.html").read_text()
-    assert "<h2>Values</h2>" in text and "<td>age</td><td>train</td><td>16</td>" in text
+    assert "<h2>Target values</h2>" in text and "<td>age</td><td>train</td><td>16</td>" in text
     document = json.loads(say("data", "check", str(place), "--workers", "0", "--json").stdout)
     assert document["targets"][0]["splits"]["train"]["median"] == 7.5
     assert render_check_page(*check_dataset(place, workers=0))

@@ -89,7 +89,7 @@ def test_what_is_pushed_loads_back_and_says_what_it_is(hub, trained_run, tmp_pat
     state = loaded.model.state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
     code, text = outcome(lambda: vitreous.push(trained_run, "hf:me/pets"))
-    assert code == 2 and "exists already" in text and "update=True" in text
+    assert code == 2 and "already exists" in text and "update=True" in text
     assert vitreous.push(trained_run, "hf:me/pets", update=True)["commit"].startswith("c0ffee")
     files = Hub.repositories["me/pets"]
     assert set(files) >= {"model.json", "weights.safetensors", "README.md", "config.json", "model.safetensors"}
@@ -119,8 +119,8 @@ def test_the_card_has_the_hubs_metadata_and_the_figures(trained_run, tmp_path):
     result = say(
         "push", str(trained_run), "hf:me/pets", "--dry-run", "--license", "mit", "--out", str(tmp_path / "out")
     )
-    assert result.returncode == 0 and "nothing was uploaded" in result.stdout
-    assert "mae-b16, which is CC-BY-NC-4.0" in result.stderr
+    assert result.returncode == 0 and "nothing uploaded" in result.stdout
+    assert "initialised from mae-b16 (licence CC-BY-NC-4.0)" in result.stderr
     text = (tmp_path / "out" / "README.md").read_text()
     card = ModelCard(text)
     (top1,) = [row for row in card.data.eval_results if row.metric_name == "top1"]
@@ -179,7 +179,7 @@ def test_what_the_hub_refuses_is_told_with_the_way_out(hub, trained_run, monkeyp
 def test_without_a_network_nothing_is_tried(hub, trained_run, tmp_path, monkeypatch):
     monkeypatch.setenv("VITREOUS_OFFLINE", "1")
     code, text = outcome(lambda: vitreous.push(trained_run, "hf:me/pets"))
-    assert code == 2 and "VITREOUS_OFFLINE forbids" in text and not Hub.requests
+    assert code == 2 and "VITREOUS_OFFLINE disables" in text and not Hub.requests
     monkeypatch.delenv("VITREOUS_OFFLINE")
     point_client_at("http://127.0.0.1:9", tmp_path / "hub", monkeypatch)
     code, text = outcome(lambda: vitreous.push(trained_run, "hf:me/pets"))
@@ -195,12 +195,12 @@ def test_without_the_hubs_client_the_way_to_it_is_told(trained_run, monkeypatch)
 @pytest.mark.parametrize(
     "words,hint",
     [
-        (["RUN", "me/pets"], "write hf:ORG/NAME"),
-        (["RUN", "hf:pets"], "write hf:ORG/NAME"),
-        (["RUN", "hf:me/../pets"], "write hf:ORG/NAME"),
+        (["RUN", "me/pets"], "use hf:ORG/NAME"),
+        (["RUN", "hf:pets"], "use hf:ORG/NAME"),
+        (["RUN", "hf:me/../pets"], "use hf:ORG/NAME"),
         (["RUN", "hf:me/pets", "--license", "Apache 2"], "apache-2.0"),
         (["RUN", "hf:me/pets", "--out", "x"], "add --dry-run"),
-        (["nowhere", "hf:me/pets", "--dry-run"], "`vitreous train` makes one"),
+        (["nowhere", "hf:me/pets", "--dry-run"], "train one with `vitreous train`"),
         (["FOLDER", "hf:me/pets", "--dry-run"], "vitreous convert"),
     ],
 )

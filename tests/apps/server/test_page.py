@@ -214,7 +214,7 @@ def test_an_encoder_without_a_head_shows_attention_and_neighbours(browser, page_
     with serve_in_thread(load(tmp_path / "encoder", headless=True), QUIET, tmp_path / "encoder") as server:
         visit = Visit(browser, server.address)
         visit.take(page_models / "1.png")
-        visit.see("#model", "features, no classes")
+        visit.see("#model", "Feature extraction, no classes")
         expect(visit.find("#answer")).to_be_hidden()
         visit.see("#neighbours li:first-child", "1.png")
         assert visit.find("#neighbours li").count() == 2 and visit.attentions()
@@ -288,7 +288,7 @@ def test_a_patch_that_is_clicked_or_touched_is_asked_what_it_looks_at(visit, pag
     (visit.find("#picture").tap if visit.page.viewport_size["width"] < 500 else visit.find("#picture").click)(
         position=place
     )
-    visit.see("#meaning", "Attention of head 1 of block 3 from the patch in row 2, column 4.")
+    visit.see("#meaning", "Raw attention of block 3, head 1, from the patch at row 2, column 4.")
     visit.settle()
     assert visit.attentions()[-1].endswith("query=1,3")
     visit.page.mouse.move(1, 1)
@@ -322,7 +322,7 @@ def test_the_image_without_the_map_is_beside_the_attention(visit, page_models):
     visit.set("layer", 0)
     assert (read_plain() == plain).all()
     visit.find("#picture").click(position=visit.at(1, 3))
-    visit.see("#meaning", "the patch in row 2, column 4")
+    visit.see("#meaning", "the patch at row 2, column 4")
     visit.settle()
     rows, columns = np.nonzero(np.abs(read_plain() - plain).sum(-1) > 30)
     side = 0.8 * 64 / 5  # of a patch, whose frame is drawn around it
@@ -373,10 +373,10 @@ def test_everything_can_be_done_with_the_keyboard(visit, page_models, predictor)
             f"row {row + 1}, column {column + 1}: {format_share(weights[row, column])}".replace(" %", "\u00a0%"),
         )
     keys.press("Enter")
-    visit.see("#meaning", f"the patch in row {row + 1}, column {column + 1}")
+    visit.see("#meaning", f"the patch at row {row + 1}, column {column + 1}")
     visit.settle()
     keys.press("Escape")
-    visit.see("#meaning", "Attention rollout from")
+    visit.see("#meaning", "Attention rollout over")
     visit.find("#layer").focus()
     keys.press("Home")
     assert visit.find("#layer-text").text_content() == "1 of 3"
@@ -404,7 +404,7 @@ def test_a_format_that_browsers_do_not_know_is_answered_all_the_same(visit, page
     picture(5, (96, 64)).save(page_models / "drawn.tif")
     visit.take(page_models / "drawn.tif")
     visit.see("#answers li:first-child .name", predictor.predict([page_models / "drawn.tif"])[0].names[0])
-    visit.see("#readout", "this browser cannot show the image")
+    visit.see("#readout", "this browser cannot display the image")
     assert visit.find("#zoom").is_hidden() and visit.find("#history img").count() == 0
 
 
@@ -414,21 +414,19 @@ def test_refusals_say_what_is_wrong_and_what_to_do_and_leave_the_last_answer(vis
     visit.refused = 1
     visit.page.set_input_files("#file", page_models / "<i>notes.jpg")
     visit.see("[role=alert]", "<i>notes.jpg: not an image of a known format")
-    visit.see("[role=alert]", "Known are JPEG")
+    visit.see("[role=alert]", "Use one of JPEG")
     assert (
         visit.find("[role=alert] i").count() == 0 and visit.find("#answers li:first-child .name").text_content() == best
     )
     visit.page.get_by_role("button", name="Close").click()
     visit.page.set_input_files("#file", page_models / "large.png")
-    visit.see("[role=alert]", "large.png has 1.0 MiB, more than the 1.0 MiB")
-    full = {
-        "error": {"code": "queue_full", "message": "40 pictures are waiting", "hint": "ask again", "request_id": "x"}
-    }
+    visit.see("[role=alert]", "large.png is 1.0 MiB; this server accepts at most 1.0 MiB.")
+    full = {"error": {"code": "queue_full", "message": "40 images are queued", "hint": "retry", "request_id": "x"}}
     visit.page.route(
         "**/v1/predict*", lambda route: route.fulfill(status=429, json=full, headers={"Retry-After": "3"}), times=1
     )
     visit.page.set_input_files("#file", page_models / "1.png")
-    visit.see("[role=alert]", "40 pictures are waiting")
+    visit.see("[role=alert]", "40 images are queued")
     visit.see("[role=alert]", "Try again in 3 seconds.")
     visit.page.get_by_role("button", name="Try again").click()
     visit.see("#history [aria-current]", "1.png")
@@ -437,7 +435,7 @@ def test_refusals_say_what_is_wrong_and_what_to_do_and_leave_the_last_answer(vis
     other = {"model": {"name": "x", "version": "another"}, "predictions": []}
     visit.page.route("**/v1/predict*", lambda route: route.fulfill(json=other), times=1)
     visit.page.set_input_files("#file", page_models / "0.png")
-    visit.see("[role=alert]", "The server has another model now.")
+    visit.see("[role=alert]", "The served model has changed.")
     visit.see("#history [aria-current]", "1.png")
 
 
@@ -457,10 +455,8 @@ def test_positions_and_filters_and_nearest_images_are_those_of_the_model(visit, 
     visit.find("#mosaic").click(position={"x": frame["width"] * 0.7, "y": frame["height"] * 0.1})
     others, pairs = np.delete(similar[3], 3), similar[~np.eye(25, dtype=bool)]
     least, most = (f"{end:.2f}".replace("-", "−") for end in (pairs.min(), pairs.max()))
-    told = f"row 1, column 4 with every position: {others.min():.2f} to {others.max():.2f} with others.".replace(
-        "-", "−"
-    )
-    visit.see("#positions-text", f"{told} Colours span {least} to {most}")
+    told = f"row 1, column 4 to all others: {others.min():.2f} to {others.max():.2f}.".replace("-", "−")
+    visit.see("#positions-text", f"{told} Colour scale: {least} to {most}")
     assert (visit.find("#scale-least").text_content(), visit.find("#scale-most").text_content()) == (least, most)
     light = visit.page.evaluate(LIGHT_OF_CHOSEN)
     assert (
@@ -556,7 +552,7 @@ def test_a_server_that_is_gone_is_said_to_be(browser, page_models, predictor):
         visit.take(page_models / "0.png")
     visit.refused = 1
     visit.page.set_input_files("#file", page_models / "1.png")
-    visit.see("[role=alert]", "The server does not answer.")
+    visit.see("[role=alert]", "No response from the server.")
     visit.leave()
 
 
@@ -568,7 +564,7 @@ def test_a_token_is_asked_for_and_kept_for_the_tab(browser, page_models, predict
         visit.refused = 1
         visit.find("#token-value").fill("wrong")
         visit.page.keyboard.press("Enter")
-        visit.see("#token-text", "not the token")
+        visit.see("#token-text", "Invalid token.")
         visit.find("#token-value").fill("a-secret-of-this-test")
         visit.page.keyboard.press("Enter")
         visit.take(page_models / "0.png")

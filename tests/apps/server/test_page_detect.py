@@ -22,7 +22,7 @@ def test_objects_are_listed_drawn_switched_and_lit_up(browser, tmp_path, size, t
     left, top, right, bottom = predictor().detect(tmp_path / "scene.png").boxes[1].tolist()
     with serve_in_thread(predictor(), QUIET) as server:
         visit = Visit(browser, server.address, size, theme)
-        visit.see("#model", "2 classes of objects")
+        visit.see("#model", "Object detection, 2 classes")
         visit.page.set_input_files("#file", tmp_path / "scene.png")
         rows, kinds = visit.find("#object-list button"), visit.find("#kinds li")
         expect(rows).to_have_count(2)
@@ -35,7 +35,7 @@ def test_objects_are_listed_drawn_switched_and_lit_up(browser, tmp_path, size, t
         both = drawn(visit)
         kinds.nth(1).locator("input").uncheck()
         expect(rows).to_have_count(1)
-        visit.see("#count", "1 object, 1 switched off")
+        visit.see("#count", "1 object, 1 hidden")
         assert drawn(visit) != both
         kinds.nth(1).locator("input").check()
         assert drawn(visit) == both
@@ -74,7 +74,7 @@ def test_a_picture_with_nothing_on_it_says_so(browser, tmp_path):  # noqa: F811
     with serve_in_thread(predictor(masks=False), QUIET) as server:
         visit = Visit(browser, server.address)
         visit.page.set_input_files("#file", tmp_path / "empty.png")
-        visit.see("#count", "Nothing was found.")
+        visit.see("#count", "No objects detected")
         expect(visit.find("#fill-row")).to_be_hidden()
-        visit.see("#history", "nothing")
+        visit.see("#history", "no objects")
         visit.leave()

@@ -43,10 +43,10 @@ def done(visit, text: str) -> None:
 @pytest.mark.parametrize(("size", "theme"), [("desk", "light"), ("phone", "dark")])
 def test_images_are_asked_for_shown_named_and_saved(server, place, browser, tmp_path, size, theme):  # noqa: F811
     visit = Visit(browser, server.address, size, theme)
-    visit.see("#model", "makes images of 3 classes")
+    visit.see("#model", "Image generation, 3 classes")
     expect(visit.find("#look")).to_be_hidden()
     expect(visit.find("#no-images")).to_be_visible()
-    assert visit.find("#class option").all_text_contents() == ["Each in turn", *CLASSES]
+    assert visit.find("#class option").all_text_contents() == ["All classes", *CLASSES]
     assert visit.find("#images-count").input_value() == "18" and visit.find("#steps").input_value() == "50"
     visit.find("#class").select_option("cat")
     visit.find("#images-count").fill("4")
@@ -55,7 +55,7 @@ def test_images_are_asked_for_shown_named_and_saved(server, place, browser, tmp_
     visit.find("#steps").fill("6")
     visit.find("#seed").fill("11")
     visit.find("#seed").press("Enter")
-    done(visit, "4 images of cat, seed 11, 6 steps of ddim, guidance 2.5")
+    done(visit, "4 images of cat, seed 11, ddim, 6 steps, guidance 2.5")
     options = {"classes": ("cat",), "count": 4, "guidance": 2.5, "steps": 6, "seed": 11, "precision": "fp32"}
     sample(place, tmp_path / "cats", progress=False, **options)
     expected = [np.asarray(Image.open(path)).astype(int) for path in sorted((tmp_path / "cats").glob("*.png"))]
@@ -84,7 +84,7 @@ def test_the_classes_take_turns_and_a_seed_gives_its_images_again(server, browse
     visit.find("#images-count").fill("6")
     visit.find("#steps").fill("4")
     visit.find("#make").click()
-    done(visit, "6 images, seed 0, 4 steps of ddim")
+    done(visit, "6 images, seed 0, ddim, 4 steps")
     alts = visit.page.eval_on_selector_all("#images img", "all => all.map(one => one.alt)")
     assert alts == [f"{name}, image {number}" for number in (1, 2) for name in CLASSES]
     assert visit.find("#images b").count() == 0  # a name is text, whatever it has in it
@@ -103,7 +103,7 @@ def test_the_classes_take_turns_and_a_seed_gives_its_images_again(server, browse
 
 def test_what_cannot_be_is_not_asked(server, browser):  # noqa: F811
     visit = Visit(browser, server.address)
-    visit.see("#model", "makes images")
+    visit.see("#model", "Image generation")
     for steps in ("0", "1001", ""):
         visit.find("#steps").fill(steps)
         visit.find("#make").click()
@@ -112,7 +112,8 @@ def test_what_cannot_be_is_not_asked(server, browser):  # noqa: F811
     visit.find("#steps").fill("251")
     visit.find("#make").click()
     assert (
-        visit.page.evaluate("document.getElementById('steps').validationMessage") == "At most 250 steps of 64 images."
+        visit.page.evaluate("document.getElementById('steps').validationMessage")
+        == "Use at most 250 steps for 64 images."
     )
     visit.find("#sampler").select_option("ddpm")
     assert visit.find("#steps").input_value() == "250"
@@ -180,12 +181,12 @@ def test_a_failure_while_images_are_made_is_reported(place, browser, monkeypatch
 def test_a_model_of_one_kind_has_no_class_to_choose(tmp_path, browser):  # noqa: F811
     with serve_in_thread(predictor_in(save_generator(tmp_path / "model", (), 1, Flow())), QUIET) as server:
         visit = Visit(browser, server.address, "phone")
-        visit.see("#model", "makes images")
+        visit.see("#model", "Image generation")
         expect(visit.find("#class-row")).to_be_hidden()
         expect(visit.find("#guidance-row")).to_be_hidden()
         visit.find("#images-count").fill("1")
         visit.find("#make").click()
-        done(visit, "1 image, seed 0, 25 steps of heun")
+        done(visit, "1 image, seed 0, heun, 25 steps")
         assert images_of(visit)[0].shape == (8, 8)
         assert visit.page.get_attribute("#images img", "alt") == "Image 1"
         visit.leave()

@@ -21,7 +21,7 @@ def test_classes_lie_over_the_picture_and_are_switched_off(scenes_run, browser, 
     answer = predictor.segment(tmp_path / "scene.png")
     with serve_in_thread(predictor, QUIET) as server:
         visit = Visit(browser, server.address, size, theme)
-        visit.see("#model", "3 classes of pixels")
+        visit.see("#model", "Semantic segmentation, 3 classes")
         visit.page.set_input_files("#file", tmp_path / "scene.png")
         rows = visit.find("#class-list li")
         expect(rows).to_have_count(len(answer.shares))

@@ -230,7 +230,7 @@ def test_the_page_draws_curves_that_grow(growing, width, scheme):
         playwright.expect(loss).to_be_visible()
         growing.append({"step": 2, "epoch": 1.0, "lr": 0.1, "train/loss": 1.0})
         playwright.expect(page.get_by_role("img", name="loss: training 1 at step 2")).to_be_visible()
-        playwright.expect(page.get_by_role("status")).to_contain_text("step 2 of 2")
+        playwright.expect(page.get_by_role("status")).to_contain_text("Step 2 of 2")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert not errors
         browser.close()
@@ -254,7 +254,7 @@ def test_the_page_has_both_losses_in_one_chart_values_on_hover_the_time_left_and
         page.goto(address)
         expect = playwright.expect
         expect(page.get_by_role("status")).to_contain_text(
-            re.compile(r"step 10 of 100 \(10 %\), epoch 5, about 15 min left")
+            re.compile(r"Step 10 of 100 \(10 %\), epoch 5, about 15 min left")
         )
         chart = page.get_by_role("img", name="loss: training 0.1 at step 10, validation (NLL) 0.2 at step 10")
         expect(chart).to_be_visible()
@@ -270,7 +270,7 @@ def test_the_page_has_both_losses_in_one_chart_values_on_hover_the_time_left_and
         page.keyboard.press("ArrowLeft")
         page.keyboard.press("ArrowLeft")
         expect(page.get_by_role("img", name="loss: training 0.1111 at step 9")).to_be_visible()
-        page.get_by_role("button", name="loss", exact=True).tap()
+        page.get_by_role("button", name="Loss", exact=True).tap()
         expect(page.get_by_role("tooltip")).to_contain_text("Compare their trends")
         assert not page.get_by_role("img", name="waiting").is_visible()
         page.get_by_text("More metrics (1)").click()

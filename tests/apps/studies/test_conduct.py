@@ -157,7 +157,7 @@ def test_a_plan_writes_nothing_and_a_budget_shortens_every_run(toy, tmp_path):
     result = make_study("toy", out=str(tmp_path / "short"), **make)
     share = result["settings"]["share"]
     assert 0 < share < 1 and result["steps"] == [max(10, int(100_000 * share))]
-    assert "For the budget of 2s" in Path(result["page"]).read_text()
+    assert "To fit the budget of 2s" in Path(result["page"]).read_text()
 
 
 def test_a_loss_that_is_not_finite_is_a_result(toy, tmp_path, monkeypatch):
@@ -167,7 +167,7 @@ def test_a_loss_that_is_not_finite_is_a_result(toy, tmp_path, monkeypatch):
 
     monkeypatch.setitem(registry.STUDIES, "toy", replace(toy, cells=broken))
     result = make_study("toy", out=str(tmp_path), **QUICK)
-    assert [row["verdict"] for row in result["rows"]] == ["no pair of runs", "loss not finite"]
+    assert [row["verdict"] for row in result["rows"]] == ["no common seed", "non-finite loss"]
     assert result["rows"][1]["failed"] == 2 and "2 runs ended" in Path(result["page"]).read_text()
 
 

@@ -28,9 +28,9 @@ def test_a_difference_is_paired_over_the_seeds_that_both_have():
 def test_what_can_be_told_follows_from_the_interval():
     assert estimate_mean([0.1, 0.11, 0.12]).verdict == "higher"
     assert estimate_mean([-0.1, -0.11, -0.12]).verdict == "lower"
-    assert estimate_mean([-0.1, 0.11, 0.12]).verdict == "cannot be told"
-    assert estimate_mean([0.5]).interval is None and estimate_mean([0.5]).verdict == "cannot be told"
-    assert estimate_mean([0.0, 0.0]).verdict == "cannot be told"
+    assert estimate_mean([-0.1, 0.11, 0.12]).verdict == "inconclusive"
+    assert estimate_mean([0.5]).interval is None and estimate_mean([0.5]).verdict == "inconclusive"
+    assert estimate_mean([0.0, 0.0]).verdict == "inconclusive"
     with pytest.raises(ValueError):
         estimate_mean([])
 

@@ -16,7 +16,7 @@ from vitreous.system.machine import has_bf16
 from vitreous.training.throughput import choose_fastest_matmul
 
 TASKS = ("inference", "train", "mae", "dino", "dit", "sample", "loader", "memory", "predict")
-PEAK_MATRIX_SIZE = {"cpu": 2048, "cuda": 8192}  # of the matrices whose product is the peak
+PEAK_MATRIX_SIZE = {"cpu": 2048, "cuda": 8192}  # size of the matrices in the peak measurement
 
 
 def list_contenders(task: str, device: str) -> list[Contender]:
@@ -73,7 +73,7 @@ def peer_contender(
 
 
 def inference_contenders(device: str) -> list[Contender]:
-    """Images to logits."""
+    """List the contenders of `inference`: images to logits."""
     table = [
         vitreous_contender("default", ours.build_inference_step),
         vitreous_contender("--engine torch", ours.build_inference_step, engine="torch"),
@@ -109,7 +109,7 @@ def inference_contenders(device: str) -> list[Contender]:
 
 
 def train_contenders(device: str) -> list[Contender]:
-    """A training step."""
+    """List the contenders of `train`: training steps."""
     return [
         vitreous_contender("default", ours.build_train_step),
         vitreous_contender("fp32", ours.build_train_step, precision="fp32"),
@@ -123,7 +123,7 @@ def train_contenders(device: str) -> list[Contender]:
 
 
 def mae_contenders(device: str) -> list[Contender]:
-    """A step of masked autoencoding."""
+    """List the contenders of MAE pre-training steps."""
     return [
         vitreous_contender("default", build_pretraining_step),
         vitreous_contender("fp32", build_pretraining_step, precision="fp32"),
@@ -143,7 +143,7 @@ def mae_contenders(device: str) -> list[Contender]:
 
 
 def dino_contenders(device: str) -> list[Contender]:
-    """A step of DINO, two global and eight local views an image."""
+    """List the contenders of DINO steps with two global and eight local views per image."""
     return [
         vitreous_contender("default", build_pretraining_step),
         vitreous_contender("fp32", build_pretraining_step, precision="fp32"),
@@ -160,7 +160,7 @@ def dino_contenders(device: str) -> list[Contender]:
 
 
 def dit_contenders(device: str) -> list[Contender]:
-    """A training step of a DiT."""
+    """List the contenders of DiT training steps."""
     return [
         vitreous_contender("default", our_generating.build_dit_train_step),
         vitreous_contender("fp32", our_generating.build_dit_train_step, precision="fp32"),
@@ -180,7 +180,7 @@ def dit_contenders(device: str) -> list[Contender]:
 
 
 def sample_contenders(device: str) -> list[Contender]:
-    """Images of a DiT."""
+    """List the contenders that sample images from a DiT."""
     return [
         vitreous_contender("default", our_generating.build_dit_sampling_step),
         vitreous_contender("fp32", our_generating.build_dit_sampling_step, precision="fp32"),
@@ -198,7 +198,7 @@ def sample_contenders(device: str) -> list[Contender]:
 
 
 def loader_contenders(device: str) -> list[Contender]:
-    """Photographs to training batches: from files, or for ours also from a pack made in advance."""
+    """List the contenders that load photographs into training batches: from files, or for vitreous also from a pack."""
     table = [
         vitreous_contender("default", ours.build_loader_step),
         vitreous_contender("--exact", ours.build_loader_step, exact=True),
@@ -212,7 +212,7 @@ def loader_contenders(device: str) -> list[Contender]:
 
 
 def memory_contenders(device: str) -> list[Contender]:
-    """Small images in memory to training batches."""
+    """List the contenders that turn small images in memory into training batches."""
     peers = [
         peer_contender("torchvision", "default", loaders.build_cifar_loader),
         peer_contender("torchvision", "best", loaders.build_cifar_loader, best=True),
@@ -221,7 +221,7 @@ def memory_contenders(device: str) -> list[Contender]:
 
 
 def predict_contenders(device: str) -> list[Contender]:
-    """Files to classes and probabilities with each library's tool: default settings, and best settings."""
+    """List the contenders of `predict`: files to classes and probabilities, with default and with best settings."""
     return [
         vitreous_contender("default", ours.build_predict_step),
         vitreous_contender("--exact", ours.build_predict_step, exact=True),

@@ -1,4 +1,4 @@
-"""Diffusion of vitreous: a training step of DiT, and images sampled from it."""
+"""Diffusion with vitreous: a training step of DiT, and sampling."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from vitreous.system.machine import DTYPES, configure_process, pick_precision
 from vitreous.training.run import OptimizerConfig
 
 DIT_OPTIMIZER = OptimizerConfig(lr=1e-4, weight_decay=0.0, clip=None)  # as published
-SAMPLING_STEPS, GUIDANCE_SCALE = 10, 1.5  # of an image; an output with the class and one without
+SAMPLING_STEPS, GUIDANCE_SCALE = 10, 1.5  # per image; each step has a conditional and an unconditional output
 
 
 def configure_generator(work: Workload) -> Any:
-    """The config of the work's model, with the variance learned as published."""
+    """Return the config of the workload's model, with learned variance as published."""
     return config_from_name(work.model, work.image_size)
 
 
 def build_random_dit(work: Workload) -> Any:
-    """A DiT with random weights: of a fresh one most gradients are 0."""
+    """Build a DiT with random weights. In a newly initialised DiT, most gradients are 0."""
     torch.manual_seed(0)
     model = DiT(configure_generator(work))
     for parameter in model.parameters():
@@ -40,7 +40,7 @@ def build_random_dit(work: Workload) -> Any:
 def build_dit_train_step(
     work: Workload, precision: str = "auto", compiled: bool | None = None, graphs: bool = True
 ) -> BenchmarkStep:
-    """Noise, forward, backward, AdamW: a step of the loop."""
+    """Build a training step: noise, forward, backward, AdamW."""
     configure_process()
     dtype, config = DTYPES[pick_precision(precision, work.device)], configure_generator(work)
     classes = tuple(map(str, range(config.classes)))
@@ -54,7 +54,7 @@ def build_dit_train_step(
 
 
 def build_dit_sampling_step(work: Workload, precision: str = "auto") -> BenchmarkStep:
-    """Images by DDIM in `SAMPLING_STEPS` steps with guidance, from noise to pixels."""
+    """Build a sampling step: DDIM with `SAMPLING_STEPS` steps and guidance, from noise to pixels."""
     config = configure_generator(work)
     half_moments = (0.5,) * config.channels
     preprocess = ImagePreprocess(config.image, config.channels, half_moments, half_moments)

@@ -1,4 +1,4 @@
-"""Benchmark steps of vitreous, as its verbs run them."""
+"""Benchmark steps of vitreous, as run by its commands."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def compute_engine_logits(engine: ModelEngine, pixels: np.ndarray) -> np.ndarray
 def build_inference_step(
     work: Workload, precision: Precision = "auto", engine: Literal["auto", "torch", "compiled", "openvino"] = "auto"
 ) -> BenchmarkStep:
-    """Bytes to logits; both options auto: the engine that a server of such batches chooses. int8 is calibrated anew, on
-    other images."""
+    """Build an inference step, bytes to logits. With both options `auto`, it uses the engine that a server would choose
+    for this batch size. int8 is calibrated on other images."""
     pixels = make_noise_images(work, work.batch_size, 0)
     if engine == "auto" and precision == "auto":
         from vitreous.inference.engine_choice import choose_engine
@@ -102,8 +102,8 @@ def build_train_step(
     compiled: bool | None = None,
     graphs: bool = True,
 ) -> BenchmarkStep:
-    """Forward, backward, clipping, AdamW: a step of the loop; on a GPU with `compiled` blocks and CUDA graphs, as
-    `build_train_step` has it."""
+    """Build a training step: forward, backward, clipping, AdamW; on a GPU with `compiled` blocks and CUDA graphs, as in
+    `build_train_step`."""
     configure_process()
     torch.manual_seed(0)
     dtype, device = DTYPES[pick_precision(precision, work.device)], torch.device(work.device)
@@ -142,7 +142,7 @@ def make_batch_step(
 
 
 def build_predict_step(work: Workload, precision: Precision = "auto", exact: bool = False) -> BenchmarkStep:
-    """Files to names and probabilities, the model already loaded."""
+    """Build a prediction step: files to classes and probabilities, with a loaded model."""
     files, (model, preprocess) = list_images(Path(work.images or ".")), build_random_classifier(work)
     with tempfile.TemporaryDirectory() as scratch:
         Bundle(model, Classification(tuple(map(str, range(NUM_CLASSES)))), preprocess).save(Path(scratch) / "model")
@@ -157,7 +157,7 @@ def build_predict_step(work: Workload, precision: Precision = "auto", exact: boo
 def build_loader_step(
     work: Workload, exact: bool = False, form: Literal["tar", "uint8"] | None = None
 ) -> BenchmarkStep:
-    """Photographs to augmented batches, random resized crop and flip, by as many processes as there are cores.
+    """Build a loading step: photographs to augmented batches (random resized crop, flip), with one process per core.
 
     `form`: from a pack of the photographs, made beforehand.
     """
@@ -204,7 +204,7 @@ def open_photographs(work: Workload, form: Literal["tar", "uint8"] | None) -> tu
 
 
 def build_decode_step(work: Workload) -> BenchmarkStep:
-    """Only JPEG bytes in memory to pixels on all cores: the limit of every loader."""
+    """Build a step that only decodes JPEG bytes in memory on all cores: the upper limit of every loader."""
     files = [
         (content, read_jpeg_shape(content)) for content in map(read_input_file, list_images(Path(work.images or ".")))
     ]
@@ -229,7 +229,7 @@ def read_jpeg_shape(content: bytes) -> tuple[int, int, int] | None:
 
 
 def build_memory_loader_step(work: Workload) -> BenchmarkStep:
-    """Random images of CIFAR's number and size to shifted, mirrored and normalised batches."""
+    """Build a loading step: random images of CIFAR's number and size to shifted, flipped, normalised batches."""
     configure_process()
     image_size = work.image_size
     pixels = torch.randint(0, 256, (CIFAR_IMAGES, 3, image_size, image_size), dtype=torch.uint8)

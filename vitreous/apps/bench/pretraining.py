@@ -32,13 +32,13 @@ PRETRAINING_CONFIGS: dict[
 
 
 def make_multi_crop(work: Workload) -> MultiCrop:
-    """The views of DINO, of the model's patch."""
+    """Return the views of DINO for the model's patch size."""
     view_size = LOCAL_VIEW_PATCHES * vit_config_from_name(work.model).patch[0]
     return MultiCrop(local_image=(view_size, view_size))
 
 
 def make_pretraining_batch(work: Workload) -> dict[str, Tensor]:
-    """Normalised noise, "images" (B, C, H, W); for DINO (B, 2, C, H, W), and "local" (B, 8, C, h, w)."""
+    """Create a batch of noise: "images" (B, C, H, W); for DINO (B, 2, C, H, W), and "local" (B, 8, C, h, w)."""
     size, views = (3, work.image_size, work.image_size), make_multi_crop(work)
     if work.task == "mae":
         return {"images": torch.randn(work.batch_size, *size)}
@@ -47,7 +47,7 @@ def make_pretraining_batch(work: Workload) -> dict[str, Tensor]:
 
 
 def build_random_objective(work: Workload, dtype: torch.dtype = torch.float32) -> Objective:
-    """The objective of a model with random weights."""
+    """Build the objective of a model with random weights."""
     config, _, drop_path = PRETRAINING_CONFIGS[work.task]
     position = "sincos" if work.task == "mae" else "learned"
     model = create_untrained_model(
@@ -58,7 +58,7 @@ def build_random_objective(work: Workload, dtype: torch.dtype = torch.float32) -
 
 
 def count_sample_flops(work: Workload) -> float:
-    """Floating-point operations of a sample's step."""
+    """Count the floating-point operations of a step per sample."""
     with torch.device("meta"):
         return build_random_objective(work).flops(TrainingProgress())
 
@@ -66,7 +66,7 @@ def count_sample_flops(work: Workload) -> float:
 def build_pretraining_step(
     work: Workload, precision: str = "auto", compiled: bool | None = None, graphs: bool = True
 ) -> BenchmarkStep:
-    """Masks and targets, forward, backward, clipping, AdamW, teacher: a step of the loop."""
+    """Build a training step: masks and targets, forward, backward, clipping, AdamW, teacher update."""
     configure_process()
     torch.manual_seed(0)
     _, optimizer, _ = PRETRAINING_CONFIGS[work.task]

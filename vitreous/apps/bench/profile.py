@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from vitreous.apps.bench.work import BenchmarkStep
 
-OUTSIDE_OPERATORS = "outside operators"  # Python, dispatch, kernels that a compiler wrote, threads that wait
+OUTSIDE_OPERATORS = "outside operators"  # Python, dispatch, compiled kernels, waiting threads
 OTHER_OPERATORS = "other operators"
 PROFILED_REGION = "recorded turns"
-MAX_PROFILED_STEPS = 20  # recorded steps: each has thousands of operators, also for small models
-#: category of an operator -> pattern of its name; the first match counts
+MAX_PROFILED_STEPS = 20  # maximum number of recorded steps; a step of a small model has thousands of operators
+#: operator group by operator name; the first match applies
 OPERATOR_PATTERNS: dict[str, str] = {
     "products": r"(add|badd)?(b)?mm$|_linear_pointwise|mkldnn_linear|qlinear|convolution|conv2d|_convolution|dot$|mv$",
     "attention, fused": r"attention",
@@ -31,7 +31,7 @@ OPERATOR_GROUPS = (*OPERATOR_PATTERNS, OTHER_OPERATORS, OUTSIDE_OPERATORS)
 
 @dataclass(frozen=True)
 class OperatorEvent:
-    """A run of an operator: its name, the number of its thread, and seconds in it without those that it called."""
+    """One operator call: name, thread number, and seconds excluding the operators that it called."""
 
     name: str
     thread: int
@@ -40,8 +40,8 @@ class OperatorEvent:
 
 @dataclass(frozen=True)
 class OperatorProfile:
-    """Of the time of all cores the share of each of NAMES, which sum to 1; seconds of a turn while it was recorded; and
-    the operators that took the most, with calls a turn and share."""
+    """Share of each operator group in the time of all cores (sum 1), seconds per recorded step, and the slowest
+    operators with calls per step and share."""
 
     shares: dict[str, float]
     seconds: float
@@ -77,7 +77,7 @@ def profile_steps(step: BenchmarkStep, seconds: float, top: int = 12) -> Operato
 
 
 def summarise_events(events: Sequence[OperatorEvent], elapsed: float, num_steps: int, top: int) -> OperatorProfile:
-    """Share out `elapsed` seconds of wall time among the operators that ran in them; one event is named WHOLE."""
+    """Distribute `elapsed` seconds of wall time over the operators that ran; one event is named WHOLE."""
     calling_thread = next(event.thread for event in events if event.name == PROFILED_REGION)
     worker_threads = {event.thread for event in events} - {calling_thread}
     shares, group_shares, calls = defaultdict[str, float](float), defaultdict[str, float](float), Counter[str]()

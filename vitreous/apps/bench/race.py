@@ -1,4 +1,4 @@
-"""Races: contenders alternate, each in a separate process, so that all share the changes of the machine's speed."""
+"""Races: contenders alternate, each in a separate process, so that changes in machine speed affect all of them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from vitreous.apps.bench.profile import OperatorProfile, profile_steps
 from vitreous.apps.bench.work import LIMIT_CONTENDERS, BenchmarkStep, Contender, LogitsStep, Timing, Workload
 from vitreous.system.cores import get_peak_memory, restore_default_spinning, synchronize_device
 
-RESPONSE_TIMEOUT = 900.0  # seconds that a contender may take to get ready or to do its turn
+RESPONSE_TIMEOUT = 900.0  # maximum seconds to build, and to run a step
 MEASURE_ERROR = -1.0  # order to measure the error of outputs
 MEASURE_PROFILE = -2.0  # order to record the profile
-CONTENDER_PAUSE = 0.05  # seconds between two contenders, in which the threads of the last one go to sleep
+CONTENDER_PAUSE = 0.05  # seconds between two contenders, until idle threads sleep
 
 
 @dataclass
 class ContenderResult:
     """Results of one contender.
 
-    Units per second of every round, seconds to build and to warm up, peak memory in bytes, and the relative error of
-    its logits to the same weights in float32, and where its time goes, where these are known.
+    Units per second of each round, seconds to build and to warm up, peak memory in bytes, and, if available, the
+    relative error of its logits compared with float32 and the profile.
     """
 
     contender: Contender
@@ -54,9 +54,10 @@ def run_race(
 ) -> list[ContenderResult]:
     """Run the installed contenders alternately: one warm-up round, then the measured rounds.
 
-    In a round a contender works for its seconds at least, and one turn; where work is done ahead, half as long before
-    that, to use up its stock. If one fails, its error is stored and the others continue. `on_round` gets the number of
-    rounds done, and by whom. With `timing.profile` each is recorded for a second more, or one turn, after its rounds.
+    In a round, a contender runs for at least its seconds and at least one step. Contenders that prefetch first run half
+    as long, to empty their queues. If a contender fails, its error is stored and the others continue. `on_round`
+    receives the number of finished rounds and the contender. With `timing.profile`, each contender is profiled for a
+    further second, or one step, after its rounds.
     """
     lanes = [ContenderResult(contender) for contender in contenders if importlib.util.find_spec(contender.needs)]
     context, pipes, processes = mp.get_context("spawn"), [], []
@@ -82,7 +83,7 @@ def run_race(
                     lane.rates.append(units / elapsed)
                 on_round(round_, lane.contender.label)
                 time.sleep(CONTENDER_PAUSE)
-        for lane, pipe in zip(lanes, pipes, strict=True):  # at the end, for it takes memory
+        for lane, pipe in zip(lanes, pipes, strict=True):  # at the end, because it needs memory
             lane.error = request_contender(lane, pipe, MEASURE_ERROR) if lane.failure is None else None
             if timing.profile and lane.failure is None and lane.contender.name not in LIMIT_CONTENDERS:
                 lane.profile = request_contender(lane, pipe, MEASURE_PROFILE)
@@ -112,11 +113,11 @@ def request_contender(lane: ContenderResult, pipe: Connection, order: float | No
 
 
 def run_steps_for(seconds: float, step: BenchmarkStep, device: str = "cpu") -> tuple[float, float]:
-    """Run at least one step, and more until `seconds` have passed. Returns the number of units and the seconds, until
-    a GPU has finished them.
+    """Run steps for `seconds`, at least one; returns the number of units and the elapsed seconds, including GPU
+    synchronisation.
 
-    The host launches turns ahead of a GPU and waits for it after 1, 2, 4 … turns: without waiting it would launch many
-    times more than fit in the time.
+    The host launches steps asynchronously and synchronises after 1, 2, 4 … steps; otherwise it would launch many more
+    than fit in the time.
     """
     units, done, ahead, started, elapsed = 0.0, 0, 1, time.perf_counter(), 0.0
     while not done or elapsed < seconds:
@@ -129,14 +130,14 @@ def run_steps_for(seconds: float, step: BenchmarkStep, device: str = "cpu") -> t
 
 
 def run_contender_process(pipe: Connection, contender: Contender, work: Workload) -> None:
-    """Run a contender's process: build, do one turn, then work on request, until the pipe closes."""
+    """Run a contender's process: build, run one step, then run on request until the pipe closes."""
     import logging
     import os
     import signal
     import warnings
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and closes the pipe
-    # a spawned process would spawn its workers: let them start as the platform has it
+    # a spawned process would spawn its workers: use the default of the platform instead
     mp.set_start_method(None, force=True)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)

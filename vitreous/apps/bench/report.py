@@ -17,7 +17,7 @@ from vitreous.inference.graph_cache import find_installed_version
 from vitreous.models.names import config_from_name
 from vitreous.system.machine import get_best_cpu_feature, get_processor_name
 
-# forward passes' worth of products that an image costs
+# cost of an image in forward passes
 FORWARD_PASSES_PER_IMAGE = {
     "inference": 1,
     "predict": 1,
@@ -27,7 +27,7 @@ FORWARD_PASSES_PER_IMAGE = {
     "loader": 0,
     "memory": 0,
 }
-MAX_SPREAD = 2.0  # the highest rate of a contender's rounds to the lowest, above which no ratio is printed
+MAX_SPREAD = 2.0  # ratio of a contender's fastest to its slowest round above which no ratio is printed
 REPORTED_PACKAGES = (
     "torch",
     "timm",
@@ -44,7 +44,7 @@ REPORTED_PACKAGES += ("pillow", "simplejpeg", "webdataset", "datasets")
 
 @dataclass(frozen=True)
 class RaceResult:
-    """A piece of work and its lanes: contenders, and the peaks that ran among them."""
+    """A workload with the results of its contenders, and of the peak measurements."""
 
     work: Workload
     lanes: list[ContenderResult]
@@ -58,7 +58,7 @@ class RaceResult:
         )
 
     def fraction(self, lane: ContenderResult) -> float | None:
-        """Return the share of the highest peak of the same race, in products, or in images where the work has none."""
+        """Return the share of the highest peak of the same race, in matrix products, or in images for loaders."""
         limit = max((peak.median for peak in self.peaks if peak.rates), default=0.0)
         if not limit:
             return None
@@ -115,8 +115,8 @@ def race_to_records(race: RaceResult) -> list[dict[str, Any]]:
 
 
 def compute_throughput_ratio(lane: ContenderResult, base: ContenderResult | None) -> tuple[float | None, str | None]:
-    """The ratio of the medians of two lanes, or None and why it is withheld: rounds of one of them differ by more than
-    MAX_SPREAD, or by more than the lanes do from each other."""
+    """Return the ratio of two medians, or None and the reason for withholding it: the rounds of one contender differ by
+    more than MAX_SPREAD, or by more than the contenders differ."""
     if base is None or not lane.rates or not base.rates:
         return None, None
     if lane is base:
@@ -128,12 +128,12 @@ def compute_throughput_ratio(lane: ContenderResult, base: ContenderResult | None
     if spread > MAX_SPREAD:
         return None, f"rounds of {noisiest_label} differ by a factor of {spread:.1f}"
     if spread > max(ratio, 1 / ratio):
-        return None, f"rounds of {noisiest_label} differ by a factor of {spread:.2f}, the two contenders by less"
+        return None, f"rounds of {noisiest_label} differ by a factor of {spread:.2f}, more than the contenders"
     return ratio, None
 
 
 def describe_withheld_ratios(race: RaceResult) -> list[str]:
-    """A line for each ratio that is withheld, with the reason."""
+    """List withheld ratios with their reasons, one line each."""
     return [
         f"no ratio of {record['contender']}, {record['settings']}: {record['ratio_withheld']}"
         for record in race_to_records(race)
@@ -141,11 +141,18 @@ def describe_withheld_ratios(race: RaceResult) -> list[str]:
     ]
 
 
-TABLE_COLUMNS = ["contender", "images/s (lowest to highest)", "ratio", "of peak", "peak MiB", "build + first turn, s"]
+TABLE_COLUMNS = [
+    "contender",
+    "images/s (lowest to highest)",
+    "ratio",
+    "share of peak",
+    "peak MiB",
+    "build + first step, s",
+]
 
 
 def format_record(record: dict[str, Any]) -> list[str]:
-    """Format a row for people."""
+    """Format a row of the printed table."""
     label = f"{record['contender']}, {record['settings']}"
     if record["failure"]:
         return [label, f"failed: {record['failure'][:40]}", "", "", "", ""]
@@ -158,7 +165,7 @@ def format_record(record: dict[str, Any]) -> list[str]:
 
 
 def format_race_table(race: RaceResult) -> tuple[list[str], list[list[str]]]:
-    """Return head and rows for people, with errors of logits, if any."""
+    """Return header and rows of the printed table, with logit errors if measured."""
     table = race_to_records(race)
     if all(record["logit_error"] is None for record in table):
         return TABLE_COLUMNS, [format_record(record) for record in table]
@@ -169,9 +176,9 @@ def format_race_table(race: RaceResult) -> tuple[list[str], list[list[str]]]:
 
 
 def format_profile_table(race: RaceResult) -> tuple[list[str], list[list[str]]]:
-    """Return head and rows for people: shares of the time of all cores, a column for each contender that was recorded.
+    """Return header and rows of the profile: shares of the time of all cores, one column per profiled contender.
 
-    The last row is the share of the peak that the products reach.
+    The last row is the share of the peak that matrix products reach.
     """
     lanes = [(lane, lane.profile) for lane in race.lanes if lane.profile]
     body = [[name, *(f"{profile.shares[name]:.1%}" for _, profile in lanes)] for name in OPERATOR_GROUPS]
@@ -179,7 +186,7 @@ def format_profile_table(race: RaceResult) -> tuple[list[str], list[list[str]]]:
     for lane, profile in lanes:
         fraction, share = race.fraction(lane), profile.shares["products"]
         peak_fractions.append(f"{fraction / share:.0%}" if fraction and share else "")
-    return ["time", *(lane.contender.label for lane, _ in lanes)], [*body, ["products, of the peak", *peak_fractions]]
+    return ["time", *(lane.contender.label for lane, _ in lanes)], [*body, ["products, share of peak", *peak_fractions]]
 
 
 def format_peaks(peaks: dict[str, float]) -> str:
@@ -192,7 +199,7 @@ def format_peaks(peaks: dict[str, float]) -> str:
 
 
 def render_race_markdown(races: list[RaceResult], command: str, rounds: int) -> str:
-    """Return the page that `--out` writes."""
+    """Render the page for `--out`."""
     facts = races_to_json(races)
     tasks = ", ".join(dict.fromkeys(race.work.task for race in races))
     medians = (
@@ -206,8 +213,7 @@ def render_race_markdown(races: list[RaceResult], command: str, rounds: int) -> 
     ]
     lines += [f"`{command}`", "", medians.rstrip(), ""]
     if any(lane.error is not None for race in races for lane in race.lanes):
-        weights = "to the same random weights and images in float32 by PyTorch"
-        lines += [f"Logit error: {weights}, length of the difference to length.", ""]
+        lines += ["Logit error: relative L2 error to PyTorch in float32, with the same random weights and images.", ""]
     for race in races:
         base, (head, body) = race.base(), format_race_table(race)
         ratios = f"Ratios are to {base.contender.label}." if base else "No contender could run."
@@ -236,7 +242,7 @@ def describe_hardware() -> str:
 
 
 def describe_packages() -> str:
-    """Return the versions of everything that may have taken part."""
+    """Return the versions of the installed packages that may take part."""
     versions = {name: find_installed_version(name) for name in REPORTED_PACKAGES}
     return ", ".join(f"{name} {version}" for name, version in versions.items() if version)
 

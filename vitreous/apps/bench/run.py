@@ -36,8 +36,8 @@ def run_benchmarks(
 ) -> list[RaceResult]:
     """Race the installed contenders that match a pattern of `only` (`vitreous*`, `timm, best*`) at every task and size.
 
-    `predict` takes all files at once, so it runs once a model. Raises UsageError for impossible options, DataError for
-    a folder without images.
+    `predict` processes all files in one call, so it runs once per model. Raises UsageError for impossible options,
+    DataError for a folder without images.
     """
     device = pick_device(device)
     unknown_tasks = [task for task in tasks if task not in TASKS]
@@ -47,7 +47,7 @@ def run_benchmarks(
         raise UsageError("rounds and batch sizes must be at least 1, seconds above 0")
     if timing.profile and device != "cpu":
         raise UsageError(f"--profile supports only the CPU, not {device}", "add --device cpu")
-    if timing.profile:  # before a contender's process loads PyTorch, whose recorder logs to stderr that there is no GPU
+    if timing.profile:  # must precede the import of PyTorch, whose profiler logs missing GPUs to stderr
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     if set(tasks) & set(IMAGE_FILE_TASKS):
         require_photographs(images)

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 import numpy as np
 
 DECODE_LIMIT = "decoding alone"  # the limit for JPEG files
-LIMIT_CONTENDERS = ("limit", "peak")  # names of contenders that only measure the machine
+LIMIT_CONTENDERS = ("limit", "peak")  # contenders that only measure the machine
 CIFAR_IMAGES, CIFAR_IMAGE_SIZE = 50_000, 32  # images of the task `memory`, and their height and width
 
 #: runs one step and returns its number of images (for a peak: of operations)
@@ -29,12 +29,12 @@ class Workload:
 
     @property
     def compiles(self) -> bool:
-        """Whether `train` compiles the blocks of its model there, where a run is long enough to gain by it."""
+        """Whether `train` would compile the blocks of the model on this device in a long run."""
         return self.device.startswith("cuda")
 
     @property
     def loads_ahead(self) -> bool:
-        """Whether contenders have processes that work ahead."""
+        """Whether contenders prefetch in other processes."""
         return self.task in ("loader", "memory")
 
     def title(self) -> str:
@@ -44,8 +44,8 @@ class Workload:
 
 @dataclass(frozen=True)
 class Timing:
-    """How a race is measured: rounds that count, seconds that a contender works in one, at least, and whether what its
-    time goes into is recorded afterwards."""
+    """Measurement of a race: number of measured rounds, minimum seconds of a contender per round, and whether
+    contenders are profiled afterwards."""
 
     rounds: int = 5
     seconds: float = 1.0
@@ -64,7 +64,7 @@ class LogitsStep:
     exact: Callable[[], np.ndarray]
 
     def __call__(self) -> float:
-        """Do one turn."""
+        """Run one step."""
         return self.turn()
 
     def error(self) -> float | None:

@@ -45,8 +45,8 @@ def convert_annotations(data: Data, out: Path, to: str, listener: ProgressListen
     """Write a dataset with annotations in another format: `coco`, `yolo`, `voc` or `masks`, images included.
 
     Held-out validation images that are not a stored split remain in `train`. Returns the images and objects of each
-    split. Raises UsageError for an unknown format and an existing folder, DataError for data without annotations, or
-    without those that the format needs.
+    split. Raises UsageError for an unknown format and an existing folder, DataError for data without the annotations
+    that the format needs.
     """
     listener = listener or NullListener()
     if to not in ANNOTATION_FORMATS:

@@ -129,8 +129,8 @@ prediction = model{call}
 {format_training_list(bundle, summary)}
 ## Limits
 
-The metrics hold for images that resemble the test images. The model also returns a prediction for images of anything
-else. Evaluate it on your own images before you rely on it: `vitreous evaluate hf:{repository} DATA`.
+The metrics apply to images similar to the test images. The model also returns predictions for unrelated images.
+Evaluate it on your own images before you rely on it: `vitreous evaluate hf:{repository} DATA`.
 """
 
 

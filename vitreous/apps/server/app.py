@@ -138,10 +138,10 @@ class RequestGate:
         if info.length is not None and info.length > service.limits.bytes:
             raise service.make_size_refusal()
         if method != "POST" and info.length != 0:
-            raise Refusal(400, "bad_request", "a GET with a body", "remove the body")
+            raise Refusal(400, "bad_request", "unexpected body in a GET request", "remove the body")
         if b"content-encoding" in headers:
             hint = "send the image bytes without encoding"
-            raise Refusal(415, "unsupported_media", "a body with a content encoding", hint)
+            raise Refusal(415, "unsupported_media", "content encodings are not supported", hint)
         if method == "POST":
             service.check_capacity(1)
 

@@ -126,7 +126,7 @@ def detect_inspections(bundle: Bundle) -> dict[str, bool]:
 
 
 def attention_to_json(bundle: Bundle, pixels: np.ndarray, request: AttentionRequest) -> dict[str, Any]:
-    """(C, *image) pixels as `reading.read_model_input` makes them -> the requested attention as a JSON document.
+    """Compute the requested attention of (C, *image) pixels from `reading.read_model_input` as a JSON document.
 
     `weights` is [h][w], for clips [t][h][w], with a leading axis for all layers and then one for all heads;
     `prefix_weights` [P] likewise. A token's weights and prefix weights sum to one, except for `max` and `min` of heads.

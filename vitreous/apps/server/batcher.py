@@ -27,7 +27,7 @@ COMPUTE_NICENESS = 10  # niceness of the computing thread, so that health checks
 
 @dataclass(eq=False)
 class BatchItem:
-    """Work for the computing thread. Images with the same `work` are batched unless `alone`.
+    """Work for the inference thread. Images with the same `work` are batched unless `alone`.
 
     `work`: a batch of images (B, C, *image), or a list of images of several sizes -> (B, ...); if `alone`, one input
     -> its result.
@@ -74,10 +74,10 @@ class Batcher:
         """Return why computation has failed for good; an empty string if it has not."""
         began = self.began
         if not self.thread.is_alive() and not self.closed:
-            return "the computing thread ended"
+            return "the inference thread has stopped"
         if began is not None and time.monotonic() - max(began, self.alive) > HANG_SECONDS + 10 * self.usual:
-            return "a batch takes too long"
-        return "computing failed three times in a row" if self.failures >= 3 else ""
+            return "a batch exceeds the time limit"
+        return "three consecutive batches failed" if self.failures >= 3 else ""
 
     def run(self) -> None:
         """Compute batches until closed."""

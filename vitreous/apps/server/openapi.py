@@ -27,13 +27,16 @@ QUERY_PARAMETERS: dict[str, tuple[dict[str, Any], str]] = {
     "top": ({"type": "integer", "minimum": 1}, "maximum number of classes"),
     "threshold": (
         {"type": "number", "minimum": 0, "maximum": 1},
-        "return only classes with a probability above it, or objects with at least this score",
+        "return only classes with a higher probability, or objects with at least this score",
     ),
     "tiles": ({"enum": ["false", "true"]}, "process a large image in tiles, at full resolution"),
     "kind": ({"enum": ["raw", "rollout"]}, "attention of the heads in a block, or attention rollout up to the block"),
     "layer": ({"type": "string"}, "block index from 0, or all"),
     "head": ({"type": "string"}, "head index from 0, or mean, max, min or all; for a rollout, the fusion of heads"),
-    "query": ({"type": "string"}, "answer (the output), or ROW,COLUMN of a patch, for clips SLOT,ROW,COLUMN, from 0"),
+    "query": (
+        {"type": "string"},
+        "answer (the pooled output), or ROW,COLUMN of a patch (clips: SLOT,ROW,COLUMN), from 0",
+    ),
     "format": (
         {"enum": ["json", "png", "gif"]},
         "JSON, or an image: with the prediction as overlay, a GIF for clips, or a colour map of classes",

@@ -49,7 +49,7 @@ class FormParser(MultiPartParser):
         for name, value in self._current_part.item_headers:
             if name == b"content-transfer-encoding" and value.strip().lower() not in (b"binary", b"8bit", b"7bit"):
                 hint = "send the image bytes without encoding"
-                raise Refusal(415, "unsupported_media", "a form field with a transfer encoding", hint)
+                raise Refusal(415, "unsupported_media", "transfer encodings are not supported", hint)
         super().on_headers_finished()
 
     def on_end(self) -> None:
@@ -90,7 +90,7 @@ def describe_model_version(served: ServedModel) -> dict[str, str]:
 def require_single_upload(uploads: list[Upload]) -> Upload:
     """Return the single image of a request. Raises Refusal, 400, for several."""
     if len(uploads) != 1:
-        raise Refusal(400, "bad_request", f"{len(uploads)} images", "send exactly one")
+        raise Refusal(400, "bad_request", f"expected 1 image, got {len(uploads)}", "send exactly one image")
     return uploads[0]
 
 

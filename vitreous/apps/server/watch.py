@@ -38,14 +38,14 @@ WATCH_CONTENT_POLICY = (
 )
 #: panels in this order, each with its metrics and their labels; all other metrics are collapsed
 PANELS = (
-    {"title": "loss", "about": "losses", "series": {"train/loss": "training", "val/nll": "validation (NLL)"}},
+    {"title": "Loss", "about": "losses", "series": {"train/loss": "training", "val/nll": "validation (NLL)"}},
     *(
-        {"title": f"validation {metric.label}", "about": name, "series": {f"val/{name}": ""}}
+        {"title": f"Validation {metric.label}", "about": name, "series": {f"val/{name}": ""}}
         for name, metric in METRICS.items()
         if metric.is_leading
     ),
     {"title": "RankMe of training images", "about": "rankme", "series": {"training_images/rankme": ""}},
-    {"title": "learning rate", "about": "lr", "series": {"lr": ""}},
+    {"title": "Learning rate", "about": "lr", "series": {"lr": ""}},
 )
 
 
@@ -93,7 +93,7 @@ class WatchApp:
         """Return the report of a finished run."""
         path = self.folder.path / "report.html"
         if not path.is_file():
-            return PlainTextResponse("the run has not finished: there is no report yet\n", 404)
+            return PlainTextResponse("the run has not finished; its report is not available yet\n", 404)
         return FileResponse(path, headers={"cache-control": "no-store"})
 
     def send_events(self) -> Response:

@@ -2,9 +2,9 @@
 
 OUT/runs/MODEL-KEY/     ordinary run folders; KEY is a digest of a run's settings and its data, so that studies share
                         them
-OUT/sets/               parts of the digits, for studies that need other data sets
-OUT/NAME/study.json     the settings, every run, the table
-OUT/NAME/readings/      the measurements of each run; OUT/NAME/albums/ its figures
+OUT/sets/               subsets of the digits, for studies that need other datasets
+OUT/NAME/study.json     settings, all runs, and the table
+OUT/NAME/readings/      the measurements of each run; OUT/NAME/albums/ its `inspect` figures
 OUT/NAME/report.html    the page; report.md has the same as Markdown, with figure.svg
 """
 
@@ -213,7 +213,7 @@ def train_runs(
     """Train every incomplete run, prerequisites first; returns all runs.
 
     Raises Interrupted after a signal, with everything saved, and the exceptions of a run. A loss that is not finite
-    ends a run, and is its result.
+    ends a run and is recorded as its result.
     """
     finished: list[StudyRun] = []
     total = len(cells) * settings.seeds
@@ -229,7 +229,8 @@ def train_runs(
         for study_run in runs:
             finished.append(study_run)
             label = (
-                f"run {len(finished)} of {total}, {' '.join(study_run.cell.place) or 'before'}, seed {study_run.seed}"
+                f"run {len(finished)} of {total}, {' '.join(study_run.cell.place) or 'pre-training'}, "
+                f"seed {study_run.seed}"
             )
             train_in_process(study_run, label, training)
     return finished
@@ -270,7 +271,7 @@ def train_in_process(study_run: StudyRun, label: str, training: TrainingContext)
 
 
 def train_on_ray(training: TrainingContext, runs: list[StudyRun]) -> None:
-    """Train the runs on a cluster, those on the same images concurrently."""
+    """Train the runs on a cluster; runs on the same images run concurrently."""
     by_images: dict[int, list[StudyRun]] = {}
     for study_run in runs:
         by_images.setdefault(id(study_run.inputs), []).append(study_run)

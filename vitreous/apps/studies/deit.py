@@ -5,8 +5,8 @@ from __future__ import annotations
 from vitreous.apps.studies.study import Published, Study, StudyCell, StudySetting, update_options
 from vitreous.recipes.options import TrainOptions
 
-# Table 3 of arXiv:2012.12877 (DeiT): no teacher, one that gives probabilities, one that gives a class.
-#: of all students; alpha is the teacher's part of the loss
+# Table 3 of arXiv:2012.12877 (DeiT): no teacher, soft distillation, hard distillation.
+#: settings of each student; alpha is the weight of the teacher in the loss
 DISTILLATION_SETTINGS = {
     "no teacher": {"objective.alpha": "0.0"},
     "soft": {"objective.kind": "soft", "objective.temperature": "3.0"},
@@ -15,7 +15,7 @@ DISTILLATION_SETTINGS = {
 
 
 def teacher_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """A student by labels alone, and students of one convolutional teacher."""
+    """Return a student trained on labels only, and students of one convolutional teacher."""
     student = setting.options(TrainOptions(recipe="deit", model="ViT-B/16"))
     teacher = setting.options(TrainOptions(recipe="bit-imagenet", model="BiT-R50x1"))
     if setting.scale.name != "published":
@@ -32,8 +32,8 @@ def teacher_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 TEACHERS_STUDY = Study(
     "teachers",
-    "Kinds of distillation",
-    question="Does a ViT learn more from a teacher's class or from its probabilities?",
+    "Soft and hard distillation",
+    question="Does hard distillation (the teacher's class) work better than soft distillation (its probabilities)?",
     source="arXiv:2012.12877, section 5.2 and Table 3",
     axes=("distillation",),
     cells=teacher_cells,
@@ -44,16 +44,16 @@ TEACHERS_STUDY = Study(
     ),
     differs=(
         "DeiT's teacher is a RegNetY-16GF of 82.9 %; here it is a small ResNet trained on the same images, whose "
-        "accuracy is a row of the table. Students have no distillation token, and learn labels and teacher with one "
-        "head; without a teacher its part of the loss is 0, so that all students have one recipe."
+        "accuracy is a row of the table. Students have no distillation token: one head learns from both labels and "
+        "teacher. `no teacher` uses the same recipe with a distillation weight of 0."
     ),
 )
 
 
-# Table 8 of arXiv:2012.12877 (DeiT): each augmentation and regulariser left out by itself.
-#: what is left out -> what switches it off
+# Table 8 of arXiv:2012.12877 (DeiT): each augmentation and regulariser removed by itself.
+#: removed augmentation -> the settings that disable it
 DISABLED_AUGMENTATIONS = {
-    "nothing": {},
+    "none": {},
     "RandAugment": {"views.rand-layers": "0"},
     "MixUp": {"views.mixup": "0"},
     "CutMix": {"views.cutmix": "0"},
@@ -64,7 +64,7 @@ DISABLED_AUGMENTATIONS = {
 
 
 def augmentation_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """DeiT's recipe, and the same less one part."""
+    """Return DeiT's recipe, and one cell without each augmentation or regulariser."""
     base = setting.options(TrainOptions(recipe="deit", model="ViT-B/16"), recipe="deit")
     if setting.scale.name != "published":
         image_size = min(setting.side, 64)
@@ -77,15 +77,17 @@ def augmentation_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 AUGMENTATIONS_STUDY = Study(
     "augmentations",
-    "DeiT's augmentations, one left out at a time",
+    "DeiT augmentation ablation",
     question="Which of DeiT's augmentations and regularisers does a ViT need?",
     source="arXiv:2012.12877, Table 8",
-    axes=("left out",),
+    axes=("removed",),
     cells=augmentation_cells,
-    reference=("nothing",),
-    published=Published("ImageNet accuracy of DeiT-B at 224 pixels, 300 epochs; its Table 8 is not repeated here", {}),
+    reference=("none",),
+    published=Published(
+        "Table 8 has the ImageNet accuracy of DeiT-B at 224 pixels after 300 epochs; its values are not listed here", {}
+    ),
     differs=(
-        "DeiT trains for 300 epochs on 1.28 million images, where strong augmentation prevents "
-        "overfitting. Short runs hardly overfit, and may be better without it."
+        "DeiT trains for 300 epochs on 1.28 million images, where strong augmentation prevents overfitting. Short "
+        "runs hardly overfit and may be better without strong augmentation."
     ),
 )

@@ -14,11 +14,11 @@ from vitreous.reports.pages.plots import INK, LINE_COLOURS, figure_to_svg_markup
 
 #: measured quantities as the axis of a figure
 AXIS_LABELS = {
-    "exaflops": "exaFLOPs of training",
+    "exaflops": "training compute, exaFLOPs",
     "parameters": "parameters",
     "images_per_second": "images/s",
-    "samples": "images seen in training",
-    "gflops": "gigaFLOPs of a forward pass",
+    "samples": "training images seen",
+    "gflops": "GFLOPs per forward pass",
 }
 
 
@@ -29,7 +29,7 @@ def draw_study_figure(
     label: str,
     curves: Mapping[str, Sequence[Sequence[float]]] = MappingProxyType({}),
 ) -> Any:
-    """The figure of a study's rows as SVG markup, with `curves` of points (x, value) over it by their names; None where
+    """Draw the figure of a study's rows as SVG markup, with named `curves` of points (x, value) on top; return None if
     no row has a mean."""
     plotted_rows = [row for row in rows if row.mean is not None]
     if not plotted_rows:
@@ -41,7 +41,7 @@ def draw_study_figure(
 
 
 def draw_dots(study: Study, rows: list[TableRow], factor: float, unit: str) -> Any:
-    """A line for each row: the mean and its interval, and every seed."""
+    """Draw one line per row: the mean, its interval, and each seed."""
     from matplotlib.figure import Figure
 
     names = [" · ".join(row.place) for row in rows]
@@ -69,7 +69,7 @@ def draw_dots(study: Study, rows: list[TableRow], factor: float, unit: str) -> A
 def draw_study_curves(
     study: Study, rows: list[TableRow], factor: float, unit: str, curves: Mapping[str, Sequence[Sequence[float]]]
 ) -> Any:
-    """Means against `x`, with intervals, a curve for each value of the axis `series`, and dashed ones over them."""
+    """Draw means with intervals against `x`, one curve per value of the axis `series`, and `curves` as dashed lines."""
     from matplotlib.figure import Figure
 
     series: dict[str, list[tuple[float, TableRow]]] = {}
@@ -110,7 +110,7 @@ def draw_study_curves(
 
 
 def scale_interval(interval: tuple[float, float], factor: float) -> list[float]:
-    """The ends of an interval as they are drawn: those of a share within 0 and 100 %."""
+    """Scale the ends of an interval, and clip shares to 0-100 %."""
     return [min(100.0, max(0.0, factor * end)) if factor > 1 else end for end in interval]
 
 

@@ -1,4 +1,4 @@
-"""The runs of a study: a `Run` from each cell's options and the data, and its folder in the shared store."""
+"""Create the runs of a study: a `Run` from each cell's options and the data, and its folder in the shared store."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from vitreous.training.batches import RunInputs
 from vitreous.training.folder import RunFolder
 from vitreous.training.run import Run
 
-MIN_RUN_STEPS = 10  # of a run that a budget shortens
-DIGITS_HOLD_OUT = "0.3"  # of `digits`; a tenth are 180 images, too few to detect small differences
+MIN_RUN_STEPS = 10  # minimum steps of a run that a budget shortens
+DIGITS_HOLD_OUT = "0.3"  # validation share of `digits`; 10 % is 180 images, too few to detect small differences
 MAX_EVALUATION_SHARE = 0.25  # maximum ratio of evaluated images to training images during a run
 #: settings that do not change the metrics
 RESULT_NEUTRAL_FIELDS = {"timeout": 300.0, "log_every": 1, "evaluate_every": 1, "save_every": 1, "keep": 2}
@@ -68,7 +68,7 @@ class StudyRun:
 
 
 class RunFactory:
-    """Make the runs of cells on one dataset, which is opened and scanned once per share of its images."""
+    """Create the runs of cells on one dataset, which is opened and scanned once per share of its images."""
 
     def __init__(self, shared_options: SharedRunOptions, listener: ProgressListener) -> None:
         self.common, self.listener = shared_options, OnceListener(listener)
@@ -76,8 +76,8 @@ class RunFactory:
         self._inputs: dict[Any, tuple[RunInputs, int]] = {}
 
     def side(self) -> int:
-        """The longer side of the images in pixels. Raises DataError for data without labels, UsageError for data other
-        than images."""
+        """Return the longer side of the images in pixels. Raises DataError for data without labels, UsageError for data
+        other than images."""
         opened = open_data(self.common.data)
         require_labels(opened)
         size = infer_dataset_info(opened, TrainOptions(self.common.data), None).size
@@ -86,10 +86,11 @@ class RunFactory:
         return max(size)
 
     def make(self, cell: StudyCell, seed: int, parents: dict[str, Path] | None = None) -> StudyRun:
-        """The run of a cell with a seed; `parents` are the folders of the runs that come before it, by option or path.
+        """Return the run of a cell with a seed; `parents` maps an option or a settings path to the folder of a
+        prerequisite run.
 
-        Without them the run is made of the cell's options alone: as long and as costly, but not the one to train.
-        Raises what `train` raises for options that do not go together.
+        Without parents, the run uses only the cell's options: it has the same length and cost, but is not the run to
+        train. Raises the exceptions of `train` for incompatible options.
         """
         options = self.options(cell, parents or {})
         run, inputs, opened = self.derive_inputs(options)
@@ -147,7 +148,7 @@ class RunFactory:
         return replace(run, data=replace(run.data, images=images)), inputs, opened
 
     def exclusions(self, options: TrainOptions, share: float) -> Path:
-        """Write the list of training images outside of a share to the store, and return its path."""
+        """Write the list of training images outside a share to the store, and return its path."""
         train_split = self.derive_inputs(replace(options, exclude=None))[2].split("train")
         names = (train_split.name(sample) for sample in select_excluded_samples(train_split, share))
         text = format_csv([["path"], *([escape_formula(name)] for name in names)])
@@ -158,8 +159,8 @@ class RunFactory:
         return path
 
     def folder(self, run: Run, dataset_name: str = "") -> RunFolder:
-        """The folder of a run: of a name that follows from its settings, the fingerprint of its data, and the name of
-        the `dataset_name` data set, if it is one."""
+        """Return the folder of a run, named by its settings, the fingerprint of its data, and the name of the
+        `dataset_name` dataset if it uses one."""
         return RunFolder(
             self.common.store
             / f"{slugify_name(run.model.name())}-{compute_run_key(run, self.common.store, dataset_name)}"
@@ -167,8 +168,8 @@ class RunFactory:
 
 
 def limit_evaluations(run: Run, images: int) -> Run:
-    """The run, judged on `images` less often where that would take long beside so short a training; a table has its
-    last figure. Where evaluations choose among its weights, as it is."""
+    """Return the run with fewer evaluations if evaluating `images` would take long compared with training. Runs that
+    select weights by evaluation are unchanged. The table uses the last evaluation."""
     if run.keep_best or run.early_stop or not images:
         return run
     count = int(MAX_EVALUATION_SHARE * run.total / images)
@@ -176,9 +177,10 @@ def limit_evaluations(run: Run, images: int) -> Run:
 
 
 def compute_run_key(run: Run, store: Path, dataset_name: str = "") -> str:
-    """The digest of a run's settings and its data's fingerprint: the same wherever data and store lie. A fingerprint is
-    of the names of files, so that the name of an `dataset_name` data set tells those apart whose files have the same
-    ones."""
+    """Return a digest of a run's settings and its data's fingerprint, independent of the paths of data and store. A
+    fingerprint covers file names only, so the name of an `dataset_name` dataset distinguishes datasets with equal file
+    names.
+    """
     data = replace(run.data, source="", workers=0)
     text = to_yaml(replace(run, data=data, **RESULT_NEUTRAL_FIELDS))
     return short_sha256(dataset_name + text.replace(f"{os.path.abspath(store)}/", "").replace(f"{store}/", ""))
@@ -190,8 +192,8 @@ def short_sha256(text: str) -> str:
 
 
 def select_excluded_samples(split: Split, share: float) -> np.ndarray:
-    """The samples, ascending (m,) int64, that a share of each class leaves out, at least one of a class stays; a larger
-    share leaves out some of them. Labels of several classes are drawn as one class."""
+    """Return the samples, ascending (m,) int64, outside a share of each class. At least one sample per class is kept,
+    and samples kept by a smaller share are kept by a larger one. Multi-label data are drawn as one class."""
     labels = split.labels if split.labels.ndim == 1 else np.zeros(len(split), np.int64)
     order, excluded = np.random.default_rng(0).permutation(len(split)), []
     for label in np.unique(labels):
@@ -208,11 +210,11 @@ class OnceListener(NullListener):
         self.heard: set[str] = set()
 
     def note(self, text: str) -> None:
-        """The text, if it is new."""
+        """Forward the text if it is new."""
         if text not in self.heard:
             self.heard.add(text)
             self.listener.note(text)
 
     def progress(self, label: str, done: int, total: int | None, text: str = "") -> None:
-        """The progress, every time."""
+        """Forward all progress."""
         self.listener.progress(label, done, total, text)

@@ -1,4 +1,4 @@
-"""Figure 4 of arXiv:2010.11929: few-shot accuracy by model, by shots and by the number of images learned from."""
+"""Figure 4 of arXiv:2010.11929: few-shot accuracy by model, number of shots, and number of pre-training images."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from vitreous.apps.studies.transfer import pretraining_cells
 from vitreous.recipes.options import TrainOptions
 
 FEW_SHOT_MODELS = ("ViT-B/32", "ViT-L/32", "ViT-L/16", "BiT-R50x1", "BiT-R152x2")
-FEW_SHOT_IMAGE_SHARES = (3, 10, 30, 100)  # per cent; of JFT-300M the paper's 9, 30, 90 and 300 million images
+FEW_SHOT_IMAGE_SHARES = (3, 10, 30, 100)  # per cent; for JFT-300M, the paper's 9, 30, 90 and 300 million images
 
 
 def list_few_shot_models(setting: StudySetting) -> dict[str, StudyCell]:
-    """The models of the figure, or those of the study of transfer, whose runs it shares."""
+    """Return the models of the figure, or at small scales those of the `transfer` study, whose runs are shared."""
     if setting.scale.name != "published":
         return pretraining_cells(setting)
     recipes = {name: "bit-jft-adam" if name.startswith("BiT") else "vit-jft" for name in FEW_SHOT_MODELS}
@@ -22,12 +22,12 @@ def list_few_shot_models(setting: StudySetting) -> dict[str, StudyCell]:
 
 
 def few_shot_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Every model on all images."""
+    """Return every model, pre-trained on all images."""
     return tuple(StudyCell((name,), cell.options) for name, cell in list_few_shot_models(setting).items())
 
 
 def few_shot_image_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Every model on shares of the images."""
+    """Return every model, pre-trained on each share of the images."""
     return tuple(
         StudyCell((name, f"{share} %"), cell.options, share / 100)
         for name, cell in list_few_shot_models(setting).items()
@@ -36,19 +36,19 @@ def few_shot_image_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def base_vit_reference(axis_values: AxisValues) -> AxisValues:
-    """The scale's ViT with the shots, or the images, of a place."""
+    """Return the scale's ViT with the same shots or images."""
     return "ViT-B/32" if "-" in axis_values[0] else "ViT", *axis_values[1:]
 
 
 FEW_SHOT_DIFFERS = (
-    "The paper evaluates models pre-trained on JFT-300M by regression on frozen ImageNet features. Here models "
-    "train for minutes, and other datasets resemble the pre-training data. The metric is the mean over datasets, and "
+    "The paper pre-trains on JFT-300M and fits a linear regression to frozen features on ImageNet. Here models train "
+    "for minutes, and the target datasets resemble the pre-training data. The metric is the mean over datasets and "
     "over three draws of the shots; its interval is over runs."
 )
 FEW_SHOT_STUDY = Study(
     "few-shot",
-    "Few-shot accuracy by shots",
-    question="Which model's features need the fewest labelled images of other data sets?",
+    "Few-shot accuracy by number of shots",
+    question="Which model's features need the fewest labelled images on other datasets?",
     source="arXiv:2010.11929, section 4.1 and Figure 4",
     axes=("model", "shots"),
     cells=few_shot_cells,
@@ -61,15 +61,15 @@ FEW_SHOT_STUDY = Study(
 )
 FEW_SHOT_IMAGES_STUDY = Study(
     "few-shot-images",
-    "5-shot accuracy against the number of images learned from",
-    question="How many training images does a larger model need for better features?",
+    "5-shot accuracy by number of pre-training images",
+    question="How many pre-training images does a larger model need to learn better features?",
     source="arXiv:2010.11929, section 4.3 and Figure 4, right",
     axes=("model", "training images"),
     cells=few_shot_image_cells,
     reference=base_vit_reference,
     published=Published(
-        "Figure 4 has curves and no table: ResNets are better on 9 million images, where larger ViTs are worse than "
-        "smaller ones; from 90 million on ViTs are better, and the larger ones most on 300 million",
+        "Figure 4 has curves and no table. With 9 million images, ResNets are better, and larger ViTs are worse than "
+        "smaller ones. From 90 million images, ViTs are better; with 300 million, the largest ViTs are best",
         {},
     ),
     differs=FEW_SHOT_DIFFERS,

@@ -1,7 +1,7 @@
 """Conclusions from curves of models: fitted frontiers of accuracy against compute, and where curves cross.
 
-A frontier is 1 - accuracy = a C^-b of C exaFLOPs, a line in logarithms, fitted to each seed by itself. Intervals are
-Student's t over seeds.
+A frontier is 1 - accuracy = a C^-b for C exaFLOPs, a line in log-log space, fitted to each seed separately. Intervals
+are Student's t over seeds.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 from vitreous.apps.studies.statistics import estimate_mean
 from vitreous.apps.studies.study import Conclusion
 
-MIN_ERROR = 1e-3  # of an error: one that is smaller cannot be told from it
-CURVE_POINTS = 20  # of a curve
+MIN_ERROR = 1e-3  # lower bound of an error, so that its logarithm is finite
+CURVE_POINTS = 20  # points per fitted curve
 
 
 def list_family_points(rows: Sequence[Any], family: str) -> list[tuple[float, dict[int, float]]]:
-    """Compute in exaFLOPs and errors by seed of the models of a family, by compute."""
+    """Return (exaFLOPs, error by seed) of each model of a family, ordered by compute."""
     family_rows = [row for row in rows if row.place[0] == family and row.measured.get("exaflops") and row.values]
     points = [
         (row.measured["exaflops"], {seed: max(MIN_ERROR, 1 - value) for seed, value in row.values.items()})
@@ -29,7 +29,7 @@ def list_family_points(rows: Sequence[Any], family: str) -> list[tuple[float, di
 
 
 def fit_frontiers(points: list[tuple[float, dict[int, float]]]) -> dict[int, tuple[float, float]]:
-    """By seed the slope b and log a of log error = log a - b log C; of seeds with models of two computes or more."""
+    """Fit log error = log a - b log C, and return (b, log a) by seed, for seeds with at least two compute values."""
     fits = {}
     for seed in {seed for _, errors in points for seed in errors}:
         seed_points = [(compute, errors[seed]) for compute, errors in points if seed in errors]
@@ -41,7 +41,7 @@ def fit_frontiers(points: list[tuple[float, dict[int, float]]]) -> dict[int, tup
 
 
 def conclude_frontiers(rows: Sequence[Any]) -> Conclusion:
-    """The frontier of each family, and how much compute others take for the accuracy of the first."""
+    """Fit the frontier of each family, and compare the compute that families need for the same accuracy."""
     families = list(dict.fromkeys(row.place[0] for row in rows))
     points = {family: list_family_points(rows, family) for family in families}
     fits = {family: fit_frontiers(points[family]) for family in families}
@@ -56,7 +56,10 @@ def conclude_frontiers(rows: Sequence[Any]) -> Conclusion:
         computes = np.geomspace(points[family][0][0], points[family][-1][0], CURVE_POINTS)
         curves[family] = tuple(zip(computes.tolist(), (1 - np.exp(level) * computes**-b).tolist(), strict=True))
     sentences = [
-        "A frontier is 1 - accuracy = a C^-b of C exaFLOPs, fitted to each seed; b is how fast the error falls."
+        (
+            "A frontier is 1 - accuracy = a C^-b for C exaFLOPs, fitted to each seed; b is the rate at which the error "
+            "falls."
+        )
     ]
     sentences += [compare_frontiers(families[0], family, points, fits) for family in families[1:]]
     return Conclusion(
@@ -72,39 +75,39 @@ def compare_frontiers(base_family: str, other_family: str, points: dict[str, Any
         [error for _, errors in points[family] for error in errors.values()] for family in (base_family, other_family)
     ]
     if not shared:
-        return f"Inconclusive: {base_family} and {other_family} have no two models with the same seed."
+        return f"Inconclusive: {base_family} and {other_family} do not each have two models with the same seed."
     low, high = max(map(min, ranges)), min(map(max, ranges))
     if low > high:
         return f"Inconclusive: {base_family} and {other_family} reach no common accuracy."
     error = float(np.sqrt(low * high))
     if min(fits[family][seed][0] for family in (base_family, other_family) for seed in shared) <= 0:
-        return f"Inconclusive: with one seed, larger models of {base_family} or {other_family} are not better."
+        return f"Inconclusive: for at least one seed, larger models of {base_family} or {other_family} are not better."
     logs = [
         np.subtract(*((fits[f][seed][1] - np.log(error)) / fits[f][seed][0] for f in (other_family, base_family)))
         for seed in shared
     ]
     ratio = estimate_mean([float(log) for log in logs])
     text = (
-        f"For an accuracy of {1 - error:.1%}, {other_family} takes {np.exp(ratio.mean):.2g} "
-        f"times the compute of {base_family}"
+        f"For an accuracy of {1 - error:.1%}, {other_family} needs "
+        f"{np.exp(ratio.mean):.2g}x the compute of {base_family}"
     )
     if ratio.interval is None:
-        return f"{text}, inconclusive with one seed."
+        return f"{text}; inconclusive with one seed."
     interval_text = " to ".join(f"{np.exp(end):.2g}" for end in ratio.interval)
-    caveat = "" if ratio.verdict != "cannot be told" else ": inconclusive"
+    caveat = "" if ratio.verdict != "inconclusive" else "; inconclusive"
     return f"{text} (95 % interval {interval_text}){caveat}."
 
 
 def conclude_crossings(rows: Sequence[Any]) -> Conclusion:
-    """From what share of the images on the first model is better than each other one."""
+    """Find the share of the images above which the first model outperforms each other model."""
     models = list(dict.fromkeys(row.place[0] for row in rows))
     values = {(row.place[0], float(row.place[1].split()[0])): row.values for row in rows}
-    return Conclusion("Where curves cross", tuple(describe_crossing(models[0], model, values) for model in models[1:]))
+    return Conclusion("Crossing points", tuple(describe_crossing(models[0], model, values) for model in models[1:]))
 
 
 def describe_crossing(first_model: str, second_model: str, values: dict[tuple[str, float], dict[int, float]]) -> str:
-    """Where the curve of the first model rises above that of the second, in words: of each seed by a line between
-    shares in logarithms."""
+    """Describe where the first model overtakes the second. For each seed, the crossing is interpolated linearly in the
+    logarithm of the share."""
     shares = sorted({share for model, share in values if model == first_model})
     crossings, num_ahead, num_behind, seeds = [], 0, 0, set[int]()
     for seed in sorted({seed for seed_values in values.values() for seed in seed_values}):
@@ -125,22 +128,22 @@ def describe_crossing(first_model: str, second_model: str, values: dict[tuple[st
         )
         crossings += find_first_crossing(shares, differences)
     if not seeds:
-        return f"Inconclusive: {first_model} and {second_model} have no seed with all shares."
+        return f"Inconclusive: no seed of {first_model} and {second_model} is complete for all shares."
     if num_behind == len(seeds):
-        return f"{first_model} is not better than {second_model} on any share of the images, with any seed."
+        return f"{first_model} does not outperform {second_model} at any share of the images, with any seed."
     if num_ahead == len(seeds):
-        return f"{first_model} is better than {second_model} on every share of the images, with every seed."
+        return f"{first_model} outperforms {second_model} at every share of the images, with every seed."
     if len(crossings) < max(2, len(seeds)):
-        return f"{first_model} rises above {second_model} with {len(crossings)} of {len(seeds)} seeds: inconclusive."
+        return f"Inconclusive: {first_model} overtakes {second_model} with {len(crossings)} of {len(seeds)} seeds."
     mean = estimate_mean([float(np.log(crossing)) for crossing in crossings])
     low, high = np.exp(mean.interval or (np.nan, np.nan))
-    caveat = "" if shares[0] <= low and high <= shares[-1] else ", which is wider than the shares that were tried"
-    text = f"{first_model} rises above {second_model} at {np.exp(mean.mean):.2g} % of the images"
+    caveat = "" if shares[0] <= low and high <= shares[-1] else ", which exceeds the tested shares"
+    text = f"{first_model} overtakes {second_model} at {np.exp(mean.mean):.2g} % of the images"
     return f"{text} (95 % interval {low:.2g} to {high:.2g} %{caveat})."
 
 
 def find_first_crossing(shares: Sequence[float], differences: Sequence[float]) -> list[float]:
-    """The share at which differences rise above 0 to stay there, in a list; an empty one where they do not."""
+    """Return [share] from which differences stay above 0; an empty list if there is none."""
     for index in range(len(shares) - 1, 0, -1):
         low, high = differences[index - 1], differences[index]
         if high <= 0:

@@ -1,4 +1,4 @@
-"""Figure 8 of arXiv:2212.09748 (DiT): Fréchet distance against the operations of a forward pass."""
+"""Figure 8 of arXiv:2212.09748 (DiT): Fréchet distance against forward-pass FLOPs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DIT_PUBLISHED_STEPS = 400_000
 
 
 def dit_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Generators of two widths, each on patches of two sizes; those of the table at the published scale."""
+    """Return generators of two widths and two patch sizes; at the published scale, those of Table 4."""
     if setting.scale.name == "published":
         return tuple(
             StudyCell(
@@ -52,14 +52,15 @@ def dit_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def largest_patch_reference(axis_values: AxisValues) -> AxisValues:
-    """The generator of a place on the largest patches."""
+    """Return the generator of the same size with the largest patches."""
     return axis_values[0], f"{DIT_PATCH_SIZES[0]}" if axis_values[0] in DIT_SIZES else "large"
 
 
 DIT_STUDY = Study(
     "dit",
-    "Generators by their operations",
-    question="Does a diffusion transformer make better images for more operations, by width or by smaller patches?",
+    "Image generation: DiT quality by compute",
+    question="Does a diffusion transformer generate better images with more compute, from width or from smaller "
+    "patches?",
     source="arXiv:2212.09748, section 5.1, Figure 8 and Table 4",
     axes=("size", "patch"),
     cells=dit_cells,
@@ -68,9 +69,9 @@ DIT_STUDY = Study(
         "FID-50K on ImageNet at 256 pixels after 400,000 steps, without guidance (Table 4)", DIT_PUBLISHED_FIDS
     ),
     differs=(
-        "DiT generates latents of an autoencoder; its distance is in the space of Inception's features. Here pixels "
-        "are generated, the distance of 500 images to the validation images is in pixel space, and it has a bias "
-        "that numbers of images share."
+        "DiT generates latents of an autoencoder, and FID uses Inception features. Here models generate pixels, and "
+        "the Fréchet distance is between 500 generated images and the validation images in pixel space. Its bias "
+        "depends on the number of images, which is the same in all rows."
     ),
     chart=Chart("gflops", "patch", logarithmic=True, logarithmic_y=True),
     measure=Measure("frechet_distance", measure_frechet_distance, "lower"),

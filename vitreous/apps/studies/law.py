@@ -1,4 +1,4 @@
-"""A scaling law L(N, D) of runs that this machine makes: sizes of a ViT by images seen (arXiv:2203.15556)."""
+"""A scaling law L(N, D), fitted to runs of this machine: ViT sizes by images seen (arXiv:2203.15556)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from vitreous.apps.studies.study import Chart, Conclusion, Published, Study, Stu
 from vitreous.errors import DataError
 from vitreous.recipes.options import TrainOptions
 
-STEP_DIVISORS = (8, 4, 2, 1)  # parts of the scale's steps
-LAW_HOLD_OUT_SHARE = 0.2  # of the points, those of the most compute
+STEP_DIVISORS = (8, 4, 2, 1)  # fractions of the scale's steps
+LAW_HOLD_OUT_SHARE = 0.2  # of the points: those with the most compute
 LAW_WIDTHS = {"small": (32, 64, 96, 128), "gpu": (64, 128, 192, 256), "published": ()}
-LAW_MODELS = ("ViT-S/16", "ViT-B/16", "ViT-L/16", "ViT-H/14")  # of the published scale
+LAW_MODELS = ("ViT-S/16", "ViT-B/16", "ViT-L/16", "ViT-H/14")  # at the published scale
 LAW_EPOCHS = 7.0
 
 
 def scaling_law_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Every size for every length, each length with a separate schedule."""
+    """Return every model size for every training length, each with a separate schedule."""
     cells = []
     for divisor in STEP_DIVISORS:
         if setting.scale.name == "published":
@@ -41,7 +41,7 @@ def scaling_law_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def conclude_scaling_law(rows: Sequence[Any]) -> Conclusion:
-    """The law fitted to the means over seeds, with its uncertainties."""
+    """Fit the law to the means over seeds, and describe its uncertainty."""
     points = [(row.measured["parameters"], row.measured["samples"], row.mean.mean) for row in rows if row.mean]
     title = "L(N, D) = E + A / N^a + B / D^b"
     try:
@@ -57,7 +57,7 @@ def conclude_scaling_law(rows: Sequence[Any]) -> Conclusion:
     return Conclusion(
         title,
         describe_fit(fit, len(points)),
-        ("number", "fitted", "95 % interval"),
+        ("parameter", "fitted", "95 % interval"),
         lines,
         curves=sample_law_curves(fit, rows),
     )
@@ -66,18 +66,18 @@ def conclude_scaling_law(rows: Sequence[Any]) -> Conclusion:
 def describe_fit(fit: ScalingLawFit, count: int) -> tuple[str, ...]:
     """Describe the fit and its uncertainties."""
     num_held_out = len(fit.held_out)
-    error_text = "" if fit.largest_error is None else f", which it misses by {fit.largest_error:.1%} at most"
+    error_text = "" if fit.largest_error is None else f", with an error of at most {fit.largest_error:.1%}"
     summary = (
-        "N are parameters and D images seen; L is the NLL of the validation images. The law is fitted to "
-        f"{count - num_held_out} points, the means over seeds, with an error of {fit.residual:.1%} in L; the "
+        "N: parameters; D: training images seen; L: validation NLL. The law is fitted to "
+        f"{count - num_held_out} points (means over seeds) with an RMS error of {fit.residual:.1%} in L. The "
         f"{num_held_out} "
-        f"points of the most compute are predicted, not fitted{error_text}."
+        f"points with the most compute are held out and predicted{error_text}."
     )
     return summary, *(f"Inconclusive: {doubt}." for doubt in fit.doubts)
 
 
 def sample_law_curves(fit: ScalingLawFit, rows: Sequence[Any]) -> dict[str, tuple[tuple[float, float], ...]]:
-    """The law for the size of each model, over the images that its runs saw."""
+    """Sample the fitted law for each model size, over the range of images that its runs saw."""
     curves = {}
     for model in dict.fromkeys(row.place[0] for row in rows):
         model_rows = [row for row in rows if row.place[0] == model]
@@ -90,28 +90,29 @@ def sample_law_curves(fit: ScalingLawFit, rows: Sequence[Any]) -> dict[str, tupl
 
 
 def shortest_run_reference(axis_values: tuple[str, ...]) -> tuple[str, ...]:
-    """The model of a place trained for the shortest time."""
+    """Return the same model with the shortest training."""
     return axis_values[0], f"1/{STEP_DIVISORS[0]}"
 
 
 SCALING_LAW_STUDY = Study(
     "scaling-law",
-    "Loss by parameters and images seen",
+    "Scaling law: loss by parameters and images seen",
     question=(
-        "How does the loss fall with the size of a ViT and with the images that it sees, and what is best for a budget?"
+        "How does the loss fall with ViT size and training images seen, and which combination is best for a compute "
+        "budget?"
     ),
     source="arXiv:2203.15556, section 3.3; arXiv:2106.04560",
     axes=("model", "length"),
     cells=scaling_law_cells,
     reference=shortest_run_reference,
     published=Published(
-        "of text, E = 1.69, A = 406.4, B = 410.7, a = 0.34 and b = 0.28 (arXiv:2203.15556), which are not those of "
-        "images; for images laws are published of compute alone (arXiv:2106.04560)",
+        "for text, E = 1.69, A = 406.4, B = 410.7, a = 0.34 and b = 0.28 (arXiv:2203.15556); for images, only laws of "
+        "compute are published (arXiv:2106.04560)",
         {},
     ),
     differs=(
-        "Images are seen again and again where there are few, which a law of new images does not know; a loss that "
-        "rises again is then no fault of the model's size. Each length has a separate learning rate schedule."
+        "Small datasets are repeated for many epochs, which the law does not model: a rising loss may be overfitting "
+        "rather than an effect of model size. Each length has a separate learning rate schedule."
     ),
     chart=Chart("samples", "model", logarithmic=True, logarithmic_y=True),
     figure="nll",

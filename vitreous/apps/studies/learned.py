@@ -1,5 +1,5 @@
-"""Figures 6, 7, 10, 11 and 14 of arXiv:2010.11929: filters, positions, attention distance and rollout of trained
-models, over many images and runs."""
+"""Figures 6, 7, 10, 11 and 14 of arXiv:2010.11929: filters, position embeddings, attention distance and rollout of
+trained models, as metrics over many images and runs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ POSITION_HYPERPARAMETERS = (("3e-4", "0.01"), ("1e-3", "0.01"), ("1e-3", "0.1"))
 
 
 def make_base_options(setting: StudySetting, model: str) -> TrainOptions:
-    """The scale's options, or the paper's of a model."""
+    """Return the scale's options, or the paper's options of a model."""
     return setting.options(TrainOptions(recipe="vit-jft", model=model))
 
 
 def filter_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """A ViT on patches of two sizes."""
+    """Return a ViT with two patch sizes."""
     if setting.scale.name == "published":
         return tuple(StudyCell((f"{patch}",), make_base_options(setting, f"ViT-L/{patch}")) for patch in (32, 16))
     base, patch = make_base_options(setting, ""), setting.patch
@@ -43,7 +43,7 @@ def filter_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def position_similarity_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Learned positions after training at other rates and decays."""
+    """Return learned positions at several learning rates and weight decays."""
     base = update_options(
         make_base_options(setting, "ViT-L/16"),
         settings={"model.positions.kind": "learned", "model.positions.at": "input"},
@@ -55,7 +55,7 @@ def position_similarity_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def distance_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """A ViT, and a hybrid behind convolutions."""
+    """Return a ViT, and a hybrid with a convolutional stem."""
     if setting.scale.name == "published":
         names = {"ViT": "ViT-L/16", "hybrid": "R50+ViT-L/16"}
         return tuple(StudyCell((label,), make_base_options(setting, name)) for label, name in names.items())
@@ -67,7 +67,7 @@ def distance_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def rollout_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """A ViT with a class token, and one with mean pooling."""
+    """Return a ViT with a class token, and one with mean pooling."""
     base = make_base_options(setting, "ViT-L/16")
     return tuple(
         StudyCell((pool,), update_options(base, settings=settings)) for pool, settings in POOLING_SETTINGS.items()
@@ -75,85 +75,87 @@ def rollout_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def first_component_reference(axis_values: AxisValues) -> AxisValues:
-    """The first component of the filters of a place."""
+    """Return the same patch size with one component."""
     return axis_values[0], "1"
 
 
 def first_block_mean_reference(axis_values: AxisValues) -> AxisValues:
-    """The mean head of the first block."""
+    """Return the mean over heads in the first block of the same model."""
     return axis_values[0], "mean", "1"
 
 
 def first_block_reference(axis_values: AxisValues) -> AxisValues:
-    """The first block of the model of a place."""
+    """Return the first block of the same model."""
     return axis_values[0], "1"
 
 
 INSPECTION_DIFFERS = (
-    "The paper shows models that learned from JFT-300M, as figures; here a metric of each figure is "
-    "measured over runs of minutes and over up to 128 validation images, and small images have few patches. "
+    "The paper shows figures of models trained on JFT-300M. Here a metric is computed for each figure, over short "
+    "runs and up to 128 validation images, and small images have few patches. "
 )
 FILTERS_STUDY = Study(
     "filters",
-    "Filters of the patch embedding",
-    question="How few components do the filters of the first layer have?",
+    "Patch embedding filters",
+    question="How many principal components describe the filters of the patch embedding?",
     source="arXiv:2010.11929, section 4.5 and Figure 7 left",
     axes=("patch", "components"),
     cells=filter_cells,
     reference=first_component_reference,
     published=Published(
-        "Figure 7 left shows the first 28 components of ViT-L/32, without the variance that they explain", {}
+        "Figure 7 left shows the first 28 components of ViT-L/32, without their explained variance", {}
     ),
     differs=INSPECTION_DIFFERS
-    + "A patch of few pixels has no more components than numbers. The reference is the first component alone.",
+    + "A small patch has at most as many components as values. The reference is the first component alone.",
     chart=Chart("components", "patch", logarithmic=True),
     measure=Measure("variance_share", measure_filter_variance),
 )
 POSITION_SIMILARITY_STUDY = Study(
     "position-similarity",
-    "What position embeddings learn",
+    "Position embedding similarity",
     question="Do learned positions encode rows and columns at all learning rates and weight decays?",
     source="arXiv:2010.11929, section 4.5, Figures 7 centre and 10",
     axes=("learning rate", "weight decay"),
     cells=position_similarity_cells,
     reference=POSITION_HYPERPARAMETERS[1],
-    published=Published("Figure 10 shows the similarities of three trainings of ViT-L/16, without a number", {}),
+    published=Published("Figure 10 shows similarities for three trainings of ViT-L/16, without values", {}),
     differs=INSPECTION_DIFFERS
-    + "The metric is the mean cosine similarity of two positions in one row or column, minus that of others: 0 for "
-    "positions that do not encode the grid.",
+    + "The metric is the mean cosine similarity of two positions in the same row or column, minus that of all other "
+    "pairs; it is 0 if positions do not encode the grid.",
     measure=Measure("position_contrast", measure_position_contrast),
 )
 ATTENTION_DISTANCE_STUDY = Study(
     "attention-distance",
     "Attention distance by depth",
-    question="How far do heads look in each block, and do the first ones of a hybrid look as near as those of a ViT?",
+    question="How does attention distance change with depth, and are early heads of a hybrid as local as those of a "
+    "ViT?",
     source="arXiv:2010.11929, section 4.5, D.7, Figures 7 right and 11",
     axes=("model", "heads", "block"),
     cells=distance_cells,
     reference=first_block_mean_reference,
     published=Published(
-        "Figures 7 and 11 have dots and no table: of ViT-L/16 some heads look near in the first blocks and all far in "
-        "the last ones, of R50+ViT-L/16 fewer look near; a head with uniform attention has 116 pixels at 224",
+        "Figures 7 and 11 are scatter plots. In ViT-L/16, some heads of the first blocks are local and all heads of "
+        "the last blocks are global; R50+ViT-L/16 has fewer local heads. Uniform attention has a distance of 116 "
+        "pixels at 224",
         {},
     ),
     differs=INSPECTION_DIFFERS
-    + "The hybrid has a stem of convolutions for a ResNet and larger images, so that distances in pixels are not "
-    "comparable between models: compare rows of one model with its first block.",
+    + "The hybrid has a convolutional stem instead of a ResNet, and larger images. Distances in pixels are therefore "
+    "not comparable between models: compare each model with its own first block.",
     chart=Chart("block", ("model", "heads")),
     measure=Measure("attention_distance", measure_attention_distance),
 )
 ROLLOUT_STUDY = Study(
     "rollout",
     "Attention rollout by depth",
-    question="On how few patches does the prediction depend, by attention rollout?",
+    question="How concentrated is attention rollout: on how few patches does the prediction depend?",
     source="arXiv:2010.11929, section 4.5, D.8, Figures 6 and 14; arXiv:2005.00928",
     axes=("pooling", "block"),
     cells=rollout_cells,
     reference=first_block_reference,
-    published=Published("Figures 6 and 14 show the rollout of single images of ViT-L/16, without a number", {}),
+    published=Published("Figures 6 and 14 show the rollout of ViT-L/16 on single images, without values", {}),
     differs=INSPECTION_DIFFERS
-    + "The metric is the fewest patches that hold half of the rollout from the output token, as a share of "
-    "all: about a half for uniform attention. The figures show a few validation images.",
+    + "The metric is the smallest share of patches that hold half of the rollout from the output token; it is about "
+    "50 % for uniform attention. The figures show a few validation images.",
     chart=Chart("block", "pooling"),
     measure=Measure("rollout_spread", measure_rollout_spread, "lower"),
 )

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 FEW_SHOT_COUNTS = (1, 5, 10, 25)
 NUM_INSPECTED_IMAGES = 128  # images, as in the paper
-ROLLOUT_MASS = 0.5  # of a rollout, that the fewest patches hold
-TIMED_BATCH_SIZE, TIMED_PASSES = 64, 5  # images of a timed pass, and passes of which the fastest counts
+ROLLOUT_MASS = 0.5  # share of the rollout that the counted patches hold
+TIMED_BATCH_SIZE, TIMED_PASSES = 64, 5  # images per timed pass, and passes, of which the fastest counts
 
 
 def make_compute_settings(subject: MeasuredRun) -> EvaluationSettings:
@@ -31,7 +31,7 @@ def make_compute_settings(subject: MeasuredRun) -> EvaluationSettings:
 
 
 def measure_few_shot_accuracy(subject: MeasuredRun, shots: Sequence[int] = FEW_SHOT_COUNTS) -> list[Measurement]:
-    """Few-shot accuracy (arXiv:2010.11929, section 4.1), the mean over the other datasets, for each number of
+    """Measure few-shot accuracy (arXiv:2010.11929, section 4.1), averaged over the other datasets, for each number of
     shots. Raises as `evaluate --protocol fewshot` does."""
     from vitreous.reports.protocols.protocols import run_protocol
     from vitreous.reports.protocols.task import ProtocolOptions
@@ -45,12 +45,12 @@ def measure_few_shot_accuracy(subject: MeasuredRun, shots: Sequence[int] = FEW_S
 
 
 def measure_five_shot_accuracy(subject: MeasuredRun) -> list[Measurement]:
-    """The paper's 5-shot accuracy, the mean over the other sets."""
+    """Measure 5-shot accuracy, averaged over the other datasets."""
     return [Measurement((), measurement.value) for measurement in measure_few_shot_accuracy(subject, (5,))]
 
 
 def draw_inspect_figure(subject: MeasuredRun, name: str) -> dict[str, np.ndarray]:
-    """The numbers of a figure of `inspect` by name, arrays of any shape; it is drawn into the subject's album."""
+    """Draw a figure of `inspect` into the subject's album, and return its arrays, of any shape, by name."""
     from vitreous.reports.inspect import inspect
 
     inspect(
@@ -61,14 +61,15 @@ def draw_inspect_figure(subject: MeasuredRun, name: str) -> dict[str, np.ndarray
 
 
 def measure_filter_variance(subject: MeasuredRun) -> list[Measurement]:
-    """The share of the filters' variance in their first components (arXiv:2010.11929, Fig. 7 left)."""
+    """Measure the share of the filters' variance that the first components explain (arXiv:2010.11929, Fig. 7 left)."""
     share = draw_inspect_figure(subject, "filters")["share"].astype(np.float64)
     counts = [count for count in (1, 2, 4, 8, 16, 28) if count <= len(share)]
     return [Measurement((f"{count}",), float(share[:count].sum())) for count in counts]
 
 
 def measure_position_contrast(subject: MeasuredRun) -> list[Measurement]:
-    """Similarity of positions in one row or column minus that of others (arXiv:2010.11929, Figs. 7 centre and 10)."""
+    """Measure the similarity of positions in the same row or column, minus that of other pairs (arXiv:2010.11929, Figs.
+    7 centre and 10)."""
     row, column, other_similarity, contrast = draw_inspect_figure(subject, "positions")["structure"][0]
     return [
         Measurement((), float(contrast), {"row": float(row), "column": float(column), "other": float(other_similarity)})
@@ -76,8 +77,8 @@ def measure_position_contrast(subject: MeasuredRun) -> list[Measurement]:
 
 
 def measure_attention_distance(subject: MeasuredRun) -> list[Measurement]:
-    """Mean attention distance by block, of the head that looks nearest, of all, and of that which looks farthest
-    (arXiv:2010.11929, Figs. 7 right and 11)."""
+    """Measure attention distance by block: the minimum, mean and maximum over heads (arXiv:2010.11929, Figs. 7 right
+    and 11)."""
     arrays = draw_inspect_figure(subject, "distance")
     measurements = []
     for layer, heads, uniform in zip(arrays["layers"], arrays["distance"], arrays["uniform"], strict=True):
@@ -110,8 +111,8 @@ def open_run_scene(subject: MeasuredRun) -> FigureContext:
 
 
 def measure_rollout_spread(subject: MeasuredRun) -> list[Measurement]:
-    """The fewest patches that hold half of the rollout, as a share of all, by block (arXiv:2010.11929, Figs. 6 and
-    14): the mean over images. Uniform attention gives about a half."""
+    """Measure the smallest share of patches that hold half of the rollout, by block, averaged over images
+    (arXiv:2010.11929, Figs. 6 and 14). It is about 0.5 for uniform attention."""
     from vitreous.inspection.attention import threshold_attention_mass
     from vitreous.inspection.rollout import compute_rollout
 
@@ -128,8 +129,8 @@ def measure_rollout_spread(subject: MeasuredRun) -> list[Measurement]:
 
 
 def measure_norm_ratio(subject: MeasuredRun) -> list[Measurement]:
-    """The largest norm of an image's patch tokens over their median, before the last norm (arXiv:2309.16588): the mean
-    over images."""
+    """Measure the ratio of the largest to the median norm of an image's patch tokens, before the final norm layer,
+    averaged over images (arXiv:2309.16588)."""
     from vitreous.inspection.hooks import ResidualState, visit_residual_states
 
     context, ratios = open_run_scene(subject), []
@@ -142,8 +143,8 @@ def measure_norm_ratio(subject: MeasuredRun) -> list[Measurement]:
 
 
 def measure_token_merging(subject: MeasuredRun, counts: Sequence[int] = ()) -> list[Measurement]:
-    """Top-1 and images a second of inference with tokens that merge (arXiv:2210.09461), by how many go in a block:
-    none, and shares of those that can."""
+    """Measure top-1 and throughput with token merging (arXiv:2210.09461), by tokens merged per block: 0 to the maximum
+    in five steps by default."""
     import torch
 
     from vitreous.inference.engine import TorchEngine
@@ -187,8 +188,7 @@ def time_fastest_call(call: Any) -> float:
 
 
 def measure_frechet_distance(subject: MeasuredRun, samples: int = 500) -> list[Measurement]:
-    """The Fréchet distance of generated images to the validation images, in the space of pixels, against the operations
-    of a forward pass."""
+    """Measure the Fréchet distance between generated and validation images in pixel space, and forward-pass GFLOPs."""
     from vitreous.reports.generated import GenerationOptions, measure_generator
 
     options = GenerationOptions(samples=samples, guidance=1.0, seed=subject.seed)
@@ -197,8 +197,8 @@ def measure_frechet_distance(subject: MeasuredRun, samples: int = 500) -> list[M
 
 
 def measure_throughput(subject: MeasuredRun, image_sizes: Sequence[int], seconds: float) -> list[Measurement]:
-    """Images a second of the fastest batch by image size, as a model infers, and what the largest batch would hold
-    (arXiv:2010.11929, D.5 and Fig. 12). Sizes that take too long are left out."""
+    """Measure inference throughput of the fastest batch size, and the largest batch, by image size (arXiv:2010.11929,
+    D.5 and Fig. 12). Sizes that take too long are skipped."""
     import torch
 
     from vitreous.inspection.cost import measure_inference_costs, round_image_sizes
@@ -217,8 +217,8 @@ def measure_throughput(subject: MeasuredRun, image_sizes: Sequence[int], seconds
 
 
 def measure_largest_batch(subject: MeasuredRun, image_sizes: Sequence[int]) -> list[Measurement]:
-    """Images in the largest batch by image size: measured on a GPU, on a processor what 80 % of its free memory would
-    hold, at most 4096."""
+    """Measure the largest batch by image size: by trial on a GPU; on a CPU estimated from 80 % of the free memory, at
+    most 4096."""
     import torch
 
     from vitreous.inspection.cost import measure_inference_costs, round_image_sizes

@@ -26,8 +26,8 @@ def measure_runs(
     other_datasets: tuple[OtherDataset, ...],
     listener: ProgressListener,
 ) -> list[RunResult]:
-    """Return the results of the runs in the table. Measurements are written to HOME/readings, and read from there the
-    next time. Raises the exceptions of the measure."""
+    """Return the results of the runs in the table. Measurements are cached in HOME/readings. Raises the exceptions of
+    the measure."""
     results: list[RunResult] = []
     for index, study_run in enumerate(runs, 1):
         if not study_run.cell.place:
@@ -97,8 +97,7 @@ def make_untrained_result(study_run: StudyRun) -> RunResult:
 
 
 def list_run_figures(runs: list[StudyRun], study_folder: Path) -> list[dict[str, Any]]:
-    """The figures that were drawn of the runs of the first seed, by place, with titles and captions; files are relative
-    to HOME."""
+    """List the `inspect` figures of the runs of the first seed with titles and captions; paths are relative to HOME."""
     figures: list[dict[str, Any]] = []
     for study_run in runs:
         album = study_folder / ALBUMS_FOLDER / study_run.folder.path.name

@@ -1,7 +1,7 @@
 """Further datasets of a study: those of --to, or subsets of the embedded digits, written as images.
 
-The digits 0 to 4 are what is learned first; the others are the digits 5 to 9, by their value or odd and even, upright
-and turned by a quarter.
+Pre-training uses the digits 0 to 4. The target datasets use the digits 5 to 9, labelled by value or by odd and even,
+upright or rotated by 90 degrees.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ DIGIT_SUBSETS = (
 
 @dataclass(frozen=True)
 class StudyData:
-    """The data of a study, as `train` takes them, and the other data sets."""
+    """The training data of a study, in a form that `train` accepts, and the other datasets."""
 
     data: str
     others: tuple[OtherDataset, ...] = ()
 
 
 def resolve_study_data(study: Study, data: str, dataset_specs: tuple[str, ...], parent_folder: Path) -> StudyData:
-    """The data sets of a study: `dataset_specs` as NAME=SOURCE or SOURCE, of a study of groups folders of data sets. Of
-    `digits` without any, parts of them, written below `parent_folder`.
+    """Resolve the datasets of a study: `dataset_specs` as NAME=SOURCE or SOURCE; for studies of groups, folders of
+    datasets. Without any, subsets of `digits` are written below `parent_folder`.
 
-    Raises UsageError for a study that needs others, or takes none, and two of one name; DataError for an empty group.
+    Raises UsageError for missing or unsupported datasets and duplicate names, DataError for an empty group.
     """
     if not study.others:
         if dataset_specs:
@@ -62,8 +62,8 @@ def resolve_study_data(study: Study, data: str, dataset_specs: tuple[str, ...], 
 
 
 def parse_named_datasets(dataset_specs: tuple[str, ...], group: str = "") -> tuple[OtherDataset, ...]:
-    """Data sets from NAME=SOURCE or SOURCE, which is then called as its folder. Raises UsageError for two of one
-    name."""
+    """Parse datasets from NAME=SOURCE or SOURCE, whose default name is that of its folder. Raises UsageError for
+    duplicate names."""
     datasets = []
     for spec in dataset_specs:
         name, equals, source = spec.partition("=")
@@ -76,7 +76,7 @@ def parse_named_datasets(dataset_specs: tuple[str, ...], group: str = "") -> tup
 
 
 def list_group_datasets(dataset_specs: tuple[str, ...]) -> tuple[OtherDataset, ...]:
-    """The data sets in folders, one a group. Raises DataError for a folder without any."""
+    """List the datasets in folders, one folder per group. Raises DataError for a folder without datasets."""
     datasets: list[OtherDataset] = []
     for spec in dataset_specs:
         name, equals, folder = spec.partition("=")
@@ -90,8 +90,8 @@ def list_group_datasets(dataset_specs: tuple[str, ...]) -> tuple[OtherDataset, .
 
 
 def write_digit_subset(parent_folder: Path, subset: str, quarters: int) -> str:
-    """The folder of a part of the digits, turned by so many quarters: train/ and val/ of CLASS/NUMBER.png; made where
-    it is not there."""
+    """Write a subset of the digits, rotated by `quarters` times 90 degrees, as train/ and val/ with CLASS/NUMBER.png,
+    unless it exists; return its folder."""
     from PIL import Image
 
     from vitreous.data.holdout import draw_stratified_splits
@@ -105,7 +105,7 @@ def write_digit_subset(parent_folder: Path, subset: str, quarters: int) -> str:
     pixels = np.rint(np.rot90(table[:, :-1].reshape(-1, 8, 8), quarters, (1, 2)) * (255 / 16)).astype(np.uint8)
     labels = table[:, -1].astype(np.int64)
     names = np.where(labels % 2, "odd", "even") if subset.startswith("odd") else labels.astype(str)
-    temporary = folder.with_name(f".{folder.name}.tmp")  # not synced: it can be written again
+    temporary = folder.with_name(f".{folder.name}.tmp")  # not synced, since it can be regenerated
     remove_path(temporary)
     for split, indices in draw_stratified_splits(labels, 0, {"val": DIGITS_VAL_SHARE}).items():
         for index in indices.tolist():

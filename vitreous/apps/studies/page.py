@@ -1,4 +1,4 @@
-"""The page of a study, as one HTML file that needs no other, and as Markdown."""
+"""The page of a study, as a self-contained HTML file and as Markdown."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def build_page_context(
 
 
 def format_row_cells(row: TableRow, metric_name: str) -> list[str]:
-    """Mean, its interval, difference, its interval, verdict and published number of a row."""
+    """Format mean, interval, difference, its interval, verdict and published value of a row."""
     mean, pair = row.mean, row.difference
     return [
         "–" if mean is None else format_metric_value(metric_name, mean.mean),
@@ -101,17 +101,17 @@ def format_row_cells(row: TableRow, metric_name: str) -> list[str]:
 
 
 def format_interval_ends(estimate: Estimate | None, format_value: Any) -> str:
-    """The ends of an interval; a dash for None."""
+    """Format the ends of an interval; a dash for None."""
     return "–" if estimate is None or estimate.interval is None else " to ".join(map(format_value, estimate.interval))
 
 
 def format_difference(metric_name: str, difference: float) -> str:
-    """A difference with its sign, of shares in percentage points."""
+    """Format a difference with its sign; shares in percentage points."""
     return f"{100 * difference:+.2f}" if metric_name in PERCENT_METRICS else f"{difference:+.3f}"
 
 
 def list_run_links(study_folder: Path, row: TableRow) -> list[dict[str, Any]]:
-    """The pages of a row's runs, relative to the study's, by seed; of a run without one its summary."""
+    """List the pages of a row's runs by seed, relative to the study; the summary for a run without a page."""
     files = [Path(folder) / "report.html" for folder in dict.fromkeys(row.runs) if folder]
     files = [file if file.is_file() else file.with_name("summary.json") for file in files]
     return [
@@ -125,27 +125,27 @@ def describe_study_setting(document: dict[str, Any], rows: list[TableRow]) -> li
     settings = document["settings"]
     label = STUDY_METRIC_LABELS.get(document["figure"], get_metric_label(document["figure"]))
     if not document["steps"]:
-        return [f"Randomly initialised models, {settings['seeds']} of each; nothing is trained. The metric is {label}."]
+        return [f"Randomly initialised models, {settings['seeds']} per cell; no training. Metric: {label}."]
     steps = " to ".join(f"{count:,}" for count in sorted({document["steps"][0], document["steps"][-1]}))
-    image_count_text = f" of {document['images']:,} validation images" if document["images"] else ""
+    image_count_text = f" on {document['images']:,} validation images" if document["images"] else ""
     summary = (
-        f"{len(document['runs'])} runs on {settings['data']} at the scale {settings['scale']} "
-        f"({SCALES[settings['scale']].about}): {settings['seeds']} of each cell, of {steps} optimiser steps, "
-        f"{format_seconds(document['seconds'])} of training in all. "
-        f"The metric is {label}{image_count_text}."
+        f"{len(document['runs'])} runs on {settings['data']} at scale {settings['scale']} "
+        f"({SCALES[settings['scale']].about}): {settings['seeds']} per cell, {steps} optimiser steps each, "
+        f"{format_seconds(document['seconds'])} of training in total. "
+        f"Metric: {label}{image_count_text}."
     )
     lines = [summary]
     if other_datasets := list(dict.fromkeys(settings["to"])):
         lines.append(f"Other datasets: {', '.join(other_datasets)}.")
     elif document["others"]:
         lines.append(
-            "The other datasets are subsets of the digits: pre-training uses the digits 0 to 4, and 40 % of the "
-            "images of each subset are evaluated."
+            "All datasets are subsets of the digits: pre-training uses the digits 0 to 4, and 40 % of each subset are "
+            "validation images."
         )
     if settings["share"] < 1:
         lines.append(
-            f"For the budget of {settings['budget']} every run has {settings['share']:.0%} of the scale's steps: "
-            "late training is not covered."
+            f"To fit the budget of {settings['budget']}, every run has {settings['share']:.0%} of the scale's steps, "
+            "so late training is not covered."
         )
     return lines
 
@@ -154,12 +154,10 @@ def list_table_notes(document: dict[str, Any], rows: list[TableRow]) -> list[str
     """List the notes on the table."""
     reference = sorted({" · ".join(row.reference) for row in rows if row.reference})
     interval_note = (
-        "Intervals are Student's t over seeds, separately: of 20 intervals, one is expected to miss. A difference "
+        "Intervals are Student's t over seeds, without a correction for multiple comparisons: 1 in 20 is expected to "
+        f"miss. Differences are to the reference ({'; '.join(reference)}) and paired by seed; a difference whose "
+        "interval contains 0 is inconclusive."
     )
-    interval_note += (
-        f"is to the reference ({'; '.join(reference)}) of the same seeds; if its interval contains 0, it is "
-    )
-    interval_note += "inconclusive."
     notes = [interval_note, "All seeds are evaluated on the same images, so the intervals do not cover other images."]
     if document["settings"]["seeds"] == 1:
         notes.append("One seed gives no interval, so differences are inconclusive. Use --seeds 3 or more.")
@@ -180,7 +178,7 @@ def format_study_command(settings: dict[str, Any], study_folder: Path) -> str:
 
 
 def render_study_markdown(context: dict[str, Any]) -> str:
-    """The page as Markdown, with its figure in a file beside it."""
+    """Render the page as Markdown; its figure is a separate file."""
     study: Study = context["study"]
     head = [*context["columns"], "verdict", "published", "runs"]
     lines = [f"# {study.title}", "", study.question, f"({study.source})", "", "```", context["command"], "```", ""]
@@ -203,10 +201,16 @@ def render_study_markdown(context: dict[str, Any]) -> str:
     for figure in context["pictures"]:
         lines += ["", f"![{figure['title']}, {' '.join(figure['place'])}]({figure['file']})"]
     printed = "".join(f" {name} {value};" for name, value in context["elsewhere"]).rstrip(";")
-    lines += ["", f"Published: {study.published.of}.{printed}", "", f"What differs: {study.differs}", ""]
+    lines += [
+        "",
+        f"Published: {study.published.of}.{printed}",
+        "",
+        f"Differences from the publication: {study.differs}",
+        "",
+    ]
     return "\n".join(lines)
 
 
 def format_markdown_row(cells: list[str]) -> str:
-    """A row of a Markdown table."""
+    """Format a row of a Markdown table."""
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

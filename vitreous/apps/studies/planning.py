@@ -1,4 +1,4 @@
-"""Cost of a study: counted for the list, and by a few timed steps before its first run."""
+"""Cost of a study: counted for the list of studies, and estimated by a few timed steps before its first run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vitreous.recipes.registry import RECIPES, get_recipe
 from vitreous.system.cores import get_peak_memory
 from vitreous.training.run import Run
 
-TRAINING_BUDGET_SHARE = 0.8  # of a budget is for steps, the rest for evaluation, saving and the pages
+TRAINING_BUDGET_SHARE = 0.8  # share of a budget for training steps; the rest is for evaluation, saving and pages
 
 
 @dataclass(frozen=True)
@@ -28,26 +28,26 @@ class Forecast:
 
     runs: int
     complete: int
-    steps: int  # of all runs to make
+    steps: int  # of all missing runs
     seconds: float  # of their steps
     _: KW_ONLY
     peak_memory_bytes: int | None
     exaflops: float
 
     def affordable_share(self, budget: float) -> float:
-        """The share of the steps that fits into a budget in seconds, at most 1. Raises UsageError for one that is too
-        short to train anything."""
+        """Return the share of the steps that fits a budget in seconds, at most 1. Raises UsageError if the budget is
+        too short."""
         share = min(1.0, TRAINING_BUDGET_SHARE * budget / self.seconds) if self.seconds else 1.0
         num_missing = self.runs - self.complete
         if share < 1 and share * self.steps < MIN_RUN_STEPS * num_missing:
             min_seconds = MIN_RUN_STEPS * num_missing * self.seconds / self.steps / TRAINING_BUDGET_SHARE
             problem = f"a budget of {budget:g} s is too short for {num_missing} runs of {MIN_RUN_STEPS} steps"
-            raise UsageError(problem, f"give at least {min_seconds:.0f}s, or fewer --seeds")
+            raise UsageError(problem, f"use at least {min_seconds:.0f}s, or fewer --seeds")
         return share
 
 
 def forecast_study(runs: list[StudyRun], listener: ProgressListener) -> Forecast:
-    """Time a few steps of each kind of run that is not complete, and add up. Writes nothing."""
+    """Time a few steps of each type of incomplete run, and add up the cost. Writes nothing."""
     seconds_by_key: dict[Any, float] = {}
     seconds, steps, exaflops = 0.0, 0, 0.0
     missing_runs = [study_run for study_run in runs if not study_run.complete]
@@ -71,14 +71,14 @@ def forecast_study(runs: list[StudyRun], listener: ProgressListener) -> Forecast
 
 
 def estimate_training_flops(run: Run) -> float:
-    """FLOPs of a run from labels: three forward passes of every sample. An objective with a decoder, a teacher or
-    dropped patches needs more, or less."""
+    """Estimate the FLOPs of a supervised run as three forward passes per sample. Objectives with a decoder, a teacher
+    or dropped patches differ."""
     return 6 * run.model.macs() * run.total
 
 
 def estimate_study_cost(study: Study, scale: Scale) -> dict[str, Any]:
-    """Runs and exaFLOPs of a study on the data that a scale is meant for, without opening any; none of a study that
-    trains nothing."""
+    """Estimate the runs and exaFLOPs of a study on the reference dataset of a scale, without opening it; 0 for a study
+    without training."""
     if not study.trained:
         return {"scale": scale.name, "runs": 0, "exaflops": 0.0}
     info, _ = REFERENCE_DATASETS[scale.data]
@@ -88,12 +88,12 @@ def estimate_study_cost(study: Study, scale: Scale) -> dict[str, Any]:
 
 
 def format_study_cost(cost: dict[str, Any]) -> str:
-    """What `estimate_study_cost` gives, in words."""
-    return f"{cost['runs']} runs, {cost['exaflops']:.2g} EFLOP" if cost["runs"] else "nothing is trained"
+    """Format the result of `estimate_study_cost`."""
+    return f"{cost['runs']} runs, {cost['exaflops']:.2g} exaFLOPs" if cost["runs"] else "no training"
 
 
 def derive_scale_run(cell: StudyCell, scale: Scale) -> Run:
-    """The run of a cell on the data that a scale is meant for."""
+    """Return the run of a cell on the reference dataset of a scale."""
     info, classes = REFERENCE_DATASETS[scale.data]
     options: TrainOptions = cell.options
     name = options.recipe or ("digits" if scale.data == "digits" else "small")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from vitreous.apps.studies.study import AxisValues, Chart, Published, Study, StudyCell, StudySetting, update_options
 from vitreous.recipes.options import TrainOptions
 
-# Figure 5 of arXiv:2111.06377: the share of patches that MAE hides, by fine-tuning what it has learned.
+# Figure 5 of arXiv:2111.06377: accuracy after fine-tuning by MAE mask ratio.
 MASK_RATIOS = (25, 50, 75, 90)  # per cent
 
 
 def mask_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """A ViT from scratch, and ViTs fine-tuned from masked autoencoders of every ratio."""
+    """Return a ViT from scratch, and ViTs fine-tuned from masked autoencoders with each mask ratio."""
     published = setting.scale.name == "published"
     finetuning_options = setting.options(TrainOptions(recipe="mae-finetune" if published else None, model="ViT-L/16"))
     pretraining_options = setting.options(TrainOptions(recipe="mae", model="ViT-L/16"), recipe="mae")
@@ -20,7 +20,7 @@ def mask_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
         pretraining_cell = StudyCell(
             (), update_options(pretraining_options, settings={"objective.mask": f"{ratio / 100}"})
         )
-        # fine-tuned as the model from scratch is trained: the weights to begin from are all that differs
+        # fine-tuned with the settings of the model from scratch: only the initial weights differ
         overrides = {"recipe": "mae-finetune"} if published else {}
         cells.append(StudyCell((f"{ratio} %",), scratch, after={"init": pretraining_cell}, then=overrides))
     return tuple(cells)
@@ -28,34 +28,34 @@ def mask_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 MASK_RATIO_STUDY = Study(
     "masks",
-    "How many patches MAE hides",
+    "MAE mask ratio",
     question="Which mask ratio gives a masked autoencoder the best features for fine-tuning?",
     source="arXiv:2111.06377, section 4.1 and Figure 5",
-    axes=("hidden",),
+    axes=("mask ratio",),
     cells=mask_cells,
     reference=("none",),
     published=Published(
-        "Figure 5 has curves: fine-tuned ViT-L/16 are similar from 40 % to 80 %, with 84.9 % at 75 % (Table 1); from "
-        "scratch 82.5 %",
+        "ImageNet accuracy of fine-tuned ViT-L/16: similar from 40 % to 80 % (Figure 5, curves), 84.9 % at 75 % "
+        "(Table 1), 82.5 % from scratch",
         {("75 %",): "84.9 %", ("none",): "82.5 %"},
     ),
     differs=(
-        "MAE pre-trains for 800 epochs on ImageNet and is fine-tuned by a separate recipe. Here both parts have "
-        "the same few steps, and fine-tuning is that of the model from scratch; images of few patches leave little "
-        "to fill in."
+        "MAE pre-trains for 800 epochs on ImageNet and fine-tunes with a separate recipe. Here pre-training and "
+        "fine-tuning have the same small number of steps, and fine-tuning uses the recipe of the model from scratch. "
+        "Images with few patches make reconstruction an easy task."
     ),
     chart=Chart(),
 )
 
 
-# DINO (arXiv:2104.14294, appendix D): the teacher's momentum and temperature, by k-NN of the features.
+# DINO (arXiv:2104.14294, appendix D): the teacher's momentum and temperature, by k-NN accuracy.
 TEACHER_MOMENTA = ("0.9", "0.99", "0.996")
 TEACHER_TEMPERATURES = ("0.02", "0.04", "0.07")
 DINO_DEFAULTS = ("0.99", "0.04")
 
 
 def dino_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Momenta at the usual temperature, temperatures at the usual momentum."""
+    """Return momenta at the default temperature, and temperatures at the default momentum."""
     base = setting.options(TrainOptions(recipe="dino", model="ViT-S/16"), recipe="dino")
     pairs = [(momentum, DINO_DEFAULTS[1]) for momentum in TEACHER_MOMENTA]
     pairs += [
@@ -71,29 +71,27 @@ def dino_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 DINO_TEACHER_STUDY = Study(
     "dino",
-    "DINO's teacher",
-    question="How fast may DINO's teacher follow its student, and how sharp should its output be?",
+    "DINO teacher momentum and temperature",
+    question="Which momentum and temperature of DINO's teacher give the best features?",
     source="arXiv:2104.14294, section 5 and appendix D",
     axes=("momentum", "temperature"),
     cells=dino_cells,
     reference=DINO_DEFAULTS,
-    published=Published(
-        "the recipe's momentum is 0.996 at 1024 images a step and its temperature 0.04; no number is repeated", {}
-    ),
+    published=Published("the paper's recipe uses momentum 0.996 at batch size 1024, and temperature 0.04", {}),
     differs=(
-        "Momentum begins at the number of the table and ends at 1. Small runs have few steps, in which a teacher of "
-        "a high momentum hardly moves; the figure is k-NN accuracy, or RankMe where images have one class."
+        "Momentum increases from the value in the table to 1. Small runs have few steps, in which a teacher with high "
+        "momentum hardly changes. The metric is k-NN accuracy, or RankMe for images of one class."
     ),
 )
 
 
-# Table 1 of arXiv:2111.06377: the depth of MAE's decoder, and its target.
+# Table 1 of arXiv:2111.06377: the depth of MAE's decoder, and its reconstruction target.
 MAE_DEPTHS = (1, 2, 4, 8)
 MAE_TARGETS = {"pixels": "false", "normalised pixels": "true"}
 
 
 def mae_finetune_cell(setting: StudySetting, label: str, settings: dict[str, str]) -> StudyCell:
-    """A ViT fine-tuned after masked autoencoding with other settings, as the model from scratch is trained."""
+    """Return a ViT fine-tuned from a masked autoencoder with `settings`, with the recipe of a model from scratch."""
     published = setting.scale.name == "published"
     pretraining_options = setting.options(TrainOptions(recipe="mae", model="ViT-L/16"), recipe="mae")
     options = setting.options(TrainOptions(recipe="mae-finetune" if published else None, model="ViT-L/16"))
@@ -104,35 +102,35 @@ def mae_finetune_cell(setting: StudySetting, label: str, settings: dict[str, str
 
 
 def depth_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Decoders of several depths."""
+    """Return one cell per decoder depth."""
     return tuple(
         mae_finetune_cell(setting, f"{depth}", {"objective.decoder-depth": f"{depth}"}) for depth in MAE_DEPTHS
     )
 
 
 def target_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Pixels as they are, and with mean 0 and standard deviation 1 in each patch."""
+    """Return raw pixels and per-patch normalised pixels as targets."""
     return tuple(
         mae_finetune_cell(setting, name, {"objective.normalise": value}) for name, value in MAE_TARGETS.items()
     )
 
 
 MAE_DIFFERS = (
-    "MAE pre-trains for 800 epochs on ImageNet and is fine-tuned by a separate recipe. Here both parts have the same "
-    "few steps, and fine-tuning is that of a model from scratch; the decoder is as wide as the paper's, which is wide "
-    "for a small encoder."
+    "MAE pre-trains for 800 epochs on ImageNet and fine-tunes with a separate recipe. Here pre-training and "
+    "fine-tuning have the same small number of steps, and fine-tuning uses the recipe of a model from scratch. The "
+    "decoder has the paper's width, which is large for a small encoder."
 )
 MAE_DECODER_STUDY = Study(
     "mae-decoder",
-    "Depth of MAE's decoder",
+    "MAE decoder depth",
     question="How deep should the decoder of a masked autoencoder be?",
     source="arXiv:2111.06377, section 4.1 and Table 1a",
     axes=("decoder blocks",),
     cells=depth_cells,
     reference=("8",),
     published=Published(
-        "ImageNet accuracy of ViT-L/16, fine-tuned after 800 epochs (Table 1a): with 8 blocks 84.9 %; depth matters "
-        "for linear probes far more than for fine-tuning",
+        "ImageNet accuracy of ViT-L/16, fine-tuned after 800 epochs of pre-training (Table 1a): 84.9 % with 8 blocks; "
+        "depth matters much more for linear probes than for fine-tuning",
         {("8",): "84.9 %"},
     ),
     differs=MAE_DIFFERS,
@@ -140,27 +138,27 @@ MAE_DECODER_STUDY = Study(
 )
 MAE_TARGETS_STUDY = Study(
     "mae-targets",
-    "What MAE restores",
-    question="Should a masked autoencoder restore pixels, or pixels that are normalised in each patch?",
+    "MAE reconstruction target",
+    question="Should a masked autoencoder reconstruct raw pixels or per-patch normalised pixels?",
     source="arXiv:2111.06377, section 4.1 and Table 1d",
     axes=("target",),
     cells=target_cells,
     reference=("pixels",),
     published=Published(
-        "ImageNet accuracy of ViT-L/16, fine-tuned after 800 epochs (Table 1d)",
+        "ImageNet accuracy of ViT-L/16, fine-tuned after 800 epochs of pre-training (Table 1d)",
         {("pixels",): "84.9 %", ("normalised pixels",): "85.4 %"},
     ),
     differs=MAE_DIFFERS,
 )
 
 
-# Labels available: a ViT from scratch, and ViTs that learned without labels first, on shares of the labels.
+# Label efficiency: a ViT from scratch, and self-supervised ViTs, trained on shares of the labels.
 LABEL_SHARES = (1, 10, 100)  # per cent of the images with labels
 LABELS_PRETRAINING = {"supervised": "", "MAE": "mae", "DINO": "dino"}
 
 
 def label_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Every way to begin, then training with labels on a share; what needs no labels learns from all images."""
+    """Return each pre-training method on all images, followed by supervised training on each share of the labels."""
     published = setting.scale.name == "published"
     scratch = setting.options(TrainOptions(recipe="deit", model="ViT-B/16"))
     scratch = scratch if published else update_options(scratch, recipe=setting.recipe)
@@ -180,22 +178,22 @@ def label_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def supervised_reference(axis_values: AxisValues) -> AxisValues:
-    """The ViT from scratch on the share of a place."""
+    """Return the ViT from scratch on the same share."""
     return "supervised", axis_values[1]
 
 
 LABELS_STUDY = Study(
     "labels",
-    "How many labels there are",
-    question="How much does self-supervised pre-training gain with few or many labels?",
+    "Label efficiency of self-supervised pre-training",
+    question="How much does self-supervised pre-training improve accuracy with few and with many labels?",
     source="arXiv:2111.06377 and arXiv:2104.14294",
-    axes=("first", "labelled"),
+    axes=("pre-training", "labelled images"),
     cells=label_cells,
     reference=supervised_reference,
-    published=Published("no table of these papers has these three beside each other on shares of ImageNet", {}),
+    published=Published("none: neither paper compares all three on shares of ImageNet", {}),
     differs=(
-        "Both parts of a row have as many steps as a row from scratch has in all, so that what was learned without "
-        "labels costs twice the compute or more. The papers pre-train for hundreds of epochs."
+        "Pre-training and fine-tuning each have as many steps as the whole run from scratch, so rows with "
+        "pre-training use at least twice the compute. The papers pre-train for hundreds of epochs."
     ),
-    chart=Chart("labelled", "first", logarithmic=True),
+    chart=Chart("labelled images", "pre-training", logarithmic=True),
 )

@@ -1,5 +1,5 @@
-"""Registers (arXiv:2309.16588): features, and patch tokens of large norm, with and without further prefix tokens; and
-the local views of DINO (arXiv:2104.14294)."""
+"""Studies of register tokens (arXiv:2309.16588), their effect on features and on high-norm patch tokens; and of the
+local views of DINO (arXiv:2104.14294)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOCAL_VIEW_COUNTS = (0, 2, 4, 8)
 
 
 def register_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """DINO with several numbers of registers; DINOv2 at the published scale."""
+    """Return DINO with several numbers of registers; DINOv2 at the published scale."""
     published = setting.scale.name == "published"
     recipe = "dinov2" if published else "dino"
     base = setting.options(TrainOptions(recipe=recipe, model="ViT-L/16"), recipe=recipe)
@@ -23,7 +23,7 @@ def register_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def view_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """DINO with several numbers of local views and two global ones."""
+    """Return DINO with two global views and several numbers of local views."""
     base = setting.options(TrainOptions(recipe="dino", model="ViT-S/16"), recipe="dino")
     return tuple(
         StudyCell((f"{count}",), update_options(base, settings={"views.locals": f"{count}"}))
@@ -32,13 +32,13 @@ def view_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 REGISTERS_DIFFERS = (
-    "Artefacts appear in large models that were trained for long: the paper's DINOv2 has none below ViT-L. Runs of "
-    "minutes of small models are no evidence against registers; use the same command on a larger scale."
+    "Artefacts appear in large models after long training: the paper finds none in DINOv2 below ViT-L. Short runs of "
+    "small models are no evidence against registers; run the same command at a larger scale."
 )
 REGISTERS_STUDY = Study(
     "registers",
-    "Features with registers",
-    question="Do registers make features better?",
+    "Register tokens",
+    question="Do register tokens improve features?",
     source="arXiv:2309.16588, section 3.2",
     axes=("registers",),
     cells=register_cells,
@@ -51,24 +51,27 @@ REGISTERS_STUDY = Study(
 )
 ARTEFACT_NORMS_STUDY = Study(
     "artefact-norms",
-    "Patch tokens of large norm",
-    question="Do registers take the place of patch tokens whose norm is far above the others'?",
+    "High-norm patch tokens",
+    question="Do register tokens remove high-norm patch tokens?",
     source="arXiv:2309.16588, sections 2.1 and 3.2, Figures 3 and 7",
     axes=("registers",),
     cells=register_cells,
     reference=("0",),
     published=Published(
-        "figures of norms and no table: about 2 % of the patch tokens of DINOv2's ViT-g without registers have a norm "
-        "above 150, where most are below 100; with registers none has",
+        "the paper has figures and no table: without registers, about 2 % of the patch tokens of DINOv2 ViT-g have a "
+        "norm above 150, and most are below 100; with registers, none is above 150",
         {},
     ),
     differs=REGISTERS_DIFFERS
-    + " The figure is the largest norm of an image's patch tokens before the last norm, over their median.",
+    + (
+        " The metric is the ratio of the largest to the median norm of an image's patch tokens, before the final norm "
+        "layer."
+    ),
     measure=Measure("norm_ratio", measure_norm_ratio, "lower"),
 )
 DINO_CROPS_STUDY = Study(
     "dino-crops",
-    "DINO's local views",
+    "DINO local views",
     question="How many local views does DINO need in addition to its two global views?",
     source="arXiv:2104.14294, section 5.4 and Table 8",
     axes=("local views",),
@@ -78,8 +81,8 @@ DINO_CROPS_STUDY = Study(
         "ViT-S/16 after 100 epochs with 8 local views: 69.3 % by k-NN, 74.0 % by a linear probe", {("8",): "69.3 %"}
     ),
     differs=(
-        "DINO trains on 1.28 million photographs. Local views of small images have few patches, and every view more "
-        "costs time: all runs have as many steps."
+        "DINO trains on 1.28 million photographs. Local views of small images have few patches. All runs have the "
+        "same number of steps, so more views mean more compute."
     ),
     chart=Chart("local views"),
 )

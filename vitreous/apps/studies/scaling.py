@@ -1,8 +1,8 @@
 """Scaling laws: L(N, D) = E + A / N^a + B / D^b fitted to runs, its intervals, and the optimum for a compute budget.
 
 N are parameters, D samples seen, L a loss in nats, C training FLOPs. The fit is that of arXiv:2203.15556 (section 3.3
-and appendix D.4): a Huber loss on logarithms, L-BFGS from a grid of starts. For images arXiv:2106.04560 found laws that
-saturate; E is what stays. In shapes, n is runs, K is samples of a bootstrap.
+and appendix D.4): a Huber loss on logarithms, L-BFGS from a grid of starts. For images, arXiv:2106.04560 found
+saturating laws; E is the irreducible loss. In shapes, n is runs and K is bootstrap samples.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import numpy as np
 
 from vitreous.errors import DataError
 
-HUBER_WIDTH = 1e-3  # of a residual in log L, from where the loss is linear
-#: starts of log E, log A and log B in units of the data, of a and of b
+HUBER_WIDTH = 1e-3  # residual in log L above which the loss is linear
+#: initial values of log E, log A and log B in units of the data, and of a and b
 FIT_STARTS = ((-2.0, -0.5), (-1.0, 1.0), (-1.0, 1.0), (0.2, 0.6, 1.0), (0.2, 0.6, 1.0))
 LAW_PARAMETERS = ("E", "A", "B", "a", "b")
-MIN_FIT_RUNS = 6  # runs: one more than numbers to fit
-BOOTSTRAP_DRAWS = 200  # of the bootstrap
-MAX_EXPONENT_WIDTH = 0.3  # width of an interval of an exponent, from which a law is not to be extrapolated
+MIN_FIT_RUNS = 6  # runs: one more than fitted parameters
+BOOTSTRAP_DRAWS = 200  # bootstrap samples
+MAX_EXPONENT_WIDTH = 0.3  # interval width of an exponent above which the law must not be extrapolated
 
 
 @dataclass(frozen=True)
 class ScalingLaw:
-    """The five numbers of L(N, D) = E + A / N^a + B / D^b, all above 0."""
+    """The five parameters of L(N, D) = E + A / N^a + B / D^b, all above 0."""
 
     E: float
     A: float
@@ -37,19 +37,19 @@ class ScalingLaw:
 
     @classmethod
     def from_row(cls, values: np.ndarray | tuple[float, ...]) -> ScalingLaw:
-        """The law of (5,) numbers in the order of NAMES."""
+        """Return the law with (5,) parameters in the order of LAW_PARAMETERS."""
         E, A, B, a, b = values
         return cls(E, A, B, a, b=b)
 
     def loss(self, parameters: np.ndarray, samples: np.ndarray) -> np.ndarray:
-        """(n,) N and (n,) D -> (n,) L."""
+        """Compute (n,) L from (n,) N and (n,) D."""
         return self.E + self.A / np.asarray(parameters, float) ** self.a + self.B / np.asarray(samples, float) ** self.b
 
     def optimum(self, flops: float, per_sample: float) -> tuple[float, float]:
-        """N and D of the least loss for C = `per_sample` N D FLOPs (arXiv:2203.15556, Eq. 4).
+        """Return the N and D that minimise the loss for C = `per_sample` N D FLOPs (arXiv:2203.15556, Eq. 4).
 
-        N = G (C / k)^(b / (a + b)) and D = (C / k)^(a / (a + b)) / G with k = `per_sample` and
-        G = (a A / (b B))^(1 / (a + b)).
+        With k = `per_sample` and G = (a A / (b B))^(1 / (a + b)): N = G (C / k)^(b / (a + b)), and D = (C / k)^(a / (a
+        + b)) / G.
         """
         ratio = (self.a * self.A / (self.b * self.B)) ** (1 / (self.a + self.b))
         work = flops / per_sample
@@ -58,29 +58,29 @@ class ScalingLaw:
 
 @dataclass(frozen=True)
 class ScalingLawFit:
-    """A law, the bootstrap's laws, (K, 5), the error on runs that were held out, and what the data cannot tell."""
+    """A fitted law, the bootstrap's laws (K, 5), the losses of held-out runs, and the limitations of the fit."""
 
     law: ScalingLaw
     draws: np.ndarray
-    residual: float  # root mean square of log L of the runs that were fitted
+    residual: float  # root mean square residual in log L of the fitted runs
     held_out: np.ndarray  # (m, 2): L as measured and as predicted
     _: KW_ONLY
     doubts: tuple[str, ...]
 
     def interval(self, name: str, level: float = 0.95) -> tuple[float, float]:
-        """The interval of one of E, A, B, a, b."""
+        """Return the interval of one of E, A, B, a, b."""
         low, high = np.quantile(self.draws[:, LAW_PARAMETERS.index(name)], [(1 - level) / 2, (1 + level) / 2])
         return float(low), float(high)
 
     def predicted(self, parameters: float, samples: float, level: float = 0.95) -> tuple[float, float, float]:
-        """L for N and D by the law, and the ends of its interval over the bootstrap's laws."""
+        """Predict L for N and D, and return (L, low, high) with the interval over the bootstrap's laws."""
         losses = [float(ScalingLaw.from_row(draw).loss(np.array(parameters), np.array(samples))) for draw in self.draws]
         low, high = np.quantile(losses, [(1 - level) / 2, (1 + level) / 2])
         return float(self.law.loss(np.array(parameters), np.array(samples))), float(low), float(high)
 
     @property
     def largest_error(self) -> float | None:
-        """The largest relative error on the runs that were held out; None where there are none."""
+        """Return the largest relative error on held-out runs; None without held-out runs."""
         if not len(self.held_out):
             return None
         return float(np.abs(self.held_out[:, 1] / self.held_out[:, 0] - 1).max())
@@ -94,11 +94,11 @@ def fit_law(
     draws: int = BOOTSTRAP_DRAWS,
     seed: int = 0,
 ) -> ScalingLawFit:
-    """Fit the law to runs, (n,) N, (n,) D and (n,) L each; the share `hold_out` of them, those of the most compute N D,
-    is predicted, not fitted. Intervals are of a bootstrap over the residuals in log L.
+    """Fit the law to runs with (n,) N, (n,) D and (n,) L. The share `hold_out` of the runs with the most compute N D is
+    held out and predicted. Intervals come from a bootstrap of the residuals in log L.
 
-    Raises DataError for fewer than six runs to fit, values that are not above 0 and finite, and runs of one N or one D
-    alone, which say nothing of the other.
+    Raises DataError for fewer than six runs to fit, for values that are not positive and finite, and for fewer than
+    three values of N or of D.
     """
     table = np.stack([np.asarray(column, np.float64) for column in (parameters, samples, losses)], 1)
     order = np.argsort(table[:, 0] * table[:, 1], kind="stable")
@@ -109,7 +109,7 @@ def fit_law(
     starts = np.array(list(product(*FIT_STARTS)))
     best = minimise_huber_loss(log_runs, starts)
     errors = log_runs[:, 2] - predict_log_loss(best, log_runs)
-    # the law passes nearly through as many runs as it has numbers, and takes part of the others' noise into them
+    # the law fits nearly exactly as many runs as it has parameters, and absorbs part of the noise of the others
     free = errors[np.argsort(np.abs(errors))[len(LAW_PARAMETERS) :]]
     residuals = free * np.sqrt(len(log_runs) / len(free))
     generator, laws = np.random.default_rng(seed), []
@@ -131,12 +131,12 @@ def fit_law(
 
 
 def check_fit_runs(runs: np.ndarray) -> None:
-    """(n, 3) N, D, L. Raises DataError for runs that no law can be fitted to."""
+    """Check (n, 3) N, D, L. Raises DataError for runs to which no law can be fitted."""
     if not (np.isfinite(runs).all() and (runs > 0).all()):
         raise DataError("parameters, samples and losses must be above 0 and finite", "remove diverged runs")
     if len(runs) < MIN_FIT_RUNS:
         raise DataError(
-            f"{len(runs)} runs cannot fit five parameters", f"train {MIN_FIT_RUNS} or more, of several sizes"
+            f"{len(runs)} runs cannot fit five parameters", f"train at least {MIN_FIT_RUNS} runs of different sizes"
         )
     for column, name in enumerate(("size of the model", "number of samples")):
         if len(np.unique(runs[:, column])) < 3:
@@ -144,13 +144,13 @@ def check_fit_runs(runs: np.ndarray) -> None:
 
 
 def predict_log_loss(theta: np.ndarray, log_runs: np.ndarray) -> np.ndarray:
-    """(5,) log E, log A, log B, log a, log b and (n, 3) log N, log D, log L -> (n,) log L of the law."""
+    """Compute (n,) log L of the law from (5,) log E, log A, log B, log a, log b and (n, 3) log N, log D, log L."""
     e, a, b, alpha, beta = theta[0], theta[1], theta[2], np.exp(theta[3]), np.exp(theta[4])
     return np.logaddexp(np.logaddexp(a - alpha * log_runs[:, 0], b - beta * log_runs[:, 1]), e)
 
 
 def huber_objective(theta: np.ndarray, log_runs: np.ndarray) -> tuple[float, np.ndarray]:
-    """The Huber loss of the residuals over runs (n, 3), in units of its width, and its gradient (5,)."""
+    """Compute the Huber loss of the residuals over runs (n, 3), in units of its width, and its gradient (5,)."""
     predicted = predict_log_loss(theta, log_runs)
     x = (predicted - log_runs[:, 2]) / HUBER_WIDTH
     alpha, beta = np.exp(theta[3]), np.exp(theta[4])
@@ -169,7 +169,8 @@ def huber_objective(theta: np.ndarray, log_runs: np.ndarray) -> tuple[float, np.
 
 
 def minimise_huber_loss(log_runs: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """(n, 3) log N, log D, log L and (s, 5) starts -> (5,) of the least loss that L-BFGS finds from any of them."""
+    """Minimise the loss of (n, 3) log N, log D, log L with L-BFGS from (s, 5) starts, and return the best (5,)
+    parameters."""
     from scipy.optimize import minimize
 
     bounds = [(-20.0, 5.0)] * 3 + [(np.log(0.01), np.log(5.0))] * 2
@@ -181,14 +182,14 @@ def minimise_huber_loss(log_runs: np.ndarray, starts: np.ndarray) -> np.ndarray:
 
 
 def unscale_parameters(theta: np.ndarray, scale: np.ndarray) -> tuple[float, ...]:
-    """(5,) as fitted to N, D and L over their geometric means (3,) -> E, A, B, a, b."""
+    """Convert (5,) parameters, fitted to N, D and L divided by their geometric means (3,), to E, A, B, a, b."""
     e, a, b = np.exp(theta[:3]) * scale[2]
     alpha, beta = np.exp(theta[3:])
     return float(e), float(a * scale[0] ** alpha), float(b * scale[1] ** beta), float(alpha), float(beta)
 
 
 def describe_doubts(fit: ScalingLawFit, fitted_runs: np.ndarray) -> tuple[str, ...]:
-    """What the runs (n, 3) cannot tell, a sentence each."""
+    """Describe the limitations of a fit to runs (n, 3), one sentence each."""
     doubts = []
     for name, column, subject in (("a", 0, "parameters"), ("b", 1, "samples")):
         low, high = fit.interval(name)
@@ -196,20 +197,20 @@ def describe_doubts(fit: ScalingLawFit, fitted_runs: np.ndarray) -> tuple[str, .
             ratio = fitted_runs[:, column].max() / fitted_runs[:, column].min()
             doubts.append(
                 f"the exponent {name} is between {low:.2f} and {high:.2f}: {subject} that differ by a factor of "
-                f"{ratio:.3g} do not determine it"
+                f"{ratio:.3g} are not enough to determine it"
             )
     if fit.interval("E")[0] < 0.05 * fitted_runs[:, 2].min():
         doubts.append("the irreducible loss E is not distinguishable from 0: no run is near it")
     error = fit.largest_error
     if error is not None and error > max(0.05, 4 * fit.residual):
-        doubts.append(f"the law misses a run that was held out by {error:.0%}: do not extrapolate it")
+        doubts.append(f"the error on a held-out run is {error:.0%}: do not extrapolate the law")
     return tuple(doubts)
 
 
 @dataclass(frozen=True)
 class IsoflopProfile:
-    """An isoFLOP profile: the N of the least loss among runs of one budget C, by a parabola in log N; None where the
-    smallest or the largest model is the best, so that no minimum lies between."""
+    """An isoFLOP profile: the loss-minimising N among runs of one budget C, by a parabola in log N; None if the
+    smallest or the largest model is best."""
 
     flops: float
     parameters: float | None
@@ -220,8 +221,8 @@ class IsoflopProfile:
 def fit_isoflop_profiles(
     parameters: Sequence[float], flops: Sequence[float], losses: Sequence[float], tolerance: float = 0.1
 ) -> list[IsoflopProfile]:
-    """(n,) N, C and L of runs -> a profile for each budget of three runs or more whose C differ by less than the
-    `tolerance` (arXiv:2203.15556, section 3.2)."""
+    """Fit a profile to each group of at least three runs whose C differ by less than `tolerance`, from (n,) N, C and L
+    (arXiv:2203.15556, section 3.2)."""
     table = np.stack([np.asarray(column, np.float64) for column in (parameters, flops, losses)], 1)
     table = table[np.argsort(table[:, 1], kind="stable")]
     steps = np.flatnonzero(np.diff(np.log(table[:, 1])) > np.log1p(tolerance)) + 1
@@ -230,7 +231,7 @@ def fit_isoflop_profiles(
 
 
 def fit_isoflop_profile(group: np.ndarray) -> IsoflopProfile:
-    """(n, 3) N, C, L of one budget -> its profile."""
+    """Fit the profile of one budget, (n, 3) N, C, L."""
     x, y = np.log(group[:, 0]), group[:, 2]
     budget = float(np.exp(np.log(group[:, 1]).mean()))
     curve, slope, level = np.polyfit(x - x.mean(), y, 2)

@@ -13,14 +13,14 @@ from typing import Literal
 import numpy as np
 import scipy
 
-CONFIDENCE_LEVEL = 0.95  # of every interval
+CONFIDENCE_LEVEL = 0.95  # of all intervals
 
-Verdict = Literal["higher", "lower", "cannot be told"]
+Verdict = Literal["higher", "lower", "inconclusive"]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean of `count` values, and the interval that holds the true mean in 95 of 100 cases; none for one value."""
+    """A mean of `count` values and its 95 % confidence interval, None for one value."""
 
     mean: float
     interval: tuple[float, float] | None
@@ -28,17 +28,17 @@ class Estimate:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the mean, of a difference, is above or below 0; an interval that contains 0 or one seed is
-        inconclusive."""
+        """Return whether a mean difference is above or below 0, or inconclusive: its interval contains 0, or it has one
+        seed."""
         if self.interval is None or self.interval[0] <= 0 <= self.interval[1]:
-            return "cannot be told"
+            return "inconclusive"
         return "higher" if self.mean > 0 else "lower"
 
 
 def estimate_mean(values: Sequence[float], level: float = CONFIDENCE_LEVEL) -> Estimate:
-    """The mean of values, (n,), with Student's t interval: mean +- t s / sqrt(n), s with n - 1, t of n - 1 degrees.
+    """Estimate the mean of (n,) values with Student's t interval: mean ± t s / sqrt(n), with n - 1 degrees of freedom.
 
-    It assumes that values of different seeds are independent and nearly normal. Raises ValueError for no value.
+    Assumes that values of different seeds are independent and nearly normal. Raises ValueError without values.
     """
     array = np.asarray(values, np.float64)
     if not len(array):
@@ -54,10 +54,10 @@ def estimate_mean(values: Sequence[float], level: float = CONFIDENCE_LEVEL) -> E
 def estimate_difference(
     first: dict[int, float], second: dict[int, float], level: float = CONFIDENCE_LEVEL
 ) -> Estimate | None:
-    """The mean of second - first over the seeds that both have, {seed: value}, with the interval of a paired t test.
+    """Estimate the mean of second - first, {seed: value}, over common seeds with the interval of a paired t test.
 
-    Runs of one seed share their weights' draws and the order of the images, as far as their models allow; a difference
-    within a seed varies less for it. None where no seed has both.
+    Runs of one seed share initial weights and image order as far as their models allow, which reduces the variance of
+    their difference. Returns None without a common seed.
     """
     shared = sorted(first.keys() & second.keys())
     if not shared:

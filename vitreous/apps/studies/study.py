@@ -1,8 +1,8 @@
 """Definition of a study: a question, its runs at three scales, and the published results.
 
-A study is one file with one `Study` or a few that share runs. It trains nothing itself: its cells are options of
-`train`, so that each of its runs is one that `vitreous train` makes too. What is read of a run is the figure that it
-leads with, another one of its validation images, or what a `Measure` measures. Needs no PyTorch.
+A study file has one `Study`, or several that share runs. Its cells are options of `train`, so `vitreous train` can
+reproduce each run. The result of a run is its leading validation metric, another validation metric, or the result of a
+`Measure`. Needs no PyTorch.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from vitreous.recipes.options import TrainOptions
 
 ScaleName = Literal["small", "gpu", "published"]
 AxisValues = tuple[str, ...]  # a value on each axis of a table
-#: names for people of the figures that studies measure
+#: labels of the metrics that studies measure
 STUDY_METRIC_LABELS = {
     "fewshot_top1": "few-shot top-1",
     "merged_top1": "top-1",
-    "variance_share": "share of the filters' variance",
-    "position_contrast": "similarity within rows and columns, less elsewhere",
-    "attention_distance": "attention distance, pixels",
-    "rollout_spread": "share of the patches that hold half of the rollout",
-    "norm_ratio": "largest norm of a patch token, of the median",
+    "variance_share": "explained variance of filters",
+    "position_contrast": "similarity within rows and columns minus elsewhere",
+    "attention_distance": "attention distance (pixels)",
+    "rollout_spread": "share of patches with half of the rollout",
+    "norm_ratio": "largest / median norm of patch tokens",
     "fastest_rate": "images/s",
-    "largest_batch": "images in the largest batch",
+    "largest_batch": "largest batch (images)",
 }
-MAX_IMAGE_SIZE = 64  # pixels: larger pictures are scaled to it, but at the published scale
+MAX_IMAGE_SIZE = 64  # pixels: larger images are downscaled to it, except at the published scale
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How large the runs of a study are: `steps` of `batch_size` images by a ViT of `width` and `depth`, on `seeds`.
+    """Size of a study's runs: `steps` of `batch_size` images, a ViT of `width` and `depth`, and `seeds` per cell.
 
-    Of the published scale the model, the length and everything else are the recipe's, and `steps` is 0. `data`: a set
-    of `recipes.recipe.REFERENCE_DATASETS`, by which the cost is counted where no data are named.
+    At the published scale, the recipe defines model and length, and `steps` is 0. `data` is the dataset in
+    `recipes.recipe.REFERENCE_DATASETS` for cost estimates without --data.
     """
 
     name: ScaleName
@@ -81,21 +81,21 @@ class StudySetting:
 
     @property
     def patch(self) -> int:
-        """The side of a patch that gives about 16 to 64 tokens."""
+        """Return the patch size that gives about 16 to 64 tokens."""
         return 2 if self.side <= 16 else 4 if self.side <= 32 else 8
 
     @property
     def recipe(self) -> str:
-        """The recipe of small images, for cells that would take another one from weights."""
+        """Return the recipe for small images, for cells that would otherwise take one from their initial weights."""
         return "digits" if self.side <= 8 else "small"
 
     def vit(self, width: int = 0, depth: int = 0, patch: int = 0) -> str:
-        """The name of the scale's ViT, or of one of another width, depth or patch."""
+        """Return the name of the scale's ViT, with another width, depth or patch size if given."""
         scale = self.scale
         return f"ViT-{width or scale.width}x{depth or scale.depth}/{patch or self.patch}"
 
     def options(self, published: TrainOptions, **changes: Any) -> TrainOptions:
-        """Options of the scale's runs, with changes; of the published scale those of `published`."""
+        """Return the options of the scale's runs with changes; at the published scale, those of `published`."""
         if self.scale.name == "published":
             return update_options(published, **changes)
         image_size = MAX_IMAGE_SIZE if self.side > MAX_IMAGE_SIZE else None
@@ -106,19 +106,18 @@ class StudySetting:
 
 
 def update_options(options: TrainOptions, **changes: Any) -> TrainOptions:
-    """Options with other values; `settings`, {path: words}, are added to those that there are."""
+    """Return options with changed values; `settings`, {path: words}, are added to the existing ones."""
     settings = options.settings | {path: text.split() for path, text in changes.pop("settings", {}).items()}
     return replace(options, **changes, settings=settings)
 
 
 @dataclass(frozen=True)
 class StudyCell:
-    """A cell of a table: its place on the axes, and the options of its runs, one run a seed.
+    """A cell of a table: its position on the axes, and the options of its runs, one run per seed.
 
-    `share` of the training images are learned from, those of smaller shares among them. `after`: cells that are
-    trained first, by the option or the path of a setting that is given the folder of their run of the same seed; `then`
-    are further changes of the options that these allow. A cell without a place is in no table. `data`: another data
-    set than the study's.
+    `share`: share of the training images, nested across shares. `after`: prerequisite cells, by the option or settings
+    path that receives the folder of their run with the same seed; `then`: further changes of options for runs with
+    prerequisites. Cells without a place are not in the table. `data`: a dataset other than the study's.
     """
 
     place: AxisValues
@@ -131,14 +130,14 @@ class StudyCell:
 
     @property
     def level(self) -> int:
-        """How many cells come before it, one after the other."""
+        """Return the length of the longest chain of prerequisites."""
         return 1 + max((cell.level for cell in self.after.values()), default=-1)
 
 
 @dataclass(frozen=True)
 class Chart:
-    """How a figure shows the table: means against the axis, or the measured quantity, `x`, a line for each value of the
-    axis `series`, or of several axes. Without `x` a row of dots with intervals."""
+    """The figure of a table: means against `x`, an axis or a measured quantity, with one line per value of the axes
+    `series`. Without `x`: dots with intervals, one line per row."""
 
     x: str = ""
     series: str | tuple[str, ...] = ""
@@ -148,8 +147,8 @@ class Chart:
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A run to be measured: its folder, its settings (`training.run.Run`) and seed, the other data sets of the study,
-    and a folder for what is drawn of it. Of a model that is not trained there is no folder."""
+    """A run to be measured: its folder (None for an untrained model), settings (`training.run.Run`) and seed, the other
+    datasets of the study, and a folder for its figures."""
 
     folder: Path | None
     run: Any
@@ -163,16 +162,16 @@ class MeasuredRun:
 
     @property
     def home(self) -> Path:
-        """The folder of the run. Raises ValueError for a model that is not trained."""
+        """Return the folder of the run. Raises ValueError for an untrained model."""
         if self.folder is None:
-            raise ValueError("the model is not trained, so that it has no folder")
+            raise ValueError("an untrained model has no run folder")
         return self.folder
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A figure of a run: what its place has beside that of the run's cell, its value, None where there is none, and
-    quantities that a figure may have as its axis."""
+    """A measured value of a run: its position on the further axes of the table, its value or None, and quantities that
+    a chart may use as its x axis."""
 
     place: AxisValues
     value: float | None
@@ -181,8 +180,8 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Measure:
-    """What is measured of every run in place of the figure that it leads with, by the key of that figure and whether
-    `higher` is better. `trained`: False for models as they are drawn, of which nothing is trained."""
+    """A measurement of each run that replaces its leading metric, with the key of the metric and whether higher or
+    lower is better. `trained` is False for randomly initialised models without training."""
 
     figure: str
     read: Callable[[MeasuredRun], list[Measurement]]
@@ -192,8 +191,8 @@ class Measure:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What follows from a table: sentences, a table of its own, and curves over the figure by their names, each of
-    points (x, value)."""
+    """Conclusions from a table: sentences, a further table, and curves for the figure by name, each with points (x,
+    value)."""
 
     title: str
     sentences: tuple[str, ...]
@@ -205,7 +204,7 @@ class Conclusion:
 
 @dataclass(frozen=True)
 class Published:
-    """Published numbers by their place in the table, as they were printed, and what they are of."""
+    """Published values by cell, as printed, and a description of their conditions."""
 
     of: str
     values: dict[AxisValues, str]
@@ -213,12 +212,12 @@ class Published:
 
 @dataclass(frozen=True)
 class Study:
-    """A table or figure of a paper as a question, and how its runs answer it.
+    """A table or figure of a paper: the question, the runs, and their evaluation.
 
-    `cells` gives the cells for a setting. `reference` is the place that others are compared with; a function of a place
-    where it is not the same for all. `differs` says in what small runs differ from the published ones, and why.
-    `measure`: what is measured of runs, `figure`: the key of another figure than the leading one, `conclude`: what
-    follows from the rows (`tables.TableRow`). `others`: it needs other data sets; `groups` of them, each a folder.
+    `cells` returns the cells for a setting. `reference` is the cell that others are compared with, or a function from a
+    cell to its reference. `differs` describes the differences from the published runs. `measure` measures runs;
+    `figure` is the key of a metric other than the leading one; `conclude` draws conclusions from the rows
+    (`tables.TableRow`). `others`: whether the study needs other datasets, or `groups` of them, one folder each.
     """
 
     name: str
@@ -254,7 +253,7 @@ class Study:
 
 
 def order_with_parents(cells: tuple[StudyCell, ...]) -> list[StudyCell]:
-    """Cells and all that are trained before them, each once, what comes first before what needs it."""
+    """Return cells and their prerequisites, each once, prerequisites first."""
     ordered: list[StudyCell] = []
 
     def visit(cell: StudyCell) -> None:
@@ -269,5 +268,5 @@ def order_with_parents(cells: tuple[StudyCell, ...]) -> list[StudyCell]:
 
 
 def list_table_cells(cells: tuple[StudyCell, ...]) -> Iterator[AxisValues]:
-    """The places of the cells that are in the table."""
+    """Yield the positions of the cells that are in the table."""
     return (cell.place for cell in cells if cell.place)

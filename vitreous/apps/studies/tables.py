@@ -24,7 +24,7 @@ SUMMARY_QUANTITIES = (
 
 @dataclass(frozen=True)
 class RunResult:
-    """One run: the leading figure of its validation images, None where its loss was not finite."""
+    """The result of one run: its leading validation metric, None if its loss was not finite."""
 
     place: AxisValues
     seed: int
@@ -34,12 +34,12 @@ class RunResult:
     value: float | None
     better: str
     measured: dict[str, float | None]
-    images: int | None  # of its evaluation
+    images: int | None  # number of evaluated images
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """A place of the table. `difference` is to the reference, of the same seeds; None for the reference itself."""
+    """A row of the table. `difference` is to the reference, paired by seed; None for the reference itself."""
 
     place: AxisValues
     values: dict[int, float]
@@ -56,18 +56,18 @@ class TableRow:
     def verdict(self) -> str:
         """Return the verdict of the comparison with the reference, in words."""
         if self.mean is None:
-            return "loss not finite"
+            return "non-finite loss"
         if self.reference is None:
             return "reference"
         if self.difference is None:
-            return "no pair of runs"
+            return "no common seed"
         if self.difference.interval is None:
-            return "cannot be told: one seed"
+            return "inconclusive: one seed"
         return self.difference.verdict
 
 
 def read_run_result(study_run: StudyRun, metric_name: str = "") -> RunResult:
-    """The leading figure of a complete run, or the one named, of which less is better."""
+    """Read the leading metric of a complete run, or the metric `metric_name`, for which lower is better."""
     summary = json.loads(study_run.folder.summary.read_text("utf-8"))
     val = summary.get("val") or {}
     better = "lower" if metric_name else val.get("better", "higher")
@@ -107,7 +107,7 @@ def build_table_rows(study: Study, results: list[RunResult]) -> list[TableRow]:
 def build_table_row(
     study: Study, axis_values: AxisValues, values: dict[AxisValues, dict[int, float]], results: list[RunResult]
 ) -> TableRow:
-    """One row, of the results at its place."""
+    """Build the row of a cell from its results."""
     seed_values, reference = values[axis_values], study.get_reference(axis_values)
     pair = estimate_difference(values.get(reference, {}), seed_values) if reference != axis_values else None
     names = dict.fromkeys(name for result in results for name in result.measured)
@@ -132,12 +132,12 @@ def mean_or_none(values: list[float | None]) -> float | None:
 
 
 def list_columns(study: Study) -> list[str]:
-    """The names of the columns of a study's document."""
+    """List the column names of a study's document."""
     return [*study.axes, "mean", "interval", "seeds", "difference", "difference interval", "verdict", "published"]
 
 
 def rows_to_lists(rows: list[TableRow]) -> list[list[Any]]:
-    """The rows in the order of `list_columns`, as JSON has them."""
+    """Convert the rows to lists for JSON, in the order of `list_columns`."""
     table = []
     for row in rows:
         mean, pair = row.mean, row.difference
@@ -147,5 +147,5 @@ def rows_to_lists(rows: list[TableRow]) -> list[list[Any]]:
 
 
 def row_to_dict(row: TableRow) -> dict[str, Any]:
-    """A row with everything that was measured."""
+    """Convert a row to a dict with all its measurements."""
     return asdict(row) | {"values": {str(seed): value for seed, value in row.values.items()}, "verdict": row.verdict}

@@ -1,4 +1,4 @@
-"""Tables 2, 5 and 9 of arXiv:2010.11929: models pre-trained on one data set, fine-tuned on others."""
+"""Tables 2, 5 and 9 of arXiv:2010.11929: models pre-trained on one dataset and fine-tuned on others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vitreous.apps.studies.study import (
 )
 from vitreous.recipes.options import TrainOptions
 
-#: sets of the paper, by group of VTAB where they are of it, and the recipe that fine-tunes on them
+#: datasets of the paper, and the recipes that fine-tune on them
 PAPER_RECIPES = {
     "ImageNet": "imagenet",
     "CIFAR-10": "cifar",
@@ -28,7 +28,7 @@ PAPER_RECIPES = {
 }
 TRANSFER_MODELS = ("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32", "ViT-H/14")
 SCRATCH_LABEL = "from scratch"
-#: after JFT-300M at 384 pixels (Table 5), in the order of MODELS
+#: pre-trained on JFT-300M, fine-tuned at 384 pixels (Table 5), in the order of TRANSFER_MODELS
 TABLE_5 = {
     "CIFAR-10": "99.00 98.61 99.38 99.19 99.50",
     "CIFAR-100": "91.87 90.49 94.04 92.52 94.55",
@@ -41,7 +41,7 @@ TRANSFER_PUBLISHED = {
     for name, values in TABLE_5.items()
     for model, value in zip(TRANSFER_MODELS, values.split(), strict=True)
 }
-#: means of the groups of Table 9, of its printed numbers
+#: group means, computed from the printed values of Table 9
 GROUP_MEANS = {"ViT-H/14": ("86.7", "87.0", "65.0"), "ViT-L/16": ("85.6", "86.7", "63.0")}
 
 
@@ -63,24 +63,24 @@ def pretraining_cells(setting: StudySetting) -> dict[str, StudyCell]:
 
 
 def finetune_cell(setting: StudySetting, dataset: OtherDataset, pretraining_cell: StudyCell) -> StudyCell:
-    """What is fine-tuned on another set, from a run or, where there is none, drawn anew."""
+    """Return a cell fine-tuned on another dataset from a pre-training cell."""
     options = update_options(pretraining_cell.options, recipe=setting.recipe)
     if setting.scale.name == "published":
         name = PAPER_RECIPES.get(dataset.name, "vtab")
         options = setting.options(TrainOptions(recipe=f"finetune-{name}", model=pretraining_cell.options.model))
     return StudyCell(
         (), options, after={"init": pretraining_cell}, then={"model": None}, data=dataset.source
-    )  # that of the weights
+    )  # the model of the initial weights
 
 
 def resolve_other_datasets(setting: StudySetting) -> tuple[OtherDataset, ...]:
-    """The sets that are named, or those that stand for them where costs are counted."""
+    """Return the given datasets, or placeholders for cost estimates."""
     names = PAPER_RECIPES if setting.scale.name == "published" else ("5-9", "5-9 turned")
     return setting.others or tuple(OtherDataset(name, name) for name in names)
 
 
 def transfer_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Every model fine-tuned on every set, and one trained on it from scratch."""
+    """Return every model fine-tuned on every dataset, and a model trained from scratch on each."""
     pretrained_cells = pretraining_cells(setting)
     cells = []
     for dataset in resolve_other_datasets(setting):
@@ -98,24 +98,25 @@ def transfer_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def scratch_cell(setting: StudySetting, dataset: OtherDataset, template_cell: StudyCell) -> StudyCell:
-    """The scale's ViT trained on another set alone."""
+    """Return the scale's ViT trained from scratch on another dataset."""
     recipe = "vit-imagenet" if setting.scale.name == "published" else setting.recipe
     options = setting.options(TrainOptions(recipe=recipe, model=template_cell.options.model), recipe=recipe)
     return StudyCell((SCRATCH_LABEL, dataset.name), options, data=dataset.source)
 
 
 def with_axis_values(cell: StudyCell, *values: str) -> StudyCell:
-    """A cell at a place."""
+    """Return a copy of a cell at another position."""
     return replace(cell, place=values)
 
 
 def scratch_reference(axis_values: AxisValues) -> AxisValues:
-    """The model from scratch on the set of a place."""
+    """Return the model from scratch on the same dataset."""
     return SCRATCH_LABEL, *axis_values[1:]
 
 
 def group_transfer_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """The cells of `transfer` with the group of each set; the sets of a group that stands for others are its own."""
+    """Return the cells of `transfer` with the group of each dataset; without datasets, placeholders for the VTAB
+    groups."""
     placeholder_datasets = tuple(
         OtherDataset(f"{group} set", group, group) for group in ("natural", "specialized", "structured")
     )
@@ -126,7 +127,7 @@ def group_transfer_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def conclude_groups(rows: Sequence[Any]) -> Conclusion:
-    """The mean over the sets of each group, by model, over seeds."""
+    """Average each model over the datasets of each group, with intervals over seeds."""
     from vitreous.apps.studies.statistics import estimate_mean
 
     by_group: dict[AxisValues, dict[int, list[float]]] = {}
@@ -143,47 +144,50 @@ def conclude_groups(rows: Sequence[Any]) -> Conclusion:
     sentence = (
         "A group's metric is the mean over its datasets, and `all groups` is the mean over all datasets, as in VTAB."
     )
-    return Conclusion("By group", (sentence,), ("model", "group", "sets", "mean", "95 % interval"), tuple(lines))
+    return Conclusion("By group", (sentence,), ("model", "group", "datasets", "mean", "95 % interval"), tuple(lines))
 
 
 TRANSFER_STUDY = Study(
     "transfer",
-    "Transfer of several models to several data sets",
-    question="Which pre-trained model is better on other datasets, with which confidence over runs?",
+    "Transfer learning by model and dataset",
+    question="Which pre-trained model transfers best to other datasets, and how large is the variation over runs?",
     source="arXiv:2010.11929, Tables 2 and 5",
-    axes=("model", "data set"),
+    axes=("model", "dataset"),
     cells=transfer_cells,
     reference=scratch_reference,
     published=Published(
-        "accuracy after pre-training on JFT-300M, fine-tuned at 384 pixels (Table 5); Table 2 has mean and std "
-        "of three runs, of ViT-L/16 on CIFAR-10 99.42 ± 0.03 %, on CIFAR-100 93.90 ± 0.05 %, on Pets 97.32 ± 0.11 %, "
-        "on Flowers 99.74 ± 0.00 %",
+        "accuracy after pre-training on JFT-300M and fine-tuning at 384 pixels (Table 5). Mean and std of three runs "
+        "of ViT-L/16 (Table 2): CIFAR-10 99.42 ± 0.03 %, CIFAR-100 93.90 ± 0.05 %, Pets 97.32 ± 0.11 %, Flowers 99.74 "
+        "± 0.00 %",
         TRANSFER_PUBLISHED,
     ),
     differs=(
-        "The paper pre-trains on 303 million images with 18,291 classes, and its seeds are those of fine-tuning alone. "
-        "Here the pre-training data are few and resemble the other sets, each seed has a separate pre-training, "
-        "and the model from scratch, which the paper's table does not have, is the reference."
+        "The paper pre-trains on 303 million images with 18,291 classes, and varies only the seed of fine-tuning. "
+        "Here the pre-training data are few and resemble the target datasets, and each seed has a separate "
+        "pre-training. The reference is a model from scratch, which is not in the paper's table."
     ),
     others="sets",
 )
 
 GROUP_TRANSFER_STUDY = Study(
     "groups",
-    "Transfer by group of data sets",
+    "Transfer learning by dataset group",
     question="On which datasets does pre-training help most?",
     source="arXiv:2010.11929, Figure 2 and Table 9; arXiv:1910.04867",
-    axes=("model", "group", "data set"),
+    axes=("model", "group", "dataset"),
     cells=group_transfer_cells,
     reference=scratch_reference,
     published=Published(
-        "means over the groups of VTAB-1k after JFT-300M, of Table 9's numbers (natural, specialized, structured): "
+        (
+            "group means of VTAB-1k after pre-training on JFT-300M, computed from Table 9 (natural, specialized, "
+            "structured): "
+        )
         + "; ".join(f"{model} {', '.join(values)} %" for model, values in GROUP_MEANS.items()),
         {},
     ),
     differs=(
-        "VTAB has 1,000 training images for each of 19 sets. Here all training images of each set named are learned "
-        "from, whatever their number: `vitreous evaluate --protocol vtab` has VTAB's own rule."
+        "VTAB uses 1,000 training images of each of 19 datasets. Here all training images of each dataset are used; "
+        "`vitreous evaluate --protocol vtab` follows the protocol of VTAB."
     ),
     conclude=conclude_groups,
     others="groups",

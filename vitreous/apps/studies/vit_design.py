@@ -6,17 +6,17 @@ from vitreous.apps.studies.study import AxisValues, Chart, Published, Study, Stu
 from vitreous.apps.studies.transfer import resolve_other_datasets
 from vitreous.recipes.options import TrainOptions
 
-# Table 8 of arXiv:2010.11929: what kind of position embedding, and where it is added.
-#: the row of the table -> settings of the model
+# Table 8 of arXiv:2010.11929: type of position embedding, and where it is added.
+#: row of the table -> settings of the model
 POSITION_KINDS = {
     "none": {"model.positions.kind": "none"},
     "1-D": {"model.positions.kind": "learned"},
     "2-D": {"model.positions.kind": "axes"},
     "relative": {"model.positions.kind": "none", "model.attention.kind": "relative"},
 }
-#: the column of the table -> where positions are added
+#: column of the table -> where positions are added
 POSITION_INSERTIONS = {"input": "input", "every layer": "each", "every layer, shared": "shared"}
-INPUT_ONLY_POSITIONS = ("none", "relative")  # kinds that the table has in one column
+INPUT_ONLY_POSITIONS = ("none", "relative")  # types that the table lists in one column only
 
 POSITIONS_PUBLISHED = {
     ("none", "input"): "61.382 %",
@@ -31,7 +31,7 @@ POSITIONS_PUBLISHED = {
 
 
 def position_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Every kind at every place that the table has."""
+    """Return every type of position embedding at every insertion point of the table."""
     base = setting.options(TrainOptions(recipe="vit-jft", model="ViT-B/16"))
     cells = []
     for label, model_settings in POSITION_KINDS.items():
@@ -54,8 +54,8 @@ POSITIONS_STUDY = Study(
     published=Published("ImageNet 5-shot accuracy of ViT-B/16 pre-trained on JFT-300M (Table 8)", POSITIONS_PUBLISHED),
     differs=(
         "The paper pre-trains on JFT-300M and evaluates a linear 5-shot classifier on ImageNet. Here models are "
-        "trained and evaluated on the classes of --data, and they are smaller: with few tokens of few pixels "
-        "places say more of an image, and few images have to teach positions."
+        "trained and evaluated on the classes of --data, and they are smaller. With few small patches, positions "
+        "carry more information about an image, and are learned from fewer images."
     ),
 )
 
@@ -69,7 +69,7 @@ POOLING_RATES = {"small": ("3e-4", "1e-3", "3e-3"), "gpu": ("3e-4", "1e-3", "3e-
 
 
 def pooling_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Both ways to pool at every learning rate, with AdamW as the paper's Adam."""
+    """Return both types of pooling at every learning rate, with AdamW instead of the paper's Adam."""
     base = setting.options(TrainOptions(recipe="vit-jft", model="ViT-B/16"), optimizer="adamw")
     return tuple(
         StudyCell((pool, learning_rate), update_options(base, lr=float(learning_rate), settings=model_settings))
@@ -79,34 +79,34 @@ def pooling_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def class_token_reference(axis_values: AxisValues) -> AxisValues:
-    """The class token at the learning rate of a place."""
+    """Return the class token at the same learning rate."""
     return "class token", axis_values[1]
 
 
 POOLING_STUDY = Study(
     "pooling",
     "Class token or mean pooling",
-    question="Does a ViT need a class token, or does the mean of its patches do, at a learning rate of its own?",
+    question="Does a ViT need a class token, or is mean pooling as good with a tuned learning rate?",
     source="arXiv:2010.11929, D.3 and Figure 9",
     axes=("pooling", "learning rate"),
     cells=pooling_cells,
     reference=class_token_reference,
     published=Published(
-        "Figure 9 has curves and no table: the class token at 8e-4 and the mean at 3e-4 end alike, the mean at 8e-4 "
-        "far below",
+        "Figure 9 has curves and no table: the class token at 8e-4 and mean pooling at 3e-4 reach the same accuracy; "
+        "mean pooling at 8e-4 is far below",
         {},
     ),
     differs=(
-        "The paper's class token has a layer with tanh before the head, its mean has none, and it pre-trains on "
-        "JFT-300M. Learning rates that suit smaller models and batches are higher than the paper's."
+        "In the paper, the class token has an additional tanh layer before the head, mean pooling has none, and "
+        "models are pre-trained on JFT-300M. Smaller models and batches use higher learning rates than the paper."
     ),
     chart=Chart("learning rate", "pooling", logarithmic=True),
 )
 
 
-# Figure 8 of arXiv:2010.11929: depth, width, MLP or patch of a ViT changed by itself, and all at once.
+# Figure 8 of arXiv:2010.11929: depth, width, MLP or patch size of a ViT changed separately and together.
 def shape_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """The model of the scale, and models of twice one of its sizes; patches are halved."""
+    """Return the model of the scale, and models with one dimension doubled or quadrupled, or patches halved."""
     published = setting.scale.name == "published"
     width, depth, patch = (1024, 8, 32) if published else (setting.scale.width, setting.scale.depth, setting.patch)
     base = setting.options(TrainOptions(recipe="vit-jft"))
@@ -130,32 +130,32 @@ def shape_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 SHAPE_STUDY = Study(
     "shape",
-    "Depth, width, MLP and patch",
-    question="Which size of a ViT is worth its compute: depth, width, the MLP, or smaller patches?",
+    "Scaling depth, width, MLP and patch size",
+    question="Which dimension of a ViT is the best use of compute: depth, width, MLP, or smaller patches?",
     source="arXiv:2010.11929, D.2 and Figure 8",
     axes=("changed", "model"),
     cells=shape_cells,
     reference=("base", "base"),
     published=Published(
-        "Figure 8 has curves and no table: depth gains most, up to 64 layers and less after 16; width gains least; "
-        "smaller patches gain without a parameter more",
+        "Figure 8 has curves and no table: depth improves accuracy most, up to 64 layers with diminishing returns "
+        "after 16; width improves it least; smaller patches improve it without additional parameters",
         {},
     ),
     differs=(
-        "The paper starts from 8 layers of width 1024 with an MLP of 2048 on patches of 32, pre-trains on JFT-300M and "
-        "evaluates 5-shot accuracy. Sizes here begin smaller, and every run has the same number of steps: a larger "
-        "model has more compute, which is the axis of the figure."
+        "The paper starts from 8 layers of width 1024 with an MLP of 2048 on patches of 32, pre-trains on JFT-300M "
+        "and evaluates 5-shot accuracy. Here the base model is smaller. Every run has the same number of steps, so "
+        "larger models use more compute, which is the x axis of the figure."
     ),
     chart=Chart("exaflops", "changed", logarithmic=True),
 )
 
 
-# Figure 13 of arXiv:2010.11929: attention along rows and columns in place of all patches.
+# Figure 13 of arXiv:2010.11929: attention along rows and columns instead of all patches.
 AXIAL_MODELS = {"ViT": "ViT-B/{patch}", "Axial-ViT": "Axial-ViT-B/{patch}"}
 
 
 def axial_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Both kinds with larger and with smaller patches, without a class token, which has no place in a grid."""
+    """Return ViT and Axial-ViT with two patch sizes, without a class token, which is not part of the grid."""
     base = setting.options(TrainOptions(recipe="vit-jft"))
     cells = []
     for patch in (32, 16) if setting.scale.name == "published" else (setting.patch, max(1, setting.patch // 2)):
@@ -177,7 +177,7 @@ def axial_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 AXIAL_STUDY = Study(
     "axial",
     "Axial attention",
-    question="Is attention along rows and columns better than attention to all patches, for its compute?",
+    question="Is axial attention (along rows and columns) better than global attention at the same compute?",
     source="arXiv:2010.11929, D.6 and Figure 13",
     axes=("model", "patch"),
     cells=axial_cells,
@@ -186,21 +186,22 @@ AXIAL_STUDY = Study(
         "Figure 13 has points and no table: from worst to best ViT-B/32, Axial-ViT-B/32, ViT-B/16, Axial-ViT-B/16", {}
     ),
     differs=(
-        "An axial block has two MLPs, so that Axial-ViT has more compute and more parameters than the ViT beside it, "
-        "as in the paper. The paper pre-trains on JFT-300M and evaluates 5-shot accuracy on ImageNet."
+        "As in the paper, an axial block has two MLPs, so Axial-ViT has more compute and parameters than the ViT with "
+        "the same patch size. The paper pre-trains on JFT-300M and evaluates 5-shot accuracy on ImageNet."
     ),
     chart=Chart("exaflops", "model", logarithmic=True),
 )
 
 
-# Masked patch prediction (arXiv:2010.11929, section 4.6 and B.1.2) against labels, and nothing, learned first.
-PATCHES_PRETRAINING = {"nothing": "", "masked patches": "masked-patches", "labels": ""}
-#: of ImageNet with ViT-B/16; without pre-training and with labels the paper says how far these are
+# Masked patch prediction (arXiv:2010.11929, section 4.6 and B.1.2) compared with supervised and no pre-training.
+PATCHES_PRETRAINING = {"none": "", "masked patches": "masked-patches", "labels": ""}
+#: ImageNet accuracy of ViT-B/16; the paper gives the other two as differences
 PATCHES_PUBLISHED = {("masked patches", "ImageNet"): "79.9 %"}
 
 
 def masked_patch_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Every way to begin on the study's data, fine-tuned on every other set as the model from scratch is trained."""
+    """Return each pre-training method on the study's data, fine-tuned on every other dataset with the recipe of the
+    model from scratch."""
     published = setting.scale.name == "published"
     supervised_options = setting.options(TrainOptions(recipe="vit-jft", model="ViT-B/16"))
     masked_options = setting.options(TrainOptions(recipe="masked-patches", model="ViT-B/16"), recipe="masked-patches")
@@ -219,26 +220,26 @@ def masked_patch_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def no_pretraining_reference(axis_values: AxisValues) -> AxisValues:
-    """The model from scratch on the set of a place."""
-    return "nothing", axis_values[1]
+    """Return the model from scratch on the same dataset."""
+    return "none", axis_values[1]
 
 
 MASKED_PATCHES_STUDY = Study(
     "masked-patches",
-    "Masked patch prediction against labels",
+    "Masked patch prediction and supervised pre-training",
     question="How does masked patch prediction compare with supervised pre-training?",
     source="arXiv:2010.11929, section 4.6 and B.1.2",
-    axes=("learned first", "data set"),
+    axes=("pre-training", "dataset"),
     cells=masked_patch_cells,
     reference=no_pretraining_reference,
     published=Published(
-        "ImageNet accuracy of ViT-B/16 after masked patch prediction on JFT-300M: 2 % above training from scratch and "
-        "4 % below pre-training with labels",
+        "ImageNet accuracy of ViT-B/16 after masked patch prediction on JFT-300M: 2 % above training from scratch, "
+        "and 4 % below supervised pre-training",
         PATCHES_PUBLISHED,
     ),
     differs=(
-        "The paper pre-trains for a million steps. Here pre-training and evaluation data are similar to each "
-        "other, and images of few patches leave little to predict."
+        "The paper pre-trains for a million steps. Here pre-training and target datasets resemble each other, and "
+        "images with few patches make prediction easy."
     ),
     others="sets",
 )

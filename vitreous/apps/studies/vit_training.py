@@ -6,10 +6,10 @@ from vitreous.apps.studies.frontier import conclude_crossings, conclude_frontier
 from vitreous.apps.studies.study import AxisValues, Chart, Published, Study, StudyCell, StudySetting, update_options
 from vitreous.recipes.options import TrainOptions
 
-# Figure 3 of arXiv:2010.11929: which regularisation suits a small, and which a larger, data set.
+# Figure 3 of arXiv:2010.11929: regularisation by dataset size.
 REGULARISATION_SHARES = (10, 100)  # per cent of the training images
 NO_REGULARISATION = {"weight_decay": 0.0, "dropout": 0.0, "label_smoothing": 0.0}
-#: the three that the paper tunes for each data set
+#: the three regularisers that the paper tunes for each dataset
 REGULARISATION_KINDS = {
     "none": {},
     "weight decay": {"weight_decay": 0.1},
@@ -20,7 +20,7 @@ REGULARISATION_KINDS = {
 
 
 def regularisation_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Each regulariser by itself, none, and all, on few images and on all of them."""
+    """Return no regularisation, each regulariser, and all of them, on 10 % and on all of the images."""
     base = setting.options(TrainOptions(recipe="vit-imagenet", model="ViT-B/16"))
     return tuple(
         StudyCell((regulariser, f"{share} %"), update_options(base, **(NO_REGULARISATION | options)), share / 100)
@@ -30,37 +30,37 @@ def regularisation_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def unregularised_reference(axis_values: AxisValues) -> AxisValues:
-    """The model without any on the images of a place."""
+    """Return the unregularised model on the same images."""
     return "none", axis_values[1]
 
 
 REGULARISATION_STUDY = Study(
     "regularisation",
-    "Regularisation by the number of images",
-    question="Do few images need another regularisation than many: weight decay, dropout, label smoothing?",
+    "Regularisation by dataset size",
+    question="Do small datasets need different regularisation than large ones: weight decay, dropout, label smoothing?",
     source="arXiv:2010.11929, section 4.3 and Figure 3",
     axes=("regulariser", "training images"),
     cells=regularisation_cells,
     reference=unregularised_reference,
     published=Published(
-        "for ImageNet the paper tunes weight decay, dropout and label smoothing and prints the first two (0.3 and 0.1 "
-        "of ViT pre-trained on ImageNet, Table 3), and no accuracy of each by itself",
+        "the paper tunes weight decay, dropout and label smoothing for ImageNet (weight decay 0.3 and dropout 0.1, "
+        "Table 3), and reports no accuracy for each separately",
         {},
     ),
     differs=(
-        "The paper tunes the three for each data set at once. Here each has one strength, by itself; what else the "
-        "recipe has, augmentation above all, regularises too and is the same in all rows."
+        "The paper tunes the three jointly for each dataset. Here each has one value and is applied separately. "
+        "Augmentation and the rest of the recipe also regularise, and are the same in all rows."
     ),
 )
 
 
-# Figure 4 of arXiv:2010.11929: accuracy against the number of training images, of ViT, BiT and a hybrid.
+# Figure 4 of arXiv:2010.11929: accuracy of ViT, BiT and a hybrid by number of training images.
 IMAGES_SHARES = (1, 3, 10, 30, 100)  # per cent
 IMAGES_MODELS = {"ViT": "ViT-B/32", "BiT": "BiT-R50x1", "hybrid": "R50+ViT-B/32"}
 
 
 def make_model_options(family: str, setting: StudySetting) -> TrainOptions:
-    """The options of a kind of model at the scale."""
+    """Return the options of a model family at the scale."""
     if setting.scale.name == "published":
         recipe = "bit-jft-adam" if family == "BiT" else "vit-jft"
         return setting.options(TrainOptions(recipe=recipe, model=IMAGES_MODELS[family]))
@@ -73,7 +73,7 @@ def make_model_options(family: str, setting: StudySetting) -> TrainOptions:
 
 
 def image_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Every kind of model on every share of the images, the smaller ones among the larger."""
+    """Return every model family on every share of the images; smaller shares are subsets of larger ones."""
     return tuple(
         StudyCell((family, f"{share} %"), make_model_options(family, setting), share=share / 100)
         for family in IMAGES_MODELS
@@ -82,34 +82,34 @@ def image_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def vit_reference(axis_values: AxisValues) -> AxisValues:
-    """The ViT on the share of a place."""
+    """Return the ViT on the same share."""
     return "ViT", axis_values[1]
 
 
 IMAGES_STUDY = Study(
     "images",
-    "Accuracy against the number of images",
+    "Accuracy by number of training images",
     question="How many training images does a ViT need to outperform a ResNet?",
     source="arXiv:2010.11929, section 4.3 and Figure 4",
     axes=("model", "training images"),
     cells=image_cells,
     reference=vit_reference,
     published=Published(
-        "Figure 4 has curves and no table: on 9 million images of JFT ViT-B/32 is worse than R50x1, on 90 million and "
-        "more it is better",
+        "Figure 4 has curves and no table: with 9 million images of JFT, ViT-B/32 is worse than R50x1; with 90 "
+        "million or more, it is better",
         {},
     ),
     differs=(
-        "The paper's subsets are 9 to 300 million images; here they are shares of the data named, some of a few "
-        "images a class. All runs have as many steps, so that a small share is seen more often. The hybrid has a "
-        "stem of convolutions for a ResNet, and models are not of one compute."
+        "The paper's subsets have 9 to 300 million images. Here they are shares of --data, some with a few images per "
+        "class. All runs have the same number of steps, so small shares are seen for more epochs. The hybrid has a "
+        "convolutional stem instead of a ResNet, and the models differ in compute."
     ),
     chart=Chart("training images", "model", logarithmic=True),
     conclude=conclude_crossings,
 )
 
 
-# Figure 5 and Table 6 of arXiv:2010.11929: accuracy against the compute of training, of ViTs, ResNets and hybrids.
+# Figure 5 and Table 6 of arXiv:2010.11929: accuracy of ViTs, ResNets and hybrids by training compute.
 #: ImageNet accuracy after 7 epochs of JFT-300M, by family and model (Table 6)
 COMPUTE_PUBLISHED = {
     ("ViT", "ViT-B/32"): "80.73 %",
@@ -125,7 +125,7 @@ COMPUTE_PUBLISHED = {
 
 
 def compute_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Models of several sizes of each family."""
+    """Return three or more model sizes of each family."""
     if setting.scale.name == "published":
         recipes = {"ViT": "vit-jft", "hybrid": "vit-jft", "ResNet": "bit-jft-adam"}
         return tuple(
@@ -149,20 +149,20 @@ def compute_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def list_vit_sizes(width: int, depth: int) -> tuple[tuple[str, int, int], ...]:
-    """Three models around one: name, width, depth. A head has 32 channels."""
+    """List three ViT sizes as (name, width, depth). A head has 32 channels."""
     half_width = max(32, width // 2 // 32 * 32)
     return ("small", half_width, max(1, depth // 2)), ("middle", width, depth), ("large", 2 * width, depth)
 
 
 def smallest_vit_reference(axis_values: AxisValues) -> AxisValues:
-    """The smallest ViT of the scale that a place is of."""
+    """Return the smallest ViT of the same scale."""
     return "ViT", "small" if axis_values[1] in ("small", "middle", "large") else "ViT-B/32"
 
 
 COMPUTE_STUDY = Study(
     "compute",
-    "Accuracy against compute",
-    question="Which family is better for the compute of its training: ViT, ResNet or hybrid?",
+    "Accuracy by training compute",
+    question="Which family is most accurate for its training compute: ViT, ResNet or hybrid?",
     source="arXiv:2010.11929, section 4.4, Figure 5 and Table 6",
     axes=("family", "model"),
     cells=compute_cells,
@@ -171,17 +171,17 @@ COMPUTE_STUDY = Study(
         "ImageNet accuracy after pre-training on JFT-300M for 7 epochs and fine-tuning (Table 6)", COMPUTE_PUBLISHED
     ),
     differs=(
-        "The paper pre-trains and fine-tunes; here models are evaluated on the dataset of their training. One "
-        "learning rate serves all models of a family, and hybrids have a stem of convolutions for a ResNet."
+        "The paper pre-trains and fine-tunes; here models are trained and evaluated on the same dataset. All models "
+        "of a family share one learning rate, and hybrids have a convolutional stem instead of a ResNet."
     ),
     chart=Chart("exaflops", "family", logarithmic=True),
     conclude=conclude_frontiers,
 )
 
 
-# Table 7 of arXiv:2010.11929: SGD against Adam for ResNets.
+# Table 7 of arXiv:2010.11929: SGD and Adam for ResNets.
 OPTIMIZERS_MODELS = {"R50": "BiT-R50x1", "R152x2": "BiT-R152x2"}
-#: of small scales: units of the stages, and the width of the root
+#: at small scales: residual units per stage, and the width of the root block
 OPTIMIZERS_SIZES = {"R50": ("1 1", "16"), "R152x2": ("2 2", "32")}
 OPTIMIZER_OPTIONS = {"SGD": ("sgd", 0.1), "Adam": ("adamw", 1e-3)}
 OPTIMIZERS_PUBLISHED = {
@@ -193,7 +193,7 @@ OPTIMIZERS_PUBLISHED = {
 
 
 def optimizer_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Two ResNets with both optimisers; at small scales ones of few units."""
+    """Return two ResNets with both optimisers; at small scales, with few residual units."""
     cells = []
     for model, name in OPTIMIZERS_MODELS.items():
         for optimizer, (optimizer_name, lr) in OPTIMIZER_OPTIONS.items():
@@ -208,14 +208,14 @@ def optimizer_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def sgd_reference(axis_values: AxisValues) -> AxisValues:
-    """The model of a place with SGD."""
+    """Return the same model with SGD."""
     return axis_values[0], "SGD"
 
 
 OPTIMIZERS_STUDY = Study(
     "optimizers",
-    "SGD against Adam for ResNets",
-    question="Do ResNets learn better with Adam than with SGD?",
+    "SGD and Adam for ResNets",
+    question="Do ResNets train better with Adam than with SGD?",
     source="arXiv:2010.11929, D.1 and Table 7",
     axes=("model", "optimiser"),
     cells=optimizer_cells,
@@ -224,21 +224,21 @@ OPTIMIZERS_STUDY = Study(
         "ImageNet accuracy after pre-training on JFT-300M and fine-tuning (Table 7)", OPTIMIZERS_PUBLISHED
     ),
     differs=(
-        "The paper pre-trains and fine-tunes; here models are evaluated on the dataset of their training. At small "
-        "scales R50 and R152x2 are ResNets of two stages, a small and a larger one. Each optimiser has one "
-        "learning rate, which is not tuned: a difference may be that of the rates."
+        "The paper pre-trains and fine-tunes; here models are trained and evaluated on the same dataset. At small "
+        "scales, R50 and R152x2 are a small and a larger ResNet with two stages. Each optimiser has one untuned "
+        "learning rate, so a difference may be due to the learning rates."
     ),
 )
 
 
-# Swin (arXiv:2103.14030) against ViT by the size of the images.
+# Swin (arXiv:2103.14030) and ViT by image size.
 RESOLUTION_SIDES = {"small": (16, 32), "gpu": (32, 64), "published": (224, 384)}
-RESOLUTION_PATCH = 4  # of both at small scales, in pixels
+RESOLUTION_PATCH = 4  # patch size in pixels of both at small scales
 RESOLUTION_PUBLISHED = {("Swin-B", "224"): "83.5 %", ("Swin-B", "384"): "84.5 %"}
 
 
 def resolution_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Both at each size."""
+    """Return ViT and Swin at each image size."""
     cells = []
     for image_size in RESOLUTION_SIDES[setting.scale.name]:
         if setting.scale.name == "published":
@@ -265,25 +265,24 @@ def resolution_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def vit_at_size_reference(axis_values: AxisValues) -> AxisValues:
-    """The ViT at the size of a place."""
+    """Return the ViT at the same image size."""
     return "ViT-B" if "-" in axis_values[0] else "ViT", axis_values[1]
 
 
 RESOLUTION_STUDY = Study(
     "swin",
-    "Swin against ViT by the size of images",
-    question="Is attention within windows, and tokens that merge, better than a plain ViT, as images grow?",
+    "Swin and ViT by image size",
+    question="Does a Swin Transformer outperform a plain ViT as images become larger?",
     source="arXiv:2103.14030, Table 1",
     axes=("model", "image size"),
     cells=resolution_cells,
     reference=vit_at_size_reference,
     published=Published(
-        "ImageNet accuracy of Swin-B, at 384 pixels fine-tuned from 224; DeiT-B has 81.8 % at 224", RESOLUTION_PUBLISHED
+        "ImageNet accuracy of Swin-B, fine-tuned from 224 to 384 pixels; DeiT-B has 81.8 % at 224", RESOLUTION_PUBLISHED
     ),
     differs=(
-        "Small images are upscaled, which adds tokens and no detail. Both have as many steps and "
-        "patches of one size; the axis of the figure is the compute of training. Swin has two stages of two "
-        "blocks."
+        "Small images are upscaled, which adds tokens but no detail. Both models have the same number of steps and "
+        "the same patch size; the x axis is training compute. Swin has two stages of two blocks."
     ),
     chart=Chart("exaflops", "model", logarithmic=True),
 )

@@ -48,7 +48,7 @@ SPAN_STYLES = {
     "row": ("heads along rows", BLUE, "o"),
     "column": ("heads along columns", ORANGE, "s"),
     "window": ("heads within windows", ORANGE, "s"),
-    "space": ("heads within slots of time", BLUE, "o"),
+    "space": ("heads within time slots", BLUE, "o"),
     "time": ("heads over time", ORANGE, "s"),
 }
 
@@ -93,12 +93,11 @@ def make_segments(context: FigureContext) -> list[FigureResult]:
             for panel, mask in zip(row[1:], head_masks.numpy(), strict=True):
                 panel.imshow(draw_kept_patches(np.asarray(input_image.shown), mask), interpolation="nearest")
         caption = (
-            f"The fewest patches that hold {mass:.0%} of the attention of {describe_readout(context)} to patches, "
-            f"in each head of "
-            f"{format_block_name(head_attention.layer, context)} (arXiv:2104.14294, Fig. 3). Prefix tokens are "
-            "excluded before "
-            f"the share is "
-            "computed."
+            f"The smallest set of patches that holds {mass:.0%} of the attention from {describe_readout(context)} to "
+            "the "
+            f"patches, in each head of {format_block_name(head_attention.layer, context)} (arXiv:2104.14294, Fig. 3). "
+            "Prefix tokens "
+            "are excluded before the share is computed."
         )
         arrays = {"kept": masks.numpy(), "mass": np.array(mass)}
         figures.append(head_attention.figure("segments", caption, figure, arrays))
@@ -244,12 +243,13 @@ def make_rollout(context: FigureContext) -> list[FigureResult]:
         f"Attention rollout through all {maps.shape[1]} blocks, for {describe_readout(context)} "
         f"({mixing.fusion} over heads, "
         f"residual {mixing.residual:g}{discarded}; "
-        "arXiv:2005.00928, arXiv:2010.11929 Fig. 6): the share of each patch in the output, as far as attention "
-        "mixes tokens. Prefix tokens are excluded; colours span the 1st to the 99th percentile of each map. "
+        "arXiv:2005.00928, arXiv:2010.11929 Fig. 6): an estimate of the contribution of each patch "
+        "to the output. Prefix tokens are excluded; colours span the 1st to the 99th percentile of each map. "
         "Right: the image times the map, as in the paper."
     )
     blocks_caption = (
-        f"The same for {input_images[0].name}, block by block. Upper row: all blocks up to this one; lower row: "
+        f"Attention rollout for {input_images[0].name}, block by block. Upper row: all blocks up to this one; "
+        "lower row: "
         "this block only. Each map is scaled to its maximum value."
     )
     if len(layers) > MAX_BLOCK_COLUMNS:
@@ -359,4 +359,4 @@ def format_block_name(layer: int, context: FigureContext) -> str:
 def describe_readout(context: FigureContext) -> str:
     """Name the token or mean that the head uses, for captions."""
     classed = context.model.config.pool in ("class", "distilled")
-    return "the class token" if classed else "the mean over the patches"
+    return "the class token" if classed else "the mean-pooled output"

@@ -46,7 +46,7 @@ def make_filters(context: FigureContext) -> list[FigureResult]:
     axes.grid(alpha=0.25, linewidth=0.5)
     caption = (
         f"The first {count} principal components of the {result.count} filters of the {result.layer}, "
-        f"{format_dimensions(components.shape[2:])} pixels, {description}; each is stretched to its own range, "
+        f"{format_dimensions(components.shape[2:])} pixels, {description}; each scaled to its range, "
         f"and its sign is "
         f"arbitrary. Together they explain {format_share(round(float(share.sum()), 6))} of the filters' variance, the "
         f"first {format_share(share[0])}. As in arXiv:2010.11929, Fig. 7 left."
@@ -120,7 +120,7 @@ def make_features(context: FigureContext) -> list[FigureResult]:
         "arbitrary. As in arXiv:2304.07193, Fig. 1."
     )
     arrays = {name: value.numpy() for name, value in coloured._asdict().items()}
-    return [FigureResult("features", "Features as colours", caption, figure, numbers=arrays)]
+    return [FigureResult("features", "PCA of patch features", caption, figure, numbers=arrays)]
 
 
 def make_nearest(context: FigureContext) -> list[FigureResult]:
@@ -128,7 +128,7 @@ def make_nearest(context: FigureContext) -> list[FigureResult]:
     data = context.data[1]
     if "train" not in data.splits:
         raise UsageError(
-            f"{data.name} has no training images to search for neighbours", "use a data set with a train split: --data"
+            f"{data.name} has no training images to search for neighbours", "use a dataset with a train split: --data"
         )
     train = data.splits["train"]
     if context.pictures:

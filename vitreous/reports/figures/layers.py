@@ -53,8 +53,8 @@ def make_fourier(context: FigureContext) -> list[FigureResult]:
         f"channels, along the diagonal of the spectrum of the {format_dimensions(context.grid)} patches, minus that "
         f"of the constant "
         f"term; natural logarithm.{oblong * (context.grid[0] != context.grid[1])} Left: without the last position. "
-        "Right: the highest frequency by depth; grey: across an attention. Where the line falls, the layer makes "
-        "features smoother from patch to patch. As in arXiv:2202.06709, Figs. 2a and 8."
+        "Right: the highest frequency by depth; grey: across an attention. A falling line means that the layer "
+        "acts as a low-pass filter. As in arXiv:2202.06709, Figs. 2a and 8."
     )
     names = [
         location.after if location.layer < 0 else f"{location.after} {location.layer}" for location in spectra.places
@@ -118,7 +118,7 @@ def make_similarity(context: FigureContext) -> list[FigureResult]:
     if len(input_images) < MIN_CKA_IMAGES:
         raise UsageError(
             f"too few images to compare layers: {len(input_images)}",
-            f"give at least {MIN_CKA_IMAGES}, or none to use those of the data",
+            f"use at least {MIN_CKA_IMAGES} images, or none to use those of the dataset",
         )
     layer_features, other_run = compute_layer_means(context, input_images), context.options.other
     other_features = layer_features
@@ -149,10 +149,10 @@ def make_similarity(context: FigureContext) -> list[FigureResult]:
     caption = (
         f"Similarity of the layers of {context.run}{f' with those of {other_run}' if other_run else ''}: linear "
         "CKA of the mean of "
-        f"the patch tokens, over {len(input_images)} images jointly, with the unbiased estimate of HSIC, so that "
-        "layers "
-        "with nothing in common have 0. A layer is named after the module before it, blocks from 1; 1 is the "
-        "same up to rotation and scale. arXiv:1905.00414."
+        f"the patch tokens, over {len(input_images)} images, with the unbiased estimate of HSIC: 0 for unrelated "
+        "layers, "
+        "1 for layers that are equal up to rotation and scale. A layer is named after the preceding module; blocks "
+        "count from 1. arXiv:1905.00414."
     )
     arrays = {"cka": similarities, "cka_biased": biased}
     arrays |= {"layers": np.array(list(layer_features)), "other_layers": np.array(list(other_features))}
@@ -163,7 +163,7 @@ def make_similarity(context: FigureContext) -> list[FigureResult]:
     return [
         FigureResult(
             "similarity",
-            "Similarity of layers",
+            "Layer similarity (linear CKA)",
             caption=caption,
             figure=figure,
             numbers=arrays,
@@ -220,7 +220,7 @@ def make_cost(context: FigureContext) -> list[FigureResult]:
     return [
         FigureResult(
             "cost",
-            "Cost by input size",
+            "Inference cost by input size",
             caption=caption,
             figure=draw_costs(columns),
             numbers=arrays,
@@ -288,6 +288,6 @@ def format_cost_caption(context: FigureContext, costs: list[InferenceCost], imag
     return (
         f"Forward passes of {context.model.config.name()} in {precision} on {hardware}: images/s at the fastest "
         f"batch size of {', '.join(map(str, sorted({size for cost in costs for size in cost.rate})))}. {batches}. "
-        "Memory is the peak size of all tensors of one image, without the model; operations count a "
-        f"multiply-add as two.{skipped_note} As in arXiv:2010.11929, Fig. 12."
+        "Memory is the peak size of all tensors of one image, without the model; a multiply-add "
+        f"counts as two operations.{skipped_note} As in arXiv:2010.11929, Fig. 12."
     )

@@ -72,10 +72,10 @@ def draw_embeddings(tables: dict[str, Tensor], grid: tuple[int, ...], name: str,
     first_structure, last_structure = (describe_structure(list(scores.values())[index]) for index in (0, -1))
     caption = (
         f"Cosine similarity of each position of the {format_dimensions(grid)} grid (location of the tile) "
-        f"with all others "
+        f"to all others "
         f"(within the tile){note}; prefix tokens are excluded.{stride_note} Colours span "
         f"{format_colour_range(colour_range)}, the "
-        f"range of two "
+        f"range over pairs of "
         "different positions. Structure: "
         f"{first_structure if is_single else f'in the first block, {first_structure}; in the last, {last_structure}'}. "
         "As in arXiv:2010.11929, Figs. 7 and 10."
@@ -176,8 +176,8 @@ def draw_relative(context: FigureContext) -> FigureResult:
         mean = "" if context.options.heads else ", mean over heads"
         offsets_text = f"1-D offsets, of tokens numbered in raster order, prefix tokens first{mean}"
     caption = (
-        f"Cosine similarity between the attention vectors of all {offsets_text}, at the size the tables "
-        f"were trained for. Colours span {format_colour_range(colour_range)}, the range of two different offsets. "
+        f"Cosine similarity between the attention vectors of all {offsets_text}, at the size of the trained "
+        f"tables. Colours span {format_colour_range(colour_range)}, the range over pairs of different offsets. "
         "Zero vectors, as before training, have similarity 0. arXiv:2010.11929, D.4."
     )
     arrays = {

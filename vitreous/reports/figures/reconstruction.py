@@ -97,7 +97,7 @@ def make_reconstruction(context: FigureContext) -> list[FigureResult]:
     }
     return [
         FigureResult(
-            "reconstruction", "Restored images", objective.config.describe_restoration(), figure, numbers=arrays
+            "reconstruction", "Reconstructions", objective.config.describe_restoration(), figure, numbers=arrays
         )
     ]
 

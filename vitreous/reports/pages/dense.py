@@ -71,7 +71,7 @@ def build_object_section(predictions: SplitPredictions, report: Report) -> dict[
         "panels": [
             *(
                 {
-                    "title": f"AP50 points lost, {title}" if title else "AP50 points lost",
+                    "title": f"AP50 points lost ({title})" if title else "AP50 points lost",
                     "key": "tide",
                     "text": "",
                     "drawing": draw_error_bars(details["errors"], metric_prefix, title),
@@ -79,7 +79,7 @@ def build_object_section(predictions: SplitPredictions, report: Report) -> dict[
                 for metric_prefix, title in region_kinds
             ),
             {
-                "title": "precision and recall, IoU 0.5",
+                "title": "Precision-recall curve (IoU 0.5)",
                 "key": "precision",
                 "text": "",
                 "drawing": draw_precision_curves(details["curves"], report),
@@ -267,18 +267,18 @@ def draw_precision_curves(curves: dict[str, Any], report: Report) -> Any:
             legend = axes.legend(frameon=False, fontsize=8, loc="best")
             for text in legend.get_texts():
                 text.set_parse_math(False)  # a class name may contain $x$
-        return figure_to_svg_markup(figure, "precision and recall")
+        return figure_to_svg_markup(figure, "precision-recall curve")
 
 
 def draw_object_confusion(matrix: list[list[int]] | None, classes: tuple[str, ...]) -> Any:
-    """Draw the confusion matrix; the last row and column are `nothing`. If there are many classes, the most confused
+    """Draw the confusion matrix; the last row and column are `background`. If there are many classes, the most confused
     are shown."""
     if matrix is None:
         return None
     counts = np.array(matrix)
     num_errors = counts.sum(0) + counts.sum(1) - 2 * np.diag(counts)
     class_indices = np.sort(np.argsort(-num_errors[:-1], kind="stable")[:MAX_OBJECT_MATRIX_CLASSES])
-    names = [*(classes[index] for index in class_indices), "nothing"]
+    names = [*(classes[index] for index in class_indices), "background"]
     matrix_indices = np.append(class_indices, len(classes))
     return draw_confusion_plot(counts[np.ix_(matrix_indices, matrix_indices)], names)
 

@@ -18,6 +18,8 @@ from vitreous.tasks.metrics import METRICS
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+    from vitreous.tasks.base import Task
+
 PERCENT_METRICS = (
     *(key for key, metric in METRICS.items() if metric.is_share),
     "fewshot_top1",
@@ -25,6 +27,16 @@ PERCENT_METRICS = (
     "variance_share",
     "rollout_spread",
 )  # metrics shown in per cent
+
+#: task name -> its title on pages
+TASK_TITLES = {
+    "classification": "{noun} classification",
+    "regression": "Regression",
+    "segmentation": "Semantic segmentation",
+    "detection": "Object detection",
+    "generation": "{noun} generation",
+    "features": "Feature extraction",
+}
 
 
 def format_share(share: float) -> str:
@@ -99,6 +111,16 @@ def format_flops(exaflops: float) -> str:
 def format_count(count: int, noun: str) -> str:
     """Format a count: `1 image`, `1,200 images`."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def format_task_title(task: Task, samples: str) -> str:
+    """Format the usual name of a task; `samples` is the noun of its inputs: `images`, `clips`, `volumes` or
+    `signals`."""
+    noun = "Video" if samples == "clips" else samples.removesuffix("s").capitalize()
+    title = TASK_TITLES[task.name].format(noun=noun)
+    if getattr(task, "multilabel", False):
+        return f"Multi-label {title[0].lower()}{title[1:]}"
+    return "Instance segmentation" if task.masks else title
 
 
 def format_breakable_name(name: str) -> Any:

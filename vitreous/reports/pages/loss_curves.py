@@ -7,6 +7,7 @@ from typing import Any
 from vitreous.reports.pages.plots import LINE_COLOURS, Curve, draw_metric_curves
 
 TRAIN_LOSS_KEY, VALIDATION_LOSS_KEY = "train/loss", "val/nll"
+SINGLE_LOSS_TITLES = {TRAIN_LOSS_KEY: "Training loss", VALIDATION_LOSS_KEY: "Validation loss (NLL)"}
 OVERFITTING_RISE = 0.05  # relative rise of validation loss, and fall of training loss, that count
 OVERFITTING_EVALUATIONS = 2  # evaluations at the end that must all be above
 
@@ -14,14 +15,14 @@ OVERFITTING_EVALUATIONS = 2  # evaluations at the end that must all be above
 def build_loss_panel(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Draw the losses of a run in one chart; None if neither was logged."""
     series = [
-        Curve("training loss", LINE_COLOURS[0], lines, TRAIN_LOSS_KEY),
-        Curve("validation loss (NLL)", LINE_COLOURS[1], lines, VALIDATION_LOSS_KEY),
+        Curve("training", LINE_COLOURS[0], lines, TRAIN_LOSS_KEY),
+        Curve("validation (NLL)", LINE_COLOURS[1], lines, VALIDATION_LOSS_KEY),
     ]
     series = [curve for curve in series if curve.points()]
     if not series:
         return None
-    title, key = ("loss", "losses") if len(series) > 1 else (series[0].name, series[0].key)
-    label = " and ".join(curve.name for curve in series)
+    title, key = ("Loss", "losses") if len(series) > 1 else (SINGLE_LOSS_TITLES[series[0].key], series[0].key)
+    label = f"loss: {' and '.join(curve.name for curve in series)}"
     return {
         "title": title,
         "key": key,

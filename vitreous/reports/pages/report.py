@@ -21,7 +21,7 @@ from vitreous.reports.answers import SplitPredictions
 from vitreous.reports.learned import read_learned_images
 from vitreous.reports.pages.cards import build_image_cards
 from vitreous.reports.pages.dense import build_object_section, find_worst_map_images
-from vitreous.reports.pages.formats import format_interval, format_metric_value, render_template
+from vitreous.reports.pages.formats import format_interval, format_metric_value, format_task_title, render_template
 from vitreous.reports.pages.loss_curves import build_loss_panel
 from vitreous.reports.pages.plots import (
     INK,
@@ -59,14 +59,13 @@ def write_report(
     Returns the content of the page by section.
     """
     sections: dict[str, Any] = {"trained": None, "grid": None, "judged": None, "unlabelled": None, "learned": {}}
-    sections["samples"] = None
+    sections |= {"samples": None, "task": ""}
     if folder is not None and folder.config.is_file():
         sections |= build_training_section(folder)
     if predictions is not None and report is not None:
-        sections |= {
-            "judged": build_evaluation_section(predictions, report),
-            "model": predictions.bundle.model.config.name(),
-        }
+        bundle = predictions.bundle
+        sections |= {"judged": build_evaluation_section(predictions, report), "model": bundle.model.config.name()}
+        sections["task"] = format_task_title(bundle.task, bundle.preprocess.noun)
         sections.setdefault("data", Path(predictions.source).name or predictions.source)
     sections["commands"] = list(dict.fromkeys([*sections.get("commands", []), *([command] if command else [])]))
     write_text_atomic(path, render_template("report.html", **sections))
@@ -135,8 +134,8 @@ def draw_training_panels(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     metric_name = find_leading_metric(lines)
     panels = [panel] if (panel := build_loss_panel(lines)) else []
     for title, key, colour in (
-        (f"validation {get_metric_label(metric_name)}", f"val/{metric_name}", 2),
-        ("learning rate", "lr", 3),
+        (f"Validation {get_metric_label(metric_name)}", f"val/{metric_name}", 2),
+        ("Learning rate", "lr", 3),
     ):
         if has_metric(lines, key):
             drawing = draw_metric_curves(title, [Curve("", LINE_COLOURS[colour], lines, key)])
@@ -159,9 +158,9 @@ def build_lr_grid_section(
     final_curve = [(f"{run.optimizer.lr:g}, all images", INK, read_json_lines(folder.metrics))] if summary else []
     metric_name = find_leading_metric([line for _, _, lines in [*trials, *final_curve] for line in lines])
     panels = [
-        ("training loss", "train/loss", [*trials, *final_curve]),
-        ("held-out loss (NLL)", "val/nll", trials),
-        (f"held-out {get_metric_label(metric_name)}", f"val/{metric_name}", trials),
+        ("Training loss", "train/loss", [*trials, *final_curve]),
+        ("Held-out loss (NLL)", "val/nll", trials),
+        (f"Held-out {get_metric_label(metric_name)}", f"val/{metric_name}", trials),
     ]
     curves = [
         {

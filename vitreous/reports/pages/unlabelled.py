@@ -15,16 +15,16 @@ from vitreous.training.validation import TRAINING_IMAGES_PREFIX
 
 #: metrics column -> its title
 CURVE_TITLES = {
-    "train/loss": "training loss",
-    **{f"val/{key}": f"validation {get_metric_label(key)}" for key in ("knn_top1", "knn_map", "rankme")},
-    "train/dino": "loss of image views (DINO)",
-    "train/ibot": "loss of masked patches (iBOT)",
-    "train/koleo": "loss of near features (KoLeo)",
-    "val/feature_deviation": "standard deviation of validation features",
-    "train/teacher_entropy": "entropy of the teacher's targets (nats)",
-    "train/prototype_entropy": "entropy of the mean target (nats)",
-    "train/feature_deviation": "standard deviation of training features",
-    "lr": "learning rate",
+    "train/loss": "Training loss",
+    **{f"val/{key}": f"Validation {get_metric_label(key)}" for key in ("knn_top1", "knn_map", "rankme")},
+    "train/dino": "DINO loss (image views)",
+    "train/ibot": "iBOT loss (masked patches)",
+    "train/koleo": "KoLeo regulariser",
+    "val/feature_deviation": "Std of validation features",
+    "train/teacher_entropy": "Entropy of teacher targets (nats)",
+    "train/prototype_entropy": "Entropy of the mean target (nats)",
+    "train/feature_deviation": "Std of training features",
+    "lr": "Learning rate",
 }
 HEADLINE_METRICS = ("knn_top1", "knn_map", "rankme", "feature_deviation")
 
@@ -34,9 +34,10 @@ def draw_logged_curves(lines: list[dict[str, Any]], run: Run) -> list[dict[str, 
     logged = {name for line in lines for name, value in line.items() if value is not None}
     titles = dict(CURVE_TITLES)
     for name in ("rankme", "feature_deviation"):
-        titles[TRAINING_IMAGES_PREFIX + name] = titles[f"val/{name}"].replace("validation", "training", 1)
+        title = titles[f"val/{name}"].replace("Validation", "Training").replace("validation", "training")
+        titles[TRAINING_IMAGES_PREFIX + name] = title
     unknown = sorted(name for name in logged if name.startswith("train/") and name not in titles)
-    titles |= {name: name.removeprefix("train/").replace("_", " ") for name in unknown}
+    titles |= {name: name.removeprefix("train/").replace("_", " ").capitalize() for name in unknown}
     panels = []
     for index, name in enumerate(name for name in titles if name in logged):
         series = [Curve("", LINE_COLOURS[index % len(LINE_COLOURS)], lines, name)]

@@ -1,4 +1,4 @@
-"""Diffusion of diffusers: a training step of its DiT in plain PyTorch, and images by its DDIM."""
+"""Diffusion with diffusers: a training step of its DiT in plain PyTorch, and sampling with its DDIM."""
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from vitreous.apps.bench.work import BenchmarkStep, Workload
 
 
 def build_diffusers_dit(work: Workload) -> Any:
-    """diffusers' model of the same shape, with random weights."""
+    """Build diffusers' model of the same shape, with random weights."""
     from diffusers import DiTTransformer2DModel
 
     torch.manual_seed(0)
@@ -34,7 +34,7 @@ def build_diffusers_dit(work: Workload) -> Any:
 
 
 def build_diffusers_train_step(work: Workload, precision: str = "fp32", compiled: bool = False) -> BenchmarkStep:
-    """A step as diffusers' examples write it: noise by its scheduler, the squared error of the noise alone, AdamW."""
+    """Build a training step as in diffusers' examples: noise by its scheduler, squared error of the noise, AdamW."""
     from diffusers import DDPMScheduler
 
     config, model = configure_generator(work), build_diffusers_dit(work).train()
@@ -59,7 +59,8 @@ def build_diffusers_train_step(work: Workload, precision: str = "fp32", compiled
 
 
 def build_diffusers_sampling_step(work: Workload, precision: str = "fp32", compiled: bool = False) -> BenchmarkStep:
-    """Images by DDIM in as many steps as ours, both guidance outputs in one batch, as in its pipeline."""
+    """Build a sampling step: DDIM with the same number of steps as vitreous, both guidance outputs in one batch, as in
+    its pipeline."""
     from diffusers import DDIMScheduler
 
     config, model = configure_generator(work), build_diffusers_dit(work).eval()

@@ -1,4 +1,5 @@
-"""Other libraries from files, archives and memory to training batches: random resized crop, flip, normalise.
+"""Loaders of other libraries, from files, archives and memory to training batches: random resized crop, flip,
+normalise.
 
 `best` are expert settings: as many workers as cores, 8-bit pixels until they are
 normalised, the fastest decoder that it takes.
@@ -28,7 +29,7 @@ IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 
 class LinkedClassFolders:
-    """The photographs of a race as links in folders of classes, which go when this object does."""
+    """A temporary class-folder dataset of links to the photographs of a race, removed with this object."""
 
     def __init__(self, images: str) -> None:
         self.home = tempfile.TemporaryDirectory()
@@ -40,12 +41,12 @@ class LinkedClassFolders:
 
     @property
     def train(self) -> str:
-        """The folder with the classes."""
+        """Return the folder with the class folders."""
         return str(Path(self.home.name) / "train")
 
 
 class RepeatedDataset(Dataset):
-    """A data set repeated, so that a few photographs make an epoch that outlasts the race."""
+    """A repeated dataset, so that an epoch of a few photographs is longer than the race."""
 
     def __init__(self, dataset: Any, times: int = 10_000) -> None:
         self.whole, self.times = dataset, times
@@ -57,7 +58,7 @@ class RepeatedDataset(Dataset):
         return self.whole[index % len(self.whole)]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "transform":  # timm gives a data set its transform
+        if name == "transform":  # timm assigns the transform to the dataset
             self.whole.transform = value
         else:
             super().__setattr__(name, value)
@@ -81,14 +82,14 @@ def make_worker_options(best: bool) -> dict[str, Any]:
 
 
 def decode_with_torchvision(content: bytes) -> Tensor:
-    """JPEG bytes -> (3, H, W) uint8, by torchvision's decoder."""
+    """Decode JPEG bytes to (3, H, W) uint8 with torchvision."""
     from torchvision.io import ImageReadMode, decode_image
 
     return decode_image(torch.frombuffer(bytearray(content), dtype=torch.uint8), ImageReadMode.RGB)
 
 
 def read_with_torchvision(path: str) -> Tensor:
-    """A file -> (3, H, W) uint8."""
+    """Decode a file to (3, H, W) uint8."""
     with open(path, "rb") as file:
         return decode_with_torchvision(file.read())
 
@@ -104,7 +105,7 @@ def build_train_transform(work: Workload, best: bool) -> Callable[[Any], Tensor]
 
 
 def build_torchvision_loader(work: Workload, best: bool = False) -> BenchmarkStep:
-    """ImageFolder and DataLoader."""
+    """Build a loader with torchvision's ImageFolder and a DataLoader."""
     from torchvision.datasets import ImageFolder
 
     folder = LinkedClassFolders(work.images or ".")
@@ -115,7 +116,7 @@ def build_torchvision_loader(work: Workload, best: bool = False) -> BenchmarkSte
 
 
 def build_timm_loader(work: Workload, best: bool = False) -> BenchmarkStep:
-    """create_dataset and create_loader; by default they have one worker."""
+    """Build a loader with timm's create_dataset and create_loader; the default is one worker."""
     from timm.data.dataset_factory import create_dataset
     from timm.data.loader import create_loader
 
@@ -130,7 +131,7 @@ def build_timm_loader(work: Workload, best: bool = False) -> BenchmarkStep:
 
 
 def build_webdataset_loader(work: Workload, best: bool = False) -> BenchmarkStep:
-    """Two tars of the same files, shards and samples shuffled."""
+    """Build a WebDataset loader with two tar files of the same images; shards and samples are shuffled."""
     from webdataset.compat import WebDataset, WebLoader
 
     scratch = tempfile.TemporaryDirectory()
@@ -155,7 +156,7 @@ def build_webdataset_loader(work: Workload, best: bool = False) -> BenchmarkStep
 
 
 def build_datasets_loader(work: Workload, best: bool = False) -> BenchmarkStep:
-    """Hugging Face datasets: imagefolder and with_transform."""
+    """Build a loader with Hugging Face datasets: imagefolder and with_transform."""
     from datasets import Image, disable_progress_bars, load_dataset
 
     disable_progress_bars()
@@ -179,7 +180,7 @@ def build_datasets_loader(work: Workload, best: bool = False) -> BenchmarkStep:
 
 
 def build_cifar_loader(work: Workload, best: bool = False) -> BenchmarkStep:
-    """torchvision's CIFAR10 with random images instead: pad by 4, crop, flip, normalise."""
+    """Build a loader with torchvision's CIFAR10 on random images: pad by 4, crop, flip, normalise."""
     from torchvision.datasets import CIFAR10
     from torchvision.transforms import v2
 

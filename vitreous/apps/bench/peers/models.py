@@ -117,7 +117,7 @@ def extract_logits(output: Any) -> np.ndarray:
 def build_peer_inference_step(
     work: Workload, peer: str, precision: str = "fp32", compiled: bool = False, mode: str | None = None
 ) -> BenchmarkStep:
-    """A forward pass by PyTorch; `compiled` by inductor with frozen weights, in a `mode` of torch.compile."""
+    """Build a PyTorch forward pass; `compiled` uses inductor with frozen weights, in a `mode` of torch.compile."""
     model: Any = build_inference_model(work, peer).to(work.device, DTYPES[precision])
     images = make_normalised_batch(work).to(DTYPES[precision])
     if compiled:
@@ -140,7 +140,7 @@ def build_peer_inference_step(
 
 
 def build_onnxruntime_step(work: Workload, quantised: bool = False) -> BenchmarkStep:
-    """onnxruntime on timm's model, in float32, or with dynamic int8 as its documentation has it."""
+    """Build a forward pass of timm's model with onnxruntime in float32, or dynamic int8 as in its documentation."""
     import onnxruntime as ort
 
     images = make_normalised_batch(work)
@@ -164,7 +164,7 @@ def build_onnxruntime_step(work: Workload, quantised: bool = False) -> Benchmark
 
 
 def build_openvino_step(work: Workload, precision: str) -> BenchmarkStep:
-    """OpenVINO by hand on timm's model: fp32, bf16, or int8 by nncf, calibrated on other images."""
+    """Build a forward pass of timm's model with OpenVINO: fp32, bf16, or int8 by nncf, calibrated on other images."""
     import openvino as ov
 
     from vitreous.inference.libraries import get_openvino_core
@@ -191,8 +191,8 @@ def build_openvino_step(work: Workload, precision: str) -> BenchmarkStep:
 def build_timm_train_step(
     work: Workload, precision: str = "fp32", compiled: bool = False, mode: str | None = None
 ) -> BenchmarkStep:
-    """A step of timm's model: forward, backward, clipping, AdamW (fused but for the default); `mode` is that of
-    torch.compile."""
+    """Build a training step of timm's model: forward, backward, clipping, AdamW (fused except in the default); `mode`
+    of torch.compile."""
     model = build_timm_model(work).to(work.device)
     images, labels = make_normalised_batch(work), torch.randint(0, NUM_CLASSES, (work.batch_size,), device=work.device)
     use_bf16 = precision == "bf16"

@@ -1,4 +1,4 @@
-"""Other libraries: image files to predictions."""
+"""Predictions of other libraries for image files."""
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vitreous.system.machine import has_bf16
 
 
 class ImageFileDataset(torch.utils.data.Dataset):
-    """Files through a transform."""
+    """A dataset of files with a transform."""
 
     def __init__(self, files: list[Path], transform: Any) -> None:
         self.files, self.transform = files, transform
@@ -32,7 +32,8 @@ class ImageFileDataset(torch.utils.data.Dataset):
 
 
 def build_timm_predict_step(work: Workload, best: bool = False, compiled: bool = False) -> BenchmarkStep:
-    """Files to the five best classes by timm's model and transform and a DataLoader, as its `inference.py` has them.
+    """Build a prediction step, files to the top 5 classes, with timm's model and transform and a DataLoader, as in its
+    `inference.py`.
 
     Batches of 16 and two workers; or, `best`, batches of 32, a worker a core, and bfloat16 where the machine has it.
     """
@@ -65,7 +66,8 @@ def build_timm_predict_step(work: Workload, best: bool = False, compiled: bool =
 
 
 def build_transformers_predict_step(work: Workload, best: bool = False) -> BenchmarkStep:
-    """Files to the five best classes by the transformers pipeline with its fast processor, torchvision's.
+    """Build a prediction step, files to the top 5 classes, with the transformers pipeline and its fast (torchvision)
+    processor.
 
     With default settings; or, `best`, in batches of 8 that workers read, in bfloat16 where the machine has it.
     """

@@ -1,4 +1,4 @@
-"""Other libraries' pre-training steps: transformers' ViTMAE, and DINO of lightly's modules around timm's ViT."""
+"""Pre-training steps of other libraries: transformers' ViTMAE, and DINO with lightly's modules and timm's ViT."""
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def autocast_context(work: Workload, precision: str) -> Any:
 
 
 def build_transformers_mae_step(work: Workload, precision: str = "fp32", compiled: bool = False) -> BenchmarkStep:
-    """A step of transformers' ViTMAEForPreTraining, as its example trains it."""
+    """Build a training step of transformers' ViTMAEForPreTraining, as in its example."""
     from transformers import ViTMAEConfig, ViTMAEForPreTraining
 
     torch.manual_seed(0)
@@ -57,7 +57,7 @@ def build_transformers_mae_step(work: Workload, precision: str = "fp32", compile
 
 
 def build_lightly_dino_step(work: Workload, precision: str = "fp32", together: bool = False) -> BenchmarkStep:
-    """A step of DINO in plain PyTorch, with lightly's head, loss and moving average around timm's ViT.
+    """Build a DINO training step in plain PyTorch, with lightly's head, loss and moving average, and timm's ViT.
 
     Views go through the student one at a time, as in lightly's example, or `together` with those of the same size.
     """
@@ -82,7 +82,7 @@ def build_lightly_dino_step(work: Workload, precision: str = "fp32", together: b
         return nn.Sequential(backbone, DINOProjectionHead(shape.width, 2048, 256, num_prototypes)).to(work.device)
 
     student, teacher = network(drop_path).train(), network(0.0).requires_grad_(False).eval()
-    teacher.load_state_dict(student.state_dict())  # its weight norm cannot be copied otherwise
+    teacher.load_state_dict(student.state_dict())  # modules with weight norm do not support deepcopy
     criterion, optimizer = (
         DINOLoss(num_prototypes).to(work.device),
         build_adamw(work, student.parameters(), precision == "bf16"),
@@ -110,7 +110,7 @@ def build_lightly_dino_step(work: Workload, precision: str = "fp32", together: b
 
 
 def forward_views(model: Callable[[Tensor], Tensor], views: Tensor, is_batched: bool) -> list[Tensor]:
-    """(V, B, C, h, w) views -> V outputs of a model, (B, K)."""
+    """Compute the V outputs of a model, (B, K), for (V, B, C, h, w) views."""
     if is_batched:
         return list(model(views.flatten(0, 1)).chunk(len(views)))
     return [model(view) for view in views]

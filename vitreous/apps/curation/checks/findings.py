@@ -85,8 +85,8 @@ def report_failures(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
     for pair, count in facts["copies"]["across"].items():
         first_split, second_split = pair.split("/")
         text = (
-            f"{format_image_count(count, kind)} of {second_split} are in {first_split} too, byte for "
-            f"byte{format_cross_split_pair(facts['copies'], first_split, second_split)}"
+            f"{format_image_count(count, kind)} of {second_split} are exact duplicates of "
+            f"{first_split} {singular_noun(kind)}s{format_cross_split_pair(facts['copies'], first_split, second_split)}"
         )
         yield (
             FAIL_LEVEL,
@@ -108,7 +108,7 @@ def report_failures(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
             hint = f"keep one of them, or one {singular_noun(kind)} with both labels in a table"
             yield FAIL_LEVEL, "contrary", f"{format_image_count(count, kind)} found under two labels{conflict}", hint
     for group_leak in facts["groups"]["parted"]:
-        split_names = " and in ".join(group_leak["splits"]) or "more than one split"
+        split_names = " and ".join(group_leak["splits"]) or "more than one split"
         names = (
             f" ({', '.join(group_leak['names'][:5])}{', …' if len(group_leak['names']) > 5 else ''})"
             if group_leak["names"]
@@ -170,7 +170,7 @@ def report_copies(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
     near_copies, noun = facts["near_copies"], facts["kind"]
     for pair, count in near_copies["across"].items():
         first_split, second_split = pair.split("/")
-        hint = f"list them, with duplicates of image regions: `{format_dedup_command(source, second_split)}`"
+        hint = f"list them, including cropped duplicates: `{format_dedup_command(source, second_split)}`"
         hint = f"compare them; {COPIES_HINT}" if noun == "clips" else hint
         verb = "is a near-duplicate" if count == 1 else "are near-duplicates"
         text = (
@@ -186,10 +186,10 @@ def report_copies(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
             f"{conflict_text}{format_label_conflict(near_copies)}"
         )
         yield WARN_LEVEL, "near_contrary", text, "check their labels"
-    extra_counts = {"exact copies": facts["copies"]["extra"], "near-duplicates": near_copies["extra"]}
+    extra_counts = {"exact duplicate": facts["copies"]["extra"], "near-duplicate": near_copies["extra"]}
     if any(extra_counts.values()):
         command = f"vitreous data dedup {source} --within --out copies.csv"
-        text = " and ".join(f"{count:,} {name}" for name, count in extra_counts.items() if count)
+        text = " and ".join(f"{count:,} {name}{'s' * (count != 1)}" for name, count in extra_counts.items() if count)
         text += f" of other {singular_noun(noun)}s"
         first_groups = (facts["copies"]["listed"] or near_copies["listed"])[:1]
         text += "".join(format_first_pair(group) for group in first_groups)
@@ -302,7 +302,7 @@ def report_clips(facts: dict[str, Any]) -> Iterator[FindingRow]:
         return
     if entries := clips["frozen"]:
         text = f"{format_image_count(len(entries), 'clips')} without motion; the first: {entries[0]['path']}"
-        yield WARN_LEVEL, "frozen", text, "check whether these are still images or failed recordings"
+        yield WARN_LEVEL, "frozen", text, "check whether these are stills or failed recordings"
     if entries := clips["short"]:
         text = (
             f"{format_image_count(len(entries), 'clips')} with fewer than the "
@@ -330,19 +330,26 @@ def report_image_properties(facts: dict[str, Any], source: str) -> Iterator[Find
         )
         yield WARN_LEVEL, "outside", text, "move them into a split or class folder"
     for trait, count, text in (
-        ("misnamed", traits["misnamed"], "with the file name extension of another format; the content is used"),
+        ("misnamed", traits["misnamed"], "with the wrong file extension; the format is detected from the content"),
         ("turned", traits["turned"], "rotated by EXIF; they are loaded upright"),
         ("alpha", traits["alpha"], "with transparency; they are composited on white"),
-        ("animated", traits["animated"], "with several frames; the first is used"),
+        ("animated", traits["animated"], "with several frames; only the first is used"),
         ("cmyk", facts["modes"].get("CMYK", 0), "in CMYK; they are converted to RGB"),
-        ("deep", 0 if facts["channels"] else facts["depths"].get("16", 0), "with 16 bits; they are scaled to 8 bits"),
+        (
+            "deep",
+            0 if facts["channels"] else facts["depths"].get("16", 0),
+            "with 16 bits per channel; they are converted to 8 bits",
+        ),
     ):
         if count:
             yield INFO_LEVEL, trait, f"{format_image_count(count, noun)} {text}{first_examples[trait]}", ""
     ignored_files = {name: count for name, count in left_out.items() if name != "images"}
     if ignored_files:
         suffixes = format_first_names(ignored_files, MAX_LISTED_NAMES)
-        text = f"{sum(ignored_files.values()):,} files without {singular_noun(noun)} file names are ignored: {suffixes}"
+        text = (
+            f"{sum(ignored_files.values()):,} files without {singular_noun(noun)} "
+            f"file extensions are ignored: {suffixes}"
+        )
         text += first_examples["others"]
         yield INFO_LEVEL, "others", text, ""
     if size is None:
@@ -359,11 +366,13 @@ def report_image_properties(facts: dict[str, Any], source: str) -> Iterator[Find
     if size["twice"] > 0.5:
         share = f"{size['twice']:.0%} of the {singular_noun(noun)}s"
         text = (
-            f"{share} are twice the model input ({input_size} pixels): most of the "
-            f"decoding is wasted{first_examples['large']}"
+            f"{share} are at least twice as large as the model input ({input_size} pixels), which wastes decoding time"
         )
+        text += first_examples["large"]
         hint = f"`vitreous data pack {source} --out PACKED` once, then train on the pack"
-        hint = "scale them down once" if noun == "clips" else hint
+        hint = "downscale them once" if noun == "clips" else hint
         if facts["annotations"]:
-            hint = "packs do not store annotations: scale images and annotations together if decoding limits training"
+            hint = (
+                "packs do not store annotations: if decoding limits training, downscale images and annotations together"
+            )
         yield INFO_LEVEL, "large", text, "" if facts["refused"] else hint

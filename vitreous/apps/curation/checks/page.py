@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Sequence
 from importlib.resources import files
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
 
 from vitreous.apps.curation.checks.facts import group_by_reason
-from vitreous.apps.curation.checks.findings import MAX_LISTED_NAMES
+from vitreous.apps.curation.checks.findings import FAIL_LEVEL, INFO_LEVEL, MAX_LISTED_NAMES, WARN_LEVEL, singular_noun
 from vitreous.apps.curation.checks.record import read_middle_slice
 from vitreous.apps.curation.checks.subject import CheckedDataset
 from vitreous.data.annotations.target import get_sample_axes, get_sample_noun
@@ -26,6 +28,7 @@ from vitreous.errors import DataError, escape_unprintable
 MAX_SHOWN_GROUPS, MAX_GROUP_IMAGES = 24, 4  # groups of duplicates on the page, and images of each
 THUMBNAIL_SIZE = 112  # pixels of a shown image
 MAX_BARS = 40  # classes in the bar chart
+LEVEL_LABELS = {FAIL_LEVEL: "Error", WARN_LEVEL: "Warning", INFO_LEVEL: "Note"}
 
 
 def render_check_page(document: dict[str, Any], subject: CheckedDataset) -> str:
@@ -33,20 +36,22 @@ def render_check_page(document: dict[str, Any], subject: CheckedDataset) -> str:
     from jinja2 import Environment
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["shown"] = escape_unprintable
+    environment.filters |= {"shown": escape_unprintable, "code": format_inline_code}
     sizes, balance = document["sizes"], document["balance"]
     histogram = sizes["histogram"] if sizes else {"edges": [], "images": []}
     edges = histogram["edges"]
-    ranges = [f"below {edges[0]}", *(f"{edge}" for edge in edges)] if edges else []
+    ranges = [f"{low} to {high - 1}" for low, high in pairwise(edges)]
+    ranges = [f"below {edges[0]}", *ranges, f"{edges[-1]} or more"] if edges else []
     counts = document["splits"][balance["split"]]["per_class"] if balance else {}
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     template = environment.from_string(files("vitreous.apps.curation.checks").joinpath("page.html").read_text("utf-8"))
     return template.render(
         **{key: value for key, value in document.items() if key != "copies"},
         name=escape_unprintable(subject.name),
-        unit="clip" if document["clips"] else "image",
+        unit=singular_noun(document["kind"]),
         reasons=group_by_reason(document["unreadable"])[:MAX_LISTED_NAMES],
         most=MAX_LISTED_NAMES,
+        level_labels=LEVEL_LABELS,
         sides=make_bar_rows(ranges, histogram["images"]),
         per_class=make_bar_rows(
             [escape_unprintable(label) for label, _ in ordered[:MAX_BARS]], [count for _, count in ordered[:MAX_BARS]]
@@ -58,6 +63,13 @@ def render_check_page(document: dict[str, Any], subject: CheckedDataset) -> str:
     )
 
 
+def format_inline_code(text: str) -> Any:
+    """Convert text to markup, with `code` elements for parts in backticks."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
 def make_bar_rows(names: Sequence[str], counts: Sequence[int]) -> list[dict[str, Any]]:
     """Make rows of a bar chart: name, count, and bar length, 0 to 100."""
     max_count = max(counts, default=0) or 1
@@ -67,8 +79,8 @@ def make_bar_rows(names: Sequence[str], counts: Sequence[int]) -> list[dict[str,
 
 def make_copy_thumbnails(document: dict[str, Any], subject: CheckedDataset) -> list[dict[str, Any]]:
     """Make thumbnails of the first groups of duplicates: across splits, then with two labels; exact, then near."""
-    groups = [("equal", group) for group in document["copies"]["listed"][:MAX_SHOWN_GROUPS]]
-    groups += [("alike", group) for group in document["near_copies"]["listed"][:MAX_SHOWN_GROUPS]]
+    groups = [("exact duplicates", group) for group in document["copies"]["listed"][:MAX_SHOWN_GROUPS]]
+    groups += [("near-duplicates", group) for group in document["near_copies"]["listed"][:MAX_SHOWN_GROUPS]]
     groups.sort(key=lambda pair: [len({entry[key] for entry in pair[1]}) < 2 for key in ("split", "class")])  # stable
     return [
         {
@@ -86,7 +98,7 @@ def make_copy_thumbnails(document: dict[str, Any], subject: CheckedDataset) -> l
 def make_problem_thumbnails(document: dict[str, Any], subject: CheckedDataset) -> list[dict[str, Any]]:
     """Make thumbnails of the first out-of-image and duplicate objects with their boxes, and of the first suspicious
     clips (middle frame); without an image if it cannot be read any more."""
-    texts = {"twice": "duplicate", "outside": "exceeds the image", "one_colour": "of one colour"}
+    texts = {"twice": "duplicate", "outside": "outside the image", "one_colour": "single colour"}
     texts |= {"frozen": "no motion", "short": "short"}
     locations_by_problem = (document["annotations"] or {}) | (document["clips"] or {})
     located_problems = [

@@ -132,8 +132,8 @@ def align_views(a: np.ndarray, b: np.ndarray, boxes: np.ndarray) -> tuple[np.nda
 
 
 def score_similarity(a: np.ndarray, b: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Return the similarity of larger views for the (p, 4) boxes of `align_views`: (p,), at most 1; 0 if chance cannot
-    be excluded.
+    """Return the similarity of larger views for the (p, 4) boxes of `align_views`: (p,), at most 1; 0 if the similarity
+    is not significant.
 
     It sums two terms: the correlation of patterns block by block, which is low for two images of similar objects, and
     the significance of the overall agreement, which is low for two drawings of a few strokes. Duplicates reach

@@ -1,14 +1,14 @@
-// Names with probabilities, and the nearest training images.
+// Predicted classes with probabilities, predicted values, and the nearest training images.
 
 import { make, makeName, part, percent, rounded } from "./page.js";
 
 const FEW = 5;
-export const MOST = 20; // names that are asked for
+export const MOST = 20; // maximum number of requested classes
 
 let shown = null, all = false;
 part("more").addEventListener("click", () => { all = !all; list(); });
 
-/** Rows of nothing, as high as those to come. */
+/** Placeholder rows with the height of the predictions to come. */
 export function blank(classes) {
   shown = null;
   part("answers").replaceChildren(...Array.from({ length: Math.min(FEW, classes) }, () => row("–", 0, "wait")));
@@ -16,14 +16,14 @@ export function blank(classes) {
   part("more").hidden = true;
 }
 
-/** One prediction; with `multilabel`, a class is named that is likelier than not. */
+/** Show a prediction; with `multilabel`, classes below a probability of 0.5 are dimmed. */
 export function answers(prediction, multilabel) {
   shown = { prediction, multilabel };
   all = false;
   list();
 }
 
-/** The values of a prediction, a line for each target. */
+/** Show predicted values, one line per target. */
 export function values(prediction) {
   shown = null;
   part("answers").replaceChildren(...Object.entries(prediction.values).map(([name, value]) => {
@@ -44,12 +44,12 @@ function list() {
   requestAnimationFrame(() => made.forEach(([, fill]) => fill()));
   const note = part("note");
   note.className = prediction.unsure ? "unsure" : "dim";
-  note.textContent = prediction.unsure ? "The model is unsure: no class is likely enough." : multilabel ? "Several may hold; pale ones are below one half." : "\u00a0";
+  note.textContent = prediction.unsure ? "Uncertain: no class reaches the confidence threshold." : multilabel ? "Multi-label: classes below 50\u00a0% are dimmed." : "\u00a0";
   part("more").hidden = classes.length <= FEW;
-  part("more").textContent = all ? "Show fewer" : `Show ${classes.length}`;
+  part("more").textContent = all ? "Show fewer" : `Show ${classes.length} classes`;
 }
 
-/** A line, and what fills its bar. */
+/** A line, and a function that fills its bar. */
 function row(name, share, kind) {
   const line = make("li", kind), bar = make("div", "bar"), fill = make("i");
   const value = make("span", "share", percent(share));
@@ -63,7 +63,7 @@ function row(name, share, kind) {
   return [line, () => { fill.style.width = `${100 * share}%`; }];
 }
 
-/** Training images like this one. */
+/** Show the nearest training images. */
 export function neighbours(found) {
   part("near").hidden = false;
   part("neighbours").replaceChildren(...found.map((one) => {

@@ -1,16 +1,16 @@
-// Questions to the server, and its refusals as one kind of error.
+// Requests to the server; error responses are raised as `Refused`.
 
 const KEPT = "vitreous-token";
-const PATIENCE = 600_000; // milliseconds that images may take
+const PATIENCE = 600_000; // deadline in milliseconds of a sampling request
 
-/** What the server refused: its message, what to do about it, its code, and in how many seconds to try again. */
+/** An error response of the server: message, hint, code, and seconds until a retry. */
 export class Refused extends Error {
   constructor(message, hint = "", code = "", retry = 0) {
     super(message);
     Object.assign(this, { hint, code, retry });
   }
 
-  /** Whether the same question may be answered another time. */
+  /** Whether a retry of the same request may succeed. */
   get passing() {
     return this.retry > 0 || ["gone", "deadline", "too_slow", "unauthorised"].includes(this.code);
   }
@@ -19,11 +19,11 @@ export class Refused extends Error {
 let token = sessionStorage.getItem(KEPT) ?? "";
 let wanted = null;
 
-/** `ask(wrong)` is called where the server wants a token; it answers with one, or with nothing. */
+/** `ask(wrong)` is called if the server requires a token; it resolves to a token, or to an empty string. */
 let ask = async () => "";
 export const onToken = (function_) => { ask = function_; };
 
-/** One dialog for all questions that were refused meanwhile. */
+/** One dialog for all requests that were refused in the meantime. */
 function another() {
   wanted ??= ask(token !== "").then((given) => {
     wanted = null;
@@ -51,7 +51,7 @@ async function question(path, body, signal, more = {}) {
 
 function gone(error) {
   if (error.name === "AbortError") return error;
-  return new Refused("The server does not answer.", "See whether it still runs, then try again.", "gone");
+  return new Refused("No response from the server.", "Check that it is running, then try again.", "gone");
 }
 
 async function refusal(answer) {
@@ -59,17 +59,17 @@ async function refusal(answer) {
   let told = {};
   try {
     told = (await answer.json()).error ?? {};
-  } catch { /* an answer from something else than the server */ }
+  } catch { /* a response from a proxy */ }
   return refused(told, answer.status, retry);
 }
 
 function refused(told, status, retry = 0) {
   const wait = retry ? `Try again in ${retry} ${retry === 1 ? "second" : "seconds"}.` : "";
-  const message = told.message || `The server answered ${status}.`;
+  const message = told.message || `The server responded with status ${status}.`;
   return new Refused(message, wait || told.hint, told.code || String(status), retry);
 }
 
-/** GET or POST, answered in JSON. */
+/** GET or POST with a JSON response. */
 export async function numbers(path, body = null, signal = undefined) {
   const answer = await question(path, body, signal);
   try {
@@ -79,7 +79,7 @@ export async function numbers(path, body = null, signal = undefined) {
   }
 }
 
-/** POST of a document, answered line by line: `take` is given each preview, and the last line is the answer. */
+/** POST of a document with a response in JSON lines: `take` receives each preview; the last line is returned. */
 export async function lines(path, document, signal, take) {
   const headers = { "Content-Type": "application/json", Accept: "application/x-ndjson", "X-Deadline-Ms": String(PATIENCE) };
   const answer = await question(path, JSON.stringify(document), signal, headers);
@@ -100,20 +100,20 @@ export async function lines(path, document, signal, take) {
   } catch (error) {
     throw error instanceof Refused ? error : gone(error);
   }
-  throw gone(new Error("the answer ended before its last line"));
+  throw gone(new Error("the response ended before its last line"));
 }
 
-/** GET, answered by a file. */
+/** GET with a file as response. */
 export async function blob(path) {
   return (await question(path)).blob();
 }
 
-/** POST of a file, answered by a picture. */
+/** POST of a file with an image as response. */
 export async function picture(path, file, name) {
   return (await question(path, upload(file, name))).blob();
 }
 
-/** A picture as the body of a question, the bytes as they are. */
+/** A file as a multipart request body, with its bytes unchanged. */
 export function upload(file, name) {
   const form = new FormData();
   form.append("image", file, name);

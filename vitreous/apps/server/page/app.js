@@ -1,4 +1,4 @@
-// The page: a picture comes in, is shown, asked about, and kept for the session.
+// Entry point of the page: show an image, request its predictions, and keep both in the history.
 
 import { MOST, answers, blank, neighbours, values } from "./answers.js";
 import { Refused, numbers, onToken, upload } from "./api.js";
@@ -18,7 +18,7 @@ const history = new History((entry) => { calm(); show(entry); });
 let model = null, attention = null, classes = null, objects = null, player = null, turn = 0, waiting = Promise.resolve();
 const waits = new Set();
 
-/** What is waited for, by its name: the word `Looking` stays while there is anything. */
+/** Mark a pending request by name; the busy text is shown while any request is pending. */
 const busy = (name, flag) => {
   waits[flag ? "add" : "delete"](name);
   part("busy").hidden = !waits.size;
@@ -27,11 +27,11 @@ const busy = (name, flag) => {
 function failed(error, again = null) {
   if (error.name === "AbortError") return;
   if (!(error instanceof Refused)) console.error(error);
-  const message = error instanceof Refused ? error.message : "The page failed.";
+  const message = error instanceof Refused ? error.message : "Unexpected error on this page.";
   trouble(message, error.hint ?? "", error.passing ? again : null);
 }
 
-/** Pictures one after the other: each is looked at and kept, the last one stays. */
+/** Process images in order; all are kept in the history, and the last one stays on the stage. */
 function take(files) {
   if (!files.length || model?.can.sample) return;
   calm();
@@ -44,13 +44,13 @@ async function look(file) {
   const name = file.name || "pasted image", own = ++turn;
   const { bytes } = model.limits ?? {};
   if (bytes && file.size > bytes) {
-    trouble(`${name} has ${megabytes(file.size)}, more than the ${megabytes(bytes)} that this server takes.`, "Save it smaller, then try again.");
+    trouble(`${name} is ${megabytes(file.size)}; this server accepts at most ${megabytes(bytes)}.`, "Reduce the file size, then try again.");
     return;
   }
   try {
     await file.slice(0, 1).arrayBuffer();
   } catch {
-    trouble(`${name} cannot be read.`, "It may be a folder, or have changed since it was chosen.");
+    trouble(`${name} cannot be read.`, "It may be a folder, or the file may have changed since it was chosen.");
     return;
   }
   busy("answer", true);
@@ -63,7 +63,7 @@ async function look(file) {
     const path = model.can.predict ? `v1/predict${top ? `?top=${top}` : ""}` : dense;
     const answer = await numbers(path, upload(file, name));
     if (answer.model.version !== model.version) {
-      trouble("The server has another model now.", "Load the page again to ask it.", () => location.reload());
+      trouble("The served model has changed.", "Reload the page to use the new model.", () => location.reload());
       if (own === turn) await back();
       return;
     }
@@ -73,7 +73,7 @@ async function look(file) {
     history.keep(entry);
     if (own === turn) await show(entry, shown);
   } catch (error) {
-    error.message = error.message.replace(/^image: /, `${name}: `); // what the server calls it
+    error.message = error.message.replace(/^image: /, `${name}: `); // the server's name of the upload
     failed(error, () => take([file]));
     if (own === turn) await back();
   } finally {
@@ -81,27 +81,27 @@ async function look(file) {
   }
 }
 
-/** What was on the stage before, or nothing. */
+/** Show the previous entry, or an empty stage. */
 async function back() {
   if (history.current) await show(history.current);
   else put(null, "");
 }
 
-/** The middle frame of a clip, as a picture. */
+/** The middle frame of a clip, as an image. */
 function still(frames) {
   const pixels = frames[frames.length >> 1];
   return { pixels, width: pixels.width, height: pixels.height };
 }
 
-/** A picture on the stage, or a clip's frames, without its attention; null leaves the stage empty. */
+/** Put an image, or a clip's frames, on the stage, without attention; null empties the stage. */
 function put(shown, name, frames = null) {
   stage.shown = shown;
   stage.map = null;
   part("empty").hidden = Boolean(name);
   part("stage").classList.toggle("bare", !name);
   part("readout").textContent = name || "\u00a0";
-  part("picture").setAttribute("aria-label", name || "No picture yet");
-  if (name && !shown) part("readout").textContent = `${name}: the browser cannot show this format, the model can read it.`;
+  part("picture").setAttribute("aria-label", name || "No image yet");
+  if (name && !shown) part("readout").textContent = `${name}: this browser cannot display the format, but the model can read it.`;
   attention?.show(null);
   classes?.show(null);
   objects?.show(null);
@@ -109,7 +109,7 @@ function put(shown, name, frames = null) {
   stage.draw();
 }
 
-/** An entry with all that is known of it. */
+/** Show an entry of the history with its predictions. */
 async function show(entry, shown = null) {
   const own = ++turn;
   shown ??= entry.frames ? still(entry.frames) : await opened(entry.file);
@@ -122,7 +122,7 @@ async function show(entry, shown = null) {
   const best = rows?.slice(0, 3).map((one) => `${one.class} ${percent(one.probability ?? one.share)}`).join(", ");
   if (entry.prediction.values) say(`${entry.name}: ${described(entry.prediction.values)}.`);
   else if (entry.prediction.objects) say(`${entry.name}: ${counted(entry.prediction.objects)}.`);
-  else say(rows ? `${entry.name}: ${entry.prediction.unsure ? "unsure. " : ""}${best || "no class"}.` : entry.name);
+  else say(rows ? `${entry.name}: ${entry.prediction.unsure ? "uncertain. " : ""}${best || "no class"}.` : entry.name);
   attention?.show(entry);
   classes?.show(entry);
   objects?.show(entry);
@@ -135,27 +135,39 @@ async function show(entry, shown = null) {
   }
 }
 
+/** The name of the model's task. */
+function taskTitle() {
+  const { can } = model;
+  if (can.sample) return can.frames ? "Video generation" : "Image generation";
+  if (can.segment) return "Semantic segmentation";
+  if (can.detect) return "Object detection";
+  if (!can.predict) return "Feature extraction";
+  if (model.targets.length) return "Regression";
+  const title = can.frames ? "Video classification" : "Image classification";
+  return model.multilabel ? `Multi-label ${title.toLowerCase()}` : title;
+}
+
 const megabytes = (bytes) => `${(bytes / 2 ** 20).toFixed(1)} MiB`;
 
-/** What the model is, in the head of the page and in full. */
+/** Describe the model in the header and under "Model details". */
 function introduce() {
   const count = model.classes.length ? `${model.classes.length} ${model.classes.length === 1 ? "class" : "classes"}` : "";
-  const valued = model.targets.length && `predicts ${model.targets.slice(0, 3).join(", ")}${model.targets.length > 3 ? ", …" : ""}`;
-  const does = valued || (model.can.sample ? `makes images${count && ` of ${count}`}` : count && `${count}${model.can.segment ? " of pixels" : model.can.detect ? " of objects" : ""}`);
-  part("model").textContent = `${model.name} · ${does || "features, no classes"}`;
+  const targets = model.targets.slice(0, 3).join(", ") + (model.targets.length > 3 ? ", …" : "");
+  part("model").textContent = `${model.name} · ${taskTitle()}, ${targets || count || "no classes"}`;
+  part("answer-title").textContent = taskTitle();
   part("answer").hidden = !model.can.predict;
-  document.title = `${model.name} · vitreous`;
+  document.title = `${taskTitle()} · ${model.name} · vitreous`;
   const facts = {
     Model: model.name, Version: model.version, Parameters: model.parameters?.toLocaleString("en"),
     [model.can.frames ? "Clip" : "Image"]: model.image && `${model.image.join(" × ")} pixels, ${model.channels} channels`, Patch: model.patch && `${model.patch.join(" × ")} pixels`,
-    Blocks: model.layers && `${model.layers}, ${model.heads} heads each`, Computed: [model.precision, model.engine].filter(Boolean).join(", by "),
+    Blocks: model.layers && `${model.layers}, ${model.heads} heads each`, Compute: [model.precision, model.engine].filter(Boolean).join(", "),
     Temperature: model.temperature, vitreous: model.vitreous,
-    Origin: Object.entries(model.provenance ?? {}).filter(([, value]) => typeof value !== "object").map(([key, value]) => `${key} ${value}`).join(", "),
+    Provenance: Object.entries(model.provenance ?? {}).filter(([, value]) => typeof value !== "object").map(([key, value]) => `${key} ${value}`).join(", "),
   };
   part("facts").replaceChildren(...Object.entries(facts).filter(([, value]) => value).flatMap(([key, value]) => [make("dt", "", key), make("dd", "", String(value))]));
 }
 
-/** Drop, paste, choose. */
+/** Accept files that are dropped, pasted or chosen. */
 function listen() {
   const over = (flag) => part("stage").classList.toggle("over", flag);
   const carries = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
@@ -172,10 +184,10 @@ function listen() {
   camera((file) => take([file]));
 }
 
-/** Ask for the token; an empty one where the question is put aside. */
+/** Request the access token from the user; an empty string if the dialog is cancelled. */
 function token(wrong) {
   const dialog = part("token");
-  part("token-text").textContent = wrong ? "That was not the token." : "This server wants the token that it was started with.";
+  part("token-text").textContent = wrong ? "Invalid token." : "This server requires an access token.";
   part("token-value").value = "";
   dialog.returnValue = "";
   dialog.showModal();

@@ -1,16 +1,16 @@
-// The panel of attention: which block, which head, seen from where. One question to the server for a picture, a kind and a patch.
-// Indices in code and in questions count from 0; blocks, heads, rows and columns in words count from 1.
+// The attention panel: selection of block, head and query patch. One request per image, type of map, and query patch.
+// Indices in code and in requests count from 0; blocks, heads, rows and columns in texts count from 1.
 
 import { numbers, upload } from "./api.js";
 import { coloured, darkened, heat, painted } from "./colours.js";
 import { at, chosen, part, percent, say } from "./page.js";
 
 const FUSIONS = ["mean", "max", "min"];
-const OF_FUSION = { mean: "mean of heads", max: "greatest of heads", min: "least of heads" };
-const KEPT = 12; // answers of the server that are kept for a picture
+const OF_FUSION = { mean: "mean over heads", max: "maximum over heads", min: "minimum over heads" };
+const KEPT = 12; // responses cached per image
 
 export class Attention {
-  /** `failed(error, again)` is told what the server refused; `busy(flag)` that there is something to wait for. */
+  /** `failed(error, again)` handles error responses; `busy(flag)` marks a pending request. */
   constructor(stage, model, failed, busy) {
     Object.assign(this, { stage, model, failed, busy, entry: null, query: null, frame: 0, turn: 0, answer: null });
     part("attention").hidden = false;
@@ -29,7 +29,7 @@ export class Attention {
     this.update("kind");
   }
 
-  /** Mouse and keys on the picture. */
+  /** Handle mouse and keyboard on the image. */
   listen(canvas) {
     canvas.addEventListener("pointermove", (event) => this.move(this.stage.under(event)));
     canvas.addEventListener("pointerleave", () => this.move(null));
@@ -59,7 +59,7 @@ export class Attention {
     event.preventDefault();
   }
 
-  /** Another picture, or none. It is asked about as the controls stand, from the answer. */
+  /** Show another entry, or none, with the current controls and the pooled output as query. */
   show(entry) {
     Object.assign(this, { entry, query: null, answer: null });
     Object.assign(this.stage, { map: null, cursor: null });
@@ -67,14 +67,14 @@ export class Attention {
     this.update();
   }
 
-  /** From a [row, column] of what is shown, or null from where the answer is read. */
+  /** Select a [row, column] as query patch; null selects the pooled output. */
   ask(patch) {
     this.query = patch && this.model.grid.length > 2 ? [this.slot, ...patch] : patch;
     part("back").hidden = patch === null;
     this.update("query");
   }
 
-  /** The cursor: on a patch, or nowhere. */
+  /** Move the cursor to a patch, or remove it. */
   move(patch, aloud = false) {
     if (!this.answer) return;
     this.stage.cursor = patch;
@@ -83,17 +83,17 @@ export class Attention {
     if (aloud && patch) say(this.words(patch));
   }
 
-  /** What the controls ask for. */
+  /** The values of the controls. */
   get kind() { return chosen("kind"); }
   get layer() { return Number(part("layer").value); }
   get head() { return Number(part("head").value); }
-  get fused() { return FUSIONS[this.head] ?? null; } // in raw maps heads follow these
+  get fused() { return FUSIONS[this.head] ?? null; } // in raw maps, single heads follow these
   get heads() {
     if (this.fused) return OF_FUSION[this.fused];
     return `head ${this.head - FUSIONS.length + 1} of ${this.model.heads}`;
   }
 
-  /** The controls were moved, or something else `changed`. */
+  /** Update after a change of the controls, or of `changed`. */
   update(changed = "") {
     const { stage } = this;
     if (changed === "kind") {
@@ -115,19 +115,18 @@ export class Attention {
     part(id).setAttribute("aria-valuetext", text);
   }
 
-  /** The map in words. */
+  /** Describe the map. */
   meaning() {
-    const from = this.query ? `the patch in ${at(this.query.slice(-2))}${this.query.length > 2 ? ` of time slot ${this.query[0] + 1}` : ""}` : "";
+    const from = this.query ? `the patch at ${at(this.query.slice(-2))}${this.query.length > 2 ? ` of time slot ${this.query[0] + 1}` : ""}` : "";
     if (this.kind === "raw") {
-      const block = `block ${this.layer + 1}`;
-      const who = this.fused ? `${block}, ${OF_FUSION[this.fused]},` : `head ${this.head - FUSIONS.length + 1} of ${block}`;
-      return `Attention of ${who} from ${from || "the pooled output"}.`;
+      const head = this.fused ? OF_FUSION[this.fused] : `head ${this.head - FUSIONS.length + 1}`;
+      return `Raw attention of block ${this.layer + 1}, ${head}, from ${from || "the pooled output"}.`;
     }
-    const blocks = this.layer ? `blocks 1 to ${this.layer + 1} together` : "block 1";
-    return `Attention rollout from ${from || "the pooled output"} through ${blocks}, ${OF_FUSION[this.fused]}.`;
+    const blocks = this.layer ? `blocks 1 to ${this.layer + 1}` : "block 1";
+    return `Attention rollout over ${blocks}, ${OF_FUSION[this.fused]}, from ${from || "the pooled output"}.`;
   }
 
-  /** Ask the server, unless it has been asked, and show the map. */
+  /** Request the map unless it is cached, and show it. */
   async fetch(aloud) {
     const { entry } = this, turn = ++this.turn;
     const query = this.query ? this.query.join(",") : "answer", head = this.kind === "raw" ? "all" : this.fused;
@@ -149,7 +148,7 @@ export class Attention {
       this.stage.draw();
       this.read();
       this.colours();
-      part("picture").setAttribute("aria-label", `${entry.name}, in ${answer.grid.join(" by ")} patches. ${this.meaning()}`);
+      part("picture").setAttribute("aria-label", `${entry.name}, ${answer.grid.join(" by ")} patches. ${this.meaning()}`);
       if (aloud) say(`${this.meaning()} ${this.words(this.strongest())}.`);
     } catch (error) {
       if (turn === this.turn) this.failed(error, () => this.update());
@@ -158,7 +157,7 @@ export class Attention {
     }
   }
 
-  /** The weights of all patches that the controls ask for, `most` of one, and what stays with tokens that are no patches. */
+  /** The weights of all patches for the current controls, the ends of their colour scale, and the sum of the prefix tokens. */
   map(answer) {
     const own = answer.weights[this.layer], prefix = answer.prefix_weights[this.layer], head = this.head - FUSIONS.length;
     const flat = (rows) => rows.flat(Infinity);
@@ -168,7 +167,7 @@ export class Attention {
     return { all, ...range(all), kept: sum(rest) };
   }
 
-  /** The map of a frame; pictures have one. */
+  /** Select the map of a frame; images have one. */
   at(frame) {
     this.frame = frame;
     const { map } = this.stage;
@@ -179,7 +178,7 @@ export class Attention {
     this.read();
   }
 
-  /** The slot of time, of as many frames as a patch has, that is on the stage. */
+  /** The time slot of the current frame; a slot has as many frames as a patch. */
   get slot() {
     const { grid, image } = this.model;
     return grid.length > 2 ? Math.floor((this.frame * grid[0]) / image[0]) : 0;
@@ -197,15 +196,15 @@ export class Attention {
     return `${at([row, column])}: ${percent(weights[row * grid[1] + column])}`;
   }
 
-  /** The line below the picture. */
+  /** Update the line below the image. */
   read() {
     if (!this.stage.map) return;
     const text = this.words(this.stage.cursor ?? this.strongest());
-    const blind = this.stage.shown ? "" : "; this browser cannot show the image";
-    part("readout").textContent = (this.stage.cursor ? `${text[0].toUpperCase()}${text.slice(1)}` : `Strongest in ${text}`) + blind;
+    const blind = this.stage.shown ? "" : "; this browser cannot display the image";
+    part("readout").textContent = (this.stage.cursor ? `${text[0].toUpperCase()}${text.slice(1)}` : `Maximum at ${text}`) + blind;
   }
 
-  /** What the colours mean, and what is not on the picture. */
+  /** Draw the colour legend, and describe the weight of prefix tokens. */
   colours() {
     const { least, most, kept } = this.stage.map, pen = part("legend-bar").getContext("2d");
     const ramp = painted(Array.from({ length: 200 }, (_, step) => step / 199), 200, this.stage.view === "heat" ? coloured(heat) : darkened(1));
@@ -215,12 +214,12 @@ export class Attention {
     part("legend-least").textContent = percent(least);
     part("legend-most").textContent = percent(most);
     part("legend").hidden = false;
-    part("meaning").textContent = this.meaning() + (this.answer.prefix ? ` Prefix tokens have ${percent(kept)} of it.` : "");
+    part("meaning").textContent = this.meaning() + (this.answer.prefix ? ` Prefix tokens (class token, registers) receive ${percent(kept)}.` : "");
   }
 }
 
-// The ends of the colours: the 1st and the 99th percentile, so that a few large weights hide nothing, and at least a tenth
-// of the upper end apart: uniform attention has no contrast.
+// The colour scale spans the 1st to the 99th percentile, to limit the effect of outliers, and at least a tenth of its upper
+// end: uniform attention shows no contrast.
 function range(values) {
   const sorted = [...values].sort((a, b) => a - b), at = (share) => sorted[Math.round(share * (sorted.length - 1))];
   const most = at(0.99) || sorted.at(-1) || 1, least = Math.min(at(0.01), 0.9 * most);
@@ -229,7 +228,7 @@ function range(values) {
 
 const sum = (values) => values.reduce((a, b) => a + b, 0);
 
-/** Rows of heads -> one, by the mean, the greatest or the least. */
+/** Fuse maps of heads by mean, maximum or minimum. */
 function together(rows, how) {
   const one = { mean: (values) => sum(values) / values.length, max: (values) => Math.max(...values), min: (values) => Math.min(...values) }[how];
   return (rows[0] ?? []).map((_, place) => one(rows.map((row) => row[place])));

@@ -1,8 +1,8 @@
-// One still picture from the camera, where there is one.
+// Take a photo with the camera, if there is one.
 
 import { part, trouble } from "./page.js";
 
-/** Offer the camera; `taken(file)` gets each picture. */
+/** Enable the camera; `taken(file)` receives each photo. */
 export async function camera(taken) {
   const devices = navigator.mediaDevices;
   const found = (await devices?.enumerateDevices?.().catch(() => [])) ?? [];
@@ -14,7 +14,7 @@ export async function camera(taken) {
     try {
       stream = await devices.getUserMedia({ video: { facingMode: "environment", width: { ideal: 1920 } } });
     } catch (error) {
-      trouble("The camera cannot be used.", error.name === "NotAllowedError" ? "Allow it in the browser's settings of this page." : "Another program may be using it.");
+      trouble("Cannot access the camera.", error.name === "NotAllowedError" ? "Allow camera access for this page in the browser settings." : "Another program may be using it.");
       return;
     }
     video.srcObject = stream;
@@ -26,7 +26,7 @@ export async function camera(taken) {
   });
   part("close-shot").addEventListener("click", () => dialog.close());
   part("take").addEventListener("click", () => {
-    if (!video.videoWidth) return; // not a frame yet
+    if (!video.videoWidth) return; // no frame yet
     const canvas = Object.assign(document.createElement("canvas"), { width: video.videoWidth, height: video.videoHeight });
     canvas.getContext("2d").drawImage(video, 0, 0);
     dialog.close();

@@ -1,11 +1,11 @@
-// Classes of pixels over the picture, each to be switched on and off.
+// The semantic segmentation panel: class map over the image, with a checkbox per class.
 
 import { at, make, makeName, part, percent } from "./page.js";
 
-const NOBODY = 255; // of a map whose pixels have 8 bits
+const NOBODY = 255; // the ignore index
 
 export class Classes {
-  /** `model` has the names and the colours of the classes. */
+  /** `model` has the names and colours of the classes. */
   constructor(stage, model) {
     Object.assign(this, { stage, model, hidden: new Set(), numbers: null, entry: null });
     const cover = part("cover");
@@ -22,7 +22,7 @@ export class Classes {
     part("classes").hidden = false;
   }
 
-  /** The map of an entry over its picture; null takes it away. */
+  /** Show the class map of an entry over its image; null removes it. */
   async show(entry) {
     this.entry = entry;
     this.numbers = this.stage.layer = null;
@@ -34,7 +34,7 @@ export class Classes {
     this.paint();
   }
 
-  /** The layer of the classes that are switched on. */
+  /** Draw the overlay of the visible classes. */
   paint() {
     if (!this.numbers) return;
     const { width, height, data } = this.numbers;
@@ -65,7 +65,7 @@ export class Classes {
       this.paint();
     });
     if (r || g || b) swatch.style.background = fill.style.background = `rgb(${r} ${g} ${b})`;
-    else box.style.visibility = swatch.style.visibility = "hidden"; // the background has no colour to switch
+    else box.style.visibility = swatch.style.visibility = "hidden"; // the background has no colour
     fill.style.width = `${100 * share}%`;
     bar.append(fill);
     label.append(box, swatch, makeName("span", "name", name), make("span", "share", percent(share)));
@@ -73,7 +73,7 @@ export class Classes {
     return line;
   }
 
-  /** The class under the pointer, in words. */
+  /** Show the class under the pointer. */
   read(event) {
     const place = this.numbers && this.stage.layer && this.stage.pixel(event);
     if (!place) return;
@@ -82,7 +82,7 @@ export class Classes {
   }
 }
 
-/** The pixels of a PNG, whose red is the number of the class. */
+/** Decode a PNG whose red channel is the class index. */
 async function decoded(uri) {
   const bytes = Uint8Array.from(atob(uri.slice(uri.indexOf(",") + 1)), (letter) => letter.charCodeAt(0));
   const picture = await createImageBitmap(new Blob([bytes], { type: "image/png" }), { colorSpaceConversion: "none", premultiplyAlpha: "none" });

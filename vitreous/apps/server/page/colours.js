@@ -1,4 +1,4 @@
-// Colours of numbers, as ramps that also rise in lightness.
+// Colour maps with increasing lightness.
 
 const HEAT = [[13, 8, 135], [84, 2, 163], [139, 10, 165], [185, 50, 137], [219, 92, 104], [244, 136, 73], [254, 188, 43], [240, 249, 33]]; // plasma, as in reports
 const ALIKE = [[24, 22, 66], [36, 72, 122], [36, 128, 140], [76, 182, 130], [170, 218, 92], [250, 240, 140]];
@@ -16,7 +16,7 @@ function ramp(anchors) {
 export const heat = ramp(HEAT);
 export const alike = ramp(ALIKE);
 
-/** Values in [0, 1], `width` in a row, as a canvas of as many pixels; `paint(value, rgba, at)` colours one. */
+/** Draw values in [0, 1], `width` per row, on a canvas with one pixel each; `paint(value, rgba, at)` colours a pixel. */
 export function painted(values, width, paint) {
   const canvas = document.createElement("canvas");
   canvas.width = width;
@@ -27,14 +27,14 @@ export function painted(values, width, paint) {
   return canvas;
 }
 
-/** A way to paint: the colour of a ramp, as opaque as `alpha` in [0, 1]; if `rising`, less opaque the lower, so that the image below stays visible. */
+/** Paint function for a colour map with opacity `alpha` in [0, 1]; if `rising`, low values are more transparent. */
 export const coloured = (table, alpha = 1, rising = false) => (value, rgba, at) => {
   const share = Math.min(1, Math.max(0, value)), step = 3 * Math.round(255 * share);
   for (let c = 0; c < 3; c++) rgba[at + c] = table[step + c];
   rgba[at + 3] = 255 * (rising ? alpha ** (2.6 - 2 * share) : alpha);
 };
 
-/** A way to paint: the darker the lower, black and `alpha` opaque at 0. */
+/** Paint function that darkens low values: black with opacity `alpha` at 0. */
 export const darkened = (alpha) => (value, rgba, at) => {
   rgba[at + 3] = 255 * alpha * (1 - Math.min(1, Math.max(0, value)));
 };

@@ -1,22 +1,22 @@
-// Images of a model that makes them: what is asked for, how far they are, the grid, and a file of it.
+// The image generation panel: settings, progress, the grid of images, and its PNG file.
 
 import { lines } from "./api.js";
 import { calm, make, makeName, part, say, trouble } from "./page.js";
 
-const FEW = 20; // images that are asked for at first, about
-const TINY = 48; // pixels of an image below which they are shown as squares
-const SAVED = 512; // pixels along a saved grid, at least
+const FEW = 20; // approximate default number of images
+const TINY = 48; // image size in pixels below which square pixels are shown
+const SAVED = 512; // minimum width of a saved grid in pixels
 const GAP = 2; // pixels between the images of a saved grid
-const SEEDS = 1_000_000; // of which a new one is drawn
+const SEEDS = 1_000_000; // range of random seeds
 const NONE = "\u00a0";
 
 export class Generator {
-  /** `failed(error, again)` shows what went wrong. */
+  /** `failed(error, again)` shows an error. */
   constructor(model, failed) {
     Object.assign(this, { model, failed, answer: null, work: null });
     part("look").hidden = true;
     part("gallery").hidden = part("making").hidden = false;
-    Object.assign(part("skip"), { href: "#images-count", textContent: "Skip to the form" });
+    Object.assign(part("skip"), { href: "#images-count", textContent: "Skip to the settings" });
     this.fill();
     part("request").addEventListener("submit", (event) => { event.preventDefault(); this.run(); });
     part("stop").addEventListener("click", () => this.work?.abort());
@@ -26,7 +26,7 @@ export class Generator {
     part("images").addEventListener("pointerleave", () => this.name(null));
   }
 
-  /** What the model has to choose from. */
+  /** Fill the settings with the options of the model. */
   fill() {
     const { classes, sampling } = this.model, { limits, defaults, samplers } = sampling;
     part("class-row").hidden = part("guidance-row").hidden = !classes.length;
@@ -40,29 +40,29 @@ export class Generator {
     Object.assign(part("images-count"), { max: limits.count, value: Math.min(first, limits.count) });
     part("guidance").value = defaults.guidance;
     part("guidance-help").textContent = classes.length
-      ? "Above 1, guidance makes images more typical of their class and less varied. The same seed and settings make the same images."
-      : "The same seed and settings make the same images.";
+      ? "Guidance above 1 makes images more typical of their class and less diverse. The same seed and settings reproduce the same images."
+      : "The same seed and settings reproduce the same images.";
     for (const id of ["images-count", "guidance", "steps"]) part(id).addEventListener("input", () => this.check());
     this.check();
   }
 
-  /** The numbers of the sliders, and whether there are too many steps of so many images. */
+  /** Show the values of the sliders, and check the number of steps for the number of images. */
   check() {
     const { limits } = this.model.sampling, count = Number(part("images-count").value), steps = part("steps");
     const guidance = Number(part("guidance").value), most = Math.floor(limits.image_steps / count);
     part("images-count-text").textContent = String(count);
-    part("guidance-text").textContent = guidance === 1 ? "1, none" : String(guidance);
-    steps.setCustomValidity(Number(steps.value) * count > limits.image_steps ? `At most ${most} steps of ${count} images.` : "");
+    part("guidance-text").textContent = guidance === 1 ? "1 (off)" : String(guidance);
+    steps.setCustomValidity(Number(steps.value) * count > limits.image_steps ? `Use at most ${most} steps for ${count} images.` : "");
   }
 
-  /** What is asked for. */
+  /** The request of the current settings. */
   request() {
     const name = part("class").value, number = (id) => Number(part(id).value);
     const asked = { count: number("images-count"), steps: number("steps"), seed: number("seed"), sampler: part("sampler").value };
     return this.model.classes.length ? { class: part("class").selectedIndex ? name : null, guidance: number("guidance"), ...asked } : asked;
   }
 
-  /** Make images, and show them while they are made. */
+  /** Generate images, and show previews. */
   async run() {
     if (this.work) return;
     calm();
@@ -70,8 +70,8 @@ export class Generator {
     this.work = new AbortController();
     this.answer = null;
     this.busy(true);
-    this.report("Waiting for its turn");
-    say(`Making ${count(asked.count)}.`);
+    this.report("Queued");
+    say(`Generating ${count(asked.count)}.`);
     let done = 0;
     try {
       const answer = await lines("v1/sample", asked, this.work.signal, (line) => {
@@ -81,16 +81,16 @@ export class Generator {
         this.report(`${Math.floor(100 * done)}\u00a0%, ${left(performance.now() - began, done)}`);
       });
       if (answer.model.version !== this.model.version) {
-        trouble("The server has another model now.", "Load the page again to ask it.", () => location.reload());
+        trouble("The served model has changed.", "Reload the page to use the new model.", () => location.reload());
       }
       this.answer = answer;
       this.size = answer.size;
       this.show(answer.images, answer.columns);
       this.report(this.summary = words(answer));
-      say(`${count(asked.count)}, done.`);
+      say(`${count(asked.count)} generated.`);
     } catch (error) {
       const stopped = error.name === "AbortError";
-      this.report(this.summary = done ? `${stopped ? "Stopped" : "Failed"} at ${Math.floor(100 * done)}\u00a0%, not finished` : NONE);
+      this.report(this.summary = done ? `${stopped ? "Stopped" : "Failed"} at ${Math.floor(100 * done)}\u00a0%` : NONE);
       if (stopped) say("Stopped.");
       this.failed(error, () => this.run());
     } finally {
@@ -99,7 +99,7 @@ export class Generator {
     }
   }
 
-  /** Class and number of an image before the answer tells them: of one class, or of the classes in turn. */
+  /** Class and number of a preview image: of one class, or cycling through the classes. */
   classOf(asked, place) {
     const { classes } = this.model;
     return asked.class ?? (classes.length ? classes[place % classes.length] : null);
@@ -126,7 +126,7 @@ export class Generator {
     part("outcome").textContent = text;
   }
 
-  /** The images in their grid; those that are not begun are empty. */
+  /** Show the images in a grid; images that have not started are empty. */
   show(images, columns) {
     const list = part("images"), [height, width] = this.model.image;
     this.images = images;
@@ -145,7 +145,7 @@ export class Generator {
     });
   }
 
-  /** The image under the pointer, in words; without one, all of them. */
+  /** Describe the image under the pointer, or all images. */
   name(item) {
     if (this.work) return;
     const one = item && this.images[[...part("images").children].indexOf(item)];
@@ -153,7 +153,7 @@ export class Generator {
     else this.report(this.summary || NONE);
   }
 
-  /** A file of the grid, small images enlarged by a whole number. */
+  /** Save the grid as PNG; small images are enlarged by an integer factor. */
   async save() {
     const { images, columns, size: [height, width], settings } = this.answer, rows = Math.ceil(images.length / columns);
     const times = Math.max(1, Math.ceil(SAVED / (columns * (width + GAP) - GAP)));
@@ -178,18 +178,18 @@ export class Generator {
 const count = (number) => `${number} ${number === 1 ? "image" : "images"}`;
 const caption = (one) => `${one.class ? `${one.class}, image` : "Image"} ${one.number + 1}`;
 
-/** A file name of letters, digits, and little else. */
+/** A portable file name. */
 const fileName = ({ class: name, seed }) => `${(name ?? "images").replace(/[^\p{L}\p{N}._-]+/gu, "_").slice(0, 80) || "images"}-seed-${seed}.png`;
 
-/** How long it will take, in words. */
+/** Format the remaining time. */
 function left(elapsed, done) {
   const seconds = (elapsed / 1000) * (1 / done - 1);
-  return seconds < 1.5 ? "nearly done" : `about ${seconds < 90 ? `${Math.round(seconds)} s` : `${Math.round(seconds / 60)} min`} left`;
+  return seconds < 1.5 ? "almost done" : `about ${seconds < 90 ? `${Math.round(seconds)} s` : `${Math.round(seconds / 60)} min`} left`;
 }
 
-/** What was made, and by what. */
+/** Describe the generated images and their settings. */
 function words({ images, settings, seconds }) {
   const { class: name, seed, sampler, steps, guidance } = settings;
   const guided = guidance === 1 ? "" : `, guidance ${guidance}`;
-  return `${count(images.length)}${name === null ? "" : ` of ${name}`}, seed ${seed}, ${steps} steps of ${sampler}${guided}, ${seconds.toFixed(1)}\u00a0s`;
+  return `${count(images.length)}${name === null ? "" : ` of ${name}`}, seed ${seed}, ${sampler}, ${steps} steps${guided}, ${seconds.toFixed(1)}\u00a0s`;
 }

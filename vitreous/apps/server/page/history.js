@@ -1,26 +1,26 @@
-// Pictures of this session, in memory alone; the oldest go.
+// The history of images, in memory only; the oldest are dropped.
 
 import { counted } from "./objects.js";
 import { described, make, makeName, part, percent } from "./page.js";
 
 const MOST = 24;
-const SIDE = 160; // pixels of a small picture
+const SIDE = 160; // pixels of a thumbnail
 
-/** Pictures that were looked at; `show(entry)` is called for one that is clicked. */
+/** The history; `show(entry)` is called for an entry that is clicked. */
 export class History {
   constructor(show) {
     Object.assign(this, { entries: [], show });
     part("forget").addEventListener("click", () => { this.entries.splice(0, this.entries.length, ...this.entries.filter((one) => one === this.current)); this.draw(); part("file").focus(); });
   }
 
-  /** A new one, or one that has been answered. */
+  /** Add an entry, or update it. */
   keep(entry) {
     if (!this.entries.includes(entry)) this.entries.unshift(entry);
     this.entries.length = Math.min(this.entries.length, MOST);
     this.draw();
   }
 
-  /** The one that is on the stage. */
+  /** Mark the entry that is on the stage. */
   mark(entry) {
     this.current = entry;
     this.draw();
@@ -52,7 +52,7 @@ export class History {
   }
 }
 
-/** A small copy of what `opened` answered, as a data URL; nothing for a format that the browser does not know. */
+/** A thumbnail of the result of `opened` as a data URL; empty for a format that the browser cannot display. */
 export function small(shown) {
   if (!shown) return { small: "", tiny: false };
   const { width, height } = shown.pixels, share = Math.min(1, SIDE / Math.max(width, height));

@@ -1,10 +1,10 @@
-// What the model has learned: how alike its positions are, and the filters of its first layer. Asked for when they come into view.
+// Position embedding similarity and patch embedding filters, requested when they scroll into view.
 
 import { blob, numbers } from "./api.js";
 import { alike, coloured, painted } from "./colours.js";
 import { at, part, say } from "./page.js";
 
-/** Show what the model has. */
+/** Show the panels that the model supports. */
 export function inside(can) {
   if (!can.positions && !can.filters) return;
   part("inside").hidden = false;
@@ -25,10 +25,10 @@ function filters(file) {
   image.src = URL.createObjectURL(file);
 }
 
-/** A number with the sign that is as wide as a plus. */
+/** Replace the hyphen of a negative number by a minus sign. */
 const minus = (text) => text.replace("-", "−");
 
-/** All tiles, and one of them large: the similarity of a position with all others. */
+/** All tiles, and the selected one enlarged: the similarity of a position embedding to all others. */
 class Positions {
   constructor({ grid, similarity, range }) {
     const [rows, columns] = grid, tiles = part("mosaic");
@@ -36,7 +36,7 @@ class Positions {
     this.whole = this.mosaic();
     for (const canvas of [tiles, part("one")]) canvas.style.aspectRatio = `${columns} / ${rows}`;
     part("scale").getContext("2d").drawImage(painted(Array.from({ length: 200 }, (_, step) => step / 199), 200, coloured(alike)), 0, 0);
-    const places = range[1] - range[0] < 0.1 ? 3 : 2; // decimals that tell the ends apart
+    const places = range[1] - range[0] < 0.1 ? 3 : 2; // decimals that distinguish the ends
     this.ends = range.map((end) => minus(end.toFixed(places)));
     [part("scale-least").textContent, part("scale-most").textContent] = this.ends;
     tiles.addEventListener("click", (event) => {
@@ -53,7 +53,7 @@ class Positions {
     this.go(this.at);
   }
 
-  /** All tiles side by side; `side` is the pixels of a value, `gap` those between two tiles. */
+  /** Draw all tiles in a grid; `side` is the pixels per value, `gap` the pixels between tiles. */
   mosaic() {
     const [rows, columns] = this.grid, canvas = document.createElement("canvas");
     this.side = Math.max(1, Math.round(1200 / (columns * columns)));
@@ -76,7 +76,7 @@ class Positions {
     return painted(values.map((value) => (value - least) / (most - least)), this.grid[1], coloured(alike));
   }
 
-  /** Choose a [row, column]. */
+  /** Select a [row, column]. */
   go([row, column], aloud = false) {
     const [rows, columns] = this.grid, { tiles, whole, side } = this, large = part("one");
     this.at = [row, column];
@@ -91,9 +91,9 @@ class Positions {
     const values = this.similarity[row * columns + column];
     large.getContext("2d").drawImage(this.tile(values), 0, 0);
     const others = values.filter((_, place) => place !== row * columns + column);
-    const span = others.length ? `: ${minus(Math.min(...others).toFixed(2))} to ${minus(Math.max(...others).toFixed(2))} with others` : "";
-    const text = `Cosine similarity of ${at([row, column])} with every position${span}. Colours span ${this.ends.join(" to ")}, the range of all` +
-      " pairs of different positions.";
+    const span = others.length ? `: ${minus(Math.min(...others).toFixed(2))} to ${minus(Math.max(...others).toFixed(2))}` : "";
+    const text = `Cosine similarity of the position embedding at ${at([row, column])} to all others${span}.` +
+      ` Colour scale: ${this.ends.join(" to ")}, the range over all pairs.`;
     part("positions-text").textContent = text;
     large.setAttribute("aria-label", text);
     if (aloud) say(text);

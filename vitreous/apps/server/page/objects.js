@@ -1,13 +1,13 @@
-// Boxes and masks of objects over the picture: classes to switch on and off, a threshold, a list that shows which is which.
+// The object detection panel: boxes and masks over the image, checkboxes per class, a score threshold, and a list of objects.
 
 import { make, makeName, part, percent } from "./page.js";
 
-const LARGEST = 1600; // places along a side of the layer of masks
-const FEW = 12; // objects that all have their names on the picture
-export const LEAST = 0.05; // the lowest score that is asked for
+const LARGEST = 1600; // maximum side of the mask overlay in pixels
+const FEW = 12; // maximum number of objects with labels on the image
+export const LEAST = 0.05; // minimum requested score
 
 export class Objects {
-  /** `model` has the names and the colours of the classes. */
+  /** `model` has the names and colours of the classes. */
   constructor(stage, model) {
     Object.assign(this, { stage, model, hidden: new Set(), entry: null, all: [], shown: [], lit: null, pinned: null, masks: new Map() });
     stage.objects = (pen, whole, times) => this.draw(pen, whole, times);
@@ -19,14 +19,14 @@ export class Objects {
     part("objects").hidden = false;
   }
 
-  /** A slider of per cent: what it does when it moves, after `set`, which is done now too. */
+  /** Connect a slider in per cent: `set` is called now and on each change, followed by `moved`. */
   slider(id, text, moved, set = () => {}) {
     const slider = part(id), read = () => { part(text).textContent = `${slider.value}\u00a0%`; set(); };
     slider.addEventListener("input", () => { read(); moved(); });
     read();
   }
 
-  /** The objects of an entry over its picture; null takes them away. */
+  /** Show the objects of an entry over its image; null removes them. */
   show(entry) {
     Object.assign(this, { entry, lit: null, pinned: null, masks: new Map() });
     const { objects = [], size = [1, 1] } = entry?.prediction ?? {};
@@ -37,11 +37,12 @@ export class Objects {
     this.layer = { width: Math.max(1, Math.round(size[1] * share)), height: Math.max(1, Math.round(size[0] * share)) };
     this.withMasks = objects.some((one) => one.segmentation);
     part("fill-row").hidden = !this.withMasks;
+    part("objects-title").textContent = this.withMasks ? "Instance segmentation" : "Object detection";
     this.classes();
     this.update();
   }
 
-  /** The classes that have objects, each to be switched on and off. */
+  /** List the classes of the objects, with checkboxes. */
   classes() {
     const counts = new Map();
     for (const { number } of this.all) counts.set(number, 0);
@@ -62,7 +63,7 @@ export class Objects {
     return swatch;
   }
 
-  /** What is shown at the threshold, in the list and on the picture. */
+  /** Update the list and the image for the score threshold. */
   update() {
     const least = part("least-score").value / 100;
     const above = this.all.filter((one) => one.score >= least);
@@ -70,8 +71,8 @@ export class Objects {
     for (const count of part("kinds").querySelectorAll(".share")) {
       count.textContent = above.filter((one) => one.number === Number(count.dataset.number)).length;
     }
-    const off = above.length - this.shown.length, none = this.all.length ? "None of this score." : "Nothing was found.";
-    part("count").textContent = !this.entry ? "\u00a0" : `${this.shown.length || (off ? 0 : none)}${this.shown.length || off ? (this.shown.length === 1 ? " object" : " objects") : ""}${off ? `, ${off} switched off` : ""}`;
+    const off = above.length - this.shown.length, none = this.all.length ? "No objects above this score" : "No objects detected";
+    part("count").textContent = !this.entry ? "\u00a0" : `${this.shown.length || (off ? 0 : none)}${this.shown.length || off ? (this.shown.length === 1 ? " object" : " objects") : ""}${off ? `, ${off} hidden` : ""}`;
     this.rows = new Map(this.shown.map((one) => [one, this.row(one)]));
     part("object-list").replaceChildren(...[...this.rows.values()].map((row) => row.parentElement));
     if (!this.shown.includes(this.pinned)) this.pinned = null;
@@ -79,7 +80,7 @@ export class Objects {
     this.light(null);
   }
 
-  /** A line of the list, a button that lights its object up. */
+  /** A line of the list: a button that highlights its object. */
   row(one) {
     const line = make("li"), button = make("button", "object");
     button.type = "button";
@@ -94,7 +95,7 @@ export class Objects {
     return button;
   }
 
-  /** Make one object stand out; with null, the one that was clicked or none. */
+  /** Highlight an object; with null, the pinned one or none. */
   light(one) {
     this.lit = one ?? this.pinned;
     for (const [object, row] of this.rows ?? []) {
@@ -105,7 +106,7 @@ export class Objects {
     this.stage.draw();
   }
 
-  /** The layer of the masks that are shown, the best on top. */
+  /** Draw the overlay of the visible masks, highest scores on top. */
   paint() {
     this.stage.layer = null;
     if (!this.withMasks || !this.shown.length) return;
@@ -119,13 +120,13 @@ export class Objects {
     this.stage.layer = canvas;
   }
 
-  /** The places of the layer that an object's mask has. */
+  /** The pixels of the overlay that an object's mask covers. */
   mask(one) {
     if (!this.masks.has(one.place)) this.masks.set(one.place, places(one.segmentation?.counts ?? [], this.size, this.layer));
     return this.masks.get(one.place);
   }
 
-  /** The smallest object under a pointer. */
+  /** The smallest object under the pointer. */
   under(event) {
     const [rows, columns] = this.size ?? [1, 1], spot = this.stage.spot(event);
     if (!spot) return null;
@@ -135,7 +136,7 @@ export class Objects {
     return within.sort((a, b) => area(a) - area(b))[0] ?? null;
   }
 
-  /** The boxes, the best on top; names where there are few, and that of the one that stands out. */
+  /** Draw the boxes, highest scores on top; labels if there are few objects, and that of the highlighted one. */
   draw(pen, whole, times) {
     const [rows, columns] = this.size ?? [1, 1], across = whole.width / columns, down = whole.height / rows;
     const order = [...this.shown].reverse();
@@ -155,7 +156,7 @@ export class Objects {
     pen.globalAlpha = 1;
   }
 
-  /** The name of an object on a ground of its colour, above its box or inside. */
+  /** Draw the label of an object above or inside its box. */
   label(pen, box, one, paint, times) {
     const text = `${one.label} ${percent(one.score)}`, high = 18 * times;
     pen.font = `600 ${12 * times}px system-ui, sans-serif`;
@@ -170,23 +171,23 @@ export class Objects {
   }
 }
 
-/** How many objects of which class, in words. */
+/** Format the number of objects per class. */
 export function counted(objects, least = 0.5) {
   const counts = new Map();
   for (const one of objects) if (one.score >= least) counts.set(one.label, (counts.get(one.label) ?? 0) + 1);
-  return [...counts].map(([label, count]) => `${count} ${label}`).join(", ") || "nothing";
+  return [...counts].map(([label, count]) => `${count} ${label}`).join(", ") || "no objects";
 }
 
 const words = (one) => `${one.label} ${percent(one.score)}, ${Math.round(one.right - one.left)} × ${Math.round(one.bottom - one.top)} pixels`;
 const colour = ([r, g, b]) => `rgb(${r} ${g} ${b})`;
 
-/** Whether black is read more easily on a colour than white. */
+/** Whether black has more contrast on a colour than white. */
 function light(parts) {
   const [r, g, b] = parts.map((part) => (part <= 10 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4));
   return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.3;
 }
 
-/** Run lengths down the columns of an image -> the places of a layer, which may be smaller, row by row. */
+/** Convert column-major run lengths of an image to the row-major pixel indices of an overlay, which may be smaller. */
 function places(counts, [rows, columns], { width, height }) {
   const found = [], down = height / rows, across = width / columns;
   let begin = 0;
@@ -195,7 +196,7 @@ function places(counts, [rows, columns], { width, height }) {
     if (number % 2) {
       for (let column = Math.floor(begin / rows); column * rows < end; column++) {
         const first = Math.max(0, begin - column * rows), last = Math.min(rows, end - column * rows);
-        // what a place of the layer shows is the pixel at its middle
+        // a pixel of the overlay shows the image pixel at its centre
         const low = Math.max(0, Math.ceil(column * across - 0.5)), high = Math.min(width, Math.ceil((column + 1) * across - 0.5));
         const upper = Math.max(0, Math.ceil(first * down - 0.5)), lower = Math.min(height, Math.ceil(last * down - 0.5));
         for (let x = low; x < high; x++) for (let y = upper; y < lower; y++) found.push(y * width + x);

@@ -1,8 +1,8 @@
-// Parts of the page by their id, new ones, and what is said in words.
+// Helpers for page elements and for formatting numbers.
 
 export const part = (id) => document.getElementById(id);
 
-/** A new element; its text is text, whatever characters it has. */
+/** Create an element; `text` is inserted as plain text. */
 export function make(tag, className = "", text = "") {
   const made = document.createElement(tag);
   if (className) made.className = className;
@@ -10,7 +10,7 @@ export function make(tag, className = "", text = "") {
   return made;
 }
 
-/** A new element with the name of a file or a class, which may break after / \ - _ . : and nowhere else while there is room. */
+/** Create an element with a file or class name, with line breaks allowed after / \ - _ . : */
 export function makeName(tag, className, name) {
   const made = make(tag, className);
   made.append(...name.split(/(?<=[/\\\-_.:])/).flatMap((piece, place) => (place ? [document.createElement("wbr"), piece] : [piece])));
@@ -32,24 +32,24 @@ function digits(value) {
   return text;
 }
 
-/** The values of targets in words, five significant digits each: age 31.5, height 1.8. */
+/** Format target values with five significant digits: age 31.5, height 1.8. */
 export const described = (values) => Object.entries(values).map(([name, value]) => `${name} ${rounded(value)}`).join(", ");
 
 /** A number with five significant digits. */
 export const rounded = (value) => String(Number(value.toPrecision(5)));
 
-/** A [row, column] in words, counted from 1. */
+/** Format a [row, column], counted from 1. */
 export const at = ([row, column]) => `row ${row + 1}, column ${column + 1}`;
 
-/** Say a sentence to screen readers, once nothing else is being said. */
+/** Announce a sentence to screen readers. */
 export function say(text) {
   part("said").textContent = text;
 }
 
-/** The one of some radio buttons that is chosen. */
+/** The value of the checked radio button. */
 export const chosen = (name) => document.querySelector(`input[name="${name}"]:checked`).value;
 
-/** Show a problem with what to do about it; `again`, if there is one, is what its button does. */
+/** Show an error with a hint; `again`, if set, is the action of its button. */
 export function trouble(message, hint = "", again = null) {
   const box = make("div", "trouble-box");
   box.append(make("b", "", message));
@@ -69,10 +69,10 @@ export function trouble(message, hint = "", again = null) {
   part("trouble").replaceChildren(box);
 }
 
-/** With a capital letter and a full stop. */
+/** Add a capital letter and a full stop. */
 const sentence = (text) => text[0].toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
 
-/** No problem any more. */
+/** Remove the error. */
 export function calm() {
   part("trouble").replaceChildren();
 }

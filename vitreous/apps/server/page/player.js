@@ -1,12 +1,12 @@
-// The frames of a clip on the stage, one after the other: as the model sees them, whatever the browser can play.
+// Play the model's input frames of a clip on the stage, also in formats that the browser cannot play.
 
 import { picture } from "./api.js";
 import { part } from "./page.js";
 
-const PAUSE = 220; // milliseconds that a frame is shown
+const PAUSE = 220; // milliseconds per frame
 
 export class Player {
-  /** `change(frame)` is told which frame is on the stage, counted from 0. */
+  /** `change(frame)` is called with the index of the current frame. */
   constructor(stage, model, change) {
     Object.assign(this, { stage, count: model.image[0], change, frames: [], frame: 0, timer: null });
     part("frame").max = this.count - 1;
@@ -14,7 +14,7 @@ export class Player {
     part("frame").addEventListener("input", () => { this.pause(); this.go(Number(part("frame").value)); });
   }
 
-  /** The frames of a file, from the server: a canvas each. */
+  /** Request the frames of a file from the server; returns one canvas per frame. */
   async open(file, name) {
     const strip = await createImageBitmap(await picture("v1/frames", file, name));
     const width = strip.width, height = strip.height / this.count;
@@ -25,7 +25,7 @@ export class Player {
     });
   }
 
-  /** Other frames, or none; they are played unless its user wants less motion. */
+  /** Show other frames, or none; they are played unless the user prefers reduced motion. */
   show(frames) {
     this.pause();
     Object.assign(this, { frames: frames ?? [] });

@@ -1,11 +1,11 @@
-// The picture on its canvas: what the model saw of it, a map over that, and the patch asked from.
+// The canvas with the image, the model's input region, overlays, and the query patch.
 
 import { coloured, darkened, heat, painted } from "./colours.js";
 import { part } from "./page.js";
 
-const LARGEST = 1600; // pixels along a side that are kept of a picture to show it
+const LARGEST = 1600; // maximum side in pixels of a displayed image
 
-/** A file as the browser shows it: upright, scaled down if need be; null for a format that it does not know. */
+/** Open a file as the browser displays it: upright, downscaled if necessary; null for an unsupported format. */
 export async function opened(file) {
   const image = new Image();
   image.src = URL.createObjectURL(file);
@@ -16,7 +16,7 @@ export async function opened(file) {
     const size = { width: Math.max(1, Math.round(width * share)), height: Math.max(1, Math.round(height * share)) };
     const canvas = Object.assign(document.createElement("canvas"), size);
     const pen = canvas.getContext("2d");
-    pen.fillStyle = "#fff"; // what transparent pictures are laid over, as the server does
+    pen.fillStyle = "#fff"; // transparent images are composited on white, as on the server
     pen.fillRect(0, 0, size.width, size.height);
     pen.imageSmoothingQuality = "high";
     pen.drawImage(image, 0, 0, size.width, size.height);
@@ -29,24 +29,24 @@ export async function opened(file) {
 }
 
 export class Stage {
-  /** `plain` is a canvas for the image without its map; `shown` is what `opened` answered; `layer` a canvas laid over all of it, `cover` opaque; `objects` draws on a picture of `size`; `map` {weights, least, most, grid, box, query}, its weights (rows * columns) numbers, `least` and `most` the ends of their scale. */
+  /** `plain`: canvas for the image without its map; `shown`: result of `opened`; `layer`: overlay canvas with opacity `cover`; `objects`: function that draws on an image of `size`; `map`: {weights, least, most, grid, box, query} with (rows * columns) weights and the ends of their scale. */
   constructor(canvas, plain = null) {
     Object.assign(this, { canvas, plain, shown: null, map: null, layer: null, size: null, objects: null, cover: 0.55, cursor: null, focused: false, view: "heat", smooth: true, strength: 0.65, zoomed: false, due: false });
     new ResizeObserver(() => this.draw()).observe(canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
 
-  /** Draw once before the next frame, however often it is asked. */
+  /** Draw once before the next frame, regardless of the number of calls. */
   draw() {
     if (this.due) return;
     this.due = true;
     requestAnimationFrame(() => { this.due = false; this.paint(); });
   }
 
-  /** Where the picture lies on the canvas, in its pixels. */
+  /** The rectangle of the image on the canvas, in canvas pixels. */
   place() {
     const { width: wide, height: high } = this.canvas;
-    const [rows, columns] = this.map?.grid ?? [1, 1]; // where the browser cannot show the picture
+    const [rows, columns] = this.map?.grid ?? [1, 1]; // if the browser cannot display the image
     const { width, height } = this.shown ?? this.layer ?? this.size ?? { width: columns, height: rows };
     const [left, top, right, bottom] = this.zoomed && this.map ? this.map.box : [0, 0, 1, 1];
     const share = Math.min(wide / (width * (right - left)), high / (height * (bottom - top)));
@@ -56,7 +56,7 @@ export class Stage {
     };
   }
 
-  /** Where what the model saw lies on the canvas. */
+  /** The rectangle of the model's input region on the canvas. */
   seen() {
     const whole = this.place(), [left, top, right, bottom] = this.map.box;
     return {
@@ -77,7 +77,7 @@ export class Stage {
     const whole = this.place();
     if (this.shown) {
       const { pixels } = this.shown;
-      pen.imageSmoothingEnabled = whole.width < 4 * pixels.width; // a tiny picture shows its pixels
+      pen.imageSmoothingEnabled = whole.width < 4 * pixels.width; // a tiny image shows its pixels
       pen.imageSmoothingQuality = "high";
       pen.drawImage(pixels, whole.left, whole.top, whole.width, whole.height);
     }
@@ -91,11 +91,11 @@ export class Stage {
     if (this.map) this.over(pen, whole, times);
   }
 
-  /** The image without its map, with a frame around the patch asked from. */
+  /** Draw the image without its map, with a frame around the query patch. */
   paintPlain(times) {
     const { plain } = this;
     if (!plain) return;
-    plain.hidden = !this.shown && Boolean(this.map); // this browser cannot show the image
+    plain.hidden = !this.shown && Boolean(this.map); // the browser cannot display the image
     if (!this.shown) Object.assign(plain, { width: 1, height: 1 });
     if (!this.shown) return;
     const { pixels, width, height } = this.shown, whole = this.place();
@@ -113,7 +113,7 @@ export class Stage {
     }, 1.5 * times);
   }
 
-  /** Where a pointer is on the picture, across and down, in shares of its sides; null beside it. */
+  /** The pointer position on the image, relative to its width and height; null outside. */
   spot(event) {
     const frame = this.canvas.getBoundingClientRect(), times = this.canvas.width / frame.width, whole = this.place();
     const across = ((event.clientX - frame.left) * times - whole.left) / whole.width;
@@ -121,13 +121,13 @@ export class Stage {
     return across >= 0 && down >= 0 && across < 1 && down < 1 ? [across, down] : null;
   }
 
-  /** The [row, column] of the layer under a pointer, null beside the picture. */
+  /** The [row, column] of the overlay under the pointer; null outside the image. */
   pixel(event) {
     const spot = this.spot(event);
     return spot && [Math.floor(spot[1] * this.layer.height), Math.floor(spot[0] * this.layer.width)];
   }
 
-  /** The map over what the model saw; the rest of the picture fades. */
+  /** Draw the map over the model's input region, and fade the rest of the image. */
   over(pen, whole, times) {
     const { weights, grid, least, most } = this.map, seen = this.seen();
     pen.save();
@@ -158,7 +158,7 @@ export class Stage {
     if (this.cursor) this.frame(pen, this.patch(this.cursor), 2 * times, true);
   }
 
-  /** A frame that is seen on light and on dark. */
+  /** Draw a frame that is visible on light and dark backgrounds. */
   frame(pen, { left, top, width, height }, thick, dashed = false) {
     pen.save();
     pen.lineWidth = thick + 2;
@@ -171,14 +171,14 @@ export class Stage {
     pen.restore();
   }
 
-  /** Where a [row, column] lies on the canvas. */
+  /** The rectangle of a patch [row, column] on the canvas. */
   patch([row, column]) {
     const seen = this.seen(), [rows, columns] = this.map.grid;
     const width = seen.width / columns, height = seen.height / rows;
     return { left: seen.left + column * width, top: seen.top + row * height, width, height };
   }
 
-  /** The [row, column] under a pointer, null outside of what the model saw. */
+  /** The patch [row, column] under the pointer; null outside the model's input region. */
   under(event) {
     if (!this.map) return null;
     const frame = this.canvas.getBoundingClientRect(), times = this.canvas.width / frame.width, seen = this.seen();
