@@ -137,7 +137,7 @@ def test_a_run_stores_what_its_outputs_mean(measured, regression_run):
     assert bundle.task.mean[0] == pytest.approx(train.mean()) and bundle.task.std[0] == pytest.approx(train.std())
     stored = RunFolder(out).run()
     assert stored.recipe == "regression" and stored.data.targets == ("glow", "size") and stored.data.classes == ()
-    assert summary["val"]["leading"] == "r2" and summary["test"]["images"] == 4
+    assert summary["val"]["primary"] == "r2" and summary["test"]["images"] == 4
     lines = [json.loads(line) for line in (out / "metrics.jsonl").open()]
     assert any(line.get("val/mae") is not None for line in lines)
     page = (out / "report.html").read_text()
@@ -283,7 +283,7 @@ def test_a_soup_is_chosen_by_r2(measured, regression_run, worse_run, tmp_path):
     rows = made.model.head.bias.detach()[order], ours.model.head.bias.detach() + 0.5
     assert torch.allclose(*rows) and made.task.outputs in (ours.task.outputs, theirs.task.outputs)
     scores = {row["run"]: row["score"] for row in document["ingredients"]}
-    assert document["val"]["leading"] == "r2"
+    assert document["val"]["primary"] == "r2"
     measured_alone = evaluate(runs[0], measured / "values.csv", split="val", workers=0)["val"]
     assert scores[str(runs[0])] == pytest.approx(measured_alone["r2"])
     greedy = soup(runs, tmp_path / "greedy", greedy=True, workers=0)

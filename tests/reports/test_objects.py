@@ -105,7 +105,7 @@ def test_the_document_has_the_figures_of_coco(bundles, painted, tmp_path):
         figures = [document["test"][start + name] for name in NAMES]
         assert [-1 if value is None else value for value in figures] == pytest.approx(wanted, abs=1e-9)
     figures, objects = document["test"], document["objects"]
-    assert figures["images"] == 6 and figures["leading"] == "ap" and 0.3 < figures["ap50"] < 1
+    assert figures["images"] == 6 and figures["primary"] == "ap" and 0.3 < figures["ap50"] < 1
     assert figures["interval"]["ap50"][0] <= figures["ap50"] <= figures["interval"]["ap50"][1]
     (reading,) = document["readings"]
     assert reading["protocol"] == "coco" and next(iter(reading["figures"])) == "ap" and reading["split"] == "test"

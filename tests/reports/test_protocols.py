@@ -265,10 +265,10 @@ def test_sets_of_right_answers_by_hand():
     right = np.zeros((4, 7), bool)
     right[0, [1, 6]], right[1, [6, 0]], right[3, 5] = True, True, True  # second; first; none; sixth
     report = evaluate_label_sets(logits, right, np.ones(4, bool))
-    assert (report.images, report.figures["top1"], report.figures["top5"]) == (3, 1 / 3, 2 / 3)
+    assert (report.images, report.metrics["top1"], report.metrics["top5"]) == (3, 1 / 3, 2 / 3)
     assert report.intervals["top1"] == wilson_interval(1, 3)
     report = evaluate_label_sets(logits, right, np.array([True, False, True, True]))
-    assert (report.figures["top1"], report.figures["top5"], report.unreadable) == (0, 1 / 3, 1)
+    assert (report.metrics["top1"], report.metrics["top5"], report.unreadable) == (0, 1 / 3, 1)
 
 
 @pytest.fixture(scope="module")

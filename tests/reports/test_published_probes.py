@@ -288,7 +288,7 @@ def test_the_choice_is_made_on_validation_images_alone(bundle):
     wrong = replace(data, splits=data.splits | {"test": test.take(np.arange(30), 1 - test.labels)})
     second = result(bundle, wrong)
     assert first.extra["selection"] == second.extra["selection"]
-    assert first.report.figures["top1"] == pytest.approx(1 - second.report.figures["top1"])
+    assert first.report.metrics["top1"] == pytest.approx(1 - second.report.metrics["top1"])
     val = data.splits["val"]
     other = replace(data, splits=data.splits | {"val": val.take(np.arange(20), 1 - val.labels)})
     third = result(bundle, other).extra["selection"]

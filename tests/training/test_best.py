@@ -44,7 +44,7 @@ def scored(monkeypatch):
             return report, figures
         steps.append(step)
         scores = {"top1": SCORES[step // 2 - 1], "nll": NLLS[step // 2 - 1]}
-        return replace(report, figures=report.figures | scores), figures | {f"val/{n}": v for n, v in scores.items()}
+        return replace(report, figures=report.metrics | scores), figures | {f"val/{n}": v for n, v in scores.items()}
 
     build, finish = Session.build, Session.finish
 
@@ -117,7 +117,7 @@ def test_the_best_weights_are_kept_and_said(photos, tmp_path, scored):
 
 
 def test_the_best_evaluation_ships_where_nothing_is_said(photos, tmp_path):
-    """The bundle, evaluated again, has the leading figure of the best evaluation; without --keep-last, with EMA or not."""
+    """The bundle, evaluated again, has the primary metric of the best evaluation; without --keep-last, with EMA or not."""
     for name, ema in (("averaged", 0.9), ("plain", 0)):
         out = tmp_path / name
         summary = train(str(photos), out=str(out), **options(12, ema=ema, lr=0.05))

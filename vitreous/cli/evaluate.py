@@ -28,7 +28,7 @@ PROTOCOL_SETTING_KEYS = {
     "knn": "k",
     "linear": "l2",
     "real": "images",
-    "objectnet": "among",
+    "objectnet": "candidate_classes",
 }  # protocol -> the key that distinguishes its results
 
 
@@ -130,15 +130,15 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         else {"protocol": select_options(ProtocolOptions, o)}
     )
     document: dict[str, Any] = {**evaluate(o.source(o.run), o.data, how=o.how(), listener=console, **ways)}
-    judged = None if o.protocol == "vtab" else document[document["split"]]
+    metrics = None if o.protocol == "vtab" else document[document["split"]]
     if by_head:
-        console.print_line(format_split_metrics(document["split"], judged))
+        console.print_line(format_split_metrics(document["split"], metrics))
         if document.get("clip_views", "1x1") != "1x1":
             console.print_line(f"mean logits of {document['clip_views']} views per clip (frames x crops)")
     else:
-        console.table(*format_protocol_table(o.protocol, document["figures"]))
-    if judged and judged["unreadable"]:
-        console.print_line(f"{judged['unreadable']} unreadable images count as errors")
+        console.table(*format_protocol_table(o.protocol, document["results"]))
+    if metrics and metrics["unreadable"]:
+        console.print_line(f"{metrics['unreadable']} unreadable images count as errors")
     lines = {"vtab": format_vtab_lines, "linear": format_probe_lines}.get(o.protocol, lambda document: ())
     for line in print_head_results(document, console) if by_head else lines(document):
         console.print_line(line)
@@ -180,7 +180,7 @@ def format_protocol_table(protocol: str, rows: list[dict[str, Any]]) -> tuple[li
         [value, *(format_share_with_interval(row, name) for name in names)]
         for value, row in zip(settings, rows, strict=True)
     ]
-    return ["classes" if key == "among" else key, *(METRICS[name].label for name in names)], cells
+    return ["classes" if key == "candidate_classes" else key, *(METRICS[name].label for name in names)], cells
 
 
 def format_share_with_interval(row: dict[str, Any], name: str) -> str:
@@ -204,8 +204,8 @@ def format_probe_lines(document: dict[str, Any]) -> Iterator[str]:
     if (selection := document.get("selection")) is None:
         return
     yield (
-        f"{document['steps']:,} steps of {document['batch']:,} images; head: "
-        f"{format_probe_candidate(selection['chosen'])}"
+        f"{document['steps']:,} steps of {document['batch_size']:,} images; head: "
+        f"{format_probe_candidate(selection['selected'])}"
     )
     rows = selection["candidates"]
     if len(rows) > 1:
@@ -218,7 +218,7 @@ def format_probe_candidate(row: dict[str, Any]) -> str:
     """Format a head: learning rate, input features, and metric on validation images."""
     blocks = {0: "the model's own features", 1: "class token"}.get(row["blocks"], f"{row['blocks']} class tokens")
     score = "" if row["val"] is None else f", val {format_percentage(row['val'])}"
-    return f"lr {row['lr']:.3g}, {blocks}{' and mean patch' if row['mean'] else ''}{score}"
+    return f"lr {row['lr']:.3g}, {blocks}{' and mean patch' if row['mean_patch'] else ''}{score}"
 
 
 def get_second_run(options: Options) -> str | None:
@@ -253,9 +253,10 @@ def print_comparison(options: Options, second: str, console: Console) -> dict[st
     document = compare_two_runs(first, other, options.more, options.split, computing)
     for side in (document["a"], document["b"]):
         console.print_line(format_split_metrics(side["run"], side))
-    if counts := document["counts"]:
-        right = f"both correct {counts['both']}, only the first {counts['only_a']}, only the second {counts['only_b']}"
-        console.print_line(f"of {document['images']} images: {right}, neither {counts['neither']}")
+    if correct := document["correct"]:
+        right = f"both correct {correct['both']}, only the first {correct['only_a']}, "
+        right += f"only the second {correct['only_b']}"
+        console.print_line(f"of {document['images']} images: {right}, neither {correct['neither']}")
     if len(rows := document.get("targets", [])) > 1:
         console.table(*target_differences(rows[:MAX_LISTED_CLASSES]))
     if signs := [*describe_changes(document)]:
@@ -269,7 +270,7 @@ def describe_changes(document: dict[str, Any]) -> Iterator[str]:
     changes, ends = document["difference"], document["interval"]
     for name in (name for name, change in changes.items() if change is not None and name in METRICS):
         metric = METRICS[name]
-        if not metric.is_share and not metric.is_leading:
+        if not metric.is_share and not metric.is_primary:
             suffix = format_interval_suffix(ends[name], "+" + metric.form)
             yield f"{metric.label} {changes[name]:+{metric.form}}{suffix}"
 
@@ -293,13 +294,13 @@ def print_head_results(document: dict[str, Any], console: Console) -> Iterator[s
     if document["targets"]:
         console.table(*format_targets_table(document["targets"]))
         return
-    from vitreous.tasks.report import get_leading_key
+    from vitreous.tasks.report import get_primary_key
 
-    metric, objects = METRICS[get_leading_key(document[document["split"]])], document.get("objects")
+    metric, objects = METRICS[get_primary_key(document[document["split"]])], document.get("objects")
     rank, name = metric.ranking_metric
     rows = sorted(document["per_class"], key=lambda row: row[rank] if row[rank] is not None else 2.0)
     columns = metric.class_columns(rows)
-    last = ["taken_for"] if any("taken_for" in row for row in rows) else []
+    last = ["confused_with"] if any("confused_with" in row for row in rows) else []
     console.table(
         ["class", "images", *(column.label for column in columns), *["most confused with"] * len(last)],
         [
@@ -319,7 +320,7 @@ def print_head_results(document: dict[str, Any], console: Console) -> Iterator[s
         named = (f"{OBJECT_ERRORS[key]} {100 * cost:.1f}" for key, cost in costs if key in OBJECT_ERRORS)
         yield f"recall, precision and F1 of predictions with a score of at least {objects['threshold']:.2f}"
         yield f"AP50 points lost per error type: {', '.join(named)}"
-    if document["confused"] and (pairs := document["confused"]["unordered"]):
+    if document["most_confused"] and (pairs := document["most_confused"]["unordered"]):
         named = (
             f"{' and '.join(pair['classes'])} ({pair['count']:,} "
             f"{metric.counted.removesuffix('s' * (pair['count'] == 1))}, "
@@ -356,8 +357,8 @@ def format_calibration_lines(document: dict[str, Any]) -> Iterator[str]:
     if abstain := document["abstain"]:
         top1 = abstain["top1"]
         right = "" if top1 is None else f": top-1 {top1:.2%}{format_interval_suffix(abstain['interval'])} on them"
-        answered = f"{abstain['answered']} images predicted ({abstain['coverage']:.1%}){right}"
-        yield f"unsure below {abstain['below']:g}: {answered}; AURC {abstain['aurc']:.2g}"
+        answered = f"{abstain['accepted']} images predicted ({abstain['coverage']:.1%}){right}"
+        yield f"unsure below {abstain['threshold']:g}: {answered}; AURC {abstain['aurc']:.2g}"
 
 
 def format_outlier_lines(document: dict[str, Any]) -> Iterator[str]:
@@ -373,7 +374,8 @@ def format_outlier_lines(document: dict[str, Any]) -> Iterator[str]:
     if suspects := document["suspects"]:
         yield f"{suspects['count']} of {suspects['images']} labels are suspect: {suspects['file']}"
         for row in suspects["top"][:5]:
-            verdict = f"model {row['class']} {row['probability']:.0%}, neighbours {row['knn_class']} {row['share']:.0%}"
+            neighbours = f"neighbours {row['knn_class']} {row['knn_share']:.0%}"
+            verdict = f"model {row['predicted_class']} {row['probability']:.0%}, {neighbours}"
             yield f"  {row['path']}: labelled {row['label']}; {verdict}"
 
 
@@ -390,30 +392,30 @@ def print_generator_evaluation(options: Any, console: Console) -> dict[str, Any]
     ways: dict[str, Any] = {
         name: getattr(o, name) for name in ("split", "batch_size", "workers", "bad_images", "protocol")
     }
-    judged = evaluate(o.source(o.run), o.data, how=o.how(), listener=console, settings=asked, **ways)
-    document: dict[str, Any] = {**judged}
-    judged = document[document["split"]]
-    compared = f"{judged['images']:,} {document['split']} images" if judged["images"] else document["data"]
-    where = f"{compared} by {judged['features']} ({judged['dimensions']} numbers)"
+    metrics = evaluate(o.source(o.run), o.data, how=o.how(), listener=console, settings=asked, **ways)
+    document: dict[str, Any] = {**metrics}
+    metrics = document[document["split"]]
+    compared = f"{metrics['images']:,} {document['split']} images" if metrics["images"] else document["data"]
+    where = f"{compared} by {metrics['features']} ({metrics['dimensions']} numbers)"
     manner = f"{document['sampler']} in {document['steps']} steps, guidance {document['guidance']:g}"
-    console.print_line(f"{judged['samples']:,} samples of {judged['size']} ({manner}) compared with {where}")
-    train = judged["frechet_distance_of_train"]
-    beside = "" if train is None else f" (training images {train:.4g}: {judged['frechet_distance'] / train:.2f} times)"
-    console.print_line(f"Fréchet distance {judged['frechet_distance']:.4g}{beside}")
-    if judged.get("fid") is not None:
-        spatial = "" if judged["sfid"] is None else f", sFID {judged['sfid']:.2f}"
-        score = f"Inception score {judged['inception_score']:.2f}"
-        console.print_line(f"FID {judged['fid']:.2f}{spatial}, {score}, of {judged['samples']:,} samples")
-    if judged["precision"] is not None:
-        shares = {name: format_percentage(judged[name]) for name in ("precision", "recall")}
-        shares |= {"density": f"{judged['density']:.3f}", "coverage": format_percentage(judged["coverage"])}
+    console.print_line(f"{metrics['samples']:,} samples of {metrics['size']} ({manner}) compared with {where}")
+    train = metrics["frechet_distance_of_train"]
+    beside = "" if train is None else f" (training images {train:.4g}: {metrics['frechet_distance'] / train:.2f} times)"
+    console.print_line(f"Fréchet distance {metrics['frechet_distance']:.4g}{beside}")
+    if metrics.get("fid") is not None:
+        spatial = "" if metrics["sfid"] is None else f", sFID {metrics['sfid']:.2f}"
+        score = f"Inception score {metrics['inception_score']:.2f}"
+        console.print_line(f"FID {metrics['fid']:.2f}{spatial}, {score}, of {metrics['samples']:,} samples")
+    if metrics["precision"] is not None:
+        shares = {name: format_percentage(metrics[name]) for name in ("precision", "recall")}
+        shares |= {"density": f"{metrics['density']:.3f}", "coverage": format_percentage(metrics["coverage"])}
         console.table(list(shares), [list(shares.values())])
-    if judged["recognised"] is not None:
+    if metrics["classifier_accuracy"] is not None:
         console.print_line(
-            f"recognised: {format_percentage(judged['recognised'])} of the samples, by the model of the features"
+            f"recognised: {format_percentage(metrics['classifier_accuracy'])} of the samples, by the model of the features"
         )
-    if judged["copies"] is not None:
+    if metrics["near_duplicates"] is not None:
         console.print_line(
-            f"near-duplicates of training images: {format_percentage(judged['copies'])} of the samples (chance: 1 %)"
+            f"near-duplicates of training images: {format_percentage(metrics['near_duplicates'])} of the samples (chance: 1 %)"
         )
     return document

@@ -73,7 +73,7 @@ def format_export_lines(row: dict[str, Any]) -> list[tuple[str, str]]:
     """Return labels and texts of the lines for one file."""
     if not row["images"]:
         return [("written", f"{row['file']}, {row['bytes']:,} bytes, read back bit for bit")]
-    judged = ("judged", f"on {row['images']} images: {row['judged_on']}")
+    judged = ("judged", f"on {row['images']} images: {row['verified_on']}")
     rows = (
         [judged, *format_object_lines(row)]
         if row["outputs"] == "objects"

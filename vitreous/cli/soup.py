@@ -40,7 +40,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.cli.console import format_split_metrics
     from vitreous.jobs.soup import soup
     from vitreous.tasks.metrics import METRICS
-    from vitreous.tasks.report import get_leading_key
+    from vitreous.tasks.report import get_primary_key
 
     o = options
     averaged = soup(
@@ -56,13 +56,13 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     )
     document: dict[str, Any] = {**averaged}
     judged = document.get(options.split)
-    leading = get_leading_key(judged) if judged else "top1"
-    form = METRICS[leading].form
+    primary = get_primary_key(judged) if judged else "top1"
+    form = METRICS[primary].form
     rows = []
     for row in document["ingredients"]:
         texts = ("-" if row[key] is None else format(row[key], form) for key in ("score", "score_with"))
         rows.append([row["run"], *texts, "yes" if row["kept"] else "no"])
-    console.table(["ingredient", f"{options.split} {METRICS[leading].label}", "soup with it", "kept"], rows)
+    console.table(["ingredient", f"{options.split} {METRICS[primary].label}", "soup with it", "kept"], rows)
     if judged:
         console.print_line(format_split_metrics(options.split, judged))
     console.print_line(f"next: vitreous predict {document['bundle']} IMAGE ...")

@@ -109,15 +109,15 @@ def format_checkpoint_selection(summary: dict[str, Any]) -> Iterator[str]:
     if not chosen:
         return
     best = chosen["best"]
-    if best and chosen["kept"] == "best":
+    if best and chosen["weights"] == "best":
         where = f"step {best['step']:,} (epoch {best['epoch']:.4g})"
-        form = next((metric.form for metric in METRICS.values() if metric.label == best["figure"]), ".4g")
+        form = next((metric.form for metric in METRICS.values() if metric.label == best["metric"]), ".4g")
         value, count = f"{best['value']:{form}}", best["evaluations"]
-        yield f"best checkpoint: {where}, {best['figure']} {value} on validation, best of {count} evaluations"
+        yield f"best checkpoint: {where}, {best['metric']} {value} on validation, best of {count} evaluations"
     else:
-        yield f"last checkpoint: step {chosen['kept_step']:,}"
+        yield f"last checkpoint: step {chosen['weights_step']:,}"
     if chosen["stopped_early"]:
-        worse = f"{best['since']} consecutive evaluations without improvement over step {best['step']:,}"
+        worse = f"{best['evaluations_since']} consecutive evaluations without improvement over step {best['step']:,}"
         yield f"stopped early at step {summary['steps']:,}: {worse}"
 
 

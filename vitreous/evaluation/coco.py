@@ -107,10 +107,10 @@ class CocoEvaluator(Evaluator):
         """
         rows: Ragged = outputs.rows
         sides = group_matches_by_region(rows, len(self.classes))
-        figures = make_coco_metric_function(sides, self.frequency)
-        once = figures(np.ones((len(rows), 1), np.float32))
+        metrics = make_coco_metric_function(sides, self.frequency)
+        once = metrics(np.ones((len(rows), 1), np.float32))
         values = {name: None if np.isnan(value[0]) else float(value[0]) for name, value in once.items()}
-        intervals = bootstrap_coco_intervals(figures, rows) if len(rows) > 1 else dict.fromkeys(values)
+        intervals = bootstrap_coco_intervals(metrics, rows) if len(rows) > 1 else dict.fromkeys(values)
         threshold = find_best_f1_threshold(sides[0])
         matrix = compute_detection_confusion(rows.table, threshold, len(self.classes))
         details = {
@@ -131,11 +131,11 @@ class CocoEvaluator(Evaluator):
         return Report(
             len(rows),
             unreadable,
-            figures=values,
+            metrics=values,
             intervals=intervals,
             per_class=table,
             cells=None,
-            figure="ap",
+            primary="ap",
             details={"objects": details},
         )
 
@@ -207,7 +207,7 @@ def make_coco_metric_function(sides: list[list[ClassMatches]], frequency: tuple[
     `group_matches_by_region`."""
     starts = ("", BOX_PREFIX)[: len(sides)]
 
-    def figures(counts: np.ndarray) -> dict[str, np.ndarray]:
+    def metrics(counts: np.ndarray) -> dict[str, np.ndarray]:
         pairs = zip(starts, sides, strict=True)
         return {
             start + name: value
@@ -215,13 +215,13 @@ def make_coco_metric_function(sides: list[list[ClassMatches]], frequency: tuple[
             for name, value in compute_coco_metrics(side, counts, frequency)
         }
 
-    return figures
+    return metrics
 
 
-def bootstrap_coco_intervals(figures: MetricFunction, rows: Ragged) -> dict[str, Interval | None]:
+def bootstrap_coco_intervals(metrics: MetricFunction, rows: Ragged) -> dict[str, Interval | None]:
     """Compute 95 % bootstrap intervals over images of metrics (D,), from the draws in which they are defined; None if
     they are undefined in more than a tenth of the draws."""
-    values = bootstrap_metrics(figures, len(rows), choose_coco_bootstrap_draws(rows))
+    values = bootstrap_metrics(metrics, len(rows), choose_coco_bootstrap_draws(rows))
     known = {name: draw[~np.isnan(draw)] for name, draw in values.items()}
     return {
         name: percentile_interval(draw) if len(draw) >= 0.9 * len(values[name]) else None
@@ -235,14 +235,14 @@ def bootstrap_coco_differences(
     """Compute 95 % intervals of the metric differences of `make_coco_metric_function`, second minus first, by a
     bootstrap over the same images; `rows` are those of either model. None for fewer than two images."""
 
-    def figures(counts: np.ndarray) -> dict[str, np.ndarray]:
+    def metrics(counts: np.ndarray) -> dict[str, np.ndarray]:
         """Compute each difference (D,) from draw counts (n, D)."""
         before, after = first(counts), second(counts)
         return {name: after[name] - before[name] for name in before}
 
     if len(rows) < 2:
-        return dict.fromkeys(figures(np.ones((len(rows), 1), np.float32)))
-    return bootstrap_coco_intervals(figures, rows)
+        return dict.fromkeys(metrics(np.ones((len(rows), 1), np.float32)))
+    return bootstrap_coco_intervals(metrics, rows)
 
 
 def choose_coco_bootstrap_draws(rows: Ragged) -> int:
@@ -314,6 +314,6 @@ def build_coco_class_table(
         row["recall"] = right / objects if objects else None
         row["precision"] = right / answers if answers else None
         row["f1"] = 2 * right / (objects + answers) if objects + answers else None
-        row["taken_for"] = evaluator.classes[int(others.argmax())] if others.any() else None
+        row["confused_with"] = evaluator.classes[int(others.argmax())] if others.any() else None
         table.append(row)
     return table

@@ -92,17 +92,17 @@ class DenoisingEvaluator(Evaluator):
         counts, sums = (~np.isnan(rows)).sum(0), np.nansum(rows, 0, dtype=np.float64)
         mean = np.divide(sums, counts, out=np.full(NUM_TIMES, np.nan), where=counts > 0)
         names = [f"denoising_error_{(number + 0.5) / NUM_TIMES:.2f}" for number in range(NUM_TIMES)]
-        figures = {self.name: float(mean.mean()), **dict(zip(names, mean.tolist(), strict=True))}
-        shown = {name: value if np.isfinite(value) else None for name, value in figures.items()}
+        metrics = {self.name: float(mean.mean()), **dict(zip(names, mean.tolist(), strict=True))}
+        shown = {name: value if np.isfinite(value) else None for name, value in metrics.items()}
         unreadable = len(outputs.rows) - len(rows)
         return Report(
             len(outputs.rows),
             unreadable,
-            figures=shown,
+            metrics=shown,
             intervals={},
             per_class=[],
             cells=None,
-            figure=self.name,
+            primary=self.name,
             better="lower",
         )
 

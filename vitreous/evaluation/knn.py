@@ -64,9 +64,9 @@ class KNNEvaluator(Evaluator):
             compute_neighbour_votes(cosines, near, labels, len(self.classes))
         )
         report = evaluate_classification(logits, outputs.split.labels, self.classes, outputs.readable)
-        figure = self.labels.metric
-        figures, intervals = {self.name: report.figures[figure]}, {self.name: report.intervals[figure]}
-        return replace(report, figures=figures, intervals=intervals, figure=self.name)
+        primary = self.labels.metric
+        metrics, intervals = {self.name: report.metrics[primary]}, {self.name: report.intervals[primary]}
+        return replace(report, metrics=metrics, intervals=intervals, primary=self.name)
 
 
 def find_nearest_neighbours(

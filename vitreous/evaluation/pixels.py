@@ -77,29 +77,29 @@ class SegmentationEvaluator(Evaluator):
             )
         return np.concatenate([part.ravel() for part in parts])
 
-    def figures(self, sums: np.ndarray) -> dict[str, float | None]:
+    def metrics(self, sums: np.ndarray) -> dict[str, float | None]:
         """Compute the metrics from the sums (width,) of the images' rows."""
         count, rest = len(self.classes), sums[len(self.classes) ** 2 :].reshape(-1, len(self.classes), 4)
-        figures = compute_segmentation_metrics(sums[: count * count].reshape(count, count))
+        metrics = compute_segmentation_metrics(sums[: count * count].reshape(count, count))
         if self.boundary:
-            figures["boundary_f"] = compute_boundary_f(rest[0])
-        return figures | (compute_panoptic_quality(rest[-1], self.things) if self.things is not None else {})
+            metrics["boundary_f"] = compute_boundary_f(rest[0])
+        return metrics | (compute_panoptic_quality(rest[-1], self.things) if self.things is not None else {})
 
     def report(self, outputs: SplitOutputs, *others: SplitOutputs) -> Report:
         """Compute mIoU, mean Dice, pixel accuracy and per-class metrics, and boundary F and panoptic quality if they
         were counted; 95 % bootstrap intervals over images."""
         flat = outputs.rows.astype(np.float64)
-        matrices, figures = extract_confusion_matrices(flat, len(self.classes)), self.figures(flat.sum(0))
+        matrices, metrics = extract_confusion_matrices(flat, len(self.classes)), self.metrics(flat.sum(0))
         intervals = {}
         if len(matrices) > 1:
 
             def drawn(counts: np.ndarray) -> dict[str, np.ndarray]:
                 """Compute each metric (D,) from draw counts (n, D)."""
-                sums = [self.figures(one) for one in (flat.T @ counts).T]
-                return {name: np.array([one[name] or 0.0 for one in sums]) for name in figures}
+                sums = [self.metrics(one) for one in (flat.T @ counts).T]
+                return {name: np.array([one[name] or 0.0 for one in sums]) for name in metrics}
 
             draws = bootstrap_metrics(drawn, len(matrices), MIOU_BOOTSTRAP_DRAWS)
-            intervals = {name: percentile_interval(draws[name]) for name in figures}
+            intervals = {name: percentile_interval(draws[name]) for name in metrics}
         rows = compute_class_metrics(matrices, self.classes)
         true, answered = np.nonzero(matrices.sum(0))
         cells = np.stack([true, answered, matrices.sum(0)[true, answered].astype(np.int64)], 1)
@@ -107,11 +107,11 @@ class SegmentationEvaluator(Evaluator):
         return Report(
             len(outputs.rows),
             unreadable,
-            figures=dict(figures),
+            metrics=dict(metrics),
             intervals=dict(intervals),
             per_class=rows,
             cells=cells,
-            figure="miou",
+            primary="miou",
         )
 
     def paired_intervals(
@@ -203,7 +203,7 @@ def compute_class_metrics(matrices: np.ndarray, classes: tuple[str, ...]) -> lis
                 "f1": 2 * right[index] / (true[index] + answered[index]) if true[index] + answered[index] else None,
                 "image_dice": own[holding[:, index], index].mean() if holding[:, index].any() else None,
                 "iou": right[index] / union if union else None,
-                "taken_for": classes[int(others.argmax())] if others.any() else None,
+                "confused_with": classes[int(others.argmax())] if others.any() else None,
             }
         )
     return rows

@@ -42,16 +42,16 @@ class FeatureEvaluator(Evaluator):
         rows = outputs.rows[outputs.readable]
         unreadable = len(outputs.rows) - len(rows)
         report = Report(
-            len(outputs.rows), unreadable, figures={}, intervals={}, per_class=[], cells=None, figure="rankme"
+            len(outputs.rows), unreadable, metrics={}, intervals={}, per_class=[], cells=None, primary="rankme"
         )
         if self.knn:
             report = self.knn.report(outputs, *others)
         own = (
-            {"rankme": compute_rankme(rows), "feature_deviation": compute_feature_std(rows)}
+            {"rankme": compute_rankme(rows), "feature_std": compute_feature_std(rows)}
             if len(rows)
             else {"rankme": None}
         )
-        return replace(report, figures=report.figures | own)
+        return replace(report, metrics=report.metrics | own)
 
 
 def compute_rankme(features: np.ndarray) -> float:

@@ -102,7 +102,7 @@ def soup(
     metrics.
 
     A uniform soup averages all models. A greedy soup goes through them from the best and keeps each one that does not
-    lower the soup's leading metric (top-1, mAP or R²). Models are evaluated on the validation images of `data`, by
+    lower the soup's primary metric (top-1, mAP or R²). Models are evaluated on the validation images of `data`, by
     default the data set that all were trained on, never on a test split. A uniform soup works without validation
     images. The order of `runs` has no effect. Raises UsageError for models that differ, listing the differences, and if
     `out` exists; DataError and WeightsError.
@@ -253,7 +253,7 @@ def average_ingredients(
     total: dict[str, Tensor] = {}
     count, report, like = 0, None, ingredients[0].like
     # ties are broken by hash
-    for one in sorted(ingredients, key=lambda one: -get_leading_score(alone.get(one.sha256))):
+    for one in sorted(ingredients, key=lambda one: -get_primary_score(alone.get(one.sha256))):
         trial, tried, accepted = add_weights(total, one.bundle(), outputs), None, True
         if greedy and evaluator:
             tried = (
@@ -261,18 +261,18 @@ def average_ingredients(
                 if count
                 else alone[one.sha256]
             )
-            accepted = get_leading_score(tried) >= get_leading_score(report)
+            accepted = get_primary_score(tried) >= get_primary_score(report)
             report = tried if accepted else report
         if accepted:
             total, count = trial, count + 1
-        score, score_with = (None if r is None else r.leading[1] for r in (alone.get(one.sha256), tried))
+        score, score_with = (None if r is None else r.headline[1] for r in (alone.get(one.sha256), tried))
         rows.append({"run": one.run, "sha256": one.sha256, "score": score, "score_with": score_with, "kept": accepted})
     averaged_bundle = average_weights(like, total, count)
     return rows, averaged_bundle, report or (evaluator.judge(averaged_bundle, "soup") if evaluator else None)
 
 
-def get_leading_score(report: Report | None) -> float:
-    """Return the leading metric, by which ingredients are chosen, negated if lower is better; minus infinity if nothing
+def get_primary_score(report: Report | None) -> float:
+    """Return the primary metric, by which ingredients are chosen, negated if lower is better; minus infinity if nothing
     was measured."""
     return report.score[0] if report else -math.inf
 

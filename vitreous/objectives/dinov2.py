@@ -141,7 +141,7 @@ class DINOv2(UnlabelledObjective):
         "koleo",
         "teacher_entropy",
         "prototype_entropy",
-        "feature_deviation",
+        "feature_std",
     )
     input_tokens: ClassVar[tuple[str, ...]] = ("mask_token",)
     temperature: Tensor

@@ -49,8 +49,8 @@ def calibrate_temperature(
     temperature = fit_temperature(answers.raw[rows], targets[rows])
     fitted_on = {"data": answers.source, "split": CALIBRATION_SPLIT, "images": int(rows.sum())}
     set_temperature(folder, temperature, fitted_on)
-    figures = {"before": measure_at_temperature(answers, 1.0), "after": measure_at_temperature(answers, temperature)}
-    return {"temperature": temperature, "fitted_on": fitted_on, "val": figures}
+    metrics = {"before": measure_at_temperature(answers, 1.0), "after": measure_at_temperature(answers, temperature)}
+    return {"temperature": temperature, "fitted_on": fitted_on, "val": metrics}
 
 
 def describe_temperature_effect(answers: SplitPredictions) -> dict[str, Any] | None:

@@ -95,11 +95,11 @@ def compare_dense_runs(
         strict=True,
     )
     exposures = record_comparison(list(both), list(reports), None if data is not None else home, computing)
-    figures = {name: (reports[0].figures[name], reports[1].figures[name]) for name in reports[0].figures}
-    differences = {name: None if a is None or b is None else b - a for name, (a, b) in figures.items()}
+    metrics = {name: (reports[0].metrics[name], reports[1].metrics[name]) for name in reports[0].metrics}
+    differences = {name: None if a is None or b is None else b - a for name, (a, b) in metrics.items()}
     evaluators: list[Any] = [one.evaluator for one in both]
     intervals = evaluators[0].paired_intervals(both[0].raw, evaluators[1], both[1].raw)
-    comparison = Comparison(reports[0].figure, figures, differences=differences, intervals=intervals)
+    comparison = Comparison(reports[0].primary, metrics, differences=differences, intervals=intervals)
     return build_comparison_document(list(both), list(reports), exposures, comparison)
 
 
@@ -150,11 +150,11 @@ def build_comparison_document(
         "images": len(a.split),
         "a": sides[0],
         "b": sides[1],
-        "counts": comparison.counts,
+        "correct": comparison.counts,
         "mcnemar_p": comparison.p,
         "difference": comparison.differences,
         "interval": {name: None if ends is None else list(ends) for name, ends in comparison.intervals.items()},
-        "figures": {name: list(pair) for name, pair in comparison.figures.items()},
+        "metrics": {name: list(pair) for name, pair in comparison.metrics.items()},
         "significant": comparison.significant,
         "verdict": comparison.verdict(*names),
         **comparison.details,

@@ -90,7 +90,7 @@ def score_outliers(
     table = [(answers.split.name(int(rows[i])), float(scores[i]), float(shares[i])) for i in order]
     if file:
         cells = [[name, f"{score:.4f}", f"{share:.4f}"] for name, score, share in table]
-        write_csv_file(file, ["path", "score", "training_below"], cells)
+        write_csv_file(file, ["path", "score", "training_quantile"], cells)
     return {
         "method": "Mahalanobis" if kinds.classes is None else "relative Mahalanobis",
         "unit": "squared standard deviations of the features; higher is less familiar",
@@ -98,9 +98,9 @@ def score_outliers(
         "images": len(rows),
         "median": float(np.median(scores)),
         "training_median": float(np.median(usual)),
-        "above_training_99": float((scores > np.percentile(usual, 99)).mean()),
+        "above_training_p99": float((scores > np.percentile(usual, 99)).mean()),
         "top": [
-            {"path": name, "score": score, "training_below": share}
+            {"path": name, "score": score, "training_quantile": share}
             for name, score, share in table[:MAX_DOCUMENT_IMAGES]
         ],
         "against": None if against is None else measure_separation(answers, computing, scores, kinds, against),
@@ -152,15 +152,15 @@ def find_label_errors(answers: SplitPredictions, computing: EvaluationSettings, 
         {
             "path": answers.split.name(int(rows[one.sample])),
             "label": classes[one.label],
-            "class": classes[one.answer],
+            "predicted_class": classes[one.answer],
             "probability": one.probability,
             "knn_class": classes[one.neighbour],
-            "share": one.share,
+            "knn_share": one.share,
             "score": one.score,
         }
         for one in listed
     ]
-    head = ["path", "label", "model_class", "probability", "knn_class", "share", "score"]
+    head = ["path", "label", "predicted_class", "probability", "knn_class", "knn_share", "score"]
     cells = [[f"{cell:.4f}" if isinstance(cell, float) else cell for cell in row.values()] for row in table]
     write_csv_file(file, head, cells)
     return {
@@ -168,7 +168,7 @@ def find_label_errors(answers: SplitPredictions, computing: EvaluationSettings, 
         "images": len(rows),
         "count": len(table),
         "neighbours": NUM_NEIGHBOURS,
-        "least": MIN_SUSPECT_CONFIDENCE,
+        "min_confidence": MIN_SUSPECT_CONFIDENCE,
         "compared_with": {"data": known.source, "images": len(known.rows)},
         "top": table[:MAX_DOCUMENT_IMAGES],
     }

@@ -107,8 +107,8 @@ def measure_generator(
 
     A model trained at several sizes is evaluated at one, `size` in the document: the given size, or the model's
     default. The real images are those nearest to it. `frechet_distance_of_train` is the distance between the split and
-    as many training images, a baseline for the metric. `recognised`: the share of images that the feature model
-    classifies as their class, if it has these classes. Inception's space adds `fid`, `sfid` and `inception_score`.
+    as many training images, a baseline for the metric. `classifier_accuracy`: the share of images that the feature
+    model classifies as their class, if it has these classes. Inception's space adds `fid`, `sfid` and `inception_score`.
     Raises UsageError, DataError and WeightsError as `evaluate`.
     """
     began, listener = time.perf_counter(), computing.listener
@@ -129,36 +129,36 @@ def measure_generator(
     ours = concatenate_features([space.features(images, labels) for labels, images in batches])
     name_of_sampler, steps = options.resolve_sampler(sampler.process)
     ways = {"guidance": options.guidance, "sampler": name_of_sampler, "steps": steps, "seed": options.seed}
-    judged = compute_generator_metrics(real, ours) | {
+    metrics = compute_generator_metrics(real, ours) | {
         "images": real.images,
         "samples": len(ours["rows"]),
         "features": space.name,
     }
-    judged |= {"dimensions": ours["rows"].shape[1], "leading": "frechet_distance", "better": "lower"}
-    judged["size"] = format_sample_size(sampler.image, sampler.stride)
+    metrics |= {"dimensions": ours["rows"].shape[1], "primary": "frechet_distance", "better": "lower"}
+    metrics["size"] = format_sample_size(sampler.image, sampler.stride)
     if (Path(run) / "config.yaml").is_file():
-        record_evaluation(Path(run), real.source, real.split, judged | ways)
-    document = {"run": os.fspath(run), "data": real.source, "split": real.split, real.split: judged, **ways}
+        record_evaluation(Path(run), real.source, real.split, metrics | ways)
+    document = {"run": os.fspath(run), "data": real.source, "split": real.split, real.split: metrics, **ways}
     return {**document, "seconds": time.perf_counter() - began}
 
 
 def compute_generator_metrics(real: RealImages, ours: SpaceFeatures) -> dict[str, float | None]:
     """Compare real and generated images; None for metrics that the real images do not allow."""
     rows, theirs = ours["rows"], real.features.get("rows")
-    judged: dict[str, float | None] = dict.fromkeys(("precision", "recall", "density", "coverage", "copies"))
-    judged |= {"frechet_distance": real.distance("rows", rows), "frechet_distance_of_train": None}
+    metrics: dict[str, float | None] = dict.fromkeys(("precision", "recall", "density", "coverage", "near_duplicates"))
+    metrics |= {"frechet_distance": real.distance("rows", rows), "frechet_distance_of_train": None}
     if theirs is not None:
-        judged["precision"], judged["recall"] = compute_precision_recall(theirs, rows)
-        judged["density"], judged["coverage"] = compute_density_coverage(theirs, rows)
+        metrics["precision"], metrics["recall"] = compute_precision_recall(theirs, rows)
+        metrics["density"], metrics["coverage"] = compute_density_coverage(theirs, rows)
     if theirs is not None and real.train is not None:
         as_many = np.linspace(0, len(real.train) - 1, min(len(real.train), len(rows))).astype(np.int64)
-        judged["frechet_distance_of_train"] = frechet_distance(theirs, real.train[as_many])
-        judged["copies"] = measure_copy_share(real.train, rows)[0]
-    judged["recognised"] = float(ours["recognised"].mean()) if "recognised" in ours else None
+        metrics["frechet_distance_of_train"] = frechet_distance(theirs, real.train[as_many])
+        metrics["near_duplicates"] = measure_copy_share(real.train, rows)[0]
+    metrics["classifier_accuracy"] = float(ours["recognised"].mean()) if "recognised" in ours else None
     if "logits" in ours:
-        judged["fid"], judged["sfid"] = judged["frechet_distance"], real.distance("spatial", ours["spatial"])
-        judged["inception_score"] = inception_score(ours["logits"])
-    return judged
+        metrics["fid"], metrics["sfid"] = metrics["frechet_distance"], real.distance("spatial", ours["spatial"])
+        metrics["inception_score"] = inception_score(ours["logits"])
+    return metrics
 
 
 def select_size(data: Data, name: str, preprocess: Preprocess, computing: EvaluationSettings) -> Data:

@@ -28,7 +28,7 @@ MAX_INIT_DEPTH = 8  # maximum length of a chain of initial runs
 def find_training_overlap(answers: SplitPredictions, data: str | os.PathLike[str] | None) -> dict[str, Any]:
     """Return which evaluated images were used for training or selection; `data` is the data set given by the user.
 
-    `trained_on`: whether the model was trained on any, None if unknown; `trained_on_images`: how many; `chosen_on`:
+    `trained_on`: whether the model was trained on any, None if unknown; `trained_on_images`: how many; `selected_on`:
     choices made on the split. Images are equal if they are the same file, or the same pixels in memory; a run's data
     are identified by their fingerprint, wherever they are stored. Initial runs and the ingredients of a soup count too.
     """
@@ -42,7 +42,7 @@ def find_training_overlap(answers: SplitPredictions, data: str | os.PathLike[str
     return {
         "trained_on": count > 0 if known else None,
         "trained_on_images": count if known else None,
-        "chosen_on": list_selection_uses(answers),
+        "selected_on": list_selection_uses(answers),
     }
 
 
@@ -53,7 +53,7 @@ def describe_training_overlap(facts: dict[str, Any], answers: SplitPredictions) 
     if count:
         which = "these images" if count == total else f"{count} of these {total} images"
         notes.append(f"{answers.run} was trained on {which}: the metrics measure memorisation, not generalisation")
-    notes += [f"these images were used to {reason}: the metrics are optimistic" for reason in facts["chosen_on"]]
+    notes += [f"these images were used to {reason}: the metrics are optimistic" for reason in facts["selected_on"]]
     return notes
 
 

@@ -166,7 +166,7 @@ class Task(ABC):
     predict_options: ClassVar[frozenset[str]] = frozenset(("top", "threshold", "abstain", "csv", "ray"))
     export_rules: ClassVar[ExportRules] = ExportRules()
     export_tolerance: ClassVar[float] = 0.0  # share of predictions that may change in a float32 export
-    leading: ClassVar[str] = "top1"  # the key of `leading_metric`, unless settings choose another
+    primary: ClassVar[str] = "top1"  # the key of `primary_metric`, unless settings choose another
     evaluate_options: ClassVar[frozenset[str]] = frozenset()  # options of `evaluate` that are specific to this task
     protocol: ClassVar[str] = "top1"  # name of this task's evaluation protocol in evaluations.jsonl
     output_noun: ClassVar[str] = "classes"  # plural noun for `outputs`
@@ -202,9 +202,9 @@ class Task(ABC):
         return ()
 
     @property
-    def leading_metric(self) -> str:
+    def primary_metric(self) -> str:
         """The key of the metric by which evaluations are compared."""
-        return self.leading
+        return self.primary
 
     @property
     def example_notes(self) -> dict[str, str]:
@@ -298,9 +298,9 @@ class Task(ABC):
         """Count how often each class is a label: labels of n images, and `Report.cells` -> (K,) int64."""
         return np.bincount(labels, minlength=len(self.classes)).astype(np.int64)
 
-    def select_headline_metrics(self, figures: dict[str, float | None]) -> dict[str, float | None]:
+    def select_headline_metrics(self, metrics: dict[str, float | None]) -> dict[str, float | None]:
         """Select the metrics at the top of an evaluation page."""
-        return figures
+        return metrics
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
         """Convert (n, K) outputs of the head to (n, K) float64 probabilities or values in their units."""
@@ -351,7 +351,7 @@ class Task(ABC):
             if not task.outputs:
                 problem = f"{name} {task.does}, but runs are compared by their outputs for whole images"
                 raise UsageError(problem, "compare their metrics: vitreous evaluate RUN")
-        if type(self) is not type(other) or self.leading_metric != other.leading_metric:
+        if type(self) is not type(other) or self.primary_metric != other.primary_metric:
             problem = f"{names[0]} {self.summary}, {names[1]} {other.summary}"
             raise UsageError(problem, "compare runs of the same task")
         return ""

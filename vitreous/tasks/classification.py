@@ -191,7 +191,7 @@ class Classification(Task):
         return f"classifies images into {len(self.classes)} classes" + " (multi-label)" * self.multilabel
 
     @property
-    def leading_metric(self) -> str:
+    def primary_metric(self) -> str:
         """top-1, or mAP for a multi-label model."""
         return "map" if self.multilabel else "top1"
 

@@ -66,15 +66,15 @@ def evaluate_classification(
     )
     present = support > 0
     rates = class_rates(right_of_class, predictions, support)
-    figures = {"top1": None, "top5": None} | {name: hit / count for name, hit in hits.items()}
-    figures |= {name: float(rates[of][present].mean()) if present.any() else 0.0 for name, of in CLASS_MEANS.items()}
-    figures["nll"] = float(nll.mean()) if len(nll) else None
-    figures["ece"] = expected_calibration_error(confidence, right) if len(nll) else None
-    intervals: dict[str, Interval | None] = dict.fromkeys(figures)
+    metrics = {"top1": None, "top5": None} | {name: hit / count for name, hit in hits.items()}
+    metrics |= {name: float(rates[of][present].mean()) if present.any() else 0.0 for name, of in CLASS_MEANS.items()}
+    metrics["nll"] = float(nll.mean()) if len(nll) else None
+    metrics["ece"] = expected_calibration_error(confidence, right) if len(nll) else None
+    intervals: dict[str, Interval | None] = dict.fromkeys(metrics)
     intervals |= {name: wilson_interval(hit, count) for name, hit in hits.items()}
     intervals |= bootstrap_intervals(labels[readable], predicted[readable], nll, confidence, len(classes))
     rows = tabulate_classes(right_of_class, predictions, support, cells, classes)
-    return Report(count, int((~readable).sum()), figures=figures, intervals=intervals, per_class=rows, cells=cells)
+    return Report(count, int((~readable).sum()), metrics=metrics, intervals=intervals, per_class=rows, cells=cells)
 
 
 def class_rates(right: np.ndarray, predictions: np.ndarray, support: np.ndarray) -> dict[str, np.ndarray]:
@@ -113,7 +113,7 @@ def bootstrap_intervals(
         return {}
     gaps = compute_image_gaps(confidence, right)
 
-    def figures(counts: np.ndarray) -> dict[str, np.ndarray]:
+    def metrics(counts: np.ndarray) -> dict[str, np.ndarray]:
         """Compute means over classes and NLL (D,), and gaps of the calibration error (BINS, D), from the number of
         times that each image is drawn, (n, D)."""
         support, predictions = sum_by_class(labels, counts, classes), sum_by_class(predicted, counts, classes)
@@ -122,7 +122,7 @@ def bootstrap_intervals(
         return {**means, "nll": nll @ counts / count, "gaps": gaps.T @ counts / count}
 
     draws = bootstrap_metrics(
-        figures, count, DEFAULT_BOOTSTRAP_DRAWS if count * classes < 5e6 else DEFAULT_BOOTSTRAP_DRAWS // 10
+        metrics, count, DEFAULT_BOOTSTRAP_DRAWS if count * classes < 5e6 else DEFAULT_BOOTSTRAP_DRAWS // 10
     )
     intervals = {name: percentile_interval(draws[name]) for name in (*CLASS_MEANS, "nll")}
     return intervals | {"ece": CalibrationGaps.of_images(gaps).interval(draws["gaps"].T)}
@@ -148,7 +148,7 @@ def tabulate_classes(
     wrong = cells[cells[:, 0] != cells[:, 1]]
     wrong = wrong[np.lexsort((wrong[:, 1], -wrong[:, 2], wrong[:, 0]))]  # most frequent prediction of each label first
     firsts = np.unique(wrong[:, 0], return_index=True)[1]
-    taken_for = {int(label): classes[int(answer)] for label, answer, _ in wrong[firsts]}
+    confused_with = {int(label): classes[int(answer)] for label, answer, _ in wrong[firsts]}
     return [
         {
             "class": name,
@@ -156,7 +156,7 @@ def tabulate_classes(
             "recall": hits / images if images else None,
             "precision": hits / answers if answers else None,
             "f1": 2 * hits / (images + answers) if images + answers else None,
-            "taken_for": taken_for.get(index),
+            "confused_with": confused_with.get(index),
         }
         for index, (name, hits, answers, images) in enumerate(
             zip(classes, right.tolist(), predictions.tolist(), support.tolist(), strict=True)
@@ -175,13 +175,13 @@ def evaluate_label_sets(logits: np.ndarray, right: np.ndarray, readable: np.ndar
     best = np.argsort(-logits[judged], axis=1, kind="stable")[:, :5]
     matches = np.take_along_axis(right[judged], best, 1) & readable[judged, None]
     count, hits = len(matches), {"top1": int(matches[:, 0].sum()), "top5": int(matches.any(1).sum())}
-    figures: dict[str, float | None] = {name: hit / count if count else None for name, hit in hits.items()}
+    metrics: dict[str, float | None] = {name: hit / count if count else None for name, hit in hits.items()}
     none = dict.fromkeys((*CLASS_MEANS, "nll", "ece"))
     intervals: dict[str, Interval | None] = {name: wilson_interval(hit, count) for name, hit in hits.items()}
     return Report(
         count,
         int((~readable[judged]).sum()),
-        figures=figures | none,
+        metrics=metrics | none,
         intervals=intervals | none,
         per_class=[],
         cells=None,

@@ -41,7 +41,7 @@ class Detection(Task):
         int8_refusal="int8 is not supported for detectors: its accuracy loss was never measured",
         fit="whole",
     )
-    leading: ClassVar[str] = "ap"
+    primary: ClassVar[str] = "ap"
     evaluate_options: ClassVar[frozenset[str]] = frozenset(("tiles",))
     protocol: ClassVar[str] = "coco"
 
@@ -103,7 +103,7 @@ class Detection(Task):
 
         return compare_objects(original, export, images, config.threshold, progress)
 
-    def select_headline_metrics(self, figures: dict[str, float | None]) -> dict[str, float | None]:
+    def select_headline_metrics(self, metrics: dict[str, float | None]) -> dict[str, float | None]:
         """Select AP and its secondary metrics."""
-        shown = (self.leading_metric, *(METRICS[self.leading_metric].secondary or ()))
-        return {name: value for name, value in figures.items() if name in shown}
+        shown = (self.primary_metric, *(METRICS[self.primary_metric].secondary or ()))
+        return {name: value for name, value in metrics.items() if name in shown}

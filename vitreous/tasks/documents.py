@@ -23,7 +23,7 @@ class Metrics(TypedDict):
     micro_f1: float | None
     nll: float | None
     ece: float | None
-    feature_deviation: float | None
+    feature_std: float | None
     knn_top1: float | None
     knn_map: float | None
     rankme: float | None
@@ -75,7 +75,7 @@ class Metrics(TypedDict):
     images: int
     unreadable: int
     interval: dict[str, list[float] | None]
-    leading: str
+    primary: str
     better: Literal["higher", "lower"]
 
 
@@ -129,7 +129,7 @@ class EvaluationDocument(TypedDict):
     calibration: Mapping[str, object] | None
     trained_on: bool | None
     trained_on_images: int | None
-    chosen_on: object
+    selected_on: object
     clip_views: NotRequired[str]
     abstain: object
     outliers: object
@@ -221,7 +221,7 @@ class ExportedFile(TypedDict):
     sha256: NotRequired[str]
     quantised: NotRequired[str | None]
     dynamic_size: NotRequired[bool]
-    judged_on: NotRequired[str]
+    verified_on: NotRequired[str]
     loss: NotRequired[str | None]
     outputs: NotRequired[str]
 

@@ -48,18 +48,18 @@ def paired_accuracy_interval(gained: int, lost: int, images: int) -> Interval:
 
 
 def bootstrap_metrics(
-    figures: MetricFunction, images: int, draws: int = DEFAULT_BOOTSTRAP_DRAWS
+    metrics: MetricFunction, images: int, draws: int = DEFAULT_BOOTSTRAP_DRAWS
 ) -> dict[str, np.ndarray]:
     """Bootstrap metrics over images, always with the same draws: the D values of each metric along its last axis.
 
-    `figures` maps draw counts of the images, (n, d) float32, to values (..., d), for a chunk of draws at a time.
+    `metrics` maps draw counts of the images, (n, d) float32, to values (..., d), for a chunk of draws at a time.
     """
     generator = np.random.default_rng(0)
     parts, size = list[dict[str, np.ndarray]](), max(1, BOOTSTRAP_CHUNK // images)
     for start in range(0, draws, size):
         drawn = (generator.integers(images, size=images) for _ in range(min(size, draws - start)))
         counts = [np.bincount(rows, minlength=images) for rows in drawn]
-        parts.append(figures(np.stack(counts, 1).astype(np.float32)))
+        parts.append(metrics(np.stack(counts, 1).astype(np.float32)))
     return {name: np.concatenate([part[name] for part in parts], -1) for name in parts[0]}
 
 

@@ -39,7 +39,7 @@ def evaluate_multilabel(
     mean_ap = MeanAveragePrecision(scores, positive)
     parts = [part.astype(np.float32) for part in (positive & predicted, predicted, positive)]
 
-    def figures(counts: np.ndarray) -> dict[str, np.ndarray]:
+    def metrics(counts: np.ndarray) -> dict[str, np.ndarray]:
         """Compute each metric, (D,), from draw counts (n, D)."""
         hits, answers, support = ((part.T @ counts).astype(np.float64) for part in parts)
         f1, present = 2 * hits / np.maximum(answers + support, 1), support > 0
@@ -51,23 +51,23 @@ def evaluate_multilabel(
         }
 
     once = np.ones((len(labels), 1), np.float32)
-    values: dict[str, float | None] = {name: float(value[0]) for name, value in figures(once).items()}
+    values: dict[str, float | None] = {name: float(value[0]) for name, value in metrics(once).items()}
     if not readable.any():
         values["nll"] = None
     none = dict.fromkeys(("top1", "top5", "ece"))
     intervals: dict[str, Interval | None] = none | dict.fromkeys(values)
     if readable.sum() > 1:
-        draws = bootstrap_metrics(figures, len(labels), choose_multilabel_draws(positive.size))
+        draws = bootstrap_metrics(metrics, len(labels), choose_multilabel_draws(positive.size))
         intervals |= {name: percentile_interval(draw) for name, draw in draws.items()}
     rows = tabulate_multilabel_classes(positive, predicted, mean_ap.per_class(once)[:, 0].tolist(), classes)
     return Report(
         len(labels),
         int((~readable).sum()),
-        figures=values | none,
+        metrics=values | none,
         intervals=intervals,
         per_class=rows,
         cells=None,
-        figure="map",
+        primary="map",
     )
 
 

@@ -33,7 +33,7 @@ def evaluate_regression(
 ) -> Report:
     """Compute metrics and 95 % intervals of (n, T) predictions and labels in the targets' units; `readable` (n,) bool.
 
-    Each target is evaluated on the readable images that have its label. `figures` are the means over the targets for
+    Each target is evaluated on the readable images that have its label. `metrics` are the means over the targets for
     which a metric is defined, as scikit-learn's uniform average. R2 and Spearman's correlation are undefined for a
     target with one value. Raises NonFiniteError for predictions that are not finite.
     """
@@ -43,12 +43,12 @@ def evaluate_regression(
     for place, name in enumerate(targets):
         present = readable & ~np.isnan(labels[:, place])
         true, own = labels[present, place].astype(np.float64), predicted[present, place].astype(np.float64)
-        figures = {
+        metrics = {
             key: values.item() for key, values in compute_weighted_errors(true, own, np.ones((len(true), 1))).items()
         }
         drawn = bootstrap_errors(true, own)
         row: dict[str, Any] = {"target": name, "images": len(true)}
-        row |= {key: value if np.isfinite(value) else None for key, value in figures.items()}
+        row |= {key: value if np.isfinite(value) else None for key, value in metrics.items()}
         row["interval"] = {key: interval_of_draws(drawn.get(key), row[key]) for key in REGRESSION_METRIC_KEYS}
         rows.append(row)
         for key in REGRESSION_METRIC_KEYS:
@@ -62,11 +62,11 @@ def evaluate_regression(
     return Report(
         len(labels),
         int((~readable).sum()),
-        figures=means,
+        metrics=means,
         intervals=intervals,
         per_class=[],
         cells=None,
-        figure="r2",
+        primary="r2",
         details={"targets": rows},
     )
 
@@ -86,8 +86,8 @@ def compare_values(first: ModelOutputs, second: ModelOutputs, targets: tuple[str
         rows.append({"target": name, **row})
         for key in drawn:
             draws.setdefault(key, []).append(drawn[key])
-    figures = {
-        key: tuple(mean_of_defined([row["figures"][key][side] for row in rows]) for side in (0, 1))
+    metrics = {
+        key: tuple(mean_of_defined([row["metrics"][key][side] for row in rows]) for side in (0, 1))
         for key in REGRESSION_METRIC_KEYS
     }
     changes = {key: mean_of_defined([row["difference"][key] for row in rows]) for key in REGRESSION_METRIC_KEYS}
@@ -95,7 +95,7 @@ def compare_values(first: ModelOutputs, second: ModelOutputs, targets: tuple[str
         key: interval_of_draws(np.mean(draws[key], 0) if key in draws else None, changes[key])
         for key in REGRESSION_METRIC_KEYS
     }
-    pairs = {key: (before, after) for key, (before, after) in figures.items()}
+    pairs = {key: (before, after) for key, (before, after) in metrics.items()}
     return Comparison("r2", pairs, differences=changes, intervals=ends, details={"targets": rows})
 
 
@@ -111,20 +111,20 @@ def compare_target(
     drawn_before, drawn_after = (
         bootstrap_errors(true, side) for side in (first, second)
     )  # the same seed gives the same draws
-    figures: dict[str, list[float | None]] = {}
+    metrics: dict[str, list[float | None]] = {}
     changes: dict[str, float | None] = {}
     ends: dict[str, list[float] | None] = {}
     draws: dict[str, np.ndarray] = {}
     for key in REGRESSION_METRIC_KEYS:
         values = [side[key].item() for side in (before, after)]
         defined = bool(np.isfinite(values).all())
-        figures[key] = [value if np.isfinite(value) else None for value in values]
+        metrics[key] = [value if np.isfinite(value) else None for value in values]
         changes[key] = values[1] - values[0] if defined else None
         if defined and key in drawn_after:
             draws[key] = drawn_after[key] - drawn_before[key]
         interval = interval_of_draws(draws.get(key), changes[key])
         ends[key] = None if interval is None else list(interval)
-    return {"images": len(true), "figures": figures, "difference": changes, "interval": ends}, draws
+    return {"images": len(true), "metrics": metrics, "difference": changes, "interval": ends}, draws
 
 
 def mean_of_defined(values: list[float | None]) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any
 from vitreous.apps.studies.factory import StudyRun
 from vitreous.apps.studies.statistics import Estimate, estimate_difference, estimate_mean
 from vitreous.apps.studies.study import AxisValues, Study
-from vitreous.tasks.report import get_leading_key
+from vitreous.tasks.report import get_primary_key
 
 SUMMARY_QUANTITIES = (
     "parameters",
@@ -24,7 +24,7 @@ SUMMARY_QUANTITIES = (
 
 @dataclass(frozen=True)
 class RunResult:
-    """One run: the leading figure of its validation images, None where its loss was not finite."""
+    """One run: the primary metric of its validation images, None where its loss was not finite."""
 
     place: AxisValues
     seed: int
@@ -67,11 +67,11 @@ class TableRow:
 
 
 def read_run_result(one: StudyRun, figure: str = "") -> RunResult:
-    """The leading figure of a complete run, or the one named, of which less is better."""
+    """The primary metric of a complete run, or the one named, of which less is better."""
     summary = json.loads(one.folder.summary.read_text("utf-8"))
     val = summary.get("val") or {}
     better = "lower" if figure else val.get("better", "higher")
-    figure = figure or (get_leading_key(val) if val else "")
+    figure = figure or (get_primary_key(val) if val else "")
     value = val.get(figure) if "failure" not in summary else None
     measured: dict[str, float | None] = {
         **{name: summary.get(name) for name in SUMMARY_QUANTITIES},

@@ -91,7 +91,7 @@ def build_object_section(answers: SplitPredictions, report: Report) -> dict[str,
 
 def build_sizes_table(report: Report) -> list[list[str]]:
     """Return header and rows of the table of AP and AR by object size, of masks and boxes if both exist."""
-    starts = [("", "mask "), (BOX_PREFIX, "box ")] if f"{BOX_PREFIX}ap" in report.figures else [("", "")]
+    starts = [("", "mask "), (BOX_PREFIX, "box ")] if f"{BOX_PREFIX}ap" in report.metrics else [("", "")]
     keys = [(start + name, f"{kind}{name.upper()}") for start, kind in starts for name in ("ap", "ar")]
     rows = [["objects", *(name for _, name in keys)]]
     for size in ("", *OBJECT_SIZES):
@@ -102,7 +102,7 @@ def build_sizes_table(report: Report) -> list[list[str]]:
 
 def format_metric_with_interval(report: Report, name: str) -> str:
     """Format a metric with its interval, in per cent."""
-    ends, value = report.ends.get(name), report.figures[name]
+    ends, value = report.ends.get(name), report.metrics[name]
     return format_percent(value, 1) + (f" ({100 * ends[0]:.1f} to {100 * ends[1]:.1f})" if ends else "")
 
 
@@ -263,12 +263,12 @@ def find_worst_map_images(answers: SplitPredictions) -> dict[str, Any]:
     and predicted class map over it (middle planes of volumes); and the classes with their colours."""
     classes, split = answers.bundle.task.classes, answers.split
     assert isinstance(split, AnnotatedSplit), "class maps are evaluated on annotated data"
-    figures = [
+    metrics = [
         compute_segmentation_metrics(matrix)["miou"] for matrix in extract_confusion_matrices(answers.raw, len(classes))
     ]
     order = sorted(
-        (sample for sample in range(len(split)) if figures[sample] is not None and sample not in answers.bad),
-        key=lambda sample: figures[sample] or 0.0,
+        (sample for sample in range(len(split)) if metrics[sample] is not None and sample not in answers.bad),
+        key=lambda sample: metrics[sample] or 0.0,
     )
     engine, colours, rows = (
         make_engine(answers.bundle.model, answers.bundle.preprocess),
@@ -288,7 +288,7 @@ def find_worst_map_images(answers: SplitPredictions) -> dict[str, Any]:
         image = to_rgb_image(torch.from_numpy(pixels))
         pictures = [image, overlay_class_map(image, truth, colours), overlay_class_map(image, answer, colours)]
         uris = [encode_data_uri(shrink_image(picture)) for picture in pictures]
-        rows.append({"name": split.name(sample), "miou": figures[sample], "pictures": uris})
+        rows.append({"name": split.name(sample), "miou": metrics[sample], "pictures": uris})
     names = [
         {"name": name, "colour": "#{:02x}{:02x}{:02x}".format(*colour)}
         for name, colour in zip(classes, colours, strict=True)

@@ -37,7 +37,7 @@ from vitreous.system.disk import write_text_atomic
 from vitreous.tasks.calibration import CALIBRATION_BINS, confidence_bins
 from vitreous.tasks.detection import Detection
 from vitreous.tasks.metrics import METRICS, get_metric_label
-from vitreous.tasks.report import Report, get_leading_key
+from vitreous.tasks.report import Report, get_primary_key
 from vitreous.tasks.segmentation import Segmentation
 from vitreous.training.folder import RunFolder, read_json_lines
 from vitreous.training.run import Run
@@ -115,10 +115,10 @@ def build_samples_section(folder: RunFolder, run: Run) -> dict[str, Any]:
     }
 
 
-def find_leading_metric(lines: list[dict[str, Any]]) -> str:
-    """Return the leading metric of the evaluations in log lines."""
+def find_primary_metric(lines: list[dict[str, Any]]) -> str:
+    """Return the primary metric of the evaluations in log lines."""
     return next(
-        (name for name, metric in METRICS.items() if metric.is_leading and has_metric(lines, f"val/{name}")), "top1"
+        (name for name, metric in METRICS.items() if metric.is_primary and has_metric(lines, f"val/{name}")), "top1"
     )
 
 
@@ -128,8 +128,8 @@ def has_metric(lines: list[dict[str, Any]], key: str) -> bool:
 
 
 def draw_training_panels(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Draw the losses of a run in one chart, the leading metric of its evaluations, and the learning rate."""
-    measure = find_leading_metric(lines)
+    """Draw the losses of a run in one chart, the primary metric of its evaluations, and the learning rate."""
+    measure = find_primary_metric(lines)
     panels = [panel] if (panel := build_loss_panel(lines)) else []
     for title, key, colour in (
         (f"validation {get_metric_label(measure)}", f"val/{measure}", 2),
@@ -154,7 +154,7 @@ def build_lr_grid_section(
         for count, row in enumerate(table["trials"])
     ]
     last = [(f"{run.optimizer.lr:g}, all images", INK, read_json_lines(folder.metrics))] if summary else []
-    measure = find_leading_metric([line for _, _, lines in [*trials, *last] for line in lines])
+    measure = find_primary_metric([line for _, _, lines in [*trials, *last] for line in lines])
     panels = [
         ("training loss", "train/loss", [*trials, *last]),
         ("held-out loss (NLL)", "val/nll", trials),
@@ -204,7 +204,7 @@ def build_evaluation_section(answers: SplitPredictions, report: Report) -> dict[
         "best": best,
         "left": len(rows) - len(worst) - len(best),
         "columns": METRICS[report.figure].class_columns(rows),
-        "confusable": any("taken_for" in row for row in rows),
+        "confusable": any("confused_with" in row for row in rows),
         **draw_confusion_section(report, tuple(row["class"] for row in report.per_class)),
         "targets": format_target_rows(report),
         "target_columns": [METRICS[key] for row in report.details.get("targets", [])[:1] for key in row["interval"]],
@@ -285,8 +285,8 @@ def draw_reliability_diagram(answers: SplitPredictions) -> Any:
 
 
 def format_evaluation_line(line: dict[str, Any]) -> dict[str, str]:
-    """Format a line of `evaluations.jsonl`: date, data, protocol, and leading metric."""
-    name = get_leading_key(line)
+    """Format a line of `evaluations.jsonl`: date, data, protocol, and primary metric."""
+    name = get_primary_key(line)
     value, how = line.get(name), line.get("protocol", "head")
     settings = [f"{key} {line[key]}" for key in ("k", "shots", "l2", "probe", "steps") if line.get(key) is not None]
     settings += [f"{views} views"] if (views := line.get("clip_views", SINGLE_VIEW)) != SINGLE_VIEW else []

@@ -85,16 +85,16 @@ def evaluate_objectnet(task: ProtocolTask) -> ProtocolResult:
     scores, right, good = compute_labelled_logits(task, UnframedSplit(task.judged), right)
     report = evaluate_label_sets(scores, right, good)
     chosen = np.where(build_label_mask(of_class, order).any(0), scores, -np.inf)
-    figures = [
-        {"among": "all", **report.summary()},
-        {"among": "mapped", **evaluate_label_sets(chosen, right, good).summary()},
+    results = [
+        {"candidate_classes": "all", **report.summary()},
+        {"candidate_classes": "mapped", **evaluate_label_sets(chosen, right, good).summary()},
     ]
     extra = {
         "labels": os.fspath(path),
         "classes_mapped": sum(map(bool, of_class)),
         "images_not_mapped": len(task.judged) - len(right),
     }
-    return ProtocolResult(report, figures, extra)
+    return ProtocolResult(report, results, extra)
 
 
 LABEL_SET_PROTOCOLS = {"real": evaluate_imagenet_real, "objectnet": evaluate_objectnet}

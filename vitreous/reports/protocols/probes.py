@@ -46,7 +46,7 @@ def evaluate_knn(task: ProtocolTask) -> ProtocolResult:
     labels, kind = task.training.labels[rows], task.data.label_kind
     cosines, near = knn.find_nearest_neighbours(memory, judged.rows, max(ks), task.device)
     head = HEADLINE_NEIGHBOURS if HEADLINE_NEIGHBOURS in ks else ks[0]
-    figures, headline = [], None
+    results, headline = [], None
     for k in ks:
         shares = knn.compute_neighbour_votes(
             cosines[:, :k], near[:, :k], labels, task.classes, task.options.temperature
@@ -54,12 +54,12 @@ def evaluate_knn(task: ProtocolTask) -> ProtocolResult:
         report = evaluate_classification(
             kind.shares_to_logits(shares), task.judged.labels, task.data.classes, judged.good
         )
-        report.figures["nll"] = report.intervals["nll"] = None  # a class without votes makes it infinite
-        figures.append({"k": k, **report.summary()})
+        report.metrics["nll"] = report.intervals["nll"] = None  # a class without votes makes it infinite
+        results.append({"k": k, **report.summary()})
         headline = report if k == head else headline
     assert headline is not None
     settings = {"k": head, "temperature": task.options.temperature}
-    return ProtocolResult(headline, figures, settings | {"features": describe_features(train, judged, task.split)})
+    return ProtocolResult(headline, results, settings | {"features": describe_features(train, judged, task.split)})
 
 
 def evaluate_linear_probe(task: ProtocolTask) -> ProtocolResult:
@@ -71,11 +71,11 @@ def evaluate_linear_probe(task: ProtocolTask) -> ProtocolResult:
     known = LabelledFeatures(
         train.rows, task.training.labels, np.flatnonzero(train.good), task.classes, device=task.device
     )
-    l2, dev = (task.options.l2, None) if task.options.l2 else choose_l2_penalty(task, known)
+    l2, held_out = (task.options.l2, None) if task.options.l2 else choose_l2_penalty(task, known)
     report = evaluate_classification(
         fit_linear_classifier(known, l2).logits(judged.rows), task.judged.labels, task.data.classes, judged.good
     )
-    settings = {"l2": l2, "dev": dev}
+    settings = {"l2": l2, "held_out": held_out}
     extra = settings | {"features": describe_features(train, judged, task.split)}
     return ProtocolResult(report, [settings | report.summary()], extra)
 
@@ -94,18 +94,18 @@ def choose_l2_penalty(task: ProtocolTask, known: LabelledFeatures) -> tuple[floa
 
 
 def sweep_l2_penalties(
-    task: ProtocolTask, train: LabelledFeatures, dev: LabelledFeatures, label: str = "penalty"
+    task: ProtocolTask, train: LabelledFeatures, held_out: LabelledFeatures, label: str = "penalty"
 ) -> tuple[float, dict[str, Any]]:
     """Return the best penalty for held-out images, and its description for a document."""
-    tried: list[dict[str, float]] = []
+    candidates: list[dict[str, float]] = []
     name = train.kind.metric
 
     def on_fit(l2: float, score: float) -> None:
-        tried.append({"l2": l2, name: score})
-        task.computing.listener.progress(label, len(tried), NUM_PENALTY_FITS, f"l2 {l2:.2g}: {score:.1%} held out")
+        candidates.append({"l2": l2, name: score})
+        task.computing.listener.progress(label, len(candidates), NUM_PENALTY_FITS, f"l2 {l2:.2g}: {score:.1%} held out")
 
-    l2, score = search_penalty(train, dev, on_fit)
-    return l2, {name: score, "images": len(dev.rows), "tried": tried}
+    l2, score = search_penalty(train, held_out, on_fit)
+    return l2, {name: score, "images": len(held_out.rows), "candidates": candidates}
 
 
 def evaluate_few_shot(task: ProtocolTask) -> ProtocolResult:
@@ -134,11 +134,11 @@ def evaluate_few_shot(task: ProtocolTask) -> ProtocolResult:
             done = sum(map(len, hits.values()))
             task.computing.listener.progress("few-shot", done, total * len(shots), f"{shot} per class")
     images, first = len(wanted), task.options.seed
-    figures = [summarise_draws(shot, hits[shot], images, first, int((counts < shot).sum())) for shot in shots]
-    head = next((row for row in figures if row["shots"] == HEADLINE_SHOTS), figures[-1])
+    results = [summarise_draws(shot, hits[shot], images, first, int((counts < shot).sum())) for shot in shots]
+    head = next((row for row in results if row["shots"] == HEADLINE_SHOTS), results[-1])
     report = build_mean_report(images, int((~judged.good).sum()), head["top1"])
     extra = {"shots": head["shots"], "l2": l2, "features": describe_features(train, judged, task.split)}
-    return ProtocolResult(report, figures, extra)
+    return ProtocolResult(report, results, extra)
 
 
 def summarise_draws(shots: int, hits: list[int], images: int, seed: int, short: int) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def run_protocol(
     split: str | None,
     computing: EvaluationSettings,
 ) -> dict[str, Any]:
-    """Evaluate a model by a protocol; the document also has `protocol`, and `figures` for each setting.
+    """Evaluate a model by a protocol; the document also has `protocol`, and `results` for each setting.
 
     Raises UsageError for an unknown protocol, DataError for unsuitable data.
     """
@@ -70,4 +70,4 @@ def record_protocol_result(task: ProtocolTask, result: ProtocolResult, seconds: 
     parts = task.parts if task.options.protocol in PROBES else {}
     settings = {name: value for name, value in result.extra.items() if not isinstance(value, dict)}
     record_evaluation(task.run, task.source, task.split, protocol | settings | result.report.summary())
-    return document | protocol | parts | result.extra | {"figures": result.figures}
+    return document | protocol | parts | result.extra | {"results": result.results}

@@ -93,7 +93,7 @@ class ProbePlan:
 
     def describe(self) -> dict[str, Any]:
         """Return batch size, steps, and whether images are cropped and mirrored, for a document."""
-        return {"batch": self.batch, "steps": self.steps, "augmented": self.views.flip > 0}
+        return {"batch_size": self.batch, "steps": self.steps, "augmented": self.views.flip > 0}
 
 
 def build_head_configs(probe: str, model: ModelConfig) -> tuple[HeadConfig, ...]:
@@ -186,14 +186,14 @@ def evaluate_published_probe(task: ProtocolTask) -> ProtocolResult:
         describe_head(head.config, plan.batch) | {"val": score} for head, score in zip(heads, scores, strict=True)
     ]
     settings = {"probe": options.probe, **plan.describe()}
-    selection = {"chosen": candidates[place], "images": len(val) if val else 0, "candidates": candidates}
-    figures = [{"probe": options.probe, **candidates[place], **report.summary()}]
-    return ProtocolResult(report, figures, settings | {"selection": selection} | parts)
+    selection = {"selected": candidates[place], "images": len(val) if val else 0, "candidates": candidates}
+    results = [{"probe": options.probe, **candidates[place], **report.summary()}]
+    return ProtocolResult(report, results, settings | {"selection": selection} | parts)
 
 
 def describe_head(head: HeadConfig, batch: int) -> dict[str, Any]:
     """Describe a head for a document: base rate, rate, class tokens read, and whether patches are read too."""
-    return {"base_lr": head.lr, "lr": head.rate(batch), "blocks": head.reading.blocks, "mean": head.reading.mean}
+    return {"base_lr": head.lr, "lr": head.rate(batch), "blocks": head.reading.blocks, "mean_patch": head.reading.mean}
 
 
 def split_probe_images(task: ProtocolTask, choosing: bool) -> tuple[Split, Split | None, dict[str, Any]]:
@@ -217,10 +217,10 @@ def split_probe_images(task: ProtocolTask, choosing: bool) -> tuple[Split, Split
             hint = "add images, or use --probe mae or dino, which train one head"
             raise DataError("too few training images to hold some out for selecting a head", hint)
         training, own, name = training.take(rows["train"]), training.take(rows["dev"]), "held out of train"
-    splits = task.parts["bank"]["splits"] if not choosing else ["train"]
-    bank = {"data": task.source, "splits": splits, "images": len(training)}
+    splits = task.parts["train_data"]["splits"] if not choosing else ["train"]
+    train_data = {"data": task.source, "splits": splits, "images": len(training)}
     validation = {"split": name, "images": len(own)} if own is not None else None
-    return training, own, {"bank": bank, "validation": validation}
+    return training, own, {"train_data": train_data, "validation": validation}
 
 
 def log_probe_plan(task: ProtocolTask, plan: ProbePlan, images: int, parts: dict[str, Any]) -> None:

@@ -80,7 +80,7 @@ def evaluate_vtab(
     headline = {"protocol": "vtab", **averages}
     record_evaluation(run, os.fspath(data), "test", headline | {"tasks": len(tasks), **report.summary()})
     bundle, seconds = replace(squashed, task=FeatureExtraction()), time.perf_counter() - began
-    extra = {"figures": list(tasks.values()), "missing": missing, "failed": failed, "notebook": os.fspath(notebook)}
+    extra = {"results": list(tasks.values()), "missing": missing, "failed": failed, "cache_file": os.fspath(notebook)}
     return (
         build_evaluation_document(bundle, report, split="test", source=os.fspath(data), run=run, seconds=seconds)
         | headline
@@ -195,7 +195,7 @@ def evaluate_vtab_task(name: str, task: ProtocolTask, note: str) -> dict[str, An
         "classes": task.classes,
         "train_images": len(known.rows),
         "l2": l2,
-        "dev": chosen,
+        "held_out": chosen,
         "note": note,
         "wall_seconds": time.perf_counter() - began,
         **report.summary(),
