@@ -59,10 +59,10 @@ def test_confused_pairs_by_hand():
     counts = np.array([[5, 3, 0, 2], [4, 1, 0, 0], [0, 2, 7, 0], [0, 0, 0, 9]])
     found = list_confused_pairs(sparse(counts), counts.sum(1), tuple("abcd"))
     assert found["ordered"] == [
-        {"label": "b", "answer": "a", "count": 4, "share": 0.8},
-        {"label": "a", "answer": "b", "count": 3, "share": 0.3},
-        {"label": "c", "answer": "b", "count": 2, "share": 2 / 9},
-        {"label": "a", "answer": "d", "count": 2, "share": 0.2},
+        {"label": "b", "prediction": "a", "count": 4, "share": 0.8},
+        {"label": "a", "prediction": "b", "count": 3, "share": 0.3},
+        {"label": "c", "prediction": "b", "count": 2, "share": 2 / 9},
+        {"label": "a", "prediction": "d", "count": 2, "share": 0.2},
     ]
     assert found["unordered"] == [
         {"classes": ["a", "b"], "count": 7, "share": 7 / 15},

@@ -121,7 +121,7 @@ def test_http_answers_about_clips_as_python_does(video_models, predictor, site):
         own = {row["class"]: row["probability"] for row in document["predictions"][0]["classes"]}
         assert status == 200 and own == pytest.approx(dict(zip(answer.names, answer.probabilities, strict=True)))
         pixels = predictor.card.preprocess.to_array(predictor.card.preprocess.decode(path))
-        for query in ("answer", "1,2,3"):
+        for query in ("prediction", "1,2,3"):
             status, document, _ = site.ask("POST", f"/v1/attention?layer=1&query={query}", body, headers)
             parsed = AttentionRequest.parse({"layer": "1", "query": query}, predictor.bundle.model)
             expected = attention_to_json(predictor.bundle, pixels, parsed)

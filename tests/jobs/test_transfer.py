@@ -433,7 +433,7 @@ def test_a_dry_run_tells_the_price_of_the_grid(folder, tmp_path):
     assert result.returncode == 0, result.stderr
     plan = json.loads(result.stdout)
     assert plan["trials"] == 4 and plan["lr_grid"] == [0.001, 0.003, 0.01, 0.03] and plan["held_out"] == 3
-    assert plan["minutes_in_all"] >= plan["minutes"]
+    assert plan["total_minutes"] >= plan["minutes"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["photos"]
 
 

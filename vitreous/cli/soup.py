@@ -61,8 +61,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     rows = []
     for row in document["ingredients"]:
         texts = ("-" if row[key] is None else format(row[key], form) for key in ("score", "score_with"))
-        rows.append([row["run"], *texts, "yes" if row["kept"] else "no"])
-    console.table(["ingredient", f"{options.split} {METRICS[primary].label}", "soup with it", "kept"], rows)
+        rows.append([row["run"], *texts, "yes" if row["selected"] else "no"])
+    console.table(["ingredient", f"{options.split} {METRICS[primary].label}", "soup with it", "selected"], rows)
     if judged:
         console.print_line(format_split_metrics(options.split, judged))
     console.print_line(f"next: vitreous predict {document['bundle']} IMAGE ...")

@@ -30,19 +30,19 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.reports.pages.formats import format_metric_value
 
     def text(value: float | None) -> str:
-        return "-" if value is None else format_metric_value(document["figure"], value)
+        return "-" if value is None else format_metric_value(document["metric"], value)
 
     rows = [
         [
-            *row["place"],
+            *row["axis_values"],
             text(row["mean"] and row["mean"]["mean"]),
-            "-" if row["difference"] is None else format_difference(document["figure"], row["difference"]["mean"]),
+            "-" if row["difference"] is None else format_difference(document["metric"], row["difference"]["mean"]),
             row["verdict"],
             row["published"] or "-",
         ]
         for row in document["rows"]
     ]
-    console.table([*study.axes, document["figure"], "difference", "verdict", "published"], rows)
+    console.table([*study.axes, document["metric"], "difference", "verdict", "published"], rows)
     for sentence in (document["conclusion"] or {}).get("sentences", ()):
         console.print_line(sentence)
     console.print_line(f"next: read {document['page']}")

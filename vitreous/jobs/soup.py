@@ -266,7 +266,9 @@ def average_ingredients(
         if accepted:
             total, count = trial, count + 1
         score, score_with = (None if r is None else r.headline[1] for r in (alone.get(one.sha256), tried))
-        rows.append({"run": one.run, "sha256": one.sha256, "score": score, "score_with": score_with, "kept": accepted})
+        rows.append(
+            {"run": one.run, "sha256": one.sha256, "score": score, "score_with": score_with, "selected": accepted}
+        )
     averaged_bundle = average_weights(like, total, count)
     return rows, averaged_bundle, report or (evaluator.judge(averaged_bundle, "soup") if evaluator else None)
 

@@ -169,7 +169,9 @@ def build_head_document(
     if report.cells is not None:
         support = answers.bundle.task.count_labels(labels, report.cells)
         pairs = list_confused_pairs(report.cells, support, classes)
-    return document | answers.views | facts | {"most_confused": pairs, "calibration": None, **dict.fromkeys(OPTIONAL_KEYS)}
+    return (
+        document | answers.views | facts | {"most_confused": pairs, "calibration": None, **dict.fromkeys(OPTIONAL_KEYS)}
+    )
 
 
 def evaluate_protocol(

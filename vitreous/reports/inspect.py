@@ -117,16 +117,16 @@ def inspect(
         listener=listener,
     )
     folder = Path(out) if out is not None else default_inspect_folder(Path(run))
-    started, answers = time.perf_counter(), predict_top_classes(scene)
-    figures, refused, drawings = make_figures(scene, names, folder)
+    started, predictions = time.perf_counter(), predict_top_classes(scene)
+    figures, skipped, drawings = make_figures(scene, names, folder)
     document: InspectionDocument = {
         "run": os.fspath(run),
         "model": bundle.model.config.name(),
         "image_size": list(preprocess.image),
         "images": [one.name for one in scene.pictures],
-        "answers": answers,
+        "predictions": predictions,
         "figures": figures,
-        "refused": refused,
+        "skipped": skipped,
         "out": os.fspath(folder),
         "page": os.fspath(folder / "index.html"),
         "wall_seconds": time.perf_counter() - started,
@@ -159,7 +159,7 @@ def make_figures(
     from vitreous.reports.figures.drawing import CHART_STYLE
     from vitreous.reports.pages.plots import INK_STYLE
 
-    written, refused, drawings = list[FigureFiles](), dict[str, str](), dict[str, str]()
+    written, skipped, drawings = list[FigureFiles](), dict[str, str](), dict[str, str]()
     for name in names:
         kind = FIGURES[name]
         try:
@@ -174,11 +174,11 @@ def make_figures(
         except UsageError as error:
             if scene.options.figures and not scene.options.all:
                 raise
-            refused[name] = error.message
+            skipped[name] = error.message
             scene.listener.note(f"no {name}: {error.message}")
     if not written:
-        raise UsageError(f"no figure can be drawn for {scene.run}: " + "; ".join(refused.values()))
-    return written, refused, drawings
+        raise UsageError(f"no figure can be drawn for {scene.run}: " + "; ".join(skipped.values()))
+    return written, skipped, drawings
 
 
 def check_figure_names(names: Sequence[str]) -> None:
@@ -207,7 +207,7 @@ def predict_top_classes(scene: FigureContext) -> list[Mapping[str, object]]:
 
     Computed in float32: call it before `scene.model` casts the weights to the precision of the figures.
     """
-    bundle, answers = scene.bundle, list[Mapping[str, object]]()
+    bundle, predictions = scene.bundle, list[Mapping[str, object]]()
     model = bundle.model.to(scene.device).eval()
     for one in scene.pictures[:MAX_SHOWN_IMAGES]:
         classes = []
@@ -217,8 +217,8 @@ def predict_top_classes(scene: FigureContext) -> list[Mapping[str, object]]:
             row = bundle.task.activate(logits.double().cpu().numpy())[0]
             best = np.argsort(-row, kind="stable")[:TOP_CLASSES]
             classes = [{"class": bundle.classes[i], "probability": float(row[i])} for i in best]
-        answers.append({"path": one.name, "classes": classes})
-    return answers
+        predictions.append({"path": one.name, "classes": classes})
+    return predictions
 
 
 def resize_preprocess(bundle: Bundle, settings: InspectOptions) -> Preprocess:
@@ -299,6 +299,6 @@ def write_figure_page(
             "small": max(image.size) < MIN_SMOOTH_SIDE,
             **answer,
         }
-        for (image, name), answer in zip(shown, document["answers"], strict=True)
+        for (image, name), answer in zip(shown, document["predictions"], strict=True)
     ]
     write_text_atomic(folder / "index.html", render_template("album.html", **document, drawings=drawings, named=named))

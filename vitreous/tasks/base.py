@@ -235,7 +235,7 @@ class Task(ABC):
     def export_metadata(self) -> dict[str, Any]:
         """The metadata that a runtime needs to interpret the outputs of an exported file, in addition to the
         classes."""
-        return {"answer": {"loss": "softmax", "temperature": 1.0}}
+        return {"output": {"loss": "softmax", "temperature": 1.0}}
 
     def get_version_fields(self) -> list[Any]:
         """Return the values that predictions depend on; the version of a model is a digest of them: class names, loss,

@@ -198,7 +198,7 @@ class Classification(Task):
     @property
     def export_metadata(self) -> dict[str, Any]:
         """The loss and the temperature, which define the probabilities."""
-        return {"answer": {"loss": self.loss, "temperature": self.temperature}}
+        return {"output": {"loss": self.loss, "temperature": self.temperature}}
 
     def get_version_fields(self) -> list[Any]:
         """Return classes, loss, multilabel and temperature."""

@@ -202,7 +202,7 @@ def list_confused_pairs(
     ordered = [
         {
             "label": classes[int(rows[i])],
-            "answer": classes[int(columns[i])],
+            "prediction": classes[int(columns[i])],
             "count": int(counts[i]),
             "share": float(shares[i]),
         }

@@ -119,13 +119,13 @@ class EvaluationDocument(TypedDict):
     bundle: str
     split: str
     protocol: str
-    figures: list[Row]
-    readings: list[Mapping[str, object]]
+    results: NotRequired[list[Row]]
+    evaluations: list[Mapping[str, object]]
     classes: list[str]
     targets: list[str]
     per_class: list[Row]
     confusion: list[list[int]] | None
-    confused: Mapping[str, list[Row]] | None
+    most_confused: Mapping[str, list[Row]] | None
     calibration: Mapping[str, object] | None
     trained_on: bool | None
     trained_on_images: int | None
@@ -151,28 +151,28 @@ class FigureFiles(TypedDict):
 
 
 class InspectionDocument(TypedDict):
-    """`vitreous.inspect`: `refused` maps names of unsupported figures to the reasons."""
+    """`vitreous.inspect`: `skipped` maps names of unsupported figures to the reasons."""
 
     run: str
     model: str
     image_size: list[int]
     images: list[str]
-    answers: list[Mapping[str, object]]
+    predictions: list[Mapping[str, object]]
     figures: list[FigureFiles]
-    refused: dict[str, str]
+    skipped: dict[str, str]
     out: str
     page: str
     wall_seconds: float
 
 
 class Ingredient(TypedDict):
-    """A model of a soup: its score, the score of the soup with it, and whether it was kept."""
+    """A model of a soup: its score, the score of the soup with it, and whether it was selected."""
 
     run: str
     sha256: str
     score: float | None
     score_with: float | None
-    kept: bool
+    selected: bool
 
 
 class SoupDocument(TypedDict):

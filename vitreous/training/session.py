@@ -138,7 +138,7 @@ class Session:
         if state.scale != 1:
             line["loss_scale"] = state.scale
         self.record(line)
-        self.health.line(costs["waiting"], state, self.inputs.cached is not None)
+        self.health.line(costs["data_wait"], state, self.inputs.cached is not None)
         self.warn(state, scalars | self.initial_features)
         report = self.last_report if self.validation_images.prefix == VAL_PREFIX else None
         val = f"  val {report.headline_text}" if report else ""

@@ -110,7 +110,7 @@ def convert(
             f"differ slightly{suggest_gelu_form(differs)}"
         )
     size = sum(file.stat().st_size for file in (place.rglob("*") if place.is_dir() else [place]))
-    about = {"to": to, "tensors": written, "read_there_with": differs, "out": str(place), "bytes": size}
+    about = {"to": to, "tensors": written, "assumed_settings": differs, "out": str(place), "bytes": size}
     return build_conversion_report(weights, config, state, adoption) | about
 
 

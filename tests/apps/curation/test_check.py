@@ -555,7 +555,7 @@ def test_digests_are_sha_256(tmp_path):
     records, _ = scan(split, 0)
     for sample in range(len(split)):
         assert records["digest"][sample].tobytes() == hashlib.sha256(split.paths[sample].read_bytes()).digest()[:16]
-    assert not (records["traits"] & ImageTrait.MISNAMED).any()
+    assert not (records["traits"] & ImageTrait.WRONG_EXTENSION).any()
 
 
 def test_checking_and_dedup_need_no_pytorch():

@@ -81,8 +81,8 @@ def races_to_json(races: list[RaceResult]) -> dict[str, Any]:
     return {
         "hardware": describe_hardware(),
         "packages": describe_packages(),
-        "peak": medians,
-        "rows": [row for race in races for row in race_to_records(race)],
+        "peak_throughput": medians,
+        "results": [row for race in races for row in race_to_records(race)],
     }
 
 
@@ -96,15 +96,15 @@ def race_to_records(race: RaceResult) -> list[dict[str, Any]]:
             "contender": lane.contender.name,
             "settings": lane.contender.settings,
             "images_per_second": lane.median if lane.rates else None,
-            "spread": [min(lane.rates), max(lane.rates)] if lane.rates else None,
+            "images_per_second_range": [min(lane.rates), max(lane.rates)] if lane.rates else None,
             "ratio": compute_throughput_ratio(lane, base)[0],
-            "ratio_withheld": compute_throughput_ratio(lane, base)[1],
-            "ratio_to": base.contender.label if base else None,
+            "ratio_omitted_reason": compute_throughput_ratio(lane, base)[1],
+            "ratio_baseline": base.contender.label if base else None,
             "fraction_of_peak": race.fraction(lane) if lane.rates else None,
             "peak_memory_bytes": lane.memory if lane.rates else None,
             "logit_error": lane.error,
-            "seconds_to_build": lane.ready,
-            "seconds_of_first_turn": lane.first,
+            "build_seconds": lane.ready,
+            "first_call_seconds": lane.first,
             "profile": asdict(lane.profile) if lane.profile else None,
             "failure": lane.failure,
         }
@@ -131,9 +131,9 @@ def compute_throughput_ratio(lane: ContenderResult, base: ContenderResult | None
 def describe_withheld_ratios(race: RaceResult) -> list[str]:
     """A line for each ratio that is withheld, with the reason."""
     return [
-        f"no ratio of {row['contender']}, {row['settings']}: {row['ratio_withheld']}"
+        f"no ratio of {row['contender']}, {row['settings']}: {row['ratio_omitted_reason']}"
         for row in race_to_records(race)
-        if row["ratio_withheld"]
+        if row["ratio_omitted_reason"]
     ]
 
 
@@ -145,10 +145,10 @@ def format_record(row: dict[str, Any]) -> list[str]:
     label = f"{row['contender']}, {row['settings']}"
     if row["failure"]:
         return [label, f"failed: {row['failure'][:40]}", "", "", "", ""]
-    low, high = row["spread"]
+    low, high = row["images_per_second_range"]
     fraction = "" if row["fraction_of_peak"] is None else f"{row['fraction_of_peak']:.0%}"
     rate = f"{row['images_per_second']:.1f} ({low:.1f} to {high:.1f})"
-    build = f"{row['seconds_to_build']:.1f} + {row['seconds_of_first_turn']:.1f}"
+    build = f"{row['build_seconds']:.1f} + {row['first_call_seconds']:.1f}"
     ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
     return [label, rate, ratio, fraction, f"{row['peak_memory_bytes'] / 2**20:.0f}", build]
 
@@ -191,9 +191,7 @@ def render_race_markdown(races: list[RaceResult], command: str, rounds: int) -> 
     """Return the page that `--out` writes."""
     facts = races_to_json(races)
     tasks = ", ".join(dict.fromkeys(race.work.task for race in races))
-    medians = (
-        f"Medians of {rounds} alternating rounds, every contender in a separate process. {format_peaks(facts['peak'])}"
-    )
+    medians = f"Medians of {rounds} alternating rounds, every contender in a separate process. {format_peaks(facts['peak_throughput'])}"
     lines = [
         f"# {tasks.capitalize()}, {time.strftime('%Y-%m-%d')}",
         "",

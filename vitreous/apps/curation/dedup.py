@@ -83,7 +83,7 @@ def find_copies(
     """List every sample of `data` that is a copy of one in `against` or, with `within`, of an earlier one in
     `data`; all must be images, or all clips.
 
-    Each copy is listed once, with an image that is kept: `copies` has its `path`, `copy_of`, `reason` (bytes, pixels,
+    Each copy is listed once, with an image that is kept: `duplicates` has its `path`, `duplicate_of`, `reason` (bytes, pixels,
     near) and `score`. Unreadable images are in `unreadable`, by name and reason, and are kept. Raises UsageError if
     there is nothing to compare with, and for a mixture of images and clips; DataError if no image can be read.
     """
@@ -119,13 +119,13 @@ def find_copies(
     unreadable = [f"{pool.name(sample)}: {reason}" for sample, reason in sorted(reasons.items())]
     return {
         "images": len(pool) - others,
-        "against": others,
+        "against_images": others,
         "within": within,
         "threshold": threshold,
         "unreadable": unreadable,
         "counts": dict(sorted(Counter(copy.reason for copy in copies).items())),
-        "copies": [
-            {"path": pool.name(sample), "copy_of": pool.name(of), "reason": reason, "score": round(score, 4)}
+        "duplicates": [
+            {"path": pool.name(sample), "duplicate_of": pool.name(of), "reason": reason, "score": round(score, 4)}
             for sample, of, reason, score in copies
         ],
     }

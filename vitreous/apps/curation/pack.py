@@ -110,9 +110,9 @@ def pack_dataset(
     document = {
         "vitreous_pack": PACK_VERSION,
         **asdict(plan),
-        "how_to_read": READING_INSTRUCTIONS[plan.form],
+        "reading_instructions": READING_INSTRUCTIONS[plan.form],
         "multilabel": data.multilabel,
-        "drawn": data.whole is not None,
+        "has_drawn_splits": data.whole is not None,
         "splits": records,
         "classes": list(data.classes),
         "titles": data.titles,
@@ -250,7 +250,7 @@ def pack_split(
         path = out / f"{name}-{len(shards):06d}.{kind.suffix}"
         sync_and_rename(temporary, path)
         held = {**make_file_record(path), "images": shard.images}
-        state = {"record": held, "first": first, "stop": stop, "unread": unread}
+        state = {"record": held, "first": first, "stop": stop, "errors": unread}
         write_recorded_file(out / UNFINISHED_FOLDER / f"{path.name}.npy", encode_npy(rows[-1]))
         write_recorded_file(out / UNFINISHED_FOLDER / f"{path.name}.json", json.dumps(state).encode())
         shards.append(held)
@@ -297,7 +297,7 @@ def load_finished_shards(out: Path, name: str) -> tuple[list[dict[str, Any]], li
             return shards, rows, bad, at
         shards.append(state["record"])
         rows.append(held)
-        bad |= {int(sample): message for sample, message in state["unread"].items()}
+        bad |= {int(sample): message for sample, message in state["errors"].items()}
         at = state["stop"]
 
 
@@ -334,7 +334,7 @@ def write_split_index(
     return {
         "images": sum(shard["images"] for shard in shards),
         "unreadable": [
-            {"id": strip_data_folder(data, split.name(row)), "why": strip_data_folder(data, bad[row])}
+            {"id": strip_data_folder(data, split.name(row)), "reason": strip_data_folder(data, bad[row])}
             for row in sorted(bad)
         ],
         "shards": shards,

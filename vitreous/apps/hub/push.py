@@ -155,7 +155,7 @@ def stage_files(folder: Path, stage: Path, transformers: bool, note: Callable[[s
     document = convert(folder, written, "huggingface", tell=note)
     for path in sorted(written.iterdir()):
         path.rename(stage / path.name)
-    differs = document["read_there_with"]
+    differs = document["assumed_settings"]
     return "transformers can load this repository" + (f", with {', '.join(differs)}." if differs else ".")
 
 

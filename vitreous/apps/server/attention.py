@@ -64,12 +64,12 @@ class AttentionRequest:
             head = parse_number("head", head, c.heads, allowed, (*HEAD_FUSIONS, "all"))
         layer = parameters.get("layer", str(c.depth - 1))
         layer = parse_number("layer", layer, c.depth, f"a block from 0 to {c.depth - 1}, or all", ("all",))
-        query, place = parameters.get("query", "answer"), None
-        if query != "answer":
+        query, place = parameters.get("query", "prediction"), None
+        if query != "prediction":
             most = preprocess.longest_grid(c.grid) if preprocess else c.grid
             axes = ("SLOT", "ROW", "COLUMN")[-len(c.grid) :]
             first, last = (",".join(map(str, ends)) for ends in ([0] * len(axes), [end - 1 for end in most]))
-            allowed = f"answer, or {','.join(axes)} of a patch, from {first} to {last}"
+            allowed = f"prediction, or {','.join(axes)} of a patch, from {first} to {last}"
             words = query.split(",")
             if len(words) != len(axes):
                 raise make_parameter_error("query", query, allowed)
@@ -127,11 +127,11 @@ def attention_to_json(bundle: Bundle, pixels: np.ndarray, asked: AttentionReques
         "kind": asked.kind,
         "layer": asked.layer,
         "head": asked.head,
-        "query": "answer" if asked.query is None else list(asked.query),
+        "query": "prediction" if asked.query is None else list(asked.query),
         "grid": list(grid),
         "layers": c.depth,
         "heads": c.heads,
-        "prefix": prefix,
+        "prefix_tokens": prefix,
         "weights": round_significant(selected[..., prefix:].reshape(*selected.shape[:-1], *grid)).tolist(),
         "prefix_weights": round_significant(selected[..., :prefix]).tolist(),
     }

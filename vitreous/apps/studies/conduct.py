@@ -4,7 +4,7 @@ OUT/runs/MODEL-KEY/     ordinary run folders; KEY is a digest of a run's setting
                         them
 OUT/sets/               parts of the digits, for studies that need other data sets
 OUT/NAME/study.json     the settings, every run, the table
-OUT/NAME/readings/      the measurements of each run; OUT/NAME/albums/ its figures
+OUT/NAME/measurements/      the measurements of each run; OUT/NAME/albums/ its figures
 OUT/NAME/report.html    the page; report.md has the same as Markdown, with figure.svg
 """
 
@@ -44,7 +44,7 @@ STATE_FILE = "study.json"
 
 @dataclass(frozen=True)
 class StudySettings:
-    """The initial settings of a study; `share`: the share of the scale's steps that fits its budget."""
+    """The initial settings of a study; `step_fraction`: the share of the scale's steps that fits its budget."""
 
     name: str
     data: str = "digits"
@@ -54,7 +54,7 @@ class StudySettings:
     seeds: int = 3
     steps: int | None = None
     budget: str | None = None
-    share: float = 1.0
+    step_fraction: float = 1.0
     device: str | None = None
     precision: str | None = None
 
@@ -90,7 +90,7 @@ def execute_study(options: StudyOptions, listener: ProgressListener) -> dict[str
         common = SharedRunOptions(
             sources.data,
             store,
-            share=settings.share,
+            step_fraction=settings.step_fraction,
             device=settings.device,
             precision=settings.precision,
             workers=options.workers,
@@ -101,8 +101,8 @@ def execute_study(options: StudyOptions, listener: ProgressListener) -> dict[str
         if options.dry_run or (options.budget and not options.resume):
             forecast = forecast_runs(asked, factory, cells, settings)
             if options.budget and not options.resume:
-                settings = replace(settings, share=forecast.affordable_share(parse_duration(options.budget)))
-                factory.common = replace(common, share=settings.share)
+                settings = replace(settings, step_fraction=forecast.affordable_share(parse_duration(options.budget)))
+                factory.common = replace(common, step_fraction=settings.step_fraction)
             if options.dry_run:
                 return describe_forecast(settings, forecast)
     write_initial_state(home, settings)
@@ -215,7 +215,7 @@ def train_runs(
             train_on_ray(training, runs)
         for one in runs:
             finished.append(one)
-            label = f"run {len(finished)} of {total}, {' '.join(one.cell.place) or 'before'}, seed {one.seed}"
+            label = f"run {len(finished)} of {total}, {' '.join(one.cell.axis_values) or 'before'}, seed {one.seed}"
             train_in_process(one, label, training)
     return finished
 
@@ -260,13 +260,13 @@ def train_on_ray(training: TrainingContext, runs: list[StudyRun]) -> None:
 
 def describe_forecast(settings: StudySettings, forecast: Forecast) -> dict[str, Any]:
     """Return the document of --dry-run."""
-    seconds = forecast.seconds * settings.share
+    seconds = forecast.seconds * settings.step_fraction
     return asdict(settings) | {
         "runs": forecast.runs,
         "complete": forecast.complete,
-        "steps_in_all": round(forecast.steps * settings.share),
+        "total_steps": round(forecast.steps * settings.step_fraction),
         "hours": round(seconds / 3600, 3),
-        "exaflops": forecast.exaflops * settings.share,
+        "exaflops": forecast.exaflops * settings.step_fraction,
         "peak_memory_bytes": forecast.peak_memory_bytes,
     }
 
@@ -276,23 +276,25 @@ def write_study_results(
 ) -> dict[str, Any]:
     """Write the table and the pages of a study; returns its document."""
     rows = build_table_rows(asked, results)
-    figure = next((result.figure for result in results if result.figure), "top1")
+    metric = next((result.metric for result in results if result.metric), "top1")
     conclusion = asked.conclude(rows) if asked.conclude else None
     trained = runs if asked.trained else []
     document = {
         "name": asked.name,
         "settings": asdict(settings),
-        "figure": figure,
+        "metric": metric,
         "better": next((result.better for result in results), "higher"),
         "images": next((result.images for result in results if result.images), None),
         "runs": [str(one.folder.path) for one in trained],
-        "steps": sorted({one.run.steps for one in trained if one.cell.place}),
-        "seconds": sum(json.loads(one.folder.summary.read_text("utf-8")).get("wall_seconds") or 0 for one in trained),
+        "steps": sorted({one.run.steps for one in trained if one.cell.axis_values}),
+        "wall_seconds": sum(
+            json.loads(one.folder.summary.read_text("utf-8")).get("wall_seconds") or 0 for one in trained
+        ),
         "table": {"columns": list_columns(asked), "rows": rows_to_lists(rows)},
         "rows": [row_to_dict(row) for row in rows],
         "conclusion": conclusion and asdict(conclusion),
-        "others": bool(asked.others),
-        "pictures": list_run_figures(runs, home),
+        "uses_other_datasets": bool(asked.others),
+        "figures": list_run_figures(runs, home),
         "published": {" · ".join(place): value for place, value in asked.published.values.items()},
         "page": str(home / "report.html"),
     }

@@ -20,9 +20,9 @@ CURVE_POINTS = 20  # of a curve
 
 def list_family_points(rows: Sequence[Any], family: str) -> list[tuple[float, dict[int, float]]]:
     """Compute in exaFLOPs and errors by seed of the models of a family, by compute."""
-    own = [row for row in rows if row.place[0] == family and row.measured.get("exaflops") and row.values]
+    own = [row for row in rows if row.axis_values[0] == family and row.measurements.get("exaflops") and row.values]
     points = [
-        (row.measured["exaflops"], {seed: max(MIN_ERROR, 1 - value) for seed, value in row.values.items()})
+        (row.measurements["exaflops"], {seed: max(MIN_ERROR, 1 - value) for seed, value in row.values.items()})
         for row in own
     ]
     return sorted(points, key=lambda point: point[0])
@@ -42,7 +42,7 @@ def fit_frontiers(points: list[tuple[float, dict[int, float]]]) -> dict[int, tup
 
 def conclude_frontiers(rows: Sequence[Any]) -> Conclusion:
     """The frontier of each family, and how much compute others take for the accuracy of the first."""
-    families = list(dict.fromkeys(row.place[0] for row in rows))
+    families = list(dict.fromkeys(row.axis_values[0] for row in rows))
     points = {family: list_family_points(rows, family) for family in families}
     fits = {family: fit_frontiers(points[family]) for family in families}
     lines, curves = [], {}
@@ -92,8 +92,8 @@ def compare_frontiers(first: str, second: str, points: dict[str, Any], fits: dic
 
 def conclude_crossings(rows: Sequence[Any]) -> Conclusion:
     """From what share of the images on the first model is better than each other one."""
-    models = list(dict.fromkeys(row.place[0] for row in rows))
-    values = {(row.place[0], float(row.place[1].split()[0])): row.values for row in rows}
+    models = list(dict.fromkeys(row.axis_values[0] for row in rows))
+    values = {(row.axis_values[0], float(row.axis_values[1].split()[0])): row.values for row in rows}
     return Conclusion("Where curves cross", tuple(describe_crossing(models[0], model, values) for model in models[1:]))
 
 

@@ -40,7 +40,7 @@ def scaling_law_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 def conclude_scaling_law(rows: Sequence[Any]) -> Conclusion:
     """The law fitted to the means over seeds, with its uncertainties."""
-    points = [(row.measured["parameters"], row.measured["samples"], row.mean.mean) for row in rows if row.mean]
+    points = [(row.measurements["parameters"], row.measurements["samples"], row.mean.mean) for row in rows if row.mean]
     title = "L(N, D) = E + A / N^a + B / D^b"
     try:
         fit = fit_law(*zip(*points, strict=True), hold_out=LAW_HOLD_OUT_SHARE) if points else None
@@ -76,12 +76,12 @@ def describe_fit(fit: ScalingLawFit, count: int) -> tuple[str, ...]:
 def sample_law_curves(fit: ScalingLawFit, rows: Sequence[Any]) -> dict[str, tuple[tuple[float, float], ...]]:
     """The law for the size of each model, over the images that its runs saw."""
     curves = {}
-    for model in dict.fromkeys(row.place[0] for row in rows):
-        own = [row for row in rows if row.place[0] == model]
+    for model in dict.fromkeys(row.axis_values[0] for row in rows):
+        own = [row for row in rows if row.axis_values[0] == model]
         seen = np.geomspace(
-            min(row.measured["samples"] for row in own), max(row.measured["samples"] for row in own), 20
+            min(row.measurements["samples"] for row in own), max(row.measurements["samples"] for row in own), 20
         )
-        losses = fit.law.loss(np.full(len(seen), own[0].measured["parameters"]), seen)
+        losses = fit.law.loss(np.full(len(seen), own[0].measurements["parameters"]), seen)
         curves[model] = tuple(zip(seen.tolist(), losses.tolist(), strict=True))
     return curves
 
@@ -111,6 +111,6 @@ SCALING_LAW_STUDY = Study(
         "rises again is then no fault of the model's size. Each length has a separate learning rate schedule."
     ),
     chart=Chart("samples", "model", logarithmic=True, logarithmic_y=True),
-    figure="nll",
+    metric="nll",
     conclude=conclude_scaling_law,
 )

@@ -15,7 +15,7 @@ from vitreous.jobs.transfer import PrefixedListener
 from vitreous.progress import ProgressListener
 from vitreous.system.disk import write_text_atomic
 
-READINGS_FOLDER, ALBUMS_FOLDER = "readings", "albums"
+MEASUREMENTS_FOLDER, ALBUMS_FOLDER = "measurements", "albums"
 
 
 def measure_runs(
@@ -26,18 +26,18 @@ def measure_runs(
     others: tuple[OtherDataset, ...],
     listener: ProgressListener,
 ) -> list[RunResult]:
-    """Return the results of the runs in the table. Measurements are written to HOME/readings, and read from there the
+    """Return the results of the runs in the table. Measurements are written to HOME/measurements, and read from there the
     next time. Raises the exceptions of the measure."""
     results: list[RunResult] = []
     for number, one in enumerate(runs, 1):
-        if not one.cell.place:
+        if not one.cell.axis_values:
             continue
-        own = read_run_result(one, study.figure) if study.trained else make_untrained_result(one)
+        own = read_run_result(one, study.metric) if study.trained else make_untrained_result(one)
         if study.measure is None or (study.trained and own.value is None and has_diverged(one)):
-            missing = len(study.axes) - len(own.place)
-            results.append(replace(own, place=(*own.place, *("-",) * missing)))
+            missing = len(study.axes) - len(own.axis_values)
+            results.append(replace(own, axis_values=(*own.axis_values, *("-",) * missing)))
             continue
-        label = f"measuring {number} of {len(runs)}, {' '.join(one.cell.place)}, seed {one.seed}"
+        label = f"measuring {number} of {len(runs)}, {' '.join(one.cell.axis_values)}, seed {one.seed}"
         subject = MeasuredRun(
             one.folder.path if study.trained else None,
             one.run,
@@ -49,17 +49,19 @@ def measure_runs(
             listener=PrefixedListener(listener, label),
         )
         listener.progress(label, number - 1, len(runs))
-        readings = load_or_measure(study.measure, subject, home / READINGS_FOLDER / f"{one.folder.path.name}.json")
+        measurements = load_or_measure(
+            study.measure, subject, home / MEASUREMENTS_FOLDER / f"{one.folder.path.name}.json"
+        )
         results += [
             replace(
                 own,
-                place=(*own.place, *reading.place),
-                figure=study.measure.figure,
-                value=reading.value,
+                axis_values=(*own.axis_values, *measurement.axis_values),
+                metric=study.measure.metric,
+                value=measurement.value,
                 better=study.measure.better,
-                measured=own.measured | reading.measured,
+                measurements=own.measurements | measurement.measurements,
             )
-            for reading in readings
+            for measurement in measurements
         ]
     return results
 
@@ -68,11 +70,11 @@ def load_or_measure(measure: Measure, subject: MeasuredRun, file: Path) -> list[
     """Load the measurements of a run from its file if it exists, else measure and write it."""
     with suppress(OSError, ValueError, KeyError):
         rows = json.loads(file.read_text("utf-8"))
-        return [Measurement(tuple(row["place"]), row["value"], row["measured"]) for row in rows]
-    readings = measure.read(subject)
+        return [Measurement(tuple(row["axis_values"]), row["value"], row["measurements"]) for row in rows]
+    measurements = measure.read(subject)
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomic(file, json.dumps([asdict(reading) for reading in readings], indent=1) + "\n")
-    return readings
+    write_text_atomic(file, json.dumps([asdict(measurement) for measurement in measurements], indent=1) + "\n")
+    return measurements
 
 
 def has_diverged(one: StudyRun) -> bool:
@@ -83,21 +85,26 @@ def has_diverged(one: StudyRun) -> bool:
 def make_untrained_result(one: StudyRun) -> RunResult:
     """Make a result without a run, to which measurements are added."""
     return RunResult(
-        one.cell.place, one.seed, folder="", figure="", value=None, better="higher", measured={}, images=None
+        one.cell.axis_values, one.seed, folder="", metric="", value=None, better="higher", measurements={}, images=None
     )
 
 
 def list_run_figures(runs: list[StudyRun], home: Path) -> list[dict[str, Any]]:
     """The figures that were drawn of the runs of the first seed, by place, with titles and captions; files are relative
     to HOME."""
-    pictures: list[dict[str, Any]] = []
+    figures: list[dict[str, Any]] = []
     for one in runs:
         album = home / ALBUMS_FOLDER / one.folder.path.name
-        if one.seed or not one.cell.place or not (album / "inspect.json").is_file():
+        if one.seed or not one.cell.axis_values or not (album / "inspect.json").is_file():
             continue
         for figure in json.loads((album / "inspect.json").read_text("utf-8"))["figures"]:
             file = f"{ALBUMS_FOLDER}/{album.name}/{figure['png']}"
-            pictures.append(
-                {"place": one.cell.place, "file": file, "title": figure["title"], "text": figure["caption"]}
+            figures.append(
+                {
+                    "axis_values": one.cell.axis_values,
+                    "file": file,
+                    "title": figure["title"],
+                    "caption": figure["caption"],
+                }
             )
-    return pictures
+    return figures

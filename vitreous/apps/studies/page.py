@@ -23,9 +23,9 @@ def write_study_pages(home: Path, study: Study, document: dict[str, Any], rows: 
     """Write `report.html`, `report.md` and its `figure.svg` into the folder of a study. Raises OSError."""
     parts = build_page_context(home, study, document, rows)
     curves = document["conclusion"]["curves"] if document["conclusion"] else {}
-    figure = draw_study_figure(study, rows, document["figure"], parts["figure_name"], curves)
-    drawn = [one | {"drawing": embed_figure(home / one["file"], one["title"])} for one in document["pictures"]]
-    write_text_atomic(home / PAGE_FILE, render_template("study.html", **parts | {"pictures": drawn}, drawing=figure))
+    figure = draw_study_figure(study, rows, document["metric"], parts["figure_name"], curves)
+    drawn = [one | {"drawing": embed_figure(home / one["file"], one["title"])} for one in document["figures"]]
+    write_text_atomic(home / PAGE_FILE, render_template("study.html", **parts | {"figures": drawn}, drawing=figure))
     write_text_atomic(home / MARKDOWN_FILE, render_study_markdown(parts | {"figure": FIGURE_FILE if figure else None}))
     if figure:
         write_text_atomic(home / FIGURE_FILE, str(figure).replace('style="', 'style="background: #fff; ', 1))
@@ -44,11 +44,11 @@ def embed_figure(path: Path, title: str) -> str:
 
 def build_page_context(home: Path, study: Study, document: dict[str, Any], rows: list[TableRow]) -> dict[str, Any]:
     """Build the content of both pages as texts."""
-    figure = document["figure"]
+    figure = document["metric"]
     label = STUDY_METRIC_LABELS.get(figure, get_metric_label(figure))
     table = [
         {
-            "place": row.place,
+            "axis_values": row.axis_values,
             "cells": format_row_cells(row, figure),
             "reference": row.reference is None,
             "runs": list_run_links(home, row),
@@ -64,11 +64,11 @@ def build_page_context(home: Path, study: Study, document: dict[str, Any], rows:
         "table": table,
         "notes": list_table_notes(document, rows),
         "conclusion": document["conclusion"],
-        "pictures": document["pictures"],
+        "figures": document["figures"],
         "elsewhere": [
             (" · ".join(place), value)
             for place, value in study.published.values.items()
-            if place not in {row.place for row in rows}
+            if place not in {row.axis_values for row in rows}
         ],
     }
 
@@ -113,7 +113,7 @@ def list_run_links(home: Path, row: TableRow) -> list[dict[str, Any]]:
 def describe_study_setting(document: dict[str, Any], rows: list[TableRow]) -> list[str]:
     """Describe the settings of the runs in sentences."""
     settings = document["settings"]
-    label = STUDY_METRIC_LABELS.get(document["figure"], get_metric_label(document["figure"]))
+    label = STUDY_METRIC_LABELS.get(document["metric"], get_metric_label(document["metric"]))
     if not document["steps"]:
         return [f"Randomly initialised models, {settings['seeds']} of each; nothing is trained. The metric is {label}."]
     steps = " to ".join(f"{count:,}" for count in sorted({document["steps"][0], document["steps"][-1]}))
@@ -127,14 +127,14 @@ def describe_study_setting(document: dict[str, Any], rows: list[TableRow]) -> li
     lines = [summary]
     if others := list(dict.fromkeys(settings["to"])):
         lines.append(f"Other datasets: {', '.join(others)}.")
-    elif document["others"]:
+    elif document["uses_other_datasets"]:
         lines.append(
             "The other datasets are subsets of the digits: pre-training uses the digits 0 to 4, and 40 % of the "
             "images of each subset are evaluated."
         )
-    if settings["share"] < 1:
+    if settings["step_fraction"] < 1:
         lines.append(
-            f"For the budget of {settings['budget']} every run has {settings['share']:.0%} of the scale's steps: "
+            f"For the budget of {settings['budget']} every run has {settings['step_fraction']:.0%} of the scale's steps: "
             "late training is not covered."
         )
     return lines
@@ -173,7 +173,7 @@ def render_study_markdown(parts: dict[str, Any]) -> str:
     lines += [*parts["setting"], "", format_markdown_row(head), format_markdown_row(["---"] * len(head))]
     for row in parts["table"]:
         runs = " ".join(f"[{run['seed']}]({run['href']})" for run in row["runs"])
-        lines.append(format_markdown_row([*row["place"], *row["cells"], runs]))
+        lines.append(format_markdown_row([*row["axis_values"], *row["cells"], runs]))
     if parts["figure"]:
         lines += ["", f"![{study.title}]({parts['figure']})"]
     lines += ["", *(f"- {note}" for note in parts["notes"])]
@@ -186,8 +186,8 @@ def render_study_markdown(parts: dict[str, Any]) -> str:
                 format_markdown_row(["---"] * len(conclusion["columns"])),
             ]
             lines += [format_markdown_row(row) for row in conclusion["rows"]]
-    for one in parts["pictures"]:
-        lines += ["", f"![{one['title']}, {' '.join(one['place'])}]({one['file']})"]
+    for one in parts["figures"]:
+        lines += ["", f"![{one['title']}, {' '.join(one['axis_values'])}]({one['file']})"]
     printed = "".join(f" {name} {value};" for name, value in parts["elsewhere"]).rstrip(";")
     lines += ["", f"Published: {study.published.of}.{printed}", "", f"What differs: {study.differs}", ""]
     return "\n".join(lines)

@@ -29,7 +29,7 @@ STUDY_METRIC_LABELS = {
     "fastest_rate": "images/s",
     "largest_batch": "images in the largest batch",
 }
-MAX_IMAGE_SIZE = 64  # pixels: larger pictures are scaled to it, but at the published scale
+MAX_IMAGE_SIZE = 64  # pixels: larger images are scaled to it, but at the published scale
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class StudyCell:
     set than the study's.
     """
 
-    place: AxisValues
+    axis_values: AxisValues
     options: TrainOptions
     share: float = 1.0
     after: dict[str, StudyCell] = field(default_factory=dict)
@@ -172,9 +172,9 @@ class Measurement:
     """A figure of a run: what its place has beside that of the run's cell, its value, None where there is none, and
     quantities that a figure may have as its axis."""
 
-    place: AxisValues
+    axis_values: AxisValues
     value: float | None
-    measured: dict[str, float] = field(default_factory=dict)
+    measurements: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class Measure:
     """What is measured of every run in place of the figure that it leads with, by the key of that figure and whether
     `higher` is better. `trained`: False for models as they are drawn, of which nothing is trained."""
 
-    figure: str
+    metric: str
     read: Callable[[MeasuredRun], list[Measurement]]
     better: Literal["higher", "lower"] = "higher"
     trained: bool = True
@@ -231,7 +231,7 @@ class Study:
     differs: str
     chart: Chart = Chart()
     measure: Measure | None = None
-    figure: str = ""
+    metric: str = ""
     conclude: Callable[[Sequence[Any]], Conclusion] | None = None
     others: Literal["", "sets", "groups"] = ""
 
@@ -268,4 +268,4 @@ def order_with_parents(cells: tuple[StudyCell, ...]) -> list[StudyCell]:
 
 def list_table_cells(cells: tuple[StudyCell, ...]) -> Iterator[AxisValues]:
     """The places of the cells that are in the table."""
-    return (cell.place for cell in cells if cell.place)
+    return (cell.axis_values for cell in cells if cell.axis_values)

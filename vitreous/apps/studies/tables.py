@@ -26,22 +26,22 @@ SUMMARY_QUANTITIES = (
 class RunResult:
     """One run: the primary metric of its validation images, None where its loss was not finite."""
 
-    place: AxisValues
+    axis_values: AxisValues
     seed: int
     folder: str
-    figure: str
+    metric: str
     _: KW_ONLY
     value: float | None
     better: str
-    measured: dict[str, float | None]
+    measurements: dict[str, float | None]
     images: int | None  # of its evaluation
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """A place of the table. `difference` is to the reference, of the same seeds; None for the reference itself."""
+    """A row of the table, by its axis values. `difference` is to the reference, of the same seeds; None for the reference itself."""
 
-    place: AxisValues
+    axis_values: AxisValues
     values: dict[int, float]
     failed: int
     mean: Estimate | None
@@ -49,7 +49,7 @@ class TableRow:
     difference: Estimate | None
     reference: AxisValues | None
     published: str | None
-    measured: dict[str, float | None]
+    measurements: dict[str, float | None]
     runs: list[str]
 
     @property
@@ -66,25 +66,25 @@ class TableRow:
         return self.difference.verdict
 
 
-def read_run_result(one: StudyRun, figure: str = "") -> RunResult:
+def read_run_result(one: StudyRun, metric: str = "") -> RunResult:
     """The primary metric of a complete run, or the one named, of which less is better."""
     summary = json.loads(one.folder.summary.read_text("utf-8"))
     val = summary.get("val") or {}
-    better = "lower" if figure else val.get("better", "higher")
-    figure = figure or (get_primary_key(val) if val else "")
-    value = val.get(figure) if "failure" not in summary else None
-    measured: dict[str, float | None] = {
+    better = "lower" if metric else val.get("better", "higher")
+    metric = metric or (get_primary_key(val) if val else "")
+    value = val.get(metric) if "failure" not in summary else None
+    measurements: dict[str, float | None] = {
         **{name: summary.get(name) for name in SUMMARY_QUANTITIES},
         "samples": one.run.total,
     }
     return RunResult(
-        one.cell.place,
+        one.cell.axis_values,
         one.seed,
         folder=str(one.folder.path),
-        figure=figure,
+        metric=metric,
         value=value,
         better=better,
-        measured=measured,
+        measurements=measurements,
         images=val.get("images"),
     )
 
@@ -93,29 +93,32 @@ def build_table_rows(study: Study, results: list[RunResult]) -> list[TableRow]:
     """Build the rows of a study, in the order of its cells."""
     values: dict[AxisValues, dict[int, float]] = {}
     for result in results:
-        known = values.setdefault(result.place, {})
+        known = values.setdefault(result.axis_values, {})
         if result.value is not None:
             known[result.seed] = result.value
-    return [build_table_row(study, place, values, [one for one in results if one.place == place]) for place in values]
+    return [
+        build_table_row(study, axis_values, values, [one for one in results if one.axis_values == axis_values])
+        for axis_values in values
+    ]
 
 
 def build_table_row(
-    study: Study, place: AxisValues, values: dict[AxisValues, dict[int, float]], results: list[RunResult]
+    study: Study, axis_values: AxisValues, values: dict[AxisValues, dict[int, float]], results: list[RunResult]
 ) -> TableRow:
-    """One row, of the results at its place."""
-    own, reference = values[place], study.get_reference(place)
-    pair = estimate_difference(values.get(reference, {}), own) if reference != place else None
-    names = dict.fromkeys(name for result in results for name in result.measured)
-    measured = {name: mean_or_none([result.measured.get(name) for result in results]) for name in names}
+    """One row, of the results at its axis values."""
+    own, reference = values[axis_values], study.get_reference(axis_values)
+    pair = estimate_difference(values.get(reference, {}), own) if reference != axis_values else None
+    names = dict.fromkeys(name for result in results for name in result.measurements)
+    measurements = {name: mean_or_none([result.measurements.get(name) for result in results]) for name in names}
     return TableRow(
-        place,
+        axis_values,
         own,
         failed=sum(result.value is None for result in results),
         mean=estimate_mean(list(own.values())) if own else None,
         difference=pair,
-        reference=None if reference == place else reference,
-        published=study.published.values.get(place),
-        measured=measured,
+        reference=None if reference == axis_values else reference,
+        published=study.published.values.get(axis_values),
+        measurements=measurements,
         runs=[result.folder for result in results],
     )
 
@@ -137,7 +140,7 @@ def rows_to_lists(rows: list[TableRow]) -> list[list[Any]]:
     for row in rows:
         mean, pair = row.mean, row.difference
         cells = [mean and mean.mean, mean and mean.interval, len(row.values)]
-        table.append([*row.place, *cells, pair and pair.mean, pair and pair.interval, row.verdict, row.published])
+        table.append([*row.axis_values, *cells, pair and pair.mean, pair and pair.interval, row.verdict, row.published])
     return table
 
 

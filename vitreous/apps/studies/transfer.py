@@ -104,7 +104,7 @@ def scratch_cell(setting: StudySetting, other: OtherDataset, like: StudyCell) ->
 
 def with_axis_values(cell: StudyCell, *words: str) -> StudyCell:
     """A cell at a place."""
-    return replace(cell, place=words)
+    return replace(cell, axis_values=words)
 
 
 def scratch_reference(where: AxisValues) -> AxisValues:
@@ -118,7 +118,10 @@ def group_transfer_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     others = setting.others or stand_in
     group_of = {other.name: other.group for other in others}
     whole = transfer_cells(replace(setting, others=others))
-    return tuple(with_axis_values(cell, cell.place[0], group_of[cell.place[1]], cell.place[1]) for cell in whole)
+    return tuple(
+        with_axis_values(cell, cell.axis_values[0], group_of[cell.axis_values[1]], cell.axis_values[1])
+        for cell in whole
+    )
 
 
 def conclude_groups(rows: Sequence[Any]) -> Conclusion:
@@ -127,7 +130,7 @@ def conclude_groups(rows: Sequence[Any]) -> Conclusion:
 
     by_group: dict[AxisValues, dict[int, list[float]]] = {}
     for row in rows:
-        for key in (row.place[:2], (row.place[0], "all groups")):
+        for key in (row.axis_values[:2], (row.axis_values[0], "all groups")):
             for seed, value in row.values.items():
                 by_group.setdefault(key, {}).setdefault(seed, []).append(value)
     lines = []

@@ -178,7 +178,7 @@ def build_lr_grid_section(
 
 def build_evaluation_section(answers: SplitPredictions, report: Report) -> dict[str, Any]:
     """Return the results of an evaluation for the page."""
-    task, (rank, _) = answers.bundle.task, METRICS[report.figure].ranking_metric
+    task, (rank, _) = answers.bundle.task, METRICS[report.primary].ranking_metric
     rows = sorted(report.per_class, key=lambda row: row[rank] if row[rank] is not None else 2.0)
     worst, best = rows, []
     if len(rows) > MAX_CLASS_ROWS:
@@ -190,7 +190,7 @@ def build_evaluation_section(answers: SplitPredictions, report: Report) -> dict[
             "value": format_metric_value(name, value),
             "range": format_interval(name, report.ends.get(name)),
         }
-        for name, value in task.select_headline_metrics(report.figures).items()
+        for name, value in task.select_headline_metrics(report.metrics).items()
         if name in METRICS and value is not None
     ]
     return {
@@ -203,7 +203,7 @@ def build_evaluation_section(answers: SplitPredictions, report: Report) -> dict[
         "worst": worst,
         "best": best,
         "left": len(rows) - len(worst) - len(best),
-        "columns": METRICS[report.figure].class_columns(rows),
+        "columns": METRICS[report.primary].class_columns(rows),
         "confusable": any("confused_with" in row for row in rows),
         **draw_confusion_section(report, tuple(row["class"] for row in report.per_class)),
         "targets": format_target_rows(report),
@@ -310,7 +310,7 @@ def list_dataset_properties(folder: RunFolder, run: Run) -> list[tuple[str, Any]
     answers = [("source", facts["source"]), ("images", splits), ("trained on", f"{run.data.images:,}")]
     answers += [("classes", f"{len(facts['classes']):,}")] if facts["classes"] else []
     answers += [("targets", ", ".join(facts["targets"]))] if facts.get("targets") else []
-    answers += [("excluded by", facts["left_out_by"])] if facts.get("left_out_by") else []
+    answers += [("excluded by", facts["excluded_by"])] if facts.get("excluded_by") else []
     answers += [("note", note) for note in facts.get("notes", [])]
     return [*answers, ("fingerprint", facts["fingerprint"])]
 

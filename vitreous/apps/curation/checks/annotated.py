@@ -27,8 +27,8 @@ ProblemLocation = dict[str, Any]  # split, path, and details
 def summarise_annotations(subject: CheckedDataset) -> dict[str, Any] | None:
     """Summarise the annotations; None for data without annotations.
 
-    `objects` and `pixels` count by class, the latter for class maps; `unreadable`, `outside` (boxes that exceed the
-    image) and `twice` (duplicates) list locations; `unused` are classes without annotations, `held_out` those missing
+    `objects` and `pixels` count by class, the latter for class maps; `unreadable`, `out_of_bounds` (boxes that exceed the
+    image) and `duplicates` (duplicates) list locations; `unused_classes` are classes without annotations, `classes_missing_in_train` those missing
     in training images.
     """
     splits = {name: split for name, split in subject.splits.items() if isinstance(split, AnnotatedSplit)}
@@ -47,13 +47,13 @@ def summarise_annotations(subject: CheckedDataset) -> dict[str, Any] | None:
     return {
         "objects": dict(zip(subject.classes, tally.objects.tolist(), strict=True)) if tally.objects.any() else {},
         "pixels": dict(zip(subject.classes, tally.pixels.tolist(), strict=True)) if tally.pixels.any() else {},
-        "unknown_pixels": tally.unknown,
-        "sizes": {kind: tally.sizes[kind] for kind in (*COCO_AREA_LIMITS, "large")},
-        "crowds": tally.crowds,
+        "ignored_pixels": tally.unknown,
+        "object_sizes": {kind: tally.sizes[kind] for kind in (*COCO_AREA_LIMITS, "large")},
+        "crowd_regions": tally.crowds,
         "without_objects": tally.without,
-        **{kind: getattr(tally, kind)[:MAX_LISTED_PROBLEMS] for kind in ("unreadable", "outside", "twice")},
-        "unused": [label for label, has in zip(subject.classes, anywhere, strict=True) if not has],
-        "held_out": [
+        **{kind: getattr(tally, kind)[:MAX_LISTED_PROBLEMS] for kind in ("unreadable", "out_of_bounds", "duplicates")},
+        "unused_classes": [label for label, has in zip(subject.classes, anywhere, strict=True) if not has],
+        "classes_missing_in_train": [
             label for label, has, other in zip(subject.classes, trained, anywhere, strict=True) if other and not has
         ],
     }
@@ -67,12 +67,12 @@ class AnnotationTally:
         self.unknown = self.crowds = self.without = 0
         self.sizes: Counter[str] = Counter()
         self.unreadable: list[ProblemLocation] = []
-        self.outside: list[ProblemLocation] = []
-        self.twice: list[ProblemLocation] = []
+        self.out_of_bounds: list[ProblemLocation] = []
+        self.duplicates: list[ProblemLocation] = []
 
     def add(self, name: str, split: AnnotatedSplit, sample: int) -> None:
         """Count an image. Raises DataError if its annotations cannot be read."""
-        where = {"split": name, "path": split.name(sample), "number": sample}
+        where = {"split": name, "path": split.name(sample), "index": sample}
         if isinstance(split, AnnotatedFiles) and isinstance(split.annotations, ObjectAnnotations):
             scene = split.annotations.scenes[int(split.rows[sample])]
             self.add_scene(scene, where)
@@ -94,7 +94,7 @@ class AnnotationTally:
         edges = np.array([-MAX_BOX_OVERHANG, -MAX_BOX_OVERHANG, width + MAX_BOX_OVERHANG, height + MAX_BOX_OVERHANG])
         beyond = (boxes[:, :2] < edges[:2]).any(1) | (boxes[:, 2:] > edges[2:]).any(1)
         for row in np.flatnonzero(beyond):
-            self.outside.append({**where, "objects": [int(row) + 1], "box": boxes[row].tolist()})
+            self.out_of_bounds.append({**where, "objects": [int(row) + 1], "box": boxes[row].tolist()})
         self.add_objects(labels, boxes, where)
 
     def add_target(self, target: Target, where: ProblemLocation) -> None:
@@ -115,7 +115,7 @@ class AnnotationTally:
         for area in areas:
             self.sizes[next((kind for kind, limit in COCO_AREA_LIMITS.items() if area < limit), "large")] += 1
         for first, second in find_duplicate_objects(labels, boxes, areas):
-            self.twice.append({**where, "objects": [first + 1, second + 1], "box": boxes[first].tolist()})
+            self.duplicates.append({**where, "objects": [first + 1, second + 1], "box": boxes[first].tolist()})
 
 
 def find_duplicate_objects(labels: np.ndarray, boxes: np.ndarray, areas: np.ndarray) -> Iterator[tuple[int, int]]:

@@ -15,7 +15,7 @@ SMALL_IMAGE_RATIO = (
 )
 SAME_FRAME_RATE_RATIO = 1.05  # ratio of two frame rates up to which they count as equal
 IMBALANCE_RATIO = 10.0  # minimum reported ratio of the largest class to the smallest
-FAIL_LEVEL, WARN_LEVEL, INFO_LEVEL = "fails", "warns", "tells"
+FAIL_LEVEL, WARN_LEVEL, INFO_LEVEL = "error", "warning", "info"
 
 Finding = dict[str, str]
 FindingRow = tuple[str, str, str, str]  # level, identifier, sentence, hint
@@ -36,7 +36,7 @@ def derive_findings(facts: dict[str, Any]) -> list[Finding]:
         *report_image_properties(facts, source),
     ]
     rows = [row for level in (FAIL_LEVEL, WARN_LEVEL, INFO_LEVEL) for row in rows if row[0] == level]
-    return [dict(zip(("level", "what", "text", "way"), row, strict=True)) for row in rows]
+    return [dict(zip(("level", "code", "message", "hint"), row, strict=True)) for row in rows]
 
 
 def format_image_count(count: int, kind: str = "images") -> str:
@@ -56,10 +56,10 @@ def format_dedup_command(source: str, split: str) -> str:
 
 def report_failures(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
     """Yield problems that impair training."""
-    for level, kind in ((FAIL_LEVEL, "refused"), (FAIL_LEVEL, "unlearnable"), (WARN_LEVEL, "unlabelled")):
+    for level, kind in ((FAIL_LEVEL, "layout_error"), (FAIL_LEVEL, "target_error"), (WARN_LEVEL, "label_error")):
         if error := facts[kind]:
             yield level, kind, error["message"], error["hint"]
-    kind = facts["kind"]
+    kind = facts["sample_type"]
     if bad := len(facts["unreadable"]):
         total = sum(split["images"] for split in facts["splits"].values())
         hint = f"fix or delete these files, or `vitreous train {source} --bad-images skip`"
@@ -67,14 +67,14 @@ def report_failures(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
             f"{bad:,} of {format_image_count(total, kind)} cannot be read; the first: {facts['unreadable'][0]['path']}"
         )
         yield FAIL_LEVEL, "unreadable", text, hint
-    if empty := facts["without_data"]:
+    if empty := facts["without_valid_pixels"]:
         text = f"{format_image_count(len(empty), kind)} without valid pixels; the first: {empty[0]['path']}"
-        yield WARN_LEVEL, "without_data", text, "training skips them"
-    for pair, count in facts["copies"]["across"].items():
+        yield WARN_LEVEL, "without_valid_pixels", text, "training skips them"
+    for pair, count in facts["exact_duplicates"]["across_splits"].items():
         one, other = pair.split("/")
         text = (
             f"{format_image_count(count, kind)} of {other} are in {one} too, byte for "
-            f"byte{format_cross_split_pair(facts['copies'], one, other)}"
+            f"byte{format_cross_split_pair(facts['exact_duplicates'], one, other)}"
         )
         yield (
             FAIL_LEVEL,
@@ -82,23 +82,23 @@ def report_failures(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
             text,
             COPIES_HINT if kind == "clips" else f"`{format_dedup_command(source, other)}` lists them",
         )
-    if count := facts["copies"]["contrary"]:
-        place = format_label_conflict(facts["copies"])
+    if count := facts["exact_duplicates"]["conflicting_labels"]:
+        place = format_label_conflict(facts["exact_duplicates"])
         if facts["annotations"] or facts["targets"]:
             differ = "values" if facts["targets"] else "classes"
             yield (
                 FAIL_LEVEL,
-                "contrary",
+                "conflicting_labels",
                 f"{format_image_count(count, kind)} found with different {differ}{place}",
                 "keep one of them",
             )
         else:
             hint = f"keep one of them, or one {singular_noun(kind)} with both labels in a table"
-            yield FAIL_LEVEL, "contrary", f"{format_image_count(count, kind)} found under two labels{place}", hint
-    for row in facts["groups"]["parted"]:
+            yield FAIL_LEVEL, "conflicting_labels", f"{format_image_count(count, kind)} found under two labels{place}", hint
+    for row in facts["groups"]["across_splits"]:
         where = " and in ".join(row["splits"]) or "more than one split"
         names = f" ({', '.join(row['names'][:5])}{', …' if len(row['names']) > 5 else ''})" if row["names"] else ""
-        level = FAIL_LEVEL if facts["groups"]["by"] else WARN_LEVEL
+        level = FAIL_LEVEL if facts["groups"]["group_by"] else WARN_LEVEL
         yield level, "groups", f"{row['groups']:,} groups are in {where}{names}", "move each group to one split"
 
 
@@ -113,41 +113,41 @@ def report_annotations(facts: dict[str, Any] | None) -> Iterator[FindingRow]:
         )
         yield FAIL_LEVEL, "annotations", text, "fix or delete them"
     for kind, text, hint in (
-        ("twice", "duplicated: two boxes of one class that are nearly identical", "remove one of each pair"),
-        ("outside", "exceeding their image", "they are clipped; check that the image is the right one"),
+        ("duplicates", "duplicated: two boxes of one class that are nearly identical", "remove one of each pair"),
+        ("out_of_bounds", "exceeding their image", "they are clipped; check that the image is the right one"),
     ):
         if rows := facts[kind]:
             count = f"{len(rows):,} object" + ("" if len(rows) == 1 else "s")
             yield WARN_LEVEL, kind, f"{count} {text}; the first in {rows[0]['path']}", hint
-    if facts["unused"]:
+    if facts["unused_classes"]:
         yield (
             WARN_LEVEL,
-            "unused",
-            f"no annotations for the classes {format_first_names(facts['unused'], MAX_LISTED_NAMES)}",
+            "unused_classes",
+            f"no annotations for the classes {format_first_names(facts['unused_classes'], MAX_LISTED_NAMES)}",
             "remove these classes",
         )
-    if facts["held_out"]:
-        text = f"no training images for the classes {format_first_names(facts['held_out'], MAX_LISTED_NAMES)}"
-        yield WARN_LEVEL, "held_out", text, "these classes cannot be learned: move images to train"
+    if facts["classes_missing_in_train"]:
+        text = f"no training images for the classes {format_first_names(facts['classes_missing_in_train'], MAX_LISTED_NAMES)}"
+        yield WARN_LEVEL, "classes_missing_in_train", text, "these classes cannot be learned: move images to train"
     if total := sum(facts["objects"].values()):
-        sizes = ", ".join(f"{count:,} {kind}" for kind, count in facts["sizes"].items() if count)
+        sizes = ", ".join(f"{count:,} {kind}" for kind, count in facts["object_sizes"].items() if count)
         text = f"{total:,} objects: {sizes} (below 32 x 32, below 96 x 96 pixels, larger)"
-        text += f"; {facts['crowds']:,} are crowd regions" if facts["crowds"] else ""
+        text += f"; {facts['crowd_regions']:,} are crowd regions" if facts["crowd_regions"] else ""
         yield INFO_LEVEL, "objects", text, ""
     if facts["without_objects"]:
         yield INFO_LEVEL, "without_objects", f"{format_image_count(facts['without_objects'])} without an object", ""
     if total := sum(facts["pixels"].values()):
         rows = sorted(facts["pixels"].items(), key=lambda row: -row[1])
         shares = ", ".join(f"{name} {count / total:.2%}" for name, count in rows[:MAX_LISTED_NAMES] if count)
-        unknown = facts["unknown_pixels"] / (total + facts["unknown_pixels"])
+        unknown = facts["ignored_pixels"] / (total + facts["ignored_pixels"])
         text = f"pixels by class: {shares}" + (f"; {unknown:.2%} without a class" if unknown else "")
         yield INFO_LEVEL, "pixels", text, ""
 
 
 def report_copies(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
     """Yield duplicates that do not fail the check: near-duplicates, and those within a split."""
-    near, kind = facts["near_copies"], facts["kind"]
-    for pair, count in near["across"].items():
+    near, kind = facts["near_duplicates"], facts["sample_type"]
+    for pair, count in near["across_splits"].items():
         one, other = pair.split("/")
         hint = f"list them, with duplicates of image regions: `{format_dedup_command(source, other)}`"
         hint = f"compare them; {COPIES_HINT}" if kind == "clips" else hint
@@ -157,22 +157,22 @@ def report_copies(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
             f"{singular_noun(kind)}s{format_cross_split_pair(near, one, other)}"
         )
         yield WARN_LEVEL, "near_leak", text, hint
-    if count := near["contrary"]:
+    if count := near["conflicting_labels"]:
         differ = "different classes" if facts["annotations"] else "two labels"
         differ = "values more than a standard deviation apart" if facts["targets"] else differ
         text = f"{count:,} groups of near-duplicate {singular_noun(kind)}s have {differ}{format_label_conflict(near)}"
-        yield WARN_LEVEL, "near_contrary", text, "check their labels"
-    within = {"exact copies": facts["copies"]["extra"], "near-duplicates": near["extra"]}
+        yield WARN_LEVEL, "near_duplicate_conflicts", text, "check their labels"
+    within = {"exact copies": facts["exact_duplicates"]["surplus"], "near-duplicates": near["surplus"]}
     if any(within.values()):
         command = f"vitreous data dedup {source} --within --out copies.csv"
         text = " and ".join(f"{count:,} {name}" for name, count in within.items() if count)
         text += f" of other {singular_noun(kind)}s"
-        listed = (facts["copies"]["listed"] or near["listed"])[:1]
+        listed = (facts["exact_duplicates"]["listed_groups"] or near["listed_groups"])[:1]
         text += "".join(format_first_pair(group) for group in listed)
         if kind == "clips":
-            yield INFO_LEVEL, "copies", text, "remove them, or keep them in one split with --group-by"
+            yield INFO_LEVEL, "duplicates", text, "remove them, or keep them in one split with --group-by"
             return
-        yield INFO_LEVEL, "copies", text, f"list them: `{command}`; keep frames of a scene together with --group-by"
+        yield INFO_LEVEL, "duplicates", text, f"list them: `{command}`; keep frames of a scene together with --group-by"
 
 
 def format_first_pair(group: Sequence[dict[str, Any]]) -> str:
@@ -182,7 +182,7 @@ def format_first_pair(group: Sequence[dict[str, Any]]) -> str:
 
 def format_cross_split_pair(copies: dict[str, Any], one: str, other: str) -> str:
     """Format the first pair of duplicates in two splits; an empty string if none is listed."""
-    for group in copies["listed"]:
+    for group in copies["listed_groups"]:
         rows = [next((row for row in group if row["split"] == split), None) for split in (one, other)]
         if rows[0] and rows[1]:
             return format_first_pair([rows[0], rows[1]])
@@ -191,7 +191,7 @@ def format_cross_split_pair(copies: dict[str, Any], one: str, other: str) -> str
 
 def format_label_conflict(copies: dict[str, Any]) -> str:
     """Format the first pair of duplicates with different classes; an empty string if none is listed."""
-    for group in copies["listed"]:
+    for group in copies["listed_groups"]:
         if other := next((row for row in group if row["class"] != group[0]["class"]), None):
             return format_first_pair([group[0], other])
     return ""
@@ -199,31 +199,31 @@ def format_label_conflict(copies: dict[str, Any]) -> str:
 
 def report_class_balance(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
     """Yield findings on class balance."""
-    spread = facts["balance"]
+    spread = facts["class_balance"]
     if spread is None:
         return
-    if spread["largest"] >= IMBALANCE_RATIO * max(spread["smallest"], 1):
+    if spread["max_images"] >= IMBALANCE_RATIO * max(spread["min_images"], 1):
         text = (
-            f"imbalanced: the largest class has {format_image_count(spread['largest'], facts['kind'])}, the smallest "
-            f"{spread['smallest']:,}; "
-            f"effective number of classes {spread['effective']:.1f} of {len(facts['classes'])}"
+            f"imbalanced: the largest class has {format_image_count(spread['max_images'], facts['sample_type'])}, the smallest "
+            f"{spread['min_images']:,}; "
+            f"effective number of classes {spread['effective_classes']:.1f} of {len(facts['classes'])}"
         )
         hint = f"`vitreous train {source} --sampling balanced`, or --class-weights balanced"
         if facts["annotations"]:
             hint = f"`vitreous train {source} --sampling repeat-factor`"
         yield WARN_LEVEL, "imbalance", text, hint
-    if few := spread["few"]:
+    if few := spread["small_classes"]:
         text = (
-            f"{len(few):,} classes have fewer than {format_image_count(10, facts['kind'])}: "
+            f"{len(few):,} classes have fewer than {format_image_count(10, facts['sample_type'])}: "
             f"{format_first_names(few, MAX_LISTED_NAMES)}"
         )
-        yield WARN_LEVEL, "few", text, "add more, or merge classes"
-    for name, missing in spread["missing"].items():
+        yield WARN_LEVEL, "small_classes", text, "add more, or merge classes"
+    for name, missing in spread["missing_classes"].items():
         text = (
-            f"{name} has no {singular_noun(facts['kind'])}s of {len(missing):,} classes: "
+            f"{name} has no {singular_noun(facts['sample_type'])}s of {len(missing):,} classes: "
             f"{format_first_names(missing, MAX_LISTED_NAMES)}"
         )
-        yield WARN_LEVEL, "missing", text, "their metrics are undefined"
+        yield WARN_LEVEL, "missing_classes", text, "their metrics are undefined"
 
 
 def report_target_values(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
@@ -243,13 +243,13 @@ def report_target_values(facts: dict[str, Any], source: str) -> Iterator[Finding
             text += f" {high:.4g}; the first: {first}"
             hint = f"check them; if they are correct, `vitreous train {source} --loss huber` is less sensitive to them"
             yield WARN_LEVEL, "outliers", text, hint
-        if outside := row["outside"]:
+        if outside := row["out_of_range"]:
             text = (
                 f"{format_image_count(len(outside))} with a value of {name} outside "
                 f"the range of {row['split']}, {own['min']:g} to"
             )
             text += f" {own['max']:g}; the first: {outside[0]['value']:g} of {outside[0]['path']}"
-            yield WARN_LEVEL, "outside_range", text, "predictions are less reliable outside the training range"
+            yield WARN_LEVEL, "out_of_range", text, "predictions are less reliable outside the training range"
         total, known = (sum(part[key] for part in row["splits"].values()) for key in ("images", "values"))
         if known < total:
             yield (
@@ -266,25 +266,25 @@ def report_clips(facts: dict[str, Any]) -> Iterator[FindingRow]:
     """Yield findings on clips: short clips, still clips, or different frame rates."""
     if not (own := facts["clips"]):
         return
-    if rows := own["frozen"]:
+    if rows := own["without_motion"]:
         text = f"{format_image_count(len(rows), 'clips')} without motion; the first: {rows[0]['path']}"
-        yield WARN_LEVEL, "frozen", text, "check whether these are still images or failed recordings"
+        yield WARN_LEVEL, "without_motion", text, "check whether these are still images or failed recordings"
     if rows := own["short"]:
         text = (
             f"{format_image_count(len(rows), 'clips')} with fewer than the "
-            f"{own['read']} frames that a run reads by default"
+            f"{own['frames_read']} frames that a run reads by default"
         )
         text += f"; some frames are repeated; the first: {rows[0]['path']}"
-        yield WARN_LEVEL, "short", text, "`vitreous train` reads fewer with --frames"
-    if (rate := own["rate"]) and rate["max"] > SAME_FRAME_RATE_RATIO * rate["min"]:
+        yield WARN_LEVEL, "short_clips", text, "`vitreous train` reads fewer with --frames"
+    if (rate := own["frame_rate"]) and rate["max"] > SAME_FRAME_RATE_RATIO * rate["min"]:
         text = f"from {rate['min']:.3g} to {rate['max']:.3g} frames/s, median"
         text += f" {rate['median']:.3g}: with --stride, equal numbers of frames span different times"
-        yield INFO_LEVEL, "rates", text, "without --stride, frames are spread over the full clip"
+        yield INFO_LEVEL, "frame_rates", text, "without --stride, frames are spread over the full clip"
 
 
 def report_image_properties(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
     """Yield properties of the images, and how the loader handles them."""
-    traits, size, left_out, kind = facts["traits"], facts["sizes"], facts["left_out"], facts["kind"]
+    traits, size, left_out, kind = facts["traits"], facts["image_sizes"], facts["ignored_files"], facts["sample_type"]
     first = {name: f"; the first: {path}" for name, path in facts["examples"].items()}
     if count := traits["one_colour"]:
         text = f"{format_image_count(count, kind)} of one colour{first['one_colour']}"
@@ -294,14 +294,14 @@ def report_image_properties(facts: dict[str, Any], source: str) -> Iterator[Find
             f"{format_image_count(outside, kind)} in the folder belong to no split "
             f"or class and are ignored{first['outside']}"
         )
-        yield WARN_LEVEL, "outside", text, "move them into a split or class folder"
+        yield WARN_LEVEL, "ignored_images", text, "move them into a split or class folder"
     for trait, count, text in (
-        ("misnamed", traits["misnamed"], "with the file name extension of another format; the content is used"),
-        ("turned", traits["turned"], "rotated by EXIF; they are loaded upright"),
+        ("wrong_extension", traits["wrong_extension"], "with the file name extension of another format; the content is used"),
+        ("exif_rotated", traits["exif_rotated"], "rotated by EXIF; they are loaded upright"),
         ("alpha", traits["alpha"], "with transparency; they are composited on white"),
         ("animated", traits["animated"], "with several frames; the first is used"),
         ("cmyk", facts["modes"].get("CMYK", 0), "in CMYK; they are converted to RGB"),
-        ("deep", 0 if facts["channels"] else facts["depths"].get("16", 0), "with 16 bits; they are scaled to 8 bits"),
+        ("sixteen_bit", 0 if facts["channels"] else facts["bit_depths"].get("16", 0), "with 16 bits; they are scaled to 8 bits"),
     ):
         if count:
             yield INFO_LEVEL, trait, f"{format_image_count(count, kind)} {text}{first[trait]}", ""
@@ -310,20 +310,20 @@ def report_image_properties(facts: dict[str, Any], source: str) -> Iterator[Find
         ends = format_first_names(others, MAX_LISTED_NAMES)
         text = f"{sum(others.values()):,} files without {singular_noun(kind)} file names are ignored: {ends}"
         text += first["others"]
-        yield INFO_LEVEL, "others", text, ""
+        yield INFO_LEVEL, "ignored_files", text, ""
     if size is None:
         return
     median = min(size["width"]["median"], size["height"]["median"])
-    side = size["input"]
-    if size["smaller"] > 0.5 and median <= SMALL_IMAGE_RATIO * side:
-        text = f"{size['smaller']:.0%} of the {singular_noun(kind)}s are smaller than the model input ({side} pixels)"
+    side = size["model_input"]
+    if size["fraction_smaller"] > 0.5 and median <= SMALL_IMAGE_RATIO * side:
+        text = f"{size['fraction_smaller']:.0%} of the {singular_noun(kind)}s are smaller than the model input ({side} pixels)"
         text += f" and are upscaled{first['small']}"
         yield INFO_LEVEL, "small", text, "a smaller --image-size is faster and loses no detail"
-    if size["twice"] > 0.5:
-        share = f"{size['twice']:.0%} of the {singular_noun(kind)}s"
+    if size["fraction_twice_as_large"] > 0.5:
+        share = f"{size['fraction_twice_as_large']:.0%} of the {singular_noun(kind)}s"
         text = f"{share} are twice the model input ({side} pixels): most of the decoding is wasted{first['large']}"
         hint = f"`vitreous data pack {source} --out PACKED` once, then train on the pack"
         hint = "scale them down once" if kind == "clips" else hint
         if facts["annotations"]:
             hint = "packs do not store annotations: scale images and annotations together if decoding limits training"
-        yield INFO_LEVEL, "large", text, "" if facts["refused"] else hint
+        yield INFO_LEVEL, "large", text, "" if facts["layout_error"] else hint

@@ -34,7 +34,7 @@ def render_check_page(document: dict[str, Any], subject: CheckedDataset) -> str:
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["shown"] = escape_unprintable
-    sides, spread = document["sizes"], document["balance"]
+    sides, spread = document["image_sizes"], document["class_balance"]
     histogram = sides["histogram"] if sides else {"edges": [], "images": []}
     edges = histogram["edges"]
     ranges = [f"below {edges[0]}", *(f"{edge}" for edge in edges)] if edges else []
@@ -52,7 +52,7 @@ def render_check_page(document: dict[str, Any], subject: CheckedDataset) -> str:
             [escape_unprintable(label) for label, _ in ordered[:MAX_BARS]], [count for _, count in ordered[:MAX_BARS]]
         ),
         hidden=max(len(ordered) - MAX_BARS, 0),
-        copies=document["copies"],
+        exact_duplicates=document["exact_duplicates"],
         shown=make_copy_thumbnails(document, subject),
         marked=make_problem_thumbnails(document, subject),
     )
@@ -67,15 +67,15 @@ def make_bar_rows(names: Sequence[str], counts: Sequence[int]) -> list[dict[str,
 
 def make_copy_thumbnails(document: dict[str, Any], subject: CheckedDataset) -> list[dict[str, Any]]:
     """Make thumbnails of the first groups of duplicates: across splits, then with two labels; exact, then near."""
-    groups = [("equal", group) for group in document["copies"]["listed"][:MAX_SHOWN_GROUPS]]
-    groups += [("alike", group) for group in document["near_copies"]["listed"][:MAX_SHOWN_GROUPS]]
+    groups = [("equal", group) for group in document["exact_duplicates"]["listed_groups"][:MAX_SHOWN_GROUPS]]
+    groups += [("alike", group) for group in document["near_duplicates"]["listed_groups"][:MAX_SHOWN_GROUPS]]
     groups.sort(key=lambda pair: [len({row[key] for row in pair[1]}) < 2 for key in ("split", "class")])  # stable
     return [
         {
-            "what": relation,
+            "title": relation,
             "more": max(len(group) - MAX_GROUP_IMAGES, 0),
             "images": [
-                {**row, "picture": encode_thumbnail_url(subject, row["split"], row["number"])}
+                {**row, "thumbnail": encode_thumbnail_url(subject, row["split"], row["index"])}
                 for row in select_group_images(group)
             ],
         }
@@ -86,15 +86,15 @@ def make_copy_thumbnails(document: dict[str, Any], subject: CheckedDataset) -> l
 def make_problem_thumbnails(document: dict[str, Any], subject: CheckedDataset) -> list[dict[str, Any]]:
     """Make thumbnails of the first out-of-image and duplicate objects with their boxes, and of the first suspicious
     clips (middle frame); without an image if it cannot be read any more."""
-    texts = {"twice": "duplicate", "outside": "exceeds the image", "one_colour": "of one colour"}
-    texts |= {"frozen": "no motion", "short": "short"}
+    texts = {"duplicates": "duplicate", "out_of_bounds": "exceeds the image", "one_colour": "of one colour"}
+    texts |= {"without_motion": "no motion", "short": "short"}
     places = (document["annotations"] or {}) | (document["clips"] or {})
     rows = [(kind, place) for kind in texts for place in places.get(kind, ())[: MAX_SHOWN_GROUPS // 2]]
     return [
         {
             **place,
-            "what": texts[kind],
-            "picture": encode_thumbnail_url(subject, place["split"], place["number"], place.get("box", ())),
+            "title": texts[kind],
+            "thumbnail": encode_thumbnail_url(subject, place["split"], place["index"], place.get("box", ())),
         }
         for kind, place in rows
     ]

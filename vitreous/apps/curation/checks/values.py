@@ -21,7 +21,7 @@ def summarise_targets(subject: CheckedDataset) -> list[dict[str, Any]]:
     """Summarise each target; an empty list for data without targets.
 
     `splits`: number of images, of values, and their distribution. `compute_tukey_fences`: the limits beyond which
-    training values are outliers, None for too few values; `outliers` lists these images, `outside` those of other
+    training values are outliers, None for too few values; `outliers` lists these images, `out_of_range` those of other
     splits outside the range of training values.
     """
     if not subject.targets:
@@ -51,7 +51,7 @@ def summarise_targets(subject: CheckedDataset) -> list[dict[str, Any]]:
                 "splits": {split: summarise_values(values) for split, values in columns.items()},
                 "fences": limits,
                 "outliers": outliers[:MAX_LISTED_VALUES],
-                "outside": outside[:MAX_LISTED_VALUES],
+                "out_of_range": outside[:MAX_LISTED_VALUES],
             }
         )
     return facts

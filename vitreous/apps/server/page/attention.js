@@ -130,7 +130,7 @@ export class Attention {
   /** Ask the server, unless it has been asked, and show the map. */
   async fetch(aloud) {
     const { entry } = this, turn = ++this.turn;
-    const query = this.query ? this.query.join(",") : "answer", head = this.kind === "raw" ? "all" : this.fused;
+    const query = this.query ? this.query.join(",") : "prediction", head = this.kind === "raw" ? "all" : this.fused;
     const key = `kind=${this.kind}&layer=all&head=${head}&query=${query}`;
     if (!entry.maps.has(key)) {
       const asked = numbers(`v1/attention?${key}`, upload(entry.file, entry.name));
@@ -215,7 +215,7 @@ export class Attention {
     part("legend-least").textContent = percent(least);
     part("legend-most").textContent = percent(most);
     part("legend").hidden = false;
-    part("meaning").textContent = this.meaning() + (this.answer.prefix ? ` Prefix tokens have ${percent(kept)} of it.` : "");
+    part("meaning").textContent = this.meaning() + (this.answer.prefix_tokens ? ` Prefix tokens have ${percent(kept)} of it.` : "");
   }
 }
 
