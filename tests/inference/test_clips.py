@@ -160,7 +160,7 @@ def test_limits_count_the_pixels_of_a_frame_and_factorised_models_show_no_attent
     body, headers = form(("clip", (video_models / "clips/left/clip1.gif").read_bytes()))
     with serve_in_thread(predictor, settings, video_models / "factorised") as server:
         other = Site(server.address)
-        can = other.ask("GET", "/v1/model")[1]["can"]
+        can = other.ask("GET", "/v1/model")[1]["capabilities"]
         assert can["frames"] and can["predict"] and not can["attention"]
         status, document, _ = other.ask("POST", "/v1/predict", body, headers)
         assert status == 422 and "frames of 16 x 16 pixels" in document["error"]["message"]

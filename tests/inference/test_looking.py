@@ -68,7 +68,7 @@ def test_raw_attention_of_all_blocks_and_heads_is_the_rows_of_each(kind, query):
     bundle, array = bundle_of(kind), pixels()
     whole, prefix = maps(bundle, array), bundle.model.config.prefix
     told = attention_to_json(bundle, array, asked(bundle, kind="raw", layer="all", head="all", query=query))
-    assert (told["layers"], told["heads"], told["prefix"], told["grid"]) == (2, 2, prefix, [4, 5])
+    assert (told["layers"], told["heads"], told["prefix_tokens"], told["grid"]) == (2, 2, prefix, [4, 5])
     assert told["query"] == ("prediction" if query == "prediction" else [2, 3])
     for layer in range(2):
         for head in range(2):

@@ -19,7 +19,7 @@ def folder(tmp_path):
 
 
 def listing(path, names):
-    path.write_text("path,copy_of,reason,score\n" + "".join(f"{name},elsewhere,bytes,1.0\n" for name in names))
+    path.write_text("path,duplicate_of,reason,score\n" + "".join(f"{name},elsewhere,bytes,1.0\n" for name in names))
     return path
 
 

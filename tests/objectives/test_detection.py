@@ -75,7 +75,7 @@ def test_from_weights_everything_moves_or_the_heads_or_adapters(tmp_path):
         moved = {part for part in before if part != "position.table" and not torch.equal(before[part], after[part])}
         assert {"all": bool(moved), "best": bool(moved), "heads": not moved}.get(name, moved == ADAPTED), name
     summary = json.loads((tmp_path / "best" / "summary.json").read_text())
-    assert summary["selection"]["best"]["figure"] == "AP"
+    assert summary["selection"]["best"]["metric"] == "AP"
 
 
 ADAPTED = {"encoder.blocks.0.attention.part.qkv.weight"}

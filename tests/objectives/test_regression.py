@@ -178,7 +178,7 @@ def test_evaluate_and_predict_agree(measured, regression_run, tmp_path):
     out, summary = regression_run
     document = vitreous.evaluate(out)
     assert document["test"]["mae"] == pytest.approx(summary["test"]["mae"])
-    assert [row["target"] for row in document["targets"]] == ["glow", "size"] and document["confused"] is None
+    assert [row["target"] for row in document["targets"]] == ["glow", "size"] and document["most_confused"] is None
     paths = [measured / f"{index}.png" for index in range(9, 40, 10)]
     found = vitreous.load(out, device="cpu").predict(paths)
     labels = [
@@ -250,7 +250,7 @@ def test_two_runs_are_compared_by_the_errors_on_the_same_images(
     found = compare_two_runs(out, worse_run, split="train", computing=EvaluationSettings(workers=0))
     alone = [evaluate(run, measured / "values.csv", split="train", workers=0)["train"] for run in (out, worse_run)]
     for key in ("r2", "mae", "rmse", "spearman"):
-        assert found["figures"][key] == pytest.approx([one[key] for one in alone])
+        assert found["metrics"][key] == pytest.approx([one[key] for one in alone])
         assert found["difference"][key] == pytest.approx(alone[1][key] - alone[0][key])
     assert [row["target"] for row in found["targets"]] == ["glow", "size"]
     assert [row["images"] for row in found["targets"]] == [32, 16]
@@ -332,8 +332,8 @@ def test_a_learning_rate_is_chosen_by_r2(measured, tmp_path):
     summary = vitreous.train(
         measured / "values.csv", out=tmp_path / "grid", lr_grid=(1e-3, 3e-3), progress=False, **QUICK | {"epochs": 1}
     )
-    why = summary["lr_grid"]["choice"]["why"]
-    assert summary["lr_grid"]["trials"][0]["figure"] == "r2" and "%" not in why
+    why = summary["lr_grid"]["choice"]["reason"]
+    assert summary["lr_grid"]["trials"][0]["metric"] == "r2" and "%" not in why
 
 
 def test_labels_that_are_no_numbers_are_refused_as_values(tmp_path):

@@ -150,7 +150,7 @@ def test_several_labels_are_compared_by_map(tmp_path, runs, monkeypatch):
     one, other = several(tmp_path, "one", 0), several(tmp_path, "other", 1, ("red", "blue"))
     found = document(asked(one, other, tmp_path / "x.csv", "--json", cwd=tmp_path))
     for place, run in enumerate((one, other)):
-        assert found["figures"]["map"][place] == pytest.approx(
+        assert found["metrics"]["map"][place] == pytest.approx(
             evaluate(run, tmp_path / "x.csv", workers=0)["test"]["map"]
         )
     assert found["mcnemar_p"] is None and found["counts"] is None and "mAP" in found["verdict"]

@@ -85,7 +85,7 @@ def test_two_models_are_compared_on_the_images_that_both_have():
     for place, row in enumerate(found.details["targets"]):
         own = readable[0] & readable[1] & ~np.isnan(labels[:, place])
         y, a, b = labels[own, place], predicted[own, place], other[own, place]
-        assert row["images"] == own.sum() and row["figures"]["mae"] == pytest.approx(
+        assert row["images"] == own.sum() and row["metrics"]["mae"] == pytest.approx(
             [mean_absolute_error(y, a), mean_absolute_error(y, b)]
         )
         assert row["difference"]["r2"] == pytest.approx(r2_score(y, b) - r2_score(y, a))

@@ -69,10 +69,10 @@ def print_class_shares(
     meter, rows, document = ProgressMeter("predict", source.count, console), [], []
     for answer in iterate_class_maps(predictor.card, predictor.engine, iter(source), options.bad_images, False):
         meter.count([answer])
-        text = "  ".join(f"{name} {share:.1%}" for name, share in answer.shares.items())
+        text = "  ".join(f"{name} {share:.1%}" for name, share in answer.class_shares.items())
         cell = describe_unreadable(answer.path, answer.error) if answer.error else text
         rows.append([escape_unprintable(answer.path), cell])
-        document.append({"path": answer.path, "shares": answer.shares, "error": answer.error})
+        document.append({"path": answer.path, "class_shares": answer.class_shares, "error": answer.error})
     console.table(["image", "shares of the pixels"], rows)
     print_unreadable(console, (), meter.unreadable, meter.done)
     if not meter.unreadable:

@@ -95,10 +95,15 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     counts = document["counts"]
     console.table(["copies by", "images"], [[reason, counts.get(reason, 0)] for reason in ("bytes", "pixels", "near")])
     console.print_line(
-        f"{len(document['duplicates'])} of {document['images']} images are copies, {len(document['unreadable'])} cannot be "
-        f"read: {out}"
+        f"{len(document['duplicates'])} of {document['images']} images are copies, "
+        f"{len(document['unreadable'])} cannot be read: {out}"
     )
-    return {"data": options.data, "against": list(options.against), "out": options.out, "applied_to": options.apply_to} | {
+    return {
+        "data": options.data,
+        "against": list(options.against),
+        "out": options.out,
+        "applied_to": options.apply_to,
+    } | {
         "images": document["images"],
         "against_images": document["against_images"],
         **{key: document[key] for key in ("within", "threshold", "counts", "unreadable", "duplicates")},

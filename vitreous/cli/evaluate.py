@@ -411,11 +411,9 @@ def print_generator_evaluation(options: Any, console: Console) -> dict[str, Any]
         shares |= {"density": f"{metrics['density']:.3f}", "coverage": format_percentage(metrics["coverage"])}
         console.table(list(shares), [list(shares.values())])
     if metrics["classifier_accuracy"] is not None:
-        console.print_line(
-            f"recognised: {format_percentage(metrics['classifier_accuracy'])} of the samples, by the model of the features"
-        )
+        accuracy = format_percentage(metrics["classifier_accuracy"])
+        console.print_line(f"recognised: {accuracy} of the samples, by the model of the features")
     if metrics["near_duplicates"] is not None:
-        console.print_line(
-            f"near-duplicates of training images: {format_percentage(metrics['near_duplicates'])} of the samples (chance: 1 %)"
-        )
+        share = format_percentage(metrics["near_duplicates"])
+        console.print_line(f"near-duplicates of training images: {share} of the samples (chance: 1 %)")
     return document

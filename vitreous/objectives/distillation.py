@@ -73,9 +73,9 @@ class DistillationConfig(SupervisedConfig):
 class DistillationObjective(SupervisedObjective):
     """(1 - alpha) times the loss of the labels, and alpha times the loss relative to the teacher.
 
-    Takes the input of `SupervisedObjective`, and "teacher_logits" (B, K) float32: the teacher's logits for the same mixed
-    images. The teacher is not stored in checkpoints: its name is in the run's config, its digest in the checkpoint.
-    Raises UsageError for a teacher with other classes or channels.
+    Takes the input of `SupervisedObjective`, and "teacher_logits" (B, K) float32: the teacher's logits for the same
+    mixed images. The teacher is not stored in checkpoints: its name is in the run's config, its digest in the
+    checkpoint. Raises UsageError for a teacher with other classes or channels.
     """
 
     digest: Tensor

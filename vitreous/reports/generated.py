@@ -108,8 +108,8 @@ def measure_generator(
     A model trained at several sizes is evaluated at one, `size` in the document: the given size, or the model's
     default. The real images are those nearest to it. `frechet_distance_of_train` is the distance between the split and
     as many training images, a baseline for the metric. `classifier_accuracy`: the share of images that the feature
-    model classifies as their class, if it has these classes. Inception's space adds `fid`, `sfid` and `inception_score`.
-    Raises UsageError, DataError and WeightsError as `evaluate`.
+    model classifies as their class, if it has these classes. Inception's space adds `fid`, `sfid` and
+    `inception_score`. Raises UsageError, DataError and WeightsError as `evaluate`.
     """
     began, listener = time.perf_counter(), computing.listener
     bundle = open_generator(run, listener.note)

@@ -591,7 +591,7 @@ def test_a_run_is_judged_on_its_own_validation_images(folder, tmp_path):
         else b""
     )
     (told,) = document(say("export", str(tmp_path / "run"), "--json"))["exports"]
-    assert told["images"] == 12 and told["judged_on"].endswith("(val)")
+    assert told["images"] == 12 and told["verified_on"].endswith("(val)")
     assert told["top1"]["original"] == told["top1"]["export"]
     (quantised,) = document(say("export", str(tmp_path / "run"), "--quantize", "int8", "--accept-loss", "--json"))[
         "exports"

@@ -191,7 +191,8 @@ def render_race_markdown(races: list[RaceResult], command: str, rounds: int) -> 
     """Return the page that `--out` writes."""
     facts = races_to_json(races)
     tasks = ", ".join(dict.fromkeys(race.work.task for race in races))
-    medians = f"Medians of {rounds} alternating rounds, every contender in a separate process. {format_peaks(facts['peak_throughput'])}"
+    peaks = format_peaks(facts["peak_throughput"])
+    medians = f"Medians of {rounds} alternating rounds, every contender in a separate process. {peaks}"
     lines = [
         f"# {tasks.capitalize()}, {time.strftime('%Y-%m-%d')}",
         "",

@@ -104,7 +104,7 @@ DOCUMENT_SCHEMAS: dict[str, dict[str, Any]] = {
     | {"width": "integer"}
     | {"embeddings": [{"name": ("string", None), "embedding": ["number"], "error": IMAGE_ERROR_SCHEMA}]},
     "Segments": COMMON_FIELDS
-    | {"size": ["integer"], "shares": [{"class": "string", "share": "number"}], "map": "string"},
+    | {"size": ["integer"], "class_shares": [{"class": "string", "share": "number"}], "class_map": "string"},
     "Objects": COMMON_FIELDS
     | {"size": ["integer"], "objects": [{**OBJECT_SCHEMA, "segmentation": ("RunLengths", None)}]},
     "RunLengths": {"size": ["integer"], "counts": ["integer"]},
@@ -125,13 +125,13 @@ DOCUMENT_SCHEMAS: dict[str, dict[str, Any]] = {
     "Neighbours": COMMON_FIELDS
     | {"neighbours": [{"label": "string", "name": "string", "similarity": "number", "thumbnail": ("string", None)}]},
     "Positions": {"grid": ["integer"], "kind": "string", "range": ["number"], "similarity": [["number"]]},
-    "Model": {"name": "string", "version": "string", "task": "string", "image": ["integer"], "channels": "integer"}
+    "Model": {"name": "string", "version": "string", "task": "string", "image_size": ["integer"], "channels": "integer"}
     | {"classes": ["string"], "targets": ["string"]}
-    | dict.fromkeys(("layers", "heads", "prefix"), ("integer", None))
+    | dict.fromkeys(("layers", "heads", "prefix_tokens"), ("integer", None))
     | {"pool": ("string", None), "sampling": ("Sampling", None), "limits": "Limits"},
     "Sampling": {"process": "string", "samplers": {"type": "object"}, "inpaint": "boolean"}
     | {"defaults": {"type": "object"}, "limits": {"type": "object"}},
-    "Limits": dict.fromkeys(("bytes", "pixels", "images", "queue", "flight"), "integer"),
+    "Limits": dict.fromkeys(("bytes", "pixels", "images", "queue", "in_flight_bytes"), "integer"),
 }
 DEADLINE_PARAMETER = (
     "header",

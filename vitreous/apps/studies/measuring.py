@@ -26,8 +26,8 @@ def measure_runs(
     others: tuple[OtherDataset, ...],
     listener: ProgressListener,
 ) -> list[RunResult]:
-    """Return the results of the runs in the table. Measurements are written to HOME/measurements, and read from there the
-    next time. Raises the exceptions of the measure."""
+    """Return the results of the runs in the table. Measurements are written to HOME/measurements, and read from there
+    the next time. Raises the exceptions of the measure."""
     results: list[RunResult] = []
     for number, one in enumerate(runs, 1):
         if not one.cell.axis_values:

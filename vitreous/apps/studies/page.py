@@ -134,8 +134,8 @@ def describe_study_setting(document: dict[str, Any], rows: list[TableRow]) -> li
         )
     if settings["step_fraction"] < 1:
         lines.append(
-            f"For the budget of {settings['budget']} every run has {settings['step_fraction']:.0%} of the scale's steps: "
-            "late training is not covered."
+            f"For the budget of {settings['budget']} every run has {settings['step_fraction']:.0%} of the scale's "
+            "steps: late training is not covered."
         )
     return lines
 

@@ -39,7 +39,8 @@ class RunResult:
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row of the table, by its axis values. `difference` is to the reference, of the same seeds; None for the reference itself."""
+    """A row of the table, by its axis values. `difference` is to the reference, of the same seeds; None for the
+    reference itself."""
 
     axis_values: AxisValues
     values: dict[int, float]

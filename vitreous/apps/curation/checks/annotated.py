@@ -27,9 +27,9 @@ ProblemLocation = dict[str, Any]  # split, path, and details
 def summarise_annotations(subject: CheckedDataset) -> dict[str, Any] | None:
     """Summarise the annotations; None for data without annotations.
 
-    `objects` and `pixels` count by class, the latter for class maps; `unreadable`, `out_of_bounds` (boxes that exceed the
-    image) and `duplicates` (duplicates) list locations; `unused_classes` are classes without annotations, `classes_missing_in_train` those missing
-    in training images.
+    `objects` and `pixels` count by class, the latter for class maps; `unreadable`, `out_of_bounds` (boxes that
+    exceed the image) and `duplicates` list locations; `unused_classes` are classes without annotations,
+    `classes_missing_in_train` those without training images.
     """
     splits = {name: split for name, split in subject.splits.items() if isinstance(split, AnnotatedSplit)}
     if not splits or not subject.classes:

@@ -61,7 +61,9 @@ def summarise_dataset(
         "class_balance": measure_class_balance(subject),
         "ignored_files": unused,
         "unreadable": unreadable,
-        "without_valid_pixels": [locate_image(subject, row) for row, why in sorted(reasons.items()) if why == NO_DATA_REASON],
+        "without_valid_pixels": [
+            locate_image(subject, row) for row, why in sorted(reasons.items()) if why == NO_DATA_REASON
+        ],
         "wrong_extension": [
             {**locate_image(subject, row), "format": FILE_FORMATS[records["format"][row]]} for row in misnamed
         ],

@@ -94,7 +94,12 @@ def report_failures(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
             )
         else:
             hint = f"keep one of them, or one {singular_noun(kind)} with both labels in a table"
-            yield FAIL_LEVEL, "conflicting_labels", f"{format_image_count(count, kind)} found under two labels{place}", hint
+            yield (
+                FAIL_LEVEL,
+                "conflicting_labels",
+                f"{format_image_count(count, kind)} found under two labels{place}",
+                hint,
+            )
     for row in facts["groups"]["across_splits"]:
         where = " and in ".join(row["splits"]) or "more than one split"
         names = f" ({', '.join(row['names'][:5])}{', …' if len(row['names']) > 5 else ''})" if row["names"] else ""
@@ -127,7 +132,8 @@ def report_annotations(facts: dict[str, Any] | None) -> Iterator[FindingRow]:
             "remove these classes",
         )
     if facts["classes_missing_in_train"]:
-        text = f"no training images for the classes {format_first_names(facts['classes_missing_in_train'], MAX_LISTED_NAMES)}"
+        names = format_first_names(facts["classes_missing_in_train"], MAX_LISTED_NAMES)
+        text = f"no training images for the classes {names}"
         yield WARN_LEVEL, "classes_missing_in_train", text, "these classes cannot be learned: move images to train"
     if total := sum(facts["objects"].values()):
         sizes = ", ".join(f"{count:,} {kind}" for kind, count in facts["object_sizes"].items() if count)
@@ -204,8 +210,8 @@ def report_class_balance(facts: dict[str, Any], source: str) -> Iterator[Finding
         return
     if spread["max_images"] >= IMBALANCE_RATIO * max(spread["min_images"], 1):
         text = (
-            f"imbalanced: the largest class has {format_image_count(spread['max_images'], facts['sample_type'])}, the smallest "
-            f"{spread['min_images']:,}; "
+            f"imbalanced: the largest class has {format_image_count(spread['max_images'], facts['sample_type'])}, "
+            f"the smallest {spread['min_images']:,}; "
             f"effective number of classes {spread['effective_classes']:.1f} of {len(facts['classes'])}"
         )
         hint = f"`vitreous train {source} --sampling balanced`, or --class-weights balanced"
@@ -292,16 +298,24 @@ def report_image_properties(facts: dict[str, Any], source: str) -> Iterator[Find
     if outside := left_out.get("images", 0):
         text = (
             f"{format_image_count(outside, kind)} in the folder belong to no split "
-            f"or class and are ignored{first['outside']}"
+            f"or class and are ignored{first['ignored_images']}"
         )
         yield WARN_LEVEL, "ignored_images", text, "move them into a split or class folder"
     for trait, count, text in (
-        ("wrong_extension", traits["wrong_extension"], "with the file name extension of another format; the content is used"),
+        (
+            "wrong_extension",
+            traits["wrong_extension"],
+            "with the file name extension of another format; the content is used",
+        ),
         ("exif_rotated", traits["exif_rotated"], "rotated by EXIF; they are loaded upright"),
         ("alpha", traits["alpha"], "with transparency; they are composited on white"),
         ("animated", traits["animated"], "with several frames; the first is used"),
         ("cmyk", facts["modes"].get("CMYK", 0), "in CMYK; they are converted to RGB"),
-        ("sixteen_bit", 0 if facts["channels"] else facts["bit_depths"].get("16", 0), "with 16 bits; they are scaled to 8 bits"),
+        (
+            "sixteen_bit",
+            0 if facts["channels"] else facts["bit_depths"].get("16", 0),
+            "with 16 bits; they are scaled to 8 bits",
+        ),
     ):
         if count:
             yield INFO_LEVEL, trait, f"{format_image_count(count, kind)} {text}{first[trait]}", ""
@@ -309,15 +323,15 @@ def report_image_properties(facts: dict[str, Any], source: str) -> Iterator[Find
     if others:
         ends = format_first_names(others, MAX_LISTED_NAMES)
         text = f"{sum(others.values()):,} files without {singular_noun(kind)} file names are ignored: {ends}"
-        text += first["others"]
+        text += first["ignored_files"]
         yield INFO_LEVEL, "ignored_files", text, ""
     if size is None:
         return
     median = min(size["width"]["median"], size["height"]["median"])
     side = size["model_input"]
     if size["fraction_smaller"] > 0.5 and median <= SMALL_IMAGE_RATIO * side:
-        text = f"{size['fraction_smaller']:.0%} of the {singular_noun(kind)}s are smaller than the model input ({side} pixels)"
-        text += f" and are upscaled{first['small']}"
+        text = f"{size['fraction_smaller']:.0%} of the {singular_noun(kind)}s are smaller than the model input "
+        text += f"({side} pixels) and are upscaled{first['small']}"
         yield INFO_LEVEL, "small", text, "a smaller --image-size is faster and loses no detail"
     if size["fraction_twice_as_large"] > 0.5:
         share = f"{size['fraction_twice_as_large']:.0%} of the {singular_noun(kind)}s"

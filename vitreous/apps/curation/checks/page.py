@@ -42,7 +42,7 @@ def render_check_page(document: dict[str, Any], subject: CheckedDataset) -> str:
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     template = environment.from_string(files("vitreous.apps.curation.checks").joinpath("page.html").read_text("utf-8"))
     return template.render(
-        **{key: value for key, value in document.items() if key != "copies"},
+        **document,
         name=escape_unprintable(subject.name),
         unit="clip" if document["clips"] else "image",
         reasons=group_by_reason(document["unreadable"])[:MAX_LISTED_NAMES],
@@ -52,7 +52,6 @@ def render_check_page(document: dict[str, Any], subject: CheckedDataset) -> str:
             [escape_unprintable(label) for label, _ in ordered[:MAX_BARS]], [count for _, count in ordered[:MAX_BARS]]
         ),
         hidden=max(len(ordered) - MAX_BARS, 0),
-        exact_duplicates=document["exact_duplicates"],
         shown=make_copy_thumbnails(document, subject),
         marked=make_problem_thumbnails(document, subject),
     )

@@ -162,13 +162,16 @@ def find_leaking_groups(subject: CheckedDataset, group_by: str | None) -> list[d
 
 def count_unused_files(subject: CheckedDataset) -> tuple[dict[str, int], dict[str, str]]:
     """Count unused files below a folder: `images` or clips outside the layout, and other files by suffix, without
-    annotations. Also return the first of both: of images as `outside`, of other files as `others`."""
+    annotations. Also return the first of both: of images as `ignored_images`, of other files as `ignored_files`."""
     if not (listing := list_folder_files(subject)):
         return {}, {}
     images, others, used = listing
     count = len(images) - len(used)
     outside = sorted(set(images) - used) if count > 0 else []
-    firsts = {"outside": outside[:1], "others": sorted(file for files in others.values() for file in files)[:1]}
+    firsts = {
+        "ignored_images": outside[:1],
+        "ignored_files": sorted(file for files in others.values() for file in files)[:1],
+    }
     counts = {**({"images": count} if count > 0 else {}), **{kind: len(files) for kind, files in others.items()}}
     return counts, {kind: escape_unprintable(files[0]) for kind, files in firsts.items() if files}
 

@@ -155,9 +155,9 @@ def compute_clip_duration(clip: Clip) -> float:
 def summarise_clips(subject: CheckedDataset, records: np.ndarray) -> dict[str, Any] | None:
     """Summarise the lengths of clips, (n,) CLIP; None for other data.
 
-    `frames`, `seconds` and `frame_rate` (frames/s) have a minimum, median and maximum, the latter two over clips with frame
-    times (None: no such clip). `short` lists clips with fewer frames than `frames_read`, the default of a run; `one_colour`
-    and `without_motion` list clips without contrast and without motion.
+    `frames`, `seconds` and `frame_rate` (frames/s) have a minimum, median and maximum, the latter two over clips with
+    frame times (None: no such clip). `short` lists clips with fewer frames than `frames_read`, the default of a run;
+    `one_colour` and `without_motion` list clips without contrast and without motion.
     """
     if get_sample_noun(subject.pool.splits[0]) != "clips":
         return None

@@ -181,7 +181,7 @@ export class Attention {
 
   /** The slot of time, of as many frames as a patch has, that is on the stage. */
   get slot() {
-    const { grid, image } = this.model;
+    const { grid, image_size: image } = this.model;
     return grid.length > 2 ? Math.floor((this.frame * grid[0]) / image[0]) : 0;
   }
 

@@ -128,7 +128,7 @@ export class Generator {
 
   /** The images in their grid; those that are not begun are empty. */
   show(images, columns) {
-    const list = part("images"), [height, width] = this.model.image;
+    const list = part("images"), [height, width] = this.model.image_size;
     this.images = images;
     part("no-images").hidden = true;
     part("sheet").classList.remove("bare");
