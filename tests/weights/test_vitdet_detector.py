@@ -205,7 +205,7 @@ def test_a_file_is_read_answers_and_is_written_again_to_the_bit(options, tmp_pat
         weights.preprocess.std,
     ) == IMAGENET_MOMENTS and weights.preprocess.filter == "bilinear"
     document = convert(tmp_path / "model_final.safetensors", tmp_path / "bundle")
-    assert document["kept"] == len(weights.state())
+    assert document["loaded"] == len(weights.state())
     parts = open_objective_state(tmp_path / "model_final.safetensors")
     assert parts and parts.config == {"name": "detection", "classes": list(weights.task.classes)}
     again = convert(tmp_path / "bundle", tmp_path / "again", "vitdet")

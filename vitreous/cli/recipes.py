@@ -55,7 +55,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     rows = [describe_recipe(RECIPES[name], build_example_run(name)) for name in names]
     console.table(
         ["name", "for", "source", "batch", "length", "lr"],
-        [[r["name"], r["about"], r["source"], r["batch_size"], format_length(r), f"{r['lr']:g}"] for r in rows],
+        [[r["name"], r["description"], r["source"], r["batch_size"], format_length(r), f"{r['lr']:g}"] for r in rows],
     )
     console.print_line(
         "`vitreous recipes NAME` prints all hyperparameters; set any of them: --lr, --optimizer.betas 0.9 0.95."
@@ -67,7 +67,7 @@ def describe_recipe(recipe: Recipe, run: Run) -> dict[str, Any]:
     """Return a row of the table; `run` is the recipe's first model on its original dataset."""
     return {
         "name": recipe.name,
-        "about": recipe.about,
+        "description": recipe.about,
         "source": recipe.source,
         "data": recipe.data,
         "batch_size": run.batch_size,
@@ -76,7 +76,7 @@ def describe_recipe(recipe: Recipe, run: Run) -> dict[str, Any]:
         "epochs_range": [recipe.lengths[0][1].least, recipe.lengths[0][1].most] if recipe.lengths else None,
         "optimizer": run.optimizer.name,
         "lr": run.optimizer.lr,
-        "rule": recipe.rule,
+        "lr_rule": recipe.rule,
         "init": recipe.from_weights,
     }
 
@@ -95,7 +95,7 @@ def print_recipe(name: str, console: Console) -> dict[str, Any]:
     from vitreous.recipes.registry import RECIPES, build_example_run
 
     recipe, run = RECIPES[name], build_example_run(name)
-    row = describe_recipe(recipe, run) | {"grid": list(recipe.grid), "hold_out": recipe.hold_out}
+    row = describe_recipe(recipe, run) | {"lr_grid": list(recipe.grid), "hold_out": recipe.hold_out}
     models = [(model or run.model.name(), build_example_run(name, model)) for model in recipe.models or (None,)]
     console.print_line(f"{name}: {recipe.about} ({recipe.source})\n\n{recipe.text}\n")
     cells = []
@@ -129,9 +129,15 @@ def print_recipe(name: str, console: Console) -> dict[str, Any]:
         console.table(
             ["model", "data", get_metric_label(LEADING_METRICS[recipe.objective.annotated])], recipe.published
         )
-    published = [{"model": model, "data": data, "figure": figure} for model, data, figure in recipe.published]
+    published = [{"model": model, "data": data, "result": result} for model, data, result in recipe.published]
     variants = [
-        {"model": m, "image": format_size(r.model.image), "epochs": r.epochs, "steps": r.steps, "lr": r.optimizer.lr}
+        {
+            "model": m,
+            "image_size": format_size(r.model.image),
+            "epochs": r.epochs,
+            "steps": r.steps,
+            "lr": r.optimizer.lr,
+        }
         for m, r in models
     ]
     return {"recipe": row, "text": recipe.text, "models": variants, "run": to_builtins(run), "published": published}

@@ -71,13 +71,13 @@ def write_learned_images(folder: RunFolder, listener: ProgressListener) -> None:
             one for _, one in zip(range(MAX_RESTORED_IMAGES), (p for _, p in scene.readable(scene.split)), strict=False)
         ]
         parts: dict[str, Any] = {
-            "small": max(bundle.preprocess.image) < MIN_SMOOTH_SIDE,
+            "is_small": max(bundle.preprocess.image) < MIN_SMOOTH_SIDE,
             "split": get_image_split_name(scene),
         }
         makers: dict[str, Callable[[], Any]] = {
-            "restored": lambda: make_restored_images(scene, pictures),
+            "reconstructions": lambda: make_restored_images(scene, pictures),
             "attention": lambda: make_attention_maps(scene, pictures[:MAX_ATTENTION_IMAGES]),
-            "nearest": lambda: find_nearest_images(scene),
+            "neighbours": lambda: find_nearest_images(scene),
         }
         for name, make in makers.items():
             parts[name] = make_or_none(make) if pictures else None
@@ -108,7 +108,7 @@ def make_restored_images(scene: FigureContext, pictures: Sequence[InputImage]) -
     rows = [
         {
             "name": get_short_name(one),
-            "pictures": [
+            "images": [
                 encode_thumbnail_uri(one.shown),
                 encode_thumbnail_uri(result.seen),
                 encode_thumbnail_uri(result.restored),
@@ -132,8 +132,8 @@ def make_attention_maps(scene: FigureContext, pictures: Sequence[InputImage]) ->
         maps = (tile_frames(maps) if maps.ndim == 4 else maps).numpy()
         image, large = shrink_image(one.shown), enlarge_pixels(shrink_image(one.shown), MIN_MAP_SIDE)
         drawn = [encode_data_uri(overlay_heat_map(large, scale_attention_map(values))) for values in maps]
-        rows.append({"name": get_short_name(one), "pictures": [encode_thumbnail_uri(image), *drawn]})
-    return {"rows": rows, "reader": describe_readout(scene), "block": depth, "heads": len(rows[0]["pictures"]) - 1}
+        rows.append({"name": get_short_name(one), "images": [encode_thumbnail_uri(image), *drawn]})
+    return {"rows": rows, "readout": describe_readout(scene), "block": depth, "heads": len(rows[0]["images"]) - 1}
 
 
 def find_nearest_images(scene: FigureContext) -> dict[str, Any]:
@@ -155,19 +155,19 @@ def find_nearest_images(scene: FigureContext) -> dict[str, Any]:
         images = [load_input_image(open_sample(train, one), train.name(one), scene.preprocess) for one in near]
         labels = [get_class_title(data, train, one) if labelled else "" for one in near]
         shown = [
-            {
-                "picture": encode_thumbnail_uri(image.shown),
-                "cosine": value,
-                "label": label,
-                "name": get_short_name(image),
-            }
+            {"image": encode_thumbnail_uri(image.shown), "cosine": value, "label": label, "name": get_short_name(image)}
             for image, value, label in zip(images, values, labels, strict=True)
         ]
         label = get_class_title(data, scene.split, sample) if labelled else ""
         rows.append(
-            {"name": get_short_name(query), "picture": encode_thumbnail_uri(query.shown), "label": label, "near": shown}
+            {
+                "name": get_short_name(query),
+                "image": encode_thumbnail_uri(query.shown),
+                "label": label,
+                "neighbours": shown,
+            }
         )
-    return {"rows": rows, "images": len(samples)}
+    return {"rows": rows, "candidates": len(samples)}
 
 
 def get_short_name(picture: InputImage) -> str:

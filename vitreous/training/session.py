@@ -249,10 +249,10 @@ class Session:
             self.best = BestEvaluation.from_dict(stored.get("best"))
             self.checkpointer.pinned = self.best.step or None
             self.note(f"resumed at step {state.step} of {self.run.steps}")
-            current = {"threads": torch.get_num_threads(), "world": self.ranks.world}
+            current = {"threads": torch.get_num_threads(), "world_size": self.ranks.world}
             changed = [
                 f"{stored[name]} {label} before, {current[name]} now"
-                for name, label in (("threads", "threads"), ("world", "processes"))
+                for name, label in (("threads", "threads"), ("world_size", "processes"))
                 if stored.get(name, current[name]) != current[name]
             ]
             if changed and not self.run.reproducible:

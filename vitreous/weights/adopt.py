@@ -173,7 +173,7 @@ def open_checkpoint(place: Path) -> PretrainedWeights:
         held = (
             load_checkpoint_tensors(place, "ema") or load_checkpoint_tensors(place, "model")
         ) | load_checkpoint_tensors(place, "frozen")
-        shipped = read_json_object(place / "state.json").get("shipped", "model") + "."
+        shipped = read_json_object(place / "state.json").get("deployed_model", "model") + "."
         return {name.removeprefix(shipped): tensor for name, tensor in held.items() if name.startswith(shipped)}
 
     return PretrainedWeights(

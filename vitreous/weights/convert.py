@@ -137,7 +137,7 @@ def build_conversion_report(
         "model": config.name(),
         "parameters": sum(tensor.numel() for tensor in state.values()),
         "image_size": list(config.image),
-        "kept": len(adoption.loaded) if adoption else len(state),
+        "loaded": len(adoption.loaded) if adoption else len(state),
         "new": adoption.new if adoption else [],
         "unused": adoption.unused if adoption else weights.unused,
         "notes": list(weights.notes),

@@ -33,7 +33,10 @@ QUERY_PARAMETERS: dict[str, tuple[dict[str, Any], str]] = {
     "kind": ({"enum": ["raw", "rollout"]}, "attention of the heads in a block, or attention rollout up to the block"),
     "layer": ({"type": "string"}, "block index from 0, or all"),
     "head": ({"type": "string"}, "head index from 0, or mean, max, min or all; for a rollout, the fusion of heads"),
-    "query": ({"type": "string"}, "answer (the output), or ROW,COLUMN of a patch, for clips SLOT,ROW,COLUMN, from 0"),
+    "query": (
+        {"type": "string"},
+        "prediction (the output), or ROW,COLUMN of a patch, for clips SLOT,ROW,COLUMN, from 0",
+    ),
     "format": (
         {"enum": ["json", "png", "gif"]},
         "JSON, or an image: with the prediction as overlay, a GIF for clips, or a colour map of classes",

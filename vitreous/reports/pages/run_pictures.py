@@ -24,10 +24,10 @@ def collect_run_images(folder: RunFolder, page: dict[str, Any], report: Report |
     `page` is the return value of `write_report`.
     """
     learned, rows = page.get("learned") or {}, dict[str, list[list[str | None]]]()
-    for name, part in (("reconstructions", "restored"), ("attention", "attention")):
-        rows[name] = [row["pictures"] for row in (learned.get(part) or {}).get("rows", [])]
-    nearest = (learned.get("nearest") or {}).get("rows", [])
-    rows["nearest"] = [[row["picture"], *(one["picture"] for one in row["near"])] for row in nearest]
+    for name in ("reconstructions", "attention"):
+        rows[name] = [row["images"] for row in (learned.get(name) or {}).get("rows", [])]
+    nearest = (learned.get("neighbours") or {}).get("rows", [])
+    rows["nearest"] = [[row["image"], *(one["image"] for one in row["neighbours"])] for row in nearest]
     cards = (page.get("judged") or {}).get("cards") or {}
     for name in ("worst", "unsure"):
         some = cards.get(name, [])

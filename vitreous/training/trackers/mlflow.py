@@ -50,7 +50,7 @@ class MLflow:
     def log_pictures(self, pictures: Mapping[str, Image.Image], step: int) -> None:
         """Add images as artefacts."""
         for name, picture in pictures.items():
-            self.client.log_image(self.id, picture, f"pictures/{name}.png")
+            self.client.log_image(self.id, picture, f"images/{name}.png")
 
     def log_bundle(self, bundle: Path) -> None:
         """Add the bundle as artefacts."""
