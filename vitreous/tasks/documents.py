@@ -104,8 +104,21 @@ class RunSummary(TypedDict):
     bundle: str
 
 
+class EvaluationEntry(TypedDict):
+    """One evaluation: metrics and 95 % intervals by key; the first metric is the primary one."""
+
+    split: str
+    protocol: str
+    metrics: dict[str, float | None]
+    interval: dict[str, list[float] | None]
+
+
 class EvaluationDocument(TypedDict):
-    """`vitreous.evaluate`: the metrics are stored under the name of the evaluated split."""
+    """`vitreous.evaluate`: the metrics are stored under the name of the evaluated split, and in `evaluations`.
+
+    A document of a protocol also has `protocol` and `results`; that of a comparison or of a generative model has other
+    keys (docs/documents.md).
+    """
 
     model: str
     parameters: int
@@ -119,8 +132,8 @@ class EvaluationDocument(TypedDict):
     bundle: str
     split: str
     protocol: str
-    results: NotRequired[list[Row]]
-    evaluations: list[Mapping[str, object]]
+    results: list[Row]
+    evaluations: list[EvaluationEntry]
     classes: list[str]
     targets: list[str]
     per_class: list[Row]
@@ -222,7 +235,7 @@ class ExportedFile(TypedDict):
     quantised: NotRequired[str | None]
     dynamic_size: NotRequired[bool]
     verified_on: NotRequired[str]
-    loss: NotRequired[str | None]
+    accepted_loss: NotRequired[str | None]
     outputs: NotRequired[str]
 
 

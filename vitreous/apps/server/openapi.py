@@ -114,7 +114,13 @@ DOCUMENT_SCHEMAS: dict[str, dict[str, Any]] = {
     "Attention": COMMON_FIELDS
     | {
         "kind": "string",
+        "layer": ("integer", "string"),
+        "head": ("integer", "string"),
+        "query": ("string", ["integer"]),
         "grid": ["integer"],
+        "layers": "integer",
+        "heads": "integer",
+        "prefix_tokens": "integer",
         "weights": WEIGHTS_SCHEMA,
         "prefix_weights": {"type": "array"},
         "box": ["number"],
@@ -129,9 +135,12 @@ DOCUMENT_SCHEMAS: dict[str, dict[str, Any]] = {
     | {"neighbours": [{"label": "string", "name": "string", "similarity": "number", "thumbnail": ("string", None)}]},
     "Positions": {"grid": ["integer"], "kind": "string", "range": ["number"], "similarity": [["number"]]},
     "Model": {"name": "string", "version": "string", "task": "string", "image_size": ["integer"], "channels": "integer"}
-    | {"classes": ["string"], "targets": ["string"]}
-    | dict.fromkeys(("layers", "heads", "prefix_tokens"), ("integer", None))
-    | {"pool": ("string", None), "sampling": ("Sampling", None), "limits": "Limits"},
+    | {"classes": ["string"], "class_colours": [["integer"]], "targets": ["string"], "multilabel": "boolean"}
+    | {"patch_size": (["integer"], None), "grid": (["integer"], None), "pool": ("string", None)}
+    | dict.fromkeys(("parameters", "layers", "heads", "prefix_tokens"), ("integer", None))
+    | dict.fromkeys(("precision", "engine", "vitreous"), "string")
+    | {"temperature": "number", "provenance": {"type": "object"}, "capabilities": {"type": "object"}}
+    | {"sampling": ("Sampling", None), "limits": "Limits"},
     "Sampling": {"process": "string", "samplers": {"type": "object"}, "inpaint": "boolean"}
     | {"defaults": {"type": "object"}, "limits": {"type": "object"}},
     "Limits": dict.fromkeys(("bytes", "pixels", "images", "queue", "in_flight_bytes"), "integer"),
