@@ -89,7 +89,7 @@ def test_documents_of_a_dataset(tmp_path):
     from PIL import Image
 
     from vitreous.apps.curation.check import check_dataset
-    from vitreous.apps.curation.pack import pack
+    from vitreous.apps.curation.pack import pack_dataset
     from vitreous.cli.console import Console
     from vitreous.cli.data_dedup import Options, run
 
@@ -101,8 +101,8 @@ def test_documents_of_a_dataset(tmp_path):
     document, _ = check_dataset(photos, workers=0, image_size=16)
     check_keys("data check", document)
     assert {"level", "code", "message", "hint"} == document["findings"][0].keys()
-    check_keys("data dedup", run(Options(photos, within=True, out=str(tmp_path / "o.csv"), workers=0), Console()))
-    check_keys("data pack", pack(photos, tmp_path / "pack", workers=0), frozenset({"out"}))
+    check_keys("data dedup", run(Options(data=photos, within=True, out=str(tmp_path / "o.csv"), workers=0), Console()))
+    check_keys("data pack", pack_dataset(photos, tmp_path / "pack", workers=0), frozenset({"out"}))
 
 
 def test_documents_of_commands_without_data():
@@ -113,7 +113,7 @@ def test_documents_of_commands_without_data():
     from vitreous.cli.recipes import run as list_recipes
     from vitreous.system.machine import describe_environment
 
-    check_keys("models", list_models(ModelOptions("ViT-Ti/16"), Console())["models"][0])
+    check_keys("models", list_models(ModelOptions(pattern="ViT-Ti/16"), Console())["models"][0])
     check_keys("recipes", list_recipes(RecipeOptions(), Console())["recipes"][0])
     keys = list(read_section("doctor"))
     assert list(describe_environment()) == keys[: keys.index("cuda") + 1]
