@@ -137,3 +137,26 @@ def test_files_of_a_run(tmp_path):
     assert document.keys() - unset == read_section("EvaluationDocument").keys() - {"clip_views", "protocol", "results"}
     assert document["evaluations"][0].keys() == read_section("EvaluationEntry").keys()
     assert document["most_confused"] is None or document["most_confused"].keys() == read_section("most_confused").keys()
+
+
+#: keys that name nothing, or have a term of the field; pages may have them for their templates
+VAGUE_KEYS = frozenset(
+    "answer answers picture pictures judged told kept taken said readings confused taken_for chosen_on leading bank"
+    " feature_deviation why what way mend places place number_of made_by left_out contrary tells can".split()
+)
+PACKAGE = Path(documents.__file__).parents[1]
+
+
+def test_no_key_of_a_document_is_vague():
+    vague = []
+    for path in PACKAGE.rglob("*.py"):
+        if path.parent.name == "pages" or "peers" in path.parts or path.parent.name == "figures":
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            keys = node.keys if isinstance(node, ast.Dict) else ()
+            vague += [
+                f"{path.relative_to(PACKAGE)}: {key.value}"
+                for key in keys
+                if isinstance(key, ast.Constant) and key.value in VAGUE_KEYS
+            ]
+    assert not vague

@@ -77,9 +77,9 @@ def test_classes_in_another_order_are_matched_by_name(runs, tmp_path):
     bundle.model.load_state_dict(state)
     replace(bundle, task=Classification(bundle.classes[::-1])).save(tmp_path / "turned")
     found = compare_two_runs(good, tmp_path / "turned")
-    assert found["correct"]["only_a"] == found["correct"]["only_b"] == 0 and found["difference"]["nll"] == pytest.approx(
-        0, abs=1e-6
-    )
+    assert found["correct"]["only_a"] == found["correct"]["only_b"] == 0 and found["difference"][
+        "nll"
+    ] == pytest.approx(0, abs=1e-6)
     replace(bundle, task=Classification(("ant", "bee", "dog"))).save(tmp_path / "other")
     result = asked(good, tmp_path / "other", cwd=tmp_path)
     assert result.returncode == 3 and "other" in result.stderr and "has no classes named cat" in result.stderr

@@ -295,7 +295,7 @@ def write_figure_page(
     named = [
         {
             "name": Path(name).name,
-            "picture": encode_data_uri(shrink_image(image)),
+            "image": encode_data_uri(shrink_image(image)),
             "small": max(image.size) < MIN_SMOOTH_SIDE,
             **answer,
         }
