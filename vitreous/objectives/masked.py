@@ -123,8 +123,9 @@ class MaskedPatchesObjective(UnlabelledObjective):
         """Draw the corruptions, and use the corrupted patches of the images as targets."""
         images = batch["images"]
         source, places = self.draw(derive_keys(self.setting.seed, _CORRUPT, batch["positions"].numpy()), images.device)
-        entries = {"images": images, "source": source, "masked_positions": places, "targets": self.targets(images,
-        places)} return entries | {name: batch[name] for name in ("positions", "samples")}
+        targets = self.targets(images, places)
+        entries = {"images": images, "source": source, "masked_positions": places, "targets": targets}
+        return entries | {name: batch[name] for name in ("positions", "samples")}
 
     def draw(self, keys: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
         """(B,) keys -> (B, N) and (B, M) int64: the source of each position, and the positions to predict."""

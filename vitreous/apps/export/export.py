@@ -96,8 +96,9 @@ def export(
     original = sum(tensor.numel() * tensor.element_size() for tensor in bundle.model.state_dict().values())
     figures = {"format": to, "file": str(place), "bytes": size, **proof.to_dict(), "original_bytes": original}
     figures |= {"sha256": digest, "quantised": quantize, "dynamic_size": dynamic_size}
-    figures |= {"verified_on": pictures.name, "accepted_loss": reason or None, "outputs":
-    bundle.task.export_rules.outputs} return {"run": os.fspath(run), "exports": [cast(ExportedFile, figures)]}
+    figures |= {"verified_on": pictures.name, "accepted_loss": reason or None}
+    figures |= {"outputs": bundle.task.export_rules.outputs}
+    return {"run": os.fspath(run), "exports": [cast(ExportedFile, figures)]}
 
 
 def check_export_options(

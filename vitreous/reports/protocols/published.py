@@ -229,8 +229,9 @@ def log_probe_plan(task: ProtocolTask, plan: ProbePlan, images: int, parts: dict
     many = f"{len(plan.heads)} heads" if len(plan.heads) > 1 else "a head"
     use = "select one of them" if len(plan.heads) > 1 else "are its validation images"
     chosen = f"; {validation['images']} others ({validation['split']}) {use}" if validation else ""
+    splits = " and ".join(parts["train_data"]["splits"])
     note(
-        f"--probe {probe} trains {many} on {images} images of {task.source} ({' and '.join(parts['train_data']['splits'])})"
+        f"--probe {probe} trains {many} on {images} images of {task.source} ({splits})"
         f"{chosen}; evaluated on {len(task.judged)} others of it ({task.split})"
     )
     usual = 16_384 if probe == "mae" else 1_024
