@@ -141,8 +141,36 @@ def test_files_of_a_run(tmp_path):
 
 #: keys that name nothing, or have a term of the field; pages may have them for their templates
 VAGUE_KEYS = frozenset(
-    "answer answers picture pictures judged told kept taken said readings confused taken_for chosen_on leading bank"
-    " feature_deviation why what way mend places place number_of made_by left_out contrary tells can".split()
+    [
+        "answer",
+        "answers",
+        "picture",
+        "pictures",
+        "judged",
+        "told",
+        "kept",
+        "taken",
+        "said",
+        "readings",
+        "confused",
+        "taken_for",
+        "chosen_on",
+        "leading",
+        "bank",
+        "feature_deviation",
+        "why",
+        "what",
+        "way",
+        "mend",
+        "places",
+        "place",
+        "number_of",
+        "made_by",
+        "left_out",
+        "contrary",
+        "tells",
+        "can",
+    ]
 )
 PACKAGE = Path(documents.__file__).parents[1]
 
