@@ -48,7 +48,7 @@ DIGITS = {
     "workers": 0,
     "shards": 1,
 }
-TIMES = {"seconds", "images_per_second", "waiting", "flops_utilisation"}
+TIMES = {"seconds", "images_per_second", "data_wait", "flops_utilisation"}
 
 
 class Heard:

@@ -288,7 +288,7 @@ def test_a_soup_is_chosen_by_r2(measured, regression_run, worse_run, tmp_path):
     assert scores[str(runs[0])] == pytest.approx(measured_alone["r2"])
     greedy = soup(runs, tmp_path / "greedy", greedy=True, workers=0)
     best = max(greedy["ingredients"], key=lambda row: row["score"])
-    assert best["kept"] and greedy["val"]["r2"] >= best["score"]
+    assert best["selected"] and greedy["val"]["r2"] >= best["score"]
 
 
 def test_values_that_are_standardised_by_other_numbers_are_not_averaged(regression_run, tmp_path):

@@ -155,7 +155,7 @@ def test_a_plan_writes_nothing_and_a_budget_shortens_every_run(toy, tmp_path):
     assert planned["peak_memory_bytes"] > 0 and not (tmp_path / "plan").exists()
     make = {**QUICK, "steps": 100_000, "budget": "2s"}
     result = make_study("toy", out=str(tmp_path / "short"), **make)
-    share = result["settings"]["share"]
+    share = result["settings"]["step_fraction"]
     assert 0 < share < 1 and result["steps"] == [max(10, int(100_000 * share))]
     assert "For the budget of 2s" in Path(result["page"]).read_text()
 
