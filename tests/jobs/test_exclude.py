@@ -30,9 +30,7 @@ def test_listed_images_are_not_trained_on_and_the_list_stays_with_the_run(folder
     train(str(folder), exclude=str(copies), out=str(out), **TINY)
     data = json.loads((out / "data.json").read_text())
     assert (
-        data["train_images"] == 13
-        and data["splits"] == {"train": 13, "val": 4}
-        and data["excluded_by"] == str(copies)
+        data["train_images"] == 13 and data["splits"] == {"train": 13, "val": 4} and data["excluded_by"] == str(copies)
     )
     assert json.loads((out / "excluded.json").read_text()) == names
     copies.unlink()  # the run has its own

@@ -127,7 +127,10 @@ def test_the_best_evaluation_ships_where_nothing_is_said(photos, tmp_path):
         again = evaluate(out, split="val", precision="fp32")["val"]
         assert again["top1"] == found["best"]["value"]
         place = (
-            out / "checkpoints" / f"step-{found['weights_step']:08d}" / ("ema.safetensors" if ema else "model.safetensors")
+            out
+            / "checkpoints"
+            / f"step-{found['weights_step']:08d}"
+            / ("ema.safetensors" if ema else "model.safetensors")
         )
         kept = {key.removeprefix("model."): value for key, value in load_file(place).items()}
         assert same(weights(out), {key: kept[key] for key in weights(out)})

@@ -155,7 +155,9 @@ def test_before_one_camera_only_clips_that_move_alike_are_copies(tmp_path):
 def test_the_page_shows_middle_frames_and_the_command_the_same_findings(faulty_clips, checked, tmp_path, capsys):
     document, subject = checked
     text = render_check_page(document, subject)
-    copies = sum(len(group) for key in ("exact_duplicates", "near_duplicates") for group in document[key]["listed_groups"])
+    copies = sum(
+        len(group) for key in ("exact_duplicates", "near_duplicates") for group in document[key]["listed_groups"]
+    )
     assert text.count("data:image/jpeg;base64,") == copies + 3 and "Clips to look at" in text
     assert "Every clip was read" in text and "3 to 12 frames" in text
     body = text.split("<body>")[1].replace("data:image", "").replace("--bad-images", "")
