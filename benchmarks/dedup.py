@@ -274,7 +274,7 @@ def search(data: Path, other: Path, workers: int | None) -> list[str]:
     seconds = processor_seconds() - began
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     sizes = f"{len(one):,} images against {len(two):,}"
-    return [f"{sizes}: {seconds:.0f} processor seconds, {len(found['copies']):,} copies listed, {memory:.0f} MiB."]
+    return [f"{sizes}: {seconds:.0f} processor seconds, {len(found['duplicates']):,} copies listed, {memory:.0f} MiB."]
 
 
 def labelled(paths: list[Path]) -> FileSplit:

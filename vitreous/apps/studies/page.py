@@ -121,7 +121,7 @@ def describe_study_setting(document: dict[str, Any], rows: list[TableRow]) -> li
     summary = (
         f"{len(document['runs'])} runs on {settings['data']} at the scale {settings['scale']} "
         f"({SCALES[settings['scale']].about}): {settings['seeds']} of each cell, of {steps} optimiser steps, "
-        f"{format_seconds(document['seconds'])} of training in all. "
+        f"{format_seconds(document['wall_seconds'])} of training in all. "
         f"The metric is {label}{judged}."
     )
     lines = [summary]
