@@ -166,10 +166,10 @@ def test_folders_of_classes_and_tables_are_named_too(tmp_path, inner):
 
 def test_findings_name_a_file(tmp_path):
     make_folder(tmp_path, {"train": 3, "val": 3}, classes=("ant", "bee"))
-    places = {"alpha": "train/ant/0.png", "one_colour": "train/ant/1.png", "misnamed": "train/bee/0.jpg"}
+    places = {"alpha": "train/ant/0.png", "one_colour": "train/ant/1.png", "wrong_extension": "train/bee/0.jpg"}
     Image.effect_noise((16, 16), 90).convert("RGBA").save(tmp_path / places["alpha"])
     Image.new("RGB", (16, 16), (1, 2, 3)).save(tmp_path / places["one_colour"])
-    (tmp_path / "train/bee/0.png").rename(tmp_path / places["misnamed"])
+    (tmp_path / "train/bee/0.png").rename(tmp_path / places["wrong_extension"])
     (tmp_path / "train/bee/1.png").write_bytes(b"junk")
     (tmp_path / "notes.md").write_text("x")
     shutil.copy(tmp_path / "train/bee/2.png", tmp_path / "val/ant/9.png")
