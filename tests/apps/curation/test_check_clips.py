@@ -95,9 +95,11 @@ def test_files_that_cannot_be_read_are_those_that_training_refuses(faulty_clips,
 def test_lengths_rates_sizes_and_classes(faulty_clips, checked):
     document, _ = checked
     own = document["clips"]
-    assert own["frames"] == {"min": 3, "median": 12, "max": 12} and own["read"] == DEFAULT_CLIP_FRAMES
-    assert own["seconds"]["max"] == pytest.approx(1.2, abs=0.01) and own["rate"]["max"] == pytest.approx(25, rel=0.01)
-    assert own["rate"]["min"] == pytest.approx(10, rel=0.01)
+    assert own["frames"] == {"min": 3, "median": 12, "max": 12} and own["frames_read"] == DEFAULT_CLIP_FRAMES
+    assert own["seconds"]["max"] == pytest.approx(1.2, abs=0.01) and own["frame_rate"]["max"] == pytest.approx(
+        25, rel=0.01
+    )
+    assert own["frame_rate"]["min"] == pytest.approx(10, rel=0.01)
     assert (
         document["image_sizes"]["width"] == {"min": 64, "median": 64, "max": 64}
         and document["image_sizes"]["model_input"] == 48
@@ -114,7 +116,7 @@ def test_clips_that_show_nothing_stand_still_or_are_short_are_named(checked):
     assert names(document["clips"]["one_colour"]) == ["black.mp4"]
     assert names(document["clips"]["without_motion"]) == ["still.webm"]
     assert names(document["clips"]["short"]) == ["short.gif"]
-    for word, name in (("one_colour", "black.mp4"), ("frozen", "still.webm"), ("short", "short.gif")):
+    for word, name in (("one_colour", "black.mp4"), ("without_motion", "still.webm"), ("short_clips", "short.gif")):
         finding = whats(document)[word]
         assert finding["level"] == "warning" and "1 clip " in finding["message"] and finding["message"].endswith(name)
 
