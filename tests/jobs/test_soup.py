@@ -232,7 +232,7 @@ def test_the_command_makes_what_predict_takes(folder, tmp_path, capsys):
     runs = [str(tinted(tmp_path / f"run-{seed}", size=size, seed=seed)) for seed, size in enumerate((1.0, 2.0, -9.0))]
     words = ["soup", *runs, "--greedy", "--data", str(folder), "--workers", "0", "--out"]
     shown = say(*words, str(tmp_path / "soup")).stdout
-    assert "val top-1  soup with it  kept" in shown and "val: top-1 100.00%" in shown and runs[2] in shown
+    assert "val top-1  soup with it  selected" in shown and "val: top-1 100.00%" in shown and runs[2] in shown
     found = document(say("predict", str(tmp_path / "soup"), str(folder / "val" / "bee"), "--json"))
     assert {answer["classes"][0]["class"] for answer in found["predictions"]} == {"bee"}
     assert run_command([*words, str(tmp_path / "again"), "--json"]) == 0
