@@ -293,7 +293,7 @@ def test_sigterm_saves_and_says_how_to_go_on(uninterrupted, tmp_path):
 
 
 def protocol(*grid: float) -> TransferProtocol:
-    return TransferProtocol(grid, share=0.1, images=90, held_out=10, lr=0.003, matrix_lr=0.02)
+    return TransferProtocol(grid, held_out_share=0.1, images=90, held_out=10, lr=0.003, matrix_lr=0.02)
 
 
 def test_ties_go_to_the_lower_nll_and_then_to_the_smaller_rate():

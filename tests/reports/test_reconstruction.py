@@ -148,7 +148,7 @@ def test_the_page_of_dino_has_its_entropies_and_no_restored_images(pretrained_ru
     assert learned["reconstructions"] is None and "Reconstructions" not in page
     heads = learned["attention"]["heads"]
     assert [len(row["images"]) for row in learned["attention"]["rows"]] == [1 + heads] * 2 and heads >= 1
-    assert f"Attention of {learned['attention']['reader']} to the patches" in page
+    assert f"Attention of {learned['attention']['readout']} to the patches" in page
     for title in ("entropy of the teacher", "entropy of the mean target", "standard deviation of training features"):
         assert title in page, title
     assert "0 to ln K" in page

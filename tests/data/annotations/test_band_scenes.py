@@ -181,7 +181,7 @@ def test_predictions_have_the_georeference_of_their_image(tmp_path):
     first, second = predictor().segment([home / "images" / "0.tif", home / "images" / "1.tif"])
     assert first.header == second.header == GEOREFERENCE
     assert (first.classes[:, 5] == IGNORE_INDEX).all() and (np.delete(first.classes, 5, 1) != IGNORE_INDEX).all()
-    assert sum(first.shares.values()) == pytest.approx(1) and (second.classes != IGNORE_INDEX).all()
+    assert sum(first.class_shares.values()) == pytest.approx(1) and (second.classes != IGNORE_INDEX).all()
     from vitreous.inference.class_maps import MapFiles
 
     for classes, nodata in ((("land", "fire"), 255), (tuple(map(str, range(300))), 65535)):
