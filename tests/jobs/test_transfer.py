@@ -306,11 +306,11 @@ def test_ties_go_to_the_lower_nll_and_then_to_the_smaller_rate():
     ]
     assert (
         choose_learning_rate(rows, grid).lr == 0.3
-        and "lower NLL" in choose_learning_rate(rows, grid).why
-        and "lr 0.2" in choose_learning_rate(rows, grid).why
+        and "lower NLL" in choose_learning_rate(rows, grid).reason
+        and "lr 0.2" in choose_learning_rate(rows, grid).reason
     )
     rows[1] = replace(rows[1], nll=0.4)
-    assert choose_learning_rate(rows, grid).lr == 0.2 and "smaller" in choose_learning_rate(rows, grid).why
+    assert choose_learning_rate(rows, grid).lr == 0.2 and "smaller" in choose_learning_rate(rows, grid).reason
     assert choose_learning_rate(rows[::-1], grid).lr == 0.2
 
 
@@ -322,9 +322,9 @@ def test_a_choice_at_an_end_of_the_grid_is_told():
             [TrialResult(rate, "", float(i == number), 1.0) for i, rate in enumerate(grid.grid)], grid
         )
 
-    assert "smallest of the grid" in best(0).caution and "largest of the grid" in best(2).caution
-    assert best(1).caution is None
-    assert choose_learning_rate([], protocol(0.1)).lr == 0.1 and choose_learning_rate([], protocol(0.1)).caution is None
+    assert "smallest of the grid" in best(0).warning and "largest of the grid" in best(2).warning
+    assert best(1).warning is None
+    assert choose_learning_rate([], protocol(0.1)).lr == 0.1 and choose_learning_rate([], protocol(0.1)).warning is None
 
 
 def test_muons_rate_keeps_its_proportion(folder, tmp_path):
