@@ -64,8 +64,8 @@ class TaggedUnion:
 
     def row(self, name: str) -> Any:
         """Return the table's class for a name, imported if necessary."""
-        row = self.table[name]
-        return import_object(row) if isinstance(row, str) else row
+        entry = self.table[name]
+        return import_object(entry) if isinstance(entry, str) else entry
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         """Accept any value: `from_builtins` has already converted it to a row of the table."""
@@ -92,35 +92,39 @@ def to_builtins(value: Any) -> Any:
 
 
 @cache
-def get_annotated_hints(kind: Any) -> dict[str, Any]:
+def get_annotated_hints(dataclass_type: Any) -> dict[str, Any]:
     """Return the types of a dataclass's fields by name, cached, since resolving them takes longer than reading a
     config."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    hints = typing.get_type_hints(dataclass_type, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(dataclass_type)}
 
 
 @cache
-def get_field_types(kind: Any) -> dict[str, Any]:
+def get_field_types(dataclass_type: Any) -> dict[str, Any]:
     """Return the types of a dataclass's fields by name, without the marks of `Annotated`."""
-    hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    hints = typing.get_type_hints(dataclass_type)
+    return {field.name: hints[field.name] for field in dataclasses.fields(dataclass_type)}
 
 
-def get_field_markers(kind: Any, mark: type[T]) -> dict[str, T]:
+def get_field_markers(dataclass_type: Any, marker_type: type[T]) -> dict[str, T]:
     """Return the marks of one type in the annotations of a dataclass, by the names of the fields that have one."""
-    marked = {name: getattr(hint, "__metadata__", ()) for name, hint in get_annotated_hints(kind).items()}
-    return {name: one for name, marks in marked.items() for one in marks if isinstance(one, mark)}
+    metadata_by_field = {
+        name: getattr(hint, "__metadata__", ()) for name, hint in get_annotated_hints(dataclass_type).items()
+    }
+    return {
+        name: marker for name, marks in metadata_by_field.items() for marker in marks if isinstance(marker, marker_type)
+    }
 
 
 @cache
-def get_type_adapter(kind: Any) -> TypeAdapter[Any]:
+def get_type_adapter(target_type: Any) -> TypeAdapter[Any]:
     """Return the validator of a type, cached, since creating it takes longer than using it."""
     from pydantic import TypeAdapter
 
-    return TypeAdapter(kind)
+    return TypeAdapter(target_type)
 
 
-def from_builtins(kind: type[T] | Any, value: Any) -> T:
+def from_builtins(target_type: type[T] | Any, value: Any) -> T:
     """Convert dicts, lists, numbers and strings to a dataclass, or to the member of a union that their `family`
     selects.
 
@@ -128,92 +132,98 @@ def from_builtins(kind: type[T] | Any, value: Any) -> T:
     """
     from pydantic import ValidationError
 
-    kind = resolve_config_class(kind, value)
-    unknown = find_unknown_keys(kind, value)
+    target_type = resolve_config_class(target_type, value)
+    unknown = find_unknown_keys(target_type, value)
     if unknown:
         path, hint = unknown[0]
         raise UsageError(
-            f"unknown setting {', '.join(p for p, _ in unknown)}", hint or f"{path} is not a field of {kind.__name__}"
+            f"unknown setting {', '.join(p for p, _ in unknown)}",
+            hint or f"{path} is not a field of {target_type.__name__}",
         )
-    if isinstance(value, dict) and dataclasses.is_dataclass(kind):
-        hints = get_annotated_hints(kind)
+    if isinstance(value, dict) and dataclasses.is_dataclass(target_type):
+        hints = get_annotated_hints(target_type)
         value = value | {
             key: from_builtins(hints[key], item) for key, item in value.items() if get_tagged_union(hints[key])
         }
     try:
-        return get_type_adapter(kind).validate_python(value)
+        return get_type_adapter(target_type).validate_python(value)
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
         raise UsageError("invalid settings:" + "".join(f"\n    {line}" for line in lines[:20])) from None
 
 
-def resolve_config_class(kind: Any, value: Any) -> Any:
-    """Return the dataclass for a value if `kind` is a tagged union, or a union: of the latter the member with the
-    value's `family`, else the first."""
-    if table := get_tagged_union(kind):
+def resolve_config_class(target_type: Any, value: Any) -> Any:
+    """Return the dataclass for a value if `target_type` is a tagged union, or a union: of the latter the member with
+    the value's `family`, else the first."""
+    if table := get_tagged_union(target_type):
         return type(value) if dataclasses.is_dataclass(value) else table.pick(value)
-    kinds = [one for one in typing.get_args(kind) if dataclasses.is_dataclass(one)]
-    if not kinds or typing.get_origin(kind) is dict:
-        return kind
+    member_types = [member for member in typing.get_args(target_type) if dataclasses.is_dataclass(member)]
+    if not member_types or typing.get_origin(target_type) is dict:
+        return target_type
     if not isinstance(value, dict):
-        return kind
-    return next((one for one in kinds if getattr(one, "family", None) == value.get("family")), kinds[0])
+        return target_type
+    return next(
+        (member for member in member_types if getattr(member, "family", None) == value.get("family")), member_types[0]
+    )
 
 
-def get_tagged_union(kind: Any) -> TaggedUnion | None:
+def get_tagged_union(hint: Any) -> TaggedUnion | None:
     """Return the tagged union of a field or a base class, if it has one."""
-    own = kind.__dict__.get("tagged") if isinstance(kind, type) else None
-    return own or next((mark for mark in getattr(kind, "__metadata__", ()) if isinstance(mark, TaggedUnion)), None)
+    class_union = hint.__dict__.get("tagged") if isinstance(hint, type) else None
+    return class_union or next(
+        (mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, TaggedUnion)), None
+    )
 
 
-def find_unknown_keys(kind: Any, value: Any, path: str = "") -> list[tuple[str, str]]:
-    """List dotted paths in `value` that are not fields of `kind`, each with a suggestion of the nearest field."""
-    kind = resolve_config_class(kind, value)
-    if typing.get_origin(kind) is dict and isinstance(value, dict):
-        inner = typing.get_args(kind)[1]
+def find_unknown_keys(target_type: Any, value: Any, path: str = "") -> list[tuple[str, str]]:
+    """List dotted paths in `value` that are not fields of `target_type`, each with a suggestion of the nearest
+    field."""
+    target_type = resolve_config_class(target_type, value)
+    if typing.get_origin(target_type) is dict and isinstance(value, dict):
+        inner = typing.get_args(target_type)[1]
         return [pair for key, item in value.items() for pair in find_unknown_keys(inner, item, f"{path}{key}.")]
-    if not dataclasses.is_dataclass(kind) or not isinstance(value, dict):
+    if not dataclasses.is_dataclass(target_type) or not isinstance(value, dict):
         return []
-    hints = get_annotated_hints(kind)
+    hints = get_annotated_hints(target_type)
     unknown = []
     for key, item in value.items():
         if key in hints:
             unknown += find_unknown_keys(hints[key], item, f"{path}{key}.")
         else:
-            unknown.append((f"{path}{key}", suggest_path(str(key), get_field_types(kind), path)))
+            unknown.append((f"{path}{key}", suggest_path(str(key), get_field_types(target_type), path)))
     return unknown
 
 
 def apply_keyword_options(
-    verb: str, options: dict[str, Any], *values: Any, known: Iterable[str] = ()
+    verb: str, options: dict[str, Any], *values: Any, extra_names: Iterable[str] = ()
 ) -> tuple[Any, ...]:
     """Copy dataclasses with the keywords of a Python call as their fields; each option sets the first dataclass that
     has it.
 
-    Lists become tuples, a single value becomes a tuple of one, and paths become text. `known` are additional names for
-    suggestions. Raises UsageError for an unknown option, with the option that lists it in its `OptionAliases` or the
-    nearest one, and for a value of a wrong type.
+    Lists become tuples, a single value becomes a tuple of one, and paths become text. `extra_names` are additional
+    names for suggestions. Raises UsageError for an unknown option, with the option that lists it in its `OptionAliases`
+    or the nearest one, and for a value of a wrong type.
     """
-    homes = [{field.name for field in dataclasses.fields(value)} for value in values]
-    names = {*known, *(name for home in homes for name in home)}
-    unknown = [name for name in options if not any(name in home for home in homes)]
+    field_sets = [{field.name for field in dataclasses.fields(value)} for value in values]
+    names = {*extra_names, *(name for field_set in field_sets for name in field_set)}
+    unknown = [name for name in options if not any(name in field_set for field_set in field_sets)]
     if unknown:
-        meant = {
-            word: name
+        option_by_alias = {
+            alias: name
             for value in values
             for name, mark in get_field_markers(type(value), OptionAliases).items()
-            for word in mark.names
+            for alias in mark.names
         }
-        best = meant.get(unknown[0]) or find_closest_match(unknown[0], sorted(names))
+        best = option_by_alias.get(unknown[0]) or find_closest_match(unknown[0], sorted(names))
         hint = f"perhaps you meant {best}" if best else f"use one of {', '.join(sorted(names))}"
         raise UsageError(f"{verb} has no option {', '.join(unknown)}", hint)
     from pydantic import ValidationError
 
     changes: list[dict[str, Any]] = [{} for _ in values]
     for name, option in options.items():
-        place = next(number for number, home in enumerate(homes) if name in home)
-        takes_many = isinstance(getattr(values[place], name), tuple)
-        types = get_field_types(type(values[place]))
+        position = next(index for index, field_set in enumerate(field_sets) if name in field_set)
+        takes_many = isinstance(getattr(values[position], name), tuple)
+        types = get_field_types(type(values[position]))
         option = (
             os.fspath(option)
             if isinstance(option, os.PathLike)
@@ -223,9 +233,9 @@ def apply_keyword_options(
         )
         option = (option,) if takes_many and not isinstance(option, tuple) else option
         try:
-            changes[place][name] = get_type_adapter(types[name]).validate_python(option)
+            changes[position][name] = get_type_adapter(types[name]).validate_python(option)
         except ValidationError as error:
-            choices = [one for one in get_literal_values(types[name]) if isinstance(one, str)]
+            choices = [choice for choice in get_literal_values(types[name]) if isinstance(choice, str)]
             hint = suggest_nearest(option, choices) if isinstance(option, str) and choices else ""
             raise UsageError(f"{verb}: {name} cannot be {option!r} ({error.errors()[0]['msg']})", hint) from None
     return tuple(dataclasses.replace(value, **change) for value, change in zip(values, changes, strict=True))
@@ -237,47 +247,47 @@ def get_literal_values(hint: Any) -> tuple[Any, ...]:
         return typing.get_args(hint)
     return tuple(
         value
-        for one in typing.get_args(hint)
-        if typing.get_origin(one) is typing.Literal
-        for value in get_literal_values(one)
+        for member in typing.get_args(hint)
+        if typing.get_origin(member) is typing.Literal
+        for value in get_literal_values(member)
     )
 
 
-def set_dotted_paths(value: T, settings: dict[str, list[str]], before: str = "") -> T:
+def set_dotted_paths(value: T, settings: dict[str, list[str]], prefix: str = "") -> T:
     """Copy a dataclass, or a dict of them, with fields at dotted paths set from command-line words, each converted to
     its field's type.
 
-    The fields of one dataclass are set together, so that settings that depend on each other can be changed. `before` is
+    The fields of one dataclass are set together, so that settings that depend on each other can be changed. `prefix` is
     prepended to paths in messages. Raises UsageError for an unknown path, with the nearest one, or for invalid words.
     """
     import yaml
     from pydantic import TypeAdapter, ValidationError
 
     hints = dict(get_field_types(type(value))) if dataclasses.is_dataclass(value) else {}
-    hints |= getattr(value, "SETTABLE", {}) or {name: type(one) for name, one in dict_or_empty(value).items()}
+    hints |= getattr(value, "SETTABLE", {}) or {name: type(item) for name, item in dict_or_empty(value).items()}
     changes: dict[str, Any] = {}
-    deeper: dict[str, dict[str, list[str]]] = {}
+    nested_settings: dict[str, dict[str, list[str]]] = {}
     for path, words in settings.items():
-        head, _, rest = path.partition(".")
-        name, whole = head.replace("-", "_"), f"{before}{path}"
+        head, _, subpath = path.partition(".")
+        name, full_path = head.replace("-", "_"), f"{prefix}{path}"
         if name not in hints:
-            hint = suggest_path(name, hints, before) or f"use one of {', '.join(hints)}"
-            raise UsageError(f"unknown setting {whole}", hint)
-        if rest:
-            deeper.setdefault(name, {})[rest] = words
+            hint = suggest_path(name, hints, prefix) or f"use one of {', '.join(hints)}"
+            raise UsageError(f"unknown setting {full_path}", hint)
+        if subpath:
+            nested_settings.setdefault(name, {})[subpath] = words
             continue
         if dataclasses.is_dataclass(hints[name]):
-            paths = (f"{whole}.{field.name}" for field in dataclasses.fields(hints[name]))
-            raise UsageError(f"{whole} is a group of settings", f"set one of {', '.join(paths)}")
-        plain = [yaml.safe_load(word) for word in words]
-        takes_many = "tuple" in str(hints[name]) or len(plain) != 1
+            paths = (f"{full_path}.{field.name}" for field in dataclasses.fields(hints[name]))
+            raise UsageError(f"{full_path} is a group of settings", f"set one of {', '.join(paths)}")
+        parsed = [yaml.safe_load(word) for word in words]
+        takes_many = "tuple" in str(hints[name]) or len(parsed) != 1
         try:
-            changes[name] = TypeAdapter(hints[name]).validate_python(plain if takes_many else plain[0])
+            changes[name] = TypeAdapter(hints[name]).validate_python(parsed if takes_many else parsed[0])
         except ValidationError as error:
-            raise UsageError(f"{whole} cannot be {' '.join(words)} ({error.errors()[0]['msg']})") from None
-    for name, inner in deeper.items():
-        owned = dict_or_empty(value)[name] if name in dict_or_empty(value) else getattr(value, name)
-        changes[name] = set_dotted_paths(owned, inner, f"{before}{name}.")
+            raise UsageError(f"{full_path} cannot be {' '.join(words)} ({error.errors()[0]['msg']})") from None
+    for name, inner in nested_settings.items():
+        child = dict_or_empty(value)[name] if name in dict_or_empty(value) else getattr(value, name)
+        changes[name] = set_dotted_paths(child, inner, f"{prefix}{name}.")
     if isinstance(value, dict):
         changed: Any = {**value, **changes}
         return changed
@@ -287,13 +297,13 @@ def set_dotted_paths(value: T, settings: dict[str, list[str]], before: str = "")
     return with_options(**changes) if with_options else dataclasses.replace(value, **changes)  # type: ignore[type-var]
 
 
-def suggest_path(name: str, hints: Mapping[str, Any], before: str = "") -> str:
-    """Suggest the path of an unknown setting, with the prefix `before`: the group that has a field of this name, else
+def suggest_path(name: str, hints: Mapping[str, Any], prefix: str = "") -> str:
+    """Suggest the path of an unknown setting, with the prefix `prefix`: the group that has a field of this name, else
     the nearest field by its type in `hints`; "" if none is near."""
     groups = {key: hint for key, hint in hints.items() if isinstance(hint, type) and dataclasses.is_dataclass(hint)}
     for key, group in groups.items():
         if name in get_annotated_hints(group):
-            return f"perhaps you meant {before}{key}.{name}"
+            return f"perhaps you meant {prefix}{key}.{name}"
     return suggest_nearest(name, hints)
 
 
@@ -314,26 +324,26 @@ def list_paths(values: Mapping[str, Any]) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for name, value in values.items():
         inner = list_paths(value) if isinstance(value, Mapping) else {}
-        paths |= {f"{name}.{path}": one for path, one in inner.items()} or {name: value}
+        paths |= {f"{name}.{path}": leaf for path, leaf in inner.items()} or {name: value}
     return paths
 
 
-def change_fields(value: T, changes: Mapping[str, Any], before: str = "") -> T:
+def change_fields(value: T, changes: Mapping[str, Any], prefix: str = "") -> T:
     """Copy a dataclass with these fields changed.
 
-    If a field is a dataclass, a dict changes only the fields that it contains. `before` is prepended to field names in
+    If a field is a dataclass, a dict changes only the fields that it contains. `prefix` is prepended to field names in
     messages. Raises UsageError for an unknown field.
     """
     changed: dict[str, Any] = {}
     for name, change in changes.items():
         if name not in get_annotated_hints(type(value)):
-            hint = suggest_path(name, get_field_types(type(value)), before)
+            hint = suggest_path(name, get_field_types(type(value)), prefix)
             raise UsageError(
-                f"unknown setting {before}{name}", hint or f"use one of {', '.join(get_annotated_hints(type(value)))}"
+                f"unknown setting {prefix}{name}", hint or f"use one of {', '.join(get_annotated_hints(type(value)))}"
             )
         current = getattr(value, name)
-        inside = isinstance(change, Mapping) and dataclasses.is_dataclass(current)
-        changed[name] = change_fields(current, change, f"{before}{name}.") if inside else change
+        is_nested = isinstance(change, Mapping) and dataclasses.is_dataclass(current)
+        changed[name] = change_fields(current, change, f"{prefix}{name}.") if is_nested else change
     return dataclasses.replace(value, **changed)  # type: ignore[type-var]
 
 
@@ -349,9 +359,9 @@ def to_yaml(value: Any) -> str:
     return yaml.safe_dump(to_builtins(value), sort_keys=False, allow_unicode=True)
 
 
-def from_yaml(kind: type[T], text: str) -> T:
+def from_yaml(target_type: type[T], text: str) -> T:
     """Convert YAML to a dataclass. Raises UsageError as `read_yaml`, and for unknown keys and wrong types."""
-    return from_builtins(kind, read_yaml(text))
+    return from_builtins(target_type, read_yaml(text))
 
 
 def read_yaml(text: str) -> Any:
@@ -362,8 +372,12 @@ def read_yaml(text: str) -> Any:
     if len(text) > MAX_YAML_CHARACTERS:
         raise UsageError(f"a config of {len(text):,} characters exceeds the limit of {MAX_YAML_CHARACTERS:,}")
     try:
-        marked = "&" in text or "*" in text  # true for every anchor and alias; scanning takes as long as parsing
-        if marked and any(isinstance(token, (yaml.AliasToken, yaml.AnchorToken)) for token in yaml.scan(text)):
+        may_have_aliases = (
+            "&" in text or "*" in text
+        )  # true for every anchor and alias; scanning takes as long as parsing
+        if may_have_aliases and any(
+            isinstance(token, (yaml.AliasToken, yaml.AnchorToken)) for token in yaml.scan(text)
+        ):
             raise UsageError("the config has YAML anchors or aliases", "write the values out")
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)  # libyaml's takes a tenth of the time
         try:
@@ -383,7 +397,9 @@ def list_differences(old: Any, new: Any, path: str = "") -> list[str]:
             for name in names
             for line in list_differences(getattr(old, name), getattr(new, name), f"{path}{name}.")
         ]
-    before, after = dict_or_empty(old), dict_or_empty(new)
-    if before and before.keys() == after.keys():
-        return [line for name in before for line in list_differences(before[name], after[name], f"{path}{name}.")]
+    old_items, new_items = dict_or_empty(old), dict_or_empty(new)
+    if old_items and old_items.keys() == new_items.keys():
+        return [
+            line for name in old_items for line in list_differences(old_items[name], new_items[name], f"{path}{name}.")
+        ]
     return [] if old == new else [f"{path.removesuffix('.')}: {old} -> {new}"]

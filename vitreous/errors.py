@@ -117,10 +117,10 @@ def compile_option_patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
     A value is quoted, one or several numbers, a placeholder in capitals, one of OPTION_VALUES, or contains a character
     that is not used in words, as in paths and sizes.
     """
-    words = "|".join(re.escape(word) for word in sorted(OPTION_VALUES.split(), key=len, reverse=True))
+    value_words = "|".join(re.escape(word) for word in sorted(OPTION_VALUES.split(), key=len, reverse=True))
     value = (
         rf"'[^']*'|{NUMBER_PATTERN}(?: {NUMBER_PATTERN})*(?![\w/.]*[\w/])|[A-Z][A-Z0-9]*(?:-[A-Z]+)*(?![\w/])"
-        rf"|(?:{words})(?![\w/:.-]*[\w/])|(?!and/or)[^\s,;()`'\"]*[/:\d=][^\s,;()`'\"]*[^\s,;:.()`'\"]"
+        rf"|(?:{value_words})(?![\w/:.-]*[\w/])|(?!and/or)[^\s,;()`'\"]*[/:\d=][^\s,;()`'\"]*[^\s,;:.()`'\"]"
     )
     option = re.compile(rf"(?<![\w-])--(no-)?([a-z][a-z0-9]*(?:[-.][a-z0-9]+)*)(?:[ =]({value}))?")
     verb = r"(?<!-m )\bvitreous ([a-z]+(?: (?:check|dedup|convert|pack)\b)?)"
@@ -129,12 +129,12 @@ def compile_option_patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
 
 def _format_call(match: re.Match[str]) -> str:
     """Format a command as a Python call; unchanged if there is no such function."""
-    verb, words = match.groups()
+    verb, argument_text = match.groups()
     if verb not in PYTHON_VERBS:
         return match.group()
-    arguments = [_format_value(word) for word in re.split(r" --", words)[0].split()]
-    arguments += [_format_keyword(option) for option in compile_option_patterns()[0].finditer(words)]
-    return f"vitreous.{verb}({', '.join(arguments)})" if words else f"vitreous.{verb}()"
+    arguments = [_format_value(word) for word in re.split(r" --", argument_text)[0].split()]
+    arguments += [_format_keyword(option) for option in compile_option_patterns()[0].finditer(argument_text)]
+    return f"vitreous.{verb}({', '.join(arguments)})" if argument_text else f"vitreous.{verb}()"
 
 
 def _format_keyword(match: re.Match[str]) -> str:
@@ -171,18 +171,18 @@ def escape_unprintable(path: str | os.PathLike[str]) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def format_first_lines(lines: Iterable[str], count: int, most: int = 20) -> str:
-    """Format the first `most` of `count` lines for the end of a message: each on an indented line, and the number of
+def format_first_lines(lines: Iterable[str], count: int, limit: int = 20) -> str:
+    """Format the first `limit` of `count` lines for the end of a message: each on an indented line, and the number of
     further lines."""
-    more = [f"and {count - most} more"] if count > most else []
-    return "".join(f"\n    {line}" for line in [*islice(lines, most), *more])
+    more = [f"and {count - limit} more"] if count > limit else []
+    return "".join(f"\n    {line}" for line in [*islice(lines, limit), *more])
 
 
-def format_first_names(names: Iterable[str], most: int = 20) -> str:
-    """Format the first `most` names for use in a message: separated by commas, and the number of further names."""
+def format_first_names(names: Iterable[str], limit: int = 20) -> str:
+    """Format the first `limit` names for use in a message: separated by commas, and the number of further names."""
     names = list(names)
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(map(escape_unprintable, names[:most])) + more
+    more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
+    return ", ".join(map(escape_unprintable, names[:limit])) + more
 
 
 def install_hint(*extras: str, pip: str = "pip") -> str:
@@ -210,22 +210,23 @@ def check_path_argument(value: object, argument: str) -> None:
     in messages, `load(run)`."""
     if isinstance(value, (str, os.PathLike)):
         return
-    kind = type(value).__name__
+    type_name = type(value).__name__
     if hasattr(value, "state_dict"):
         hint = "save it with vitreous.save(module, FOLDER) and pass the folder"
-        raise UsageError(f"{argument} must be a path or a name, not a module ({kind})", hint)
+        raise UsageError(f"{argument} must be a path or a name, not a module ({type_name})", hint)
     raise UsageError(
-        f"{argument} must be a path or a name, not a {kind}", "pass the path of a run, a bundle or a file of weights"
+        f"{argument} must be a path or a name, not a {type_name}",
+        "pass the path of a run, a bundle or a file of weights",
     )
 
 
-def suggest_nearest(word: str, known: Iterable[str]) -> str:
-    """Return the text `did you mean X?` for the known word most similar to `word`, or an empty string."""
-    near = find_closest_match(word, known)
-    return f"did you mean {near}?" if near else ""
+def suggest_nearest(name: str, candidates: Iterable[str]) -> str:
+    """Return the text `did you mean X?` for the known word most similar to `name`, or an empty string."""
+    match = find_closest_match(name, candidates)
+    return f"did you mean {match}?" if match else ""
 
 
-def find_closest_match(word: str, known: Iterable[str]) -> str:
-    """Return the known word most similar to `word`, or an empty string."""
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+def find_closest_match(name: str, candidates: Iterable[str]) -> str:
+    """Return the known word most similar to `name`, or an empty string."""
+    matches = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6)
     return matches[0] if matches else ""

@@ -137,9 +137,9 @@ class ProgressDisplay:
                 write_line(f"{label} {done:,}  {text}", sys.stderr)
         elif now - self.last_line >= LINE_INTERVAL_SECONDS or done >= total:
             self.last_line = now
-            left = self.seconds_left(now, done, total)
-            rest = "" if left is None else f"  {left:.0f} s left"
-            write_line(f"{label} {done / max(total, 1):4.0%}  {text}{rest}", sys.stderr)
+            remaining = self.seconds_left(now, done, total)
+            remaining_text = "" if remaining is None else f"  {remaining:.0f} s left"
+            write_line(f"{label} {done / max(total, 1):4.0%}  {text}{remaining_text}", sys.stderr)
 
     def seconds_left(self, now: float, done: int, total: int) -> float | None:
         """Estimate the remaining seconds from the throughput so far; None if it is unknown, or nothing is left."""
@@ -161,9 +161,9 @@ class ProgressDisplay:
             if not is_narrow:
                 columns.insert(3, TextColumn("{task.fields[text]}"))
             bar = self.bar = Progress(*columns, console=terminal, transient=self.header is not None)
-            above = [] if self.header is None else [self.header]
+            headers = [] if self.header is None else [self.header]
             bar.get_renderables = lambda: [
-                *above,
+                *headers,
                 bar.make_tasks_table(bar.tasks),
                 *(Text(task.fields["text"]) for task in bar.tasks if is_narrow and task.fields["text"]),
             ]

@@ -94,12 +94,12 @@ class ImageEstimator(BaseEstimator):
         """Train on images with labels (n,) int64 into `classes`, with (n, T) float64 values of `targets`, or without
         labels; `options` of `train` override this estimator's parameters. Sets `bundle_`, `predictor_`, `summary_` and
         `history_`. Raises the errors of `train`."""
-        chosen = self.build_train_options(options)
+        run_options = self.build_train_options(options)
         display = ProgressDisplay() if self.verbose else None
         try:
             outcome = train_in_memory(
                 create_memory_data(images, labels, classes, targets),
-                chosen,
+                run_options,
                 display or NullListener(),
                 self.should_augment(images),
             )
@@ -112,16 +112,16 @@ class ImageEstimator(BaseEstimator):
     def build_train_options(self, options: Mapping[str, object]) -> TrainOptions:
         """Return the options of a run: this estimator's parameters, then `options`, then `train_options`. Raises
         UsageError for an unsupported option, and as `train` does."""
-        given = {name: getattr(self, name, None) for name in ("model", "epochs", "batch_size", "lr", "init")}
-        chosen: dict[str, Any] = dict(options)
+        parameters = {name: getattr(self, name, None) for name in ("model", "epochs", "batch_size", "lr", "init")}
+        fit_options: dict[str, Any] = dict(options)
         extra: dict[str, Any] = dict(self.train_options or {})
         if refused := sorted(set(extra) & set(UNSUPPORTED_TRAIN_OPTIONS)):
             hint = "use random_state for the seed; the run folder is temporary, so use save(FOLDER) to keep the model"
             raise UsageError(f"train_options cannot have {', '.join(refused)}", hint)
-        settings = {**chosen.pop("settings", {}), **extra.pop("settings", {})}
+        settings = {**fit_options.pop("settings", {}), **extra.pop("settings", {})}
         seed = int(check_random_state(self.random_state).randint(SEED_RANGE))
-        given = {name: value for name, value in given.items() if value is not None}
-        merged = {**given, **chosen, **extra, "seed": seed, "settings": settings}
+        parameters = {name: value for name, value in parameters.items() if value is not None}
+        merged = {**parameters, **fit_options, **extra, "seed": seed, "settings": settings}
         return apply_keyword_options("train_options", merged, TrainOptions("memory"))[0]
 
     def should_augment(self, images: Images) -> bool:
@@ -140,10 +140,10 @@ class ImageEstimator(BaseEstimator):
         """Convert X to an array (n, H, W[, C]), uint8 or float32, or a list of paths, PIL images or arrays; channels
         may be first. `reset` is as in scikit-learn's `validate_data`. Raises ValueError and TypeError as that does, and
         UsageError for an `image_shape` that does not fit."""
-        if (pictures := as_image_list(X)) is not None:
-            if not pictures:
+        if (image_list := as_image_list(X)) is not None:
+            if not image_list:
                 raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
-            return [move_channels_last(row) if isinstance(row, np.ndarray) else row for row in pictures]
+            return [move_channels_last(image) if isinstance(image, np.ndarray) else image for image in image_list]
         if getattr(X, "ndim", 2) > 2:
             options: dict[str, Any] = {"allow_nd": True, "dtype": None, "ensure_2d": False, "estimator": self}
             array: np.ndarray = check_array(X, **options)
@@ -154,8 +154,8 @@ class ImageEstimator(BaseEstimator):
             if array.ndim == 3 and array.dtype == np.uint8 and array.shape[2] in (3, 4):
                 raise ValueError(f"X of shape {array.shape} is a single colour image: give X[None]")
             return as_pixel_array(array)
-        given: Any = X
-        table: Any = validate_data(self, given, reset=reset, dtype=None if is_numeric(X) else "numeric")
+        untyped_input: Any = X
+        table: Any = validate_data(self, untyped_input, reset=reset, dtype=None if is_numeric(X) else "numeric")
         if self.image_shape is None:
             if not reset and self.bundle_.preprocess.image[0] != 1:
                 raise ValueError(f"X has {table.shape[1]} features, but the model needs images: give image_shape")
@@ -177,7 +177,7 @@ class ImageEstimator(BaseEstimator):
         """Compute the rows (n, ...) of `compute`, (B, C, *image) -> (B, ...), for the images of X. Raises DataError for
         an unreadable file."""
         chunks = self.predictor_.rows(self.items(X), compute, "stop")
-        return np.stack([row for chunk in chunks for _, row in chunk if not isinstance(row, DataError)])
+        return np.stack([output for chunk in chunks for _, output in chunk if not isinstance(output, DataError)])
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Save the model as a bundle, a folder for all commands and `vitreous.load`. Raises UsageError if the path
@@ -306,7 +306,7 @@ class VitreousRegressor(RegressorMixin, SupervisedEstimator):
         self.is_one_column_ = values.ndim == 1
         values = values.reshape(len(values), -1)
         count = values.shape[1]
-        self.targets_ = names if len(names) == count else [f"target {number}" for number in range(count)]
+        self.targets_ = names if len(names) == count else [f"target {index}" for index in range(count)]
         options = {"recipe": "regression", **get_token_row_options(self, images)}
         self.fit_model(images, values, options, targets=self.targets_)
         return self
@@ -393,14 +393,14 @@ def as_image_list(X: Any) -> list[Picture] | None:
         raise ValueError(f"X is one image, a {type(X).__name__}: give [X]")
     if not isinstance(column, np.ndarray | list | tuple):
         return None
-    rows = [os.fspath(row) if isinstance(row, str | os.PathLike) else row for row in column]
-    if all(isinstance(row, str) for row in rows) or all(isinstance(row, Image.Image) for row in rows):
-        return rows
-    if any(isinstance(row, str | Image.Image) for row in rows) and isinstance(X, list | tuple):
-        kinds = sorted({type(row).__name__ for row in rows})
-        raise ValueError(f"X mixes {' and '.join(kinds)}: give one type of images")
-    arrays = all(isinstance(row, np.ndarray) and row.ndim in (2, 3) for row in rows)
-    return rows if arrays and len({row.shape for row in rows if isinstance(row, np.ndarray)}) > 1 else None
+    images = [os.fspath(image) if isinstance(image, str | os.PathLike) else image for image in column]
+    if all(isinstance(image, str) for image in images) or all(isinstance(image, Image.Image) for image in images):
+        return images
+    if any(isinstance(image, str | Image.Image) for image in images) and isinstance(X, list | tuple):
+        type_names = sorted({type(image).__name__ for image in images})
+        raise ValueError(f"X mixes {' and '.join(type_names)}: give one type of images")
+    arrays = all(isinstance(image, np.ndarray) and image.ndim in (2, 3) for image in images)
+    return images if arrays and len({image.shape for image in images if isinstance(image, np.ndarray)}) > 1 else None
 
 
 def is_numeric(X: Any) -> bool:
@@ -426,11 +426,11 @@ def move_channels_last(array: np.ndarray) -> np.ndarray:
 def as_token_rows(table: np.ndarray) -> np.ndarray:
     """Convert (n, features) to images of one row of tokens, (n, 1, tokens, C) float32, of C values each; (n, 1, tokens)
     if C is 1. The end is zero-padded."""
-    numbers = -(-table.shape[1] // MAX_ROW_TOKENS)
-    tokens = max(MIN_ROW_TOKENS, -(-table.shape[1] // numbers))
-    rows = np.zeros((len(table), 1, tokens * numbers), np.float32)
-    rows[:, 0, : table.shape[1]] = table
-    return rows if numbers == 1 else rows.reshape(len(table), 1, tokens, numbers)
+    values_per_token = -(-table.shape[1] // MAX_ROW_TOKENS)
+    tokens = max(MIN_ROW_TOKENS, -(-table.shape[1] // values_per_token))
+    token_rows = np.zeros((len(table), 1, tokens * values_per_token), np.float32)
+    token_rows[:, 0, : table.shape[1]] = table
+    return token_rows if values_per_token == 1 else token_rows.reshape(len(table), 1, tokens, values_per_token)
 
 
 def get_token_row_options(estimator: ImageEstimator, images: Images) -> dict[str, object]:

@@ -30,7 +30,7 @@ class GridPreprocess(Preprocess):
     name: Literal["grids"] = "grids"
 
     @classmethod
-    def read_form(cls, raw: RawSample, name: str, channels: int | None, asked: Mapping[str, str]) -> SampleForm:
+    def read_form(cls, raw: RawSample, name: str, channels: int | None, requested: Mapping[str, str]) -> SampleForm:
         heights = read_grid(raw, name)
         return SampleForm(heights.shape[1:], 1, cls(heights.shape[1:], 1, (0.0,), (1.0,)))
 

@@ -323,7 +323,7 @@ def test_mixing_is_torchvisions(options):
 def test_repeated_pictures_are_mixed_with_others():
     images, labels = torch.arange(9.0)[:, None, None, None].expand(9, 3, 8, 8).clone(), torch.arange(9) // 3
     for batch in range(10):
-        _, soft = Augment(mixup=0.8).mix(images, labels, 3, 0, batch, apart=3)
+        _, soft = Augment(mixup=0.8).mix(images, labels, 3, 0, batch, offset=3)
         own = soft[0, 0]
         assert torch.allclose(soft, own * F.one_hot(labels, 3) + (1 - own) * F.one_hot((labels - 1) % 3, 3))
 

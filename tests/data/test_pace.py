@@ -65,7 +65,7 @@ def test_the_cost_of_a_picture_is_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(pace.time, "perf_counter", lambda: 0.01 * next(clock))
     assert measure_decode_seconds(TrainLoader(split, preprocess, Augment(crop=(0.5, 1.0)), 0)) == pytest.approx(0.01)
     split.paths[0].write_bytes(b"no image")
-    assert choose_worker_count(split, preprocess, Augment(), rate=1e9) == count_usable_cores()
+    assert choose_worker_count(split, preprocess, Augment(), throughput=1e9) == count_usable_cores()
 
 
 def test_nothing_readable_costs_nothing():

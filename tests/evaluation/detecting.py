@@ -120,8 +120,8 @@ class PaintedSplit:
     def name(self, sample):
         return f"{sample}.png"
 
-    def take(self, rows, labels=None):
-        return type(self)([self.pictures[row] for row in rows], [self.targets[row] for row in rows])
+    def take(self, indices, labels=None):
+        return type(self)([self.pictures[row] for row in indices], [self.targets[row] for row in indices])
 
     def update(self, digest):
         pass

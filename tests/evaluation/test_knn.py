@@ -45,10 +45,10 @@ def test_no_image_is_its_own_neighbour(monkeypatch):
     memory, _ = clusters(40, 2)
     # without queries: itself left out
     _, wanted = NearestNeighbors(n_neighbors=39, metric="cosine").fit(memory).kneighbors()
-    _, rows = find_nearest_neighbours(memory, memory, 39, own=True)
+    _, rows = find_nearest_neighbours(memory, memory, 39, exclude_self=True)
     assert np.array_equal(rows, wanted)
     with pytest.raises(ValueError, match="40 neighbours of 39"):
-        find_nearest_neighbours(memory, memory, 40, own=True)
+        find_nearest_neighbours(memory, memory, 40, exclude_self=True)
 
 
 def test_votes_of_several_labels_are_weighted_means():

@@ -170,10 +170,13 @@ def test_openvino_int8_is_calibrated_on_pictures(monkeypatch, tmp_path):
     model = build({"width": 48, "mlp": {"hidden": 96}}).eval()
     with pytest.raises(UsageError, match="at least 8"):
         make_engine(
-            model, PREPROCESS, InferenceOptions(engine="openvino", precision="int8"), pictures=lambda: pixels(3)
+            model,
+            PREPROCESS,
+            InferenceOptions(engine="openvino", precision="int8"),
+            calibration_images=lambda: pixels(3),
         )
     made = make_engine(
-        model, PREPROCESS, InferenceOptions(engine="openvino", precision="int8"), pictures=lambda: pixels(32)
+        model, PREPROCESS, InferenceOptions(engine="openvino", precision="int8"), calibration_images=lambda: pixels(32)
     )
     with torch.inference_mode():
         wanted = model(PREPROCESS.normalise(pixels(32)))

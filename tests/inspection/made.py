@@ -78,7 +78,7 @@ def chance(*shape, seed=0):
 class Few(AttentionCall):
     """A look that hands out three queries or so at a time."""
 
-    def chunks(self, most=0):
+    def chunks(self, max_bytes=0):
         batch = self.x[..., 0].numel() // (
             self.tokens if self.x.shape[-2] == self.tokens else self.x.shape[-3] * self.x.shape[-2]
         )

@@ -58,7 +58,7 @@ def test_chunks_are_the_whole_and_ask_for_keys_once(kind, monkeypatch):
     )
     for look in looks_of(made(kind), images()):
         asked.clear()
-        chunks = list(look.chunks(most=1))
+        chunks = list(look.chunks(max_bytes=1))
         assert len(chunks) == look.tokens == len(asked) and sum(asked) == 1
         assert torch.allclose(torch.cat([weights for _, weights in chunks], -2), look.weights(), atol=1e-6)
 

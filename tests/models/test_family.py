@@ -322,7 +322,7 @@ def test_activations_are_what_autograd_keeps(changes):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        answer = model.encode(tokens, whole=False)
+        answer = model.encode(tokens, all_tokens=False)
     assert sum(kept.values()) / 2 == pytest.approx(config.count_activations(device="cpu"), rel=0.1)
     assert answer.requires_grad
 

@@ -131,7 +131,7 @@ def test_the_colours_of_positions_end_where_the_data_do():
     )
     figure = Figure()
     axes = figure.subplots()
-    draw_similarity_tiles(axes, similar.reshape(2, 2, 2, 2).numpy(), 1, ends, labels=True)
+    draw_similarity_tiles(axes, similar.reshape(2, 2, 2, 2).numpy(), 1, ends, show_labels=True)
     add_similarity_bar(figure, axes, ends, "cosine similarity")
     assert axes.images[0].get_clim() == ends
     written = [text.get_text() for text in figure.axes[1].get_yticklabels()]

@@ -30,7 +30,7 @@ def test_rewinding_leaves_lines_up_to_the_step(tmp_path):
         folder.append({"step": step, "loss": float("nan")})
         folder.append({"step": step, "val/top1": 0.5})
     folder.metrics.write_bytes(folder.metrics.read_bytes()[:-3])
-    folder.rewind(2, but='"step": 2, "val/')
+    folder.rewind(2, exclude='"step": 2, "val/')
     assert [(line["step"], "loss" in line) for line in read_json_lines(folder.metrics)] == [
         (1, True),
         (1, False),

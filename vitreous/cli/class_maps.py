@@ -46,16 +46,16 @@ def predict_class_maps(
         files.resume()
 
     def answers(items: Iterator[Item]) -> Iterator[Sequence[ClassMap]]:
-        for answer in iterate_class_maps(
+        for class_map in iterate_class_maps(
             predictor.card, predictor.engine, items, options.bad_images, overlay is not None
         ):
-            yield files.write([answer])
+            yield files.write([class_map])
 
     os.makedirs(out, exist_ok=True)
     made_by = {"verb": "predict", "model": predictor.card.name, "version": predictor.card.version}
     made_by |= collect_file_settings(options, predictor, overlay=overlay)
     return write_predictions(
-        options, files.index, kind=files, made_by=made_by, answers=answers, source=source, console=console
+        options, files.index, output_format=files, made_by=made_by, predict=answers, source=source, console=console
     ) | {"out": out}
 
 
@@ -67,12 +67,12 @@ def print_class_shares(
     from vitreous.inference.class_maps import iterate_class_maps
 
     meter, rows, document = ProgressMeter("predict", source.count, console), [], []
-    for answer in iterate_class_maps(predictor.card, predictor.engine, iter(source), options.bad_images, False):
-        meter.count([answer])
-        text = "  ".join(f"{name} {share:.1%}" for name, share in answer.class_shares.items())
-        cell = describe_unreadable(answer.path, answer.error) if answer.error else text
-        rows.append([escape_unprintable(answer.path), cell])
-        document.append({"path": answer.path, "class_shares": answer.class_shares, "error": answer.error})
+    for class_map in iterate_class_maps(predictor.card, predictor.engine, iter(source), options.bad_images, False):
+        meter.count([class_map])
+        text = "  ".join(f"{name} {share:.1%}" for name, share in class_map.class_shares.items())
+        cell = describe_unreadable(class_map.path, class_map.error) if class_map.error else text
+        rows.append([escape_unprintable(class_map.path), cell])
+        document.append({"path": class_map.path, "class_shares": class_map.class_shares, "error": class_map.error})
     console.table(["image", "shares of the pixels"], rows)
     print_unreadable(console, (), meter.unreadable, meter.done)
     if not meter.unreadable:

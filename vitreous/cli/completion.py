@@ -41,13 +41,15 @@ def generate_completion_script(shell: str) -> str:
 
     families: dict[str, list[Any]] = {}
     for verb, (module, text) in VERBS.items():
-        kind = import_module(module).Options
-        hide_empty_defaults(kind)
+        options_type = import_module(module).Options
+        hide_empty_defaults(options_type)
         family, _, name = verb.rpartition(" ")
-        families.setdefault(family, []).append(Annotated[kind, subcommand(name, description=text, prefix_name=False)])
-    kinds = families.pop("")
-    kinds += [Annotated[Union[tuple(inner)], subcommand(name)] for name, inner in families.items()]  # noqa: UP007
-    verbs: Any = Union[tuple(kinds)]  # noqa: UP007
+        families.setdefault(family, []).append(
+            Annotated[options_type, subcommand(name, description=text, prefix_name=False)]
+        )
+    commands = families.pop("")
+    commands += [Annotated[Union[tuple(inner)], subcommand(name)] for name, inner in families.items()]  # noqa: UP007
+    verbs: Any = Union[tuple(commands)]  # noqa: UP007
     script = io.StringIO()
     with redirect_stdout(script), suppress(SystemExit):
         tyro.cli(verbs, prog="vitreous", args=["--tyro-print-completion", shell])

@@ -53,19 +53,19 @@ def reserve_stdout() -> Iterator[TextIO]:
     This holds for `print`, for streams that a library has kept, and for C code and child processes, which write to file
     descriptor 1.
     """
-    own, saved = sys.stdout, None
-    if get_file_descriptor(own) == 1:
-        own.flush()
+    original, saved = sys.stdout, None
+    if get_file_descriptor(original) == 1:
+        original.flush()
         saved = os.dup(1)
         os.dup2(2, 1)
-    stream = own if saved is None else open(saved, "w", encoding=own.encoding, errors=own.errors)  # noqa: SIM115
+    stream = original if saved is None else open(saved, "w", encoding=original.encoding, errors=original.errors)  # noqa: SIM115
     sys.stdout = sys.stderr
     try:
         yield stream
     finally:
-        sys.stdout = own
+        sys.stdout = original
         if saved is not None:
-            own.flush()
+            original.flush()
             os.dup2(saved, 1)
             stream.close()
 

@@ -60,8 +60,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     o = options
     if o.image_size is not None and (len(o.image_size) not in (1, 2, 3) or min(o.image_size) < 1):
         raise UsageError("--image-size takes one number, or height and width in pixels; for clips, frames first")
-    for name, least in (("num_classes", 0), ("channels", 1), ("heads", 1), ("window", 1)):
-        if (value := getattr(o, name)) is not None and value < least:
+    for name, minimum in (("num_classes", 0), ("channels", 1), ("heads", 1), ("window", 1)):
+        if (value := getattr(o, name)) is not None and value < minimum:
             raise UsageError(f"--{name.replace('_', '-')} must be positive, not {value}")
     size = (o.image_size * 2 if len(o.image_size) == 1 else o.image_size) if o.image_size else None
     settings = {"heads": o.heads, "mlp.gelu": o.gelu, "attention.window": o.window}
@@ -82,8 +82,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         ("model", f"{document['model']}, {document['parameters']:,} parameters"),
         ("read", f"{document['format']}, {document['source']}"),
     ]
-    rows += [(word, ", ".join(document[word])) for word in ("new", "unused") if document[word]]
-    rows += [(word, document[word]) for word in ("resized", "channels") if document[word]]
+    rows += [(key, ", ".join(document[key])) for key in ("new", "unused") if document[key]]
+    rows += [(key, document[key]) for key in ("resized", "channels") if document[key]]
     size_text = f"{document['tensors']} tensors, {document['bytes']:,} bytes"
     rows.append(("written", f"{document['to']}, {size_text}, read back bit for bit"))
     for label, text in rows:

@@ -90,29 +90,31 @@ def print_findings(document: dict[str, Any], console: Console) -> None:
     console.table(["split", "clips" if document["clips"] else "images", "unreadable", "bytes"], rows)
     if size := document["image_sizes"]:
         width, height = (
-            f"{size[side]['min']:.0f} to {size[side]['max']:.0f}, median {size[side]['median']:.0f}"
-            for side in ("width", "height")
+            f"{size[axis]['min']:.0f} to {size[axis]['max']:.0f}, median {size[axis]['median']:.0f}"
+            for axis in ("width", "height")
         )
         slices = f"{size['slices']['min']:.0f} to {size['slices']['max']:.0f} slices; " if "slices" in size else ""
-        sides = f"length {width}" if document["sample_type"] == "signals" else f"{slices}width {width}; height {height}"
+        size_text = (
+            f"length {width}" if document["sample_type"] == "signals" else f"{slices}width {width}; height {height}"
+        )
         targets, classes = document["targets"], document["classes"]
         count = f"{len(targets)} target{'s' * (len(targets) != 1)}" if targets else f"{len(classes)} classes"
-        console.print_line(f"{count}; {sides}")
+        console.print_line(f"{count}; {size_text}")
     if (clips := document["clips"]) and clips["frames"]:
         names = {"frames": "frames", "seconds": "seconds", "frame_rate": "frames/s"}
         spans = [(clips[key], name) for key, name in names.items() if clips[key]]
-        texts = [f"{own['min']:.3g} to {own['max']:.3g} {name}, median {own['median']:.3g}" for own, name in spans]
+        texts = [f"{span['min']:.3g} to {span['max']:.3g} {name}, median {span['median']:.3g}" for span, name in spans]
         console.print_line("; ".join(texts))
     for note in document["notes"]:
         console.note(note)
-    shown = 0
+    num_listed = 0
     for reason, bad in group_by_reason(document["unreadable"]):
         console.print_line(f"\n{len(bad):,} x {reason}")
-        for row in bad[: max(MAX_LISTED_NAMES - shown, 0)]:
-            console.print_line(f"    {row['path']}")
-        shown += len(bad)
-    if shown > MAX_LISTED_NAMES:
-        console.print_line(f"    {MAX_LISTED_NAMES} of {shown:,} are listed; --json lists all")
+        for entry in bad[: max(MAX_LISTED_NAMES - num_listed, 0)]:
+            console.print_line(f"    {entry['path']}")
+        num_listed += len(bad)
+    if num_listed > MAX_LISTED_NAMES:
+        console.print_line(f"    {MAX_LISTED_NAMES} of {num_listed:,} are listed; --json lists all")
     console.print_line()
     for finding in document["findings"]:
         console.print_line(f"{LEVEL_LABELS[finding['level']]}: {finding['message']}")

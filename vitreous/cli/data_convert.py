@@ -39,7 +39,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         if not note.startswith("held out"):
             console.note(note)
     document = convert_annotations(data, Path(options.out), options.to, console)
-    rows = [[name, f"{row['images']:,}", f"{row['objects']:,}"] for name, row in document["splits"].items()]
+    rows = [[name, f"{split['images']:,}", f"{split['objects']:,}"] for name, split in document["splits"].items()]
     console.table(["split", "images", "objects"], rows)
     console.print_line(f"{len(document['classes'])} classes, as {options.to}: {document['out']}")
     return document

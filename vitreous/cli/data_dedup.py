@@ -70,16 +70,16 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     for path in (out, *([Path(options.apply_to)] if options.apply_to else [])):
         if not path.absolute().parent.is_dir():
             raise UsageError(f"no folder {path.absolute().parent}", "create it first")
-    own = [split for name, split in data.splits.items() if name != "test"] if isinstance(data, Data) else [data]
-    others = [
+    splits = [split for name, split in data.splits.items() if name != "test"] if isinstance(data, Data) else [data]
+    reference_splits = [
         split
         for source in options.against
         for split in choose_reference_splits(open_images(source), options.against_split, source, console)
     ]
     embedder = load_embedder(options.model, pick_device(options.device)) if options.model else None
     document = find_copies(
-        own,
-        others,
+        splits,
+        reference_splits,
         within=options.within,
         threshold=options.threshold,
         workers=options.workers,
@@ -110,15 +110,15 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     }
 
 
-def choose_reference_splits(data: Data | Split, which: str, source: str, console: Console) -> list[Split]:
+def choose_reference_splits(data: Data | Split, split_option: str, source: str, console: Console) -> list[Split]:
     """Return the splits of `--against-split`, and print which they are."""
     from vitreous.data.split import Data
 
     if not isinstance(data, Data):
         return [data]
-    if which in ("train", "val", "test"):
-        return [data.split(which)]
-    names = ["test"] if which == "auto" and "test" in data.splits else list(data.splits)
+    if split_option in ("train", "val", "test"):
+        return [data.split(split_option)]
+    names = ["test"] if split_option == "auto" and "test" in data.splits else list(data.splits)
     console.note(f"{source}: {', '.join(names)}, {sum(len(data.splits[name]) for name in names)} images")
     return [data.splits[name] for name in names]
 

@@ -60,16 +60,16 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         raise UsageError(f"--workers must be at least 1, not {options.workers}")
     from vitreous.apps.curation.pack import PackPlan, pack_dataset
 
-    size, coder = int(digits) * BYTE_FACTORS["" if unit.isdecimal() else unit], None
+    size, autoencoder = int(digits) * BYTE_FACTORS["" if unit.isdecimal() else unit], None
     if options.latents is not None:
         from vitreous.system.machine import pick_device
         from vitreous.weights.autoencoder import Autoencoder
 
-        coder = Autoencoder(options.latents, pick_device(options.device))
-    form = options.to if coder is None else "latents"
-    latents = None if coder is None else coder.latents
+        autoencoder = Autoencoder(options.latents, pick_device(options.device))
+    pack_format = options.to if autoencoder is None else "latents"
+    latents = None if autoencoder is None else autoencoder.latents
     plan = PackPlan(
-        form,
+        pack_format,
         options.short_side,
         quality=options.quality,
         lossless=options.lossless,
@@ -84,7 +84,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         bad_images=options.bad_images,
         workers=options.workers,
         listener=console,
-        autoencoder=coder,
+        autoencoder=autoencoder,
     )
     rows = []
     for name, split in document["splits"].items():
@@ -92,5 +92,5 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         counts = f"{split['images']:,}", len(split["unreadable"]), len(split["shards"])
         rows.append([name, *counts, f"{size:.1f} MiB"])
     console.table(["split", "images", "unreadable", "shards", "size"], rows)
-    console.print_line(f"next: vitreous train {document['out']}" + " --recipe dit" * (coder is not None))
+    console.print_line(f"next: vitreous train {document['out']}" + " --recipe dit" * (autoencoder is not None))
     return document

@@ -45,7 +45,7 @@ def list_missing_extras(console: Console) -> dict[str, Any]:
     missing = find_missing_requirements()
     lines = build_install_commands(missing)
     rows = [
-        [extra or "-", ", ".join(absent) or "installed", EXTRA_PURPOSES[extra]] for extra, absent in missing.items()
+        [extra or "-", ", ".join(packages) or "installed", EXTRA_PURPOSES[extra]] for extra, packages in missing.items()
     ]
     console.table(["extra", "missing", "for"], rows)
     for line in lines:

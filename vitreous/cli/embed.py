@@ -67,9 +67,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     return write_predictions(
         options,
         options.out or "embeddings.npz",
-        kind=EmbeddingRows(),
+        output_format=EmbeddingRows(),
         made_by=made_by,
-        answers=answers,
+        predict=answers,
         source=source,
         console=console,
     )
@@ -83,6 +83,8 @@ def embed_index(options: Options, console: Console) -> dict[str, Any]:
     if len(options.images) > 1 or options.list or options.out:
         message = "--index takes the run's training images, or those of one dataset"
         raise UsageError(message, "vitreous embed RUN --index, or RUN DATA --index")
-    place = write_index(options.source(options.run), options.images[0] if options.images else None, how=options.how())
-    console.note(f"written to {place}")
-    return {"model": options.run, "index": str(place)}
+    index_path = write_index(
+        options.source(options.run), options.images[0] if options.images else None, how=options.how()
+    )
+    console.note(f"written to {index_path}")
+    return {"model": options.run, "index": str(index_path)}

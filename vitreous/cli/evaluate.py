@@ -103,8 +103,8 @@ class Options(EvaluateOptions, ProtocolOptions, InferenceArguments):
 
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Evaluate, and print the metrics. Raises UsageError for options that conflict."""
-    if (second := get_second_run(options)) is not None:
-        return print_comparison(options, second, console)
+    if (second_run := get_second_run(options)) is not None:
+        return print_comparison(options, second_run, console)
     from vitreous.inference.open_model import read_task_type
 
     if not read_task_type(options.run).reads_images:
@@ -112,24 +112,24 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
         return print_generator_evaluation(options, console)
     check_probe_options(options)
-    if words := [name for name in GENERATOR_OPTIONS if getattr(options, name) != getattr(Options, name)]:
+    if names := [name for name in GENERATOR_OPTIONS if getattr(options, name) != getattr(Options, name)]:
         raise UsageError(
-            f"--{words[0].replace('_', '-')} applies to generative models only",
+            f"--{names[0].replace('_', '-')} applies to generative models only",
             f"remove it: {options.run} is not a generative model",
         )
     from vitreous.reports.evaluate import evaluate
 
     o, by_head = options, options.protocol == "top1"
-    if not by_head and (words := [name for name in HEAD_OPTIONS if getattr(o, name)]):
-        message = f"--{words[0]} applies to predictions of the head, not to --protocol {o.protocol}"
+    if not by_head and (names := [name for name in HEAD_OPTIONS if getattr(o, name)]):
+        message = f"--{names[0]} applies to predictions of the head, not to --protocol {o.protocol}"
         raise UsageError(message, "remove one of them")
-    ways: dict[str, Any] = {name: getattr(o, name) for name in ("split", "batch_size", "workers", "bad_images")}
-    ways |= (
+    keywords: dict[str, Any] = {name: getattr(o, name) for name in ("split", "batch_size", "workers", "bad_images")}
+    keywords |= (
         {"settings": select_options(EvaluateOptions, o)}
         if by_head
         else {"protocol": select_options(ProtocolOptions, o)}
     )
-    document: dict[str, Any] = {**evaluate(o.source(o.run), o.data, how=o.how(), listener=console, **ways)}
+    document: dict[str, Any] = {**evaluate(o.source(o.run), o.data, how=o.how(), listener=console, **keywords)}
     metrics = None if o.protocol == "vtab" else document[document["split"]]
     if by_head:
         console.print_line(format_split_metrics(document["split"], metrics))
@@ -155,48 +155,56 @@ def check_probe_options(options: Options) -> None:
         raise UsageError(problem, "add --protocol linear, or remove them")
 
 
-def format_protocol_table(protocol: str, rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+def format_protocol_table(protocol: str, results: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
     """Return header and rows of a protocol's table: one row per task of vtab, number of shots, or setting."""
     if protocol == "vtab":
         cells = [
-            [row["task"], row["group"], format_share_with_interval(row, "top1"), row["images"], f"{row['l2']:.2g}"]
-            for row in rows
+            [
+                result["task"],
+                result["group"],
+                format_share_with_interval(result, "top1"),
+                result["images"],
+                f"{result['l2']:.2g}",
+            ]
+            for result in results
         ]
         return ["task", "group", "top-1", "images", "l2"], cells
     if protocol == "fewshot":
         return ["shots", "top-1", "std", "of each draw"], [
             [
-                row["shots"],
-                format_percentage(row["top1"]),
-                None if row["std"] is None else f"{row['std'] * 100:.1f}",
-                " ".join(format_percentage(draw["top1"]) for draw in row["per_seed"]),
+                result["shots"],
+                format_percentage(result["top1"]),
+                None if result["std"] is None else f"{result['std'] * 100:.1f}",
+                " ".join(format_percentage(draw["top1"]) for draw in result["per_seed"]),
             ]
-            for row in rows
+            for result in results
         ]
-    names = ["map", "macro_f1"] if "map" in rows[0] else ["top1", "top5"] if rows[0]["top5"] is not None else ["top1"]
-    key = "probe" if "probe" in rows[0] else PROTOCOL_SETTING_KEYS[protocol]
-    settings = [f"{row[key]:.3g}" if isinstance(row[key], float) else row[key] for row in rows]
+    names = (
+        ["map", "macro_f1"] if "map" in results[0] else ["top1", "top5"] if results[0]["top5"] is not None else ["top1"]
+    )
+    key = "probe" if "probe" in results[0] else PROTOCOL_SETTING_KEYS[protocol]
+    settings = [f"{result[key]:.3g}" if isinstance(result[key], float) else result[key] for result in results]
     cells = [
-        [value, *(format_share_with_interval(row, name) for name in names)]
-        for value, row in zip(settings, rows, strict=True)
+        [value, *(format_share_with_interval(result, name) for name in names)]
+        for value, result in zip(settings, results, strict=True)
     ]
     return ["classes" if key == "candidate_classes" else key, *(METRICS[name].label for name in names)], cells
 
 
-def format_share_with_interval(row: dict[str, Any], name: str) -> str:
+def format_share_with_interval(result: dict[str, Any], name: str) -> str:
     """Format a fraction with its interval."""
-    return format_percentage(row[name]) + format_interval_suffix(row["interval"].get(name))
+    return format_percentage(result[name]) + format_interval_suffix(result["interval"].get(name))
 
 
 def format_vtab_lines(document: dict[str, Any]) -> Iterator[str]:
     """Yield the means of the task groups, and the skipped tasks."""
     yield "  ".join(
-        f"{part} {format_percentage(document[part])}" for part in ("natural", "specialized", "structured", "mean")
+        f"{group} {format_percentage(document[group])}" for group in ("natural", "specialized", "structured", "mean")
     )
     if document["missing"]:
         yield f"missing: {', '.join(document['missing'])}"
-    for name, why in document["failed"].items():
-        yield f"{name} was skipped: {why}"
+    for name, reason in document["failed"].items():
+        yield f"{name} was skipped: {reason}"
 
 
 def format_probe_lines(document: dict[str, Any]) -> Iterator[str]:
@@ -207,18 +215,22 @@ def format_probe_lines(document: dict[str, Any]) -> Iterator[str]:
         f"{document['steps']:,} steps of {document['batch_size']:,} images; head: "
         f"{format_probe_candidate(selection['selected'])}"
     )
-    rows = selection["candidates"]
-    if len(rows) > 1:
-        yield f"selected from {len(rows)} heads on {selection['images']} validation images; the best heads:"
-        best = sorted(rows, key=lambda row: -1.0 if row["val"] is None else row["val"], reverse=True)
-        yield from (f"  {format_probe_candidate(row)}" for row in best[:MAX_LISTED_HEADS])
+    candidates = selection["candidates"]
+    if len(candidates) > 1:
+        yield f"selected from {len(candidates)} heads on {selection['images']} validation images; the best heads:"
+        best = sorted(
+            candidates, key=lambda candidate: -1.0 if candidate["val"] is None else candidate["val"], reverse=True
+        )
+        yield from (f"  {format_probe_candidate(candidate)}" for candidate in best[:MAX_LISTED_HEADS])
 
 
-def format_probe_candidate(row: dict[str, Any]) -> str:
+def format_probe_candidate(candidate: dict[str, Any]) -> str:
     """Format a head: learning rate, input features, and metric on validation images."""
-    blocks = {0: "the model's own features", 1: "class token"}.get(row["blocks"], f"{row['blocks']} class tokens")
-    score = "" if row["val"] is None else f", val {format_percentage(row['val'])}"
-    return f"lr {row['lr']:.3g}, {blocks}{' and mean patch' if row['mean_patch'] else ''}{score}"
+    blocks = {0: "the model's own features", 1: "class token"}.get(
+        candidate["blocks"], f"{candidate['blocks']} class tokens"
+    )
+    score = "" if candidate["val"] is None else f", val {format_percentage(candidate['val'])}"
+    return f"lr {candidate['lr']:.3g}, {blocks}{' and mean patch' if candidate['mean_patch'] else ''}{score}"
 
 
 def get_second_run(options: Options) -> str | None:
@@ -231,13 +243,15 @@ def get_second_run(options: Options) -> str | None:
         return None
     if options.more is not None and not is_run_or_bundle(options.data) and ":" not in options.data:
         raise UsageError(f"{options.data} is not a run", "use vitreous evaluate RUN RUN DATA")
-    own = [name for name in HEAD_OPTIONS if getattr(options, name)] + ["protocol"] * (options.protocol != "top1")
-    if own:
-        raise UsageError(f"--{own[0]} applies to one run, not to two", "remove it, or evaluate one run")
+    single_run_options = [name for name in HEAD_OPTIONS if getattr(options, name)] + ["protocol"] * (
+        options.protocol != "top1"
+    )
+    if single_run_options:
+        raise UsageError(f"--{single_run_options[0]} applies to one run, not to two", "remove it, or evaluate one run")
     return options.data
 
 
-def print_comparison(options: Options, second: str, console: Console) -> dict[str, Any]:
+def print_comparison(options: Options, second_run: str, console: Console) -> dict[str, Any]:
     """Compare two runs, and print their differences."""
     from vitreous.reports.answers import EvaluationSettings
     from vitreous.reports.compare import compare_two_runs, is_run_or_bundle
@@ -245,20 +259,20 @@ def print_comparison(options: Options, second: str, console: Console) -> dict[st
     computing = EvaluationSettings(
         options.batch_size, options.workers, options.how(), options.bad_images, listener=console
     )
-    runs = (options.run, second)  # --resize and --source-size apply to foreign weights, if only one is foreign
-    first, other = (
+    runs = (options.run, second_run)  # --resize and --source-size apply to foreign weights, if only one is foreign
+    first_source, second_source = (
         path if is_run_or_bundle(path) and not all(map(is_run_or_bundle, runs)) else options.source(path)
         for path in runs
     )
-    document = compare_two_runs(first, other, options.more, options.split, computing)
-    for side in (document["a"], document["b"]):
-        console.print_line(format_split_metrics(side["run"], side))
+    document = compare_two_runs(first_source, second_source, options.more, options.split, computing)
+    for metrics in (document["a"], document["b"]):
+        console.print_line(format_split_metrics(metrics["run"], metrics))
     if correct := document["correct"]:
-        right = f"both correct {correct['both']}, only the first {correct['only_a']}, "
-        right += f"only the second {correct['only_b']}"
-        console.print_line(f"of {document['images']} images: {right}, neither {correct['neither']}")
-    if len(rows := document.get("targets", [])) > 1:
-        console.table(*target_differences(rows[:MAX_LISTED_CLASSES]))
+        correct_text = f"both correct {correct['both']}, only the first {correct['only_a']}, "
+        correct_text += f"only the second {correct['only_b']}"
+        console.print_line(f"of {document['images']} images: {correct_text}, neither {correct['neither']}")
+    if len(targets := document.get("targets", [])) > 1:
+        console.table(*target_differences(targets[:MAX_LISTED_CLASSES]))
     if signs := [*describe_changes(document)]:
         console.print_line(f"second minus first: {', '.join(signs)}")
     console.print_line(document["verdict"])
@@ -275,16 +289,18 @@ def describe_changes(document: dict[str, Any]) -> Iterator[str]:
             yield f"{metric.label} {changes[name]:+{metric.form}}{suffix}"
 
 
-def target_differences(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+def target_differences(targets: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
     """Return header and rows for two regressions: one row per target, the second run's metrics minus the first's."""
-    metrics = [METRICS[key] for key in rows[0]["difference"]]
+    metrics = [METRICS[key] for key in targets[0]["difference"]]
     cells = []
-    for row in rows:
-        cell = [row["target"], row["images"]]
+    for target in targets:
+        cell = [target["target"], target["images"]]
         for metric in metrics:
-            change, ends = row["difference"][metric.key], row["interval"][metric.key]
-            form = "+" + metric.form
-            cell.append("-" if change is None else format(change, form) + format_interval_suffix(ends, form))
+            change, ends = target["difference"][metric.key], target["interval"][metric.key]
+            number_format = "+" + metric.form
+            cell.append(
+                "-" if change is None else format(change, number_format) + format_interval_suffix(ends, number_format)
+            )
         cells.append(cell)
     return ["second minus first", "images", *(metric.label for metric in metrics)], cells
 
@@ -298,46 +314,50 @@ def print_head_results(document: dict[str, Any], console: Console) -> Iterator[s
 
     metric, objects = METRICS[get_primary_key(document[document["split"]])], document.get("objects")
     rank, name = metric.ranking_metric
-    rows = sorted(document["per_class"], key=lambda row: row[rank] if row[rank] is not None else 2.0)
-    columns = metric.class_columns(rows)
-    last = ["confused_with"] if any("confused_with" in row for row in rows) else []
+    class_results = sorted(document["per_class"], key=lambda result: result[rank] if result[rank] is not None else 2.0)
+    columns = metric.class_columns(class_results)
+    confused_columns = ["confused_with"] if any("confused_with" in result for result in class_results) else []
     console.table(
-        ["class", "images", *(column.label for column in columns), *["most confused with"] * len(last)],
+        ["class", "images", *(column.label for column in columns), *["most confused with"] * len(confused_columns)],
         [
             [
-                row["class"],
-                row["images"],
-                *(format_percentage(row[column.key]) for column in columns),
-                *map(row.get, last),
+                result["class"],
+                result["images"],
+                *(format_percentage(result[column.key]) for column in columns),
+                *map(result.get, confused_columns),
             ]
-            for row in rows[:MAX_LISTED_CLASSES]
+            for result in class_results[:MAX_LISTED_CLASSES]
         ],
     )
-    if len(rows) > MAX_LISTED_CLASSES:
-        yield f"… and {len(rows) - MAX_LISTED_CLASSES} classes with a better {name}"
+    if len(class_results) > MAX_LISTED_CLASSES:
+        yield f"… and {len(class_results) - MAX_LISTED_CLASSES} classes with a better {name}"
     if objects:
         costs = sorted(objects["errors"].items(), key=lambda pair: -pair[1])
-        named = (f"{OBJECT_ERRORS[key]} {100 * cost:.1f}" for key, cost in costs if key in OBJECT_ERRORS)
+        texts = (f"{OBJECT_ERRORS[key]} {100 * cost:.1f}" for key, cost in costs if key in OBJECT_ERRORS)
         yield f"recall, precision and F1 of predictions with a score of at least {objects['threshold']:.2f}"
-        yield f"AP50 points lost per error type: {', '.join(named)}"
+        yield f"AP50 points lost per error type: {', '.join(texts)}"
     if document["most_confused"] and (pairs := document["most_confused"]["unordered"]):
-        named = (
+        texts = (
             f"{' and '.join(pair['classes'])} ({pair['count']:,} "
             f"{metric.counted.removesuffix('s' * (pair['count'] == 1))}, "
             f"{pair['share']:.1%})"
             for pair in pairs[:5]
         )
-        yield f"most confused pairs: {', '.join(named)}"
+        yield f"most confused pairs: {', '.join(texts)}"
     yield from format_calibration_lines(document)
     yield from format_outlier_lines(document)
 
 
-def format_targets_table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+def format_targets_table(targets: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
     """Return header and rows for a regression: one row per target, with metrics in its unit."""
-    metrics = [METRICS[key] for key in rows[0]["interval"]]
+    metrics = [METRICS[key] for key in targets[0]["interval"]]
     cells = [
-        [row["target"], row["images"], *("-" if row[m.key] is None else format(row[m.key], m.form) for m in metrics)]
-        for row in rows
+        [
+            target["target"],
+            target["images"],
+            *("-" if target[m.key] is None else format(target[m.key], m.form) for m in metrics),
+        ]
+        for target in targets
     ]
     return ["target", "images", *(metric.label for metric in metrics)], cells
 
@@ -345,8 +365,10 @@ def format_targets_table(rows: list[dict[str, Any]]) -> tuple[list[str], list[li
 def format_calibration_lines(document: dict[str, Any]) -> Iterator[str]:
     """Yield the temperature with its effect on calibration, and the accuracy when uncertain images are rejected."""
     if calibration := document["calibration"]:
-        on = calibration["fitted_on"]
-        fitted = f", fitted on {on['images']} {on['split']} images of {on['data']}" if on else ""
+        fit_data = calibration["fitted_on"]
+        fitted = (
+            f", fitted on {fit_data['images']} {fit_data['split']} images of {fit_data['data']}" if fit_data else ""
+        )
         yield f"temperature {calibration['temperature']:.3f}{fitted}"
         for name in ("val", "test", "train"):
             if name in calibration:
@@ -356,8 +378,10 @@ def format_calibration_lines(document: dict[str, Any]) -> Iterator[str]:
                 yield f"  {name}: {', '.join(changes)}"
     if abstain := document["abstain"]:
         top1 = abstain["top1"]
-        right = "" if top1 is None else f": top-1 {top1:.2%}{format_interval_suffix(abstain['interval'])} on them"
-        answered = f"{abstain['accepted']} images predicted ({abstain['coverage']:.1%}){right}"
+        accuracy_text = (
+            "" if top1 is None else f": top-1 {top1:.2%}{format_interval_suffix(abstain['interval'])} on them"
+        )
+        answered = f"{abstain['accepted']} images predicted ({abstain['coverage']:.1%}){accuracy_text}"
         yield f"unsure below {abstain['threshold']:g}: {answered}; AURC {abstain['aurc']:.2g}"
 
 
@@ -366,17 +390,19 @@ def format_outlier_lines(document: dict[str, Any]) -> Iterator[str]:
     if outliers := document["outliers"]:
         scores = f"{outliers['median']:.1f} (median; training images {outliers['training_median']:.1f})"
         yield f"distance from the training images {scores}; most distant:"
-        for row in outliers["top"][:5]:
-            yield f"  {row['score']:.1f}  {row['path']}"
-        if other := outliers["against"]:
-            rates = f"AUROC {other['auroc']:.3f}, false-positive rate {other['fpr95']:.1%} at 95 % true positives"
-            yield f"compared with {other['images']} images of {other['data']}: {rates}"
+        for sample in outliers["top"][:5]:
+            yield f"  {sample['score']:.1f}  {sample['path']}"
+        if reference := outliers["against"]:
+            rates_text = (
+                f"AUROC {reference['auroc']:.3f}, false-positive rate {reference['fpr95']:.1%} at 95 % true positives"
+            )
+            yield f"compared with {reference['images']} images of {reference['data']}: {rates_text}"
     if suspects := document["suspects"]:
         yield f"{suspects['count']} of {suspects['images']} labels are suspect: {suspects['file']}"
-        for row in suspects["top"][:5]:
-            neighbours = f"neighbours {row['knn_class']} {row['knn_share']:.0%}"
-            verdict = f"model {row['predicted_class']} {row['probability']:.0%}, {neighbours}"
-            yield f"  {row['path']}: labelled {row['label']}; {verdict}"
+        for sample in suspects["top"][:5]:
+            neighbours = f"neighbours {sample['knn_class']} {sample['knn_share']:.0%}"
+            verdict = f"model {sample['predicted_class']} {sample['probability']:.0%}, {neighbours}"
+            yield f"  {sample['path']}: labelled {sample['label']}; {verdict}"
 
 
 def print_generator_evaluation(options: Any, console: Console) -> dict[str, Any]:
@@ -386,22 +412,28 @@ def print_generator_evaluation(options: Any, console: Console) -> dict[str, Any]
     from vitreous.reports.generated import GenerationOptions
 
     o = options
-    if words := [name for name in CLASSIFIER_OPTIONS if getattr(o, name)]:
-        raise UsageError(f"--{words[0]} does not apply to {o.run}, a generative model", "remove it")
-    asked = GenerationOptions(**{field.name: getattr(o, field.name) for field in fields(GenerationOptions)})
-    ways: dict[str, Any] = {
+    if names := [name for name in CLASSIFIER_OPTIONS if getattr(o, name)]:
+        raise UsageError(f"--{names[0]} does not apply to {o.run}, a generative model", "remove it")
+    generation_options = GenerationOptions(
+        **{field.name: getattr(o, field.name) for field in fields(GenerationOptions)}
+    )
+    keywords: dict[str, Any] = {
         name: getattr(o, name) for name in ("split", "batch_size", "workers", "bad_images", "protocol")
     }
-    metrics = evaluate(o.source(o.run), o.data, how=o.how(), listener=console, settings=asked, **ways)
+    metrics = evaluate(o.source(o.run), o.data, how=o.how(), listener=console, settings=generation_options, **keywords)
     document: dict[str, Any] = {**metrics}
     metrics = document[document["split"]]
     compared = f"{metrics['images']:,} {document['split']} images" if metrics["images"] else document["data"]
-    where = f"{compared} by {metrics['features']} ({metrics['dimensions']} numbers)"
-    manner = f"{document['sampler']} in {document['steps']} steps, guidance {document['guidance']:g}"
-    console.print_line(f"{metrics['samples']:,} samples of {metrics['size']} ({manner}) compared with {where}")
+    reference_text = f"{compared} by {metrics['features']} ({metrics['dimensions']} numbers)"
+    sampling_text = f"{document['sampler']} in {document['steps']} steps, guidance {document['guidance']:g}"
+    console.print_line(
+        f"{metrics['samples']:,} samples of {metrics['size']} ({sampling_text}) compared with {reference_text}"
+    )
     train = metrics["frechet_distance_of_train"]
-    beside = "" if train is None else f" (training images {train:.4g}: {metrics['frechet_distance'] / train:.2f} times)"
-    console.print_line(f"Fréchet distance {metrics['frechet_distance']:.4g}{beside}")
+    ratio_text = (
+        "" if train is None else f" (training images {train:.4g}: {metrics['frechet_distance'] / train:.2f} times)"
+    )
+    console.print_line(f"Fréchet distance {metrics['frechet_distance']:.4g}{ratio_text}")
     if metrics.get("fid") is not None:
         spatial = "" if metrics["sfid"] is None else f", sFID {metrics['sfid']:.2f}"
         score = f"Inception score {metrics['inception_score']:.2f}"

@@ -50,7 +50,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     o = options
     max_loss = "any" if o.accept_loss else o.max_loss
-    written = export(
+    result = export(
         o.source(o.run),
         o.to,
         o.out,
@@ -62,48 +62,59 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         overwrite=o.overwrite,
         listener=console,
     )
-    document: dict[str, Any] = {**written}
-    for row in document["exports"]:
-        for label, text in format_export_lines(row):
+    document: dict[str, Any] = {**result}
+    for exported in document["exports"]:
+        for label, text in format_export_lines(exported):
             console.print_line(f"{label:9} {text}")
     return document
 
 
-def format_export_lines(row: dict[str, Any]) -> list[tuple[str, str]]:
+def format_export_lines(exported: dict[str, Any]) -> list[tuple[str, str]]:
     """Return labels and texts of the lines for one file."""
-    if not row["images"]:
-        return [("written", f"{row['file']}, {row['bytes']:,} bytes, read back bit for bit")]
-    judged = ("judged", f"on {row['images']} images: {row['verified_on']}")
-    rows = (
-        [judged, *format_object_lines(row)]
-        if row["outputs"] == "objects"
+    if not exported["images"]:
+        return [("written", f"{exported['file']}, {exported['bytes']:,} bytes, read back bit for bit")]
+    comparison = ("judged", f"on {exported['images']} images: {exported['verified_on']}")
+    lines = (
+        [comparison, *format_object_lines(exported)]
+        if exported["outputs"] == "objects"
         else [
-            judged,
-            (row["outputs"], f"maximum difference {row['max_abs_logit_difference']:.2g}"),
-            ("predictions", f"{row['top1_agreement']:.2%} identical"),
+            comparison,
+            (exported["outputs"], f"maximum difference {exported['max_abs_logit_difference']:.2g}"),
+            ("predictions", f"{exported['top1_agreement']:.2%} identical"),
         ]
     )
-    if row["top1"]:
-        rows.append(("top-1", f"{row['top1']['export']:.2%}, original {row['top1']['original']:.2%}"))
+    if exported["top1"]:
+        lines.append(("top-1", f"{exported['top1']['export']:.2%}, original {exported['top1']['original']:.2%}"))
     return [
-        *rows,
-        ("size", f"{row['bytes'] / 1e6:,.1f} MB, original {row['original_bytes'] / 1e6:,.1f} MB"),
-        ("speed", f"{row['images_per_second']:,.1f} images/s, original {row['original_images_per_second']:,.1f}"),
-        ("written", row["file"]),
+        *lines,
+        ("size", f"{exported['bytes'] / 1e6:,.1f} MB, original {exported['original_bytes'] / 1e6:,.1f} MB"),
+        (
+            "speed",
+            f"{exported['images_per_second']:,.1f} images/s, original {exported['original_images_per_second']:,.1f}",
+        ),
+        ("written", exported["file"]),
         *(
-            [("next", f"vitreous {'embed' if row['outputs'] == 'features' else 'predict'} {row['file']} IMAGE ...")]
-            if row["format"] != "torch"
+            [
+                (
+                    "next",
+                    (
+                        f"vitreous {'embed' if exported['outputs'] == 'features' else 'predict'} "
+                        f"{exported['file']} IMAGE ..."
+                    ),
+                )
+            ]
+            if exported["format"] != "torch"
             else []
         ),
     ]
 
 
-def format_object_lines(row: dict[str, Any]) -> list[tuple[str, str]]:
+def format_object_lines(exported: dict[str, Any]) -> list[tuple[str, str]]:
     """Return lines that compare the objects of an exported detector with those of the original."""
-    if not row["objects"]:
+    if not exported["objects"]:
         return [("objects", "none on these images")]
-    boxes, scores, masks = (row[f"max_{name}_difference"] for name in ("box", "score", "mask"))
+    boxes, scores, masks = (exported[f"max_{name}_difference"] for name in ("box", "score", "mask"))
     return [
-        ("objects", f"{row['object_agreement']:.2%} of {row['objects']} identical, counted in both"),
+        ("objects", f"{exported['object_agreement']:.2%} of {exported['objects']} identical, counted in both"),
         ("maximum difference", f"boxes {boxes:.2g} pixels, scores {scores:.2g}, masks {masks:.2%} of the pixels"),
     ]

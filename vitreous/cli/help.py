@@ -37,9 +37,9 @@ class OptionHelp:
     is_positional: bool
 
 
-def wants_help(words: Sequence[str]) -> bool:
+def wants_help(arguments: Sequence[str]) -> bool:
     """Return whether a command requests help."""
-    return any(word in ("-h", "--help", "--help-all") for word in words)
+    return any(argument in ("-h", "--help", "--help-all") for argument in arguments)
 
 
 def format_help(options_type: type[Any], verb: str, show_all: bool) -> str:
@@ -51,22 +51,22 @@ def format_help(options_type: type[Any], verb: str, show_all: bool) -> str:
     columns = shutil.get_terminal_size((MAX_LINE_WIDTH, 24)).columns
     width = max(MIN_LINE_WIDTH, min(MAX_LINE_WIDTH, columns))
     usage = " ".join(("usage: vitreous", verb, "[OPTIONS]", *(entry.label for entry in positional)))
-    parts = [
+    blocks = [
         usage,
         *(fill_paragraph(text, width) for text in inspect.cleandoc(options_type.__doc__ or "").split("\n\n")),
     ]
     if positional:
-        parts.append(format_section("Arguments", positional, width))
+        blocks.append(format_section("Arguments", positional, width))
     if common and not show_all:
-        chosen = {entry.name: entry for entry in options}
-        parts.append(format_section("Common options", [chosen[name] for name in common], width))
-        parts.append(f"All {len(options)} options: vitreous {verb} --help-all")
+        entries_by_name = {entry.name: entry for entry in options}
+        blocks.append(format_section("Common options", [entries_by_name[name] for name in common], width))
+        blocks.append(f"All {len(options)} options: vitreous {verb} --help-all")
     else:
         for section in order_sections(options_type, options):
             chosen_entries = [entry for entry in options if entry.section == section]
-            parts.append(format_section(section, chosen_entries, width))
-    parts.append("--json prints one JSON document to stdout and everything else to stderr.")
-    return "\n\n".join(parts)
+            blocks.append(format_section(section, chosen_entries, width))
+    blocks.append("--json prints one JSON document to stdout and everything else to stderr.")
+    return "\n\n".join(blocks)
 
 
 def fill_paragraph(text: str, width: int) -> str:
@@ -106,12 +106,12 @@ def list_options(options_type: type[Any]) -> Iterator[OptionHelp]:
     section = FIRST_SECTION
     for field in fields(options_type):
         section = sections.get(field.name, section)
-        marks = get_annotation_markers(hints[field.name])
-        if not any(mark in get_args(Suppress[int]) for mark in marks):
-            is_positional = any(mark in get_args(Positional[int]) for mark in marks)
-            label, choices = format_label(field, hints[field.name], marks, is_positional)
-            words = [descriptions.get(field.name, ""), choices, format_default(field)]
-            description = " ".join(filter(None, words))
+        markers = get_annotation_markers(hints[field.name])
+        if not any(marker in get_args(Suppress[int]) for marker in markers):
+            is_positional = any(marker in get_args(Positional[int]) for marker in markers)
+            label, choices = format_label(field, hints[field.name], markers, is_positional)
+            texts = [descriptions.get(field.name, ""), choices, format_default(field)]
+            description = " ".join(filter(None, texts))
             yield OptionHelp(
                 name=field.name, section=section, label=label, description=description, is_positional=is_positional
             )
@@ -153,20 +153,20 @@ def get_annotation_markers(hint: Any) -> tuple[Any, ...]:
     return hint.__metadata__ if get_origin(hint) is Annotated else ()
 
 
-def format_label(field: Field[Any], hint: Any, marks: Sequence[Any], is_positional: bool) -> tuple[str, str]:
+def format_label(field: Field[Any], hint: Any, markers: Sequence[Any], is_positional: bool) -> tuple[str, str]:
     """Format an option with its placeholder, such as `--epochs FLOAT`, and a sentence that lists long choices."""
-    name = next((mark.name for mark in marks if getattr(mark, "name", None)), field.name).replace("_", "-")
-    metavar = next((mark.metavar for mark in marks if getattr(mark, "metavar", None)), None)
-    aliases = [alias for mark in marks for alias in getattr(mark, "aliases", None) or ()]
+    name = next((marker.name for marker in markers if getattr(marker, "name", None)), field.name).replace("_", "-")
+    metavar = next((marker.metavar for marker in markers if getattr(marker, "metavar", None)), None)
+    aliases = [alias for marker in markers for alias in getattr(marker, "aliases", None) or ()]
     if is_positional:
         return metavar or name.upper(), ""
-    spelled = ", ".join((f"--{name}", *aliases))
+    flags_text = ", ".join((f"--{name}", *aliases))
     if is_flag(hint):
-        return (spelled if field.default is False else f"{spelled}, --no-{name}"), ""
+        return (flags_text if field.default is False else f"{flags_text}, --no-{name}"), ""
     placeholder = metavar or format_type(hint)
     if len(placeholder) > MAX_INLINE_CHOICES:
-        return f"{spelled} NAME", f"One of {placeholder.strip('{}').replace(',', ', ')}."
-    return f"{spelled} {placeholder}", ""
+        return f"{flags_text} NAME", f"One of {placeholder.strip('{}').replace(',', ', ')}."
+    return f"{flags_text} {placeholder}", ""
 
 
 def is_flag(hint: Any) -> bool:
@@ -182,7 +182,7 @@ def format_type(hint: Any) -> str:
     if get_origin(hint) is Annotated:
         return format_type(arguments[0])
     if get_origin(hint) in (Union, UnionType):
-        return "|".join(dict.fromkeys(format_type(one) for one in arguments if one is not NoneType))
+        return "|".join(dict.fromkeys(format_type(argument) for argument in arguments if argument is not NoneType))
     if get_origin(hint) is Literal:
         return "{" + ",".join(map(str, arguments)) + "}"
     if get_origin(hint) is tuple:
@@ -197,5 +197,7 @@ def format_default(field: Field[Any]) -> str:
     default = field.default
     if default is MISSING or default is None or default is False or default in ("", ()):
         return ""
-    words = " ".join(map(str, default)) if isinstance(default, tuple) else "on" if default is True else str(default)
-    return f"(default: {words})"
+    value_text = (
+        " ".join(map(str, default)) if isinstance(default, tuple) else "on" if default is True else str(default)
+    )
+    return f"(default: {value_text})"

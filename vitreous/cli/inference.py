@@ -41,9 +41,9 @@ class InferenceArguments(InferenceOptions, InferenceWeightsOptions):
         return select_options(InferenceOptions, self)
 
 
-def select_options(kind: type[T], options: Any) -> T:
+def select_options(options_type: type[T], options: Any) -> T:
     """Make a dataclass from the verb's options of the same names."""
-    return kind(**{one.name: getattr(options, one.name) for one in fields(kind)})  # type: ignore[arg-type]
+    return options_type(**{field.name: getattr(options, field.name) for field in fields(options_type)})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,15 +128,15 @@ def choose_backend(options: ImageArguments, predictor: Predictor) -> Predictor |
     return RayPredictor(options.ray, options.source(options.run), options.how(), options.exact)
 
 
-def collect_file_settings(options: ImageArguments, predictor: Predictor, **more: Any) -> dict[str, Any]:
+def collect_file_settings(options: ImageArguments, predictor: Predictor, **extra: Any) -> dict[str, Any]:
     """Return the settings that determine a file of predictions, in addition to model and images. Precision and engine
     are those in use."""
-    asked = {name: getattr(options, name) for name in ("exact", "device", "engine", "merge_tokens")}
-    asked |= {"engine": get_engine_name(predictor, options)}
-    asked |= {"clip_views": options.clip_views} if options.clip_views != "1x1" else {}
+    settings = {name: getattr(options, name) for name in ("exact", "device", "engine", "merge_tokens")}
+    settings |= {"engine": get_engine_name(predictor, options)}
+    settings |= {"clip_views": options.clip_views} if options.clip_views != "1x1" else {}
     names = ("resize", "source_size", "native_aspect", "tokens")
-    known = {name: value for name in names if (value := getattr(options, name)) not in (None, False)}
-    return {**asked, "precision": predictor.engine.precision, **more, **known}
+    weights_settings = {name: value for name in names if (value := getattr(options, name)) not in (None, False)}
+    return {**settings, "precision": predictor.engine.precision, **extra, **weights_settings}
 
 
 class ProgressMeter:
@@ -153,10 +153,10 @@ class ProgressMeter:
         """Return images/s."""
         return (self.done - self.before) / max(time.monotonic() - self.began, 1e-9)
 
-    def count(self, rows: Sequence[Any]) -> None:
+    def count(self, predictions: Sequence[Any]) -> None:
         """Count predictions, and report progress."""
-        self.done += len(rows)
-        errors = [row.error for row in rows if row.error is not None]
+        self.done += len(predictions)
+        errors = [prediction.error for prediction in predictions if prediction.error is not None]
         self.unreadable += len(errors)
         self.bad += errors[: MAX_LISTED_UNREADABLE - len(self.bad)]
         self.console.progress(self.label, self.done, self.total, f"{self.rate:,.1f} images/s")
@@ -165,16 +165,16 @@ class ProgressMeter:
 def write_predictions(
     options: ImageArguments,
     out: str,
-    kind: RowFormat,
+    output_format: RowFormat,
     made_by: dict[str, Any],
-    answers: Callable[[Iterator[Item]], Iterator[Sequence[Any]]],
+    predict: Callable[[Iterator[Item]], Iterator[Sequence[Any]]],
     source: ImageSource,
     console: Console,
 ) -> dict[str, Any]:
     """Stream predictions to a file, and return the verb's document. No prediction is kept in memory."""
     from vitreous.inference.sinks import OutputFile
 
-    job = OutputFile(out, kind, made_by, options.resume)
+    job = OutputFile(out, output_format, made_by, options.resume)
     try:
         items = iter(source) if job.finished else job.remaining(iter(source))
         meter = ProgressMeter("images", source.count, console, job.rows)
@@ -183,23 +183,27 @@ def write_predictions(
         else:
             if job.rows:
                 console.note(f"{out} already contains {job.rows:,} images")
-            for rows in answers(items):
-                job.add(rows)
-                meter.count(rows)
+            for predictions in predict(items):
+                job.add(predictions)
+                meter.count(predictions)
             job.finish()
             console.note(f"{job.rows:,} images in {out}, {meter.rate:,.1f} images/s")
     finally:
         job.close()
     print_unreadable(console, meter.bad, job.bad, job.rows)
-    used = {name: made_by[name] for name in ("precision", "engine")}
-    document = {"model": options.run, **used, "out": out, "images": job.rows}
+    engine_settings = {name: made_by[name] for name in ("precision", "engine")}
+    document = {"model": options.run, **engine_settings, "out": out, "images": job.rows}
     return document | {"unreadable": job.bad, "images_per_second": meter.rate}
 
 
 def get_engine_name(predictor: Predictor, options: InferenceArguments) -> str:
     """Return the engine in use; for exported files and clusters, the requested one."""
-    chosen = getattr(predictor.engine, "options", None)
-    return chosen.engine if chosen is not None and getattr(options, "ray", None) is None else options.engine
+    engine_options = getattr(predictor.engine, "options", None)
+    return (
+        engine_options.engine
+        if engine_options is not None and getattr(options, "ray", None) is None
+        else options.engine
+    )
 
 
 def choose_job_engine(

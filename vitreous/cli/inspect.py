@@ -41,7 +41,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     settings = select_options(InspectOptions, options)
     document: dict[str, Any] = {**inspect(options.source(options.run), options.images, options.out, settings, console)}
     console.table(
-        ["figure", "file"], [[one["title"], f"{document['out']}/{one['png']}"] for one in document["figures"]]
+        ["figure", "file"], [[figure["title"], f"{document['out']}/{figure['png']}"] for figure in document["figures"]]
     )
     console.print_line(f"page with all figures: {document['page']}")
     return document

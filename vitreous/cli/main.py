@@ -60,14 +60,14 @@ VERBS = {
 OUT_OF_MEMORY_HINT = "use --micro-batch auto, --recompute, or a smaller model"
 
 
-def needs_model(kind: type[Any]) -> bool:
+def needs_model(options_type: type[Any]) -> bool:
     """Return whether a verb has a model argument without a default."""
-    return any(field.name == "run" and field.default is MISSING for field in fields(kind))
+    return any(field.name == "run" and field.default is MISSING for field in fields(options_type))
 
 
-def require_model(verb: str, kind: type[Any], words: list[str]) -> None:
+def require_model(verb: str, options_type: type[Any], arguments: list[str]) -> None:
     """Raise UsageError if a verb needs a model and has none."""
-    if not words and needs_model(kind):
+    if not arguments and needs_model(options_type):
         raise make_missing_model_error(verb, "", [])
 
 
@@ -77,17 +77,17 @@ def check_model_argument(verb: str, options: Any) -> None:
 
     if not needs_model(type(options)) or is_finished_run(run := options.run) or not is_image_source(run):
         return
-    others = [*getattr(options, "images", ()), *filter(None, (getattr(options, "data", None),))]
+    other_arguments = [*getattr(options, "images", ()), *filter(None, (getattr(options, "data", None),))]
     if verb in IMAGE_VERBS:
-        if named := next((word for word in others if is_finished_run(word)), None):
-            words = shlex.join(["vitreous", verb, named, run])
-            raise UsageError(f"the model must come first: {escape_unprintable(run)} contains images", f"try {words}")
-        raise make_missing_model_error(verb, run, [run, *others])
+        if run_argument := next((argument for argument in other_arguments if is_finished_run(argument)), None):
+            command = shlex.join(["vitreous", verb, run_argument, run])
+            raise UsageError(f"the model must come first: {escape_unprintable(run)} contains images", f"try {command}")
+        raise make_missing_model_error(verb, run, [run, *other_arguments])
     raise make_missing_model_error(verb, run, [])
 
 
-def make_missing_model_error(verb: str, path: str, others: list[str]) -> UsageError:
-    """Make the error for a command without a model: `path` is in its place, `others` follow it."""
+def make_missing_model_error(verb: str, path: str, other_arguments: list[str]) -> UsageError:
+    """Make the error for a command without a model: `path` is in its place, `other_arguments` follow it."""
     from vitreous.weights.model_paths import find_newest_run
 
     problem = "no model given"
@@ -96,37 +96,37 @@ def make_missing_model_error(verb: str, path: str, others: list[str]) -> UsageEr
     if not (newest := find_newest_run()):
         hint = f"there is no run in this folder; train one with vitreous train DATA, then vitreous {verb} RUN …"
         return UsageError(problem, hint)
-    shown = [escape_unprintable(word) for word in others[:MAX_HINT_WORDS]]
-    words = shlex.join(["vitreous", verb, newest, *shown]) + " …" * (
-        len(others) > MAX_HINT_WORDS or (verb in VERBS_WITH_MORE_ARGUMENTS and not others)
+    escaped = [escape_unprintable(argument) for argument in other_arguments[:MAX_HINT_WORDS]]
+    command = shlex.join(["vitreous", verb, newest, *escaped]) + " …" * (
+        len(other_arguments) > MAX_HINT_WORDS or (verb in VERBS_WITH_MORE_ARGUMENTS and not other_arguments)
     )
-    return UsageError(problem, f"try {words}; {newest} is the newest run in this folder")
+    return UsageError(problem, f"try {command}; {newest} is the newest run in this folder")
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with its code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    command_line = list(sys.argv[1:] if arguments is None else arguments)
     prepare_streams()
     limit_thread_pools()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # training handles SIGTERM differently
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))  # training handles SIGTERM differently
     try:
-        code = run_command(words)
+        code = run_command(command_line)
         sys.stdout.flush()
     except KeyboardInterrupt:
-        code = print_error(Interrupted("stopped"), words, 130)
+        code = print_error(Interrupted("stopped"), command_line, 130)
     except BrokenPipeError:  # the reader closed the pipe
         redirect_to_null(sys.stdout)
         code = 0
     except VitreousError as error:
-        code = print_error(error, words, error.code)
+        code = print_error(error, command_line, error.code)
     except OSError as error:
-        place = f"{error.filename}: " if error.filename else ""
-        message = f"{place}{error.strerror or error}"
-        code = print_error(VitreousError(message, "free some space, or write to another disk"), words, 6)
+        path_prefix = f"{error.filename}: " if error.filename else ""
+        message = f"{path_prefix}{error.strerror or error}"
+        code = print_error(VitreousError(message, "free some space, or write to another disk"), command_line, 6)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        code = print_error(VitreousError("out of memory", OUT_OF_MEMORY_HINT), words, 6)
+        code = print_error(VitreousError("out of memory", OUT_OF_MEMORY_HINT), command_line, 6)
     sys.stdout.flush()
     if any(thread.name in ABANDONED_THREADS for thread in threading.enumerate()):
         sys.stderr.flush()
@@ -134,24 +134,26 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(code)
 
 
-def run_command(words: list[str]) -> int:
+def run_command(command_line: list[str]) -> int:
     """Run one verb. Returns the exit code: 1 for a failed check, 3 for unreadable images."""
-    if not words or words[0] in ("-h", "--help", "help"):
+    if not command_line or command_line[0] in ("-h", "--help", "help"):
         print(format_overview())
-        return 0 if words else 2
-    if words[0] in ("-V", "--version"):
+        return 0 if command_line else 2
+    if command_line[0] in ("-V", "--version"):
         from vitreous.version import __version__
 
         print(f"vitreous {__version__}")
         return 0
-    verb, arguments = split_verb(words)
+    verb, arguments = split_verb(command_line)
     module = import_module(VERBS[verb][0])
     if wants_help(arguments):
         print(format_help(module.Options, verb, "--help-all" in arguments))
         return 0
-    rest, settings = split_settings(arguments) if "settings" in module.Options.__dataclass_fields__ else (arguments, {})
-    require_model(verb, module.Options, [word for word in rest if word != "--json"])
-    options, documented = parse_options(module.Options, verb, rest)
+    remaining, settings = (
+        split_settings(arguments) if "settings" in module.Options.__dataclass_fields__ else (arguments, {})
+    )
+    require_model(verb, module.Options, [argument for argument in remaining if argument != "--json"])
+    options, documented = parse_options(module.Options, verb, remaining)
     if settings:
         options = dataclasses.replace(options, settings=settings)
     with reserve_stdout() if documented else nullcontext() as stream:
@@ -164,48 +166,48 @@ def run_command(words: list[str]) -> int:
     return console.code or int(isinstance(document, dict) and document.get("passed") is False)
 
 
-def split_verb(words: list[str]) -> tuple[str, list[str]]:
+def split_verb(command_line: list[str]) -> tuple[str, list[str]]:
     """Split off the verb, one or two words (`data check`). Raises UsageError for an unknown one."""
     for count in (2, 1):
-        verb = " ".join(words[:count])
+        verb = " ".join(command_line[:count])
         if verb in VERBS:
-            return verb, words[count:]
-    family = [verb for verb in VERBS if verb.split()[0] == words[0]]
-    if family and (len(words) == 1 or words[1] in ("-h", "--help")):
-        raise UsageError(f"incomplete verb {words[0]}", f"use one of {', '.join(family)}")
-    named = " ".join(words[: 2 if family else 1])
+            return verb, command_line[count:]
+    family = [verb for verb in VERBS if verb.split()[0] == command_line[0]]
+    if family and (len(command_line) == 1 or command_line[1] in ("-h", "--help")):
+        raise UsageError(f"incomplete verb {command_line[0]}", f"use one of {', '.join(family)}")
+    unknown = " ".join(command_line[: 2 if family else 1])
     raise UsageError(
-        f"unknown verb {named}", suggest_nearest(named, VERBS) or f"use one of {', '.join(family or VERBS)}"
+        f"unknown verb {unknown}", suggest_nearest(unknown, VERBS) or f"use one of {', '.join(family or VERBS)}"
     )
 
 
-def split_settings(words: list[str]) -> tuple[list[str], dict[str, list[str]]]:
+def split_settings(arguments: list[str]) -> tuple[list[str], dict[str, list[str]]]:
     """Separate `--path.to.field WORDS…` from the other words: `--optimizer.betas 0.9 0.95`."""
-    rest: list[str] = []
+    remaining: list[str] = []
     settings: dict[str, list[str]] = {}
-    into = rest
-    for word in words:
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
+    target = remaining
+    for argument in arguments:
+        if argument.startswith("--"):
+            name, equals, value = argument[2:].partition("=")
             if "." in name:
-                into = settings.setdefault(name, [])
-                into += [value] if equals else []
+                target = settings.setdefault(name, [])
+                target += [value] if equals else []
                 continue
-            into = rest
-        into.append(word)
-    return rest, settings
+            target = remaining
+        target.append(argument)
+    return remaining, settings
 
 
-def parse_options(kind: type[Any], verb: str, words: list[str]) -> tuple[Any, bool]:
+def parse_options(options_type: type[Any], verb: str, arguments: list[str]) -> tuple[Any, bool]:
     """Parse a verb's options, and whether `--json` is set. Exits with 2 and a suggestion for invalid options."""
     import tyro
     from tyro.conf import DisallowNone
 
-    hide_empty_defaults(kind)
-    documented = "--json" in words
-    words = [word for word in words if word != "--json"]
+    hide_empty_defaults(options_type)
+    documented = "--json" in arguments
+    arguments = [argument for argument in arguments if argument != "--json"]
     try:
-        options = tyro.cli(kind, prog=f"vitreous {verb}", args=words, config=(DisallowNone,))
+        options = tyro.cli(options_type, prog=f"vitreous {verb}", args=arguments, config=(DisallowNone,))
         return options, documented
     except SystemExit as end:
         if documented and end.code == 2:
@@ -214,25 +216,26 @@ def parse_options(kind: type[Any], verb: str, words: list[str]) -> tuple[Any, bo
 
 
 @cache
-def hide_empty_defaults(kind: type[Any]) -> None:
+def hide_empty_defaults(options_type: type[Any]) -> None:
     """Hide defaults that are None, False or empty in a verb's help. Changes the annotations, so call it once."""
     from typing import Annotated, ClassVar, get_origin, get_type_hints
 
     from tyro.conf import arg
 
-    empty = ("None", "False", "", "''")
-    hint = arg(help_behavior_hint=lambda default: "" if default in empty else f"(default: {default})")
-    hinted = get_type_hints(kind, include_extras=True)
-    kind.__annotations__ = {
-        name: one if get_origin(one) is ClassVar else Annotated[one, hint] for name, one in hinted.items()
+    empty_texts = ("None", "False", "", "''")
+    hint = arg(help_behavior_hint=lambda default: "" if default in empty_texts else f"(default: {default})")
+    hinted = get_type_hints(options_type, include_extras=True)
+    options_type.__annotations__ = {
+        name: annotation if get_origin(annotation) is ClassVar else Annotated[annotation, hint]
+        for name, annotation in hinted.items()
     }
 
 
 def format_overview() -> str:
     """Format the output of `vitreous` without a verb."""
-    rows = "\n".join(f"  {verb:10} {text}" for verb, (_, text) in VERBS.items())
+    verb_lines = "\n".join(f"  {verb:10} {text}" for verb, (_, text) in VERBS.items())
     advice = "`vitreous VERB --help` shows the options of a verb. To start: `vitreous train digits`"
-    return f"usage: vitreous VERB [OPTIONS]\n\n{rows}\n\n{advice}"
+    return f"usage: vitreous VERB [OPTIONS]\n\n{verb_lines}\n\n{advice}"
 
 
 def print_json_error(message: str, hint: str, code: int) -> None:
@@ -240,10 +243,10 @@ def print_json_error(message: str, hint: str, code: int) -> None:
     write_line(format_json_line({"error": {"message": message, "hint": hint, "code": code}}), sys.stdout)
 
 
-def print_error(error: VitreousError, words: list[str], code: int) -> int:
+def print_error(error: VitreousError, command_line: list[str], code: int) -> int:
     """Print an error: two lines on stderr and, for `--json`, a document on stdout; only rank 0 prints."""
     if is_main_process():
         Console().error(error)
-        if "--json" in words:
+        if "--json" in command_line:
             print_json_error(error.message, error.hint, code)
     return code

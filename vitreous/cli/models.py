@@ -49,7 +49,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if not names:
         message = f"unknown model {options.pattern}"
         raise UsageError(message, suggest_nearest(options.pattern, MODEL_NAMES) or "try `vitreous models`")
-    rows = []
+    models = []
     for name in names:
         try:
             config = config_from_name(name, options.image_size)
@@ -62,11 +62,11 @@ def run(options: Options, console: Console) -> dict[str, Any]:
             console.note(f"{name} skipped: {error.message}")
             continue
         scalars = config.count_activations()
-        row = {"name": name, "image_size": format_size(config.image), "parameters": count}
-        row |= {"tokens": config.prefix + math.prod(config.grid), "gflops": round(2 * config.macs() / 1e9, 3)}
-        rows.append(row | {"activation_bytes_bf16": None if scalars is None else 2 * scalars})
+        model = {"name": name, "image_size": format_size(config.image), "parameters": count}
+        model |= {"tokens": config.prefix + math.prod(config.grid), "gflops": round(2 * config.macs() / 1e9, 3)}
+        models.append(model | {"activation_bytes_bf16": None if scalars is None else 2 * scalars})
     cells = []
-    for name, image, count, tokens, gflops, size in (row.values() for row in rows):
+    for name, image, count, tokens, gflops, size in (model.values() for model in models):
         cells.append(
             [name, image, f"{count:,}", tokens, f"{gflops:.1f}", None if size is None else f"{size / 1e6:.0f}"]
         )
@@ -75,7 +75,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     console.print_line(
         "MB/image: activations of the blocks per image for the backward pass, in bfloat16; twice as much in float32."
     )
-    return {"models": rows}
+    return {"models": models}
 
 
 def list_published_weights(options: Options, console: Console) -> dict[str, Any]:
@@ -89,12 +89,21 @@ def list_published_weights(options: Options, console: Console) -> dict[str, Any]
         if getattr(options, name) is not None:
             message = f"--{name.replace('_', '-')} applies to models, not to --weights"
             raise UsageError(message, "remove one of them")
-    rows = select_published_weights(options.pattern)
+    published = select_published_weights(options.pattern)
     cells = []
-    for row in rows:
-        accuracy = None if row.accuracy is None else f"{row.accuracy:.1%} {row.measure}"
-        cells.append([row.name, row.model, row.image_size, row.licence, row.digest.partition(":")[0] or None, accuracy])
+    for weights in published:
+        accuracy = None if weights.accuracy is None else f"{weights.accuracy:.1%} {weights.measure}"
+        cells.append(
+            [
+                weights.name,
+                weights.model,
+                weights.image_size,
+                weights.licence,
+                weights.digest.partition(":")[0] or None,
+                accuracy,
+            ]
+        )
     console.table(["weights", "model", "image", "licence", "digest", "published on ImageNet"], cells)
     console.print_line("digest: checksum for the download; if none is published, only the size is checked.")
     console.print_line("--json includes the addresses and the sources of the metrics.")
-    return {"weights": [asdict(row) for row in rows]}
+    return {"weights": [asdict(weights) for weights in published]}

@@ -43,45 +43,55 @@ def predict_objects(
     )
     from vitreous.inference.objects import DEFAULT_THRESHOLD, DetectOptions
 
-    form, card = choose_object_format(options, predictor), predictor.card
+    object_format, card = choose_object_format(options, predictor), predictor.card
     if options.threshold is None:  # COCO metrics need all predictions
-        asked = DetectOptions(0.0 if form == "coco" else DEFAULT_THRESHOLD, options.tiles)
+        detect_options = DetectOptions(0.0 if object_format == "coco" else DEFAULT_THRESHOLD, options.tiles)
     else:
-        asked = DetectOptions(options.threshold, options.tiles)
-    for folder in filter(None, (options.overlay, options.out if form in ("yolo", "masks") else None)):
+        detect_options = DetectOptions(options.threshold, options.tiles)
+    for folder in filter(None, (options.overlay, options.out if object_format in ("yolo", "masks") else None)):
         check_output_folder(folder, options.resume)
     if options.overlay and options.overlay == options.out:
         raise UsageError("--overlay and --out are the same folder", "use two folders: their files have the same names")
     root = find_common_root([*options.images, *(f"@{name}" for name in options.list)])
-    placed = PlannedOutputPaths(source, root, ".txt" if form == "yolo" else ".png")
+    planned = PlannedOutputPaths(source, root, ".txt" if object_format == "yolo" else ".png")
     if options.out is None:
         return print_objects(
-            options, predictor, placed.source, console, ObjectFinder(predictor, asked, options, placed.places)
+            options,
+            predictor,
+            planned.source,
+            console,
+            ObjectFinder(predictor, detect_options, options, planned.places),
         )
     made_by = {"verb": "predict", "model": card.name, "version": card.version}
     made_by |= collect_file_settings(
-        options, predictor, threshold=asked.threshold, tiles=asked.tiles, overlay=options.overlay
+        options, predictor, threshold=detect_options.threshold, tiles=detect_options.tiles, overlay=options.overlay
     )
-    made_by |= {"to": form, "coco_ids": options.coco_ids}
-    if form in ("yolo", "masks"):
-        folder = ObjectFolder(options.out, form, card.task.classes, placed.places)
-        finding = ObjectFinder(predictor, asked, options, placed.places, folder=folder)
+    made_by |= {"to": object_format, "coco_ids": options.coco_ids}
+    if object_format in ("yolo", "masks"):
+        folder = ObjectFolder(options.out, object_format, card.task.classes, planned.places)
+        finder = ObjectFinder(predictor, detect_options, options, planned.places, folder=folder)
         document = write_predictions(
             options,
             folder.index,
-            kind=folder,
+            output_format=folder,
             made_by=made_by,
-            answers=finding.chunks,
-            source=placed.source,
+            predict=finder.chunks,
+            source=planned.source,
             console=console,
         )
         return document | {"out": options.out}
-    if form == "coco":
+    if object_format == "coco":
         check_overwrite(options.out, options.resume)
-    kind = CocoResults(card.task.classes, root, options.coco_ids) if form == "coco" else ObjectRows()
-    finding = ObjectFinder(predictor, asked, options, placed.places)
+    output_format = CocoResults(card.task.classes, root, options.coco_ids) if object_format == "coco" else ObjectRows()
+    finder = ObjectFinder(predictor, detect_options, options, planned.places)
     return write_predictions(
-        options, options.out, kind=kind, made_by=made_by, answers=finding.chunks, source=placed.source, console=console
+        options,
+        options.out,
+        output_format=output_format,
+        made_by=made_by,
+        predict=finder.chunks,
+        source=planned.source,
+        console=console,
     )
 
 
@@ -95,19 +105,20 @@ def choose_object_format(options: PredictionArguments, predictor: Predictor) -> 
         if options.to is not None:
             raise UsageError(f"--to {options.to} needs --out", "add --out FILE or FOLDER")
         return "table"
-    form: ObjectFormat = options.to or ("coco" if suffix == ".json" else "table" if suffix else "masks")
-    if form == "masks" and not masks:
+    object_format: ObjectFormat = options.to or ("coco" if suffix == ".json" else "table" if suffix else "masks")
+    if object_format == "masks" and not masks:
         message = f"{options.run} predicts boxes only, and {escape_unprintable(options.out)} is a folder for masks"
         raise UsageError(message, "use --to yolo, or end --out in .json, .jsonl, .csv or .parquet")
-    wanted = {"coco": (".json",), "table": OBJECT_TABLE_SUFFIXES}.get(form, ("",))
-    if suffix not in wanted:
-        ends = f"a {' or '.join(wanted)} file" if wanted[0] else "a folder"
+    suffixes = {"coco": (".json",), "table": OBJECT_TABLE_SUFFIXES}.get(object_format, ("",))
+    if suffix not in suffixes:
+        expected = f"a {' or '.join(suffixes)} file" if suffixes[0] else "a folder"
         raise UsageError(
-            f"--to {form} writes {ends}, and --out is {escape_unprintable(options.out)}", "change --out or --to"
+            f"--to {object_format} writes {expected}, and --out is {escape_unprintable(options.out)}",
+            "change --out or --to",
         )
-    if options.coco_ids is not None and form != "coco":
+    if options.coco_ids is not None and object_format != "coco":
         raise UsageError("--coco-ids applies to COCO results only", "add --out results.json")
-    return form
+    return object_format
 
 
 def check_output_folder(folder: str, resume: bool) -> None:
@@ -127,18 +138,18 @@ class ObjectFinder:
     def __init__(
         self,
         predictor: Predictor,
-        asked: DetectOptions,
+        detect_options: DetectOptions,
         options: PredictionArguments,
-        places: dict[str, Path],
+        output_paths: dict[str, Path],
         *,
         folder: Any = None,
     ) -> None:
         from vitreous.inference.objects import DEFAULT_THRESHOLD
 
-        self.predictor, self.asked, self.bad_images = predictor, asked, options.bad_images
-        self.overlays, self.places, self.folder = options.overlay, places, folder
+        self.predictor, self.asked, self.bad_images = predictor, detect_options, options.bad_images
+        self.overlays, self.places, self.folder = options.overlay, output_paths, folder
         self.drawn_from = (
-            asked.threshold if options.threshold is not None else DEFAULT_THRESHOLD
+            detect_options.threshold if options.threshold is not None else DEFAULT_THRESHOLD
         )  # results.json needs all
 
     def answers(self, items: Iterator[Item]) -> Iterator[ImageObjects]:
@@ -146,27 +157,27 @@ class ObjectFinder:
         from vitreous.inference.class_maps import save_png
         from vitreous.inference.objects import iterate_image_objects
 
-        card, engine, pictures = self.predictor.card, self.predictor.engine, self.overlays is not None
-        for answer in iterate_image_objects(
-            card, engine, items=items, options=self.asked, bad_images=self.bad_images, pictures=pictures
+        card, engine, keep_images = self.predictor.card, self.predictor.engine, self.overlays is not None
+        for image_objects in iterate_image_objects(
+            card, engine, items=items, options=self.asked, bad_images=self.bad_images, keep_images=keep_images
         ):
             if self.folder is not None:
-                answer = self.folder.write(answer)
-            if self.overlays is not None and answer.detections is not None:
-                place = Path(self.overlays) / self.places[answer.path].with_suffix(".png")
-                shown = replace(answer, detections=answer.detections.filter_by_score(self.drawn_from))
-                save_png(shown.draw_overlay(), place)
-                answer = replace(answer, image=None, overlay=os.fspath(place))
-            yield answer
+                image_objects = self.folder.write(image_objects)
+            if self.overlays is not None and image_objects.detections is not None:
+                path = Path(self.overlays) / self.places[image_objects.path].with_suffix(".png")
+                drawn = replace(image_objects, detections=image_objects.detections.filter_by_score(self.drawn_from))
+                save_png(drawn.draw_overlay(), path)
+                image_objects = replace(image_objects, image=None, overlay=os.fspath(path))
+            yield image_objects
 
     def chunks(self, items: Iterator[Item]) -> Iterator[Sequence[ImageObjects]]:
         """Yield the predictions in the form of `write_predictions`."""
-        for answer in self.answers(items):
-            yield [answer]
+        for image_objects in self.answers(items):
+            yield [image_objects]
 
 
 def print_objects(
-    options: PredictionArguments, predictor: Predictor, source: ImageSource, console: Console, finding: ObjectFinder
+    options: PredictionArguments, predictor: Predictor, source: ImageSource, console: Console, finder: ObjectFinder
 ) -> dict[str, Any]:
     """Print the objects of each image, write the file of --csv, and return the document."""
     from vitreous.errors import escape_unprintable
@@ -174,22 +185,26 @@ def print_objects(
     from vitreous.system.disk import write_output_file
     from vitreous.system.tables import format_csv
 
-    meter, kind, rows, cells, document = ProgressMeter("predict", source.count, console), ObjectRows(), [], [], []
-    for answer in finding.answers(iter(source)):
-        meter.count([answer])
-        cell = describe_unreadable(answer.path, answer.error) if answer.error else describe_best_objects(answer)
-        rows.append([escape_unprintable(answer.path), cell])
-        cells += kind.cells(answer) if options.csv else []
-        document.append(kind.to_dict(answer))
+    meter, formatter, rows, cells, document = ProgressMeter("predict", source.count, console), ObjectRows(), [], [], []
+    for image_objects in finder.answers(iter(source)):
+        meter.count([image_objects])
+        cell = (
+            describe_unreadable(image_objects.path, image_objects.error)
+            if image_objects.error
+            else describe_best_objects(image_objects)
+        )
+        rows.append([escape_unprintable(image_objects.path), cell])
+        cells += formatter.cells(image_objects) if options.csv else []
+        document.append(formatter.to_dict(image_objects))
     if options.csv:
-        write_output_file(options.csv, format_csv([kind.head, *cells]))
-    console.table(["image", f"objects with a score of at least {finding.asked.threshold:g}"], rows)
+        write_output_file(options.csv, format_csv([formatter.head, *cells]))
+    console.table(["image", f"objects with a score of at least {finder.asked.threshold:g}"], rows)
     print_unreadable(console, (), meter.unreadable, meter.done)
     return {"model": options.run, "precision": predictor.engine.precision, "predictions": document}
 
 
-def describe_best_objects(answer: ImageObjects) -> str:
+def describe_best_objects(image_objects: ImageObjects) -> str:
     """Format the best objects of an image with scores, and the number of further objects."""
-    named = zip(answer.names[:MAX_LISTED_OBJECTS], answer.scores[:MAX_LISTED_OBJECTS], strict=True)
-    more = f"  and {len(answer) - MAX_LISTED_OBJECTS} more" if len(answer) > MAX_LISTED_OBJECTS else ""
-    return "  ".join(f"{name} {score:.0%}" for name, score in named) + more or "none"
+    best = zip(image_objects.names[:MAX_LISTED_OBJECTS], image_objects.scores[:MAX_LISTED_OBJECTS], strict=True)
+    more = f"  and {len(image_objects) - MAX_LISTED_OBJECTS} more" if len(image_objects) > MAX_LISTED_OBJECTS else ""
+    return "  ".join(f"{name} {score:.0%}" for name, score in best) + more or "none"

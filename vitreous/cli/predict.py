@@ -86,22 +86,28 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 def predict_outputs(options: Options, predictor: Predictor, source: ImageSource, console: Console) -> dict[str, Any]:
     """Predict with a head whose outputs describe a whole image; print a table or write a file. Raises UsageError for
     options that do not apply to the task."""
-    form = predictor.prediction_format(options.top, options.threshold, options.abstain, usual=3)
+    prediction_format = predictor.prediction_format(options.top, options.threshold, options.abstain, usual=3)
 
     def answers(items: Iterator[Item]) -> Iterator[Sequence[Any]]:
-        return choose_backend(options, predictor).predictions(items, form, options.bad_images)
+        return choose_backend(options, predictor).predictions(items, prediction_format, options.bad_images)
 
     if options.out:
         made_by = {"verb": "predict", "model": predictor.card.name, "version": predictor.card.version}
-        made_by |= collect_file_settings(options, predictor, **form.settings)
+        made_by |= collect_file_settings(options, predictor, **prediction_format.settings)
         return write_predictions(
-            options, options.out, kind=form, made_by=made_by, answers=answers, source=source, console=console
+            options,
+            options.out,
+            output_format=prediction_format,
+            made_by=made_by,
+            predict=answers,
+            source=source,
+            console=console,
         )
     return {
         "model": options.run,
         "precision": predictor.engine.precision,
         "engine": get_engine_name(predictor, options),
-        "predictions": print_predictions(options, form, answers, source=source, console=console),
+        "predictions": print_predictions(options, prediction_format, answers, source=source, console=console),
     }
 
 
@@ -131,29 +137,39 @@ def warn_of_emulation(options: ImageArguments, console: Console) -> None:
     if options.precision == "bf16":
         from vitreous.system.machine import describe_emulation, pick_device
 
-        if slow := describe_emulation(options.precision, pick_device(options.device)):
-            console.note(slow)
+        if warning := describe_emulation(options.precision, pick_device(options.device)):
+            console.note(warning)
 
 
 def print_predictions(
-    options: Options, form: PredictionFormat, answers: Any, source: ImageSource, console: Console
+    options: Options, prediction_format: PredictionFormat, predict: Any, source: ImageSource, console: Console
 ) -> list[dict[str, Any]]:
     """Write the --csv file, print the table, and return the rows of the document."""
     from vitreous.errors import escape_unprintable
     from vitreous.system.disk import write_output_file
     from vitreous.system.tables import format_csv
 
-    meter, all_rows, rows = ProgressMeter("predict", source.count, console), [], []
-    for chunk in answers(iter(source)):
+    meter, predictions, rows = ProgressMeter("predict", source.count, console), [], []
+    for chunk in predict(iter(source)):
         meter.count(chunk)
-        all_rows += chunk
-    for answer in all_rows:
-        cell = describe_unreadable(answer.path, answer.error) if answer.error else form.describe(answer)
-        rows.append([escape_unprintable(answer.path), cell])
+        predictions += chunk
+    for prediction in predictions:
+        cell = (
+            describe_unreadable(prediction.path, prediction.error)
+            if prediction.error
+            else prediction_format.describe(prediction)
+        )
+        rows.append([escape_unprintable(prediction.path), cell])
     if options.csv:
         write_output_file(
-            options.csv, format_csv([form.head, *(row for answer in all_rows for row in form.cells(answer))])
+            options.csv,
+            format_csv(
+                [
+                    prediction_format.head,
+                    *(row for prediction in predictions for row in prediction_format.cells(prediction)),
+                ]
+            ),
         )
-    console.table(["image", form.column], rows)
+    console.table(["image", prediction_format.column], rows)
     print_unreadable(console, (), meter.unreadable, meter.done)
-    return [form.to_dict(answer) for answer in all_rows]
+    return [prediction_format.to_dict(prediction) for prediction in predictions]

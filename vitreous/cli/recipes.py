@@ -52,15 +52,25 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         return print_recipe(names[0], console)
     from vitreous.recipes.registry import RECIPES, build_example_run
 
-    rows = [describe_recipe(RECIPES[name], build_example_run(name)) for name in names]
+    recipes = [describe_recipe(RECIPES[name], build_example_run(name)) for name in names]
     console.table(
         ["name", "for", "source", "batch", "length", "lr"],
-        [[r["name"], r["description"], r["source"], r["batch_size"], format_length(r), f"{r['lr']:g}"] for r in rows],
+        [
+            [
+                recipe["name"],
+                recipe["description"],
+                recipe["source"],
+                recipe["batch_size"],
+                format_length(recipe),
+                f"{recipe['lr']:g}",
+            ]
+            for recipe in recipes
+        ],
     )
     console.print_line(
         "`vitreous recipes NAME` prints all hyperparameters; set any of them: --lr, --optimizer.betas 0.9 0.95."
     )
-    return {"recipes": rows}
+    return {"recipes": recipes}
 
 
 def describe_recipe(recipe: Recipe, run: Run) -> dict[str, Any]:
@@ -81,11 +91,11 @@ def describe_recipe(recipe: Recipe, run: Run) -> dict[str, Any]:
     }
 
 
-def format_length(row: dict[str, Any]) -> str:
+def format_length(recipe: dict[str, Any]) -> str:
     """Format epochs or steps for the table; a range if they depend on the number of images."""
-    if row["epochs_range"]:
-        return "{:g} to {:g} epochs".format(*row["epochs_range"])
-    return f"{row['steps']} steps" if row["steps"] else f"{row['epochs']:g} epochs"
+    if recipe["epochs_range"]:
+        return "{:g} to {:g} epochs".format(*recipe["epochs_range"])
+    return f"{recipe['steps']} steps" if recipe["steps"] else f"{recipe['epochs']:g} epochs"
 
 
 def print_recipe(name: str, console: Console) -> dict[str, Any]:
@@ -95,18 +105,18 @@ def print_recipe(name: str, console: Console) -> dict[str, Any]:
     from vitreous.recipes.registry import RECIPES, build_example_run
 
     recipe, run = RECIPES[name], build_example_run(name)
-    row = describe_recipe(recipe, run) | {"lr_grid": list(recipe.grid), "hold_out": recipe.hold_out}
+    summary = describe_recipe(recipe, run) | {"lr_grid": list(recipe.grid), "hold_out": recipe.hold_out}
     models = [(model or run.model.name(), build_example_run(name, model)) for model in recipe.models or (None,)]
     console.print_line(f"{name}: {recipe.about} ({recipe.source})\n\n{recipe.text}\n")
     cells = []
-    for model, r in models:
-        m, lr = r.model, f"{r.optimizer.lr:g}"
+    for model, example in models:
+        m, lr = example.model, f"{example.optimizer.lr:g}"
         cells.append(
             [
                 model,
                 format_size(m.image),
-                f"{r.epochs:.4g}",
-                r.steps,
+                f"{example.epochs:.4g}",
+                example.steps,
                 lr,
                 f"{m.regularization.dropout:g}",
                 f"{m.regularization.drop_path:g}",
@@ -114,8 +124,10 @@ def print_recipe(name: str, console: Console) -> dict[str, Any]:
         )
     console.table(["model", "pixels", "epochs", "steps", "lr", "dropout", "drop path"], cells)
     console.print_line(f"on {recipe.data}: {run.data.images:,} images, {run.model.classes:,} classes")
-    for kind, length in recipe.lengths:
-        console.print_line(f"epochs on other datasets ({kind}): {length.shown:,.0f} / training images, {length.text}")
+    for dataset_type, length in recipe.lengths:
+        console.print_line(
+            f"epochs on other datasets ({dataset_type}): {length.shown:,.0f} / training images, {length.text}"
+        )
     console.print_line()
     console.table(["setting", "value"], [[path, value] for path, value in list_recipe_settings(run)])
     grid = " ".join(map(str, recipe.grid))
@@ -133,14 +145,14 @@ def print_recipe(name: str, console: Console) -> dict[str, Any]:
     variants = [
         {
             "model": m,
-            "image_size": format_size(r.model.image),
-            "epochs": r.epochs,
-            "steps": r.steps,
-            "lr": r.optimizer.lr,
+            "image_size": format_size(example.model.image),
+            "epochs": example.epochs,
+            "steps": example.steps,
+            "lr": example.optimizer.lr,
         }
-        for m, r in models
+        for m, example in models
     ]
-    return {"recipe": row, "text": recipe.text, "models": variants, "run": to_builtins(run), "published": published}
+    return {"recipe": summary, "text": recipe.text, "models": variants, "run": to_builtins(run), "published": published}
 
 
 def format_hold_out(recipe: Recipe) -> str:
@@ -149,8 +161,8 @@ def format_hold_out(recipe: Recipe) -> str:
 
     if recipe.hold_out is not None:
         return f"{recipe.hold_out:.0%}"
-    *small, (_, rest) = HOLD_OUT_SHARES
-    return ", ".join(f"{share:.0%} (below {images:,})" for images, share in small) + f" or {rest:.0%}"
+    *thresholds, (_, default_share) = HOLD_OUT_SHARES
+    return ", ".join(f"{share:.0%} (below {images:,})" for images, share in thresholds) + f" or {default_share:.0%}"
 
 
 def list_recipe_settings(run: Run) -> list[tuple[str, str]]:
@@ -159,16 +171,25 @@ def list_recipe_settings(run: Run) -> list[tuple[str, str]]:
     from vitreous.data.augmentation.augment import Augment
     from vitreous.objectives.supervised import SupervisedConfig
 
-    whole = to_builtins(run)
-    rows = [(f"{part}.{key}", value) for part in ("optimizer", "schedule") for key, value in whole[part].items()]
-    usual, learned = to_builtins(Augment()), to_builtins(SupervisedConfig()) | {"name": None, "loss": None}
-    rows += [(f"views.{key}", value) for key, value in whole["views"].items() if value != usual.get(key)]
-    rows += [(f"objective.{key}", value) for key, value in whole["objective"].items() if value != learned.get(key)]
-    rows += [(key, whole[key]) for key in ("batch_size", "ema")]
-    rows += [(f"{part}.{key}", whole[part][key]) for part, key in ALWAYS_PRINTED_SETTINGS]
+    run_dict = to_builtins(run)
+    settings = [
+        (f"{group}.{key}", value) for group in ("optimizer", "schedule") for key, value in run_dict[group].items()
+    ]
+    default_views, default_objective = (
+        to_builtins(Augment()),
+        to_builtins(SupervisedConfig()) | {"name": None, "loss": None},
+    )
+    settings += [(f"views.{key}", value) for key, value in run_dict["views"].items() if value != default_views.get(key)]
+    settings += [
+        (f"objective.{key}", value)
+        for key, value in run_dict["objective"].items()
+        if value != default_objective.get(key)
+    ]
+    settings += [(key, run_dict[key]) for key in ("batch_size", "ema")]
+    settings += [(f"{group}.{key}", run_dict[group][key]) for group, key in ALWAYS_PRINTED_SETTINGS]
     hidden = {f"optimizer.{key}" for key in UNUSED_OPTIMIZER_FIELDS[run.optimizer.name]}
     hidden |= {f"schedule.{key}" for key, decay in DECAY_FIELDS.items() if decay != run.schedule.decay}
-    return [(path, format_setting(value)) for path, value in rows if path not in hidden]
+    return [(path, format_setting(value)) for path, value in settings if path not in hidden]
 
 
 def format_setting(value: Any) -> str:

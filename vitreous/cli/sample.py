@@ -72,16 +72,16 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     from vitreous.inference.samples import SampleOptions, sample
 
-    asked = {one.name: getattr(options, one.name) for one in fields(SampleOptions)}
-    document: dict[str, Any] = {**sample(options.source(options.run), options.out, console, **asked)}
+    sample_options = {field.name: getattr(options, field.name) for field in fields(SampleOptions)}
+    document: dict[str, Any] = {**sample(options.source(options.run), options.out, console, **sample_options)}
     files, (name, steps) = document["files"], document["sampler"]
-    rate = f"{document['seconds']:.1f} s, {name} in {steps} steps, {document['precision']}"
+    summary = f"{document['seconds']:.1f} s, {name} in {steps} steps, {document['precision']}"
     count = document["count"]
-    is_picture = document["frames"] in (None, 1)
-    noun = ("image" if is_picture else "clip") + "s" * (count > 1)
-    length = "" if is_picture else f" of {document['frames']} frames"
+    is_image = document["frames"] in (None, 1)
+    noun = ("image" if is_image else "clip") + "s" * (count > 1)
+    length = "" if is_image else f" of {document['frames']} frames"
     length += f" at {'x'.join(document['size'].split('x')[-2:])} pixels"
-    console.print_line(f"{options.out}: {count:,} {noun}{length} in {rate}")
+    console.print_line(f"{options.out}: {count:,} {noun}{length} in {summary}")
     if len(files) > 1:
         console.print_line(f"{files[0]} … {files[-1]}")
     return document

@@ -55,15 +55,18 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         listener=console,
     )
     document: dict[str, Any] = {**averaged}
-    judged = document.get(options.split)
-    primary = get_primary_key(judged) if judged else "top1"
-    form = METRICS[primary].form
+    metrics = document.get(options.split)
+    primary = get_primary_key(metrics) if metrics else "top1"
+    number_format = METRICS[primary].form
     rows = []
-    for row in document["ingredients"]:
-        texts = ("-" if row[key] is None else format(row[key], form) for key in ("score", "score_with"))
-        rows.append([row["run"], *texts, "yes" if row["selected"] else "no"])
+    for ingredient in document["ingredients"]:
+        texts = (
+            "-" if ingredient[key] is None else format(ingredient[key], number_format)
+            for key in ("score", "score_with")
+        )
+        rows.append([ingredient["run"], *texts, "yes" if ingredient["selected"] else "no"])
     console.table(["ingredient", f"{options.split} {METRICS[primary].label}", "soup with it", "selected"], rows)
-    if judged:
-        console.print_line(format_split_metrics(options.split, judged))
+    if metrics:
+        console.print_line(format_split_metrics(options.split, metrics))
     console.print_line(f"next: vitreous predict {document['bundle']} IMAGE ...")
     return document

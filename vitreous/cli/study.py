@@ -34,13 +34,15 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     rows = [
         [
-            *row["axis_values"],
-            text(row["mean"] and row["mean"]["mean"]),
-            "-" if row["difference"] is None else format_difference(document["metric"], row["difference"]["mean"]),
-            row["verdict"],
-            row["published"] or "-",
+            *result["axis_values"],
+            text(result["mean"] and result["mean"]["mean"]),
+            "-"
+            if result["difference"] is None
+            else format_difference(document["metric"], result["difference"]["mean"]),
+            result["verdict"],
+            result["published"] or "-",
         ]
-        for row in document["rows"]
+        for result in document["rows"]
     ]
     console.table([*study.axes, document["metric"], "difference", "verdict", "published"], rows)
     for sentence in (document["conclusion"] or {}).get("sentences", ()):
@@ -55,24 +57,24 @@ def list_studies(console: Console) -> dict[str, Any]:
     from vitreous.apps.studies.registry import STUDIES
     from vitreous.apps.studies.study import SCALES
 
-    listed, rows = [], []
+    studies, rows = [], []
     for study in STUDIES.values():
         scales = [estimate_study_cost(study, scale) for scale in SCALES.values()]
-        listed.append({"name": study.name, "question": study.question, "source": study.source, "scales": scales})
+        studies.append({"name": study.name, "question": study.question, "source": study.source, "scales": scales})
         rows.append([study.name, study.source, *map(format_study_cost, scales)])
     console.table(["name", "source", *(f"{scale.name} ({scale.about})" for scale in SCALES.values())], rows)
     console.print_line("`vitreous study NAME --dry-run` estimates the hours here; EFLOP is 10^18 operations.")
-    return {"studies": listed}
+    return {"studies": studies}
 
 
 def print_study_plan(document: dict[str, Any], console: Console) -> dict[str, Any]:
     """Print the plan of --dry-run."""
     from vitreous.cli.console import readable_bytes
 
-    shown = {
+    plan = {
         name.removesuffix("_bytes"): readable_bytes(value) if name.endswith("_bytes") and value else value
         for name, value in document.items()
         if value is not None
     }
-    console.table(["plan", ""], [[name.replace("_", " "), f"{value}"] for name, value in shown.items()])
+    console.table(["plan", ""], [[name.replace("_", " "), f"{value}"] for name, value in plan.items()])
     return document

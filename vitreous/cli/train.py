@@ -77,46 +77,50 @@ def print_header(run: Run, data: Data, console: Console) -> None:
 
     counts = {name: len(split) for name, split in data.splits.items()} | {"train": run.data.images}
     names = list(run.data.outputs[:MAX_HEADER_CLASSES]) + ["…"] * (len(run.data.outputs) > MAX_HEADER_CLASSES)
-    solid, seen = len(run.model.image) != 2, run.preprocess
-    sides = format_size(run.model.image)
-    sides = "x".join(map(str, run.model.image)) if solid else "x".join([sides] * (1 + ("x" not in sides)))
-    pixels = f"{sides} {seen.unit}"
-    noun = "images" if seen.is_browsable else seen.noun
-    if not seen.stacks:
-        least = getattr(run.views, "fewest_tokens", 0)
-        pixels = f"original aspect ratios, {f'{least} to ' if least else 'up to '}{run.max_image_tokens} patches"
+    has_other_axes, preprocess = len(run.model.image) != 2, run.preprocess
+    size_text = format_size(run.model.image)
+    size_text = (
+        "x".join(map(str, run.model.image)) if has_other_axes else "x".join([size_text] * (1 + ("x" not in size_text)))
+    )
+    pixels = f"{size_text} {preprocess.unit}"
+    noun = "images" if preprocess.is_browsable else preprocess.noun
+    if not preprocess.stacks:
+        min_tokens = getattr(run.views, "fewest_tokens", 0)
+        pixels = (
+            f"original aspect ratios, {f'{min_tokens} to ' if min_tokens else 'up to '}{run.max_image_tokens} patches"
+        )
     batch = f"{run.batch_size}" + (f" x {run.accumulate}" if run.accumulate > 1 else "")
-    rows = {
+    lines = {
         "data": f"{run.data.source}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()) + f" {noun}",
         "targets"
         if run.data.targets
         else "classes": f"{len(run.data.outputs):,} ({', '.join(map(escape_unprintable, names))})",
         "model": f"{run.model.name()} at {pixels}, {2 * run.model.macs() / 1e9:.3g} GFLOPs "
-        + ("each" if solid else "an image")
+        + ("each" if has_other_axes else "an image")
         + (f", from {run.init}" if run.init else ", from scratch"),
         "recipe": f"{run.recipe or 'none'}, {run.optimizer.name} with learning rate {run.optimizer.lr:.3g}",
         "device": run.device,
         "precision": run.precision,
         "steps": f"{run.steps:,} of {batch} {noun}, {run.epochs:g} epochs",
     }
-    for name, text in rows.items():
+    for name, text in lines.items():
         console.line(f"{name:9}  {text}")
 
 
 def format_checkpoint_selection(summary: dict[str, Any]) -> Iterator[str]:
     """Yield lines about the selected checkpoint, and about early stopping."""
-    chosen = summary.get("selection")
-    if not chosen:
+    selection = summary.get("selection")
+    if not selection:
         return
-    best = chosen["best"]
-    if best and chosen["weights"] == "best":
-        where = f"step {best['step']:,} (epoch {best['epoch']:.4g})"
-        form = next((metric.form for metric in METRICS.values() if metric.label == best["metric"]), ".4g")
-        value, count = f"{best['value']:{form}}", best["evaluations"]
-        yield f"best checkpoint: {where}, {best['metric']} {value} on validation, best of {count} evaluations"
+    best = selection["best"]
+    if best and selection["weights"] == "best":
+        position = f"step {best['step']:,} (epoch {best['epoch']:.4g})"
+        number_format = next((metric.form for metric in METRICS.values() if metric.label == best["metric"]), ".4g")
+        value, count = f"{best['value']:{number_format}}", best["evaluations"]
+        yield f"best checkpoint: {position}, {best['metric']} {value} on validation, best of {count} evaluations"
     else:
-        yield f"last checkpoint: step {chosen['weights_step']:,}"
-    if chosen["stopped_early"]:
+        yield f"last checkpoint: step {selection['weights_step']:,}"
+    if selection["stopped_early"]:
         worse = f"{best['evaluations_since']} consecutive evaluations without improvement over step {best['step']:,}"
         yield f"stopped early at step {summary['steps']:,}: {worse}"
 
@@ -132,12 +136,11 @@ def print_train_plan(options: Options, console: Console) -> dict[str, Any]:
     else:
         from vitreous.jobs.scaled import preview_distributed_run as look
     run, document = look(options, console)
-    shown = {
+    plan = {
         name.removesuffix("_bytes"): readable_bytes(value) if name.endswith("_bytes") and value is not None else value
         for name, value in document.items()
     }
     console.table(
-        ["plan", ""],
-        [[name.replace("_", " "), f"{v:,}" if isinstance(v, int) else str(v)] for name, v in shown.items()],
+        ["plan", ""], [[name.replace("_", " "), f"{v:,}" if isinstance(v, int) else str(v)] for name, v in plan.items()]
     )
     return document | {"run": to_builtins(run)}

@@ -46,8 +46,8 @@ def find_nearest_buckets(forms: np.ndarray, buckets: tuple[tuple[int, ...], ...]
     sizes = np.array([(1, *bucket) if len(bucket) == 2 else bucket for bucket in buckets], np.float64)
     source_sizes = np.maximum(forms, 1).astype(np.float64)
     fill = 1 + (source_sizes[:, 0] - 1) // stride if stride else source_sizes[:, 0]
-    fits = sizes[:, 0] <= fill[:, None]
-    length = np.where(fits.any(1), np.where(fits, sizes[:, 0], 0).max(1), sizes[:, 0].min())
+    is_filled = sizes[:, 0] <= fill[:, None]
+    length = np.where(is_filled.any(1), np.where(is_filled, sizes[:, 0], 0).max(1), sizes[:, 0].min())
     aspect = np.abs(np.log(source_sizes[:, 2] / source_sizes[:, 1])[:, None] - np.log(sizes[:, 2] / sizes[:, 1]))
     area = np.abs(np.log(source_sizes[:, 1] * source_sizes[:, 2])[:, None] - np.log(sizes[:, 1] * sizes[:, 2]))
     aspect = np.where(sizes[:, 0] == length[:, None], aspect.round(9), np.inf)
@@ -81,15 +81,15 @@ def choose_buckets(
         nearest_divisible_size((round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))), cell)
         for ratio in BUCKET_ASPECT_RATIOS
     ]
-    times = [(length,) for length in list_clip_lengths(image[0], patch[0])] if len(image) == 3 else [()]
-    buckets = list(dict.fromkeys((*length, *plane) for length, plane in product(times, planes)))
-    kinds, counts = np.unique(forms, axis=0, return_counts=True)
+    clip_lengths = [(length,) for length in list_clip_lengths(image[0], patch[0])] if len(image) == 3 else [()]
+    buckets = list(dict.fromkeys((*length, *plane) for length, plane in product(clip_lengths, planes)))
+    unique_forms, counts = np.unique(forms, axis=0, return_counts=True)
     while True:
-        shown = np.bincount(find_nearest_buckets(kinds, tuple(buckets), stride), counts, len(buckets))
-        rarest = int(shown.argmin())
-        if shown[rarest] >= MIN_BUCKET_SHARE * len(forms) or len(buckets) == 1:
-            order = sorted(range(len(buckets)), key=lambda one: (-shown[one], buckets[one]))
-            return tuple(buckets[one] for one in order)
+        bucket_counts = np.bincount(find_nearest_buckets(unique_forms, tuple(buckets), stride), counts, len(buckets))
+        rarest = int(bucket_counts.argmin())
+        if bucket_counts[rarest] >= MIN_BUCKET_SHARE * len(forms) or len(buckets) == 1:
+            order = sorted(range(len(buckets)), key=lambda index: (-bucket_counts[index], buckets[index]))
+            return tuple(buckets[index] for index in order)
         del buckets[rarest]
 
 
@@ -101,15 +101,15 @@ def list_clip_lengths(frames: int, patch: int) -> list[int]:
     return halves
 
 
-def parse_buckets(words: tuple[str, ...], axes: int) -> tuple[tuple[int, ...], ...]:
+def parse_buckets(size_texts: tuple[str, ...], axes: int) -> tuple[tuple[int, ...], ...]:
     """Parse sizes such as `64x48`, or `8x64x48` for 3 axes, without duplicates. Raises UsageError for invalid ones."""
     form = "FRAMESxHEIGHTxWIDTH, as in 8x64x48" if axes == 3 else "HEIGHTxWIDTH, as in 64x48"
     sizes = []
-    for word in words:
-        parts = word.lower().split("x")
-        if len(parts) != axes or not all(part.isdecimal() and 0 < int(part) < 1 << 20 for part in parts):
-            raise UsageError(f"--buckets {word} is not a valid size", f"write {form}")
-        sizes.append(tuple(map(int, parts)))
+    for size_text in size_texts:
+        lengths = size_text.lower().split("x")
+        if len(lengths) != axes or not all(length.isdecimal() and 0 < int(length) < 1 << 20 for length in lengths):
+            raise UsageError(f"--buckets {size_text} is not a valid size", f"write {form}")
+        sizes.append(tuple(map(int, lengths)))
     if len(set(sizes)) > MAX_BUCKETS:
         raise UsageError(f"{len(set(sizes))} buckets exceed the limit", f"name at most {MAX_BUCKETS}")
     return tuple(dict.fromkeys(sizes))
@@ -117,10 +117,10 @@ def parse_buckets(words: tuple[str, ...], axes: int) -> tuple[tuple[int, ...], .
 
 def measure_sample_forms(split: Split, workers: int = 0) -> np.ndarray:
     """Measure the form of each sample, (n, 3) int64, from file headers if possible; 0 if a sample cannot be read."""
-    places = [
+    chunks = [
         list(range(low, min(low + FORMS_CHUNK_SIZE, len(split)))) for low in range(0, len(split), FORMS_CHUNK_SIZE)
     ]
-    measured = map_in_workers(SampleFormDataset(split), places, workers, np.array, 2 if workers else None)
+    measured = map_in_workers(SampleFormDataset(split), chunks, workers, np.array, 2 if workers else None)
     return np.concatenate([np.zeros((0, 3), np.int64), *measured])
 
 

@@ -22,13 +22,15 @@ def find_class_indices(data: Data, classes: tuple[str, ...]) -> np.ndarray:
     """
     if classes == tuple(map(str, range(len(classes)))) and is_ilsvrc2012(data.classes):
         return np.arange(len(classes), dtype=np.int64)
-    place = {name: index for index, name in enumerate(classes)}
+    index_by_name = {name: index for index, name in enumerate(classes)}
     titles = [data.titles.get(name, "").split(",")[0] for name in data.classes]
-    short = Counter(name.split(",")[0] for name in classes)
-    called = {name.split(",")[0]: index for index, name in enumerate(classes) if short[name.split(",")[0]] == 1}
-    once = {title for title, times in Counter(titles).items() if title and times == 1}
+    first_word_counts = Counter(name.split(",")[0] for name in classes)
+    index_by_first_word = {
+        name.split(",")[0]: index for index, name in enumerate(classes) if first_word_counts[name.split(",")[0]] == 1
+    }
+    unique_titles = {title for title, times in Counter(titles).items() if title and times == 1}
     indices = [
-        place.get(name, called.get(title, -1) if title in once else -1)
+        index_by_name.get(name, index_by_first_word.get(title, -1) if title in unique_titles else -1)
         for name, title in zip(data.classes, titles, strict=True)
     ]
     times = Counter(indices)
@@ -71,6 +73,6 @@ class RelabelledSplit(TargetSplitWrapper):
 
     def target(self, sample: int) -> Target:
         """Read the annotations of an image. Raises DataError."""
-        own = self.split.target(sample)
-        verified = None if own.verified is None else own.verified.take(self.order)
-        return replace(own, labels=self.order[own.labels], verified=verified)
+        target = self.split.target(sample)
+        verified = None if target.verified is None else target.verified.take(self.order)
+        return replace(target, labels=self.order[target.labels], verified=verified)

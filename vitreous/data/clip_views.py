@@ -41,14 +41,14 @@ class ClipViews:
         each. With a stride, the first set begins at the first frame, the last set ends at the last frame, and the
         others are evenly spaced. A single set and a single crop are central.
         """
-        moments, places = np.arange(self.times), np.arange(self.crops)
-        spread = moments / max(self.times - 1, 1) if self.times > 1 else np.array([0.5])
-        draws = spread if preprocess.stride else (moments + 0.5) / self.times
-        across = places / (self.crops - 1) if self.crops > 1 else np.array([0.5])
+        set_indices, crop_indices = np.arange(self.times), np.arange(self.crops)
+        set_positions = set_indices / max(self.times - 1, 1) if self.times > 1 else np.array([0.5])
+        draws = set_positions if preprocess.stride else (set_indices + 0.5) / self.times
+        crop_positions = crop_indices / (self.crops - 1) if self.crops > 1 else np.array([0.5])
         views = []
         for draw in draws:
             frames = clip.read(preprocess.choose_frame_numbers(len(clip), np.full(preprocess.image[0], draw)))
-            views += [preprocess.fit_frames(frames, float(place)) for place in across]
+            views += [preprocess.fit_frames(frames, float(position)) for position in crop_positions]
         return np.stack(views)
 
     def mean(self, compute: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
@@ -56,26 +56,26 @@ class ClipViews:
         `compute` for (B V, C, *image)."""
 
         def over_views(pixels: np.ndarray) -> np.ndarray:
-            rows = compute(pixels.reshape(-1, *pixels.shape[2:]))
-            return rows.reshape(len(pixels), self.count, *rows.shape[1:]).mean(1)
+            outputs = compute(pixels.reshape(-1, *pixels.shape[2:]))
+            return outputs.reshape(len(pixels), self.count, *outputs.shape[1:]).mean(1)
 
         return over_views
 
 
-def parse_clip_views(words: str, preprocess: Preprocess) -> ClipViews | None:
+def parse_clip_views(text: str, preprocess: Preprocess) -> ClipViews | None:
     """Parse clip views such as `4x3`; None for a single view, which needs no wrapper.
 
     Raises UsageError for an invalid value, for a model without clip input, and for crops if the model reads whole
     frames.
     """
-    match = re.fullmatch(r"([1-9]\d?\d?)[xX×]([1-9]\d?\d?)", words)
+    match = re.fullmatch(r"([1-9]\d?\d?)[xX×]([1-9]\d?\d?)", text)
     if match is None or int(match[1]) * int(match[2]) > MAX_CLIP_VIEWS:
         problem = (
-            f"--clip-views {words} is not SETSxCROPS (sets of frames, crops of each), "
+            f"--clip-views {text} is not SETSxCROPS (sets of frames, crops of each), "
             f"at most {MAX_CLIP_VIEWS} views together"
         )
         raise UsageError(problem, "use 4x3, or 4x1 for whole frames")
     if (views := ClipViews(int(match[1]), int(match[2]))) == ClipViews(1, 1):
         return None
-    preprocess.check_views(words, views.crops)
+    preprocess.check_views(text, views.crops)
     return views

@@ -23,9 +23,9 @@ def read_exclusion_list(path: str | os.PathLike[str]) -> frozenset[str]:
         raise DataError(f"{name} is not valid CSV ({error})", hint) from None
     if not rows or "path" not in rows[0]:
         raise DataError(f"{name}: no column path", hint)
-    for number, row in enumerate(rows, 1):
+    for row_number, row in enumerate(rows, 1):
         if row and len(row) != len(rows[0]):
-            problem = f"{name}, row {number}: {len(row)} cells for {len(rows[0])} columns"
+            problem = f"{name}, row {row_number}: {len(row)} cells for {len(rows[0])} columns"
             raise DataError(problem, "put cells with commas in quotes")
     column = rows[0].index("path")
     return frozenset(row[column].removeprefix("'") for row in rows[1:] if row)
@@ -40,5 +40,5 @@ def restore_original_splits(data: Data) -> dict[str, Split]:
     """Return the splits before validation images were drawn from `train`."""
     if data.whole is None:
         return dict(data.splits)
-    drawn = ("train", "val")
-    return {"train": data.whole, **{name: split for name, split in data.splits.items() if name not in drawn}}
+    drawn_names = ("train", "val")
+    return {"train": data.whole, **{name: split for name, split in data.splits.items() if name not in drawn_names}}

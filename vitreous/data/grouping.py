@@ -34,20 +34,23 @@ def split_by_groups(data: Data, group_by: str, source: str | os.PathLike[str], s
     if data.whole is not None:
         splits = {"train": data.whole, **{name: split for name, split in splits.items() if name == "test"}}
     keys = {name: extract_group_keys(split, pattern, source) for name, split in splits.items()}
-    if shared := find_shared_groups(keys):
+    if shared_groups := find_shared_groups(keys):
         problems = (
-            f"{len(words)} groups are in {one} and in {other} ({format_first_names(words, MAX_GROUPS_IN_MESSAGE)})"
-            for (one, other), words in shared.items()
+            (
+                f"{len(group_names)} groups are in {first_split} and in {second_split} "
+                f"({format_first_names(group_names, MAX_GROUPS_IN_MESSAGE)})"
+            )
+            for (first_split, second_split), group_names in shared_groups.items()
         )
         raise DataError(f"{data.name}: {'; '.join(problems)}", "fix the splits, or omit --group-by")
-    number = {word: index for index, word in enumerate(dict.fromkeys(keys["train"]))}
-    groups = np.array([number[word] for word in keys["train"]], dtype=np.int64)
+    group_indices = {group_name: index for index, group_name in enumerate(dict.fromkeys(keys["train"]))}
+    groups = np.array([group_indices[group_name] for group_name in keys["train"]], dtype=np.int64)
     if data.whole is None:
         return replace(data, groups=groups)
-    drawn, news = hold_out_val(data.whole, split_seed, groups)
+    drawn_splits, holdout_note = hold_out_val(data.whole, split_seed, groups)
     notes = [note for note in data.notes if not note.startswith("held out ")]
-    drawn |= {name: split for name, split in splits.items() if name == "test"}
-    return replace(data, splits=drawn, groups=groups, notes=[*notes, news])
+    drawn_splits |= {name: split for name, split in splits.items() if name == "test"}
+    return replace(data, splits=drawn_splits, groups=groups, notes=[*notes, holdout_note])
 
 
 def compile_group_pattern(text: str) -> re.Pattern[str]:
@@ -69,10 +72,10 @@ def extract_group_keys(split: Split, pattern: re.Pattern[str], source: str | os.
     """Return the group of each sample. Raises DataError for a sample that the pattern does not match."""
     keys: dict[str, str] = {}  # intern the group names
     groups = []
-    for word in iterate_group_texts(split, source):
-        match = pattern.search(word)
+    for text in iterate_group_texts(split, source):
+        match = pattern.search(text)
         if match is None or match[1] is None:
-            problem = f"--group-by {pattern.pattern} does not match {escape_unprintable(word)}"
+            problem = f"--group-by {pattern.pattern} does not match {escape_unprintable(text)}"
             raise DataError(problem, "change the expression so that it matches every image")
         groups.append(keys.setdefault(match[1], match[1]))
     return groups
@@ -84,20 +87,22 @@ def iterate_group_texts(split: Split, source: str | os.PathLike[str]) -> Iterato
     if not isinstance(split, FileSplit):
         yield from (split.name(sample) for sample in range(len(split)))
         return
-    home = Path(source) if Path(source).is_dir() else Path(source).parent
-    starts = [os.path.join(os.fsencode(place), b"") for place in (home, home.absolute())]
+    source_folder = Path(source) if Path(source).is_dir() else Path(source).parent
+    starts = [os.path.join(os.fsencode(folder), b"") for folder in (source_folder, source_folder.absolute())]
     for sample in range(len(split)):
-        word = split.paths.encoded_path(sample)
+        relative_path = split.paths.encoded_path(sample)
         for start in starts:
-            word = word.removeprefix(start)
-        yield os.fsdecode(word).replace(os.sep, "/")
+            relative_path = relative_path.removeprefix(start)
+        yield os.fsdecode(relative_path).replace(os.sep, "/")
 
 
 def find_shared_groups(keys: dict[str, list[str]]) -> dict[tuple[str, str], list[str]]:
     """Return the groups shared by two splits, by pairs of splits, in the order of the second split."""
-    known = {name: set(words) for name, words in keys.items()}
+    group_sets = {name: set(group_names) for name, group_names in keys.items()}
     pairs = {
-        (name, other): [word for word in dict.fromkeys(keys[other]) if word in known[name]]
-        for name, other in combinations(keys, 2)
+        (name, other_name): [
+            group_name for group_name in dict.fromkeys(keys[other_name]) if group_name in group_sets[name]
+        ]
+        for name, other_name in combinations(keys, 2)
     }
-    return {pair: words for pair, words in pairs.items() if words}
+    return {pair: group_names for pair, group_names in pairs.items() if group_names}

@@ -24,31 +24,34 @@ def draw_stratified_splits(
         return draw_group_splits(labels, groups, seed, shares)
     if labels.ndim == 2:
         return draw_multilabel_splits(labels, seed, shares)
-    rows: dict[str, list[np.ndarray]] = {name: [] for name in ("train", *shares)}
+    indices_by_split: dict[str, list[np.ndarray]] = {name: [] for name in ("train", *shares)}
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
         members = members[np.argsort(derive_keys(seed, label, np.arange(len(members))), kind="stable")]
         for name, share in shares.items():
             count = min(round(share * len(labels[labels == label])), len(members) - 1)
-            rows[name].append(members[:count])
+            indices_by_split[name].append(members[:count])
             members = members[count:]
-        rows["train"].append(members)
-    return {name: np.sort(np.concatenate(parts)) for name, parts in rows.items()}
+        indices_by_split["train"].append(members)
+    return {name: np.sort(np.concatenate(index_arrays)) for name, index_arrays in indices_by_split.items()}
 
 
 def draw_multilabel_splits(labels: np.ndarray, seed: int, shares: dict[str, float]) -> dict[str, np.ndarray]:
     """Draw splits for (n, K) labels: round(share * n) samples per held-out split, but never the last of a class."""
-    wanted = [name for name, share in shares.items() for _ in range(round(share * len(labels)))]
-    left = labels.sum(0)
-    drawn: dict[str, list[int]] = {name: [] for name in shares}
-    rest = []
-    for row in np.argsort(derive_keys(seed, np.arange(len(labels))), kind="stable"):
-        if wanted and (left[labels[row] > 0] > 1).all():
-            drawn[wanted.pop()].append(row)
-            left -= labels[row]
+    open_slots = [name for name, share in shares.items() for _ in range(round(share * len(labels)))]
+    remaining_counts = labels.sum(0)
+    drawn_indices: dict[str, list[int]] = {name: [] for name in shares}
+    train_indices = []
+    for index in np.argsort(derive_keys(seed, np.arange(len(labels))), kind="stable"):
+        if open_slots and (remaining_counts[labels[index] > 0] > 1).all():
+            drawn_indices[open_slots.pop()].append(index)
+            remaining_counts -= labels[index]
         else:
-            rest.append(row)
-    return {name: np.sort(np.array(rows, dtype=np.int64)) for name, rows in (("train", rest), *drawn.items())}
+            train_indices.append(index)
+    return {
+        name: np.sort(np.array(indices, dtype=np.int64))
+        for name, indices in (("train", train_indices), *drawn_indices.items())
+    }
 
 
 def draw_group_splits(
@@ -67,32 +70,36 @@ def draw_group_splits(
     else:
         images, classes = np.arange(len(labels)), np.unique(labels, return_inverse=True)[1]
     width = int(classes.max(initial=-1)) + 1
-    number = np.unique(groups, return_inverse=True)[1]
-    cells, counts = np.unique(number[images] * width + classes, return_counts=True)
-    owners, classes = np.divmod(cells, max(width, 1))
+    group_indices = np.unique(groups, return_inverse=True)[1]
+    cells, counts = np.unique(group_indices[images] * width + classes, return_counts=True)
+    group_of_cell, classes = np.divmod(cells, max(width, 1))
     total = np.bincount(classes, counts)
-    bounds = np.searchsorted(owners, np.arange(len(labels) + 1))
-    order = np.argsort(derive_keys(seed, np.arange(number.max(initial=-1) + 1)), kind="stable")
-    left, place = total.copy(), np.zeros(len(order), dtype=np.int64)
+    group_bounds = np.searchsorted(group_of_cell, np.arange(len(labels) + 1))
+    order = np.argsort(derive_keys(seed, np.arange(group_indices.max(initial=-1) + 1)), kind="stable")
+    remaining, split_of_group = total.copy(), np.zeros(len(order), dtype=np.int64)
     for split, share in enumerate(shares.values(), 1):
-        lacking = share * total
-        spare: tuple[float, int] | None = None
+        missing_counts = share * total
+        fallback: tuple[float, int] | None = None
         for group in order:
-            if not (2 * lacking > 1).any():
+            if not (2 * missing_counts > 1).any():
                 break
-            members = slice(bounds[group], bounds[group + 1])
-            which, many = classes[members], counts[members]
-            if place[group] or (left[which] <= many).any():
+            members = slice(group_bounds[group], group_bounds[group + 1])
+            group_classes, group_counts = classes[members], counts[members]
+            if split_of_group[group] or (remaining[group_classes] <= group_counts).any():
                 continue
-            gain = float((many * (2 * lacking[which] - many) / total[which]).sum())
+            gain = float(
+                (group_counts * (2 * missing_counts[group_classes] - group_counts) / total[group_classes]).sum()
+            )
             if gain > 0:
-                place[group] = split
-                lacking[which] -= many
-                left[which] -= many
-            elif spare is None or gain > spare[0]:
-                spare = gain, group
-        if spare and not (place == split).any():
-            place[spare[1]] = split
-            members = slice(bounds[spare[1]], bounds[spare[1] + 1])
-            left[classes[members]] -= counts[members]
-    return {name: np.flatnonzero(place[number] == split) for split, name in enumerate(("train", *shares))}
+                split_of_group[group] = split
+                missing_counts[group_classes] -= group_counts
+                remaining[group_classes] -= group_counts
+            elif fallback is None or gain > fallback[0]:
+                fallback = gain, group
+        if fallback and not (split_of_group == split).any():
+            split_of_group[fallback[1]] = split
+            members = slice(group_bounds[fallback[1]], group_bounds[fallback[1] + 1])
+            remaining[classes[members]] -= counts[members]
+    return {
+        name: np.flatnonzero(split_of_group[group_indices] == split) for split, name in enumerate(("train", *shares))
+    }

@@ -14,24 +14,24 @@ _GOLDEN, _M1, _M2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 _UINT64_MAX = 2**64 - 1
 
 
-def derive_keys(*parts: int | np.ndarray) -> np.ndarray:
+def derive_keys(*components: int | np.ndarray) -> np.ndarray:
     """Hash integers (or arrays that broadcast) to uint64 keys: SplitMix64's finaliser (Steele et al., 2014) over each
     argument in order."""
     with np.errstate(over="ignore"):
         state = np.uint64(0)
-        for part in parts:
-            state = state + np.asarray(part).astype(np.uint64) + _GOLDEN
+        for component in components:
+            state = state + np.asarray(component).astype(np.uint64) + _GOLDEN
             state = (state ^ (state >> np.uint64(30))) * _M1
             state = (state ^ (state >> np.uint64(27))) * _M2
             state = state ^ (state >> np.uint64(31))
     return np.asarray(state)
 
 
-def derive_key(*parts: int) -> int:
+def derive_key(*components: int) -> int:
     """Hash integers to one integer key: like `derive_keys`, but ten times faster for a single image."""
     state = 0
-    for part in parts:
-        state = (state + int(part) + int(_GOLDEN)) & _UINT64_MAX
+    for component in components:
+        state = (state + int(component) + int(_GOLDEN)) & _UINT64_MAX
         state = ((state ^ (state >> 30)) * int(_M1)) & _UINT64_MAX
         state = ((state ^ (state >> 27)) * int(_M2)) & _UINT64_MAX
         state ^= state >> 31
@@ -45,10 +45,10 @@ def draw_uniform(keys: np.ndarray, draws: int) -> np.ndarray:
 
 def draw_normal(keys: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Draw standard normal numbers from keys: (n,) -> (n, *shape) float32, with a separate generator for each key."""
-    rows = np.empty((len(keys), *shape), np.float32)
-    for row, one in zip(rows, keys.tolist(), strict=True):
-        np.random.Generator(np.random.Philox(key=one)).standard_normal(out=row, dtype=np.float32)
-    return rows
+    noise = np.empty((len(keys), *shape), np.float32)
+    for noise_row, key in zip(noise, keys.tolist(), strict=True):
+        np.random.Generator(np.random.Philox(key=key)).standard_normal(out=noise_row, dtype=np.float32)
+    return noise
 
 
 def draw_permutation(count: int, seed: int, epoch: int) -> np.ndarray:
@@ -57,16 +57,16 @@ def draw_permutation(count: int, seed: int, epoch: int) -> np.ndarray:
 
 
 @contextmanager
-def fork_torch_rng(*parts: int) -> Iterator[None]:
+def fork_torch_rng(*components: int) -> Iterator[None]:
     """Seed torch's global CPU generator with a key inside the context, and restore its state afterwards.
 
     Only the CPU generator is seeded: `torch.manual_seed` would also initialise GPUs, at 2 ms per image.
     """
     import torch  # imported here: opening a dataset takes 0.1 s without torch and seconds with it
 
-    before = torch.default_generator.get_state()
+    saved_state = torch.default_generator.get_state()
     try:
-        torch.default_generator.manual_seed(derive_key(*parts) >> 1)
+        torch.default_generator.manual_seed(derive_key(*components) >> 1)
         yield
     finally:
-        torch.default_generator.set_state(before)
+        torch.default_generator.set_state(saved_state)

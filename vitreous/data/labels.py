@@ -25,9 +25,9 @@ class LabelKind(ABC):
     def require_single_label(self, problem: str, hint: str) -> None:  # noqa: B027
         """Raise UsageError if the data are multi-label."""
 
-    def choose_loss(self, loss: str, named: str | None, source: str) -> str:
-        """Choose the loss of logits: the `named` loss, or else the default `loss`. Raises UsageError if the named loss
-        does not fit the labels of the data, `source`."""
+    def choose_loss(self, loss: str, requested_loss: str | None, source: str) -> str:
+        """Choose the loss of logits: the `requested_loss` loss, or else the default `loss`. Raises UsageError if the
+        named loss does not fit the labels of the data, `source`."""
         return loss
 
     def least_held_out(self, classes: int) -> int:
@@ -68,9 +68,9 @@ class SingleLabelKind(LabelKind):
 
     def select_classes(self, labels: np.ndarray, present: np.ndarray, classes: int) -> np.ndarray:
         """Map (n,) labels to (n,) indices into `present`, -1 for other classes."""
-        place = np.full(classes, -1)
-        place[present] = np.arange(len(present))
-        return place[labels]
+        index_of_class = np.full(classes, -1)
+        index_of_class[present] = np.arange(len(present))
+        return index_of_class[labels]
 
     def shares_to_logits(self, shares: np.ndarray) -> np.ndarray:
         """Convert (n, K) shares to (n, K) logarithms."""
@@ -88,11 +88,11 @@ class MultilabelKind(LabelKind):
         """Raise UsageError: the data are multi-label."""
         raise UsageError(problem, hint)
 
-    def choose_loss(self, loss: str, named: str | None, source: str) -> str:
+    def choose_loss(self, loss: str, requested_loss: str | None, source: str) -> str:
         """Choose a sigmoid loss instead of the default softmax. Raises UsageError if a softmax loss was requested."""
         if loss != "softmax":
             return loss
-        if named == "softmax":
+        if requested_loss == "softmax":
             problem = f"{source} has multi-label data, which a softmax loss cannot fit"
             raise UsageError(problem, "use --loss sigmoid")
         return "sigmoid"

@@ -41,8 +41,8 @@ def latents_from_json(record: Any) -> Latents | None:
     if record is None:
         return None
     try:
-        place, stride = record["autoencoder"], int(record["stride"])
-        latents = Latents(str(place), float(record["scale"]), float(record["shift"]), stride)
+        autoencoder, stride = record["autoencoder"], int(record["stride"])
+        latents = Latents(str(autoencoder), float(record["scale"]), float(record["shift"]), stride)
     except (KeyError, TypeError, ValueError):
         raise UsageError(f"invalid description of latents: {record}") from None
     if not (latents.scale > 0 and stride > 0):

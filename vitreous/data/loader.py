@@ -137,10 +137,11 @@ class TrainLoader:
 
     def load_file_batches(self, spans: Iterable[tuple[int, int]]) -> Iterator[Batch]:
         """Yield batches of files, decoded and augmented by the workers. Raises the first DataError."""
-        places = (
-            list(zip(*(part.tolist() for part in get_stream_samples(self.order, *span)), strict=True)) for span in spans
+        key_lists = (
+            list(zip(*(array.tolist() for array in get_stream_samples(self.order, *span)), strict=True))
+            for span in spans
         )
-        for samples, images in load_batches(self, places, self.workers, self.pin):
+        for samples, images in load_batches(self, key_lists, self.workers, self.pin):
             if not isinstance(images, Tensor):
                 if errors := [image for image in images if isinstance(image, DataError)]:
                     raise errors[0]
@@ -164,12 +165,12 @@ class TrainLoader:
     def one(self, sample: int, epoch: int, view: int) -> Tensor | dict[str, Tensor]:
         """Load one decoded and augmented image, (C, *image) uint8; with `SceneViews` together with its annotations."""
         preprocess = self.preprocess if self.buckets is None else self.sizes[self.buckets[sample]]
-        own = derive_key(self.seed, epoch, sample, view)
+        sample_key = derive_key(self.seed, epoch, sample, view)
         if isinstance(self.views, SceneViews | VolumeViews) and self.annotated:
-            return self.views.augment_scene(*self.scenes.read(sample), preprocess, own)
+            return self.views.augment_scene(*self.scenes.read(sample), preprocess, sample_key)
         raw, name = open_sample(self.split, sample), self.split.name(sample)
         return self.views.picture(
-            preprocess.open_view(raw, name, self.exact, self.views.takes_regions), preprocess, own
+            preprocess.open_view(raw, name, self.exact, self.views.takes_regions), preprocess, sample_key
         )
 
 
@@ -186,8 +187,8 @@ class EvalLoader:
         """Yield sample indices and, for each, its image (C, *image) uint8, its views (V, C, *image), or its
         DataError."""
         count = len(self.split)
-        places = ([(sample,) for sample in range(low, min(low + size, count))] for low in range(0, count, size))
-        for samples, images in load_batches(self, places, self.workers):
+        key_lists = ([(sample,) for sample in range(low, min(low + size, count))] for low in range(0, count, size))
+        for samples, images in load_batches(self, key_lists, self.workers):
             yield samples, list(images)
 
     def one(self, sample: int) -> Tensor:
@@ -206,11 +207,11 @@ class DecodingDataset(Dataset):
     def __init__(self, reader: TrainLoader | EvalLoader) -> None:
         self.reader = reader
 
-    def __getitem__(self, place: tuple[int, ...]) -> tuple[int, Tensor | dict[str, Tensor] | DataError]:
+    def __getitem__(self, key: tuple[int, ...]) -> tuple[int, Tensor | dict[str, Tensor] | DataError]:
         try:
-            return place[0], self.reader.one(*place)
+            return key[0], self.reader.one(*key)
         except DataError as error:
-            return place[0], error
+            return key[0], error
 
 
 class ConcatenatedTensors(NamedTuple):
@@ -221,26 +222,28 @@ class ConcatenatedTensors(NamedTuple):
 
     def split_tensors(self) -> list[Tensor]:
         """Return the tensors as views of the shared memory."""
-        parts = self.numbers.split([shape.numel() for shape in self.shapes])
-        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        flat_tensors = self.numbers.split([shape.numel() for shape in self.shapes])
+        return [tensor.view(shape) for tensor, shape in zip(flat_tensors, self.shapes, strict=True)]
 
 
-def collate_samples(rows: list[tuple[int, Any]]) -> tuple[Tensor, Tensor | ConcatenatedTensors | list[Any]]:
+def collate_samples(items: list[tuple[int, Any]]) -> tuple[Tensor, Tensor | ConcatenatedTensors | list[Any]]:
     """Collate items of `DecodingDataset`: samples, and the images (B, C, *image), concatenated if sizes differ, or a
     list if one is missing.
 
     A worker passes one tensor to the main process as one shared-memory file, but a list as one file per tensor, which
     may exceed the limit of open files.
     """
-    if not rows:
+    if not items:
         return torch.empty(0, dtype=torch.int64), []
-    samples, images = zip(*rows, strict=True)
+    samples, images = zip(*items, strict=True)
     if not all(isinstance(image, Tensor) and image.dtype == images[0].dtype for image in images):
         return torch.tensor(samples), list(images)
     if all(image.shape == images[0].shape for image in images):
         return torch.tensor(samples), torch.stack(images)
-    joined = ConcatenatedTensors(torch.cat([image.flatten() for image in images]), [image.shape for image in images])
-    return torch.tensor(samples), joined
+    concatenated = ConcatenatedTensors(
+        torch.cat([image.flatten() for image in images]), [image.shape for image in images]
+    )
+    return torch.tensor(samples), concatenated
 
 
 def init_worker(worker: int) -> None:
@@ -249,14 +252,16 @@ def init_worker(worker: int) -> None:
     sys.excepthook = ignore_closed_connection
 
 
-def ignore_closed_connection(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def ignore_closed_connection(
+    error_type: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     """Suppress a worker's traceback if the main process stops while a thread transfers a batch."""
     if not isinstance(error, ConnectionError | EOFError):
-        sys.__excepthook__(kind, error, trace)
+        sys.__excepthook__(error_type, error, trace)
 
 
 def load_batches(
-    reader: TrainLoader | EvalLoader, places: Iterable[list[tuple[int, ...]]], workers: int, pin: bool = False
+    reader: TrainLoader | EvalLoader, key_lists: Iterable[list[tuple[int, ...]]], workers: int, pin: bool = False
 ) -> Iterator[tuple[Tensor, Tensor | list[Any]]]:
     """Decode lists of sample keys in order, in `workers` processes -> samples (B,) int64 and images, see
     `collate_samples`.
@@ -265,22 +270,22 @@ def load_batches(
     """
     prefetch = None
     if workers:
-        places = iter(places)
-        first = next(places, [])
-        places = chain([first], places) if first else places
+        key_lists = iter(key_lists)
+        first_keys = next(key_lists, [])
+        key_lists = chain([first_keys], key_lists) if first_keys else key_lists
         views = reader.views.count if isinstance(reader, EvalLoader) and reader.views else 1
-        size = len(first) * views * reader.preprocess.nbytes
+        size = len(first_keys) * views * reader.preprocess.nbytes
         workers = limit_workers(workers, size)
         prefetch = choose_prefetch_factor(size, workers) if workers else None
     for samples, images in map_in_workers(
-        DecodingDataset(reader), places, workers=workers, collate=collate_samples, prefetch=prefetch, pin=pin
+        DecodingDataset(reader), key_lists, workers=workers, collate=collate_samples, prefetch=prefetch, pin=pin
     ):
         yield samples, images.split_tensors() if isinstance(images, ConcatenatedTensors) else images
 
 
 def map_in_workers(
     items: Any,
-    places: Iterable[Any],
+    key_lists: Iterable[Any],
     workers: int,
     collate: Callable[[list[Any]], Any],
     prefetch: int | None,
@@ -297,7 +302,7 @@ def map_in_workers(
         options |= {"timeout": WORKER_TIMEOUT, "prefetch_factor": prefetch, "worker_init_fn": init_worker}
     try:
         with block_stop_signals():  # also protects the moment before a worker has started
-            batches = iter(DataLoader(items, batch_sampler=places, **options))
+            batches = iter(DataLoader(items, batch_sampler=key_lists, **options))
         yield from WORKER_DEATHS.watch(batches) if workers else batches
     except RuntimeError as error:
         if "DataLoader" not in str(error):
@@ -308,14 +313,14 @@ def map_in_workers(
 def choose_prefetch_factor(size: int, workers: int) -> int:
     """Choose how many batches of `size` bytes each worker prefetches: 1 to MAX_PREFETCH_BATCHES, limited by free
     memory. Batches wait in shared memory, which is small in many containers."""
-    room = get_free_memory("cpu")
+    free_memory = get_free_memory("cpu")
     if os.path.isdir("/dev/shm"):
-        shared = os.statvfs("/dev/shm")
-        free = shared.f_bavail * shared.f_frsize
-        room = min(room or free, free)
+        status = os.statvfs("/dev/shm")
+        free_shared = status.f_bavail * status.f_frsize
+        free_memory = min(free_memory or free_shared, free_shared)
     return (
-        max(1, min(MAX_PREFETCH_BATCHES, int(PREFETCH_MEMORY_SHARE * room) // max(1, size * workers)))
-        if room
+        max(1, min(MAX_PREFETCH_BATCHES, int(PREFETCH_MEMORY_SHARE * free_memory) // max(1, size * workers)))
+        if free_memory
         else MAX_PREFETCH_BATCHES
     )
 
@@ -333,23 +338,23 @@ class SceneReader:
         if sample in self.scenes:
             return self.scenes[sample]
         name = self.split.name(sample)
-        picture, target = self.preprocess.decode(self.split.raw(sample), name), self.split.target(sample)
+        image, target = self.preprocess.decode(self.split.raw(sample), name), self.split.target(sample)
         if target.classes is not None:
             target = target.without_masks().take(np.zeros(0, np.int64))
-        size = count_decoded_bytes(picture) + target.nbytes
+        size = count_decoded_bytes(image) + target.nbytes
         if size <= self.left:
             self.left -= size
-            self.scenes[sample] = picture, target
-        return picture, target
+            self.scenes[sample] = image, target
+        return image, target
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a worker, without the cache, which would have to be transferred."""
         return self.__dict__ | {"scenes": {}}
 
 
-def count_decoded_bytes(picture: DecodedSample) -> int:
+def count_decoded_bytes(image: DecodedSample) -> int:
     """Return the bytes of a decoded image, or of a list with one image per channel."""
-    if isinstance(picture, np.ndarray):
-        return picture.nbytes
-    bands = picture if isinstance(picture, tuple) else (picture,)
+    if isinstance(image, np.ndarray):
+        return image.nbytes
+    bands = image if isinstance(image, tuple) else (image,)
     return sum(band.width * band.height * {"L": 1, "RGB": 3}.get(band.mode, 4) for band in bands)

@@ -23,18 +23,18 @@ class ImageStore:
 
     images: tuple[np.ndarray, ...]
 
-    def read(self, row: int) -> np.ndarray:
+    def read(self, index: int) -> np.ndarray:
         """Return the pixels of an image, (H, W) or (H, W, 3)."""
-        return self.images[row]
+        return self.images[index]
 
-    def name(self, row: int) -> str:
+    def name(self, index: int) -> str:
         """Return the image's name for messages."""
-        return f"image {row}"
+        return f"image {index}"
 
-    def update(self, digest: Any, rows: np.ndarray) -> None:
+    def update(self, digest: Any, indices: np.ndarray) -> None:
         """Update a hashlib digest with the pixels of the images at indices (n,)."""
-        for row in rows.tolist():
-            digest.update(np.ascontiguousarray(self.images[row]).tobytes())
+        for index in indices.tolist():
+            digest.update(np.ascontiguousarray(self.images[index]).tobytes())
 
 
 def create_memory_data(
@@ -63,11 +63,11 @@ def create_memory_split(images: np.ndarray | Sequence[Any], labels: np.ndarray) 
     if all(isinstance(image, str | os.PathLike) for image in images):
         return FileSplit(images, labels)
     arrays = []
-    for number, image in enumerate(images):
+    for index, image in enumerate(images):
         if isinstance(image, Image.Image):
-            image = np.array(decode_to_pillow(image, 1 if image.mode in ("1", "L") else 3, f"image {number}"))
+            image = np.array(decode_to_pillow(image, 1 if image.mode in ("1", "L") else 3, f"image {index}"))
         if not isinstance(image, np.ndarray):
-            problem = f"image {number} is a {type(image).__name__}"
+            problem = f"image {index} is a {type(image).__name__}"
             raise UsageError(problem, "pass a list of arrays (H, W[, C]), of PIL images, or of paths; do not mix them")
         arrays.append(image)
     if len({(array.shape, array.dtype) for array in arrays}) == 1:

@@ -28,52 +28,54 @@ def choose_worker_count(
     split: Split,
     preprocess: Preprocess,
     views: ViewAugmentation,
-    rate: float | None = None,
+    throughput: float | None = None,
     shares_cores: bool = True,
     exact: bool = False,
 ) -> int:
     """Choose the number of processes that decode a split for training.
 
-    `rate`: the model's throughput in images/s with all cores and without waiting for data, if it was measured.
+    `throughput`: the model's throughput in images/s with all cores and without waiting for data, if it was measured.
     `shares_cores`: the model runs on the same cores. A few images are decoded to measure the decoding time.
     """
-    feed = TrainLoader(split, preprocess, views, 0, exact=exact)
+    loader = TrainLoader(split, preprocess, views, 0, exact=exact)
     return balance_workers(
-        measure_decode_seconds(feed), rate, count_usable_cores(), shares_cores, get_free_memory("cpu")
+        measure_decode_seconds(loader), throughput, count_usable_cores(), shares_cores, get_free_memory("cpu")
     )
 
 
-def measure_decode_seconds(feed: TrainLoader) -> float:
+def measure_decode_seconds(loader: TrainLoader) -> float:
     """Measure the median seconds per image on one core; 0 if no image can be read."""
-    threads, began, seconds_each = torch.get_num_threads(), time.perf_counter(), []
+    threads, start_time, seconds_each = torch.get_num_threads(), time.perf_counter(), []
     torch.set_num_threads(1)
     try:
         for sample in (
-            np.linspace(0, len(feed.split) - 1, min(MAX_TIMED_IMAGES + 1, len(feed.split))).astype(int).tolist()
+            np.linspace(0, len(loader.split) - 1, min(MAX_TIMED_IMAGES + 1, len(loader.split))).astype(int).tolist()
         ):
-            started = time.perf_counter()
+            image_start = time.perf_counter()
             try:
-                feed.one(sample, 0, 0)
+                loader.one(sample, 0, 0)
             except DataError:
                 continue
-            seconds_each.append(time.perf_counter() - started)
-            if time.perf_counter() - began > MAX_TIMING_SECONDS:
+            seconds_each.append(time.perf_counter() - image_start)
+            if time.perf_counter() - start_time > MAX_TIMING_SECONDS:
                 break
     finally:
         torch.set_num_threads(threads)
     return statistics.median(seconds_each[1:] or seconds_each or [0.0])  # the first imports libraries
 
 
-def balance_workers(seconds: float, rate: float | None, cores: int, shares_cores: bool, room: int) -> int:
+def balance_workers(seconds: float, throughput: float | None, cores: int, shares_cores: bool, free_bytes: int) -> int:
     """Balance model and decoders: core-seconds per image, the model's images/s and the machine -> processes, at least
     1.
 
     If model and decoders share the cores, an image costs cores / rate core-seconds for the model and `seconds` for
     decoding; with all cores busy, the decoders then need rate' * seconds cores. A GPU needs enough decoders to keep up
-    with it. `room`, bytes of free memory (0 if unknown), limits both.
+    with it. `free_bytes`, bytes of free memory (0 if unknown), limits both.
     """
-    most = min(cores, max(1, room // (2 * MAX_WORKER_BYTES))) if room else cores
-    if rate is None:
-        return most
-    wanted = seconds * cores / (cores / rate + seconds) if shares_cores else seconds * rate * DECODER_HEADROOM
-    return max(1, min(most, math.ceil(wanted)))
+    max_workers = min(cores, max(1, free_bytes // (2 * MAX_WORKER_BYTES))) if free_bytes else cores
+    if throughput is None:
+        return max_workers
+    num_decoders = (
+        seconds * cores / (cores / throughput + seconds) if shares_cores else seconds * throughput * DECODER_HEADROOM
+    )
+    return max(1, min(max_workers, math.ceil(num_decoders)))

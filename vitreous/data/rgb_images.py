@@ -21,8 +21,8 @@ def to_rgb_image(pixels: Tensor, like: Tensor | None = None) -> Image.Image:
     pixels = tile_frames(pixels) if pixels.ndim == 4 else pixels
     bands = select_rgb_bands(pixels)
     if pixels.dtype != torch.uint8:
-        known = select_rgb_bands(pixels if like is None else like)
-        low, high = known.min(), known.max()
+        reference = select_rgb_bands(pixels if like is None else like)
+        low, high = reference.min(), reference.max()
         bands = ((bands - low) / (high - low).clamp(min=1e-9) * 255).clamp(0, 255).to(torch.uint8)
     return Image.fromarray(bands.permute(1, 2, 0).contiguous().numpy())
 
@@ -34,8 +34,8 @@ def to_rgb_frames(pixels: Tensor) -> list[Image.Image]:
 
 def tile_frames(clip: Tensor) -> Tensor:
     """Tile four evenly spaced frames of a clip in reading order: (C, T, h, w) -> (C, 2 h, 2 w)."""
-    four = clip[:, torch.from_numpy(sample_frames_evenly(clip.shape[1], 4))].unflatten(1, (2, 2))
-    return four.permute(0, 1, 3, 2, 4).flatten(3).flatten(1, 2)
+    frames = clip[:, torch.from_numpy(sample_frames_evenly(clip.shape[1], 4))].unflatten(1, (2, 2))
+    return frames.permute(0, 1, 3, 2, 4).flatten(3).flatten(1, 2)
 
 
 def select_rgb_bands(pixels: Tensor) -> Tensor:

@@ -110,8 +110,8 @@ def choose_split(data: Data, split: str | None, note: Callable[[str], None]) -> 
     if split is not None or "test" in data.splits or "val" not in data.splits:
         data.split(split or "test")
         return split or "test"
-    drawn = ", split from the training set" if data.unsplit else ""
-    note(f"{data.name} has no test split: evaluated on its {len(data.splits['val'])} val images{drawn}")
+    origin_text = ", split from the training set" if data.unsplit else ""
+    note(f"{data.name} has no test split: evaluated on its {len(data.splits['val'])} val images{origin_text}")
     return "val"
 
 
@@ -137,12 +137,12 @@ def open_training_data(run: str | os.PathLike[str], opened: Data | None = None) 
 
 
 def iterate_calibration_images(
-    run: str | os.PathLike[str], preprocess: Preprocess, others: Callable[[], Iterable[Tensor]]
+    run: str | os.PathLike[str], preprocess: Preprocess, fallback_images: Callable[[], Iterable[Tensor]]
 ) -> Iterator[Tensor]:
     """Yield images (C, *image) for int8 calibration: training images of the run, so that predictions do not depend on
-    the evaluated data; or images of `others` if the run's data cannot be opened."""
+    the evaluated data; or images of `fallback_images` if the run's data cannot be opened."""
     data = open_training_data(run)
-    yield from others() if data is None else iterate_sample_images(data, preprocess)
+    yield from fallback_images() if data is None else iterate_sample_images(data, preprocess)
 
 
 def as_test_split(data: Data) -> Data:

@@ -49,19 +49,19 @@ class SampleOrder:
         if self.repeats < 1:
             raise UsageError(f"repeats must be at least 1, not {self.repeats}")
 
-    def epoch(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+    def epoch(self, epoch_index: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the samples and views of one epoch, (samples,) int64 each."""
         distinct = -(-self.samples // self.repeats)
         if self.factors is not None:
-            order, views = draw_repeat_factor_order(self.factors, self.seed, number, distinct)
+            order, views = draw_repeat_factor_order(self.factors, self.seed, epoch_index, distinct)
         elif self.buckets is not None:
-            order = draw_bucket_order(self.buckets, self.batch, self.seed, number)
+            order = draw_bucket_order(self.buckets, self.batch, self.seed, epoch_index)
             views = np.zeros_like(order)
         elif self.labels is None:
-            order = draw_permutation(self.samples, self.seed, number)[:distinct]
+            order = draw_permutation(self.samples, self.seed, epoch_index)[:distinct]
             views = np.zeros_like(order)
         else:
-            order, views = draw_balanced_order(self.labels, self.seed, number, distinct)
+            order, views = draw_balanced_order(self.labels, self.seed, epoch_index, distinct)
         if self.repeats > 1:
             order = np.repeat(order, self.repeats)[: self.samples]
             views = (views[:, None] * self.repeats + np.arange(self.repeats)).ravel()[: self.samples]
@@ -74,11 +74,15 @@ def get_stream_samples(order: SampleOrder, start: int, stop: int) -> tuple[np.nd
     for position in range(start, stop): samples[position % n], position // n, views[position % n], of that epoch
     """
     epochs = np.arange(start, stop) // order.samples
-    parts = []
+    epoch_slices = []
     for epoch in range(start // order.samples, -(-stop // order.samples)):
-        first = epoch * order.samples
-        parts.append([part[max(start - first, 0) : stop - first] for part in _cached_epoch(order, epoch)])
-    samples, views = (np.concatenate(part) for part in zip(*parts, strict=True)) if parts else (epochs, epochs)
+        epoch_start = epoch * order.samples
+        epoch_slices.append(
+            [values[max(start - epoch_start, 0) : stop - epoch_start] for values in _cached_epoch(order, epoch)]
+        )
+    samples, views = (
+        (np.concatenate(values) for values in zip(*epoch_slices, strict=True)) if epoch_slices else (epochs, epochs)
+    )
     return samples, epochs, views
 
 
@@ -102,14 +106,14 @@ def draw_bucket_order(buckets: np.ndarray, batch: int, seed: int, epoch: int) ->
     """
     order = draw_permutation(len(buckets), seed, epoch)
     bucket_of = buckets[order]
-    first = np.full(bucket_of.max(initial=0) + 1, len(order))
-    np.minimum.at(first, bucket_of, np.arange(len(order)))
-    places = np.argsort(first[bucket_of], kind="stable")
-    lead, places = np.split(places, [(-epoch * len(order)) % batch])
-    runs = np.split(places, 1 + np.flatnonzero(np.diff(bucket_of[places])))
+    first_position = np.full(bucket_of.max(initial=0) + 1, len(order))
+    np.minimum.at(first_position, bucket_of, np.arange(len(order)))
+    positions = np.argsort(first_position[bucket_of], kind="stable")
+    leading, positions = np.split(positions, [(-epoch * len(order)) % batch])
+    runs = np.split(positions, 1 + np.flatnonzero(np.diff(bucket_of[positions])))
     blocks = [run[low : low + batch] for run in runs for low in range(0, len(run), batch)]
     blocks.sort(key=lambda block: (len(block) < batch, int(block[0])))
-    return order[np.concatenate([lead, *blocks])]
+    return order[np.concatenate([leading, *blocks])]
 
 
 def draw_balanced_order(labels: np.ndarray, seed: int, epoch: int, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -124,10 +128,10 @@ def draw_balanced_order(labels: np.ndarray, seed: int, epoch: int, length: int) 
         orders = np.argsort(derive_keys(seed, epoch, class_samples[None], turns[:, None], _TURN_PART), axis=1)
         samples[:, column] = class_samples[orders].ravel()[:blocks]
         views[:, column] = np.repeat(turns, len(class_samples))[:blocks]
-    places = np.argsort(derive_keys(seed, epoch, np.arange(blocks)[:, None], classes[None], _BLOCK_PART), axis=1)
-    return np.take_along_axis(samples, places, 1).ravel()[:length], np.take_along_axis(views, places, 1).ravel()[
-        :length
-    ]
+    block_orders = np.argsort(derive_keys(seed, epoch, np.arange(blocks)[:, None], classes[None], _BLOCK_PART), axis=1)
+    return np.take_along_axis(samples, block_orders, 1).ravel()[:length], np.take_along_axis(
+        views, block_orders, 1
+    ).ravel()[:length]
 
 
 def draw_repeat_factor_order(factors: np.ndarray, seed: int, epoch: int, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -144,8 +148,8 @@ def draw_repeat_factor_order(factors: np.ndarray, seed: int, epoch: int, length:
     showings = np.floor(factors).astype(np.int64) + (chance < factors - np.floor(factors))
     order = np.repeat(samples, showings)
     views = np.arange(len(order)) - np.repeat(np.cumsum(showings) - showings, showings)
-    places = np.argsort(derive_keys(seed, epoch, order, views, _SHOWING_PART), kind="stable")[:length]
-    return order[places], views[places]
+    kept_positions = np.argsort(derive_keys(seed, epoch, order, views, _SHOWING_PART), kind="stable")[:length]
+    return order[kept_positions], views[kept_positions]
 
 
 def compute_repeat_factors(labels: np.ndarray, threshold: float) -> np.ndarray:
@@ -165,8 +169,8 @@ def compute_repeat_factors(labels: np.ndarray, threshold: float) -> np.ndarray:
     rates = np.sqrt(threshold * len(labels) / np.maximum(counts, 1))
     if labels.ndim == 1:
         return np.maximum(1.0, rates[labels])
-    parts = (labels[low : low + LABEL_CHUNK_SIZE] > 0 for low in range(0, len(labels), LABEL_CHUNK_SIZE))
-    return np.concatenate([np.where(part, rates, 1.0).max(1, initial=1.0) for part in parts])
+    chunks = (labels[low : low + LABEL_CHUNK_SIZE] > 0 for low in range(0, len(labels), LABEL_CHUNK_SIZE))
+    return np.concatenate([np.where(chunk, rates, 1.0).max(1, initial=1.0) for chunk in chunks])
 
 
 _cached_epoch = lru_cache(maxsize=2)(SampleOrder.epoch)

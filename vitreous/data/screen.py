@@ -43,31 +43,33 @@ def screen_images(
     """
     shape = len(split), preprocess.channels, *preprocess.image
     pixels = torch.zeros(shape, dtype=preprocess.dtype) if keep else None
-    bad: dict[int, DataError] = {}
+    errors: dict[int, DataError] = {}
     for samples, images in EvalLoader(split, preprocess, workers).batches(256):
         for sample, image in zip(samples.tolist(), images, strict=True):
             if isinstance(image, DataError):
-                bad[sample] = image
+                errors[sample] = image
             elif pixels is not None:
                 pixels[sample] = image
-    return pixels, bad
+    return pixels, errors
 
 
-def find_readable_samples(split: Split, bad: dict[int, DataError]) -> np.ndarray:
+def find_readable_samples(split: Split, errors: dict[int, DataError]) -> np.ndarray:
     """Return the indices (m,) int64 of a split's readable images. Raises DataError if there are none."""
-    good = np.array([sample for sample in range(len(split)) if sample not in bad], dtype=np.int64)
-    if not len(good):
-        first = next((f"; the first: {error.message}" for error in bad.values()), "")
-        raise DataError(f"none of {len(split)} images can be read{first}", "restore them, or choose another split")
-    return good
+    readable = np.array([sample for sample in range(len(split)) if sample not in errors], dtype=np.int64)
+    if not len(readable):
+        first_error = next((f"; the first: {error.message}" for error in errors.values()), "")
+        raise DataError(
+            f"none of {len(split)} images can be read{first_error}", "restore them, or choose another split"
+        )
+    return readable
 
 
-def check_unreadable_images(bad: Mapping[int, DataError], total: int, bad_images: str) -> None:
+def check_unreadable_images(errors: Mapping[int, DataError], total: int, bad_images: str) -> None:
     """Raise DataError for unreadable images among `total` if `bad_images` is stop. Images without valid pixels are left
     out in either case."""
-    faults = {sample: error for sample, error in bad.items() if not isinstance(error, EmptyImageError)}
-    if faults and bad_images == "stop":
-        raise unreadable_images_error(faults, total)
+    reported = {sample: error for sample, error in errors.items() if not isinstance(error, EmptyImageError)}
+    if reported and bad_images == "stop":
+        raise unreadable_images_error(reported, total)
 
 
 def error_from_message(reason: str) -> DataError:
@@ -75,8 +77,8 @@ def error_from_message(reason: str) -> DataError:
     return (EmptyImageError if reason.endswith(NO_DATA_REASON) else DataError)(reason)
 
 
-def unreadable_images_error(bad: dict[int, DataError], total: int) -> DataError:
+def unreadable_images_error(errors: dict[int, DataError], total: int) -> DataError:
     """Return the error that lists unreadable images: the first twenty, and the total."""
-    listing = format_first_lines((error.message for error in bad.values()), len(bad))
-    problem = f"{len(bad)} of {total} images cannot be read:{listing}"
+    listing = format_first_lines((error.message for error in errors.values()), len(errors))
+    problem = f"{len(errors)} of {total} images cannot be read:{listing}"
     return DataError(problem, "fix or delete these files, or use --bad-images skip")

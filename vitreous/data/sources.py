@@ -140,16 +140,16 @@ def open_images(source: str | os.PathLike[str], targets: tuple[str, ...] = ()) -
         if not paths:
             raise
         return FileSplit(paths, create_empty_labels(len(paths)))
-    whole = data.whole or data.split("train")
-    return whole if data.unsplit and not data.labelled and isinstance(whole, FileSplit) else data
+    full_train = data.whole or data.split("train")
+    return full_train if data.unsplit and not data.labelled and isinstance(full_train, FileSplit) else data
 
 
 def check_digits_folder() -> None:
     """Raise UsageError if `digits` is ambiguous: the working directory has a folder of images with this name."""
-    home = Path("digits")
-    if not home.is_dir() or (home / "config.yaml").exists():  # a folder with config.yaml is a run
+    folder = Path("digits")
+    if not folder.is_dir() or (folder / "config.yaml").exists():  # a folder with config.yaml is a run
         return
-    if next(iterate_images(home), None):
+    if next(iterate_images(folder), None):
         problem = f"digits is the embedded data set, and a folder of images in {escape_unprintable(os.getcwd())}"
         raise UsageError(problem, "write ./digits for the folder, or change to another directory for the embedded set")
 
@@ -158,7 +158,9 @@ def check_ignore_index(path: Path, ignore_index: int) -> None:
     """Raise UsageError for a negative index, and for data without class map files."""
     if ignore_index < 0:
         raise UsageError(f"--ignore-index {ignore_index} is negative", "use a mask value, such as 100")
-    if not path.is_dir() or not any(fits(path) for fits, _ in (*MASK_LAYOUTS, *SIBLING_MASK_LAYOUTS)):
+    if not path.is_dir() or not any(
+        matches_layout(path) for matches_layout, _ in (*MASK_LAYOUTS, *SIBLING_MASK_LAYOUTS)
+    ):
         problem = f"--ignore-index needs class maps, but {escape_unprintable(path)} has none"
         raise UsageError(problem, "omit it, or choose a folder with images/ and masks/")
 
@@ -169,15 +171,15 @@ def open_unannotated_folder(path: Path, split_seed: int) -> Data:
     try:
         data = open_image_folder(path, split_seed)
     except DataError as error:
-        if error.hint != FOLDER_LAYOUT_HINT or (inner := find_inner_source(path)) is None:
+        if error.hint != FOLDER_LAYOUT_HINT or (inner_source := find_inner_source(path)) is None:
             raise
-        raise DataError(error.message, f"did you mean {escape_unprintable(inner)}?") from None
+        raise DataError(error.message, f"did you mean {escape_unprintable(inner_source)}?") from None
     if data.labelled:
         unread = find_unused_annotations(path) or find_inner_source(path, annotated=True)
         data = replace(data, unread_annotations=unread and escape_unprintable(unread))
-    elif data.unlabelled is not None and (inner := find_inner_source(path)) is not None:
+    elif data.unlabelled is not None and (inner_source := find_inner_source(path)) is not None:
         data = replace(
-            data, unlabelled=DataError(data.unlabelled.message, f"did you mean {escape_unprintable(inner)}?")
+            data, unlabelled=DataError(data.unlabelled.message, f"did you mean {escape_unprintable(inner_source)}?")
         )
     return replace(data, notes=[*data.notes, *frames_note(data)])
 
@@ -187,43 +189,46 @@ def find_inner_source(root: Path, annotated: bool = False) -> Path | None:
     with class folders or a table of labels; None if there is none."""
     level = [root]
     for _ in range(3):
-        for home in level:
-            if not annotated and (table_file := find_label_table(home)) is not None:
+        for folder in level:
+            if not annotated and (table_file := find_label_table(folder)) is not None:
                 return table_file
-            if home != root and (is_annotated(home) or (not annotated and has_class_layout(home))):
-                return home
-        level = [inner for home in level for inner in list_subfolders(home)[:MAX_SEARCHED_FOLDERS]][
+            if folder != root and (is_annotated(folder) or (not annotated and has_class_layout(folder))):
+                return folder
+        level = [subfolder for folder in level for subfolder in list_subfolders(folder)[:MAX_SEARCHED_FOLDERS]][
             : MAX_SEARCHED_FOLDERS**2
         ]
     return None
 
 
-def is_annotated(home: Path) -> bool:
+def is_annotated(folder: Path) -> bool:
     """Return whether a folder has images with annotations in a recognised layout, even an invalid one."""
     try:
-        return any(fits(home) for fits, _ in (*COCO_LAYOUTS, *MASK_LAYOUTS, *OBJECT_LAYOUTS, *SIBLING_MASK_LAYOUTS))
+        return any(
+            matches_layout(folder)
+            for matches_layout, _ in (*COCO_LAYOUTS, *MASK_LAYOUTS, *OBJECT_LAYOUTS, *SIBLING_MASK_LAYOUTS)
+        )
     except DataError:
         return True
 
 
-def has_class_layout(home: Path) -> bool:
+def has_class_layout(folder: Path) -> bool:
     """Return whether a folder, or a split folder in it, has at least two folders of images that may be classes."""
     try:
-        return any(map(has_class_folders, (home, *find_split_folders(home).values())))
+        return any(map(has_class_folders, (folder, *find_split_folders(folder).values())))
     except DataError:
         return False
 
 
-def find_label_table(home: Path) -> Path | None:
+def find_label_table(folder: Path) -> Path | None:
     """Return the first CSV file directly in a folder with the columns path and label; None if there is none."""
-    for place in sorted(home.glob("*.csv")):
+    for path in sorted(folder.glob("*.csv")):
         try:
-            with open(place, encoding="utf-8-sig") as file:
+            with open(path, encoding="utf-8-sig") as file:
                 columns = file.readline(MAX_TABLE_HEADER_CHARS).strip().split(",")
         except (OSError, UnicodeDecodeError):
             continue
         if {"path", "label"} <= set(columns):
-            return place
+            return path
     return None
 
 
@@ -250,9 +255,13 @@ def open_by_layout(
     path = Path(name)
     if axes not in (None, 1, 2, 3):
         raise UsageError(f"--axes {axes} is not 1, 2 or 3", "use 1 for signals, 2 for images, 3 for volumes")
-    asked = next((one for one in MODALITIES.values() if one.array_axes == axes), None) if axes is not None else None
-    if asked is not None and path.is_dir() and not (axes == 3 and has_volume_masks(path)):
-        opened = asked.open_folder(path, split_seed, is_asked=True)
+    requested_modality = (
+        next((candidate for candidate in MODALITIES.values() if candidate.array_axes == axes), None)
+        if axes is not None
+        else None
+    )
+    if requested_modality is not None and path.is_dir() and not (axes == 3 and has_volume_masks(path)):
+        opened = requested_modality.open_folder(path, split_seed, is_asked=True)
         if opened is not None:
             return opened
     if path.is_dir() and is_pack(path):
@@ -261,22 +270,24 @@ def open_by_layout(
         return open_parquet_data(name, split_seed, targets)
     if path.is_dir():
         listed = () if has_config(path) else ((has_image_lists, open_image_lists),)
-        moving = (has_clips, partial(open_clip_folder, stills=True)) if stills else (has_only_clips, open_clip_folder)
-        maps, siblings = (
-            tuple((fits, partial(read, ignore_index=ignore_index)) for fits, read in kinds)
-            for kinds in (MASK_LAYOUTS, SIBLING_MASK_LAYOUTS)
+        clip_layout = (
+            (has_clips, partial(open_clip_folder, stills=True)) if stills else (has_only_clips, open_clip_folder)
         )
-        kinds = (
+        mask_layouts, sibling_layouts = (
+            tuple((matches_layout, partial(read, ignore_index=ignore_index)) for matches_layout, read in layouts)
+            for layouts in (MASK_LAYOUTS, SIBLING_MASK_LAYOUTS)
+        )
+        layouts = (
             (has_tar_archives, open_webdataset),
             *listed,
             (is_imagenet, open_imagenet),
             *COCO_LAYOUTS,
-            *maps,
+            *mask_layouts,
             *OBJECT_LAYOUTS,
-            *siblings,
-            moving,
+            *sibling_layouts,
+            clip_layout,
         )
-        if reader := next((read for fits, read in kinds if fits(path)), None):
+        if reader := next((read for matches_layout, read in layouts if matches_layout(path)), None):
             return reader(path, split_seed)
         opened = (modality.open_folder(path, split_seed) for modality in MODALITIES.values() if axes is None)
         return next((data for data in opened if data is not None), None) or open_unannotated_folder(path, split_seed)

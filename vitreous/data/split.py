@@ -42,7 +42,7 @@ class Split(Protocol):
         """Return the human-readable name of a sample for messages: its path, or its number."""
         ...
 
-    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> Split:
+    def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> Split:
         """Return the samples at these indices (m,), in this order, with other labels if they are passed."""
         ...
 
@@ -70,19 +70,19 @@ class Paths(Sequence[Path]):
     """Paths in one byte string, which forked processes share without copying; a million paths take 100 MB."""
 
     def __init__(self, paths: Iterable[str | bytes | os.PathLike[str]]) -> None:
-        words = [os.fsencode(path) for path in paths]
-        self._ends = np.cumsum([len(word) for word in words], dtype=np.int64)
-        self._bytes = b"".join(words)
+        encoded_paths = [os.fsencode(path) for path in paths]
+        self._ends = np.cumsum([len(encoded_path) for encoded_path in encoded_paths], dtype=np.int64)
+        self._bytes = b"".join(encoded_paths)
 
     @classmethod
-    def joined(cls, parts: Iterable[Paths]) -> Paths:
+    def joined(cls, sequences: Iterable[Paths]) -> Paths:
         """Concatenate sequences of paths."""
-        parts, whole = list(parts), cls(())
-        starts = np.cumsum([0, *(len(part._bytes) for part in parts)])
-        ends = [part._ends + start for part, start in zip(parts, starts, strict=False)]
-        whole._ends = np.concatenate([whole._ends, *ends])
-        whole._bytes = b"".join(part._bytes for part in parts)
-        return whole
+        sequences, result = list(sequences), cls(())
+        starts = np.cumsum([0, *(len(sequence._bytes) for sequence in sequences)])
+        ends = [sequence._ends + start for sequence, start in zip(sequences, starts, strict=False)]
+        result._ends = np.concatenate([result._ends, *ends])
+        result._bytes = b"".join(sequence._bytes for sequence in sequences)
+        return result
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -92,8 +92,8 @@ class Paths(Sequence[Path]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[Path]: ...
     def __getitem__(self, index: int | slice) -> Path | Sequence[Path]:
-        places = range(len(self))[index]
-        return Path(self.text(places)) if isinstance(places, int) else [self[place] for place in places]
+        positions = range(len(self))[index]
+        return Path(self.text(positions)) if isinstance(positions, int) else [self[position] for position in positions]
 
     def encoded_path(self, index: int) -> bytes:
         """Return a path as bytes in the system's encoding."""
@@ -144,13 +144,13 @@ class FileSplit:
         """Return the path as text."""
         return self.paths.text(sample)
 
-    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> Self:
-        paths = Paths(self.paths.encoded_path(int(row)) for row in rows)
-        return type(self)(paths, self.labels[rows] if labels is None else labels)
+    def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> Self:
+        paths = Paths(self.paths.encoded_path(int(index)) for index in indices)
+        return type(self)(paths, self.labels[indices] if labels is None else labels)
 
     def update(self, digest: Any) -> None:
-        words = [self.path(sample) for sample in range(len(self))]
-        digest.update("\n".join(strip_common_folder(words)).encode("utf-8", "surrogateescape"))
+        paths = [self.path(sample) for sample in range(len(self))]
+        digest.update("\n".join(strip_common_folder(paths)).encode("utf-8", "surrogateescape"))
 
 
 @dataclass(frozen=True)
@@ -170,8 +170,8 @@ class ArraySplit:
     def name(self, sample: int) -> str:
         return f"sample {sample}"
 
-    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> ArraySplit:
-        return ArraySplit(self.pixels[rows], self.labels[rows] if labels is None else labels)
+    def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> ArraySplit:
+        return ArraySplit(self.pixels[indices], self.labels[indices] if labels is None else labels)
 
     def update(self, digest: Any) -> None:
         digest.update(self.pixels.tobytes())
@@ -180,13 +180,13 @@ class ArraySplit:
 class Store(Protocol):
     """Files that contain many images each; a row is one image."""
 
-    def read(self, row: int) -> bytes | np.ndarray:
+    def read(self, index: int) -> bytes | np.ndarray:
         """Return the stored bytes of an image file, or pixels (H, W[, C]). Raises DataError."""
         ...
 
-    def name(self, row: int) -> str: ...
+    def name(self, index: int) -> str: ...
 
-    def update(self, digest: Any, rows: np.ndarray) -> None:
+    def update(self, digest: Any, indices: np.ndarray) -> None:
         """Update a hashlib digest with the identities of rows (n,)."""
         ...
 
@@ -212,8 +212,8 @@ class StoreSplit(Generic[S]):
     def name(self, sample: int) -> str:
         return self.store.name(int(self.rows[sample]))
 
-    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> StoreSplit[S]:
-        return StoreSplit(self.store, self.rows[rows], self.labels[rows] if labels is None else labels)
+    def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> StoreSplit[S]:
+        return StoreSplit(self.store, self.rows[indices], self.labels[indices] if labels is None else labels)
 
     def update(self, digest: Any) -> None:
         self.store.update(digest, self.rows)
@@ -275,18 +275,20 @@ class Data:
         if share is None:
             return self
         train, notes, groups = self.whole or self.split("train"), self.notes, self.groups
-        drawn: dict[str, Split] = {"train": train}
+        new_splits: dict[str, Split] = {"train": train}
         if share:
-            parts = draw_stratified_splits(train.labels, split_seed, {"val": share}, groups)
-            drawn = {name: train.take(rows) for name, rows in parts.items()}
-            groups = groups[parts["train"]] if groups is not None else None
-            notes = [f"held out {len(parts['val'])} of {len(train)} training images (split seed {split_seed})"]
+            indices_by_split = draw_stratified_splits(train.labels, split_seed, {"val": share}, groups)
+            new_splits = {name: train.take(indices) for name, indices in indices_by_split.items()}
+            groups = groups[indices_by_split["train"]] if groups is not None else None
+            notes = [
+                f"held out {len(indices_by_split['val'])} of {len(train)} training images (split seed {split_seed})"
+            ]
         elif self.whole:
             notes = ["no images are held out for validation"]
         else:
-            drawn |= {name: split for name, split in self.splits.items() if name == "val"}
-        drawn |= {name: split for name, split in self.splits.items() if name == "test"}
-        return replace(self, splits=drawn, notes=notes, whole=None, groups=groups)
+            new_splits |= {name: split for name, split in self.splits.items() if name == "val"}
+        new_splits |= {name: split for name, split in self.splits.items() if name == "test"}
+        return replace(self, splits=new_splits, notes=notes, whole=None, groups=groups)
 
     def fingerprint(self) -> str:
         """The SHA-256 of class names, splits, sample names and labels, without file contents. An exclusion list does
@@ -324,13 +326,13 @@ def ensure_val_split(
     Adds a note for a drawn `val`, and then also returns the complete `train`. `groups`, (n,) int64, are not divided.
     Raises DataError if `train` has no images.
     """
-    splits, whole = drop_unusable_splits(splits, notes), None
+    splits, full_train = drop_unusable_splits(splits, notes), None
     if "val" not in splits:
-        whole = splits["train"]
-        drawn, note = hold_out_val(whole, seed, groups)
-        splits = splits | drawn
+        full_train = splits["train"]
+        drawn_splits, note = hold_out_val(full_train, seed, groups)
+        splits = splits | drawn_splits
         notes.append(note)
-    return {name: splits[name] for name in ("train", "val", "test") if name in splits}, whole
+    return {name: splits[name] for name in ("train", "val", "test") if name in splits}, full_train
 
 
 def drop_unusable_splits(splits: dict[str, Split], notes: list[str]) -> dict[str, Split]:
@@ -341,8 +343,8 @@ def drop_unusable_splits(splits: dict[str, Split], notes: list[str]) -> dict[str
     is used. Raises DataError if `train` has no images.
     """
     if not len(splits["train"]):
-        others = ", ".join(name for name, split in splits.items() if len(split))
-        problem = f"the train split has no images{f', {others} has' if others else ''}"
+        other_splits = ", ".join(name for name, split in splits.items() if len(split))
+        problem = f"the train split has no images{f', {other_splits} has' if other_splits else ''}"
         raise DataError(problem, "put the training images into train, or choose another folder")
     usable = dict[str, Split]()
     for name, split in splits.items():
@@ -355,15 +357,18 @@ def drop_unusable_splits(splits: dict[str, Split], notes: list[str]) -> dict[str
     return usable
 
 
-def hold_out_val(whole: Split, seed: int, groups: np.ndarray | None = None) -> tuple[dict[str, Split], str]:
+def hold_out_val(full_train: Split, seed: int, groups: np.ndarray | None = None) -> tuple[dict[str, Split], str]:
     """Hold out a tenth of the training images, by groups (n,) if passed -> `train` and `val`, and a note."""
-    parts = draw_stratified_splits(whole.labels, seed, {"val": 0.1}, groups)
-    if not len(parts["val"]):
-        return {"train": whole}, "too few images to hold any out for validation"
-    note = f"held out {len(parts['val'])} of {len(whole)} training images for validation (split seed {seed})"
+    indices_by_split = draw_stratified_splits(full_train.labels, seed, {"val": 0.1}, groups)
+    if not len(indices_by_split["val"]):
+        return {"train": full_train}, "too few images to hold any out for validation"
+    note = (
+        f"held out {len(indices_by_split['val'])} of {len(full_train)} training "
+        f"images for validation (split seed {seed})"
+    )
     if groups is not None:
         note += f", by {len(np.unique(groups)):,} groups"
-    return {name: whole.take(rows) for name, rows in parts.items()}, note
+    return {name: full_train.take(indices) for name, indices in indices_by_split.items()}, note
 
 
 def hash_file_times(split: Split, digest: Any) -> None:

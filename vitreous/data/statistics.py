@@ -33,27 +33,29 @@ def measure_channel_statistics(
     """
     if len(split) > MAX_MOMENTS_IMAGES:
         split = split.take(np.linspace(0, len(split) - 1, MAX_MOMENTS_IMAGES).astype(np.int64))
-    count, mean, spread, error = 0, np.zeros(preprocess.channels), np.zeros(preprocess.channels), None
+    count, mean, squared_deviations, error = 0, np.zeros(preprocess.channels), np.zeros(preprocess.channels), None
     chunks = [
         list(range(low, min(low + MOMENTS_CHUNK_SIZE, len(split)))) for low in range(0, len(split), MOMENTS_CHUNK_SIZE)
     ]
-    for rows in map_in_workers(MomentsDataset(split, preprocess), chunks, workers, list, 2 if workers else None):
-        for row in rows:
-            if isinstance(row, DataError):
-                error = error or row
+    for chunk_moments in map_in_workers(
+        MomentsDataset(split, preprocess), chunks, workers, list, 2 if workers else None
+    ):
+        for moments in chunk_moments:
+            if isinstance(moments, DataError):
+                error = error or moments
                 continue
-            size, image_mean, squares = row
+            size, image_mean, squares = moments
             if not size:
                 continue
             difference, total = image_mean - mean, count + size
-            spread += squares + difference**2 * (count * size / total)
+            squared_deviations += squares + difference**2 * (count * size / total)
             mean += difference * (size / total)
             count = total
     if not count:
         raise error or DataError("there are no images to measure channel statistics on")
-    deviation = np.sqrt(spread / count)
-    deviation = np.where(deviation > STD_TOLERANCE * np.abs(mean), deviation, 1.0)
-    return tuple(mean.tolist()), tuple(deviation.tolist())
+    std = np.sqrt(squared_deviations / count)
+    std = np.where(std > STD_TOLERANCE * np.abs(mean), std, 1.0)
+    return tuple(mean.tolist()), tuple(std.tolist())
 
 
 class MomentsDataset(Dataset):
@@ -72,12 +74,12 @@ class MomentsDataset(Dataset):
 def measure_sample_moments(split: Split, preprocess: Preprocess, sample: int) -> ChannelMoments:
     """Measure the channels of an image at the model's size, excluding invalid pixels and pixels that resampling mixes
     with them. Raises DataError."""
-    picture = preprocess.decode(open_sample(split, sample), split.name(sample))
-    image, void = preprocess.to_array(picture), get_void_mask(picture)
+    decoded = preprocess.decode(open_sample(split, sample), split.name(sample))
+    image, void = preprocess.to_array(decoded), get_void_mask(decoded)
     pixels = image.reshape(len(image), -1) / np.float64(preprocess.peak)
     if void is not None:
-        shown = preprocess.to_array((Image.fromarray(void.astype(np.float32)),))
-        pixels = pixels[:, shown.ravel() == 0]
+        resampled_void = preprocess.to_array((Image.fromarray(void.astype(np.float32)),))
+        pixels = pixels[:, resampled_void.ravel() == 0]
     size = pixels.shape[1]
     mean = pixels.mean(1) if size else np.zeros(len(pixels))
     return size, mean, ((pixels - mean[:, None]) ** 2).sum(1)

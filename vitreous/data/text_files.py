@@ -28,8 +28,8 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
     Raises DataError, with the path and the line, for a file that cannot be read and for other encodings.
     """
-    place = Path(path)
-    if place.is_file() and not place.stat().st_size:
+    file_path = Path(path)
+    if file_path.is_file() and not file_path.stat().st_size:
         return ""
     return decode_text(read_input_file(path), escape_unprintable(path))
 
@@ -59,7 +59,10 @@ def decode_text(content: bytes, name: str) -> str:
 
     Raises DataError, with `name` and the line, for an encoding other than UTF-8, UTF-16 and UTF-32, and for NUL bytes.
     """
-    encoding = next((word for mark, word in ENCODINGS.items() if content.startswith(mark)), "UTF-8")
+    encoding = next(
+        (encoding_name for byte_order_mark, encoding_name in ENCODINGS.items() if content.startswith(byte_order_mark)),
+        "UTF-8",
+    )
     try:
         text = content.decode(encoding)
     except UnicodeDecodeError as error:
@@ -79,8 +82,8 @@ def wrong_encoding_error(content: bytes, name: str, position: int) -> DataError:
         content[start : start + 4096 : 2].count(0) / max(1, len(content[start : start + 4096 : 2])) for start in (0, 1)
     ]
     if max(zeros) > 0.4 and min(zeros) < 0.1:
-        kind = "UTF-16 LE" if zeros[1] > zeros[0] else "UTF-16 BE"
-        return DataError(f"{name} looks like {kind} without a byte-order mark", SAVE_AS_UTF8)
+        encoding_name = "UTF-16 LE" if zeros[1] > zeros[0] else "UTF-16 BE"
+        return DataError(f"{name} looks like {encoding_name} without a byte-order mark", SAVE_AS_UTF8)
     if 0 in content[:4096]:
         return DataError(f"{name}, line {line}: NUL bytes; this is not a text file", "restore the text file")
     likely = "Windows-1252" if any(0x80 <= byte < 0xA0 for byte in content) else "Latin-1 (ISO 8859-1)"

@@ -33,15 +33,15 @@ def is_value(cell: str) -> bool:
     return cell.strip().lower() in MISSING_VALUE_CELLS or is_numeric_text(cell)
 
 
-def parse_value(cell: str, column: str, where: str) -> float:
-    """Parse the value in a cell, NaN if empty. Raises DataError, with `where`, for other text."""
+def parse_value(cell: str, column: str, location: str) -> float:
+    """Parse the value in a cell, NaN if empty. Raises DataError, with `location`, for other text."""
     if cell.strip().lower() in MISSING_VALUE_CELLS:
         return math.nan
     if not is_numeric_text(cell):
         hint = "leave the cell empty if there is no value"
         hint = f"write decimals with a point; {hint}" if "," in cell else hint
         raise DataError(
-            f"{where}: {escape_unprintable(column)} is {escape_unprintable(cell)}, which is not a number", hint
+            f"{location}: {escape_unprintable(column)} is {escape_unprintable(cell)}, which is not a number", hint
         )
     return float(cell)
 
@@ -69,9 +69,9 @@ def convert_classes_to_values(data: Data, target: str, split_seed: int) -> Data:
     hint = "choose the columns with the values: --targets COLUMN"
     if not data.classes or any(has_target_values(split.labels) for split in data.splits.values()):
         raise data.unlabelled or DataError(f"{data.name} has no values", hint)
-    if other := next((name for name in data.classes if not is_numeric_text(name)), None):
-        raise DataError(f"{data.name} has classes, such as {escape_unprintable(other)}, but no values", hint)
-    numbers = np.array(list(map(float, data.classes)))
+    if text_class := next((name for name in data.classes if not is_numeric_text(name)), None):
+        raise DataError(f"{data.name} has classes, such as {escape_unprintable(text_class)}, but no values", hint)
+    class_values = np.array(list(map(float, data.classes)))
 
     def convert(split: Split) -> Split:
         labels = split.labels
@@ -81,17 +81,17 @@ def convert_classes_to_values(data: Data, target: str, split_seed: int) -> Data:
             sample = int(np.argmax(labels.sum(1) > 1))
             raise DataError(f"{data.name}: {split.name(sample)} has several labels instead of one value", hint)
         if labels.ndim == 1:
-            return split.take(np.arange(len(split)), numbers[labels][:, None])
-        values = np.where(labels.any(1), numbers[labels.argmax(1)], np.nan)
+            return split.take(np.arange(len(split)), class_values[labels][:, None])
+        values = np.where(labels.any(1), class_values[labels.argmax(1)], np.nan)
         return split.take(np.arange(len(split)), values[:, None])
 
-    whole = None if data.whole is None else convert(data.whole)
+    full_train = None if data.whole is None else convert(data.whole)
     splits, notes = {name: convert(split) for name, split in data.splits.items()}, data.notes
-    if whole is not None:
-        drawn, news = hold_out_val(whole, split_seed, data.groups)
-        splits = drawn | {name: split for name, split in splits.items() if name == "test"}
-        notes = [*(note for note in notes if not note.startswith(DRAWN_NOTES)), news]
-    return replace(data, classes=(), targets=(target,), splits=splits, whole=whole, notes=notes, titles={})
+    if full_train is not None:
+        drawn_splits, holdout_note = hold_out_val(full_train, split_seed, data.groups)
+        splits = drawn_splits | {name: split for name, split in splits.items() if name == "test"}
+        notes = [*(note for note in notes if not note.startswith(DRAWN_NOTES)), holdout_note]
+    return replace(data, classes=(), targets=(target,), splits=splits, whole=full_train, notes=notes, titles={})
 
 
 def with_targets(data: Data, targets: tuple[str, ...], split_seed: int) -> Data:
@@ -113,8 +113,8 @@ def empty_if_all_missing(values: np.ndarray) -> np.ndarray:
 def require_values(data: Data) -> None:
     """Raise DataError for targets without values on training images, or with the same value on all of them."""
     values = data.split("train").labels
-    for place, name in enumerate(data.targets):
-        present = values[:, place][~np.isnan(values[:, place])]
+    for target_index, name in enumerate(data.targets):
+        present = values[:, target_index][~np.isnan(values[:, target_index])]
         if not len(present):
             raise DataError(
                 f"{data.name}: no training image has a value of {escape_unprintable(name)}", "omit this target"

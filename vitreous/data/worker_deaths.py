@@ -66,9 +66,9 @@ class WorkerDeaths:
         if not callable(check_workers) or check_workers.__module__ != signal_handling.__name__:
             return
 
-        def handle(number: int, frame: FrameType | None) -> None:
+        def handle(signal_number: int, frame: FrameType | None) -> None:
             try:
-                check_workers(number, frame)
+                check_workers(signal_number, frame)
             except RuntimeError as error:
                 if self.is_waiting:
                     raise worker_error(error) from None

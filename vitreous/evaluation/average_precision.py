@@ -44,17 +44,17 @@ class ClassMatches:
 
     def average_precision(self, area: int, threshold: int, weights: np.ndarray) -> np.ndarray:
         """Compute the average precision (D,) of (n, D) draws, nan for a draw without objects."""
-        rows = np.flatnonzero(~self.ignored[area, threshold])
-        hits, images = self.hits[area, threshold, rows], self.images[rows]
+        indices = np.flatnonzero(~self.ignored[area, threshold])
+        hits, images = self.hits[area, threshold, indices], self.images[indices]
         return compute_coco_average_precision(hits, images, self.objects[area], weights)
 
     def recall(self, area: int, cap: int, weights: np.ndarray) -> np.ndarray:
         """Compute the recall (D,) of at most `cap` detections per image, the mean over thresholds; nan as above."""
-        good = self.hits[area] & ~self.ignored[area] & (self.ranks < cap)
-        per_image = np.bincount(self.images, good.mean(0), self.objects.shape[1]) if len(self.images) else 0.0
+        is_hit = self.hits[area] & ~self.ignored[area] & (self.ranks < cap)
+        per_image = np.bincount(self.images, is_hit.mean(0), self.objects.shape[1]) if len(self.images) else 0.0
         total = self.objects[area] @ weights
-        right = np.broadcast_to(per_image, self.objects.shape[1:]) @ weights
-        return np.divide(right, total, out=np.full(len(total), np.nan), where=total > 0)
+        num_correct = np.broadcast_to(per_image, self.objects.shape[1:]) @ weights
+        return np.divide(num_correct, total, out=np.full(len(total), np.nan), where=total > 0)
 
 
 def compute_coco_average_precision(
@@ -70,59 +70,63 @@ def compute_coco_average_precision(
     Precision peaks and recall changes only at hits, so nothing is computed between them.
     """
     total = (objects @ weights).astype(np.float64)
-    places = np.flatnonzero(hits)
+    hit_indices = np.flatnonzero(hits)
     result = np.where(total > 0, 0.0, np.nan)
-    if not len(places):
+    if not len(hit_indices):
         return result
-    step = max(1, MAX_ELEMENTS_IN_MEMORY // (int(places[-1]) + 1))
-    starts = np.append(0, places[:-1] + 1)
-    for low in range(0, weights.shape[1], step):
-        part = weights[:, low : low + step]
-        seen = np.add.reduceat(part[images[: places[-1] + 1]], starts, 0).cumsum(0, dtype=np.float64)
-        right = part[images[places]].cumsum(0, dtype=np.float64)
-        precision = np.maximum.accumulate((right / (seen + np.spacing(1)))[::-1])[::-1]
-        recall = right / np.maximum(total[low : low + step], 1)
-        reached = np.searchsorted(RECALL_LEVELS, recall.ravel(), side="right").reshape(recall.shape)
-        area = (precision * np.diff(reached, axis=0, prepend=0)).sum(0) / len(RECALL_LEVELS)
-        result[low : low + step] = np.where(total[low : low + step] > 0, area, np.nan)
+    step = max(1, MAX_ELEMENTS_IN_MEMORY // (int(hit_indices[-1]) + 1))
+    starts = np.append(0, hit_indices[:-1] + 1)
+    for start in range(0, weights.shape[1], step):
+        chunk_weights = weights[:, start : start + step]
+        num_detections = np.add.reduceat(chunk_weights[images[: hit_indices[-1] + 1]], starts, 0).cumsum(
+            0, dtype=np.float64
+        )
+        num_correct = chunk_weights[images[hit_indices]].cumsum(0, dtype=np.float64)
+        precision = np.maximum.accumulate((num_correct / (num_detections + np.spacing(1)))[::-1])[::-1]
+        recall = num_correct / np.maximum(total[start : start + step], 1)
+        levels_reached = np.searchsorted(RECALL_LEVELS, recall.ravel(), side="right").reshape(recall.shape)
+        area = (precision * np.diff(levels_reached, axis=0, prepend=0)).sum(0) / len(RECALL_LEVELS)
+        result[start : start + step] = np.where(total[start : start + step] > 0, area, np.nan)
     return result
 
 
 def group_matches_by_class(
-    table: np.ndarray, images: np.ndarray, count: int, kind: int, classes: int
+    table: np.ndarray, images: np.ndarray, num_images: int, region_index: int, num_classes: int
 ) -> list[ClassMatches]:
-    """Group rows of all images (m, columns), as in `matching.MatchColumn`, by class, for the regions of index `kind`;
-    `images` (m,) has the image index of each row, out of `count`."""
-    part, answer = select_region_columns(table, kind), table[:, MatchColumn.TRUTH] == 0
-    pairs = []
-    for label in range(classes):
-        own = table[:, MatchColumn.LABEL] == label
-        rows = np.flatnonzero(own & answer)
-        ranks = rank_in_class(images[rows])  # the detections of an image are sorted by descending score
-        order = np.argsort(-table[rows, MatchColumn.SCORE], kind="stable")
-        rows, ranks = rows[order], ranks[order]
-        truth = np.flatnonzero(own & ~answer)
-        counted = ~unpack_match_bits(part[truth, RegionColumn.IGNORED])[:, 0]
-        objects = np.stack([np.bincount(images[truth[row]], minlength=count) for row in counted]).astype(np.float32)
+    """Group rows of all images (m, columns), as in `matching.MatchColumn`, by class, for the regions of index
+    `region_index`; `images` (m,) has the image index of each row, out of `num_images`."""
+    region_columns, is_detection = select_region_columns(table, region_index), table[:, MatchColumn.TRUTH] == 0
+    class_matches = []
+    for label in range(num_classes):
+        is_class = table[:, MatchColumn.LABEL] == label
+        detections = np.flatnonzero(is_class & is_detection)
+        ranks = rank_in_class(images[detections])  # the detections of an image are sorted by descending score
+        order = np.argsort(-table[detections, MatchColumn.SCORE], kind="stable")
+        detections, ranks = detections[order], ranks[order]
+        truth = np.flatnonzero(is_class & ~is_detection)
+        is_counted = ~unpack_match_bits(region_columns[truth, RegionColumn.IGNORED])[:, 0]
+        objects = np.stack(
+            [np.bincount(images[truth[in_area]], minlength=num_images) for in_area in is_counted]
+        ).astype(np.float32)
         hits, ignored = (
-            unpack_match_bits(part[rows, RegionColumn.MATCHED]),
-            unpack_match_bits(part[rows, RegionColumn.IGNORED]),
+            unpack_match_bits(region_columns[detections, RegionColumn.MATCHED]),
+            unpack_match_bits(region_columns[detections, RegionColumn.IGNORED]),
         )
-        pairs.append(
+        class_matches.append(
             ClassMatches(
-                table[rows, MatchColumn.SCORE],
-                images[rows],
+                table[detections, MatchColumn.SCORE],
+                images[detections],
                 ranks=ranks,
                 hits=hits & ~ignored,
                 ignored=ignored,
                 objects=objects,
             )
         )
-    return pairs
+    return class_matches
 
 
 def compute_coco_metrics(
-    pairs: list[ClassMatches], weights: np.ndarray, frequency: Sequence[str] = ()
+    class_matches: list[ClassMatches], weights: np.ndarray, frequency: Sequence[str] = ()
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield COCO's metrics by name, (D,) each, for (n, D) draws: means over classes with objects, nan without any.
 
@@ -131,37 +135,39 @@ def compute_coco_metrics(
     """
     names = ("", "_small", "_medium", "_large")
     for area, name in enumerate(names):
-        table = np.stack([compute_ap_per_threshold(one, area, weights) for one in pairs])  # (K, T, D)
+        table = np.stack([compute_ap_per_threshold(matches, area, weights) for matches in class_matches])  # (K, T, D)
         yield f"ap{name}", compute_nan_mean(table.reshape(-1, weights.shape[1]))
         if not area:
             yield "ap50", compute_nan_mean(table[:, 0])
             yield "ap75", compute_nan_mean(table[:, 5])
             for group in LVIS_FREQUENCIES if frequency else ():
-                own = table[[label for label, name in enumerate(frequency) if name == group]]
-                yield f"ap_{group}", compute_nan_mean(own.reshape(-1, weights.shape[1]))
+                group_table = table[[label for label, name in enumerate(frequency) if name == group]]
+                yield f"ap_{group}", compute_nan_mean(group_table.reshape(-1, weights.shape[1]))
     for cap in MAX_DETECTIONS_PER_IMAGE:
-        yield f"ar{cap}", compute_nan_mean(np.stack([one.recall(0, cap, weights) for one in pairs]))
+        yield f"ar{cap}", compute_nan_mean(np.stack([matches.recall(0, cap, weights) for matches in class_matches]))
     for area, name in enumerate(names[1:], 1):
         yield (
             f"ar{name}",
-            compute_nan_mean(np.stack([one.recall(area, MAX_DETECTIONS_PER_CLASS, weights) for one in pairs])),
+            compute_nan_mean(
+                np.stack([matches.recall(area, MAX_DETECTIONS_PER_CLASS, weights) for matches in class_matches])
+            ),
         )
 
 
-def compute_ap_per_threshold(pairs: ClassMatches, area: int, weights: np.ndarray) -> np.ndarray:
+def compute_ap_per_threshold(matches: ClassMatches, area: int, weights: np.ndarray) -> np.ndarray:
     """Compute the average precisions (T, D) of a class for (n, D) draws."""
-    return np.stack([pairs.average_precision(area, level, weights) for level in range(len(IOU_THRESHOLDS))])
+    return np.stack([matches.average_precision(area, level, weights) for level in range(len(IOU_THRESHOLDS))])
 
 
 def compute_nan_mean(values: np.ndarray) -> np.ndarray:
     """Compute means (D,) of the values (m, D) that are not nan; nan if all are."""
-    known = ~np.isnan(values)
-    counts = known.sum(0)
-    return np.divide(np.where(known, values, 0).sum(0), counts, out=np.full(len(counts), np.nan), where=counts > 0)
+    is_defined = ~np.isnan(values)
+    counts = is_defined.sum(0)
+    return np.divide(np.where(is_defined, values, 0).sum(0), counts, out=np.full(len(counts), np.nan), where=counts > 0)
 
 
 def compute_tide_ap50_gains(
-    table: np.ndarray, images: np.ndarray, count: int, kind: int, classes: int
+    table: np.ndarray, images: np.ndarray, num_images: int, region_index: int, num_classes: int
 ) -> dict[str, float]:
     """Compute the AP50 gained by fixing each `DetectionError`: AP50 of the fixed (m, columns) rows minus AP50
     (arXiv:2008.08115).
@@ -169,44 +175,44 @@ def compute_tide_ap50_gains(
     A detection of the wrong class or location is corrected, unless another detection matches that object; then it is
     removed, as are the other error types. Missed objects are removed. 0 without objects.
     """
-    part, answer = select_region_columns(table, kind), table[:, MatchColumn.TRUTH] == 0
-    counted = ~unpack_match_bits(part[:, RegionColumn.IGNORED])[0, 0]
-    weights = np.ones((count, 1), np.float32)
+    region_columns, is_detection = select_region_columns(table, region_index), table[:, MatchColumn.TRUTH] == 0
+    is_counted = ~unpack_match_bits(region_columns[:, RegionColumn.IGNORED])[0, 0]
+    weights = np.ones((num_images, 1), np.float32)
 
-    def ap50(rows: np.ndarray, labels: np.ndarray, hits: np.ndarray) -> float:
+    def ap50(is_used: np.ndarray, labels: np.ndarray, hits: np.ndarray) -> float:
         values = []
-        for label in range(classes):
-            own = np.flatnonzero((labels == label) & rows & answer)
-            own = own[np.argsort(-table[own, MatchColumn.SCORE], kind="stable")]
-            truth = (labels == label) & rows & ~answer
-            objects = np.bincount(images[truth], minlength=count).astype(np.float32)
-            values.append(compute_coco_average_precision(hits[own], images[own], objects, weights))
+        for label in range(num_classes):
+            indices = np.flatnonzero((labels == label) & is_used & is_detection)
+            indices = indices[np.argsort(-table[indices, MatchColumn.SCORE], kind="stable")]
+            truth = (labels == label) & is_used & ~is_detection
+            objects = np.bincount(images[truth], minlength=num_images).astype(np.float32)
+            values.append(compute_coco_average_precision(hits[indices], images[indices], objects, weights))
         return float(np.nan_to_num(compute_nan_mean(np.stack(values))[0]))
 
-    labels, hits = table[:, MatchColumn.LABEL], unpack_match_bits(part[:, RegionColumn.MATCHED])[0, 0]
-    before, costs = ap50(counted, labels, hits), {}
+    labels, hits = table[:, MatchColumn.LABEL], unpack_match_bits(region_columns[:, RegionColumn.MATCHED])[0, 0]
+    base_ap, costs = ap50(is_counted, labels, hits), {}
     for error in DetectionError:
-        wrong = part[:, RegionColumn.ERROR] == error
-        mended = wrong & answer & (part[:, RegionColumn.MENDED] >= 0)
-        after = np.where(mended, part[:, RegionColumn.MENDED], labels)
-        costs[error.name.lower()] = ap50(counted & ~(wrong & ~mended), after, hits | mended) - before
+        has_error = region_columns[:, RegionColumn.ERROR] == error
+        is_fixed = has_error & is_detection & (region_columns[:, RegionColumn.MENDED] >= 0)
+        fixed_labels = np.where(is_fixed, region_columns[:, RegionColumn.MENDED], labels)
+        costs[error.name.lower()] = ap50(is_counted & ~(has_error & ~is_fixed), fixed_labels, hits | is_fixed) - base_ap
     return costs
 
 
-def compute_precision_curves(pairs: list[ClassMatches], threshold: int) -> list[np.ndarray | None]:
+def compute_precision_curves(class_matches: list[ClassMatches], threshold: int) -> list[np.ndarray | None]:
     """Return precision at `RECALL_LEVELS` (101,) of each class at the IoU threshold of this index; None for a class
     without objects."""
     curves: list[np.ndarray | None] = []
-    for one in pairs:
-        rows = np.flatnonzero(~one.ignored[0, threshold])
-        hits, total = one.hits[0, threshold, rows], one.objects[0].sum()
+    for matches in class_matches:
+        indices = np.flatnonzero(~matches.ignored[0, threshold])
+        hits, total = matches.hits[0, threshold, indices], matches.objects[0].sum()
         if not total:
             curves.append(None)
             continue
-        right = hits.cumsum()
-        precision = np.maximum.accumulate((right / np.arange(1, len(hits) + 1))[::-1])[::-1]
-        place = np.searchsorted(right / total, RECALL_LEVELS, side="left")
-        curves.append(np.where(place < len(hits), np.append(precision, 0.0)[place], 0.0))
+        num_correct = hits.cumsum()
+        precision = np.maximum.accumulate((num_correct / np.arange(1, len(hits) + 1))[::-1])[::-1]
+        level_indices = np.searchsorted(num_correct / total, RECALL_LEVELS, side="left")
+        curves.append(np.where(level_indices < len(hits), np.append(precision, 0.0)[level_indices], 0.0))
     return curves
 
 

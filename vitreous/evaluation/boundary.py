@@ -16,7 +16,7 @@ BOUNDARY_TOLERANCE = 0.008  # share of the image diagonal, rounded up to whole p
 
 
 def count_boundary_pixels(
-    classes: np.ndarray, answer: np.ndarray, count: int, tolerance: float = BOUNDARY_TOLERANCE
+    classes: np.ndarray, prediction: np.ndarray, num_classes: int, tolerance: float = BOUNDARY_TOLERANCE
 ) -> np.ndarray:
     """Count boundary pixels per class, (K, 4) float64, of true and predicted (H, W) or (D, H, W) int class maps:
     predicted pixels near a true one, all predicted pixels, true pixels near a predicted one, all true pixels.
@@ -26,25 +26,25 @@ def count_boundary_pixels(
     distance transforms on the region of the image that contains it: about 15 ms for a class of 256 x 256 pixels, 60 ms
     for one of 512 x 512.
     """
-    counts, known = np.zeros((count, 4)), classes != IGNORE_INDEX
+    counts, is_known = np.zeros((num_classes, 4)), classes != IGNORE_INDEX
     reach = math.ceil(tolerance * math.hypot(*classes.shape))
-    for label in np.union1d(np.unique(classes[known]), np.unique(answer[known])):
-        sides = [find_boundary_pixels(part == label, known) for part in (answer, classes)]
-        place = get_padded_mask_box(sides[0] | sides[1], reach)
-        first, second = (side[place] for side in sides)
-        row = counts[int(label)]
-        row[0], row[1] = (first & dilate_mask(second, reach)).sum(), first.sum()
-        row[2], row[3] = (second & dilate_mask(first, reach)).sum(), second.sum()
+    for label in np.union1d(np.unique(classes[is_known]), np.unique(prediction[is_known])):
+        boundaries = [find_boundary_pixels(class_map == label, is_known) for class_map in (prediction, classes)]
+        region = get_padded_mask_box(boundaries[0] | boundaries[1], reach)
+        predicted, true_boundary = (boundary[region] for boundary in boundaries)
+        class_counts = counts[int(label)]
+        class_counts[0], class_counts[1] = (predicted & dilate_mask(true_boundary, reach)).sum(), predicted.sum()
+        class_counts[2], class_counts[3] = (true_boundary & dilate_mask(predicted, reach)).sum(), true_boundary.sum()
     return counts
 
 
-def find_boundary_pixels(mask: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Return (H, W) bool: pixels of a mask with a neighbour outside of it along an axis; both must be `known`."""
+def find_boundary_pixels(mask: np.ndarray, is_known: np.ndarray) -> np.ndarray:
+    """Return (H, W) bool: pixels of a mask with a neighbour outside of it along an axis; both must be `is_known`."""
     boundary = np.zeros_like(mask)
     for axis in range(mask.ndim):
-        ahead, behind = (tuple(slice(*ends) if one == axis else slice(None) for one in range(mask.ndim))
+        ahead, behind = (tuple(slice(*ends) if dim == axis else slice(None) for dim in range(mask.ndim))
                          for ends in ((1, None), (None, -1)))  # fmt: skip
-        changes = (mask[ahead] != mask[behind]) & known[ahead] & known[behind]
+        changes = (mask[ahead] != mask[behind]) & is_known[ahead] & is_known[behind]
         boundary[ahead] |= changes & mask[ahead]
         boundary[behind] |= changes & mask[behind]
     return boundary
@@ -53,8 +53,8 @@ def find_boundary_pixels(mask: np.ndarray, known: np.ndarray) -> np.ndarray:
 def get_padded_mask_box(mask: np.ndarray, reach: int) -> tuple[slice, ...]:
     """Return the bounding box of a mask (H, W) bool, extended by `reach` pixels on every side."""
     boxes = scipy.ndimage.find_objects(mask.astype(np.int8))
-    place = boxes[0] if boxes else (slice(0, 0),) * mask.ndim
-    return tuple(slice(max(0, side.start - reach), side.stop + reach) for side in place)
+    box = boxes[0] if boxes else (slice(0, 0),) * mask.ndim
+    return tuple(slice(max(0, axis_slice.start - reach), axis_slice.stop + reach) for axis_slice in box)
 
 
 def dilate_mask(mask: np.ndarray, reach: int) -> np.ndarray:
@@ -70,8 +70,13 @@ def compute_boundary_f(counts: np.ndarray) -> float | None:
     if not present.any():
         return None
     precision, recall = (
-        np.divide(counts[:, near], counts[:, every], out=np.zeros(len(counts)), where=counts[:, every] > 0)
-        for near, every in ((0, 1), (2, 3))
+        np.divide(
+            counts[:, matched_column],
+            counts[:, total_column],
+            out=np.zeros(len(counts)),
+            where=counts[:, total_column] > 0,
+        )
+        for matched_column, total_column in ((0, 1), (2, 3))
     )
     total = precision + recall
     f = np.divide(2 * precision * recall, total, out=np.zeros(len(counts)), where=total > 0)

@@ -53,52 +53,54 @@ class DenoisingEvaluator(Evaluator):
         """Compute (n, TIMES) float32 squared errors, NaN at times that are not evaluated, and the unreadable images by
         index."""
         blank = torch.zeros(engine.preprocess.channels, *engine.preprocess.image, dtype=engine.preprocess.dtype)
-        rows, bad = [np.zeros((0, NUM_TIMES), np.float32)], {}
+        error_chunks, read_errors = [np.zeros((0, NUM_TIMES), np.float32)], {}
         for samples, images in regroup_batches(reader.batches(ENGINE_CHUNK), ENGINE_CHUNK):
-            bad |= {s: image for s, image in zip(samples, images, strict=True) if isinstance(image, DataError)}
+            read_errors |= {s: image for s, image in zip(samples, images, strict=True) if isinstance(image, DataError)}
             pixels = torch.stack([blank if isinstance(image, DataError) else image for image in images])
             labels = torch.from_numpy(reader.split.labels[np.asarray(samples)]) if self.labelled else None
-            rows.append(self.errors(engine, pixels, labels, assign_times(np.asarray(samples), len(reader.split))))
+            error_chunks.append(
+                self.errors(engine, pixels, labels, assign_times(np.asarray(samples), len(reader.split)))
+            )
             on_images(len(images))
-        return np.concatenate(rows), bad
+        return np.concatenate(error_chunks), read_errors
 
     @torch.inference_mode()
-    def errors(self, engine: Any, pixels: Tensor, labels: Tensor | None, judged: np.ndarray) -> np.ndarray:
+    def errors(self, engine: Any, pixels: Tensor, labels: Tensor | None, is_evaluated: np.ndarray) -> np.ndarray:
         """Compute (B, TIMES) float32 errors of (B, C, *image) uint8 with (B,) int64 labels at the times of (B, TIMES)
         bool."""
         images = engine.preprocess.normalise(pixels).to(engine.device)
         labels = None if labels is None else labels.to(engine.device)
         sums = pixels.flatten(1).double().sum(1).long().numpy()
-        errors = np.full(judged.shape, np.nan, np.float32)
-        for number in range(NUM_TIMES):
-            places = np.flatnonzero(judged[:, number])
-            if not len(places):
+        errors = np.full(is_evaluated.shape, np.nan, np.float32)
+        for time_index in range(NUM_TIMES):
+            indices = np.flatnonzero(is_evaluated[:, time_index])
+            if not len(indices):
                 continue
-            own, given = images[places], None if labels is None else labels[places]
+            selected_images, selected_labels = images[indices], None if labels is None else labels[indices]
             noise = torch.from_numpy(
-                draw_normal(derive_keys(_NOISE_SEED, sums[places], number), tuple(own.shape[1:]))
-            ).to(own)
+                draw_normal(derive_keys(_NOISE_SEED, sums[indices], time_index), tuple(selected_images.shape[1:]))
+            ).to(selected_images)
             noised = self.noising.make_noisy_batch(
-                own, noise, self.noising.moment((number + 0.5) / NUM_TIMES, len(own))
+                selected_images, noise, self.noising.moment((time_index + 0.5) / NUM_TIMES, len(selected_images))
             )
-            answer = engine.model(noised.images.to(engine.input_dtype), noised.time, given)
-            squares = (answer[:, : own.shape[1]].float() - noised.target).square().flatten(1).mean(1)
-            errors[places, number] = squares.cpu().numpy()
+            output = engine.model(noised.images.to(engine.input_dtype), noised.time, selected_labels)
+            squares = (output[:, : selected_images.shape[1]].float() - noised.target).square().flatten(1).mean(1)
+            errors[indices, time_index] = squares.cpu().numpy()
         return errors
 
-    def report(self, outputs: SplitOutputs, *others: SplitOutputs) -> Report:
+    def report(self, outputs: SplitOutputs, *extra_outputs: SplitOutputs) -> Report:
         """Compute the error at each time and its mean over times, from the readable images."""
-        rows = outputs.rows[outputs.readable]
-        counts, sums = (~np.isnan(rows)).sum(0), np.nansum(rows, 0, dtype=np.float64)
+        errors = outputs.rows[outputs.readable]
+        counts, sums = (~np.isnan(errors)).sum(0), np.nansum(errors, 0, dtype=np.float64)
         mean = np.divide(sums, counts, out=np.full(NUM_TIMES, np.nan), where=counts > 0)
-        names = [f"denoising_error_{(number + 0.5) / NUM_TIMES:.2f}" for number in range(NUM_TIMES)]
+        names = [f"denoising_error_{(time_index + 0.5) / NUM_TIMES:.2f}" for time_index in range(NUM_TIMES)]
         metrics = {self.name: float(mean.mean()), **dict(zip(names, mean.tolist(), strict=True))}
-        shown = {name: value if np.isfinite(value) else None for name, value in metrics.items()}
-        unreadable = len(outputs.rows) - len(rows)
+        finite_metrics = {name: value if np.isfinite(value) else None for name, value in metrics.items()}
+        unreadable = len(outputs.rows) - len(errors)
         return Report(
             len(outputs.rows),
             unreadable,
-            metrics=shown,
+            metrics=finite_metrics,
             intervals={},
             per_class=[],
             cells=None,

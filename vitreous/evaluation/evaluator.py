@@ -40,8 +40,8 @@ class Ragged:
 
     def take(self, images: np.ndarray) -> Ragged:
         """Return the rows of the images at these indices (k,), in this order."""
-        parts = np.split(self.table, np.cumsum(self.lengths)[:-1]) if len(self) else []
-        return Ragged(np.concatenate([self.table[:0], *(parts[one] for one in images)]), self.lengths[images])
+        image_rows = np.split(self.table, np.cumsum(self.lengths)[:-1]) if len(self) else []
+        return Ragged(np.concatenate([self.table[:0], *(image_rows[index] for index in images)]), self.lengths[images])
 
 
 @dataclass(frozen=True)
@@ -84,18 +84,20 @@ class Evaluator(ABC):
         """
         return compute_split_logits(engine, reader, on_images=on_images)
 
-    def paired_intervals(self, rows: Any, other: Self, other_rows: Any) -> dict[str, Interval | None]:
+    def paired_intervals(self, outputs: Any, other_evaluator: Self, other_outputs: Any) -> dict[str, Interval | None]:
         """Compute 95 % intervals of metric differences, other minus this model, from both models' outputs for the same
         images."""
         raise NotImplementedError(f"{self.name} has no paired intervals")
 
     @abstractmethod
-    def report(self, outputs: SplitOutputs, *others: SplitOutputs) -> Report:
+    def report(self, outputs: SplitOutputs, *extra_outputs: SplitOutputs) -> Report:
         """Compute the metrics from the complete outputs of `splits`, in that order."""
 
     def __call__(self, engine: ModelEngine, split: Split, workers: int | None = None) -> Report:
         """Evaluate a model on a split in this process only."""
-        return self.report(*(compute_outputs(self, engine, part, workers) for part in self.splits(split)))
+        return self.report(
+            *(compute_outputs(self, engine, needed_split, workers) for needed_split in self.splits(split))
+        )
 
 
 class TaskEvaluator(Evaluator):
@@ -104,7 +106,7 @@ class TaskEvaluator(Evaluator):
     def __init__(self, task: Task) -> None:
         self.task, self.name = task, task.primary_metric
 
-    def report(self, outputs: SplitOutputs, *others: SplitOutputs) -> Report:
+    def report(self, outputs: SplitOutputs, *extra_outputs: SplitOutputs) -> Report:
         """Compute the metrics of the task."""
         return self.task.evaluate(outputs.rows, outputs.split.labels, outputs.readable)
 
@@ -114,5 +116,5 @@ def compute_outputs(
 ) -> SplitOutputs:
     """Compute the outputs of a model for a full split in this process."""
     reader = EvalLoader(split, engine.preprocess, default_worker_count() if workers is None else workers)
-    rows, bad = evaluator.outputs(engine, reader)
-    return SplitOutputs(split, rows, build_readable_mask(len(split), bad))
+    outputs, read_errors = evaluator.outputs(engine, reader)
+    return SplitOutputs(split, outputs, build_readable_mask(len(split), read_errors))

@@ -48,27 +48,27 @@ class MahalanobisDetector:
 
     def scores(self, features: np.ndarray) -> np.ndarray:
         """Compute (n,) float64 scores of (n, d) features; without classes, the squared distance to the overall mean."""
-        parts = [
+        chunks = [
             features[start : start + CHUNK_IMAGES].astype(np.float64) for start in range(0, len(features), CHUNK_IMAGES)
         ]
-        classes, scores = self.classes, [self.whole.distances(part) for part in parts]
+        classes, scores = self.classes, [self.whole.distances(chunk) for chunk in chunks]
         if classes is not None:
-            scores = [classes.distances(part) - whole for part, whole in zip(parts, scores, strict=True)]
+            scores = [classes.distances(chunk) - overall for chunk, overall in zip(chunks, scores, strict=True)]
         return np.concatenate(scores) if scores else np.zeros(0)
 
 
-def fit_mahalanobis_detector(features: np.ndarray, labels: np.ndarray, classes: int) -> MahalanobisDetector:
+def fit_mahalanobis_detector(features: np.ndarray, labels: np.ndarray, num_classes: int) -> MahalanobisDetector:
     """Fit the detector to (n, d) features and (n,) or (n, K) labels of training images.
 
     Raises DataError for fewer than two images.
     """
     if len(features) < 2:
         raise DataError(f"{len(features)} training images are too few to detect outliers", "use two at least")
-    whole = fit_gaussian(features, np.zeros(len(features), dtype=np.int64), 1)
-    return MahalanobisDetector(None if labels.ndim == 2 else fit_gaussian(features, labels, classes), whole)
+    overall = fit_gaussian(features, np.zeros(len(features), dtype=np.int64), 1)
+    return MahalanobisDetector(None if labels.ndim == 2 else fit_gaussian(features, labels, num_classes), overall)
 
 
-def fit_gaussian(features: np.ndarray, labels: np.ndarray, classes: int) -> GaussianStats:
+def fit_gaussian(features: np.ndarray, labels: np.ndarray, num_classes: int) -> GaussianStats:
     """Fit the means of classes with images, and their shared whitened covariance, to (n, d) features and (n,) labels.
 
     The covariance is shrunk towards a multiple of the identity (Ledoit and Wolf, 2004): (1 - a) S + a trace(S) / d I,
@@ -76,37 +76,40 @@ def fit_gaussian(features: np.ndarray, labels: np.ndarray, classes: int) -> Gaus
     are read chunk by chunk, twice.
     """
     count, width = features.shape
-    sums, sizes = np.zeros((classes, width)), np.bincount(labels, minlength=classes)
-    places = [slice(start, start + CHUNK_IMAGES) for start in range(0, count, CHUNK_IMAGES)]
-    for rows in places:
-        np.add.at(sums, labels[rows], features[rows])
+    sums, sizes = np.zeros((num_classes, width)), np.bincount(labels, minlength=num_classes)
+    chunk_slices = [slice(start, start + CHUNK_IMAGES) for start in range(0, count, CHUNK_IMAGES)]
+    for chunk in chunk_slices:
+        np.add.at(sums, labels[chunk], features[chunk])
     means = sums / np.maximum(sizes, 1)[:, None]
-    scatter, fourth = np.zeros((width, width)), 0.0
-    for rows in places:
-        away = features[rows] - means[labels[rows]]
-        scatter += away.T @ away
-        fourth += ((away**2).sum(1) ** 2).sum()
+    scatter, fourth_moment = np.zeros((width, width)), 0.0
+    for chunk in chunk_slices:
+        deviations = features[chunk] - means[labels[chunk]]
+        scatter += deviations.T @ deviations
+        fourth_moment += ((deviations**2).sum(1) ** 2).sum()
     scatter /= count
     level = np.trace(scatter) / width
-    spread, noise = ((scatter - level * np.eye(width)) ** 2).sum(), (fourth / count - (scatter**2).sum()) / count
+    spread, noise = ((scatter - level * np.eye(width)) ** 2).sum(), (fourth_moment / count - (scatter**2).sum()) / count
     shrinkage = min(1.0, max(0.0, noise / spread)) if spread > 0 else 1.0
     level = level or np.finfo(np.float32).tiny  # all features are equal
     covariance = (1 - shrinkage) * scatter + max(shrinkage, 1e-9) * level * np.eye(width)
     return GaussianStats(means[sizes > 0], np.linalg.inv(np.linalg.cholesky(covariance)))
 
 
-def compute_outlier_separation(usual: np.ndarray, other: np.ndarray) -> dict[str, float]:
+def compute_outlier_separation(familiar_scores: np.ndarray, outlier_scores: np.ndarray) -> dict[str, float]:
     """Measure how well the scores separate familiar images (n,) from others (m,).
 
     `auroc`: the probability that one of the others has a higher score, ties count half. `fpr95`: the share of the
     others below the `limit` that 95 % of the familiar images pass.
     """
-    order = np.sort(usual)
-    below, at = np.searchsorted(order, other, side="left"), np.searchsorted(order, other, side="right")
-    limit = order[int(np.ceil(0.95 * len(order))) - 1]
+    sorted_scores = np.sort(familiar_scores)
+    num_below, num_up_to = (
+        np.searchsorted(sorted_scores, outlier_scores, side="left"),
+        np.searchsorted(sorted_scores, outlier_scores, side="right"),
+    )
+    limit = sorted_scores[int(np.ceil(0.95 * len(sorted_scores))) - 1]
     return {
-        "auroc": float((below + at).mean() / 2 / len(usual)),
-        "fpr95": float((other <= limit).mean()),
+        "auroc": float((num_below + num_up_to).mean() / 2 / len(familiar_scores)),
+        "fpr95": float((outlier_scores <= limit).mean()),
         "limit": float(limit),
     }
 
@@ -126,44 +129,46 @@ class SuspectLabel(NamedTuple):
     score: float
 
 
-def find_suspect_labels(p: np.ndarray, shares: np.ndarray, labels: np.ndarray) -> list[SuspectLabel]:
+def find_suspect_labels(probabilities: np.ndarray, shares: np.ndarray, labels: np.ndarray) -> list[SuspectLabel]:
     """Find suspect labels (n,), most certain first, from (n, K) probabilities and (n, K) shares of the neighbours.
 
     A label is suspect if both predict another class with at least `MIN_SUSPECT_CONFIDENCE`; they may predict different
     ones.
     """
-    rows = np.arange(len(labels))
-    answer, neighbour = p.argmax(1), shares.argmax(1)
-    probability, share = p[rows, answer], shares[rows, neighbour]
+    indices = np.arange(len(labels))
+    predicted, neighbour = probabilities.argmax(1), shares.argmax(1)
+    probability, share = probabilities[indices, predicted], shares[indices, neighbour]
     suspicious = (
-        (answer != labels)
+        (predicted != labels)
         & (neighbour != labels)
         & (probability >= MIN_SUSPECT_CONFIDENCE)
         & (share >= MIN_SUSPECT_CONFIDENCE)
     )
-    score = (probability - p[rows, labels] + share - shares[rows, labels]) / 2
+    score = (probability - probabilities[indices, labels] + share - shares[indices, labels]) / 2
     order = np.array([s for s in np.argsort(-score, kind="stable") if suspicious[s]], dtype=np.int64)
-    columns = (order, *(part[order] for part in (labels, answer, probability, neighbour, share, score)))
-    return [SuspectLabel(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+    columns = (order, *(values[order] for values in (labels, predicted, probability, neighbour, share, score)))
+    return [SuspectLabel(*fields) for fields in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 def compute_neighbour_shares(
     features: np.ndarray,
     memory: np.ndarray,
     labels: np.ndarray,
-    classes: int,
-    own: np.ndarray | None = None,
+    num_classes: int,
+    own_indices: np.ndarray | None = None,
     k: int = NUM_NEIGHBOURS,
 ) -> np.ndarray:
     """Compute (n, K) class shares of the k nearest of (m, d) training features with (m,) labels, for (n, d) features.
 
-    Nearest is by cosine. `own` (n,): the index of each image among the training images, -1 for none; an image is not
-    its own neighbour. If there are fewer than k others, all of them count; shares are 0 if there are none.
+    Nearest is by cosine. `own_indices` (n,): the index of each image among the training images, -1 for none; an image
+    is not its own neighbour. If there are fewer than k others, all of them count; shares are 0 if there are none.
     """
-    _, rows = find_nearest_neighbours(memory, features, min(k + 1, len(memory)))
-    itself = rows == (np.full(len(features), -1) if own is None else own)[:, None]
-    near = np.take_along_axis(rows, np.argsort(itself, axis=1, kind="stable"), 1)[:, :k]  # the image itself sorts last
-    counted = np.arange(near.shape[1])[None] < np.minimum(k, rows.shape[1] - itself.sum(1))[:, None]
-    cells = np.arange(len(features))[:, None] * classes + labels[near]
-    shares = np.bincount(cells[counted], minlength=len(features) * classes).reshape(len(features), classes)
+    _, neighbours = find_nearest_neighbours(memory, features, min(k + 1, len(memory)))
+    is_itself = neighbours == (np.full(len(features), -1) if own_indices is None else own_indices)[:, None]
+    nearest = np.take_along_axis(neighbours, np.argsort(is_itself, axis=1, kind="stable"), 1)[
+        :, :k
+    ]  # the image itself sorts last
+    is_counted = np.arange(nearest.shape[1])[None] < np.minimum(k, neighbours.shape[1] - is_itself.sum(1))[:, None]
+    cells = np.arange(len(features))[:, None] * num_classes + labels[nearest]
+    shares = np.bincount(cells[is_counted], minlength=len(features) * num_classes).reshape(len(features), num_classes)
     return shares / np.maximum(shares.sum(1, keepdims=True), 1)

@@ -29,11 +29,15 @@ def frechet_distance(real: np.ndarray, generated: np.ndarray) -> float:
         raise ValueError("a covariance needs at least two images")
     if max(len(real), len(generated)) >= real.shape[1]:
         return frechet_distance_of_moments(compute_moments(real), compute_moments(generated))
-    tables = [np.asarray(rows, np.float64) for rows in (real, generated)]
-    apart = np.square(tables[0].mean(0) - tables[1].mean(0)).sum()
-    one, other = ((rows - rows.mean(0)) / (len(rows) - 1) ** 0.5 for rows in tables)
-    roots = np.linalg.svd(one @ other.T, compute_uv=False).sum()
-    return float(max(0.0, apart + np.square(one).sum() + np.square(other).sum() - 2 * roots))
+    arrays = [np.asarray(features, np.float64) for features in (real, generated)]
+    mean_distance = np.square(arrays[0].mean(0) - arrays[1].mean(0)).sum()
+    centred_real, centred_generated = (
+        (features - features.mean(0)) / (len(features) - 1) ** 0.5 for features in arrays
+    )
+    roots = np.linalg.svd(centred_real @ centred_generated.T, compute_uv=False).sum()
+    return float(
+        max(0.0, mean_distance + np.square(centred_real).sum() + np.square(centred_generated).sum() - 2 * roots)
+    )
 
 
 def frechet_distance_of_moments(real: FeatureMoments, generated: FeatureMoments) -> float:
@@ -42,19 +46,19 @@ def frechet_distance_of_moments(real: FeatureMoments, generated: FeatureMoments)
     The trace of the root is the sum of the roots of the eigenvalues of C^(1/2) C' C^(1/2), which is symmetric. Raises
     ValueError for different feature widths.
     """
-    (mean, cov), (other, other_cov) = real, generated
+    (mean, cov), (other_mean, other_cov) = real, generated
     if cov.shape != other_cov.shape:
-        raise ValueError(f"moments of {len(mean)} and of {len(other)} features are not comparable")
+        raise ValueError(f"moments of {len(mean)} and of {len(other_mean)} features are not comparable")
     values, vectors = np.linalg.eigh(cov)
     root = vectors * np.sqrt(values.clip(min=0)) @ vectors.T
     roots = np.sqrt(np.linalg.eigvalsh(root @ other_cov @ root).clip(min=0)).sum()
-    return float(max(0.0, np.square(mean - other).sum() + np.trace(cov) + np.trace(other_cov) - 2 * roots))
+    return float(max(0.0, np.square(mean - other_mean).sum() + np.trace(cov) + np.trace(other_cov) - 2 * roots))
 
 
 def compute_moments(features: np.ndarray) -> FeatureMoments:
     """Compute the mean (d,) and covariance (d, d), float64, of (n, d) features."""
-    rows = np.asarray(features, np.float64)
-    return rows.mean(0), np.atleast_2d(np.cov(rows, rowvar=False))
+    values = np.asarray(features, np.float64)
+    return values.mean(0), np.atleast_2d(np.cov(values, rowvar=False))
 
 
 def compute_precision_recall(
@@ -68,12 +72,12 @@ def compute_precision_recall(
     return share_within_neighbours(real, generated, k), share_within_neighbours(generated, real, k)
 
 
-def share_within_neighbours(centres: np.ndarray, others: np.ndarray, k: int) -> float:
-    """Return the share of `others` (m, d) that are within the k-th neighbour's distance of any of the centres (n,
+def share_within_neighbours(centres: np.ndarray, points: np.ndarray, k: int) -> float:
+    """Return the share of `points` (m, d) that are within the k-th neighbour's distance of any of the centres (n,
     d)."""
     radii = compute_kth_distances(centres, k)
-    inside = [(euclidean_distances(rows, centres) <= radii).any(1) for rows in split_feature_rows(others)]
-    return float(torch.cat(inside).float().mean())
+    is_inside = [(euclidean_distances(chunk, centres) <= radii).any(1) for chunk in split_feature_rows(points)]
+    return float(torch.cat(is_inside).float().mean())
 
 
 def compute_density_coverage(
@@ -85,9 +89,9 @@ def compute_density_coverage(
     coverage: the share of real images whose ball contains a generated image
     """
     radii, hits, covered = compute_kth_distances(real, k), 0, torch.zeros(len(real), dtype=torch.bool)
-    for rows in split_feature_rows(generated):
-        inside = euclidean_distances(rows, real) <= radii
-        hits, covered = hits + int(inside.sum()), covered | inside.any(0)
+    for chunk in split_feature_rows(generated):
+        is_inside = euclidean_distances(chunk, real) <= radii
+        hits, covered = hits + int(is_inside.sum()), covered | is_inside.any(0)
     return hits / (k * len(generated)), float(covered.float().mean())
 
 
@@ -95,7 +99,7 @@ def measure_copy_share(train: np.ndarray, generated: np.ndarray) -> tuple[float,
     """Return the share of generated images (m, d) that are closer to a training image (n, d) than the `COPY_QUANTILE`
     of nearest-neighbour distances among training images, and that distance."""
     limit = float(torch.quantile(compute_kth_distances(train, 1), COPY_QUANTILE))
-    nearest = torch.cat([euclidean_distances(rows, train).min(1).values for rows in split_feature_rows(generated)])
+    nearest = torch.cat([euclidean_distances(chunk, train).min(1).values for chunk in split_feature_rows(generated)])
     return float((nearest < limit).float().mean()), limit
 
 
@@ -103,13 +107,13 @@ def compute_kth_distances(features: np.ndarray, k: int) -> Tensor:
     """Compute distances (n,) float32 of (n, d) features to their k-th neighbour, or to the farthest if there are
     fewer."""
     k = min(k, len(features) - 1)
-    rows = [euclidean_distances(part, features).kthvalue(k + 1).values for part in split_feature_rows(features)]
-    return torch.cat(rows)
+    distances = [euclidean_distances(chunk, features).kthvalue(k + 1).values for chunk in split_feature_rows(features)]
+    return torch.cat(distances)
 
 
-def euclidean_distances(rows: Tensor, others: np.ndarray) -> Tensor:
+def euclidean_distances(points: Tensor, centres: np.ndarray) -> Tensor:
     """Compute (b, n) float32 Euclidean distances of (b, d) and (n, d)."""
-    return torch.cdist(rows, torch.from_numpy(np.asarray(others, np.float32)))
+    return torch.cdist(points, torch.from_numpy(np.asarray(centres, np.float32)))
 
 
 def split_feature_rows(features: np.ndarray) -> list[Tensor]:

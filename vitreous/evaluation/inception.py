@@ -52,19 +52,19 @@ class Inception:
         """Compute "rows" (n, 2048), "spatial" (n, 2023) and "logits" (n, 1008) without bias, float32, of (n, H, W, 1 or
         3) uint8 images."""
         pixels = torch.from_numpy(images).movedim(-1, 1)
-        parts: dict[str, list[Tensor]] = {"rows": [], "spatial": [], "logits": []}
+        chunks: dict[str, list[Tensor]] = {"rows": [], "spatial": [], "logits": []}
         for batch in pixels.expand(-1, 3, -1, -1).split(INCEPTION_BATCH_SIZE):
-            rows, logits = self.network(batch.to(self.device))
-            for name, values in zip(parts, (rows, self.middle.pop(), logits), strict=True):
-                parts[name].append(values.float().cpu())
-        return {name: torch.cat(values).numpy() for name, values in parts.items()}
+            pool_features, logits = self.network(batch.to(self.device))
+            for name, values in zip(chunks, (pool_features, self.middle.pop(), logits), strict=True):
+                chunks[name].append(values.float().cpu())
+        return {name: torch.cat(values).numpy() for name, values in chunks.items()}
 
 
 def inception_score(logits: np.ndarray) -> float:
     """Compute the Inception score (arXiv:1606.03498) of (n, K) logits: exp of the mean divergence of p(class | image)
     from the mean of all, averaged over splits of `SCORE_SPLIT_IMAGES` images."""
     scores = []
-    for part in torch.from_numpy(logits).double().log_softmax(1).split(SCORE_SPLIT_IMAGES):
-        mean = part.exp().mean(0, keepdim=True).log()
-        scores.append(float((part.exp() * (part - mean)).sum(1).mean().exp()))
+    for log_probabilities in torch.from_numpy(logits).double().log_softmax(1).split(SCORE_SPLIT_IMAGES):
+        mean = log_probabilities.exp().mean(0, keepdim=True).log()
+        scores.append(float((log_probabilities.exp() * (log_probabilities - mean)).sum(1).mean().exp()))
     return float(np.mean(scores))

@@ -47,21 +47,23 @@ class KNNEvaluator(Evaluator):
         """Return the evaluated split, and the split of the neighbours."""
         return (split,) if self.memory is None else (split, self.memory)
 
-    def report(self, outputs: SplitOutputs, *others: SplitOutputs) -> Report:
+    def report(self, outputs: SplitOutputs, *extra_outputs: SplitOutputs) -> Report:
         """Compute top-1 or mAP of the votes with its 95 % interval; unreadable images are wrong, and are no neighbours.
 
         Raises DataError if no neighbours are left.
         """
-        memory, own = others[0] if others else outputs, not others
-        rows, labels = memory.rows[memory.readable], memory.split.labels[memory.readable]
-        k = min(self.k, len(rows) - own)
+        memory, exclude_self = extra_outputs[0] if extra_outputs else outputs, not extra_outputs
+        memory_features, labels = memory.rows[memory.readable], memory.split.labels[memory.readable]
+        k = min(self.k, len(memory_features) - exclude_self)
         if k < 1:
             problem = "nearest neighbours need labelled images that can be read"
             raise DataError(problem, "add images, or evaluate without neighbours")
         logits = np.zeros((len(outputs.rows), len(self.classes)))
-        cosines, near = find_nearest_neighbours(rows, outputs.rows[outputs.readable], k, self.device, own)
+        cosines, neighbours = find_nearest_neighbours(
+            memory_features, outputs.rows[outputs.readable], k, self.device, exclude_self
+        )
         logits[outputs.readable] = self.labels.shares_to_logits(
-            compute_neighbour_votes(cosines, near, labels, len(self.classes))
+            compute_neighbour_votes(cosines, neighbours, labels, len(self.classes))
         )
         report = evaluate_classification(logits, outputs.split.labels, self.classes, outputs.readable)
         primary = self.labels.metric
@@ -70,42 +72,50 @@ class KNNEvaluator(Evaluator):
 
 
 def find_nearest_neighbours(
-    memory: np.ndarray, queries: np.ndarray, k: int, device: str = "cpu", own: bool = False
+    memory: np.ndarray, queries: np.ndarray, k: int, device: str = "cpu", exclude_self: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return cosines (m, k), nearest first, and `memory` rows (m, k) int64, of (n, d) memory and (m, d) query features.
 
-    `memory` is read once, a chunk at a time, so it may be larger than RAM. `own`: the queries are the memory, and none
-    is its own neighbour. A zero feature has cosine 0 to all. Raises ValueError if there are fewer than k neighbours.
+    `memory` is read once, a chunk at a time, so it may be larger than RAM. `exclude_self`: the queries are the memory,
+    and none is its own neighbour. A zero feature has cosine 0 to all. Raises ValueError if there are fewer than k
+    neighbours.
     """
-    if k > len(memory) - own:
-        raise ValueError(f"{k} neighbours of {len(memory) - own}")
-    best = np.full((len(queries), k), -np.inf, np.float32)
-    rows = np.zeros((len(queries), k), np.int64)
+    if k > len(memory) - exclude_self:
+        raise ValueError(f"{k} neighbours of {len(memory) - exclude_self}")
+    best_cosines = np.full((len(queries), k), -np.inf, np.float32)
+    best_indices = np.zeros((len(queries), k), np.int64)
     for start in range(0, len(memory), MEMORY_CHUNK):
-        known = to_unit_rows(memory[start : start + MEMORY_CHUNK], device)
-        for low in range(0, len(queries), QUERY_CHUNK):
-            span = slice(low, low + QUERY_CHUNK)
-            cosines = to_unit_rows(queries[span], device) @ known.T
-            if own:
-                itself = torch.arange(low, low + len(cosines), device=device)[:, None] == torch.arange(
-                    start, start + len(known), device=device
-                )
-                cosines[itself] = -torch.inf
-            near, place = cosines.topk(min(k, len(known)), dim=1)
-            both = np.concatenate([best[span], near.cpu().numpy()], 1)
-            where = np.concatenate([rows[span], place.cpu().numpy() + start], 1)
-            order = np.argsort(-both, axis=1, kind="stable")[:, :k]
-            best[span], rows[span] = np.take_along_axis(both, order, 1), np.take_along_axis(where, order, 1)
-    return best, rows
+        memory_chunk = to_unit_rows(memory[start : start + MEMORY_CHUNK], device)
+        for query_start in range(0, len(queries), QUERY_CHUNK):
+            query_slice = slice(query_start, query_start + QUERY_CHUNK)
+            cosines = to_unit_rows(queries[query_slice], device) @ memory_chunk.T
+            if exclude_self:
+                is_itself = torch.arange(query_start, query_start + len(cosines), device=device)[
+                    :, None
+                ] == torch.arange(start, start + len(memory_chunk), device=device)
+                cosines[is_itself] = -torch.inf
+            topk_cosines, topk_indices = cosines.topk(min(k, len(memory_chunk)), dim=1)
+            merged_cosines = np.concatenate([best_cosines[query_slice], topk_cosines.cpu().numpy()], 1)
+            merged_indices = np.concatenate([best_indices[query_slice], topk_indices.cpu().numpy() + start], 1)
+            order = np.argsort(-merged_cosines, axis=1, kind="stable")[:, :k]
+            best_cosines[query_slice], best_indices[query_slice] = (
+                np.take_along_axis(merged_cosines, order, 1),
+                np.take_along_axis(merged_indices, order, 1),
+            )
+    return best_cosines, best_indices
 
 
-def to_unit_rows(rows: np.ndarray, device: str) -> Tensor:
+def to_unit_rows(features: np.ndarray, device: str) -> Tensor:
     """Normalise (b, d) rows to unit length on a device."""
-    return F.normalize(torch.from_numpy(np.array(rows, dtype=np.float32)).to(device), dim=1)
+    return F.normalize(torch.from_numpy(np.array(features, dtype=np.float32)).to(device), dim=1)
 
 
 def compute_neighbour_votes(
-    cosines: np.ndarray, rows: np.ndarray, labels: np.ndarray, classes: int, temperature: float = VOTE_TEMPERATURE
+    cosines: np.ndarray,
+    neighbours: np.ndarray,
+    labels: np.ndarray,
+    num_classes: int,
+    temperature: float = VOTE_TEMPERATURE,
 ) -> np.ndarray:
     """Compute shares of the votes (m, K) float64 from (m, k) cosines and rows, and labels (n,) or (n, K).
 
@@ -116,9 +126,11 @@ def compute_neighbour_votes(
     weights = np.exp((cosines - cosines[:, :1]).astype(np.float64) / temperature)
     weights /= weights.sum(1, keepdims=True)
     if labels.ndim == 1:
-        cells = np.arange(len(rows))[:, None] * classes + labels[rows]
-        return np.bincount(cells.ravel(), weights.ravel(), len(rows) * classes).reshape(len(rows), classes)
-    shares = np.zeros((len(rows), classes))
-    for near in range(rows.shape[1]):
-        shares += weights[:, near, None] * (labels[rows[:, near]] > 0)
+        cells = np.arange(len(neighbours))[:, None] * num_classes + labels[neighbours]
+        return np.bincount(cells.ravel(), weights.ravel(), len(neighbours) * num_classes).reshape(
+            len(neighbours), num_classes
+        )
+    shares = np.zeros((len(neighbours), num_classes))
+    for rank in range(neighbours.shape[1]):
+        shares += weights[:, rank, None] * (labels[neighbours[:, rank]] > 0)
     return shares

@@ -51,8 +51,10 @@ class LinearClassifier:
     def logits(self, features: np.ndarray) -> np.ndarray:
         """Compute (m, K) float32 logits of (m, d) features."""
         weight = self.weight.T.astype(np.float32)
-        parts = [features[low : low + LOSS_CHUNK_IMAGES] @ weight for low in range(0, len(features), LOSS_CHUNK_IMAGES)]
-        return np.concatenate(parts) + self.bias.astype(np.float32)
+        chunks = [
+            features[start : start + LOSS_CHUNK_IMAGES] @ weight for start in range(0, len(features), LOSS_CHUNK_IMAGES)
+        ]
+        return np.concatenate(chunks) + self.bias.astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -77,37 +79,39 @@ class LabelledFeatures:
 
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and standard deviation of each feature, (d,) float64; the std of a constant feature is 1."""
-        mean = np.sum([self.features[part].sum(0, dtype=np.float64) for part in self.parts()], 0) / len(self.rows)
-        squares = [((self.features[part] - mean) ** 2).sum(0) for part in self.parts()]
-        spread = np.sqrt(np.sum(squares, 0) / len(self.rows))
-        return mean, np.where(spread > 1e-6 * np.abs(mean) + 1e-12, spread, 1.0)
+        mean = np.sum([self.features[chunk].sum(0, dtype=np.float64) for chunk in self.parts()], 0) / len(self.rows)
+        squares = [((self.features[chunk] - mean) ** 2).sum(0) for chunk in self.parts()]
+        std = np.sqrt(np.sum(squares, 0) / len(self.rows))
+        return mean, np.where(std > 1e-6 * np.abs(mean) + 1e-12, std, 1.0)
 
     def parts(self) -> list[np.ndarray]:
         """Return the rows in chunks, (m,) each."""
-        return [self.rows[low : low + LOSS_CHUNK_IMAGES] for low in range(0, len(self.rows), LOSS_CHUNK_IMAGES)]
+        return [self.rows[start : start + LOSS_CHUNK_IMAGES] for start in range(0, len(self.rows), LOSS_CHUNK_IMAGES)]
 
 
 def fit_linear_classifier(
-    known: LabelledFeatures, l2: float, start: LinearClassifier | None = None
+    train_data: LabelledFeatures, l2: float, start: LinearClassifier | None = None
 ) -> LinearClassifier:
     """Fit the classifier with a penalty; `start` is a warm start. A class without images is never predicted.
 
     Raises DataError if all images are of one class.
     """
-    labels = known.labels[known.rows]
-    present = np.flatnonzero(known.kind.count_classes(labels, known.classes))
-    if len(present) < known.kind.least_classes:
+    labels = train_data.labels[train_data.rows]
+    present = np.flatnonzero(train_data.kind.count_classes(labels, train_data.classes))
+    if len(present) < train_data.kind.least_classes:
         raise DataError("all training images are of one class", "use images of at least two classes")
-    mean, spread = known.moments()
-    small = len(known.rows) * known.features.shape[1] <= MAX_SKLEARN_ELEMENTS and known.kind.is_exclusive
-    begin = (
-        None if start is None else (start.weight[present] * spread, start.bias[present] + start.weight[present] @ mean)
+    mean, std = train_data.moments()
+    is_small = (
+        len(train_data.rows) * train_data.features.shape[1] <= MAX_SKLEARN_ELEMENTS and train_data.kind.is_exclusive
     )
-    weight, bias = (solve_with_sklearn if small else solve_with_lbfgs)(known, present, l2, (mean, spread), begin)
-    whole = np.zeros((known.classes, len(mean)))
-    low = np.full(known.classes, bias.min() - ABSENT_CLASS_MARGIN)
-    whole[present], low[present] = weight / spread, bias - (weight / spread) @ mean
-    return LinearClassifier(whole, low, l2)
+    initial = (
+        None if start is None else (start.weight[present] * std, start.bias[present] + start.weight[present] @ mean)
+    )
+    weight, bias = (solve_with_sklearn if is_small else solve_with_lbfgs)(train_data, present, l2, (mean, std), initial)
+    full_weight = np.zeros((train_data.classes, len(mean)))
+    full_bias = np.full(train_data.classes, bias.min() - ABSENT_CLASS_MARGIN)
+    full_weight[present], full_bias[present] = weight / std, bias - (weight / std) @ mean
+    return LinearClassifier(full_weight, full_bias, l2)
 
 
 FeatureStatistics = tuple[np.ndarray, np.ndarray]
@@ -116,65 +120,77 @@ LinearSolution = tuple[np.ndarray, np.ndarray]
 
 
 def solve_with_sklearn(
-    known: LabelledFeatures, present: np.ndarray, l2: float, moments: FeatureStatistics, begin: LinearSolution | None
+    train_data: LabelledFeatures,
+    present: np.ndarray,
+    l2: float,
+    moments: FeatureStatistics,
+    initial: LinearSolution | None,
 ) -> LinearSolution:
     """Solve with scikit-learn for weight (K', d) and bias (K',); two classes have one row w = w1 - w0, with the
     equivalent penalty."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
-    x = (known.features[known.rows] - moments[0]) / moments[1]
-    y = np.searchsorted(present, known.labels[known.rows])
-    two = len(present) == 2
+    x = (train_data.features[train_data.rows] - moments[0]) / moments[1]
+    y = np.searchsorted(present, train_data.labels[train_data.rows])
+    is_binary = len(present) == 2
     model = LogisticRegression(
-        C=(2 if two else 1) / (l2 * len(x)),
+        C=(2 if is_binary else 1) / (l2 * len(x)),
         tol=GRADIENT_TOLERANCE,
         max_iter=MAX_LBFGS_STEPS,
-        warm_start=begin is not None,
+        warm_start=initial is not None,
     )
-    if begin is not None:
-        weight, bias = (begin[0][1:] - begin[0][:1], begin[1][1:] - begin[1][:1]) if two else begin
+    if initial is not None:
+        weight, bias = (initial[0][1:] - initial[0][:1], initial[1][1:] - initial[1][:1]) if is_binary else initial
         model.coef_, model.intercept_ = weight.copy(), bias.copy()
     with warnings.catch_warnings():
         # a penalty so weak that it needs more iterations is not chosen
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(x, y)
     weight, bias = np.asarray(model.coef_), np.asarray(model.intercept_)
-    return (np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2) if two else (weight, bias)
+    return (np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2) if is_binary else (weight, bias)
 
 
 def solve_with_lbfgs(
-    known: LabelledFeatures, present: np.ndarray, l2: float, moments: FeatureStatistics, begin: LinearSolution | None
+    train_data: LabelledFeatures,
+    present: np.ndarray,
+    l2: float,
+    moments: FeatureStatistics,
+    initial: LinearSolution | None,
 ) -> LinearSolution:
     """Solve with L-BFGS for weight (K', d) and bias (K',); loss and gradient are sums over chunks."""
     from scipy.optimize import minimize
 
-    shape = len(present), known.features.shape[1] + 1
-    mean, spread = (torch.from_numpy(moment).float().to(known.device) for moment in moments)
+    shape = len(present), train_data.features.shape[1] + 1
+    mean, std = (torch.from_numpy(moment).float().to(train_data.device) for moment in moments)
 
-    def chunk(rows: np.ndarray) -> tuple[Tensor, Tensor]:
+    def chunk(indices: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return standardised features with a 1 for the bias, and labels."""
-        x = (torch.from_numpy(np.asarray(known.features[rows], dtype=np.float32)).to(known.device) - mean) / spread
-        y = known.kind.select_classes(known.labels[rows], present, known.classes)
-        return F.pad(x, (0, 1), value=1.0), torch.from_numpy(y).to(known.device)
+        x = (
+            torch.from_numpy(np.asarray(train_data.features[indices], dtype=np.float32)).to(train_data.device) - mean
+        ) / std
+        y = train_data.kind.select_classes(train_data.labels[indices], present, train_data.classes)
+        return F.pad(x, (0, 1), value=1.0), torch.from_numpy(y).to(train_data.device)
 
     def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
         """Compute loss and gradient at (K' (d + 1),) weights."""
-        weight = torch.from_numpy(flat.reshape(shape)).float().to(known.device)
+        weight = torch.from_numpy(flat.reshape(shape)).float().to(train_data.device)
         total, slope = 0.0, np.zeros(shape)
-        for rows in known.parts():
-            x, y = chunk(rows)
+        for indices in train_data.parts():
+            x, y = chunk(indices)
             loss, gradient = compute_loss_and_gradient(x @ weight.T, y)
             total += loss
             slope += (gradient.T @ x).double().cpu().numpy()
-        rest = flat.reshape(shape).copy()
-        rest[:, -1] = 0  # the bias is not penalised
-        value = total / len(known.rows) + l2 / 2 * float((rest**2).sum())
-        return value, (slope / len(known.rows) + l2 * rest).ravel()
+        penalised_weight = flat.reshape(shape).copy()
+        penalised_weight[:, -1] = 0  # the bias is not penalised
+        value = total / len(train_data.rows) + l2 / 2 * float((penalised_weight**2).sum())
+        return value, (slope / len(train_data.rows) + l2 * penalised_weight).ravel()
 
-    at = np.zeros(shape) if begin is None else np.concatenate([begin[0], begin[1][:, None]], 1)
+    initial_weight = np.zeros(shape) if initial is None else np.concatenate([initial[0], initial[1][:, None]], 1)
     options = {"maxiter": MAX_LBFGS_STEPS, "gtol": GRADIENT_TOLERANCE, "ftol": 1e-12, "maxls": 50}
-    solution = minimize(objective, at.ravel(), jac=True, method="L-BFGS-B", options=options).x.reshape(shape)
+    solution = minimize(objective, initial_weight.ravel(), jac=True, method="L-BFGS-B", options=options).x.reshape(
+        shape
+    )
     return solution[:, :-1], solution[:, -1]
 
 
@@ -197,13 +213,13 @@ def search_penalty(
     stronger penalty.
     """
     tried: dict[float, float] = {}
-    last: LinearClassifier | None = None
+    previous: LinearClassifier | None = None
     features, labels = held_out.features[held_out.rows], held_out.labels[held_out.rows]
 
     def attempt(l2: float) -> None:
-        nonlocal last
-        last = fit_linear_classifier(train, l2, last)
-        tried[l2] = score_logits(last.logits(features), labels)
+        nonlocal previous
+        previous = fit_linear_classifier(train, l2, previous)
+        tried[l2] = score_logits(previous.logits(features), labels)
         on_fit(l2, tried[l2])
 
     for l2 in COARSE_PENALTIES:
@@ -241,8 +257,8 @@ class RidgeClassifier:
 
     def scores(self, features: np.ndarray) -> np.ndarray:
         """Compute (m, K) float64 scores of (m, d) features, about 1 for a class and -1 for the others."""
-        parts = [features[low : low + RIDGE_CHUNK_IMAGES] for low in range(0, len(features), RIDGE_CHUNK_IMAGES)]
-        return np.concatenate([self.standard(part) @ self.weight for part in parts])
+        chunks = [features[start : start + RIDGE_CHUNK_IMAGES] for start in range(0, len(features), RIDGE_CHUNK_IMAGES)]
+        return np.concatenate([self.standard(chunk) @ self.weight for chunk in chunks])
 
     def standard(self, features: np.ndarray) -> np.ndarray:
         """Return the (m, d + 1) float64 standardised inputs of (m, d) features."""
@@ -250,22 +266,22 @@ class RidgeClassifier:
 
 
 def fit_ridge_classifier(
-    features: np.ndarray, labels: np.ndarray, classes: int, l2: float = RIDGE_L2
+    features: np.ndarray, labels: np.ndarray, num_classes: int, l2: float = RIDGE_L2
 ) -> RidgeClassifier:
     """Fit the map that minimises |X W - Y|^2 + l2 |W|^2 for X (n, d + 1) and Y (n, K), 1 for a class and -1 for others.
 
     W = (X^T X + l2 I)^-1 X^T Y = X^T (X X^T + l2 I)^-1 Y, by the eigenvectors of the smaller matrix.
     """
-    known = np.asarray(features, dtype=np.float64)
-    mean, deviation = known.mean(0), known.std(0) + STD_EPSILON
-    x, y = standardise_features(known, mean, deviation), 2.0 * np.eye(classes)[labels] - 1.0
+    inputs = np.asarray(features, dtype=np.float64)
+    mean, deviation = inputs.mean(0), inputs.std(0) + STD_EPSILON
+    x, y = standardise_features(inputs, mean, deviation), 2.0 * np.eye(num_classes)[labels] - 1.0
     if len(x) >= x.shape[1]:
         values, q = np.linalg.eigh(x.T @ x)
-        left, right = q, q.T @ (x.T @ y)
+        left_factor, right_factor = q, q.T @ (x.T @ y)
     else:
         values, q = np.linalg.eigh(x @ x.T)
-        left, right = x.T @ q, q.T @ y
-    return RidgeClassifier(mean, deviation, (left / (values + l2)) @ right)
+        left_factor, right_factor = x.T @ q, q.T @ y
+    return RidgeClassifier(mean, deviation, (left_factor / (values + l2)) @ right_factor)
 
 
 def standardise_features(features: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
@@ -273,7 +289,7 @@ def standardise_features(features: np.ndarray, mean: np.ndarray, deviation: np.n
     return np.pad((features - mean) / deviation, ((0, 0), (0, 1)), constant_values=RIDGE_BIAS_FEATURE)
 
 
-def shuffle_rows_by_class(labels: np.ndarray, classes: int, seed: int) -> list[np.ndarray]:
+def shuffle_rows_by_class(labels: np.ndarray, num_classes: int, seed: int) -> list[np.ndarray]:
     """Return the rows of each class of (n,) labels in random order by seed: the first `shots` are the training set."""
     generator = np.random.default_rng(seed)
-    return [generator.permutation(np.flatnonzero(labels == label)) for label in range(classes)]
+    return [generator.permutation(np.flatnonzero(labels == label)) for label in range(num_classes)]

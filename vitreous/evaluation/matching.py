@@ -71,26 +71,30 @@ def import_mask_library() -> Any:
         ) from None
 
 
-def box_iou(answers: np.ndarray, truth: np.ndarray, crowd: np.ndarray) -> np.ndarray:
+def box_iou(predictions: np.ndarray, truth: np.ndarray, crowd: np.ndarray) -> np.ndarray:
     """Compute (n, g) float64 IoU of (n, 4) and (g, 4) boxes; for a `crowd` (g,) bool, the share of the detection
     inside."""
-    first, second = answers.astype(np.float64), truth.astype(np.float64)
-    sides = np.minimum(first[:, None, 2:], second[None, :, 2:]) - np.maximum(first[:, None, :2], second[None, :, :2])
-    inner = sides.clip(0).prod(2)
-    own, other = ((part[:, 2:] - part[:, :2]).prod(1) for part in (first, second))
-    return inner / np.where(crowd, own[:, None], own[:, None] + other - inner)
+    boxes_a, boxes_b = predictions.astype(np.float64), truth.astype(np.float64)
+    extents = np.minimum(boxes_a[:, None, 2:], boxes_b[None, :, 2:]) - np.maximum(
+        boxes_a[:, None, :2], boxes_b[None, :, :2]
+    )
+    intersections = extents.clip(0).prod(2)
+    areas_a, areas_b = ((boxes[:, 2:] - boxes[:, :2]).prod(1) for boxes in (boxes_a, boxes_b))
+    return intersections / np.where(crowd, areas_a[:, None], areas_a[:, None] + areas_b - intersections)
 
 
 def mask_iou(
-    answers: Sequence[Sequence[int]], truth: Sequence[Sequence[int]], crowd: np.ndarray, size: tuple[int, int]
+    predictions: Sequence[Sequence[int]], truth: Sequence[Sequence[int]], crowd: np.ndarray, size: tuple[int, int]
 ) -> np.ndarray:
     """Compute (n, g) float64 IoU of masks as `box_iou`, from run lengths on an image (H, W). Raises ResourceError."""
     library = import_mask_library()
-    if not len(answers) or not len(truth):
-        return np.zeros((len(answers), len(truth)))
-    parts = [[{"size": list(size), "counts": list(runs)} for runs in masks] for masks in (answers, truth)]
-    first, second = (library.frPyObjects(part, *size) for part in parts)
-    return np.asarray(library.iou(first, second, crowd.astype(np.uint8).tolist())).reshape(len(answers), len(truth))
+    if not len(predictions) or not len(truth):
+        return np.zeros((len(predictions), len(truth)))
+    mask_lists = [[{"size": list(size), "counts": list(runs)} for runs in masks] for masks in (predictions, truth)]
+    encoded_a, encoded_b = (library.frPyObjects(mask_list, *size) for mask_list in mask_lists)
+    return np.asarray(library.iou(encoded_a, encoded_b, crowd.astype(np.uint8).tolist())).reshape(
+        len(predictions), len(truth)
+    )
 
 
 def match_detections(
@@ -104,22 +108,22 @@ def match_detections(
         choose the highest IoU, the last of equals; choose an ignored object only if there is no other
     """
     limits = np.minimum(thresholds, 1 - 1e-10)
-    taken = np.zeros((len(ignored), len(limits), iou.shape[1]), bool)
+    is_taken = np.zeros((len(ignored), len(limits), iou.shape[1]), bool)
     owner = np.full((len(ignored), len(limits), len(iou)), -1, np.int64)
     if not iou.size:
         return owner
-    last = iou.shape[1] - 1
-    for answer in np.flatnonzero(iou.max(1) >= limits[0]):
-        row = iou[answer]
-        able = (row >= limits[:, None])[None] & (~taken | crowd)
-        best = np.full(owner.shape[:2], -1)
+    last_index = iou.shape[1] - 1
+    for detection in np.flatnonzero(iou.max(1) >= limits[0]):
+        overlaps = iou[detection]
+        is_candidate = (overlaps >= limits[:, None])[None] & (~is_taken | crowd)
+        best_objects = np.full(owner.shape[:2], -1)
         for group in (ignored, ~ignored):  # the second group takes precedence
-            values = np.where(able & group[:, None], row, -1.0)
-            place = last - values[..., ::-1].argmax(-1)
-            best = np.where(values.max(-1) >= 0, place, best)
-        area, level = np.nonzero(best >= 0)
-        taken[area, level, best[area, level]] = True
-        owner[:, :, answer] = best
+            values = np.where(is_candidate & group[:, None], overlaps, -1.0)
+            object_indices = last_index - values[..., ::-1].argmax(-1)
+            best_objects = np.where(values.max(-1) >= 0, object_indices, best_objects)
+        area, level = np.nonzero(best_objects >= 0)
+        is_taken[area, level, best_objects[area, level]] = True
+        owner[:, :, detection] = best_objects
     return owner
 
 
@@ -128,7 +132,7 @@ def flag_areas_out_of_range(areas: np.ndarray) -> np.ndarray:
     return np.stack([(areas < low) | (areas > high) for low, high in AREA_RANGES])
 
 
-def match_image(answers: Detections, truth: Target, masks: bool) -> np.ndarray:
+def match_image(detections: Detections, truth: Target, masks: bool) -> np.ndarray:
     """Match the detections of an image with its ground truth: a table (m, columns) of `MatchColumn`, detections first.
 
     Matches boxes or, with `masks`, masks and boxes. At most `MAX_DETECTIONS_PER_CLASS` detections of a class count. The
@@ -137,56 +141,67 @@ def match_image(answers: Detections, truth: Target, masks: bool) -> np.ndarray:
     annotated exhaustively, only matched detections count (arXiv:1908.03195). Raises ValueError for detections or
     objects without required masks.
     """
-    answers = answers.take(select_counted_detections(answers, truth))
-    n, g, crowd = len(answers), len(truth), truth.crowd
+    detections = detections.take(select_counted_detections(detections, truth))
+    n, g, crowd = len(detections), len(truth), truth.crowd
     runs = get_true_mask_runs(truth)
     areas = (
-        np.array([sum(one[1::2]) for one in runs], np.float64) if runs is not None else compute_box_areas(truth.boxes)
+        np.array([sum(mask_runs[1::2]) for mask_runs in runs], np.float64)
+        if runs is not None
+        else compute_box_areas(truth.boxes)
     )
-    regions = [(box_iou(answers.boxes, truth.boxes, crowd), compute_box_areas(answers.boxes))]
+    regions = [(box_iou(detections.boxes, truth.boxes, crowd), compute_box_areas(detections.boxes))]
     if masks:
-        if answers.masks is None or (runs is None and g):
+        if detections.masks is None or (runs is None and g):
             raise ValueError("comparing masks needs masks of all detections and objects")
-        own = np.array([sum(one[1::2]) for one in answers.masks], np.float64)
-        regions.insert(0, (mask_iou(answers.masks, runs or [], crowd, answers.size), own))
+        detection_areas = np.array([sum(mask_runs[1::2]) for mask_runs in detections.masks], np.float64)
+        regions.insert(0, (mask_iou(detections.masks, runs or [], crowd, detections.size), detection_areas))
     table = np.zeros((n + g, MatchColumn.KINDS + RegionColumn.WIDTH * len(regions)))
     table[n:, MatchColumn.TRUTH] = 1
-    table[:, MatchColumn.LABEL] = np.concatenate([answers.labels, truth.labels])
-    table[:n, MatchColumn.SCORE] = answers.scores
-    table[:n, MatchColumn.PARTNER], table[n:, MatchColumn.SCORE] = match_across_classes(regions[0][0], answers, truth)
+    table[:, MatchColumn.LABEL] = np.concatenate([detections.labels, truth.labels])
+    table[:n, MatchColumn.SCORE] = detections.scores
+    table[:n, MatchColumn.PARTNER], table[n:, MatchColumn.SCORE] = match_across_classes(
+        regions[0][0], detections, truth
+    )
     ignored = flag_areas_out_of_range(areas) | crowd
-    for kind, (iou, own) in enumerate(regions):
+    for region_index, (iou, detection_areas) in enumerate(regions):
         owner = np.full((len(AREA_RANGES), len(IOU_THRESHOLDS), n), -1, np.int64)
-        for label in np.unique(answers.labels):
-            rows, objects = np.flatnonzero(answers.labels == label), np.flatnonzero(truth.labels == label)
-            owned = match_detections(iou[np.ix_(rows, objects)], crowd[objects], ignored[:, objects])
-            owner[:, :, rows] = np.where(owned >= 0, objects[owned], -1) if len(objects) else -1
-        part = table[:, MatchColumn.KINDS + kind * RegionColumn.WIDTH :][:, : RegionColumn.WIDTH]
+        for label in np.unique(detections.labels):
+            detection_indices, objects = (
+                np.flatnonzero(detections.labels == label),
+                np.flatnonzero(truth.labels == label),
+            )
+            matched_objects = match_detections(
+                iou[np.ix_(detection_indices, objects)], crowd[objects], ignored[:, objects]
+            )
+            owner[:, :, detection_indices] = (
+                np.where(matched_objects >= 0, objects[matched_objects], -1) if len(objects) else -1
+            )
+        region_columns = table[:, MatchColumn.KINDS + region_index * RegionColumn.WIDTH :][:, : RegionColumn.WIDTH]
         none = owner < 0
         area = np.arange(len(AREA_RANGES))[:, None, None]
-        unsure = flag_areas_out_of_range(own) | np.isin(
-            answers.labels, truth.verified.partial if truth.verified else ()
+        is_ignorable = flag_areas_out_of_range(detection_areas) | np.isin(
+            detections.labels, truth.verified.partial if truth.verified else ()
         )
-        left_out = np.where(none, unsure[:, None], ignored[area, owner] if g else False)
-        part[:n, RegionColumn.MATCHED], part[:n, RegionColumn.IGNORED] = (
+        is_excluded = np.where(none, is_ignorable[:, None], ignored[area, owner] if g else False)
+        region_columns[:n, RegionColumn.MATCHED], region_columns[:n, RegionColumn.IGNORED] = (
             pack_match_bits(~none),
-            pack_match_bits(left_out),
+            pack_match_bits(is_excluded),
         )
-        part[n:, RegionColumn.IGNORED] = pack_match_bits(
+        region_columns[n:, RegionColumn.IGNORED] = pack_match_bits(
             np.broadcast_to(ignored[:, None], (len(AREA_RANGES), len(IOU_THRESHOLDS), g))
         )
         classify_detection_errors(
-            part, iou, owner=owner[0, 0], ignored=left_out[0, 0], labels=answers.labels, truth=truth
+            region_columns, iou, owner=owner[0, 0], ignored=is_excluded[0, 0], labels=detections.labels, truth=truth
         )
     return table
 
 
-def select_counted_detections(answers: Detections, truth: Target) -> np.ndarray:
+def select_counted_detections(detections: Detections, truth: Target) -> np.ndarray:
     """Return the indices (m,) int64 of the detections that count, in order."""
     if truth.verified is None:
-        return np.flatnonzero(rank_in_class(answers.labels) < MAX_DETECTIONS_PER_CLASS)
-    known = np.isin(answers.labels, np.union1d(truth.labels, truth.verified.absent))
-    return np.flatnonzero(known & (np.arange(len(answers)) < MAX_FEDERATED_DETECTIONS))
+        return np.flatnonzero(rank_in_class(detections.labels) < MAX_DETECTIONS_PER_CLASS)
+    is_annotated = np.isin(detections.labels, np.union1d(truth.labels, truth.verified.absent))
+    return np.flatnonzero(is_annotated & (np.arange(len(detections)) < MAX_FEDERATED_DETECTIONS))
 
 
 def get_true_mask_runs(truth: Target) -> list[list[int]] | None:
@@ -196,10 +211,10 @@ def get_true_mask_runs(truth: Target) -> list[list[int]] | None:
     height, width = truth.size
     runs = [[height * width] for _ in range(len(truth))]
     for layer in truth.layers:
-        for number, place in enumerate(scipy.ndimage.find_objects(layer)):
-            if place is not None:
-                corner = place[0].start, place[1].start
-                runs[number] = encode_placed_mask(layer[place] == number + 1, corner, (height, width))
+        for object_index, box in enumerate(scipy.ndimage.find_objects(layer)):
+            if box is not None:
+                corner = box[0].start, box[1].start
+                runs[object_index] = encode_placed_mask(layer[box] == object_index + 1, corner, (height, width))
     return runs
 
 
@@ -211,9 +226,9 @@ def compute_box_areas(boxes: np.ndarray) -> np.ndarray:
 def rank_in_class(labels: np.ndarray) -> np.ndarray:
     """Return (n,) int64: the number of preceding entries with the same label."""
     order = np.argsort(labels, kind="stable")
-    _, first, counts = np.unique(labels[order], return_index=True, return_counts=True)
+    _, first_indices, counts = np.unique(labels[order], return_index=True, return_counts=True)
     ranks = np.empty(len(labels), np.int64)
-    ranks[order] = np.arange(len(labels)) - np.repeat(first, counts)
+    ranks[order] = np.arange(len(labels)) - np.repeat(first_indices, counts)
     return ranks
 
 
@@ -223,14 +238,14 @@ def pack_match_bits(flags: np.ndarray) -> np.ndarray:
     return (2.0 ** np.arange(len(flat))) @ flat
 
 
-def unpack_match_bits(numbers: np.ndarray) -> np.ndarray:
+def unpack_match_bits(packed: np.ndarray) -> np.ndarray:
     """Unpack (n,) float64 of `pack_match_bits` into (A, T, n) bool."""
     bits = np.arange(len(AREA_RANGES) * len(IOU_THRESHOLDS))
-    flat = numbers.astype(np.int64)[None] >> bits[:, None] & 1
-    return flat.astype(bool).reshape(len(AREA_RANGES), len(IOU_THRESHOLDS), len(numbers))
+    flat = packed.astype(np.int64)[None] >> bits[:, None] & 1
+    return flat.astype(bool).reshape(len(AREA_RANGES), len(IOU_THRESHOLDS), len(packed))
 
 
-def match_across_classes(iou: np.ndarray, answers: Detections, truth: Target) -> tuple[np.ndarray, np.ndarray]:
+def match_across_classes(iou: np.ndarray, detections: Detections, truth: Target) -> tuple[np.ndarray, np.ndarray]:
     """Match detections and objects regardless of class, at an IoU of 0.5, without crowds.
 
     Returns the class of each detection's object (n,), or -1, and the score of each object's detection (g,), or -1.
@@ -239,56 +254,66 @@ def match_across_classes(iou: np.ndarray, answers: Detections, truth: Target) ->
     owner = match_detections(
         iou[:, objects], truth.crowd[objects], np.zeros((1, len(objects)), bool), IOU_THRESHOLDS[:1]
     )[0, 0]
-    labels, scores = np.full(len(answers), -1), np.full(len(truth), -1.0)
-    has = np.flatnonzero(owner >= 0)
-    labels[has] = truth.labels[objects[owner[has]]]
-    scores[objects[owner[has]]] = answers.scores[has]
+    labels, scores = np.full(len(detections), -1), np.full(len(truth), -1.0)
+    matched = np.flatnonzero(owner >= 0)
+    labels[matched] = truth.labels[objects[owner[matched]]]
+    scores[objects[owner[matched]]] = detections.scores[matched]
     return labels, scores
 
 
 def classify_detection_errors(
-    part: np.ndarray, iou: np.ndarray, owner: np.ndarray, ignored: np.ndarray, labels: np.ndarray, truth: Target
+    region_columns: np.ndarray,
+    iou: np.ndarray,
+    owner: np.ndarray,
+    ignored: np.ndarray,
+    labels: np.ndarray,
+    truth: Target,
 ) -> None:
-    """Set `ERROR` and `MENDED` of `part` (n + g, `RegionColumn` width), and `MATCHED` of objects.
+    """Set `ERROR` and `MENDED` of `region_columns` (n + g, `RegionColumn` width), and `MATCHED` of objects.
 
     `iou` (n, g), `owner` (n,) the matched object index or -1, and `ignored` (n,) bool at an IoU of 0.5, `labels` (n,).
     """
     n, g = iou.shape
-    same, single = labels[:, None] == truth.labels, ~truth.crowd
+    same_class, single = labels[:, None] == truth.labels, ~truth.crowd
     used = np.zeros(g, bool)
     used[owner[owner >= 0]] = True
-    part[n:, RegionColumn.MATCHED] = used
-    part[:, RegionColumn.MENDED] = -1
-    near = np.where(single, iou, 0.0)
-    aimed: set[tuple[int, int]] = set()
-    for answer in np.flatnonzero((owner < 0) & ~ignored):
-        own, other = np.where(same[answer], near[answer], 0.0), np.where(same[answer], 0.0, near[answer])
-        error = classify_unmatched_detection(own.max(initial=0.0), other.max(initial=0.0))
-        part[answer, RegionColumn.ERROR] = error
+    region_columns[n:, RegionColumn.MATCHED] = used
+    region_columns[:, RegionColumn.MENDED] = -1
+    non_crowd_iou = np.where(single, iou, 0.0)
+    claimed: set[tuple[int, int]] = set()
+    for detection in np.flatnonzero((owner < 0) & ~ignored):
+        same_class_iou, other_class_iou = (
+            np.where(same_class[detection], non_crowd_iou[detection], 0.0),
+            np.where(same_class[detection], 0.0, non_crowd_iou[detection]),
+        )
+        error = classify_unmatched_detection(same_class_iou.max(initial=0.0), other_class_iou.max(initial=0.0))
+        region_columns[detection, RegionColumn.ERROR] = error
         if error in (DetectionError.LOCALISATION, DetectionError.CLASS):
-            place = int((own if error == DetectionError.LOCALISATION else other).argmax())
-            if not used[place] and (error, place) not in aimed:
-                part[answer, RegionColumn.MENDED] = truth.labels[place]
-            aimed.add((error, place))
-    spoken_for = {place for _, place in aimed}
-    part[n:, RegionColumn.ERROR] = [
-        DetectionError.MISSED if single[place] and not used[place] and place not in spoken_for else 0
-        for place in range(g)
+            object_index = int((same_class_iou if error == DetectionError.LOCALISATION else other_class_iou).argmax())
+            if not used[object_index] and (error, object_index) not in claimed:
+                region_columns[detection, RegionColumn.MENDED] = truth.labels[object_index]
+            claimed.add((error, object_index))
+    claimed_objects = {object_index for _, object_index in claimed}
+    region_columns[n:, RegionColumn.ERROR] = [
+        DetectionError.MISSED
+        if single[object_index] and not used[object_index] and object_index not in claimed_objects
+        else 0
+        for object_index in range(g)
     ]
 
 
-def classify_unmatched_detection(own: float, other: float) -> DetectionError:
+def classify_unmatched_detection(same_class_iou: float, other_class_iou: float) -> DetectionError:
     """Classify an unmatched detection by its highest IoU with objects of its class and of others."""
-    first = IOU_THRESHOLDS[0]
-    if BACKGROUND_IOU <= own < first:
+    threshold = IOU_THRESHOLDS[0]
+    if BACKGROUND_IOU <= same_class_iou < threshold:
         return DetectionError.LOCALISATION
-    if other >= first:
+    if other_class_iou >= threshold:
         return DetectionError.CLASS
-    if own >= first:
+    if same_class_iou >= threshold:
         return DetectionError.DUPLICATE
-    return DetectionError.BOTH if other >= BACKGROUND_IOU else DetectionError.NOTHING
+    return DetectionError.BOTH if other_class_iou >= BACKGROUND_IOU else DetectionError.NOTHING
 
 
-def select_region_columns(table: np.ndarray, kind: int) -> np.ndarray:
+def select_region_columns(table: np.ndarray, region_index: int) -> np.ndarray:
     """Select the columns of the region type of this index: (m, columns) -> (m, `RegionColumn` width)."""
-    return table[:, MatchColumn.KINDS + kind * RegionColumn.WIDTH :][:, : RegionColumn.WIDTH]
+    return table[:, MatchColumn.KINDS + region_index * RegionColumn.WIDTH :][:, : RegionColumn.WIDTH]

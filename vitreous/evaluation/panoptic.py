@@ -32,64 +32,68 @@ def segments_from_target(target: Target) -> PanopticSegments:
     """
     if target.classes is None:
         raise ValueError("panoptic segments need a class map")
-    numbers = np.full(target.classes.shape, -1, np.int32)
+    segment_map = np.full(target.classes.shape, -1, np.int32)
     for layer in target.layers if target.layers is not None else ():
-        numbers = np.where(layer > 0, layer - 1, numbers)
-    return add_remaining_segments(numbers, target.classes, target.labels, target.crowd)
+        segment_map = np.where(layer > 0, layer - 1, segment_map)
+    return add_remaining_segments(segment_map, target.classes, target.labels, target.crowd)
 
 
 def segments_from_class_map(classes: np.ndarray, things: np.ndarray) -> PanopticSegments:
     """Create segments from a class map (*image): one per connected component (including corners) of each class in
     `things` (K,) bool, and one per other class."""
-    numbers, labels = np.full(classes.shape, -1, np.int32), []
+    segment_map, labels = np.full(classes.shape, -1, np.int32), []
     for label in np.unique(classes[classes != IGNORE_INDEX]):
         if things[label]:
-            parts = np.zeros(classes.shape, np.int32)
-            scipy.ndimage.label(classes == label, np.ones((3,) * classes.ndim), output=parts)
-            numbers[parts > 0] = parts[parts > 0] - 1 + len(labels)
-            labels += [int(label)] * int(parts.max())
-    own = np.array(labels, np.int64)
+            components = np.zeros(classes.shape, np.int32)
+            scipy.ndimage.label(classes == label, np.ones((3,) * classes.ndim), output=components)
+            segment_map[components > 0] = components[components > 0] - 1 + len(labels)
+            labels += [int(label)] * int(components.max())
+    label_array = np.array(labels, np.int64)
     return add_remaining_segments(
-        numbers, np.where(things[classes], IGNORE_INDEX, classes), own, np.zeros(len(own), bool)
+        segment_map, np.where(things[classes], IGNORE_INDEX, classes), label_array, np.zeros(len(label_array), bool)
     )
 
 
 def add_remaining_segments(
-    numbers: np.ndarray, classes: np.ndarray, labels: np.ndarray, crowd: np.ndarray
+    segment_map: np.ndarray, classes: np.ndarray, labels: np.ndarray, crowd: np.ndarray
 ) -> PanopticSegments:
     """Add one segment per class of a map (*image) for the pixels without a segment; `labels` (S,) and `crowd` (S,) are
-    those of the existing `numbers` (*image)."""
-    free = (numbers < 0) & (classes != IGNORE_INDEX)
-    rest, places = np.unique(classes[free], return_inverse=True)
-    numbers = numbers.copy()
-    numbers[free] = len(labels) + places
+    those of the existing `segment_map` (*image)."""
+    free = (segment_map < 0) & (classes != IGNORE_INDEX)
+    new_labels, new_indices = np.unique(classes[free], return_inverse=True)
+    segment_map = segment_map.copy()
+    segment_map[free] = len(labels) + new_indices
     return PanopticSegments(
-        numbers, np.append(labels, rest).astype(np.int64), np.append(crowd, np.zeros(len(rest), bool))
+        segment_map, np.append(labels, new_labels).astype(np.int64), np.append(crowd, np.zeros(len(new_labels), bool))
     )
 
 
-def count_panoptic_matches(truth: PanopticSegments, answer: PanopticSegments, count: int) -> np.ndarray:
+def count_panoptic_matches(truth: PanopticSegments, prediction: PanopticSegments, num_classes: int) -> np.ndarray:
     """Match the segments of an image and count per class, (K, 4) float64: sum of IoU of matches, matches, false
     positives, false negatives.
 
     Two segments of a class match if their IoU is above 0.5, without unknown pixels; such a match is unique. Crowds are
     not segments. A prediction does not count if more than half of it is unknown, or in a crowd of its class.
     """
-    first, second = len(truth.labels), len(answer.labels)
-    codes = (truth.numbers.astype(np.int64) + 1) * (second + 1) + answer.numbers + 1
-    table = np.bincount(codes.ravel(), minlength=(first + 1) * (second + 1)).reshape(first + 1, second + 1)
+    num_true, num_predicted = len(truth.labels), len(prediction.labels)
+    codes = (truth.numbers.astype(np.int64) + 1) * (num_predicted + 1) + prediction.numbers + 1
+    table = np.bincount(codes.ravel(), minlength=(num_true + 1) * (num_predicted + 1)).reshape(
+        num_true + 1, num_predicted + 1
+    )
     inner, unknown = table[1:, 1:], table[0, 1:]
     union = table[1:].sum(1)[:, None] + table[:, 1:].sum(0) - unknown - inner
-    same = truth.labels[:, None] == answer.labels
-    iou = np.where(same & ~truth.crowd[:, None], inner / np.maximum(union, 1), 0)
-    rows, columns = np.nonzero(iou > 0.5)
-    crowds = (inner * (same & truth.crowd[:, None])).sum(0)
-    lost, false = ~truth.crowd, unknown + crowds <= MIN_SEGMENT_OVERLAP * table[:, 1:].sum(0)
-    lost[rows], false[columns] = False, False
-    counts = np.zeros((count, 4))
-    np.add.at(counts[:, 0], truth.labels[rows], iou[rows, columns])
-    for column, labels in enumerate((truth.labels[rows], answer.labels[false], truth.labels[lost]), 1):
-        counts[:, column] = np.bincount(labels, minlength=count)
+    same_class = truth.labels[:, None] == prediction.labels
+    iou = np.where(same_class & ~truth.crowd[:, None], inner / np.maximum(union, 1), 0)
+    true_indices, predicted_indices = np.nonzero(iou > 0.5)
+    crowds = (inner * (same_class & truth.crowd[:, None])).sum(0)
+    is_missed, is_false_positive = ~truth.crowd, unknown + crowds <= MIN_SEGMENT_OVERLAP * table[:, 1:].sum(0)
+    is_missed[true_indices], is_false_positive[predicted_indices] = False, False
+    counts = np.zeros((num_classes, 4))
+    np.add.at(counts[:, 0], truth.labels[true_indices], iou[true_indices, predicted_indices])
+    for column, labels in enumerate(
+        (truth.labels[true_indices], prediction.labels[is_false_positive], truth.labels[is_missed]), 1
+    ):
+        counts[:, column] = np.bincount(labels, minlength=num_classes)
     return counts
 
 
@@ -99,14 +103,16 @@ def compute_panoptic_quality(counts: np.ndarray, things: np.ndarray) -> dict[str
 
     Means over the classes with a segment in prediction or ground truth; None if there are none.
     """
-    total, pairs, false, lost = counts.T
-    size = pairs + false / 2 + lost / 2
+    iou_sum, num_matches, num_false_positives, num_missed = counts.T
+    size = num_matches + num_false_positives / 2 + num_missed / 2
     present = size > 0
-    pq, rq = (np.divide(part, size, out=np.zeros(len(size)), where=present) for part in (total, pairs))
-    sq = np.divide(total, pairs, out=np.zeros(len(size)), where=pairs > 0)
+    pq, rq = (
+        np.divide(numerator, size, out=np.zeros(len(size)), where=present) for numerator in (iou_sum, num_matches)
+    )
+    sq = np.divide(iou_sum, num_matches, out=np.zeros(len(size)), where=num_matches > 0)
 
-    def mean(values: np.ndarray, chosen: np.ndarray) -> float | None:
-        return float(values[chosen].mean()) if chosen.any() else None
+    def mean(values: np.ndarray, selected: np.ndarray) -> float | None:
+        return float(values[selected].mean()) if selected.any() else None
 
     return {
         "pq": mean(pq, present),

@@ -50,32 +50,34 @@ class SegmentationEvaluator(Evaluator):
 
         Unreadable images have zeros, and are also returned by index. Raises DataError for annotations that cannot be
         read."""
-        split, preprocess, count = reader.split, engine.preprocess, len(self.classes)
+        split, preprocess, num_classes = reader.split, engine.preprocess, len(self.classes)
         assert isinstance(split, AnnotatedSplit), "the split must have annotations"
-        width = count * count + 4 * count * (self.boundary + (self.things is not None))
-        rows, bad = np.zeros((len(split), width)), {}
+        width = num_classes * num_classes + 4 * num_classes * (self.boundary + (self.things is not None))
+        image_counts, read_errors = np.zeros((len(split), width)), {}
         for sample in range(len(split)):
             try:
-                picture = preprocess.decode(split.raw(sample), split.name(sample))
+                image = preprocess.decode(split.raw(sample), split.name(sample))
             except DataError as error:
-                bad[sample] = error
+                read_errors[sample] = error
                 continue
-            answer = predict_class_map(make_logits_function(engine), to_native_array(picture), preprocess.image)
-            rows[sample] = self.counts(split.target(sample), answer)
+            prediction = predict_class_map(make_logits_function(engine), to_native_array(image), preprocess.image)
+            image_counts[sample] = self.counts(split.target(sample), prediction)
             on_images(1)
-        return rows, bad
+        return image_counts, read_errors
 
-    def counts(self, truth: Target, answer: np.ndarray) -> np.ndarray:
+    def counts(self, truth: Target, prediction: np.ndarray) -> np.ndarray:
         """Compute an image's row (width,) of counts from its annotation and its predicted class map (*image) int32."""
-        classes, count = truth.class_map(), len(self.classes)
-        parts = [compute_pixel_confusion(classes, answer, count)]
+        classes, num_classes = truth.class_map(), len(self.classes)
+        count_arrays = [compute_pixel_confusion(classes, prediction, num_classes)]
         if self.boundary:
-            parts.append(count_boundary_pixels(classes, answer, count))
+            count_arrays.append(count_boundary_pixels(classes, prediction, num_classes))
         if self.things is not None:
-            parts.append(
-                count_panoptic_matches(segments_from_target(truth), segments_from_class_map(answer, self.things), count)
+            count_arrays.append(
+                count_panoptic_matches(
+                    segments_from_target(truth), segments_from_class_map(prediction, self.things), num_classes
+                )
             )
-        return np.concatenate([part.ravel() for part in parts])
+        return np.concatenate([array.ravel() for array in count_arrays])
 
     def metrics(self, sums: np.ndarray) -> dict[str, float | None]:
         """Compute the metrics from the sums (width,) of the images' rows."""
@@ -85,70 +87,79 @@ class SegmentationEvaluator(Evaluator):
             metrics["boundary_f"] = compute_boundary_f(rest[0])
         return metrics | (compute_panoptic_quality(rest[-1], self.things) if self.things is not None else {})
 
-    def report(self, outputs: SplitOutputs, *others: SplitOutputs) -> Report:
+    def report(self, outputs: SplitOutputs, *extra_outputs: SplitOutputs) -> Report:
         """Compute mIoU, mean Dice, pixel accuracy and per-class metrics, and boundary F and panoptic quality if they
         were counted; 95 % bootstrap intervals over images."""
-        flat = outputs.rows.astype(np.float64)
-        matrices, metrics = extract_confusion_matrices(flat, len(self.classes)), self.metrics(flat.sum(0))
+        image_counts = outputs.rows.astype(np.float64)
+        matrices, metrics = (
+            extract_confusion_matrices(image_counts, len(self.classes)),
+            self.metrics(image_counts.sum(0)),
+        )
         intervals = {}
         if len(matrices) > 1:
 
             def drawn(counts: np.ndarray) -> dict[str, np.ndarray]:
                 """Compute each metric (D,) from draw counts (n, D)."""
-                sums = [self.metrics(one) for one in (flat.T @ counts).T]
-                return {name: np.array([one[name] or 0.0 for one in sums]) for name in metrics}
+                drawn_metrics = [self.metrics(draw) for draw in (image_counts.T @ counts).T]
+                return {name: np.array([draw[name] or 0.0 for draw in drawn_metrics]) for name in metrics}
 
             draws = bootstrap_metrics(drawn, len(matrices), MIOU_BOOTSTRAP_DRAWS)
             intervals = {name: percentile_interval(draws[name]) for name in metrics}
-        rows = compute_class_metrics(matrices, self.classes)
-        true, answered = np.nonzero(matrices.sum(0))
-        cells = np.stack([true, answered, matrices.sum(0)[true, answered].astype(np.int64)], 1)
+        class_rows = compute_class_metrics(matrices, self.classes)
+        true, predicted = np.nonzero(matrices.sum(0))
+        cells = np.stack([true, predicted, matrices.sum(0)[true, predicted].astype(np.int64)], 1)
         unreadable = int((~outputs.readable).sum())
         return Report(
             len(outputs.rows),
             unreadable,
             metrics=dict(metrics),
             intervals=dict(intervals),
-            per_class=rows,
+            per_class=class_rows,
             cells=cells,
             primary="miou",
         )
 
     def paired_intervals(
-        self, rows: np.ndarray, other: SegmentationEvaluator, other_rows: np.ndarray
+        self, outputs: np.ndarray, other_evaluator: SegmentationEvaluator, other_outputs: np.ndarray
     ) -> dict[str, tuple[float, float] | None]:
         """Return the intervals of the differences of mIoU, Dice and pixel accuracy."""
-        return bootstrap_miou_differences(rows, other_rows, len(self.classes))
+        return bootstrap_miou_differences(outputs, other_outputs, len(self.classes))
 
 
 def bootstrap_miou_differences(
-    first: np.ndarray, second: np.ndarray, count: int
+    counts_a: np.ndarray, counts_b: np.ndarray, num_classes: int
 ) -> dict[str, tuple[float, float] | None]:
     """Compute 95 % intervals of metric differences, second minus first, by a bootstrap over the same images.
 
-    (n, width) rows of both, which begin with K * K confusion counts; K is `count`. None for fewer than two images.
+    (n, width) rows of both, which begin with K * K confusion counts; K is `num_classes`. None for fewer than two
+    images.
     """
     names = ("miou", "dice", "pixel_accuracy")
-    if len(first) < 2:
+    if len(counts_a) < 2:
         return dict.fromkeys(names)
-    sides = [rows[:, : count * count].astype(np.float64) for rows in (first, second)]
+    confusions = [
+        image_counts[:, : num_classes * num_classes].astype(np.float64) for image_counts in (counts_a, counts_b)
+    ]
 
     def drawn(counts: np.ndarray) -> dict[str, np.ndarray]:
         """Compute each difference (D,) from draw counts (n, D)."""
-        sums = [(rows.T @ counts).T.reshape(-1, count, count) for rows in sides]
+        sums = [(confusion.T @ counts).T.reshape(-1, num_classes, num_classes) for confusion in confusions]
         pairs = [
-            (compute_segmentation_metrics(one), compute_segmentation_metrics(other))
-            for one, other in zip(*sums, strict=True)
+            (compute_segmentation_metrics(matrix_a), compute_segmentation_metrics(matrix_b))
+            for matrix_a, matrix_b in zip(*sums, strict=True)
         ]
-        return {name: np.array([(b[name] or 0.0) - (a[name] or 0.0) for a, b in pairs]) for name in names}
+        return {
+            name: np.array([(metrics_b[name] or 0.0) - (metrics_a[name] or 0.0) for metrics_a, metrics_b in pairs])
+            for name in names
+        }
 
-    draws = bootstrap_metrics(drawn, len(first), MIOU_BOOTSTRAP_DRAWS)
+    draws = bootstrap_metrics(drawn, len(counts_a), MIOU_BOOTSTRAP_DRAWS)
     return {name: percentile_interval(draws[name]) for name in names}
 
 
-def extract_confusion_matrices(rows: np.ndarray, count: int) -> np.ndarray:
-    """Return the (n, K, K) confusion matrices in (n, width) rows of images; K is `count`."""
-    return rows[:, : count * count].reshape(-1, count, count)
+def extract_confusion_matrices(image_counts: np.ndarray, num_classes: int) -> np.ndarray:
+    """Return the (n, K, K) confusion matrices in (n, width) rows of images; K is `num_classes`."""
+    return image_counts[:, : num_classes * num_classes].reshape(-1, num_classes, num_classes)
 
 
 def make_logits_function(engine: ModelEngine) -> TileFunction:
@@ -156,26 +167,26 @@ def make_logits_function(engine: ModelEngine) -> TileFunction:
     return lambda tiles: engine(torch.from_numpy(tiles)).numpy()
 
 
-def compute_pixel_confusion(classes: np.ndarray, answer: np.ndarray, count: int) -> np.ndarray:
+def compute_pixel_confusion(classes: np.ndarray, prediction: np.ndarray, num_classes: int) -> np.ndarray:
     """Count pixels by true (rows) and predicted class, (K, K) int64, of (H, W) int maps; IGNORE is skipped."""
-    known = classes != IGNORE_INDEX
-    codes = classes[known].astype(np.int64) * count + answer[known]
-    return np.bincount(codes, minlength=count * count).reshape(count, count)
+    is_known = classes != IGNORE_INDEX
+    codes = classes[is_known].astype(np.int64) * num_classes + prediction[is_known]
+    return np.bincount(codes, minlength=num_classes * num_classes).reshape(num_classes, num_classes)
 
 
 def compute_segmentation_metrics(matrix: np.ndarray) -> dict[str, float | None]:
     """Compute mIoU, mean Dice and pixel accuracy from (K, K) counts of pixels, rows are true.
 
     Classes that are neither true nor predicted are excluded from means. None if no pixel was counted."""
-    right, true, answered = np.diag(matrix), matrix.sum(1), matrix.sum(0)
-    present = true + answered > 0
+    correct, true, predicted = np.diag(matrix), matrix.sum(1), matrix.sum(0)
+    present = true + predicted > 0
     if not present.any():
         return {"miou": None, "dice": None, "pixel_accuracy": None}
-    union = (true + answered - right)[present]
-    dice = 2 * right[present] / (true + answered)[present]
-    accuracy = right.sum() / matrix.sum()
+    union = (true + predicted - correct)[present]
+    dice = 2 * correct[present] / (true + predicted)[present]
+    accuracy = correct.sum() / matrix.sum()
     return {
-        "miou": float((right[present] / union).mean()),
+        "miou": float((correct[present] / union).mean()),
         "dice": float(dice.mean()),
         "pixel_accuracy": float(accuracy),
     }
@@ -186,24 +197,24 @@ def compute_class_metrics(matrices: np.ndarray, classes: tuple[str, ...]) -> lis
     class it is most often confused with. `image_dice` is the mean Dice over the images with the class, as usual for
     volumes."""
     matrix = matrices.sum(0)
-    right, true, answered = np.diag(matrix), matrix.sum(1), matrix.sum(0)
-    own = 2 * np.diagonal(matrices, axis1=1, axis2=2) / (matrices.sum(1) + matrices.sum(2)).clip(min=1)  # (n, K)
-    holding = matrices.sum(2) > 0
-    rows: list[dict[str, object]] = []
+    correct, true, predicted = np.diag(matrix), matrix.sum(1), matrix.sum(0)
+    image_dice = 2 * np.diagonal(matrices, axis1=1, axis2=2) / (matrices.sum(1) + matrices.sum(2)).clip(min=1)  # (n, K)
+    has_class = matrices.sum(2) > 0
+    class_rows: list[dict[str, object]] = []
     for index, name in enumerate(classes):
-        others = matrix[index].copy()
-        others[index] = 0
-        union = true[index] + answered[index] - right[index]
-        rows.append(
+        confusions = matrix[index].copy()
+        confusions[index] = 0
+        union = true[index] + predicted[index] - correct[index]
+        class_rows.append(
             {
                 "class": name,
                 "images": int((matrices[:, index].sum(1) > 0).sum()),
-                "recall": right[index] / true[index] if true[index] else None,
-                "precision": right[index] / answered[index] if answered[index] else None,
-                "f1": 2 * right[index] / (true[index] + answered[index]) if true[index] + answered[index] else None,
-                "image_dice": own[holding[:, index], index].mean() if holding[:, index].any() else None,
-                "iou": right[index] / union if union else None,
-                "confused_with": classes[int(others.argmax())] if others.any() else None,
+                "recall": correct[index] / true[index] if true[index] else None,
+                "precision": correct[index] / predicted[index] if predicted[index] else None,
+                "f1": 2 * correct[index] / (true[index] + predicted[index]) if true[index] + predicted[index] else None,
+                "image_dice": image_dice[has_class[:, index], index].mean() if has_class[:, index].any() else None,
+                "iou": correct[index] / union if union else None,
+                "confused_with": classes[int(confusions.argmax())] if confusions.any() else None,
             }
         )
-    return rows
+    return class_rows

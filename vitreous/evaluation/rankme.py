@@ -34,24 +34,24 @@ class FeatureEvaluator(Evaluator):
         """Return an evaluator without neighbours."""
         return FeatureEvaluator()
 
-    def report(self, outputs: SplitOutputs, *others: SplitOutputs) -> Report:
+    def report(self, outputs: SplitOutputs, *extra_outputs: SplitOutputs) -> Report:
         """Compute the metrics of `knn`, if set, and those of the readable images' features.
 
         Raises DataError as `knn` does.
         """
-        rows = outputs.rows[outputs.readable]
-        unreadable = len(outputs.rows) - len(rows)
+        features = outputs.rows[outputs.readable]
+        unreadable = len(outputs.rows) - len(features)
         report = Report(
             len(outputs.rows), unreadable, metrics={}, intervals={}, per_class=[], cells=None, primary="rankme"
         )
         if self.knn:
-            report = self.knn.report(outputs, *others)
-        own = (
-            {"rankme": compute_rankme(rows), "feature_std": compute_feature_std(rows)}
-            if len(rows)
+            report = self.knn.report(outputs, *extra_outputs)
+        feature_metrics = (
+            {"rankme": compute_rankme(features), "feature_std": compute_feature_std(features)}
+            if len(features)
             else {"rankme": None}
         )
-        return replace(report, metrics=report.metrics | own)
+        return replace(report, metrics=report.metrics | feature_metrics)
 
 
 def compute_rankme(features: np.ndarray) -> float:
@@ -62,10 +62,10 @@ def compute_rankme(features: np.ndarray) -> float:
 
     In float64, from at most 25,600 evenly spaced rows. Zero features have rank 1, non-finite features nan.
     """
-    rows = torch.from_numpy(np.asarray(features[:: -(-len(features) // MAX_RANKME_FEATURES)], dtype=np.float64))
-    if not rows.isfinite().all():
+    sampled = torch.from_numpy(np.asarray(features[:: -(-len(features) // MAX_RANKME_FEATURES)], dtype=np.float64))
+    if not sampled.isfinite().all():
         return float("nan")
-    values = torch.linalg.svdvals(rows)
+    values = torch.linalg.svdvals(sampled)
     if not values.sum() > 0:
         return 1.0
     shares = values / values.sum()
@@ -76,6 +76,6 @@ def compute_feature_std(features: np.ndarray) -> float:
     """Compute the standard deviation over images of unit-length (n, d) features, mean over channels.
 
     0 if all images have the same feature, at most 1 / sqrt(d)."""
-    rows = np.asarray(features, dtype=np.float64)
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return float((rows / np.maximum(lengths, 1e-12)).std(0).mean())
+    vectors = np.asarray(features, dtype=np.float64)
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return float((vectors / np.maximum(lengths, 1e-12)).std(0).mean())

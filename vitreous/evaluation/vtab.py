@@ -102,9 +102,9 @@ def map_to_task_classes(task: VTABTask, names: tuple[str, ...]) -> np.ndarray | 
 
 def average_by_group(top1: Mapping[str, float]) -> dict[str, float | None]:
     """Return the mean top-1 of each group and of all 19 tasks, None if one is missing."""
-    parts = {group: [name for name, task in VTAB_TASKS.items() if task.group == group] for group in VTAB_GROUPS}
-    names_of = {**parts, "mean": list(VTAB_TASKS)}
+    group_tasks = {group: [name for name, task in VTAB_TASKS.items() if task.group == group] for group in VTAB_GROUPS}
+    names_of = {**group_tasks, "mean": list(VTAB_TASKS)}
     return {
-        part: float(np.mean([top1[name] for name in names])) if set(names) <= set(top1) else None
-        for part, names in names_of.items()
+        group_name: float(np.mean([top1[name] for name in names])) if set(names) <= set(top1) else None
+        for group_name, names in names_of.items()
     }

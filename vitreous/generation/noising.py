@@ -42,29 +42,29 @@ class GaussianDiffusion:
 
     def __init__(self, process: Diffusion, steps: Sequence[int] | None = None) -> None:
         self.process = process
-        whole = torch.cumprod(1 - compute_beta_schedule(process), 0)
+        all_alphas = torch.cumprod(1 - compute_beta_schedule(process), 0)
         self.times = torch.arange(process.steps) if steps is None else torch.tensor(list(steps), dtype=torch.int64)
-        self.alphas = whole[self.times]
-        before = torch.cat([torch.ones(1, dtype=torch.float64), self.alphas[:-1]])
-        self.before = before
-        self.betas = 1 - self.alphas / before
-        self.variance = self.betas * (1 - before) / (1 - self.alphas)  # of q(x_{t-1} | x_t, x), Eq. 7
+        self.alphas = all_alphas[self.times]
+        previous_alphas = torch.cat([torch.ones(1, dtype=torch.float64), self.alphas[:-1]])
+        self.before = previous_alphas
+        self.betas = 1 - self.alphas / previous_alphas
+        self.variance = self.betas * (1 - previous_alphas) / (1 - self.alphas)  # of q(x_{t-1} | x_t, x), Eq. 7
         # the first step's is 0 and has no logarithm: DiT's code uses the second's; for a single step, beta
-        second = self.variance[1:2] if len(self.times) > 1 else self.betas
-        self.log_variance = torch.cat([second, self.variance[1:]]).log()
-        self.of_image = self.betas * before.sqrt() / (1 - self.alphas)
-        self.of_noisy = (1 - before) * (1 - self.betas).sqrt() / (1 - self.alphas)
+        first_variance = self.variance[1:2] if len(self.times) > 1 else self.betas
+        self.log_variance = torch.cat([first_variance, self.variance[1:]]).log()
+        self.of_image = self.betas * previous_alphas.sqrt() / (1 - self.alphas)
+        self.of_noisy = (1 - previous_alphas) * (1 - self.betas).sqrt() / (1 - self.alphas)
         self.log_betas = self.betas.log()
         self.copies: dict[tuple[int, torch.device], Tensor] = {}  # copies of tables on the devices of the steps
 
-    def read(self, table: Tensor, step: Tensor, like: Tensor) -> Tensor:
+    def read(self, table: Tensor, step: Tensor, reference: Tensor) -> Tensor:
         """Look up (B,) int64 steps in a table (T,) -> (B, 1, ..., 1) float32, to broadcast over (B, C, *image)."""
         if step.device.type != "cpu":
-            place = (id(table), step.device)
-            if place not in self.copies:
-                self.copies[place] = table.float().to(step.device)
-            return self.copies[place][step].view(-1, *[1] * (like.dim() - 1))
-        return copy_to_device(table[step].float(), like.device).view(-1, *[1] * (like.dim() - 1))
+            key = (id(table), step.device)
+            if key not in self.copies:
+                self.copies[key] = table.float().to(step.device)
+            return self.copies[key][step].view(-1, *[1] * (reference.dim() - 1))
+        return copy_to_device(table[step].float(), reference.device).view(-1, *[1] * (reference.dim() - 1))
 
     def add_noise(self, images: Tensor, noise: Tensor, step: Tensor) -> Tensor:
         """Add noise (B, C, *image) to images (B, C, *image) at steps (B,) int64: Eq. 4."""
@@ -78,42 +78,43 @@ class GaussianDiffusion:
         alphas = self.read(self.alphas, step, images)
         return alphas.sqrt() * noise - (1 - alphas).sqrt() * images
 
-    def moment(self, done: float, count: int) -> Tensor:
-        """Return (B,) int64 steps for `count` images, at the fraction `done` of the way from noise (0) to image (1)."""
-        return torch.full((count,), int((1 - done) * self.process.steps))
+    def moment(self, progress: float, count: int) -> Tensor:
+        """Return (B,) int64 steps for `count` images, at the fraction `progress` of the way from noise (0) to image
+        (1)."""
+        return torch.full((count,), int((1 - progress) * self.process.steps))
 
     def make_noisy_batch(self, images: Tensor, noise: Tensor, step: Tensor) -> NoisyBatch:
         """Create noisy images and the model's targets from images and noise (B, C, *image) and steps (B,) int64."""
         time = copy_to_device(self.times[step].float(), images.device)
         return NoisyBatch(self.add_noise(images, noise, step), time, self.target(images, noise, step))
 
-    def estimate(self, answer: Tensor, noisy: Tensor, step: Tensor) -> DenoisingEstimate:
+    def estimate(self, output: Tensor, noisy: Tensor, step: Tensor) -> DenoisingEstimate:
         """Estimate the clean image from an output (B, C or 2 C, *image) for noisy (B, C, *image) at steps (B,) int64.
 
         If the output has twice the channels, its second half v interpolates the variance between its bounds
         (arXiv:2102.09672, Eq. 15): exp(f log beta + (1 - f) log beta~), f = (v + 1) / 2. Otherwise it is beta~.
         """
         channels = noisy.shape[1]
-        predicted, noisy = answer[:, :channels].float(), noisy.float()
+        predicted, noisy = output[:, :channels].float(), noisy.float()
         alphas = self.read(self.alphas, step, noisy)
         a, b = alphas.sqrt(), (1 - alphas).sqrt()
         if self.process.predicts == "noise":
             image, noise = (noisy - b * predicted) / a, predicted
         else:
             image, noise = a * noisy - b * predicted, a * predicted + b * noisy
-        least = self.read(self.log_variance, step, noisy)
-        if answer.shape[1] == channels:
-            return DenoisingEstimate(image, noise, least)
-        most = self.read(self.log_betas, step, noisy)
-        share = (answer[:, channels:].float() + 1) / 2
-        return DenoisingEstimate(image, noise, share * most + (1 - share) * least)
+        min_log_variance = self.read(self.log_variance, step, noisy)
+        if output.shape[1] == channels:
+            return DenoisingEstimate(image, noise, min_log_variance)
+        max_log_variance = self.read(self.log_betas, step, noisy)
+        share = (output[:, channels:].float() + 1) / 2
+        return DenoisingEstimate(image, noise, share * max_log_variance + (1 - share) * min_log_variance)
 
     def mean(self, image: Tensor, noisy: Tensor, step: Tensor) -> Tensor:
         """Compute the mean of the reverse step, (B, C, *image), from the clean and the noisy image (B, C, *image) and
         steps (B,) int64: Eq. 7."""
         return self.read(self.of_image, step, image) * image + self.read(self.of_noisy, step, image) * noisy
 
-    def variational_bound(self, answer: Tensor, images: Tensor, noisy: Tensor, step: Tensor) -> Tensor:
+    def variational_bound(self, output: Tensor, images: Tensor, noisy: Tensor, step: Tensor) -> Tensor:
         """Compute a term of the variational bound, (B,), in bits per image value; only the variance gets gradients.
 
         Inputs are an output (B, 2 C, *image), clean and noisy images (B, C, *image), and steps (B,) int64
@@ -123,15 +124,15 @@ class GaussianDiffusion:
             other steps: KL(q(x_{t-1} | x_t, x) || p(x_{t-1} | x_t)) / ln 2
         """
         channels = images.shape[1]
-        answer = torch.cat([answer[:, :channels].detach(), answer[:, channels:]], 1)
-        estimate = self.estimate(answer, noisy, step)
+        output = torch.cat([output[:, :channels].detach(), output[:, channels:]], 1)
+        estimate = self.estimate(output, noisy, step)
         mean = self.mean(estimate.image, noisy.float(), step)
         true_mean = self.mean(images.float(), noisy.float(), step)
         true_log = self.read(self.log_variance, step, images)
         kl = gaussian_kl(true_mean, true_log, mean, estimate.log_variance)
-        first = -discretised_log_likelihood(images.float(), mean, estimate.log_variance / 2)
-        at_first = copy_to_device(step == 0, images.device).view(-1, *[1] * (images.dim() - 1))
-        return torch.where(at_first, first, kl).flatten(1).mean(1) / math.log(2)
+        first_step_nll = -discretised_log_likelihood(images.float(), mean, estimate.log_variance / 2)
+        is_first_step = copy_to_device(step == 0, images.device).view(-1, *[1] * (images.dim() - 1))
+        return torch.where(is_first_step, first_step_nll, kl).flatten(1).mean(1) / math.log(2)
 
 
 def compute_beta_schedule(process: Diffusion) -> Tensor:
@@ -140,25 +141,29 @@ def compute_beta_schedule(process: Diffusion) -> Tensor:
     if process.betas == "linear":
         return torch.linspace(0.1 / steps, 20 / steps, steps, dtype=torch.float64)
     ends = torch.arange(steps + 1, dtype=torch.float64) / steps
-    left = ((ends + 0.008) / 1.008 * math.pi / 2).cos().square()
-    return (1 - left[1:] / left[:-1]).clamp(max=0.999)
+    alphas = ((ends + 0.008) / 1.008 * math.pi / 2).cos().square()
+    return (1 - alphas[1:] / alphas[:-1]).clamp(max=0.999)
 
 
-def gaussian_kl(mean: Tensor, log_variance: Tensor, other: Tensor, other_log: Tensor) -> Tensor:
+def gaussian_kl(mean: Tensor, log_variance: Tensor, other_mean: Tensor, other_log_variance: Tensor) -> Tensor:
     """Compute KL(N(mean, exp(log_variance)) || N(other, exp(other_log))) in nats, elementwise over (B, C, *image)."""
     return 0.5 * (
-        other_log - log_variance - 1 + (log_variance - other_log).exp() + (mean - other).square() * (-other_log).exp()
+        other_log_variance
+        - log_variance
+        - 1
+        + (log_variance - other_log_variance).exp()
+        + (mean - other_mean).square() * (-other_log_variance).exp()
     )
 
 
-def discretised_log_likelihood(images: Tensor, mean: Tensor, log_deviation: Tensor) -> Tensor:
+def discretised_log_likelihood(images: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
     """Compute the log probability of a grey value in [-1, 1] under a Gaussian, elementwise over (B, C, *image); the
     intervals of the outermost values extend to infinity (arXiv:2006.11239, Eq. 13)."""
-    scale = (-log_deviation).exp()
-    above = approximate_normal_cdf(scale * (images - mean + 1 / 255))
-    below = approximate_normal_cdf(scale * (images - mean - 1 / 255))
-    inside = torch.where(images > 0.999, 1 - below, above - below)
-    return torch.where(images < -0.999, above, inside).clamp(min=1e-12).log()
+    scale = (-log_std).exp()
+    cdf_above = approximate_normal_cdf(scale * (images - mean + 1 / 255))
+    cdf_below = approximate_normal_cdf(scale * (images - mean - 1 / 255))
+    probability = torch.where(images > 0.999, 1 - cdf_below, cdf_above - cdf_below)
+    return torch.where(images < -0.999, cdf_above, probability).clamp(min=1e-12).log()
 
 
 def approximate_normal_cdf(x: Tensor) -> Tensor:
@@ -173,10 +178,10 @@ class RectifiedFlow:
     def __init__(self, process: Flow) -> None:
         self.process = process
 
-    def moment(self, done: float, count: int) -> Tensor:
-        """Return (B,) float32 times for `count` images, at the fraction `done` of the way from noise (0) to image
+    def moment(self, progress: float, count: int) -> Tensor:
+        """Return (B,) float32 times for `count` images, at the fraction `progress` of the way from noise (0) to image
         (1)."""
-        return torch.full((count,), done)
+        return torch.full((count,), progress)
 
     def make_noisy_batch(self, images: Tensor, noise: Tensor, time: Tensor) -> NoisyBatch:
         """Create noisy images and the model's targets, the velocity x - e, from images and noise (B, C, *image) and

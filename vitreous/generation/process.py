@@ -55,20 +55,20 @@ def process_to_json(process: Process) -> dict[str, Any]:
     return {"name": process.name, **vars(process)}
 
 
-def process_from_json(plain: Any, origin: str) -> Process:
+def process_from_json(process_json: Any, origin: str) -> Process:
     """Create the process of a description. Raises WeightsError, naming `origin`, for an unknown process."""
-    numbers = dict(plain) if isinstance(plain, dict) else {}
-    kind = PROCESS_TYPES.get(str(numbers.pop("name", None)))
+    settings = dict(process_json) if isinstance(process_json, dict) else {}
+    process_type = PROCESS_TYPES.get(str(settings.pop("name", None)))
     try:
-        if kind is None:
+        if process_type is None:
             raise ValueError("its name is not one of " + ", ".join(PROCESS_TYPES))
-        return kind(**numbers)
+        return process_type(**settings)
     except (TypeError, ValueError, UsageError) as error:
-        raise WeightsError(f"{origin}: process {plain} ({error})", "install a newer vitreous") from None
+        raise WeightsError(f"{origin}: process {process_json} ({error})", "install a newer vitreous") from None
 
 
 def process_from_objective(objective: dict[str, Any], origin: str) -> Process:
     """Create the process from an objective's settings, which may have other keys. Raises as `process_from_json`."""
-    kind = PROCESS_TYPES.get(str(objective.get("name")))
-    names = {"name", *(field.name for field in fields(kind))} if kind else {"name"}
+    process_type = PROCESS_TYPES.get(str(objective.get("name")))
+    names = {"name", *(field.name for field in fields(process_type))} if process_type else {"name"}
     return process_from_json({name: value for name, value in objective.items() if name in names}, origin)

@@ -24,24 +24,29 @@ ModelFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (B, C, *ima
 
 
 def guide_prediction(
-    answer: ModelFunction, labels: Tensor | None, none: int, options: SamplingOptions
+    model_function: ModelFunction, labels: Tensor | None, null_label: int, options: SamplingOptions
 ) -> Callable[[Tensor, Tensor, float], Tensor]:
     """Return a function (B, C, *image), (B,) times, 0..1 done -> (B, C', *image) with classifier-free guidance:
-    u + scale (c - u), of the outputs c for `labels` (B,) int64 and u for label `none`, computed in one batch; 1 is c.
+    u + scale (c - u), of the outputs c for `labels` (B,) int64 and u for label `null_label`, computed in one batch; 1
+    is c.
 
     Guidance only applies to the image channels, or the first of them; variances are those for the class. Outside of
     `SamplingOptions.interval` (arXiv:2404.07724), u is not computed.
     """
 
-    def ask(noisy: Tensor, time: Tensor, done: float) -> Tensor:
-        if labels is None or not options.moves(done):
-            return answer(noisy, time, labels)
-        both = torch.cat([labels, torch.full_like(labels, none)])
-        wanted, plain = answer(noisy.repeat(2, *[1] * (noisy.dim() - 1)), time.repeat(2), both).float().chunk(2)
-        moved = slice(min(options.guided_channels or noisy.shape[1], noisy.shape[1]))
-        wanted = wanted.clone()
-        wanted[:, moved] = plain[:, moved] + options.guidance * (wanted[:, moved] - plain[:, moved])
-        return wanted
+    def ask(noisy: Tensor, time: Tensor, progress: float) -> Tensor:
+        if labels is None or not options.moves(progress):
+            return model_function(noisy, time, labels)
+        batch_labels = torch.cat([labels, torch.full_like(labels, null_label)])
+        conditional, unconditional = (
+            model_function(noisy.repeat(2, *[1] * (noisy.dim() - 1)), time.repeat(2), batch_labels).float().chunk(2)
+        )
+        guided = slice(min(options.guided_channels or noisy.shape[1], noisy.shape[1]))
+        conditional = conditional.clone()
+        conditional[:, guided] = unconditional[:, guided] + options.guidance * (
+            conditional[:, guided] - unconditional[:, guided]
+        )
+        return conditional
 
     return ask
 
@@ -65,7 +70,7 @@ def skip_inpainting(noisy: Tensor, a: float, b: float) -> Tensor:
 
 def sample_ddpm(
     process: Diffusion,
-    ask: GuidedModelFunction,
+    predict: GuidedModelFunction,
     noisy: Tensor,
     steps: int,
     draw: NoiseFunction,
@@ -75,7 +80,7 @@ def sample_ddpm(
     model's variance if it predicts one (arXiv:2102.09672)."""
     return run_reverse_diffusion(
         GaussianDiffusion(process, space_timesteps_evenly(process.steps, steps)),
-        ask,
+        predict,
         noisy=noisy,
         draw=draw,
         eta=None,
@@ -85,7 +90,7 @@ def sample_ddpm(
 
 def sample_ddim(
     process: Diffusion,
-    ask: GuidedModelFunction,
+    predict: GuidedModelFunction,
     noisy: Tensor,
     steps: int,
     draw: NoiseFunction,
@@ -95,7 +100,7 @@ def sample_ddim(
     every n-th step: 0, 20, ..., 980 for 50. Raises UsageError for a count that no stride gives."""
     return run_reverse_diffusion(
         GaussianDiffusion(process, space_timesteps_by_stride(process.steps, steps)),
-        ask,
+        predict,
         noisy=noisy,
         draw=draw,
         eta=0.0,
@@ -105,7 +110,7 @@ def sample_ddim(
 
 def run_reverse_diffusion(
     gaussian: GaussianDiffusion,
-    ask: GuidedModelFunction,
+    predict: GuidedModelFunction,
     noisy: Tensor,
     draw: NoiseFunction,
     eta: float | None,
@@ -117,27 +122,27 @@ def run_reverse_diffusion(
     sigma = eta sqrt((1 - a') / (1 - a)) sqrt(1 - a / a'), x = sqrt(a') image + sqrt(1 - a' - sigma^2) e + sigma noise.
     """
     count = len(gaussian.times)
-    for number, step in enumerate(range(count - 1, -1, -1)):
-        rows = torch.full((len(noisy),), step)
-        time = gaussian.times[rows].to(noisy.device, torch.float32)
-        estimate = gaussian.estimate(ask(noisy, time, number / count), noisy, rows)
-        a, before = float(gaussian.alphas[step]), float(gaussian.before[step])
+    for step_index, step in enumerate(range(count - 1, -1, -1)):
+        batch_steps = torch.full((len(noisy),), step)
+        time = gaussian.times[batch_steps].to(noisy.device, torch.float32)
+        estimate = gaussian.estimate(predict(noisy, time, step_index / count), noisy, batch_steps)
+        alpha, previous_alpha = float(gaussian.alphas[step]), float(gaussian.before[step])
         if eta is None:
-            noisy = gaussian.mean(estimate.image, noisy, rows)
+            noisy = gaussian.mean(estimate.image, noisy, batch_steps)
             if step:
-                noisy = noisy + (estimate.log_variance / 2).exp() * draw(number)
+                noisy = noisy + (estimate.log_variance / 2).exp() * draw(step_index)
         else:
-            sigma = eta * ((1 - before) / (1 - a)) ** 0.5 * (1 - a / before) ** 0.5
-            noisy = before**0.5 * estimate.image + (1 - before - sigma**2) ** 0.5 * estimate.noise
+            sigma = eta * ((1 - previous_alpha) / (1 - alpha)) ** 0.5 * (1 - alpha / previous_alpha) ** 0.5
+            noisy = previous_alpha**0.5 * estimate.image + (1 - previous_alpha - sigma**2) ** 0.5 * estimate.noise
             if sigma:
-                noisy = noisy + sigma * draw(number)
-        noisy = mend(noisy, before**0.5, (1 - before) ** 0.5)
+                noisy = noisy + sigma * draw(step_index)
+        noisy = mend(noisy, previous_alpha**0.5, (1 - previous_alpha) ** 0.5)
         yield SamplerState(noisy, estimate.image)
 
 
 def sample_dpm_solver(
     process: Diffusion,
-    ask: GuidedModelFunction,
+    predict: GuidedModelFunction,
     noisy: Tensor,
     steps: int,
     draw: NoiseFunction,
@@ -161,32 +166,34 @@ def sample_dpm_solver(
         num_train_timesteps=process.steps, trained_betas=gaussian.betas.numpy(), algorithm_type="dpmsolver++"
     )
     scheduler.set_timesteps(steps)
-    for number, time in enumerate(scheduler.timesteps):
-        rows = torch.full((len(noisy),), int(time))
-        estimate = gaussian.estimate(ask(noisy, rows.to(noisy.device, torch.float32), number / steps), noisy, rows)
+    for step_index, time in enumerate(scheduler.timesteps):
+        batch_steps = torch.full((len(noisy),), int(time))
+        estimate = gaussian.estimate(
+            predict(noisy, batch_steps.to(noisy.device, torch.float32), step_index / steps), noisy, batch_steps
+        )
         noisy = scheduler.step(estimate.noise, time, noisy).prev_sample
         yield SamplerState(noisy, estimate.image)
 
 
 def sample_euler(
     process: Flow,
-    ask: GuidedModelFunction,
+    predict: GuidedModelFunction,
     noisy: Tensor,
     steps: int,
     draw: NoiseFunction,
     mend: InpaintFunction = skip_inpainting,
 ) -> Iterator[SamplerState]:
     """Yield the state after each Euler step: x += v(x, t) / S, from t = 0 to 1."""
-    for number in range(steps):
-        done, after = number / steps, (number + 1) / steps
-        velocity = predict_velocity(process, ask, noisy, done)
-        noisy = mend(noisy + velocity / steps, after, 1 - after)
-        yield SamplerState(noisy, noisy + (1 - after) * velocity)
+    for step_index in range(steps):
+        progress, next_time = step_index / steps, (step_index + 1) / steps
+        velocity = predict_velocity(process, predict, noisy, progress)
+        noisy = mend(noisy + velocity / steps, next_time, 1 - next_time)
+        yield SamplerState(noisy, noisy + (1 - next_time) * velocity)
 
 
 def sample_heun(
     process: Flow,
-    ask: GuidedModelFunction,
+    predict: GuidedModelFunction,
     noisy: Tensor,
     steps: int,
     draw: NoiseFunction,
@@ -196,19 +203,19 @@ def sample_heun(
 
     It needs two forward passes per step. The last step is Euler's: at t = 1 there is no noise to predict a velocity
     (arXiv:2206.00364, Algorithm 1)."""
-    for number in range(steps):
-        done, after = number / steps, (number + 1) / steps
-        velocity = predict_velocity(process, ask, noisy, done)
-        if number < steps - 1:
-            velocity = (velocity + predict_velocity(process, ask, noisy + velocity / steps, after)) / 2
-        noisy = mend(noisy + velocity / steps, after, 1 - after)
-        yield SamplerState(noisy, noisy + (1 - after) * velocity)
+    for step_index in range(steps):
+        progress, next_time = step_index / steps, (step_index + 1) / steps
+        velocity = predict_velocity(process, predict, noisy, progress)
+        if step_index < steps - 1:
+            velocity = (velocity + predict_velocity(process, predict, noisy + velocity / steps, next_time)) / 2
+        noisy = mend(noisy + velocity / steps, next_time, 1 - next_time)
+        yield SamplerState(noisy, noisy + (1 - next_time) * velocity)
 
 
-def predict_velocity(process: Flow, ask: GuidedModelFunction, noisy: Tensor, time: float) -> Tensor:
+def predict_velocity(process: Flow, predict: GuidedModelFunction, noisy: Tensor, time: float) -> Tensor:
     """Predict the velocity (B, C, *image) float32 at a time 0..1, without predicted variances."""
     scaled = torch.full((len(noisy),), time * process.scale, device=noisy.device)
-    return ask(noisy, scaled, time)[:, : noisy.shape[1]].float()
+    return predict(noisy, scaled, time)[:, : noisy.shape[1]].float()
 
 
 def space_timesteps_evenly(steps: int, count: int) -> list[int]:

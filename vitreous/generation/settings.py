@@ -45,32 +45,32 @@ class SamplingOptions:
         if self.seed < 0:
             raise UsageError(f"--seed must be at least 0, not {self.seed}")
 
-    def moves(self, done: float) -> bool:
-        """Return whether guidance applies at the finished fraction `done`, 0 to 1."""
-        return self.guidance != 1 and self.interval[0] <= done <= self.interval[1]
+    def moves(self, progress: float) -> bool:
+        """Return whether guidance applies at the finished fraction `progress`, 0 to 1."""
+        return self.guidance != 1 and self.interval[0] <= progress <= self.interval[1]
 
     def resolve_sampler(self, process: Process) -> tuple[str, int]:
         """Return sampler name and number of steps. Raises UsageError for a sampler of another process, and for an
         unsupported number of steps."""
-        known = DEFAULT_SAMPLER_STEPS[type(process)]
-        name = self.sampler or next(iter(known))
-        if name not in known:
-            raise UsageError(f"--sampler {name} is not for a {process.name}", f"use {' or '.join(known)}")
+        samplers = DEFAULT_SAMPLER_STEPS[type(process)]
+        name = self.sampler or next(iter(samplers))
+        if name not in samplers:
+            raise UsageError(f"--sampler {name} is not for a {process.name}", f"use {' or '.join(samplers)}")
         if self.steps is None:
             return name, default_steps(process, name)
-        most = max_sampler_steps(process)
-        if not 1 <= self.steps <= most:
-            problem = f"--steps {self.steps} cannot be used: the model's {process.name} has {most} steps"
-            raise UsageError(problem, f"use 1 to {most}")
+        max_steps = max_sampler_steps(process)
+        if not 1 <= self.steps <= max_steps:
+            problem = f"--steps {self.steps} cannot be used: the model's {process.name} has {max_steps} steps"
+            raise UsageError(problem, f"use 1 to {max_steps}")
         if name == "ddim":
-            space_timesteps_by_stride(most, self.steps)
+            space_timesteps_by_stride(max_steps, self.steps)
         return name, self.steps
 
 
 def cycle_classes(count: int, classes: int) -> list[tuple[int, int]]:
     """Return class and number of each of `count` images, over the classes in turn: (0, 0), (1, 0), ..., (0, 1); class 0
     for unconditional models."""
-    return [(place % max(1, classes), place // max(1, classes)) for place in range(count)]
+    return [(index % max(1, classes), index // max(1, classes)) for index in range(count)]
 
 
 def max_sampler_steps(process: Process) -> int:
@@ -80,9 +80,9 @@ def max_sampler_steps(process: Process) -> int:
 
 def default_steps(process: Process, sampler: str) -> int:
     """Return the default steps of a sampler, or the largest supported number below."""
-    most = max_sampler_steps(process)
-    usual = min(DEFAULT_SAMPLER_STEPS[type(process)][sampler], most)
-    return -(-most // -(-most // usual)) if sampler == "ddim" else usual
+    max_steps = max_sampler_steps(process)
+    preferred = min(DEFAULT_SAMPLER_STEPS[type(process)][sampler], max_steps)
+    return -(-max_steps // -(-max_steps // preferred)) if sampler == "ddim" else preferred
 
 
 def space_timesteps_by_stride(steps: int, count: int) -> list[int]:
@@ -95,7 +95,7 @@ def space_timesteps_by_stride(steps: int, count: int) -> list[int]:
     time_steps = list(range(0, steps, stride))
     if len(time_steps) != count or stride >= steps:
         strides = (max(1, min(steps - 1, stride)), max(1, stride - 1))
-        possible = sorted({-(-steps // near) for near in strides})
+        possible = sorted({-(-steps // candidate) for candidate in strides})
         raise UsageError(
             f"ddim cannot use {count} steps: no stride through {steps} time steps gives that number",
             f"use --steps {' or '.join(map(str, possible))}, or --sampler ddpm",

@@ -39,16 +39,20 @@ class Card(CardFields, TaskMixin):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the card as JSON. A classification has no task name, as in earlier formats."""
-        document = {one.name: to_builtins(getattr(self, one.name)) for one in fields(self) if one.name != "task"}
+        document = {
+            card_field.name: to_builtins(getattr(self, card_field.name))
+            for card_field in fields(self)
+            if card_field.name != "task"
+        }
         return document | task_to_card(self.task)
 
 
-def parse_card(plain: Any, origin: str) -> Card:
+def parse_card(card_json: Any, origin: str) -> Card:
     """Parse the output of `Card.to_dict`. Raises WeightsError, naming `origin`, for an invalid card."""
     try:
-        task = task_from_json(plain, origin)
-        rest = {key: value for key, value in plain.items() if key not in list_task_keys(task)}
-        return Card(**vars(from_builtins(CardFields, rest)), task=task)
+        task = task_from_json(card_json, origin)
+        card_fields = {key: value for key, value in card_json.items() if key not in list_task_keys(task)}
+        return Card(**vars(from_builtins(CardFields, card_fields)), task=task)
     except (UsageError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise WeightsError(f"{origin}: {error}", "export the model again") from None
 
@@ -59,8 +63,8 @@ def build_card(bundle: Bundle) -> Card:
     import json
 
     names, *settings = bundle.task.get_version_fields()
-    answers = (names, to_builtins(bundle.preprocess), *settings)
-    digest = hashlib.sha256(json.dumps([*answers, to_builtins(bundle.model.config)]).encode())
+    version_values = (names, to_builtins(bundle.preprocess), *settings)
+    digest = hashlib.sha256(json.dumps([*version_values, to_builtins(bundle.model.config)]).encode())
     for name, tensor in sorted(bundle.model.state_dict().items()):
         digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
     name = bundle.model.config.name()

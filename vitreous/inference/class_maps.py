@@ -75,9 +75,9 @@ class ClassMap:
 
 
 def iterate_class_maps(
-    card: Card, engine: Engine, items: Iterable[Item], bad_images: str, pictures: bool
+    card: Card, engine: Engine, items: Iterable[Item], bad_images: str, keep_images: bool
 ) -> Iterator[ClassMap]:
-    """Yield the class maps of items in order, with at most a few images in memory; `pictures` keeps the images.
+    """Yield the class maps of items in order, with at most a few images in memory; `keep_images` keeps the images.
 
     Raises UsageError for a model without per-pixel classes, DataError for unreadable images if `bad_images` is stop.
     """
@@ -88,33 +88,33 @@ def iterate_class_maps(
 
     def decode(item: Item) -> np.ndarray | DataError:
         try:
-            picture = decode_item(preprocess, item)
+            decoded = decode_item(preprocess, item)
         except DataError as error:
             return error
-        if (void := get_void_mask(picture)) is not None:
+        if (void := get_void_mask(decoded)) is not None:
             voids[id(item)] = void
-        return to_native_array(picture)
+        return to_native_array(decoded)
 
     def compute(batch: np.ndarray) -> np.ndarray:
         return predict_class_map(engine.logits, batch[0], preprocess.image)[None]
 
     for chunk in run_pipeline(items, decode, compute, 1):
-        for item, row in chunk:
-            if isinstance(row, DataError):
+        for item, class_map in chunk:
+            if isinstance(class_map, DataError):
                 if bad_images == "stop":
-                    raise row
-                yield ClassMap(item.name, error=row.message)
+                    raise class_map
+                yield ClassMap(item.name, error=class_map.message)
             else:
                 if (void := voids.pop(id(item), None)) is not None:
-                    row[void] = IGNORE_INDEX
-                image = pixels_to_rgb(decode_native_pixels(preprocess, item)) if pictures else None
+                    class_map[void] = IGNORE_INDEX
+                image = pixels_to_rgb(decode_native_pixels(preprocess, item)) if keep_images else None
                 yield ClassMap(
                     item.name,
                     names,
-                    row,
+                    class_map,
                     image,
-                    class_shares=class_pixel_shares(row, names),
-                    header=read_spatial_reference(item, row.ndim),
+                    class_shares=class_pixel_shares(class_map, names),
+                    header=read_spatial_reference(item, class_map.ndim),
                 )
 
 
@@ -129,9 +129,9 @@ def read_spatial_reference(item: Item, axes: int) -> Any:
 def class_pixel_shares(classes: np.ndarray, names: tuple[str, ...]) -> dict[str, float]:
     """Return class name -> share of the pixels that are not IGNORE, of a class map (H, W) or (D, H, W), largest
     first."""
-    known = classes[classes != IGNORE_INDEX]
-    counts = np.bincount(known, minlength=len(names))
-    return {names[k]: int(counts[k]) / known.size for k in np.argsort(-counts, kind="stable") if counts[k]}
+    known_classes = classes[classes != IGNORE_INDEX]
+    counts = np.bincount(known_classes, minlength=len(names))
+    return {names[k]: int(counts[k]) / known_classes.size for k in np.argsort(-counts, kind="stable") if counts[k]}
 
 
 def decode_native_pixels(preprocess: Preprocess, item: Item) -> np.ndarray:
@@ -168,12 +168,12 @@ class OutputFileNames:
         """Return the output path for an image, relative to the output folder: that of its file below `root`, ending in
         `suffix`; if that is taken, the image's suffix is kept as well."""
         path = Path(os.path.relpath(name, self.root) if self.root else name)
-        inner = Path(*(part for part in path.parts if part not in ("..", path.anchor)))
+        inner = Path(*(segment for segment in path.parts if segment not in ("..", path.anchor)))
         stem = strip_volume_suffix(inner)
-        first = stem.with_name(stem.name + suffix)
-        place = first if first not in self.taken else inner.with_name(inner.name + suffix)
-        self.taken.add(place)
-        return place
+        preferred = stem.with_name(stem.name + suffix)
+        output_path = preferred if preferred not in self.taken else inner.with_name(inner.name + suffix)
+        self.taken.add(output_path)
+        return output_path
 
 
 class MapFiles:
@@ -206,56 +206,64 @@ class MapFiles:
             except (ValueError, KeyError, TypeError):  # a truncated line, or an unreadable image
                 continue
 
-    def write(self, answers: Sequence[ClassMap]) -> list[ClassMap]:
+    def write(self, predictions: Sequence[ClassMap]) -> list[ClassMap]:
         """Write the files of predictions; returns them without pixels, with the files' paths. Raises OSError."""
-        return [self.write_one(answer) for answer in answers]
+        return [self.write_one(prediction) for prediction in predictions]
 
-    def write_one(self, answer: ClassMap) -> ClassMap:
+    def write_one(self, prediction: ClassMap) -> ClassMap:
         """Write the files of one prediction. Raises OSError."""
-        if answer.classes is None:
-            return answer
-        solid, overlay = answer.classes.ndim == 3, None
-        flat, deep = (".png", ".npy") if answer.header is None else (".tif", ".nii.gz")
-        place = self.names.place(answer.path, deep if solid else flat)
-        if solid:
-            save_file(encode_volume(answer.classes, answer.header), self.folder / place)
+        if prediction.classes is None:
+            return prediction
+        is_volume, overlay = prediction.classes.ndim == 3, None
+        image_suffix, volume_suffix = (".png", ".npy") if prediction.header is None else (".tif", ".nii.gz")
+        relative_path = self.names.place(prediction.path, volume_suffix if is_volume else image_suffix)
+        if is_volume:
+            save_file(encode_volume(prediction.classes, prediction.header), self.folder / relative_path)
         else:
-            picture = class_map_to_image(answer.classes, self.colours)
-            content = encode_png(picture) if answer.header is None else encode_geotiff(picture, answer.header)
-            save_file(content, self.folder / place)
+            image = class_map_to_image(prediction.classes, self.colours)
+            content = encode_png(image) if prediction.header is None else encode_geotiff(image, prediction.header)
+            save_file(content, self.folder / relative_path)
         if self.overlays is not None:
-            over = self.overlays / (place.with_name(place.name + ".png") if solid else place.with_suffix(".png"))
-            save_png(answer.draw_overlay(), over)
-            overlay = os.fspath(over)
-        file = os.fspath(self.folder / place)
-        return replace(answer, classes=None, image=None, header=None, file=file, overlay=overlay)
+            overlay_path = self.overlays / (
+                relative_path.with_name(relative_path.name + ".png") if is_volume else relative_path.with_suffix(".png")
+            )
+            save_png(prediction.draw_overlay(), overlay_path)
+            overlay = os.fspath(overlay_path)
+        file = os.fspath(self.folder / relative_path)
+        return replace(prediction, classes=None, image=None, header=None, file=file, overlay=overlay)
 
-    def to_dict(self, row: ClassMap) -> dict[str, Any]:
+    def to_dict(self, prediction: ClassMap) -> dict[str, Any]:
         """Return path, map file, share of the pixels of each class, and error."""
-        more = {"overlay": row.overlay} if self.overlays is not None else {}
-        return {"path": row.path, "file": row.file, **more, "class_shares": row.class_shares, "error": row.error}
+        overlay_fields = {"overlay": prediction.overlay} if self.overlays is not None else {}
+        return {
+            "path": prediction.path,
+            "file": prediction.file,
+            **overlay_fields,
+            "class_shares": prediction.class_shares,
+            "error": prediction.error,
+        }
 
 
 def encode_volume(classes: np.ndarray, header: Any) -> bytes:
     """Encode a class map (D, H, W) as .npy or, with nibabel's `header` of its image, as .nii.gz with the image's
     affine."""
-    numbers, file = classes.astype(np.uint8 if classes.max(initial=0) < 256 else np.uint16), io.BytesIO()
+    voxels, file = classes.astype(np.uint8 if classes.max(initial=0) < 256 else np.uint16), io.BytesIO()
     if header is None:
-        np.save(file, numbers)
+        np.save(file, voxels)
         return file.getvalue()
     import nibabel
 
-    kind: Any = nibabel.Nifti2Image if header.sizeof_hdr == 540 else nibabel.Nifti1Image
-    header.set_data_dtype(numbers.dtype)
+    image_class: Any = nibabel.Nifti2Image if header.sizeof_hdr == 540 else nibabel.Nifti1Image
+    header.set_data_dtype(voxels.dtype)
     header.set_slope_inter(1, 0)
     header["cal_min"] = header["cal_max"] = 0
-    image = kind(numbers, header.get_best_affine(), header)
+    image = image_class(voxels, header.get_best_affine(), header)
     return gzip.compress(image.to_bytes(), 6, mtime=0)
 
 
-def save_png(picture: Image.Image, path: Path) -> None:
+def save_png(image: Image.Image, path: Path) -> None:
     """Write an image as PNG, atomically. Raises OSError."""
-    save_file(encode_png(picture), path)
+    save_file(encode_png(image), path)
 
 
 def save_file(content: bytes, path: Path) -> None:
@@ -265,17 +273,17 @@ def save_file(content: bytes, path: Path) -> None:
         temporary.write_bytes(content)
 
 
-def find_common_root(words: Sequence[str]) -> str:
+def find_common_root(sources: Sequence[str]) -> str:
     """Return the common folder of the images: of a folder itself, of a file or a pattern its parent.
 
     Empty if an argument is a list, whose names are kept unchanged.
     """
-    homes: list[str] = []
-    for word in words:
-        if word == "-" or word.startswith("@"):
+    folders: list[str] = []
+    for source in sources:
+        if source == "-" or source.startswith("@"):
             return ""
-        plain = word
-        while any(sign in plain for sign in "*?[{"):
-            plain = os.path.dirname(plain)
-        homes.append(os.path.abspath(plain if os.path.isdir(plain) else os.path.dirname(plain)))
-    return os.path.commonpath(homes) if homes else ""
+        folder = source
+        while any(wildcard in folder for wildcard in "*?[{"):
+            folder = os.path.dirname(folder)
+        folders.append(os.path.abspath(folder if os.path.isdir(folder) else os.path.dirname(folder)))
+    return os.path.commonpath(folders) if folders else ""

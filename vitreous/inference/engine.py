@@ -170,11 +170,11 @@ class TorchEngine(ModelEngine):
             assert isinstance(encoder, Encoder)
             self.model.encoder = TokenMergingEncoder(encoder, merge_tokens, model.config.prefix, mean)
         self.input_dtype = choose_input_dtype(model.config, self.dtype)
-        tiled = self.dtype == torch.bfloat16 and get_cpu_features().get("amx_bf16", False)
-        self.chunk_tokens = AMX_CHUNK_TOKENS if tiled else CHUNK_TOKENS
+        use_amx = self.dtype == torch.bfloat16 and get_cpu_features().get("amx_bf16", False)
+        self.chunk_tokens = AMX_CHUNK_TOKENS if use_amx else CHUNK_TOKENS
         self.same_bits: dict[tuple[int, int], bool] = {}
-        fixed = self.packed is None and not model.config.finds_objects and not merge_tokens
-        self.captured = CudaGraphRunner(device) if fixed and uses_cuda_graphs(device) else None
+        has_fixed_shape = self.packed is None and not model.config.finds_objects and not merge_tokens
+        self.captured = CudaGraphRunner(device) if has_fixed_shape and uses_cuda_graphs(device) else None
         self.tokens = preprocess.count_tokens(model.config.grid) + model.config.prefix
 
     def __call__(self, pixels: Tensor | list[Tensor]) -> Tensor:
@@ -184,7 +184,7 @@ class TorchEngine(ModelEngine):
             return self.forward_chunk(pixels).cpu()
         threads = torch.get_num_threads()
         size, is_shared = split_batch(len(pixels), max(1, round(self.chunk_tokens / self.tokens)), threads)
-        chunks = [pixels[low : low + size] for low in range(0, len(pixels), size)]
+        chunks = [pixels[start : start + size] for start in range(0, len(pixels), size)]
         return self.forward_chunks(chunks, is_shared)
 
     @property
@@ -210,8 +210,8 @@ class TorchEngine(ModelEngine):
         else:
             batch = from_numpy(np.ascontiguousarray(pixels))
             missing = -len(batch) % size
-            whole = torch.cat([batch, batch.new_zeros(missing, *batch.shape[1:])]) if missing else batch
-            chunks = torch.split(whole, size)
+            padded = torch.cat([batch, batch.new_zeros(missing, *batch.shape[1:])]) if missing else batch
+            chunks = torch.split(padded, size)
             if self.low_latency and not is_shared:
                 is_shared = 2 * len(chunks) <= threads or not self.has_thread_invariant_outputs(size, threads)
         return self.forward_chunks(chunks, is_shared)[: len(pixels)].cpu().numpy()
@@ -227,8 +227,8 @@ class TorchEngine(ModelEngine):
         Measured once, on noise. The split of a matrix product depends on its shape, not on its values."""
         if (size, threads) not in self.same_bits:
             pixels = from_numpy(self.preprocess.noise(size))
-            (alone,) = get_thread_pool(threads).map(self.forward_chunk, [pixels])
-            self.same_bits[size, threads] = torch.equal(alone, self.forward_chunk(pixels))
+            (single_thread,) = get_thread_pool(threads).map(self.forward_chunk, [pixels])
+            self.same_bits[size, threads] = torch.equal(single_thread, self.forward_chunk(pixels))
         return self.same_bits[size, threads]
 
     @torch.inference_mode()
@@ -241,7 +241,9 @@ class TorchEngine(ModelEngine):
         images = self.to_input(pixels)
         if self.captured is None:
             return self.forward(images)
-        return self.captured.run(lambda own: {"outputs": self.forward(own["images"])}, {"images": images})["outputs"]
+        return self.captured.run(lambda inputs: {"outputs": self.forward(inputs["images"])}, {"images": images})[
+            "outputs"
+        ]
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute (b, K) float32 outputs of (b, C, *image) normalised images, of a detector as in `outputs`."""
@@ -268,7 +270,7 @@ class OpenVinoEngine(ModelEngine):
         model: Model,
         preprocess: Preprocess,
         options: InferenceOptions | None = None,
-        pictures: CalibrationImages | None = None,
+        calibration_images: CalibrationImages | None = None,
         *,
         keep: bool = True,
     ) -> None:
@@ -276,7 +278,7 @@ class OpenVinoEngine(ModelEngine):
 
         options = options or InferenceOptions(engine="openvino")
         super().__init__(model, preprocess, pick_precision(options.precision, "cpu"), options)
-        self.compiled = compile_model(model, preprocess, self.precision, pictures, keep)
+        self.compiled = compile_model(model, preprocess, self.precision, calibration_images, keep)
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """Compute (B, K) float32 logits of (B, C, *image) uint8."""
@@ -288,30 +290,33 @@ def choose_input_dtype(config: ModelConfig, dtype: torch.dtype) -> torch.dtype:
     return dtype if config.front == "patches" else torch.float32
 
 
-def split_batch(images: int, most: int, threads: int) -> tuple[int, bool]:
-    """Return the number of images per chunk, at most `most`, and whether all threads share each chunk.
+def split_batch(num_images: int, max_size: int, threads: int) -> tuple[int, bool]:
+    """Return the number of images per chunk, at most `max_size`, and whether all threads share each chunk.
 
     Otherwise each thread computes separate chunks of even size, unless that would leave more than `MAX_IDLE_CORES` of
     the cores idle.
     """
-    rounds = math.ceil(images / (most * threads))  # chunks per thread
-    size = max(1, math.ceil(images / (rounds * threads)))
-    busy = images / (size * threads * rounds)
-    return (size, False) if threads > 1 and busy >= 1 - MAX_IDLE_CORES else (most, True)
+    rounds = math.ceil(num_images / (max_size * threads))  # chunks per thread
+    size = max(1, math.ceil(num_images / (rounds * threads)))
+    busy_share = num_images / (size * threads * rounds)
+    return (size, False) if threads > 1 and busy_share >= 1 - MAX_IDLE_CORES else (max_size, True)
 
 
 def remove_head(model: Model) -> Model:
     """Return the model without a head and with shared weights: it outputs the head's input."""
-    twin = copy(model)
-    vars(twin)["_modules"] = {**vars(model)["_modules"], "head": nn.Identity()}
-    twin.config = model.config.with_options(classes=0)
-    return twin
+    headless = copy(model)
+    vars(headless)["_modules"] = {**vars(model)["_modules"], "head": nn.Identity()}
+    headless.config = model.config.with_options(classes=0)
+    return headless
 
 
 def make_engine(
-    model: Model, preprocess: Preprocess, how: InferenceOptions | None = None, pictures: CalibrationImages | None = None
+    model: Model,
+    preprocess: Preprocess,
+    how: InferenceOptions | None = None,
+    calibration_images: CalibrationImages | None = None,
 ) -> ModelEngine:
-    """Create the engine of the options, PyTorch's for `auto`; int8 is calibrated on `pictures`.
+    """Create the engine of the options, PyTorch's for `auto`; int8 is calibrated on `calibration_images`.
 
     Raises UsageError for incompatible options.
     """
@@ -334,7 +339,7 @@ def make_engine(
         if device != "cpu" or how.merge_tokens:
             problem = "--engine openvino runs on the CPU only, without --merge-tokens"
             raise UsageError(problem, "use --device cpu without --merge-tokens")
-        return OpenVinoEngine(model, preprocess, how, pictures)
+        return OpenVinoEngine(model, preprocess, how, calibration_images)
     if how.precision == "int8":
         raise UsageError("--precision int8 needs --engine openvino", "add it, or use bf16 or fp32")
     engine = TorchEngine(model, preprocess, device, how.precision, merge_tokens=how.merge_tokens)
@@ -356,28 +361,30 @@ def compute_split_logits(
     `batch_size` only changes memory use. An unreadable image gets the logits of a black one. `on_images` is called with
     the number of images of every step. An empty split returns (0, K).
     """
-    rows: list[np.ndarray] = []
-    bad: dict[int, DataError] = {}
+    logit_chunks: list[np.ndarray] = []
+    read_errors: dict[int, DataError] = {}
     views = reader.views.count if reader.views else 1
     size = max(1, ENGINE_CHUNK // views)
     for samples, images in regroup_batches(reader.batches(max(1, batch_size // views)), size):
-        bad |= {s: image for s, image in zip(samples, images, strict=True) if isinstance(image, DataError)}
-        rows.append(compute_chunk(engine, images, reader.views))
+        read_errors |= {s: image for s, image in zip(samples, images, strict=True) if isinstance(image, DataError)}
+        logit_chunks.append(compute_chunk(engine, images, reader.views))
         on_images(len(images))
-    return np.concatenate(rows) if rows else compute_chunk(engine, [DataError("no image")])[:0], bad
+    return np.concatenate(logit_chunks) if logit_chunks else compute_chunk(engine, [DataError("no image")])[
+        :0
+    ], read_errors
 
 
 def compute_chunk(engine: ModelEngine, images: list[Tensor | DataError], views: ClipViews | None = None) -> np.ndarray:
     """Compute (n, K) float32 logits of images (C, *image) uint8, or the means over `views` (V, C, *image) of clips;
     unreadable images are replaced by black ones."""
-    p = engine.preprocess
-    blank = p.blank()
+    preprocess = engine.preprocess
+    blank = preprocess.blank()
     if views is not None:
         blank = blank.expand(views.count, *blank.shape)
     pixels = [blank if isinstance(image, DataError) else image for image in images]
     if views is not None:
-        return views.mean(lambda parts: engine(from_numpy(parts)).numpy())(torch.stack(pixels).numpy())
-    return engine(p.collate(pixels)).numpy()
+        return views.mean(lambda chunk: engine(from_numpy(chunk)).numpy())(torch.stack(pixels).numpy())
+    return engine(preprocess.collate(pixels)).numpy()
 
 
 def regroup_batches(
@@ -395,8 +402,8 @@ def regroup_batches(
         yield samples, images
 
 
-def build_readable_mask(count: int, bad: Iterable[int]) -> np.ndarray:
-    """Return (count,) bool: the indices that are not in `bad`."""
+def build_readable_mask(count: int, unreadable: Iterable[int]) -> np.ndarray:
+    """Return (count,) bool: the indices that are not in `unreadable`."""
     mask = np.ones(count, dtype=bool)
-    mask[list(bad)] = False
+    mask[list(unreadable)] = False
     return mask

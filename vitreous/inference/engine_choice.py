@@ -87,9 +87,9 @@ def choose_engine(
     if record is not None and not is_faster(record, name):
         return set_engine_note(baseline, describe_race_record(record))
     try:
-        other = build_alternative(name, model, preprocess, options, baseline.precision)
-        other.low_latency = baseline.low_latency
-        outputs = compute(other, pixels)
+        alternative = build_alternative(name, model, preprocess, options, baseline.precision)
+        alternative.low_latency = baseline.low_latency
+        outputs = compute(alternative, pixels)
     except VitreousError as error:
         record = {"facts": facts, "seconds": {}, "problem": f"{name}: {error.message}"}
         write_race_record(record)
@@ -99,11 +99,11 @@ def choose_engine(
         note = f"engine: torch; the outputs of {name} differ by {difference:.1g} (relative L2 norm)"
         return set_engine_note(baseline, note)
     if record is None:
-        engines = {"torch": baseline, name: other}
+        engines = {"torch": baseline, name: alternative}
         turns = {engine_name: partial(compute, engine, pixels) for engine_name, engine in engines.items()}
         record = {"facts": facts, "seconds": race_engines(turns)}
         write_race_record(record)
-    return set_engine_note(other if is_faster(record, name) else baseline, describe_race_record(record))
+    return set_engine_note(alternative if is_faster(record, name) else baseline, describe_race_record(record))
 
 
 def set_engine_note(engine: ModelEngine, note: str) -> ModelEngine:
@@ -131,13 +131,14 @@ def build_evaluation_engine(
     model: Model,
     preprocess: Preprocess,
     options: InferenceOptions,
-    images: int,
+    num_images: int,
     note: Callable[[str], None],
-    pictures: CalibrationImages | None = None,
+    calibration_images: CalibrationImages | None = None,
 ) -> ModelEngine:
-    """Build the engine that evaluates `images` images, chosen automatically if the options allow it; int8 is calibrated
-    on `pictures`. `note` is called with a line about the choice. Raises UsageError as `make_engine` does."""
-    engine = make_engine(model, preprocess, options, pictures)
+    """Build the engine that evaluates `num_images` images, chosen automatically if the options allow it; int8 is
+    calibrated on `calibration_images`. `note` is called with a line about the choice. Raises UsageError as
+    `make_engine` does."""
+    engine = make_engine(model, preprocess, options, calibration_images)
     if options.engine != "auto":
         return engine
     on_cpu = not isinstance(engine, TorchEngine) or engine.device == "cpu"
@@ -148,7 +149,7 @@ def build_evaluation_engine(
         options=options,
         compute=lambda engine, pixels: engine(from_numpy(pixels)).numpy(),
         batch_size=batch_size,
-        total_images=images,
+        total_images=num_images,
         baseline=engine,
     )
     if engine.note:
@@ -159,8 +160,8 @@ def build_evaluation_engine(
 def find_alternative_engine(model: Model, preprocess: Preprocess, options: InferenceOptions) -> str | None:
     """Return the name of the alternative to PyTorch, or None if there is no choice: the options name an engine or int8,
     only PyTorch supports the model or its input, or `VITREOUS_ENGINE_CHOICE` is 0."""
-    plain = preprocess.stacks and not options.merge_tokens and not model.config.finds_objects
-    if options.engine != "auto" or options.precision == "int8" or not plain:
+    is_supported = preprocess.stacks and not options.merge_tokens and not model.config.finds_objects
+    if options.engine != "auto" or options.precision == "int8" or not is_supported:
         return None
     if os.environ.get("VITREOUS_ENGINE_CHOICE") == "0":
         return None
@@ -186,13 +187,13 @@ def race_engines(turns: Mapping[str, Callable[[], object]]) -> dict[str, float]:
             for _ in range(WARM_UP_PASSES + 1):
                 turn()
     seconds: dict[str, list[float]] = {name: [] for name in turns}
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     for rounds in range(1, MAX_ROUNDS + 1):
         for name, turn in turns.items():
             start = time.perf_counter()
             turn()
             seconds[name].append(time.perf_counter() - start)
-        elapsed = time.perf_counter() - began
+        elapsed = time.perf_counter() - start_time
         if elapsed * (rounds + 1) / rounds > RACE_SECONDS:
             break
     return {name: statistics.median(values) for name, values in seconds.items()}
@@ -233,10 +234,10 @@ def describe_race_record(record: dict[str, Any]) -> str:
     if not seconds:
         return f"engine: torch ({record['problem']})"
     (name,) = (name for name in seconds if name != "torch")
-    chosen, other = (name, "torch") if is_faster(record, name) else ("torch", name)
+    chosen_engine, other_engine = (name, "torch") if is_faster(record, name) else ("torch", name)
     count = facts["batch_size"]
-    rate = f"{count / seconds[chosen]:,.1f} images/s in {facts['precision']}, batch size {count}"
-    return f"engine: {chosen}, {rate}; {other} {count / seconds[other]:,.1f}"
+    throughput = f"{count / seconds[chosen_engine]:,.1f} images/s in {facts['precision']}, batch size {count}"
+    return f"engine: {chosen_engine}, {throughput}; {other_engine} {count / seconds[other_engine]:,.1f}"
 
 
 def race_record_path(facts: dict[str, Any]) -> Path:
@@ -255,10 +256,10 @@ def load_race_record(path: Path) -> dict[str, Any] | None:
     try:
         record = json.loads(path.read_text("utf-8"))
         seconds = record["seconds"]
-        timed = not seconds or (
+        is_valid = not seconds or (
             len(seconds) == 2 and "torch" in seconds and all(0 < s < math.inf for s in seconds.values())
         )
-        return record if timed and isinstance(record["facts"], dict) and (seconds or record["problem"]) else None
+        return record if is_valid and isinstance(record["facts"], dict) and (seconds or record["problem"]) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -270,8 +271,8 @@ def write_race_record(record: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open_atomic(path, "w", shared=True, encoding="utf-8") as file:
             json.dump({**record, "measured": date.today().isoformat()}, file)
-        for old in list_newest_records(path.parent)[MAX_RECORDS:]:
-            old.unlink(missing_ok=True)
+        for old_path in list_newest_records(path.parent)[MAX_RECORDS:]:
+            old_path.unlink(missing_ok=True)
 
 
 def list_newest_records(folder: Path) -> list[Path]:

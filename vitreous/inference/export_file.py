@@ -107,11 +107,11 @@ def iterate_tensor_protos(message: Any) -> Iterator[Any]:
     for field, value in message.ListFields():
         if field.message_type is None:
             continue
-        for part in (value,) if hasattr(value, "ListFields") else value:
+        for submessage in (value,) if hasattr(value, "ListFields") else value:
             if field.message_type.name == "TensorProto":
-                yield part
+                yield submessage
             else:
-                yield from iterate_tensor_protos(part)
+                yield from iterate_tensor_protos(submessage)
 
 
 def seal_xml(xml: bytes, weights: bytes) -> bytes:

@@ -46,8 +46,10 @@ class ExportedEngine:
 
     def __init__(self, text: str | None, path: Path, quick: bool) -> None:
         self.card, self.precision = parse_export_card(text, path), parse_export_precision(text)
-        alone = quick or not self.card.task.export_rules.batch
-        self.size = 1 if alone else max(1, min(64, CHUNK_PIXELS // max(1, int(np.prod(self.card.preprocess.image)))))
+        single_image = quick or not self.card.task.export_rules.batch
+        self.size = (
+            1 if single_image else max(1, min(64, CHUNK_PIXELS // max(1, int(np.prod(self.card.preprocess.image)))))
+        )
 
     def logits(self, pixels: np.ndarray) -> np.ndarray:
         """Compute (B, K) float32 logits of (B, C, *image) pixels."""
@@ -65,15 +67,15 @@ class ExportedEngine:
         if tuple(names[:3]) != DETECTION_OUTPUT_NAMES[:3]:
             raise UsageError("the exported file is not a detector", "export a detector")
 
-        def answer(part: np.ndarray) -> np.ndarray:
-            return pack_arrays(self.answers(names, self.card.preprocess.normalise_array(part)))
+        def answer(chunk: np.ndarray) -> np.ndarray:
+            return pack_arrays(self.answers(names, self.card.preprocess.normalise_array(chunk)))
 
         return unpack_outputs(compute_in_chunks(answer, pixels, self.size))
 
     def compute(self, output: str, pixels: np.ndarray) -> np.ndarray:
         """Compute one output (B, ...) float32 of (B, C, *image) pixels, in chunks of `size` images."""
         return compute_in_chunks(
-            lambda part: self.answers([output], self.card.preprocess.normalise_array(part))[0], pixels, self.size
+            lambda chunk: self.answers([output], self.card.preprocess.normalise_array(chunk))[0], pixels, self.size
         )
 
     def answers(self, outputs: Sequence[str], images: np.ndarray) -> list[np.ndarray]:
@@ -146,16 +148,16 @@ def open_exported_file(
     Raises WeightsError for a damaged file, and UsageError for unsupported options in `how`: exported files run on the
     CPU, in float32 or their quantised precision.
     """
-    kind = Path(path).suffix.lower()
-    if kind == ".pt2":
+    suffix = Path(path).suffix.lower()
+    if suffix == ".pt2":
         raise WeightsError(
             f"{path}: torch.export files can execute code when loaded, so vitreous does not open them",
             "load it with torch.export.load if you trust it, or use the run, or a .onnx or .xml file",
         )
-    library, runtime = {".onnx": ("onnxruntime", OnnxFileEngine), ".xml": ("openvino", OpenVinoFileEngine)}[kind]
-    asked = () if how is None else (how.device, how.precision, how.engine, how.merge_tokens)
+    library, runtime = {".onnx": ("onnxruntime", OnnxFileEngine), ".xml": ("openvino", OpenVinoFileEngine)}[suffix]
+    requested = () if how is None else (how.device, how.precision, how.engine, how.merge_tokens)
     allowed = (("auto", "cpu"), ("auto", "fp32"), ("auto", library), (0,))
-    if any(value not in values for value, values in zip(asked, allowed, strict=False)):
+    if any(value not in values for value, values in zip(requested, allowed, strict=False)):
         message = f"{path} runs in {library}, on the CPU, in its stored precision"
         raise UsageError(message, "leave --device, --precision and --engine out")
     return runtime(Path(path), quick)

@@ -84,27 +84,27 @@ def load_or_compute_features(
     if how.precision == "int8":
         raise UsageError("features do not support int8", "use --precision bf16 or fp32")
     facts = {**model_cache_fields(model, preprocess, how), "images": hash_split_images(split)}
-    place = get_cache_folder("features") / f"{hash_cache_fields(facts)}.npy"
-    if keep and (cached := load_features(place)):
+    cache_path = get_cache_folder("features") / f"{hash_cache_fields(facts)}.npy"
+    if keep and (cached := load_features(cache_path)):
         return cached
     engine = make_engine(remove_head(model), preprocess, how)
     reader = EvalLoader(split, preprocess, default_worker_count() if workers is None else workers)
     if not keep:
         with tempfile.TemporaryFile() as file:
-            shape, bad = write_features(file, engine, reader, batch_size, on_images)
+            shape, read_errors = write_features(file, engine, reader, batch_size, on_images)
             start = file.tell() - 4 * shape[0] * shape[1]
-            return SplitFeatures(np.memmap(file, np.float32, "r", start, shape), bad)
+            return SplitFeatures(np.memmap(file, np.float32, "r", start, shape), read_errors)
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with open_atomic(place, shared=True) as file:
-            shape, bad = write_features(file, engine, reader, batch_size, on_images)
-        with open_atomic(place.with_suffix(".json"), "w", shared=True, encoding="utf-8") as file:
-            json.dump({"shape": shape, "unreadable": bad, "of": facts}, file, ensure_ascii=False)
+        cache_path.parent.mkdir(parents=True, exist_ok=True)
+        with open_atomic(cache_path, shared=True) as file:
+            shape, read_errors = write_features(file, engine, reader, batch_size, on_images)
+        with open_atomic(cache_path.with_suffix(".json"), "w", shared=True, encoding="utf-8") as file:
+            json.dump({"shape": shape, "unreadable": read_errors, "of": facts}, file, ensure_ascii=False)
     except OSError as error:
         raise ResourceError(
-            f"features cannot be stored in {place.parent} ({describe_exception(error)})", DISK_SPACE_HINT
+            f"features cannot be stored in {cache_path.parent} ({describe_exception(error)})", DISK_SPACE_HINT
         ) from None
-    return SplitFeatures(np.load(place, mmap_mode="r", allow_pickle=False), bad, place)
+    return SplitFeatures(np.load(cache_path, mmap_mode="r", allow_pickle=False), read_errors, cache_path)
 
 
 def write_features(
@@ -114,23 +114,25 @@ def write_features(
 
     Raises NonFiniteError for features that are not finite, ResourceError for a full disk.
     """
-    bad: dict[int, str] = {}
+    read_errors: dict[int, str] = {}
     shape, count = (0, 0), len(reader.split)
     for samples, images in regroup_batches(reader.batches(batch_size), ENGINE_CHUNK):
-        bad |= {s: image.message for s, image in zip(samples, images, strict=True) if isinstance(image, DataError)}
-        rows = np.ascontiguousarray(compute_chunk(engine, images), dtype="<f4")
-        wrong = np.flatnonzero(~np.isfinite(rows).all(1))
-        if len(wrong):
-            problem = f"the features of {reader.split.name(samples[int(wrong[0])])} are not finite"
+        read_errors |= {
+            s: image.message for s, image in zip(samples, images, strict=True) if isinstance(image, DataError)
+        }
+        features = np.ascontiguousarray(compute_chunk(engine, images), dtype="<f4")
+        non_finite = np.flatnonzero(~np.isfinite(features).all(1))
+        if len(non_finite):
+            problem = f"the features of {reader.split.name(samples[int(non_finite[0])])} are not finite"
             raise NonFiniteError(problem, "use --precision fp32, or other weights")
         if not shape[0]:
-            shape = count, rows.shape[1]
-            check_disk_space(file, 4 * count * rows.shape[1])
+            shape = count, features.shape[1]
+            check_disk_space(file, 4 * count * features.shape[1])
             np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
-        file.write(rows.data)
-        on_images(len(rows))
+        file.write(features.data)
+        on_images(len(features))
     file.flush()
-    return shape, bad
+    return shape, read_errors
 
 
 def model_cache_fields(model: Model, preprocess: Preprocess, how: InferenceOptions) -> dict[str, Any]:
@@ -156,23 +158,23 @@ def hash_split_images(split: Split) -> str:
     return f"{len(split)} {digest.hexdigest()}"
 
 
-def load_features(place: Path) -> SplitFeatures | None:
+def load_features(path: Path) -> SplitFeatures | None:
     """Load the features in a file, or None if it is incomplete: its description is written last."""
     try:
-        document = json.loads(place.with_suffix(".json").read_text("utf-8"))
-        rows = np.load(place, mmap_mode="r", allow_pickle=False)
-        bad = {int(sample): why for sample, why in document["unreadable"].items()}
-        whole = list(rows.shape) == document["shape"] and rows.dtype == np.float32
+        document = json.loads(path.with_suffix(".json").read_text("utf-8"))
+        features = np.load(path, mmap_mode="r", allow_pickle=False)
+        read_errors = {int(sample): message for sample, message in document["unreadable"].items()}
+        is_complete = list(features.shape) == document["shape"] and features.dtype == np.float32
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return SplitFeatures(rows, bad, place, reused=True) if whole else None
+    return SplitFeatures(features, read_errors, path, reused=True) if is_complete else None
 
 
-def check_disk_space(file: IO[bytes], need: int) -> None:
-    """Raise ResourceError if the disk has no space for a file of `need` bytes."""
-    home = tempfile.gettempdir() if isinstance(file.name, int) else os.path.dirname(file.name)
-    if (free := shutil.disk_usage(home or ".").free) < need:
+def check_disk_space(file: IO[bytes], num_bytes: int) -> None:
+    """Raise ResourceError if the disk has no space for a file of `num_bytes` bytes."""
+    folder = tempfile.gettempdir() if isinstance(file.name, int) else os.path.dirname(file.name)
+    if (free := shutil.disk_usage(folder or ".").free) < num_bytes:
         raise ResourceError(
-            f"features of {need:,} bytes do not fit on the disk of {home}, which has {free:,} bytes free",
+            f"features of {num_bytes:,} bytes do not fit on the disk of {folder}, which has {free:,} bytes free",
             DISK_SPACE_HINT,
         )

@@ -43,14 +43,16 @@ def hash_cache_fields(facts: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def graph_cache_fields(model: Model, preprocess: Preprocess, pictures: Sequence[np.ndarray]) -> dict[str, Any]:
+def graph_cache_fields(
+    model: Model, preprocess: Preprocess, calibration_images: Sequence[np.ndarray]
+) -> dict[str, Any]:
     """Return the cache key of a graph: weights, preprocessing and libraries; for int8 also the calibration images,
     (1, C, *image) each, and the processor, which decides whether sums overflow. Without images the graph is float32.
     """
     digest = hashlib.sha256()
-    for picture in pictures:
-        digest.update(f"{picture.dtype} {picture.shape}\n".encode())
-        digest.update(np.ascontiguousarray(picture).data)
+    for image in calibration_images:
+        digest.update(f"{image.dtype} {image.shape}\n".encode())
+        digest.update(np.ascontiguousarray(image).data)
     return {
         "format": GRAPH_FORMAT,
         "vitreous": __version__,
@@ -59,7 +61,9 @@ def graph_cache_fields(model: Model, preprocess: Preprocess, pictures: Sequence[
         "preprocess": to_builtins(preprocess),
         "sample_images": digest.hexdigest(),
         "libraries": {name: find_installed_version(name) for name in ("openvino", "nncf", "torch")},
-        "processor": sorted(name for name, has in get_cpu_features().items() if has is True) if pictures else None,
+        "processor": sorted(name for name, has in get_cpu_features().items() if has is True)
+        if calibration_images
+        else None,
     }
 
 
@@ -77,48 +81,52 @@ def load_or_build_graph(ov: Any, facts: dict[str, Any], build: Callable[[], Any]
     A new graph is loaded back from its file, so that outputs are bit-identical with and without the cache. A graph that
     cannot be stored is still used; a damaged file is rebuilt.
     """
-    place = get_cache_folder("graphs") / f"{hash_cache_fields(facts)}.graph"
-    if (graph := load_graph(place, facts)) is not None:
+    path = get_cache_folder("graphs") / f"{hash_cache_fields(facts)}.graph"
+    if (graph := load_graph(path, facts)) is not None:
         with suppress(OSError):
-            os.utime(place)  # the least recently used ones are removed first
+            os.utime(path)  # the least recently used ones are removed first
         return graph
     graph = build()
     try:
         with TemporaryDirectory() as scratch:
             xml = Path(scratch) / "graph.xml"
             ov.save_model(graph, xml, compress_to_fp16=False)
-            parts = xml.read_bytes(), xml.with_suffix(".bin").read_bytes()
-        graph = get_openvino_core().read_model(model=parts[0], weights=parts[1])
-        write_graph(place, facts, *parts)
+            graph_files = xml.read_bytes(), xml.with_suffix(".bin").read_bytes()
+        graph = get_openvino_core().read_model(model=graph_files[0], weights=graph_files[1])
+        write_graph(path, facts, *graph_files)
     except (OSError, RuntimeError, ResourceError):
         pass
     return graph
 
 
-def write_graph(place: Path, facts: dict[str, Any], xml: bytes, weights: bytes) -> None:
+def write_graph(path: Path, facts: dict[str, Any], xml: bytes, weights: bytes) -> None:
     """Write the cache key and OpenVINO's two files atomically as one .npz, and remove the least recently used graphs.
 
     Raises OSError and ResourceError.
     """
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with open_atomic(place, shared=True) as file:
-        parts: dict[str, Any] = {"xml": np.frombuffer(xml, np.uint8), "weights": np.frombuffer(weights, np.uint8)}
-        np.savez(file, facts=np.array(json.dumps(facts)), **parts)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open_atomic(path, shared=True) as file:
+        arrays: dict[str, Any] = {"xml": np.frombuffer(xml, np.uint8), "weights": np.frombuffer(weights, np.uint8)}
+        np.savez(file, facts=np.array(json.dumps(facts)), **arrays)
     total = 0
-    for graph in sorted(place.parent.glob("*.graph"), key=lambda file: file.stat().st_mtime, reverse=True):
+    for graph in sorted(path.parent.glob("*.graph"), key=lambda file: file.stat().st_mtime, reverse=True):
         total += graph.stat().st_size
         if total > MAX_GRAPH_BYTES:
             graph.unlink(missing_ok=True)
 
 
-def load_graph(place: Path, facts: dict[str, Any]) -> Any | None:
+def load_graph(path: Path, facts: dict[str, Any]) -> Any | None:
     """Load the graph in a file, or None if it is damaged (a .npz has checksums) or has another cache key."""
     try:
-        with np.load(place, allow_pickle=False) as parts:
-            xml, weights, known = parts["xml"].tobytes(), parts["weights"].tobytes(), json.loads(str(parts["facts"]))
+        with np.load(path, allow_pickle=False) as stored:
+            xml, weights, stored_facts = (
+                stored["xml"].tobytes(),
+                stored["weights"].tobytes(),
+                json.loads(str(stored["facts"])),
+            )
         return (
             get_openvino_core().read_model(model=xml, weights=weights)
-            if known == json.loads(json.dumps(facts))
+            if stored_facts == json.loads(json.dumps(facts))
             else None
         )
     except (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, BadZipFile):

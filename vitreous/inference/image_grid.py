@@ -43,15 +43,17 @@ def square_grid_columns(count: int) -> int:
 def arrange_image_grid(images: Sequence[Image.Image], columns: int, captions: Sequence[str] = ()) -> Image.Image:
     """Arrange images of equal size in rows of `columns`, each above its caption, if any."""
     width, height = images[0].size
-    high = height + CAPTION_HEIGHT * bool(captions) + GRID_GAP
-    rows = -(-len(images) // columns)
-    whole = Image.new(images[0].mode, (columns * (width + GRID_GAP) - GRID_GAP, rows * high - GRID_GAP), "white")
-    for number, image in enumerate(images):
-        place = number % columns * (width + GRID_GAP), number // columns * high
-        whole.paste(image, place)
-        if captions and captions[number]:
-            whole.paste(draw_caption(captions[number], width, images[0].mode), (place[0], place[1] + height))
-    return whole
+    cell_height = height + CAPTION_HEIGHT * bool(captions) + GRID_GAP
+    num_rows = -(-len(images) // columns)
+    grid = Image.new(
+        images[0].mode, (columns * (width + GRID_GAP) - GRID_GAP, num_rows * cell_height - GRID_GAP), "white"
+    )
+    for index, image in enumerate(images):
+        position = index % columns * (width + GRID_GAP), index // columns * cell_height
+        grid.paste(image, position)
+        if captions and captions[index]:
+            grid.paste(draw_caption(captions[index], width, images[0].mode), (position[0], position[1] + height))
+    return grid
 
 
 def draw_caption(text: str, width: int, mode: str) -> Image.Image:
@@ -75,11 +77,11 @@ def enlarge_small_images(images: Sequence[Image.Image]) -> list[Image.Image]:
     return [image.resize((factor * width, factor * height), Image.Resampling.NEAREST) for image in images]
 
 
-def write_gif(place: str | os.PathLike[str] | IO[bytes], frames: Sequence[Image.Image], milliseconds: int) -> None:
+def write_gif(path: str | os.PathLike[str] | IO[bytes], frames: Sequence[Image.Image], milliseconds: int) -> None:
     """Write T frames of equal size as a looping GIF with `milliseconds` per frame. Consecutive identical frames are
     merged into one of their total duration. Raises OSError."""
-    first, *others = frames
-    first.save(place, "GIF", save_all=True, append_images=others, duration=milliseconds, loop=0)
+    first_frame, *other_frames = frames
+    first_frame.save(path, "GIF", save_all=True, append_images=other_frames, duration=milliseconds, loop=0)
 
 
 def check_video_encoder(suffix: str) -> None:
@@ -110,12 +112,12 @@ def write_mp4(path: str | os.PathLike[str], frames: Sequence[Image.Image]) -> No
     OSError."""
     av: Any = import_module("av")  # its types are incomplete
 
-    width, height = (side + side % 2 for side in frames[0].size)
+    width, height = (length + length % 2 for length in frames[0].size)
     with av.open(os.fspath(path), "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=1000 // CLIP_FRAME_MILLISECONDS, options={"crf": X264_CRF})
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-        for picture in frames:
-            whole = Image.new("RGB", (width, height), "white")
-            whole.paste(picture, (0, 0))
-            container.mux(stream.encode(av.VideoFrame.from_image(whole)))
+        for frame in frames:
+            canvas = Image.new("RGB", (width, height), "white")
+            canvas.paste(frame, (0, 0))
+            container.mux(stream.encode(av.VideoFrame.from_image(canvas)))
         container.mux(stream.encode())

@@ -77,15 +77,15 @@ class ImageSampler:
         self.image = tuple(model.config.image)  # sample size: the number of frames of clips can differ
         configure_process()
 
-    def noise(self, labels: Tensor, numbers: Tensor, seed: int) -> Tensor:
+    def noise(self, labels: Tensor, sample_indices: Tensor, seed: int) -> Tensor:
         """Draw the initial noise, (n, C, *image) float32, of images of (n,) int64 classes and numbers."""
-        keys = derive_keys(seed, START_NOISE_SALT, labels.numpy(), numbers.numpy())
+        keys = derive_keys(seed, START_NOISE_SALT, labels.numpy(), sample_indices.numpy())
         return from_numpy(draw_normal(keys, (self.config.channels, *self.image)))
 
     def sample(
         self,
         labels: Tensor,
-        numbers: Tensor,
+        sample_indices: Tensor,
         options: SamplingOptions = SamplingOptions(),  # noqa: B008
         on_images: Callable[[float], None] = lambda images: None,
         noise: Tensor | None = None,
@@ -100,26 +100,32 @@ class ImageSampler:
         model does not support.
         """
         _, steps = options.resolve_sampler(self.process)
-        start = self.noise(labels, numbers, options.seed) if noise is None else noise
-        keys = from_numpy(derive_keys(options.seed, labels.numpy(), numbers.numpy()).view(np.int64))
+        initial_noise = self.noise(labels, sample_indices, options.seed) if noise is None else noise
+        keys = from_numpy(derive_keys(options.seed, labels.numpy(), sample_indices.numpy()).view(np.int64))
         tokens = math.prod(patch_grid(self.image, self.config.patch)) * (
             2 if self.classes and options.guidance != 1 else 1
         )
         threads = torch.get_num_threads() if self.device == "cpu" else 1
-        most = max(1, round(CHUNK_TOKENS / tokens)) if self.device == "cpu" else 64
-        size, together = split_batch(len(start), most, threads) if threads > 1 else (most, True)
-        spans = [slice(low, min(low + size, len(start))) for low in range(0, len(start), size)]
+        max_chunk = max(1, round(CHUNK_TOKENS / tokens)) if self.device == "cpu" else 64
+        size, is_shared = split_batch(len(initial_noise), max_chunk, threads) if threads > 1 else (max_chunk, True)
+        chunk_slices = [
+            slice(offset, min(offset + size, len(initial_noise))) for offset in range(0, len(initial_noise), size)
+        ]
 
-        def part(rows: slice) -> Tensor:
-            own = None if canvas is None else InpaintingCanvas(canvas.images[rows], canvas.given[rows])
+        def part(chunk: slice) -> Tensor:
+            chunk_canvas = None if canvas is None else InpaintingCanvas(canvas.images[chunk], canvas.given[chunk])
 
             def after(state: SamplerState) -> None:
-                on_images((rows.stop - rows.start) / steps)
-                on_step(rows, state)
+                on_images((chunk.stop - chunk.start) / steps)
+                on_step(chunk, state)
 
-            return self.part(start[rows], labels[rows], keys[rows], options, canvas=own, on_state=after)
+            return self.part(
+                initial_noise[chunk], labels[chunk], keys[chunk], options, canvas=chunk_canvas, on_state=after
+            )
 
-        return torch.cat(list(map(part, spans) if together else get_thread_pool(threads).map(part, spans)))
+        return torch.cat(
+            list(map(part, chunk_slices) if is_shared else get_thread_pool(threads).map(part, chunk_slices))
+        )
 
     @torch.inference_mode()
     def part(
@@ -134,18 +140,18 @@ class ImageSampler:
         """Sample one chunk from the first step to the last: (b, C, *image) noise, (b,) int64 classes and keys ->
         (b, C, *image) uint8. `on_state` is called with the state after each step."""
         name, steps = options.resolve_sampler(self.process)
-        asked = labels.to(self.device) if self.classes else None
-        ask = guide_prediction(self.answer, asked, self.classes, options)
+        condition = labels.to(self.device) if self.classes else None
+        predict = guide_prediction(self.answer, condition, self.classes, options)
 
         def mend(noisy: Tensor, a: float, b: float) -> Tensor:
             return skip_inpainting(noisy, a, b) if canvas is None else restore_known_pixels(canvas, noisy, noise, a, b)
 
         def draw(step: int) -> Tensor:
-            rows = derive_keys(keys.numpy().view(np.uint64), step + 1)
-            return from_numpy(draw_normal(rows, tuple(noise.shape[1:]))).to(self.device)
+            step_keys = derive_keys(keys.numpy().view(np.uint64), step + 1)
+            return from_numpy(draw_normal(step_keys, tuple(noise.shape[1:]))).to(self.device)
 
         image = noise
-        for state in SAMPLERS[name](self.process, ask, noise.to(self.device), steps, draw, mend):
+        for state in SAMPLERS[name](self.process, predict, noise.to(self.device), steps, draw, mend):
             image = state.noisy
             on_state(state)
         return self.finish(image.float().cpu())
@@ -173,8 +179,8 @@ class ImageSampler:
 
 def restore_known_pixels(canvas: InpaintingCanvas, noisy: Tensor, noise: Tensor, a: float, b: float) -> Tensor:
     """Replace the given pixels of (b, C, *image) after a step by a image + b noise (arXiv:2011.13456, appendix I.2)."""
-    known = a * canvas.images.to(noisy) + b * noise.to(noisy)
-    return torch.where(canvas.given.to(noisy.device), known, noisy)
+    known_pixels = a * canvas.images.to(noisy) + b * noise.to(noisy)
+    return torch.where(canvas.given.to(noisy.device), known_pixels, noisy)
 
 
 def build_sampler(
@@ -195,12 +201,12 @@ def build_sampler(
         device=device,
         precision=precision,
     )
-    place = (autoencoder or task.autoencoder) if decoded else ""
-    if place:
-        if not autoencoder and not place.startswith("hf:") and not Path(place).is_dir():
-            problem = f"the autoencoder that the model was trained with is no longer at {place}"
+    autoencoder_source = (autoencoder or task.autoencoder) if decoded else ""
+    if autoencoder_source:
+        if not autoencoder and not autoencoder_source.startswith("hf:") and not Path(autoencoder_source).is_dir():
+            problem = f"the autoencoder that the model was trained with is no longer at {autoencoder_source}"
             raise UsageError(problem, "set its new path: --vae FOLDER")
-        decoder = Autoencoder(place, sampler.device)
+        decoder = Autoencoder(autoencoder_source, sampler.device)
         decoder.require_channels(channels)
         sampler.decode, sampler.stride = decoder.decode, decoder.latents.stride
     elif channels not in (1, 3) and decoded:

@@ -56,14 +56,14 @@ class PackedStrings:
     ends: np.ndarray
 
     @staticmethod
-    def of(words: Iterable[bytes]) -> PackedStrings:
+    def of(strings: Iterable[bytes]) -> PackedStrings:
         """Concatenate byte strings."""
-        words = list(words)
-        ends = np.cumsum([len(word) for word in words], dtype=np.int64)
-        return PackedStrings(np.frombuffer(b"".join(words), np.uint8), ends)
+        strings = list(strings)
+        ends = np.cumsum([len(string) for string in strings], dtype=np.int64)
+        return PackedStrings(np.frombuffer(b"".join(strings), np.uint8), ends)
 
-    def __getitem__(self, row: int) -> bytes:
-        return self.all[self.ends[row - 1] if row else 0 : self.ends[row]].tobytes()
+    def __getitem__(self, index: int) -> bytes:
+        return self.all[self.ends[index - 1] if index else 0 : self.ends[index]].tobytes()
 
 
 @dataclass(frozen=True)
@@ -88,16 +88,19 @@ class NeighbourIndex:
         """
         if features.shape != self.rows.shape[1:]:
             raise UsageError(f"features of {features.shape} do not fit an index of {self.rows.shape[1:]}", REBUILD_HINT)
-        asked = features.astype(np.float32)
-        asked = asked / max(float(np.linalg.norm(asked)), 1e-12)
-        parts = (
-            self.rows[low : low + SEARCH_CHUNK].astype(np.float32) @ asked for low in range(0, len(self), SEARCH_CHUNK)
+        query = features.astype(np.float32)
+        query = query / max(float(np.linalg.norm(query)), 1e-12)
+        similarity_chunks = (
+            self.rows[start : start + SEARCH_CHUNK].astype(np.float32) @ query
+            for start in range(0, len(self), SEARCH_CHUNK)
         )
-        cosines = np.concatenate(list(parts)).clip(-1, 1)
-        best = np.argsort(-cosines, kind="stable")[:count]
+        cosines = np.concatenate(list(similarity_chunks)).clip(-1, 1)
+        best_indices = np.argsort(-cosines, kind="stable")[:count]
         return [
-            Neighbour(self.labels[row].decode(), self.names[row].decode(), float(cosines[row]), self.thumbnails[row])
-            for row in map(int, best)
+            Neighbour(
+                self.labels[index].decode(), self.names[index].decode(), float(cosines[index]), self.thumbnails[index]
+            )
+            for index in map(int, best_indices)
         ]
 
 
@@ -125,28 +128,32 @@ def write_index(
     bundle, folder = open_bundle(run, headless=True), locate_bundle(Path(run))
     if folder is None:
         raise UsageError(f"{run} is not a bundle, so it cannot store an index", "make one: vitreous convert SOURCE OUT")
-    opened = open_run_data(run, data, split, labelled=False)[1]
-    images = opened.split(split)
+    run_dataset = open_run_data(run, data, split, labelled=False)[1]
+    images = run_dataset.split(split)
     if len(images) > limit:
         images = images.take(np.sort(draw_permutation(len(images), 0, 0)[:limit]))
     features = load_or_compute_features(
         bundle.model, bundle.preprocess, images, how, workers=None if len(images) > MAX_IN_PROCESS_IMAGES else 0
     )
-    good = np.flatnonzero(features.good)
-    if not len(good):
+    readable_indices = np.flatnonzero(features.good)
+    if not len(readable_indices):
         raise DataError("no image can be read", "run `vitreous data check` for the reasons")
-    arrays: dict[str, Any] = {"features": normalise_features(features.rows, good)}
+    arrays: dict[str, Any] = {"features": normalise_features(features.rows, readable_indices)}
     texts = {
-        "labels": PackedStrings.of(label.encode() for label in iterate_label_texts(opened, images, good)),
-        "names": PackedStrings.of(Path(images.name(int(row))).name.encode("utf-8", "replace") for row in good),
-        "thumbnails": PackedStrings.of(encode_thumbnails(images, good, bundle.preprocess)),
+        "labels": PackedStrings.of(
+            label.encode() for label in iterate_label_texts(run_dataset, images, readable_indices)
+        ),
+        "names": PackedStrings.of(
+            Path(images.name(int(index))).name.encode("utf-8", "replace") for index in readable_indices
+        ),
+        "thumbnails": PackedStrings.of(encode_thumbnails(images, readable_indices, bundle.preprocess)),
     }
     arrays |= {name: text.all for name, text in texts.items()}
     arrays |= {f"{name}_ends": text.ends for name, text in texts.items()}
-    place = folder / INDEX_FILE
-    with open_atomic(place, shared=True) as file:
+    path = folder / INDEX_FILE
+    with open_atomic(path, shared=True) as file:
         np.savez(file, record=np.array(json.dumps({"format": INDEX_FORMAT, **bundle_cache_fields(folder)})), **arrays)
-    return place
+    return path
 
 
 def open_index(run: str | os.PathLike[str]) -> NeighbourIndex | None:
@@ -154,24 +161,26 @@ def open_index(run: str | os.PathLike[str]) -> NeighbourIndex | None:
 
     Raises WeightsError for an index that is damaged, or was computed with other weights or another preprocessing.
     """
-    place = next(
+    path = next(
         (folder / INDEX_FILE for folder in (Path(run) / "model", Path(run)) if (folder / INDEX_FILE).is_file()), None
     )
-    if place is None:
+    if path is None:
         return None
     try:
-        with np.load(place, allow_pickle=False) as stored:
+        with np.load(path, allow_pickle=False) as stored:
             record = json.loads(str(stored["record"]))
-            rows = stored["features"]
+            features = stored["features"]
             texts = [PackedStrings(stored[name], stored[f"{name}_ends"]) for name in ("labels", "names", "thumbnails")]
-        whole = rows.ndim == 2 and all(len(text.ends) == len(rows) and text.ends[-1] == len(text.all) for text in texts)
+        is_complete = features.ndim == 2 and all(
+            len(text.ends) == len(features) and text.ends[-1] == len(text.all) for text in texts
+        )
     except Exception as error:  # numpy and zipfile raise many error types for damaged files
-        raise WeightsError(f"{place} cannot be read ({error})", REBUILD_HINT) from None
-    if record != {"format": INDEX_FORMAT, **bundle_cache_fields(place.parent)}:
-        raise WeightsError(f"{place} was computed with another model than the bundle's", REBUILD_HINT)
-    if not whole:
-        raise WeightsError(f"{place} is damaged", REBUILD_HINT)
-    return NeighbourIndex(rows, *texts)
+        raise WeightsError(f"{path} cannot be read ({error})", REBUILD_HINT) from None
+    if record != {"format": INDEX_FORMAT, **bundle_cache_fields(path.parent)}:
+        raise WeightsError(f"{path} was computed with another model than the bundle's", REBUILD_HINT)
+    if not is_complete:
+        raise WeightsError(f"{path} is damaged", REBUILD_HINT)
+    return NeighbourIndex(features, *texts)
 
 
 def bundle_cache_fields(folder: Path) -> dict[str, Any]:
@@ -186,43 +195,45 @@ def bundle_cache_fields(folder: Path) -> dict[str, Any]:
         raise WeightsError(f"{folder} is not a model bundle ({error})") from None
 
 
-def normalise_features(rows: np.ndarray, good: np.ndarray) -> np.ndarray:
-    """Normalise the (n, D) float32 features of `good` images to unit length in float16; cosine errors are about
+def normalise_features(features: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """Normalise the (n, D) float32 features of `indices` images to unit length in float16; cosine errors are about
     5e-4."""
-    out = np.empty((len(good), rows.shape[1]), np.float16)
-    for low in range(0, len(good), SEARCH_CHUNK):
-        part = np.asarray(rows[good[low : low + SEARCH_CHUNK]], np.float32)
-        out[low : low + SEARCH_CHUNK] = part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1e-12)
-    return out
+    normalised = np.empty((len(indices), features.shape[1]), np.float16)
+    for start in range(0, len(indices), SEARCH_CHUNK):
+        chunk = np.asarray(features[indices[start : start + SEARCH_CHUNK]], np.float32)
+        normalised[start : start + SEARCH_CHUNK] = chunk / np.maximum(
+            np.linalg.norm(chunk, axis=1, keepdims=True), 1e-12
+        )
+    return normalised
 
 
-def iterate_label_texts(data: Data, split: Split, rows: np.ndarray) -> Iterator[str]:
-    """Yield the class name of each image at `rows` (n,); several names are separated by commas."""
-    for label in split.labels[rows]:
+def iterate_label_texts(data: Data, split: Split, indices: np.ndarray) -> Iterator[str]:
+    """Yield the class name of each image at `indices` (n,); several names are separated by commas."""
+    for label in split.labels[indices]:
         yield (
             ""
             if not data.classes
             else (
                 data.classes[label]
                 if np.ndim(label) == 0
-                else ", ".join(data.classes[place] for place in np.flatnonzero(label))
+                else ", ".join(data.classes[class_index] for class_index in np.flatnonzero(label))
             )
         )
 
 
-def encode_thumbnails(split: Split, rows: np.ndarray, preprocess: Preprocess) -> Iterator[bytes]:
-    """Yield a JPEG thumbnail of the model's input for each image at `rows` (n,)."""
+def encode_thumbnails(split: Split, indices: np.ndarray, preprocess: Preprocess) -> Iterator[bytes]:
+    """Yield a JPEG thumbnail of the model's input for each image at `indices` (n,)."""
 
     from vitreous.data.rgb_images import to_rgb_image
 
-    def small(row: int) -> bytes:
-        array = preprocess.to_array(preprocess.decode(open_sample(split, row), split.name(row)))
-        picture = to_rgb_image(from_numpy(array))
-        picture.thumbnail((INDEX_THUMBNAIL_SIDE, INDEX_THUMBNAIL_SIDE))
+    def small(index: int) -> bytes:
+        array = preprocess.to_array(preprocess.decode(open_sample(split, index), split.name(index)))
+        thumbnail = to_rgb_image(from_numpy(array))
+        thumbnail.thumbnail((INDEX_THUMBNAIL_SIDE, INDEX_THUMBNAIL_SIDE))
         buffer = io.BytesIO()
-        picture.save(buffer, "JPEG", quality=THUMBNAIL_QUALITY)
+        thumbnail.save(buffer, "JPEG", quality=THUMBNAIL_QUALITY)
         return buffer.getvalue()
 
     with ThreadPoolExecutor(default_worker_count()) as pool:
-        for low in range(0, len(rows), SEARCH_CHUNK):
-            yield from pool.map(small, map(int, rows[low : low + SEARCH_CHUNK]))
+        for start in range(0, len(indices), SEARCH_CHUNK):
+            yield from pool.map(small, map(int, indices[start : start + SEARCH_CHUNK]))

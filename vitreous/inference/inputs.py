@@ -45,8 +45,8 @@ def is_tensor(value: object) -> TypeGuard[Tensor]:
 
 def is_image(value: object) -> TypeGuard[ImageInput]:
     """Return whether a value is a single image."""
-    kinds = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image, np.ndarray)
-    return isinstance(value, kinds) or is_tensor(value) or is_open_file(value)
+    accepted_types = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image, np.ndarray)
+    return isinstance(value, accepted_types) or is_tensor(value) or is_open_file(value)
 
 
 def is_open_file(value: object) -> TypeGuard[BinaryIO]:
@@ -74,8 +74,8 @@ def build_items(images: ImageInput | Iterable[ImageInput], preprocess: Preproces
     if not isinstance(images, Iterable):
         raise UsageError(f"{type(images).__name__} is not an image", f"give {ACCEPTED_INPUTS}")
     return [
-        build_item(image, preprocess, f"image {number}")
-        for number, image in enumerate(cast("Iterable[ImageInput]", images))
+        build_item(image, preprocess, f"image {index}")
+        for index, image in enumerate(cast("Iterable[ImageInput]", images))
     ]
 
 
@@ -101,19 +101,19 @@ def build_item(image: ImageInput, preprocess: Preprocess, name: str) -> Item:
 def to_pixel_array(image: Any, preprocess: Preprocess, name: str) -> np.ndarray:
     """Convert an array (H, W[, C]) or a tensor (C, H, W), with D or T before H for volumes and clips, to the array that
     `Preprocess.decode` expects. Raises DataError."""
-    tensor, count = is_tensor(image), len(preprocess.image)
-    sides = preprocess.axis_names
-    axes, channels = (f"(C, {sides})", 0) if tensor else (f"({sides}) or ({sides}, C)", -1)
+    from_tensor, count = is_tensor(image), len(preprocess.image)
+    axis_names = preprocess.axis_names
+    axes, channels = (f"(C, {axis_names})", 0) if from_tensor else (f"({axis_names}) or ({axis_names}, C)", -1)
     shape = tuple(image.shape)
-    wanted = preprocess.pixel_channels
+    allowed_channels = preprocess.pixel_channels
     if (
-        len(shape) not in ((count + 1,) if tensor else (count, count + 1))
+        len(shape) not in ((count + 1,) if from_tensor else (count, count + 1))
         or 0 in shape
-        or (len(shape) == count + 1 and shape[channels] not in wanted)
+        or (len(shape) == count + 1 and shape[channels] not in allowed_channels)
     ):
-        problem = f"{name}: {'a tensor' if tensor else 'an array'} of {' x '.join(map(str, shape))} is not {axes}"
-        raise DataError(problem, f"with {' or '.join(map(str, wanted))} channels")
-    if tensor:
+        problem = f"{name}: {'a tensor' if from_tensor else 'an array'} of {' x '.join(map(str, shape))} is not {axes}"
+        raise DataError(problem, f"with {' or '.join(map(str, allowed_channels))} channels")
+    if from_tensor:
         image = image.detach().cpu()
         image = (image.float() if image.dtype.is_floating_point else image).numpy()
         image = np.moveaxis(image, 0, -1)

@@ -13,12 +13,12 @@ from typing import Any
 from vitreous.errors import ResourceError, install_hint
 
 
-def import_optional_library(name: str, who: str = "exported models need") -> Any:
+def import_optional_library(name: str, requirement: str = "exported models need") -> Any:
     """Import an optional library. Raises ResourceError, with the command that installs it, if it is missing."""
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise ResourceError(f"{who} {name}, which is not installed", install_hint("export")) from None
+        raise ResourceError(f"{requirement} {name}, which is not installed", install_hint("export")) from None
 
 
 @cache
@@ -32,25 +32,25 @@ def get_openvino_core() -> Any:
     return import_optional_library("openvino").Core()
 
 
-def check_installed(names: Iterable[str], who: str = "exported models need") -> None:
+def check_installed(names: Iterable[str], requirement: str = "exported models need") -> None:
     """Raise ResourceError, with the command that installs it, for the first missing library. Imports none."""
     for name in names:
         if importlib.util.find_spec(name) is None:
-            raise ResourceError(f"{who} {name}, which is not installed", install_hint("export"))
+            raise ResourceError(f"{requirement} {name}, which is not installed", install_hint("export"))
 
 
 @contextmanager
 def set_environment_variable(name: str, value: str) -> Generator[None, None, None]:
     """Set an environment variable temporarily."""
-    before = os.environ.get(name)
+    previous = os.environ.get(name)
     os.environ[name] = value
     try:
         yield
     finally:
-        if before is None:
+        if previous is None:
             del os.environ[name]
         else:
-            os.environ[name] = before
+            os.environ[name] = previous
 
 
 def disable_telemetry() -> AbstractContextManager[None]:

@@ -16,26 +16,32 @@ MAX_NAMED_CLASSES = 12  # classes listed by name
 
 def format_card_text(card: Card, origin: str, precision: str) -> str:
     """Format the card of a model as text: name, origin, task, classes, input."""
-    read, names = card.preprocess, card.task.classes
-    more = f" and {len(names) - MAX_NAMED_CLASSES:,} more" if len(names) > MAX_NAMED_CLASSES else ""
+    preprocess, names = card.preprocess, card.task.classes
+    more_text = f" and {len(names) - MAX_NAMED_CLASSES:,} more" if len(names) > MAX_NAMED_CLASSES else ""
     lines = [
         f"Predictor({card.name}" + (f" of {origin})" if origin else ")"),
         f"task: {card.task.name}, in {precision}",
-        f"classes: {len(names):,} ({', '.join(names[:MAX_NAMED_CLASSES])}{more})" if names else "classes: none",
-        f"input: {format_size(read.image)} pixels, {read.channels} channels",
-        f"preprocessing: {read.summary}, mean {read.mean}, std {read.std}",
+        f"classes: {len(names):,} ({', '.join(names[:MAX_NAMED_CLASSES])}{more_text})" if names else "classes: none",
+        f"input: {format_size(preprocess.image)} pixels, {preprocess.channels} channels",
+        f"preprocessing: {preprocess.summary}, mean {preprocess.mean}, std {preprocess.std}",
     ]
     return "\n  ".join(lines)
 
 
 def format_card_html(card: Card, origin: str, parameters: int | None, precision: str) -> str:
     """Format the card of a model as an HTML table: description, input, classes, origin, and the metrics of its run."""
-    read, names = card.preprocess, card.task.classes
-    more = f" and {len(names) - MAX_NAMED_CLASSES} more" if len(names) > MAX_NAMED_CLASSES else ""
+    preprocess, names = card.preprocess, card.task.classes
+    more_text = f" and {len(names) - MAX_NAMED_CLASSES} more" if len(names) > MAX_NAMED_CLASSES else ""
     rows: list[tuple[str, Any]] = [
         ("task", card.task.name),
-        ("input", f"{format_size(read.image)} pixels, {read.channels} channels, {read.summary}, {read.noun}"),
-        ("classes", f"{len(names)}: {', '.join(names[:MAX_NAMED_CLASSES])}{more}" if names else "none"),
+        (
+            "input",
+            (
+                f"{format_size(preprocess.image)} pixels, {preprocess.channels} channels, "
+                f"{preprocess.summary}, {preprocess.noun}"
+            ),
+        ),
+        ("classes", f"{len(names)}: {', '.join(names[:MAX_NAMED_CLASSES])}{more_text}" if names else "none"),
         ("computed in", precision),
     ]
     rows += [("parameters", f"{parameters:,}")] if parameters is not None else []
@@ -50,11 +56,11 @@ def read_summary_metrics(origin: str) -> list[tuple[str, str, float]]:
         summary: dict[str, Json] = json.loads((Path(origin) / "summary.json").read_text("utf-8"))
     except (OSError, ValueError):
         return []
-    parts = ((split, summary.get(split)) for split in ("val", "test"))
+    split_metrics = ((split, summary.get(split)) for split in ("val", "test"))
     return [
         (split, name, float(value))
-        for split, part in parts
-        if isinstance(part, dict)
-        for name, value in part.items()
+        for split, metrics in split_metrics
+        if isinstance(metrics, dict)
+        for name, value in metrics.items()
         if isinstance(value, int | float)
     ]

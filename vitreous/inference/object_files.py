@@ -37,38 +37,45 @@ class ObjectRows:
     part = OBJECT_ROWS_PER_CHUNK
     head = ("path", "number", "label", "score", *BOX_EDGES, "error")
 
-    def to_dict(self, row: ImageObjects) -> dict[str, Any]:
+    def to_dict(self, prediction: ImageObjects) -> dict[str, Any]:
         """Return path, objects and error; and the overlay, if any."""
-        more = {} if row.overlay is None else {"overlay": row.overlay}
-        return {"path": row.path, "objects": row.objects(), "error": row.error, **more}
+        overlay_fields = {} if prediction.overlay is None else {"overlay": prediction.overlay}
+        return {"path": prediction.path, "objects": prediction.objects(), "error": prediction.error, **overlay_fields}
 
     def starts_image(self, cells: Sequence[str]) -> bool:
         """Return whether a CSV row has the first object of an image, or none."""
         return cells[1] in ("", "1")
 
-    def cells(self, row: ImageObjects) -> list[list[str]]:
+    def cells(self, prediction: ImageObjects) -> list[list[str]]:
         """Return the CSV rows of one image: one per object, or one empty row. `escape_formula` prevents spreadsheets
         from evaluating cells."""
-        where = escape_formula(row.path)
-        if not len(row):
-            return [[where, *[""] * 7, escape_formula(row.error or "")]]
-        listed = enumerate(zip(row.names, row.scores, row.boxes, strict=True), 1)
+        path_cell = escape_formula(prediction.path)
+        if not len(prediction):
+            return [[path_cell, *[""] * 7, escape_formula(prediction.error or "")]]
+        numbered_objects = enumerate(zip(prediction.names, prediction.scores, prediction.boxes, strict=True), 1)
         return [
-            [where, str(number), escape_formula(name), str(score), *(f"{edge:.3f}" for edge in box), ""]
-            for number, (name, score, box) in listed
+            [path_cell, str(number), escape_formula(name), str(score), *(f"{edge:.3f}" for edge in box), ""]
+            for number, (name, score, box) in numbered_objects
         ]
 
-    def table(self, rows: Sequence[ImageObjects]) -> pa.Table:
+    def table(self, predictions: Sequence[ImageObjects]) -> pa.Table:
         """Return the same columns as JSONL; `objects` is a list of structs."""
         import pyarrow as pa
 
         runs = pa.struct([("size", pa.list_(pa.int32())), ("counts", pa.list_(pa.int64()))])
-        numbers = [(name, pa.float64()) for name in ("score", *BOX_EDGES)]
-        kind = pa.list_(pa.struct([("label", pa.string()), *numbers, ("segmentation", runs)]))
-        objects = pa.array([None if row.error else row.objects() for row in rows], kind)
-        overlays = pa.array([row.overlay for row in rows], pa.string())
+        number_fields = [(name, pa.float64()) for name in ("score", *BOX_EDGES)]
+        object_type = pa.list_(pa.struct([("label", pa.string()), *number_fields, ("segmentation", runs)]))
+        objects = pa.array(
+            [None if prediction.error else prediction.objects() for prediction in predictions], object_type
+        )
+        overlays = pa.array([prediction.overlay for prediction in predictions], pa.string())
         return pa.table(
-            {**build_path_columns(rows), "objects": objects, "error": build_error_column(rows), "overlay": overlays}
+            {
+                **build_path_columns(predictions),
+                "objects": objects,
+                "error": build_error_column(predictions),
+                "overlay": overlays,
+            }
         )
 
 
@@ -85,7 +92,7 @@ class CocoResults:
     def __init__(self, classes: tuple[str, ...], root: str, annotations: str | None = None) -> None:
         self.root, self.origin = root, annotations
         self.images: dict[str, Any] = {}
-        self.ids = {name: number for number, name in enumerate(classes, 1)}
+        self.ids = {name: category_id for category_id, name in enumerate(classes, 1)}
         if annotations is not None:
             self.images, self.ids = read_coco_ids(annotations)
             if missing := next((name for name in classes if name not in self.ids), None):
@@ -96,45 +103,47 @@ class CocoResults:
                 raise DataError(problem, "use the annotation file with the model's classes")
         self.categories = [{"id": self.ids[name], "name": name} for name in classes]
 
-    def to_dict(self, row: ImageObjects) -> dict[str, Any]:
+    def to_dict(self, prediction: ImageObjects) -> dict[str, Any]:
         """Return path, id, name and size of the image, results, and error. Raises DataError for an image that is not
         in the annotation file."""
-        name = Path(os.path.relpath(row.path, self.root) if self.root else row.path).as_posix()
-        number = self.image_id(row.path) if self.origin is not None else None
-        height, width = (None, None) if row.detections is None else row.detections.size
+        name = Path(os.path.relpath(prediction.path, self.root) if self.root else prediction.path).as_posix()
+        image_id = self.image_id(prediction.path) if self.origin is not None else None
+        height, width = (None, None) if prediction.detections is None else prediction.detections.size
         size = {"width": width, "height": height}
         return {
-            "path": row.path,
-            "id": number,
+            "path": prediction.path,
+            "id": image_id,
             "file_name": name,
             "size": size,
-            "results": self.results(row),
-            "error": row.error,
+            "results": self.results(prediction),
+            "error": prediction.error,
         }
 
-    def results(self, row: ImageObjects) -> list[dict[str, Any]]:
+    def results(self, prediction: ImageObjects) -> list[dict[str, Any]]:
         """Return the objects of an image, without its id."""
-        if row.detections is None:
+        if prediction.detections is None:
             return []
         results: list[dict[str, Any]] = []
-        for number, (name, (left, top, right, bottom)) in enumerate(zip(row.names, row.boxes.tolist(), strict=True)):
+        for index, (name, (left, top, right, bottom)) in enumerate(
+            zip(prediction.names, prediction.boxes.tolist(), strict=True)
+        ):
             box = [round(edge, 3) for edge in (left, top, right - left, bottom - top)]
             result: dict[str, Any] = {
                 "category_id": self.ids[name],
                 "bbox": box,
-                "score": to_shortest_float(row.scores[number]),
+                "score": to_shortest_float(prediction.scores[index]),
             }
-            if row.detections.masks is not None:
-                counts = encode_compressed_rle(row.detections.masks[number])
-                result["segmentation"] = {"size": list(row.detections.size), "counts": counts}
+            if prediction.detections.masks is not None:
+                counts = encode_compressed_rle(prediction.detections.masks[index])
+                result["segmentation"] = {"size": list(prediction.detections.size), "counts": counts}
             results.append(result)
         return results
 
     def image_id(self, path: str) -> Any:
         """Return the id of an image by the end of its path. Raises DataError."""
-        parts = normalise_name(Path(path).as_posix()).split("/")
-        for begin in range(len(parts)):
-            if (name := "/".join(parts[begin:])) in self.images:
+        path_parts = normalise_name(Path(path).as_posix()).split("/")
+        for start in range(len(path_parts)):
+            if (name := "/".join(path_parts[start:])) in self.images:
                 return self.images[name]
         problem = f"{escape_unprintable(path)} is not in {escape_unprintable(self.origin or '')}"
         raise DataError(problem, "use only images of that file, or leave --coco-ids out")
@@ -144,8 +153,8 @@ def read_coco_ids(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read the ids of images, by name, and of categories from a COCO annotation file. Raises DataError."""
     try:
         document = json.loads(Path(path).read_bytes())
-        images = {normalise_name(str(row["file_name"])): row["id"] for row in document["images"]}
-        return images, {normalise_name(str(row["name"]).strip()): row["id"] for row in document["categories"]}
+        images = {normalise_name(str(record["file_name"])): record["id"] for record in document["images"]}
+        return images, {normalise_name(str(record["name"]).strip()): record["id"] for record in document["categories"]}
     except OSError as error:
         raise DataError(f"{escape_unprintable(path)} cannot be read ({error.strerror})", "name a COCO file") from None
     except (ValueError, KeyError, TypeError) as error:
@@ -161,11 +170,11 @@ class PlannedOutputPaths:
         self.names, self.suffix, self.places = OutputFileNames(root), suffix, dict[str, Path]()
         self.source = ImageSource(tuple(map(self.plan_paths, source.parts)), source.count)
 
-    def plan_paths(self, part: Any) -> Any:
+    def plan_paths(self, list_items: Any) -> Any:
         """Yield the items of a source and plan an output path for each."""
 
         def items() -> Any:
-            for item in part():
+            for item in list_items():
                 self.place(item)
                 yield item
 
@@ -188,9 +197,9 @@ class ObjectFolder:
     part = 1
 
     def __init__(
-        self, folder: str, form: Literal["yolo", "masks"], classes: tuple[str, ...], places: dict[str, Path]
+        self, folder: str, form: Literal["yolo", "masks"], classes: tuple[str, ...], output_paths: dict[str, Path]
     ) -> None:
-        self.folder, self.form, self.places = Path(folder), form, places
+        self.folder, self.form, self.places = Path(folder), form, output_paths
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text_atomic(self.folder / "classes.txt", "".join(f"{name}\n" for name in classes), "backslashreplace")
 
@@ -199,34 +208,45 @@ class ObjectFolder:
         """Path of the JSONL index, one line per image."""
         return os.fspath(self.folder / OBJECTS_FILE)
 
-    def write(self, row: ImageObjects) -> ImageObjects:
+    def write(self, prediction: ImageObjects) -> ImageObjects:
         """Write the file of an image, and return the prediction with its path. Raises OSError."""
-        if row.detections is None:
-            return row
-        path = self.folder / self.places[row.path]
+        if prediction.detections is None:
+            return prediction
+        path = self.folder / self.places[prediction.path]
         if self.form == "masks":
-            save_png(render_instance_map(row.detections.masks or (), row.boxes, row.detections.size), path)
+            save_png(
+                render_instance_map(prediction.detections.masks or (), prediction.boxes, prediction.detections.size),
+                path,
+            )
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_path(path) as temporary:
-                temporary.write_text("".join(format_yolo_lines(row)), "utf-8")
-        return replace(row, file=os.fspath(path))
+                temporary.write_text("".join(format_yolo_lines(prediction)), "utf-8")
+        return replace(prediction, file=os.fspath(path))
 
-    def to_dict(self, row: ImageObjects) -> dict[str, Any]:
+    def to_dict(self, prediction: ImageObjects) -> dict[str, Any]:
         """Return path, file, objects without masks, error; and the overlay, if any."""
-        more = {} if row.overlay is None else {"overlay": row.overlay}
-        objects = [{key: value for key, value in one.items() if key != "segmentation"} for one in row.objects()]
-        return {"path": row.path, "file": row.file, **more, "objects": objects, "error": row.error}
+        overlay_fields = {} if prediction.overlay is None else {"overlay": prediction.overlay}
+        objects = [
+            {key: value for key, value in record.items() if key != "segmentation"} for record in prediction.objects()
+        ]
+        return {
+            "path": prediction.path,
+            "file": prediction.file,
+            **overlay_fields,
+            "objects": objects,
+            "error": prediction.error,
+        }
 
 
-def format_yolo_lines(row: ImageObjects) -> list[str]:
+def format_yolo_lines(prediction: ImageObjects) -> list[str]:
     """Return one line per object, as `format_yolo_line`: polygons of instance masks, else boxes."""
-    detections = row.detections
+    detections = prediction.detections
     if detections is None:
         return []
     runs = detections.masks if detections.masks is not None else [None] * len(detections)
-    masks = (None if own is None else rle_to_mask(own, detections.size) for own in runs)
-    objects = zip(detections.labels.tolist(), row.boxes, masks, strict=True)
+    masks = (None if mask_runs is None else rle_to_mask(mask_runs, detections.size) for mask_runs in runs)
+    objects = zip(detections.labels.tolist(), prediction.boxes, masks, strict=True)
     return [format_yolo_line(label, box, detections.size, mask) + "\n" for label, box, mask in objects]
 
 

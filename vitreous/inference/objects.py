@@ -87,18 +87,18 @@ class ImageObjects:
 
 def detections_to_dicts(detections: Detections, classes: tuple[str, ...]) -> list[dict[str, Any]]:
     """Convert detections to JSON, with boxes rounded to a thousandth of a pixel."""
-    rows: list[dict[str, Any]] = []
-    for number in range(len(detections)):
-        edges = zip(("left", "top", "right", "bottom"), detections.boxes[number], strict=True)
-        row: dict[str, Any] = {
-            "label": classes[detections.labels[number]],
-            "score": to_shortest_float(detections.scores[number]),
+    records: list[dict[str, Any]] = []
+    for index in range(len(detections)):
+        edges = zip(("left", "top", "right", "bottom"), detections.boxes[index], strict=True)
+        record: dict[str, Any] = {
+            "label": classes[detections.labels[index]],
+            "score": to_shortest_float(detections.scores[index]),
         }
-        row |= {name: round(float(edge), 3) for name, edge in edges}
+        record |= {name: round(float(edge), 3) for name, edge in edges}
         if detections.masks is not None:
-            row["segmentation"] = {"size": list(detections.size), "counts": list(detections.masks[number])}
-        rows.append(row)
-    return rows
+            record["segmentation"] = {"size": list(detections.size), "counts": list(detections.masks[index])}
+        records.append(record)
+    return records
 
 
 def to_shortest_float(value: np.floating) -> float:
@@ -108,10 +108,10 @@ def to_shortest_float(value: np.floating) -> float:
 
 def draw_detections(image: Image.Image, detections: Detections, classes: tuple[str, ...]) -> Image.Image:
     """Draw detections over their image."""
-    table = create_class_colours(classes)
-    colours = [(int(r), int(g), int(b)) for r, g, b in table[detections.labels]]
-    named = zip(detections.labels, detections.scores, strict=True)
-    texts = [f"{classes[label]} {score:.0%}" for label, score in named]
+    palette = create_class_colours(classes)
+    colours = [(int(r), int(g), int(b)) for r, g, b in palette[detections.labels]]
+    labels_and_scores = zip(detections.labels, detections.scores, strict=True)
+    texts = [f"{classes[label]} {score:.0%}" for label, score in labels_and_scores]
     return draw_objects(image, detections.boxes, colours, texts, detections.masks)
 
 
@@ -138,9 +138,9 @@ class ScaledItem:
 
 
 def iterate_image_objects(
-    card: Card, engine: Engine, items: Iterable[Item], options: DetectOptions, bad_images: str, pictures: bool
+    card: Card, engine: Engine, items: Iterable[Item], options: DetectOptions, bad_images: str, keep_images: bool
 ) -> Iterator[ImageObjects]:
-    """Yield the objects of items in order, with at most a few hundred images in memory; `pictures` keeps the images.
+    """Yield the objects of items in order, with at most a few hundred images in memory; `keep_images` keeps the images.
 
     Raises UsageError for a model that is not a detector, DataError for unreadable images if `bad_images` is stop.
     """
@@ -166,13 +166,15 @@ def iterate_image_objects(
     for chunk in run_pipeline(
         map(ScaledItem, items), decode, compute, 1 if options.tiles else choose_chunk_size(preprocess)
     ):
-        for fitted, row in chunk:
+        for fitted, output in chunk:
             name = fitted.item.name
-            if isinstance(row, DataError):
+            if isinstance(output, DataError):
                 if bad_images == "stop":
-                    raise row
-                yield ImageObjects(name, error=row.message)
+                    raise output
+                yield ImageObjects(name, error=output.message)
                 continue
-            image = pixels_to_rgb(decode_native_pixels(preprocess, fitted.item)) if pictures else None
-            detections = row if options.tiles else decode_detections(row, fitted.size, fitted.scale, options.threshold)
+            image = pixels_to_rgb(decode_native_pixels(preprocess, fitted.item)) if keep_images else None
+            detections = (
+                output if options.tiles else decode_detections(output, fitted.size, fitted.scale, options.threshold)
+            )
             yield ImageObjects(name, classes, detections, image)

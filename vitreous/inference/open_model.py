@@ -57,9 +57,9 @@ def find_bundle(run: str | os.PathLike[str], note: Callable[[str], None]) -> Bun
     check_path_argument(run, "a run")
     path = Path(run)
     if ":" not in os.fspath(run) and not path.exists() and not find_published_weights(run):
-        near, newest = nearest_published_name(os.fspath(run)), find_newest_run()
+        nearest_name, newest = nearest_published_name(os.fspath(run)), find_newest_run()
         hint = f"the newest run here is {newest}" if newest else "train one with `vitreous train`"
-        raise UsageError(f"no run at {path}", f"did you mean {near}? {hint}" if near else hint)
+        raise UsageError(f"no run at {path}", f"did you mean {nearest_name}? {hint}" if nearest_name else hint)
     if not is_finished_run(path) and is_image_source(os.fspath(run)):
         newest = find_newest_run()
         hint = f"use a run; the newest one here is {newest}" if newest else "train one with `vitreous train`"
@@ -79,15 +79,15 @@ def find_bundle(run: str | os.PathLike[str], note: Callable[[str], None]) -> Bun
 def preprocess_for(run: str | os.PathLike[str], bundle: Bundle) -> Preprocess:
     """Return the preprocessing of a bundle: with native aspect ratios if the weights' source requests them. Raises
     UsageError for a model that does not support them."""
-    own, config = bundle.preprocess, bundle.model.config
+    preprocess, config = bundle.preprocess, bundle.model.config
     if not isinstance(run, WeightsSource) or not (run.native_aspect or run.tokens is not None):
-        return own
-    if not run.native_aspect and own.stacks:
+        return preprocess
+    if not run.native_aspect and preprocess.stacks:
         problem = f"--tokens is for images at their native aspect ratio, but {run} uses square images"
         raise UsageError(problem, "add --native-aspect, or leave it out")
     check_can_pack(config)
-    tokens = run.tokens or own.count_tokens(patch_grid(own.image, config.patch))
-    return NativePreprocess.of(own, tokens, config.patch)
+    tokens = run.tokens or preprocess.count_tokens(patch_grid(preprocess.image, config.patch))
+    return NativePreprocess.of(preprocess, tokens, config.patch)
 
 
 def select_task_bundle(

@@ -29,19 +29,23 @@ PRECISION_HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
 
 
 def compile_model(
-    model: Model, preprocess: Preprocess, precision: str, pictures: CalibrationImages | None, keep: bool
+    model: Model, preprocess: Preprocess, precision: str, calibration_images: CalibrationImages | None, keep: bool
 ) -> Any:
     """Compile a model with OpenVINO for pixels (B, C, *image) uint8 and `precision` fp32, bf16 or int8.
 
-    int8 is calibrated on `pictures`; `keep` caches graphs. Raises ResourceError if OpenVINO is not installed,
+    int8 is calibrated on `calibration_images`; `keep` caches graphs. Raises ResourceError if OpenVINO is not installed,
     UsageError for int8 without calibration images and for a model that OpenVINO cannot convert or run.
     """
     with disable_telemetry():
         ov = import_optional_library("openvino", NEEDS_TEXT)
-        samples = collect_calibration_images(pictures) if precision == "int8" else []
-        build = partial(build_int8_graph, pictures=samples) if samples else convert_to_openvino
-        make = partial(build, ov, model, preprocess)
-        graph = load_or_build_graph(ov, graph_cache_fields(model, preprocess, samples), make) if keep else make()
+        samples = collect_calibration_images(calibration_images) if precision == "int8" else []
+        build = partial(build_int8_graph, calibration_images=samples) if samples else convert_to_openvino
+        build_graph = partial(build, ov, model, preprocess)
+        graph = (
+            load_or_build_graph(ov, graph_cache_fields(model, preprocess, samples), build_graph)
+            if keep
+            else build_graph()
+        )
     hints = {"INFERENCE_PRECISION_HINT": PRECISION_HINTS[precision], "PERFORMANCE_HINT": "LATENCY"}
     try:
         return get_openvino_core().compile_model(graph, "CPU", hints)
@@ -62,28 +66,31 @@ class PreprocessedModel(nn.Module):
         return self.model(self.preprocess.normalise(pixels))
 
 
-def collect_calibration_images(pictures: CalibrationImages | None) -> list[np.ndarray]:
+def collect_calibration_images(calibration_images: CalibrationImages | None) -> list[np.ndarray]:
     """Return the int8 calibration images, (1, C, *image) each. Raises UsageError for too few."""
-    samples = [picture[None].numpy() for picture in islice(pictures() if pictures else (), MAX_QUANTIZATION_IMAGES)]
+    samples = [
+        image[None].numpy()
+        for image in islice(calibration_images() if calibration_images else (), MAX_QUANTIZATION_IMAGES)
+    ]
     if len(samples) < MIN_QUANTIZATION_IMAGES:
         problem = f"int8 needs at least {MIN_QUANTIZATION_IMAGES} calibration images, but there are {len(samples)}"
         raise UsageError(problem, "use --precision bf16 or fp32")
     return samples
 
 
-def build_int8_graph(ov: Any, model: Model, preprocess: Preprocess, pictures: list[np.ndarray]) -> Any:
+def build_int8_graph(ov: Any, model: Model, preprocess: Preprocess, calibration_images: list[np.ndarray]) -> Any:
     """Build an int8 graph of the model, calibrated on images (1, C, *image)."""
-    return quantize_graph(convert_to_openvino(ov, model, preprocess), pictures)
+    return quantize_graph(convert_to_openvino(ov, model, preprocess), calibration_images)
 
 
 def convert_to_openvino(ov: Any, model: Model, preprocess: Preprocess) -> Any:
     """Convert the model to an OpenVINO graph for pixels (B, C, *image) with any B. Raises UsageError for a model that
     cannot be traced, or has operations that OpenVINO lacks."""
-    whole = PreprocessedModel(model.cpu().eval(), preprocess)
+    wrapped = PreprocessedModel(model.cpu().eval(), preprocess)
     example = torch.zeros(2, preprocess.channels, *preprocess.image, dtype=preprocess.dtype)
     shapes = ({0: torch.export.Dim("batch", min=1, max=65536)},)
     try:
-        graph = ov.convert_model(torch.export.export(whole, (example,), dynamic_shapes=shapes))
+        graph = ov.convert_model(torch.export.export(wrapped, (example,), dynamic_shapes=shapes))
         graph.reshape([-1, *example.shape[1:]])
     except Exception as error:  # tracing and conversion raise many error types, few of them public
         problem = f"OpenVINO cannot convert this model: {get_last_error_line(error)}"
@@ -97,7 +104,7 @@ def get_last_error_line(error: Exception) -> str:
     return lines[-1].strip()[:200] if lines else type(error).__name__
 
 
-def quantize_graph(graph: Any, pictures: list[np.ndarray], anywhere: bool = False) -> Any:
+def quantize_graph(graph: Any, calibration_images: list[np.ndarray], anywhere: bool = False) -> Any:
     """Quantise a graph to int8 with nncf's rules for transformers, calibrated on inputs (1, C, *image).
 
     Without VNNI, sums of two products overflow 16 bits unless one bit is unused. That bit is reserved if this processor
@@ -106,14 +113,14 @@ def quantize_graph(graph: Any, pictures: list[np.ndarray], anywhere: bool = Fals
     """
     nncf = import_optional_library("nncf", NEEDS_TEXT)
     nncf.set_log_level(logging.ERROR)
-    roomy = nncf.OverflowFix.DISABLE if has_vnni() and not anywhere else nncf.OverflowFix.ENABLE
-    options = nncf.AdvancedQuantizationParameters(overflow_fix=roomy)
+    overflow_fix = nncf.OverflowFix.DISABLE if has_vnni() and not anywhere else nncf.OverflowFix.ENABLE
+    options = nncf.AdvancedQuantizationParameters(overflow_fix=overflow_fix)
     with redirect_stdout(StringIO()):  # nncf prints its progress to stdout, where JSON may be expected
         return nncf.quantize(
             graph,
-            nncf.Dataset(pictures),
+            nncf.Dataset(calibration_images),
             model_type=nncf.ModelType.TRANSFORMER,
-            subset_size=len(pictures),
+            subset_size=len(calibration_images),
             ignored_scope=nncf.IgnoredScope(names=find_float_operations(graph)),
             advanced_parameters=options,
         )
@@ -121,25 +128,32 @@ def quantize_graph(graph: Any, pictures: list[np.ndarray], anywhere: bool = Fals
 
 def find_float_operations(graph: Any) -> list[str]:
     """List the operations kept in float32: first products after the pixels, last before logits, convolutional stems."""
-    first = find_first_products(
+    first_products = find_first_products(
         graph.get_parameters(),
         lambda op: [port.get_node() for value in op.outputs() for port in value.get_target_inputs()],
     )
-    last = find_first_products(graph.get_results()[:1], lambda op: [value.get_node() for value in op.input_values()])
+    last_products = find_first_products(
+        graph.get_results()[:1], lambda op: [value.get_node() for value in op.input_values()]
+    )
     stem = {op.get_friendly_name() for op in graph.get_ops() if op.get_type_name() == "Convolution"}
-    blocks = {op.get_friendly_name() for op in graph.get_ops() if op.get_type_name() == "MatMul"} - first - last
-    return sorted(first | last | (stem if blocks else set()))
+    blocks = (
+        {op.get_friendly_name() for op in graph.get_ops() if op.get_type_name() == "MatMul"}
+        - first_products
+        - last_products
+    )
+    return sorted(first_products | last_products | (stem if blocks else set()))
 
 
-def find_first_products(starts: list[Any], beyond: Callable[[Any], list[Any]]) -> set[str]:
-    """Return the names of the first products reached from `starts`; `beyond` lists the successors of an operation."""
-    products, seen, waiting = set[str](), set[str](), list(starts)
-    while waiting:
-        op = waiting.pop()
+def find_first_products(starts: list[Any], get_successors: Callable[[Any], list[Any]]) -> set[str]:
+    """Return the names of the first products reached from `starts`; `get_successors` lists the successors of an
+    operation."""
+    products, visited, pending = set[str](), set[str](), list(starts)
+    while pending:
+        op = pending.pop()
         name = op.get_friendly_name()
         if op.get_type_name() in ("MatMul", "Convolution"):
             products.add(name)
-        elif name not in seen and op.get_type_name() != "ShapeOf":  # the batch size is used everywhere
-            seen.add(name)
-            waiting += beyond(op)
+        elif name not in visited and op.get_type_name() != "ShapeOf":  # the batch size is used everywhere
+            visited.add(name)
+            pending += get_successors(op)
     return products

@@ -25,32 +25,36 @@ def pack_outputs(outputs: tuple[Any, ...]) -> Any:
     import torch
 
     boxes, scores, labels, *masks = outputs
-    parts = [boxes, scores[..., None], labels[..., None], *(mask.flatten(2) for mask in masks)]
-    return torch.cat([part.float() for part in parts], -1)
+    columns = [boxes, scores[..., None], labels[..., None], *(mask.flatten(2) for mask in masks)]
+    return torch.cat([column.float() for column in columns], -1)
 
 
 def pack_arrays(outputs: Sequence[np.ndarray]) -> np.ndarray:
     """Pack `Outputs` of a detector as arrays into (B, N, 6) or (B, N, 6 + s * s) float32."""
     boxes, scores, labels, *masks = outputs
-    parts = [boxes, scores[..., None], labels[..., None], *(mask.reshape(*mask.shape[:2], -1) for mask in masks)]
-    return np.concatenate([part.astype(np.float32) for part in parts], -1)
+    columns = [boxes, scores[..., None], labels[..., None], *(mask.reshape(*mask.shape[:2], -1) for mask in masks)]
+    return np.concatenate([column.astype(np.float32) for column in columns], -1)
 
 
-def unpack_outputs(rows: np.ndarray) -> Outputs:
+def unpack_outputs(packed: np.ndarray) -> Outputs:
     """Unpack (B, N, 6) or (B, N, 6 + s * s) float32 of `pack_outputs` into arrays.
 
     Raises ValueError for other widths.
     """
-    side = math.isqrt(rows.shape[-1] - BOX_COLUMNS) if rows.shape[-1] >= BOX_COLUMNS else 0
-    if rows.shape[-1] != BOX_COLUMNS + side * side:
-        raise ValueError(f"{rows.shape[-1]} columns are not box, score, label and a square mask")
-    plain = rows[..., :4], rows[..., 4], rows[..., 5].astype(np.int64)
-    return (*plain, rows[..., BOX_COLUMNS:].reshape(*rows.shape[:2], side, side)) if side else plain
+    mask_size = math.isqrt(packed.shape[-1] - BOX_COLUMNS) if packed.shape[-1] >= BOX_COLUMNS else 0
+    if packed.shape[-1] != BOX_COLUMNS + mask_size * mask_size:
+        raise ValueError(f"{packed.shape[-1]} columns are not box, score, label and a square mask")
+    box_outputs = packed[..., :4], packed[..., 4], packed[..., 5].astype(np.int64)
+    return (
+        (*box_outputs, packed[..., BOX_COLUMNS:].reshape(*packed.shape[:2], mask_size, mask_size))
+        if mask_size
+        else box_outputs
+    )
 
 
 def compute_in_chunks(compute: Callable[[np.ndarray], np.ndarray], pixels: np.ndarray, size: int) -> np.ndarray:
     """Compute (B, C, *image) pixels in chunks of exactly `size` images, the last one padded; returns (B, ...)."""
     count = len(pixels)
     missing = -count % size
-    whole = np.concatenate([pixels, np.zeros((missing, *pixels.shape[1:]), pixels.dtype)]) if missing else pixels
-    return np.concatenate([compute(whole[start : start + size]) for start in range(0, len(whole), size)])[:count]
+    padded = np.concatenate([pixels, np.zeros((missing, *pixels.shape[1:]), pixels.dtype)]) if missing else pixels
+    return np.concatenate([compute(padded[start : start + size]) for start in range(0, len(padded), size)])[:count]

@@ -23,8 +23,8 @@ class ChunkedOutputFile(ABC):
 
     suffix = ""
 
-    def __init__(self, path: str, kind: Any) -> None:
-        self.path, self.kind, self.home = path, kind, Path(f"{path}.parts")
+    def __init__(self, path: str, row_format: Any) -> None:
+        self.path, self.kind, self.home = path, row_format, Path(f"{path}.parts")
         self.home.mkdir(parents=True, exist_ok=True)
         self.waiting: list[Any] = []
 
@@ -34,20 +34,20 @@ class ChunkedOutputFile(ABC):
 
     def written(self) -> Iterator[tuple[str, bool]]:
         """Yield the image names of every chunk file, and whether each was unreadable."""
-        for part in self.parts():
-            yield from self.read(part)
+        for chunk_path in self.parts():
+            yield from self.read(chunk_path)
 
-    def add(self, rows: Sequence[Any]) -> None:
+    def add(self, predictions: Sequence[Any]) -> None:
         """Buffer rows until they fill a chunk."""
-        self.waiting += rows
+        self.waiting += predictions
         while len(self.waiting) >= self.kind.part:
             self.write_part(self.waiting[: self.kind.part])
             del self.waiting[: self.kind.part]
 
-    def write_part(self, rows: Sequence[Any]) -> None:
+    def write_part(self, predictions: Sequence[Any]) -> None:
         """Write a chunk file atomically."""
         with atomic_path(self.home / f"{len(self.parts()):06}{self.suffix}") as temporary:
-            self.write(temporary, rows)
+            self.write(temporary, predictions)
 
     def finish(self) -> None:
         """Join the chunk files."""
@@ -63,15 +63,15 @@ class ChunkedOutputFile(ABC):
             self.waiting = []
 
     @abstractmethod
-    def read(self, part: Path) -> Iterator[tuple[str, bool]]:
+    def read(self, chunk_path: Path) -> Iterator[tuple[str, bool]]:
         """Read the image names of a chunk file, and whether each was unreadable."""
 
     @abstractmethod
-    def write(self, path: Path, rows: Sequence[Any]) -> None:
+    def write(self, path: Path, predictions: Sequence[Any]) -> None:
         """Write rows as a chunk file."""
 
     @abstractmethod
-    def join(self, path: Path, parts: list[Path]) -> None:
+    def join(self, path: Path, chunk_paths: list[Path]) -> None:
         """Join all chunk files into one file."""
 
 
@@ -80,31 +80,31 @@ class ParquetOutputFile(ChunkedOutputFile):
 
     suffix = ".parquet"
 
-    def __init__(self, path: str, kind: Any) -> None:
+    def __init__(self, path: str, row_format: Any) -> None:
         require_pyarrow()
-        super().__init__(path, kind)
+        super().__init__(path, row_format)
 
-    def read(self, part: Path) -> Iterator[tuple[str, bool]]:
+    def read(self, chunk_path: Path) -> Iterator[tuple[str, bool]]:
         """Read the image names of a chunk file, and whether each was unreadable."""
         import pyarrow.parquet as pq
 
-        for row in pq.read_table(part, columns=["path", "path_bytes", "error"]).to_pylist():
-            name = row["path"] if row["path_bytes"] is None else os.fsdecode(row["path_bytes"])
-            yield name, row["error"] is not None
+        for record in pq.read_table(chunk_path, columns=["path", "path_bytes", "error"]).to_pylist():
+            name = record["path"] if record["path_bytes"] is None else os.fsdecode(record["path_bytes"])
+            yield name, record["error"] is not None
 
-    def write(self, path: Path, rows: Sequence[Any]) -> None:
+    def write(self, path: Path, predictions: Sequence[Any]) -> None:
         """Write rows as one row group."""
         import pyarrow.parquet as pq
 
-        pq.write_table(self.kind.table(rows), path)
+        pq.write_table(self.kind.table(predictions), path)
 
-    def join(self, path: Path, parts: list[Path]) -> None:
+    def join(self, path: Path, chunk_paths: list[Path]) -> None:
         """Join all chunk files into one file, one chunk at a time."""
         import pyarrow.parquet as pq
 
-        with pq.ParquetWriter(path, pq.read_schema(parts[0])) as writer:
-            for part in parts:
-                writer.write_table(pq.read_table(part))
+        with pq.ParquetWriter(path, pq.read_schema(chunk_paths[0])) as writer:
+            for chunk_path in chunk_paths:
+                writer.write_table(pq.read_table(chunk_path))
 
 
 class NpzOutputFile(ChunkedOutputFile):
@@ -112,38 +112,43 @@ class NpzOutputFile(ChunkedOutputFile):
 
     suffix = ".npz"
 
-    def read(self, part: Path) -> Iterator[tuple[str, bool]]:
+    def read(self, chunk_path: Path) -> Iterator[tuple[str, bool]]:
         """Read the image names of a chunk file, and whether each was unreadable."""
-        names, failed = load_npz_array(part, "paths"), load_npz_array(part, "errors") != ""
+        names, failed = load_npz_array(chunk_path, "paths"), load_npz_array(chunk_path, "errors") != ""
         yield from zip(names.tolist(), failed.tolist(), strict=True)
 
-    def write(self, path: Path, rows: Sequence[Any]) -> None:
+    def write(self, path: Path, predictions: Sequence[Any]) -> None:
         """Write the arrays of rows."""
         with open(path, "wb") as file:
-            contents: dict[str, Any] = embedding_arrays(rows)
-            np.savez(file, **contents)
+            arrays: dict[str, Any] = embedding_arrays(predictions)
+            np.savez(file, **arrays)
 
-    def join(self, path: Path, parts: list[Path]) -> None:
+    def join(self, path: Path, chunk_paths: list[Path]) -> None:
         """Join all chunk files into one file, one array and one chunk at a time."""
         with zipfile.ZipFile(path, "w", allowZip64=True) as archive:
             for name in ("embeddings", "paths", "errors"):
-                kinds = [(array.shape, array.dtype) for array in (load_npz_array(part, name) for part in parts)]
-                rest = tuple(max(sizes) for sizes in zip(*(shape[1:] for shape, _ in kinds), strict=True))
-                shape = (sum(shape[0] for shape, _ in kinds), *rest)
-                dtype = np.result_type(*(dtype for _, dtype in kinds))
+                array_specs = [
+                    (array.shape, array.dtype)
+                    for array in (load_npz_array(chunk_path, name) for chunk_path in chunk_paths)
+                ]
+                trailing_shape = tuple(
+                    max(sizes) for sizes in zip(*(shape[1:] for shape, _ in array_specs), strict=True)
+                )
+                shape = (sum(shape[0] for shape, _ in array_specs), *trailing_shape)
+                dtype = np.result_type(*(dtype for _, dtype in array_specs))
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-                    np.lib.format.write_array_header_1_0(file, described)
-                    for part in parts:
-                        array = load_npz_array(part, name)
-                        if array.shape[1:] != rest:  # a chunk without any readable image
-                            array = np.full((len(array), *rest), np.nan, dtype)
+                    npy_header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+                    np.lib.format.write_array_header_1_0(file, npy_header)
+                    for chunk_path in chunk_paths:
+                        array = load_npz_array(chunk_path, name)
+                        if array.shape[1:] != trailing_shape:  # a chunk without any readable image
+                            array = np.full((len(array), *trailing_shape), np.nan, dtype)
                         file.write(array.astype(dtype, copy=False).tobytes())
 
 
-def load_npz_array(part: Path, name: str) -> np.ndarray:
+def load_npz_array(chunk_path: Path, name: str) -> np.ndarray:
     """Load one array (n, ...) of a chunk file."""
-    with np.load(part, allow_pickle=False) as archive:
+    with np.load(chunk_path, allow_pickle=False) as archive:
         return archive[name]
 
 
@@ -153,37 +158,39 @@ class CocoOutputFile(ChunkedOutputFile):
 
     suffix = ".jsonl"
 
-    def read(self, part: Path) -> Iterator[tuple[str, bool]]:
+    def read(self, chunk_path: Path) -> Iterator[tuple[str, bool]]:
         """Read the image names of a chunk file, and whether each was unreadable."""
-        for record in read_jsonl_records([part]):
+        for record in read_jsonl_records([chunk_path]):
             yield record["path"], record["error"] is not None
 
-    def write(self, path: Path, rows: Sequence[Any]) -> None:
+    def write(self, path: Path, predictions: Sequence[Any]) -> None:
         """Write one line per image."""
-        path.write_bytes(b"".join(encode_json_line(self.kind.to_dict(row)) for row in rows))
+        path.write_bytes(b"".join(encode_json_line(self.kind.to_dict(prediction)) for prediction in predictions))
 
-    def join(self, path: Path, parts: list[Path]) -> None:
+    def join(self, path: Path, chunk_paths: list[Path]) -> None:
         """Join the results of all chunk files, one image at a time; images without ids are numbered from 1."""
         images = Path(self.path).with_suffix(".images.json")
-        with open(path, "wb") as file, atomic_path(images) as temporary, open(temporary, "wb") as listing:
+        with open(path, "wb") as file, atomic_path(images) as temporary, open(temporary, "wb") as images_file:
             file.write(b"[")
-            listing.write(b'{"images":[')
-            comma, between = b"\n", b"\n"
-            for number, record in enumerate(read_jsonl_records(parts), 1):
-                own = number if record["id"] is None else record["id"]
+            images_file.write(b'{"images":[')
+            result_separator, image_separator = b"\n", b"\n"
+            for index, record in enumerate(read_jsonl_records(chunk_paths), 1):
+                image_id = index if record["id"] is None else record["id"]
                 for result in record["results"]:
-                    file.write(comma + encode_json_line({"image_id": own, **result}).rstrip())
-                    comma = b",\n"
+                    file.write(result_separator + encode_json_line({"image_id": image_id, **result}).rstrip())
+                    result_separator = b",\n"
                 if record["error"] is None:
-                    image = {"id": own, "file_name": record["file_name"]} | record["size"]
-                    listing.write(between + encode_json_line(image).rstrip())
-                    between = b",\n"
+                    image = {"id": image_id, "file_name": record["file_name"]} | record["size"]
+                    images_file.write(image_separator + encode_json_line(image).rstrip())
+                    image_separator = b",\n"
             file.write(b"\n]\n")
-            listing.write(b'\n],"annotations":[],"categories":' + json.dumps(self.kind.categories).encode() + b"}\n")
+            images_file.write(
+                b'\n],"annotations":[],"categories":' + json.dumps(self.kind.categories).encode() + b"}\n"
+            )
 
 
-def read_jsonl_records(parts: Sequence[Path]) -> Iterator[dict[str, Any]]:
+def read_jsonl_records(chunk_paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
     """Yield the records of JSONL chunk files, one at a time."""
-    for part in parts:
-        with open(part, "rb") as file:
+    for chunk_path in chunk_paths:
+        with open(chunk_path, "rb") as file:
             yield from map(json.loads, file)

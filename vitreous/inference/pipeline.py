@@ -45,30 +45,30 @@ def run_pipeline(
     An exception of the items is raised after the outputs of the preceding items. Stopping early leaves no thread
     running.
     """
-    rest, failure = iter(items), list[Exception]()
+    remaining, failure = iter(items), list[Exception]()
     decoding, computing = ThreadPoolExecutor(default_worker_count(), "decode"), ThreadPoolExecutor(1, "compute")
-    waiting: deque[list[tuple[T, Future[np.ndarray | DataError]]]] = deque()
-    running: deque[Future[list[tuple[T, Any]]]] = deque()
+    decoding_chunks: deque[list[tuple[T, Future[np.ndarray | DataError]]]] = deque()
+    computing_chunks: deque[Future[list[tuple[T, Any]]]] = deque()
 
     def fill() -> None:
-        while len(waiting) < PREFETCHED_CHUNKS and not failure:
+        while len(decoding_chunks) < PREFETCHED_CHUNKS and not failure:
             batch: list[tuple[T, Future[np.ndarray | DataError]]] = []
             try:
-                batch.extend((item, decoding.submit(decode, item)) for item in islice(rest, chunk))
+                batch.extend((item, decoding.submit(decode, item)) for item in islice(remaining, chunk))
             except Exception as error:
                 failure.append(error)
             if not batch:
                 return
-            waiting.append(batch)
+            decoding_chunks.append(batch)
 
     try:
         fill()
-        while waiting:
-            pictures = [(item, future.result()) for item, future in waiting.popleft()]
-            running.append(computing.submit(compute_items, pictures, compute))
+        while decoding_chunks:
+            decoded = [(item, future.result()) for item, future in decoding_chunks.popleft()]
+            computing_chunks.append(computing.submit(compute_items, decoded, compute))
             fill()
-            while len(running) > bool(waiting):
-                yield running.popleft().result()
+            while len(computing_chunks) > bool(decoding_chunks):
+                yield computing_chunks.popleft().result()
         if failure:
             raise failure[0]
     finally:
@@ -77,13 +77,15 @@ def run_pipeline(
 
 
 def compute_items(
-    pictures: list[tuple[T, np.ndarray | DataError]], compute: Callable[[Any], Any]
+    decoded: list[tuple[T, np.ndarray | DataError]], compute: Callable[[Any], Any]
 ) -> list[tuple[T, Any]]:
     """Compute the rows of the readable images: (C, *image) each; `compute` maps (B, C, *image) to B rows."""
-    rows = iter(
-        compute(stack_same_size(good)) if (good := [one for _, one in pictures if isinstance(one, np.ndarray)]) else ()
+    outputs = iter(
+        compute(stack_same_size(readable))
+        if (readable := [array for _, array in decoded if isinstance(array, np.ndarray)])
+        else ()
     )
-    return [(item, next(rows) if isinstance(picture, np.ndarray) else picture) for item, picture in pictures]
+    return [(item, next(outputs) if isinstance(pixels, np.ndarray) else pixels) for item, pixels in decoded]
 
 
 def stack_same_size(images: list[np.ndarray]) -> np.ndarray | list[np.ndarray]:

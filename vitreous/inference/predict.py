@@ -56,14 +56,14 @@ class Embedding:
     error: str | None = None
 
 
-def stack_embeddings(rows: Sequence[Embedding]) -> np.ndarray:
+def stack_embeddings(embeddings: Sequence[Embedding]) -> np.ndarray:
     """Stack embeddings to (n, D) float32, NaN for unreadable images; D is 0 if no image is readable."""
-    width = next((len(row.values) for row in rows if row.values is not None), 0)
-    table = np.full((len(rows), width), np.nan, np.float32)
-    for number, row in enumerate(rows):
-        if row.values is not None:
-            table[number] = row.values
-    return table
+    width = next((len(embedding.values) for embedding in embeddings if embedding.values is not None), 0)
+    matrix = np.full((len(embeddings), width), np.nan, np.float32)
+    for index, embedding in enumerate(embeddings):
+        if embedding.values is not None:
+            matrix[index] = embedding.values
+    return matrix
 
 
 @dataclass(eq=False)
@@ -114,8 +114,8 @@ class Predictor:
         from vitreous.inference.engine_choice import choose_chunk_engine
 
         if features:
-            engine.feature_engine = chosen = choose_chunk_engine(engine.feature_engine, total_images)
-            engine.options, engine.note = chosen.options, chosen.note
+            engine.feature_engine = feature_engine = choose_chunk_engine(engine.feature_engine, total_images)
+            engine.options, engine.note = feature_engine.options, feature_engine.note
         else:
             self.engine = choose_chunk_engine(engine, total_images)
 
@@ -167,12 +167,12 @@ class Predictor:
         on_images: Callable[[int], None] = lambda done: None,
     ) -> ImagePrediction | list[ImagePrediction]:
         """Run `predict` for a model whose head returns K numbers per image."""
-        answers = Predictions()
+        predictions = Predictions()
         form = self.prediction_format(options.top, options.threshold, options.abstain)
         for chunk in self.predictions(build_items(images, self.card.preprocess), form, bad_images):
-            answers += chunk
-            on_images(len(answers))
-        return answers[0] if is_image(images) else answers
+            predictions += chunk
+            on_images(len(predictions))
+        return predictions[0] if is_image(images) else predictions
 
     def embed(
         self,
@@ -185,11 +185,11 @@ class Predictor:
 
         Raises DataError for an unreadable file; with `bad_images="skip"` its row is NaN.
         """
-        rows: list[Embedding] = []
+        embeddings: list[Embedding] = []
         for chunk in self.embeddings(build_items(images, self.card.preprocess), bad_images):
-            rows += chunk
-            on_images(len(rows))
-        vectors = stack_embeddings(rows)
+            embeddings += chunk
+            on_images(len(embeddings))
+        vectors = stack_embeddings(embeddings)
         return vectors[0] if is_image(images) else vectors
 
     @overload  # a str is an Iterable[str] too
@@ -215,10 +215,10 @@ class Predictor:
         Raises UsageError for a model that does not segment images, and DataError for an unreadable file; with
         `bad_images="skip"` its result has an `error` instead. `pictures` keeps the images for `draw_overlay`.
         """
-        answers = list(
+        class_maps = list(
             iterate_class_maps(self.card, self.engine, build_items(images, self.card.preprocess), bad_images, pictures)
         )
-        return answers[0] if is_image(images) else answers
+        return class_maps[0] if is_image(images) else class_maps
 
     @overload  # a str is an Iterable[str] too
     def detect(  # pyright: ignore[reportOverlappingOverload]
@@ -248,12 +248,12 @@ class Predictor:
         detector, and DataError for an unreadable file; with `bad_images="skip"` its result has an `error` instead.
         """
         items, options = build_items(images, self.card.preprocess), DetectOptions(threshold, tiles)
-        answers = list(
+        detections = list(
             iterate_image_objects(
-                self.card, self.engine, items=items, options=options, bad_images=bad_images, pictures=pictures
+                self.card, self.engine, items=items, options=options, bad_images=bad_images, keep_images=pictures
             )
         )
-        return answers[0] if is_image(images) else answers
+        return detections[0] if is_image(images) else detections
 
     def predictions(
         self, items: Iterable[Item], form: PredictionFormat, bad_images: str = "skip"
@@ -263,8 +263,10 @@ class Predictor:
         self.require_outputs()
         for chunk in self.rows(items, self.activations, bad_images):
             yield [
-                form.fail(item.name, row.message) if isinstance(row, DataError) else form.predict(row, item.name)
-                for item, row in chunk
+                form.fail(item.name, output.message)
+                if isinstance(output, DataError)
+                else form.predict(output, item.name)
+                for item, output in chunk
             ]
 
     def embeddings(self, items: Iterable[Item], bad_images: str = "skip") -> Iterator[list[Embedding]]:
@@ -272,8 +274,10 @@ class Predictor:
         features = self.clip_views.mean(self.engine.features) if self.clip_views else self.engine.features
         for chunk in self.rows(items, features, bad_images):
             yield [
-                Embedding(item.name, error=row.message) if isinstance(row, DataError) else Embedding(item.name, row)
-                for item, row in chunk
+                Embedding(item.name, error=output.message)
+                if isinstance(output, DataError)
+                else Embedding(item.name, output)
+                for item, output in chunk
             ]
 
     def rows(
@@ -283,8 +287,10 @@ class Predictor:
         `bad_images` is stop."""
         size = max(1, choose_chunk_size(self.card.preprocess) // (self.clip_views.count if self.clip_views else 1))
         for chunk in run_pipeline(items, self.picture, compute, size):
-            if bad_images == "stop" and (bad := next((row for _, row in chunk if isinstance(row, DataError)), None)):
-                raise bad
+            if bad_images == "stop" and (
+                read_error := next((output for _, output in chunk if isinstance(output, DataError)), None)
+            ):
+                raise read_error
             yield chunk
 
     def picture(self, item: Item) -> np.ndarray | DataError:
@@ -350,15 +356,15 @@ def load(
     UsageError for a missing run or an unknown option, WeightsError for a damaged bundle.
     """
     if options:
-        known = ("exact", "headless", "quick", "examples", "resize", "source_size", "native_aspect", "tokens")
-        (how,) = apply_keyword_options("load", dict(options), how or InferenceOptions(), known=known)
+        known_keywords = ("exact", "headless", "quick", "examples", "resize", "source_size", "native_aspect", "tokens")
+        (how,) = apply_keyword_options("load", dict(options), how or InferenceOptions(), extra_names=known_keywords)
     check_path_argument(run, "load(run)")
     if (source := WeightsSource(os.fspath(run), resize, source_size, native_aspect, tokens=tokens)).words:
         run = source
     if is_exported_file(run):
-        if words := get_source_options(run):
+        if source_options := get_source_options(run):
             message = f"{run} is an exported file, whose position embeddings and image size are fixed"
-            raise UsageError(message, f"leave {words[0]} out, and export it again")
+            raise UsageError(message, f"leave {source_options[0]} out, and export it again")
         file = open_exported_file(run, how, quick)
         views = parse_clip_views(how.clip_views if how else SINGLE_VIEW, file.card.preprocess)
         return Predictor(file.card, file, exact=exact, clip_views=views, origin=os.fspath(run))
@@ -392,9 +398,9 @@ def build_predictor(
                 yield bundle.preprocess.to_tensor(bundle.preprocess.decode(example))
 
     how = how or InferenceOptions()
-    views, alone = parse_clip_views(how.clip_views, bundle.preprocess), replace(how, clip_views=SINGLE_VIEW)
+    views, single_view = parse_clip_views(how.clip_views, bundle.preprocess), replace(how, clip_views=SINGLE_VIEW)
     engine = make_engine(
-        bundle.model, bundle.preprocess, alone, lambda: iterate_calibration_images(run, bundle.preprocess, given)
+        bundle.model, bundle.preprocess, single_view, lambda: iterate_calibration_images(run, bundle.preprocess, given)
     )
     engine.low_latency = quick
     return Predictor(build_card(bundle), engine, bundle=bundle, exact=exact, clip_views=views, origin=os.fspath(run))

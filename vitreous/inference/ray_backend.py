@@ -68,24 +68,24 @@ class RayPredictor:
         """Yield as `Predictor.embeddings`. Raises as `predictions`."""
         return self.answers(items, "embeddings", (bad_images,))
 
-    def answers(self, items: Iterable[Item], verb: Verb, rest: tuple[Any, ...]) -> Iterator[list[Any]]:
+    def answers(self, items: Iterable[Item], verb: Verb, arguments: tuple[Any, ...]) -> Iterator[list[Any]]:
         """Yield predictions chunk by chunk. Raises a worker's VitreousError, ResourceError if the cluster fails."""
-        packed = split_into_chunks(items)
-        if (first := next(packed, None)) is None:
+        chunks = split_into_chunks(items)
+        if (first_chunk := next(chunks, None)) is None:
             return
         path = os.path.abspath(self.run) if os.path.exists(self.run) else os.fspath(self.run)
         run = replace(self.run, path=path) if isinstance(self.run, WeightsSource) else path
         ray = connect_ray(self.address)
         try:
-            start, most = plan_workers(
-                ray, WorkerTask(run, self.how, exact=self.exact, verb=verb, rest=rest, place=os.getcwd())
+            start, num_workers = plan_workers(
+                ray, WorkerTask(run, self.how, exact=self.exact, verb=verb, rest=arguments, place=os.getcwd())
             )
             workers, in_flight = list[Any](), deque[Any]()
-            for number, chunk in enumerate(chain([first], packed)):
-                if number < most:
+            for chunk_index, chunk in enumerate(chain([first_chunk], chunks)):
+                if chunk_index < num_workers:
                     workers.append(start())
-                in_flight.append(workers[number % most].answer.remote(chunk))
-                if len(in_flight) >= CHUNKS_IN_FLIGHT * most:
+                in_flight.append(workers[chunk_index % num_workers].answer.remote(chunk))
+                if len(in_flight) >= CHUNKS_IN_FLIGHT * num_workers:
                     yield unpack_worker_result(ray.get(in_flight.popleft()))
             while in_flight:
                 yield unpack_worker_result(ray.get(in_flight.popleft()))
@@ -153,9 +153,9 @@ class RayWorker:
             return type(error).__name__, error.message, error.hint
 
 
-def unpack_worker_result(answers: list[Any] | tuple[str, str, str]) -> list[Any]:
+def unpack_worker_result(result: list[Any] | tuple[str, str, str]) -> list[Any]:
     """Return the predictions of a chunk. Raises the VitreousError that `Worker.answer` returned."""
-    if isinstance(answers, tuple):
-        kind, message, hint = answers
-        raise getattr(errors, kind)(message, hint)
-    return answers
+    if isinstance(result, tuple):
+        error_name, message, hint = result
+        raise getattr(errors, error_name)(message, hint)
+    return result

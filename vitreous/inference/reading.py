@@ -48,20 +48,24 @@ def read_model_input(
     check_decoding_cost(content, name)
     if content.startswith(b"\xff\xd8"):
         if header := parse_plain_jpeg(content, planar.channels, name, exact=False):
-            if (small := read_reduced_jpeg(header, planar)) is not None:
-                return small
+            if (reduced := read_reduced_jpeg(header, planar)) is not None:
+                return reduced
         elif math.prod(read_upright_size(content, name, MAX_JPEG_PIXELS)) > MAX_PIXELS:
             return read_large_jpeg(content, planar, name, exact, MAX_PIXELS)
     return preprocess.to_array(preprocess.decode(content, name))
 
 
-def read_large_jpeg(content: bytes, preprocess: PlanarPreprocess, name: str, exact: bool, most: int) -> np.ndarray:
-    """Read a JPEG of more than `most` pixels as (C, *image), decoded at 1/2, 1/4 or 1/8 size to bound memory. Raises
-    DataError for unreadable data."""
+def read_large_jpeg(
+    content: bytes, preprocess: PlanarPreprocess, name: str, exact: bool, max_pixels: int
+) -> np.ndarray:
+    """Read a JPEG of more than `max_pixels` pixels as (C, *image), decoded at 1/2, 1/4 or 1/8 size to bound memory.
+    Raises DataError for unreadable data."""
     header = None if exact else parse_plain_jpeg(content, preprocess.channels, name, exact=False)
-    if header is not None and (small := read_reduced_jpeg(header, preprocess)) is not None:
-        return small
-    return preprocess.to_array(preprocess.decode(decode_jpeg_reduced(content, preprocess.channels, name, most), name))
+    if header is not None and (reduced := read_reduced_jpeg(header, preprocess)) is not None:
+        return reduced
+    return preprocess.to_array(
+        preprocess.decode(decode_jpeg_reduced(content, preprocess.channels, name, max_pixels), name)
+    )
 
 
 def read_reduced_jpeg(jpeg: LazyJpeg, preprocess: PlanarPreprocess) -> np.ndarray | None:
@@ -77,5 +81,5 @@ def read_reduced_jpeg(jpeg: LazyJpeg, preprocess: PlanarPreprocess) -> np.ndarra
     over_x = pixels.shape[1] - jpeg.size[0] / factor if jpeg.orientation in MIRRORED_ORIENTATIONS else 0.0
     over_y = pixels.shape[0] - jpeg.size[1] / factor if jpeg.orientation in FLIPPED_ORIENTATIONS else 0.0
     box = (left / factor + over_x, top / factor + over_y, right / factor + over_x, bottom / factor + over_y)
-    small = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
-    return image_to_array(preprocess.resample(small, box, plane))
+    reduced = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+    return image_to_array(preprocess.resample(reduced, box, plane))

@@ -30,7 +30,7 @@ class RowFormat(Protocol):
     formats: tuple[str, ...]
     part: int
 
-    def to_dict(self, row: Any, /) -> dict[str, Any]:
+    def to_dict(self, prediction: Any, /) -> dict[str, Any]:
         """Return a row as JSON, with at least path and error."""
         ...
 
@@ -41,18 +41,20 @@ class EmbeddingRows:
     formats: tuple[str, ...] = (".npz", ".parquet", ".jsonl")
     part = ROWS_PER_CHUNK
 
-    def to_dict(self, row: Embedding) -> dict[str, Any]:
+    def to_dict(self, embedding: Embedding) -> dict[str, Any]:
         """Return path, embedding (null if unreadable), and error."""
         # the shortest decimals that represent the float32 values
-        values = None if row.values is None else [float(str(value)) for value in row.values]
-        return {"path": row.path, "embedding": values, "error": row.error}
+        values = None if embedding.values is None else [float(str(value)) for value in embedding.values]
+        return {"path": embedding.path, "embedding": values, "error": embedding.error}
 
-    def table(self, rows: Sequence[Embedding]) -> pa.Table:
+    def table(self, embeddings: Sequence[Embedding]) -> pa.Table:
         """Return the same columns as an Arrow table."""
         import pyarrow as pa
 
-        values = pa.array([row.values for row in rows], pa.list_(pa.float32()))
-        return pa.table({**build_path_columns(rows), "embedding": values, "error": build_error_column(rows)})
+        values = pa.array([embedding.values for embedding in embeddings], pa.list_(pa.float32()))
+        return pa.table(
+            {**build_path_columns(embeddings), "embedding": values, "error": build_error_column(embeddings)}
+        )
 
 
 def encode_json_line(document: dict[str, Any]) -> bytes:
@@ -61,11 +63,11 @@ def encode_json_line(document: dict[str, Any]) -> bytes:
     return (text if is_utf8(text) else json.dumps(document)).encode() + b"\n"
 
 
-def embedding_arrays(rows: Sequence[Embedding]) -> dict[str, np.ndarray]:
+def embedding_arrays(embeddings: Sequence[Embedding]) -> dict[str, np.ndarray]:
     """Return the arrays of an npz file: `embeddings` (n, D) float32, NaN if unreadable, `paths` and `errors` as
     text."""
     return {
-        "embeddings": stack_embeddings(rows),
-        "paths": np.array([row.path for row in rows]),
-        "errors": np.array([row.error or "" for row in rows]),
+        "embeddings": stack_embeddings(embeddings),
+        "paths": np.array([embedding.path for embedding in embeddings]),
+        "errors": np.array([embedding.error or "" for embedding in embeddings]),
     }

@@ -15,8 +15,8 @@ MAX_LISTED_SIZES = 12  # sizes listed in a note
 
 def list_training_sizes(bundle: Bundle) -> tuple[tuple[int, ...], ...]:
     """List the training sizes of a model, in pixels or latent positions; its default size comes first."""
-    own = tuple(bundle.model.config.image)
-    return (own, *(size for size in bundle.preprocess.buckets if size != own))
+    default_size = tuple(bundle.model.config.image)
+    return (default_size, *(size for size in bundle.preprocess.buckets if size != default_size))
 
 
 def choose_sample_size(
@@ -38,20 +38,24 @@ def choose_sample_size(
     if frames is not None:
         check_frames(bundle, frames)
     plane = None if size is None else parse_sample_size(size, config.patch[-2:], stride)
-    learned = list_training_sizes(bundle)
-    fitting = [one for one in learned if plane in (None, one[-2:]) and frames in (None, one[0])]
-    if fitting:
-        return fitting[0]
-    chosen = (*learned[0][:-2], *(plane or learned[0][-2:]))
-    chosen = chosen if frames is None else (frames, *chosen[1:])
-    listed = ", ".join(format_sample_size(one, stride) for one in learned[:MAX_LISTED_SIZES]) + ", …" * (
-        len(learned) > MAX_LISTED_SIZES
-    )
+    training_sizes = list_training_sizes(bundle)
+    matching_sizes = [
+        training_size
+        for training_size in training_sizes
+        if plane in (None, training_size[-2:]) and frames in (None, training_size[0])
+    ]
+    if matching_sizes:
+        return matching_sizes[0]
+    sample_size = (*training_sizes[0][:-2], *(plane or training_sizes[0][-2:]))
+    sample_size = sample_size if frames is None else (frames, *sample_size[1:])
+    listed = ", ".join(
+        format_sample_size(training_size, stride) for training_size in training_sizes[:MAX_LISTED_SIZES]
+    ) + ", …" * (len(training_sizes) > MAX_LISTED_SIZES)
     note(
-        f"the model was not trained at {format_sample_size(chosen, stride)}, but at "
+        f"the model was not trained at {format_sample_size(sample_size, stride)}, but at "
         f"{listed}: sample quality at other sizes is unknown"
     )
-    return chosen
+    return sample_size
 
 
 def check_frames(bundle: Bundle, frames: int) -> None:
@@ -64,23 +68,23 @@ def check_frames(bundle: Bundle, frames: int) -> None:
         raise UsageError(problem, f"use --frames {nearest_divisible_size((frames,), config.patch[:1])[0]}")
 
 
-def parse_sample_size(words: str, patch: tuple[int, ...], stride: int) -> tuple[int, int]:
+def parse_sample_size(text: str, patch: tuple[int, ...], stride: int) -> tuple[int, int]:
     """Parse `64x48` or `64`, in pixels, to (height, width) in positions of `stride` pixels. Raises UsageError for other
     text, and for sides that a patch, in such positions, does not divide."""
-    parts = words.lower().split("x")
-    sides = [int(part) for part in parts if part.isdecimal() and 0 < int(part) <= MAX_SAMPLE_SIDE]
-    if len(parts) not in (1, 2) or len(sides) != len(parts):
+    tokens = text.lower().split("x")
+    lengths = [int(token) for token in tokens if token.isdecimal() and 0 < int(token) <= MAX_SAMPLE_SIDE]
+    if len(tokens) not in (1, 2) or len(lengths) != len(tokens):
         raise UsageError(
-            f"--size cannot be {words}", f"use HEIGHTxWIDTH in pixels, each at most {MAX_SAMPLE_SIDE}, as in 64x48"
+            f"--size cannot be {text}", f"use HEIGHTxWIDTH in pixels, each at most {MAX_SAMPLE_SIDE}, as in 64x48"
         )
-    height, width = sides * 2 if len(sides) == 1 else sides
+    height, width = lengths * 2 if len(lengths) == 1 else lengths
     cell = (patch[0] * stride, patch[1] * stride)
     if height % cell[0] or width % cell[1]:
         hint = f"use --size {format_sample_size(nearest_divisible_size((height, width), cell))}"
-        raise UsageError(f"--size {words} is not a multiple of the patch of {format_sample_size(cell)} pixels", hint)
+        raise UsageError(f"--size {text} is not a multiple of the patch of {format_sample_size(cell)} pixels", hint)
     return height // stride, width // stride
 
 
 def format_sample_size(size: tuple[int, ...], stride: int = 1) -> str:
     """Format a size in positions of `stride` pixels as pixels: `8x64x48`."""
-    return "x".join(map(str, (*size[:-2], *(side * stride for side in size[-2:]))))
+    return "x".join(map(str, (*size[:-2], *(length * stride for length in size[-2:]))))

@@ -145,8 +145,8 @@ class Generator:
             raise UsageError("the model is unconditional and has no classes", "leave --class out")
         for name in names:
             if name not in self.classes:
-                known = suggest_nearest(name, self.classes) or f"use one of {', '.join(self.classes[:20])}"
-                raise UsageError(f"no class {name}", known)
+                hint = suggest_nearest(name, self.classes) or f"use one of {', '.join(self.classes[:20])}"
+                raise UsageError(f"no class {name}", hint)
         return [self.classes.index(name) for name in names] or list(range(max(1, len(self.classes))))
 
     def pairs_of(self, labels: Sequence[int], options: SampleOptions) -> list[tuple[int, int]]:
@@ -157,12 +157,12 @@ class Generator:
         if options.to_seed is not None and (count % len(labels) or count < 2 * len(labels)):
             hint = f"use a multiple of {len(labels)} for --count, at least {2 * len(labels)}, or set --class"
             raise UsageError(f"--to-seed needs equal counts per class, not {count} over {len(labels)} classes", hint)
-        turns = [(labels[place % len(labels)], place // len(labels)) for place in range(count)]
+        turns = [(labels[index % len(labels)], index // len(labels)) for index in range(count)]
         return [pair for label in dict.fromkeys(labels) for pair in turns if pair[0] == label]
 
     def make(
         self,
-        wanted: Sequence[tuple[int, int]],
+        pairs: Sequence[tuple[int, int]],
         options: SampleOptions,
         on_images: Callable[[float], None] = lambda images: None,
         on_step: Callable[[slice, SamplerState], None] = lambda rows, state: None,
@@ -170,21 +170,21 @@ class Generator:
     ) -> Iterator[Sample]:
         """Yield the samples of (class, number) pairs, in order; the callbacks are those of `ImageSampler.sample`, and
         `canvas` replaces that of the options."""
-        labels, numbers = torch.tensor(wanted, dtype=torch.int64).reshape(-1, 2).unbind(1)
-        canvas = canvas or self.canvas(options, len(wanted))
-        noise = None if options.to_seed is None else self.interpolate_noise(labels, numbers, options)
+        labels, sample_indices = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
+        canvas = canvas or self.canvas(options, len(pairs))
+        noise = None if options.to_seed is None else self.interpolate_noise(labels, sample_indices, options)
         images = self.sampler.sample(
-            labels, numbers, options, on_images=on_images, noise=noise, canvas=canvas, on_step=on_step
+            labels, sample_indices, options, on_images=on_images, noise=noise, canvas=canvas, on_step=on_step
         )
-        for (label, number), image in zip(wanted, images.movedim(1, -1).numpy(), strict=True):
-            yield Sample(image, self.classes[label] if self.classes else "", number)
+        for (label, sample_index), image in zip(pairs, images.movedim(1, -1).numpy(), strict=True):
+            yield Sample(image, self.classes[label] if self.classes else "", sample_index)
 
-    def interpolate_noise(self, labels: Tensor, numbers: Tensor, options: SampleOptions) -> Tensor:
+    def interpolate_noise(self, labels: Tensor, sample_indices: Tensor, options: SampleOptions) -> Tensor:
         """Interpolate noise between the seeds by (n,) labels and numbers -> (n, C, *image), on the great circle."""
-        zero, end = torch.zeros_like(numbers), options.to_seed or 0
-        first, last = (self.sampler.noise(labels, zero, seed) for seed in (options.seed, end))
-        share = (numbers / ((options.count or 2) - 1)).view(-1, *[1] * (first.dim() - 1)).float()
-        return slerp_noise(first, last, share)
+        zero, end_seed = torch.zeros_like(sample_indices), options.to_seed or 0
+        start_noise, end_noise = (self.sampler.noise(labels, zero, seed) for seed in (options.seed, end_seed))
+        fraction = (sample_indices / ((options.count or 2) - 1)).view(-1, *[1] * (start_noise.dim() - 1)).float()
+        return slerp_noise(start_noise, end_noise, fraction)
 
     def canvas(self, options: SampleOptions, count: int) -> InpaintingCanvas | None:
         """Load the inpainting canvas of the options. Raises DataError for files that are not images, UsageError for a
@@ -196,31 +196,31 @@ class Generator:
             raise UsageError("--inpaint is for image models, not for clips", "leave it out")
         if self.sampler.decode is not None:
             raise UsageError("--inpaint is for pixel models, not for latents", "leave it out")
-        picture, mask = preprocess.decode(options.inpaint), ImagePreprocess(preprocess.image, 1).decode(options.mask)
-        if not isinstance(picture, Image.Image):
+        image, mask = preprocess.decode(options.inpaint), ImagePreprocess(preprocess.image, 1).decode(options.mask)
+        if not isinstance(image, Image.Image):
             raise DataError(f"{options.inpaint} is not an image")
-        if picture.size != mask.size:
-            sizes = [" x ".join(map(str, one.size)) for one in (picture, mask)]
+        if image.size != mask.size:
+            sizes = [" x ".join(map(str, source.size)) for source in (image, mask)]
             raise UsageError(f"the image has {sizes[0]} pixels, but its mask {sizes[1]}", "make them equal")
-        return self.canvas_of(preprocess.to_array(picture), preprocess.to_array(mask), count)
+        return self.canvas_of(preprocess.to_array(image), preprocess.to_array(mask), count)
 
-    def canvas_of(self, picture: np.ndarray, mask: np.ndarray, count: int) -> InpaintingCanvas:
+    def canvas_of(self, pixels: np.ndarray, mask: np.ndarray, count: int) -> InpaintingCanvas:
         """Build a canvas of `count` images from (C, H, W) and (1, H, W) uint8 at the sample size; pixels that are black
         in the mask are kept."""
-        image = self.bundle.preprocess.normalise(from_numpy(picture)[None])
-        given = from_numpy(mask)[None] < 128
-        return InpaintingCanvas(image.expand(count, -1, -1, -1), given.expand(count, -1, -1, -1))
+        image = self.bundle.preprocess.normalise(from_numpy(pixels)[None])
+        is_kept = from_numpy(mask)[None] < 128
+        return InpaintingCanvas(image.expand(count, -1, -1, -1), is_kept.expand(count, -1, -1, -1))
 
 
-def slerp_noise(first: Tensor, last: Tensor, share: Tensor) -> Tensor:
+def slerp_noise(start: Tensor, end: Tensor, fraction: Tensor) -> Tensor:
     """Interpolate (n, ...) noise spherically by shares in 0..1; each point has the same distribution as the ends
     (arXiv:1609.04468)."""
-    axes = tuple(range(1, first.dim()))
-    cosine = (first * last).sum(axes, keepdim=True) / (
-        first.square().sum(axes, keepdim=True) * last.square().sum(axes, keepdim=True)
+    axes = tuple(range(1, start.dim()))
+    cosine = (start * end).sum(axes, keepdim=True) / (
+        start.square().sum(axes, keepdim=True) * end.square().sum(axes, keepdim=True)
     ).sqrt().clamp(min=1e-12)
     angle = cosine.clamp(-1 + 1e-6, 1 - 1e-6).acos()
-    return ((1 - share) * angle).sin() / angle.sin() * first + (share * angle).sin() / angle.sin() * last
+    return ((1 - fraction) * angle).sin() / angle.sin() * start + (fraction * angle).sin() / angle.sin() * end
 
 
 def sample(
@@ -238,26 +238,36 @@ def sample(
     folder, with CLASS-NUMBER.png per image or CLASS-NUMBER.gif per clip; existing files are skipped. Raises UsageError,
     WeightsError, DataError and ResourceError, each with a hint.
     """
-    (asked,) = apply_keyword_options(
-        "sample", dict(options), SampleOptions(), known=("run", "out", "listener", "progress")
+    (sample_options,) = apply_keyword_options(
+        "sample", dict(options), SampleOptions(), extra_names=("run", "out", "listener", "progress")
     )
     display = listener or (ProgressDisplay() if progress else NullListener())
-    began, place = time.monotonic(), Path(out)
+    start_time, output_path = time.monotonic(), Path(out)
     bundle = open_generator(run, display.note)
-    suffix = place.suffix.lower()
-    check_sample_path(place, bundle.preprocess.is_animated)
+    suffix = output_path.suffix.lower()
+    check_sample_path(output_path, bundle.preprocess.is_animated)
     generator = Generator(
-        bundle, asked.device, asked.precision, asked.vae, frames=asked.frames, size=asked.size, note=display.note
+        bundle,
+        sample_options.device,
+        sample_options.precision,
+        sample_options.vae,
+        frames=sample_options.frames,
+        size=sample_options.size,
+        note=display.note,
     )
-    labels = generator.labels_of(asked.classes)
-    asked.resolve_sampler(generator.process)
-    wanted = generator.pairs_of(labels, asked)
-    asked = replace(asked, count=len(wanted) // len(labels)) if asked.to_seed is not None else asked
+    labels = generator.labels_of(sample_options.classes)
+    sample_options.resolve_sampler(generator.process)
+    pairs = generator.pairs_of(labels, sample_options)
+    sample_options = (
+        replace(sample_options, count=len(pairs) // len(labels))
+        if sample_options.to_seed is not None
+        else sample_options
+    )
     write = write_sample_grid if suffix in GRID_SUFFIXES else write_sample_folder
     try:
-        files = write(place, generator, wanted, asked, display)
+        files = write(output_path, generator, pairs, sample_options, display)
     except OSError as error:
-        raise make_write_error(place, error) from None
+        raise make_write_error(output_path, error) from None
     finally:
         if isinstance(display, ProgressDisplay) and listener is None:
             display.close()
@@ -265,126 +275,133 @@ def sample(
         "run": os.fspath(run),
         "files": files,
         "classes": [generator.classes[label] for label in labels] if generator.classes else [],
-        "count": len(wanted),
+        "count": len(pairs),
         "size": generator.size,
         "frames": generator.sampler.image[0] if generator.clips else None,
-        "seeds": [asked.seed] + ([] if asked.to_seed is None else [asked.to_seed]),
-        "guidance": asked.guidance,
-        "sampler": asked.resolve_sampler(generator.process),
+        "seeds": [sample_options.seed] + ([] if sample_options.to_seed is None else [sample_options.to_seed]),
+        "guidance": sample_options.guidance,
+        "sampler": sample_options.resolve_sampler(generator.process),
         "precision": generator.sampler.precision,
-        "seconds": time.monotonic() - began,
+        "seconds": time.monotonic() - start_time,
     }
 
 
-def check_sample_path(place: Path, clips: bool) -> None:
+def check_sample_path(output_path: Path, clips: bool) -> None:
     """Raise UsageError for a file that images cannot be written to, and for an animation of images; ResourceError if
     its encoder is not installed."""
-    suffix = place.suffix.lower()
+    suffix = output_path.suffix.lower()
     if suffix in (GIF, MP4) and not clips:
-        raise UsageError(f"{place} is for clips, but the model generates images", "use a .png file, or a folder")
-    if suffix not in GRID_SUFFIXES and place.is_file():
-        kinds = ".png, .gif or .mp4" if clips else ".png"
-        raise UsageError(f"{place} is a file", f"use a folder, or a file that ends in {kinds} for a grid")
+        raise UsageError(f"{output_path} is for clips, but the model generates images", "use a .png file, or a folder")
+    if suffix not in GRID_SUFFIXES and output_path.is_file():
+        suffixes = ".png, .gif or .mp4" if clips else ".png"
+        raise UsageError(f"{output_path} is a file", f"use a folder, or a file that ends in {suffixes} for a grid")
     check_video_encoder(suffix)
 
 
 def generate_with_progress(
-    generator: Generator, wanted: Sequence[tuple[int, int]], asked: SampleOptions, listener: ProgressListener
+    generator: Generator, pairs: Sequence[tuple[int, int]], options: SampleOptions, listener: ProgressListener
 ) -> Iterator[Sample]:
     """Yield the samples chunk by chunk, with progress."""
-    done = 0.0
+    num_done = 0.0
 
     def count(images: float) -> None:
-        nonlocal done
-        done += images
-        listener.progress("sample", min(int(done), len(wanted)), len(wanted))
+        nonlocal num_done
+        num_done += images
+        listener.progress("sample", min(int(num_done), len(pairs)), len(pairs))
 
     chunk = max(1, SAMPLING_CHUNK // generator.sampler.image[0]) if generator.clips else SAMPLING_CHUNK
-    for low in range(0, len(wanted), chunk):
-        yield from generator.make(wanted[low : low + chunk], asked, count)
+    for start in range(0, len(pairs), chunk):
+        yield from generator.make(pairs[start : start + chunk], options, count)
 
 
 def write_sample_grid(
-    place: Path,
+    output_path: Path,
     generator: Generator,
-    wanted: Sequence[tuple[int, int]],
-    asked: SampleOptions,
+    pairs: Sequence[tuple[int, int]],
+    options: SampleOptions,
     listener: ProgressListener,
 ) -> list[str]:
     """Write one image or animation, about square, or with one row per class if that is not too elongated; an image of
     clips has the frames of each clip in a row. Raises OSError."""
-    samples = list(generate_with_progress(generator, wanted, asked, listener))
-    images, captions = [one.frames for one in samples], [one.name for one in samples]
-    columns, suffix = choose_grid_columns(wanted), place.suffix.lower()
+    samples = list(generate_with_progress(generator, pairs, options, listener))
+    images, captions = [sample_item.frames for sample_item in samples], [sample_item.name for sample_item in samples]
+    columns, suffix = choose_grid_columns(pairs), output_path.suffix.lower()
     captions = captions if any(captions) else []
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(place) as temporary:
+    output_path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(output_path) as temporary:
         if suffix in (GIF, MP4):
             write_clip(temporary, suffix, arrange_clip_grid(images, columns, captions))
         else:
-            pictures = enlarge_small_images([frame for frames in images for frame in frames])
+            all_frames = enlarge_small_images([frame for frames in images for frame in frames])
             length = len(images[0])
-            named = [name if place == 0 else "" for name in captions for place in range(length)]
-            arrange_image_grid(pictures, length if generator.moving else columns, named).save(temporary, "PNG")
-    return [os.fspath(place)]
+            frame_captions = [name if output_path == 0 else "" for name in captions for output_path in range(length)]
+            arrange_image_grid(all_frames, length if generator.moving else columns, frame_captions).save(
+                temporary, "PNG"
+            )
+    return [os.fspath(output_path)]
 
 
-def choose_grid_columns(wanted: Sequence[tuple[int, int]]) -> int:
+def choose_grid_columns(pairs: Sequence[tuple[int, int]]) -> int:
     """Return the number of columns of a grid of (class, number) pairs, sorted by class.
 
     One row per class, if all classes have equally many images and the aspect is at most `MAX_CLASS_GRID_ASPECT`; else
     about as many columns as rows."""
-    counts = Counter(label for label, _ in wanted)
-    most, classes = max(counts.values()), len(counts)
+    counts = Counter(label for label, _ in pairs)
+    max_count, classes = max(counts.values()), len(counts)
     if (
         classes > 1
-        and min(counts.values()) == most
-        and 1 / MAX_CLASS_GRID_ASPECT <= most / classes <= MAX_CLASS_GRID_ASPECT
+        and min(counts.values()) == max_count
+        and 1 / MAX_CLASS_GRID_ASPECT <= max_count / classes <= MAX_CLASS_GRID_ASPECT
     ):
-        return most
-    return square_grid_columns(len(wanted))
+        return max_count
+    return square_grid_columns(len(pairs))
 
 
 def write_sample_folder(
-    place: Path,
+    output_path: Path,
     generator: Generator,
-    wanted: Sequence[tuple[int, int]],
-    asked: SampleOptions,
+    pairs: Sequence[tuple[int, int]],
+    options: SampleOptions,
     listener: ProgressListener,
 ) -> list[str]:
     """Write each missing sample: one image file, or a GIF per clip (an image if it has one frame). Raises OSError, and
     UsageError for a folder of images with other settings."""
-    place.mkdir(parents=True, exist_ok=True)
-    apart = ("classes", "count", "size", "frames")
-    settings = {name: value for name, value in asdict(asked).items() if name not in apart}
-    settings |= {"count": len(wanted)} if asked.to_seed is not None else {}
+    output_path.mkdir(parents=True, exist_ok=True)
+    excluded = ("classes", "count", "size", "frames")
+    settings = {name: value for name, value in asdict(options).items() if name not in excluded}
+    settings |= {"count": len(pairs)} if options.to_seed is not None else {}
     settings |= {"frames": generator.sampler.image[0]} if generator.clips else {}
-    other = generator.sampler.image[-2:] != tuple(generator.bundle.model.config.image[-2:])
-    settings |= {"size": generator.size} if other else {}
+    has_custom_size = generator.sampler.image[-2:] != tuple(generator.bundle.model.config.image[-2:])
+    settings |= {"size": generator.size} if has_custom_size else {}
     settings = json.loads(json.dumps(settings | {"model": get_model_version(generator.bundle)}))
-    note = place / SETTINGS_FILE
-    if note.is_file() and json.loads(note.read_text("utf-8")) != settings:
-        raise UsageError(f"{place} has images with other settings ({note})", "use another folder")
-    write_text_atomic(note, json.dumps(settings, indent=2) + "\n")
+    settings_path = output_path / SETTINGS_FILE
+    if settings_path.is_file() and json.loads(settings_path.read_text("utf-8")) != settings:
+        raise UsageError(f"{output_path} has images with other settings ({settings_path})", "use another folder")
+    write_text_atomic(settings_path, json.dumps(settings, indent=2) + "\n")
     stems = build_file_stems(generator.classes)
     suffix, noun = (GIF, "clips") if generator.moving else (".png", "images")
-    paths = {(label, number): place / f"{stems[label]}-{number:05d}{suffix}" for label, number in wanted}
-    lacking = [pair for pair in wanted if not paths[pair].is_file()]
-    if len(lacking) < len(wanted):
-        listener.note(f"{len(wanted) - len(lacking):,} of {len(wanted):,} {noun} exist already")
-    for pair, one in zip(lacking, generate_with_progress(generator, lacking, asked, listener), strict=True):
+    paths = {
+        (label, sample_index): output_path / f"{stems[label]}-{sample_index:05d}{suffix}"
+        for label, sample_index in pairs
+    }
+    missing_pairs = [pair for pair in pairs if not paths[pair].is_file()]
+    if len(missing_pairs) < len(pairs):
+        listener.note(f"{len(pairs) - len(missing_pairs):,} of {len(pairs):,} {noun} exist already")
+    for pair, sample_item in zip(
+        missing_pairs, generate_with_progress(generator, missing_pairs, options, listener), strict=True
+    ):
         with atomic_path(paths[pair]) as temporary:
             if generator.moving:
-                write_clip(temporary, suffix, one.frames)
+                write_clip(temporary, suffix, sample_item.frames)
             else:
-                one.frames[0].save(temporary, "PNG")
+                sample_item.frames[0].save(temporary, "PNG")
     return [os.fspath(path) for path in paths.values()]
 
 
 def build_file_stems(classes: Sequence[str]) -> list[str]:
     """Return distinct file name stems of the classes, with the characters that file systems allow."""
     stems = [re.sub(r"[^\w.-]+", "_", name).strip("._")[:80] or "class" for name in classes] or ["image"]
-    return [f"{stem}-{number}" if stems.count(stem) > 1 else stem for number, stem in enumerate(stems)]
+    return [f"{stem}-{index}" if stems.count(stem) > 1 else stem for index, stem in enumerate(stems)]
 
 
 def get_model_version(bundle: Bundle) -> str:

@@ -37,33 +37,35 @@ class OutputFile:
     of another model or other options; ResourceError if it cannot be written. `finished`: the file is complete.
     """
 
-    def __init__(self, path: str, kind: RowFormat, made_by: dict[str, Any], resume: bool = False) -> None:
+    def __init__(self, path: str, row_format: RowFormat, made_by: dict[str, Any], resume: bool = False) -> None:
         suffix = os.path.splitext(path)[1].lower()
-        if suffix not in kind.formats:
+        if suffix not in row_format.formats:
             raise UsageError(
-                f"--out {escape_unprintable(path)}: unknown format", f"end it in {', '.join(kind.formats)}"
+                f"--out {escape_unprintable(path)}: unknown format", f"end it in {', '.join(row_format.formats)}"
             )
         self.path, self.made_by, self.described = path, made_by, Path(f"{path}.job.json")
-        before = self.read_description()
-        unfinished = before is not None and not before.get("finished")
+        previous = self.read_description()
+        unfinished = previous is not None and not previous.get("finished")
         if unfinished and not resume:
             hint = f"continue it with --resume, or {NEW_FILE_HINT}"
             raise UsageError(f"{escape_unprintable(path)} is not finished", hint)
-        if resume and before is None and os.path.lexists(path):
+        if resume and previous is None and os.path.lexists(path):
             raise UsageError(
                 f"{self.described.name} is missing: {escape_unprintable(path)} has unknown settings", NEW_FILE_HINT
             )
-        resume = resume and before is not None
-        if resume and before and (other := describe_differences(before.get("settings", {}), made_by)):
-            raise UsageError(f"{escape_unprintable(path)} has other settings: {other}", NEW_FILE_HINT)
+        resume = resume and previous is not None
+        if resume and previous and (differences := describe_differences(previous.get("settings", {}), made_by)):
+            raise UsageError(f"{escape_unprintable(path)} has other settings: {differences}", NEW_FILE_HINT)
         self.finished = resume and not unfinished
-        self.rows, self.bad = (int(before["rows"]), int(before["unreadable"])) if before and self.finished else (0, 0)
+        self.rows, self.bad = (
+            (int(previous["rows"]), int(previous["unreadable"])) if previous and self.finished else (0, 0)
+        )
         try:
             if not self.finished:
                 if not resume:
                     remove_output_file(path)
                 write_text_atomic(self.described, self.document(False))
-                self.sink = SINKS[suffix](path, kind)
+                self.sink = SINKS[suffix](path, row_format)
         except OSError as error:
             raise make_write_error(path, error) from None
 
@@ -97,14 +99,14 @@ class OutputFile:
             self.rows, self.bad = self.rows + 1, self.bad + failed
         return items
 
-    def add(self, rows: Sequence[Any]) -> None:
+    def add(self, predictions: Sequence[Any]) -> None:
         """Write predictions. Raises ResourceError."""
         try:
-            self.sink.add(rows)
+            self.sink.add(predictions)
         except OSError as error:
             raise make_write_error(self.path, error) from None
-        self.rows += len(rows)
-        self.bad += sum(row.error is not None for row in rows)
+        self.rows += len(predictions)
+        self.bad += sum(prediction.error is not None for prediction in predictions)
 
     def finish(self) -> None:
         """Complete the file on the disk, and record that it is finished. Raises ResourceError."""
@@ -120,11 +122,11 @@ class OutputFile:
             self.sink.close()
 
 
-def describe_differences(before: dict[str, Any], made_by: dict[str, Any]) -> str:
+def describe_differences(previous: dict[str, Any], made_by: dict[str, Any]) -> str:
     """List the options that differ from those of an unfinished file; empty if there are none."""
     made_by = json.loads(json.dumps(made_by))
-    names = (name for name in {**before, **made_by} if before.get(name) != made_by.get(name))
-    return ", ".join(f"{name} {before.get(name)}, now {made_by.get(name)}" for name in names)
+    names = (name for name in {**previous, **made_by} if previous.get(name) != made_by.get(name))
+    return ", ".join(f"{name} {previous.get(name)}, now {made_by.get(name)}" for name in names)
 
 
 def remove_output_file(path: str) -> None:
@@ -136,8 +138,8 @@ def remove_output_file(path: str) -> None:
 class AppendableFile(ABC):
     """An output file that rows are appended to: it only contains complete rows, unless the disk is full."""
 
-    def __init__(self, path: str, kind: Any) -> None:
-        self.kind = kind
+    def __init__(self, path: str, row_format: Any) -> None:
+        self.kind = row_format
         self.file = open(path, "r+b" if os.path.lexists(path) else "w+b")  # noqa: SIM115
 
     @abstractmethod
@@ -146,7 +148,7 @@ class AppendableFile(ABC):
         iterated once, before `add`."""
 
     @abstractmethod
-    def add(self, rows: Sequence[Any]) -> None:
+    def add(self, predictions: Sequence[Any]) -> None:
         """Append predictions."""
 
     def cut(self, size: int) -> None:
@@ -181,9 +183,9 @@ class JsonLinesFile(AppendableFile):
             yield image
         self.cut(size)
 
-    def add(self, rows: Sequence[Any]) -> None:
+    def add(self, predictions: Sequence[Any]) -> None:
         """Write one line per prediction."""
-        self.file.write(b"".join(encode_json_line(self.kind.to_dict(row)) for row in rows))
+        self.file.write(b"".join(encode_json_line(self.kind.to_dict(prediction)) for prediction in predictions))
         self.file.flush()
 
 
@@ -223,9 +225,9 @@ class CsvFile(AppendableFile):
         self.file.write(format_csv(rows).encode("utf-8", "surrogateescape"))
         self.file.flush()
 
-    def add(self, rows: Sequence[Any]) -> None:
+    def add(self, predictions: Sequence[Any]) -> None:
         """Write the rows of each prediction."""
-        self.write([row for answer in rows for row in self.kind.cells(answer)])
+        self.write([row for prediction in predictions for row in self.kind.cells(prediction)])
 
 
 SINKS: dict[str, type[AppendableFile | ChunkedOutputFile]] = {

@@ -90,77 +90,81 @@ class ImageSource:
     count: int | None
 
     def __iter__(self) -> Iterator[Item]:
-        for part in self.parts:
-            yield from part()
+        for list_items in self.parts:
+            yield from list_items()
 
 
 def resolve_image_source(
-    words: Sequence[str],
+    sources: Sequence[str],
     column: str | None = None,
     lists: Sequence[str] = (),
     preprocess: Preprocess | type[Preprocess] = ImagePreprocess,
 ) -> ImageSource:
-    """Resolve the images of the arguments `words` and then of `lists`; `column` is the image column of tables and
+    """Resolve the images of the arguments `sources` and then of `lists`; `column` is the image column of tables and
     Parquet. `preprocess` is the model's: folders contribute the file types that it reads. A file that it reads itself
     is not a table, for example .csv for signal models.
 
     Raises DataError for missing paths and for sources without images.
     """
-    parts: list[Callable[[], Iterator[Item]]] = []
+    item_functions: list[Callable[[], Iterator[Item]]] = []
     count: int | None = 0
-    for word in [*words, *(f"@{name}" for name in lists)]:
-        for part, number in resolve_word(word, column, preprocess):
-            parts.append(part)
-            count = None if count is None or number is None else count + number
-    return ImageSource(tuple(parts), count)
+    for source in [*sources, *(f"@{name}" for name in lists)]:
+        for list_items, num_items in resolve_word(source, column, preprocess):
+            item_functions.append(list_items)
+            count = None if count is None or num_items is None else count + num_items
+    return ImageSource(tuple(item_functions), count)
 
 
-def check_words_exist(words: Sequence[str]) -> None:
+def check_words_exist(sources: Sequence[str]) -> None:
     """Raise DataError for an argument that is not a file, pattern or list, before anything is listed."""
-    for word in words:
-        if word != "-" and word[:1] != "@" and not (os.path.lexists(word) or glob.has_magic(word) or "{" in word):
-            raise DataError(f"no such file: {escape_unprintable(word)}", SOURCE_HINT)
+    for source in sources:
+        if (
+            source != "-"
+            and source[:1] != "@"
+            and not (os.path.lexists(source) or glob.has_magic(source) or "{" in source)
+        ):
+            raise DataError(f"no such file: {escape_unprintable(source)}", SOURCE_HINT)
 
 
 Modality = Preprocess | type[Preprocess]
 SourcePart = tuple[Callable[[], Iterator[Item]], int | None]  # a function that yields images, and their number if known
 
 
-def resolve_word(word: str, column: str | None, preprocess: Modality) -> Iterator[SourcePart]:
+def resolve_word(source: str, column: str | None, preprocess: Modality) -> Iterator[SourcePart]:
     """Yield the image sources of one argument. Raises DataError if it has none."""
-    if word == "-" or (word.startswith("@") and not os.path.lexists(word)):
-        if word not in ("-", "@-") and not os.path.lexists(word[1:]):
-            raise DataError(f"no such file: {escape_unprintable(word[1:])}")
-        yield partial(read_path_list, word.removeprefix("@")), None
-    elif os.path.isdir(word):
-        files = preprocess.find_files(word) or list_files_by_suffix(
-            word, frozenset((*TAR_SUFFIXES[:1], *PARQUET_SUFFIXES))
+    if source == "-" or (source.startswith("@") and not os.path.lexists(source)):
+        if source not in ("-", "@-") and not os.path.lexists(source[1:]):
+            raise DataError(f"no such file: {escape_unprintable(source[1:])}")
+        yield partial(read_path_list, source.removeprefix("@")), None
+    elif os.path.isdir(source):
+        files = preprocess.find_files(source) or list_files_by_suffix(
+            source, frozenset((*TAR_SUFFIXES[:1], *PARQUET_SUFFIXES))
         )
         if not files:
-            raise DataError(f"no {preprocess.noun} in {escape_unprintable(word)}", preprocess.folder_hint)
+            raise DataError(f"no {preprocess.noun} in {escape_unprintable(source)}", preprocess.folder_hint)
         yield from resolve_files(files, column, preprocess)
-    elif os.path.lexists(word):
-        yield from resolve_files([word], column, preprocess)
-    elif word.endswith(".tar") and "{" in word:
-        files = [os.fspath(path) for path in braced(word)]
+    elif os.path.lexists(source):
+        yield from resolve_files([source], column, preprocess)
+    elif source.endswith(".tar") and "{" in source:
+        files = [os.fspath(path) for path in braced(source)]
         if missing := [path for path in files if not os.path.lexists(path)]:
-            first = escape_unprintable(missing[0])
-            raise DataError(f"{len(missing)} of {len(files)} archives are missing; the first is {first}")
+            first_missing = escape_unprintable(missing[0])
+            raise DataError(f"{len(missing)} of {len(files)} archives are missing; the first is {first_missing}")
         yield from resolve_files(files, column, preprocess)
-    elif glob.has_magic(word):
-        known = (
-            *chain.from_iterable(one.suffixes for one in MODALITIES.values()),
+    elif glob.has_magic(source):
+        known_suffixes = (
+            *chain.from_iterable(modality.suffixes for modality in MODALITIES.values()),
             *TABLE_SUFFIXES,
             *TAR_SUFFIXES,
             *PARQUET_SUFFIXES,
         )
-        names = glob.iglob(word, recursive=True)
-        files = [name for name in names if name.lower().endswith(known) and not os.path.isdir(name)]
+        names = glob.iglob(source, recursive=True)
+        files = [name for name in names if name.lower().endswith(known_suffixes) and not os.path.isdir(name)]
         if not files:
-            raise DataError(f"nothing matches {escape_unprintable(word)}", SOURCE_HINT)
+            raise DataError(f"nothing matches {escape_unprintable(source)}", SOURCE_HINT)
         yield from resolve_files(sorted(files, key=natural_sort_key), column, preprocess)
     else:
-        raise DataError(f"no such file: {escape_unprintable(word)}", SOURCE_HINT)
+        raise DataError(f"no such file: {escape_unprintable(source)}", SOURCE_HINT)
 
 
 def resolve_files(files: list[str], column: str | None, preprocess: Modality) -> Iterator[SourcePart]:
@@ -184,8 +188,10 @@ def find_container_suffix(file: str, preprocess: Modality) -> str:
     """Return the suffix of a table, archive or Parquet file; "" for files that the model reads."""
     if file.lower().endswith(tuple(preprocess.suffixes)):
         return ""
-    known = (suffix for suffix in (*TABLE_SUFFIXES, *TAR_SUFFIXES, *PARQUET_SUFFIXES) if file.lower().endswith(suffix))
-    return "" if os.path.isdir(file) else next(known, "")
+    matching = (
+        suffix for suffix in (*TABLE_SUFFIXES, *TAR_SUFFIXES, *PARQUET_SUFFIXES) if file.lower().endswith(suffix)
+    )
+    return "" if os.path.isdir(file) else next(matching, "")
 
 
 def build_file_items(paths: Sequence[str]) -> Iterator[Item]:
@@ -205,12 +211,12 @@ def read_path_list(path: str) -> Iterator[Item]:
     """Yield the paths of a list, `-` for stdin; empty lines are skipped."""
     with ExitStack() as stack:
         file = sys.stdin.buffer if path == "-" else stack.enter_context(open_image_file(path))
-        rest, end = b"", b""
+        remainder, end = b"", b""
         while block := file.read(LIST_BLOCK_BYTES):
             end = end or (b"\0" if b"\0" in block else b"\n" if b"\n" in block else b"")
-            *lines, rest = (rest + block).split(end) if end else [rest + block]
+            *lines, remainder = (remainder + block).split(end) if end else [remainder + block]
             yield from parse_path_lines(lines, end)
-        yield from parse_path_lines([rest], end)
+        yield from parse_path_lines([remainder], end)
 
 
 def parse_path_lines(lines: Sequence[bytes], end: bytes) -> Iterator[Item]:
@@ -222,26 +228,26 @@ def parse_path_lines(lines: Sequence[bytes], end: bytes) -> Iterator[Item]:
 
 def read_path_table(path: str, column: str | None) -> Iterator[Item]:
     """Yield the paths in a column of a CSV or TSV file with a header. Raises DataError and UsageError."""
-    home, name = os.path.dirname(path), escape_unprintable(path)
+    folder, name = os.path.dirname(path), escape_unprintable(path)
     open_image_file(path).close()
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         reader = csv.reader(file, delimiter="\t" if path.lower().endswith(".tsv") else ",", strict=True)
         try:
             head = next(reader, list[str]())
-            place = head.index(choose_column(name, head, column, PATH_COLUMNS))
+            column_index = head.index(choose_column(name, head, column, PATH_COLUMNS))
             for row in reader:
                 if not row:
                     continue
-                if place >= len(row) or not row[place]:
-                    message = f"{name}, line {reader.line_num}: no path in the column {head[place]}"
+                if column_index >= len(row) or not row[column_index]:
+                    message = f"{name}, line {reader.line_num}: no path in the column {head[column_index]}"
                     raise DataError(message, "give every row a path")
-                yield Item(row[place], os.path.join(home, row[place]))
+                yield Item(row[column_index], os.path.join(folder, row[column_index]))
         except csv.Error as error:
             message = f"{name}, line {reader.line_num}: not CSV ({error})"
             raise DataError(message, "put cells with commas or quotes in quotes") from None
 
 
-def choose_column(name: str, columns: Sequence[str], column: str | None, known: Sequence[str]) -> str:
+def choose_column(name: str, columns: Sequence[str], column: str | None, known_names: Sequence[str]) -> str:
     """Return `column`, or the first column with a known name. Raises UsageError, with the existing columns, if
     missing."""
     listing = ", ".join(map(escape_unprintable, columns)) or "none"
@@ -250,8 +256,8 @@ def choose_column(name: str, columns: Sequence[str], column: str | None, known: 
             message = f"{name} has no column {escape_unprintable(column)}; its columns are {listing}"
             raise UsageError(message, "choose one of them with --column")
         return column
-    by_name = {one.strip().lower(): one for one in reversed(columns)}
-    if (best := next((by_name[word] for word in known if word in by_name), None)) is None:
+    by_name = {existing.strip().lower(): existing for existing in reversed(columns)}
+    if (best := next((by_name[known_name] for known_name in known_names if known_name in by_name), None)) is None:
         message = f"{name}: the image column is unknown; its columns are {listing}"
         raise UsageError(message, "choose one with --column; the table needs a header line")
     return best
@@ -260,25 +266,27 @@ def choose_column(name: str, columns: Sequence[str], column: str | None, known: 
 def read_tar_images(path: str, endings: frozenset[str] = IMAGE_FILE_SUFFIXES) -> Iterator[Item]:
     """Yield the images in a tar archive whose names end in one of `endings`, as ARCHIVE/NAME. Raises DataError for an
     invalid or truncated archive."""
-    known = read_file_stamp(Path(path))
-    if not known.size:
+    file_stamp = read_file_stamp(Path(path))
+    if not file_stamp.size:
         raise DataError(f"{escape_unprintable(path)}: empty file", "copy it again, or leave it out")
-    with TarArchive(Path(path), known, Counter()) as archive:
+    with TarArchive(Path(path), file_stamp, Counter()) as archive:
         for member in archive.members():
             name = os.fsdecode(member.name)
             base = os.path.basename(name)
             if base.lower().endswith(tuple(endings)) and not base.startswith("."):
-                called = f"{path}/{name}"
-                yield Item(called, partial(read_member_bytes, path, known, member.start, member.size, called))
+                item_name = f"{path}/{name}"
+                yield Item(
+                    item_name, partial(read_member_bytes, path, file_stamp, member.start, member.size, item_name)
+                )
 
 
-def read_member_bytes(path: str, known: Any, start: int, size: int, called: str) -> bytes:
+def read_member_bytes(path: str, file_stamp: Any, start: int, size: int, item_name: str) -> bytes:
     """Read the bytes of an archive member. Raises DataError."""
     if not 0 < size <= MAX_FILE_BYTES:
         raise DataError(
-            f"{escape_unprintable(called)}: " + (f"larger than {MAX_FILE_BYTES >> 20} MiB" if size else "empty file")
+            f"{escape_unprintable(item_name)}: " + (f"larger than {MAX_FILE_BYTES >> 20} MiB" if size else "empty file")
         )
-    return read_archive_bytes(path, known, start, size)
+    return read_archive_bytes(path, file_stamp, start, size)
 
 
 def read_parquet_images(path: str, column: str | None) -> Iterator[Item]:
@@ -286,32 +294,32 @@ def read_parquet_images(path: str, column: str | None) -> Iterator[Item]:
     UsageError."""
     import pyarrow as pa
 
-    home, number, name = os.path.dirname(path), 0, escape_unprintable(path)
+    folder, row_index, name = os.path.dirname(path), 0, escape_unprintable(path)
     with open_parquet_file(Path(path)) as parquet:
         schema, types = parquet.schema_arrow, pa.types
-        texts = [one.name for one in schema if types.is_string(one.type)]
-        holds = (types.is_binary, types.is_large_binary, types.is_large_string, types.is_struct)
-        own = [one.name for one in schema if any(kind(one.type) for kind in holds)]
-        if column is None and len(own) == 1:
-            column = own[0]
-        column = choose_column(name, [*own, *texts], column, IMAGE_COLUMNS)
+        texts = [field.name for field in schema if types.is_string(field.type)]
+        type_checks = (types.is_binary, types.is_large_binary, types.is_large_string, types.is_struct)
+        image_columns = [field.name for field in schema if any(has_type(field.type) for has_type in type_checks)]
+        if column is None and len(image_columns) == 1:
+            column = image_columns[0]
+        column = choose_column(name, [*image_columns, *texts], column, IMAGE_COLUMNS)
         with closing(parquet.iter_batches(PARQUET_BATCH_ROWS, columns=[column], use_threads=False)) as batches:
             for batch in batches:
                 for value in batch.column(0).to_pylist():
-                    yield parse_parquet_value(value, f"{path}, row {number}", home)
-                    number += 1
+                    yield parse_parquet_value(value, f"{path}, row {row_index}", folder)
+                    row_index += 1
 
 
-def parse_parquet_value(value: dict[str, Any] | bytes | str | None, called: str, home: str) -> Item:
+def parse_parquet_value(value: dict[str, Any] | bytes | str | None, item_name: str, folder: str) -> Item:
     """Return the item of a Parquet value."""
-    content, where = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
+    content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
     if isinstance(content, str):
-        content, where = None, content
-    if content is None and where:
-        return Item(where, os.path.join(home, where))
-    return Item(called, content if content else partial(raise_missing_image, called))
+        content, path = None, content
+    if content is None and path:
+        return Item(path, os.path.join(folder, path))
+    return Item(item_name, content if content else partial(raise_missing_image, item_name))
 
 
-def raise_missing_image(called: str) -> bytes:
+def raise_missing_image(item_name: str) -> bytes:
     """Raise DataError for a missing image."""
-    raise DataError(f"{escape_unprintable(called)}: no image")
+    raise DataError(f"{escape_unprintable(item_name)}: no image")

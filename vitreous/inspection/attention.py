@@ -27,54 +27,54 @@ def compute_attention_maps(
     The query is the readout of the model (`get_readout_weights`), or `queries` (T,), a weight per token. Raises
     UsageError for a model without attention, and for blocks whose tokens only attend to rows, columns or windows.
     """
-    wanted, weights = set(layers), {}
+    selected_layers, weights = set(layers), {}
 
-    def collect(look: AttentionCall) -> None:
-        if look.layer in wanted:
-            require_global_attention(look, model)
-            asked = get_readout_weights(model, look) if queries is None else queries.to(look.x.device)
-            weights[look.layer] = average_query_attention(look, asked.expand(len(look.x), -1))
+    def collect(call: AttentionCall) -> None:
+        if call.layer in selected_layers:
+            require_global_attention(call, model)
+            query_weights = get_readout_weights(model, call) if queries is None else queries.to(call.x.device)
+            weights[call.layer] = average_query_attention(call, query_weights.expand(len(call.x), -1))
 
     visit_attention_calls(model, images, collect)
     return weights
 
 
-def get_readout_weights(model: VisionModel[Any], look: AttentionCall) -> Tensor:
+def get_readout_weights(model: VisionModel[Any], call: AttentionCall) -> Tensor:
     """Return (T,) float32 weights with sum one: the tokens that the readout uses after the last block.
 
     The class token if it is pooled, else all patches equally. A distillation token is not counted.
     """
     config = model.config
-    weights = torch.zeros(look.tokens, device=look.x.device)
+    weights = torch.zeros(call.tokens, device=call.x.device)
     if config.pool in ("class", "distilled"):
         weights[0] = 1
     else:
-        weights[look.prefix :] = 1 / (look.tokens - look.prefix)
+        weights[call.prefix :] = 1 / (call.tokens - call.prefix)
     return weights
 
 
-def average_query_attention(look: AttentionCall, queries: Tensor) -> Tensor:
+def average_query_attention(call: AttentionCall, queries: Tensor) -> Tensor:
     """Average attention over queries: (B, T) weights -> (B, h, T), sum_q queries[q] A[h, q]. Zero weights are
     skipped."""
-    asked = queries.any(0).nonzero()[:, 0]
-    low, high = int(asked[0]), int(asked[-1]) + 1
+    query_indices = queries.any(0).nonzero()[:, 0]
+    low, high = int(query_indices[0]), int(query_indices[-1]) + 1
     if high - low == 1:
-        return look.weights(slice(low, high))[..., 0, :] * queries[:, None, low:high]
-    parts = (torch.einsum("bq,bhqt->bht", queries[:, some], weights) for some, weights in look.chunks())
-    return sum(parts, torch.zeros(()))
+        return call.weights(slice(low, high))[..., 0, :] * queries[:, None, low:high]
+    chunks = (torch.einsum("bq,bhqt->bht", queries[:, chunk_slice], weights) for chunk_slice, weights in call.chunks())
+    return sum(chunks, torch.zeros(()))
 
 
-def require_global_attention(look: AttentionCall, model: VisionModel[Any]) -> None:
+def require_global_attention(call: AttentionCall, model: VisionModel[Any]) -> None:
     """Raise UsageError for an attention that is not global, with the blocks that are."""
-    if look.span == "all":
+    if call.span == "all":
         return
     lines, slots = "its row and then its column", "its time slot and then its place at all times"
-    seen = {"row": lines, "column": lines, "space": slots, "time": slots}.get(look.span, "its window")
+    attended = {"row": lines, "column": lines, "space": slots, "time": slots}.get(call.span, "its window")
     blocks = model.config.attention.global_blocks
     hint = (
         f"use attention for blocks {', '.join(map(str, blocks))}, or distance for all" if blocks else ALTERNATIVES_HINT
     )
-    raise UsageError(f"in block {look.layer} of this model a token only attends to {seen}, not to all tokens", hint)
+    raise UsageError(f"in block {call.layer} of this model a token only attends to {attended}, not to all tokens", hint)
 
 
 def threshold_attention_mass(maps: Tensor, mass: float = 0.6) -> Tensor:
@@ -87,7 +87,7 @@ def threshold_attention_mass(maps: Tensor, mass: float = 0.6) -> Tensor:
         raise UsageError(
             f"a mass of {mass} is not a share", "use a number above 0 and at most 1; DINO's figures use 0.6"
         )
-    ordered, places = maps.double().sort(dim=-1, descending=True, stable=True)
-    before = ordered.cumsum(-1) - ordered
-    needed = before < mass * ordered.sum(-1, keepdim=True) * (1 - 1e-12)  # tolerates rounding errors of the sum
-    return torch.zeros_like(needed).scatter(-1, places, needed & (ordered > 0))
+    ordered, sort_indices = maps.double().sort(dim=-1, descending=True, stable=True)
+    preceding_mass = ordered.cumsum(-1) - ordered
+    needed = preceding_mass < mass * ordered.sum(-1, keepdim=True) * (1 - 1e-12)  # tolerates rounding errors of the sum
+    return torch.zeros_like(needed).scatter(-1, sort_indices, needed & (ordered > 0))

@@ -49,30 +49,30 @@ class InferenceCost:
         return max(self.rate.items(), key=lambda pair: pair[1], default=(0, 0.0))
 
 
-def round_image_sizes(model: VisionModel[Any], wanted: Sequence[int] = DEFAULT_IMAGE_SIZES) -> list[tuple[int, ...]]:
-    """Round `wanted` pixels to square image sizes that are multiples of the patch, without duplicates; clips and
+def round_image_sizes(model: VisionModel[Any], sizes: Sequence[int] = DEFAULT_IMAGE_SIZES) -> list[tuple[int, ...]]:
+    """Round `sizes` pixels to square image sizes that are multiples of the patch, without duplicates; clips and
     volumes get the model's frames and slices, signals get lengths."""
-    own, patch = model.config.image[:-2], model.config.patch[-2:]
-    return sorted({(*own, *(max(1, round(size / p)) * p for p in patch)) for size in wanted})
+    leading_axes, patch = model.config.image[:-2], model.config.patch[-2:]
+    return sorted({(*leading_axes, *(max(1, round(size / p)) * p for p in patch)) for size in sizes})
 
 
 def measure_inference_costs(
-    model: VisionModel[Any], wanted: Sequence[tuple[int, ...]], batches: Sequence[int] = (), seconds: float = 60.0
+    model: VisionModel[Any], image_sizes: Sequence[tuple[int, ...]], batches: Sequence[int] = (), seconds: float = 60.0
 ) -> Iterator[InferenceCost]:
     """Yield the cost of forward passes of black images of these sizes, in evaluation mode, on the model's device.
 
     `batches` are the batch sizes, without those that do not fit in memory; by default powers of two, with an equal
     share of `seconds` per size. Sizes for which one image would exceed the remaining time are skipped.
     """
-    left, pace = seconds, 0.0
-    for number, image in enumerate(wanted):
-        work = model.config.macs(image)
-        if not batches and 3 * work * pace > left:  # three passes: memory, warm-up and timing
+    remaining, seconds_per_mac = seconds, 0.0
+    for index, image in enumerate(image_sizes):
+        macs = model.config.macs(image)
+        if not batches and 3 * macs * seconds_per_mac > remaining:  # three passes: memory, warm-up and timing
             return
         began = time.perf_counter()
-        cost = measure_inference_cost(model, image, batches, left / (len(wanted) - number))
-        left -= time.perf_counter() - began
-        pace = max(pace, 1 / (cost.best[1] * work)) if cost.rate else pace
+        cost = measure_inference_cost(model, image, batches, remaining / (len(image_sizes) - index))
+        remaining -= time.perf_counter() - began
+        seconds_per_mac = max(seconds_per_mac, 1 / (cost.best[1] * macs)) if cost.rate else seconds_per_mac
         yield cost
 
 
@@ -80,66 +80,66 @@ def measure_inference_cost(
     model: VisionModel[Any], image: tuple[int, ...], batches: Sequence[int], seconds: float
 ) -> InferenceCost:
     """Measure the cost of one size, in about `seconds` unless `batches` are set."""
-    c, own = model.config, next(model.parameters())
-    tokens = c.prefix + math.prod(-(-side // p) for side, p in zip(image, c.patch, strict=True))
-    black = torch.zeros(1, c.channels, *image, device=own.device, dtype=own.dtype)
+    config, parameter = model.config, next(model.parameters())
+    tokens = config.prefix + math.prod(-(-length // p) for length, p in zip(image, config.patch, strict=True))
+    black = torch.zeros(1, config.channels, *image, device=parameter.device, dtype=parameter.dtype)
     began = time.perf_counter()
     with eval_mode(model):
-        one = trace_memory_by_operation(model, black)
-        cost = InferenceCost(image, tokens, c.macs(image), max(one))
-        gpu, free = own.is_cuda, get_free_memory(str(own.device))
-        if not gpu:
-            two = trace_memory_by_operation(model, black.expand(2, *black.shape[1:]).contiguous())
-            cost.largest = find_max_batch_size(int(CPU_MEMORY_SHARE * free), one, two)
-        cost.tried = gpu
-        room = MAX_TRIED_BATCH_SIZE if gpu else cost.largest or MAX_CPU_BATCH_SIZE
-        for size in batches or list_powers_of_two(room if gpu else min(room, MAX_CPU_BATCH_SIZE)):
-            spent = time.perf_counter() - began
-            late = not batches and not gpu and spent + 2 * estimate_pass_seconds(cost.rate, size) > seconds
-            if size > room or late:
+        single_trace = trace_memory_by_operation(model, black)
+        cost = InferenceCost(image, tokens, config.macs(image), max(single_trace))
+        is_gpu, free_bytes = parameter.is_cuda, get_free_memory(str(parameter.device))
+        if not is_gpu:
+            pair_trace = trace_memory_by_operation(model, black.expand(2, *black.shape[1:]).contiguous())
+            cost.largest = find_max_batch_size(int(CPU_MEMORY_SHARE * free_bytes), single_trace, pair_trace)
+        cost.tried = is_gpu
+        batch_limit = MAX_TRIED_BATCH_SIZE if is_gpu else cost.largest or MAX_CPU_BATCH_SIZE
+        for size in batches or list_powers_of_two(batch_limit if is_gpu else min(batch_limit, MAX_CPU_BATCH_SIZE)):
+            elapsed = time.perf_counter() - began
+            exceeds_time = not batches and not is_gpu and elapsed + 2 * estimate_pass_seconds(cost.rate, size) > seconds
+            if size > batch_limit or exceeds_time:
                 continue
-            rate = measure_forward_throughput(model, black.expand(size, *black.shape[1:]))
-            if rate is None:
+            throughput = measure_forward_throughput(model, black.expand(size, *black.shape[1:]))
+            if throughput is None:
                 break
-            cost.rate[size] = rate
-            cost.largest = max(cost.largest, size) if gpu else cost.largest
+            cost.rate[size] = throughput
+            cost.largest = max(cost.largest, size) if is_gpu else cost.largest
     return cost
 
 
-def estimate_pass_seconds(rate: Mapping[int, float], size: int) -> float:
+def estimate_pass_seconds(throughputs: Mapping[int, float], size: int) -> float:
     """Estimate the seconds of a pass of `size` images from the timed ones, 0 without any: a constant plus a time per
     image, from the last two; from a single one in proportion."""
-    points = [(0, 0.0), *((images, images / speed) for images, speed in sorted(rate.items()))][-2:]
-    (few, short), (many, long) = points[0], points[-1]
-    return long + (size - many) * max(0.0, long - short) / max(1, many - few)
+    points = [(0, 0.0), *((images, images / speed) for images, speed in sorted(throughputs.items()))][-2:]
+    (few_images, few_seconds), (many_images, many_seconds) = points[0], points[-1]
+    return many_seconds + (size - many_images) * max(0.0, many_seconds - few_seconds) / max(1, many_images - few_images)
 
 
-def list_powers_of_two(most: int) -> list[int]:
-    """Return 1, 2, 4, ... up to `most`."""
-    return [2**n for n in range(max(1, most).bit_length())]
+def list_powers_of_two(maximum: int) -> list[int]:
+    """Return 1, 2, 4, ... up to `maximum`."""
+    return [2**n for n in range(max(1, maximum).bit_length())]
 
 
 def measure_forward_throughput(model: VisionModel[Any], images: Tensor) -> float | None:
     """Measure images/s of the fastest pass of (B, C, *image) after a warm-up, within `TIMING_SECONDS`; None if out of
     memory."""
-    cuda, best, began = images.is_cuda, float("inf"), 0.0
+    is_cuda, best_seconds, began = images.is_cuda, float("inf"), 0.0
     try:
         images = images.contiguous()
-        for number in range(100):
+        for pass_index in range(100):
             started = time.perf_counter()
             model(images)
-            if cuda:
+            if is_cuda:
                 torch.cuda.synchronize(images.device)
             ended = time.perf_counter()
-            if number:
-                best = min(best, ended - started)
+            if pass_index:
+                best_seconds = min(best_seconds, ended - started)
             began = began or ended
-            if number and ended - began > TIMING_SECONDS:
+            if pass_index and ended - began > TIMING_SECONDS:
                 break
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
         return None
-    return len(images) / best
+    return len(images) / best_seconds
 
 
 def trace_memory_by_operation(model: VisionModel[Any], images: Tensor) -> list[int]:
@@ -147,35 +147,39 @@ def trace_memory_by_operation(model: VisionModel[Any], images: Tensor) -> list[i
 
     Buffers inside kernels are not counted, nor is rounding of the allocator.
     """
-    known = [tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers())]
-    with LiveMemoryTracker(known) as alive:
+    weight_storages = [tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers())]
+    with LiveMemoryTracker(weight_storages) as alive:
         alive.see(images)
         model(images)
     return alive.after
 
 
-def find_max_batch_size(room: int, one: list[int], two: list[int]) -> int:
-    """Return the largest batch, at most `MAX_TRIED_BATCH_SIZE`, whose pass uses at most `room` bytes after any
-    operation.
+def find_max_batch_size(available_bytes: int, single_trace: list[int], pair_trace: list[int]) -> int:
+    """Return the largest batch, at most `MAX_TRIED_BATCH_SIZE`, whose pass uses at most `available_bytes` bytes after
+    any operation.
 
     Extrapolates from passes of one and of two images: memory that both use, such as standardised weights, does not grow
     with the batch.
     """
-    if len(one) != len(two):  # different operations: assume that everything grows with the batch
-        return min(MAX_TRIED_BATCH_SIZE, room // max(one))
-    growth = [second - first for first, second in zip(one, two, strict=True)]
-    fits = [(room - first + more) // more for first, more in zip(one, growth, strict=True) if more > 0]
-    return max(0, min([MAX_TRIED_BATCH_SIZE, *fits])) if room >= max(one) else 0
+    if len(single_trace) != len(pair_trace):  # different operations: assume that everything grows with the batch
+        return min(MAX_TRIED_BATCH_SIZE, available_bytes // max(single_trace))
+    growth = [pair_bytes - single_bytes for single_bytes, pair_bytes in zip(single_trace, pair_trace, strict=True)]
+    batch_sizes = [
+        (available_bytes - single_bytes + bytes_per_image) // bytes_per_image
+        for single_bytes, bytes_per_image in zip(single_trace, growth, strict=True)
+        if bytes_per_image > 0
+    ]
+    return max(0, min([MAX_TRIED_BATCH_SIZE, *batch_sizes])) if available_bytes >= max(single_trace) else 0
 
 
 class LiveMemoryTracker(TorchDispatchMode):
     """Counts the bytes of storages that are allocated and not yet freed: `after` each operation, and their `peak`."""
 
-    def __init__(self, known: list[Any]) -> None:
+    def __init__(self, storages: list[Any]) -> None:
         super().__init__()
         self.now = 0
         self.after: list[int] = []
-        self.seen: dict[int, Any] = {storage.data_ptr(): storage for storage in known}
+        self.seen: dict[int, Any] = {storage.data_ptr(): storage for storage in storages}
 
     @property
     def peak(self) -> int:
@@ -194,12 +198,12 @@ class LiveMemoryTracker(TorchDispatchMode):
     def see(self, tensor: Tensor) -> None:
         """Count the storage of a tensor of any shape until it is freed, if it is new."""
         storage = tensor.untyped_storage()
-        place, size = storage.data_ptr(), storage.nbytes()
-        if place not in self.seen and size:
+        address, size = storage.data_ptr(), storage.nbytes()
+        if address not in self.seen and size:
             self.now += size
-            self.seen[place] = weakref.ref(storage, lambda _: self.release_storage(place, size))
+            self.seen[address] = weakref.ref(storage, lambda _: self.release_storage(address, size))
 
-    def release_storage(self, place: int, size: int) -> None:
+    def release_storage(self, address: int, size: int) -> None:
         """Subtract a freed storage."""
-        del self.seen[place]
+        del self.seen[address]
         self.now -= size

@@ -58,54 +58,56 @@ def compute_attention_distances(model: VisionModel[Any], batches: Iterable[Tenso
     Raises UsageError for a model without attention, and DataError if there are no images.
     """
     values: list[Tensor] = []
-    rows: list[tuple[int, Span, float]] = []
+    attention_specs: list[tuple[int, Span, float]] = []
     for images in batches:
         grid = get_patch_grid(model, images)
         attentions: list[tuple[int, Span, float]] = []
         batch: list[Tensor] = []
 
-        def collect(look: AttentionCall, grid=grid, attentions=attentions, batch=batch) -> None:
-            own = look.whole or grid
-            shift = look.windows.effective_shift(own) if look.windows else ()
-            reference = uniform_attention_distance(own if look.windows else look.grid, look.patch, look.grid, shift)
-            attentions.append((look.layer, look.span, reference))
-            batch.append(mean_attention_distance(look, look.patch, own))
+        def collect(call: AttentionCall, grid=grid, attentions=attentions, batch=batch) -> None:
+            full_grid = call.whole or grid
+            shift = call.windows.effective_shift(full_grid) if call.windows else ()
+            reference = uniform_attention_distance(
+                full_grid if call.windows else call.grid, call.patch, call.grid, shift
+            )
+            attentions.append((call.layer, call.span, reference))
+            batch.append(mean_attention_distance(call, call.patch, full_grid))
 
         visit_attention_calls(model, images, collect)
-        if rows and rows != attentions:
+        if attention_specs and attention_specs != attentions:
             raise DataError("the images have different sizes", "compute them batch by batch")
-        rows = attentions
-        heads = max(part.shape[1] for part in batch)
-        batch = [F.pad(part, (0, heads - part.shape[1]), value=math.nan) for part in batch]
+        attention_specs = attentions
+        heads = max(distances.shape[1] for distances in batch)
+        batch = [F.pad(distances, (0, heads - distances.shape[1]), value=math.nan) for distances in batch]
         values.append(torch.stack(batch, 1).cpu())
     if not values:
         raise DataError("there are no images to analyse")
-    layers, spans, reference = zip(*rows, strict=True)
+    layers, spans, reference = zip(*attention_specs, strict=True)
     return AttentionDistances(layers, spans, reference, torch.cat(values))
 
 
-def mean_attention_distance(look: AttentionCall, patch: tuple[int, ...], grid: tuple[int, ...]) -> Tensor:
+def mean_attention_distance(call: AttentionCall, patch: tuple[int, ...], grid: tuple[int, ...]) -> Tensor:
     """Compute the mean distance (B, h) float64 of one attention, in pixels of `patch`, for patches in `grid`."""
-    present = mask_real_patches(look, grid)
-    places = torch.nonzero(torch.ones(look.grid))[:, -2:].float() * torch.tensor(patch[-2:])
-    places = F.pad(places, (2 - places.shape[1], 0, look.prefix, 0)).to(look.x.device)  # (T, 2)
+    patch_mask = mask_real_patches(call, grid)
+    positions = torch.nonzero(torch.ones(call.grid))[:, -2:].float() * torch.tensor(patch[-2:])
+    positions = F.pad(positions, (2 - positions.shape[1], 0, call.prefix, 0)).to(call.x.device)  # (T, 2)
     total = torch.zeros((), dtype=torch.float64)
-    for queries, weights in look.chunks():
-        rows, columns = (places[queries, None] - places).unbind(-1)
-        counted = torch.hypot(rows, columns) * present[:, queries, None] * present[:, None]  # (S, Q, T)
-        weights = weights.reshape(len(look.x), len(present), *weights.shape[-3:])
-        total = total + torch.einsum("bshqt,sqt->bh", weights, counted).double().cpu()
-    return total / present.sum().cpu()
+    for queries, weights in call.chunks():
+        rows, columns = (positions[queries, None] - positions).unbind(-1)
+        distances = torch.hypot(rows, columns) * patch_mask[:, queries, None] * patch_mask[:, None]  # (S, Q, T)
+        weights = weights.reshape(len(call.x), len(patch_mask), *weights.shape[-3:])
+        total = total + torch.einsum("bshqt,sqt->bh", weights, distances).double().cpu()
+    return total / patch_mask.sum().cpu()
 
 
-def mask_real_patches(look: AttentionCall, grid: tuple[int, ...]) -> Tensor:
+def mask_real_patches(call: AttentionCall, grid: tuple[int, ...]) -> Tensor:
     """Return (S, T) float32: one for patches of the image, zero for prefix tokens and the padding of windows."""
-    if look.windows is not None:
-        present = look.windows.cut(torch.ones(1, *grid, 1)).reshape(-1, look.tokens)
+    if call.windows is not None:
+        patch_mask = call.windows.cut(torch.ones(1, *grid, 1)).reshape(-1, call.tokens)
     else:
-        patches = look.tokens - look.prefix
-        present = F.pad(torch.ones(math.prod(grid) // patches, patches), (look.prefix, 0))
-    return present.to(look.x.device)
+        patches = call.tokens - call.prefix
+        patch_mask = F.pad(torch.ones(math.prod(grid) // patches, patches), (call.prefix, 0))
+    return patch_mask.to(call.x.device)
 
 
 def uniform_attention_distance(
@@ -120,24 +122,24 @@ def uniform_attention_distance(
     total = count = 0.0
     shift = shift or (0,) * len(grid)
     axes = [
-        split_window_lengths(length, size, first)
-        for length, size, first in zip(grid[-2:], (window or grid)[-2:], shift[-2:], strict=True)
+        split_window_lengths(length, size, window_start)
+        for length, size, window_start in zip(grid[-2:], (window or grid)[-2:], shift[-2:], strict=True)
     ]
-    for sides in itertools.product(*axes):
+    for window_sizes in itertools.product(*axes):
         # along an axis of n patches, 2 (n - k) ordered pairs are k > 0 apart, and n are not
         offsets = [
             (torch.arange(n).double() * p, (n - torch.arange(n)) * (1 + (torch.arange(n) > 0)))
-            for n, p in zip(sides, patch[-2:], strict=True)
+            for n, p in zip(window_sizes, patch[-2:], strict=True)
         ]
-        distance, times = offsets[0]
-        for more, again in offsets[1:]:
-            distance, times = torch.hypot(distance[:, None], more), times[:, None] * again
-        patches = math.prod(sides)
-        total += (distance * times).sum().item() / patches  # the sum over its queries of each query's mean
+        distance, pair_counts = offsets[0]
+        for more_offsets, more_counts in offsets[1:]:
+            distance, pair_counts = torch.hypot(distance[:, None], more_offsets), pair_counts[:, None] * more_counts
+        patches = math.prod(window_sizes)
+        total += (distance * pair_counts).sum().item() / patches  # the sum over its queries of each query's mean
         count += patches
     return total / count
 
 
-def split_window_lengths(length: int, size: int, first: int = 0) -> list[int]:
-    """Return the lengths of windows of `size` along an axis, after one of `first`: 5, 2 -> [2, 2, 1]."""
-    return [first] * (first > 0) + [min(size, length - low) for low in range(first, length, size)]
+def split_window_lengths(length: int, size: int, first_length: int = 0) -> list[int]:
+    """Return the lengths of windows of `size` along an axis, after one of `first_length`: 5, 2 -> [2, 2, 1]."""
+    return [first_length] * (first_length > 0) + [min(size, length - low) for low in range(first_length, length, size)]

@@ -27,24 +27,26 @@ class PrincipalComponents(NamedTuple):
     directions: Tensor
     share: Tensor
 
-    def scores(self, rows: Tensor) -> Tensor:
+    def scores(self, features: Tensor) -> Tensor:
         """Project rows (n, F) to (n, K) coordinates along the directions."""
-        return (rows - self.mean) @ self.directions.T
+        return (features - self.mean) @ self.directions.T
 
 
-def fit_pca(rows: Tensor, count: int) -> PrincipalComponents:
+def fit_pca(features: Tensor, count: int) -> PrincipalComponents:
     """Fit at most `count` principal components of (n, F) rows, float32.
 
     The component of largest magnitude of a direction is positive. Constant rows have zero directions.
     """
-    exact = rows.double()
+    exact = features.double()
     mean = exact.mean(0)
     centred = exact - mean
-    wide = centred.shape[1] > centred.shape[0]
-    values, vectors = torch.linalg.eigh(centred @ centred.T if wide else centred.T @ centred)  # the smaller of the two
+    is_wide = centred.shape[1] > centred.shape[0]
+    values, vectors = torch.linalg.eigh(
+        centred @ centred.T if is_wide else centred.T @ centred
+    )  # the smaller of the two
     count = max(1, min(count, len(centred) - 1, centred.shape[1]))
     values, vectors = values.flip(0).clamp(min=0), vectors.flip(1)[:, :count].T
-    directions = vectors @ centred if wide else vectors
+    directions = vectors @ centred if is_wide else vectors
     directions = directions / directions.norm(dim=1, keepdim=True).clamp(min=1e-30)
     largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))
     directions = torch.where(largest < 0, -directions, directions) * (values.sum() > 0)
@@ -65,10 +67,10 @@ class FilterComponents(NamedTuple):
     share: Tensor
 
 
-def compute_filter_components(model: VisionModel[Any], most: int = MAX_FILTERS) -> FilterComponents:
+def compute_filter_components(model: VisionModel[Any], max_count: int = MAX_FILTERS) -> FilterComponents:
     """Compute the first principal components of the filters of the model's first layer."""
     layer, kernels = get_first_layer_filters(model)
-    components = fit_pca(kernels.flatten(1), most)
+    components = fit_pca(kernels.flatten(1), max_count)
     return FilterComponents(
         layer, len(kernels), components.directions.unflatten(1, kernels.shape[1:]), components.share
     )
@@ -80,10 +82,10 @@ def get_first_layer_filters(model: VisionModel[Any]) -> tuple[str, Tensor]:
     This is the patch embedding; the root convolution of a BiT or hybrid, with standardised weights; or the first
     convolution of a stem.
     """
-    first = model.first_layer()
-    if isinstance(first, StandardizedConv):
-        return "root convolution", first.filters().detach().float().cpu()
-    weight = first.weight
+    module = model.first_layer()
+    if isinstance(module, StandardizedConv):
+        return "root convolution", module.filters().detach().float().cpu()
+    weight = module.weight
     assert isinstance(weight, Tensor)
     weight = weight.detach()
     if model.config.front == "patches":
@@ -128,21 +130,25 @@ def colour_patch_tokens(maps: Tensor) -> PatchColours:
     The first component is thresholded at its mean; the foreground is the side with the smaller share of border patches.
     Then components are fitted again within the foreground.
     """
-    rows = maps.flatten(0, -2)
-    components = fit_pca(rows, 3)
-    scores = components.scores(rows)
-    above = (scores[:, 0] > 0).view(maps.shape[:-1])
+    tokens = maps.flatten(0, -2)
+    components = fit_pca(tokens, 3)
+    scores = components.scores(tokens)
+    is_above_mean = (scores[:, 0] > 0).view(maps.shape[:-1])
     edge = build_border_mask(tuple(maps.shape[1:-1]))
-    foreground = above if above[:, edge].float().mean() <= above[:, ~edge].float().mean() or edge.all() else ~above
-    inside = torch.zeros(*maps.shape[:-1], 3)
+    foreground = (
+        is_above_mean
+        if is_above_mean[:, edge].float().mean() <= is_above_mean[:, ~edge].float().mean() or edge.all()
+        else ~is_above_mean
+    )
+    foreground_colours = torch.zeros(*maps.shape[:-1], 3)
     if foreground.sum() > 3:
-        own = rows[foreground.flatten()]
-        inside[foreground] = rescale_percentiles(fit_pca(own, 3).scores(own))
+        foreground_tokens = tokens[foreground.flatten()]
+        foreground_colours[foreground] = rescale_percentiles(fit_pca(foreground_tokens, 3).scores(foreground_tokens))
     return PatchColours(
         rescale_percentiles(scores).view(*maps.shape[:-1], 3),
         F.pad(components.share, (0, 3 - len(components.share))),
         foreground,
-        inside,
+        foreground_colours,
     )
 
 
@@ -157,5 +163,5 @@ def build_border_mask(grid: tuple[int, ...]) -> Tensor:
 def rescale_percentiles(scores: Tensor) -> Tensor:
     """Rescale (n, K) to (n, 3) in [0, 1]: each component from its 1st to its 99th percentile; missing ones are 0.5."""
     low, high = (scores.quantile(q, dim=0) for q in (CLIPPED_SHARE, 1 - CLIPPED_SHARE))
-    even = ((scores - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
-    return F.pad(even, (0, 3 - even.shape[1]), value=0.5)
+    scaled = ((scores - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
+    return F.pad(scaled, (0, 3 - scaled.shape[1]), value=0.5)

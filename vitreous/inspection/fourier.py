@@ -40,22 +40,22 @@ class FourierSpectra:
 
     def add(self, images: Tensor) -> None:
         """Add a batch of model inputs (B, C, *image)."""
-        rows: list[np.ndarray] = []
-        places: list[SpectrumLocation] = []
+        spectra: list[np.ndarray] = []
+        locations: list[SpectrumLocation] = []
 
         def collect(state: ResidualState) -> None:
-            places.append(SpectrumLocation(state.layer, state.after))
-            rows.append(compute_log_amplitudes(state.patches).sum(0).cpu().numpy())
+            locations.append(SpectrumLocation(state.layer, state.after))
+            spectra.append(compute_log_amplitudes(state.patches).sum(0).cpu().numpy())
             self.frequency = get_diagonal_frequencies(state.grid)
 
         visit_residual_states(self.model, images, collect)
-        if len({row.shape for row in rows}) > 1:
+        if len({spectrum.shape for spectrum in spectra}) > 1:
             raise UsageError(
                 "the stages of this model have grids of different sizes, so their spectra have no common axis",
                 "use similarity or distance to compare its blocks",
             )
-        self._sums = [a + b for a, b in zip(self._sums, rows, strict=True)] if self._sums else rows
-        self.places, self.images = places, self.images + len(images)
+        self._sums = [a + b for a, b in zip(self._sums, spectra, strict=True)] if self._sums else spectra
+        self.places, self.images = locations, self.images + len(images)
 
     @property
     def log_amplitude(self) -> np.ndarray:
@@ -81,8 +81,8 @@ def compute_log_amplitudes(maps: Tensor) -> Tensor:
     height, width = maps.shape[-3:-1]
     rows, columns = get_diagonal_indices((height, width))
     spectrum = torch.fft.fft2(maps.float(), dim=(-3, -2))[..., rows, columns, :].abs()
-    logs = (spectrum + LOG_EPSILON).log().double().mean(-1)  # (B, ..., K)
-    return logs.mean(tuple(range(1, logs.ndim - 1))) if logs.ndim > 2 else logs
+    log_amplitudes = (spectrum + LOG_EPSILON).log().double().mean(-1)  # (B, ..., K)
+    return log_amplitudes.mean(tuple(range(1, log_amplitudes.ndim - 1))) if log_amplitudes.ndim > 2 else log_amplitudes
 
 
 def get_diagonal_indices(grid: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -92,9 +92,9 @@ def get_diagonal_indices(grid: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     Along the longer side, these are the nearest frequencies.
     """
     height, width = grid[-2:]
-    short = min(height, width)
-    steps = torch.arange(math.ceil(short / 2))
-    return (steps * height / short + 0.5).floor().long(), (steps * width / short + 0.5).floor().long()
+    min_side = min(height, width)
+    steps = torch.arange(math.ceil(min_side / 2))
+    return (steps * height / min_side + 0.5).floor().long(), (steps * width / min_side + 0.5).floor().long()
 
 
 def get_diagonal_frequencies(grid: tuple[int, ...]) -> np.ndarray:
@@ -103,9 +103,9 @@ def get_diagonal_frequencies(grid: tuple[int, ...]) -> np.ndarray:
 
     Raises UsageError for a side below three, which only has the constant term.
     """
-    short = min(grid[-2:])
-    if short < 3:
+    min_side = min(grid[-2:])
+    if min_side < 3:
         raise UsageError(
             f"a grid of {' x '.join(map(str, grid))} patches has no frequencies", "use a larger --image-size"
         )
-    return 2 * np.arange(math.ceil(short / 2)) / short
+    return 2 * np.arange(math.ceil(min_side / 2)) / min_side

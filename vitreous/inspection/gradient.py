@@ -69,50 +69,50 @@ def compute_relevance(model: VisionModel[Any], images: Tensor, classes: Tensor |
         raise UsageError(
             "packed products have no gradients", "use the model before it is packed, or `frozen(model, packed=False)`"
         )
-    looks, logits, asked, slopes = compute_attention_gradients(model, images, classes)
-    first = get_readout_weights(model, looks[0])
-    row = first.expand(len(images), -1)
-    for look, slope in zip(reversed(looks), reversed(slopes), strict=True):
-        row = row + propagate_relevance(look, slope, row)
-    return TokenRelevance(looks[0].grid, looks[0].prefix, row - first, asked, logits=logits)
+    calls, logits, class_indices, gradients = compute_attention_gradients(model, images, classes)
+    readout = get_readout_weights(model, calls[0])
+    row = readout.expand(len(images), -1)
+    for call, gradient in zip(reversed(calls), reversed(gradients), strict=True):
+        row = row + propagate_relevance(call, gradient, row)
+    return TokenRelevance(calls[0].grid, calls[0].prefix, row - readout, class_indices, logits=logits)
 
 
 @torch.no_grad()
-def propagate_relevance(look: AttentionCall, slope: Tensor, row: Tensor) -> Tensor:
+def propagate_relevance(call: AttentionCall, gradient: Tensor, row: Tensor) -> Tensor:
     """Compute row W (B, T) from dy/do (B, T, D) of an attention and a row (B, T), a few queries at a time."""
-    part: Any = look.part
-    values = part.split(look.x.flatten(1, -2))[2].float().transpose(-2, -1)  # (B, h, d, T)
-    slope = slope.float().unflatten(-1, (part.heads, -1)).transpose(1, 2)  # (B, h, T, d)
-    gained = torch.zeros_like(row)
-    for queries, weights in look.chunks():
-        speaking = (weights * (slope[..., queries, :] @ values)).clamp_(min=0).mean(1)
-        gained += torch.einsum("bq,bqt->bt", row[:, queries], speaking)
-    return gained
+    attention: Any = call.part
+    values = attention.split(call.x.flatten(1, -2))[2].float().transpose(-2, -1)  # (B, h, d, T)
+    gradient = gradient.float().unflatten(-1, (attention.heads, -1)).transpose(1, 2)  # (B, h, T, d)
+    relevance = torch.zeros_like(row)
+    for queries, weights in call.chunks():
+        relevance_weights = (weights * (gradient[..., queries, :] @ values)).clamp_(min=0).mean(1)
+        relevance += torch.einsum("bq,bqt->bt", row[:, queries], relevance_weights)
+    return relevance
 
 
 def compute_attention_gradients(
     model: VisionModel[Any], images: Tensor, classes: Tensor | None
 ) -> tuple[list[AttentionCall], Tensor, Tensor, list[Tensor]]:
     """Run forward and backward; return attentions, logits (B,), classes (B,), and each attention's dy/do (B, T, D)."""
-    looks: list[AttentionCall] = []
+    calls: list[AttentionCall] = []
     outputs: list[Tensor] = []
     grid = get_patch_grid(model, images)
-    inside = True
+    is_forward = True
 
-    def collect(look: AttentionCall) -> None:
-        if inside:  # the backward pass recomputes blocks
-            require_global_attention(look, model)
-            looks.append(look)
+    def collect(call: AttentionCall) -> None:
+        if is_forward:  # the backward pass recomputes blocks
+            require_global_attention(call, model)
+            calls.append(call)
 
-    def leaf(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (given[0].detach().requires_grad_(True), *given[1:])
+    def leaf(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (inputs[0].detach().requires_grad_(True), *inputs[1:])
 
-    def output(module: nn.Module, given: tuple[Any, ...]) -> None:
-        if inside:
-            outputs.append(given[0])
+    def output(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if is_forward:
+            outputs.append(inputs[0])
 
     with eval_mode(model) as stack, torch.enable_grad():
-        for encoder in (part for part in model.modules() if isinstance(part, Encoder)):
+        for encoder in (submodule for submodule in model.modules() if isinstance(submodule, Encoder)):
             stack.enter_context(checkpoint_encoder_blocks(encoder))
         attentive = [
             (name, branch)
@@ -121,24 +121,24 @@ def compute_attention_gradients(
         ]
         stack.enter_context(remove_hook_on_exit(attentive[0][1].register_forward_pre_hook(leaf)))
         for name, branch in attentive:
-            last: Any = branch.last if isinstance(branch, FrozenBranch) else unwrap_windowed_part(branch).out
-            look = wrap_no_grad(make_attention_hook(name, branch, grid, model.config, collect))
-            stack.enter_context(remove_hook_on_exit(branch.register_forward_pre_hook(look)))
-            stack.enter_context(remove_hook_on_exit(last.register_forward_pre_hook(output)))
-        answers = model.classify(model.pool(forward_to_last_norm(model, images)))
-        inside = False
-        asked = answers.argmax(1) if classes is None else classes.to(answers.device)
-        logits = answers.gather(1, asked[:, None])[:, 0]
-        slopes = torch.autograd.grad(logits.sum(), outputs)
-    return looks, logits.detach().float(), asked, [slope.flatten(1, -2) for slope in slopes]
+            projection: Any = branch.last if isinstance(branch, FrozenBranch) else unwrap_windowed_part(branch).out
+            hook = wrap_no_grad(make_attention_hook(name, branch, grid, model.config, collect))
+            stack.enter_context(remove_hook_on_exit(branch.register_forward_pre_hook(hook)))
+            stack.enter_context(remove_hook_on_exit(projection.register_forward_pre_hook(output)))
+        all_logits = model.classify(model.pool(forward_to_last_norm(model, images)))
+        is_forward = False
+        class_indices = all_logits.argmax(1) if classes is None else classes.to(all_logits.device)
+        logits = all_logits.gather(1, class_indices[:, None])[:, 0]
+        gradients = torch.autograd.grad(logits.sum(), outputs)
+    return calls, logits.detach().float(), class_indices, [gradient.flatten(1, -2) for gradient in gradients]
 
 
 def wrap_no_grad(hook: Callable[..., None]) -> Callable[..., None]:
     """Wrap a hook so that it runs without gradients."""
 
-    def quiet(module: Any, given: tuple[Any, ...]) -> None:
+    def quiet(module: Any, inputs: tuple[Any, ...]) -> None:
         with torch.no_grad():
-            hook(module, given)
+            hook(module, inputs)
 
     return quiet
 
@@ -146,11 +146,11 @@ def wrap_no_grad(hook: Callable[..., None]) -> Callable[..., None]:
 @contextmanager
 def checkpoint_encoder_blocks(encoder: Encoder) -> Iterator[None]:
     """Checkpoint the blocks even in evaluation mode; `eval_mode` restores the mode."""
-    before = encoder.recompute
+    saved_recompute = encoder.recompute
     encoder.recompute, encoder.training = True, True
     try:
         yield
     finally:
-        encoder.recompute = before
-        if before is Encoder.recompute:
+        encoder.recompute = saved_recompute
+        if saved_recompute is Encoder.recompute:
             del encoder.recompute

@@ -64,17 +64,17 @@ class AttentionCall:
         """Compute (..., h, Q, T) float32 attention probabilities of some queries; rows sum to one."""
         return self.part.weights(self.x, *self.context, queries=queries).float()  # type: ignore[operator]
 
-    def chunks(self, most: int = ATTENTION_CHUNK_BYTES) -> Iterator[tuple[slice, Tensor]]:
-        """Yield slices of all queries with their `weights`, (..., h, Q, T) of about `most` bytes at most."""
+    def chunks(self, max_bytes: int = ATTENTION_CHUNK_BYTES) -> Iterator[tuple[slice, Tensor]]:
+        """Yield slices of all queries with their `weights`, (..., h, Q, T) of about `max_bytes` bytes at most."""
         batch = math.prod(self.x.shape[: -1 - (1 if self.x.shape[-2] == self.tokens else len(self.grid))])
-        size = max(1, most // (4 * batch * self.part.heads * self.tokens))  # type: ignore[operator]
-        part = copy.copy(self.part)
-        if "qkv" in (layers := vars(part)["_modules"]):
-            vars(part)["_modules"] = {**layers, "qkv": CachedLayer(layers["qkv"])}
-        look = replace(self, part=part)
+        size = max(1, max_bytes // (4 * batch * self.part.heads * self.tokens))  # type: ignore[operator]
+        module = copy.copy(self.part)
+        if "qkv" in (layers := vars(module)["_modules"]):
+            vars(module)["_modules"] = {**layers, "qkv": CachedLayer(layers["qkv"])}
+        call = replace(self, part=module)
         for low in range(0, self.tokens, size):
             queries = slice(low, min(low + size, self.tokens))
-            yield queries, look.weights(queries)
+            yield queries, call.weights(queries)
 
 
 class CachedLayer(nn.Module):
@@ -152,27 +152,33 @@ def visit_residual_states(model: VisionModel[Any], images: Tensor, visit: Callab
     Raises UsageError for a model without attention.
     """
     require_attention(model)
-    c = model.config
+    config = model.config
     grid = get_patch_grid(model, images)
 
     def make_hook(layer: int, after: Any) -> Callable[..., None]:
-        def hook(module: nn.Module, given: tuple[Any, ...], out: Tensor | None = None) -> None:
-            tokens = to_raster_order(name_of[module], (given[0] if out is None else out).detach(), c)
-            own = tuple(tokens.shape[1:-1]) if tokens.dim() > 3 else grid  # each stage of a Swin has a different grid
-            visit(ResidualState(layer, after, own, c.prefix, tokens=tokens.flatten(1, -2)))
+        def hook(module: nn.Module, inputs: tuple[Any, ...], out: Tensor | None = None) -> None:
+            tokens = to_raster_order(name_of[module], (inputs[0] if out is None else out).detach(), config)
+            state_grid = (
+                tuple(tokens.shape[1:-1]) if tokens.dim() > 3 else grid
+            )  # each stage of a Swin has a different grid
+            visit(ResidualState(layer, after, state_grid, config.prefix, tokens=tokens.flatten(1, -2)))
 
         return hook
 
     name_of = {branch: name for name, branch in iterate_residual_branches(model)}
     with eval_mode(model) as stack:
-        first = next(iter(name_of))
-        stack.enter_context(remove_hook_on_exit(first.register_forward_pre_hook(make_hook(-1, "embedding"))))
-        twice = c.arrangement == "factorised-attention"  # the attention over time is the later one
+        first_branch = next(iter(name_of))
+        stack.enter_context(remove_hook_on_exit(first_branch.register_forward_pre_hook(make_hook(-1, "embedding"))))
+        has_time_attention = config.arrangement == "factorised-attention"  # the attention over time is the later one
         for branch, name in name_of.items():
-            if ".row." not in name and not name.startswith("temporal.") and not (twice and name.endswith(".attention")):
+            if (
+                ".row." not in name
+                and not name.startswith("temporal.")
+                and not (has_time_attention and name.endswith(".attention"))
+            ):
                 after = "attention" if hasattr(unwrap_windowed_part(branch), "weights") else "mlp"
                 stack.enter_context(
-                    remove_hook_on_exit(branch.register_forward_hook(make_hook(parse_layer_index(name, c), after)))
+                    remove_hook_on_exit(branch.register_forward_hook(make_hook(parse_layer_index(name, config), after)))
                 )
         return forward_to_last_norm(model, images)
 
@@ -187,8 +193,10 @@ def to_raster_order(name: str, tokens: Tensor, config: ModelConfig) -> Tensor:
 
 def forward_to_last_norm(model: VisionModel[Any], images: Tensor) -> Tensor:
     """Run (B, C, *image) up to the last norm, on the model's device and in a supported dtype."""
-    own = next(model.parameters())
-    return model.features(images.to(own.device, own.dtype if own.is_floating_point() else torch.float32))
+    parameter = next(model.parameters())
+    return model.features(
+        images.to(parameter.device, parameter.dtype if parameter.is_floating_point() else torch.float32)
+    )
 
 
 @contextmanager
@@ -225,40 +233,42 @@ def iterate_residual_branches(model: nn.Module) -> Iterator[tuple[str, nn.Module
 
 def unwrap_windowed_part(branch: nn.Module) -> nn.Module:
     """Return the module of a branch, without its windows."""
-    part: Any = branch.part
-    return part.part if isinstance(part, WindowedAttention) else part
+    module: Any = branch.part
+    return module.part if isinstance(module, WindowedAttention) else module
 
 
 def make_attention_hook(
     name: str, branch: nn.Module, grid: tuple[int, ...], config: ModelConfig, visit: Callable[[AttentionCall], None]
 ) -> Callable[..., None]:
     """Return the hook that creates an `AttentionCall` from a branch's input."""
-    part = to_float32_module(unwrap_windowed_part(branch))
+    attention = to_float32_module(unwrap_windowed_part(branch))
     windows: Any = branch.part if isinstance(branch.part, WindowedAttention) else None
 
-    def hook(module: Any, given: tuple[Any, ...]) -> None:
-        x = (given[0] if isinstance(module, PostNormResidualBranch) else module.norm(given[0])).float()
+    def hook(module: Any, inputs: tuple[Any, ...]) -> None:
+        x = (inputs[0] if isinstance(module, PostNormResidualBranch) else module.norm(inputs[0])).float()
         span: Span = "row" if ".row." in name else "column" if ".column." in name else "window" if windows else "all"
-        own = {"row": (1, grid[-1]), "column": (grid[0], 1), "window": windows.size if windows else ()}.get(span, grid)
+        sequence_grid = {"row": (1, grid[-1]), "column": (grid[0], 1), "window": windows.size if windows else ()}.get(
+            span, grid
+        )
         if config.factorised:
-            for view in split_space_time_attention(name, part, x, grid, config.prefix):
+            for view in split_space_time_attention(name, attention, x, grid, config.prefix):
                 visit(AttentionCall(parse_layer_index(name, config), *view[:5], patch=config.patch, whole=view[5]))
             return
-        layer, whole = parse_layer_index(name, config), tuple(x.shape[1:-1]) if windows else ()
-        x, *context = windows.split(x) if windows else (x, *given[1:])
+        layer, full_grid = parse_layer_index(name, config), tuple(x.shape[1:-1]) if windows else ()
+        x, *context = windows.split(x) if windows else (x, *inputs[1:])
         patch = config.patch_at(layer)
         visit(
             AttentionCall(
                 layer,
                 span,
-                grid=own,
+                grid=sequence_grid,
                 prefix=config.prefix,
-                part=part,
+                part=attention,
                 x=x,
                 context=tuple(context),
                 patch=patch,
                 windows=windows,
-                whole=whole,
+                whole=full_grid,
             )
         )
 
@@ -266,7 +276,7 @@ def make_attention_hook(
 
 
 def split_space_time_attention(
-    name: str, part: nn.Module, x: Tensor, grid: tuple[int, ...], prefix: int
+    name: str, attention: nn.Module, x: Tensor, grid: tuple[int, ...], prefix: int
 ) -> Iterator[tuple[Span, tuple[int, ...], int, nn.Module, Tensor, tuple[int, ...]]]:
     """Yield span, grid, prefix, part, x and full grid of the calls of one attention of a factorised video model.
 
@@ -276,14 +286,14 @@ def split_space_time_attention(
     """
     slot, line = (1, *grid[1:]), (grid[0], *[1] * (len(grid) - 1))
     if name.startswith("temporal."):
-        yield "time", line, 0, part, x, line
+        yield "time", line, 0, attention, x, line
     elif name.endswith(".time"):
-        yield "time", line, 0, part, x[:, prefix:], ()
-    elif isinstance(part, SpaceTimeHeads) and grid[0] > 1:
-        yield "space", slot, prefix, part.half_heads(of_time=False), x, ()
-        yield "time", line, 0, part.half_heads(of_time=True), x.transpose(1, 2)[:, prefix:], ()
+        yield "time", line, 0, attention, x[:, prefix:], ()
+    elif isinstance(attention, SpaceTimeHeads) and grid[0] > 1:
+        yield "space", slot, prefix, attention.half_heads(of_time=False), x, ()
+        yield "time", line, 0, attention.half_heads(of_time=True), x.transpose(1, 2)[:, prefix:], ()
     else:
-        yield "space", slot, prefix, part, x, ()
+        yield "space", slot, prefix, attention, x, ()
 
 
 def parse_layer_index(name: str, config: ModelConfig) -> int:
@@ -294,12 +304,12 @@ def parse_layer_index(name: str, config: ModelConfig) -> int:
     return config.parameter_layer(f"{name}.") - 1
 
 
-def to_float32_module(part: nn.Module) -> nn.Module:
+def to_float32_module(module: nn.Module) -> nn.Module:
     """Return the module, or a float32 copy if its parameters are not float32; packed products are unchanged."""
-    if all(p.dtype == torch.float32 for p in part.parameters() if p.is_floating_point()):
-        return part
-    twin = copy.deepcopy(part).float()
-    for product in twin.modules():
+    if all(p.dtype == torch.float32 for p in module.parameters() if p.is_floating_point()):
+        return module
+    float32_copy = copy.deepcopy(module).float()
+    for product in float32_copy.modules():
         if isinstance(product, FrozenLinear) and product.bias is not None:
             product.bias = product.bias.float()
-    return twin
+    return float32_copy

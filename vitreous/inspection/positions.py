@@ -69,49 +69,51 @@ def compute_position_cosines(table: Tensor, step: int = 1) -> Tensor:
     Equivalent loop: out[i, j, k, l] = cos(table[step i, step j], table[k, l])
     """
     unit = F.normalize(table, dim=-1)
-    some = unit[tuple(slice(None, None, step) for _ in table.shape[:-1])]
-    return (some.flatten(0, -2) @ unit.flatten(0, -2).T).view(*some.shape[:-1], *table.shape[:-1])
+    selected = unit[tuple(slice(None, None, step) for _ in table.shape[:-1])]
+    return (selected.flatten(0, -2) @ unit.flatten(0, -2).T).view(*selected.shape[:-1], *table.shape[:-1])
 
 
-def similarity_range(similar: Tensor) -> tuple[float, float]:
+def similarity_range(similarity: Tensor) -> tuple[float, float]:
     """Return minimum and maximum of two different positions, for a colour scale, from (N, N) or (h, w, h, w)
     similarity.
 
     A range below `MIN_COLOUR_RANGE` is widened to it; -1 and 1 for a single position.
     """
-    count = math.isqrt(similar.numel())
+    count = math.isqrt(similarity.numel())
     if count < 2:
         return -1.0, 1.0
-    pairs = similar.reshape(count, count)[~torch.eye(count, dtype=torch.bool)]
+    pairs = similarity.reshape(count, count)[~torch.eye(count, dtype=torch.bool)]
     low, high = float(pairs.min()), float(pairs.max())
-    spare = max(0.0, MIN_COLOUR_RANGE - (high - low)) / 2
-    return low - spare, high + spare
+    padding = max(0.0, MIN_COLOUR_RANGE - (high - low)) / 2
+    return low - padding, high + padding
 
 
-def choose_tile_stride(grid: tuple[int, ...], most: int = MAX_TILES_PER_SIDE) -> int:
-    """Return the stride that leaves at most `most` rows and columns of a grid."""
-    return -(-max(grid) // most)
+def choose_tile_stride(grid: tuple[int, ...], max_tiles: int = MAX_TILES_PER_SIDE) -> int:
+    """Return the stride that leaves at most `max_tiles` rows and columns of a grid."""
+    return -(-max(grid) // max_tiles)
 
 
-def summarise_similarity(similar: Tensor) -> SimilarityStructure:
+def summarise_similarity(similarity: Tensor) -> SimilarityStructure:
     """Average (h, w, h, w) similarity within rows, within columns and elsewhere."""
-    height, width = similar.shape[:2]
+    height, width = similarity.shape[:2]
     rows, columns = torch.arange(height * width) // width, torch.arange(height * width) % width
     same_row, same_column = rows[:, None] == rows, columns[:, None] == columns
-    flat = similar.reshape(height * width, -1)
-    kinds = (same_row & ~same_column, same_column & ~same_row, ~same_row & ~same_column)
-    return SimilarityStructure(*(float(flat[pairs].mean()) for pairs in kinds))
+    flat = similarity.reshape(height * width, -1)
+    pair_masks = (same_row & ~same_column, same_column & ~same_row, ~same_row & ~same_column)
+    return SimilarityStructure(*(float(flat[pairs].mean()) for pairs in pair_masks))
 
 
 def get_relative_position_tables(model: VisionModel[Any]) -> list[RelativePositionTable]:
     """Return the tables of relative positions from the first block on: by head, or by axis and shared by the heads."""
     relative: list[RelativePositionTable] = []
-    for layer, part in model.attention_modules():
-        if isinstance(part, RelativeAttention):
-            relative.append(RelativePositionTable(layer, "tokens", part.table.detach().float().cpu().transpose(0, 1)))
-        elif isinstance(part, GridAttention):
-            relative.append(RelativePositionTable(layer, "rows", part.rows.detach().float().cpu()[None]))
-            relative.append(RelativePositionTable(layer, "columns", part.columns.detach().float().cpu()[None]))
+    for layer, attention in model.attention_modules():
+        if isinstance(attention, RelativeAttention):
+            relative.append(
+                RelativePositionTable(layer, "tokens", attention.table.detach().float().cpu().transpose(0, 1))
+            )
+        elif isinstance(attention, GridAttention):
+            relative.append(RelativePositionTable(layer, "rows", attention.rows.detach().float().cpu()[None]))
+            relative.append(RelativePositionTable(layer, "columns", attention.columns.detach().float().cpu()[None]))
     return relative
 
 
@@ -119,9 +121,9 @@ def get_relative_position_biases(model: VisionModel[Any]) -> dict[int, Tensor]:
     """Return relative position biases by block, from 0: (h, 2 m - 1, 2 n - 1) float32, added to each head's logits by
     the offset of the key from the query in rows and columns. Empty for models without them."""
     by_layer: dict[int, Tensor] = {}
-    for layer, part in model.attention_modules():
-        if isinstance(part, WindowAttention):
-            by_layer[layer] = part.position.offsets().detach().float().cpu().flip(0, 1).permute(2, 0, 1)
+    for layer, attention in model.attention_modules():
+        if isinstance(attention, WindowAttention):
+            by_layer[layer] = attention.position.offsets().detach().float().cpu().flip(0, 1).permute(2, 0, 1)
     return by_layer
 
 
@@ -132,23 +134,25 @@ def compute_rotary_kernel(model: VisionModel[Any], grid: tuple[int, ...] | None 
     equal at the same position, with channel pairs of equal length, relative to offset 0. It is the same in every block
     and head.
     """
-    turned = next((part for _, part in model.attention_modules() if isinstance(part, RotaryAttention)), None)
+    rotary = next(
+        (attention for _, attention in model.attention_modules() if isinstance(attention, RotaryAttention)), None
+    )
     grid = grid or model.config.grid
-    if turned is None or grid is None:
+    if rotary is None or grid is None:
         return None
     # for offsets from 0; a cosine is even
-    ahead = turned.angles(grid, model.config.width // turned.heads).cos().mean(-1)
-    return ahead[torch.meshgrid(*(torch.arange(1 - length, length).abs() for length in grid), indexing="ij")].float()
+    cosines = rotary.angles(grid, model.config.width // rotary.heads).cos().mean(-1)
+    return cosines[torch.meshgrid(*(torch.arange(1 - length, length).abs() for length in grid), indexing="ij")].float()
 
 
 def require_positions(model: VisionModel[Any]) -> None:
     """Raise UsageError for a model without position embeddings, biases or rotary positions."""
-    c = model.config
-    if not c.has_attention:
+    config = model.config
+    if not config.has_attention:
         hint = "use filters, features, nearest, similarity or cost"
-        raise UsageError(f"{c.name()} has no positions", hint)
-    if c.positions.kind == "none" and c.attention.kind == "plain":
-        if c.on_grid:
+        raise UsageError(f"{config.name()} has no positions", hint)
+    if config.positions.kind == "none" and config.attention.kind == "plain":
+        if config.on_grid:
             problem = "the model has no positions except the rows and columns of its axial attention"
             raise UsageError(problem, "use distance")
         hint = "filters, distance, features and the others work for it"

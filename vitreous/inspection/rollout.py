@@ -81,72 +81,72 @@ def compute_rollout(
     backwards; a T x T matrix is only stored if weights are discarded. Raises UsageError for a model without attention,
     or with blocks without global attention.
     """
-    looks = collect_attention_calls(model, images)
-    first = get_readout_weights(model, looks[0]) if queries is None else queries.to(looks[0].x.device)
-    joint, single = compute_rollout_rows(looks, first, mixing or RolloutOptions())
-    return AttentionRollout(looks[0].grid, looks[0].prefix, joint, single)
+    calls = collect_attention_calls(model, images)
+    readout = get_readout_weights(model, calls[0]) if queries is None else queries.to(calls[0].x.device)
+    joint, single = compute_rollout_rows(calls, readout, mixing or RolloutOptions())
+    return AttentionRollout(calls[0].grid, calls[0].prefix, joint, single)
 
 
 def collect_attention_calls(model: VisionModel[Any], images: Tensor) -> list[AttentionCall]:
     """Return the attention of every block on (B, C, *image). Raises UsageError if one is not global."""
-    looks: list[AttentionCall] = []
+    calls: list[AttentionCall] = []
 
-    def collect(look: AttentionCall) -> None:
-        require_global_attention(look, model)
-        looks.append(look)
+    def collect(call: AttentionCall) -> None:
+        require_global_attention(call, model)
+        calls.append(call)
 
     visit_attention_calls(model, images, collect)
-    return looks
+    return calls
 
 
 def compute_rollout_rows(
-    looks: Sequence[AttentionCall], first: Tensor, mixing: RolloutOptions
+    calls: Sequence[AttentionCall], readout: Tensor, mixing: RolloutOptions
 ) -> tuple[Tensor, Tensor]:
     """Compute row M_l ... M_1 and row M_l for every block l, (B, L, T) each, from L attentions and a row (T,)."""
-    batch, tokens = len(looks[0].x), looks[0].tokens
-    joint = first.new_zeros(batch, 0, tokens)  # of the visited blocks, from the last one
+    batch, tokens = len(calls[0].x), calls[0].tokens
+    joint = readout.new_zeros(batch, 0, tokens)  # of the visited blocks, from the last one
     single = []
-    for look in reversed(looks):
-        asked = torch.cat([joint, first.expand(batch, 1, -1)], 1)
-        joint = torch.zeros_like(asked)
-        for queries, some in mix_with_residual(look, mixing):
-            joint = joint + asked[..., queries] @ some
+    for call in reversed(calls):
+        query_rows = torch.cat([joint, readout.expand(batch, 1, -1)], 1)
+        joint = torch.zeros_like(query_rows)
+        for queries, mixing_rows in mix_with_residual(call, mixing):
+            joint = joint + query_rows[..., queries] @ mixing_rows
         single.append(joint[:, -1])
     return joint.flip(1), torch.stack(single[::-1], 1)
 
 
-def compute_rollout_matrix(looks: Sequence[AttentionCall], mixing: RolloutOptions) -> Tensor:
+def compute_rollout_matrix(calls: Sequence[AttentionCall], mixing: RolloutOptions) -> Tensor:
     """Compute the rollout (B, T, T) of L attentions: R_1 = M_1, R_l = M_l R_(l-1)."""
-    joint = torch.eye(looks[0].tokens, device=looks[0].x.device)
-    for look in looks:
-        joint = torch.cat([some @ joint for _, some in mix_with_residual(look, mixing)], -2)
+    joint = torch.eye(calls[0].tokens, device=calls[0].x.device)
+    for call in calls:
+        joint = torch.cat([mixing_rows @ joint for _, mixing_rows in mix_with_residual(call, mixing)], -2)
     return joint
 
 
-def mix_with_residual(look: AttentionCall, mixing: RolloutOptions) -> Iterator[tuple[slice, Tensor]]:
+def mix_with_residual(call: AttentionCall, mixing: RolloutOptions) -> Iterator[tuple[slice, Tensor]]:
     """Yield slices of queries with their rows (B, Q, T) of the mixing matrix M."""
-    fused = ((queries, fuse_heads(weights, mixing.fusion)) for queries, weights in look.chunks())
+    fused = ((queries, fuse_heads(weights, mixing.fusion)) for queries, weights in call.chunks())
     if mixing.discard:
         fused = iter(
             [
                 (
-                    slice(0, look.tokens),
-                    discard_smallest_weights(torch.cat([some for _, some in fused], -2), mixing.discard),
+                    slice(0, call.tokens),
+                    discard_smallest_weights(torch.cat([fused_rows for _, fused_rows in fused], -2), mixing.discard),
                 )
             ]
         )
-    for queries, some in fused:
-        numbers = torch.arange(look.tokens, device=some.device)[queries]
-        rows = some * (1 - mixing.residual)
-        rows[:, torch.arange(len(numbers)), numbers] += mixing.residual
-        empty = rows.sum(-1) == 0
-        rows[:, torch.arange(len(numbers)), numbers] += empty.to(rows)
-        yield queries, rows / rows.sum(-1, keepdim=True)
+    for queries, fused_rows in fused:
+        token_indices = torch.arange(call.tokens, device=fused_rows.device)[queries]
+        mixing_rows = fused_rows * (1 - mixing.residual)
+        mixing_rows[:, torch.arange(len(token_indices)), token_indices] += mixing.residual
+        is_empty = mixing_rows.sum(-1) == 0
+        mixing_rows[:, torch.arange(len(token_indices)), token_indices] += is_empty.to(mixing_rows)
+        yield queries, mixing_rows / mixing_rows.sum(-1, keepdim=True)
 
 
-def fuse_heads(weights: Tensor, how: HeadFusion) -> Tensor:
+def fuse_heads(weights: Tensor, fusion: HeadFusion) -> Tensor:
     """Fuse the heads of attention weights: (B, h, Q, T) -> (B, Q, T)."""
-    return weights.mean(1) if how == "mean" else weights.amax(1) if how == "max" else weights.amin(1)
+    return weights.mean(1) if fusion == "mean" else weights.amax(1) if fusion == "max" else weights.amin(1)
 
 
 def discard_smallest_weights(fused: Tensor, discard: float) -> Tensor:

@@ -32,17 +32,17 @@ def extract_layer_features(model: VisionModel[Any], images: Tensor) -> dict[str,
     by_layer: dict[str, Tensor] = {}
     if not model.config.has_attention:
         body: Any = model.body
-        parts = {body.root: "root"}
-        parts |= {
+        layer_names = {body.root: "root"}
+        layer_names |= {
             unit: f"stage {s} unit {u}" for s, stage in enumerate(body.stages) for u, unit in enumerate(stage.units)
         }
 
-        def hook(module: Any, given: Any, out: Tensor) -> None:
-            by_layer[parts[module]] = out.float().mean((2, 3)).cpu()
+        def hook(module: Any, inputs: Any, out: Tensor) -> None:
+            by_layer[layer_names[module]] = out.float().mean((2, 3)).cpu()
 
         with eval_mode(model) as stack:
-            for part in parts:
-                stack.enter_context(remove_hook_on_exit(part.register_forward_hook(hook)))
+            for layer in layer_names:
+                stack.enter_context(remove_hook_on_exit(layer.register_forward_hook(hook)))
             forward_to_last_norm(model, images)
         return by_layer
 
@@ -54,7 +54,7 @@ def extract_layer_features(model: VisionModel[Any], images: Tensor) -> dict[str,
     return by_layer
 
 
-def compute_linear_cka(one: list[Tensor], other: list[Tensor], unbiased: bool = True) -> Tensor:
+def compute_linear_cka(features: list[Tensor], other_features: list[Tensor], unbiased: bool = True) -> Tensor:
     """Compute linear CKA between layers of (n, D) features of the same n images -> (layers, layers) float64.
 
     CKA = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)) of the (n, n) Gram matrices K = X X^T and L = Y Y^T. HSIC is
@@ -64,12 +64,14 @@ def compute_linear_cka(one: list[Tensor], other: list[Tensor], unbiased: bool = 
 
     Raises UsageError for fewer than four images.
     """
-    if len(one[0]) < MIN_CKA_IMAGES:
+    if len(features[0]) < MIN_CKA_IMAGES:
         raise UsageError(
-            f"too few images to compare layers: {len(one[0])}", f"use at least {MIN_CKA_IMAGES}, better a hundred"
+            f"too few images to compare layers: {len(features[0])}", f"use at least {MIN_CKA_IMAGES}, better a hundred"
         )
-    first, second = (torch.stack([compute_unit_gram(x, unbiased) for x in xs]) for xs in (one, other))
-    return first @ second.T
+    grams, other_grams = (
+        torch.stack([compute_unit_gram(x, unbiased) for x in xs]) for xs in (features, other_features)
+    )
+    return grams @ other_grams.T
 
 
 def compute_unit_gram(x: Tensor, unbiased: bool) -> Tensor:

@@ -21,8 +21,8 @@ NoteCallback = Callable[[str], None]
 
 def check_buckets(options: TrainOptions, opened: Data) -> None:
     """Raise UsageError for `--buckets` if the model is not generative or all images have one size."""
-    kind = get_objective_config(options)
-    if not kind.generates:
+    objective = get_objective_config(options)
+    if not objective.generates:
         problem = f"--buckets needs a generative model; {options.recipe or 'this recipe'} does not train one"
         raise UsageError(problem, "leave it out, or use --recipe sit or dit")
     if opened.latents is not None:
@@ -33,19 +33,19 @@ def set_run_buckets(run: Run, options: TrainOptions, forms: np.ndarray, note: No
     """Return the run with the buckets of the options, or with buckets chosen for training samples of these forms (n,
     3). The model size becomes the bucket with the most images or frames. Raises UsageError for invalid sizes."""
     image, patch, stride = run.model.image, run.model.patch, run.preprocess.stride
-    seen = forms[forms[:, 0] > 0]
-    buckets = parse_buckets(options.buckets or (), len(image)) or choose_buckets(seen, image, patch, stride)
+    valid_forms = forms[forms[:, 0] > 0]
+    buckets = parse_buckets(options.buckets or (), len(image)) or choose_buckets(valid_forms, image, patch, stride)
     run = replace(run, preprocess=run.preprocess.with_buckets(buckets))  # raises UsageError for sizes that do not fit
-    counts = np.bincount(find_nearest_buckets(seen, buckets, stride), minlength=len(buckets))
-    own = buckets[int((counts * [size[0] if len(size) == 3 else 1 for size in buckets]).argmax())]
-    listed = ", ".join(
+    counts = np.bincount(find_nearest_buckets(valid_forms, buckets, stride), minlength=len(buckets))
+    evaluation_size = buckets[int((counts * [size[0] if len(size) == 3 else 1 for size in buckets]).argmax())]
+    counts_text = ", ".join(
         f"{format_sample_size(size)} {count:,}" for size, count in zip(buckets, counts.tolist(), strict=True)
     )
-    note(f"training images per bucket: {listed}; evaluation uses {format_sample_size(own)}")
-    if len(image) == 3 and patch[0] > 1 and (seen[:, 0] == 1).any():
+    note(f"training images per bucket: {counts_text}; evaluation uses {format_sample_size(evaluation_size)}")
+    if len(image) == 3 and patch[0] > 1 and (valid_forms[:, 0] == 1).any():
         note(f"an image becomes {patch[0]} equal frames; --model {name_single_frame_model(run)} has 1-frame patches")
-    model = run.model.with_options(image=own)
-    return replace(run, model=model, preprocess=run.preprocess.with_image(own))
+    model = run.model.with_options(image=evaluation_size)
+    return replace(run, model=model, preprocess=run.preprocess.with_image(evaluation_size))
 
 
 def name_single_frame_model(run: Run) -> str:
@@ -55,5 +55,5 @@ def name_single_frame_model(run: Run) -> str:
 
 def select_evaluated_samples(split: Split, preprocess: Preprocess, workers: int) -> Split | None:
     """Select the samples of a split whose bucket is the evaluation size. Returns None if there are none."""
-    rows = find_samples_at_model_size(split, preprocess, workers)
-    return split.take(rows) if len(rows) else None
+    samples = find_samples_at_model_size(split, preprocess, workers)
+    return split.take(samples) if len(samples) else None

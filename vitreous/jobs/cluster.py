@@ -42,22 +42,23 @@ def run_trials_on_ray(
     MAX_TRIAL_RETRIES times. Raises UsageError if Ray or the cluster is missing, and ResourceError if a trial was lost
     too often or its machine does not have the run folder. Errors of a trial are raised again.
     """
-    todo = [(run, folder) for run, folder in trials if not folder.summary.is_file()]
-    if not todo:
+    incomplete = [(run, folder) for run, folder in trials if not folder.summary.is_file()]
+    if not incomplete:
         return
-    if any(run.device.startswith("cuda:") and run.device != "cuda:0" for run, _ in todo):
+    if any(run.device.startswith("cuda:") and run.device != "cuda:0" for run, _ in incomplete):
         raise UsageError("each trial on a cluster uses the first GPU of its machine", "use --device cuda")
     ray = connect_ray(address)
     try:
         threads = torch.get_num_threads()
-        most = max((node["Resources"].get("CPU", 1) for node in ray.nodes() if node["Alive"]), default=1)
-        gpu = todo[0][0].device.startswith("cuda")
-        resources = {"num_cpus": 1, "num_gpus": 1} if gpu else {"num_cpus": min(threads, most)}
+        max_cpus = max((node["Resources"].get("CPU", 1) for node in ray.nodes() if node["Alive"]), default=1)
+        gpu = incomplete[0][0].device.startswith("cuda")
+        resources = {"num_cpus": 1, "num_gpus": 1} if gpu else {"num_cpus": min(threads, max_cpus)}
         # one trial per process: it sets the number of threads and the working directory
         task = ray.remote(max_retries=MAX_TRIAL_RETRIES, max_calls=1, **resources)(run_remote_trial)
         shared = ray.put(inputs)
         tasks = {
-            task.remote(run, shared, str(folder.path.absolute()), os.getcwd(), threads): folder for run, folder in todo
+            task.remote(run, shared, str(folder.path.absolute()), os.getcwd(), threads): folder
+            for run, folder in incomplete
         }
         wait_for_tasks(ray, list(tasks), signals, listener)
         if not signals.received:

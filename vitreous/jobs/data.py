@@ -48,21 +48,21 @@ def prepare_data(
     The run is derived from the data, or is `base` with the options applied. `folder` is the folder of a run to resume.
     Raises UsageError for conflicting options, DataError for unusable data.
     """
-    named = options.init or (base and base.init)
-    if (options.resize or options.source_size) and (not named or named == INIT_FROM_SCRATCH):
+    initial_weights = options.init or (base and base.init)
+    if (options.resize or options.source_size) and (not initial_weights or initial_weights == INIT_FROM_SCRATCH):
         message = "--resize and --source-size are for initial weights, and none are set"
         raise UsageError(message, "add --init, or leave them out")
     seed, share, group_by = resolve_split_options(base, options)
     exclude = options.exclude or (base.data.exclude if base else None)
     axes = options.axes or (base.data.axes if base else None)
     ignore_index = options.ignore_index if options.ignore_index is not None or not base else base.data.ignore_index
-    in_buckets = options.buckets is not None or bool(base and base.preprocess.has_buckets)
+    use_buckets = options.buckets is not None or bool(base and base.preprocess.has_buckets)
     if isinstance(source, Data):
         opened = source
     else:
         targets = options.targets or (base.data.targets if base else ())
-        how = (source, seed, group_by, in_buckets, axes, ignore_index, tuple(targets))
-        opened = open_run_source(folder.path, *how) if folder else open_data(*how)
+        open_arguments = (source, seed, group_by, use_buckets, axes, ignore_index, tuple(targets))
+        opened = open_run_source(folder.path, *open_arguments) if folder else open_data(*open_arguments)
     if base is None:
         options = choose_recipe(opened, options, listener.note)
     objective = base.objective if base else get_objective_config(options)
@@ -78,8 +78,8 @@ def prepare_data(
     for note in opened.notes:
         listener.note(note)
     if exclude:
-        listed = json.loads((folder.path / "excluded.json").read_text("utf-8")) if folder else names_in(exclude)
-        opened = exclude_images(opened, frozenset(listed), exclude, listener)
+        excluded_names = json.loads((folder.path / "excluded.json").read_text("utf-8")) if folder else names_in(exclude)
+        opened = exclude_images(opened, frozenset(excluded_names), exclude, listener)
     split: dict[str, Any] = {
         "split_seed": seed,
         "hold_out": share,
@@ -89,9 +89,9 @@ def prepare_data(
     }
     split |= {"ignore_index": ignore_index, "targets": opened.targets}
     workers = count_scan_workers(opened, options)
-    if base is None and in_buckets:
+    if base is None and use_buckets:
         check_buckets(options, opened)
-    forms = measure_sample_forms(opened.split("train"), workers) if in_buckets else None
+    forms = measure_sample_forms(opened.split("train"), workers) if use_buckets else None
     if base is None:
         run = derive_run(opened, options, split, listener, forms)
     else:
@@ -127,9 +127,9 @@ def require_class_labels(opened: Data) -> None:
     except DataError as error:
         if opened.labelled or opened.unlearnable:
             raise
-        kind = get_sample_noun(opened.splits["train"])
+        sample_noun = get_sample_noun(opened.splits["train"])
         names = {"images": SUGGESTED_UNLABELLED_RECIPES, "clips": ("videomae",)}.get(
-            kind, SUGGESTED_UNLABELLED_RECIPES[:1]
+            sample_noun, SUGGESTED_UNLABELLED_RECIPES[:1]
         )
         commands = "".join(f"\n    vitreous train {escape_unprintable(opened.name)} --recipe {name}" for name in names)
         raise DataError(error.message, f"{error.hint}; or train on unlabelled images:{commands}") from None
@@ -142,55 +142,57 @@ def screen_inputs(
     image is decoded once if the data set is small. `forms` (n, 3) are the image forms of a run with buckets: each image
     gets a bucket, and validation images outside the evaluation bucket are dropped."""
     split = opened.split("train")
-    cached, bad, rows, val = None, {}, None, opened.splits.get("val")
-    few = len(split) <= MAX_SCREENED_IMAGES and not isinstance(split, ArraySplit)
-    if run.data.cache or run.data.bad_images == "skip" or few or run.preprocess.may_be_void:
+    cached, bad, readable, val = None, {}, None, opened.splits.get("val")
+    is_small = len(split) <= MAX_SCREENED_IMAGES and not isinstance(split, ArraySplit)
+    if run.data.cache or run.data.bad_images == "skip" or is_small or run.preprocess.may_be_void:
         cached, bad = screen_images(split, run.preprocess, workers, keep=run.data.cache)
     if bad:
         check_unreadable_images(bad, len(split), run.data.bad_images)
-        empty = sum(isinstance(error, EmptyImageError) for error in bad.values())
-        for count, problem in ((len(bad) - empty, "cannot be read"), (empty, "have no pixel with data")):
+        num_empty = sum(isinstance(error, EmptyImageError) for error in bad.values())
+        for count, problem in ((len(bad) - num_empty, "cannot be read"), (num_empty, "have no pixel with data")):
             if count:
                 listener.note(f"{count} of {len(split)} training images {problem} and are left out")
-        rows = find_readable_samples(split, bad)
-        split, cached = split.take(rows), cached[rows] if cached is not None else None
+        readable = find_readable_samples(split, bad)
+        split, cached = split.take(readable), cached[readable] if cached is not None else None
         run = replace(run, data=replace(run.data, images=len(split)))
     if forms is None:
-        return run, RunInputs(split, val, cached, rows)
-    buckets = assign_buckets(forms if rows is None else forms[rows], run.preprocess)
+        return run, RunInputs(split, val, cached, readable)
+    buckets = assign_buckets(forms if readable is None else forms[readable], run.preprocess)
     return run, RunInputs(
-        split, val and select_evaluated_samples(val, run.preprocess, workers), cached, rows, buckets=buckets
+        split, val and select_evaluated_samples(val, run.preprocess, workers), cached, readable, buckets=buckets
     )
 
 
 def exclude_images(opened: Data, names: frozenset[str], exclude: str, listener: ProgressListener) -> Data:
     """Drop the named images from the training split. Raises DataError if none remains or none matches."""
     split = opened.split("train")
-    rows = find_kept_samples(split, names)
-    if not len(rows):
+    kept_samples = find_kept_samples(split, names)
+    if not len(kept_samples):
         raise DataError(f"{exclude} excludes every training image", "check that it lists files of these data")
     if (
         names
-        and len(rows) == len(split)
-        and not any(len(find_kept_samples(part, names)) < len(part) for part in opened.splits.values())
+        and len(kept_samples) == len(split)
+        and not any(len(find_kept_samples(any_split, names)) < len(any_split) for any_split in opened.splits.values())
     ):
-        first = escape_unprintable(min(names))
+        first_name = escape_unprintable(min(names))
         raise DataError(
-            f"none of the {len(names)} names in {exclude} is in the data; first: {first}",
+            f"none of the {len(names)} names in {exclude} is in the data; first: {first_name}",
             "use the path of the listed data",
         )
-    listener.note(f"{len(split) - len(rows)} of {len(split)} training images are excluded by {exclude}")
+    listener.note(f"{len(split) - len(kept_samples)} of {len(split)} training images are excluded by {exclude}")
     # else they are those of `whole`
-    groups = opened.groups[rows] if opened.groups is not None and opened.whole is None else opened.groups
+    groups = opened.groups[kept_samples] if opened.groups is not None and opened.whole is None else opened.groups
     return replace(
-        opened, splits=opened.splits | {"train": split.take(rows)}, groups=groups, identity=opened.fingerprint()
+        opened, splits=opened.splits | {"train": split.take(kept_samples)}, groups=groups, identity=opened.fingerprint()
     )
 
 
 def resolve_split_options(base: Run | None, options: TrainOptions) -> tuple[int, float | None, str | None]:
     """Return the split seed, the validation share of all training images, and the grouping rule. A share of None keeps
     the validation split of the data, or holds out the default 10 %. Groups are never divided between splits."""
-    words = {path.removeprefix("data."): words for path, words in options.settings.items() if path.startswith("data.")}
-    stored = set_dotted_paths(base.data if base else DataOptions("", (), 0, ""), words, "data.")
+    values = {
+        path.removeprefix("data."): values for path, values in options.settings.items() if path.startswith("data.")
+    }
+    stored = set_dotted_paths(base.data if base else DataOptions("", (), 0, ""), values, "data.")
     seed = options.split_seed if options.split_seed is not None else stored.split_seed
     return seed, stored.hold_out if options.lr_grid is None else 0.0, options.group_by or stored.group_by

@@ -36,18 +36,19 @@ def set_default_weights(options: TrainOptions, opened: Data, listener: ProgressL
     if not should_start_pretrained(options, opened):
         return options
     if not (
-        row := find_available_weights(
+        weights := find_available_weights(
             list_candidate_weights(options), probe=not (options.dry_run or is_distributed_launch())
         )
     ):
         return options
     images = len(opened.split("train"))
-    how = "cached" if is_cached(row) else "downloading"
+    availability = "cached" if is_cached(weights) else "downloading"
     listener.note(
-        f"{images:,} photographs are a small data set: training starts from the published weights {row.name} ({how});  "
+        f"{images:,} photographs are a small data set: training starts from the published weights {weights.name} "
+        f"({availability}); "
         f"use --init {INIT_FROM_SCRATCH} to train from scratch"
     )
-    return replace(options, init=row.name)
+    return replace(options, init=weights.name)
 
 
 def should_start_pretrained(options: TrainOptions, opened: Data) -> bool:
@@ -62,63 +63,65 @@ def should_start_pretrained(options: TrainOptions, opened: Data) -> bool:
         return False
     if (options.image_size or MAX_SMALL_IMAGE_SIDE + 1) <= MAX_SMALL_IMAGE_SIDE:
         return False
-    facts = infer_dataset_info(opened, options)
+    dataset_info = infer_dataset_info(opened, options)
     return (
-        facts.template.has_colours
-        and facts.channels == 3
-        and facts.latents is None
-        and max(facts.size) > MAX_SMALL_IMAGE_SIDE
+        dataset_info.template.has_colours
+        and dataset_info.channels == 3
+        and dataset_info.latents is None
+        and max(dataset_info.size) > MAX_SMALL_IMAGE_SIDE
     )
 
 
 def list_candidate_weights(options: TrainOptions) -> list[PublishedWeights]:
     """List published weights for the model of a run, preferred ones first. Weights of the Hugging Face Hub are
     excluded, because they use another cache."""
-    rows = {row.name: row for row in PUBLISHED_WEIGHTS if not row.source.startswith("hf:")}
+    candidates = {weights.name: weights for weights in PUBLISHED_WEIGHTS if not weights.source.startswith("hf:")}
     if not options.model:
-        return [rows[name] for name in PREFERRED_WEIGHTS]
+        return [candidates[name] for name in PREFERRED_WEIGHTS]
     model = config_from_name(options.model).name()
-    return [row for row in rows.values() if row.model == model]
+    return [weights for weights in candidates.values() if weights.model == model]
 
 
-def find_available_weights(rows: list[PublishedWeights], probe: bool) -> PublishedWeights | None:
+def find_available_weights(candidates: list[PublishedWeights], probe: bool) -> PublishedWeights | None:
     """Return the first published weights in the cache or in a folder of VITREOUS_MIRROR. If none is there and `probe`
     is set, return the first that its server has. Returns None if none is available. Waits at most PROBE_TIMEOUT seconds
     for a server."""
-    if row := next(filter(is_cached, rows), None):
-        return row
-    return next((row for row in rows[:1] if probe and not get_offline_variable() and is_reachable(row)), None)
+    if weights := next(filter(is_cached, candidates), None):
+        return weights
+    return next(
+        (weights for weights in candidates[:1] if probe and not get_offline_variable() and is_reachable(weights)), None
+    )
 
 
-def is_cached(row: PublishedWeights) -> bool:
+def is_cached(weights: PublishedWeights) -> bool:
     """Return whether weights can be opened without a download."""
-    target, record = get_cache_paths(row)
+    target, record = get_cache_paths(weights)
     if target.is_file() and record.is_file():
         return True
     try:
-        return isinstance(resolve_mirror(row.source), Path)
+        return isinstance(resolve_mirror(weights.source), Path)
     except VitreousError:
         return False
 
 
-def is_reachable(row: PublishedWeights) -> bool:
+def is_reachable(weights: PublishedWeights) -> bool:
     """Return whether the server of published weights responds for their file within PROBE_TIMEOUT seconds."""
     try:
-        address = resolve_mirror(row.source)
+        address = resolve_mirror(weights.source)
     except VitreousError:
         return False
-    answers: list[bool] = []
+    results: list[bool] = []
 
     def ask() -> None:
         try:
             with urllib.request.urlopen(
                 urllib.request.Request(str(address), method="HEAD"), timeout=PROBE_TIMEOUT
-            ) as answer:
-                answers.append(answer.status == 200)
+            ) as response:
+                results.append(response.status == 200)
         except (OSError, ValueError):
-            answers.append(False)
+            results.append(False)
 
     thread = Thread(target=ask, name="reachable", daemon=True)
     thread.start()
     thread.join(PROBE_TIMEOUT)
-    return answers == [True]
+    return results == [True]

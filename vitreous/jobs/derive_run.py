@@ -78,18 +78,18 @@ def derive_run(
 
 def count_scan_workers(opened: Data, options: TrainOptions) -> int:
     """Return the number of processes for the first pass over the images, before decoding is timed."""
-    few = len(opened.split("train")) <= MIN_PARALLEL_IMAGES
-    return options.workers if options.workers is not None else 0 if few else default_worker_count()
+    is_small = len(opened.split("train")) <= MIN_PARALLEL_IMAGES
+    return options.workers if options.workers is not None else 0 if is_small else default_worker_count()
 
 
 def measure_recipe_maps(opened: Data, options: TrainOptions) -> MapStatistics | None:
     """Measure the class maps of the training images if the recipe or balanced class weights need them. Returns None
     otherwise."""
     split = opened.split("train")
-    named = get_recipe(options.recipe) if options.recipe else None
-    if named is None or named.objective.annotated != "classes" or not isinstance(split, AnnotatedSplit):
+    recipe = get_recipe(options.recipe) if options.recipe else None
+    if recipe is None or recipe.objective.annotated != "classes" or not isinstance(split, AnnotatedSplit):
         return None
-    chooses = named.by_maps and get_sample_axes(split) == 2
+    chooses = recipe.by_maps and get_sample_axes(split) == 2
     return measure_class_maps(split, opened.classes) if chooses or options.class_weights == "balanced" else None
 
 
@@ -119,7 +119,7 @@ def count_decode_workers(run: Run, split: Split) -> int:
     """Return the number of decoding processes, from the cost of an image and the model's throughput at
     `ASSUMED_UTILISATION` of the machine's peak."""
     device = pick_device(run.device)
-    rate = ASSUMED_UTILISATION * measure_peak_flops(device, run.precision) / (3 * 2 * run.model.macs())
+    throughput = ASSUMED_UTILISATION * measure_peak_flops(device, run.precision) / (3 * 2 * run.model.macs())
     return choose_worker_count(
-        split, run.preprocess, run.views, rate, shares_cores=device == "cpu", exact=run.data.exact
+        split, run.preprocess, run.views, throughput, shares_cores=device == "cpu", exact=run.data.exact
     )

@@ -54,7 +54,7 @@ def diagnose_machine(device: str = "auto") -> dict[str, Any]:
     optimizers, shards = FlatOptimizer(OptimizerConfig(), flat), Shards(objective, flat)
     images = torch.randn(BENCHMARK_BATCH_SIZE, 3, 224, 224, device=device, dtype=DTYPES[precision])
     batch = {"images": images, "labels": torch.zeros(BENCHMARK_BATCH_SIZE, dtype=torch.int64, device=device)}
-    times, neighbours = [time.perf_counter()], ContentionMonitor()
+    times, contention = [time.perf_counter()], ContentionMonitor()
     while len(times) < 3 or times[-1] - times[1] < BENCHMARK_SECONDS:  # the first step warms up
         flat.zero()
         shards.backward(batch, 1.0)
@@ -64,8 +64,8 @@ def diagnose_machine(device: str = "auto") -> dict[str, Any]:
         if device.startswith("cuda"):
             torch.cuda.synchronize()
         times.append(time.perf_counter())
-    others = neighbours.measure()
-    rate = BENCHMARK_BATCH_SIZE * (len(times) - 2) / (times[-1] - times[1])
+    other_work = contention.measure()
+    images_per_second = BENCHMARK_BATCH_SIZE * (len(times) - 2) / (times[-1] - times[1])
     return {
         **describe_environment(),
         "device": device,
@@ -79,8 +79,8 @@ def diagnose_machine(device: str = "auto") -> dict[str, Any]:
         "engines": ["torch", *(["openvino"] if find_spec("openvino") else [])],
         "engine_choices": list_engine_choices()[:MAX_LISTED_ENGINES],
         "shards": choose_shard_count(device, BENCHMARK_BATCH_SIZE),
-        "train_images_per_second": round(rate, 1),
-        "train_gflops": round(rate * 6 * config.computed_macs() / 1e9, 1),
-        "other_load": None if others is None else round(others, 2),
+        "train_images_per_second": round(images_per_second, 1),
+        "train_gflops": round(images_per_second * 6 * config.computed_macs() / 1e9, 1),
+        "other_load": None if other_work is None else round(other_work, 2),
         "ok": True,
     }

@@ -30,36 +30,36 @@ def evaluate_run(
     If there is no test split, or a learning-rate grid left it unread, the page shows the validation images.
     """
     trackers.log_bundle(folder.bundle)
-    read = "test" in opened.splits and "lr_grid" not in summary
-    answers = report = None
+    use_test = "test" in opened.splits and "lr_grid" not in summary
+    predictions = report = None
     computing = EvaluationSettings(
         ENGINE_CHUNK,
         run.data.workers,
         InferenceOptions(run.device),
-        run.data.bad_images if read else "skip",
+        run.data.bad_images if use_test else "skip",
         listener=listener,
     )
-    judged = run.objective.labelled or run.objective.annotated
-    if judged and (read or ("val" in opened.splits and len(opened.splits["val"]))):
-        split = "test" if read else "val"
+    has_targets = run.objective.labelled or run.objective.annotated
+    if has_targets and (use_test or ("val" in opened.splits and len(opened.splits["val"]))):
+        split = "test" if use_test else "val"
         try:
             if run.objective.annotated:
-                answers, report = evaluate_dense(folder.path, None, split, computing)
+                predictions, report = evaluate_dense(folder.path, None, split, computing)
             else:
-                answers = predict_split(folder.path, None, split, computing)
-                report = answers.report
+                predictions = predict_split(folder.path, None, split, computing)
+                report = predictions.report
         except DataError as error:
             text = f"the {split} split is not evaluated: {error.message}"
-            hint = f"; `vitreous evaluate {folder.path} --bad-images skip` evaluates the rest" if read else ""
+            hint = f"; `vitreous evaluate {folder.path} --bad-images skip` evaluates the rest" if use_test else ""
             listener.note(text + hint)  # the run is complete: the page is written without this evaluation
-    if read and answers is not None and report is not None:
+    if use_test and predictions is not None and report is not None:
         summary["test"] = report.summary()
-        record_evaluation(folder.path, answers.source, "test", summary["test"])
+        record_evaluation(folder.path, predictions.source, "test", summary["test"])
     write_text_atomic(folder.summary, json.dumps(summary, indent=2) + "\n")
     if run.objective.ships_features:
         write_learned_images(folder, listener)
     if run.objective.generates:
         write_run_samples(folder, listener)
-    page = write_evaluation_page(folder.path / "report.html", folder, answers, report, listener)
+    page = write_evaluation_page(folder.path / "report.html", folder, predictions, report, listener)
     if trackers.channels and page is not None:
         trackers.log_pictures(collect_run_images(folder, page, report), summary["steps"])

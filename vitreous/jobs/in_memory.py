@@ -33,8 +33,10 @@ def train_in_memory(
     PyTorch's random generator is restored. Raises the same errors as `train`; SIGINT raises KeyboardInterrupt and
     SIGTERM raises SystemExit, and no results are kept.
     """
-    with TemporaryDirectory(prefix="vitreous-") as home, torch.random.fork_rng(devices=[]):
-        options = replace(options, out=str(Path(home) / "run"), save_every=options.save_every or NO_CHECKPOINT_STEPS)
+    with TemporaryDirectory(prefix="vitreous-") as temporary_folder, torch.random.fork_rng(devices=[]):
+        options = replace(
+            options, out=str(Path(temporary_folder) / "run"), save_every=options.save_every or NO_CHECKPOINT_STEPS
+        )
         folder, run, inputs, _ = plan_run(options, listener, opened=data)
         if not augment and isinstance(run.views, Augment):
             run = replace(run, views=Augment())

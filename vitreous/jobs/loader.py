@@ -55,9 +55,9 @@ class BatchLoader:
         )
 
     def __repr__(self) -> str:
-        kind = "train" if isinstance(self.reader, TrainLoader) else "in order"
+        order = "train" if isinstance(self.reader, TrainLoader) else "in order"
         lines = [
-            f"BatchLoader({self.data.name}, {kind})",
+            f"BatchLoader({self.data.name}, {order})",
             f"images: {len(self.reader.split):,} in {len(self):,} batches of {self.batch_size}",
             self.label_text,
             f"input: {self.preprocess.channels} channels of {' x '.join(map(str, self.preprocess.image))} pixels",
@@ -91,8 +91,8 @@ class BatchLoader:
 
     def evaluation_batches(self, reader: EvalLoader) -> Iterator[Batch]:
         """Yield every image once, in order and without augmentation. Raises DataError for an unreadable image."""
-        for number, (samples, images) in enumerate(reader.batches(self.batch_size)):
-            if number == len(self):
+        for index, (samples, images) in enumerate(reader.batches(self.batch_size)):
+            if index == len(self):
                 return
             if errors := [image for image in images if isinstance(image, DataError)]:
                 raise errors[0]
@@ -130,25 +130,29 @@ def create_loader(
         raise UsageError(
             f"batch_size={batch_size} with workers={workers} is invalid", "use batch_size >= 1 and workers >= 0"
         )
-    chosen = TrainOptions(os.fspath(data), seed=seed, workers=workers)
-    (chosen,) = apply_keyword_options("create_loader", dict(options), chosen, known=LOADER_ARGUMENTS)
-    opened = open_data(
-        chosen.data,
-        chosen.split_seed or 0,
-        chosen.group_by,
-        axes=chosen.axes,
-        ignore_index=chosen.ignore_index,
-        targets=tuple(chosen.targets or ()),
+    train_options = TrainOptions(os.fspath(data), seed=seed, workers=workers)
+    (train_options,) = apply_keyword_options(
+        "create_loader", dict(options), train_options, extra_names=LOADER_ARGUMENTS
     )
-    if opened.targets and chosen.recipe is None:
-        chosen = replace(chosen, recipe="regression")
-    part = opened.split(split)
-    run = derive_run(opened, chosen, {}, NullListener(), None)
-    read = preprocess or run.preprocess
+    opened = open_data(
+        train_options.data,
+        train_options.split_seed or 0,
+        train_options.group_by,
+        axes=train_options.axes,
+        ignore_index=train_options.ignore_index,
+        targets=tuple(train_options.targets or ()),
+    )
+    if opened.targets and train_options.recipe is None:
+        train_options = replace(train_options, recipe="regression")
+    data_split = opened.split(split)
+    run = derive_run(opened, train_options, {}, NullListener(), None)
+    transform = preprocess or run.preprocess
     if not (split == "train" if augment is None else augment):
-        return BatchLoader(opened, EvalLoader(part, read, workers), batch_size, drop_last)
+        return BatchLoader(opened, EvalLoader(data_split, transform, workers), batch_size, drop_last)
     views = run.views
     if isinstance(views, Augment):  # transforms of a whole batch are left to the loop
         views = replace(views, mixup=0.0, cutmix=0.0)
-    reader = TrainLoader(part, read, views, seed, workers=workers, exact=chosen.exact, batch_size=batch_size)
+    reader = TrainLoader(
+        data_split, transform, views, seed, workers=workers, exact=train_options.exact, batch_size=batch_size
+    )
     return BatchLoader(opened, reader, batch_size, drop_last)

@@ -118,8 +118,8 @@ def plan_run(
 def should_keep_best(run: Run, inputs: RunInputs, options: TrainOptions) -> bool:
     """Return whether to keep the weights of the best evaluation by default: for runs that learn from labels, masks or
     boxes and have validation images."""
-    judged = run.objective.labelled or bool(run.objective.annotated)
-    return judged and bool(inputs.val) and options.lr_grid is None and not options.keep_last
+    has_targets = run.objective.labelled or bool(run.objective.annotated)
+    return has_targets and bool(inputs.val) and options.lr_grid is None and not options.keep_last
 
 
 def find_free_run_path(name: str) -> Path:
@@ -152,11 +152,11 @@ def open_resumed_folder(options: TrainOptions, listener: ProgressListener | None
     refused = fixed if options.override else [*dict.fromkeys([*changed, *fixed])]
     if refused:
         listing = "".join(f"\n    {line}" for line in refused)
-        word = "cannot change these" if options.override else "keeps its settings; these differ"
+        restriction = "cannot change these" if options.override else "keeps its settings; these differ"
         hint = "" if fixed else ", or use --override"
         if any(line.startswith("recipe:") for line in refused):
             hint = f", or start a new run from its weights: --init {folder.path}"
-        raise UsageError(f"a resumed run {word}:{listing}", "leave them out" + hint)
+        raise UsageError(f"a resumed run {restriction}:{listing}", "leave them out" + hint)
     if changed and listener:
         listener.note("continuing with changed settings: " + "; ".join(changed))
     return folder
@@ -166,10 +166,10 @@ def is_extending_complete_run(folder: RunFolder, options: TrainOptions) -> bool:
     """Return whether the options extend a complete run. Raises UsageError for other changed settings, which have no
     steps left to affect."""
     stored = folder.run()
-    wanted = apply_train_options(stored, options)
-    if wanted.total > stored.total:
+    extended_run = apply_train_options(stored, options)
+    if extended_run.total > stored.total:
         return True
-    if changed := [line for line in list_differences(stored, wanted) if not line.startswith(CHANGEABLE_SETTINGS)]:
+    if changed := [line for line in list_differences(stored, extended_run) if not line.startswith(CHANGEABLE_SETTINGS)]:
         listing = "".join(f"\n    {line}" for line in changed)
         hint = f"raise --epochs or --steps, or start a new run from its weights: --init {folder.path}"
         raise UsageError(f"{folder.path} is complete, so these settings change nothing:{listing}", hint)
@@ -184,7 +184,7 @@ def is_moved_data(source: str, stored: str) -> bool:
 
 def list_conflicting_options(run: Run, options: TrainOptions) -> list[str]:
     """List the options for model, sizes or recipe that differ from those of `run`, one line each."""
-    own = {
+    run_values = {
         "model": run.model.name(),
         "image_size": run.model.image[-1],
         "patch_size": run.model.patch[-1],
@@ -196,7 +196,7 @@ def list_conflicting_options(run: Run, options: TrainOptions) -> list[str]:
         "native_aspect": not run.preprocess.stacks,
         "tokens": (getattr(run.views, "fewest_tokens", 0) or run.max_image_tokens, run.max_image_tokens),
     }
-    named = {
+    option_values = {
         "model": options.model and config_from_name(options.model).name(),
         "image_size": options.image_size,
         "patch_size": options.patch_size,
@@ -204,17 +204,21 @@ def list_conflicting_options(run: Run, options: TrainOptions) -> list[str]:
         "stride": options.stride,
         "recipe": options.recipe,
         "targets": options.targets and tuple(options.targets),
-        "buckets": options.buckets or (own["buckets"] or ("chosen",) if options.buckets is not None else None),
+        "buckets": options.buckets or (run_values["buckets"] or ("chosen",) if options.buckets is not None else None),
         "native_aspect": options.native_aspect or None,
         "tokens": parse_token_range(options.tokens) if options.tokens else None,
     }
-    return [f"{name}: {own[name]} -> {named[name]}" for name in own if named[name] not in (None, own[name])]
+    return [
+        f"{name}: {run_values[name]} -> {option_values[name]}"
+        for name in run_values
+        if option_values[name] not in (None, run_values[name])
+    ]
 
 
 def build_run_name(run: Run, opened: Data) -> str:
     """Build the name of a run from model and data, valid as a file name: at most MAX_RUN_NAME_BYTES bytes."""
-    words = f"{run.model.name()}-{Path(opened.name).name}"
-    name = "".join(c if c.isalnum() or c in "-+._" else "-" for c in words)
+    text = f"{run.model.name()}-{Path(opened.name).name}"
+    name = "".join(c if c.isalnum() or c in "-+._" else "-" for c in text)
     return os.fsencode(name)[:MAX_RUN_NAME_BYTES].decode("utf-8", "ignore")
 
 

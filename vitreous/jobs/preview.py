@@ -72,5 +72,5 @@ def time_training_steps(run: Run, inputs: RunInputs, listener: ProgressListener)
         state = session.build()
         listener.progress("timing steps", 0, TIMED_STEPS + 1, size)
         run_training_loop(state, session.batches(state), [(1, tick)])
-    steps = [after - before for before, after in pairwise(times)] or [float("nan")]
+    steps = [end - start for start, end in pairwise(times)] or [float("nan")]
     return sorted(steps)[len(steps) // 2], sum(p.numel() for p in state.objective.parameters())

@@ -131,13 +131,13 @@ def soup(
         if greedy or data is not None:
             raise
         listener.note(f"the models are not evaluated: {error.message}")
-    rows, bundle, report = average_ingredients(ingredients, outputs, evaluator, greedy)
+    records, bundle, report = average_ingredients(ingredients, outputs, evaluator, greedy)
     document = {
         "soup": "greedy" if greedy else "uniform",
         "data": evaluator and evaluator.source,
         "split": evaluator and split,
         split: report and report.summary(),
-        "ingredients": rows,
+        "ingredients": records,
     }
     bundle.provenance = dict(document)
     bundle.save(target)
@@ -151,9 +151,9 @@ def open_ingredients(runs: Sequence[str | os.PathLike[str]]) -> list[Ingredient]
     paths that are neither a run nor a bundle."""
     ingredients: dict[str, Ingredient] = {}
     for run in [os.fspath(run) for run in runs]:
-        folder, home = locate_bundle(Path(run)), RunFolder(Path(run))
+        folder, run_folder = locate_bundle(Path(run)), RunFolder(Path(run))
         if folder is None:
-            if home.config.is_file() or not (home.path.exists() or ":" in run):
+            if run_folder.config.is_file() or not (run_folder.path.exists() or ":" in run):
                 open_bundle(run)  # raises an error that describes the fault
             raise UsageError(f"{run} is neither a run nor a bundle", f"convert it: vitreous convert {run} FOLDER")
         bundle = load_bundle(folder)
@@ -162,10 +162,10 @@ def open_ingredients(runs: Sequence[str | os.PathLike[str]]) -> list[Ingredient]
         digest = json.loads((folder / DESCRIPTION_FILE).read_text("utf-8"))["sha256"][WEIGHTS_FILE]
         if digest in ingredients:
             raise UsageError(f"{ingredients[digest].run} and {run} are the same weights", "give each model once")
-        data = home.run().data if home.config.is_file() else None
-        like = replace(bundle, model=build_without_init(bundle.model.config), provenance={})
-        like.task = like.task.with_temperature(1.0)
-        ingredients[digest] = Ingredient(run, folder, digest, like, data=data)
+        data = run_folder.run().data if run_folder.config.is_file() else None
+        template = replace(bundle, model=build_without_init(bundle.model.config), provenance={})
+        template.task = template.task.with_temperature(1.0)
+        ingredients[digest] = Ingredient(run, folder, digest, template, data=data)
     if len(ingredients) < 2:
         raise UsageError(
             f"a soup needs at least two models, not {len(ingredients)}", "use vitreous soup RUN RUN ... --out BUNDLE"
@@ -177,20 +177,21 @@ def check_same_model(ingredients: Sequence[Ingredient]) -> tuple[str, ...]:
     """Return the outputs, classes or targets, in the order of the first model. Raises UsageError, listing the
     differences, if outputs, input or any setting that affects inference differ, or if a model has no outputs."""
     first, *others = ingredients
-    a = first.like
-    for one in others:
-        b = one.like
-        lines = list_differences(without_dropout(a.model.config), without_dropout(b.model.config)) + list_differences(
-            a.preprocess, b.preprocess, "preprocess."
-        )
-        if lines := lines + a.task.describe_differences(b.task):
+    reference = first.like
+    for ingredient in others:
+        candidate = ingredient.like
+        lines = list_differences(
+            without_dropout(reference.model.config), without_dropout(candidate.model.config)
+        ) + list_differences(reference.preprocess, candidate.preprocess, "preprocess.")
+        if lines := lines + reference.task.describe_differences(candidate.task):
             listing = "".join(f"\n    {line}" for line in lines)
             raise UsageError(
-                f"{first.run} and {one.run} cannot be averaged:{listing}", "use runs of one model and one data set"
+                f"{first.run} and {ingredient.run} cannot be averaged:{listing}",
+                "use runs of one model and one data set",
             )
-    if not a.task.outputs:
-        raise UsageError(f"{first.run} {a.task.missing_outputs[0]}", "use runs of `vitreous train`")
-    return a.task.outputs
+    if not reference.task.outputs:
+        raise UsageError(f"{first.run} {reference.task.missing_outputs[0]}", "use runs of `vitreous train`")
+    return reference.task.outputs
 
 
 def without_dropout(config: ModelConfig) -> ModelConfig:
@@ -201,7 +202,7 @@ def without_dropout(config: ModelConfig) -> ModelConfig:
 
 
 def open_evaluation_data(
-    ingredients: Sequence[Ingredient], named: str | None, split: str, listener: ProgressListener
+    ingredients: Sequence[Ingredient], requested_source: str | None, split: str, listener: ProgressListener
 ) -> tuple[Data, str]:
     """Open the data set for evaluating the ingredients, without the images that the runs did not hold out, and return
     its name.
@@ -209,13 +210,13 @@ def open_evaluation_data(
     Raises UsageError if the runs have no common data set or held out different images; DataError if the split is
     missing.
     """
-    known = [(one.run, one.data) for one in ingredients if one.data is not None]
-    sources = {os.path.realpath(data.source): data.source for _, data in known}
-    if named is None and len(sources) != 1:
+    trained_on = [(ingredient.run, ingredient.data) for ingredient in ingredients if ingredient.data is not None]
+    sources = {os.path.realpath(data.source): data.source for _, data in trained_on}
+    if requested_source is None and len(sources) != 1:
         raise UsageError("the models are not runs on one data set", "give one with validation images: --data DATA")
-    source = named or next(iter(sources.values()))
-    views: dict[str, Data] = {}
-    for run, data in (pair for pair in known if os.path.realpath(pair[1].source) == os.path.realpath(source)):
+    source = requested_source or next(iter(sources.values()))
+    datasets: dict[str, Data] = {}
+    for run, data in (pair for pair in trained_on if os.path.realpath(pair[1].source) == os.path.realpath(source)):
         opened = open_run_source(
             run,
             source,
@@ -225,22 +226,22 @@ def open_evaluation_data(
             ignore_index=data.ignore_index,
             targets=data.targets,
         )
-        view = opened.with_holdout(data.hold_out, data.split_seed)
-        if data.fingerprint not in (opened.fingerprint(), view.fingerprint()):
+        dataset = opened.with_holdout(data.hold_out, data.split_seed)
+        if data.fingerprint not in (opened.fingerprint(), dataset.fingerprint()):
             listener.note(
                 f"{source} has changed since {run} was trained, so validation images may have been  training images"
             )
-        views[view.fingerprint()] = view
-    if len(views) > 1:
+        datasets[dataset.fingerprint()] = dataset
+    if len(datasets) > 1:
         raise UsageError(
             f"the runs held out different images of {source}",
             "evaluate on data with a separate val folder: --data DATA",
         )
     columns = ingredients[0].like.task.label_columns
-    chosen = next(iter(views.values())) if views else open_data(source, targets=columns)
-    require_labels(chosen)
-    chosen.split(split)
-    return chosen, source
+    evaluation_data = next(iter(datasets.values())) if datasets else open_data(source, targets=columns)
+    require_labels(evaluation_data)
+    evaluation_data.split(split)
+    return evaluation_data, source
 
 
 def average_ingredients(
@@ -248,29 +249,43 @@ def average_ingredients(
 ) -> tuple[list[dict[str, Any]], Bundle, Report | None]:
     """Return a record per ingredient, best first; the soup; and its metrics. Greedy soups follow Recipe 1 of
     arXiv:2203.05482."""
-    alone = {one.sha256: evaluator.judge(one.bundle(), one.run) for one in ingredients} if evaluator else {}
-    rows: list[dict[str, Any]] = []
+    single_reports = (
+        {ingredient.sha256: evaluator.judge(ingredient.bundle(), ingredient.run) for ingredient in ingredients}
+        if evaluator
+        else {}
+    )
+    records: list[dict[str, Any]] = []
     total: dict[str, Tensor] = {}
-    count, report, like = 0, None, ingredients[0].like
+    count, report, template = 0, None, ingredients[0].like
     # ties are broken by hash
-    for one in sorted(ingredients, key=lambda one: -get_primary_score(alone.get(one.sha256))):
-        trial, tried, accepted = add_weights(total, one.bundle(), outputs), None, True
+    for ingredient in sorted(
+        ingredients, key=lambda ingredient: -get_primary_score(single_reports.get(ingredient.sha256))
+    ):
+        trial, trial_report, accepted = add_weights(total, ingredient.bundle(), outputs), None, True
         if greedy and evaluator:
-            tried = (
-                evaluator.judge(average_weights(like, trial, count + 1), f"soup with {one.run}")
+            trial_report = (
+                evaluator.judge(average_weights(template, trial, count + 1), f"soup with {ingredient.run}")
                 if count
-                else alone[one.sha256]
+                else single_reports[ingredient.sha256]
             )
-            accepted = get_primary_score(tried) >= get_primary_score(report)
-            report = tried if accepted else report
+            accepted = get_primary_score(trial_report) >= get_primary_score(report)
+            report = trial_report if accepted else report
         if accepted:
             total, count = trial, count + 1
-        score, score_with = (None if r is None else r.headline[1] for r in (alone.get(one.sha256), tried))
-        rows.append(
-            {"run": one.run, "sha256": one.sha256, "score": score, "score_with": score_with, "selected": accepted}
+        score, score_with = (
+            None if r is None else r.headline[1] for r in (single_reports.get(ingredient.sha256), trial_report)
         )
-    averaged_bundle = average_weights(like, total, count)
-    return rows, averaged_bundle, report or (evaluator.judge(averaged_bundle, "soup") if evaluator else None)
+        records.append(
+            {
+                "run": ingredient.run,
+                "sha256": ingredient.sha256,
+                "score": score,
+                "score_with": score_with,
+                "selected": accepted,
+            }
+        )
+    averaged_bundle = average_weights(template, total, count)
+    return records, averaged_bundle, report or (evaluator.judge(averaged_bundle, "soup") if evaluator else None)
 
 
 def get_primary_score(report: Report | None) -> float:
@@ -287,8 +302,8 @@ def add_weights(total: dict[str, Tensor], bundle: Bundle, outputs: tuple[str, ..
     return {name: total[name] + tensor for name, tensor in state.items()} if total else state
 
 
-def average_weights(like: Bundle, total: dict[str, Tensor], count: int) -> Bundle:
-    """Return a model like `like` whose weights are the sums, of the same shapes, divided by `count`."""
-    model = build_without_init(like.model.config)
+def average_weights(template: Bundle, total: dict[str, Tensor], count: int) -> Bundle:
+    """Return a model like `template` whose weights are the sums, of the same shapes, divided by `count`."""
+    model = build_without_init(template.model.config)
     load_state_dict_strict(model, {name: (tensor / count).float() for name, tensor in total.items()}, "the soup")
-    return replace(like, model=model.eval())
+    return replace(template, model=model.eval())

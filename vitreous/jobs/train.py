@@ -65,13 +65,15 @@ def train(
     """
     check_path_argument(data, "train(data)")
     refuse_modules(dict(options))
-    known = ("data", "listener", "progress")
-    (wanted,) = apply_keyword_options("train", dict(options), TrainOptions(os.fspath(data)), known=known)
+    known_keywords = ("data", "listener", "progress")
+    (train_options,) = apply_keyword_options(
+        "train", dict(options), TrainOptions(os.fspath(data)), extra_names=known_keywords
+    )
     if listener is not None or not progress:
-        return cast(RunSummary, launch_training(wanted, listener or NullListener()))
+        return cast(RunSummary, launch_training(train_options, listener or NullListener()))
     display = ProgressDisplay()
     try:
-        return cast(RunSummary, launch_training(wanted, display))
+        return cast(RunSummary, launch_training(train_options, display))
     finally:
         display.close()
 
@@ -129,8 +131,8 @@ def run_training(
             if options.lr_grid is None or resumed
             else {"trials": build_initial_document(plan_transfer_protocol(run, opened, inputs, options))}
         )
-        listed = {"excluded": sorted(names_in(run.data.exclude))} if run.data.exclude and not resumed else {}
-        prepare_run_folder(folder, run, {"data": describe_run_data(run, opened), **trials, **listed}, resumed)
+        excluded = {"excluded": sorted(names_in(run.data.exclude))} if run.data.exclude and not resumed else {}
+        prepare_run_folder(folder, run, {"data": describe_run_data(run, opened), **trials, **excluded}, resumed)
         announce(run, opened)
     ranks.wait()
     if slow := describe_emulation(run.precision, run.device):
@@ -168,11 +170,11 @@ def resume_after_restart(options: TrainOptions, listener: ProgressListener, rank
         return options
     folder = RunFolder(Path(options.out or LATEST_RUN).resolve())
     is_own = ranks.is_main and folder.config.is_file() and folder.launch() == name
-    place = ranks.broadcast_text(str(folder.path) if is_own else "")
-    if not place:
+    run_path = ranks.broadcast_text(str(folder.path) if is_own else "")
+    if not run_path:
         return options
-    listener.note(f"torchrun restarted the processes: resuming {place}")
-    return replace(options, out=place, resume=True)
+    listener.note(f"torchrun restarted the processes: resuming {run_path}")
+    return replace(options, out=run_path, resume=True)
 
 
 def prepare_run_folder(folder: RunFolder, run: Run, documents: dict[str, Any], resumed: RunFolder | None) -> None:

@@ -107,7 +107,7 @@ def check_lr_grid_options(options: TrainOptions, folder: RunFolder | None = None
         raise UsageError("--lr and --lr-grid exclude each other", "leave one of them out")
     if any(path.replace("-", "_") in ("data.hold_out", "optimizer.lr") for path in options.settings):
         raise UsageError("--lr-grid sets optimizer.lr and data.hold_out", "leave these settings out")
-    if any(not 0 < rate < math.inf for rate in options.lr_grid):
+    if any(not 0 < learning_rate < math.inf for learning_rate in options.lr_grid):
         raise UsageError(f"--lr-grid needs finite learning rates above 0, not {' '.join(map(str, options.lr_grid))}")
     if folder is None:
         return
@@ -126,13 +126,13 @@ def plan_transfer_protocol(run: Run, opened: Data, inputs: RunInputs, options: T
         raise UsageError("--lr-grid trains on all images in the end, so none are left to select the best weights", hint)
     grid = tuple(sorted(set(options.lr_grid or get_lr_grid(run))))
     images = len(opened.split("train"))
-    share = get_hold_out_share(run) or next(share for below, share in HOLD_OUT_SHARES if images < below)
+    share = get_hold_out_share(run) or next(share for max_images, share in HOLD_OUT_SHARES if images < max_images)
     # small classes: a share that rounds to zero would leave nothing to evaluate on
     if share * images < opened.label_kind.least_held_out(run.model.classes):
         share = HOLD_OUT_SHARES[0][1]
-    held = hold_out_inputs(opened, inputs, share, run.data.split_seed)
-    assert held.val is not None
-    if not len(held.val):
+    held_out_inputs = hold_out_inputs(opened, inputs, share, run.data.split_seed)
+    assert held_out_inputs.val is not None
+    if not len(held_out_inputs.val):
         raise DataError(
             f"{opened.name}: {share:.0%} of each class is less than one image, too few to compare learning rates",
             "set one with --lr",
@@ -140,8 +140,8 @@ def plan_transfer_protocol(run: Run, opened: Data, inputs: RunInputs, options: T
     return TransferProtocol(
         grid,
         share,
-        images=len(held.train),
-        held_out=len(held.val),
+        images=len(held_out_inputs.train),
+        held_out=len(held_out_inputs.val),
         lr=run.optimizer.lr,
         matrix_lr=run.optimizer.matrix_lr,
     )
@@ -163,20 +163,22 @@ def hold_out_inputs(opened: Data, inputs: RunInputs, share: float, split_seed: i
 
     The share is drawn from all training images. Unreadable images are not trained on and count as wrong in evaluation.
     """
-    whole = opened.split("train")
-    rows = draw_stratified_splits(whole.labels, split_seed, {"val": share}, opened.groups)
-    readable = np.ones(len(whole), dtype=bool)
+    training_split = opened.split("train")
+    samples = draw_stratified_splits(training_split.labels, split_seed, {"val": share}, opened.groups)
+    readable = np.ones(len(training_split), dtype=bool)
     if inputs.rows is not None:
-        readable = np.isin(np.arange(len(whole)), inputs.rows)
-    at = (np.cumsum(readable) - 1)[rows["train"][readable[rows["train"]]]]
-    cached = inputs.cached[at] if inputs.cached is not None else None
-    return replace(inputs, train=inputs.train.take(at), val=whole.take(rows["val"]), cached=cached)
+        readable = np.isin(np.arange(len(training_split)), inputs.rows)
+    kept_indices = (np.cumsum(readable) - 1)[samples["train"][readable[samples["train"]]]]
+    cached = inputs.cached[kept_indices] if inputs.cached is not None else None
+    return replace(
+        inputs, train=inputs.train.take(kept_indices), val=training_split.take(samples["val"]), cached=cached
+    )
 
 
-def set_learning_rate(run: Run, protocol: TransferProtocol, rate: float) -> Run:
+def set_learning_rate(run: Run, protocol: TransferProtocol, learning_rate: float) -> Run:
     """Return the run with another learning rate, and Muon's learning rate scaled by the same factor."""
-    scale = rate / protocol.lr if protocol.lr else 1.0
-    return replace(run, optimizer=replace(run.optimizer, lr=rate, matrix_lr=protocol.matrix_lr * scale))
+    scale = learning_rate / protocol.lr if protocol.lr else 1.0
+    return replace(run, optimizer=replace(run.optimizer, lr=learning_rate, matrix_lr=protocol.matrix_lr * scale))
 
 
 def run_transfer_protocol(
@@ -202,19 +204,19 @@ def run_transfer_protocol(
         held_out = hold_out_inputs(opened, inputs, protocol.held_out_share, run.data.split_seed)
         if ray:
             run_trials_on_ray(ray, trials, held_out, signals, listener)
-        for number, (trial, place) in enumerate(trials, 1):
-            label = f"lr {trial.optimizer.lr:g} ({number} of {len(trials)})"
+        for index, (trial, trial_folder) in enumerate(trials, 1):
+            label = f"lr {trial.optimizer.lr:g} ({index} of {len(trials)})"
             try:
                 run_trial(
                     trial,
                     held_out,
-                    folder=place,
+                    folder=trial_folder,
                     listener=PrefixedListener(listener, label),
                     ranks=ranks,
                     signals=signals,
                 )
             except Interrupted as error:
-                raise make_interrupted_error(folder, error.code, f"in trial {number} of {len(trials)}") from None
+                raise make_interrupted_error(folder, error.code, f"in trial {index} of {len(trials)}") from None
         del held_out  # frees the second copy of cached images
         table = json.loads(
             ranks.broadcast_text(json.dumps(build_trials_document(folder, trials, protocol)) if ranks.is_main else "")
@@ -244,10 +246,10 @@ def list_trials(folder: RunFolder, run: Run, protocol: TransferProtocol, opened:
         return []
     fingerprint = opened.with_holdout(protocol.held_out_share, run.data.split_seed).fingerprint()
     data = replace(run.data, images=protocol.images, hold_out=protocol.held_out_share, fingerprint=fingerprint)
-    places = [RunFolder(folder.path / "trials" / f"lr-{rate!r}") for rate in protocol.grid]
+    trial_folders = [RunFolder(folder.path / "trials" / f"lr-{learning_rate!r}") for learning_rate in protocol.grid]
     return [
-        (replace(set_learning_rate(run, protocol, rate), data=data), place)
-        for rate, place in zip(protocol.grid, places, strict=True)
+        (replace(set_learning_rate(run, protocol, learning_rate), data=data), trial_folder)
+        for learning_rate, trial_folder in zip(protocol.grid, trial_folders, strict=True)
     ]
 
 
@@ -255,25 +257,25 @@ def build_trials_document(
     folder: RunFolder, trials: list[tuple[Run, RunFolder]], protocol: TransferProtocol
 ) -> dict[str, Any]:
     """Build `trials.json` as it is after the last trial. Raises NonFiniteError if no trial has metrics."""
-    rows = [read_trial_result(run, place, folder) for run, place in trials]
+    results = [read_trial_result(run, trial_folder, folder) for run, trial_folder in trials]
     return {
         "protocol": asdict(protocol),
-        "trials": [asdict(row) for row in rows],
-        "choice": asdict(choose_learning_rate(rows, protocol)),
+        "trials": [asdict(result) for result in results],
+        "choice": asdict(choose_learning_rate(results, protocol)),
     }
 
 
 def read_trial_result(run: Run, trial: RunFolder, folder: RunFolder) -> TrialResult:
     """Read the metrics of a complete trial."""
-    summary, place = json.loads(trial.summary.read_text("utf-8")), str(trial.path.relative_to(folder.path))
+    summary, relative_path = json.loads(trial.summary.read_text("utf-8")), str(trial.path.relative_to(folder.path))
     if "failure" in summary:
-        return TrialResult(run.optimizer.lr, place, failure=summary["failure"])
+        return TrialResult(run.optimizer.lr, relative_path, failure=summary["failure"])
     val = summary["val"]
     nll = val.get("nll") if math.isfinite(val.get("nll") or 0.0) else None
     score, loss, seconds = val[get_primary_key(val)], summary["train"]["loss"], summary["wall_seconds"]
     return TrialResult(
         run.optimizer.lr,
-        place,
+        relative_path,
         score=score,
         metric=get_primary_key(val),
         nll=nll,
@@ -283,34 +285,34 @@ def read_trial_result(run: Run, trial: RunFolder, folder: RunFolder) -> TrialRes
     )
 
 
-def choose_learning_rate(rows: list[TrialResult], protocol: TransferProtocol) -> LearningRateChoice:
+def choose_learning_rate(results: list[TrialResult], protocol: TransferProtocol) -> LearningRateChoice:
     """Choose the learning rate with the best score; ties go to the lower NLL, then to the smaller rate.
 
     Raises NonFiniteError if no trial has metrics.
     """
-    if not rows:
+    if not results:
         return LearningRateChoice(protocol.grid[0], "the grid has no other")
-    able = [row for row in rows if row.score is not None]
-    if not able:
+    finite_results = [result for result in results if result.score is not None]
+    if not finite_results:
         raise NonFiniteError(
-            f"none of the {len(rows)} trials kept a finite loss until the end", "use a smaller --lr-grid"
+            f"none of the {len(results)} trials kept a finite loss until the end", "use a smaller --lr-grid"
         )
-    first, *others = sorted(able, key=lambda row: (-row.rank[0], -row.rank[1], row.lr))
-    score = f"{first.score:{METRICS[first.metric].form}}"
+    best, *runners_up = sorted(finite_results, key=lambda result: (-result.rank[0], -result.rank[1], result.lr))
+    score = f"{best.score:{METRICS[best.metric].form}}"
     reason = f"the best of the grid on {protocol.held_out} held-out images, {score}"
-    if others and others[0].score == first.score:
-        reason += f", equal to lr {others[0].lr:g} " + (
-            "with the same NLL, but smaller" if others[0].nll == first.nll else "but with a lower NLL"
+    if runners_up and runners_up[0].score == best.score:
+        reason += f", equal to lr {runners_up[0].lr:g} " + (
+            "with the same NLL, but smaller" if runners_up[0].nll == best.nll else "but with a lower NLL"
         )
-    end = {protocol.grid[0]: "smallest", protocol.grid[-1]: "largest"}.get(first.lr)
+    grid_end = {protocol.grid[0]: "smallest", protocol.grid[-1]: "largest"}.get(best.lr)
     return LearningRateChoice(
-        first.lr, reason, end and f"the chosen learning rate is the {end} of the grid; try a wider --lr-grid"
+        best.lr, reason, grid_end and f"the chosen learning rate is the {grid_end} of the grid; try a wider --lr-grid"
     )
 
 
-def make_interrupted_error(folder: RunFolder, code: int, where: str) -> Interrupted:
+def make_interrupted_error(folder: RunFolder, code: int, stage: str) -> Interrupted:
     """Build the error of a protocol that a signal stopped."""
-    return Interrupted(f"stopped {where}, saved", f"continue with --resume --out {folder.path}", code)
+    return Interrupted(f"stopped {stage}, saved", f"continue with --resume --out {folder.path}", code)
 
 
 def forecast_lr_grid(run: Run, protocol: TransferProtocol, seconds_per_step: float) -> dict[str, Any]:

@@ -44,22 +44,22 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         self.any_size = True
         self.backbone: Any = backbone or c.backbone.model_class()(c.backbone)
         self.backbone.any_size = True
-        width, last = c.backbone.width, c.interactions - 1
+        width, last_index = c.backbone.width, c.interactions - 1
         self.prior = SpatialPrior(c.channels, width, c.prior, c.norm)
         self.level = nn.Parameter(torch.empty(len(INTERACTION_STRIDES), width))
         sizes, drop_path = (width, c.heads, c.points, c.ratio), c.backbone.regularization.drop_path
         self.interactions = nn.ModuleList(
-            InteractionBlock(*sizes, drop_path=drop_path, extractors=3 if i == last else 1)
+            InteractionBlock(*sizes, drop_path=drop_path, extractors=3 if i == last_index else 1)
             for i in range(c.interactions)
         )
         self.up = nn.ConvTranspose2d(width, width, 2, 2)
         self.norms = nn.ModuleList(build_norm_layer(width, c.norm) for _ in c.levels)
-        for part in (self.prior, self.interactions, self.up):
-            init_convolutions(part)
+        for module in (self.prior, self.interactions, self.up):
+            init_convolutions(module)
         nn.init.normal_(self.level)
-        for name, part in self.backbone.named_modules():
+        for name, module in self.backbone.named_modules():
             if name in ("encoder.norm", "neck", "pooling", "pooled_norm", "representation"):
-                part.requires_grad_(False)
+                module.requires_grad_(False)
 
     @classmethod
     def count_macs(cls, config: AdapterConfig, image: tuple[int, ...]) -> int:
@@ -81,14 +81,14 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         self.backbone.check_images(images)
         size = height_and_width(images)
         finest, *levels = self.prior(pad_to_coarsest_stride(images.to(self.level.dtype)))
-        token_maps, joined = self.exchange(images, levels)
+        token_maps, prior_tokens = self.exchange(images, levels)
         grids = [tuple(level.shape[2:]) for level in levels]
-        parts = joined.split([rows * columns for rows, columns in grids], 1)
-        maps = [part.transpose(1, 2).unflatten(2, grid) for part, grid in zip(parts, grids, strict=True)]
+        level_tokens = prior_tokens.split([rows * columns for rows, columns in grids], 1)
+        maps = [sequence.transpose(1, 2).unflatten(2, grid) for sequence, grid in zip(level_tokens, grids, strict=True)]
         maps = [finest + self.up(maps[0]), *maps]
         outputs = {}
         for stride, x, norm, tokens in zip(self.config.strides, maps, self.norms, token_maps, strict=True):
-            grid = tuple(-(-side // stride) for side in size)
+            grid = tuple(-(-length // stride) for length in size)
             x = x[..., : grid[0], : grid[1]]
             shared = F.interpolate(tokens, size=grid, mode="bilinear", align_corners=False)
             outputs[stride] = norm(x + shared.to(x.dtype)).movedim(1, -1)
@@ -107,8 +107,8 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         """
         vit, config = self.backbone, self.config.backbone
         tokens = vit.project(images)
-        places = ReferencePoints(height_and_width(images), (config.patch[0], config.patch[1]), images.device)
-        joined = torch.cat(
+        reference_points = ReferencePoints(height_and_width(images), (config.patch[0], config.patch[1]), images.device)
+        prior_tokens = torch.cat(
             [x.flatten(2).transpose(1, 2) + embedding for x, embedding in zip(levels, self.level, strict=True)], 1
         )
         x, *context = vit.prepare(vit.place(tokens), vit.places(tokens))
@@ -116,13 +116,13 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         interaction: Any
         for interaction, count in zip(self.interactions, self.config.groups, strict=True):
             prefix, patches = self.split(x)
-            x = self.join(prefix, interaction.inject(patches, joined, places), places.grid)
+            x = self.join(prefix, interaction.inject(patches, prior_tokens, reference_points), reference_points.grid)
             for _ in range(count):
                 x = vit.encoder.step(next(blocks), x, *context)
             patches = self.split(x)[1]
-            joined = interaction.extract_features(joined, patches, places)
-            interaction_tokens.append(patches.transpose(1, 2).unflatten(2, places.grid))
-        return [interaction_tokens[i] for i in self.config.token_interactions], joined
+            prior_tokens = interaction.extract_features(prior_tokens, patches, reference_points)
+            interaction_tokens.append(patches.transpose(1, 2).unflatten(2, reference_points.grid))
+        return [interaction_tokens[i] for i in self.config.token_interactions], prior_tokens
 
     def split(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
         """(B, P + N, D), or (B, *grid, D) for blocks on a grid -> the prefix tokens, and the patches (B, N, D)."""
@@ -181,7 +181,7 @@ def adapter_macs(config: AdapterConfig, image: tuple[int, ...]) -> int:
     """
     from torch.utils.flop_counter import FlopCounterMode
 
-    height, width = (-(-side // COARSEST_STRIDE) * COARSEST_STRIDE for side in image)
+    height, width = (-(-length // COARSEST_STRIDE) * COARSEST_STRIDE for length in image)
     c, size = config.backbone, (height, width)
     with torch.device("meta"):
         prior = SpatialPrior(config.channels, c.width, config.prior, "group")
@@ -189,12 +189,14 @@ def adapter_macs(config: AdapterConfig, image: tuple[int, ...]) -> int:
         count = config.interactions
         interactions = [InteractionBlock(*sizes, extractors=3 if i == count - 1 else 1) for i in range(count)]
         up = nn.ConvTranspose2d(c.width, c.width, 2, 2)
-        places = ReferencePoints((image[0], image[1]), (c.patch[0], c.patch[1]), torch.device("meta"))
+        reference_points = ReferencePoints((image[0], image[1]), (c.patch[0], c.patch[1]), torch.device("meta"))
         with FlopCounterMode(display=False) as counter:
             _, *levels = prior(torch.empty(1, config.channels, *size))
-            joined = torch.cat([x.flatten(2).transpose(1, 2) for x in levels], 1)
-            tokens = torch.empty(1, places.grid[0] * places.grid[1], c.width)
+            prior_tokens = torch.cat([x.flatten(2).transpose(1, 2) for x in levels], 1)
+            tokens = torch.empty(1, reference_points.grid[0] * reference_points.grid[1], c.width)
             for interaction in interactions:
-                joined = interaction.extract_features(joined, interaction.inject(tokens, joined, places), places)
+                prior_tokens = interaction.extract_features(
+                    prior_tokens, interaction.inject(tokens, prior_tokens, reference_points), reference_points
+                )
             up(levels[0])
     return counter.get_total_flops() // 2

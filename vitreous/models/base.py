@@ -129,11 +129,11 @@ class VisionModel(nn.Module, Generic[Config]):
     def from_pretrained(cls, *arguments: object, **keywords: object) -> Self:
         """Call the next class that defines it, such as `PyTorchModelHubMixin`. Otherwise raise AttributeError, which
         refers to `create`."""
-        following = getattr(super(), "from_pretrained", None)
-        if following is None:
+        parent_method = getattr(super(), "from_pretrained", None)
+        if parent_method is None:
             problem = f"{cls.__name__} has no from_pretrained: use vitreous.create(weights='hf:ORG/NAME')"
             raise AttributeError(f"{problem}, or vitreous.load('hf:ORG/NAME') with preprocessing and classes")
-        return following(*arguments, **keywords)
+        return parent_method(*arguments, **keywords)
 
     def __repr__(self) -> str:
         config, parameter = self.config, self.first_parameter()
@@ -260,14 +260,15 @@ class VisionModel(nn.Module, Generic[Config]):
         if features_after is None or config.has_stages:
             strides = [config.strides[i] for i in resolve_block_indices(len(config.strides), indices)]
             maps = self.features_at(images, strides)
-            last = config.strides[-1]
+            last_stride = config.strides[-1]
             maps = [
-                self.last_norm(x) if norm and stride == last else x for x, stride in zip(maps, strides, strict=True)
+                self.last_norm(x) if norm and stride == last_stride else x
+                for x, stride in zip(maps, strides, strict=True)
             ]
             return [(x, x.new_empty(len(x), 0, x.shape[-1])) for x in maps]
         outputs = features_after(images, [i + 1 for i in resolve_block_indices(config.depth, indices)])
         outputs = [self.last_norm(x) for x in outputs] if norm else outputs
-        grid = tuple(side // patch for side, patch in zip(images.shape[2:], config.patch, strict=True))
+        grid = tuple(length // patch for length, patch in zip(images.shape[2:], config.patch, strict=True))
         count = outputs[0].shape[1] if outputs else 0
         patches = count - config.prefix
         prefix = count - patches

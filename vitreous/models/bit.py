@@ -34,8 +34,10 @@ class BiT(VisionModel[BiTConfig]):
         super().__init__()
         self.config = config
         self.any_size = True  # convolutions take any image size; a ViT warns about sizes other than its native one
-        native = config.image if config.axial else None
-        self.body = ResNet(config.blocks, config.width * config.factor, config.channels, config.numerics, axial=native)
+        axial_size = config.image if config.axial else None
+        self.body = ResNet(
+            config.blocks, config.width * config.factor, config.channels, config.numerics, axial=axial_size
+        )
         self.head = self.build_head()
 
     def build_head(self) -> nn.Module:

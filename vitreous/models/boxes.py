@@ -25,10 +25,10 @@ def nms_keep_mask(boxes: Tensor, scores: Tensor, groups: Tensor | None, threshol
     from torchvision.ops import nms
 
     if groups is not None:
-        side = boxes.max() + 1
-        rows = (groups.max() + 1).to(boxes.dtype).sqrt().ceil().clamp(min=1)
-        across, down = groups.to(boxes.dtype) % rows, (groups.to(boxes.dtype) / rows).floor()
-        boxes = boxes + torch.stack([across, down, across, down], -1) * side
+        spacing = boxes.max() + 1
+        grid_size = (groups.max() + 1).to(boxes.dtype).sqrt().ceil().clamp(min=1)
+        across, down = groups.to(boxes.dtype) % grid_size, (groups.to(boxes.dtype) / grid_size).floor()
+        boxes = boxes + torch.stack([across, down, across, down], -1) * spacing
     survivors = nms(boxes, scores, threshold)
     return torch.zeros_like(scores).scatter(0, survivors, torch.ones_like(scores)[survivors]).bool()
 
@@ -39,9 +39,9 @@ def clip_boxes(boxes: Tensor, size: tuple[int, int]) -> Tensor:
     return torch.stack([boxes[..., axis].clamp(0, (width, height)[axis % 2]) for axis in range(4)], -1)
 
 
-def has_min_side(boxes: Tensor, least: float) -> Tensor:
-    """(..., 4) -> (...) bool, any shape: whether width and height of a box are at least `least`."""
-    return ((boxes[..., 2] - boxes[..., 0]) >= least) & ((boxes[..., 3] - boxes[..., 1]) >= least)
+def has_min_side(boxes: Tensor, min_side: float) -> Tensor:
+    """(..., 4) -> (...) bool, any shape: whether width and height of a box are at least `min_side`."""
+    return ((boxes[..., 2] - boxes[..., 0]) >= min_side) & ((boxes[..., 3] - boxes[..., 1]) >= min_side)
 
 
 def pyramid_roi_align(
@@ -60,20 +60,20 @@ def pyramid_roi_align(
     """
     from torchvision.ops import roi_align
 
-    rows, columns = [level.shape[2] + 2 for level in levels], max(level.shape[3] for level in levels) + 2
+    heights, columns = [level.shape[2] + 2 for level in levels], max(level.shape[3] for level in levels) + 2
     framed = [F.pad(level.float(), (1, 1, 1, 1), "replicate") for level in levels]
     atlas = torch.cat([F.pad(x, (0, columns - x.shape[3])) for x in framed], 2)
     boxes = regions[:, 1:]
-    side = ((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])).clamp(min=0).sqrt()
-    number = (side.clamp(min=1e-6) / (CANONICAL_ROI_SIDE * strides[0])).log2().add(1e-6).floor()
-    number = number.clamp(0, len(levels) - 1).long()
-    stride = torch.tensor([float(stride) for stride in strides], device=boxes.device)[number]
-    top = torch.tensor([float(sum(rows[:place])) for place in range(len(rows))], device=boxes.device)[number]
+    box_size = ((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])).clamp(min=0).sqrt()
+    level_index = (box_size.clamp(min=1e-6) / (CANONICAL_ROI_SIDE * strides[0])).log2().add(1e-6).floor()
+    level_index = level_index.clamp(0, len(levels) - 1).long()
+    stride = torch.tensor([float(stride) for stride in strides], device=boxes.device)[level_index]
+    top = torch.tensor([float(sum(heights[:index])) for index in range(len(heights))], device=boxes.device)[level_index]
     shift = torch.stack([torch.ones_like(top), top + 1] * 2, -1)
-    placed = torch.cat([regions[:, :1], boxes / stride[:, None] + shift], 1)
+    shifted = torch.cat([regions[:, :1], boxes / stride[:, None] + shift], 1)
     if atlas.requires_grad and sampling and atlas.device.type == "cpu":
-        return single_level_roi_align(atlas, placed, bins, sampling)
-    return roi_align(atlas, placed, bins, 1.0, sampling, aligned=True)
+        return single_level_roi_align(atlas, shifted, bins, sampling)
+    return roi_align(atlas, shifted, bins, 1.0, sampling, aligned=True)
 
 
 def sample_foreground_background(labels: Tensor, keys: Tensor, count: int, share: float) -> tuple[Tensor, Tensor]:
@@ -112,9 +112,9 @@ def is_in_crowd(boxes: Tensor, crowds: Tensor) -> Tensor:
     if not len(crowds):
         return torch.zeros(len(boxes), dtype=torch.bool, device=boxes.device)
     corner = torch.maximum(boxes[:, None, :2], crowds[None, :, :2])
-    sides = (torch.minimum(boxes[:, None, 2:], crowds[None, :, 2:]) - corner).clamp(min=0)
+    overlap = (torch.minimum(boxes[:, None, 2:], crowds[None, :, 2:]) - corner).clamp(min=0)
     area = ((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])).clamp(min=1e-6)
-    return (sides.prod(-1) / area[:, None] >= MIN_CROWD_OVERLAP).any(1)
+    return (overlap.prod(-1) / area[:, None] >= MIN_CROWD_OVERLAP).any(1)
 
 
 def single_level_roi_align(maps: Tensor, regions: Tensor, bins: int, sampling: int) -> Tensor:
@@ -130,8 +130,8 @@ def single_level_roi_align(maps: Tensor, regions: Tensor, bins: int, sampling: i
     (images, width, height, length), count = maps.shape, len(regions)
     rows, down = bilinear_sampling_weights(regions[:, 2], regions[:, 4], height, bins, sampling)
     columns, across = bilinear_sampling_weights(regions[:, 1], regions[:, 3], length, bins, sampling)
-    first = regions[:, 0].long().view(-1, 1, 1, 1, 1) * height
-    indices = (first + rows[:, :, None, :, None]) * length + columns[:, None, :, None]  # (n, b, b, 2 s, 2 s)
+    first_row = regions[:, 0].long().view(-1, 1, 1, 1, 1) * height
+    indices = (first_row + rows[:, :, None, :, None]) * length + columns[:, None, :, None]  # (n, b, b, 2 s, 2 s)
     shares = down[:, :, None, :, None] * across[:, None, :, None]
     table = maps.movedim(1, -1).reshape(images * height * length, width)
     bags, bag_weights = indices.flatten(0, 2).flatten(1), shares.flatten(0, 2).flatten(1)
@@ -146,10 +146,10 @@ def bilinear_sampling_weights(
     bin, and their weights."""
     steps = (torch.arange(bins * sampling, device=low.device) + 0.5) / (bins * sampling)
     points = (low - 0.5)[:, None] + (high - low)[:, None] * steps
-    inside = (points >= -1) & (points <= length)
+    is_inside = (points >= -1) & (points <= length)
     points = points.clamp(0, length - 1)
     lower = points.floor()
     indices = torch.stack([lower, (lower + 1).clamp(max=length - 1)], -1).long()
     fraction = points - lower
-    shares = torch.stack([1 - fraction, fraction], -1) * inside[..., None] / sampling
+    shares = torch.stack([1 - fraction, fraction], -1) * is_inside[..., None] / sampling
     return indices.view(-1, bins, 2 * sampling), shares.view(-1, bins, 2 * sampling)

@@ -14,9 +14,9 @@ def convolution_macs(widths: tuple[int, ...], units: tuple[int, ...], image: tup
     """Multiply-adds of a `ConvStem` for one image: a 3x3 from the previous stage and one per unit, at the size before
     pooling."""
     total = 0
-    for number, (width, count) in enumerate(zip(widths, units, strict=True)):
-        places = math.ceil(image[0] / 2**number) * math.ceil(image[1] / 2**number)
-        total += 9 * places * width * (channels + count * width)
+    for stage, (width, count) in enumerate(zip(widths, units, strict=True)):
+        positions = math.ceil(image[0] / 2**stage) * math.ceil(image[1] / 2**stage)
+        total += 9 * positions * width * (channels + count * width)
         channels = width
     return total
 
@@ -32,13 +32,13 @@ def resnet_macs(blocks: tuple[int, ...], width: int, channels: int, image: tuple
         return math.ceil(image[0] / scale) * math.ceil(image[1] / scale)
 
     total, inputs = 49 * channels * width * places(2), width
-    for number, depth in enumerate(blocks):
-        inner, after = width * 2**number, 4 * 2**number
+    for stage, depth in enumerate(blocks):
+        inner, output_stride = width * 2**stage, 4 * 2**stage
         for index in range(depth):
-            before = after // 2 if number and not index else after
-            middle = axial_macs(inner, image, before) if axial else 9 * inner**2 * places(after)
-            shortcut = 4 * inputs * inner * places(after) if not index else 0
-            total += inputs * inner * places(before) + middle + 4 * inner**2 * places(after) + shortcut
+            input_stride = output_stride // 2 if stage and not index else output_stride
+            middle = axial_macs(inner, image, input_stride) if axial else 9 * inner**2 * places(output_stride)
+            shortcut = 4 * inputs * inner * places(output_stride) if not index else 0
+            total += inputs * inner * places(input_stride) + middle + 4 * inner**2 * places(output_stride) + shortcut
             inputs = 4 * inner
     return total
 
@@ -56,5 +56,5 @@ def axial_macs(width: int, image: tuple[int, int], scale: int) -> int:
 
 def window_lengths(length: int, window: int) -> list[int]:
     """The sizes of the windows of an axis: 5, 2 -> [2, 2, 1]."""
-    whole, rest = divmod(length, window)
-    return [window] * whole + [rest] * (rest > 0)
+    count, remainder = divmod(length, window)
+    return [window] * count + [remainder] * (remainder > 0)

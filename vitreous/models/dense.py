@@ -30,9 +30,9 @@ class BackboneWithHead(VisionModel[Any]):
             backbone = backbone_config.model_class()(backbone_config, backbone)
         self.backbone: Any = backbone
         self.backbone.any_size = True
-        for name, part in self.backbone.named_modules():
+        for name, module in self.backbone.named_modules():
             if name in (*UNUSED_BACKBONE_MODULES, *unread):
-                part.requires_grad_(False)
+                module.requires_grad_(False)
 
     def features(self, images: Tensor) -> Tensor:
         """(B, C, *image) -> (B, P + N, D): the backbone's tokens."""

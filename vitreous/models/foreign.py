@@ -62,10 +62,10 @@ class ForeignModel(VisionModel[ForeignConfig]):
         """Set training mode, except for submodules whose parameters are all frozen: their batch norms keep their
         statistics."""
         super().train(mode)
-        for part in self.encoder.modules() if mode else ():
-            weights = list(part.parameters())
+        for module in self.encoder.modules() if mode else ():
+            weights = list(module.parameters())
             if weights and not any(weight.requires_grad for weight in weights):
-                part.eval()
+                module.eval()
         return self
 
     def features(self, images: Tensor) -> Tensor:
@@ -88,9 +88,9 @@ class ForeignModel(VisionModel[ForeignConfig]):
         self.config.check_strides(strides)
         if self.config.stages:
             return self.encoder(self.checked(images), "maps", tuple(strides))
-        grid = tuple(side // patch for side, patch in zip(images.shape[2:], self.config.patch, strict=True))
-        last = self.features_after(images, [self.config.depth])[0][:, self.config.prefix :]
-        return [last.unflatten(1, grid) for _ in strides]
+        grid = tuple(length // patch for length, patch in zip(images.shape[2:], self.config.patch, strict=True))
+        tokens = self.features_after(images, [self.config.depth])[0][:, self.config.prefix :]
+        return [tokens.unflatten(1, grid) for _ in strides]
 
     def features_after(self, images: Tensor, depths: Sequence[int]) -> list[Tensor]:
         """(B, C, *image) -> for each depth t, (B, P + N, D): every token after t blocks, before the last norm."""
@@ -102,12 +102,12 @@ class ForeignModel(VisionModel[ForeignConfig]):
 
     def blocks(self) -> list[nn.Module]:
         """The blocks, or the stages, in order."""
-        named = ((re.match(BLOCK_PATTERN, name), part) for name, part in self.named_modules())
-        return [part for match, part in named if match and match.end() == len(match.string)]
+        matches = ((re.match(BLOCK_PATTERN, name), module) for name, module in self.named_modules())
+        return [module for match, module in matches if match and match.end() == len(match.string)]
 
     def first_layer(self) -> nn.Module:
         """The layer that is applied to the image: the first convolution, or the first linear layer."""
-        return next(part for part in self.encoder.modules() if isinstance(part, nn.Conv2d | nn.Linear))
+        return next(module for module in self.encoder.modules() if isinstance(module, nn.Conv2d | nn.Linear))
 
 
 @lru_cache(256)
@@ -155,8 +155,8 @@ def wrap_backbone(
         raise UsageError(f"the {'patch' if image else 'image'} size of {type(module).__name__} is unknown", WRAP_HINT)
     count = channels or module_sizes.get("channels") or 3
     tokens = probe_tokens(base, count, image)
-    prefix = tokens.shape[1] - math.prod(side // p for side, p in zip(image, patch, strict=True))
-    if prefix < 0 or any(side % p for side, p in zip(image, patch, strict=True)):
+    prefix = tokens.shape[1] - math.prod(length // p for length, p in zip(image, patch, strict=True))
+    if prefix < 0 or any(length % p for length, p in zip(image, patch, strict=True)):
         problem = f"{tokens.shape[1]} tokens of {format_size(image)} pixels are not patches of {format_size(patch)}"
         raise UsageError(problem, WRAP_HINT)
     config = ForeignConfig(
@@ -176,9 +176,12 @@ def read_module_sizes(module: nn.Module) -> dict[str, Any]:
     embed, config = getattr(module, "patch_embed", None), getattr(module, "config", None)
     if embed is not None:
         pretrained_cfg = getattr(module, "pretrained_cfg", None) or {}
-        first = getattr(embed, "proj", None)
+        projection = getattr(embed, "proj", None)
         sizes = {"name": pretrained_cfg.get("architecture"), "image": getattr(embed, "img_size", None)}
-        return sizes | {"patch": getattr(embed, "patch_size", None), "channels": getattr(first, "in_channels", None)}
+        return sizes | {
+            "patch": getattr(embed, "patch_size", None),
+            "channels": getattr(projection, "in_channels", None),
+        }
     names = {"name": "model_type", "image": "image_size", "patch": "patch_size", "channels": "num_channels"}
     return {ours: getattr(config, theirs, None) for ours, theirs in names.items()}
 
@@ -192,9 +195,9 @@ def to_size_pair(size: int | Sequence[int] | None) -> tuple[int, ...] | None:
 def probe_tokens(module: nn.Module, channels: int, image: tuple[int, ...]) -> Tensor:
     """Return the tokens (1, N, D) of a black image. Raises UsageError if the module returns none."""
     training = module.training
-    first = next(module.parameters(), torch.empty(0))
+    parameter = next(module.parameters(), torch.empty(0))
     try:
-        tokens = LibraryEncoder(module.eval())(torch.zeros(1, channels, *image, device=first.device))
+        tokens = LibraryEncoder(module.eval())(torch.zeros(1, channels, *image, device=parameter.device))
     except (RuntimeError, ValueError, TypeError, AssertionError) as error:
         reason = str(error).partition("\n")[0]
         raise UsageError(
@@ -203,7 +206,7 @@ def probe_tokens(module: nn.Module, channels: int, image: tuple[int, ...]) -> Te
     finally:
         module.train(training)
     if not isinstance(tokens, Tensor) or tokens.ndim != 3:
-        form = " x ".join(map(str, tokens.shape)) if isinstance(tokens, Tensor) else type(tokens).__name__
-        problem = f"{type(module).__name__} returns {form}, not tokens (B, N, D)"
+        output_form = " x ".join(map(str, tokens.shape)) if isinstance(tokens, Tensor) else type(tokens).__name__
+        problem = f"{type(module).__name__} returns {output_form}, not tokens (B, N, D)"
         raise UsageError(problem, "load models that return maps, such as ResNets and Swins, with create(weights=…)")
     return tokens

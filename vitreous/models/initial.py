@@ -25,11 +25,11 @@ def init_mimetic(
     assert isinstance(model, ViT), "mimetic initialisation requires a plain ViT"
     if isinstance(model.position, LearnedPosition):
         model.position.table.data.copy_(0.5 * sincos_position_table(model.config.table_grid, model.config.width))
-    for attention in (part for part in model.encoder.modules() if isinstance(part, Attention)):
+    for attention in (module for module in model.encoder.modules() if isinstance(module, Attention)):
         width, head = model.config.width, model.config.width // attention.heads
         q, k, v = attention.qkv.weight.data.chunk(3)  # each (D, D), rows grouped by head
-        for rows in torch.arange(width).split(head):
-            q[rows], k[rows] = low_rank_factors(draw_near_identity(width, *query_key), head)
+        for head_rows in torch.arange(width).split(head):
+            q[head_rows], k[head_rows] = low_rank_factors(draw_near_identity(width, *query_key), head)
         v[:], out = low_rank_factors(draw_near_identity(width, value_out[0], -value_out[1]), width)
         attention.out.weight.data.copy_(out.T)
 
@@ -37,13 +37,13 @@ def init_mimetic(
 def init_xavier(module: nn.Module) -> None:
     """Draw the weights of all linear layers from Xavier's uniform distribution, in place, as MAE does
     (arXiv:2111.06377, appendix A.1). Biases are 0, prefix tokens N(0, 0.02^2)."""
-    for part in module.modules():
-        if isinstance(part, nn.Linear):
-            nn.init.xavier_uniform_(part.weight)
-            if part.bias is not None:
-                nn.init.zeros_(part.bias)
-        elif isinstance(part, ViT) and part.prefix is not None:
-            nn.init.normal_(part.prefix, std=0.02)
+    for submodule in module.modules():
+        if isinstance(submodule, nn.Linear):
+            nn.init.xavier_uniform_(submodule.weight)
+            if submodule.bias is not None:
+                nn.init.zeros_(submodule.bias)
+        elif isinstance(submodule, ViT) and submodule.prefix is not None:
+            nn.init.normal_(submodule.prefix, std=0.02)
 
 
 def draw_near_identity(width: int, noise: float, diagonal: float) -> Tensor:

@@ -48,8 +48,8 @@ def parse_foreign(name: str, image: tuple[int, ...] | None) -> ForeignConfig | N
     for other names. Raises UsageError for an unknown name, and for a model without features; ResourceError if the
     library is not installed.
     """
-    kind, _, rest = name.partition(":")
-    if kind not in LIBRARY_BY_PREFIX or not rest:
+    prefix, _, model_name = name.partition(":")
+    if prefix not in LIBRARY_BY_PREFIX or not model_name:
         return None
     return read_foreign_config(name, image)
 
@@ -57,14 +57,14 @@ def parse_foreign(name: str, image: tuple[int, ...] | None) -> ForeignConfig | N
 @lru_cache(64)
 def read_foreign_config(name: str, image: tuple[int, ...] | None) -> ForeignConfig:
     """Return the config of a name, read from a module without weights. Raises as `parse_foreign`."""
-    kind, _, rest = name.partition(":")
+    prefix, _, model_name = name.partition(":")
     start = ForeignConfig(name, image or (), (1, 1), 1)
-    start = begin_timm_config(start, rest) if kind == "timm" else begin_transformers_config(start, rest)
+    start = begin_timm_config(start, model_name) if prefix == "timm" else begin_transformers_config(start, model_name)
     if start.library == "timm" and start.sized_by:
         any_size = json.dumps({**json.loads(start.arguments), "dynamic_img_size": True}, sort_keys=True)
         try:
-            flexible = replace(start, arguments=any_size)
-            return complete_config(flexible, build_meta_encoder(flexible))
+            dynamic_config = replace(start, arguments=any_size)
+            return complete_config(dynamic_config, build_meta_encoder(dynamic_config))
         except UsageError:  # an unknown or wrong option, which is reported below
             pass
     return complete_config(start, build_meta_encoder(start))
@@ -76,8 +76,8 @@ def begin_timm_config(start: ForeignConfig, text: str) -> ForeignConfig:
     timm = import_model_library("timm")
     name, *options = text.split(",")
     if not timm.is_model(name):
-        near = find_closest_match(name.partition(".")[0], timm.list_models())
-        raise UsageError(f"timm has no model {name}", f"did you mean timm:{near}" if near else NAME_HINTS["timm"])
+        nearest = find_closest_match(name.partition(".")[0], timm.list_models())
+        raise UsageError(f"timm has no model {name}", f"did you mean timm:{nearest}" if nearest else NAME_HINTS["timm"])
     arguments: dict[str, Any] = {"model_name": name}
     for option in options:
         key, equals, value = option.partition("=")
@@ -88,35 +88,39 @@ def begin_timm_config(start: ForeignConfig, text: str) -> ForeignConfig:
         arguments[key] = parse_literal(value)
     pretrained_cfg = timm.get_pretrained_cfg(name, allow_unregistered=True)
     size = tuple(pretrained_cfg.input_size[1:]) if pretrained_cfg is not None else DEFAULT_IMAGE_SIZE
-    sized = "img_size" if pretrained_cfg is not None and pretrained_cfg.fixed_input_size else ""
+    size_option = "img_size" if pretrained_cfg is not None and pretrained_cfg.fixed_input_size else ""
     return replace(
         start,
         library="timm",
         image=start.image or size,
-        sized_by=sized,
+        sized_by=size_option,
         arguments=json.dumps(arguments, sort_keys=True),
     )
 
 
-def begin_transformers_config(start: ForeignConfig, place: str) -> ForeignConfig:
+def begin_transformers_config(start: ForeignConfig, source: str) -> ForeignConfig:
     """Return the config with library, arguments and image size of a transformers model. Raises UsageError if there is
     none."""
     transformers = import_model_library("transformers")
     try:
-        library_config = transformers.AutoConfig.from_pretrained(place).to_dict()
+        library_config = transformers.AutoConfig.from_pretrained(source).to_dict()
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise UsageError(f"hf:{place} is not the config of a transformers model ({reason})", NAME_HINTS["hf"]) from None
-    path = Path(place)
+        raise UsageError(
+            f"hf:{source} is not the config of a transformers model ({reason})", NAME_HINTS["hf"]
+        ) from None
+    path = Path(source)
     if path.exists():  # the local path is private, and useless elsewhere
         start = replace(start, full_name=f"hf:{(path.parent if path.suffix == '.json' else path).resolve().name}")
     native_size = library_config.get("image_size")
-    sides = (native_size, native_size) if isinstance(native_size, int) else tuple(native_size or DEFAULT_IMAGE_SIZE)
+    image_size = (
+        (native_size, native_size) if isinstance(native_size, int) else tuple(native_size or DEFAULT_IMAGE_SIZE)
+    )
     settings = {name: value for name, value in library_config.items() if name not in IGNORED_CONFIG_KEYS}
     return replace(
         start,
         library="transformers",
-        image=start.image or sides,
+        image=start.image or image_size,
         sized_by="image_size" if native_size else "",
         arguments=json.dumps(settings, sort_keys=True),
     )
@@ -181,20 +185,20 @@ def build_meta_encoder(config: ForeignConfig) -> nn.Module:
 def complete_config(config: ForeignConfig, module: nn.Module) -> ForeignConfig:
     """Return the config with the properties read from the module. Raises UsageError if the module returns neither
     tokens nor maps."""
-    reader = LibraryEncoder(module)
+    encoder = LibraryEncoder(module)
     images = torch.zeros(1, config.channels, *config.image, device="meta")
     try:
         with torch.no_grad():
-            output = reader.raw(images)
+            output = encoder.raw(images)
             layout = detect_feature_layout(module, output)
             tokens = flatten_features(output, layout)
-            pooled = reader.pool(tokens, layout, prefix := count_prefix_tokens(module, config, layout)).shape[-1]
+            pooled = encoder.pool(tokens, layout, prefix := count_prefix_tokens(module, config, layout)).shape[-1]
     except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError) as error:
         reason = str(error).strip().partition("\n")[0]
         problem = f"{config.full_name} returns no features for images of {format_size(config.image)} pixels ({reason})"
         raise UsageError(problem, "use another --image-size, or another model") from None
     patch = detect_patch_size(module, config, output, layout)
-    num_patches = math.prod(-(-side // length) for side, length in zip(config.image, patch, strict=True))
+    num_patches = math.prod(-(-size // length) for size, length in zip(config.image, patch, strict=True))
     if layout == "tokens" and tokens.shape[1] - prefix != num_patches:
         problem = f"{config.full_name} returns {tokens.shape[1]} tokens, which are not patches of {format_size(patch)}"
         raise UsageError(problem, "use a plain Vision Transformer or a convolutional network of the library")
@@ -212,7 +216,7 @@ def complete_config(config: ForeignConfig, module: nn.Module) -> ForeignConfig:
         depth=len(block_numbers),
         first_block=min(block_numbers, default=0),
         stages=detect_stages(module) if layout != "tokens" else (),
-        batch_norm=any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()),
+        batch_norm=any(isinstance(submodule, nn.modules.batchnorm._BatchNorm) for submodule in module.modules()),
         draws=has_random_layers(module, config),
     )
 
@@ -252,7 +256,7 @@ def detect_patch_size(
     UsageError if it cannot be determined."""
     if layout != "tokens":
         grid = output.shape[2:] if layout == "channels-first" else output.shape[1:3]
-        strides = [side / places for side, places in zip(config.image, grid, strict=True)]
+        strides = [length / positions for length, positions in zip(config.image, grid, strict=True)]
         return tuple(2 ** round(math.log2(stride)) if stride % 1 else int(stride) for stride in strides)
     patch_size = getattr(getattr(module, "patch_embed", None), "patch_size", None)
     patch_size = patch_size or getattr(getattr(module, "config", None), "patch_size", None)
@@ -269,26 +273,26 @@ def detect_stages(module: nn.Module) -> tuple[tuple[int, int], ...]:
     info = getattr(module, "feature_info", None)
     if info is None or not hasattr(module, "forward_intermediates"):
         return ()
-    rows = getattr(info, "info", info)
-    widths = {row["reduction"]: row["num_chs"] for row in rows}
-    chosen = {stride: width for stride, width in widths.items() if stride >= MIN_STRIDE} or widths
-    return tuple(sorted(chosen.items()))
+    stage_infos = getattr(info, "info", info)
+    widths = {stage["reduction"]: stage["num_chs"] for stage in stage_infos}
+    selected = {stride: width for stride, width in widths.items() if stride >= MIN_STRIDE} or widths
+    return tuple(sorted(selected.items()))
 
 
 def has_random_layers(module: nn.Module, config: ForeignConfig) -> bool:
     """Return whether a module has active dropout or stochastic depth in training."""
-    parts = any(
-        getattr(part, name, 0.0)
-        for part in module.modules()
-        if "drop" in type(part).__name__.lower()
+    has_dropout = any(
+        getattr(submodule, name, 0.0)
+        for submodule in module.modules()
+        if "drop" in type(submodule).__name__.lower()
         for name in ("p", "drop_prob")
     )
     if config.library == "timm":
-        return parts
+        return has_dropout
     settings = json.loads(config.arguments)
-    words = ("drop", "attention_probs_dropout_prob")
-    return parts or any(
-        value for key, value in settings.items() if key.startswith(words) or key.endswith("dropout_prob")
+    prefixes = ("drop", "attention_probs_dropout_prob")
+    return has_dropout or any(
+        value for key, value in settings.items() if key.startswith(prefixes) or key.endswith("dropout_prob")
     )
 
 
@@ -314,7 +318,7 @@ class LibraryEncoder(nn.Module):
         weights = {name: parameter.float() for name, parameter in self.named_parameters()}
         with torch.autocast(x.device.type, dtype):
             output = torch.func.functional_call(self, weights, (x, verb, *arguments))
-        return [part.to(dtype) for part in output] if isinstance(output, list) else output.to(dtype)
+        return [tensor.to(dtype) for tensor in output] if isinstance(output, list) else output.to(dtype)
 
     def raw(self, images: Tensor) -> Any:
         """(B, C, *image) -> the library's output after its last block and norm: tokens or a map."""
@@ -351,22 +355,24 @@ class LibraryEncoder(nn.Module):
     def maps(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
         """(B, C, H, W) -> (B, h, w, D) for each stride: the last map of it, before any norm."""
         module: Any = self.module
-        rows = getattr(module.feature_info, "info", module.feature_info)
-        last = {row["reduction"]: number for number, row in enumerate(rows)}
-        asked = sorted({last[stride] for stride in strides})
-        maps = module.forward_intermediates(images, indices=asked, output_fmt="NCHW", intermediates_only=True)
-        by_number = dict(zip(asked, maps, strict=True))
-        return [by_number[last[stride]].movedim(1, -1) for stride in strides]
+        stage_infos = getattr(module.feature_info, "info", module.feature_info)
+        index_by_stride = {stage["reduction"]: index for index, stage in enumerate(stage_infos)}
+        indices = sorted({index_by_stride[stride] for stride in strides})
+        maps = module.forward_intermediates(images, indices=indices, output_fmt="NCHW", intermediates_only=True)
+        maps_by_index = dict(zip(indices, maps, strict=True))
+        return [maps_by_index[index_by_stride[stride]].movedim(1, -1) for stride in strides]
 
     def after(self, images: Tensor, depths: Sequence[int]) -> list[Tensor]:
         """(B, C, *image) -> (B, P + N, D) for each depth: every token after that many blocks, before the last norm."""
         module: Any = self.module
         if hasattr(module, "forward_intermediates"):
-            asked = sorted({depth - 1 for depth in depths})
+            indices = sorted({depth - 1 for depth in depths})
             pairs = module.forward_intermediates(
-                images, indices=asked, return_prefix_tokens=True, output_fmt="NLC", intermediates_only=True
+                images, indices=indices, return_prefix_tokens=True, output_fmt="NLC", intermediates_only=True
             )
-            by_depth = {number + 1: rows for number, rows in zip(asked, map(join_prefix_tokens, pairs), strict=True)}
+            by_depth = {
+                index + 1: tokens for index, tokens in zip(indices, map(join_prefix_tokens, pairs), strict=True)
+            }
         else:
             by_depth = dict(
                 enumerate(

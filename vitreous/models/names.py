@@ -68,9 +68,9 @@ def config_from_name(name: str, image_size: int | tuple[int, ...] | None = None)
     for pattern, ours in _SPELLINGS:
         match = pattern.fullmatch(name.lower())
         if match:
-            words = re.split(r"([/-])", match.expand(ours))
-            spelled = "".join(SIZE_WORDS.get(word.lower(), word) for word in words)
-            name = canonical_names.get(spelled.lower(), spelled)
+            tokens = re.split(r"([/-])", match.expand(ours))
+            normalised = "".join(SIZE_WORDS.get(token.lower(), token) for token in tokens)
+            name = canonical_names.get(normalised.lower(), normalised)
             break
     name = name if name in MODEL_NAMES else canonical_names.get(name.lower(), name)
     image = (image_size, image_size) if isinstance(image_size, int) else image_size and tuple(image_size)

@@ -48,16 +48,16 @@ class PackedViT(nn.Module):
         """n images -> a list of (P + N_i, D): every token after the last norm. Raises as `forward`."""
         if not images:
             raise ValueError("images is empty")
-        placed = self.place(images, keep)
-        order = sorted(range(len(placed)), key=lambda number: len(placed[number]))  # equal lengths are adjacent
+        sequences = self.place(images, keep)
+        order = sorted(range(len(sequences)), key=lambda index: len(sequences[index]))  # equal lengths are adjacent
         features: list[Tensor] = []
-        trained = torch.is_grad_enabled() and not self.is_masked(images[0])
-        for part in pack_sequences(
-            [len(placed[number]) for number in order],
-            self.row or (TRAINING_ROW_TOKENS if trained else PACKED_ROW_TOKENS),
+        is_training = torch.is_grad_enabled() and not self.is_masked(images[0])
+        for chunk in pack_sequences(
+            [len(sequences[index]) for index in order],
+            self.row or (TRAINING_ROW_TOKENS if is_training else PACKED_ROW_TOKENS),
         ):
-            features += self.encode([placed[number] for number in order[part]])
-        return [features[place] for place in sorted(range(len(order)), key=order.__getitem__)]
+            features += self.encode([sequences[index] for index in order[chunk]])
+        return [features[position] for position in sorted(range(len(order)), key=order.__getitem__)]
 
     def is_masked(self, tensor: Tensor) -> bool:
         """Return whether attention on the tensor's device uses a mask."""
@@ -66,15 +66,15 @@ class PackedViT(nn.Module):
     def place(self, images: Sequence[Tensor], keep: Sequence[Tensor] | None = None) -> list[Tensor]:
         """n images (C, *size) -> a list of (P + N, D): the first block's input, for all patches or the patches in
         `keep`. Images of the same size are projected together, and their positions are resized once."""
-        placed: dict[int, Tensor] = {}
+        sequences: dict[int, Tensor] = {}
         for image_indices in group_by_size(images):
-            tokens = self.model.place(self.model.project(torch.stack([images[number] for number in image_indices])))
+            tokens = self.model.place(self.model.project(torch.stack([images[index] for index in image_indices])))
             if keep is None:
-                placed |= zip(image_indices, self.model.with_prefix(tokens), strict=True)
+                sequences |= zip(image_indices, self.model.with_prefix(tokens), strict=True)
                 continue
-            for image_tokens, number in zip(tokens, image_indices, strict=True):
-                placed[number] = self.model.with_prefix(gather_tokens(image_tokens[None], keep[number][None]))[0]
-        return [placed[number] for number in range(len(images))]
+            for image_tokens, index in zip(tokens, image_indices, strict=True):
+                sequences[index] = self.model.with_prefix(gather_tokens(image_tokens[None], keep[index][None]))[0]
+        return [sequences[index] for index in range(len(images))]
 
     def encode(self, sequences: Sequence[Tensor]) -> list[Tensor]:
         """A list of (P + N_i, D) -> the same after blocks and last norm, in one pass.
@@ -86,8 +86,8 @@ class PackedViT(nn.Module):
         lengths = tuple(map(len, sequences))
         masked = self.is_masked(sequences[0])
         packed = torch.cat(list(sequences))
-        if masked and (lacking := -len(packed) % ROW_MULTIPLE):
-            packed, lengths = torch.cat([packed, packed.new_zeros(lacking, packed.shape[1])]), (*lengths, lacking)
+        if masked and (padding := -len(packed) % ROW_MULTIPLE):
+            packed, lengths = torch.cat([packed, packed.new_zeros(padding, packed.shape[1])]), (*lengths, padding)
         encoded = self.model.encoder(packed[None], Segments(lengths, masked))[0]
         return list(encoded.split(lengths))[: len(sequences)]
 
@@ -105,17 +105,17 @@ def check_can_pack(config: ModelConfig) -> None:
 def group_by_size(images: Sequence[Tensor]) -> list[list[int]]:
     """n images (C, *size) -> the indices of the images of each size."""
     groups: dict[torch.Size, list[int]] = {}
-    for number, image in enumerate(images):
-        groups.setdefault(image.shape, []).append(number)
+    for index, image in enumerate(images):
+        groups.setdefault(image.shape, []).append(index)
     return list(groups.values())
 
 
-def pack_sequences(lengths: Sequence[int], most: int) -> list[slice]:
-    """Lengths of sequences -> consecutive chunks of at most `most` tokens, or of one longer sequence."""
+def pack_sequences(lengths: Sequence[int], max_tokens: int) -> list[slice]:
+    """Lengths of sequences -> consecutive chunks of at most `max_tokens` tokens, or of one longer sequence."""
     chunks, start, size = [], 0, 0
-    for number, length in enumerate(lengths):
-        if number > start and size + length > most:
-            chunks.append(slice(start, number))
-            start, size = number, 0
+    for index, length in enumerate(lengths):
+        if index > start and size + length > max_tokens:
+            chunks.append(slice(start, index))
+            start, size = index, 0
         size += length
     return [*chunks, slice(start, len(lengths))] if lengths else []

@@ -70,7 +70,7 @@ class RegionProposals(nn.Module):
         detectron2's `DefaultAnchorGenerator` if they are not rounded."""
         anchors = []
         for level, stride, cells in zip(levels, self.config.strides, self.cells, strict=True):
-            y, x = (torch.arange(side, device=level.device) * float(stride) for side in level.shape[2:])
+            y, x = (torch.arange(length, device=level.device) * float(stride) for length in level.shape[2:])
             shifts = torch.stack(torch.meshgrid(y, x, indexing="ij")[::-1] * 2, -1)  # (h, w, 4)
             anchors.append((shifts[:, :, None] + torch.tensor(cells, device=level.device)).view(-1, 4))
         return anchors
@@ -90,15 +90,15 @@ class RegionProposals(nn.Module):
                 + start
             )
             start += len(level_anchors)
-        chosen, counts = torch.cat(index, 1), [rows.shape[1] for rows in index]
-        scores = logits.gather(1, chosen).sigmoid()
-        deltas = deltas.gather(1, chosen[..., None].expand(-1, -1, 4))
-        starts = torch.cat(anchors)[chosen]
+        top_indices, counts = torch.cat(index, 1), [level_indices.shape[1] for level_indices in index]
+        scores = logits.gather(1, top_indices).sigmoid()
+        deltas = deltas.gather(1, top_indices[..., None].expand(-1, -1, 4))
+        starts = torch.cat(anchors)[top_indices]
         boxes = self.coder.decode_single(deltas.flatten(0, 1), starts.flatten(0, 1)).view_as(deltas)
         boxes = clip_boxes(boxes, size)
         scores = scores.where(has_min_side(boxes, MIN_PROPOSAL_SIDE), torch.zeros_like(scores))
-        stay = torch.stack([self.nms_per_level(*row, counts) for row in zip(boxes, scores, strict=True)])
-        scores = scores.where(stay, torch.zeros_like(scores))
+        keep = torch.stack([self.nms_per_level(*candidates, counts) for candidates in zip(boxes, scores, strict=True)])
+        scores = scores.where(keep, torch.zeros_like(scores))
         count = min(self.config.proposals, scores.shape[1])
         best, order = scores.topk(count)
         valid = best > 0
@@ -119,17 +119,17 @@ class RegionProposals(nn.Module):
         smooth L1 over the foreground ones, divided by n.
         """
         (logits, deltas), anchors = self.predict(levels), self.anchors(levels)
-        all_anchors, rows = torch.cat(anchors), []
+        all_anchors, image_losses = torch.cat(anchors), []
         for image, (boxes, crowd) in enumerate(zip(targets["boxes"], targets["crowd"], strict=True)):
             labels, match = self.matches(all_anchors, boxes[~crowd], boxes[crowd])
             keys = draw_splitmix64(targets["keys"][image], len(labels))
             positive, negative = sample_foreground_background(labels, keys, self.config.sizes.anchors, 0.5)
             sampled = torch.cat([positive, negative])
             entropy = F.binary_cross_entropy_with_logits(logits[image, sampled], labels[sampled].float())
-            wanted = self.coder.encode_single(boxes[~crowd][match[positive]], all_anchors[positive])
-            distance = F.smooth_l1_loss(deltas[image, positive], wanted, beta=SMOOTH_L1_BETA, reduction="sum")
-            rows.append(torch.stack([entropy, distance / max(1, len(sampled))]))
-        objectness, corrections = torch.stack(rows).mean(0)
+            target_deltas = self.coder.encode_single(boxes[~crowd][match[positive]], all_anchors[positive])
+            distance = F.smooth_l1_loss(deltas[image, positive], target_deltas, beta=SMOOTH_L1_BETA, reduction="sum")
+            image_losses.append(torch.stack([entropy, distance / max(1, len(sampled))]))
+        objectness, corrections = torch.stack(image_losses).mean(0)
         losses = {"objectness": objectness, "proposals": corrections}
         return losses, self.propose(logits.detach(), deltas.detach(), anchors, size)
 

@@ -62,29 +62,31 @@ class RegionHeads(nn.Module):
         if self.mask is None:
             return boxes, scores, labels
         logits = self.mask(self.read(levels, prepend_image_indices(boxes), MASK_BINS)).float()
-        own = labels.flatten()[:, None, None, None].expand(-1, 1, *logits.shape[2:])
-        masks = logits.gather(1, own).view(*labels.shape, *logits.shape[2:]).sigmoid()
+        mask_labels = labels.flatten()[:, None, None, None].expand(-1, 1, *logits.shape[2:])
+        masks = logits.gather(1, mask_labels).view(*labels.shape, *logits.shape[2:]).sigmoid()
         return boxes, scores, labels, masks
 
     def choose(self, boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, P, K, 4), (B, P, K) -> boxes (B, N, 4), scores (B, N) and labels (B, N) int64: the best above the
         threshold after non-maximum suppression per class; zeros after the last."""
-        c, nothing = self.config, torch.zeros((), device=scores.device)
-        scores = scores.where((scores > c.threshold) & has_min_side(boxes, MIN_DETECTION_SIDE), nothing).flatten(1)
+        c, zero = self.config, torch.zeros((), device=scores.device)
+        scores = scores.where((scores > c.threshold) & has_min_side(boxes, MIN_DETECTION_SIDE), zero).flatten(1)
         scores, order = scores.topk(min(MAX_NMS_CANDIDATES, scores.shape[1]))
         boxes = boxes.flatten(1, 2).gather(1, order[..., None].expand(-1, -1, 4))
         labels = order % c.classes
-        stay = torch.stack([nms_keep_mask(*row, c.nms) for row in zip(boxes, scores, labels, strict=True)])
-        lacking = max(0, c.detections - scores.shape[1])
-        scores = torch.nn.functional.pad(scores.where(stay, nothing), (0, lacking))
+        keep = torch.stack(
+            [nms_keep_mask(*candidates, c.nms) for candidates in zip(boxes, scores, labels, strict=True)]
+        )
+        num_missing = max(0, c.detections - scores.shape[1])
+        scores = torch.nn.functional.pad(scores.where(keep, zero), (0, num_missing))
         boxes, labels = (
-            torch.nn.functional.pad(boxes, (0, 0, 0, lacking)),
-            torch.nn.functional.pad(labels, (0, lacking)),
+            torch.nn.functional.pad(boxes, (0, 0, 0, num_missing)),
+            torch.nn.functional.pad(labels, (0, num_missing)),
         )
         scores, order = scores.topk(c.detections)
-        there_is = scores > 0
-        boxes = boxes.gather(1, order[..., None].expand(-1, -1, 4)) * there_is[..., None]
-        return boxes, scores, labels.gather(1, order) * there_is
+        is_valid = scores > 0
+        boxes = boxes.gather(1, order[..., None].expand(-1, -1, 4)) * is_valid[..., None]
+        return boxes, scores, labels.gather(1, order) * is_valid
 
     def losses(self, levels: Sequence[Tensor], proposals: Proposals, targets: Mapping[str, Any]) -> dict[str, Tensor]:
         """Levels (B, W, h, w), proposals, `Detector.losses`' targets -> losses, scalars.
@@ -98,32 +100,34 @@ class RegionHeads(nn.Module):
         """
         from torchvision.models.detection.roi_heads import fastrcnn_loss, maskrcnn_loss
 
-        chosen = [self.sample_training_regions(proposals, targets, image) for image in range(len(proposals.boxes))]
-        counts = [len(labels) for _, labels, _ in chosen]
-        regions = torch.cat([prepend_image_index(boxes, image) for image, (boxes, _, _) in enumerate(chosen)])
+        samples = [self.sample_training_regions(proposals, targets, image) for image in range(len(proposals.boxes))]
+        counts = [len(labels) for _, labels, _ in samples]
+        regions = torch.cat([prepend_image_index(boxes, image) for image, (boxes, _, _) in enumerate(samples)])
         logits, corrections = self.box(self.read(levels, regions, BOX_BINS))
-        rows = []
-        for image, row in enumerate(zip(logits.float().split(counts), corrections.float().split(counts), strict=True)):
-            (boxes, labels, match), (region_labels, deltas) = chosen[image], row
+        image_losses = []
+        for image, outputs in enumerate(
+            zip(logits.float().split(counts), corrections.float().split(counts), strict=True)
+        ):
+            (boxes, labels, match), (region_labels, deltas) = samples[image], outputs
             if self.config.agnostic:
                 deltas = deltas.repeat(1, region_labels.shape[1])
             objects = select_targets(targets, image, "boxes")
-            wanted = boxes if not len(objects) else objects[match]
+            target_boxes = boxes if not len(objects) else objects[match]
             entropy, distance = fastrcnn_loss(
-                region_labels, deltas, [labels], [self.coder.encode_single(wanted, boxes)]
+                region_labels, deltas, [labels], [self.coder.encode_single(target_boxes, boxes)]
             )
             if self.config.scores == "sigmoid":
-                counted = targets["federated"][image] if "federated" in targets else None
-                entropy = federated_loss(region_labels, labels, counted)
-            rows.append(torch.stack([entropy, distance]))
-        classes, distances = torch.stack(rows).mean(0)
+                counted_classes = targets["federated"][image] if "federated" in targets else None
+                entropy = federated_loss(region_labels, labels, counted_classes)
+            image_losses.append(torch.stack([entropy, distance]))
+        classes, distances = torch.stack(image_losses).mean(0)
         losses = {"classes": classes, "boxes": distances}
         if self.mask is None:
             return losses
-        objects = [(boxes[labels > 0], match[labels > 0]) for boxes, labels, match in chosen]
+        objects = [(boxes[labels > 0], match[labels > 0]) for boxes, labels, match in samples]
         regions = torch.cat([prepend_image_index(boxes, image) for image, (boxes, _) in enumerate(objects)])
         logits = self.mask(self.read(levels, regions, MASK_BINS)).float().split([len(match) for _, match in objects])
-        rows = [
+        image_losses = [
             maskrcnn_loss(
                 region_labels,
                 [boxes],
@@ -133,7 +137,7 @@ class RegionHeads(nn.Module):
             )
             for image, (region_labels, (boxes, match)) in enumerate(zip(logits, objects, strict=True))
         ]
-        return losses | {"masks": torch.stack(rows).mean()}
+        return losses | {"masks": torch.stack(image_losses).mean()}
 
     @torch.no_grad()
     def sample_training_regions(
@@ -149,19 +153,21 @@ class RegionHeads(nn.Module):
         valid = torch.cat([proposals.valid[image], torch.ones(len(objects), dtype=torch.bool, device=boxes.device)])
         if len(objects):
             match = self.matcher(box_iou(objects, boxes))
-            own = torch.where(match >= 0, labels[match.clamp(min=0)] + 1, 0)
+            target_labels = torch.where(match >= 0, labels[match.clamp(min=0)] + 1, 0)
         else:
-            own = match = torch.zeros(len(boxes), dtype=torch.int64, device=boxes.device)
-        own = torch.where(~valid | ((own == 0) & is_in_crowd(boxes, crowds)), -1, own)
-        keys = draw_splitmix64(targets["keys"][image] ^ REGION_SAMPLING_SALT, len(own))
-        chosen = torch.cat(sample_foreground_background(own, keys, self.config.sizes.regions, FOREGROUND_FRACTION))
-        return boxes[chosen], own[chosen], match[chosen].clamp(min=0)
+            target_labels = match = torch.zeros(len(boxes), dtype=torch.int64, device=boxes.device)
+        target_labels = torch.where(~valid | ((target_labels == 0) & is_in_crowd(boxes, crowds)), -1, target_labels)
+        keys = draw_splitmix64(targets["keys"][image] ^ REGION_SAMPLING_SALT, len(target_labels))
+        selected = torch.cat(
+            sample_foreground_background(target_labels, keys, self.config.sizes.regions, FOREGROUND_FRACTION)
+        )
+        return boxes[selected], target_labels[selected], match[selected].clamp(min=0)
 
     def read(self, levels: Sequence[Tensor], regions: Tensor, bins: int) -> Tensor:
         """Levels (B, W, h, w), regions (n, 5) -> (n, W, bins, bins) in the dtype of the levels; the coarsest level is
         used only for proposals."""
-        used, strides = levels[:-1], self.config.strides[:-1]
-        return pyramid_roi_align(used, strides, regions, bins, self.config.sizes.sampling).to(levels[0].dtype)
+        used_levels, strides = levels[:-1], self.config.strides[:-1]
+        return pyramid_roi_align(used_levels, strides, regions, bins, self.config.sizes.sampling).to(levels[0].dtype)
 
 
 class BoxHead(nn.Module):
@@ -186,8 +192,8 @@ class BoxHead(nn.Module):
             if isinstance(layer, nn.Linear):
                 nn.init.kaiming_uniform_(layer.weight, a=1)
                 nn.init.zeros_(layer.bias)
-        for layer, deviation in ((self.predictor.cls_score, 0.01), (self.predictor.bbox_pred, 0.001)):
-            nn.init.normal_(layer.weight, std=deviation)
+        for layer, std in ((self.predictor.cls_score, 0.01), (self.predictor.bbox_pred, 0.001)):
+            nn.init.normal_(layer.weight, std=std)
             nn.init.zeros_(layer.bias)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,18 +201,18 @@ class BoxHead(nn.Module):
         return self.predictor(self.layers(features))
 
 
-def federated_loss(logits: Tensor, labels: Tensor, counted: Tensor | None = None) -> Tensor:
+def federated_loss(logits: Tensor, labels: Tensor, counted_classes: Tensor | None = None) -> Tensor:
     """(R, 1 + K) logits s of regions, of which the first is not used, (R,) int64 labels, 0 for background and 1 + the
     class for an object -> a scalar: the binary cross-entropy, summed over classes, averaged over regions.
 
-    If `counted` (K,) bool is set, only these classes count: for the others the image is not exhaustively annotated
-    (arXiv:2103.07461; as in detectron2).
+    If `counted_classes` (K,) bool is set, only these classes count: for the others the image is not exhaustively
+    annotated (arXiv:2103.07461; as in detectron2).
 
         sum(log(1 + exp(s[r, 1 + k])) - s[r, 1 + k] * (labels[r] == 1 + k) for r in regions for k in counted) / R
     """
-    wanted = torch.nn.functional.one_hot(labels, logits.shape[1])[:, 1:].to(logits.dtype)
-    entropy = torch.nn.functional.binary_cross_entropy_with_logits(logits[:, 1:], wanted, reduction="none").sum(0)
-    return (entropy if counted is None else entropy * counted).sum() / max(1, len(logits))
+    targets = torch.nn.functional.one_hot(labels, logits.shape[1])[:, 1:].to(logits.dtype)
+    entropy = torch.nn.functional.binary_cross_entropy_with_logits(logits[:, 1:], targets, reduction="none").sum(0)
+    return (entropy if counted_classes is None else entropy * counted_classes).sum() / max(1, len(logits))
 
 
 def mask_head(config: DetectorConfig) -> nn.Module:
@@ -221,8 +227,8 @@ def mask_head(config: DetectorConfig) -> nn.Module:
 def prepend_image_indices(boxes: Tensor) -> Tensor:
     """(B, n, 4) -> (B n, 5): each box with the index of its image in front."""
     images, count = boxes.shape[:2]
-    numbers = torch.arange(images, device=boxes.device, dtype=boxes.dtype)[:, None, None].expand(-1, count, 1)
-    return torch.cat([numbers, boxes], -1).flatten(0, 1)
+    image_indices = torch.arange(images, device=boxes.device, dtype=boxes.dtype)[:, None, None].expand(-1, count, 1)
+    return torch.cat([image_indices, boxes], -1).flatten(0, 1)
 
 
 def prepend_image_index(boxes: Tensor, image: int) -> Tensor:

@@ -34,8 +34,8 @@ class Segmenter(BackboneWithHead):
         if config.head in CONVOLUTIONAL_HEADS:
             return total + decoder_macs(config, image)
         widths, patches = map_widths_and_patches(config)
-        places = math.prod(math.ceil(side / p) for side, p in zip(image, patches[-1], strict=True))
-        return total + places * sum(widths) * config.classes
+        positions = math.prod(math.ceil(length / p) for length, p in zip(image, patches[-1], strict=True))
+        return total + positions * sum(widths) * config.classes
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, *image) -> (B, K, *image): logits."""
@@ -49,8 +49,8 @@ class Segmenter(BackboneWithHead):
         c = self.config
         if c.backbone.has_stages:
             strides = c.backbone.strides[::-1][: len(map_widths_and_patches(c)[0])]
-            last, *maps = self.backbone.features_at(images, strides)
-            return [self.backbone.last_norm(last), *maps]
+            last_map, *maps = self.backbone.features_at(images, strides)
+            return [self.backbone.last_norm(last_map), *maps]
         grid = patch_grid(tuple(images.shape[2:]), c.patch)
         tokens = self.backbone.features_after(images, c.taps)
         return [self.backbone.last_norm(x)[:, c.prefix :].unflatten(1, grid) for x in tokens]
@@ -83,7 +83,7 @@ def decoder_macs(config: SegmenterConfig, image: tuple[int, ...]) -> int:
     widths, patches = map_widths_and_patches(config)
     with torch.device("meta"):
         decoder = build_decoder(config, widths, patches)
-        grids = [tuple(math.ceil(side / p) for side, p in zip(image, patch, strict=True)) for patch in patches]
+        grids = [tuple(math.ceil(length / p) for length, p in zip(image, patch, strict=True)) for patch in patches]
         maps = [torch.empty(1, *grid, width) for grid, width in zip(grids, widths, strict=True)]
         with FlopCounterMode(display=False) as counter:
             decoder(torch.empty(1, config.channels, *image), maps)

@@ -66,7 +66,7 @@ class Swin(VisionModel[SwinConfig]):
         to whole patches."""
         c = self.config
         self.check_images(images)
-        if any(side % p for side, p in zip(images.shape[2:], c.patch_size, strict=True)):
+        if any(length % p for length, p in zip(images.shape[2:], c.patch_size, strict=True)):
             images = pad_to_multiple(images.movedim(1, -1), c.patch_size).movedim(-1, 1)
         return self.first_norm(self.projection(patchify(images, c.patch_size)))
 
@@ -110,11 +110,11 @@ class SwinStage(Encoder):
 
 def build_swin_stages(config: SwinConfig) -> list[SwinStage]:
     """Build the stages of a model; stochastic depth rises over the blocks of all stages."""
-    places = [(stage, index) for stage, count in enumerate(config.blocks) for index in range(count)]
+    block_indices = [(stage, index) for stage, count in enumerate(config.blocks) for index in range(count)]
     noise = config.regularization
     stacked = build_blocks(
         config.depth,
-        lambda number, rate: build_swin_block(config, *places[number], rate),
+        lambda block_index, drop_path: build_swin_block(config, *block_indices[block_index], drop_path),
         noise.drop_path,
         noise.drop_path_rises,
     )
@@ -131,11 +131,11 @@ def build_swin_block(config: SwinConfig, stage: int, index: int, drop_path: floa
     c, width, heads, size = config, config.widths[stage], config.heads[stage], config.windows[stage]
     shift = (size[0] // 2 * (index % 2), size[1] // 2 * (index % 2))
     if c.attention.pad == "zeros-after-shift":  # in timm only the native grid decides which axes are shifted
-        native = c.grids(c.image)[stage]
-        shift = tuple(s if length > w else 0 for s, length, w in zip(shift, native, size, strict=True))
+        native_grid = c.grids(c.image)[stage]
+        shift = tuple(s if length > w else 0 for s, length, w in zip(shift, native_grid, size, strict=True))
     if c.version == 2:
-        trained = c.attention.pretrained_window[stage] if c.attention.pretrained_window else 0
-        attention = CosineWindowAttention(width, heads, size, c.attention.qkv_bias, pretrained=trained)
+        pretrained_window = c.attention.pretrained_window[stage] if c.attention.pretrained_window else 0
+        attention = CosineWindowAttention(width, heads, size, c.attention.qkv_bias, pretrained=pretrained_window)
     else:
         attention = WindowAttention(width, heads, size, c.attention.qkv_bias)
     mlp = Mlp(width, int(width * c.mlp.ratio), c.regularization.dropout, c.mlp.gelu)

@@ -49,9 +49,11 @@ class Video(ViT):
         if c.arrangement != "factorised-attention":
             return block
         assert isinstance(block, Block)
-        part = self.drop_key_bias(Attention(c.width, c.heads, c.attention.qkv_bias))
+        attention = self.drop_key_bias(Attention(c.width, c.heads, c.attention.qkv_bias))
         dropout, scale = c.regularization.dropout, c.norm.layer_scale
-        time = ResidualBranch(part, c.width, dropout=dropout, drop_path=drop_path, layer_scale=scale, eps=c.norm.eps)
+        time = ResidualBranch(
+            attention, c.width, dropout=dropout, drop_path=drop_path, layer_scale=scale, eps=c.norm.eps
+        )
         if c.temporal_zero:
             zero_output_layer(time, "out")
         return SpaceTimeBlock(block, time)
@@ -71,11 +73,11 @@ class Video(ViT):
             return self.drop_key_bias(SpaceTimeHeads(c.width, c.heads, c.attention.qkv_bias))
         return self.drop_key_bias(super().attention(index))
 
-    def drop_key_bias(self, part: nn.Module) -> nn.Module:
+    def drop_key_bias(self, attention: nn.Module) -> nn.Module:
         """Return the attention, without a bias of its keys if the config disables it."""
         if self.config.no_key_bias:
-            part.qkv = QkvLinearWithoutKeyBias(self.config.width)
-        return part
+            attention.qkv = QkvLinearWithoutKeyBias(self.config.width)
+        return attention
 
     def positions_at(self, grid: tuple[int, ...]) -> Tensor:
         """(*grid, D), or (h, w, D) if the temporal encoder adds the positions of time."""
@@ -83,28 +85,28 @@ class Video(ViT):
             return self.position.space.read(grid[1:])
         return super().positions_at(grid)
 
-    def prepare(self, tokens: Tensor, places: TokenPositions | None = None) -> tuple[Any, ...]:
+    def prepare(self, tokens: Tensor, positions: TokenPositions | None = None) -> tuple[Any, ...]:
         """(B, N, D) -> the encoder's input: as for a ViT, or (B, T, P + h w, D), each slot with prefix tokens in front.
         Raises ValueError for tokens that are not a complete grid."""
         if not self.config.factorised:
-            return super().prepare(tokens, places)
-        places = places or self.native_token_positions(tokens)
-        if places.index is not None:
+            return super().prepare(tokens, positions)
+        positions = positions or self.native_token_positions(tokens)
+        if positions.index is not None:
             raise ValueError("factorised blocks require all patches of a clip")
-        slots = places.grid[0]
+        slots = positions.grid[0]
         return (self.with_prefix(tokens.unflatten(1, (slots, -1)).flatten(0, 1)).unflatten(0, (-1, slots)),)
 
-    def encode(self, tokens: Tensor, places: TokenPositions | None = None, whole: bool = True) -> Tensor:
+    def encode(self, tokens: Tensor, positions: TokenPositions | None = None, all_tokens: bool = True) -> Tensor:
         """(B, N, D) -> (B, P + N, D): prefix tokens, blocks, final norm.
 
-        The prefix tokens of a factorised model are the means of those of its slots. `whole` and errors are as in
+        The prefix tokens of a factorised model are the means of those of its slots. `all_tokens` and errors are as in
         `ViT.encode`.
         """
         if not self.config.factorised:
-            return super().encode(tokens, places, whole)
-        (x,) = self.prepare(tokens, places)
-        x = self.encoder.norm(self.run_temporal_blocks(self.encoder.run_blocks(x, whole=whole)))
-        return self.join(x) if whole else flatten_time_slots(x, self.config.pooled_prefix or self.config.prefix)
+            return super().encode(tokens, positions, all_tokens)
+        (x,) = self.prepare(tokens, positions)
+        x = self.encoder.norm(self.run_temporal_blocks(self.encoder.run_blocks(x, all_tokens=all_tokens)))
+        return self.join(x) if all_tokens else flatten_time_slots(x, self.config.pooled_prefix or self.config.prefix)
 
     def encode_to_depths(self, tokens: Tensor, depths: Sequence[int]) -> list[Tensor]:
         """(B, *grid, D) -> for each depth t, (B, P + N, D): the output of `project` after t blocks.
@@ -127,13 +129,13 @@ class Video(ViT):
             return x
         c = self.config
         slot_vectors = x[:, :, 0] if c.pool == "class" else x[:, :, c.prefix :].mean(2)
-        after = slot_vectors
+        outputs = slot_vectors
         if isinstance(self.position, SpaceTimePosition):
-            after = slot_vectors + self.position.time.read((x.shape[1],)).to(slot_vectors)
-        after = self.temporal(after)
+            outputs = slot_vectors + self.position.time.read((x.shape[1],)).to(slot_vectors)
+        outputs = self.temporal(outputs)
         if c.pool == "class":
-            return torch.cat([after[:, :, None], x[:, :, 1:]], 2)
-        return torch.cat([x[:, :, : c.prefix], x[:, :, c.prefix :] + (after - slot_vectors)[:, :, None]], 2)
+            return torch.cat([outputs[:, :, None], x[:, :, 1:]], 2)
+        return torch.cat([x[:, :, : c.prefix], x[:, :, c.prefix :] + (outputs - slot_vectors)[:, :, None]], 2)
 
     def join(self, x: Tensor) -> Tensor:
         """(B, T, P + h w, D) -> (B, P + N, D): all tokens of a factorised model as one sequence."""

@@ -104,8 +104,8 @@ class ViT(VisionModel[ViTConfig]):
         self.representation = nn.Linear(c.width_out, c.head.representation) if c.head.representation else None
         self.head = self.build_head()
         for linear in filter(None, (self.projection, self.representation)):
-            deviation = linear.in_features**-0.5 / 0.87962566103423978  # corrects for truncation at 2 std
-            nn.init.trunc_normal_(linear.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+            std = linear.in_features**-0.5 / 0.87962566103423978  # corrects for truncation at 2 std
+            nn.init.trunc_normal_(linear.weight, std=std, a=-2 * std, b=2 * std)
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
 
@@ -229,8 +229,8 @@ class ViT(VisionModel[ViTConfig]):
 
     def last_map(self, tokens: Tensor) -> Tensor:
         """(B, *grid, D) -> (B, *grid, D): the patch tokens after the last block."""
-        last = self.encode_to_depths(tokens, [self.config.depth])[0]
-        return last[:, self.config.prefix :].unflatten(1, tuple(tokens.shape[1:-1]))
+        encoded = self.encode_to_depths(tokens, [self.config.depth])[0]
+        return encoded[:, self.config.prefix :].unflatten(1, tuple(tokens.shape[1:-1]))
 
     def warn_about_size(self, images: Tensor, stacklevel: int) -> None:
         """Warn once about images of another size than the native one, unless `any_size` is set.
@@ -249,9 +249,10 @@ class ViT(VisionModel[ViTConfig]):
         ):
             return
         self.any_size = True
-        given_text, native = (" x ".join(map(str, sides)) for sides in (size, native_size))
+        size_text, native_text = (" x ".join(map(str, image_size)) for image_size in (size, native_size))
         text = (
-            f"images of {given_text} pixels, but the model was created for {native}: positions are resized to their "
+            f"images of {size_text} pixels, but the model was created for {native_text}: positions are resized to "
+            "their "
             "grid of patches, and predictions"
         )
         text += (
@@ -284,39 +285,39 @@ class ViT(VisionModel[ViTConfig]):
         `encode`."""
         return TokenPositions(tuple(tokens.shape[1:-1]), self.config.prefix, index)
 
-    def answer(self, tokens: Tensor, places: TokenPositions | None = None) -> Tensor:
+    def answer(self, tokens: Tensor, positions: TokenPositions | None = None) -> Tensor:
         """(B, N, D) -> (B, classes): from tokens with positions to logits, computing only the tokens that `pool` uses.
         Raises ValueError as `encode`."""
-        return self.classify(self.pool(self.encode(tokens, places, whole=False)))
+        return self.classify(self.pool(self.encode(tokens, positions, all_tokens=False)))
 
-    def encode(self, tokens: Tensor, places: TokenPositions | None = None, whole: bool = True) -> Tensor:
+    def encode(self, tokens: Tensor, positions: TokenPositions | None = None, all_tokens: bool = True) -> Tensor:
         """(B, N, D) -> (B, P + N, D): prefix tokens in front, blocks, final norm. Any N, in any order.
 
-        If `whole` is false, (B, R, D) of the R leading tokens that `pool` uses, if it does not use all. Models whose
-        blocks use positions need `places`, unless the tokens are those of the native grid. Raises ValueError.
+        If `all_tokens` is false, (B, R, D) of the R leading tokens that `pool` uses, if it does not use all. Models
+        whose blocks use positions need `positions`, unless the tokens are those of the native grid. Raises ValueError.
         """
-        x, *context = self.prepare(tokens, places)
+        x, *context = self.prepare(tokens, positions)
         if not self.config.on_grid:
-            return self.encoder(x, *context, whole=whole)
+            return self.encoder(x, *context, all_tokens=all_tokens)
         x = self.encoder(x)
         return (x if self.neck is None else self.neck(x)).flatten(1, -2)
 
-    def prepare(self, tokens: Tensor, places: TokenPositions | None = None) -> tuple[Any, ...]:
+    def prepare(self, tokens: Tensor, positions: TokenPositions | None = None) -> tuple[Any, ...]:
         """(B, N, D) -> the encoder's input: (B, P + N, D) with prefix tokens in front, or (B, *grid, D) for blocks on a
         grid; then the positions for blocks that need them. Raises ValueError as `encode`."""
         c = self.config
         if not c.needs_positions:
             return (self.with_prefix(tokens),)
-        places = places or self.native_token_positions(tokens)
+        positions = positions or self.native_token_positions(tokens)
         tokens = self.with_prefix(tokens)
         if c.on_grid:
-            if places.index is not None:
+            if positions.index is not None:
                 raise ValueError("axial and windowed blocks require all patches of the grid")
-            return (tokens.unflatten(1, places.grid),)
+            return (tokens.unflatten(1, positions.grid),)
         if c.positions.at == "shared":
             assert self.position is not None
-            return tokens, gather_token_positions(self.position, self.slots, places)
-        return tokens, places
+            return tokens, gather_token_positions(self.position, self.slots, positions)
+        return tokens, positions
 
     def with_prefix(self, tokens: Tensor) -> Tensor:
         """(B, N, D) -> (B, P + N, D): prefix tokens in front, with their positions, and the norm before the blocks."""

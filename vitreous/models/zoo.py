@@ -54,11 +54,11 @@ def create_untrained_model(
     return build_model(config.with_options(classes=classes, channels=channels or config.channels, **changes))
 
 
-def suggest_option(config: ModelConfig, word: str, known: Iterable[str]) -> str:
+def suggest_option(config: ModelConfig, option: str, options: Iterable[str]) -> str:
     """Suggest the group with a field of this name as a keyword, else the nearest known option; "" if there is none."""
-    path = next((path for path in config.option_paths() if path.endswith(f".{word}")), "")
+    path = next((path for path in config.option_paths() if path.endswith(f".{option}")), "")
     group = path.partition(".")[0]
-    return f'use {group}={{"{word}": …}}' if group else suggest_nearest(word, sorted(known))
+    return f'use {group}={{"{option}": …}}' if group else suggest_nearest(option, sorted(options))
 
 
 def build_without_init(config: ModelConfig) -> Model:

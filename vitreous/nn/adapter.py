@@ -102,10 +102,10 @@ class ConvFFN(nn.Module):
     def forward(self, x: Tensor, grids: Grids) -> Tensor:
         """(B, M, D) -> (B, M, D)."""
         hidden = self.fc1(x).to(self.conv.weight.dtype)
-        parts = hidden.split([rows * columns for rows, columns in grids], 1)
+        level_tokens = hidden.split([rows * columns for rows, columns in grids], 1)
         mixed = [
-            self.conv(part.transpose(1, 2).unflatten(2, grid)).flatten(2).transpose(1, 2)
-            for part, grid in zip(parts, grids, strict=True)
+            self.conv(sequence.transpose(1, 2).unflatten(2, grid)).flatten(2).transpose(1, 2)
+            for sequence, grid in zip(level_tokens, grids, strict=True)
         ]
         return self.fc2(F.gelu(torch.cat(mixed, 1)))
 
@@ -124,8 +124,8 @@ class Injector(nn.Module):
 
     def forward(self, tokens: Tensor, centres: Tensor, levels: Tensor, grids: Grids) -> Tensor:
         """(B, N, D), their positions (N, L, 2) in 0 .. 1 of each level, (B, M, D) -> (B, N, D)."""
-        seen = self.attention(self.norm_tokens(tokens), centres, self.norm_levels(levels), grids)
-        return tokens + self.gate * seen
+        attended = self.attention(self.norm_tokens(tokens), centres, self.norm_levels(levels), grids)
+        return tokens + self.gate * attended
 
 
 class Extractor(nn.Module):
@@ -144,8 +144,8 @@ class Extractor(nn.Module):
 
     def forward(self, levels: Tensor, centres: Tensor, tokens: Tensor, grid: tuple[int, int], grids: Grids) -> Tensor:
         """(B, M, D), their positions (M, 1, 2) in 0 .. 1 of the ViT's grid, (B, N, D) -> (B, M, D)."""
-        seen = self.attention(self.norm_levels(levels), centres, self.norm_tokens(tokens), [grid])
-        levels = levels + seen
+        attended = self.attention(self.norm_levels(levels), centres, self.norm_tokens(tokens), [grid])
+        levels = levels + attended
         y = self.mlp(self.norm(levels), grids)
         if self.training and self.drop_path > 0:
             keep = 1 - self.drop_path
@@ -161,7 +161,7 @@ class ReferencePoints:
     """
 
     def __init__(self, image: tuple[int, int], patch: tuple[int, int], device: torch.device) -> None:
-        height, width = (-(-side // COARSEST_STRIDE) * COARSEST_STRIDE for side in image)
+        height, width = (-(-length // COARSEST_STRIDE) * COARSEST_STRIDE for length in image)
         self.grid = (image[0] // patch[0], image[1] // patch[1])
         self.grids = [(height // stride, width // stride) for stride in INTERACTION_STRIDES]
         tokens = patch_centres(self.grid, patch, device)
@@ -190,14 +190,16 @@ class InteractionBlock(nn.Module):
             Extractor(width, heads, points, ratio, drop_path=drop_path) for _ in range(extractors)
         )
 
-    def inject(self, tokens: Tensor, levels: Tensor, places: ReferencePoints) -> Tensor:
+    def inject(self, tokens: Tensor, levels: Tensor, reference_points: ReferencePoints) -> Tensor:
         """(B, N, D), (B, M, D) -> (B, N, D)."""
-        return self.injector(tokens, places.token_points, levels, places.grids)
+        return self.injector(tokens, reference_points.token_points, levels, reference_points.grids)
 
-    def extract_features(self, levels: Tensor, tokens: Tensor, places: ReferencePoints) -> Tensor:
+    def extract_features(self, levels: Tensor, tokens: Tensor, reference_points: ReferencePoints) -> Tensor:
         """(B, M, D), (B, N, D) -> (B, M, D)."""
         for extractor in self.extractors:
-            levels = extractor(levels, places.level_points, tokens, places.grid, places.grids)
+            levels = extractor(
+                levels, reference_points.level_points, tokens, reference_points.grid, reference_points.grids
+            )
         return levels
 
 

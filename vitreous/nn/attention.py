@@ -34,7 +34,7 @@ class Segments:
     @property
     def runs(self) -> list[tuple[int, int]]:
         """Return the length of each run of neighbouring sequences of the same length, and its number of sequences."""
-        return [(length, len(list(same))) for length, same in groupby(self.lengths)]
+        return [(length, len(list(group))) for length, group in groupby(self.lengths)]
 
     def mask(self, device: torch.device) -> Tensor:
         """Return the mask (N, N) bool: true where both tokens belong to the same sequence."""
@@ -61,8 +61,8 @@ class Attention(nn.Module):
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width, bias=bias)
         self.out = nn.Linear(width, width)
-        for part in self.qkv.weight.chunk(3):  # Xavier per D x D matrix: on the fused one, std is too small by sqrt 2
-            nn.init.xavier_uniform_(part)
+        for matrix in self.qkv.weight.chunk(3):  # Xavier per D x D matrix: on the fused one, std is too small by sqrt 2
+            nn.init.xavier_uniform_(matrix)
         nn.init.xavier_uniform_(self.out.weight)
         nn.init.zeros_(self.out.bias)
         if bias:
@@ -149,8 +149,8 @@ class QkvLinearWithoutKeyBias(nn.Linear):
         self.in_features, self.out_features = width, 3 * width
         self.weight = nn.Parameter(torch.empty(3 * width, width))
         self.query_bias, self.value_bias = (nn.Parameter(torch.zeros(width)) for _ in range(2))
-        for part in self.weight.chunk(3):
-            nn.init.xavier_uniform_(part)
+        for matrix in self.weight.chunk(3):
+            nn.init.xavier_uniform_(matrix)
 
     @property
     def bias(self) -> Tensor:
@@ -242,13 +242,13 @@ def attend_in_chunks(
     p = softmax(scale q k^T), y = p v. Logits and probabilities have the dtype of q, as in training
     (`MaterializedAttention`).
     """
-    batch, heads, asked, size = q.shape
-    y = q.new_empty(batch, asked, heads, v.shape[-1]).transpose(1, 2)
-    nothing, images = q.new_zeros(()), max(1, (logits_at_once or CHUNK_LOGITS) // (heads * asked * k.shape[2]))
-    for start in range(0, batch, images):
-        chunk = slice(start, start + images)
+    batch, heads, num_queries, size = q.shape
+    y = q.new_empty(batch, num_queries, heads, v.shape[-1]).transpose(1, 2)
+    zero, chunk_size = q.new_zeros(()), max(1, (logits_at_once or CHUNK_LOGITS) // (heads * num_queries * k.shape[2]))
+    for start in range(0, batch, chunk_size):
+        chunk = slice(start, start + chunk_size)
         queries, keys, values = (x[chunk].flatten(0, 1) for x in (q, k, v))
-        logits = torch.baddbmm(nothing, queries, keys.mT, beta=0, alpha=size**-0.5 if scale is None else scale)
+        logits = torch.baddbmm(zero, queries, keys.mT, beta=0, alpha=size**-0.5 if scale is None else scale)
         y[chunk] = torch.unflatten(torch.bmm(logits.softmax(-1), values), 0, (-1, heads))
     return y
 
@@ -260,12 +260,12 @@ def attend_unscaled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None)
     fused kernel. Without a mask on a CPU, separate products are faster for windows (`MAX_UNFUSED_TOKENS`), and in
     bfloat16 with gradients up to a thousand tokens.
     """
-    tokens, extra = q.shape[-2], q.shape[-1] - v.shape[-1]
+    tokens, padding = q.shape[-2], q.shape[-1] - v.shape[-1]
     learning = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     max_tokens = MAX_UNFUSED_TRAINING_TOKENS if learning and q.dtype == torch.bfloat16 else MAX_UNFUSED_TOKENS
     tracing = is_compiling()
     if mask is not None or q.device.type != "cpu" or tokens > max_tokens or tracing:
-        y = F.scaled_dot_product_attention(q, k, F.pad(v, (0, extra)), attn_mask=mask, scale=1.0)
+        y = F.scaled_dot_product_attention(q, k, F.pad(v, (0, padding)), attn_mask=mask, scale=1.0)
         return y[..., : v.shape[-1]]
     if learning:
         return (q @ k.mT).softmax(-1) @ v
@@ -282,15 +282,17 @@ def attend_segments(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tens
     if segments.masked:
         return dot_product_attention(q, k, v, segments.mask(q.device))
     runs = segments.runs
-    parts = zip(*(x.split_with_sizes([length * count for length, count in runs], -2) for x in (q, k, v)), strict=True)
+    run_chunks = zip(
+        *(x.split_with_sizes([length * count for length, count in runs], -2) for x in (q, k, v)), strict=True
+    )
     outputs = [
         dot_product_attention(*(torch.unflatten(x, -2, (count, length)) for x in segment)).flatten(-3, -2)
-        for segment, (length, count) in zip(parts, runs, strict=True)
+        for segment, (length, count) in zip(run_chunks, runs, strict=True)
     ]
     return torch.cat(outputs, -2)
 
 
-def attend_few_queries(asking: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:
+def attend_few_queries(query_tokens: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:
     """(..., Q, D) query tokens, (..., N, D) tokens -> (..., Q, D): the concatenated outputs of the heads, without
     computing keys or values of the N tokens.
 
@@ -299,15 +301,15 @@ def attend_few_queries(asking: Tensor, x: Tensor, weight: Tensor, bias: Tensor |
     fewer for Q < d. `weight` (3 D, D) and `bias` (3 D,) are the query-key-value layer's.
     """
     size = x.shape[-1] // heads
-    asks, keys, values = torch.unflatten(weight.to(x.dtype), 0, (3, heads, size)).unbind()  # 3 x (h, d, D)
-    q = torch.einsum("...qc,hdc->...hqd", asking, asks)
+    query_weights, keys, values = torch.unflatten(weight.to(x.dtype), 0, (3, heads, size)).unbind()  # 3 x (h, d, D)
+    q = torch.einsum("...qc,hdc->...hqd", query_tokens, query_weights)
     if bias is not None:
         bias = torch.unflatten(bias.to(x.dtype), 0, (3, heads, 1, size))
         q = q + bias[0]
     # (..., h Q, D): all heads attend to the same x
     q = torch.einsum("...hqd,hdc->...hqc", q * size**-0.5, keys).flatten(-3, -2)
-    seen = (q @ x.mT).softmax(-1) @ x
-    y = torch.einsum("...hqc,hdc->...hqd", torch.unflatten(seen, -2, (heads, -1)), values)
+    attended = (q @ x.mT).softmax(-1) @ x
+    y = torch.einsum("...hqc,hdc->...hqd", torch.unflatten(attended, -2, (heads, -1)), values)
     return (y if bias is None else y + bias[2]).transpose(-3, -2).flatten(-2)
 
 
@@ -365,8 +367,11 @@ class MaterializedAttention(torch.autograd.Function):
 
 def sum_broadcast_gradient(grad: Tensor, shape: torch.Size) -> Tensor:
     """Sum the gradient of a broadcast tensor to its original `shape`, in float32."""
-    more = grad.dim() - len(shape)
-    axes = [*range(more), *(more + axis for axis, side in enumerate(shape) if side == 1 != grad.shape[more + axis])]
+    extra_axes = grad.dim() - len(shape)
+    axes = [
+        *range(extra_axes),
+        *(extra_axes + axis for axis, length in enumerate(shape) if length == 1 != grad.shape[extra_axes + axis]),
+    ]
     return (grad.sum(axes, dtype=torch.float32).to(grad.dtype) if axes else grad).reshape(shape)
 
 

@@ -34,13 +34,22 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D). Training on a CPU recomputes the GELU in the backward pass."""
-        last = self.fc2
-        if x.device.type == "cpu" and torch.is_grad_enabled() and type(last) is nn.Linear and self.gelu != "quick":
+        output_layer = self.fc2
+        if (
+            x.device.type == "cpu"
+            and torch.is_grad_enabled()
+            and type(output_layer) is nn.Linear
+            and self.gelu != "quick"
+        ):
             hidden = self.fc1(x)
-            if hidden.requires_grad and hidden.dtype == last.weight.dtype and not (self.training and self.dropout):
-                return GeluLinear.apply(hidden, last.weight, last.bias, self.gelu)
-            return last(F.dropout(F.gelu(hidden, approximate=self.gelu), self.dropout, self.training))
-        return last(F.dropout(self.forward_before_output(x), self.dropout, self.training))
+            if (
+                hidden.requires_grad
+                and hidden.dtype == output_layer.weight.dtype
+                and not (self.training and self.dropout)
+            ):
+                return GeluLinear.apply(hidden, output_layer.weight, output_layer.bias, self.gelu)
+            return output_layer(F.dropout(F.gelu(hidden, approximate=self.gelu), self.dropout, self.training))
+        return output_layer(F.dropout(self.forward_before_output(x), self.dropout, self.training))
 
     def forward_before_output(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., M): the hidden layer."""
@@ -72,18 +81,22 @@ class GeluLinear(torch.autograd.Function):
     def backward(ctx: GeluContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (grad,), (hidden, weight) = gradients, ctx.saved_tensors
         of_hidden, of_weight, of_bias, _ = ctx.needs_input_grad
-        rows = grad.flatten(0, -2)
+        flat_grad = grad.flatten(0, -2)
         d_weight = d_hidden = None
         if ctx.own and of_weight:
             d_hidden = grad @ weight
             activated = kernels.gelu_bf16_backward_(d_hidden, hidden, ctx.gelu).flatten(0, -2)
-            d_weight = kernels.transpose_bf16(rows) @ activated if kernels.can_transpose(rows) else rows.mT @ activated
+            d_weight = (
+                kernels.transpose_bf16(flat_grad) @ activated
+                if kernels.can_transpose(flat_grad)
+                else flat_grad.mT @ activated
+            )
         else:
             if of_weight:
-                d_weight = (F.gelu(hidden, approximate=ctx.gelu).flatten(0, -2).mT @ rows).mT
+                d_weight = (F.gelu(hidden, approximate=ctx.gelu).flatten(0, -2).mT @ flat_grad).mT
             if of_hidden:
                 d_hidden = torch.ops.aten.gelu_backward(grad @ weight, hidden, approximate=ctx.gelu)
-        return d_hidden, d_weight, rows.sum(0) if of_bias else None, None
+        return d_hidden, d_weight, flat_grad.sum(0) if of_bias else None, None
 
 
 class SwiGLU(nn.Module):
@@ -130,7 +143,7 @@ class ResidualBranch(nn.Module):
 
     def __init__(
         self,
-        part: nn.Module,
+        module: nn.Module,
         width: int,
         dropout: float = 0.0,
         drop_path: float = 0.0,
@@ -141,7 +154,7 @@ class ResidualBranch(nn.Module):
         super().__init__()
         self.dropout, self.drop_path = dropout, drop_path
         self.norm = nn.LayerNorm(width, eps=eps)
-        self.part = part
+        self.part = module
         self.scale = None if layer_scale is None else nn.Parameter(torch.full((width,), layer_scale))
 
     def forward(self, x: Tensor, *context: Any, queries: slice = ALL_QUERIES) -> Tensor:
@@ -170,9 +183,9 @@ class PostNormResidualBranch(ResidualBranch):
     """
 
     def __init__(
-        self, part: nn.Module, width: int, dropout: float, drop_path: float, *, layer_scale: float | None, eps: float
+        self, module: nn.Module, width: int, dropout: float, drop_path: float, *, layer_scale: float | None, eps: float
     ) -> None:
-        super().__init__(part, width, dropout, drop_path, layer_scale=layer_scale, eps=eps)
+        super().__init__(module, width, dropout, drop_path, layer_scale=layer_scale, eps=eps)
         nn.init.zeros_(self.norm.weight)
 
     def forward(self, x: Tensor, *context: Any, queries: slice = ALL_QUERIES) -> Tensor:
@@ -206,7 +219,7 @@ class Block(nn.Module):
         super().__init__()
         branch = PostNormResidualBranch if post_norm else ResidualBranch
         self.attention, self.mlp = (
-            branch(part, width, dropout, drop_path, layer_scale=layer_scale, eps=eps) for part in (attention, mlp)
+            branch(module, width, dropout, drop_path, layer_scale=layer_scale, eps=eps) for module in (attention, mlp)
         )
         self.after: nn.Module | None = None  # applied last, to all tokens on a grid
 

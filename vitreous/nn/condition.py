@@ -57,11 +57,11 @@ class AdaLNHead(nn.Module):
     The linear layer and the modulation layer start at 0, so that a fresh model outputs 0.
     """
 
-    def __init__(self, width: int, out: int, eps: float = 1e-6) -> None:
+    def __init__(self, width: int, output_width: int, eps: float = 1e-6) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width, eps=eps, elementwise_affine=False)
         self.modulation = build_zero_linear(width, 2 * width)
-        self.linear = build_zero_linear(width, out)
+        self.linear = build_zero_linear(width, output_width)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
         """(B, N, D), (B, D) -> (B, N, out)."""
@@ -102,9 +102,9 @@ def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return torch.addcmul(shift.to(x.dtype), x, 1 + scale)
 
 
-def build_zero_linear(width: int, out: int) -> nn.Linear:
+def build_zero_linear(width: int, output_width: int) -> nn.Linear:
     """Build a linear layer whose weight (out, width) and bias are 0."""
-    linear = nn.Linear(width, out)
+    linear = nn.Linear(width, output_width)
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)
     return linear

@@ -35,8 +35,8 @@ class LinearDecoder(nn.Module):
         """(B, C, *image), maps (B, *grid, D) -> (B, K, *image) logits; smaller maps are interpolated to the grid of the
         largest."""
         grid = max((x.shape[1:-1] for x in maps), key=math.prod)
-        rows = [x if x.shape[1:-1] == grid else interpolate_map(x.movedim(-1, 1), grid).movedim(1, -1) for x in maps]
-        logits = self.head(torch.cat(rows, -1)).movedim(-1, 1)
+        resized = [x if x.shape[1:-1] == grid else interpolate_map(x.movedim(-1, 1), grid).movedim(1, -1) for x in maps]
+        logits = self.head(torch.cat(resized, -1)).movedim(-1, 1)
         return interpolate_map(logits, tuple(images.shape[2:]))
 
 
@@ -56,36 +56,36 @@ class UNETDecoder(nn.Module):
         axes, patch = len(patches[0]), patches[0]
         steps: list[tuple[int, ...]] = []  # the patch after each step
         while max(patch) > 1:
-            patch = tuple(max(1, side // 2) for side in patch)
+            patch = tuple(max(1, length // 2) for length in patch)
             steps.append(patch)
-        sizes = [min(widths[0], width * 2 ** (len(steps) - 1 - number)) for number in range(len(steps))]
+        sizes = [min(widths[0], width * 2 ** (len(steps) - 1 - index)) for index in range(len(steps))]
         self.image = ConvBlock(channels, sizes[-1], axes)
         self.skips, self.ups, self.blocks = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
-        inputs, before = widths[0], patches[0]
-        for number, (after, size) in enumerate(zip(steps, sizes, strict=True)):
-            factor = upsampling_factors(before, after)
+        inputs, current_patch = widths[0], patches[0]
+        for index, (next_patch, size) in enumerate(zip(steps, sizes, strict=True)):
+            factor = upsampling_factors(current_patch, next_patch)
             self.ups.append(TRANSPOSED[axes](inputs, size, factor, factor))
-            last = number == len(steps) - 1
+            is_last = index == len(steps) - 1
             skip = (
                 None
-                if last or number + 1 >= len(widths)
-                else UpsampleBlock(widths[number + 1], size, patches[number + 1], after)
+                if is_last or index + 1 >= len(widths)
+                else UpsampleBlock(widths[index + 1], size, patches[index + 1], next_patch)
             )
             self.skips.append(nn.Identity() if skip is None else skip)
-            self.blocks.append(ConvBlock(size * (1 if skip is None and not last else 2), size, axes))
-            inputs, before = size, after
+            self.blocks.append(ConvBlock(size * (1 if skip is None and not is_last else 2), size, axes))
+            inputs, current_patch = size, next_patch
         self.head = pixel_head(inputs, classes, axes)
 
     def forward(self, images: Tensor, maps: Sequence[Tensor]) -> Tensor:
         """(B, C, *image), maps (B, *grid, D), the coarsest first -> (B, K, *image) logits."""
         x = maps[0].movedim(-1, 1)
-        for number, (up, skip, block) in enumerate(zip(self.ups, self.skips, self.blocks, strict=True)):
+        for index, (up, skip, block) in enumerate(zip(self.ups, self.skips, self.blocks, strict=True)):
             x = up(x)
-            if number == len(self.ups) - 1:
-                beside = [self.image(images.to(x.dtype))]
+            if index == len(self.ups) - 1:
+                extra_maps = [self.image(images.to(x.dtype))]
             else:
-                beside = [skip(maps[number + 1].movedim(-1, 1))] if isinstance(skip, UpsampleBlock) else []
-            x = block(torch.cat([crop_map(x, beside[0].shape[2:]), *beside], 1) if beside else x)
+                extra_maps = [skip(maps[index + 1].movedim(-1, 1))] if isinstance(skip, UpsampleBlock) else []
+            x = block(torch.cat([crop_map(x, extra_maps[0].shape[2:]), *extra_maps], 1) if extra_maps else x)
         return self.head(crop_map(x, images.shape[2:]))
 
 
@@ -124,24 +124,30 @@ class UpsampleBlock(nn.Module):
     If both are the same, a single `ConvBlock`.
     """
 
-    def __init__(self, inputs: int, width: int, before: tuple[int, ...], after: tuple[int, ...]) -> None:
+    def __init__(self, inputs: int, width: int, current_patch: tuple[int, ...], target_patch: tuple[int, ...]) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        while before != after:
-            smaller = tuple(max(side // 2, end) for side, end in zip(before, after, strict=True))
-            factor = upsampling_factors(before, smaller)
-            layers += [TRANSPOSED[len(after)](inputs, width, factor, factor), ConvBlock(width, width, len(after))]
-            inputs, before = width, smaller
-        self.layers = nn.Sequential(*layers) if layers else ConvBlock(inputs, width, len(after))
+        while current_patch != target_patch:
+            smaller = tuple(
+                max(length // 2, target_length)
+                for length, target_length in zip(current_patch, target_patch, strict=True)
+            )
+            factor = upsampling_factors(current_patch, smaller)
+            layers += [
+                TRANSPOSED[len(target_patch)](inputs, width, factor, factor),
+                ConvBlock(width, width, len(target_patch)),
+            ]
+            inputs, current_patch = width, smaller
+        self.layers = nn.Sequential(*layers) if layers else ConvBlock(inputs, width, len(target_patch))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, *grid) -> (B, D, *larger)."""
         return self.layers(x)
 
 
-def upsampling_factors(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, ...]:
+def upsampling_factors(larger: tuple[int, ...], smaller: tuple[int, ...]) -> tuple[int, ...]:
     """Return the ratio of lengths for each axis."""
-    return tuple(a // b for a, b in zip(before, after, strict=True))
+    return tuple(a // b for a, b in zip(larger, smaller, strict=True))
 
 
 def interpolate_map(x: Tensor, size: tuple[int, ...]) -> Tensor:
@@ -151,4 +157,4 @@ def interpolate_map(x: Tensor, size: tuple[int, ...]) -> Tensor:
 
 def crop_map(x: Tensor, size: Sequence[int]) -> Tensor:
     """(B, D, *grid) -> (B, D, *size): drop the padding to whole patches at the end of each axis."""
-    return x[(..., *(slice(side) for side in size))]
+    return x[(..., *(slice(length) for length in size))]

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from vitreous.system.machine import get_device_table
 
 
-def sample_levels(values: Tensor, grids: Sequence[tuple[int, int]], places: Tensor, weights: Tensor) -> Tensor:
+def sample_levels(
+    values: Tensor, grids: Sequence[tuple[int, int]], sampling_locations: Tensor, weights: Tensor
+) -> Tensor:
     """Return weighted sums of bilinearly interpolated values, zeros outside their grids.
 
     values (B, N, h, d), the levels concatenated in raster order, each of (rows, columns) of `grids`; places (B, Q, h,
@@ -29,15 +31,15 @@ def sample_levels(values: Tensor, grids: Sequence[tuple[int, int]], places: Tens
                 for row, column in the four positions around (y, x) that are in the grid:
                     y += weight * (1 - abs(y - row)) * (1 - abs(x - column)) * values[level][row, column]
     """
-    batch, queries, heads = places.shape[:3]
+    batch, queries, heads = sampling_locations.shape[:3]
     total = values.new_zeros(batch * heads, values.shape[-1], queries)
-    parts = values.split_with_sizes([rows * columns for rows, columns in grids], 1)
-    for level, (part, grid) in enumerate(zip(parts, grids, strict=True)):
-        image = part.permute(0, 2, 3, 1).reshape(batch * heads, -1, *grid)  # (B h, d, rows, columns)
-        points = 2 * places[:, :, :, level].transpose(1, 2).flatten(0, 1) - 1  # (B h, Q, P, 2)
-        read = F.grid_sample(image, points, mode="bilinear", padding_mode="zeros", align_corners=False)
+    level_values = values.split_with_sizes([rows * columns for rows, columns in grids], 1)
+    for level, (value, grid) in enumerate(zip(level_values, grids, strict=True)):
+        image = value.permute(0, 2, 3, 1).reshape(batch * heads, -1, *grid)  # (B h, d, rows, columns)
+        points = 2 * sampling_locations[:, :, :, level].transpose(1, 2).flatten(0, 1) - 1  # (B h, Q, P, 2)
+        sampled = F.grid_sample(image, points, mode="bilinear", padding_mode="zeros", align_corners=False)
         point_weights = weights[:, :, :, level].transpose(1, 2).flatten(0, 1)[:, None]  # (B h, 1, Q, P)
-        total = total + (read * point_weights).sum(-1)
+        total = total + (sampled * point_weights).sum(-1)
     return torch.unflatten(total, 0, (batch, heads)).permute(0, 3, 1, 2)
 
 
@@ -101,6 +103,9 @@ def initial_sampling_offsets(heads: int, levels: int, points: int) -> Tensor:
 
 def patch_centres(grid: tuple[int, int], patch: tuple[int, int], device: torch.device | None = None) -> Tensor:
     """(rows * columns, 2): the centres (x, y), in pixels, of grid positions of `patch` pixels, in raster order."""
-    lines = [(torch.arange(length, device=device) + 0.5) * side for length, side in zip(grid, patch, strict=True)]
+    lines = [
+        (torch.arange(length, device=device) + 0.5) * patch_length
+        for length, patch_length in zip(grid, patch, strict=True)
+    ]
     rows, columns = torch.meshgrid(*lines, indexing="ij")
     return torch.stack([columns, rows], -1).flatten(0, 1)

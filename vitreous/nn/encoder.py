@@ -32,15 +32,16 @@ class Encoder(nn.Module):
         self.blocks, self.read = nn.ModuleList(blocks), read
         self.norm = nn.LayerNorm(width, eps=eps) if norm else nn.Identity()
 
-    def forward(self, x: Tensor, *context: Any, whole: bool = True) -> Tensor:
-        """(..., N, D) -> (..., N, D), or (..., read, D) if `whole` is false; `context` is passed to every block."""
-        return self.norm(self.run_blocks(x, *context, whole=whole))
+    def forward(self, x: Tensor, *context: Any, all_tokens: bool = True) -> Tensor:
+        """(..., N, D) -> (..., N, D), or (..., read, D) if `all_tokens` is false; `context` is passed to every
+        block."""
+        return self.norm(self.run_blocks(x, *context, all_tokens=all_tokens))
 
-    def run_blocks(self, x: Tensor, *context: Any, whole: bool = True) -> Tensor:
-        """(..., N, D) -> (..., N, D), or (..., read, D) if `whole` is false: the blocks without the final norm."""
+    def run_blocks(self, x: Tensor, *context: Any, all_tokens: bool = True) -> Tensor:
+        """(..., N, D) -> (..., N, D), or (..., read, D) if `all_tokens` is false: the blocks without the final norm."""
         for block in self.blocks:
-            few = self.read and not whole and block is self.blocks[-1]
-            x = self.step(partial(block, queries=slice(self.read)) if few else block, x, *context)
+            is_partial = self.read and not all_tokens and block is self.blocks[-1]
+            x = self.step(partial(block, queries=slice(self.read)) if is_partial else block, x, *context)
         return x
 
     def features(self, x: Tensor, taps: Sequence[int], *context: Any) -> list[Tensor]:

@@ -52,8 +52,8 @@ def freeze_for_inference(module: nn.Module, dtype: torch.dtype = torch.float32, 
         return copy_frozen(module, dtype, packed and can_pack(dtype)).eval().requires_grad_(False)
 
 
-def copy_frozen(module: nn.Module, dtype: torch.dtype, packed: bool, without: str = "") -> nn.Module:
-    """Copy module by module, without the child named `without`. Modules with `frozen_as_is` stay unchanged, in
+def copy_frozen(module: nn.Module, dtype: torch.dtype, packed: bool, omitted_child: str = "") -> nn.Module:
+    """Copy module by module, without the child named `omitted_child`. Modules with `frozen_as_is` stay unchanged, in
     float32."""
     if getattr(module, "frozen_as_is", False):
         return deepcopy(module).float()
@@ -80,20 +80,20 @@ def copy_frozen(module: nn.Module, dtype: torch.dtype, packed: bool, without: st
     for name, child in state["_modules"].items():
         if frozen_class is FrozenMlp and isinstance(module, Mlp) and name == "fc1":
             children[name] = PackedLinear(module.fc1, dtype, gelu=module.gelu)
-        elif name != without:
+        elif name != omitted_child:
             children[name] = (
                 None if child is None else copy_frozen(child, torch.float32 if name == "head" else dtype, packed)
             )
     parameters: dict[str, nn.Parameter | None] = {}
     for name, parameter in state["_parameters"].items():
         parameters[name] = None if parameter is None else nn.Parameter(parameter.detach(), requires_grad=False)
-    twin = frozen_class.__new__(frozen_class)
-    vars(twin).update(state, _parameters=parameters, _buffers=dict(state["_buffers"]), _modules=children)
+    frozen = frozen_class.__new__(frozen_class)
+    vars(frozen).update(state, _parameters=parameters, _buffers=dict(state["_buffers"]), _modules=children)
     if packed and isinstance(module, Encoder) and module.read:
-        for name, part in named_modules(module.blocks[-1]):
-            if type(part) is Attention:
-                twin.get_submodule(f"blocks.{len(module.blocks) - 1}.{name}").qkv = FrozenLinear(part.qkv, dtype)
-    return twin
+        for name, submodule in named_modules(module.blocks[-1]):
+            if type(submodule) is Attention:
+                frozen.get_submodule(f"blocks.{len(module.blocks) - 1}.{name}").qkv = FrozenLinear(submodule.qkv, dtype)
+    return frozen
 
 
 class FrozenAttention(Attention):
@@ -181,17 +181,17 @@ class FrozenWindowedAttention(WindowedAttention):
     """
 
     def __init__(self, windows: WindowedAttention, dtype: torch.dtype, packed: bool) -> None:
-        part: Any = windows.part
+        attention: Any = windows.part
         super().__init__(nn.Identity(), windows.size, windows.shift, windows.pad)
         # queries are divided by sqrt(d) here
-        scale = torch.ones(3, part.qkv.in_features, device=part.qkv.weight.device)
-        scale[0] *= (part.qkv.in_features // part.heads) ** -0.5
-        self.dtype, self.heads = dtype, part.heads
+        scale = torch.ones(3, attention.qkv.in_features, device=attention.qkv.weight.device)
+        scale[0] *= (attention.qkv.in_features // attention.heads) ** -0.5
+        self.dtype, self.heads = dtype, attention.heads
         self.qkv, self.out = (
-            freeze_linear(part.qkv, dtype, packed, scale.flatten()),
-            freeze_linear(part.out, dtype, packed),
+            freeze_linear(attention.qkv, dtype, packed, scale.flatten()),
+            freeze_linear(attention.out, dtype, packed),
         )
-        self.position = copy_frozen(part.position, torch.float32, False)
+        self.position = copy_frozen(attention.position, torch.float32, False)
 
     @staticmethod
     def can_replace(windows: WindowedAttention) -> bool:
@@ -203,8 +203,8 @@ class FrozenWindowedAttention(WindowedAttention):
         grid, (m, n), h = tuple(x.shape[1:-1]), self.size, self.heads
         qkv = self.qkv(self.shift_and_pad_grid(x.to(self.dtype)))  # (B, ch m, cw n, 3 h d)
         rows, columns = qkv.shape[1] // m, qkv.shape[2] // n
-        parts = qkv.view(-1, rows, m, columns, n, 3, h, qkv.shape[-1] // (3 * h)).permute(5, 0, 1, 3, 6, 2, 4, 7)
-        q, k, v = parts.flatten(5, 6).flatten(1, 4)  # 3 x (B ch cw h, T, d)
+        windowed_qkv = qkv.view(-1, rows, m, columns, n, 3, h, qkv.shape[-1] // (3 * h)).permute(5, 0, 1, 3, 6, 2, 4, 7)
+        q, k, v = windowed_qkv.flatten(5, 6).flatten(1, 4)  # 3 x (B ch cw h, T, d)
         bias, mask = self.position().to(self.dtype).contiguous(), self.mask(grid, x.device)
         if mask is not None:
             bias = mask_logits(bias, mask).flatten(0, 2)  # (ch cw h, T, T)
@@ -218,13 +218,13 @@ class FrozenBranch(nn.Module):
 
     def __init__(self, branch: ResidualBranch, dtype: torch.dtype, packed: bool) -> None:
         super().__init__()
-        last = OUTPUT_LAYER_NAMES[type(branch.part)]
-        narrow = BFloat16OutputNorm.can_replace(branch.norm, dtype, packed)
-        self.norm = BFloat16OutputNorm(branch.norm) if narrow else copy_frozen(branch.norm, dtype, packed)
-        part = copy_frozen(branch.part, dtype, packed, without=last)
-        assert isinstance(part, Attention | Mlp | SwiGLU)  # those of `OUTPUT_LAYER_NAMES`
-        self.part = part
-        self.last = freeze_linear(getattr(branch.part, last), dtype, packed, branch.scale)
+        output_name = OUTPUT_LAYER_NAMES[type(branch.part)]
+        use_bfloat16_norm = BFloat16OutputNorm.can_replace(branch.norm, dtype, packed)
+        self.norm = BFloat16OutputNorm(branch.norm) if use_bfloat16_norm else copy_frozen(branch.norm, dtype, packed)
+        module = copy_frozen(branch.part, dtype, packed, omitted_child=output_name)
+        assert isinstance(module, Attention | Mlp | SwiGLU)  # those of `OUTPUT_LAYER_NAMES`
+        self.part = module
+        self.last = freeze_linear(getattr(branch.part, output_name), dtype, packed, branch.scale)
 
     def forward(self, x: Tensor, *context: Any, queries: slice = ALL_QUERIES) -> Tensor:
         """(..., N, D) -> (..., N, D) float32, or the `queries` alone."""
@@ -293,8 +293,8 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
-        after, form = self.after
-        y = torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.weight, self.bias, after, [], form)
+        post_op, form = self.after
+        y = torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.weight, self.bias, post_op, [], form)
         return y if self.gelu is None else kernels.gelu_bf16_(y, self.gelu)
 
     def forward_add_residual(self, x: Tensor, residual: Tensor) -> Tensor:
@@ -308,8 +308,8 @@ class PackedLinear(nn.Module):
 
 def fold_output_scale(linear: nn.Linear, dtype: torch.dtype, scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Weight (n, m) and bias (n,) of a linear layer in `dtype`, its outputs multiplied by `scale` (n,)."""
-    weight, own = linear.weight.detach(), bias_of(linear)
-    bias = None if own is None else own.detach()
+    weight, layer_bias = linear.weight.detach(), bias_of(linear)
+    bias = None if layer_bias is None else layer_bias.detach()
     if scale is not None:
         weight, bias = weight * scale.detach()[:, None], None if bias is None else bias * scale.detach()
     return weight.to(dtype), None if bias is None else bias.to(dtype)
@@ -329,8 +329,8 @@ def can_pack(dtype: torch.dtype) -> bool:
             y = linear(x)
     except (AttributeError, RuntimeError, TypeError, NotImplementedError):
         return False
-    wanted = F.gelu(y), residual + y
+    expected = F.gelu(y), residual + y
     return all(
         torch.allclose(a.float(), b, atol=1e-5 if dtype == torch.float32 else 0.05)
-        for a, b in zip(outputs, wanted, strict=True)
+        for a, b in zip(outputs, expected, strict=True)
     )

@@ -59,10 +59,10 @@ def unpatchify(patches: Tensor, patch: tuple[int, ...]) -> Tensor:
     return patches.reshape(batch, *grid, channels, *patch).permute(order).reshape(batch, channels, *image)
 
 
-def gather_tokens(tokens: Tensor, places: Tensor) -> Tensor:
-    """(B, N, D) tokens and (B, K) int64 indices `places` -> (B, K, D): the selected tokens, in the order of the
+def gather_tokens(tokens: Tensor, indices: Tensor) -> Tensor:
+    """(B, N, D) tokens and (B, K) int64 indices `indices` -> (B, K, D): the selected tokens, in the order of the
     indices."""
-    return tokens.gather(1, places[..., None].expand(-1, -1, tokens.shape[-1]))
+    return tokens.gather(1, indices[..., None].expand(-1, -1, tokens.shape[-1]))
 
 
 def pad_to_multiple(tokens: Tensor, size: tuple[int, ...]) -> Tensor:
@@ -84,7 +84,7 @@ def window_partition(tokens: Tensor, size: tuple[int, ...]) -> Tensor:
     batch, *grid, width = tokens.shape
     tokens = pad_to_multiple(tokens, size)
     count, axes = [-(-g // s) for g, s in zip(grid, size, strict=True)], len(size)
-    split = [number for pair in zip(count, size, strict=True) for number in pair]
+    split = [length for pair in zip(count, size, strict=True) for length in pair]
     order = [0, *range(1, 1 + 2 * axes, 2), *range(2, 2 + 2 * axes, 2), 1 + 2 * axes]
     return tokens.reshape(batch, *split, width).permute(order)
 
@@ -98,10 +98,10 @@ def window_reverse(windows: Tensor, grid: tuple[int, ...]) -> Tensor:
     return crop_grid(windows.permute(order).reshape(batch, *padded_grid, width), grid)
 
 
-def resize_position_table(table: Tensor, grid: tuple[int, ...], how: str = "bicubic-antialias") -> Tensor:
+def resize_position_table(table: Tensor, grid: tuple[int, ...], mode: str = "bicubic-antialias") -> Tensor:
     """Resize a position table to another grid, (*old, D) -> (*grid, D), one axis after the other.
 
-    `how` is a key of `RESIZE_MODES`. Interpolation is linear in the table, so each axis is one small matrix, and the
+    `mode` is a key of `RESIZE_MODES`. Interpolation is linear in the table, so each axis is one small matrix, and the
     result is the separable 2-D (or N-D) interpolation of that library. If the grid is equal, the table is returned
     unchanged. If the grid differs along one axis only, `bicubic-offset` also rescales the other axes, by (n + 0.1) / n,
     as `interpolate_pos_encoding` of DINO and DINOv2 does; all other rules leave them unchanged. The matrices are
@@ -109,25 +109,31 @@ def resize_position_table(table: Tensor, grid: tuple[int, ...], how: str = "bicu
     """
     if tuple(table.shape[:-1]) == tuple(grid):
         return table
-    for axis, (old, new) in enumerate(zip(table.shape[:-1], grid, strict=True)):
-        if old != new or how == "bicubic-offset":
-            weights = get_device_table(cast_axis_resize_matrix, table.device, old, new, how, table.dtype)  # (new, old)
+    for axis, (old_length, new_length) in enumerate(zip(table.shape[:-1], grid, strict=True)):
+        if old_length != new_length or mode == "bicubic-offset":
+            weights = get_device_table(
+                cast_axis_resize_matrix, table.device, old_length, new_length, mode, table.dtype
+            )  # (new, old)
             table = (weights @ table.movedim(axis, -2)).movedim(-2, axis)
     return table
 
 
-def cast_axis_resize_matrix(old: int, new: int, how: str, dtype: torch.dtype) -> Tensor:
+def cast_axis_resize_matrix(old_length: int, new_length: int, mode: str, dtype: torch.dtype) -> Tensor:
     """The (new, old) matrix of `axis_resize_matrix` in another dtype."""
-    return axis_resize_matrix(old, new, how).to(dtype)
+    return axis_resize_matrix(old_length, new_length, mode).to(dtype)
 
 
-def axis_resize_matrix(old: int, new: int, how: str) -> Tensor:
+def axis_resize_matrix(old_length: int, new_length: int, mode: str) -> Tensor:
     """Return the (new, old) matrix that resizes one axis. Rows sum to one, except the last one of `zoom-scipy`, which
     may be 0."""
-    identity = torch.eye(old, dtype=torch.float64)[None, None]  # columns are unit vectors; only rows are resized
-    if how == "bicubic-offset":
-        return F.interpolate(identity, scale_factor=((new + 0.1) / old, 1.0), **RESIZE_MODES[how])[0, 0]
-    weights = F.interpolate(identity, size=(new, old), **RESIZE_MODES[how])[0, 0]
-    if how == "zoom-scipy" and new > 1 and (old - 1) / (new - 1) * (new - 1) > old - 1:
+    identity = torch.eye(old_length, dtype=torch.float64)[None, None]  # columns are unit vectors; only rows are resized
+    if mode == "bicubic-offset":
+        return F.interpolate(identity, scale_factor=((new_length + 0.1) / old_length, 1.0), **RESIZE_MODES[mode])[0, 0]
+    weights = F.interpolate(identity, size=(new_length, old_length), **RESIZE_MODES[mode])[0, 0]
+    if (
+        mode == "zoom-scipy"
+        and new_length > 1
+        and (old_length - 1) / (new_length - 1) * (new_length - 1) > old_length - 1
+    ):
         weights[-1] = 0.0  # the last coordinate is rounded to beyond the table, where scipy reads zero
     return weights

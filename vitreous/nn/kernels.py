@@ -197,11 +197,11 @@ def attend_bf16(q: Tensor, k: Tensor, v: Tensor, statistics: Tensor | None = Non
     batch, heads, queries, channels = q.shape
     y = q.new_empty(batch, queries, heads, channels).transpose(1, 2)
     threads, max_chunks = torch.get_num_threads(), math.ceil(queries / 32)
-    uneven = batch * heads % threads and batch * heads < 4 * threads
-    parts = min(max_chunks, math.ceil(4 * threads / (batch * heads))) if uneven else 1
+    is_uneven = batch * heads % threads and batch * heads < 4 * threads
+    num_chunks = min(max_chunks, math.ceil(4 * threads / (batch * heads))) if is_uneven else 1
     arguments = AttentionArguments(
         *pointers_and_strides(q, k, v, y),
-        *(batch, heads, queries, k.shape[-2], channels, parts),
+        *(batch, heads, queries, k.shape[-2], channels, num_chunks),
         channels**-0.5,
         None if statistics is None else statistics.data_ptr(),
     )

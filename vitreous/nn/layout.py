@@ -57,7 +57,11 @@ class WindowedAttention(nn.Module):
     """
 
     def __init__(
-        self, part: nn.Module, size: tuple[int, ...], shift: tuple[int, ...] | None = None, pad: WindowPadding = "mask"
+        self,
+        attention: nn.Module,
+        size: tuple[int, ...],
+        shift: tuple[int, ...] | None = None,
+        pad: WindowPadding = "mask",
     ) -> None:
         super().__init__()
         shift = shift or (0,) * len(size)
@@ -65,9 +69,9 @@ class WindowedAttention(nn.Module):
             raise ValueError(f"shift {shift} is not smaller than window size {size} on every axis")
         if pad not in ("mask", "zeros", "zeros-after-shift"):
             raise ValueError(f"pad={pad} is not one of mask, zeros and zeros-after-shift")
-        self.part, self.size, self.shift = part, size, shift
+        self.part, self.size, self.shift = attention, size, shift
         self.pad: WindowPadding = pad
-        self.takes_grid = any(isinstance(module, GridAttention) for module in part.modules())
+        self.takes_grid = any(isinstance(module, GridAttention) for module in attention.modules())
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, *grid, D) -> (B, *grid, D)."""
@@ -100,11 +104,11 @@ class WindowedAttention(nn.Module):
 
     def shift_and_pad_grid(self, x: Tensor) -> Tensor:
         """(B, *grid, D) -> (B, *padded, D): the grid before it is partitioned into windows."""
-        back, axes = [-s for s in self.effective_shift(tuple(x.shape[1:-1]))], tuple(range(1, x.dim() - 1))
+        shifts, axes = [-s for s in self.effective_shift(tuple(x.shape[1:-1]))], tuple(range(1, x.dim() - 1))
         if self.pad == "zeros-after-shift":
-            return pad_to_multiple(x.roll(back, axes) if any(back) else x, self.size)
+            return pad_to_multiple(x.roll(shifts, axes) if any(shifts) else x, self.size)
         x = pad_to_multiple(x, self.size)
-        return x.roll(back, axes) if any(back) else x
+        return x.roll(shifts, axes) if any(shifts) else x
 
     def unshift_and_crop(self, y: Tensor, grid: tuple[int, ...]) -> Tensor:
         """(B, *padded, D) -> (B, *grid, D): the inverse of `shift_and_pad_grid`."""
@@ -121,15 +125,15 @@ class WindowedAttention(nn.Module):
         is empty.
         """
         shift = self.effective_shift(grid)
-        filled = self.pad == "mask" and any(g % w for g, w in zip(grid, self.size, strict=True))
-        if not any(shift) and not filled:
+        has_padding = self.pad == "mask" and any(g % w for g, w in zip(grid, self.size, strict=True))
+        if not any(shift) and not has_padding:
             return None
         # 1, plus a bit for each seam before the token; 0 is padding, from `window_partition`
-        padded_grid = grid if filled else self.whole(grid)
+        padded_grid = grid if has_padding else self.whole(grid)
         region = torch.ones((1, *padded_grid, 1), dtype=torch.long, device=device)
         for axis, (length, s) in enumerate(zip(padded_grid, shift, strict=True)):
-            behind = torch.arange(length, device=device) < s  # the shift moves them to the end
-            region = region + behind.view(*(-1 if a == axis else 1 for a in range(len(padded_grid))), 1) * 2 ** (
+            is_wrapped = torch.arange(length, device=device) < s  # the shift moves them to the end
+            region = region + is_wrapped.view(*(-1 if a == axis else 1 for a in range(len(padded_grid))), 1) * 2 ** (
                 1 + axis
             )
         regions = self.cut(region)[0].flatten(len(grid))  # (*count, T)

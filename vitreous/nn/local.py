@@ -29,17 +29,17 @@ class LocalAttention(Attention):
         super().__init__(width, heads, bias)
         self.window = window
 
-    def forward_before_output(self, x: Tensor, places: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
+    def forward_before_output(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, P + N, D) -> (B, Q, D). Raises ValueError if patches were dropped, or if `queries` are neither prefix
         tokens nor all tokens."""
-        if self.sees_whole_grid(places) or (queries.stop is not None and queries.stop <= places.prefix):
+        if self.sees_whole_grid(positions) or (queries.stop is not None and queries.stop <= positions.prefix):
             return super().forward_before_output(x, None, queries)
-        if queries != ALL_QUERIES or places.index is not None:
+        if queries != ALL_QUERIES or positions.index is not None:
             raise ValueError("windowed attention requires all patches of the grid")
-        qkv, prefix = self.qkv(x), places.prefix
+        qkv, prefix = self.qkv(x), positions.prefix
         q, k, v = split_heads(qkv, self.heads)
-        first = k[..., :prefix, :], v[..., :prefix, :]
-        patches = self.within(qkv[..., prefix:, :].unflatten(-2, places.grid), *first).flatten(1, -2)
+        prefix_kv = k[..., :prefix, :], v[..., :prefix, :]
+        patches = self.within(qkv[..., prefix:, :].unflatten(-2, positions.grid), *prefix_kv).flatten(1, -2)
         if not prefix:
             return patches
         return torch.cat([dot_product_attention(q[..., :prefix, :], k, v).transpose(-3, -2).flatten(-2), patches], -2)
@@ -47,38 +47,38 @@ class LocalAttention(Attention):
     def within(self, grid: Tensor, first_keys: Tensor, first_values: Tensor) -> Tensor:
         """(B, *grid, 3 D) queries, keys and values of patches, (B, h, P, d) keys and values of the prefix tokens ->
         (B, *grid, D)."""
-        sides = tuple(grid.shape[1:-1])
-        for axis, length in enumerate(sides, 1):
-            rest = length % self.window
-            if rest and length > self.window:
-                slabs = grid.split_with_sizes([length - rest, rest], axis)
+        grid_size = tuple(grid.shape[1:-1])
+        for axis, length in enumerate(grid_size, 1):
+            remainder = length % self.window
+            if remainder and length > self.window:
+                slabs = grid.split_with_sizes([length - remainder, remainder], axis)
                 return torch.cat([self.within(slab, first_keys, first_values) for slab in slabs], axis)
-        size = tuple(min(length, self.window) for length in sides)
+        size = tuple(min(length, self.window) for length in grid_size)
         windows = window_partition(grid, size)  # (B, *count, *size, 3 D)
         count = tuple(windows.shape[1 : 1 + len(size)])
         q, k, v = split_heads(windows.flatten(-1 - len(size), -2).flatten(1, len(size)), self.heads)  # (B, n, h, T, d)
         if first_keys.shape[-2]:
             k, v = (
-                torch.cat([first[:, None].expand(-1, math.prod(count), -1, -1, -1), window_values], -2)
-                for first, window_values in ((first_keys, k), (first_values, v))
+                torch.cat([prefix_values[:, None].expand(-1, math.prod(count), -1, -1, -1), window_values], -2)
+                for prefix_values, window_values in ((first_keys, k), (first_values, v))
             )
         outputs = dot_product_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)).transpose(-3, -2).flatten(-2)
-        return window_reverse(outputs.view(len(grid), *count, *size, -1), sides)
+        return window_reverse(outputs.view(len(grid), *count, *size, -1), grid_size)
 
-    def weights(self, x: Tensor, places: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
+    def weights(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, P + N, D) -> (B, h, Q, P + N): the attention probabilities of the `queries`, or of all tokens, 0 outside
         a patch's window. Rows are queries and sum to one."""
         q, k, _ = self.split(x)
-        seen = None if self.sees_whole_grid(places) else self.seen(places).to(x.device)[queries]
-        return attention_probabilities(q[..., queries, :], k, seen)
+        mask = None if self.sees_whole_grid(positions) else self.seen(positions).to(x.device)[queries]
+        return attention_probabilities(q[..., queries, :], k, mask)
 
-    def sees_whole_grid(self, places: TokenPositions) -> bool:
+    def sees_whole_grid(self, positions: TokenPositions) -> bool:
         """Return whether every token attends to all tokens."""
-        return not self.window or max(places.grid) <= self.window
+        return not self.window or max(positions.grid) <= self.window
 
-    def seen(self, places: TokenPositions) -> Tensor:
+    def seen(self, positions: TokenPositions) -> Tensor:
         """-> (P + N, P + N) bool: whether each token (row) may attend to another (column)."""
-        lines = [torch.arange(length) // self.window for length in places.grid]
+        lines = [torch.arange(length) // self.window for length in positions.grid]
         window = torch.stack([line.flatten() for line in torch.meshgrid(*lines, indexing="ij")])  # (axes, N)
-        same = (window[:, :, None] == window[:, None, :]).all(0)
-        return F.pad(same, (places.prefix, 0, places.prefix, 0), value=True)
+        is_same_window = (window[:, :, None] == window[:, None, :]).all(0)
+        return F.pad(is_same_window, (positions.prefix, 0, positions.prefix, 0), value=True)

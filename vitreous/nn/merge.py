@@ -29,16 +29,18 @@ def merge_similar_tokens(
     if count < 1:
         return tokens, sizes
     direction = F.normalize(metric[:, protected:].float(), dim=-1)
-    nearness, partner = (direction[:, ::2] @ direction[:, 1::2].mT).max(-1)
-    order = torch.argsort(nearness, dim=-1, descending=True, stable=True)
-    gone, stay = order[:, :count, None], order[:, count:, None]
-    target = partner[..., None].gather(1, gone)
+    similarity, partner = (direction[:, ::2] @ direction[:, 1::2].mT).max(-1)
+    order = torch.argsort(similarity, dim=-1, descending=True, stable=True)
+    merged_indices, kept_indices = order[:, :count, None], order[:, count:, None]
+    target = partner[..., None].gather(1, merged_indices)
 
     def joined(values: Tensor) -> Tensor:
-        first, second = values[:, protected::2], values[:, protected + 1 :: 2]
+        sources, targets = values[:, protected::2], values[:, protected + 1 :: 2]
         width = values.shape[-1]
-        second = second.scatter_add(1, target.expand(-1, -1, width), first.gather(1, gone.expand(-1, -1, width)))
-        return torch.cat([values[:, :protected], first.gather(1, stay.expand(-1, -1, width)), second], 1)
+        targets = targets.scatter_add(
+            1, target.expand(-1, -1, width), sources.gather(1, merged_indices.expand(-1, -1, width))
+        )
+        return torch.cat([values[:, :protected], sources.gather(1, kept_indices.expand(-1, -1, width)), targets], 1)
 
     total = joined(sizes)
     return joined(tokens * sizes) / total, total
@@ -56,18 +58,18 @@ class TokenMergingEncoder(nn.Module):
         self.blocks, self.norm, self.read = encoder.blocks, encoder.norm, encoder.read
         self.count, self.protected, self.mean = count, protected, mean
 
-    def forward(self, x: Tensor, whole: bool = True) -> Tensor:
-        """(B, N, D) -> (B, fewer, D), or (B, read, D) if `whole` is false."""
+    def forward(self, x: Tensor, all_tokens: bool = True) -> Tensor:
+        """(B, N, D) -> (B, fewer, D), or (B, read, D) if `all_tokens` is false."""
         patches, sizes = x.shape[1] - self.protected, x.new_ones(*x.shape[:2], 1)
         for block in self.blocks:
-            few = slice(self.read) if not whole and block is self.blocks[-1] else ALL_QUERIES
+            queries = slice(self.read) if not all_tokens and block is self.blocks[-1] else ALL_QUERIES
             assert isinstance(block, Block)
             branch = block.attention
             assert isinstance(branch, FrozenBranch) and isinstance(branch.part, Attention)
             q, k, v = branch.part.split(branch.norm(x))
-            heads = dot_product_attention(q[..., few, :], k, v, sizes.log().to(q.dtype)[:, None].mT)
-            x = branch.last.forward_add_residual(heads.transpose(-3, -2).flatten(-2), x[:, few])
-            if few == ALL_QUERIES:
+            heads = dot_product_attention(q[..., queries, :], k, v, sizes.log().to(q.dtype)[:, None].mT)
+            x = branch.last.forward_add_residual(heads.transpose(-3, -2).flatten(-2), x[:, queries])
+            if queries == ALL_QUERIES:
                 x, sizes = merge_similar_tokens(x, k.mean(-3), sizes, self.count, self.protected)
             x = block.mlp(x)
         x = self.norm(x)

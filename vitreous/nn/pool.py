@@ -50,10 +50,13 @@ class Neck(nn.Module):
     """1 x 1 convolution, LayerNorm, 3 x 3 convolution, LayerNorm, over channels (ViTDet, arXiv:2203.16527; SAM's image
     encoder)."""
 
-    def __init__(self, width: int, out: int, eps: float = 1e-6) -> None:
+    def __init__(self, width: int, output_width: int, eps: float = 1e-6) -> None:
         super().__init__()
-        self.reduce, self.norm1 = nn.Linear(width, out, bias=False), nn.LayerNorm(out, eps=eps)
-        self.mix, self.norm2 = nn.Conv2d(out, out, 3, padding=1, bias=False), nn.LayerNorm(out, eps=eps)
+        self.reduce, self.norm1 = nn.Linear(width, output_width, bias=False), nn.LayerNorm(output_width, eps=eps)
+        self.mix, self.norm2 = (
+            nn.Conv2d(output_width, output_width, 3, padding=1, bias=False),
+            nn.LayerNorm(output_width, eps=eps),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, h, w, D) -> (B, h, w, out)."""

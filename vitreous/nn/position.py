@@ -31,18 +31,18 @@ class TokenPositions(NamedTuple):
 
     def read(self, table: Tensor) -> Tensor:
         """(*grid, C) -> (1 or B, K, C): the table entries of the patch tokens."""
-        rows = table.flatten(0, -2)
-        return rows[None] if self.index is None else rows[self.index]
+        entries = table.flatten(0, -2)
+        return entries[None] if self.index is None else entries[self.index]
 
 
 def combine_axis_tables(lines: Sequence[Tensor], grid: tuple[int, ...]) -> Tensor:
     """A table (length, C) per axis -> (*grid, axes * C): e(i, j) = [X[j] | Y[i]], the last axis first."""
     axes = range(len(grid))
-    parts = [
+    expanded = [
         line.view(*[-1 if a == axis else 1 for a in axes], line.shape[-1]).expand(*grid, -1)
         for axis, line in enumerate(lines)
     ]
-    return torch.cat(parts[::-1], -1)
+    return torch.cat(expanded[::-1], -1)
 
 
 def sincos_position_table(grid: tuple[int, ...], width: int, base: float = 10000.0, form: str = "mae") -> Tensor:
@@ -76,9 +76,9 @@ class LearnedPosition(Position):
     For another grid the table is resized (section 3.2), so a larger, smaller or non-square image needs no new model.
     """
 
-    def __init__(self, grid: tuple[int, ...], width: int, how: str = "bicubic-antialias") -> None:
+    def __init__(self, grid: tuple[int, ...], width: int, mode: str = "bicubic-antialias") -> None:
         super().__init__()
-        self.how = how
+        self.how = mode
         self.table = nn.Parameter(torch.empty(*grid, width).normal_(std=0.02))
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
@@ -92,11 +92,11 @@ class LearnedAxesPosition(Position):
     e(i, j) = [X[j] | Y[i]]: the last axis comes first. Raises ValueError if the width is not a multiple of the axes.
     """
 
-    def __init__(self, grid: tuple[int, ...], width: int, how: str = "bicubic-antialias") -> None:
+    def __init__(self, grid: tuple[int, ...], width: int, mode: str = "bicubic-antialias") -> None:
         super().__init__()
         if width % len(grid):
             raise ValueError(f"width {width} is not a multiple of {len(grid)} axes")
-        self.how = how
+        self.how = mode
         self.tables = nn.ParameterList(torch.empty(length, width // len(grid)).normal_(std=0.02) for length in grid)
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
@@ -195,11 +195,11 @@ def sinusoid_position_table(grid: tuple[int, ...], width: int) -> Tensor:
     return torch.unflatten(table, 0, grid)
 
 
-def gather_token_positions(position: nn.Module, slots: Tensor | None, places: TokenPositions) -> Tensor:
+def gather_token_positions(position: nn.Module, slots: Tensor | None, positions: TokenPositions) -> Tensor:
     """(1 or B, P + K, D): the position embedding of every token; prefix tokens beyond the `slots` (S, D) have none."""
     assert isinstance(position, Position)
-    table = places.read(position.read(places.grid))
-    front = table.new_zeros(places.prefix, table.shape[-1])
+    table = positions.read(position.read(positions.grid))
+    front = table.new_zeros(positions.prefix, table.shape[-1])
     if slots is not None:
         front = torch.cat([slots, front[len(slots) :]])
     return torch.cat([front.expand(len(table), -1, -1), table], 1)
@@ -212,9 +212,9 @@ class BlockWithPosition(nn.Module):
         super().__init__()
         self.block, self.position, self.slots = block, position, slots
 
-    def forward(self, x: Tensor, places: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
+    def forward(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, P + K, D) -> (B, P + K, D), or only the `queries`."""
-        return self.block(x + gather_token_positions(self.position, self.slots, places).to(x), queries=queries)
+        return self.block(x + gather_token_positions(self.position, self.slots, positions).to(x), queries=queries)
 
 
 class BlockWithSharedPosition(nn.Module):
@@ -224,6 +224,6 @@ class BlockWithSharedPosition(nn.Module):
         super().__init__()
         self.block = block
 
-    def forward(self, x: Tensor, added: Tensor, queries: slice = ALL_QUERIES) -> Tensor:
+    def forward(self, x: Tensor, embedding: Tensor, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, P + K, D), positions (1 or B, P + K, D) -> (B, P + K, D), or only the `queries`."""
-        return self.block(x + added.to(x), queries=queries)
+        return self.block(x + embedding.to(x), queries=queries)

@@ -80,8 +80,8 @@ class SimplePyramid(nn.Module):
         if self.count > 4:
             resized = [self.upsample4(x), *resized]
         resized = resized[-(self.count - 1) :]
-        parts = zip(self.reduce, self.smooth, resized, strict=True)
-        return append_subsampled_levels([smooth(reduce(level)) for reduce, smooth, level in parts], self.count)
+        layers = zip(self.reduce, self.smooth, resized, strict=True)
+        return append_subsampled_levels([smooth(reduce(level)) for reduce, smooth, level in layers], self.count)
 
 
 class FeaturePyramid(nn.Module):
@@ -112,11 +112,11 @@ class FeaturePyramid(nn.Module):
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """Maps (B, h, w, D), the finest first -> levels (B, W, h, w), the finest first."""
-        parts = zip(self.laterals, self.norms, maps, strict=True)
-        merged = [lateral(norm(x.movedim(-1, 1))) for lateral, norm, x in parts]
+        layers = zip(self.laterals, self.norms, maps, strict=True)
+        merged = [lateral(norm(x.movedim(-1, 1))) for lateral, norm, x in layers]
         for finer in reversed(range(len(merged) - 1)):
-            above = F.interpolate(merged[finer + 1], size=merged[finer].shape[2:], mode="nearest")
-            merged[finer] = merged[finer] + above
+            upsampled = F.interpolate(merged[finer + 1], size=merged[finer].shape[2:], mode="nearest")
+            merged[finer] = merged[finer] + upsampled
         return append_subsampled_levels([smooth(x) for smooth, x in zip(self.smooth, merged, strict=True)], self.levels)
 
 

@@ -37,28 +37,28 @@ class RelativeAttention(Attention):
         super().__init__(width, heads, bias)
         self.table = nn.Parameter(torch.empty(2 * tokens - 1, heads, width // heads).normal_(std=0.02))
 
-    def forward_before_output(self, x: Tensor, places: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
+    def forward_before_output(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, N, D) -> (B, Q, D)."""
         q, k, v = self.split(x)
         q = q[..., queries, :]
-        return dot_product_attention(q, k, v, self.bias(q, places, queries)).transpose(-3, -2).flatten(-2)
+        return dot_product_attention(q, k, v, self.bias(q, positions, queries)).transpose(-3, -2).flatten(-2)
 
-    def weights(self, x: Tensor, places: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
+    def weights(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, N, D) -> (B, h, Q, N): the attention probabilities of the `queries`, or of all N. Rows are queries and
         sum to one."""
         q, k, _ = self.split(x)
-        return attention_probabilities(q[..., queries, :], k, self.bias(q[..., queries, :], places, queries))
+        return attention_probabilities(q[..., queries, :], k, self.bias(q[..., queries, :], positions, queries))
 
-    def bias(self, q: Tensor, places: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
+    def bias(self, q: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, h, Q, d), the `queries` of all N -> (B, h, Q, N): the bias added to their logits."""
-        num_tokens = places.prefix + math.prod(places.grid)
+        num_tokens = positions.prefix + math.prod(positions.grid)
         # (2 T - 1, h, d)
-        rows = resize_position_table(self.table.flatten(1), (2 * num_tokens - 1,), "bilinear")
-        table = torch.unflatten(rows, 1, self.table.shape[1:])
+        flat_table = resize_position_table(self.table.flatten(1), (2 * num_tokens - 1,), "bilinear")
+        table = torch.unflatten(flat_table, 1, self.table.shape[1:])
         token_indices = torch.arange(num_tokens, device=q.device)[None]
-        if places.index is not None:
-            front = token_indices[:, : places.prefix].expand(len(places.index), -1)
-            token_indices = torch.cat([front, places.index + places.prefix], 1)
+        if positions.index is not None:
+            front = token_indices[:, : positions.prefix].expand(len(positions.index), -1)
+            token_indices = torch.cat([front, positions.index + positions.prefix], 1)
         offsets = (
             token_indices[:, None, queries, None] - token_indices[:, None, None, :] + num_tokens - 1
         )  # (1 or B, 1, Q, N)
@@ -82,33 +82,39 @@ class RotaryAttention(Attention):
             raise ValueError(f"heads of {width // heads} channels cannot be rotated along {axes} axes")
         self.axes, self.base = axes, base
 
-    def forward_before_output(self, x: Tensor, places: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
+    def forward_before_output(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, N, D) -> (B, Q, D)."""
-        q, k, v = self.project_rotated_qkv(x, places)
+        q, k, v = self.project_rotated_qkv(x, positions)
         return dot_product_attention(q[..., queries, :], k, v).transpose(-3, -2).flatten(-2)
 
-    def weights(self, x: Tensor, places: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
+    def weights(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, N, D) -> (B, h, Q, N): the attention probabilities of the `queries`, or of all N. Rows are queries and
         sum to one."""
-        q, k, _ = self.project_rotated_qkv(x, places)
+        q, k, _ = self.project_rotated_qkv(x, positions)
         return attention_probabilities(q[..., queries, :], k)
 
-    def project_rotated_qkv(self, x: Tensor, places: TokenPositions) -> tuple[Tensor, Tensor, Tensor]:
+    def project_rotated_qkv(self, x: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Tensor]:
         """(B, N, D) -> rotated queries and keys, and values, each (B, h, N, d)."""
         q, k, v = self.split(x)
-        angles = places.read(self.angles(places.grid, q.shape[-1], x.device))[:, None]  # (1 or B, 1, K, d / 2)
+        angles = positions.read(self.angles(positions.grid, q.shape[-1], x.device))[:, None]  # (1 or B, 1, K, d / 2)
         cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
-        return apply_rotary_embedding(q, cos, sin, places.prefix), apply_rotary_embedding(k, cos, sin, places.prefix), v
+        return (
+            apply_rotary_embedding(q, cos, sin, positions.prefix),
+            apply_rotary_embedding(k, cos, sin, positions.prefix),
+            v,
+        )
 
     def angles(self, grid: tuple[int, ...], channels: int, device: torch.device | None = None) -> Tensor:
         """(*grid, d / 2): the rotation angle of each pair of a head's d channels, in radians."""
         pairs = channels // 2 // self.axes
         frequencies = self.base ** (-torch.arange(pairs, device=device) / pairs)
-        parts: list[Tensor] = []
+        axis_angles: list[Tensor] = []
         for axis, length in enumerate(grid):
             line = torch.arange(length, device=device)[:, None] * frequencies
-            parts.append(line.view(*[-1 if a == axis else 1 for a in range(len(grid))], pairs).expand(*grid, pairs))
-        return F.pad(torch.cat(parts, -1), (0, channels // 2 - len(grid) * pairs))
+            axis_angles.append(
+                line.view(*[-1 if a == axis else 1 for a in range(len(grid))], pairs).expand(*grid, pairs)
+            )
+        return F.pad(torch.cat(axis_angles, -1), (0, channels // 2 - len(grid) * pairs))
 
 
 def apply_rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor, prefix: int) -> Tensor:
@@ -157,14 +163,14 @@ class GridAttention(Attention):
         height, width = x.shape[-3:-1]
         q, k, v = self.split(x.flatten(-3, -2))
         grid = torch.unflatten(q, -2, (height, width))  # (..., heads, h, w, d)
-        rows = torch.einsum("...ijc,ikc->...ijk", grid, gather_relative_positions(self.rows, height).to(q))
-        columns = torch.einsum("...ijc,jkc->...ijk", grid, gather_relative_positions(self.columns, width).to(q))
-        places = torch.arange(height * width, device=x.device)[:, None]
-        at_row = places // width == torch.arange(height, device=x.device)
-        at_column = places % width == torch.arange(width, device=x.device)
-        ones = torch.cat([at_row, at_column], -1).to(k.dtype).expand(*k.shape[:-1], -1)
-        positions = torch.cat([rows, columns], -1).flatten(-3, -2)
-        return torch.cat([q * q.shape[-1] ** -0.5, positions], -1), torch.cat([k, ones], -1), v
+        row_logits = torch.einsum("...ijc,ikc->...ijk", grid, gather_relative_positions(self.rows, height).to(q))
+        column_logits = torch.einsum("...ijc,jkc->...ijk", grid, gather_relative_positions(self.columns, width).to(q))
+        indices = torch.arange(height * width, device=x.device)[:, None]
+        at_row = indices // width == torch.arange(height, device=x.device)
+        at_column = indices % width == torch.arange(width, device=x.device)
+        one_hot = torch.cat([at_row, at_column], -1).to(k.dtype).expand(*k.shape[:-1], -1)
+        positions = torch.cat([row_logits, column_logits], -1).flatten(-3, -2)
+        return torch.cat([q * q.shape[-1] ** -0.5, positions], -1), torch.cat([k, one_hot], -1), v
 
 
 def gather_relative_positions(table: Tensor, length: int) -> Tensor:

@@ -55,11 +55,11 @@ def standardize_weight(weight: Tensor, numerics: str) -> Tensor:
 
     Half precision is computed in float32, where 1e-10 is not zero and squares of small weights do not underflow.
     """
-    eps, where, *_ = NUMERICS[numerics]
+    eps, eps_position, *_ = NUMERICS[numerics]
     exact = weight.to(torch.promote_types(weight.dtype, torch.float32))
     variance, mean = torch.var_mean(exact, dim=(1, 2, 3), correction=0, keepdim=True)
-    deviation = variance.sqrt() + eps if where == "deviation" else (variance + eps).sqrt()
-    return ((exact - mean) / deviation).to(weight.dtype)
+    std = variance.sqrt() + eps if eps_position == "deviation" else (variance + eps).sqrt()
+    return ((exact - mean) / std).to(weight.dtype)
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
@@ -98,14 +98,16 @@ class StandardizedConv(nn.Module):
         super().__init__()
         self.kernel, self.stride, self.numerics, self.same = kernel, stride, numerics, same
         self.weight = nn.Parameter(torch.empty(outputs, inputs, kernel, kernel))
-        deviation = (inputs * kernel**2) ** -0.5 / 0.87962566103423978  # corrects for truncation at 2 std
-        nn.init.trunc_normal_(self.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+        std = (inputs * kernel**2) ** -0.5 / 0.87962566103423978  # corrects for truncation at 2 std
+        nn.init.trunc_normal_(self.weight, std=std, a=-2 * std, b=2 * std)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, I, H, W) -> (B, O, ceil(H / stride), ceil(W / stride))."""
-        uneven = self.same and self.stride > 1  # with stride 1, SAME is symmetric for odd kernels and costs no copy
-        x = pad_same(x, self.kernel, self.stride) if uneven else x
-        return F.conv2d(x, self.filters(), None, self.stride, 0 if uneven else (self.kernel - 1) // 2)
+        needs_same_padding = (
+            self.same and self.stride > 1
+        )  # with stride 1, SAME is symmetric for odd kernels and costs no copy
+        x = pad_same(x, self.kernel, self.stride) if needs_same_padding else x
+        return F.conv2d(x, self.filters(), None, self.stride, 0 if needs_same_padding else (self.kernel - 1) // 2)
 
     def filters(self) -> Tensor:
         """The standardised filters, (O, I, k, k)."""
@@ -235,11 +237,11 @@ class LineAttention(nn.Module):
 
     def offsets(self, length: int) -> tuple[Tensor, Tensor, Tensor]:
         """rq and rk, each (L, L, d / 2), and rv, (L, L, d): entry [i, j] belongs to the offset j - i."""
-        table, place = (
+        table, indices = (
             resize_position_table(self.relative, (2 * length - 1,)),
             torch.arange(length, device=self.relative.device),
         )
-        rq, rk, rv = table[place - place[:, None] + length - 1].split_with_sizes(self.parts, -1)
+        rq, rk, rv = table[indices - indices[:, None] + length - 1].split_with_sizes(self.parts, -1)
         return rq, rk, rv
 
 
@@ -321,11 +323,11 @@ def build_resnet_stages(
     unit(inputs, width, stride, scale) builds each unit; `scale` is the pixels per position of its input.
     """
     stages, inputs = list[nn.Module](), width
-    for number, depth in enumerate(blocks):
-        inner, units = width * 2**number, list[nn.Module]()
+    for stage, depth in enumerate(blocks):
+        inner, units = width * 2**stage, list[nn.Module]()
         for index in range(depth):
-            stride = 2 if number and not index else 1
-            scale = 4 * 2 ** (number - 1 if stride == 2 else number)
+            stride = 2 if stage and not index else 1
+            scale = 4 * 2 ** (stage - 1 if stride == 2 else stage)
             units.append(unit(inputs, inner, stride, scale))
             inputs = 4 * inner
         stages.append(ResNetStage(units))

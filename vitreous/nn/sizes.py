@@ -37,12 +37,12 @@ def fit_size_to_tokens(size: tuple[float, ...], patch: tuple[int, ...], tokens: 
     """
     if tokens < 1:
         raise UsageError(f"an image has at least one token, got {tokens}")
-    cells = [side / length for side, length in zip(size, patch, strict=True)]
+    cells = [extent / length for extent, length in zip(size, patch, strict=True)]
     low, high = 0.0, tokens / min(cells)  # bisect the scale: counts rise with it
     for _ in range(60):
         middle = (low + high) / 2
-        fits = math.prod(max(1, round(cell * middle)) for cell in cells) <= tokens
-        low, high = (middle, high) if fits else (low, middle)
+        is_within = math.prod(max(1, round(cell * middle)) for cell in cells) <= tokens
+        low, high = (middle, high) if is_within else (low, middle)
     return tuple(min(tokens, max(1, round(cell * low))) * length for cell, length in zip(cells, patch, strict=True))
 
 

@@ -59,7 +59,7 @@ class SpaceTimeHeads(Attention):
         q, k, v = self.split(x)  # (B, T, h, S, d)
         space = dot_product_attention(q[:, :, :half, queries], k[:, :, :half], v[:, :, :half])
         # (B, Q, h / 2, T, d): a token sees itself at all times
-        lines = (part[:, :, half:, queries].transpose(1, 3) for part in (q, k, v))
+        lines = (tensor[:, :, half:, queries].transpose(1, 3) for tensor in (q, k, v))
         time = dot_product_attention(*lines).transpose(1, 3)
         return torch.cat([space, time], 2).transpose(-3, -2).flatten(-2)
 
@@ -71,9 +71,14 @@ class SpaceTimeHeads(Attention):
 class SpaceOrTimeHeads(nn.Module):
     """The queries and keys of half of the heads of `SpaceTimeHeads`, for inspecting attention."""
 
-    def __init__(self, whole: SpaceTimeHeads, of_time: bool) -> None:
+    def __init__(self, attention: SpaceTimeHeads, of_time: bool) -> None:
         super().__init__()
-        self.qkv, self.whole_heads, self.heads, self.of_time = whole.qkv, whole.heads, whole.heads // 2, of_time
+        self.qkv, self.whole_heads, self.heads, self.of_time = (
+            attention.qkv,
+            attention.heads,
+            attention.heads // 2,
+            of_time,
+        )
 
     def weights(self, x: Tensor, queries: slice = ALL_QUERIES) -> Tensor:
         """(..., N, D) -> (..., h / 2, Q, N): the attention probabilities of the `queries`, or of all N. Rows sum to

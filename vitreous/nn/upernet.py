@@ -42,7 +42,7 @@ class UPerNetDecoder(nn.Module):
         self.resize = nn.ModuleList(nn.Identity() for _ in widths)
         if len(set(patches)) == 1 and len(patches) > 1:
             self.resize = nn.ModuleList(
-                ResampleBlock(map_width, number - 1, axes) for number, map_width in enumerate(widths)
+                ResampleBlock(map_width, index - 1, axes) for index, map_width in enumerate(widths)
             )
         self.pools = nn.ModuleList(conv_group_norm_relu(widths[0], width, 1, axes) for _ in POOLING_BINS)
         self.top = conv_group_norm_relu(widths[0] + len(POOLING_BINS) * width, width, 3, axes)
@@ -66,8 +66,8 @@ class UPerNetDecoder(nn.Module):
             x = lateral(level) + interpolate_map(x, level.shape[2:])
             pyramid.append(x)
         finest = pyramid[-1].shape[2:]
-        rows = [pyramid[0], *(smooth(x) for smooth, x in zip(self.smooth, pyramid[1:], strict=True))]
-        fused = self.fuse(torch.cat([x if x.shape[2:] == finest else interpolate_map(x, finest) for x in rows], 1))
+        smoothed = [pyramid[0], *(smooth(x) for smooth, x in zip(self.smooth, pyramid[1:], strict=True))]
+        fused = self.fuse(torch.cat([x if x.shape[2:] == finest else interpolate_map(x, finest) for x in smoothed], 1))
         return crop_map(interpolate_map(self.head(self.dropout(fused)), tuple(images.shape[2:])), images.shape[2:])
 
 
@@ -77,8 +77,8 @@ class ResampleBlock(nn.Module):
     def __init__(self, width: int, doublings: int, axes: int) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for number in range(doublings):
-            norm = [nn.GroupNorm(math.gcd(width, GROUP_NORM_GROUPS), width), nn.GELU()] if number else []
+        for index in range(doublings):
+            norm = [nn.GroupNorm(math.gcd(width, GROUP_NORM_GROUPS), width), nn.GELU()] if index else []
             layers += [*norm, TRANSPOSED[axes](width, width, 2, 2)]
         self.layers, self.halve = nn.Sequential(*layers), doublings < 0
 
@@ -103,9 +103,9 @@ def adaptive_average_pool(x: Tensor, bins: int) -> Tensor:
     """
     for axis, length in enumerate(x.shape[2:], 2):
         edges = [(length * n // bins, -(-length * (n + 1) // bins)) for n in range(bins)]
-        rows = [
+        weights = [
             [1 / (end - start) if start <= position < end else 0.0 for position in range(length)]
             for start, end in edges
         ]
-        x = (x.movedim(axis, -1) @ x.new_tensor(rows).T).movedim(-1, axis)
+        x = (x.movedim(axis, -1) @ x.new_tensor(weights).T).movedim(-1, axis)
     return x

@@ -44,9 +44,17 @@ class RelativePositionBias(nn.Module):
 
 def gather_offset_table(table: Tensor, size: tuple[int, int]) -> Tensor:
     """(2 m - 1, 2 n - 1, h) -> (h, T, T): entry (i, j) is the table's entry for the offset from j to i."""
-    rows, columns = (torch.arange(length, device=table.device) for length in size)
-    down, right = rows[:, None] - rows + size[0] - 1, columns[:, None] - columns + size[1] - 1
-    return table[down[:, None, :, None], right[None, :, None, :]].flatten(2, 3).flatten(0, 1).permute(2, 0, 1)
+    row_indices, column_indices = (torch.arange(length, device=table.device) for length in size)
+    row_offsets, column_offsets = (
+        row_indices[:, None] - row_indices + size[0] - 1,
+        column_indices[:, None] - column_indices + size[1] - 1,
+    )
+    return (
+        table[row_offsets[:, None, :, None], column_offsets[None, :, None, :]]
+        .flatten(2, 3)
+        .flatten(0, 1)
+        .permute(2, 0, 1)
+    )
 
 
 class WindowAttention(Attention):
@@ -73,8 +81,8 @@ class WindowAttention(Attention):
         if mask is None:
             outputs = dot_product_attention(q.flatten(0, -4), k.flatten(0, -4), v.flatten(0, -4), bias[None])
         else:  # the windows of an image become heads, so that all images share the bias
-            joined = mask_logits(bias, mask[..., queries, :]).flatten(0, -3)
-            outputs = dot_product_attention(q.flatten(1, -3), k.flatten(1, -3), v.flatten(1, -3), joined[None])
+            masked_bias = mask_logits(bias, mask[..., queries, :]).flatten(0, -3)
+            outputs = dot_product_attention(q.flatten(1, -3), k.flatten(1, -3), v.flatten(1, -3), masked_bias[None])
         return outputs.reshape(q.shape).transpose(-3, -2).flatten(-2)
 
     def weights(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL_QUERIES) -> Tensor:

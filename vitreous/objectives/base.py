@@ -134,9 +134,9 @@ def reduce_single_process(values: Tensor) -> Tensor:
     return values
 
 
-def gather_single_process(rows: Tensor) -> tuple[Tensor, int]:
+def gather_single_process(samples: Tensor) -> tuple[Tensor, int]:
     """Return the samples (n, ...) of one process, and the index of the first, 0."""
-    return rows, 0
+    return samples, 0
 
 
 #: `skip`: no gradient, so neither moments nor step count change; `zero-lr`: both advance, at learning rate 0

@@ -127,15 +127,17 @@ class DetectionObjective(Objective):
         if not self.config.federated:
             return batch
         classes = len(self.setting.classes)
-        present = torch.stack([torch.bincount(own.cpu(), minlength=classes) > 0 for own in batch["labels"]]).numpy()
+        present = torch.stack(
+            [torch.bincount(labels.cpu(), minlength=classes) > 0 for labels in batch["labels"]]
+        ).numpy()
         frequencies = np.array(self.config.frequencies or (1,) * classes)
         keys = derive_keys(self.setting.seed, FEDERATED_SALT, positions)
-        counted = draw_federated_classes(present, frequencies, self.config.federated, keys)
-        return batch | {"federated": copy_to_device(from_numpy(counted), device)}
+        loss_classes = draw_federated_classes(present, frequencies, self.config.federated, keys)
+        return batch | {"federated": copy_to_device(from_numpy(loss_classes), device)}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         losses = self.model.losses(batch["images"], batch)
-        return {"loss": torch.stack([*losses.values()]).sum(), **{name: row.detach() for name, row in losses.items()}}
+        return {"loss": torch.stack([*losses.values()]).sum(), **{name: loss.detach() for name, loss in losses.items()}}
 
     def deployed_model(self) -> Model:
         """The detector."""

@@ -113,17 +113,17 @@ class GeneratorObjective(Objective):
         the seed and the positions."""
         keys, images = derive_keys(self.setting.seed, _NOISE, batch["positions"].numpy()), batch["images"]
         noise = copy_to_device(from_numpy(draw_normal(keys, tuple(images.shape[1:]))), images.device)
-        times, left_out = from_numpy(draw_uniform(keys, 2)).unbind(1)
-        return noise, times, left_out
+        times, label_drop_draws = from_numpy(draw_uniform(keys, 2)).unbind(1)
+        return noise, times, label_drop_draws
 
-    def assemble_batch(self, batch: Batch, noised: NoisyBatch, left_out: Tensor) -> Batch:
+    def assemble_batch(self, batch: Batch, noised: NoisyBatch, label_drop_draws: Tensor) -> Batch:
         """Assemble the input of `forward` from a batch with noised images; with classes, if the model has any, except
-        those dropped by `left_out`."""
-        parts: Batch = noised._asdict() | {name: batch[name] for name in ("positions", "samples")}
-        if none := self.model.config.classes:
-            drop = copy_to_device(left_out < self.config.label_dropout, batch["labels"].device)
-            parts["labels"] = batch["labels"].masked_fill(drop, none)
-        return parts
+        those dropped by `label_drop_draws`."""
+        inputs: Batch = noised._asdict() | {name: batch[name] for name in ("positions", "samples")}
+        if null_label := self.model.config.classes:
+            is_dropped = copy_to_device(label_drop_draws < self.config.label_dropout, batch["labels"].device)
+            inputs["labels"] = batch["labels"].masked_fill(is_dropped, null_label)
+        return inputs
 
     def answer(self, batch: Batch) -> Tensor:
         """-> (B, C or 2 C, *image) float32."""
@@ -166,12 +166,12 @@ class DiffusionObjective(GeneratorObjective):
 
     def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
         """Draw a time, noise, and whether the class is dropped, and add the noise."""
-        noise, times, left_out = self.draws(batch)
+        noise, times, label_drop_draws = self.draws(batch)
         images, step = batch["images"], (times * self.gaussian.process.steps).long()
         noised = self.gaussian.make_noisy_batch(images, noise, step)
-        both = {"clean": images, "noisy": noised.images} if self.model.config.learned_variance else {}
+        bound_inputs = {"clean": images, "noisy": noised.images} if self.model.config.learned_variance else {}
         step = copy_to_device(step, images.device)
-        return self.assemble_batch(batch, noised, left_out) | {"step": step, **both}
+        return self.assemble_batch(batch, noised, label_drop_draws) | {"step": step, **bound_inputs}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         output = self.answer(batch)

@@ -111,12 +111,12 @@ class DINO(UnlabelledObjective):
         steps."""
         if self.config.koleo:
             return f"raise --objective.koleo (now {self.config.koleo:g}), lower --lr, or use larger batches"
-        why = (
+        reason = (
             "the head's batch norm hides the component that all features share"
             if self.config.batch_norm
             else "no loss term prevents it"
         )
-        return f"{why}; use --objective.koleo 0.1, lower --lr, or use larger batches"
+        return f"{reason}; use --objective.koleo 0.1, lower --lr, or use larger batches"
 
     def train(self, mode: bool = True) -> DINO:
         """Set training mode; the teacher has neither dropout nor stochastic depth."""
@@ -180,11 +180,11 @@ class DINO(UnlabelledObjective):
         """Three passes of the student over every view, one of the teacher over the global ones; heads included."""
         views, shape = self.setting.views, self.teacher.config
         head = sum(weight.numel() for weight in self.head.parameters() if weight.ndim == 2)
-        large, small = (
+        global_macs, local_macs = (
             shape.computed_macs() + head,
             shape.computed_macs(views.local_image) + head if views.locals else 0,
         )
-        return 2 * (4 * NUM_GLOBAL_VIEWS * large + 3 * views.locals * small)
+        return 2 * (4 * NUM_GLOBAL_VIEWS * global_macs + 3 * views.locals * local_macs)
 
 
 def prototype_names(objective: nn.Module, *heads: str) -> tuple[str, ...]:
@@ -194,10 +194,10 @@ def prototype_names(objective: nn.Module, *heads: str) -> tuple[str, ...]:
     return tuple(name for name in names if name in parameters)
 
 
-def accumulate_outputs(outputs: Tensor, answers: Tensor, idle: bool) -> None:
+def accumulate_outputs(outputs: Tensor, new_outputs: Tensor, idle: bool) -> None:
     """Add the sum and the number of (n, K) outputs to (K + 1,) `outputs`; nothing if the batch is `idle`."""
     if not idle:
-        outputs += torch.cat([answers.sum(0), answers.new_full((1,), len(answers))])
+        outputs += torch.cat([new_outputs.sum(0), new_outputs.new_full((1,), len(new_outputs))])
 
 
 def cross_view_entropy(targets: Tensor, logits: Tensor) -> Tensor:
@@ -209,18 +209,18 @@ def cross_view_entropy(targets: Tensor, logits: Tensor) -> Tensor:
     As each q_i sums to one, a term is log sum exp(s_v) - q_i s_v, and the s_v can be summed first.
     """
     views, evidence = logits.shape[1], logits.logsumexp(-1)
-    others = logits.sum(1, keepdim=True) - logits[:, :NUM_GLOBAL_VIEWS]
-    matched = (targets * others).sum(-1)
+    other_logits = logits.sum(1, keepdim=True) - logits[:, :NUM_GLOBAL_VIEWS]
+    matched = (targets * other_logits).sum(-1)
     return (evidence.sum(1, keepdim=True) - evidence[:, :NUM_GLOBAL_VIEWS] - matched).mean() / (views - 1)
 
 
 def compute_target_metrics(targets: Tensor, features: Tensor) -> dict[str, Tensor]:
     """(..., K) probabilities, (n, D) features -> scalars: the mean entropy of the targets and the entropy of their
     mean, in nats, 0 to ln K; and the std over the images of features of length one, 0 to 1 / sqrt(D)."""
-    rows = targets.flatten(0, -2)
-    mean = rows.mean(0)
+    probabilities = targets.flatten(0, -2)
+    mean = probabilities.mean(0)
     return {
-        "teacher_entropy": -(rows * rows.clamp_min(1e-12).log()).sum(-1).mean(),
+        "teacher_entropy": -(probabilities * probabilities.clamp_min(1e-12).log()).sum(-1).mean(),
         "prototype_entropy": -(mean * mean.clamp_min(1e-12).log()).sum(),
         "feature_std": F.normalize(features.detach().float(), dim=-1).std(0, correction=0).mean(),
     }
@@ -257,9 +257,9 @@ def update_teacher_ema(student: tuple[nn.Module, ...], teacher: tuple[nn.Module,
     one parameter at a time.
     """
     pairs = zip(nn.ModuleList(student).parameters(), nn.ModuleList(teacher).parameters(), strict=True)
-    for weight, follower in pairs:
+    for weight, teacher_tensor in pairs:
         gather: Callable[[], Tensor] | None = getattr(weight, "full_tensor", None)
         gathered = weight if gather is None else gather()
-        follower.lerp_(gathered.detach().to(follower.dtype), 1 - momentum)
-    for buffer, follower in zip(nn.ModuleList(student).buffers(), nn.ModuleList(teacher).buffers(), strict=True):
-        follower.copy_(buffer)
+        teacher_tensor.lerp_(gathered.detach().to(teacher_tensor.dtype), 1 - momentum)
+    for buffer, teacher_tensor in zip(nn.ModuleList(student).buffers(), nn.ModuleList(teacher).buffers(), strict=True):
+        teacher_tensor.copy_(buffer)

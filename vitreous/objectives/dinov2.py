@@ -212,8 +212,8 @@ class DINOv2(UnlabelledObjective):
         index = masked_positions(masks, int(batch["masked"].sum()))
         with torch.no_grad():
             targets, patch_targets = self.answer(images.flatten(0, 1), index)
-        whole, patches = self.encode(images.flatten(0, 1), masks, index)
-        views = [whole]
+        features, patches = self.encode(images.flatten(0, 1), masks, index)
+        views = [features]
         if batch["local"].shape[1]:
             views.append(self.model(batch["local"].flatten(0, 1)))
         logits = compute_prototype_logits(self.head, views, count, self.reduce, self.idle) / config.temperature
@@ -221,11 +221,13 @@ class DINOv2(UnlabelledObjective):
         losses = {
             "dino": cross_view_entropy(torch.unflatten(targets, 0, (count, NUM_GLOBAL_VIEWS)), logits),
             "ibot": masked_cross_entropy(patch_targets, patch_logits, masks, index),
-            "koleo": koleo_loss_of_views(torch.unflatten(whole, 0, (count, NUM_GLOBAL_VIEWS)), self.gather, self.idle),
+            "koleo": koleo_loss_of_views(
+                torch.unflatten(features, 0, (count, NUM_GLOBAL_VIEWS)), self.gather, self.idle
+            ),
         }
         loss = losses["dino"] + config.patch_weight * losses["ibot"] + config.koleo * losses["koleo"]
-        parts = {name: value.detach() for name, value in losses.items()}
-        return {"loss": loss, **parts, **compute_target_metrics(targets, whole)}
+        loss_values = {name: value.detach() for name, value in losses.items()}
+        return {"loss": loss, **loss_values, **compute_target_metrics(targets, features)}
 
     def encode(self, images: Tensor, masks: Tensor, index: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(b, C, *image), (b, N) bool, (M,) int64 -> (b, D) features and (M, D) masked patches, as the student computes
@@ -247,15 +249,18 @@ class DINOv2(UnlabelledObjective):
         images and masked patches."""
         logits = self.teacher_logits(images, index)
         if self.config.centring == "sinkhorn":
-            whole, part = (sinkhorn_knopp(rows / self.temperature, self.reduce, self.idle) for rows in logits)
-            return whole, part
-        for outputs, rows in zip((self.outputs, self.patch_outputs), logits, strict=True):
-            accumulate_outputs(outputs, rows, self.idle)
+            image_targets, patch_targets = (
+                sinkhorn_knopp(head_logits / self.temperature, self.reduce, self.idle) for head_logits in logits
+            )
+            return image_targets, patch_targets
+        for outputs, head_logits in zip((self.outputs, self.patch_outputs), logits, strict=True):
+            accumulate_outputs(outputs, head_logits, self.idle)
         centres = (self.centre, self.patch_centre)
-        whole, part = (
-            ((rows - centre) / self.temperature).softmax(-1) for rows, centre in zip(logits, centres, strict=True)
+        image_targets, patch_targets = (
+            ((head_logits - centre) / self.temperature).softmax(-1)
+            for head_logits, centre in zip(logits, centres, strict=True)
         )
-        return whole, part
+        return image_targets, patch_targets
 
     def teacher_logits(self, images: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """(b, C, *image), (M,) indices of masked patches -> (b, K) and (M, K) float32: the teacher's logits for images
@@ -263,8 +268,8 @@ class DINOv2(UnlabelledObjective):
         if self.frozen is not None:
             check_teacher_digest(self.frozen, self.digest)
             patch, normalisation = self.model.config.patch, self.setting.normalisation
-            image_head, every = self.frozen.answer(images, normalisation, patch, self.reduce, self.idle)
-            return image_head, every.flatten(0, 1)[index]
+            image_head, patch_logits = self.frozen.answer(images, normalisation, patch, self.reduce, self.idle)
+            return image_head, patch_logits.flatten(0, 1)[index]
         model, dtype = self.teacher, images.dtype
         with torch.autocast(images.device.type, dtype, enabled=dtype != torch.float32):
             encoded = model.features(images)
@@ -309,11 +314,11 @@ class DINOv2(UnlabelledObjective):
         masked = config.mask_probability * sum(config.mask_shares) / 2 * math.prod(shape.grid)
         if self.frozen is not None:
             masked = math.prod(shape.grid)
-        large = shape.macs() + heads[0] + masked * heads[-1]
-        small = shape.computed_macs(views.local_image) + heads[0] if views.locals else 0
-        student_flops = 2 * (3 * NUM_GLOBAL_VIEWS * large + 3 * views.locals * small)
+        global_macs = shape.macs() + heads[0] + masked * heads[-1]
+        local_macs = shape.computed_macs(views.local_image) + heads[0] if views.locals else 0
+        student_flops = 2 * (3 * NUM_GLOBAL_VIEWS * global_macs + 3 * views.locals * local_macs)
         return student_flops + NUM_GLOBAL_VIEWS * (
-            2 * large if self.frozen is None else self.frozen.flops(math.prod(shape.grid))
+            2 * global_macs if self.frozen is None else self.frozen.flops(math.prod(shape.grid))
         )
 
 
@@ -349,10 +354,10 @@ def sinkhorn_knopp(scores: Tensor, reduce: Callable[[Tensor], Tensor], idle: boo
 
     Computed in log space, so nothing overflows.
     """
-    logs, none = scores.float(), scores.new_full(scores.shape[1:], -torch.inf, dtype=torch.float32)
+    log_probs, neg_inf = scores.float(), scores.new_full(scores.shape[1:], -torch.inf, dtype=torch.float32)
     for _ in range(SINKHORN_ITERATIONS):
-        sums = none if idle or not len(logs) else logs.logsumexp(0)
+        sums = neg_inf if idle or not len(log_probs) else log_probs.logsumexp(0)
         level = reduce(sums.nan_to_num(neginf=0.0))
-        logs = logs - level - reduce((sums - level).exp()).log()
-        logs = logs - logs.logsumexp(1, keepdim=True)
-    return logs.exp()
+        log_probs = log_probs - level - reduce((sums - level).exp()).log()
+        log_probs = log_probs - log_probs.logsumexp(1, keepdim=True)
+    return log_probs.exp()

@@ -123,7 +123,7 @@ class DistillationObjective(SupervisedObjective):
         grid = model.project(batch["images"])
         tokens = model.place(grid)
         tokens = tokens if keep is None else gather_tokens(tokens, keep)
-        label, teacher = model.pool(model.encode(tokens, model.places(grid, keep), whole=False)).chunk(2, -1)
+        label, teacher = model.pool(model.encode(tokens, model.places(grid, keep), all_tokens=False)).chunk(2, -1)
         return head.label(label).float(), head.teacher(teacher).float()
 
     def flops(self, progress: TrainingProgress) -> float:
@@ -140,17 +140,20 @@ def match_teacher_classes(teacher: Teacher, source: str, model: ModelConfig, cla
     return find_class_order(classes, teacher.classes, source)
 
 
-def find_class_order(classes: tuple[str, ...], own: tuple[str, ...], source: str) -> list[int]:
-    """Return the indices of the teacher's logits, of its `own` classes, in the order of `classes`: by name if it has
-    names, else unchanged. Raises UsageError for other classes, or another number of them."""
-    if set(own) == set(classes):
-        return [own.index(name) for name in classes]
-    if own and len(own) == len(classes) and all(name.isdecimal() for name in own):
+def find_class_order(classes: tuple[str, ...], teacher_classes: tuple[str, ...], source: str) -> list[int]:
+    """Return the indices of the teacher's logits, of its `teacher_classes` classes, in the order of `classes`: by name
+    if it has names, else unchanged. Raises UsageError for other classes, or another number of them."""
+    if set(teacher_classes) == set(classes):
+        return [teacher_classes.index(name) for name in classes]
+    if teacher_classes and len(teacher_classes) == len(classes) and all(name.isdecimal() for name in teacher_classes):
         return list(range(len(classes)))
-    if not own:
+    if not teacher_classes:
         raise UsageError(f"the teacher {source} outputs features, not classes", "use a classifier")
-    strange = next((name for name in classes if name not in own), classes[0] if classes else "")
+    unknown_class = next((name for name in classes if name not in teacher_classes), classes[0] if classes else "")
     raise UsageError(
-        f"the teacher {source} has {len(own)} classes, and {strange!r} of the data is not one of them",
+        (
+            f"the teacher {source} has {len(teacher_classes)} classes, and "
+            f"{unknown_class!r} of the data is not one of them"
+        ),
         "fine-tune it on these data first",
     )

@@ -51,9 +51,9 @@ class FlowObjective(GeneratorObjective):
 
     def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
         """Draw a time, noise, and whether the class is dropped, and interpolate between image and noise."""
-        noise, times, left_out = self.draws(batch)
+        noise, times, label_drop_draws = self.draws(batch)
         if self.config.times == "logit-normal":
             times = ndtri(times.clamp(min=1e-9)).sigmoid()
         return self.assemble_batch(
-            batch, RectifiedFlow(self.config.process).make_noisy_batch(batch["images"], noise, times), left_out
+            batch, RectifiedFlow(self.config.process).make_noisy_batch(batch["images"], noise, times), label_drop_draws
         )

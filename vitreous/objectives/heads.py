@@ -63,9 +63,9 @@ class DINOHead(nn.Module):
     def forward(self, x: Tensor, reduce: ReduceFunction = reduce_single_process, idle: bool = False) -> Tensor:
         """(n, D) -> (n, K) float32. A batch norm uses the statistics of all processes that are not `idle`, by `reduce`,
         the mean over processes."""
-        for number, layer in enumerate(self.mlp):
-            x = layer(F.gelu(x) if number else x)
-            if self.batch_norm and number < len(self.mlp) - 1:
+        for index, layer in enumerate(self.mlp):
+            x = layer(F.gelu(x) if index else x)
+            if self.batch_norm and index < len(self.mlp) - 1:
                 x = SyncBatchNormFunction.apply(x, reduce, idle)
         prototypes = F.normalize(self.prototypes.weight.float(), dim=-1)
         if self.lengths is not None:
@@ -79,10 +79,10 @@ def compute_prototype_logits(
     """Features (B v, D) of v views of each image, for each size of views -> (B, V, K): the logits of all. A batch norm
     normalises the views of each size together."""
     if head.batch_norm:
-        rows = [head(part, reduce, idle) for part in features]
+        logits = [head(view, reduce, idle) for view in features]
     else:
-        rows = list(head(torch.cat(tuple(features))).split([len(part) for part in features]))
-    return torch.cat([part.unflatten(0, (images, -1)) for part in rows], 1)
+        logits = list(head(torch.cat(tuple(features))).split([len(view) for view in features]))
+    return torch.cat([view.unflatten(0, (images, -1)) for view in logits], 1)
 
 
 class RowsContext(FunctionContext):
@@ -118,8 +118,8 @@ class SyncBatchNormFunction(torch.autograd.Function):
         return (torch.zeros_like(grad) if ctx.idle else dx.to(grad.dtype)), None, None
 
 
-def mean_over_processes(rows: Tensor, reduce: ReduceFunction, idle: bool) -> Tensor:
+def mean_over_processes(samples: Tensor, reduce: ReduceFunction, idle: bool) -> Tensor:
     """(n, C) -> (C,): the mean of the samples of all processes that are not `idle`; 0 if there are none."""
-    rows = rows[:0] if idle else rows
-    sums = reduce(torch.cat([rows.sum(0), rows.new_full((1,), len(rows))]))
+    samples = samples[:0] if idle else samples
+    sums = reduce(torch.cat([samples.sum(0), samples.new_full((1,), len(samples))]))
     return torch.where(sums[-1] > 0, sums[:-1] / sums[-1], 0.0)  # no `if`, which would synchronise with a GPU

@@ -51,7 +51,7 @@ class LabelledObjective(Objective):
         labels = batch["labels"]
         if isinstance(setting.views, Augment):
             images, labels = setting.views.mix(
-                images, labels, classes=classes, seed=setting.seed, batch=position, apart=setting.repeats
+                images, labels, classes=classes, seed=setting.seed, batch=position, offset=setting.repeats
             )
         images = resize_images(images, image_size_at(config, self.model.config, progress.samples, progress.total))
         batch = {**batch, "images": images, "labels": labels}
@@ -64,7 +64,7 @@ class LabelledObjective(Objective):
         """B images (C, height, width), the first at `position` of the stream -> the patches (K_i,) to keep."""
         patch, dropout, seed = self.model.config.patch, self.config.patch_dropout, self.setting.seed
         return [
-            draw_patches(image[None], patch, dropout, seed, position + number)[0] for number, image in enumerate(images)
+            draw_patches(image[None], patch, dropout, seed, position + index)[0] for index, image in enumerate(images)
         ]
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:

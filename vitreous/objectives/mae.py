@@ -98,9 +98,9 @@ class MAEConfig(ObjectiveConfig):
         description = f"{self.mask:.0%} of the patches (grey) are hidden from the encoder, and restored by the decoder."
         if not self.normalise:
             return description
-        where = "each channel of a patch" if self.normalise_channels else "a patch"
+        scope = "each channel of a patch" if self.normalise_channels else "a patch"
         return description + (
-            f" Its targets are pixels with mean 0 and std 1 within {where}. Each restored patch is shown with the mean"
+            f" Its targets are pixels with mean 0 and std 1 within {scope}. Each restored patch is shown with the mean"
             " and std of the original patch, which the model does not predict."
         )
 
@@ -192,25 +192,25 @@ class MAE(UnlabelledObjective):
         patches = gather_tokens(patchify(images.float(), self.model.config.patch).flatten(1, -2), masked)
         if not self.config.normalise:
             return patches
-        parts = self.parts(patches)
-        mean, deviation = self.moments(parts)
-        return ((parts - mean) / deviation).flatten(-2)
+        groups = self.parts(patches)
+        mean, std = self.moments(groups)
+        return ((groups - mean) / std).flatten(-2)
 
     def parts(self, patches: Tensor) -> Tensor:
         """(B, M, V) -> (B, M, G, V / G): the groups that are normalised separately, the patch (G = 1) or each of its C
         channels."""
         return torch.unflatten(patches, -1, (self.model.config.channels if self.config.normalise_channels else 1, -1))
 
-    def moments(self, parts: Tensor) -> tuple[Tensor, Tensor]:
+    def moments(self, groups: Tensor) -> tuple[Tensor, Tensor]:
         """(B, M, G, V / G) -> mean and std, (B, M, G, 1): from the unbiased variance sqrt(var + 1e-6), for channels
         sqrt(var) + 1e-6, as in the code of MAE and of VideoMAE."""
-        variance, mean = torch.var_mean(parts, -1, keepdim=True)
+        variance, mean = torch.var_mean(groups, -1, keepdim=True)
         return mean, variance.sqrt() + 1e-6 if self.config.normalise_channels else (variance + 1e-6).sqrt()
 
     def hidden(self, masked: Tensor) -> Tensor:
         """(B, M) int64 -> (B, N) bool: whether a patch is masked."""
-        none = torch.zeros(len(masked), math.prod(self.model.config.grid), dtype=torch.bool, device=masked.device)
-        return none.scatter(1, masked, True)
+        unmasked = torch.zeros(len(masked), math.prod(self.model.config.grid), dtype=torch.bool, device=masked.device)
+        return unmasked.scatter(1, masked, True)
 
     def predict(self, images: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
         """(B, C, *image), (B, K), (B, M) int64 -> (B, M, V): the decoder's prediction of the masked patches."""
@@ -232,15 +232,15 @@ class MAE(UnlabelledObjective):
         predicted = self.predict(images, visible, masked).float()
         target_patches = patchify(images.float(), patch).flatten(1, -2)
         if self.config.normalise:
-            mean, deviation = self.moments(self.parts(gather_tokens(target_patches, masked)))
-            predicted = (self.parts(predicted) * deviation + mean).flatten(-2)
-        places = masked[..., None].expand_as(predicted)
-        shown = (
-            target_patches.scatter(1, places, torch.zeros_like(predicted)),
-            target_patches.scatter(1, places, predicted),
+            mean, std = self.moments(self.parts(gather_tokens(target_patches, masked)))
+            predicted = (self.parts(predicted) * std + mean).flatten(-2)
+        scatter_index = masked[..., None].expand_as(predicted)
+        patch_sets = (
+            target_patches.scatter(1, scatter_index, torch.zeros_like(predicted)),
+            target_patches.scatter(1, scatter_index, predicted),
         )
-        seen, restored = (unpatchify(torch.unflatten(patches, 1, grid), patch) for patches in shown)
-        return Reconstruction(seen, restored, *[self.hidden(masked).unflatten(1, grid)] * 2)
+        visible_image, restored = (unpatchify(torch.unflatten(patches, 1, grid), patch) for patches in patch_sets)
+        return Reconstruction(visible_image, restored, *[self.hidden(masked).unflatten(1, grid)] * 2)
 
     def flops(self, progress: TrainingProgress) -> float:
         """Three passes: the encoder over the visible patches, the decoder over all."""

@@ -122,35 +122,37 @@ class MaskedPatchesObjective(UnlabelledObjective):
     def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
         """Draw the corruptions, and use the corrupted patches of the images as targets."""
         images = batch["images"]
-        source, places = self.draw(derive_keys(self.setting.seed, _CORRUPT, batch["positions"].numpy()), images.device)
-        targets = self.targets(images, places)
-        entries = {"images": images, "source": source, "masked_positions": places, "targets": targets}
+        source, patch_indices = self.draw(
+            derive_keys(self.setting.seed, _CORRUPT, batch["positions"].numpy()), images.device
+        )
+        targets = self.targets(images, patch_indices)
+        entries = {"images": images, "source": source, "masked_positions": patch_indices, "targets": targets}
         return entries | {name: batch[name] for name in ("positions", "samples")}
 
     def draw(self, keys: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
         """(B,) keys -> (B, N) and (B, M) int64: the source of each position, and the positions to predict."""
         config = self.config
-        drawn = corrupt_patches(keys, self.model.config.grid, config.share, config.masked, config.swapped)
-        predicted = drawn.predicted.reshape(len(keys), -1)
-        places = copy_to_device(from_numpy(predicted.nonzero()[1].reshape(len(keys), -1)), device)
-        return copy_to_device(from_numpy(drawn.source.reshape(len(keys), -1)), device), places
+        corruption = corrupt_patches(keys, self.model.config.grid, config.share, config.masked, config.swapped)
+        predicted = corruption.predicted.reshape(len(keys), -1)
+        patch_indices = copy_to_device(from_numpy(predicted.nonzero()[1].reshape(len(keys), -1)), device)
+        return copy_to_device(from_numpy(corruption.source.reshape(len(keys), -1)), device), patch_indices
 
-    def targets(self, images: Tensor, places: Tensor) -> Tensor:
+    def targets(self, images: Tensor, patch_indices: Tensor) -> Tensor:
         """(B, C, *image) normalised, (B, M) int64 -> the targets of these patches.
 
         Colours: the levels floor(8 x) of the channels, x in 0 .. 1, as digits of a number to the base 8, red first; (B,
         M) int64 of a patch's mean, (B, M, 4^axes) of it shrunk to 4 pixels a side. Pixels: (B, M, V) float32.
         """
         shape, images = self.model.config, images.float()
-        patches = gather_tokens(patchify(images, shape.patch).flatten(1, -2), places)
+        patches = gather_tokens(patchify(images, shape.patch).flatten(1, -2), patch_indices)
         if self.config.target == "pixels":
             return patches
         channels = torch.unflatten(patches, -1, (shape.channels, *shape.patch))
-        small = average_pool_patches(
+        pooled = average_pool_patches(
             channels, SMALL_PATCH_SIDE if self.config.target == "small-colours" else 1, len(shape.patch)
         )
         mean, std = (copy_to_device(torch.tensor(v), images.device) for v in self.setting.normalisation)
-        levels = ((small * std[:, None] + mean[:, None]) * COLOUR_LEVELS).floor().clamp(0, COLOUR_LEVELS - 1).long()
+        levels = ((pooled * std[:, None] + mean[:, None]) * COLOUR_LEVELS).floor().clamp(0, COLOUR_LEVELS - 1).long()
         digits = COLOUR_LEVELS ** torch.arange(shape.channels - 1, -1, -1, device=images.device)
         colours = (levels * digits[:, None]).sum(-2)
         return colours if self.config.target == "small-colours" else colours[..., 0]
@@ -186,27 +188,30 @@ class MaskedPatchesObjective(UnlabelledObjective):
     def reconstruct(self, images: Tensor, keys: np.ndarray) -> Reconstruction:
         """(B, C, *image) normalised, (B,) keys -> the images with corrupted patches, and with predicted ones."""
         patch, grid = self.model.config.patch, self.model.config.grid
-        source, places = self.draw(keys, images.device)
-        logits = self.predict(images, source, places)
+        source, patch_indices = self.draw(keys, images.device)
+        logits = self.predict(images, source, patch_indices)
         painted = logits if self.config.target == "pixels" else self.paint(logits)
         patches, hidden = patchify(images.float(), patch).flatten(1, -2), source == MASK_VECTOR
-        restored = patches.scatter(1, places[..., None].expand_as(painted), painted)
-        seen, restored = self.corrupt(images.float(), source), unpatchify(torch.unflatten(restored, 1, grid), patch)
-        predicted = torch.zeros_like(hidden).scatter(1, places, True)
-        return Reconstruction(seen, restored, hidden.unflatten(1, grid), predicted.unflatten(1, grid))
+        restored = patches.scatter(1, patch_indices[..., None].expand_as(painted), painted)
+        visible_image, restored = (
+            self.corrupt(images.float(), source),
+            unpatchify(torch.unflatten(restored, 1, grid), patch),
+        )
+        predicted = torch.zeros_like(hidden).scatter(1, patch_indices, True)
+        return Reconstruction(visible_image, restored, hidden.unflatten(1, grid), predicted.unflatten(1, grid))
 
-    def paint(self, answers: Tensor) -> Tensor:
+    def paint(self, logits: Tensor) -> Tensor:
         """(B, M, outputs) logits of colours -> (B, M, V) normalised pixels: the most likely colour, or 4^axes of them,
         at the middle of its levels."""
         shape = self.model.config
-        colours = torch.unflatten(answers, -1, (self.predictions, self.colours)).argmax(-1)
-        digits = COLOUR_LEVELS ** torch.arange(shape.channels - 1, -1, -1, device=answers.device)
+        colours = torch.unflatten(logits, -1, (self.predictions, self.colours)).argmax(-1)
+        digits = COLOUR_LEVELS ** torch.arange(shape.channels - 1, -1, -1, device=logits.device)
         levels = colours[:, :, None] // digits[:, None] % COLOUR_LEVELS
-        mean, std = (torch.tensor(values, device=answers.device)[:, None] for values in self.setting.normalisation)
-        side = SMALL_PATCH_SIDE if self.config.target == "small-colours" else 1
-        pixels = torch.unflatten(((levels + 0.5) / COLOUR_LEVELS - mean) / std, -1, (side,) * len(shape.patch))
+        mean, std = (torch.tensor(values, device=logits.device)[:, None] for values in self.setting.normalisation)
+        num_cells = SMALL_PATCH_SIDE if self.config.target == "small-colours" else 1
+        pixels = torch.unflatten(((levels + 0.5) / COLOUR_LEVELS - mean) / std, -1, (num_cells,) * len(shape.patch))
         for axis, length in enumerate(shape.patch, -len(shape.patch)):
-            pixels = pixels.index_select(axis, torch.arange(length, device=answers.device) * side // length)
+            pixels = pixels.index_select(axis, torch.arange(length, device=logits.device) * num_cells // length)
         return pixels.flatten(2)
 
     def flops(self, progress: TrainingProgress) -> float:
@@ -216,14 +221,14 @@ class MaskedPatchesObjective(UnlabelledObjective):
         return 6 * (shape.computed_macs() + head)
 
 
-def average_pool_patches(patches: Tensor, side: int, axes: int) -> Tensor:
+def average_pool_patches(patches: Tensor, num_cells: int, axes: int) -> Tensor:
     """(..., *patch) of `axes` axes -> (..., side^axes): means over the chunks of each axis, as equal as possible.
 
     Chunk i of an axis of n pixels covers floor(i n / side) to ceil((i + 1) n / side) - 1.
     """
     for axis in range(-axes, 0):
         length = patches.shape[axis]
-        starts, ends = ([f(i * length / side) for i in range(side + 1)] for f in (math.floor, math.ceil))
+        starts, ends = ([f(i * length / num_cells) for i in range(num_cells + 1)] for f in (math.floor, math.ceil))
         means = [patches.narrow(axis, a, b - a).mean(axis) for a, b in zip(starts[:-1], ends[1:], strict=True)]
         patches = torch.stack(means, axis)
     return patches.flatten(-axes)

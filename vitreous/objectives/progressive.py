@@ -36,26 +36,28 @@ class ProgressiveOptions:
     progressive_until: float = 0.7
 
 
-def image_size_at(thinning: ProgressiveOptions, model: ModelConfig, samples: int, total: int) -> tuple[int, ...]:
+def image_size_at(options: ProgressiveOptions, model: ModelConfig, samples: int, total: int) -> tuple[int, ...]:
     """Pixels per axis of the images of a step, after `samples` of `total`: whole patches, growing linearly."""
-    share = thinning.progressive + (1 - thinning.progressive) * samples / max(1, thinning.progressive_until * total)
-    if share >= 1:
+    fraction = options.progressive + (1 - options.progressive) * samples / max(1, options.progressive_until * total)
+    if fraction >= 1:
         return model.image
-    return tuple(max(1, math.floor(cells * share)) * size for cells, size in zip(model.grid, model.patch, strict=True))
+    return tuple(
+        max(1, math.floor(cells * fraction)) * size for cells, size in zip(model.grid, model.patch, strict=True)
+    )
 
 
-def resize_images(images: Tensor, sides: Sequence[int]) -> Tensor:
+def resize_images(images: Tensor, image_size: Sequence[int]) -> Tensor:
     """(B, C, *image) -> (B, C, *sides), bilinearly with antialiasing. The encoder resizes its positions to the smaller
     grid."""
-    if list(images.shape[2:]) == list(sides):
+    if list(images.shape[2:]) == list(image_size):
         return images
-    return F.interpolate(images, size=list(sides), mode="bilinear", antialias=True)
+    return F.interpolate(images, size=list(image_size), mode="bilinear", antialias=True)
 
 
 def draw_patches(images: Tensor, patch: Sequence[int], dropout: float, seed: int, position: int) -> Tensor:
     """(B, C, *image), of which the first is at `position` of the stream -> (B, K) int64, the patches to keep, in
     order."""
-    patches = math.prod(side // size for side, size in zip(images.shape[2:], patch, strict=True))
+    patches = math.prod(length // size for length, size in zip(images.shape[2:], patch, strict=True))
     positions = position + np.arange(len(images))
     order = derive_keys(seed, positions[:, None], np.arange(patches)[None]).argsort(1, kind="stable")
     patch_indices = from_numpy(np.sort(order[:, : count_kept_patches(dropout, patches)], 1))
@@ -67,13 +69,13 @@ def count_kept_patches(dropout: float, patches: int) -> int:
     return max(1, round(patches * (1 - dropout)))
 
 
-def progressive_macs(thinning: ProgressiveOptions, model: ModelConfig, samples: int, total: int) -> float:
+def progressive_macs(options: ProgressiveOptions, model: ModelConfig, samples: int, total: int) -> float:
     """Multiply-adds of one image's forward pass, after `samples` of `total` of a run.
 
     Dropped pixels and patches and the unused part of the last block are not counted.
     """
-    dropout = thinning.patch_dropout if samples < thinning.patch_dropout_until * total else 0.0
-    return _cached_forward_macs(model, image_size_at(thinning, model, samples, total), dropout)
+    dropout = options.patch_dropout if samples < options.patch_dropout_until * total else 0.0
+    return _cached_forward_macs(model, image_size_at(options, model, samples, total), dropout)
 
 
 @lru_cache(maxsize=16)

@@ -31,18 +31,18 @@ class PrototypeTeacher(WeightsTeacher):
     def __init__(self, source: str, dtype: torch.dtype = torch.float32) -> None:
         if not source:
             raise UsageError("no teacher is set", TEACHER_HINT)
-        weights, parts = open_weights(source), open_objective_state(source)
-        if parts is None or parts.config.get("name") != "dinov2":
-            has = f"those of {parts.config.get('name')}" if parts else "none"
-            raise UsageError(f"a teacher of dinov2 needs the heads of DINOv2, and {source} has {has}", TEACHER_HINT)
-        config, state = parts.config, parts.state
+        weights, objective_state = open_weights(source), open_objective_state(source)
+        if objective_state is None or objective_state.config.get("name") != "dinov2":
+            found = f"those of {objective_state.config.get('name')}" if objective_state else "none"
+            raise UsageError(f"a teacher of dinov2 needs the heads of DINOv2, and {source} has {found}", TEACHER_HINT)
+        config, state = objective_state.config, objective_state.state
         self.prototypes, self.patch_prototypes = config["prototypes"], config.get("patch_prototypes", 0)
         bundle = weights.bundle()
         width = bundle.model.config.features
         heads = {"teacher_head": select_head_options(config)}
         if self.patch_prototypes:
-            own = {"prototypes": self.patch_prototypes, "bottleneck": config["patch_bottleneck"]}
-            heads["teacher_patch_head"] = select_head_options({**config, **own})
+            patch_options = {"prototypes": self.patch_prototypes, "bottleneck": config["patch_bottleneck"]}
+            heads["teacher_patch_head"] = select_head_options({**config, **patch_options})
         self.heads = nn.ModuleList([DINOHead(width, options) for options in heads.values()])
         for name, head in zip(heads, self.heads, strict=True):
             tensors = {key.removeprefix(f"{name}."): t for key, t in state.items() if key.startswith(f"{name}.")}
@@ -61,8 +61,10 @@ class PrototypeTeacher(WeightsTeacher):
         for each of the student's patches. If the teacher has another patch size, images are resized."""
         teacher_patch, pixels = self.model.config.patch, self.read(images.float(), normalisation)
         if teacher_patch != patch:
-            side = tuple(length // p * q for length, p, q in zip(images.shape[2:], patch, teacher_patch, strict=True))
-            pixels = F.interpolate(pixels, side, mode="bicubic", antialias=True)
+            resized = tuple(
+                length // p * q for length, p, q in zip(images.shape[2:], patch, teacher_patch, strict=True)
+            )
+            pixels = F.interpolate(pixels, resized, mode="bicubic", antialias=True)
         with torch.no_grad():
             model: Any = self.placed(images.device)
             model.any_size = True

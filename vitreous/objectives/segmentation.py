@@ -158,8 +158,8 @@ def dice_loss(logits: Tensor, classes: Tensor, smooth: float = 1.0) -> Tensor:
         1 - (2 sum(p y) + smooth) / (sum(p) + sum(y) + smooth), over the pixels that have a class
     """
     labelled = (classes != IGNORE_INDEX)[:, None]
-    shares = logits.softmax(1) * labelled
-    wanted = torch.zeros_like(shares).scatter_(1, classes[:, None].clamp(min=0), 1.0) * labelled
+    probabilities = logits.softmax(1) * labelled
+    one_hot = torch.zeros_like(probabilities).scatter_(1, classes[:, None].clamp(min=0), 1.0) * labelled
     axes = tuple(range(2, logits.ndim))
-    overlap, total = (shares * wanted).sum(axes), shares.sum(axes) + wanted.sum(axes)
+    overlap, total = (probabilities * one_hot).sum(axes), probabilities.sum(axes) + one_hot.sum(axes)
     return (1 - (2 * overlap + smooth) / (total + smooth)).mean()

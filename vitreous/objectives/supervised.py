@@ -151,12 +151,12 @@ def cross_entropy(
     return total / classes if loss == "binary" else total
 
 
-def balanced_class_weights(labels: np.ndarray, classes: int) -> tuple[float, ...]:
+def balanced_class_weights(labels: np.ndarray, num_classes: int) -> tuple[float, ...]:
     """(n,) class indices or (n, K) multi-hot -> K weights, each inverse to the class's number of labels, 1 on average
     over all labels.
 
     A class without labels has weight 1.
     """
-    counts = labels.sum(0, dtype=np.float64) if labels.ndim == 2 else np.bincount(labels, minlength=classes)
+    counts = labels.sum(0, dtype=np.float64) if labels.ndim == 2 else np.bincount(labels, minlength=num_classes)
     present = counts > 0
     return tuple(np.where(present, counts.sum() / (present.sum() * np.maximum(counts, 1)), 1.0).tolist())

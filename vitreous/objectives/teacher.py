@@ -60,11 +60,11 @@ class Teacher:
     def read(self, images: Tensor, normalisation: Normalisation) -> Tensor:
         """(B, C, *image), the student's input with that (mean, std), float32 -> (B, C, *teacher image): the same pixels
         in the teacher's normalisation, resized if its size differs."""
-        mean, std, own_mean, own_std = (
-            copy_to_device(torch.tensor(numbers).view(-1, 1, 1), images.device)
-            for numbers in (*normalisation, *self.normalisation)
+        mean, std, teacher_mean, teacher_std = (
+            copy_to_device(torch.tensor(values).view(-1, 1, 1), images.device)
+            for values in (*normalisation, *self.normalisation)
         )
-        images = (images * std + mean - own_mean) / own_std
+        images = (images * std + mean - teacher_mean) / teacher_std
         if self.size is not None and tuple(images.shape[2:]) != self.size:
             images = F.interpolate(images, self.size, mode="bicubic", antialias=True)
         return images
@@ -117,7 +117,7 @@ class OnnxTeacher(Teacher):
     be run, UsageError for one without normalisation if none is given.
     """
 
-    def __init__(self, source: str, given: Normalisation | None = None) -> None:
+    def __init__(self, source: str, default_normalisation: Normalisation | None = None) -> None:
         runtime = import_optional_library("onnxruntime", "a teacher in an ONNX file needs")
         try:
             raw = Path(source).read_bytes()
@@ -131,20 +131,20 @@ class OnnxTeacher(Teacher):
         except Exception as error:  # onnxruntime has an exception class for each problem, none of them public
             problem = f"onnxruntime {runtime.__version__} cannot run {source} ({str(error)[:200]})"
             raise WeightsError(problem, "export the teacher again, or restore the file from a copy") from None
-        entry, answer = self.session.get_inputs()[0], self.session.get_outputs()[0]
-        self.input, self.output = entry.name, answer.name
+        input_info, output_info = self.session.get_inputs()[0], self.session.get_outputs()[0]
+        self.input, self.output = input_info.name, output_info.name
         card = parse_teacher_card(self.session.get_modelmeta().custom_metadata_map, source)
         if card is not None:
             classes, normalisation = card
-        elif given is not None:
-            count = answer.shape[-1] if isinstance(answer.shape[-1], int) else 0
-            classes, normalisation = tuple(map(str, range(count))), given
+        elif default_normalisation is not None:
+            count = output_info.shape[-1] if isinstance(output_info.shape[-1], int) else 0
+            classes, normalisation = tuple(map(str, range(count))), default_normalisation
         else:
             problem = f"{source} does not contain its mean and std, as files of `vitreous export` do"
             raise UsageError(problem, NORMALISATION_HINT)
         super().__init__(source, classes, normalisation, hashlib.sha256(raw).hexdigest())
-        sides = tuple(entry.shape[2:])
-        self.size = sides if all(isinstance(side, int) for side in sides) else None
+        image_size = tuple(input_info.shape[2:])
+        self.size = image_size if all(isinstance(length, int) for length in image_size) else None
 
     def logits(self, images: Tensor) -> Tensor:
         """(B, C, *teacher image) from `read` -> (B, K) float32, on the same device."""
@@ -166,13 +166,15 @@ def parse_teacher_card(metadata: dict[str, str], source: str) -> tuple[tuple[str
         raise WeightsError(f"the model card in {source} cannot be read ({error})", "export the teacher again") from None
 
 
-def open_teacher(source: str, dtype: torch.dtype = torch.float32, given: Normalisation | None = None) -> Teacher:
-    """Open the teacher of that name; `given` is the normalisation of an ONNX file without it. Raises UsageError if it
-    is missing, WeightsError if it cannot be read."""
+def open_teacher(
+    source: str, dtype: torch.dtype = torch.float32, default_normalisation: Normalisation | None = None
+) -> Teacher:
+    """Open the teacher of that name; `default_normalisation` is the normalisation of an ONNX file without it. Raises
+    UsageError if it is missing, WeightsError if it cannot be read."""
     if not source:
         raise UsageError("no teacher is set", "set its weights with --objective.teacher")
     if source.lower().endswith(".onnx") and not os.path.isdir(source):
-        return OnnxTeacher(source, given)
+        return OnnxTeacher(source, default_normalisation)
     return WeightsTeacher(source, open_weights(source).bundle(), dtype)
 
 

@@ -77,12 +77,16 @@ class UnlabelledObjective(Objective):
         the std of the initial encoder's features ("first_feature_std"); the highest rank includes that encoder.
         """
         width = self.model.config.features
-        rank, spread = (scalars.get(name, math.inf) for name in ("rankme", "feature_std"))
-        highest, first = scalars.get("highest_rankme", rank), scalars.get("first_feature_std", math.inf)
-        spread, first = spread * math.sqrt(width), first * math.sqrt(width)
-        if spread < (min(MIN_VIEW_FEATURE_SPREAD, first / 2) if self.compares_views else MIN_FEATURE_SPREAD):
-            before = f", {1 - first**2:.3f} at the start" if first < math.inf else ""
-            finding = f"all images have nearly the same features (mean cosine {1 - spread**2:.4f}{before})"
+        rank, feature_spread = (scalars.get(name, math.inf) for name in ("rankme", "feature_std"))
+        highest, initial_spread = scalars.get("highest_rankme", rank), scalars.get("first_feature_std", math.inf)
+        feature_spread, initial_spread = feature_spread * math.sqrt(width), initial_spread * math.sqrt(width)
+        if feature_spread < (
+            min(MIN_VIEW_FEATURE_SPREAD, initial_spread / 2) if self.compares_views else MIN_FEATURE_SPREAD
+        ):
+            initial_cosine = f", {1 - initial_spread**2:.3f} at the start" if initial_spread < math.inf else ""
+            finding = (
+                f"all images have nearly the same features (mean cosine {1 - feature_spread**2:.4f}{initial_cosine})"
+            )
             yield "same features", f"{finding}: {self.collapse_hint}"
         if rank < MIN_RANKME:
             yield (
@@ -117,26 +121,28 @@ def hide_patches(images: Tensor, hidden: Tensor, model: ModelConfig) -> Tensor:
     if model.front == "patches":
         return images
     hidden_grid = torch.unflatten(hidden, 1, patch_grid(tuple(images.shape[2:]), model.patch))[:, None]
-    for axis, side in enumerate(model.patch, 2):
-        hidden_grid = hidden_grid.repeat_interleave(side, axis)
+    for axis, patch_length in enumerate(model.patch, 2):
+        hidden_grid = hidden_grid.repeat_interleave(patch_length, axis)
     return images.masked_fill(hidden_grid, 0.0)
 
 
 def check_local_views(model: ModelConfig, views: MultiCrop) -> None:
     """Raise UsageError for local views whose size the model's patches do not divide."""
-    sides = views.local_image
-    if views.locals and any(side % patch for side, patch in zip(sides, model.patch, strict=True)):
-        fitting = " ".join(str(max(1, side // patch) * patch) for side, patch in zip(sides, model.patch, strict=True))
+    local_size = views.local_image
+    if views.locals and any(length % patch for length, patch in zip(local_size, model.patch, strict=True)):
+        valid_size = " ".join(
+            str(max(1, length // patch) * patch) for length, patch in zip(local_size, model.patch, strict=True)
+        )
         raise UsageError(
-            f"local views of {format_size(sides)} pixels are not whole patches of {format_size(model.patch)}",
-            f"use --views.local-image {fitting}, or --views.locals 0",
+            f"local views of {format_size(local_size)} pixels are not whole patches of {format_size(model.patch)}",
+            f"use --views.local-image {valid_size}, or --views.locals 0",
         )
 
 
-def check_views(views: Any, kind: type[Augment | MultiCrop], name: str) -> None:
+def check_views(views: Any, view_class: type[Augment | MultiCrop], name: str) -> None:
     """Raise UsageError for views of another type than the objective requires."""
-    if not isinstance(views, kind):
-        raise UsageError(f"{name} requires views of type {kind.name}, not {views.name}", "remove --views.name")
+    if not isinstance(views, view_class):
+        raise UsageError(f"{name} requires views of type {view_class.name}, not {views.name}", "remove --views.name")
 
 
 KOLEO_EPS = 1e-8
@@ -159,13 +165,13 @@ def koleo_loss(features: Tensor, gather: Callable[[Tensor], tuple[Tensor, int]],
     neighbour it is. Features of an `idle` process are excluded.
     """
     normalised = F.normalize(features.float(), dim=-1, eps=KOLEO_EPS)[: 0 if idle else len(features)]
-    everything, start = gather(normalised)
-    count = len(everything)
+    all_features, start = gather(normalised)
+    count = len(all_features)
     if count < 2 or idle:
         return 0.0 * features.float().sum()
     with torch.no_grad():
-        nearest = (everything @ everything.T).fill_diagonal_(-2).argmax(1)
-    candidates = torch.cat([everything[:start], normalised, everything[start + len(normalised) :]])
+        nearest = (all_features @ all_features.T).fill_diagonal_(-2).argmax(1)
+    candidates = torch.cat([all_features[:start], normalised, all_features[start + len(normalised) :]])
     loss = -(vector_norm(candidates - candidates[nearest] + KOLEO_EPS, 2, -1) + KOLEO_EPS).log().mean()
     # a process's loss is weighted by its share of the samples; its part of the total gradient needs weight one
     return loss.detach() + (loss - loss.detach()) * (count / len(normalised))

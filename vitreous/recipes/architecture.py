@@ -28,7 +28,7 @@ SIGNAL_TOKENS = 128  # tokens per signal
 
 def choose_architecture(
     options: TrainOptions,
-    facts: DatasetInfo,
+    dataset_info: DatasetInfo,
     classes: int,
     start: ModelConfig | None = None,
     recipe: Recipe | None = None,
@@ -39,34 +39,37 @@ def choose_architecture(
     model without patches.
     """
     if recipe is not None:
-        recipe.require_data_source(facts)
-    model = ARCHITECTURE_CHOOSERS.get(facts.template.form, choose_image_architecture)(
-        options, facts, classes, start, recipe
+        recipe.require_data_source(dataset_info)
+    model = ARCHITECTURE_CHOOSERS.get(dataset_info.template.form, choose_image_architecture)(
+        options, dataset_info, classes, start, recipe
     )
     if recipe is not None and recipe.for_models not in ("any", model.recipe_family):
-        kind = {"bit": "ResNets", "vit": "Vision Transformers", "swin": "Swin Transformers"}[recipe.for_models]
+        family_noun = {"bit": "ResNets", "vit": "Vision Transformers", "swin": "Swin Transformers"}[recipe.for_models]
         raise UsageError(
-            f"{recipe.name} is for {kind}, not {model.name()}", f"use --model {recipe.models[0]}, or another recipe"
+            f"{recipe.name} is for {family_noun}, not {model.name()}",
+            f"use --model {recipe.models[0]}, or another recipe",
         )
-    if recipe is not None and recipe.image is not None and options.image_size is None and len(facts.size) == 2:
-        side = recipe.image(model.name(), facts)
+    if recipe is not None and recipe.image is not None and options.image_size is None and len(dataset_info.size) == 2:
+        side = recipe.image(model.name(), dataset_info)
         model = model.with_options(image=nearest_divisible_size((side, side), model.patch))
-    if options.native_aspect and len(facts.size) == 2:
+    if options.native_aspect and len(dataset_info.size) == 2:
         model = set_square_image(model, options) if start is None else model
-    of_model = {path.partition(".")[2]: words for path, words in options.settings.items() if path.startswith("model.")}
+    model_settings = {
+        path.partition(".")[2]: values for path, values in options.settings.items() if path.startswith("model.")
+    }
     if start is not None:  # other model options are applied to the run after the weights have been checked
-        of_model = {path: words for path, words in of_model.items() if path == "image"}
-    return set_dotted_paths(model, of_model, "model.")
+        model_settings = {path: values for path, values in model_settings.items() if path == "image"}
+    return set_dotted_paths(model, model_settings, "model.")
 
 
 def choose_image_architecture(
-    options: TrainOptions, facts: DatasetInfo, classes: int, start: ModelConfig | None, recipe: Recipe | None
+    options: TrainOptions, dataset_info: DatasetInfo, classes: int, start: ModelConfig | None, recipe: Recipe | None
 ) -> ModelConfig:
     """Choose the model for images: that of the weights, or a new one. Raises UsageError like the functions it calls."""
     return (
         adapt_pretrained_config(options, classes, start, recipe)
         if start is not None
-        else choose_scratch_architecture(options, facts, classes, recipe)
+        else choose_scratch_architecture(options, dataset_info, classes, recipe)
     )
 
 
@@ -76,8 +79,8 @@ def adapt_pretrained_config(
     """Return the model of the weights with a head for these classes, or a ViTDet of their size if --model or the recipe
     sets one. Raises UsageError for another --model."""
     for name in (options.model,) if options.model else recipe.models if recipe else ():
-        if is_vitdet_variant(named := config_from_name(name), start):
-            start = named.with_options(channels=start.channels)
+        if is_vitdet_variant(variant := config_from_name(name), start):
+            start = variant.with_options(channels=start.channels)
             break
     if options.model and config_from_name(options.model).name() != start.name():
         raise UsageError(
@@ -98,45 +101,49 @@ def is_vitdet_variant(model: ModelConfig, start: ModelConfig) -> bool:
 
 
 def choose_array_architecture(
-    options: TrainOptions, facts: DatasetInfo, classes: int, start: ModelConfig | None, recipe: Recipe | None
+    options: TrainOptions, dataset_info: DatasetInfo, classes: int, start: ModelConfig | None, recipe: Recipe | None
 ) -> ModelConfig:
     """Choose the model for volumes or signals: a ViT with 3-D or 1-D patches. Its image size is that of the first
     sample, at most `MAX_VOLUME_SIDE` voxels per side or `MAX_SIGNAL_LENGTH` values. Raises UsageError for recipes and
     models for images."""
-    axes, kind = len(facts.size), facts.template.noun
+    axes, noun = len(dataset_info.size), dataset_info.template.noun
     if recipe is not None and recipe.solid is None and recipe.name not in DEFAULT_RECIPE_NAMES:
         hint = "use --recipe segment" if recipe.objective.annotated else "leave --recipe out"
-        raise UsageError(f"{recipe.name} is for images, but the data are {kind}", hint)
+        raise UsageError(f"{recipe.name} is for images, but the data are {noun}", hint)
     if start is not None:
         return adapt_pretrained_config(options, classes, start)
     largest = MAX_VOLUME_SIDE if axes == 3 else MAX_SIGNAL_LENGTH
-    sides = (options.image_size,) * axes if options.image_size else tuple(min(largest, side) for side in facts.size)
-    usual = recipe.solid if recipe and recipe.solid else default_array_model(sides)
-    model = config_from_name(options.model or usual)
+    image_size = (
+        (options.image_size,) * axes
+        if options.image_size
+        else tuple(min(largest, length) for length in dataset_info.size)
+    )
+    default_name = recipe.solid if recipe and recipe.solid else default_array_model(image_size)
+    model = config_from_name(options.model or default_name)
     if not model.any_axes:
-        raise UsageError(f"{model.name()} is for images, but the data are {kind}", f"use --model {usual}")
-    own = model.patch if len(model.patch) == axes else model.patch[:1] * axes
+        raise UsageError(f"{model.name()} is for images, but the data are {noun}", f"use --model {default_name}")
+    default_patch = model.patch if len(model.patch) == axes else model.patch[:1] * axes
     if not (options.model or options.patch_size or (recipe and recipe.solid)):
-        own = tuple(min(pair) for pair in zip(own, sides, strict=True))  # thin volumes
-    patch = (options.patch_size,) * axes if options.patch_size else own
+        default_patch = tuple(min(pair) for pair in zip(default_patch, image_size, strict=True))  # thin volumes
+    patch = (options.patch_size,) * axes if options.patch_size else default_patch
     changes = {
-        "image": nearest_divisible_size(sides, patch),
+        "image": nearest_divisible_size(image_size, patch),
         "patch": patch,
         "classes": classes,
-        "channels": facts.channels,
+        "channels": dataset_info.channels,
     }
     return replace_known_fields(model, changes | {"pool": "mean", "class_token": False, "head.bias": True})
 
 
-def default_array_model(sides: tuple[int, ...]) -> str:
+def default_array_model(image_size: tuple[int, ...]) -> str:
     """Return the model for volumes (depth, height, width) or signals (length,), with about `SIGNAL_TOKENS` patches."""
-    if len(sides) == 1:
-        return f"{SIGNAL_MODEL}/{max(4, 2 ** math.ceil(math.log2(max(1, sides[0] / SIGNAL_TOKENS))))}"
-    return next(name for side, name in VOLUME_MODELS if max(sides) <= side)
+    if len(image_size) == 1:
+        return f"{SIGNAL_MODEL}/{max(4, 2 ** math.ceil(math.log2(max(1, image_size[0] / SIGNAL_TOKENS))))}"
+    return next(name for max_side, name in VOLUME_MODELS if max(image_size) <= max_side)
 
 
 def choose_clip_architecture(
-    options: TrainOptions, facts: DatasetInfo, classes: int, start: ModelConfig | None, recipe: Recipe | None
+    options: TrainOptions, dataset_info: DatasetInfo, classes: int, start: ModelConfig | None, recipe: Recipe | None
 ) -> ModelConfig:
     """Choose the model for clips: the recipe's or a video model. Frames have the size of the first clip. If that
     exceeds SMALL, they have LARGE_IMAGE, or SMALL for a recipe without a model for larger frames. Image weights
@@ -145,35 +152,39 @@ def choose_clip_architecture(
     if start is not None and len(start.image) == 3:
         model = adapt_pretrained_config(options, classes, start)
         return replace_known_fields(model, {"image": (options.frames or start.image[0], *model.image[1:])})
-    named = (recipe.mixed if facts.stills else recipe.clips) if recipe else None
-    own = recipe is not None and recipe.of_clips
-    larger = (MAX_SMALL_IMAGE_SIDE, MAX_SMALL_IMAGE_SIDE) if named and not own else LARGE_IMAGE_SIZE
-    native = facts.size[1:] if max(facts.size[1:]) <= MAX_SMALL_IMAGE_SIDE else larger
-    usual = named or next(name for side, name in CLIP_MODELS if max(facts.size[1:]) <= side)
-    if recipe is not None and own and native is LARGE_IMAGE_SIZE:
-        usual = recipe.models[0]
-    changes: dict[str, Any] = {"pool": "mean", "class_token": False} if native is not LARGE_IMAGE_SIZE else {}
+    recipe_model = (recipe.mixed if dataset_info.stills else recipe.clips) if recipe else None
+    is_video_recipe = recipe is not None and recipe.of_clips
+    default_size = (
+        (MAX_SMALL_IMAGE_SIDE, MAX_SMALL_IMAGE_SIDE) if recipe_model and not is_video_recipe else LARGE_IMAGE_SIZE
+    )
+    native_size = dataset_info.size[1:] if max(dataset_info.size[1:]) <= MAX_SMALL_IMAGE_SIDE else default_size
+    default_name = recipe_model or next(
+        name for max_side, name in CLIP_MODELS if max(dataset_info.size[1:]) <= max_side
+    )
+    if recipe is not None and is_video_recipe and native_size is LARGE_IMAGE_SIZE:
+        default_name = recipe.models[0]
+    changes: dict[str, Any] = {"pool": "mean", "class_token": False} if native_size is not LARGE_IMAGE_SIZE else {}
     if start is not None:
-        native, changes = start.image, {"head.representation": None} | copy_pooling_fields(start)
+        native_size, changes = start.image, {"head.representation": None} | copy_pooling_fields(start)
     if start is None or options.model:
-        model = config_from_name(options.model or usual)
+        model = config_from_name(options.model or default_name)
     else:
         model = start.of_clips(frames=2)
         if model is None:
             raise UsageError(f"{start.name()} has no video counterpart", "set --model, or use other weights")
     if len(model.image) != 3:
-        raise UsageError(f"{model.name()} is for images, but the data are clips", f"use --model {usual}")
-    if type(config_from_name(usual)) is not type(model):
+        raise UsageError(f"{model.name()} is for images, but the data are clips", f"use --model {default_name}")
+    if type(config_from_name(default_name)) is not type(model):
         purpose = f"the recipe {recipe.name}" if recipe else "classification of clips"
-        raise UsageError(f"{model.name()} does not support {purpose}", f"use --model {usual}")
+        raise UsageError(f"{model.name()} does not support {purpose}", f"use --model {default_name}")
     patch = (model.patch[0], *(options.patch_size,) * 2) if options.patch_size else model.patch
-    sides = (options.image_size,) * 2 if options.image_size else nearest_divisible_size(native, patch[1:])
-    published = own and start is None and native is LARGE_IMAGE_SIZE
+    frame_size = (options.image_size,) * 2 if options.image_size else nearest_divisible_size(native_size, patch[1:])
+    published = is_video_recipe and start is None and native_size is LARGE_IMAGE_SIZE
     frames = options.frames or (
         model.image[0] if published else nearest_divisible_size((DEFAULT_CLIP_FRAMES,), patch[:1])[0]
     )
-    changes |= {"image": (frames, *sides), "patch": patch, "classes": classes, "head.bias": True}
-    return replace_known_fields(model, changes | {"channels": start.channels if start else facts.channels})
+    changes |= {"image": (frames, *frame_size), "patch": patch, "classes": classes, "head.bias": True}
+    return replace_known_fields(model, changes | {"channels": start.channels if start else dataset_info.channels})
 
 
 def copy_pooling_fields(start: ModelConfig) -> dict[str, Any]:
@@ -182,27 +193,35 @@ def copy_pooling_fields(start: ModelConfig) -> dict[str, Any]:
 
 
 def choose_scratch_architecture(
-    options: TrainOptions, facts: DatasetInfo, classes: int, recipe: Recipe | None
+    options: TrainOptions, dataset_info: DatasetInfo, classes: int, recipe: Recipe | None
 ) -> ModelConfig:
     """Choose the model to train from scratch. Image size is kept if the recipe has no model, or one for small images.
     Raises UsageError for --patch-size if the model has no patches."""
-    own = recipe is None or not recipe.models or recipe.small is not None
-    native = facts.size if own and max(facts.size) <= MAX_SMALL_IMAGE_SIDE else None
-    usual = recipe.models[0] if recipe and recipe.models else "ViT-Ti/16"
-    usual = recipe.few if recipe and recipe.few and facts.images < MIN_SCRATCH_IMAGES else usual
-    small = (recipe and recipe.small) or (choose_small_model(native) if native else "")
-    name = options.model or (usual if native is None else small)
+    keeps_image_size = recipe is None or not recipe.models or recipe.small is not None
+    native_size = dataset_info.size if keeps_image_size and max(dataset_info.size) <= MAX_SMALL_IMAGE_SIDE else None
+    default_name = recipe.models[0] if recipe and recipe.models else "ViT-Ti/16"
+    default_name = recipe.few if recipe and recipe.few and dataset_info.images < MIN_SCRATCH_IMAGES else default_name
+    small_model = (recipe and recipe.small) or (choose_small_model(native_size) if native_size else "")
+    name = options.model or (default_name if native_size is None else small_model)
     model = config_from_name(name)
     if options.patch_size and model.front != "patches":
         raise UsageError(f"{name} has no patches to choose a size for", "leave --patch-size out")
     patch = (options.patch_size,) * 2 if options.patch_size else model.patch
     image = (
-        (options.image_size,) * 2 if options.image_size else nearest_divisible_size(native or LARGE_IMAGE_SIZE, patch)
+        (options.image_size,) * 2
+        if options.image_size
+        else nearest_divisible_size(native_size or LARGE_IMAGE_SIZE, patch)
     )
     size = {"patch_size": patch} if options.patch_size else {}  # `patch` of a Swin is a token of its last stage
-    changes = size | {"image": image, "patch": patch, "classes": classes, "channels": facts.channels, "head.bias": True}
+    changes = size | {
+        "image": image,
+        "patch": patch,
+        "classes": classes,
+        "channels": dataset_info.channels,
+        "head.bias": True,
+    }
     # on small datasets, mean pooling learns faster than a class token
-    if native is not None and model.pool == "class":
+    if native_size is not None and model.pool == "class":
         changes |= {"pool": "mean", "class_token": False}
     return replace_known_fields(model, changes)
 

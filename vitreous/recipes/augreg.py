@@ -42,7 +42,7 @@ def augreg_run_builder(data: str, level: str | None = None) -> RunBuilder:
     """Build the pre-training on `imagenet` or `imagenet21k` at a level, or at the model's default level."""
     epochs, levels = DATASET_DEFAULTS[data]
 
-    def make(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+    def make(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
         """AugReg pre-training: arXiv:2106.10270, section 3, with the losses of big_vision's vit_i1k.py and vit_i21k.py.
 
         vitreous train DATA --recipe NAME --model ViT-B/16
@@ -54,7 +54,7 @@ def augreg_run_builder(data: str, level: str | None = None) -> RunBuilder:
         bfloat16, here in float32.
         """
         return Run(
-            **google_run_fields(apply_google_settings(model, options, representation=data == "imagenet"), facts),
+            **google_run_fields(apply_google_settings(model, options, representation=data == "imagenet"), dataset_info),
             views=build_level_augmentation(level or levels.get(model.name(), levels[""])),
             optimizer=OptimizerConfig("adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=0.1, clip=1.0),
             schedule=ScheduleConfig(10_000, "cosine"),
@@ -69,7 +69,7 @@ def augreg_run_builder(data: str, level: str | None = None) -> RunBuilder:
 def plain_vit_run_builder(epochs: int) -> RunBuilder:
     """Build the plain baseline with this number of epochs."""
 
-    def make(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+    def make(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
         """Better plain ViT baselines for ImageNet: arXiv:2205.01580 and big_vision's vit_s16_i1k.py.
 
         vitreous train DATA --recipe NAME
@@ -84,7 +84,7 @@ def plain_vit_run_builder(epochs: int) -> RunBuilder:
             model, {"positions.kind": "sincos-big-vision", "pool": "mean", "class_token": False}
         )
         return Run(
-            **google_run_fields(model, facts),
+            **google_run_fields(model, dataset_info),
             views=replace(INCEPTION_VIEWS, rand_style="big_vision", rand_layers=2, rand_magnitude=10, mixup=0.2),
             optimizer=OptimizerConfig("adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=0.1, clip=1.0),
             schedule=ScheduleConfig(10_000, "cosine"),
@@ -95,13 +95,13 @@ def plain_vit_run_builder(epochs: int) -> RunBuilder:
     return make
 
 
-def list_finetuned_accuracies(**figures: float) -> tuple[PublishedResult, ...]:
+def list_finetuned_accuracies(**accuracies: float) -> tuple[PublishedResult, ...]:
     """List ImageNet top-1 of the recommended ImageNet-21k weights, fine-tuned at 384 pixels."""
     hybrids = {"R50L32": "R50+ViT-L/32", "R26S32": "R26+ViT-S/32", "RTi16": "R+ViT-Ti/16"}
-    names = {key: hybrids.get(key, f"ViT-{key[:-2]}/{key[-2:]}") for key in figures}
+    names = {key: hybrids.get(key, f"ViT-{key[:-2]}/{key[-2:]}") for key in accuracies}
     return tuple(
         (names[key], "ImageNet-21k, fine-tuned on ImageNet at 384 pixels", f"{value:.2f} %")
-        for key, value in figures.items()
+        for key, value in accuracies.items()
     )
 
 
@@ -117,7 +117,7 @@ PUBLISHED_BY_LEVEL = {
 def build_augreg_recipes(data: str, title: str) -> list[Recipe]:
     """Build the default recipe and those of the seven levels for a data set."""
     about = f"ViT with the model's augmentation, {title}-sized data"
-    first = build_pretraining_recipe(
+    default_recipe = build_pretraining_recipe(
         f"augreg-{data}",
         augreg_run_builder(data),
         about,
@@ -125,14 +125,14 @@ def build_augreg_recipes(data: str, title: str) -> list[Recipe]:
         data=title,
         models=AUGREG_PRETRAINING_MODELS,
     )
-    recipes = [first]
+    recipes = [default_recipe]
     for level, (layers, magnitude, mixup) in AUGREG_LEVELS.items():
         about = f"the same with RandAugment({layers}, {magnitude}), MixUp {mixup:g}"
         published = PUBLISHED_BY_LEVEL.get(level, ()) if data == "imagenet21k" else ()
         recipes.append(
             replace(
-                first,
-                name=f"{first.name}-{level}",
+                default_recipe,
+                name=f"{default_recipe.name}-{level}",
                 make=augreg_run_builder(data, level),
                 about=about,
                 published=published,

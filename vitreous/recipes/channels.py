@@ -38,96 +38,96 @@ FORM_SUPPORT: dict[str, tuple[Callable[[type[ObjectiveConfig], bool], bool], str
 MAX_PROBED_SAMPLES = 100  # images of which one must be readable
 
 
-def infer_dataset_info(opened: Data, options: TrainOptions, start: WeightsInfo | None = None) -> DatasetInfo:
+def infer_dataset_info(data: Data, options: TrainOptions, start: WeightsInfo | None = None) -> DatasetInfo:
     """Infer the data set properties that a recipe needs, from its first readable image.
 
     `--preprocess.numbers` and `--preprocess.name`, or else the initial weights, define how ambiguous files are read,
     such as 16-bit grey images. Raises DataError if none of the first images is readable, UsageError for weights with
     another number of channels, and as `check_modality`.
     """
-    split = opened.split("train")
-    check_modality(opened, options, start)
-    first, asked = None, collect_format_settings(options, start)
+    split = data.split("train")
+    check_modality(data, options, start)
+    first_error, format_settings = None, collect_format_settings(options, start)
     for sample in range(min(len(split), MAX_PROBED_SAMPLES)):
         try:
             channels = start.config.channels if start else None
-            info = read_sample_info(split, sample, asked, channels)
+            info = read_sample_info(split, sample, format_settings, channels)
             stills = isinstance(split, ClipFiles) and split.stills > 0
-            return replace(info, latents=opened.latents, stills=stills)
+            return replace(info, latents=data.latents, stills=stills)
         except DataError as error:
-            first = first or error
-    why, hint = (f"; {first.message}", first.hint) if first else ("", "")
+            first_error = first_error or error
+    reason, hint = (f"; {first_error.message}", first_error.hint) if first_error else ("", "")
     raise DataError(
-        f"{opened.name}: none of the first {MAX_PROBED_SAMPLES} images can be read{why}", hint or "fix or delete them"
+        f"{data.name}: none of the first {MAX_PROBED_SAMPLES} images can be read{reason}", hint or "fix or delete them"
     )
 
 
-def check_modality(opened: Data, options: TrainOptions, start: WeightsInfo | None) -> None:
+def check_modality(data: Data, options: TrainOptions, start: WeightsInfo | None) -> None:
     """Raise UsageError if the weights or the objective do not support the modality of the data, and for options of
     clips and images with other data. Image weights may initialise a clip model."""
-    split, objective = opened.split("train"), get_objective_config(options)
+    split, objective = data.split("train"), get_objective_config(options)
     modality = find_modality(split)
     if (
         start is not None
-        and (own := get_weights_noun(start)) != modality.noun
-        and (own, modality.noun) != ("images", "clips")
+        and (weights_noun := get_weights_noun(start)) != modality.noun
+        and (weights_noun, modality.noun) != ("images", "clips")
     ):
-        problem = f"the weights of --init {options.init} are for {own}, but the data are {modality.noun}"
+        problem = f"the weights of --init {options.init} are for {weights_noun}, but the data are {modality.noun}"
         raise UsageError(problem, "leave --init out")
-    learns, hint = FORM_SUPPORT[modality.form]
+    supports, hint = FORM_SUPPORT[modality.form]
     masked = isinstance(split, AnnotatedSplit)
-    if not learns(objective, masked):
+    if not supports(objective, masked):
         hint = "learn a class for each voxel: --recipe segment" if masked else hint
-        raise UsageError(f"{opened.name} contains {modality.noun}, but {objective.name} needs images", hint)
+        raise UsageError(f"{data.name} contains {modality.noun}, but {objective.name} needs images", hint)
     if modality.noun != "images" and options.native_aspect:
-        problem = f"{opened.name} contains {modality.noun}, which need one size"
+        problem = f"{data.name} contains {modality.noun}, which need one size"
         raise UsageError(problem, "leave --native-aspect out")
     if not modality.is_animated and (options.frames is not None or options.stride is not None):
         raise UsageError(
-            f"--frames and --stride are for clips, and {opened.name} contains {modality.noun}", "leave them out"
+            f"--frames and --stride are for clips, and {data.name} contains {modality.noun}", "leave them out"
         )
 
 
 def get_weights_noun(start: WeightsInfo) -> str:
     """Return the noun for the training samples of weights, by their preprocessing or the axes of their model."""
-    config, seen = start.config, start.preprocess
-    if seen is not None and len(seen.image) == len(config.image):
-        return seen.noun
-    solid = "clips" if config.has_time_axis else "volumes"
-    return {1: "signals", 2: "images"}.get(len(config.image), solid)
+    config, preprocess = start.config, start.preprocess
+    if preprocess is not None and len(preprocess.image) == len(config.image):
+        return preprocess.noun
+    noun = "clips" if config.has_time_axis else "volumes"
+    return {1: "signals", 2: "images"}.get(len(config.image), noun)
 
 
 def collect_format_settings(options: TrainOptions, start: WeightsInfo | None) -> dict[str, str]:
     """Return the settings for reading ambiguous files, from the options or else the weights. Raises UsageError for
     invalid values."""
-    asked = {
+    selected = {
         path: options.settings[f"preprocess.{path}"]
         for path in FORMAT_SETTINGS
         if f"preprocess.{path}" in options.settings
     }
-    if not asked:
+    if not selected:
         return start.preprocess.form_settings if start and start.preprocess else {}
-    words = {path: words[0] for path, words in asked.items()}
-    if "numbers" in asked:
-        set_dotted_paths(BandPreprocess((1, 1)), {"numbers": asked["numbers"]}, "preprocess.")
-    return words
+    values = {path: values[0] for path, values in selected.items()}
+    if "numbers" in selected:
+        set_dotted_paths(BandPreprocess((1, 1)), {"numbers": selected["numbers"]}, "preprocess.")
+    return values
 
 
-def read_sample_info(split: Split, sample: int, asked: dict[str, str], channels: int | None) -> DatasetInfo:
+def read_sample_info(split: Split, sample: int, format_settings: dict[str, str], channels: int | None) -> DatasetInfo:
     """Read the properties of one image; `channels` are those of the weights. Raises DataError if it is unreadable,
     UsageError if its channels differ from the weights'."""
-    grey = isinstance(split, ArraySplit) and split.pixels.ndim == 3
+    is_grey = isinstance(split, ArraySplit) and split.pixels.ndim == 3
     raw, name = open_sample(split, sample), split.name(sample)
-    form = find_modality(split).read_form(raw, name, channels or (1 if grey else None), asked)
+    form = find_modality(split).read_form(raw, name, channels or (1 if is_grey else None), format_settings)
     check_channels(form.channels, channels)
     return DatasetInfo(len(split), form.size, form.channels, form.preprocess)
 
 
-def check_channels(own: int, taken: int | None) -> None:
+def check_channels(image_channels: int, weights_channels: int | None) -> None:
     """Raise UsageError if the image channels differ from those of the weights; None if there are no weights."""
-    if taken not in (None, own):
-        hint = f"vitreous convert ... --channels {own} converts the weights"
-        raise UsageError(f"the images have {own} channels, but the weights need {taken}", hint)
+    if weights_channels not in (None, image_channels):
+        hint = f"vitreous convert ... --channels {image_channels} converts the weights"
+        raise UsageError(f"the images have {image_channels} channels, but the weights need {weights_channels}", hint)
 
 
 def measure_channel_moments(
@@ -144,20 +144,21 @@ def measure_channel_moments(
     Mean and standard deviation set by the user are kept, and those of weights trained on the same channels and value
     type; latents are scaled as defined by their autoencoder.
     """
-    seen = run.preprocess
-    if not seen.measures_moments:
+    preprocess = run.preprocess
+    if not preprocess.measures_moments:
         return run
-    if not seen.shares_moments(start.preprocess if start else None):
+    if not preprocess.shares_moments(start.preprocess if start else None):
         if info.latents is not None:
-            moments, whence = info.latents.normalisation(seen.channels), f"those of {info.latents.autoencoder}"
+            moments, origin = info.latents.normalisation(preprocess.channels), f"those of {info.latents.autoencoder}"
         else:
-            moments, whence = measure_channel_statistics(split, seen, workers), "measured on the training images"
+            moments, origin = measure_channel_statistics(split, preprocess, workers), "measured on the training images"
         measured = dict(zip(("mean", "std"), moments, strict=True))
-        seen = replace(
-            seen, **{name: values for name, values in measured.items() if f"preprocess.{name}" not in options.settings}
+        preprocess = replace(
+            preprocess,
+            **{name: values for name, values in measured.items() if f"preprocess.{name}" not in options.settings},
         )
-        note(f"{seen.channels} channels of {seen.value_type}: mean and standard deviation are {whence}")
+        note(f"{preprocess.channels} channels of {preprocess.value_type}: mean and standard deviation are {origin}")
     views = run.views.without_colour_transforms() if isinstance(run.views, Augment) else run.views
     if views != run.views:
         note("colour augmentation is disabled")
-    return replace(run, preprocess=seen, views=views)
+    return replace(run, preprocess=preprocess, views=views)

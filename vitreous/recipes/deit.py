@@ -29,17 +29,19 @@ DEIT3_HYPERPARAMETERS = {
 }
 
 
-def imagenet_run_fields(model: ModelConfig, facts: DatasetInfo, share: float, repeats: int = 3) -> dict[str, Any]:
+def imagenet_run_fields(
+    model: ModelConfig, dataset_info: DatasetInfo, share: float, repeats: int = 3
+) -> dict[str, Any]:
     """Return the common fields of all runs: ImageNet's mean and standard deviation, the authors' evaluation crop, and
     repeated augmentation (with three repeats, an epoch has a third of the images)."""
-    parts, (mean, std) = base_run_fields(model, facts), IMAGENET_MOMENTS
-    seen = replace(parts["preprocess"], mean=mean[: model.channels], std=std[: model.channels], share=share)
-    return parts | {"preprocess": seen, "data": replace(parts["data"], repeats=repeats)}
+    run_fields, (mean, std) = base_run_fields(model, dataset_info), IMAGENET_MOMENTS
+    preprocess = replace(run_fields["preprocess"], mean=mean[: model.channels], std=std[: model.channels], share=share)
+    return run_fields | {"preprocess": preprocess, "data": replace(run_fields["data"], repeats=repeats)}
 
 
-def deit_schedule(facts: DatasetInfo, batch: int, lr: float, least: float = FINAL_LR) -> ScheduleConfig:
-    """Return a cosine schedule to `least` after five warm-up epochs."""
-    return ScheduleConfig(round(WARMUP_EPOCHS * facts.images / batch), "cosine", end=least / lr)
+def deit_schedule(dataset_info: DatasetInfo, batch: int, lr: float, final_lr: float = FINAL_LR) -> ScheduleConfig:
+    """Return a cosine schedule to `final_lr` after five warm-up epochs."""
+    return ScheduleConfig(round(WARMUP_EPOCHS * dataset_info.images / batch), "cosine", end=final_lr / lr)
 
 
 def set_drop_path(model: ModelConfig, drop_path: float, rises: bool = False) -> ModelConfig:
@@ -50,7 +52,7 @@ def set_drop_path(model: ModelConfig, drop_path: float, rises: bool = False) -> 
     )
 
 
-def make_deit_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_deit_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """DeiT without a teacher: arXiv:2012.12877, Table 9, and facebookresearch/deit's main.py.
 
     vitreous train DATA --recipe NAME --model ViT-S/16
@@ -63,10 +65,10 @@ def make_deit_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions)
       code.
     """
     return Run(
-        **imagenet_run_fields(set_drop_path(model, 0.1, rises=True), facts, 0.875),
+        **imagenet_run_fields(set_drop_path(model, 0.1, rises=True), dataset_info, 0.875),
         views=replace(DEIT_RANDAUGMENT, erase=0.25, erase_noise=True),
         optimizer=OptimizerConfig("adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=0.05, clip=None),
-        schedule=deit_schedule(facts, 1024, 1e-3),
+        schedule=deit_schedule(dataset_info, 1024, 1e-3),
         objective=SupervisedConfig(smoothing=0.1),
         batch_size=1024,
         epochs=300,
@@ -75,7 +77,7 @@ def make_deit_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions)
     )
 
 
-def make_distil_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_distil_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """DeiT with a teacher: arXiv:2012.12877, section 3.2 and Table 9. Images up to 64 pixels: as `small`, with
     a teacher.
 
@@ -86,32 +88,34 @@ def make_distil_run(model: ModelConfig, facts: DatasetInfo, options: TrainOption
     learns labels and teacher with one head.
     """
     run = (
-        make_small_run(model, facts, options)
+        make_small_run(model, dataset_info, options)
         if max(model.image) <= MAX_SMALL_IMAGE_SIDE
-        else make_deit_run(model, facts, options)
+        else make_deit_run(model, dataset_info, options)
     )
-    own = {field.name: getattr(run.objective, field.name) for field in fields(run.objective) if field.name != "name"}
-    return replace(run, objective=DistillationConfig(**own))
+    objective_fields = {
+        field.name: getattr(run.objective, field.name) for field in fields(run.objective) if field.name != "name"
+    }
+    return replace(run, objective=DistillationConfig(**objective_fields))
 
 
-def make_deit_384_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_deit_384_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """DeiT at 384 pixels, from its weights at 224: facebookresearch/deit's README_deit.md.
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
     Constant lr 5e-6, decay 1e-8, batch size 512, 30 epochs; everything else as in `deit`.
     """
-    run = make_deit_run(model, facts, options)
+    run = make_deit_run(model, dataset_info, options)
     return replace(
         run,
         optimizer=replace(run.optimizer, lr=5e-6, weight_decay=1e-8),
-        schedule=deit_schedule(facts, 512, 5e-6, least=5e-6),
+        schedule=deit_schedule(dataset_info, 512, 5e-6, final_lr=5e-6),
         batch_size=512,
         epochs=30,
     )
 
 
-def make_deit3_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_deit3_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """DeiT III on ImageNet-1k: arXiv:2204.07118, and facebookresearch/deit's README_revenge.md.
 
     vitreous train DATA --recipe NAME --model DeiT-III-B/16
@@ -125,10 +129,10 @@ def make_deit3_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions
     """
     lr, drop_path, _, _ = DEIT3_HYPERPARAMETERS.get(model.name(), DEIT3_HYPERPARAMETERS["DeiT-III-S/16"])
     return Run(
-        **imagenet_run_fields(set_drop_path(model, drop_path), facts, 1.0),
+        **imagenet_run_fields(set_drop_path(model, drop_path), dataset_info, 1.0),
         views=replace(DEIT_CROP, three=True, jitter=(0.3, 0.3, 0.3)),
         optimizer=OptimizerConfig("lamb", lr=lr, betas=(0.9, 0.999), weight_decay=0.05, clip=1.0),
-        schedule=deit_schedule(facts, 2048, lr),
+        schedule=deit_schedule(dataset_info, 2048, lr),
         objective=SupervisedConfig(loss="binary"),
         batch_size=2048,
         epochs=800,
@@ -137,7 +141,7 @@ def make_deit3_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions
     )
 
 
-def make_deit3_finish_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_deit3_finish_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """DeiT III's last 20 epochs at 224 pixels: facebookresearch/deit's README_revenge.md.
 
     vitreous train DATA --recipe NAME --init runs/deit3
@@ -148,13 +152,13 @@ def make_deit3_finish_run(model: ModelConfig, facts: DatasetInfo, options: Train
     return Run(
         **imagenet_run_fields(
             set_drop_path(model, DEIT3_HYPERPARAMETERS.get(model.name(), DEIT3_HYPERPARAMETERS["DeiT-III-B/16"])[2]),
-            facts,
+            dataset_info,
             1.0,
             repeats=1,
         ),
         views=DEIT_RANDAUGMENT,
         optimizer=OptimizerConfig("adamw", lr=1e-5, betas=(0.9, 0.999), weight_decay=0.1, clip=None),
-        schedule=deit_schedule(facts, 512, 1e-5),
+        schedule=deit_schedule(dataset_info, 512, 1e-5),
         objective=SupervisedConfig(smoothing=0.1),
         batch_size=512,
         epochs=20,

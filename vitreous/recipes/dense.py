@@ -35,7 +35,7 @@ ADAPTER_HYPERPARAMETERS = {
 }
 
 
-def make_segment_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_segment_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """Semantic segmentation for a few hundred images.
 
     vitreous train DATA --recipe NAME
@@ -46,20 +46,20 @@ def make_segment_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptio
     than the head, by layer decay. Crops of volumes have the size of the first volume, at most 64 voxels per side,
     with random scaling per axis, rotation, intensity changes and noise.
     """
-    batch = max(1, min(8, facts.images // 2))
-    epochs = SEGMENT_LENGTH.epochs(facts.images)
-    parts = base_run_fields(
-        replace_known_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.0}), facts
+    batch = max(1, min(8, dataset_info.images // 2))
+    epochs = SEGMENT_LENGTH.epochs(dataset_info.images)
+    run_fields = base_run_fields(
+        replace_known_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.0}), dataset_info
     )
-    symmetry = facts.maps.symmetry if facts.maps else MapSymmetry()
+    symmetry = dataset_info.maps.symmetry if dataset_info.maps else MapSymmetry()
     flips = {"flip": 0.5 * symmetry.flip, "flip_vertical": 0.5 * symmetry.flip_vertical, "turn": symmetry.turn}
     views = SceneViews(**flips, jitter=(0.2, 0.2, 0.2))
     if len(model.image) == 3:
         views = VolumeViews()
-        batch, epochs = min(batch, MAX_VOLUME_BATCH), VOLUME_SEGMENT_LENGTH.epochs(facts.images)
-    steps = max(1, round(epochs * facts.images / batch))
+        batch, epochs = min(batch, MAX_VOLUME_BATCH), VOLUME_SEGMENT_LENGTH.epochs(dataset_info.images)
+    steps = max(1, round(epochs * dataset_info.images / batch))
     return Run(
-        **parts | {"preprocess": parts["preprocess"].adjust(filter="bilinear")},
+        **run_fields | {"preprocess": run_fields["preprocess"].adjust(filter="bilinear")},
         views=views,
         optimizer=make_muon_optimizer(options, lr=4e-3),
         schedule=ScheduleConfig(round(0.05 * steps)),
@@ -69,7 +69,7 @@ def make_segment_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptio
     )
 
 
-def make_swin_upernet_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_swin_upernet_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """Swin with UPerNet's head on ADE20K: arXiv:2103.14030, A2.3.
 
     vitreous train DATA --recipe NAME --init WEIGHTS
@@ -84,14 +84,14 @@ def make_swin_upernet_run(model: ModelConfig, facts: DatasetInfo, options: Train
         replace_known_fields(
             model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.3, "attention.pad": "zeros"}
         ),
-        facts,
+        dataset_info,
         steps=160_000,
         optimizer=OptimizerConfig("adamw", lr=6e-5, betas=(0.9, 0.999), weight_decay=0.01, decay_on="mmdet", clip=None),
         objective=SegmentationConfig(head="upernet", head_width=32, head_dropout=0.1, dice=0.0),
     )
 
 
-def make_adapter_upernet_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_adapter_upernet_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """ViT-Adapter with UPerNet's head on ADE20K: arXiv:2205.08534, section 4.3.
 
     vitreous train DATA --recipe NAME --init WEIGHTS
@@ -113,7 +113,7 @@ def make_adapter_upernet_run(model: ModelConfig, facts: DatasetInfo, options: Tr
     )
     run = make_ade20k_run(
         replace_known_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": drop_path}),
-        facts,
+        dataset_info,
         steps=160_000,
         optimizer=OptimizerConfig(
             "adamw", lr, betas=(0.9, 0.999), weight_decay=decay, decay_on="multi-axis", layer_decay=0.95, clip=None
@@ -127,7 +127,7 @@ def make_adapter_upernet_run(model: ModelConfig, facts: DatasetInfo, options: Tr
     return replace(run, preprocess=replace(run.preprocess, mean=HALF_MOMENTS[0], std=HALF_MOMENTS[1]))
 
 
-def make_dinov2_segment_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_dinov2_segment_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """Segmentation by a linear layer on frozen DINOv2 patch tokens: arXiv:2304.07193, section 7.4 and B.5.
 
     vitreous train DATA --recipe NAME --init WEIGHTS
@@ -139,7 +139,7 @@ def make_dinov2_segment_run(model: ModelConfig, facts: DatasetInfo, options: Tra
     """
     run = make_ade20k_run(
         replace_known_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.0}),
-        facts,
+        dataset_info,
         steps=40_000,
         optimizer=OptimizerConfig("adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=1e-4, clip=None),
         objective=SegmentationConfig(head="linear", dice=0.0),
@@ -148,13 +148,15 @@ def make_dinov2_segment_run(model: ModelConfig, facts: DatasetInfo, options: Tra
 
 
 def make_ade20k_run(
-    model: ModelConfig, facts: DatasetInfo, steps: int, optimizer: OptimizerConfig, objective: SegmentationConfig
+    model: ModelConfig, dataset_info: DatasetInfo, steps: int, optimizer: OptimizerConfig, objective: SegmentationConfig
 ) -> Run:
     """Build a run with the common settings of ADE20K's recipes: views, warm-up, linear decay, batch size 16."""
-    parts = base_run_fields(model, facts)
-    mean, std = IMAGENET_MOMENTS if model.channels == 3 else (parts["preprocess"].mean, parts["preprocess"].std)
+    run_fields = base_run_fields(model, dataset_info)
+    mean, std = (
+        IMAGENET_MOMENTS if model.channels == 3 else (run_fields["preprocess"].mean, run_fields["preprocess"].std)
+    )
     return Run(
-        **parts | {"preprocess": replace(parts["preprocess"], filter="bilinear", mean=mean, std=std)},
+        **run_fields | {"preprocess": replace(run_fields["preprocess"], filter="bilinear", mean=mean, std=std)},
         views=SceneViews(
             scale_spacing="linear",
             fit="short",
@@ -170,7 +172,7 @@ def make_ade20k_run(
         schedule=ScheduleConfig(ADE20K_WARMUP_STEPS, "linear"),
         objective=objective,
         batch_size=ADE20K_BATCH_SIZE,
-        epochs=steps * ADE20K_BATCH_SIZE / facts.images,
+        epochs=steps * ADE20K_BATCH_SIZE / dataset_info.images,
     )
 
 

@@ -41,7 +41,7 @@ NoteCallback = Callable[[str], None]
 def derive_run_config(
     options: TrainOptions,
     data: Data,
-    facts: DatasetInfo,
+    dataset_info: DatasetInfo,
     start: WeightsInfo | None = None,
     note: NoteCallback = lambda text: None,
 ) -> Run:
@@ -53,15 +53,15 @@ def derive_run_config(
     if options.epochs is not None and options.steps is not None:
         raise UsageError("--epochs and --steps exclude each other", "use one of them")
     check_native_aspect_options(options)
-    named = get_recipe(options.recipe) if options.recipe else None
-    if named is not None and named.from_weights and start is None:
-        raise UsageError(f"{named.name} needs initial weights", "set them with --init")
+    requested = get_recipe(options.recipe) if options.recipe else None
+    if requested is not None and requested.from_weights and start is None:
+        raise UsageError(f"{requested.name} needs initial weights", "set them with --init")
     device = pick_device(options.device or "auto")
-    kind = get_objective_config(options)
-    outputs = len(kind.output_names(data.classes, data.targets))
-    model = choose_architecture(options, facts, outputs, start.config if start else None, named)
-    recipe = named or choose_default_recipe(data, model, start, facts)
-    base = recipe.make(model, facts, options)
+    objective_config = get_objective_config(options)
+    outputs = len(objective_config.output_names(data.classes, data.targets))
+    model = choose_architecture(options, dataset_info, outputs, start.config if start else None, requested)
+    recipe = requested or choose_default_recipe(data, model, start, dataset_info)
+    base = recipe.make(model, dataset_info, options)
     run = replace(
         base,
         recipe=recipe.name,
@@ -73,26 +73,26 @@ def derive_run_config(
     )
     if start is not None and start.preprocess is not None:
         run = replace(run, preprocess=merge_preprocess(run.preprocess, start.preprocess, recipe))
-    if fit_run := RUN_ADAPTERS.get(facts.template.form):
-        run = fit_run(run, options, facts, start, note)
+    if fit_run := RUN_ADAPTERS.get(dataset_info.template.form):
+        run = fit_run(run, options, dataset_info, start, note)
     run = use_native_aspect(run, options, note)
     run = apply_train_options(scale_batch(run, recipe, options, note), options)
     run = limit_warmup(run, recipe, count_reference_steps(recipe, base), options, note)
     run = warm_up_ema(run, recipe, count_reference_steps(recipe, base), options, note)
-    run = replace(run, objective=fit_objective_to_labels(run.objective, data, options, facts))
+    run = replace(run, objective=fit_objective_to_labels(run.objective, data, options, dataset_info))
     if options.compile is None and device.startswith("cuda") and not run.reproducible and run.preprocess.stacks:
         run = replace(run, compile=6 * run.model.macs() * run.total > MIN_COMPILE_FLOPS)
     if options.shards is None and run.reproducible:
         run = replace(run, shards=REPRODUCIBLE_SHARDS)
     elif options.shards is None and run.splittable and not (run.compile or run.draws_in_forward):
         run = replace(run, shards=choose_shard_count(device, run.batch_size, run.objective.shard_images))
-    if settings := describe_small_settings(run, facts, options):
+    if settings := describe_small_settings(run, dataset_info, options):
         note(settings)
     return choose_intervals(run, options)
 
 
 def adapt_run_to_clips(
-    run: Run, options: TrainOptions, facts: DatasetInfo, start: WeightsInfo | None, note: NoteCallback
+    run: Run, options: TrainOptions, dataset_info: DatasetInfo, start: WeightsInfo | None, note: NoteCallback
 ) -> Run:
     """Return the run with the requested stride, and without mirroring: left and right may distinguish classes."""
     stride = run.preprocess.stride if options.stride is None else options.stride
@@ -103,21 +103,31 @@ def adapt_run_to_clips(
 
 
 def adapt_run_to_arrays(
-    run: Run, options: TrainOptions, facts: DatasetInfo, start: WeightsInfo | None, note: NoteCallback
+    run: Run, options: TrainOptions, dataset_info: DatasetInfo, start: WeightsInfo | None, note: NoteCallback
 ) -> Run:
     """Return the run with preprocessing and views for volumes or signals. Volumes larger than the model input are
     scaled to it unless the weights or `--preprocess.fit` define otherwise; signals are cropped. Runs that segment
     voxels have separate views."""
     if run.objective.annotated:
         return run
-    known = start.preprocess if start is not None else None
-    fresh = facts.template.for_model(run.model.image, facts.channels)
-    preprocess: Any = fresh.continue_from(known) if known is not None else fresh
-    large = any(own > VOLUME_SCALING_THRESHOLD * side for own, side in zip(facts.size, run.model.image, strict=True))
-    if known is None and large and len(facts.size) == 3 and "preprocess.fit" not in options.settings:
+    weights_preprocess = start.preprocess if start is not None else None
+    default_preprocess = dataset_info.template.for_model(run.model.image, dataset_info.channels)
+    preprocess: Any = (
+        default_preprocess.continue_from(weights_preprocess) if weights_preprocess is not None else default_preprocess
+    )
+    is_large = any(
+        data_length > VOLUME_SCALING_THRESHOLD * model_length
+        for data_length, model_length in zip(dataset_info.size, run.model.image, strict=True)
+    )
+    if (
+        weights_preprocess is None
+        and is_large
+        and len(dataset_info.size) == 3
+        and "preprocess.fit" not in options.settings
+    ):
         preprocess = preprocess.adjust(fit="squash")
-        sides, seen = (" x ".join(map(str, size)) for size in (facts.size, run.model.image))
-        note(f"volumes of {sides} are scaled to {seen}; --preprocess.fit crop uses a centre crop")
+        data_size, model_size = (" x ".join(map(str, size)) for size in (dataset_info.size, run.model.image))
+        note(f"volumes of {data_size} are scaled to {model_size}; --preprocess.fit crop uses a centre crop")
     if rule := options.settings.get("preprocess.standardise"):
         preprocess = set_dotted_paths(preprocess, {"standardise": rule}, "preprocess.")
     strength = 0.1 if preprocess.is_standardised else 0.0  # in standard deviations, only for standardised inputs
@@ -153,27 +163,29 @@ def advise_weights(run: Run) -> str:
     ):
         return ""
     source = find_published_name(run.model.name()) or find_published_name("ViT-S/16")
-    kind = run.preprocess.noun if run.preprocess.is_animated else "photographs"
+    noun = run.preprocess.noun if run.preprocess.is_animated else "photographs"
     return (
-        f"{run.data.images:,} {kind} are few for training a Vision Transformer from scratch; start from published "
+        f"{run.data.images:,} {noun} are few for training a Vision Transformer from scratch; start from published "
         f"weights, for example --init {source} (`vitreous models --weights` lists them), or from a file of weights"
     )
 
 
-def choose_default_recipe(data: Data, model: ModelConfig, start: WeightsInfo | None, facts: DatasetInfo) -> Recipe:
+def choose_default_recipe(
+    data: Data, model: ModelConfig, start: WeightsInfo | None, dataset_info: DatasetInfo
+) -> Recipe:
     """Choose the default recipe."""
     if start is not None:
         return RECIPES["finetune" if start.classifies else "finetune-encoder"]
-    small = not facts.template.is_browsable or max(model.image[-2:]) <= MAX_SMALL_IMAGE_SIDE
-    return RECIPES["digits" if data.name == "digits" else "small" if small else "photos"]
+    is_small = not dataset_info.template.is_browsable or max(model.image[-2:]) <= MAX_SMALL_IMAGE_SIDE
+    return RECIPES["digits" if data.name == "digits" else "small" if is_small else "photos"]
 
 
-def merge_preprocess(own: Preprocess, weights: Preprocess, recipe: Recipe) -> Preprocess:
+def merge_preprocess(recipe_preprocess: Preprocess, weights: Preprocess, recipe: Recipe) -> Preprocess:
     """Return the preprocessing of the weights; a recipe with a fixed protocol uses only their mean and standard
     deviation."""
     if recipe.name in DEFAULT_RECIPE_NAMES:
-        return own.continue_from(weights)
-    return own.with_moments(weights)
+        return recipe_preprocess.continue_from(weights)
+    return recipe_preprocess.with_moments(weights)
 
 
 def scale_batch(run: Run, recipe: Recipe, options: TrainOptions, note: NoteCallback) -> Run:
@@ -181,7 +193,7 @@ def scale_batch(run: Run, recipe: Recipe, options: TrainOptions, note: NoteCallb
 
     A length in steps is kept, and so is a warm-up in epochs. --lr is not changed. Logs the changes.
     """
-    before, batch, accumulate = (
+    old_batch, batch, accumulate = (
         run.step_size,
         options.batch_size or run.batch_size,
         options.accumulate or run.accumulate,
@@ -189,50 +201,54 @@ def scale_batch(run: Run, recipe: Recipe, options: TrainOptions, note: NoteCallb
     if options.batch_size is None and batch > run.data.images:
         note(f"batch {batch} -> {run.data.images}: an epoch has no more images")
         batch = run.data.images
-    after = batch * accumulate
-    if after == before:
+    new_batch = batch * accumulate
+    if new_batch == old_batch:
         return replace(run, batch_size=batch, accumulate=accumulate)
     steps, warmup = run.steps, run.schedule.warmup_steps
     run = replace(run, batch_size=batch, accumulate=accumulate)
     if recipe.by_steps:
-        run = replace(run, epochs=steps * after / run.data.images)
+        run = replace(run, epochs=steps * new_batch / run.data.images)
     if recipe.warmup_in_epochs:
-        run = replace(run, schedule=replace(run.schedule, warmup_steps=round(warmup * before / after)))
-    share = max(after, recipe.floor) / max(before, recipe.floor)
+        run = replace(run, schedule=replace(run.schedule, warmup_steps=round(warmup * old_batch / new_batch)))
+    share = max(new_batch, recipe.floor) / max(old_batch, recipe.floor)
     factor = {"linear": share, "sqrt": share**0.5, "fixed": 1.0}[recipe.rule]
     if factor == 1 or options.lr is not None or "optimizer.lr" in options.settings:
         return run
-    old = run.optimizer
-    new = replace(old, lr=old.lr * factor, matrix_lr=old.matrix_lr * factor)
+    old_optimizer = run.optimizer
+    new_optimizer = replace(old_optimizer, lr=old_optimizer.lr * factor, matrix_lr=old_optimizer.matrix_lr * factor)
     note(
-        f"learning rate {old.lr:.4g} -> {new.lr:.4g}: batch {before} -> {after}, {recipe.name}'s rule is {recipe.rule}"
+        f"learning rate {old_optimizer.lr:.4g} -> {new_optimizer.lr:.4g}: batch {old_batch} "
+        f"-> {new_batch}, {recipe.name}'s rule is {recipe.rule}"
     )
-    return replace(run, optimizer=new)
+    return replace(run, optimizer=new_optimizer)
 
 
-def limit_warmup(run: Run, recipe: Recipe, own: int, options: TrainOptions, note: NoteCallback) -> Run:
+def limit_warmup(run: Run, recipe: Recipe, reference_steps: int, options: TrainOptions, note: NoteCallback) -> Run:
     """Limit the warm-up to 10 % of the run if the run has less than half of the steps of the recipe on its reference
     data.
 
     Logs the change; a warm-up set by the user is kept.
     """
-    named = options.warmup_steps is not None or "schedule.warmup_steps" in options.settings
-    warmup, most = run.schedule.warmup_steps, run.steps // 10
-    if named or recipe.name in DEFAULT_RECIPE_NAMES or run.steps >= own / 2 or warmup <= most:
+    is_requested = options.warmup_steps is not None or "schedule.warmup_steps" in options.settings
+    warmup, max_warmup = run.schedule.warmup_steps, run.steps // 10
+    if is_requested or recipe.name in DEFAULT_RECIPE_NAMES or run.steps >= reference_steps / 2 or warmup <= max_warmup:
         return run
-    note(f"warm-up {warmup} -> {most} steps: a tenth of the run, which is shorter than {recipe.name}'s {own}")
-    return replace(run, schedule=replace(run.schedule, warmup_steps=most))
+    note(
+        f"warm-up {warmup} -> {max_warmup} steps: a tenth of the run, which is "
+        f"shorter than {recipe.name}'s {reference_steps}"
+    )
+    return replace(run, schedule=replace(run.schedule, warmup_steps=max_warmup))
 
 
-def warm_up_ema(run: Run, recipe: Recipe, own: int, options: TrainOptions, note: NoteCallback) -> Run:
+def warm_up_ema(run: Run, recipe: Recipe, reference_steps: int, options: TrainOptions, note: NoteCallback) -> Run:
     """Enable EMA warm-up if the run has less than half of the steps of the recipe on its reference data.
 
     The average would otherwise keep much of the initial weights: 90 % after 1,000 steps with a decay of 0.9999. Logs
     the change; a value set by the user is kept.
     """
-    if run.ema is None or run.ema_warmup or options.ema_warmup is not None or run.steps >= own / 2:
+    if run.ema is None or run.ema_warmup or options.ema_warmup is not None or run.steps >= reference_steps / 2:
         return run
-    note(f"EMA warm-up: the run is shorter than {recipe.name}'s {own} steps")
+    note(f"EMA warm-up: the run is shorter than {recipe.name}'s {reference_steps} steps")
     return replace(run, ema_warmup=True)
 
 
@@ -250,9 +266,9 @@ def apply_train_options(run: Run, options: TrainOptions) -> Run:
     run = set_run_fields(run, values)
     if options.steps is not None:
         run = replace(run, epochs=options.steps * run.step_size / run.data.images)
-    own = run.recipe in ("", *DEFAULT_RECIPE_NAMES)  # the warm-up of these is 5 % of the run
+    is_default_recipe = run.recipe in ("", *DEFAULT_RECIPE_NAMES)  # the warm-up of these is 5 % of the run
     if (
-        own
+        is_default_recipe
         and options.warmup_steps is None
         and (options.epochs or options.steps or options.batch_size or options.accumulate)
     ):
@@ -260,38 +276,38 @@ def apply_train_options(run: Run, options: TrainOptions) -> Run:
     return set_dotted_paths(run, options.settings)
 
 
-def parse_micro_batch(words: str | None) -> int:
+def parse_micro_batch(text: str | None) -> int:
     """Parse a numeric --micro-batch. Raises UsageError."""
-    if not (words or "").isdecimal() or int(words or "") < 1:
-        raise UsageError(f"invalid --micro-batch: {words}", "give a number of images, or auto")
-    return int(words or "")
+    if not (text or "").isdecimal() or int(text or "") < 1:
+        raise UsageError(f"invalid --micro-batch: {text}", "give a number of images, or auto")
+    return int(text or "")
 
 
 def set_run_fields(run: Run, values: dict[str, Any]) -> Run:
     """Copy the run with fields, by their dotted paths, set together. Raises UsageError for a field that does not
     exist."""
-    own: dict[str, Any] = {}
-    parts: dict[str, dict[str, Any]] = {}
+    top_level: dict[str, Any] = {}
+    nested: dict[str, dict[str, Any]] = {}
     for path, value in values.items():
         head, _, name = path.partition(".")
-        (parts.setdefault(head, {}) if name else own)[name or head] = value
-    for head, changes in parts.items():
-        part = getattr(run, head)
-        paths = part.option_paths() if isinstance(part, ModelConfig) else [field.name for field in fields(part)]
+        (nested.setdefault(head, {}) if name else top_level)[name or head] = value
+    for head, changes in nested.items():
+        group = getattr(run, head)
+        paths = group.option_paths() if isinstance(group, ModelConfig) else [field.name for field in fields(group)]
         if unknown := changes.keys() - set(paths):
-            kind = vars(part).get("name") or type(part).__name__
-            raise UsageError(f"{head}.{min(unknown)} is not a setting of {kind}", "leave that option out")
-        own[head] = change_fields(part, nest_paths(changes))
-    return replace(run, **own)
+            group_name = vars(group).get("name") or type(group).__name__
+            raise UsageError(f"{head}.{min(unknown)} is not a setting of {group_name}", "leave that option out")
+        top_level[head] = change_fields(group, nest_paths(changes))
+    return replace(run, **top_level)
 
 
 def choose_intervals(run: Run, options: TrainOptions) -> Run:
     """Set logging, evaluation and checkpoint intervals from the length of the run, unless they are set."""
-    often = 20 if run.keep_best or run.early_stop else 6  # default number of evaluations per run
-    chosen = {
+    num_evaluations = 20 if run.keep_best or run.early_stop else 6  # default number of evaluations per run
+    intervals = {
         "log_every": options.log_every or max(1, min(50, run.steps // 20)),
-        "evaluate_every": options.evaluate_every or max(1, run.steps // often),
+        "evaluate_every": options.evaluate_every or max(1, run.steps // num_evaluations),
         "save_every": options.save_every or max(1, run.steps // 6),
     }
     workers = options.workers if options.workers is not None else 0 if run.data.cache else default_worker_count()
-    return replace(run, **chosen, data=replace(run.data, workers=workers))
+    return replace(run, **intervals, data=replace(run.data, workers=workers))

@@ -26,7 +26,7 @@ from vitreous.training.run import DecayRule, OptimizerConfig, Run, ScheduleConfi
 DETECT_LENGTH = TrainingLength(2e4, 5, 200)
 
 
-def make_detect_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_detect_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """Object detection, with masks if the data have them, for a few hundred images.
 
     vitreous train DATA --recipe NAME
@@ -34,19 +34,19 @@ def make_detect_run(model: ModelConfig, facts: DatasetInfo, options: TrainOption
     Images are scaled to fit into 320 pixels, then by 0.8 to 1.25, cropped, flipped and colour-jittered. --init accepts
     any weights; their blocks then have a lower learning rate than the heads, by layer decay.
     """
-    batch = max(1, min(8, facts.images // 2))
-    epochs = DETECT_LENGTH.epochs(facts.images)
-    steps = max(1, round(epochs * facts.images / batch))
-    parts = base_run_fields(
-        replace_known_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.0}), facts
+    batch = max(1, min(8, dataset_info.images // 2))
+    epochs = DETECT_LENGTH.epochs(dataset_info.images)
+    steps = max(1, round(epochs * dataset_info.images / batch))
+    run_fields = base_run_fields(
+        replace_known_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.0}), dataset_info
     )
     return Run(
-        **parts | {"preprocess": replace(parts["preprocess"], filter="bilinear")},
+        **run_fields | {"preprocess": replace(run_fields["preprocess"], filter="bilinear")},
         views=SceneViews(scale=(0.8, 1.25), fit="whole", flip=0.5, jitter=(0.2, 0.2, 0.2), fill="mean", visible=0.25),
         optimizer=make_muon_optimizer(options, lr=2e-3, beta2=0.95),
         schedule=ScheduleConfig(round(0.05 * steps)),
         objective=DetectionConfig(
-            masks=facts.masks, heads="light", width=128, hidden=256, finest=8, anchor=4.0, proposals=300
+            masks=dataset_info.masks, heads="light", width=128, hidden=256, finest=8, anchor=4.0, proposals=300
         ),
         batch_size=batch,
         epochs=epochs,
@@ -54,7 +54,7 @@ def make_detect_run(model: ModelConfig, facts: DatasetInfo, options: TrainOption
     )
 
 
-def make_vitdet_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_vitdet_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """ViTDet with Mask R-CNN on COCO: arXiv:2203.16527, appendix A.2.
 
     vitreous train DATA --recipe NAME --init WEIGHTS
@@ -64,10 +64,10 @@ def make_vitdet_run(model: ModelConfig, facts: DatasetInfo, options: TrainOption
     stochastic depth 0.1 (L: 0.4, H: 0.5); large-scale jittering by 0.1 to 2 at 1024 pixels. The box loss is smooth L1,
     as in torchvision.
     """
-    return make_vitdet_base_run(model, facts, lr=1e-4, steps=138_281 if model.depth == 32 else 184_375)
+    return make_vitdet_base_run(model, dataset_info, lr=1e-4, steps=138_281 if model.depth == 32 else 184_375)
 
 
-def make_vitdet_lvis_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_vitdet_lvis_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """ViTDet with Mask R-CNN on LVIS: arXiv:2203.16527, appendix A.2.
 
     vitreous train DATA --recipe NAME --init WEIGHTS
@@ -77,22 +77,22 @@ def make_vitdet_lvis_run(model: ModelConfig, facts: DatasetInfo, options: TrainO
     arXiv:1908.03195, appendix B.2), and the federated loss of a region uses 50 classes (arXiv:2103.07461). The classes
     are drawn per image (original: per GPU, with background as one of the 50).
     """
-    run = make_vitdet_base_run(model, facts, lr=1e-4 if model.depth == 32 else 2e-4, steps=156_250)
+    run = make_vitdet_base_run(model, dataset_info, lr=1e-4 if model.depth == 32 else 2e-4, steps=156_250)
     if model.depth == 32:
         run = replace(run, model=replace_known_fields(run.model, {"regularization.drop_path": 0.4}))
     objective = replace(run.objective, detections=300, threshold=0.02, scores="sigmoid", federated=50)
     return replace(run, objective=objective, data=replace(run.data, sampling="repeat-factor"))
 
 
-def make_vitdet_base_run(model: ModelConfig, facts: DatasetInfo, lr: float, steps: int) -> Run:
+def make_vitdet_base_run(model: ModelConfig, dataset_info: DatasetInfo, lr: float, steps: int) -> Run:
     """Build a run with the common settings of ViTDet's recipes."""
     layer_decay, drop_path = {24: (0.8, 0.4), 32: (0.9, 0.5)}.get(model.depth, (0.7, 0.1))
     decay_on = "all" if model.depth == 32 else "vitdet"
     return make_mask_rcnn_run(
         replace_known_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": drop_path}),
-        facts,
+        dataset_info,
         batch=64,
-        epochs=64 * steps / facts.images,
+        epochs=64 * steps / dataset_info.images,
         optimizer=OptimizerConfig(
             "adamw", lr, weight_decay=0.1, decay_on=decay_on, layer_decay=layer_decay, clip=None, betas=(0.9, 0.999)
         ),
@@ -101,7 +101,7 @@ def make_vitdet_base_run(model: ModelConfig, facts: DatasetInfo, lr: float, step
     )
 
 
-def make_swin_mask_rcnn_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_swin_mask_rcnn_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """Swin with Mask R-CNN on COCO, 36 epochs: arXiv:2103.14030, section 4.2 and A2.2.
 
     vitreous train DATA --recipe NAME --init WEIGHTS
@@ -114,12 +114,12 @@ def make_swin_mask_rcnn_run(model: ModelConfig, facts: DatasetInfo, options: Tra
         replace_known_fields(
             model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.2, "attention.pad": "zeros"}
         ),
-        facts,
+        dataset_info,
         "mmdet",
     )
 
 
-def make_adapter_mask_rcnn_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_adapter_mask_rcnn_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """ViT-Adapter with Mask R-CNN on COCO, 36 epochs: arXiv:2205.08534, section 4.1.
 
     vitreous train DATA --recipe NAME --init WEIGHTS
@@ -135,7 +135,7 @@ def make_adapter_mask_rcnn_run(model: ModelConfig, facts: DatasetInfo, options: 
     adapted = replace_known_fields(
         model, {"regularization.dropout": 0.0, "regularization.drop_path": drop_path, **windows}
     )
-    run = make_3x_schedule_run(adapted, facts, decay_on, layer_decay)
+    run = make_3x_schedule_run(adapted, dataset_info, decay_on, layer_decay)
     run = replace(run, objective=replace(run.objective, adapter="batch"))
     if model.width < 1024 or model.channels != 3:
         return run
@@ -147,11 +147,13 @@ def global_attention_blocks(depth: int) -> tuple[int, ...]:
     return tuple(sorted({-(-depth * quarter // 4) - 1 for quarter in (1, 2, 3, 4)}))
 
 
-def make_3x_schedule_run(model: ModelConfig, facts: DatasetInfo, decay_on: DecayRule, layer_decay: float = 1.0) -> Run:
+def make_3x_schedule_run(
+    model: ModelConfig, dataset_info: DatasetInfo, decay_on: DecayRule, layer_decay: float = 1.0
+) -> Run:
     """Build a run with the common settings of 36-epoch recipes, three times the usual 12."""
     return make_mask_rcnn_run(
         model,
-        facts,
+        dataset_info,
         batch=16,
         epochs=36.0,
         optimizer=OptimizerConfig(
@@ -164,7 +166,7 @@ def make_3x_schedule_run(model: ModelConfig, facts: DatasetInfo, decay_on: Decay
 
 def make_mask_rcnn_run(
     model: ModelConfig,
-    facts: DatasetInfo,
+    dataset_info: DatasetInfo,
     batch: int,
     epochs: float,
     optimizer: OptimizerConfig,
@@ -173,14 +175,16 @@ def make_mask_rcnn_run(
 ) -> Run:
     """Build a run with the common settings of COCO's recipes: Mask R-CNN with ViTDet's heads, ImageNet's mean and
     standard deviation."""
-    parts = base_run_fields(model, facts)
-    mean, std = IMAGENET_MOMENTS if model.channels == 3 else (parts["preprocess"].mean, parts["preprocess"].std)
+    run_fields = base_run_fields(model, dataset_info)
+    mean, std = (
+        IMAGENET_MOMENTS if model.channels == 3 else (run_fields["preprocess"].mean, run_fields["preprocess"].std)
+    )
     return Run(
-        **parts | {"preprocess": replace(parts["preprocess"], filter="bilinear", mean=mean, std=std)},
+        **run_fields | {"preprocess": replace(run_fields["preprocess"], filter="bilinear", mean=mean, std=std)},
         views=views,
         optimizer=optimizer,
         schedule=schedule,
-        objective=DetectionConfig(masks=facts.masks, heads="vitdet", round_anchors=False),
+        objective=DetectionConfig(masks=dataset_info.masks, heads="vitdet", round_anchors=False),
         batch_size=batch,
         epochs=epochs,
     )
@@ -202,10 +206,10 @@ def build_coco_recipe(name: str, make: RunBuilder, about: str, source: str, **ch
 
 
 def list_detection_results(
-    prefix: str, sizes: Sequence[str], data: str, rows: Sequence[str]
+    prefix: str, sizes: Sequence[str], data: str, scores: Sequence[str]
 ) -> tuple[tuple[str, str, str], ...]:
     """List published results of models of several sizes."""
-    return tuple((prefix + size, data, row) for size, row in zip(sizes, rows, strict=True))
+    return tuple((prefix + size, data, score) for size, score in zip(sizes, scores, strict=True))
 
 
 VITDET_SIZES, SWIN_MASK_RCNN_SIZES, ADAPTER_SIZES = (

@@ -50,7 +50,7 @@ def use_mean_pooling(model: ModelConfig, drop_path: float) -> ModelConfig:
     )
 
 
-def make_mae_finetune_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_mae_finetune_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """Fine-tuning of MAE's encoders: arXiv:2111.06377, Table 9, and facebookresearch/mae's FINETUNE.md.
 
     vitreous train DATA --recipe NAME --init runs/mae
@@ -64,19 +64,19 @@ def make_mae_finetune_run(model: ModelConfig, facts: DatasetInfo, options: Train
     size = MAE_FINETUNE_SETTINGS[next((depth for depth in MAE_FINETUNE_SETTINGS if model.depth <= depth), 32)]
     lr = size.base * 1024 / 256
     return Run(
-        **imagenet_run_fields(use_mean_pooling(model, size.drop_path), facts, 0.875, repeats=1),
+        **imagenet_run_fields(use_mean_pooling(model, size.drop_path), dataset_info, 0.875, repeats=1),
         views=replace(DEIT_RANDAUGMENT, erase=0.25, erase_noise=True),
         optimizer=OptimizerConfig(
             "adamw", lr=lr, betas=(0.9, 0.999), weight_decay=0.05, clip=None, layer_decay=size.layer_decay
         ),
-        schedule=ScheduleConfig(round(5 * facts.images / 1024), "cosine", end=1e-6 / lr),
+        schedule=ScheduleConfig(round(5 * dataset_info.images / 1024), "cosine", end=1e-6 / lr),
         objective=SupervisedConfig(smoothing=0.1),
         batch_size=1024,
         epochs=size.epochs,
     )
 
 
-def make_dino_finetune_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_dino_finetune_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """Fine-tuning of DINO's encoders on CIFAR: arXiv:2104.14294, Table 6, with the authors' settings for ViT-B
     (facebookresearch/dino, issues 81 and 144).
 
@@ -91,20 +91,20 @@ def make_dino_finetune_run(model: ModelConfig, facts: DatasetInfo, options: Trai
     return Run(
         **imagenet_run_fields(
             replace_known_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.1}),
-            facts,
+            dataset_info,
             0.875,
             repeats=3,
         ),
         views=replace(DEIT_RANDAUGMENT, erase=0.25, erase_noise=True),
         optimizer=OptimizerConfig("adamw", lr=lr, betas=(0.9, 0.999), weight_decay=0.05, clip=None),
-        schedule=ScheduleConfig(round(5 * facts.images / 768), "cosine", end=1e-6 / lr),
+        schedule=ScheduleConfig(round(5 * dataset_info.images / 768), "cosine", end=1e-6 / lr),
         objective=SupervisedConfig(smoothing=0.1),
         batch_size=768,
         epochs=1000,
     )
 
 
-def make_finetune_encoder_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_finetune_encoder_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """Images of any size from a self-supervised encoder.
 
     vitreous train DATA --recipe NAME --init runs/mae
@@ -113,17 +113,19 @@ def make_finetune_encoder_run(model: ModelConfig, facts: DatasetInfo, options: T
     ones, which are least specific to classes, train like new ones: lr 1e-3 x batch / 256 with decay 0.75, as in MAE's
     fine-tuning; for images up to 64 pixels, 2e-3 for batch size 64.
     """
-    small = max(model.image) <= MAX_SMALL_IMAGE_SIDE
-    batch = max(1, min(64, facts.images // 4))
-    epochs = (SMALL_IMAGE_LENGTH if small else PHOTO_LENGTH).epochs(facts.images)
-    steps = max(1, round(epochs * facts.images / batch))
-    crop = Augment(shift=0.125, flip=0.5) if small else Augment(crop=(0.2, 1.0), flip=0.5, rand_layers=2)
+    is_small = max(model.image) <= MAX_SMALL_IMAGE_SIDE
+    batch = max(1, min(64, dataset_info.images // 4))
+    epochs = (SMALL_IMAGE_LENGTH if is_small else PHOTO_LENGTH).epochs(dataset_info.images)
+    steps = max(1, round(epochs * dataset_info.images / batch))
+    crop = Augment(shift=0.125, flip=0.5) if is_small else Augment(crop=(0.2, 1.0), flip=0.5, rand_layers=2)
     return Run(
         **base_run_fields(
-            replace_known_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.1}), facts
+            replace_known_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.1}), dataset_info
         ),
         views=crop,
-        optimizer=OptimizerConfig("adamw", lr=2e-3 if small else 1e-3 * 64 / 256, weight_decay=0.05, layer_decay=0.75),
+        optimizer=OptimizerConfig(
+            "adamw", lr=2e-3 if is_small else 1e-3 * 64 / 256, weight_decay=0.05, layer_decay=0.75
+        ),
         schedule=ScheduleConfig(round(0.05 * steps)),
         objective=SupervisedConfig(smoothing=0.1),
         batch_size=batch,

@@ -157,9 +157,9 @@ AUGREG_TABLE4 = {
 }
 
 
-def list_finetune_results(data: str, *figures: tuple[str, str, str]) -> tuple[PublishedResult, ...]:
+def list_finetune_results(data: str, *results: tuple[str, str, str]) -> tuple[PublishedResult, ...]:
     """Return (model, pre-training data, accuracy on `data`) entries."""
-    return tuple((model, f"{before}, fine-tuned on {data}", figure) for model, before, figure in figures)
+    return tuple((model, f"{pretraining}, fine-tuned on {data}", accuracy) for model, pretraining, accuracy in results)
 
 
 def list_vit_results(data: str, base: str, large: str) -> tuple[PublishedResult, ...]:
@@ -194,24 +194,26 @@ def set_dropout(model: ModelConfig, dropout: float) -> ModelConfig:
     return replace_known_fields(model, {"regularization.dropout": dropout, "regularization.drop_path": 0.0})
 
 
-def make_table4_run(row: FinetuneSettings, model: ModelConfig, facts: DatasetInfo, ema: float | None = None) -> Run:
+def make_table4_run(
+    settings: FinetuneSettings, model: ModelConfig, dataset_info: DatasetInfo, ema: float | None = None
+) -> Run:
     """Build the run of a table row."""
     return Run(
-        **google_run_fields(model, facts, squash=True),
+        **google_run_fields(model, dataset_info, squash=True),
         views=INCEPTION_VIEWS,
-        optimizer=make_sgd_optimizer(row.lr),
-        schedule=ScheduleConfig(row.warmup, "cosine"),
+        optimizer=make_sgd_optimizer(settings.lr),
+        schedule=ScheduleConfig(settings.warmup, "cosine"),
         batch_size=FINETUNE_BATCH_SIZE,
-        epochs=row.steps * FINETUNE_BATCH_SIZE / facts.images,
+        epochs=settings.steps * FINETUNE_BATCH_SIZE / dataset_info.images,
         ema=ema,
         ema_warmup=False,
     )
 
 
-def vit_finetune_run_builder(row: FinetuneSettings, ema: float | None = None) -> RunBuilder:
+def vit_finetune_run_builder(settings: FinetuneSettings, ema: float | None = None) -> RunBuilder:
     """Build runs from a row of the paper's table, with the decay of Polyak averaging if set."""
 
-    def make(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+    def make(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
         """From weights, at a higher resolution: arXiv:2010.11929, Table 4.
 
         vitreous train DATA --recipe NAME --init WEIGHTS --lr-grid
@@ -223,27 +225,27 @@ def vit_finetune_run_builder(row: FinetuneSettings, ema: float | None = None) ->
         bfloat16, here float32. For VTAB tasks that depend on orientation, the paper omits the flip (--augment.flip
         0), and for those that depend on position, the crop (--augment.crop 1 1).
         """
-        return make_table4_run(row, set_dropout(model, MODEL_DROPOUT.get(model.name(), 0.0)), facts, ema)
+        return make_table4_run(settings, set_dropout(model, MODEL_DROPOUT.get(model.name(), 0.0)), dataset_info, ema)
 
     return make
 
 
-def augreg_finetune_run_builder(row: FinetuneSettings) -> RunBuilder:
+def augreg_finetune_run_builder(settings: FinetuneSettings) -> RunBuilder:
     """Build runs from a row of AugReg's table."""
 
-    def make(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+    def make(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
         """From AugReg's weights: "How to train your ViT?", arXiv:2106.10270, Table 4.
 
         vitreous train DATA --recipe NAME --init WEIGHTS --lr-grid
 
         SGD with momentum 0.9, batch size 512, cosine, gradients clipped at norm 1, no decay, no dropout, 384 pixels.
         """
-        return make_table4_run(row, set_dropout(model, 0.0), facts)
+        return make_table4_run(settings, set_dropout(model, 0.0), dataset_info)
 
     return make
 
 
-def make_bit_hyperrule_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_bit_hyperrule_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """BiT-HyperRule: all settings derived from the number of images and their size (arXiv:1912.11370, section 3.3).
 
     vitreous train DATA --recipe NAME --init WEIGHTS
@@ -253,22 +255,32 @@ def make_bit_hyperrule_run(model: ModelConfig, facts: DatasetInfo, options: Trai
     are used at 128, others at 480 (448 for ResNets smaller than R152x4: 384). BiT squashes them to 160, or 512, and
     takes a random crop; here a crop covers at least the same share of the area.
     """
-    steps, warmup = (500, 100) if facts.images < 20_000 else (10_000, 500) if facts.images < 500_000 else (20_000, 500)
+    steps, warmup = (
+        (500, 100)
+        if dataset_info.images < 20_000
+        else (10_000, 500)
+        if dataset_info.images < 500_000
+        else (20_000, 500)
+    )
     drops = (0.4, 0.6, 0.8) if steps == 500 else (0.3, 0.6, 0.9)
-    whole, cut = bit_resize_and_crop_sizes(model.name(), facts)
+    resize_size, crop_size = bit_resize_and_crop_sizes(model.name(), dataset_info)
     return Run(
-        **google_run_fields(model, facts, squash=True),
-        views=replace(INCEPTION_VIEWS, crop=((cut / whole) ** 2, 1.0), mixup=0.0 if facts.images < 20_000 else 0.1),
+        **google_run_fields(model, dataset_info, squash=True),
+        views=replace(
+            INCEPTION_VIEWS,
+            crop=((crop_size / resize_size) ** 2, 1.0),
+            mixup=0.0 if dataset_info.images < 20_000 else 0.1,
+        ),
         optimizer=make_sgd_optimizer(0.003, clip=None),
         schedule=ScheduleConfig(warmup, "steps", milestones=drops),
         batch_size=FINETUNE_BATCH_SIZE,
-        epochs=steps * FINETUNE_BATCH_SIZE / facts.images,
+        epochs=steps * FINETUNE_BATCH_SIZE / dataset_info.images,
     )
 
 
-def bit_resize_and_crop_sizes(name: str, facts: DatasetInfo) -> tuple[int, int]:
+def bit_resize_and_crop_sizes(name: str, dataset_info: DatasetInfo) -> tuple[int, int]:
     """Return BiT's resize and crop sizes in pixels; those of smaller ResNets follow arXiv:2010.11929."""
-    if facts.size[0] * facts.size[1] < 96 * 96:
+    if dataset_info.size[0] * dataset_info.size[1] < 96 * 96:
         return 160, 128
     return (512, 480) if name == "BiT-R152x4" else (448, 384)
 
@@ -284,19 +296,19 @@ def build_table4_recipes(
     return tuple(
         Recipe(
             name=f"{prefix}-{name}",
-            make=make(row),
-            about=row.about,
+            make=make(settings),
+            about=settings.about,
             source=f"{source}, Table 4",
             published=PUBLISHED_RESULTS.get(f"{prefix}-{name}", ()),
-            data=row.data,
+            data=settings.data,
             models=models,
             image=fixed_image_side(384),
             from_weights=True,
             by_steps=True,
-            grid=row.grid,
-            hold_out=row.hold_out,
+            grid=settings.grid,
+            hold_out=settings.hold_out,
         )
-        for name, row in table.items()
+        for name, settings in table.items()
     )
 
 

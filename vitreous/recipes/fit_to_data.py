@@ -37,25 +37,25 @@ UNLABELLED_RECIPE_NAMES = ("masked-patches", "mae", "dino", "dinov2")
 
 
 def fit_objective_to_labels(
-    objective: ObjectiveConfig, data: Data, options: TrainOptions, facts: DatasetInfo
+    objective: ObjectiveConfig, data: Data, options: TrainOptions, dataset_info: DatasetInfo
 ) -> ObjectiveConfig:
     """Return the objective with a loss for the labels of the data, and the requested class weights.
 
     Raises UsageError for a loss that does not support the labels, and for balancing if the objective uses no labels.
     """
-    classed = objective.labelled and not objective.of_values
-    drawn = classed or (objective.generates and data.labelled)  # samples can be balanced by class
-    word = "--sampling" if options.sampling == "balanced" and not drawn else ""
-    weighted = classed or isinstance(objective, SegmentationConfig)
-    word = "--class-weights" if options.class_weights == "balanced" and not weighted else word
-    if word:
-        raise UsageError(f"{word} balanced needs classes, and {objective.name} does not use them", "leave it out")
-    if options.sampling == "repeat-factor" and not (drawn or objective.annotated):
+    has_classes = objective.labelled and not objective.of_values
+    can_balance = has_classes or (objective.generates and data.labelled)  # samples can be balanced by class
+    option = "--sampling" if options.sampling == "balanced" and not can_balance else ""
+    uses_weights = has_classes or isinstance(objective, SegmentationConfig)
+    option = "--class-weights" if options.class_weights == "balanced" and not uses_weights else option
+    if option:
+        raise UsageError(f"{option} balanced needs classes, and {objective.name} does not use them", "leave it out")
+    if options.sampling == "repeat-factor" and not (can_balance or objective.annotated):
         problem = f"--sampling repeat-factor needs classes, and {objective.name} does not use them"
         raise UsageError(problem, "leave it out")
     objective = objective.fitted(data.split("train").labels)
     if isinstance(objective, SegmentationConfig) and "objective.class_weights" not in options.settings:
-        return replace(objective, class_weights=weigh_pixel_classes(facts, options))
+        return replace(objective, class_weights=weigh_pixel_classes(dataset_info, options))
     if not isinstance(objective, SupervisedConfig):
         return objective
     loss: Any = data.label_kind.choose_loss(objective.loss, options.loss, data.name)
@@ -67,12 +67,12 @@ def fit_objective_to_labels(
     return objective
 
 
-def weigh_pixel_classes(facts: DatasetInfo, options: TrainOptions) -> tuple[float, ...]:
+def weigh_pixel_classes(dataset_info: DatasetInfo, options: TrainOptions) -> tuple[float, ...]:
     """Compute class weights for the pixel loss from class map statistics, for `MIN_WEIGHTED_CLASSES` classes or more,
     or if balancing is set; otherwise, and without statistics, empty."""
-    shares = facts.maps.shares if facts.maps else ()
-    chosen = options.class_weights or ("balanced" if len(shares) >= MIN_WEIGHTED_CLASSES else "even")
-    return compute_class_weights(shares) if chosen == "balanced" else ()
+    shares = dataset_info.maps.shares if dataset_info.maps else ()
+    weighting = options.class_weights or ("balanced" if len(shares) >= MIN_WEIGHTED_CLASSES else "even")
+    return compute_class_weights(shares) if weighting == "balanced" else ()
 
 
 def describe_small_settings(run: Run, info: DatasetInfo, options: TrainOptions) -> str:
@@ -98,9 +98,9 @@ def advise_pretraining(run: Run, info: DatasetInfo, options: TrainOptions) -> st
     if run.init or not describe_small_settings(run, info, options):
         return ""
     if len(run.data.classes) > 1:
-        figures = LABELLED_RESULTS.get(run.recipe, LABELLED_RESULTS["mae"])
+        results = LABELLED_RESULTS.get(run.recipe, LABELLED_RESULTS["mae"])
         hint = "leave --recipe out unless most of your images have no labels"
-        return f"the images have labels, which {run.recipe} does not use: {figures} (docs/pretraining.md); {hint}"
+        return f"the images have labels, which {run.recipe} does not use: {results} (docs/pretraining.md); {hint}"
     if run.recipe == "mae":
         return (
             f"mae is slow on small datasets: {FEW_LABELS_RESULT} (docs/pretraining.md); "

@@ -21,7 +21,7 @@ CLIP_GENERATOR_LENGTH = TrainingLength(1e5, 12, 140)  # small clips
 MAX_IMAGE_BATCH, MAX_CLIP_BATCH = 128, 32
 
 
-def make_dit_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_dit_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """DiT: arXiv:2212.09748, section 4, and facebookresearch/DiT. Other model sizes: tuned here.
 
     vitreous train DATA --recipe NAME --model DiT-XL/2
@@ -30,11 +30,11 @@ def make_dit_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) 
     EMA of the weights with a decay of 0.9999, horizontal flips.
     """
     if not has_paper_size(model):
-        return make_small_generator_run(model, facts, DiffusionConfig(betas="cosine"))
-    return make_paper_generator_run(model, facts, DiffusionConfig())
+        return make_small_generator_run(model, dataset_info, DiffusionConfig(betas="cosine"))
+    return make_paper_generator_run(model, dataset_info, DiffusionConfig())
 
 
-def make_sit_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_sit_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """SiT with linear paths (rectified flow): arXiv:2401.08740 (otherwise as DiT). Other model
     sizes: tuned here.
 
@@ -43,8 +43,8 @@ def make_sit_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) 
     The published sizes use times in 0 to 1, like the authors; small models use times in 0 to 1000.
     """
     if not has_paper_size(model):
-        return make_small_generator_run(model, facts, FlowConfig(times="logit-normal"))
-    return make_paper_generator_run(model, facts, FlowConfig(scale=1.0))
+        return make_small_generator_run(model, dataset_info, FlowConfig(times="logit-normal"))
+    return make_paper_generator_run(model, dataset_info, FlowConfig(scale=1.0))
 
 
 def has_paper_size(model: ModelConfig) -> bool:
@@ -53,43 +53,43 @@ def has_paper_size(model: ModelConfig) -> bool:
 
 
 def generator_run_fields(
-    model: ModelConfig, facts: DatasetInfo, objective: GeneratorConfig, flip: bool
+    model: ModelConfig, dataset_info: DatasetInfo, objective: GeneratorConfig, flip: bool
 ) -> dict[str, Any]:
     """Return the common fields of generator runs; latents are not flipped, because they are not latents of the flipped
     image."""
-    if facts.latents is not None:
-        objective = replace(objective, autoencoder=facts.latents.autoencoder)
-    views = Augment(flip=0.5 if flip and facts.latents is None else 0.0)
-    return base_run_fields(model, facts) | {"objective": objective, "views": views}
+    if dataset_info.latents is not None:
+        objective = replace(objective, autoencoder=dataset_info.latents.autoencoder)
+    views = Augment(flip=0.5 if flip and dataset_info.latents is None else 0.0)
+    return base_run_fields(model, dataset_info) | {"objective": objective, "views": views}
 
 
-def make_paper_generator_run(model: ModelConfig, facts: DatasetInfo, objective: GeneratorConfig) -> Run:
+def make_paper_generator_run(model: ModelConfig, dataset_info: DatasetInfo, objective: GeneratorConfig) -> Run:
     """Build a run with the published settings."""
     return Run(
-        **generator_run_fields(model, facts, objective, flip=True),
+        **generator_run_fields(model, dataset_info, objective, flip=True),
         optimizer=OptimizerConfig("adamw", lr=1e-4, weight_decay=0.0, clip=None),
         schedule=ScheduleConfig(0, "constant"),
         batch_size=256,
-        epochs=7e6 * 256 / facts.images,
+        epochs=7e6 * 256 / dataset_info.images,
         ema=0.9999,
         ema_warmup=False,
     )
 
 
-def make_small_generator_run(model: ModelConfig, facts: DatasetInfo, objective: GeneratorConfig) -> Run:
+def make_small_generator_run(model: ModelConfig, dataset_info: DatasetInfo, objective: GeneratorConfig) -> Run:
     """Build a run of a small model for a CPU. Grey images are not flipped, because letters and digits are grey, and
     neither are clips. Clips have a smaller batch size and a shorter training because they cost more; their
     hyperparameters are not tuned."""
-    clips = facts.template.is_animated
-    batch = max(1, min(MAX_CLIP_BATCH if clips else MAX_IMAGE_BATCH, facts.images // 4))
-    epochs = (CLIP_GENERATOR_LENGTH if clips else GENERATOR_LENGTH).epochs(facts.images)
-    steps = max(1, round(epochs * facts.images / batch))
+    clips = dataset_info.template.is_animated
+    batch = max(1, min(MAX_CLIP_BATCH if clips else MAX_IMAGE_BATCH, dataset_info.images // 4))
+    epochs = (CLIP_GENERATOR_LENGTH if clips else GENERATOR_LENGTH).epochs(dataset_info.images)
+    steps = max(1, round(epochs * dataset_info.images / batch))
     return Run(
         **generator_run_fields(
             replace_known_fields(model, {"learned_variance": False}),
-            facts,
+            dataset_info,
             objective,
-            flip=facts.channels > 1 and not clips,
+            flip=dataset_info.channels > 1 and not clips,
         ),
         optimizer=OptimizerConfig("muon", lr=2e-3, matrix_lr=0.02, betas=(0.9, 0.95), weight_decay=0.01),
         schedule=ScheduleConfig(round(0.02 * steps)),
@@ -99,9 +99,9 @@ def make_small_generator_run(model: ModelConfig, facts: DatasetInfo, objective: 
     )
 
 
-def get_generator_image_side(name: str, facts: DatasetInfo) -> int:
+def get_generator_image_side(name: str, dataset_info: DatasetInfo) -> int:
     """Return the image size: unchanged for small images, 64 pixels for others."""
-    return min(max(facts.size), MAX_SMALL_IMAGE_SIDE)
+    return min(max(dataset_info.size), MAX_SMALL_IMAGE_SIDE)
 
 
 GENERATOR_RECIPE_FIELDS: dict[str, Any] = {

@@ -270,8 +270,8 @@ class TrainOptions(WeightsOptions):
     def collect_run_fields(self) -> dict[str, Any]:
         """Return the fields of `Run` that the options set, by their dotted paths."""
         paths = get_run_field_options()
-        given = {name: getattr(self, name) for name in paths if getattr(self, name) != getattr(TrainOptions, name)}
-        return {paths[name].path: None if value == paths[name].none else value for name, value in given.items()}
+        changed = {name: getattr(self, name) for name in paths if getattr(self, name) != getattr(TrainOptions, name)}
+        return {paths[name].path: None if value == paths[name].none else value for name, value in changed.items()}
 
     def require_data_source(self) -> None:
         """Raise UsageError if neither a data set nor a run to resume is given."""

@@ -19,13 +19,13 @@ WIDE_SHIFT_EPOCHS = 10  # number of epochs above which larger shifts help
 PHOTO_SCRATCH_LENGTH, PHOTO_FINETUNE_LENGTH = TrainingLength(1e5, 5, 100), TrainingLength(2e4, 5, 100)  # photographs
 
 
-def make_digits_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_digits_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """The included handwritten digits, a minute on two cores. Results: benchmarks/README.md.
 
     vitreous train digits
     """
     return Run(
-        **base_run_fields(model, facts),
+        **base_run_fields(model, dataset_info),
         views=Augment(shift=0.125, rotate=12, zoom=0.12, border="zeros"),
         optimizer=OptimizerConfig("muon", lr=3e-3, matrix_lr=0.02, betas=(0.9, 0.95), weight_decay=0.05),
         schedule=ScheduleConfig(warmup_steps=50),
@@ -36,7 +36,7 @@ def make_digits_run(model: ModelConfig, facts: DatasetInfo, options: TrainOption
     )
 
 
-def make_small_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_small_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """Images up to 64 pixels from scratch, such as CIFAR. Results: benchmarks/README.md.
 
     vitreous train DATA --recipe NAME
@@ -45,20 +45,20 @@ def make_small_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions
     tokens (`Conv+ViT-128x4/8`). Those keep all patches, train for fewer epochs, use a higher learning rate for filters,
     and shift images by up to an eighth of their size instead of a sixteenth, if there are more than ten epochs.
     """
-    few = model.front == "conv"
-    batch = max(1, min(128, facts.images // 4))
-    epochs = (CONV_STEM_LENGTH if few else PATCH_STEM_LENGTH).epochs(facts.images)
-    steps = max(1, round(epochs * facts.images / batch))
+    has_conv_stem = model.front == "conv"
+    batch = max(1, min(128, dataset_info.images // 4))
+    epochs = (CONV_STEM_LENGTH if has_conv_stem else PATCH_STEM_LENGTH).epochs(dataset_info.images)
+    steps = max(1, round(epochs * dataset_info.images / batch))
     step = (options.batch_size or batch) * (options.accumulate or 1)
-    shown = (options.steps or 0) * step / facts.images or options.epochs or epochs
+    effective_epochs = (options.steps or 0) * step / dataset_info.images or options.epochs or epochs
     muon = OptimizerConfig("muon", lr=2e-3, matrix_lr=0.007, betas=(0.9, 0.95), weight_decay=0.05)
     return Run(
-        **base_run_fields(model, facts),
-        views=Augment(shift=0.125 if few and shown > WIDE_SHIFT_EPOCHS else 0.0625, flip=0.5),
-        optimizer=replace(muon, matrix_lr=0.012, rates=((".conv.weight", 3.3),), clip=None) if few else muon,
+        **base_run_fields(model, dataset_info),
+        views=Augment(shift=0.125 if has_conv_stem and effective_epochs > WIDE_SHIFT_EPOCHS else 0.0625, flip=0.5),
+        optimizer=replace(muon, matrix_lr=0.012, rates=((".conv.weight", 3.3),), clip=None) if has_conv_stem else muon,
         schedule=ScheduleConfig(warmup_steps=round(0.05 * steps)),
         objective=SupervisedConfig(
-            mimetic=model.drops_patches, smoothing=0.05, patch_dropout=0.5 * (model.drops_patches and not few)
+            mimetic=model.drops_patches, smoothing=0.05, patch_dropout=0.5 * (model.drops_patches and not has_conv_stem)
         ),
         batch_size=batch,
         epochs=epochs,
@@ -66,35 +66,35 @@ def make_small_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions
     )
 
 
-def make_photos_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_photos_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """Photographs from scratch: lr = 1e-3 x batch / 256 with DeiT's linear rule (arXiv:2012.12877), for at least 64
     images.
 
     vitreous train DATA --recipe NAME
     """
-    return make_adamw_photo_run(model, facts, started=options.init is not None)
+    return make_adamw_photo_run(model, dataset_info, is_finetuned=options.init is not None)
 
 
-def make_finetune_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_finetune_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """Images of any size from weights: as `photos`, with a tenth of the learning rate, a fifth of the
     epochs, no RandAugment.
 
     vitreous train DATA --init WEIGHTS
     """
-    return make_adamw_photo_run(model, facts, started=True)
+    return make_adamw_photo_run(model, dataset_info, is_finetuned=True)
 
 
-def make_adamw_photo_run(model: ModelConfig, facts: DatasetInfo, started: bool) -> Run:
+def make_adamw_photo_run(model: ModelConfig, dataset_info: DatasetInfo, is_finetuned: bool) -> Run:
     """Build a run on photographs, from scratch or from weights."""
-    batch = max(1, min(64, facts.images // 4))
-    epochs = (PHOTO_FINETUNE_LENGTH if started else PHOTO_SCRATCH_LENGTH).epochs(facts.images)
-    steps = max(1, round(epochs * facts.images / batch))
+    batch = max(1, min(64, dataset_info.images // 4))
+    epochs = (PHOTO_FINETUNE_LENGTH if is_finetuned else PHOTO_SCRATCH_LENGTH).epochs(dataset_info.images)
+    steps = max(1, round(epochs * dataset_info.images / batch))
     return Run(
-        **base_run_fields(model, facts),
-        views=Augment(crop=(0.3 if started else 0.2, 1.0), flip=0.5, rand_layers=0 if started else 2),
-        optimizer=OptimizerConfig("adamw", lr=(1e-4 if started else 1e-3) * 64 / 256, weight_decay=0.05),
+        **base_run_fields(model, dataset_info),
+        views=Augment(crop=(0.3 if is_finetuned else 0.2, 1.0), flip=0.5, rand_layers=0 if is_finetuned else 2),
+        optimizer=OptimizerConfig("adamw", lr=(1e-4 if is_finetuned else 1e-3) * 64 / 256, weight_decay=0.05),
         schedule=ScheduleConfig(warmup_steps=round(0.05 * steps)),
-        objective=SupervisedConfig(mimetic=not started and model.drops_patches, smoothing=0.1),
+        objective=SupervisedConfig(mimetic=not is_finetuned and model.drops_patches, smoothing=0.1),
         batch_size=batch,
         epochs=epochs,
         ema=0.998 if steps > 1000 else None,

@@ -16,13 +16,13 @@ from vitreous.recipes.options import TrainOptions
 from vitreous.training.run import Run
 
 
-def parse_token_range(words: str) -> tuple[int, int]:
+def parse_token_range(text: str) -> tuple[int, int]:
     """Parse --tokens: `256`, or `64-256` for any number between. Raises UsageError for anything else."""
-    low, _, high = words.partition("-")
-    if not low.isdecimal() or not (high.isdecimal() or words == low) or int(low) > int(high or low):
-        raise UsageError(f"invalid --tokens: {words}", "give a number of patches, 256, or a range, 64-256")
-    for number in (low, high or low):
-        check_token_budget(int(number))
+    low, _, high = text.partition("-")
+    if not low.isdecimal() or not (high.isdecimal() or text == low) or int(low) > int(high or low):
+        raise UsageError(f"invalid --tokens: {text}", "give a number of patches, 256, or a range, 64-256")
+    for budget in (low, high or low):
+        check_token_budget(int(budget))
     return int(low), int(high or low)
 
 
@@ -57,8 +57,8 @@ def use_native_aspect(run: Run, options: TrainOptions, note: Callable[[str], Non
             return run
         note("images are cropped to squares, unlike in the weights; --native-aspect keeps the aspect ratio")
         return replace(run, preprocess=run.preprocess.with_one_size("crop"))
-    own = math.prod(run.model.grid)
-    low, high = parse_token_range(options.tokens) if options.tokens is not None else (own, own)
+    num_tokens = math.prod(run.model.grid)
+    low, high = parse_token_range(options.tokens) if options.tokens is not None else (num_tokens, num_tokens)
     if not isinstance(run.views, Augment):
         raise UsageError(f"{run.objective.name} needs images of one size", "leave --native-aspect out")
     preprocess = NativePreprocess.of(run.preprocess, high, run.model.patch)

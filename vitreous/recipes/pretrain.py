@@ -49,7 +49,7 @@ def make_adam_optimizer(lr: float, decay: float, clip: float | None = None) -> O
     return OptimizerConfig("adamw", lr=lr, betas=(0.9, 0.999), weight_decay=decay, decay_on="all", clip=clip)
 
 
-def make_vit_imagenet_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_vit_imagenet_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """ViT-* on ImageNet from scratch: arXiv:2010.11929, Table 3, last row.
 
     vitreous train DATA --recipe NAME --model ViT-B/16
@@ -58,7 +58,7 @@ def make_vit_imagenet_run(model: ModelConfig, facts: DatasetInfo, options: Train
     not give the loss: softmax cross-entropy here. It also tuned label smoothing without giving the value: none here.
     """
     return Run(
-        **google_run_fields(apply_google_settings(model, options, 0.1), facts),
+        **google_run_fields(apply_google_settings(model, options, 0.1), dataset_info),
         views=INCEPTION_VIEWS,
         optimizer=make_adam_optimizer(3e-3, 0.3, clip=1.0),
         schedule=ScheduleConfig(PRETRAIN_WARMUP_STEPS, "cosine"),
@@ -67,7 +67,7 @@ def make_vit_imagenet_run(model: ModelConfig, facts: DatasetInfo, options: Train
     )
 
 
-def make_vit_imagenet21k_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_vit_imagenet21k_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """ViT-B and ViT-L on ImageNet-21k: arXiv:2010.11929, Table 3.
 
     vitreous train DATA --recipe NAME --model ViT-L/16
@@ -76,7 +76,7 @@ def make_vit_imagenet21k_run(model: ModelConfig, facts: DatasetInfo, options: Tr
     run of ViT-L: --epochs 30. ViT-H/14 was trained on it (Table 5) with unpublished hyperparameters.
     """
     return Run(
-        **google_run_fields(apply_google_settings(model, options, 0.1), facts),
+        **google_run_fields(apply_google_settings(model, options, 0.1), dataset_info),
         views=INCEPTION_VIEWS,
         optimizer=make_adam_optimizer(1e-3, 0.03),
         schedule=ScheduleConfig(PRETRAIN_WARMUP_STEPS, "linear"),
@@ -86,7 +86,7 @@ def make_vit_imagenet21k_run(model: ModelConfig, facts: DatasetInfo, options: Tr
     )
 
 
-def make_vit_jft_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_vit_jft_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """ViTs and hybrids on JFT-300M, multi-label images: arXiv:2010.11929, Table 3.
 
     vitreous train DATA --recipe NAME --model ViT-H/14
@@ -97,11 +97,11 @@ def make_vit_jft_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptio
     return make_jft_run(
         JFT_HYPERPARAMETERS.get(model.name(), JFT_HYPERPARAMETERS["ViT-B/16"]),
         apply_google_settings(model, options),
-        facts,
+        dataset_info,
     )
 
 
-def make_bit_jft_adam_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_bit_jft_adam_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """The ResNets that the paper compares with, on JFT-300M with Adam: arXiv:2010.11929, Tables 3 and 7.
 
     vitreous train DATA --recipe NAME --model BiT-R152x2
@@ -109,29 +109,29 @@ def make_bit_jft_adam_run(model: ModelConfig, facts: DatasetInfo, options: Train
     A ResNet without a row uses that of R50x1.
     """
     return make_jft_run(
-        JFT_RESNET_HYPERPARAMETERS.get(model.name(), JFT_RESNET_HYPERPARAMETERS["BiT-R50x1"]), model, facts
+        JFT_RESNET_HYPERPARAMETERS.get(model.name(), JFT_RESNET_HYPERPARAMETERS["BiT-R50x1"]), model, dataset_info
     )
 
 
-def make_jft_run(row: tuple[int, float], model: ModelConfig, facts: DatasetInfo) -> Run:
+def make_jft_run(epochs_and_lr: tuple[int, float], model: ModelConfig, dataset_info: DatasetInfo) -> Run:
     """Build Table 3's run on JFT-300M from (epochs, learning rate)."""
     return Run(
-        **google_run_fields(model, facts),
+        **google_run_fields(model, dataset_info),
         views=INCEPTION_VIEWS,
-        optimizer=make_adam_optimizer(row[1], 0.1),
+        optimizer=make_adam_optimizer(epochs_and_lr[1], 0.1),
         schedule=ScheduleConfig(PRETRAIN_WARMUP_STEPS, "linear"),
         objective=SupervisedConfig(loss="sigmoid", head_bias=sigmoid_head_bias(model.classes)),
         batch_size=PRETRAIN_BATCH_SIZE,
-        epochs=row[0],
+        epochs=epochs_and_lr[0],
     )
 
 
 def bit_sgd_run_builder(data: str, epochs: int | None = None) -> RunBuilder:
     """Build BiT's pre-training on a data set, or with a number of epochs on the same step schedule."""
-    whole, drops = BIT_SCHEDULES[data]
+    default_epochs, drops = BIT_SCHEDULES[data]
     multilabel = data != "ImageNet"
 
-    def make(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+    def make(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
         """BiT's ResNets with SGD: lr 0.03 x batch / 256, divided by ten three or four times (arXiv:1912.11370).
 
         vitreous train DATA --recipe NAME --model BiT-R50x1
@@ -141,38 +141,41 @@ def bit_sgd_run_builder(data: str, epochs: int | None = None) -> RunBuilder:
         makes it ten times as strong.
         """
         return Run(
-            **google_run_fields(model, facts),
+            **google_run_fields(model, dataset_info),
             views=INCEPTION_VIEWS,
             optimizer=OptimizerConfig(
                 "sgd", lr=0.03 * PRETRAIN_BATCH_SIZE / 256, momentum=0.9, weight_decay=1e-4, decay_on="all", clip=None
             ),
-            schedule=ScheduleConfig(5_000, "steps", milestones=tuple(drop / whole for drop in drops)),
+            schedule=ScheduleConfig(5_000, "steps", milestones=tuple(drop / default_epochs for drop in drops)),
             objective=SupervisedConfig(
                 loss="sigmoid" if multilabel else "softmax",
                 head_bias=sigmoid_head_bias(model.classes) if multilabel else 0.0,
             ),
             batch_size=PRETRAIN_BATCH_SIZE,
-            epochs=epochs or whole,
+            epochs=epochs or default_epochs,
         )
 
     return make
 
 
-def list_table5_results(data: str, **figures: float) -> tuple[PublishedResult, ...]:
+def list_table5_results(data: str, **accuracies: float) -> tuple[PublishedResult, ...]:
     """List ImageNet top-1 after fine-tuning at 384 pixels, by model: B16=77.91."""
-    after = f"{data}, fine-tuned on ImageNet at 384 pixels"
-    return tuple((f"ViT-{key[0]}/{key[1:]}", after, f"{value:.2f} %") for key, value in figures.items())
+    setting = f"{data}, fine-tuned on ImageNet at 384 pixels"
+    return tuple((f"ViT-{key[0]}/{key[1:]}", setting, f"{value:.2f} %") for key, value in accuracies.items())
 
 
-def list_table6_results(**figures: float) -> tuple[PublishedResult, ...]:
+def list_table6_results(**accuracies: float) -> tuple[PublishedResult, ...]:
     """List the results from JFT-300M, for hybrids of R50."""
-    return tuple((f"R50+{model}", after, figure) for model, after, figure in list_table5_results("JFT-300M", **figures))
+    return tuple(
+        (f"R50+{model}", setting, accuracy)
+        for model, setting, accuracy in list_table5_results("JFT-300M", **accuracies)
+    )
 
 
 def list_table7_results(r50: float, r152: float) -> tuple[PublishedResult, ...]:
     """List ImageNet top-1 of the two ResNets of Table 7."""
-    after = "JFT-300M for 7 epochs, fine-tuned on ImageNet"
-    return (("BiT-R50x1", after, f"{r50} %"), ("BiT-R152x2", after, f"{r152} %"))
+    setting = "JFT-300M for 7 epochs, fine-tuned on ImageNet"
+    return (("BiT-R50x1", setting, f"{r50} %"), ("BiT-R152x2", setting, f"{r152} %"))
 
 
 VIT_PAPER, BIT_PAPER = "arXiv:2010.11929, Table 3", "arXiv:1912.11370"

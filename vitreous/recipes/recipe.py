@@ -151,10 +151,10 @@ class Recipe:
         """Return whether the recipe supports only clip models."""
         return bool(self.models) and len(config_from_name(self.models[0]).image) == 3
 
-    def require_data_source(self, facts: DatasetInfo) -> None:
+    def require_data_source(self, dataset_info: DatasetInfo) -> None:
         """Raise UsageError for data of another modality than a clip recipe needs."""
-        if self.of_clips and not facts.template.is_animated:
-            problem = f"{self.name} is for clips, but the data are {facts.template.noun}"
+        if self.of_clips and not dataset_info.template.is_animated:
+            problem = f"{self.name} is for clips, but the data are {dataset_info.template.noun}"
             raise UsageError(problem, "use --recipe mae, or use clips")
 
 
@@ -170,24 +170,24 @@ def build_pretraining_recipe(
     source: str,
     published: tuple[PublishedResult, ...] = (),
     side: int | Callable[[str, DatasetInfo], int] = 224,
-    **others: Any,
+    **overrides: Any,
 ) -> Recipe:
     """Build a recipe for ImageNet-sized data: `side` pixels, 1 % of the images held out, for ViTs unless it is BiT's.
 
-    `others` are further fields of `Recipe`.
+    `overrides` are further fields of `Recipe`.
     """
     image = side if callable(side) else fixed_image_side(side)
     for_models = "bit" if name.startswith("bit-") else "vit"
-    settings: dict[str, Any] = {"image": image, "for_models": for_models, "hold_out": 0.01} | others
+    settings: dict[str, Any] = {"image": image, "for_models": for_models, "hold_out": 0.01} | overrides
     return Recipe(name, make, about, source, published=published, **settings)
 
 
-def base_run_fields(model: ModelConfig, facts: DatasetInfo) -> dict[str, Any]:
+def base_run_fields(model: ModelConfig, dataset_info: DatasetInfo) -> dict[str, Any]:
     """Return the common fields of every run: data, model, and preprocessing of pixels to [-1, 1]."""
     return {
-        "data": DataOptions("", tuple(map(str, range(model.classes))), facts.images, ""),
+        "data": DataOptions("", tuple(map(str, range(model.classes))), dataset_info.images, ""),
         "model": model,
-        "preprocess": facts.template.for_model(model.image, model.channels),
+        "preprocess": dataset_info.template.for_model(model.image, model.channels),
     }
 
 
@@ -198,11 +198,11 @@ def make_muon_optimizer(options: TrainOptions, lr: float, beta2: float = 0.999) 
     return OptimizerConfig("muon", lr, matrix_lr=0.02, betas=(0.9, beta2), weight_decay=0.05, layer_decay=decay)
 
 
-def google_run_fields(model: ModelConfig, facts: DatasetInfo, squash: bool = False) -> dict[str, Any]:
+def google_run_fields(model: ModelConfig, dataset_info: DatasetInfo, squash: bool = False) -> dict[str, Any]:
     """Return the common fields of Google's code: bilinear resizing, and a centre crop or the squashed image."""
-    parts = base_run_fields(model, facts)
-    fit = {"fit": "squash"} if squash else {"share": CENTER_CROP_SHARE}
-    return parts | {"preprocess": replace(parts["preprocess"], filter="bilinear", **fit)}
+    run_fields = base_run_fields(model, dataset_info)
+    resize_options = {"fit": "squash"} if squash else {"share": CENTER_CROP_SHARE}
+    return run_fields | {"preprocess": replace(run_fields["preprocess"], filter="bilinear", **resize_options)}
 
 
 def apply_google_settings(

@@ -71,9 +71,11 @@ def get_hold_out_share(run: Run | str) -> float | None:
 def count_reference_steps(recipe: Recipe, base: Run) -> int:
     """Count the steps of the recipe on its reference data, or, if the number of images determines its epochs, on these
     data; `base` is its run on any data."""
-    decided = recipe.by_steps or base.epochs != build_example_run(recipe.name).epochs
+    has_fixed_steps = recipe.by_steps or base.epochs != build_example_run(recipe.name).epochs
     return (
-        base.steps if decided else math.ceil(base.epochs * REFERENCE_DATASETS[recipe.data][0].images / base.step_size)
+        base.steps
+        if has_fixed_steps
+        else math.ceil(base.epochs * REFERENCE_DATASETS[recipe.data][0].images / base.step_size)
     )
 
 
@@ -82,8 +84,11 @@ def build_example_run(name: str, model: str | None = None) -> Run:
     model."""
     recipe = get_recipe(name)
     is_of_clips = model is not None and config_from_name(model).has_time_axis
-    facts, classes = REFERENCE_DATASETS["Kinetics-400" if is_of_clips else recipe.data]
+    dataset_info, classes = REFERENCE_DATASETS["Kinetics-400" if is_of_clips else recipe.data]
     classes = classes if recipe.objective.labelled or recipe.objective.generates else 0
     options = TrainOptions(recipe.data, recipe=name, model=model)
-    named = None if name in DEFAULT_RECIPE_NAMES else recipe
-    return replace(recipe.make(choose_architecture(options, facts, classes, recipe=named), facts, options), recipe=name)
+    explicit_recipe = None if name in DEFAULT_RECIPE_NAMES else recipe
+    return replace(
+        recipe.make(choose_architecture(options, dataset_info, classes, recipe=explicit_recipe), dataset_info, options),
+        recipe=name,
+    )

@@ -20,7 +20,7 @@ from vitreous.recipes.recipe import DatasetInfo, Recipe
 from vitreous.training.run import Run
 
 
-def make_regression_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_regression_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """Image regression, from scratch or from weights.
 
     vitreous train DATA --recipe NAME
@@ -30,11 +30,11 @@ def make_regression_run(model: ModelConfig, facts: DatasetInfo, options: TrainOp
     nor colour changes are used: a crop changes a count, and brightness may be the target. Half of the images are
     mirrored; use --views.flip 0 for targets that depend on left and right.
     """
-    is_small = not facts.template.is_browsable or max(model.image[-2:]) <= MAX_SMALL_IMAGE_SIDE
+    is_small = not dataset_info.template.is_browsable or max(model.image[-2:]) <= MAX_SMALL_IMAGE_SIDE
     if is_small and not options.init:
-        run = make_small_run(model, facts, options)
+        run = make_small_run(model, dataset_info, options)
     else:
-        run = make_adamw_photo_run(model, facts, started=options.init is not None)
+        run = make_adamw_photo_run(model, dataset_info, is_finetuned=options.init is not None)
     return replace(
         run, preprocess=replace(run.preprocess, fit="squash"), views=Augment(flip=0.5), objective=RegressionConfig()
     )

@@ -19,7 +19,7 @@ DEFAULT_DROP_PATH = 0.2  # of other model sizes
 DROP_PATH_22K = {"T": 0.1}
 
 
-def make_swin_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_swin_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """Swin from scratch on ImageNet-1k: arXiv:2103.14030, A2.1, and microsoft/Swin-Transformer's config.py.
 
     vitreous train DATA --recipe NAME --model Swin-T/4
@@ -32,20 +32,20 @@ def make_swin_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions)
     return Run(
         **imagenet_run_fields(
             set_swin_drop_path(model, DROP_PATH_1K.get(get_size_letter(model), DEFAULT_DROP_PATH)),
-            facts,
+            dataset_info,
             CENTER_CROP_SHARE,
             repeats=1,
         ),
         views=replace(DEIT_RANDAUGMENT, erase=0.25, erase_noise=True),
         optimizer=OptimizerConfig("adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=0.05, clip=5.0),
-        schedule=swin_schedule(facts, 1024, 20),
+        schedule=swin_schedule(dataset_info, 1024, 20),
         objective=SupervisedConfig(smoothing=0.1),
         batch_size=1024,
         epochs=300,
     )
 
 
-def make_swin_imagenet21k_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_swin_imagenet21k_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """Swin from scratch on ImageNet-22k: arXiv:2103.14030, A2.1.
 
     vitreous train DATA --recipe NAME --model Swin-B/4
@@ -54,13 +54,13 @@ def make_swin_imagenet21k_run(model: ModelConfig, facts: DatasetInfo, options: T
     as on ImageNet-1k. For a head of the 1,000 classes of ImageNet-1k: `vitreous convert --class-map`.
     """
     run, model = (
-        make_swin_run(model, facts, options),
+        make_swin_run(model, dataset_info, options),
         set_swin_drop_path(model, DROP_PATH_22K.get(get_size_letter(model), DEFAULT_DROP_PATH)),
     )
-    return replace(run, model=model, schedule=swin_schedule(facts, 4096, 5), batch_size=4096, epochs=90)
+    return replace(run, model=model, schedule=swin_schedule(dataset_info, 4096, 5), batch_size=4096, epochs=90)
 
 
-def make_swin_finetune_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_swin_finetune_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """Swin from ImageNet-22k's weights on ImageNet-1k: arXiv:2103.14030, A2.1.
 
     vitreous train DATA --recipe NAME --init WEIGHTS
@@ -68,17 +68,17 @@ def make_swin_finetune_run(model: ModelConfig, facts: DatasetInfo, options: Trai
     lr 2e-5 x batch / 512, batch size 1024, 30 epochs including 5 of warm-up, decay 1e-8, stochastic depth 0.2 (T:
     0.1).
     """
-    run = make_swin_run(model, facts, options)
+    run = make_swin_run(model, dataset_info, options)
     return replace(
         run,
         model=set_swin_drop_path(model, DROP_PATH_22K.get(get_size_letter(model), DEFAULT_DROP_PATH)),
         optimizer=replace(run.optimizer, lr=4e-5, weight_decay=1e-8),
-        schedule=swin_schedule(facts, 1024, 5),
+        schedule=swin_schedule(dataset_info, 1024, 5),
         epochs=30,
     )
 
 
-def make_swin_384_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_swin_384_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """Swin at 384 pixels, from its weights at 224: arXiv:2103.14030, A2.1.
 
     vitreous train DATA --recipe NAME --init WEIGHTS
@@ -87,12 +87,12 @@ def make_swin_384_run(model: ModelConfig, facts: DatasetInfo, options: TrainOpti
     interpolation, and evaluation squashes the full image. Stochastic depth is that of the size, as on
     ImageNet-1k; for weights of ImageNet-22k: --drop-path 0.2.
     """
-    first = make_swin_run(model, facts, options)
-    run, wide = (
-        make_swin_finetune_run(model, facts, options),
-        replace_known_fields(first.model, {"attention.window": get_window_side(model)}),
+    scratch_run = make_swin_run(model, dataset_info, options)
+    run, wide_model = (
+        make_swin_finetune_run(model, dataset_info, options),
+        replace_known_fields(scratch_run.model, {"attention.window": get_window_side(model)}),
     )
-    return replace(run, model=wide, preprocess=replace(run.preprocess, fit="squash", share=1.0))
+    return replace(run, model=wide_model, preprocess=replace(run.preprocess, fit="squash", share=1.0))
 
 
 def get_window_side(model: ModelConfig) -> int:
@@ -105,14 +105,14 @@ def get_size_letter(model: ModelConfig) -> str:
     return model.name().partition("-")[2].partition("/")[0]
 
 
-def set_swin_drop_path(model: ModelConfig, rate: float) -> ModelConfig:
-    """Return a model with stochastic depth that increases to `rate`, and no dropout."""
-    return replace_known_fields(model, {"regularization.drop_path": rate, "regularization.dropout": 0.0})
+def set_swin_drop_path(model: ModelConfig, drop_path: float) -> ModelConfig:
+    """Return a model with stochastic depth that increases to `drop_path`, and no dropout."""
+    return replace_known_fields(model, {"regularization.drop_path": drop_path, "regularization.dropout": 0.0})
 
 
-def swin_schedule(facts: DatasetInfo, batch: int, epochs: int) -> ScheduleConfig:
+def swin_schedule(dataset_info: DatasetInfo, batch: int, epochs: int) -> ScheduleConfig:
     """Return a cosine schedule to 1 % of the learning rate after warm-up `epochs`."""
-    return ScheduleConfig(round(epochs * facts.images / batch), "cosine", end=FINAL_LR_SHARE)
+    return ScheduleConfig(round(epochs * dataset_info.images / batch), "cosine", end=FINAL_LR_SHARE)
 
 
 SWIN_PAPER = "arXiv:2103.14030"

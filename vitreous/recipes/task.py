@@ -29,8 +29,8 @@ def choose_recipe(data: Data, options: TrainOptions, note: Callable[[str], None]
     classify = f"--recipe {'finetune' if options.init else 'photos'}"
     if data.targets or are_measurements(data):
         content = describe_targets(data) if data.targets else describe_measurements(data)
-        other = "" if data.targets else f"; to learn each number as a class use {classify}"
-        note(f"{data.name} has {content}: training regression (--recipe regression){other}")
+        alternative = "" if data.targets else f"; to learn each number as a class use {classify}"
+        note(f"{data.name} has {content}: training regression (--recipe regression){alternative}")
         return replace(options, recipe="regression")
     split = data.whole or data.split("train")
     if not isinstance(split, AnnotatedSplit):
@@ -39,14 +39,14 @@ def choose_recipe(data: Data, options: TrainOptions, note: Callable[[str], None]
     target = find_first_target(data.splits.values())
     if target is None and (error := find_unlearnable(data)) is not None:
         raise error
-    content, task, recipe, others = describe_task(target)
+    content, task, recipe, alternatives = describe_task(target)
     if get_sample_axes(split) == 2:
-        others = (*others, f"for multi-label classification use {classify}")
+        alternatives = (*alternatives, f"for multi-label classification use {classify}")
     for name in CLASSIFICATION_OPTIONS:
         if getattr(options, name) is not None:
             problem = f"--{name.replace('_', '-')} is for classification, and {data.name} has {content}"
             raise UsageError(problem, f"leave it out, or add {classify} to classify whole images")
-    note("; ".join([f"{data.name} has {content}: training {task} (--recipe {recipe})", *others]))
+    note("; ".join([f"{data.name} has {content}: training {task} (--recipe {recipe})", *alternatives]))
     return replace(options, recipe=recipe)
 
 
@@ -60,12 +60,12 @@ def describe_measurements(data: Data) -> str:
 def describe_task(target: Target | None) -> tuple[str, str, str, tuple[str, ...]]:
     """Describe a target: its type of annotations, their task, its recipe, and the options for other tasks."""
     if target is not None and target.classes is not None:
-        others = ("for instance segmentation use --recipe detect",) if len(target) else ()
+        alternatives = ("for instance segmentation use --recipe detect",) if len(target) else ()
         content = "class maps and objects" if len(target) else "class maps"
-        return content, "semantic segmentation", "segment", others
+        return content, "semantic segmentation", "segment", alternatives
     if target is not None and target.layers is not None:
-        other = "for semantic segmentation use --recipe segment"
-        return "masks of objects", "instance segmentation", "detect", (other,)
+        alternative = "for semantic segmentation use --recipe segment"
+        return "masks of objects", "instance segmentation", "detect", (alternative,)
     return "boxes", "object detection", "detect", ()
 
 

@@ -38,19 +38,21 @@ def has_small_input(model: ModelConfig) -> bool:
     return max(model.image[-2:]) <= MAX_SMALL_IMAGE_SIDE
 
 
-def has_small_settings(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> bool:
+def has_small_settings(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> bool:
     """Return whether a recipe uses the settings tuned here for small images and few photographs instead of the
     published ones. A student of a frozen teacher uses those of its teacher."""
-    return has_small_input(model) or (facts.images < MIN_SCRATCH_IMAGES and "objective.teacher" not in options.settings)
+    return has_small_input(model) or (
+        dataset_info.images < MIN_SCRATCH_IMAGES and "objective.teacher" not in options.settings
+    )
 
 
-def normalised_run_fields(model: ModelConfig, facts: DatasetInfo) -> dict[str, Any]:
+def normalised_run_fields(model: ModelConfig, dataset_info: DatasetInfo) -> dict[str, Any]:
     """Return the common fields of every run, with ImageNet's mean and standard deviation if the images are in
     colour."""
-    parts, (mean, std) = base_run_fields(model, facts), IMAGENET_MOMENTS
+    run_fields, (mean, std) = base_run_fields(model, dataset_info), IMAGENET_MOMENTS
     if model.channels != len(mean):
-        return parts
-    return parts | {"preprocess": replace(parts["preprocess"], mean=mean, std=std)}
+        return run_fields
+    return run_fields | {"preprocess": replace(run_fields["preprocess"], mean=mean, std=std)}
 
 
 def disable_dropout(model: ModelConfig, drop_path: float = 0.0, changes: Mapping[str, Any] = {}) -> ModelConfig:
@@ -61,20 +63,20 @@ def disable_dropout(model: ModelConfig, drop_path: float = 0.0, changes: Mapping
 
 
 def length_run_fields(
-    facts: DatasetInfo, batch: int, epochs: TrainingLength = SMALL_UNLABELLED_LENGTH
+    dataset_info: DatasetInfo, batch: int, epochs: TrainingLength = SMALL_UNLABELLED_LENGTH
 ) -> dict[str, Any]:
     """Return the length of a run on small images, and a warm-up of 5 % of it."""
-    count = epochs.epochs(facts.images)
-    steps = max(1, round(count * facts.images / batch))
+    count = epochs.epochs(dataset_info.images)
+    steps = max(1, round(count * dataset_info.images / batch))
     return {"batch_size": batch, "epochs": count, "schedule": ScheduleConfig(round(0.05 * steps))}
 
 
-def photo_batch_size(facts: DatasetInfo) -> int:
+def photo_batch_size(dataset_info: DatasetInfo) -> int:
     """Return the batch size for few photographs: an epoch has at least four steps."""
-    return max(1, min(64, facts.images // 4))
+    return max(1, min(64, dataset_info.images // 4))
 
 
-def make_masked_patches_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_masked_patches_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """Masked patch prediction: arXiv:2010.11929, section 4.6 and B.1.2. Images up to 64 pixels: tuned here; fewer than
     10,000 photographs: the settings for small images.
 
@@ -85,35 +87,35 @@ def make_masked_patches_run(model: ModelConfig, facts: DatasetInfo, options: Tra
     --objective.target small-colours, or pixels.
     """
     if has_small_input(model):
-        batch = max(1, min(256, facts.images // 4))
+        batch = max(1, min(256, dataset_info.images // 4))
         optimizer = OptimizerConfig("adamw", lr=1e-3, betas=(0.9, 0.95), weight_decay=0.05)
         return Run(
-            **base_run_fields(disable_dropout(model), facts),
+            **base_run_fields(disable_dropout(model), dataset_info),
             views=replace(UNLABELLED_CROP, crop=(0.4, 1.0)),
             optimizer=optimizer,
             objective=MaskedPatchesConfig(),
-            **length_run_fields(facts, batch),
+            **length_run_fields(dataset_info, batch),
         )
-    if facts.images < MIN_SCRATCH_IMAGES:
+    if dataset_info.images < MIN_SCRATCH_IMAGES:
         return Run(
-            **google_run_fields(apply_google_settings(model, options, representation=False), facts),
+            **google_run_fields(apply_google_settings(model, options, representation=False), dataset_info),
             views=UNLABELLED_CROP,
             optimizer=OptimizerConfig("adamw", lr=1e-3, betas=(0.9, 0.95), weight_decay=0.05),
             objective=MaskedPatchesConfig(),
-            **length_run_fields(facts, photo_batch_size(facts)),
+            **length_run_fields(dataset_info, photo_batch_size(dataset_info)),
         )
     return Run(
-        **google_run_fields(apply_google_settings(model, options, representation=False), facts),
+        **google_run_fields(apply_google_settings(model, options, representation=False), dataset_info),
         views=UNLABELLED_CROP,
         optimizer=OptimizerConfig("adamw", lr=2e-4, weight_decay=0.1, decay_on="all", clip=None),
         schedule=ScheduleConfig(10_000, "cosine"),
         objective=MaskedPatchesConfig(),
         batch_size=4096,
-        epochs=1e6 * 4096 / facts.images,
+        epochs=1e6 * 4096 / dataset_info.images,
     )
 
 
-def make_mae_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_mae_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """Masked autoencoding: arXiv:2111.06377, Table 8, and facebookresearch/mae. Images up to 64 pixels, and fewer than
     10,000 photographs: tuned here.
 
@@ -122,39 +124,39 @@ def make_mae_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) 
     800 epochs of ImageNet, batch size 4096, lr 1.5e-4 x batch / 256, 40 epochs of warm-up; crop and flip are
     the only augmentation. The published models used --epochs 1600.
     """
-    fixed: dict[str, Any] = {} if options.init else {"positions.kind": "sincos"}  # kept from weights
+    model_changes: dict[str, Any] = {} if options.init else {"positions.kind": "sincos"}  # kept from weights
     if has_small_input(model):
-        batch = max(1, min(256, facts.images // 4))
+        batch = max(1, min(256, dataset_info.images // 4))
         return Run(
-            **base_run_fields(disable_dropout(model, changes=fixed), facts),
+            **base_run_fields(disable_dropout(model, changes=model_changes), dataset_info),
             views=replace(UNLABELLED_CROP, crop=(0.4, 1.0)),
             optimizer=OptimizerConfig("adamw", lr=1.5e-3, betas=(0.9, 0.95), weight_decay=0.05, clip=None),
             objective=MAEConfig(decoder_width=96, decoder_depth=2, decoder_heads=3),
-            **length_run_fields(facts, batch),
+            **length_run_fields(dataset_info, batch),
         )
-    if facts.images < MIN_SCRATCH_IMAGES:
+    if dataset_info.images < MIN_SCRATCH_IMAGES:
         heads = max(3, model.width // 64)
         return Run(
-            **normalised_run_fields(disable_dropout(model, changes=fixed), facts),
+            **normalised_run_fields(disable_dropout(model, changes=model_changes), dataset_info),
             views=UNLABELLED_CROP,
             optimizer=OptimizerConfig("adamw", lr=1e-3, betas=(0.9, 0.95), weight_decay=0.05, clip=1.0),
             objective=MAEConfig(decoder_width=32 * heads, decoder_depth=2, decoder_heads=heads),
-            **length_run_fields(facts, photo_batch_size(facts)),
+            **length_run_fields(dataset_info, photo_batch_size(dataset_info)),
         )
     return Run(
-        **normalised_run_fields(disable_dropout(model, changes=fixed), facts),
+        **normalised_run_fields(disable_dropout(model, changes=model_changes), dataset_info),
         views=UNLABELLED_CROP,
         optimizer=OptimizerConfig(
             "adamw", lr=2.4e-3, betas=(0.9, 0.95), weight_decay=0.05, decay_on="multi-axis", clip=None
         ),
-        schedule=ScheduleConfig(round(40 * facts.images / 4096)),
+        schedule=ScheduleConfig(round(40 * dataset_info.images / 4096)),
         objective=MAEConfig(),
         batch_size=4096,
         epochs=800,
     )
 
 
-def make_dino_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_dino_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """DINO: arXiv:2104.14294, and facebookresearch/dino's main_dino.py. Images up to 64 pixels: tuned here; fewer than
     10,000 photographs: the settings for small images with the published crops.
 
@@ -165,17 +167,17 @@ def make_dino_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions)
     0.9995), its temperature 0.04. Gradients are clipped per tensor.
     """
     if has_small_input(model):
-        fixed: dict[str, Any] = {} if options.init else {"pool": "mean", "class_token": False}
-        return make_small_dino_run(disable_dropout(model, changes=fixed), facts)
-    if facts.images < MIN_SCRATCH_IMAGES:
-        return make_few_photos_run(model, facts, DINO_VIEWS)
+        model_changes: dict[str, Any] = {} if options.init else {"pool": "mean", "class_token": False}
+        return make_small_dino_run(disable_dropout(model, changes=model_changes), dataset_info)
+    if dataset_info.images < MIN_SCRATCH_IMAGES:
+        return make_few_photos_run(model, dataset_info, DINO_VIEWS)
     return Run(
-        **normalised_run_fields(disable_dropout(model, 0.1), facts),
+        **normalised_run_fields(disable_dropout(model, 0.1), dataset_info),
         views=fit_local_crops(DINO_VIEWS, model),
         optimizer=OptimizerConfig(
             "adamw", lr=1e-3, weight_decay=0.04, decay_on="multi-axis", clip=3.0, clip_by="tensor"
         ),
-        schedule=ScheduleConfig(round(10 * facts.images / 512), end=1e-6 / 1e-3, warmup_includes_base=True),
+        schedule=ScheduleConfig(round(10 * dataset_info.images / 512), end=1e-6 / 1e-3, warmup_includes_base=True),
         objective=DINOConfig(frozen=0.01),
         schedules={
             "weight_decay": RampConfig(0.04, 0.4),
@@ -187,7 +189,7 @@ def make_dino_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions)
     )
 
 
-def make_dinov2_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_dinov2_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """DINOv2 on ImageNet: arXiv:2304.07193, and facebookresearch/dinov2's vitl16_short.yaml. Images up to 64 pixels:
     tuned here; fewer than 10,000 photographs, except for a student of a frozen teacher: the settings for small
     images with the published crops, and a ViT-S/16.
@@ -198,21 +200,21 @@ def make_dinov2_run(model: ModelConfig, facts: DatasetInfo, options: TrainOption
     the patch embedding, one head for images and patches, gradients clipped separately for the backbone and the heads.
     Stochastic depth drops samples independently; the original drops the same number in every step.
     """
-    if has_small_settings(model, facts, options):
+    if has_small_settings(model, dataset_info, options):
         run = (
-            make_small_dino_run(disable_dropout(model), facts)
+            make_small_dino_run(disable_dropout(model), dataset_info)
             if has_small_input(model)
-            else make_few_photos_run(model, facts, DINOV2_VIEWS)
+            else make_few_photos_run(model, dataset_info, DINOV2_VIEWS)
         )
         objective = DINOv2Config(**SMALL_HEAD)
         return replace(run, objective=objective, optimizer=replace(run.optimizer, clip_by="part"))
     drop = get_student_drop_path(0.3, options)
     return make_dinov2_paper_run(
-        model, facts, 4e-3, drop_path=drop, layer_decay=0.9, momentum=0.992, decay=0.4, warmup=10, epochs=100
+        model, dataset_info, 4e-3, drop_path=drop, layer_decay=0.9, momentum=0.992, decay=0.4, warmup=10, epochs=100
     )
 
 
-def make_dinov2_large_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_dinov2_large_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """DINOv2 on a large set: facebookresearch/dinov2's vitl14.yaml.
 
     vitreous train DATA --recipe NAME --model DINOv2-L/14-swiglu
@@ -225,7 +227,7 @@ def make_dinov2_large_run(model: ModelConfig, facts: DatasetInfo, options: Train
     drop = get_student_drop_path(0.4, options)
     run = make_dinov2_paper_run(
         model,
-        facts,
+        dataset_info,
         2e-4,
         batch=3072,
         drop_path=drop,
@@ -254,32 +256,34 @@ def get_student_drop_path(drop_path: float, options: TrainOptions) -> float:
 SMALL_HEAD = {"prototypes": 1024, "head_width": 512, "bottleneck": 128, "frozen": 0.01, "batch_norm": True}
 
 
-def make_small_dino_run(model: ModelConfig, facts: DatasetInfo) -> Run:
+def make_small_dino_run(model: ModelConfig, dataset_info: DatasetInfo) -> Run:
     """Build DINO for images up to 64 pixels, and for few photographs."""
     side = model.image[0] // 2
     side -= side % model.patch[0]
-    none = (0.0, 0.0, 0.0)
+    disabled = (0.0, 0.0, 0.0)
     return Run(
-        **base_run_fields(model, facts),
-        views=replace(DINO_VIEWS, locals=4 if side else 0, local_image=(side or 1,) * 2, blur=none, solarise=none),
+        **base_run_fields(model, dataset_info),
+        views=replace(
+            DINO_VIEWS, locals=4 if side else 0, local_image=(side or 1,) * 2, blur=disabled, solarise=disabled
+        ),
         optimizer=OptimizerConfig("muon", lr=2e-3, matrix_lr=0.02, weight_decay=0.04, clip=3.0, clip_by="tensor"),
         objective=DINOConfig(**SMALL_HEAD, koleo=0.1),
         schedules={"momentum": RampConfig(0.99, 1.0), "teacher_temperature": RampConfig(0.04, 0.04)},
-        **length_run_fields(facts, max(2, min(64, facts.images // 4)), TrainingLength(1e6, 10, 800)),
+        **length_run_fields(dataset_info, max(2, min(64, dataset_info.images // 4)), TrainingLength(1e6, 10, 800)),
     )
 
 
-def make_few_photos_run(model: ModelConfig, facts: DatasetInfo, views: MultiCrop) -> Run:
+def make_few_photos_run(model: ModelConfig, dataset_info: DatasetInfo, views: MultiCrop) -> Run:
     """Build a run with the settings for small images and the crops for photographs."""
-    run = make_small_dino_run(disable_dropout(model), facts)
+    run = make_small_dino_run(disable_dropout(model), dataset_info)
     return replace(
-        run, views=fit_local_crops(views, model), preprocess=normalised_run_fields(model, facts)["preprocess"]
+        run, views=fit_local_crops(views, model), preprocess=normalised_run_fields(model, dataset_info)["preprocess"]
     )
 
 
 def make_dinov2_paper_run(
     model: ModelConfig,
-    facts: DatasetInfo,
+    dataset_info: DatasetInfo,
     base: float,
     *,
     batch: int = 2048,
@@ -296,7 +300,7 @@ def make_dinov2_paper_run(
     return Run(
         **normalised_run_fields(
             disable_dropout(model, drop_path, {"regularization.drop_path_rises": False, "norm.layer_scale": 1e-5}),
-            facts,
+            dataset_info,
         ),
         views=fit_local_crops(DINOV2_VIEWS, model),
         optimizer=OptimizerConfig(
@@ -317,13 +321,13 @@ def make_dinov2_paper_run(
             "teacher_temperature": RampConfig(0.04, 0.07, "linear", 30 * DINOV2_EPOCH_STEPS, includes_end=True),
         },
         batch_size=batch,
-        epochs=epochs * DINOV2_EPOCH_STEPS * batch / facts.images,
+        epochs=epochs * DINOV2_EPOCH_STEPS * batch / dataset_info.images,
     )
 
 
 def fit_local_crops(views: MultiCrop, model: ModelConfig) -> MultiCrop:
     """Set the local crop size of the views to a multiple of the patch size: 96 pixels, or 98 for patches of 14."""
-    return replace(views, local_image=tuple(round(96 / side) * side for side in model.patch))
+    return replace(views, local_image=tuple(round(96 / patch_length) * patch_length for patch_length in model.patch))
 
 
 SMALL_IMAGE_MODEL = "ViT-192x9/4"  # images up to 64 pixels; local tokens, so nothing is computed for hidden patches

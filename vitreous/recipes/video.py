@@ -23,7 +23,7 @@ KINETICS_STRIDE = 4  # frames, on Kinetics; 2 on Something-Something V2
 VIDEOMAE_HYPERPARAMETERS = {384: (1024, 1600, 4), 768: (2048, 800, 4), 1024: (512, 1600, 12), 1280: (1024, 1600, 12)}
 
 
-def make_videomae_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_videomae_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
     """VideoMAE: arXiv:2203.12602, and the scripts of MCG-NJU/VideoMAE. Clips of up to 64 pixels, and fewer than 10,000:
     settings similar to those of `mae` for such images.
 
@@ -41,12 +41,12 @@ def make_videomae_run(model: ModelConfig, facts: DatasetInfo, options: TrainOpti
     | H | 1024 | 1600 | 12 |
     """
     assert model.has_time_axis, "a clip recipe needs a clip model"
-    fixed: dict[str, Any] = {} if options.init else {"norm.final": "tokens"}  # weights keep their final norm
-    parts = normalised_run_fields(disable_dropout(model, changes=fixed), facts)
-    if has_small_input(model) or facts.images < MIN_SCRATCH_IMAGES:
+    model_changes: dict[str, Any] = {} if options.init else {"norm.final": "tokens"}  # weights keep their final norm
+    run_fields = normalised_run_fields(disable_dropout(model, changes=model_changes), dataset_info)
+    if has_small_input(model) or dataset_info.images < MIN_SCRATCH_IMAGES:
         heads = max(3, model.width // 64)
         return Run(
-            **parts,
+            **run_fields,
             views=replace(UNLABELLED_CROP, crop=(0.4, 1.0), flip=0.0),
             optimizer=OptimizerConfig("adamw", lr=1.5e-3, betas=(0.9, 0.95), weight_decay=0.05, clip=1.0),
             objective=MAEConfig(
@@ -57,15 +57,15 @@ def make_videomae_run(model: ModelConfig, facts: DatasetInfo, options: TrainOpti
                 decoder_heads=heads,
                 normalise_channels=True,
             ),
-            **length_run_fields(facts, max(1, min(64, facts.images // 4))),
+            **length_run_fields(dataset_info, max(1, min(64, dataset_info.images // 4))),
         )
-    parts["preprocess"] = parts["preprocess"].adjust(stride=KINETICS_STRIDE)
+    run_fields["preprocess"] = run_fields["preprocess"].adjust(stride=KINETICS_STRIDE)
     batch, epochs, decoder_depth = VIDEOMAE_HYPERPARAMETERS.get(model.width, VIDEOMAE_HYPERPARAMETERS[768])
     return Run(
-        **parts,
+        **run_fields,
         views=replace(UNLABELLED_CROP, crop=(0.4, 1.0), flip=0.0),
         optimizer=OptimizerConfig("adamw", lr=1.5e-4 * batch / 256, betas=(0.9, 0.95), weight_decay=0.05, clip=None),
-        schedule=ScheduleConfig(round(40 * facts.images / batch), end=1e-5 / 1.5e-4, warmup_includes_base=True),
+        schedule=ScheduleConfig(round(40 * dataset_info.images / batch), end=1e-5 / 1.5e-4, warmup_includes_base=True),
         objective=MAEConfig(
             mask=0.9,
             tubes=True,

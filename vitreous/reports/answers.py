@@ -120,40 +120,44 @@ def predict_open_split(
     Raises UsageError for multi-label data and a single-label model, and for data of another modality than the model's;
     DataError as `predict_split`.
     """
-    kind = get_sample_noun(opened.split(split))
-    if kind != (own := bundle.preprocess.noun):
-        raise UsageError(f"{run} needs {own}, but {source} contains {kind}", f"use data of {own}")
-    chosen = bundle.task.align_labels(opened.split(split), opened)
-    if slow := describe_emulation(computing.how.precision, pick_device(computing.how.device)):
-        computing.listener.note(slow)
-    p = bundle.preprocess
-    asked = computing.how.clip_views
-    views, how = parse_clip_views(asked, p), replace(computing.how, clip_views=SINGLE_VIEW)
+    sample_noun = get_sample_noun(opened.split(split))
+    if sample_noun != (model_noun := bundle.preprocess.noun):
+        raise UsageError(f"{run} needs {model_noun}, but {source} contains {sample_noun}", f"use data of {model_noun}")
+    aligned_split = bundle.task.align_labels(opened.split(split), opened)
+    if emulation_note := describe_emulation(computing.how.precision, pick_device(computing.how.device)):
+        computing.listener.note(emulation_note)
+    preprocess = bundle.preprocess
+    clip_views = computing.how.clip_views
+    views, how = parse_clip_views(clip_views, preprocess), replace(computing.how, clip_views=SINGLE_VIEW)
     engine = build_evaluation_engine(
         bundle.model,
-        p,
+        preprocess,
         options=how,
-        images=len(chosen),
+        num_images=len(aligned_split),
         note=computing.listener.note,
-        pictures=lambda: iterate_calibration_images(run, p, lambda: iterate_sample_images(opened, p)),
+        calibration_images=lambda: iterate_calibration_images(
+            run, preprocess, lambda: iterate_sample_images(opened, preprocess)
+        ),
     )
-    started, on_images = time.perf_counter(), make_progress_counter(computing.listener, "evaluate", len(chosen))
+    started, on_images = time.perf_counter(), make_progress_counter(computing.listener, "evaluate", len(aligned_split))
     workers = default_worker_count() if computing.workers is None else computing.workers
-    logits, bad = compute_split_logits(engine, EvalLoader(chosen, p, workers, views), computing.batch_size, on_images)
-    check_unreadable_images(bad, len(chosen), computing.bad_images)
-    find_readable_samples(chosen, bad)  # raises DataError if none is readable
-    unread = frozenset(bad)
+    logits, bad = compute_split_logits(
+        engine, EvalLoader(aligned_split, preprocess, workers, views), computing.batch_size, on_images
+    )
+    check_unreadable_images(bad, len(aligned_split), computing.bad_images)
+    find_readable_samples(aligned_split, bad)  # raises DataError if none is readable
+    unreadable = frozenset(bad)
     return SplitPredictions(
         os.fspath(run),
         bundle,
         source=source,
         opened=opened,
         name=split,
-        split=chosen,
+        split=aligned_split,
         raw=logits,
-        bad=unread,
+        bad=unreadable,
         started=started,
-        clip_views=asked,
+        clip_views=clip_views,
     )
 
 
@@ -162,19 +166,19 @@ def compute_split_features(bundle: Bundle, split: Split, name: str, computing: E
 
     Raises DataError for unreadable images, with bad_images `skip` only if none is readable.
     """
-    c, on_images = computing, make_progress_counter(computing.listener, f"features of {name}", len(split))
+    settings, on_images = computing, make_progress_counter(computing.listener, f"features of {name}", len(split))
     features = load_or_compute_features(
         bundle.model,
         bundle.preprocess,
         split=split,
-        how=c.how,
-        batch_size=c.batch_size,
-        workers=c.workers,
-        keep=c.cache,
+        how=settings.how,
+        batch_size=settings.batch_size,
+        workers=settings.workers,
+        keep=settings.cache,
         on_images=on_images,
     )
     check_unreadable_images(
-        {sample: error_from_message(reason) for sample, reason in features.bad.items()}, len(split), c.bad_images
+        {sample: error_from_message(reason) for sample, reason in features.bad.items()}, len(split), settings.bad_images
     )
     if not features.good.any():
         raise DataError(f"none of the {len(split)} {name} can be read; first: {next(iter(features.bad.values()))}")

@@ -34,55 +34,63 @@ def calibrate_temperature(
     Returns the temperature, the images it was fitted on, and their NLL and ECE before and after. Raises UsageError for
     weights that are not a bundle, and if no images were held out; DataError if no temperature is optimal.
     """
-    folder, own = locate_bundle(Path(run)), RunFolder(Path(run)).config.is_file()
+    folder, is_run = locate_bundle(Path(run)), RunFolder(Path(run)).config.is_file()
     if folder is None:
         hint = f"convert it: vitreous convert {run} FOLDER"
         raise UsageError(f"{run} is not a bundle, so a temperature cannot be stored in it", hint)
-    source, opened = open_run_data(run, None if own else data, CALIBRATION_SPLIT)
-    if CALIBRATION_SPLIT not in opened.splits or (opened.unsplit and not own):  # unsplit: all are evaluated
+    source, opened = open_run_data(run, None if is_run else data, CALIBRATION_SPLIT)
+    if CALIBRATION_SPLIT not in opened.splits or (opened.unsplit and not is_run):  # unsplit: all are evaluated
         problem = f"{source} has no val split, which temperature scaling needs"
         raise UsageError(problem, "use a run, or data with a val split")
-    answers = predict_open_split(
+    predictions = predict_open_split(
         run, open_bundle(run), source=source, opened=opened, split=CALIBRATION_SPLIT, computing=computing
     )
-    targets, rows = get_loss_targets(answers), answers.readable
-    temperature = fit_temperature(answers.raw[rows], targets[rows])
-    fitted_on = {"data": answers.source, "split": CALIBRATION_SPLIT, "images": int(rows.sum())}
+    targets, readable = get_loss_targets(predictions), predictions.readable
+    temperature = fit_temperature(predictions.raw[readable], targets[readable])
+    fitted_on = {"data": predictions.source, "split": CALIBRATION_SPLIT, "images": int(readable.sum())}
     set_temperature(folder, temperature, fitted_on)
-    metrics = {"before": measure_at_temperature(answers, 1.0), "after": measure_at_temperature(answers, temperature)}
+    metrics = {
+        "before": measure_at_temperature(predictions, 1.0),
+        "after": measure_at_temperature(predictions, temperature),
+    }
     return {"temperature": temperature, "fitted_on": fitted_on, "val": metrics}
 
 
-def describe_temperature_effect(answers: SplitPredictions) -> dict[str, Any] | None:
+def describe_temperature_effect(predictions: SplitPredictions) -> dict[str, Any] | None:
     """Return the effect of the bundle's temperature on the evaluated images; None if it has none."""
-    if answers.bundle.classification.temperature == 1:
+    if predictions.bundle.classification.temperature == 1:
         return None
     return {
-        "temperature": answers.bundle.classification.temperature,
-        "fitted_on": answers.bundle.provenance.get("temperature"),
-        answers.name: {
-            "before": measure_at_temperature(answers, 1.0),
-            "after": measure_at_temperature(answers, answers.bundle.classification.temperature),
+        "temperature": predictions.bundle.classification.temperature,
+        "fitted_on": predictions.bundle.provenance.get("temperature"),
+        predictions.name: {
+            "before": measure_at_temperature(predictions, 1.0),
+            "after": measure_at_temperature(predictions, predictions.bundle.classification.temperature),
         },
     }
 
 
-def measure_at_temperature(answers: SplitPredictions, temperature: float) -> dict[str, float | None]:
+def measure_at_temperature(predictions: SplitPredictions, temperature: float) -> dict[str, float | None]:
     """Return NLL in nats and ECE of the readable images at a temperature; None for multi-label data."""
-    rows = answers.readable
-    logits, targets = answers.raw[rows].astype(np.float64) / temperature, get_loss_targets(answers)[rows]
-    right = logits.argmax(1) == answers.split.labels[rows] if answers.split.labels.ndim == 1 else None
+    readable = predictions.readable
+    logits, targets = (
+        predictions.raw[readable].astype(np.float64) / temperature,
+        get_loss_targets(predictions)[readable],
+    )
+    is_correct = logits.argmax(1) == predictions.split.labels[readable] if predictions.split.labels.ndim == 1 else None
     ece = (
         None
-        if right is None
-        else expected_calibration_error(compute_probabilities(logits, answers.bundle.classification.loss).max(1), right)
+        if is_correct is None
+        else expected_calibration_error(
+            compute_probabilities(logits, predictions.bundle.classification.loss).max(1), is_correct
+        )
     )
     return {"nll": float(compute_image_nll(logits, targets).mean()), "ece": ece}
 
 
-def get_loss_targets(answers: SplitPredictions) -> np.ndarray:
+def get_loss_targets(predictions: SplitPredictions) -> np.ndarray:
     """Return labels in the form of the bundle's loss: (n,) for softmax, else (n, K) in {0, 1}."""
-    labels = answers.split.labels
-    if labels.ndim == 2 or answers.bundle.classification.loss == "softmax":
+    labels = predictions.split.labels
+    if labels.ndim == 2 or predictions.bundle.classification.loss == "softmax":
         return labels
-    return np.eye(len(answers.bundle.classes), dtype=np.float32)[labels]
+    return np.eye(len(predictions.bundle.classes), dtype=np.float32)[labels]

@@ -22,14 +22,14 @@ from vitreous.weights.bundle import Bundle
 from vitreous.weights.model_paths import is_run_folder
 
 
-def is_run_or_bundle(word: str) -> bool:
+def is_run_or_bundle(argument: str) -> bool:
     """Return whether an argument is a run folder or a bundle, rather than data."""
-    return is_run_folder(word) or locate_bundle(Path(word)) is not None
+    return is_run_folder(argument) or locate_bundle(Path(argument)) is not None
 
 
 def compare_two_runs(
-    first: str | os.PathLike[str],
-    second: str | os.PathLike[str],
+    run_a: str | os.PathLike[str],
+    run_b: str | os.PathLike[str],
     data: str | os.PathLike[str] | None = None,
     split: str | None = None,
     computing: EvaluationSettings | None = None,
@@ -41,34 +41,34 @@ def compare_two_runs(
     to its run's `evaluations.jsonl`. Raises DataError for a class of the data that a model lacks, or a target without
     values; UsageError for runs of different tasks, and for a single-label run with a multi-label run.
     """
-    computing, runs = computing or EvaluationSettings(), [os.fspath(first), os.fspath(second)]
-    kinds = [read_task_type(run) for run in (first, second)]
-    if any(one.is_dense for one in kinds):
-        if kinds[0] is not kinds[1]:
-            dense = 0 if kinds[0].is_dense else 1
-            problem = f"{runs[dense]} {kinds[dense].does}, but {runs[1 - dense]} does not"
+    computing, runs = computing or EvaluationSettings(), [os.fspath(run_a), os.fspath(run_b)]
+    task_types = [read_task_type(run) for run in (run_a, run_b)]
+    if any(item.is_dense for item in task_types):
+        if task_types[0] is not task_types[1]:
+            dense_index = 0 if task_types[0].is_dense else 1
+            problem = f"{runs[dense_index]} {task_types[dense_index].does}, but {runs[1 - dense_index]} does not"
             raise UsageError(problem, "compare runs of the same task")
         return compare_dense_runs(runs, data, split, computing)
-    bundles = [open_bundle(run, note=computing.listener.note) for run in (first, second)]
+    bundles = [open_bundle(run, note=computing.listener.note) for run in (run_a, run_b)]
     tasks = [bundle.task for bundle in bundles]
-    if line := tasks[0].check_comparison(tasks[1], (runs[0], runs[1])):
-        computing.listener.note(line)
-    home = runs[0] if data is not None or RunFolder(Path(runs[0])).config.is_file() else runs[1]
+    if task_note := tasks[0].check_comparison(tasks[1], (runs[0], runs[1])):
+        computing.listener.note(task_note)
+    data_run = runs[0] if data is not None or RunFolder(Path(runs[0])).config.is_file() else runs[1]
     columns = tuple(dict.fromkeys(name for task in tasks for name in task.label_columns))
-    source, opened = open_run_data(home, data, split, targets=columns)
+    source, opened = open_run_data(data_run, data, split, targets=columns)
     split = choose_split(opened, split, computing.listener.note)
     for run, bundle in zip(runs, bundles, strict=True):
         check_labels(run, bundle, source, opened, split)
     pairs = zip(runs, bundles, strict=True)
-    both = [
+    predictions = [
         predict_open_split(run, bundle, source=source, opened=opened, split=split, computing=computing)
         for run, bundle in pairs
     ]
-    reports = [one.report for one in both]
-    exposures = record_comparison(both, reports, None if data is not None else home, computing)
-    first_outputs, second_outputs = (ModelOutputs(one.raw, one.split.labels, one.readable) for one in both)
+    reports = [item.report for item in predictions]
+    overlaps = record_comparison(predictions, reports, None if data is not None else data_run, computing)
+    first_outputs, second_outputs = (ModelOutputs(item.raw, item.split.labels, item.readable) for item in predictions)
     comparison = tasks[0].compare_outputs(tasks[1], first_outputs, second_outputs, opened)
-    return build_comparison_document(both, reports, exposures, comparison)
+    return build_comparison_document(predictions, reports, overlaps, comparison)
 
 
 def compare_dense_runs(
@@ -80,12 +80,12 @@ def compare_dense_runs(
     Raises DataError for images that one of them cannot read, and as `evaluate_dense_split`.
     """
     bundles = [open_bundle(run, note=computing.listener.note, dense=True) for run in runs]
-    home = runs[0] if data is not None or RunFolder(Path(runs[0])).config.is_file() else runs[1]
-    source, opened = open_run_data(home, data, split, labelled=False)
+    data_run = runs[0] if data is not None or RunFolder(Path(runs[0])).config.is_file() else runs[1]
+    source, opened = open_run_data(data_run, data, split, labelled=False)
     split = choose_split(opened, split, computing.listener.note)
     boxes = not all(bundle.task.masks for bundle in bundles)
     pairs = zip(runs, bundles, strict=True)
-    both, reports = zip(
+    predictions, reports = zip(
         *(
             evaluate_dense_split(
                 run, bundle, source=source, opened=opened, name=split, computing=computing, boxes=boxes
@@ -94,30 +94,30 @@ def compare_dense_runs(
         ),
         strict=True,
     )
-    exposures = record_comparison(list(both), list(reports), None if data is not None else home, computing)
+    overlaps = record_comparison(list(predictions), list(reports), None if data is not None else data_run, computing)
     metrics = {name: (reports[0].metrics[name], reports[1].metrics[name]) for name in reports[0].metrics}
     differences = {name: None if a is None or b is None else b - a for name, (a, b) in metrics.items()}
-    evaluators: list[Any] = [one.evaluator for one in both]
-    intervals = evaluators[0].paired_intervals(both[0].raw, evaluators[1], both[1].raw)
+    evaluators: list[Any] = [prediction.evaluator for prediction in predictions]
+    intervals = evaluators[0].paired_intervals(predictions[0].raw, evaluators[1], predictions[1].raw)
     comparison = Comparison(reports[0].primary, metrics, differences=differences, intervals=intervals)
-    return build_comparison_document(list(both), list(reports), exposures, comparison)
+    return build_comparison_document(list(predictions), list(reports), overlaps, comparison)
 
 
 def record_comparison(
-    both: list[SplitPredictions], reports: list[Report], home: str | None, computing: EvaluationSettings
+    predictions: list[SplitPredictions], reports: list[Report], data_run: str | None, computing: EvaluationSettings
 ) -> list[dict[str, Any]]:
     """Add each evaluation to its run, log reasons for optimistic metrics, and return the training overlap of each run.
 
-    `home`: the run whose data set was used, None for data passed by the user.
+    `data_run`: the run whose data set was used, None for data passed by the user.
     """
-    exposures = []
-    for one, report in zip(both, reports, strict=True):
-        facts = find_training_overlap(one, None if one.run == home else one.source)
-        for line in describe_training_overlap(facts, one):
-            computing.listener.note(line)
-        record_evaluation(one.run, one.source, one.name, report.summary())
-        exposures.append(facts)
-    return exposures
+    overlaps = []
+    for prediction, report in zip(predictions, reports, strict=True):
+        overlap = find_training_overlap(prediction, None if prediction.run == data_run else prediction.source)
+        for overlap_note in describe_training_overlap(overlap, prediction):
+            computing.listener.note(overlap_note)
+        record_evaluation(prediction.run, prediction.source, prediction.name, report.summary())
+        overlaps.append(overlap)
+    return overlaps
 
 
 def check_labels(run: str, bundle: Bundle, source: str, opened: Data, split: str) -> None:
@@ -130,30 +130,30 @@ def check_labels(run: str, bundle: Bundle, source: str, opened: Data, split: str
 
 
 def build_comparison_document(
-    both: list[SplitPredictions], reports: list[Report], facts: list[dict[str, Any]], comparison: Comparison
+    predictions: list[SplitPredictions], reports: list[Report], overlaps: list[dict[str, Any]], comparison: Comparison
 ) -> dict[str, Any]:
     """Build the document of a comparison: `a` and `b` are the runs as named, differences are b minus a."""
-    a, b = both
-    sides = []
-    for one, report, seen_by in zip(both, reports, facts, strict=True):
-        head = {
-            "run": one.run,
-            "model": one.bundle.model.config.name(),
-            "temperature": one.bundle.classification.temperature,
+    a, b = predictions
+    run_documents = []
+    for prediction, report, overlap in zip(predictions, reports, overlaps, strict=True):
+        run_info = {
+            "run": prediction.run,
+            "model": prediction.bundle.model.config.name(),
+            "temperature": prediction.bundle.classification.temperature,
         }
-        sides.append(head | seen_by | report.summary())
-    names = [os.path.basename(one.run.rstrip("/")) for one in both]
+        run_documents.append(run_info | overlap | report.summary())
+    names = [os.path.basename(prediction.run.rstrip("/")) for prediction in predictions]
     names = names if names[0] != names[1] and all(names) else [a.run, b.run]
     return {
         "data": a.source,
         "split": a.name,
         "images": len(a.split),
-        "a": sides[0],
-        "b": sides[1],
+        "a": run_documents[0],
+        "b": run_documents[1],
         "correct": comparison.counts,
         "mcnemar_p": comparison.p,
         "difference": comparison.differences,
-        "interval": {name: None if ends is None else list(ends) for name, ends in comparison.intervals.items()},
+        "interval": {name: None if bounds is None else list(bounds) for name, bounds in comparison.intervals.items()},
         "metrics": {name: list(pair) for name, pair in comparison.metrics.items()},
         "significant": comparison.significant,
         "verdict": comparison.verdict(*names),

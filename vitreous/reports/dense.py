@@ -78,35 +78,37 @@ def evaluate_dense_split(
     """
     settings = {"boxes": boxes, "boundary": boundary, "tiles": tiles}
     opened, evaluator = EVALUATION_PREPARERS[bundle.task.name](bundle, opened, name, computing, settings)
-    chosen, preprocess = opened.split(name), bundle.preprocess
-    if slow := describe_emulation(computing.how.precision, pick_device(computing.how.device)):
-        computing.listener.note(slow)
+    data_split, preprocess = opened.split(name), bundle.preprocess
+    if emulation_note := describe_emulation(computing.how.precision, pick_device(computing.how.device)):
+        computing.listener.note(emulation_note)
     engine = build_evaluation_engine(
         bundle.model,
         preprocess,
         options=computing.how,
-        images=len(chosen),
+        num_images=len(data_split),
         note=computing.listener.note,
-        pictures=lambda: iterate_calibration_images(run, preprocess, lambda: iterate_sample_images(opened, preprocess)),
+        calibration_images=lambda: iterate_calibration_images(
+            run, preprocess, lambda: iterate_sample_images(opened, preprocess)
+        ),
     )
     workers = default_worker_count() if computing.workers is None else computing.workers
-    started, on_images = time.perf_counter(), make_progress_counter(computing.listener, "evaluate", len(chosen))
-    rows, bad = evaluator.outputs(engine, EvalLoader(chosen, preprocess, workers), on_images)
-    check_unreadable_images(bad, len(chosen), computing.bad_images)
-    find_readable_samples(chosen, bad)  # raises DataError if none is readable
-    answers = SplitPredictions(
+    started, on_images = time.perf_counter(), make_progress_counter(computing.listener, "evaluate", len(data_split))
+    outputs, bad = evaluator.outputs(engine, EvalLoader(data_split, preprocess, workers), on_images)
+    check_unreadable_images(bad, len(data_split), computing.bad_images)
+    find_readable_samples(data_split, bad)  # raises DataError if none is readable
+    predictions = SplitPredictions(
         os.fspath(run),
         bundle,
         source=source,
         opened=opened,
         name=name,
-        split=chosen,
-        raw=rows,
+        split=data_split,
+        raw=outputs,
         bad=frozenset(bad),
         started=started,
         evaluator=evaluator,
     )
-    return answers, evaluator.report(SplitOutputs(chosen, rows, build_readable_mask(len(chosen), bad)))
+    return predictions, evaluator.report(SplitOutputs(data_split, outputs, build_readable_mask(len(data_split), bad)))
 
 
 def prepare_map_evaluation(
@@ -116,8 +118,8 @@ def prepare_map_evaluation(
     DataError as `evaluate_dense`."""
     opened = paint_class_maps(opened)
     check_map_classes(bundle, opened)
-    things = find_thing_classes(opened.split(name), len(opened.classes))
-    return opened, SegmentationEvaluator(bundle.task.classes, settings["boundary"], things)
+    thing_classes = find_thing_classes(opened.split(name), len(opened.classes))
+    return opened, SegmentationEvaluator(bundle.task.classes, settings["boundary"], thing_classes)
 
 
 def prepare_object_evaluation(
@@ -130,8 +132,10 @@ def prepare_object_evaluation(
         computing.listener.note(f"{opened.name} has boxes but no masks: evaluating the model's boxes")
         masks = False
     opened = renumber_classes(with_object_masks(opened, masks), bundle.task.classes)
-    named = tuple(opened.frequency.get(name, "") for name in bundle.task.classes)
-    return opened, CocoEvaluator(bundle.task.classes, masks, settings["tiles"], named if any(named) else ())
+    class_frequencies = tuple(opened.frequency.get(name, "") for name in bundle.task.classes)
+    return opened, CocoEvaluator(
+        bundle.task.classes, masks, settings["tiles"], class_frequencies if any(class_frequencies) else ()
+    )
 
 
 #: task -> preparation of its data and evaluator
@@ -152,8 +156,11 @@ def renumber_classes(opened: Data, classes: tuple[str, ...]) -> Data:
 def check_map_classes(bundle: Bundle, data: Data) -> None:
     """Raise DataError if the pixel classes of the data are not those of the model, in the same order."""
     if bundle.task.classes != data.classes:
-        first, second = (
+        model_classes, data_classes = (
             ", ".join(names[:8]) + (", …" if len(names) > 8 else "") for names in (bundle.task.classes, data.classes)
         )
-        problem = f"classes of {data.name} differ from the model's: the model has {first}, the data have {second}"
+        problem = (
+            f"classes of {data.name} differ from the model's: the model has "
+            f"{model_classes}, the data have {data_classes}"
+        )
         raise DataError(problem, "list the model's class names in classes.txt, one per line")

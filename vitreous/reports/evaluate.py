@@ -72,8 +72,8 @@ def evaluate(
     computing = EvaluationSettings(
         batch_size, workers, how or InferenceOptions(), bad_images, listener=listener or NullListener()
     )
-    kind = read_task_type(run)
-    if not kind.reads_images:
+    task_type = read_task_type(run)
+    if not task_type.reads_images:
         document = evaluate_generator(
             protocol, run, data=data, split=split, computing=computing, settings=settings, options=dict(options)
         )
@@ -83,39 +83,55 @@ def evaluate(
     if protocol != "top1":
         document = evaluate_protocol(protocol, run, data=data, split=split, computing=computing, options=dict(options))
         return cast(EvaluationDocument, document)
-    how, chosen = apply_keyword_options(
-        "evaluate", dict(options), computing.how, settings or EvaluateOptions(), known=KNOWN_KEYWORDS
+    how, evaluate_options = apply_keyword_options(
+        "evaluate", dict(options), computing.how, settings or EvaluateOptions(), extra_names=KNOWN_KEYWORDS
     )
-    computing = replace(computing, how=how, cache=chosen.cache)
-    check_abstain(chosen.abstain)
-    check_task_options(chosen, run, kind, computing.how)
-    if kind.is_dense:
-        fitted, (answers, report) = (
+    computing = replace(computing, how=how, cache=evaluate_options.cache)
+    check_abstain(evaluate_options.abstain)
+    check_task_options(evaluate_options, run, task_type, computing.how)
+    if task_type.is_dense:
+        calibration, (predictions, report) = (
             {},
-            evaluate_dense(run, data, split=split, computing=computing, boundary=chosen.boundary, tiles=chosen.tiles),
+            evaluate_dense(
+                run,
+                data,
+                split=split,
+                computing=computing,
+                boundary=evaluate_options.boundary,
+                tiles=evaluate_options.tiles,
+            ),
         )
     else:
-        fitted = calibrate_temperature(run, data, computing) if chosen.calibrate else {}
-        answers = predict_split(run, data, split, computing)
-        if chosen.abstain is not None and answers.split.labels.ndim == 2:
+        calibration = calibrate_temperature(run, data, computing) if evaluate_options.calibrate else {}
+        predictions = predict_split(run, data, split, computing)
+        if evaluate_options.abstain is not None and predictions.split.labels.ndim == 2:
             hint = "for multi-label data, use predict with --threshold"
             raise UsageError("--abstain needs single-label data", hint)
-        report = answers.report
-    document = build_head_document(run, data, answers, report, computing)
-    document["calibration"] = (fitted | (describe_temperature_effect(answers) or {})) or None
-    if chosen.abstain is not None:
-        document["abstain"] = evaluate_abstention(answers.confidence, answers.right, chosen.abstain)
-    if chosen.outliers or chosen.against:
-        document["outliers"] = score_outliers(answers, computing, chosen.outliers, chosen.against)
-    if chosen.suspects:
-        document["suspects"] = find_label_errors(answers, computing, chosen.suspects)
-    record_evaluation(run, answers.source, answers.name, answers.views | report.summary())
-    place = Path(chosen.report) if chosen.report else get_page_path(Path(run), data, answers.name)
-    command = shlex.join(build_evaluate_command(run, data, answers.name, computing.how))
-    written = write_evaluation_page(
-        place, RunFolder(Path(run)), answers=answers, report=report, listener=computing.listener, command=command
+        report = predictions.report
+    document = build_head_document(run, data, predictions, report, computing)
+    document["calibration"] = (calibration | (describe_temperature_effect(predictions) or {})) or None
+    if evaluate_options.abstain is not None:
+        document["abstain"] = evaluate_abstention(predictions.confidence, predictions.right, evaluate_options.abstain)
+    if evaluate_options.outliers or evaluate_options.against:
+        document["outliers"] = score_outliers(
+            predictions, computing, evaluate_options.outliers, evaluate_options.against
+        )
+    if evaluate_options.suspects:
+        document["suspects"] = find_label_errors(predictions, computing, evaluate_options.suspects)
+    record_evaluation(run, predictions.source, predictions.name, predictions.views | report.summary())
+    page_path = (
+        Path(evaluate_options.report) if evaluate_options.report else get_page_path(Path(run), data, predictions.name)
     )
-    return cast(EvaluationDocument, document | {"report": os.fspath(place) if written else None})
+    command = shlex.join(build_evaluate_command(run, data, predictions.name, computing.how))
+    page = write_evaluation_page(
+        page_path,
+        RunFolder(Path(run)),
+        predictions=predictions,
+        report=report,
+        listener=computing.listener,
+        command=command,
+    )
+    return cast(EvaluationDocument, document | {"report": os.fspath(page_path) if page else None})
 
 
 def evaluate_generator(
@@ -132,45 +148,52 @@ def evaluate_generator(
     if protocol != "top1" or isinstance(settings, EvaluateOptions):
         problem = f"--protocol {protocol}" if protocol != "top1" else "EvaluateOptions"
         raise UsageError(f"{problem} is for predictions, and {run} is a generative model", "leave it out")
-    how, asked = apply_keyword_options(
-        "evaluate", options, computing.how, settings or GenerationOptions(), known=KNOWN_KEYWORDS
+    how, generation_options = apply_keyword_options(
+        "evaluate", options, computing.how, settings or GenerationOptions(), extra_names=KNOWN_KEYWORDS
     )
-    return measure_generator(run, data, split, asked, replace(computing, how=how))
+    return measure_generator(run, data, split, generation_options, replace(computing, how=how))
 
 
 def check_task_options(
-    chosen: EvaluateOptions, run: str | os.PathLike[str], kind: type[Task], how: InferenceOptions
+    options: EvaluateOptions, run: str | os.PathLike[str], task_type: type[Task], how: InferenceOptions
 ) -> None:
     """Raise UsageError for options of other tasks than the run's."""
-    if how.clip_views != SINGLE_VIEW and (words := [name for name in FEATURE_OPTIONS if getattr(chosen, name)]):
-        raise UsageError(f"--{words[0]} uses the features of one view of each clip", "leave --clip-views out")
-    given = [name for name in TASK_OPTIONS if getattr(chosen, name) and name not in kind.evaluate_options]
-    if given:
-        raise UsageError(f"--{given[0]} is for {TASK_OPTIONS[given[0]]}, and {run} {kind.does}", "leave it out")
+    if how.clip_views != SINGLE_VIEW and (
+        feature_options := [name for name in FEATURE_OPTIONS if getattr(options, name)]
+    ):
+        raise UsageError(f"--{feature_options[0]} uses the features of one view of each clip", "leave --clip-views out")
+    unsupported = [name for name in TASK_OPTIONS if getattr(options, name) and name not in task_type.evaluate_options]
+    if unsupported:
+        raise UsageError(
+            f"--{unsupported[0]} is for {TASK_OPTIONS[unsupported[0]]}, and {run} {task_type.does}", "leave it out"
+        )
 
 
 def build_head_document(
     run: str | os.PathLike[str],
     data: str | os.PathLike[str] | None,
-    answers: SplitPredictions,
+    predictions: SplitPredictions,
     report: Report,
     computing: EvaluationSettings,
 ) -> dict[str, Any]:
     """Build the document of an evaluation of the head, with None for keys of unset options; log reasons for optimistic
     metrics."""
-    seconds = time.perf_counter() - answers.started
+    seconds = time.perf_counter() - predictions.started
     document = build_evaluation_document(
-        answers.bundle, report, split=answers.name, source=answers.source, run=str(run), seconds=seconds
+        predictions.bundle, report, split=predictions.name, source=predictions.source, run=str(run), seconds=seconds
     )
-    facts = find_training_overlap(answers, data)
-    for line in describe_training_overlap(facts, answers):
-        computing.listener.note(line)
-    labels, classes, pairs = answers.split.labels, tuple(row["class"] for row in report.per_class), None
+    overlap = find_training_overlap(predictions, data)
+    for overlap_note in describe_training_overlap(overlap, predictions):
+        computing.listener.note(overlap_note)
+    labels, classes, pairs = predictions.split.labels, tuple(row["class"] for row in report.per_class), None
     if report.cells is not None:
-        support = answers.bundle.task.count_labels(labels, report.cells)
+        support = predictions.bundle.task.count_labels(labels, report.cells)
         pairs = list_confused_pairs(report.cells, support, classes)
     return (
-        document | answers.views | facts | {"most_confused": pairs, "calibration": None, **dict.fromkeys(OPTIONAL_KEYS)}
+        document
+        | predictions.views
+        | overlap
+        | {"most_confused": pairs, "calibration": None, **dict.fromkeys(OPTIONAL_KEYS)}
     )
 
 
@@ -189,22 +212,22 @@ def evaluate_protocol(
     from vitreous.reports.protocols.protocols import run_protocol
 
     settings = ProtocolOptions(protocol) if isinstance(protocol, str) else protocol
-    how, settings = apply_keyword_options("evaluate", options, computing.how, settings, known=KNOWN_KEYWORDS)
+    how, settings = apply_keyword_options("evaluate", options, computing.how, settings, extra_names=KNOWN_KEYWORDS)
     document = run_protocol(settings, run, data, split, replace(computing, how=how))
     if not (folder := RunFolder(Path(run))).config.is_file():
         return document | {"report": None}  # the page shows the run with all its evaluations
-    place = folder.path / f"report-{document['protocol']}.html"
-    written = write_evaluation_page(place, folder, None, None, computing.listener)
-    return document | {"report": os.fspath(place) if written else None}
+    page_path = folder.path / f"report-{document['protocol']}.html"
+    page = write_evaluation_page(page_path, folder, None, None, computing.listener)
+    return document | {"report": os.fspath(page_path) if page else None}
 
 
 def build_evaluate_command(
     run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str, how: InferenceOptions
 ) -> list[str]:
     """Build the command that repeats an evaluation."""
-    words = ["vitreous", "evaluate", os.fspath(run), *([] if data is None else [os.fspath(data)])]
+    arguments = ["vitreous", "evaluate", os.fspath(run), *([] if data is None else [os.fspath(data)])]
     return (
-        words
+        arguments
         + ["--split", split] * (split != "test")
         + ["--clip-views", how.clip_views] * (how.clip_views != SINGLE_VIEW)
         + get_source_options(run)

@@ -50,29 +50,31 @@ class TrainingFeatures:
 
 
 def load_training_features(
-    answers: SplitPredictions, computing: EvaluationSettings, alone: bool = False
+    predictions: SplitPredictions, computing: EvaluationSettings, allow_self_comparison: bool = False
 ) -> TrainingFeatures:
     """Return the training images of the run, or of the evaluated data if there is no run.
 
-    With `alone`, data without a training split are compared with themselves. Raises UsageError if there are no images
-    to compare with.
+    With `allow_self_comparison`, data without a training split are compared with themselves. Raises UsageError if there
+    are no images to compare with.
     """
-    source, opened = answers.source, answers.opened
-    if RunFolder(Path(answers.run)).config.is_file():
-        source, opened = open_run_data(answers.run, None, "train")
-        opened = replace(opened, splits={"train": drop_excluded(opened.split("train"), RunFolder(Path(answers.run)))})
-    elif "train" not in opened.splits and not alone:
+    source, opened = predictions.source, predictions.opened
+    if RunFolder(Path(predictions.run)).config.is_file():
+        source, opened = open_run_data(predictions.run, None, "train")
+        opened = replace(
+            opened, splits={"train": drop_excluded(opened.split("train"), RunFolder(Path(predictions.run)))}
+        )
+    elif "train" not in opened.splits and not allow_self_comparison:
         raise UsageError(f"{source} has no training images to compare with", "use a run, or data with a train split")
     split = opened.splits.get("train")
-    bundle, chosen = answers.bundle, answers.split
+    bundle, compared_split = predictions.bundle, predictions.split
     if split is not None:
-        chosen = align_labels(split, opened, bundle.classes, bundle.classification.multilabel)
-    features = compute_split_features(bundle, chosen, "training images", computing)
-    return TrainingFeatures(source, chosen, features.rows, np.flatnonzero(features.good))
+        compared_split = align_labels(split, opened, bundle.classes, bundle.classification.multilabel)
+    features = compute_split_features(bundle, compared_split, "training images", computing)
+    return TrainingFeatures(source, compared_split, features.rows, np.flatnonzero(features.good))
 
 
 def score_outliers(
-    answers: SplitPredictions, computing: EvaluationSettings, file: str | None, against: str | None
+    predictions: SplitPredictions, computing: EvaluationSettings, file: str | None, against: str | None
 ) -> dict[str, Any]:
     """Score how unusual the evaluated images are compared with the training images.
 
@@ -80,41 +82,43 @@ def score_outliers(
     `file` lists path, score, and the share of training images with a lower score. `against`: other data; reports how
     well the score separates them from the evaluated images, as AUROC and false-positive rate at 95 % true positives.
     """
-    known = load_training_features(answers, computing)
-    kinds = fit_mahalanobis_detector(known.readable_features, known.labels, len(answers.bundle.classes))
-    features = compute_split_features(answers.bundle, answers.split, "the evaluated images", computing)
-    usual, rows = np.sort(kinds.scores(known.readable_features)), np.flatnonzero(features.good)
-    scores = kinds.scores(features.rows[rows])
-    shares = np.searchsorted(usual, scores) / len(usual)
+    training = load_training_features(predictions, computing)
+    detector = fit_mahalanobis_detector(training.readable_features, training.labels, len(predictions.bundle.classes))
+    features = compute_split_features(predictions.bundle, predictions.split, "the evaluated images", computing)
+    training_scores, readable = np.sort(detector.scores(training.readable_features)), np.flatnonzero(features.good)
+    scores = detector.scores(features.rows[readable])
+    shares = np.searchsorted(training_scores, scores) / len(training_scores)
     order = np.argsort(-scores, kind="stable")
-    table = [(answers.split.name(int(rows[i])), float(scores[i]), float(shares[i])) for i in order]
+    table = [(predictions.split.name(int(readable[i])), float(scores[i]), float(shares[i])) for i in order]
     if file:
         cells = [[name, f"{score:.4f}", f"{share:.4f}"] for name, score, share in table]
         write_csv_file(file, ["path", "score", "training_quantile"], cells)
     return {
-        "method": "Mahalanobis" if kinds.classes is None else "relative Mahalanobis",
+        "method": "Mahalanobis" if detector.classes is None else "relative Mahalanobis",
         "unit": "squared standard deviations of the features; higher is less familiar",
-        "fitted_on": {"data": known.source, "split": "train", "images": len(known.rows)},
-        "images": len(rows),
+        "fitted_on": {"data": training.source, "split": "train", "images": len(training.rows)},
+        "images": len(readable),
         "median": float(np.median(scores)),
-        "training_median": float(np.median(usual)),
-        "above_training_p99": float((scores > np.percentile(usual, 99)).mean()),
+        "training_median": float(np.median(training_scores)),
+        "above_training_p99": float((scores > np.percentile(training_scores, 99)).mean()),
         "top": [
             {"path": name, "score": score, "training_quantile": share}
             for name, score, share in table[:MAX_DOCUMENT_IMAGES]
         ],
-        "against": None if against is None else measure_separation(answers, computing, scores, kinds, against),
+        "against": None if against is None else measure_separation(predictions, computing, scores, detector, against),
     }
 
 
 def measure_separation(
-    answers: SplitPredictions, computing: EvaluationSettings, usual: np.ndarray, kinds: Any, against: str
+    predictions: SplitPredictions, computing: EvaluationSettings, scores: np.ndarray, detector: Any, against: str
 ) -> dict[str, Any]:
-    """Return how well scores separate the evaluated images, `usual` (n,), from all images of other data."""
+    """Return how well scores separate the evaluated images, `scores` (n,), from all images of other data."""
     split = open_reference_images(against)
-    features = compute_split_features(answers.bundle, split, "the other data", computing)
-    known = features.rows[features.good]
-    return {"data": against, "images": len(known)} | compute_outlier_separation(usual, kinds.scores(known))
+    features = compute_split_features(predictions.bundle, split, "the other data", computing)
+    other_features = features.rows[features.good]
+    return {"data": against, "images": len(other_features)} | compute_outlier_separation(
+        scores, detector.scores(other_features)
+    )
 
 
 def open_reference_images(source: str) -> Split:
@@ -127,7 +131,7 @@ def open_reference_images(source: str) -> Split:
     )
 
 
-def find_label_errors(answers: SplitPredictions, computing: EvaluationSettings, file: str) -> dict[str, Any]:
+def find_label_errors(predictions: SplitPredictions, computing: EvaluationSettings, file: str) -> dict[str, Any]:
     """List probable label errors: images for which model and nearest training images agree confidently on another
     class.
 
@@ -135,40 +139,51 @@ def find_label_errors(answers: SplitPredictions, computing: EvaluationSettings, 
     class and share, score. A training image is excluded from its own neighbours. For labels of training images, use a
     run that was not trained on them. Raises UsageError for multi-label data.
     """
-    if answers.split.labels.ndim == 2:
+    if predictions.split.labels.ndim == 2:
         raise UsageError("--suspects needs single-label data", "leave it out")
-    known, classes = load_training_features(answers, computing, alone=True), answers.bundle.classes
-    features = known.features
-    if known.split is not answers.split:
-        features = compute_split_features(answers.bundle, answers.split, "the evaluated images", computing).rows
-    rows = np.flatnonzero(answers.readable)
-    place = {identity: index for index, identity in enumerate(identify_images(known.split, known.source))}
-    at = {int(row): index for index, row in enumerate(known.rows)}
-    names = identify_images(answers.split, answers.source)
-    own = np.array([at.get(place.get(names[row], -1), -1) for row in rows], dtype=np.int64)
-    shares = compute_neighbour_shares(features[rows], known.readable_features, known.labels, len(classes), own)
-    listed = find_suspect_labels(answers.bundle.task.activate(answers.raw[rows]), shares, answers.split.labels[rows])
+    training, classes = (
+        load_training_features(predictions, computing, allow_self_comparison=True),
+        predictions.bundle.classes,
+    )
+    features = training.features
+    if training.split is not predictions.split:
+        features = compute_split_features(predictions.bundle, predictions.split, "the evaluated images", computing).rows
+    readable = np.flatnonzero(predictions.readable)
+    sample_by_identity = {
+        identity: index for index, identity in enumerate(identify_images(training.split, training.source))
+    }
+    feature_rows = {int(row): index for index, row in enumerate(training.rows)}
+    identities = identify_images(predictions.split, predictions.source)
+    training_indices = np.array(
+        [feature_rows.get(sample_by_identity.get(identities[row], -1), -1) for row in readable], dtype=np.int64
+    )
+    shares = compute_neighbour_shares(
+        features[readable], training.readable_features, training.labels, len(classes), training_indices
+    )
+    suspects = find_suspect_labels(
+        predictions.bundle.task.activate(predictions.raw[readable]), shares, predictions.split.labels[readable]
+    )
     table = [
         {
-            "path": answers.split.name(int(rows[one.sample])),
-            "label": classes[one.label],
-            "predicted_class": classes[one.answer],
-            "probability": one.probability,
-            "knn_class": classes[one.neighbour],
-            "knn_share": one.share,
-            "score": one.score,
+            "path": predictions.split.name(int(readable[suspect.sample])),
+            "label": classes[suspect.label],
+            "predicted_class": classes[suspect.answer],
+            "probability": suspect.probability,
+            "knn_class": classes[suspect.neighbour],
+            "knn_share": suspect.share,
+            "score": suspect.score,
         }
-        for one in listed
+        for suspect in suspects
     ]
-    head = ["path", "label", "predicted_class", "probability", "knn_class", "knn_share", "score"]
+    header = ["path", "label", "predicted_class", "probability", "knn_class", "knn_share", "score"]
     cells = [[f"{cell:.4f}" if isinstance(cell, float) else cell for cell in row.values()] for row in table]
-    write_csv_file(file, head, cells)
+    write_csv_file(file, header, cells)
     return {
         "file": file,
-        "images": len(rows),
+        "images": len(readable),
         "count": len(table),
         "neighbours": NUM_NEIGHBOURS,
         "min_confidence": MIN_SUSPECT_CONFIDENCE,
-        "compared_with": {"data": known.source, "images": len(known.rows)},
+        "compared_with": {"data": training.source, "images": len(training.rows)},
         "top": table[:MAX_DOCUMENT_IMAGES],
     }

@@ -87,12 +87,12 @@ class RealImages:
     train: np.ndarray | None = None
     moments: Mapping[str, FeatureMoments] = field(default_factory=dict)
 
-    def distance(self, name: str, rows: np.ndarray) -> float | None:
+    def distance(self, name: str, features: np.ndarray) -> float | None:
         """Compute the Fréchet distance of generated images from features (m, d); None if the real features are not
         available."""
         if name in self.moments:
-            return frechet_distance_of_moments(self.moments[name], compute_moments(rows))
-        return frechet_distance(self.features[name], rows) if name in self.features else None
+            return frechet_distance_of_moments(self.moments[name], compute_moments(features))
+        return frechet_distance(self.features[name], features) if name in self.features else None
 
 
 def measure_generator(
@@ -117,47 +117,47 @@ def measure_generator(
         raise UsageError("--reference is used instead of the dataset", "leave DATA and --split out")
     stills = bundle.preprocess.has_buckets
     opened = None if options.reference is not None else open_run_data(run, data, split, labelled=False, stills=stills)
-    sampler, shown, features = open_sampler(bundle, opened[1] if opened else None, options, computing)
-    space = open_feature_space(features, bundle.task.classes, computing, sampler.device)
+    sampler, preprocess, space_name = open_sampler(bundle, opened[1] if opened else None, options, computing)
+    space = open_feature_space(space_name, bundle.task.classes, computing, sampler.device)
     if opened is None:
         real = read_real_reference(str(options.reference), space)
     else:
         name = choose_split(opened[1], split, listener.note)
-        opened = opened[0], select_size(opened[1], name, shown, computing)
-        real = read_real_split(*opened, name, shown, space, computing)
+        opened = opened[0], select_size(opened[1], name, preprocess, computing)
+        real = read_real_split(*opened, name, preprocess, space, computing)
     batches = generate_images(sampler, len(bundle.task.classes), options, computing)
-    ours = concatenate_features([space.features(images, labels) for labels, images in batches])
-    name_of_sampler, steps = options.resolve_sampler(sampler.process)
-    ways = {"guidance": options.guidance, "sampler": name_of_sampler, "steps": steps, "seed": options.seed}
-    metrics = compute_generator_metrics(real, ours) | {
+    generated = concatenate_features([space.features(images, labels) for labels, images in batches])
+    sampler_name, steps = options.resolve_sampler(sampler.process)
+    sampling = {"guidance": options.guidance, "sampler": sampler_name, "steps": steps, "seed": options.seed}
+    metrics = compute_generator_metrics(real, generated) | {
         "images": real.images,
-        "samples": len(ours["rows"]),
+        "samples": len(generated["rows"]),
         "features": space.name,
     }
-    metrics |= {"dimensions": ours["rows"].shape[1], "primary": "frechet_distance", "better": "lower"}
+    metrics |= {"dimensions": generated["rows"].shape[1], "primary": "frechet_distance", "better": "lower"}
     metrics["size"] = format_sample_size(sampler.image, sampler.stride)
     if (Path(run) / "config.yaml").is_file():
-        record_evaluation(Path(run), real.source, real.split, metrics | ways)
-    document = {"run": os.fspath(run), "data": real.source, "split": real.split, real.split: metrics, **ways}
+        record_evaluation(Path(run), real.source, real.split, metrics | sampling)
+    document = {"run": os.fspath(run), "data": real.source, "split": real.split, real.split: metrics, **sampling}
     return {**document, "seconds": time.perf_counter() - began}
 
 
-def compute_generator_metrics(real: RealImages, ours: SpaceFeatures) -> dict[str, float | None]:
+def compute_generator_metrics(real: RealImages, generated: SpaceFeatures) -> dict[str, float | None]:
     """Compare real and generated images; None for metrics that the real images do not allow."""
-    rows, theirs = ours["rows"], real.features.get("rows")
+    features, real_features = generated["rows"], real.features.get("rows")
     metrics: dict[str, float | None] = dict.fromkeys(("precision", "recall", "density", "coverage", "near_duplicates"))
-    metrics |= {"frechet_distance": real.distance("rows", rows), "frechet_distance_of_train": None}
-    if theirs is not None:
-        metrics["precision"], metrics["recall"] = compute_precision_recall(theirs, rows)
-        metrics["density"], metrics["coverage"] = compute_density_coverage(theirs, rows)
-    if theirs is not None and real.train is not None:
-        as_many = np.linspace(0, len(real.train) - 1, min(len(real.train), len(rows))).astype(np.int64)
-        metrics["frechet_distance_of_train"] = frechet_distance(theirs, real.train[as_many])
-        metrics["near_duplicates"] = measure_copy_share(real.train, rows)[0]
-    metrics["classifier_accuracy"] = float(ours["recognised"].mean()) if "recognised" in ours else None
-    if "logits" in ours:
-        metrics["fid"], metrics["sfid"] = metrics["frechet_distance"], real.distance("spatial", ours["spatial"])
-        metrics["inception_score"] = inception_score(ours["logits"])
+    metrics |= {"frechet_distance": real.distance("rows", features), "frechet_distance_of_train": None}
+    if real_features is not None:
+        metrics["precision"], metrics["recall"] = compute_precision_recall(real_features, features)
+        metrics["density"], metrics["coverage"] = compute_density_coverage(real_features, features)
+    if real_features is not None and real.train is not None:
+        train_indices = np.linspace(0, len(real.train) - 1, min(len(real.train), len(features))).astype(np.int64)
+        metrics["frechet_distance_of_train"] = frechet_distance(real_features, real.train[train_indices])
+        metrics["near_duplicates"] = measure_copy_share(real.train, features)[0]
+    metrics["classifier_accuracy"] = float(generated["recognised"].mean()) if "recognised" in generated else None
+    if "logits" in generated:
+        metrics["fid"], metrics["sfid"] = metrics["frechet_distance"], real.distance("spatial", generated["spatial"])
+        metrics["inception_score"] = inception_score(generated["logits"])
     return metrics
 
 
@@ -167,8 +167,10 @@ def select_size(data: Data, name: str, preprocess: Preprocess, computing: Evalua
     if not preprocess.has_buckets:
         return data
     workers, splits = default_worker_count() if computing.workers is None else computing.workers, dict(data.splits)
-    for one in {name, "train"} & data.splits.keys():
-        splits[one] = data.splits[one].take(find_samples_at_model_size(data.splits[one], preprocess, workers))
+    for split_name in {name, "train"} & data.splits.keys():
+        splits[split_name] = data.splits[split_name].take(
+            find_samples_at_model_size(data.splits[split_name], preprocess, workers)
+        )
     count = f"{len(splits[name]):,} of {len(data.splits[name]):,} {name} images"
     computing.listener.note(
         f"evaluated at {format_sample_size(preprocess.image)}, against the {count} nearest to that size"
@@ -213,7 +215,11 @@ def open_sampler(
         sampler = build_sampler(bundle, device, precision, options.vae)
         sampler.image = choose_sample_size(bundle, options.size, options.frames, sampler.stride, note)
         if sampler.decode is not None:
-            return sampler, ImagePreprocess(tuple(side * sampler.stride for side in sampler.image)), options.features
+            return (
+                sampler,
+                ImagePreprocess(tuple(length * sampler.stride for length in sampler.image)),
+                options.features,
+            )
         return sampler, bundle.preprocess.with_only_size(sampler.image), options.features
     if options.features != PIXELS:
         problem = f"{opened.name} contains latents, and --features needs images"
@@ -261,22 +267,22 @@ def generate_images(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield cycling classes (n,) int64 and generated images of them, (n, H, W, C) uint8 or latents, in chunks of
     `IMAGE_CHUNK`."""
-    labels, numbers = torch.tensor(cycle_classes(options.samples, classes)).unbind(1)
+    labels, image_numbers = torch.tensor(cycle_classes(options.samples, classes)).unbind(1)
     step, done = make_progress_counter(computing.listener, "sample", options.samples), 0.0
 
     def count(images: float) -> None:
         nonlocal done
-        before, done = int(done + 1e-6), done + images
-        step(int(done + 1e-6) - before)
+        previous, done = int(done + 1e-6), done + images
+        step(int(done + 1e-6) - previous)
 
-    for which, number in zip(labels.split(IMAGE_CHUNK), numbers.split(IMAGE_CHUNK), strict=True):
-        yield which.numpy(), sampler.sample(which, number, options, count).movedim(1, -1).numpy()
+    for chunk_labels, chunk_numbers in zip(labels.split(IMAGE_CHUNK), image_numbers.split(IMAGE_CHUNK), strict=True):
+        yield chunk_labels.numpy(), sampler.sample(chunk_labels, chunk_numbers, options, count).movedim(1, -1).numpy()
 
 
-def concatenate_features(parts: Iterable[SpaceFeatures]) -> SpaceFeatures:
+def concatenate_features(chunks: Iterable[SpaceFeatures]) -> SpaceFeatures:
     """Concatenate the features of image chunks."""
-    parts = list(parts)
-    return {name: np.concatenate([part[name] for part in parts]) for name in (parts[0] if parts else {})}
+    chunks = list(chunks)
+    return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in (chunks[0] if chunks else {})}
 
 
 def write_run_samples(folder: RunFolder, listener: ProgressListener) -> None:
@@ -284,14 +290,17 @@ def write_run_samples(folder: RunFolder, listener: ProgressListener) -> None:
     clips `SHOWN_SAMPLES` in total, one row of frames each. A failure is logged and not raised."""
     try:
         bundle = open_generator(folder.path)
-        last = max(0, len(bundle.task.classes) - 1)
-        classes = np.unique(np.linspace(0, last, SHOWN_SAMPLES).astype(np.int64))
-        moving, frames = bundle.preprocess.is_animated, bundle.preprocess.frames
-        count, columns = (SHOWN_SAMPLES // len(classes), frames) if moving else (SHOWN_SAMPLES, SHOWN_SAMPLES)
-        labels, numbers = torch.from_numpy(classes).repeat_interleave(count), torch.arange(count).repeat(len(classes))
+        last_class = max(0, len(bundle.task.classes) - 1)
+        classes = np.unique(np.linspace(0, last_class, SHOWN_SAMPLES).astype(np.int64))
+        is_animated, frames = bundle.preprocess.is_animated, bundle.preprocess.frames
+        count, columns = (SHOWN_SAMPLES // len(classes), frames) if is_animated else (SHOWN_SAMPLES, SHOWN_SAMPLES)
+        labels, image_numbers = (
+            torch.from_numpy(classes).repeat_interleave(count),
+            torch.arange(count).repeat(len(classes)),
+        )
         images = (
             build_sampler(bundle)
-            .sample(labels, numbers, SamplingOptions(guidance=SHOWN_GUIDANCE))
+            .sample(labels, image_numbers, SamplingOptions(guidance=SHOWN_GUIDANCE))
             .movedim(1, -1)
             .numpy()
         )

@@ -91,39 +91,39 @@ def inspect(
     Raises UsageError for an unknown option, and for a requested figure that the model does not support. With the
     default figures, or `all`, unsupported ones are skipped and the reason is logged.
     """
-    known = ("images", "out", "listener")
-    chosen: InspectOptions = apply_keyword_options("inspect", dict(options), settings or InspectOptions(), known=known)[
-        0
-    ]
+    known_keywords = ("images", "out", "listener")
+    inspect_options: InspectOptions = apply_keyword_options(
+        "inspect", dict(options), settings or InspectOptions(), extra_names=known_keywords
+    )[0]
     images, listener = [images] if isinstance(images, (str, os.PathLike)) else images, listener or NullListener()
-    check_figure_names(chosen.figures)
+    check_figure_names(inspect_options.figures)
     bundle = drop_adapter(open_bundle(run, headless=True, note=listener.note), listener)
-    names = choose_figures(chosen, bool(images), bundle.preprocess.noun)
-    device = pick_device(chosen.device)
-    if slow := describe_emulation(chosen.precision, device):
-        listener.note(slow)
+    names = choose_figures(inspect_options, bool(images), bundle.preprocess.noun)
+    device = pick_device(inspect_options.device)
+    if emulation_note := describe_emulation(inspect_options.precision, device):
+        listener.note(emulation_note)
     if not bundle.preprocess.stacks:
         listener.note("figures use one grid: images are squashed to the model's image size, or to --image-size")
         bundle = replace(bundle, preprocess=bundle.preprocess.with_one_size())
-    preprocess = resize_preprocess(bundle, chosen)
+    preprocess = resize_preprocess(bundle, inspect_options)
     bundle.model.any_size = True  # required by --image-size
-    scene = FigureContext(
+    context = FigureContext(
         os.fspath(run),
         bundle,
-        options=chosen,
+        options=inspect_options,
         preprocess=preprocess,
         device=device,
         pictures=tuple(open_input_images(images, preprocess)),
         listener=listener,
     )
     folder = Path(out) if out is not None else default_inspect_folder(Path(run))
-    started, predictions = time.perf_counter(), predict_top_classes(scene)
-    figures, skipped, drawings = make_figures(scene, names, folder)
+    started, predictions = time.perf_counter(), predict_top_classes(context)
+    figures, skipped, drawings = make_figures(context, names, folder)
     document: InspectionDocument = {
         "run": os.fspath(run),
         "model": bundle.model.config.name(),
         "image_size": list(preprocess.image),
-        "images": [one.name for one in scene.pictures],
+        "images": [image.name for image in context.pictures],
         "predictions": predictions,
         "figures": figures,
         "skipped": skipped,
@@ -131,7 +131,9 @@ def inspect(
         "page": os.fspath(folder / "index.html"),
         "wall_seconds": time.perf_counter() - started,
     }
-    write_figure_page(folder, document, drawings, [(one.shown, one.name) for one in scene.pictures[:MAX_SHOWN_IMAGES]])
+    write_figure_page(
+        folder, document, drawings, [(image.shown, image.name) for image in context.pictures[:MAX_SHOWN_IMAGES]]
+    )
     write_text_atomic(folder / "inspect.json", json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     return document
 
@@ -139,15 +141,15 @@ def inspect(
 def drop_adapter(bundle: Bundle, listener: ProgressListener) -> Bundle:
     """Return the bundle of the plain ViT if the model has an adapter, and log this; other bundles are returned
     unchanged."""
-    part = bundle.model.inspected_backbone()
-    if part is bundle.model:
+    backbone = bundle.model.inspected_backbone()
+    if backbone is bundle.model:
         return bundle
     listener.note("figures show the ViT without its adapter")
-    return replace(bundle, model=part.eval())
+    return replace(bundle, model=backbone.eval())
 
 
 def make_figures(
-    scene: FigureContext, names: Sequence[str], folder: Path
+    context: FigureContext, names: Sequence[str], folder: Path
 ) -> tuple[list[FigureFiles], dict[str, str], dict[str, str]]:
     """Draw and write figures. Returns their files, the reasons for skipped default figures, and the page markup of
     each.
@@ -161,23 +163,23 @@ def make_figures(
 
     written, skipped, drawings = list[FigureFiles](), dict[str, str](), dict[str, str]()
     for name in names:
-        kind = FIGURES[name]
+        figure_kind = FIGURES[name]
         try:
-            make = getattr(import_module(f"vitreous.reports.figures.{kind.module}"), f"make_{name}")
-            with rc_context(INK_STYLE | (CHART_STYLE if kind.styled else {})):
-                for one in make(scene):
-                    written.append(write_figure(one, folder))
-                    drawing = render_figure_svg(one)
-                    write_text_atomic(folder / f"{one.name}.svg", drawing)
-                    drawings[one.name] = drawing if one.animation is None else render_animation_markup(one)
-                    scene.listener.note(f"{one.title}: {folder / one.name}.png")
+            make = getattr(import_module(f"vitreous.reports.figures.{figure_kind.module}"), f"make_{name}")
+            with rc_context(INK_STYLE | (CHART_STYLE if figure_kind.styled else {})):
+                for figure in make(context):
+                    written.append(write_figure(figure, folder))
+                    drawing = render_figure_svg(figure)
+                    write_text_atomic(folder / f"{figure.name}.svg", drawing)
+                    drawings[figure.name] = drawing if figure.animation is None else render_animation_markup(figure)
+                    context.listener.note(f"{figure.title}: {folder / figure.name}.png")
         except UsageError as error:
-            if scene.options.figures and not scene.options.all:
+            if context.options.figures and not context.options.all:
                 raise
             skipped[name] = error.message
-            scene.listener.note(f"no {name}: {error.message}")
+            context.listener.note(f"no {name}: {error.message}")
     if not written:
-        raise UsageError(f"no figure can be drawn for {scene.run}: " + "; ".join(skipped.values()))
+        raise UsageError(f"no figure can be drawn for {context.run}: " + "; ".join(skipped.values()))
     return written, skipped, drawings
 
 
@@ -188,36 +190,39 @@ def check_figure_names(names: Sequence[str]) -> None:
             raise UsageError(f"no figure {name}", suggest_nearest(name, FIGURES) or f"there are {', '.join(FIGURES)}")
 
 
-def choose_figures(settings: InspectOptions, pictures: bool = False, of: str = "images") -> list[str]:
-    """Return the requested figures, or the defaults of a modality `of`, those of images first if `pictures` are given.
+def choose_figures(settings: InspectOptions, has_images: bool = False, modality: str = "images") -> list[str]:
+    """Return the requested figures, or the defaults of a modality `modality`, those of images first if `has_images` are
+    given.
 
     Raises UsageError for a figure of another modality.
     """
-    names = [name for name, kind in FIGURES.items() if kind.of in (of, "all")]
+    names = [name for name, figure_kind in FIGURES.items() if figure_kind.of in (modality, "all")]
     if settings.figures and not settings.all:
-        if wrong := [name for name in settings.figures if name not in names]:
-            raise UsageError(f"figure {wrong[0]} is not available for models of {of}", f"there are {', '.join(names)}")
+        if unavailable := [name for name in settings.figures if name not in names]:
+            raise UsageError(
+                f"figure {unavailable[0]} is not available for models of {modality}", f"there are {', '.join(names)}"
+            )
         return list(dict.fromkeys(settings.figures))
     names = [name for name in names if FIGURES[name].default or settings.all]
-    return sorted(names, key=lambda name: not FIGURES[name].of_pictures) if pictures else names
+    return sorted(names, key=lambda name: not FIGURES[name].of_pictures) if has_images else names
 
 
-def predict_top_classes(scene: FigureContext) -> list[Mapping[str, object]]:
+def predict_top_classes(context: FigureContext) -> list[Mapping[str, object]]:
     """Return the top classes of the first given images, as in `predict --json`; none without a head.
 
     Computed in float32: call it before `scene.model` casts the weights to the precision of the figures.
     """
-    bundle, predictions = scene.bundle, list[Mapping[str, object]]()
-    model = bundle.model.to(scene.device).eval()
-    for one in scene.pictures[:MAX_SHOWN_IMAGES]:
+    bundle, predictions = context.bundle, list[Mapping[str, object]]()
+    model = bundle.model.to(context.device).eval()
+    for image in context.pictures[:MAX_SHOWN_IMAGES]:
         classes = []
         if bundle.classes:
             with torch.no_grad():
-                logits = model(scene.preprocess.normalise(one.pixels[None].to(scene.device)))
-            row = bundle.task.activate(logits.double().cpu().numpy())[0]
-            best = np.argsort(-row, kind="stable")[:TOP_CLASSES]
-            classes = [{"class": bundle.classes[i], "probability": float(row[i])} for i in best]
-        predictions.append({"path": one.name, "classes": classes})
+                logits = model(context.preprocess.normalise(image.pixels[None].to(context.device)))
+            probabilities = bundle.task.activate(logits.double().cpu().numpy())[0]
+            best = np.argsort(-probabilities, kind="stable")[:TOP_CLASSES]
+            classes = [{"class": bundle.classes[i], "probability": float(probabilities[i])} for i in best]
+        predictions.append({"path": image.name, "classes": classes})
     return predictions
 
 
@@ -246,10 +251,10 @@ def default_inspect_folder(run: Path) -> Path:
 def write_figure(figure: FigureResult, folder: Path) -> FigureFiles:
     """Write a figure's files; return their names with title and caption."""
     folder.mkdir(parents=True, exist_ok=True)
-    place = folder / figure.name
-    figure.figure.savefig(f"{place}.png", dpi=150, bbox_inches="tight", metadata={"Software": None})
-    numbers: dict[str, Any] = figure.numbers
-    np.savez_compressed(f"{place}.npz", **numbers)
+    stem = folder / figure.name
+    figure.figure.savefig(f"{stem}.png", dpi=150, bbox_inches="tight", metadata={"Software": None})
+    arrays: dict[str, Any] = figure.numbers
+    np.savez_compressed(f"{stem}.npz", **arrays)
     files: FigureFiles = {
         "name": figure.name,
         "title": figure.title,
@@ -259,10 +264,10 @@ def write_figure(figure: FigureResult, folder: Path) -> FigureFiles:
         "npz": f"{figure.name}.npz",
     }
     if figure.animation is not None:
-        Path(f"{place}.gif").write_bytes(figure.animation)
+        Path(f"{stem}.gif").write_bytes(figure.animation)
         files["gif"] = f"{figure.name}.gif"
     if figure.table is not None:
-        write_csv_file(f"{place}.csv", *figure.table)
+        write_csv_file(f"{stem}.csv", *figure.table)
         files["csv"] = f"{figure.name}.csv"
     return files
 
@@ -286,19 +291,21 @@ def write_figure_page(
     folder: Path,
     document: InspectionDocument,
     drawings: Mapping[str, str],
-    shown: Sequence[tuple[Image.Image, str]] = (),
+    input_images: Sequence[tuple[Image.Image, str]] = (),
 ) -> None:
     """Write FOLDER/index.html for the figures of `inspect`'s document; each is embedded as markup, by its name.
 
-    `shown` are the model's input images with their names; they come first, with their predictions.
+    `input_images` are the model's input images with their names; they come first, with their predictions.
     """
-    named = [
+    image_entries = [
         {
             "name": Path(name).name,
             "image": encode_data_uri(shrink_image(image)),
             "small": max(image.size) < MIN_SMOOTH_SIDE,
-            **answer,
+            **prediction,
         }
-        for (image, name), answer in zip(shown, document["predictions"], strict=True)
+        for (image, name), prediction in zip(input_images, document["predictions"], strict=True)
     ]
-    write_text_atomic(folder / "index.html", render_template("album.html", **document, drawings=drawings, named=named))
+    write_text_atomic(
+        folder / "index.html", render_template("album.html", **document, drawings=drawings, named=image_entries)
+    )

@@ -58,7 +58,7 @@ def write_learned_images(folder: RunFolder, listener: ProgressListener) -> None:
     try:
         options = InspectOptions(device=run.device, precision="fp32", count=CANDIDATE_COUNT)
         bundle = open_bundle(folder.path, headless=True)
-        scene = FigureContext(
+        context = FigureContext(
             str(folder.path),
             bundle,
             options=options,
@@ -67,21 +67,26 @@ def write_learned_images(folder: RunFolder, listener: ProgressListener) -> None:
             pictures=(),
             listener=listener,
         )
-        pictures = [
-            one for _, one in zip(range(MAX_RESTORED_IMAGES), (p for _, p in scene.readable(scene.split)), strict=False)
+        input_images = [
+            image
+            for _, image in zip(
+                range(MAX_RESTORED_IMAGES),
+                (candidate for _, candidate in context.readable(context.split)),
+                strict=False,
+            )
         ]
-        parts: dict[str, Any] = {
+        sections: dict[str, Any] = {
             "is_small": max(bundle.preprocess.image) < MIN_SMOOTH_SIDE,
-            "split": get_image_split_name(scene),
+            "split": get_image_split_name(context),
         }
         makers: dict[str, Callable[[], Any]] = {
-            "reconstructions": lambda: make_restored_images(scene, pictures),
-            "attention": lambda: make_attention_maps(scene, pictures[:MAX_ATTENTION_IMAGES]),
-            "neighbours": lambda: find_nearest_images(scene),
+            "reconstructions": lambda: make_restored_images(context, input_images),
+            "attention": lambda: make_attention_maps(context, input_images[:MAX_ATTENTION_IMAGES]),
+            "neighbours": lambda: find_nearest_images(context),
         }
         for name, make in makers.items():
-            parts[name] = make_or_none(make) if pictures else None
-        write_text_atomic(folder.path / LEARNED_FILE, json.dumps(parts))
+            sections[name] = make_or_none(make) if input_images else None
+        write_text_atomic(folder.path / LEARNED_FILE, json.dumps(sections))
     except (OSError, VitreousError) as error:
         listener.note(f"no images of learned features: {error}")
 
@@ -94,85 +99,97 @@ def make_or_none(make: Callable[[], Any]) -> Any:
         return None
 
 
-def get_image_split_name(scene: FigureContext) -> str:
+def get_image_split_name(context: FigureContext) -> str:
     """Return the name of the split that supplies the images."""
-    return next(name for name, split in scene.data[1].splits.items() if split is scene.split)
+    return next(name for name, split in context.data[1].splits.items() if split is context.split)
 
 
-def make_restored_images(scene: FigureContext, pictures: Sequence[InputImage]) -> dict[str, Any]:
+def make_restored_images(context: FigureContext, input_images: Sequence[InputImage]) -> dict[str, Any]:
     """Return images, their encoder input, and their reconstruction.
 
     Raises UsageError for a run that reconstructs nothing.
     """
-    objective = load_restoring_objective(scene.run).to(scene.device)
+    objective = load_restoring_objective(context.run).to(context.device)
     rows = [
         {
-            "name": get_short_name(one),
+            "name": get_short_name(image),
             "images": [
-                encode_thumbnail_uri(one.shown),
+                encode_thumbnail_uri(image.shown),
                 encode_thumbnail_uri(result.seen),
                 encode_thumbnail_uri(result.restored),
             ],
         }
-        for one, result in zip(pictures, restore_images(objective, scene.preprocess, pictures), strict=True)
+        for image, result in zip(input_images, restore_images(objective, context.preprocess, input_images), strict=True)
     ]
     return {"rows": rows, "caption": objective.config.describe_restoration()}
 
 
-def make_attention_maps(scene: FigureContext, pictures: Sequence[InputImage]) -> dict[str, Any]:
+def make_attention_maps(context: FigureContext, input_images: Sequence[InputImage]) -> dict[str, Any]:
     """Return images with the attention of each head of the last block. Raises UsageError for a model without
     attention."""
-    depth = scene.model.config.depth
-    rows, prefix = [], scene.model.config.prefix
-    for one in pictures:
-        weights = compute_attention_maps(scene.model, scene.input(one.pixels[None]), [depth - 1])[depth - 1][
-            0, :MAX_SHOWN_HEADS, prefix:
-        ]
-        maps = weights.unflatten(1, scene.grid).cpu()
+    depth = context.model.config.depth
+    rows, prefix = [], context.model.config.prefix
+    for input_image in input_images:
+        weights = compute_attention_maps(context.model, context.input(input_image.pixels[None]), [depth - 1])[
+            depth - 1
+        ][0, :MAX_SHOWN_HEADS, prefix:]
+        maps = weights.unflatten(1, context.grid).cpu()
         maps = (tile_frames(maps) if maps.ndim == 4 else maps).numpy()
-        image, large = shrink_image(one.shown), enlarge_pixels(shrink_image(one.shown), MIN_MAP_SIDE)
-        drawn = [encode_data_uri(overlay_heat_map(large, scale_attention_map(values))) for values in maps]
-        rows.append({"name": get_short_name(one), "images": [encode_thumbnail_uri(image), *drawn]})
-    return {"rows": rows, "readout": describe_readout(scene), "block": depth, "heads": len(rows[0]["images"]) - 1}
+        image, enlarged = shrink_image(input_image.shown), enlarge_pixels(shrink_image(input_image.shown), MIN_MAP_SIDE)
+        overlays = [encode_data_uri(overlay_heat_map(enlarged, scale_attention_map(values))) for values in maps]
+        rows.append({"name": get_short_name(input_image), "images": [encode_thumbnail_uri(image), *overlays]})
+    return {"rows": rows, "readout": describe_readout(context), "block": depth, "heads": len(rows[0]["images"]) - 1}
 
 
-def find_nearest_images(scene: FigureContext) -> dict[str, Any]:
+def find_nearest_images(context: FigureContext) -> dict[str, Any]:
     """Return images with the training images of most similar features.
 
     Raises UsageError if there are no other images to compare with.
     """
-    data = scene.data[1]
+    data = context.data[1]
     train = data.splits["train"]
-    labelled = is_labelled(train) and is_labelled(scene.split)
-    chosen = [pair for _, pair in zip(range(MAX_QUERY_IMAGES), scene.readable(scene.split), strict=False)]
-    samples, known = compute_candidate_features(scene, train, len(chosen) if scene.split is train else 0)
-    features = torch.cat(
-        [extract_pooled_features(scene.model, images).cpu() for images in scene.batches([one for _, one in chosen])]
+    labelled = is_labelled(train) and is_labelled(context.split)
+    queries = [pair for _, pair in zip(range(MAX_QUERY_IMAGES), context.readable(context.split), strict=False)]
+    samples, candidate_features = compute_candidate_features(
+        context, train, len(queries) if context.split is train else 0
     )
-    cosines, places = find_nearest_neighbours(known.numpy(), features.numpy(), min(NEAREST_IMAGES, len(known)))
+    features = torch.cat(
+        [
+            extract_pooled_features(context.model, images).cpu()
+            for images in context.batches([item for _, item in queries])
+        ]
+    )
+    cosines, neighbour_indices = find_nearest_neighbours(
+        candidate_features.numpy(), features.numpy(), min(NEAREST_IMAGES, len(candidate_features))
+    )
     rows = []
-    for (sample, query), values, near in zip(chosen, cosines.tolist(), np.array(samples)[places].tolist(), strict=True):
-        images = [load_input_image(open_sample(train, one), train.name(one), scene.preprocess) for one in near]
-        labels = [get_class_title(data, train, one) if labelled else "" for one in near]
-        shown = [
+    for (sample, query), values, neighbour_samples in zip(
+        queries, cosines.tolist(), np.array(samples)[neighbour_indices].tolist(), strict=True
+    ):
+        images = [
+            load_input_image(open_sample(train, item), train.name(item), context.preprocess)
+            for item in neighbour_samples
+        ]
+        labels = [get_class_title(data, train, item) if labelled else "" for item in neighbour_samples]
+        neighbours = [
             {"image": encode_thumbnail_uri(image.shown), "cosine": value, "label": label, "name": get_short_name(image)}
             for image, value, label in zip(images, values, labels, strict=True)
         ]
-        label = get_class_title(data, scene.split, sample) if labelled else ""
+        label = get_class_title(data, context.split, sample) if labelled else ""
         rows.append(
             {
                 "name": get_short_name(query),
                 "image": encode_thumbnail_uri(query.shown),
                 "label": label,
-                "neighbours": shown,
+                "neighbours": neighbours,
             }
         )
     return {"rows": rows, "candidates": len(samples)}
 
 
-def get_short_name(picture: InputImage) -> str:
+def get_short_name(image: InputImage) -> str:
     """Return the file name of an image."""
-    return PurePath(picture.name).name
+    return PurePath(image.name).name
 
 
 def encode_thumbnail_uri(image: Image.Image) -> str:

@@ -146,11 +146,11 @@ class ProtocolOptions(FeatureOptions):
         if self.probe not in (probes := get_args(Probe)):
             hint = suggest_nearest(self.probe, probes) or f"there are {', '.join(probes)}"
             raise UsageError(f"no probe {self.probe}", hint)
-        named = [name for name in ("epochs", "steps", "probe_batch") if getattr(self, name) is not None]
+        schedule_options = [name for name in ("epochs", "steps", "probe_batch") if getattr(self, name) is not None]
         if self.probe == "regression":
-            named += [] if self.probe_augment else ["no_probe_augment"]
-            if named:
-                problem = f"--{named[0].replace('_', '-')} is for published training schedules"
+            schedule_options += [] if self.probe_augment else ["no_probe_augment"]
+            if schedule_options:
+                problem = f"--{schedule_options[0].replace('_', '-')} is for published training schedules"
                 raise UsageError(problem, "add --probe mae, dino or dinov2, or leave it out")
             return
         if self.protocol != "linear":

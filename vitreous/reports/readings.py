@@ -67,18 +67,18 @@ def build_evaluation_document(
 def get_page_path(run: Path, data: str | os.PathLike[str] | None, split: str) -> Path:
     """Return the path of an evaluation page: in the run's folder, or in the current folder for other weights."""
     names = ([] if run.is_dir() else [run.name]) + ([] if data is None else [Path(data).name])
-    words = [
+    name_parts = [
         "report",
         *(slugify_name(name, dots=True) or "data" for name in names),
         *([] if split == "test" else [split]),
     ]
-    return (run if (run / "config.yaml").is_file() else Path()) / f"{'-'.join(words)}.html"
+    return (run if (run / "config.yaml").is_file() else Path()) / f"{'-'.join(name_parts)}.html"
 
 
 def write_evaluation_page(
     path: Path,
     folder: RunFolder,
-    answers: SplitPredictions | None,
+    predictions: SplitPredictions | None,
     report: Report | None,
     listener: ProgressListener,
     command: str = "",
@@ -86,7 +86,7 @@ def write_evaluation_page(
     """Write the page; a failure is logged and not raised. Returns the content of the page, None if it was not
     written."""
     try:
-        return pages.write_report(path, folder, answers, report, command)
+        return pages.write_report(path, folder, predictions, report, command)
     except (OSError, VitreousError) as error:
         listener.note(f"no page at {path}: {error}")
         return None

@@ -37,37 +37,37 @@ class ReferenceBatch:
         """Return the number of images in the file."""
         return 0 if self.pixels is None else len(self.pixels)
 
-    def images(self, most: int) -> Iterator[np.ndarray]:
-        """Yield its images, at most `most` at a time."""
-        for low in range(0, self.count, most):
+    def images(self, chunk_size: int) -> Iterator[np.ndarray]:
+        """Yield its images, at most `chunk_size` at a time."""
+        for low in range(0, self.count, chunk_size):
             assert self.pixels is not None
-            yield self.pixels[low : low + most]
+            yield self.pixels[low : low + chunk_size]
 
 
-def read_reference_batch(place: str) -> ReferenceBatch:
+def read_reference_batch(source: str) -> ReferenceBatch:
     """Read a reference file. Raises DataError for an invalid or damaged file."""
-    path, known = Path(place), ("arr_0", *(name for *names, _ in MOMENT_ENTRIES.values() for name in names))
+    path, known_entries = Path(source), ("arr_0", *(name for *names, _ in MOMENT_ENTRIES.values() for name in names))
     if not path.is_file():
-        raise DataError(f"no reference file at {place}", EXPECTED_CONTENT)
+        raise DataError(f"no reference file at {source}", EXPECTED_CONTENT)
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files if name in known}
+            arrays = {name: file[name] for name in file.files if name in known_entries}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
-        raise DataError(f"{place} is not a reference file ({str(error)[:100]})", EXPECTED_CONTENT) from None
+        raise DataError(f"{source} is not a reference file ({str(error)[:100]})", EXPECTED_CONTENT) from None
     pixels, moments = arrays.get("arr_0"), {}
     if pixels is not None and (pixels.dtype != np.uint8 or pixels.ndim != 4 or len(pixels) < 2):
-        raise DataError(f"{place}: arr_0 holds {pixels.dtype} of {pixels.shape}", EXPECTED_CONTENT)
+        raise DataError(f"{source}: arr_0 holds {pixels.dtype} of {pixels.shape}", EXPECTED_CONTENT)
     for name, (mean, covariance, size) in MOMENT_ENTRIES.items():
         if mean in arrays and covariance in arrays:
             pair = arrays[mean].astype(np.float64), arrays[covariance].astype(np.float64)
             if (
                 pair[0].shape != (size,)
                 or pair[1].shape != (size, size)
-                or not all(np.isfinite(one).all() for one in pair)
+                or not all(np.isfinite(array).all() for array in pair)
             ):
-                problem = f"{place}: {mean} and {covariance} are not a mean and covariance of {size} features"
+                problem = f"{source}: {mean} and {covariance} are not a mean and covariance of {size} features"
                 raise DataError(problem, EXPECTED_CONTENT)
             moments[name] = pair
     if pixels is None and "rows" not in moments:
-        raise DataError(f"{place} contains {', '.join(arrays) or 'no arrays'}", EXPECTED_CONTENT)
+        raise DataError(f"{source} contains {', '.join(arrays) or 'no arrays'}", EXPECTED_CONTENT)
     return ReferenceBatch(pixels, moments)

@@ -53,12 +53,12 @@ class InceptionSpace:
     """The Inception features in which FID is defined, from a weights file of the network. Raises UsageError if
     torch-fidelity is not installed, WeightsError for a file of another format."""
 
-    def __init__(self, place: str, device: str) -> None:
+    def __init__(self, path: str, device: str) -> None:
         self.name = INCEPTION
         try:
-            self.network = Inception(open_weights_file(place).read(), device)
+            self.network = Inception(open_weights_file(path).read(), device)
         except ValueError as error:
-            raise WeightsError(f"{place} is another Inception network ({error})", f"use {INCEPTION_FILES}") from None
+            raise WeightsError(f"{path} is another Inception network ({error})", f"use {INCEPTION_FILES}") from None
 
     def features(self, images: np.ndarray, labels: np.ndarray | None = None) -> SpaceFeatures:
         """Compute rows (n, 2048), spatial (n, 2023), logits (n, 1008) of images with 1 or 3 channels. Raises UsageError
@@ -74,10 +74,10 @@ class ModelSpace:
     """The features of a run, a bundle or weights; if the model has the `classes` of the generated images, also whether
     it recognises each image."""
 
-    def __init__(self, place: str, bundle: Bundle, classes: tuple[str, ...], computing: EvaluationSettings) -> None:
-        self.name, self.bundle, self.computing = place, bundle, computing
-        known = bool(classes) and set(classes) <= set(bundle.classes)
-        self.order = [bundle.classes.index(one) for one in classes] if known else []
+    def __init__(self, source: str, bundle: Bundle, classes: tuple[str, ...], computing: EvaluationSettings) -> None:
+        self.name, self.bundle, self.computing = source, bundle, computing
+        has_classes = bool(classes) and set(classes) <= set(bundle.classes)
+        self.order = [bundle.classes.index(class_name) for class_name in classes] if has_classes else []
         self.rows = partial(
             load_or_compute_features, bundle.model, bundle.preprocess, how=computing.how, workers=0, keep=False
         )
@@ -87,9 +87,9 @@ class ModelSpace:
         UsageError for clips if the model takes images, and for images if it takes clips."""
         split, bundle = wrap_as_split(images), self.bundle
         if (clips := images.ndim == 5) != bundle.preprocess.is_animated:
-            own, other = ("pictures", "clips") if clips else ("clips", "pictures")
+            expected, received = ("pictures", "clips") if clips else ("clips", "pictures")
             raise UsageError(
-                f"{self.name} needs {own}, not {other}", f"use a model of {other}, or leave --features out"
+                f"{self.name} needs {expected}, not {received}", f"use a model of {received}, or leave --features out"
             )
         features = {"rows": np.array(self.rows(split).rows)}
         if labels is not None and self.order:
@@ -99,12 +99,12 @@ class ModelSpace:
         return features
 
 
-def is_inception_file(place: str) -> bool:
+def is_inception_file(path: str) -> bool:
     """Return whether a path is a file of Inception's weights, as published for torch-fidelity and pytorch-fid."""
-    if not Path(place).is_file():
+    if not Path(path).is_file():
         return False
     try:
-        return FIRST_WEIGHT_NAME in open_weights_file(place).entries
+        return FIRST_WEIGHT_NAME in open_weights_file(path).entries
     except WeightsError:
         return False
 

@@ -49,17 +49,22 @@ def reserve_huge_pages() -> int:
     if libc is None or not can_request_huge_pages() or is_address_space_limited():
         return 0
     count = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 // HEAP_CHUNK_BYTES
-    below = libc.sbrk(0)  # the end of the heap, unless another allocator is loaded, whose blocks are elsewhere
+    old_heap_end = libc.sbrk(0)  # the end of the heap, unless another allocator is loaded, whose blocks are elsewhere
     chunks = [chunk for _ in range(count) if (chunk := libc.malloc(HEAP_CHUNK_BYTES))]
-    plug, above = libc.malloc(HEAP_PLUG_BYTES), libc.sbrk(0)
-    in_heap = chunks and plug and plug > max(chunks) and above - below > (len(chunks) - 1) * HEAP_CHUNK_BYTES
-    start, stop = -(-below // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES, (plug or 0) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
-    advised = in_heap and start < stop and libc.madvise(start, stop - start, MADV_HUGEPAGE) == 0
+    plug, new_heap_end = libc.malloc(HEAP_PLUG_BYTES), libc.sbrk(0)
+    in_heap = (
+        chunks and plug and plug > max(chunks) and new_heap_end - old_heap_end > (len(chunks) - 1) * HEAP_CHUNK_BYTES
+    )
+    start, stop = (
+        -(-old_heap_end // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES,
+        (plug or 0) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES,
+    )
+    is_advised = in_heap and start < stop and libc.madvise(start, stop - start, MADV_HUGEPAGE) == 0
     for chunk in chunks:
         libc.free(chunk)
-    if not advised and plug:
+    if not is_advised and plug:
         libc.free(plug)
-    return stop - start if advised else 0
+    return stop - start if is_advised else 0
 
 
 def can_request_huge_pages() -> bool:

@@ -32,11 +32,11 @@ def limit_thread_pools() -> None:
 def restore_default_spinning() -> Iterator[None]:
     """Start processes without the spin settings of `limit_thread_pools`, to measure another library with its
     defaults."""
-    bounded = {name: os.environ.pop(name) for name, value in SPIN_VARIABLES.items() if os.environ.get(name) == value}
+    removed = {name: os.environ.pop(name) for name, value in SPIN_VARIABLES.items() if os.environ.get(name) == value}
     try:
         yield
     finally:
-        os.environ.update(bounded)
+        os.environ.update(removed)
 
 
 def count_usable_cores() -> int:
@@ -111,22 +111,22 @@ class ContentionMonitor:
         and other work ran on them."""
         if self.marked is None or self.crowded >= self.WINDOWS or time.monotonic() - self.marked[0] < self.SECONDS:
             return
-        self.share, busy = self.shares()
+        self.share, busy_share = self.shares()
         self.crowded = (
-            self.crowded + 1 if self.share is not None and self.share >= self.SHARE and busy >= self.FULL else 0
+            self.crowded + 1 if self.share is not None and self.share >= self.SHARE and busy_share >= self.FULL else 0
         )
         if self.share is not None and self.crowded == self.WINDOWS:
             self.tell(describe_contention(self.share))
 
     def shares(self) -> tuple[float | None, float]:
         """Return the shares of the cores since the last call: of other work, and of all work."""
-        before, now = self.marked, read_cpu_ticks(self.root)
+        previous, now = self.marked, read_cpu_ticks(self.root)
         self.marked = now
-        if before is None or now is None or now[1] <= before[1]:
+        if previous is None or now is None or now[1] <= previous[1]:
             return None, 0.0
-        total, idle, own = (b - a for a, b in zip(before[1:], now[1:], strict=True))
-        busy = 1 - idle / total
-        return min(1.0, max(0.0, busy - own / total)), busy
+        total, idle, own_ticks = (b - a for a, b in zip(previous[1:], now[1:], strict=True))
+        busy_share = 1 - idle / total
+        return min(1.0, max(0.0, busy_share - own_ticks / total)), busy_share
 
 
 def describe_contention(share: float) -> str:

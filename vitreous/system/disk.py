@@ -57,8 +57,8 @@ def sync_and_rename(temporary: Path, path: Path) -> None:
     Both must be on one file system. The rename is synced too, so it is neither lost nor applied before the content.
     """
     if temporary.is_dir():
-        for part in sorted(temporary.rglob("*")):
-            fsync_path(part)
+        for entry in sorted(temporary.rglob("*")):
+            fsync_path(entry)
     fsync_path(temporary)
     os.replace(temporary, path)
     fsync_path(path.parent)
@@ -127,7 +127,7 @@ def is_utf8(text: str) -> bool:
     return True
 
 
-def get_cache_folder(kind: str) -> Path:
+def get_cache_folder(name: str) -> Path:
     """Return the folder for reproducible data of this kind: below `XDG_CACHE_HOME`, or `~/.cache`."""
     home = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(home) if os.path.isabs(home) else Path(os.path.expanduser("~")) / ".cache") / "vitreous" / kind
+    return (Path(home) if os.path.isabs(home) else Path(os.path.expanduser("~")) / ".cache") / "vitreous" / name

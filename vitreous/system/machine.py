@@ -105,10 +105,12 @@ def get_cpu_features() -> dict[str, bool]:
     not change the libraries, so that both sides of a choice can be tested on any machine (bfloat16 is then emulated if
     necessary). Raises UsageError for an unknown level.
     """
-    if assumed := os.environ.get("VITREOUS_CPU_ISA", "").upper():
-        if assumed not in ONEDNN_ISA_LEVELS:
-            raise UsageError(f"VITREOUS_CPU_ISA={assumed} is not a level", f"use one of {', '.join(ONEDNN_ISA_LEVELS)}")
-        return {feature: feature in ONEDNN_ISA_LEVELS[assumed] for feature in CPU_FEATURES}
+    if isa_level := os.environ.get("VITREOUS_CPU_ISA", "").upper():
+        if isa_level not in ONEDNN_ISA_LEVELS:
+            raise UsageError(
+                f"VITREOUS_CPU_ISA={isa_level} is not a level", f"use one of {', '.join(ONEDNN_ISA_LEVELS)}"
+            )
+        return {feature: feature in ONEDNN_ISA_LEVELS[isa_level] for feature in CPU_FEATURES}
     level = (os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "").upper()
     limits = [
         ONEDNN_ISA_LEVELS.get(level, CPU_FEATURES),
@@ -116,9 +118,9 @@ def get_cpu_features() -> dict[str, bool]:
     ]
     present = getattr(torch.cpu, "get_capabilities", dict)()
     return {
-        feature: has and (feature not in CPU_FEATURES or all(feature in limit for limit in limits))
-        for feature, has in present.items()
-        if isinstance(has, bool)
+        feature: is_present and (feature not in CPU_FEATURES or all(feature in limit for limit in limits))
+        for feature, is_present in present.items()
+        if isinstance(is_present, bool)
     }
 
 
@@ -164,20 +166,20 @@ def configure_process() -> None:
 
 
 @contextmanager
-def use_deterministic_kernels(device: str, wanted: bool = True) -> Iterator[None]:
-    """Use kernels whose results do not depend on the order of a GPU's threads, if `wanted`; no effect on a CPU. An
+def use_deterministic_kernels(device: str, enabled: bool = True) -> Iterator[None]:
+    """Use kernels whose results do not depend on the order of a GPU's threads, if `enabled`; no effect on a CPU. An
     operator without such a kernel warns."""
-    if not (wanted and device.startswith("cuda")):
+    if not (enabled and device.startswith("cuda")):
         yield
         return
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    previous_modes = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS has no fixed workspace otherwise
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         with sdpa_kernel(SDPBackend.MATH):  # the backward passes of the fused kernels sum in any order
             yield
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.use_deterministic_algorithms(previous_modes[0], warn_only=previous_modes[1])
 
 
 @cache

@@ -74,9 +74,9 @@ def has_cpu_feature(feature: str) -> bool:
 def find_compiler() -> list[str]:
     """Return the command of the C compiler, from `CC`, else `cc` or `gcc`, with its absolute path; empty if there is
     none."""
-    named = os.environ.get("CC", "").strip()
+    compiler = os.environ.get("CC", "").strip()
     try:
-        commands = [shlex.split(named)] if named else [["cc"], ["gcc"]]
+        commands = [shlex.split(compiler)] if compiler else [["cc"], ["gcc"]]
     except ValueError:  # an unbalanced quotation mark
         return []
     return next(([path, *options] for program, *options in commands if (path := shutil.which(program))), [])

@@ -29,12 +29,14 @@ def format_html_table(rows: Sequence[Sequence[Any]], head: Sequence[str] = (), t
     return f"<table>{top}{body}</table>" + (f"<div>{escape(note)}</div>" if note else "")
 
 
-def list_config_settings(plain: Any, path: str = "") -> list[tuple[str, Any]]:
+def list_config_settings(data: Any, path: str = "") -> list[tuple[str, Any]]:
     """List the settings of a config as plain data by their dotted paths, as in `--path.to.field`."""
-    if not isinstance(plain, dict):
-        return [(path, plain)]
+    if not isinstance(data, dict):
+        return [(path, data)]
     return [
-        row for name, value in plain.items() for row in list_config_settings(value, f"{path}.{name}" if path else name)
+        setting
+        for name, value in data.items()
+        for setting in list_config_settings(value, f"{path}.{name}" if path else name)
     ]
 
 
@@ -51,6 +53,6 @@ def open_updatable_cell() -> Callable[[str], None] | None:
 
 def format_progress_html(label: str, done: int, total: int, text: str, seconds_left: float | None) -> str:
     """Format a progress bar with its text as HTML."""
-    left = "" if seconds_left is None else f"  {seconds_left:.0f} s left"
-    words = escape(f"{done / max(total, 1):.0%}  {text}{left}")
-    return f'{escape(label)} <progress max="{total}" value="{done}"></progress> <code>{words}</code>'
+    time_left = "" if seconds_left is None else f"  {seconds_left:.0f} s left"
+    status = escape(f"{done / max(total, 1):.0%}  {text}{time_left}")
+    return f'{escape(label)} <progress max="{total}" value="{done}"></progress> <code>{status}</code>'

@@ -76,7 +76,7 @@ class PredictionFormat(ABC):
         return {}
 
     @abstractmethod
-    def predict(self, row: np.ndarray, path: str) -> Any:
+    def predict(self, image_outputs: np.ndarray, path: str) -> Any:
         """Return the prediction for an image from its (K,) float64 values, as `Task.activate` returns them."""
 
     @abstractmethod
@@ -276,16 +276,16 @@ class Task(ABC):
         with the number of finished images. Raises UsageError for options that the task does not support."""
         return predictor.predict_outputs(images, options, bad_images, on_images)
 
-    def prepare_input(self, picture: DecodedSample, preprocess: Preprocess) -> np.ndarray:
+    def prepare_input(self, image: DecodedSample, preprocess: Preprocess) -> np.ndarray:
         """Convert a decoded image to the (C, *image) pixels that an exported file expects."""
-        return preprocess.to_array(picture)
+        return preprocess.to_array(image)
 
     def compute(self, engine: Any, pixels: np.ndarray) -> np.ndarray:
         """Compute the (B, ...) outputs of an `Engine` for (B, C, *image) pixels."""
         return engine.logits(pixels)
 
-    def output_shape(self, image: tuple[int, ...]) -> tuple[int | None, ...]:
-        """Return the shape of `compute` for one image of the model's `image` size; None for a variable length."""
+    def output_shape(self, image_size: tuple[int, ...]) -> tuple[int | None, ...]:
+        """Return the shape of `compute` for one image of the model's `image_size` size; None for a variable length."""
         return (len(self.outputs),)
 
     def compare_export(
@@ -335,29 +335,35 @@ class Task(ABC):
         """Return the share of equal predictions: (n, ...) outputs of a model and of its exported file."""
         raise NotImplementedError(f"{self.name} has no outputs for whole images")
 
-    def describe_differences(self, other: Task) -> list[str]:
+    def describe_differences(self, other_task: Task) -> list[str]:
         """List differences in the meaning of the outputs of two models, one line each; the order of outputs is
         ignored."""
-        if type(self) is not type(other):
-            return [f"task: {self.name} -> {other.name}"]
-        ours, theirs = set(self.outputs) - set(other.outputs), set(other.outputs) - set(self.outputs)
-        first, second = (", ".join(sorted(names)[:20]) or "none" for names in (ours, theirs))
-        return [f"{self.output_noun}: {first} -> {second} (shared ones are not listed)"] if ours or theirs else []
+        if type(self) is not type(other_task):
+            return [f"task: {self.name} -> {other_task.name}"]
+        only_self, only_other = set(self.outputs) - set(other_task.outputs), set(other_task.outputs) - set(self.outputs)
+        self_text, other_text = (", ".join(sorted(names)[:20]) or "none" for names in (only_self, only_other))
+        return (
+            [f"{self.output_noun}: {self_text} -> {other_text} (shared ones are not listed)"]
+            if only_self or only_other
+            else []
+        )
 
-    def check_comparison(self, other: Task, names: tuple[str, str]) -> str:
+    def check_comparison(self, other_task: Task, names: tuple[str, str]) -> str:
         """Return a note about the compared outputs, "" if there is none. Raises UsageError, with the `names` of both
         models, if their tasks differ or have no outputs for whole images."""
-        for task, name in zip((self, other), names, strict=True):
+        for task, name in zip((self, other_task), names, strict=True):
             if not task.outputs:
                 problem = f"{name} {task.does}, but runs are compared by their outputs for whole images"
                 raise UsageError(problem, "compare their metrics: vitreous evaluate RUN")
-        if type(self) is not type(other) or self.primary_metric != other.primary_metric:
-            problem = f"{names[0]} {self.summary}, {names[1]} {other.summary}"
+        if type(self) is not type(other_task) or self.primary_metric != other_task.primary_metric:
+            problem = f"{names[0]} {self.summary}, {names[1]} {other_task.summary}"
             raise UsageError(problem, "compare runs of the same task")
         return ""
 
-    def compare_outputs(self, other: Task, first: ModelOutputs, second: ModelOutputs, data: Data) -> Comparison:
-        """Compare the (n, K) outputs of two models, of this task and of `other`, on the same images of `data`.
+    def compare_outputs(
+        self, other_task: Task, outputs_a: ModelOutputs, outputs_b: ModelOutputs, data: Data
+    ) -> Comparison:
+        """Compare the (n, K) outputs of two models, of this task and of `other_task`, on the same images of `data`.
 
         The labels of each model are in the order of its outputs. Differences are second minus first."""
         raise NotImplementedError(f"{self.name} has no outputs for whole images")

@@ -77,16 +77,16 @@ def confidence_bins(confidence: np.ndarray) -> np.ndarray:
     return np.minimum((confidence * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
 
 
-def expected_calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
-    """Return the expected calibration error of (n,) confidences and (n,) bool `right` (correct), n > 0."""
-    gaps = np.bincount(confidence_bins(confidence), weights=right - confidence, minlength=CALIBRATION_BINS)
+def expected_calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:
+    """Return the expected calibration error of (n,) confidences and (n,) bool `correct` (correct), n > 0."""
+    gaps = np.bincount(confidence_bins(confidence), weights=correct - confidence, minlength=CALIBRATION_BINS)
     return float(np.abs(gaps).sum() / len(confidence))
 
 
-def compute_image_gaps(confidence: np.ndarray, right: np.ndarray) -> np.ndarray:
+def compute_image_gaps(confidence: np.ndarray, correct: np.ndarray) -> np.ndarray:
     """Compute (n, BINS) gaps: right - confidence in the column of the image's bin, from (n,) confidences and bools."""
     gaps = np.zeros((len(confidence), CALIBRATION_BINS))
-    gaps[np.arange(len(confidence)), confidence_bins(confidence)] = right - confidence
+    gaps[np.arange(len(confidence)), confidence_bins(confidence)] = correct - confidence
     return gaps
 
 
@@ -104,38 +104,42 @@ class CalibrationGaps:
         The standard error of a bin is at least that of a calibrated bin, sqrt(sum c (1 - c)) / n with |gap| for c.
         Otherwise a bin with few images, all correct, would have a standard error near 0.
         """
-        values, count, away = gaps.mean(0), len(gaps), np.abs(gaps)
-        errors = np.sqrt(np.maximum(gaps.var(0), (away * (1 - away)).mean(0)) / count)
-        return cls(values, np.abs(values) > math.sqrt(math.log(count)) * errors)
+        values, count, abs_gaps = gaps.mean(0), len(gaps), np.abs(gaps)
+        std_errors = np.sqrt(np.maximum(gaps.var(0), (abs_gaps * (1 - abs_gaps)).mean(0)) / count)
+        return cls(values, np.abs(values) > math.sqrt(math.log(count)) * std_errors)
 
     def errors(self, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the lower and the upper bound of the excess of each bin's |g|, from (D, BINS) gaps of bootstrap
         draws."""
-        moved = draws - self.values
-        signed = moved * np.where(self.values < 0, -1, 1)
-        return signed, np.where(self.uncalibrated, signed, np.abs(moved))
+        deviations = draws - self.values
+        signed_deviations = deviations * np.where(self.values < 0, -1, 1)
+        return signed_deviations, np.where(self.uncalibrated, signed_deviations, np.abs(deviations))
 
     def interval(self, draws: np.ndarray) -> Interval:
         """Return the 95 % interval of the calibration error from (D, BINS) gaps of bootstrap draws; it contains the
         estimate."""
-        least, most = (error.sum(1) for error in self.errors(draws))
-        figure, high, low = float(np.abs(self.values).sum()), np.percentile(most, 97.5), np.percentile(least, 2.5)
-        return max(0.0, figure - max(0.0, float(high))), figure - min(0.0, float(low))
+        lower_excess, upper_excess = (error.sum(1) for error in self.errors(draws))
+        ece, high, low = (
+            float(np.abs(self.values).sum()),
+            np.percentile(upper_excess, 97.5),
+            np.percentile(lower_excess, 2.5),
+        )
+        return max(0.0, ece - max(0.0, float(high))), ece - min(0.0, float(low))
 
 
 def bound_difference_errors(
-    first: CalibrationGaps, second: CalibrationGaps, before: np.ndarray, after: np.ndarray
+    gaps_a: CalibrationGaps, gaps_b: CalibrationGaps, draws_a: np.ndarray, draws_b: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Bound the excess of the difference in calibration error, second minus first: lower and upper bound, (D,) each.
 
-    `before` and `after` (D, BINS) are the gaps of the two models in the same draws. Let d = g_second - g_first. Each
+    `draws_a` and `draws_b` (D, BINS) are the gaps of the two models in the same draws. Let d = g_second - g_first. Each
     bin's error is bounded by the errors of both models, and by 2 |d| + |d* - d| as ||g_second| - |g_first|| <= |d|.
     For two identical models the bound is 0.
     """
-    (least_before, most_before), (least_after, most_after) = first.errors(before), second.errors(after)
-    apart = second.values - first.values
-    cap = 2 * np.abs(apart) + np.abs(after - before - apart)
-    return np.maximum(least_after - most_before, -cap).sum(1), np.minimum(most_after - least_before, cap).sum(1)
+    (lower_a, upper_a), (lower_b, upper_b) = gaps_a.errors(draws_a), gaps_b.errors(draws_b)
+    mean_difference = gaps_b.values - gaps_a.values
+    cap = 2 * np.abs(mean_difference) + np.abs(draws_b - draws_a - mean_difference)
+    return np.maximum(lower_b - upper_a, -cap).sum(1), np.minimum(upper_b - lower_a, cap).sum(1)
 
 
 def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
@@ -165,17 +169,17 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     return math.exp(-scipy.optimize.brentq(slope, low, high, xtol=1e-13))
 
 
-def evaluate_abstention(confidence: np.ndarray, right: np.ndarray, threshold: float) -> dict[str, Any]:
+def evaluate_abstention(confidence: np.ndarray, correct: np.ndarray, threshold: float) -> dict[str, Any]:
     """Compute coverage and accuracy of a model that rejects predictions below a confidence.
 
-    (n,) confidence, 0 for an unreadable image; (n,) bool `right`. `coverage` is the share of accepted images, and
+    (n,) confidence, 0 for an unreadable image; (n,) bool `correct`. `coverage` is the share of accepted images, and
     `top1` their accuracy (None if there are none) with its 95 % interval. `aurc` is the area under the risk-coverage
     curve (arXiv:1705.08500), and `curve` some of its points (coverage, error rate).
     """
     accepted = confidence >= threshold
-    count, hits = int(accepted.sum()), int((accepted & right).sum())
-    risks = selective_risk(confidence, right)
-    places = np.unique(np.linspace(0, len(risks) - 1, min(RISK_CURVE_POINTS, len(risks))).astype(int))
+    count, hits = int(accepted.sum()), int((accepted & correct).sum())
+    risks = selective_risk(confidence, correct)
+    curve_indices = np.unique(np.linspace(0, len(risks) - 1, min(RISK_CURVE_POINTS, len(risks))).astype(int))
     return {
         "threshold": threshold,
         "accepted": count,
@@ -184,13 +188,13 @@ def evaluate_abstention(confidence: np.ndarray, right: np.ndarray, threshold: fl
         "top1": hits / count if count else None,
         "interval": list(wilson_interval(hits, count)) if count else None,
         "aurc": float(risks.mean()),
-        "curve": [[(place + 1) / len(risks), float(risks[place])] for place in places],
+        "curve": [[(index + 1) / len(risks), float(risks[index])] for index in curve_indices],
     }
 
 
-def selective_risk(confidence: np.ndarray, right: np.ndarray) -> np.ndarray:
+def selective_risk(confidence: np.ndarray, correct: np.ndarray) -> np.ndarray:
     """Return the error rate (n,) of the i + 1 most confident images; images of equal confidence share theirs."""
     order = np.argsort(-confidence, kind="stable")
     _, group, size = np.unique(-confidence[order], return_inverse=True, return_counts=True)
-    wrong = np.bincount(group, weights=~right[order]) / size
+    wrong = np.bincount(group, weights=~correct[order]) / size
     return np.cumsum(wrong[group]) / np.arange(1, len(order) + 1)

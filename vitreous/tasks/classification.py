@@ -78,11 +78,13 @@ class ClassFormat(PredictionFormat):
         """Return `top`, `threshold` and `abstain`."""
         return {"top": self.top, "threshold": self.threshold, "abstain": self.abstain}
 
-    def predict(self, row: np.ndarray, path: str) -> Prediction:
+    def predict(self, image_outputs: np.ndarray, path: str) -> Prediction:
         """Return the prediction for an image from its (K,) probabilities."""
-        best = [int(i) for i in np.argsort(-row, kind="stable")[: self.top] if row[i] > self.threshold]
-        names, values = tuple(self.classes[i] for i in best), tuple(float(row[i]) for i in best)
-        return Prediction(path, names, values, unsure=bool(row.max() < self.abstain))
+        top_indices = [
+            int(i) for i in np.argsort(-image_outputs, kind="stable")[: self.top] if image_outputs[i] > self.threshold
+        ]
+        names, values = tuple(self.classes[i] for i in top_indices), tuple(float(image_outputs[i]) for i in top_indices)
+        return Prediction(path, names, values, unsure=bool(image_outputs.max() < self.abstain))
 
     def fail(self, path: str, error: str) -> Prediction:
         """Return the prediction for an unreadable image."""
@@ -101,17 +103,18 @@ class ClassFormat(PredictionFormat):
 
     def describe(self, prediction: Prediction) -> str:
         """Return the classes with their probabilities in per cent."""
-        best = [f"{name} {p:.1%}" for name, p in zip(prediction.names, prediction.probabilities, strict=True)]
-        return f"unsure ({best[0] if best else 'none'})" if prediction.unsure else "  ".join(best) or "none"
+        texts = [f"{name} {p:.1%}" for name, p in zip(prediction.names, prediction.probabilities, strict=True)]
+        return f"unsure ({texts[0] if texts else 'none'})" if prediction.unsure else "  ".join(texts) or "none"
 
     def cells(self, prediction: Prediction) -> list[list[str]]:
         """Return one row per class, or one empty row. `escape_formula` prevents spreadsheets from evaluating cells."""
-        where, unsure = escape_formula(prediction.path), "unsure" * prediction.unsure
+        path_cell, unsure = escape_formula(prediction.path), "unsure" * prediction.unsure
         if not prediction.names:
-            return [[where, "", "", "", escape_formula(prediction.error or ""), unsure]]
+            return [[path_cell, "", "", "", escape_formula(prediction.error or ""), unsure]]
         table = zip(prediction.names, prediction.probabilities, strict=True)
         return [
-            [where, str(rank), escape_formula(name), f"{p:.6f}", "", unsure] for rank, (name, p) in enumerate(table, 1)
+            [path_cell, str(rank), escape_formula(name), f"{p:.6f}", "", unsure]
+            for rank, (name, p) in enumerate(table, 1)
         ]
 
     def starts_image(self, cells: Sequence[str]) -> bool:
@@ -123,10 +126,10 @@ class ClassFormat(PredictionFormat):
         import pyarrow as pa
 
         pair = pa.struct([("class", pa.string()), ("probability", pa.float64())])
-        classes = [None if row.error else self.to_fields(row)["classes"] for row in predictions]
+        classes = [None if prediction.error else self.to_fields(prediction)["classes"] for prediction in predictions]
         columns = {**build_path_columns(predictions), "classes": pa.array(classes, pa.list_(pair))}
         columns |= {"error": build_error_column(predictions)}
-        return pa.table(columns | {"unsure": pa.array([row.unsure for row in predictions], pa.bool_())})
+        return pa.table(columns | {"unsure": pa.array([prediction.unsure for prediction in predictions], pa.bool_())})
 
 
 @dataclass(frozen=True)
@@ -233,33 +236,35 @@ class Classification(Task):
         """Divide (n, K) logits by the temperature, in float64 so that distinct logits stay distinct."""
         return outputs if self.temperature == 1 else outputs.astype(np.float64) / self.temperature
 
-    def describe_differences(self, other: Task) -> list[str]:
+    def describe_differences(self, other_task: Task) -> list[str]:
         """List differences in loss, multilabel, and classes."""
-        if not isinstance(other, Classification):
-            return super().describe_differences(other)
-        lines = list_differences(self.loss, other.loss, "loss")
-        lines += list_differences(self.multilabel, other.multilabel, "multilabel")
-        return lines + super().describe_differences(other)
+        if not isinstance(other_task, Classification):
+            return super().describe_differences(other_task)
+        lines = list_differences(self.loss, other_task.loss, "loss")
+        lines += list_differences(self.multilabel, other_task.multilabel, "multilabel")
+        return lines + super().describe_differences(other_task)
 
-    def check_comparison(self, other: Task, names: tuple[str, str]) -> str:
+    def check_comparison(self, other_task: Task, names: tuple[str, str]) -> str:
         """Return a note if the two models have different classes."""
-        note = super().check_comparison(other, names)
-        if set(self.classes) != set(other.classes):
+        note = super().check_comparison(other_task, names)
+        if set(self.classes) != set(other_task.classes):
             note = "the runs have different classes; they are compared on the classes of the data set"
         return note
 
-    def compare_outputs(self, other: Task, first: ModelOutputs, second: ModelOutputs, data: Data) -> Comparison:
+    def compare_outputs(
+        self, other_task: Task, outputs_a: ModelOutputs, outputs_b: ModelOutputs, data: Data
+    ) -> Comparison:
         """Compare logits divided by the temperatures; multi-label outputs in the order of the data set's classes."""
         from vitreous.tasks.comparison import ModelOutputs, compare_classifiers
 
-        assert isinstance(other, Classification)
+        assert isinstance(other_task, Classification)
         scaled: list[ModelOutputs] = []
-        for task, answers in ((self, first), (other, second)):
-            logits, labels = task.scale_logits(answers.logits).astype(np.float64), answers.labels
+        for task, model_outputs in ((self, outputs_a), (other_task, outputs_b)):
+            logits, labels = task.scale_logits(model_outputs.logits).astype(np.float64), model_outputs.labels
             if labels.ndim == 2:
                 order = find_class_indices(data, task.classes)
                 logits, labels = logits[:, order], labels[:, order]
-            scaled.append(ModelOutputs(logits, labels, answers.readable))
+            scaled.append(ModelOutputs(logits, labels, model_outputs.readable))
         return compare_classifiers(scaled[0], scaled[1])
 
     def evaluate(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> Report:
@@ -291,10 +296,16 @@ class Classification(Task):
         unsure = [int(s) for s in np.argsort(margin, kind="stable") if readable[s]][:count]
 
         def describe(sample: int) -> Example:
-            row, label = compute_probabilities(logits[sample : sample + 1], self.loss)[0], split.labels[sample]
-            best, places = int(row.argmax()), np.flatnonzero(label > 0) if split.labels.ndim == 2 else [int(label)]
-            names = ", ".join(self.classes[place] for place in places) or "none"
-            return Example(sample, names, self.classes[best], float(row[best]))
+            probabilities, label = (
+                compute_probabilities(logits[sample : sample + 1], self.loss)[0],
+                split.labels[sample],
+            )
+            predicted_index, class_indices = (
+                int(probabilities.argmax()),
+                np.flatnonzero(label > 0) if split.labels.ndim == 2 else [int(label)],
+            )
+            names = ", ".join(self.classes[class_index] for class_index in class_indices) or "none"
+            return Example(sample, names, self.classes[predicted_index], float(probabilities[predicted_index]))
 
         return {"worst": [describe(s) for s in worst], "unsure": [describe(s) for s in unsure]}
 
@@ -314,8 +325,8 @@ class Classification(Task):
             return float((ours.argmax(1) == theirs.argmax(1)).mean())
         from vitreous.tasks.calibration import MULTILABEL_THRESHOLD
 
-        decided = [self.activate(side) > MULTILABEL_THRESHOLD for side in (ours, theirs)]
-        return float((decided[0] == decided[1]).mean())
+        decisions = [self.activate(logits) > MULTILABEL_THRESHOLD for logits in (ours, theirs)]
+        return float((decisions[0] == decisions[1]).mean())
 
     def count_correct(self, outputs: np.ndarray, labels: np.ndarray) -> int | None:
         """Count the images whose label has the highest of (n, K) logits; None for multi-label data."""

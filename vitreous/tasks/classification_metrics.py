@@ -56,131 +56,137 @@ def evaluate_classification(
     if np.isnan(log_p[readable]).any():
         raise NonFiniteError("the model's outputs are not finite", "use a lower --lr, or --precision fp32")
     nll = -log_p[np.arange(count), labels][readable]
-    confidence, right = np.exp(log_p.max(1))[readable], (predicted == labels)[readable]
+    confidence, correct = np.exp(log_p.max(1))[readable], (predicted == labels)[readable]
     hits = {"top1": int((readable & (ranks < 1)).sum()), "top5": int((readable & (ranks < 5)).sum())}
     if len(classes) < MIN_TOP5_CLASSES:
         del hits["top5"]
     cells = count_confusion_cells(labels[readable], predicted[readable], len(classes))
-    support, predictions, right_of_class = (
-        np.bincount(part, minlength=len(classes)) for part in (labels, predicted[readable], labels[readable][right])
+    support, predictions, correct_per_class = (
+        np.bincount(class_indices, minlength=len(classes))
+        for class_indices in (labels, predicted[readable], labels[readable][correct])
     )
     present = support > 0
-    rates = class_rates(right_of_class, predictions, support)
+    rates = class_rates(correct_per_class, predictions, support)
     metrics = {"top1": None, "top5": None} | {name: hit / count for name, hit in hits.items()}
-    metrics |= {name: float(rates[of][present].mean()) if present.any() else 0.0 for name, of in CLASS_MEANS.items()}
+    metrics |= {
+        name: float(rates[class_metric][present].mean()) if present.any() else 0.0
+        for name, class_metric in CLASS_MEANS.items()
+    }
     metrics["nll"] = float(nll.mean()) if len(nll) else None
-    metrics["ece"] = expected_calibration_error(confidence, right) if len(nll) else None
+    metrics["ece"] = expected_calibration_error(confidence, correct) if len(nll) else None
     intervals: dict[str, Interval | None] = dict.fromkeys(metrics)
     intervals |= {name: wilson_interval(hit, count) for name, hit in hits.items()}
     intervals |= bootstrap_intervals(labels[readable], predicted[readable], nll, confidence, len(classes))
-    rows = tabulate_classes(right_of_class, predictions, support, cells, classes)
-    return Report(count, int((~readable).sum()), metrics=metrics, intervals=intervals, per_class=rows, cells=cells)
+    class_rows = tabulate_classes(correct_per_class, predictions, support, cells, classes)
+    return Report(
+        count, int((~readable).sum()), metrics=metrics, intervals=intervals, per_class=class_rows, cells=cells
+    )
 
 
-def class_rates(right: np.ndarray, predictions: np.ndarray, support: np.ndarray) -> dict[str, np.ndarray]:
+def class_rates(correct: np.ndarray, predictions: np.ndarray, support: np.ndarray) -> dict[str, np.ndarray]:
     """Compute recall, precision and F1 per class from (K, ...) counts of correct predictions, predictions and images; 0
     for a class without any."""
     return {
-        "recall": right / np.maximum(support, 1),
-        "precision": right / np.maximum(predictions, 1),
-        "f1": 2 * right / np.maximum(support + predictions, 1),
+        "recall": correct / np.maximum(support, 1),
+        "precision": correct / np.maximum(predictions, 1),
+        "f1": 2 * correct / np.maximum(support + predictions, 1),
     }
 
 
 def rank_labels(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Return the rank (n,) of each label from 0: (n, K) scores and (n,) labels; equal scores rank by index."""
-    own, count = scores[np.arange(len(labels)), labels][:, None], int(scores.shape[1])
-    earlier: np.ndarray = np.arange(count)[None] < labels[:, None]
-    return ((scores > own) | ((scores == own) & earlier)).sum(1)
+    label_scores, count = scores[np.arange(len(labels)), labels][:, None], int(scores.shape[1])
+    precedes_label: np.ndarray = np.arange(count)[None] < labels[:, None]
+    return ((scores > label_scores) | ((scores == label_scores) & precedes_label)).sum(1)
 
 
-def count_confusion_cells(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
+def count_confusion_cells(labels: np.ndarray, predicted: np.ndarray, num_classes: int) -> np.ndarray:
     """Return the non-zero cells of the confusion matrix, (m, 3) int64: label, prediction, count; from (n,) arrays.
 
     The full matrix of 10,000 classes would take 800 MB.
     """
-    codes, counts = np.unique(labels * classes + predicted, return_counts=True)
-    return np.stack([codes // classes, codes % classes, counts], 1)
+    codes, counts = np.unique(labels * num_classes + predicted, return_counts=True)
+    return np.stack([codes // num_classes, codes % num_classes, counts], 1)
 
 
 def bootstrap_intervals(
-    labels: np.ndarray, predicted: np.ndarray, nll: np.ndarray, confidence: np.ndarray, classes: int
+    labels: np.ndarray, predicted: np.ndarray, nll: np.ndarray, confidence: np.ndarray, num_classes: int
 ) -> dict[str, Interval]:
     """Compute bootstrap intervals of the means over classes, NLL and ECE from (n,) arrays of the readable images; empty
     for fewer than two images."""
-    count, right = len(nll), labels == predicted
+    count, correct = len(nll), labels == predicted
     if count < 2:
         return {}
-    gaps = compute_image_gaps(confidence, right)
+    gaps = compute_image_gaps(confidence, correct)
 
     def metrics(counts: np.ndarray) -> dict[str, np.ndarray]:
         """Compute means over classes and NLL (D,), and gaps of the calibration error (BINS, D), from the number of
         times that each image is drawn, (n, D)."""
-        support, predictions = sum_by_class(labels, counts, classes), sum_by_class(predicted, counts, classes)
-        rates = class_rates(sum_by_class(labels[right], counts[right], classes), predictions, support)
+        support, predictions = sum_by_class(labels, counts, num_classes), sum_by_class(predicted, counts, num_classes)
+        rates = class_rates(sum_by_class(labels[correct], counts[correct], num_classes), predictions, support)
         means = {name: rates[of].sum(0, where=support > 0) / (support > 0).sum(0) for name, of in CLASS_MEANS.items()}
         return {**means, "nll": nll @ counts / count, "gaps": gaps.T @ counts / count}
 
     draws = bootstrap_metrics(
-        metrics, count, DEFAULT_BOOTSTRAP_DRAWS if count * classes < 5e6 else DEFAULT_BOOTSTRAP_DRAWS // 10
+        metrics, count, DEFAULT_BOOTSTRAP_DRAWS if count * num_classes < 5e6 else DEFAULT_BOOTSTRAP_DRAWS // 10
     )
     intervals = {name: percentile_interval(draws[name]) for name in (*CLASS_MEANS, "nll")}
     return intervals | {"ece": CalibrationGaps.of_images(gaps).interval(draws["gaps"].T)}
 
 
-def sum_by_class(codes: np.ndarray, values: np.ndarray, classes: int) -> np.ndarray:
+def sum_by_class(class_indices: np.ndarray, values: np.ndarray, num_classes: int) -> np.ndarray:
     """Sum the rows of `values` (n, D) by class (n,) -> (K, D) float64."""
-    sums = np.zeros((classes, values.shape[1]))
-    order = np.argsort(codes, kind="stable")
-    present, starts = np.unique(codes[order], return_index=True)
+    sums = np.zeros((num_classes, values.shape[1]))
+    order = np.argsort(class_indices, kind="stable")
+    present, starts = np.unique(class_indices[order], return_index=True)
     if len(present):
         sums[present] = np.add.reduceat(values[order], starts)
     return sums
 
 
 def tabulate_classes(
-    right: np.ndarray, predictions: np.ndarray, support: np.ndarray, cells: np.ndarray, classes: tuple[str, ...]
+    correct: np.ndarray, predictions: np.ndarray, support: np.ndarray, cells: np.ndarray, classes: tuple[str, ...]
 ) -> list[dict[str, Any]]:
     """Return one row per class: images, recall, precision, F1, and the class it is most often confused with.
 
-    `right`, `predictions` and `support` are counts (K,); `cells` are `count_confusion_cells`.
+    `correct`, `predictions` and `support` are counts (K,); `cells` are `count_confusion_cells`.
     """
     wrong = cells[cells[:, 0] != cells[:, 1]]
     wrong = wrong[np.lexsort((wrong[:, 1], -wrong[:, 2], wrong[:, 0]))]  # most frequent prediction of each label first
-    firsts = np.unique(wrong[:, 0], return_index=True)[1]
-    confused_with = {int(label): classes[int(answer)] for label, answer, _ in wrong[firsts]}
+    first_indices = np.unique(wrong[:, 0], return_index=True)[1]
+    confused_with = {int(label): classes[int(predicted_index)] for label, predicted_index, _ in wrong[first_indices]}
     return [
         {
             "class": name,
             "images": images,
             "recall": hits / images if images else None,
-            "precision": hits / answers if answers else None,
-            "f1": 2 * hits / (images + answers) if images + answers else None,
+            "precision": hits / num_predicted if num_predicted else None,
+            "f1": 2 * hits / (images + num_predicted) if images + num_predicted else None,
             "confused_with": confused_with.get(index),
         }
-        for index, (name, hits, answers, images) in enumerate(
-            zip(classes, right.tolist(), predictions.tolist(), support.tolist(), strict=True)
+        for index, (name, hits, num_predicted, images) in enumerate(
+            zip(classes, correct.tolist(), predictions.tolist(), support.tolist(), strict=True)
         )
     ]
 
 
-def evaluate_label_sets(logits: np.ndarray, right: np.ndarray, readable: np.ndarray) -> Report:
+def evaluate_label_sets(logits: np.ndarray, correct_classes: np.ndarray, readable: np.ndarray) -> Report:
     """Compute top-1 and top-5 from (n, K) logits and (n, K) bool sets of correct classes, with Wilson's 95 % intervals.
 
     For ImageNet ReaL (arXiv:2006.07159) and ObjectNet: an image is correct if its set contains the class of the highest
     logit (top-1), or one of the five highest (top-5). Equal logits rank by index. Images with an empty set are skipped;
     images that are not `readable` (n,) count as wrong.
     """
-    judged = right.any(1)
-    best = np.argsort(-logits[judged], axis=1, kind="stable")[:, :5]
-    matches = np.take_along_axis(right[judged], best, 1) & readable[judged, None]
+    has_label = correct_classes.any(1)
+    top5_indices = np.argsort(-logits[has_label], axis=1, kind="stable")[:, :5]
+    matches = np.take_along_axis(correct_classes[has_label], top5_indices, 1) & readable[has_label, None]
     count, hits = len(matches), {"top1": int(matches[:, 0].sum()), "top5": int(matches.any(1).sum())}
     metrics: dict[str, float | None] = {name: hit / count if count else None for name, hit in hits.items()}
     none = dict.fromkeys((*CLASS_MEANS, "nll", "ece"))
     intervals: dict[str, Interval | None] = {name: wilson_interval(hit, count) for name, hit in hits.items()}
     return Report(
         count,
-        int((~readable[judged]).sum()),
+        int((~readable[has_label]).sum()),
         metrics=metrics | none,
         intervals=intervals | none,
         per_class=[],
@@ -197,19 +203,22 @@ def list_confused_pairs(
     between two `classes` in either direction, and their share of the images of both. Pairs of equal counts are sorted
     by share, then by the order of the classes.
     """
-    rows, columns, counts = cells[cells[:, 0] != cells[:, 1]].T
-    shares = counts / np.maximum(support[rows], 1)
+    label_indices, predicted_indices, counts = cells[cells[:, 0] != cells[:, 1]].T
+    shares = counts / np.maximum(support[label_indices], 1)
     ordered = [
         {
-            "label": classes[int(rows[i])],
-            "prediction": classes[int(columns[i])],
+            "label": classes[int(label_indices[i])],
+            "prediction": classes[int(predicted_indices[i])],
             "count": int(counts[i]),
             "share": float(shares[i]),
         }
         for i in np.lexsort((-shares, -counts))[:limit]
     ]
-    codes, place = np.unique(np.minimum(rows, columns) * len(classes) + np.maximum(rows, columns), return_inverse=True)
-    totals = np.bincount(place, weights=counts, minlength=len(codes)).astype(np.int64)
+    codes, pair_indices = np.unique(
+        np.minimum(label_indices, predicted_indices) * len(classes) + np.maximum(label_indices, predicted_indices),
+        return_inverse=True,
+    )
+    totals = np.bincount(pair_indices, weights=counts, minlength=len(codes)).astype(np.int64)
     low, high = codes // len(classes), codes % len(classes)
     shares = totals / np.maximum(support[low] + support[high], 1)
     unordered = [
@@ -229,5 +238,5 @@ def score_images(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np
             np.abs(compute_probabilities(logits, "sigmoid") - 0.5).min(1),
             ((logits > 0) != (labels > 0)).any(1),
         )
-    best = np.sort(compute_probabilities(logits), 1)[:, -2:]
-    return loss, best[:, -1] - best[:, 0], logits.argmax(1) != labels
+    top_two = np.sort(compute_probabilities(logits), 1)[:, -2:]
+    return loss, top_two[:, -1] - top_two[:, 0], logits.argmax(1) != labels

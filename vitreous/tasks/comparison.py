@@ -69,23 +69,27 @@ class Comparison:
         ends = self.intervals[self.primary]
         return ends is not None and (ends[0] > 0 or ends[1] < 0)
 
-    def verdict(self, first: str, second: str) -> str:
-        """Return the result as one sentence; `first` and `second` are the models' names."""
+    def verdict(self, name_a: str, name_b: str) -> str:
+        """Return the result as one sentence; `name_a` and `name_b` are the models' names."""
         name = get_metric_label(self.primary)
         difference, ends = self.differences[self.primary], self.intervals[self.primary]
         if difference is None:
             return f"cannot compare: {name} is not defined for both models on these images"
-        better, sign = (second, 1) if difference >= 0 else (first, -1)
+        better, sign = (name_b, 1) if difference >= 0 else (name_a, -1)
         tests = []
         if ends:
             low, high = (self.format_amount(end) for end in sorted(sign * end for end in ends))
             tests = [f"95 % interval {low} to {high}"]
         tests += [f"McNemar p {format_p_value(self.p)}"] if self.p is not None else []
         points = "points of " if METRICS[self.primary].is_share else ""
-        amount = f"{self.format_amount(abs(difference))} {points}{name} ({', '.join(tests)})"
+        difference_text = f"{self.format_amount(abs(difference))} {points}{name} ({', '.join(tests)})"
         if self.significant:
-            return f"{better} is better by {amount}"
-        ahead = f"{better} is ahead by {amount}" if difference else f"both have the same {name} ({', '.join(tests)})"
+            return f"{better} is better by {difference_text}"
+        ahead = (
+            f"{better} is ahead by {difference_text}"
+            if difference
+            else f"both have the same {name} ({', '.join(tests)})"
+        )
         return f"no significant difference: {ahead}"
 
     def format_amount(self, value: float) -> str:
@@ -94,7 +98,7 @@ class Comparison:
         return f"{100 * value:.1f}" if metric.is_share else format(value, metric.form)
 
 
-def compare_classifiers(first: ModelOutputs, second: ModelOutputs) -> Comparison:
+def compare_classifiers(outputs_a: ModelOutputs, outputs_b: ModelOutputs) -> Comparison:
     """Compare two classifiers on the same images in the same order, with intervals and tests of the differences.
 
     Accuracies: McNemar's exact test and an interval of the difference. mAP and NLL: percentile intervals over the same
@@ -102,93 +106,108 @@ def compare_classifiers(first: ModelOutputs, second: ModelOutputs) -> Comparison
     never retrieved); NLL and ECE use the images that both models could read. Intervals cover 95 %. Both models have
     labels (n,), or (n, K) in the same order of classes.
     """
-    both, multilabel = first.readable & second.readable, first.labels.ndim == 2
-    parts = [make_probability_metrics(answers, both) for answers in (first, second)]
-    once = np.ones((len(both), 1), np.float32)
-    before, after = ({name: float(value[0]) for name, value in part(once).items()} for part in parts)
-    metrics: dict[str, tuple[float | None, float | None]] = {name: (before[name], after[name]) for name in before}
-    differences: dict[str, float | None] = {name: after[name] - before[name] for name in before}
-    intervals: dict[str, Interval | None] = dict.fromkeys(before)
-    if both.sum() > 1:
-        intervals |= bootstrap_difference_intervals(parts, first, second, both, differences)
-    for name in before:
-        if name != "map" and not both.any():
+    both_readable, multilabel = outputs_a.readable & outputs_b.readable, outputs_a.labels.ndim == 2
+    metric_functions = [make_probability_metrics(outputs, both_readable) for outputs in (outputs_a, outputs_b)]
+    unit_counts = np.ones((len(both_readable), 1), np.float32)
+    metrics_a, metrics_b = (
+        {name: float(value[0]) for name, value in part(unit_counts).items()} for part in metric_functions
+    )
+    metrics: dict[str, tuple[float | None, float | None]] = {
+        name: (metrics_a[name], metrics_b[name]) for name in metrics_a
+    }
+    differences: dict[str, float | None] = {name: metrics_b[name] - metrics_a[name] for name in metrics_a}
+    intervals: dict[str, Interval | None] = dict.fromkeys(metrics_a)
+    if both_readable.sum() > 1:
+        intervals |= bootstrap_difference_intervals(metric_functions, outputs_a, outputs_b, both_readable, differences)
+    for name in metrics_a:
+        if name != "map" and not both_readable.any():
             metrics[name], differences[name], intervals[name] = (None, None), None, None
     if multilabel:
         return Comparison("map", metrics, differences=differences, intervals=intervals)
-    right, also = first.right, second.right
-    cells = {"both": right & also, "only_a": right & ~also, "only_b": ~right & also, "neither": ~right & ~also}
+    correct_a, correct_b = outputs_a.right, outputs_b.right
+    cells = {
+        "both": correct_a & correct_b,
+        "only_a": correct_a & ~correct_b,
+        "only_b": ~correct_a & correct_b,
+        "neither": ~correct_a & ~correct_b,
+    }
     counts = {name: int(part.sum()) for name, part in cells.items()}
     gained, lost = counts["only_b"], counts["only_a"]
     return Comparison(
         "top1",
-        {"top1": (float(right.mean()), float(also.mean())), **metrics},
-        differences={"top1": (gained - lost) / len(right), **differences},
-        intervals={"top1": paired_accuracy_interval(gained, lost, len(right)), **intervals},
+        {"top1": (float(correct_a.mean()), float(correct_b.mean())), **metrics},
+        differences={"top1": (gained - lost) / len(correct_a), **differences},
+        intervals={"top1": paired_accuracy_interval(gained, lost, len(correct_a)), **intervals},
         counts=counts,
         p=mcnemar_p_value(lost, gained),
     )
 
 
 def bootstrap_difference_intervals(
-    parts: list[MetricFunction],
-    first: ModelOutputs,
-    second: ModelOutputs,
-    both: np.ndarray,
+    metric_functions: list[MetricFunction],
+    outputs_a: ModelOutputs,
+    outputs_b: ModelOutputs,
+    both_readable: np.ndarray,
     differences: dict[str, float | None],
 ) -> dict[str, Interval | None]:
-    """Return bootstrap intervals of differences; `parts` are `make_probability_metrics` of both models. `both` (n,)
-    bool marks the images that both could read."""
-    multilabel = first.labels.ndim == 2
-    gaps = [] if multilabel else [compute_paired_calibration_gaps(answers, both) for answers in (first, second)]
-    measured = [CalibrationGaps.of_images(part[both]) for part in gaps]
+    """Return bootstrap intervals of differences; `metric_functions` are `make_probability_metrics` of both models.
+    `both_readable` (n,) bool marks the images that both could read."""
+    multilabel = outputs_a.labels.ndim == 2
+    gaps = (
+        []
+        if multilabel
+        else [compute_paired_calibration_gaps(outputs, both_readable) for outputs in (outputs_a, outputs_b)]
+    )
+    mean_gaps = [CalibrationGaps.of_images(model_gaps[both_readable]) for model_gaps in gaps]
 
     def values(counts: np.ndarray) -> dict[str, np.ndarray]:
         """Compute differences and the excess of the ECE's, (D,) each, from the draw counts (n, D) of the images."""
-        before, after = (part(counts) for part in parts)
-        draws = {name: after[name] - before[name] for name in before}
+        metrics_a, metrics_b = (part(counts) for part in metric_functions)
+        draws = {name: metrics_b[name] - metrics_a[name] for name in metrics_a}
         if not multilabel:
-            drawn = np.maximum(both @ counts, 1)
-            first_draws, second_draws = ((part.T @ counts / drawn).T for part in gaps)
-            errors = bound_difference_errors(measured[0], measured[1], first_draws, second_draws)
+            num_drawn = np.maximum(both_readable @ counts, 1)
+            draws_a, draws_b = ((part.T @ counts / num_drawn).T for part in gaps)
+            errors = bound_difference_errors(mean_gaps[0], mean_gaps[1], draws_a, draws_b)
             draws["least"], draws["most"] = errors
         return draws
 
     draws = bootstrap_metrics(
-        values, len(both), choose_multilabel_draws(first.logits.size) if multilabel else DEFAULT_BOOTSTRAP_DRAWS
+        values,
+        len(both_readable),
+        choose_multilabel_draws(outputs_a.logits.size) if multilabel else DEFAULT_BOOTSTRAP_DRAWS,
     )
     intervals: dict[str, Interval | None] = {name: percentiles(draw) for name, draw in draws.items()}
-    least, most, ece = intervals.pop("least", None), intervals.pop("most", None), differences.get("ece")
-    if least and most and ece is not None:
-        intervals["ece"] = ece - max(0.0, most[1]), ece - min(0.0, least[0])
+    lower_excess, upper_excess, ece = intervals.pop("least", None), intervals.pop("most", None), differences.get("ece")
+    if lower_excess and upper_excess and ece is not None:
+        intervals["ece"] = ece - max(0.0, upper_excess[1]), ece - min(0.0, lower_excess[0])
     return intervals
 
 
-def make_probability_metrics(answers: ModelOutputs, both: np.ndarray) -> MetricFunction:
+def make_probability_metrics(outputs: ModelOutputs, both_readable: np.ndarray) -> MetricFunction:
     """Return a function of draw counts (n, D) that computes a model's bootstrapped metrics, (D,) each.
 
-    Single-label: NLL and ECE over the images that `both` (n,) models could read. Multi-label: mAP over all images, NLL
-    over those that both could read.
+    Single-label: NLL and ECE over the images that `both_readable` (n,) models could read. Multi-label: mAP over all
+    images, NLL over those that both could read.
     """
-    rows, loss = np.flatnonzero(both), np.zeros(len(both))
-    loss[rows] = compute_image_nll(answers.logits[rows], answers.labels[rows])
-    if answers.labels.ndim == 2:
-        scores = np.where(answers.readable[:, None], answers.logits, -np.inf)
-        mean_ap = MeanAveragePrecision(scores, answers.labels > 0)
-        return lambda counts: {"map": mean_ap(counts), "nll": loss @ counts / np.maximum(both @ counts, 1)}
-    gaps = compute_paired_calibration_gaps(answers, both)
+    indices, loss = np.flatnonzero(both_readable), np.zeros(len(both_readable))
+    loss[indices] = compute_image_nll(outputs.logits[indices], outputs.labels[indices])
+    if outputs.labels.ndim == 2:
+        scores = np.where(outputs.readable[:, None], outputs.logits, -np.inf)
+        mean_ap = MeanAveragePrecision(scores, outputs.labels > 0)
+        return lambda counts: {"map": mean_ap(counts), "nll": loss @ counts / np.maximum(both_readable @ counts, 1)}
+    gaps = compute_paired_calibration_gaps(outputs, both_readable)
 
     def metrics(counts: np.ndarray) -> dict[str, np.ndarray]:
-        drawn = np.maximum(both @ counts, 1)
+        drawn = np.maximum(both_readable @ counts, 1)
         return {"nll": loss @ counts / drawn, "ece": np.abs(gaps.T @ counts).sum(0) / drawn}
 
     return metrics
 
 
-def compute_paired_calibration_gaps(answers: ModelOutputs, both: np.ndarray) -> np.ndarray:
-    """Return `compute_image_gaps` (n, BINS) with zeros for images not in `both` (n,)."""
-    gaps, rows = np.zeros((len(both), CALIBRATION_BINS)), np.flatnonzero(both)
-    gaps[rows] = compute_image_gaps(np.exp(log_softmax(answers.logits[rows]).max(1)), answers.right[rows])
+def compute_paired_calibration_gaps(outputs: ModelOutputs, both_readable: np.ndarray) -> np.ndarray:
+    """Return `compute_image_gaps` (n, BINS) with zeros for images not in `both_readable` (n,)."""
+    gaps, indices = np.zeros((len(both_readable), CALIBRATION_BINS)), np.flatnonzero(both_readable)
+    gaps[indices] = compute_image_gaps(np.exp(log_softmax(outputs.logits[indices]).max(1)), outputs.right[indices])
     return gaps
 
 

@@ -76,22 +76,22 @@ class Detection(Task):
         """Return `ImageObjects` for each image, with scores of at least `threshold`. Raises UsageError for other
         options of classifiers."""
         self.check_predict_keywords(predictor.card.name, options)
-        asked = {} if options.threshold is None else {"threshold": options.threshold}
-        objects = predictor.detect(images, bad_images=bad_images, **asked)
+        detect_options = {} if options.threshold is None else {"threshold": options.threshold}
+        objects = predictor.detect(images, bad_images=bad_images, **detect_options)
         on_images(len(objects) if is_list(objects) else 1)
         return objects
 
-    def prepare_input(self, picture: DecodedSample, preprocess: Preprocess) -> np.ndarray:
+    def prepare_input(self, image: DecodedSample, preprocess: Preprocess) -> np.ndarray:
         """Convert a decoded image to (C, *image) pixels: the full image, resized with its aspect ratio and padded."""
         from vitreous.tasks.detections import fit_image
 
-        return fit_image(to_native_array(picture), preprocess)[0]
+        return fit_image(to_native_array(image), preprocess)[0]
 
     def compute(self, engine: Any, pixels: np.ndarray) -> np.ndarray:
         """Compute (B, N, 6) or more columns from (B, C, *image) pixels: box, score, label and mask of each object."""
-        return np.concatenate([part.reshape(*part.shape[:2], -1) for part in engine.objects(pixels)], -1)
+        return np.concatenate([output.reshape(*output.shape[:2], -1) for output in engine.objects(pixels)], -1)
 
-    def output_shape(self, image: tuple[int, ...]) -> tuple[int | None, ...]:
+    def output_shape(self, image_size: tuple[int, ...]) -> tuple[int | None, ...]:
         """Return (N, 6) or more columns; both lengths vary."""
         return (None, None)
 
@@ -105,5 +105,5 @@ class Detection(Task):
 
     def select_headline_metrics(self, metrics: dict[str, float | None]) -> dict[str, float | None]:
         """Select AP and its secondary metrics."""
-        shown = (self.primary_metric, *(METRICS[self.primary_metric].secondary or ()))
-        return {name: value for name, value in metrics.items() if name in shown}
+        headline_keys = (self.primary_metric, *(METRICS[self.primary_metric].secondary or ()))
+        return {name: value for name, value in metrics.items() if name in headline_keys}

@@ -65,37 +65,39 @@ class ObjectComparison:
 
 
 def compare_objects(
-    original: Any, export: Any, pictures: VerificationImages, least: float, progress: Callable[[int], None]
+    original: Any, export: Any, images: VerificationImages, min_score: float, progress: Callable[[int], None]
 ) -> ObjectComparison:
     """Detect objects with both engines, alternating chunk by chunk; the first chunk is not timed.
 
-    `least`: the minimum score of the model's objects; an object just above it may be missing.
+    `min_score`: the minimum score of the model's objects; an object just above it may be missing.
     """
-    seconds, counted, room, finite = [0.0, 0.0], 0, 1, True
+    seconds, timed_images, max_objects, finite = [0.0, 0.0], 0, 1, True
     pairs: list[tuple[Detections, Detections]] = []
-    starts = list(range(0, len(pictures), COMPARISON_BATCH_SIZE))
+    starts = list(range(0, len(images), COMPARISON_BATCH_SIZE))
     rounds = starts * 2 if len(starts) == 1 else starts
-    for number, start in enumerate(rounds):
-        pixels, answers = pictures.pixels[start : start + COMPARISON_BATCH_SIZE], list[Sequence[np.ndarray]]()
-        for side, engine in enumerate((original, export)):
-            began = time.perf_counter()
-            answers.append(engine.objects(pixels))
-            seconds[side] += (time.perf_counter() - began) * bool(number)
-        counted += len(pixels) * bool(number)
-        if number < len(starts):
-            finite = finite and all(bool(np.isfinite(part).all()) for part in answers[1])
-            size, room = (pixels.shape[2], pixels.shape[3]), answers[0][1].shape[1]
-            rows = zip(*(zip(*answer, strict=True) for answer in answers), strict=True)
-            pairs += [(decode_detections(ours, size), decode_detections(theirs, size)) for ours, theirs in rows]
-        progress(min(start + COMPARISON_BATCH_SIZE, len(pictures)))
-    rates = counted / seconds[0], counted / seconds[1]
-    differences = [one for ours, theirs in pairs for one in match_both_ways(ours, theirs, least, room)]
-    within = [one for one in differences if one is not None]
-    boxes, scores, masks = np.max(within, 0).tolist() if within else (0.0, 0.0, 0.0)
+    for round_index, start in enumerate(rounds):
+        pixels, outputs = images.pixels[start : start + COMPARISON_BATCH_SIZE], list[Sequence[np.ndarray]]()
+        for engine_index, engine in enumerate((original, export)):
+            start_time = time.perf_counter()
+            outputs.append(engine.objects(pixels))
+            seconds[engine_index] += (time.perf_counter() - start_time) * bool(round_index)
+        timed_images += len(pixels) * bool(round_index)
+        if round_index < len(starts):
+            finite = finite and all(bool(np.isfinite(array).all()) for array in outputs[1])
+            size, max_objects = (pixels.shape[2], pixels.shape[3]), outputs[0][1].shape[1]
+            image_pairs = zip(*(zip(*engine_outputs, strict=True) for engine_outputs in outputs), strict=True)
+            pairs += [(decode_detections(ours, size), decode_detections(theirs, size)) for ours, theirs in image_pairs]
+        progress(min(start + COMPARISON_BATCH_SIZE, len(images)))
+    rates = timed_images / seconds[0], timed_images / seconds[1]
+    differences = [
+        difference for ours, theirs in pairs for difference in match_both_ways(ours, theirs, min_score, max_objects)
+    ]
+    matched = [difference for difference in differences if difference is not None]
+    boxes, scores, masks = np.max(matched, 0).tolist() if matched else (0.0, 0.0, 0.0)
     return ObjectComparison(
-        len(pictures),
+        len(images),
         len(differences),
-        same=len(within),
+        same=len(matched),
         boxes=boxes,
         scores=scores,
         masks=masks,
@@ -105,31 +107,31 @@ def compare_objects(
 
 
 def match_both_ways(
-    ours: Detections, theirs: Detections, least: float, room: int
+    ours: Detections, theirs: Detections, min_score: float, max_objects: int
 ) -> list[tuple[float, float, float] | None]:
     """Return differences of box, score and mask for each object of either side; None if the other side does not detect
-    it. An object is skipped if it is missing only because of its score: within `SCORE_TOLERANCE` of `least`, or of the
-    lowest score of an output with all `room` slots in use."""
-    rows: list[tuple[float, float, float] | None] = []
-    for one, other in ((ours, theirs), (theirs, ours)):
-        floor = max(least, float(other.scores[-1]) if len(other) >= room else 0.0)
-        for number in range(len(one)):
-            difference = measure_object_difference(one, number, other)
-            if difference is not None or one.scores[number] > floor + SCORE_TOLERANCE:
-                rows.append(difference)
-    return rows
+    it. An object is skipped if it is missing only because of its score: within `SCORE_TOLERANCE` of `min_score`, or of
+    the lowest score of an output with all `max_objects` slots in use."""
+    differences: list[tuple[float, float, float] | None] = []
+    for source, target in ((ours, theirs), (theirs, ours)):
+        floor = max(min_score, float(target.scores[-1]) if len(target) >= max_objects else 0.0)
+        for index in range(len(source)):
+            difference = measure_object_difference(source, index, target)
+            if difference is not None or source.scores[index] > floor + SCORE_TOLERANCE:
+                differences.append(difference)
+    return differences
 
 
-def measure_object_difference(one: Detections, number: int, other: Detections) -> tuple[float, float, float] | None:
+def measure_object_difference(source: Detections, index: int, target: Detections) -> tuple[float, float, float] | None:
     """Return differences of box, score and mask to the nearest object of the same class; None above the tolerances."""
-    alike = np.flatnonzero(other.labels == one.labels[number])
-    if not len(alike):
+    same_class = np.flatnonzero(target.labels == source.labels[index])
+    if not len(same_class):
         return None
-    apart = np.abs(other.boxes[alike] - one.boxes[number]).max(1)
-    place = int(alike[np.argmin(apart)])
-    box, score = float(apart.min()), abs(float(other.scores[place] - one.scores[number]))
+    box_distances = np.abs(target.boxes[same_class] - source.boxes[index]).max(1)
+    nearest = int(same_class[np.argmin(box_distances)])
+    box, score = float(box_distances.min()), abs(float(target.scores[nearest] - source.scores[index]))
     mask = 0.0
-    if one.masks is not None and other.masks is not None:
-        sides = (rle_to_mask(runs, one.size) for runs in (one.masks[number], other.masks[place]))
-        mask = float((next(sides) != next(sides)).mean())
+    if source.masks is not None and target.masks is not None:
+        mask_pair = (rle_to_mask(runs, source.size) for runs in (source.masks[index], target.masks[nearest]))
+        mask = float((next(mask_pair) != next(mask_pair)).mean())
     return (box, score, mask) if box <= BOX_TOLERANCE and score <= SCORE_TOLERANCE and mask <= MASK_TOLERANCE else None

@@ -48,11 +48,11 @@ class Detections:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, rows: np.ndarray) -> Detections:
+    def take(self, selection: np.ndarray) -> Detections:
         """Return the detections at indices (m,) int64 in ascending order, or of a boolean mask (n,)."""
-        places = np.flatnonzero(rows) if rows.dtype == bool else rows
-        masks = None if self.masks is None else tuple(self.masks[place] for place in places)
-        return Detections(self.size, self.boxes[places], self.labels[places], self.scores[places], masks=masks)
+        indices = np.flatnonzero(selection) if selection.dtype == bool else selection
+        masks = None if self.masks is None else tuple(self.masks[index] for index in indices)
+        return Detections(self.size, self.boxes[indices], self.labels[indices], self.scores[indices], masks=masks)
 
     def filter_by_score(self, threshold: float) -> Detections:
         """Return the detections whose scores are at least `threshold`, in [0, 1]."""
@@ -67,11 +67,17 @@ def fit_image(pixels: np.ndarray, preprocess: Preprocess) -> tuple[np.ndarray, t
     are rounded to within half a step.
     """
     height, width = pixels.shape[1:]
-    unit = min(side / own for side, own in zip(preprocess.image, (height, width), strict=True))
-    inner = [max(1, min(side, round(own * unit))) for side, own in zip(preprocess.image, (height, width), strict=True)]
+    unit = min(
+        model_length / image_length
+        for model_length, image_length in zip(preprocess.image, (height, width), strict=True)
+    )
+    inner = [
+        max(1, min(model_length, round(image_length * unit)))
+        for model_length, image_length in zip(preprocess.image, (height, width), strict=True)
+    ]
     if inner != [height, width]:
-        bands = [Image.fromarray(band).resize(inner[::-1], preprocess.resampling) for band in pixels]
-        pixels = np.stack([np.asarray(band) for band in bands])
+        channels = [Image.fromarray(channel).resize(inner[::-1], preprocess.resampling) for channel in pixels]
+        pixels = np.stack([np.asarray(channel) for channel in channels])
     return pad_to_model_size(pixels, preprocess), (inner[0] / height, inner[1] / width)
 
 
@@ -81,10 +87,10 @@ def pad_to_model_size(pixels: np.ndarray, preprocess: Preprocess) -> np.ndarray:
         return pixels
     mean = np.array(preprocess.mean, np.float32) * preprocess.peak
     mean = np.rint(mean) if np.issubdtype(pixels.dtype, np.integer) else mean
-    whole = np.empty((len(pixels), *preprocess.image), pixels.dtype)
-    whole[:] = mean.astype(pixels.dtype).reshape(-1, 1, 1)
-    whole[:, : pixels.shape[1], : pixels.shape[2]] = pixels
-    return whole
+    padded = np.empty((len(pixels), *preprocess.image), pixels.dtype)
+    padded[:] = mean.astype(pixels.dtype).reshape(-1, 1, 1)
+    padded[:, : pixels.shape[1], : pixels.shape[2]] = pixels
+    return padded
 
 
 def decode_detections(
@@ -100,20 +106,23 @@ def decode_detections(
     region of the image that the model received, by default all of it; boxes are clipped to it. Drops slots with scores
     of 0 or below `threshold`, non-finite values, and boxes without area. Equal scores keep their order.
     """
-    boxes, scores, labels = (np.asarray(part) for part in outputs[:3])
+    boxes, scores, labels = (np.asarray(output) for output in outputs[:3])
     left, top, right, bottom = window or (0, 0, size[1], size[0])
-    whole = boxes.astype(np.float64) / np.array([*scale[::-1], *scale[::-1]]) + np.array([left, top, left, top])
-    cut = np.clip(whole, [left, top] * 2, [right, bottom] * 2).astype(np.float32)
-    good = (scores > 0) & (scores >= threshold) & np.isfinite(whole).all(1) & np.isfinite(scores)
-    good &= (cut[:, 2] > cut[:, 0]) & (cut[:, 3] > cut[:, 1])
-    rows = np.flatnonzero(good)
-    rows = rows[np.argsort(-scores[rows], kind="stable")]
+    image_boxes = boxes.astype(np.float64) / np.array([*scale[::-1], *scale[::-1]]) + np.array([left, top, left, top])
+    clipped_boxes = np.clip(image_boxes, [left, top] * 2, [right, bottom] * 2).astype(np.float32)
+    is_valid = (scores > 0) & (scores >= threshold) & np.isfinite(image_boxes).all(1) & np.isfinite(scores)
+    is_valid &= (clipped_boxes[:, 2] > clipped_boxes[:, 0]) & (clipped_boxes[:, 3] > clipped_boxes[:, 1])
+    indices = np.flatnonzero(is_valid)
+    indices = indices[np.argsort(-scores[indices], kind="stable")]
     masks = None
     if len(outputs) > 3:
         area = (left, top, right, bottom)
-        masks = tuple(paste_mask_runs(np.asarray(outputs[3][row], np.float32), whole[row], size, area) for row in rows)
-    chosen = scores[rows].astype(np.float32)
-    return Detections(size, cut[rows], labels[rows].astype(np.int64), chosen, masks=masks)
+        masks = tuple(
+            paste_mask_runs(np.asarray(outputs[3][index], np.float32), image_boxes[index], size, area)
+            for index in indices
+        )
+    selected_scores = scores[indices].astype(np.float32)
+    return Detections(size, clipped_boxes[indices], labels[indices].astype(np.int64), selected_scores, masks=masks)
 
 
 def paste_mask_runs(probabilities: np.ndarray, box: np.ndarray, size: tuple[int, int], window: Window) -> list[int]:
@@ -133,25 +142,25 @@ def paste_mask_runs(probabilities: np.ndarray, box: np.ndarray, size: tuple[int,
     return encode_placed_mask(rows @ probabilities @ columns.T >= MASK_THRESHOLD, (y0, x0), size)
 
 
-def bilinear_cell_weights(places: np.ndarray, low: float, high: float, cells: int) -> np.ndarray:
-    """Compute the weight (m, `cells`) float32 of each cell of low .. high for (m,) coordinates along an axis."""
-    centres = (places - low) / (high - low) * cells - 0.5
-    first = np.floor(centres).astype(np.int64)
-    shares = np.zeros((len(places), cells), np.float32)
-    for cell, share in ((first, first + 1 - centres), (first + 1, centres - first)):
-        inside = (cell >= 0) & (cell < cells)
-        shares[np.flatnonzero(inside), cell[inside]] += share[inside]
-    return shares
+def bilinear_cell_weights(coordinates: np.ndarray, low: float, high: float, num_cells: int) -> np.ndarray:
+    """Compute the weight (m, `num_cells`) float32 of each cell of low .. high for (m,) coordinates along an axis."""
+    centres = (coordinates - low) / (high - low) * num_cells - 0.5
+    lower_cell = np.floor(centres).astype(np.int64)
+    weights = np.zeros((len(coordinates), num_cells), np.float32)
+    for cell, weight in ((lower_cell, lower_cell + 1 - centres), (lower_cell + 1, centres - lower_cell)):
+        is_inside = (cell >= 0) & (cell < num_cells)
+        weights[np.flatnonzero(is_inside), cell[is_inside]] += weight[is_inside]
+    return weights
 
 
-def encode_placed_mask(part: np.ndarray, corner: tuple[int, int], size: tuple[int, int]) -> list[int]:
+def encode_placed_mask(crop: np.ndarray, corner: tuple[int, int], size: tuple[int, int]) -> list[int]:
     """Return run lengths of a mask of `size` (H, W) that is (h, w) bool at `corner` (top, left) and empty elsewhere.
 
     Equals `runs_of_mask` of the full mask, without creating it.
     """
     top, left = corner
-    columns = np.zeros((part.shape[1], part.shape[0] + 2), np.int8)
-    columns[:, 1:-1] = part.T
+    columns = np.zeros((crop.shape[1], crop.shape[0] + 2), np.int8)
+    columns[:, 1:-1] = crop.T
     column, row = np.nonzero(np.diff(columns, axis=1))  # alternating starts and ends of runs
     edges = (column + left) * size[0] + row + top
     ends = np.flatnonzero(edges[1:-1:2] == edges[2::2]) * 2 + 1  # a run to the bottom continues in the next column
@@ -171,37 +180,42 @@ def detect_objects(
     size, tile = (pixels.shape[1], pixels.shape[2]), preprocess.image
     if not tiles or (size[0] <= tile[0] and size[1] <= tile[1]):
         fitted, scale = fit_image(pixels, preprocess)
-        return decode_detections([part[0] for part in compute(fitted[None])], size, scale, threshold)
+        return decode_detections([output[0] for output in compute(fitted[None])], size, scale, threshold)
     windows = [
         (left, top, min(left + tile[1], size[1]), min(top + tile[0], size[0]))
         for top in list_tile_starts(max(size[0], tile[0]), tile[0])
         for left in list_tile_starts(max(size[1], tile[1]), tile[1])
     ]
-    parts: list[Detections] = []
-    for begin in range(0, len(windows), TILE_BATCH_SIZE):
-        some = windows[begin : begin + TILE_BATCH_SIZE]
-        outputs = compute(np.stack([pad_to_model_size(pixels[:, y0:y1, x0:x1], preprocess) for x0, y0, x1, y1 in some]))
-        for row, window in enumerate(some):
-            parts.append(decode_detections([part[row] for part in outputs], size, (1.0, 1.0), threshold, window))
-    return merge_tile_detections(parts, windows)
+    tile_detections: list[Detections] = []
+    for start in range(0, len(windows), TILE_BATCH_SIZE):
+        batch_windows = windows[start : start + TILE_BATCH_SIZE]
+        outputs = compute(
+            np.stack([pad_to_model_size(pixels[:, y0:y1, x0:x1], preprocess) for x0, y0, x1, y1 in batch_windows])
+        )
+        for tile_index, window in enumerate(batch_windows):
+            tile_detections.append(
+                decode_detections([output[tile_index] for output in outputs], size, (1.0, 1.0), threshold, window)
+            )
+    return merge_tile_detections(tile_detections, windows)
 
 
-def merge_tile_detections(parts: Sequence[Detections], windows: Sequence[Window]) -> Detections:
+def merge_tile_detections(tile_detections: Sequence[Detections], windows: Sequence[Window]) -> Detections:
     """Merge the detections of tiles, on the image that their `windows` cover: one detection per object."""
-    size, masks = parts[0].size, None
+    size, masks = tile_detections[0].size, None
     boxes, labels, scores = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in ("boxes", "labels", "scores")
+        np.concatenate([getattr(detections, name) for detections in tile_detections])
+        for name in ("boxes", "labels", "scores")
     )
-    tile = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    groups = merge_tiles(boxes, labels, scores=scores, tile=tile, windows=np.array(windows), size=size)
-    if parts[0].masks is not None:
-        runs = [one for part in parts for one in part.masks or ()]
-        masks = tuple(union_mask_runs([runs[row] for row in group]) for group in groups)
+    tile_indices = np.repeat(np.arange(len(tile_detections)), [len(detections) for detections in tile_detections])
+    groups = merge_tiles(boxes, labels, scores=scores, tile=tile_indices, windows=np.array(windows), size=size)
+    if tile_detections[0].masks is not None:
+        runs = [mask for detections in tile_detections for mask in detections.masks or ()]
+        masks = tuple(union_mask_runs([runs[index] for index in group]) for group in groups)
     lows = [boxes[group, :2].min(0) for group in groups]
     highs = [boxes[group, 2:].max(0) for group in groups]
-    table = np.concatenate([np.reshape(lows, (-1, 2)), np.reshape(highs, (-1, 2))], 1).astype(np.float32)
+    merged_boxes = np.concatenate([np.reshape(lows, (-1, 2)), np.reshape(highs, (-1, 2))], 1).astype(np.float32)
     firsts = np.array([group[0] for group in groups], np.int64)
-    return Detections(size, table, labels[firsts], scores[firsts], masks=masks)
+    return Detections(size, merged_boxes, labels[firsts], scores[firsts], masks=masks)
 
 
 def union_mask_runs(runs: Sequence[list[int]]) -> list[int]:
@@ -209,10 +223,10 @@ def union_mask_runs(runs: Sequence[list[int]]) -> list[int]:
     if len(runs) == 1:
         return runs[0]
     edges = [np.cumsum(lengths) for lengths in runs]
-    begins = np.concatenate([cut[: len(cut) // 2 * 2 : 2] for cut in edges])
-    places = np.concatenate([begins, *(cut[1::2] for cut in edges)])
-    order = np.argsort(places, kind="stable")  # at equal positions a start sorts before an end
+    begins = np.concatenate([run_ends[: len(run_ends) // 2 * 2 : 2] for run_ends in edges])
+    positions = np.concatenate([begins, *(run_ends[1::2] for run_ends in edges)])
+    order = np.argsort(positions, kind="stable")  # at equal positions a start sorts before an end
     depth = np.cumsum(np.where(order < len(begins), 1, -1))
-    first = np.flatnonzero(np.diff([0, *(depth > 0).astype(np.int8)]))
-    lengths = np.diff([0, *places[order][first].tolist(), sum(runs[0])]).tolist()
+    boundaries = np.flatnonzero(np.diff([0, *(depth > 0).astype(np.int8)]))
+    lengths = np.diff([0, *positions[order][boundaries].tolist(), sum(runs[0])]).tolist()
     return lengths[:-1] if lengths[-1] == 0 else lengths

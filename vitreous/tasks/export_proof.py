@@ -26,9 +26,11 @@ class VerificationImages:
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def part(self, rows: slice) -> VerificationImages:
+    def part(self, selection: slice) -> VerificationImages:
         """Return a subset of the images."""
-        return replace(self, pixels=self.pixels[rows], labels=None if self.labels is None else self.labels[rows])
+        return replace(
+            self, pixels=self.pixels[selection], labels=None if self.labels is None else self.labels[selection]
+        )
 
 
 @dataclass(frozen=True)
@@ -75,42 +77,42 @@ class ExportComparison:
 
 
 def compare_outputs(
-    original: Any, export: Any, pictures: VerificationImages, task: Any, progress: Callable[[int], None]
+    original: Any, export: Any, images: VerificationImages, task: Any, progress: Callable[[int], None]
 ) -> ExportComparison:
     """Compute all logits with both engines (features without a head), alternating chunk by chunk; the first chunk is
     not timed."""
-    seconds, counted = [0.0, 0.0], 0
-    furthest, same, right, finite = 0.0, 0.0, np.zeros(2), True
-    labels = pictures.labels
+    seconds, timed_images = [0.0, 0.0], 0
+    max_difference, agreement_sum, correct_counts, finite = 0.0, 0.0, np.zeros(2), True
+    labels = images.labels
     if labels is not None and task.count_correct(np.zeros((1, len(task.outputs))), labels[:1]) is None:
         labels = None
-    starts = list(range(0, len(pictures), COMPARISON_BATCH_SIZE))
+    starts = list(range(0, len(images), COMPARISON_BATCH_SIZE))
     rounds: list[int] = starts * 2 if len(starts) == 1 else starts
-    for number, start in enumerate(rounds):
-        pixels, outputs = pictures.pixels[start : start + COMPARISON_BATCH_SIZE], list[np.ndarray]()
-        for side, engine in enumerate((original, export)):
-            began = time.perf_counter()
+    for round_index, start in enumerate(rounds):
+        pixels, outputs = images.pixels[start : start + COMPARISON_BATCH_SIZE], list[np.ndarray]()
+        for engine_index, engine in enumerate((original, export)):
+            start_time = time.perf_counter()
             outputs.append(task.compute(engine, pixels).astype(np.float64))
-            seconds[side] += (time.perf_counter() - began) * bool(number)
+            seconds[engine_index] += (time.perf_counter() - start_time) * bool(round_index)
         ours, theirs = outputs
-        if number < len(starts):
+        if round_index < len(starts):
             finite = finite and bool(np.isfinite(theirs).all())
-            furthest = max(furthest, float(np.abs(ours - theirs).max())) if finite else float("inf")
-            same += task.measure_agreement(ours, theirs) * len(pixels)
+            max_difference = max(max_difference, float(np.abs(ours - theirs).max())) if finite else float("inf")
+            agreement_sum += task.measure_agreement(ours, theirs) * len(pixels)
             if labels is not None:
-                right += [
-                    task.count_correct(one, labels[start : start + COMPARISON_BATCH_SIZE]) or 0
-                    for one in (ours, theirs)
+                correct_counts += [
+                    task.count_correct(engine_outputs, labels[start : start + COMPARISON_BATCH_SIZE]) or 0
+                    for engine_outputs in (ours, theirs)
                 ]
-        counted += len(pixels) * bool(number)
-        progress(min(start + COMPARISON_BATCH_SIZE, len(pictures)))
-    rates = counted / seconds[0], counted / seconds[1]
-    tops = None if labels is None else (float(right[0]) / len(labels), float(right[1]) / len(labels))
+        timed_images += len(pixels) * bool(round_index)
+        progress(min(start + COMPARISON_BATCH_SIZE, len(images)))
+    rates = timed_images / seconds[0], timed_images / seconds[1]
+    top1 = None if labels is None else (float(correct_counts[0]) / len(labels), float(correct_counts[1]) / len(labels))
     return ExportComparison(
-        len(pictures),
-        furthest,
-        agreement=same / len(pictures),
-        right=tops,
+        len(images),
+        max_difference,
+        agreement=agreement_sum / len(images),
+        right=top1,
         rates=rates,
         finite=finite,
         tolerance=task.export_tolerance,

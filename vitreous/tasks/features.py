@@ -51,7 +51,7 @@ class FeatureExtraction(Task):
         """Compute (B, D) features from (B, C, *image) pixels."""
         return engine.features(pixels)
 
-    def output_shape(self, image: tuple[int, ...]) -> tuple[int | None, ...]:
+    def output_shape(self, image_size: tuple[int, ...]) -> tuple[int | None, ...]:
         """Return (D,), of unknown length."""
         return (None,)
 

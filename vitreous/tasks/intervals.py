@@ -40,27 +40,27 @@ def mcnemar_p_value(only_a: int, only_b: int) -> float:
     return min(1.0, 2 * float(scipy.special.bdtr(min(only_a, only_b), only_a + only_b, 0.5)))
 
 
-def paired_accuracy_interval(gained: int, lost: int, images: int) -> Interval:
+def paired_accuracy_interval(gained: int, lost: int, num_images: int) -> Interval:
     """Return the interval of (gained - lost) / images, a difference of paired accuracies (Bonett and Price, 2012)."""
-    up, down = (gained + 1) / (images + 2), (lost + 1) / (images + 2)
-    half = NORMAL_QUANTILE * math.sqrt(max(0.0, up + down - (up - down) ** 2) / (images + 2))
+    up, down = (gained + 1) / (num_images + 2), (lost + 1) / (num_images + 2)
+    half = NORMAL_QUANTILE * math.sqrt(max(0.0, up + down - (up - down) ** 2) / (num_images + 2))
     return max(-1.0, up - down - half), min(1.0, up - down + half)
 
 
 def bootstrap_metrics(
-    metrics: MetricFunction, images: int, draws: int = DEFAULT_BOOTSTRAP_DRAWS
+    metrics: MetricFunction, num_images: int, draws: int = DEFAULT_BOOTSTRAP_DRAWS
 ) -> dict[str, np.ndarray]:
     """Bootstrap metrics over images, always with the same draws: the D values of each metric along its last axis.
 
     `metrics` maps draw counts of the images, (n, d) float32, to values (..., d), for a chunk of draws at a time.
     """
     generator = np.random.default_rng(0)
-    parts, size = list[dict[str, np.ndarray]](), max(1, BOOTSTRAP_CHUNK // images)
+    chunks, size = list[dict[str, np.ndarray]](), max(1, BOOTSTRAP_CHUNK // num_images)
     for start in range(0, draws, size):
-        drawn = (generator.integers(images, size=images) for _ in range(min(size, draws - start)))
-        counts = [np.bincount(rows, minlength=images) for rows in drawn]
-        parts.append(metrics(np.stack(counts, 1).astype(np.float32)))
-    return {name: np.concatenate([part[name] for part in parts], -1) for name in parts[0]}
+        resampled_indices = (generator.integers(num_images, size=num_images) for _ in range(min(size, draws - start)))
+        counts = [np.bincount(indices, minlength=num_images) for indices in resampled_indices]
+        chunks.append(metrics(np.stack(counts, 1).astype(np.float32)))
+    return {name: np.concatenate([chunk[name] for chunk in chunks], -1) for name in chunks[0]}
 
 
 def percentile_interval(values: np.ndarray) -> Interval:

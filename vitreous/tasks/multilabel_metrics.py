@@ -37,11 +37,11 @@ def evaluate_multilabel(
     predicted = scipy.special.expit(scores.astype(np.float64)) > MULTILABEL_THRESHOLD
     nll = np.where(readable, compute_image_nll(logits, labels), 0.0)
     mean_ap = MeanAveragePrecision(scores, positive)
-    parts = [part.astype(np.float32) for part in (positive & predicted, predicted, positive)]
+    indicators = [indicator.astype(np.float32) for indicator in (positive & predicted, predicted, positive)]
 
     def metrics(counts: np.ndarray) -> dict[str, np.ndarray]:
         """Compute each metric, (D,), from draw counts (n, D)."""
-        hits, answers, support = ((part.T @ counts).astype(np.float64) for part in parts)
+        hits, answers, support = ((part.T @ counts).astype(np.float64) for part in indicators)
         f1, present = 2 * hits / np.maximum(answers + support, 1), support > 0
         return {
             "map": mean_ap(counts),
@@ -50,8 +50,8 @@ def evaluate_multilabel(
             "nll": nll @ counts / np.maximum(readable @ counts, 1),
         }
 
-    once = np.ones((len(labels), 1), np.float32)
-    values: dict[str, float | None] = {name: float(value[0]) for name, value in metrics(once).items()}
+    unit_counts = np.ones((len(labels), 1), np.float32)
+    values: dict[str, float | None] = {name: float(value[0]) for name, value in metrics(unit_counts).items()}
     if not readable.any():
         values["nll"] = None
     none = dict.fromkeys(("top1", "top5", "ece"))
@@ -59,13 +59,15 @@ def evaluate_multilabel(
     if readable.sum() > 1:
         draws = bootstrap_metrics(metrics, len(labels), choose_multilabel_draws(positive.size))
         intervals |= {name: percentile_interval(draw) for name, draw in draws.items()}
-    rows = tabulate_multilabel_classes(positive, predicted, mean_ap.per_class(once)[:, 0].tolist(), classes)
+    class_rows = tabulate_multilabel_classes(
+        positive, predicted, mean_ap.per_class(unit_counts)[:, 0].tolist(), classes
+    )
     return Report(
         len(labels),
         int((~readable).sum()),
         metrics=values | none,
         intervals=intervals,
-        per_class=rows,
+        per_class=class_rows,
         cells=None,
         primary="map",
     )
@@ -89,10 +91,14 @@ class ClassRanking(NamedTuple):
 def rank_images(scores: np.ndarray, positive: np.ndarray) -> ClassRanking:
     """Rank the images of a class: (n,) scores, -inf for none, and (n,) bool."""
     order = np.argsort(-scores, kind="stable")[: (scores > -np.inf).sum()]
-    down, ranks = -scores[order], np.flatnonzero(positive[order])
-    ends, part = np.unique(np.searchsorted(down, down[ranks], side="right"), return_inverse=True)
+    negated_scores, ranks = -scores[order], np.flatnonzero(positive[order])
+    ends, group_indices = np.unique(
+        np.searchsorted(negated_scores, negated_scores[ranks], side="right"), return_inverse=True
+    )
     missed = np.flatnonzero(positive & ~(scores > -np.inf))
-    return ClassRanking(order[: ends[-1] if len(ends) else 0], np.append(0, ends[:-1]), order[ranks], part, missed)
+    return ClassRanking(
+        order[: ends[-1] if len(ends) else 0], np.append(0, ends[:-1]), order[ranks], group_indices, missed
+    )
 
 
 def compute_class_ap(ranking: ClassRanking, counts: np.ndarray) -> np.ndarray:
@@ -130,15 +136,15 @@ def tabulate_multilabel_classes(
     positive: np.ndarray, predicted: np.ndarray, precisions: list[float], classes: tuple[str, ...]
 ) -> list[dict[str, Any]]:
     """Return one row per class: images, AP, and recall, precision and F1 at the threshold, from (n, K) bools."""
-    counts = zip(*(part.sum(0).tolist() for part in (positive, predicted, positive & predicted)), strict=True)
+    counts = zip(*(indicator.sum(0).tolist() for indicator in (positive, predicted, positive & predicted)), strict=True)
     return [
         {
             "class": name,
             "images": images,
             "ap": ap if images else None,
             "recall": hits / images if images else None,
-            "precision": hits / answers if answers else None,
-            "f1": 2 * hits / (images + answers) if images + answers else None,
+            "precision": hits / num_predicted if num_predicted else None,
+            "f1": 2 * hits / (images + num_predicted) if images + num_predicted else None,
         }
-        for name, ap, (images, answers, hits) in zip(classes, precisions, counts, strict=True)
+        for name, ap, (images, num_predicted, hits) in zip(classes, precisions, counts, strict=True)
     ]

@@ -28,30 +28,41 @@ class Predictions(list[Any]):
         return format_predictions_html(self)
 
 
-def build_path_columns(rows: Sequence[Any]) -> dict[str, pa.Array]:
+def build_path_columns(predictions: Sequence[Any]) -> dict[str, pa.Array]:
     """Build the columns `path` and `path_bytes`, the bytes of a path that is not UTF-8."""
     import pyarrow as pa
 
-    names = [row.path if is_utf8(row.path) else escape_unprintable(row.path) for row in rows]
-    contents = [None if is_utf8(row.path) else os.fsencode(row.path) for row in rows]
-    return {"path": pa.array(names, pa.string()), "path_bytes": pa.array(contents, pa.binary())}
+    names = [
+        prediction.path if is_utf8(prediction.path) else escape_unprintable(prediction.path)
+        for prediction in predictions
+    ]
+    path_bytes = [None if is_utf8(prediction.path) else os.fsencode(prediction.path) for prediction in predictions]
+    return {"path": pa.array(names, pa.string()), "path_bytes": pa.array(path_bytes, pa.binary())}
 
 
-def build_error_column(rows: Sequence[Any]) -> pa.Array:
+def build_error_column(predictions: Sequence[Any]) -> pa.Array:
     """Build the column `error`."""
     import pyarrow as pa
 
-    return pa.array([row.error for row in rows], pa.string())
+    return pa.array([prediction.error for prediction in predictions], pa.string())
 
 
-def format_predictions_html(rows: Sequence[Any]) -> str:
+def format_predictions_html(predictions: Sequence[Any]) -> str:
     """Format a table of predictions as HTML: image, path, and prediction or error."""
     cells = [
-        (format_thumbnail_html(row.path), row.path, f"error: {row.error}" if row.error else row.cell_html())
-        for row in rows[:MAX_HTML_PREDICTIONS]
+        (
+            format_thumbnail_html(prediction.path),
+            prediction.path,
+            f"error: {prediction.error}" if prediction.error else prediction.cell_html(),
+        )
+        for prediction in predictions[:MAX_HTML_PREDICTIONS]
     ]
-    note = f"{len(rows) - MAX_HTML_PREDICTIONS} more are not shown" if len(rows) > MAX_HTML_PREDICTIONS else ""
-    return format_html_table(cells, ("", "image", rows[0].column if rows else "prediction"), note=note)
+    note = (
+        f"{len(predictions) - MAX_HTML_PREDICTIONS} more are not shown"
+        if len(predictions) > MAX_HTML_PREDICTIONS
+        else ""
+    )
+    return format_html_table(cells, ("", "image", predictions[0].column if predictions else "prediction"), note=note)
 
 
 def format_thumbnail_html(path: str) -> RawHTML:
@@ -59,10 +70,10 @@ def format_thumbnail_html(path: str) -> RawHTML:
     if not Path(path).is_file():
         return RawHTML("")
     try:
-        picture = decode_to_pillow(path, 3)
+        image = decode_to_pillow(path, 3)
     except DataError:
         return RawHTML("")
-    picture.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
+    image.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
     file = io.BytesIO()
-    picture.save(file, "JPEG", quality=85)
+    image.save(file, "JPEG", quality=85)
     return RawHTML(f'<img src="data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}">')

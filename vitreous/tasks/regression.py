@@ -81,9 +81,9 @@ class ValueFormat(PredictionFormat):
         """List path, one column per target, and error."""
         return ["path", *(escape_formula(name) for name in self.targets), "error"]
 
-    def predict(self, row: np.ndarray, path: str) -> ValuePrediction:
+    def predict(self, image_outputs: np.ndarray, path: str) -> ValuePrediction:
         """Return the prediction for an image from its (T,) values."""
-        return ValuePrediction(path, self.targets, tuple(map(float, row)))
+        return ValuePrediction(path, self.targets, tuple(map(float, image_outputs)))
 
     def fail(self, path: str, error: str) -> ValuePrediction:
         """Return the prediction for an unreadable image."""
@@ -107,8 +107,8 @@ class ValueFormat(PredictionFormat):
         import pyarrow as pa
 
         columns = build_path_columns(predictions)
-        for place, name in enumerate(self.targets):
-            values = [row.values[place] if row.values else None for row in predictions]
+        for target_index, name in enumerate(self.targets):
+            values = [prediction.values[target_index] if prediction.values else None for prediction in predictions]
             columns[name] = pa.array(values, pa.float64())
         return pa.table(columns | {"error": build_error_column(predictions)})
 
@@ -143,15 +143,15 @@ class Regression(Task):
         targets: Json | tuple[Any, ...] = description.get("targets")
         if not isinstance(targets, list | tuple) or not targets or not all(isinstance(name, str) for name in targets):
             raise WeightsError(f"{origin}: targets {targets}", "targets must be a list of names")
-        numbers = list[tuple[float, ...]]()
+        statistics = list[tuple[float, ...]]()
         for key in ("mean", "std"):
             values = description.get(key)
-            numbers.append(tuple(map(float, values)) if is_row_of_numbers(values) else ())
-            if len(numbers[-1]) != len(targets) or (key == "std" and min(numbers[-1]) <= 0):
+            statistics.append(tuple(map(float, values)) if is_row_of_numbers(values) else ())
+            if len(statistics[-1]) != len(targets) or (key == "std" and min(statistics[-1]) <= 0):
                 raise WeightsError(
                     f"{origin}: {key} {values}", f"{key} must have {len(targets)} numbers, one per target"
                 )
-        mean, std = numbers
+        mean, std = statistics
         return cls(tuple(targets), mean, std)
 
     @property
@@ -179,8 +179,8 @@ class Regression(Task):
     @property
     def export_metadata(self) -> dict[str, Any]:
         """Targets, and their means and standard deviations: value = output x std + mean."""
-        more = {"targets": self.targets, "target_mean": self.mean, "target_std": self.std}
-        return {**super().export_metadata, **more}
+        target_metadata = {"targets": self.targets, "target_mean": self.mean, "target_std": self.std}
+        return {**super().export_metadata, **target_metadata}
 
     def get_version_fields(self) -> list[Any]:
         """Return no classes, and the settings."""
@@ -201,43 +201,52 @@ class Regression(Task):
 
         return evaluate_regression(self.activate(outputs), labels, self.targets, readable)
 
-    def describe_differences(self, other: Task) -> list[str]:
+    def describe_differences(self, other_task: Task) -> list[str]:
         """List targets that only one model has, and targets with different means or standard deviations."""
-        lines = super().describe_differences(other)
-        if lines or not isinstance(other, Regression):
+        lines = super().describe_differences(other_task)
+        if lines or not isinstance(other_task, Regression):
             return lines
-        for place, name in enumerate(self.targets):
-            index = other.targets.index(name)
-            before, after = (self.mean[place], self.std[place]), (other.mean[index], other.std[index])
-            lines += list_differences(before, after, f"mean and std of {name}")
+        for own_index, name in enumerate(self.targets):
+            other_index = other_task.targets.index(name)
+            own_stats, other_stats = (
+                (self.mean[own_index], self.std[own_index]),
+                (other_task.mean[other_index], other_task.std[other_index]),
+            )
+            lines += list_differences(own_stats, other_stats, f"mean and std of {name}")
         return lines
 
-    def shared_targets(self, other: Task) -> list[str]:
+    def shared_targets(self, other_task: Task) -> list[str]:
         """List the targets of both models, in the order of this one."""
-        return [name for name in self.targets if name in other.outputs]
+        return [name for name in self.targets if name in other_task.outputs]
 
-    def check_comparison(self, other: Task, names: tuple[str, str]) -> str:
+    def check_comparison(self, other_task: Task, names: tuple[str, str]) -> str:
         """Return a note if some targets differ. Raises UsageError if the models have no target in common."""
-        super().check_comparison(other, names)
-        if not (shared := self.shared_targets(other)):
-            problem = f"{names[0]} {self.summary}, {names[1]} {other.summary}: they have no target in common"
+        super().check_comparison(other_task, names)
+        if not (shared := self.shared_targets(other_task)):
+            problem = f"{names[0]} {self.summary}, {names[1]} {other_task.summary}: they have no target in common"
             raise UsageError(problem, "compare runs that predict the same targets")
-        alike = set(self.targets) == set(other.outputs)
-        return "" if alike else f"the runs predict different targets; compared on {format_first_names(shared, 8)}"
+        has_same_targets = set(self.targets) == set(other_task.outputs)
+        return (
+            ""
+            if has_same_targets
+            else f"the runs predict different targets; compared on {format_first_names(shared, 8)}"
+        )
 
-    def compare_outputs(self, other: Task, first: ModelOutputs, second: ModelOutputs, data: Data) -> Comparison:
+    def compare_outputs(
+        self, other_task: Task, outputs_a: ModelOutputs, outputs_b: ModelOutputs, data: Data
+    ) -> Comparison:
         """Compare the values of the targets that both models have."""
         from vitreous.tasks.comparison import ModelOutputs
         from vitreous.tasks.regression_metrics import compare_values
 
-        assert isinstance(other, Regression)
-        shared = self.shared_targets(other)
-        sides: list[ModelOutputs] = []
-        for task, answers in ((self, first), (other, second)):
+        assert isinstance(other_task, Regression)
+        shared = self.shared_targets(other_task)
+        aligned: list[ModelOutputs] = []
+        for task, model_outputs in ((self, outputs_a), (other_task, outputs_b)):
             columns = [task.targets.index(name) for name in shared]
-            values, labels = task.activate(answers.logits)[:, columns], answers.labels[:, columns]
-            sides.append(ModelOutputs(values, labels, answers.readable))
-        return compare_values(sides[0], sides[1], tuple(shared))
+            values, labels = task.activate(model_outputs.logits)[:, columns], model_outputs.labels[:, columns]
+            aligned.append(ModelOutputs(values, labels, model_outputs.readable))
+        return compare_values(aligned[0], aligned[1], tuple(shared))
 
     def align_labels(self, split: Split, data: Data) -> Split:
         """Return label values in the order of the targets. Raises DataError for data without values of a target."""
@@ -264,19 +273,20 @@ class Regression(Task):
         worst = usable[np.argsort(-mean[usable], kind="stable")[:count]].tolist()
         names = self.targets if len(self.targets) > 1 else ("",)  # a single target is not named in captions
         labels, predictions = (
-            [describe_values(names, rows[sample].tolist()) for sample in worst] for rows in (split.labels, values)
+            [describe_values(names, target_values[sample].tolist()) for sample in worst]
+            for target_values in (split.labels, values)
         )
         return {"worst": list(map(Example, worst, labels, predictions)), "unsure": []}
 
     def draw_charts(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> list[ScatterChart]:
         """Return charts of the first targets: predictions over labels, and residuals over predictions."""
         values, charts = self.activate(outputs), list[ScatterChart]()
-        for place, name in enumerate(self.targets[:MAX_CHARTED_TARGETS]):
-            rows = np.flatnonzero(readable & ~np.isnan(labels[:, place]))
-            if not len(rows):
+        for target_index, name in enumerate(self.targets[:MAX_CHARTED_TARGETS]):
+            indices = np.flatnonzero(readable & ~np.isnan(labels[:, target_index]))
+            if not len(indices):
                 continue
-            rows = rows[np.linspace(0, len(rows) - 1, min(MAX_CHART_POINTS, len(rows))).astype(np.int64)]
-            true, predicted = labels[rows, place], values[rows, place]
+            indices = indices[np.linspace(0, len(indices) - 1, min(MAX_CHART_POINTS, len(indices))).astype(np.int64)]
+            true, predicted = labels[indices, target_index], values[indices, target_index]
             charts.append(
                 ScatterChart(f"{name}: predicted and true", "true", "predicted", x=true, y=predicted, diagonal=True)
             )

@@ -39,22 +39,28 @@ def evaluate_regression(
     """
     if not np.isfinite(predicted[readable]).all():
         raise NonFiniteError("the model's outputs are not finite", "use a lower --lr, or --precision fp32")
-    draws, rows = dict[str, list[np.ndarray]](), list[dict[str, Any]]()
-    for place, name in enumerate(targets):
-        present = readable & ~np.isnan(labels[:, place])
-        true, own = labels[present, place].astype(np.float64), predicted[present, place].astype(np.float64)
+    draws, target_rows = dict[str, list[np.ndarray]](), list[dict[str, Any]]()
+    for target_index, name in enumerate(targets):
+        present = readable & ~np.isnan(labels[:, target_index])
+        true, target_predictions = (
+            labels[present, target_index].astype(np.float64),
+            predicted[present, target_index].astype(np.float64),
+        )
         metrics = {
-            key: values.item() for key, values in compute_weighted_errors(true, own, np.ones((len(true), 1))).items()
+            key: values.item()
+            for key, values in compute_weighted_errors(true, target_predictions, np.ones((len(true), 1))).items()
         }
-        drawn = bootstrap_errors(true, own)
-        row: dict[str, Any] = {"target": name, "images": len(true)}
-        row |= {key: value if np.isfinite(value) else None for key, value in metrics.items()}
-        row["interval"] = {key: interval_of_draws(drawn.get(key), row[key]) for key in REGRESSION_METRIC_KEYS}
-        rows.append(row)
+        metric_draws = bootstrap_errors(true, target_predictions)
+        target_row: dict[str, Any] = {"target": name, "images": len(true)}
+        target_row |= {key: value if np.isfinite(value) else None for key, value in metrics.items()}
+        target_row["interval"] = {
+            key: interval_of_draws(metric_draws.get(key), target_row[key]) for key in REGRESSION_METRIC_KEYS
+        }
+        target_rows.append(target_row)
         for key in REGRESSION_METRIC_KEYS:
-            if row[key] is not None and key in drawn:
-                draws.setdefault(key, []).append(drawn[key])
-    means = {key: mean_of_defined([row[key] for row in rows]) for key in REGRESSION_METRIC_KEYS}
+            if target_row[key] is not None and key in metric_draws:
+                draws.setdefault(key, []).append(metric_draws[key])
+    means = {key: mean_of_defined([target_row[key] for target_row in target_rows]) for key in REGRESSION_METRIC_KEYS}
     intervals = {
         key: interval_of_draws(np.mean(draws[key], 0) if key in draws else None, means[key])
         for key in REGRESSION_METRIC_KEYS
@@ -67,64 +73,71 @@ def evaluate_regression(
         per_class=[],
         cells=None,
         primary="r2",
-        details={"targets": rows},
+        details={"targets": target_rows},
     )
 
 
-def compare_values(first: ModelOutputs, second: ModelOutputs, targets: tuple[str, ...]) -> Comparison:
+def compare_values(outputs_a: ModelOutputs, outputs_b: ModelOutputs, targets: tuple[str, ...]) -> Comparison:
     """Compare the values (n, T) of two models, in the targets' units, with labels (n, T).
 
     Each target is evaluated on the images that both models could read and that have its label. Metrics, differences and
     intervals are means over the targets; `details` has those of each target.
     """
-    readable, rows = first.readable & second.readable, list[dict[str, Any]]()
+    readable, target_rows = outputs_a.readable & outputs_b.readable, list[dict[str, Any]]()
     draws = dict[str, list[np.ndarray]]()
-    for place, name in enumerate(targets):
-        present = readable & ~np.isnan(first.labels[:, place])
-        sides = [side.logits[present, place] for side in (first, second)]
-        row, drawn = compare_target(first.labels[present, place].astype(np.float64), *sides)
-        rows.append({"target": name, **row})
-        for key in drawn:
-            draws.setdefault(key, []).append(drawn[key])
+    for target_index, name in enumerate(targets):
+        present = readable & ~np.isnan(outputs_a.labels[:, target_index])
+        model_values = [model.logits[present, target_index] for model in (outputs_a, outputs_b)]
+        target_row, metric_draws = compare_target(
+            outputs_a.labels[present, target_index].astype(np.float64), *model_values
+        )
+        target_rows.append({"target": name, **target_row})
+        for key in metric_draws:
+            draws.setdefault(key, []).append(metric_draws[key])
     metrics = {
-        key: tuple(mean_of_defined([row["metrics"][key][side] for row in rows]) for side in (0, 1))
+        key: tuple(
+            mean_of_defined([target_row["metrics"][key][model] for target_row in target_rows]) for model in (0, 1)
+        )
         for key in REGRESSION_METRIC_KEYS
     }
-    changes = {key: mean_of_defined([row["difference"][key] for row in rows]) for key in REGRESSION_METRIC_KEYS}
-    ends = {
+    changes = {
+        key: mean_of_defined([target_row["difference"][key] for target_row in target_rows])
+        for key in REGRESSION_METRIC_KEYS
+    }
+    intervals = {
         key: interval_of_draws(np.mean(draws[key], 0) if key in draws else None, changes[key])
         for key in REGRESSION_METRIC_KEYS
     }
-    pairs = {key: (before, after) for key, (before, after) in metrics.items()}
-    return Comparison("r2", pairs, differences=changes, intervals=ends, details={"targets": rows})
+    pairs = {key: (value_a, value_b) for key, (value_a, value_b) in metrics.items()}
+    return Comparison("r2", pairs, differences=changes, intervals=intervals, details={"targets": target_rows})
 
 
 def compare_target(
-    true: np.ndarray, first: np.ndarray, second: np.ndarray
+    true: np.ndarray, values_a: np.ndarray, values_b: np.ndarray
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Compare the values of two models for one target with (n,) labels.
 
     Returns each metric of both models, its difference, and the percentile interval over the same bootstrap draws for
     both; and these draws, (D,) each, of the differences that are defined."""
-    once = np.ones((len(true), 1))
-    before, after = (compute_weighted_errors(true, side, once) for side in (first, second))
-    drawn_before, drawn_after = (
-        bootstrap_errors(true, side) for side in (first, second)
+    unit_counts = np.ones((len(true), 1))
+    metrics_a, metrics_b = (compute_weighted_errors(true, side, unit_counts) for side in (values_a, values_b))
+    draws_a, draws_b = (
+        bootstrap_errors(true, side) for side in (values_a, values_b)
     )  # the same seed gives the same draws
     metrics: dict[str, list[float | None]] = {}
     changes: dict[str, float | None] = {}
-    ends: dict[str, list[float] | None] = {}
+    intervals: dict[str, list[float] | None] = {}
     draws: dict[str, np.ndarray] = {}
     for key in REGRESSION_METRIC_KEYS:
-        values = [side[key].item() for side in (before, after)]
+        values = [side[key].item() for side in (metrics_a, metrics_b)]
         defined = bool(np.isfinite(values).all())
         metrics[key] = [value if np.isfinite(value) else None for value in values]
         changes[key] = values[1] - values[0] if defined else None
-        if defined and key in drawn_after:
-            draws[key] = drawn_after[key] - drawn_before[key]
+        if defined and key in draws_b:
+            draws[key] = draws_b[key] - draws_a[key]
         interval = interval_of_draws(draws.get(key), changes[key])
-        ends[key] = None if interval is None else list(interval)
-    return {"images": len(true), "metrics": metrics, "difference": changes, "interval": ends}, draws
+        intervals[key] = None if interval is None else list(interval)
+    return {"images": len(true), "metrics": metrics, "difference": changes, "interval": intervals}, draws
 
 
 def mean_of_defined(values: list[float | None]) -> float | None:
@@ -133,11 +146,11 @@ def mean_of_defined(values: list[float | None]) -> float | None:
     return float(np.mean(defined)) if defined else None
 
 
-def interval_of_draws(drawn: np.ndarray | None, value: float | None) -> Interval | None:
+def interval_of_draws(draws: np.ndarray | None, value: float | None) -> Interval | None:
     """Return the interval of (D,) draws of a metric; None if the value or a draw is undefined."""
-    if drawn is None or value is None or not np.isfinite(drawn).any():
+    if draws is None or value is None or not np.isfinite(draws).any():
         return None
-    return percentile_interval(drawn[np.isfinite(drawn)])
+    return percentile_interval(draws[np.isfinite(draws)])
 
 
 def bootstrap_errors(true: np.ndarray, predicted: np.ndarray) -> dict[str, np.ndarray]:
@@ -156,20 +169,20 @@ def compute_weighted_errors(true: np.ndarray, predicted: np.ndarray, counts: np.
     values share their mean rank.
     """
     counts = counts.astype(np.float64)
-    number = np.maximum(counts.sum(0), 1)
+    num_drawn = np.maximum(counts.sum(0), 1)
     if not len(true):
         return dict.fromkeys(REGRESSION_METRIC_KEYS, np.full(int(counts.shape[1]), np.nan))
     errors = predicted - true
-    squares, mean = errors**2 @ counts, true @ counts / number
+    squares, mean = errors**2 @ counts, true @ counts / num_drawn
     centred = true - true.mean()  # preserves precision in sums of squares of large values
-    spread = centred**2 @ counts - number * (mean - true.mean()) ** 2
+    total_sum_squares = centred**2 @ counts - num_drawn * (mean - true.mean()) ** 2
     scale = (centred**2).max(initial=0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        r2 = np.where(spread > 1e-12 * number * scale, 1 - squares / spread, np.nan)
+        r2 = np.where(total_sum_squares > 1e-12 * num_drawn * scale, 1 - squares / total_sum_squares, np.nan)
     return {
         "r2": r2,
-        "mae": np.abs(errors) @ counts / number,
-        "rmse": np.sqrt(squares / number),
+        "mae": np.abs(errors) @ counts / num_drawn,
+        "rmse": np.sqrt(squares / num_drawn),
         "spearman": correlate_ranks(true, predicted, counts),
     }
 
@@ -177,19 +190,22 @@ def compute_weighted_errors(true: np.ndarray, predicted: np.ndarray, counts: np.
 def correlate_ranks(true: np.ndarray, predicted: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Compute Spearman's correlations (D,) from (n,) labels and predictions and (n, D) counts, NaN for a single
     rank."""
-    a, b = rank_values(true, counts), rank_values(predicted, counts)
-    number = np.maximum(counts.sum(0), 1)
-    a, b = a - (a * counts).sum(0) / number, b - (b * counts).sum(0) / number
-    covariance = (a * b * counts).sum(0)
-    spreads = (a * a * counts).sum(0) * (b * b * counts).sum(0)
+    true_ranks, predicted_ranks = rank_values(true, counts), rank_values(predicted, counts)
+    num_drawn = np.maximum(counts.sum(0), 1)
+    true_ranks, predicted_ranks = (
+        true_ranks - (true_ranks * counts).sum(0) / num_drawn,
+        predicted_ranks - (predicted_ranks * counts).sum(0) / num_drawn,
+    )
+    covariance = (true_ranks * predicted_ranks * counts).sum(0)
+    spreads = (true_ranks * true_ranks * counts).sum(0) * (predicted_ranks * predicted_ranks * counts).sum(0)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(spreads > 0, np.clip(covariance / np.sqrt(spreads), -1, 1), np.nan)
 
 
 def rank_values(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Compute (n, D) ranks of (n,) values in draws with counts (n, D); equal values share their mean rank."""
-    place = np.unique(values, return_inverse=True)[1]
-    order = np.argsort(place, kind="stable")
-    starts = np.flatnonzero(np.diff(place[order], prepend=-1))
+    value_indices = np.unique(values, return_inverse=True)[1]
+    order = np.argsort(value_indices, kind="stable")
+    starts = np.flatnonzero(np.diff(value_indices[order], prepend=-1))
     groups = np.add.reduceat(counts[order], starts)
-    return (np.cumsum(groups, 0) - (groups - 1) / 2)[place]
+    return (np.cumsum(groups, 0) - (groups - 1) / 2)[value_indices]

@@ -97,5 +97,7 @@ def get_report_score(summary: Mapping[str, Any]) -> tuple[float, float]:
     sign = -1.0 if summary.get("better") == "lower" else 1.0
     pairs = ((get_primary_key(summary), sign), (TIE_BREAKER, -1.0))
     values = [(summary.get(name), sign) for name, sign in pairs]
-    first, second = (-math.inf if value is None or not math.isfinite(value) else sign * value for value, sign in values)
-    return first, second
+    leading_score, tie_score = (
+        -math.inf if value is None or not math.isfinite(value) else sign * value for value, sign in values
+    )
+    return leading_score, tie_score

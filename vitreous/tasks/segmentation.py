@@ -65,9 +65,9 @@ class Segmentation(Task):
         on_images(len(maps) if is_list(maps) else 1)
         return maps
 
-    def output_shape(self, image: tuple[int, ...]) -> tuple[int | None, ...]:
+    def output_shape(self, image_size: tuple[int, ...]) -> tuple[int | None, ...]:
         """Return (K, *image)."""
-        return (len(self.classes), *image)
+        return (len(self.classes), *image_size)
 
     def measure_agreement(self, ours: np.ndarray, theirs: np.ndarray) -> float:
         """Return the share of pixels with the same class, from (n, K, *image) logits of both."""

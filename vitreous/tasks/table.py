@@ -36,8 +36,8 @@ def task_of_run(config: Any, run: Mapping[str, Any], origin: str) -> Task:
     WeightsError, naming `origin`, for settings that the task does not have."""
     objective, data = run["objective"], run["data"]
     names = tuple(data["classes"]) if config.classes else ()
-    kind = TASKS.get(objective["name"]) or type(infer_task(config, names))
-    return kind.from_run({**objective, "targets": data.get("targets", [])}, names, origin)
+    task_class = TASKS.get(objective["name"]) or type(infer_task(config, names))
+    return task_class.from_run({**objective, "targets": data.get("targets", [])}, names, origin)
 
 
 def replace_task_classes(task: Task, classes: tuple[str, ...]) -> Task:

@@ -33,73 +33,79 @@ def merge_tiles(
 
     Groups are sorted by the score of their best detection, highest first; detections without a group are dropped.
     """
-    cut = find_boxes_at_seams(boxes, tile, windows, size)
-    rivals, joins, dropped = find_duplicate_pairs(boxes, labels, tile, windows, cut)
-    alone = np.flatnonzero(~cut)
-    taken = np.zeros(len(boxes), bool)
-    for row in alone[np.argsort(-scores[alone], kind="stable")]:
-        taken[row] = not taken[rivals.get(int(row), [])].any()
-    groups = [[int(row)] for row in np.flatnonzero(taken)]
-    waiting = dict.fromkeys(row for row in np.flatnonzero(cut).tolist() if row not in dropped)
-    while waiting:
-        group = [waiting.popitem()[0]]
-        for row in group:  # the list grows during the iteration
-            group += [other for other in joins.get(row, []) if waiting.pop(other, 0) is None]
-        groups.append(sorted(group, key=lambda row: (-scores[row], row)))
+    is_cut = find_boxes_at_seams(boxes, tile, windows, size)
+    rivals, joins, dropped = find_duplicate_pairs(boxes, labels, tile, windows, is_cut)
+    uncut = np.flatnonzero(~is_cut)
+    is_kept = np.zeros(len(boxes), bool)
+    for index in uncut[np.argsort(-scores[uncut], kind="stable")]:
+        is_kept[index] = not is_kept[rivals.get(int(index), [])].any()
+    groups = [[int(index)] for index in np.flatnonzero(is_kept)]
+    remaining = dict.fromkeys(index for index in np.flatnonzero(is_cut).tolist() if index not in dropped)
+    while remaining:
+        group = [remaining.popitem()[0]]
+        for index in group:  # the list grows during the iteration
+            group += [neighbour for neighbour in joins.get(index, []) if remaining.pop(neighbour, 0) is None]
+        groups.append(sorted(group, key=lambda index: (-scores[index], index)))
     return sorted(groups, key=lambda group: (-scores[group[0]], group[0]))
 
 
 def find_boxes_at_seams(boxes: np.ndarray, tile: np.ndarray, windows: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Return (n,) bool: the box ends at an edge of its tile inside the image."""
-    own = windows[tile].astype(np.float64)
-    near = SEAM_MARGIN * np.tile(own[:, 2:] - own[:, :2], 2)
-    goes_on = own != np.array([0, 0, size[1], size[0]])
-    return ((np.abs(boxes - own) <= near) & goes_on).any(1)
+    box_windows = windows[tile].astype(np.float64)
+    margin = SEAM_MARGIN * np.tile(box_windows[:, 2:] - box_windows[:, :2], 2)
+    is_inner_edge = box_windows != np.array([0, 0, size[1], size[0]])
+    return ((np.abs(boxes - box_windows) <= margin) & is_inner_edge).any(1)
 
 
 def find_duplicate_pairs(
-    boxes: np.ndarray, labels: np.ndarray, tile: np.ndarray, windows: np.ndarray, cut: np.ndarray
+    boxes: np.ndarray, labels: np.ndarray, tile: np.ndarray, windows: np.ndarray, is_cut: np.ndarray
 ) -> tuple[dict[int, list[int]], dict[int, list[int]], set[int]]:
     """Find the pairs that `merge_tiles` considers one object: uncut boxes by index, fragments by index, and the
-    fragments that an uncut box of another tile duplicates. Arrays are as in `merge_tiles`; `cut` (n,) bool marks boxes
-    at
-    seams."""
+    fragments that an uncut box of another tile duplicates. Arrays are as in `merge_tiles`; `is_cut` (n,) bool marks
+    boxes at seams."""
     rivals: dict[int, list[int]] = {}
     joins: dict[int, list[int]] = {}
     dropped: set[int] = set()
-    rows: list[np.ndarray] = [np.flatnonzero(tile == number) for number in range(len(windows))]
+    tile_indices: list[np.ndarray] = [np.flatnonzero(tile == tile_index) for tile_index in range(len(windows))]
     touching: list[list[int]] = np.argwhere(np.triu(compute_intersections(windows, windows)[0] > 0, 1)).tolist()
     for a, b in touching:
-        seen = np.concatenate([np.maximum(windows[a, :2], windows[b, :2]), np.minimum(windows[a, 2:], windows[b, 2:])])
-        first, second = boxes[rows[a]], boxes[rows[b]]
-        same = labels[rows[a]][:, None] == labels[rows[b]]
-        inner, areas, others = compute_intersections(first, second)
-        agree = compute_iou(
+        overlap = np.concatenate(
+            [np.maximum(windows[a, :2], windows[b, :2]), np.minimum(windows[a, 2:], windows[b, 2:])]
+        )
+        boxes_a, boxes_b = boxes[tile_indices[a]], boxes[tile_indices[b]]
+        same_class = labels[tile_indices[a]][:, None] == labels[tile_indices[b]]
+        intersections, areas_a, areas_b = compute_intersections(boxes_a, boxes_b)
+        overlap_iou = compute_iou(
             *compute_intersections(
-                *(np.clip(part, np.tile(seen[:2], 2), np.tile(seen[2:], 2)) for part in (first, second))
+                *(
+                    np.clip(box_array, np.tile(overlap[:2], 2), np.tile(overlap[2:], 2))
+                    for box_array in (boxes_a, boxes_b)
+                )
             )
         )
-        one, other = cut[rows[a]][:, None], cut[rows[b]][None]
-        whole = same & ~one & ~other & (compute_iou(inner, areas, others) >= MERGE_IOU)
-        parts = same & one & other & (agree >= MERGE_IOU)
-        for table, pairs in ((rivals, whole), (joins, parts)):
+        cut_a, cut_b = is_cut[tile_indices[a]][:, None], is_cut[tile_indices[b]][None]
+        whole_pairs = same_class & ~cut_a & ~cut_b & (compute_iou(intersections, areas_a, areas_b) >= MERGE_IOU)
+        fragment_pairs = same_class & cut_a & cut_b & (overlap_iou >= MERGE_IOU)
+        for table, pairs in ((rivals, whole_pairs), (joins, fragment_pairs)):
             for i, j in np.argwhere(pairs):
-                table.setdefault(int(rows[a][i]), []).append(int(rows[b][j]))
-                table.setdefault(int(rows[b][j]), []).append(int(rows[a][i]))
-        in_second = same & one & ~other & ((agree >= MERGE_IOU) | (inner >= MERGE_IOU * areas))
-        in_first = same & ~one & other & ((agree >= MERGE_IOU) | (inner >= MERGE_IOU * others))
-        dropped |= {*rows[a][in_second.any(1)].tolist(), *rows[b][in_first.any(0)].tolist()}
+                table.setdefault(int(tile_indices[a][i]), []).append(int(tile_indices[b][j]))
+                table.setdefault(int(tile_indices[b][j]), []).append(int(tile_indices[a][i]))
+        inside_b = same_class & cut_a & ~cut_b & ((overlap_iou >= MERGE_IOU) | (intersections >= MERGE_IOU * areas_a))
+        inside_a = same_class & ~cut_a & cut_b & ((overlap_iou >= MERGE_IOU) | (intersections >= MERGE_IOU * areas_b))
+        dropped |= {*tile_indices[a][inside_b.any(1)].tolist(), *tile_indices[b][inside_a.any(0)].tolist()}
     return rivals, joins, dropped
 
 
-def compute_intersections(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def compute_intersections(boxes_a: np.ndarray, boxes_b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute the pairwise intersection areas (n, m) of (n, 4) and (m, 4) boxes, and the box areas (n, 1) and (1,
     m)."""
-    sides = np.minimum(first[:, None, 2:], second[None, :, 2:]) - np.maximum(first[:, None, :2], second[None, :, :2])
-    own = [(part[:, 2:] - part[:, :2]).astype(np.float64).prod(1) for part in (first, second)]
-    return sides.clip(0).astype(np.float64).prod(2), own[0][:, None], own[1][None]
+    extents = np.minimum(boxes_a[:, None, 2:], boxes_b[None, :, 2:]) - np.maximum(
+        boxes_a[:, None, :2], boxes_b[None, :, :2]
+    )
+    areas = [(boxes[:, 2:] - boxes[:, :2]).astype(np.float64).prod(1) for boxes in (boxes_a, boxes_b)]
+    return extents.clip(0).astype(np.float64).prod(2), areas[0][:, None], areas[1][None]
 
 
-def compute_iou(inner: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+def compute_iou(intersections: np.ndarray, areas_a: np.ndarray, areas_b: np.ndarray) -> np.ndarray:
     """Compute the intersection over union (n, m) from `compute_intersections`; 0 for boxes without area."""
-    return inner / np.maximum(first + second - inner, 1e-12)
+    return intersections / np.maximum(areas_a + areas_b - intersections, 1e-12)

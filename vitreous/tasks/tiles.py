@@ -22,11 +22,11 @@ TILE_BATCH_SIZE = 8  # tiles per forward pass
 TileFunction = Callable[[np.ndarray], np.ndarray]  # (B, C, *tile) pixels -> (B, K, *tile) float32 logits
 
 
-def to_native_array(picture: DecodedSample) -> np.ndarray:
+def to_native_array(image: DecodedSample) -> np.ndarray:
     """Convert a decoded image, one per channel, or a volume to (C, H, W) or (C, D, H, W) at its native size."""
-    if isinstance(picture, np.ndarray):
-        return picture
-    bands = picture if isinstance(picture, tuple) else (picture,)
+    if isinstance(image, np.ndarray):
+        return image
+    bands = image if isinstance(image, tuple) else (image,)
     return np.concatenate([image_to_array(band) for band in bands])
 
 
@@ -49,38 +49,40 @@ def iterate_logit_rows(compute: TileFunction, pixels: np.ndarray, tile: tuple[in
     if pixels.ndim != len(tile) + 1:
         raise ValueError(f"pixels {pixels.shape} and tile {tile} must have the same number of spatial axes")
     size = tuple(map(max, tile, pixels.shape[1:]))
-    filled, weight, height = mirror_pad(pixels, size), build_tent_weights(tile), tile[0]
+    padded, weight, height = mirror_pad(pixels, size), build_tent_weights(tile), tile[0]
     tops = list_tile_starts(size[0], height)
     # the covered ranges of the other axes, one slice per axis
-    sides = [
-        [slice(low, low + own) for low in list_tile_starts(side, own)]
-        for side, own in zip(size[1:], tile[1:], strict=True)
+    axis_slices = [
+        [slice(tile_start, tile_start + tile_length) for tile_start in list_tile_starts(image_length, tile_length)]
+        for image_length, tile_length in zip(size[1:], tile[1:], strict=True)
     ]
-    places = list(itertools.product(*sides))
-    inside = tuple(slice(length) for length in pixels.shape[2:])
+    tile_slices = list(itertools.product(*axis_slices))
+    image_region = tuple(slice(length) for length in pixels.shape[2:])
     total: np.ndarray | None = None
     weights = np.zeros((height, *size[1:]), np.float32)
-    for number, top in enumerate(tops):
-        for begin in range(0, len(places), TILE_BATCH_SIZE):
-            part = places[begin : begin + TILE_BATCH_SIZE]
-            tiles = np.stack([filled[(slice(None), slice(top, top + height), *place)] for place in part])
-            for place, logits in zip(part, compute(tiles), strict=True):
+    for row_index, top in enumerate(tops):
+        for start in range(0, len(tile_slices), TILE_BATCH_SIZE):
+            batch = tile_slices[start : start + TILE_BATCH_SIZE]
+            tiles = np.stack([padded[(slice(None), slice(top, top + height), *slices)] for slices in batch])
+            for slices, logits in zip(batch, compute(tiles), strict=True):
                 if total is None:
                     total = np.zeros((len(logits), *weights.shape), np.float32)
-                total[(slice(None), slice(None), *place)] += logits * weight
-                weights[(slice(None), *place)] += weight
+                total[(slice(None), slice(None), *slices)] += logits * weight
+                weights[(slice(None), *slices)] += weight
         assert total is not None
-        done = (tops[number + 1] if number + 1 < len(tops) else size[0]) - top
-        last = min(done, pixels.shape[1] - top)  # later rows are mirror padding
-        yield total[(slice(None), slice(last), *inside)] / weights[(slice(last), *inside)]
-        total = np.concatenate([total[:, done:], np.zeros_like(total[:, :done])], 1)
-        weights = np.concatenate([weights[done:], np.zeros_like(weights[:done])])
+        finished_rows = (tops[row_index + 1] if row_index + 1 < len(tops) else size[0]) - top
+        num_rows = min(finished_rows, pixels.shape[1] - top)  # later rows are mirror padding
+        yield total[(slice(None), slice(num_rows), *image_region)] / weights[(slice(num_rows), *image_region)]
+        total = np.concatenate([total[:, finished_rows:], np.zeros_like(total[:, :finished_rows])], 1)
+        weights = np.concatenate([weights[finished_rows:], np.zeros_like(weights[:finished_rows])])
 
 
 def mirror_pad(pixels: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
     """Mirror-pad pixels (C, *image) at the far end of each axis to (C, *size)."""
-    lacking = [(0, max(0, side - length)) for side, length in zip(size, pixels.shape[1:], strict=True)]
-    return np.pad(pixels, [(0, 0), *lacking], "symmetric") if any(map(any, lacking)) else pixels
+    padding = [
+        (0, max(0, target_length - length)) for target_length, length in zip(size, pixels.shape[1:], strict=True)
+    ]
+    return np.pad(pixels, [(0, 0), *padding], "symmetric") if any(map(any, padding)) else pixels
 
 
 def list_tile_starts(length: int, tile: int) -> list[int]:
@@ -92,5 +94,5 @@ def list_tile_starts(length: int, tile: int) -> list[int]:
 def build_tent_weights(size: tuple[int, ...]) -> np.ndarray:
     """Build weights (h, w) or (d, h, w) float32 in (0, 1]: the product over the axes of the distance to the nearer
     edge."""
-    sides = [np.minimum(np.arange(n) + 0.5, n - np.arange(n) - 0.5) / (n / 2) for n in size]
-    return functools.reduce(np.multiply, np.ix_(*sides)).astype(np.float32)
+    axis_weights = [np.minimum(np.arange(n) + 0.5, n - np.arange(n) - 0.5) / (n / 2) for n in size]
+    return functools.reduce(np.multiply, np.ix_(*axis_weights)).astype(np.float32)

@@ -97,27 +97,27 @@ def load_slices(loader: TrainLoader, steps: Iterable[list[StepSlice]]) -> Iterat
     The loader prefetches: it draws slices ahead of the batches that it returns, and these slices are queued here. No
     batch is loaded for an empty slice.
     """
-    waiting: deque[StepSlice] = deque()
+    pending: deque[StepSlice] = deque()
 
     def draw_spans() -> Iterator[tuple[int, int]]:
         for slices in steps:
-            waiting.extend(slices)
-            yield from ((piece.start, piece.stop) for piece in slices if not piece.is_empty)
+            pending.extend(slices)
+            yield from ((step_slice.start, step_slice.stop) for step_slice in slices if not step_slice.is_empty)
 
     for batch in loader.spans(draw_spans()):
-        while waiting[0].is_empty:
-            yield waiting.popleft(), {}
-        yield waiting.popleft(), batch
-        while waiting and waiting[0].is_empty:
-            yield waiting.popleft(), {}
-    yield from ((piece, {}) for piece in waiting)
+        while pending[0].is_empty:
+            yield pending.popleft(), {}
+        yield pending.popleft(), batch
+        while pending and pending[0].is_empty:
+            yield pending.popleft(), {}
+    yield from ((piece, {}) for piece in pending)
 
 
 def move_entry(entry: Tensor | list[Any], device: str) -> Tensor | list[Any]:
     """Move an entry of a batch, (B, ...) or a list of B, to a device."""
     if isinstance(entry, Tensor):
         return copy_to_device(entry, device)
-    return [copy_to_device(part, device) if isinstance(part, Tensor) else part for part in entry]
+    return [copy_to_device(item, device) if isinstance(item, Tensor) else item for item in entry]
 
 
 def normalise_views(preprocess: Preprocess, views: Tensor | list[Tensor]) -> Tensor | list[Tensor]:

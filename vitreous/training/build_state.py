@@ -72,10 +72,10 @@ def build_objective(run: Run, model: Model, inputs: RunInputs, note: Callable[[s
     """
     multilabel = inputs.train.labels.ndim == 2 and bool(run.data.classes)
     objective = run.objective.build(model, run.objective_setting(multilabel))
-    parts = open_objective_state(run.init) if run.init else None
-    if parts and parts.config["name"] == run.objective.name:
+    objective_state = open_objective_state(run.init) if run.init else None
+    if objective_state and objective_state.config["name"] == run.objective.name:
         config = to_builtins(run.objective) | {"classes": list(run.data.classes)}
-        note(f"{run.objective.name} {load_into_objective(objective, config, parts).text()}")
+        note(f"{run.objective.name} {load_into_objective(objective, config, objective_state).text()}")
     return objective
 
 

@@ -91,10 +91,10 @@ class CheckpointStore:
         self.sweep()
         checkpoints = list(self.places())
         for checkpoint in checkpoints:
-            fault = find_damage(checkpoint)
-            if fault is None:
+            damage = find_damage(checkpoint)
+            if damage is None:
                 return checkpoint
-            warn(f"checkpoint {checkpoint.name} is not used: {fault}")
+            warn(f"checkpoint {checkpoint.name} is not used: {damage}")
         if checkpoints:
             raise WeightsError(
                 f"none of the {len(checkpoints)} checkpoints in {self.folder} is valid",
@@ -108,8 +108,8 @@ class CheckpointStore:
 
     def places(self) -> Iterator[Path]:
         """Every published checkpoint, newest first."""
-        places = [p for p in self.folder.glob("step-*") if p.name[5:].isdecimal()] if self.folder.is_dir() else []
-        return iter(sorted(places, key=lambda p: int(p.name[5:]), reverse=True))
+        folders = [p for p in self.folder.glob("step-*") if p.name[5:].isdecimal()] if self.folder.is_dir() else []
+        return iter(sorted(folders, key=lambda p: int(p.name[5:]), reverse=True))
 
     def prune(self, pinned: int | None = None) -> None:
         """Remove checkpoints older than the newest `keep` valid ones, except that of a `pinned` step."""
@@ -121,39 +121,39 @@ class CheckpointStore:
             else:
                 valid += find_damage_by_size(checkpoint) is None
 
-    def discard(self, place: Path) -> None:
+    def discard(self, folder: Path) -> None:
         """Remove a checkpoint: rename it to a hidden folder, then delete its files."""
-        hidden = place.with_name(f".tmp-{uuid.uuid4().hex}")
-        os.rename(place, hidden)
+        hidden = folder.with_name(f".tmp-{uuid.uuid4().hex}")
+        os.rename(folder, hidden)
         shutil.rmtree(hidden, ignore_errors=True)
 
     def sweep(self) -> None:
         """Remove temporary folders of interrupted saves and removals."""
-        for stray in self.folder.glob(".tmp-*"):
-            shutil.rmtree(stray, ignore_errors=True)
+        for temporary_folder in self.folder.glob(".tmp-*"):
+            shutil.rmtree(temporary_folder, ignore_errors=True)
 
 
-def find_damage(place: Path) -> str | None:
+def find_damage(folder: Path) -> str | None:
     """Return why a checkpoint is damaged, or None. Files are compared with the manifest, including their SHA-256."""
-    fault = find_damage_by_size(place)
-    if fault is None:
-        for name, entry in json.loads((place / MANIFEST_NAME).read_text()).items():
-            if compute_sha256(place / name) != entry["sha256"]:
+    damage = find_damage_by_size(folder)
+    if damage is None:
+        for name, entry in json.loads((folder / MANIFEST_NAME).read_text()).items():
+            if compute_sha256(folder / name) != entry["sha256"]:
                 return f"{name} was altered (SHA-256 differs)"
-    return fault
+    return damage
 
 
-def find_damage_by_size(place: Path) -> str | None:
+def find_damage_by_size(folder: Path) -> str | None:
     """Return why a checkpoint is damaged, or None, by presence and size of its files only."""
     try:
-        manifest = json.loads((place / MANIFEST_NAME).read_text())
+        manifest = json.loads((folder / MANIFEST_NAME).read_text())
         entries = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         return f"{MANIFEST_NAME} cannot be read ({type(error).__name__})"
     if not entries:
         return f"{MANIFEST_NAME} is empty"
     for name, (size, _) in entries.items():
-        file = place / name
+        file = folder / name
         if Path(name).name != name or file.is_symlink() or not file.is_file():
             return f"{name} is missing"
         if file.stat().st_size != size:

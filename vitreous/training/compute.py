@@ -48,8 +48,10 @@ class GradientComputer:
 
             forward = DistributedDataParallel(objective, [ranks.local] if flat.master.is_cuda else None)
         self.shards = Shards(objective, flat, forward)
-        fixed = run.precision != "fp16" and not (run.reproducible or run.recompute or not run.preprocess.stacks)
-        if fixed and not ranks.joined and objective.capturable and uses_cuda_graphs(flat.master.device):
+        supports_graphs = run.precision != "fp16" and not (
+            run.reproducible or run.recompute or not run.preprocess.stacks
+        )
+        if supports_graphs and not ranks.joined and objective.capturable and uses_cuda_graphs(flat.master.device):
             self.shards.captured = CudaGraphRunner(flat.master.device)
 
     def step(self, slices: Iterable[tuple[StepSlice, Batch]], step: int) -> tuple[Scalars, Tensor]:
@@ -91,16 +93,18 @@ class GradientComputer:
         """
         size, passes = count_batch_samples(batch), 1
         if self.run.micro_batch:
-            first = step_slice.start - step_slice.start % self.run.batch_size  # for the whole batch over all processes
-            max_samples = -(-min(self.run.batch_size, self.run.total - first) // self.ranks.world)
+            batch_start = (
+                step_slice.start - step_slice.start % self.run.batch_size
+            )  # for the whole batch over all processes
+            max_samples = -(-min(self.run.batch_size, self.run.total - batch_start) // self.ranks.world)
             max_samples = 0 if self.run.preprocess.has_buckets else max_samples
             passes = -(-max(max_samples, size) // self.run.micro_batch)
         scalars = []
-        for number, (a, b) in enumerate(pairwise(even_bounds(0, size, passes))):
-            piece = slice_batch(batch, a, max(b, a + 1)) if passes > 1 else batch
+        for index, (a, b) in enumerate(pairwise(even_bounds(0, size, passes))):
+            micro_batch = slice_batch(batch, a, max(b, a + 1)) if passes > 1 else batch
             if self.sharded:
-                set_gradient_sync(self.objective, step_slice.ends_step and number == passes - 1)
-            scalars.append(self.shards.backward(piece, step_slice.share * (b - a) / size * self.mean))
+                set_gradient_sync(self.objective, step_slice.ends_step and index == passes - 1)
+            scalars.append(self.shards.backward(micro_batch, step_slice.share * (b - a) / size * self.mean))
         return {name: value / self.mean for name, value in add_scalars(scalars).items()}
 
     def compute_reproducibly(self, slices: Iterable[tuple[StepSlice, Batch]], step: int) -> tuple[Scalars, Tensor]:
@@ -115,8 +119,10 @@ class GradientComputer:
         def compute(forward: ForwardFunction, batch: Batch, step_slice: StepSlice) -> Scalars:
             self.seed_pass(step, step_slice)
             size = count_batch_samples(batch)
-            most = self.run.micro_batch or size
-            micro_batches = [(slice_batch(batch, a, a + most), min(most, size - a)) for a in range(0, size, most)]
+            chunk_size = self.run.micro_batch or size
+            micro_batches = [
+                (slice_batch(batch, a, a + chunk_size), min(chunk_size, size - a)) for a in range(0, size, chunk_size)
+            ]
             return add_scalars(
                 self.shards.part(forward, micro_batch, step_slice.share * count / size)
                 for micro_batch, count in micro_batches
@@ -134,18 +140,18 @@ class GradientComputer:
         samples = [batch["samples"] for _, batch, _ in work]
         return add_scalars(scalars), torch.cat(samples) if samples else torch.zeros(0, dtype=torch.int64)
 
-    def finish(self, act: Callable[[], None]) -> None:
-        """Call `act` after the backward passes: on one core if the run is reproducible, because rounding depends on the
-        number of threads."""
+    def finish(self, update: Callable[[], None]) -> None:
+        """Call `update` after the backward passes: on one core if the run is reproducible, because rounding depends on
+        the number of threads."""
         if self.run.reproducible and self.flat.master.device.type == "cpu":
-            run_on_one_core(act)
+            run_on_one_core(update)
         else:
-            act()
+            update()
 
 
-def run_on_one_core(act: Callable, *arguments: object):
+def run_on_one_core(function: Callable, *arguments: object):
     """Call a function in a thread that uses one core."""
-    return get_thread_pool(torch.get_num_threads()).submit(act, *arguments).result()
+    return get_thread_pool(torch.get_num_threads()).submit(function, *arguments).result()
 
 
 def count_gradient_buffers(run: Run, ranks: Ranks) -> int:

@@ -111,30 +111,30 @@ class FlatParameters:
 
     def zero(self) -> None:
         """Reset the gradients. Those that are still zero since `collect` are not written again."""
-        for number, grad in enumerate(self.grads):
-            if grad is self.total or grad._version != self.versions[number]:
+        for index, grad in enumerate(self.grads):
+            if grad is self.total or grad._version != self.versions[index]:
                 grad.zero_()
-                self.versions[number] = grad._version
+                self.versions[index] = grad._version
         if self.total is not self.grad:
             self.total = None  # its memory is free for activations during the backward pass
 
     def collect(self) -> None:
         """Add the gradients of backward passes in `grads` to the float32 sum, in their order, and set them to zero."""
-        for number, grad in enumerate(self.grads):
+        for index, grad in enumerate(self.grads):
             if grad is self.total:
                 continue
             if self.total is None:
                 self.total = grad.float()
             else:
-                for total, part in zip(self.total.split(ALL_REDUCE_CHUNK), grad.split(ALL_REDUCE_CHUNK), strict=True):
-                    total += part  # in chunks: a single addition would copy everything to float32
+                for total, chunk in zip(self.total.split(ALL_REDUCE_CHUNK), grad.split(ALL_REDUCE_CHUNK), strict=True):
+                    total += chunk  # in chunks: a single addition would copy everything to float32
             grad.zero_()
-            self.versions[number] = grad._version
+            self.versions[index] = grad._version
 
     def exchange(self, ranks: Ranks) -> None:
         """All-reduce the float32 gradients over processes."""
-        for part in self.master_grad.split(ALL_REDUCE_CHUNK):
-            ranks.sum(part)
+        for chunk in self.master_grad.split(ALL_REDUCE_CHUNK):
+            ranks.sum(chunk)
 
     def reduce_in_order(self, ranks: Ranks) -> None:
         """Add up the `grads` of all processes in float32, in the order of shards: bit-identical for any number of
@@ -146,10 +146,10 @@ class FlatParameters:
             return self.collect()
         total = torch.empty_like(self.master)
         for a in range(0, self.length, ALL_REDUCE_CHUNK):
-            mine = torch.stack([grad[a : a + ALL_REDUCE_CHUNK] for grad in self.grads])
-            first, *others = torch.cat(ranks.gather(mine))
-            summed = first.float()
-            for shard_grad in others:
+            local_grads = torch.stack([grad[a : a + ALL_REDUCE_CHUNK] for grad in self.grads])
+            first_grad, *other_grads = torch.cat(ranks.gather(local_grads))
+            summed = first_grad.float()
+            for shard_grad in other_grads:
                 summed += shard_grad
             total[a : a + ALL_REDUCE_CHUNK] = summed
         if self.total is self.grad:
@@ -174,22 +174,22 @@ class FlatParameters:
         start = self.spans[names[0]][0]
         return torch.stack([vector[a - start : b - start].norm() for a, b in (self.spans[name] for name in names)])
 
-    def clip(self, limit: float | None, by: str = "all") -> Tensor:
+    def clip(self, limit: float | None, clip_by: str = "all") -> Tensor:
         """Clip the gradient to the norm `limit`, and return the norm of the whole gradient before, a scalar.
 
-        `by` selects the clipped unit: the whole gradient, each `tensor`, or each `part`, a submodule of the objective
-        (`groups.clip_submodule`).
+        `clip_by` selects the clipped unit: the whole gradient, each `tensor`, or each `part`, a submodule of the
+        objective (`groups.clip_submodule`).
         """
         norm = self.norm()
-        if limit is not None and by == "all":
+        if limit is not None and clip_by == "all":
             self.master_grad.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
         elif limit is not None:
-            group_by = {name: name if by == "tensor" else clip_submodule(self.module, name) for name in self.spans}
+            group_by = {name: name if clip_by == "tensor" else clip_submodule(self.module, name) for name in self.spans}
             squares: dict[str, Tensor] = {}
             for group, span in self.groups.items():
                 norms = self.norms(self.master_grad[span], self.names[group])
-                for name, own in zip(self.names[group], norms, strict=True):
-                    squares[group_by[name]] = squares.get(group_by[name], 0) + own.square()
+                for name, tensor_norm in zip(self.names[group], norms, strict=True):
+                    squares[group_by[name]] = squares.get(group_by[name], 0) + tensor_norm.square()
             for name, view in self.views(self.master_grad).items():
                 view.mul_((limit / (squares[group_by[name]].sqrt() + 1e-6)).clamp(max=1.0))
         return norm
@@ -220,9 +220,9 @@ class FlatParameters:
         if self.work is not self.master:
             self.work.copy_(self.master)
 
-    def scatter(self, views: dict[str, Tensor], whole: dict[str, Tensor]) -> None:
+    def scatter(self, views: dict[str, Tensor], full_tensors: dict[str, Tensor]) -> None:
         """Copy whole tensors by name into this process's views."""
-        copy_by_name(views, whole)
+        copy_by_name(views, full_tensors)
 
     def untrained_state(self) -> dict[str, Tensor]:
         """Tensors that the optimiser does not update, by name.

@@ -82,8 +82,8 @@ class RunFolder:
         """Write the config of a resumed run. The previous one is kept as config.N.yaml, and the previous command above
         the new one."""
         with self.locked():
-            number = len(list(self.path.glob("config.*.yaml"))) + 1
-            write_text_atomic(self.path / f"config.{number}.yaml", self.config.read_text("utf-8"))
+            index = len(list(self.path.glob("config.*.yaml"))) + 1
+            write_text_atomic(self.path / f"config.{index}.yaml", self.config.read_text("utf-8"))
             previous = (self.path / "command.txt").read_text("utf-8")
             write_text_atomic(self.path / "command.txt", previous + command + "\n")
             for name, document in documents.items():
@@ -159,13 +159,13 @@ class RunFolder:
         """Add one line to the warnings."""
         append_line(self.warnings, {"step": step, "name": name, "text": text})
 
-    def rewind(self, step: int, but: str | None = None) -> None:
-        """Keep metrics and warnings up to a step, except metrics that contain `but`, because the rest will be written
-        again. An incomplete last line is removed."""
-        for path, left_out in ((self.metrics, but), (self.warnings, None)):
+    def rewind(self, step: int, exclude: str | None = None) -> None:
+        """Keep metrics and warnings up to a step, except metrics that contain `exclude`, because the rest will be
+        written again. An incomplete last line is removed."""
+        for path, excluded in ((self.metrics, exclude), (self.warnings, None)):
             if path.exists():
                 lines = [json.dumps(line) + "\n" for line in read_json_lines(path) if line["step"] <= step]
-                write_text_atomic(path, "".join(line for line in lines if not (left_out and left_out in line)))
+                write_text_atomic(path, "".join(line for line in lines if not (excluded and excluded in line)))
         for sink in self.sinks:
             sink.rewind(step, read_json_lines(self.metrics))
 
@@ -186,8 +186,8 @@ class MetricsFollower:
             with open(self.path, "rb") as file:
                 file.seek(0, 2)
                 status, size = self.path.stat(), file.tell()
-                anew = bool(self.inode) and (status.st_ino != self.inode or size < self.place)
-                self.inode, self.place = status.st_ino, 0 if anew else self.place
+                was_replaced = bool(self.inode) and (status.st_ino != self.inode or size < self.place)
+                self.inode, self.place = status.st_ino, 0 if was_replaced else self.place
                 file.seek(self.place)
                 text = file.read()
         except FileNotFoundError:
@@ -195,7 +195,7 @@ class MetricsFollower:
         complete_lines = text[: text.rfind(b"\n") + 1]
         self.place += len(complete_lines)
         parsed = (parse_json_line(line) for line in complete_lines.decode("utf-8", "replace").splitlines())
-        return anew, [line for line in parsed if line is not None]
+        return was_replaced, [line for line in parsed if line is not None]
 
 
 def append_line(path: Path, line: dict[str, Any]) -> None:

@@ -48,9 +48,9 @@ def choose_group(
     options: OptimizerConfig, model: ModelConfig, objective: Objective, name: str, parameter: Tensor
 ) -> ParameterGroup:
     """Return the group of an objective's parameter, which may have any shape."""
-    kind = choose_group_kind(name, parameter, options.decay_on)
+    group_kind = choose_group_kind(name, parameter, options.decay_on)
     return ParameterGroup(
-        kind, learning_rate_factor(options, model, objective, name), name in objective.frozen_at_start()
+        group_kind, learning_rate_factor(options, model, objective, name), name in objective.frozen_at_start()
     )
 
 
@@ -89,7 +89,7 @@ def learning_rate_factor(options: OptimizerConfig, model: ModelConfig, objective
     With decay d, d^(L + 1) before the blocks, d^(L - i) for block i of L (from 0), 1 after them. The objective's
     `input_tokens` count as parameters before the blocks.
     """
-    factor = math.prod(rate for text, rate in options.rates if text in name)
+    factor = math.prod(multiplier for text, multiplier in options.rates if text in name)
     if options.layer_decay == 1:
         return factor
     inner = name.removeprefix("model.")

@@ -56,19 +56,19 @@ class HealthMonitor:
     def step(self, state: TrainingState) -> None:
         """After a step: warn about a gradient norm far above the median."""
         self.at = state.step
-        usual = float(np.median(self.norms)) if len(self.norms) == NORM_HISTORY else math.inf
-        if math.isfinite(state.norm) and state.norm > EXPLODED_NORM_FACTOR * usual > 0:
+        median_norm = float(np.median(self.norms)) if len(self.norms) == NORM_HISTORY else math.inf
+        if math.isfinite(state.norm) and state.norm > EXPLODED_NORM_FACTOR * median_norm > 0:
             text = (
-                f"step {state.step}: gradient norm {state.norm:.3g}, {state.norm / usual:.0f} times the median "
+                f"step {state.step}: gradient norm {state.norm:.3g}, {state.norm / median_norm:.0f} times the median "
                 "before; lower --lr"
             )
             self.once("norm", text + ("" if state.run.optimizer.clip else ", or use --clip-grad 1"))
         if math.isfinite(state.norm):
             self.norms.append(state.norm)
 
-    def line(self, waiting: float, state: TrainingState, cached: bool) -> None:
+    def line(self, waiting_share: float, state: TrainingState, cached: bool) -> None:
         """After a log line: warn about a loop that waits for images."""
-        self.slow = self.slow + 1 if waiting > SLOW_LOADING_SHARE else 0
+        self.slow = self.slow + 1 if waiting_share > SLOW_LOADING_SHARE else 0
         if self.slow == SLOW_LOADING_LINES:
             workers = state.run.data.workers
             advice = (
@@ -76,7 +76,7 @@ class HealthMonitor:
                 if cached
                 else f"raise --workers ({workers} now) or use smaller files"
             )
-            self.once("data_wait", f"{waiting:.0%} of the time the model waits for images; {advice}")
+            self.once("data_wait", f"{waiting_share:.0%} of the time the model waits for images; {advice}")
 
     def report(self, report: Report, classes: tuple[str, ...]) -> None:
         """After an evaluation: warn if all predictions are the same class."""
@@ -92,12 +92,12 @@ class HealthMonitor:
             )
 
 
-def count_shared_images(train: Split, val: Split, rows: np.ndarray) -> int:
+def count_shared_images(train: Split, val: Split, indices: np.ndarray) -> int:
     """Count the validation images of these (n,) indices that are in the training split, byte for byte; 0 if that takes
     too long."""
     if isinstance(train, ArraySplit) and isinstance(val, ArraySplit):
         train_hashes = {hash_image_file(pixels.tobytes()) for pixels in train.pixels}
-        return sum(hash_image_file(val.pixels[index].tobytes()) in train_hashes for index in rows)
+        return sum(hash_image_file(val.pixels[index].tobytes()) in train_hashes for index in indices)
     if not isinstance(train, FileSplit) or not isinstance(val, FileSplit) or len(train) > MAX_DUPLICATE_CANDIDATES:
         return 0
     try:
@@ -106,11 +106,11 @@ def count_shared_images(train: Split, val: Split, rows: np.ndarray) -> int:
             sizes.setdefault(path.stat().st_size, []).append(path)
         train_hashes = {}
         copies = 0
-        for index in rows:
+        for index in indices:
             path = val.paths[index]
             size = path.stat().st_size
             if size in sizes and size not in train_hashes:
-                train_hashes[size] = {hash_image_file(other.read_bytes()) for other in sizes[size]}
+                train_hashes[size] = {hash_image_file(candidate.read_bytes()) for candidate in sizes[size]}
             copies += size in sizes and hash_image_file(path.read_bytes()) in train_hashes[size]
         return copies
     except OSError:

@@ -63,16 +63,16 @@ class LiveCurves:
         from rich.text import Text
 
         keys = [key for key in ("train/loss", self.measure()) if key and len(extract_curve(self.lines, key)[0])]
-        beside = len(keys) > 1 and options.max_width >= MIN_TWO_CURVE_WIDTH
-        width = min(MAX_CURVE_WIDTH, options.max_width // (2 if beside else 1) - 2)
+        is_side_by_side = len(keys) > 1 and options.max_width >= MIN_TWO_CURVE_WIDTH
+        width = min(MAX_CURVE_WIDTH, options.max_width // (2 if is_side_by_side else 1) - 2)
         if not keys or width < 2 * CURVE_MARGIN:
             return
         table = Table.grid(padding=(0, 2))
-        drawn = [
+        curves = [
             Text(draw_curve(key, *extract_curve(self.lines, key), self.steps, width), style=colour, no_wrap=True)
             for key, colour in zip(keys, ("cyan", "green"), strict=False)
         ]
-        for row in [drawn] if beside else [[curve] for curve in drawn]:
+        for row in [curves] if is_side_by_side else [[curve] for curve in curves]:
             table.add_row(*row)
         yield table
 
@@ -124,17 +124,17 @@ def draw_curve(title: str, steps: np.ndarray, values: np.ndarray, total: int, wi
     means = np.array([values[columns == spot].mean() for spot in spots])
     rows = np.round((high - means) / ((high - low) or 1.0) * (down - 1)).astype(np.int64)
     canvas = np.zeros((CURVE_LINES, across // 2), np.int64)
-    before = rows[0]
+    previous_row = rows[0]
     for column in range(spots[0], spots[-1] + 1):
         row = round(float(np.interp(column, spots, rows)))
-        for dot in range(min(before, row), max(before, row)):
+        for dot in range(min(previous_row, row), max(previous_row, row)):
             canvas[dot // 4, column // 2] |= BRAILLE_DOTS[dot % 4, column % 2]
         canvas[row // 4, column // 2] |= BRAILLE_DOTS[row % 4, column % 2]
-        before = row
-    numbers = [format_value(high), *[""] * (CURVE_LINES - 2), format_value(low)]
+        previous_row = row
+    labels = [format_value(high), *[""] * (CURVE_LINES - 2), format_value(low)]
     lines = [
-        f"{number:>{CURVE_MARGIN - 1}} {''.join(chr(0x2800 + cell) for cell in row)}"
-        for number, row in zip(numbers, canvas.tolist(), strict=True)
+        f"{label:>{CURVE_MARGIN - 1}} {''.join(chr(0x2800 + cell) for cell in row)}"
+        for label, row in zip(labels, canvas.tolist(), strict=True)
     ]
     ends = f"{'0':<{across // 2 - len(f'{total:,}')}}{total:,}"
     return "\n".join(

@@ -61,9 +61,9 @@ class DeferredMetrics:
     """
 
     def __init__(
-        self, number: int, names: Sequence[str], scalars: Scalars, norm: Tensor, *, samples: Tensor, ranks: Ranks
+        self, step: int, names: Sequence[str], scalars: Scalars, norm: Tensor, *, samples: Tensor, ranks: Ranks
     ) -> None:
-        self.number, self.names, self.samples = number, names, samples
+        self.number, self.names, self.samples = step, names, samples
         zero = norm.new_zeros((), dtype=torch.float32)
         shares = [zero + scalars.get(name, 0.0) for name in names]
         values = torch.cat([ranks.sum(torch.stack(shares)), norm.detach().float()[None]])
@@ -132,9 +132,9 @@ class TrainingState(TrainingCounters):
         self.losses, self.counted, self.scalars = 0.0, 0, {}
         return loss, means
 
-    def read_metrics(self, but: int = 0) -> None:
-        """Record the metrics of all deferred steps `but` the last; raises NonFiniteError if one was not finite."""
-        while len(self.unread) > but:
+    def read_metrics(self, keep: int = 0) -> None:
+        """Record the metrics of all deferred steps `keep` the last; raises NonFiniteError if one was not finite."""
+        while len(self.unread) > keep:
             step = self.unread.pop(0)
             record_step(self, step.number, *step.read(), step.samples)
 
@@ -179,13 +179,13 @@ def take_steps(state: TrainingState, slices: Iterator[SliceBatch], hooks: Sequen
         state.flat.zero()
         compute.shards.scale = state.scale
         scalars, samples = compute.step(take_step_slices(slices), state.step)
-        rate = schedule_factor(run.schedule, state.step, run.steps)
-        compute.finish(partial(optimizer_step, state, scalars, samples, rate))
+        lr_factor = schedule_factor(run.schedule, state.step, run.steps)
+        compute.finish(partial(optimizer_step, state, scalars, samples, lr_factor))
         size = min(run.step_size, run.total - state.images)
         state.flops += state.objective.flops(state.progress) * state.work * size
-        state.step, state.images, state.rate = state.step + 1, state.images + size, run.optimizer.lr * rate
+        state.step, state.images, state.rate = state.step + 1, state.images + size, run.optimizer.lr * lr_factor
         due = [(period, hook) for period, hook in hooks if not period or state.step % period == 0 or state.done]
-        state.read_metrics(but=0 if state.done or any(period for period, _ in due) else 1)
+        state.read_metrics(keep=0 if state.done or any(period for period, _ in due) else 1)
         for _, hook in due:
             hook(state)
 
@@ -193,9 +193,9 @@ def take_steps(state: TrainingState, slices: Iterator[SliceBatch], hooks: Sequen
 def measure_waiting(slices: Iterator[SliceBatch], state: TrainingState) -> Iterator[SliceBatch]:
     """Yield the same slices, and add the waiting time for each to `state.waited`."""
     while True:
-        started = time.perf_counter()
+        start_time = time.perf_counter()
         pair = next(slices, None)
-        state.waited += time.perf_counter() - started
+        state.waited += time.perf_counter() - start_time
         if pair is None:
             return
         yield pair
@@ -209,8 +209,8 @@ def take_step_slices(slices: Iterator[SliceBatch]) -> Iterator[SliceBatch]:
             return
 
 
-def optimizer_step(state: TrainingState, scalars: Scalars, samples: Tensor, rate: float) -> None:
-    """Update the weights from the summed gradients, at `rate` times the base learning rate.
+def optimizer_step(state: TrainingState, scalars: Scalars, samples: Tensor, lr_factor: float) -> None:
+    """Update the weights from the summed gradients, at `lr_factor` times the base learning rate.
 
     Nothing is changed if they or the loss are known not to be finite. `samples` (n,) int64 are those of the step.
     """
@@ -228,7 +228,7 @@ def optimizer_step(state: TrainingState, scalars: Scalars, samples: Tensor, rate
     ):
         return
     frozen = state.objective.frozen_update(progress)
-    state.optimizers.step(rate, progress.values.get("weight_decay"), frozen)
+    state.optimizers.step(lr_factor, progress.values.get("weight_decay"), frozen)
     state.updates += 1
     flat.sync(state.updates, progress.values.get("ema", None if state.run.ema_warmup else state.run.ema))
     with torch.no_grad():

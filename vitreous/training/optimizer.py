@@ -57,35 +57,41 @@ class FlatOptimizer:
             frozen: treatment of groups that start frozen; None: as all others.
         """
         options = self.options
-        usual = options.weight_decay if weight_decay is None else weight_decay
+        default_decay = options.weight_decay if weight_decay is None else weight_decay
         for group, span in self.flat.groups.items():
             if group.starts_frozen and frozen == "skip":
                 continue
-            rate = 0.0 if group.starts_frozen and frozen else factor * group.factor
+            lr_factor = 0.0 if group.starts_frozen and frozen else factor * group.factor
             weight, grad = self.flat.master[span], self.flat.master_grad[span]
-            decay = 0.0 if group.kind == "plain" else usual
+            decay = 0.0 if group.kind == "plain" else default_decay
             if options.name == "muon" and group.kind == "matrix":
-                lr, dtype = options.matrix_lr * rate, self.flat.dtype
+                lr, dtype = options.matrix_lr * lr_factor, self.flat.dtype
                 muon_step(*self.matrices(group), lr=lr, weight_decay=decay, momentum=MUON_MOMENTUM, dtype=dtype)
             elif options.name == "sgd":
                 # decoupled; torch's version would add it to the gradient
-                weight.mul_(1 - options.lr * rate * decay)
-                self.sgd(weight, grad, self.moment("momentum_buffer", span), options.lr * rate)
+                weight.mul_(1 - options.lr * lr_factor * decay)
+                self.sgd(weight, grad, self.moment("momentum_buffer", span), options.lr * lr_factor)
             elif options.name == "lars":
-                self.lars(group, options.lr * rate, decay)
+                self.lars(group, options.lr * lr_factor, decay)
             elif options.name == "lamb":
-                self.lamb(group, options.lr * rate, decay)
+                self.lamb(group, options.lr * lr_factor, decay)
             else:
-                self.adamw(group, weight, grad, options.lr * rate, decay)
+                self.adamw(group, weight, grad, options.lr * lr_factor, decay)
 
     def lamb(self, group: ParameterGroup, lr: float, decay: float) -> None:
         """One step of LAMB on a group. The trust ratio applies only to parameters with weight decay, as in DeiT-III's
         code."""
         span, names = self.flat.groups[group], self.flat.names[group]
         weight, grad = self.flat.master[span], self.flat.master_grad[span]
-        first, second = self.moment("exp_avg", span), self.moment("exp_avg_sq", span)
+        first_moment, second_moment = self.moment("exp_avg", span), self.moment("exp_avg_sq", span)
         update = lamb_direction(
-            grad, weight, first=first, second=second, count=self.steps[group], options=self.options, decay=decay
+            grad,
+            weight,
+            first_moment=first_moment,
+            second_moment=second_moment,
+            count=self.steps[group],
+            options=self.options,
+            decay=decay,
         )
         if decay:
             factors = lamb_trust_ratios(self.flat.norms(weight, names), self.flat.norms(update, names))
@@ -108,9 +114,10 @@ class FlatOptimizer:
     def adamw(self, group: ParameterGroup, weight: Tensor, grad: Tensor, lr: float, decay: float) -> None:
         """Take one fused step of AdamW on a group: weight and gradient (n,) float32."""
         span, (beta1, beta2) = self.flat.groups[group], self.options.betas
-        first, second = self.moment("exp_avg", span), self.moment("exp_avg_sq", span)
+        first_moment, second_moment = self.moment("exp_avg", span), self.moment("exp_avg_sq", span)
         adamw(
-            [weight], [grad], [first], [second], [], [self.steps[group]], fused=True, amsgrad=False, maximize=False,
+            [weight], [grad], [first_moment], [second_moment], [], [self.steps[group]],
+            fused=True, amsgrad=False, maximize=False,
             beta1=beta1, beta2=beta2, lr=lr, weight_decay=decay, eps=self.options.eps,
         )  # fmt: skip
 
@@ -125,8 +132,10 @@ class FlatOptimizer:
         """The matrices of a group, their gradients and their momenta, as views; filters as matrices (out, in k k)."""
         master, grad = self.flat.views(self.flat.master), self.flat.views(self.flat.master_grad)
         momenta, names = self.named("momentum_buffer"), self.flat.names[group]
-        weights, gradients, moved = ([views[n].flatten(1) for n in names] for views in (master, grad, momenta))
-        return weights, gradients, moved
+        weights, gradients, momentum_buffers = (
+            [views[n].flatten(1) for n in names] for views in (master, grad, momenta)
+        )
+        return weights, gradients, momentum_buffers
 
     def moment(self, name: str, span: slice) -> Tensor:
         """Return the slice (n,) of a moment for a span of the flat vector."""
@@ -150,12 +159,14 @@ class FlatOptimizer:
         return tensors | {f"{name}/{key}": view for name in self.moments for key, view in self.named(name).items()}
 
     def load(
-        self, tensors: dict[str, Tensor], place: Callable[[dict[str, Tensor], dict[str, Tensor]], None] = copy_by_name
+        self,
+        tensors: dict[str, Tensor],
+        copy_tensors: Callable[[dict[str, Tensor], dict[str, Tensor]], None] = copy_by_name,
     ) -> None:
-        """Load the output of `state`; `place` copies whole tensors into views of their shape, or of this process's
-        share."""
+        """Load the output of `state`; `copy_tensors` copies whole tensors into views of their shape, or of this
+        process's share."""
         views = self.state()
         counts = {name: views.pop(name) for name in list(views) if name.startswith("step/")}
-        place(views, tensors)
+        copy_tensors(views, tensors)
         for name, count in counts.items():
             count.copy_(tensors[name].reshape(()))

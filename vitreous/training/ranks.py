@@ -75,24 +75,24 @@ class Ranks:
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return largest.tolist()
 
-    def gather(self, rows: Tensor) -> list[Tensor]:
+    def gather(self, tensor: Tensor) -> list[Tensor]:
         """Return every process's (n, ...) tensor, in order; n may differ."""
         if self.world == 1:
-            return [rows]
-        lengths = torch.zeros(self.world, dtype=torch.int64, device=rows.device)
-        lengths[self.rank] = len(rows)
+            return [tensor]
+        lengths = torch.zeros(self.world, dtype=torch.int64, device=tensor.device)
+        lengths[self.rank] = len(tensor)
         dist.all_reduce(lengths)
-        padded = rows.new_zeros((int(lengths.max()), *rows.shape[1:]))
-        padded[: len(rows)] = rows
+        padded = tensor.new_zeros((int(lengths.max()), *tensor.shape[1:]))
+        padded[: len(tensor)] = tensor
         gathered = [torch.empty_like(padded) for _ in range(self.world)]
         dist.all_gather(gathered, padded)
-        return [part[: int(length)] for part, length in zip(gathered, lengths, strict=True)]
+        return [chunk[: int(length)] for chunk, length in zip(gathered, lengths, strict=True)]
 
-    def gather_rows(self, rows: Tensor) -> tuple[Tensor, int]:
+    def gather_rows(self, samples: Tensor) -> tuple[Tensor, int]:
         """(n, ...) -> the samples of all processes, (N, ...), without gradient, and the index of this process's
         first."""
-        parts = self.gather(rows.detach())
-        return torch.cat(parts), sum(map(len, parts[: self.rank]))
+        gathered = self.gather(samples.detach())
+        return torch.cat(gathered), sum(map(len, gathered[: self.rank]))
 
     def broadcast_text(self, text: str) -> str:
         """The main process's text."""
@@ -153,7 +153,7 @@ def process_group(device: str, timeout: float):
         join_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timedelta(seconds=timeout))
         yield current_ranks()
     except RuntimeError as error:
-        if not any(word in str(error).lower() for word in CONNECTION_ERROR_WORDS):
+        if not any(phrase in str(error).lower() for phrase in CONNECTION_ERROR_WORDS):
             raise
         line = str(error).splitlines()[0][:200]
         raise ResourceError(
@@ -196,9 +196,9 @@ def rendezvous_store(agent: dist.Store, rank: int, world: int, timeout: timedelt
     if rank == 0:
         agent.set(RENDEZVOUS_KEY, token)
         store = dist.PrefixStore(token, agent)
-        asked = {rank_index: store.get(f"asked/{rank_index}") for rank_index in range(1, world)}  # waits for each
-        for rank_index, question in asked.items():
-            store.set(f"answered/{rank_index}", question.decode())
+        requests = {rank_index: store.get(f"asked/{rank_index}") for rank_index in range(1, world)}  # waits for each
+        for rank_index, request_token in requests.items():
+            store.set(f"answered/{rank_index}", request_token.decode())
         return store
     while time.monotonic() < until:
         store = dist.PrefixStore(agent.get(RENDEZVOUS_KEY).decode(), agent)

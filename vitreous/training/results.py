@@ -23,13 +23,13 @@ def collect_objective_parts(state: TrainingState) -> ObjectiveState | None:
 
 
 def write_bundle(
-    state: TrainingState, model: Model, parts: ObjectiveState | None, *, folder: RunFolder, epochs: float
+    state: TrainingState, model: Model, objective_state: ObjectiveState | None, *, folder: RunFolder, epochs: float
 ) -> None:
     """Write the bundle of a run. `epochs`: the number of epochs that the weights of `model` were trained for."""
     run = state.run
     data = get_public_name(run.data.source)
     provenance = {"init": run.init, "recipe": run.recipe, "data": data, "epochs": epochs, "seed": run.seed}
-    Bundle(model, state.objective.task(), run.preprocess, provenance, parts=parts).save(folder.bundle)
+    Bundle(model, state.objective.task(), run.preprocess, provenance, parts=objective_state).save(folder.bundle)
 
 
 def summarize_run(

@@ -195,10 +195,10 @@ class Run:
                 f"{self.shards} shards cannot be combined with compile, dropout or drop_path", "use --shards 1"
             )
         if not self.splittable and (self.shards > 1 or self.micro_batch or self.reproducible):
-            where = f"the objective {self.objective.name}"
-            where = where if not self.objective.splittable else f"the batch norms of {self.model.name()}"
+            cause = f"the objective {self.objective.name}"
+            cause = cause if not self.objective.splittable else f"the batch norms of {self.model.name()}"
             raise UsageError(
-                f"the samples of a batch depend on each other in {where}",
+                f"the samples of a batch depend on each other in {cause}",
                 "remove --shards, --micro-batch and --reproducible",
             )
         if self.batch_size < self.objective.least_batch:
@@ -240,7 +240,7 @@ class Run:
             option = "--reproducible" if self.reproducible else "another --sampling than even"
             raise UsageError(f"{option} cannot be combined with buckets", "remove one of them")
         for size in self.preprocess.buckets:
-            if any(side % patch for side, patch in zip(size, self.model.patch, strict=True)):
+            if any(length % patch for length, patch in zip(size, self.model.patch, strict=True)):
                 raise UsageError(
                     f"a bucket of {format_size(size)} is not divisible into patches of {format_size(self.model.patch)}",
                     f"use {'x'.join(map(str, nearest_divisible_size(size, self.model.patch)))}",

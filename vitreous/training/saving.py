@@ -90,11 +90,14 @@ class Checkpointer:
 
     def write(self, state: TrainingState, text: str) -> None:
         """Write all tensors as files, in this process."""
-        parts = collect_tensors(state)
+        sections = collect_tensors(state)
         writers = {
-            f"{part}.safetensors": lambda path, held=held: write_tensors(held, path) for part, held in parts.items()
+            f"{section}.safetensors": lambda path, tensors=tensors: write_tensors(tensors, path)
+            for section, tensors in sections.items()
         }
-        size = sum(tensor.numel() * tensor.element_size() for held in parts.values() for tensor in held.values())
+        size = sum(
+            tensor.numel() * tensor.element_size() for tensors in sections.values() for tensor in tensors.values()
+        )
         self.store.save(
             state.step,
             {**writers, CHECKPOINT_STATE_FILE: lambda path: write_text_atomic(path, text)},
@@ -111,23 +114,28 @@ class Checkpointer:
         flat, ranks = state.flat, state.ranks
         assert isinstance(flat, ShardedParameters)
         self.group = self.group or create_cpu_group()
-        started, refused = "", ResourceError("the main process could not start a checkpoint", "free some disk space")
+        folder_text, failure = (
+            "",
+            ResourceError("the main process could not start a checkpoint", "free some disk space"),
+        )
         try:
-            started = str(self.store.begin(state.step, 16 * flat.length * ranks.world)) if ranks.is_main else ""
+            folder_text = str(self.store.begin(state.step, 16 * flat.length * ranks.world)) if ranks.is_main else ""
         except ResourceError as error:
-            refused = error
-        if not (shared := ranks.broadcast_text(started)):
-            raise refused
+            failure = error
+        if not (shared := ranks.broadcast_text(folder_text)):
+            raise failure
         temporary = Path(shared)
-        held: dict[str, Tensor] = {}
-        for part, views in collect_tensors(state).items():
+        tensors: dict[str, Tensor] = {}
+        for section, views in collect_tensors(state).items():
             copies = {name: view.detach().cpu().clone() for name, view in views.items()}
-            cut = {name: copied for name, copied in copies.items() if part != "frozen" and not name.startswith("step/")}
-            held |= {f"{part}/{name}": piece for name, piece in (copies | flat.pieces(cut)).items()}
+            sliced = {
+                name: copied for name, copied in copies.items() if section != "frozen" and not name.startswith("step/")
+            }
+            tensors |= {f"{section}/{name}": piece for name, piece in (copies | flat.pieces(sliced)).items()}
         if ranks.is_main:
             write_text_atomic(temporary / CHECKPOINT_STATE_FILE, text)
         writer = HuggingFaceStorageWriter(str(temporary), save_distributed=True)
-        saved = async_save(held, storage_writer=writer, process_group=self.group)
+        saved = async_save(tensors, storage_writer=writer, process_group=self.group)
         assert isinstance(saved, Future)  # with a separate process group
         self.writing = saved, state.step, temporary
 
@@ -162,28 +170,28 @@ class Checkpointer:
         Raises WeightsError if none is valid, or if the newest is of a later version of vitreous.
         """
         ranks = state.ranks
-        place = ranks.broadcast_text(str(self.store.newest(self.note) or "") if ranks.is_main else "")
-        if not place:
+        folder = ranks.broadcast_text(str(self.store.newest(self.note) or "") if ranks.is_main else "")
+        if not folder:
             return None
-        stored = json.loads((Path(place) / CHECKPOINT_STATE_FILE).read_text("utf-8"))
-        if stored.get("format", 1) > CHECKPOINT_FORMAT:
+        saved_state = json.loads((Path(folder) / CHECKPOINT_STATE_FILE).read_text("utf-8"))
+        if saved_state.get("format", 1) > CHECKPOINT_FORMAT:
             raise WeightsError(
                 (
-                    f"{place} was written by a later version of vitreous (format {stored['format']}, "
+                    f"{folder} was written by a later version of vitreous (format {saved_state['format']}, "
                     f"this version supports {CHECKPOINT_FORMAT})"
                 ),
                 "update",
             )
         for name in (field.name for field in fields(TrainingCounters)):
-            if name in stored:
-                setattr(state, name, stored[name])
+            if name in saved_state:
+                setattr(state, name, saved_state[name])
         self.saved = state.images
         state.flat.load(
-            load_checkpoint_tensors(Path(place), "model"), load_checkpoint_tensors(Path(place), "ema") or None
+            load_checkpoint_tensors(Path(folder), "model"), load_checkpoint_tensors(Path(folder), "ema") or None
         )
-        state.optimizers.load(load_checkpoint_tensors(Path(place), "optimizer"), state.flat.scatter)
-        state.flat.load_untrained_state(load_checkpoint_tensors(Path(place), "frozen"))
-        return stored
+        state.optimizers.load(load_checkpoint_tensors(Path(folder), "optimizer"), state.flat.scatter)
+        state.flat.load_untrained_state(load_checkpoint_tensors(Path(folder), "frozen"))
+        return saved_state
 
 
 def load_checkpoint_weights(state: TrainingState, store: CheckpointStore, step: int) -> bool:
@@ -205,17 +213,17 @@ def collect_tensors(state: TrainingState) -> dict[str, dict[str, Tensor]]:
     """Return all tensors of a checkpoint in their shapes, by file and name; this process's share if the model is
     sharded."""
     flat = state.flat
-    parts = {"model": flat.views(flat.master), "optimizer": state.optimizers.state()}
+    sections = {"model": flat.views(flat.master), "optimizer": state.optimizers.state()}
     if flat.ema is not None:
-        parts["ema"] = flat.views(flat.average)
+        sections["ema"] = flat.views(flat.average)
     if untrained := flat.untrained_state():
-        parts["frozen"] = untrained
-    return parts
+        sections["frozen"] = untrained
+    return sections
 
 
-def write_tensors(held: dict[str, Tensor], path: Path) -> None:
+def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     """Write tensors of any shape as a safetensors file. Raises OSError if it cannot be written."""
     try:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in held.items()}, path)
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
     except SafetensorError as error:
         raise OSError(str(error)) from None

@@ -66,24 +66,24 @@ class ObjectiveSizes(NamedTuple):
 def measure_sizes(objective: Objective) -> ObjectiveSizes:
     """Count the parameters of an objective on any device, including `meta`."""
     parameters = dict(objective.named_parameters())
-    moving = {name: p.numel() for name, p in parameters.items() if p.requires_grad}
+    trainable = {name: p.numel() for name, p in parameters.items() if p.requires_grad}
     static = {id(p) for p in objective.frozen_parameters()}
     tensors = [*parameters.values(), *objective.buffers()]
     state_bytes = sum(t.numel() * t.element_size() for t in tensors if not t.requires_grad and id(t) not in static)
     deployed = objective.deployed_model()
     shipped = [t for t in (*deployed.parameters(), *deployed.buffers()) if not t.requires_grad]
     blocks = []
-    for name, part in objective.named_modules():
-        if name.endswith("blocks") and isinstance(part, nn.ModuleList) and has_trainable_parameters(part):
-            blocks += [sum(p.numel() for p in block.parameters() if p.requires_grad) for block in part]
+    for name, module in objective.named_modules():
+        if name.endswith("blocks") and isinstance(module, nn.ModuleList) and has_trainable_parameters(module):
+            blocks += [sum(p.numel() for p in block.parameters() if p.requires_grad) for block in module]
     return ObjectiveSizes(
-        moving=sum(moving.values()),
-        matrices=sum(size for name, size in moving.items() if choose_group_kind(name, parameters[name]) == "matrix"),
+        moving=sum(trainable.values()),
+        matrices=sum(size for name, size in trainable.items() if choose_group_kind(name, parameters[name]) == "matrix"),
         frozen=sum(p.numel() for p in parameters.values() if id(p) in static),
         held_bytes=state_bytes,
         shipped=sum(t.numel() for t in shipped),
         blocks=tuple(blocks),
-        root=sum(moving.values()) - sum(blocks),
+        root=sum(trainable.values()) - sum(blocks),
     )
 
 
@@ -101,11 +101,13 @@ def count_memory(run: Run, sizes: ObjectiveSizes, world: int, device: str = "cud
     """
     fsdp, b, n = run.parallel == "fsdp", DTYPES[run.precision].itemsize, sizes.moving
     share = -(-n // world) if fsdp else n
-    joined = world > 1 or fsdp
+    is_distributed = world > 1 or fsdp
     moments = {"sgd": 4 * n, "lars": 4 * n, "muon": 4 * sizes.matrices + 8 * (n - sizes.matrices)}
-    overlapped = joined and not fsdp and run.accumulate == 1 and run.micro_batch is None and not run.reproducible
+    overlapped = (
+        is_distributed and not fsdp and run.accumulate == 1 and run.micro_batch is None and not run.reproducible
+    )
     largest = max(sizes.blocks, default=0)
-    counted: dict[str, int | None] = {
+    memory: dict[str, int | None] = {
         "master_weights_bytes": 4 * share,
         "working_copy_bytes": (b * share if fsdp or b < 4 else 0) + (b + 4 * (b < 4)) * sizes.frozen,
         "ema_bytes": 4 * share if run.ema is not None else 0,
@@ -118,12 +120,12 @@ def count_memory(run: Run, sizes: ObjectiveSizes, world: int, device: str = "cud
         "gathered_weights_bytes": b * (sizes.root + 4 * largest) if fsdp else 0,
         "activations_bytes": count_activation_bytes(run, count_device_images(run, world), device),
     }
-    resident = sum(value or 0 for name, value in counted.items() if name not in TRANSIENT_MEMORY)
-    passing = {name: counted[name] or 0 for name in TRANSIENT_MEMORY}
-    backward = passing["activations_bytes"] + passing["gathered_weights_bytes"]
-    is_activation_known = counted["activations_bytes"] is not None
-    return counted | {
-        "peak_bytes": resident + max(backward, passing["gradient_sum_bytes"]) if is_activation_known else None
+    resident = sum(value or 0 for name, value in memory.items() if name not in TRANSIENT_MEMORY)
+    transient = {name: memory[name] or 0 for name in TRANSIENT_MEMORY}
+    backward = transient["activations_bytes"] + transient["gathered_weights_bytes"]
+    is_activation_known = memory["activations_bytes"] is not None
+    return memory | {
+        "peak_bytes": resident + max(backward, transient["gradient_sum_bytes"]) if is_activation_known else None
     }
 
 
@@ -200,11 +202,11 @@ def forecast_run(
     flops = objective.flops(TrainingProgress(0, 0, run.total))
     memory, seconds = count_memory(run, sizes, world), forecast_step(run, sizes, world, device, flops)
     step = seconds["compute"] + seconds["communication"] + seconds["update"]
-    rate, machines = run.step_size / step, -(-world // device.together)
+    images_per_second, machines = run.step_size / step, -(-world // device.together)
     peak = memory["peak_bytes"]
-    longest = max(("compute", "communication", "update"), key=lambda part: seconds[part])
+    bottleneck = max(("compute", "communication", "update"), key=lambda phase: seconds[phase])
     if peak is not None and peak > device.memory:
-        longest = f"memory: {peak / 1e9:.0f} of {device.memory / 1e9:.0f} GB"
+        bottleneck = f"memory: {peak / 1e9:.0f} of {device.memory / 1e9:.0f} GB"
     return {
         "parameters": sizes.moving + sizes.frozen,
         "devices": f"{world:,} x {name}, {machines:,} machines" if machines > 1 else f"{world} x {name}",
@@ -217,13 +219,15 @@ def forecast_run(
         "communication_seconds": round_to_three_digits(seconds["total_communication"]),
         "exposed_communication_seconds": round_to_three_digits(seconds["communication"]),
         "update_seconds": round_to_three_digits(seconds["update"]),
-        "images_per_second": round(rate),
-        "images_per_second_per_machine": round(rate / machines),
-        "read_per_second_per_machine_bytes": None if image_bytes is None else round(rate / machines * image_bytes),
+        "images_per_second": round(images_per_second),
+        "images_per_second_per_machine": round(images_per_second / machines),
+        "read_per_second_per_machine_bytes": None
+        if image_bytes is None
+        else round(images_per_second / machines * image_bytes),
         "hours": round_to_three_digits(step * run.steps / 3600),
         "exaflops": round_to_three_digits(flops * run.total / 1e18),
         "assumed_utilisation": DEFAULT_UTILISATION,
-        "bottleneck": longest,
+        "bottleneck": bottleneck,
     }
 
 

@@ -207,8 +207,8 @@ class Session:
             return
         name = f"{images.prefix}feature_std"
         values = validation.read_metric_values(self.folder.metrics, name) if self.ranks.is_main else []
-        first = self.ranks.broadcast_text(str(values[0]) if values else "")
-        if not first and not state.step:
+        initial_value = self.ranks.broadcast_text(str(values[0]) if values else "")
+        if not initial_value and not state.step:
             with suppress(Interrupted):  # the signal ends the run after its first step
                 model, sample = (
                     merge_lora_adapters(state.flat.averaged_model()),
@@ -216,8 +216,8 @@ class Session:
                 )
                 _, metrics = self.evaluate_on(sample, model, self.run.precision)
                 self.record({"step": 0, "epoch": 0.0, **metrics})
-                first = metrics.get(name) or ""
-        self.initial_features = {"first_feature_std": float(first)} if first else {}
+                initial_value = metrics.get(name) or ""
+        self.initial_features = {"first_feature_std": float(initial_value)} if initial_value else {}
 
     def select_checkpoint(self, state: TrainingState, report: Report) -> None:
         """Keep the checkpoint of the best evaluation so far, and end the loop after too many evaluations without
@@ -243,23 +243,23 @@ class Session:
 
     def restore(self, state: TrainingState) -> None:
         """Continue from the newest valid checkpoint, if there is one."""
-        stored = self.checkpointer.restore(state)
-        if stored is not None:
-            self.evaluation_pending, self.meter.before = stored["pending"], stored["seconds"]
-            self.best = BestEvaluation.from_dict(stored.get("best"))
+        saved_state = self.checkpointer.restore(state)
+        if saved_state is not None:
+            self.evaluation_pending, self.meter.before = saved_state["pending"], saved_state["seconds"]
+            self.best = BestEvaluation.from_dict(saved_state.get("best"))
             self.checkpointer.pinned = self.best.step or None
             self.note(f"resumed at step {state.step} of {self.run.steps}")
             current = {"threads": torch.get_num_threads(), "world_size": self.ranks.world}
             changed = [
-                f"{stored[name]} {label} before, {current[name]} now"
+                f"{saved_state[name]} {label} before, {current[name]} now"
                 for name, label in (("threads", "threads"), ("world_size", "processes"))
-                if stored.get(name, current[name]) != current[name]
+                if saved_state.get(name, current[name]) != current[name]
             ]
             if changed and not self.run.reproducible:
                 self.note(f"{'; '.join(changed)}: results may differ by rounding")
         if self.ranks.is_main:
             repeated = format_evaluation_key(state.step, self.epoch(state), self.validation_images.prefix)
-            self.folder.rewind(state.step, but=repeated if self.evaluation_pending else None)
+            self.folder.rewind(state.step, exclude=repeated if self.evaluation_pending else None)
 
     def finish(self, state: TrainingState) -> dict[str, Any]:
         """Write the bundle, evaluate it as `vitreous evaluate` would, and return the summary. Raises ResourceError if
@@ -269,10 +269,10 @@ class Session:
                 f"the run folder {self.folder.path} no longer exists", "start the run again, and do not move its folder"
             )
         epoch, shipped_step = self.epoch(state), self.load_best_weights(state)
-        model, parts = merge_lora_adapters(state.flat.averaged_model()), collect_objective_parts(state)
+        model, objective_state = merge_lora_adapters(state.flat.averaged_model()), collect_objective_parts(state)
         if self.ranks.is_main:
             shipped_epoch = self.best.epoch if shipped_step != state.step else epoch
-            write_bundle(state, model, parts, folder=self.folder, epochs=shipped_epoch)
+            write_bundle(state, model, objective_state, folder=self.folder, epochs=shipped_epoch)
         loss = read_last_value(self.folder.metrics, "train/loss") if self.ranks.is_main else None
         report = self.evaluate_bundle(state, model, shipped_step) if self.validation_images.evaluators else None
         is_val = self.validation_images.prefix == VAL_PREFIX
@@ -296,7 +296,9 @@ class Session:
             raise self.interruption_error(state) from None
         if self.ranks.is_main and shipped_step == state.step:
             epoch = self.epoch(state)
-            self.folder.rewind(state.step, but=format_evaluation_key(state.step, epoch, self.validation_images.prefix))
+            self.folder.rewind(
+                state.step, exclude=format_evaluation_key(state.step, epoch, self.validation_images.prefix)
+            )
             self.folder.append({"step": state.step, "epoch": epoch, **metrics, "seconds": self.meter.seconds})
         self.last_report = report
         self.warn_about_features(state, report)
@@ -321,8 +323,8 @@ class Session:
 
     def collapse_error(self, state: TrainingState) -> CollapseError:
         """Return the error of a run that stops at a collapse: the warning, and its suggested setting."""
-        finding, _, setting = self.collapse.partition(": ")
-        return CollapseError(f"{self.describe_stop(state)}: {finding}", f"start again in another --out: {setting}")
+        problem, _, setting = self.collapse.partition(": ")
+        return CollapseError(f"{self.describe_stop(state)}: {problem}", f"start again in another --out: {setting}")
 
     def describe_stop(self, state: TrainingState) -> str:
         """Return the step at which a run stopped, and whether its checkpoint was saved."""

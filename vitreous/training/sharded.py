@@ -41,7 +41,7 @@ class ShardedParameters(FlatParameters):
         self.dtype, self.ranks, self.ema, self.device = dtype, ranks, ema, device
         self.module = module
         self.copy_deployed(torch.device("cpu"))
-        whole = {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
+        full_tensors = {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
         replicated = {
             parameter
             for child in module.children()
@@ -52,9 +52,13 @@ class ShardedParameters(FlatParameters):
             parameter.data = parameter.data.to(device, dtype)
         module.to(device)
         self.mesh = init_device_mesh(device.type, (ranks.world,))
-        for name, part in module.named_modules():
-            if name.endswith("blocks") and isinstance(part, nn.ModuleList) and not replicated & set(part.parameters()):
-                for block in part:
+        for name, submodule in module.named_modules():
+            if (
+                name.endswith("blocks")
+                and isinstance(submodule, nn.ModuleList)
+                and not replicated & set(submodule.parameters())
+            ):
+                for block in submodule:
                     fully_shard(block, mesh=self.mesh)
         fully_shard(module, mesh=self.mesh, ignored_params=replicated)
         self.moving = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -63,7 +67,7 @@ class ShardedParameters(FlatParameters):
         self.arrange({name: group_of(name, p) for name, p in self.parameters.items()})
         self.master = torch.zeros(self.length, device=device)
         self.average = self.master if ema is None else torch.zeros_like(self.master)
-        self.load(whole, whole if ema else None)
+        self.load(full_tensors, full_tensors if ema else None)
         self.grads, self.total = [], None
 
     def local(self) -> dict[str, Tensor]:
@@ -110,12 +114,12 @@ class ShardedParameters(FlatParameters):
         for name, share in self.local().items():
             share.copy_(master[name])
 
-    def scatter(self, views: dict[str, Tensor], whole: dict[str, Tensor]) -> None:
+    def scatter(self, views: dict[str, Tensor], full_tensors: dict[str, Tensor]) -> None:
         """Copy this process's share of whole tensors (n, ...) into views: rows [r c, (r + 1) c) of n for process r of
         W, with c = ceil(n / W)."""
         for name, view in views.items():
-            size = -(-len(whole[name]) // self.ranks.world)
-            view.copy_(whole[name][self.ranks.rank * size : (self.ranks.rank + 1) * size])
+            size = -(-len(full_tensors[name]) // self.ranks.world)
+            view.copy_(full_tensors[name][self.ranks.rank * size : (self.ranks.rank + 1) * size])
 
     def pieces(self, views: dict[str, Tensor]) -> dict[str, DTensor]:
         """Return this process's views (n / W, ...) as DTensors of the whole shape; a name may have a prefix word and a
@@ -124,9 +128,9 @@ class ShardedParameters(FlatParameters):
 
         distributed = {}
         for name, view in views.items():
-            whole = self.moving[name.rpartition("/")[2]]
+            parameter = self.moving[name.rpartition("/")[2]]
             distributed[name] = DTensor.from_local(
-                view, self.mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
+                view, self.mesh, [Shard(0)], run_check=False, shape=parameter.shape, stride=parameter.stride()
             )
         return distributed
 

@@ -31,13 +31,13 @@ class Shards:
     def __init__(self, objective: nn.Module, flat: FlatParameters, forward: ForwardFunction | None = None) -> None:
         self.forwards = [objective if forward is None else forward]
         for grad in flat.grads[1:]:
-            twin, weights, gradients = copy.deepcopy(objective), flat.views(flat.work), flat.views(grad)
+            replica, weights, gradients = copy.deepcopy(objective), flat.views(flat.work), flat.views(grad)
             live = dict(iterate_named_tensors(objective))
-            for name, tensor in iterate_named_tensors(twin):
+            for name, tensor in iterate_named_tensors(replica):
                 tensor.data = weights[name] if name in weights else live[name].data
                 if name in weights:
                     tensor.grad = gradients[name]
-            self.forwards.append(twin)
+            self.forwards.append(replica)
         self.on_host = True  # whether scalars are numbers; else they are device tensors, without synchronisation
         self.scale = 1.0  # loss scale of the backward pass: prevents underflow of float16 gradients
         self.captured: CudaGraphRunner | None = None  # set if passes run as CUDA graphs
@@ -49,15 +49,15 @@ class Shards:
         count = min(len(self.forwards), size)
         if count == 1:
             return self.part(self.forwards[0], batch, share)
-        ends = [size * i // count for i in range(count + 1)]
-        parts = [slice_batch(batch, a, b) for a, b in pairwise(ends)]
-        shares = [share * (b - a) / size for a, b in pairwise(ends)]
-        return add_scalars(get_thread_pool(len(self.forwards)).map(self.part, self.forwards[:count], parts, shares))
+        bounds = [size * i // count for i in range(count + 1)]
+        chunks = [slice_batch(batch, a, b) for a, b in pairwise(bounds)]
+        shares = [share * (b - a) / size for a, b in pairwise(bounds)]
+        return add_scalars(get_thread_pool(len(self.forwards)).map(self.part, self.forwards[:count], chunks, shares))
 
     def part(self, forward: ForwardFunction, batch: Batch, share: float) -> Scalars:
         """Run the forward and backward pass of one shard."""
         if self.captured is not None:
-            return dict(self.captured.run(lambda own: self.passes(forward, own, share), batch, share))
+            return dict(self.captured.run(lambda static_batch: self.passes(forward, static_batch, share), batch, share))
         return {name: float(v) if self.on_host else v for name, v in self.passes(forward, batch, share).items()}
 
     def passes(self, forward: ForwardFunction, batch: Batch, share: float) -> dict[str, Tensor]:
@@ -67,20 +67,20 @@ class Shards:
         return {name: value.detach() for name, value in outputs.items()}
 
 
-def add_scalars(parts: Iterable[Scalars]) -> Scalars:
+def add_scalars(chunks: Iterable[Scalars]) -> Scalars:
     """Sum scalars by name, in order."""
     total: Scalars = {}
-    for part in parts:
-        for name, value in part.items():
+    for scalars in chunks:
+        for name, value in scalars.items():
             total[name] = total.get(name, 0) + value
     return total
 
 
-def choose_shard_count(device: str, batch_size: int, fewest: int = 8) -> int:
-    """Return the number of shards: on a CPU one per core, at most MAX_SHARDS, each with at least `fewest` images; else
-    one."""
+def choose_shard_count(device: str, batch_size: int, min_images: int = 8) -> int:
+    """Return the number of shards: on a CPU one per core, at most MAX_SHARDS, each with at least `min_images` images;
+    else one."""
     return (
-        max(1, min(torch.get_num_threads(), count_usable_cores(), MAX_SHARDS, batch_size // fewest))
+        max(1, min(torch.get_num_threads(), count_usable_cores(), MAX_SHARDS, batch_size // min_images))
         if device == "cpu"
         else 1
     )

@@ -21,14 +21,14 @@ class StopSignals:
         self.received: int | None = None
         self.received_at = 0.0
 
-    def __call__(self, number: int, frame: object) -> None:
+    def __call__(self, signum: int, frame: object) -> None:
         if self.received is not None and self.is_repeated():
             return
-        if number == signal.SIGINT and self.received == signal.SIGINT:
+        if signum == signal.SIGINT and self.received == signal.SIGINT:
             for worker in active_children():
                 worker.kill()
             os._exit(130)
-        self.received, self.received_at = number, time.monotonic()
+        self.received, self.received_at = signum, time.monotonic()
 
     def is_repeated(self) -> bool:
         """Return whether the agent of `torchrun` may have forwarded a signal that its process group has already
@@ -41,9 +41,9 @@ class StopSignals:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        previous_handlers = {number: signal.signal(number, self) for number in (signal.SIGTERM, signal.SIGINT)}
+        previous_handlers = {signum: signal.signal(signum, self) for signum in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
         finally:
-            for number, handler in previous_handlers.items():
-                signal.signal(number, handler)
+            for signum, handler in previous_handlers.items():
+                signal.signal(signum, handler)

@@ -77,15 +77,15 @@ def rank_slices(run: Run, ranks: Ranks, start: int, cut_range: CutRange = uncut_
             else:
                 ranges.append((low, low + 1, 0.0))
     return [
-        StepSlice(a, b, share, offset=a - start, ends_step=number == len(ranges))
-        for number, (a, b, share) in enumerate(ranges, 1)
+        StepSlice(a, b, share, offset=a - start, ends_step=index == len(ranges))
+        for index, (a, b, share) in enumerate(ranges, 1)
     ]
 
 
 def run_slices(run: Run, ranks: Ranks, start: int, cut_range: CutRange = uncut_range) -> Iterator[list[StepSlice]]:
     """Yield `rank_slices` of every step from position `start` to the end of the run."""
-    for first in range(start, run.total, run.step_size):
-        yield rank_slices(run, ranks, first, cut_range)
+    for position in range(start, run.total, run.step_size):
+        yield rank_slices(run, ranks, position, cut_range)
 
 
 def check_processes(run: Run, ranks: Ranks) -> None:

@@ -52,28 +52,33 @@ class ThroughputMeter:
 
     def line(self, state: TrainingState) -> dict[str, float]:
         """Return the metrics of the time since the last mark."""
-        then, images, flops, waited = self.marked
-        passed = max(time.perf_counter() - then, 1e-9)
-        rate, used = (state.images - images) / passed, (state.flops - flops) / passed / (self.limit * self.ranks.world)
-        self.rates.append((rate, used))
+        start_time, images, flops, waited = self.marked
+        passed = max(time.perf_counter() - start_time, 1e-9)
+        images_per_second, utilisation = (
+            (state.images - images) / passed,
+            (state.flops - flops) / passed / (self.limit * self.ranks.world),
+        )
+        self.rates.append((images_per_second, utilisation))
         self.mark(state)
         return {
             "exaflops": state.flops / 1e18,
-            "flops_utilisation": used,
+            "flops_utilisation": utilisation,
             "data_wait": (state.waited - waited) / passed,
             "seconds": self.seconds,
-            "images_per_second": rate,
+            "images_per_second": images_per_second,
         }
 
     def totals(self, state: TrainingState) -> dict[str, float | None]:
         """Return the metrics of the whole run; rates are medians over its log lines."""
-        rates, used = (sorted(column) for column in zip(*self.rates, strict=True)) if self.rates else ([0.0], [None])
+        throughputs, utilisations = (
+            (sorted(column) for column in zip(*self.rates, strict=True)) if self.rates else ([0.0], [None])
+        )
         seconds = self.seconds
         return {
             "wall_seconds": seconds,
-            "images_per_second": rates[len(rates) // 2],
+            "images_per_second": throughputs[len(throughputs) // 2],
             "exaflops": state.flops / 1e18,
-            "flops_utilisation": used[len(used) // 2],
+            "flops_utilisation": utilisations[len(utilisations) // 2],
             "peak_memory_bytes": get_peak_memory(self.device),
             "device_hours": seconds * self.ranks.world / 3600,
         }
@@ -103,17 +108,20 @@ def choose_fastest_matmul(device: str, precision: str, size: int) -> tuple[Calla
     """
     dtype = DTYPES[precision]
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    once = 2.0 * size**3
-    ways: list[tuple[Callable[[], object], float]] = [(lambda: a @ b, once)]
+    flops_per_product = 2.0 * size**3
+    candidates: list[tuple[Callable[[], object], float]] = [(lambda: a @ b, flops_per_product)]
     if device == "cpu":
         if can_pack(dtype):
             packed = PackedLinear(torch.nn.Linear(size, size, bias=False), dtype)
-            ways.append((lambda: packed(a), once))
+            candidates.append((lambda: packed(a), flops_per_product))
         threads = torch.get_num_threads()
-        ways.append(
-            (lambda: list(get_thread_pool(threads).map(torch.matmul, [a] * threads, [b] * threads)), threads * once)
+        candidates.append(
+            (
+                lambda: list(get_thread_pool(threads).map(torch.matmul, [a] * threads, [b] * threads)),
+                threads * flops_per_product,
+            )
         )
-    return min(ways, key=lambda product: measure_shortest_time(product[0], device) / product[1])
+    return min(candidates, key=lambda product: measure_shortest_time(product[0], device) / product[1])
 
 
 def measure_shortest_time(product: Callable[[], object], device: str, times: int = 3) -> float:
@@ -121,8 +129,8 @@ def measure_shortest_time(product: Callable[[], object], device: str, times: int
     seconds = []
     with torch.inference_mode():
         for _ in range(times + 1):
-            started = time.perf_counter()
+            start_time = time.perf_counter()
             product()
             synchronize_device(device)
-            seconds.append(time.perf_counter() - started)
+            seconds.append(time.perf_counter() - start_time)
     return min(seconds[1:])

@@ -62,32 +62,32 @@ def prepare_fine_tuning(model: Model, tune: FineTuneConfig) -> str:
         description = freeze_backbone(model, tune.last_blocks)
     else:
         return ""
-    moving = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return f"training {moving:,} of {sum(p.numel() for p in model.parameters()):,} parameters: {description}"
+    num_trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return f"training {num_trainable:,} of {sum(p.numel() for p in model.parameters()):,} parameters: {description}"
 
 
-def freeze_backbone(model: Model, last: int) -> str:
+def freeze_backbone(model: Model, num_trained: int) -> str:
     """Freeze everything except the head, the last blocks and the layers after them, and return a description.
 
     Frozen modules run without dropout and stochastic depth in training, as in OpenMMLab's `frozen_stages`: noise in
     modules that cannot adapt to it only degrades features.
     """
-    parts, stack = dict(model.named_modules()), model.blocks()
-    frozen = stack[: len(stack) - last]
+    modules, stack = dict(model.named_modules()), model.blocks()
+    frozen = stack[: len(stack) - num_trained]
     model.requires_grad_(False)
-    for part in [parts[name] for name in HEAD_MODULES + MODULES_AFTER_BLOCKS * (last > 0) if name in parts] + stack[
-        len(frozen) :
-    ]:
-        part.requires_grad_(True)
+    for module in [
+        modules[name] for name in HEAD_MODULES + MODULES_AFTER_BLOCKS * (num_trained > 0) if name in modules
+    ] + stack[len(frozen) :]:
+        module.requires_grad_(True)
     for name, parameter in model.named_parameters():  # patch merging is trained with the block that follows it
         layer = model.config.parameter_layer(name)
         if len(frozen) < layer <= len(stack):
             parameter.requires_grad_(True)
-    for part in [model, *(part for block in frozen for part in block.modules())]:
+    for module in [model, *(module for block in frozen for module in block.modules())]:
         for noise in ("dropout", "drop_path"):
-            if hasattr(part, noise):
-                setattr(part, noise, 0.0)
-    return f"the head and the last {last} of {len(stack)} blocks" if last else "the head"
+            if hasattr(module, noise):
+                setattr(module, noise, 0.0)
+    return f"the head and the last {num_trained} of {len(stack)} blocks" if num_trained else "the head"
 
 
 def add_lora_adapters(model: Model, tune: FineTuneConfig) -> str:
@@ -101,17 +101,17 @@ def add_lora_adapters(model: Model, tune: FineTuneConfig) -> str:
     rank, alpha = tune.lora_rank, tune.lora_alpha
     options: dict[str, Any] = {"r": rank, "lora_alpha": alpha, "lora_dropout": tune.lora_dropout}
     inject_adapter_in_model(LoraConfig(**options, target_modules=names), model)
-    parts = dict(model.named_modules())
-    for part in (parts[name] for name in HEAD_MODULES if name in parts):
-        part.requires_grad_(True)
+    modules = dict(model.named_modules())
+    for module in (modules[name] for name in HEAD_MODULES if name in modules):
+        module.requires_grad_(True)
     return f"the head and adapters of rank {rank} at {len(names)} layers ({', '.join(tune.lora_targets)})"
 
 
 def find_lora_targets(model: Model, endings: tuple[str, ...]) -> list[str]:
     """Return the names of the linear layers before the head that have one of these endings. Raises UsageError for an
     ending that matches no layer, or another type of layer."""
-    candidates = {name: part for name, part in model.named_modules() if name.split(".")[0] not in HEAD_MODULES}
-    linear = [name for name, part in candidates.items() if isinstance(part, nn.Linear)]
+    candidates = {name: module for name, module in model.named_modules() if name.split(".")[0] not in HEAD_MODULES}
+    linear = [name for name, module in candidates.items() if isinstance(module, nn.Linear)]
     linear_names = ", ".join(sorted({name.rpartition(".")[2] for name in linear})) or "no linear layers before its head"
     targets: list[str] = []
     for ending in endings:
@@ -132,7 +132,7 @@ def merge_lora_adapters(model: Model) -> Model:
     Models without adapters are returned unchanged. Weights in half precision lose digits here: pass the float32
     weights.
     """
-    if not any(hasattr(part, "peft_config") for part in model.modules()):  # in a dense model, the backbone has it
+    if not any(hasattr(module, "peft_config") for module in model.modules()):  # in a dense model, the backbone has it
         return model
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -142,14 +142,14 @@ def merge_lora_adapters(model: Model) -> Model:
             layer.merge()
             parent, _, attribute = name.rpartition(".")
             setattr(merged.get_submodule(parent), attribute, layer.get_base_layer())
-    for part in merged.modules():
-        if hasattr(part, "peft_config"):
-            del part.peft_config
+    for module in merged.modules():
+        if hasattr(module, "peft_config"):
+            del module.peft_config
     return merged
 
 
 def enable_block_recompute(model: Model) -> None:
     """Make the encoder recompute its blocks in the backward pass instead of storing activations."""
-    for part in model.modules():
-        if isinstance(part, Encoder):
-            part.recompute = True
+    for module in model.modules():
+        if isinstance(module, Encoder):
+            module.recompute = True

@@ -26,7 +26,13 @@ MAX_BATCH_ELEMENTS = 2**24  # elements per batched iteration
 
 @torch.no_grad()
 def lamb_direction(
-    grad: Tensor, weight: Tensor, first: Tensor, second: Tensor, count: Tensor, options: OptimizerConfig, decay: float
+    grad: Tensor,
+    weight: Tensor,
+    first_moment: Tensor,
+    second_moment: Tensor,
+    count: Tensor,
+    options: OptimizerConfig,
+    decay: float,
 ) -> Tensor:
     """Update both moments in place and return m / (sqrt(v) + eps) + decay w, bias-corrected; `count` is the number of
     previous steps.
@@ -35,10 +41,10 @@ def lamb_direction(
     """
     beta1, beta2 = options.betas
     count.add_(1)
-    first.lerp_(grad, 1 - beta1)
-    second.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-    scale = second.div(1 - beta2**count).sqrt_().add_(options.eps)
-    update = first.div(1 - beta1**count).div_(scale)
+    first_moment.lerp_(grad, 1 - beta1)
+    second_moment.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    scale = second_moment.div(1 - beta2**count).sqrt_().add_(options.eps)
+    update = first_moment.div(1 - beta1**count).div_(scale)
     return update.add_(weight, alpha=decay) if decay else update
 
 
@@ -70,9 +76,9 @@ def muon_step(
     for indices in batch_by_shape(matrices):
         directions = [grads[i].lerp(momenta[i].lerp_(grads[i], 1 - momentum), momentum) for i in indices]
         rows, columns = matrices[indices[0]].shape
-        rate = lr * max(1.0, rows / columns) ** 0.5
+        step_size = lr * max(1.0, rows / columns) ** 0.5
         for i, update in zip(indices, orthogonalize_newton_schulz(torch.stack(directions), dtype), strict=True):
-            matrices[i].mul_(1 - lr * weight_decay).sub_(update, alpha=rate)
+            matrices[i].mul_(1 - lr * weight_decay).sub_(update, alpha=step_size)
 
 
 def batch_by_shape(matrices: Sequence[Tensor]) -> Iterator[list[int]]:
@@ -91,10 +97,10 @@ def orthogonalize_newton_schulz(matrices: Tensor, dtype: torch.dtype, eps: float
     For each X, scaled to norm 1:  A = X X^T,  X <- a X + (b A + c A A) X.
     """
     a, b, c = NEWTON_SCHULZ_COEFFICIENTS
-    wide = matrices.shape[1] <= matrices.shape[2]
-    x = (matrices if wide else matrices.mT).to(dtype)
+    is_wide = matrices.shape[1] <= matrices.shape[2]
+    x = (matrices if is_wide else matrices.mT).to(dtype)
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
     for _ in range(NEWTON_SCHULZ_ITERATIONS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return (x if wide else x.mT).to(matrices.dtype)
+    return (x if is_wide else x.mT).to(matrices.dtype)

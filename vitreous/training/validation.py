@@ -117,20 +117,29 @@ def compute_distributed_outputs(
             raise Interrupted("evaluation interrupted")
 
     positions, device = np.arange(len(split)), str(engine.device)
-    mine = positions[positions // ENGINE_CHUNK % ranks.world == ranks.rank]
-    cut, rows, readable = 0.0, np.zeros((0, 0), np.float32), np.ones(0, dtype=bool)
+    local_indices = positions[positions // ENGINE_CHUNK % ranks.world == ranks.rank]
+    interrupted, outputs, readable = 0.0, np.zeros((0, 0), np.float32), np.ones(0, dtype=bool)
     try:
-        reader = EvalLoader(split if ranks.world == 1 else split.take(mine), engine.preprocess, workers)
-        rows, bad = evaluator.outputs(engine, reader, on_images=check_signals)
-        readable = build_readable_mask(len(mine), bad)
+        reader = EvalLoader(split if ranks.world == 1 else split.take(local_indices), engine.preprocess, workers)
+        outputs, unreadable = evaluator.outputs(engine, reader, on_images=check_signals)
+        readable = build_readable_mask(len(local_indices), unreadable)
     except Interrupted:
-        cut = 1.0
-    if ranks.all_reduce_max([cut], device)[0]:
+        interrupted = 1.0
+    if ranks.all_reduce_max([interrupted], device)[0]:
         raise Interrupted("evaluation interrupted")
     if ranks.world > 1:
-        parts = [mine, readable, *((rows.table, rows.lengths) if isinstance(rows, Ragged) else (rows,))]
-        gathered = [ranks.gather(torch.from_numpy(part).to(device)) for part in parts]
-        order, readable, *whole = (torch.cat(parts).cpu().numpy() for parts in gathered)
-        back = np.argsort(order)
-        rows, readable = Ragged(*whole).take(back) if len(whole) > 1 else whole[0][back], readable[back]
-    return SplitOutputs(split, rows, readable)
+        arrays = [
+            local_indices,
+            readable,
+            *((outputs.table, outputs.lengths) if isinstance(outputs, Ragged) else (outputs,)),
+        ]
+        gathered = [ranks.gather(torch.from_numpy(array).to(device)) for array in arrays]
+        order, readable, *gathered_outputs = (torch.cat(arrays).cpu().numpy() for arrays in gathered)
+        inverse_order = np.argsort(order)
+        outputs, readable = (
+            Ragged(*gathered_outputs).take(inverse_order)
+            if len(gathered_outputs) > 1
+            else gathered_outputs[0][inverse_order],
+            readable[inverse_order],
+        )
+    return SplitOutputs(split, outputs, readable)

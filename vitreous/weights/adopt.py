@@ -82,12 +82,12 @@ class PretrainedWeights(TaskMixin):
         provenance = self.provenance | {"init": self.source}
         return Bundle(model.eval(), self.task, self.preprocess, provenance, notes=self.notes)
 
-    def with_resize_rule(self, rule: str, sides: tuple[int, ...] | None) -> PretrainedWeights:
+    def with_resize_rule(self, rule: str, image_size: tuple[int, ...] | None) -> PretrainedWeights:
         """Return these weights, whose positions are fully described, with another resize rule. Raises UsageError for
         another size."""
-        if sides is not None and sides != self.config.image:
-            own = f"{self.title} for images of {format_size(self.config.image)} pixels"
-            raise UsageError(f"--source-size {format_size(sides)}: {self.source} is {own}", "leave it out")
+        if image_size is not None and image_size != self.config.image:
+            description = f"{self.title} for images of {format_size(self.config.image)} pixels"
+            raise UsageError(f"--source-size {format_size(image_size)}: {self.source} is {description}", "leave it out")
         return replace(self, config=self.config.with_options(positions={"resize": rule})) if rule else self
 
 
@@ -97,18 +97,20 @@ def open_weights(source: str | os.PathLike[str], settings: dict[str, Any] | None
     `settings`: fields of the model's config, by their dotted paths, that its files lack; a `WeightsSource` has such
     fields too. Raises WeightsError for unsupported weights, UsageError for an invalid source or setting.
     """
-    row = find_published_weights(source)
-    settings = (row.facts() if row else {}) | get_source_fields(source) | (settings or {})
+    published = find_published_weights(source)
+    settings = (published.facts() if published else {}) | get_source_fields(source) | (settings or {})
     weights = read_weights(source, settings)
-    tables = weights.config.has_position_tables
-    if "positions.resize" in settings and not tables:
-        own = f"{source} is {weights.config.name()}, which has no learned positions"
-        raise UsageError(f"--resize {settings['positions.resize']}: {own}", "leave it out")
-    if row and row.share:
-        weights = replace(weights, preprocess=replace(weights.preprocess, share=row.share))
-    own_title = weights.title in (BUNDLE_TITLE, CHECKPOINT_TITLE)
+    has_tables = weights.config.has_position_tables
+    if "positions.resize" in settings and not has_tables:
+        description = f"{source} is {weights.config.name()}, which has no learned positions"
+        raise UsageError(f"--resize {settings['positions.resize']}: {description}", "leave it out")
+    if published and published.share:
+        weights = replace(weights, preprocess=replace(weights.preprocess, share=published.share))
+    is_native_format = weights.title in (BUNDLE_TITLE, CHECKPOINT_TITLE)
     return (
-        weights.with_resize_rule(settings.get("positions.resize", ""), settings.get("image")) if own_title else weights
+        weights.with_resize_rule(settings.get("positions.resize", ""), settings.get("image"))
+        if is_native_format
+        else weights
     )
 
 
@@ -121,26 +123,26 @@ def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> Pr
     folder = locate_bundle(path)
     if folder:
         bundle = load_bundle(folder)
-        parts = bundle.model.config, bundle.preprocess, bundle.task, bundle.model.state_dict
-        return PretrainedWeights(os.fspath(source), BUNDLE_TITLE, *parts, provenance=bundle.provenance)
+        contents = bundle.model.config, bundle.preprocess, bundle.task, bundle.model.state_dict
+        return PretrainedWeights(os.fspath(source), BUNDLE_TITLE, *contents, provenance=bundle.provenance)
     if (path / "state.json").is_file():
         return open_checkpoint(path)
     if path.is_dir() and (path / "config.yaml").is_file():
         raise WeightsError(f"{path} has no {DESCRIPTION_FILE}", "use a complete run folder, or a bundle")
-    files, beside = find_weights_files(path)
-    check_model_type(beside)
-    beside_fields = parse_model_config(beside)
-    detected: DetectedCheckpoint = detect_checkpoint(files, beside_fields | settings)
+    files, config_json = find_weights_files(path)
+    check_model_type(config_json)
+    json_fields = parse_model_config(config_json)
+    detected: DetectedCheckpoint = detect_checkpoint(files, json_fields | settings)
     if detected.format.name == "huggingface":
-        check_model_type(beside, detected.format.title)
+        check_model_type(config_json, detected.format.title)
     notes = (
         *detected.notes,
-        *(describe_heads_mismatch(detected.config) if "heads" in beside_fields and "heads" not in settings else ()),
+        *(describe_heads_mismatch(detected.config) if "heads" in json_fields and "heads" not in settings else ()),
     )
-    preprocess = load_preprocessing(detected.format, detected.config, path if path.is_dir() else None, beside)
-    task = infer_task(detected.config, parse_class_names(detected.config, beside))
-    facts = detected.format.title, detected.config, preprocess, task, detected.state, detected.unused
-    return PretrainedWeights(os.fspath(source), *facts, notes=notes)
+    preprocess = load_preprocessing(detected.format, detected.config, path if path.is_dir() else None, config_json)
+    task = infer_task(detected.config, parse_class_names(detected.config, config_json))
+    properties = detected.format.title, detected.config, preprocess, task, detected.state, detected.unused
+    return PretrainedWeights(os.fspath(source), *properties, notes=notes)
 
 
 def find_weights_files(path: Path) -> tuple[list[Path], dict[str, Any]]:
@@ -148,40 +150,41 @@ def find_weights_files(path: Path) -> tuple[list[Path], dict[str, Any]]:
     `find_weights_in_folder`."""
     if path.is_dir():
         return find_weights_in_folder(path)
-    named = path.name.startswith(("model.", "pytorch_model."))
-    return [path], read_json_object(path.parent / "config.json") if named else {}
+    has_standard_name = path.name.startswith(("model.", "pytorch_model."))
+    return [path], read_json_object(path.parent / "config.json") if has_standard_name else {}
 
 
-def open_checkpoint(place: Path) -> PretrainedWeights:
+def open_checkpoint(folder: Path) -> PretrainedWeights:
     """Open the averaged weights of a training checkpoint, described by its run's config.yaml.
 
     Raises WeightsError if there is no such config, or if the run trains adapters, whose weights are not a full model.
     """
-    config = place.parent.parent / "config.yaml"
-    if not config.is_file():
+    config_path = folder.parent.parent / "config.yaml"
+    if not config_path.is_file():
         raise WeightsError(
-            f"{place} is a checkpoint without its run: {config} is missing", "use a bundle, or restore the run folder"
+            f"{folder} is a checkpoint without its run: {config_path} is missing",
+            "use a bundle, or restore the run folder",
         )
-    run = read_yaml(config.read_text("utf-8"))
-    if run.get("tune", {}).get("lora_rank"):
+    run_config = read_yaml(config_path.read_text("utf-8"))
+    if run_config.get("tune", {}).get("lora_rank"):
         raise WeightsError(
-            f"{place} contains adapters of an incomplete run", "complete it with --resume, then use the run"
+            f"{folder} contains adapters of an incomplete run", "complete it with --resume, then use the run"
         )
-    model: ModelConfig = from_builtins(ModelConfig, run["model"])
+    model_config: ModelConfig = from_builtins(ModelConfig, run_config["model"])
 
     def state() -> dict[str, Tensor]:
-        held = (
-            load_checkpoint_tensors(place, "ema") or load_checkpoint_tensors(place, "model")
-        ) | load_checkpoint_tensors(place, "frozen")
-        shipped = read_json_object(place / "state.json").get("deployed_model", "model") + "."
-        return {name.removeprefix(shipped): tensor for name, tensor in held.items() if name.startswith(shipped)}
+        tensors = (
+            load_checkpoint_tensors(folder, "ema") or load_checkpoint_tensors(folder, "model")
+        ) | load_checkpoint_tensors(folder, "frozen")
+        prefix = read_json_object(folder / "state.json").get("deployed_model", "model") + "."
+        return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
     return PretrainedWeights(
-        os.fspath(place),
+        os.fspath(folder),
         CHECKPOINT_TITLE,
-        config=model,
-        preprocess=from_builtins(AnyPreprocess, run["preprocess"]),
-        task=task_of_run(model, run, os.fspath(config)),
+        config=model_config,
+        preprocess=from_builtins(AnyPreprocess, run_config["preprocess"]),
+        task=task_of_run(model_config, run_config, os.fspath(config_path)),
         state=state,
     )
 
@@ -199,22 +202,22 @@ def load_pretrained_weights(
     they are trained. Raises WeightsError, listing them, for other differences.
     """
     weights = drop_dense_head(source if isinstance(source, PretrainedWeights) else open_weights(source))
-    own, state = model.state_dict(), dict(weights.state())
-    fold_prefix_positions(state, own)
-    rename_attention_tensors(state, own)
-    convert_key_bias(state, own)
-    inflate_positions(state, own, weights.config, model.config)
-    omitted = drop_prefix_and_neck(state, own, weights.config, model.config)
+    model_state, state = model.state_dict(), dict(weights.state())
+    fold_prefix_positions(state, model_state)
+    rename_attention_tensors(state, model_state)
+    convert_key_bias(state, model_state)
+    inflate_positions(state, model_state, weights.config, model.config)
+    omitted = drop_prefix_and_neck(state, model_state, weights.config, model.config)
     resized = (
         f"{format_size(weights.config.table_grid)} -> {format_size(model.config.table_grid)}"
-        if resize_position_tables(state, own, model.config)
+        if resize_position_tables(state, model_state, model.config)
         else ""
     )
-    patches, channels = adapt_first_layer(state, own, weights.config, model.config)
-    theirs = weights.task.outputs or weights.task.classes
-    foreign = classes and has_class_names(theirs) and set(theirs) != set(classes)
-    if classes and not foreign and has_class_names(theirs) and theirs != classes:
-        order = torch.tensor([theirs.index(name) for name in classes])
+    patches, channels = adapt_first_layer(state, model_state, weights.config, model.config)
+    source_classes = weights.task.outputs or weights.task.classes
+    has_other_classes = classes and has_class_names(source_classes) and set(source_classes) != set(classes)
+    if classes and not has_other_classes and has_class_names(source_classes) and source_classes != classes:
+        order = torch.tensor([source_classes.index(name) for name in classes])
         state |= {
             name: state[name][order] for name in state if name.startswith("head.") and len(state[name]) == len(order)
         }
@@ -222,27 +225,27 @@ def load_pretrained_weights(
             state["classes.weight"] = state["classes.weight"][torch.cat([order, torch.tensor([len(order)])])]
     dropped = [
         name
-        for name in own
+        for name in model_state
         if name.startswith(HEAD_PREFIXES)
         and (
             name not in state
-            or state[name].shape != own[name].shape
-            or (foreign and name.startswith(("head.", "classes.")))
+            or state[name].shape != model_state[name].shape
+            or (has_other_classes and name.startswith(("head.", "classes.")))
         )
     ]
     dropped += [
         name
-        for name in own
+        for name in model_state
         if (name.startswith(FINAL_NORM_PREFIXES) or IDENTITY_AT_INIT.fullmatch(name)) and name not in state
     ]
     unused = [
         name
         for name in state
-        if name.startswith(HEAD_PREFIXES + FINAL_NORM_PREFIXES) and (name in dropped or name not in own)
+        if name.startswith(HEAD_PREFIXES + FINAL_NORM_PREFIXES) and (name in dropped or name not in model_state)
     ]
     loaded = [name for name in state if name not in unused]
     load_state_dict_strict(
-        model, {name: state[name] for name in loaded} | {name: own[name] for name in dropped}, weights.source
+        model, {name: state[name] for name in loaded} | {name: model_state[name] for name in dropped}, weights.source
     )
     windows = model.config.describe_window_change(weights.config)
     unused = [*omitted, *unused, *weights.unused]
@@ -264,99 +267,106 @@ def has_class_names(classes: tuple[str, ...]) -> bool:
     return bool(classes) and classes != tuple(map(str, range(len(classes))))
 
 
-def resize_position_tables(state: dict[str, Tensor], own: dict[str, Tensor], config: ModelConfig) -> bool:
+def resize_position_tables(state: dict[str, Tensor], model_state: dict[str, Tensor], config: ModelConfig) -> bool:
     """Resize position tables in `state`, in place, to the model's shapes; returns whether any changed."""
     resized = False
-    for name, tensor in own.items():
+    for name, tensor in model_state.items():
         if not POSITION_TABLE_NAMES.search(name) or name not in state or state[name].shape == tensor.shape:
             continue
-        table, absolute = state[name], "position" in name
+        table, is_absolute = state[name], "position" in name
         if table.ndim == tensor.ndim and table.shape[-1] == tensor.shape[-1]:
-            axes = len(tensor.shape) - 1 if absolute else 1
-            flat = table.flatten(axes) if not absolute else table
+            axes = len(tensor.shape) - 1 if is_absolute else 1
+            flat = table.flatten(axes) if not is_absolute else table
             state[name] = resize_position_table(
-                flat, tuple(tensor.shape[:axes]), config.positions.resize if absolute else "bilinear"
+                flat, tuple(tensor.shape[:axes]), config.positions.resize if is_absolute else "bilinear"
             ).reshape(tensor.shape)
             resized = True
     return resized
 
 
-def fold_prefix_positions(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+def fold_prefix_positions(state: dict[str, Tensor], model_state: dict[str, Tensor]) -> None:
     """Fold the positions of prefix tokens into the tokens in `state`, or add zeros, in place, to match the model: rows
     (S, D)."""
-    if "slots" in state and ("slots" not in own or own["slots"].shape != state["slots"].shape):
+    if "slots" in state and ("slots" not in model_state or model_state["slots"].shape != state["slots"].shape):
         slots = state.pop("slots")
         state["prefix"] = torch.cat([state["prefix"][: len(slots)] + slots, state["prefix"][len(slots) :]])
-    if "slots" in own and "slots" not in state:
-        state["slots"] = torch.zeros_like(own["slots"])
+    if "slots" in model_state and "slots" not in state:
+        state["slots"] = torch.zeros_like(model_state["slots"])
 
 
-def rename_attention_tensors(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+def rename_attention_tensors(state: dict[str, Tensor], model_state: dict[str, Tensor]) -> None:
     """Rename attention tensors in `state`, in place and of any shape, if a block uses windows in the model but not in
     the weights, or vice versa."""
-    named = {name.replace(".part.part.", ".part."): name for name in own}
+    model_names = {name.replace(".part.part.", ".part."): name for name in model_state}
     for name in list(state):
-        target = named.get(name.replace(".part.part.", ".part."), name)
+        target = model_names.get(name.replace(".part.part.", ".part."), name)
         if target != name and target not in state:
             state[target] = state.pop(name)
 
 
 def drop_prefix_and_neck(
-    state: dict[str, Tensor], own: dict[str, Tensor], before: ModelConfig, after: ModelConfig
+    state: dict[str, Tensor], model_state: dict[str, Tensor], source_config: ModelConfig, model_config: ModelConfig
 ) -> list[str]:
     """Remove tensors from `state`, in place, that a model on a grid does not have: prefix tokens (P, D), and SAM's neck
     (as ViTDet initialised from MAE, arXiv:2203.16527). Returns their names. Fixed positions become a table."""
-    if after.attention.kind != "decomposed":
+    if model_config.attention.kind != "decomposed":
         return []
-    table = before.positions.kind.startswith("sincos") and "position.table" in own
-    if table and "position.table" not in state:
-        form = before.positions.kind.removeprefix("sincos-")
-        state["position.table"] = SinCosPosition(before.width, form).read(before.grid)
-    names = [name for name in state if name not in own and (name == "prefix" or name.startswith("neck."))]
+    needs_table = source_config.positions.kind.startswith("sincos") and "position.table" in model_state
+    if needs_table and "position.table" not in state:
+        form = source_config.positions.kind.removeprefix("sincos-")
+        state["position.table"] = SinCosPosition(source_config.width, form).read(source_config.grid)
+    names = [name for name in state if name not in model_state and (name == "prefix" or name.startswith("neck."))]
     for name in names:
         del state[name]
     return names
 
 
 def adapt_first_layer(
-    state: dict[str, Tensor], own: dict[str, Tensor], before: ModelConfig, after: ModelConfig
+    state: dict[str, Tensor], model_state: dict[str, Tensor], source_config: ModelConfig, model_config: ModelConfig
 ) -> tuple[str, str]:
     """Adapt the first layer in `state`, (D, C p q) or (O, C, k, k), in place, to the patch size and channels of the
     model. Returns the change of each, such as `16 -> 14`, or "" if there is none."""
-    name = next((name for name in FIRST_LAYER_NAMES if name in state and name in own), "")
+    name = next((name for name in FIRST_LAYER_NAMES if name in state and name in model_state), "")
     patches = channels = ""
     if not name:
         return patches, channels
-    old, new, more = before.projected_cell, after.projected_cell, len(after.image) - len(before.image)
-    if old and new and old != new and more in (0, 1):
-        patches, space = f"{format_size(old)} -> {format_size(new)}", new[more:]
-        if old != space:
-            state[name] = resample_patch_projection(state[name], before.channels, old, space)
-        if more:
-            inflate = after.inflate
-            state[name] = inflate_kernel(state[name], before.channels, space, new[0], inflate)
+    source_patch, model_patch, extra_axes = (
+        source_config.projected_cell,
+        model_config.projected_cell,
+        len(model_config.image) - len(source_config.image),
+    )
+    if source_patch and model_patch and source_patch != model_patch and extra_axes in (0, 1):
+        patches, spatial_patch = f"{format_size(source_patch)} -> {format_size(model_patch)}", model_patch[extra_axes:]
+        if source_patch != spatial_patch:
+            state[name] = resample_patch_projection(state[name], source_config.channels, source_patch, spatial_patch)
+        if extra_axes:
+            inflate = model_config.inflate
+            state[name] = inflate_kernel(state[name], source_config.channels, spatial_patch, model_patch[0], inflate)
             patches += f" ({inflate} inflation)"
-    if before.channels != after.channels:
-        state[name] = adapt_input_channels(state[name], before.channels, after.channels)
-        channels = f"{before.channels} -> {after.channels}"
+    if source_config.channels != model_config.channels:
+        state[name] = adapt_input_channels(state[name], source_config.channels, model_config.channels)
+        channels = f"{source_config.channels} -> {model_config.channels}"
     return patches, channels
 
 
-def resample_patch_projection(weight: Tensor, channels: int, before: tuple[int, ...], after: tuple[int, ...]) -> Tensor:
-    """Resample the projection (D, C prod(before)) of patches of size `before`, in pixels, to patches of another size.
+def resample_patch_projection(
+    weight: Tensor, channels: int, source_patch: tuple[int, ...], target_patch: tuple[int, ...]
+) -> Tensor:
+    """Resample the projection (D, C prod(before)) of patches of size `source_patch`, in pixels, to patches of another
+    size.
 
     A larger patch that is a bilinearly enlarged smaller one yields the same token as the smaller one: the weights are
     the pseudo-inverse of that resizing applied to the old ones (FlexiViT, arXiv:2212.08013, section 3.4), one axis
     after the other.
     """
-    kernel = weight.double().unflatten(1, (channels, *before))
-    for axis, (old, new) in enumerate(zip(before, after, strict=True), 2):
-        inverse = torch.linalg.pinv(axis_resize_matrix(old, new, "bilinear").T)  # (new, old)
+    kernel = weight.double().unflatten(1, (channels, *source_patch))
+    for axis, (source_length, target_length) in enumerate(zip(source_patch, target_patch, strict=True), 2):
+        inverse = torch.linalg.pinv(axis_resize_matrix(source_length, target_length, "bilinear").T)  # (new, old)
         kernel = (kernel.movedim(axis, -1) @ inverse.T).movedim(-1, axis)
     return kernel.flatten(1).to(weight.dtype)
 
 
-def adapt_input_channels(weight: Tensor, before: int, after: int) -> Tensor:
+def adapt_input_channels(weight: Tensor, source_channels: int, target_channels: int) -> Tensor:
     """Adapt the first layer's weights, (D, C p q) or (O, C, k, k), to another number of channels.
 
     One channel gets the sum over the old ones, so a grey image yields the same output as with three equal channels.
@@ -364,9 +374,13 @@ def adapt_input_channels(weight: Tensor, before: int, after: int) -> Tensor:
     c mod before. A ResNet standardises its filters in every forward pass, so only their directions are kept, and
     outputs differ.
     """
-    split = weight.unflatten(1, (before, -1)) if weight.ndim == 2 else weight.flatten(2)  # (O, C, rest)
-    changed = split.sum(1, keepdim=True) if after == 1 else split[:, torch.arange(after) % before] * (before / after)
-    return changed.flatten(1) if weight.ndim == 2 else changed.reshape(len(weight), after, *weight.shape[2:])
+    split = weight.unflatten(1, (source_channels, -1)) if weight.ndim == 2 else weight.flatten(2)  # (O, C, rest)
+    adapted = (
+        split.sum(1, keepdim=True)
+        if target_channels == 1
+        else split[:, torch.arange(target_channels) % source_channels] * (source_channels / target_channels)
+    )
+    return adapted.flatten(1) if weight.ndim == 2 else adapted.reshape(len(weight), target_channels, *weight.shape[2:])
 
 
 @dataclass(frozen=True)
@@ -396,7 +410,9 @@ def drop_dense_head(weights: PretrainedWeights) -> PretrainedWeights:
         return weights
 
     def state() -> dict[str, Tensor]:
-        return {name.removeprefix(prefix): row for name, row in weights.state().items() if name.startswith(prefix)}
+        return {
+            name.removeprefix(prefix): tensor for name, tensor in weights.state().items() if name.startswith(prefix)
+        }
 
     return replace(weights, config=config, task=FeatureExtraction(), state=state)
 
@@ -410,11 +426,13 @@ def open_objective_state(source: str | os.PathLike[str]) -> ObjectiveState | Non
         return load_objective_state(folder, folder / DESCRIPTION_FILE) or extract_dense_head_state(open_weights(folder))
     if (path / "state.json").is_file():
         return None
-    files, beside = find_weights_files(path)
-    own = read_foreign_objective(
-        files, beside, lambda: detect_checkpoint(files, parse_model_config(beside) | get_source_fields(source))
+    files, config_json = find_weights_files(path)
+    objective_state = read_foreign_objective(
+        files,
+        config_json,
+        lambda: detect_checkpoint(files, parse_model_config(config_json) | get_source_fields(source)),
     )
-    return own or extract_dense_head_state(open_weights(source))
+    return objective_state or extract_dense_head_state(open_weights(source))
 
 
 def extract_dense_head_state(weights: PretrainedWeights) -> ObjectiveState | None:
@@ -422,7 +440,7 @@ def extract_dense_head_state(weights: PretrainedWeights) -> ObjectiveState | Non
     objective; None for others."""
     if not weights.task.is_dense:
         return None
-    state = {f"model.{name}": row for name, row in weights.state().items() if not name.startswith("backbone.")}
+    state = {f"model.{name}": tensor for name, tensor in weights.state().items() if not name.startswith("backbone.")}
     return ObjectiveState({"name": weights.task.name, "classes": list(weights.task.classes)}, state)
 
 

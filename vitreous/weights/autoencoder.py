@@ -25,24 +25,24 @@ class Autoencoder:
     without an autoencoder.
     """
 
-    def __init__(self, place: str | os.PathLike[str], device: str = "cpu") -> None:
+    def __init__(self, source: str | os.PathLike[str], device: str = "cpu") -> None:
         try:
             from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
         except ImportError:
             raise UsageError(
                 "latent autoencoders need diffusers, which is not installed", install_hint("gen")
             ) from None
-        path = fetch_weights(os.fspath(place))
+        path = fetch_weights(os.fspath(source))
         if not (path / "config.json").is_file():
-            raise WeightsError(f"{place} is not an autoencoder folder", f"it needs {AUTOENCODER_FILES}")
+            raise WeightsError(f"{source} is not an autoencoder folder", f"it needs {AUTOENCODER_FILES}")
         try:
             vae: Any = AutoencoderKL.from_pretrained(path, use_safetensors=True, local_files_only=True)
         except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError) as error:
             reason, hint = str(error).splitlines()[0][:200], f"it needs {AUTOENCODER_FILES}"
-            raise WeightsError(f"diffusers cannot read an autoencoder from {place} ({reason})", hint) from None
+            raise WeightsError(f"diffusers cannot read an autoencoder from {source} ({reason})", hint) from None
         self.vae, self.device = vae.to(device).eval(), device
         self.channels: int = vae.config.latent_channels
-        name = os.fspath(place) if os.fspath(place).startswith("hf:") else os.fspath(path.absolute())
+        name = os.fspath(source) if os.fspath(source).startswith("hf:") else os.fspath(path.absolute())
         stride = 2 ** (len(vae.config.block_out_channels) - 1)
         self.latents = Latents(name, vae.config.scaling_factor, vae.config.shift_factor or 0.0, stride)
 
@@ -61,12 +61,12 @@ class Autoencoder:
         noise = torch.from_numpy(
             draw_normal(derive_keys(POSTERIOR_SEED_SALT, np.array([seed])), tuple(posterior.mean.shape[1:]))
         )
-        drawn = posterior.mean + posterior.std * noise.to(posterior.mean)
-        return drawn[0].movedim(0, -1).float().cpu().numpy()
+        sample = posterior.mean + posterior.std * noise.to(posterior.mean)
+        return sample[0].movedim(0, -1).float().cpu().numpy()
 
     @torch.inference_mode()
     def decode(self, latents: Tensor) -> Tensor:
         """Decode (b, channels, h, w) float32, scaled and shifted -> (b, 3, H, W) uint8."""
-        rows = latents.to(self.device) / self.latents.scale + self.latents.shift
-        images = [self.vae.decode(row).sample.float().cpu() for row in rows.split(1)]
+        unscaled = latents.to(self.device) / self.latents.scale + self.latents.shift
+        images = [self.vae.decode(latent).sample.float().cpu() for latent in unscaled.split(1)]
         return ((torch.cat(images) + 1) * 127.5).round_().clamp_(0, 255).to(torch.uint8)

@@ -65,16 +65,16 @@ class Bundle(TaskMixin):
                 self.write({name: temporary / name for name in names})
         else:
             with ExitStack() as files:  # renamed in reverse order
-                places = {name: files.enter_context(atomic_path(folder / name)) for name in names}
-                self.write(places)
+                paths = {name: files.enter_context(atomic_path(folder / name)) for name in names}
+                self.write(paths)
                 for name in names[:-1]:
-                    fsync_path(places[name])  # slow operations come before the first rename
+                    fsync_path(paths[name])  # slow operations come before the first rename
 
-    def write(self, places: dict[str, Path]) -> None:
+    def write(self, paths: dict[str, Path]) -> None:
         """Write the files with these names. Raises OSError."""
-        save_file(to_cpu_float32(self.model.state_dict()), places[WEIGHTS_FILE])
+        save_file(to_cpu_float32(self.model.state_dict()), paths[WEIGHTS_FILE])
         if self.parts:
-            save_file(to_cpu_float32(self.parts.state), places[OBJECTIVE_FILE])
+            save_file(to_cpu_float32(self.parts.state), paths[OBJECTIVE_FILE])
         document = {
             "format": BUNDLE_FORMAT_VERSION,
             "name": self.model.config.name(),
@@ -83,9 +83,9 @@ class Bundle(TaskMixin):
             "preprocess": to_builtins(self.preprocess),
             "provenance": self.provenance,
             **({"objective": self.parts.config} if self.parts else {}),
-            "sha256": {name: compute_sha256(place) for name, place in places.items() if name != DESCRIPTION_FILE},
+            "sha256": {name: compute_sha256(path) for name, path in paths.items() if name != DESCRIPTION_FILE},
         }
-        places[DESCRIPTION_FILE].write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        paths[DESCRIPTION_FILE].write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
 def to_cpu_float32(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -167,28 +167,30 @@ def load_bundle(folder: Path) -> Bundle:
 
 def set_temperature(folder: Path, temperature: float, fitted_on: dict[str, Any]) -> None:
     """Store a temperature in a bundle, and the data of the fit in its provenance; the weights are unchanged."""
-    place = folder / DESCRIPTION_FILE
-    description = json.loads(place.read_text("utf-8"))
+    path = folder / DESCRIPTION_FILE
+    description = json.loads(path.read_text("utf-8"))
     description |= {
         "temperature": temperature,
         "provenance": description.get("provenance", {}) | {"temperature": fitted_on},
     }
-    write_text_atomic(place, json.dumps(description, indent=2, ensure_ascii=False) + "\n")
+    write_text_atomic(path, json.dumps(description, indent=2, ensure_ascii=False) + "\n")
 
 
 def load_state_dict_strict(model: torch.nn.Module, state: dict[str, Tensor], origin: str) -> None:
     """Load exactly these weights into a model, in float32. Raises WeightsError with every difference in name or
     shape."""
-    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    given = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    wrong = [f"missing {name}" for name in own.keys() - given.keys()]
-    wrong += [f"unknown {name}" for name in given.keys() - own.keys()]
-    wrong += [
-        f"{name} is {given[name]}, not {own[name]}" for name in own.keys() & given.keys() if own[name] != given[name]
+    model_shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    state_shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    errors = [f"missing {name}" for name in model_shapes.keys() - state_shapes.keys()]
+    errors += [f"unknown {name}" for name in state_shapes.keys() - model_shapes.keys()]
+    errors += [
+        f"{name} is {state_shapes[name]}, not {model_shapes[name]}"
+        for name in model_shapes.keys() & state_shapes.keys()
+        if model_shapes[name] != state_shapes[name]
     ]
-    if wrong:
+    if errors:
         raise WeightsError(
-            f"{origin} does not fit the model:" + "".join(f"\n    {line}" for line in sorted(wrong)[:20])
+            f"{origin} does not fit the model:" + "".join(f"\n    {line}" for line in sorted(errors)[:20])
         )
     counts = {name for name, tensor in model.state_dict().items() if not tensor.is_floating_point()}  # counters
     values = {name: tensor.long() if name in counts else tensor.float() for name, tensor in state.items()}

@@ -75,43 +75,49 @@ def convert(
     document. Raises WeightsError, UsageError for a model that the format cannot represent or an existing path,
     ResourceError if the output cannot be written.
     """
-    place = Path(out)
-    if place.exists() or place.is_symlink():
-        raise UsageError(f"{place} already exists", "use another path")
+    out_path = Path(out)
+    if out_path.exists() or out_path.is_symlink():
+        raise UsageError(f"{out_path} already exists", "use another path")
     weights = open_weights(source, settings)
     weights = reduce_to_format(to, weights if class_map is None else select_classes(weights, class_map))
     config = apply_size_overrides(weights.config, image_size, num_classes, channels)
-    parts = open_objective_state(source)
-    stored = config if to == BUNDLE_FORMAT else with_learned_positions(config)
-    whole = get_pretraining_format(to, stored, parts, weights.source) if to in PRETRAINING_FORMATS else None
-    form = None if whole or to == BUNDLE_FORMAT else get_writable_format(to, stored)
+    objective_state = open_objective_state(source)
+    stored_config = config if to == BUNDLE_FORMAT else with_learned_positions(config)
+    pretraining_format = (
+        get_pretraining_format(to, stored_config, objective_state, weights.source)
+        if to in PRETRAINING_FORMATS
+        else None
+    )
+    weights_format = None if pretraining_format or to == BUNDLE_FORMAT else get_writable_format(to, stored_config)
     tell(f"found {weights.title}: {weights.config.name()} at {format_size(weights.config.image)}")
-    bundle, adoption = build_bundle_for_config(weights, config)
-    notes = [*weights.notes, *([adoption.text()] if adoption else ())]
-    if stored != config:
+    bundle, load_result = build_bundle_for_config(weights, config)
+    notes = [*weights.notes, *([load_result.text()] if load_result else ())]
+    if stored_config != config:
         notes.append(f"fixed positions are written as a table, as {to} requires; further training will change them")
-        bundle = store_fixed_positions(bundle, stored)
-    if parts and channels not in (None, weights.config.channels):
-        notes.append(f"the state of its objective, {parts.config['name']}, is omitted: it is for other channels")
-        parts = None
+        bundle = store_fixed_positions(bundle, stored_config)
+    if objective_state and channels not in (None, weights.config.channels):
+        notes.append(
+            f"the state of its objective, {objective_state.config['name']}, is omitted: it is for other channels"
+        )
+        objective_state = None
     for text in notes:
         tell(text)
     state = bundle.model.state_dict()
-    if whole and parts:
-        place, written = write_verified_pretraining(bundle, whole, parts, place)
+    if pretraining_format and objective_state:
+        out_path, num_tensors = write_verified_pretraining(bundle, pretraining_format, objective_state, out_path)
     else:
-        bundle.parts = parts if to == BUNDLE_FORMAT else None
-        place, written = write_verified(bundle, form, place, state)
-    if parts and (left := describe_dropped_state(parts, config, to, whole)):
-        tell(left)
-    if differs := list_numerical_differences(form, stored, state) if form else []:
+        bundle.parts = objective_state if to == BUNDLE_FORMAT else None
+        out_path, num_tensors = write_verified(bundle, weights_format, out_path, state)
+    if objective_state and (dropped := describe_dropped_state(objective_state, config, to, pretraining_format)):
+        tell(dropped)
+    if differences := list_numerical_differences(weights_format, stored_config, state) if weights_format else []:
         tell(
-            f"readers of {to} assume other settings: {', '.join(differs)}; outputs "
-            f"differ slightly{suggest_gelu_form(differs)}"
+            f"readers of {to} assume other settings: {', '.join(differences)}; outputs "
+            f"differ slightly{suggest_gelu_form(differences)}"
         )
-    size = sum(file.stat().st_size for file in (place.rglob("*") if place.is_dir() else [place]))
-    about = {"to": to, "tensors": written, "assumed_settings": differs, "out": str(place), "bytes": size}
-    return build_conversion_report(weights, config, state, adoption) | about
+    size = sum(file.stat().st_size for file in (out_path.rglob("*") if out_path.is_dir() else [out_path]))
+    summary = {"to": to, "tensors": num_tensors, "assumed_settings": differences, "out": str(out_path), "bytes": size}
+    return build_conversion_report(weights, config, state, load_result) | summary
 
 
 def reduce_to_format(to: str, weights: PretrainedWeights) -> PretrainedWeights:
@@ -128,7 +134,7 @@ def reduce_to_format(to: str, weights: PretrainedWeights) -> PretrainedWeights:
 
 
 def build_conversion_report(
-    weights: PretrainedWeights, config: ModelConfig, state: Tensors, adoption: WeightsLoadResult | None
+    weights: PretrainedWeights, config: ModelConfig, state: Tensors, load_result: WeightsLoadResult | None
 ) -> dict[str, Any]:
     """Report the weights that were read, and the changes."""
     return {
@@ -137,78 +143,89 @@ def build_conversion_report(
         "model": config.name(),
         "parameters": sum(tensor.numel() for tensor in state.values()),
         "image_size": list(config.image),
-        "loaded": len(adoption.loaded) if adoption else len(state),
-        "new": adoption.new if adoption else [],
-        "unused": adoption.unused if adoption else weights.unused,
+        "loaded": len(load_result.loaded) if load_result else len(state),
+        "new": load_result.new if load_result else [],
+        "unused": load_result.unused if load_result else weights.unused,
         "notes": list(weights.notes),
-        "resized": adoption.resized if adoption else "",
-        "channels": adoption.channels if adoption else "",
+        "resized": load_result.resized if load_result else "",
+        "channels": load_result.channels if load_result else "",
     }
 
 
-def store_fixed_positions(bundle: Bundle, stored: ModelConfig) -> Bundle:
+def store_fixed_positions(bundle: Bundle, stored_config: ModelConfig) -> Bundle:
     """Return the bundle with its fixed positions as learned ones."""
-    model, config = build_model(stored), bundle.model.config
-    fixed = {"position.table": sincos_position_table(config.grid, config.width)}
+    model, config = build_model(stored_config), bundle.model.config
+    position_tensors = {"position.table": sincos_position_table(config.grid, config.width)}
     state = {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items() if name == "slots"}
-    model.load_state_dict(bundle.model.state_dict() | fixed | state)
+    model.load_state_dict(bundle.model.state_dict() | position_tensors | state)
     return replace(bundle, model=model.eval())
 
 
-def describe_dropped_state(parts: ObjectiveState, config: ModelConfig, to: str, whole: PretrainingFormat | None) -> str:
+def describe_dropped_state(
+    objective_state: ObjectiveState, config: ModelConfig, to: str, pretraining_format: PretrainingFormat | None
+) -> str:
     """Describe the state of an objective that was not written; "" if all was."""
-    name = parts.config["name"]
-    if whole:
-        groups = {tensor.partition(".")[0] for tensor in parts.state if tensor.startswith(whole.leaves)}
+    name = objective_state.config["name"]
+    if pretraining_format:
+        groups = {
+            tensor.partition(".")[0] for tensor in objective_state.state if tensor.startswith(pretraining_format.leaves)
+        }
         return (
             f"omitted, because {to} does not support them: {', '.join(sorted(groups))}"
-            if whole.leaves and groups
+            if pretraining_format.leaves and groups
             else ""
         )
-    able = list_pretraining_formats(name, config)
+    supported_formats = list_pretraining_formats(name, config)
     if to == BUNDLE_FORMAT:
         return ""
-    return f"only the encoder was written; to continue training with {name} use --to {' or '.join([*able, 'bundle'])}"
+    return (
+        f"only the encoder was written; to continue training with {name} use --to "
+        f"{' or '.join([*supported_formats, 'bundle'])}"
+    )
 
 
 def write_verified_pretraining(
-    bundle: Bundle, whole: PretrainingFormat, parts: ObjectiveState, place: Path
+    bundle: Bundle, pretraining_format: PretrainingFormat, objective_state: ObjectiveState, path: Path
 ) -> tuple[Path, int]:
-    """Write encoder and objective state at `place` as `write_verified` does. Raises the same errors."""
+    """Write encoder and objective state at `path` as `write_verified` does. Raises the same errors."""
     return publish_verified(
-        place if not whole.suffix or place.suffix == whole.suffix else place.with_name(place.name + whole.suffix),
-        lambda temporary: write_pretraining(whole, bundle, parts, temporary),
-        lambda temporary: verify_pretraining(whole, temporary, bundle, parts),
+        path
+        if not pretraining_format.suffix or path.suffix == pretraining_format.suffix
+        else path.with_name(path.name + pretraining_format.suffix),
+        lambda temporary: write_pretraining(pretraining_format, bundle, objective_state, temporary),
+        lambda temporary: verify_pretraining(pretraining_format, temporary, bundle, objective_state),
     )
 
 
-def write_verified(bundle: Bundle, form: WeightsFormat | None, place: Path, state: Tensors) -> tuple[Path, int]:
-    """Write `state` at `place` (adding a missing suffix) after reading it back; returns the path and the number of
+def write_verified(
+    bundle: Bundle, weights_format: WeightsFormat | None, path: Path, state: Tensors
+) -> tuple[Path, int]:
+    """Write `state` at `path` (adding a missing suffix) after reading it back; returns the path and the number of
     tensors. Raises WeightsError if the model read back differs, ResourceError if it cannot be written."""
-    if form and not form.describe and place.suffix != form.suffix:
-        place = place.with_name(place.name + form.suffix)
+    if weights_format and not weights_format.describe and path.suffix != weights_format.suffix:
+        path = path.with_name(path.name + weights_format.suffix)
     return publish_verified(
-        place,
-        lambda temporary: write_weights_format(bundle, form, temporary, state),
-        lambda temporary: verify_round_trip(form, temporary, state, bundle.model.config),
+        path,
+        lambda temporary: write_weights_format(bundle, weights_format, temporary, state),
+        lambda temporary: verify_round_trip(weights_format, temporary, state, bundle.model.config),
     )
 
 
-def publish_verified(place: Path, write: Callable[[Path], int], verify: Callable[[Path], None]) -> tuple[Path, int]:
-    """Write to a temporary path, verify, and move the result to `place`; returns the path and the number of tensors.
+def publish_verified(path: Path, write: Callable[[Path], int], verify: Callable[[Path], None]) -> tuple[Path, int]:
+    """Write to a temporary path, verify, and move the result to `path`; returns the path and the number of tensors.
     Raises WeightsError if the model read back differs, ResourceError if it cannot be written."""
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=place.parent, prefix=".convert-") as scratch:
-            temporary = Path(scratch) / place.name
-            written = write(temporary)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".convert-") as scratch:
+            temporary = Path(scratch) / path.name
+            num_tensors = write(temporary)
             verify(temporary)
-            sync_and_rename(temporary, place)
+            sync_and_rename(temporary, path)
     except OSError as error:
         raise ResourceError(
-            f"cannot write {place} ({error.strerror or error})", "free some space, or use another path"
+            f"cannot write {path} ({error.strerror or error})", "free some space, or use another path"
         ) from None
-    return place, written
+    return path, num_tensors
 
 
 def apply_size_overrides(
@@ -220,8 +237,8 @@ def apply_size_overrides(
     if image_size is not None:
         frames = config.image[:1] if config.has_time_axis else ()  # the number of frames is kept
         axes = len(config.image) - len(frames)
-        sides = (image_size,) * axes if isinstance(image_size, int) else tuple(image_size)
-        changes["image"] = (*frames, *sides) if len(sides) == axes else sides
+        spatial_size = (image_size,) * axes if isinstance(image_size, int) else tuple(image_size)
+        changes["image"] = (*frames, *spatial_size) if len(spatial_size) == axes else spatial_size
         config.check_image(changes["image"])
     if classes is not None and classes != config.classes:
         changes |= {"classes": classes, "head.representation": None, "head.bias": True}
@@ -235,7 +252,7 @@ def build_bundle_for_config(weights: PretrainedWeights, config: ModelConfig) -> 
     if config == weights.config:
         return weights.bundle(), None
     model = build_model(config)
-    adoption = load_pretrained_weights(model, weights)
+    load_result = load_pretrained_weights(model, weights)
     preprocess = weights.preprocess
     mean, std = (tuple((values * config.channels)[: config.channels]) for values in (preprocess.mean, preprocess.std))
     preprocess = replace(
@@ -245,34 +262,34 @@ def build_bundle_for_config(weights: PretrainedWeights, config: ModelConfig) -> 
     if config.classes != weights.config.classes:
         names = tuple(map(str, range(config.classes)))
         task = replace_task_classes(task, names).with_temperature(1.0)
-    return Bundle(model.eval(), task, preprocess, {"init": weights.source}), adoption
+    return Bundle(model.eval(), task, preprocess, {"init": weights.source}), load_result
 
 
-def write_weights_format(bundle: Bundle, form: WeightsFormat | None, place: Path, state: Tensors) -> int:
+def write_weights_format(bundle: Bundle, weights_format: WeightsFormat | None, path: Path, state: Tensors) -> int:
     """Write the file or the folder; returns the number of tensors."""
-    if form is None:
-        bundle.save(place)
+    if weights_format is None:
+        bundle.save(path)
         return len(state)
     config = bundle.model.config
-    tensors = form.file(config, state)
-    if form.suffix == ".npz":
-        with open(place, "wb") as file:
+    tensors = weights_format.file(config, state)
+    if weights_format.suffix == ".npz":
+        with open(path, "wb") as file:
             np.savez(file, allow_pickle=False, **{name: tensor.numpy() for name, tensor in tensors.items()})
-    elif form.describe is None:
-        save_file(tensors, place, metadata={"format": "pt", **config_to_metadata(config)})
+    elif weights_format.describe is None:
+        save_file(tensors, path, metadata={"format": "pt", **config_to_metadata(config)})
     else:
-        place.mkdir()
-        save_file(tensors, place / form.file_in_folder, metadata={"format": "pt"})
-        described = form.describe(config)
-        if described.get("id2label"):
-            described |= {
+        path.mkdir()
+        save_file(tensors, path / weights_format.file_in_folder, metadata={"format": "pt"})
+        config_json = weights_format.describe(config)
+        if config_json.get("id2label"):
+            config_json |= {
                 "id2label": dict(enumerate(bundle.classes)),
                 "label2id": {name: i for i, name in enumerate(bundle.classes)},
             }
-        write_text_atomic(place / "config.json", json.dumps(described, indent=2) + "\n")
+        write_text_atomic(path / "config.json", json.dumps(config_json, indent=2) + "\n")
         if not config.generates_images:
             write_text_atomic(
-                place / "preprocessor_config.json", json.dumps(to_hf_preprocessor_json(bundle), indent=2) + "\n"
+                path / "preprocessor_config.json", json.dumps(to_hf_preprocessor_json(bundle), indent=2) + "\n"
             )
     return len(tensors)
 
@@ -300,30 +317,32 @@ def to_hf_preprocessor_json(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def list_numerical_differences(form: WeightsFormat, config: ModelConfig, state: Tensors) -> list[str]:
+def list_numerical_differences(weights_format: WeightsFormat, config: ModelConfig, state: Tensors) -> list[str]:
     """List numerical differences in code that reads the format, such as `mlp.gelu none -> tanh`. Empty for most
     conversions."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in form.write(config, state).items()}
-    settings = parse_model_config(form.describe(config)) if form.describe else {}
-    theirs = form.configure(shapes, {"image": config.image} | config.head_count_field() | settings)
-    ours, read = config.numerical_choices(), theirs.numerical_choices()
-    return [f"{name} {ours[name]} -> {read[name]}" for name in ours if ours[name] != read[name]]
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights_format.write(config, state).items()}
+    settings = parse_model_config(weights_format.describe(config)) if weights_format.describe else {}
+    theirs = weights_format.configure(shapes, {"image": config.image} | config.head_count_field() | settings)
+    ours, assumed = config.numerical_choices(), theirs.numerical_choices()
+    return [f"{name} {ours[name]} -> {assumed[name]}" for name in ours if ours[name] != assumed[name]]
 
 
 def suggest_gelu_form(differences: list[str]) -> str:
     """Suggest the training option for identical outputs, if the GELU form is what differs."""
-    gelu = next((words.rpartition(" ")[2] for words in differences if words.startswith("mlp.gelu ")), "")
+    gelu = next((difference.rpartition(" ")[2] for difference in differences if difference.startswith("mlp.gelu ")), "")
     return f" (train with --model.mlp.gelu {gelu} for identical outputs)" if gelu else ""
 
 
-def verify_round_trip(form: WeightsFormat | None, place: Path, state: Tensors, config: ModelConfig) -> None:
+def verify_round_trip(weights_format: WeightsFormat | None, path: Path, state: Tensors, config: ModelConfig) -> None:
     """Read the written weights and compare every bit. Raises WeightsError for a difference."""
-    described = form is None or form.describe
-    again = open_weights(place).state() if described else detect_checkpoint([place], config.head_count_field()).state()
-    wrong = [name for name in state if name not in again or not torch.equal(again[name], state[name])]
-    if wrong or len(again) != len(state):
+    has_config_json = weights_format is None or weights_format.describe
+    loaded = (
+        open_weights(path).state() if has_config_json else detect_checkpoint([path], config.head_count_field()).state()
+    )
+    different = [name for name in state if name not in loaded or not torch.equal(loaded[name], state[name])]
+    if different or len(loaded) != len(state):
         raise WeightsError(
-            f"the written weights differ from the source: {', '.join(wrong[:5])}",
+            f"the written weights differ from the source: {', '.join(different[:5])}",
             "nothing was saved; please report this bug in vitreous",
         )
 
@@ -332,42 +351,46 @@ def read_class_map(path: str | os.PathLike[str]) -> tuple[int, ...]:
     """Read the rows in a text file with one number from 0 per line, such as Microsoft's map22kto1k.txt. Raises
     UsageError for an invalid file."""
     try:
-        rows = tuple(int(line) for line in Path(path).read_text("utf-8").split())
+        class_indices = tuple(int(line) for line in Path(path).read_text("utf-8").split())
     except (OSError, ValueError) as error:
         raise UsageError(
             f"{path} is not a class map ({str(error)[:80]})", "use a file of one number per line"
         ) from None
-    if not rows or min(rows) < 0:
-        raise UsageError(f"{path} is not a class map: it has {len(rows)} rows", "use a file with one number per line")
-    return rows
+    if not class_indices or min(class_indices) < 0:
+        raise UsageError(
+            f"{path} is not a class map: it has {len(class_indices)} rows", "use a file with one number per line"
+        )
+    return class_indices
 
 
 def select_classes(weights: PretrainedWeights, path: str | os.PathLike[str]) -> PretrainedWeights:
     """Return the weights with a head for only the classes of a map: class i has row i of the map. Raises UsageError for
     weights without a head, and for a row that the head does not have."""
-    rows, classes = read_class_map(path), weights.config.classes
+    class_indices, classes = read_class_map(path), weights.config.classes
     if not classes:
         raise UsageError(f"{weights.source} has no head to select classes from", "leave --class-map out")
-    if max(rows) >= classes:
+    if max(class_indices) >= classes:
         raise UsageError(
-            f"{path} selects row {max(rows)}, but the head of {weights.source} has {classes}",
+            f"{path} selects row {max(class_indices)}, but the head of {weights.source} has {classes}",
             "use a map for these weights",
         )
 
     def state() -> dict[str, Tensor]:
-        chosen = list(rows)
+        selected = list(class_indices)
         return {
-            name: tensor[chosen] if name.startswith(HEAD_PREFIXES[0]) else tensor
+            name: tensor[selected] if name.startswith(HEAD_PREFIXES[0]) else tensor
             for name, tensor in weights.state().items()
         }
 
     names = weights.classes
     task = Classification(
-        tuple(names[row] for row in rows) if len(set(rows)) == len(rows) else number_class_names(len(rows))
+        tuple(names[index] for index in class_indices)
+        if len(set(class_indices)) == len(class_indices)
+        else number_class_names(len(class_indices))
     )
     if names == number_class_names(classes):
-        task = Classification(number_class_names(len(rows)))
-    return replace(weights, config=weights.config.with_options(classes=len(rows)), task=task, state=state)
+        task = Classification(number_class_names(len(class_indices)))
+    return replace(weights, config=weights.config.with_options(classes=len(class_indices)), task=task, state=state)
 
 
 def number_class_names(count: int) -> tuple[str, ...]:

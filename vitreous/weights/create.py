@@ -141,31 +141,34 @@ def create(
     UsageError for an unknown name or field, for one that does not fit the weights, and for an image size that is not
     divisible by the patch size; WeightsError for unsupported weights.
     """
-    given = {"image_size": image_size, "num_classes": num_classes, "channels": channels, "weights": weights}
+    options = {"image_size": image_size, "num_classes": num_classes, "channels": channels, "weights": weights}
     groups = {key: vars(value) if isinstance(value, ConfigGroup) else value for key, value in changes.items()}
-    given, fields = translate_timm_options(
-        {key: value for key, value in given.items() if value is not None}, list_paths(groups)
+    options, fields = translate_timm_options(
+        {key: value for key, value in options.items() if value is not None}, list_paths(groups)
     )
-    source = given.pop("weights", None)
+    source = options.pop("weights", None)
     if source is None:
         if name is None:
             raise UsageError(
                 "create() needs a name or weights", 'use create("ViT-S/16") or create(weights="runs/pets")'
             )
-        return zoo.create_untrained_model(name, **given, **nest_paths(fields))
-    opened = open_weights(source)
-    config = opened.config
+        return zoo.create_untrained_model(name, **options, **nest_paths(fields))
+    pretrained = open_weights(source)
+    config = pretrained.config
     if name is not None and config_from_name(name).name() != config.name():
         raise UsageError(f"{os.fspath(source)} is {config.name()}, not {name}", "leave the name out")
-    if wrong := sorted(set(fields) - set(CHANGEABLE_FIELDS)):
-        hint = suggest_nearest(wrong[0], CHANGEABLE_FIELDS) or f"with weights there are {', '.join(CHANGEABLE_FIELDS)}"
-        raise UsageError(f"{wrong[0]} is defined by the weights and cannot be changed", hint)
-    model = zoo.build_model(apply_create_options(config, given, fields))
-    logger.info(load_pretrained_weights(model, opened).text())
+    if fixed_fields := sorted(set(fields) - set(CHANGEABLE_FIELDS)):
+        hint = (
+            suggest_nearest(fixed_fields[0], CHANGEABLE_FIELDS)
+            or f"with weights there are {', '.join(CHANGEABLE_FIELDS)}"
+        )
+        raise UsageError(f"{fixed_fields[0]} is defined by the weights and cannot be changed", hint)
+    model = zoo.build_model(apply_create_options(config, options, fields))
+    logger.info(load_pretrained_weights(model, pretrained).text())
     return model
 
 
-def translate_timm_options(given: dict[str, Any], changes: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def translate_timm_options(options: dict[str, Any], changes: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Translate timm's option names into the options of `create` and fields of a config. Raises UsageError for an
     option given by two names, and for `pretrained`, which does not select weights."""
     if changes.get("pretrained") is False:
@@ -177,26 +180,26 @@ def translate_timm_options(given: dict[str, Any], changes: dict[str, Any]) -> tu
     renamed: dict[str, Any] = {}
     for name, value in changes.items():
         ours = "pool" if name == "global_pool" else TIMM_OPTION_NAMES.get(name, name)
-        if ours in renamed or ours in given or (ours != name and ours in changes):
+        if ours in renamed or ours in options or (ours != name and ours in changes):
             raise UsageError(f"{name} and {ours} are the same option", "use one of them")
         renamed[ours] = TIMM_POOL_NAMES.get(value, value) if name == "global_pool" else value
-    own = ("image_size", "num_classes", "channels", "weights")
-    return {**given, **{n: v for n, v in renamed.items() if n in own}}, {
-        n: v for n, v in renamed.items() if n not in own
+    option_names = ("image_size", "num_classes", "channels", "weights")
+    return {**options, **{n: v for n, v in renamed.items() if n in option_names}}, {
+        n: v for n, v in renamed.items() if n not in option_names
     }
 
 
-def apply_create_options(config: ModelConfig, given: dict[str, Any], changes: dict[str, Any]) -> ModelConfig:
+def apply_create_options(config: ModelConfig, options: dict[str, Any], changes: dict[str, Any]) -> ModelConfig:
     """Return the config of weights with another size, classes and channels. Raises UsageError for an image size that is
     not divisible by the patch size, for classes of a model without a head, and as configs do."""
-    size = given.get("image_size")
+    size = options.get("image_size")
     fields: dict[str, Any] = dict(changes)
     if size is not None:
         fields["image"] = (size,) * len(config.image) if isinstance(size, int) else tuple(size)
-    if "num_classes" in given:
-        fields["classes"] = given["num_classes"]
-    if "channels" in given:
-        fields["channels"] = given["channels"]
+    if "num_classes" in options:
+        fields["classes"] = options["num_classes"]
+    if "channels" in options:
+        fields["channels"] = options["channels"]
     if missing := sorted(set(fields) - set(config.option_paths())):
         raise UsageError(f"{config.name()} has no {missing[0]}", "leave it out")
     return replace_known_fields(config, fields)

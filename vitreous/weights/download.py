@@ -51,20 +51,20 @@ def download_file(address: str, target: Path, digest: str = "", listener: Progre
 
     require_https(address)
     target.parent.mkdir(parents=True, exist_ok=True)
-    part, lock = (target.with_name(f".{target.name}.{end}") for end in ("part", "lock"))
-    before = get_mtime_ns(target)
+    partial_path, lock = (target.with_name(f".{target.name}.{end}") for end in ("part", "lock"))
+    start_mtime = get_mtime_ns(target)
     with filelock.FileLock(lock):  # the lock file is kept: waiting processes have it open
-        if get_mtime_ns(target) == before:
-            download_with_retries(address, part, digest, listener)
-            if digest and not has_digest(part, digest):
-                kind, _, wanted = digest.partition(":")
-                with open(part, "rb") as file:
-                    actual = hashlib.file_digest(file, kind).hexdigest()
-                remove_partial_file(part)
+        if get_mtime_ns(target) == start_mtime:
+            download_with_retries(address, partial_path, digest, listener)
+            if digest and not has_digest(partial_path, digest):
+                algorithm, _, expected = digest.partition(":")
+                with open(partial_path, "rb") as file:
+                    actual = hashlib.file_digest(file, algorithm).hexdigest()
+                remove_partial_file(partial_path)
                 hint = "use the publisher's current hash only if you trust the change"
-                raise WeightsError(f"{address} has {HASH_NAMES[kind]} {actual}, not {wanted}", hint)
-            sync_and_rename(part, target)
-            remove_partial_file(part)
+                raise WeightsError(f"{address} has {HASH_NAMES[algorithm]} {actual}, not {expected}", hint)
+            sync_and_rename(partial_path, target)
+            remove_partial_file(partial_path)
 
 
 def get_mtime_ns(path: Path) -> int | None:
@@ -77,49 +77,51 @@ HASH_NAMES = {"sha256": "SHA-256", "md5": "MD5"}
 
 def has_digest(path: Path, digest: str) -> bool:
     """Return whether a file has a digest `sha256:HEX` or `md5:HEX`, where HEX may be a prefix."""
-    kind, _, wanted = digest.partition(":")
+    algorithm, _, expected = digest.partition(":")
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, kind).hexdigest().startswith(wanted)
+        return hashlib.file_digest(file, algorithm).hexdigest().startswith(expected)
 
 
-def download_with_retries(address: str, part: Path, digest: str, listener: ProgressListener | None) -> None:
+def download_with_retries(address: str, partial_path: Path, digest: str, listener: ProgressListener | None) -> None:
     """Download until the partial file is complete, with pauses. Raises WeightsError after MAX_FAILED_ATTEMPTS
     consecutive attempts without new data."""
-    failures, size = 0, get_partial_size(part)
+    failures, size = 0, get_partial_size(partial_path)
     while True:
         try:
-            request_missing_bytes(address, part, digest, listener)
+            request_missing_bytes(address, partial_path, digest, listener)
             return
-        except IncompleteDownload as broken:
-            failures = 1 if get_partial_size(part) > size else failures + 1
-            size = get_partial_size(part)
+        except IncompleteDownload as error:
+            failures = 1 if get_partial_size(partial_path) > size else failures + 1
+            size = get_partial_size(partial_path)
             if failures >= MAX_FAILED_ATTEMPTS:
-                again = f"; {size:,} bytes are stored, and the same command resumes from there" if size else ""
+                resume_note = f"; {size:,} bytes are stored, and the same command resumes from there" if size else ""
                 raise WeightsError(
-                    broken.message, (broken.hint or "check the network, and try again") + again
+                    error.message, (error.hint or "check the network, and try again") + resume_note
                 ) from None
-            time.sleep(min(MAX_RETRY_SECONDS, broken.pause or RETRY_SECONDS * 2 ** (failures - 1)))
+            time.sleep(min(MAX_RETRY_SECONDS, error.pause or RETRY_SECONDS * 2 ** (failures - 1)))
 
 
-def request_missing_bytes(address: str, part: Path, digest: str, listener: ProgressListener | None) -> None:
+def request_missing_bytes(address: str, partial_path: Path, digest: str, listener: ProgressListener | None) -> None:
     """Send one request: for the missing bytes, or for the full file if the server cannot confirm that it is unchanged.
     Raises IncompleteDownload or WeightsError."""
-    known = read_validator(part, address)
-    begin = get_partial_size(part) if known or digest else 0
+    validator = read_validator(partial_path, address)
+    begin = get_partial_size(partial_path) if validator or digest else 0
     headers = {"User-Agent": "vitreous", "Accept-Encoding": "identity"}
     if begin:
-        headers |= {"Range": f"bytes={begin}-"} | ({"If-Range": known} if known else {})
+        headers |= {"Range": f"bytes={begin}-"} | ({"If-Range": validator} if validator else {})
     request = urllib.request.Request(address, headers=headers)
     try:
-        with urllib.request.build_opener(HttpsRedirectHandler).open(request, timeout=READ_TIMEOUT_SECONDS) as answer:
-            begin, total = parse_content_range(answer, address, begin)
-            write_validator(part, address, answer.headers)
-            done = write_response(answer, address, part=part, begin=begin, total=total, listener=listener)
+        with urllib.request.build_opener(HttpsRedirectHandler).open(request, timeout=READ_TIMEOUT_SECONDS) as response:
+            begin, total = parse_content_range(response, address, begin)
+            write_validator(partial_path, address, response.headers)
+            done = write_response(
+                response, address, partial_path=partial_path, begin=begin, total=total, listener=listener
+            )
     except urllib.error.HTTPError as error:
         if error.code == 416:  # the partial file is complete, or not a prefix of the current file
             if begin and error.headers.get("Content-Range") == f"bytes */{begin}":
                 return
-            remove_partial_file(part)
+            remove_partial_file(partial_path)
             raise IncompleteDownload(f"{address} changed while it was downloaded") from None
         message, hint = (
             f"{address} answers {error.code} ({error.reason})",
@@ -139,16 +141,16 @@ def request_missing_bytes(address: str, part: Path, digest: str, listener: Progr
         raise IncompleteDownload(f"{address} ended after {done:,} of {total:,} bytes")
 
 
-def parse_content_range(answer: Any, address: str, begin: int) -> tuple[int, int | None]:
+def parse_content_range(response: Any, address: str, begin: int) -> tuple[int, int | None]:
     """Return the first byte of a response in the file, and the file's size, None if unknown. Raises WeightsError for a
     web page instead of a file and for a file that is too large, IncompleteDownload for another range than requested."""
-    if answer.headers.get_content_type() == "text/html":
+    if response.headers.get_content_type() == "text/html":
         hint = "the network may require a login: open the address in a browser"
         raise WeightsError(f"{address} serves a web page, not a file", hint)
-    length = answer.headers.get("Content-Length")
+    length = response.headers.get("Content-Length")
     total = int(length) if length else None
-    if answer.status == 206:
-        span = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", answer.headers.get("Content-Range", ""))
+    if response.status == 206:
+        span = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", response.headers.get("Content-Range", ""))
         if not span or int(span[1]) != begin:
             raise IncompleteDownload(f"{address} serves another byte range than requested")
         total = None if span[3] == "*" else int(span[3])
@@ -159,19 +161,19 @@ def parse_content_range(answer: Any, address: str, begin: int) -> tuple[int, int
 
 
 def write_response(
-    answer: Any, address: str, part: Path, begin: int, total: int | None, listener: ProgressListener | None
+    response: Any, address: str, partial_path: Path, begin: int, total: int | None, listener: ProgressListener | None
 ) -> int:
     """Write a response into the partial file from `begin`; returns its new size. Raises WeightsError if it is too
     large, OSError with the file's name if it cannot be written."""
     done = begin
-    with open(part, "r+b" if begin else "wb") as file:
+    with open(partial_path, "r+b" if begin else "wb") as file:
         file.truncate(begin)
         file.seek(begin)
-        while chunk := answer.read(DOWNLOAD_CHUNK_BYTES):
+        while chunk := response.read(DOWNLOAD_CHUNK_BYTES):
             try:
                 file.write(chunk)
             except OSError as error:
-                raise OSError(error.errno, error.strerror, os.fspath(part)) from None
+                raise OSError(error.errno, error.strerror, os.fspath(partial_path)) from None
             done += len(chunk)
             check_download_size(address, done)
             if listener:
@@ -191,44 +193,42 @@ def parse_retry_after(headers: Any) -> float:
     return float(text) if text.isdigit() else 0.0
 
 
-def get_partial_size(part: Path) -> int:
+def get_partial_size(partial_path: Path) -> int:
     """Return the size of a partial file in bytes, 0 if it does not exist."""
-    return part.stat().st_size if part.is_file() else 0
+    return partial_path.stat().st_size if partial_path.is_file() else 0
 
 
-def get_resume_record_path(part: Path) -> Path:
+def get_resume_record_path(partial_path: Path) -> Path:
     """Return the file that records address and version of a partial file."""
-    return part.with_name(part.name + ".json")
+    return partial_path.with_name(partial_path.name + ".json")
 
 
-def read_validator(part: Path, address: str) -> str:
+def read_validator(partial_path: Path, address: str) -> str:
     """Read the validator of a partial file for If-Range; "" for a file of another address or unknown version."""
     try:
-        record = json.loads(get_resume_record_path(part).read_text("utf-8"))
+        record = json.loads(get_resume_record_path(partial_path).read_text("utf-8"))
         return str(record["validator"]) if record["address"] == address else ""
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 
 
-def write_validator(part: Path, address: str, headers: Any) -> None:
+def write_validator(partial_path: Path, address: str, headers: Any) -> None:
     """Store the strong ETag or the date of the download. Raises OSError."""
     tag = headers.get("ETag", "")
     validator = tag if tag.startswith('"') else headers.get("Last-Modified", "")
-    write_text_atomic(get_resume_record_path(part), json.dumps({"address": address, "validator": validator}))
+    write_text_atomic(get_resume_record_path(partial_path), json.dumps({"address": address, "validator": validator}))
 
 
-def remove_partial_file(part: Path) -> None:
+def remove_partial_file(partial_path: Path) -> None:
     """Remove a partial file and its record, if they exist. Raises OSError."""
-    remove_path(part)
-    remove_path(get_resume_record_path(part))
+    remove_path(partial_path)
+    remove_path(get_resume_record_path(partial_path))
 
 
 def require_https(address: str) -> None:
     """Raise WeightsError unless an address is https, or on this machine."""
-    parts = urllib.parse.urlsplit(address)
-    if not parts.hostname or (
-        parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in PLAIN_HTTP_HOSTS)
-    ):
+    url = urllib.parse.urlsplit(address)
+    if not url.hostname or (url.scheme != "https" and not (url.scheme == "http" and url.hostname in PLAIN_HTTP_HOSTS)):
         raise WeightsError(f"{address} is not https", "use an https:// address")
 
 

@@ -57,14 +57,14 @@ def open_regular_file(path: Path) -> BinaryIO:
     """Open a regular file for reading. Raises WeightsError for a missing file, a folder, a pipe or a device, without
     blocking."""
     try:
-        number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError:
         raise WeightsError(f"no weights at {path}", f"use a file: {SUPPORTED_FILES_HINT}") from None
     except (OSError, ValueError) as error:
         raise WeightsError(f"{path} cannot be opened ({error})") from None
-    if stat.S_ISREG(os.fstat(number).st_mode):
-        return os.fdopen(number, "rb")
-    os.close(number)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
     reject_weights_file(
         path, "is a folder, a pipe or a device, not a weights file", f"use a file: {SUPPORTED_FILES_HINT}"
     )

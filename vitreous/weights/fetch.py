@@ -45,14 +45,14 @@ def fetch_weights(source: str, listener: ProgressListener | None = None) -> Path
     package; anything else is returned as a path. Without a listener, progress is shown on stderr. Raises UsageError for
     a malformed source, WeightsError for a download that fails or has another digest.
     """
-    if row := find_published_weights(source):
-        return fetch_published_weights(row, listener)
-    kind, _, rest = source.partition(":")
-    if kind == "timm":
-        return fetch_from_hub(source, rest if "/" in rest else f"timm/{rest}", listener)
-    if kind == "hf":
-        return fetch_from_hub(source, rest, listener)
-    if kind in ("http", "https") and rest.startswith("//"):
+    if published := find_published_weights(source):
+        return fetch_published_weights(published, listener)
+    scheme, _, location = source.partition(":")
+    if scheme == "timm":
+        return fetch_from_hub(source, location if "/" in location else f"timm/{location}", listener)
+    if scheme == "hf":
+        return fetch_from_hub(source, location, listener)
+    if scheme in ("http", "https") and location.startswith("//"):
         return fetch_from_url(source, listener)
     return Path(source)
 
@@ -64,46 +64,52 @@ def missing_source_error(source: str) -> WeightsError:
     try:
         name = config_from_name(source).name()
     except VitreousError:
-        near = nearest_published_name(source)
+        nearest = nearest_published_name(source)
         hint = f"use a run folder, a bundle, a file, {forms}"
         return WeightsError(
-            f"no weights at {escape_unprintable(source)}", f"did you mean {near}? Otherwise {hint}" if near else hint
+            f"no weights at {escape_unprintable(source)}",
+            f"did you mean {nearest}? Otherwise {hint}" if nearest else hint,
         )
-    where = f"{known}, or another {forms.removeprefix('a ')}" if (known := find_published_name(name)) else forms
+    suggestion = (
+        f"{published_name}, or another {forms.removeprefix('a ')}"
+        if (published_name := find_published_name(name))
+        else forms
+    )
     return WeightsError(
-        f"no weights at {escape_unprintable(source)}: it is a model name without weights", f"use {where}, or a file"
+        f"no weights at {escape_unprintable(source)}: it is a model name without weights",
+        f"use {suggestion}, or a file",
     )
 
 
-def fetch_published_weights(row: PublishedWeights, listener: ProgressListener | None) -> Path:
+def fetch_published_weights(published: PublishedWeights, listener: ProgressListener | None) -> Path:
     """Return the file of published weights, from the cache if it is there and complete, or the folder of their
     repository. Raises WeightsError as `fetch_from_url`."""
-    if row.source.startswith("hf:"):
-        return fetch_from_hub(row.source, row.source.removeprefix("hf:"), listener)
-    target, record = get_cache_paths(row)
+    if published.source.startswith("hf:"):
+        return fetch_from_hub(published.source, published.source.removeprefix("hf:"), listener)
+    target, record = get_cache_paths(published)
     if is_download_complete(target, record):
         return target
-    place = resolve_mirror(row.source)
-    if isinstance(place, Path):
-        return verify_mirror_file(place, row.digest)
+    location = resolve_mirror(published.source)
+    if isinstance(location, Path):
+        return verify_mirror_file(location, published.digest)
     listener = listener or default_listener()
-    require_network(row.name)
-    listener.note(f"{row.name} is {row.model} from {place}, licence {row.licence}")
-    if not row.digest:
-        listener.note(f"no digest of {row.name} is published: only its size is verified")
-    download_into_cache(place, target, row.digest, listener)
+    require_network(published.name)
+    listener.note(f"{published.name} is {published.model} from {location}, licence {published.licence}")
+    if not published.digest:
+        listener.note(f"no digest of {published.name} is published: only its size is verified")
+    download_into_cache(location, target, published.digest, listener)
     try:
         write_text_atomic(
-            record, json.dumps({"address": place, "bytes": target.stat().st_size, "sha256": compute_sha256(target)})
+            record, json.dumps({"address": location, "bytes": target.stat().st_size, "sha256": compute_sha256(target)})
         )
     except OSError as error:
         raise unwritable_cache_error(target.parent, error) from None
     return target
 
 
-def get_cache_paths(row: PublishedWeights) -> tuple[Path, Path]:
+def get_cache_paths(published: PublishedWeights) -> tuple[Path, Path]:
     """Return the cached file of published weights, and the record of its download."""
-    target = get_cache_folder("weights") / row.name / Path(urllib.parse.urlsplit(row.source).path).name
+    target = get_cache_folder("weights") / published.name / Path(urllib.parse.urlsplit(published.source).path).name
     return target, target.with_name(target.name + ".json")
 
 
@@ -123,10 +129,10 @@ def resolve_mirror(address: str) -> str | Path:
     mirror = os.environ.get("VITREOUS_MIRROR", "").rstrip("/")
     if not mirror:
         return address
-    place = address.partition("://")[2]
+    host_path = address.partition("://")[2]
     if "://" in mirror:
-        return f"{mirror}/{place}"
-    if not (path := Path(mirror) / place).is_file():
+        return f"{mirror}/{host_path}"
+    if not (path := Path(mirror) / host_path).is_file():
         raise WeightsError(f"VITREOUS_MIRROR has no {path}", f"download {address} there, or unset VITREOUS_MIRROR")
     return path
 
@@ -260,38 +266,48 @@ class HubRepository:
         """Build the error for a file that the client could not download."""
         from huggingface_hub import errors
 
-        where, token = self.source, "set HF_TOKEN to a token of an account that has access (`hf auth login` stores one)"
+        source, token = (
+            self.source,
+            "set HF_TOKEN to a token of an account that has access (`hf auth login` stores one)",
+        )
         status = getattr(getattr(error, "response", None), "status_code", None)
         if isinstance(error, errors.GatedRepoError):
             return WeightsError(
-                f"{where}: access must be requested", f"accept its terms at {self.page()}, then {token}"
+                f"{source}: access must be requested", f"accept its terms at {self.page()}, then {token}"
             )
         if isinstance(error, errors.RevisionNotFoundError):
-            return WeightsError(f"{where}: the repository has no revision {self.revision}", f"see {self.page()}")
+            return WeightsError(f"{source}: the repository has no revision {self.revision}", f"see {self.page()}")
         if isinstance(error, errors.RepositoryNotFoundError):
             return WeightsError(
-                f"{where}: there is no such repository, or it is private",
+                f"{source}: there is no such repository, or it is private",
                 f"check the name at {self.page()}, or {token}",
             )
         if status in (401, 403):
-            return WeightsError(f"{where}: access is denied ({status})", token)
+            return WeightsError(f"{source}: access is denied ({status})", token)
         if isinstance(error, errors.HFValidationError):
-            return WeightsError(f"{where} is not a repository name", "write hf:org/name")
+            return WeightsError(f"{source} is not a repository name", "write hf:org/name")
         if variable := get_offline_variable():
             return WeightsError(
-                f"{where} is not in the cache, and {variable} disables downloads", f"unset {variable} once"
+                f"{source} is not in the cache, and {variable} disables downloads", f"unset {variable} once"
             )
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
         if status is None:
             hint = "check the network (HF_ENDPOINT sets another server), or use a local file"
-            return WeightsError(f"{where} is not in the cache, and {self.page()} cannot be reached ({reason})", hint)
-        return WeightsError(f"{where} could not be downloaded ({reason})", "try again")
+            return WeightsError(f"{source} is not in the cache, and {self.page()} cannot be reached ({reason})", hint)
+        return WeightsError(f"{source} could not be downloaded ({reason})", "try again")
 
 
 def get_offline_variable() -> str:
     """Return the variable that disables the network, HF_HUB_OFFLINE or VITREOUS_OFFLINE; "" if none does."""
-    on = ("1", "true", "yes", "on")
-    return next((n for n in ("HF_HUB_OFFLINE", "VITREOUS_OFFLINE") if os.environ.get(n, "").lower() in on), "")
+    true_values = ("1", "true", "yes", "on")
+    return next(
+        (
+            variable
+            for variable in ("HF_HUB_OFFLINE", "VITREOUS_OFFLINE")
+            if os.environ.get(variable, "").lower() in true_values
+        ),
+        "",
+    )
 
 
 def require_network(source: str) -> None:
@@ -307,21 +323,21 @@ def fetch_from_url(source: str, listener: ProgressListener | None) -> Path:
     Raises UsageError for an address without a digest, WeightsError for a failed download or another digest.
     """
     address, _, pin = source.partition("#")
-    kind, _, wanted = pin.partition("=")
-    wanted = wanted.strip().lower()
-    if kind != "sha256" or not re.fullmatch(r"[0-9a-f]{64}", wanted):
+    algorithm, _, digest = pin.partition("=")
+    digest = digest.strip().lower()
+    if algorithm != "sha256" or not re.fullmatch(r"[0-9a-f]{64}", digest):
         hint = "add #sha256= and the publisher's 64 digits, or download it and run `sha256sum FILE`"
         raise UsageError(f"{address} is not pinned: its content may change", hint)
     require_https(address)
     suffix = Path(urllib.parse.urlsplit(address).path).suffix
-    target = get_cache_folder("weights") / (wanted + (suffix if suffix in WEIGHTS_SUFFIXES else ""))
-    if target.is_file() and compute_sha256(target) == wanted:
+    target = get_cache_folder("weights") / (digest + (suffix if suffix in WEIGHTS_SUFFIXES else ""))
+    if target.is_file() and compute_sha256(target) == digest:
         return target
-    place = resolve_mirror(address)
-    if isinstance(place, Path):
-        return verify_mirror_file(place, f"sha256:{wanted}")
+    location = resolve_mirror(address)
+    if isinstance(location, Path):
+        return verify_mirror_file(location, f"sha256:{digest}")
     require_network(address)
-    download_into_cache(place, target, f"sha256:{wanted}", listener or default_listener())
+    download_into_cache(location, target, f"sha256:{digest}", listener or default_listener())
     return target
 
 

@@ -60,25 +60,25 @@ class WeightsFile:
 
         Raises WeightsError for a missing name, a NaN or infinite value, and a file that changed.
         """
-        chosen = list(self.entries) if names is None else list(dict.fromkeys(names))
-        for name in chosen:
+        selected = list(self.entries) if names is None else list(dict.fromkeys(names))
+        for name in selected:
             if name not in self.entries:
                 raise WeightsError(
                     f"{self.path} has no tensor {sanitise_name(name)}", suggest_nearest(name, self.entries)
                 )
-        if not chosen:
+        if not selected:
             return {}
         if self.kind == "pickle":
             tensors = pickled.read_pickled_tensors(
-                self.path, self.section, {name: self.entries[name] for name in chosen}
+                self.path, self.section, {name: self.entries[name] for name in selected}
             )
         elif self.kind == "npz":
-            tensors = npz.read_npz_tensors(self.path, chosen)
+            tensors = npz.read_npz_tensors(self.path, selected)
         else:
-            tensors = read_safetensors(self.path, chosen)
-        for name in chosen:
+            tensors = read_safetensors(self.path, selected)
+        for name in selected:
             self.verify(name, tensors[name])
-        return {name: tensors[name] for name in chosen}
+        return {name: tensors[name] for name in selected}
 
     def verify(self, name: str, tensor: Tensor) -> None:
         """Raise WeightsError unless a tensor matches the header and is finite."""
@@ -112,8 +112,8 @@ def open_weights_file(path: str | os.PathLike[str], section: str = "") -> Weight
         content, size = (
             pickled.describe_torch_zip(archive) if archive else pickled.describe_legacy_file(path, file, size)
         )
-        entries, section, others = pickled.select_state_dict(path, content, size, section)
-        return WeightsFile(path, "pickle", check_tensor_infos(path, entries), section=section, others=others)
+        entries, section, other_sections = pickled.select_state_dict(path, content, size, section)
+        return WeightsFile(path, "pickle", check_tensor_infos(path, entries), section=section, others=other_sections)
 
 
 def detect_file_kind(path: Path, head: bytes, size: int) -> str:

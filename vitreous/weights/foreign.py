@@ -113,10 +113,11 @@ class DetectedCheckpoint:
         infinities."""
         tensors: dict[str, Tensor] = {}
         for source in {id(source): source for source, _, _ in self.names.values()}.values():
-            mine = {name: place for name, place in self.names.items() if place[0] is source}
-            read = source.read(dict.fromkeys(place[1] for place in mine.values()))
+            locations = {name: location for name, location in self.names.items() if location[0] is source}
+            file_tensors = source.read(dict.fromkeys(location[1] for location in locations.values()))
             tensors |= {
-                name: read[other] if index is None else read[other][index] for name, (_, other, index) in mine.items()
+                name: file_tensors[file_name] if index is None else file_tensors[file_name][index]
+                for name, (_, file_name, index) in locations.items()
             }
         return self.convert_tensors(tensors)
 
@@ -129,13 +130,13 @@ class DetectedCheckpoint:
         return self.format.read(self.config, build_without_init(self.config).state_dict(), tensors)
 
 
-def detect_checkpoint(files: list[Path], beside: dict[str, Any] | None = None) -> DetectedCheckpoint:
-    """Detect format and model of weights files, shards of one model; `beside`: settings of config.json and the user.
+def detect_checkpoint(files: list[Path], settings: dict[str, Any] | None = None) -> DetectedCheckpoint:
+    """Detect format and model of weights files, shards of one model; `settings`: settings of config.json and the user.
 
     Raises WeightsError for files that are not weights, have an unknown layout, or do not match the model they describe,
     listing the differences.
     """
-    places: dict[str, tuple[WeightsFile, str, int | None]] = {}
+    locations: dict[str, tuple[WeightsFile, str, int | None]] = {}
     shapes: Shapes = {}
     noted_settings: dict[str, Any] = {}
     sections: set[str] = set()
@@ -143,168 +144,185 @@ def detect_checkpoint(files: list[Path], beside: dict[str, Any] | None = None) -
         source = open_weights_file(path)
         sections.add(source.section)
         for name, entry in source.entries.items():
-            for number, (plain_name, shape) in enumerate(google.unstack_scanned_blocks(name, entry.shape)):
-                if plain_name in places:
+            for index, (plain_name, shape) in enumerate(google.unstack_scanned_blocks(name, entry.shape)):
+                if plain_name in locations:
                     raise WeightsError(
                         f"{path} contains {sanitise_name(plain_name)} twice",
                         "use files in which each tensor appears once",
                     )
-                places[plain_name] = (source, name, number if plain_name != name else None)
+                locations[plain_name] = (source, name, index if plain_name != name else None)
                 shapes[plain_name] = shape
         noted_settings |= config_from_metadata(path, source.metadata)
     origin = files[0] if len(files) == 1 else files[0].parent
-    for form in FOREIGN_FORMATS:
-        names = strip_name_prefixes(form, list(shapes))
-        if form.fits(names, sections):
-            outside = find_unrelated_tensors(origin, form, names, shapes)
-            lying = {name: places[other] for name, other in names.items()}
-            sizes = {name: shapes[other] for name, other in names.items()}
+    for weights_format in FOREIGN_FORMATS:
+        names = strip_name_prefixes(weights_format, list(shapes))
+        if weights_format.fits(names, sections):
+            unrelated = find_unrelated_tensors(origin, weights_format, names, shapes)
+            format_locations = {name: locations[file_name] for name, file_name in names.items()}
+            format_shapes = {name: shapes[file_name] for name, file_name in names.items()}
             return match_format(
-                origin, form, places=lying, shapes=sizes, beside=noted_settings | (beside or {}), outside=outside
+                origin,
+                weights_format,
+                locations=format_locations,
+                shapes=format_shapes,
+                settings=noted_settings | (settings or {}),
+                unrelated=unrelated,
             )
     for title, pattern in UNSUPPORTED_MODELS.items():
         if any(re.search(pattern, name) for name in shapes):
             raise WeightsError(f"{origin} is {title}, which is not supported", SUPPORTED_MODELS_HINT)
-    some = ", ".join(sanitise_name(name) for name in sorted(shapes)[:4])
-    raise WeightsError(f"{origin} has tensors of an unknown layout: {some}, …", SUPPORTED_MODELS_HINT)
+    examples = ", ".join(sanitise_name(name) for name in sorted(shapes)[:4])
+    raise WeightsError(f"{origin} has tensors of an unknown layout: {examples}, …", SUPPORTED_MODELS_HINT)
 
 
-def strip_name_prefixes(form: WeightsFormat, names: list[str]) -> dict[str, str]:
+def strip_name_prefixes(weights_format: WeightsFormat, names: list[str]) -> dict[str, str]:
     """Map a format's tensor names to those in the file, which may have prefixes."""
     names_in_file: dict[str, str] = {}
-    scope = find_name_scope(form, names)
+    scope = find_name_scope(weights_format, names)
     for name in names:
         if not strip_wrapper_prefixes(name).startswith(scope):
             continue
-        short = strip_wrapper_prefixes(name).removeprefix(scope)
-        start = next((start for start in form.strip if short.startswith(start)), "")
-        names_in_file.setdefault(short.removeprefix(start), name)
+        stripped = strip_wrapper_prefixes(name).removeprefix(scope)
+        start = next((start for start in weights_format.strip if stripped.startswith(start)), "")
+        names_in_file.setdefault(stripped.removeprefix(start), name)
     return names_in_file
 
 
-def find_name_scope(form: WeightsFormat, names: Iterable[str]) -> str:
+def find_name_scope(weights_format: WeightsFormat, names: Iterable[str]) -> str:
     """Return the prefix of the model's tensors if the file contains others too; else ""."""
     return next(
-        (scope for scope in form.scope if any(strip_wrapper_prefixes(name).startswith(scope) for name in names)), ""
+        (
+            scope
+            for scope in weights_format.scope
+            if any(strip_wrapper_prefixes(name).startswith(scope) for name in names)
+        ),
+        "",
     )
 
 
-def find_unrelated_tensors(origin: Path, form: WeightsFormat, names: dict[str, str], shapes: Shapes) -> list[str]:
+def find_unrelated_tensors(
+    origin: Path, weights_format: WeightsFormat, names: dict[str, str], shapes: Shapes
+) -> list[str]:
     """List the tensors of other towers and optimisers. Raises WeightsError for two names that differ only by prefix."""
-    used = set(names.values())
-    outside = [name for name in shapes if name not in used]
-    scope = find_name_scope(form, used)
-    twice = [name for name in outside if strip_wrapper_prefixes(name).startswith(scope)]
-    if twice:
+    used_names = set(names.values())
+    unrelated = [name for name in shapes if name not in used_names]
+    scope = find_name_scope(weights_format, used_names)
+    duplicates = [name for name in unrelated if strip_wrapper_prefixes(name).startswith(scope)]
+    if duplicates:
         raise WeightsError(
-            f"{origin} contains {sanitise_name(twice[0])} twice, under different prefixes", "save only one of them"
+            f"{origin} contains {sanitise_name(duplicates[0])} twice, under different prefixes", "save only one of them"
         )
-    return outside
+    return unrelated
 
 
 def strip_wrapper_prefixes(name: str) -> str:
     """Remove the prefixes and infixes that wrappers add to a name."""
     while start := next((start for start in WRAPPER_PREFIXES if name.startswith(start)), ""):
         name = name.removeprefix(start)
-    for inside, plain in NAME_SIMPLIFICATIONS:
-        name = inside.sub(plain, name)
+    for infix, replacement in NAME_SIMPLIFICATIONS:
+        name = infix.sub(replacement, name)
     return name
 
 
 def match_format(
     origin: Path,
-    form: WeightsFormat,
-    places: dict[str, tuple[WeightsFile, str, int | None]],
+    weights_format: WeightsFormat,
+    locations: dict[str, tuple[WeightsFile, str, int | None]],
     shapes: Shapes,
-    beside: dict[str, Any],
-    outside: list[str],
+    settings: dict[str, Any],
+    unrelated: list[str],
 ) -> DetectedCheckpoint:
     """Infer the config from the shapes, and check every tensor's shape and type against it. Raises WeightsError for
     tensors that are missing, unknown or of another shape."""
-    if form in swin_v2.FORMATS:
-        beside = parse_window_from_name(origin.name) | beside
+    if weights_format in swin_v2.FORMATS:
+        settings = parse_window_from_name(origin.name) | settings
     try:
-        config = form.configure(shapes, beside | read_fact_tensors(form, places, shapes))
-        expected = form.write(config, build_size_checked_model(config).state_dict())
+        config = weights_format.configure(shapes, settings | read_fact_tensors(weights_format, locations, shapes))
+        expected = weights_format.write(config, build_size_checked_model(config).state_dict())
     except (KeyError, ValueError, LookupError, StopIteration, IndexError) as error:
         problem = f"lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
         raise WeightsError(
-            f"{origin} looks like {form.title}, but {problem}", "the file is damaged, or its layout is not supported"
+            f"{origin} looks like {weights_format.title}, but {problem}",
+            "the file is damaged, or its layout is not supported",
         ) from None
     except VitreousError as error:
-        raise WeightsError(f"{origin} looks like {form.title}, but {error.message}", error.hint) from None
-    left = [name for name in shapes if name not in expected or name in form.adds(config)]
-    wrong = [f"missing {name}" for name in expected if name not in shapes]
-    wrong += [f"unknown {sanitise_name(name)}" for name in left if not form.leaves(name)]
+        raise WeightsError(f"{origin} looks like {weights_format.title}, but {error.message}", error.hint) from None
+    unexpected = [name for name in shapes if name not in expected or name in weights_format.adds(config)]
+    errors = [f"missing {name}" for name in expected if name not in shapes]
+    errors += [f"unknown {sanitise_name(name)}" for name in unexpected if not weights_format.leaves(name)]
     for name in expected.keys() & shapes.keys():
-        source, theirs, _ = places[name]
-        dtype = source.entries[theirs].dtype
+        source, file_name, _ = locations[name]
+        dtype = source.entries[file_name].dtype
         if shapes[name] != tuple(expected[name].shape):
-            wrong.append(f"{name} is {shapes[name]}, not {tuple(expected[name].shape)}")
+            errors.append(f"{name} is {shapes[name]}, not {tuple(expected[name].shape)}")
         elif dtype not in FLOATING_DTYPES:
-            wrong.append(f"{name} has dtype {dtype}, not floating-point numbers")
-    if wrong:
-        listing = "".join(f"\n    {line}" for line in sorted(wrong)[:20]) + (
-            f"\n    and {len(wrong) - 20} more" if len(wrong) > 20 else ""
+            errors.append(f"{name} has dtype {dtype}, not floating-point numbers")
+    if errors:
+        listing = "".join(f"\n    {line}" for line in sorted(errors)[:20]) + (
+            f"\n    and {len(errors) - 20} more" if len(errors) > 20 else ""
         )
         raise WeightsError(
-            f"{origin} looks like {form.title}, {config.name()}, but does not fit it:{listing}",
-            suggest_full_state_dict(wrong),
+            f"{origin} looks like {weights_format.title}, {config.name()}, but does not fit it:{listing}",
+            suggest_full_state_dict(errors),
         )
-    known = {*beside, *(("heads",) if form.suffix == ".npz" else ())}
+    known_fields = {*settings, *(("heads",) if weights_format.suffix == ".npz" else ())}
     notes = (
-        *describe_inferred_fields(config, known, VARIANTS_BY_FORMAT.get(form.name, ())),
-        *describe_position_assumptions(origin, form, config, beside),
+        *describe_inferred_fields(config, known_fields, VARIANTS_BY_FORMAT.get(weights_format.name, ())),
+        *describe_position_assumptions(origin, weights_format, config, settings),
     )
-    notes = (own.describe_assumed_fields(config, beside),) if form.name == own.STATE_DICT_FORMAT else notes
-    names = {name: places[name] for name in expected if name not in left}
-    return DetectedCheckpoint(form, config, names, [*(places[n][1] for n in left), *outside], notes=notes)
+    notes = (own.describe_assumed_fields(config, settings),) if weights_format.name == own.STATE_DICT_FORMAT else notes
+    names = {name: locations[name] for name in expected if name not in unexpected}
+    return DetectedCheckpoint(
+        weights_format, config, names, [*(locations[n][1] for n in unexpected), *unrelated], notes=notes
+    )
 
 
 def read_fact_tensors(
-    form: WeightsFormat, places: dict[str, tuple[WeightsFile, str, int | None]], shapes: Shapes
+    weights_format: WeightsFormat, locations: dict[str, tuple[WeightsFile, str, int | None]], shapes: Shapes
 ) -> dict[str, dict[str, Tensor]]:
     """Read the `facts` tensors of a format that a file has, of any shape and at most MAX_FACT_ELEMENTS elements. Raises
     WeightsError if the file cannot be read."""
-    names = [name for name in form.facts if name in shapes and math.prod(shapes[name]) <= MAX_FACT_ELEMENTS]
-    values = {name: places[name][0].read([places[name][1]])[places[name][1]].float() for name in names}
-    return {"facts": values} if form.facts else {}
+    names = [name for name in weights_format.facts if name in shapes and math.prod(shapes[name]) <= MAX_FACT_ELEMENTS]
+    values = {name: locations[name][0].read([locations[name][1]])[locations[name][1]].float() for name in names}
+    return {"facts": values} if weights_format.facts else {}
 
 
-def suggest_full_state_dict(wrong: list[str]) -> str:
+def suggest_full_state_dict(errors: list[str]) -> str:
     """Return a hint for tensors that no published model of the family lacks, or ""."""
     lacking = any(
         re.fullmatch(r"missing (.*\.qkv\.bias|norm\.(weight|bias)|head\.bias|patch_embed\.proj\.bias)", line)
-        for line in wrong
+        for line in errors
     )
     return "no published model of that shape lacks these tensors; save the full state dict" if lacking else ""
 
 
 def describe_position_assumptions(
-    origin: Path, form: WeightsFormat, config: ModelConfig, beside: dict[str, Any]
+    origin: Path, weights_format: WeightsFormat, config: ModelConfig, settings: dict[str, Any]
 ) -> Iterator[str]:
     """Describe assumptions about positions, one sentence each: their grid, and their resize rule."""
     encoder: Any = config.encoder
-    for text in form.assumes(encoder, beside):
+    for text in weights_format.assumes(encoder, settings):
         yield f"{origin.name} does not specify {text}"
-    clips = encoder.has_time_axis
-    if clips and "image" not in beside:
+    is_video = encoder.has_time_axis
+    if is_video and "image" not in settings:
         size = f"{encoder.image[0]} frames of {' x '.join(map(str, encoder.image[1:]))} pixels"
         yield f"{origin.name} does not specify its clip size: assumed {size} (--source-size FRAMES HEIGHT WIDTH)"
     if encoder.positions.kind != "learned":
         return
-    doubt = form.doubt(encoder)
+    doubt = weights_format.doubt(encoder)
     # all other owners of such positions include them
     unplaced = encoder.class_token and not encoder.prefix_position_count and bool(doubt)
-    if "image" not in beside and not clips and (is_ambiguous_grid(encoder.grid) or unplaced):
-        own = ", and that the class token has none" * unplaced
+    if "image" not in settings and not is_video and (is_ambiguous_grid(encoder.grid) or unplaced):
+        token_note = ", and that the class token has none" * unplaced
         size = (
             f"{encoder.grid[0]} x {encoder.grid[1]} patches, images of {encoder.image[0]} x {encoder.image[1]} pixels"
         )
-        yield f"{origin.name} does not specify its position grid: assumed {size}{own} (--source-size HEIGHT WIDTH)"
-    if "positions.resize" not in beside and doubt:
-        taken = f"assumed {encoder.positions.resize}, {doubt}"
-        yield f"{origin.name} does not specify how its positions are resized: {taken}"
+        yield (
+            f"{origin.name} does not specify its position grid: assumed {size}{token_note} (--source-size HEIGHT WIDTH)"
+        )
+    if "positions.resize" not in settings and doubt:
+        assumption = f"assumed {encoder.positions.resize}, {doubt}"
+        yield f"{origin.name} does not specify how its positions are resized: {assumption}"
 
 
 def build_size_checked_model(config: ModelConfig) -> torch.nn.Module:
@@ -329,8 +347,8 @@ def find_weights_in_folder(folder: Path) -> tuple[list[Path], dict[str, Any]]:
     settings = read_json_object(folder / "config.json") or read_json_object(folder / "open_clip_config.json")
     index = read_json_object(folder / SHARD_INDEX_FILE)
     if index:
-        listed = index.get("weight_map")
-        names = sorted({str(name) for name in listed.values()}) if isinstance(listed, dict) else []
+        weight_map = index.get("weight_map")
+        names = sorted({str(name) for name in weight_map.values()}) if isinstance(weight_map, dict) else []
         if not names or any(Path(name).name != name for name in names):
             raise WeightsError(
                 f"{folder / SHARD_INDEX_FILE} lists files outside of its folder", "download the model again"
@@ -361,22 +379,26 @@ def find_writable_formats(config: ModelConfig) -> dict[str, WeightsFormat]:
     # for all elements of every tensor; operations on meta tensors would import a compiler, which takes two seconds
     element = torch.zeros(())
     state = {name: element.expand(tensor.shape) for name, tensor in build_without_init(config).state_dict().items()}
-    for form in FOREIGN_FORMATS:
-        if form.name not in formats and form.holds(config) and can_round_trip(form, config, state):
-            formats[form.name] = form
+    for weights_format in FOREIGN_FORMATS:
+        if (
+            weights_format.name not in formats
+            and weights_format.holds(config)
+            and can_round_trip(weights_format, config, state)
+        ):
+            formats[weights_format.name] = weights_format
     return formats
 
 
-def can_round_trip(form: WeightsFormat, config: ModelConfig, state: dict[str, Tensor]) -> bool:
+def can_round_trip(weights_format: WeightsFormat, config: ModelConfig, state: dict[str, Tensor]) -> bool:
     """Return whether a model with a state of these shapes, written in a format, is detected as the same model."""
     settings: dict[str, Any] = {"image": config.image, "heads": 0} | config.head_count_field()
-    if form.describe:
-        settings = parse_transformers_config(form.describe(config))
-    elif form.suffix == ".safetensors":
+    if weights_format.describe:
+        settings = parse_transformers_config(weights_format.describe(config))
+    elif weights_format.suffix == ".safetensors":
         settings = config_from_metadata(Path(), config_to_metadata(config))
     try:
-        written = form.write(config, state)
-        read = form.configure({name: tuple(tensor.shape) for name, tensor in written.items()}, settings)
-        return read.structure() == config.structure()
+        tensors = weights_format.write(config, state)
+        inferred = weights_format.configure({name: tuple(tensor.shape) for name, tensor in tensors.items()}, settings)
+        return inferred.structure() == config.structure()
     except (LookupError, ValueError, VitreousError):
         return False

@@ -19,22 +19,24 @@ QKV_BIAS = re.compile(r"(.*\.qkv)\.(bias|query_bias)")
 
 
 def inflate_positions(
-    state: dict[str, Tensor], own: dict[str, Tensor], before: ModelConfig, after: ModelConfig
+    state: dict[str, Tensor], model_state: dict[str, Tensor], source_config: ModelConfig, model_config: ModelConfig
 ) -> None:
     """Add a time axis to image positions (h, w, D) in `state`, in place: (1, h, w, D), which is constant over time when
     read at T slots; or use them as spatial positions if temporal ones are separate and start at 0.
 
     Fixed positions become a table if the model learns its positions.
     """
-    if len(getattr(before, "image", ())) != 2 or len(getattr(after, "image", ())) != 3:
+    if len(getattr(source_config, "image", ())) != 2 or len(getattr(model_config, "image", ())) != 3:
         return
-    learns = {"position.table", "position.space.table"} & own.keys()
-    rule = before.positions.kind
-    if learns and rule.startswith("sincos"):
-        state["position.table"] = SinCosPosition(before.width, rule.removeprefix("sincos-")).read(before.grid)
-    if "position.table" in state and "position.space.table" in own:
+    table_names = {"position.table", "position.space.table"} & model_state.keys()
+    rule = source_config.positions.kind
+    if table_names and rule.startswith("sincos"):
+        state["position.table"] = SinCosPosition(source_config.width, rule.removeprefix("sincos-")).read(
+            source_config.grid
+        )
+    if "position.table" in state and "position.space.table" in model_state:
         state["position.space.table"] = state.pop("position.table")
-    elif "position.table" in state and learns:
+    elif "position.table" in state and table_names:
         state["position.table"] = state["position.table"][None]
 
 
@@ -51,13 +53,13 @@ def inflate_kernel(weight: Tensor, channels: int, patch: tuple[int, ...], frames
     return (kernel * share.to(weight)[:, None]).flatten(1)
 
 
-def convert_key_bias(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+def convert_key_bias(state: dict[str, Tensor], model_state: dict[str, Tensor]) -> None:
     """Convert the biases of queries, keys and values in `state`, in place, to the model's form: one of (3 D,), or those
     of queries and values, (D,) each. Softmax cancels the key bias, so outputs are unchanged."""
     for match in filter(None, map(QKV_BIAS.fullmatch, list(state))):
-        layer, kind = match.groups()
-        if kind == "bias" and f"{layer}.query_bias" in own:
+        layer, bias_name = match.groups()
+        if bias_name == "bias" and f"{layer}.query_bias" in model_state:
             state[f"{layer}.query_bias"], _, state[f"{layer}.value_bias"] = state.pop(f"{layer}.bias").chunk(3)
-        elif kind == "query_bias" and f"{layer}.bias" in own:
+        elif bias_name == "query_bias" and f"{layer}.bias" in model_state:
             query, value = state.pop(f"{layer}.query_bias"), state.pop(f"{layer}.value_bias")
             state[f"{layer}.bias"] = torch.cat([query, torch.zeros_like(query), value])

@@ -37,33 +37,33 @@ def is_finished_run(path: str | os.PathLike[str]) -> bool:
 def find_newest_run(home: str | os.PathLike[str] = ".") -> str:
     """Return the most recently written complete run below a folder, as a relative path; "" for none. Links are not
     followed."""
-    runs = [place for place, _ in walk_entries(home) if is_finished_run(place)]
-    newest = max(runs, key=lambda place: os.stat(os.path.join(place, "model")).st_mtime, default="")
+    runs = [folder for folder, _ in walk_entries(home) if is_finished_run(folder)]
+    newest = max(runs, key=lambda folder: os.stat(os.path.join(folder, "model")).st_mtime, default="")
     return os.path.relpath(newest, home) if newest else ""
 
 
 def walk_entries(home: str | os.PathLike[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield the folders below one, itself first, each with its file names, breadth first: at most MAX_SCAN_DEPTH deep,
     until MAX_SCANNED_ENTRIES were scanned. Hidden folders and folders in a run are skipped."""
-    waiting, seen = deque([(os.fspath(home), 0)]), 0
-    while waiting and seen < MAX_SCANNED_ENTRIES:
-        place, depth = waiting.popleft()
+    queue, num_entries = deque([(os.fspath(home), 0)]), 0
+    while queue and num_entries < MAX_SCANNED_ENTRIES:
+        folder, depth = queue.popleft()
         names = list[str]()
         try:
-            with os.scandir(place) as entries:
+            with os.scandir(folder) as entries:
                 for entry in entries:
-                    seen += 1
-                    if seen >= MAX_SCANNED_ENTRIES:
+                    num_entries += 1
+                    if num_entries >= MAX_SCANNED_ENTRIES:
                         break
                     if not entry.is_dir(follow_symlinks=False):
                         names.append(entry.name)
                     elif depth < MAX_SCAN_DEPTH and not entry.name.startswith("."):
-                        waiting.append((entry.path, depth + 1))
+                        queue.append((entry.path, depth + 1))
         except OSError:
             continue
         if has_run_files(names):
-            waiting = deque(other for other in waiting if os.path.dirname(other[0]) != place)
-        yield place, names
+            queue = deque(queued for queued in queue if os.path.dirname(queued[0]) != folder)
+        yield folder, names
 
 
 def has_run_files(names: list[str]) -> bool:

@@ -69,13 +69,13 @@ class CheckedZip:
         self.members: dict[str, zipfile.ZipInfo] = {}
         for info in infos:
             self.check_member(info)
-        packed, whole = sum(info.compress_size for info in infos), sum(info.file_size for info in infos)
-        if packed > size:
+        packed_bytes, unpacked_bytes = sum(info.compress_size for info in infos), sum(info.file_size for info in infos)
+        if packed_bytes > size:
             reject_weights_file(path, "is a zip whose members overlap", "download it again from a trusted source")
-        if whole > max(UNPACK_ALLOWANCE_BYTES, MAX_UNPACK_RATIO * size):
+        if unpacked_bytes > max(UNPACK_ALLOWANCE_BYTES, MAX_UNPACK_RATIO * size):
             reject_weights_file(
                 path,
-                f"is a zip of {size:,} bytes that would unpack to {whole:,}",
+                f"is a zip of {size:,} bytes that would unpack to {unpacked_bytes:,}",
                 "weights do not compress this well; save it again",
             )
 
@@ -230,7 +230,7 @@ def parse_npy_header(archive: CheckedZip, member: str) -> tuple[TensorInfo, bool
         reject_weights_file(
             archive.path, f"has '{name}' as {matches[1]}, which weights do not use", "save it as float32"
         )
-    entry = TensorInfo(tuple(int(number) for number in re.findall(r"\d+", matches[3])), NUMPY_DTYPES[matches[1]])
+    entry = TensorInfo(tuple(int(length) for length in re.findall(r"\d+", matches[3])), NUMPY_DTYPES[matches[1]])
     size = archive.members[member].file_size
     if start + entry.bytes != size:
         reject_weights_file(
@@ -254,11 +254,11 @@ def read_npz_tensors(path: Path, names: list[str]) -> dict[str, Tensor]:
             entry, fortran, start = parse_npy_header(archive, f"{name}.npy")
             if not math.prod(entry.shape):
                 reject_weights_file(path, f"changed while it was read: {sanitise_name(name)} is empty", "read it again")
-            numbers = torch.frombuffer(archive.read(f"{name}.npy")[start:], dtype=getattr(torch, entry.dtype))
+            flat = torch.frombuffer(archive.read(f"{name}.npy")[start:], dtype=getattr(torch, entry.dtype))
             if fortran:
                 tensors[name] = (
-                    numbers.reshape(entry.shape[::-1]).permute(*range(len(entry.shape) - 1, -1, -1)).contiguous()
+                    flat.reshape(entry.shape[::-1]).permute(*range(len(entry.shape) - 1, -1, -1)).contiguous()
                 )
             else:
-                tensors[name] = numbers.reshape(entry.shape)
+                tensors[name] = flat.reshape(entry.shape)
     return tensors

@@ -55,36 +55,47 @@ class ObjectiveLoadResult:
 
     def text(self) -> str:
         """Describe the result in one line."""
-        left = f"; newly initialised because of another shape: {', '.join(self.left)}" if self.left else ""
-        return (f"continues with its {', '.join(self.loaded)}" if self.loaded else "starts without its state") + left
+        skipped = f"; newly initialised because of another shape: {', '.join(self.left)}" if self.left else ""
+        return (f"continues with its {', '.join(self.loaded)}" if self.loaded else "starts without its state") + skipped
 
 
 @torch.no_grad()
-def load_into_objective(objective: nn.Module, config: dict[str, Any], parts: ObjectiveState) -> ObjectiveLoadResult:
+def load_into_objective(
+    objective: nn.Module, config: dict[str, Any], loaded_state: ObjectiveState
+) -> ObjectiveLoadResult:
     """Load state into an objective of this config, as plain data, in place.
 
     A submodule consists of all tensors with the same first word in their names (first two for dense heads, whose config
     has `classes`). It is loaded if all tensors match in name and shape, and otherwise keeps its values; so does a
     submodule with the same shapes but another computation (`SHAPELESS_FIELDS`).
     """
-    own, groups, words = objective.state_dict(), dict[str, list[str]](), 2 if "classes" in parts.config else 1
+    own_state, groups, prefix_length = (
+        objective.state_dict(),
+        dict[str, list[str]](),
+        2 if "classes" in loaded_state.config else 1,
+    )
 
     def part_of(tensor: str) -> str:
-        return ".".join(tensor.split(".")[:words])
+        return ".".join(tensor.split(".")[:prefix_length])
 
-    for name in parts.state:
+    for name in loaded_state.state:
         groups.setdefault(part_of(name), []).append(name)
-    adoption = ObjectiveLoadResult([], [])
-    for part, names in groups.items():
-        mine = {name for name in own if part_of(name) == part}
-        same = all(
-            parts.config.get(field, config.get(field)) == config.get(field) for field in SHAPELESS_FIELDS.get(part, ())
+    result = ObjectiveLoadResult([], [])
+    for group, names in groups.items():
+        own_names = {name for name in own_state if part_of(name) == group}
+        has_same_fields = all(
+            loaded_state.config.get(field, config.get(field)) == config.get(field)
+            for field in SHAPELESS_FIELDS.get(group, ())
         )
-        fits = same and mine == set(names) and all(own[name].shape == parts.state[name].shape for name in names)
-        (adoption.loaded if fits else adoption.left).append(part)
-        for name in names if fits else ():
-            own[name].copy_(parts.state[name])
-    return adoption
+        is_compatible = (
+            has_same_fields
+            and own_names == set(names)
+            and all(own_state[name].shape == loaded_state.state[name].shape for name in names)
+        )
+        (result.loaded if is_compatible else result.left).append(group)
+        for name in names if is_compatible else ():
+            own_state[name].copy_(loaded_state.state[name])
+    return result
 
 
 @dataclass(frozen=True)

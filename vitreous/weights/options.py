@@ -33,10 +33,10 @@ class WeightsSource(os.PathLike[str]):
     def __post_init__(self) -> None:
         if self.tokens is not None:
             check_token_budget(self.tokens)
-        if self.resize is not None and self.resize not in (known := get_args(PositionResize)):
+        if self.resize is not None and self.resize not in (rules := get_args(PositionResize)):
             raise UsageError(
                 f"unknown position resize rule {self.resize}",
-                suggest_nearest(self.resize, known) or f"use one of {', '.join(known)}",
+                suggest_nearest(self.resize, rules) or f"use one of {', '.join(rules)}",
             )
         if self.source_size is not None and (len(self.sides) not in (1, 2, 3) or min(self.sides) < 1):
             raise UsageError("--source-size takes one number or height and width in pixels, for clips frames first")
@@ -61,17 +61,17 @@ class WeightsSource(os.PathLike[str]):
     @property
     def fields(self) -> dict[str, Any]:
         """Return the settings as fields of `ViTConfig` by their dotted paths, if they are set."""
-        given: dict[str, Any] = {} if self.resize is None else {"positions.resize": self.resize}
-        sides = self.sides if len(self.sides) == 3 else (*self.sides[:1], *self.sides[-1:])
-        return given | ({"image": sides} if sides else {})
+        settings: dict[str, Any] = {} if self.resize is None else {"positions.resize": self.resize}
+        image_size = self.sides if len(self.sides) == 3 else (*self.sides[:1], *self.sides[-1:])
+        return settings | ({"image": image_size} if image_size else {})
 
     @property
     def words(self) -> list[str]:
         """Return the settings as words of a command."""
-        given = [] if self.resize is None else ["--resize", self.resize]
-        given += ["--source-size", *map(str, self.sides)] if self.sides else []
-        given += ["--native-aspect"] * self.native_aspect
-        return given + ([] if self.tokens is None else ["--tokens", str(self.tokens)])
+        arguments = [] if self.resize is None else ["--resize", self.resize]
+        arguments += ["--source-size", *map(str, self.sides)] if self.sides else []
+        arguments += ["--native-aspect"] * self.native_aspect
+        return arguments + ([] if self.tokens is None else ["--tokens", str(self.tokens)])
 
 
 def get_source_fields(source: str | os.PathLike[str]) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def scan_pickle(path: Path, file: BinaryIO) -> None:
     Raises WeightsError for an instruction or a name that tensors do not need, for too many of them, for a protocol that
     torch.load with `weights_only` does not support, and for a damaged pickle.
     """
-    start, protocol, before = file.tell(), 0, ""
+    start, protocol, previous_code = file.tell(), 0, ""
     texts: list[str] = []  # in order, for the names that STACK_GLOBAL takes from the stack
     memo: dict[int, str | None] = {}
     argument: Any
@@ -104,7 +104,7 @@ def scan_pickle(path: Path, file: BinaryIO) -> None:
         elif code in TEXT_OPCODES:
             texts.append(argument)
         elif code in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            memo[len(memo) if argument is None else argument] = texts[-1] if before in TEXT_OPCODES else None
+            memo[len(memo) if argument is None else argument] = texts[-1] if previous_code in TEXT_OPCODES else None
         elif code in ("BINGET", "LONG_BINGET") and (text := memo.get(argument)):
             texts.append(text)
         if name is not None and name not in ALLOWED_NAMES:
@@ -115,7 +115,7 @@ def scan_pickle(path: Path, file: BinaryIO) -> None:
             reject_weights_file(
                 path, f"has the pickle instruction {code}, which tensors do not use", SAVE_SAFETENSORS_HINT
             )
-        before = code
+        previous_code = code
     if protocol > 2:
         reject_weights_file(
             path, f"was saved with pickle protocol {protocol}", "save it again with torch.save's default protocol"
@@ -155,12 +155,12 @@ class PickleDescriber(pickle._Unpickler):
         """Return the storage of ("storage", class, key, device, elements); the older format adds None."""
         if type(pid) is not tuple or len(pid) not in (5, 6) or pid[5:] not in ((), (None,)):
             raise ValueError("a storage with an unknown layout")
-        word, kind, key, _, elements = pid[:5]
-        if word != "storage" or type(kind) is not StorageClass or type(key) is not str:
+        tag, storage_class, key, _, elements = pid[:5]
+        if tag != "storage" or type(storage_class) is not StorageClass or type(key) is not str:
             raise ValueError("a storage with an unknown layout")
         if type(elements) is not int or elements < 0:
             raise ValueError("a storage without a size")
-        storage = Storage(key, kind.dtype, elements)
+        storage = Storage(key, storage_class.dtype, elements)
         if self.storages.setdefault(key, storage) != storage:
             reject_weights_file(
                 self.path, f"has the storage {sanitise_name(key)} with two sizes or dtypes", SAVE_AGAIN_HINT
@@ -191,8 +191,8 @@ class PickleDescriber(pickle._Unpickler):
         if any(step == 0 and size > 1 for size, step in zip(shape, stride, strict=True)):
             reject_weights_file(self.path, f"{reason} that repeats one number (stride 0)", "save it contiguous")
         entry = TensorInfo(shape, storage.dtype)
-        last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-        if entry.elements and (last >= storage.elements or entry.elements > storage.elements):
+        last_index = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+        if entry.elements and (last_index >= storage.elements or entry.elements > storage.elements):
             reject_weights_file(self.path, f"{reason} in a storage of {storage.elements:,} numbers", SAVE_AGAIN_HINT)
         return TensorStub(entry)
 
@@ -213,17 +213,17 @@ class PickleDescriber(pickle._Unpickler):
 
     def load_reduce(self) -> None:
         """Call the stand-in of a tensor constructor, and nothing else."""
-        arguments, maker = self.stack.pop(), self.stack[-1]
-        if type(arguments) is not tuple or maker not in self.makers.values():
+        arguments, constructor = self.stack.pop(), self.stack[-1]
+        if type(arguments) is not tuple or constructor not in self.makers.values():
             reject_weights_file(self.path, "calls a function that does not create tensors", SAVE_SAFETENSORS_HINT)
-        self.stack[-1] = maker(*arguments)
+        self.stack[-1] = constructor(*arguments)
 
     def load_newobj(self) -> None:
         """Create an inert object without calling its constructor, and nothing else."""
-        _, maker = self.stack.pop(), self.stack[-1]
-        if maker is not InertObject and maker is not InertMapping:
+        _, constructor = self.stack.pop(), self.stack[-1]
+        if constructor is not InertObject and constructor is not InertMapping:
             reject_weights_file(self.path, "creates an object that is not a tensor", SAVE_SAFETENSORS_HINT)
-        self.stack[-1] = maker()
+        self.stack[-1] = constructor()
 
     def load_setitem(self) -> None:
         """Set one item of a dict."""
@@ -286,10 +286,10 @@ def describe_torch_zip(archive: CheckedZip) -> tuple[Any, int]:
         reject_weights_file(path, "is a zip with neither numpy arrays nor a PyTorch checkpoint", SUPPORTED_FILES_HINT)
     folder = pickles[0].rpartition("/")[0] + "/"
     for name, info in archive.members.items():
-        tail = name.removeprefix(folder)
-        if tail.startswith(("code/", "constants.pkl")):
+        member_name = name.removeprefix(folder)
+        if member_name.startswith(("code/", "constants.pkl")):
             reject_weights_file(path, "is TorchScript: a program, not weights", SAVE_SAFETENSORS_HINT)
-        if tail == name or not TORCH_ZIP_MEMBER.fullmatch(tail):
+        if member_name == name or not TORCH_ZIP_MEMBER.fullmatch(member_name):
             reject_weights_file(
                 path, f"has the member '{sanitise_name(name)}', which torch.save does not write", SAVE_SAFETENSORS_HINT
             )
@@ -356,18 +356,20 @@ def describe_legacy_file(path: Path, file: BinaryIO, size: int) -> tuple[Any, in
 
 
 def select_state_dict(
-    path: Path, content: Any, size: int, wanted: str = ""
+    path: Path, content: Any, size: int, requested_key: str = ""
 ) -> tuple[dict[str, TensorInfo], str, tuple[str, ...]]:
-    """Select the state dict in the content of a file of `size` bytes, under the key `wanted` (all keys for
+    """Select the state dict in the content of a file of `size` bytes, under the key `requested_key` (all keys for
     `ALL_SECTIONS`) or of a model. Returns it, its key ("" for the top level), and the keys of other state dicts."""
     if type(content) is not dict:
         reject_weights_file(path, "contains no state dict (tensors by name)", SAVE_SAFETENSORS_HINT)
     dicts = [
         key for key, value in content.items() if type(key) is str and type(value) is dict and get_stubbed_tensors(value)
     ]
-    section = next((key for key in ([wanted] if wanted else STATE_DICT_KEYS) if key in dicts), wanted)
-    state = get_stubbed_tensors(content[section] if section in dicts else {} if wanted else content)
-    if wanted == ALL_SECTIONS:
+    section = next(
+        (key for key in ([requested_key] if requested_key else STATE_DICT_KEYS) if key in dicts), requested_key
+    )
+    state = get_stubbed_tensors(content[section] if section in dicts else {} if requested_key else content)
+    if requested_key == ALL_SECTIONS:
         state = {f"{key}/{name}": entry for key in dicts for name, entry in get_stubbed_tensors(content[key]).items()}
     if not state:
         keys = ", ".join(sanitise_name(str(key)) for key in list(content)[:8])
@@ -398,8 +400,16 @@ def read_pickled_tensors(path: Path, section: str, entries: dict[str, TensorInfo
     """
     size = path.stat().st_size + sum(entry.bytes for entry in entries.values())
     with tempfile.TemporaryDirectory(prefix="vitreous-") as folder:  # readable by this user only
-        out, seconds = Path(folder) / "weights.safetensors", CHILD_TIMEOUT_SECONDS + size // MIN_READ_BYTES_PER_SECOND
-        order = {"path": os.fspath(path.absolute()), "out": os.fspath(out), "section": section, "names": list(entries)}
+        output_path, seconds = (
+            Path(folder) / "weights.safetensors",
+            CHILD_TIMEOUT_SECONDS + size // MIN_READ_BYTES_PER_SECOND,
+        )
+        order = {
+            "path": os.fspath(path.absolute()),
+            "out": os.fspath(output_path),
+            "section": section,
+            "names": list(entries),
+        }
         order |= {"objects": [name.replace(" ", ".") for name in INERT_OBJECTS]}
         order |= {"mappings": [name.replace(" ", ".") for name in INERT_MAPPINGS]}
         try:
@@ -417,7 +427,7 @@ def read_pickled_tensors(path: Path, section: str, entries: dict[str, TensorInfo
                 f"cannot be read ({sanitise_name(lines[0])})",
                 f"check that {tempfile.gettempdir()} has space; or, {SAVE_SAFETENSORS_HINT}",
             )
-        return read_safetensors(out)
+        return read_safetensors(output_path)
 
 
 def run_unpickle_child(order: str, seconds: float) -> subprocess.CompletedProcess[str]:

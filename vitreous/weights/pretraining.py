@@ -65,18 +65,18 @@ def locate_tensors(sources: Iterable[WeightsFile], section: str = "") -> TensorL
     }
 
 
-def get_tensor_shapes(places: TensorLocations) -> Shapes:
+def get_tensor_shapes(locations: TensorLocations) -> Shapes:
     """Return the shapes of tensors."""
-    return {name: source.entries[theirs].shape for name, (source, theirs) in places.items()}
+    return {name: source.entries[theirs].shape for name, (source, theirs) in locations.items()}
 
 
-def read_located_tensors(places: TensorLocations) -> Tensors:
+def read_located_tensors(locations: TensorLocations) -> Tensors:
     """Read tensors, opening each file once."""
     tensors: Tensors = {}
-    for source in {id(source): source for source, _ in places.values()}.values():
-        mine = {name: theirs for name, (other, theirs) in places.items() if other is source}
-        read = source.read(mine.values())
-        tensors |= {name: read[theirs] for name, theirs in mine.items()}
+    for source in {id(source): source for source, _ in locations.values()}.values():
+        file_names = {name: theirs for name, (file, theirs) in locations.items() if file is source}
+        file_tensors = source.read(file_names.values())
+        tensors |= {name: file_tensors[theirs] for name, theirs in file_names.items()}
     return tensors
 
 
@@ -87,70 +87,76 @@ def reject_objective_state(path: Path, title: str, lines: list[str]) -> NoReturn
 
 
 def read_foreign_objective(
-    files: list[Path], beside: dict[str, Any], find: Callable[[], DetectedCheckpoint]
+    files: list[Path], config_json: dict[str, Any], find: Callable[[], DetectedCheckpoint]
 ) -> ObjectiveState | None:
-    """Read the objective state in weights files, whose encoder `find` detects, with the settings `beside` of
+    """Read the objective state in weights files, whose encoder `find` detects, with the settings `config_json` of
     transformers' config.json; None if no file has any of a known objective. Raises WeightsError for unsupported
     state."""
     sources = [open_weights_file(path) for path in files]
-    places = locate_tensors(sources)
+    locations = locate_tensors(sources)
     for layout in DECODER_LAYOUTS:
-        if layout.sign in places:
-            return read_mae_decoder(layout, places, beside, find().config)
+        if layout.sign in locations:
+            return read_mae_decoder(layout, locations, config_json, find().config)
     for objective, heads in DINO_HEAD_PREFIXES.items():
-        if f"{heads['head.']}{WEIGHT_NORM_DIRECTION}" in places:
-            return read_dino_heads(objective, places, sources, find)
+        if f"{heads['head.']}{WEIGHT_NORM_DIRECTION}" in locations:
+            return read_dino_heads(objective, locations, sources, find)
     return None
 
 
 def read_mae_decoder(
-    layout: DecoderLayout, places: TensorLocations, beside: dict[str, Any], config: Any
+    layout: DecoderLayout, locations: TensorLocations, config_json: dict[str, Any], config: Any
 ) -> ObjectiveState:
     """Read the decoder of MAE or VideoMAE for an encoder of this config. Raises WeightsError for missing or unknown
     tensors, and for a VideoMAE decoder of unnormalised pixels: they are in 0 .. 1, unlike MAE's."""
-    owned = {
-        name: place for name, place in places.items() if layout.is_decoder_tensor(name) and name != layout.positions
+    decoder_locations = {
+        name: location
+        for name, location in locations.items()
+        if layout.is_decoder_tensor(name) and name != layout.positions
     }
-    expected = {name for _, theirs, _ in layout.groups(config, layout.depth(set(owned))) for name in theirs}
-    lines = [f"missing {name}" for name in expected - set(owned)]
-    lines += [f"unknown {sanitise_name(name)}" for name in set(owned) - expected]
-    settings = {ours: beside[theirs] for ours, theirs in HF_DECODER_FIELDS.items() if theirs in beside}
+    expected = {name for _, theirs, _ in layout.groups(config, layout.depth(set(decoder_locations))) for name in theirs}
+    lines = [f"missing {name}" for name in expected - set(decoder_locations)]
+    lines += [f"unknown {sanitise_name(name)}" for name in set(decoder_locations) - expected]
+    settings = {ours: config_json[theirs] for ours, theirs in HF_DECODER_FIELDS.items() if theirs in config_json}
     if layout.video and not settings.get("normalise", True):
         lines.append("it predicts pixels in 0 .. 1 (norm_pix_loss false)")
     if lines:
-        reject_objective_state(places[layout.sign][0].path, "a decoder", lines)
-    state = layout.read(config, read_located_tensors(owned))
-    return ObjectiveState(layout.configure(get_tensor_shapes(owned), config) | settings, state)
+        reject_objective_state(locations[layout.sign][0].path, "a decoder", lines)
+    state = layout.read(config, read_located_tensors(decoder_locations))
+    return ObjectiveState(layout.configure(get_tensor_shapes(decoder_locations), config) | settings, state)
 
 
 def read_dino_heads(
-    objective: str, places: TensorLocations, sources: list[WeightsFile], find: Callable[[], DetectedCheckpoint]
+    objective: str, locations: TensorLocations, sources: list[WeightsFile], find: Callable[[], DetectedCheckpoint]
 ) -> ObjectiveState:
     """Read the heads of DINO or DINOv2, and a student if there is one."""
-    path, wanted = sources[0].path, TensorLocations()
+    path, selected = sources[0].path, TensorLocations()
     if STUDENT_KEY in sources[0].others:
-        every = open_weights_file(path, ALL_SECTIONS)
-        places = locate_tensors([every], sources[0].section)
-        student = locate_tensors([every], STUDENT_KEY)
+        full_file = open_weights_file(path, ALL_SECTIONS)
+        locations = locate_tensors([full_file], sources[0].section)
+        student = locate_tensors([full_file], STUDENT_KEY)
         if lines := find_head_errors(get_tensor_shapes(select_name_prefix(student, "head."))):
             reject_objective_state(path, "a student's head", lines)
-        wanted = {f"student/{name}": place for name, place in student.items()}
-        wanted |= {
-            f"loss/{name}": place for name, place in locate_tensors([every], LOSS_KEY).items() if name == "center"
+        selected = {f"student/{name}": location for name, location in student.items()}
+        selected |= {
+            f"loss/{name}": location
+            for name, location in locate_tensors([full_file], LOSS_KEY).items()
+            if name == "center"
         }
-    heads = {ours: select_name_prefix(places, theirs) for ours, theirs in DINO_HEAD_PREFIXES[objective].items()}
+    heads = {ours: select_name_prefix(locations, theirs) for ours, theirs in DINO_HEAD_PREFIXES[objective].items()}
     heads = {ours: head for ours, head in heads.items() if head}
     config = {"name": objective, **infer_heads_config(path, heads)}
-    wanted |= {f"teacher_{ours}{name}": place for ours, head in heads.items() for name, place in head.items()}
+    selected |= {f"teacher_{ours}{name}": location for ours, head in heads.items() for name, location in head.items()}
     if objective == "dinov2":
-        wanted |= {name: place for name, place in places.items() if name == "mask_token"}
-    tensors = read_located_tensors(wanted)
+        selected |= {name: location for name, location in locations.items() if name == "mask_token"}
+    tensors = read_located_tensors(selected)
     theirs = {f"teacher_{ours}": select_name_prefix(tensors, f"teacher_{ours}") for ours in heads}
     vectors = {"mask_token": "mask_token", "centre": "loss/center"}
     state = {ours: tensors[name].float().flatten() for ours, name in vectors.items() if name in tensors}
-    if own := select_name_prefix(tensors, "student/"):
-        theirs |= {"head.": select_name_prefix(own, "head.")}
-        state |= {f"model.{name}": tensor for name, tensor in convert_student_encoder(path, own, find()).items()}
+    if student_state := select_name_prefix(tensors, "student/"):
+        theirs |= {"head.": select_name_prefix(student_state, "head.")}
+        state |= {
+            f"model.{name}": tensor for name, tensor in convert_student_encoder(path, student_state, find()).items()
+        }
     unit = all(map(has_unit_prototypes, theirs.values()))
     for ours in heads:
         theirs.setdefault(ours, theirs[f"teacher_{ours}"])
@@ -166,9 +172,9 @@ def infer_heads_config(path: Path, heads: dict[str, TensorLocations]) -> dict[st
         reject_objective_state(path, "a head", lines)
     fields = {ours: infer_head_fields(get_tensor_shapes(head)) for ours, head in heads.items()}
     config = fields["head."]
-    if other := fields.get("patch_head."):
-        config |= {"patch_prototypes": other["prototypes"], "patch_bottleneck": other["bottleneck"]}
-        if any(other[name] != config[name] for name in ("head_layers", "head_width")):
+    if patch_fields := fields.get("patch_head."):
+        config |= {"patch_prototypes": patch_fields["prototypes"], "patch_bottleneck": patch_fields["bottleneck"]}
+        if any(patch_fields[name] != config[name] for name in ("head_layers", "head_width")):
             reject_objective_state(
                 path, "a head", ["dino_head and ibot_head have hidden layers of different number or width"]
             )
@@ -184,6 +190,6 @@ def convert_student_encoder(path: Path, tensors: Tensors, teacher: DetectedCheck
     return teacher.convert_tensors({name: tensors[name] for name in teacher.names})
 
 
-def select_name_prefix(named: dict[str, Value], start: str) -> dict[str, Value]:
+def select_name_prefix(entries: dict[str, Value], prefix: str) -> dict[str, Value]:
     """Select entries whose name starts with a prefix, by the rest of the name."""
-    return {name.removeprefix(start): value for name, value in named.items() if name.startswith(start)}
+    return {name.removeprefix(prefix): value for name, value in entries.items() if name.startswith(prefix)}

@@ -27,31 +27,37 @@ from vitreous.weights.writable import get_writable_format
 Sections = dict[str, Tensors]  # state dicts of a file by their keys
 
 
-def build_mae_sections(form: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
+def build_mae_sections(weights_format: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
     """Build the original `mae_*_full.pth`."""
     return {"model": encoder | decoders.MAE_LAYOUT.write(config, state)}
 
 
-def build_hf_vit_mae_sections(form: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
+def build_hf_vit_mae_sections(
+    weights_format: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors
+) -> Sections:
     """Build transformers' ViTMAEForPreTraining."""
-    named = {f"vit.{name}": tensor for name, tensor in encoder.items()}
-    return {"": named | decoders.HF_MAE_LAYOUT.write(config, state)}
+    prefixed = {f"vit.{name}": tensor for name, tensor in encoder.items()}
+    return {"": prefixed | decoders.HF_MAE_LAYOUT.write(config, state)}
 
 
-def build_videomae_sections(form: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
+def build_videomae_sections(
+    weights_format: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors
+) -> Sections:
     """Build the pre-training file of VideoMAE's authors."""
     return {"model": encoder | decoders.VIDEOMAE_LAYOUT.write(config, state)}
 
 
-def build_hf_videomae_sections(form: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
+def build_hf_videomae_sections(
+    weights_format: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors
+) -> Sections:
     """Build transformers' VideoMAEForPreTraining."""
-    named = {f"videomae.{name}": tensor for name, tensor in encoder.items()}
-    return {"": named | decoders.HF_VIDEOMAE_LAYOUT.write(config, state)}
+    prefixed = {f"videomae.{name}": tensor for name, tensor in encoder.items()}
+    return {"": prefixed | decoders.HF_VIDEOMAE_LAYOUT.write(config, state)}
 
 
-def build_dino_sections(form: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
+def build_dino_sections(weights_format: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
     """Build DINO's `checkpoint.pth`, without optimiser state."""
-    student = form.file(config, select_name_prefix(state, "model."))
+    student = weights_format.file(config, select_name_prefix(state, "model."))
     teacher_head, head = (write_dino_head(select_name_prefix(state, start)) for start in ("teacher_head.", "head."))
     return {
         STUDENT_KEY: add_name_prefixes({"module.backbone.": student, "module.head.": head}),
@@ -60,14 +66,16 @@ def build_dino_sections(form: WeightsFormat, config: ViTConfig, encoder: Tensors
     }
 
 
-def build_dinov2_sections(form: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
+def build_dinov2_sections(
+    weights_format: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors
+) -> Sections:
     """Build DINOv2's `teacher_checkpoint.pth`: only the teacher."""
     backbone = encoder | {"mask_token": state["mask_token"][None]}
     heads = {
         theirs: select_name_prefix(state, f"teacher_{ours}") for ours, theirs in DINO_HEAD_PREFIXES["dinov2"].items()
     }
-    written = {theirs: write_dino_head(head) for theirs, head in heads.items() if head}
-    return {"teacher": add_name_prefixes({"backbone.": backbone} | written)}
+    head_tensors = {theirs: write_dino_head(head) for theirs, head in heads.items() if head}
+    return {"teacher": add_name_prefixes({"backbone.": backbone} | head_tensors)}
 
 
 def add_name_prefixes(groups: dict[str, Tensors]) -> Tensors:
@@ -107,64 +115,95 @@ PRETRAINING_FORMATS = {
 def list_pretraining_formats(objective: str, config: Any) -> list[str]:
     """List the formats that contain the state of this objective with an encoder of images, or of clips."""
     video = config.has_time_axis
-    return [name for name, form in PRETRAINING_FORMATS.items() if form.objective == objective and form.video == video]
+    return [
+        name
+        for name, pretraining_format in PRETRAINING_FORMATS.items()
+        if pretraining_format.objective == objective and pretraining_format.video == video
+    ]
 
 
-def get_pretraining_format(to: str, config: Any, parts: ObjectiveState | None, source: str) -> PretrainingFormat:
+def get_pretraining_format(
+    to: str, config: Any, objective_state: ObjectiveState | None, source: str
+) -> PretrainingFormat:
     """Return the format of a name. Raises UsageError if the objective state is missing or that of another objective,
     and for an unsupported encoder."""
-    form, own = PRETRAINING_FORMATS[to], parts.config["name"] if parts else ""
-    if parts is None or own != form.objective:
-        has = f"those of {own}" if own else "none"
-        able = list_pretraining_formats(own, config)
-        hint = f"use {' or '.join(able)}" if able else f"use {form.encoder}, which contains only the encoder"
-        raise UsageError(f"--to {to} needs the modules of {form.objective}, but {source} has {has}", hint)
-    if form.video != (config.has_time_axis):
-        kind = "clips" if form.video else "pictures"
-        raise UsageError(
-            f"{to} is for encoders of {kind}", f"use {' or '.join([*list_pretraining_formats(own, config), 'bundle'])}"
+    pretraining_format, objective_name = (
+        PRETRAINING_FORMATS[to],
+        objective_state.config["name"] if objective_state else "",
+    )
+    if objective_state is None or objective_name != pretraining_format.objective:
+        available = f"those of {objective_name}" if objective_name else "none"
+        supported_formats = list_pretraining_formats(objective_name, config)
+        hint = (
+            f"use {' or '.join(supported_formats)}"
+            if supported_formats
+            else f"use {pretraining_format.encoder}, which contains only the encoder"
         )
-    get_writable_format(form.encoder, config)
-    if parts.config.get("batch_norm"):
-        raise UsageError(f"{to} does not support heads with a batch norm", f"use a bundle, or {form.encoder}")
-    if form.video:
-        if config.norm.final != "tokens" or not parts.config.get("normalise_channels"):
+        raise UsageError(
+            f"--to {to} needs the modules of {pretraining_format.objective}, but {source} has {available}", hint
+        )
+    if pretraining_format.video != (config.has_time_axis):
+        input_type = "clips" if pretraining_format.video else "pictures"
+        raise UsageError(
+            f"{to} is for encoders of {input_type}",
+            f"use {' or '.join([*list_pretraining_formats(objective_name, config), 'bundle'])}",
+        )
+    get_writable_format(pretraining_format.encoder, config)
+    if objective_state.config.get("batch_norm"):
+        raise UsageError(
+            f"{to} does not support heads with a batch norm", f"use a bundle, or {pretraining_format.encoder}"
+        )
+    if pretraining_format.video:
+        if config.norm.final != "tokens" or not objective_state.config.get("normalise_channels"):
             problem = f"{to} needs normalised tokens, and pixels normalised per channel"
             raise UsageError(f"{problem}, as in --recipe videomae", "use a bundle")
-        return form
-    if form.objective == "mae" and config.prefix != 1:
+        return pretraining_format
+    if pretraining_format.objective == "mae" and config.prefix != 1:
         raise UsageError(f"{to} needs a class token and no other, the encoder has {config.prefix}", "use a bundle")
-    return form
+    return pretraining_format
 
 
-def write_pretraining(form: PretrainingFormat, bundle: Bundle, parts: ObjectiveState, place: Path) -> int:
+def write_pretraining(
+    pretraining_format: PretrainingFormat, bundle: Bundle, objective_state: ObjectiveState, path: Path
+) -> int:
     """Write encoder and objective state; returns the number of tensors in the file. Raises OSError."""
     config: Any = bundle.model.config
-    encoder = get_writable_format(form.encoder, config)
-    sections = form.sections(encoder, config, encoder.file(config, bundle.model.state_dict()), parts.state)
+    encoder = get_writable_format(pretraining_format.encoder, config)
+    sections = pretraining_format.sections(
+        encoder, config, encoder.file(config, bundle.model.state_dict()), objective_state.state
+    )
     count = sum(map(len, sections.values()))
-    if form.suffix:
-        torch.save(sections, place)
+    if pretraining_format.suffix:
+        torch.save(sections, path)
         return count
     assert encoder.describe
-    place.mkdir()
-    save_file(sections[""], place / "model.safetensors", metadata={"format": "pt"})
-    described = decoders.to_hf_decoder_json(parts.config, encoder.describe(config))
-    write_text_atomic(place / "config.json", json.dumps(described, indent=2) + "\n")
+    path.mkdir()
+    save_file(sections[""], path / "model.safetensors", metadata={"format": "pt"})
+    config_json = decoders.to_hf_decoder_json(objective_state.config, encoder.describe(config))
+    write_text_atomic(path / "config.json", json.dumps(config_json, indent=2) + "\n")
     return count
 
 
-def verify_pretraining(form: PretrainingFormat, place: Path, bundle: Bundle, parts: ObjectiveState) -> None:
+def verify_pretraining(
+    pretraining_format: PretrainingFormat, path: Path, bundle: Bundle, objective_state: ObjectiveState
+) -> None:
     """Read the written file and compare every bit. Raises WeightsError for a difference."""
-    settings = {"heads": bundle.model.config.heads} if form.suffix else None
-    again, others = open_weights(place, settings).state(), open_objective_state(place)
-    expected: dict[str, Tensor] = {**bundle.model.state_dict(), **drop_name_prefixes(parts.state, form.leaves)}
-    read = again | drop_name_prefixes(others.state if others else {}, form.leaves)
-    wrong = list(expected.keys() ^ read.keys())
-    wrong += [name for name in expected.keys() & read.keys() if not torch.equal(expected[name], read[name])]
-    if wrong:
+    settings = {"heads": bundle.model.config.heads} if pretraining_format.suffix else None
+    loaded, loaded_objective = open_weights(path, settings).state(), open_objective_state(path)
+    expected: dict[str, Tensor] = {
+        **bundle.model.state_dict(),
+        **drop_name_prefixes(objective_state.state, pretraining_format.leaves),
+    }
+    loaded_state = loaded | drop_name_prefixes(
+        loaded_objective.state if loaded_objective else {}, pretraining_format.leaves
+    )
+    different = list(expected.keys() ^ loaded_state.keys())
+    different += [
+        name for name in expected.keys() & loaded_state.keys() if not torch.equal(expected[name], loaded_state[name])
+    ]
+    if different:
         raise WeightsError(
-            f"the written weights differ from the source: {', '.join(sorted(wrong)[:5])}",
+            f"the written weights differ from the source: {', '.join(sorted(different)[:5])}",
             "nothing was saved; please report this bug in vitreous",
         )
 

@@ -421,29 +421,31 @@ PUBLISHED_BY_NAME = {row.name: row for row in PUBLISHED_WEIGHTS}
 def find_published_weights(source: str | os.PathLike[str]) -> PublishedWeights | None:
     """Return the entry that a source of weights names, in any case; None for an existing path, and for anything
     else."""
-    row = PUBLISHED_BY_NAME.get(os.fspath(source).lower())
-    return None if row is None or os.path.lexists(source) else row
+    published = PUBLISHED_BY_NAME.get(os.fspath(source).lower())
+    return None if published is None or os.path.lexists(source) else published
 
 
 def find_published_name(model: str) -> str:
     """Return the name of the first published weights of a model, by its name here; "" if there are none."""
-    return next((row.name for row in PUBLISHED_WEIGHTS if row.model == model), "")
+    return next((published.name for published in PUBLISHED_WEIGHTS if published.model == model), "")
 
 
-def nearest_published_name(word: str) -> str:
+def nearest_published_name(name: str) -> str:
     """Return the published name most similar to a word, or ""."""
-    return find_closest_match(word.lower(), PUBLISHED_BY_NAME)
+    return find_closest_match(name.lower(), PUBLISHED_BY_NAME)
 
 
 def select_published_weights(pattern: str) -> list[PublishedWeights]:
     """Return the entries whose name, or whose model's name, matches a pattern with * and ?, in any case. Raises
     UsageError for none."""
     pattern = pattern.lower()
-    rows = [
-        row for row in PUBLISHED_WEIGHTS if fnmatchcase(row.name, pattern) or fnmatchcase(row.model.lower(), pattern)
+    matches = [
+        published
+        for published in PUBLISHED_WEIGHTS
+        if fnmatchcase(published.name, pattern) or fnmatchcase(published.model.lower(), pattern)
     ]
-    if not rows:
-        near = nearest_published_name(pattern)
-        hint = f"did you mean {near}?" if near else "list them: vitreous models --weights"
+    if not matches:
+        nearest = nearest_published_name(pattern)
+        hint = f"did you mean {nearest}?" if nearest else "list them: vitreous models --weights"
         raise UsageError(f"no published weights match {pattern}", hint)
-    return rows
+    return matches

@@ -111,14 +111,14 @@ def parse_header_json(path: Path, text: bytes) -> dict[str, Any]:
         fields = dict(pairs)
         if len(fields) != len(pairs):
             seen: set[str] = set()
-            twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+            duplicate = next(key for key, _ in pairs if key in seen or seen.add(key))
             reject_weights_file(
-                path, f"has '{sanitise_name(twice)}' twice in its header", "save it again with each name once"
+                path, f"has '{sanitise_name(duplicate)}' twice in its header", "save it again with each name once"
             )
         return fields
 
-    def constant(word: str) -> NoReturn:
-        raise ValueError(f"{word} is not a number")
+    def constant(token: str) -> NoReturn:
+        raise ValueError(f"{token} is not a number")
 
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=unique, parse_constant=constant)
@@ -138,14 +138,16 @@ def parse_header_entry(path: Path, name: str, value: Any) -> tuple[TensorInfo, i
         )
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in SAFETENSORS_DTYPES:
-        known = ", ".join(key for key, torch in SAFETENSORS_DTYPES.items() if torch in FLOATING_DTYPES)
+        known_dtypes = ", ".join(key for key, dtype_name in SAFETENSORS_DTYPES.items() if dtype_name in FLOATING_DTYPES)
         reject_weights_file(
             path,
             f"has {sanitise_name(name)} as {sanitise_name(str(dtype))}, which weights do not use",
-            f"save it as one of {known}",
+            f"save it as one of {known_dtypes}",
         )
-    for numbers in (shape, offsets):
-        if type(numbers) is not list or any(type(number) is not int or not 0 <= number < 1 << 63 for number in numbers):
+    for integers in (shape, offsets):
+        if type(integers) is not list or any(
+            type(integer) is not int or not 0 <= integer < 1 << 63 for integer in integers
+        ):
             reject_weights_file(
                 path,
                 f"has a shape or an offset of {sanitise_name(name)} that is not a list of nonnegative integers",

@@ -20,35 +20,35 @@ from vitreous.errors import WeightsError
 DCP_METADATA_KEY, DCP_OFFSETS_KEY = "DCP_SHARDING_INFO", "saved_offsets"
 
 
-def load_checkpoint_tensors(place: Path, part: str) -> dict[str, Tensor]:
+def load_checkpoint_tensors(folder: Path, section: str) -> dict[str, Tensor]:
     """Load a part of a checkpoint: name -> tensor of its full shape, empty if it has no such part. Raises WeightsError
     for an unreadable checkpoint."""
     try:
-        whole = place / f"{part}.safetensors"
-        if whole.is_file():
-            return load_file(whole)
+        section_path = folder / f"{section}.safetensors"
+        if section_path.is_file():
+            return load_file(section_path)
         pieces: dict[str, list[tuple[list[int], Tensor]]] = {}
-        for path in sorted(place.glob("shard-*.safetensors")):
+        for path in sorted(folder.glob("shard-*.safetensors")):
             with safe_open(path, "pt") as file:
                 offsets = json.loads((file.metadata() or {}).get(DCP_METADATA_KEY, "{}"))
-                for name in (name for name in file.keys() if name.startswith(part + "/")):  # noqa: SIM118
+                for name in (name for name in file.keys() if name.startswith(section + "/")):  # noqa: SIM118
                     tensor = file.get_tensor(name)
-                    at = offsets.get(name, {}).get(DCP_OFFSETS_KEY, [0] * tensor.ndim)
-                    pieces.setdefault(name.removeprefix(part + "/"), []).append((at, tensor))
-        return {name: assemble_shards(name, parts) for name, parts in pieces.items()}
+                    offset = offsets.get(name, {}).get(DCP_OFFSETS_KEY, [0] * tensor.ndim)
+                    pieces.setdefault(name.removeprefix(section + "/"), []).append((offset, tensor))
+        return {name: assemble_shards(name, shards) for name, shards in pieces.items()}
     except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise WeightsError(f"the checkpoint {place} cannot be read ({error})", "use another one") from None
+        raise WeightsError(f"the checkpoint {folder} cannot be read ({error})", "use another one") from None
 
 
 def assemble_shards(name: str, pieces: list[tuple[list[int], Tensor]]) -> Tensor:
     """Join shards at their offsets to the tensor of the full shape. Raises ValueError if some of it is missing."""
-    first = pieces[0][1]
+    first_shard = pieces[0][1]
     if len(pieces) == 1 and not any(pieces[0][0]):
-        return first
-    shape = [max(at[axis] + piece.shape[axis] for at, piece in pieces) for axis in range(first.ndim)]
+        return first_shard
+    shape = [max(offset[axis] + piece.shape[axis] for offset, piece in pieces) for axis in range(first_shard.ndim)]
     if sum(piece.numel() for _, piece in pieces) != torch.Size(shape).numel():
         raise ValueError(f"pieces of {name} are missing")
-    whole = first.new_empty(shape)
-    for at, piece in pieces:
-        whole[tuple(slice(a, a + length) for a, length in zip(at, piece.shape, strict=True))] = piece
-    return whole
+    tensor = first_shard.new_empty(shape)
+    for offset, piece in pieces:
+        tensor[tuple(slice(start, start + length) for start, length in zip(offset, piece.shape, strict=True))] = piece
+    return tensor

@@ -89,14 +89,16 @@ def check_model_type(config: dict[str, Any], title: str = "") -> None:
 def parse_transformers_config(config: dict[str, Any]) -> dict[str, Any]:
     """Read the config fields that transformers' config.json sets. Raises WeightsError for unsupported values."""
     if config.get("_class_name") == "DiTTransformer2DModel":
-        words = {"heads": "num_attention_heads", "image": "sample_size"}
-        known = {
-            ours: require_config_integer(theirs, config[theirs]) for ours, theirs in words.items() if theirs in config
+        field_names = {"heads": "num_attention_heads", "image": "sample_size"}
+        fields = {
+            ours: require_config_integer(theirs, config[theirs])
+            for ours, theirs in field_names.items()
+            if theirs in config
         }
-        return known | ({"image": (known["image"],) * 2} if "image" in known else {})
+        return fields | ({"image": (fields["image"],) * 2} if "image" in fields else {})
     if config.get("model_type") == "bit":
-        for name, usual in BIT_REQUIRED_SETTINGS.items():
-            if config.get(name, usual) != usual:
+        for name, required in BIT_REQUIRED_SETTINGS.items():
+            if config.get(name, required) != required:
                 raise WeightsError(
                     f"config.json has {name} {str(config[name])[:40]}: a ResNet other than BiT is not supported"
                 )
@@ -105,17 +107,17 @@ def parse_transformers_config(config: dict[str, Any]) -> dict[str, Any]:
     if swin and config.get("use_absolute_embeddings"):
         raise WeightsError("config.json has use_absolute_embeddings: a Swin with positions is not supported")
     # a Swin's are lists, which its tensors contain too; its hidden_size is that of the last stage
-    words = {} if swin else TRANSFORMERS_FIELDS
+    field_names = {} if swin else TRANSFORMERS_FIELDS
     settings: dict[str, Any] = {
         ours: require_config_integer(theirs, config[theirs])
-        for ours, theirs in words.items()
+        for ours, theirs in field_names.items()
         if config.get(theirs) is not None
     }
     if swin and config.get("window_size") is not None:
         settings["attention.window"] = require_config_integer("window_size", config["window_size"])
-        trained = config.get("pretrained_window_sizes") or ()
+        pretrained_sizes = config.get("pretrained_window_sizes") or ()
         settings["attention.pretrained_window"] = tuple(
-            require_config_integer("pretrained_window_sizes", size) for size in trained
+            require_config_integer("pretrained_window_sizes", size) for size in pretrained_sizes
         )
     if config.get("layer_norm_eps") is not None:
         eps = settings["norm.eps"] = config["layer_norm_eps"]
@@ -137,8 +139,8 @@ def parse_transformers_config(config: dict[str, Any]) -> dict[str, Any]:
     for ours, theirs in (("image", "image_size"), ("patch", "patch_size")):
         size = config.get(theirs)
         if size is not None:
-            sides = size if isinstance(size, list) and len(size) == 2 else [size, size]
-            settings[ours] = tuple(require_config_integer(theirs, side) for side in sides)
+            lengths = size if isinstance(size, list) and len(size) == 2 else [size, size]
+            settings[ours] = tuple(require_config_integer(theirs, length) for length in lengths)
     return settings | parse_video_config(config, settings)
 
 
@@ -148,15 +150,15 @@ def parse_video_config(config: dict[str, Any], settings: dict[str, Any]) -> dict
     if config.get("model_type") not in ("videomae", "vivit"):
         return {}
     size = config.get("tubelet_size", 2)
-    sides = size if isinstance(size, list) else [size, *settings.get("patch", (16, 16))]
-    if len(sides) != 3:
+    lengths = size if isinstance(size, list) else [size, *settings.get("patch", (16, 16))]
+    if len(lengths) != 3:
         raise WeightsError(f"config.json has tubelet_size {str(size)[:40]}, which does not have three axes")
     frames = require_config_integer(
         "num_frames", config.get("num_frames", 16 if config["model_type"] == "videomae" else 32)
     )
     return {
         "image": (frames, *settings.get("image", (224, 224))),
-        "patch": tuple(require_config_integer("tubelet_size", side) for side in sides),
+        "patch": tuple(require_config_integer("tubelet_size", length) for length in lengths),
     }
 
 
@@ -166,9 +168,11 @@ def parse_window_from_name(name: str) -> dict[str, Any]:
     match = re.search(r"window(?:(\d{1,3})to)?(\d{1,3})(?!\d)", name)
     if match is None or not int(match[2]):
         return {}
-    trained = int(match[1] or 0)
+    pretrained_window = int(match[1] or 0)
     return {"attention.window": int(match[2])} | (
-        {"attention.pretrained_window": (trained,) * 3 + (trained // 2,)} if trained else {}
+        {"attention.pretrained_window": (pretrained_window,) * 3 + (pretrained_window // 2,)}
+        if pretrained_window
+        else {}
     )
 
 
@@ -190,17 +194,17 @@ def parse_model_config(settings: dict[str, Any]) -> dict[str, Any]:
     if "architecture" not in settings:
         return parse_transformers_config(settings)
     size = get_nested_dict(settings, "pretrained_cfg").get("input_size")
-    known: dict[str, Any] = (
-        {"image": tuple(require_config_integer("input_size", side) for side in size[1:])}
+    fields: dict[str, Any] = (
+        {"image": tuple(require_config_integer("input_size", length) for length in size[1:])}
         if isinstance(size, list)
         else {}
     )
     if "swinv2" in str(settings["architecture"]):
-        known |= parse_window_from_name(str(settings["architecture"]))
-    known["positions.resize"] = "bicubic-antialias"  # timm's rule for all weights that it loads
+        fields |= parse_window_from_name(str(settings["architecture"]))
+    fields["positions.resize"] = "bicubic-antialias"  # timm's rule for all weights that it loads
     if "quickgelu" in str(settings["architecture"]):
-        known["mlp.gelu"] = "quick"
-    return known
+        fields["mlp.gelu"] = "quick"
+    return fields
 
 
 def get_nested_dict(settings: dict[str, Any], name: str) -> dict[str, Any]:
@@ -244,7 +248,7 @@ RESAMPLE_FILTERS = {"bilinear": "bilinear", "bicubic": "bicubic", 2: "bilinear",
 
 
 def load_preprocessing(
-    form: WeightsFormat, config: ModelConfig, folder: Path | None, settings: dict[str, Any]
+    weights_format: WeightsFormat, config: ModelConfig, folder: Path | None, settings: dict[str, Any]
 ) -> Preprocess:
     """Load the preprocessing in preprocessor_config.json or timm's config.json, else that of the format's authors.
 
@@ -252,34 +256,37 @@ def load_preprocessing(
     """
     processor = read_json_object(folder / "preprocessor_config.json") if folder else {}
     try:
-        return parse_preprocessing(form, config, processor, settings)
+        return parse_preprocessing(weights_format, config, processor, settings)
     except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, VitreousError) as error:
         raise WeightsError(
-            f"the preprocessing of {form.title} is invalid ({str(error)[:100]})", "download it again"
+            f"the preprocessing of {weights_format.title} is invalid ({str(error)[:100]})", "download it again"
         ) from None
 
 
 def parse_preprocessing(
-    form: WeightsFormat, config: ModelConfig, processor: dict[str, Any], settings: dict[str, Any]
+    weights_format: WeightsFormat, config: ModelConfig, processor: dict[str, Any], settings: dict[str, Any]
 ) -> Preprocess:
     """Parse the preprocessing in `processor` (preprocessor_config.json) and `settings` (config.json). Raises
     ValueError."""
-    usual = config.default_preprocess()
-    mean, std = PIXEL_STATISTICS[form.pixels(config) or FORMAT_PIXEL_STATISTICS.get(form.name, usual.pixels)]
-    trained = get_nested_dict(settings, "pretrained_cfg")
+    default_preprocess = config.default_preprocess()
+    mean, std = PIXEL_STATISTICS[
+        weights_format.pixels(config) or FORMAT_PIXEL_STATISTICS.get(weights_format.name, default_preprocess.pixels)
+    ]
+    timm_config = get_nested_dict(settings, "pretrained_cfg")
     mean, std = (
-        tuple(map(float, processor.get(f"image_{word}") or trained.get(word) or own))
-        for word, own in (("mean", mean), ("std", std))
+        tuple(map(float, processor.get(f"image_{statistic}") or timm_config.get(statistic) or default))
+        for statistic, default in (("mean", mean), ("std", std))
     )
-    share = float(trained.get("crop_pct") or 1.0)
+    share = float(timm_config.get("crop_pct") or 1.0)
     crop, size = processor.get("crop_size"), processor.get("size")
     if isinstance(crop, dict) and isinstance(size, dict) and size.get("shortest_edge"):
         share = min(1.0, crop.get("height", size["shortest_edge"]) / size["shortest_edge"])
-    squash = form.suffix == ".npz" or (
+    squash = weights_format.suffix == ".npz" or (
         isinstance(size, dict) and "height" in size and not processor.get("do_center_crop")
     )
-    filtered = RESAMPLE_FILTERS.get(
-        processor.get("resample") or trained.get("interpolation"), "bilinear" if form.suffix == ".npz" else usual.filter
+    filter_name = RESAMPLE_FILTERS.get(
+        processor.get("resample") or timm_config.get("interpolation"),
+        "bilinear" if weights_format.suffix == ".npz" else default_preprocess.filter,
     )
     channels = config.channels
     if not all(map(math.isfinite, (*mean, *std, share))) or min(std) <= 0 or not 0 < share <= 1:
@@ -291,7 +298,7 @@ def parse_preprocessing(
         std=tuple((std * channels)[:channels]),
         fit="squash" if squash else "crop",
         share=share,
-        filter=filtered,  # type: ignore[arg-type]
+        filter=filter_name,  # type: ignore[arg-type]
     )
 
 
@@ -300,8 +307,8 @@ def parse_class_names(config: ModelConfig, settings: dict[str, Any]) -> tuple[st
     numbers."""
     labels = settings.get("id2label") or {}
     names = tuple(str(labels.get(str(i), "")) for i in range(config.classes)) if isinstance(labels, dict) else ()
-    known = len(names) == config.classes and all(names) and len(set(names)) == len(names)
-    return names if known else tuple(map(str, range(config.classes)))
+    has_all_names = len(names) == config.classes and all(names) and len(set(names)) == len(names)
+    return names if has_all_names else tuple(map(str, range(config.classes)))
 
 
 METADATA_KEY = "vitreous"
@@ -351,10 +358,10 @@ def config_from_metadata(path: Path, metadata: dict[str, str]) -> dict[str, Any]
         return {}
     try:
         noted_fields = json.loads(metadata[METADATA_KEY])
-        known = METADATA_VALIDATORS | SWIN_METADATA_VALIDATORS | DETECTOR_METADATA_VALIDATORS
-        wrong = [name for name in noted_fields if name not in known or not known[name](noted_fields[name])]
-        if wrong or not isinstance(noted_fields, dict):
-            raise ValueError(f"of {sanitise_name(str(wrong[0] if wrong else noted_fields))}")
+        validators = METADATA_VALIDATORS | SWIN_METADATA_VALIDATORS | DETECTOR_METADATA_VALIDATORS
+        invalid = [name for name in noted_fields if name not in validators or not validators[name](noted_fields[name])]
+        if invalid or not isinstance(noted_fields, dict):
+            raise ValueError(f"of {sanitise_name(str(invalid[0] if invalid else noted_fields))}")
     except (ValueError, TypeError, RecursionError) as error:
         raise WeightsError(f"{path} has damaged metadata ({error})", "restore the file from a copy") from None
     return {name: tuple(value) if isinstance(value, list) else value for name, value in noted_fields.items()}

@@ -95,30 +95,32 @@ class WeightsFormat:
     # describes assumed settings that files lack, given the names of fields that are set elsewhere
     assumes: Callable[[Any, Container[str]], Iterable[str]] = lambda config, known: ()
 
-    def placed(self, config: ModelConfig, own: Iterable[str]) -> Iterator[tuple[list[str], list[str], TensorTransform]]:
+    def placed(
+        self, config: ModelConfig, names: Iterable[str]
+    ) -> Iterator[tuple[list[str], list[str], TensorTransform]]:
         """Yield our names, theirs and the transform of every group of tensors of a model. Raises LookupError for a
         tensor without a row."""
-        own = list(own)
-        known, done = set(own), set()
-        for name in own:
+        names = list(names)
+        our_names, done = set(names), set()
+        for name in names:
             if name in done:
                 continue
-            row, holes = self.find(name)
-            ours = [name for name in (template.format(**holes) for template in row.ours) if name in known]
+            rule, placeholders = self.find(name)
+            ours = [name for name in (template.format(**placeholders) for template in rule.ours) if name in our_names]
             done |= set(ours)
-            theirs = row.theirs(config) if callable(row.theirs) else row.theirs
-            yield ours, [template.format(**holes) for template in theirs], row.fold
+            theirs = rule.theirs(config) if callable(rule.theirs) else rule.theirs
+            yield ours, [template.format(**placeholders) for template in theirs], rule.fold
 
     def find(self, name: str) -> tuple[RenameRule, dict[str, str]]:
         """Return the row of one of our names, and the values of its placeholders."""
-        for row in self.rows:
-            for template in row.ours:
+        for rule in self.rows:
+            for template in rule.ours:
                 match = compile_name_template(template).fullmatch(name)
                 if match:
-                    holes = match.groupdict()
-                    numbers = {key.upper(): int(value) + 1 for key, value in holes.items() if value.isdigit()}
-                    return row, holes | {key: str(number) for key, number in numbers.items()} | {
-                        key * 2: f"{number:02d}" for key, number in numbers.items()
+                    placeholders = match.groupdict()
+                    indices = {key.upper(): int(value) + 1 for key, value in placeholders.items() if value.isdigit()}
+                    return rule, placeholders | {key: str(index) for key, index in indices.items()} | {
+                        key * 2: f"{index:02d}" for key, index in indices.items()
                     }
         raise LookupError(name)
 
@@ -140,32 +142,32 @@ class WeightsFormat:
             for name, tensor in (written | self.buffers(config)).items()
         }
 
-    def read(self, config: ModelConfig, own: Iterable[str], tensors: Tensors) -> Tensors:
+    def read(self, config: ModelConfig, names: Iterable[str], tensors: Tensors) -> Tensors:
         """Convert their tensors to ours, in float32."""
         converted: Tensors = {}
-        for ours, theirs, fold in self.placed(config, own):
-            parts = fold.into([tensors[name].float() for name in theirs], config)
-            converted |= {name: part.contiguous() for name, part in zip(ours, parts, strict=True)}
+        for ours, theirs, fold in self.placed(config, names):
+            group = fold.into([tensors[name].float() for name in theirs], config)
+            converted |= {name: tensor.contiguous() for name, tensor in zip(ours, group, strict=True)}
         return converted
 
     def fits(self, names: Container[str], sections: Set[str]) -> bool:
         """Return whether tensor names, and the keys of their state dicts, match the format."""
-        known = all(sign in names for sign in self.sign) and not any(name in names for name in self.without)
-        return known and (not self.sections or not sections.isdisjoint(self.sections))
+        has_signature = all(sign in names for sign in self.sign) and not any(name in names for name in self.without)
+        return has_signature and (not self.sections or not sections.isdisjoint(self.sections))
 
     def leaves(self, name: str) -> bool:
         """Return whether one of their tensors is skipped."""
-        return any(re.fullmatch(one, name) for one in self.ignored)
+        return any(re.fullmatch(pattern, name) for pattern in self.ignored)
 
 
 @cache
 def compile_name_template(template: str) -> re.Pattern[str]:
     """Compile a template of our names to a regular expression with a group for each placeholder."""
-    parts = re.split(r"(\{\w+\})", template)
+    tokens = re.split(r"(\{\w+\})", template)
     return re.compile(
         "".join(
-            f"(?P<{part[1:-1]}>{NAME_PLACEHOLDERS[part[1:-1]]})" if part.startswith("{") else re.escape(part)
-            for part in parts
+            f"(?P<{token[1:-1]}>{NAME_PLACEHOLDERS[token[1:-1]]})" if token.startswith("{") else re.escape(token)
+            for token in tokens
         )
     )
 
@@ -187,19 +189,19 @@ def build_block_rules(
     out: str,
     mlp: tuple[str, str],
     scales: tuple[str, str] | None = None,
-    part: str = "",
+    infix: str = "",
 ) -> tuple[RenameRule, ...]:
     """Build the rows of an encoder's blocks; names of a block's layers follow the prefix `theirs`.
 
     `norms` and `scales`: of attention and of the MLP; `qkv`: one fused layer, or three separated by spaces; `mlp`: its
-    two layers, `GATED|PLAIN` if the gated MLP has another name; `part`: the placeholder of blocks with windows.
+    two layers, `GATED|PLAIN` if the gated MLP has another name; `infix`: the placeholder of blocks with windows.
     """
 
     def layer(ours: str, name: str, end: str = ".{x}") -> RenameRule:
-        gated, _, plain = name.rpartition("|")
+        gated, _, ungated = name.rpartition("|")
         names = {
-            kind: tuple(f"{theirs}.{one}" + end * ("{x}" not in one) for one in text.split())
-            for kind, text in (("swiglu", gated or plain), ("gelu", plain))
+            mlp_kind: tuple(f"{theirs}.{layer_name}" + end * ("{x}" not in layer_name) for layer_name in text.split())
+            for mlp_kind, text in (("swiglu", gated or ungated), ("gelu", ungated))
         }
         return RenameRule(
             (f"encoder.blocks.{{i}}.{ours}{end}",),
@@ -209,8 +211,8 @@ def build_block_rules(
 
     return (
         layer("attention.norm", norms[0]),
-        layer(f"attention.part{part}.qkv", qkv),
-        layer(f"attention.part{part}.out", out),
+        layer(f"attention.part{infix}.qkv", qkv),
+        layer(f"attention.part{infix}.out", out),
         layer("mlp.norm", norms[1]),
         layer("mlp.part.fc1", mlp[0]),
         layer("mlp.part.fc2", mlp[1]),
@@ -221,21 +223,23 @@ def build_block_rules(
 def count_blocks(shapes: Shapes, template: str) -> int:
     """Count the blocks: the numbers that fill {i} in a name must be 0, 1, ... without gaps, else ValueError is
     raised."""
-    numbers = {
+    indices = {
         int(match["i"])
         for name in shapes
         if (match := compile_name_template(template).fullmatch(name)) and len(match["i"]) < 6
     }
-    if numbers != set(range(len(numbers))) or not numbers:
+    if indices != set(range(len(indices))) or not indices:
         raise ValueError(f"{template.format(i='N', x='weight')} is not numbered from 0 without gaps")
-    return len(numbers)
+    return len(indices)
 
 
 def make_prefix_names(token: str, distillation: str, registers: str) -> Callable[[Any], tuple[str, ...]]:
     """Return the names of the prefix tokens that a config has."""
     names = token, distillation, registers
     return lambda c: tuple(
-        name for name, had in zip(names, (c.class_token, c.pool == "distilled", c.registers), strict=True) if had
+        name
+        for name, is_present in zip(names, (c.class_token, c.pool == "distilled", c.registers), strict=True)
+        if is_present
     )
 
 
@@ -295,8 +299,8 @@ def _heads_into(theirs: list[Tensor], config: Any) -> list[Tensor]:
 
 
 def _heads_out(ours: list[Tensor], config: ViTConfig) -> list[Tensor]:
-    parts = ours[0].chunk(len(ours[0]) // config.width)
-    return [part.T.reshape(config.width, config.heads, -1) for part in parts]
+    chunks = ours[0].chunk(len(ours[0]) // config.width)
+    return [chunk.T.reshape(config.width, config.heads, -1) for chunk in chunks]
 
 
 #: (D, h, d) of flax's attention, each of queries, keys and values, and (3 D, D)
@@ -313,10 +317,10 @@ FLAX_OUT = TensorTransform(
 
 
 def _prefix_out(ours: list[Tensor], config: ViTConfig) -> list[Tensor]:
-    singles = config.prefix - config.registers
+    num_class_tokens = config.prefix - config.registers
     return [
-        *(token.reshape(1, 1, -1) for token in ours[0][:singles]),
-        *([ours[0][singles:][None]] if config.registers else []),
+        *(token.reshape(1, 1, -1) for token in ours[0][:num_class_tokens]),
+        *([ours[0][num_class_tokens:][None]] if config.registers else []),
     ]
 
 
@@ -331,14 +335,16 @@ def build_position_transform(lead: tuple[int, ...] | None) -> TensorTransform:
     D), to slots and table."""
 
     def into(theirs: list[Tensor], config: ViTConfig) -> list[Tensor]:
-        rows, count = theirs[0].reshape(-1, config.width), config.prefix_position_count
-        grid = rows[count:].reshape(*config.table_grid, config.width)
-        return [rows[:count], grid] if count else [grid]
+        positions, count = theirs[0].reshape(-1, config.width), config.prefix_position_count
+        grid = positions[count:].reshape(*config.table_grid, config.width)
+        return [positions[:count], grid] if count else [grid]
 
     def out(ours: list[Tensor], config: ViTConfig) -> list[Tensor]:
-        rows = torch.cat([part.reshape(-1, config.width) for part in ours])
+        positions = torch.cat([tensor.reshape(-1, config.width) for tensor in ours])
         return [
-            rows.reshape(1, *config.table_grid, config.width) if lead is None else rows.reshape(*lead, -1, config.width)
+            positions.reshape(1, *config.table_grid, config.width)
+            if lead is None
+            else positions.reshape(*lead, -1, config.width)
         ]
 
     return TensorTransform(into, out)

@@ -45,11 +45,11 @@ def list_writable_formats(config: ModelConfig) -> list[str]:
 def get_writable_format(name: str, config: ModelConfig) -> WeightsFormat:
     """Return the format of a name, if it can represent the model. Raises UsageError otherwise, listing the options that
     prevent it."""
-    able = find_writable_formats(config)
-    if name in able:
-        return able[name]
-    hint = f"use one of {', '.join([*sorted(able), 'bundle'])}"
-    if name not in {form.name for form in FOREIGN_FORMATS}:
+    formats = find_writable_formats(config)
+    if name in formats:
+        return formats[name]
+    hint = f"use one of {', '.join([*sorted(formats), 'bundle'])}"
+    if name not in {weights_format.name for weights_format in FOREIGN_FORMATS}:
         raise UsageError(f"{name} is not a format", hint)
     raise UsageError(
         f"{name} cannot represent {config.name()}: {explain_unwritable(name, config)}",
@@ -59,10 +59,10 @@ def get_writable_format(name: str, config: ModelConfig) -> WeightsFormat:
 
 def explain_unwritable(name: str, config: ModelConfig) -> str:
     """Explain why a format cannot represent a model: the options that it lacks, or the models that it supports."""
-    blocking = find_blocking_options(name, config)
-    if blocking:
-        return f"it has no {', no '.join(blocking)}"
-    titles = dict.fromkeys(form.title for form in FOREIGN_FORMATS if form.name == name)
+    blocking_options = find_blocking_options(name, config)
+    if blocking_options:
+        return f"it has no {', no '.join(blocking_options)}"
+    titles = dict.fromkeys(weights_format.title for weights_format in FOREIGN_FORMATS if weights_format.name == name)
     return f"it is for {', '.join(titles)}"
 
 
@@ -97,20 +97,22 @@ def find_blocking_options(name: str, config: ModelConfig) -> list[str]:
 
     needed = next((differing[: end + 1] for end in range(len(differing)) if holds(differing[: end + 1])), [])
     for group in list(needed):
-        rest = [remaining for remaining in needed if remaining != group]
-        needed = rest if holds(rest) else needed
+        smaller = [remaining for remaining in needed if remaining != group]
+        needed = smaller if holds(smaller) else needed
     return [format_option(group, config, changes[group](config)) for group in needed]
 
 
-def format_option(group: str, config: ViTConfig, usual: dict[str, Any]) -> str:
+def format_option(group: str, config: ViTConfig, default_fields: dict[str, Any]) -> str:
     """Format an option as in the command line."""
     if group == "stem":
-        kind = {ConvStemConfig: "of convolutions (Conv+…)", StemConfig: "of a ResNet (R50+…)"}[type(config.stem)]
-        return f"stem {kind}"
+        stem_name = {ConvStemConfig: "of convolutions (Conv+…)", StemConfig: "of a ResNet (R50+…)"}[type(config.stem)]
+        return f"stem {stem_name}"
     if group == "image":
         return "image or patch that is not a square"
     if group == "classes":
         return "model without a head (classes 0)"
-    differing = {path: value for path, value in config.values_at(usual).items() if value != usual[path]}
+    differing = {
+        path: value for path, value in config.values_at(default_fields).items() if value != default_fields[path]
+    }
     values = {path: value for path, value in differing.items() if path != "positions.slots"} or differing
     return " ".join(f"--model.{field.replace('_', '-')} {str(value).lower()}" for field, value in values.items())

@@ -49,7 +49,7 @@ def test_the_time_of_a_turn_is_shared_out_over_the_cores_that_worked():
         OperatorEvent("aten::copy_", 3, 0.25),
         OperatorEvent("aten::copy_", 3, 0.5),
     ]
-    profile = summarise_events(events, elapsed=2.0, turns=2, top=2)
+    profile = summarise_events(events, elapsed=2.0, num_steps=2, top=2)
     assert profile.shares["products"] == pytest.approx(0.25)
     assert profile.shares["GELU"] == pytest.approx(0.375)
     assert profile.shares["copies and layout"] == pytest.approx(0.1875)

@@ -21,7 +21,7 @@ PEAK_MATRIX_SIZE = {"cpu": 2048, "cuda": 8192}  # of the matrices whose product 
 
 def list_contenders(task: str, device: str) -> list[Contender]:
     """Return the contenders of a task on a device, ours first, without settings that the device does not support."""
-    half = has_bf16(device)
+    supports_bf16 = has_bf16(device)
     table = {
         "inference": inference_contenders,
         "train": train_contenders,
@@ -33,7 +33,7 @@ def list_contenders(task: str, device: str) -> list[Contender]:
         "memory": memory_contenders,
         "predict": predict_contenders,
     }
-    return [c for c in table[task](device) if half or "bf16" not in c.settings]
+    return [contender for contender in table[task](device) if supports_bf16 or "bf16" not in contender.settings]
 
 
 def list_limit_contenders(task: str, device: str) -> list[Contender]:
@@ -42,8 +42,8 @@ def list_limit_contenders(task: str, device: str) -> list[Contender]:
         return [Contender("limit", DECODE_LIMIT, ours.build_decode_step)]
     if task == "memory":
         return []
-    kinds = ["fp32", "bf16"] if has_bf16(device) else ["fp32"]
-    return [Contender("peak", kind, partial(build_matmul_step, precision=kind)) for kind in kinds]
+    precisions = ["fp32", "bf16"] if has_bf16(device) else ["fp32"]
+    return [Contender("peak", precision, partial(build_matmul_step, precision=precision)) for precision in precisions]
 
 
 def build_matmul_step(work: Workload, precision: str) -> BenchmarkStep:

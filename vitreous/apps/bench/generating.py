@@ -47,7 +47,7 @@ def build_dit_train_step(
     objective = DiffusionConfig().build(build_random_dit(work), ObjectiveSetting(classes=classes, dtype=dtype)).train()
     images = torch.randn(work.batch_size, config.channels, *config.image)
     batch = {"images": images, "labels": torch.arange(work.batch_size) % config.classes}
-    batch = {name: part.to(work.device) for name, part in batch.items()}
+    batch = {name: tensor.to(work.device) for name, tensor in batch.items()}
     return make_objective_step(
         work, objective, optimizer=DIT_OPTIMIZER, dtype=dtype, batch=batch, compiled=compiled, graphs=graphs
     )
@@ -56,8 +56,8 @@ def build_dit_train_step(
 def build_dit_sampling_step(work: Workload, precision: str = "auto") -> BenchmarkStep:
     """Images by DDIM in `SAMPLING_STEPS` steps with guidance, from noise to pixels."""
     config = configure_generator(work)
-    middle = (0.5,) * config.channels
-    preprocess = ImagePreprocess(config.image, config.channels, middle, middle)
+    half_moments = (0.5,) * config.channels
+    preprocess = ImagePreprocess(config.image, config.channels, half_moments, half_moments)
     sampler = ImageSampler(
         build_random_dit(work).eval(),
         Diffusion(),
@@ -66,10 +66,10 @@ def build_dit_sampling_step(work: Workload, precision: str = "auto") -> Benchmar
         device=work.device,
         precision=precision,
     )
-    labels, numbers = torch.arange(work.batch_size) % config.classes, torch.arange(work.batch_size)
+    labels, image_indices = torch.arange(work.batch_size) % config.classes, torch.arange(work.batch_size)
 
     def turn() -> float:
-        sampler.sample(labels, numbers, SamplingOptions(GUIDANCE_SCALE, steps=SAMPLING_STEPS))
+        sampler.sample(labels, image_indices, SamplingOptions(GUIDANCE_SCALE, steps=SAMPLING_STEPS))
         return work.batch_size
 
     return turn

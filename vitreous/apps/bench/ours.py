@@ -71,18 +71,20 @@ def build_inference_step(
     if engine == "auto" and precision == "auto":
         from vitreous.inference.engine_choice import choose_engine
 
-        how = InferenceOptions(work.device)
-        computing = choose_engine(*build_random_classifier(work), how, compute_engine_logits, work.batch_size, math.inf)
+        auto_options = InferenceOptions(work.device)
+        model_engine = choose_engine(
+            *build_random_classifier(work), auto_options, compute_engine_logits, work.batch_size, math.inf
+        )
     elif engine == "openvino":
         options = InferenceOptions("cpu", precision, "openvino")
-        computing = OpenVinoEngine(
+        model_engine = OpenVinoEngine(
             *build_random_classifier(work), options, lambda: make_noise_images(work, 32, 1), keep=False
         )
     else:
-        computing = make_engine(*build_random_classifier(work), InferenceOptions(work.device, precision, engine))
+        model_engine = make_engine(*build_random_classifier(work), InferenceOptions(work.device, precision, engine))
 
     def turn() -> float:
-        computing(pixels)
+        model_engine(pixels)
         return work.batch_size
 
     @torch.inference_mode()
@@ -90,7 +92,7 @@ def build_inference_step(
         model, preprocess = build_random_classifier(work)
         return model.eval()(preprocess.normalise(pixels)).numpy()
 
-    return LogitsStep(turn, lambda: computing(pixels).numpy(), exact)
+    return LogitsStep(turn, lambda: model_engine(pixels).numpy(), exact)
 
 
 def build_train_step(
@@ -106,32 +108,34 @@ def build_train_step(
     torch.manual_seed(0)
     dtype, device = DTYPES[pick_precision(precision, work.device)], torch.device(work.device)
     objective = SupervisedObjective(create_untrained_model(work.model, work.image_size, NUM_CLASSES))
-    flat = FlatParameters(objective, dtype, device, shards=shards or choose_shard_count(work.device, work.batch_size))
+    flat_parameters = FlatParameters(
+        objective, dtype, device, shards=shards or choose_shard_count(work.device, work.batch_size)
+    )
     if work.compiles if compiled is None else compiled:
         compile_blocks(objective)
-    optimizers, compute = FlatOptimizer(OptimizerConfig(), flat), Shards(objective, flat)
+    optimizers, compute = FlatOptimizer(OptimizerConfig(), flat_parameters), Shards(objective, flat_parameters)
     if work.compiles:
         compute.on_host = False
         compute.captured = CudaGraphRunner(device) if graphs else None
     images = torch.randn(work.batch_size, 3, work.image_size, work.image_size, device=device).to(dtype)
     batch = {"images": images, "labels": torch.randint(0, NUM_CLASSES, (work.batch_size,), device=device)}
 
-    return make_batch_step(flat, compute, optimizers, batch, work.batch_size)
+    return make_batch_step(flat_parameters, compute, optimizers, batch, work.batch_size)
 
 
 def make_batch_step(
-    flat: FlatParameters, compute: Shards, optimizers: FlatOptimizer, batch: dict[str, Tensor], images: int
+    flat_parameters: FlatParameters, compute: Shards, optimizers: FlatOptimizer, batch: dict[str, Tensor], images: int
 ) -> BenchmarkStep:
     """Return training steps on one batch (B, ...) of `images` images: forward, backward, clipping,
     optimiser, working copy."""
 
     def turn() -> float:
-        flat.zero()
+        flat_parameters.zero()
         compute.backward(batch, 1.0)
-        flat.collect()
-        flat.clip(1.0)
+        flat_parameters.collect()
+        flat_parameters.clip(1.0)
         optimizers.step(1.0)
-        flat.sync(1)
+        flat_parameters.sync(1)
         return images
 
     return turn
@@ -158,14 +162,14 @@ def build_loader_step(
     `form`: from a pack of the photographs, made beforehand.
     """
     configure_process()
-    split, keep = open_photographs(work, form)
+    split, scratch = open_photographs(work, form)
     preprocess = ImagePreprocess((work.image_size, work.image_size), mean=IMAGENET_MOMENTS[0], std=IMAGENET_MOMENTS[1])
-    feed = TrainLoader(
+    loader = TrainLoader(
         split, preprocess, Augment(crop=(0.08, 1.0), flip=0.5), 0, workers=default_worker_count(), exact=exact
     )
-    batches = feed.batches(0, 20_000 * work.batch_size, work.batch_size)
+    batches = loader.batches(0, 20_000 * work.batch_size, work.batch_size)
 
-    def turn(keep_alive: object = keep) -> float:
+    def turn(keep_alive: object = scratch) -> float:
         return len(preprocess.normalise(next(batches)["images"]))
 
     return turn
@@ -179,15 +183,24 @@ def open_photographs(work: Workload, form: Literal["tar", "uint8"] | None) -> tu
         return split, None
     from vitreous.data.sources import open_data
 
-    home = tempfile.TemporaryDirectory()
-    for number, file in enumerate(files):
-        place = Path(home.name) / "files" / "train" / str(number % 2)
-        place.mkdir(parents=True, exist_ok=True)
-        (place / f"{number}{file.suffix}").symlink_to(file.resolve())
-    (Path(home.name) / "files" / "val").symlink_to(Path(home.name) / "files" / "train")
-    pack = [sys.executable, "-m", "vitreous", "data", "pack", f"{home.name}/files", "--out", f"{home.name}/pack"]
-    subprocess.run([*pack, "--to", form], check=True, capture_output=True)
-    return open_data(Path(home.name) / "pack").splits["train"], home
+    scratch = tempfile.TemporaryDirectory()
+    for index, file in enumerate(files):
+        class_folder = Path(scratch.name) / "files" / "train" / str(index % 2)
+        class_folder.mkdir(parents=True, exist_ok=True)
+        (class_folder / f"{index}{file.suffix}").symlink_to(file.resolve())
+    (Path(scratch.name) / "files" / "val").symlink_to(Path(scratch.name) / "files" / "train")
+    pack_command = [
+        sys.executable,
+        "-m",
+        "vitreous",
+        "data",
+        "pack",
+        f"{scratch.name}/files",
+        "--out",
+        f"{scratch.name}/pack",
+    ]
+    subprocess.run([*pack_command, "--to", form], check=True, capture_output=True)
+    return open_data(Path(scratch.name) / "pack").splits["train"], scratch
 
 
 def build_decode_step(work: Workload) -> BenchmarkStep:
@@ -218,12 +231,12 @@ def read_jpeg_shape(content: bytes) -> tuple[int, int, int] | None:
 def build_memory_loader_step(work: Workload) -> BenchmarkStep:
     """Random images of CIFAR's number and size to shifted, mirrored and normalised batches."""
     configure_process()
-    side = work.image_size
-    pixels = torch.randint(0, 256, (CIFAR_IMAGES, 3, side, side), dtype=torch.uint8)
+    image_size = work.image_size
+    pixels = torch.randint(0, 256, (CIFAR_IMAGES, 3, image_size, image_size), dtype=torch.uint8)
     split = ArraySplit(pixels.numpy(), np.zeros(CIFAR_IMAGES, dtype=np.int64))
-    preprocess = ImagePreprocess((side, side), mean=IMAGENET_MOMENTS[0], std=IMAGENET_MOMENTS[1])
-    feed = TrainLoader(split, preprocess, Augment(shift=0.125, border="zeros", flip=0.5), 0, cached=pixels)
-    batches = feed.batches(0, 10**9, work.batch_size)
+    preprocess = ImagePreprocess((image_size, image_size), mean=IMAGENET_MOMENTS[0], std=IMAGENET_MOMENTS[1])
+    loader = TrainLoader(split, preprocess, Augment(shift=0.125, border="zeros", flip=0.5), 0, cached=pixels)
+    batches = loader.batches(0, 10**9, work.batch_size)
 
     def turn() -> float:
         return len(preprocess.normalise(next(batches)["images"]))

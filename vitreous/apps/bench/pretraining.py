@@ -33,8 +33,8 @@ PRETRAINING_CONFIGS: dict[
 
 def make_multi_crop(work: Workload) -> MultiCrop:
     """The views of DINO, of the model's patch."""
-    side = LOCAL_VIEW_PATCHES * vit_config_from_name(work.model).patch[0]
-    return MultiCrop(local_image=(side, side))
+    view_size = LOCAL_VIEW_PATCHES * vit_config_from_name(work.model).patch[0]
+    return MultiCrop(local_image=(view_size, view_size))
 
 
 def make_pretraining_batch(work: Workload) -> dict[str, Tensor]:
@@ -42,8 +42,8 @@ def make_pretraining_batch(work: Workload) -> dict[str, Tensor]:
     size, views = (3, work.image_size, work.image_size), make_multi_crop(work)
     if work.task == "mae":
         return {"images": torch.randn(work.batch_size, *size)}
-    local = torch.randn(work.batch_size, views.locals, 3, *views.local_image)
-    return {"images": torch.randn(work.batch_size, NUM_GLOBAL_VIEWS, *size), "local": local}
+    local_views = torch.randn(work.batch_size, views.locals, 3, *views.local_image)
+    return {"images": torch.randn(work.batch_size, NUM_GLOBAL_VIEWS, *size), "local": local_views}
 
 
 def build_random_objective(work: Workload, dtype: torch.dtype = torch.float32) -> Objective:
@@ -89,11 +89,11 @@ def make_objective_step(
 ) -> BenchmarkStep:
     """Return turns that are training steps of an objective on one batch, whose "images" (B, C, *image) are normalised
     float32; on a GPU with `compiled` blocks and CUDA graphs, as `train` has it."""
-    count = choose_shard_count(work.device, work.batch_size) if objective.config.splittable else 1
-    flat = FlatParameters(objective, dtype, torch.device(work.device), shards=count)
+    num_shards = choose_shard_count(work.device, work.batch_size) if objective.config.splittable else 1
+    flat_parameters = FlatParameters(objective, dtype, torch.device(work.device), shards=num_shards)
     if work.compiles if compiled is None else compiled:
         compile_blocks(objective)
-    optimizers, compute = FlatOptimizer(optimizer, flat), Shards(objective, flat)
+    optimizers, compute = FlatOptimizer(optimizer, flat_parameters), Shards(objective, flat_parameters)
     if work.compiles:
         compute.on_host = False
         compute.captured = CudaGraphRunner(work.device) if objective.capturable and graphs else None
@@ -101,13 +101,13 @@ def make_objective_step(
 
     def turn() -> float:
         with torch.no_grad():
-            ready = objective.prepare(batch, TrainingProgress())
-        flat.zero()
-        compute.backward({name: v.to(dtype) if name in ("images", "local") else v for name, v in ready.items()}, 1.0)
-        flat.collect()
-        flat.clip(optimizer.clip, optimizer.clip_by)
+            prepared = objective.prepare(batch, TrainingProgress())
+        flat_parameters.zero()
+        compute.backward({name: v.to(dtype) if name in ("images", "local") else v for name, v in prepared.items()}, 1.0)
+        flat_parameters.collect()
+        flat_parameters.clip(optimizer.clip, optimizer.clip_by)
         optimizers.step(1.0)
-        flat.sync(1)
+        flat_parameters.sync(1)
         with torch.no_grad():
             objective.after_step(TrainingProgress())
         return work.batch_size

@@ -54,7 +54,7 @@ def classify_operator(operator: str) -> str:
     return next((group for group, pattern in OPERATOR_PATTERNS.items() if re.search(pattern, name)), OTHER_OPERATORS)
 
 
-def profile_steps(turn: BenchmarkStep, seconds: float, top: int = 12) -> OperatorProfile:
+def profile_steps(step: BenchmarkStep, seconds: float, top: int = 12) -> OperatorProfile:
     """Record steps for `seconds`, at least one and at most MAX_PROFILED_STEPS.
 
     An operator that the calling thread runs has all cores. Where other threads run operators at the same time, as the
@@ -64,30 +64,32 @@ def profile_steps(turn: BenchmarkStep, seconds: float, top: int = 12) -> Operato
     from torch._C._profiler import _ExperimentalConfig
     from torch.profiler import ProfilerActivity, profile, record_function
 
-    turns, started, elapsed = 0, 0.0, 0.0
-    everywhere = _ExperimentalConfig(profile_all_threads=True)
-    recorder = profile(activities=[ProfilerActivity.CPU], experimental_config=everywhere)
+    num_steps, started, elapsed = 0, 0.0, 0.0
+    experimental_config = _ExperimentalConfig(profile_all_threads=True)
+    recorder = profile(activities=[ProfilerActivity.CPU], experimental_config=experimental_config)
     with recorder, record_function(PROFILED_REGION):
         started = time.perf_counter()
-        while not turns or (elapsed < seconds and turns < MAX_PROFILED_STEPS):
-            turn()
-            turns, elapsed = turns + 1, time.perf_counter() - started
+        while not num_steps or (elapsed < seconds and num_steps < MAX_PROFILED_STEPS):
+            step()
+            num_steps, elapsed = num_steps + 1, time.perf_counter() - started
     events = [OperatorEvent(e.name, e.thread, e.self_cpu_time_total * 1e-6) for e in recorder.events() or []]
-    return summarise_events(events, elapsed, turns, top)
+    return summarise_events(events, elapsed, num_steps, top)
 
 
-def summarise_events(events: Sequence[OperatorEvent], elapsed: float, turns: int, top: int) -> OperatorProfile:
+def summarise_events(events: Sequence[OperatorEvent], elapsed: float, num_steps: int, top: int) -> OperatorProfile:
     """Share out `elapsed` seconds of wall time among the operators that ran in them; one event is named WHOLE."""
-    caller = next(event.thread for event in events if event.name == PROFILED_REGION)
-    others = {event.thread for event in events} - {caller}
-    shares, groups, calls = defaultdict[str, float](float), defaultdict[str, float](float), Counter[str]()
+    calling_thread = next(event.thread for event in events if event.name == PROFILED_REGION)
+    worker_threads = {event.thread for event in events} - {calling_thread}
+    shares, group_shares, calls = defaultdict[str, float](float), defaultdict[str, float](float), Counter[str]()
     for event in events:
         if event.name != PROFILED_REGION:
-            share = event.seconds / elapsed / (1 if event.thread == caller else len(others))
+            share = event.seconds / elapsed / (1 if event.thread == calling_thread else len(worker_threads))
             shares[event.name] += share
             calls[event.name] += 1
-            groups[classify_operator(event.name)] += share
-    groups[OUTSIDE_OPERATORS] = max(0.0, 1.0 - sum(groups.values()))
-    whole, largest = sum(groups.values()), sorted(shares, key=lambda name: -shares[name])[:top]
-    most = [(name, calls[name] / turns, shares[name] / whole) for name in largest]
-    return OperatorProfile({name: groups[name] / whole for name in OPERATOR_GROUPS}, elapsed / turns, most)
+            group_shares[classify_operator(event.name)] += share
+    group_shares[OUTSIDE_OPERATORS] = max(0.0, 1.0 - sum(group_shares.values()))
+    total_share, largest = sum(group_shares.values()), sorted(shares, key=lambda name: -shares[name])[:top]
+    top_operators = [(name, calls[name] / num_steps, shares[name] / total_share) for name in largest]
+    return OperatorProfile(
+        {name: group_shares[name] / total_share for name in OPERATOR_GROUPS}, elapsed / num_steps, top_operators
+    )

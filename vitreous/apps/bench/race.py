@@ -63,23 +63,23 @@ def run_race(
     context, pipes, processes = mp.get_context("spawn"), [], []
     try:
         for lane in lanes:
-            pipe, theirs = context.Pipe()
-            process = context.Process(target=run_contender_process, args=(theirs, lane.contender, work))
+            pipe, child_pipe = context.Pipe()
+            process = context.Process(target=run_contender_process, args=(child_pipe, lane.contender, work))
             with nullcontext() if lane.contender.ours else restore_default_spinning():
                 process.start()
-            theirs.close()
+            child_pipe.close()
             pipes.append(pipe)
             processes.append(process)
             lane.ready, lane.first = request_contender(lane, pipe, None) or (0.0, 0.0)
         for round_ in range(1 + timing.rounds):
             for lane, pipe in zip(lanes, pipes, strict=True):
-                answer = (
+                response = (
                     request_contender(lane, pipe, timing.seconds / (1 if round_ else 2))
                     if lane.failure is None
                     else None
                 )
-                if answer and round_:
-                    units, elapsed, lane.memory = answer
+                if response and round_:
+                    units, elapsed, lane.memory = response
                     lane.rates.append(units / elapsed)
                 on_round(round_, lane.contender.label)
                 time.sleep(CONTENDER_PAUSE)
@@ -103,30 +103,30 @@ def request_contender(lane: ContenderResult, pipe: Connection, order: float | No
         if not pipe.poll(RESPONSE_TIMEOUT):
             lane.failure = f"no response within {RESPONSE_TIMEOUT:.0f} s"
             return None
-        kind, answer = pipe.recv()
+        status, response = pipe.recv()
     except (EOFError, OSError):
-        kind, answer = "failed", "its process ended"
-    if kind == "failed":
-        lane.failure = answer
+        status, response = "failed", "its process ended"
+    if status == "failed":
+        lane.failure = response
         return None
-    return answer
+    return response
 
 
-def run_steps_for(seconds: float, turn: BenchmarkStep, device: str = "cpu") -> tuple[float, float]:
+def run_steps_for(seconds: float, step: BenchmarkStep, device: str = "cpu") -> tuple[float, float]:
     """Do at least one turn, and more for so many seconds; returns the units done and the seconds taken, until a GPU
     has finished them.
 
     The host launches turns ahead of a GPU and waits for it after 1, 2, 4 … turns: without waiting it would launch many
     times more than fit in the time.
     """
-    units, done, ahead, started, passed = 0.0, 0, 1, time.perf_counter(), 0.0
-    while not done or passed < seconds:
-        units += sum(turn() for _ in range(ahead))
+    units, done, ahead, started, elapsed = 0.0, 0, 1, time.perf_counter(), 0.0
+    while not done or elapsed < seconds:
+        units += sum(step() for _ in range(ahead))
         synchronize_device(device)
-        done, passed = done + ahead, time.perf_counter() - started
-        remaining = round(done / passed * (seconds - passed))
+        done, elapsed = done + ahead, time.perf_counter() - started
+        remaining = round(done / elapsed * (seconds - elapsed))
         ahead = 1 if device == "cpu" else max(1, min(2 * ahead, remaining))
-    return units, passed
+    return units, elapsed
 
 
 def run_contender_process(pipe: Connection, contender: Contender, work: Workload) -> None:
@@ -144,22 +144,22 @@ def run_contender_process(pipe: Connection, contender: Contender, work: Workload
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
         started = time.perf_counter()
-        turn = contender.build(work)
+        step = contender.build(work)
         ready = time.perf_counter()
-        turn()
+        step()
         synchronize_device(work.device)
         pipe.send(("ready", (ready - started, time.perf_counter() - ready)))
         while True:
             seconds = pipe.recv()
             if seconds == MEASURE_ERROR:
-                pipe.send(("exact", turn.error() if isinstance(turn, LogitsStep) else None))
+                pipe.send(("exact", step.error() if isinstance(step, LogitsStep) else None))
                 continue
             if seconds == MEASURE_PROFILE:
-                pipe.send(("profile", profile_steps(turn, 1.0)))
+                pipe.send(("profile", profile_steps(step, 1.0)))
                 continue
             if work.loads_ahead:
-                run_steps_for(seconds / 2, turn, work.device)
-            pipe.send(("done", (*run_steps_for(seconds, turn, work.device), get_peak_memory(work.device))))
+                run_steps_for(seconds / 2, step, work.device)
+            pipe.send(("done", (*run_steps_for(seconds, step, work.device), get_peak_memory(work.device))))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
     except Exception as error:  # a peer may fail in any way; the race continues without it

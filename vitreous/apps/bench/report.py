@@ -52,8 +52,10 @@ class RaceResult:
 
     def base(self) -> ContenderResult | None:
         """Return the baseline of ratios: the first peer's default, else our default."""
-        able = [lane for lane in self.lanes if lane.rates]
-        return next((lane for lane in able if not lane.contender.ours), able[0] if able else None)
+        measured_lanes = [lane for lane in self.lanes if lane.rates]
+        return next(
+            (lane for lane in measured_lanes if not lane.contender.ours), measured_lanes[0] if measured_lanes else None
+        )
 
     def fraction(self, lane: ContenderResult) -> float | None:
         """Return the share of the highest peak of the same race, in products, or in images where the work has none."""
@@ -82,14 +84,14 @@ def races_to_json(races: list[RaceResult]) -> dict[str, Any]:
         "hardware": describe_hardware(),
         "packages": describe_packages(),
         "peak_throughput": medians,
-        "results": [row for race in races for row in race_to_records(race)],
+        "results": [record for race in races for record in race_to_records(race)],
     }
 
 
 def race_to_records(race: RaceResult) -> list[dict[str, Any]]:
     """Return a row for each contender; a failed one has its reason and no metrics."""
-    base, w = race.base(), race.work
-    shared = {"task": w.task, "model": w.model, "image_size": w.image_size, "batch_size": w.batch_size}
+    base, work = race.base(), race.work
+    shared = {"task": work.task, "model": work.model, "image_size": work.image_size, "batch_size": work.batch_size}
     return [
         shared
         | {
@@ -120,47 +122,49 @@ def compute_throughput_ratio(lane: ContenderResult, base: ContenderResult | None
     if lane is base:
         return 1.0, None
     ratio = lane.median / base.median
-    spread, wider = max((max(one.rates) / min(one.rates), one.contender.label) for one in (lane, base))
+    spread, noisiest_label = max(
+        (max(result.rates) / min(result.rates), result.contender.label) for result in (lane, base)
+    )
     if spread > MAX_SPREAD:
-        return None, f"rounds of {wider} differ by a factor of {spread:.1f}"
+        return None, f"rounds of {noisiest_label} differ by a factor of {spread:.1f}"
     if spread > max(ratio, 1 / ratio):
-        return None, f"rounds of {wider} differ by a factor of {spread:.2f}, the two contenders by less"
+        return None, f"rounds of {noisiest_label} differ by a factor of {spread:.2f}, the two contenders by less"
     return ratio, None
 
 
 def describe_withheld_ratios(race: RaceResult) -> list[str]:
     """A line for each ratio that is withheld, with the reason."""
     return [
-        f"no ratio of {row['contender']}, {row['settings']}: {row['ratio_omitted_reason']}"
-        for row in race_to_records(race)
-        if row["ratio_omitted_reason"]
+        f"no ratio of {record['contender']}, {record['settings']}: {record['ratio_omitted_reason']}"
+        for record in race_to_records(race)
+        if record["ratio_omitted_reason"]
     ]
 
 
 TABLE_COLUMNS = ["contender", "images/s (lowest to highest)", "ratio", "of peak", "peak MiB", "build + first turn, s"]
 
 
-def format_record(row: dict[str, Any]) -> list[str]:
+def format_record(record: dict[str, Any]) -> list[str]:
     """Format a row for people."""
-    label = f"{row['contender']}, {row['settings']}"
-    if row["failure"]:
-        return [label, f"failed: {row['failure'][:40]}", "", "", "", ""]
-    low, high = row["images_per_second_range"]
-    fraction = "" if row["fraction_of_peak"] is None else f"{row['fraction_of_peak']:.0%}"
-    rate = f"{row['images_per_second']:.1f} ({low:.1f} to {high:.1f})"
-    build = f"{row['build_seconds']:.1f} + {row['first_call_seconds']:.1f}"
-    ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
-    return [label, rate, ratio, fraction, f"{row['peak_memory_bytes'] / 2**20:.0f}", build]
+    label = f"{record['contender']}, {record['settings']}"
+    if record["failure"]:
+        return [label, f"failed: {record['failure'][:40]}", "", "", "", ""]
+    low, high = record["images_per_second_range"]
+    fraction = "" if record["fraction_of_peak"] is None else f"{record['fraction_of_peak']:.0%}"
+    throughput = f"{record['images_per_second']:.1f} ({low:.1f} to {high:.1f})"
+    build = f"{record['build_seconds']:.1f} + {record['first_call_seconds']:.1f}"
+    ratio = "-" if record["ratio"] is None else f"{record['ratio']:.2f}"
+    return [label, throughput, ratio, fraction, f"{record['peak_memory_bytes'] / 2**20:.0f}", build]
 
 
 def format_race_table(race: RaceResult) -> tuple[list[str], list[list[str]]]:
     """Return head and rows for people, with errors of logits, if any."""
     table = race_to_records(race)
-    if all(row["logit_error"] is None for row in table):
-        return TABLE_COLUMNS, [format_record(row) for row in table]
-    errors = ["" if row["logit_error"] is None else f"{row['logit_error']:.1g}" for row in table]
+    if all(record["logit_error"] is None for record in table):
+        return TABLE_COLUMNS, [format_record(record) for record in table]
+    errors = ["" if record["logit_error"] is None else f"{record['logit_error']:.1g}" for record in table]
     return [*TABLE_COLUMNS, "logit error"], [
-        [*format_record(row), error] for row, error in zip(table, errors, strict=True)
+        [*format_record(record), error] for record, error in zip(table, errors, strict=True)
     ]
 
 
@@ -171,16 +175,16 @@ def format_profile_table(race: RaceResult) -> tuple[list[str], list[list[str]]]:
     """
     lanes = [(lane, lane.profile) for lane in race.lanes if lane.profile]
     body = [[name, *(f"{profile.shares[name]:.1%}" for _, profile in lanes)] for name in OPERATOR_GROUPS]
-    reached = []
+    peak_fractions = []
     for lane, profile in lanes:
         fraction, share = race.fraction(lane), profile.shares["products"]
-        reached.append(f"{fraction / share:.0%}" if fraction and share else "")
-    return ["time", *(lane.contender.label for lane, _ in lanes)], [*body, ["products, of the peak", *reached]]
+        peak_fractions.append(f"{fraction / share:.0%}" if fraction and share else "")
+    return ["time", *(lane.contender.label for lane, _ in lanes)], [*body, ["products, of the peak", *peak_fractions]]
 
 
 def format_peaks(peaks: dict[str, float]) -> str:
     """Format the peaks as sentences; an empty string without any."""
-    products = [f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in peaks.items() if name != DECODE_LIMIT]
+    products = [f"{name} {throughput / 1e9:.0f} GFLOP/s" for name, throughput in peaks.items() if name != DECODE_LIMIT]
     sentences = [f"Product peak: {', '.join(products)}."] if products else []
     return " ".join(
         sentences + ([f"Peak: {DECODE_LIMIT}, {peaks[DECODE_LIMIT]:.0f} images/s."] if DECODE_LIMIT in peaks else [])
@@ -221,23 +225,23 @@ def describe_hardware() -> str:
     import torch
 
     cards = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    parts = (
+    descriptions = (
         get_processor_name(),
         get_best_cpu_feature().replace("_", "-"),
         f"{torch.get_num_threads()} threads",
         *cards,
     )
-    return ", ".join(filter(None, parts))
+    return ", ".join(filter(None, descriptions))
 
 
 def describe_packages() -> str:
     """Return the versions of everything that may have taken part."""
     versions = {name: find_installed_version(name) for name in REPORTED_PACKAGES}
-    return ", ".join(f"{name} {number}" for name, number in versions.items() if number)
+    return ", ".join(f"{name} {version}" for name, version in versions.items() if version)
 
 
 def make_report_name(races: list[RaceResult]) -> str:
     """Return a name such as `2026-11-21-inference-amd-epyc-avx2-2-threads.md`."""
     tasks = "-".join(dict.fromkeys(race.work.task for race in races))
-    words = re.sub(r"[^a-z0-9]+", "-", describe_hardware().lower()).strip("-")
-    return f"{time.strftime('%Y-%m-%d')}-{tasks}-{words}.md"
+    hardware_slug = re.sub(r"[^a-z0-9]+", "-", describe_hardware().lower()).strip("-")
+    return f"{time.strftime('%Y-%m-%d')}-{tasks}-{hardware_slug}.md"

@@ -40,9 +40,9 @@ def run_benchmarks(
     a folder without images.
     """
     device = pick_device(device)
-    wrong = [task for task in tasks if task not in TASKS]
-    if wrong:
-        raise UsageError(f"unknown task {', '.join(wrong)}", f"use {', '.join(TASKS)}")
+    unknown_tasks = [task for task in tasks if task not in TASKS]
+    if unknown_tasks:
+        raise UsageError(f"unknown task {', '.join(unknown_tasks)}", f"use {', '.join(TASKS)}")
     if timing.rounds < 1 or timing.seconds <= 0 or min(batch_sizes, default=0) < 1:
         raise UsageError("rounds and batch sizes must be at least 1, seconds above 0")
     if timing.profile and device != "cpu":
@@ -53,46 +53,52 @@ def run_benchmarks(
         require_photographs(images)
     for task, model in itertools.product(tasks, models):
         check_task_model(task, model)
-    works = []
+    workloads = []
     for task, model in itertools.product(tasks, models):
         size = (image_size or CIFAR_IMAGE_SIZE) if task == "memory" else choose_image_size(model, image_size)
-        counts = batch_sizes[:1] if task == "predict" else batch_sizes
-        works += [
-            Workload(task, model, image_size=size, batch_size=count, device=device, images=images) for count in counts
+        task_batch_sizes = batch_sizes[:1] if task == "predict" else batch_sizes
+        workloads += [
+            Workload(task, model, image_size=size, batch_size=batch_size, device=device, images=images)
+            for batch_size in task_batch_sizes
         ]
     races = []
-    for work in works:
-        able = list_contenders(work.task, device)
-        chosen = [c for c in able if any(fnmatchcase(c.label, f"{p}*") for p in only)]
-        if not chosen:
-            raise UsageError(f"no contender matches {', '.join(only)}", "use " + "; ".join(c.label for c in able))
-        bounds = list_limit_contenders(work.task, device)
+    for work in workloads:
+        available = list_contenders(work.task, device)
+        selected = [
+            contender for contender in available if any(fnmatchcase(contender.label, f"{pattern}*") for pattern in only)
+        ]
+        if not selected:
+            raise UsageError(
+                f"no contender matches {', '.join(only)}",
+                "use " + "; ".join(contender.label for contender in available),
+            )
+        limits = list_limit_contenders(work.task, device)
 
         def tell(done: int, label: str, work: Workload = work) -> None:
             on_round(work.title(), done, timing.rounds, label)
 
-        lanes = run_race(work, [*bounds, *chosen], timing, tell)
-        races.append(RaceResult(work, lanes[len(bounds) :], lanes[: len(bounds)]))
+        lanes = run_race(work, [*limits, *selected], timing, tell)
+        races.append(RaceResult(work, lanes[len(limits) :], lanes[: len(limits)]))
     return races
 
 
 def check_task_model(task: str, model: str) -> None:
     """Raise UsageError for a task of another kind of model."""
     if (task in GENERATIVE_TASKS) != config_from_name(model).generates_images:
-        makes = "is not generative" if task in GENERATIVE_TASKS else "is generative"
+        mismatch = "is not generative" if task in GENERATIVE_TASKS else "is generative"
         hint = f"use --models DiT-S/2, or --tasks {'train' if task in GENERATIVE_TASKS else 'dit'}"
-        raise UsageError(f"the task {task} cannot be measured: {model} {makes}", hint)
+        raise UsageError(f"the task {task} cannot be measured: {model} {mismatch}", hint)
 
 
 def choose_image_size(model: str, image_size: int | None) -> int:
     """Return the image size: `image_size`, else the model's. Raises UsageError for no multiple of the
     patch."""
-    own = config_from_name(model)
+    model_config = config_from_name(model)
     if image_size is None:
-        return own.image[0]
-    if image_size % own.patch[0]:
-        problem = f"image size {image_size} is not a multiple of patch {own.patch[0]} for {model}"
-        raise UsageError(problem, f"use {nearest_divisible_size((image_size,) * 2, own.patch)[0]}")
+        return model_config.image[0]
+    if image_size % model_config.patch[0]:
+        problem = f"image size {image_size} is not a multiple of patch {model_config.patch[0]} for {model}"
+        raise UsageError(problem, f"use {nearest_divisible_size((image_size,) * 2, model_config.patch)[0]}")
     return image_size
 
 

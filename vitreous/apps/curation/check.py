@@ -66,38 +66,48 @@ def check_dataset(
     pool, started = subject.pool, time.perf_counter()
     clips = get_sample_noun(pool.splits[0]) == "clips"
     form, size = (None, None) if clips else detect_pixel_format(pool.splits[0], workers)
-    first, again = (
+    survey_job, view_job = (
         (survey_clips, read_clip_views)
         if clips
         else (partial(survey_images, form=form), partial(read_image_views, form=form))
     )
 
     def report(done: int) -> None:
-        rate = done / (time.perf_counter() - started)
-        progress("check", done, len(pool), f"{rate:.1f} clips/s" if clips else f"{rate:.0f} images/s")
+        throughput = done / (time.perf_counter() - started)
+        progress("check", done, len(pool), f"{throughput:.1f} clips/s" if clips else f"{throughput:.0f} images/s")
 
     def compare(done: int, total: int) -> None:
         progress("compare", done, total, "")
 
-    records, reasons = scan_samples(pool, range(len(pool)), job=first, workers=workers, progress=report, slow=clips)
+    records, reasons = scan_samples(
+        pool, range(len(pool)), job=survey_job, workers=workers, progress=report, slow=clips
+    )
     if clips:
-        own = records[: min(len(pool.splits[0]), MAX_PROBED_IMAGES)]
-        size = next(((int(row["height"]), int(row["width"])) for row in own[own["state"] == READABLE]), None)
-    side = (
+        probed_records = records[: min(len(pool.splits[0]), MAX_PROBED_IMAGES)]
+        size = next(
+            (
+                (int(record["height"]), int(record["width"]))
+                for record in probed_records[probed_records["state"] == READABLE]
+            ),
+            None,
+        )
+    input_size = (
         image_size
         if isinstance(image_size, int)
         else min(image_size(size, detect_target_kind(subject)))
         if size
         else None
     )
-    side = 0 if form and form[1] in AXES_BY_CONTENT else side  # these are not scaled to a model's size
+    input_size = 0 if form and form[1] in AXES_BY_CONTENT else input_size  # these are not scaled to a model's size
     # similar signals are not duplicates
-    alike = (
+    near_copies = (
         []
         if form and form[1] == SIGNAL
-        else group_near_copies(pool, records, job=again, workers=workers, progress=compare, slow=clips)
+        else group_near_copies(pool, records, job=view_job, workers=workers, progress=compare, slow=clips)
     )
-    document = summarise_dataset(subject, records, reasons=reasons, near=alike, image_size=side, groups=groups)
+    document = summarise_dataset(
+        subject, records, reasons=reasons, near_copies=near_copies, image_size=input_size, groups=groups
+    )
     document["channels"] = {"count": form[0], "dtype": form[1]} if form else None
     document["clips"] = summarise_clips(subject, records)
     results = derive_findings(document)
@@ -123,13 +133,13 @@ def detect_pixel_format(split: Split, workers: int) -> tuple[PixelFormat, tuple[
 
     If none of MAX_PROBED_IMAGES is readable, return (the first format in a header, None).
     """
-    stated = None
+    header_format = None
     for samples in (range(min(1, len(split))), range(1, min(MAX_PROBED_IMAGES, len(split)))):
         records, _ = scan_samples(split, samples, probe_pixel_formats, min(workers, 1))
         for record in records[records["state"] == READABLE][:1]:
             return record_to_pixel_format(record), (int(record["height"]), int(record["width"]))
-        stated = stated or next(filter(None, map(record_to_pixel_format, records)), None)
-    return stated, None
+        header_format = header_format or next(filter(None, map(record_to_pixel_format, records)), None)
+    return header_format, None
 
 
 def record_to_pixel_format(record: Any) -> PixelFormat:

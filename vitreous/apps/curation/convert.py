@@ -57,29 +57,33 @@ def convert_annotations(data: Data, out: Path, to: str, listener: ProgressListen
     if to == "masks":
         data = paint_class_maps(data)
     check_class_names(data.classes, to)
-    form, splits = ANNOTATION_FORMATS[to], get_annotated_splits(data)
+    annotation_format, splits = ANNOTATION_FORMATS[to], get_annotated_splits(data)
     counts: dict[str, dict[str, int]] = {}
-    lost = maps = 0
+    num_lost_masks = num_class_maps = 0
     try:
-        with atomic_path(out) as home:
+        with atomic_path(out) as out_folder:
             written: dict[str, AnnotatedImages] = {}
             for name, split in splits.items():
-                written[name] = copy_images(split, home / form.images.format(split=name), written, listener)
+                written[name] = copy_images(
+                    split, out_folder / annotation_format.images.format(split=name), written, listener
+                )
                 targets = [target for _, target in written[name]]
-                lost += sum(target.layers is not None for target in targets) * form.loses_masks
-                form.write_split(home, name, written[name], data.classes)
+                num_lost_masks += sum(target.layers is not None for target in targets) * annotation_format.loses_masks
+                annotation_format.write_split(out_folder, name, written[name], data.classes)
                 counts[name] = {"images": len(targets), "objects": sum(map(len, targets))}
-            every = [target for rows in written.values() for _, target in rows]
-            maps = sum(target.classes is not None for target in every) * (to != "masks")
-            if maps and not any(map(len, every)):
+            all_targets = [target for annotated_images in written.values() for _, target in annotated_images]
+            num_class_maps = sum(target.classes is not None for target in all_targets) * (to != "masks")
+            if num_class_maps and not any(map(len, all_targets)):
                 raise DataError(f"{data.name} has class maps, which contain no objects", "use --to masks")
-            form.finish(home, written, data.classes)
+            annotation_format.finish(out_folder, written, data.classes)
     except OSError as error:
         raise make_write_error(out, error) from None
-    if maps:
-        listener.note(f"class maps of {maps} images are dropped, objects are written: use --to masks to keep the maps")
-    if lost:
-        listener.note(f"masks of {lost} images are reduced to boxes: use --to coco or yolo to keep them")
+    if num_class_maps:
+        listener.note(
+            f"class maps of {num_class_maps} images are dropped, objects are written: use --to masks to keep the maps"
+        )
+    if num_lost_masks:
+        listener.note(f"masks of {num_lost_masks} images are reduced to boxes: use --to coco or yolo to keep them")
     return {"out": os.fspath(out), "format": to, "classes": list(data.classes), "splits": counts}
 
 
@@ -96,22 +100,24 @@ def get_annotated_splits(data: Data) -> dict[str, AnnotatedSplit]:
 
 
 def copy_images(
-    split: AnnotatedSplit, folder: Path, others: dict[str, AnnotatedImages], listener: ProgressListener
+    split: AnnotatedSplit, folder: Path, written: dict[str, AnnotatedImages], listener: ProgressListener
 ) -> AnnotatedImages:
     """Copy the images of a split to a folder, and read their annotations. Duplicate names get a number as prefix;
     characters that a format cannot store become `_`. Raises DataError."""
     folder.mkdir(parents=True, exist_ok=True)
-    taken = {fold_file_name(Path(name).stem) for rows in others.values() for name, _ in rows}
-    rows: AnnotatedImages = []
+    used_stems = {
+        fold_file_name(Path(name).stem) for annotated_images in written.values() for name, _ in annotated_images
+    }
+    annotated_images: AnnotatedImages = []
     for sample in range(len(split)):
-        place = get_image_path(split, sample)
-        stem = make_unique_stem(sanitise_stem(place.stem), sample, taken)
-        taken.add(fold_file_name(stem))
+        image_path = get_image_path(split, sample)
+        stem = make_unique_stem(sanitise_stem(image_path.stem), sample, used_stems)
+        used_stems.add(fold_file_name(stem))
         target = split.target(sample)
-        shutil.copyfile(place, folder / (stem + place.suffix))
-        rows.append((stem + place.suffix, target))
-        listener.progress("convert", sample + 1, len(split), place.name)
-    return rows
+        shutil.copyfile(image_path, folder / (stem + image_path.suffix))
+        annotated_images.append((stem + image_path.suffix, target))
+        listener.progress("convert", sample + 1, len(split), image_path.name)
+    return annotated_images
 
 
 def sanitise_stem(stem: str) -> str:
@@ -125,19 +131,19 @@ def fold_file_name(stem: str) -> str:
     return unicodedata.normalize("NFC", stem).casefold()
 
 
-def make_unique_stem(stem: str, sample: int, taken: set[str]) -> str:
+def make_unique_stem(stem: str, sample: int, used_stems: set[str]) -> str:
     """Prefix a name that is taken with the sample number until it is unique."""
-    while fold_file_name(stem) in taken:
+    while fold_file_name(stem) in used_stems:
         stem = f"{sample}-{stem}"
     return stem
 
 
-def check_class_names(classes: Sequence[str], to: str) -> None:
-    """Raise DataError for a class name that files of the format `to` cannot store."""
+def check_class_names(classes: Sequence[str], format_name: str) -> None:
+    """Raise DataError for a class name that files of the format `format_name` cannot store."""
     for name in classes:
         if UNSTORABLE.search(name) or name != name.strip() or not name:
             problem = f"the class name {name!a} has control characters, line ends or surrounding spaces"
-            raise DataError(f"{problem}, which {to} files cannot store", "rename the class")
+            raise DataError(f"{problem}, which {format_name} files cannot store", "rename the class")
 
 
 def get_image_path(split: AnnotatedSplit, sample: int) -> Path:
@@ -148,88 +154,93 @@ def get_image_path(split: AnnotatedSplit, sample: int) -> Path:
     return Path(inner.path(sample))
 
 
-def write_coco(home: Path, split: str, rows: AnnotatedImages, classes: tuple[str, ...]) -> None:
+def write_coco(out_folder: Path, split: str, annotated_images: AnnotatedImages, classes: tuple[str, ...]) -> None:
     """Write `annotations/instances_SPLIT.json`, with masks as run lengths."""
     images, annotations = [], []
-    for number, (name, target) in enumerate(rows, 1):
-        images.append({"id": number, "file_name": name, "height": target.size[0], "width": target.size[1]})
-        for row in range(len(target)):
-            left, top, right, bottom = (float(edge) for edge in target.boxes[row])
-            label, area = int(target.labels[row]) + 1, (right - left) * (bottom - top)
-            entry: dict[str, Any] = {"id": len(annotations) + 1, "image_id": number, "category_id": label, "area": area}
-            entry |= {"bbox": [left, top, right - left, bottom - top], "iscrowd": int(target.crowd[row])}
+    for identifier, (name, target) in enumerate(annotated_images, 1):
+        images.append({"id": identifier, "file_name": name, "height": target.size[0], "width": target.size[1]})
+        for object_index in range(len(target)):
+            left, top, right, bottom = (float(edge) for edge in target.boxes[object_index])
+            label, area = int(target.labels[object_index]) + 1, (right - left) * (bottom - top)
+            entry: dict[str, Any] = {
+                "id": len(annotations) + 1,
+                "image_id": identifier,
+                "category_id": label,
+                "area": area,
+            }
+            entry |= {"bbox": [left, top, right - left, bottom - top], "iscrowd": int(target.crowd[object_index])}
             if target.layers is not None:
-                mask = target.mask(row)
+                mask = target.mask(object_index)
                 entry["area"] = int(mask.sum())
                 entry["segmentation"] = {"size": list(target.size), "counts": mask_to_rle(mask)}
             annotations.append(entry)
-    categories = [{"id": number, "name": name} for number, name in enumerate(classes, 1)]
+    categories = [{"id": identifier, "name": name} for identifier, name in enumerate(classes, 1)]
     document = {"images": images, "annotations": annotations, "categories": categories}
-    place = home / "annotations" / f"instances_{split}.json"
-    place.parent.mkdir(exist_ok=True)
-    place.write_text(json.dumps(document, ensure_ascii=False), "utf-8")
+    path = out_folder / "annotations" / f"instances_{split}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(document, ensure_ascii=False), "utf-8")
 
 
-def write_yolo(home: Path, split: str, rows: AnnotatedImages, classes: tuple[str, ...]) -> None:
+def write_yolo(out_folder: Path, split: str, annotated_images: AnnotatedImages, classes: tuple[str, ...]) -> None:
     """Write `labels/SPLIT/NAME.txt`: class, and polygons of masks, or centre, width and height of boxes, as fractions;
     crowd regions are dropped."""
-    folder = home / "labels" / split
+    folder = out_folder / "labels" / split
     folder.mkdir(parents=True)
-    for name, target in rows:
+    for name, target in annotated_images:
         size = (target.size[0], target.size[1])
         lines = []
-        for row in np.flatnonzero(~target.crowd).tolist():
-            mask = None if target.layers is None else target.mask(row)
-            lines.append(format_yolo_line(int(target.labels[row]), target.boxes[row], size, mask))
+        for object_index in np.flatnonzero(~target.crowd).tolist():
+            mask = None if target.layers is None else target.mask(object_index)
+            lines.append(format_yolo_line(int(target.labels[object_index]), target.boxes[object_index], size, mask))
         (folder / name).with_suffix(".txt").write_text("\n".join(lines) + "\n" * bool(lines), "utf-8")
 
 
-def write_yolo_config(home: Path, splits: dict[str, AnnotatedImages], classes: tuple[str, ...]) -> None:
+def write_yolo_config(out_folder: Path, splits: dict[str, AnnotatedImages], classes: tuple[str, ...]) -> None:
     """`data.yaml`."""
     config = {split: f"images/{split}" for split in splits} | {"names": dict(enumerate(classes))}
-    (home / "data.yaml").write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), "utf-8")
+    (out_folder / "data.yaml").write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), "utf-8")
 
 
-def write_voc(home: Path, split: str, rows: AnnotatedImages, classes: tuple[str, ...]) -> None:
+def write_voc(out_folder: Path, split: str, annotated_images: AnnotatedImages, classes: tuple[str, ...]) -> None:
     """Write `Annotations/NAME.xml`, with corners counted from 1, and the list of the split."""
-    for place in (home / "Annotations", home / "ImageSets" / "Main"):
-        place.mkdir(parents=True, exist_ok=True)
-    for name, target in rows:
+    for folder in (out_folder / "Annotations", out_folder / "ImageSets" / "Main"):
+        folder.mkdir(parents=True, exist_ok=True)
+    for name, target in annotated_images:
         root = ElementTree.Element("annotation")
         ElementTree.SubElement(root, "filename").text = name
         size = ElementTree.SubElement(root, "size")
-        for key, side in zip(("width", "height", "depth"), (target.size[1], target.size[0], 3), strict=True):
-            ElementTree.SubElement(size, key).text = str(side)
-        for row in range(len(target)):
+        for key, length in zip(("width", "height", "depth"), (target.size[1], target.size[0], 3), strict=True):
+            ElementTree.SubElement(size, key).text = str(length)
+        for object_index in range(len(target)):
             element = ElementTree.SubElement(root, "object")
-            ElementTree.SubElement(element, "name").text = classes[target.labels[row]]
-            ElementTree.SubElement(element, "difficult").text = str(int(target.crowd[row]))
+            ElementTree.SubElement(element, "name").text = classes[target.labels[object_index]]
+            ElementTree.SubElement(element, "difficult").text = str(int(target.crowd[object_index]))
             box = ElementTree.SubElement(element, "bndbox")
-            left, top, right, bottom = (float(edge) for edge in target.boxes[row])
+            left, top, right, bottom = (float(edge) for edge in target.boxes[object_index])
             corners = zip(("xmin", "ymin", "xmax", "ymax"), (left + 1, top + 1, right, bottom), strict=True)
             for key, edge in corners:
                 ElementTree.SubElement(box, key).text = f"{edge:.9g}"
         ElementTree.indent(root)
-        ElementTree.ElementTree(root).write((home / "Annotations" / name).with_suffix(".xml"), "utf-8")
-    stems = "\n".join(Path(name).stem for name, _ in rows)
-    (home / "ImageSets" / "Main" / f"{split}.txt").write_text(stems + "\n", "utf-8")
+        ElementTree.ElementTree(root).write((out_folder / "Annotations" / name).with_suffix(".xml"), "utf-8")
+    stems = "\n".join(Path(name).stem for name, _ in annotated_images)
+    (out_folder / "ImageSets" / "Main" / f"{split}.txt").write_text(stems + "\n", "utf-8")
 
 
-def write_masks(home: Path, split: str, rows: AnnotatedImages, classes: tuple[str, ...]) -> None:
+def write_masks(out_folder: Path, split: str, annotated_images: AnnotatedImages, classes: tuple[str, ...]) -> None:
     """Write `masks/SPLIT/NAME.png`, whose pixels are class indices."""
-    folder, colours = home / "masks" / split, create_class_colours(classes)
+    folder, colours = out_folder / "masks" / split, create_class_colours(classes)
     folder.mkdir(parents=True)
-    for name, target in rows:
+    for name, target in annotated_images:
         class_map_to_image(target.class_map(), colours).save((folder / name).with_suffix(".png"))
 
 
-def write_mask_classes(home: Path, splits: dict[str, AnnotatedImages], classes: tuple[str, ...]) -> None:
+def write_mask_classes(out_folder: Path, splits: dict[str, AnnotatedImages], classes: tuple[str, ...]) -> None:
     """Write `classes.txt`, with colours if a name could be parsed as one with a colour."""
     colours = create_class_colours(classes)
     names = list(classes)
     if any(parse_class_line(name)[1] for name in classes):  # a name that ends like a colour gets a colour appended
         names = [f"{name} {' '.join(map(str, colour))}" for name, colour in zip(classes, colours, strict=True)]
-    (home / CLASSES_FILE).write_bytes(("\n".join(names) + "\n").encode())
+    (out_folder / CLASSES_FILE).write_bytes(("\n".join(names) + "\n").encode())
 
 
 ANNOTATION_FORMATS = {

@@ -92,42 +92,47 @@ def find_copies(
         raise UsageError("no dataset to compare with", "add --against DATA, or --within")
     if not 0 < threshold <= 1:
         raise UsageError(f"--threshold must be above 0 and at most 1, not {threshold}")
-    kinds = {get_sample_noun(split) for split in [*against, *data]}
-    if kinds != {"clips"}:
+    nouns = {get_sample_noun(split) for split in [*against, *data]}
+    if nouns != {"clips"}:
         check_image_samples([*against, *data], "copies are found among images, or among clips")
-    pool, others = ConcatenatedSplits([*against, *data]), sum(map(len, against))
+    pool, num_references = ConcatenatedSplits([*against, *data]), sum(map(len, against))
     processes = default_worker_count() if workers is None else workers
-    if kinds == {"clips"}:
+    if nouns == {"clips"}:
         if embedder is not None:
             raise UsageError("--model compares features of images, and the data are clips", "remove --model")
         copies, reasons = find_clip_copies(
-            pool, others, within=within, threshold=threshold, workers=processes, progress=progress
+            pool, num_references, within=within, threshold=threshold, workers=processes, progress=progress
         )
     else:
-        prints, reasons, features = read_fingerprints(pool, processes, progress, embedder)
+        fingerprints, reasons, features = read_fingerprints(pool, processes, progress, embedder)
         require_readable(pool, reasons)
-        equal = find_equal_copies(prints, others, within)
+        exact_copies = find_equal_copies(fingerprints, num_references, within)
         pairs = search_near_pairs(
-            prints, features, others=others, within=within, equal=np.array(list(equal), np.int64), progress=progress
+            fingerprints,
+            features,
+            num_references=num_references,
+            within=within,
+            exact_samples=np.array(list(exact_copies), np.int64),
+            progress=progress,
         )
         copies = resolve_copies(
-            equal,
+            exact_copies,
             verify_near_copies(
-                pool, prints["view"], pairs=pairs, threshold=threshold, workers=processes, progress=progress
+                pool, fingerprints["view"], pairs=pairs, threshold=threshold, workers=processes, progress=progress
             ),
         )
     require_readable(pool, reasons)
     unreadable = [f"{pool.name(sample)}: {reason}" for sample, reason in sorted(reasons.items())]
     return {
-        "images": len(pool) - others,
-        "against_images": others,
+        "images": len(pool) - num_references,
+        "against_images": num_references,
         "within": within,
         "threshold": threshold,
         "unreadable": unreadable,
         "counts": dict(sorted(Counter(copy.reason for copy in copies).items())),
         "duplicates": [
-            {"path": pool.name(sample), "duplicate_of": pool.name(of), "reason": reason, "score": round(score, 4)}
-            for sample, of, reason, score in copies
+            {"path": pool.name(sample), "duplicate_of": pool.name(original), "reason": reason, "score": round(score, 4)}
+            for sample, original, reason, score in copies
         ],
     }
 
@@ -135,8 +140,8 @@ def find_copies(
 def require_readable(pool: ConcatenatedSplits, reasons: ReadErrors) -> None:
     """Raise DataError with the first error if no image can be read."""
     if len(reasons) == len(pool):
-        first = "".join(f"; {pool.name(sample)}: {reasons[sample]}" for sample in sorted(reasons)[:1])
-        raise DataError(f"none of {len(pool)} images can be read{first}")
+        first_error = "".join(f"; {pool.name(sample)}: {reasons[sample]}" for sample in sorted(reasons)[:1])
+        raise DataError(f"none of {len(pool)} images can be read{first_error}")
 
 
 def fingerprint_images(
@@ -153,11 +158,11 @@ def fingerprint_images(
 
     def read(pool: ConcatenatedSplits, sample: int, record: Any) -> None:
         raw, name = pool.raw(sample), pool.name(sample)
-        picture = decode_to_pillow(raw, 3, name)
+        image = decode_to_pillow(raw, 3, name)
         if preprocess is not None:
-            record["fed"] = preprocess.to_array(picture if preprocess.channels == 3 else preprocess.decode(raw, name))
-        record["content"], record["pixels"] = digest_content(raw), digest_content(np.asarray(picture))
-        record["view"] = make_grey_view(picture, VIEW_SIZE)
+            record["fed"] = preprocess.to_array(image if preprocess.channels == 3 else preprocess.decode(raw, name))
+        record["content"], record["pixels"] = digest_content(raw), digest_content(np.asarray(image))
+        record["view"] = make_grey_view(image, VIEW_SIZE)
 
     return records, fill_records(records, pool, samples, read)
 
@@ -172,57 +177,69 @@ def read_fingerprints(
 
     Raises ResourceError if no worker process survives its start.
     """
-    prints, reasons, done = np.zeros(len(pool), FINGERPRINT), {}, 0
+    fingerprints, reasons, done = np.zeros(len(pool), FINGERPRINT), {}, 0
     features: np.ndarray | None = None
     job = partial(fingerprint_images, preprocess=embedder and embedder.preprocess)
-    with closing(scan_in_chunks(pool, range(len(pool)), job, workers)) as parts:
-        for span, records, why in parts:
+    with closing(scan_in_chunks(pool, range(len(pool)), job, workers)) as chunks:
+        for span, records, errors in chunks:
             for field in FINGERPRINT_FIELDS:
-                prints[field][span.start : span.stop] = records[field]
-            reasons |= why
-            good = records["state"] == READABLE
-            if embedder is not None and good.any():
-                rows = embedder.embed(records["fed"][good]).astype(np.float32)
-                features = np.zeros((len(pool), rows.shape[1]), np.float16) if features is None else features
-                lengths = np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
-                features[span.start : span.stop][good] = rows / lengths
+                fingerprints[field][span.start : span.stop] = records[field]
+            reasons |= errors
+            is_readable = records["state"] == READABLE
+            if embedder is not None and is_readable.any():
+                chunk_features = embedder.embed(records["fed"][is_readable]).astype(np.float32)
+                features = np.zeros((len(pool), chunk_features.shape[1]), np.float16) if features is None else features
+                lengths = np.maximum(np.linalg.norm(chunk_features, axis=1, keepdims=True), 1e-12)
+                features[span.start : span.stop][is_readable] = chunk_features / lengths
             done += len(span)
             progress("look at images", done, len(pool))
-    return prints, reasons, features
+    return fingerprints, reasons, features
 
 
-def find_equal_copies(prints: np.ndarray, others: int, within: bool) -> dict[int, Copy]:
-    """Find samples from `others` on in (n,) PRINT with the same bytes or, failing that, pixels as an earlier one."""
+def find_equal_copies(fingerprints: np.ndarray, num_references: int, within: bool) -> dict[int, Copy]:
+    """Find samples from `num_references` on in (n,) PRINT with the same bytes or, failing that, pixels as an earlier
+    one."""
     copies: dict[int, Copy] = {}
-    samples = np.arange(len(prints))
+    samples = np.arange(len(fingerprints))
     for reason, field in (("pixels", "pixels"), ("bytes", "content")):  # bytes take precedence over pixels
-        first = find_first_equal(prints[field])
-        copied = (samples >= others) & (prints["state"] == READABLE) & (first < (samples if within else others))
-        copies |= {int(s): Copy(int(s), int(first[s]), reason, 1.0) for s in np.flatnonzero(copied)}
+        first_index = find_first_equal(fingerprints[field])
+        is_copy = (
+            (samples >= num_references)
+            & (fingerprints["state"] == READABLE)
+            & (first_index < (samples if within else num_references))
+        )
+        copies |= {int(s): Copy(int(s), int(first_index[s]), reason, 1.0) for s in np.flatnonzero(is_copy)}
     return copies
 
 
 def search_near_pairs(
-    prints: np.ndarray,
+    fingerprints: np.ndarray,
     features: np.ndarray | None,
-    others: int,
+    num_references: int,
     within: bool,
-    equal: np.ndarray,
+    exact_samples: np.ndarray,
     progress: DedupProgress,
 ) -> np.ndarray:
-    """Find candidate originals of the samples from `others` on, except (m,) `equal` ones: (p,) CANDIDATE.
+    """Find candidate originals of the samples from `num_references` on, except (m,) `exact_samples` ones: (p,)
+    CANDIDATE.
 
     (n,) PRINT are searched by their views, and by (n, D) features if not None.
     """
-    views, samples = prints["view"], np.arange(len(prints))
-    shown = is_distinctive(views) & (prints["state"] == READABLE)
-    known = np.flatnonzero(shown & (find_first_equal(prints["pixels"]) == samples) & (within | (samples < others)))
-    asked = np.flatnonzero(shown & (samples >= others) & ~np.isin(samples, equal))
+    views, samples = fingerprints["view"], np.arange(len(fingerprints))
+    is_comparable = is_distinctive(views) & (fingerprints["state"] == READABLE)
+    references = np.flatnonzero(
+        is_comparable & (find_first_equal(fingerprints["pixels"]) == samples) & (within | (samples < num_references))
+    )
+    queries = np.flatnonzero(is_comparable & (samples >= num_references) & ~np.isin(samples, exact_samples))
     wholes = np.concatenate([compute_whole_descriptors(views[low : low + 4096]) for low in range(0, len(views), 4096)])
     pairs = search_candidates(
-        wholes, lambda n: compute_descriptors(views[n]), asked, known, progress=partial(progress, "search")
+        wholes,
+        lambda indices: compute_descriptors(views[indices]),
+        queries,
+        references,
+        progress=partial(progress, "search"),
     )
-    return pairs if features is None else np.concatenate([pairs, search_by_features(features, asked, known)])
+    return pairs if features is None else np.concatenate([pairs, search_by_features(features, queries, references)])
 
 
 def verify_near_copies(
@@ -234,19 +251,19 @@ def verify_near_copies(
     progress: DedupProgress,
 ) -> list[Copy]:
     """Compare (p,) CANDIDATE in (n, side, side) small views, and the most similar in larger views, read again."""
-    alike, boxes = align_pairs(views, pairs, partial(progress, "compare"))
-    pairs, boxes = pairs[alike >= MIN_SMALL_VIEW_COSINE], boxes[alike >= MIN_SMALL_VIEW_COSINE]
+    cosines, boxes = align_pairs(views, pairs, partial(progress, "compare"))
+    pairs, boxes = pairs[cosines >= MIN_SMALL_VIEW_COSINE], boxes[cosines >= MIN_SMALL_VIEW_COSINE]
     copies: list[Copy] = []
     for low in range(0, len(pairs), MAX_HELD_PAIRS):
-        part = pairs[low : low + MAX_HELD_PAIRS]
-        samples, places = compact_indices(part)
+        pair_block = pairs[low : low + MAX_HELD_PAIRS]
+        samples, block_pairs = compact_indices(pair_block)
         records, _ = scan_samples(pool, samples.tolist(), read_larger_views, workers)
-        good = records["state"] == READABLE
-        readable = good[places["sample"]] & good[places["of"]]
-        scores = score_pairs(records["view"], places[readable], boxes[low : low + MAX_HELD_PAIRS][readable])
+        is_readable = records["state"] == READABLE
+        readable = is_readable[block_pairs["sample"]] & is_readable[block_pairs["of"]]
+        scores = score_pairs(records["view"], block_pairs[readable], boxes[low : low + MAX_HELD_PAIRS][readable])
         copies += [
             Copy(int(pair["sample"]), int(pair["of"]), "near", float(score))
-            for pair, score in zip(part[readable], scores, strict=True)
+            for pair, score in zip(pair_block[readable], scores, strict=True)
             if score >= threshold
         ]
         progress("verify", min(low + MAX_HELD_PAIRS, len(pairs)), len(pairs))

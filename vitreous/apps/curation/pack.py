@@ -92,20 +92,20 @@ def pack_dataset(
     if data.groups is not None and listener:
         listener.note("image groups are not stored, only the splits drawn from them")
     require_disk_space(out, data, plan, autoencoder)
-    first = len(data.split("train")) if plan.mirror else None
-    if first is not None:
-        twice = data.split("train").take(np.tile(np.arange(first), 2))
-        data = replace(data, splits=data.splits | {"train": twice})
-    records, bad = {}, {}
+    num_unmirrored = len(data.split("train")) if plan.mirror else None
+    if num_unmirrored is not None:
+        doubled = data.split("train").take(np.tile(np.arange(num_unmirrored), 2))
+        data = replace(data, splits=data.splits | {"train": doubled})
+    records, errors = {}, {}
     for name in data.splits:
-        reader = SampleEncoder(data.splits[name], plan, first if name == "train" else None)
-        coding = PackEncoding(reader, default_worker_count() if workers is None else workers, autoencoder)
-        records[name], unreadable = pack_split(out, name, data, coding, listener)
-        bad |= {(name, sample): message for sample, message in unreadable.items()}
-    if bad and bad_images == "stop":
+        reader = SampleEncoder(data.splits[name], plan, num_unmirrored if name == "train" else None)
+        encoding = PackEncoding(reader, default_worker_count() if workers is None else workers, autoencoder)
+        records[name], unreadable = pack_split(out, name, data, encoding, listener)
+        errors |= {(name, sample): message for sample, message in unreadable.items()}
+    if errors and bad_images == "stop":
         total = sum(map(len, data.splits.values()))
         raise unreadable_images_error(
-            {number: DataError(message) for number, message in enumerate(bad.values())}, total
+            {index: DataError(message) for index, message in enumerate(errors.values())}, total
         )
     document = {
         "vitreous_pack": PACK_VERSION,
@@ -138,11 +138,11 @@ def prepare_pack_folder(out: Path, plan: PackPlan) -> None:
     state = out / UNFINISHED_FOLDER
     if (state / "plan.json").is_file():
         try:
-            known = json.loads((state / "plan.json").read_text("utf-8"))
+            stored_plan = json.loads((state / "plan.json").read_text("utf-8"))
         except ValueError:
-            known = {}
-        if other := describe_plan_differences(plan, known):
-            problem = f"{escape_unprintable(out)} was started with another {other}"
+            stored_plan = {}
+        if differences := describe_plan_differences(plan, stored_plan):
+            problem = f"{escape_unprintable(out)} was started with another {differences}"
             raise UsageError(problem, "use another --out, or remove that folder")
     elif out.exists() and (not out.is_dir() or any(entry != state for entry in out.iterdir())):
         raise UsageError(f"{escape_unprintable(out)} exists and is not empty", "use another --out")
@@ -152,22 +152,22 @@ def prepare_pack_folder(out: Path, plan: PackPlan) -> None:
     write_recorded_file(state / "plan.json", json.dumps(asdict(plan)).encode())
 
 
-def describe_plan_differences(plan: PackPlan, known: dict[str, Any]) -> str:
+def describe_plan_differences(plan: PackPlan, document: dict[str, Any]) -> str:
     """Describe the fields of a plan that differ from a document; empty if none does."""
-    before = asdict(DEFAULT_PLAN) | known
-    return " and ".join(n.replace("_", " ") for n, value in asdict(plan).items() if before[n] != value)
+    stored = asdict(DEFAULT_PLAN) | document
+    return " and ".join(name.replace("_", " ") for name, value in asdict(plan).items() if stored[name] != value)
 
 
 def verify_finished_pack(out: Path, plan: PackPlan) -> dict[str, Any]:
     """Verify every file of a complete pack, and return its document. Raises UsageError for another plan, DataError for
     damage."""
     document = read_pack_document(out)
-    if other := describe_plan_differences(plan, document):
-        raise UsageError(f"{escape_unprintable(out)} is a pack of another {other}", "use another --out")
+    if differences := describe_plan_differences(plan, document):
+        raise UsageError(f"{escape_unprintable(out)} is a pack of another {differences}", "use another --out")
     for split in document["splits"].values():
-        for known in (*split["shards"], *split["files"].values()):
-            path = out / known["file"]
-            if not path.is_file() or make_file_record(path)["sha256"] != known["sha256"]:
+        for record in (*split["shards"], *split["files"].values()):
+            path = out / record["file"]
+            if not path.is_file() or make_file_record(path)["sha256"] != record["sha256"]:
                 hint = "delete the folder, and pack again"
                 raise DataError(f"{escape_unprintable(path)} is missing or damaged", hint)
     return {"out": os.fspath(out), **document}
@@ -180,10 +180,12 @@ def require_disk_space(out: Path, data: Data, plan: PackPlan, autoencoder: Laten
         share = (1 + plan.mirror) * 2 * autoencoder.channels / (3 * autoencoder.latents.stride**2)
     total = 0
     for split in data.splits.values():
-        rows = np.linspace(0, len(split) - 1, min(MAX_MEASURED_IMAGES, len(split))).astype(int)
+        samples = np.linspace(0, len(split) - 1, min(MAX_MEASURED_IMAGES, len(split))).astype(int)
         reader = SampleEncoder(split, plan)
         sizes = [
-            len(stored.content) for _, stored in (reader[int(row)] for row in rows) if isinstance(stored, StoredImage)
+            len(stored.content)
+            for _, stored in (reader[int(sample)] for sample in samples)
+            if isinstance(stored, StoredImage)
         ]
         total += math.ceil(np.mean(sizes) * len(split) * DISK_SPACE_MARGIN * share) if sizes else 0
     free = shutil.disk_usage(out).free + sum(entry.stat().st_size for entry in out.iterdir() if entry.is_file())
@@ -194,9 +196,9 @@ def require_disk_space(out: Path, data: Data, plan: PackPlan, autoencoder: Laten
 
 def strip_data_folder(data: Data, name: str) -> str:
     """Remove the data folder from the name of a sample, since a pack may be moved to another machine."""
-    for home in (data.name, os.path.dirname(data.name)):
-        if home and name.startswith(f"{home}/"):
-            return name[len(home) + 1 :]
+    for folder in (data.name, os.path.dirname(data.name)):
+        if folder and name.startswith(f"{folder}/"):
+            return name[len(folder) + 1 :]
     return name
 
 
@@ -217,9 +219,9 @@ class PackEncoding:
         """Yield samples from `start` on, in order; an unreadable image is a DataError. Raises
         ResourceError for a lost worker."""
         stop = len(self.reader.split)
-        places = (range(low, min(low + WORKER_CHUNK_SIZE, stop)) for low in range(start, stop, WORKER_CHUNK_SIZE))
-        for rows in map_in_workers(self.reader, places, self.workers, list, prefetch=4):
-            for sample, stored in rows:
+        spans = (range(low, min(low + WORKER_CHUNK_SIZE, stop)) for low in range(start, stop, WORKER_CHUNK_SIZE))
+        for chunk in map_in_workers(self.reader, spans, self.workers, list, prefetch=4):
+            for sample, stored in chunk:
                 yield sample, stored if isinstance(stored, DataError) else self.encode(sample, stored)
 
     def encode(self, sample: int, stored: StoredImage) -> StoredImage:
@@ -228,77 +230,81 @@ class PackEncoding:
             return stored
         shape = stored.height, stored.width, stored.channels
         pixels = np.frombuffer(stored.content, np.uint8).reshape(shape)
-        numbers = self.autoencoder.encode(pixels, sample).astype(ARRAY_PACK_FORMS["latents"][0])
-        return StoredImage("raw", numbers.tobytes(), *numbers.shape)
+        latents = self.autoencoder.encode(pixels, sample).astype(ARRAY_PACK_FORMS["latents"][0])
+        return StoredImage("raw", latents.tobytes(), *latents.shape)
 
 
 def pack_split(
-    out: Path, name: str, data: Data, coding: PackEncoding, listener: ProgressListener | None
+    out: Path, name: str, data: Data, encoding: PackEncoding, listener: ProgressListener | None
 ) -> tuple[dict[str, Any], dict[int, str]]:
     """Write one split. Returns its entry in `pack.json`, and the errors of unreadable samples. Raises DataError if none
     can be read."""
-    split, plan = data.splits[name], coding.plan
-    shards, rows, bad, at = load_finished_shards(out, name)
-    kind = SHARD_CLASSES[plan.form]
-    shard, first, temporary = None, at, out / "shard.part"
-    unread: dict[int, str] = {}
+    split, plan = data.splits[name], encoding.plan
+    shards, index_entries, errors, next_sample = load_finished_shards(out, name)
+    shard_class = SHARD_CLASSES[plan.form]
+    shard, shard_start, temporary = None, next_sample, out / "shard.part"
+    shard_errors: dict[int, str] = {}
 
     def close_shard(stop: int) -> None:
         """Publish the open shard, which contains the samples [first, stop)."""
         assert shard is not None
-        rows.append(shard.close())
-        path = out / f"{name}-{len(shards):06d}.{kind.suffix}"
+        index_entries.append(shard.close())
+        path = out / f"{name}-{len(shards):06d}.{shard_class.suffix}"
         sync_and_rename(temporary, path)
-        held = {**make_file_record(path), "images": shard.images}
-        state = {"record": held, "first": first, "stop": stop, "errors": unread}
-        write_recorded_file(out / UNFINISHED_FOLDER / f"{path.name}.npy", encode_npy(rows[-1]))
+        record = {**make_file_record(path), "images": shard.images}
+        state = {"record": record, "first": shard_start, "stop": stop, "errors": shard_errors}
+        write_recorded_file(out / UNFINISHED_FOLDER / f"{path.name}.npy", encode_npy(index_entries[-1]))
         write_recorded_file(out / UNFINISHED_FOLDER / f"{path.name}.json", json.dumps(state).encode())
-        shards.append(held)
+        shards.append(record)
 
-    with closing(coding.samples(at)) as stream:
+    with closing(encoding.samples(next_sample)) as stream:
         for sample, stored in stream:
             if isinstance(stored, StoredImage):
                 item = sample, stored, split.labels[sample], strip_data_folder(data, split.name(sample))
                 if shard is None or not shard.add(*item):
                     if shard:
                         close_shard(sample)
-                        bad |= unread
-                        first, unread = sample, {}
-                    shard = kind(temporary, data.classes, plan.shard_size)
+                        errors |= shard_errors
+                        shard_start, shard_errors = sample, {}
+                    shard = shard_class(temporary, data.classes, plan.shard_size)
                     shard.add(*item)
             else:
-                unread[sample] = stored.message
+                shard_errors[sample] = stored.message
             if listener and ((sample + 1) % 64 == 0 or sample + 1 == len(split)):
                 listener.progress(f"packing {name}", sample + 1, len(split), f"{len(shards) + 1} shards")
     if shard:
         close_shard(len(split))
-    bad |= unread
+    errors |= shard_errors
     if not shards:
-        raise DataError(f"none of {len(split)} images of {name} can be read; the first: {next(iter(bad.values()), '')}")
-    return write_split_index(out, name, data=data, plan=plan, shards=shards, rows=rows, bad=bad), bad
+        raise DataError(
+            f"none of {len(split)} images of {name} can be read; the first: {next(iter(errors.values()), '')}"
+        )
+    return write_split_index(
+        out, name, data=data, plan=plan, shards=shards, index_entries=index_entries, errors=errors
+    ), errors
 
 
 def load_finished_shards(out: Path, name: str) -> tuple[list[dict[str, Any]], list[np.ndarray], dict[int, str], int]:
     """Load the complete shards of a split on disk, their index entries, (n,) of PACK_INDEX_DTYPE each, read errors, and
     the sample to continue with."""
     shards: list[dict[str, Any]] = []
-    rows: list[np.ndarray] = []
-    bad: dict[int, str] = {}
-    at = 0
+    index_entries: list[np.ndarray] = []
+    errors: dict[int, str] = {}
+    next_sample = 0
     while True:
         records = sorted((out / UNFINISHED_FOLDER).glob(f"{name}-{len(shards):06d}.*.json"))
         try:
             state = json.loads(records[0].read_text("utf-8"))
-            held = np.load(records[0].with_suffix(".npy"), allow_pickle=False)
-            same = make_file_record(out / records[0].stem)["sha256"] == state["record"]["sha256"]
-            if not same or state["first"] != at or held.dtype != PACK_INDEX_DTYPE:
-                return shards, rows, bad, at
+            entries = np.load(records[0].with_suffix(".npy"), allow_pickle=False)
+            is_intact = make_file_record(out / records[0].stem)["sha256"] == state["record"]["sha256"]
+            if not is_intact or state["first"] != next_sample or entries.dtype != PACK_INDEX_DTYPE:
+                return shards, index_entries, errors, next_sample
         except (IndexError, OSError, ValueError, KeyError):
-            return shards, rows, bad, at
+            return shards, index_entries, errors, next_sample
         shards.append(state["record"])
-        rows.append(held)
-        bad |= {int(sample): message for sample, message in state["errors"].items()}
-        at = state["stop"]
+        index_entries.append(entries)
+        errors |= {int(sample): message for sample, message in state["errors"].items()}
+        next_sample = state["stop"]
 
 
 def write_split_index(
@@ -307,8 +313,8 @@ def write_split_index(
     data: Data,
     plan: PackPlan,
     shards: list[dict[str, Any]],
-    rows: list[np.ndarray],
-    bad: dict[int, str],
+    index_entries: list[np.ndarray],
+    errors: dict[int, str],
 ) -> dict[str, Any]:
     """Write the index files of a split next to its shards from the entries of each, (n,) of PACK_INDEX_DTYPE, and
     remove those of an earlier attempt. Returns its entry in `pack.json`."""
@@ -318,9 +324,9 @@ def write_split_index(
             entry.unlink()
     files = {}
     if plan.form in ARRAY_PACK_FORMS:
-        index = np.concatenate(rows)
+        index = np.concatenate(index_entries)
         samples = index["shard"].copy()
-        index["shard"] = np.repeat(np.arange(len(rows)), [len(part) for part in rows])
+        index["shard"] = np.repeat(np.arange(len(index_entries)), [len(entries) for entries in index_entries])
         labels = split.labels[samples]
         if labels.ndim == 2:
             files["labels"] = write_recorded_file(out / f"{name}.labels.npy", encode_npy(labels.astype(np.uint8)))
@@ -334,8 +340,11 @@ def write_split_index(
     return {
         "images": sum(shard["images"] for shard in shards),
         "unreadable": [
-            {"id": strip_data_folder(data, split.name(row)), "reason": strip_data_folder(data, bad[row])}
-            for row in sorted(bad)
+            {
+                "id": strip_data_folder(data, split.name(bad_sample)),
+                "reason": strip_data_folder(data, errors[bad_sample]),
+            }
+            for bad_sample in sorted(errors)
         ],
         "shards": shards,
         "files": files,

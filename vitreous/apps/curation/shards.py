@@ -113,30 +113,30 @@ class SampleEncoder:
     def one(self, sample: int) -> StoredImage:
         """Encode one sample. Raises DataError for an image that cannot be read."""
         raw, plan = self.split.raw(sample), self.plan
-        picture = decode_to_pillow(raw, 3, self.split.name(sample))
+        image = decode_to_pillow(raw, 3, self.split.name(sample))
         if plan.form == "latents":
-            middle = ImagePreprocess((plan.short_side, plan.short_side)).fit_image(picture)
+            square = ImagePreprocess((plan.short_side, plan.short_side)).fit_image(image)
             if self.mirrored is not None and sample >= self.mirrored:
-                middle = middle.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-            return StoredImage("raw", middle.tobytes(), plan.short_side, plan.short_side, 3)
-        unchanged, coded, grey = detect_stored_form(raw)
+                square = square.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+            return StoredImage("raw", square.tobytes(), plan.short_side, plan.short_side, 3)
+        unchanged, file_type, grey = detect_stored_form(raw)
         if grey:
-            picture = picture.convert("L")  # exact: all three channels are equal
-        share = plan.short_side / min(picture.size)
+            image = image.convert("L")  # exact: all three channels are equal
+        share = plan.short_side / min(image.size)
         if share < 1:
-            size = round(picture.width * share), round(picture.height * share)
-            picture = picture.resize(size, Image.Resampling.BICUBIC)
-        shape = picture.height, picture.width, len(picture.getbands())
+            size = round(image.width * share), round(image.height * share)
+            image = image.resize(size, Image.Resampling.BICUBIC)
+        shape = image.height, image.width, len(image.getbands())
         if plan.form == "uint8":
-            return StoredImage("raw", picture.tobytes(), *shape)
+            return StoredImage("raw", image.tobytes(), *shape)
         if unchanged and share >= 1:
             assert isinstance(raw, bytes)
-            return StoredImage(coded, raw, *shape)
+            return StoredImage(file_type, raw, *shape)
         buffer = io.BytesIO()
-        if share < 1 and (coded == "jpg" or not plan.lossless):
-            picture.save(buffer, "JPEG", quality=plan.quality)
+        if share < 1 and (file_type == "jpg" or not plan.lossless):
+            image.save(buffer, "JPEG", quality=plan.quality)
             return StoredImage("jpg", buffer.getvalue(), *shape)
-        picture.save(buffer, "PNG")
+        image.save(buffer, "PNG")
         return StoredImage("png", buffer.getvalue(), *shape)
 
 
@@ -151,14 +151,14 @@ def detect_stored_form(raw: bytes | np.ndarray) -> tuple[bool, str, bool]:
         suppress_warnings(),
         Image.open(io.BytesIO(raw), formats=select_pillow_formats(raw, "image", IMAGE_FORMATS)) as image,
     ):
-        coded = {"JPEG": "jpg", "PNG": "png"}.get(image.format or "", "")
+        file_type = {"JPEG": "jpg", "PNG": "png"}.get(image.format or "", "")
         unchanged = (
             image.mode in ("L", "RGB")
             and read_exif_orientation(image) == 1
             and not image.has_transparency_data
             and getattr(image, "n_frames", 1) == 1
         )
-        return bool(coded) and unchanged, coded, image.mode in GREY_MODES
+        return bool(file_type) and unchanged, file_type, image.mode in GREY_MODES
 
 
 class TarShard:
@@ -175,15 +175,18 @@ class TarShard:
     def add(self, sample: int, stored: StoredImage, label: np.ndarray, name: str) -> bool:
         """Write one sample, with a label of shape () or (K,); False if the shard is full. Raises OSError."""
         multilabel = label.ndim == 1
-        words = [self.classes[number] for number in (np.flatnonzero(label).tolist() if multilabel else [int(label)])]
-        text = json.dumps({"id": name, "label": words if multilabel else words[0]}, ensure_ascii=False)
+        class_names = [
+            self.classes[class_index]
+            for class_index in (np.flatnonzero(label).tolist() if multilabel else [int(label)])
+        ]
+        text = json.dumps({"id": name, "label": class_names if multilabel else class_names[0]}, ensure_ascii=False)
         members = {} if multilabel else {"cls": b"%d" % int(label)}
         members |= {stored.kind: stored.content, "json": text.encode("utf-8", "replace")}
         size = sum(512 + -(-len(content) // 512) * 512 for content in members.values())
         if self.images and self.size + size > self.limit:
             return False
-        for kind, content in members.items():
-            header = tarfile.TarInfo(f"{sample:09d}.{kind}")
+        for suffix, content in members.items():
+            header = tarfile.TarInfo(f"{sample:09d}.{suffix}")
             header.size = len(content)
             self.tar.addfile(header, io.BytesIO(content))
         self.size += size
@@ -215,8 +218,8 @@ class ArrayShard:
         if self.images and self.size + len(stored.content) > self.limit:
             return False
         self.file.write(stored.content)
-        place = (self.size - NPY_HEADER_BYTES) // self.dtype.itemsize
-        self.rows.append((sample, place, stored.height, stored.width, stored.channels, -1))
+        offset = (self.size - NPY_HEADER_BYTES) // self.dtype.itemsize
+        self.rows.append((sample, offset, stored.height, stored.width, stored.channels, -1))
         self.size += len(stored.content)
         self.images += 1
         return True
@@ -226,10 +229,10 @@ class ArrayShard:
 
         The header (format 1.0) has a fixed length for any shape, since it is written last.
         """
-        sizes, numbers = {row[2:5] for row in self.rows}, (self.size - NPY_HEADER_BYTES) // self.dtype.itemsize
-        shape = (len(self.rows), *next(iter(sizes))) if len(sizes) == 1 else (numbers,)
-        words = f"{{'descr': '{self.dtype.str}', 'fortran_order': False, 'shape': {shape}, }}"
-        header = words.encode().ljust(NPY_HEADER_BYTES - 11) + b"\n"
+        sizes, num_values = {entry[2:5] for entry in self.rows}, (self.size - NPY_HEADER_BYTES) // self.dtype.itemsize
+        shape = (len(self.rows), *next(iter(sizes))) if len(sizes) == 1 else (num_values,)
+        header_text = f"{{'descr': '{self.dtype.str}', 'fortran_order': False, 'shape': {shape}, }}"
+        header = header_text.encode().ljust(NPY_HEADER_BYTES - 11) + b"\n"
         self.file.seek(0)
         self.file.write(b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header)
         self.file.close()

@@ -63,12 +63,19 @@ def export(
     """
     check_path_argument(run, "export(run)")
     if to not in EXPORT_FORMATS:
-        more = bool(images or data or quantize or dynamic_size or max_loss is not None)
-        return export_weights(run, to, out=out, more=more, overwrite=overwrite, listener=listener or NullListener())
+        has_other_options = bool(images or data or quantize or dynamic_size or max_loss is not None)
+        return export_weights(
+            run,
+            to,
+            out=out,
+            has_other_options=has_other_options,
+            overwrite=overwrite,
+            listener=listener or NullListener(),
+        )
     allowed = check_export_options(to, images, data, quantize, max_loss)
     check_installed(EXPORT_FORMATS[to].libraries + EXPORT_FORMATS[to].for_int8 * (quantize is not None))
     listener = listener or NullListener()
-    place = choose_output_path(
+    out_path = choose_output_path(
         run, out, "model" + (f"-{quantize}" if quantize else ""), EXPORT_FORMATS[to].suffix, overwrite
     )
     bundle = open_bundle(run, note=listener.note, headless=True, dense=True)
@@ -79,26 +86,37 @@ def export(
         check_dynamic_size(bundle.model.config)
     if quantize and (refusal := bundle.task.export_rules.int8_refusal):
         raise UsageError(refusal, "remove --quantize")
-    pictures, calibration = collect_proof_images(run, bundle, images, data, quantize is not None)
+    proof_images, calibration = collect_proof_images(run, bundle, images, data, quantize is not None)
     target = ExportTarget(bundle.model, build_card(bundle), dynamic_size, calibration)
-    listener.note(f"verifying on {len(pictures)} images: {pictures.name}")
-    with make_scratch_folder(place) as scratch:
-        file = Path(scratch) / place.name
+    listener.note(f"verifying on {len(proof_images)} images: {proof_images.name}")
+    with make_scratch_folder(out_path) as scratch:
+        file = Path(scratch) / out_path.name
         EXPORT_FORMATS[to].write(target, file)
-        proof, reason = verify_export(
-            bundle, open_export(file, target), pictures=pictures, target=target, allowed=allowed, listener=listener
+        comparison, reason = verify_export(
+            bundle,
+            open_export(file, target),
+            proof_images=proof_images,
+            target=target,
+            allowed=allowed,
+            listener=listener,
         )
         if reason and max_loss != "any":
             raise VitreousError(f"the export failed the verification: {reason}", "add --accept-loss to keep it")
         if reason:
             listener.note(f"kept despite the failed verification: {reason}")
-        size, digest = publish_export_files(Path(scratch), place)
+        size, digest = publish_export_files(Path(scratch), out_path)
     original = sum(tensor.numel() * tensor.element_size() for tensor in bundle.model.state_dict().values())
-    figures = {"format": to, "file": str(place), "bytes": size, **proof.to_dict(), "original_bytes": original}
-    figures |= {"sha256": digest, "quantised": quantize, "dynamic_size": dynamic_size}
-    figures |= {"verified_on": pictures.name, "accepted_loss": reason or None}
-    figures |= {"outputs": bundle.task.export_rules.outputs}
-    return {"run": os.fspath(run), "exports": [cast(ExportedFile, figures)]}
+    exported_file = {
+        "format": to,
+        "file": str(out_path),
+        "bytes": size,
+        **comparison.to_dict(),
+        "original_bytes": original,
+    }
+    exported_file |= {"sha256": digest, "quantised": quantize, "dynamic_size": dynamic_size}
+    exported_file |= {"verified_on": proof_images.name, "accepted_loss": reason or None}
+    exported_file |= {"outputs": bundle.task.export_rules.outputs}
+    return {"run": os.fspath(run), "exports": [cast(ExportedFile, exported_file)]}
 
 
 def check_export_options(
@@ -121,19 +139,19 @@ def check_export_options(
     return allowed
 
 
-def publish_export_files(scratch: Path, place: Path) -> tuple[int, str]:
+def publish_export_files(scratch: Path, out_path: Path) -> tuple[int, str]:
     """Move the files of an export to their destination, the main file last. Returns bytes and digest."""
-    parts = sorted(scratch.glob(f"{place.stem}.*"), key=lambda part: part.suffix == place.suffix)
-    size, digest = sum(part.stat().st_size for part in parts), compute_sha256(scratch / place.name)
-    for part in parts:
-        sync_and_rename(part, place.parent / part.name)
+    files = sorted(scratch.glob(f"{out_path.stem}.*"), key=lambda file: file.suffix == out_path.suffix)
+    size, digest = sum(file.stat().st_size for file in files), compute_sha256(scratch / out_path.name)
+    for file in files:
+        sync_and_rename(file, out_path.parent / file.name)
     return size, digest
 
 
 def verify_export(
     bundle: Bundle,
     export: Engine,
-    pictures: VerificationImages,
+    proof_images: VerificationImages,
     target: ExportTarget,
     allowed: float | None,
     listener: ProgressListener,
@@ -141,60 +159,64 @@ def verify_export(
     """Compare the export with the original, and list reasons against it: at the model's image size and, if the size is
     dynamic, at two others."""
     original = make_engine(bundle.model, bundle.preprocess, InferenceOptions("cpu", "fp32"))
-    total, bundle.model.any_size = len(pictures), True
+    total, bundle.model.any_size = len(proof_images), True
 
     def progress(done: int) -> None:
         listener.progress("judge", done, total)
 
-    proof: Any = bundle.task.compare_export(original, export, pictures, bundle.model.config, progress)
-    for pixels in make_other_sizes(pictures, bundle.model.config.patch) if target.dynamic else ():
+    comparison: Any = bundle.task.compare_export(original, export, proof_images, bundle.model.config, progress)
+    for pixels in make_other_sizes(proof_images, bundle.model.config.patch) if target.dynamic else ():
         with torch.inference_mode():
             expected = bundle.model(bundle.preprocess.normalise(torch.from_numpy(pixels))).numpy()
-        answers = bundle.task.compute(export, pixels)
-        finite = bool(np.isfinite(answers).all())
-        furthest = float(np.abs(answers - expected).max()) if finite else float("inf")
-        proof = replace(proof, furthest=max(proof.furthest, furthest), finite=proof.finite and finite)
-    return proof, proof.lost(allowed, target.quantised)
+        outputs = bundle.task.compute(export, pixels)
+        is_finite = bool(np.isfinite(outputs).all())
+        max_difference = float(np.abs(outputs - expected).max()) if is_finite else float("inf")
+        comparison = replace(
+            comparison, furthest=max(comparison.furthest, max_difference), finite=comparison.finite and is_finite
+        )
+    return comparison, comparison.lost(allowed, target.quantised)
 
 
 def export_weights(
     run: str | os.PathLike[str],
     to: str,
     out: str | os.PathLike[str] | None,
-    more: bool,
+    has_other_options: bool,
     overwrite: bool,
     listener: ProgressListener,
 ) -> ExportDocument:
     """Export weights to a foreign format with `convert`, which reads them back.
 
     Raises UsageError for an unknown format, and for options that do not apply to weights."""
-    known = sorted({*EXPORT_FORMATS, "bundle", *(form.name for form in FOREIGN_FORMATS)})
-    if to not in known:
-        raise UsageError(f"unknown format --to {to}", suggest_nearest(to, known) or f"use one of {', '.join(known)}")
-    if more:
+    known_formats = sorted({*EXPORT_FORMATS, "bundle", *(weight_format.name for weight_format in FOREIGN_FORMATS)})
+    if to not in known_formats:
+        raise UsageError(
+            f"unknown format --to {to}", suggest_nearest(to, known_formats) or f"use one of {', '.join(known_formats)}"
+        )
+    if has_other_options:
         message = f"--to {to} writes unchanged weights"
         raise UsageError(message, "remove the other options, or use --to onnx, torch or openvino")
-    place = choose_output_path(run, out, f"model-{to}", "", overwrite)
-    with make_scratch_folder(place) as scratch:
-        document = convert(run, Path(scratch) / place.name, to, tell=listener.note)
+    out_path = choose_output_path(run, out, f"model-{to}", "", overwrite)
+    with make_scratch_folder(out_path) as scratch:
+        document = convert(run, Path(scratch) / out_path.name, to, tell=listener.note)
         file = Path(document["out"])
         if not overwrite:
-            refuse_existing(place.parent / file.name)
-        replace_path(file, place.parent / file.name)
-    figures = {"format": to, "file": str(place.parent / file.name), "bytes": document["bytes"], "images": 0}
-    figures |= dict.fromkeys(NOT_MEASURED)
-    return {"run": os.fspath(run), "exports": [cast(ExportedFile, figures)]}
+            refuse_existing(out_path.parent / file.name)
+        replace_path(file, out_path.parent / file.name)
+    exported_file = {"format": to, "file": str(out_path.parent / file.name), "bytes": document["bytes"], "images": 0}
+    exported_file |= dict.fromkeys(NOT_MEASURED)
+    return {"run": os.fspath(run), "exports": [cast(ExportedFile, exported_file)]}
 
 
-def replace_path(new: Path, place: Path) -> None:
+def replace_path(source: Path, destination: Path) -> None:
     """Replace a file or folder by a new one. Raises UsageError for a folder that contains other files."""
-    if place.is_dir() and not place.is_symlink():
-        own = {path.name for path in new.iterdir()} if new.is_dir() else set()
-        if others := sorted({path.name for path in place.iterdir()} - own):
-            message = f"{place} contains other files ({', '.join(others[:5])}) and is not replaced"
+    if destination.is_dir() and not destination.is_symlink():
+        new_names = {path.name for path in source.iterdir()} if source.is_dir() else set()
+        if other_names := sorted({path.name for path in destination.iterdir()} - new_names):
+            message = f"{destination} contains other files ({', '.join(other_names[:5])}) and is not replaced"
             raise UsageError(message, "use another --out")
-        os.rename(place, new.parent / f"before-{new.name}")
-    sync_and_rename(new, place)
+        os.rename(destination, source.parent / f"before-{source.name}")
+    sync_and_rename(source, destination)
 
 
 def choose_output_path(
@@ -204,13 +226,13 @@ def choose_output_path(
 
     Raises UsageError for a wrong suffix, and for an existing file unless `overwrite` is set.
     """
-    place = Path(out) if out is not None else (Path(run) if Path(run).is_dir() else Path()) / (name + suffix)
-    if suffix and place.suffix != suffix:
-        raise UsageError(f"{place} does not end in {suffix}", f"use a {suffix} file")
-    for path in {place, place.with_suffix(".bin") if suffix == ".xml" else place}:
+    out_path = Path(out) if out is not None else (Path(run) if Path(run).is_dir() else Path()) / (name + suffix)
+    if suffix and out_path.suffix != suffix:
+        raise UsageError(f"{out_path} does not end in {suffix}", f"use a {suffix} file")
+    for path in {out_path, out_path.with_suffix(".bin") if suffix == ".xml" else out_path}:
         if not overwrite or (suffix and path.is_dir()):
             refuse_existing(path)
-    return place
+    return out_path
 
 
 def refuse_existing(path: Path) -> None:
@@ -220,10 +242,10 @@ def refuse_existing(path: Path) -> None:
         raise UsageError(message, "use another --out, or --overwrite")
 
 
-def make_scratch_folder(place: Path) -> tempfile.TemporaryDirectory[str]:
+def make_scratch_folder(out_path: Path) -> tempfile.TemporaryDirectory[str]:
     """Make a temporary folder next to the destination. Raises ResourceError if it cannot be created."""
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        return tempfile.TemporaryDirectory(dir=place.parent, prefix=".export-")
+        out_path.parent.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(dir=out_path.parent, prefix=".export-")
     except OSError as error:
-        raise ResourceError(f"cannot write {place} ({error.strerror or error})", "use another --out") from None
+        raise ResourceError(f"cannot write {out_path} ({error.strerror or error})", "use another --out") from None

@@ -62,7 +62,7 @@ class ExportTarget:
         return describe_export(self.card, self.quantised)
 
 
-def write_onnx(target: ExportTarget, place: Path) -> None:
+def write_onnx(target: ExportTarget, path: Path) -> None:
     """Write an ONNX file. Raises UsageError for a model above the size limit of ONNX files."""
     import_optional_library("onnxscript")
     onnx = import_optional_library("onnx")
@@ -72,28 +72,28 @@ def write_onnx(target: ExportTarget, place: Path) -> None:
         graph = build_onnx_graph(target)
         strip_metadata(graph, target)
         if target.calibration is not None:
-            graph = quantise_onnx(graph, target.calibration, place.parent)
+            graph = quantise_onnx(graph, target.calibration, path.parent)
     for name, text in {CARD_KEY: target.label, **build_card_metadata(target.card)}.items():
         graph.metadata_props.add(key=name, value=text)
     onnx.checker.check_model(graph)
     raw = graph.SerializeToString()
     if len(raw) > MAX_EXPORT_BYTES:
         raise UsageError(*ONNX_TOO_LARGE)
-    place.write_bytes(seal_onnx(raw))
+    path.write_bytes(seal_onnx(raw))
 
 
 def build_onnx_graph(target: ExportTarget) -> Any:
     """Build the ONNX graph of the model with PyTorch's exporter."""
     names: dict[str, Any] = {"input_names": [INPUT_NAME], "output_names": list(output_names(target.model.config))}
     traced = trace_model(target.model, target.dynamic)
-    written = torch.onnx.export(traced, (), **names, opset_version=ONNX_OPSET, dynamo=True, verbose=False)
-    assert written is not None
-    return written.model_proto
+    program = torch.onnx.export(traced, (), **names, opset_version=ONNX_OPSET, dynamo=True, verbose=False)
+    assert program is not None
+    return program.model_proto
 
 
-def quantise_onnx(graph: Any, pictures: list[np.ndarray], scratch: Path) -> Any:
-    """Quantise the products by weights of an ONNX model to int8, except the first and the last; `pictures` are
-    (1, C, *image) normalised float32.
+def quantise_onnx(graph: Any, calibration_images: list[np.ndarray], scratch: Path) -> Any:
+    """Quantise the products by weights of an ONNX model to int8, except the first and the last; `calibration_images`
+    are (1, C, *image) normalised float32.
 
     Scales of activations are fixed in advance (static quantisation), so that outputs do not depend on the batch.
     Weights are unsigned too: with signed weights, sums of two products overflow on processors without VNNI
@@ -101,22 +101,26 @@ def quantise_onnx(graph: Any, pictures: list[np.ndarray], scratch: Path) -> Any:
     photographs were off by 0.20 (root mean square) instead of 0.16.
     """
     quantization, onnx = import_optional_library("onnxruntime.quantization"), import_optional_library("onnx")
-    own = {tensor.name for tensor in graph.graph.initializer}
-    products = [node.name for node in graph.graph.node if node.op_type in ("MatMul", "Gemm") and own & set(node.input)]
-    waiting = iter(pictures)
+    initializer_names = {tensor.name for tensor in graph.graph.initializer}
+    products = [
+        node.name
+        for node in graph.graph.node
+        if node.op_type in ("MatMul", "Gemm") and initializer_names & set(node.input)
+    ]
+    image_iterator = iter(calibration_images)
 
     class Pictures(quantization.CalibrationDataReader):
         """The calibration images, one at a time."""
 
         def get_next(self) -> dict[str, np.ndarray] | None:
             """Return the next image, or None after the last."""
-            picture = next(waiting, None)
-            return None if picture is None else {graph.graph.input[0].name: picture}
+            image = next(image_iterator, None)
+            return None if image is None else {graph.graph.input[0].name: image}
 
     with TemporaryDirectory(dir=scratch) as folder:
         quantization.quantize_static(
             graph,
-            place := f"{folder}/int8.onnx",
+            onnx_path := f"{folder}/int8.onnx",
             Pictures(),
             quant_format=quantization.QuantFormat.QDQ,
             op_types_to_quantize=["MatMul", "Gemm"],
@@ -125,7 +129,7 @@ def quantise_onnx(graph: Any, pictures: list[np.ndarray], scratch: Path) -> Any:
             activation_type=quantization.QuantType.QUInt8,
             weight_type=quantization.QuantType.QUInt8,
         )
-        model = onnx.load(place)
+        model = onnx.load(onnx_path)
     del model.metadata_props[:], model.graph.value_info[:]
     return model
 
@@ -149,34 +153,34 @@ def strip_metadata(graph: Any, target: ExportTarget) -> None:
 
 def build_card_metadata(card: Card) -> dict[str, str]:
     """Build metadata for other programs: classes, mean, std, size, resizing and loss as JSON."""
-    p, rules = card.preprocess, card.task.export_rules
+    preprocess, rules = card.preprocess, card.task.export_rules
     return {
         "classes": json.dumps(card.task.classes, ensure_ascii=False),
-        "mean": json.dumps([value * p.peak for value in p.mean]),
-        "std": json.dumps([value * p.peak for value in p.std]),
-        "image_size": json.dumps(p.image),
-        "resize": json.dumps(p.resize_settings() | ({"fit": rules.fit} if rules.fit else {})),
+        "mean": json.dumps([value * preprocess.peak for value in preprocess.mean]),
+        "std": json.dumps([value * preprocess.peak for value in preprocess.std]),
+        "image_size": json.dumps(preprocess.image),
+        "resize": json.dumps(preprocess.resize_settings() | ({"fit": rules.fit} if rules.fit else {})),
         **{key: json.dumps(value) for key, value in card.task.export_metadata.items()},
     }
 
 
-def write_torch(target: ExportTarget, place: Path) -> None:
+def write_torch(target: ExportTarget, path: Path) -> None:
     """Write a torch.export file. Raises UsageError for int8."""
     if target.calibration is not None:
         raise UsageError("int8 needs --to onnx or --to openvino", "remove --quantize")
     with silence_warnings():
         torch.export.save(
-            trace_model(target.model, target.dynamic), place, extra_files={f"{CARD_KEY}.json": target.label}
+            trace_model(target.model, target.dynamic), path, extra_files={f"{CARD_KEY}.json": target.label}
         )
 
 
-def write_openvino(target: ExportTarget, place: Path) -> None:
+def write_openvino(target: ExportTarget, path: Path) -> None:
     """Write an OpenVINO file, with its .bin file next to it."""
     with disable_telemetry(), silence_warnings():
         ov, config = import_optional_library("openvino"), target.card.preprocess
         rules = target.card.task.export_rules
         graph = (
-            convert_through_onnx(ov, target, place)
+            convert_through_onnx(ov, target, path)
             if rules.by_onnx
             else ov.convert_model(trace_model(target.model, target.dynamic))
         )
@@ -191,15 +195,15 @@ def write_openvino(target: ExportTarget, place: Path) -> None:
         graph.set_rt_info(target.label, CARD_KEY)
         for name, text in build_card_metadata(target.card).items():
             graph.set_rt_info(text, [f"{CARD_KEY}_told", name])
-        ov.save_model(graph, place, compress_to_fp16=False)
-    weights = read_export_bytes(place.with_suffix(".bin"))
-    place.write_bytes(seal_xml(read_export_bytes(place), weights))
+        ov.save_model(graph, path, compress_to_fp16=False)
+    weights = read_export_bytes(path.with_suffix(".bin"))
+    path.write_bytes(seal_xml(read_export_bytes(path), weights))
 
 
-def convert_through_onnx(ov: Any, target: ExportTarget, place: Path) -> Any:
-    """Convert PyTorch's ONNX export to an OpenVINO graph, through a temporary file next to `place`."""
+def convert_through_onnx(ov: Any, target: ExportTarget, path: Path) -> Any:
+    """Convert PyTorch's ONNX export to an OpenVINO graph, through a temporary file next to `path`."""
     import_optional_library("onnxscript")
-    with TemporaryDirectory(dir=place.parent) as folder:
+    with TemporaryDirectory(dir=path.parent) as folder:
         file = Path(folder) / "model.onnx"
         file.write_bytes(build_onnx_graph(target).SerializeToString())
         return ov.convert_model(file)
@@ -227,7 +231,7 @@ class TorchExportEngine:
     def objects(self, pixels: np.ndarray) -> Outputs:
         """(B, C, *image) pixels -> boxes, scores, labels and masks of a detector, in the order of `outputs`."""
         return unpack_outputs(
-            compute_in_chunks(lambda one: pack_arrays([part.numpy() for part in self.answers(one)]), pixels, 1)
+            compute_in_chunks(lambda chunk: pack_arrays([output.numpy() for output in self.answers(chunk)]), pixels, 1)
         )
 
     @torch.inference_mode()
@@ -262,11 +266,11 @@ EXPORT_FORMATS = {
 @contextmanager
 def silence_warnings() -> Iterator[None]:
     """Suppress output, logs and warnings of exporters, since stdout may be reserved for a document."""
-    before = logging.root.manager.disable
+    previous_level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(before)
+        logging.disable(previous_level)

@@ -73,33 +73,35 @@ class ExportableAxial(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, h, w, D) -> (B, h, w, D)."""
-        for part in (self.row, self.column):
-            x = part(x.flatten(0, 1)).view(x.shape).transpose(1, 2)
+        for attention in (self.row, self.column):
+            x = attention(x.flatten(0, 1)).view(x.shape).transpose(1, 2)
         return x
 
 
-def symbolic_axis_weights(old: int, new: int, how: str, native: Tensor) -> Tensor:
-    """`nn.grid.axis_resize_matrix`, (new, old), for a symbolic `new`; the identity if `native`, a bool scalar, is
-    true."""
-    line = torch.arange(new, dtype=torch.float64)
-    count = size_tensor(new)
+def symbolic_axis_weights(old_size: int, new_size: int, how: str, is_native_size: Tensor) -> Tensor:
+    """`nn.grid.axis_resize_matrix`, (new, old), for a symbolic `new_size`; the identity if `is_native_size`, a bool
+    scalar, is true."""
+    indices = torch.arange(new_size, dtype=torch.float64)
+    count = size_tensor(new_size)
     if how in ALIGNED_RESIZE_RULES:
-        step = (old - 1) / (count - 1).clamp(min=1)
-        at = line * step
+        step = (old_size - 1) / (count - 1).clamp(min=1)
+        positions = indices * step
     else:
-        step = old / (count + 0.1 if how == "bicubic-offset" else count)
-        at = (line + 0.5) * step - 0.5
+        step = old_size / (count + 0.1 if how == "bicubic-offset" else count)
+        positions = (indices + 0.5) * step - 0.5
     if how == "bicubic-antialias":
-        weights = interpolation_kernel((torch.arange(old) - at[:, None]) / step.clamp(min=1), CUBIC_COEFFICIENTS[how])
+        weights = interpolation_kernel(
+            (torch.arange(old_size) - positions[:, None]) / step.clamp(min=1), CUBIC_COEFFICIENTS[how]
+        )
         weights = weights / weights.sum(1, keepdim=True)
     else:
-        taps = torch.arange(-2, old + 2)  # positions beyond the ends repeat the end
-        weights = interpolation_kernel(taps - at[:, None], CUBIC_COEFFICIENTS.get(how))
-        weights = weights @ (taps.clamp(0, old - 1)[:, None] == torch.arange(old)).to(weights.dtype)
+        taps = torch.arange(-2, old_size + 2)  # positions beyond the ends repeat the end
+        weights = interpolation_kernel(taps - positions[:, None], CUBIC_COEFFICIENTS.get(how))
+        weights = weights @ (taps.clamp(0, old_size - 1)[:, None] == torch.arange(old_size)).to(weights.dtype)
     if how == "zoom-scipy":  # rounding may move the last coordinate beyond the table, where scipy reads zero
-        lost = (line == count - 1) & (step * (count - 1) > old - 1)
-        weights = torch.where(lost[:, None], 0.0, weights)
-    return torch.where(native, (torch.arange(old) == line[:, None]).to(weights.dtype), weights)
+        is_beyond = (indices == count - 1) & (step * (count - 1) > old_size - 1)
+        weights = torch.where(is_beyond[:, None], 0.0, weights)
+    return torch.where(is_native_size, (torch.arange(old_size) == indices[:, None]).to(weights.dtype), weights)
 
 
 def interpolation_kernel(x: Tensor, a: float | None) -> Tensor:
@@ -107,18 +109,18 @@ def interpolation_kernel(x: Tensor, a: float | None) -> Tensor:
     x = x.abs()
     if a is None:
         return (1 - x).clamp(min=0)
-    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    inner = ((a + 2) * x - (a + 3)) * x * x + 1
     outer = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-    return torch.where(x <= 1, near, torch.where(x < 2, outer, torch.zeros_like(x)))
+    return torch.where(x <= 1, inner, torch.where(x < 2, outer, torch.zeros_like(x)))
 
 
 def resize_to_symbolic_grid(table: Tensor, grid: tuple[int, ...], how: str) -> Tensor:
     """(*old, D) -> (*grid, D): `nn.grid.resize_position_table` for a symbolic grid."""
-    unchanged = [size_tensor(new) == old for old, new in zip(table.shape[:-1], grid, strict=True)]
-    everywhere = torch.stack(unchanged).all()
-    for axis, new in enumerate(grid):
-        native = everywhere if how == "bicubic-offset" else unchanged[axis]
-        weights = symbolic_axis_weights(table.shape[axis], new, how, native).to(table)
+    unchanged = [size_tensor(new_size) == old_size for old_size, new_size in zip(table.shape[:-1], grid, strict=True)]
+    all_unchanged = torch.stack(unchanged).all()
+    for axis, new_size in enumerate(grid):
+        is_native_size = all_unchanged if how == "bicubic-offset" else unchanged[axis]
+        weights = symbolic_axis_weights(table.shape[axis], new_size, how, is_native_size).to(table)
         table = (weights @ table.movedim(axis, -2)).movedim(-2, axis)
     return table
 
@@ -161,9 +163,9 @@ def make_exportable(model: Model, dynamic: bool = False) -> nn.Module:
 
     Outputs are only features without a head, only logits with a dense head, and objects for a detector.
     """
-    twin = deepcopy(model).cpu().eval().requires_grad_(False)
-    replace_unexportable_modules(twin, dynamic)
-    return LogitsAndFeatures(twin) if output_names(model.config) == OUTPUT_NAMES else twin
+    exportable = deepcopy(model).cpu().eval().requires_grad_(False)
+    replace_unexportable_modules(exportable, dynamic)
+    return LogitsAndFeatures(exportable) if output_names(model.config) == OUTPUT_NAMES else exportable
 
 
 def output_names(config: ModelConfig) -> tuple[str, ...]:
@@ -200,16 +202,22 @@ def check_dynamic_size(config: ModelConfig) -> None:
         return
     if rules.hint:
         raise UsageError(f"--dynamic-size does not support {config.name()}", rules.hint)
-    able = "it supports Swins, BiTs, and ViTs with learned, sine or rotary positions after patches or convolutions"
-    raise UsageError(f"--dynamic-size does not support {config.name()}: {rules.fixed_size}", f"remove it; {able}")
+    supported = "it supports Swins, BiTs, and ViTs with learned, sine or rotary positions after patches or convolutions"
+    raise UsageError(f"--dynamic-size does not support {config.name()}: {rules.fixed_size}", f"remove it; {supported}")
 
 
 def make_example_input(config: ModelConfig, dynamic: bool = False) -> Tensor:
     """Make zeros to trace with: (2, C, *image), or (1, C, *image) for a detector. Dynamic graphs are traced at another
     size that is not square."""
-    axes = [(2 + axis) * side for axis, side in enumerate(config.patch)] if dynamic else [0] * len(config.image)
+    increments = (
+        [(2 + axis) * length for axis, length in enumerate(config.patch)] if dynamic else [0] * len(config.image)
+    )
     count = 1 if config.export_rules().fixed_batch else 2
-    return torch.zeros(count, config.channels, *(side + more for side, more in zip(config.image, axes, strict=True)))
+    return torch.zeros(
+        count,
+        config.channels,
+        *(length + increment for length, increment in zip(config.image, increments, strict=True)),
+    )
 
 
 def dynamic_axes(config: ModelConfig, dynamic: bool = False) -> tuple[dict[int, Any], ...]:
@@ -218,15 +226,15 @@ def dynamic_axes(config: ModelConfig, dynamic: bool = False) -> tuple[dict[int, 
     rules = config.export_rules()
     if rules.fixed_batch:
         return ({},)
-    free: dict[int, Any] = {0: torch.export.Dim("batch", min=1, max=MAX_DYNAMIC_BATCH)}
+    axes: dict[int, Any] = {0: torch.export.Dim("batch", min=1, max=MAX_DYNAMIC_BATCH)}
     if dynamic:
         # at least two positions of the last feature map
-        for axis, (name, side) in enumerate(zip(("rows", "columns"), config.patch, strict=True)):
+        for axis, (name, patch_size) in enumerate(zip(("rows", "columns"), config.patch, strict=True)):
             if rules.patch_multiples:
-                free[2 + axis] = torch.export.Dim(name, min=2, max=MAX_DYNAMIC_SIZE // side) * side
+                axes[2 + axis] = torch.export.Dim(name, min=2, max=MAX_DYNAMIC_SIZE // patch_size) * patch_size
             else:
-                free[2 + axis] = torch.export.Dim(name, min=side + 1, max=MAX_DYNAMIC_SIZE)
-    return (free,)
+                axes[2 + axis] = torch.export.Dim(name, min=patch_size + 1, max=MAX_DYNAMIC_SIZE)
+    return (axes,)
 
 
 def trace_model(model: Model, dynamic: bool = False) -> Any:

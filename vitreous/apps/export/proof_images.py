@@ -44,30 +44,38 @@ def collect_proof_images(
     """
     opened = None
     if images:
-        judged = load_proof_files(images, bundle)
+        proof_images = load_proof_files(images, bundle)
     else:
-        opened, judged = load_proof_dataset(run, bundle, data)
+        opened, proof_images = load_proof_dataset(run, bundle, data)
     calibration = None
     if calibrate:
         if (train := open_training_data(run, opened)) is not None:
             pixels = (tensor.numpy() for tensor in iterate_sample_images(train, bundle.preprocess))
-        elif len(judged) < 2 * MIN_PROOF_IMAGES:
-            needed = f"int8 needs {MIN_PROOF_IMAGES} for calibration and {MIN_PROOF_IMAGES} others for verification"
-            raise DataError(f"{judged.name} has {len(judged)} images: {needed}", MORE_IMAGES_HINT)
+        elif len(proof_images) < 2 * MIN_PROOF_IMAGES:
+            requirement = (
+                f"int8 needs {MIN_PROOF_IMAGES} for calibration and {MIN_PROOF_IMAGES} others for verification"
+            )
+            raise DataError(f"{proof_images.name} has {len(proof_images)} images: {requirement}", MORE_IMAGES_HINT)
         else:
-            pixels, judged = iter(judged.part(slice(0, None, 2)).pixels), judged.part(slice(1, None, 2))
-        calibration = [bundle.preprocess.normalise_array(picture[None]) for picture in islice(pixels, MAX_INT8_IMAGES)]
+            pixels, proof_images = (
+                iter(proof_images.part(slice(0, None, 2)).pixels),
+                proof_images.part(slice(1, None, 2)),
+            )
+        calibration = [bundle.preprocess.normalise_array(image[None]) for image in islice(pixels, MAX_INT8_IMAGES)]
         if len(calibration) < MIN_PROOF_IMAGES:
             raise DataError(
                 f"int8 calibration needs at least {MIN_PROOF_IMAGES} images, and there are {len(calibration)}",
                 MORE_IMAGES_HINT,
             )
-    if len(judged) < MIN_PROOF_IMAGES:
+    if len(proof_images) < MIN_PROOF_IMAGES:
         raise DataError(
-            f"verification of an export needs at least {MIN_PROOF_IMAGES} images; {judged.name} has {len(judged)}",
+            (
+                f"verification of an export needs at least {MIN_PROOF_IMAGES} images; "
+                f"{proof_images.name} has {len(proof_images)}"
+            ),
             MORE_IMAGES_HINT,
         )
-    return judged, calibration
+    return proof_images, calibration
 
 
 def prepare_item(bundle: Bundle, item: Item) -> np.ndarray:
@@ -78,9 +86,9 @@ def prepare_item(bundle: Bundle, item: Item) -> np.ndarray:
 def load_proof_files(images: Sequence[str], bundle: Bundle) -> VerificationImages:
     """Load files, also from folders; of too many, a deterministic subset. Raises DataError."""
     items = list(resolve_image_source(images, preprocess=bundle.preprocess))
-    chosen = sorted(draw_permutation(len(items), 0, 0)[: 2 * MAX_PROOF_IMAGES].tolist())
+    indices = sorted(draw_permutation(len(items), 0, 0)[: 2 * MAX_PROOF_IMAGES].tolist())
     with ThreadPoolExecutor(default_worker_count()) as pool:
-        pixels = list(pool.map(partial(prepare_item, bundle), [items[row] for row in chosen]))
+        pixels = list(pool.map(partial(prepare_item, bundle), [items[index] for index in indices]))
     name = f"{len(pixels)} of {len(items)} files" if len(pixels) < len(items) else "the files of --images"
     return VerificationImages(np.stack(pixels), None, name)
 
@@ -104,27 +112,30 @@ def load_proof_dataset(
     name = next((name for name in ("val", "test") if name in opened.splits), next(iter(opened.splits)))
     split = opened.splits[name]
     split = bundle.task.align_labels(split, opened) if bundle.task.outputs else split
-    p, pixels, rows = bundle.preprocess, [], []
-    for row in draw_permutation(len(split), 0, 0)[: 4 * MAX_PROOF_IMAGES].tolist():
+    preprocess, pixels, samples = bundle.preprocess, [], []
+    for sample in draw_permutation(len(split), 0, 0)[: 4 * MAX_PROOF_IMAGES].tolist():
         try:
-            picture = p.decode(open_sample(split, row), split.name(row))
-            pixels.append(bundle.task.prepare_input(picture, p))
-            rows.append(row)
+            image = preprocess.decode(open_sample(split, sample), split.name(sample))
+            pixels.append(bundle.task.prepare_input(image, preprocess))
+            samples.append(sample)
         except DataError:
             continue
-        if len(rows) == MAX_PROOF_IMAGES:
+        if len(samples) == MAX_PROOF_IMAGES:
             break
-    if not rows:
+    if not samples:
         raise DataError(f"no image of {source} can be read", "use others: --images FOLDER")
-    labels = split.labels[rows] if bundle.task.outputs else None
+    labels = split.labels[samples] if bundle.task.outputs else None
     return opened, VerificationImages(np.stack(pixels), labels, f"{source} ({name})")
 
 
-def make_other_sizes(pictures: VerificationImages, patch: tuple[int, ...]) -> Iterator[np.ndarray]:
+def make_other_sizes(proof_images: VerificationImages, patch: tuple[int, ...]) -> Iterator[np.ndarray]:
     """Yield eight images at two other sizes, (8, C, H, W): one patch lower and wider, then larger by two and by one."""
-    pixels = pictures.pixels[:MIN_PROOF_IMAGES]
-    native = pixels.shape[2:]
-    for more in ((-1, 1), (2, 1)):
-        height, width = (max(2, side // p + n) * p for side, p, n in zip(native, patch, more, strict=True))
-        pad = ((0, max(0, height - native[0])), (0, max(0, width - native[1])))
+    pixels = proof_images.pixels[:MIN_PROOF_IMAGES]
+    native_size = pixels.shape[2:]
+    for increments in ((-1, 1), (2, 1)):
+        height, width = (
+            max(2, length // p + increment) * p
+            for length, p, increment in zip(native_size, patch, increments, strict=True)
+        )
+        pad = ((0, max(0, height - native_size[0])), (0, max(0, width - native_size[1])))
         yield np.pad(pixels, ((0, 0), (0, 0), *pad), mode="wrap")[:, :, :height, :width]

@@ -43,16 +43,22 @@ class WindowAxis:
 
 def lay_out_axis(length: int, window: int, shift: int, pad: str) -> WindowAxis:
     """Lay out an axis as `nn.layout.WindowedAttention` does, without its length in Python."""
-    whole = (length + window - 1) // window * window
-    places, own = torch.arange(whole), torch.arange(length)
-    end, last = int_size_tensor(length), int_size_tensor(whole)
+    padded_length = (length + window - 1) // window * window
+    positions, indices = torch.arange(padded_length), torch.arange(length)
+    end, padded_end = int_size_tensor(length), int_size_tensor(padded_length)
     if pad == "zeros-after-shift":  # the grid is shifted before the padding, the mask's seams after it
-        source = torch.where(places < end, wrap_indices(places + shift, end), places)
-        behind = wrap_indices(places + shift, last) < shift
-        return WindowAxis(whole, source, places < end, behind, back=wrap_indices(own + end - shift, end))
-    moved = (end > window) * shift  # an axis of one window is not shifted
-    source = wrap_indices(places + moved, last)
-    return WindowAxis(whole, source, source < end, source < moved, back=wrap_indices(own + last - moved, last))
+        source = torch.where(positions < end, wrap_indices(positions + shift, end), positions)
+        behind = wrap_indices(positions + shift, padded_end) < shift
+        return WindowAxis(padded_length, source, positions < end, behind, back=wrap_indices(indices + end - shift, end))
+    axis_shift = (end > window) * shift  # an axis of one window is not shifted
+    source = wrap_indices(positions + axis_shift, padded_end)
+    return WindowAxis(
+        padded_length,
+        source,
+        source < end,
+        source < axis_shift,
+        back=wrap_indices(indices + padded_end - axis_shift, padded_end),
+    )
 
 
 def int_size_tensor(size: int) -> Tensor:
@@ -60,10 +66,10 @@ def int_size_tensor(size: int) -> Tensor:
     return torch.ones(size, dtype=torch.int64).sum()
 
 
-def wrap_indices(places: Tensor, end: Tensor) -> Tensor:
+def wrap_indices(indices: Tensor, end: Tensor) -> Tensor:
     """Wrap (n,) int64 indices below 2 `end`, a scalar () int64, to a ring of `end`: exporters do not support a symbolic
     remainder."""
-    return torch.where(places < end, places, places - end)
+    return torch.where(indices < end, indices, indices - end)
 
 
 class DynamicWindows(nn.Module):
@@ -75,18 +81,20 @@ class DynamicWindows(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, rows, columns, D) -> (B, rows, columns, D)."""
-        down, right = (lay_out_axis(x.shape[1 + axis], self.size[axis], self.shift[axis], self.pad) for axis in (0, 1))
-        context = () if not any(self.shift) and self.pad != "mask" else (self.mask(down, right),)
-        y: Any = self.part(partition_windows(x, down, right, self.size), *context)  # (B, count, count, T, D)
-        return reverse_windows(y, down, right, self.size)
+        row_axis, column_axis = (
+            lay_out_axis(x.shape[1 + axis], self.size[axis], self.shift[axis], self.pad) for axis in (0, 1)
+        )
+        context = () if not any(self.shift) and self.pad != "mask" else (self.mask(row_axis, column_axis),)
+        y: Any = self.part(partition_windows(x, row_axis, column_axis, self.size), *context)  # (B, count, count, T, D)
+        return reverse_windows(y, row_axis, column_axis, self.size)
 
-    def mask(self, down: WindowAxis, right: WindowAxis) -> Tensor:
+    def mask(self, row_axis: WindowAxis, column_axis: WindowAxis) -> Tensor:
         """(count, count, 1, T, T) bool: which tokens of a window may attend to which."""
         m, n = self.size
-        region = 1 + 2 * down.behind.long()[:, None] + 4 * right.behind.long()
+        region = 1 + 2 * row_axis.behind.long()[:, None] + 4 * column_axis.behind.long()
         if self.pad == "mask":  # padding attends only to padding
-            region = region * (down.real[:, None] & right.real)
-        region = region.reshape(down.whole // m, m, right.whole // n, n).transpose(1, 2).flatten(2)
+            region = region * (row_axis.real[:, None] & column_axis.real)
+        region = region.reshape(row_axis.whole // m, m, column_axis.whole // n, n).transpose(1, 2).flatten(2)
         return (region[..., :, None] == region[..., None, :])[:, :, None]
 
 
@@ -98,51 +106,55 @@ class DynamicLocalAttention(nn.Module):
         super().__init__()
         self.own = attention
 
-    def forward(self, x: Tensor, places: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
+    def forward(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, P + N, D) -> (B, Q, D), `queries` being some of the P prefix tokens or everything."""
         if queries != ALL_QUERIES or not self.own.window:
             return self.own.out(Attention.forward_before_output(self.own, x, None, queries))
-        qkv, prefix, h = self.own.qkv(x), places.prefix, self.own.heads
+        qkv, prefix, h = self.own.qkv(x), positions.prefix, self.own.heads
         q, k, v = split_heads(qkv[..., :prefix, :], h)
         size = (self.own.window,) * 2
-        down, right = (lay_out_axis(length, self.own.window, 0, "mask") for length in places.grid)
-        grid = qkv[..., prefix:, :].unflatten(-2, places.grid)
-        own = [
-            part.flatten(1, 2) for part in split_heads(partition_windows(grid, down, right, size), h)
+        row_axis, column_axis = (lay_out_axis(length, self.own.window, 0, "mask") for length in positions.grid)
+        grid = qkv[..., prefix:, :].unflatten(-2, positions.grid)
+        window_qkv = [
+            tensor.flatten(1, 2) for tensor in split_heads(partition_windows(grid, row_axis, column_axis, size), h)
         ]  # 3 x (B, n, h, T, d)
-        real = (down.real[:, None] & right.real).reshape(-1, size[0], right.whole // size[1], size[1])
-        seen = F.pad(real.transpose(1, 2).flatten(2).flatten(0, 1), (prefix, 0), value=True)  # (n, P + T)
+        real = (row_axis.real[:, None] & column_axis.real).reshape(-1, size[0], column_axis.whole // size[1], size[1])
+        is_visible = F.pad(real.transpose(1, 2).flatten(2).flatten(0, 1), (prefix, 0), value=True)  # (n, P + T)
         keys, values = (
-            torch.cat([first[:, None].expand(-1, rest.shape[1], -1, -1, -1), rest], -2)
-            for first, rest in ((k, own[1]), (v, own[2]))
+            torch.cat([prefix_tensor[:, None].expand(-1, window_tensor.shape[1], -1, -1, -1), window_tensor], -2)
+            for prefix_tensor, window_tensor in ((k, window_qkv[1]), (v, window_qkv[2]))
         )
         # windows of an image are heads, so that all images share the mask
-        allowed = seen[:, None, None].expand(-1, h, -1, -1).flatten(0, 1)[None]
-        y = dot_product_attention(own[0].flatten(1, 2), keys.flatten(1, 2), values.flatten(1, 2), allowed).unflatten(
-            1, (-1, h)
-        )
-        y = y.transpose(-3, -2).flatten(-2).unflatten(1, (down.whole // size[0], right.whole // size[1]))
-        patches = reverse_windows(y, down, right, size).flatten(1, 2)
+        mask = is_visible[:, None, None].expand(-1, h, -1, -1).flatten(0, 1)[None]
+        y = dot_product_attention(
+            window_qkv[0].flatten(1, 2), keys.flatten(1, 2), values.flatten(1, 2), mask
+        ).unflatten(1, (-1, h))
+        y = y.transpose(-3, -2).flatten(-2).unflatten(1, (row_axis.whole // size[0], column_axis.whole // size[1]))
+        patches = reverse_windows(y, row_axis, column_axis, size).flatten(1, 2)
         if not prefix:
             return self.own.out(patches)
         _, k, v = split_heads(qkv, h)
         return self.own.out(torch.cat([dot_product_attention(q, k, v).transpose(-3, -2).flatten(-2), patches], -2))
 
 
-def partition_windows(x: Tensor, down: WindowAxis, right: WindowAxis, size: tuple[int, ...]) -> Tensor:
+def partition_windows(x: Tensor, row_axis: WindowAxis, column_axis: WindowAxis, size: tuple[int, ...]) -> Tensor:
     """(B, rows, columns, D) -> (B, count, count, T, D): shifted, padded and partitioned."""
-    x = shift_and_pad(shift_and_pad(x, down, 1), right, 2)
+    x = shift_and_pad(shift_and_pad(x, row_axis, 1), column_axis, 2)
     m, n = size
-    return x.reshape(x.shape[0], down.whole // m, m, right.whole // n, n, x.shape[-1]).transpose(2, 3).flatten(3, 4)
+    return (
+        x.reshape(x.shape[0], row_axis.whole // m, m, column_axis.whole // n, n, x.shape[-1])
+        .transpose(2, 3)
+        .flatten(3, 4)
+    )
 
 
-def reverse_windows(y: Tensor, down: WindowAxis, right: WindowAxis, size: tuple[int, ...]) -> Tensor:
+def reverse_windows(y: Tensor, row_axis: WindowAxis, column_axis: WindowAxis, size: tuple[int, ...]) -> Tensor:
     """(B, count, count, T, D) -> (B, rows, columns, D): the inverse of `partition_windows`."""
-    y = y.unflatten(3, size).transpose(2, 3).reshape(y.shape[0], down.whole, right.whole, y.shape[-1])
-    return y.index_select(1, down.back).index_select(2, right.back)
+    y = y.unflatten(3, size).transpose(2, 3).reshape(y.shape[0], row_axis.whole, column_axis.whole, y.shape[-1])
+    return y.index_select(1, row_axis.back).index_select(2, column_axis.back)
 
 
-def shift_and_pad(x: Tensor, along: WindowAxis, axis: int) -> Tensor:
+def shift_and_pad(x: Tensor, window_axis: WindowAxis, axis: int) -> Tensor:
     """Shift and pad an axis: (B, ..., D) -> (B, ..., D) with `along.whole` positions, zero for padding."""
-    filled = F.pad(x, [0, 0] * (x.dim() - 1 - axis) + [0, along.whole - x.shape[axis]])
-    return filled.index_select(axis, along.source)
+    padded = F.pad(x, [0, 0] * (x.dim() - 1 - axis) + [0, window_axis.whole - x.shape[axis]])
+    return padded.index_select(axis, window_axis.source)

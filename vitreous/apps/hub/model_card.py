@@ -27,22 +27,22 @@ def strip_local_folders(value: str) -> str:
 def strip_provenance_paths(value: Any) -> Any:
     """Return a model's provenance, with every absolute path shortened to its last name."""
     if isinstance(value, dict):
-        return {key: strip_provenance_paths(one) for key, one in value.items()}
+        return {key: strip_provenance_paths(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [strip_provenance_paths(one) for one in value]
+        return [strip_provenance_paths(item) for item in value]
     return strip_local_folders(value) if isinstance(value, str) and os.path.isabs(value) else value
 
 
 def list_summary_metrics(summary: dict[str, Any]) -> list[tuple[str, str, float, list[float] | None, int]]:
     """List the metrics of a run's summary: (split, name, value, 95 % interval or None, images)."""
-    rows = []
+    metrics = []
     for split in ("test", "val"):
         measured = summary.get(split) or {}
         intervals = measured.get("interval") or {}
         for name, value in measured.items():
             if isinstance(value, float) and name not in ("images", "unreadable"):
-                rows.append((split, name, value, intervals.get(name), int(measured.get("images") or 0)))
-    return rows
+                metrics.append((split, name, value, intervals.get(name), int(measured.get("images") or 0)))
+    return metrics
 
 
 def build_hub_metadata(
@@ -59,34 +59,42 @@ def build_hub_metadata(
             dataset_type=re.sub(r"[^\w./-]+", "-", data).strip("-") or "custom",
             dataset_name=data or "custom",
             dataset_split="validation" if split == "val" else split,
-            metric_type=HUB_METRICS.get(figure, figure),
-            metric_name=figure,
+            metric_type=HUB_METRICS.get(metric_name, metric_name),
+            metric_name=metric_name,
             metric_value=round(value, 5),
         )
-        for split, figure, value, _, _ in list_summary_metrics(summary)
+        for split, metric_name, value, _, _ in list_summary_metrics(summary)
     ]
     base = str(bundle.provenance.get("init") or "").removeprefix("hf:")
-    plain: dict[str, Any] = {"license": licence} if licence else {}
-    plain |= {"base_model": base} if re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not os.path.exists(base) else {}
-    plain |= {"model_name": name, "eval_results": results} if results else {}
+    card_fields: dict[str, Any] = {"license": licence} if licence else {}
+    card_fields |= {"base_model": base} if re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not os.path.exists(base) else {}
+    card_fields |= {"model_name": name, "eval_results": results} if results else {}
     card = ModelCardData(
-        library_name="vitreous", pipeline_tag=task, tags=["vitreous", "vision-transformer", *tags], **plain
+        library_name="vitreous", pipeline_tag=task, tags=["vitreous", "vision-transformer", *tags], **card_fields
     )
     return card.to_yaml()
 
 
 def render_model_card(
-    repository: str, bundle: Bundle, summary: dict[str, Any], licence: str | None, tags: list[str], shipped: str
+    repository: str,
+    bundle: Bundle,
+    summary: dict[str, Any],
+    licence: str | None,
+    tags: list[str],
+    extra_files_note: str,
 ) -> str:
-    """Render README.md. `summary`: of a run, or {}; `shipped`: a sentence on files for other libraries, or ""."""
+    """Render README.md. `summary`: of a run, or {}; `extra_files_note`: a sentence on files for other libraries, or
+    ""."""
 
     config, task = bundle.model.config, bundle.task
     parameters = sum(parameter.numel() for parameter in bundle.model.parameters())
     verb = task.verb
-    pictures = "" if verb == "sample" else " IMAGE ..."
+    image_arguments = "" if verb == "sample" else " IMAGE ..."
     call = {"predict": '.predict("image.jpg")', "embed": '.embed("image.jpg")'}.get(verb, ".model")
-    named = list(task.classes)
-    classes = f"\nClasses: {', '.join(named[:50])}{' ...' if len(named) > 50 else ''}\n" if named else ""
+    class_names = list(task.classes)
+    classes = (
+        f"\nClasses: {', '.join(class_names[:50])}{' ...' if len(class_names) > 50 else ''}\n" if class_names else ""
+    )
     headless = ", headless=True" if verb == "embed" else ""
     return f"""---
 {build_hub_metadata(repository, bundle, summary, licence, tags)}
@@ -103,7 +111,7 @@ vitreous is not on PyPI yet: install it from a checkout of its repository.
 
 ```bash
 pip install '.[hub]'  # in the checkout
-vitreous {verb} hf:{repository}{pictures}
+vitreous {verb} hf:{repository}{image_arguments}
 ```
 
 ```python
@@ -113,7 +121,7 @@ model = vitreous.load("hf:{repository}"{headless})
 prediction = model{call}
 ```
 
-`model.model` is the `torch.nn.Module` in float32.{f" {shipped}" if shipped else ""}
+`model.model` is the `torch.nn.Module` in float32.{f" {extra_files_note}" if extra_files_note else ""}
 
 ## Metrics
 {format_metric_table(summary)}
@@ -128,8 +136,8 @@ else. Evaluate it on your own images before you rely on it: `vitreous evaluate h
 
 def format_metric_table(summary: dict[str, Any]) -> str:
     """Format the metrics as a Markdown table, or a sentence that there are none."""
-    rows = list_summary_metrics(summary)
-    if not rows:
+    metrics = list_summary_metrics(summary)
+    if not metrics:
         return "\nNo metrics were measured before publication.\n"
     lines = [
         "",
@@ -137,20 +145,20 @@ def format_metric_table(summary: dict[str, Any]) -> str:
         "",
     ]
     lines += ["| split | metric | value | images |", "|---|---|---|---|"]
-    for split, name, value, interval, images in rows:
-        spread = f" [{interval[0]:.4f}, {interval[1]:.4f}]" if interval else ""
-        lines.append(f"| {split} | {name} | {value:.4f}{spread} | {images:,} |")
+    for split, name, value, interval, images in metrics:
+        interval_text = f" [{interval[0]:.4f}, {interval[1]:.4f}]" if interval else ""
+        lines.append(f"| {split} | {name} | {value:.4f}{interval_text} | {images:,} |")
     return "\n".join([*lines, ""])
 
 
 def format_training_list(bundle: Bundle, summary: dict[str, Any]) -> str:
     """Format the training settings as a Markdown list."""
-    known = {
+    settings = {
         name: value for name, value in strip_provenance_paths(bundle.provenance).items() if not isinstance(value, dict)
     }
-    known |= {name: summary[name] for name in ("steps", "wall_seconds", "exaflops") if summary.get(name) is not None}
-    known = {name: value for name, value in known.items() if value is not None}
-    lines = [f"- {name.replace('_', ' ')}: {format_card_value(value)}" for name, value in known.items()]
+    settings |= {name: summary[name] for name in ("steps", "wall_seconds", "exaflops") if summary.get(name) is not None}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    lines = [f"- {name.replace('_', ' ')}: {format_card_value(value)}" for name, value in settings.items()]
     lines.append(f"- preprocessing: {', '.join(f'{k} {v}' for k, v in list_preprocess_settings(bundle).items())}")
     return "\n".join(["", *lines, ""])
 
@@ -168,5 +176,5 @@ def format_card_value(value: Any) -> str:
 
 def list_preprocess_settings(bundle: Bundle) -> dict[str, Any]:
     """List the main preprocessing settings."""
-    plain = to_builtins(bundle.preprocess)
-    return {name: plain[name] for name in ("fit", "share", "filter", "mean", "std") if name in plain}
+    settings = to_builtins(bundle.preprocess)
+    return {name: settings[name] for name in ("fit", "share", "filter", "mean", "std") if name in settings}

@@ -63,20 +63,20 @@ def push(
     if parent:
         parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".push-", dir=parent) as scratch:
-        stage = Path(scratch) / "files"
+        staging_folder = Path(scratch) / "files"
         try:
-            shipped = stage_files(folder, stage, transformers, note)
+            extra_files_note = stage_files(folder, staging_folder, transformers, note)
             card = render_model_card(
-                repository, bundle, summary=summary, licence=licence, tags=list(tags), shipped=shipped
+                repository, bundle, summary=summary, licence=licence, tags=list(tags), extra_files_note=extra_files_note
             )
-            write_text_atomic(stage / CARD_FILE, card)
-            sizes = {path.name: path.stat().st_size for path in sorted(stage.iterdir())}
+            write_text_atomic(staging_folder / CARD_FILE, card)
+            sizes = {path.name: path.stat().st_size for path in sorted(staging_folder.iterdir())}
             if out is not None:
-                sync_and_rename(stage, Path(out))
+                sync_and_rename(staging_folder, Path(out))
         except OSError as error:
             problem = f"cannot collect the files ({error.strerror or error})"
             raise ResourceError(problem, "free some space, or set TMPDIR to another folder") from None
-        commit = "" if dry_run else upload_repository(repository, stage, private, update, account)
+        commit = "" if dry_run else upload_repository(repository, staging_folder, private, update, account)
     return {
         "repository": repository,
         "url": make_repository_url(repository),
@@ -90,20 +90,22 @@ def push(
     }
 
 
-def parse_repository(to: str) -> str:
+def parse_repository(address: str) -> str:
     """Parse the name in `hf:org/name`. Raises UsageError for other forms."""
-    match = REPOSITORY_PATTERN.fullmatch(to)
-    if not match or ".." in to or "--" in to or re.search(r"(^|/)[.-]|[.-]($|/)", match["name"]):
-        raise UsageError(f"{to} is not a repository name", "use hf:ORG/NAME, with your account or organisation as ORG")
+    match = REPOSITORY_PATTERN.fullmatch(address)
+    if not match or ".." in address or "--" in address or re.search(r"(^|/)[.-]|[.-]($|/)", match["name"]):
+        raise UsageError(
+            f"{address} is not a repository name", "use hf:ORG/NAME, with your account or organisation as ORG"
+        )
     return match["name"]
 
 
-def require_hub_client(to: str) -> None:
+def require_hub_client(address: str) -> None:
     """Raise UsageError without the extra `hub`."""
     try:
         import huggingface_hub  # noqa: F401
     except ImportError:
-        raise UsageError(f"{to} needs the Hub client, which is not installed", install_hint("hub")) from None
+        raise UsageError(f"{address} needs the Hub client, which is not installed", install_hint("hub")) from None
 
 
 def find_bundle_folder(run: str | os.PathLike[str]) -> Path:
@@ -124,8 +126,8 @@ def find_bundle_folder(run: str | os.PathLike[str]) -> Path:
 def load_run_summary(folder: Path) -> dict[str, Any]:
     """Load the summary of the run that contains a bundle; {} if it is missing or damaged."""
     try:
-        plain = json.loads((folder.parent / "summary.json").read_text("utf-8"))
-        return plain if isinstance(plain, dict) and folder.name == "model" else {}
+        summary = json.loads((folder.parent / "summary.json").read_text("utf-8"))
+        return summary if isinstance(summary, dict) and folder.name == "model" else {}
     except (OSError, ValueError):
         return {}
 
@@ -133,30 +135,30 @@ def load_run_summary(folder: Path) -> dict[str, Any]:
 def warn_about_licence(bundle: Bundle, licence: str | None, note: Callable[[str], None]) -> None:
     """Print notes on the licence of the model."""
     init = str(bundle.provenance.get("init") or "")
-    if row := find_published_weights(init):
-        note(f"the model was initialised from {init} (licence {row.licence}): its terms may apply to your model")
+    if published := find_published_weights(init):
+        note(f"the model was initialised from {init} (licence {published.licence}): its terms may apply to your model")
     if licence is None:
         note("without a licence, others may not use the model; set one with --license, such as apache-2.0")
 
 
-def stage_files(folder: Path, stage: Path, transformers: bool, note: Callable[[str], None]) -> str:
-    """Copy the files to upload into `stage`; returns a sentence on files for other libraries, or "". Raises UsageError
-    for a model that transformers does not support, OSError."""
-    stage.mkdir()
+def stage_files(folder: Path, staging_folder: Path, transformers: bool, note: Callable[[str], None]) -> str:
+    """Copy the files to upload into `staging_folder`; returns a sentence on files for other libraries, or "". Raises
+    UsageError for a model that transformers does not support, OSError."""
+    staging_folder.mkdir()
     for name in (WEIGHTS_FILE, OBJECTIVE_FILE):
         if (folder / name).is_file():
-            shutil.copyfile(folder / name, stage / name)
+            shutil.copyfile(folder / name, staging_folder / name)
     description = json.loads((folder / DESCRIPTION_FILE).read_text("utf-8"))
     description["provenance"] = strip_provenance_paths(description.get("provenance", {}))
-    write_text_atomic(stage / DESCRIPTION_FILE, json.dumps(description, indent=2, ensure_ascii=False) + "\n")
+    write_text_atomic(staging_folder / DESCRIPTION_FILE, json.dumps(description, indent=2, ensure_ascii=False) + "\n")
     if not transformers:
         return ""
-    written = stage.parent / "transformers"
-    document = convert(folder, written, "huggingface", tell=note)
-    for path in sorted(written.iterdir()):
-        path.rename(stage / path.name)
-    differs = document["assumed_settings"]
-    return "transformers can load this repository" + (f", with {', '.join(differs)}." if differs else ".")
+    export_folder = staging_folder.parent / "transformers"
+    document = convert(folder, export_folder, "huggingface", tell=note)
+    for path in sorted(export_folder.iterdir()):
+        path.rename(staging_folder / path.name)
+    load_options = document["assumed_settings"]
+    return "transformers can load this repository" + (f", with {', '.join(load_options)}." if load_options else ".")
 
 
 def get_write_token() -> str:
@@ -178,7 +180,7 @@ def make_repository_url(repository: str) -> str:
     return f"{constants.ENDPOINT}/{repository}"
 
 
-def upload_repository(repository: str, stage: Path, private: bool, update: bool, token: str) -> str:
+def upload_repository(repository: str, staging_folder: Path, private: bool, update: bool, token: str) -> str:
     """Create the repository and upload files as one commit; returns the commit. Raises ResourceError or UsageError."""
     from huggingface_hub import HfApi
 
@@ -189,7 +191,7 @@ def upload_repository(repository: str, stage: Path, private: bool, update: bool,
         raise translate_hub_error(repository, error, "nothing was uploaded") from None
     try:
         message = "Update the model" if update else "Publish the model"
-        return api.upload_folder(repo_id=repository, folder_path=stage, commit_message=message).oid
+        return api.upload_folder(repo_id=repository, folder_path=staging_folder, commit_message=message).oid
     except Exception as error:
         state = "no commit was made; repeat the command with --update"
         raise translate_hub_error(repository, error, state) from None
@@ -197,10 +199,10 @@ def upload_repository(repository: str, stage: Path, private: bool, update: bool,
 
 def translate_hub_error(repository: str, error: Exception, state: str) -> VitreousError:
     """Translate an exception of the Hub's client during an upload; `state` describes the repository."""
-    where = make_repository_url(repository)
+    url = make_repository_url(repository)
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status == 409 and state == "nothing was uploaded":
-        return UsageError(f"{where} already exists", "add a commit with --update, or use another name")
+        return UsageError(f"{url} already exists", "add a commit with --update, or use another name")
     reasons = {
         401: ("rejected the token", "check HF_TOKEN or run `hf auth login`; the token may have expired"),
         403: ("refused write access", "use a token with write access, of an account that is a member of ORG"),
@@ -211,12 +213,12 @@ def translate_hub_error(repository: str, error: Exception, state: str) -> Vitreo
     }
     if status in reasons:
         problem, hint = reasons[status]
-        return ResourceError(f"{where} {problem} ({status}): {state}", hint)
+        return ResourceError(f"{url} {problem} ({status}): {state}", hint)
     if isinstance(error, WeightsError | ResourceError | UsageError):
         return error
     if status is not None:
-        return ResourceError(f"{where} returned status {status}: {state}", "retry later")
+        return ResourceError(f"{url} returned status {status}: {state}", "retry later")
     reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
     return ResourceError(
-        f"cannot connect to {where} ({reason}): {state}", "check the network, and HF_ENDPOINT if it is set"
+        f"cannot connect to {url} ({reason}): {state}", "check the network, and HF_ENDPOINT if it is set"
     )

@@ -65,8 +65,8 @@ class RequestGate:
 
     def make_request_info(self, headers: dict[bytes, bytes]) -> RequestInfo:
         """Return the info of a new request, with the id from its headers or a new id."""
-        given, now = headers.get(b"x-request-id", b""), asyncio.get_running_loop().time()
-        name = given.decode() if _ID.fullmatch(given) else secrets.token_hex(8)
+        requested_id, now = headers.get(b"x-request-id", b""), asyncio.get_running_loop().time()
+        name = requested_id.decode() if _ID.fullmatch(requested_id) else secrets.token_hex(8)
         return RequestInfo(name, now, now + (self.service.limits.deadline if self.service is not None else 0.0))
 
     def strip_root_path(self, scope: Scope) -> Scope:
@@ -115,14 +115,16 @@ class RequestGate:
             raise Refusal(400, "bad_request", "the URL is not UTF-8", "request a path such as /v1/predict")
         if len(headers) < len(scope["headers"]):
             names = [name for name, _ in scope["headers"]]
-            if twice := [name for name in _SINGLE if names.count(name) > 1]:
-                raise Refusal(400, "bad_request", f"duplicate header {twice[0].decode()}", "send it once")
+            if duplicates := [name for name in _SINGLE if names.count(name) > 1]:
+                raise Refusal(400, "bad_request", f"duplicate header {duplicates[0].decode()}", "send it once")
         route = self.routes.get(path)
         info.route = route.name if route is not None else "none"
         service.access.check(headers, route is not None and route.name not in PUBLIC_ROUTES)
         if route is None and self.root_path and path == self.root_path and method == "GET":
-            place = {"location": f"{self.root_path}/"}
-            raise Refusal(308, "moved", f"the page is at {self.root_path}/", "add the trailing slash", headers=place)
+            location_header = {"location": f"{self.root_path}/"}
+            raise Refusal(
+                308, "moved", f"the page is at {self.root_path}/", "add the trailing slash", headers=location_header
+            )
         if route is None:
             hint = "GET /openapi.json lists all endpoints"
             raise Refusal(404, "not_found", f"unknown path {shorten_text(path)}", hint)
@@ -131,8 +133,8 @@ class RequestGate:
             allow = {"allow": ", ".join(sorted(allowed))}
             hint = f"use {'POST' if 'POST' in allowed else 'GET'}"
             raise Refusal(405, "method_not_allowed", f"{method} {path}", hint, headers=allow)
-        if (given := headers.get(b"x-deadline-ms")) is not None:
-            info.deadline = info.began + parse_deadline(given)
+        if (deadline_text := headers.get(b"x-deadline-ms")) is not None:
+            info.deadline = info.began + parse_deadline(deadline_text)
         if info.length is not None and info.length > service.limits.bytes:
             raise service.make_size_refusal()
         if method != "POST" and info.length != 0:
@@ -154,22 +156,26 @@ class RequestGate:
                 await self.router(scope, receive, send)
             return
         try:
-            parts = [await read_body(service, scope, receive, info)]
+            pending_bodies = [await read_body(service, scope, receive, info)]
 
             async def replay() -> Message:
-                return {"type": "http.request", "body": parts.pop() if parts else b"", "more_body": False}
+                return {
+                    "type": "http.request",
+                    "body": pending_bodies.pop() if pending_bodies else b"",
+                    "more_body": False,
+                }
 
-            work = asyncio.ensure_future(self.router(scope, replay, send))
-            left = asyncio.ensure_future(wait_for_disconnect(receive))
+            response_task = asyncio.ensure_future(self.router(scope, replay, send))
+            disconnect_task = asyncio.ensure_future(wait_for_disconnect(receive))
             try:
                 async with asyncio.timeout_at(info.deadline):
-                    await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
-                if not work.done():
+                    await asyncio.wait((response_task, disconnect_task), return_when=asyncio.FIRST_COMPLETED)
+                if not response_task.done():
                     raise ClientDisconnect
-                await work
+                await response_task
             finally:
-                work.cancel()
-                left.cancel()
+                response_task.cancel()
+                disconnect_task.cancel()
         finally:
             service.held -= info.received
 
@@ -212,8 +218,8 @@ def should_close_connection(info: RequestInfo, headers: dict[bytes, bytes], serv
     """Return whether to close the connection after this response: on shutdown, or with a long body unread."""
     if info.status in (400, 408) or service is None or service.draining:
         return True
-    left = MAX_DISCARDED_BYTES + 1 if info.length is None else info.length - info.received
-    return not info.whole and (left > MAX_DISCARDED_BYTES or b"expect" in headers)
+    unread_bytes = MAX_DISCARDED_BYTES + 1 if info.length is None else info.length - info.received
+    return not info.whole and (unread_bytes > MAX_DISCARDED_BYTES or b"expect" in headers)
 
 
 def parse_deadline(text: bytes) -> float:

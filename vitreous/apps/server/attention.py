@@ -53,38 +53,43 @@ class AttentionRequest:
 
         Raises UsageError with the parameter, its value and the allowed values, and for models without such attention.
         """
-        c = require_attention_config(model.config)
+        config = require_attention_config(model.config)
         kind, head = parameters.get("kind", "rollout"), parameters.get("head", "mean")
         if kind not in ("raw", "rollout"):
             raise make_parameter_error("kind", kind, "raw or rollout")
         if kind == "rollout":
             head = parse_number("head", head, 0, "mean, max or min", HEAD_FUSIONS)
         else:
-            allowed = f"a head from 0 to {c.heads - 1}, mean, max, min or all"
-            head = parse_number("head", head, c.heads, allowed, (*HEAD_FUSIONS, "all"))
-        layer = parameters.get("layer", str(c.depth - 1))
-        layer = parse_number("layer", layer, c.depth, f"a block from 0 to {c.depth - 1}, or all", ("all",))
-        query, place = parameters.get("query", "prediction"), None
+            allowed = f"a head from 0 to {config.heads - 1}, mean, max, min or all"
+            head = parse_number("head", head, config.heads, allowed, (*HEAD_FUSIONS, "all"))
+        layer = parameters.get("layer", str(config.depth - 1))
+        layer = parse_number("layer", layer, config.depth, f"a block from 0 to {config.depth - 1}, or all", ("all",))
+        query, position = parameters.get("query", "prediction"), None
         if query != "prediction":
-            most = preprocess.longest_grid(c.grid) if preprocess else c.grid
-            axes = ("SLOT", "ROW", "COLUMN")[-len(c.grid) :]
-            first, last = (",".join(map(str, ends)) for ends in ([0] * len(axes), [end - 1 for end in most]))
-            allowed = f"prediction, or {','.join(axes)} of a patch, from {first} to {last}"
-            words = query.split(",")
-            if len(words) != len(axes):
-                raise make_parameter_error("query", query, allowed)
-            place = tuple(
-                parse_number("query", word, end, allowed, whole=query) for word, end in zip(words, most, strict=True)
+            max_grid = preprocess.longest_grid(config.grid) if preprocess else config.grid
+            axes = ("SLOT", "ROW", "COLUMN")[-len(config.grid) :]
+            first_position, last_position = (
+                ",".join(map(str, ends)) for ends in ([0] * len(axes), [end - 1 for end in max_grid])
             )
-        return AttentionRequest(kind, layer, head, place)
+            allowed = f"prediction, or {','.join(axes)} of a patch, from {first_position} to {last_position}"
+            numbers = query.split(",")
+            if len(numbers) != len(axes):
+                raise make_parameter_error("query", query, allowed)
+            position = tuple(
+                parse_number("query", number, end, allowed, full_value=query)
+                for number, end in zip(numbers, max_grid, strict=True)
+            )
+        return AttentionRequest(kind, layer, head, position)
 
 
-def parse_number(name: str, text: str, end: int, allowed: str, words: tuple[str, ...] = (), whole: str = "") -> Any:
-    """Parse one of the words, or an integer from 0 to below `end`. Raises UsageError with the `whole` value."""
-    if text in words:
+def parse_number(
+    name: str, text: str, end: int, allowed: str, allowed_words: tuple[str, ...] = (), full_value: str = ""
+) -> Any:
+    """Parse one of the words, or an integer from 0 to below `end`. Raises UsageError with the `full_value` value."""
+    if text in allowed_words:
         return text
     if not (text.isascii() and text.isdecimal() and len(text) < 6 and int(text) < end):
-        raise make_parameter_error(name, whole or text, allowed)
+        raise make_parameter_error(name, full_value or text, allowed)
     return int(text)
 
 
@@ -105,32 +110,38 @@ def require_attention_config(config: ModelConfig) -> ViTConfig:
 
 def detect_inspections(bundle: Bundle) -> dict[str, bool]:
     """Return which of attention, position similarity and patch filters the model supports."""
-    c = bundle.model.config
+    config = bundle.model.config
     try:
-        seen = bool(require_attention_config(c))
+        has_attention = bool(require_attention_config(config))
     except UsageError:
-        seen = False
-    placed = c.positions.kind != "none" and len(c.grid) == 2 and c.grid[0] * c.grid[1] <= MAX_POSITIONS
-    return {"attention": seen, "positions": placed, "filters": isinstance(c.image, tuple) and len(c.image) == 2}
+        has_attention = False
+    has_positions = (
+        config.positions.kind != "none" and len(config.grid) == 2 and config.grid[0] * config.grid[1] <= MAX_POSITIONS
+    )
+    return {
+        "attention": has_attention,
+        "positions": has_positions,
+        "filters": isinstance(config.image, tuple) and len(config.image) == 2,
+    }
 
 
-def attention_to_json(bundle: Bundle, pixels: np.ndarray, asked: AttentionRequest) -> dict[str, Any]:
+def attention_to_json(bundle: Bundle, pixels: np.ndarray, request: AttentionRequest) -> dict[str, Any]:
     """(C, *image) pixels as `reading.read_model_input` makes them -> the requested attention as a JSON document.
 
     `weights` is [h][w], for clips [t][h][w], with a leading axis for all layers and then one for all heads;
     `prefix_weights` [P] likewise. A token's weights and prefix weights sum to one, except for `max` and `min` of heads.
     Raises UsageError for a model without attention.
     """
-    selected, grid, prefix = compute_attention_weights(bundle, pixels, asked)
-    c = require_attention_config(bundle.model.config)
+    selected, grid, prefix = compute_attention_weights(bundle, pixels, request)
+    config = require_attention_config(bundle.model.config)
     return {
-        "kind": asked.kind,
-        "layer": asked.layer,
-        "head": asked.head,
-        "query": "prediction" if asked.query is None else list(asked.query),
+        "kind": request.kind,
+        "layer": request.layer,
+        "head": request.head,
+        "query": "prediction" if request.query is None else list(request.query),
         "grid": list(grid),
-        "layers": c.depth,
-        "heads": c.heads,
+        "layers": config.depth,
+        "heads": config.heads,
         "prefix_tokens": prefix,
         "weights": round_significant(selected[..., prefix:].reshape(*selected.shape[:-1], *grid)).tolist(),
         "prefix_weights": round_significant(selected[..., :prefix]).tolist(),
@@ -138,39 +149,39 @@ def attention_to_json(bundle: Bundle, pixels: np.ndarray, asked: AttentionReques
 
 
 def compute_attention_weights(
-    bundle: Bundle, pixels: np.ndarray, asked: AttentionRequest
+    bundle: Bundle, pixels: np.ndarray, request: AttentionRequest
 ) -> tuple[np.ndarray, tuple[int, ...], int]:
-    """Return (..., P + N) float32 weights of (C, *image) pixels, with leading axes as `asked`; the grid; and P."""
+    """Return (..., P + N) float32 weights of (C, *image) pixels, with leading axes as `request`; the grid; and P."""
     import torch
 
     from vitreous.inspection.attention import compute_attention_maps as raw
     from vitreous.inspection.rollout import RolloutOptions, compute_rollout
 
-    model, c = bundle.model, require_attention_config(bundle.model.config)
-    grid = tuple(i // p for i, p in zip(pixels.shape[1:], c.patch, strict=True))
+    model, config = bundle.model, require_attention_config(bundle.model.config)
+    grid = tuple(i // p for i, p in zip(pixels.shape[1:], config.patch, strict=True))
     queries = None
-    if asked.query is not None:
-        if any(place >= length for place, length in zip(asked.query, grid, strict=True)):
+    if request.query is not None:
+        if any(position >= length for position, length in zip(request.query, grid, strict=True)):
             raise make_parameter_error(
-                "query", ",".join(map(str, asked.query)), f"a position on the grid {grid} of this image"
+                "query", ",".join(map(str, request.query)), f"a position on the grid {grid} of this image"
             )
-        queries = torch.zeros(c.prefix + math.prod(grid))
-        queries[c.prefix + int(np.ravel_multi_index(asked.query, grid))] = 1
+        queries = torch.zeros(config.prefix + math.prod(grid))
+        queries[config.prefix + int(np.ravel_multi_index(request.query, grid))] = 1
     device = next(model.parameters()).device
     images = bundle.preprocess.normalise(torch.from_numpy(pixels)[None].to(device))
-    layers = range(c.depth) if asked.layer == "all" else [asked.layer]
+    layers = range(config.depth) if request.layer == "all" else [request.layer]
     with HOOK_LOCK:
-        if asked.kind == "rollout":
-            through = compute_rollout(model, images, RolloutOptions(fusion=asked.head), queries).joint[0]  # type: ignore[arg-type]
-            selected = through[list(layers)]
+        if request.kind == "rollout":
+            rollout = compute_rollout(model, images, RolloutOptions(fusion=request.head), queries).joint[0]  # type: ignore[arg-type]
+            selected = rollout[list(layers)]
         else:
             weights = raw(model, images, layers, queries)
             selected = torch.stack([weights[layer][0] for layer in layers])  # (L, h, T)
-            if isinstance(asked.head, int):
-                selected = selected[:, asked.head]
-            elif asked.head != "all":
-                selected = {"mean": selected.mean, "max": selected.amax, "min": selected.amin}[asked.head](1)
-    return (selected if asked.layer == "all" else selected[0]).float().cpu().numpy(), grid, c.prefix
+            if isinstance(request.head, int):
+                selected = selected[:, request.head]
+            elif request.head != "all":
+                selected = {"mean": selected.mean, "max": selected.amax, "min": selected.amin}[request.head](1)
+    return (selected if request.layer == "all" else selected[0]).float().cpu().numpy(), grid, config.prefix
 
 
 def round_significant(values: np.ndarray) -> np.ndarray:
@@ -182,7 +193,7 @@ def round_significant(values: np.ndarray) -> np.ndarray:
     return np.rint(values * scale) / scale
 
 
-def render_attention_image(bundle: Bundle, pixels: np.ndarray, asked: AttentionRequest) -> bytes:
+def render_attention_image(bundle: Bundle, pixels: np.ndarray, request: AttentionRequest) -> bytes:
     """Return the model's input (C, *image) with an overlay of the attention map (`overlay_heat_map`; arXiv:2010.11929,
     Fig. 6): a PNG, or an animated GIF for clips. Raises UsageError."""
     import torch
@@ -190,16 +201,16 @@ def render_attention_image(bundle: Bundle, pixels: np.ndarray, asked: AttentionR
     from vitreous.data.rgb_images import to_rgb_frames
     from vitreous.reports.pages.thumbnails import encode_gif, enlarge_pixels, overlay_heat_map, scale_attention_map
 
-    if "all" in (asked.layer, asked.head):
-        name = "layer" if asked.layer == "all" else "head"
+    if "all" in (request.layer, request.head):
+        name = "layer" if request.layer == "all" else "head"
         raise make_parameter_error(name, "all", "a single one for an image; format=json returns all")
-    selected, grid, prefix = compute_attention_weights(bundle, pixels, asked)
+    selected, grid, prefix = compute_attention_weights(bundle, pixels, request)
     weights = selected[prefix:].reshape(-1, *grid[-2:])
     weights = scale_attention_map(weights)
     frames = [enlarge_pixels(frame, MIN_PNG_SIZE) for frame in to_rgb_frames(torch.from_numpy(pixels))]
     maps = np.repeat(weights, len(frames) // len(weights), 0)
-    shown = [overlay_heat_map(frame, values) for frame, values in zip(frames, maps, strict=True)]
-    return encode_gif(shown) if len(grid) == 3 else encode_png(shown[0])
+    overlays = [overlay_heat_map(frame, values) for frame, values in zip(frames, maps, strict=True)]
+    return encode_gif(overlays) if len(grid) == 3 else encode_png(overlays[0])
 
 
 def render_clip_frames(pixels: np.ndarray) -> bytes:
@@ -223,13 +234,13 @@ def compute_position_similarity(bundle: Bundle) -> dict[str, Any] | None:
 
     if not detect_inspections(bundle)["positions"]:
         return None
-    c = bundle.model.config
-    grid = tuple(i // p for i, p in zip(bundle.preprocess.image, c.patch, strict=True))
+    config = bundle.model.config
+    grid = tuple(i // p for i, p in zip(bundle.preprocess.image, config.patch, strict=True))
     table = next(iter(get_position_embeddings(bundle.model, grid).values()))
-    similar = compute_position_cosines(table).reshape(grid[0] * grid[1], -1)
-    ends = [round(end, 4) for end in similarity_range(similar)]
-    rounded = (np.rint(similar.double().numpy() * 1e4) / 1e4).tolist()
-    return {"grid": list(grid), "kind": c.positions.kind, "range": ends, "similarity": rounded}
+    similarities = compute_position_cosines(table).reshape(grid[0] * grid[1], -1)
+    value_range = [round(end, 4) for end in similarity_range(similarities)]
+    rounded = (np.rint(similarities.double().numpy() * 1e4) / 1e4).tolist()
+    return {"grid": list(grid), "kind": config.positions.kind, "range": value_range, "similarity": rounded}
 
 
 def render_patch_filters(bundle: Bundle) -> bytes | None:
@@ -241,8 +252,8 @@ def render_patch_filters(bundle: Bundle) -> bytes | None:
 
     if not detect_inspections(bundle)["filters"]:
         return None
-    whole = arrange_filters(filters_to_images(components(bundle.model).components.numpy())[0])
-    return encode_png(Image.fromarray((whole * 255).round().astype(np.uint8)))
+    grid_image = arrange_filters(filters_to_images(components(bundle.model).components.numpy())[0])
+    return encode_png(Image.fromarray((grid_image * 255).round().astype(np.uint8)))
 
 
 def compute_visible_box(preprocess: Preprocess, width: int, height: int) -> list[float]:

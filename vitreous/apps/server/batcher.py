@@ -83,25 +83,27 @@ class Batcher:
         """Compute batches until closed."""
         if sys.platform == "linux":
             with suppress(OSError):
-                own = threading.get_native_id()
-                os.setpriority(os.PRIO_PROCESS, own, min(19, os.getpriority(os.PRIO_PROCESS, own) + COMPUTE_NICENESS))
+                thread_id = threading.get_native_id()
+                os.setpriority(
+                    os.PRIO_PROCESS, thread_id, min(19, os.getpriority(os.PRIO_PROCESS, thread_id) + COMPUTE_NICENESS)
+                )
         while (batch := self.take()) is not None:
             if not batch:
                 continue
             self.began = began = time.monotonic()
             try:
                 inputs, work = [job.input for job in batch], batch[0].work
-                answers = [work(inputs[0])] if batch[0].alone else list(work(stack_same_size(inputs)))
+                results = [work(inputs[0])] if batch[0].alone else list(work(stack_same_size(inputs)))
                 self.failures = 0
             except Exception as error:  # one batch must not end the thread
                 self.failures += 1
-                answers = [error] * len(batch)
+                results = [error] * len(batch)
             self.began = None
             seconds = time.monotonic() - began
             if not batch[0].alone:
                 self.usual = update_running_mean(self.usual, seconds)
                 self.per_image = update_running_mean(self.per_image, seconds / len(batch))
-            self.schedule_in_loop(self.deliver_results, batch, answers, seconds)
+            self.schedule_in_loop(self.deliver_results, batch, results, seconds)
 
     def take(self) -> list[BatchItem] | None:
         """Return the next batch, possibly empty; None when closed."""
@@ -111,9 +113,13 @@ class Batcher:
             if self.closed:
                 return None
             if not self.jobs[0].alone:
-                until = time.monotonic() + MAX_WAIT_SHARE * self.usual
-                while len(self.jobs) < self.size and self.decoding() > 0 and (left := until - time.monotonic()) > 0:
-                    self.arrived.wait(left)
+                wait_end = time.monotonic() + MAX_WAIT_SHARE * self.usual
+                while (
+                    len(self.jobs) < self.size
+                    and self.decoding() > 0
+                    and (remaining := wait_end - time.monotonic()) > 0
+                ):
+                    self.arrived.wait(remaining)
             batch, dropped, now = list[BatchItem](), list[BatchItem](), time.monotonic()
             postponed = deque[BatchItem]()
             while self.jobs and len(batch) < (1 if batch and batch[0].alone else self.size):
@@ -141,24 +147,24 @@ class Batcher:
     def expire_jobs(self, jobs: list[BatchItem]) -> None:
         """Drop expired or cancelled jobs."""
         for job in jobs:
-            late = job.deadline <= self.loop.time()
-            self.expired, self.cancelled = self.expired + late, self.cancelled + (not late)
+            is_expired = job.deadline <= self.loop.time()
+            self.expired, self.cancelled = self.expired + is_expired, self.cancelled + (not is_expired)
             if not job.answer.done():
                 job.answer.set_exception(
                     Refusal(504, "deadline", "the deadline expired", "retry with a longer deadline")
                 )
 
-    def deliver_results(self, jobs: list[BatchItem], answers: list[Any], seconds: float) -> None:
+    def deliver_results(self, jobs: list[BatchItem], results: list[Any], seconds: float) -> None:
         """Deliver the results of a batch."""
         if not jobs[0].alone:
             self.observe(len(jobs), seconds)
-        for job, one in zip(jobs, answers, strict=True):
+        for job, result in zip(jobs, results, strict=True):
             if job.answer.done():
                 continue
-            if isinstance(one, Exception):
-                job.answer.set_exception(one)
+            if isinstance(result, Exception):
+                job.answer.set_exception(result)
             else:
-                job.answer.set_result(one)
+                job.answer.set_result(result)
 
     def close(self) -> None:
         """Stop accepting work."""

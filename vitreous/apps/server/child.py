@@ -68,14 +68,14 @@ DecodeFunction = Callable[[bytes, DecodeSettings, bool], np.ndarray]
 
 def decode_request_image(content: bytes, settings: DecodeSettings, full_size: bool) -> np.ndarray:
     """Decode one image to (C, *image) pixels, or to (C, H, W) at its original size; or one clip. Raises DataError."""
-    preprocess, most = settings.preprocess, settings.max_pixels
+    preprocess, max_pixels = settings.preprocess, settings.max_pixels
     if full_size:
-        return to_native_array(preprocess.decode_within(content, "image", most))
-    planar = preprocess.for_reduced_decoding() if content.startswith(b"\xff\xd8") else None
-    if planar is None:
-        return preprocess.to_array(preprocess.decode_within(content, "image", most))
-    if math.prod(read_upright_size(content, "image", min(MAX_JPEG_PIXELS, 64 * most))) > most:
-        return read_large_jpeg(content, planar, "image", settings.exact, most)
+        return to_native_array(preprocess.decode_within(content, "image", max_pixels))
+    jpeg_preprocess = preprocess.for_reduced_decoding() if content.startswith(b"\xff\xd8") else None
+    if jpeg_preprocess is None:
+        return preprocess.to_array(preprocess.decode_within(content, "image", max_pixels))
+    if math.prod(read_upright_size(content, "image", min(MAX_JPEG_PIXELS, 64 * max_pixels))) > max_pixels:
+        return read_large_jpeg(content, jpeg_preprocess, "image", settings.exact, max_pixels)
     return read_model_input(content, preprocess, "image", exact=settings.exact)
 
 
@@ -86,25 +86,29 @@ def serve_jobs(decode: DecodeFunction = decode_request_image) -> None:
     drop_privileges(memory)
     pipe.sendall(b"!")
     jobs = pipe.makefile("rb")
-    while len(head := jobs.read(JOB_HEADER.size)) == JOB_HEADER.size:
-        flags, length, size = JOB_HEADER.unpack(head)
+    while len(header := jobs.read(JOB_HEADER.size)) == JOB_HEADER.size:
+        flags, length, size = JOB_HEADER.unpack(header)
         settings = parse_settings(jobs.read(length))
         content = jobs.read(size)
         limit_cpu_time(seconds)
         try:
             pixels = np.ascontiguousarray(decode(content, settings, bool(flags & FLAG_FULL_SIZE)))
-            size_of = settings.preprocess.read_upload_size
-            image_size = size_of(content, "image", MAX_JPEG_PIXELS) if flags & FLAG_WITH_SIZE else (0, 0)
-            answer = {"dtype": str(pixels.dtype), "shape": pixels.shape, "size": image_size}
+            read_size = settings.preprocess.read_upload_size
+            image_size = read_size(content, "image", MAX_JPEG_PIXELS) if flags & FLAG_WITH_SIZE else (0, 0)
+            document = {"dtype": str(pixels.dtype), "shape": pixels.shape, "size": image_size}
             data = pixels.data.cast("B")
             status = STATUS_PIXELS
         except (DataError, MemoryError) as error:
-            known = (
+            data_error = (
                 error if isinstance(error, DataError) else DataError("image: needs too much memory", "scale it down")
             )
-            answer, data, status = {"message": known.message, "hint": known.hint}, memoryview(b""), STATUS_REFUSED
+            document, data, status = (
+                {"message": data_error.message, "hint": data_error.hint},
+                memoryview(b""),
+                STATUS_REFUSED,
+            )
         limit_cpu_time(0)
-        text = json.dumps(answer).encode()
+        text = json.dumps(document).encode()
         pipe.sendall(RESPONSE_HEADER.pack(status, len(text), len(data)) + text)
         pipe.sendall(data)
 
@@ -118,8 +122,8 @@ def limit_cpu_time(seconds: float) -> None:
 def drop_privileges(memory: int) -> None:
     """Drop privileges: limit memory to `memory` bytes, forbid files, processes and core dumps, and die with the
     parent, as far as the system supports it."""
-    for number in STOP_SIGNALS:  # they go to the process group; the server drains, then ends this process
-        signal.signal(number, signal.SIG_IGN)
+    for signal_number in STOP_SIGNALS:  # they go to the process group; the server drains, then ends this process
+        signal.signal(signal_number, signal.SIG_IGN)
     import_decoders()
     with suppress(OSError, AttributeError):
         os.nice(5)
@@ -134,9 +138,9 @@ def drop_privileges(memory: int) -> None:
     except ImportError:  # the system has no such limits
         return
     limits = {"RLIMIT_AS": memory, "RLIMIT_CORE": 0, "RLIMIT_FSIZE": 0, "RLIMIT_NPROC": 0}
-    for name, most in limits.items():
+    for name, limit in limits.items():
         with suppress(ValueError, OSError):
-            resource.setrlimit(getattr(resource, name), (most, most))
+            resource.setrlimit(getattr(resource, name), (limit, limit))
     highest = max(int(name) for name in os.listdir("/dev/fd")) if os.path.isdir("/dev/fd") else 16
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (highest, highest))
@@ -151,18 +155,18 @@ def import_decoders() -> None:
 
     Image.init()
     plugins = [module.name for module in iter_modules(PIL.__path__, "PIL.") if module.name.endswith("ImagePlugin")]
-    parts = ("PIL.ImageCms", "PIL.ImageOps", "PIL.ImageChops", "PIL.ExifTags")
-    others = ("tifffile", "vitreous.data.decoding.spectral", "av", "av.video.reformatter")
-    for name in (*plugins, *parts, *others):
+    pillow_modules = ("PIL.ImageCms", "PIL.ImageOps", "PIL.ImageChops", "PIL.ExifTags")
+    other_modules = ("tifffile", "vitreous.data.decoding.spectral", "av", "av.video.reformatter")
+    for name in (*plugins, *pillow_modules, *other_modules):
         with suppress(ImportError):
             import_module(name)
     preload_tiff_codecs()
-    for kind in list_readable_formats():
-        register_pillow_reader(kind)
-    for kind in IMAGE_FORMATS:
-        Image.new("RGB", (64, 64)).save(file := io.BytesIO(), kind)
-        read_upright_size(file.getvalue(), kind)
-        read_model_input(file.getvalue(), ImagePreprocess((8, 8)), kind)
+    for image_format in list_readable_formats():
+        register_pillow_reader(image_format)
+    for image_format in IMAGE_FORMATS:
+        Image.new("RGB", (64, 64)).save(file := io.BytesIO(), image_format)
+        read_upright_size(file.getvalue(), image_format)
+        read_model_input(file.getvalue(), ImagePreprocess((8, 8)), image_format)
     Image.new("RGB", (64, 64)).save(file := io.BytesIO(), "JPEG")
     read_large_jpeg(file.getvalue(), ImagePreprocess((8, 8)), "JPEG", True, 1024)
 

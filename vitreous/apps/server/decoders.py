@@ -38,14 +38,14 @@ class DecoderProcess:
     """A decoding process and its socket."""
 
     def __init__(self, command: Sequence[str], limits: ServerLimits) -> None:
-        self.socket, theirs = socket.socketpair()
+        self.socket, child_socket = socket.socketpair()
         self.socket.setblocking(False)
-        words = [*command, str(theirs.fileno()), str(limits.decode_seconds), str(limits.decode_memory)]
+        arguments = [*command, str(child_socket.fileno()), str(limits.decode_seconds), str(limits.decode_memory)]
         environment = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
         environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        with theirs, block_stop_signals():
+        with child_socket, block_stop_signals():
             self.process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=2, env=environment, pass_fds=(theirs.fileno(),)
+                arguments, stdin=subprocess.DEVNULL, stdout=2, env=environment, pass_fds=(child_socket.fileno(),)
             )
 
     async def ready(self) -> bool:
@@ -61,24 +61,24 @@ class DecoderProcess:
         await loop.sock_sendall(self.socket, JOB_HEADER.pack(flags, len(settings), len(content)) + settings)
         await loop.sock_sendall(self.socket, content)
         status, length, size = RESPONSE_HEADER.unpack(await self.receive(bytearray(RESPONSE_HEADER.size)))
-        answer = json.loads(await self.receive(bytearray(length)))
+        response = json.loads(await self.receive(bytearray(length)))
         if status != STATUS_PIXELS:
-            return answer, None
-        pixels = np.empty(answer["shape"], answer["dtype"])
+            return response, None
+        pixels = np.empty(response["shape"], response["dtype"])
         if pixels.nbytes != size:
             raise ConnectionError("invalid response of a decoder")
         await self.receive(pixels.data)
-        return answer, pixels
+        return response, pixels
 
-    async def receive(self, into: Any) -> Any:
+    async def receive(self, buffer: Any) -> Any:
         """Fill a buffer. Raises ConnectionError if the process closed the socket."""
-        view, loop = memoryview(into).cast("B"), asyncio.get_running_loop()
+        view, loop = memoryview(buffer).cast("B"), asyncio.get_running_loop()
         while len(view):
-            got = await loop.sock_recv_into(self.socket, view)
-            if not got:
+            num_received = await loop.sock_recv_into(self.socket, view)
+            if not num_received:
                 raise ConnectionError("a decoder died")
-            view = view[got:]
-        return into
+            view = view[num_received:]
+        return buffer
 
     def end(self) -> None:
         """Kill the process."""
@@ -168,15 +168,15 @@ class DecoderPool:
         the image; raises as `decode`."""
         try:
             async with asyncio.timeout(self.limits.decode_seconds * DECODE_TIMEOUT_FACTOR):
-                answer, pixels = await child.send_job(content, settings, flags)
+                response, pixels = await child.send_job(content, settings, flags)
         except (OSError, ValueError) as error:
             for _ in range(0 if isinstance(error, TimeoutError) else 25):
                 if child.process.poll() is not None:
                     break
                 await asyncio.sleep(EXIT_POLL_SECONDS)
-            killed = child.process.poll() == -getattr(signal, "SIGKILL", 9)
+            was_killed = child.process.poll() == -getattr(signal, "SIGKILL", 9)
             self.replace(child)
-            if killed:  # from outside: an image cannot cause this
+            if was_killed:  # from outside: an image cannot cause this
                 message = "the decoding process was killed"
                 raise Refusal(503, "decoder_lost", message, "retry", retry=1) from None
             message = "image: decoding failed, or took too much time or memory"
@@ -186,8 +186,8 @@ class DecoderPool:
         else:
             self.idle.put_nowait(child)
         if pixels is None:
-            raise Refusal(422, "unreadable_image", answer["message"], answer["hint"])
-        width, height = answer["size"]
+            raise Refusal(422, "unreadable_image", response["message"], response["hint"])
+        width, height = response["size"]
         return pixels, (width, height)
 
     async def measure_seconds(self, settings: DecodeSettings) -> float:

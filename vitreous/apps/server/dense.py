@@ -36,7 +36,7 @@ async def handle_segment(request: Request) -> Response:
     (service, info), parameters = get_request_context(request), read_parameters(request)
     served, card = service.served, service.served.predictor.card
     require_endpoint(served, "segment", "this is not a segmentation model")
-    form = parse_choice("format", parameters, ("json", "png"))
+    response_format = parse_choice("format", parameters, ("json", "png"))
     upload, image = require_single_upload(await read_uploads(request, service.limits)), card.preprocess.plane
     with service.admit_images(info, min(HEAVY_REQUEST_COST, service.queue)):
         pixels, _ = await service.decoders.decode(upload.content, served.decode_settings, full_size=True)
@@ -46,12 +46,16 @@ async def handle_segment(request: Request) -> Response:
             lambda pixels: predict_class_map(logits, pixels, image), pixels, info.deadline, alone=True
         )
     colours = create_class_colours(card.task.classes)
-    if form == "png":
+    if response_format == "png":
         return Response(encode_png(class_map_to_image(classes, colours)), media_type="image/png")
     shares = [{"class": name, "share": share} for name, share in class_pixel_shares(classes, card.task.classes).items()]
-    numbers = b64encode(encode_png(class_map_to_image(classes, colours, palette=False))).decode()
-    answer = {"size": list(classes.shape), "class_shares": shares, "class_map": "data:image/png;base64," + numbers}
-    return json_response({"request_id": info.id, "model": describe_model_version(served), **answer})
+    encoded_map = b64encode(encode_png(class_map_to_image(classes, colours, palette=False))).decode()
+    document = {
+        "size": list(classes.shape),
+        "class_shares": shares,
+        "class_map": "data:image/png;base64," + encoded_map,
+    }
+    return json_response({"request_id": info.id, "model": describe_model_version(served), **document})
 
 
 async def handle_detect(request: Request) -> Response:
@@ -60,14 +64,14 @@ async def handle_detect(request: Request) -> Response:
     (service, info), parameters = get_request_context(request), read_parameters(request)
     served, card = service.served, service.served.predictor.card
     require_endpoint(served, "detect", "this is not a detector")
-    form = parse_choice("format", parameters, ("json", "png"))
+    response_format = parse_choice("format", parameters, ("json", "png"))
     tiles = parse_choice("tiles", parameters, ("false", "true")) == "true"
     threshold = parse_share("threshold", parameters["threshold"]) if "threshold" in parameters else DEFAULT_THRESHOLD
     upload, engine = require_single_upload(await read_uploads(request, service.limits)), served.predictor.engine
 
     def compute(pixels: np.ndarray) -> tuple[Detections, bytes]:
         detections = detect_objects(engine.objects, pixels, card.preprocess, tiles, threshold)
-        if form == "json":
+        if response_format == "json":
             return detections, b""
         return detections, encode_png(draw_detections(pixels_to_rgb(pixels), detections, card.task.classes))
 
@@ -76,11 +80,11 @@ async def handle_detect(request: Request) -> Response:
         if tiles:
             check_tiles(pixels, card.preprocess.plane)
         detections, png = await service.batcher.compute(compute, pixels, info.deadline, alone=True)
-    if form == "png":
+    if response_format == "png":
         return Response(png, media_type="image/png")
-    objects = [{"segmentation": None, **one} for one in detections_to_dicts(detections, card.task.classes)]
-    answer = {"size": list(detections.size), "objects": objects}
-    return json_response({"request_id": info.id, "model": describe_model_version(served), **answer})
+    objects = [{"segmentation": None, **fields} for fields in detections_to_dicts(detections, card.task.classes)]
+    document = {"size": list(detections.size), "objects": objects}
+    return json_response({"request_id": info.id, "model": describe_model_version(served), **document})
 
 
 def check_tiles(pixels: np.ndarray, image: tuple[int, int]) -> None:

@@ -124,27 +124,27 @@ def warm_up_predictor(
         problem = f"{predictor.card.name} takes {predictor.card.preprocess.noun}; the server supports images and clips"
         raise UsageError(problem, "use `vitreous predict RUN FILE …`")
     size = min(choose_batch_size(predictor), limits.queue or MAX_BATCH_SIZE)
-    one, card = predictor.card.preprocess.noise(), predictor.card
-    answer = partial(card.task.compute, predictor.engine)
+    noise, card = predictor.card.preprocess.noise(), predictor.card
+    compute_output = partial(card.task.compute, predictor.engine)
     shape = (1, *card.task.output_shape(card.preprocess.image))
     try:
-        golden, again = answer(one), answer(one)
+        first_output, repeated = compute_output(noise), compute_output(noise)
     except VitreousError:
         raise
     except Exception as error:
         message = f"{card.name} fails: {str(error).splitlines()[0][:200]}"
         raise WeightsError(message, "check it with `vitreous predict`") from error
-    finite = bool(np.isfinite(golden).all())
-    fits = [expected in (None, length) for expected, length in zip(shape, golden.shape, strict=False)]
-    is_shaped = golden.ndim == len(shape) and all(fits)
-    if not is_shaped or not finite or not np.array_equal(golden, again):
-        symptom = "different outputs for the same input" if finite else "outputs that are not finite"
-        message = f"{card.name} {card.version} gives {symptom}, shape {golden.shape}"
+    is_finite = bool(np.isfinite(first_output).all())
+    axes_match = [expected in (None, length) for expected, length in zip(shape, first_output.shape, strict=False)]
+    is_shaped = first_output.ndim == len(shape) and all(axes_match)
+    if not is_shaped or not is_finite or not np.array_equal(first_output, repeated):
+        symptom = "different outputs for the same input" if is_finite else "outputs that are not finite"
+        message = f"{card.name} {card.version} gives {symptom}, shape {first_output.shape}"
         raise WeightsError(message, "train or export it again")
-    full, seconds = predictor.card.preprocess.noise(size), []
+    full_batch, seconds = predictor.card.preprocess.noise(size), []
     for _ in range(2):
         began = time.perf_counter()
-        answer(full)
+        compute_output(full_batch)
         seconds.append(max(time.perf_counter() - began, 1e-6))
     index, note = open_run_index(predictor, run)
     served = ServedModel(
@@ -165,29 +165,29 @@ def warm_up_generator(predictor: Predictor, generator: Generator, limits: Server
     second time."""
     from vitreous.inference.samples import SampleOptions
 
-    card, options, finite = predictor.card, SampleOptions(steps=2), list[bool]()
+    card, options, finite_steps = predictor.card, SampleOptions(steps=2), list[bool]()
 
-    def watch(rows: slice, state: SamplerState) -> None:
-        finite.append(bool(state.image.isfinite().all()))
+    def watch(batch_slice: slice, state: SamplerState) -> None:
+        finite_steps.append(bool(state.image.isfinite().all()))
 
     def make(count: int) -> tuple[list[Sample], float]:
-        began, wanted = time.perf_counter(), [(0, number) for number in range(count)]
-        samples = list(generator.make(wanted, options, on_step=watch))
+        began, pairs = time.perf_counter(), [(0, index) for index in range(count)]
+        samples = list(generator.make(pairs, options, on_step=watch))
         return samples, max(time.perf_counter() - began, 1e-6)
 
-    (golden, _), (again, seconds) = make(1), make(1)
-    if not all(finite) or not np.array_equal(golden[0].image, again[0].image):
-        symptom = "different images for the same seed" if all(finite) else "images that are not finite"
+    (first_samples, _), (repeated, seconds) = make(1), make(1)
+    if not all(finite_steps) or not np.array_equal(first_samples[0].image, repeated[0].image):
+        symptom = "different images for the same seed" if all(finite_steps) else "images that are not finite"
         raise WeightsError(f"{card.name} {card.version} gives {symptom}", "train it again")
     passes = count_forward_passes(*options.resolve_sampler(generator.process))
     count = DEFAULT_BATCH_SIZE if seconds < FAST_STEP_SECONDS else 1
-    full = make(count)[1] if count > 1 else seconds
+    batch_seconds = make(count)[1] if count > 1 else seconds
     default_passes = count_forward_passes(*SampleOptions().resolve_sampler(generator.process))
     inpaint = generator.sampler.decode is None
     return ServedModel(
         predictor,
         DecodeSettings(card.preprocess, False, limits.pixels),
-        images_per_second=count / (full / passes * default_passes),
+        images_per_second=count / (batch_seconds / passes * default_passes),
         batch_size=1,
         generator=generator,
         sampling=make_sample_limits(
@@ -213,9 +213,9 @@ def choose_batch_size(predictor: Predictor) -> int:
     """Return the batch size: one chunk per computing thread; larger batches would only add waiting."""
     import sys
 
-    part = int(getattr(predictor.engine, "chunk_size", DEFAULT_BATCH_SIZE))
+    chunk_size = int(getattr(predictor.engine, "chunk_size", DEFAULT_BATCH_SIZE))
     torch = sys.modules.get("torch")
-    return min(part * (torch.get_num_threads() if torch is not None else 1), max(part, MAX_BATCH_SIZE))
+    return min(chunk_size * (torch.get_num_threads() if torch is not None else 1), max(chunk_size, MAX_BATCH_SIZE))
 
 
 def can_compute_features(predictor: Predictor) -> bool:

@@ -51,10 +51,10 @@ class ServerLog:
 
     def run(self) -> None:
         """Write pending lines until closed."""
-        written = time.monotonic()
+        last_written = time.monotonic()
         while not self.closed.wait(WRITE_PERIOD):
-            if (self.refused or self.lost) and time.monotonic() - written >= 1:
-                written = time.monotonic()
+            if (self.refused or self.lost) and time.monotonic() - last_written >= 1:
+                last_written = time.monotonic()
                 refused, lost, self.refused, self.lost = self.refused, self.lost, 0, 0
                 self.write_request(event="refused", requests=refused, **({"lines_lost": lost} if lost else {}))
             self.flush()

@@ -158,11 +158,11 @@ VIDEO_SUBTYPES = ("mp4", "webm", "x-matroska", "quicktime", "x-msvideo", "mpeg")
 
 def build_openapi_document(limits: ServerLimits, root_path: str = "") -> dict[str, Any]:
     """Build the description of all endpoints, which are below `root_path`."""
-    paths = {path: {"post": describe_post(*row)} for path, row in POST_ENDPOINTS.items()}
+    paths = {path: {"post": describe_post(*endpoint)} for path, endpoint in POST_ENDPOINTS.items()}
     paths["/v1/sample"] = {"post": describe_sample()}
     paths |= {
-        path: {"get": {"summary": text, "responses": describe_responses(kind)}}
-        for path, (text, kind) in GET_ENDPOINTS.items()
+        path: {"get": {"summary": text, "responses": describe_responses(response_type)}}
+        for path, (text, response_type) in GET_ENDPOINTS.items()
     }
     description = (
         f"Images of up to {limits.bytes:,} bytes and {limits.pixels:,} pixels, up to {limits.images} in one request."
@@ -178,57 +178,57 @@ def build_openapi_document(limits: ServerLimits, root_path: str = "") -> dict[st
     }
 
 
-def expand_schema(short: Any) -> dict[str, Any]:
+def expand_schema(shorthand: Any) -> dict[str, Any]:
     """Expand a short form to a JSON schema. A dict is an object with only required fields, a list of one item is an
     array, and a tuple is a choice, with None for null. A string is a type or the name of another document. A dict with
     a `type` is already a schema."""
-    if short is None:
+    if shorthand is None:
         return {"type": "null"}
-    if isinstance(short, str):
-        return {"$ref": f"#/components/schemas/{short}"} if short in DOCUMENT_SCHEMAS else {"type": short}
-    if isinstance(short, tuple):
-        return {"anyOf": [expand_schema(one) for one in short]}
-    if isinstance(short, list):
-        return {"type": "array", "items": expand_schema(short[0])}
-    if "type" in short:
-        return short
-    properties = {name: expand_schema(one) for name, one in short.items()}
+    if isinstance(shorthand, str):
+        return {"$ref": f"#/components/schemas/{shorthand}"} if shorthand in DOCUMENT_SCHEMAS else {"type": shorthand}
+    if isinstance(shorthand, tuple):
+        return {"anyOf": [expand_schema(item) for item in shorthand]}
+    if isinstance(shorthand, list):
+        return {"type": "array", "items": expand_schema(shorthand[0])}
+    if "type" in shorthand:
+        return shorthand
+    properties = {name: expand_schema(item) for name, item in shorthand.items()}
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
-def describe_post(summary: str, kind: str, names: tuple[str, ...]) -> dict[str, Any]:
+def describe_post(summary: str, response_type: str, names: tuple[str, ...]) -> dict[str, Any]:
     """Describe an endpoint that takes images."""
     parameters = [("query", name, *QUERY_PARAMETERS[name]) for name in names] + [DEADLINE_PARAMETER]
     images = {"type": "array", "items": BINARY_SCHEMA, "minItems": 1}
     types = {"application/octet-stream": BINARY_SCHEMA} | {f"image/{name}": BINARY_SCHEMA for name in IMAGE_SUBTYPES}
     types |= {f"video/{name}": BINARY_SCHEMA for name in VIDEO_SUBTYPES}
     types["multipart/form-data"] = expand_schema({"image": images})
-    answers = describe_responses(kind)
-    if kind in ("Attention", "Segments", "Objects"):
-        answers["200"]["content"]["image/png"] = {"schema": BINARY_SCHEMA}
-    if kind == "Attention":
-        answers["200"]["content"]["image/gif"] = {"schema": BINARY_SCHEMA}
+    responses = describe_responses(response_type)
+    if response_type in ("Attention", "Segments", "Objects"):
+        responses["200"]["content"]["image/png"] = {"schema": BINARY_SCHEMA}
+    if response_type == "Attention":
+        responses["200"]["content"]["image/gif"] = {"schema": BINARY_SCHEMA}
     return {
         "summary": summary,
-        "parameters": [describe_parameter(*one) for one in parameters],
+        "parameters": [describe_parameter(*parameter) for parameter in parameters],
         "requestBody": {"required": True, "content": {name: {"schema": schema} for name, schema in types.items()}},
-        "responses": answers,
+        "responses": responses,
     }
 
 
-def describe_parameter(place: str, name: str, schema: dict[str, Any], text: str) -> dict[str, Any]:
+def describe_parameter(location: str, name: str, schema: dict[str, Any], text: str) -> dict[str, Any]:
     """Describe an optional parameter."""
-    return {"name": name, "in": place, "required": False, "schema": schema, "description": text}
+    return {"name": name, "in": location, "required": False, "schema": schema, "description": text}
 
 
 def describe_sample() -> dict[str, Any]:
     """Describe the endpoint that generates images."""
     properties = {name: {**schema, "description": text} for name, (schema, text) in SAMPLE_FIELDS.items()}
     body = {"type": "object", "properties": properties, "additionalProperties": False}
-    form = {"type": "object", "properties": {"image": BINARY_SCHEMA, "mask": BINARY_SCHEMA, "settings": body}}
-    form |= {"required": ["image", "mask"], "additionalProperties": False}
-    answers = describe_responses("Samples")
-    answers["200"]["content"] |= {
+    form_schema = {"type": "object", "properties": {"image": BINARY_SCHEMA, "mask": BINARY_SCHEMA, "settings": body}}
+    form_schema |= {"required": ["image", "mask"], "additionalProperties": False}
+    responses = describe_responses("Samples")
+    responses["200"]["content"] |= {
         "image/png": {"schema": BINARY_SCHEMA},
         "application/x-ndjson": {"schema": {"type": "string"}},
     }
@@ -238,23 +238,27 @@ def describe_sample() -> dict[str, Any]:
         "requestBody": {
             "required": True,
             "description": "settings; or a form with settings, an image, and a mask (white areas are inpainted)",
-            "content": {"application/json": {"schema": body}, "multipart/form-data": {"schema": form}},
+            "content": {"application/json": {"schema": body}, "multipart/form-data": {"schema": form_schema}},
         },
-        "responses": answers,
+        "responses": responses,
     }
 
 
-def describe_responses(kind: str) -> dict[str, Any]:
+def describe_responses(response_type: str) -> dict[str, Any]:
     """Describe the response, a document or a content type, and the errors."""
-    content = {kind: {"schema": {"type": "string"}}} if "/" in kind else describe_json_content(kind)
-    answers = {"200": {"description": "the response", "content": content}}
+    content = (
+        {response_type: {"schema": {"type": "string"}}}
+        if "/" in response_type
+        else describe_json_content(response_type)
+    )
+    responses = {"200": {"description": "the response", "content": content}}
     refusals = {**ERROR_DESCRIPTIONS, "404": "not available for this model"}
-    answers |= {
+    responses |= {
         code: {"description": text, "content": describe_json_content("Error")} for code, text in refusals.items()
     }
-    if kind == "Status":
-        answers["503"] = {"description": "not ready", "content": describe_json_content("Status")}
-    return answers
+    if response_type == "Status":
+        responses["503"] = {"description": "not ready", "content": describe_json_content("Status")}
+    return responses
 
 
 def describe_json_content(name: str) -> dict[str, Any]:

@@ -61,8 +61,12 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Register a connection; above the limit, close the connection that has been idle for longest."""
         if len(self.connections) >= self.limits.connections:
-            waiting = [c for c in self.connections if isinstance(c, LimitedProtocol) and c.phase != ANSWERING]
-            (min(waiting, key=lambda c: c.since).transport if waiting else transport).abort()
+            closable = [
+                connection
+                for connection in self.connections
+                if isinstance(connection, LimitedProtocol) and connection.phase != ANSWERING
+            ]
+            (min(closable, key=lambda connection: connection.since).transport if closable else transport).abort()
         super().connection_made(LingeringTransport(transport, self))  # type: ignore[arg-type]
         transport.max_size = 2**16  # type: ignore[attr-defined]  # bytes per read, so that connections take short turns
 
@@ -88,11 +92,11 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         """Start the application; if the server is full, refuse the request here, without a task."""
-        refused = self.refuse_full(cycle.scope) if cycle.keep_alive else None
-        if refused is None:
+        full_refusal = self.refuse_full(cycle.scope) if cycle.keep_alive else None
+        if full_refusal is None:
             super()._start_asgi_task(cycle, app)
             return
-        self.transport.write(self.render(*refused))
+        self.transport.write(self.render(*full_refusal))
         cycle.response_started = cycle.response_complete = True
         self.on_response_complete()
 
@@ -191,23 +195,23 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def sweep(self, now: float) -> None:
         """End all phases that take too long; called several times per second."""
-        waited, limits, unsent = now - self.since, self.limits, self.transport.get_write_buffer_size()
-        if not unsent:
+        phase_seconds, limits, unsent_bytes = now - self.since, self.limits, self.transport.get_write_buffer_size()
+        if not unsent_bytes:
             self.unread_since = None
         elif self.unread_since is None:
             self.unread_since = now
-        elif now - self.unread_since > SEND_SECONDS + unsent / SEND_RATE:
+        elif now - self.unread_since > SEND_SECONDS + unsent_bytes / SEND_RATE:
             self.transport.abort()
         if self.transport.is_closing():
-            if waited > LINGER_SECONDS and not unsent:
+            if phase_seconds > LINGER_SECONDS and not unsent_bytes:
                 self.transport.abort()
         elif self.phase == IDLE or (self.phase == HEAD and not self.head_bytes):
-            if waited > (limits.idle_seconds if self.phase == IDLE else limits.head_seconds):
+            if phase_seconds > (limits.idle_seconds if self.phase == IDLE else limits.head_seconds):
                 self.transport.close()
-        elif self.phase == HEAD and waited > limits.head_seconds:
+        elif self.phase == HEAD and phase_seconds > limits.head_seconds:
             hint = f"send them within {limits.head_seconds:g} s"
             self.reject(Refusal(408, "too_slow", "the request headers arrived too slowly", hint))
-        elif self.phase == BODY and self.cycle.response_complete and waited > limits.body_seconds:
+        elif self.phase == BODY and self.cycle.response_complete and phase_seconds > limits.body_seconds:
             self.transport.close()
 
 

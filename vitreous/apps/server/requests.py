@@ -65,7 +65,7 @@ def get_request_context(request: Request) -> tuple[Service, RequestInfo]:
 def read_parameters(request: Request) -> dict[str, str]:
     """Parse the query string. Raises Refusal, 422, for invalid syntax, and unknown or duplicate parameters."""
     text, path = request.scope["query_string"], request.scope["path"]
-    known = POST_ENDPOINTS[path][2] if path in POST_ENDPOINTS else ()
+    allowed = POST_ENDPOINTS[path][2] if path in POST_ENDPOINTS else ()
     try:
         pairs = parse_qsl(text.decode("ascii"), keep_blank_values=True, strict_parsing=bool(text), max_num_fields=20)
     except (ValueError, UnicodeDecodeError):
@@ -73,8 +73,8 @@ def read_parameters(request: Request) -> dict[str, str]:
         raise Refusal(422, "bad_parameter", message, hint) from None
     parameters: dict[str, str] = {}
     for name, value in pairs:
-        if name not in known:
-            hint = f"use {', '.join(known)}" if known else "this endpoint has no parameters"
+        if name not in allowed:
+            hint = f"use {', '.join(allowed)}" if allowed else "this endpoint has no parameters"
             raise Refusal(422, "bad_parameter", f"unknown parameter {shorten_text(name)}", hint)
         if name in parameters:
             raise Refusal(422, "bad_parameter", f"duplicate parameter {name}", "send it once")
@@ -94,10 +94,12 @@ def require_single_upload(uploads: list[Upload]) -> Upload:
     return uploads[0]
 
 
-def parse_int(name: str, text: str, least: int, most: int) -> int:
+def parse_int(name: str, text: str, minimum: int, maximum: int) -> int:
     """Parse an integer in a range. Raises Refusal, 422, with parameter, value and range."""
-    if not (text.isascii() and text.isdecimal() and len(text) < 10 and least <= int(text) <= most):
-        raise Refusal(422, "bad_parameter", f"invalid {name}={text[:40]!r}", f"use an integer from {least} to {most}")
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and minimum <= int(text) <= maximum):
+        raise Refusal(
+            422, "bad_parameter", f"invalid {name}={text[:40]!r}", f"use an integer from {minimum} to {maximum}"
+        )
     return int(text)
 
 
@@ -112,12 +114,12 @@ def parse_share(name: str, text: str) -> float:
     return value
 
 
-def parse_choice(name: str, parameters: Mapping[str, str], words: tuple[str, ...]) -> str:
+def parse_choice(name: str, parameters: Mapping[str, str], choices: tuple[str, ...]) -> str:
     """Parse one of some words; the default is the first. Raises Refusal, 422."""
-    word = parameters.get(name, words[0])
-    if word not in words:
-        raise Refusal(422, "bad_parameter", f"invalid {name}={word[:40]}", f"use {' or '.join(words)}")
-    return word
+    choice = parameters.get(name, choices[0])
+    if choice not in choices:
+        raise Refusal(422, "bad_parameter", f"invalid {name}={choice[:40]}", f"use {' or '.join(choices)}")
+    return choice
 
 
 def format_endpoint(card: Card) -> str:
@@ -163,7 +165,7 @@ async def read_uploads(request: Request, limits: ServerLimits) -> list[Upload]:
 
 async def read_form(request: Request) -> list[Upload]:
     """Read the files of a form. Raises Refusal as `read_parts`."""
-    return [part for _, part in await read_parts(request) if isinstance(part, Upload)]
+    return [upload for _, upload in await read_parts(request) if isinstance(upload, Upload)]
 
 
 async def read_parts(request: Request) -> list[tuple[str, Upload | str]]:
@@ -178,13 +180,13 @@ async def read_parts(request: Request) -> list[tuple[str, Upload | str]]:
         ) from None
     if not parser.complete:
         raise Refusal(400, "bad_multipart", "the form ends before its last boundary", "send the complete form")
-    parts: list[tuple[str, Upload | str]] = []
-    for field, part in form.multi_items():
+    form_fields: list[tuple[str, Upload | str]] = []
+    for field, value in form.multi_items():
         # for a file field without a file, a browser sends an empty field without a file name
-        if isinstance(part, UploadFile) and (part.size or part.filename):
-            name = re.split(r"[/\\]", part.filename or "")[-1][:MAX_NAME_LENGTH]
-            parts.append((field, Upload(name, memoryview(await part.read()))))
-        elif isinstance(part, str):
-            parts.append((field, part))
+        if isinstance(value, UploadFile) and (value.size or value.filename):
+            name = re.split(r"[/\\]", value.filename or "")[-1][:MAX_NAME_LENGTH]
+            form_fields.append((field, Upload(name, memoryview(await value.read()))))
+        elif isinstance(value, str):
+            form_fields.append((field, value))
     await form.close()
-    return parts
+    return form_fields

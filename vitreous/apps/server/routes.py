@@ -50,11 +50,11 @@ def build_page_routes() -> list[Route]:
     """Build a route for each file of the page."""
     routes = []
     for file in files("vitreous.apps.server.page").iterdir():
-        kind = file.name.rpartition(".")[2]
-        if file.is_file() and kind in MEDIA_TYPES:
+        suffix = file.name.rpartition(".")[2]
+        if file.is_file() and suffix in MEDIA_TYPES:
             path, name = ("/", "page") if file.name == "index.html" else (f"/static/{file.name}", "static")
             # reloading the page must reload its files
-            response = Response(file.read_bytes(), 200, {"cache-control": "no-cache"}, MEDIA_TYPES[kind])
+            response = Response(file.read_bytes(), 200, {"cache-control": "no-cache"}, MEDIA_TYPES[suffix])
             routes.append(Route(path, response, methods=["GET"], name=name))
     return routes
 
@@ -109,16 +109,21 @@ async def handle_predict(request: Request) -> Response:
     top = parse_int("top", parameters["top"], 1, len(card.task.outputs)) if "top" in parameters else None
     threshold = parse_share("threshold", parameters["threshold"]) if "threshold" in parameters else None
     try:
-        form = served.predictor.prediction_format(top, threshold)
+        prediction_format = served.predictor.prediction_format(top, threshold)
     except UsageError as error:
         raise Refusal(422, "bad_parameter", error.message.removeprefix("--"), error.hint) from None
 
-    def describe(name: str | None, row: np.ndarray) -> dict[str, Any]:
-        return {"name": name, **form.to_fields(form.predict(row, "")), "error": None}
+    def describe(name: str | None, output: np.ndarray) -> dict[str, Any]:
+        return {"name": name, **prediction_format.to_fields(prediction_format.predict(output, "")), "error": None}
 
-    empty = form.to_fields(form.fail("", ""))
+    empty_fields = prediction_format.to_fields(prediction_format.fail("", ""))
     return await compute_image_responses(
-        request, served, work=served.predictor.activations, key="predictions", describe=describe, empty=empty
+        request,
+        served,
+        work=served.predictor.activations,
+        key="predictions",
+        describe=describe,
+        empty_fields=empty_fields,
     )
 
 
@@ -139,7 +144,7 @@ async def handle_embed(request: Request) -> Response:
         work=served.predictor.engine.features,
         key="embeddings",
         describe=describe,
-        empty={"embedding": []},
+        empty_fields={"embedding": []},
     )
 
 
@@ -149,7 +154,7 @@ async def compute_image_responses(
     work: Callable[[Any], np.ndarray],
     key: str,
     describe: Callable[[str | None, np.ndarray], dict[str, Any]],
-    empty: dict[str, Any],
+    empty_fields: dict[str, Any],
 ) -> Response:
     """Decode the images of a request, compute the readable ones, and describe all of them in order.
 
@@ -163,22 +168,22 @@ async def compute_image_responses(
         tasks = [asyncio.ensure_future(compute_image(service, info, served, work, upload)) for upload in uploads]
         del uploads
         try:
-            rows = await asyncio.gather(*tasks)
+            results = await asyncio.gather(*tasks)
         except BaseException:
             for task in tasks:
                 task.cancel()
             raise
-    if all(isinstance(row, Refusal) for row in rows):
-        raise rows[0]
-    answers = [
-        {"name": name, **empty, "error": {"code": row.name, "message": row.message}}
-        if isinstance(row, Refusal)
-        else describe(name, row)
-        for name, row in zip(names, rows, strict=True)
+    if all(isinstance(result, Refusal) for result in results):
+        raise results[0]
+    entries = [
+        {"name": name, **empty_fields, "error": {"code": result.name, "message": result.message}}
+        if isinstance(result, Refusal)
+        else describe(name, result)
+        for name, result in zip(names, results, strict=True)
     ]
-    document = {"request_id": info.id, "model": describe_model_version(served), key: answers}
+    document = {"request_id": info.id, "model": describe_model_version(served), key: entries}
     if key == "embeddings":
-        document["width"] = max(len(answer["embedding"]) for answer in answers)
+        document["width"] = max(len(entry["embedding"]) for entry in entries)
     return json_response(document)
 
 
@@ -198,13 +203,13 @@ async def handle_attention(request: Request) -> Response:
     service, info = get_request_context(request)
     served, bundle = service.served, require_bundle(service.served, "attention")
     parameters = read_parameters(request)
-    picture = "gif" if bundle.preprocess.is_animated else "png"
-    form = parse_choice("format", parameters, ("json", picture))
+    image_format = "gif" if bundle.preprocess.is_animated else "png"
+    response_format = parse_choice("format", parameters, ("json", image_format))
     options = attention_api.AttentionRequest.parse(parameters, bundle.model, bundle.preprocess)
-    if form != "json" and "all" in (options.layer, options.head):
-        problem = f"a {form.upper()} cannot contain several maps"
+    if response_format != "json" and "all" in (options.layer, options.head):
+        problem = f"a {response_format.upper()} cannot contain several maps"
         raise Refusal(422, "bad_parameter", problem, "select one layer and one head, or format=json")
-    render = attention_api.attention_to_json if form == "json" else attention_api.render_attention_image
+    render = attention_api.attention_to_json if response_format == "json" else attention_api.render_attention_image
     upload = require_single_upload(await read_uploads(request, service.limits))
     with service.admit_images(info, min(HEAVY_REQUEST_COST, service.queue)):
         pixels, (width, height) = await service.decoders.decode(upload.content, served.decode_settings, with_size=True)
@@ -212,7 +217,7 @@ async def handle_attention(request: Request) -> Response:
             lambda image: render(bundle, image, options), pixels, info.deadline, alone=True
         )
     if isinstance(result, bytes):
-        return Response(result, media_type=f"image/{form}")
+        return Response(result, media_type=f"image/{response_format}")
     box = attention_api.compute_visible_box(served.predictor.card.preprocess, width, height)
     return json_response({"request_id": info.id, "model": describe_model_version(served), **result, "box": box})
 
@@ -227,8 +232,8 @@ async def handle_frames(request: Request) -> Response:
     upload = require_single_upload(await read_uploads(request, service.limits))
     with service.admit_images(info, 1):
         pixels, _ = await service.decoders.decode(upload.content, service.served.decode_settings)
-        picture = await service.batcher.compute(attention_api.render_clip_frames, pixels, info.deadline, alone=True)
-    return Response(picture, media_type="image/png")
+        png = await service.batcher.compute(attention_api.render_clip_frames, pixels, info.deadline, alone=True)
+    return Response(png, media_type="image/png")
 
 
 async def handle_neighbours(request: Request) -> Response:
@@ -244,18 +249,20 @@ async def handle_neighbours(request: Request) -> Response:
         pixels, _ = await service.decoders.decode(upload.content, served.decode_settings)
         features = await service.batcher.compute(served.predictor.engine.features, pixels, info.deadline)
         nearest = await service.batcher.compute(
-            lambda row: index.nearest(row, count), features, info.deadline, alone=True
+            lambda feature: index.nearest(feature, count), features, info.deadline, alone=True
         )
-    rows = [
+    neighbours = [
         {
-            "label": one.label,
-            "name": one.name,
-            "similarity": round(float(one.similarity), 6),
-            "thumbnail": "data:image/jpeg;base64," + b64encode(one.thumbnail).decode() if one.thumbnail else None,
+            "label": neighbour.label,
+            "name": neighbour.name,
+            "similarity": round(float(neighbour.similarity), 6),
+            "thumbnail": "data:image/jpeg;base64," + b64encode(neighbour.thumbnail).decode()
+            if neighbour.thumbnail
+            else None,
         }
-        for one in nearest
+        for neighbour in nearest
     ]
-    return json_response({"request_id": info.id, "model": describe_model_version(served), "neighbours": rows})
+    return json_response({"request_id": info.id, "model": describe_model_version(served), "neighbours": neighbours})
 
 
 async def handle_positions(request: Request) -> Response:

@@ -54,13 +54,13 @@ class SampleJob:
         self,
         served: ServedModel,
         generator: Generator,
-        asked: SampleRequest,
+        request: SampleRequest,
         beat: Callable[[], None],
         *,
-        given: tuple[np.ndarray, np.ndarray] | None = None,
+        inpainting: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> None:
-        self.served, self.generator, self.asked, self.beat, self.given = served, generator, asked, beat, given
-        self.pairs = asked.pairs(generator.classes)
+        self.served, self.generator, self.asked, self.beat, self.given = served, generator, request, beat, inpainting
+        self.pairs = request.pairs(generator.classes)
         self.stop, self.lock, self.changed = threading.Event(), threading.Lock(), asyncio.Event()
         self.loop = asyncio.get_running_loop()
         self.deadline = self.done = self.next = self.last = 0.0
@@ -75,10 +75,10 @@ class SampleJob:
         classes, count = len(self.generator.classes), self.asked.count
         if self.asked.name is not None or not 1 < classes <= count:
             return square_grid_columns(count)
-        fitting = [columns for columns in range(1, count + 1) if classes % columns == 0 or columns % classes == 0]
-        stretch = {columns: max(columns * columns / count, count / columns**2) for columns in fitting}
-        best = min(fitting, key=stretch.__getitem__)
-        return best if stretch[best] <= MAX_GRID_ASPECT else square_grid_columns(count)
+        candidates = [columns for columns in range(1, count + 1) if classes % columns == 0 or columns % classes == 0]
+        aspect_ratios = {columns: max(columns * columns / count, count / columns**2) for columns in candidates}
+        best = min(candidates, key=aspect_ratios.__getitem__)
+        return best if aspect_ratios[best] <= MAX_GRID_ASPECT else square_grid_columns(count)
 
     def begin(self, deadline: float, previews: bool = False) -> SampleJob:
         """Set the deadline, and whether to send previews. Returns itself."""
@@ -102,25 +102,26 @@ class SampleJob:
         except Refusal as refusal:
             return refusal
         images = [
-            {"class": one.name or None, "number": one.number, "image": encode_png_uri(one.picture)} for one in samples
+            {"class": sample.name or None, "number": sample.number, "image": encode_png_uri(sample.picture)}
+            for sample in samples
         ]
         settings = self.asked.describe(self.generator.sampler.precision)
         size = list(samples[0].image.shape[:2])
-        answer = {"images": images, "size": size, "columns": self.columns, "settings": settings}
-        return answer | {"seconds": round(time.monotonic() - began, 4)}
+        document = {"images": images, "size": size, "columns": self.columns, "settings": settings}
+        return document | {"seconds": round(time.monotonic() - began, 4)}
 
     def grid(self, job: SampleJob) -> bytes | Refusal:
         """Return the images as one PNG in the layout of `sample`, or the refusal."""
         try:
             samples = self.compute()
-            captions = [one.name for one in samples] if any(one.name for one in samples) else []
+            captions = [sample.name for sample in samples] if any(sample.name for sample in samples) else []
             return encode_png(
-                arrange_image_grid(enlarge_small_images([one.picture for one in samples]), self.columns, captions)
+                arrange_image_grid(enlarge_small_images([sample.picture for sample in samples]), self.columns, captions)
             )
         except Refusal as refusal:
             return refusal
 
-    def after_step(self, rows: slice, state: SamplerState) -> None:
+    def after_step(self, batch_slice: slice, state: SamplerState) -> None:
         """Count a step of some samples, and publish a preview at intervals. Raises SampleJobStopped on cancellation."""
         now = time.monotonic()
         if self.stop.is_set() or now >= self.deadline:
@@ -129,18 +130,18 @@ class SampleJob:
         if not self.previews:
             return
         with self.lock:
-            self.done += (rows.stop - rows.start) / (self.asked.count * self.asked.steps)
-            self.states[rows.start] = state.image
+            self.done += (batch_slice.stop - batch_slice.start) / (self.asked.count * self.asked.steps)
+            self.states[batch_slice.start] = state.image
             if self.done < self.next or now - self.last < PREVIEW_INTERVAL:
                 return
             self.next, self.last, states = self.done + 1 / MAX_PREVIEWS, now, dict(self.states)
             done = min(1.0, round(self.done, 4))
         images: list[str | None] = [None] * self.asked.count
-        for first, image in states.items():
-            for row, one in enumerate(
+        for start, image in states.items():
+            for offset, preview_image in enumerate(
                 self.generator.sampler.preview_images(image.float().cpu()).movedim(1, -1).numpy()
             ):
-                images[first + row] = encode_preview(one)
+                images[start + offset] = encode_preview(preview_image)
         preview = {"event": "preview", "done": done, "columns": self.columns, "images": images}
         with suppress(RuntimeError):  # the loop may have ended
             self.loop.call_soon_threadsafe(self.publish, preview)
@@ -153,11 +154,11 @@ class SampleJob:
 
 def encode_preview(image: np.ndarray) -> str:
     """Encode an image (H, W, C) uint8 as a data URI, scaled down if it is large."""
-    picture = array_to_image(image)
-    picture.thumbnail((PREVIEW_SIZE, PREVIEW_SIZE), Image.Resampling.BOX)
-    return encode_png_uri(picture)
+    thumbnail = array_to_image(image)
+    thumbnail.thumbnail((PREVIEW_SIZE, PREVIEW_SIZE), Image.Resampling.BOX)
+    return encode_png_uri(thumbnail)
 
 
-def encode_png_uri(picture: Image.Image) -> str:
+def encode_png_uri(image: Image.Image) -> str:
     """Encode an image as a PNG data URI."""
-    return "data:image/png;base64," + b64encode(encode_png(picture)).decode()
+    return "data:image/png;base64," + b64encode(encode_png(image)).decode()

@@ -48,8 +48,8 @@ class SampleLimits:
         guidance = MAX_GUIDANCE if self.classes else 1.0
         limits = {"count": self.images, "steps": self.steps, "image_steps": self.image_steps}
         limits |= {"seed": MAX_JSON_SEED, "guidance": guidance}
-        own = {"process": self.process, "samplers": self.samplers, "inpaint": self.inpaint}
-        return own | {"defaults": defaults, "limits": limits}
+        document = {"process": self.process, "samplers": self.samplers, "inpaint": self.inpaint}
+        return document | {"defaults": defaults, "limits": limits}
 
     @property
     def image_steps(self) -> int:
@@ -85,7 +85,7 @@ class SampleRequest:
     def pairs(self, classes: Sequence[str]) -> list[tuple[int, int]]:
         """Return class and number of each image; `vitreous sample` generates the same image from the same pair."""
         if self.name is not None:
-            return [(classes.index(self.name), number) for number in range(self.count)]
+            return [(classes.index(self.name), index) for index in range(self.count)]
         return cycle_classes(self.count, len(classes))
 
     def cost(self, limits: SampleLimits) -> int:
@@ -93,14 +93,14 @@ class SampleRequest:
         passes = count_forward_passes(self.sampler, self.steps) * (
             2 if limits.classes and self.options.guidance != 1 else 1
         )
-        usual = count_forward_passes(*next(iter(limits.samplers.items())))
-        return max(1, math.ceil(self.count * passes / usual))
+        default_passes = count_forward_passes(*next(iter(limits.samplers.items())))
+        return max(1, math.ceil(self.count * passes / default_passes))
 
     def describe(self, precision: str) -> dict[str, Any]:
         """Return the settings, for the response."""
-        own = {"class": self.name, "count": self.count, "guidance": self.options.guidance, "steps": self.steps}
+        settings = {"class": self.name, "count": self.count, "guidance": self.options.guidance, "steps": self.steps}
         seeds = {"seed": self.options.seed, "to_seed": self.to_seed}
-        return own | seeds | {"sampler": self.sampler, "precision": precision}
+        return settings | seeds | {"sampler": self.sampler, "precision": precision}
 
 
 def parse_sample_request(content_type: str, body: bytes, limits: SampleLimits) -> SampleRequest:
@@ -162,8 +162,8 @@ def parse_json_fields(content_type: str, body: bytes) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise Refusal(422, "bad_parameter", f"duplicate key {shorten_text(twice)}", "send it once")
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise Refusal(422, "bad_parameter", f"duplicate key {shorten_text(duplicate)}", "send it once")
     return fields
 
 
@@ -183,13 +183,13 @@ def check_sample_class(name: Any, classes: Sequence[str]) -> None:
         raise Refusal(422, "bad_parameter", f"unknown class {shorten_text(name)}", hint)
 
 
-def parse_whole_number(name: str, fields: dict[str, Any], usual: int, least: int, most: int) -> int:
-    """Parse an integer in a range; the default is `usual`. Raises Refusal, 422."""
+def parse_whole_number(name: str, fields: dict[str, Any], default: int, minimum: int, maximum: int) -> int:
+    """Parse an integer in a range; the default is `default`. Raises Refusal, 422."""
     value = fields.get(name)
     if value is None:
-        return usual
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        hint = f"use an integer from {least} to {most}"
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+        hint = f"use an integer from {minimum} to {maximum}"
         raise Refusal(422, "bad_parameter", f"invalid {name}={shorten_json(value)}", hint)
     return value
 

@@ -40,18 +40,18 @@ async def handle_sample(request: Request) -> Response:
     served = service.served
     if served.generator is None or served.sampling is None:
         raise Refusal(404, "not_available", "this is not a generative model", format_endpoint(served.predictor.card))
-    asked, uploads = await read_sample_request(request, served.sampling)
-    given = await read_inpainting_images(service, info, uploads) if uploads else None
-    kind = choose_response_type(request.headers.get("accept", ""))
+    sample_request, uploads = await read_sample_request(request, served.sampling)
+    inpainting = await read_inpainting_images(service, info, uploads) if uploads else None
+    response_type = choose_response_type(request.headers.get("accept", ""))
     from vitreous.apps.server.sample_job import SampleJob
 
-    job = SampleJob(served, served.generator, asked, service.batcher.beat, given=given)
-    if kind == NDJSON_TYPE:
+    job = SampleJob(served, served.generator, sample_request, service.batcher.beat, inpainting=inpainting)
+    if response_type == NDJSON_TYPE:
         return SampleStream(service, info, job)
-    with service.admit_images(info, asked.cost(served.sampling)):
-        info.images = asked.count
+    with service.admit_images(info, sample_request.cost(served.sampling)):
+        info.images = sample_request.count
         try:
-            work = job.grid if kind == PNG_TYPE else job.document
+            work = job.grid if response_type == PNG_TYPE else job.document
             result = await service.batcher.compute(work, job.begin(info.deadline), info.deadline, alone=True)
         finally:
             job.stop.set()
@@ -69,16 +69,16 @@ async def read_sample_request(request: Request, limits: SampleLimits) -> tuple[S
         return parse_sample_request(media_type, await request.body(), limits), {}
     if not limits.inpaint:
         raise Refusal(422, "bad_parameter", "a model of latents does not support inpainting", "send JSON")
-    parts = await read_parts(request)
-    names, hint = [name for name, _ in parts], "send image and mask as files, and settings as a JSON field"
-    if wrong := next((name for name in names if name not in ("image", "mask", "settings")), None):
-        raise Refusal(400, "bad_request", f"unknown field {shorten_text(wrong)}", hint)
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise Refusal(400, "bad_request", f"duplicate field {twice}", "send it once")
-    uploads = {name: part for name, part in parts if isinstance(part, Upload) and name != "settings"}
+    form_fields = await read_parts(request)
+    names, hint = [name for name, _ in form_fields], "send image and mask as files, and settings as a JSON field"
+    if unknown := next((name for name in names if name not in ("image", "mask", "settings")), None):
+        raise Refusal(400, "bad_request", f"unknown field {shorten_text(unknown)}", hint)
+    if duplicate := next((name for name in names if names.count(name) > 1), None):
+        raise Refusal(400, "bad_request", f"duplicate field {duplicate}", "send it once")
+    uploads = {name: value for name, value in form_fields if isinstance(value, Upload) and name != "settings"}
     if uploads.keys() != {"image", "mask"}:
         raise Refusal(400, "bad_request", "inpainting needs an image and a mask", hint)
-    settings = dict(parts).get("settings", "{}")
+    settings = dict(form_fields).get("settings", "{}")
     body = settings.encode() if isinstance(settings, str) else bytes(settings.content)
     return parse_sample_request(JSON_TYPE, body, limits), uploads
 
@@ -93,17 +93,19 @@ async def read_inpainting_images(
     with service.admit_images(info, len(uploads)):
         decode, settings = service.decoders.decode, service.served.decode_settings
         image, size = await decode(uploads["image"].content, settings, with_size=True)
-        mask, other = await decode(uploads["mask"].content, grey, with_size=True)
-    if size != other:
-        sizes = [" x ".join(map(str, one)) for one in (size, other)]
+        mask, mask_size = await decode(uploads["mask"].content, grey, with_size=True)
+    if size != mask_size:
+        sizes = [" x ".join(map(str, size_pair)) for size_pair in (size, mask_size)]
         raise Refusal(422, "bad_parameter", f"image {sizes[0]} and mask {sizes[1]} differ in size", "make them equal")
     return image, mask
 
 
 def choose_response_type(accept: str) -> str:
     """Return the first supported type of an Accept header, JSON if none is."""
-    kinds = [part.split(";", 1)[0].strip().lower() for part in accept.split(",")]
-    return next((kind for kind in kinds if kind in (NDJSON_TYPE, PNG_TYPE, JSON_TYPE)), JSON_TYPE)
+    media_types = [entry.split(";", 1)[0].strip().lower() for entry in accept.split(",")]
+    return next(
+        (media_type for media_type in media_types if media_type in (NDJSON_TYPE, PNG_TYPE, JSON_TYPE)), JSON_TYPE
+    )
 
 
 class SampleStream(Response):
@@ -123,8 +125,10 @@ class SampleStream(Response):
         assert job.served.sampling is not None
         with service.admit_images(info, job.asked.cost(job.served.sampling)):
             info.images = job.asked.count
-            computing = service.batcher.compute(job.document, job.begin(deadline, previews=True), deadline, alone=True)
-            work = asyncio.ensure_future(computing)
+            computation = service.batcher.compute(
+                job.document, job.begin(deadline, previews=True), deadline, alone=True
+            )
+            work = asyncio.ensure_future(computation)
             work.add_done_callback(lambda _: job.changed.set())
             try:
                 async with asyncio.timeout_at(deadline):
@@ -134,16 +138,16 @@ class SampleStream(Response):
                         if not work.done():
                             await self.write(send, job.preview)
                     result = {"event": "result", "request_id": info.id, "model": describe_model_version(job.served)}
-                    last = result | work.result()
+                    last_line = result | work.result()
             except Exception as error:
                 if not self.started:
                     raise
                 refusal = service.to_refusal(error, info)
-                last = {"event": "error", "error": refusal.to_json(info.id)}
+                last_line = {"event": "error", "error": refusal.to_json(info.id)}
             finally:
                 job.stop.set()
                 work.cancel()
-        await self.write(send, last)
+        await self.write(send, last_line)
         await send({"type": "http.response.body", "body": b""})
 
     async def write(self, send: Send, document: dict[str, Any] | None) -> None:

@@ -75,8 +75,8 @@ class Server:
     service: Service
     loop: asyncio.AbstractEventLoop
 
-    def __init__(self, settings: ServerSettings, home: RunPath, load: Callable[[], Predictor]) -> None:
-        self.settings, self.home, self.load = settings, home, load
+    def __init__(self, settings: ServerSettings, run: RunPath, load: Callable[[], Predictor]) -> None:
+        self.settings, self.home, self.load = settings, run, load
         self.socket = bind_socket(settings.host, settings.port)
         self.limits = limit_connections(settings.limits)
         self.code = 0
@@ -117,7 +117,7 @@ class Server:
         if signals:
             sys.setswitchinterval(THREAD_SWITCH_SECONDS)
             # until there are requests to drain
-            self.handle_signals(lambda number: os._exit(128 + number), lambda: None)
+            self.handle_signals(lambda signal_number: os._exit(128 + signal_number), lambda: None)
         serving = loop.create_task(self.http.serve([self.socket]))
         try:
             _, served = await asyncio.gather(decoders.start(), asyncio.to_thread(self.prepare_model))
@@ -165,8 +165,8 @@ class Server:
     def handle_signals(self, on_end: Callable[[int], None], on_reload: Callable[[], None]) -> None:
         """Install handlers for SIGTERM and Ctrl-C, and for SIGHUP."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, on_end, number)
+        for signal_number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signal_number, on_end, signal_number)
         if hasattr(signal, "SIGHUP"):
             loop.add_signal_handler(signal.SIGHUP, on_reload)
 
@@ -174,11 +174,11 @@ class Server:
         """Load and warm up. Raises VitreousError."""
         return warm_up_predictor(self.load(), self.limits, self.home)
 
-    def stop(self, number: int = signal.SIGTERM) -> None:
+    def stop(self, signal_number: int = signal.SIGTERM) -> None:
         """Drain accepted requests and end; on the second call, end immediately."""
         if self.http.should_exit:
-            os._exit(128 + number)
-        self.code = 130 if number == signal.SIGINT else 0
+            os._exit(128 + signal_number)
+        self.code = 130 if signal_number == signal.SIGINT else 0
         self.service.draining = self.http.should_exit = True
         connections = len(self.http.server_state.connections)
         self.log.write(event="draining", images=self.service.taken, connections=connections)
@@ -195,10 +195,10 @@ class Server:
         for listener in self.http.servers:
             listener.close()
         self.socket.close()
-        quiet = loop.time() + 0.5  # a request may be arriving on a kept-alive connection
+        grace_end = loop.time() + 0.5  # a request may be arriving on a kept-alive connection
         while connections and loop.time() < end:
             for connection in list(connections):
-                if loop.time() > quiet:
+                if loop.time() > grace_end:
                     connection.shutdown()
             await asyncio.sleep(0.02)
         for connection in list(connections):
@@ -247,12 +247,12 @@ def has_pending_connections(listening: socket.socket) -> bool:
 def bind_socket(host: str, port: int) -> socket.socket:
     """Bind a listening socket. Raises ResourceError if the port is in use, UsageError if the address is invalid."""
     try:
-        family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError, OverflowError) as error:
         raise UsageError(f"invalid address {host}", str(error)) from None
-    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+    use_dual_stack = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     try:
-        listening = socket.create_server(place, family=family, backlog=LISTEN_BACKLOG, dualstack_ipv6=both)
+        listening = socket.create_server(address, family=family, backlog=LISTEN_BACKLOG, dualstack_ipv6=use_dual_stack)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else error
         hint = "use another --port; 0 selects a free one"
@@ -270,13 +270,15 @@ def limit_connections(limits: ServerLimits) -> ServerLimits:
     except ImportError:
         return limits
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = limits.connections + RESERVED_FILES + len(os.listdir("/proc/self/fd") if sys.platform == "linux" else ())
-    if soft < wanted and soft != resource.RLIM_INFINITY:
+    num_files = (
+        limits.connections + RESERVED_FILES + len(os.listdir("/proc/self/fd") if sys.platform == "linux" else ())
+    )
+    if soft < num_files and soft != resource.RLIM_INFINITY:
         with suppress(ValueError, OSError):
-            most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-            soft = most
-        limits = replace(limits, connections=max(4, min(limits.connections, limits.connections - (wanted - soft))))
+            new_limit = num_files if hard == resource.RLIM_INFINITY else min(num_files, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (new_limit, hard))
+            soft = new_limit
+        limits = replace(limits, connections=max(4, min(limits.connections, limits.connections - (num_files - soft))))
     return limits
 
 

@@ -104,19 +104,22 @@ class WatchApp:
 
     async def events(self) -> AsyncIterator[str]:
         """Yield events `lines` ({"anew": drop earlier lines, "lines": […]}) and `state` ({"finished", "age"})."""
-        follower, before, spoke = MetricsFollower(self.folder.metrics), None, 0.0
-        first = True
+        follower, last_finished, last_event_time = MetricsFollower(self.folder.metrics), None, 0.0
+        is_first = True
         self.pages += 1
         try:
             while not self.closing:
-                anew, lines = await asyncio.to_thread(follower.read)
-                for start in range(0, len(lines) or int(anew or first), MAX_EVENT_LINES):
-                    part = {"anew": (anew or first) and not start, "lines": lines[start : start + MAX_EVENT_LINES]}
-                    yield f"event: lines\ndata: {json.dumps(part)}\n\n"
-                first = False
+                is_reset, lines = await asyncio.to_thread(follower.read)
+                for start in range(0, len(lines) or int(is_reset or is_first), MAX_EVENT_LINES):
+                    event = {
+                        "anew": (is_reset or is_first) and not start,
+                        "lines": lines[start : start + MAX_EVENT_LINES],
+                    }
+                    yield f"event: lines\ndata: {json.dumps(event)}\n\n"
+                is_first = False
                 state, now = self.state(), time.monotonic()
-                if lines or state["finished"] != before or now - spoke >= HEARTBEAT_SECONDS:
-                    before, spoke = state["finished"], now
+                if lines or state["finished"] != last_finished or now - last_event_time >= HEARTBEAT_SECONDS:
+                    last_finished, last_event_time = state["finished"], now
                     yield f"event: state\ndata: {json.dumps(state)}\n\n"
                 await asyncio.sleep(METRICS_POLL_SECONDS)
         finally:
@@ -141,9 +144,9 @@ class WatchServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Check for shutdown, ten times per second."""
-        ends = await super().on_tick(counter)
-        self.watch.closing = ends
-        return ends
+        should_exit = await super().on_tick(counter)
+        self.watch.closing = should_exit
+        return should_exit
 
 
 def watch_run(
@@ -197,8 +200,8 @@ def wait_for_run(run: str | os.PathLike[str], note: Callable[[str], None] = lamb
             raise make_run_folder_error(folder)
         if not has_noted:
             newest = find_newest_run()
-            beside = f" (the newest run in this folder is {newest})" if newest else ""
-            note(f"waiting for a run in {folder.path}{beside}; press Ctrl-C to stop")
+            newest_hint = f" (the newest run in this folder is {newest})" if newest else ""
+            note(f"waiting for a run in {folder.path}{newest_hint}; press Ctrl-C to stop")
             has_noted = True
         time.sleep(METRICS_POLL_SECONDS)
 

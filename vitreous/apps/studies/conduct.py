@@ -67,12 +67,14 @@ def run_study(
 
     Raises UsageError for an unknown study or option, DataError, ResourceError or Interrupted, each with a hint.
     """
-    (wanted,) = apply_keyword_options("study", options, StudyOptions(name), known=("name", "listener", "progress"))
+    (study_options,) = apply_keyword_options(
+        "study", options, StudyOptions(name), extra_names=("name", "listener", "progress")
+    )
     if listener is not None or not progress:
-        return execute_study(wanted, listener or NullListener())
+        return execute_study(study_options, listener or NullListener())
     display = ProgressDisplay()
     try:
-        return execute_study(wanted, display)
+        return execute_study(study_options, display)
     finally:
         display.close()
 
@@ -82,12 +84,12 @@ def execute_study(options: StudyOptions, listener: ProgressListener) -> dict[str
 
     Raises as `run_study` does.
     """
-    asked, home = get_study(options.name), Path(options.out) / options.name
-    settings = resolve_study_settings(options, home)
+    study, study_folder = get_study(options.name), Path(options.out) / options.name
+    settings = resolve_study_settings(options, study_folder)
     with nullcontext(options.out) if not options.dry_run else TemporaryDirectory() as scratch:
-        sources = resolve_study_data(asked, settings.data, settings.to, Path(scratch) / "sets")
+        sources = resolve_study_data(study, settings.data, settings.to, Path(scratch) / "sets")
         store = Path(options.out) / "runs"
-        common = SharedRunOptions(
+        shared_options = SharedRunOptions(
             sources.data,
             store,
             step_fraction=settings.step_fraction,
@@ -96,52 +98,61 @@ def execute_study(options: StudyOptions, listener: ProgressListener) -> dict[str
             workers=options.workers,
         )
         # notes on training do not apply to untrained models
-        factory = RunFactory(common, listener if asked.trained else NullListener())
-        cells = list_study_cells(asked, settings, factory.side(), sources.others)
+        factory = RunFactory(shared_options, listener if study.trained else NullListener())
+        cells = list_study_cells(study, settings, factory.side(), sources.others)
         if options.dry_run or (options.budget and not options.resume):
-            forecast = forecast_runs(asked, factory, cells, settings)
+            forecast = forecast_runs(study, factory, cells, settings)
             if options.budget and not options.resume:
                 settings = replace(settings, step_fraction=forecast.affordable_share(parse_duration(options.budget)))
-                factory.common = replace(common, step_fraction=settings.step_fraction)
+                factory.common = replace(shared_options, step_fraction=settings.step_fraction)
             if options.dry_run:
                 return describe_forecast(settings, forecast)
-    write_initial_state(home, settings)
+    write_initial_state(study_folder, settings)
     with (signals := StopSignals()).caught():
         training = TrainingContext(options, listener, signals)
-        if asked.trained:
+        if study.trained:
             runs = train_runs(factory, cells, settings, training)
         else:
             runs = [factory.make(cell, seed) for cell in cells for seed in range(settings.seeds)]
         results = measure_runs(
-            asked, runs, home=home, common=common, others=sources.others, listener=MeasuringListener(training)
+            study,
+            runs,
+            study_folder=study_folder,
+            shared_options=shared_options,
+            other_datasets=sources.others,
+            listener=MeasuringListener(training),
         )
-    return write_study_results(asked, settings, home, results, runs)
+    return write_study_results(study, settings, study_folder, results, runs)
 
 
-def forecast_runs(asked: Study, factory: RunFactory, cells: list[StudyCell], settings: StudySettings) -> Forecast:
+def forecast_runs(study: Study, factory: RunFactory, cells: list[StudyCell], settings: StudySettings) -> Forecast:
     """Forecast the cost of a study on this machine by a few timed steps; untrained models cost nothing."""
-    seeds = range(settings.seeds) if asked.trained else ()
+    seeds = range(settings.seeds) if study.trained else ()
     return forecast_study([factory.make(cell, seed) for cell in cells for seed in seeds], factory.listener)
 
 
-def resolve_study_settings(options: StudyOptions, home: Path) -> StudySettings:
+def resolve_study_settings(options: StudyOptions, study_folder: Path) -> StudySettings:
     """Return the settings of a study: the stored ones, or those of the options. Raises UsageError for an existing
     folder without --resume, a missing one with it, and options that contradict stored settings."""
     names = [field.name for field in fields(StudySettings) if hasattr(options, field.name)]
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    state = home / STATE_FILE
+    set_options = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    state = study_folder / STATE_FILE
     if not options.resume:
         if state.exists() and not options.dry_run:
-            raise UsageError(f"{home} already exists", "use --resume to continue it, or another --out")
+            raise UsageError(f"{study_folder} already exists", "use --resume to continue it, or another --out")
         scale = SCALES[options.scale or "small"]
-        return replace(StudySettings(options.name, seeds=scale.seeds), **given)
+        return replace(StudySettings(options.name, seeds=scale.seeds), **set_options)
     try:
         stored = StudySettings(**json.loads(state.read_text("utf-8"))["settings"])
         stored = replace(stored, to=tuple(stored.to))
     except (OSError, ValueError, KeyError, TypeError):
-        raise UsageError(f"{home} is not a study: it has no {STATE_FILE}", "start it without --resume") from None
+        raise UsageError(
+            f"{study_folder} is not a study: it has no {STATE_FILE}", "start it without --resume"
+        ) from None
     differing = [
-        f"{name}: {getattr(stored, name)} -> {value}" for name, value in given.items() if value != getattr(stored, name)
+        f"{name}: {getattr(stored, name)} -> {value}"
+        for name, value in set_options.items()
+        if value != getattr(stored, name)
     ]
     if differing:
         raise UsageError(f"a resumed study keeps its settings; these differ: {', '.join(differing)}", "remove them")
@@ -149,24 +160,24 @@ def resolve_study_settings(options: StudyOptions, home: Path) -> StudySettings:
 
 
 def list_study_cells(
-    asked: Study, settings: StudySettings, side: int, others: tuple[OtherDataset, ...]
+    study: Study, settings: StudySettings, image_size: int, other_datasets: tuple[OtherDataset, ...]
 ) -> list[StudyCell]:
     """List the cells of a study and their prerequisites, with the steps of the settings."""
-    setting = StudySetting(SCALES[settings.scale], side, others)
+    setting = StudySetting(SCALES[settings.scale], image_size, other_datasets)
     if settings.steps is not None:
         setting = replace(setting, scale=replace(setting.scale, steps=settings.steps))
-    return order_with_parents(asked.cells(setting))
+    return order_with_parents(study.cells(setting))
 
 
-def write_initial_state(home: Path, settings: StudySettings) -> None:
+def write_initial_state(study_folder: Path, settings: StudySettings) -> None:
     """Write the initial state of a new study. Raises ResourceError if it cannot be written."""
-    if (home / STATE_FILE).exists():
+    if (study_folder / STATE_FILE).exists():
         return
     try:
-        home.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(home / STATE_FILE, json.dumps({"settings": asdict(settings)}, indent=2) + "\n")
+        study_folder.mkdir(parents=True, exist_ok=True)
+        write_text_atomic(study_folder / STATE_FILE, json.dumps({"settings": asdict(settings)}, indent=2) + "\n")
     except OSError as error:
-        raise ResourceError(f"cannot write {home}: {error.strerror}", "use another --out") from None
+        raise ResourceError(f"cannot write {study_folder}: {error.strerror}", "use another --out") from None
 
 
 @dataclass(frozen=True)
@@ -208,51 +219,64 @@ def train_runs(
     total = len(cells) * settings.seeds
     for _, group in groupby(cells, key=lambda cell: cell.level):
         runs = [make_run(factory, cell, seed, finished) for cell in group for seed in range(settings.seeds)]
-        for one in runs:
-            if not one.folder.config.is_file():
-                prepare_run_folder(one.folder, one.run, {"data": describe_run_data(one.run, one.opened)}, None)
+        for study_run in runs:
+            if not study_run.folder.config.is_file():
+                prepare_run_folder(
+                    study_run.folder, study_run.run, {"data": describe_run_data(study_run.run, study_run.opened)}, None
+                )
         if training.options.ray:
             train_on_ray(training, runs)
-        for one in runs:
-            finished.append(one)
-            label = f"run {len(finished)} of {total}, {' '.join(one.cell.axis_values) or 'before'}, seed {one.seed}"
-            train_in_process(one, label, training)
+        for study_run in runs:
+            finished.append(study_run)
+            label = (
+                f"run {len(finished)} of {total}, {' '.join(study_run.cell.axis_values) or 'before'}, "
+                f"seed {study_run.seed}"
+            )
+            train_in_process(study_run, label, training)
     return finished
 
 
 def make_run(factory: RunFactory, cell: StudyCell, seed: int, finished: list[StudyRun]) -> StudyRun:
     """Return the run of a cell with a seed, which starts from its prerequisites of the same seed."""
     parents = {
-        path: next(one.folder.path.absolute() for one in finished if one.seed == seed and one.cell == parent)
+        path: next(
+            study_run.folder.path.absolute()
+            for study_run in finished
+            if study_run.seed == seed and study_run.cell == parent
+        )
         for path, parent in cell.after.items()
     }
     return factory.make(cell, seed, parents)
 
 
-def train_in_process(one: StudyRun, label: str, training: TrainingContext) -> None:
+def train_in_process(study_run: StudyRun, label: str, training: TrainingContext) -> None:
     """Train one run in this process, and write its page. Raises Interrupted after a signal, with a command."""
     options = training.options
     try:
-        if not one.complete:
+        if not study_run.complete:
             run_trial(
-                one.run, one.inputs, one.folder, PrefixedListener(training.listener, label), signals=training.signals
+                study_run.run,
+                study_run.inputs,
+                study_run.folder,
+                PrefixedListener(training.listener, label),
+                signals=training.signals,
             )
         raise_if_stopped(training.signals, SINGLE_PROCESS)
     except Interrupted as error:
         hint = f"continue with `vitreous study {options.name} --resume --out {options.out}`"
         raise Interrupted(f"stopped in {label}, saved", hint, error.code) from None
-    page, summary = one.folder.path / "report.html", json.loads(one.folder.summary.read_text("utf-8"))
+    page, summary = study_run.folder.path / "report.html", json.loads(study_run.folder.summary.read_text("utf-8"))
     if not page.is_file() and "failure" not in summary:
-        report.write_report(page, one.folder)
+        report.write_report(page, study_run.folder)
 
 
 def train_on_ray(training: TrainingContext, runs: list[StudyRun]) -> None:
     """Train the runs on a cluster, those on the same images concurrently."""
     by_images: dict[int, list[StudyRun]] = {}
-    for one in runs:
-        by_images.setdefault(id(one.inputs), []).append(one)
+    for study_run in runs:
+        by_images.setdefault(id(study_run.inputs), []).append(study_run)
     for group in by_images.values():
-        trials = {one.folder.path: (one.run, one.folder) for one in group}
+        trials = {study_run.folder.path: (study_run.run, study_run.folder) for study_run in group}
         run_trials_on_ray(
             training.options.ray or "", list(trials.values()), group[0].inputs, training.signals, training.listener
         )
@@ -272,32 +296,32 @@ def describe_forecast(settings: StudySettings, forecast: Forecast) -> dict[str, 
 
 
 def write_study_results(
-    asked: Study, settings: StudySettings, home: Path, results: list[RunResult], runs: list[StudyRun]
+    study: Study, settings: StudySettings, study_folder: Path, results: list[RunResult], runs: list[StudyRun]
 ) -> dict[str, Any]:
     """Write the table and the pages of a study; returns its document."""
-    rows = build_table_rows(asked, results)
+    rows = build_table_rows(study, results)
     metric = next((result.metric for result in results if result.metric), "top1")
-    conclusion = asked.conclude(rows) if asked.conclude else None
-    trained = runs if asked.trained else []
+    conclusion = study.conclude(rows) if study.conclude else None
+    trained = runs if study.trained else []
     document = {
-        "name": asked.name,
+        "name": study.name,
         "settings": asdict(settings),
         "metric": metric,
         "better": next((result.better for result in results), "higher"),
         "images": next((result.images for result in results if result.images), None),
-        "runs": [str(one.folder.path) for one in trained],
-        "steps": sorted({one.run.steps for one in trained if one.cell.axis_values}),
+        "runs": [str(study_run.folder.path) for study_run in trained],
+        "steps": sorted({study_run.run.steps for study_run in trained if study_run.cell.axis_values}),
         "wall_seconds": sum(
-            json.loads(one.folder.summary.read_text("utf-8")).get("wall_seconds") or 0 for one in trained
+            json.loads(study_run.folder.summary.read_text("utf-8")).get("wall_seconds") or 0 for study_run in trained
         ),
-        "table": {"columns": list_columns(asked), "rows": rows_to_lists(rows)},
+        "table": {"columns": list_columns(study), "rows": rows_to_lists(rows)},
         "rows": [row_to_dict(row) for row in rows],
         "conclusion": conclusion and asdict(conclusion),
-        "uses_other_datasets": bool(asked.others),
-        "figures": list_run_figures(runs, home),
-        "published": {" · ".join(place): value for place, value in asked.published.values.items()},
-        "page": str(home / "report.html"),
+        "uses_other_datasets": bool(study.others),
+        "figures": list_run_figures(runs, study_folder),
+        "published": {" · ".join(axis_values): value for axis_values, value in study.published.values.items()},
+        "page": str(study_folder / "report.html"),
     }
-    write_study_pages(home, asked, document, rows)
-    write_text_atomic(home / STATE_FILE, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    write_study_pages(study_folder, study, document, rows)
+    write_text_atomic(study_folder / STATE_FILE, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     return document

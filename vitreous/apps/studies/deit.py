@@ -22,12 +22,12 @@ def teacher_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
         sizes = {"model.blocks": "1 1", "model.width": "16"}
         teacher = update_options(teacher, model="BiT-R50x1", optimizer="adamw", lr=1e-3, settings=sizes)
         student = update_options(student, optimizer="adamw", lr=1e-3)
-    before = StudyCell(("teacher",), teacher)
-    rows = [before]
-    for kind, settings in DISTILLATION_SETTINGS.items():
+    teacher_cell = StudyCell(("teacher",), teacher)
+    cells = [teacher_cell]
+    for label, settings in DISTILLATION_SETTINGS.items():
         then = {"recipe": "distil", "settings": settings}
-        rows.append(StudyCell((kind,), student, after={"objective.teacher": before}, then=then))
-    return tuple(rows)
+        cells.append(StudyCell((label,), student, after={"objective.teacher": teacher_cell}, then=then))
+    return tuple(cells)
 
 
 TEACHERS_STUDY = Study(
@@ -67,9 +67,12 @@ def augmentation_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """DeiT's recipe, and the same less one part."""
     base = setting.options(TrainOptions(recipe="deit", model="ViT-B/16"), recipe="deit")
     if setting.scale.name != "published":
-        side = min(setting.side, 64)
-        base = update_options(base, image_size=side, lr=1e-3, ema=0.99)
-    return tuple(StudyCell((name,), update_options(base, settings=off)) for name, off in DISABLED_AUGMENTATIONS.items())
+        image_size = min(setting.side, 64)
+        base = update_options(base, image_size=image_size, lr=1e-3, ema=0.99)
+    return tuple(
+        StudyCell((name,), update_options(base, settings=overrides))
+        for name, overrides in DISABLED_AUGMENTATIONS.items()
+    )
 
 
 AUGMENTATIONS_STUDY = Study(

@@ -31,13 +31,13 @@ def draw_study_figure(
 ) -> Any:
     """The figure of a study's rows as SVG markup, with `curves` of points (x, value) over it by their names; None where
     no row has a mean."""
-    drawn = [row for row in rows if row.mean is not None]
-    if not drawn:
+    plotted_rows = [row for row in rows if row.mean is not None]
+    if not plotted_rows:
         return None
     factor, unit = (100.0, f"{label}, %") if metric in PERCENT_METRICS else (1.0, label)
     if study.chart.x:
-        return draw_study_curves(study, drawn, factor, unit, curves)
-    return draw_dots(study, drawn, factor, unit)
+        return draw_study_curves(study, plotted_rows, factor, unit, curves)
+    return draw_dots(study, plotted_rows, factor, unit)
 
 
 def draw_dots(study: Study, rows: list[TableRow], factor: float, unit: str) -> Any:
@@ -46,19 +46,19 @@ def draw_dots(study: Study, rows: list[TableRow], factor: float, unit: str) -> A
 
     names = [" · ".join(row.axis_values) for row in rows]
     height = 0.9 + 0.3 * len(rows)
-    room = min(0.45, 0.065 * max(map(len, names)) / 6.4 + 0.04)
+    label_width = min(0.45, 0.065 * max(map(len, names)) / 6.4 + 0.04)
     with use_page_style():
         figure = Figure(figsize=(6.4, height))
-        figure.subplots_adjust(left=room, right=0.98, bottom=0.5 / height, top=1 - 0.15 / height)
+        figure.subplots_adjust(left=label_width, right=0.98, bottom=0.5 / height, top=1 - 0.15 / height)
         axes = figure.subplots()
-        for place, row in enumerate(rows):
+        for position, row in enumerate(rows):
             assert row.mean is not None
             colour = LINE_COLOURS[1] if row.reference is None else LINE_COLOURS[0]
             if row.mean.interval:
-                axes.plot(scale_interval(row.mean.interval, factor), [place] * 2, color=colour, linewidth=1.5)
+                axes.plot(scale_interval(row.mean.interval, factor), [position] * 2, color=colour, linewidth=1.5)
             seeds = [factor * value for value in row.values.values()]
-            axes.plot(seeds, [place] * len(seeds), "|", color=INK, alpha=0.5, markersize=8)
-            axes.plot([factor * row.mean.mean], [place], "o", color=colour, markersize=5)
+            axes.plot(seeds, [position] * len(seeds), "|", color=INK, alpha=0.5, markersize=8)
+            axes.plot([factor * row.mean.mean], [position], "o", color=colour, markersize=5)
         axes.set_yticks(range(len(rows)), names)
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_xlabel(unit)
@@ -81,10 +81,10 @@ def draw_study_curves(
         figure = Figure(figsize=(6.4, 4.0))
         figure.subplots_adjust(left=0.11, right=0.98, bottom=0.13, top=0.97)
         axes = figure.subplots()
-        for number, (name, points) in enumerate(series.items()):
+        for index, (name, points) in enumerate(series.items()):
             points.sort(key=lambda point: point[0])
             xs, means = [x for x, _ in points], [row.mean for _, row in points]
-            colour = LINE_COLOURS[number % len(LINE_COLOURS)]
+            colour = LINE_COLOURS[index % len(LINE_COLOURS)]
             axes.plot(
                 xs, [factor * mean.mean for mean in means if mean], color=colour, label=name, marker="o", markersize=4
             )

@@ -70,8 +70,8 @@ class StudyRun:
 class RunFactory:
     """Make the runs of cells on one dataset, which is opened and scanned once per share of its images."""
 
-    def __init__(self, common: SharedRunOptions, listener: ProgressListener) -> None:
-        self.common, self.listener = common, OnceListener(listener)
+    def __init__(self, shared_options: SharedRunOptions, listener: ProgressListener) -> None:
+        self.common, self.listener = shared_options, OnceListener(listener)
         self._opened: dict[Any, tuple[Data, Run]] = {}
         self._inputs: dict[Any, tuple[RunInputs, int]] = {}
 
@@ -105,14 +105,14 @@ class RunFactory:
 
     def options(self, cell: StudyCell, parents: dict[str, Path]) -> TrainOptions:
         """Return the options of a cell's runs."""
-        common = self.common
+        shared_options = self.common
         options = update_options(cell.options, **(cell.then if parents else {}))
         options = replace(
             options,
-            data=cell.data or common.data,
-            device=common.device,
-            precision=common.precision,
-            workers=common.workers,
+            data=cell.data or shared_options.data,
+            device=shared_options.device,
+            precision=shared_options.precision,
+            workers=shared_options.workers,
             init=options.init or INIT_FROM_SCRATCH,
         )
         if options.data == "digits":
@@ -126,30 +126,30 @@ class RunFactory:
 
     def derive_inputs(self, options: TrainOptions) -> tuple[Run, RunInputs, Data]:
         """Return the run of the options, its images and the dataset."""
-        images_of = options.data, options.exclude
-        if images_of not in self._opened:
+        images_key = options.data, options.exclude
+        if images_key not in self._opened:
             opened, run, inputs = prepare_data(options.data, None, options, self.listener)
             require_labels(opened)
-            self._opened[images_of] = opened, run
-            self._inputs[images_of, run.preprocess, run.data.cache] = inputs, run.data.images
+            self._opened[images_key] = opened, run
+            self._inputs[images_key, run.preprocess, run.data.cache] = inputs, run.data.images
             return run, inputs, opened
-        opened, like = self._opened[images_of]
+        opened, opened_run = self._opened[images_key]
         split = {
-            name: getattr(like.data, name)
+            name: getattr(opened_run.data, name)
             for name in ("split_seed", "hold_out", "group_by", "axes", "exclude", "ignore_index")
         }
         run = derive_run(opened, options, split, self.listener, None)
-        place = images_of, run.preprocess, run.data.cache
-        if place not in self._inputs:
+        cache_key = images_key, run.preprocess, run.data.cache
+        if cache_key not in self._inputs:
             run, inputs = screen_inputs(opened, run, count_scan_workers(opened, options), self.listener)
-            self._inputs[place] = inputs, run.data.images
-        inputs, images = self._inputs[place]
+            self._inputs[cache_key] = inputs, run.data.images
+        inputs, images = self._inputs[cache_key]
         return replace(run, data=replace(run.data, images=images)), inputs, opened
 
     def exclusions(self, options: TrainOptions, share: float) -> Path:
         """Write the list of training images outside of a share to the store, and return its path."""
-        whole = self.derive_inputs(replace(options, exclude=None))[2].split("train")
-        names = (whole.name(sample) for sample in select_excluded_samples(whole, share))
+        train_split = self.derive_inputs(replace(options, exclude=None))[2].split("train")
+        names = (train_split.name(sample) for sample in select_excluded_samples(train_split, share))
         text = format_csv([["path"], *([escape_formula(name)] for name in names)])
         path = self.common.store.absolute() / f"share-{share:g}-{short_sha256(text)}.csv"
         if not path.is_file():
@@ -157,11 +157,12 @@ class RunFactory:
             write_text_atomic(path, text, "surrogateescape")
         return path
 
-    def folder(self, run: Run, other: str = "") -> RunFolder:
+    def folder(self, run: Run, dataset_name: str = "") -> RunFolder:
         """The folder of a run: of a name that follows from its settings, the fingerprint of its data, and the name of
-        the `other` data set, if it is one."""
+        the `dataset_name` data set, if it is one."""
         return RunFolder(
-            self.common.store / f"{slugify_name(run.model.name())}-{compute_run_key(run, self.common.store, other)}"
+            self.common.store
+            / f"{slugify_name(run.model.name())}-{compute_run_key(run, self.common.store, dataset_name)}"
         )
 
 
@@ -174,12 +175,13 @@ def limit_evaluations(run: Run, images: int) -> Run:
     return replace(run, evaluate_every=max(run.evaluate_every, math.ceil(run.steps / (count + 1))))
 
 
-def compute_run_key(run: Run, store: Path, other: str = "") -> str:
+def compute_run_key(run: Run, store: Path, dataset_name: str = "") -> str:
     """The digest of a run's settings and its data's fingerprint: the same wherever data and store lie. A fingerprint is
-    of the names of files, so that the name of an `other` data set tells those apart whose files have the same ones."""
+    of the names of files, so that the name of an `dataset_name` data set tells those apart whose files have the same
+    ones."""
     data = replace(run.data, source="", workers=0)
     text = to_yaml(replace(run, data=data, **RESULT_NEUTRAL_FIELDS))
-    return short_sha256(other + text.replace(f"{os.path.abspath(store)}/", "").replace(f"{store}/", ""))
+    return short_sha256(dataset_name + text.replace(f"{os.path.abspath(store)}/", "").replace(f"{store}/", ""))
 
 
 def short_sha256(text: str) -> str:
@@ -191,11 +193,11 @@ def select_excluded_samples(split: Split, share: float) -> np.ndarray:
     """The samples, ascending (m,) int64, that a share of each class leaves out, at least one of a class stays; a larger
     share leaves out some of them. Labels of several classes are drawn as one class."""
     labels = split.labels if split.labels.ndim == 1 else np.zeros(len(split), np.int64)
-    order, outside = np.random.default_rng(0).permutation(len(split)), []
+    order, excluded = np.random.default_rng(0).permutation(len(split)), []
     for label in np.unique(labels):
-        rows = order[labels[order] == label]
-        outside.append(rows[max(1, round(share * len(rows))) :])
-    return np.sort(np.concatenate(outside))
+        class_samples = order[labels[order] == label]
+        excluded.append(class_samples[max(1, round(share * len(class_samples))) :])
+    return np.sort(np.concatenate(excluded))
 
 
 class OnceListener(NullListener):

@@ -48,9 +48,9 @@ def merging_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     return (StudyCell(("ViT",), update_options(base, model=setting.vit(patch=max(1, setting.patch // 2)))),)
 
 
-def unmerged_reference(place: tuple[str, ...]) -> tuple[str, ...]:
+def unmerged_reference(axis_values: tuple[str, ...]) -> tuple[str, ...]:
     """The model of a place as it was trained."""
-    return place[0], "0"
+    return axis_values[0], "0"
 
 
 TOKEN_MERGING_STUDY = Study(

@@ -35,9 +35,9 @@ def few_shot_image_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     )
 
 
-def base_vit_reference(place: AxisValues) -> AxisValues:
+def base_vit_reference(axis_values: AxisValues) -> AxisValues:
     """The scale's ViT with the shots, or the images, of a place."""
-    return "ViT-B/32" if "-" in place[0] else "ViT", *place[1:]
+    return "ViT-B/32" if "-" in axis_values[0] else "ViT", *axis_values[1:]
 
 
 FEW_SHOT_DIFFERS = (

@@ -20,10 +20,12 @@ CURVE_POINTS = 20  # of a curve
 
 def list_family_points(rows: Sequence[Any], family: str) -> list[tuple[float, dict[int, float]]]:
     """Compute in exaFLOPs and errors by seed of the models of a family, by compute."""
-    own = [row for row in rows if row.axis_values[0] == family and row.measurements.get("exaflops") and row.values]
+    family_rows = [
+        row for row in rows if row.axis_values[0] == family and row.measurements.get("exaflops") and row.values
+    ]
     points = [
         (row.measurements["exaflops"], {seed: max(MIN_ERROR, 1 - value) for seed, value in row.values.items()})
-        for row in own
+        for row in family_rows
     ]
     return sorted(points, key=lambda point: point[0])
 
@@ -32,9 +34,9 @@ def fit_frontiers(points: list[tuple[float, dict[int, float]]]) -> dict[int, tup
     """By seed the slope b and log a of log error = log a - b log C; of seeds with models of two computes or more."""
     fits = {}
     for seed in {seed for _, errors in points for seed in errors}:
-        own = [(compute, errors[seed]) for compute, errors in points if seed in errors]
-        if len({compute for compute, _ in own}) > 1:
-            computes, logs = np.log(own).T
+        seed_points = [(compute, errors[seed]) for compute, errors in points if seed in errors]
+        if len({compute for compute, _ in seed_points}) > 1:
+            computes, logs = np.log(seed_points).T
             slope, level = np.polyfit(computes, logs, 1)
             fits[seed] = float(-slope), float(level)
     return fits
@@ -50,8 +52,8 @@ def conclude_frontiers(rows: Sequence[Any]) -> Conclusion:
         if not fits[family]:
             continue
         slope = estimate_mean([b for b, _ in fits[family].values()])
-        ends = "–" if slope.interval is None else " to ".join(f"{end:.2f}" for end in slope.interval)
-        lines.append((family, f"{len(points[family])}", f"{slope.mean:.2f}", ends))
+        interval_text = "–" if slope.interval is None else " to ".join(f"{end:.2f}" for end in slope.interval)
+        lines.append((family, f"{len(points[family])}", f"{slope.mean:.2f}", interval_text))
         b, level = np.mean(list(fits[family].values()), 0)
         computes = np.geomspace(points[family][0][0], points[family][-1][0], CURVE_POINTS)
         curves[family] = tuple(zip(computes.tolist(), (1 - np.exp(level) * computes**-b).tolist(), strict=True))
@@ -64,30 +66,35 @@ def conclude_frontiers(rows: Sequence[Any]) -> Conclusion:
     )
 
 
-def compare_frontiers(first: str, second: str, points: dict[str, Any], fits: dict[str, Any]) -> str:
+def compare_frontiers(base_family: str, other_family: str, points: dict[str, Any], fits: dict[str, Any]) -> str:
     """Describe the compute ratio of two families for the same accuracy, in the middle of their common range of
     errors."""
-    shared = sorted(fits[first].keys() & fits[second].keys())
-    ranges = [[error for _, errors in points[family] for error in errors.values()] for family in (first, second)]
+    shared = sorted(fits[base_family].keys() & fits[other_family].keys())
+    ranges = [
+        [error for _, errors in points[family] for error in errors.values()] for family in (base_family, other_family)
+    ]
     if not shared:
-        return f"Inconclusive: {first} and {second} have no two models with the same seed."
+        return f"Inconclusive: {base_family} and {other_family} have no two models with the same seed."
     low, high = max(map(min, ranges)), min(map(max, ranges))
     if low > high:
-        return f"Inconclusive: {first} and {second} reach no common accuracy."
+        return f"Inconclusive: {base_family} and {other_family} reach no common accuracy."
     error = float(np.sqrt(low * high))
-    if min(fits[family][seed][0] for family in (first, second) for seed in shared) <= 0:
-        return f"Inconclusive: with one seed, larger models of {first} or {second} are not better."
+    if min(fits[family][seed][0] for family in (base_family, other_family) for seed in shared) <= 0:
+        return f"Inconclusive: with one seed, larger models of {base_family} or {other_family} are not better."
     logs = [
-        np.subtract(*((fits[f][seed][1] - np.log(error)) / fits[f][seed][0] for f in (second, first)))
+        np.subtract(*((fits[f][seed][1] - np.log(error)) / fits[f][seed][0] for f in (other_family, base_family)))
         for seed in shared
     ]
     ratio = estimate_mean([float(log) for log in logs])
-    text = f"For an accuracy of {1 - error:.1%}, {second} takes {np.exp(ratio.mean):.2g} times the compute of {first}"
+    text = (
+        f"For an accuracy of {1 - error:.1%}, {other_family} takes {np.exp(ratio.mean):.2g} "
+        f"times the compute of {base_family}"
+    )
     if ratio.interval is None:
         return f"{text}, inconclusive with one seed."
-    ends = " to ".join(f"{np.exp(end):.2g}" for end in ratio.interval)
-    unsure = "" if ratio.verdict != "cannot be told" else ": inconclusive"
-    return f"{text} (95 % interval {ends}){unsure}."
+    interval_text = " to ".join(f"{np.exp(end):.2g}" for end in ratio.interval)
+    caveat = "" if ratio.verdict != "cannot be told" else ": inconclusive"
+    return f"{text} (95 % interval {interval_text}){caveat}."
 
 
 def conclude_crossings(rows: Sequence[Any]) -> Conclusion:
@@ -97,41 +104,50 @@ def conclude_crossings(rows: Sequence[Any]) -> Conclusion:
     return Conclusion("Where curves cross", tuple(describe_crossing(models[0], model, values) for model in models[1:]))
 
 
-def describe_crossing(first: str, second: str, values: dict[tuple[str, float], dict[int, float]]) -> str:
+def describe_crossing(first_model: str, second_model: str, values: dict[tuple[str, float], dict[int, float]]) -> str:
     """Where the curve of the first model rises above that of the second, in words: of each seed by a line between
     shares in logarithms."""
-    shares = sorted({share for model, share in values if model == first})
-    crossings, ahead, behind, seeds = [], 0, 0, set[int]()
-    for seed in sorted({seed for row in values.values() for seed in row}):
-        pairs = [(values[first, share].get(seed), values.get((second, share), {}).get(seed)) for share in shares]
-        if any(one is None or other is None for one, other in pairs):
+    shares = sorted({share for model, share in values if model == first_model})
+    crossings, num_ahead, num_behind, seeds = [], 0, 0, set[int]()
+    for seed in sorted({seed for seed_values in values.values() for seed in seed_values}):
+        pairs = [
+            (values[first_model, share].get(seed), values.get((second_model, share), {}).get(seed)) for share in shares
+        ]
+        if any(first_value is None or second_value is None for first_value, second_value in pairs):
             continue
         seeds.add(seed)
-        differences = [one - other for one, other in pairs if one is not None and other is not None]
-        ahead, behind = ahead + all(d > 0 for d in differences), behind + all(d <= 0 for d in differences)
+        differences = [
+            first_value - second_value
+            for first_value, second_value in pairs
+            if first_value is not None and second_value is not None
+        ]
+        num_ahead, num_behind = (
+            num_ahead + all(d > 0 for d in differences),
+            num_behind + all(d <= 0 for d in differences),
+        )
         crossings += find_first_crossing(shares, differences)
     if not seeds:
-        return f"Inconclusive: {first} and {second} have no seed with all shares."
-    if behind == len(seeds):
-        return f"{first} is not better than {second} on any share of the images, with any seed."
-    if ahead == len(seeds):
-        return f"{first} is better than {second} on every share of the images, with every seed."
+        return f"Inconclusive: {first_model} and {second_model} have no seed with all shares."
+    if num_behind == len(seeds):
+        return f"{first_model} is not better than {second_model} on any share of the images, with any seed."
+    if num_ahead == len(seeds):
+        return f"{first_model} is better than {second_model} on every share of the images, with every seed."
     if len(crossings) < max(2, len(seeds)):
-        return f"{first} rises above {second} with {len(crossings)} of {len(seeds)} seeds: inconclusive."
+        return f"{first_model} rises above {second_model} with {len(crossings)} of {len(seeds)} seeds: inconclusive."
     mean = estimate_mean([float(np.log(crossing)) for crossing in crossings])
     low, high = np.exp(mean.interval or (np.nan, np.nan))
-    unsure = "" if shares[0] <= low and high <= shares[-1] else ", which is wider than the shares that were tried"
-    text = f"{first} rises above {second} at {np.exp(mean.mean):.2g} % of the images"
-    return f"{text} (95 % interval {low:.2g} to {high:.2g} %{unsure})."
+    caveat = "" if shares[0] <= low and high <= shares[-1] else ", which is wider than the shares that were tried"
+    text = f"{first_model} rises above {second_model} at {np.exp(mean.mean):.2g} % of the images"
+    return f"{text} (95 % interval {low:.2g} to {high:.2g} %{caveat})."
 
 
 def find_first_crossing(shares: Sequence[float], differences: Sequence[float]) -> list[float]:
     """The share at which differences rise above 0 to stay there, in a list; an empty one where they do not."""
-    for place in range(len(shares) - 1, 0, -1):
-        low, high = differences[place - 1], differences[place]
+    for index in range(len(shares) - 1, 0, -1):
+        low, high = differences[index - 1], differences[index]
         if high <= 0:
             return []
         if low <= 0:
-            part = -low / (high - low)
-            return [float(np.exp((1 - part) * np.log(shares[place - 1]) + part * np.log(shares[place])))]
+            fraction = -low / (high - low)
+            return [float(np.exp((1 - fraction) * np.log(shares[index - 1]) + fraction * np.log(shares[index])))]
     return []

@@ -45,15 +45,15 @@ def dit_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     base = setting.options(TrainOptions(), recipe="dit")
     width, depth = setting.scale.width, setting.scale.depth
     return tuple(
-        StudyCell((name, patches), update_options(base, model=f"DiT-{wide}x{depth}/{patch}"))
-        for name, wide in (("narrow", max(32, width // 2)), ("wide", width))
+        StudyCell((name, patches), update_options(base, model=f"DiT-{model_width}x{depth}/{patch}"))
+        for name, model_width in (("narrow", max(32, width // 2)), ("wide", width))
         for patches, patch in (("large", 2 * setting.patch), ("small", setting.patch))
     )
 
 
-def largest_patch_reference(place: AxisValues) -> AxisValues:
+def largest_patch_reference(axis_values: AxisValues) -> AxisValues:
     """The generator of a place on the largest patches."""
-    return place[0], f"{DIT_PATCH_SIZES[0]}" if place[0] in DIT_SIZES else "large"
+    return axis_values[0], f"{DIT_PATCH_SIZES[0]}" if axis_values[0] in DIT_SIZES else "large"
 
 
 DIT_STUDY = Study(

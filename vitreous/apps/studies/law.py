@@ -21,21 +21,23 @@ LAW_EPOCHS = 7.0
 
 def scaling_law_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Every size for every length, each length with a separate schedule."""
-    rows = []
-    for part in STEP_DIVISORS:
+    cells = []
+    for divisor in STEP_DIVISORS:
         if setting.scale.name == "published":
-            rows += [
-                StudyCell((model, f"1/{part}"), TrainOptions(recipe="vit-jft", model=model, epochs=LAW_EPOCHS / part))
+            cells += [
+                StudyCell(
+                    (model, f"1/{divisor}"), TrainOptions(recipe="vit-jft", model=model, epochs=LAW_EPOCHS / divisor)
+                )
                 for model in LAW_MODELS
             ]
             continue
         base = setting.options(TrainOptions(), optimizer="adamw", lr=1e-3)
-        steps = max(2, setting.scale.steps // part)
-        rows += [
-            StudyCell((f"width {width}", f"1/{part}"), update_options(base, steps=steps, model=setting.vit(width)))
+        steps = max(2, setting.scale.steps // divisor)
+        cells += [
+            StudyCell((f"width {width}", f"1/{divisor}"), update_options(base, steps=steps, model=setting.vit(width)))
             for width in LAW_WIDTHS[setting.scale.name]
         ]
-    return tuple(rows)
+    return tuple(cells)
 
 
 def conclude_scaling_law(rows: Sequence[Any]) -> Conclusion:
@@ -63,32 +65,35 @@ def conclude_scaling_law(rows: Sequence[Any]) -> Conclusion:
 
 def describe_fit(fit: ScalingLawFit, count: int) -> tuple[str, ...]:
     """Describe the fit and its uncertainties."""
-    outside = len(fit.held_out)
-    missed = "" if fit.largest_error is None else f", which it misses by {fit.largest_error:.1%} at most"
-    first = (
+    num_held_out = len(fit.held_out)
+    error_text = "" if fit.largest_error is None else f", which it misses by {fit.largest_error:.1%} at most"
+    summary = (
         "N are parameters and D images seen; L is the NLL of the validation images. The law is fitted to "
-        f"{count - outside} points, the means over seeds, with an error of {fit.residual:.1%} in L; the {outside} "
-        f"points of the most compute are predicted, not fitted{missed}."
+        f"{count - num_held_out} points, the means over seeds, with an error of {fit.residual:.1%} in L; the "
+        f"{num_held_out} "
+        f"points of the most compute are predicted, not fitted{error_text}."
     )
-    return first, *(f"Inconclusive: {doubt}." for doubt in fit.doubts)
+    return summary, *(f"Inconclusive: {doubt}." for doubt in fit.doubts)
 
 
 def sample_law_curves(fit: ScalingLawFit, rows: Sequence[Any]) -> dict[str, tuple[tuple[float, float], ...]]:
     """The law for the size of each model, over the images that its runs saw."""
     curves = {}
     for model in dict.fromkeys(row.axis_values[0] for row in rows):
-        own = [row for row in rows if row.axis_values[0] == model]
-        seen = np.geomspace(
-            min(row.measurements["samples"] for row in own), max(row.measurements["samples"] for row in own), 20
+        model_rows = [row for row in rows if row.axis_values[0] == model]
+        num_samples = np.geomspace(
+            min(row.measurements["samples"] for row in model_rows),
+            max(row.measurements["samples"] for row in model_rows),
+            20,
         )
-        losses = fit.law.loss(np.full(len(seen), own[0].measurements["parameters"]), seen)
-        curves[model] = tuple(zip(seen.tolist(), losses.tolist(), strict=True))
+        losses = fit.law.loss(np.full(len(num_samples), model_rows[0].measurements["parameters"]), num_samples)
+        curves[model] = tuple(zip(num_samples.tolist(), losses.tolist(), strict=True))
     return curves
 
 
-def shortest_run_reference(place: tuple[str, ...]) -> tuple[str, ...]:
+def shortest_run_reference(axis_values: tuple[str, ...]) -> tuple[str, ...]:
     """The model of a place trained for the shortest time."""
-    return place[0], f"1/{STEP_DIVISORS[0]}"
+    return axis_values[0], f"1/{STEP_DIVISORS[0]}"
 
 
 SCALING_LAW_STUDY = Study(

@@ -37,7 +37,8 @@ def filter_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
         return tuple(StudyCell((f"{patch}",), make_base_options(setting, f"ViT-L/{patch}")) for patch in (32, 16))
     base, patch = make_base_options(setting, ""), setting.patch
     return tuple(
-        StudyCell((f"{side}",), update_options(base, model=setting.vit(patch=side))) for side in (2 * patch, patch)
+        StudyCell((f"{patch_size}",), update_options(base, model=setting.vit(patch=patch_size)))
+        for patch_size in (2 * patch, patch)
     )
 
 
@@ -48,8 +49,8 @@ def position_similarity_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
         settings={"model.positions.kind": "learned", "model.positions.at": "input"},
     )
     return tuple(
-        StudyCell(place, update_options(base, lr=float(place[0]), weight_decay=float(place[1])))
-        for place in POSITION_HYPERPARAMETERS
+        StudyCell(axis_values, update_options(base, lr=float(axis_values[0]), weight_decay=float(axis_values[1])))
+        for axis_values in POSITION_HYPERPARAMETERS
     )
 
 
@@ -57,7 +58,7 @@ def distance_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """A ViT, and a hybrid behind convolutions."""
     if setting.scale.name == "published":
         names = {"ViT": "ViT-L/16", "hybrid": "R50+ViT-L/16"}
-        return tuple(StudyCell((kind,), make_base_options(setting, name)) for kind, name in names.items())
+        return tuple(StudyCell((label,), make_base_options(setting, name)) for label, name in names.items())
     base, scale = make_base_options(setting, ""), setting.scale
     stem = update_options(
         base, model=f"Conv+ViT-{scale.width}x{scale.depth}/8", image_size=max(32, min(setting.side, 64))
@@ -73,19 +74,19 @@ def rollout_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     )
 
 
-def first_component_reference(place: AxisValues) -> AxisValues:
+def first_component_reference(axis_values: AxisValues) -> AxisValues:
     """The first component of the filters of a place."""
-    return place[0], "1"
+    return axis_values[0], "1"
 
 
-def first_block_mean_reference(place: AxisValues) -> AxisValues:
+def first_block_mean_reference(axis_values: AxisValues) -> AxisValues:
     """The mean head of the first block."""
-    return place[0], "mean", "1"
+    return axis_values[0], "mean", "1"
 
 
-def first_block_reference(place: AxisValues) -> AxisValues:
+def first_block_reference(axis_values: AxisValues) -> AxisValues:
     """The first block of the model of a place."""
-    return place[0], "1"
+    return axis_values[0], "1"
 
 
 INSPECTION_DIFFERS = (

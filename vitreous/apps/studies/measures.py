@@ -37,8 +37,8 @@ def measure_few_shot_accuracy(subject: MeasuredRun, shots: Sequence[int] = FEW_S
     from vitreous.reports.protocols.task import ProtocolOptions
 
     options, top1 = ProtocolOptions("fewshot", shots=tuple(shots), cache=False), dict[int, list[float]]()
-    for other in subject.others:
-        document = run_protocol(options, subject.home, other.source, "val", make_compute_settings(subject))
+    for dataset in subject.others:
+        document = run_protocol(options, subject.home, dataset.source, "val", make_compute_settings(subject))
         for result in document["results"]:
             top1.setdefault(result["shots"], []).append(result["top1"])
     return [Measurement((f"{count}",), float(np.mean(values))) for count, values in top1.items()]
@@ -46,7 +46,7 @@ def measure_few_shot_accuracy(subject: MeasuredRun, shots: Sequence[int] = FEW_S
 
 def measure_five_shot_accuracy(subject: MeasuredRun) -> list[Measurement]:
     """The paper's 5-shot accuracy, the mean over the other sets."""
-    return [Measurement((), reading.value) for reading in measure_few_shot_accuracy(subject, (5,))]
+    return [Measurement((), measurement.value) for measurement in measure_few_shot_accuracy(subject, (5,))]
 
 
 def draw_inspect_figure(subject: MeasuredRun, name: str) -> dict[str, np.ndarray]:
@@ -56,8 +56,8 @@ def draw_inspect_figure(subject: MeasuredRun, name: str) -> dict[str, np.ndarray
     inspect(
         subject.home, out=subject.album, figures=(name,), count=NUM_INSPECTED_IMAGES, device=subject.device, split="val"
     )
-    with np.load(subject.album / f"{name}.npz", allow_pickle=False) as numbers:
-        return dict(numbers)
+    with np.load(subject.album / f"{name}.npz", allow_pickle=False) as arrays:
+        return dict(arrays)
 
 
 def measure_filter_variance(subject: MeasuredRun) -> list[Measurement]:
@@ -69,20 +69,24 @@ def measure_filter_variance(subject: MeasuredRun) -> list[Measurement]:
 
 def measure_position_contrast(subject: MeasuredRun) -> list[Measurement]:
     """Similarity of positions in one row or column minus that of others (arXiv:2010.11929, Figs. 7 centre and 10)."""
-    row, column, other, contrast = draw_inspect_figure(subject, "positions")["structure"][0]
-    return [Measurement((), float(contrast), {"row": float(row), "column": float(column), "other": float(other)})]
+    row, column, other_similarity, contrast = draw_inspect_figure(subject, "positions")["structure"][0]
+    return [
+        Measurement((), float(contrast), {"row": float(row), "column": float(column), "other": float(other_similarity)})
+    ]
 
 
 def measure_attention_distance(subject: MeasuredRun) -> list[Measurement]:
     """Mean attention distance by block, of the head that looks nearest, of all, and of that which looks farthest
     (arXiv:2010.11929, Figs. 7 right and 11)."""
-    numbers = draw_inspect_figure(subject, "distance")
-    readings = []
-    for layer, heads, uniform in zip(numbers["layers"], numbers["distance"], numbers["uniform"], strict=True):
-        of_heads = {"nearest": np.nanmin(heads), "mean": np.nanmean(heads), "farthest": np.nanmax(heads)}
+    arrays = draw_inspect_figure(subject, "distance")
+    measurements = []
+    for layer, heads, uniform in zip(arrays["layers"], arrays["distance"], arrays["uniform"], strict=True):
+        distances_by_head = {"nearest": np.nanmin(heads), "mean": np.nanmean(heads), "farthest": np.nanmax(heads)}
         measured = {"uniform": float(uniform)}
-        readings += [Measurement((name, f"{layer + 1}"), float(value), measured) for name, value in of_heads.items()]
-    return readings
+        measurements += [
+            Measurement((name, f"{layer + 1}"), float(value), measured) for name, value in distances_by_head.items()
+        ]
+    return measurements
 
 
 def open_run_scene(subject: MeasuredRun) -> FigureContext:
@@ -112,13 +116,13 @@ def measure_rollout_spread(subject: MeasuredRun) -> list[Measurement]:
     from vitreous.inspection.rollout import compute_rollout
 
     draw_inspect_figure(subject, "rollout")
-    scene = open_run_scene(subject)
+    context = open_run_scene(subject)
     shares = [
-        threshold_attention_mass(compute_rollout(scene.model, images).maps.flatten(2).cpu(), ROLLOUT_MASS)
+        threshold_attention_mass(compute_rollout(context.model, images).maps.flatten(2).cpu(), ROLLOUT_MASS)
         .double()
         .mean(-1)
         .numpy()
-        for images in scene.batches(scene.take_images(NUM_INSPECTED_IMAGES))
+        for images in context.batches(context.take_images(NUM_INSPECTED_IMAGES))
     ]
     return [Measurement((f"{block}",), float(value)) for block, value in enumerate(np.concatenate(shares).mean(0), 1)]
 
@@ -128,11 +132,11 @@ def measure_norm_ratio(subject: MeasuredRun) -> list[Measurement]:
     over images."""
     from vitreous.inspection.hooks import ResidualState, visit_residual_states
 
-    scene, ratios = open_run_scene(subject), []
-    for images in scene.batches(scene.take_images(NUM_INSPECTED_IMAGES)):
-        after: list[ResidualState] = []
-        visit_residual_states(scene.model, images, after.append)
-        norms = after[-1].patches.flatten(1, -2).norm(dim=-1)
+    context, ratios = open_run_scene(subject), []
+    for images in context.batches(context.take_images(NUM_INSPECTED_IMAGES)):
+        states: list[ResidualState] = []
+        visit_residual_states(context.model, images, states.append)
+        norms = states[-1].patches.flatten(1, -2).norm(dim=-1)
         ratios.append((norms.amax(1) / norms.median(1).values).cpu().double().numpy())
     return [Measurement((), float(np.concatenate(ratios).mean()))]
 
@@ -148,19 +152,21 @@ def measure_token_merging(subject: MeasuredRun, counts: Sequence[int] = ()) -> l
     from vitreous.reports.answers import predict_split
     from vitreous.tasks.classification_metrics import evaluate_classification
 
-    config, readings = subject.run.model, []
-    most = math.prod(config.grid) // config.depth
-    for count in counts or sorted({round(share * most) for share in (0, 0.25, 0.5, 0.75, 1)}):
-        how = InferenceOptions(subject.device, "fp32", merge_tokens=count)
-        computing = make_compute_settings(subject)
-        answers = predict_split(subject.home, None, "val", type(computing)(how=how, listener=subject.listener))
-        report = evaluate_classification(answers.logits, answers.split.labels, answers.bundle.classes, answers.readable)
+    config, measurements = subject.run.model, []
+    max_merged = math.prod(config.grid) // config.depth
+    for count in counts or sorted({round(share * max_merged) for share in (0, 0.25, 0.5, 0.75, 1)}):
+        inference_options = InferenceOptions(subject.device, "fp32", merge_tokens=count)
+        settings = make_compute_settings(subject)
+        outputs = predict_split(
+            subject.home, None, "val", type(settings)(how=inference_options, listener=subject.listener)
+        )
+        report = evaluate_classification(outputs.logits, outputs.split.labels, outputs.bundle.classes, outputs.readable)
         bundle = open_bundle(subject.home)
         engine = TorchEngine(bundle.model, bundle.preprocess, pick_run_device(subject), "fp32", merge_tokens=count)
         pixels = torch.zeros(TIMED_BATCH_SIZE, config.channels, *config.image, dtype=torch.uint8)
-        rate = TIMED_BATCH_SIZE / time_fastest_call(lambda engine=engine, pixels=pixels: engine(pixels))
-        readings.append(Measurement((f"{count}",), report.metrics["top1"], {"images_per_second": rate}))
-    return readings
+        throughput = TIMED_BATCH_SIZE / time_fastest_call(lambda engine=engine, pixels=pixels: engine(pixels))
+        measurements.append(Measurement((f"{count}",), report.metrics["top1"], {"images_per_second": throughput}))
+    return measurements
 
 
 def pick_run_device(subject: MeasuredRun) -> str:
@@ -170,12 +176,12 @@ def pick_run_device(subject: MeasuredRun) -> str:
     return pick_device(subject.device)
 
 
-def time_fastest_call(turn: Any) -> float:
+def time_fastest_call(call: Any) -> float:
     """Return the seconds of the fastest of a few calls, after one warm-up call."""
     times = []
     for _ in range(TIMED_PASSES + 1):
         started = time.perf_counter()
-        turn()
+        call()
         times.append(time.perf_counter() - started)
     return min(times[1:])
 
@@ -190,7 +196,7 @@ def measure_frechet_distance(subject: MeasuredRun, samples: int = 500) -> list[M
     return [Measurement((), document["val"]["frechet_distance"], {"gflops": 2 * subject.run.model.macs() / 1e9})]
 
 
-def measure_throughput(subject: MeasuredRun, sides: Sequence[int], seconds: float) -> list[Measurement]:
+def measure_throughput(subject: MeasuredRun, image_sizes: Sequence[int], seconds: float) -> list[Measurement]:
     """Images a second of the fastest batch by image size, as a model infers, and what the largest batch would hold
     (arXiv:2010.11929, D.5 and Fig. 12). Sizes that take too long are left out."""
     import torch
@@ -206,11 +212,11 @@ def measure_throughput(subject: MeasuredRun, sides: Sequence[int], seconds: floa
         Measurement(
             (f"{cost.image[-1]}",), cost.best[1], {"largest": float(cost.largest), "memory": float(cost.memory)}
         )
-        for cost in measure_inference_costs(model, round_image_sizes(model, sides), (), seconds)
+        for cost in measure_inference_costs(model, round_image_sizes(model, image_sizes), (), seconds)
     ]
 
 
-def measure_largest_batch(subject: MeasuredRun, sides: Sequence[int]) -> list[Measurement]:
+def measure_largest_batch(subject: MeasuredRun, image_sizes: Sequence[int]) -> list[Measurement]:
     """Images in the largest batch by image size: measured on a GPU, on a processor what 80 % of its free memory would
     hold, at most 4096."""
     import torch
@@ -224,5 +230,5 @@ def measure_largest_batch(subject: MeasuredRun, sides: Sequence[int]) -> list[Me
     batches = () if pick_run_device(subject) != "cpu" else (1,)
     return [
         Measurement((f"{cost.image[-1]}",), float(cost.largest), {"memory": float(cost.memory)})
-        for cost in measure_inference_costs(model, round_image_sizes(model, sides), batches)
+        for cost in measure_inference_costs(model, round_image_sizes(model, image_sizes), batches)
     ]

@@ -21,45 +21,45 @@ MEASUREMENTS_FOLDER, ALBUMS_FOLDER = "measurements", "albums"
 def measure_runs(
     study: Study,
     runs: list[StudyRun],
-    home: Path,
-    common: SharedRunOptions,
-    others: tuple[OtherDataset, ...],
+    study_folder: Path,
+    shared_options: SharedRunOptions,
+    other_datasets: tuple[OtherDataset, ...],
     listener: ProgressListener,
 ) -> list[RunResult]:
     """Return the results of the runs in the table. Measurements are written to HOME/measurements, and read from there
     the next time. Raises the exceptions of the measure."""
     results: list[RunResult] = []
-    for number, one in enumerate(runs, 1):
-        if not one.cell.axis_values:
+    for index, study_run in enumerate(runs, 1):
+        if not study_run.cell.axis_values:
             continue
-        own = read_run_result(one, study.metric) if study.trained else make_untrained_result(one)
-        if study.measure is None or (study.trained and own.value is None and has_diverged(one)):
-            missing = len(study.axes) - len(own.axis_values)
-            results.append(replace(own, axis_values=(*own.axis_values, *("-",) * missing)))
+        run_result = read_run_result(study_run, study.metric) if study.trained else make_untrained_result(study_run)
+        if study.measure is None or (study.trained and run_result.value is None and has_diverged(study_run)):
+            missing = len(study.axes) - len(run_result.axis_values)
+            results.append(replace(run_result, axis_values=(*run_result.axis_values, *("-",) * missing)))
             continue
-        label = f"measuring {number} of {len(runs)}, {' '.join(one.cell.axis_values)}, seed {one.seed}"
+        label = f"measuring {index} of {len(runs)}, {' '.join(study_run.cell.axis_values)}, seed {study_run.seed}"
         subject = MeasuredRun(
-            one.folder.path if study.trained else None,
-            one.run,
-            seed=one.seed,
-            others=others,
-            album=home / ALBUMS_FOLDER / one.folder.path.name,
-            device=common.device or "auto",
-            precision=common.precision or "auto",
+            study_run.folder.path if study.trained else None,
+            study_run.run,
+            seed=study_run.seed,
+            others=other_datasets,
+            album=study_folder / ALBUMS_FOLDER / study_run.folder.path.name,
+            device=shared_options.device or "auto",
+            precision=shared_options.precision or "auto",
             listener=PrefixedListener(listener, label),
         )
-        listener.progress(label, number - 1, len(runs))
+        listener.progress(label, index - 1, len(runs))
         measurements = load_or_measure(
-            study.measure, subject, home / MEASUREMENTS_FOLDER / f"{one.folder.path.name}.json"
+            study.measure, subject, study_folder / MEASUREMENTS_FOLDER / f"{study_run.folder.path.name}.json"
         )
         results += [
             replace(
-                own,
-                axis_values=(*own.axis_values, *measurement.axis_values),
+                run_result,
+                axis_values=(*run_result.axis_values, *measurement.axis_values),
                 metric=study.measure.metric,
                 value=measurement.value,
                 better=study.measure.better,
-                measurements=own.measurements | measurement.measurements,
+                measurements=run_result.measurements | measurement.measurements,
             )
             for measurement in measurements
         ]
@@ -69,39 +69,48 @@ def measure_runs(
 def load_or_measure(measure: Measure, subject: MeasuredRun, file: Path) -> list[Measurement]:
     """Load the measurements of a run from its file if it exists, else measure and write it."""
     with suppress(OSError, ValueError, KeyError):
-        rows = json.loads(file.read_text("utf-8"))
-        return [Measurement(tuple(row["axis_values"]), row["value"], row["measurements"]) for row in rows]
+        records = json.loads(file.read_text("utf-8"))
+        return [
+            Measurement(tuple(record["axis_values"]), record["value"], record["measurements"]) for record in records
+        ]
     measurements = measure.read(subject)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomic(file, json.dumps([asdict(measurement) for measurement in measurements], indent=1) + "\n")
     return measurements
 
 
-def has_diverged(one: StudyRun) -> bool:
+def has_diverged(study_run: StudyRun) -> bool:
     """Return whether the loss of a run was not finite."""
-    return "failure" in json.loads(one.folder.summary.read_text("utf-8"))
+    return "failure" in json.loads(study_run.folder.summary.read_text("utf-8"))
 
 
-def make_untrained_result(one: StudyRun) -> RunResult:
+def make_untrained_result(study_run: StudyRun) -> RunResult:
     """Make a result without a run, to which measurements are added."""
     return RunResult(
-        one.cell.axis_values, one.seed, folder="", metric="", value=None, better="higher", measurements={}, images=None
+        study_run.cell.axis_values,
+        study_run.seed,
+        folder="",
+        metric="",
+        value=None,
+        better="higher",
+        measurements={},
+        images=None,
     )
 
 
-def list_run_figures(runs: list[StudyRun], home: Path) -> list[dict[str, Any]]:
+def list_run_figures(runs: list[StudyRun], study_folder: Path) -> list[dict[str, Any]]:
     """The figures that were drawn of the runs of the first seed, by place, with titles and captions; files are relative
     to HOME."""
     figures: list[dict[str, Any]] = []
-    for one in runs:
-        album = home / ALBUMS_FOLDER / one.folder.path.name
-        if one.seed or not one.cell.axis_values or not (album / "inspect.json").is_file():
+    for study_run in runs:
+        album = study_folder / ALBUMS_FOLDER / study_run.folder.path.name
+        if study_run.seed or not study_run.cell.axis_values or not (album / "inspect.json").is_file():
             continue
         for figure in json.loads((album / "inspect.json").read_text("utf-8"))["figures"]:
             file = f"{ALBUMS_FOLDER}/{album.name}/{figure['png']}"
             figures.append(
                 {
-                    "axis_values": one.cell.axis_values,
+                    "axis_values": study_run.cell.axis_values,
                     "file": file,
                     "title": figure["title"],
                     "caption": figure["caption"],

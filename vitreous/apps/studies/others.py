@@ -34,57 +34,62 @@ class StudyData:
     others: tuple[OtherDataset, ...] = ()
 
 
-def resolve_study_data(study: Study, data: str, named: tuple[str, ...], home: Path) -> StudyData:
-    """The data sets of a study: `named` as NAME=SOURCE or SOURCE, of a study of groups folders of data sets. Of
-    `digits` without any, parts of them, written below `home`.
+def resolve_study_data(study: Study, data: str, dataset_specs: tuple[str, ...], parent_folder: Path) -> StudyData:
+    """The data sets of a study: `dataset_specs` as NAME=SOURCE or SOURCE, of a study of groups folders of data sets. Of
+    `digits` without any, parts of them, written below `parent_folder`.
 
     Raises UsageError for a study that needs others, or takes none, and two of one name; DataError for an empty group.
     """
     if not study.others:
-        if named:
+        if dataset_specs:
             raise UsageError(f"the study {study.name} takes no other datasets", "remove --to")
         return StudyData(data)
-    if named:
-        return StudyData(data, parse_named_datasets(named) if study.others == "sets" else list_group_datasets(named))
+    if dataset_specs:
+        return StudyData(
+            data, parse_named_datasets(dataset_specs) if study.others == "sets" else list_group_datasets(dataset_specs)
+        )
     if data != "digits":
         example = "pets/ flowers/" if study.others == "sets" else "vtab/natural vtab/structured"
         raise UsageError(f"the study {study.name} needs other datasets than {data}", f"add --to {example}")
-    parts = DIGIT_SUBSETS if study.others == "groups" else DIGIT_SUBSETS[:2]
+    subsets = DIGIT_SUBSETS if study.others == "groups" else DIGIT_SUBSETS[:2]
     return StudyData(
-        write_digit_subset(home, FIRST_DIGITS, 0),
-        tuple(OtherDataset(name, write_digit_subset(home, name, turn), group) for name, group, turn in parts),
+        write_digit_subset(parent_folder, FIRST_DIGITS, 0),
+        tuple(
+            OtherDataset(name, write_digit_subset(parent_folder, name, quarters), group)
+            for name, group, quarters in subsets
+        ),
     )
 
 
-def parse_named_datasets(named: tuple[str, ...], group: str = "") -> tuple[OtherDataset, ...]:
+def parse_named_datasets(dataset_specs: tuple[str, ...], group: str = "") -> tuple[OtherDataset, ...]:
     """Data sets from NAME=SOURCE or SOURCE, which is then called as its folder. Raises UsageError for two of one
     name."""
-    others = []
-    for text in named:
-        name, equals, source = text.partition("=")
-        source = source if equals else text
-        others.append(OtherDataset(name if equals else Path(source).name or source, os.fspath(source), group))
-    twice = {other.name for other in others if [one.name for one in others].count(other.name) > 1}
-    if twice:
-        raise UsageError(f"--to has two datasets called {min(twice)}", "name them: --to NAME=FOLDER NAME=FOLDER")
-    return tuple(others)
+    datasets = []
+    for spec in dataset_specs:
+        name, equals, source = spec.partition("=")
+        source = source if equals else spec
+        datasets.append(OtherDataset(name if equals else Path(source).name or source, os.fspath(source), group))
+    duplicates = {dataset.name for dataset in datasets if [entry.name for entry in datasets].count(dataset.name) > 1}
+    if duplicates:
+        raise UsageError(f"--to has two datasets called {min(duplicates)}", "name them: --to NAME=FOLDER NAME=FOLDER")
+    return tuple(datasets)
 
 
-def list_group_datasets(named: tuple[str, ...]) -> tuple[OtherDataset, ...]:
+def list_group_datasets(dataset_specs: tuple[str, ...]) -> tuple[OtherDataset, ...]:
     """The data sets in folders, one a group. Raises DataError for a folder without any."""
-    others: list[OtherDataset] = []
-    for text in named:
-        name, equals, folder = text.partition("=")
-        root = Path(folder if equals else text)
-        sets = sorted(one for one in root.iterdir() if one.is_dir()) if root.is_dir() else []
-        if not sets:
+    datasets: list[OtherDataset] = []
+    for spec in dataset_specs:
+        name, equals, folder = spec.partition("=")
+        root = Path(folder if equals else spec)
+        folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+        if not folders:
             problem = f"{escape_unprintable(root)} contains no folders of datasets"
             raise DataError(problem, "use folders of datasets in --to, one per group")
-        others += parse_named_datasets(tuple(map(os.fspath, sets)), name if equals else root.name)
-    return tuple(others)
+        datasets += parse_named_datasets(tuple(map(os.fspath, folders)), name if equals else root.name)
+    return tuple(datasets)
 
 
-def write_digit_subset(home: Path, part: str, quarters: int) -> str:
+def write_digit_subset(parent_folder: Path, subset: str, quarters: int) -> str:
     """The folder of a part of the digits, turned by so many quarters: train/ and val/ of CLASS/NUMBER.png; made where
     it is not there."""
     from PIL import Image
@@ -92,20 +97,20 @@ def write_digit_subset(home: Path, part: str, quarters: int) -> str:
     from vitreous.data.holdout import draw_stratified_splits
     from vitreous.data.layouts.named import load_digits_table
 
-    folder = home / f"digits-{part.replace(' ', '-')}"
+    folder = parent_folder / f"digits-{subset.replace(' ', '-')}"
     if folder.is_dir():
         return os.fspath(folder)
     table = load_digits_table()
-    table = table[table[:, -1] < 5] if part == FIRST_DIGITS else table[table[:, -1] >= 5]
+    table = table[table[:, -1] < 5] if subset == FIRST_DIGITS else table[table[:, -1] >= 5]
     pixels = np.rint(np.rot90(table[:, :-1].reshape(-1, 8, 8), quarters, (1, 2)) * (255 / 16)).astype(np.uint8)
     labels = table[:, -1].astype(np.int64)
-    names = np.where(labels % 2, "odd", "even") if part.startswith("odd") else labels.astype(str)
+    names = np.where(labels % 2, "odd", "even") if subset.startswith("odd") else labels.astype(str)
     temporary = folder.with_name(f".{folder.name}.tmp")  # not synced: it can be written again
     remove_path(temporary)
-    for split, rows in draw_stratified_splits(labels, 0, {"val": DIGITS_VAL_SHARE}).items():
-        for row in rows.tolist():
-            place = temporary / split / str(names[row])
-            place.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels[row]).save(place / f"{row:04d}.png")
+    for split, indices in draw_stratified_splits(labels, 0, {"val": DIGITS_VAL_SHARE}).items():
+        for index in indices.tolist():
+            class_folder = temporary / split / str(names[index])
+            class_folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels[index]).save(class_folder / f"{index:04d}.png")
     temporary.rename(folder)
     return os.fspath(folder)

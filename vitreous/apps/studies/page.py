@@ -19,16 +19,23 @@ from vitreous.tasks.metrics import get_metric_label
 PAGE_FILE, MARKDOWN_FILE, FIGURE_FILE = "report.html", "report.md", "figure.svg"
 
 
-def write_study_pages(home: Path, study: Study, document: dict[str, Any], rows: list[TableRow]) -> None:
+def write_study_pages(study_folder: Path, study: Study, document: dict[str, Any], rows: list[TableRow]) -> None:
     """Write `report.html`, `report.md` and its `figure.svg` into the folder of a study. Raises OSError."""
-    parts = build_page_context(home, study, document, rows)
+    context = build_page_context(study_folder, study, document, rows)
     curves = document["conclusion"]["curves"] if document["conclusion"] else {}
-    figure = draw_study_figure(study, rows, document["metric"], parts["figure_name"], curves)
-    drawn = [one | {"drawing": embed_figure(home / one["file"], one["title"])} for one in document["figures"]]
-    write_text_atomic(home / PAGE_FILE, render_template("study.html", **parts | {"figures": drawn}, drawing=figure))
-    write_text_atomic(home / MARKDOWN_FILE, render_study_markdown(parts | {"figure": FIGURE_FILE if figure else None}))
+    figure = draw_study_figure(study, rows, document["metric"], context["figure_name"], curves)
+    run_figures = [
+        run_figure | {"drawing": embed_figure(study_folder / run_figure["file"], run_figure["title"])}
+        for run_figure in document["figures"]
+    ]
+    write_text_atomic(
+        study_folder / PAGE_FILE, render_template("study.html", **context | {"figures": run_figures}, drawing=figure)
+    )
+    write_text_atomic(
+        study_folder / MARKDOWN_FILE, render_study_markdown(context | {"figure": FIGURE_FILE if figure else None})
+    )
     if figure:
-        write_text_atomic(home / FIGURE_FILE, str(figure).replace('style="', 'style="background: #fff; ', 1))
+        write_text_atomic(study_folder / FIGURE_FILE, str(figure).replace('style="', 'style="background: #fff; ', 1))
 
 
 def embed_figure(path: Path, title: str) -> str:
@@ -42,16 +49,18 @@ def embed_figure(path: Path, title: str) -> str:
     return Markup('<img src="data:image/png;base64,{}" alt="{}">').format(data, title)
 
 
-def build_page_context(home: Path, study: Study, document: dict[str, Any], rows: list[TableRow]) -> dict[str, Any]:
+def build_page_context(
+    study_folder: Path, study: Study, document: dict[str, Any], rows: list[TableRow]
+) -> dict[str, Any]:
     """Build the content of both pages as texts."""
-    figure = document["metric"]
-    label = STUDY_METRIC_LABELS.get(figure, get_metric_label(figure))
+    metric_name = document["metric"]
+    label = STUDY_METRIC_LABELS.get(metric_name, get_metric_label(metric_name))
     table = [
         {
             "axis_values": row.axis_values,
-            "cells": format_row_cells(row, figure),
+            "cells": format_row_cells(row, metric_name),
             "reference": row.reference is None,
-            "runs": list_run_links(home, row),
+            "runs": list_run_links(study_folder, row),
         }
         for row in rows
     ]
@@ -59,54 +68,55 @@ def build_page_context(home: Path, study: Study, document: dict[str, Any], rows:
         "study": study,
         "figure_name": label,
         "setting": describe_study_setting(document, rows),
-        "command": format_study_command(document["settings"], home),
+        "command": format_study_command(document["settings"], study_folder),
         "columns": [*study.axes, f"mean {label}", "95 % interval", "difference", "95 % interval"],
         "table": table,
         "notes": list_table_notes(document, rows),
         "conclusion": document["conclusion"],
         "figures": document["figures"],
         "elsewhere": [
-            (" · ".join(place), value)
-            for place, value in study.published.values.items()
-            if place not in {row.axis_values for row in rows}
+            (" · ".join(axis_values), value)
+            for axis_values, value in study.published.values.items()
+            if axis_values not in {row.axis_values for row in rows}
         ],
     }
 
 
-def format_row_cells(row: TableRow, figure: str) -> list[str]:
+def format_row_cells(row: TableRow, metric_name: str) -> list[str]:
     """Mean, its interval, difference, its interval, verdict and published number of a row."""
     mean, pair = row.mean, row.difference
     return [
-        "–" if mean is None else format_metric_value(figure, mean.mean),
+        "–" if mean is None else format_metric_value(metric_name, mean.mean),
         format_interval_ends(
             mean,
             lambda value: format_metric_value(
-                figure, min(1.0, max(0.0, value)) if figure in PERCENT_METRICS else value, 1
+                metric_name, min(1.0, max(0.0, value)) if metric_name in PERCENT_METRICS else value, 1
             ),
         ),
-        "–" if pair is None else format_difference(figure, pair.mean),
-        format_interval_ends(pair, lambda value: format_difference(figure, value)),
+        "–" if pair is None else format_difference(metric_name, pair.mean),
+        format_interval_ends(pair, lambda value: format_difference(metric_name, value)),
         row.verdict,
         row.published or "–",
     ]
 
 
-def format_interval_ends(estimate: Estimate | None, form: Any) -> str:
+def format_interval_ends(estimate: Estimate | None, format_value: Any) -> str:
     """The ends of an interval; a dash for None."""
-    return "–" if estimate is None or estimate.interval is None else " to ".join(map(form, estimate.interval))
+    return "–" if estimate is None or estimate.interval is None else " to ".join(map(format_value, estimate.interval))
 
 
-def format_difference(figure: str, difference: float) -> str:
+def format_difference(metric_name: str, difference: float) -> str:
     """A difference with its sign, of shares in percentage points."""
-    return f"{100 * difference:+.2f}" if figure in PERCENT_METRICS else f"{difference:+.3f}"
+    return f"{100 * difference:+.2f}" if metric_name in PERCENT_METRICS else f"{difference:+.3f}"
 
 
-def list_run_links(home: Path, row: TableRow) -> list[dict[str, Any]]:
+def list_run_links(study_folder: Path, row: TableRow) -> list[dict[str, Any]]:
     """The pages of a row's runs, relative to the study's, by seed; of a run without one its summary."""
     files = [Path(folder) / "report.html" for folder in dict.fromkeys(row.runs) if folder]
     files = [file if file.is_file() else file.with_name("summary.json") for file in files]
     return [
-        {"seed": number, "href": os.path.relpath(file, home).replace(os.sep, "/")} for number, file in enumerate(files)
+        {"seed": seed, "href": os.path.relpath(file, study_folder).replace(os.sep, "/")}
+        for seed, file in enumerate(files)
     ]
 
 
@@ -117,16 +127,16 @@ def describe_study_setting(document: dict[str, Any], rows: list[TableRow]) -> li
     if not document["steps"]:
         return [f"Randomly initialised models, {settings['seeds']} of each; nothing is trained. The metric is {label}."]
     steps = " to ".join(f"{count:,}" for count in sorted({document["steps"][0], document["steps"][-1]}))
-    judged = f" of {document['images']:,} validation images" if document["images"] else ""
+    image_count_text = f" of {document['images']:,} validation images" if document["images"] else ""
     summary = (
         f"{len(document['runs'])} runs on {settings['data']} at the scale {settings['scale']} "
         f"({SCALES[settings['scale']].about}): {settings['seeds']} of each cell, of {steps} optimiser steps, "
         f"{format_seconds(document['wall_seconds'])} of training in all. "
-        f"The metric is {label}{judged}."
+        f"The metric is {label}{image_count_text}."
     )
     lines = [summary]
-    if others := list(dict.fromkeys(settings["to"])):
-        lines.append(f"Other datasets: {', '.join(others)}.")
+    if other_datasets := list(dict.fromkeys(settings["to"])):
+        lines.append(f"Other datasets: {', '.join(other_datasets)}.")
     elif document["uses_other_datasets"]:
         lines.append(
             "The other datasets are subsets of the digits: pre-training uses the digits 0 to 4, and 40 % of the "
@@ -143,10 +153,14 @@ def describe_study_setting(document: dict[str, Any], rows: list[TableRow]) -> li
 def list_table_notes(document: dict[str, Any], rows: list[TableRow]) -> list[str]:
     """List the notes on the table."""
     reference = sorted({" · ".join(row.reference) for row in rows if row.reference})
-    paired = "Intervals are Student's t over seeds, separately: of 20 intervals, one is expected to miss. A difference "
-    paired += f"is to the reference ({'; '.join(reference)}) of the same seeds; if its interval contains 0, it is "
-    paired += "inconclusive."
-    notes = [paired, "All seeds are evaluated on the same images, so the intervals do not cover other images."]
+    interval_note = (
+        "Intervals are Student's t over seeds, separately: of 20 intervals, one is expected to miss. A difference "
+    )
+    interval_note += (
+        f"is to the reference ({'; '.join(reference)}) of the same seeds; if its interval contains 0, it is "
+    )
+    interval_note += "inconclusive."
+    notes = [interval_note, "All seeds are evaluated on the same images, so the intervals do not cover other images."]
     if document["settings"]["seeds"] == 1:
         notes.append("One seed gives no interval, so differences are inconclusive. Use --seeds 3 or more.")
     if failed := sum(row.failed for row in rows):
@@ -154,30 +168,30 @@ def list_table_notes(document: dict[str, Any], rows: list[TableRow]) -> list[str
     return notes
 
 
-def format_study_command(settings: dict[str, Any], home: Path) -> str:
+def format_study_command(settings: dict[str, Any], study_folder: Path) -> str:
     """Format the command that reproduces the study."""
-    words = ["vitreous", "study", settings["name"]]
+    arguments = ["vitreous", "study", settings["name"]]
     for name in ("data", "scale", "seeds", "steps", "budget", "device", "precision"):
         if settings[name] is not None:
-            words += [f"--{name}", str(settings[name])]
+            arguments += [f"--{name}", str(settings[name])]
     if settings["to"]:
-        words += ["--to", *settings["to"]]
-    return shlex.join([*words, "--out", str(home.parent)])
+        arguments += ["--to", *settings["to"]]
+    return shlex.join([*arguments, "--out", str(study_folder.parent)])
 
 
-def render_study_markdown(parts: dict[str, Any]) -> str:
+def render_study_markdown(context: dict[str, Any]) -> str:
     """The page as Markdown, with its figure in a file beside it."""
-    study: Study = parts["study"]
-    head = [*parts["columns"], "verdict", "published", "runs"]
-    lines = [f"# {study.title}", "", study.question, f"({study.source})", "", "```", parts["command"], "```", ""]
-    lines += [*parts["setting"], "", format_markdown_row(head), format_markdown_row(["---"] * len(head))]
-    for row in parts["table"]:
+    study: Study = context["study"]
+    head = [*context["columns"], "verdict", "published", "runs"]
+    lines = [f"# {study.title}", "", study.question, f"({study.source})", "", "```", context["command"], "```", ""]
+    lines += [*context["setting"], "", format_markdown_row(head), format_markdown_row(["---"] * len(head))]
+    for row in context["table"]:
         runs = " ".join(f"[{run['seed']}]({run['href']})" for run in row["runs"])
         lines.append(format_markdown_row([*row["axis_values"], *row["cells"], runs]))
-    if parts["figure"]:
-        lines += ["", f"![{study.title}]({parts['figure']})"]
-    lines += ["", *(f"- {note}" for note in parts["notes"])]
-    if conclusion := parts["conclusion"]:
+    if context["figure"]:
+        lines += ["", f"![{study.title}]({context['figure']})"]
+    lines += ["", *(f"- {note}" for note in context["notes"])]
+    if conclusion := context["conclusion"]:
         lines += ["", f"## {conclusion['title']}", "", *(f"- {sentence}" for sentence in conclusion["sentences"])]
         if conclusion["rows"]:
             lines += [
@@ -186,9 +200,9 @@ def render_study_markdown(parts: dict[str, Any]) -> str:
                 format_markdown_row(["---"] * len(conclusion["columns"])),
             ]
             lines += [format_markdown_row(row) for row in conclusion["rows"]]
-    for one in parts["figures"]:
-        lines += ["", f"![{one['title']}, {' '.join(one['axis_values'])}]({one['file']})"]
-    printed = "".join(f" {name} {value};" for name, value in parts["elsewhere"]).rstrip(";")
+    for figure in context["figures"]:
+        lines += ["", f"![{figure['title']}, {' '.join(figure['axis_values'])}]({figure['file']})"]
+    printed = "".join(f" {name} {value};" for name, value in context["elsewhere"]).rstrip(";")
     lines += ["", f"Published: {study.published.of}.{printed}", "", f"What differs: {study.differs}", ""]
     return "\n".join(lines)
 

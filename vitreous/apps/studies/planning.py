@@ -38,30 +38,35 @@ class Forecast:
         """The share of the steps that fits into a budget in seconds, at most 1. Raises UsageError for one that is too
         short to train anything."""
         share = min(1.0, TRAINING_BUDGET_SHARE * budget / self.seconds) if self.seconds else 1.0
-        todo = self.runs - self.complete
-        if share < 1 and share * self.steps < MIN_RUN_STEPS * todo:
-            least = MIN_RUN_STEPS * todo * self.seconds / self.steps / TRAINING_BUDGET_SHARE
-            problem = f"a budget of {budget:g} s is too short for {todo} runs of {MIN_RUN_STEPS} steps"
-            raise UsageError(problem, f"give at least {least:.0f}s, or fewer --seeds")
+        num_missing = self.runs - self.complete
+        if share < 1 and share * self.steps < MIN_RUN_STEPS * num_missing:
+            min_seconds = MIN_RUN_STEPS * num_missing * self.seconds / self.steps / TRAINING_BUDGET_SHARE
+            problem = f"a budget of {budget:g} s is too short for {num_missing} runs of {MIN_RUN_STEPS} steps"
+            raise UsageError(problem, f"give at least {min_seconds:.0f}s, or fewer --seeds")
         return share
 
 
 def forecast_study(runs: list[StudyRun], listener: ProgressListener) -> Forecast:
     """Time a few steps of each kind of run that is not complete, and add up. Writes nothing."""
-    timed: dict[Any, float] = {}
+    seconds_by_key: dict[Any, float] = {}
     seconds, steps, exaflops = 0.0, 0, 0.0
-    todo = [one for one in runs if not one.complete]
-    for one in todo:
-        run = one.run
-        kind = (run.model, repr(run.objective), run.optimizer.name, run.step_size, repr(run.views))
-        if kind not in timed:
-            timed[kind] = time_training_steps(run, one.inputs, listener)[0]
-        seconds += timed[kind] * run.steps
+    missing_runs = [study_run for study_run in runs if not study_run.complete]
+    for study_run in missing_runs:
+        run = study_run.run
+        timing_key = (run.model, repr(run.objective), run.optimizer.name, run.step_size, repr(run.views))
+        if timing_key not in seconds_by_key:
+            seconds_by_key[timing_key] = time_training_steps(run, study_run.inputs, listener)[0]
+        seconds += seconds_by_key[timing_key] * run.steps
         steps += run.steps
         exaflops += estimate_training_flops(run) / 1e18
-    memory = get_peak_memory(todo[0].run.device) if todo else None
+    memory = get_peak_memory(missing_runs[0].run.device) if missing_runs else None
     return Forecast(
-        len(runs), len(runs) - len(todo), steps=steps, seconds=seconds, peak_memory_bytes=memory, exaflops=exaflops
+        len(runs),
+        len(runs) - len(missing_runs),
+        steps=steps,
+        seconds=seconds,
+        peak_memory_bytes=memory,
+        exaflops=exaflops,
     )
 
 

@@ -12,16 +12,18 @@ MASK_RATIOS = (25, 50, 75, 90)  # per cent
 def mask_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """A ViT from scratch, and ViTs fine-tuned from masked autoencoders of every ratio."""
     published = setting.scale.name == "published"
-    tuned = setting.options(TrainOptions(recipe="mae-finetune" if published else None, model="ViT-L/16"))
-    learned = setting.options(TrainOptions(recipe="mae", model="ViT-L/16"), recipe="mae")
-    scratch = update_options(tuned, recipe="deit" if published else setting.recipe)
-    rows = [StudyCell(("none",), scratch)]
+    finetuning_options = setting.options(TrainOptions(recipe="mae-finetune" if published else None, model="ViT-L/16"))
+    pretraining_options = setting.options(TrainOptions(recipe="mae", model="ViT-L/16"), recipe="mae")
+    scratch = update_options(finetuning_options, recipe="deit" if published else setting.recipe)
+    cells = [StudyCell(("none",), scratch)]
     for ratio in MASK_RATIOS:
-        before = StudyCell((), update_options(learned, settings={"objective.mask": f"{ratio / 100}"}))
+        pretraining_cell = StudyCell(
+            (), update_options(pretraining_options, settings={"objective.mask": f"{ratio / 100}"})
+        )
         # fine-tuned as the model from scratch is trained: the weights to begin from are all that differs
-        own = {"recipe": "mae-finetune"} if published else {}
-        rows.append(StudyCell((f"{ratio} %",), scratch, after={"init": before}, then=own))
-    return tuple(rows)
+        overrides = {"recipe": "mae-finetune"} if published else {}
+        cells.append(StudyCell((f"{ratio} %",), scratch, after={"init": pretraining_cell}, then=overrides))
+    return tuple(cells)
 
 
 MASK_RATIO_STUDY = Study(
@@ -59,12 +61,12 @@ def dino_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     pairs += [
         (DINO_DEFAULTS[0], temperature) for temperature in TEACHER_TEMPERATURES if temperature != DINO_DEFAULTS[1]
     ]
-    rows = []
+    cells = []
     for momentum, temperature in pairs:
         settings = {"schedules.momentum.start": momentum, "schedules.teacher-temperature.start": temperature}
         settings["schedules.teacher-temperature.end"] = temperature
-        rows.append(StudyCell((momentum, temperature), update_options(base, settings=settings)))
-    return tuple(rows)
+        cells.append(StudyCell((momentum, temperature), update_options(base, settings=settings)))
+    return tuple(cells)
 
 
 DINO_TEACHER_STUDY = Study(
@@ -90,15 +92,15 @@ MAE_DEPTHS = (1, 2, 4, 8)
 MAE_TARGETS = {"pixels": "false", "normalised pixels": "true"}
 
 
-def mae_finetune_cell(setting: StudySetting, place: str, settings: dict[str, str]) -> StudyCell:
+def mae_finetune_cell(setting: StudySetting, label: str, settings: dict[str, str]) -> StudyCell:
     """A ViT fine-tuned after masked autoencoding with other settings, as the model from scratch is trained."""
     published = setting.scale.name == "published"
-    learned = setting.options(TrainOptions(recipe="mae", model="ViT-L/16"), recipe="mae")
+    pretraining_options = setting.options(TrainOptions(recipe="mae", model="ViT-L/16"), recipe="mae")
     options = setting.options(TrainOptions(recipe="mae-finetune" if published else None, model="ViT-L/16"))
     options = update_options(options, recipe="deit" if published else setting.recipe)
-    before = StudyCell((), update_options(learned, settings=settings))
-    own = {"recipe": "mae-finetune"} if published else {}
-    return StudyCell((place,), options, after={"init": before}, then=own)
+    pretraining_cell = StudyCell((), update_options(pretraining_options, settings=settings))
+    overrides = {"recipe": "mae-finetune"} if published else {}
+    return StudyCell((label,), options, after={"init": pretraining_cell}, then=overrides)
 
 
 def depth_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
@@ -162,19 +164,24 @@ def label_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     published = setting.scale.name == "published"
     scratch = setting.options(TrainOptions(recipe="deit", model="ViT-B/16"))
     scratch = scratch if published else update_options(scratch, recipe=setting.recipe)
-    tune = {"recipe": "mae-finetune"} if published else {}
-    rows = []
+    overrides = {"recipe": "mae-finetune"} if published else {}
+    cells = []
     for name, recipe in LABELS_PRETRAINING.items():
-        after = {}
+        prerequisites = {}
         if recipe:
-            after["init"] = StudyCell((), setting.options(TrainOptions(recipe=recipe, model="ViT-B/16"), recipe=recipe))
-        rows += [StudyCell((name, f"{share} %"), scratch, share / 100, after, then=tune) for share in LABEL_SHARES]
-    return tuple(rows)
+            prerequisites["init"] = StudyCell(
+                (), setting.options(TrainOptions(recipe=recipe, model="ViT-B/16"), recipe=recipe)
+            )
+        cells += [
+            StudyCell((name, f"{share} %"), scratch, share / 100, prerequisites, then=overrides)
+            for share in LABEL_SHARES
+        ]
+    return tuple(cells)
 
 
-def supervised_reference(place: AxisValues) -> AxisValues:
+def supervised_reference(axis_values: AxisValues) -> AxisValues:
     """The ViT from scratch on the share of a place."""
-    return "supervised", place[1]
+    return "supervised", axis_values[1]
 
 
 LABELS_STUDY = Study(

@@ -36,9 +36,9 @@ class ScalingLaw:
     b: float
 
     @classmethod
-    def from_row(cls, row: np.ndarray | tuple[float, ...]) -> ScalingLaw:
+    def from_row(cls, values: np.ndarray | tuple[float, ...]) -> ScalingLaw:
         """The law of (5,) numbers in the order of NAMES."""
-        E, A, B, a, b = row
+        E, A, B, a, b = values
         return cls(E, A, B, a, b=b)
 
     def loss(self, parameters: np.ndarray, samples: np.ndarray) -> np.ndarray:
@@ -74,7 +74,7 @@ class ScalingLawFit:
 
     def predicted(self, parameters: float, samples: float, level: float = 0.95) -> tuple[float, float, float]:
         """L for N and D by the law, and the ends of its interval over the bootstrap's laws."""
-        losses = [float(ScalingLaw.from_row(row).loss(np.array(parameters), np.array(samples))) for row in self.draws]
+        losses = [float(ScalingLaw.from_row(draw).loss(np.array(parameters), np.array(samples))) for draw in self.draws]
         low, high = np.quantile(losses, [(1 - level) / 2, (1 + level) / 2])
         return float(self.law.loss(np.array(parameters), np.array(samples))), float(low), float(high)
 
@@ -100,76 +100,84 @@ def fit_law(
     Raises DataError for fewer than six runs to fit, values that are not above 0 and finite, and runs of one N or one D
     alone, which say nothing of the other.
     """
-    table = np.stack([np.asarray(one, np.float64) for one in (parameters, samples, losses)], 1)
+    table = np.stack([np.asarray(column, np.float64) for column in (parameters, samples, losses)], 1)
     order = np.argsort(table[:, 0] * table[:, 1], kind="stable")
-    fitted, outside = np.split(table[order], [len(table) - round(hold_out * len(table))])
-    check_fit_runs(fitted)
-    scale = np.exp(np.log(fitted).mean(0))
-    own = np.log(fitted / scale)
+    fitted_runs, held_out = np.split(table[order], [len(table) - round(hold_out * len(table))])
+    check_fit_runs(fitted_runs)
+    scale = np.exp(np.log(fitted_runs).mean(0))
+    log_runs = np.log(fitted_runs / scale)
     starts = np.array(list(product(*FIT_STARTS)))
-    best = minimise_huber_loss(own, starts)
-    errors = own[:, 2] - predict_log_loss(best, own)
+    best = minimise_huber_loss(log_runs, starts)
+    errors = log_runs[:, 2] - predict_log_loss(best, log_runs)
     # the law passes nearly through as many runs as it has numbers, and takes part of the others' noise into them
     free = errors[np.argsort(np.abs(errors))[len(LAW_PARAMETERS) :]]
-    spread = free * np.sqrt(len(own) / len(free))
+    residuals = free * np.sqrt(len(log_runs) / len(free))
     generator, laws = np.random.default_rng(seed), []
     for _ in range(draws):
-        drawn = own.copy()
-        drawn[:, 2] = predict_log_loss(best, own) + generator.choice(spread, len(own))
-        laws.append(unscale_parameters(minimise_huber_loss(drawn, best[None]), scale))
+        resampled = log_runs.copy()
+        resampled[:, 2] = predict_log_loss(best, log_runs) + generator.choice(residuals, len(log_runs))
+        laws.append(unscale_parameters(minimise_huber_loss(resampled, best[None]), scale))
     law = ScalingLaw.from_row(unscale_parameters(best, scale))
-    predicted = law.loss(outside[:, 0], outside[:, 1])
-    table_out = np.stack([outside[:, 2], predicted], 1)
+    predicted = law.loss(held_out[:, 0], held_out[:, 1])
+    held_out_losses = np.stack([held_out[:, 2], predicted], 1)
     fit = ScalingLawFit(
-        law, np.array(laws).reshape(-1, len(LAW_PARAMETERS)), float(np.sqrt((errors**2).mean())), table_out, doubts=()
+        law,
+        np.array(laws).reshape(-1, len(LAW_PARAMETERS)),
+        float(np.sqrt((errors**2).mean())),
+        held_out_losses,
+        doubts=(),
     )
-    return ScalingLawFit(fit.law, fit.draws, fit.residual, fit.held_out, doubts=describe_doubts(fit, fitted))
+    return ScalingLawFit(fit.law, fit.draws, fit.residual, fit.held_out, doubts=describe_doubts(fit, fitted_runs))
 
 
-def check_fit_runs(fitted: np.ndarray) -> None:
+def check_fit_runs(runs: np.ndarray) -> None:
     """(n, 3) N, D, L. Raises DataError for runs that no law can be fitted to."""
-    if not (np.isfinite(fitted).all() and (fitted > 0).all()):
+    if not (np.isfinite(runs).all() and (runs > 0).all()):
         raise DataError("parameters, samples and losses must be above 0 and finite", "remove diverged runs")
-    if len(fitted) < MIN_FIT_RUNS:
+    if len(runs) < MIN_FIT_RUNS:
         raise DataError(
-            f"{len(fitted)} runs cannot fit five parameters", f"train {MIN_FIT_RUNS} or more, of several sizes"
+            f"{len(runs)} runs cannot fit five parameters", f"train {MIN_FIT_RUNS} or more, of several sizes"
         )
     for column, name in enumerate(("size of the model", "number of samples")):
-        if len(np.unique(fitted[:, column])) < 3:
+        if len(np.unique(runs[:, column])) < 3:
             raise DataError(f"fewer than three values of the {name} cannot fit an exponent", "vary both, in a grid")
 
 
-def predict_log_loss(theta: np.ndarray, own: np.ndarray) -> np.ndarray:
+def predict_log_loss(theta: np.ndarray, log_runs: np.ndarray) -> np.ndarray:
     """(5,) log E, log A, log B, log a, log b and (n, 3) log N, log D, log L -> (n,) log L of the law."""
     e, a, b, alpha, beta = theta[0], theta[1], theta[2], np.exp(theta[3]), np.exp(theta[4])
-    return np.logaddexp(np.logaddexp(a - alpha * own[:, 0], b - beta * own[:, 1]), e)
+    return np.logaddexp(np.logaddexp(a - alpha * log_runs[:, 0], b - beta * log_runs[:, 1]), e)
 
 
-def huber_objective(theta: np.ndarray, own: np.ndarray) -> tuple[float, np.ndarray]:
+def huber_objective(theta: np.ndarray, log_runs: np.ndarray) -> tuple[float, np.ndarray]:
     """The Huber loss of the residuals over runs (n, 3), in units of its width, and its gradient (5,)."""
-    predicted = predict_log_loss(theta, own)
-    x = (predicted - own[:, 2]) / HUBER_WIDTH
+    predicted = predict_log_loss(theta, log_runs)
+    x = (predicted - log_runs[:, 2]) / HUBER_WIDTH
     alpha, beta = np.exp(theta[3]), np.exp(theta[4])
-    parts = np.exp(
-        np.stack([np.full(len(own), theta[0]), theta[1] - alpha * own[:, 0], theta[2] - beta * own[:, 1]], 1)
+    term_shares = np.exp(
+        np.stack(
+            [np.full(len(log_runs), theta[0]), theta[1] - alpha * log_runs[:, 0], theta[2] - beta * log_runs[:, 1]], 1
+        )
         - predicted[:, None]
     )
-    jacobian = np.column_stack([parts, -alpha * own[:, 0] * parts[:, 1], -beta * own[:, 1] * parts[:, 2]])
+    jacobian = np.column_stack(
+        [term_shares, -alpha * log_runs[:, 0] * term_shares[:, 1], -beta * log_runs[:, 1] * term_shares[:, 2]]
+    )
     slope = np.clip(x, -1, 1)
     value = np.where(np.abs(x) <= 1, 0.5 * x * x, np.abs(x) - 0.5).sum()
     return float(value) * HUBER_WIDTH, slope @ jacobian
 
 
-def minimise_huber_loss(own: np.ndarray, starts: np.ndarray) -> np.ndarray:
+def minimise_huber_loss(log_runs: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """(n, 3) log N, log D, log L and (s, 5) starts -> (5,) of the least loss that L-BFGS finds from any of them."""
     from scipy.optimize import minimize
 
     bounds = [(-20.0, 5.0)] * 3 + [(np.log(0.01), np.log(5.0))] * 2
-    tries = [
-        minimize(huber_objective, start, (own,), "L-BFGS-B", jac=True, bounds=bounds, options={"maxiter": 500})
+    minima = [
+        minimize(huber_objective, start, (log_runs,), "L-BFGS-B", jac=True, bounds=bounds, options={"maxiter": 500})
         for start in starts
     ]
-    return min(tries, key=lambda found_minimum: found_minimum.fun).x
+    return min(minima, key=lambda found_minimum: found_minimum.fun).x
 
 
 def unscale_parameters(theta: np.ndarray, scale: np.ndarray) -> tuple[float, ...]:
@@ -179,18 +187,18 @@ def unscale_parameters(theta: np.ndarray, scale: np.ndarray) -> tuple[float, ...
     return float(e), float(a * scale[0] ** alpha), float(b * scale[1] ** beta), float(alpha), float(beta)
 
 
-def describe_doubts(fit: ScalingLawFit, fitted: np.ndarray) -> tuple[str, ...]:
+def describe_doubts(fit: ScalingLawFit, fitted_runs: np.ndarray) -> tuple[str, ...]:
     """What the runs (n, 3) cannot tell, a sentence each."""
     doubts = []
     for name, column, subject in (("a", 0, "parameters"), ("b", 1, "samples")):
         low, high = fit.interval(name)
         if high - low > MAX_EXPONENT_WIDTH:
-            ratio = fitted[:, column].max() / fitted[:, column].min()
+            ratio = fitted_runs[:, column].max() / fitted_runs[:, column].min()
             doubts.append(
                 f"the exponent {name} is between {low:.2f} and {high:.2f}: {subject} that differ by a factor of "
                 f"{ratio:.3g} do not determine it"
             )
-    if fit.interval("E")[0] < 0.05 * fitted[:, 2].min():
+    if fit.interval("E")[0] < 0.05 * fitted_runs[:, 2].min():
         doubts.append("the irreducible loss E is not distinguishable from 0: no run is near it")
     error = fit.largest_error
     if error is not None and error > max(0.05, 4 * fit.residual):
@@ -214,7 +222,7 @@ def fit_isoflop_profiles(
 ) -> list[IsoflopProfile]:
     """(n,) N, C and L of runs -> a profile for each budget of three runs or more whose C differ by less than the
     `tolerance` (arXiv:2203.15556, section 3.2)."""
-    table = np.stack([np.asarray(one, np.float64) for one in (parameters, flops, losses)], 1)
+    table = np.stack([np.asarray(column, np.float64) for column in (parameters, flops, losses)], 1)
     table = table[np.argsort(table[:, 1], kind="stable")]
     steps = np.flatnonzero(np.diff(np.log(table[:, 1])) > np.log1p(tolerance)) + 1
     groups = np.split(table, steps)

@@ -39,11 +39,11 @@ def speed_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 def measure_throughput_by_size(subject: MeasuredRun) -> list[Measurement]:
     """Measure images/s by image size."""
-    alone = pick_run_device(subject) == "cpu"
+    is_cpu = pick_run_device(subject) == "cpu"
     return measure_throughput(
         subject,
-        CPU_IMAGE_SIZES if alone else GPU_IMAGE_SIZES,
-        CPU_SECONDS_PER_MODEL if alone else 3 * CPU_SECONDS_PER_MODEL,
+        CPU_IMAGE_SIZES if is_cpu else GPU_IMAGE_SIZES,
+        CPU_SECONDS_PER_MODEL if is_cpu else 3 * CPU_SECONDS_PER_MODEL,
     )
 
 
@@ -52,9 +52,9 @@ def measure_largest_batch_by_size(subject: MeasuredRun) -> list[Measurement]:
     return measure_largest_batch(subject, CPU_IMAGE_SIZES if pick_run_device(subject) == "cpu" else GPU_IMAGE_SIZES)
 
 
-def resnet_reference(place: AxisValues) -> AxisValues:
+def resnet_reference(axis_values: AxisValues) -> AxisValues:
     """The smallest ResNet at the size of a place."""
-    return "BiT-R50x1", place[1]
+    return "BiT-R50x1", axis_values[1]
 
 
 SPEED_STUDY = Study(

@@ -40,15 +40,15 @@ def estimate_mean(values: Sequence[float], level: float = CONFIDENCE_LEVEL) -> E
 
     It assumes that values of different seeds are independent and nearly normal. Raises ValueError for no value.
     """
-    numbers = np.asarray(values, np.float64)
-    if not len(numbers):
+    array = np.asarray(values, np.float64)
+    if not len(array):
         raise ValueError("a mean needs a value")
-    mean, count = float(numbers.mean()), len(numbers)
+    mean, count = float(array.mean()), len(array)
     if count == 1:
         return Estimate(mean, None, 1)
     quantile = float(scipy.special.stdtrit(count - 1, (1 + level) / 2))
-    half = quantile * float(numbers.std(ddof=1)) / math.sqrt(count)
-    return Estimate(mean, (mean - half, mean + half), count)
+    half_width = quantile * float(array.std(ddof=1)) / math.sqrt(count)
+    return Estimate(mean, (mean - half_width, mean + half_width), count)
 
 
 def estimate_difference(

@@ -98,14 +98,16 @@ class StudySetting:
         """Options of the scale's runs, with changes; of the published scale those of `published`."""
         if self.scale.name == "published":
             return update_options(published, **changes)
-        side = MAX_IMAGE_SIZE if self.side > MAX_IMAGE_SIZE else None
-        own = TrainOptions(model=self.vit(), steps=self.scale.steps, batch_size=self.scale.batch_size, image_size=side)
-        return update_options(own, **changes)
+        image_size = MAX_IMAGE_SIZE if self.side > MAX_IMAGE_SIZE else None
+        scale_options = TrainOptions(
+            model=self.vit(), steps=self.scale.steps, batch_size=self.scale.batch_size, image_size=image_size
+        )
+        return update_options(scale_options, **changes)
 
 
 def update_options(options: TrainOptions, **changes: Any) -> TrainOptions:
     """Options with other values; `settings`, {path: words}, are added to those that there are."""
-    settings = options.settings | {path: words.split() for path, words in changes.pop("settings", {}).items()}
+    settings = options.settings | {path: text.split() for path, text in changes.pop("settings", {}).items()}
     return replace(options, **changes, settings=settings)
 
 
@@ -246,9 +248,9 @@ class Study:
         """Return whether the models of the study are trained."""
         return self.measure is None or self.measure.trained
 
-    def get_reference(self, place: AxisValues) -> AxisValues:
+    def get_reference(self, axis_values: AxisValues) -> AxisValues:
         """Return the reference cell of a cell."""
-        return self.reference(place) if callable(self.reference) else self.reference
+        return self.reference(axis_values) if callable(self.reference) else self.reference
 
 
 def order_with_parents(cells: tuple[StudyCell, ...]) -> list[StudyCell]:

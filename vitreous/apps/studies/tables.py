@@ -67,21 +67,21 @@ class TableRow:
         return self.difference.verdict
 
 
-def read_run_result(one: StudyRun, metric: str = "") -> RunResult:
+def read_run_result(study_run: StudyRun, metric: str = "") -> RunResult:
     """The primary metric of a complete run, or the one named, of which less is better."""
-    summary = json.loads(one.folder.summary.read_text("utf-8"))
+    summary = json.loads(study_run.folder.summary.read_text("utf-8"))
     val = summary.get("val") or {}
     better = "lower" if metric else val.get("better", "higher")
     metric = metric or (get_primary_key(val) if val else "")
     value = val.get(metric) if "failure" not in summary else None
     measurements: dict[str, float | None] = {
         **{name: summary.get(name) for name in SUMMARY_QUANTITIES},
-        "samples": one.run.total,
+        "samples": study_run.run.total,
     }
     return RunResult(
-        one.cell.axis_values,
-        one.seed,
-        folder=str(one.folder.path),
+        study_run.cell.axis_values,
+        study_run.seed,
+        folder=str(study_run.folder.path),
         metric=metric,
         value=value,
         better=better,
@@ -94,11 +94,16 @@ def build_table_rows(study: Study, results: list[RunResult]) -> list[TableRow]:
     """Build the rows of a study, in the order of its cells."""
     values: dict[AxisValues, dict[int, float]] = {}
     for result in results:
-        known = values.setdefault(result.axis_values, {})
+        seed_values = values.setdefault(result.axis_values, {})
         if result.value is not None:
-            known[result.seed] = result.value
+            seed_values[result.seed] = result.value
     return [
-        build_table_row(study, axis_values, values, [one for one in results if one.axis_values == axis_values])
+        build_table_row(
+            study,
+            axis_values,
+            values,
+            [cell_result for cell_result in results if cell_result.axis_values == axis_values],
+        )
         for axis_values in values
     ]
 
@@ -107,15 +112,15 @@ def build_table_row(
     study: Study, axis_values: AxisValues, values: dict[AxisValues, dict[int, float]], results: list[RunResult]
 ) -> TableRow:
     """One row, of the results at its axis values."""
-    own, reference = values[axis_values], study.get_reference(axis_values)
-    pair = estimate_difference(values.get(reference, {}), own) if reference != axis_values else None
+    seed_values, reference = values[axis_values], study.get_reference(axis_values)
+    pair = estimate_difference(values.get(reference, {}), seed_values) if reference != axis_values else None
     names = dict.fromkeys(name for result in results for name in result.measurements)
     measurements = {name: mean_or_none([result.measurements.get(name) for result in results]) for name in names}
     return TableRow(
         axis_values,
-        own,
+        seed_values,
         failed=sum(result.value is None for result in results),
-        mean=estimate_mean(list(own.values())) if own else None,
+        mean=estimate_mean(list(seed_values.values())) if seed_values else None,
         difference=pair,
         reference=None if reference == axis_values else reference,
         published=study.published.values.get(axis_values),
@@ -126,8 +131,8 @@ def build_table_row(
 
 def mean_or_none(values: list[float | None]) -> float | None:
     """Return the mean of the values that are not None; None without any."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present) if present else None
 
 
 def list_columns(study: Study) -> list[str]:

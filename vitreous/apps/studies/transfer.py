@@ -52,24 +52,24 @@ def pretraining_cells(setting: StudySetting) -> dict[str, StudyCell]:
             name: StudyCell((), setting.options(TrainOptions(recipe="vit-jft", model=name))) for name in TRANSFER_MODELS
         }
     base = setting.options(TrainOptions())
-    half = max(32, setting.scale.width // 2 // 32 * 32)
+    half_width = max(32, setting.scale.width // 2 // 32 * 32)
     sizes = {"model.blocks": "1 1", "model.width": "16"}
     resnet = update_options(base, model="BiT-R50x1", optimizer="adamw", lr=1e-3, settings=sizes)
     return {
-        "small ViT": StudyCell((), update_options(base, model=setting.vit(half))),
+        "small ViT": StudyCell((), update_options(base, model=setting.vit(half_width))),
         "ViT": StudyCell((), base),
         "ResNet": StudyCell((), resnet),
     }
 
 
-def finetune_cell(setting: StudySetting, other: OtherDataset, before: StudyCell) -> StudyCell:
+def finetune_cell(setting: StudySetting, dataset: OtherDataset, pretraining_cell: StudyCell) -> StudyCell:
     """What is fine-tuned on another set, from a run or, where there is none, drawn anew."""
-    options = update_options(before.options, recipe=setting.recipe)
+    options = update_options(pretraining_cell.options, recipe=setting.recipe)
     if setting.scale.name == "published":
-        name = PAPER_RECIPES.get(other.name, "vtab")
-        options = setting.options(TrainOptions(recipe=f"finetune-{name}", model=before.options.model))
+        name = PAPER_RECIPES.get(dataset.name, "vtab")
+        options = setting.options(TrainOptions(recipe=f"finetune-{name}", model=pretraining_cell.options.model))
     return StudyCell(
-        (), options, after={"init": before}, then={"model": None}, data=other.source
+        (), options, after={"init": pretraining_cell}, then={"model": None}, data=dataset.source
     )  # that of the weights
 
 
@@ -81,46 +81,50 @@ def resolve_other_datasets(setting: StudySetting) -> tuple[OtherDataset, ...]:
 
 def transfer_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Every model fine-tuned on every set, and one trained on it from scratch."""
-    first = pretraining_cells(setting)
-    rows = []
-    for other in resolve_other_datasets(setting):
+    pretrained_cells = pretraining_cells(setting)
+    cells = []
+    for dataset in resolve_other_datasets(setting):
         scratch = (
-            StudyCell((), next(iter(first.values())).options) if setting.scale.name == "published" else first["ViT"]
+            StudyCell((), next(iter(pretrained_cells.values())).options)
+            if setting.scale.name == "published"
+            else pretrained_cells["ViT"]
         )
-        rows.append(scratch_cell(setting, other, scratch))
-        rows += [
-            with_axis_values(finetune_cell(setting, other, before), model, other.name)
-            for model, before in first.items()
+        cells.append(scratch_cell(setting, dataset, scratch))
+        cells += [
+            with_axis_values(finetune_cell(setting, dataset, pretraining_cell), model, dataset.name)
+            for model, pretraining_cell in pretrained_cells.items()
         ]
-    return tuple(rows)
+    return tuple(cells)
 
 
-def scratch_cell(setting: StudySetting, other: OtherDataset, like: StudyCell) -> StudyCell:
+def scratch_cell(setting: StudySetting, dataset: OtherDataset, template_cell: StudyCell) -> StudyCell:
     """The scale's ViT trained on another set alone."""
     recipe = "vit-imagenet" if setting.scale.name == "published" else setting.recipe
-    options = setting.options(TrainOptions(recipe=recipe, model=like.options.model), recipe=recipe)
-    return StudyCell((SCRATCH_LABEL, other.name), options, data=other.source)
+    options = setting.options(TrainOptions(recipe=recipe, model=template_cell.options.model), recipe=recipe)
+    return StudyCell((SCRATCH_LABEL, dataset.name), options, data=dataset.source)
 
 
-def with_axis_values(cell: StudyCell, *words: str) -> StudyCell:
+def with_axis_values(cell: StudyCell, *values: str) -> StudyCell:
     """A cell at a place."""
-    return replace(cell, axis_values=words)
+    return replace(cell, axis_values=values)
 
 
-def scratch_reference(where: AxisValues) -> AxisValues:
+def scratch_reference(axis_values: AxisValues) -> AxisValues:
     """The model from scratch on the set of a place."""
-    return SCRATCH_LABEL, *where[1:]
+    return SCRATCH_LABEL, *axis_values[1:]
 
 
 def group_transfer_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """The cells of `transfer` with the group of each set; the sets of a group that stands for others are its own."""
-    stand_in = tuple(OtherDataset(f"{group} set", group, group) for group in ("natural", "specialized", "structured"))
-    others = setting.others or stand_in
-    group_of = {other.name: other.group for other in others}
-    whole = transfer_cells(replace(setting, others=others))
+    placeholder_datasets = tuple(
+        OtherDataset(f"{group} set", group, group) for group in ("natural", "specialized", "structured")
+    )
+    datasets = setting.others or placeholder_datasets
+    group_of = {dataset.name: dataset.group for dataset in datasets}
+    cells = transfer_cells(replace(setting, others=datasets))
     return tuple(
         with_axis_values(cell, cell.axis_values[0], group_of[cell.axis_values[1]], cell.axis_values[1])
-        for cell in whole
+        for cell in cells
     )
 
 
@@ -136,9 +140,9 @@ def conclude_groups(rows: Sequence[Any]) -> Conclusion:
     lines = []
     for (model, group), seeds in by_group.items():
         mean = estimate_mean([sum(values) / len(values) for values in seeds.values()])
-        ends = "–" if mean.interval is None else " to ".join(f"{100 * end:.1f} %" for end in mean.interval)
+        interval_text = "–" if mean.interval is None else " to ".join(f"{100 * end:.1f} %" for end in mean.interval)
         count = len(next(iter(seeds.values())))
-        lines.append((model, group, f"{count}", f"{100 * mean.mean:.2f} %", ends))
+        lines.append((model, group, f"{count}", f"{100 * mean.mean:.2f} %", interval_text))
     sentence = (
         "A group's metric is the mean over its datasets, and `all groups` is the mean over all datasets, as in VTAB."
     )

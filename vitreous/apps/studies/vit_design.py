@@ -33,14 +33,14 @@ POSITIONS_PUBLISHED = {
 def position_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Every kind at every place that the table has."""
     base = setting.options(TrainOptions(recipe="vit-jft", model="ViT-B/16"))
-    rows = []
-    for kind, of_model in POSITION_KINDS.items():
-        for where, position_at in POSITION_INSERTIONS.items():
-            if kind in INPUT_ONLY_POSITIONS and where != "input":
+    cells = []
+    for label, model_settings in POSITION_KINDS.items():
+        for insertion, position_at in POSITION_INSERTIONS.items():
+            if label in INPUT_ONLY_POSITIONS and insertion != "input":
                 continue
-            options = update_options(base, settings=of_model | {"model.positions.at": position_at})
-            rows.append(StudyCell((kind, where), options))
-    return tuple(rows)
+            options = update_options(base, settings=model_settings | {"model.positions.at": position_at})
+            cells.append(StudyCell((label, insertion), options))
+    return tuple(cells)
 
 
 POSITIONS_STUDY = Study(
@@ -72,15 +72,15 @@ def pooling_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Both ways to pool at every learning rate, with AdamW as the paper's Adam."""
     base = setting.options(TrainOptions(recipe="vit-jft", model="ViT-B/16"), optimizer="adamw")
     return tuple(
-        StudyCell((pool, rate), update_options(base, lr=float(rate), settings=of_model))
-        for pool, of_model in POOLING_SETTINGS.items()
-        for rate in POOLING_RATES[setting.scale.name]
+        StudyCell((pool, learning_rate), update_options(base, lr=float(learning_rate), settings=model_settings))
+        for pool, model_settings in POOLING_SETTINGS.items()
+        for learning_rate in POOLING_RATES[setting.scale.name]
     )
 
 
-def class_token_reference(place: AxisValues) -> AxisValues:
+def class_token_reference(axis_values: AxisValues) -> AxisValues:
     """The class token at the learning rate of a place."""
-    return "class token", place[1]
+    return "class token", axis_values[1]
 
 
 POOLING_STUDY = Study(
@@ -111,9 +111,9 @@ def shape_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     width, depth, patch = (1024, 8, 32) if published else (setting.scale.width, setting.scale.depth, setting.patch)
     base = setting.options(TrainOptions(recipe="vit-jft"))
 
-    def sized(wide: float, deep: float, cut: int, hidden: float) -> TrainOptions:
-        model = f"ViT-{round(width * wide)}x{round(depth * deep)}/{max(1, patch // cut)}"
-        return update_options(base, model=model, settings={"model.mlp.hidden": f"{round(2 * width * hidden)}"})
+    def sized(width_factor: float, depth_factor: float, patch_divisor: int, mlp_factor: float) -> TrainOptions:
+        model = f"ViT-{round(width * width_factor)}x{round(depth * depth_factor)}/{max(1, patch // patch_divisor)}"
+        return update_options(base, model=model, settings={"model.mlp.hidden": f"{round(2 * width * mlp_factor)}"})
 
     shapes = {
         "base": sized(1, 1, 1, 1),
@@ -157,17 +157,21 @@ AXIAL_MODELS = {"ViT": "ViT-B/{patch}", "Axial-ViT": "Axial-ViT-B/{patch}"}
 def axial_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Both kinds with larger and with smaller patches, without a class token, which has no place in a grid."""
     base = setting.options(TrainOptions(recipe="vit-jft"))
-    rows = []
+    cells = []
     for patch in (32, 16) if setting.scale.name == "published" else (setting.patch, max(1, setting.patch // 2)):
-        for kind, name in AXIAL_MODELS.items():
+        for family, name in AXIAL_MODELS.items():
             model = name.format(patch=patch)
             if setting.scale.name != "published":
                 model = setting.vit(patch=patch)
-            settings = {"model.axial": str(kind == "Axial-ViT").lower()}
+            settings = {"model.axial": str(family == "Axial-ViT").lower()}
             settings |= {"model.pool": "mean", "model.class-token": "false"}
-            small = {} if setting.scale.name == "published" else {"objective.mimetic": "false"}
-            rows.append(StudyCell((kind, f"{patch}"), update_options(base, model=model, settings=settings | small)))
-    return tuple(rows)
+            small_scale_settings = {} if setting.scale.name == "published" else {"objective.mimetic": "false"}
+            cells.append(
+                StudyCell(
+                    (family, f"{patch}"), update_options(base, model=model, settings=settings | small_scale_settings)
+                )
+            )
+    return tuple(cells)
 
 
 AXIAL_STUDY = Study(
@@ -198,23 +202,25 @@ PATCHES_PUBLISHED = {("masked patches", "ImageNet"): "79.9 %"}
 def masked_patch_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Every way to begin on the study's data, fine-tuned on every other set as the model from scratch is trained."""
     published = setting.scale.name == "published"
-    plain = setting.options(TrainOptions(recipe="vit-jft", model="ViT-B/16"))
-    masked = setting.options(TrainOptions(recipe="masked-patches", model="ViT-B/16"), recipe="masked-patches")
-    first = {"masked patches": StudyCell((), masked), "labels": StudyCell((), plain)}
-    rows = []
-    for other in resolve_other_datasets(setting):
+    supervised_options = setting.options(TrainOptions(recipe="vit-jft", model="ViT-B/16"))
+    masked_options = setting.options(TrainOptions(recipe="masked-patches", model="ViT-B/16"), recipe="masked-patches")
+    pretraining_cells = {"masked patches": StudyCell((), masked_options), "labels": StudyCell((), supervised_options)}
+    cells = []
+    for dataset in resolve_other_datasets(setting):
         recipe = "vit-imagenet" if published else setting.recipe
-        scratch = update_options(plain, recipe=recipe)
+        scratch = update_options(supervised_options, recipe=recipe)
         then = {"recipe": "finetune-imagenet"} if published else {}
-        for kind in PATCHES_PRETRAINING:
-            after = {"init": first[kind]} if kind in first else {}
-            rows.append(StudyCell((kind, other.name), scratch, after=after, then=then, data=other.source))
-    return tuple(rows)
+        for pretraining in PATCHES_PRETRAINING:
+            prerequisites = {"init": pretraining_cells[pretraining]} if pretraining in pretraining_cells else {}
+            cells.append(
+                StudyCell((pretraining, dataset.name), scratch, after=prerequisites, then=then, data=dataset.source)
+            )
+    return tuple(cells)
 
 
-def no_pretraining_reference(place: AxisValues) -> AxisValues:
+def no_pretraining_reference(axis_values: AxisValues) -> AxisValues:
     """The model from scratch on the set of a place."""
-    return "nothing", place[1]
+    return "nothing", axis_values[1]
 
 
 MASKED_PATCHES_STUDY = Study(

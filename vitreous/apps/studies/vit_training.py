@@ -23,15 +23,15 @@ def regularisation_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Each regulariser by itself, none, and all, on few images and on all of them."""
     base = setting.options(TrainOptions(recipe="vit-imagenet", model="ViT-B/16"))
     return tuple(
-        StudyCell((kind, f"{share} %"), update_options(base, **(NO_REGULARISATION | options)), share / 100)
+        StudyCell((regulariser, f"{share} %"), update_options(base, **(NO_REGULARISATION | options)), share / 100)
         for share in REGULARISATION_SHARES
-        for kind, options in REGULARISATION_KINDS.items()
+        for regulariser, options in REGULARISATION_KINDS.items()
     )
 
 
-def unregularised_reference(place: AxisValues) -> AxisValues:
+def unregularised_reference(axis_values: AxisValues) -> AxisValues:
     """The model without any on the images of a place."""
-    return "none", place[1]
+    return "none", axis_values[1]
 
 
 REGULARISATION_STUDY = Study(
@@ -59,15 +59,15 @@ IMAGES_SHARES = (1, 3, 10, 30, 100)  # per cent
 IMAGES_MODELS = {"ViT": "ViT-B/32", "BiT": "BiT-R50x1", "hybrid": "R50+ViT-B/32"}
 
 
-def make_model_options(kind: str, setting: StudySetting) -> TrainOptions:
+def make_model_options(family: str, setting: StudySetting) -> TrainOptions:
     """The options of a kind of model at the scale."""
     if setting.scale.name == "published":
-        recipe = "bit-jft-adam" if kind == "BiT" else "vit-jft"
-        return setting.options(TrainOptions(recipe=recipe, model=IMAGES_MODELS[kind]))
+        recipe = "bit-jft-adam" if family == "BiT" else "vit-jft"
+        return setting.options(TrainOptions(recipe=recipe, model=IMAGES_MODELS[family]))
     base = setting.options(TrainOptions(), optimizer="adamw", lr=1e-3)
-    if kind == "ViT":
+    if family == "ViT":
         return base
-    if kind == "BiT":
+    if family == "BiT":
         return update_options(base, model="BiT-R50x1", settings={"model.blocks": "1 1", "model.width": "16"})
     return update_options(base, model=f"Conv+ViT-{setting.scale.width}x{setting.scale.depth}/8")
 
@@ -75,15 +75,15 @@ def make_model_options(kind: str, setting: StudySetting) -> TrainOptions:
 def image_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Every kind of model on every share of the images, the smaller ones among the larger."""
     return tuple(
-        StudyCell((kind, f"{share} %"), make_model_options(kind, setting), share=share / 100)
-        for kind in IMAGES_MODELS
+        StudyCell((family, f"{share} %"), make_model_options(family, setting), share=share / 100)
+        for family in IMAGES_MODELS
         for share in IMAGES_SHARES
     )
 
 
-def vit_reference(place: AxisValues) -> AxisValues:
+def vit_reference(axis_values: AxisValues) -> AxisValues:
     """The ViT on the share of a place."""
-    return "ViT", place[1]
+    return "ViT", axis_values[1]
 
 
 IMAGES_STUDY = Study(
@@ -129,34 +129,34 @@ def compute_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     if setting.scale.name == "published":
         recipes = {"ViT": "vit-jft", "hybrid": "vit-jft", "ResNet": "bit-jft-adam"}
         return tuple(
-            StudyCell(place, setting.options(TrainOptions(recipe=recipes[place[0]], model=place[1])))
-            for place in COMPUTE_PUBLISHED
+            StudyCell(axis_values, setting.options(TrainOptions(recipe=recipes[axis_values[0]], model=axis_values[1])))
+            for axis_values in COMPUTE_PUBLISHED
         )
     base = setting.options(TrainOptions(), optimizer="adamw", lr=1e-3)
     width, depth = setting.scale.width, setting.scale.depth
-    rows = [
+    cells = [
         StudyCell(("ViT", size), update_options(base, model=setting.vit(w, d)))
         for size, w, d in list_vit_sizes(width, depth)
     ]
-    rows += [
+    cells += [
         StudyCell(("hybrid", size), update_options(base, model=f"Conv+ViT-{w}x{d}/8"))
         for size, w, d in list_vit_sizes(width, depth)
     ]
-    for size, root in (("small", "8"), ("middle", "16"), ("large", "32")):
-        settings = {"model.blocks": "1 1", "model.width": root}
-        rows.append(StudyCell(("ResNet", size), update_options(base, model="BiT-R50x1", settings=settings)))
-    return tuple(rows)
+    for size, root_width in (("small", "8"), ("middle", "16"), ("large", "32")):
+        settings = {"model.blocks": "1 1", "model.width": root_width}
+        cells.append(StudyCell(("ResNet", size), update_options(base, model="BiT-R50x1", settings=settings)))
+    return tuple(cells)
 
 
 def list_vit_sizes(width: int, depth: int) -> tuple[tuple[str, int, int], ...]:
     """Three models around one: name, width, depth. A head has 32 channels."""
-    half = max(32, width // 2 // 32 * 32)
-    return ("small", half, max(1, depth // 2)), ("middle", width, depth), ("large", 2 * width, depth)
+    half_width = max(32, width // 2 // 32 * 32)
+    return ("small", half_width, max(1, depth // 2)), ("middle", width, depth), ("large", 2 * width, depth)
 
 
-def smallest_vit_reference(place: AxisValues) -> AxisValues:
+def smallest_vit_reference(axis_values: AxisValues) -> AxisValues:
     """The smallest ViT of the scale that a place is of."""
-    return "ViT", "small" if place[1] in ("small", "middle", "large") else "ViT-B/32"
+    return "ViT", "small" if axis_values[1] in ("small", "middle", "large") else "ViT-B/32"
 
 
 COMPUTE_STUDY = Study(
@@ -194,22 +194,22 @@ OPTIMIZERS_PUBLISHED = {
 
 def optimizer_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Two ResNets with both optimisers; at small scales ones of few units."""
-    rows = []
+    cells = []
     for model, name in OPTIMIZERS_MODELS.items():
-        for optimizer, (kind, lr) in OPTIMIZER_OPTIONS.items():
-            recipe = TrainOptions(recipe=f"bit-jft-{'adam' if kind == 'adamw' else 'sgd'}", model=name)
+        for optimizer, (optimizer_name, lr) in OPTIMIZER_OPTIONS.items():
+            recipe = TrainOptions(recipe=f"bit-jft-{'adam' if optimizer_name == 'adamw' else 'sgd'}", model=name)
             options = setting.options(recipe)
             if setting.scale.name != "published":
                 blocks, width = OPTIMIZERS_SIZES[model]
                 sizes = {"model.blocks": blocks, "model.width": width}
-                options = update_options(options, model=name, optimizer=kind, lr=lr, settings=sizes)
-            rows.append(StudyCell((model, optimizer), options))
-    return tuple(rows)
+                options = update_options(options, model=name, optimizer=optimizer_name, lr=lr, settings=sizes)
+            cells.append(StudyCell((model, optimizer), options))
+    return tuple(cells)
 
 
-def sgd_reference(place: AxisValues) -> AxisValues:
+def sgd_reference(axis_values: AxisValues) -> AxisValues:
     """The model of a place with SGD."""
-    return place[0], "SGD"
+    return axis_values[0], "SGD"
 
 
 OPTIMIZERS_STUDY = Study(
@@ -239,26 +239,34 @@ RESOLUTION_PUBLISHED = {("Swin-B", "224"): "83.5 %", ("Swin-B", "384"): "84.5 %"
 
 def resolution_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Both at each size."""
-    rows = []
-    for side in RESOLUTION_SIDES[setting.scale.name]:
+    cells = []
+    for image_size in RESOLUTION_SIDES[setting.scale.name]:
         if setting.scale.name == "published":
-            rows.append(StudyCell(("ViT-B", f"{side}"), TrainOptions(recipe="deit", model="ViT-B/16", image_size=side)))
-            rows.append(
-                StudyCell(("Swin-B", f"{side}"), TrainOptions(recipe="swin", model="Swin-B/4", image_size=side))
+            cells.append(
+                StudyCell(
+                    ("ViT-B", f"{image_size}"), TrainOptions(recipe="deit", model="ViT-B/16", image_size=image_size)
+                )
+            )
+            cells.append(
+                StudyCell(
+                    ("Swin-B", f"{image_size}"), TrainOptions(recipe="swin", model="Swin-B/4", image_size=image_size)
+                )
             )
             continue
-        base = setting.options(TrainOptions(), image_size=side, optimizer="adamw", lr=1e-3)
-        rows.append(StudyCell(("ViT", f"{side}"), update_options(base, model=setting.vit(patch=RESOLUTION_PATCH))))
-        root = max(32, setting.scale.width // 2 // 32 * 32)
-        sizes = {"model.width": f"{root}", "model.blocks": "2 2", "model.heads": f"{root // 32} {root // 16}"}
+        base = setting.options(TrainOptions(), image_size=image_size, optimizer="adamw", lr=1e-3)
+        cells.append(
+            StudyCell(("ViT", f"{image_size}"), update_options(base, model=setting.vit(patch=RESOLUTION_PATCH)))
+        )
+        width = max(32, setting.scale.width // 2 // 32 * 32)
+        sizes = {"model.width": f"{width}", "model.blocks": "2 2", "model.heads": f"{width // 32} {width // 16}"}
         sizes["model.attention.window"] = "4"
-        rows.append(StudyCell(("Swin", f"{side}"), update_options(base, model="Swin-T/4", settings=sizes)))
-    return tuple(rows)
+        cells.append(StudyCell(("Swin", f"{image_size}"), update_options(base, model="Swin-T/4", settings=sizes)))
+    return tuple(cells)
 
 
-def vit_at_size_reference(place: AxisValues) -> AxisValues:
+def vit_at_size_reference(axis_values: AxisValues) -> AxisValues:
     """The ViT at the size of a place."""
-    return "ViT-B" if "-" in place[0] else "ViT", place[1]
+    return "ViT-B" if "-" in axis_values[0] else "ViT", axis_values[1]
 
 
 RESOLUTION_STUDY = Study(

@@ -60,9 +60,9 @@ def is_box_table(path: Path) -> bool:
 
 def read_csv_rows(text: str, strict: bool = False) -> Iterator[list[str]]:
     """Yield the rows of a table separated by commas, or by semicolons or tabs if its header has no comma."""
-    head = text.partition("\n")[0]
-    mark = next((mark for mark in ",;\t" if mark in head), ",")
-    return csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=strict)
+    header = text.partition("\n")[0]
+    delimiter = next((delimiter for delimiter in ",;\t" if delimiter in header), ",")
+    return csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=strict)
 
 
 def read_header_line(path: Path) -> str:
@@ -74,13 +74,14 @@ def read_header_line(path: Path) -> str:
         return ""
 
 
-def find_box_columns(head: list[str]) -> dict[str, int]:
+def find_box_columns(header: list[str]) -> dict[str, int]:
     """Return the index of each recognised column by its meaning."""
-    words = [word.strip().lower() for word in head]
-    firsts = {
-        key: next((words.index(name) for name in names if name in words), None) for key, names in COLUMN_NAMES.items()
+    header_names = [cell.strip().lower() for cell in header]
+    column_indices = {
+        key: next((header_names.index(name) for name in names if name in header_names), None)
+        for key, names in COLUMN_NAMES.items()
     }
-    return {key: position for key, position in firsts.items() if position is not None}
+    return {key: index for key, index in column_indices.items() if index is not None}
 
 
 def open_box_table(path: Path, split_seed: int = 0) -> Data:
@@ -90,52 +91,52 @@ def open_box_table(path: Path, split_seed: int = 0) -> Data:
     """
     origin = escape_unprintable(path)
     try:
-        head, *rows = read_csv_rows(read_text(path), strict=True)
+        header, *rows = read_csv_rows(read_text(path), strict=True)
     except csv.Error as error:
         raise DataError(f"{origin} is not valid CSV ({error})", "fix the file") from None
-    columns = find_box_columns(head)
+    columns = find_box_columns(header)
     if missing := [key for key in ("image", "class") if key not in columns]:
         raise DataError(f"{origin} has no column {missing[0]}", f"name it one of {', '.join(COLUMN_NAMES[missing[0]])}")
     boxes: dict[tuple[str, str], list[tuple[str, Shape]]] = defaultdict(list)
     sizes: dict[tuple[str, str], set[tuple[str, str]]] = defaultdict(set)
-    for number, row in enumerate(rows, 2):
+    for line_number, row in enumerate(rows, 2):
         if not any(row):
             continue
-        where = f"{origin}, line {number}"
-        if len(row) < len(head):
-            raise DataError(f"{where} has {len(row)} cells, the header {len(head)}", "fix the row")
+        location = f"{origin}, line {line_number}"
+        if len(row) < len(header):
+            raise DataError(f"{location} has {len(row)} cells, the header {len(header)}", "fix the row")
         cells = {key: row[position].strip() for key, position in columns.items()}
         split = parse_split_name(cells.get("split", "train"))
         if split is None:
             raise DataError(
-                f"{where}: split {escape_unprintable(cells['split'])}", f"use one of {', '.join(SPLIT_OF_NAME)}"
+                f"{location}: split {escape_unprintable(cells['split'])}", f"use one of {', '.join(SPLIT_OF_NAME)}"
             )
         if not cells["image"]:
-            raise DataError(f"{where} has no image path", "add the path")
-        image = os.path.normpath(
+            raise DataError(f"{location} has no image path", "add the path")
+        image_path = os.path.normpath(
             resolve_unicode_path(path.parent / cells["image"]) or os.path.join(path.parent, cells["image"])
         )
-        objects = boxes[split, image]
-        sizes[split, image].add((cells.get("height", ""), cells.get("width", "")))
+        objects = boxes[split, image_path]
+        sizes[split, image_path].add((cells.get("height", ""), cells.get("width", "")))
         if not any(cells[key] for key in ("class", *BOX_EDGE_COLUMNS)):
             continue
-        left, top, right, bottom = parse_coordinates([cells[edge] for edge in BOX_EDGE_COLUMNS], where)
+        left, top, right, bottom = parse_coordinates([cells[edge] for edge in BOX_EDGE_COLUMNS], location)
         if not cells["class"] or right < left or bottom < top:
             problem = "the box ends before it begins" if cells["class"] else "the box has no class"
-            raise DataError(f"{where}: {problem}", "fix or delete the row")
+            raise DataError(f"{location}: {problem}", "fix or delete the row")
         objects.append((normalise_name(cells["class"]), Shape(0, (left, top, right, bottom))))
     classes = sorted({name for objects in boxes.values() for name, _ in objects})
     scenes: dict[str, list[Scene]] = defaultdict(list)
-    stated = collect_stated_sizes(sizes, boxes)
+    stated_sizes = collect_stated_sizes(sizes, boxes)
     for (split, name), objects in boxes.items():
-        image = Path(name)
-        if not image.is_file():
+        image_path = Path(name)
+        if not image_path.is_file():
             raise DataError(
                 f"{origin}: the image {escape_unprintable(name)} does not exist",
                 "use paths relative to the file's folder",
             )
         shapes = tuple(Shape(classes.index(label), shape.box) for label, shape in objects)
-        scenes[split].append(Scene(image, shapes, path, stated[split, name]))
+        scenes[split].append(Scene(image_path, shapes, path, stated_sizes[split, name]))
     return build_scene_data(origin, classes, scenes, split_seed, [])
 
 
@@ -144,18 +145,18 @@ def collect_stated_sizes(
 ) -> dict[tuple[str, str], tuple[int, int] | None]:
     """Return the (height, width) of each image from its columns; None for all if the columns are something else: sizes
     of boxes, or several sizes of one image."""
-    stated: dict[tuple[str, str], tuple[int, int] | None] = {}
-    for key, cells in sizes.items():
-        height, width = min(cells)
-        if len(cells) > 1 or not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
+    stated_sizes: dict[tuple[str, str], tuple[int, int] | None] = {}
+    for key, size_cells in sizes.items():
+        height, width = min(size_cells)
+        if len(size_cells) > 1 or not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
             return dict.fromkeys(sizes)
-        stated[key] = int(height), int(width)
-    shapes = [(stated[key], shape.box) for key, rows in boxes.items() for _, shape in rows]
-    of_boxes = all(
+        stated_sizes[key] = int(height), int(width)
+    size_box_pairs = [(stated_sizes[key], shape.box) for key, objects in boxes.items() for _, shape in objects]
+    are_box_sizes = all(
         size is not None
         and box is not None
         and abs(box[2] - box[0] - size[1]) <= BOX_SIZE_TOLERANCE
         and abs(box[3] - box[1] - size[0]) <= BOX_SIZE_TOLERANCE
-        for size, box in shapes
+        for size, box in size_box_pairs
     )
-    return dict.fromkeys(sizes) if of_boxes else stated
+    return dict.fromkeys(sizes) if are_box_sizes else stated_sizes

@@ -35,29 +35,31 @@ def draw_objects(
     Images smaller than `MIN_LABELLED_SIDE` get no texts.
     """
     pixels = np.array(image.convert("RGB"))
-    for number in reversed(range(len(masks or ()))):
+    for index in reversed(range(len(masks or ()))):
         assert masks is not None
         size = (pixels.shape[0], pixels.shape[1])
-        left, top, right, bottom = window = box_to_pixel_window(boxes[number], size)
-        inside, part = rle_to_mask_window(masks[number], size, window), pixels[top:bottom, left:right]
-        for channel, shade in enumerate(colours[number]):
-            mixed = np.rint(np.arange(256) * (1 - MASK_OPACITY) + shade * MASK_OPACITY).astype(np.uint8)
-            np.copyto(part[..., channel], mixed[part[..., channel]], where=inside)
-    picture = Image.fromarray(pixels)
-    pen, side = ImageDraw.Draw(picture), min(picture.size)
-    thick = max(1, round(side / 250))
-    for number in reversed(range(len(boxes))):
-        edges = round_box(boxes[number])
-        if side >= MIN_LABELLED_SIDE:
-            pen.rectangle(edges, outline=(0, 0, 0), width=thick + 1)  # visible on a background of the same colour
-        pen.rectangle(edges, outline=colours[number], width=thick)
-    if side >= MIN_LABELLED_SIDE:
-        font = ImageFont.load_default(float(np.clip(side / (28 if len(boxes) <= MAX_LARGE_LABELS else 42), 10, 36)))
-        for number in reversed([number for number, text in enumerate(texts) if text]):
+        left, top, right, bottom = window = box_to_pixel_window(boxes[index], size)
+        window_mask, crop = rle_to_mask_window(masks[index], size, window), pixels[top:bottom, left:right]
+        for channel, shade in enumerate(colours[index]):
+            blended = np.rint(np.arange(256) * (1 - MASK_OPACITY) + shade * MASK_OPACITY).astype(np.uint8)
+            np.copyto(crop[..., channel], blended[crop[..., channel]], where=window_mask)
+    drawn_image = Image.fromarray(pixels)
+    draw, shorter_side = ImageDraw.Draw(drawn_image), min(drawn_image.size)
+    line_width = max(1, round(shorter_side / 250))
+    for index in reversed(range(len(boxes))):
+        edges = round_box(boxes[index])
+        if shorter_side >= MIN_LABELLED_SIDE:
+            draw.rectangle(edges, outline=(0, 0, 0), width=line_width + 1)  # visible on a background of the same colour
+        draw.rectangle(edges, outline=colours[index], width=line_width)
+    if shorter_side >= MIN_LABELLED_SIDE:
+        font = ImageFont.load_default(
+            float(np.clip(shorter_side / (28 if len(boxes) <= MAX_LARGE_LABELS else 42), 10, 36))
+        )
+        for index in reversed([index for index, text in enumerate(texts) if text]):
             draw_label(
-                pen, picture.size, box=round_box(boxes[number]), text=texts[number], colour=colours[number], font=font
+                draw, drawn_image.size, box=round_box(boxes[index]), text=texts[index], colour=colours[index], font=font
             )
-    return picture
+    return drawn_image
 
 
 def box_to_pixel_window(box: np.ndarray, size: tuple[int, ...]) -> tuple[int, int, int, int]:
@@ -73,7 +75,7 @@ def round_box(box: np.ndarray) -> tuple[int, int, int, int]:
 
 
 def draw_label(
-    pen: ImageDraw.ImageDraw,
+    draw: ImageDraw.ImageDraw,
     size: tuple[int, int],
     box: tuple[int, int, int, int],
     text: str,
@@ -81,17 +83,19 @@ def draw_label(
     font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
 ) -> None:
     """Draw a text on a coloured background above the box, or inside if there is no room; within `size` (W, H)."""
-    left, top, right, bottom = pen.textbbox((0, 0), text, font=font)
+    left, top, right, bottom = draw.textbbox((0, 0), text, font=font)
     width, height = int(right - left) + 6, int(bottom - top) + 6
     x = max(0, min(box[0], size[0] - width))
     y = box[1] - height if box[1] >= height else min(box[1], max(0, size[1] - height))
-    pen.rectangle((x, y, x + width - 1, y + height - 1), fill=colour)
-    pen.text((x + 3 - left, y + 3 - top), text, font=font, fill=(0, 0, 0) if is_light(colour) else (255, 255, 255))
+    draw.rectangle((x, y, x + width - 1, y + height - 1), fill=colour)
+    draw.text((x + 3 - left, y + 3 - top), text, font=font, fill=(0, 0, 0) if is_light(colour) else (255, 255, 255))
 
 
 def is_light(colour: Colour) -> bool:
     """Return whether black text is more legible than white on a colour, by its relative luminance (WCAG 2)."""
-    linear = [(part / 255 / 12.92) if part <= 10 else ((part / 255 + 0.055) / 1.055) ** 2.4 for part in colour]
+    linear = [
+        (channel / 255 / 12.92) if channel <= 10 else ((channel / 255 + 0.055) / 1.055) ** 2.4 for channel in colour
+    ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > LIGHT_LUMINANCE
 
 
@@ -101,13 +105,13 @@ def render_instance_map(masks: Sequence[Sequence[int]], boxes: np.ndarray, size:
 
     The first of overlapping masks is on top. The image has 8 bits and a palette, or 16 bits for more than 255 objects.
     """
-    numbers = np.zeros(size, np.uint16)
-    for number in reversed(range(len(masks))):
-        left, top, right, bottom = window = box_to_pixel_window(boxes[number], size)
-        numbers[top:bottom, left:right][rle_to_mask_window(masks[number], size, window)] = number + 1
+    instance_map = np.zeros(size, np.uint16)
+    for index in reversed(range(len(masks))):
+        left, top, right, bottom = window = box_to_pixel_window(boxes[index], size)
+        instance_map[top:bottom, left:right][rle_to_mask_window(masks[index], size, window)] = index + 1
     if len(masks) > 255:
-        return Image.fromarray(numbers)
-    picture = Image.fromarray(numbers.astype(np.uint8))
-    hues = [colorsys.hsv_to_rgb((0.55 + GOLDEN_RATIO * number) % 1, 0.75, 0.95) for number in range(255)]
-    picture.putpalette([0, 0, 0, *(round(255 * part) for hue in hues for part in hue)])
-    return picture
+        return Image.fromarray(instance_map)
+    image = Image.fromarray(instance_map.astype(np.uint8))
+    hues = [colorsys.hsv_to_rgb((0.55 + GOLDEN_RATIO * index) % 1, 0.75, 0.95) for index in range(255)]
+    image.putpalette([0, 0, 0, *(round(255 * channel) for hue in hues for channel in hue)])
+    return image

@@ -45,7 +45,7 @@ class MapClasses(NamedTuple):
 
 def read_map_classes(
     root: Path,
-    places: dict[str, list[Path]],
+    mask_paths: dict[str, list[Path]],
     names: list[str],
     palette: Palette | None,
     reader: MaskValueReader,
@@ -53,45 +53,53 @@ def read_map_classes(
 ) -> MapClasses:
     """Read the class indices of all maps, their class names, and notes about lossy files and gaps. Raises DataError as
     `collect_map_values`."""
-    read = {name: collect_map_values(files, palette, reader, root) for name, files in places.items()}
-    values = {name: [numbers for numbers, _ in part] for name, part in read.items()}
-    errors = (error for part in read.values() for _, error in part if error is not None)
-    every = set().union(*(one for part in values.values() for one in part))
-    lossy = [place for files in places.values() for place in files if is_lossy(place)]
-    smeared = not palette and ignore_index is None and are_lossy_binary(lossy)
-    known = every - {VOID_VALUE, ignore_index}
-    binary = smeared or (
-        not palette and ignore_index != VOID_VALUE and every <= {0, VOID_VALUE} and VOID_VALUE in every
+    results = {name: collect_map_values(files, palette, reader, root) for name, files in mask_paths.items()}
+    values = {name: [class_indices for class_indices, _ in split_values] for name, split_values in results.items()}
+    errors = (error for split_values in results.values() for _, error in split_values if error is not None)
+    all_values = set().union(*(value_set for split_values in values.values() for value_set in split_values))
+    lossy = [path for files in mask_paths.values() for path in files if is_lossy(path)]
+    is_lossy_binary = not palette and ignore_index is None and are_lossy_binary(lossy)
+    used_indices = all_values - {VOID_VALUE, ignore_index}
+    binary = is_lossy_binary or (
+        not palette and ignore_index != VOID_VALUE and all_values <= {0, VOID_VALUE} and VOID_VALUE in all_values
     )
-    threshold = LOSSY_WHITE_THRESHOLD if smeared else 0
-    notes = [describe_lossy_masks(lossy, len(every), smeared)] if lossy else []
+    threshold = LOSSY_WHITE_THRESHOLD if is_lossy_binary else 0
+    notes = [describe_lossy_masks(lossy, len(all_values), is_lossy_binary)] if lossy else []
     if not names:
-        names = [f"class {number}" for number in range(2 if binary else 1 + max(known, default=0))]
+        names = [f"class {index}" for index in range(2 if binary else 1 + max(used_indices, default=0))]
         notes.append(f"classes are numbered, as {escape_unprintable(root / CLASSES_FILE)} does not exist")
-        if not binary and (gaps := describe_class_gaps(known)):
+        if not binary and (gaps := describe_class_gaps(used_indices)):
             notes.append(gaps)
     ignored = {VOID_VALUE, ignore_index}
     present = {
-        name: [{int(value > threshold) for value in one} if binary else one - ignored for one in part]
-        for name, part in values.items()
+        name: [
+            {int(value > threshold) for value in value_set} if binary else value_set - ignored
+            for value_set in split_values
+        ]
+        for name, split_values in values.items()
     }
-    pairs = [pair for name, part in present.items() for pair in zip(places[name], part, strict=True)]
-    beyond = (class_number_error(np.array(sorted(numbers), int), len(names), place, root) for place, numbers in pairs)
-    error = next((one for one in (*errors, *beyond) if one is not None), None)
+    pairs = [
+        pair for name, split_values in present.items() for pair in zip(mask_paths[name], split_values, strict=True)
+    ]
+    range_errors = (
+        class_number_error(np.array(sorted(class_indices), int), len(names), path, root)
+        for path, class_indices in pairs
+    )
+    error = next((value_set for value_set in (*errors, *range_errors) if value_set is not None), None)
     return MapClasses(names, present, notes=notes, binary=binary, threshold=threshold, error=error)
 
 
-def class_number_error(classes: np.ndarray, count: int, place: Path, root: Path) -> DataError | None:
-    """Return the error for class indices (..., N) of a mask that are negative or not below `count`; None if there are
-    none."""
+def class_number_error(classes: np.ndarray, num_classes: int, mask_path: Path, root: Path) -> DataError | None:
+    """Return the error for class indices (..., N) of a mask that are negative or not below `num_classes`; None if there
+    are none."""
     largest, smallest = (int(end(initial=0)) for end in (classes.max, classes.min))
     if smallest < IGNORE_INDEX:
         return DataError(
-            f"{escape_unprintable(place)} has the negative class index {smallest}", "use class indices from 0"
+            f"{escape_unprintable(mask_path)} has the negative class index {smallest}", "use class indices from 0"
         )
-    if largest < count:
+    if largest < num_classes:
         return None
-    problem = f"{escape_unprintable(place)} has class {largest}, but there are {count} classes"
+    problem = f"{escape_unprintable(mask_path)} has class {largest}, but there are {num_classes} classes"
     hint = (
         f"add it to {escape_unprintable(root / CLASSES_FILE)}, one class per line from "
         f"0; if {largest} marks ignored pixels"
@@ -102,18 +110,18 @@ def class_number_error(classes: np.ndarray, count: int, place: Path, root: Path)
 def read_classes_file(root: Path) -> tuple[list[str], Palette | None]:
     """Read the names in `classes.txt`, and their colours if it has any; empty if there is no such file. Raises
     DataError for an invalid line."""
-    place = root / CLASSES_FILE
-    if not place.is_file():
+    path = root / CLASSES_FILE
+    if not path.is_file():
         return [], None
     names, palette = [], {}
-    for number, line in enumerate(read_lines(place), 1):
+    for line_number, line in enumerate(read_lines(path), 1):
         if not line.strip():
             continue
         name, colour = parse_class_line(normalise_name(line))
         if name in names or (bool(colour) != bool(palette) and names):
             problem = "is repeated" if name in names else "has no colour, or others have none"
             raise DataError(
-                f"{escape_unprintable(place)}, line {number}: {escape_unprintable(name)} {problem}",
+                f"{escape_unprintable(path)}, line {line_number}: {escape_unprintable(name)} {problem}",
                 "write one class per line",
             )
         if colour:
@@ -130,27 +138,27 @@ def parse_class_line(line: str) -> tuple[str, tuple[int, ...]]:
 
 
 def collect_map_values(
-    places: Sequence[Path], palette: Palette | None, reader: MaskValueReader, root: Path
+    mask_paths: Sequence[Path], palette: Palette | None, reader: MaskValueReader, root: Path
 ) -> list[tuple[set[int], DataError | None]]:
     """Collect the class indices in each class map, and the error for an unknown colour. Raises DataError for an
     unreadable map, and for colour maps without class colours."""
 
     axes, read = reader
 
-    def numbers(place: Path) -> tuple[set[int], DataError | None]:
-        mask = read(place) if palette else to_numbers_if_grey(read(place))
+    def numbers(mask_path: Path) -> tuple[set[int], DataError | None]:
+        mask = read(mask_path) if palette else to_numbers_if_grey(read(mask_path))
         if mask.ndim == axes:
             return set(np.unique(mask).tolist()), None
         if palette is None:
             hint = f"write {CLASSES_FILE}, one class with its colour per line: road 128 64 128"
-            raise DataError(f"{escape_unprintable(place)} is a colour map, but class colours are not defined", hint)
+            raise DataError(f"{escape_unprintable(mask_path)} is a colour map, but class colours are not defined", hint)
         colours = [decode_colour(code) for code in np.unique(encode_colours(mask)).tolist()]
         unknown = next((colour for colour in colours if colour not in palette), None)
         classes = {palette[colour] for colour in colours if colour in palette}
-        return classes, None if unknown is None else unknown_colour_error(unknown, place, root)
+        return classes, None if unknown is None else unknown_colour_error(unknown, mask_path, root)
 
     with ThreadPoolExecutor(max(1, default_worker_count())) as pool:
-        return list(pool.map(numbers, places))
+        return list(pool.map(numbers, mask_paths))
 
 
 def decode_colour(code: int) -> tuple[int, int, int]:
@@ -158,10 +166,10 @@ def decode_colour(code: int) -> tuple[int, int, int]:
     return code >> 16, code >> 8 & 255, code & 255
 
 
-def unknown_colour_error(colour: tuple[int, ...], place: Path, root: Path) -> DataError:
+def unknown_colour_error(colour: tuple[int, ...], mask_path: Path, root: Path) -> DataError:
     """Return the error for a mask colour without a class."""
-    problem = f"{escape_unprintable(place)} has the colour {' '.join(map(str, colour))} without a class"
-    if is_lossy(place):
+    problem = f"{escape_unprintable(mask_path)} has the colour {' '.join(map(str, colour))} without a class"
+    if is_lossy(mask_path):
         return DataError(f"{problem}; it is a lossy file", "save masks as PNG: compression changes their colours")
     return DataError(
         problem, f"write {escape_unprintable(root / CLASSES_FILE)}, one class with its colour per line: road 128 64 128"

@@ -54,9 +54,9 @@ def is_coco(root: Path) -> bool:
 def find_coco_splits(root: Path) -> dict[str, list[Path]]:
     """Return the JSON files of each split, from split folders, `annotations`, or next to the images. Raises DataError
     as `group_files_by_split`."""
-    inside = {split: find_split_json(home) for split, home in find_split_folders(root).items()}
-    if inside := {split: [place] for split, place in inside.items() if place is not None}:
-        return inside
+    json_by_split = {split: find_split_json(folder) for split, folder in find_split_folders(root).items()}
+    if json_by_split := {split: [path] for split, path in json_by_split.items() if path is not None}:
+        return json_by_split
     if files := group_files_by_split(root / "annotations", ANNOTATION_PATTERNS):
         return files
     if (root / ROBOFLOW_FILE).is_file():
@@ -66,49 +66,53 @@ def find_coco_splits(root: Path) -> dict[str, list[Path]]:
     )
 
 
-def find_split_json(home: Path) -> Path | None:
+def find_split_json(folder: Path) -> Path | None:
     """Return the JSON file in a split folder: Roboflow's, or the only one, if there are no class folders."""
-    if (home / ROBOFLOW_FILE).is_file():
-        return home / ROBOFLOW_FILE
-    places = find_coco_files(home)
-    return places[0] if len(places) == 1 and not has_class_folders(home) else None
+    if (folder / ROBOFLOW_FILE).is_file():
+        return folder / ROBOFLOW_FILE
+    json_paths = find_coco_files(folder)
+    return json_paths[0] if len(json_paths) == 1 and not has_class_folders(folder) else None
 
 
-def find_coco_files(home: Path) -> list[Path]:
+def find_coco_files(folder: Path) -> list[Path]:
     """Return the JSON files directly in a folder, if all are COCO's and at most `MAX_COCO_FILES`; else none."""
-    places = sorted(place for place in home.glob("*.json") if not is_system_name(place.name) and place.is_file())
-    words = ('"annotations"', '"categories"')
-    if len(places) > MAX_COCO_FILES or not all(contains_word(place, word) for place in places for word in words):
+    json_paths = sorted(path for path in folder.glob("*.json") if not is_system_name(path.name) and path.is_file())
+    required_keys = ('"annotations"', '"categories"')
+    if len(json_paths) > MAX_COCO_FILES or not all(
+        contains_word(path, key) for path in json_paths for key in required_keys
+    ):
         return []
-    return places
+    return json_paths
 
 
-def has_class_folders(home: Path) -> bool:
+def has_class_folders(parent: Path) -> bool:
     """Return whether a folder has at least two folders of images that are not named like splits, images or
     annotations."""
-    folders = [Path(entry.path) for entry in list_entries(os.fspath(home)) if is_folder(entry)]
-    classes = (place for place in folders if not has_role_name(place.name) and next(iterate_images(place), None))
-    return len(list(islice(classes, 2))) == 2
+    folders = [Path(entry.path) for entry in list_entries(os.fspath(parent)) if is_folder(entry)]
+    class_folders = (
+        folder for folder in folders if not has_role_name(folder.name) and next(iterate_images(folder), None)
+    )
+    return len(list(islice(class_folders, 2))) == 2
 
 
 def group_files_by_split(folder: Path, patterns: Sequence[str]) -> dict[str, list[Path]]:
     """Return the files of each split, from the first pattern with a match. Files are `train` if no name contains a
     split. Raises DataError for a file without a split name among others with one, and for a name with two."""
     for pattern in patterns:
-        places = sorted(place for place in folder.glob(pattern) if not is_system_name(place.name))
-        named: dict[str | None, list[Path]] = defaultdict(list)
-        for place in places:
-            named[find_split_word(place.stem)].append(place)
-        unnamed = named.pop(None, [])
-        if named and unnamed:
+        paths = sorted(path for path in folder.glob(pattern) if not is_system_name(path.name))
+        paths_by_split: dict[str | None, list[Path]] = defaultdict(list)
+        for path in paths:
+            paths_by_split[find_split_word(path.stem)].append(path)
+        unnamed = paths_by_split.pop(None, [])
+        if paths_by_split and unnamed:
             problem = (
                 f"{escape_unprintable(unnamed[0])} names no split, but "
-                f"{escape_unprintable(next(iter(named.values()))[0])} does"
+                f"{escape_unprintable(next(iter(paths_by_split.values()))[0])} does"
             )
             raise DataError(problem, "add train, val or test to its name, or move it out of the folder")
-        if named:
-            return {split: files for split, files in named.items() if split}
-        if len(unnamed) == 1 or (unnamed and all(contains_word(place, '"categories"') for place in unnamed)):
+        if paths_by_split:
+            return {split: files for split, files in paths_by_split.items() if split}
+        if len(unnamed) == 1 or (unnamed and all(contains_word(path, '"categories"') for path in unnamed)):
             return {"train": unnamed}
     return {}
 
@@ -119,34 +123,36 @@ def open_coco(root: Path, split_seed: int = 0) -> Data:
     Raises DataError for other JSON, for missing or repeated ids, and for missing images.
     """
     files = {"train": [root]} if root.is_file() else find_coco_splits(root)
-    documents = {place: read_coco_json(place) for places in files.values() for place in places}
+    documents = {path: read_coco_json(path) for paths in files.values() for path in paths}
     names: dict[int, str] = {}
-    for place, document in documents.items():
-        for number, name in read_categories(document, escape_unprintable(place)).items():
-            if names.setdefault(number, name) != name:
-                problem = f"category {number} is {escape_unprintable(names[number])} and {escape_unprintable(name)}"
-                raise DataError(f"{escape_unprintable(place)}: {problem} in another file", "use one name")
+    for path, document in documents.items():
+        for category_id, name in read_categories(document, escape_unprintable(path)).items():
+            if names.setdefault(category_id, name) != name:
+                problem = (
+                    f"category {category_id} is {escape_unprintable(names[category_id])} and {escape_unprintable(name)}"
+                )
+                raise DataError(f"{escape_unprintable(path)}: {problem} in another file", "use one name")
     names, notes = drop_unused_names(names, documents.values())
-    if any("keypoints" in row for document in documents.values() for row in document["annotations"]):
+    if any("keypoints" in annotation for document in documents.values() for annotation in document["annotations"]):
         notes.append("keypoints are ignored: only boxes and masks are read")
-    classes = {number: place for place, number in enumerate(sorted(names))}
+    classes = {category_id: path for path, category_id in enumerate(sorted(names))}
     scenes = {
-        split: [scene for place in places for scene in read_coco_scenes(documents[place], place, classes)]
-        for split, places in files.items()
+        split: [scene for path in paths for scene in read_coco_scenes(documents[path], path, classes)]
+        for split, paths in files.items()
     }
-    for split, places in files.items():
-        check_unique_images([scene.image for scene in scenes[split]], ", ".join(map(escape_unprintable, places)))
+    for split, paths in files.items():
+        check_unique_images([scene.image for scene in scenes[split]], ", ".join(map(escape_unprintable, paths)))
     data = build_scene_data(
-        escape_unprintable(root), [names[number] for number in sorted(names)], scenes, split_seed, notes
+        escape_unprintable(root), [names[category_id] for category_id in sorted(names)], scenes, split_seed, notes
     )
     return replace(data, frequency=read_class_frequencies(documents.values()))
 
 
-def read_coco_json(place: Path) -> dict[str, Any]:
+def read_coco_json(path: Path) -> dict[str, Any]:
     """Read a JSON file with COCO's lists. Raises DataError."""
-    origin = escape_unprintable(place)
+    origin = escape_unprintable(path)
     try:
-        document = json.loads(read_text(place))
+        document = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{origin} is not valid JSON ({str(error)[:80]})", "fix or replace the file") from None
     lists = ("images", "annotations", "categories")
@@ -158,50 +164,57 @@ def read_coco_json(place: Path) -> dict[str, Any]:
             hint = f'add "categories": [{example_categories(document)}] with the names of your classes'
         raise DataError(f"{origin} has no list {' and '.join(missing)}", hint)
     for name in lists:
-        if wrong := next((one for one in document[name] if not isinstance(one, dict)), None):
-            raise DataError(f"{origin}: {str(wrong)[:60]} in {name} is not a JSON object", "fix this entry")
+        if invalid_entry := next((entry for entry in document[name] if not isinstance(entry, dict)), None):
+            raise DataError(f"{origin}: {str(invalid_entry)[:60]} in {name} is not a JSON object", "fix this entry")
     return document
 
 
 def example_categories(document: dict[str, Any]) -> str:
     """Format example entries for the first category ids of the annotations, as JSON."""
-    rows = (row for row in document["annotations"] if isinstance(row, dict))
-    numbers = sorted({row["category_id"] for row in rows if is_integer(row.get("category_id"))})
-    entries = [json.dumps({"id": number, "name": f"class {number}"}) for number in numbers[:3]]
-    return ", ".join(entries + ["…"] * (len(numbers) > 3))
+    annotations = (annotation for annotation in document["annotations"] if isinstance(annotation, dict))
+    category_ids = sorted(
+        {annotation["category_id"] for annotation in annotations if is_integer(annotation.get("category_id"))}
+    )
+    entries = [json.dumps({"id": category_id, "name": f"class {category_id}"}) for category_id in category_ids[:3]]
+    return ", ".join(entries + ["…"] * (len(category_ids) > 3))
 
 
 def read_categories(document: dict[str, Any], origin: str) -> dict[int, str]:
     """Read {id: name} of the categories. Raises DataError for ids that are not integers, names that are not text, and
     duplicate ids."""
     names: dict[int, str] = {}
-    for row in document["categories"]:
-        where = f"{origin}, category {shorten_value(row)}"
-        number, name = read_id(row, "id", where), read_class_name(row.get("name"), where)
-        if number in names:
-            raise DataError(f"{origin}: two categories have the id {number}", "use unique ids")
-        names[number] = normalise_name(name)
+    for category in document["categories"]:
+        location = f"{origin}, category {shorten_value(category)}"
+        category_id, name = read_id(category, "id", location), read_class_name(category.get("name"), location)
+        if category_id in names:
+            raise DataError(f"{origin}: two categories have the id {category_id}", "use unique ids")
+        names[category_id] = normalise_name(name)
     return names
 
 
 def drop_unused_names(names: dict[int, str], documents: Collection[dict[str, Any]]) -> tuple[dict[int, str], list[str]]:
     """Drop unused categories that duplicate others: Roboflow's supercategory entry, and a second category with the same
     name. Return {id: name} of the rest, and a note about each dropped one."""
-    used = {parse_integer_id(row.get("category_id")) for document in documents for row in document["annotations"]}
-    rows = {parse_integer_id(row["id"]): row for document in documents for row in document["categories"]}
-    parents = {number: normalise_name(str(row.get("supercategory") or "none")).strip() for number, row in rows.items()}
+    used = {parse_integer_id(entry.get("category_id")) for document in documents for entry in document["annotations"]}
+    entries_by_id = {parse_integer_id(entry["id"]): entry for document in documents for entry in document["categories"]}
+    supercategories = {
+        category_id: normalise_name(str(entry.get("supercategory") or "none")).strip()
+        for category_id, entry in entries_by_id.items()
+    }
     categories, notes = dict(names), []
-    for number in sorted(names.keys() - used):
-        name = names[number]
-        others = [other for other in categories if other != number]
-        if parents[number] == "none" and any(parents[other] == name for other in others):
+    for category_id in sorted(names.keys() - used):
+        name = names[category_id]
+        other_ids = [other_id for other_id in categories if other_id != category_id]
+        if supercategories[category_id] == "none" and any(supercategories[other_id] == name for other_id in other_ids):
             reason = "it is the supercategory of others"
-        elif any(categories[other] == name for other in others):
+        elif any(categories[other_id] == name for other_id in other_ids):
             reason = "another category has its name"
         else:
             continue
-        del categories[number]
-        notes.append(f"category {number} ({escape_unprintable(name)}) is ignored: no annotation uses it, and {reason}")
+        del categories[category_id]
+        notes.append(
+            f"category {category_id} ({escape_unprintable(name)}) is ignored: no annotation uses it, and {reason}"
+        )
     return categories, notes
 
 
@@ -212,108 +225,124 @@ def parse_integer_id(value: Any) -> int | None:
 
 def read_class_frequencies(documents: Iterable[dict[str, Any]]) -> dict[str, str]:
     """Return {class: rare, common or frequent} for the classes of a federated dataset that have a frequency."""
-    rows = [
-        row for document in documents for row in document["categories"] if row.get("frequency") in LVIS_FREQUENCY_NAMES
+    entries = [
+        entry
+        for document in documents
+        for entry in document["categories"]
+        if entry.get("frequency") in LVIS_FREQUENCY_NAMES
     ]
-    return {normalise_name(row["name"].strip()): LVIS_FREQUENCY_NAMES[row["frequency"]] for row in rows}
+    return {normalise_name(entry["name"].strip()): LVIS_FREQUENCY_NAMES[entry["frequency"]] for entry in entries}
 
 
-def read_verified_classes(row: dict[str, Any], classes: dict[int, int], where: str) -> VerifiedClasses | None:
+def read_verified_classes(
+    image_entry: dict[str, Any], classes: dict[int, int], location: str
+) -> VerifiedClasses | None:
     """Read the verified classes of an image of a federated dataset; None for other datasets. Raises DataError, with
-    `where`, for unknown categories."""
-    parts = []
+    `location`, for unknown categories."""
+    index_arrays = []
     for name in ("neg_category_ids", "not_exhaustive_category_ids"):
-        listed = row.get(name, [])
-        if not isinstance(listed, list) or any(not is_integer(number) or number not in classes for number in listed):
-            raise DataError(f"{where}: {name} {str(listed)[:60]} are not categories", "write a list of ids")
-        parts.append(np.array([classes[number] for number in listed], np.int64))
-    return VerifiedClasses(*parts) if "neg_category_ids" in row else None
+        category_ids = image_entry.get(name, [])
+        if not isinstance(category_ids, list) or any(
+            not is_integer(category_id) or category_id not in classes for category_id in category_ids
+        ):
+            raise DataError(f"{location}: {name} {str(category_ids)[:60]} are not categories", "write a list of ids")
+        index_arrays.append(np.array([classes[category_id] for category_id in category_ids], np.int64))
+    return VerifiedClasses(*index_arrays) if "neg_category_ids" in image_entry else None
 
 
-def get_image_file_name(row: dict[str, Any]) -> Any:
+def get_image_file_name(image_entry: dict[str, Any]) -> Any:
     """Return the file name of an image; LVIS has none, so the last part of its URL is used."""
-    address = row.get("coco_url")
-    return row.get("file_name", address.rsplit("/", 1)[-1] if isinstance(address, str) else None)
+    url = image_entry.get("coco_url")
+    return image_entry.get("file_name", url.rsplit("/", 1)[-1] if isinstance(url, str) else None)
 
 
-def read_coco_scenes(document: dict[str, Any], place: Path, classes: dict[int, int]) -> list[Scene]:
+def read_coco_scenes(document: dict[str, Any], path: Path, classes: dict[int, int]) -> list[Scene]:
     """Read the images of a split with their objects. Raises DataError."""
-    origin, images = escape_unprintable(place), index_nearby_images(place)
-    rows: dict[int, list[Shape]] = defaultdict(list)
-    known: dict[int, dict[str, Any]] = {}
-    for row in document["images"]:
-        where = f"{origin}, image {shorten_value(row)}"
-        number = read_id(row, "id", where)
-        if not isinstance(get_image_file_name(row), str):
-            raise DataError(f"{where} has no file_name", "add the name of its image file")
-        if number in known:
-            raise DataError(f"{origin}: two images have the id {number}", "use unique ids")
-        known[number] = row
-    for row in document["annotations"]:
-        where = f"{origin}, annotation {shorten_value(row.get('id'))}"
-        number, category = read_id(row, "image_id", where), read_id(row, "category_id", where)
-        if number not in known:
-            raise DataError(f"{where}: there is no image {number}", "add the image, or delete the annotation")
+    origin, images = escape_unprintable(path), index_nearby_images(path)
+    shapes_by_image: dict[int, list[Shape]] = defaultdict(list)
+    images_by_id: dict[int, dict[str, Any]] = {}
+    for entry in document["images"]:
+        location = f"{origin}, image {shorten_value(entry)}"
+        image_id = read_id(entry, "id", location)
+        if not isinstance(get_image_file_name(entry), str):
+            raise DataError(f"{location} has no file_name", "add the name of its image file")
+        if image_id in images_by_id:
+            raise DataError(f"{origin}: two images have the id {image_id}", "use unique ids")
+        images_by_id[image_id] = entry
+    for entry in document["annotations"]:
+        location = f"{origin}, annotation {shorten_value(entry.get('id'))}"
+        image_id, category = read_id(entry, "image_id", location), read_id(entry, "category_id", location)
+        if image_id not in images_by_id:
+            raise DataError(f"{location}: there is no image {image_id}", "add the image, or delete the annotation")
         if category not in classes:
-            raise DataError(f"{where}: there is no category {category}", "add it to categories")
-        rows[number].append(parse_coco_shape(row, classes[category], where))
+            raise DataError(f"{location}: there is no category {category}", "add it to categories")
+        shapes_by_image[image_id].append(parse_coco_shape(entry, classes[category], location))
     return [
         Scene(
-            images.find(get_image_file_name(row), origin),
-            tuple(rows[number]),
-            place,
-            get_stated_size(row),
-            verified=read_verified_classes(row, classes, f"{origin}, image {number}"),
+            images.find(get_image_file_name(entry), origin),
+            tuple(shapes_by_image[image_id]),
+            path,
+            get_stated_size(entry),
+            verified=read_verified_classes(entry, classes, f"{origin}, image {image_id}"),
         )
-        for number, row in known.items()
+        for image_id, entry in images_by_id.items()
     ]
 
 
-def index_nearby_images(place: Path) -> FileIndex:
+def index_nearby_images(json_path: Path) -> FileIndex:
     """Index the image files for a JSON file: those in the nearest folder with a matching name."""
-    home = place.parent.parent if place.parent.name == "annotations" else place.parent
-    folders = [home / inner / place.stem.split("_", 1)[-1] for inner in ("", "images")]
-    split = find_split_word(place.stem)
-    inside = [find_split_folders(home / inner) for inner in ("", "images")]
-    folders += [homes[split] for homes in inside if split in homes] + [home / "images", home]
-    folder = next((folder for folder in folders if folder.is_dir()), home)
+    parent = json_path.parent.parent if json_path.parent.name == "annotations" else json_path.parent
+    folders = [parent / subfolder / json_path.stem.split("_", 1)[-1] for subfolder in ("", "images")]
+    split = find_split_word(json_path.stem)
+    split_folders = [find_split_folders(parent / subfolder) for subfolder in ("", "images")]
+    folders += [folder_by_split[split] for folder_by_split in split_folders if split in folder_by_split] + [
+        parent / "images",
+        parent,
+    ]
+    folder = next((folder for folder in folders if folder.is_dir()), parent)
     return FileIndex(list_images(folder), folder)
 
 
-def get_stated_size(row: dict[str, Any]) -> tuple[int, int] | None:
+def get_stated_size(image_entry: dict[str, Any]) -> tuple[int, int] | None:
     """Return the (height, width) of an image in the JSON file; None if it is not stated."""
-    height, width = row.get("height"), row.get("width")
+    height, width = image_entry.get("height"), image_entry.get("width")
     if isinstance(height, int) and isinstance(width, int) and min(height, width) > 0:
         return height, width
     return None
 
 
-def parse_coco_shape(row: dict[str, Any], label: int, where: str) -> Shape:
-    """Parse one annotation. Raises DataError, with `where`, for invalid coordinates and run lengths."""
-    box, mask, crowd = row.get("bbox"), row.get("segmentation"), read_flag(row.get("iscrowd"), "iscrowd", where)
+def parse_coco_shape(annotation: dict[str, Any], label: int, location: str) -> Shape:
+    """Parse one annotation. Raises DataError, with `location`, for invalid coordinates and run lengths."""
+    box, mask, crowd = (
+        annotation.get("bbox"),
+        annotation.get("segmentation"),
+        read_flag(annotation.get("iscrowd"), "iscrowd", location),
+    )
     corners = None
     if box is not None:
-        numbers = parse_coordinates(box if isinstance(box, list) else [box], where)
-        if len(numbers) != 4 or min(numbers[2:]) < 0:
-            raise DataError(f"{where}: bbox {numbers[:8]} is not left, top, width, height", "fix this annotation")
-        corners = (numbers[0], numbers[1], numbers[0] + numbers[2], numbers[1] + numbers[3])
+        coordinates = parse_coordinates(box if isinstance(box, list) else [box], location)
+        if len(coordinates) != 4 or min(coordinates[2:]) < 0:
+            raise DataError(
+                f"{location}: bbox {coordinates[:8]} is not left, top, width, height", "fix this annotation"
+            )
+        corners = (coordinates[0], coordinates[1], coordinates[0] + coordinates[2], coordinates[1] + coordinates[3])
     if isinstance(mask, dict):
-        return Shape(label, corners, (), parse_run_lengths(mask, where), crowd=crowd)
+        return Shape(label, corners, (), parse_run_lengths(mask, location), crowd=crowd)
     if mask is not None and not isinstance(mask, list):
-        raise DataError(f"{where}: segmentation is neither polygons nor run lengths", "fix or delete it")
+        raise DataError(f"{location}: segmentation is neither polygons nor run lengths", "fix or delete it")
     polygons = []
-    for part in mask or []:
-        numbers = parse_coordinates(part if isinstance(part, list) else [part], where)
-        if len(numbers) % 2:
-            raise DataError(f"{where}: a polygon of {len(numbers)} numbers", "write pairs of x and y")
-        if len(numbers) > 2 * MAX_DEGENERATE_CORNERS:
-            polygons.append(np.array(numbers, np.float32).reshape(-1, 2))
+    for polygon in mask or []:
+        coordinates = parse_coordinates(polygon if isinstance(polygon, list) else [polygon], location)
+        if len(coordinates) % 2:
+            raise DataError(f"{location}: a polygon of {len(coordinates)} numbers", "write pairs of x and y")
+        if len(coordinates) > 2 * MAX_DEGENERATE_CORNERS:
+            polygons.append(np.array(coordinates, np.float32).reshape(-1, 2))
     if corners is None and not polygons:
-        raise DataError(f"{where} has neither bbox nor segmentation", "add one of them")
+        raise DataError(f"{location} has neither bbox nor segmentation", "add one of them")
     return Shape(label, corners, tuple(polygons), None, crowd=crowd)
 
 
-def parse_run_lengths(mask: dict[str, Any], where: str) -> list[int]:
+def parse_run_lengths(mask: dict[str, Any], location: str) -> list[int]:
     """Parse the run lengths of a segmentation, compressed or not. Raises DataError."""
     counts, size = mask.get("counts"), mask.get("size")
     try:
@@ -323,5 +352,5 @@ def parse_run_lengths(mask: dict[str, Any], where: str) -> list[int]:
         if not isinstance(size, list) or len(size) != 2 or sum(runs) != size[0] * size[1]:
             raise ValueError(f"the run lengths cover {sum(runs)} pixels, but size is {size}")
     except (ValueError, TypeError) as error:
-        raise DataError(f"{where}: {error}", "fix or delete it") from None
+        raise DataError(f"{location}: {error}", "fix or delete it") from None
     return runs

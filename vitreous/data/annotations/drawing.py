@@ -21,12 +21,12 @@ CLASS_MAP_OPACITY = 0.55  # opacity of a class colour over an image
 
 def create_class_colours(classes: tuple[str, ...]) -> np.ndarray:
     """Return (K, 3) uint8, a colour for each class index; black for the background."""
-    rows = []
-    for number, name in enumerate(classes):
-        light = (0.95, 0.7, 0.85)[number // 8 % 3]
-        colour = colorsys.hsv_to_rgb((0.55 + GOLDEN_RATIO * number) % 1, 0.75, light)
-        rows.append((0, 0, 0) if name == BACKGROUND_CLASS else tuple(round(255 * part) for part in colour))
-    return np.array(rows, np.uint8).reshape(len(classes), 3)
+    colours = []
+    for index, name in enumerate(classes):
+        light = (0.95, 0.7, 0.85)[index // 8 % 3]
+        colour = colorsys.hsv_to_rgb((0.55 + GOLDEN_RATIO * index) % 1, 0.75, light)
+        colours.append((0, 0, 0) if name == BACKGROUND_CLASS else tuple(round(255 * channel) for channel in colour))
+    return np.array(colours, np.uint8).reshape(len(classes), 3)
 
 
 def overlay_class_map(image: Image.Image, classes: np.ndarray, colours: np.ndarray) -> Image.Image:
@@ -46,8 +46,8 @@ def tile_middle_planes(volume: np.ndarray, fill: float = 0) -> np.ndarray:
     d, h, w = volume.shape[-3:]
     planes = (volume[..., d // 2, :, :], volume[..., h // 2, :], volume[..., w // 2])
     height = max(plane.shape[-2] for plane in planes)
-    rest = [(0, 0)] * (volume.ndim - 3)
-    filled = [np.pad(p, [*rest, (0, height - p.shape[-2]), (0, 0)], constant_values=fill) for p in planes]
+    leading_padding = [(0, 0)] * (volume.ndim - 3)
+    filled = [np.pad(p, [*leading_padding, (0, height - p.shape[-2]), (0, 0)], constant_values=fill) for p in planes]
     return np.concatenate(filled, -1)
 
 
@@ -58,15 +58,15 @@ def class_map_to_image(classes: np.ndarray, colours: np.ndarray, palette: bool =
     """
     if len(colours) > IGNORE_PIXEL_VALUE:
         return Image.fromarray(np.where(classes == IGNORE_INDEX, 65535, classes).astype(np.uint16))
-    picture = Image.fromarray(np.where(classes == IGNORE_INDEX, IGNORE_PIXEL_VALUE, classes).astype(np.uint8))
+    image = Image.fromarray(np.where(classes == IGNORE_INDEX, IGNORE_PIXEL_VALUE, classes).astype(np.uint8))
     if not palette:
-        return picture
-    picture.putpalette(np.concatenate([colours, np.full((256 - len(colours), 3), 255, np.uint8)]).tobytes())
-    return picture
+        return image
+    image.putpalette(np.concatenate([colours, np.full((256 - len(colours), 3), 255, np.uint8)]).tobytes())
+    return image
 
 
-def encode_png(picture: Image.Image) -> bytes:
+def encode_png(image: Image.Image) -> bytes:
     """Encode an image as PNG bytes."""
     buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
+    image.save(buffer, "PNG")
     return buffer.getvalue()

@@ -9,10 +9,10 @@ from vitreous.errors import DataError, escape_unprintable
 FLAG_VALUES = {"0": False, "1": True, "false": False, "true": True, "": False}
 
 
-def read_id(entry: dict[str, Any], key: str, where: str) -> int:
+def read_id(entry: dict[str, Any], key: str, location: str) -> int:
     """Read an integer id of a JSON object; `7.0`, which spreadsheets write, is 7.
 
-    Raises DataError, with `where`, for a missing id and for any other type.
+    Raises DataError, with `location`, for a missing id and for any other type.
     """
     value: Any = entry.get(key)
     if isinstance(value, float) and value.is_integer():
@@ -20,8 +20,8 @@ def read_id(entry: dict[str, Any], key: str, where: str) -> int:
     if is_integer(value):
         return value
     if key not in entry:
-        raise DataError(f"{where} has no {key}", f"give it an integer {key}")
-    raise DataError(f"{where}: {key} {shorten_value(value)} is not an integer", f"give it an integer {key}")
+        raise DataError(f"{location} has no {key}", f"give it an integer {key}")
+    raise DataError(f"{location}: {key} {shorten_value(value)} is not an integer", f"give it an integer {key}")
 
 
 def is_integer(value: Any) -> TypeGuard[int]:
@@ -29,10 +29,10 @@ def is_integer(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def read_flag(value: Any, name: str, where: str) -> bool:
+def read_flag(value: Any, name: str, location: str) -> bool:
     """Read a flag: 0 or 1, true or false, as a number or as text; a missing one is false.
 
-    Raises DataError, with `where`, for any other value.
+    Raises DataError, with `location`, for any other value.
     """
     if value is None:
         return False
@@ -40,21 +40,21 @@ def read_flag(value: Any, name: str, where: str) -> bool:
     if flag is None and isinstance(value, float) and value in (0.0, 1.0):
         flag = bool(value)
     if flag is None:
-        raise DataError(f"{where}: {name} {shorten_value(value)} is not 0 or 1", f"set {name} to 0 or 1")
+        raise DataError(f"{location}: {name} {shorten_value(value)} is not 0 or 1", f"set {name} to 0 or 1")
     return flag
 
 
-def read_class_name(value: Any, where: str, key: str = "name") -> str:
-    """Read the name of a class, without surrounding spaces. Raises DataError, with `where`, if it is not text or
+def read_class_name(value: Any, location: str, key: str = "name") -> str:
+    """Read the name of a class, without surrounding spaces. Raises DataError, with `location`, if it is not text or
     empty."""
     if value is None or (isinstance(value, str) and not value.strip()):
-        raise DataError(f"{where} has no {key}", "add the class name")
+        raise DataError(f"{location} has no {key}", "add the class name")
     if not isinstance(value, str):
-        raise DataError(f"{where}: {key} {shorten_value(value)} is not text", "write the name of the class as text")
+        raise DataError(f"{location}: {key} {shorten_value(value)} is not text", "write the name of the class as text")
     return value.strip()
 
 
-def shorten_value(value: Any, most: int = 40) -> str:
-    """Format a value of an annotation file for a message, on one line of at most `most` characters."""
+def shorten_value(value: Any, max_length: int = 40) -> str:
+    """Format a value of an annotation file for a message, on one line of at most `max_length` characters."""
     text = escape_unprintable(repr(value))
-    return text if len(text) <= most else text[: most - 1] + "…"
+    return text if len(text) <= max_length else text[: max_length - 1] + "…"

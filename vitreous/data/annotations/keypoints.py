@@ -25,7 +25,7 @@ def read_keypoint_shape(config: dict[str, Any], origin: str) -> KeypointShape:
     shape = config["kpt_shape"]
     if shape is None:
         return None
-    if not isinstance(shape, list) or len(shape) != 2 or not all(type(side) is int and side > 0 for side in shape):
+    if not isinstance(shape, list) or len(shape) != 2 or not all(type(count) is int and count > 0 for count in shape):
         hint = "write kpt_shape: [17, 3] for 17 keypoints of x, y and visibility; kpt_shape: null for polygons"
         raise DataError(f"{origin}: kpt_shape {str(shape)[:40]} is not [keypoints, values per keypoint]", hint)
     if shape[1] not in (2, 3):
@@ -41,27 +41,28 @@ def count_keypoint_values(keypoints: KeypointShape) -> int:
 def check_unstated_keypoints(lines: Mapping[Path, Sequence[tuple[int, tuple[float, ...]]]]) -> None:
     """Raise DataError if all lines of all label files look like boxes with keypoints, but their number is not
     stated."""
-    rows = [(image, shares) for image, own in lines.items() for _, shares in own]
-    lengths = {len(shares) for _, shares in rows}
-    if len(rows) < MIN_KEYPOINT_LINES or len(lengths) > 1 or lengths <= {4}:
+    label_lines = [(image, coordinates) for image, image_lines in lines.items() for _, coordinates in image_lines]
+    lengths = {len(coordinates) for _, coordinates in label_lines}
+    if len(label_lines) < MIN_KEYPOINT_LINES or len(lengths) > 1 or lengths <= {4}:
         return
-    extra = lengths.pop() - 4
+    num_extra = lengths.pop() - 4
     for values in (3, 2):
-        if extra % values == 0 and all(is_keypoint_line(shares, values) for _, shares in rows):
-            shape = f"kpt_shape: [{extra // values}, {values}]"
+        if num_extra % values == 0 and all(is_keypoint_line(coordinates, values) for _, coordinates in label_lines):
+            shape = f"kpt_shape: [{num_extra // values}, {values}]"
             problem = (
-                f"all {len(rows):,} label lines look like a box and {extra // values} keypoints, not like polygons"
+                f"all {len(label_lines):,} label lines look like a box and "
+                f"{num_extra // values} keypoints, not like polygons"
             )
             hint = f"add {shape} to data.yaml to read the boxes, or kpt_shape: null to read polygons"
-            raise DataError(f"{problem}; the first are those of {escape_unprintable(rows[0][0])}", hint)
+            raise DataError(f"{problem}; the first are those of {escape_unprintable(label_lines[0][0])}", hint)
 
 
-def is_keypoint_line(shares: Sequence[float], values: int) -> bool:
+def is_keypoint_line(coordinates: Sequence[float], values: int) -> bool:
     """Return whether a line is a box within the image with keypoints of `values` values inside the box, or at (0,
     0)."""
-    x, y, width, height = shares[:4]
-    points = [shares[start : start + values] for start in range(4, len(shares), values)]
-    if any(abs(middle - 0.5) + side / 2 > 0.5 + KEYPOINT_MARGIN for middle, side in ((x, width), (y, height))):
+    x, y, width, height = coordinates[:4]
+    points = [coordinates[start : start + values] for start in range(4, len(coordinates), values)]
+    if any(abs(centre - 0.5) + extent / 2 > 0.5 + KEYPOINT_MARGIN for centre, extent in ((x, width), (y, height))):
         return False
     if values == 3 and any(point[2] not in (0, 1, 2) for point in points):
         return False

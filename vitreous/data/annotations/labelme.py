@@ -35,10 +35,10 @@ ParsedObjects = tuple[list[tuple[str, Shape]], tuple[int, int] | None]
 
 def is_labelme(root: Path) -> bool:
     """Return whether a folder is a LabelMe dataset: the first image of it or of a split has such a file."""
-    for home in (root, *find_split_folders(root).values()):
-        first = next((place for place in sorted(home.glob("*.json")) if place.is_file()), None)
-        if first is not None:
-            return contains_word(first, '"shapes"')
+    for folder in (root, *find_split_folders(root).values()):
+        first_json = next((path for path in sorted(folder.glob("*.json")) if path.is_file()), None)
+        if first_json is not None:
+            return contains_word(first_json, '"shapes"')
     return False
 
 
@@ -47,90 +47,92 @@ def open_labelme(root: Path, split_seed: int = 0) -> Data:
 
     Raises DataError for other JSON, or missing images.
     """
-    homes = find_split_folders(root) or {"train": root}
-    images = {split: list_images(home) for split, home in homes.items()}
-    for split, home in homes.items():
-        stems = Counter(normalise_name(os.fspath(place.with_suffix(""))) for place in images[split])
-        for place in sorted(place for place in home.rglob("*.json") if not is_system_name(place.name)):
-            count = stems[normalise_name(os.fspath(place.with_suffix("")))]
+    split_folders = find_split_folders(root) or {"train": root}
+    images = {split: list_images(folder) for split, folder in split_folders.items()}
+    for split, folder in split_folders.items():
+        stems = Counter(normalise_name(os.fspath(path.with_suffix(""))) for path in images[split])
+        for path in sorted(path for path in folder.rglob("*.json") if not is_system_name(path.name)):
+            count = stems[normalise_name(os.fspath(path.with_suffix("")))]
             if count > 1:
                 raise DataError(
-                    f"{escape_unprintable(place)} has {count} images of this name next to it", "rename or delete one"
+                    f"{escape_unprintable(path)} has {count} images of this name next to it", "rename or delete one"
                 )
             if not count:
                 raise DataError(
-                    f"{escape_unprintable(place)} has no image of this name next to it", "restore or delete it"
+                    f"{escape_unprintable(path)} has no image of this name next to it", "restore or delete it"
                 )
-    every = [place for rows in images.values() for place in rows]
-    parsed = dict(zip(every, parse_in_threads(every, parse_labelme_file), strict=True))
-    classes = sorted({name for rows, _ in parsed.values() for name, _ in rows})
+    image_paths = [path for entries in images.values() for path in entries]
+    parsed = dict(zip(image_paths, parse_in_threads(image_paths, parse_labelme_file), strict=True))
+    classes = sorted({name for entries, _ in parsed.values() for name, _ in entries})
 
-    def scene(place: Path) -> Scene:
-        rows, size = parsed[place]
-        shapes = tuple(replace(shape, label=classes.index(name)) for name, shape in rows)
-        return Scene(place, shapes, find_labelme_json(place), size)
+    def scene(image_path: Path) -> Scene:
+        objects, size = parsed[image_path]
+        shapes = tuple(replace(shape, label=classes.index(name)) for name, shape in objects)
+        return Scene(image_path, shapes, find_labelme_json(image_path), size)
 
-    scenes = {split: [scene(place) for place in rows] for split, rows in images.items()}
+    scenes = {split: [scene(path) for path in entries] for split, entries in images.items()}
     return build_scene_data(escape_unprintable(root), classes, scenes, split_seed, [])
 
 
 def find_labelme_json(image: Path) -> Path:
     """Return the JSON file of an image, in its actual Unicode form."""
-    place = image.with_suffix(".json")
-    return Path(resolve_unicode_path(place) or place)
+    json_path = image.with_suffix(".json")
+    return Path(resolve_unicode_path(json_path) or json_path)
 
 
 def parse_labelme_file(image: Path) -> ParsedObjects:
     """Read the objects of an image with their class names, and its size. Raises DataError."""
-    place = find_labelme_json(image)
-    if not place.is_file():
+    json_path = find_labelme_json(image)
+    if not json_path.is_file():
         return [], None
-    origin = escape_unprintable(place)
+    origin = escape_unprintable(json_path)
     try:
-        document = json.loads(read_text(place))
+        document = json.loads(read_text(json_path))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{origin} is not valid JSON ({str(error)[:80]})", "fix or delete the file") from None
     if not isinstance(document, dict) or not isinstance(document.get("shapes"), list):
         raise DataError(f"{origin} is not a LabelMe file", "add a list shapes")
     check_stated_image(document.get("imagePath"), image.parent, image.stem, origin)
-    rows: list[tuple[str, Shape]] = []
+    objects: list[tuple[str, Shape]] = []
     groups: dict[tuple[str, Any], int] = {}
-    for number, entry in enumerate(document["shapes"], 1):
-        where = f"{origin}, shape {number}"
+    for shape_number, entry in enumerate(document["shapes"], 1):
+        location = f"{origin}, shape {shape_number}"
         if not isinstance(entry, dict):
-            raise DataError(f"{where} is not an object: {shorten_value(entry)}", "give it a label and points")
-        name = normalise_name(read_class_name(entry.get("label"), where, "label"))
+            raise DataError(f"{location} is not an object: {shorten_value(entry)}", "give it a label and points")
+        name = normalise_name(read_class_name(entry.get("label"), location, "label"))
         group = entry.get("group_id")
-        polygon = parse_polygon(entry, where)
+        polygon = parse_polygon(entry, location)
         if group is not None and (name, str(group)) in groups:
             position = groups[name, str(group)]
-            shape = rows[position][1]
-            rows[position] = (name, replace(shape, polygons=(*shape.polygons, polygon)))
+            shape = objects[position][1]
+            objects[position] = (name, replace(shape, polygons=(*shape.polygons, polygon)))
             continue
-        groups[name, str(group)] = len(rows)
-        rows.append((name, Shape(0, None, (polygon,))))
+        groups[name, str(group)] = len(objects)
+        objects.append((name, Shape(0, None, (polygon,))))
     height, width = document.get("imageHeight"), document.get("imageWidth")
     if isinstance(height, int) and isinstance(width, int) and min(height, width) > 0:
-        return rows, (height, width)
-    return rows, None
+        return objects, (height, width)
+    return objects, None
 
 
-def parse_polygon(entry: dict[str, Any], where: str) -> np.ndarray:
-    """Parse the corners of a shape, (n, 2) float32. Raises DataError, with `where`, for invalid points."""
-    kind, points = entry.get("shape_type") or "polygon", entry.get("points")
+def parse_polygon(entry: dict[str, Any], location: str) -> np.ndarray:
+    """Parse the corners of a shape, (n, 2) float32. Raises DataError, with `location`, for invalid points."""
+    shape_type, points = entry.get("shape_type") or "polygon", entry.get("points")
     if not isinstance(points, list) or not all(isinstance(point, list) and len(point) == 2 for point in points):
-        raise DataError(f"{where} has no points", "add pairs of x and y")
-    corners = np.array([parse_coordinates(point, where) for point in points], np.float32).reshape(-1, 2)
-    needed = {"polygon": 3, "rectangle": 2, "circle": 2}.get(kind)
-    if needed is None:
-        raise DataError(f"{where} is a {escape_unprintable(str(kind))}", "use polygons, rectangles and circles")
-    if len(corners) < needed or (needed == 2 and len(corners) > 4):
-        raise DataError(f"{where}: a {kind} of {len(corners)} points", "fix or delete it")
-    if kind == "rectangle":
+        raise DataError(f"{location} has no points", "add pairs of x and y")
+    corners = np.array([parse_coordinates(point, location) for point in points], np.float32).reshape(-1, 2)
+    min_points = {"polygon": 3, "rectangle": 2, "circle": 2}.get(shape_type)
+    if min_points is None:
+        raise DataError(
+            f"{location} is a {escape_unprintable(str(shape_type))}", "use polygons, rectangles and circles"
+        )
+    if len(corners) < min_points or (min_points == 2 and len(corners) > 4):
+        raise DataError(f"{location}: a {shape_type} of {len(corners)} points", "fix or delete it")
+    if shape_type == "rectangle":
         (left, top), (right, bottom) = corners.min(0), corners.max(0)
         return np.array([(left, top), (right, top), (right, bottom), (left, bottom)], np.float32)
-    if kind == "circle":
+    if shape_type == "circle":
         radius = math.dist(*corners[:2].tolist())
-        turns = np.linspace(0, 2 * math.pi, CIRCLE_CORNERS, endpoint=False)
-        return (corners[0] + radius * np.stack([np.cos(turns), np.sin(turns)], 1)).astype(np.float32)
+        angles = np.linspace(0, 2 * math.pi, CIRCLE_CORNERS, endpoint=False)
+        return (corners[0] + radius * np.stack([np.cos(angles), np.sin(angles)], 1)).astype(np.float32)
     return corners

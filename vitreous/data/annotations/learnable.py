@@ -62,11 +62,11 @@ class ObjectTally:
 def tally_objects(scenes: Sequence[Scene]) -> ObjectTally:
     """Count the objects of a split; image sizes are read for at most `MEASURED_IMAGES`, evenly spread."""
     tally = ObjectTally()
-    spread = np.linspace(0, len(scenes) - 1, min(len(scenes), MEASURED_IMAGES)).astype(int)
-    measured = set(spread.tolist())
-    for number, scene in enumerate(scenes):
+    sampled_indices = np.linspace(0, len(scenes) - 1, min(len(scenes), MEASURED_IMAGES)).astype(int)
+    measured_indices = set(sampled_indices.tolist())
+    for index, scene in enumerate(scenes):
         tally.objects += len(scene.shapes)
-        size = read_scene_size(scene) if number in measured and (scene.shapes or scene.size) else None
+        size = read_scene_size(scene) if index in measured_indices and (scene.shapes or scene.size) else None
         boxes = [box for shape in scene.shapes if (box := shape.compute_bounding_box()) is not None]
         tally.largest = max([tally.largest, *(max(box[2:]) for box in boxes)])
         for shape in scene.shapes:
@@ -94,10 +94,10 @@ def find_loss_reason(shape: Shape, size: tuple[int, int] | None) -> str | None:
         return CROWD_REASON
     if is_empty_box(box):
         return EMPTY_REASON
-    outside = (
+    is_outside = (
         size is not None and box is not None and (box[2] <= 0 or box[3] <= 0 or box[0] >= size[1] or box[1] >= size[0])
     )
-    return OUTSIDE_REASON if outside else None
+    return OUTSIDE_REASON if is_outside else None
 
 
 def compare_sizes(tally: ObjectTally, scene: Scene, size: tuple[int, int], boxes: Sequence[Box]) -> None:
@@ -109,10 +109,10 @@ def compare_sizes(tally: ObjectTally, scene: Scene, size: tuple[int, int], boxes
     tally.beyond += sum(box[2] > width + 1 or box[3] > height + 1 or min(box[:2]) < -1 for box in boxes)
     tally.quarter += bool(boxes) and all(box[2] <= width / 2 and box[3] <= height / 2 for box in boxes)
     if scene.size is not None and scene.size != size:
-        stated = f"{scene.size[1]} x {scene.size[0]}"
+        stated_size = f"{scene.size[1]} x {scene.size[0]}"
         tally.mismatches.append(
             f"{escape_unprintable(scene.image)} has {width} x {height} pixels, "
-            f"{escape_unprintable(scene.origin)} states {stated}"
+            f"{escape_unprintable(scene.origin)} states {stated_size}"
         )
 
 
@@ -147,8 +147,8 @@ def describe_lost_objects(split: str, scenes: Sequence[Scene], tally: ObjectTall
     lost = tally.lost.total() - tally.lost[CROWD_REASON]
     if lost or tally.lost[CROWD_REASON] > MIN_NOTED_CROWD_SHARE * tally.objects:
         share = f"{tally.lost.total():,} of {tally.objects:,} objects ({tally.lost.total() / tally.objects:.0%})"
-        first = next(tally.firsts[reason] for reason in tally.lost)
-        notes.append(f"{split}: {share} are unusable: {tally.describe()}; the first is in {first}")
+        first_file = next(tally.firsts[reason] for reason in tally.lost)
+        notes.append(f"{split}: {share} are unusable: {tally.describe()}; the first is in {first_file}")
     if tally.measured_objects >= QUARTER_OBJECTS and tally.measured >= QUARTER_IMAGES:
         boxes = f"{tally.measured_objects:,} boxes"
         if tally.quarter == sum(bool(scene.shapes) for scene in scenes):
@@ -196,17 +196,17 @@ def find_unlearnable(data: Data, content: LearnableContent | None = None) -> Dat
 
 def find_learnable_target(split: Split, content: LearnableContent | None) -> tuple[Target | None, DataError | None]:
     """Return the first usable target of a split, and the first error among those read before."""
-    first = None
+    first_error = None
     assert isinstance(split, AnnotatedSplit)
-    for sample in range(len(split)):
+    for sample_index in range(len(split)):
         try:
-            target = split.target(sample)
+            target = split.target(sample_index)
         except DataError as error:
-            first = first or error
+            first_error = first_error or error
             continue
         if has_learnable_objects(target) or (content != "objects" and has_labelled_pixels(target)):
             return target, None
-    return None, first
+    return None, first_error
 
 
 def has_learnable_objects(target: Target) -> bool:

@@ -42,11 +42,13 @@ class MapSymmetry:
     @property
     def text(self) -> str:
         """The augmentation, the reason, and the options that change it, in one line."""
-        words = [word for word, is_used in (("horizontal", self.flip), ("vertical", self.flip_vertical)) if is_used]
-        flips = f"{' and '.join(words)} flips" if words else "no flips"
+        directions = [
+            direction for direction, is_used in (("horizontal", self.flip), ("vertical", self.flip_vertical)) if is_used
+        ]
+        flips = f"{' and '.join(directions)} flips" if directions else "no flips"
         if self.turn:
             flips = f"{flips}, quarter turns"
-        elif len(words) == 1:
+        elif len(directions) == 1:
             flips = f"{flips} only"
         return f"augmentation: {flips}, as {self.reason}; {OVERRIDE_HINT}"
 
@@ -74,11 +76,14 @@ class MapStatistics:
 
 def measure_class_maps(split: AnnotatedSplit, classes: Sequence[str]) -> MapStatistics:
     """Measure up to `MAX_MAPS` class maps, spread over a split; unreadable maps are left out."""
-    maps = [subsample_map(one) for one in read_class_maps(split)]
-    counts = sum((np.bincount(one[one != IGNORE_INDEX], None, len(classes)) for one in maps), np.zeros(len(classes)))
+    maps = [subsample_map(class_map) for class_map in read_class_maps(split)]
+    counts = sum(
+        (np.bincount(class_map[class_map != IGNORE_INDEX], None, len(classes)) for class_map in maps),
+        np.zeros(len(classes)),
+    )
     shares = tuple((counts / max(counts.sum(), 1)).tolist())
-    pictures = all(one.ndim == 2 for one in maps)
-    return MapStatistics(choose_symmetry(maps, classes) if pictures else MapSymmetry(), shares)
+    are_2d = all(class_map.ndim == 2 for class_map in maps)
+    return MapStatistics(choose_symmetry(maps, classes) if are_2d else MapSymmetry(), shares)
 
 
 def choose_symmetry(maps: Sequence[np.ndarray], classes: Sequence[str]) -> MapSymmetry:
@@ -94,8 +99,8 @@ def choose_symmetry(maps: Sequence[np.ndarray], classes: Sequence[str]) -> MapSy
         upper, lower = (classes[k] for k in find_extreme_classes(offsets.rows))
         vertical = f"classes have fixed vertical positions ({upper} above {lower})"
     if has_fixed_sign(offsets.columns, POSITION_NOISE, STRONG_EFFECT):
-        first, last = (classes[k] for k in find_extreme_classes(offsets.columns))
-        horizontal = f"classes have fixed horizontal positions ({first} left of {last})"
+        left_class, right_class = (classes[k] for k in find_extreme_classes(offsets.columns))
+        horizontal = f"classes have fixed horizontal positions ({left_class} left of {right_class})"
     if vertical or horizontal:
         reason = " and ".join(filter(None, (vertical, horizontal)))
         return MapSymmetry(not horizontal, not vertical, False, reason)
@@ -120,9 +125,9 @@ def read_class_maps(split: AnnotatedSplit) -> Iterator[np.ndarray]:
     """Read up to `MAX_MAPS` class maps, (H, W) or (D, H, W) int32, spread evenly over the split; skip unreadable
     ones."""
     count = min(len(split), MAX_MAPS)
-    for sample in np.unique(np.linspace(0, len(split) - 1, count).round().astype(np.int64)).tolist():
+    for sample_index in np.unique(np.linspace(0, len(split) - 1, count).round().astype(np.int64)).tolist():
         try:
-            yield split.target(sample).class_map()
+            yield split.target(sample_index).class_map()
         except DataError:
             continue
 
@@ -130,11 +135,13 @@ def read_class_maps(split: AnnotatedSplit) -> Iterator[np.ndarray]:
 def measure_class_offsets(maps: Iterable[np.ndarray], classes: int) -> ClassOffsets:
     """Measure the positions and border directions of `classes` K in each of n class maps (H, W) int32."""
     measured: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    for one in maps:
-        rows, columns = (count_borders(one, classes, axis) for axis in (0, 1))
+    for class_map in maps:
+        row_borders, column_borders = (count_borders(class_map, classes, axis) for axis in (0, 1))
         with np.errstate(invalid="ignore"):
-            directions = (rows - columns) / (rows + columns)
-        measured.append((measure_mean_positions(one, classes, 0), measure_mean_positions(one, classes, 1), directions))
+            directions = (row_borders - column_borders) / (row_borders + column_borders)
+        measured.append(
+            (measure_mean_positions(class_map, classes, 0), measure_mean_positions(class_map, classes, 1), directions)
+        )
     return ClassOffsets(*np.array(measured).reshape(-1, 3, classes).transpose(1, 0, 2))
 
 
@@ -143,24 +150,26 @@ def measure_mean_positions(classes_map: np.ndarray, classes: int, axis: int) -> 
     share of the length; NaN for an absent class."""
     length = classes_map.shape[axis]
     offsets = (np.arange(length) + 0.5) / length - 0.5
-    places = np.broadcast_to(offsets[:, None] if axis == 0 else offsets[None], classes_map.shape)
-    known = classes_map != IGNORE_INDEX
-    labels = classes_map[known]
+    positions = np.broadcast_to(offsets[:, None] if axis == 0 else offsets[None], classes_map.shape)
+    is_labelled = classes_map != IGNORE_INDEX
+    labels = classes_map[is_labelled]
     with np.errstate(invalid="ignore"):
-        return np.bincount(labels, places[known], classes) / np.bincount(labels, None, classes)
+        return np.bincount(labels, positions[is_labelled], classes) / np.bincount(labels, None, classes)
 
 
 def count_borders(classes_map: np.ndarray, classes: int, axis: int) -> np.ndarray:
     """Return (K,) int64, the number of neighbouring pixels along an axis of a map (H, W) of which exactly one has the
     class."""
-    first, second = (np.moveaxis(classes_map, axis, 0)[part] for part in (slice(None, -1), slice(1, None)))
+    first, second = (
+        np.moveaxis(classes_map, axis, 0)[pixel_slice] for pixel_slice in (slice(None, -1), slice(1, None))
+    )
     border = (first != second) & (first != IGNORE_INDEX) & (second != IGNORE_INDEX)
     return np.bincount(first[border], None, classes) + np.bincount(second[border], None, classes)
 
 
-def has_fixed_sign(offsets: np.ndarray, noise: float, least: float) -> bool:
-    """Return whether offsets (n, K), NaN for none, have fixed signs: the effect reaches `least` and is significant, or,
-    with fewer images than `MIN_TESTED_MAPS`, reaches `STRONG_EFFECT`.
+def has_fixed_sign(offsets: np.ndarray, noise: float, min_effect: float) -> bool:
+    """Return whether offsets (n, K), NaN for none, have fixed signs: the effect reaches `min_effect` and is
+    significant, or, with fewer images than `MIN_TESTED_MAPS`, reaches `STRONG_EFFECT`.
 
         effect(s) = sum over classes of ((sum_i s_i x_i)^2 - sum_i x_i^2) / (m - 1), of the m >= 2 images with the class
                     / sum over images and classes of (x^2 + noise^2)
@@ -172,19 +181,19 @@ def has_fixed_sign(offsets: np.ndarray, noise: float, least: float) -> bool:
     offsets = offsets[np.nan_to_num(offsets).any(1)]  # zero offsets have no sign
     present = ~np.isnan(offsets)
     counts = present.sum(0)
-    often = counts >= 2
-    if not often.any():
+    is_frequent = counts >= 2
+    if not is_frequent.any():
         return False
-    values, counts = np.where(present, offsets, 0.0)[:, often], counts[often]
+    values, counts = np.where(present, offsets, 0.0)[:, is_frequent], counts[is_frequent]
     squares = (values**2).sum(0)
     total = squares.sum() + noise**2 * counts.sum()
-    chance = draw_uniform(derive_keys(np.arange(RANDOM_FLIPS)), len(values)) < 0.5
-    signs = np.concatenate([np.ones((1, len(values))), np.where(chance, -1.0, 1.0)])
+    is_flipped = draw_uniform(derive_keys(np.arange(RANDOM_FLIPS)), len(values)) < 0.5
+    signs = np.concatenate([np.ones((1, len(values))), np.where(is_flipped, -1.0, 1.0)])
     effects = ((((signs @ values) ** 2 - squares) / (counts - 1)).sum(1)) / total
     p = (effects >= effects[0] - 1e-9).mean()
     if len(values) < MIN_TESTED_MAPS:
-        return bool(effects[0] >= max(least, STRONG_EFFECT))
-    return bool(effects[0] >= least and p <= SYMMETRY_SIGNIFICANCE)
+        return bool(effects[0] >= max(min_effect, STRONG_EFFECT))
+    return bool(effects[0] >= min_effect and p <= SYMMETRY_SIGNIFICANCE)
 
 
 def find_extreme_classes(offsets: np.ndarray) -> tuple[int, int]:

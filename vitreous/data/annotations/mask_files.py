@@ -42,10 +42,10 @@ MAX_LISTED_CLASS_NUMBERS = 8  # class indices listed in a message
 SAVE_MASK_HINT = "save it as a PNG file of class indices"
 
 
-def read_mask(place: Path) -> np.ndarray:
+def read_mask(path: Path) -> np.ndarray:
     """Read a mask as (H, W) int32 values (palette indices for palettes), or (H, W, C) uint8 colours. Raises
     DataError."""
-    content, name = read_input_file(place), escape_unprintable(place)
+    content, name = read_input_file(path), escape_unprintable(path)
     if content.startswith(NPY_MAGIC):
         return read_npy_mask(content, name)
     if content.startswith(TIFF_SIGNATURES) and (values := read_tiff_mask(content, name)) is not None:
@@ -81,10 +81,10 @@ def read_tiff_mask(content: bytes, name: str) -> np.ndarray | None:
     values = read_channels(content, name)
     if len(values) != 1:
         return None
-    numbers = values[0].astype(np.float64)
+    float_values = values[0].astype(np.float64)
     if nodata is not None and not 0 <= nodata < VOID_VALUE:
-        numbers[numbers == nodata] = VOID_VALUE
-    return to_whole_numbers(numbers, name)
+        float_values[float_values == nodata] = VOID_VALUE
+    return to_whole_numbers(float_values, name)
 
 
 def read_npy_mask(content: bytes, name: str) -> np.ndarray:
@@ -111,15 +111,15 @@ def read_npy_mask(content: bytes, name: str) -> np.ndarray:
 def to_whole_numbers(values: np.ndarray, name: str) -> np.ndarray:
     """Convert (H, W) numbers of any type to int32 of the same shape; NaN becomes `VOID_VALUE`. Raises DataError, with
     `name`, for fractions and for values that are too large."""
-    numbers = values.astype(np.float64)
-    numbers[np.isnan(numbers)] = VOID_VALUE
-    whole = np.round(np.nan_to_num(numbers, posinf=0.5, neginf=0.5))
-    if (wrong := ~(np.abs(numbers - whole) <= CLASS_ROUNDING_TOLERANCE)).any():
-        problem = f"{name}: the floating-point value {numbers[wrong][0]:g} is not a class index"
+    float_values = values.astype(np.float64)
+    float_values[np.isnan(float_values)] = VOID_VALUE
+    rounded = np.round(np.nan_to_num(float_values, posinf=0.5, neginf=0.5))
+    if (is_fraction := ~(np.abs(float_values - rounded) <= CLASS_ROUNDING_TOLERANCE)).any():
+        problem = f"{name}: the floating-point value {float_values[is_fraction][0]:g} is not a class index"
         raise DataError(problem, SAVE_MASK_HINT)
-    if np.abs(whole).max(initial=0) >= 1 << 31:
-        raise DataError(f"{name}: the value {np.abs(whole).max():g} is too large for a class index", SAVE_MASK_HINT)
-    return whole.astype(np.int32)
+    if np.abs(rounded).max(initial=0) >= 1 << 31:
+        raise DataError(f"{name}: the value {np.abs(rounded).max():g} is too large for a class index", SAVE_MASK_HINT)
+    return rounded.astype(np.int32)
 
 
 def to_numbers_if_grey(mask: np.ndarray) -> np.ndarray:
@@ -130,57 +130,59 @@ def to_numbers_if_grey(mask: np.ndarray) -> np.ndarray:
     return mask[..., 0].astype(np.int32) if grey else mask
 
 
-def is_lossy(place: Path) -> bool:
+def is_lossy(path: Path) -> bool:
     """Return whether a file has lossy compression, by its first bytes: JPEG, JPEG 2000, lossy WebP, AVIF, HEIC. False
     if it cannot be read."""
     try:
-        with open_input_file(place) as file:
+        with open_input_file(path) as file:
             head = file.read(16)
     except (OSError, DataError):
         return False
-    webp = head[:4] == b"RIFF" and head[8:12] == b"WEBP" and head[12:16] != b"VP8L"
-    return webp or head[:3] == b"\xff\xd8\xff" or head[4:8] in (b"ftyp", b"jP  ")
+    is_lossy_webp = head[:4] == b"RIFF" and head[8:12] == b"WEBP" and head[12:16] != b"VP8L"
+    return is_lossy_webp or head[:3] == b"\xff\xd8\xff" or head[4:8] in (b"ftyp", b"jP  ")
 
 
-def are_lossy_binary(places: Sequence[Path]) -> bool:
+def are_lossy_binary(mask_paths: Sequence[Path]) -> bool:
     """Return whether lossy masks are black and white except for compression errors, by the first
     `MAX_PROBED_LOSSY_MASKS` of them. Raises DataError for an unreadable mask."""
-    darkest, brightest, between = VOID_VALUE, 0, []
-    for place in places[:MAX_PROBED_LOSSY_MASKS]:
-        values = to_numbers_if_grey(read_mask(place))
+    darkest, brightest, grey_shares = VOID_VALUE, 0, []
+    for path in mask_paths[:MAX_PROBED_LOSSY_MASKS]:
+        values = to_numbers_if_grey(read_mask(path))
         if values.ndim != 2:
             return False
         darkest, brightest = min(darkest, int(values.min())), max(brightest, int(values.max()))
-        between.append(float(((values > MAX_COMPRESSION_ERROR) & (values < VOID_VALUE - MAX_COMPRESSION_ERROR)).mean()))
+        grey_shares.append(
+            float(((values > MAX_COMPRESSION_ERROR) & (values < VOID_VALUE - MAX_COMPRESSION_ERROR)).mean())
+        )
     return (
-        bool(between)
+        bool(grey_shares)
         and darkest <= MAX_COMPRESSION_ERROR
         and brightest >= VOID_VALUE - MAX_COMPRESSION_ERROR
-        and float(np.mean(between)) <= MAX_SMEARED_SHARE
+        and float(np.mean(grey_shares)) <= MAX_SMEARED_SHARE
     )
 
 
-def describe_lossy_masks(places: Sequence[Path], count: int, binary: bool) -> str:
+def describe_lossy_masks(mask_paths: Sequence[Path], count: int, binary: bool) -> str:
     """Return a note about lossy masks with `count` distinct values."""
     if binary:
-        text = f"{len(places):,} masks are lossy files: values above {LOSSY_WHITE_THRESHOLD} are read as white"
+        text = f"{len(mask_paths):,} masks are lossy files: values above {LOSSY_WHITE_THRESHOLD} are read as white"
     else:
-        text = f"{len(places):,} masks are lossy files, whose compression changes class indices: {count} values"
-    return f"{text}; save masks as PNG; the first is {escape_unprintable(places[0])}"
+        text = f"{len(mask_paths):,} masks are lossy files, whose compression changes class indices: {count} values"
+    return f"{text}; save masks as PNG; the first is {escape_unprintable(mask_paths[0])}"
 
 
 def describe_class_gaps(values: set[int]) -> str:
     """Return a note about gaps between class indices, with the value that probably marks ignored pixels; empty if there
     are none."""
-    numbers = sorted(values)
-    gaps = [(low, high) for low, high in pairwise(numbers) if high > low + 1]
+    class_indices = sorted(values)
+    gaps = [(low, high) for low, high in pairwise(class_indices) if high > low + 1]
     if not gaps:
         return ""
     unused = sum(high - low - 1 for low, high in gaps)
-    listed = ", ".join(map(str, numbers[:MAX_LISTED_CLASS_NUMBERS])) + (
-        ", …" if len(numbers) > MAX_LISTED_CLASS_NUMBERS else ""
+    listed = ", ".join(map(str, class_indices[:MAX_LISTED_CLASS_NUMBERS])) + (
+        ", …" if len(class_indices) > MAX_LISTED_CLASS_NUMBERS else ""
     )
     text = f"masks have the class indices {listed}: {unused:,} unused indices become classes without pixels"
-    if len(gaps) == 1 and gaps[0][1] == numbers[-1]:
-        return f"{text}; if {numbers[-1]} marks ignored pixels, use --ignore-index {numbers[-1]}"
+    if len(gaps) == 1 and gaps[0][1] == class_indices[-1]:
+        return f"{text}; if {class_indices[-1]} marks ignored pixels, use --ignore-index {class_indices[-1]}"
     return f"{text}; number the classes from 0 without gaps"

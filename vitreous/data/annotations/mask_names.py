@@ -37,12 +37,12 @@ def parse_folder_role(name: str) -> FolderRole:
     """Parse the split and the role in the name of a folder: `trainannot`, `train_masks` and `masks-train` contain
     masks, `train` and `train_images` images, and `post_fire` has no role."""
     text = "".join(split_name_words(name, years=False))
-    for word in sorted(SPLIT_OF_NAME, key=len, reverse=True):
-        for rest in {text.removeprefix(word), text.removesuffix(word)} - {text}:
-            if not rest or rest in IMAGE_WORDS:
-                return FolderRole(SPLIT_OF_NAME[word], "images")
-            if rest in MASK_WORDS:
-                return FolderRole(SPLIT_OF_NAME[word], "masks")
+    for split_word in sorted(SPLIT_OF_NAME, key=len, reverse=True):
+        for role_word in {text.removeprefix(split_word), text.removesuffix(split_word)} - {text}:
+            if not role_word or role_word in IMAGE_WORDS:
+                return FolderRole(SPLIT_OF_NAME[split_word], "images")
+            if role_word in MASK_WORDS:
+                return FolderRole(SPLIT_OF_NAME[split_word], "masks")
     return FolderRole(None, "images" if text in IMAGE_WORDS else "masks" if text in MASK_WORDS else None)
 
 
@@ -70,14 +70,14 @@ def parse_file_key(stem: str, role: FileRole, folder: str = "") -> FileKey:
     """Return the key of a file by its stem, without role words at both ends (for masks also those of images) and
     without the name of the `folder`."""
     names = IMAGE_STEM_WORDS | (MASK_STEM_WORDS if role == "masks" else frozenset())
-    words, home, taken = split_name_words(stem), split_name_words(folder), list[str]()
-    for length in (len(home),) if home else ():
-        if len(words) > length and words[-length:] == home:
-            words, taken = words[:-length], words[-length:]
-        elif len(words) > length and words[:length] == home:
-            words, taken = words[length:], words[:length]
+    words, folder_words, role_words = split_name_words(stem), split_name_words(folder), list[str]()
+    for length in (len(folder_words),) if folder_words else ():
+        if len(words) > length and words[-length:] == folder_words:
+            words, role_words = words[:-length], words[-length:]
+        elif len(words) > length and words[:length] == folder_words:
+            words, role_words = words[length:], words[:length]
     while len(words) > 1 and words[-1] in names:
-        taken.append(words.pop())
+        role_words.append(words.pop())
     while len(words) > 1 and words[0] in names:
-        taken.append(words.pop(0))
-    return FileKey(tuple(words), tuple(taken))
+        role_words.append(words.pop(0))
+    return FileKey(tuple(words), tuple(role_words))

@@ -14,60 +14,63 @@ from vitreous.errors import DataError, escape_unprintable, format_first_names
 NAMING_HINT = "name the mask of a.jpg a.png, or a_mask.png"
 
 
-def pair_images_with_masks(place: MaskLocation, reader: ImageMaskReader) -> tuple[list[Path], list[Path]]:
+def pair_images_with_masks(location: MaskLocation, reader: ImageMaskReader) -> tuple[list[Path], list[Path]]:
     """Return the images of a split and the mask of each, in image order. Raises DataError for an image without a mask,
     a mask without an image, and ambiguous names."""
-    assert place.masks is not None, "the caller requires class maps"
-    if place.masks == place.images:
-        every = list_files_by_stem(place.images, reader)
-        images = {stem: path for stem, path in every.items() if not is_mask_stem(os.path.basename(stem))}
-        masks = {stem: path for stem, path in every.items() if stem not in images}
+    assert location.masks is not None, "the caller requires class maps"
+    if location.masks == location.images:
+        all_files = list_files_by_stem(location.images, reader)
+        images = {stem: path for stem, path in all_files.items() if not is_mask_stem(os.path.basename(stem))}
+        masks = {stem: path for stem, path in all_files.items() if stem not in images}
     else:
-        images, masks = list_files_by_stem(place.images, reader), list_files_by_stem(place.masks, reader)
+        images, masks = list_files_by_stem(location.images, reader), list_files_by_stem(location.masks, reader)
     if images and masks and not images.keys() & masks.keys():
-        return list(images.values()), match_masks_by_key(images, masks, place)
+        return list(images.values()), match_masks_by_key(images, masks, location)
     check_unpaired_files(images, masks, lambda stem: stem)
     return list(images.values()), [masks[stem] for stem in images]
 
 
-def match_masks_by_key(images: dict[str, Path], masks: dict[str, Path], place: MaskLocation) -> list[Path]:
+def match_masks_by_key(images: dict[str, Path], masks: dict[str, Path], location: MaskLocation) -> list[Path]:
     """Return the mask of each image, both given as paths without suffix: the mask with the same key in the folder with
     the best-matching path; the first of `MASK_VARIANTS` if there are several. Raises DataError as
     `pair_images_with_masks`."""
-    assert place.masks is not None, "the caller requires class maps"
-    mixed = place.masks == place.images
-    homes = ("", "") if mixed else (place.images.name, place.masks.name)
-    image_keys = {stem: parse_file_key(os.path.basename(stem), "images", homes[0]) for stem in images}
-    keys = {stem: parse_file_key(os.path.basename(stem), "masks", homes[1]) for stem in masks}
+    assert location.masks is not None, "the caller requires class maps"
+    mixed = location.masks == location.images
+    folder_names = ("", "") if mixed else (location.images.name, location.masks.name)
+    image_keys = {stem: parse_file_key(os.path.basename(stem), "images", folder_names[0]) for stem in images}
+    keys = {stem: parse_file_key(os.path.basename(stem), "masks", folder_names[1]) for stem in masks}
     check_unpaired_files(images, masks, lambda stem: (image_keys.get(stem) or keys[stem]).key)
     by_key: dict[tuple[str, ...], list[str]] = {}
     for stem, key in keys.items():
         by_key.setdefault(key.key, []).append(stem)
-    chosen: dict[Path, Path] = {}
+    image_by_mask: dict[Path, Path] = {}
     for stem, image in images.items():
         best = select_best_masks(stem, by_key[image_keys[stem].key], keys)
         if len(best) > 1:
-            names = format_first_names([os.fspath(masks[one]) for one in best], 3)
+            names = format_first_names([os.fspath(masks[mask_stem]) for mask_stem in best], 3)
             raise DataError(f"{escape_unprintable(image)} matches {len(best)} masks: {names}", NAMING_HINT)
         mask = masks[best[0]]
-        if (other := chosen.setdefault(mask, image)) != image:
+        if (other_image := image_by_mask.setdefault(mask, image)) != image:
             problem = (
-                f"{escape_unprintable(mask)} matches 2 images, {escape_unprintable(other)} "
+                f"{escape_unprintable(mask)} matches 2 images, {escape_unprintable(other_image)} "
                 f"and {escape_unprintable(image)}"
             )
             raise DataError(problem, NAMING_HINT)
-    check_unused_masks(by_key, masks, set(chosen), keys)
-    return list(chosen)
+    check_unused_masks(by_key, masks, set(image_by_mask), keys)
+    return list(image_by_mask)
 
 
 def select_best_masks(stem: str, candidates: list[str], keys: dict[str, FileKey]) -> list[str]:
     """Select the masks of an image among those with its key: the longest common end of their folders, then the first of
     `MASK_VARIANTS`."""
     folders = os.path.dirname(stem).split("/")
-    shared = {one: count_shared_end_parts(tuple(os.path.dirname(one).split("/")), tuple(folders)) for one in candidates}
-    best = [one for one in candidates if shared[one] == max(shared.values())]
-    least = min(keys[one].variant for one in best)
-    return [one for one in best if keys[one].variant == least]
+    shared = {
+        candidate: count_shared_end_parts(tuple(os.path.dirname(candidate).split("/")), tuple(folders))
+        for candidate in candidates
+    }
+    best = [candidate for candidate in candidates if shared[candidate] == max(shared.values())]
+    best_variant = min(keys[candidate].variant for candidate in best)
+    return [candidate for candidate in best if keys[candidate].variant == best_variant]
 
 
 def check_unused_masks(
@@ -83,9 +86,9 @@ def check_unused_masks(
 
 def check_unpaired_files(images: dict[str, Path], masks: dict[str, Path], key: Callable[[str], object]) -> None:
     """Raise DataError for images without a mask and masks without an image, by key."""
-    for files, others, lacks in ((images, masks, "mask"), (masks, images, "image")):
-        known = {key(stem) for stem in others}
-        if missing := [path for stem, path in files.items() if key(stem) not in known]:
+    for files, other_files, lacks in ((images, masks, "mask"), (masks, images, "image")):
+        other_keys = {key(stem) for stem in other_files}
+        if missing := [path for stem, path in files.items() if key(stem) not in other_keys]:
             problem = f"{len(missing)} of {len(files)} have no {lacks}; the first is {escape_unprintable(missing[0])}"
             raise DataError(problem, NAMING_HINT)
 
@@ -94,11 +97,11 @@ def list_files_by_stem(folder: Path, reader: ImageMaskReader) -> dict[str, Path]
     """Return {path below a folder without suffix: image file}; empty if there is no such folder. Raises DataError for
     two files of one name."""
     files: dict[str, Path] = {}
-    for place in reader.files(folder) if folder.is_dir() else ():
-        other = files.setdefault(normalise_name(os.fspath(reader.stem(place).relative_to(folder))), place)
-        if other != place:
+    for path in reader.files(folder) if folder.is_dir() else ():
+        other_path = files.setdefault(normalise_name(os.fspath(reader.stem(path).relative_to(folder))), path)
+        if other_path != path:
             problem = (
-                f"{escape_unprintable(other)} and {escape_unprintable(place)} differ only in suffix or Unicode form"
+                f"{escape_unprintable(other_path)} and {escape_unprintable(path)} differ only in suffix or Unicode form"
             )
             raise DataError(problem, "delete one: images and masks are matched by name")
     return files

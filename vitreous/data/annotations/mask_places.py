@@ -56,15 +56,16 @@ def locate_masks(root: Path, reader: ImageMaskReader) -> dict[str, MaskLocation]
 
 def locate_named_masks(root: Path, reader: ImageMaskReader) -> dict[str, MaskLocation]:
     """Locate folders with the names of the reader, and folders with a mask for each object; empty if there are none."""
-    homes = find_split_folders(root)
+    split_folders = find_split_folders(root)
     if any(
-        find_mask_folder(home, reader) or (reader.axes == 2 and find_object_folders(home)) for home in homes.values()
+        find_mask_folder(split_folder, reader) or (reader.axes == 2 and find_object_folders(split_folder))
+        for split_folder in split_folders.values()
     ):
         return {
-            name: MaskLocation(find_image_folder(home, reader), folder)
-            if (folder := find_mask_folder(home, reader))
-            else MaskLocation(home, None)
-            for name, home in homes.items()
+            name: MaskLocation(find_image_folder(split_folder, reader), folder)
+            if (folder := find_mask_folder(split_folder, reader))
+            else MaskLocation(split_folder, None)
+            for name, split_folder in split_folders.items()
         }
     if folder := find_mask_folder(root, reader):
         return locate_masks_by_split(find_image_folder(root, reader), folder)
@@ -73,43 +74,51 @@ def locate_named_masks(root: Path, reader: ImageMaskReader) -> dict[str, MaskLoc
 
 def locate_masks_by_split(images: Path, masks: Path) -> dict[str, MaskLocation]:
     """Locate split folders inside an image folder and a mask folder; all samples are `train` if there are none."""
-    inner, others = find_split_folders(images), find_split_folders(masks)
-    places = {name: MaskLocation(home, others.get(name, masks / name)) for name, home in inner.items()}
-    return places or {"train": MaskLocation(images, masks)}
+    image_folders, mask_folders = find_split_folders(images), find_split_folders(masks)
+    locations = {
+        name: MaskLocation(folder, mask_folders.get(name, masks / name)) for name, folder in image_folders.items()
+    }
+    return locations or {"train": MaskLocation(images, masks)}
 
 
-def find_image_folder(home: Path, reader: ImageMaskReader) -> Path:
+def find_image_folder(folder: Path, reader: ImageMaskReader) -> Path:
     """Return the path of the image folder below a folder, which may not exist."""
-    return next((home / name for name in reader.names[0] if (home / name).is_dir()), home / reader.names[0][0])
+    return next((folder / name for name in reader.names[0] if (folder / name).is_dir()), folder / reader.names[0][0])
 
 
-def find_mask_folder(home: Path, reader: ImageMaskReader) -> Path | None:
+def find_mask_folder(folder: Path, reader: ImageMaskReader) -> Path | None:
     """Return the folder of class maps next to `images`, None if there is none. YOLO's `labels`, with txt files, is
     excluded."""
-    if not find_image_folder(home, reader).is_dir():
+    if not find_image_folder(folder, reader).is_dir():
         return None
-    return next((home / name for name in reader.names[1] if (home / name).is_dir() and reader.files(home / name)), None)
+    return next(
+        (folder / name for name in reader.names[1] if (folder / name).is_dir() and reader.files(folder / name)), None
+    )
 
 
-def find_object_folders(home: Path) -> list[Path]:
+def find_object_folders(parent: Path) -> list[Path]:
     """List the subfolders with `images` and `masks` of one image each; empty if any folder has no `masks`, or for a
     single folder with several images, which is a dataset itself."""
     folders = []
-    for place in list_subfolders(home):
-        if not (place / "masks").is_dir():
+    for folder in list_subfolders(parent):
+        if not (folder / "masks").is_dir():
             return []
-        folders.append(place)
-    inner = folders[0] / "images" if len(folders) == 1 else None
-    return [] if inner and not (inner.is_dir() and len(list(islice(iterate_images(inner), 2))) == 1) else folders
+        folders.append(folder)
+    images_folder = folders[0] / "images" if len(folders) == 1 else None
+    return (
+        []
+        if images_folder and not (images_folder.is_dir() and len(list(islice(iterate_images(images_folder), 2))) == 1)
+        else folders
+    )
 
 
-def list_subfolders(home: Path) -> list[Path]:
+def list_subfolders(folder: Path) -> list[Path]:
     """List the folders directly below a folder, by name; empty if it is not a folder."""
-    if not home.is_dir():
+    if not folder.is_dir():
         return []
     return [
         Path(entry.path)
-        for entry in sorted(list_entries(os.fspath(home)), key=lambda one: one.name)
+        for entry in sorted(list_entries(os.fspath(folder)), key=lambda one: one.name)
         if is_folder(entry)
     ]
 
@@ -118,90 +127,97 @@ def locate_sibling_masks(root: Path) -> dict[str, MaskLocation]:
     """Locate sibling folders named by split and role: `train` and `trainannot`, `leftImg8bit` and `gtFine`, or `masks`
     next to one other folder; else use `locate_mixed_masks`. Raises DataError if several folders match, and for masks
     next to the images of class folders."""
-    roles = {place: parse_folder_role(place.name) for place in list_subfolders(root)}
-    maps = [place for place, role in roles.items() if role.role == "masks" and are_masks_below(place)]
+    roles = {folder: parse_folder_role(folder.name) for folder in list_subfolders(root)}
+    maps = [folder for folder, role in roles.items() if role.role == "masks" and are_masks_below(folder)]
     if not maps:
         return locate_mixed_masks(find_split_folders(root) or {"train": root})
     by_split: dict[str | None, list[Path]] = {}
-    for place in maps:
-        by_split.setdefault(roles[place].split, []).append(place)
-    for split, places in by_split.items():
-        if len(places) > 1:
-            problem = f"{escape_unprintable(root)} has {len(places)} folders of masks{f' of {split}' if split else ''}"
-            names = format_first_names([place.name for place in places], 3)
+    for folder in maps:
+        by_split.setdefault(roles[folder].split, []).append(folder)
+    for split, locations in by_split.items():
+        if len(locations) > 1:
+            problem = (
+                f"{escape_unprintable(root)} has {len(locations)} folders of masks{f' of {split}' if split else ''}"
+            )
+            names = format_first_names([folder.name for folder in locations], 3)
             raise DataError(f"{problem}: {names}", "move all but one to another folder")
     if None not in by_split:
         images = {
             split: find_role_folder(root, roles, FolderRole(split, "images")) for split in ("train", "val", "test")
         }
         return {
-            split: MaskLocation(home, by_split.get(split, [root / f"{home.name}_masks"])[0])
-            for split, home in images.items()
-            if home is not None
+            split: MaskLocation(split_folder, by_split.get(split, [root / f"{split_folder.name}_masks"])[0])
+            for split, split_folder in images.items()
+            if split_folder is not None
         }
     masks = by_split[None][0]
     images = find_role_folder(root, roles, FolderRole(None, "images"))
     if images is not None:
         return locate_masks_by_split(images, masks)
-    if homes := find_split_folders(root):
-        others = find_split_folders(masks)
-        if len(homes) == 1 and not others:
-            return {name: MaskLocation(home, masks) for name, home in homes.items()}
-        places = {name: MaskLocation(home, others.get(name, masks / name)) for name, home in homes.items()}
-        return places if others else {}
-    plain = [place for place, role in roles.items() if role == (None, None) and next(iterate_images(place), None)]
-    if len(plain) > 1:
+    if split_folders := find_split_folders(root):
+        mask_folders = find_split_folders(masks)
+        if len(split_folders) == 1 and not mask_folders:
+            return {name: MaskLocation(split_folder, masks) for name, split_folder in split_folders.items()}
+        locations = {
+            name: MaskLocation(split_folder, mask_folders.get(name, masks / name))
+            for name, split_folder in split_folders.items()
+        }
+        return locations if mask_folders else {}
+    other_folders = [
+        folder for folder, role in roles.items() if role == (None, None) and next(iterate_images(folder), None)
+    ]
+    if len(other_folders) > 1:
         problem = (
-            f"{escape_unprintable(masks)} may belong to {len(plain)} folders: "
-            f"{format_first_names([p.name for p in plain], 3)}"
+            f"{escape_unprintable(masks)} may belong to {len(other_folders)} folders: "
+            f"{format_first_names([p.name for p in other_folders], 3)}"
         )
         raise DataError(problem, "rename the folder of its images to images")
-    return locate_masks_by_split(plain[0], masks) if plain else {}
+    return locate_masks_by_split(other_folders[0], masks) if other_folders else {}
 
 
-def find_role_folder(root: Path, roles: dict[Path, FolderRole], wanted: FolderRole) -> Path | None:
+def find_role_folder(root: Path, roles: dict[Path, FolderRole], folder_role: FolderRole) -> Path | None:
     """Return the folder of a split and role; None if there is none. Raises DataError if there are several."""
-    places = [place for place, role in roles.items() if role == wanted and next(iterate_images(place), None)]
-    if len(places) > 1:
+    folders = [folder for folder, role in roles.items() if role == folder_role and next(iterate_images(folder), None)]
+    if len(folders) > 1:
         problem = (
-            f"{escape_unprintable(root)} has {len(places)} folders of "
-            f"images{f' of {wanted.split}' if wanted.split else ''}"
+            f"{escape_unprintable(root)} has {len(folders)} folders of "
+            f"images{f' of {folder_role.split}' if folder_role.split else ''}"
         )
-        names = format_first_names([place.name for place in places], 3)
+        names = format_first_names([folder.name for folder in folders], 3)
         raise DataError(f"{problem}: {names}", "move all but one to another folder")
-    return places[0] if places else None
+    return folders[0] if folders else None
 
 
-def are_masks_below(home: Path) -> bool:
+def are_masks_below(folder: Path) -> bool:
     """Return whether the first image files below a folder are masks."""
-    return are_mask_files([Path(entry.path) for entry in islice(iterate_images(home), MAX_PROBED_MASKS)])
+    return are_mask_files([Path(entry.path) for entry in islice(iterate_images(folder), MAX_PROBED_MASKS)])
 
 
-def are_mask_files(places: Sequence[Path]) -> bool:
+def are_mask_files(paths: Sequence[Path]) -> bool:
     """Return whether files are masks: few distinct values, or black and white except for lossy compression. Unreadable
     files are skipped."""
-    for place in places[:MAX_PROBED_MASKS]:
+    for path in paths[:MAX_PROBED_MASKS]:
         try:
-            if is_lossy(place):
-                return are_lossy_binary([place])
-            values = to_numbers_if_grey(read_mask(place))
+            if is_lossy(path):
+                return are_lossy_binary([path])
+            values = to_numbers_if_grey(read_mask(path))
         except DataError:
             continue
         return len(np.unique(values if values.ndim == 2 else encode_colours(values))) <= MAX_MASK_VALUES
     return False
 
 
-def locate_mixed_masks(homes: dict[str, Path]) -> dict[str, MaskLocation]:
+def locate_mixed_masks(split_folders: dict[str, Path]) -> dict[str, MaskLocation]:
     """Locate splits whose folders contain images and masks, such as `a.jpg` and `a_mask.png`. Raises DataError for
     class folders."""
-    if any(map(find_masks_beside_images, homes.values())):
-        return {name: MaskLocation(home, home) for name, home in homes.items()}
-    for home in homes.values():
+    if any(map(find_masks_beside_images, split_folders.values())):
+        return {name: MaskLocation(split_folder, split_folder) for name, split_folder in split_folders.items()}
+    for split_folder in split_folders.values():
         class_folders = [
-            place for place in list_subfolders(home)[:MAX_PROBED_FOLDERS] if find_masks_beside_images(place)
+            folder for folder in list_subfolders(split_folder)[:MAX_PROBED_FOLDERS] if find_masks_beside_images(folder)
         ]
         if len(class_folders) > 1 or (
-            class_folders and not parse_split_name(class_folders[0].name) and len(list_subfolders(home)) > 1
+            class_folders and not parse_split_name(class_folders[0].name) and len(list_subfolders(split_folder)) > 1
         ):
             problem = f"{escape_unprintable(class_folders[0])} is a class folder with masks next to its images"
             example = escape_unprintable(find_masks_beside_images(class_folders[0])[0].name)
@@ -210,12 +226,12 @@ def locate_mixed_masks(homes: dict[str, Path]) -> dict[str, MaskLocation]:
     return {}
 
 
-def find_masks_beside_images(home: Path) -> list[Path]:
+def find_masks_beside_images(folder: Path) -> list[Path]:
     """List the masks among the first files directly in a folder that have an image next to them; empty if these are not
     masks."""
     endings = tuple(IMAGE_FILE_SUFFIXES)
     try:
-        with os.scandir(home) as listed:
+        with os.scandir(folder) as listed:
             names = sorted(
                 entry.name for entry in islice(listed, MAX_PROBED_FILES) if entry.name.lower().endswith(endings)
             )
@@ -224,7 +240,7 @@ def find_masks_beside_images(home: Path) -> list[Path]:
     stems = [os.path.splitext(name)[0] for name in names]
     images = {parse_file_key(stem, "images").key for stem in stems if not is_mask_stem(stem)}
     masks = [
-        home / name
+        folder / name
         for name, stem in zip(names, stems, strict=True)
         if is_mask_stem(stem) and parse_file_key(stem, "masks").key in images
     ]

@@ -96,59 +96,61 @@ class MaskAnnotations:
         """2 for images, 3 for volumes."""
         return self.reader.axes
 
-    def read(self, row: int) -> Target:
+    def read(self, index: int) -> Target:
         """Read the annotations of an image. Raises DataError for a mask that cannot be read, has another size, or
         contains invalid values."""
-        size = self.reader.size(self.images[row])
+        size = self.reader.size(self.images[index])
         if self.maps:
-            place = self.files[row][0]
-            classes = self.values_to_classes(read_mask_values(place, self.palette, self.reader), place)
-            classes = self.reader.align(classes, place, self.images[row], size)
-            check_mask_size(classes.shape, size, place, self.images[row])
+            mask_path = self.files[index][0]
+            classes = self.values_to_classes(read_mask_values(mask_path, self.palette, self.reader), mask_path)
+            classes = self.reader.align(classes, mask_path, self.images[index], size)
+            check_mask_size(classes.shape, size, mask_path, self.images[index])
             return create_empty_target(size, classes)
         masks = []
-        for place in self.files[row]:
-            mask = self.reader.mask(place)
-            check_mask_size(mask.shape[:2], size, place, self.images[row])
-            mask = mask > (LOSSY_WHITE_THRESHOLD if is_lossy(place) else 0)
+        for mask_path in self.files[index]:
+            mask = self.reader.mask(mask_path)
+            check_mask_size(mask.shape[:2], size, mask_path, self.images[index])
+            mask = mask > (LOSSY_WHITE_THRESHOLD if is_lossy(mask_path) else 0)
             mask = mask.any(-1) if mask.ndim == 3 else mask
             if mask.any():
                 masks.append(mask)
-        none = np.zeros(len(masks), bool)
-        return Target(size, none.astype(np.int64), masks_to_boxes(masks), none, layers=stack_masks(masks, size))
+        is_crowd = np.zeros(len(masks), bool)
+        return Target(size, is_crowd.astype(np.int64), masks_to_boxes(masks), is_crowd, layers=stack_masks(masks, size))
 
-    def values_to_classes(self, values: np.ndarray, place: Path) -> np.ndarray:
+    def values_to_classes(self, values: np.ndarray, mask_path: Path) -> np.ndarray:
         """Convert (*image) indices or (H, W, 3) colours to (*image) int32 classes, or IGNORE. Raises DataError for
         invalid values."""
         if self.palette is None:
             values = to_numbers_if_grey(values)
         if values.ndim > self.reader.axes:
-            return self.colours_to_classes(values, place)
+            return self.colours_to_classes(values, mask_path)
         classes = values.astype(np.int32)
         if self.binary:
             return (classes > self.threshold).astype(np.int32)
         classes[(classes == VOID_VALUE) | (classes == self.ignore_index)] = IGNORE_INDEX
-        if (error := class_number_error(classes, self.count, place, self.root)) is not None:
+        if (error := class_number_error(classes, self.count, mask_path, self.root)) is not None:
             raise error
         return classes
 
-    def colours_to_classes(self, colours: np.ndarray, place: Path) -> np.ndarray:
+    def colours_to_classes(self, colours: np.ndarray, mask_path: Path) -> np.ndarray:
         """Convert (H, W, 3) uint8 colours to (H, W) int32 classes. Raises DataError for a colour without a class."""
-        known = self.palette or {}
+        palette = self.palette or {}
         codes = encode_colours(colours)
-        values, where = np.unique(codes, return_inverse=True)
+        values, inverse = np.unique(codes, return_inverse=True)
         table = []
         for value in values.tolist():
             colour = decode_colour(value)
-            if colour not in known:
-                raise unknown_colour_error(colour, place, self.root)
-            table.append(known[colour])
-        return np.array(table, np.int32)[where].reshape(codes.shape)
+            if colour not in palette:
+                raise unknown_colour_error(colour, mask_path, self.root)
+            table.append(palette[colour])
+        return np.array(table, np.int32)[inverse].reshape(codes.shape)
 
-    def update(self, digest: Any, rows: np.ndarray) -> None:
-        """Update a hashlib digest with the names of the masks of the images at `rows` (n,) int64."""
-        words = [os.fspath(place) for row in rows for place in self.files[int(row)]]
-        digest.update("\n".join(strip_common_folder(words)).encode("utf-8", "surrogateescape") if words else b"")
+    def update(self, digest: Any, indices: np.ndarray) -> None:
+        """Update a hashlib digest with the names of the masks of the images at `indices` (n,) int64."""
+        mask_paths = [os.fspath(path) for index in indices for path in self.files[int(index)]]
+        digest.update(
+            "\n".join(strip_common_folder(mask_paths)).encode("utf-8", "surrogateescape") if mask_paths else b""
+        )
 
 
 def has_mask_folders(root: Path) -> bool:
@@ -166,40 +168,40 @@ def open_masks(
     root: Path,
     split_seed: int = 0,
     reader: ImageMaskReader | None = None,
-    given: Sequence[str] = (),
+    class_names: Sequence[str] = (),
     ignore_index: int | None = None,
 ) -> Data:
     """Open images with masks next to them; a `reader` selects volumes. Without `val`, a tenth of `train` is held out.
 
-    `given`: names of the classes if there is no `classes.txt`. `ignore_index`: an ignored index, in addition to 255. A
-    held-out split whose masks have no labelled pixel has no labels.
+    `class_names`: names of the classes if there is no `classes.txt`. `ignore_index`: an ignored index, in addition to
+    255. A held-out split whose masks have no labelled pixel has no labels.
 
     Raises DataError for splits without `train`, images without a mask, masks without an image, masks without defined
     classes, and unreadable files.
     """
     reader = reader or IMAGE_MASK_READER
     names, palette = read_classes_file(root)
-    names = names or list(given)
-    places_by_split = locate_masks(root, reader)
+    names = names or list(class_names)
+    locations = locate_masks(root, reader)
     unlabelled = {
-        name: list_unmasked_images(place, reader) for name, place in places_by_split.items() if name != "train"
+        name: list_unmasked_images(location, reader) for name, location in locations.items() if name != "train"
     }
     listed = {
-        name: list_masks_per_image(place, reader)
-        for name, place in places_by_split.items()
+        name: list_masks_per_image(location, reader)
+        for name, location in locations.items()
         if unlabelled.get(name) is None
     }
     if "train" not in listed:
         raise DataError(
             f"{escape_unprintable(root)} has {', '.join(listed)} but no train folder", "rename one of them to train"
         )
-    maps = is_class_map_folder(root, [kind for kind, *_ in listed.values()])
+    maps = is_class_map_folder(root, [has_class_maps for has_class_maps, *_ in listed.values()])
     masks_by_split = {name: masks for name, (_, _, masks) in listed.items()}
     if maps:
-        places = {name: [files[0] for files in masks] for name, masks in masks_by_split.items()}
+        map_paths = {name: [files[0] for files in masks] for name, masks in masks_by_split.items()}
         read = partial(read_mask_values, palette=palette, reader=reader)
         classes = read_map_classes(
-            root, places, names=names, palette=palette, reader=(reader.axes, read), ignore_index=ignore_index
+            root, map_paths, names=names, palette=palette, reader=(reader.axes, read), ignore_index=ignore_index
         )
     else:
         classes = build_object_classes(root, names, masks_by_split)
@@ -227,20 +229,20 @@ def open_masks(
         for name, images in unlabelled.items()
         if images is not None
     }
-    splits, whole = ensure_val_split(splits, split_seed, notes)
-    unsplit, title = whole is not None and "test" not in splits, escape_unprintable(root)
+    splits, full_train = ensure_val_split(splits, split_seed, notes)
+    unsplit, title = full_train is not None and "test" not in splits, escape_unprintable(root)
     return Data(
-        title, tuple(names), splits=splits, notes=notes, unsplit=unsplit, whole=whole, unlearnable=classes.error
+        title, tuple(names), splits=splits, notes=notes, unsplit=unsplit, whole=full_train, unlearnable=classes.error
     )
 
 
-def is_class_map_folder(root: Path, kinds: Sequence[bool]) -> bool:
-    """Whether all splits have class maps (True in `kinds`), not one mask per object. Raises DataError for mixed
-    splits."""
-    if len(set(kinds)) > 1:
+def is_class_map_folder(root: Path, are_class_maps: Sequence[bool]) -> bool:
+    """Whether all splits have class maps (True in `are_class_maps`), not one mask per object. Raises DataError for
+    mixed splits."""
+    if len(set(are_class_maps)) > 1:
         problem = f"{escape_unprintable(root)} has class maps in some splits and object masks in others"
         raise DataError(problem, "use one kind of masks in all splits")
-    return kinds[0]
+    return are_class_maps[0]
 
 
 def build_object_classes(
@@ -255,22 +257,22 @@ def build_object_classes(
     return MapClasses(names or [DEFAULT_OBJECT_CLASS], present, [])
 
 
-def mark_present_classes(present: Sequence[set[int]], count: int) -> np.ndarray:
+def mark_present_classes(present: Sequence[set[int]], num_classes: int) -> np.ndarray:
     """Class indices in each of n masks -> (n, count) float32: 1 for each class that a mask contains."""
-    labels = np.zeros((len(present), count), np.float32)
-    for row, indices in enumerate(present):
-        labels[row, [index for index in indices if 0 <= index < count]] = 1
+    labels = np.zeros((len(present), num_classes), np.float32)
+    for sample_index, indices in enumerate(present):
+        labels[sample_index, [index for index in indices if 0 <= index < num_classes]] = 1
     return labels
 
 
-def list_masks_per_image(place: MaskLocation, reader: ImageMaskReader) -> tuple[bool, list[Path], list[list[Path]]]:
+def list_masks_per_image(location: MaskLocation, reader: ImageMaskReader) -> tuple[bool, list[Path], list[list[Path]]]:
     """Return whether masks are class maps, the images, and the masks of each. Raises DataError if images and masks do
     not match."""
-    if place.masks is not None:
-        images, masks = pair_images_with_masks(place, reader)
+    if location.masks is not None:
+        images, masks = pair_images_with_masks(location, reader)
         return True, images, [[mask] for mask in masks]
     images, files = [], []
-    for folder in find_object_folders(place.images) if reader.axes == 2 else ():
+    for folder in find_object_folders(location.images) if reader.axes == 2 else ():
         folder_images = list_images(folder / "images")
         if len(folder_images) != 1:
             raise DataError(
@@ -280,46 +282,50 @@ def list_masks_per_image(place: MaskLocation, reader: ImageMaskReader) -> tuple[
         files.append(list_images(folder / "masks"))
     if not images:
         raise DataError(
-            f"{escape_unprintable(place.images)} has no images with masks", "move them to images/ and masks/"
+            f"{escape_unprintable(location.images)} has no images with masks", "move them to images/ and masks/"
         )
     return False, images, files
 
 
-def list_unmasked_images(place: MaskLocation, reader: ImageMaskReader) -> list[Path] | None:
+def list_unmasked_images(location: MaskLocation, reader: ImageMaskReader) -> list[Path] | None:
     """Return the images of a split without any masks; None if it has masks."""
-    if place.masks is None:
-        return None if reader.axes == 2 and find_object_folders(place.images) else reader.files(place.images)
-    if place.masks == place.images:
-        return None if find_masks_beside_images(place.images) else reader.files(place.images)
-    return None if place.masks.is_dir() and reader.files(place.masks) else reader.files(place.images)
+    if location.masks is None:
+        return None if reader.axes == 2 and find_object_folders(location.images) else reader.files(location.images)
+    if location.masks == location.images:
+        return None if find_masks_beside_images(location.images) else reader.files(location.images)
+    return None if location.masks.is_dir() and reader.files(location.masks) else reader.files(location.images)
 
 
-def read_mask_values(place: Path, palette: Palette | None, reader: ImageMaskReader) -> np.ndarray:
+def read_mask_values(mask_path: Path, palette: Palette | None, reader: ImageMaskReader) -> np.ndarray:
     """Read (*image) indices of a mask, or (H, W, C) uint8 colours; `palette` contains the class colours, which are
     compared with the file's palette. Raises DataError."""
-    values = reader.mask(place)
-    return apply_class_palette(values, place, palette) if palette and values.ndim == 2 else values
+    values = reader.mask(mask_path)
+    return apply_class_palette(values, mask_path, palette) if palette and values.ndim == 2 else values
 
 
-def check_mask_size(mask_size: tuple[int, ...], image_size: tuple[int, ...], place: Path, image_path: Path) -> None:
+def check_mask_size(mask_size: tuple[int, ...], image_size: tuple[int, ...], mask_path: Path, image_path: Path) -> None:
     """Raise DataError if a mask differs in size from its image; sizes of images are printed as width x height."""
     if mask_size != image_size:
         sizes = [" x ".join(map(str, size[::-1] if len(size) == 2 else size)) for size in (mask_size, image_size)]
-        word = "pixels" if len(image_size) == 2 else "voxels"
+        unit = "pixels" if len(image_size) == 2 else "voxels"
         raise DataError(
-            f"{escape_unprintable(place)} is {sizes[0]} {word}, its image {escape_unprintable(image_path)} {sizes[1]}",
+            (
+                f"{escape_unprintable(mask_path)} is {sizes[0]} {unit}, its image "
+                f"{escape_unprintable(image_path)} {sizes[1]}"
+            ),
             "resize one of them",
         )
 
 
-def strip_image_suffix(place: Path) -> Path:
+def strip_image_suffix(path: Path) -> Path:
     """Return the path of an image without its suffix, by which images and masks are matched."""
-    return place.with_suffix("")
+    return path.with_suffix("")
 
 
-def ignore_void_pixels(classes: np.ndarray, place: Path, image: Path, size: tuple[int, ...]) -> np.ndarray:
-    """Return the classes (H, W) of the mask `place`, with IGNORE at invalid pixels of the image. Raises DataError."""
-    void = read_void_mask(image) if classes.shape == size else None
+def ignore_void_pixels(classes: np.ndarray, mask_path: Path, image_path: Path, size: tuple[int, ...]) -> np.ndarray:
+    """Return the classes (H, W) of the mask `mask_path`, with IGNORE at invalid pixels of the image. Raises
+    DataError."""
+    void = read_void_mask(image_path) if classes.shape == size else None
     return classes if void is None else np.where(void, np.int32(IGNORE_INDEX), classes)
 
 
@@ -334,14 +340,14 @@ IMAGE_MASK_READER = ImageMaskReader(
 )
 
 
-def apply_class_palette(values: np.ndarray, place: Path, colours: dict[tuple[int, ...], int]) -> np.ndarray:
+def apply_class_palette(values: np.ndarray, mask_path: Path, colours: dict[tuple[int, ...], int]) -> np.ndarray:
     """Convert mask values to colours if the palette of the file requires it.
 
     Returns the (H, W) indices of a mask, or its (H, W, 3) uint8 colours if its palette has the class colours at other
     indices; `colours`: colour -> class. Indices of files without a palette, and of grey palettes, are unchanged. Raises
     DataError for a palette that contradicts the class colours.
     """
-    content = read_input_file(place)
+    content = read_input_file(mask_path)
     if content.startswith(NPY_MAGIC):
         return values
     with Image.open(io.BytesIO(content)) as image:
@@ -350,14 +356,19 @@ def apply_class_palette(values: np.ndarray, place: Path, colours: dict[tuple[int
         return values
     table = np.zeros((256, 3), np.uint8)
     table[: len(palette) // 3] = np.array(palette, np.uint8).reshape(-1, 3)
-    used = {number: tuple(table[number].tolist()) for number in np.unique(values).tolist()}
-    stated = {number: colour for number, colour in used.items() if colour in colours}
-    if all(colours[colour] == number for number, colour in stated.items()) and len(stated) >= len(used) - 1:
+    used_colours = {index: tuple(table[index].tolist()) for index in np.unique(values).tolist()}
+    listed_colours = {index: colour for index, colour in used_colours.items() if colour in colours}
+    if (
+        all(colours[colour] == index for index, colour in listed_colours.items())
+        and len(listed_colours) >= len(used_colours) - 1
+    ):
         return values  # one index may be that of ignored pixels
-    if len(stated) == len(used):
+    if len(listed_colours) == len(used_colours):
         return table[values]
-    if all(colour == (number,) * 3 for number, colour in used.items()):
+    if all(colour == (index,) * 3 for index, colour in used_colours.items()):
         return values
-    wrong = format_first_names((" ".join(map(str, colour)) for colour in used.values() if colour not in colours), 3)
-    problem = f"{escape_unprintable(place)} has a palette with colours that classes.txt does not list: {wrong}"
+    unlisted = format_first_names(
+        (" ".join(map(str, colour)) for colour in used_colours.values() if colour not in colours), 3
+    )
+    problem = f"{escape_unprintable(mask_path)} has a palette with colours that classes.txt does not list: {unlisted}"
     raise DataError(problem, "add them to classes.txt, or delete all colours there to use the indices")

@@ -40,10 +40,10 @@ class ObjectAnnotations:
 
     scenes: Sequence[Scene]
 
-    def read(self, row: int) -> Target:
+    def read(self, index: int) -> Target:
         """Read the annotations of an image. Raises DataError if its file cannot be read or differs from the stated
         size."""
-        scene = self.scenes[row]
+        scene = self.scenes[index]
         size = read_image_size(scene.image)
         if scene.size is not None and scene.size != size:
             sizes = [f"{width} x {height}" for height, width in (size, scene.size)]
@@ -54,12 +54,12 @@ class ObjectAnnotations:
             raise DataError(problem, "correct one of them, or delete both")
         return replace(shapes_to_target(scene.shapes, size, escape_unprintable(scene.origin)), verified=scene.verified)
 
-    def update(self, digest: Any, rows: np.ndarray) -> None:
-        """Update a hashlib digest with the objects of the images at `rows` (n,) int64."""
-        for row in rows:
-            if (verified := self.scenes[int(row)].verified) is not None:
+    def update(self, digest: Any, indices: np.ndarray) -> None:
+        """Update a hashlib digest with the objects of the images at `indices` (n,) int64."""
+        for index in indices:
+            if (verified := self.scenes[int(index)].verified) is not None:
                 digest.update(verified.absent.tobytes() + verified.partial.tobytes())
-            for shape in self.scenes[int(row)].shapes:
+            for shape in self.scenes[int(index)].shapes:
                 digest.update(repr((shape.label, shape.box, shape.crowd)).encode())
                 for polygon in shape.polygons:
                     digest.update(polygon.tobytes())
@@ -70,15 +70,15 @@ def check_unique_classes(name: str, classes: Sequence[str]) -> None:
     """Raise DataError for two classes with the same name, in any Unicode form."""
     names = list(map(normalise_name, classes))
     if len(set(names)) < len(names):
-        twice = next(one for number, one in enumerate(names) if one in names[:number])
-        raise DataError(f"{name} has two classes {escape_unprintable(twice)}", "rename or merge them")
+        duplicate = next(class_name for index, class_name in enumerate(names) if class_name in names[:index])
+        raise DataError(f"{name} has two classes {escape_unprintable(duplicate)}", "rename or merge them")
 
 
 def check_train_split(name: str, splits: Mapping[str, Sized]) -> None:
     """Raise DataError for splits without images in `train`."""
     if "train" not in splits or not len(splits["train"]):
-        others = ", ".join(split for split, rows in splits.items() if len(rows))
-        problem = f"{name} has {others} but no train images" if others else f"no images in {name}"
+        other_splits = ", ".join(split for split, samples in splits.items() if len(samples))
+        problem = f"{name} has {other_splits} but no train images" if other_splits else f"no images in {name}"
         raise DataError(problem, "rename one of the splits to train")
 
 
@@ -87,35 +87,35 @@ def is_empty_box(box: Box | None) -> bool:
     return box is not None and (box[2] <= box[0] or box[3] <= box[1])
 
 
-def parse_in_threads(places: Sequence[Path], parse: Callable[[Path], Any]) -> list[Any]:
+def parse_in_threads(paths: Sequence[Path], parse: Callable[[Path], Any]) -> list[Any]:
     """Parse files in parallel threads, in order. Raises the first DataError."""
     with ThreadPoolExecutor(max(1, default_worker_count())) as pool:
-        return list(pool.map(parse, places))
+        return list(pool.map(parse, paths))
 
 
 def parse_coordinates(values: Sequence[Any], origin: str) -> list[float]:
     """Convert numbers to floats. Raises DataError, with `origin`, for anything but finite numbers."""
     try:
-        numbers = [float(value) for value in values]
+        coordinates = [float(value) for value in values]
     except (TypeError, ValueError):
         raise DataError(f"{origin}: {list(values)[:8]} are not coordinates", "use numbers") from None
-    if not all(map(math.isfinite, numbers)):
-        raise DataError(f"{origin}: {numbers[:8]} are not coordinates", "use finite numbers")
-    return numbers
+    if not all(map(math.isfinite, coordinates)):
+        raise DataError(f"{origin}: {coordinates[:8]} are not coordinates", "use finite numbers")
+    return coordinates
 
 
-def read_image_size(place: Path) -> tuple[int, int]:
+def read_image_size(path: Path) -> tuple[int, int]:
     """Return the (height, width) of an image file. Raises DataError."""
-    width, height = read_upright_size(read_input_file(place), escape_unprintable(place))
+    width, height = read_upright_size(read_input_file(path), escape_unprintable(path))
     return height, width
 
 
-def check_stated_image(stated: Any, folder: Path, stem: str, origin: str) -> None:
+def check_stated_image(stated_image: Any, folder: Path, stem: str, origin: str) -> None:
     """Raise DataError, with `origin`, if an annotation file is matched by name with the image `stem` in `folder` but
-    states another existing image. `stated`: a file name or path, or any other value if none is stated."""
-    name = re.split(r"[/\\]", stated.strip())[-1] if isinstance(stated, str) else ""
-    other = resolve_unicode_path(folder / name) if name else None
-    if other and normalise_name(Path(other).stem) != normalise_name(stem):
+    states another existing image. `stated_image`: a file name or path, or any other value if none is stated."""
+    name = re.split(r"[/\\]", stated_image.strip())[-1] if isinstance(stated_image, str) else ""
+    other_path = resolve_unicode_path(folder / name) if name else None
+    if other_path and normalise_name(Path(other_path).stem) != normalise_name(stem):
         problem = (
             f"{origin} is named like the image {escape_unprintable(stem)} and "
             f"states the image {escape_unprintable(name)}"
@@ -125,6 +125,6 @@ def check_stated_image(stated: Any, folder: Path, stem: str, origin: str) -> Non
 
 def check_unique_images(images: Sequence[Path], origin: str) -> None:
     """Raise DataError, with `origin`, for two samples with one image file."""
-    if twice := next((image for image, count in Counter(images).items() if count > 1), None):
-        problem = f"{origin}: {images.count(twice)} entries refer to the image {escape_unprintable(twice)}"
+    if duplicate := next((image for image, count in Counter(images).items() if count > 1), None):
+        problem = f"{origin}: {images.count(duplicate)} entries refer to the image {escape_unprintable(duplicate)}"
         raise DataError(problem, "keep one of them, in one annotation file, or use longer paths")

@@ -38,9 +38,9 @@ class TargetSplitWrapper:
     def name(self, sample: int) -> str:
         return self.split.name(sample)
 
-    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> Self:
+    def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> Self:
         """Return the samples at these indices (m,), in this order."""
-        return replace(self, split=self.split.take(rows))
+        return replace(self, split=self.split.take(indices))
 
     def update(self, digest: Any) -> None:
         self.split.update(digest)
@@ -58,18 +58,18 @@ class ClassMapSplit(TargetSplitWrapper):
     @property
     def labels(self) -> np.ndarray:
         """Labels (n, 1 + K) float32, 1 for each class on an image, including the background."""
-        own = self.split.labels
-        return np.concatenate([np.ones((len(own), 1), np.float32), own], 1)
+        labels = self.split.labels
+        return np.concatenate([np.ones((len(labels), 1), np.float32), labels], 1)
 
     def target(self, sample: int) -> Target:
         """Read the annotations of an image, with a class map. Raises DataError."""
-        own = self.split.target(sample)
-        own = replace(own, labels=own.labels + 1)
-        classes = own.class_map(background=0)
+        target = self.split.target(sample)
+        target = replace(target, labels=target.labels + 1)
+        classes = target.class_map(background=0)
         if self.split.name(sample).lower().endswith(BAND_SUFFIXES):
             void = decode_void_mask(self.split.raw(sample), self.split.name(sample))
             classes = classes if void is None else np.where(void, np.int32(IGNORE_INDEX), classes)
-        return replace(own, classes=classes)
+        return replace(target, classes=classes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,12 +80,12 @@ class ObjectSplit(TargetSplitWrapper):
 
     def target(self, sample: int) -> Target:
         """Read the annotations of an image. Raises DataError if masks are required but the image has only boxes."""
-        own = replace(self.split.target(sample), classes=None)
+        target = replace(self.split.target(sample), classes=None)
         if not self.masks:
-            return own.without_masks()
-        if own.layers is None and len(own):
+            return target.without_masks()
+        if target.layers is None and len(target):
             raise DataError(f"{self.split.name(sample)} has objects without masks", BOXES_ONLY_HINT)
-        return own if own.layers is not None else replace(own, layers=stack_masks([], own.size))
+        return target if target.layers is not None else replace(target, layers=stack_masks([], target.size))
 
 
 def paint_class_maps(data: Data) -> Data:
@@ -95,10 +95,10 @@ def paint_class_maps(data: Data) -> Data:
     Raises DataError for data without annotations, and for objects that have only boxes.
     """
     require_annotations(data, "masks, such as a folder with images/ and masks/")
-    first = find_first_target(data.splits.values())
-    if first is None or first.classes is not None:
+    first_target = find_first_target(data.splits.values())
+    if first_target is None or first_target.classes is not None:
         return data
-    if first.layers is None:
+    if first_target.layers is None:
         raise DataError(f"{data.name} has boxes but no masks", "train a detector: --recipe detect")
     return replace(wrap_splits(data, ClassMapSplit), classes=(BACKGROUND_CLASS, *data.classes))
 
@@ -109,11 +109,13 @@ def keep_object_targets(data: Data) -> Data:
     Raises DataError for data without annotations, and for class maps without objects.
     """
     require_annotations(data, "boxes, such as COCO JSON, Pascal VOC or YOLO txt")
-    first = find_first_target(data.splits.values())
-    if first is not None and first.classes is not None and not len(first):
+    first_target = find_first_target(data.splits.values())
+    if first_target is not None and first_target.classes is not None and not len(first_target):
         hint = "train a segmentation model: --recipe segment"
         raise DataError(f"{data.name} has class maps but no objects", hint)
-    return wrap_splits(data, lambda split: ObjectSplit(split, first is not None and first.layers is not None))
+    return wrap_splits(
+        data, lambda split: ObjectSplit(split, first_target is not None and first_target.layers is not None)
+    )
 
 
 def with_object_masks(data: Data, masks: bool) -> Data:

@@ -75,71 +75,81 @@ class PanopticAnnotations:
 
     rows: Sequence[PanopticImage]
 
-    def read(self, row: int) -> Target:
+    def read(self, index: int) -> Target:
         """Read the annotations of an image. Raises DataError for a PNG file that cannot be read, differs in size from
         its image, or has segments that do not match the list."""
-        one = self.rows[row]
-        size = read_image_size(one.image)
-        if one.size is not None:
-            check_mask_size(one.size, size, one.origin, one.image)
-        colours = read_mask(one.picture)
+        panoptic_image = self.rows[index]
+        size = read_image_size(panoptic_image.image)
+        if panoptic_image.size is not None:
+            check_mask_size(panoptic_image.size, size, panoptic_image.origin, panoptic_image.image)
+        colours = read_mask(panoptic_image.picture)
         if colours.ndim != 3:
             raise DataError(
-                f"{escape_unprintable(one.picture)} is not an RGB image", "encode ids as red + 256 green + 65536 blue"
+                f"{escape_unprintable(panoptic_image.picture)} is not an RGB image",
+                "encode ids as red + 256 green + 65536 blue",
             )
-        check_mask_size(colours.shape[:2], size, one.picture, one.image)
-        numbers, where = np.unique(encode_colours(colours[..., ::-1]), return_inverse=True)
-        where = where.reshape(size)
-        listed = {segment.number: segment for segment in one.segments}
-        for these, others, problem in (
-            (set(numbers.tolist()) - {0}, listed, "that is not listed in"),
-            (listed, set(numbers.tolist()), "without a pixel, listed in"),
+        check_mask_size(colours.shape[:2], size, panoptic_image.picture, panoptic_image.image)
+        segment_ids, inverse = np.unique(encode_colours(colours[..., ::-1]), return_inverse=True)
+        inverse = inverse.reshape(size)
+        listed = {segment.number: segment for segment in panoptic_image.segments}
+        for checked_ids, expected_ids, problem in (
+            (set(segment_ids.tolist()) - {0}, listed, "that is not listed in"),
+            (listed, set(segment_ids.tolist()), "without a pixel, listed in"),
         ):
-            if wrong := sorted(number for number in these if number not in others):
+            if mismatched_ids := sorted(segment_id for segment_id in checked_ids if segment_id not in expected_ids):
                 text = (
-                    f"{escape_unprintable(one.picture)} has a segment {wrong[0]} "
-                    f"{problem} {escape_unprintable(one.origin)}"
+                    f"{escape_unprintable(panoptic_image.picture)} has a segment {mismatched_ids[0]} "
+                    f"{problem} {escape_unprintable(panoptic_image.origin)}"
                 )
                 raise DataError(text, "correct one of them, or delete both")
-        segments = [listed.get(number) for number in numbers.tolist()]
+        segments = [listed.get(segment_id) for segment_id in segment_ids.tolist()]
         things = [segment for segment in segments if segment is not None and segment.thing]
         labels = [IGNORE_INDEX if segment is None else segment.label for segment in segments]
-        classes = ignore_void_pixels(np.array(labels, np.int32)[where], one.picture, one.image, size)
-        places = {segment.number: place for place, segment in enumerate(things, 1)}
-        layer = np.array([places.get(number, 0) for number in numbers.tolist()], np.int32)[where]
+        classes = ignore_void_pixels(
+            np.array(labels, np.int32)[inverse], panoptic_image.picture, panoptic_image.image, size
+        )
+        layer_values = {segment.number: layer_value for layer_value, segment in enumerate(things, 1)}
+        layer = np.array([layer_values.get(segment_id, 0) for segment_id in segment_ids.tolist()], np.int32)[inverse]
         return Target(
             size,
             np.array([segment.label for segment in things], np.int64),
-            boxes=masks_to_boxes(layer == place for place in places.values()),
+            boxes=masks_to_boxes(layer == layer_value for layer_value in layer_values.values()),
             crowd=np.array([segment.crowd for segment in things], bool),
             layers=layer[None] if things else None,
             classes=classes,
         )
 
-    def update(self, digest: Any, rows: np.ndarray) -> None:
-        """Update a hashlib digest with the segments of the images at `rows` (n,) int64."""
-        for row in rows:
-            one = self.rows[int(row)]
-            digest.update(repr((one.picture.name, one.segments)).encode("utf-8", "surrogateescape"))
+    def update(self, digest: Any, indices: np.ndarray) -> None:
+        """Update a hashlib digest with the segments of the images at `indices` (n,) int64."""
+        for index in indices:
+            panoptic_image = self.rows[int(index)]
+            digest.update(
+                repr((panoptic_image.picture.name, panoptic_image.segments)).encode("utf-8", "surrogateescape")
+            )
 
 
-def find_thing_classes(split: Split, count: int) -> np.ndarray | None:
+def find_thing_classes(split: Split, num_classes: int) -> np.ndarray | None:
     """Return (count,) bool: the thing classes of a split, from panoptic files or from the objects that class maps are
     drawn from; None if it has no segments."""
     if isinstance(split, ClassMapSplit):
-        return np.arange(count) > 0
+        return np.arange(num_classes) > 0
     if not isinstance(split, AnnotatedFiles) or not isinstance(split.annotations, PanopticAnnotations):
         return None
-    labels = {segment.label for row in split.annotations.rows for segment in row.segments if segment.thing}
-    return np.isin(np.arange(count), list(labels))
+    labels = {
+        segment.label
+        for panoptic_image in split.annotations.rows
+        for segment in panoptic_image.segments
+        if segment.thing
+    }
+    return np.isin(np.arange(num_classes), list(labels))
 
 
 def is_panoptic(root: Path) -> bool:
     """Return whether a folder has panoptic files but no instance files, or a JSON file is a panoptic file."""
     if root.is_file():
         return root.suffix.lower() == ".json" and contains_word(root, '"segments_info"')
-    home = root / "annotations"
-    return bool(group_files_by_split(home, (PANOPTIC_PATTERN,))) and not any(home.glob(INSTANCES_PATTERN))
+    folder = root / "annotations"
+    return bool(group_files_by_split(folder, (PANOPTIC_PATTERN,))) and not any(folder.glob(INSTANCES_PATTERN))
 
 
 def open_panoptic(root: Path, split_seed: int = 0) -> Data:
@@ -149,99 +159,104 @@ def open_panoptic(root: Path, split_seed: int = 0) -> Data:
     Raises DataError for other JSON, for missing or repeated ids, and for missing files.
     """
     files = {"train": [root]} if root.is_file() else group_files_by_split(root / "annotations", (PANOPTIC_PATTERN,))
-    documents = {place: read_coco_json(place) for places in files.values() for place in places}
-    kinds: dict[int, tuple[str, bool]] = {}
-    for place, document in documents.items():
-        for number, kind in read_panoptic_categories(document, escape_unprintable(place)).items():
-            if kinds.setdefault(number, kind) != kind:
-                problem = f"{escape_unprintable(place)}: category {number} differs in another file"
+    documents = {path: read_coco_json(path) for paths in files.values() for path in paths}
+    categories: dict[int, tuple[str, bool]] = {}
+    for path, document in documents.items():
+        for category_id, category in read_panoptic_categories(document, escape_unprintable(path)).items():
+            if categories.setdefault(category_id, category) != category:
+                problem = f"{escape_unprintable(path)}: category {category_id} differs in another file"
                 raise DataError(problem, "use the same categories in all files")
-    order = sorted(kinds)
-    names = [kinds[number][0] for number in order]
+    order = sorted(categories)
+    names = [categories[category_id][0] for category_id in order]
     check_unique_classes(escape_unprintable(root), names)
     splits: dict[str, Split] = {}
-    for split, places in files.items():
-        entries = [row for place in places for row in documents[place]["annotations"]]
-        if split != "train" and not any(row.get("segments_info") for row in entries):
-            images = [str(row.get("file_name")) for place in places for row in documents[place]["images"]]
+    for split, paths in files.items():
+        entries = [entry for path in paths for entry in documents[path]["annotations"]]
+        if split != "train" and not any(entry.get("segments_info") for entry in entries):
+            images = [str(entry.get("file_name")) for path in paths for entry in documents[path]["images"]]
             splits[split] = FileSplit(images, create_empty_labels(len(images)))
             continue
-        rows = [row for place in places for row in read_panoptic_images(documents[place], place, kinds)]
-        check_unique_images([row.image for row in rows], ", ".join(map(escape_unprintable, places)))
-        labels = np.zeros((len(rows), len(names)), np.float32)
-        for row, one in enumerate(rows):
-            labels[row, [segment.label for segment in one.segments]] = 1
+        panoptic_images = [entry for path in paths for entry in read_panoptic_images(documents[path], path, categories)]
+        check_unique_images([entry.image for entry in panoptic_images], ", ".join(map(escape_unprintable, paths)))
+        labels = np.zeros((len(panoptic_images), len(names)), np.float32)
+        for entry, panoptic_image in enumerate(panoptic_images):
+            labels[entry, [segment.label for segment in panoptic_image.segments]] = 1
         splits[split] = AnnotatedFiles(
-            [one.image for one in rows], labels, np.arange(len(rows)), PanopticAnnotations(rows)
+            [panoptic_image.image for panoptic_image in panoptic_images],
+            labels,
+            np.arange(len(panoptic_images)),
+            PanopticAnnotations(panoptic_images),
         )
     check_train_split(escape_unprintable(root), splits)
     notes: list[str] = []
-    splits, whole = ensure_val_split(splits, split_seed, notes)
-    unsplit = whole is not None and "test" not in splits
-    return Data(escape_unprintable(root), tuple(names), splits=splits, notes=notes, unsplit=unsplit, whole=whole)
+    splits, full_train = ensure_val_split(splits, split_seed, notes)
+    unsplit = full_train is not None and "test" not in splits
+    return Data(escape_unprintable(root), tuple(names), splits=splits, notes=notes, unsplit=unsplit, whole=full_train)
 
 
 def read_panoptic_categories(document: dict[str, Any], origin: str) -> dict[int, tuple[str, bool]]:
     """Read {category id: (name, whether it is a thing)}. Raises DataError if `isthing` is missing."""
-    kinds = {}
-    for number, name in read_categories(document, origin).items():
-        where = f"{origin}: category {escape_unprintable(name)}"
-        thing = next(row.get("isthing") for row in document["categories"] if row["id"] == number)
-        if thing is None:
-            raise DataError(f"{where} has no isthing", "set isthing to 1 for countable objects, else to 0")
-        kinds[number] = name, read_flag(thing, "isthing", where)
-    return kinds
+    categories = {}
+    for category_id, name in read_categories(document, origin).items():
+        location = f"{origin}: category {escape_unprintable(name)}"
+        is_thing = next(entry.get("isthing") for entry in document["categories"] if entry["id"] == category_id)
+        if is_thing is None:
+            raise DataError(f"{location} has no isthing", "set isthing to 1 for countable objects, else to 0")
+        categories[category_id] = name, read_flag(is_thing, "isthing", location)
+    return categories
 
 
 def read_panoptic_images(
-    document: dict[str, Any], place: Path, kinds: dict[int, tuple[str, bool]]
+    document: dict[str, Any], path: Path, categories: dict[int, tuple[str, bool]]
 ) -> list[PanopticImage]:
     """Read the images of a split with their segments, in file order. Raises DataError."""
-    origin, images = escape_unprintable(place), index_nearby_images(place)
-    folder = place.with_suffix("") if place.with_suffix("").is_dir() else place.parent
-    pictures = FileIndex(list_images(folder), folder)
-    known: dict[int, dict[str, Any]] = {}
-    for row in document["annotations"]:
-        where = f"{origin}, annotation {shorten_value(row)}"
-        number = read_id(row, "image_id", where)
-        if not isinstance(row.get("file_name"), str):
-            raise DataError(f"{where} has no file_name", "add the name of its PNG file")
-        if number in known:
-            raise DataError(f"{origin}: image {number} has two annotations", "delete one")
-        known[number] = row
-    labels = {number: label for label, number in enumerate(sorted(kinds))}
-    rows, numbers = [], set()
-    for row in document["images"]:
-        where, name = f"{origin}, image {shorten_value(row)}", row.get("file_name")
-        number = read_id(row, "id", where)
+    origin, images = escape_unprintable(path), index_nearby_images(path)
+    folder = path.with_suffix("") if path.with_suffix("").is_dir() else path.parent
+    png_files = FileIndex(list_images(folder), folder)
+    annotations: dict[int, dict[str, Any]] = {}
+    for entry in document["annotations"]:
+        location = f"{origin}, annotation {shorten_value(entry)}"
+        image_id = read_id(entry, "image_id", location)
+        if not isinstance(entry.get("file_name"), str):
+            raise DataError(f"{location} has no file_name", "add the name of its PNG file")
+        if image_id in annotations:
+            raise DataError(f"{origin}: image {image_id} has two annotations", "delete one")
+        annotations[image_id] = entry
+    labels = {image_id: label for label, image_id in enumerate(sorted(categories))}
+    panoptic_images, image_ids = [], set()
+    for entry in document["images"]:
+        location, name = f"{origin}, image {shorten_value(entry)}", entry.get("file_name")
+        image_id = read_id(entry, "id", location)
         if not isinstance(name, str):
-            raise DataError(f"{where} has no file_name", "add the name of its image file")
-        if number in numbers or number not in known:
-            problem = "is repeated" if number in numbers else "has no annotation"
-            raise DataError(f"{origin}: image {number} {problem}", "use a unique id and one annotation per image")
-        numbers.add(number)
-        segments = parse_segments(known[number], kinds, labels, f"{origin}, image {number}")
-        picture = pictures.find(known[number]["file_name"], origin)
-        rows.append(PanopticImage(images.find(name, origin), picture, segments, place, size=get_stated_size(row)))
-    if lost := sorted(known.keys() - numbers):
+            raise DataError(f"{location} has no file_name", "add the name of its image file")
+        if image_id in image_ids or image_id not in annotations:
+            problem = "is repeated" if image_id in image_ids else "has no annotation"
+            raise DataError(f"{origin}: image {image_id} {problem}", "use a unique id and one annotation per image")
+        image_ids.add(image_id)
+        segments = parse_segments(annotations[image_id], categories, labels, f"{origin}, image {image_id}")
+        png_path = png_files.find(annotations[image_id]["file_name"], origin)
+        panoptic_images.append(
+            PanopticImage(images.find(name, origin), png_path, segments, path, size=get_stated_size(entry))
+        )
+    if lost := sorted(annotations.keys() - image_ids):
         raise DataError(f"{origin}: there is no image {lost[0]}", "add the image, or delete its annotation")
-    return rows
+    return panoptic_images
 
 
 def parse_segments(
-    row: dict[str, Any], kinds: dict[int, tuple[str, bool]], labels: dict[int, int], where: str
+    annotation: dict[str, Any], categories: dict[int, tuple[str, bool]], labels: dict[int, int], location: str
 ) -> tuple[PanopticSegment, ...]:
-    """Parse the segments of one annotation. Raises DataError, with `where`, for missing, repeated or unknown ids."""
+    """Parse the segments of one annotation. Raises DataError, with `location`, for missing, repeated or unknown ids."""
     segments: dict[int, PanopticSegment] = {}
-    listed = row.get("segments_info")
+    listed = annotation.get("segments_info")
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
-        raise DataError(f"{where} has no segments_info", "add a list of id and category_id")
+        raise DataError(f"{location} has no segments_info", "add a list of id and category_id")
     for entry in listed:
-        number, category = read_id(entry, "id", where), read_id(entry, "category_id", where)
-        if not 0 < number < 1 << 24 or number in segments:
-            raise DataError(f"{where}: invalid segment id {number}", "use unique ids from 1 to 16777215")
-        if category not in kinds:
-            raise DataError(f"{where}: there is no category {category}", "add it to categories")
-        crowd = read_flag(entry.get("iscrowd"), "iscrowd", f"{where}, segment {number}")
-        segments[number] = PanopticSegment(number, labels[category], kinds[category][1], crowd)
+        segment_id, category = read_id(entry, "id", location), read_id(entry, "category_id", location)
+        if not 0 < segment_id < 1 << 24 or segment_id in segments:
+            raise DataError(f"{location}: invalid segment id {segment_id}", "use unique ids from 1 to 16777215")
+        if category not in categories:
+            raise DataError(f"{location}: there is no category {category}", "add it to categories")
+        crowd = read_flag(entry.get("iscrowd"), "iscrowd", f"{location}, segment {segment_id}")
+        segments[segment_id] = PanopticSegment(segment_id, labels[category], categories[category][1], crowd)
     return tuple(segments.values())

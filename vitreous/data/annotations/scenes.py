@@ -31,23 +31,25 @@ def build_scene_data(
     check_unique_classes(name, classes)
     check_train_split(name, scenes)
     splits: dict[str, Split] = {}
-    for split, rows in scenes.items():
-        shown = [drop_empty_shapes(scene) for scene in rows]
-        labels = np.zeros((len(rows), len(classes)), np.float32)
-        for row, scene in enumerate(shown):
-            labels[row, [shape.label for shape in scene.shapes]] = 1
-        if split != "train" and not any(scene.shapes or scene.verified for scene in shown):
-            labels = create_empty_labels(len(rows))
-        images = [scene.image for scene in shown]
-        splits[split] = AnnotatedFiles(images, labels, np.arange(len(rows)), ObjectAnnotations(shown))
-    tallies = {split: tally_objects(rows) for split, rows in scenes.items() if rows}
+    for split, split_scenes in scenes.items():
+        nonempty_scenes = [drop_empty_shapes(scene) for scene in split_scenes]
+        labels = np.zeros((len(split_scenes), len(classes)), np.float32)
+        for index, scene in enumerate(nonempty_scenes):
+            labels[index, [shape.label for shape in scene.shapes]] = 1
+        if split != "train" and not any(scene.shapes or scene.verified for scene in nonempty_scenes):
+            labels = create_empty_labels(len(split_scenes))
+        images = [scene.image for scene in nonempty_scenes]
+        splits[split] = AnnotatedFiles(images, labels, np.arange(len(split_scenes)), ObjectAnnotations(nonempty_scenes))
+    tallies = {split: tally_objects(split_scenes) for split, split_scenes in scenes.items() if split_scenes}
     unlearnable = find_objects_error(name, scenes["train"], tallies["train"])
     for split, tally in tallies.items():
         if split != "train" or unlearnable is None:
             notes += describe_lost_objects(split, scenes[split], tally)
-    splits, whole = ensure_val_split(splits, split_seed, notes)
-    unsplit = whole is not None and "test" not in splits
-    return Data(name, tuple(classes), splits=splits, notes=notes, unsplit=unsplit, whole=whole, unlearnable=unlearnable)
+    splits, full_train = ensure_val_split(splits, split_seed, notes)
+    unsplit = full_train is not None and "test" not in splits
+    return Data(
+        name, tuple(classes), splits=splits, notes=notes, unsplit=unsplit, whole=full_train, unlearnable=unlearnable
+    )
 
 
 def drop_empty_shapes(scene: Scene) -> Scene:

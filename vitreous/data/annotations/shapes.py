@@ -62,28 +62,30 @@ def shapes_to_target(shapes: Sequence[Shape], size: tuple[int, int], origin: str
     Masks are kept if every object has one. Raises DataError, with `origin`, for run lengths of another size.
     """
     height, width = size
-    edge = np.array([width, height, width, height], np.float32)
+    limits = np.array([width, height, width, height], np.float32)
     with_masks = bool(shapes) and all(shape.has_mask for shape in shapes)
-    boxes, masks, rows = [], [], []
-    for number, shape in enumerate(shapes):
+    boxes, masks, kept_shapes = [], [], []
+    for index, shape in enumerate(shapes):
         try:
             mask = shape.mask(size) if with_masks or shape.compute_bounding_box() is None else None
         except ValueError as error:
-            raise DataError(f"{origin}, object {number + 1}: {error}", "fix the file, or delete the object") from None
+            raise DataError(f"{origin}, object {index + 1}: {error}", "fix the file, or delete the object") from None
         extent = shape.compute_bounding_box()
         box = (
-            mask_to_box(mask) if extent is None and mask is not None else np.clip(np.array(extent, np.float32), 0, edge)
+            mask_to_box(mask)
+            if extent is None and mask is not None
+            else np.clip(np.array(extent, np.float32), 0, limits)
         )
         if box[2] <= box[0] or box[3] <= box[1] or (with_masks and mask is not None and not mask.any()):
             continue
         boxes.append(box)
-        rows.append(shape)
+        kept_shapes.append(shape)
         if with_masks and mask is not None:
             masks.append(mask)
-    labels = np.array([shape.label for shape in rows], np.int64)
-    crowd = np.array([shape.crowd for shape in rows], bool)
-    table = np.stack(boxes) if boxes else np.zeros((0, 4), np.float32)
-    return Target(size, labels, table, crowd, layers=stack_masks(masks, size) if with_masks else None)
+    labels = np.array([shape.label for shape in kept_shapes], np.int64)
+    crowd = np.array([shape.crowd for shape in kept_shapes], bool)
+    box_array = np.stack(boxes) if boxes else np.zeros((0, 4), np.float32)
+    return Target(size, labels, box_array, crowd, layers=stack_masks(masks, size) if with_masks else None)
 
 
 def polygon_to_mask(corners: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -94,16 +96,16 @@ def polygon_to_mask(corners: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         return mask
     x0, y0 = corners.astype(np.float64).T
     x1, y1 = np.roll(x0, -1), np.roll(y0, -1)
-    first = max(0, math.floor(y0.min() - 0.5))
-    last = min(height - 1, math.ceil(y0.max() - 0.5))
-    middles = np.arange(width) + 0.5
-    for row in range(first, last + 1):
+    first_row = max(0, math.floor(y0.min() - 0.5))
+    last_row = min(height - 1, math.ceil(y0.max() - 0.5))
+    pixel_centres = np.arange(width) + 0.5
+    for row in range(first_row, last_row + 1):
         y = row + 0.5
         crossed = (y0 <= y) != (y1 <= y)  # an edge includes its upper end, not its lower one
         if crossed.any():
             a, b, c, d = x0[crossed], y0[crossed], x1[crossed], y1[crossed]
-            cuts = np.sort(a + (y - b) * (c - a) / (d - b))
-            mask[row] = np.searchsorted(cuts, middles, side="right") % 2 == 1
+            crossings = np.sort(a + (y - b) * (c - a) / (d - b))
+            mask[row] = np.searchsorted(crossings, pixel_centres, side="right") % 2 == 1
     return mask
 
 
@@ -159,14 +161,14 @@ def decode_compressed_rle(text: str) -> list[int]:
 def encode_compressed_rle(runs: Sequence[int]) -> str:
     """Encode run lengths in COCO's compressed form, for `decode_compressed_rle`."""
     letters = []
-    for number, run in enumerate(runs):
-        value = run - runs[number - 2] if number > 2 else run
-        more = True
-        while more:
+    for index, run in enumerate(runs):
+        value = run - runs[index - 2] if index > 2 else run
+        has_more = True
+        while has_more:
             bits = value & 31
             value >>= 5
-            more = value != (-1 if bits & 16 else 0)
-            letters.append(chr(48 + bits + 32 * more))
+            has_more = value != (-1 if bits & 16 else 0)
+            letters.append(chr(48 + bits + 32 * has_more))
     return "".join(letters)
 
 
@@ -198,29 +200,29 @@ def box_to_corners(box: np.ndarray) -> np.ndarray:
 def trace_outlines(mask: np.ndarray) -> list[list[tuple[int, int]]]:
     """Trace the closed outlines of the components and holes of (H, W) bool, as x and y of their corners."""
     framed = np.pad(mask, 1).astype(np.int8)
-    down, right = np.diff(framed, axis=0)[:, 1:-1], np.diff(framed, axis=1)[1:-1]
-    follow: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    vertical_steps, horizontal_steps = np.diff(framed, axis=0)[:, 1:-1], np.diff(framed, axis=1)[1:-1]
+    successors: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for steps, (from_x, from_y), (to_x, to_y) in (
-        (down > 0, (0, 0), (1, 0)),  # a mask begins below: along its upper edge to the right
-        (down < 0, (1, 0), (0, 0)),
-        (right > 0, (0, 1), (0, 0)),  # it begins to the right: along its left edge upwards
-        (right < 0, (0, 0), (0, 1)),
+        (vertical_steps > 0, (0, 0), (1, 0)),  # a mask begins below: along its upper edge to the right
+        (vertical_steps < 0, (1, 0), (0, 0)),
+        (horizontal_steps > 0, (0, 1), (0, 0)),  # it begins to the right: along its left edge upwards
+        (horizontal_steps < 0, (0, 0), (0, 1)),
     ):
         for y, x in np.argwhere(steps).tolist():
-            follow.setdefault((x + from_x, y + from_y), []).append((x + to_x, y + to_y))
+            successors.setdefault((x + from_x, y + from_y), []).append((x + to_x, y + to_y))
     outlines = []
-    while follow:
-        start = place = next(iter(follow))
+    while successors:
+        start = corner = next(iter(successors))
         path: list[tuple[int, int]] = []
-        while place in follow:
-            path.append(place)
-            ends = follow[place]
-            after = ends.pop()
-            if not ends:
-                del follow[place]
-            place = after
-            if place == start:
+        while corner in successors:
+            path.append(corner)
+            next_corners = successors[corner]
+            next_corner = next_corners.pop()
+            if not next_corners:
+                del successors[corner]
+            corner = next_corner
+            if corner == start:
                 break
-        turns = zip(path[-1:] + path[:-1], path, path[1:] + path[:1], strict=True)
-        outlines.append([b for a, b, c in turns if (a[0] == b[0]) != (b[0] == c[0])])
+        triples = zip(path[-1:] + path[:-1], path, path[1:] + path[:1], strict=True)
+        outlines.append([b for a, b, c in triples if (a[0] == b[0]) != (b[0] == c[0])])
     return outlines

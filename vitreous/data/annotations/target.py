@@ -66,15 +66,15 @@ class Target:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def mask(self, number: int) -> np.ndarray:
+    def mask(self, index: int) -> np.ndarray:
         """Return (*size) bool, the pixels of one object. Raises ValueError if objects have only boxes."""
         if self.layers is None:
             raise ValueError("the objects have boxes but no masks")
-        return (self.layers == number + 1).any(0)
+        return (self.layers == index + 1).any(0)
 
     def masks(self) -> np.ndarray:
         """Return (n, *size) bool, the pixels of each object. Raises ValueError if objects have only boxes."""
-        return np.stack([self.mask(number) for number in range(len(self))]) if len(self) else self.create_empty_masks()
+        return np.stack([self.mask(index) for index in range(len(self))]) if len(self) else self.create_empty_masks()
 
     def create_empty_masks(self) -> np.ndarray:
         """Return (0, *size) bool."""
@@ -94,22 +94,22 @@ class Target:
         if not len(self):
             return painted
         masks = self.masks()
-        for number in np.argsort(-masks.reshape(len(masks), -1).sum(1), kind="stable"):
-            painted[masks[number]] = IGNORE_INDEX if self.crowd[number] else self.labels[number]
+        for index in np.argsort(-masks.reshape(len(masks), -1).sum(1), kind="stable"):
+            painted[masks[index]] = IGNORE_INDEX if self.crowd[index] else self.labels[index]
         return painted
 
-    def take(self, rows: np.ndarray) -> Target:
+    def take(self, indices: np.ndarray) -> Target:
         """Return the objects at these indices (m,) int64, in this order; the class map is unchanged."""
         layers = self.layers
         if layers is not None:
-            numbers = np.zeros(len(self) + 1, np.int32)
-            numbers[np.asarray(rows) + 1] = np.arange(len(rows), dtype=np.int32) + 1
-            layers = numbers[layers]
+            new_values = np.zeros(len(self) + 1, np.int32)
+            new_values[np.asarray(indices) + 1] = np.arange(len(indices), dtype=np.int32) + 1
+            layers = new_values[layers]
         return Target(
             self.size,
-            self.labels[rows],
-            self.boxes[rows],
-            self.crowd[rows],
+            self.labels[indices],
+            self.boxes[indices],
+            self.crowd[indices],
             layers=layers,
             classes=self.classes,
             verified=self.verified,
@@ -130,11 +130,11 @@ def stack_masks(masks: Iterable[np.ndarray], size: tuple[int, ...]) -> np.ndarra
     """Stack object masks, each (*size) bool, in layers without overlap, first fit: (L, *size) int32, at least one
     layer."""
     layers = [np.zeros(size, np.int32)]
-    for number, mask in enumerate(masks):
+    for index, mask in enumerate(masks):
         layer = next((layer for layer in layers if not layer[mask].any()), None)
         if layer is None:
             layers.append(layer := np.zeros(size, np.int32))
-        layer[mask] = number + 1
+        layer[mask] = index + 1
     return np.stack(layers)
 
 
@@ -153,20 +153,22 @@ def masks_to_boxes(masks: Iterable[np.ndarray]) -> np.ndarray:
 
 def create_empty_target(size: tuple[int, ...], classes: np.ndarray | None = None) -> Target:
     """Return the target of an image without objects; `classes`: its class map, (H, W) or (D, H, W) int32."""
-    none = np.zeros(0, np.int64)
-    return Target(size, none, boxes=np.zeros((0, 4), np.float32), crowd=np.zeros(0, bool), layers=None, classes=classes)
+    no_labels = np.zeros(0, np.int64)
+    return Target(
+        size, no_labels, boxes=np.zeros((0, 4), np.float32), crowd=np.zeros(0, bool), layers=None, classes=classes
+    )
 
 
 class Annotations(Protocol):
     """The annotations of images in any format; a row is one image."""
 
-    def read(self, row: int) -> Target:
+    def read(self, index: int) -> Target:
         """Read the annotations of an image. Raises DataError, with the file and the place in it, if they are
         invalid."""
         ...
 
-    def update(self, digest: Any, rows: np.ndarray) -> None:
-        """Update a hashlib digest with the annotations of the images at `rows` (n,)."""
+    def update(self, digest: Any, indices: np.ndarray) -> None:
+        """Update a hashlib digest with the annotations of the images at `indices` (n,)."""
         ...
 
 
@@ -191,8 +193,8 @@ def get_sample_noun(split: Split) -> str:
 
 def check_image_samples(splits: Iterable[Split], rule: str) -> None:
     """Raise UsageError for volumes and clips, with the `rule` that requires images."""
-    for kind in {get_sample_noun(split) for split in splits} - {"images"}:
-        raise UsageError(f"the data are {kind}, but {rule}", f"use the data unchanged: `train` reads {kind}")
+    for noun in {get_sample_noun(split) for split in splits} - {"images"}:
+        raise UsageError(f"the data are {noun}, but {rule}", f"use the data unchanged: `train` reads {noun}")
 
 
 @dataclass(frozen=True)
@@ -212,9 +214,11 @@ class AnnotatedFiles(FileSplit):
         """Read the annotations of an image. Raises DataError."""
         return self.annotations.read(int(self.rows[sample]))
 
-    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> Self:
-        paths = Paths(self.paths.encoded_path(int(row)) for row in rows)
-        return type(self)(paths, self.labels[rows] if labels is None else labels, self.rows[rows], self.annotations)
+    def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> Self:
+        paths = Paths(self.paths.encoded_path(int(index)) for index in indices)
+        return type(self)(
+            paths, self.labels[indices] if labels is None else labels, self.rows[indices], self.annotations
+        )
 
     def update(self, digest: Any) -> None:
         super().update(digest)

@@ -22,19 +22,19 @@ VOC_WORD, LABELME_WORD = "<bndbox>", '"shapes"'
 def find_unused_annotations(root: Path) -> Path | None:
     """Return the first annotation file in a folder and two levels below it; None if there is none. Covers COCO files of
     many images, and files of Pascal VOC, LabelMe and YOLO next to an image of the same name."""
-    for home in iterate_nearby_folders(root):
+    for folder in iterate_nearby_folders(root):
         try:
-            with os.scandir(home) as listed:
+            with os.scandir(folder) as listed:
                 names = sorted(
                     entry.name for entry in islice(listed, MAX_FILES_PER_FOLDER) if not is_system_name(entry.name)
                 )
-            if documents := find_coco_files(home):
+            if documents := find_coco_files(folder):
                 return documents[0]
             images = {os.path.splitext(name)[0] for name in names if name.lower().endswith(tuple(IMAGE_FILE_SUFFIXES))}
             for ending in (".xml", ".json", ".txt"):
                 paired = (name for name in names if name.endswith(ending) and name.removesuffix(ending) in images)
-                if (name := next(paired, None)) and is_annotation_file(home / name):
-                    return home / name
+                if (name := next(paired, None)) and is_annotation_file(folder / name):
+                    return folder / name
         except (OSError, DataError):  # reported by the code that reads the folder or the file
             continue
     return None
@@ -45,13 +45,17 @@ def iterate_nearby_folders(root: Path) -> Iterator[Path]:
     level = [root]
     for _ in range(3):
         yield from level
-        inner = (sorted(place for place in home.glob("*/") if not is_system_name(place.name)) for home in level)
-        level = [place for places in inner for place in places[:MAX_FOLDERS_PER_LEVEL]][: MAX_FOLDERS_PER_LEVEL**2]
+        folder_lists = (
+            sorted(folder for folder in parent.glob("*/") if not is_system_name(folder.name)) for parent in level
+        )
+        level = [folder for subfolders in folder_lists for folder in subfolders[:MAX_FOLDERS_PER_LEVEL]][
+            : MAX_FOLDERS_PER_LEVEL**2
+        ]
 
 
-def is_annotation_file(place: Path) -> bool:
+def is_annotation_file(path: Path) -> bool:
     """Return whether a file next to an image contains boxes or shapes. Raises DataError for an unreadable file."""
-    if place.suffix == ".txt":
-        lines = read_lines(place)
+    if path.suffix == ".txt":
+        lines = read_lines(path)
         return bool(lines) and all(YOLO_BOX_LINE.fullmatch(line.strip()) for line in lines)
-    return contains_word(place, VOC_WORD if place.suffix == ".xml" else LABELME_WORD)
+    return contains_word(path, VOC_WORD if path.suffix == ".xml" else LABELME_WORD)

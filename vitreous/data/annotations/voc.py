@@ -50,27 +50,35 @@ def open_voc(root: Path, split_seed: int = 0) -> Data:
     folder = find_voc_image_folder(root)
     assert folder is not None, "is_voc was checked"
     index = FileIndex(list_images(folder), folder, stems=True)
-    places = [place for place in sorted((root / "Annotations").glob("*.xml")) if not is_system_name(place.name)]
-    files = {normalise_name(place.stem): place for place in places}
+    xml_paths = [path for path in sorted((root / "Annotations").glob("*.xml")) if not is_system_name(path.name)]
+    files = {normalise_name(path.stem): path for path in xml_paths}
     names = read_image_sets(root, files)
-    wanted = dict.fromkeys(stem for stems in names.values() for stem in stems)
-    images = {stem: image for stem in wanted if (image := index.match(stem, escape_unprintable(root)))}
+    needed_stems = dict.fromkeys(stem for stems in names.values() for stem in stems)
+    images = {stem: image for stem in needed_stems if (image := index.match(stem, escape_unprintable(root)))}
     for split, stems in names.items():
         unlabelled = split != "train" and not any(stem in files for stem in stems)
         for stem in stems:
-            for table, kind, where in ((files, "annotations", root / "Annotations"), (images, "image", folder)):
+            for table, file_kind, searched_folder in (
+                (files, "annotations", root / "Annotations"),
+                (images, "image", folder),
+            ):
                 if stem not in table and not (unlabelled and table is files):
-                    problem = f"{escape_unprintable(stem)} of {split} has no {kind} in {escape_unprintable(where)}"
+                    problem = (
+                        f"{escape_unprintable(stem)} of {split} has no {file_kind} in "
+                        f"{escape_unprintable(searched_folder)}"
+                    )
                     raise DataError(problem, "restore the file, or delete the name from the list")
-    wanted = sorted({stem for stems in names.values() for stem in stems if stem in files})
-    parsed = dict(zip(wanted, parse_in_threads([files[stem] for stem in wanted], parse_voc_file), strict=True))
-    classes = sorted({name for rows, _ in parsed.values() for name, _ in rows})
-    zero = any(min(shape.box[:2]) < 1 for rows, _ in parsed.values() for _, shape in rows if shape.box)
+    needed_stems = sorted({stem for stems in names.values() for stem in stems if stem in files})
+    parsed = dict(
+        zip(needed_stems, parse_in_threads([files[stem] for stem in needed_stems], parse_voc_file), strict=True)
+    )
+    classes = sorted({name for objects, _ in parsed.values() for name, _ in objects})
+    has_zero_corner = any(min(shape.box[:2]) < 1 for objects, _ in parsed.values() for _, shape in objects if shape.box)
     scenes = {
         split: [
             Scene(
                 images[stem],
-                to_labelled_shapes(parsed[stem][0], classes, 0 if zero else 1),
+                to_labelled_shapes(parsed[stem][0], classes, 0 if has_zero_corner else 1),
                 files[stem],
                 parsed[stem][1],
             )
@@ -86,9 +94,9 @@ def open_voc(root: Path, split_seed: int = 0) -> Data:
 def read_image_sets(root: Path, files: dict[str, Path]) -> dict[str, list[str]]:
     """Read the image names of each split from the lists; all are `train` if there are no lists."""
     names = {}
-    places = {place.stem: place for place in (root / IMAGE_SETS_FOLDER).glob("*.txt")}
-    for split, stem in match_split_names(places, escape_unprintable(root / IMAGE_SETS_FOLDER)).items():
-        lines = (normalise_name(line.strip()) for line in read_lines(places[stem]))
+    list_files = {path.stem: path for path in (root / IMAGE_SETS_FOLDER).glob("*.txt")}
+    for split, stem in match_split_names(list_files, escape_unprintable(root / IMAGE_SETS_FOLDER)).items():
+        lines = (normalise_name(line.strip()) for line in read_lines(list_files[stem]))
         names[split] = [parse_listed_stem(line, files) for line in lines if line]
     return names or {"train": list(files)}
 
@@ -99,12 +107,12 @@ def parse_listed_stem(line: str, files: dict[str, Path]) -> str:
     return line if line in files else PRESENCE_SUFFIX.sub("", line)
 
 
-def parse_voc_file(place: Path) -> tuple[list[NamedShape], tuple[int, int] | None]:
+def parse_voc_file(path: Path) -> tuple[list[NamedShape], tuple[int, int] | None]:
     """Read the objects of an image with class names, corners as in the file, and the image size.
 
     Raises DataError for other XML, for a file that states another image, and for a document that declares entities.
     """
-    origin, content = escape_unprintable(place), read_input_file(place)
+    origin, content = escape_unprintable(path), read_input_file(path)
     if b"<!ENTITY" in content or b"<!DOCTYPE" in content:
         raise DataError(f"{origin} declares entities", "delete the declaration, which annotations do not need")
     declared = b"encoding" in content[:200].partition(b"?>")[0]
@@ -114,31 +122,35 @@ def parse_voc_file(place: Path) -> tuple[list[NamedShape], tuple[int, int] | Non
         if declared:  # the declared encoding does not match the content
             decode_text(content, origin)
         raise DataError(f"{origin} is not valid XML ({error})", "fix or delete the file") from None
-    folder = find_voc_image_folder(place.parent.parent)
+    folder = find_voc_image_folder(path.parent.parent)
     if folder is not None:
-        check_stated_image(tree.findtext("filename"), folder, place.stem, origin)
-    rows = []
-    for number, element in enumerate(tree.iter("object"), 1):
-        where = f"{origin}, object {number}"
-        name = normalise_name(read_class_name(element.findtext("name"), where))
+        check_stated_image(tree.findtext("filename"), folder, path.stem, origin)
+    objects = []
+    for object_number, element in enumerate(tree.iter("object"), 1):
+        location = f"{origin}, object {object_number}"
+        name = normalise_name(read_class_name(element.findtext("name"), location))
         corners = [element.findtext(f"bndbox/{key}") for key in CORNER_TAGS]
-        left, top, right, bottom = parse_coordinates(corners, where)
+        left, top, right, bottom = parse_coordinates(corners, location)
         if right < left or bottom < top:
-            raise DataError(f"{where}: the box ends before it begins", "swap its corners")
-        crowd = read_flag(element.findtext("difficult"), "difficult", where)
-        rows.append((name, Shape(0, (left, top, right, bottom), crowd=crowd)))
+            raise DataError(f"{location}: the box ends before it begins", "swap its corners")
+        crowd = read_flag(element.findtext("difficult"), "difficult", location)
+        objects.append((name, Shape(0, (left, top, right, bottom), crowd=crowd)))
     size = [tree.findtext(f"size/{key}") for key in ("height", "width")]
     if all(text and text.strip().isdecimal() and int(text) for text in size):
-        return rows, (int(size[0] or 0), int(size[1] or 0))
-    return rows, None
+        return objects, (int(size[0] or 0), int(size[1] or 0))
+    return objects, None
 
 
-def to_labelled_shapes(rows: list[NamedShape], classes: list[str], first: int) -> tuple[Shape, ...]:
-    """Convert objects to shapes with class indices; `first`: the index of the first pixel."""
+def to_labelled_shapes(objects: list[NamedShape], classes: list[str], first_pixel: int) -> tuple[Shape, ...]:
+    """Convert objects to shapes with class indices; `first_pixel`: the index of the first pixel."""
     shapes = []
-    for name, shape in rows:
+    for name, shape in objects:
         assert shape.box is not None, "every object of this format has one"
         left, top, right, bottom = shape.box
-        box = (left - first, top - first, right, bottom) if right > left and bottom > top else (left, top, left, top)
+        box = (
+            (left - first_pixel, top - first_pixel, right, bottom)
+            if right > left and bottom > top
+            else (left, top, left, top)
+        )
         shapes.append(replace(shape, label=classes.index(name), box=box))
     return tuple(shapes)

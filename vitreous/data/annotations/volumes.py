@@ -37,63 +37,64 @@ DECATHLON_FOLDERS = ("imagesTr", "labelsTr")
 DATASET_JSON = "dataset.json"
 
 
-def read_affine(place: Path) -> np.ndarray | None:
+def read_affine(path: Path) -> np.ndarray | None:
     """Return the (4, 4) affine from voxels to millimetres in a NIfTI header; None for other files, and for headers
     without one. Raises DataError for an unreadable file."""
-    header = read_nifti_header(place)
+    header = read_nifti_header(path)
     if header is None or not (int(header["sform_code"]) > 0 or int(header["qform_code"]) > 0):
         return None
     affine = header.get_best_affine()
     return affine if np.isfinite(affine).all() and abs(np.linalg.det(affine[:3, :3])) > 1e-12 else None
 
 
-def align_to_image_grid(labels: np.ndarray, place: Path, image: Path, size: tuple[int, ...]) -> np.ndarray:
-    """Return the labels (D, H, W) of the file `place` in the axis order and directions of its image, which has this
+def align_to_image_grid(labels: np.ndarray, mask_path: Path, image_path: Path, size: tuple[int, ...]) -> np.ndarray:
+    """Return the labels (D, H, W) of the file `mask_path` in the axis order and directions of its image, which has this
     size.
 
     Labels are unchanged if a header has no affine, or if their size fits in no axis order. Raises DataError if both
     headers have affines and the mask is not on the grid of its image.
     """
-    source, target = (None, None) if labels.ndim != 3 else (read_affine(place), read_affine(image))
+    source, target = (None, None) if labels.ndim != 3 else (read_affine(mask_path), read_affine(image_path))
     if source is None or target is None:
         return labels
     import nibabel.orientations as orientations
 
-    turn = orientations.ornt_transform(orientations.io_orientation(source), orientations.io_orientation(target))
-    aligned = orientations.apply_orientation(labels, turn)
+    transform = orientations.ornt_transform(orientations.io_orientation(source), orientations.io_orientation(target))
+    aligned = orientations.apply_orientation(labels, transform)
     if aligned.shape != size != labels.shape:
         return labels
     hint = "resample the mask to its image; if the voxels match, copy the affine of the image to the mask"
     if aligned.shape != size:
         problem = (
-            f"{escape_unprintable(place)} has another axis order than its "
-            f"image {escape_unprintable(image)}, but the same size"
+            f"{escape_unprintable(mask_path)} has another axis order than its "
+            f"image {escape_unprintable(image_path)}, but the same size"
         )
         raise DataError(problem, hint)
-    affine = source @ orientations.inv_ornt_aff(turn, labels.shape)
-    corners = np.stack(np.meshgrid(*[(0, side - 1) for side in size], [1], indexing="ij"), -1).reshape(-1, 4)
+    affine = source @ orientations.inv_ornt_aff(transform, labels.shape)
+    corners = np.stack(np.meshgrid(*[(0, length - 1) for length in size], [1], indexing="ij"), -1).reshape(-1, 4)
     shift = np.abs(np.linalg.solve(target, (affine - target) @ corners.T)[:3]).max()
     if shift > MAX_GRID_SHIFT:
         problem = (
-            f"{escape_unprintable(place)} lies {shift:.3g} voxels off the grid of its image {escape_unprintable(image)}"
+            f"{escape_unprintable(mask_path)} lies {shift:.3g} voxels off the grid "
+            f"of its image {escape_unprintable(image_path)}"
         )
         raise DataError(problem, hint)
     return np.ascontiguousarray(aligned)
 
 
-def list_volumes(home: Path) -> list[Path]:
+def list_volumes(folder: Path) -> list[Path]:
     """List all files below a folder that may be a volume by suffix, in natural order."""
-    return [Path(path) for path in list_files_by_suffix(str(home), frozenset(VOLUME_SUFFIXES))]
+    return [Path(path) for path in list_files_by_suffix(str(folder), frozenset(VOLUME_SUFFIXES))]
 
 
-def read_volume_size(place: Path) -> tuple[int, ...]:
+def read_volume_size(path: Path) -> tuple[int, ...]:
     """Return the size (D, H, W) of a volume, from its header. Raises DataError."""
-    return read_volume_form(place)[1]
+    return read_volume_form(path)[1]
 
 
-def read_mask_volume(place: Path) -> np.ndarray:
+def read_mask_volume(path: Path) -> np.ndarray:
     """Read the indices of a mask, (D, H, W) int32. Raises DataError."""
-    return read_label_volume(place)
+    return read_label_volume(path)
 
 
 VOLUME_MASK_READER = ImageMaskReader(
@@ -110,20 +111,23 @@ VOLUME_MASK_READER = ImageMaskReader(
 def has_volume_masks(root: Path) -> bool:
     """Return whether a folder has volumes with masks next to them: files with a volume-only suffix, or a first mask
     with three axes."""
-    for home in (root, *find_split_folders(root).values()):
-        folder = find_mask_folder(home, VOLUME_MASK_READER)
+    for split_folder in (root, *find_split_folders(root).values()):
+        folder = find_mask_folder(split_folder, VOLUME_MASK_READER)
         if folder is not None:
-            images, first = list_volumes(find_image_folder(home, VOLUME_MASK_READER)), list_volumes(folder)[0]
-            return any(place.name.lower().endswith(tuple(VOLUME_ONLY_SUFFIXES)) for place in (*images, first)) or (
-                bool(images) and is_volume_file(first)
+            images, first_mask = (
+                list_volumes(find_image_folder(split_folder, VOLUME_MASK_READER)),
+                list_volumes(folder)[0],
+            )
+            return any(path.name.lower().endswith(tuple(VOLUME_ONLY_SUFFIXES)) for path in (*images, first_mask)) or (
+                bool(images) and is_volume_file(first_mask)
             )
     return False
 
 
-def is_volume_file(place: Path) -> bool:
+def is_volume_file(path: Path) -> bool:
     """Return whether a file can be read as one volume with three axes."""
     try:
-        return len(open_volume(place, escape_unprintable(place)).shape) == 3
+        return len(open_volume(path, escape_unprintable(path)).shape) == 3
     except DataError:
         return False
 
@@ -136,20 +140,24 @@ def open_volume_masks(root: Path, split_seed: int = 0, ignore_index: int | None 
     )
 
 
-def read_dataset_json_classes(place: Path) -> list[str]:
+def read_dataset_json_classes(json_path: Path) -> list[str]:
     """Read the class names in a `dataset.json`: `{"labels": {"0": "background", "1": "hippocampus"}}`, or with names as
     keys, as in nnU-Net; empty if there is no such file. Raises DataError if it is invalid."""
-    if not place.is_file():
+    if not json_path.is_file():
         return []
     try:
-        labels = json.loads(read_text(place))["labels"]
-        turned = all(str(key).isdecimal() for key in labels)
-        numbered = {int(key if turned else name): str(name if turned else key) for key, name in labels.items()}
+        labels = json.loads(read_text(json_path))["labels"]
+        keys_are_indices = all(str(key).isdecimal() for key in labels)
+        names_by_index = {
+            int(key if keys_are_indices else name): str(name if keys_are_indices else key)
+            for key, name in labels.items()
+        }
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         hint = 'expected {"labels": {"0": "background", "1": "…"}}, or a classes.txt'
-        raise DataError(f"{escape_unprintable(place)} has no valid class names", hint) from None
-    if sorted(numbered) != list(range(len(labels))):
+        raise DataError(f"{escape_unprintable(json_path)} has no valid class names", hint) from None
+    if sorted(names_by_index) != list(range(len(labels))):
         raise DataError(
-            f"{escape_unprintable(place)} has the class indices {sorted(numbered)}", "count from 0, without gaps"
+            f"{escape_unprintable(json_path)} has the class indices {sorted(names_by_index)}",
+            "count from 0, without gaps",
         )
-    return [numbered[number] for number in range(len(numbered))]
+    return [names_by_index[index] for index in range(len(names_by_index))]

@@ -60,101 +60,112 @@ def open_yolo(root: Path, split_seed: int = 0) -> Data:
     Raises DataError for an invalid data.yaml, missing folders, text files without an image, classes without a name, and
     lines that are neither boxes nor polygons.
     """
-    place = next((root / name for name in CONFIG_FILES if (root / name).is_file()), None)
-    names, listed, keypoints = (
-        read_data_yaml(place) if place else (read_yolo_classes(root), list_images_by_split(root), UNSTATED_KEYPOINTS)
+    config_path = next((root / name for name in CONFIG_FILES if (root / name).is_file()), None)
+    names, images_by_split, keypoints = (
+        read_data_yaml(config_path)
+        if config_path
+        else (read_yolo_classes(root), list_images_by_split(root), UNSTATED_KEYPOINTS)
     )
-    images = [image for rows in listed.values() for image in rows]
+    images = [image for entries in images_by_split.values() for image in entries]
     check_listed_images(images)
     lines = dict(zip(images, parse_in_threads(images, partial(parse_label_file, keypoints=keypoints)), strict=True))
     if keypoints == UNSTATED_KEYPOINTS:
         check_unstated_keypoints(lines)
-    numbers = {number for rows in lines.values() for number, _ in rows}
+    class_indices = {class_index for entries in lines.values() for class_index, _ in entries}
     notes = (
         ["keypoints are ignored: only the boxes of the label files are read"]
         if count_keypoint_values(keypoints)
         else []
     )
     if not names:
-        names = {number: f"class {number}" for number in range(1 + max(numbers, default=0))}
+        names = {class_index: f"class {class_index}" for class_index in range(1 + max(class_indices, default=0))}
         notes.append(f"classes are numbered, as neither data.yaml nor {YOLO_CLASSES_FILE} names them")
-    if unknown := sorted(numbers - names.keys()):
-        image = next(one for one, rows in lines.items() if any(number == unknown[0] for number, _ in rows))
+    if unknown := sorted(class_indices - names.keys()):
+        image = next(
+            labelled_image
+            for labelled_image, entries in lines.items()
+            if any(class_index == unknown[0] for class_index, _ in entries)
+        )
         problem = f"{escape_unprintable(find_label_file(image))} has class {unknown[0]}, which has no name"
-        raise DataError(problem, f"add it to {escape_unprintable(place or root / YOLO_CLASSES_FILE)}")
-    classes = {number: position for position, number in enumerate(sorted(names))}
+        raise DataError(problem, f"add it to {escape_unprintable(config_path or root / YOLO_CLASSES_FILE)}")
+    classes = {class_index: position for position, class_index in enumerate(sorted(names))}
     scenes = {
-        split: [parse_yolo_scene(image, lines[image], classes) for image in rows] for split, rows in listed.items()
+        split: [parse_yolo_scene(image, lines[image], classes) for image in entries]
+        for split, entries in images_by_split.items()
     }
-    titles = [names[number] for number in sorted(names)]
-    return build_scene_data(escape_unprintable(root), titles, scenes, split_seed, notes)
+    class_names = [names[class_index] for class_index in sorted(names)]
+    return build_scene_data(escape_unprintable(root), class_names, scenes, split_seed, notes)
 
 
-def read_data_yaml(place: Path) -> tuple[dict[int, str], dict[str, list[Path]], KeypointShape]:
+def read_data_yaml(config_path: Path) -> tuple[dict[int, str], dict[str, list[Path]], KeypointShape]:
     """Read class names by index, the images of each split, and the keypoint shape. Raises DataError."""
-    origin = escape_unprintable(place)
+    origin = escape_unprintable(config_path)
     try:
-        config = read_yaml(read_text(place))
+        config = read_yaml(read_text(config_path))
     except (UsageError, ValueError) as error:
         raise DataError(f"{origin} is not valid YAML ({str(error)[:80]})", "fix the file") from None
     names = config.get("names") if isinstance(config, dict) else None
     names = dict(enumerate(names)) if isinstance(names, list) else names
-    table: dict[int, str] = {}
-    for number, name in names.items() if isinstance(names, dict) else ():
-        if not str(number).isdecimal() or not isinstance(name, str | int) or isinstance(name, bool):
-            raise DataError(f"{origin}: names has {number}: {name}", "write an index and a name for each class")
-        table[int(number)] = normalise_name(str(name).strip())
-    if not table:
+    class_names: dict[int, str] = {}
+    for class_index, name in names.items() if isinstance(names, dict) else ():
+        if not str(class_index).isdecimal() or not isinstance(name, str | int) or isinstance(name, bool):
+            raise DataError(f"{origin}: names has {class_index}: {name}", "write an index and a name for each class")
+        class_names[int(class_index)] = normalise_name(str(name).strip())
+    if not class_names:
         raise DataError(f"{origin} has no class names", "add names: [cat, dog]")
-    home = place.parent / str(config.get("path") or ".")
-    home = home if home.is_dir() else place.parent
-    listed = {}
+    folder = config_path.parent / str(config.get("path") or ".")
+    folder = folder if folder.is_dir() else config_path.parent
+    images_by_split = {}
     keys = [key for key, value in config.items() if isinstance(key, str) and value]
     for split, key in match_split_names(keys, origin).items():
-        words = config[key] if isinstance(config[key], list) else [config[key]]
-        listed[split] = [image for word in words for image in list_split_images(str(word), home, origin)]
-    return table, listed, read_keypoint_shape(config, origin)
+        sources = config[key] if isinstance(config[key], list) else [config[key]]
+        images_by_split[split] = [
+            image for source in sources for image in list_split_images(str(source), folder, origin)
+        ]
+    return class_names, images_by_split, read_keypoint_shape(config, origin)
 
 
-def list_split_images(word: str, home: Path, origin: str) -> list[Path]:
+def list_split_images(source: str, folder: Path, origin: str) -> list[Path]:
     """List the images of a split: those below a folder, or in a list file. Raises DataError if neither exists."""
-    for place in (home / word, home / word.removeprefix("../")):
-        if place.is_dir():
-            return list_images(place)
-        if place.is_file():
-            paths = [home / line.strip() for line in read_lines(place) if line.strip()]
+    for source_path in (folder / source, folder / source.removeprefix("../")):
+        if source_path.is_dir():
+            return list_images(source_path)
+        if source_path.is_file():
+            paths = [folder / line.strip() for line in read_lines(source_path) if line.strip()]
             return [Path(resolve_unicode_path(path) or path) for path in paths]
     raise DataError(
-        f"{origin}: {escape_unprintable(word)} does not exist", "use a folder of images below the file's folder"
+        f"{origin}: {escape_unprintable(source)} does not exist", "use a folder of images below the file's folder"
     )
 
 
 def list_images_by_split(root: Path) -> dict[str, list[Path]]:
     """List the images of each split folder below `images`; all are `train` if there are none."""
-    homes = find_split_folders(root / "images")
-    return {name: list_images(home) for name, home in homes.items()} or {"train": list_images(root / "images")}
+    split_folders = find_split_folders(root / "images")
+    return {name: list_images(folder) for name, folder in split_folders.items()} or {
+        "train": list_images(root / "images")
+    }
 
 
 def read_yolo_classes(root: Path) -> dict[int, str]:
     """Read the names in classes.txt by index; empty if there is no such file."""
-    places = [root / YOLO_CLASSES_FILE, root / "labels" / YOLO_CLASSES_FILE]
-    place = next((one for one in places if one.is_file()), None)
-    lines = read_lines(place) if place else []
+    candidates = [root / YOLO_CLASSES_FILE, root / "labels" / YOLO_CLASSES_FILE]
+    path = next((candidate for candidate in candidates if candidate.is_file()), None)
+    lines = read_lines(path) if path else []
     return dict(enumerate(normalise_name(line.strip()) for line in lines if line.strip()))
 
 
 def find_label_file(image: Path) -> Path:
     """Return the label file of an image: with `labels` in place of the last `images` of its path, else next to the
     image."""
-    beside = image.with_suffix(".txt")
+    sibling_path = image.with_suffix(".txt")
     parts = list(image.parts)
-    place = beside
+    label_path = sibling_path
     if "images" in parts[:-1]:
         parts[len(parts) - 2 - parts[-2::-1].index("images")] = "labels"
-        place = Path(*parts).with_suffix(".txt")
-        if not place.parent.is_dir() and (split := parse_split_name(place.parent.name)):
-            place = find_split_folders(place.parent.parent).get(split, place.parent) / place.name
-    return Path(resolve_unicode_path(place) or resolve_unicode_path(beside) or place)
+        label_path = Path(*parts).with_suffix(".txt")
+        if not label_path.parent.is_dir() and (split := parse_split_name(label_path.parent.name)):
+            label_path = find_split_folders(label_path.parent.parent).get(split, label_path.parent) / label_path.name
+    return Path(resolve_unicode_path(label_path) or resolve_unicode_path(sibling_path) or label_path)
 
 
 def check_listed_images(images: list[Path]) -> None:
@@ -162,49 +173,51 @@ def check_listed_images(images: list[Path]) -> None:
     image in folders that contain only listed images."""
     if missing := next((image for image in images if not image.is_file()), None):
         raise DataError(f"the image {escape_unprintable(missing)} does not exist", "restore or unlist it")
-    for place, count in Counter(map(find_label_file, dict.fromkeys(images))).items():
-        if count > 1 and place.is_file():
-            raise DataError(
-                f"{escape_unprintable(place)} belongs to {count} images of its name", "rename or delete one"
-            )
+    for path, count in Counter(map(find_label_file, dict.fromkeys(images))).items():
+        if count > 1 and path.is_file():
+            raise DataError(f"{escape_unprintable(path)} belongs to {count} images of its name", "rename or delete one")
     for labels, folder in sorted({(find_label_file(image).parent, image.parent) for image in images}):
         if labels != folder and labels.is_dir():
-            stems = {normalise_name(place.stem) for place in folder.iterdir()}
-            for place in sorted(labels.glob("*.txt")):
-                known = normalise_name(place.stem) in stems or place.name == YOLO_CLASSES_FILE
-                if not known and not is_system_name(place.name):
-                    problem = f"{escape_unprintable(place)} has no image of its name in {escape_unprintable(folder)}"
+            stems = {normalise_name(path.stem) for path in folder.iterdir()}
+            for path in sorted(labels.glob("*.txt")):
+                has_image = normalise_name(path.stem) in stems or path.name == YOLO_CLASSES_FILE
+                if not has_image and not is_system_name(path.name):
+                    problem = f"{escape_unprintable(path)} has no image of its name in {escape_unprintable(folder)}"
                     raise DataError(problem, "restore the image, or delete the file")
 
 
 def parse_label_file(image: Path, keypoints: KeypointShape = UNSTATED_KEYPOINTS) -> list[LabelLine]:
     """Read the lines of an image's label file, without keypoint values; empty if there is no file. Raises DataError."""
-    place = find_label_file(image)
-    if not place.is_file() or not place.stat().st_size:
+    label_path = find_label_file(image)
+    if not label_path.is_file() or not label_path.stat().st_size:
         return []
-    rows = []
-    for number, text in enumerate(read_lines(place), 1):
-        words = text.split()
-        if not words:
+    label_lines = []
+    for line_number, text in enumerate(read_lines(label_path), 1):
+        fields = text.split()
+        if not fields:
             continue
-        where = f"{escape_unprintable(place)}, line {number}"
-        label, *shares = parse_coordinates(words, where)
-        if extra := count_keypoint_values(keypoints):
-            if len(shares) not in (4, 4 + extra):
-                hint = f"write class, box and {extra} keypoint values, for kpt_shape {list(keypoints or ())}"
-                raise DataError(f"{where} has {len(words)} numbers", hint)
-            shares = shares[:4]
+        location = f"{escape_unprintable(label_path)}, line {line_number}"
+        label, *coordinates = parse_coordinates(fields, location)
+        if num_keypoint_values := count_keypoint_values(keypoints):
+            if len(coordinates) not in (4, 4 + num_keypoint_values):
+                hint = (
+                    f"write class, box and {num_keypoint_values} keypoint values, for kpt_shape {list(keypoints or ())}"
+                )
+                raise DataError(f"{location} has {len(fields)} numbers", hint)
+            coordinates = coordinates[:4]
         if label < 0 or label != int(label):
-            raise DataError(f"{where}: {words[0]} is not a class index", "use integers from 0")
-        if len(shares) != 4 and (len(shares) < 6 or len(shares) % 2):
+            raise DataError(f"{location}: {fields[0]} is not a class index", "use integers from 0")
+        if len(coordinates) != 4 and (len(coordinates) < 6 or len(coordinates) % 2):
             hint = "write class, centre x, centre y, width, height; or class and at least three pairs of x and y"
-            if len(shares) > 4 and (len(shares) - 4) % 3 == 0:
-                hint += f"; for keypoints add kpt_shape: [{(len(shares) - 4) // 3}, 3] to data.yaml"
-            raise DataError(f"{where} has {len(words)} numbers", hint)
-        if min(shares) < -1 or max(shares) > 2:
-            raise DataError(f"{where}: {max(shares, key=abs):g} is not between 0 and 1", "divide by width and height")
-        rows.append((int(label), tuple(shares)))
-    return rows
+            if len(coordinates) > 4 and (len(coordinates) - 4) % 3 == 0:
+                hint += f"; for keypoints add kpt_shape: [{(len(coordinates) - 4) // 3}, 3] to data.yaml"
+            raise DataError(f"{location} has {len(fields)} numbers", hint)
+        if min(coordinates) < -1 or max(coordinates) > 2:
+            raise DataError(
+                f"{location}: {max(coordinates, key=abs):g} is not between 0 and 1", "divide by width and height"
+            )
+        label_lines.append((int(label), tuple(coordinates)))
+    return label_lines
 
 
 def parse_yolo_scene(image: Path, lines: list[LabelLine], classes: dict[int, int]) -> Scene:
@@ -213,13 +226,18 @@ def parse_yolo_scene(image: Path, lines: list[LabelLine], classes: dict[int, int
         return Scene(image, (), find_label_file(image))
     height, width = read_image_size(image)
     shapes = []
-    for number, shares in lines:
-        if len(shares) == 4:
-            x, y, w, h = shares[0] * width, shares[1] * height, shares[2] * width, shares[3] * height
-            shapes.append(Shape(classes[number], (x - w / 2, y - h / 2, x + w / 2, y + h / 2)))
+    for class_index, coordinates in lines:
+        if len(coordinates) == 4:
+            x, y, w, h = (
+                coordinates[0] * width,
+                coordinates[1] * height,
+                coordinates[2] * width,
+                coordinates[3] * height,
+            )
+            shapes.append(Shape(classes[class_index], (x - w / 2, y - h / 2, x + w / 2, y + h / 2)))
         else:
-            corners = np.array(shares, np.float32).reshape(-1, 2) * np.array([width, height], np.float32)
-            shapes.append(Shape(classes[number], None, (corners,)))
+            corners = np.array(coordinates, np.float32).reshape(-1, 2) * np.array([width, height], np.float32)
+            shapes.append(Shape(classes[class_index], None, (corners,)))
     return Scene(image, tuple(shapes), find_label_file(image))
 
 
@@ -233,9 +251,9 @@ def format_yolo_line(label: int, box: np.ndarray, size: tuple[int, int], mask: n
     height, width = size
     left, top, right, bottom = (float(edge) for edge in box)
     if mask is None:
-        shares = [(left + right) / 2 / width, (top + bottom) / 2 / height]
-        shares += [(right - left) / width, (bottom - top) / height]
+        coordinates = [(left + right) / 2 / width, (top + bottom) / 2 / height]
+        coordinates += [(right - left) / width, (bottom - top) / height]
     else:
         corners = mask_to_polygon(mask) if mask.any() else box_to_corners(box)
-        shares = [float(number) for number in (corners / np.array([width, height])).ravel()]
-    return f"{label} " + " ".join(f"{share:.9g}" for share in shares)
+        coordinates = [float(coordinate) for coordinate in (corners / np.array([width, height])).ravel()]
+    return f"{label} " + " ".join(f"{value:.9g}" for value in coordinates)

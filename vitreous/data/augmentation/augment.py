@@ -53,7 +53,7 @@ class ViewAugmentation(Protocol):
 
     takes_regions: ClassVar[bool]  # whether `picture` accepts a `LazyImage`, to decode only the required region
 
-    def picture(self, picture: DecodedSample | LazyImage, preprocess: Any, sample_key: int) -> Tensor:
+    def picture(self, image: DecodedSample | LazyImage, preprocess: Any, sample_key: int) -> Tensor:
         """Augment an image of any size to its entry of a batch, a tensor of the same shape for every sample."""
         ...
 
@@ -61,7 +61,7 @@ class ViewAugmentation(Protocol):
         """Augment cached (B, C, *image) images with (B,) uint64 keys to B batch entries."""
         ...
 
-    def unpack(self, rows: Tensor, preprocess: Any) -> dict[str, Tensor]:
+    def unpack(self, entries: Tensor, preprocess: Any) -> dict[str, Tensor]:
         """Convert B batch entries, (B, ...), to a batch, samples first."""
         ...
 
@@ -150,25 +150,23 @@ class Augment:
             self, rand_layers=0, three=False, trivial=False, jitter=(0.0, 0.0, 0.0), erase=0.0, erase_noise=False
         )
 
-    def picture(
-        self, picture: DecodedSample | LazyImage | Clip, preprocess: PlanarPreprocess, sample_key: int
-    ) -> Tensor:
+    def picture(self, image: DecodedSample | LazyImage | Clip, preprocess: PlanarPreprocess, sample_key: int) -> Tensor:
         """Augment the image of a file to (C, *image) uint8, in the process that decodes it. Raises DataError.
 
         Images with several Pillow channels get the same transform in each; mode F becomes float32. Likewise for the
         frames of a clip, which are sampled randomly.
         """
-        if isinstance(picture, Clip):
+        if isinstance(image, Clip):
             draws = draw_uniform(np.array([derive_key(sample_key, FRAME_KEY)], np.uint64), preprocess.image[0])[0]
             assert isinstance(preprocess, ClipPreprocess)
-            numbers = preprocess.choose_frame_numbers(len(picture), draws)
-            frames, mode = picture.read(numbers), PILLOW_MODES[preprocess.channels]
-            pictures = [Image.fromarray(frame).convert(mode) for frame in frames]
-            return torch.stack([self.picture(frame, preprocess, sample_key) for frame in pictures], 1)
-        if isinstance(picture, (tuple, np.ndarray)):
-            return torch.cat([self.picture(band, preprocess, sample_key) for band in list_bands(picture)])
+            frame_indices = preprocess.choose_frame_numbers(len(image), draws)
+            frames, mode = image.read(frame_indices), PILLOW_MODES[preprocess.channels]
+            images = [Image.fromarray(frame).convert(mode) for frame in frames]
+            return torch.stack([self.picture(frame, preprocess, sample_key) for frame in images], 1)
+        if isinstance(image, (tuple, np.ndarray)):
+            return torch.cat([self.picture(band, preprocess, sample_key) for band in list_bands(image)])
         with fork_torch_rng(sample_key):
-            return compose_file_transform(self, preprocess)(picture)
+            return compose_file_transform(self, preprocess)(image)
 
     def batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
         """Augment cached images by their (B,) keys: (B, C, H, W) uint8 -> (B, C, H, W) in 0..255.
@@ -192,15 +190,15 @@ class Augment:
                 batch.clamp_(0, 255)
         if layers := create_colour_transforms(self):
             operations = import_transforms_v2().Compose(layers)
-            for row, sample_key in enumerate(keys):
+            for index, sample_key in enumerate(keys):
                 with fork_torch_rng(int(sample_key)):
-                    image = batch[row] if batch.dtype == torch.uint8 else batch[row].round().to(torch.uint8)
-                    batch[row] = operations(image)
+                    image = batch[index] if batch.dtype == torch.uint8 else batch[index].round().to(torch.uint8)
+                    batch[index] = operations(image)
         return erase_random_boxes(batch, keys, self.erase, self.erase_noise) if self.erase else batch
 
-    def unpack(self, rows: Tensor, preprocess: PlanarPreprocess) -> dict[str, Tensor]:
+    def unpack(self, entries: Tensor, preprocess: PlanarPreprocess) -> dict[str, Tensor]:
         """Return (B, C, *image) as `images`."""
-        return {"images": rows}
+        return {"images": entries}
 
     def shift_batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
         """Shift and mirror (B, C, H, W) uint8 by (B,) keys, like `maps` for integer shifts."""
@@ -216,8 +214,8 @@ class Augment:
         """
         u = draw_uniform(keys, 9)
         height, width = size
-        wide, tall = self.shares(u[:, 0], u[:, 1], height / width)
-        x, y = (1 - wide) * (2 * u[:, 2] - 1), (1 - tall) * (2 * u[:, 3] - 1)
+        width_share, height_share = self.shares(u[:, 0], u[:, 1], height / width)
+        x, y = (1 - width_share) * (2 * u[:, 2] - 1), (1 - height_share) * (2 * u[:, 3] - 1)
         x = x + draw_pixel_shifts(u[:, 4], self.shift, width) * 2 / width
         y = y + draw_pixel_shifts(u[:, 5], self.shift, height) * 2 / height
         angle = np.radians(self.rotate) * (2 * u[:, 6] - 1)
@@ -225,50 +223,50 @@ class Augment:
         mirror = np.where(u[:, 8] < self.flip, -1.0, 1.0)
         cos, sin = np.cos(angle) / zoom, np.sin(angle) / zoom
         rows = [
-            [mirror * wide * cos, wide * sin * height / width, x],
-            [-mirror * tall * sin * width / height, tall * cos, y],
+            [mirror * width_share * cos, width_share * sin * height / width, x],
+            [-mirror * height_share * sin * width / height, height_share * cos, y],
         ]
         return torch.from_numpy(np.stack([np.stack(row, -1) for row in rows], 1)).float()
 
-    def shares(self, u: np.ndarray, v: np.ndarray, upright: float) -> tuple[np.ndarray, np.ndarray]:
+    def shares(self, u: np.ndarray, v: np.ndarray, height_to_width: float) -> tuple[np.ndarray, np.ndarray]:
         """Return a crop's (B,) shares of width and height, from (B,) draws of area and aspect, and height / width."""
         if self.crop == FULL_AREA:
             return np.ones_like(u), np.ones_like(u)
         if self.crop_style == "inception":
-            ratio = (self.ratio[0] + (self.ratio[1] - self.ratio[0]) * v) * upright
-            most = np.minimum(np.minimum(np.sqrt(self.crop[1] / ratio), 1), 1 / ratio)
-            least = np.sqrt(self.crop[0] / ratio)
-            tall = least + (most - least) * u
-            fits = least <= most
-            return np.where(fits, tall * ratio, 1), np.where(fits, tall, 1)
+            ratio = (self.ratio[0] + (self.ratio[1] - self.ratio[0]) * v) * height_to_width
+            max_share = np.minimum(np.minimum(np.sqrt(self.crop[1] / ratio), 1), 1 / ratio)
+            min_share = np.sqrt(self.crop[0] / ratio)
+            height_share = min_share + (max_share - min_share) * u
+            is_valid = min_share <= max_share
+            return np.where(is_valid, height_share * ratio, 1), np.where(is_valid, height_share, 1)
         area = self.crop[0] + (self.crop[1] - self.crop[0]) * u
         low, high = np.log(self.ratio)
-        ratio = np.exp(low + (high - low) * v) * upright
+        ratio = np.exp(low + (high - low) * v) * height_to_width
         return np.minimum(np.sqrt(area * ratio), 1), np.minimum(np.sqrt(area / ratio), 1)
 
     def mix(
-        self, images: Tensor, labels: Tensor, classes: int, seed: int, batch: int, apart: int = 1
+        self, images: Tensor, labels: Tensor, classes: int, seed: int, batch: int, offset: int = 1
     ) -> tuple[Tensor, Tensor]:
         """Mix (B, C, *image) and (B,) or (B, classes) labels to images and (B, classes) soft labels, or return them
         unchanged.
 
-        Each image is mixed with the one `apart` positions before it, which must be the number of repeats if images are
+        Each image is mixed with the one `offset` positions before it, which must be the number of repeats if images are
         repeated consecutively. MixUp (arXiv:1710.09412) adds them, CutMix (arXiv:1905.04899) inserts a box of one into
         the other; labels are mixed by the same share. big_vision uses the larger of the two shares for the image; with
         roles exchanged in all pairs, that is the same set of mixtures.
         """
         if not (self.mixup or self.cutmix) or len(images) < 2:
             return images, labels
-        both = self.mixup > 0 and self.cutmix > 0
+        has_both = self.mixup > 0 and self.cutmix > 0
         with fork_torch_rng(seed, batch):
             if self.mix_probability < 1 and float(torch.rand(())) >= self.mix_probability:
                 return images, labels
-            cut = self.cutmix > 0 and (not both or bool(torch.rand(()) < 0.5))
-            alpha = torch.tensor([self.cutmix if cut else self.mixup])
+            use_cutmix = self.cutmix > 0 and (not has_both or bool(torch.rand(()) < 0.5))
+            alpha = torch.tensor([self.cutmix if use_cutmix else self.mixup])
             share = float(torch.distributions.Beta(alpha, alpha).sample())
-            box, share = draw_cutmix_box(share, images.shape[-2], images.shape[-1]) if cut else (None, share)
+            box, share = draw_cutmix_box(share, images.shape[-2], images.shape[-1]) if use_cutmix else (None, share)
         targets = labels if labels.ndim == 2 else F.one_hot(labels, classes)
-        return mix_with_roll(images, share, apart, box), mix_with_roll(targets.float(), share, apart)
+        return mix_with_roll(images, share, offset, box), mix_with_roll(targets.float(), share, offset)
 
 
 def draw_cutmix_box(share: float, height: int, width: int) -> tuple[tuple[slice, slice], float]:
@@ -281,20 +279,20 @@ def draw_cutmix_box(share: float, height: int, width: int) -> tuple[tuple[slice,
     return (rows, columns), 1 - (rows.stop - rows.start) * (columns.stop - columns.start) / (width * height)
 
 
-def mix_with_roll(values: Tensor, share: float, apart: int, box: tuple[slice, slice] | None = None) -> Tensor:
-    """Mix `share` of each of (B, ...) values with the one `apart` positions before it, or replace `box`, if passed."""
-    others = values.roll(apart, 0)
+def mix_with_roll(values: Tensor, share: float, offset: int, box: tuple[slice, slice] | None = None) -> Tensor:
+    """Mix `share` of each of (B, ...) values with the one `offset` positions before it, or replace `box`, if passed."""
+    rolled = values.roll(offset, 0)
     if box is None:
-        return others.mul_(1 - share).add_(values.mul(share))
+        return rolled.mul_(1 - share).add_(values.mul(share))
     result = values.clone()
-    result[..., box[0], box[1]] = others[..., box[0], box[1]]
+    result[..., box[0], box[1]] = rolled[..., box[0], box[1]]
     return result
 
 
 def draw_pixel_shifts(u: np.ndarray, share: float, length: int) -> np.ndarray:
     """Convert (B,) draws in [0, 1) to integer shifts, (B,) int64, at most `share` of the length."""
-    reach = round(share * length)
-    return np.floor(u * (2 * reach + 1)).astype(np.int64) - reach
+    max_shift = round(share * length)
+    return np.floor(u * (2 * max_shift + 1)).astype(np.int64) - max_shift
 
 
 def import_transforms_v2():
@@ -313,14 +311,14 @@ def compose_file_transform(
     if not preprocess.stacks:
         crop = NativeAspectCrop(crop, preprocess, augment.fewest_tokens)  # type: ignore[arg-type]  # Run rejects simple crops here
     operations: list[Callable[[Any], Any]] = [crop or partial(fit_to_model_size, preprocess)]
-    between, late = create_affine_transforms(augment), create_colour_transforms(augment)
-    if between or late:
+    affine_transforms, colour_transforms = create_affine_transforms(augment), create_colour_transforms(augment)
+    if affine_transforms or colour_transforms:
         operations.append(tensor_to_pillow)
-    operations += between
+    operations += affine_transforms
     if augment.flip:
         operations.append(partial(flip_horizontally_at_random, probability=augment.flip))
-    operations += [*late, image_to_uint8_tensor, *create_erasing_transforms(augment)]
-    return lambda picture: reduce(lambda shown, operation: operation(shown), operations, picture)
+    operations += [*colour_transforms, image_to_uint8_tensor, *create_erasing_transforms(augment)]
+    return lambda image: reduce(lambda result, operation: operation(result), operations, image)
 
 
 def create_random_crop(augment: Augment, image: tuple[int, int]) -> AreaCrop | InceptionCrop | SimpleCrop | None:

@@ -39,9 +39,9 @@ class AreaCrop:
     ratio: tuple[float, float]
     filter: str
 
-    def __call__(self, picture: Image.Image | LazyImage) -> Tensor:
+    def __call__(self, image: Image.Image | LazyImage) -> Tensor:
         """Crop an image to (C, *image) uint8. Raises DataError."""
-        return crop_and_resize(picture, self.box(*picture.size), self.image, self.filter)
+        return crop_and_resize(image, self.box(*image.size), self.image, self.filter)
 
     @cached_property
     def log_ratio(self) -> list[float]:
@@ -53,17 +53,17 @@ class AreaCrop:
         for _ in range(MAX_CROP_ATTEMPTS["torchvision"]):
             area = width * height * torch.empty(1).uniform_(*self.area).item()
             ratio = torch.exp(torch.empty(1).uniform_(*self.log_ratio)).item()
-            wide, tall = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-            if 0 < wide <= width and 0 < tall <= height:
-                top, left = (int(torch.randint(spare + 1, (1,))) for spare in (height - tall, width - wide))
-                return left, top, left + wide, top + tall
-        wide, tall = width, height
+            box_width, box_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < box_width <= width and 0 < box_height <= height:
+                top, left = (int(torch.randint(spare + 1, (1,))) for spare in (height - box_height, width - box_width))
+                return left, top, left + box_width, top + box_height
+        box_width, box_height = width, height
         if width / height < self.ratio[0]:
-            tall = round(width / self.ratio[0])
+            box_height = round(width / self.ratio[0])
         elif width / height > self.ratio[1]:
-            wide = round(height * self.ratio[1])
-        left, top = (width - wide) // 2, (height - tall) // 2
-        return left, top, left + wide, top + tall
+            box_width = round(height * self.ratio[1])
+        left, top = (width - box_width) // 2, (height - box_height) // 2
+        return left, top, left + box_width, top + box_height
 
 
 class InceptionCrop(AreaCrop):
@@ -78,13 +78,13 @@ class InceptionCrop(AreaCrop):
         low, high = (share * width * height for share in self.area)
         for _ in range(MAX_CROP_ATTEMPTS["inception"]):
             ratio = self.ratio[0] + (self.ratio[1] - self.ratio[0]) * float(torch.rand(()))
-            most = min(round((high / ratio) ** 0.5), height, int(width / ratio))
-            least = min(round((low / ratio) ** 0.5), most)
-            tall = least + int(torch.randint(most - least + 1, ()))
-            wide = round(tall * ratio)
-            if wide and low <= wide * tall <= high and wide <= width:
-                left, top = (int(torch.randint(spare + 1, ())) for spare in (width - wide, height - tall))
-                return left, top, left + wide, top + tall
+            max_height = min(round((high / ratio) ** 0.5), height, int(width / ratio))
+            min_height = min(round((low / ratio) ** 0.5), max_height)
+            box_height = min_height + int(torch.randint(max_height - min_height + 1, ()))
+            box_width = round(box_height * ratio)
+            if box_width and low <= box_width * box_height <= high and box_width <= width:
+                left, top = (int(torch.randint(spare + 1, ())) for spare in (width - box_width, height - box_height))
+                return left, top, left + box_width, top + box_height
         return 0, 0, width, height
 
 
@@ -95,17 +95,17 @@ class SimpleCrop:
     image: tuple[int, int]
     filter: str
 
-    def __call__(self, picture: Image.Image | LazyImage) -> Tensor:
+    def __call__(self, image: Image.Image | LazyImage) -> Tensor:
         """Crop an image to (C, *image) uint8. Raises DataError."""
-        (width, height), (tall, wide) = picture.size, self.image
-        scale = max(tall / height, wide / width)
-        size = (max(tall, round(height * scale)), max(wide, round(width * scale)))
-        pixels = crop_and_resize(picture, (0, 0, width, height), size, self.filter)
-        rows, columns = (
-            simple_crop_indices(target, side, float(torch.rand(())))
-            for target, side in zip(self.image, size, strict=True)
+        (width, height), (target_height, target_width) = image.size, self.image
+        scale = max(target_height / height, target_width / width)
+        size = (max(target_height, round(height * scale)), max(target_width, round(width * scale)))
+        pixels = crop_and_resize(image, (0, 0, width, height), size, self.filter)
+        row_indices, column_indices = (
+            simple_crop_indices(target, length, float(torch.rand(())))
+            for target, length in zip(self.image, size, strict=True)
         )
-        return pixels[:, torch.from_numpy(rows)][:, :, torch.from_numpy(columns)]
+        return pixels[:, torch.from_numpy(row_indices)][:, :, torch.from_numpy(column_indices)]
 
 
 @dataclass(frozen=True)
@@ -121,55 +121,56 @@ class NativeAspectCrop:
     preprocess: NativePreprocess
     fewest: int = 0
 
-    def __call__(self, picture: Image.Image | LazyImage) -> Image.Image | Tensor:
+    def __call__(self, image: Image.Image | LazyImage) -> Image.Image | Tensor:
         """Crop an image to (C, height, width) uint8, or to a Pillow image if no crop is needed. Raises DataError."""
-        most = self.preprocess.tokens
-        tokens = int(torch.randint(self.fewest, most + 1, ())) if 0 < self.fewest < most else most
+        max_tokens = self.preprocess.tokens
+        tokens = int(torch.randint(self.fewest, max_tokens + 1, ())) if 0 < self.fewest < max_tokens else max_tokens
         preprocess = replace(self.preprocess, tokens=tokens)
         if self.crop is None:
-            return fit_to_model_size(preprocess, picture)
-        box = map_square_box_to_image(self.crop.box(max(picture.size), max(picture.size)), picture.size)
+            return fit_to_model_size(preprocess, image)
+        box = map_square_box_to_image(self.crop.box(max(image.size), max(image.size)), image.size)
         plane = preprocess.choose_plane((box[2] - box[0], box[3] - box[1]))
-        return crop_and_resize(picture, box, plane, self.crop.filter)
+        return crop_and_resize(image, box, plane, self.crop.filter)
 
 
 def map_square_box_to_image(box: PixelBox, size: tuple[int, int]) -> PixelBox:
     """Map a box on a square with the longer side of an image of (width, height) to integer pixels of the image, at
     least one along each axis."""
     starts, ends = (
-        [round(edge * side / max(size)) for edge, side in zip(edges, size, strict=True)] for edges in (box[:2], box[2:])
+        [round(edge * length / max(size)) for edge, length in zip(edges, size, strict=True)]
+        for edges in (box[:2], box[2:])
     )
-    starts = [min(start, side - 1) for start, side in zip(starts, size, strict=True)]
+    starts = [min(start, length - 1) for start, length in zip(starts, size, strict=True)]
     return starts[0], starts[1], max(starts[0] + 1, ends[0]), max(starts[1] + 1, ends[1])
 
 
-def fit_to_model_size(preprocess: PlanarPreprocess, picture: Image.Image | LazyImage) -> Image.Image:
+def fit_to_model_size(preprocess: PlanarPreprocess, image: Image.Image | LazyImage) -> Image.Image:
     """Resize an image to the model's size."""
-    return preprocess.fit_image(picture if isinstance(picture, Image.Image) else picture.whole())
+    return preprocess.fit_image(image if isinstance(image, Image.Image) else image.whole())
 
 
-def crop_and_resize(picture: Image.Image | LazyImage, box: PixelBox, size: tuple[int, int], filter: str) -> Tensor:
+def crop_and_resize(source: Image.Image | LazyImage, box: PixelBox, size: tuple[int, int], filter: str) -> Tensor:
     """Resize a box of an image to (C, *size) uint8. `aliased` samples four neighbours regardless of the scale, like
     `tf.image.resize`. Raises DataError."""
     aliased = filter == "aliased"
-    if isinstance(picture, Image.Image):
-        pixels = np.array(picture.crop(box))
+    if isinstance(source, Image.Image):
+        pixels = np.array(source.crop(box))
         pixels = pixels if pixels.ndim == 3 else pixels[..., None]
     else:
-        pixels = picture.decode_region(box, None if aliased else size)
+        pixels = source.decode_region(box, None if aliased else size)
     if aliased:
         pixels = np.array(resize_with_pillow(array_to_pillow(pixels), size, filter)).reshape(*size, -1)
     image = torch.from_numpy(pixels[None]).permute(0, 3, 1, 2)
     return image[0] if image.shape[2:] == size else F.interpolate(image, size, mode=filter, antialias=True)[0]
 
 
-def resize_with_pillow(picture: Image.Image, size: tuple[int, int], filter: str) -> Image.Image:
+def resize_with_pillow(image: Image.Image, size: tuple[int, int], filter: str) -> Image.Image:
     """Resize an image to (height, width) with Pillow."""
     height, width = size
     if filter == "aliased":
-        whole = (0, 0, picture.width, picture.height)
-        return picture.transform((width, height), Image.Transform.EXTENT, whole, resample=RESAMPLING_FILTERS[filter])
-    return picture.resize((width, height), RESAMPLING_FILTERS[filter])
+        full_box = (0, 0, image.width, image.height)
+        return image.transform((width, height), Image.Transform.EXTENT, full_box, resample=RESAMPLING_FILTERS[filter])
+    return image.resize((width, height), RESAMPLING_FILTERS[filter])
 
 
 def array_to_pillow(pixels: np.ndarray) -> Image.Image:
@@ -177,8 +178,8 @@ def array_to_pillow(pixels: np.ndarray) -> Image.Image:
     return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
 
 
-def simple_crop_indices(target: int, side: int, u: float | np.ndarray) -> np.ndarray:
+def simple_crop_indices(target_length: int, length: int, u: float | np.ndarray) -> np.ndarray:
     """Return the source indices along an axis of a simple crop, (..., target), from draws in [0, 1) of shape (...)."""
-    reflected = np.pad(np.arange(side), SIMPLE_CROP_PADDING, "reflect")
-    start = np.floor(np.asarray(u) * (side + 2 * SIMPLE_CROP_PADDING - target + 1)).astype(np.int64)
-    return reflected[start[..., None] + np.arange(target)]
+    reflected = np.pad(np.arange(length), SIMPLE_CROP_PADDING, "reflect")
+    start = np.floor(np.asarray(u) * (length + 2 * SIMPLE_CROP_PADDING - target_length + 1)).astype(np.int64)
+    return reflected[start[..., None] + np.arange(target_length)]

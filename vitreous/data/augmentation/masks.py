@@ -63,13 +63,13 @@ def tube_masks(keys: np.ndarray, grid: tuple[int, ...], mask_ratio: float = 0.9)
     Takes (B,) keys and the grid (t, h, w); `keep` is (B, k), `mask` (B, t, h, w). Raises UsageError for a ratio that
     leaves no visible or no masked position.
     """
-    slots, places = grid[0], math.prod(grid[1:])
-    masked = int(places * mask_ratio)
-    if not 0 < masked < places:
-        problem = f"masking {mask_ratio} of {places} positions leaves {max(places - masked, 0)} visible"
+    slots, num_positions = grid[0], math.prod(grid[1:])
+    masked = int(num_positions * mask_ratio)
+    if not 0 < masked < num_positions:
+        problem = f"masking {mask_ratio} of {num_positions} positions leaves {max(num_positions - masked, 0)} visible"
         raise UsageError(problem, "use a share between 0 and 1, or smaller patches")
-    mask = np.zeros((len(keys), places), dtype=bool)
-    np.put_along_axis(mask, shuffle_patches(keys, places)[:, :masked], True, 1)
+    mask = np.zeros((len(keys), num_positions), dtype=bool)
+    np.put_along_axis(mask, shuffle_patches(keys, num_positions)[:, :masked], True, 1)
     mask = np.tile(mask, slots)  # (B, t h w)
     return PatchMask(np.nonzero(~mask)[1].reshape(len(keys), -1), mask.reshape(-1, *grid))
 
@@ -91,8 +91,8 @@ def corrupt_patches(
     predicted = np.zeros((len(keys), length), dtype=bool)
     np.put_along_axis(predicted, shuffle_patches(keys, length)[:, : int(ratio * length)], True, 1)
     u, v = (draw_uniform(derive_keys(keys, _KIND, draw), length) for draw in range(2))
-    others = (tokens + 1 + np.floor(v * (length - 1)).astype(np.int64)) % length
-    source = np.where(u < masked, MASK_VECTOR, np.where(u < masked + swapped, others, tokens))
+    swap_sources = (tokens + 1 + np.floor(v * (length - 1)).astype(np.int64)) % length
+    source = np.where(u < masked, MASK_VECTOR, np.where(u < masked + swapped, swap_sources, tokens))
     source = np.where(predicted, source, tokens)
     return PatchCorruption(predicted.reshape(-1, *grid), source.reshape(-1, *grid))
 
@@ -113,20 +113,23 @@ def block_masks(
             if tall < height and wide < width and the block masks 1 to room more: mask them; room -= as many
     """
     height, width = grid[-2:]
-    room = np.broadcast_to(np.floor(np.asarray(mask_ratio) * (height * width)).astype(np.int64), len(keys)).copy()
+    remaining = np.broadcast_to(np.floor(np.asarray(mask_ratio) * (height * width)).astype(np.int64), len(keys)).copy()
     mask = np.zeros((len(keys), height, width), dtype=bool)
     failed = np.zeros(len(keys), dtype=np.int64)
     attempt = 0
-    while len(active := np.flatnonzero((room > 0) & (failed < MAX_FAILED_BLOCKS))):
+    while len(active := np.flatnonzero((remaining > 0) & (failed < MAX_FAILED_BLOCKS))):
         draws = draw_uniform(derive_keys(keys[active], _BLOCK, attempt), 4)
-        top, left, tall, wide = propose_blocks(draws, room[active], min_patches, (height, width))
-        inside = (tall > 0) & (wide > 0) & (tall < height) & (wide < width)
-        block = mark_intervals(top, tall, height)[:, :, None] & mark_intervals(left, wide, width)[:, None, :]
-        more = (block & ~mask[active]).sum((1, 2))
-        fits = inside & (more > 0) & (more <= room[active])
-        mask[active[fits]] |= block[fits]
-        room[active[fits]] -= more[fits]
-        failed[active] = np.where(fits, 0, failed[active] + 1)
+        top, left, block_heights, block_widths = propose_blocks(draws, remaining[active], min_patches, (height, width))
+        is_inside = (block_heights > 0) & (block_widths > 0) & (block_heights < height) & (block_widths < width)
+        block = (
+            mark_intervals(top, block_heights, height)[:, :, None]
+            & mark_intervals(left, block_widths, width)[:, None, :]
+        )
+        num_new = (block & ~mask[active]).sum((1, 2))
+        is_accepted = is_inside & (num_new > 0) & (num_new <= remaining[active])
+        mask[active[is_accepted]] |= block[is_accepted]
+        remaining[active[is_accepted]] -= num_new[is_accepted]
+        failed[active] = np.where(is_accepted, 0, failed[active] + 1)
         attempt += 1
     return np.broadcast_to(mask.reshape(-1, *(1,) * (len(grid) - 2), height, width), (len(keys), *grid)).copy()
 
@@ -145,30 +148,32 @@ def ibot_masks(
     DINOv2's code (arXiv:2304.07193). DINOv2 masks exactly half of each batch, and draws one ratio from each of equal
     intervals of `mask_ratios`; here each image is drawn independently, so that its mask does not depend on its batch.
     """
-    happens, u = draw_uniform(derive_keys(keys, _SHARE), 2).T
+    mask_draws, u = draw_uniform(derive_keys(keys, _SHARE), 2).T
     low, high = mask_ratios
-    return block_masks(keys, grid, np.where(happens < mask_probability, low + (high - low) * u, 0.0), min_patches)
+    return block_masks(keys, grid, np.where(mask_draws < mask_probability, low + (high - low) * u, 0.0), min_patches)
 
 
 def propose_blocks(
-    u: np.ndarray, room: np.ndarray, min_patches: int, grid: tuple[int, int]
+    u: np.ndarray, remaining: np.ndarray, min_patches: int, grid: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Draw top, left, height and width of a block, (B,) int64 each, from (B, 4) draws and (B,) remaining patches."""
-    area = min_patches + (room - min_patches) * u[:, 0]
+    area = min_patches + (remaining - min_patches) * u[:, 0]
     low, high = np.log(BLOCK_ASPECT_RATIO)
     aspect = np.exp(low + (high - low) * u[:, 1])
-    tall, wide = (np.rint(np.sqrt(side)).astype(np.int64) for side in (area * aspect, area / aspect))
-    top, left = (
-        np.floor(v * np.maximum(side - own + 1, 0)).astype(np.int64)
-        for v, side, own in ((u[:, 2], grid[0], tall), (u[:, 3], grid[1], wide))
+    block_heights, block_widths = (
+        np.rint(np.sqrt(extent)).astype(np.int64) for extent in (area * aspect, area / aspect)
     )
-    return top, left, tall, wide
+    top, left = (
+        np.floor(v * np.maximum(extent - length + 1, 0)).astype(np.int64)
+        for v, extent, length in ((u[:, 2], grid[0], block_heights), (u[:, 3], grid[1], block_widths))
+    )
+    return top, left, block_heights, block_widths
 
 
-def mark_intervals(start: np.ndarray, length: np.ndarray, side: int) -> np.ndarray:
+def mark_intervals(start: np.ndarray, length: np.ndarray, axis_length: int) -> np.ndarray:
     """Mark the positions along an axis that (B,) starts and lengths cover, (B, side) bool."""
-    places = np.arange(side) - start[:, None]
-    return (places >= 0) & (places < length[:, None])
+    positions = np.arange(axis_length) - start[:, None]
+    return (positions >= 0) & (positions < length[:, None])
 
 
 def shuffle_patches(keys: np.ndarray, length: int) -> np.ndarray:

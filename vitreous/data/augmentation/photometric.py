@@ -38,8 +38,8 @@ def distort_colours(
     if applied[0]:
         x = truncate_to_uint8(x + np.float32(255 * jitter[0] * values[0]))
     contrast = np.float32(1 + jitter[1] * values[1])
-    before = draws[8] < 0.5
-    if applied[1] and before:
+    is_contrast_first = draws[8] < 0.5
+    if applied[1] and is_contrast_first:
         x = truncate_to_uint8(x * contrast)
     if len(x) == 3 and (applied[2] or applied[3]):
         hsv = np.array(Image.fromarray(np.ascontiguousarray(x.transpose(1, 2, 0))).convert("HSV"))
@@ -51,7 +51,7 @@ def distort_colours(
             )  # bytes wrap around like the circle
         distorted = Image.frombytes("HSV", (hsv.shape[1], hsv.shape[0]), hsv.tobytes())
         x = np.asarray(distorted.convert("RGB")).transpose(2, 0, 1)
-    if applied[1] and not before:
+    if applied[1] and not is_contrast_first:
         x = truncate_to_uint8(x * contrast)
     return torch.from_numpy(np.ascontiguousarray(x))
 

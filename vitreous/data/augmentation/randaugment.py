@@ -20,51 +20,49 @@ BIG_VISION_SIDE = 224  # image size to which big_vision's pixel counts refer
 Operation = Callable[[Image.Image, float, Image.Resampling], Image.Image]
 
 
-def apply_affine(picture: Image.Image, matrix: tuple[float, ...], filter: Image.Resampling) -> Image.Image:
+def apply_affine(image: Image.Image, matrix: tuple[float, ...], filter: Image.Resampling) -> Image.Image:
     """Resample an image at matrix @ (x, y, 1)."""
-    return picture.transform(
-        picture.size, Image.Transform.AFFINE, matrix, resample=filter, fillcolor=get_fill_colour(picture)
+    return image.transform(
+        image.size, Image.Transform.AFFINE, matrix, resample=filter, fillcolor=get_fill_colour(image)
     )
 
 
-def get_fill_colour(picture: Image.Image) -> int | tuple[int, ...]:
+def get_fill_colour(image: Image.Image) -> int | tuple[int, ...]:
     """Return the fill colour in the image's mode."""
-    return (FILL_VALUE,) * len(picture.getbands()) if len(picture.getbands()) > 1 else FILL_VALUE
+    return (FILL_VALUE,) * len(image.getbands()) if len(image.getbands()) > 1 else FILL_VALUE
 
 
-def solarize_add(picture: Image.Image, amount: int) -> Image.Image:
+def solarize_add(image: Image.Image, amount: int) -> Image.Image:
     """Brighten values below 128 by `amount`, up to 255."""
     table = [min(255, value + amount) if value < 128 else value for value in range(256)]
-    return picture.point(table * len(picture.getbands()))
+    return image.point(table * len(image.getbands()))
 
 
-def posterize(picture: Image.Image, bits: int) -> Image.Image:
+def posterize(image: Image.Image, bits: int) -> Image.Image:
     """Keep the highest `bits` of every value, 0 to 8; 0 is black, which Pillow 13 rejects but timm's recipes draw."""
     mask = 256 - 2 ** (8 - bits)
-    return picture.point([value & mask for value in range(256)] * len(picture.getbands()))
+    return image.point([value & mask for value in range(256)] * len(image.getbands()))
 
 
-def cutout(picture: Image.Image, half: int) -> Image.Image:
+def cutout(image: Image.Image, half: int) -> Image.Image:
     """Fill a square of 2 * half pixels with grey, its centre uniform in the image (arXiv:1708.04552)."""
     if not half:
-        return picture
-    row, column = (int(torch.randint(side, ())) for side in (picture.height, picture.width))
-    pixels = np.array(picture)
+        return image
+    row, column = (int(torch.randint(length, ())) for length in (image.height, image.width))
+    pixels = np.array(image)
     pixels[max(row - half, 0) : row + half, max(column - half, 0) : column + half] = FILL_VALUE
     return Image.fromarray(pixels)
 
 
-def create_enhancer_operation(kind: type, factor: Callable[[float], float]) -> Operation:
+def create_enhancer_operation(enhancer: type, factor: Callable[[float], float]) -> Operation:
     """Create an operation from a Pillow enhancer, by `factor` of the level; 1 changes nothing."""
-    return lambda picture, level, filter: kind(picture).enhance(factor(level))
+    return lambda image, level, filter: enhancer(image).enhance(factor(level))
 
 
-def translate_image(
-    picture: Image.Image, level: float, filter: Image.Resampling, share: float, axis: int
-) -> Image.Image:
+def translate_image(image: Image.Image, level: float, filter: Image.Resampling, share: float, axis: int) -> Image.Image:
     """Shift by level * share of the width (axis 0) or height (axis 1)."""
-    pixels = level * share * picture.size[axis]
-    return apply_affine(picture, (1, 0, pixels, 0, 1, 0) if axis == 0 else (1, 0, 0, 0, 1, pixels), filter)
+    pixels = level * share * image.size[axis]
+    return apply_affine(image, (1, 0, pixels, 0, 1, 0) if axis == 0 else (1, 0, 0, 0, 1, pixels), filter)
 
 
 LevelMapping = Callable[[float], int]
@@ -84,16 +82,16 @@ def create_operations(
     """
     enhancers = (ImageEnhance.Color, ImageEnhance.Contrast, ImageEnhance.Brightness, ImageEnhance.Sharpness)
     return {
-        "AutoContrast": lambda picture, level, filter: ImageOps.autocontrast(picture),
-        "Equalize": lambda picture, level, filter: ImageOps.equalize(picture),
-        "Invert": lambda picture, level, filter: ImageOps.invert(picture),
-        "Rotate": lambda picture, level, filter: picture.rotate(level * 30, filter, fillcolor=get_fill_colour(picture)),
-        "ShearX": lambda picture, level, filter: apply_affine(picture, (1, level * 0.3, 0, 0, 1, 0), filter),
-        "ShearY": lambda picture, level, filter: apply_affine(picture, (1, 0, 0, level * 0.3, 1, 0), filter),
-        "Posterize": lambda picture, level, filter: posterize(picture, bits(abs(level))),
-        "Solarize": lambda picture, level, filter: ImageOps.solarize(picture, threshold(abs(level))),
-        "SolarizeAdd": lambda picture, level, filter: solarize_add(picture, amount(abs(level))),
-        **{kind.__name__: create_enhancer_operation(kind, factor) for kind in enhancers},
+        "AutoContrast": lambda image, level, filter: ImageOps.autocontrast(image),
+        "Equalize": lambda image, level, filter: ImageOps.equalize(image),
+        "Invert": lambda image, level, filter: ImageOps.invert(image),
+        "Rotate": lambda image, level, filter: image.rotate(level * 30, filter, fillcolor=get_fill_colour(image)),
+        "ShearX": lambda image, level, filter: apply_affine(image, (1, level * 0.3, 0, 0, 1, 0), filter),
+        "ShearY": lambda image, level, filter: apply_affine(image, (1, 0, 0, level * 0.3, 1, 0), filter),
+        "Posterize": lambda image, level, filter: posterize(image, bits(abs(level))),
+        "Solarize": lambda image, level, filter: ImageOps.solarize(image, threshold(abs(level))),
+        "SolarizeAdd": lambda image, level, filter: solarize_add(image, amount(abs(level))),
+        **{enhancer.__name__: create_enhancer_operation(enhancer, factor) for enhancer in enhancers},
         "TranslateX": partial(translate_image, share=translation, axis=0),
         "TranslateY": partial(translate_image, share=translation, axis=1),
     }
@@ -138,22 +136,22 @@ class RandAugment:
     spread: float = 0.0
     highest: float = float("inf")
 
-    def __call__(self, picture: Image.Image) -> Image.Image:
+    def __call__(self, image: Image.Image) -> Image.Image:
         """Apply the drawn operations to an image."""
         choices = list(self.operations.values())
         for _ in range(self.layers):
-            which, happens, side = torch.rand(3).tolist()
+            choice, apply_draw, direction = torch.rand(3).tolist()
             level = min(max(self.magnitude + self.spread * float(torch.randn(())), 0.0), self.highest) / 10
-            if happens < self.probability:
-                picture = choices[int(which * len(choices))](picture, level if side < 0.5 else -level, self.filter)
-        return picture
+            if apply_draw < self.probability:
+                image = choices[int(choice * len(choices))](image, level if direction < 0.5 else -level, self.filter)
+        return image
 
 
-def apply_three_augment(picture: Image.Image) -> Image.Image:
+def apply_three_augment(image: Image.Image) -> Image.Image:
     """3-Augment (DeiT III, arXiv:2204.07118): grey, solarised, or blurred by 0.1 to 2 pixels, equally likely."""
-    which, radius = torch.rand(2).tolist()
-    if which < 1 / 3:
-        return picture.convert("L").convert(picture.mode)
-    if which < 2 / 3:
-        return ImageOps.solarize(picture)
-    return picture.filter(ImageFilter.GaussianBlur(0.1 + 1.9 * radius))
+    choice, radius = torch.rand(2).tolist()
+    if choice < 1 / 3:
+        return image.convert("L").convert(image.mode)
+    if choice < 2 / 3:
+        return ImageOps.solarize(image)
+    return image.filter(ImageFilter.GaussianBlur(0.1 + 1.9 * radius))

@@ -86,29 +86,29 @@ class SceneViews:
             raise UsageError(f"max_class_share {self.max_class_share} is not a share", "use a number above 0, up to 1")
 
     def augment_scene(
-        self, picture: DecodedSample, target: Target, preprocess: Preprocess, sample_key: int
+        self, image: DecodedSample, target: Target, preprocess: Preprocess, sample_key: int
     ) -> dict[str, Tensor]:
         """Draw a view: `images` (C, *image) as from `Preprocess.pixels`, and if `target` has a class map, `classes`
         (*image) int32, the class of each pixel or IGNORE; else `boxes` (n, 4) float32, `labels` (n,) int64, `crowd`
         (n,) bool, and `masks` (n, *image) bool if objects have them."""
-        bands = list_bands(picture)
+        bands = list_bands(image)
         size = bands[0].height, bands[0].width
         draws = draw_uniform(np.array([sample_key], np.uint64), BASE_DRAWS + 2 * CROP_ATTEMPTS + DISTORTION_DRAWS)[0]
         classes = None if target.classes is None else target.class_map()
-        part = self.choose_crop_region(size, preprocess.plane, classes, draws[:-DISTORTION_DRAWS])
-        turns = self.turn and draws[3] < 0.5, draws[4] < self.flip, draws[5] < self.flip_vertical
+        region = self.choose_crop_region(size, preprocess.plane, classes, draws[:-DISTORTION_DRAWS])
+        orientation = self.turn and draws[3] < 0.5, draws[4] < self.flip, draws[5] < self.flip_vertical
         colours = self.colours(preprocess, len(bands))
-        cuts = [crop_image(band, part, preprocess, colour) for band, colour in zip(bands, colours, strict=True)]
-        pixels = torch.cat([torch.from_numpy(image_to_array(band)) for band in cuts])
+        crops = [crop_image(band, region, preprocess, colour) for band, colour in zip(bands, colours, strict=True)]
+        pixels = torch.cat([torch.from_numpy(image_to_array(band)) for band in crops])
         if preprocess.has_colours and (any(self.jitter) or self.hue):
-            pixels = self.jitter_colours(pixels, part.inside(size), draws, sample_key)
-        view = {"images": rotate_and_flip(pixels, turns)}
+            pixels = self.jitter_colours(pixels, region.inside(size), draws, sample_key)
+        view = {"images": rotate_and_flip(pixels, orientation)}
         if classes is not None:
-            return view | {"classes": rotate_and_flip(torch.from_numpy(crop_class_map(classes, part)), turns)}
-        objects = {name: torch.from_numpy(rows) for name, rows in crop_objects(target, part, self.visible).items()}
+            return view | {"classes": rotate_and_flip(torch.from_numpy(crop_class_map(classes, region)), orientation)}
+        objects = {name: torch.from_numpy(array) for name, array in crop_objects(target, region, self.visible).items()}
         if "masks" in objects:
-            objects["masks"] = rotate_and_flip(objects["masks"], turns)
-        return view | objects | {"boxes": rotate_and_flip_boxes(objects["boxes"], part.size, turns)}
+            objects["masks"] = rotate_and_flip(objects["masks"], orientation)
+        return view | objects | {"boxes": rotate_and_flip_boxes(objects["boxes"], region.size, orientation)}
 
     def colours(self, preprocess: Preprocess, bands: int) -> list[tuple[float, ...]]:
         """Return the fill colour outside the image for each of its Pillow images: values of its channels; empty for
@@ -119,12 +119,12 @@ class SceneViews:
         return [mean] if bands == 1 else [(value,) for value in mean]
 
     def jitter_colours(
-        self, pixels: Tensor, inside: tuple[int, int, int, int], draws: np.ndarray, sample_key: int
+        self, pixels: Tensor, inside_box: tuple[int, int, int, int], draws: np.ndarray, sample_key: int
     ) -> Tensor:
-        """Jitter the colours of a view (C, h, w) by its draws; in mmsegmentation's style only in `inside`, the (left,
-        top, right, bottom) of the image in the view."""
+        """Jitter the colours of a view (C, h, w) by its draws; in mmsegmentation's style only in `inside_box`, the
+        (left, top, right, bottom) of the image in the view."""
         if self.jitter_style == "mmsegmentation":
-            left, top, right, bottom = inside
+            left, top, right, bottom = inside_box
             if right > left and bottom > top:
                 area = pixels[:, top:bottom, left:right]
                 area = distort_colours(area, self.jitter, self.hue, self.jitter_probability, draws[-DISTORTION_DRAWS:])
@@ -140,29 +140,29 @@ class SceneViews:
     ) -> CropRegion:
         """Choose the region of an image of (height, width) `size` for a view of `image`; drawn again while one class of
         the map `classes` (H, W) has too large a share of it."""
-        part = self.part(size, image, draws[:3])
+        region = self.part(size, image, draws[:3])
         if classes is None or self.max_class_share >= 1:
-            return part
+            return region
         for positions in draws[BASE_DRAWS:].reshape(CROP_ATTEMPTS, 2):
-            if measure_largest_class(crop_class_map(classes, part), IGNORE_INDEX) < self.max_class_share:
+            if measure_largest_class(crop_class_map(classes, region), IGNORE_INDEX) < self.max_class_share:
                 break
-            part = self.part(size, image, np.array([draws[0], *positions]))
-        return part
+            region = self.part(size, image, np.array([draws[0], *positions]))
+        return region
 
     def part(self, size: tuple[int, int], image: tuple[int, int], draws: np.ndarray) -> CropRegion:
         """Return the region of an image of (height, width) `size` for a view of `image`, from (3,) float64 numbers in
         [0, 1)."""
-        ratios = [wanted / length for wanted, length in zip(image, size, strict=True)]
-        unit = {"native": 1.0, "whole": min(ratios), "short": max(ratios)}[self.fit]
+        ratios = [target_length / length for target_length, length in zip(image, size, strict=True)]
+        base_scale = {"native": 1.0, "whole": min(ratios), "short": max(ratios)}[self.fit]
         low, high = self.scale
         if self.scale_spacing == "linear":
-            factor = unit * (low + (high - low) * draws[0])
+            factor = base_scale * (low + (high - low) * draws[0])
         else:
-            factor = unit * math.exp(math.log(low) + (math.log(high) - math.log(low)) * draws[0])
-        sides = image[0] / factor, image[1] / factor
-        rooms = [length - side for length, side in zip(size, sides, strict=True)]
-        top, left = (min(0.0, room) + abs(room) * draw for room, draw in zip(rooms, draws[1:], strict=True))
-        return CropRegion(top, left, *sides, image)
+            factor = base_scale * math.exp(math.log(low) + (math.log(high) - math.log(low)) * draws[0])
+        region_size = image[0] / factor, image[1] / factor
+        margins = [length - extent for length, extent in zip(size, region_size, strict=True)]
+        top, left = (min(0.0, margin) + abs(margin) * draw for margin, draw in zip(margins, draws[1:], strict=True))
+        return CropRegion(top, left, *region_size, image)
 
     def collate(self, scenes: list[dict[str, Tensor]], preprocess: Preprocess) -> Batch:
         """Collate B views of `augment_scene`: `images` (B, C, *image) and `classes` (B, *image) int32 are stacked,
@@ -175,7 +175,7 @@ class SceneViews:
         images = torch.empty(0, preprocess.channels, *preprocess.image, dtype=preprocess.dtype)
         return {"images": images, "classes": torch.empty(0, *preprocess.image, dtype=torch.int32)}
 
-    def picture(self, picture: DecodedSample | LazyImage, preprocess: Preprocess, sample_key: int) -> Tensor:
+    def picture(self, image: DecodedSample | LazyImage, preprocess: Preprocess, sample_key: int) -> Tensor:
         """Raise UsageError: these views, (C, *image), need annotations."""
         raise UsageError("scene views need annotations", "use other views for images without annotations")
 
@@ -183,9 +183,9 @@ class SceneViews:
         """Raise UsageError for (B, C, *image) images by (B,) keys, as `picture` does."""
         return self.picture(Image.new("L", (1, 1)), ImagePreprocess((1, 1)), 0)
 
-    def unpack(self, rows: Tensor, preprocess: Preprocess) -> dict[str, Tensor]:
+    def unpack(self, entries: Tensor, preprocess: Preprocess) -> dict[str, Tensor]:
         """Return (B, C, *image) as `images`."""
-        return {"images": rows}
+        return {"images": entries}
 
 
 @cache

@@ -73,13 +73,15 @@ class MultiCrop:
         if self.locals < 0 or min(self.local_image) < 1:
             raise UsageError(f"{self.locals} local views of {self.local_image} pixels are not valid")
 
-    def views(self, picture: DecodedSample | LazyImage, image: tuple[int, int], sample_key: int) -> list[Tensor]:
+    def views(self, source_image: DecodedSample | LazyImage, image: tuple[int, int], sample_key: int) -> list[Tensor]:
         """Draw 2 + locals views, (C, h, w) each, the global ones first and of (height, width) `image`.
 
         View v is drawn from key(sample_key, v), so that additional views do not change the others.
         """
-        picture = picture if isinstance(picture, (Image.Image, tuple, np.ndarray)) else picture.whole()
-        bands, colours = list_bands(picture), not isinstance(picture, tuple)
+        source_image = (
+            source_image if isinstance(source_image, (Image.Image, tuple, np.ndarray)) else source_image.whole()
+        )
+        bands, colours = list_bands(source_image), not isinstance(source_image, tuple)
 
         def drawn(band: Image.Image, view: int) -> Tensor:
             with fork_torch_rng(sample_key, view):
@@ -87,9 +89,9 @@ class MultiCrop:
 
         return [torch.cat([drawn(band, view) for band in bands]) for view in range(NUM_GLOBAL_VIEWS + self.locals)]
 
-    def picture(self, picture: DecodedSample | LazyImage, preprocess: PlanarPreprocess, sample_key: int) -> Tensor:
+    def picture(self, image: DecodedSample | LazyImage, preprocess: PlanarPreprocess, sample_key: int) -> Tensor:
         """Flatten all views of an image, (n,)."""
-        return torch.cat([view.flatten() for view in self.views(picture, preprocess.plane, sample_key)])
+        return torch.cat([view.flatten() for view in self.views(image, preprocess.plane, sample_key)])
 
     def batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
         """Draw the views of cached (B, C, H, W) images of the model's size by (B,) keys: (B, n) rows.
@@ -97,43 +99,43 @@ class MultiCrop:
         Batches are processed in float32 until the last step, whereas files use Pillow: the distributions are the same,
         the random numbers differ.
         """
-        kinds = (np.arange(NUM_GLOBAL_VIEWS), NUM_GLOBAL_VIEWS + np.arange(self.locals))
-        return torch.cat([self.drawn(pixels, keys, views).flatten(1) for views in kinds if len(views)], 1)
+        view_groups = (np.arange(NUM_GLOBAL_VIEWS), NUM_GLOBAL_VIEWS + np.arange(self.locals))
+        return torch.cat([self.drawn(pixels, keys, views).flatten(1) for views in view_groups if len(views)], 1)
 
     def drawn(self, pixels: Tensor, keys: np.ndarray, views: np.ndarray) -> Tensor:
         """Draw `views` (V,), all global or all local, of (B, C, H, W) images by (B,) keys: (B, V, C, h, w)."""
         local, channels = views[0] >= NUM_GLOBAL_VIEWS, pixels.shape[1]
         size = self.local_image if local else (pixels.shape[-2], pixels.shape[-1])
         area = self.local_area if local else self.global_area
-        kinds = np.minimum(views, NUM_GLOBAL_VIEWS)
-        blur, solarise = np.array(self.blur)[kinds], np.array(self.solarise)[kinds]
-        always = np.ones(len(views))
-        chances = np.stack([self.jitter_probability * always, self.grey * always, blur, solarise], 1)
+        setting_indices = np.minimum(views, NUM_GLOBAL_VIEWS)
+        blur, solarise = np.array(self.blur)[setting_indices], np.array(self.solarise)[setting_indices]
+        ones = np.ones(len(views))
+        probabilities = np.stack([self.jitter_probability * ones, self.grey * ones, blur, solarise], 1)
         u, sources = (
             draw_uniform(derive_keys(keys[:, None], views).ravel(), DRAWS_PER_VIEW),
             np.arange(len(keys)).repeat(len(views)),
         )
-        chances = np.tile(chances, (len(keys), 1))
-        drawn = torch.empty(len(sources), channels, *size, dtype=pixels.dtype)
+        probabilities = np.tile(probabilities, (len(keys), 1))
+        result = torch.empty(len(sources), channels, *size, dtype=pixels.dtype)
         for start in range(0, len(sources), VIEW_CHUNK_SIZE):
             span = slice(start, start + VIEW_CHUNK_SIZE)
-            rows = pixels[torch.from_numpy(sources[span])].permute(0, 2, 1, 3).float()
-            rows = crop_and_resize_batch(rows, u[span], size=size, area=area, ratio=self.ratio, flip=self.flip)
+            chunk = pixels[torch.from_numpy(sources[span])].permute(0, 2, 1, 3).float()
+            chunk = crop_and_resize_batch(chunk, u[span], size=size, area=area, ratio=self.ratio, flip=self.flip)
             if pixels.dtype == torch.uint8:
-                rows.clamp_(0, 255)
+                chunk.clamp_(0, 255)
                 if channels in (1, 3):
-                    rows = augment_batch_colours(rows, u[span], chances[span], self.jitter, self.radius)
-                rows.round_()
-            drawn[span] = rows.permute(0, 2, 1, 3)
-        return drawn.unflatten(0, (len(keys), len(views)))
+                    chunk = augment_batch_colours(chunk, u[span], probabilities[span], self.jitter, self.radius)
+                chunk.round_()
+            result[span] = chunk.permute(0, 2, 1, 3)
+        return result.unflatten(0, (len(keys), len(views)))
 
-    def unpack(self, rows: Tensor, preprocess: PlanarPreprocess) -> dict[str, Tensor]:
+    def unpack(self, entries: Tensor, preprocess: PlanarPreprocess) -> dict[str, Tensor]:
         """Unpack (B, n) rows to `images` (B, 2, C, *image) and `local` (B, locals, C, *local_image)."""
-        batch, whole = len(rows), (preprocess.channels, *preprocess.image)
-        cut = NUM_GLOBAL_VIEWS * math.prod(whole)
-        large = rows[:, :cut].reshape(batch, NUM_GLOBAL_VIEWS, *whole)
-        small = rows[:, cut:].reshape(batch, self.locals, preprocess.channels, *self.local_image)
-        return {"images": large, "local": small}
+        batch, image_shape = len(entries), (preprocess.channels, *preprocess.image)
+        split_index = NUM_GLOBAL_VIEWS * math.prod(image_shape)
+        global_views = entries[:, :split_index].reshape(batch, NUM_GLOBAL_VIEWS, *image_shape)
+        local_views = entries[:, split_index:].reshape(batch, self.locals, preprocess.channels, *self.local_image)
+        return {"images": global_views, "local": local_views}
 
 
 #: `name` in a run's config -> config class
@@ -152,29 +154,29 @@ DINOV2_VIEWS = MultiCrop(global_area=(0.32, 1.0), local_area=(0.05, 0.32), blur=
 
 
 @cache
-def compose_view_transform(crops: MultiCrop, kind: int, image: tuple[int, int], colours: bool):
+def compose_view_transform(crops: MultiCrop, view_index: int, image: tuple[int, int], colours: bool):
     """Compose the transform of a view (0 and 1 are global, 2 is local) with torchvision's draws."""
     from torchvision.transforms import v2
 
-    size, area = (crops.local_image, crops.local_area) if kind == NUM_GLOBAL_VIEWS else (image, crops.global_area)
+    size, area = (crops.local_image, crops.local_area) if view_index == NUM_GLOBAL_VIEWS else (image, crops.global_area)
     crop = AreaCrop(size, area, crops.ratio, "bicubic")
     steps: list = [
-        lambda picture: array_to_pillow(crop(picture).permute(1, 2, 0).numpy()),
+        lambda source_image: array_to_pillow(crop(source_image).permute(1, 2, 0).numpy()),
         v2.RandomHorizontalFlip(crops.flip),
     ]
     if not colours:
         return v2.Compose(steps)
     steps += [v2.RandomApply([v2.ColorJitter(*crops.jitter)], crops.jitter_probability), v2.RandomGrayscale(crops.grey)]
     steps += [
-        partial(blur_at_random, probability=crops.blur[kind], radius=crops.radius),
-        v2.RandomSolarize(SOLARISE_THRESHOLD, crops.solarise[kind]),
+        partial(blur_at_random, probability=crops.blur[view_index], radius=crops.radius),
+        v2.RandomSolarize(SOLARISE_THRESHOLD, crops.solarise[view_index]),
     ]
     return v2.Compose(steps)
 
 
-def blur_at_random(picture: Image.Image, probability: float, radius: Sequence[float]) -> Image.Image:
+def blur_at_random(image: Image.Image, probability: float, radius: Sequence[float]) -> Image.Image:
     """Blur an image with a probability, by a Gaussian with a uniform random radius. Draws from torch's generator."""
-    happens, share = torch.rand(2).tolist()
-    if happens >= probability:
-        return picture
-    return picture.filter(ImageFilter.GaussianBlur(radius[0] + (radius[1] - radius[0]) * share))
+    draw, share = torch.rand(2).tolist()
+    if draw >= probability:
+        return image
+    return image.filter(ImageFilter.GaussianBlur(radius[0] + (radius[1] - radius[0]) * share))

@@ -59,17 +59,17 @@ class VolumeViews:
             raise UsageError("rotate, shift, gamma, noise and translate must be at least 0")
 
     def augment_scene(
-        self, picture: DecodedSample, target: Target, preprocess: Preprocess, sample_key: int
+        self, image: DecodedSample, target: Target, preprocess: Preprocess, sample_key: int
     ) -> dict[str, Tensor]:
         """Draw a view: `images` (C, *image) float32 and `classes` (*image) int32, the class of each voxel or IGNORE.
         `target` has a class map. Raises UsageError for an image that is not a volume."""
-        if not isinstance(picture, np.ndarray):
+        if not isinstance(image, np.ndarray):
             raise UsageError("volume views need volumes", "omit --views.name")
         draws = draw_uniform(np.array([sample_key], np.uint64), VOLUME_VIEW_DRAWS)[0]
-        places = self.places(picture.shape[1:], preprocess.image, draws)
+        positions = self.places(image.shape[1:], preprocess.image, draws)
         flips = self.choose_flip_axes(draws)
-        values = self.jitter_intensities(sample_volume_linear(picture, places, self.border), draws[12:16], sample_key)
-        classes = torch.from_numpy(sample_classes_nearest(target.class_map(), places))
+        values = self.jitter_intensities(sample_volume_linear(image, positions, self.border), draws[12:16], sample_key)
+        classes = torch.from_numpy(sample_classes_nearest(target.class_map(), positions))
         return {"images": values.flip(flips).contiguous(), "classes": classes.flip(flips).contiguous()}
 
     def choose_flip_axes(self, draws: np.ndarray) -> list[int]:
@@ -86,24 +86,24 @@ class VolumeViews:
         """
         low, high = map(math.log, self.scale)
         factors = np.exp(low + (high - low) * draws[:3])
-        sides = np.array(image) / factors
-        centre = self.centre(volume_size, sides, draws)
+        crop_size = np.array(image) / factors
+        centre = self.centre(volume_size, crop_size, draws)
         axes = [(np.arange(n) + 0.5 - n / 2) / factor for n, factor in zip(image, factors, strict=True)]
         offsets = np.stack(np.meshgrid(*axes, indexing="ij"))
-        for angle, (first, second) in zip(
+        for angle, (first_axis, second_axis) in zip(
             (2 * draws[6:9] - 1) * math.radians(self.rotate), ROTATION_PLANES, strict=True
         ):
             if angle:
-                a, b = offsets[first].copy(), offsets[second].copy()
-                offsets[first] = math.cos(angle) * a - math.sin(angle) * b
-                offsets[second] = math.sin(angle) * a + math.cos(angle) * b
+                a, b = offsets[first_axis].copy(), offsets[second_axis].copy()
+                offsets[first_axis] = math.cos(angle) * a - math.sin(angle) * b
+                offsets[second_axis] = math.sin(angle) * a + math.cos(angle) * b
         return offsets + centre[:, None, None, None]
 
-    def centre(self, volume_size: tuple[int, ...], sides: np.ndarray, draws: np.ndarray) -> np.ndarray:
-        """Return (3,) float64, the centre of a crop of `sides` (3,) in a volume of (D, H, W) `volume_size`."""
-        rooms = np.array(volume_size) - sides
-        even = np.minimum(0.0, rooms) + np.abs(rooms) * draws[3:6] + sides / 2
-        return even + self.translate * sides * (2 * draws[16:] - 1)
+    def centre(self, volume_size: tuple[int, ...], crop_size: np.ndarray, draws: np.ndarray) -> np.ndarray:
+        """Return (3,) float64, the centre of a crop of `crop_size` (3,) in a volume of (D, H, W) `volume_size`."""
+        margins = np.array(volume_size) - crop_size
+        unshifted = np.minimum(0.0, margins) + np.abs(margins) * draws[3:6] + crop_size / 2
+        return unshifted + self.translate * crop_size * (2 * draws[16:] - 1)
 
     def jitter_intensities(self, values: Tensor, draws: np.ndarray, sample_key: int) -> Tensor:
         """Jitter contrast, level and gamma of (C, *image) float32, and add noise; `draws` are four numbers in [0,
@@ -126,12 +126,12 @@ class VolumeViews:
         images = torch.empty(0, preprocess.channels, *preprocess.image)
         return {"images": images, "classes": torch.empty(0, *preprocess.image, dtype=torch.int32)}
 
-    def picture(self, picture: DecodedSample | LazyImage, preprocess: Preprocess, sample_key: int) -> Tensor:
+    def picture(self, image: DecodedSample | LazyImage, preprocess: Preprocess, sample_key: int) -> Tensor:
         """Draw a view of a volume (C, D, H, W) or a signal (C, L) without annotations, of any size: (C, *image)
         float32. Without scale and rotation, it is cropped at integer voxels. Raises UsageError for other images."""
-        if not isinstance(picture, np.ndarray):
+        if not isinstance(image, np.ndarray):
             raise UsageError("volume views need volumes or signals", "omit --views.name")
-        return self.draw(picture, preprocess.image, sample_key)
+        return self.draw(image, preprocess.image, sample_key)
 
     def draw(self, values: np.ndarray, size: tuple[int, ...], sample_key: int) -> Tensor:
         """Draw a view of a volume (C, D, H, W) or a signal (C, L): (C, *size) float32."""
@@ -139,8 +139,8 @@ class VolumeViews:
         volume, image = values.reshape(len(values), *lift, *values.shape[1:]), lift + size
         draws = draw_uniform(np.array([sample_key], np.uint64), VOLUME_VIEW_DRAWS)[0]
         if self.scale == (1.0, 1.0) and not self.rotate:
-            sides = np.array(image)
-            start = np.floor(self.centre(volume.shape[1:], sides, draws) - sides / 2 + 0.5)
+            crop_size = np.array(image)
+            start = np.floor(self.centre(volume.shape[1:], crop_size, draws) - crop_size / 2 + 0.5)
             view = crop_volume(volume, start.astype(np.int64), image, self.border)
         else:
             view = sample_volume_linear(volume, self.places(volume.shape[1:], image, draws), self.border)
@@ -150,44 +150,44 @@ class VolumeViews:
     def batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
         """Draw a view of each of (B, C, *image) images by (B,) keys."""
         size = tuple(pixels.shape[2:])
-        views = [self.draw(one.numpy(), size, key) for one, key in zip(pixels, keys.tolist(), strict=True)]
+        views = [self.draw(image.numpy(), size, key) for image, key in zip(pixels, keys.tolist(), strict=True)]
         return torch.stack(views) if views else pixels
 
-    def unpack(self, rows: Tensor, preprocess: Preprocess) -> dict[str, Tensor]:
+    def unpack(self, entries: Tensor, preprocess: Preprocess) -> dict[str, Tensor]:
         """Return (B, C, *image) as `images`."""
-        return {"images": rows}
+        return {"images": entries}
 
 
 def crop_volume(volume: np.ndarray, start: np.ndarray, image: tuple[int, ...], border: str) -> Tensor:
     """Crop (C, D, H, W) float32 to (C, *image) from voxel `start` (3,); outside the volume is its mirror image, or 0 if
     `border` is `zeros`."""
-    for axis, (first, side) in enumerate(zip(start.tolist(), image, strict=True), 1):
+    for axis, (axis_start, crop_length) in enumerate(zip(start.tolist(), image, strict=True), 1):
         length = volume.shape[axis]
-        numbers = np.arange(first, first + side)
+        indices = np.arange(axis_start, axis_start + crop_length)
         if border == "reflection":
-            back = numbers % (2 * length)
-            volume = volume.take(np.minimum(back, 2 * length - 1 - back), axis)
+            reflected = indices % (2 * length)
+            volume = volume.take(np.minimum(reflected, 2 * length - 1 - reflected), axis)
             continue
-        volume = volume.take(np.clip(numbers, 0, length - 1), axis)
-        outside = (slice(None),) * axis + ((numbers < 0) | (numbers >= length),)
-        volume[outside] = 0
+        volume = volume.take(np.clip(indices, 0, length - 1), axis)
+        outside_index = (slice(None),) * axis + ((indices < 0) | (indices >= length),)
+        volume[outside_index] = 0
     return torch.from_numpy(np.ascontiguousarray(volume))
 
 
-def sample_volume_linear(volume: np.ndarray, places: np.ndarray, border: str = "reflection") -> Tensor:
+def sample_volume_linear(volume: np.ndarray, positions: np.ndarray, border: str = "reflection") -> Tensor:
     """Sample (C, D, H, W) float32 at positions (3, *image) by linear interpolation -> (C, *image) float32; mirrored
     outside, or 0 if `border` is `zeros`."""
-    sides = np.array(volume.shape[1:], np.float64)[:, None, None, None]
-    grid = torch.from_numpy(np.moveaxis(2 * places / sides - 1, 0, -1)[..., ::-1].astype(np.float32))
+    lengths = np.array(volume.shape[1:], np.float64)[:, None, None, None]
+    grid = torch.from_numpy(np.moveaxis(2 * positions / lengths - 1, 0, -1)[..., ::-1].astype(np.float32))
     source = torch.from_numpy(volume)[None]
     return F.grid_sample(source, grid[None], "bilinear", border, align_corners=False)[0]
 
 
-def sample_classes_nearest(classes: np.ndarray, places: np.ndarray) -> np.ndarray:
+def sample_classes_nearest(classes: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """Sample a (D, H, W) int32 class map at positions (3, *image) by nearest neighbour -> (*image) int32, IGNORE
     outside."""
-    voxels = np.floor(places).astype(np.int64)
-    sides = np.array(classes.shape)[:, None, None, None]
-    inside = ((voxels >= 0) & (voxels < sides)).all(0)
-    picked = classes[tuple(np.clip(voxels, 0, sides - 1))]
-    return np.where(inside, picked, IGNORE_INDEX).astype(np.int32)
+    voxels = np.floor(positions).astype(np.int64)
+    lengths = np.array(classes.shape)[:, None, None, None]
+    is_inside = ((voxels >= 0) & (voxels < lengths)).all(0)
+    picked = classes[tuple(np.clip(voxels, 0, lengths - 1))]
+    return np.where(is_inside, picked, IGNORE_INDEX).astype(np.int32)

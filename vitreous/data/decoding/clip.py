@@ -35,23 +35,27 @@ class Clip(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def frames(self, numbers: Sequence[int]) -> Iterator[np.ndarray]:
+    def frames(self, frame_indices: Sequence[int]) -> Iterator[np.ndarray]:
         """Yield the frames at increasing indices: (H, W, 3) uint8 each. Raises DataError."""
 
-    def read(self, numbers: np.ndarray) -> np.ndarray:
+    def read(self, frame_indices: np.ndarray) -> np.ndarray:
         """Read frames at any indices (T,), repeated ones too: (T, H, W, 3) uint8. Raises DataError for frames that
         cannot be decoded or differ in size, and for more than MAX_CLIP_BYTES."""
         height, width = self.size
-        if (total := len(numbers) * height * width * 3) > MAX_CLIP_BYTES:
-            problem = f"{len(numbers)} frames of {width} x {height} pixels take {total >> 20} MiB"
+        if (total := len(frame_indices) * height * width * 3) > MAX_CLIP_BYTES:
+            problem = f"{len(frame_indices)} frames of {width} x {height} pixels take {total >> 20} MiB"
             raise DataError(f"{self.name}: {problem}, more than {MAX_CLIP_BYTES >> 20}", SHORTEN_CLIP_HINT)
-        pixels = np.empty((len(numbers), height, width, 3), np.uint8)
-        places = np.unique(numbers)
-        for number, frame in zip(places, self.frames(places.tolist()), strict=True):
+        pixels = np.empty((len(frame_indices), height, width, 3), np.uint8)
+        unique_indices = np.unique(frame_indices)
+        for frame_index, frame in zip(unique_indices, self.frames(unique_indices.tolist()), strict=True):
             if frame.shape[:2] != self.size:
-                one, other = (f"{wide} x {high}" for high, wide in (self.size, frame.shape[:2]))
-                raise DataError(f"{self.name}: its frames have 2 sizes, {one} and {other}", "resize them to one size")
-            pixels[numbers == number] = frame
+                expected_size, frame_size = (
+                    f"{frame_width} x {frame_height}" for frame_height, frame_width in (self.size, frame.shape[:2])
+                )
+                raise DataError(
+                    f"{self.name}: its frames have 2 sizes, {expected_size} and {frame_size}", "resize them to one size"
+                )
+            pixels[frame_indices == frame_index] = frame
         return pixels
 
 
@@ -67,18 +71,18 @@ class ClipSegment(Clip):
         if not len(times) or (len(times) > 1 and not times.any()):
             problem = f"{self.name}: it has no frame times, which start and end need"
             raise DataError(problem, "list the clip without start and end, or save the segment as a separate file")
-        inside = np.flatnonzero((times >= start - TIME_TOLERANCE) & (times < end - TIME_TOLERANCE))
-        if not len(inside):
+        frame_indices = np.flatnonzero((times >= start - TIME_TOLERANCE) & (times < end - TIME_TOLERANCE))
+        if not len(frame_indices):
             problem = f"{self.name}: no frame is in this interval; the last of {len(times)} is at {times[-1]:.3g} s"
             raise DataError(problem, "correct start and end")
-        self.first, self.times = int(inside[0]), times[inside] - times[inside[0]]
+        self.first, self.times = int(frame_indices[0]), times[frame_indices] - times[frame_indices[0]]
 
     def __len__(self) -> int:
         return len(self.times)
 
-    def frames(self, numbers: Sequence[int]) -> Iterator[np.ndarray]:
+    def frames(self, frame_indices: Sequence[int]) -> Iterator[np.ndarray]:
         """Yield (H, W, 3) uint8 frames. Raises DataError."""
-        return self.whole.frames([self.first + number for number in numbers])
+        return self.whole.frames([self.first + index for index in frame_indices])
 
 
 def check_clip_limits(size: tuple[int, int], count: int, name: str) -> None:

@@ -42,9 +42,9 @@ class ArrayClip(Clip):
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def frames(self, numbers: Sequence[int]) -> Iterator[np.ndarray]:
+    def frames(self, frame_indices: Sequence[int]) -> Iterator[np.ndarray]:
         """Yield (H, W, 1 or 3) uint8 frames."""
-        return (self.pixels[number] for number in numbers)
+        return (self.pixels[index] for index in frame_indices)
 
 
 class ImageFilesClip(Clip):
@@ -63,9 +63,9 @@ class ImageFilesClip(Clip):
     def __len__(self) -> int:
         return len(self.paths)
 
-    def frames(self, numbers: Sequence[int]) -> Iterator[np.ndarray]:
+    def frames(self, frame_indices: Sequence[int]) -> Iterator[np.ndarray]:
         """Yield (H, W, 3) uint8 frames. Raises DataError for an unreadable one."""
-        return (np.asarray(decode_to_pillow(self.paths[number])) for number in numbers)
+        return (np.asarray(decode_to_pillow(self.paths[index])) for index in frame_indices)
 
 
 class GifClip(Clip):
@@ -73,10 +73,10 @@ class GifClip(Clip):
 
     def __init__(self, content: bytes, name: str) -> None:
         self.name, self.content = name, content
-        durations, whole = parse_gif_durations(content)
-        if not whole:
+        durations, is_complete = parse_gif_durations(content)
+        if not is_complete:
             raise DataError(f"{name}: cut short after {len(durations)} frames", "fix or delete the file")
-        width, height = (int.from_bytes(content[at : at + 2], "little") for at in (6, 8))
+        width, height = (int.from_bytes(content[offset : offset + 2], "little") for offset in (6, 8))
         self.size = (height, width)
         check_clip_limits(self.size, len(durations), name)
         self.times = np.cumsum([0, *durations[:-1]]) / 100
@@ -84,12 +84,12 @@ class GifClip(Clip):
     def __len__(self) -> int:
         return len(self.times)
 
-    def frames(self, numbers: Sequence[int]) -> Iterator[np.ndarray]:
+    def frames(self, frame_indices: Sequence[int]) -> Iterator[np.ndarray]:
         """Yield (H, W, 3) uint8 frames, with transparency over white. Raises DataError."""
         try:
             with suppress_warnings(), Image.open(io.BytesIO(self.content), formats=("GIF",)) as image:
-                for number in numbers:
-                    image.seek(number)
+                for index in frame_indices:
+                    image.seek(index)
                     yield np.asarray(convert_to_8bit(image.copy(), "RGB", self.name))
         except (DataError, MemoryError):
             raise
@@ -127,23 +127,23 @@ def open_clip(raw: bytes | np.ndarray | str | os.PathLike[str] | Clip, name: str
 def parse_gif_durations(content: bytes) -> tuple[list[int], bool]:
     """Parse the blocks of a GIF (GIF89a, section 17): hundredths of a second of each frame, and whether the end marker
     exists. No pixels are decoded."""
-    durations, delay, place = list[int](), 0, 13 + count_palette_bytes(content[10:11])
-    while place < len(content) and len(durations) <= MAX_FRAMES:
-        block = content[place]
+    durations, delay, offset = list[int](), 0, 13 + count_palette_bytes(content[10:11])
+    while offset < len(content) and len(durations) <= MAX_FRAMES:
+        block = content[offset]
         if block == 0x3B:
             return durations, True
         if block == 0x2C:  # an image: position, palette, minimum code size
             durations.append(delay)
-            place += 11 + count_palette_bytes(content[place + 9 : place + 10])
+            offset += 11 + count_palette_bytes(content[offset + 9 : offset + 10])
         elif block == 0x21:
-            if content[place + 1 : place + 3] == b"\xf9\x04":
-                delay = int.from_bytes(content[place + 4 : place + 6], "little")
-            place += 2
+            if content[offset + 1 : offset + 3] == b"\xf9\x04":
+                delay = int.from_bytes(content[offset + 4 : offset + 6], "little")
+            offset += 2
         else:
             return durations, False
-        while place < len(content) and content[place]:
-            place += 1 + content[place]
-        place += 1
+        while offset < len(content) and content[offset]:
+            offset += 1 + content[offset]
+        offset += 1
     return durations, len(durations) > MAX_FRAMES
 
 
@@ -165,5 +165,5 @@ def list_frame_images(folder: str) -> list[str]:
         raise DataError(
             f"{escape_unprintable(folder)}: cannot be read ({describe_exception(error)})", "fix its permissions"
         ) from None
-    pictures = [name for name in names if os.path.splitext(name)[1].lower() in IMAGE_FILE_SUFFIXES]
-    return [os.path.join(folder, name) for name in sorted(pictures, key=natural_sort_key)]
+    image_names = [name for name in names if os.path.splitext(name)[1].lower() in IMAGE_FILE_SUFFIXES]
+    return [os.path.join(folder, name) for name in sorted(image_names, key=natural_sort_key)]

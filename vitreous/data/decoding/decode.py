@@ -101,8 +101,8 @@ def decode_to_pillow(
             problem = "damaged, or cut short"
         else:
             problem = f", but {identify_file_format(content)}" if identify_file_format(content) else ""
-            known = ", ".join((*IMAGE_FORMATS, *list_readable_formats()))
-            raise DataError(f"{name}: not an image of a known format{problem}", f"use one of {known}") from None
+            known_formats = ", ".join((*IMAGE_FORMATS, *list_readable_formats()))
+            raise DataError(f"{name}: not an image of a known format{problem}", f"use one of {known_formats}") from None
         raise DataError(f"{name}: cannot be read as an image ({problem})", "fix or delete the file") from None
 
 
@@ -148,13 +148,13 @@ def describe_bands(bands: int, dtype: str) -> str:
     return f"{bands} band{'' if bands == 1 else 's'} of {dtype}"
 
 
-def read_upright_size(content: bytes, name: str, most: int = MAX_PIXELS) -> tuple[int, int]:
+def read_upright_size(content: bytes, name: str, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
     """Read the upright (width, height) of an image from its header; (0, 0) if it cannot be read.
 
-    Raises DataError for more than `most` pixels; a server accepts fewer than training does.
+    Raises DataError for more than `max_pixels` pixels; a server accepts fewer than training does.
     """
-    check_decoding_cost(content, name, most)
-    (height, width), turned = read_band_image_size(content, name), False
+    check_decoding_cost(content, name, max_pixels)
+    (height, width), is_transposed = read_band_image_size(content, name), False
     try:
         if not width:
             with (
@@ -162,12 +162,12 @@ def read_upright_size(content: bytes, name: str, most: int = MAX_PIXELS) -> tupl
                 Image.open(io.BytesIO(content), formats=select_pillow_formats(content, name, IMAGE_FORMATS)) as image,
             ):
                 width, height = image.size
-                turned = read_exif_orientation(image) >= 5
+                is_transposed = read_exif_orientation(image) >= 5
     except Exception:  # `decode_to_pillow` raises a precise error
         return 0, 0
-    if width * height > most:
-        raise too_large_error(name, width, height, most)
-    return (height, width) if turned else (width, height)
+    if width * height > max_pixels:
+        raise too_large_error(name, width, height, max_pixels)
+    return (height, width) if is_transposed else (width, height)
 
 
 def read_band_image_size(content: bytes, name: str) -> tuple[int, int]:
@@ -181,17 +181,18 @@ def read_band_image_size(content: bytes, name: str) -> tuple[int, int]:
         return 0, 0
 
 
-def decode_jpeg_reduced(content: bytes, channels: int, name: str, most: int) -> Image.Image:
-    """Decode a JPEG at the largest of 1/2, 1/4 or 1/8 with at most `most` pixels, otherwise as `decode_to_pillow`.
+def decode_jpeg_reduced(content: bytes, channels: int, name: str, max_pixels: int) -> Image.Image:
+    """Decode a JPEG at the largest of 1/2, 1/4 or 1/8 with at most `max_pixels` pixels, otherwise as
+    `decode_to_pillow`.
 
     Raises DataError if 1/8 has more pixels, and as `decode_to_pillow` does.
     """
     try:
         with suppress_warnings(), Image.open(io.BytesIO(content), formats=("JPEG",)) as image:
             width, height = image.size
-            factor = next((f for f in (1, 2, 4, 8) if -(-width // f) * -(-height // f) <= most), 0)
+            factor = next((f for f in (1, 2, 4, 8) if -(-width // f) * -(-height // f) <= max_pixels), 0)
             if not factor:
-                raise too_large_error(name, width, height, 64 * most)
+                raise too_large_error(name, width, height, 64 * max_pixels)
             image.draft(image.mode, (width // factor, height // factor))
             image.load()
             return convert_to_8bit(apply_exif_orientation(image), PILLOW_MODES[channels], name)
@@ -260,8 +261,8 @@ def load_complete_image(image: ImageFile.ImageFile, content: bytes) -> None:
             raise ValueError("strips are missing")
     image.load()
     if image.format == "PNG":
-        last = image.crop((0, image.height - 1, image.width, image.height)).tobytes()
-        if (content[28] or not any(last)) and has_missing_png_rows(
+        last_row = image.crop((0, image.height - 1, image.width, image.height)).tobytes()
+        if (content[28] or not any(last_row)) and has_missing_png_rows(
             content
         ):  # unpacked again only if rows may be missing
             raise ValueError("rows are missing")
@@ -269,8 +270,8 @@ def load_complete_image(image: ImageFile.ImageFile, content: bytes) -> None:
 
 def apply_exif_orientation(image: Image.Image) -> Image.Image:
     """Copy an image, applying its EXIF orientation."""
-    turn = _ORIENTATION_TRANSPOSES.get(read_exif_orientation(image))
-    return image.copy() if turn is None else image.transpose(turn)
+    transpose = _ORIENTATION_TRANSPOSES.get(read_exif_orientation(image))
+    return image.copy() if transpose is None else image.transpose(transpose)
 
 
 def read_exif_orientation(image: Image.Image) -> int:
@@ -304,8 +305,8 @@ def convert_to_8bit(image: Image.Image, mode: str, name: str) -> Image.Image:
             raise DataError(f"{name}: 32-bit pixels have no stated range", "convert it to 8 or 16 bits")
         image = Image.fromarray(((values.astype(np.uint32) + 128) // 257).astype(np.uint8))
     if image.has_transparency_data:
-        picture = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", picture.size, (TRANSPARENCY_FILL,) * 3 + (255,)), picture)
+        rgba_image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", rgba_image.size, (TRANSPARENCY_FILL,) * 3 + (255,)), rgba_image)
     return image if image.mode == mode else image.convert(mode)
 
 

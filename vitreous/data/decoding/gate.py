@@ -48,15 +48,15 @@ def identify_file_format(content: bytes) -> str:
         return "an SVG drawing"
     if text.startswith((b"<!doctype html", b"<html", b"<head", b"<body")):
         return "an HTML page"
-    return next((reason for offset, mark, reason in FILE_SIGNATURES if content.startswith(mark, offset)), "")
+    return next((reason for offset, signature, reason in FILE_SIGNATURES if content.startswith(signature, offset)), "")
 
 
-def check_decoding_cost(content: bytes, name: str, most: int = MAX_PIXELS) -> None:
+def check_decoding_cost(content: bytes, name: str, max_pixels: int = MAX_PIXELS) -> None:
     """Raise DataError for an empty file, and for images with excessive decoding cost or ambiguous decoding.
 
-    These are a PNG or a WebP canvas with more than `most` pixels; a PNG too small for its rows; a JPEG with more than
-    MAX_JPEG_SCANS scans, or with coding other than 8-bit Huffman (ITU-T T.81, Table B.1); and a run-length encoded BMP
-    with more than MAX_BMP_RUN_PIXELS.
+    These are a PNG or a WebP canvas with more than `max_pixels` pixels; a PNG too small for its rows; a JPEG with more
+    than MAX_JPEG_SCANS scans, or with coding other than 8-bit Huffman (ITU-T T.81, Table B.1); and a run-length encoded
+    BMP with more than MAX_BMP_RUN_PIXELS.
     """
     if not content:
         raise DataError(f"{name}: empty file")
@@ -65,23 +65,23 @@ def check_decoding_cost(content: bytes, name: str, most: int = MAX_PIXELS) -> No
             raise DataError(f"{name}: a JPEG {reason}", SAVE_IMAGE_HINT)
     elif content.startswith(PNG_SIGNATURE):
         width, height = struct.unpack_from(">II", content.ljust(24), 16)
-        if width * height > most and content[12:16] == b"IHDR":
-            raise too_large_error(name, width, height, most)
+        if width * height > max_pixels and content[12:16] == b"IHDR":
+            raise too_large_error(name, width, height, max_pixels)
         if count_png_row_bytes(content) > MAX_DEFLATE_RATIO * len(content):
             raise DataError(f"{name}: cannot be read as an image (rows are missing)", "fix or delete the file")
     elif content.startswith(b"RIFF") and content[8:12] == b"WEBP":
         width, height = read_webp_size(content)
-        if width * height > most:
-            raise too_large_error(name, width, height, most)
+        if width * height > max_pixels:
+            raise too_large_error(name, width, height, max_pixels)
     elif content.startswith(b"BM") and len(content) >= 34:
         width, height, coding = struct.unpack_from("<ii4xI", content, 18)
         if coding in (1, 2) and max(abs(width * height), len(content)) > MAX_BMP_RUN_PIXELS:
             raise DataError(f"{name}: a run-length encoded BMP of {abs(width)} x {abs(height)} pixels", SAVE_IMAGE_HINT)
 
 
-def too_large_error(name: str, width: int, height: int, most: int = MAX_PIXELS) -> DataError:
+def too_large_error(name: str, width: int, height: int, max_pixels: int = MAX_PIXELS) -> DataError:
     """Return the error for an image with too many pixels."""
-    return DataError(f"{name}: {width} x {height} pixels, more than {most:,}", "scale it down")
+    return DataError(f"{name}: {width} x {height} pixels, more than {max_pixels:,}", "scale it down")
 
 
 def read_webp_size(content: bytes) -> tuple[int, int]:
@@ -104,48 +104,50 @@ def count_png_row_bytes(content: bytes) -> int:
     if content[12:16] != b"IHDR" or len(content) < 29 or content[25] not in _PNG_SAMPLES:
         return 0
     width, height, depth, colour = struct.unpack_from(">IIBB", content, 16)
-    parts = ADAM7_PASSES if content[28] else ((0, 0, 1, 1),)
-    sizes = ((-(-(width - left) // right), -(-(height - top) // down)) for left, top, right, down in parts)
+    passes = ADAM7_PASSES if content[28] else ((0, 0, 1, 1),)
+    sizes = ((-(-(width - left) // x_step), -(-(height - top) // y_step)) for left, top, x_step, y_step in passes)
     return sum(
-        high * (1 + -(-wide * depth * _PNG_SAMPLES[colour] // 8)) for wide, high in sizes if wide > 0 and high > 0
+        pass_height * (1 + -(-pass_width * depth * _PNG_SAMPLES[colour] // 8))
+        for pass_width, pass_height in sizes
+        if pass_width > 0 and pass_height > 0
     )
 
 
 def has_missing_png_rows(content: bytes) -> bool:
     """Return whether rows are missing at the end of a PNG; Pillow leaves them black without an error."""
-    unpacker, at, left = zlib.decompressobj(), 8, count_png_row_bytes(content)
-    while left > 0 and at + 8 <= len(content):
-        length, kind = struct.unpack_from(">I4s", content, at)
-        packed = content[at + 8 : at + 8 + length] if kind == b"IDAT" else b""
-        while packed and left > 0:
-            left -= len(unpacker.decompress(packed, 2**20))
-            packed = unpacker.unconsumed_tail
-        at += 12 + length
-    return left > 0
+    unpacker, offset, remaining = zlib.decompressobj(), 8, count_png_row_bytes(content)
+    while remaining > 0 and offset + 8 <= len(content):
+        length, chunk_type = struct.unpack_from(">I4s", content, offset)
+        compressed = content[offset + 8 : offset + 8 + length] if chunk_type == b"IDAT" else b""
+        while compressed and remaining > 0:
+            remaining -= len(unpacker.decompress(compressed, 2**20))
+            compressed = unpacker.unconsumed_tail
+        offset += 12 + length
+    return remaining > 0
 
 
 def find_jpeg_problem(content: bytes) -> str:
     """Return why a JPEG is rejected by its markers; an empty string if it is not, or is too damaged to parse."""
-    crowded, at, scans = content.count(b"\xff\xda") > MAX_JPEG_SCANS, 2, 0
-    while match := _JPEG_MARKER.search(content, at):
-        marker, at = match[1][0], match.end()
+    has_many_scans, offset, scans = content.count(b"\xff\xda") > MAX_JPEG_SCANS, 2, 0
+    while match := _JPEG_MARKER.search(content, offset):
+        marker, offset = match[1][0], match.end()
         if marker == 0xD9:
             break
         if marker == 0x01 or 0xD0 <= marker <= 0xD8:
             continue
-        length = int.from_bytes(content[at : at + 2], "big")
+        length = int.from_bytes(content[offset : offset + 2], "big")
         if marker in _JPEG_CODINGS:
             if marker not in (0xC0, 0xC1, 0xC2):
                 return f"with {_JPEG_CODINGS[marker]} coding"
-            if content[at + 2 : at + 3] not in (b"\x08", b""):
-                return f"with {content[at + 2]} bits"
+            if content[offset + 2 : offset + 3] not in (b"\x08", b""):
+                return f"with {content[offset + 2]} bits"
         if marker == 0xDA:
             scans += 1
             if scans > MAX_JPEG_SCANS:
                 return f"with more than {MAX_JPEG_SCANS} scans"
-            if not crowded:
+            if not has_many_scans:
                 break
-        at += length
+        offset += length
     return ""
 
 

@@ -29,36 +29,36 @@ def detect_heif_format(content: bytes) -> str:
     if content[4:8] != b"ftyp":
         return ""
     end = min(int.from_bytes(content[:4], "big"), 512)
-    brands = [content[8:12], *(content[at : at + 4] for at in range(16, end, 4))]
+    brands = [content[8:12], *(content[offset : offset + 4] for offset in range(16, end, 4))]
     if brands[0] not in (*_BRANDS, *_CONTAINERS):
         return ""  # a video may have any compatible brand
     return next((_BRANDS[brand] for brand in brands if brand in _BRANDS), "HEIF")
 
 
 @cache
-def is_format_readable(kind: str) -> bool:
+def is_format_readable(format_name: str) -> bool:
     """Return whether `AVIF` or `HEIF` can be read with the installed libraries."""
-    return bool(features.check("avif")) if kind == "AVIF" else find_spec("pillow_heif") is not None
+    return bool(features.check("avif")) if format_name == "AVIF" else find_spec("pillow_heif") is not None
 
 
-def select_pillow_formats(content: bytes, name: str, others: tuple[str, ...]) -> tuple[str, ...]:
-    """Select and register the formats that Pillow may open a file as: that of its brands, else the `others`.
+def select_pillow_formats(content: bytes, name: str, fallback_formats: tuple[str, ...]) -> tuple[str, ...]:
+    """Select and register the formats that Pillow may open a file as: that of its brands, else the `fallback_formats`.
 
     Raises DataError, with `name` and the package to install, for unreadable AVIF or HEIF.
     """
-    kind = detect_heif_format(content)
-    if not kind:
-        return others
-    if not is_format_readable(kind):
-        raise DataError(f"{name}: {UNREADABLE_FORMATS[kind]}", "or convert it to JPEG")
-    register_pillow_reader(kind)
-    return (kind,)
+    format_name = detect_heif_format(content)
+    if not format_name:
+        return fallback_formats
+    if not is_format_readable(format_name):
+        raise DataError(f"{name}: {UNREADABLE_FORMATS[format_name]}", "or convert it to JPEG")
+    register_pillow_reader(format_name)
+    return (format_name,)
 
 
 @cache
-def register_pillow_reader(kind: str) -> None:
+def register_pillow_reader(format_name: str) -> None:
     """Register Pillow's reader of `AVIF` or `HEIF`, single-threaded, since images are decoded in parallel."""
-    if kind == "AVIF":
+    if format_name == "AVIF":
         from PIL import AvifImagePlugin
 
         AvifImagePlugin.DEFAULT_MAX_THREADS = 1
@@ -71,4 +71,4 @@ def register_pillow_reader(kind: str) -> None:
 
 def list_readable_formats() -> tuple[str, ...]:
     """List the readable formats among `AVIF` and `HEIF`."""
-    return tuple(kind for kind in ("AVIF", "HEIF") if is_format_readable(kind))
+    return tuple(format_name for format_name in ("AVIF", "HEIF") if is_format_readable(format_name))

@@ -45,8 +45,8 @@ def read_npy(content: bytes, name: str) -> np.ndarray:
 def read_npy_size(content: bytes, name: str) -> tuple[int, int]:
     """Return the (height, width) of the image in a .npy file, from its header. Raises DataError."""
     shape = read_npy_header(io.BytesIO(content), name)[0]
-    _, down, across = infer_image_axes(shape, name)
-    return shape[down], shape[across]
+    _, height_axis, width_axis = infer_image_axes(shape, name)
+    return shape[height_axis], shape[width_axis]
 
 
 def read_npy_header(file: Any, name: str) -> tuple[tuple[int, ...], bool, np.dtype]:
@@ -59,7 +59,7 @@ def read_npy_header(file: Any, name: str) -> tuple[tuple[int, ...], bool, np.dty
         )
     except Exception:  # whatever Python's parser raises for other text
         raise damaged from None
-    if any(side < 0 for side in shape):
+    if any(length < 0 for length in shape):
         raise damaged
     return shape, fortran, dtype
 

@@ -107,27 +107,27 @@ class LazyJpeg:
         factor = (
             1 if self.exact or target is None else choose_reduction_factor((box[3] - box[1], box[2] - box[0]), target)
         )
-        stored, tall = self.map_box_to_stored(box), self.layout.tall
+        stored, block_rows = self.map_box_to_stored(box), self.layout.tall
         # chroma upsampling reads the row below
-        rows = -(-stored[3] // tall) * tall + (tall if tall > JPEG_BLOCK_SIZE else 0)
-        pixels = self.read(min(rows, self.layout.size[1]), factor)
+        num_rows = -(-stored[3] // block_rows) * block_rows + (block_rows if block_rows > JPEG_BLOCK_SIZE else 0)
+        pixels = self.read(min(num_rows, self.layout.size[1]), factor)
         if pixels is None:
             return np.array(self.whole().crop(box)).reshape(box[3] - box[1], box[2] - box[0], self.channels)
         left, top, right, bottom = ((2 * edge + factor) // (2 * factor) for edge in stored)
-        cut = self.rotate_upright(pixels[top:bottom, left:right])
-        return self.convert_channels(np.require(cut, requirements=["C", "W"]))  # Pillow's pixels are read-only
+        crop = self.rotate_upright(pixels[top:bottom, left:right])
+        return self.convert_channels(np.require(crop, requirements=["C", "W"]))  # Pillow's pixels are read-only
 
     def map_box_to_stored(self, box: PixelBox) -> PixelBox:
         """Map a box of the upright image to the image as stored."""
         (width, height), (left, top, right, bottom) = self.size, box
-        across, down = (left, right), (top, bottom)
+        x_range, y_range = (left, right), (top, bottom)
         if self.orientation in MIRRORED_ORIENTATIONS:
-            across = (width - right, width - left)
+            x_range = (width - right, width - left)
         if self.orientation in FLIPPED_ORIENTATIONS:
-            down = (height - bottom, height - top)
+            y_range = (height - bottom, height - top)
         if self.orientation >= FIRST_TRANSPOSED_ORIENTATION:
-            across, down = down, across
-        return across[0], down[0], across[1], down[1]
+            x_range, y_range = y_range, x_range
+        return x_range[0], y_range[0], x_range[1], y_range[1]
 
     def rotate_upright(self, pixels: np.ndarray) -> np.ndarray:
         """Rotate stored pixels, (H, W, C), upright."""
@@ -143,16 +143,16 @@ class LazyJpeg:
             return np.repeat(pixels, self.channels, axis=-1)
         return np.array(Image.fromarray(pixels).convert("L"))[..., None]
 
-    def read(self, rows: int, factor: int) -> np.ndarray | None:
-        """Decode the first `rows` rows at 1 / factor, (h, w, components) uint8 with h = ceil(rows / factor), and w
+    def read(self, num_rows: int, factor: int) -> np.ndarray | None:
+        """Decode the first `num_rows` rows at 1 / factor, (h, w, components) uint8 with h = ceil(rows / factor), and w
         accordingly.
 
-        None if the decoder rejects the file. The height in the header is changed to `rows`, so that the decoder stops
-        there.
+        None if the decoder rejects the file. The height in the header is changed to `num_rows`, so that the decoder
+        stops there.
         """
         frame, components = self.layout.frame, self.layout.components
-        shape = (-(-rows // factor), -(-self.layout.size[0] // factor), components)
-        content = self.content[:frame] + rows.to_bytes(2, "big") + self.content[frame + 2 :]
+        shape = (-(-num_rows // factor), -(-self.layout.size[0] // factor), components)
+        content = self.content[:frame] + num_rows.to_bytes(2, "big") + self.content[frame + 2 :]
         try:
             pixels = get_jpeg_decoder()(content, shape, factor)
         except Exception:  # `decode_to_pillow` raises a precise error
@@ -195,24 +195,24 @@ def parse_plain_jpeg(content: bytes, channels: int, name: str, exact: bool) -> L
         return None
     width, height = parsed.size
     corner = bytes((0, min(height, JPEG_BLOCK_SIZE), 0, min(width, JPEG_BLOCK_SIZE)))
-    head = content[: parsed.frame] + corner + content[parsed.frame + 4 : parsed.scan] + b"\xff\xd9"
-    turned = (read_jpeg_orientation_cached if len(head) <= MAX_CACHED_HEADER_BYTES else read_jpeg_orientation)(
-        head, "L" if parsed.components == 1 else "RGB"
+    header = content[: parsed.frame] + corner + content[parsed.frame + 4 : parsed.scan] + b"\xff\xd9"
+    orientation = (read_jpeg_orientation_cached if len(header) <= MAX_CACHED_HEADER_BYTES else read_jpeg_orientation)(
+        header, "L" if parsed.components == 1 else "RGB"
     )
-    if turned is None or width * height > MAX_PIXELS:
+    if orientation is None or width * height > MAX_PIXELS:
         return None
-    return LazyJpeg(content, name, channels=channels, layout=parsed, orientation=turned, exact=exact)
+    return LazyJpeg(content, name, channels=channels, layout=parsed, orientation=orientation, exact=exact)
 
 
-def read_jpeg_orientation(head: bytes, mode: str) -> int | None:
+def read_jpeg_orientation(header: bytes, mode: str) -> int | None:
     """Return the EXIF orientation of a JPEG that Pillow decodes to that mode; None for any other file."""
     try:
-        with suppress_warnings(), Image.open(io.BytesIO(head), formats=("JPEG",)) as image:
+        with suppress_warnings(), Image.open(io.BytesIO(header), formats=("JPEG",)) as image:
             if image.format != "JPEG" or image.mode != mode:
                 return None
-            turned = read_exif_orientation(image)
+            orientation = read_exif_orientation(image)
             image.load()
-            return turned
+            return orientation
     except Exception:  # `decode_to_pillow` raises a precise error
         return None
 
@@ -226,35 +226,35 @@ def parse_jpeg_layout(content: bytes) -> JpegLayout | None:
     There is one frame, one scan of all components, and only the end marker after it. The undecoded rows can therefore
     only contain damaged coded pixels, which decoders tolerate.
     """
-    at, frame = 2, 0
-    while content[at : at + 1] == b"\xff" and at + 10 <= len(content):
-        marker, length = content[at + 1], int.from_bytes(content[at + 2 : at + 4], "big")
-        if marker in JPEG_FRAME_MARKERS and not frame and content[at + 4] == 8:
-            frame = at + 5
+    offset, frame = 2, 0
+    while content[offset : offset + 1] == b"\xff" and offset + 10 <= len(content):
+        marker, length = content[offset + 1], int.from_bytes(content[offset + 2 : offset + 4], "big")
+        if marker in JPEG_FRAME_MARKERS and not frame and content[offset + 4] == 8:
+            frame = offset + 5
         elif marker == 0xDA:
-            components, scan = content[frame + 4] if frame else 0, at + 2 + length
-            last = _SCAN_MARKER.search(content, scan)
-            ends = last is not None and last.end() == len(content) and content[-1] == 0xD9
-            if not ends or components not in (1, 3) or content[at + 4] != components:
+            components, scan = content[frame + 4] if frame else 0, offset + 2 + length
+            end_marker = _SCAN_MARKER.search(content, scan)
+            is_complete = end_marker is not None and end_marker.end() == len(content) and content[-1] == 0xD9
+            if not is_complete or components not in (1, 3) or content[offset + 4] != components:
                 return None
             coarser = max(content[frame + 6 + 3 * component] & 15 for component in range(components))
             height, width = (int.from_bytes(content[i : i + 2], "big") for i in (frame, frame + 2))
             return JpegLayout(frame, components, JPEG_BLOCK_SIZE * coarser, scan, (width, height))
         elif marker not in JPEG_TABLE_MARKERS:
             return None
-        at += 2 + length
+        offset += 2 + length
     return None
 
 
 def choose_reduction_factor(size: tuple[int, int], target: tuple[int, int]) -> int:
     """Return the largest of 8, 4, 2 that leaves a box of (height, width) `size` at least MIN_OVERSAMPLING times its
     target, else 1."""
-    fits = (
+    factors = (
         f
         for f in REDUCTION_FACTORS
         if size[0] >= f * MIN_OVERSAMPLING * target[0] and size[1] >= f * MIN_OVERSAMPLING * target[1]
     )
-    return next(fits, 1)
+    return next(factors, 1)
 
 
 @cache
@@ -266,8 +266,8 @@ def get_jpeg_decoder() -> Callable[[bytes, tuple[int, int, int], int], np.ndarra
         return decode_jpeg_with_pillow
 
     def by_turbo(content: bytes, shape: tuple[int, int, int], factor: int) -> np.ndarray:
-        least = {} if factor == 1 else {"min_height": shape[0], "min_width": shape[1]}
-        return simplejpeg.decode_jpeg(content, "GRAY" if shape[2] == 1 else "RGB", strict=False, **least)
+        min_size = {} if factor == 1 else {"min_height": shape[0], "min_width": shape[1]}
+        return simplejpeg.decode_jpeg(content, "GRAY" if shape[2] == 1 else "RGB", strict=False, **min_size)
 
     return by_turbo
 

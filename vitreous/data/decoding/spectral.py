@@ -59,9 +59,9 @@ class Bands(tuple[Image.Image, ...]):
 
     def __new__(cls, bands: Iterable[Image.Image], void: np.ndarray | None = None) -> Bands:
         """Combine bands of equal size."""
-        own = super().__new__(cls, bands)
-        own.void = void
-        return own
+        instance = super().__new__(cls, bands)
+        instance.void = void
+        return instance
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         """Return the arguments of `__new__` for pickle."""
@@ -72,16 +72,16 @@ class Bands(tuple[Image.Image, ...]):
 DecodedSample = Image.Image | tuple[Image.Image, ...] | np.ndarray
 
 
-def list_bands(picture: DecodedSample) -> tuple[Image.Image, ...]:
+def list_bands(sample: DecodedSample) -> tuple[Image.Image, ...]:
     """Return the Pillow images of a sample, one or one for each band. Raises UsageError for a volume."""
-    if isinstance(picture, np.ndarray):
+    if isinstance(sample, np.ndarray):
         raise UsageError("image augmentations do not apply to volumes", "use --recipe segment, which supports volumes")
-    return picture if isinstance(picture, tuple) else (picture,)
+    return sample if isinstance(sample, tuple) else (sample,)
 
 
-def get_void_mask(picture: DecodedSample) -> np.ndarray | None:
+def get_void_mask(sample: DecodedSample) -> np.ndarray | None:
     """Return the void pixels of an image, (H, W) bool; None if all have data."""
-    return picture.void if isinstance(picture, Bands) else None
+    return sample.void if isinstance(sample, Bands) else None
 
 
 def detect_channel_form(raw: bytes | np.ndarray, name: str) -> tuple[int, str] | None:
@@ -93,8 +93,8 @@ def detect_channel_form(raw: bytes | np.ndarray, name: str) -> tuple[int, str] |
     DataError for a damaged or unsupported file.
     """
     if isinstance(raw, bytes) and raw.startswith(TIFF_SIGNATURES):
-        own = call_reader(read_tiff_form, raw, name)
-        return (own.bands, choose_model_dtype(own.dtype)) if own.bands else None
+        tiff_form = call_reader(read_tiff_form, raw, name)
+        return (tiff_form.bands, choose_model_dtype(tiff_form.dtype)) if tiff_form.bands else None
     if isinstance(raw, np.ndarray):
         form = (1 if raw.ndim == 2 else raw.shape[2], raw.dtype.name)
     elif raw.startswith(NPY_MAGIC):
@@ -113,27 +113,30 @@ def choose_model_dtype(dtype: str) -> str:
 def read_bands(
     raw: bytes | np.ndarray | str | os.PathLike[str],
     channels: int,
-    numbers: str,
+    dtype_name: str,
     name: str | None = None,
     fill: Sequence[float] | None = None,
 ) -> Bands:
     """Read a path, a file's bytes, or pixels (H, W[, C]) as one Pillow image per band, mode L for uint8, else F.
 
     Void pixels get the values `fill` (C,), by default the mean of the other pixels of each band. Raises DataError for
-    unreadable files and for band counts or dtypes that differ from `numbers`, and EmptyImageError if no pixel has data.
+    unreadable files and for band counts or dtypes that differ from `dtype_name`, and EmptyImageError if no pixel has
+    data.
     """
     name = name or (escape_unprintable(raw) if isinstance(raw, (str, os.PathLike)) else "image")
     array, void = read_band_values(raw if isinstance(raw, (bytes, np.ndarray)) else read_input_file(raw), name)
-    if array.dtype.name != numbers or len(array) != channels:
-        expected = describe_bands(channels, numbers)
+    if array.dtype.name != dtype_name or len(array) != channels:
+        expected = describe_bands(channels, dtype_name)
         problem = f"{name}: {describe_bands(len(array), array.dtype.name)}, but the model expects {expected}"
         raise DataError(problem, f"use files of {expected}, or train a model on these files")
     if void is not None and void.all():
         raise EmptyImageError(f"{name}: {NO_DATA_REASON}", "delete the file")
-    dtype = np.uint8 if numbers == "uint8" else np.float32
+    dtype = np.uint8 if dtype_name == "uint8" else np.float32
     values = [np.ascontiguousarray(band, dtype=dtype) for band in array]
     if void is not None:
-        values = [fill_void(band, void, None if fill is None else fill[row]) for row, band in enumerate(values)]
+        values = [
+            fill_void(band, void, None if fill is None else fill[band_index]) for band_index, band in enumerate(values)
+        ]
     return Bands((Image.fromarray(band) for band in values), void)
 
 
@@ -144,11 +147,11 @@ def fill_void(band: np.ndarray, void: np.ndarray, value: float | None) -> np.nda
     return np.where(void, np.asarray(round(value) if band.dtype == np.uint8 else value, band.dtype), band)
 
 
-def read_void_mask(place: Path) -> np.ndarray | None:
+def read_void_mask(path: Path) -> np.ndarray | None:
     """Read the void pixels of an image file, (H, W) bool; None if all have data. Raises DataError."""
-    if not place.name.lower().endswith(BAND_SUFFIXES):
+    if not path.name.lower().endswith(BAND_SUFFIXES):
         return None
-    return decode_void_mask(read_input_file(place), escape_unprintable(place))
+    return decode_void_mask(read_input_file(path), escape_unprintable(path))
 
 
 def decode_void_mask(raw: bytes | np.ndarray, name: str) -> np.ndarray | None:
@@ -252,14 +255,14 @@ def call_reader(read: Callable[[bytes, str], Any], raw: bytes, name: str) -> Any
 def read_pillow_pages(raw: bytes, name: str) -> np.ndarray:
     """Read with Pillow, upright, as (C, H, W): pages of one size, or the channels of one page. Raises DataError."""
     tiff = raw.startswith(TIFF_SIGNATURES)
-    count, parts = count_tiff_pages(raw) if tiff else 1, []
+    count, page_arrays = count_tiff_pages(raw) if tiff else 1, []
     with Image.open(io.BytesIO(raw), formats=select_pillow_formats(raw, name, IMAGE_FORMATS)) as image:
         if image.width * image.height * count > MAX_PIXELS:
             raise too_large_error(name, image.width, image.height)
         for page in range(count):
             image.seek(page)
             image.load()
-            parts.append(np.asarray(ImageOps.exif_transpose(image)))
-    if tiff and parts[0].dtype == np.int32:  # Pillow's only mode for signed integers
-        parts = [part.astype(get_tiff_dtype(read_tiff_tags(raw), name)) for part in parts]
-    return np.stack(parts) if parts[0].ndim == 2 else np.moveaxis(parts[0], -1, 0)
+            page_arrays.append(np.asarray(ImageOps.exif_transpose(image)))
+    if tiff and page_arrays[0].dtype == np.int32:  # Pillow's only mode for signed integers
+        page_arrays = [array.astype(get_tiff_dtype(read_tiff_tags(raw), name)) for array in page_arrays]
+    return np.stack(page_arrays) if page_arrays[0].ndim == 2 else np.moveaxis(page_arrays[0], -1, 0)

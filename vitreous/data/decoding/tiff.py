@@ -72,7 +72,7 @@ def read_tiff_tags(raw: bytes) -> TiffTags:
     file = io.BytesIO(raw)
     file.seek(ifd.next)
     ifd.load(file)
-    named = (
+    known_tags = (
         WIDTH_TAG,
         HEIGHT_TAG,
         BITS_TAG,
@@ -84,7 +84,7 @@ def read_tiff_tags(raw: bytes) -> TiffTags:
         NODATA_TAG,
         *GEO_TAGS,
     )
-    tags = {tag: ifd[tag] for tag in named if tag in ifd}
+    tags = {tag: ifd[tag] for tag in known_tags if tag in ifd}
     return {tag: value if isinstance(value, tuple) else (value,) for tag, value in tags.items()}
 
 
@@ -96,7 +96,11 @@ def get_tiff_size(tags: TiffTags) -> tuple[int, int]:
 
 def get_tiff_dtype(tags: TiffTags, name: str) -> str:
     """Return the dtype from tags. Raises DataError if it is not in `TIFF_DTYPES`."""
-    pairs = {(int(bits), int(kind)) for bits in tags.get(BITS_TAG, (1,)) for kind in tags.get(SAMPLE_FORMAT_TAG, (1,))}
+    pairs = {
+        (int(bits), int(sample_format))
+        for bits in tags.get(BITS_TAG, (1,))
+        for sample_format in tags.get(SAMPLE_FORMAT_TAG, (1,))
+    }
     return check_tiff_dtype(TIFF_DTYPES.get(pairs.pop(), "") if len(pairs) == 1 else "", name)
 
 
@@ -150,13 +154,13 @@ def read_tiff_form(raw: bytes, name: str) -> TiffForm:
 def count_tiff_pages(raw: bytes) -> int:
     """Count the pages of a TIFF if all have one size and mode, else 1. Reads at most MAX_BANDS headers."""
     with Image.open(io.BytesIO(raw), formats=("TIFF",)) as image:
-        first = (image.size, image.mode)
+        first_page = (image.size, image.mode)
         for count in range(1, MAX_BANDS + 1):
             try:
                 image.seek(count)
             except EOFError:
                 return count
-            if (image.size, image.mode) != first:
+            if (image.size, image.mode) != first_page:
                 break
     return 1
 
@@ -185,16 +189,16 @@ def read_georeference(raw: bytes | str | os.PathLike[str]) -> TiffTags | None:
     return geo_tags or None
 
 
-def encode_geotiff(picture: Image.Image, georeference: TiffTags) -> bytes:
+def encode_geotiff(class_map: Image.Image, georeference: TiffTags) -> bytes:
     """Encode a class map as a GeoTIFF with deflate compression, with ignored pixels as nodata."""
     tags = TiffImagePlugin.ImageFileDirectory_v2()
     for tag, values in georeference.items():
         tags.tagtype[tag] = TAG_TYPES.get(tag, DOUBLE_TYPE)
         tags[tag] = values[0] if tags.tagtype[tag] == ASCII_TYPE else values
     tags.tagtype[NODATA_TAG] = ASCII_TYPE
-    tags[NODATA_TAG] = "65535" if picture.mode.startswith("I") else "255"
+    tags[NODATA_TAG] = "65535" if class_map.mode.startswith("I") else "255"
     file = io.BytesIO()
-    picture.save(file, "TIFF", compression="tiff_adobe_deflate", tiffinfo=tags)
+    class_map.save(file, "TIFF", compression="tiff_adobe_deflate", tiffinfo=tags)
     return file.getvalue()
 
 
@@ -222,19 +226,21 @@ def check_tiff_complete(page: Any, raw: bytes, name: str) -> None:
     compression."""
     size, count = math.prod(page.chunks), math.prod(page.chunked)
     check_tiff_codec(page, name)
-    places = list(zip(page.dataoffsets, page.databytecounts, strict=True))
+    segments = list(zip(page.dataoffsets, page.databytecounts, strict=True))
     # GDAL writes 0 for a strip or tile without data (SPARSE_OK), which tifffile fills with the nodata value
-    inside = all(start == length == 0 or 0 < length <= len(raw) - start for start, length in places)
-    if size > MAX_PIXELS or len(places) != count or not inside or not any(length for _, length in places):
+    is_inside = all(start == length == 0 or 0 < length <= len(raw) - start for start, length in segments)
+    if size > MAX_PIXELS or len(segments) != count or not is_inside or not any(length for _, length in segments):
         raise DataError(f"{name}: a TIFF with missing strips", "fix or delete the file")
-    sparse = sum(not length for _, length in places)
+    sparse = sum(not length for _, length in segments)
     if page.compression in TIFF_CODECS:
         return  # tifffile rejects a strip or tile that decodes to too few values
     if page.compression == NO_COMPRESSION:
-        stored = sum(length for _, length in places)
+        stored = sum(length for _, length in segments)
     else:
-        most = size * page.dtype.itemsize
-        stored = sum(count_inflated_bytes(raw[start : start + length], most) for start, length in places if length)
+        max_bytes = size * page.dtype.itemsize
+        stored = sum(
+            count_inflated_bytes(raw[start : start + length], max_bytes) for start, length in segments if length
+        )
     stored += sparse * size * page.dtype.itemsize
     if stored < page.nbytes:
         problem = f"{stored:,} bytes of data, but the header states {page.nbytes:,}"
@@ -246,11 +252,11 @@ def check_tiff_codec(page: Any, name: str) -> None:
     compression, predictor = int(page.keyframe.compression), int(page.keyframe.predictor)
     if compression not in (NO_COMPRESSION, *DEFLATE_COMPRESSIONS, *TIFF_CODECS):
         raise DataError(f"{name}: a TIFF compressed by method {compression}", SAVE_TIFF_HINT)
-    needed = TIFF_CODECS.get(compression, "")
-    if not needed and predictor == FLOATING_PREDICTOR:
-        needed = "the floating-point predictor"
-    if needed and not has_imagecodecs():
-        problem = f"a TIFF with {needed} compression" if compression in TIFF_CODECS else f"a TIFF with {needed}"
+    codec_name = TIFF_CODECS.get(compression, "")
+    if not codec_name and predictor == FLOATING_PREDICTOR:
+        codec_name = "the floating-point predictor"
+    if codec_name and not has_imagecodecs():
+        problem = f"a TIFF with {codec_name} compression" if compression in TIFF_CODECS else f"a TIFF with {codec_name}"
         raise DataError(f"{name}: {problem} needs imagecodecs ({install_hint('geotiff')})", f"or {SAVE_TIFF_HINT}")
 
 
@@ -273,13 +279,14 @@ def preload_tiff_codecs() -> None:
             getattr(imagecodecs, f"{codec}_decode", None)
 
 
-def count_inflated_bytes(segment: bytes, most: int) -> int:
-    """Count the bytes of a deflated strip or tile. Raises ValueError for a damaged one, and for more than `most`."""
+def count_inflated_bytes(segment: bytes, max_bytes: int) -> int:
+    """Count the bytes of a deflated strip or tile. Raises ValueError for a damaged one, and for more than
+    `max_bytes`."""
     stream = zlib.decompressobj()
     try:
-        length = len(stream.decompress(segment, most + 1))
+        length = len(stream.decompress(segment, max_bytes + 1))
     except zlib.error as error:
         raise ValueError(f"deflate: {error}") from None
-    if length > most or not stream.eof:
+    if length > max_bytes or not stream.eof:
         raise ValueError("deflate: a strip is cut short or too long")
     return length

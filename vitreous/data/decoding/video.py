@@ -37,7 +37,7 @@ def detect_demuxer(content: bytes) -> str:
     """Return FFmpeg's name of a video file's format; an empty string for anything else."""
     if content.startswith(b"RIFF") and content[8:12] == b"AVI ":
         return "avi"
-    return next((name for offset, mark, name in CONTAINER_SIGNATURES if content.startswith(mark, offset)), "")
+    return next((name for offset, signature, name in CONTAINER_SIGNATURES if content.startswith(signature, offset)), "")
 
 
 class VideoClip(Clip):
@@ -50,8 +50,8 @@ class VideoClip(Clip):
         if find_spec("av") is None:
             raise DataError(f"{name}: videos need PyAV, which is not installed", install_hint("video"))
         self.name, self.content = name, content
-        times, held, size = list[float | None](), list[Any](), 0
-        self.held: list[Any] | None = held
+        times, buffered_frames, size = list[float | None](), list[Any](), 0
+        self.held: list[Any] | None = buffered_frames
         for frame in iterate_video_frames(content, name):
             if not times:
                 height, width = frame.height, frame.width
@@ -60,31 +60,31 @@ class VideoClip(Clip):
             check_clip_limits((frame.height, frame.width), len(times), name)
             size += sum(plane.buffer_size for plane in frame.planes)
             if size <= MAX_BUFFERED_BYTES:
-                held.append(frame)
+                buffered_frames.append(frame)
             else:
                 self.held = None
-                held.clear()
-        self.count, known = len(times), [time for time in times if time is not None]
-        self.times = np.array(known) - known[0] if len(known) == len(times) else ()
+                buffered_frames.clear()
+        self.count, known_times = len(times), [time for time in times if time is not None]
+        self.times = np.array(known_times) - known_times[0] if len(known_times) == len(times) else ()
 
     def __len__(self) -> int:
         return self.count
 
-    def frames(self, numbers: Sequence[int]) -> Iterator[np.ndarray]:
+    def frames(self, frame_indices: Sequence[int]) -> Iterator[np.ndarray]:
         """Yield (H, W, 3) uint8 frames. Raises DataError."""
         from av.video.reformatter import VideoReformatter
 
         reformatter = VideoReformatter()  # shared by all frames: its creation takes longer than a small frame
         if self.held is not None:
-            yield from (frame_to_rgb(self.held[number], reformatter) for number in numbers)
+            yield from (frame_to_rgb(self.held[index], reformatter) for index in frame_indices)
             return
-        wanted = iter(numbers)
-        following = next(wanted, None)
-        for number, frame in enumerate(iterate_video_frames(self.content, self.name)):
-            if number == following:
+        index_iterator = iter(frame_indices)
+        next_index = next(index_iterator, None)
+        for index, frame in enumerate(iterate_video_frames(self.content, self.name)):
+            if index == next_index:
                 yield frame_to_rgb(frame, reformatter)
-                following = next(wanted, None)
-            if following is None:
+                next_index = next(index_iterator, None)
+            if next_index is None:
                 return
 
 
@@ -99,32 +99,34 @@ def iterate_video_frames(content: bytes, name: str) -> Iterator[Any]:
     import av
     from av.error import FFmpegError
 
-    count, last, shown_for = 0, 0.0, 0.0
+    count, last_time, last_duration = 0, 0.0, 0.0
     try:
         with av.open(io.BytesIO(content), format=detect_demuxer(content), metadata_errors="replace") as container:
-            shown = [stream for stream in container.streams.video if not is_cover_art(stream)]
-            if not shown:
+            video_streams = [stream for stream in container.streams.video if not is_cover_art(stream)]
+            if not video_streams:
                 problem = "only audio" if container.streams.audio else "no video stream"
                 raise DataError(f"{name}: a file with {problem}", "delete it")
-            stream, context = shown[0], shown[0].codec_context
+            stream, context = video_streams[0], video_streams[0].codec_context
             check_clip_limits((context.height or 1, context.width or 1), 1, name)
             context.thread_count = 1
             context.options = {"max_pixels": str(MAX_FRAME_PIXELS)}
             for frame in container.decode(stream):
                 if frame.is_corrupt:
                     raise DataError(f"{name}: frame {count} is damaged, or the file is truncated", "fix or delete it")
-                count, last = count + 1, frame.time if frame.time is not None else last
-                shown_for = float((frame.duration or 0) * (frame.time_base or 0))
+                count, last_time = count + 1, frame.time if frame.time is not None else last_time
+                last_duration = float((frame.duration or 0) * (frame.time_base or 0))
                 yield frame
-            begin = float((stream.start_time or 0) * (stream.time_base or 0))
+            start_time = float((stream.start_time or 0) * (stream.time_base or 0))
             length = 0.0 if container.streams.audio else (container.duration or 0) / av.time_base
-            ends = length and container.format.name.startswith("matroska")  # other formats round or estimate it
+            has_exact_duration = length and container.format.name.startswith(
+                "matroska"
+            )  # other formats round or estimate it
             if stream.frames > count + 1 and count < 0.9 * stream.frames:
-                announced = f"{count} frames of {stream.frames}"
-            elif ends and is_cut_short(length, last - begin, count, shown_for):
-                announced = f"{last - begin:.1f} seconds of {length:.1f}"
+                shortfall = f"{count} frames of {stream.frames}"
+            elif has_exact_duration and is_cut_short(length, last_time - start_time, count, last_duration):
+                shortfall = f"{last_time - start_time:.1f} seconds of {length:.1f}"
             else:
-                announced = "" if count else "no frame"
+                shortfall = "" if count else "no frame"
     except (DataError, MemoryError):
         raise
     except Exception as error:  # PyAV's exceptions for broken files are undocumented
@@ -134,15 +136,15 @@ def iterate_video_frames(content: bytes, name: str) -> Iterator[Any]:
             else "incomplete header"
         )
         raise DataError(f"{name}: cannot be read as a video ({problem})", "fix or delete it") from None
-    if announced:
-        raise DataError(f"{name}: cut short, {announced}", "fix or delete the file")
+    if shortfall:
+        raise DataError(f"{name}: cut short, {shortfall}", "fix or delete the file")
 
 
-def is_cut_short(length: float, last: float, count: int, shown_for: float) -> bool:
+def is_cut_short(length: float, last_time: float, count: int, last_duration: float) -> bool:
     """Return whether a file ends long before its stated duration `length` in seconds: the last of `count` frames begins
-    at `last` seconds, and is stated to last `shown_for`, 0 if unknown."""
-    usual = last / (count - 1) if count > 1 else shown_for or length
-    return length - last - usual > max(0.1 * length, min(DURATION_TOLERANCE, 2 * usual))
+    at `last_time` seconds, and is stated to last `last_duration`, 0 if unknown."""
+    frame_duration = last_time / (count - 1) if count > 1 else last_duration or length
+    return length - last_time - frame_duration > max(0.1 * length, min(DURATION_TOLERANCE, 2 * frame_duration))
 
 
 def is_cover_art(stream: Any) -> bool:

@@ -48,24 +48,26 @@ def parse_number_table(content: bytes) -> np.ndarray:
     A first line with a non-numeric cell is a header, and empty lines are skipped. Raises ValueError, with the line, for
     anything else.
     """
-    lines = [(number, line.strip()) for number, line in enumerate(content.decode("utf-8-sig").splitlines(), 1)]
-    rows = [(number, [cell.strip('"') for cell in split_cells(line)]) for number, line in lines if line]
+    lines = [
+        (line_number, line.strip()) for line_number, line in enumerate(content.decode("utf-8-sig").splitlines(), 1)
+    ]
+    rows = [(line_number, [cell.strip('"') for cell in split_cells(line)]) for line_number, line in lines if line]
     if rows and any(cell and not can_parse_float(cell) for cell in rows[0][1]):
         del rows[0]
     if not rows:
         raise ValueError("no numbers")
-    for number, row in rows:
+    for line_number, row in rows:
         if len(row) != len(rows[0][1]):
-            raise ValueError(f"line {number}: {len(row)} cells, but {len(rows[0][1])} in the lines before")
-        if wrong := [cell for cell in row if not can_parse_float(cell)]:
-            raise ValueError(f"line {number}: {wrong[0][:40] or 'an empty cell'} is not a number")
+            raise ValueError(f"line {line_number}: {len(row)} cells, but {len(rows[0][1])} in the lines before")
+        if invalid_cells := [cell for cell in row if not can_parse_float(cell)]:
+            raise ValueError(f"line {line_number}: {invalid_cells[0][:40] or 'an empty cell'} is not a number")
     return np.array([[float(cell) for cell in row] for _, row in rows])
 
 
 def split_cells(line: str) -> list[str]:
     """Split a line into cells: at commas, semicolons or tabs if it has any, else at spaces."""
-    mark = next((mark for mark in ",;\t" if mark in line), None)
-    return [cell.strip() for cell in line.split(mark)]
+    delimiter = next((delimiter for delimiter in ",;\t" if delimiter in line), None)
+    return [cell.strip() for cell in line.split(delimiter)]
 
 
 def can_parse_float(cell: str) -> bool:
@@ -130,12 +132,12 @@ def read_label_volume(raw: RawVolume, name: str | None = None) -> np.ndarray:
     check_finite_values(values, name)
     low, high = values.min().item(), values.max().item()
     fraction = values[np.abs(np.rint(values) - values) > CLASS_NUMBER_TOLERANCE][:1] if values.dtype.kind == "f" else ()
-    for wrong in (
+    for invalid_value in (
         *fraction,
         *([low] if low < -CLASS_NUMBER_TOLERANCE else []),
         *([high] if high > MAX_CLASS_NUMBER + CLASS_NUMBER_TOLERANCE else []),
     ):
-        raise DataError(f"{name}: {wrong:g} is not a class", "use integers from 0")
+        raise DataError(f"{name}: {invalid_value:g} is not a class", "use integers from 0")
     return np.ascontiguousarray(np.rint(values) if values.dtype.kind == "f" else values, dtype=np.int32)
 
 
@@ -173,9 +175,9 @@ def standardise_channels(volume: np.ndarray) -> np.ndarray:
         if channel.ndim > 1:
             low, high = np.percentile(channel, CLIP_PERCENTILES)
             np.clip(channel, low, high, out=channel)
-        mean, deviation = channel.mean(dtype=np.float64), channel.std(dtype=np.float64)
+        mean, std = channel.mean(dtype=np.float64), channel.std(dtype=np.float64)
         channel -= np.float32(mean)
-        channel /= np.float32(deviation if deviation > 1e-7 * max(abs(mean), 1e-30) else 1.0)
+        channel /= np.float32(std if std > 1e-7 * max(abs(mean), 1e-30) else 1.0)
     return volume
 
 
@@ -188,8 +190,12 @@ def open_volume(raw: RawVolume, name: str, axes: int = 3) -> VolumeFile:
         content = raw if isinstance(raw, bytes) else read_input_file(raw)
         if not content:
             raise DataError(f"{name}: empty file", "delete it")
-        readers = ((NPY_MAGIC, open_npy), (ZIP_MAGIC, open_npz), *((mark, open_tiff) for mark in TIFF_SIGNATURES))
-        reader = next((reader for mark, reader in readers if content.startswith(mark)), None)
+        readers = (
+            (NPY_MAGIC, open_npy),
+            (ZIP_MAGIC, open_npz),
+            *((signature, open_tiff) for signature in TIFF_SIGNATURES),
+        )
+        reader = next((reader for signature, reader in readers if content.startswith(signature)), None)
         if reader is None and not (content.startswith(GZIP_MAGIC) or is_nifti(content)):
             if axes != 1:
                 hint = "use NIfTI, .npy, .npz or TIFF"
@@ -197,8 +203,8 @@ def open_volume(raw: RawVolume, name: str, axes: int = 3) -> VolumeFile:
             reader = open_text_table
         file = call_volume_reader(lambda: (reader or open_nifti)(content, name), name, axes)
     if axes == 1 and len(file.shape) == 2 and file.shape[0] < file.shape[1]:  # channels first
-        across = file
-        file = VolumeFile(across.shape[::-1], across.dtype, lambda: across.read().T)
+        channels_first = file
+        file = VolumeFile(channels_first.shape[::-1], channels_first.dtype, lambda: channels_first.read().T)
     check_volume_shape(file.shape, name, axes)
     if file.dtype.kind not in VOXEL_DTYPE_KINDS:
         raise DataError(f"{name}: unsupported voxel dtype {file.dtype}", "use integers or floats")
@@ -208,22 +214,22 @@ def open_volume(raw: RawVolume, name: str, axes: int = 3) -> VolumeFile:
 def check_volume_shape(shape: tuple[int, ...], name: str, axes: int = 3) -> None:
     """Raise DataError for a shape that is not (D, H, W) or (D, H, W, C), or for a signal (L,) or (L, C), and for too
     many values."""
-    sides, kind = " x ".join(map(str, shape)) or "no axes", ARRAY_NOUNS[axes]
+    size_text, noun = " x ".join(map(str, shape)) or "no axes", ARRAY_NOUNS[axes]
     if len(shape) not in (axes, axes + 1) or min(shape) < 1:
         stored = "(length) or (channels, length)" if axes == 1 else "(D, H, W) or (D, H, W, C)"
-        raise DataError(f"{name}: an array of {sides} is not a {kind}", f"store it as {stored}")
+        raise DataError(f"{name}: an array of {size_text} is not a {noun}", f"store it as {stored}")
     if math.prod(shape) > MAX_VOXELS:
-        raise DataError(f"{name}: a {kind} of {sides}", f"crop or downsample it to {MAX_VOXELS:,} values")
+        raise DataError(f"{name}: a {noun} of {size_text}", f"crop or downsample it to {MAX_VOXELS:,} values")
     if count_channels(shape, axes) > MAX_VOLUME_CHANNELS:
-        problem = f"{shape[axes]} channels ({sides}), more than {MAX_VOLUME_CHANNELS}"
+        problem = f"{shape[axes]} channels ({size_text}), more than {MAX_VOLUME_CHANNELS}"
         hint = "if the last axis is time, store one step per file" if axes == 3 else "store fewer channels per file"
         raise DataError(f"{name}: {problem}", hint)
 
 
 def check_finite_values(values: np.ndarray, name: str) -> None:
     """Raise DataError for values (D, H, W[, C]) that are NaN or infinite."""
-    if bad := values.size - np.count_nonzero(np.isfinite(values)) if values.dtype.kind == "f" else 0:
-        raise DataError(f"{name}: {bad:,} of its values are NaN or infinite", "fix or delete the file")
+    if num_invalid := values.size - np.count_nonzero(np.isfinite(values)) if values.dtype.kind == "f" else 0:
+        raise DataError(f"{name}: {num_invalid:,} of its values are NaN or infinite", "fix or delete the file")
 
 
 def count_channels(shape: tuple[int, ...], axes: int = 3) -> int:
@@ -295,14 +301,14 @@ def open_tiff(content: bytes, name: str) -> VolumeFile:
 
     def read() -> np.ndarray:
         with tifffile.TiffFile(io.BytesIO(content)) as file:
-            one: Any = file.series[0]
-            if one.dataoffset is not None:  # all pages are contiguous
-                if len(content) < one.dataoffset + one.nbytes:
+            page_series: Any = file.series[0]
+            if page_series.dataoffset is not None:  # all pages are contiguous
+                if len(content) < page_series.dataoffset + page_series.nbytes:
                     raise ValueError("voxels are missing")
             else:
-                for page in one.pages:
+                for page in page_series.pages:
                     check_tiff_complete(page, content, name)
-            return one.asarray(maxworkers=1)
+            return page_series.asarray(maxworkers=1)
 
     return VolumeFile(shape, dtype, read)
 
@@ -311,12 +317,12 @@ def open_nifti(content: bytes, name: str) -> VolumeFile:
     """Read the header of a NIfTI file of either version, compressed or not. Raises DataError."""
     import nibabel
 
-    packed = content.startswith(GZIP_MAGIC)
-    head = inflate_gzip(content, NIFTI_HEADER_BYTES) if packed else content[:NIFTI_HEADER_BYTES]
-    if not is_nifti(head):
+    is_compressed = content.startswith(GZIP_MAGIC)
+    header_bytes = inflate_gzip(content, NIFTI_HEADER_BYTES) if is_compressed else content[:NIFTI_HEADER_BYTES]
+    if not is_nifti(header_bytes):
         raise DataError(f"{name}: not a volume of a known format", "use NIfTI, .npy, .npz or TIFF")
-    kind = nibabel.Nifti2Header if head[4:7] == b"n+2" else nibabel.Nifti1Header
-    header: Any = kind.from_fileobj(io.BytesIO(head), check=False)
+    header_class = nibabel.Nifti2Header if header_bytes[4:7] == b"n+2" else nibabel.Nifti1Header
+    header: Any = header_class.from_fileobj(io.BytesIO(header_bytes), check=False)
     shape, dtype, start = tuple(map(int, header.get_data_shape())), header.get_data_dtype(), header.get_data_offset()
     slope, inter = header.get_slope_inter()
     if start < header.sizeof_hdr:
@@ -326,8 +332,10 @@ def open_nifti(content: bytes, name: str) -> VolumeFile:
 
     def read() -> np.ndarray:
         end = start + math.prod(shape) * dtype.itemsize
-        whole = inflate_gzip(content, end + MAX_TRAILING_BYTES, whole=True) if packed else content
-        values = array_from_bytes(whole[start:end], shape, dtype, fortran=True)
+        file_bytes = (
+            inflate_gzip(content, end + MAX_TRAILING_BYTES, require_complete=True) if is_compressed else content
+        )
+        values = array_from_bytes(file_bytes[start:end], shape, dtype, fortran=True)
         if (slope, inter) in ((None, None), (1.0, 0.0)):
             return values
         return values * np.float64(slope) + np.float64(inter or 0.0)
@@ -335,28 +343,28 @@ def open_nifti(content: bytes, name: str) -> VolumeFile:
     return VolumeFile(shape, dtype, read, header)
 
 
-def is_nifti(head: bytes) -> bool:
+def is_nifti(header_bytes: bytes) -> bool:
     """Return whether bytes begin like a NIfTI file with embedded voxels."""
-    return head[344:348] == b"n+1\0" or head[4:8] == b"n+2\0"
+    return header_bytes[344:348] == b"n+1\0" or header_bytes[4:8] == b"n+2\0"
 
 
-def inflate_gzip(content: bytes, most: int, whole: bool = False) -> bytes:
-    """Return the first `most` bytes of a gzip file with one or more members. With `whole`, it must end before. Raises
-    ValueError for a damaged or truncated file."""
-    parts, rest, room = [], content, most
-    while rest and room:
+def inflate_gzip(content: bytes, max_bytes: int, require_complete: bool = False) -> bytes:
+    """Return the first `max_bytes` bytes of a gzip file with one or more members. With `require_complete`, it must end
+    before. Raises ValueError for a damaged or truncated file."""
+    chunks, remaining, bytes_left = [], content, max_bytes
+    while remaining and bytes_left:
         stream = zlib.decompressobj(31)
         try:
-            parts.append(stream.decompress(rest, room))
+            chunks.append(stream.decompress(remaining, bytes_left))
         except zlib.error as error:
             raise ValueError(f"gzip: {error}") from None
-        room -= len(parts[-1])
+        bytes_left -= len(chunks[-1])
         if not stream.eof:
-            if whole:
-                raise ValueError("gzip: more bytes than its header states" if not room else "gzip: cut short")
+            if require_complete:
+                raise ValueError("gzip: more bytes than its header states" if not bytes_left else "gzip: cut short")
             break
-        rest = stream.unused_data.lstrip(b"\0")
-    return b"".join(parts)
+        remaining = stream.unused_data.lstrip(b"\0")
+    return b"".join(chunks)
 
 
 def array_from_bytes(content: bytes, shape: tuple[int, ...], dtype: np.dtype, fortran: bool) -> np.ndarray:

@@ -45,10 +45,10 @@ HUB_NAME_PATTERN = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 def parse_column_source(source: str) -> tuple[str, dict[str, str]]:
     """Split a source into the part before the # and the columns after it by role. Raises UsageError for roles other
     than image and label."""
-    base, _, words = source.partition("#")
+    base, _, column_text = source.partition("#")
     columns: dict[str, str] = {}
-    for word in filter(None, words.split(",")):
-        role, _, columns[role] = word.partition("=")
+    for assignment in filter(None, column_text.split(",")):
+        role, _, columns[role] = assignment.partition("=")
         if role not in ("image", "label") or not columns[role]:
             raise UsageError(
                 f"{source}: unknown role {escape_unprintable(role)}", f"write {base}#image=COLUMN,label=COLUMN"
@@ -87,11 +87,11 @@ def open_parquet_data(source: str, split_seed: int = 0, targets: tuple[str, ...]
         if root.is_dir()
         else [root]
     )
-    parts: dict[str, list[Path]] = {}
+    files_by_split: dict[str, list[Path]] = {}
     for file in files:
-        parts.setdefault(infer_file_split(file, root) if root.is_dir() else "", []).append(file)
-    if len(parts) > 1 and "" in parts:
-        raise DataError(f"{escape_unprintable(parts[''][0])} has no split, but others do", PARQUET_LAYOUT_HINT)
+        files_by_split.setdefault(infer_file_split(file, root) if root.is_dir() else "", []).append(file)
+    if len(files_by_split) > 1 and "" in files_by_split:
+        raise DataError(f"{escape_unprintable(files_by_split[''][0])} has no split, but others do", PARQUET_LAYOUT_HINT)
     folders = {
         file.parent
         for file in files
@@ -102,8 +102,10 @@ def open_parquet_data(source: str, split_seed: int = 0, targets: tuple[str, ...]
             f"{escape_unprintable(root)} has several datasets: {', '.join(map(escape_unprintable, sorted(folders)))}"
         )
         raise UsageError(problem, "choose one of them")
-    unsplit = list(parts) == [""]
-    tables: dict[str, ArrowStreams] = {split or "train": ParquetFiles(tuple(group)) for split, group in parts.items()}
+    unsplit = list(files_by_split) == [""]
+    tables: dict[str, ArrowStreams] = {
+        split or "train": ParquetFiles(tuple(group)) for split, group in files_by_split.items()
+    }
     metadata = tables.get("train", next(iter(tables.values()))).schema.metadata or {}
     features = json.loads(metadata.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
     data = open_split_tables(
@@ -147,11 +149,11 @@ def open_hub_data(source: str, split_seed: int = 0, targets: tuple[str, ...] = (
         raise hub_download_error(base, error) from None
     tables: dict[str, ArrowStreams] = {}
     notes = []
-    named = {name: split for split, name in match_split_names(map(str, dataset), base).items()}
-    for name, part in dataset.items():
-        files = tuple(Path(file["filename"]) for file in part.cache_files)
-        if str(name) in named and files:
-            tables[named[str(name)]] = ArrowStreams(files)
+    split_by_name = {name: split for split, name in match_split_names(map(str, dataset), base).items()}
+    for name, hub_split in dataset.items():
+        files = tuple(Path(file["filename"]) for file in hub_split.cache_files)
+        if str(name) in split_by_name and files:
+            tables[split_by_name[str(name)]] = ArrowStreams(files)
         else:
             notes.append(f"the split {name} is ignored")
     features = dict(next(iter(dataset.values())).features.to_dict())
@@ -200,8 +202,8 @@ def open_split_tables(
     """
     if "train" not in tables:
         raise DataError(f"{name} has {', '.join(tables) or 'no known split'} but no split train", PARQUET_LAYOUT_HINT)
-    chosen = columns | {"label": targets[0]} if targets else columns
-    image, label = choose_columns(name, tables["train"], features, chosen)
+    column_by_role = columns | {"label": targets[0]} if targets else columns
+    image, label = choose_columns(name, tables["train"], features, column_by_role)
     if label is not None and not targets and has_fractional_labels(tables["train"], label):
         targets = (label,)
     tables = {split: tables[split] for split in SPLIT_NAMES if split in tables}
@@ -220,22 +222,24 @@ def open_split_tables(
     if len(classes) == 1:
         unlabelled = too_few_classes_error(name, classes)
         notes += one_class_note(classes)
-        labels, classes = {split: create_empty_labels(len(part)) for split, part in labels.items()}, ()
+        labels, classes = {split: create_empty_labels(len(split_labels)) for split, split_labels in labels.items()}, ()
     if not len(labels["train"]):
         raise DataError(f"{name} has no rows")
     splits: dict[str, Split] = {
         split: StoreSplit(
-            ImageColumn(tables[split].streams(image), image, f"{name}, {split}", home), np.arange(len(part)), part
+            ImageColumn(tables[split].streams(image), image, f"{name}, {split}", home),
+            np.arange(len(split_labels)),
+            split_labels,
         )
-        for split, part in labels.items()
+        for split, split_labels in labels.items()
     }
-    splits, whole = ensure_val_split(splits, split_seed, notes)
+    splits, full_train = ensure_val_split(splits, split_seed, notes)
     return Data(
         name,
         classes,
         splits,
         notes,
-        whole=whole,
+        whole=full_train,
         unlabelled=unlabelled,
         targets=targets,
         label_column=label or Data.label_column,
@@ -268,10 +272,12 @@ def read_target_columns(name: str, table: ArrowStreams, targets: tuple[str, ...]
         if not (pa.types.is_integer(types[column]) or pa.types.is_floating(types[column])):
             problem = f"{name}: the column {escape_unprintable(column)} has type {types[column]}, not numbers"
             raise DataError(problem, "choose numeric columns: --targets COLUMN")
-        own = np.asarray(table.values(column).cast(pa.float64()).to_numpy(), np.float64)
-        if np.isinf(own).any():
-            raise DataError(f"{name}: {escape_unprintable(column)} is infinite in row {int(np.argmax(np.isinf(own)))}")
-        values.append(own)
+        column_values = np.asarray(table.values(column).cast(pa.float64()).to_numpy(), np.float64)
+        if np.isinf(column_values).any():
+            raise DataError(
+                f"{name}: {escape_unprintable(column)} is infinite in row {int(np.argmax(np.isinf(column_values)))}"
+            )
+        values.append(column_values)
     return empty_if_all_missing(np.stack(values, 1))
 
 
@@ -286,7 +292,7 @@ def read_label_column(
     names, labels = get_class_label_names(features.get(column)), dict[str, np.ndarray]()
     classes = names
     for split, table in tables.items():
-        words, codes, counts = encode_labels(
+        distinct_labels, codes, counts = encode_labels(
             labels_to_integers(table.values(column), f"{name}, {split}", column), names
         )
         missing = codes < 0
@@ -296,16 +302,18 @@ def read_label_column(
         if missing.any():
             problem = f"{missing.sum()} of {len(missing)} labels of {split} are missing"
             raise DataError(f"{name}: {problem}; the first is in row {np.argmax(missing)}")
-        classes = classes or sort_class_names(words)
+        classes = classes or sort_class_names(distinct_labels)
         labels[split] = create_empty_labels(len(codes) if counts is None else len(counts))
         if len(classes) != 1:
-            own, distinct = codes, dict.fromkeys((word,) for word in words)
+            label_indices, distinct = codes, dict.fromkeys((class_name,) for class_name in distinct_labels)
             if counts is not None:
                 flat = iter(codes.tolist())
-                rows = [tuple(words[code] for code in islice(flat, count)) for count in counts.tolist()]
-                distinct = {label: code for code, label in enumerate(dict.fromkeys(rows))}
-                own = np.array([distinct[label] for label in rows], dtype=np.int64)
-            labels[split] = build_label_array(f"{name}: {split}", list(distinct), own, classes, counts is not None)
+                row_labels = [tuple(distinct_labels[code] for code in islice(flat, count)) for count in counts.tolist()]
+                distinct = {label: code for code, label in enumerate(dict.fromkeys(row_labels))}
+                label_indices = np.array([distinct[label] for label in row_labels], dtype=np.int64)
+            labels[split] = build_label_array(
+                f"{name}: {split}", list(distinct), label_indices, classes, counts is not None
+            )
     return labels, tuple(classes)
 
 
@@ -320,47 +328,55 @@ def choose_columns(
             raise UsageError(
                 f"{name} has no column {column}", suggest_nearest(column, types) or f"columns: {', '.join(types)}"
             )
-    can_label = [column for column, kind in types.items() if is_label_type(kind)]
-    named = {columns.get("label"), *(column for column in types if column.lower() in LABEL_COLUMN_NAMES)}
-    can_label += [column for column, kind in types.items() if column in named and is_float_type(kind)]
-    can_image = [column for column, kind in types.items() if is_image_type(kind)]
+    can_label = [column for column, column_type in types.items() if is_label_type(column_type)]
+    label_candidates = {columns.get("label"), *(column for column in types if column.lower() in LABEL_COLUMN_NAMES)}
+    can_label += [
+        column for column, column_type in types.items() if column in label_candidates and is_float_type(column_type)
+    ]
+    can_image = [column for column, column_type in types.items() if is_image_type(column_type)]
     images = [c for c in can_image if isinstance(features.get(c), dict) and features[c].get("_type") == "Image"]
     images = images or [c for c in can_image if types[c].num_fields]
     images = images or [
-        c for c in can_image if isinstance(first := table.first(c), bytes) and first.startswith(IMAGE_MAGIC)
+        c for c in can_image if isinstance(first_value := table.first(c), bytes) and first_value.startswith(IMAGE_MAGIC)
     ]
     labels = [c for c in can_label if get_class_label_names(features.get(c))]
     labels = labels or [c for c in can_label if c.lower() in LABEL_COLUMN_NAMES] or can_label
-    chosen: list[str] = []
+    chosen_columns: list[str] = []
     for role, fitting, possible in (("image", images, can_image), ("label", labels, can_label)):
         fitting = [columns[role]] if role in columns else fitting
         if role == "label" and not fitting:
-            return chosen[0], None
+            return chosen_columns[0], None
         if len(fitting) != 1 or fitting[0] not in possible:
             problem = f"{len(fitting)} columns can be the {role}: {', '.join(fitting)}"
             problem = problem if fitting else f"no column can be the {role}"
             if role in columns:
                 problem = f"the column {columns[role]} ({types[columns[role]]}) contains no {role}s"
-            listing = ", ".join(f"{column} ({kind})" for column, kind in types.items())
+            listing = ", ".join(f"{column} ({column_type})" for column, column_type in types.items())
             hint = f"select one: {name}#{role}={(fitting or ['COLUMN'])[0]}"
             raise UsageError(f"{name}: {problem}; the columns are {listing}", hint)
-        chosen += fitting
-    return chosen[0], chosen[1]
+        chosen_columns += fitting
+    return chosen_columns[0], chosen_columns[1]
 
 
-def is_label_type(kind: Any) -> bool:
+def is_label_type(arrow_type: Any) -> bool:
     """Return whether a type is text, integers or booleans, or lists of those."""
     import pyarrow.types as pt
 
-    item = kind.value_type if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_dictionary(kind) else kind
+    item = (
+        arrow_type.value_type
+        if pt.is_list(arrow_type) or pt.is_large_list(arrow_type) or pt.is_dictionary(arrow_type)
+        else arrow_type
+    )
     return any(test(item) for test in (pt.is_integer, pt.is_boolean, pt.is_string, pt.is_large_string))
 
 
-def is_float_type(kind: Any) -> bool:
+def is_float_type(arrow_type: Any) -> bool:
     """Return whether a type is floating-point (pandas stores integers with missing values so), or lists of it."""
     import pyarrow.types as pt
 
-    return pt.is_floating(kind.value_type if pt.is_list(kind) or pt.is_large_list(kind) else kind)
+    return pt.is_floating(
+        arrow_type.value_type if pt.is_list(arrow_type) or pt.is_large_list(arrow_type) else arrow_type
+    )
 
 
 def labels_to_integers(values: Any, name: str, column: str) -> Any:
@@ -371,25 +387,27 @@ def labels_to_integers(values: Any, name: str, column: str) -> Any:
     if not is_float_type(values.type):
         return values
     if not pa.types.is_floating(values.type):
-        parts = (labels_to_integers(pa.chunked_array([chunk.flatten()]), name, column) for chunk in values.chunks)
-        chunks = zip(values.chunks, parts, strict=True)
-        lists = [pa.ListArray.from_arrays(chunk.offsets.cast(pa.int32()), part.chunk(0)) for chunk, part in chunks]
+        converted = (labels_to_integers(pa.chunked_array([chunk.flatten()]), name, column) for chunk in values.chunks)
+        chunks = zip(values.chunks, converted, strict=True)
+        lists = [
+            pa.ListArray.from_arrays(chunk.offsets.cast(pa.int32()), integers.chunk(0)) for chunk, integers in chunks
+        ]
         return pa.chunked_array(lists, pa.list_(pa.int64()))
     values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
-    whole = pc.equal(values, pc.floor(values))
-    if pc.all(whole).as_py() is False:
-        row = pc.index(whole, False).as_py()
+    is_integer = pc.equal(values, pc.floor(values))
+    if pc.all(is_integer).as_py() is False:
+        row = pc.index(is_integer, False).as_py()
         problem = f"{name}: {column} is {values[row].as_py():g} in row {row}, which is not a class index"
         raise DataError(problem, "select another column: #label=COLUMN")
     return values.cast(pa.int64())
 
 
-def is_image_type(kind: Any) -> bool:
+def is_image_type(arrow_type: Any) -> bool:
     """Return whether a type is binary, or a struct with `bytes`."""
     import pyarrow.types as pt
 
-    has_bytes = pt.is_struct(kind) and kind.get_field_index("bytes") >= 0
-    return pt.is_binary(kind) or pt.is_large_binary(kind) or has_bytes
+    has_bytes = pt.is_struct(arrow_type) and arrow_type.get_field_index("bytes") >= 0
+    return pt.is_binary(arrow_type) or pt.is_large_binary(arrow_type) or has_bytes
 
 
 def get_class_label_names(feature: Any) -> list[str]:
@@ -398,8 +416,8 @@ def get_class_label_names(feature: Any) -> list[str]:
         feature = feature[0] if feature else None
     if isinstance(feature, dict) and feature.get("_type") in ("List", "LargeList", "Sequence"):
         feature = feature.get("feature")
-    named = isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
-    return list(feature.get("names") or ()) if named else []
+    is_class_label = isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+    return list(feature.get("names") or ()) if is_class_label else []
 
 
 def encode_labels(values: Any, names: list[str]) -> tuple[list[str], np.ndarray, np.ndarray | None]:
@@ -415,7 +433,7 @@ def encode_labels(values: Any, names: list[str]) -> tuple[list[str], np.ndarray,
     if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
         counts = np.asarray(pc.fill_null(pc.list_value_length(values), 0), dtype=np.int64)
         values = pc.list_flatten(values)
-    words: Any = None
+    dictionary: Any = None
     if pa.types.is_integer(values.type):
         codes = np.asarray(pc.fill_null(values.cast(pa.int64()), -1), dtype=np.int64)
         if names:
@@ -424,8 +442,8 @@ def encode_labels(values: Any, names: list[str]) -> tuple[list[str], np.ndarray,
         if not pa.types.is_dictionary(values.type):
             values = pc.dictionary_encode(values.cast(pa.string()))
         values = pa.concat_arrays(values.unify_dictionaries().chunks or [pa.array([], values.type)])
-        words = values.dictionary.to_pylist()
+        dictionary = values.dictionary.to_pylist()
         codes = np.asarray(pc.fill_null(values.indices, -1), dtype=np.int64)
-    present, places = np.unique(codes, return_inverse=True)
+    present, inverse = np.unique(codes, return_inverse=True)
     shift = int(len(present) > 0 and present[0] == -1)
-    return [str(words[code] if words else code) for code in present[shift:]], places - shift, counts
+    return [str(dictionary[code] if dictionary else code) for code in present[shift:]], inverse - shift, counts

@@ -35,17 +35,17 @@ def sort_class_names(names: Iterable[str]) -> list[str]:
             raise DataError(
                 f"class {escape_unprintable(name)} has a name that is not one line of UTF-8 text", "rename it"
             )
-        other = folded.setdefault(unicodedata.normalize("NFC", name).casefold(), name)
-        if other != name:
-            both = f"{escape_unprintable(other)} and {escape_unprintable(name)}"
-            raise DataError(f"classes {both} differ only in case or accents", "rename one of them")
+        previous_name = folded.setdefault(unicodedata.normalize("NFC", name).casefold(), name)
+        if previous_name != name:
+            name_pair = f"{escape_unprintable(previous_name)} and {escape_unprintable(name)}"
+            raise DataError(f"classes {name_pair} differ only in case or accents", "rename one of them")
     return list(folded.values())
 
 
-def too_few_classes_error(where: str, classes: Sequence[str], hint: str = "") -> DataError:
+def too_few_classes_error(origin: str, classes: Sequence[str], hint: str = "") -> DataError:
     """Return the error for data with fewer than two classes: the reason for missing labels."""
     problem = f"one class only ({escape_unprintable(classes[0])}); a classifier needs two" if classes else "no labels"
-    return DataError(f"{where} has {problem}", hint)
+    return DataError(f"{origin} has {problem}", hint)
 
 
 def one_class_note(classes: Sequence[str]) -> list[str]:
@@ -54,41 +54,46 @@ def one_class_note(classes: Sequence[str]) -> list[str]:
 
 
 def unknown_classes_error(
-    where: str, unknown: Iterable[str], classes: Iterable[str], listed: bool = False
+    origin: str, unknown: Iterable[str], classes: Iterable[str], listed: bool = False
 ) -> DataError:
     """Return the error for classes that are missing from training or, if `listed`, from a list of classes."""
     names = list(dict.fromkeys(unknown))
     lacking = "are not in the list of classes" if listed else "train lacks"
     hint = suggest_nearest(names[0], classes) or "rename or delete them"
-    return DataError(f"{where} has classes that {lacking}: {format_first_names(names)}", hint)
+    return DataError(f"{origin} has classes that {lacking}: {format_first_names(names)}", hint)
 
 
 def build_label_array(
-    where: str,
-    words: Sequence[tuple[str, ...]],
-    own: np.ndarray,
+    origin: str,
+    distinct_labels: Sequence[tuple[str, ...]],
+    label_indices: np.ndarray,
     classes: Sequence[str],
     multilabel: bool,
     listed: bool = False,
 ) -> np.ndarray:
     """Build the labels of n images, (n,) int64, or (n, K) float32 if `multilabel`.
 
-    `own`: the indices (n,) in `words`, the distinct labels, which have one class or several each; `listed` as in
-    `unknown_classes_error`.
+    `label_indices`: the indices (n,) in `distinct_labels`, the distinct labels, which have one class or several each;
+    `listed` as in `unknown_classes_error`.
 
     Raises DataError for classes that are not in `classes`, and for labels that would exceed memory.
     """
-    place = {normalise_name(name): number for number, name in enumerate(classes)}
-    words = [tuple(map(normalise_name, label)) for label in words]
-    unknown = [name for label in np.unique(own).tolist() for name in words[label] if name not in place]
+    index_by_class = {normalise_name(name): index for index, name in enumerate(classes)}
+    distinct_labels = [tuple(map(normalise_name, label)) for label in distinct_labels]
+    unknown = [
+        name
+        for label in np.unique(label_indices).tolist()
+        for name in distinct_labels[label]
+        if name not in index_by_class
+    ]
     if unknown:
-        raise unknown_classes_error(where, unknown, classes, listed)
+        raise unknown_classes_error(origin, unknown, classes, listed)
     if not multilabel:
-        return np.array([place.get(label[0], -1) for label in words], dtype=np.int64)[own]
-    if 4 * len(own) * len(classes) > MAX_LABEL_ARRAY_BYTES:
-        problem = f"{len(own):,} images x {len(classes):,} classes exceed the limit of a label array"
-        raise DataError(f"{where}: {problem}", "check that these are class names")
-    table = np.zeros((len(words), len(classes)), dtype=np.float32)
-    for row, label in enumerate(words):
-        table[row, [place[name] for name in label if name in place]] = 1
-    return table[own]
+        return np.array([index_by_class.get(label[0], -1) for label in distinct_labels], dtype=np.int64)[label_indices]
+    if 4 * len(label_indices) * len(classes) > MAX_LABEL_ARRAY_BYTES:
+        problem = f"{len(label_indices):,} images x {len(classes):,} classes exceed the limit of a label array"
+        raise DataError(f"{origin}: {problem}", "check that these are class names")
+    table = np.zeros((len(distinct_labels), len(classes)), dtype=np.float32)
+    for row, label in enumerate(distinct_labels):
+        table[row, [index_by_class[name] for name in label if name in index_by_class]] = 1
+    return table[label_indices]

@@ -64,14 +64,14 @@ class FileIndex:
     def match(self, name: str, origin: str) -> Path | None:
         """Return the file of this name; None if there is none. Raises DataError, with `origin`, if several files
         match."""
-        wanted = self.split_path(name)
-        candidates = self.paths.get(wanted[-1], []) if wanted else []
-        lengths = [count_shared_end_parts(parts, wanted) for parts, _ in candidates]
-        best = [one for one, length in zip(candidates, lengths, strict=True) if length == max(lengths)]
+        name_parts = self.split_path(name)
+        candidates = self.paths.get(name_parts[-1], []) if name_parts else []
+        lengths = [count_shared_end_parts(parts, name_parts) for parts, _ in candidates]
+        best = [candidate for candidate, length in zip(candidates, lengths, strict=True) if length == max(lengths)]
         if len(best) > 1:
-            best = [one for one in best if one[0][self.depth :] == wanted] or best
+            best = [candidate for candidate in best if candidate[0][self.depth :] == name_parts] or best
         if len(best) > 1:
-            best = [one for one in best if os.fspath(one[1]).endswith(name)] or best
+            best = [candidate for candidate in best if os.fspath(candidate[1]).endswith(name)] or best
         if len(best) > 1:
             listed = format_first_names((os.fspath(path) for _, path in best), 3)
             problem = f"{origin}: {escape_unprintable(name)} matches {len(best)} files: {listed}"
@@ -87,7 +87,10 @@ class FileIndex:
         return path
 
 
-def count_shared_end_parts(parts: tuple[str, ...], others: tuple[str, ...]) -> int:
+def count_shared_end_parts(parts: tuple[str, ...], other_parts: tuple[str, ...]) -> int:
     """Return the number of components that two paths share at their ends."""
-    pairs = zip(reversed(parts), reversed(others), strict=False)
-    return next((count for count, (one, other) in enumerate(pairs) if one != other), min(len(parts), len(others)))
+    pairs = zip(reversed(parts), reversed(other_parts), strict=False)
+    return next(
+        (count for count, (part, other_part) in enumerate(pairs) if part != other_part),
+        min(len(parts), len(other_parts)),
+    )

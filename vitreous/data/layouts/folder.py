@@ -65,12 +65,15 @@ def open_image_folder(root: Path, split_seed: int = 0) -> Data:
     With fewer than two classes, all images below each folder, at any depth, are data without labels. Without `val`, a
     tenth of `train` is held out, never `test`. Class order is natural (2 before 10), the same on every file system.
     """
-    homes, skipped = resolve_split_folders(root), Counter[str]()
+    split_folders, skipped = resolve_split_folders(root), Counter[str]()
     lister = partial(list_files_by_suffix, skipped=skipped)
     data = build_classification_data(
-        root, homes, {name: list_class_files(home, lister) for name, home in homes.items()}, split_seed
+        root,
+        split_folders,
+        {name: list_class_files(folder, lister) for name, folder in split_folders.items()},
+        split_seed,
     )
-    return replace(data, notes=[*skipped_notes(skipped), *siblings_note(root, homes), *data.notes])
+    return replace(data, notes=[*skipped_notes(skipped), *siblings_note(root, split_folders), *data.notes])
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,8 @@ class SampleFiles(FileSplit):
     kind: str = "images"
     axes: int = 2
 
-    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> SampleFiles:
-        return replace(super().take(rows, labels), kind=self.kind, axes=self.axes)
+    def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> SampleFiles:
+        return replace(super().take(indices, labels), kind=self.kind, axes=self.axes)
 
     def update(self, digest: Any) -> None:
         super().update(digest)
@@ -98,9 +101,9 @@ def open_class_folders(
     A tenth is `val` if there is none. `convert` turns the files into the layout's split. Raises DataError as
     `open_image_folder`.
     """
-    homes, list_files = resolve_split_folders(root), partial(list_files_by_suffix, suffixes=suffixes)
-    listed = {name: list_class_files(home, list_files) for name, home in homes.items()}
-    data = build_classification_data(root, homes, listed, split_seed, list_files)
+    split_folders, list_files = resolve_split_folders(root), partial(list_files_by_suffix, suffixes=suffixes)
+    listed = {name: list_class_files(folder, list_files) for name, folder in split_folders.items()}
+    data = build_classification_data(root, split_folders, listed, split_seed, list_files)
     splits = {name: convert(split) for name, split in data.splits.items()}  # type: ignore[arg-type]
     return replace(data, splits=splits, whole=data.whole and convert(data.whole))  # type: ignore[arg-type]
 
@@ -108,34 +111,36 @@ def open_class_folders(
 def resolve_split_folders(root: Path) -> dict[str, Path]:
     """Return the split folders, or `root` as `train` if it has none, or if `train` is a class as in `bus`, `car`,
     `train`. Raises DataError for splits without `train`."""
-    homes = find_split_folders(root)
-    if homes and "train" not in homes:
-        raise DataError(f"{escape_unprintable(root)} has {', '.join(homes)} but no train folder", FOLDER_LAYOUT_HINT)
+    split_folders = find_split_folders(root)
+    if split_folders and "train" not in split_folders:
+        raise DataError(
+            f"{escape_unprintable(root)} has {', '.join(split_folders)} but no train folder", FOLDER_LAYOUT_HINT
+        )
     if (
-        list(homes) == ["train"]
-        and contains_images(homes["train"])
-        and any(map(contains_images, list_sibling_folders(homes["train"])))
+        list(split_folders) == ["train"]
+        and contains_images(split_folders["train"])
+        and any(map(contains_images, list_sibling_folders(split_folders["train"])))
     ):
         return {"train": root}
-    return homes or {"train": root}
+    return split_folders or {"train": root}
 
 
-def list_sibling_folders(home: Path) -> list[Path]:
+def list_sibling_folders(folder: Path) -> list[Path]:
     """List the sibling folders that are not named like splits, images or annotations, in natural order."""
     names = [
-        entry.name for entry in list_entries(os.fspath(home.parent)) if is_folder(entry) and entry.name != home.name
+        entry.name for entry in list_entries(os.fspath(folder.parent)) if is_folder(entry) and entry.name != folder.name
     ]
-    return [home.parent / name for name in sorted(names, key=natural_sort_key) if not has_role_name(name)]
+    return [folder.parent / name for name in sorted(names, key=natural_sort_key) if not has_role_name(name)]
 
 
-def contains_images(home: Path) -> bool:
+def contains_images(folder: Path) -> bool:
     """Return whether a folder directly contains image files."""
-    return any(entry.name.lower().endswith(tuple(IMAGE_FILE_SUFFIXES)) for entry in list_entries(os.fspath(home)))
+    return any(entry.name.lower().endswith(tuple(IMAGE_FILE_SUFFIXES)) for entry in list_entries(os.fspath(folder)))
 
 
 def build_classification_data(
     root: Path,
-    homes: dict[str, Path],
+    split_folders: dict[str, Path],
     listed: dict[str, dict[str, Paths]],
     split_seed: int,
     lister: Callable[[str], list[str]] | None = None,
@@ -150,94 +155,104 @@ def build_classification_data(
     splits: dict[str, Split]
     unlabelled = None
     if len(classes) < 2:
-        home = homes["train"]
+        folder = split_folders["train"]
         unlabelled = (
-            too_few_classes_error(escape_unprintable(home), classes, FOLDER_LAYOUT_HINT)
+            too_few_classes_error(escape_unprintable(folder), classes, FOLDER_LAYOUT_HINT)
             if classes
-            else no_classes_error(home, lister)
+            else no_classes_error(folder, lister)
         )
-        paths = {name: Paths(lister(os.fspath(home))) for name, home in homes.items()}
-        splits = {name: FileSplit(part, create_empty_labels(len(part))) for name, part in paths.items()}
+        paths = {name: Paths(lister(os.fspath(folder))) for name, folder in split_folders.items()}
+        splits = {
+            name: FileSplit(split_paths, create_empty_labels(len(split_paths))) for name, split_paths in paths.items()
+        }
         notes, classes = one_class_note(classes), []
     else:
-        loose = {
-            name: lister(os.fspath(homes[name])) for name, tree in listed.items() if lacks_class_folders(tree, classes)
+        unclassified = {
+            name: lister(os.fspath(split_folders[name]))
+            for name, paths_by_class in listed.items()
+            if lacks_class_folders(paths_by_class, classes)
         }
-        splits = {name: label_class_files(name, tree, classes) for name, tree in listed.items() if name not in loose}
-        splits |= {name: FileSplit(paths, create_empty_labels(len(paths))) for name, paths in loose.items()}
+        splits = {
+            name: label_class_files(name, paths_by_class, classes)
+            for name, paths_by_class in listed.items()
+            if name not in unclassified
+        }
+        splits |= {name: FileSplit(paths, create_empty_labels(len(paths))) for name, paths in unclassified.items()}
     notes += role_names_note(classes)
-    splits, whole = ensure_val_split(splits, split_seed, notes)
-    unsplit = homes["train"] == root
+    splits, full_train = ensure_val_split(splits, split_seed, notes)
+    unsplit = split_folders["train"] == root
     return Data(
         escape_unprintable(root),
         tuple(classes),
         splits=splits,
         notes=notes,
         unsplit=unsplit,
-        whole=whole,
+        whole=full_train,
         unlabelled=unlabelled,
     )
 
 
-def lacks_class_folders(tree: dict[str, Paths], classes: Sequence[str]) -> bool:
+def lacks_class_folders(paths_by_class: dict[str, Paths], classes: Sequence[str]) -> bool:
     """Return whether a split has no class folders: none, or a single one named like a split, as in `test/unknown` and
     `test/test1` of competitions."""
-    other = next(iter(tree), "")
-    return not tree or (len(tree) == 1 and other not in classes and has_role_name(other, NO_CLASS_WORDS))
+    first_name = next(iter(paths_by_class), "")
+    return not paths_by_class or (
+        len(paths_by_class) == 1 and first_name not in classes and has_role_name(first_name, NO_CLASS_WORDS)
+    )
 
 
-def no_classes_error(home: Path, lister: Callable[[str], list[str]]) -> DataError:
+def no_classes_error(folder: Path, lister: Callable[[str], list[str]]) -> DataError:
     """Return the error that explains why a folder without class folders has no labels. Raises DataError if there are no
     images."""
-    if count := len(lister(os.fspath(home))):
+    if count := len(lister(os.fspath(folder))):
         images = f"{count:,} image" + ("" if count == 1 else "s")
         problem = f"is a flat folder: {images} and no class folders, so there are no labels"
-        return DataError(f"{escape_unprintable(home)} {problem}", FLAT_FOLDER_HINT)
-    if volumes := list_files_by_suffix(os.fspath(home), VOLUMES):
+        return DataError(f"{escape_unprintable(folder)} {problem}", FLAT_FOLDER_HINT)
+    if volumes := list_files_by_suffix(os.fspath(folder), VOLUMES):
         problem = f"{len(volumes)} volumes without masks; the first is {escape_unprintable(volumes[0])}"
         hint = (
             "move each into a folder of its class; or all into images/ and masks of the same names into "
             "masks/; predict accepts them unchanged"
         )
-        raise DataError(f"no images in {escape_unprintable(home)} but {problem}", hint)
-    raise DataError(f"no images in {escape_unprintable(home)}", FOLDER_LAYOUT_HINT)
+        raise DataError(f"no images in {escape_unprintable(folder)} but {problem}", hint)
+    raise DataError(f"no images in {escape_unprintable(folder)}", FOLDER_LAYOUT_HINT)
 
 
-def label_class_files(name: str, tree: dict[str, Paths], classes: list[str]) -> FileSplit:
+def label_class_files(name: str, paths_by_class: dict[str, Paths], classes: list[str]) -> FileSplit:
     """Label the files of one split by class name. Raises DataError for a class that training does not have."""
     forms = {normalise_name(label): label for label in classes}
-    tree = {forms.get(normalise_name(label), label): paths for label, paths in tree.items()}
-    known = set(classes)
-    if unknown := [label for label in sort_class_names(tree) if label not in known]:
+    paths_by_class = {forms.get(normalise_name(label), label): paths for label, paths in paths_by_class.items()}
+    class_set = set(classes)
+    if unknown := [label for label in sort_class_names(paths_by_class) if label not in class_set]:
         raise unknown_classes_error(name, unknown, classes)
-    counts = [len(tree.get(label, ())) for label in classes]
-    paths = Paths.joined(tree[label] for label in classes if label in tree)
+    counts = [len(paths_by_class.get(label, ())) for label in classes]
+    paths = Paths.joined(paths_by_class[label] for label in classes if label in paths_by_class)
     return FileSplit(paths, np.repeat(np.arange(len(classes)), counts))
 
 
-def list_class_files(home: Path, list_files: Callable[[str], list[str]] | None = None) -> dict[str, Paths]:
+def list_class_files(folder: Path, list_files: Callable[[str], list[str]] | None = None) -> dict[str, Paths]:
     """List the image files of each class at any depth, sorted, or the results of `list_files`; hidden folders and
     folders without such files are left out."""
     folders = sorted(
-        (entry for entry in list_entries(os.fspath(home)) if is_folder(entry)), key=lambda entry: entry.name
+        (entry for entry in list_entries(os.fspath(folder)) if is_folder(entry)), key=lambda entry: entry.name
     )
     return {
         entry.name: Paths(files) for entry in folders if (files := (list_files or list_files_by_suffix)(entry.path))
     }
 
 
-def list_images(home: Path) -> list[Path]:
+def list_images(folder: Path) -> list[Path]:
     """List all image files below a folder, in natural order. A folder linked twice is visited once."""
-    return [Path(path) for path in list_files_by_suffix(os.fspath(home))]
+    return [Path(path) for path in list_files_by_suffix(os.fspath(folder))]
 
 
 def list_files_by_suffix(
-    home: str, suffixes: frozenset[str] = IMAGE_FILE_SUFFIXES, skipped: Counter[str] | None = None
+    folder: str, suffixes: frozenset[str] = IMAGE_FILE_SUFFIXES, skipped: Counter[str] | None = None
 ) -> list[str]:
     """List file paths as text whose names end in one of `suffixes`; `skipped` counts the suffixes of other image
     files."""
     endings, paths = tuple(suffixes), []
-    for entry in iterate_files(home):
+    for entry in iterate_files(folder):
         name = entry.name.lower()
         if name.endswith(endings):
             paths.append(entry.path.removeprefix("./"))
@@ -254,43 +269,45 @@ def skipped_notes(skipped: Counter[str]) -> list[str]:
     return [f"{skipped.total():,} image files are skipped, as their formats are not supported: {listed}"]
 
 
-def siblings_note(root: Path, homes: dict[str, Path]) -> list[str]:
+def siblings_note(root: Path, split_folders: dict[str, Path]) -> list[str]:
     """Return the note about image folders next to the split folders, which are ignored; empty if there are none."""
-    if homes["train"] == root:
+    if split_folders["train"] == root:
         return []
-    unread = [place.name for place in list_sibling_folders(homes["train"]) if next(iterate_images(place), None)]
+    unread = [
+        folder.name for folder in list_sibling_folders(split_folders["train"]) if next(iterate_images(folder), None)
+    ]
     return [f"folders next to the splits are ignored: {format_first_names(unread, 5)}"] if unread else []
 
 
-def iterate_images(home: Path) -> Iterator[os.DirEntry[str]]:
+def iterate_images(folder: Path) -> Iterator[os.DirEntry[str]]:
     """Yield all image files below a folder, in file system order."""
     return (
-        entry for entry in iterate_files(os.fspath(home)) if entry.name.lower().endswith(tuple(IMAGE_FILE_SUFFIXES))
+        entry for entry in iterate_files(os.fspath(folder)) if entry.name.lower().endswith(tuple(IMAGE_FILE_SUFFIXES))
     )
 
 
-def iterate_files(home: str) -> Iterator[os.DirEntry[str]]:
+def iterate_files(root: str) -> Iterator[os.DirEntry[str]]:
     """Yield all files below a folder that are not hidden. A folder linked twice is visited once."""
-    seen, waiting = set[str](), [home]
-    while waiting:
-        place = waiting.pop()
-        real = os.path.realpath(place)
-        if real in seen:
+    seen, pending = set[str](), [root]
+    while pending:
+        folder = pending.pop()
+        real_path = os.path.realpath(folder)
+        if real_path in seen:
             continue
-        seen.add(real)
-        for entry in list_entries(place):
+        seen.add(real_path)
+        for entry in list_entries(folder):
             if is_folder(entry):
-                waiting.append(entry.path)
+                pending.append(entry.path)
             else:
                 yield entry
 
 
-def list_entries(place: str) -> list[os.DirEntry[str]]:
+def list_entries(folder: str) -> list[os.DirEntry[str]]:
     """List the entries of a folder that are neither hidden nor system files. Raises DataError if it cannot be read."""
     try:
-        return [entry for entry in os.scandir(place) if not is_system_name(entry.name)]
+        return [entry for entry in os.scandir(folder) if not is_system_name(entry.name)]
     except OSError as error:
-        problem = f"{escape_unprintable(place)}: cannot be read ({describe_exception(error)})"
+        problem = f"{escape_unprintable(folder)}: cannot be read ({describe_exception(error)})"
         raise DataError(problem, "fix its permissions, or delete it") from None
 
 

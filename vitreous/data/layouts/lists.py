@@ -43,7 +43,7 @@ def has_image_lists(root: Path) -> bool:
 def find_image_lists(root: Path) -> dict[str, str]:
     """Return {split: name of its list without suffix}, in the order train, val, test. Raises DataError if two lists
     belong to one split."""
-    names = [place.stem for place in root.glob("*.txt") if place.is_file()]
+    names = [path.stem for path in root.glob("*.txt") if path.is_file()]
     listed = match_split_names(names, escape_unprintable(root)) | {
         split: name for split, name in VTAB_LISTS.items() if name in names
     }
@@ -59,29 +59,31 @@ def open_image_lists(root: Path, split_seed: int = 0) -> Data:
     image with two classes, and missing files.
     """
     names = find_image_lists(root)
-    parts = {split: read_image_list(root, name, split != "train") for split, name in names.items()}
-    whole = (
+    lines_by_split = {split: read_image_list(root, name, split != "train") for split, name in names.items()}
+    full_lines = (
         read_image_list(root, FULL_TRAIN_LIST)
         if names["train"] == "train800" and (root / f"{FULL_TRAIN_LIST}.txt").is_file()
         else None
     )
-    if whole is not None:
-        check_lists_agree(parts, whole)
-    lines = list(chain(*parts.values()))
+    if full_lines is not None:
+        check_lists_agree(lines_by_split, full_lines)
+    lines = list(chain(*lines_by_split.values()))
     if missing := [line for line in lines if not os.path.lexists(root / line.path)]:
         listing = format_first_lines(
             (f"{line.where}: {escape_unprintable(line.path)}" for line in missing), len(missing)
         )
         raise DataError(f"{len(missing)} listed files are missing:{listing}", f"looked in {escape_unprintable(root)}")
-    numbers = sorted({line.label for line in lines} - {NO_LABEL})
-    classes = read_listed_classes(root, numbers, lines)
-    splits: dict[str, Split] = {split: build_listed_split(root, part, numbers) for split, part in parts.items()}
-    unseen = len(numbers) - len(np.unique(splits["train"].labels))
-    notes = [f"{unseen} of {len(numbers)} classes have no training image"] if unseen else []
-    splits, undrawn = ensure_val_split(splits, split_seed, notes)
-    if undrawn is None and whole:
-        undrawn = build_listed_split(root, whole, numbers)
-    return Data(escape_unprintable(root), classes, splits, notes, whole=undrawn)
+    class_indices = sorted({line.label for line in lines} - {NO_LABEL})
+    classes = read_listed_classes(root, class_indices, lines)
+    splits: dict[str, Split] = {
+        split: build_listed_split(root, split_lines, class_indices) for split, split_lines in lines_by_split.items()
+    }
+    unseen = len(class_indices) - len(np.unique(splits["train"].labels))
+    notes = [f"{unseen} of {len(class_indices)} classes have no training image"] if unseen else []
+    splits, full_train = ensure_val_split(splits, split_seed, notes)
+    if full_train is None and full_lines:
+        full_train = build_listed_split(root, full_lines, class_indices)
+    return Data(escape_unprintable(root), classes, splits, notes, whole=full_train)
 
 
 def read_image_list(root: Path, name: str, held_out: bool = False) -> list[ListedImage]:
@@ -92,26 +94,26 @@ def read_image_list(root: Path, name: str, held_out: bool = False) -> list[Liste
     lines: dict[str, ListedImage] = {}
     if held_out and (unlabelled := read_unlabelled_paths(root, listed)):
         return [ListedImage(path, NO_LABEL, source) for path in unlabelled]
-    for number, words in enumerate(listed, 1):
-        if not words.strip():
+    for line_number, line_text in enumerate(listed, 1):
+        if not line_text.strip():
             continue
-        path, _, label = words.strip().rpartition(" " if "\t" not in words else "\t")
-        where = f"{source}, line {number}"
+        path, _, label = line_text.strip().rpartition(" " if "\t" not in line_text else "\t")
+        location = f"{source}, line {line_number}"
         if not path or not (label.isascii() and label.isdecimal()) or len(label) > 9:
             raise DataError(
-                f"{where}: {escape_unprintable(words[:80])} is not a path and a class index", LIST_FORMAT_HINT
+                f"{location}: {escape_unprintable(line_text[:80])} is not a path and a class index", LIST_FORMAT_HINT
             )
         path = os.path.normpath(path.strip())
         if os.path.isabs(path) or path.startswith(".."):
             raise DataError(
-                f"{where}: {escape_unprintable(path)} is not below {escape_unprintable(root)}", LIST_FORMAT_HINT
+                f"{location}: {escape_unprintable(path)} is not below {escape_unprintable(root)}", LIST_FORMAT_HINT
             )
-        if not path.isascii() and (place := resolve_unicode_path(root / path)):
-            path = os.path.relpath(place, root)
-        line = lines.setdefault(path, ListedImage(path, int(label), where))
+        if not path.isascii() and (real_path := resolve_unicode_path(root / path)):
+            path = os.path.relpath(real_path, root)
+        line = lines.setdefault(path, ListedImage(path, int(label), location))
         if line.label != int(label):
-            stated = f"of class {label}, but of class {line.label} in {line.where}"
-            raise DataError(f"{where}: {escape_unprintable(path)} is {stated}", "keep only one of them")
+            conflict = f"of class {label}, but of class {line.label} in {line.where}"
+            raise DataError(f"{location}: {escape_unprintable(path)} is {conflict}", "keep only one of them")
     if not lines and not held_out:
         raise DataError(f"{source} lists no images", LIST_FORMAT_HINT)
     return list(lines.values())
@@ -120,45 +122,45 @@ def read_image_list(root: Path, name: str, held_out: bool = False) -> list[Liste
 def read_unlabelled_paths(root: Path, lines: list[str]) -> list[str]:
     """Return the distinct lines of a list if each is the path of a file; empty for any other list."""
     paths = [os.path.normpath(line.strip()) for line in lines if line.strip()]
-    inside = all(not os.path.isabs(path) and not path.startswith("..") for path in paths)
-    return list(dict.fromkeys(paths)) if inside and all(map(os.path.isfile, map(root.joinpath, paths))) else []
+    are_relative = all(not os.path.isabs(path) and not path.startswith("..") for path in paths)
+    return list(dict.fromkeys(paths)) if are_relative and all(map(os.path.isfile, map(root.joinpath, paths))) else []
 
 
-def check_lists_agree(parts: dict[str, list[ListedImage]], whole: list[ListedImage]) -> None:
+def check_lists_agree(lines_by_split: dict[str, list[ListedImage]], full_lines: list[ListedImage]) -> None:
     """Raise DataError if the list of all training images differs from the union of its sublists."""
-    together = {line.path: line for split in ("train", "val") for line in parts.get(split, [])}
-    known = {line.path: line for line in whole}
-    for line in chain(whole, together.values()):
-        other = (together if known.get(line.path) is line else known).get(line.path)
-        if other is None or other.label != line.label:
-            stated = f"of class {other.label} in {other.where}" if other else "not in the others"
+    sublist_lines = {line.path: line for split in ("train", "val") for line in lines_by_split.get(split, [])}
+    full_by_path = {line.path: line for line in full_lines}
+    for line in chain(full_lines, sublist_lines.values()):
+        counterpart = (sublist_lines if full_by_path.get(line.path) is line else full_by_path).get(line.path)
+        if counterpart is None or counterpart.label != line.label:
+            difference = f"of class {counterpart.label} in {counterpart.where}" if counterpart else "not in the others"
             hint = f"make {FULL_TRAIN_LIST}.txt the union of train800.txt and val200.txt, or delete it"
             raise DataError(
-                f"{line.where}: {escape_unprintable(line.path)} is of class {line.label}, but {stated}", hint
+                f"{line.where}: {escape_unprintable(line.path)} is of class {line.label}, but {difference}", hint
             )
 
 
-def read_listed_classes(root: Path, numbers: list[int], lines: list[ListedImage]) -> tuple[str, ...]:
+def read_listed_classes(root: Path, class_indices: list[int], lines: list[ListedImage]) -> tuple[str, ...]:
     """Return the class names: the lines of `classes.txt`, counted from 0, or the class indices. Raises DataError, with
     the line."""
-    if len(numbers) < 2:
-        raise too_few_classes_error(escape_unprintable(root), list(map(str, numbers)), LIST_FORMAT_HINT)
+    if len(class_indices) < 2:
+        raise too_few_classes_error(escape_unprintable(root), list(map(str, class_indices)), LIST_FORMAT_HINT)
     file = root / "classes.txt"
     if not file.is_file():
-        return tuple(map(str, numbers))
+        return tuple(map(str, class_indices))
     names = [name.strip() for name in read_lines(file)]
     if strange := next((line for line in lines if line.label >= len(names)), None):
         hint = "add the missing names: line 1 of classes.txt is class 0"
         raise DataError(f"{strange.where}: class {strange.label}, but classes.txt has {len(names)} names", hint)
-    classes = tuple(names[number] for number in numbers)
+    classes = tuple(names[class_index] for class_index in class_indices)
     if not all(classes) or len(set(classes)) < len(classes):
         raise DataError(f"{escape_unprintable(file)}: a name is empty or repeated", "give every class a unique name")
     return classes
 
 
-def build_listed_split(root: Path, lines: list[ListedImage], numbers: list[int]) -> FileSplit:
+def build_listed_split(root: Path, lines: list[ListedImage], class_indices: list[int]) -> FileSplit:
     """Build the split of a list, in its order; without labels if it has paths only."""
     if not lines or lines[0].label == NO_LABEL:
         return FileSplit([os.path.join(root, line.path) for line in lines], create_empty_labels(len(lines)))
-    labels = np.searchsorted(numbers, [line.label for line in lines]).astype(np.int64)
+    labels = np.searchsorted(class_indices, [line.label for line in lines]).astype(np.int64)
     return FileSplit([os.path.join(root, line.path) for line in lines], labels)

@@ -83,22 +83,22 @@ class Hdf5Images:
                 ) from None
         return self._open[os.getpid()]
 
-    def read(self, row: int) -> np.ndarray:
+    def read(self, index: int) -> np.ndarray:
         """Return (H, W, C) uint8. Raises DataError if it cannot be read."""
         try:
-            return np.asarray(self.pixels()[row])
+            return np.asarray(self.pixels()[index])
         except (OSError, ValueError, IndexError) as error:
             raise DataError(
-                f"{self.name(row)}: cannot be read ({describe_exception(error)})", "download the file again"
+                f"{self.name(index)}: cannot be read ({describe_exception(error)})", "download the file again"
             ) from None
 
-    def name(self, row: int) -> str:
-        return f"{self.path}, row {row}"
+    def name(self, index: int) -> str:
+        return f"{self.path}, row {index}"
 
-    def update(self, digest: Any, rows: np.ndarray) -> None:
+    def update(self, digest: Any, indices: np.ndarray) -> None:
         """Update a hashlib digest with name, shape and rows (n,), without reading pixels."""
         digest.update(f"{os.path.basename(self.path)} {self.pixels().shape}\n".encode())
-        digest.update(rows.astype(np.int64).tobytes())
+        digest.update(indices.astype(np.int64).tobytes())
 
 
 def labels_to_int64(labels: Any) -> np.ndarray:
@@ -106,10 +106,10 @@ def labels_to_int64(labels: Any) -> np.ndarray:
     return np.array([-1 if label is None else int(label) for label in labels], dtype=np.int64)
 
 
-def build_file_split(samples: Iterable[tuple[Any, Any]], kind: type[FileSplit] = FileSplit) -> Split:
+def build_file_split(samples: Iterable[tuple[Any, Any]], split_class: type[FileSplit] = FileSplit) -> Split:
     """Build a split from pairs of a path and a label."""
     samples = list(samples)
-    return kind([path for path, _ in samples], labels_to_int64(label for _, label in samples))
+    return split_class([path for path, _ in samples], labels_to_int64(label for _, label in samples))
 
 
 def read_array_split(dataset: Any) -> Split:
@@ -141,10 +141,10 @@ def read_path_lists(dataset: Any) -> Split:
     return build_file_split(zip(paths, dataset._labels, strict=True))
 
 
-def read_path_pairs(dataset: Any, kind: type[FileSplit] = FileSplit) -> Split:
+def read_path_pairs(dataset: Any, split_class: type[FileSplit] = FileSplit) -> Split:
     """Read pairs of a path and a label from one list."""
     return build_file_split(
-        next(getattr(dataset, n) for n in ("_samples", "samples", "imgs") if hasattr(dataset, n)), kind
+        next(getattr(dataset, n) for n in ("_samples", "samples", "imgs") if hasattr(dataset, n)), split_class
     )
 
 
@@ -161,8 +161,8 @@ def read_sun397_split(dataset: Any) -> Split:
 def read_caltech_split(dataset: Any, home: str, name: str) -> Split:
     """Read Caltech's file names, which consist of category and image numbers."""
     home, names = os.path.join(dataset.root, home), dataset.categories
-    rows = zip(dataset.y, dataset.index, strict=True)
-    return build_file_split((os.path.join(home, names[y], name.format(y + 1, index)), y) for y, index in rows)
+    pairs = zip(dataset.y, dataset.index, strict=True)
+    return build_file_split((os.path.join(home, names[y], name.format(y + 1, index)), y) for y, index in pairs)
 
 
 def read_inaturalist_split(dataset: Any) -> Split:
@@ -173,8 +173,8 @@ def read_inaturalist_split(dataset: Any) -> Split:
 
 def read_pcam_split(dataset: Any) -> Split:
     """Read PCAM: pixels and labels in HDF5 files."""
-    parts = dataset._FILES[dataset._split]
-    images, labels = (os.fspath(dataset._base_folder / parts[kind][0]) for kind in ("images", "targets"))
+    file_table = dataset._FILES[dataset._split]
+    images, labels = (os.fspath(dataset._base_folder / file_table[role][0]) for role in ("images", "targets"))
     with dataset.h5py.File(labels) as file:
         return StoreSplit(
             Hdf5Images(images, "x"), np.arange(len(file["y"])), labels_to_int64(np.asarray(file["y"]).reshape(-1))
@@ -249,69 +249,73 @@ def open_torchvision(source: str, split_seed: int = 0) -> Data:
     `$XDG_CACHE_HOME/vitreous/torchvision` by default. Raises UsageError for an unknown dataset or argument, DataError
     if the dataset cannot be downloaded or read.
     """
-    name, known, root, words = parse_torchvision_source(source)
-    parts: dict[str, Split] = {}
+    name, spec, root, arguments = parse_torchvision_source(source)
+    splits: dict[str, Split] = {}
     notes = [f"{name} in {escape_unprintable(root)}"]
     classes: tuple[str, ...] = ()
     titles: dict[str, str] = {}
-    for split, part in known.splits.items():
-        if split != "train" and words.get("version", "").isdigit():
+    for split, subset in spec.splits.items():
+        if split != "train" and arguments.get("version", "").isdigit():
             continue  # INaturalist before 2021 has a single part
-        dataset = load_torchvision_dataset(name, root, {**words, **part})
-        part = known.read(dataset)
+        dataset = load_torchvision_dataset(name, root, {**arguments, **subset})
+        subset = spec.read(dataset)
         if split == "train":
-            classes, titles = get_torchvision_classes(known, dataset, part)
-        if len(part) and (part.labels < 0).all():
-            part = part.take(np.arange(len(part)), create_empty_labels(len(part)))
-        parts[split] = part
+            classes, titles = get_torchvision_classes(spec, dataset, subset)
+        if len(subset) and (subset.labels < 0).all():
+            subset = subset.take(np.arange(len(subset)), create_empty_labels(len(subset)))
+        splits[split] = subset
     if "N/A" in classes[:1]:  # its letters are numbered from 1
         classes = classes[1:]
-        parts = {split: part.take(np.arange(len(part)), part.labels - 1) for split, part in parts.items()}
-    fits = all(0 <= label < len(classes) for part in parts.values() for label in np.unique(part.labels))
-    if not fits or len(set(classes)) < len(classes):
+        splits = {split: subset.take(np.arange(len(subset)), subset.labels - 1) for split, subset in splits.items()}
+    are_labels_valid = all(
+        0 <= label < len(classes) for subset in splits.values() for label in np.unique(subset.labels)
+    )
+    if not are_labels_valid or len(set(classes)) < len(classes):
         problem = f"{source}: labels and class names of {name} do not match"
         raise DataError(problem, f"delete it from {root}, and it is downloaded again")
-    parts, whole = ensure_val_split(parts, split_seed, notes)
-    return Data(source, classes, splits=parts, notes=notes, unsplit=len(known.splits) == 1, whole=whole, titles=titles)
+    splits, full_train = ensure_val_split(splits, split_seed, notes)
+    return Data(
+        source, classes, splits=splits, notes=notes, unsplit=len(spec.splits) == 1, whole=full_train, titles=titles
+    )
 
 
 def parse_torchvision_source(source: str) -> tuple[str, TorchvisionSpec, Path, dict[str, Any]]:
     """Parse a source into the dataset's name, its specification, its root, and its constructor arguments. Raises
     UsageError."""
     name, _, query = source.removeprefix("torchvision:").partition("?")
-    same = {known.lower(): known for known in TORCHVISION_SPECS}
-    if name.lower() not in same:
-        near = same.get(find_closest_match(name.lower(), same))
-        hint = f"did you mean torchvision:{near}?" if near else f"there are {', '.join(TORCHVISION_SPECS)}"
+    name_by_lower = {spec.lower(): spec for spec in TORCHVISION_SPECS}
+    if name.lower() not in name_by_lower:
+        closest = name_by_lower.get(find_closest_match(name.lower(), name_by_lower))
+        hint = f"did you mean torchvision:{closest}?" if closest else f"there are {', '.join(TORCHVISION_SPECS)}"
         raise UsageError(f"torchvision has no classification data set {escape_unprintable(name)}", hint)
-    name = same[name.lower()]
-    known = TORCHVISION_SPECS[name]
-    words: dict[str, Any] = {word: values[0] for word, values in known.words.items()}
+    name = name_by_lower[name.lower()]
+    spec = TORCHVISION_SPECS[name]
+    arguments: dict[str, Any] = {argument: values[0] for argument, values in spec.words.items()}
     root = get_cache_folder("torchvision")
-    for word, value in urllib.parse.parse_qsl(query.replace("+", "%2B"), keep_blank_values=True):
-        if word == "root" and value:
+    for argument, value in urllib.parse.parse_qsl(query.replace("+", "%2B"), keep_blank_values=True):
+        if argument == "root" and value:
             root = Path(value).expanduser()
-        elif word not in words:
-            hint = f"valid names: {', '.join(['root', *words])}"
-            raise UsageError(f"torchvision:{name} has no parameter {escape_unprintable(word)}", hint)
-        elif value not in known.words[word]:
-            hint = f"valid values: {', '.join(known.words[word])}"
-            raise UsageError(f"torchvision:{name} has no {word} {escape_unprintable(value)}", hint)
+        elif argument not in arguments:
+            hint = f"valid names: {', '.join(['root', *arguments])}"
+            raise UsageError(f"torchvision:{name} has no parameter {escape_unprintable(argument)}", hint)
+        elif value not in spec.words[argument]:
+            hint = f"valid values: {', '.join(spec.words[argument])}"
+            raise UsageError(f"torchvision:{name} has no {argument} {escape_unprintable(value)}", hint)
         else:
-            words[word] = value
-    plain = {"True": True, "False": False}
-    return name, known, root, {w: int(v) if w == "partition" else plain.get(v, v) for w, v in words.items()}
+            arguments[argument] = value
+    booleans = {"True": True, "False": False}
+    return name, spec, root, {w: int(v) if w == "partition" else booleans.get(v, v) for w, v in arguments.items()}
 
 
-def load_torchvision_dataset(name: str, root: Path, words: dict[str, Any]) -> Any:
+def load_torchvision_dataset(name: str, root: Path, arguments: dict[str, Any]) -> Any:
     """Construct a torchvision dataset split, downloaded if necessary. Raises DataError if it cannot be downloaded or
     read, UsageError if a library is missing."""
     import torchvision.datasets
 
-    make = getattr(torchvision.datasets, name)
+    dataset_class = getattr(torchvision.datasets, name)
     problem = ""
     try:
-        return make(os.fspath(root), **words, **({"download": False} if name == "SEMEION" else {}))
+        return dataset_class(os.fspath(root), **arguments, **({"download": False} if name == "SEMEION" else {}))
     except ImportError as error:
         raise UsageError(f"torchvision:{name} needs a missing library ({error})", "install it") from None
     except (RuntimeError, OSError) as error:
@@ -320,19 +324,19 @@ def load_torchvision_dataset(name: str, root: Path, words: dict[str, Any]) -> An
         problem = str(error)
     except Exception as error:  # exceptions for damaged files depend on the dataset
         raise damaged_files_error(name, root, error) from None
-    lacking = f"torchvision:{name} is incomplete in {escape_unprintable(root)}"
+    message = f"torchvision:{name} is incomplete in {escape_unprintable(root)}"
     if name in MANUAL_DOWNLOADS:
         hint = f"download it manually, and set its folder: torchvision:{name}?root=DIR"
-        raise DataError(f"{lacking} ({shorten_to_one_line(problem)})", hint)
+        raise DataError(f"{message} ({shorten_to_one_line(problem)})", hint)
     try:
         os.makedirs(root, exist_ok=True)
         with contextlib.redirect_stdout(sys.stderr):  # a command's stdout is reserved for its document
-            return make(os.fspath(root), **words, download=True)
+            return dataset_class(os.fspath(root), **arguments, download=True)
     except (RuntimeError, OSError, ValueError, EOFError) as error:
         if str(error) == problem:  # no files are missing, so nothing was downloaded
             raise damaged_files_error(name, root, error) from None
         hint = f"check the network and the disk, or set the folder of a copy: torchvision:{name}?root=DIR"
-        raise DataError(f"{lacking} and could not be downloaded ({shorten_to_one_line(str(error))})", hint) from None
+        raise DataError(f"{message} and could not be downloaded ({shorten_to_one_line(str(error))})", hint) from None
     except Exception as error:
         raise damaged_files_error(name, root, error) from None
 
@@ -349,14 +353,16 @@ def shorten_to_one_line(text: str) -> str:
     return re.sub(r"\s+", " ", text)[:200]
 
 
-def get_torchvision_classes(spec: TorchvisionSpec, dataset: Any, part: Split) -> tuple[tuple[str, ...], dict[str, str]]:
+def get_torchvision_classes(
+    spec: TorchvisionSpec, dataset: Any, split: Split
+) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the classes of a dataset in label order, and their titles if the classes are synsets."""
     if hasattr(dataset, "wnids"):
         return tuple(dataset.wnids), dict(zip(dataset.wnids, map(", ".join, dataset.classes), strict=True))
     attributes = ("classes", "categories", "all_categories")
     class_names = next((getattr(dataset, name) for name in attributes if hasattr(dataset, name)), ())
     return spec.classes or tuple(map(str, class_names)) or tuple(
-        map(str, range(int(part.labels.max(initial=-1)) + 1))
+        map(str, range(int(split.labels.max(initial=-1)) + 1))
     ), {}
 
 
@@ -365,10 +371,17 @@ def open_digits(split_seed: int = 0) -> Data:
     table = load_digits_table()
     pixels = np.rint(table[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     labels = table[:, -1].astype(np.int64)
-    parts = draw_stratified_splits(labels, split_seed, {"val": 0.1, "test": 0.1})
-    splits: dict[str, Split] = {name: ArraySplit(pixels[rows], labels[rows]) for name, rows in parts.items()}
-    rest = np.sort(np.concatenate([parts["train"], parts["val"]]))
-    return Data("digits", tuple(map(str, range(10))), splits, whole=ArraySplit(pixels[rest], labels[rest]))
+    indices_by_split = draw_stratified_splits(labels, split_seed, {"val": 0.1, "test": 0.1})
+    splits: dict[str, Split] = {
+        name: ArraySplit(pixels[indices], labels[indices]) for name, indices in indices_by_split.items()
+    }
+    train_val_indices = np.sort(np.concatenate([indices_by_split["train"], indices_by_split["val"]]))
+    return Data(
+        "digits",
+        tuple(map(str, range(10))),
+        splits,
+        whole=ArraySplit(pixels[train_val_indices], labels[train_val_indices]),
+    )
 
 
 def load_digits_table() -> np.ndarray:
@@ -378,8 +391,8 @@ def load_digits_table() -> np.ndarray:
     `load_digits` is used if the file is not found.
     """
     spec = find_spec("sklearn")
-    for place in (spec.submodule_search_locations or ()) if spec else ():
-        file = Path(place) / "datasets" / "data" / "digits.csv.gz"
+    for package_folder in (spec.submodule_search_locations or ()) if spec else ():
+        file = Path(package_folder) / "datasets" / "data" / "digits.csv.gz"
         if file.is_file():
             return np.loadtxt(file, delimiter=",")
     from sklearn.datasets import load_digits

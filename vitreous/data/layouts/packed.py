@@ -46,19 +46,19 @@ class PackedImages:
     _: KW_ONLY
     dtype: np.dtype[Any] = np.dtype(np.uint8)  # noqa: RUF009
 
-    def read(self, row: int) -> np.ndarray:
+    def read(self, index: int) -> np.ndarray:
         """Return a memory-mapped view of the pixels, (H, W) or (H, W, 3) uint8, or latents (h, w, C) float32. Raises
         DataError."""
-        shard, offset, height, width, channels, _ = self.table[row].tolist()
+        shard, offset, height, width, channels, _ = self.table[index].tolist()
         flat = map_npy_file(self.shards[shard], self.dtype)
         if offset + height * width * channels > len(flat):
             raise DataError(f"{escape_unprintable(self.shards[shard])}: changed since it was packed", REPACK_HINT)
         shape = (height, width) if channels == 1 else (height, width, channels)
-        numbers = flat[offset : offset + height * width * channels].reshape(shape)
-        return numbers if self.dtype == np.uint8 else numbers.astype(np.float32)
+        values = flat[offset : offset + height * width * channels].reshape(shape)
+        return values if self.dtype == np.uint8 else values.astype(np.float32)
 
-    def name(self, row: int) -> str:
-        line = self.ids[self.ends[row - 1] + 1 if row else 0 : self.ends[row]]
+    def name(self, index: int) -> str:
+        line = self.ids[self.ends[index - 1] + 1 if index else 0 : self.ends[index]]
         return line.tobytes().decode("utf-8", "replace")
 
     def joined(self, other: PackedImages) -> PackedImages:
@@ -70,11 +70,11 @@ class PackedImages:
             self.shards + other.shards, table, np.concatenate([self.ids, other.ids]), ends, dtype=self.dtype
         )
 
-    def update(self, digest: Any, rows: np.ndarray) -> None:
+    def update(self, digest: Any, indices: np.ndarray) -> None:
         """Update a hashlib digest with the names and sizes of rows (n,)."""
-        for row in rows.tolist():
-            digest.update(self.name(row).encode() + b"\n")
-        digest.update(self.table[rows][["height", "width", "channels"]].tobytes())
+        for index in indices.tolist():
+            digest.update(self.name(index).encode() + b"\n")
+        digest.update(self.table[indices][["height", "width", "channels"]].tobytes())
 
 
 @lru_cache(maxsize=MAX_MAPPED_FILES)
@@ -112,13 +112,15 @@ def read_pack_document(folder: Path) -> dict[str, Any]:
     if not isinstance(version, int) or version > PACK_VERSION:
         problem = f"was written by a newer vitreous (format {version}, this one reads {PACK_VERSION})"
         raise DataError(f"{escape_unprintable(file)} {problem}", "update vitreous")
-    plain = all(isinstance(name, str) and name == os.path.basename(name) and name.strip(".") for name in names)
-    known = (
+    are_plain_names = all(
+        isinstance(name, str) and name == os.path.basename(name) and name.strip(".") for name in names
+    )
+    is_known_form = (
         form in ("tar", *ARRAY_PACK_FORMS)
         and all(isinstance(name, str) for name in classes)
         and set(splits) <= set(SPLIT_NAMES)
     )
-    if not plain or not known:
+    if not are_plain_names or not is_known_form:
         raise DataError(f"{escape_unprintable(file)} is damaged", REPACK_HINT)
     return document
 
@@ -137,14 +139,14 @@ def open_pack(folder: Path, split_seed: int = 0) -> Data:
     if document["form"] == "tar":
         data = open_webdataset(folder, split_seed)
     else:
-        classes, parts = tuple(document["classes"]), document["splits"]
-        splits: dict[str, Split] = {n: read_pack_split(folder, document, n) for n in SPLIT_NAMES if n in parts}
+        classes, split_records = tuple(document["classes"]), document["splits"]
+        splits: dict[str, Split] = {n: read_pack_split(folder, document, n) for n in SPLIT_NAMES if n in split_records}
         if "train" not in splits:
             problem = f"{escape_unprintable(folder)} has {', '.join(splits)} but no training images"
             raise DataError(problem, "pack data with a train split")
         notes: list[str] = []
-        splits, whole = ensure_val_split(splits, split_seed, notes)
-        data = Data(escape_unprintable(folder), classes, splits, notes, whole=whole)
+        splits, full_train = ensure_val_split(splits, split_seed, notes)
+        data = Data(escape_unprintable(folder), classes, splits, notes, whole=full_train)
     train, val = data.splits["train"], data.splits.get("val")
     if document.get("mirror"):  # an image and its mirrored copy are not divided between splits
         data = replace(data, whole=None, groups=np.tile(np.arange(len(train) // 2), 2))
@@ -152,8 +154,8 @@ def open_pack(folder: Path, split_seed: int = 0) -> Data:
         store, start = train.store, 0
         if isinstance(store, PackedImages):
             store, start = store.joined(val.store), len(store.table)
-        rows, labels = np.concatenate([train.rows, start + val.rows]), np.concatenate([train.labels, val.labels])
-        data = replace(data, whole=StoreSplit(store, rows, labels))
+        indices, labels = np.concatenate([train.rows, start + val.rows]), np.concatenate([train.labels, val.labels])
+        data = replace(data, whole=StoreSplit(store, indices, labels))
     try:
         latents = latents_from_json(document.get("latents"))
     except UsageError as error:
@@ -167,25 +169,30 @@ def read_pack_split(folder: Path, document: dict[str, Any], split: str) -> Store
     dtype, channels = ARRAY_PACK_FORMS[document["form"]]
     file = folder / record["files"]["index"]["file"]
     try:
-        rows = np.load(file, allow_pickle=False)
-        labels = rows["label"].astype(np.int64)
+        index_table = np.load(file, allow_pickle=False)
+        labels = index_table["label"].astype(np.int64)
         if "labels" in record["files"]:
             labels = np.load(folder / record["files"]["labels"]["file"], allow_pickle=False).astype(np.float32)
         ids = np.frombuffer(read_input_file(folder / record["files"]["ids"]["file"]), dtype=np.uint8)
     except (OSError, ValueError, EOFError, IndexError, KeyError):
         raise DataError(f"{escape_unprintable(file)} is damaged", REPACK_HINT) from None
     ends = np.flatnonzero(ids == ord("\n"))
-    numbers = np.array([shard["bytes"] for shard in record["shards"]], dtype=np.int64) // dtype.itemsize
-    fits = (
-        rows.dtype == PACK_INDEX_DTYPE
-        and len(rows) == len(labels) == len(ends) > 0
-        and np.isin(rows["channels"], channels).all()
-        and all(((rows[side] > 0) & (rows[side] < 2**20)).all() for side in ("height", "width"))
-        and ((rows["shard"] >= 0) & (rows["shard"] < len(numbers)) & (rows["offset"] >= 0)).all()
-        and (rows["offset"] + rows["height"] * rows["width"] * rows["channels"] <= numbers[rows["shard"]]).all()
+    shard_lengths = np.array([shard["bytes"] for shard in record["shards"]], dtype=np.int64) // dtype.itemsize
+    is_consistent = (
+        index_table.dtype == PACK_INDEX_DTYPE
+        and len(index_table) == len(labels) == len(ends) > 0
+        and np.isin(index_table["channels"], channels).all()
+        and all(((index_table[field] > 0) & (index_table[field] < 2**20)).all() for field in ("height", "width"))
+        and (
+            (index_table["shard"] >= 0) & (index_table["shard"] < len(shard_lengths)) & (index_table["offset"] >= 0)
+        ).all()
+        and (
+            index_table["offset"] + index_table["height"] * index_table["width"] * index_table["channels"]
+            <= shard_lengths[index_table["shard"]]
+        ).all()
         and (labels.shape[1:] == (classes,) if labels.ndim == 2 else ((labels >= 0) & (labels < classes)).all())
     )
-    if not fits:
+    if not is_consistent:
         raise DataError(f"{escape_unprintable(file)} does not match its shards", REPACK_HINT)
     shards = tuple(os.fspath(folder / shard["file"]) for shard in record["shards"])
-    return StoreSplit(PackedImages(shards, rows, ids, ends, dtype=dtype), np.arange(len(rows)), labels)
+    return StoreSplit(PackedImages(shards, index_table, ids, ends, dtype=dtype), np.arange(len(index_table)), labels)

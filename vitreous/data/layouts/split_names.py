@@ -46,15 +46,15 @@ def find_split_word(text: str) -> str | None:
     return next(iter(splits), None)
 
 
-def match_split_names(names: Iterable[str], where: str) -> dict[str, str]:
+def match_split_names(names: Iterable[str], origin: str) -> dict[str, str]:
     """Return {split: name} for split names, in the order train, val, test. Raises DataError if two names refer to one
-    split; `where` is the place that contains them."""
+    split; `origin` is the place that contains them."""
     name_of_split: dict[str, str] = {}
     for name in sorted(names):
         split = parse_split_name(name)
         if split and name_of_split.setdefault(split, name) != name:
-            both = f"{escape_unprintable(name_of_split[split])} and {escape_unprintable(name)}"
-            raise DataError(f"{where} has two {split} splits, {both}", "merge them, or rename one")
+            name_pair = f"{escape_unprintable(name_of_split[split])} and {escape_unprintable(name)}"
+            raise DataError(f"{origin} has two {split} splits, {name_pair}", "merge them, or rename one")
     return {split: name_of_split[split] for split in SPLIT_NAMES if split in name_of_split}
 
 
@@ -75,10 +75,10 @@ def is_system_name(name: str) -> bool:
     return name.startswith(".") or name.lower() in SYSTEM_NAMES
 
 
-def has_role_name(name: str, words: Collection[str] = ROLE_WORDS) -> bool:
+def has_role_name(name: str, role_words: Collection[str] = ROLE_WORDS) -> bool:
     """Return whether a folder is named like a split, images or annotations: `train2017`, `masks`."""
-    parts = re.findall(r"[^\W\d_]+", name.lower())
-    return bool(parts) and all(part in words for part in parts)
+    name_words = re.findall(r"[^\W\d_]+", name.lower())
+    return bool(name_words) and all(word in role_words for word in name_words)
 
 
 def role_names_note(classes: Iterable[str]) -> list[str]:

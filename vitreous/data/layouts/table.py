@@ -89,10 +89,10 @@ class SampleRow(NamedTuple):
         """The file, and the segment of it, that the row refers to."""
         return os.path.normpath(self.path), self.start, self.end
 
-    def located(self, home: Path) -> SampleRow:
-        """Return the row with its path in the Unicode form of an existing file below `home`."""
-        path = None if self.path.isascii() else resolve_unicode_path(os.path.join(home, self.path))
-        return self if path is None else self._replace(path=os.path.relpath(path, home))
+    def located(self, folder: Path) -> SampleRow:
+        """Return the row with its path in the Unicode form of an existing file below `folder`."""
+        path = None if self.path.isascii() else resolve_unicode_path(os.path.join(folder, self.path))
+        return self if path is None else self._replace(path=os.path.relpath(path, folder))
 
     @property
     def is_clip_segment(self) -> bool:
@@ -123,32 +123,41 @@ def open_table(
     """
     name = escape_unprintable(source)
     header, rows = read_table_rows(source, group_by, targets, name)
-    home = source.parent.absolute() if any(os.path.isabs(row.path) for row in rows) else source.parent
-    rows, notes = drop_duplicate_rows([row.located(home) for row in rows], name)
-    if missing := [row for row in rows if not os.path.lexists(os.path.join(home, row.path))]:
+    folder = source.parent.absolute() if any(os.path.isabs(row.path) for row in rows) else source.parent
+    rows, notes = drop_duplicate_rows([row.located(folder) for row in rows], name)
+    if missing := [row for row in rows if not os.path.lexists(os.path.join(folder, row.path))]:
         problem = f"{len(missing)} of {len(rows)} files are missing:{format_row_list(missing)}"
-        raise DataError(f"{name}: {problem}", f"looked in {escape_unprintable(home)}")
-    parts = {split: [row for row in rows if row.split == split] for split in dict.fromkeys(row.split for row in rows)}
-    unsplit = list(parts) == [""]
+        raise DataError(f"{name}: {problem}", f"looked in {escape_unprintable(folder)}")
+    rows_by_split = {
+        split: [row for row in rows if row.split == split] for split in dict.fromkeys(row.split for row in rows)
+    }
+    unsplit = list(rows_by_split) == [""]
     if unsplit:
-        parts = {"train": rows}
-    if not parts.get("train"):
-        problem = f"{', '.join(parts)} but no rows of the split train" if rows else "no rows"
+        rows_by_split = {"train": rows}
+    if not rows_by_split.get("train"):
+        problem = f"{', '.join(rows_by_split)} but no rows of the split train" if rows else "no rows"
         raise DataError(f"{name} has {problem}", TABLE_FORMAT_HINT)
     if header.targets:
         classes, unlabelled = (), None
-        labels = {split: collect_target_values(part, header.targets) for split, part in parts.items()}
+        labels = {
+            split: collect_target_values(split_rows, header.targets) for split, split_rows in rows_by_split.items()
+        }
         notes += values_notes(rows)
     else:
-        classes, labels, unlabelled = encode_table_labels(parts, rows, name, notes)
-    kind = classify_table_files(rows, home, name, axes)
+        classes, labels, unlabelled = encode_table_labels(rows_by_split, rows, name, notes)
+    file_kind = classify_table_files(rows, folder, name, axes)
     splits: dict[str, Split] = {
-        split: build_table_split(part, home, labels[split], kind) for split, part in parts.items()
+        split: build_table_split(split_rows, folder, labels[split], file_kind)
+        for split, split_rows in rows_by_split.items()
     }
-    notes[:0] = [clips_note(len(rows)) if kind == CLIP_FILES_KIND else arrays_note(len(rows), kind)] if kind else []
+    notes[:0] = (
+        [clips_note(len(rows)) if file_kind == CLIP_FILES_KIND else arrays_note(len(rows), file_kind)]
+        if file_kind
+        else []
+    )
     notes += [f"ignored columns: {format_first_names(header.unread, MAX_LISTED_COLUMNS)}"] if header.unread else []
-    groups = encode_groups(parts, notes)
-    splits, whole = ensure_val_split(splits, split_seed, notes, groups)
+    groups = encode_groups(rows_by_split, notes)
+    splits, full_train = ensure_val_split(splits, split_seed, notes, groups)
     column = header.group if header.group in header.columns else None
     return Data(
         name,
@@ -156,7 +165,7 @@ def open_table(
         splits=splits,
         notes=notes,
         unsplit=unsplit,
-        whole=whole,
+        whole=full_train,
         groups=groups,
         group_column=column,
         unlabelled=unlabelled,
@@ -177,46 +186,56 @@ def read_table_rows(
 
 
 def encode_table_labels(
-    parts: dict[str, list[SampleRow]], rows: list[SampleRow], name: str, notes: list[str]
+    rows_by_split: dict[str, list[SampleRow]], rows: list[SampleRow], name: str, notes: list[str]
 ) -> tuple[tuple[str, ...], dict[str, np.ndarray], DataError | None]:
     """Return the training classes, the labels of each split, (n,) int64 or (n, K) float32, and any reason for missing
     labels; append to the notes."""
-    classes = sort_class_names(list({label for row in parts["train"] for label in row.labels or ()}))
-    labelled = [row for split, part in parts.items() if split == "train" or has_any_label(part) for row in part]
-    multiple = sum(len(row.labels or ()) > 1 for row in labelled)
-    none = sum(not row.labels for row in labelled)
-    multilabel = multiple + none > 0
+    classes = sort_class_names(list({label for row in rows_by_split["train"] for label in row.labels or ()}))
+    labelled = [
+        row
+        for split, split_rows in rows_by_split.items()
+        if split == "train" or has_any_label(split_rows)
+        for row in split_rows
+    ]
+    num_multiple = sum(len(row.labels or ()) > 1 for row in labelled)
+    num_unlabelled = sum(not row.labels for row in labelled)
+    multilabel = num_multiple + num_unlabelled > 0
     unlabelled = explain_missing_labels(name, rows, classes, multilabel)
     if unlabelled is not None:
         notes += one_class_note(classes)
         classes = []
     elif multilabel:
-        notes.append(f"multi-label: {multiple} of {len(labelled)} images have several labels, {none} have none")
-    labels = {split: encode_row_labels(part, split, classes, multilabel, name) for split, part in parts.items()}
+        notes.append(
+            f"multi-label: {num_multiple} of {len(labelled)} images have several labels, {num_unlabelled} have none"
+        )
+    labels = {
+        split: encode_row_labels(split_rows, split, classes, multilabel, name)
+        for split, split_rows in rows_by_split.items()
+    }
     return tuple(classes), labels, unlabelled
 
 
-def find_numeric_columns(header: TableHeader, rows: list[tuple[int, list[str]]], where: str) -> tuple[str, ...]:
+def find_numeric_columns(header: TableHeader, rows: list[tuple[int, list[str]]], location: str) -> tuple[str, ...]:
     """Return the other columns of a file without labels as targets. Raises DataError for a non-numeric column."""
-    numeric, others = [], []
+    numeric, other_columns = [], []
     for column in header.unread:
-        place = header.columns.index(column)
-        cells = [cells[place] for _, cells in rows if len(cells) == len(header.columns)]
+        index = header.columns.index(column)
+        cells = [cells[index] for _, cells in rows if len(cells) == len(header.columns)]
         is_numeric = column and all(map(is_value, cells)) and any(map(is_numeric_text, cells))
-        (numeric if is_numeric else others).append(column)
-    if others:
-        separated = ";" in others[0] or "\t" in others[0]
+        (numeric if is_numeric else other_columns).append(column)
+    if other_columns:
+        separated = ";" in other_columns[0] or "\t" in other_columns[0]
         hint = (
             "separate cells with commas"
             if separated
-            else suggest_nearest(others[0], KNOWN_COLUMNS) or TABLE_FORMAT_HINT
+            else suggest_nearest(other_columns[0], KNOWN_COLUMNS) or TABLE_FORMAT_HINT
         )
         hint = (
             f"for regression, choose columns in train, data check or data dedup: --targets {' '.join(numeric)}"
             if numeric
             else hint
         )
-        raise DataError(f"{where}: unknown column {escape_unprintable(others[0]) or 'without a name'}", hint)
+        raise DataError(f"{location}: unknown column {escape_unprintable(other_columns[0]) or 'without a name'}", hint)
     return tuple(numeric)
 
 
@@ -228,35 +247,38 @@ def collect_target_values(rows: list[SampleRow], targets: tuple[str, ...]) -> np
 
 def values_notes(rows: list[SampleRow]) -> list[str]:
     """Return the note about images without values; empty if there are none."""
-    empty = sum(all(map(math.isnan, row.values)) for row in rows)
-    return [f"{empty:,} of {len(rows):,} images have no value"] if empty else []
+    num_empty = sum(all(map(math.isnan, row.values)) for row in rows)
+    return [f"{num_empty:,} of {len(rows):,} images have no value"] if num_empty else []
 
 
-def classify_table_files(rows: list[SampleRow], home: Path, name: str, axes: int | None) -> int:
+def classify_table_files(rows: list[SampleRow], folder: Path, name: str, axes: int | None) -> int:
     """Return CLIP_FILES_KIND, the axes of volumes or signals, or 0 for images. Raises DataError, with the line, for a
     segment of a non-clip, and for files that cannot have these `axes`."""
-    paths = list(dict.fromkeys(os.path.join(home, row.path) for row in rows))
+    paths = list(dict.fromkeys(os.path.join(folder, row.path) for row in rows))
     if axes is None and are_clip_files(paths):
         return CLIP_FILES_KIND
-    if cut := [row for row in rows if row.is_clip_segment]:
-        problem = f"{name}, line {cut[0].line}: start and end require that all files are clips"
+    if segment_rows := [row for row in rows if row.is_clip_segment]:
+        problem = f"{name}, line {segment_rows[0].line}: start and end require that all files are clips"
         raise DataError(problem, "remove the columns, or list only clips")
     array_axes = detect_array_axes(paths, axes)
     if axes in (1, 3) and array_axes is None:
-        wrong = next(row for row, path in zip(rows, paths, strict=False) if detect_array_axes([path], axes) is None)
+        invalid_row = next(
+            row for row, path in zip(rows, paths, strict=False) if detect_array_axes([path], axes) is None
+        )
         raise DataError(
-            f"{name}, line {wrong.line}: {no_arrays_error(wrong.path, axes).message}", no_arrays_error("", axes).hint
+            f"{name}, line {invalid_row.line}: {no_arrays_error(invalid_row.path, axes).message}",
+            no_arrays_error("", axes).hint,
         )
     return array_axes or 0
 
 
-def build_table_split(rows: list[SampleRow], home: Path, labels: np.ndarray, kind: int) -> FileSplit:
+def build_table_split(rows: list[SampleRow], folder: Path, labels: np.ndarray, file_kind: int) -> FileSplit:
     """Build the split of n rows, with labels (n,) int64 or (n, K) float32, for a kind from `classify_table_files`."""
-    paths = [home / row.path for row in rows]
-    if kind != CLIP_FILES_KIND:
-        return ArrayFiles(paths, labels, kind) if kind else FileSplit(paths, labels)
-    parts = np.array([(row.start, row.end) for row in rows], np.float64).reshape(-1, 2)
-    return ClipFiles(paths, labels, parts if any(row.is_clip_segment for row in rows) else None)
+    paths = [folder / row.path for row in rows]
+    if file_kind != CLIP_FILES_KIND:
+        return ArrayFiles(paths, labels, file_kind) if file_kind else FileSplit(paths, labels)
+    segments = np.array([(row.start, row.end) for row in rows], np.float64).reshape(-1, 2)
+    return ClipFiles(paths, labels, segments if any(row.is_clip_segment for row in rows) else None)
 
 
 def explain_missing_labels(name: str, rows: list[SampleRow], classes: list[str], multilabel: bool) -> DataError | None:
@@ -266,35 +288,40 @@ def explain_missing_labels(name: str, rows: list[SampleRow], classes: list[str],
     return too_few_classes_error(name, classes, TABLE_FORMAT_HINT) if len(classes) < (1 if multilabel else 2) else None
 
 
-def encode_groups(parts: dict[str, list[SampleRow]], notes: list[str]) -> np.ndarray | None:
+def encode_groups(rows_by_split: dict[str, list[SampleRow]], notes: list[str]) -> np.ndarray | None:
     """Encode the groups of the training images, (n,) int64 or None; add a note about groups in several splits. Without
     a group column, segments of one file form a group."""
-    if not parts["train"][0].group and not any(row.is_clip_segment for rows in parts.values() for row in rows):
+    if not rows_by_split["train"][0].group and not any(
+        row.is_clip_segment for rows in rows_by_split.values() for row in rows
+    ):
         return None
-    homes: dict[str, set[str]] = {}
-    for split, rows in parts.items():
+    splits_by_group: dict[str, set[str]] = {}
+    for split, rows in rows_by_split.items():
         for row in rows:
-            homes.setdefault(row.group or row.sample[0], set()).add(split)
-    if parted := [group for group, splits in homes.items() if len(splits) > 1]:
-        notes.append(f"{len(parted)} groups are in more than one split; the first is {escape_unprintable(min(parted))}")
-    place = {group: index for index, group in enumerate(sorted(homes))}
-    return np.array([place[row.group or row.sample[0]] for row in parts["train"]], dtype=np.int64)
+            splits_by_group.setdefault(row.group or row.sample[0], set()).add(split)
+    if shared_groups := [group for group, splits in splits_by_group.items() if len(splits) > 1]:
+        notes.append(
+            f"{len(shared_groups)} groups are in more than one split; the first "
+            f"is {escape_unprintable(min(shared_groups))}"
+        )
+    index_by_group = {group: index for index, group in enumerate(sorted(splits_by_group))}
+    return np.array([index_by_group[row.group or row.sample[0]] for row in rows_by_split["train"]], dtype=np.int64)
 
 
 def read_csv_lines(source: Path, name: str) -> Iterator[tuple[int, list[str]]]:
     """Yield line number and cells of the header and of each row. Raises DataError with the line."""
     reader = csv.reader(io.StringIO(read_text(source), newline=""), strict=True)
-    line, empty = 1, True
+    line, is_empty = 1, True
     try:
         for cells in reader:
             if cells:
                 yield line, cells
-                empty = False
+                is_empty = False
             line = reader.line_num + 1
     except csv.Error as error:
         hint = "put cells with commas, quotes or line ends in double quotes"
         raise DataError(f"{name}, line {line}: not CSV ({error})", hint) from None
-    if empty:
+    if is_empty:
         raise DataError(f"{name} is empty", TABLE_FORMAT_HINT)
 
 
@@ -306,84 +333,89 @@ def parse_table_header(
 
     `group_by` is the group column, or, with parentheses, a regular expression.
     """
-    columns, where = [cell.strip() for cell in cells], f"{name}, line {line}"
-    pattern = group_by is not None and "(" in group_by and group_by not in columns
-    header = TableHeader(columns, DEFAULT_GROUP_COLUMN if group_by is None or pattern else group_by, targets)
+    columns, location = [cell.strip() for cell in cells], f"{name}, line {line}"
+    is_pattern = group_by is not None and "(" in group_by and group_by not in columns
+    header = TableHeader(columns, DEFAULT_GROUP_COLUMN if group_by is None or is_pattern else group_by, targets)
     if missing := [target for target in targets if target not in columns]:
         problem = f"{name} has no column {escape_unprintable(missing[0])}"
         raise DataError(
             problem,
             suggest_nearest(missing[0], columns) or f"columns: {format_first_names(columns, MAX_LISTED_COLUMNS)}",
         )
-    if taken := [target for target in targets if target in KNOWN_COLUMNS and target != "label"]:
-        raise DataError(f"{name}: the column {taken[0]} cannot be a target", "choose columns with values")
+    if reserved_targets := [target for target in targets if target in KNOWN_COLUMNS and target != "label"]:
+        raise DataError(f"{name}: the column {reserved_targets[0]} cannot be a target", "choose columns with values")
     for column in columns:
         if columns.count(column) > 1 and (column in (*KNOWN_COLUMNS, *targets) or column == header.group):
-            raise DataError(f"{where}: two columns {escape_unprintable(column)}", "delete one of them")
+            raise DataError(f"{location}: two columns {escape_unprintable(column)}", "delete one of them")
     absent = [column for column in KNOWN_COLUMNS if column not in columns]
     for column in header.unread:
-        meant = difflib.get_close_matches(column.lower(), absent, 1, MISSPELLING_SIMILARITY)
-        if meant or "path" not in columns:
+        close_matches = difflib.get_close_matches(column.lower(), absent, 1, MISSPELLING_SIMILARITY)
+        if close_matches or "path" not in columns:
             separated = ";" in column or "\t" in column
             hint = "separate cells with commas" if separated else suggest_nearest(column, absent) or TABLE_FORMAT_HINT
-            raise DataError(f"{where}: unknown column {escape_unprintable(column) or 'without a name'}", hint)
+            raise DataError(f"{location}: unknown column {escape_unprintable(column) or 'without a name'}", hint)
     if "path" not in columns:
-        raise DataError(f"{where}: no column path", TABLE_FORMAT_HINT)
-    if group_by is not None and not pattern and group_by not in columns:
-        known = (
+        raise DataError(f"{location}: no column path", TABLE_FORMAT_HINT)
+    if group_by is not None and not is_pattern and group_by not in columns:
+        hint_text = (
             f"columns: {format_first_names(columns, MAX_LISTED_COLUMNS)}; a "
             f"regular expression for paths needs parentheses"
         )
         raise DataError(
-            f"{name} has no column {escape_unprintable(group_by)}", suggest_nearest(group_by, columns) or known
+            f"{name} has no column {escape_unprintable(group_by)}", suggest_nearest(group_by, columns) or hint_text
         )
     return header
 
 
 def parse_table_row(cells: list[str], header: TableHeader, name: str, line: int) -> SampleRow:
     """Parse and validate one row. Raises DataError with the line."""
-    where = f"{name}, line {line}"
+    location = f"{name}, line {line}"
     if len(cells) != len(header.columns):
         problem = f"{len(cells)} cells for {len(header.columns)} columns"
-        raise DataError(f"{where}: {problem}", "put cells with commas in double quotes")
+        raise DataError(f"{location}: {problem}", "put cells with commas in double quotes")
     row = dict(zip(header.columns, cells, strict=True))
     if not row["path"]:
-        raise DataError(f"{where}: no path", TABLE_FORMAT_HINT)
+        raise DataError(f"{location}: no path", TABLE_FORMAT_HINT)
     text = "" if header.targets else row.get("label", "").strip()
     labels = [normalise_name(label.strip()) for label in text.split("|")] if text else []
     if "" in labels:
         hint = "delete the extra |"
-        raise DataError(f"{where}: an empty label in {escape_unprintable(row['label'])}", hint)
-    word, group = row.get("split", "").strip(), row.get(header.group, "").strip()
-    split = parse_split_name(word)
+        raise DataError(f"{location}: an empty label in {escape_unprintable(row['label'])}", hint)
+    split_name, group = row.get("split", "").strip(), row.get(header.group, "").strip()
+    split = parse_split_name(split_name)
     if "split" in row and not split:
-        problem = f"unknown split {escape_unprintable(word)}" if word else "no split"
+        problem = f"unknown split {escape_unprintable(split_name)}" if split_name else "no split"
         raise DataError(
-            f"{where}: {problem}", suggest_nearest(word.lower(), SPLIT_OF_NAME) or f"use {', '.join(SPLIT_OF_NAME)}"
+            f"{location}: {problem}",
+            suggest_nearest(split_name.lower(), SPLIT_OF_NAME) or f"use {', '.join(SPLIT_OF_NAME)}",
         )
     if header.group in row and not group:
         raise DataError(
-            f"{where}: no {escape_unprintable(header.group)}", "give an image without a group a unique name"
+            f"{location}: no {escape_unprintable(header.group)}", "give an image without a group a unique name"
         )
-    named = tuple(dict.fromkeys(labels)) if "label" in row else None
-    values = tuple(parse_value(row[target], target, where) for target in header.targets)
+    row_labels = tuple(dict.fromkeys(labels)) if "label" in row else None
+    values = tuple(parse_value(row[target], target, location) for target in header.targets)
     start, end = (
-        parse_seconds(row.get(column, ""), column, usual, where)
-        for column, usual in (("start", 0.0), ("end", math.inf))
+        parse_seconds(row.get(column, ""), column, default, location)
+        for column, default in (("start", 0.0), ("end", math.inf))
     )
     if end <= start:
-        raise DataError(f"{where}: the end, {end:g} s, is not after the start, {start:g} s", "correct start and end")
-    return SampleRow(row["path"], named, split=split or "", group=group, line=line, start=start, end=end, values=values)
+        raise DataError(f"{location}: the end, {end:g} s, is not after the start, {start:g} s", "correct start and end")
+    return SampleRow(
+        row["path"], row_labels, split=split or "", group=group, line=line, start=start, end=end, values=values
+    )
 
 
-def parse_seconds(cell: str, column: str, usual: float, where: str) -> float:
+def parse_seconds(cell: str, column: str, default: float, location: str) -> float:
     """Parse the seconds in a cell; the default if it is empty. Raises DataError for other text."""
     try:
-        value = float(cell) if cell.strip() else usual
+        value = float(cell) if cell.strip() else default
     except ValueError:
         value = math.nan
     if not value >= 0 or (cell.strip() and not math.isfinite(value)):
-        raise DataError(f"{where}: {column} is {escape_unprintable(cell)}, not seconds from 0", "write seconds as 2.5")
+        raise DataError(
+            f"{location}: {column} is {escape_unprintable(cell)}, not seconds from 0", "write seconds as 2.5"
+        )
     return value
 
 
@@ -393,28 +425,34 @@ def drop_duplicate_rows(rows: list[SampleRow], name: str) -> tuple[list[SampleRo
     An image in two splits stays in both, with a note. Raises DataError for an image with contradictory labels or
     groups.
     """
-    first: dict[tuple[str, float, float], SampleRow] = {}
+    first_by_sample: dict[tuple[str, float, float], SampleRow] = {}
     unique: dict[tuple[tuple[str, float, float], str], SampleRow] = {}
-    contrary: dict[str, list[SampleRow]] = {"labels": [], "values": [], "groups": []}
-    shared = set()
+    contradictions: dict[str, list[SampleRow]] = {"labels": [], "values": [], "groups": []}
+    shared_paths = set()
     for row in rows:
-        known = first.setdefault(row.sample, row)
-        if set(known.labels or ()) != set(row.labels or ()):
-            contrary["labels"].append(row)
-        if not np.array_equal(known.values, row.values, equal_nan=True):
-            contrary["values"].append(row)
-        if known.group != row.group:
-            contrary["groups"].append(row)
-        if known.split != row.split:
-            shared.add(row.sample[0])
+        first_row = first_by_sample.setdefault(row.sample, row)
+        if set(first_row.labels or ()) != set(row.labels or ()):
+            contradictions["labels"].append(row)
+        if not np.array_equal(first_row.values, row.values, equal_nan=True):
+            contradictions["values"].append(row)
+        if first_row.group != row.group:
+            contradictions["groups"].append(row)
+        if first_row.split != row.split:
+            shared_paths.add(row.sample[0])
         unique.setdefault((row.sample, row.split), row)
-    for field, faults in contrary.items():
-        if faults:
-            problem = f"{len(faults)} rows contradict the {field} of an earlier row:{format_row_list(faults)}"
+    for field, conflicting_rows in contradictions.items():
+        if conflicting_rows:
+            problem = (
+                f"{len(conflicting_rows)} rows contradict the {field} of an earlier "
+                f"row:{format_row_list(conflicting_rows)}"
+            )
             raise DataError(f"{name}: {problem}", "keep one row per image")
     notes = [f"{len(rows) - len(unique)} rows are duplicates and are ignored"] if len(unique) < len(rows) else []
-    if shared:
-        notes.append(f"{len(shared)} images are in more than one split; the first is {escape_unprintable(min(shared))}")
+    if shared_paths:
+        notes.append(
+            f"{len(shared_paths)} images are in more than one split; the first "
+            f"is {escape_unprintable(min(shared_paths))}"
+        )
     return list(unique.values()), notes
 
 
@@ -435,8 +473,8 @@ def encode_row_labels(
     unlabelled held-out split. Raises DataError for classes that train does not have."""
     if not classes or (split != "train" and not has_any_label(rows)):
         return create_empty_labels(len(rows))
-    known = set(classes)
-    line = next((f", line {row.line}" for row in rows if not known.issuperset(row.labels or ())), "")
+    class_set = set(classes)
+    line = next((f", line {row.line}" for row in rows if not class_set.issuperset(row.labels or ())), "")
     codes = {label: code for code, label in enumerate(dict.fromkeys(row.labels or () for row in rows))}
     label_indices = np.array([codes[row.labels or ()] for row in rows], dtype=np.int64)
     return build_label_array(f"{name}{line}: {split}", list(codes), label_indices, classes, multilabel)

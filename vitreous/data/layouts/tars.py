@@ -60,90 +60,111 @@ def open_webdataset(source: Path, split_seed: int = 0) -> Data:
     """
     name = escape_unprintable(source)
     archives = find_archives(source)
-    paths = [path for part in archives.values() for path in part]
-    whole = open_archive_index(paths)
-    if not len(whole.samples):
+    paths = [path for split_indices in archives.values() for path in split_indices]
+    archive_index = open_archive_index(paths)
+    if not len(archive_index.samples):
         raise DataError(f"no images in {len(paths)} archives of {name}", ARCHIVE_FORMAT_HINT)
-    ends = np.cumsum([len(part) for part in archives.values()])
-    owner = np.searchsorted(ends, whole.samples["archive"], side="right")
-    words, codes, inside = read_index_labels(whole, name)
-    unsplit = "" in archives and not (inside >= 0).any()
+    ends = np.cumsum([len(split_indices) for split_indices in archives.values()])
+    sample_splits = np.searchsorted(ends, archive_index.samples["archive"], side="right")
+    distinct_labels, codes, split_of_sample = read_index_labels(archive_index, name)
+    unsplit = "" in archives and not (split_of_sample >= 0).any()
     if "" in archives:
-        owner = np.maximum(inside, 0)
-    rows = {split: np.flatnonzero(owner == n) for n, split in enumerate(SPLIT_NAMES if "" in archives else archives)}
-    clips, videos = detect_clips(whole)
+        sample_splits = np.maximum(split_of_sample, 0)
+    indices_by_split = {
+        split: np.flatnonzero(sample_splits == n) for n, split in enumerate(SPLIT_NAMES if "" in archives else archives)
+    }
+    clips, videos = detect_clips(archive_index)
     if not clips and videos.any():
-        rows = {split: part[~videos[part]] for split, part in rows.items()}
-    rows = {split: part for split, part in rows.items() if len(part) or "" not in archives}
-    if "train" not in rows:
-        raise DataError(f"{name} has {', '.join(rows)} but no training images", ARCHIVE_FORMAT_HINT)
-    without = find_unlabelled_splits(whole, name, codes, rows)
-    notes = [f"{count} {kind}" for kind, count in whole.notes.items()]
-    notes[:0] = [clips_note(len(whole.samples))] if clips else []
+        indices_by_split = {
+            split: split_indices[~videos[split_indices]] for split, split_indices in indices_by_split.items()
+        }
+    indices_by_split = {
+        split: split_indices
+        for split, split_indices in indices_by_split.items()
+        if len(split_indices) or "" not in archives
+    }
+    if "train" not in indices_by_split:
+        raise DataError(f"{name} has {', '.join(indices_by_split)} but no training images", ARCHIVE_FORMAT_HINT)
+    without = find_unlabelled_splits(archive_index, name, codes, indices_by_split)
+    notes = [f"{count} {split_class}" for split_class, count in archive_index.notes.items()]
+    notes[:0] = [clips_note(len(archive_index.samples))] if clips else []
     notes += [f"{videos.sum():,} videos among images are ignored"] if not clips and videos.any() else []
-    labelled = {split: part for split, part in rows.items() if split not in without}
+    labelled = {split: split_indices for split, split_indices in indices_by_split.items() if split not in without}
     labels, classes, unlabelled = encode_split_labels(
-        name, words, codes=codes, rows=labelled, given=read_nearby_class_names(source), notes=notes
+        name,
+        distinct_labels,
+        codes=codes,
+        indices_by_split=labelled,
+        class_names=read_nearby_class_names(source),
+        notes=notes,
     )
-    labels |= {split: create_empty_labels(len(rows[split])) for split in without}
-    kind = StoredClips if clips else StoreSplit
-    splits: dict[str, Split] = {split: kind(whole, part, labels[split]) for split, part in rows.items()}
-    splits, undrawn = ensure_val_split(splits, split_seed, notes)
-    return Data(name, classes, splits=splits, notes=notes, unsplit=unsplit, whole=undrawn, unlabelled=unlabelled)
+    labels |= {split: create_empty_labels(len(indices_by_split[split])) for split in without}
+    split_class = StoredClips if clips else StoreSplit
+    splits: dict[str, Split] = {
+        split: split_class(archive_index, split_indices, labels[split])
+        for split, split_indices in indices_by_split.items()
+    }
+    splits, full_train = ensure_val_split(splits, split_seed, notes)
+    return Data(name, classes, splits=splits, notes=notes, unsplit=unsplit, whole=full_train, unlabelled=unlabelled)
 
 
-def detect_clips(whole: ArchiveIndex) -> tuple[bool, np.ndarray]:
+def detect_clips(archive_index: ArchiveIndex) -> tuple[bool, np.ndarray]:
     """Return whether all samples are clips (GIF-only archives must be animated), and (n,) bool: the videos. Raises
     DataError for an unreadable GIF."""
-    last = np.maximum(
-        whole.samples["end"][:, None] + np.arange(-MAX_VIDEO_SUFFIX_LENGTH, 0), 0
+    tail_positions = np.maximum(
+        archive_index.samples["end"][:, None] + np.arange(-MAX_VIDEO_SUFFIX_LENGTH, 0), 0
     )  # a name is longer than its suffix
-    tails, which = np.unique(
-        (whole.names[last] | 0x20).view(f"S{MAX_VIDEO_SUFFIX_LENGTH}").ravel(), return_inverse=True
+    tails, inverse = np.unique(
+        (archive_index.names[tail_positions] | 0x20).view(f"S{MAX_VIDEO_SUFFIX_LENGTH}").ravel(), return_inverse=True
     )
     videos, gifs = (
-        np.array([tail.endswith(tuple(map(os.fsencode, kinds))) for tail in tails.tolist()])[which]
-        for kinds in (VIDEO_SUFFIXES, [GIF_SUFFIX])
+        np.array([tail.endswith(tuple(map(os.fsencode, suffixes))) for tail in tails.tolist()])[inverse]
+        for suffixes in (VIDEO_SUFFIXES, [GIF_SUFFIX])
     )
     if not (videos | gifs).all():
         return False, videos
     return bool(videos.any()) or all(
-        is_animated_gif(whole.read(row)) for row in choose_probe_indices(len(videos))
+        is_animated_gif(archive_index.read(index)) for index in choose_probe_indices(len(videos))
     ), videos
 
 
 def encode_split_labels(
     name: str,
-    words: Sequence[tuple[LabelWord, ...]],
+    distinct_labels: Sequence[tuple[LabelWord, ...]],
     codes: np.ndarray,
-    rows: dict[str, np.ndarray],
-    given: Sequence[str],
+    indices_by_split: dict[str, np.ndarray],
+    class_names: Sequence[str],
     notes: list[str],
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...], DataError | None]:
     """Return the labels of each split, the classes, and the reason for missing labels, if there are fewer than two
     classes.
 
-    `codes`, (n,): indices in `words`, the distinct labels, or -1; `given`: the class names next to the archives. Raises
-    DataError for classes that training does not have.
+    `codes`, (n,): indices in `distinct_labels`, the distinct labels, or -1; `class_names`: the class names next to the
+    archives. Raises DataError for classes that training does not have.
     """
-    unlabelled, classes = None, tuple(given)
-    names = [tuple(resolve_class_name(word, given) for word in label) for label in words]
+    unlabelled, classes = None, tuple(class_names)
+    names = [tuple(resolve_class_name(label_word, class_names) for label_word in label) for label in distinct_labels]
     if (codes < 0).all():
         unlabelled = DataError(f"{name}: no sample has a label", ARCHIVE_FORMAT_HINT)
-    elif not given:
-        used = np.unique(codes[rows["train"]]).tolist()
-        classes = tuple(sort_class_names(list({word for label in used for word in names[label]})))
-    multilabel = any(len(words[code]) != 1 for code in np.unique(codes).tolist() if code >= 0)
+    elif not class_names:
+        used = np.unique(codes[indices_by_split["train"]]).tolist()
+        classes = tuple(sort_class_names(list({label_word for label in used for label_word in names[label]})))
+    multilabel = any(len(distinct_labels[code]) != 1 for code in np.unique(codes).tolist() if code >= 0)
     if unlabelled is None and len(classes) < (1 if multilabel else 2):
         unlabelled = too_few_classes_error(name, classes, ARCHIVE_FORMAT_HINT)
         notes += one_class_note(classes)
     if unlabelled is not None:
-        return {split: create_empty_labels(len(part)) for split, part in rows.items()}, (), unlabelled
+        return {split: create_empty_labels(len(indices)) for split, indices in indices_by_split.items()}, (), unlabelled
     labels = {
         split: build_label_array(
-            f"{name}: {split}", names, own=codes[part], classes=classes, multilabel=multilabel, listed=len(given) > 0
+            f"{name}: {split}",
+            names,
+            label_indices=codes[indices],
+            classes=classes,
+            multilabel=multilabel,
+            listed=len(class_names) > 0,
         )
-        for split, part in rows.items()
+        for split, indices in indices_by_split.items()
     }
     counts = labels["train"].sum(0) if multilabel else np.bincount(labels["train"], minlength=len(classes))
     if absent := int((counts == 0).sum()):
@@ -154,30 +175,30 @@ def encode_split_labels(
 
 def has_tar_archives(folder: Path) -> bool:
     """Return whether a folder has archives, rather than folders of images next to an archive."""
-    if homes := find_split_folders(folder):
-        return any(map(list_archives, homes.values()))
+    if split_folders := find_split_folders(folder):
+        return any(map(list_archives, split_folders.values()))
     entries = list(os.scandir(folder))
     if not list_archives(folder) and not any(entry.name.lower().endswith(COMPRESSED_SUFFIXES) for entry in entries):
         return False
-    inner = [entry.path for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
-    return not any(is_image_file(Path(entry.path)) for home in inner for entry in os.scandir(home))
+    subfolders = [entry.path for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    return not any(is_image_file(Path(entry.path)) for subfolder in subfolders for entry in os.scandir(subfolder))
 
 
-def list_archives(home: Path) -> list[Path]:
+def list_archives(folder: Path) -> list[Path]:
     """List the uncompressed archives in a folder, in natural order."""
-    names = sorted((entry.name for entry in os.scandir(home) if not entry.name.startswith(".")), key=natural_sort_key)
-    return [home / name for name in names if name.lower().endswith(".tar")]
+    names = sorted((entry.name for entry in os.scandir(folder) if not entry.name.startswith(".")), key=natural_sort_key)
+    return [folder / name for name in names if name.lower().endswith(".tar")]
 
 
 def find_archives(source: Path) -> dict[str, list[Path]]:
     """Return the archives of each split in natural order; the split is "" if no name contains one. Raises DataError."""
     if source.is_dir():
-        if inside := {
+        if archives_by_split := {
             split: split_archives
-            for split, home in find_split_folders(source).items()
-            if (split_archives := list_archives(home))
+            for split, folder in find_split_folders(source).items()
+            if (split_archives := list_archives(folder))
         }:
-            return inside
+            return archives_by_split
         paths = list_archives(source)
     else:
         paths = [source] if os.path.lexists(source) else expand_braces(os.fspath(source))
@@ -191,8 +212,8 @@ def find_archives(source: Path) -> dict[str, list[Path]]:
     for path in paths:
         archives.setdefault(find_split_word(path.stem) or "", []).append(path)
     if "" in archives and len(archives) > 1:
-        stray = escape_unprintable(archives[""][0])
-        raise DataError(f"{stray} names no split, but others do", "name it train-..., val-... or test-...")
+        first_archive = escape_unprintable(archives[""][0])
+        raise DataError(f"{first_archive} names no split, but others do", "name it train-..., val-... or test-...")
     if "train" not in archives and len(paths) > 1 and "" not in archives:
         raise DataError(
             f"{escape_unprintable(source)} has {', '.join(archives)} but no training archives", ARCHIVE_FORMAT_HINT
@@ -204,49 +225,62 @@ def expand_braces(pattern: str) -> list[Path]:
     """Expand braces: `x-{00..03}.tar` -> four paths; `{a,b}` -> two; several braces -> all combinations. Raises
     DataError for too many."""
     choices: list[Sequence[str]] = []
-    for number, piece in enumerate(re.split(r"\{([^{}]*)\}", pattern)):
-        ends = re.fullmatch(r"(\d+)\.\.(\d+)", piece) if number % 2 else None
-        if ends:
-            low, high = int(ends[1]), int(ends[2])
+    for index, piece in enumerate(re.split(r"\{([^{}]*)\}", pattern)):
+        range_match = re.fullmatch(r"(\d+)\.\.(\d+)", piece) if index % 2 else None
+        if range_match:
+            low, high = int(range_match[1]), int(range_match[2])
             if not low <= high < low + MAX_ARCHIVES:
                 problem = f"{{{piece}}} expands to no archive, or to more than {MAX_ARCHIVES:,}"
                 raise DataError(f"{escape_unprintable(pattern)}: {problem}")
-            choices.append([str(value).zfill(len(ends[1])) for value in range(low, high + 1)])
+            choices.append([str(value).zfill(len(range_match[1])) for value in range(low, high + 1)])
         else:
-            choices.append(piece.split(",") if number % 2 else [piece])
+            choices.append(piece.split(",") if index % 2 else [piece])
     if math.prod(map(len, choices)) > MAX_ARCHIVES:
         raise DataError(f"{escape_unprintable(pattern)} expands to more than {MAX_ARCHIVES:,} archives")
-    return [Path("".join(parts)) for parts in itertools.product(*choices)]
+    return [Path("".join(pieces)) for pieces in itertools.product(*choices)]
 
 
-def read_index_labels(whole: ArchiveIndex, name: str) -> tuple[Sequence[tuple[LabelWord, ...]], np.ndarray, np.ndarray]:
+def read_index_labels(
+    archive_index: ArchiveIndex, name: str
+) -> tuple[Sequence[tuple[LabelWord, ...]], np.ndarray, np.ndarray]:
     """Return the distinct labels, the index of each sample's label among them, (n,) int64, and of its split in
     SPLIT_NAMES by folder, (n,) int64; -1 for none."""
-    split_at, class_at = parse_archive_folders(whole.folders)
-    words, codes_of_samples, homes = whole.words, whole.samples["label"], whole.samples["home"]
+    split_at, class_at = parse_archive_folders(archive_index.folders)
+    distinct_labels, codes_of_samples, folder_indices = (
+        archive_index.words,
+        archive_index.samples["label"],
+        archive_index.samples["home"],
+    )
     if not (codes_of_samples >= 0).any():
-        codes = {word: number for number, word in enumerate(dict.fromkeys(word for word in class_at if word))}
-        words, codes_of_samples = (
-            tuple((word,) for word in codes),
-            np.array([codes.get(word, -1) for word in class_at])[homes],
+        codes = {
+            class_name: index
+            for index, class_name in enumerate(dict.fromkeys(class_name for class_name in class_at if class_name))
+        }
+        distinct_labels, codes_of_samples = (
+            tuple((class_name,) for class_name in codes),
+            np.array([codes.get(class_name, -1) for class_name in class_at])[folder_indices],
         )
-    return words, codes_of_samples, np.array(split_at, dtype=np.int64)[homes]
+    return distinct_labels, codes_of_samples, np.array(split_at, dtype=np.int64)[folder_indices]
 
 
-def find_unlabelled_splits(whole: ArchiveIndex, name: str, codes: np.ndarray, rows: dict[str, np.ndarray]) -> list[str]:
+def find_unlabelled_splits(
+    archive_index: ArchiveIndex, name: str, codes: np.ndarray, indices_by_split: dict[str, np.ndarray]
+) -> list[str]:
     """Return the held-out splits without any label, if other splits have labels.
 
-    `codes`, (n,): label indices, -1 for none; `rows`: the samples of each split, (m,). Raises DataError, with the first
-    of them, for unlabelled samples in other splits, and if labels are stored separately from the images.
+    `codes`, (n,): label indices, -1 for none; `indices_by_split`: the samples of each split, (m,). Raises DataError,
+    with the first of them, for unlabelled samples in other splits, and if labels are stored separately from the images.
     """
-    without = codes < 0
-    if not without.any() or (without.all() and not whole.notes.get(ORPHAN_LABELS_NOTE)):
+    is_unlabelled = codes < 0
+    if not is_unlabelled.any() or (is_unlabelled.all() and not archive_index.notes.get(ORPHAN_LABELS_NOTE)):
         return []
-    held_out = [split for split, part in rows.items() if split != "train" and without[part].all()]
-    samples = np.concatenate([part for split, part in rows.items() if split not in held_out])
-    missing = samples[without[samples]]
+    held_out = [
+        split for split, indices in indices_by_split.items() if split != "train" and is_unlabelled[indices].all()
+    ]
+    samples = np.concatenate([indices for split, indices in indices_by_split.items() if split not in held_out])
+    missing = samples[is_unlabelled[samples]]
     if len(missing):
-        listing = format_first_lines((whole.name(int(row)) for row in missing), len(missing))
+        listing = format_first_lines((archive_index.name(int(index)) for index in missing), len(missing))
         raise DataError(
             f"{name}: {len(missing)} of {len(samples)} samples have no label:{listing}", ARCHIVE_FORMAT_HINT
         )
@@ -259,15 +293,15 @@ def parse_archive_folders(folders: Sequence[str]) -> tuple[list[int], list[str]]
     A path is PREFIX/[SPLIT/]CLASS/...: the prefix is common to all folders, and splits are used if all folders have
     one.
     """
-    parts = [[part for part in folder.split("/") if part not in ("", ".")] for folder in folders]
-    levels = zip(*(names[:-1] for names in parts), strict=False)
+    folder_names = [[name for name in folder.split("/") if name not in ("", ".")] for folder in folders]
+    levels = zip(*(names[:-1] for names in folder_names), strict=False)
     common = len(list(itertools.takewhile(lambda level: len(set(level)) == 1, levels)))
-    parts = [names[common:] or [""] for names in parts]
-    named = [parse_split_name(names[0]) for names in parts]
-    splits = [list(SPLIT_NAMES).index(split) if split else -1 for split in named]
+    folder_names = [names[common:] or [""] for names in folder_names]
+    split_names = [parse_split_name(names[0]) for names in folder_names]
+    splits = [list(SPLIT_NAMES).index(split) if split else -1 for split in split_names]
     if -1 in splits or 0 not in splits or len(set(splits)) == 1:
-        return [-1] * len(parts), [names[0] for names in parts]
-    return splits, [names[1] if len(names) > 1 else "" for names in parts]
+        return [-1] * len(folder_names), [names[0] for names in folder_names]
+    return splits, [names[1] if len(names) > 1 else "" for names in folder_names]
 
 
 def read_nearby_class_names(source: Path) -> tuple[str, ...]:
@@ -275,9 +309,9 @@ def read_nearby_class_names(source: Path) -> tuple[str, ...]:
 
     Raises DataError for an unreadable file, and for a repeated name.
     """
-    home = source if source.is_dir() else source.parent
-    near = [home, home.parent] if parse_split_name(home.name) else [home]
-    for file in (place / name for place in near for name in CLASS_NAME_FILES):
+    archive_folder = source if source.is_dir() else source.parent
+    folders = [archive_folder, archive_folder.parent] if parse_split_name(archive_folder.name) else [archive_folder]
+    for file in (folder / name for folder in folders for name in CLASS_NAME_FILES):
         if not file.is_file():
             continue
         try:
@@ -292,16 +326,16 @@ def read_nearby_class_names(source: Path) -> tuple[str, ...]:
             raise DataError(f"{escape_unprintable(file)} has a class without a name")
         names = [name.strip() for name in names]
         if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
+            duplicate = next(name for name in names if names.count(name) > 1)
             raise DataError(
-                f"{escape_unprintable(file)} has two classes {escape_unprintable(twice)}", "rename one of them"
+                f"{escape_unprintable(file)} has two classes {escape_unprintable(duplicate)}", "rename one of them"
             )
         return tuple(names)
     return ()
 
 
-def resolve_class_name(word: LabelWord, given: Sequence[str]) -> str:
+def resolve_class_name(label_word: LabelWord, class_names: Sequence[str]) -> str:
     """Return the class name of a label; an integer indexes the class names, if there are any."""
-    if not given or isinstance(word, str):
-        return str(word)
-    return given[word] if word < len(given) else f"number {word}"
+    if not class_names or isinstance(label_word, str):
+        return str(label_word)
+    return class_names[label_word] if label_word < len(class_names) else f"number {label_word}"

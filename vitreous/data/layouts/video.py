@@ -71,19 +71,21 @@ class ClipFiles(FileSplit):
         """The number of samples that are images."""
         return sum(is_still_image(self.path(sample)) for sample in range(len(self)))
 
-    def cut(self, sample: int, whole: Clip) -> Clip:
+    def cut(self, sample: int, clip: Clip) -> Clip:
         """Cut the segment of a sample out of an opened file. Raises DataError."""
-        part = self.part(sample)
-        return whole if part is None else ClipSegment(whole, *part)
+        segment = self.part(sample)
+        return clip if segment is None else ClipSegment(clip, *segment)
 
     def name(self, sample: int) -> str:
-        part = self.part(sample)
-        if part is None:
+        segment = self.part(sample)
+        if segment is None:
             return super().name(sample)
-        return f"{super().name(sample)} from {part[0]:g} s" + (f" to {part[1]:g} s" if math.isfinite(part[1]) else "")
+        return f"{super().name(sample)} from {segment[0]:g} s" + (
+            f" to {segment[1]:g} s" if math.isfinite(segment[1]) else ""
+        )
 
-    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> ClipFiles:
-        return replace(super().take(rows, labels), parts=None if self.parts is None else self.parts[rows])
+    def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> ClipFiles:
+        return replace(super().take(indices, labels), parts=None if self.parts is None else self.parts[indices])
 
     def update(self, digest: Any) -> None:
         super().update(digest)
@@ -109,9 +111,9 @@ class StoredClips(StoreSplit[S]):
         """Open a clip. Raises DataError."""
         return open_clip(self.raw(sample), self.name(sample))
 
-    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> StoredClips[S]:
+    def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> StoredClips[S]:
         """Return the clips at indices (m,), in this order, with other labels (m,) or (m, K) if they are passed."""
-        return StoredClips(self.store, self.rows[rows], self.labels[rows] if labels is None else labels)
+        return StoredClips(self.store, self.rows[indices], self.labels[indices] if labels is None else labels)
 
 
 def is_still_image(path: str) -> bool:
@@ -129,8 +131,8 @@ def has_only_clips(root: Path) -> bool:
     """Return whether a folder, its splits and their classes contain only clips; if all are GIFs, they must be
     animated."""
     clips = None
-    for home in resolve_split_folders(root).values() if "train" in find_split_folders(root) else (root,):
-        folder_clips = list_clips(os.fspath(home))
+    for folder in resolve_split_folders(root).values() if "train" in find_split_folders(root) else (root,):
+        folder_clips = list_clips(os.fspath(folder))
         if folder_clips is None:
             return False
         clips = (clips or []) + folder_clips
@@ -147,7 +149,7 @@ def are_animated_clips(paths: list[str]) -> bool:
     """Return whether there are clips other than GIFs, or the GIFs are animated."""
     if any(not path.lower().endswith(GIF_SUFFIX) for path in paths):
         return True
-    return all(is_animated_gif(read_input_file(paths[place])) for place in choose_probe_indices(len(paths)))
+    return all(is_animated_gif(read_input_file(paths[index])) for index in choose_probe_indices(len(paths)))
 
 
 def choose_probe_indices(count: int) -> list[int]:
@@ -157,45 +159,48 @@ def choose_probe_indices(count: int) -> list[int]:
 
 def has_clips(root: Path) -> bool:
     """Return whether there are any clips below a folder: video files, animated GIFs, folders of frames."""
-    homes = resolve_split_folders(root).values() if "train" in find_split_folders(root) else (root,)
+    split_folders = resolve_split_folders(root).values() if "train" in find_split_folders(root) else (root,)
     clips = [
-        path for home in homes for path in list_clips(os.fspath(home), stills=True) or [] if not is_still_image(path)
+        path
+        for folder in split_folders
+        for path in list_clips(os.fspath(folder), stills=True) or []
+        if not is_still_image(path)
     ]
     return bool(clips) and (
         are_animated_clips(clips) or any(is_animated_gif(read_input_file(path)) for path in clips[:MAX_PROBED_CLIPS])
     )
 
 
-def list_clips(home: str, depth: int = 2, stills: bool = False) -> list[str] | None:
+def list_clips(root: str, depth: int = 2, stills: bool = False) -> list[str] | None:
     """List the video files, GIFs and folders of frames below a folder, in natural order.
 
     Returns None if there are non-frame images at least `depth` folders down; with `stills`, these images are listed
     too. A folder linked twice is visited once.
     """
-    clips, seen, waiting, looks = list[str](), set[str](), [(home, 0)], MAX_PROBED_CLIPS
-    while waiting:
-        place, level = waiting.pop()
-        real = os.path.realpath(place)
-        if real in seen:
+    clips, seen, pending, probes_left = list[str](), set[str](), [(root, 0)], MAX_PROBED_CLIPS
+    while pending:
+        folder, level = pending.pop()
+        real_path = os.path.realpath(folder)
+        if real_path in seen:
             continue
-        seen.add(real)
-        pictures = []
-        for entry in list_entries(place):
+        seen.add(real_path)
+        image_names = []
+        for entry in list_entries(folder):
             suffix = os.path.splitext(entry.name)[1].lower()
             if is_folder(entry):
-                waiting.append((entry.path, level + 1))
+                pending.append((entry.path, level + 1))
             elif suffix in VIDEO_SUFFIXES or suffix == GIF_SUFFIX:
                 clips.append(entry.path.removeprefix("./"))
             elif suffix in IMAGE_FILE_SUFFIXES:
-                pictures.append(entry.name)
+                image_names.append(entry.name)
                 if not stills and (level < depth or not NUMBERED_FILE_NAME.fullmatch(entry.name)):
                     return None
-        if pictures:
-            if level >= depth and are_frame_names(pictures) and (looks <= 0 or has_uniform_size(place)):
-                looks -= 1
-                clips.append(place.removeprefix("./"))
+        if image_names:
+            if level >= depth and are_frame_names(image_names) and (probes_left <= 0 or has_uniform_size(folder)):
+                probes_left -= 1
+                clips.append(folder.removeprefix("./"))
             elif stills:
-                clips += [os.path.join(place, name).removeprefix("./") for name in pictures]
+                clips += [os.path.join(folder, name).removeprefix("./") for name in image_names]
             else:
                 return None
     return sorted(clips, key=natural_sort_key)
@@ -204,20 +209,20 @@ def list_clips(home: str, depth: int = 2, stills: bool = False) -> list[str] | N
 def are_frame_names(names: list[str]) -> bool:
     """Return whether image names are frame names: zero-padded numbers of one length, consecutive from 0 or 1, with the
     same text before and after them."""
-    parts = [match.groups() for name in names if (match := NUMBERED_FILE_NAME.fullmatch(name))]
-    alike = len({(before, len(number), after) for before, number, after in parts}) == 1
-    if len(parts) < len(names) or len(names) < 2 or not alike or len(parts[0][1]) < 2:
+    matches = [match.groups() for name in names if (match := NUMBERED_FILE_NAME.fullmatch(name))]
+    is_uniform = len({(prefix, len(digits), suffix) for prefix, digits, suffix in matches}) == 1
+    if len(matches) < len(names) or len(names) < 2 or not is_uniform or len(matches[0][1]) < 2:
         return False
-    first, *others = sorted(int(number) for _, number, _ in parts)
-    return first < 2 and others == list(range(first + 1, first + len(names)))
+    first_number, *other_numbers = sorted(int(digits) for _, digits, _ in matches)
+    return first_number < 2 and other_numbers == list(range(first_number + 1, first_number + len(names)))
 
 
 def has_uniform_size(folder: str) -> bool:
     """Return whether the first, middle and last image of a folder have one size, by their headers."""
     paths = list_frame_images(folder)
     try:
-        ends = [paths[place] for place in (0, len(paths) // 2, -1)]
-        return len({read_upright_size(read_input_file(path), escape_unprintable(path)) for path in ends}) == 1
+        probed_paths = [paths[index] for index in (0, len(paths) // 2, -1)]
+        return len({read_upright_size(read_input_file(path), escape_unprintable(path)) for path in probed_paths}) == 1
     except DataError:
         return True  # reading it raises the error
 
@@ -228,35 +233,39 @@ def open_clip_folder(root: Path, split_seed: int = 0, stills: bool = False) -> D
     A tenth of the clips is `val` if there is none. With `stills`, images among them are clips of one frame. Raises
     DataError as `open_image_folder`.
     """
-    homes = resolve_split_folders(root)
-    walk = partial(list_class_clips, stills=stills)
-    listed = {name: list_class_files(home, walk) for name, home in homes.items()}
-    data = build_classification_data(root, homes, listed, split_seed, walk)
+    split_folders = resolve_split_folders(root)
+    list_files = partial(list_class_clips, stills=stills)
+    listed = {name: list_class_files(folder, list_files) for name, folder in split_folders.items()}
+    data = build_classification_data(root, split_folders, listed, split_seed, list_files)
     splits: dict[str, Split] = {name: to_clip_files(split) for name, split in data.splits.items()}
-    pictures = sum(to_clip_files(split).stills for split in splits.values())
-    notes = [clips_note(sum(map(len, splits.values())), pictures), *data.notes]
+    num_images = sum(to_clip_files(split).stills for split in splits.values())
+    notes = [clips_note(sum(map(len, splits.values())), num_images), *data.notes]
     return replace(data, splits=splits, notes=notes, whole=data.whole and to_clip_files(data.whole))
 
 
 def frames_note(data: Data) -> list[str]:
     """Return the note about classes that each look like one folder of frames: numbered images of one size. They may be
     clips without classes. A class in several splits is not reported."""
-    homes: dict[str, list[str]] = {}
+    names_by_folder: dict[str, list[str]] = {}
     for split in data.splits.values():
         if type(split) is not FileSplit or not data.labelled:
             return []
-        if not homes and not are_frame_names(
+        if not names_by_folder and not are_frame_names(
             [os.path.basename(path) for path in list_frame_images(os.path.dirname(split.path(0)))]
         ):
             return []
         for sample in range(len(split)):
-            home, name = os.path.split(split.path(sample))
-            homes.setdefault(home, []).append(name)
-    if len({os.path.basename(home) for home in homes}) < len(homes):
+            folder, name = os.path.split(split.path(sample))
+            names_by_folder.setdefault(folder, []).append(name)
+    if len({os.path.basename(folder) for folder in names_by_folder}) < len(names_by_folder):
         return []
-    if not all(map(are_frame_names, homes.values())) or not all(map(has_uniform_size, list(homes)[:MAX_PROBED_CLIPS])):
+    if not all(map(are_frame_names, names_by_folder.values())) or not all(
+        map(has_uniform_size, list(names_by_folder)[:MAX_PROBED_CLIPS])
+    ):
         return []
-    if not all(map(is_frame_sequence, [list(homes)[place] for place in choose_probe_indices(len(homes))])):
+    if not all(
+        map(is_frame_sequence, [list(names_by_folder)[index] for index in choose_probe_indices(len(names_by_folder))])
+    ):
         return []
     note = "image names look like video frames: if each folder is one clip, move the folders into"
     return [f"{note} class folders, DIR/CLASS/CLIP/0001.jpg, or a single one without classes"]
@@ -269,31 +278,34 @@ def is_frame_sequence(folder: str) -> bool:
     the folder apart.
     """
     paths = list_frame_images(folder)
-    places = np.linspace(0, len(paths) - 2, min(MAX_COMPARED_PAIRS, len(paths) - 1)).astype(int)
+    indices = np.linspace(0, len(paths) - 2, min(MAX_COMPARED_PAIRS, len(paths) - 1)).astype(int)
 
-    def grey(place: int) -> np.ndarray:
-        picture = decode_to_pillow(
-            read_input_file(paths[place % len(paths)]), 1, escape_unprintable(paths[place % len(paths)])
+    def grey(index: int) -> np.ndarray:
+        image = decode_to_pillow(
+            read_input_file(paths[index % len(paths)]), 1, escape_unprintable(paths[index % len(paths)])
         )
-        return np.asarray(picture.resize((16, 16)), np.float32)
+        return np.asarray(image.resize((16, 16)), np.float32)
 
     try:
-        neighbours = np.mean([np.abs(grey(place) - grey(place + 1)).mean() for place in places])
-        others = np.mean([np.abs(grey(place) - grey(place + len(paths) // 2)).mean() for place in places])
+        neighbour_difference = np.mean([np.abs(grey(index) - grey(index + 1)).mean() for index in indices])
+        distant_difference = np.mean([np.abs(grey(index) - grey(index + len(paths) // 2)).mean() for index in indices])
     except DataError:
         return False
-    return len(paths) < 4 or bool(neighbours <= MAX_STILL_DIFFERENCE or neighbours < MAX_NEIGHBOUR_DIFFERENCE * others)
+    return len(paths) < 4 or bool(
+        neighbour_difference <= MAX_STILL_DIFFERENCE
+        or neighbour_difference < MAX_NEIGHBOUR_DIFFERENCE * distant_difference
+    )
 
 
-def clips_note(count: int, pictures: int = 0) -> str:
+def clips_note(count: int, num_images: int = 0) -> str:
     """Return the note that data are opened as clips, some of which may be images."""
-    others = f", {pictures:,} of them images, read as one frame" if pictures else ""
-    return f"the data are {count:,} clips{others}; `--frames` and `--stride` select the frames"
+    images_text = f", {num_images:,} of them images, read as one frame" if num_images else ""
+    return f"the data are {count:,} clips{images_text}; `--frames` and `--stride` select the frames"
 
 
-def list_class_clips(home: str, stills: bool = False) -> list[str]:
+def list_class_clips(folder: str, stills: bool = False) -> list[str]:
     """List the clips below a folder, and with `stills` the images."""
-    return list_clips(home, 1, stills) or []
+    return list_clips(folder, 1, stills) or []
 
 
 def to_clip_files(split: Split) -> ClipFiles:

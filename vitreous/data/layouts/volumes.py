@@ -59,8 +59,8 @@ class ArrayFiles(FileSplit):
         """The noun for the samples."""
         return "signals" if self.axes == 1 else "volumes"
 
-    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> ArrayFiles:
-        return replace(super().take(rows, labels), axes=self.axes)
+    def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> ArrayFiles:
+        return replace(super().take(indices, labels), axes=self.axes)
 
     def update(self, digest: Any) -> None:
         super().update(digest)
@@ -77,8 +77,8 @@ def detect_array_axes(paths: list[str], axes: int | None = None) -> int | None:
         return None
     if endings == {TEXT_SUFFIX}:
         return 1
-    for place in np.linspace(0, len(paths) - 1, min(MAX_PROBED_ARRAYS, len(paths))).astype(int):
-        array_axes = count_array_axes(paths[place])
+    for index in np.linspace(0, len(paths) - 1, min(MAX_PROBED_ARRAYS, len(paths))).astype(int):
+        array_axes = count_array_axes(paths[index])
         if array_axes is not None:
             return {1: 1, 4: 3}.get(array_axes) if endings == {NPY_SUFFIX} else 1 if array_axes < 3 else 3
     return None if endings == {NPY_SUFFIX} else 3
@@ -97,8 +97,8 @@ def detect_folder_axes(root: Path, axes: int | None = None) -> int | None:
             axes if axes in SUFFIXES_BY_AXES and list_files_by_suffix(os.fspath(root), SUFFIXES_BY_AXES[axes]) else None
         )
     paths = []
-    for home in resolve_split_folders(root).values() if "train" in find_split_folders(root) else (root,):
-        for entry in filter(is_folder, list_entries(os.fspath(home))):
+    for folder in resolve_split_folders(root).values() if "train" in find_split_folders(root) else (root,):
+        for entry in filter(is_folder, list_entries(os.fspath(folder))):
             class_files = list_array_files(entry.path)
             if class_files is None:
                 return None
@@ -106,10 +106,10 @@ def detect_folder_axes(root: Path, axes: int | None = None) -> int | None:
     return detect_array_axes(paths)
 
 
-def list_array_files(home: str) -> list[str] | None:
+def list_array_files(folder: str) -> list[str] | None:
     """List the files below a folder that may be volumes or signals; None if there are images among them."""
     paths = []
-    for entry in iterate_files(home):
+    for entry in iterate_files(folder):
         ending = get_file_suffix(entry.name)
         if ending in ARRAY_SUFFIXES:
             paths.append(entry.path.removeprefix("./"))
@@ -137,5 +137,5 @@ def to_array_files(split: FileSplit, axes: int) -> ArrayFiles:
 
 def no_arrays_error(source: str, axes: int) -> DataError:
     """Return the error for data that cannot be read with these `axes`, 1 or 3."""
-    kind, endings = "signals" if axes == 1 else "volumes", ", ".join(sorted(SUFFIXES_BY_AXES[axes]))
-    return DataError(f"--axes {axes}: {escape_unprintable(source)} has no {kind}", f"use files that end in {endings}")
+    noun, endings = "signals" if axes == 1 else "volumes", ", ".join(sorted(SUFFIXES_BY_AXES[axes]))
+    return DataError(f"--axes {axes}: {escape_unprintable(source)} has no {noun}", f"use files that end in {endings}")

@@ -29,10 +29,10 @@ class BandPreprocess(StillPreprocess):
     name: Literal["bands"] = "bands"
 
     @classmethod
-    def read_form(cls, raw: RawSample, name: str, channels: int | None, asked: Mapping[str, str]) -> SampleForm:
+    def read_form(cls, raw: RawSample, name: str, channels: int | None, requested: Mapping[str, str]) -> SampleForm:
         """Return the form of an image that is read by band. Raises DataError, also for other images."""
         assert isinstance(raw, (bytes, np.ndarray)), "a split returns bytes or pixels"
-        if (form := find_band_form(raw, name, asked.get("numbers"))) is None:
+        if (form := find_band_form(raw, name, requested.get("numbers"))) is None:
             raise DataError(f"{name}: an image with colours", "omit --preprocess.name")
         return form
 
@@ -78,10 +78,10 @@ class BandPreprocess(StillPreprocess):
         return read_bands(pixels, self.channels, self.numbers, name, fill)  # type: ignore[arg-type]
 
 
-def find_band_form(raw: bytes | np.ndarray, name: str, numbers: str | None = None) -> SampleForm | None:
+def find_band_form(raw: bytes | np.ndarray, name: str, dtype_name: str | None = None) -> SampleForm | None:
     """Return the form of an image, a file's bytes or pixels (H, W[, C]), that must be read by band, or is requested to
-    be, as `numbers`; None for images with colours. Raises DataError."""
-    info = detect_channel_form(raw, name) if numbers is None else (len(read_channels(raw, name)), numbers)
+    be, as `dtype_name`; None for images with colours. Raises DataError."""
+    info = detect_channel_form(raw, name) if dtype_name is None else (len(read_channels(raw, name)), dtype_name)
     if info is None:
         return None
     count, dtype = info

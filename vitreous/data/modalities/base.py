@@ -123,10 +123,10 @@ class Preprocess(ABC):
 
     @classmethod
     @abstractmethod
-    def read_form(cls, raw: RawSample, name: str, channels: int | None, asked: Mapping[str, str]) -> SampleForm:
+    def read_form(cls, raw: RawSample, name: str, channels: int | None, requested: Mapping[str, str]) -> SampleForm:
         """Return the form of a sample, from its header if possible. Raises DataError for an unreadable file.
 
-        `channels`: the number of channels that colours are converted to; None keeps theirs. `asked`: preprocessing
+        `channels`: the number of channels that colours are converted to; None keeps theirs. `requested`: preprocessing
         fields requested by the user or the weights, for files that can be read in two ways.
         """
 
@@ -359,8 +359,8 @@ class Preprocess(ABC):
         if type(weights) is type(self):
             return replace(weights, image=self.image)
         settings = {field.name: getattr(weights, field.name) for field in fields(weights)}
-        others = ("name", "image", "channels", "buckets")
-        return self.adjust(**{name: value for name, value in settings.items() if name not in others})
+        excluded_names = ("name", "image", "channels", "buckets")
+        return self.adjust(**{name: value for name, value in settings.items() if name not in excluded_names})
 
     @property
     def measures_moments(self) -> bool:
@@ -416,16 +416,16 @@ class Preprocess(ABC):
         raise UsageError(f"--clip-views {views} is for clip models, but the input is {self.noun}", "omit it")
 
 
-def image_to_tensor(picture: Image.Image) -> Tensor:
+def image_to_tensor(image: Image.Image) -> Tensor:
     """Convert an image to a tensor (C, height, width) with `image_to_array`."""
     import torch
 
-    return torch.from_numpy(image_to_array(picture))
+    return torch.from_numpy(image_to_array(image))
 
 
-def image_to_array(picture: Image.Image) -> np.ndarray:
+def image_to_array(image: Image.Image) -> np.ndarray:
     """Convert an image to (C, height, width) without torch, as uint8, or float32 for mode F."""
-    array = np.array(picture)
+    array = np.array(image)
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1).copy()
 
 

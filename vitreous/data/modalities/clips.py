@@ -54,7 +54,7 @@ class ClipPreprocess(ColourMixin, SizedPreprocess):
         return list_clips(folder, 0) or []
 
     @classmethod
-    def read_form(cls, raw: RawSample, name: str, channels: int | None, asked: Mapping[str, str]) -> SampleForm:
+    def read_form(cls, raw: RawSample, name: str, channels: int | None, requested: Mapping[str, str]) -> SampleForm:
         """Return frames, height and width of a clip. Raises DataError."""
         clip = open_as_clip(raw, name)
         size, count = (len(clip), *clip.size), channels or 3
@@ -80,8 +80,10 @@ class ClipPreprocess(ColourMixin, SizedPreprocess):
         """Decode the bytes of an upload. Raises DataError for frames of more than `max_pixels`."""
         clip = open_clip(content, name)
         if math.prod(clip.size) > max_pixels:
-            high, wide = clip.size
-            raise DataError(f"{name}: frames of {wide} x {high} pixels", f"scale it down to at most {max_pixels:,}")
+            frame_height, frame_width = clip.size
+            raise DataError(
+                f"{name}: frames of {frame_width} x {frame_height} pixels", f"scale it down to at most {max_pixels:,}"
+            )
         return self.decode(clip)
 
     def read_upload_size(self, content: bytes, name: str, max_pixels: int) -> tuple[int, int]:
@@ -109,10 +111,10 @@ class ClipPreprocess(ColourMixin, SizedPreprocess):
         """Convert (T, H, W, 3) uint8 to (C, *image) uint8."""
         return self.fit_frames(decoded)
 
-    def fit_frames(self, clip: np.ndarray, along: float = 0.5) -> np.ndarray:
-        """Fit (T, H, W, 3) uint8 to (C, *image) uint8, each frame separately; `along` as in `crop_box`."""
-        pictures = [Image.fromarray(frame).convert(PILLOW_MODES[self.channels]) for frame in clip]
-        return np.stack([image_to_array(self.fit_image(picture, along)) for picture in pictures], 1)
+    def fit_frames(self, clip: np.ndarray, position: float = 0.5) -> np.ndarray:
+        """Fit (T, H, W, 3) uint8 to (C, *image) uint8, each frame separately; `position` as in `crop_box`."""
+        images = [Image.fromarray(frame).convert(PILLOW_MODES[self.channels]) for frame in clip]
+        return np.stack([image_to_array(self.fit_image(image, position)) for image in images], 1)
 
     def with_moments(self, weights: Preprocess) -> ClipPreprocess:
         """Return the preprocessing with the `mean` and `std` of weights, and their stride if they are for clips."""

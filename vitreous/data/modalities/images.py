@@ -22,14 +22,17 @@ class ImagePreprocess(ColourImageMixin, StillPreprocess):
     name: Literal["images"] = "images"
 
     @classmethod
-    def read_form(cls, raw: RawSample, name: str, channels: int | None, asked: Mapping[str, str]) -> SampleForm:
-        """Return the form of an image; that of a band image if it must be read by band, or if `asked` requests it.
+    def read_form(cls, raw: RawSample, name: str, channels: int | None, requested: Mapping[str, str]) -> SampleForm:
+        """Return the form of an image; that of a band image if it must be read by band, or if `requested` requests it.
         Raises DataError."""
         assert isinstance(raw, (bytes, np.ndarray)), "a split returns bytes or pixels"
-        if asked.get("name") != "images" and (form := find_band_form(raw, name, asked.get("numbers"))) is not None:
+        if (
+            requested.get("name") != "images"
+            and (form := find_band_form(raw, name, requested.get("numbers"))) is not None
+        ):
             return form
-        picture = decode_to_pillow(raw, 3, name)
-        size, count = (picture.height, picture.width), channels or 3
+        image = decode_to_pillow(raw, 3, name)
+        size, count = (image.height, image.width), channels or 3
         return SampleForm(size, count, cls(size, count, *cls.default_moments(count)))
 
     def continue_from(self, weights: Preprocess) -> Preprocess:

@@ -45,9 +45,9 @@ class NativePreprocess(ColourImageMixin, PlanarPreprocess):
         return cls(**shared, tokens=tokens, patch=patch)
 
     @classmethod
-    def read_form(cls, raw: RawSample, name: str, channels: int | None, asked: Mapping[str, str]) -> SampleForm:
+    def read_form(cls, raw: RawSample, name: str, channels: int | None, requested: Mapping[str, str]) -> SampleForm:
         """Return the form of an image, as `ImagePreprocess` does. Raises DataError."""
-        return ImagePreprocess.read_form(raw, name, channels, asked)
+        return ImagePreprocess.read_form(raw, name, channels, requested)
 
     @property
     def summary(self) -> str:
@@ -77,7 +77,7 @@ class NativePreprocess(ColourImageMixin, PlanarPreprocess):
         height, width = fit_size_to_tokens((size[1], size[0]), self.patch, self.tokens)
         return height, width
 
-    def crop_box(self, size: tuple[int, int], along: float = 0.5) -> Box:
+    def crop_box(self, size: tuple[int, int], position: float = 0.5) -> Box:
         """Return the box of the whole image of (width, height)."""
         return (0.0, 0.0, *size)
 

@@ -46,21 +46,21 @@ class PlanarPreprocess(Preprocess):
         return self.plane
 
     @abstractmethod
-    def crop_box(self, size: tuple[int, int], along: float = 0.5) -> Box:
-        """Return the box of an image of (width, height) that is used. `along` is its position on the axis that is
+    def crop_box(self, size: tuple[int, int], position: float = 0.5) -> Box:
+        """Return the box of an image of (width, height) that is used. `position` is its position on the axis that is
         cropped: 0 at the left or the top, 1 at the other end."""
 
-    def fit_image(self, picture: Image.Image, along: float = 0.5) -> Image.Image:
+    def fit_image(self, image: Image.Image, position: float = 0.5) -> Image.Image:
         """Fit a decoded image to the target size: one resampling of the box that a crop of the scaled image would
         use."""
-        plane = self.choose_plane(picture.size)
-        if picture.size == plane[::-1]:
-            return picture
-        return self.resample(picture, self.crop_box(picture.size, along), plane)
+        plane = self.choose_plane(image.size)
+        if image.size == plane[::-1]:
+            return image
+        return self.resample(image, self.crop_box(image.size, position), plane)
 
-    def resample(self, picture: Image.Image, box: Box, plane: tuple[int, int]) -> Image.Image:
+    def resample(self, image: Image.Image, box: Box, plane: tuple[int, int]) -> Image.Image:
         """Resample a box of an image to the size (height, width) `plane`."""
-        return picture.resize((plane[1], plane[0]), self.resampling, box=box)
+        return image.resize((plane[1], plane[0]), self.resampling, box=box)
 
     def to_array(self, decoded: Any) -> np.ndarray:
         """Convert a Pillow image, or one for each channel, to (C, height, width)."""
@@ -131,19 +131,19 @@ class SizedPreprocess(PlanarPreprocess):
         """The fields `fit`, `share` and `filter`."""
         return {"fit": self.fit, "share": self.share, "filter": self.filter}
 
-    def crop_box(self, size: tuple[int, int], along: float = 0.5) -> Box:
+    def crop_box(self, size: tuple[int, int], position: float = 0.5) -> Box:
         """Return the box of an image of (width, height) that is used, as in `PlanarPreprocess`."""
         if self.fit != "crop":
             return (0.0, 0.0, *size)
         height, width = self.plane
         scale = max(height / size[1], width / size[0]) / self.share
-        across, down = min(width / scale, size[0]) / 2, min(height / scale, size[1]) / 2
+        half_width, half_height = min(width / scale, size[0]) / 2, min(height / scale, size[1]) / 2
         x, y = size[0] / 2, size[1] / 2
-        if x - across >= y - down:
-            x += (along - 0.5) * 2 * (x - across)
+        if x - half_width >= y - half_height:
+            x += (position - 0.5) * 2 * (x - half_width)
         else:
-            y += (along - 0.5) * 2 * (y - down)
-        return x - across, y - down, x + across, y + down
+            y += (position - 0.5) * 2 * (y - half_height)
+        return x - half_width, y - half_height, x + half_width, y + half_height
 
 
 @dataclass(frozen=True)
@@ -154,18 +154,21 @@ class StillPreprocess(SizedPreprocess):
 
     def is_within(self, decoded: Any) -> bool:
         """Return whether a Pillow image, or one for each channel, is no larger than the model's input."""
-        (width, height), (rows, columns) = list_bands(decoded)[0].size, self.plane
-        return height <= rows and width <= columns
+        (width, height), (max_height, max_width) = list_bands(decoded)[0].size, self.plane
+        return height <= max_height and width <= max_width
 
     def visible_box(self, width: int, height: int) -> Box:
         """Return the region of an upright image that the model sees: left, top, right, bottom as shares of width and
         height."""
         if self.fit != "crop" or (width, height) == self.plane[::-1]:
             return 0.0, 0.0, 1.0, 1.0
-        tall, wide = self.plane
-        scale = max(tall / height, wide / width) / self.share
-        across, down = min(wide / scale / width, 1.0) / 2, min(tall / scale / height, 1.0) / 2
-        return 0.5 - across, 0.5 - down, 0.5 + across, 0.5 + down
+        target_height, target_width = self.plane
+        scale = max(target_height / height, target_width / width) / self.share
+        half_width, half_height = (
+            min(target_width / scale / width, 1.0) / 2,
+            min(target_height / scale / height, 1.0) / 2,
+        )
+        return 0.5 - half_width, 0.5 - half_height, 0.5 + half_width, 0.5 + half_height
 
 
 class ColourMixin:

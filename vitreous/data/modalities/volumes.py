@@ -52,7 +52,7 @@ class VolumePreprocess(Preprocess):
         )
 
     @classmethod
-    def read_form(cls, raw: RawSample, name: str, channels: int | None, asked: Mapping[str, str]) -> SampleForm:
+    def read_form(cls, raw: RawSample, name: str, channels: int | None, requested: Mapping[str, str]) -> SampleForm:
         """Return channels and size, from the header. Raises DataError."""
         count, size = read_volume_form(raw, name, cls.axes)  # type: ignore[arg-type]
         return SampleForm(size, count, cls(size, count, *cls.default_moments(count)))
@@ -79,13 +79,17 @@ class VolumePreprocess(Preprocess):
 
     def shares_moments(self, weights: Preprocess | None) -> bool:
         """Return whether weights were trained with the same number of channels and standardisation."""
-        same = isinstance(weights, VolumePreprocess) and weights.standardise == self.standardise
-        return same and super().shares_moments(weights)
+        has_same_standardisation = isinstance(weights, VolumePreprocess) and weights.standardise == self.standardise
+        return has_same_standardisation and super().shares_moments(weights)
 
     def with_moments(self, weights: Preprocess) -> VolumePreprocess:
         """Return the preprocessing with the `mean`, `std` and standardisation of weights."""
-        own = super().with_moments(weights)
-        return replace(own, standardise=weights.standardise) if isinstance(weights, VolumePreprocess) else own
+        preprocess = super().with_moments(weights)
+        return (
+            replace(preprocess, standardise=weights.standardise)
+            if isinstance(weights, VolumePreprocess)
+            else preprocess
+        )
 
     def decode(self, raw: RawSample, name: str | None = None) -> np.ndarray:
         """Decode a file, its bytes, or values (*sizes[, C]) to (C, *sizes) float32. Raises DataError."""
@@ -104,13 +108,17 @@ class VolumePreprocess(Preprocess):
 
 def crop_or_pad(volume: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
     """Centre-crop or zero-pad each axis: (C, *image) -> (C, *size)."""
-    out, to, of = np.zeros((len(volume), *size), volume.dtype), [slice(None)], [slice(None)]
-    for wanted, own in zip(size, volume.shape[1:], strict=True):
-        both = min(wanted, own)
-        to.append(slice((wanted - both) // 2, (wanted - both) // 2 + both))
-        of.append(slice((own - both) // 2, (own - both) // 2 + both))
-    out[tuple(to)] = volume[tuple(of)]
-    return out
+    result, target_slices, source_slices = np.zeros((len(volume), *size), volume.dtype), [slice(None)], [slice(None)]
+    for target_length, source_length in zip(size, volume.shape[1:], strict=True):
+        common_length = min(target_length, source_length)
+        target_slices.append(
+            slice((target_length - common_length) // 2, (target_length - common_length) // 2 + common_length)
+        )
+        source_slices.append(
+            slice((source_length - common_length) // 2, (source_length - common_length) // 2 + common_length)
+        )
+    result[tuple(target_slices)] = volume[tuple(source_slices)]
+    return result
 
 
 def resize_linear(volume: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
@@ -118,11 +126,11 @@ def resize_linear(volume: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
 
     out[i] = sum_j w_ij in[j] / sum_j w_ij,  w_ij = max(0, 1 - |j + 1/2 - (i + 1/2) r| / max(1, r)),  r = own / size
     """
-    for axis, wanted in enumerate(size, 1):
-        ratio = volume.shape[axis] / wanted
+    for axis, target_length in enumerate(size, 1):
+        ratio = volume.shape[axis] / target_length
         if ratio != 1:
-            places, voxels = (np.arange(wanted) + 0.5) * ratio, np.arange(volume.shape[axis]) + 0.5
-            weights = np.maximum(0, 1 - np.abs(voxels - places[:, None]) / max(1, ratio))
+            positions, voxels = (np.arange(target_length) + 0.5) * ratio, np.arange(volume.shape[axis]) + 0.5
+            weights = np.maximum(0, 1 - np.abs(voxels - positions[:, None]) / max(1, ratio))
             weights = (weights / weights.sum(1, keepdims=True)).astype(np.float32)
             volume = np.moveaxis(np.tensordot(weights, volume, (1, axis)), 0, axis)
     return np.ascontiguousarray(volume)

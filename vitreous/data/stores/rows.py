@@ -51,23 +51,25 @@ class ImageColumn:
         chunks = [chunk for stream in self.streams for chunk in map_arrow_stream(stream).column(self.column).chunks]
         return chunks, np.cumsum([len(chunk) for chunk in chunks], dtype=np.int64)
 
-    def read(self, row: int) -> bytes:
+    def read(self, index: int) -> bytes:
         """Return the bytes of an image file. Raises DataError for a row without image."""
-        chunks, ends = self.chunks
-        number = int(np.searchsorted(ends, row, side="right"))
-        value = chunks[number][row - int(ends[number])].as_py()
+        chunks, row_ends = self.chunks
+        chunk_index = int(np.searchsorted(row_ends, index, side="right"))
+        value = chunks[chunk_index][index - int(row_ends[chunk_index])].as_py()
         content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
         if content is None and path:
-            place = os.path.join(self.home, path)
-            return read_input_file(resolve_unicode_path(place) or place)
+            full_path = os.path.join(self.home, path)
+            return read_input_file(resolve_unicode_path(full_path) or full_path)
         if not content or len(content) > MAX_FILE_BYTES:
-            raise DataError(f"{self.name(row)}: {f'larger than {MAX_FILE_BYTES >> 20} MiB' if content else 'no image'}")
+            raise DataError(
+                f"{self.name(index)}: {f'larger than {MAX_FILE_BYTES >> 20} MiB' if content else 'no image'}"
+            )
         return content
 
-    def name(self, row: int) -> str:
-        return f"{self.origin}, row {row}"
+    def name(self, index: int) -> str:
+        return f"{self.origin}, row {index}"
 
-    def update(self, digest: Any, rows: np.ndarray) -> None:
+    def update(self, digest: Any, indices: np.ndarray) -> None:
         """Update a hashlib digest with the lengths of images (n,), which need no reading, and the content of a few."""
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -75,10 +77,10 @@ class ImageColumn:
         chunks, _ = self.chunks
         contents = [pc.struct_field(chunk, "bytes") if pa.types.is_struct(chunk.type) else chunk for chunk in chunks]
         sizes = [np.asarray(pc.fill_null(pc.binary_length(content), -1), dtype=np.int64) for content in contents]
-        digest.update(np.concatenate(sizes)[rows].tobytes() if sizes else b"")
-        for sample in np.linspace(0, len(rows) - 1, min(FINGERPRINT_SAMPLES, len(rows))).astype(int):
+        digest.update(np.concatenate(sizes)[indices].tobytes() if sizes else b"")
+        for sample in np.linspace(0, len(indices) - 1, min(FINGERPRINT_SAMPLES, len(indices))).astype(int):
             with suppress(DataError):
-                digest.update(self.read(int(rows[sample])))
+                digest.update(self.read(int(indices[sample])))
 
 
 @dataclass(frozen=True)
@@ -195,21 +197,27 @@ def cache_parquet_column(file: Path, column: str) -> Path:
 
 def count_unpacked_bytes(parquet: Any, column: str) -> int:
     """Return the uncompressed bytes of a column in an open Parquet file."""
-    groups = (parquet.metadata.row_group(number) for number in range(parquet.num_row_groups))
-    parts = (group.column(number) for group in groups for number in range(group.num_columns))
-    return sum(part.total_uncompressed_size for part in parts if part.path_in_schema.split(".")[0] == column)
+    groups = (parquet.metadata.row_group(index) for index in range(parquet.num_row_groups))
+    column_chunks = (group.column(index) for group in groups for index in range(group.num_columns))
+    return sum(
+        column_chunk.total_uncompressed_size
+        for column_chunk in column_chunks
+        if column_chunk.path_in_schema.split(".")[0] == column
+    )
 
 
-def require_cache_space(home: Path, file: Path, size: int) -> None:
+def require_cache_space(folder: Path, file: Path, size: int) -> None:
     """Create a cache folder for `size` bytes of `file`. Raises ResourceError if they do not fit."""
     hint = "free disk space, or set XDG_CACHE_HOME to a folder on a larger disk"
     try:
-        home.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(home).free
+        folder.mkdir(parents=True, exist_ok=True)
+        free_bytes = shutil.disk_usage(folder).free
     except OSError as error:
-        raise ResourceError(f"{home} is not writable ({describe_exception(error)})", hint) from None
-    if free < size:
-        raise ResourceError(f"{escape_unprintable(file)} unpacks to {size:,} bytes, {home} has {free:,} free", hint)
+        raise ResourceError(f"{folder} is not writable ({describe_exception(error)})", hint) from None
+    if free_bytes < size:
+        raise ResourceError(
+            f"{escape_unprintable(file)} unpacks to {size:,} bytes, {folder} has {free_bytes:,} free", hint
+        )
 
 
 def require_pyarrow() -> None:

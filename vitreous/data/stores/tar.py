@@ -142,8 +142,10 @@ class TarArchive:
 
         Raises DataError, with the byte offset, for anything but a tar archive, and for a damaged or truncated one.
         """
-        head = self.file.read(TAR_BLOCK_SIZE)
-        if tool := next((tool for mark, tool in COMPRESSION_SIGNATURES if head.startswith(mark)), None):
+        first_block = self.file.read(TAR_BLOCK_SIZE)
+        if tool := next(
+            (tool for signature, tool in COMPRESSION_SIGNATURES if first_block.startswith(signature)), None
+        ):
             problem = f"{self.name}: a compressed archive does not allow random access"
             raise DataError(problem, f"unpack it with {tool} to a .tar")
         self.file.seek(0)
@@ -153,24 +155,24 @@ class TarArchive:
                     continue
                 name, stop = header.name.encode("utf-8", "surrogateescape"), header.offset_data + header.size
                 if stop > self.size:
-                    where = f"{escape_unprintable(header.name)} ends at byte {stop:,} of {self.size:,}"
-                    raise DataError(f"{self.name}: truncated: {where}", COPY_ARCHIVE_HINT)
+                    location = f"{escape_unprintable(header.name)} ends at byte {stop:,} of {self.size:,}"
+                    raise DataError(f"{self.name}: truncated: {location}", COPY_ARCHIVE_HINT)
                 yield ArchiveMember(name, header.offset_data, header.size)
             elif not header.isdir():
                 links, devices = header.islnk() or header.issym(), header.isdev()
-                kind = "links" if links else "devices or pipes" if devices else "members of an unsupported type"
-                self.skipped[f"{kind} in archives are ignored"] += 1
+                description = "links" if links else "devices or pipes" if devices else "members of an unsupported type"
+                self.skipped[f"{description} in archives are ignored"] += 1
 
     def headers(self) -> Iterator[tarfile.TarInfo]:
         """Yield all headers in order. Raises DataError for a damaged or truncated one."""
         archive = tarfile.TarFile.__new__(tarfile.TarFile)  # its constructor reads a header, which may fail
-        at = 0
+        last_offset = 0
         try:
             archive.__init__(fileobj=self.file, tarinfo=CheckedTarInfo, encoding="utf-8", errors="surrogateescape")
             while (header := archive.next()) is not None:
-                if archive.offset <= at or header.size < 0:
+                if archive.offset <= last_offset or header.size < 0:
                     raise ValueError("a member of negative size")
-                at = archive.offset
+                last_offset = archive.offset
                 archive.members.clear()  # type: ignore[attr-defined]  # a million members would take a gigabyte
                 yield header
         except (DataError, MemoryError, OSError):
@@ -179,18 +181,19 @@ class TarArchive:
             raise self.damaged_error(archive.offset, error) from None
         self.check_archive_end(archive.offset)
 
-    def damaged_error(self, at: int, error: Exception) -> DataError:
+    def damaged_error(self, offset: int, error: Exception) -> DataError:
         """Return the error for a header at that byte."""
         if self.file.tell() >= self.size:
             return DataError(f"{self.name}: truncated: ends at byte {self.size:,}, inside a member", COPY_ARCHIVE_HINT)
-        if not at:
+        if not offset:
             return DataError(f"{self.name}: not a tar archive")
-        return DataError(f"{self.name}: damaged at byte {at:,} ({describe_exception(error)})", COPY_ARCHIVE_HINT)
+        return DataError(f"{self.name}: damaged at byte {offset:,} ({describe_exception(error)})", COPY_ARCHIVE_HINT)
 
-    def check_archive_end(self, at: int) -> None:
-        """Count an archive without the final zero blocks, or with data after them; `at` is their expected offset."""
-        self.file.seek(at + 2 * TAR_BLOCK_SIZE)
-        if 0 < at == self.size:
+    def check_archive_end(self, offset: int) -> None:
+        """Count an archive without the final zero blocks, or with data after them; `offset` is their expected
+        offset."""
+        self.file.seek(offset + 2 * TAR_BLOCK_SIZE)
+        if 0 < offset == self.size:
             self.skipped["archives have no end marker (check whether they were copied completely)"] += 1
         elif any(self.file.read(TAR_BLOCK_SIZE)):
             self.skipped["archives have data after the end marker, which is ignored (concatenated with cat?)"] += 1

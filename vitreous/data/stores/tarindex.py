@@ -66,26 +66,28 @@ class ArchiveIndex:
     folders: tuple[str, ...]
     notes: dict[str, int]
 
-    def get_member_name(self, row: int) -> bytes:
+    def get_member_name(self, index: int) -> bytes:
         """Return the name of an image in its archive."""
-        return self.names[self.samples["end"][row - 1] if row else 0 : self.samples["end"][row]].tobytes()
+        return self.names[self.samples["end"][index - 1] if index else 0 : self.samples["end"][index]].tobytes()
 
-    def name(self, row: int) -> str:
+    def name(self, index: int) -> str:
         """Return ARCHIVE/NAME of a sample, for messages."""
-        archive = os.path.basename(self.archives[self.samples["archive"][row]])
-        return escape_unprintable(f"{archive}/{os.fsdecode(self.get_member_name(row))}")
+        archive = os.path.basename(self.archives[self.samples["archive"][index]])
+        return escape_unprintable(f"{archive}/{os.fsdecode(self.get_member_name(index))}")
 
-    def read(self, row: int) -> bytes:
+    def read(self, index: int) -> bytes:
         """Return the bytes of an image. Raises DataError."""
-        number, start, size = self.samples[row].tolist()[:3]
+        archive_index, start, size = self.samples[index].tolist()[:3]
         if not 0 < size <= MAX_FILE_BYTES:
-            raise DataError(f"{self.name(row)}: {f'larger than {MAX_FILE_BYTES >> 20} MiB' if size else 'empty file'}")
-        return read_archive_bytes(self.archives[number], self.stamps[number], start, size)
+            raise DataError(
+                f"{self.name(index)}: {f'larger than {MAX_FILE_BYTES >> 20} MiB' if size else 'empty file'}"
+            )
+        return read_archive_bytes(self.archives[archive_index], self.stamps[archive_index], start, size)
 
-    def update(self, digest: Any, rows: np.ndarray) -> None:
+    def update(self, digest: Any, indices: np.ndarray) -> None:
         """Update a hashlib digest with the names and sizes of rows (n,)."""
-        digest.update(b"\n".join(map(self.get_member_name, rows.tolist())))
-        digest.update(self.samples["size"][rows].tobytes())
+        digest.update(b"\n".join(map(self.get_member_name, indices.tolist())))
+        digest.update(self.samples["size"][indices].tobytes())
 
 
 @dataclass
@@ -100,54 +102,58 @@ class ArchiveIndexBuilder:
     parsed: dict[bytes, int] = field(default_factory=dict)  # content of a .cls member -> index of its label
     notes: Counter[str] = field(default_factory=Counter)
 
-    def add_archive(self, number: int, path: Path, expected: FileStamp) -> None:
+    def add_archive(self, archive_index: int, path: Path, expected: FileStamp) -> None:
         """Add the samples of one archive. Raises DataError."""
         if not expected.size:
             raise DataError(f"{escape_unprintable(path)}: empty file", COPY_ARCHIVE_HINT)
         keys, names = array("q"), array("q")  # the hash of each sample's name, and the start of its image's name
         with TarArchive(path, expected, self.notes) as archive:
-            parts = ((*split_member_name(member.name), member) for member in archive.members())
-            for key, members in groupby((part for part in parts if part[1]), itemgetter(0)):
+            split_members = ((*split_member_name(member.name), member) for member in archive.members())
+            for key, members in groupby(
+                (split_member for split_member in split_members if split_member[1]), itemgetter(0)
+            ):
                 group: dict[bytes, ArchiveMember] = {}
-                for _, kind, member in members:
-                    if kind in group:
+                for _, extension, member in members:
+                    if extension in group:
                         name = escape_unprintable(os.fsdecode(member.name))
                         raise DataError(f"{archive.name}: two members {name}", "rename or delete one of them")
-                    group[kind] = member
-                begin = len(self.names)
-                if self.add_sample(archive, number, key, group):
+                    group[extension] = member
+                name_start = len(self.names)
+                if self.add_sample(archive, archive_index, key, group):
                     keys.append(hash(key))
-                    names.append(begin)
+                    names.append(name_start)
         order = np.argsort(keys, kind="stable")
-        same = np.flatnonzero(np.diff(np.asarray(keys)[order]) == 0)
-        if len(same):
-            first = int(order[same[0] + 1])
-            stop = [*names, len(self.names)][first + 1]
-            name = escape_unprintable(os.fsdecode(bytes(self.names[names[first] : stop])))
+        repeated = np.flatnonzero(np.diff(np.asarray(keys)[order]) == 0)
+        if len(repeated):
+            first_repeated = int(order[repeated[0] + 1])
+            stop = [*names, len(self.names)][first_repeated + 1]
+            name = escape_unprintable(os.fsdecode(bytes(self.names[names[first_repeated] : stop])))
             hint = "store members of a sample together (tar --sort=name), and use unique names up to the first dot"
-            raise DataError(f"{archive.name}: {len(same)} samples are in two places; the first is {name}", hint)
+            raise DataError(f"{archive.name}: {len(repeated)} samples are in two places; the first is {name}", hint)
 
-    def add_sample(self, archive: TarArchive, number: int, key: bytes, group: dict[bytes, ArchiveMember]) -> bool:
+    def add_sample(
+        self, archive: TarArchive, archive_index: int, key: bytes, group: dict[bytes, ArchiveMember]
+    ) -> bool:
         """Add one sample, if it has an image. Raises DataError for two images, and for an unreadable label."""
-        images = [kind for kind in group if get_member_suffix(kind) in IMAGE_FILE_SUFFIXES]
+        images = [extension for extension in group if get_member_suffix(extension) in IMAGE_FILE_SUFFIXES]
         images = images or [
-            kind for kind in group if get_member_suffix(kind) in VIDEO_SUFFIXES
+            extension for extension in group if get_member_suffix(extension) in VIDEO_SUFFIXES
         ]  # an image next to a clip is preferred
         if not images:
             self.notes[ORPHAN_LABELS_NOTE] += b"cls" in group
             return False
-        plain = images if len(images) == 1 else [kind for kind in images if b"." not in kind]
-        if len(plain) != 1:
-            listing = ", ".join(escape_unprintable(os.fsdecode(group[kind].name)) for kind in images[:2])
+        plain_images = images if len(images) == 1 else [extension for extension in images if b"." not in extension]
+        if len(plain_images) != 1:
+            listing = ", ".join(escape_unprintable(os.fsdecode(group[extension].name)) for extension in images[:2])
             hint = "rename them: a sample's name ends at the first dot"
             raise DataError(f"{archive.name}: two images of one sample: {listing}", hint)
-        image = group[plain[0]]
+        image = group[plain_images[0]]
         label = self.parse_cls(archive, group[b"cls"]) if b"cls" in group else -1
         if label < 0 and b"json" in group:
             label = self.parse_json(archive, group[b"json"])
-        home = self.folders.setdefault(key[: key.rfind(b"/") + 1], len(self.folders))
+        folder_index = self.folders.setdefault(key[: key.rfind(b"/") + 1], len(self.folders))
         self.names += image.name
-        self.samples.extend((number, image.start, image.size, label, home, len(self.names)))
+        self.samples.extend((archive_index, image.start, image.size, label, folder_index, len(self.names)))
         return True
 
     def parse_cls(self, archive: TarArchive, member: ArchiveMember) -> int:
@@ -160,8 +166,8 @@ class ArchiveIndexBuilder:
                 raise DataError(
                     f"{archive.name}: {escape_unprintable(os.fsdecode(member.name))} is not UTF-8 text"
                 ) from None
-            word = int(text) if text.isdecimal() and len(text) < 10 else text
-            self.parsed[content] = self.words.setdefault((word,), len(self.words)) if text else -1
+            label = int(text) if text.isdecimal() and len(text) < 10 else text
+            self.parsed[content] = self.words.setdefault((label,), len(self.words)) if text else -1
         return self.parsed[content]
 
     def parse_json(self, archive: TarArchive, member: ArchiveMember) -> int:
@@ -173,12 +179,12 @@ class ArchiveIndexBuilder:
         if not isinstance(document, dict):
             return -1
         labels = [
-            words
+            label
             for name in LABEL_FIELDS
-            if name in document and (words := parse_json_label(document[name])) is not None
+            if name in document and (label := parse_json_label(document[name])) is not None
         ]
-        named = [words for words in labels if not any(isinstance(word, int) for word in words)]
-        return self.words.setdefault((named or labels)[0], len(self.words)) if labels else -1
+        named_labels = [label for label in labels if not any(isinstance(label_word, int) for label_word in label)]
+        return self.words.setdefault((named_labels or labels)[0], len(self.words)) if labels else -1
 
     def build(self, paths: Sequence[Path], stamps: Sequence[FileStamp]) -> ArchiveIndex:
         """Return the index of all added archives."""
@@ -191,9 +197,9 @@ class ArchiveIndexBuilder:
 
 
 @lru_cache(maxsize=1024)
-def get_member_suffix(kind: bytes) -> str:
+def get_member_suffix(extension: bytes) -> str:
     """Return the suffix `.png` of the rest of a member's name, `seg.png`."""
-    return f".{os.fsdecode(kind.rsplit(b'.', 1)[-1])}"
+    return f".{os.fsdecode(extension.rsplit(b'.', 1)[-1])}"
 
 
 def split_member_name(name: bytes) -> tuple[bytes, bytes]:
@@ -216,7 +222,10 @@ def read_label_member(archive: TarArchive, member: ArchiveMember) -> bytes:
 def parse_json_label(value: Any) -> tuple[LabelWord, ...] | None:
     """Parse a label in JSON: a word, a number, or a list of those; None for anything else."""
     values = value if isinstance(value, list) else [value]
-    if all((type(word) is int and word >= 0) or (isinstance(word, str) and word) for word in values):
+    if all(
+        (type(label_word) is int and label_word >= 0) or (isinstance(label_word, str) and label_word)
+        for label_word in values
+    ):
         return tuple(dict.fromkeys(values))
     return None
 
@@ -229,52 +238,52 @@ def open_archive_index(paths: Sequence[Path]) -> ArchiveIndex:
     """
     stamps = [read_file_stamp(path) for path in paths]
     path = get_index_path(paths)
-    built = load_index(path, paths, stamps)
-    if built is None:
+    index = load_index(path, paths, stamps)
+    if index is None:
         builder = ArchiveIndexBuilder()
-        for number, (archive, expected) in enumerate(zip(paths, stamps, strict=True)):
-            builder.add_archive(number, archive, expected)
-        built = builder.build(paths, stamps)
+        for archive_index, (archive, expected) in enumerate(zip(paths, stamps, strict=True)):
+            builder.add_archive(archive_index, archive, expected)
+        index = builder.build(paths, stamps)
         with suppress(OSError):
-            store_index(path, built)
-    return built
+            store_index(path, index)
+    return index
 
 
 def get_index_path(paths: Sequence[Path]) -> Path:
     """Return the cache file for the index of these archives."""
-    words = "\n".join(os.path.abspath(path) for path in paths).encode("utf-8", "surrogateescape")
-    return get_cache_folder("tars") / f"{hashlib.sha256(words).hexdigest()}.npz"
+    joined_paths = "\n".join(os.path.abspath(path) for path in paths).encode("utf-8", "surrogateescape")
+    return get_cache_folder("tars") / f"{hashlib.sha256(joined_paths).hexdigest()}.npz"
 
 
-def store_index(path: Path, built: ArchiveIndex) -> None:
+def store_index(path: Path, index: ArchiveIndex) -> None:
     """Write an index atomically. Raises OSError."""
     names = ("words", "folders", "notes", "stamps")
-    text = json.dumps({"format": INDEX_FORMAT_VERSION, **{name: getattr(built, name) for name in names}}).encode()
+    text = json.dumps({"format": INDEX_FORMAT_VERSION, **{name: getattr(index, name) for name in names}}).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_atomic(path, shared=True) as file:
-        np.savez(file, text=np.frombuffer(text, np.uint8), names=built.names, samples=built.samples)
+        np.savez(file, text=np.frombuffer(text, np.uint8), names=index.names, samples=index.samples)
 
 
 def load_index(path: Path, paths: Sequence[Path], stamps: Sequence[FileStamp]) -> ArchiveIndex | None:
     """Load the cached index, if it is complete and matches these archives; else None."""
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
-            samples, names, extra = stored["samples"], stored["names"], json.loads(stored["text"].tobytes())
-        if (extra["format"], extra["stamps"]) != (
+            samples, names, metadata = stored["samples"], stored["names"], json.loads(stored["text"].tobytes())
+        if (metadata["format"], metadata["stamps"]) != (
             INDEX_FORMAT_VERSION,
             [list(pair) for pair in stamps],
         ) or samples.dtype != SAMPLE_DTYPE:
             return None
-        words = tuple(map(tuple, extra["words"]))
+        label_words = tuple(map(tuple, metadata["words"]))
         archives = tuple(map(os.fspath, paths))
         return ArchiveIndex(
             archives,
             tuple(stamps),
             samples=samples,
             names=names,
-            words=words,
-            folders=tuple(extra["folders"]),
-            notes=extra["notes"],
+            words=label_words,
+            folders=tuple(metadata["folders"]),
+            notes=metadata["notes"],
         )
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         return None

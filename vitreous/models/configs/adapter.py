@@ -79,8 +79,8 @@ class AdapterConfig(BackboneWrapperConfig):
     @property
     def groups(self) -> tuple[int, ...]:
         """Number of the ViT's blocks in each interaction, distributed as evenly as possible."""
-        whole, rest = divmod(self.backbone.depth, self.interactions)
-        return tuple(whole + (number < rest) for number in range(self.interactions))
+        quotient, remainder = divmod(self.backbone.depth, self.interactions)
+        return tuple(quotient + (index < remainder) for index in range(self.interactions))
 
     @property
     def token_interactions(self) -> tuple[int, ...]:
@@ -89,10 +89,10 @@ class AdapterConfig(BackboneWrapperConfig):
         With four interactions and `token_source="interaction"`: 0, 1, 2, 3. Other numbers of interactions are spread
         evenly over the maps.
         """
-        count, last = len(ADAPTER_STRIDES), self.interactions - 1
+        count, last_index = len(ADAPTER_STRIDES), self.interactions - 1
         if self.token_source == "last":
-            return (last,) * count
-        return tuple(-(-(number + 1) * self.interactions // count) - 1 for number in range(count))
+            return (last_index,) * count
+        return tuple(-(-(index + 1) * self.interactions // count) - 1 for index in range(count))
 
     @property
     def levels(self) -> tuple[Level, ...]:
@@ -102,7 +102,7 @@ class AdapterConfig(BackboneWrapperConfig):
     def unread(self, strides: Sequence[int]) -> tuple[str, ...]:
         """Names of modules that maps of these strides do not use: norms of other maps, and the layers of the finest
         map."""
-        norms = (f"norms.{number}" for number, stride in enumerate(ADAPTER_STRIDES) if stride not in strides)
+        norms = (f"norms.{index}" for index, stride in enumerate(ADAPTER_STRIDES) if stride not in strides)
         return (*norms, *(() if ADAPTER_STRIDES[0] in strides else ("prior.reduce.0", "up")))
 
     @property

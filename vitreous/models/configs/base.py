@@ -48,7 +48,7 @@ class Level(NamedTuple):
 
     def grid_of(self, image: tuple[int, ...]) -> tuple[int, ...]:
         """Positions per axis of the map for an image of this size in pixels, rounded up."""
-        return tuple(-(-side // p) for side, p in zip(image, self.patch, strict=True))
+        return tuple(-(-length // p) for length, p in zip(image, self.patch, strict=True))
 
 
 class LayerGroups(NamedTuple):
@@ -230,7 +230,7 @@ class ModelConfig:
     @property
     def grid(self) -> tuple[int, ...]:
         """Positions per axis of the last map at the native image size, rounded up."""
-        return tuple(math.ceil(side / p) for side, p in zip(self.image, self.patch, strict=True))
+        return tuple(math.ceil(length / p) for length, p in zip(self.image, self.patch, strict=True))
 
     @property
     def table_grid(self) -> tuple[int, ...]:
@@ -297,18 +297,20 @@ class ModelConfig:
         modules around a backbone.
         """
         if self.backbone is not None:
-            _, inside, inner = parameter.partition("backbone.")
-            return self.backbone.parameter_layer(inner) if inside else self.depth + 1
+            _, separator, inner = parameter.partition("backbone.")
+            return self.backbone.parameter_layer(inner) if separator else self.depth + 1
         groups = self.layer_groups
         match = re.search(groups.block, parameter)
         if match:
-            return 1 + self.block_number(*(int(number or 0) for number in match.groups()))
-        is_before_blocks = parameter.startswith(tuple(f"{part}." for part in groups.entry)) or parameter in groups.entry
+            return 1 + self.block_number(*(int(index or 0) for index in match.groups()))
+        is_before_blocks = (
+            parameter.startswith(tuple(f"{prefix}." for prefix in groups.entry)) or parameter in groups.entry
+        )
         return 0 if is_before_blocks else self.depth + 1
 
-    def block_number(self, *numbers: int) -> int:
+    def block_number(self, *indices: int) -> int:
         """The index of a block, from 0, from the numbers in its parameters' names."""
-        return numbers[0] - self.first_block
+        return indices[0] - self.first_block
 
     def macs(self, image: ImageSize = None) -> int:
         """Multiply-adds of one forward pass for one image of this size in pixels; None: the native size.
@@ -330,9 +332,9 @@ class ModelConfig:
         unknown."""
         return None
 
-    def describe_window_change(self, before: ModelConfig) -> str:
-        """Return a note if the model has windows with which the weights of the config `before` were not trained, else
-        ""."""
+    def describe_window_change(self, source_config: ModelConfig) -> str:
+        """Return a note if the model has windows with which the weights of the config `source_config` were not trained,
+        else ""."""
         return ""
 
     def export_rules(self) -> ExportRules:

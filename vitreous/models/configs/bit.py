@@ -78,7 +78,9 @@ class BiTConfig(ModelConfig):
 
     def name(self) -> str:
         """`BiT-R50x1`."""
-        depth = next((key for key, row in RESNET_BLOCKS.items() if row == self.blocks), "-".join(map(str, self.blocks)))
+        depth = next(
+            (key for key, blocks in RESNET_BLOCKS.items() if blocks == self.blocks), "-".join(map(str, self.blocks))
+        )
         return f"AxialResNet-{depth}" if self.axial else f"BiT-R{depth}x{self.factor}"
 
     @property
@@ -102,9 +104,9 @@ class BiTConfig(ModelConfig):
         """Channels of the last map."""
         return 4 * self.width * self.factor * 2 ** (len(self.blocks) - 1)
 
-    def block_number(self, *numbers: int) -> int:
+    def block_number(self, *indices: int) -> int:
         """The index of a unit, from 0, from its stage and its index in the stage."""
-        stage, unit = numbers
+        stage, unit = indices
         return sum(self.blocks[:stage]) + unit
 
     def macs(self, image: ImageSize = None) -> int:

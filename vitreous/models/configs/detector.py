@@ -96,8 +96,8 @@ class DetectorConfig(BackboneWithHeadConfig):
             raise UsageError("a backbone has no classification head", "use classes=0")
         if len(self.backbone.image) != 2:
             raise UsageError("object detection does not support volumes", "use --recipe segment for volumes")
-        least = min(self.classes, self.width, self.hidden, self.proposals, self.detections, self.finest)
-        if least < 1 or self.anchor <= 0:
+        smallest = min(self.classes, self.width, self.hidden, self.proposals, self.detections, self.finest)
+        if smallest < 1 or self.anchor <= 0:
             raise UsageError("classes, width, hidden, finest, anchor, proposals and detections must be above 0")
         if not (0 < self.nms <= 1 and 0 <= self.threshold < 1):
             raise UsageError(f"nms {self.nms} and threshold {self.threshold} must be from 0 to 1")

@@ -125,9 +125,11 @@ class DiTConfig(ModelConfig):
         patch = patch * 2 if len(patch) == 1 else patch
         if min(patch) < 1:
             raise UsageError(f"unknown model {name}", "a patch is at least one pixel")
-        side = image or nearest_divisible_size((32,) * len(patch), patch)
+        image_size = image or nearest_divisible_size((32,) * len(patch), patch)
         sizes: dict[str, Any] = {"width": width, "depth": depth, "heads": heads, "hidden": 4 * width}
-        return cls(image=side, patch=patch, arrangement="alternating" if match["alternating"] else "joint", **sizes)
+        return cls(
+            image=image_size, patch=patch, arrangement="alternating" if match["alternating"] else "joint", **sizes
+        )
 
     def name(self) -> str:
         """`DiT-XL/2`, or `DiT-128x6/2` where no size fits."""
@@ -145,9 +147,9 @@ class DiTConfig(ModelConfig):
         pixels, tokens = math.prod(self.patch), math.prod(grid)
         blocks = self.depth * block_macs(tokens, self.width, self.hidden)
         if self.arrangement == "alternating":
-            slots, places = grid[0], tokens // grid[0]
-            over_space = (self.depth + 1) // 2 * slots * block_macs(places, self.width, self.hidden)
-            blocks = over_space + self.depth // 2 * places * block_macs(slots, self.width, self.hidden)
+            slots, slot_tokens = grid[0], tokens // grid[0]
+            over_space = (self.depth + 1) // 2 * slots * block_macs(slot_tokens, self.width, self.hidden)
+            blocks = over_space + self.depth // 2 * slot_tokens * block_macs(slots, self.width, self.hidden)
         condition = self.depth * 6 * self.width**2 + 256 * self.width + self.width**2 + 2 * self.width**2
         return blocks + condition + tokens * pixels * self.width * (self.channels + self.out_channels)
 

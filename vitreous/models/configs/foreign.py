@@ -76,7 +76,7 @@ class ForeignConfig(ModelConfig):
         """Raise UsageError for an image that does not have two axes, or if the patch has to divide it and does not."""
         if len(image) != 2:
             raise UsageError(f"{self.full_name} takes images with two axes, not {len(image)}", "use --model ViT-S/16")
-        if self.sized_by and any(side % patch for side, patch in zip(image, self.patch, strict=True)):
+        if self.sized_by and any(length % patch for length, patch in zip(image, self.patch, strict=True)):
             problem = f"image size {format_size(image)} is not divisible by patch size {format_size(self.patch)}"
             problem += f" ({self.full_name})"
             raise UsageError(problem, f"use --image-size {format_size(nearest_divisible_size(image, self.patch))}")

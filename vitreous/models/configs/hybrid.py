@@ -86,8 +86,8 @@ class ConvStemConfig:
     @property
     def levels(self) -> tuple[Level, ...]:
         """The map after each stage, the finest first; the last two have the same stride."""
-        sides = [min(2 ** (stage + 1), self.reduction) for stage in range(len(self.widths))]
-        return tuple(Level((side, side), width) for side, width in zip(sides, self.widths, strict=True))
+        strides = [min(2 ** (stage + 1), self.reduction) for stage in range(len(self.widths))]
+        return tuple(Level((stride, stride), width) for stride, width in zip(strides, self.widths, strict=True))
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class SegmenterConfig(BackboneWithHeadConfig):
             )
         if not 0 <= self.head_dropout < 1 or (self.head_dropout and self.head != "upernet"):
             raise UsageError(f"head_dropout {self.head_dropout} with head={self.head}", "use 0, or head=upernet")
-        if self.head == "unet" and any(side & (side - 1) for side in self.backbone.patch):
+        if self.head == "unet" and any(length & (length - 1) for length in self.backbone.patch):
             raise UsageError(
                 f"patches of {self.backbone.patch} pixels are not powers of two, as a unet requires",
                 "use --objective.head multiscale, or patches of 8 or 16",

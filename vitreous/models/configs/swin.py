@@ -124,10 +124,12 @@ class SwinConfig(ModelConfig):
             )
         if self.version not in (1, 2):
             raise UsageError(f"version={self.version} is not supported", "use version=1 or version=2")
-        trained = self.attention.pretrained_window
-        if trained and (self.version == 1 or len(trained) != len(self.blocks) or min(trained) < 0):
+        pretrained_window = self.attention.pretrained_window
+        if pretrained_window and (
+            self.version == 1 or len(pretrained_window) != len(self.blocks) or min(pretrained_window) < 0
+        ):
             raise UsageError(
-                f"attention.pretrained_window {trained} must have one window for each of {len(self.blocks)} "
+                f"attention.pretrained_window {pretrained_window} must have one window for each of {len(self.blocks)} "
                 "stages, and requires version 2",
                 "use (12, 12, 12, 6) for four stages, or remove it",
             )
@@ -168,19 +170,19 @@ class SwinConfig(ModelConfig):
         scale = patch * 2 ** (len(blocks) - 1)
         # windows divide the published models' grids; the last grid is one window or half of one
         side = window * scale // (1 + (version == 2 and window > SWIN_WINDOWS[2]))
-        pixels: Any = image or (
+        image_size: Any = image or (
             (side, side) if match["width"] is None else nearest_divisible_size((224, 224), (scale, scale))
         )
-        trained = ()
+        pretrained_window = ()
         if match["from"]:  # for image sizes whose last grid was half a window
-            trained = (*(int(match["from"]),) * (len(blocks) - 1), int(match["from"]) // 2)
+            pretrained_window = (*(int(match["from"]),) * (len(blocks) - 1), int(match["from"]) // 2)
         return cls(
-            image=pixels,
+            image=image_size,
             patch_size=(patch, patch),
             width=width,
             blocks=blocks,
             heads=heads,
-            attention=SwinAttentionConfig(window, trained),
+            attention=SwinAttentionConfig(window, pretrained_window),
             version=version,
         )
 
@@ -190,8 +192,8 @@ class SwinConfig(ModelConfig):
         free = f"{self.width}x{'-'.join(map(str, self.blocks))}"
         size = next((key for key, size_shape in SWIN_SIZES.items() if size_shape == shape), free)
         attention = self.attention
-        trained = f"{attention.pretrained_window[0]}to" if attention.pretrained_window else ""
-        window = "" if attention.window == SWIN_WINDOWS[self.version] else f"-window{trained}{attention.window}"
+        pretrained = f"{attention.pretrained_window[0]}to" if attention.pretrained_window else ""
+        window = "" if attention.window == SWIN_WINDOWS[self.version] else f"-window{pretrained}{attention.window}"
         return f"Swin{'V2' * (self.version == 2)}-{size}/{format_size(self.patch_size)}{window}"
 
     @property
@@ -228,7 +230,7 @@ class SwinConfig(ModelConfig):
 
     def grids(self, image: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
         """Tokens per axis in each stage, for an image of this (height, width) in pixels."""
-        rows, columns = (math.ceil(side / p) for side, p in zip(image, self.patch_size, strict=True))
+        rows, columns = (math.ceil(length / p) for length, p in zip(image, self.patch_size, strict=True))
         return tuple((math.ceil(rows / 2**s), math.ceil(columns / 2**s)) for s in range(len(self.blocks)))
 
     @property
@@ -257,10 +259,10 @@ class SwinConfig(ModelConfig):
         """The largest window, which has tables of relative positions."""
         return self.windows[0]
 
-    def block_number(self, *numbers: int) -> int:
+    def block_number(self, *indices: int) -> int:
         """The index of a block, from 0, from its stage and its index in the stage. Patch merging before a stage belongs
         to the first block of the stage."""
-        stage, block = numbers
+        stage, block = indices
         return sum(self.blocks[:stage]) + block
 
     def macs(self, image: ImageSize = None) -> int:
@@ -298,12 +300,14 @@ class SwinConfig(ModelConfig):
         """Without heads, which the tensors of each stage determine; with windows, which tensors of Swin V2 do not
         determine."""
         windows = ("attention.window", "attention.pretrained_window") if self.version == 2 else ()
-        noted = super().metadata_fields() | self.values_at(windows)
-        return {name: noted[name] for name in sorted(noted) if name != "heads"}
+        metadata = super().metadata_fields() | self.values_at(windows)
+        return {name: metadata[name] for name in sorted(metadata) if name != "heads"}
 
     def structure(self) -> dict[str, Any]:
         """The values that the model's tensors depend on."""
         names = ("channels", "classes", "width", "blocks", "heads", "windows", "patch_size", "version")
-        trained = self.attention.pretrained_window if any(self.attention.pretrained_window) else ()
-        settings = self.values_at(("mlp.ratio", "attention.qkv_bias")) | {"attention.pretrained_window": trained}
+        pretrained_window = self.attention.pretrained_window if any(self.attention.pretrained_window) else ()
+        settings = self.values_at(("mlp.ratio", "attention.qkv_bias")) | {
+            "attention.pretrained_window": pretrained_window
+        }
         return {name: getattr(self, name) for name in names} | settings

@@ -70,18 +70,23 @@ class VideoConfig(ViTConfig):
         if time < 1:
             raise UsageError(f"unknown model {name}", "a patch is at least one frame")
         videomae = match["kind"].lower() == "videomae"
-        apart: dict[str, Any] = {"positions.kind": "space-time"} if arrangement == "factorised-encoder" else {}
-        options = (VIDEOMAE if videomae else apart) | {"arrangement": arrangement, "patch": (time, *flat.patch)}
+        position_options: dict[str, Any] = (
+            {"positions.kind": "space-time"} if arrangement == "factorised-encoder" else {}
+        )
+        options = (VIDEOMAE if videomae else position_options) | {
+            "arrangement": arrangement,
+            "patch": (time, *flat.patch),
+        }
         clip = image if image and len(image) == 3 else (16 if videomae else 32, *(image or flat.image))
         return change_config(flat, options, clip if image else nearest_divisible_size(clip, options["patch"]))
 
     def name(self) -> str:
         """`ViViT-B/16x2`, `ViViT-B/16x2-factorised-encoder`, or with fixed positions `VideoMAE-B/16x2`."""
-        time, *sides = self.patch
+        time, *spatial_patch = self.patch
         flat = self.size_name().partition("/")[0]
-        kind = "VideoMAE" if self.positions.kind == "sinusoid" else "ViViT"
+        family = "VideoMAE" if self.positions.kind == "sinusoid" else "ViViT"
         arrangement = "" if self.arrangement == "joint" else f"-{self.arrangement}"
-        return f"{kind}-{flat}/{format_size(tuple(sides))}x{time}{arrangement}"
+        return f"{family}-{flat}/{format_size(tuple(spatial_patch))}x{time}{arrangement}"
 
     def __post_init__(self) -> None:
         if len(self.image) != 3 or len(self.patch) != 3:
@@ -160,12 +165,12 @@ class VideoConfig(ViTConfig):
 
     def skipped_attention_macs(self, grid: tuple[int, ...], slots: int, tokens: int) -> int:
         """Multiply-adds that the last block's attention skips, for each slot."""
-        others = tokens - (self.pooled_prefix or 0)
+        skipped_tokens = tokens - (self.pooled_prefix or 0)
         if slots > 1 and self.arrangement == "factorised-dot-product":  # queries and keys of all tokens are computed
-            return others * (self.width**2 + (tokens + slots) * self.width)
+            return skipped_tokens * (self.width**2 + (tokens + slots) * self.width)
         if not self.factorised or self.attention.kind != "plain":
             return super().skipped_attention_macs(grid, slots, tokens)
-        unread = self.skipped_plain_attention_macs(block_macs(tokens, self.width, 0), tokens)
+        skipped_macs = self.skipped_plain_attention_macs(block_macs(tokens, self.width, 0), tokens)
         if self.arrangement == "factorised-attention":
-            unread += others * block_macs(slots, self.width, 0) // slots
-        return unread
+            skipped_macs += skipped_tokens * block_macs(slots, self.width, 0) // slots
+        return skipped_macs

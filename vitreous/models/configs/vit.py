@@ -131,7 +131,7 @@ class ViTConfig(ViTCost):
     def size_name(self) -> str:
         """`B/16`, or `128x6/4`."""
         shape = (self.width, self.depth, self.heads, self.mlp.hidden)
-        size = next((key for key, row in VIT_SIZES.items() if row == shape), f"{self.width}x{self.depth}")
+        size = next((key for key, preset in VIT_SIZES.items() if preset == shape), f"{self.width}x{self.depth}")
         patch = format_size(self.patch) if len(self.patch) == 2 else "x".join(map(str, self.patch))
         return f"{size}/{patch}"
 
@@ -141,8 +141,10 @@ class ViTConfig(ViTCost):
         A dict changes the fields of a group that it names, and keeps the others: `with_options(depth=6,
         attention={"window": 7})`. Raises UsageError if no family has all of them, and for an unknown field of a group.
         """
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
-        return transformer_config(**own | {name: fill_group(own.get(name), name, changes[name]) for name in changes})
+        current = {field.name: getattr(self, field.name) for field in fields(self)}
+        return transformer_config(
+            **current | {name: fill_group(current.get(name), name, changes[name]) for name in changes}
+        )
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
@@ -173,9 +175,9 @@ class ViTConfig(ViTCost):
                 "axial and windowed blocks require a grid of patches without prefix tokens",
                 "use class_token=False, pool=mean",
             )
-        placed, attention = self.positions, self.attention
-        if placed.at != "input" and (
-            self.on_grid or attention.kind != "plain" or placed.kind == "none" or attention.window
+        positions, attention = self.positions, self.attention
+        if positions.at != "input" and (
+            self.on_grid or attention.kind != "plain" or positions.kind == "none" or attention.window
         ):
             raise UsageError(
                 "positions before each block require positions, attention.kind=plain and no axial blocks or windows",
@@ -224,20 +226,20 @@ class ViTConfig(ViTCost):
     @property
     def prefix_position_count(self) -> int:
         """Prefix tokens with a separate learned position: at most `positions.slots`, and none without a class token."""
-        learned = self.positions.kind in ("learned", "axes", "factorised", "space-time")
-        return min(self.positions.slots, self.prefix) if self.class_token and learned else 0
+        is_learned = self.positions.kind in ("learned", "axes", "factorised", "space-time")
+        return min(self.positions.slots, self.prefix) if self.class_token and is_learned else 0
 
     def check_image(self, image: tuple[int, ...]) -> None:
         """Raise UsageError for an image size (pixels per axis) that the patch does not divide, with valid sizes."""
         try:
             patch_grid(image, self.patch)
         except ValueError as error:
-            ways = [f"--image-size {format_size(nearest_divisible_size(image, self.patch))}"]
+            suggestions = [f"--image-size {format_size(nearest_divisible_size(image, self.patch))}"]
             dividing = [p for p in range(2, min(image) + 1) if all(i % p == 0 for i in image)]
             patch = min(dividing, key=lambda p: abs(p - max(self.patch)), default=1)
             if self.front == "patches":
-                ways.append(f"--patch-size {patch}")
-            raise UsageError(str(error), "use " + ", or ".join(ways)) from None
+                suggestions.append(f"--patch-size {patch}")
+            raise UsageError(str(error), "use " + ", or ".join(suggestions)) from None
 
     @property
     def levels(self) -> tuple[Level, ...]:
@@ -312,9 +314,9 @@ class ViTConfig(ViTCost):
         variant."""
         if type(self) is not ViTConfig:
             return None
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        current = {field.name: getattr(self, field.name) for field in fields(self)}
         clip = {"family": "video", "image": (frames, *self.image), "patch": (frames, *self.patch)}
-        return config_type("video")(**own | clip)
+        return config_type("video")(**current | clip)
 
     def with_position_table(self) -> ViTConfig:
         """Return the config with learned positions in place of MAE's fixed ones, which other formats store as a table;
@@ -352,21 +354,25 @@ def kind_of_attention(settings: Mapping[str, Any]) -> str | None:
 def resolve_family(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options with the `family` that has them all, and without options at their defaults for a plain ViT,
     such as `first_norm=False`. Raises UsageError if no family has all of them."""
-    used = {name: family for name, family in FAMILY_BY_OPTION.items() if settings.get(name)}
+    family_by_option = {name: family for name, family in FAMILY_BY_OPTION.items() if settings.get(name)}
     if kind_of_attention(settings) == "decomposed":
-        used["attention.kind=decomposed"] = "sam"
-    families = set(used.values())
+        family_by_option["attention.kind=decomposed"] = "sam"
+    families = set(family_by_option.values())
     if len(families) > 1:
-        raise UsageError(f"no model family has all of {' and '.join(used)}", "use the options of a single family")
+        raise UsageError(
+            f"no model family has all of {' and '.join(family_by_option)}", "use the options of a single family"
+        )
     family_name = settings["family"]
     if family_name not in FAMILIES:
         raise UsageError(f"unknown family {family_name}", suggest_nearest(str(family_name), FAMILIES) or "leave it out")
     # the family changes only if its defining options are removed
-    makes = {"hybrid": "stem", "axial": "axial", "clip": "first_norm"}.get(family_name)
-    stays = (
-        kind_of_attention(settings) in (None, "decomposed") if family_name == "sam" else settings.get(makes or "", True)
+    defining_option = {"hybrid": "stem", "axial": "axial", "clip": "first_norm"}.get(family_name)
+    keeps_family = (
+        kind_of_attention(settings) in (None, "decomposed")
+        if family_name == "sam"
+        else settings.get(defining_option or "", True)
     )
-    family = families.pop() if families else family_name if stays else "vit"
+    family = families.pop() if families else family_name if keeps_family else "vit"
     if family == "sam" != family_name and kind_of_attention(settings) is None:  # explicit, so that SAM rejects it
         settings = dict(settings) | {"attention": {"kind": "plain"} | settings.get("attention", {})}
     field_names = {field.name for field in fields(config_type(family))}

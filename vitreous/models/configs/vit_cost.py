@@ -32,8 +32,8 @@ class ViTCost(ModelConfig):
         grid, width = patch_grid(image, self.patch), self.width
         patches = math.prod(grid)
         attention = sum(self.attention_macs(grid, index) for index in range(self.depth))
-        seen = patches + self.prefix
-        pool = seen * 2 * width**2 + 2 * seen * width + 2 * width**2 + 2 * width * self.mlp.hidden
+        num_tokens = patches + self.prefix
+        pool = num_tokens * 2 * width**2 + 2 * num_tokens * width + 2 * width**2 + 2 * width * self.mlp.hidden
         head = (self.head.representation or 0) * self.width_out + self.classes * self.features
         blocks = attention + self.mlp_layers * self.mlp_macs(grid)
         return self.embedding_macs(image) + blocks + pool * (self.pool == "attention") + self.extra_macs(grid) + head
@@ -56,7 +56,10 @@ class ViTCost(ModelConfig):
         """Multiply-adds of a block's attention: four products of width D, and the products with probabilities."""
         tokens, width = math.prod(grid) + self.prefix, self.width
         if index in self.windowed_blocks:
-            pairs = math.prod(sum(side**2 for side in window_lengths(length, self.attention.window)) for length in grid)
+            pairs = math.prod(
+                sum(window_length**2 for window_length in window_lengths(length, self.attention.window))
+                for length in grid
+            )
             pairs += 2 * self.prefix * math.prod(grid) + self.prefix**2
             return tokens * 4 * width**2 + 2 * pairs * width
         bias = (2 * tokens - 1) * width if self.attention.kind == "relative" else 0
@@ -79,13 +82,15 @@ class ViTCost(ModelConfig):
         total = self.macs(image)
         if patches is None:
             return total - self.skipped_macs(patch_grid(image, self.patch))
-        whole = self.with_options(image=image, stem=None)
+        full_config = self.with_options(image=image, stem=None)
         # a 1-D grid: the cost of blocks depends only on the number of patches
-        row = (patches, *(1,) * (len(image) - 1))
-        thin = whole.with_options(image=tuple(n * p for n, p in zip(row, self.patch, strict=True)))
+        flat_grid = (patches, *(1,) * (len(image) - 1))
+        reduced_config = full_config.with_options(
+            image=tuple(n * p for n, p in zip(flat_grid, self.patch, strict=True))
+        )
         projection = math.prod(self.patch) * self.channels * self.width
-        skipped = whole.macs() - thin.macs() - (math.prod(whole.grid) - patches) * projection
-        return total - skipped - self.skipped_macs(row)
+        skipped = full_config.macs() - reduced_config.macs() - (math.prod(full_config.grid) - patches) * projection
+        return total - skipped - self.skipped_macs(flat_grid)
 
     def skipped_macs(self, grid: tuple[int, ...]) -> int:
         """The part of `macs` for an image of this grid that `ViT.forward` skips.
@@ -97,8 +102,8 @@ class ViTCost(ModelConfig):
             return 0
         slots = self.time_slots(grid)
         tokens = math.prod(grid) // slots + self.prefix
-        others = tokens - self.pooled_prefix
-        mlp = others * (3 if self.mlp.kind == "swiglu" else 2) * self.width * self.mlp.hidden
+        skipped_tokens = tokens - self.pooled_prefix
+        mlp = skipped_tokens * (3 if self.mlp.kind == "swiglu" else 2) * self.width * self.mlp.hidden
         return slots * (self.skipped_attention_macs(grid, slots, tokens) + mlp)
 
     def skipped_attention_macs(self, grid: tuple[int, ...], slots: int, tokens: int) -> int:
@@ -108,10 +113,10 @@ class ViTCost(ModelConfig):
         bias = (2 * tokens - 1) * self.width * (self.attention.kind == "relative")
         return (tokens - (self.pooled_prefix or 0)) * (self.width**2 + 2 * tokens * self.width + bias)
 
-    def skipped_plain_attention_macs(self, whole: int, tokens: int) -> int:
-        """The part of `whole`, the multiply-adds of plain attention over `tokens` tokens, that the pooled tokens do not
-        need."""
-        return whole - (self.pooled_prefix or 0) * (4 * self.width**2 + 2 * self.heads * tokens * self.width)
+    def skipped_plain_attention_macs(self, total_macs: int, tokens: int) -> int:
+        """The part of `total_macs`, the multiply-adds of plain attention over `tokens` tokens, that the pooled tokens
+        do not need."""
+        return total_macs - (self.pooled_prefix or 0) * (4 * self.width**2 + 2 * self.heads * tokens * self.width)
 
     def count_activations(self, image: ImageSize = None, device: str = "cuda") -> int | None:
         """Approximate number of values that the blocks of a plain ViT store per image for the backward pass: L T (9 D +
@@ -125,23 +130,23 @@ class ViTCost(ModelConfig):
         if self.on_grid or self.front != "patches" or self.attention.kind != "plain" or self.factorised:
             return None
         tokens = math.prod(patch_grid(image or self.image, self.patch)) + self.prefix
-        again = device == "cpu" and self.mlp.gelu != "quick"
-        hidden = (4 if self.mlp.kind == "swiglu" else 1 if again else 2) * self.mlp.hidden
-        last = tokens * 2 * self.width if self.pooled_prefix else tokens * (9 * self.width + hidden)
-        return (self.depth - 1) * tokens * (9 * self.width + hidden) + last
+        recomputes_gelu = device == "cpu" and self.mlp.gelu != "quick"
+        hidden = (4 if self.mlp.kind == "swiglu" else 1 if recomputes_gelu else 2) * self.mlp.hidden
+        last_block = tokens * 2 * self.width if self.pooled_prefix else tokens * (9 * self.width + hidden)
+        return (self.depth - 1) * tokens * (9 * self.width + hidden) + last_block
 
-    def describe_window_change(self, before: ModelConfig) -> str:
-        """Return a note if the model has windows with which the weights of the config `before` were not trained, else
-        ""."""
+    def describe_window_change(self, source_config: ModelConfig) -> str:
+        """Return a note if the model has windows with which the weights of the config `source_config` were not trained,
+        else ""."""
         if self.on_grid or not self.windowed_blocks:
             return ""
-        if isinstance(before, ViTCost) and window_of(before) == window_of(self):
+        if isinstance(source_config, ViTCost) and window_of(source_config) == window_of(self):
             return ""
-        whole = self.with_options(attention={"window": 0, "global_blocks": ()})
-        costs = " in place of ".join(f"{2 * config.macs() / 1e9:.3g}" for config in (self, whole))
-        sides = " x ".join([str(self.attention.window)] * len(self.image))
+        unwindowed = self.with_options(attention={"window": 0, "global_blocks": ()})
+        costs = " in place of ".join(f"{2 * config.macs() / 1e9:.3g}" for config in (self, unwindowed))
+        window = " x ".join([str(self.attention.window)] * len(self.image))
         return (
-            f"windows of {sides} tokens in {len(self.windowed_blocks)} of {self.depth} blocks; the "
+            f"windows of {window} tokens in {len(self.windowed_blocks)} of {self.depth} blocks; the "
             f"weights were trained without them: {costs} GFLOPs per image of {format_size(self.image)} pixels, and "
             "different features until the model is fine-tuned"
         )

@@ -31,10 +31,10 @@ class AxialConfig(ViTConfig):
     @classmethod
     def parse_name(cls, name: str, image: ImageSize) -> ViTConfig | None:
         """`Axial-ViT-B/16`."""
-        rest = name.lower().removeprefix("axial-vit-")
-        if rest == name.lower():
+        plain_name = name.lower().removeprefix("axial-vit-")
+        if plain_name == name.lower():
             return None
-        return change_config(parse_plain_vit(name[-len(rest) :]), NO_TOKENS | {"axial": True}, image)
+        return change_config(parse_plain_vit(name[-len(plain_name) :]), NO_TOKENS | {"axial": True}, image)
 
     def name(self) -> str:
         """`Axial-ViT-B/16`."""

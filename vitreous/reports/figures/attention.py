@@ -53,47 +53,55 @@ SPAN_STYLES = {
 }
 
 
-def make_attention(scene: FigureContext) -> list[FigureResult]:
+def make_attention(context: FigureContext) -> list[FigureResult]:
     """Draw the attention of each block of --layers (default: the last), with a column per head and their mean."""
-    figures, prefix = [], scene.model.config.prefix
-    for of in iterate_head_attention(scene):
-        pictures, rows, heads = of.pictures, of.rows, of.heads
-        maps = rows[..., prefix:].unflatten(-1, scene.grid)
-        figure, axes = make_head_panels(scene, pictures, heads, "mean")
-        for row, picture, head_maps in zip(axes, pictures, maps, strict=True):
-            for place, values in zip(row[1:], [*head_maps[heads], head_maps.mean(0)], strict=True):
-                image = draw_heat_map(place, picture, values)
-        add_colour_bar(figure, image, axes, "attention")
+    figures, prefix = [], context.model.config.prefix
+    for head_attention in iterate_head_attention(context):
+        input_images, attention, heads = head_attention.pictures, head_attention.rows, head_attention.heads
+        maps = attention[..., prefix:].unflatten(-1, context.grid)
+        figure, axes = make_head_panels(context, input_images, heads, "mean")
+        for row, input_image, head_maps in zip(axes, input_images, maps, strict=True):
+            for panel, values in zip(row[1:], [*head_maps[heads], head_maps.mean(0)], strict=True):
+                mappable = draw_heat_map(panel, input_image, values)
+        add_colour_bar(figure, mappable, axes, "attention")
         caption = (
-            f"Attention of {format_block_name(of.layer, scene)} from {describe_readout(scene)} to the patches, "
+            f"Attention of {format_block_name(head_attention.layer, context)} from {describe_readout(context)} to the "
+            "patches, "
             f"per head and averaged "
-            f"over all {rows.shape[1]} heads. Prefix tokens are excluded; each map is scaled to its maximum "
+            f"over all {attention.shape[1]} heads. Prefix tokens are excluded; each map is scaled to its maximum "
             "value."
         )
-        numbers = {"maps": maps[:, heads].numpy(), "mean": maps.mean(1).numpy(), "prefix": rows[..., :prefix].numpy()}
-        figures.append(of.figure("attention", caption, figure, numbers))
+        arrays = {
+            "maps": maps[:, heads].numpy(),
+            "mean": maps.mean(1).numpy(),
+            "prefix": attention[..., :prefix].numpy(),
+        }
+        figures.append(head_attention.figure("attention", caption, figure, arrays))
     return figures
 
 
-def make_segments(scene: FigureContext) -> list[FigureResult]:
+def make_segments(context: FigureContext) -> list[FigureResult]:
     """Draw the patches with most attention in each block of --layers (default: the last), with a column per head."""
-    figures, mass = [], scene.options.mass
-    for of in iterate_head_attention(scene):
-        pictures, heads = of.pictures, of.heads
-        masks = threshold_attention_mass(of.rows[:, heads, scene.model.config.prefix :], mass).unflatten(-1, scene.grid)
-        figure, axes = make_head_panels(scene, pictures, heads)
-        for row, picture, head_masks in zip(axes, pictures, masks, strict=True):
-            for place, mask in zip(row[1:], head_masks.numpy(), strict=True):
-                place.imshow(draw_kept_patches(np.asarray(picture.shown), mask), interpolation="nearest")
+    figures, mass = [], context.options.mass
+    for head_attention in iterate_head_attention(context):
+        input_images, heads = head_attention.pictures, head_attention.heads
+        masks = threshold_attention_mass(head_attention.rows[:, heads, context.model.config.prefix :], mass).unflatten(
+            -1, context.grid
+        )
+        figure, axes = make_head_panels(context, input_images, heads)
+        for row, input_image, head_masks in zip(axes, input_images, masks, strict=True):
+            for panel, mask in zip(row[1:], head_masks.numpy(), strict=True):
+                panel.imshow(draw_kept_patches(np.asarray(input_image.shown), mask), interpolation="nearest")
         caption = (
-            f"The fewest patches that hold {mass:.0%} of the attention of {describe_readout(scene)} to patches, "
+            f"The fewest patches that hold {mass:.0%} of the attention of {describe_readout(context)} to patches, "
             f"in each head of "
-            f"{format_block_name(of.layer, scene)} (arXiv:2104.14294, Fig. 3). Prefix tokens are excluded before "
+            f"{format_block_name(head_attention.layer, context)} (arXiv:2104.14294, Fig. 3). Prefix tokens are "
+            "excluded before "
             f"the share is "
             "computed."
         )
-        numbers = {"kept": masks.numpy(), "mass": np.array(mass)}
-        figures.append(of.figure("segments", caption, figure, numbers))
+        arrays = {"kept": masks.numpy(), "mass": np.array(mass)}
+        figures.append(head_attention.figure("segments", caption, figure, arrays))
     return figures
 
 
@@ -109,35 +117,36 @@ class HeadAttention(NamedTuple):
     rows: Tensor
     heads: list[int]
 
-    def figure(self, kind: str, caption: str, figure: Any, numbers: dict[str, np.ndarray]) -> FigureResult:
+    def figure(self, name: str, caption: str, figure: Any, arrays: dict[str, np.ndarray]) -> FigureResult:
         """Return a drawn figure of this block as a result."""
-        numbers |= {"heads": np.array(self.heads), "images": np.array([one.name for one in self.pictures])}
+        arrays |= {"heads": np.array(self.heads), "images": np.array([image.name for image in self.pictures])}
         return FigureResult(
-            kind + self.suffix, f"{kind.capitalize()} of block {self.layer + 1}", caption, figure, numbers=numbers
+            name + self.suffix, f"{name.capitalize()} of block {self.layer + 1}", caption, figure, numbers=arrays
         )
 
 
-def iterate_head_attention(scene: FigureContext) -> Iterator[HeadAttention]:
+def iterate_head_attention(context: FigureContext) -> Iterator[HeadAttention]:
     """Yield the attention of each selected block, by default the last.
 
     Raises UsageError for a model without attention, and for a head or block that does not exist.
     """
-    depth = count_attention_blocks(scene)
-    layers = scene.layers(depth) if scene.options.layers else [depth - 1]
-    pictures = scene.take_images(DEFAULT_IMAGE_COUNT)
-    results = [compute_attention_maps(scene.model, scene.input(one.pixels[None]), layers) for one in pictures]
+    depth = count_attention_blocks(context)
+    layers = context.layers(depth) if context.options.layers else [depth - 1]
+    input_images = context.take_images(DEFAULT_IMAGE_COUNT)
+    results = [compute_attention_maps(context.model, context.input(item.pixels[None]), layers) for item in input_images]
     for layer in layers:
-        rows = torch.cat([one[layer] for one in results]).cpu()
-        heads = choose_heads(scene.options.heads, rows.shape[1])
-        yield HeadAttention(pictures, layer, "" if len(layers) == 1 else f"-{layer}", rows, heads)
+        attention = torch.cat([item[layer] for item in results]).cpu()
+        heads = choose_heads(context.options.heads, attention.shape[1])
+        yield HeadAttention(input_images, layer, "" if len(layers) == 1 else f"-{layer}", attention, heads)
 
 
 def make_head_panels(
-    scene: FigureContext, pictures: Sequence[InputImage], heads: list[int], *more: str
+    context: FigureContext, input_images: Sequence[InputImage], heads: list[int], *extra_titles: str
 ) -> tuple[Any, np.ndarray]:
-    """Return panels and their (n, columns) axes: one column each for the image, each head and each of `more`."""
-    words = ["input", *(f"head {head + 1}" for head in heads), *more]
-    return make_image_rows(scene, pictures, words, 1.4 if len(words) <= 6 else 1.0)
+    """Return panels and their (n, columns) axes: one column each for the image, each head and each of
+    `extra_titles`."""
+    titles = ["input", *(f"head {head + 1}" for head in heads), *extra_titles]
+    return make_image_rows(context, input_images, titles, 1.4 if len(titles) <= 6 else 1.0)
 
 
 def draw_kept_patches(pixels: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -147,132 +156,143 @@ def draw_kept_patches(pixels: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """
     factor = max(1, MIN_EDGE_SIDE // max(pixels.shape))
     pixels = pixels.repeat(factor, 0).repeat(factor, 1)
-    whole = np.repeat(np.repeat(mask, pixels.shape[0] // mask.shape[0], 0), pixels.shape[1] // mask.shape[1], 1)
+    pixel_mask = np.repeat(np.repeat(mask, pixels.shape[0] // mask.shape[0], 0), pixels.shape[1] // mask.shape[1], 1)
     width = max(1, max(pixels.shape) // 160)
-    edge = np.zeros_like(whole)
+    edge = np.zeros_like(pixel_mask)
     for axis in (0, 1):
-        padded = np.pad(whole, [(width, width) if a == axis else (0, 0) for a in (0, 1)])
+        padded = np.pad(pixel_mask, [(width, width) if a == axis else (0, 0) for a in (0, 1)])
         for start in range(2 * width + 1):
-            edge |= whole & ~padded.take(range(start, start + whole.shape[axis]), axis)
-    shown = np.where(whole[..., None], pixels, pixels * DIMMED_LIGHT)
-    return np.where(edge[..., None], EDGE_COLOUR, shown).astype(np.uint8)
+            edge |= pixel_mask & ~padded.take(range(start, start + pixel_mask.shape[axis]), axis)
+    dimmed = np.where(pixel_mask[..., None], pixels, pixels * DIMMED_LIGHT)
+    return np.where(edge[..., None], EDGE_COLOUR, dimmed).astype(np.uint8)
 
 
-def make_gradient(scene: FigureContext) -> list[FigureResult]:
+def make_gradient(context: FigureContext) -> list[FigureResult]:
     """Draw gradient-weighted rollout of each image, for --of-class or the predicted class."""
-    count_attention_blocks(scene)
-    known = scene.bundle.classes
-    number = None if scene.options.of_class is None else torch.tensor([get_class_index(scene.options.of_class, known)])
-    pictures = scene.take_images(DEFAULT_IMAGE_COUNT)
-    gradients = [compute_relevance(scene.model, scene.input(one.pixels[None]), number) for one in pictures]
-    maps = torch.cat([one.maps for one in gradients]).cpu()
-    words = [known[int(one.classes[0])] for one in gradients]
+    count_attention_blocks(context)
+    classes = context.bundle.classes
+    class_index = (
+        None if context.options.of_class is None else torch.tensor([get_class_index(context.options.of_class, classes)])
+    )
+    input_images = context.take_images(DEFAULT_IMAGE_COUNT)
+    gradients = [
+        compute_relevance(context.model, context.input(item.pixels[None]), class_index) for item in input_images
+    ]
+    maps = torch.cat([item.maps for item in gradients]).cpu()
+    class_names = [classes[int(item.classes[0])] for item in gradients]
     caption = (
         (
-            f"Gradient-weighted rollout (arXiv:2103.15679), for {describe_readout(scene)}: "
+            f"Gradient-weighted rollout (arXiv:2103.15679), for {describe_readout(context)}: "
             f"attention that raises the logit of "
         )
-        + ("the predicted class" if number is None else f"the class {words[0]}")
+        + ("the predicted class" if class_index is None else f"the class {class_names[0]}")
         + ", through all blocks. Colours span the 1st to the 99th percentile of a map; right: the image times the map."
     )
-    numbers = {
+    arrays = {
         "maps": maps.numpy(),
-        "classes": np.array(words),
-        "logits": torch.cat([one.logits for one in gradients]).cpu().numpy(),
-        "images": np.array([one.name for one in pictures]),
+        "classes": np.array(class_names),
+        "logits": torch.cat([item.logits for item in gradients]).cpu().numpy(),
+        "images": np.array([item.name for item in input_images]),
     }
-    figure, axes = draw_map_rows(scene, pictures, maps, "relevance", "relevance")
-    for place, word in zip(axes[:, 1], words, strict=True):
-        label_panel(place, f"for {word}")
-    return [FigureResult("gradient", "Gradient-weighted rollout", caption, figure, numbers=numbers)]
+    figure, axes = draw_map_rows(context, input_images, maps, "relevance", "relevance")
+    for panel, class_name in zip(axes[:, 1], class_names, strict=True):
+        label_panel(panel, f"for {class_name}")
+    return [FigureResult("gradient", "Gradient-weighted rollout", caption, figure, numbers=arrays)]
 
 
-def get_class_index(name: str, known: tuple[str, ...]) -> int:
+def get_class_index(name: str, classes: tuple[str, ...]) -> int:
     """Return the index of a class. Raises UsageError for a class that the model lacks."""
-    if name not in known:
-        some = ", ".join(known[:20]) + (", …" if len(known) > 20 else "")
-        hint = suggest_nearest(name, known) or (f"its classes are {some}" if known else "")
+    if name not in classes:
+        listed = ", ".join(classes[:20]) + (", …" if len(classes) > 20 else "")
+        hint = suggest_nearest(name, classes) or (f"its classes are {listed}" if classes else "")
         raise UsageError(f"the model has no class {name}", hint)
-    return known.index(name)
+    return classes.index(name)
 
 
 def draw_map_rows(
-    scene: FigureContext, pictures: list[InputImage], maps: Tensor, name: str, unit: str
+    context: FigureContext, input_images: list[InputImage], maps: Tensor, name: str, unit: str
 ) -> tuple[Any, np.ndarray]:
     """Draw a row per image for (n, h, w) maps: the map over the image, and the image times the map."""
-    figure, axes = make_image_rows(scene, pictures, ("input", name, f"input × {name}"))
-    for row, picture, values in zip(axes, pictures, maps, strict=True):
+    figure, axes = make_image_rows(context, input_images, ("input", name, f"input × {name}"))
+    for row, input_image, values in zip(axes, input_images, maps, strict=True):
         scaled = scale_attention_map(values.numpy())
-        image = draw_heat_map(row[1], picture, scaled, 1.0)
-        draw_weighted_image(row[2], picture, scaled)
-    add_colour_bar(figure, image, axes, unit, "1st to\n99th percentile of a map")
+        mappable = draw_heat_map(row[1], input_image, scaled, 1.0)
+        draw_weighted_image(row[2], input_image, scaled)
+    add_colour_bar(figure, mappable, axes, unit, "1st to\n99th percentile of a map")
     return figure, axes
 
 
-def make_rollout(scene: FigureContext) -> list[FigureResult]:
+def make_rollout(context: FigureContext) -> list[FigureResult]:
     """Draw attention rollout: one row per image, and the first image with one column per block."""
-    options, layers = scene.options, scene.layers(count_attention_blocks(scene))
-    pictures, mixing = (
-        scene.take_images(DEFAULT_IMAGE_COUNT),
+    options, layers = context.options, context.layers(count_attention_blocks(context))
+    input_images, mixing = (
+        context.take_images(DEFAULT_IMAGE_COUNT),
         RolloutOptions(options.residual, options.fusion, options.discard),
     )
     # one at a time: images can be large
-    rollouts = [compute_rollout(scene.model, scene.input(one.pixels[None]), mixing) for one in pictures]
-    maps = torch.cat([one.maps for one in rollouts]).cpu()
-    alone = torch.cat([one.single_maps for one in rollouts]).cpu()
+    rollouts = [compute_rollout(context.model, context.input(item.pixels[None]), mixing) for item in input_images]
+    maps = torch.cat([item.maps for item in rollouts]).cpu()
+    single_maps = torch.cat([item.single_maps for item in rollouts]).cpu()
     discarded = f", {mixing.discard:.0%} discarded" if mixing.discard else ""
-    numbers: dict[str, np.ndarray] = {
+    arrays: dict[str, np.ndarray] = {
         "maps": maps.numpy(),
-        "single": alone.numpy(),
-        "prefix": torch.cat([one.joint[..., : one.prefix] for one in rollouts]).cpu().numpy(),
-        "images": np.array([one.name for one in pictures]),
+        "single": single_maps.numpy(),
+        "prefix": torch.cat([item.joint[..., : item.prefix] for item in rollouts]).cpu().numpy(),
+        "images": np.array([item.name for item in input_images]),
     }
     caption = (
-        f"Attention rollout through all {maps.shape[1]} blocks, for {describe_readout(scene)} "
+        f"Attention rollout through all {maps.shape[1]} blocks, for {describe_readout(context)} "
         f"({mixing.fusion} over heads, "
         f"residual {mixing.residual:g}{discarded}; "
         "arXiv:2005.00928, arXiv:2010.11929 Fig. 6): the share of each patch in the output, as far as attention "
         "mixes tokens. Prefix tokens are excluded; colours span the 1st to the 99th percentile of each map. "
         "Right: the image times the map, as in the paper."
     )
-    below = (
-        f"The same for {pictures[0].name}, block by block. Upper row: all blocks up to this one; lower row: "
+    blocks_caption = (
+        f"The same for {input_images[0].name}, block by block. Upper row: all blocks up to this one; lower row: "
         "this block only. Each map is scaled to its maximum value."
     )
     if len(layers) > MAX_BLOCK_COLUMNS:
         layers = [layers[round(i * (len(layers) - 1) / (MAX_BLOCK_COLUMNS - 1))] for i in range(MAX_BLOCK_COLUMNS)]
-    of_blocks = {"maps": maps[:1, layers].numpy(), "single": alone[:1, layers].numpy(), "layers": np.array(layers)}
-    figure = draw_map_rows(scene, pictures, maps[:, -1], "rollout", "share of the output")[0]
-    depths = draw_rollout_by_block(scene, maps[0], alone[0], layers)
+    block_arrays = {
+        "maps": maps[:1, layers].numpy(),
+        "single": single_maps[:1, layers].numpy(),
+        "layers": np.array(layers),
+    }
+    figure = draw_map_rows(context, input_images, maps[:, -1], "rollout", "share of the output")[0]
+    blocks_figure = draw_rollout_by_block(context, maps[0], single_maps[0], layers)
     return [
-        FigureResult("rollout", "Attention rollout", caption, figure, numbers=numbers),
-        FigureResult("rollout-blocks", "Attention rollout by depth", below, depths, numbers=of_blocks),
+        FigureResult("rollout", "Attention rollout", caption, figure, numbers=arrays),
+        FigureResult(
+            "rollout-blocks", "Attention rollout by depth", blocks_caption, blocks_figure, numbers=block_arrays
+        ),
     ]
 
 
-def draw_rollout_by_block(scene: FigureContext, maps: Tensor, alone: Tensor, layers: list[int]) -> Any:
+def draw_rollout_by_block(context: FigureContext, maps: Tensor, single_maps: Tensor, layers: list[int]) -> Any:
     """Draw two rows for (L, h, w) maps, with one column for each of `layers`."""
-    figure, axes = make_panels(scene, 2, len(layers), [f"block {layer + 1}" for layer in layers], side=0.95)
-    for row, values, word in zip(axes, (maps, alone), ("cumulative", "this block"), strict=True):
-        for place, layer in zip(row, layers, strict=True):
-            place.imshow(values[layer].numpy(), cmap=ATTENTION_COLORMAP, vmin=0)
+    figure, axes = make_panels(context, 2, len(layers), [f"block {layer + 1}" for layer in layers], side=0.95)
+    for row, values, title in zip(axes, (maps, single_maps), ("cumulative", "this block"), strict=True):
+        for panel, layer in zip(row, layers, strict=True):
+            panel.imshow(values[layer].numpy(), cmap=ATTENTION_COLORMAP, vmin=0)
         row[0].text(
-            -0.06, 0.5, word, transform=row[0].transAxes, rotation=90, ha="right", va="center", fontsize=FONT_SIZE
+            -0.06, 0.5, title, transform=row[0].transAxes, rotation=90, ha="right", va="center", fontsize=FONT_SIZE
         )
     return figure
 
 
-def make_distance(scene: FigureContext) -> list[FigureResult]:
+def make_distance(context: FigureContext) -> list[FigureResult]:
     """Draw mean attention distance of each head against depth, over --count images of the data or the given images."""
-    layers, pictures = scene.layers(count_attention_blocks(scene)), scene.take_images(scene.options.count)
-    measured = compute_attention_distances(scene.model, scene.batches(pictures, "attention distance"))
-    shown = [row for row, layer in enumerate(measured.layers) if layer in layers]
-    mean, std = measured.mean.numpy()[shown], measured.std.numpy()[shown]
-    blocks, spans = np.array(measured.layers)[shown], [measured.spans[row] for row in shown]
-    uniform = np.array(measured.uniform)[shown]
+    layers, input_images = context.layers(count_attention_blocks(context)), context.take_images(context.options.count)
+    distances = compute_attention_distances(context.model, context.batches(input_images, "attention distance"))
+    selected = [row for row, layer in enumerate(distances.layers) if layer in layers]
+    mean, std = distances.mean.numpy()[selected], distances.std.numpy()[selected]
+    blocks, spans = np.array(distances.layers)[selected], [distances.spans[row] for row in selected]
+    uniform = np.array(distances.uniform)[selected]
     caption = (
-        f"Mean attention distance of each head over {format_count(len(pictures), 'image')}, in pixels of an image of "
-        f"{format_dimensions(scene.preprocess.image)} (arXiv:2010.11929, Fig. 7 right): from the query's patch to "
+        f"Mean attention distance of each head over {format_count(len(input_images), 'image')}, in pixels of an "
+        "image of "
+        f"{format_dimensions(context.preprocess.image)} (arXiv:2010.11929, Fig. 7 right): from the query's patch to "
         f"all others, "
         "weighted by attention. Prefix tokens are excluded without renormalisation. The dashed line is a head "
         "with uniform attention."
@@ -284,39 +304,41 @@ def make_distance(scene: FigureContext) -> list[FigureResult]:
         if not np.isnan(mean[i, head])
     ]
     head = ["block", "span", "head", "distance_px", "std_over_images_px", "uniform_px"]
-    numbers = {"layers": blocks, "spans": np.array(spans), "heads": np.arange(mean.shape[1]), "distance": mean}
-    numbers |= {"std": std, "uniform": uniform, "images": np.array([one.name for one in pictures])}
-    figure = draw_distances(measured, shown)
+    arrays = {"layers": blocks, "spans": np.array(spans), "heads": np.arange(mean.shape[1]), "distance": mean}
+    arrays |= {"std": std, "uniform": uniform, "images": np.array([image.name for image in input_images])}
+    figure = draw_distances(distances, selected)
     return [
         FigureResult(
-            "distance", "Mean attention distance", caption=caption, figure=figure, numbers=numbers, table=(head, rows)
+            "distance", "Mean attention distance", caption=caption, figure=figure, numbers=arrays, table=(head, rows)
         )
     ]
 
 
-def draw_distances(measured: AttentionDistances, shown: list[int]) -> Any:
+def draw_distances(distances: AttentionDistances, selected: list[int]) -> Any:
     """Draw a dot per head, a line through their mean, and the distance of uniform attention."""
     from matplotlib.ticker import MaxNLocator
 
     figure, ((axes,),) = new_figure(5.2, 3.4)
-    mean = measured.mean.numpy()
+    mean = distances.mean.numpy()
     lines: dict[float, str] = {}
-    highest = np.nanmax(mean[shown])
-    for span in dict.fromkeys(measured.spans[row] for row in shown):
-        word, colour, marker = SPAN_STYLES[span]
-        rows = [row for row in shown if measured.spans[row] == span]
-        depth = [measured.layers[row] + 1 for row in rows]
-        pixels = measured.uniform[rows[0]]
-        alike = len({measured.uniform[row] for row in rows}) == 1
-        if alike:
+    highest = np.nanmax(mean[selected])
+    for span in dict.fromkeys(distances.spans[row] for row in selected):
+        label, colour, marker = SPAN_STYLES[span]
+        rows = [row for row in selected if distances.spans[row] == span]
+        depth = [distances.layers[row] + 1 for row in rows]
+        pixels = distances.uniform[rows[0]]
+        is_uniform = len({distances.uniform[row] for row in rows}) == 1
+        if is_uniform:
             lines[pixels] = INK if pixels in lines else colour
         else:  # windows of different sizes
-            references = [measured.uniform[row] for row in rows]
+            references = [distances.uniform[row] for row in rows]
             axes.plot(depth, references, color=INK, linewidth=1, linestyle="--", label="uniform attention")
             highest = max(highest, *references)
         axes.plot(depth, np.nanmean(mean[rows], 1), color=colour, linewidth=1, alpha=0.5)
-        places = np.repeat(depth, mean.shape[1])
-        axes.scatter(places, mean[rows].ravel(), s=16, color=colour, marker=marker, alpha=0.8, linewidths=0, label=word)
+        dot_depths = np.repeat(depth, mean.shape[1])
+        axes.scatter(
+            dot_depths, mean[rows].ravel(), s=16, color=colour, marker=marker, alpha=0.8, linewidths=0, label=label
+        )
     for pixels, colour in lines.items():
         axes.axhline(pixels, color=colour, linewidth=1, linestyle="--", label=f"uniform attention, {pixels:.1f} px")
     axes.set_xlabel("block", fontsize=FONT_SIZE)
@@ -329,12 +351,12 @@ def draw_distances(measured: AttentionDistances, shown: list[int]) -> Any:
     return figure
 
 
-def format_block_name(layer: int, scene: FigureContext) -> str:
+def format_block_name(layer: int, context: FigureContext) -> str:
     """Format the name of a block for captions: counted from 1, with the --layers index."""
-    return f"block {layer + 1} of {count_attention_blocks(scene)} (--layers {layer})"
+    return f"block {layer + 1} of {count_attention_blocks(context)} (--layers {layer})"
 
 
-def describe_readout(scene: FigureContext) -> str:
+def describe_readout(context: FigureContext) -> str:
     """Name the token or mean that the head uses, for captions."""
-    classed = scene.model.config.pool in ("class", "distilled")
+    classed = context.model.config.pool in ("class", "distilled")
     return "the class token" if classed else "the mean over the patches"

@@ -37,75 +37,77 @@ class ClipMaps(NamedTuple):
     caption: str
 
 
-def make_clips(scene: FigureContext) -> list[FigureResult]:
+def make_clips(context: FigureContext) -> list[FigureResult]:
     """Draw attention over time in each clip: a row of frames with overlaid maps, and an animation of the clip next to
     its maps."""
-    pictures = scene.take_images(DEFAULT_IMAGE_COUNT)
-    maps = [compute_clip_maps(scene, one) for one in pictures]
-    weights = torch.stack([one.weights for one in maps])
+    input_images = context.take_images(DEFAULT_IMAGE_COUNT)
+    maps = [compute_clip_maps(context, clip) for clip in input_images]
+    weights = torch.stack([clip.weights for clip in maps])
     slots = weights.shape[1]
-    some = np.unique(np.linspace(0, slots - 1, min(MAX_SHOWN_SLOTS, slots)).round().astype(int))
-    figure, axes = make_panels(scene, len(pictures), len(some), [f"slot {slot + 1}" for slot in some])
-    frames = [to_rgb_frames(one.pixels) for one in pictures]
-    for places, one, own, values in zip(axes, pictures, frames, weights.numpy(), strict=True):
-        most = max(float(values.max()), 1e-30)
-        for place, slot in zip(places, some, strict=True):
-            frame = own[slot * (len(own) // slots)]
-            image = draw_heat_map(place, InputImage(one.name, frame, one.pixels), values[slot], most)
-        label_panel(places[0], one.name)
-    add_colour_bar(figure, image, axes, "attention")
+    shown_slots = np.unique(np.linspace(0, slots - 1, min(MAX_SHOWN_SLOTS, slots)).round().astype(int))
+    figure, axes = make_panels(
+        context, len(input_images), len(shown_slots), [f"slot {slot + 1}" for slot in shown_slots]
+    )
+    frames = [to_rgb_frames(clip.pixels) for clip in input_images]
+    for panels, clip, clip_frames, values in zip(axes, input_images, frames, weights.numpy(), strict=True):
+        max_weight = max(float(values.max()), 1e-30)
+        for panel, slot in zip(panels, shown_slots, strict=True):
+            frame = clip_frames[slot * (len(clip_frames) // slots)]
+            mappable = draw_heat_map(panel, InputImage(clip.name, frame, clip.pixels), values[slot], max_weight)
+        label_panel(panels[0], clip.name)
+    add_colour_bar(figure, mappable, axes, "attention")
     caption = (
         f"{maps[0].caption} A slot is the {len(frames[0]) // slots} frames of a patch; its first frame is shown. "
         "Maps are scaled to the maximum of the clip. The animation shows every frame."
     )
-    numbers = {"maps": weights.numpy(), "images": np.array([one.name for one in pictures])}
+    arrays = {"maps": weights.numpy(), "images": np.array([clip.name for clip in input_images])}
     animation = make_attention_gif(frames, weights.numpy())
-    return [FigureResult("clips", "Attention over time", caption, figure, numbers=numbers, animation=animation)]
+    return [FigureResult("clips", "Attention over time", caption, figure, numbers=arrays, animation=animation)]
 
 
-def compute_clip_maps(scene: FigureContext, picture: InputImage) -> ClipMaps:
+def compute_clip_maps(context: FigureContext, input_image: InputImage) -> ClipMaps:
     """Return the rollout of a clip through all blocks if each attends over the whole clip; else the attention of the
     last block that attends within slots."""
-    clip = scene.input(picture.pixels[None])
-    options, config = scene.options, scene.model.config
+    clip = context.input(input_image.pixels[None])
+    options, config = context.options, context.model.config
     if config.sees_whole_image:
         mixing = RolloutOptions(options.residual, options.fusion, options.discard)
-        maps = compute_rollout(scene.model, clip, mixing).maps[0, -1]
-        words = (
-            f"Attention rollout through all {count_attention_blocks(scene)} blocks, computed "
-            f"from {describe_readout(scene)} (arXiv:2005.00928)."
+        maps = compute_rollout(context.model, clip, mixing).maps[0, -1]
+        caption = (
+            f"Attention rollout through all {count_attention_blocks(context)} blocks, computed "
+            f"from {describe_readout(context)} (arXiv:2005.00928)."
         )
-        return ClipMaps(maps.float().cpu(), words)
-    looks: dict[int, AttentionCall] = {}
+        return ClipMaps(maps.float().cpu(), caption)
+    calls: dict[int, AttentionCall] = {}
 
-    def keep(look: AttentionCall) -> None:
-        if look.span == "space":
-            looks[look.layer] = look
+    def keep(call: AttentionCall) -> None:
+        if call.span == "space":
+            calls[call.layer] = call
 
-    visit_attention_calls(scene.model, clip, keep)
-    layer = max(looks)
-    look = looks[layer]
-    slots = look.x.flatten(0, 1)  # (T, S, D) of one clip
-    rows = average_query_attention(
-        replace(look, x=slots), get_readout_weights(scene.model, look).expand(len(slots), -1)
+    visit_attention_calls(context.model, clip, keep)
+    layer = max(calls)
+    call = calls[layer]
+    slots = call.x.flatten(0, 1)  # (T, S, D) of one clip
+    attention = average_query_attention(
+        replace(call, x=slots), get_readout_weights(context.model, call).expand(len(slots), -1)
     ).mean(1)
-    words = (
-        f"Attention within each slot of time in block {layer + 1} of {count_attention_blocks(scene)}, the mean "
+    caption = (
+        f"Attention within each slot of time in block {layer + 1} of {count_attention_blocks(context)}, the mean "
         f"over its heads, computed "
-        f"from {describe_readout(scene)} of that slot; the weighting between slots is not included."
+        f"from {describe_readout(context)} of that slot; the weighting between slots is not included."
     )
-    return ClipMaps(rows[:, look.prefix :].unflatten(-1, look.grid[1:]).float().cpu(), words)
+    return ClipMaps(attention[:, call.prefix :].unflatten(-1, call.grid[1:]).float().cpu(), caption)
 
 
 def make_attention_gif(frames: list[list], weights: np.ndarray) -> bytes:
     """Encode n clips of T frames with (n, slots, h, w) weights as a GIF: one row per clip, the frame and its overlaid
     map."""
-    whole = weights / np.maximum(weights.max((1, 2, 3), keepdims=True), 1e-30)
-    slots, moments = weights.shape[1], []
-    for moment in range(len(frames[0])):
-        shown = []
-        for own, values in zip(frames, whole, strict=True):
-            frame = enlarge_pixels(own[moment], MIN_FRAME_SIDE)
-            shown += [frame, overlay_heat_map(frame, values[moment * slots // len(own)])]
-        moments.append(arrange_image_grid(shown, 2))
-    return encode_gif(moments)
+    scaled = weights / np.maximum(weights.max((1, 2, 3), keepdims=True), 1e-30)
+    slots, gif_frames = weights.shape[1], []
+    for time_index in range(len(frames[0])):
+        tiles = []
+        for clip_frames, values in zip(frames, scaled, strict=True):
+            frame = enlarge_pixels(clip_frames[time_index], MIN_FRAME_SIDE)
+            tiles += [frame, overlay_heat_map(frame, values[time_index * slots // len(clip_frames)])]
+        gif_frames.append(arrange_image_grid(tiles, 2))
+    return encode_gif(gif_frames)

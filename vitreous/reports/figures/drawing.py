@@ -45,98 +45,100 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **o
 
 
 def make_panels(
-    scene: FigureContext, rows: int, columns: int, heads: Sequence[str] = (), side: float = 1.6
+    context: FigureContext, rows: int, columns: int, titles: Sequence[str] = (), side: float = 1.6
 ) -> tuple[Figure, np.ndarray]:
-    """Return a figure of empty panels with the images' aspect and titles `heads`, and its axes of shape (rows,
+    """Return a figure of empty panels with the images' aspect and titles `titles`, and its axes of shape (rows,
     columns).
 
     `side`: the longer side of a panel in inches.
     """
-    height, width = (side * length / max(scene.preprocess.plane) for length in scene.preprocess.plane)
+    height, width = (side * length / max(context.preprocess.plane) for length in context.preprocess.plane)
     figure, axes = new_figure(columns * (width + 0.08), rows * (height + 0.08) + 0.3, rows, columns)
-    for place in axes.flat:
-        place.set_axis_off()
-    for place, head in zip(axes[0], heads, strict=False):
-        place.set_title(head, fontsize=FONT_SIZE)
+    for panel in axes.flat:
+        panel.set_axis_off()
+    for panel, title in zip(axes[0], titles, strict=False):
+        panel.set_title(title, fontsize=FONT_SIZE)
     return figure, axes
 
 
 def make_image_rows(
-    scene: FigureContext, pictures: Sequence[InputImage], heads: Sequence[str], side: float = 1.6
+    context: FigureContext, input_images: Sequence[InputImage], titles: Sequence[str], side: float = 1.6
 ) -> tuple[Figure, np.ndarray]:
     """Return panels with one row per image, its name in the first column, and their (n, columns) axes."""
-    figure, axes = make_panels(scene, len(pictures), len(heads), heads, side)
-    for place, picture in zip(axes[:, 0], pictures, strict=True):
-        place.imshow(np.asarray(picture.shown), interpolation="nearest")
-        label_panel(place, picture.name)
+    figure, axes = make_panels(context, len(input_images), len(titles), titles, side)
+    for panel, input_image in zip(axes[:, 0], input_images, strict=True):
+        panel.imshow(np.asarray(input_image.shown), interpolation="nearest")
+        label_panel(panel, input_image.name)
     return figure, axes
 
 
-def draw_heat_map(axes: Axes, picture: InputImage, values: Tensor | np.ndarray, most: float | None = None) -> Any:
-    """Draw a nonnegative (h, w) map of patches over the grey image, scaled to `most` or its maximum; returns the image
-    for a colour bar."""
+def draw_heat_map(
+    axes: Axes, input_image: InputImage, values: Tensor | np.ndarray, max_value: float | None = None
+) -> Any:
+    """Draw a nonnegative (h, w) map of patches over the grey image, scaled to `max_value` or its maximum; returns the
+    image for a colour bar."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
     weights = np.asarray(values, dtype=np.float64)
-    weights = (weights / (most or max(weights.max(), 1e-30))).clip(0, 1)
-    width, height = picture.shown.size
-    overlay = overlay_heat_map(enlarge_pixels(picture.shown, MIN_MAP_SIDE), weights)
+    weights = (weights / (max_value or max(weights.max(), 1e-30))).clip(0, 1)
+    width, height = input_image.shown.size
+    overlay = overlay_heat_map(enlarge_pixels(input_image.shown, MIN_MAP_SIDE), weights)
     axes.imshow(np.asarray(overlay), extent=(-0.5, width - 0.5, height - 0.5, -0.5), interpolation="nearest")
     return ScalarMappable(Normalize(0, 1), ATTENTION_COLORMAP)
 
 
-def draw_weighted_image(axes: Axes, picture: InputImage, values: Tensor | np.ndarray) -> None:
+def draw_weighted_image(axes: Axes, input_image: InputImage, values: Tensor | np.ndarray) -> None:
     """Draw the image times a (h, w) map in [0, 1], enlarged bilinearly (arXiv:2010.11929, Fig. 6); 0 keeps 15 % of the
     brightness."""
     from PIL import Image
 
-    pixels, small = np.asarray(picture.shown), Image.fromarray(np.asarray(values, dtype=np.float32))
-    light = np.asarray(small.resize(pixels.shape[1::-1], Image.Resampling.BILINEAR)).clip(0, 1)
-    axes.imshow((pixels * (0.15 + 0.85 * light[..., None])).astype(np.uint8), interpolation="nearest")
+    pixels, weight_image = np.asarray(input_image.shown), Image.fromarray(np.asarray(values, dtype=np.float32))
+    brightness = np.asarray(weight_image.resize(pixels.shape[1::-1], Image.Resampling.BILINEAR)).clip(0, 1)
+    axes.imshow((pixels * (0.15 + 0.85 * brightness[..., None])).astype(np.uint8), interpolation="nearest")
 
 
 def add_colour_bar(
-    figure: Figure, image: Any, axes: np.ndarray, words: str, span: str = "relative\nto the largest"
+    figure: Figure, mappable: Any, axes: np.ndarray, label: str, span: str = "relative\nto the largest"
 ) -> None:
     """Add a colour bar to (rows, columns) axes of separately scaled maps; `span` describes the scale."""
-    bar = figure.colorbar(image, ax=list(axes.flat), shrink=0.8, aspect=25, pad=0.02)
-    bar.set_label(f"{words}, {span}", fontsize=FONT_SIZE)
-    bar.ax.tick_params(labelsize=FONT_SIZE)
+    colour_bar = figure.colorbar(mappable, ax=list(axes.flat), shrink=0.8, aspect=25, pad=0.02)
+    colour_bar.set_label(f"{label}, {span}", fontsize=FONT_SIZE)
+    colour_bar.ax.tick_params(labelsize=FONT_SIZE)
 
 
-def label_panel(axes: Axes, text: str, most: int = 20) -> None:
-    """Write one line of text under a panel: the file name of a path, cut to `most` characters."""
+def label_panel(axes: Axes, text: str, max_length: int = 20) -> None:
+    """Write one line of text under a panel: the file name of a path, cut to `max_length` characters."""
     text = Path(text).name
-    text = text if len(text) <= most else text[: most - 1] + "…"
-    place = {"transform": axes.transAxes, "ha": "center", "va": "top"}
-    axes.text(0.5, -0.03, text, **place, fontsize=FONT_SIZE - 2, parse_math=False)  # a file name may contain $x$
+    text = text if len(text) <= max_length else text[: max_length - 1] + "…"
+    alignment = {"transform": axes.transAxes, "ha": "center", "va": "top"}
+    axes.text(0.5, -0.03, text, **alignment, fontsize=FONT_SIZE - 2, parse_math=False)  # a file name may contain $x$
 
 
-def choose_heads(numbers: Sequence[int], heads: int) -> list[int]:
+def choose_heads(head_indices: Sequence[int], num_heads: int) -> list[int]:
     """Return the selected heads, by default all. Raises UsageError for a number outside 0 .. heads - 1."""
-    wrong = [head for head in numbers if not 0 <= head < heads]
-    if wrong:
-        hint = f"--heads counts from 0 to {heads - 1}, figures from 1 to {heads}"
-        raise UsageError(f"--heads {wrong[0]}: a block has {heads} heads", hint)
-    return list(dict.fromkeys(numbers)) or list(range(heads))
+    invalid = [head for head in head_indices if not 0 <= head < num_heads]
+    if invalid:
+        hint = f"--heads counts from 0 to {num_heads - 1}, figures from 1 to {num_heads}"
+        raise UsageError(f"--heads {invalid[0]}: a block has {num_heads} heads", hint)
+    return list(dict.fromkeys(head_indices)) or list(range(num_heads))
 
 
-def count_attention_blocks(scene: FigureContext) -> int:
+def count_attention_blocks(context: FigureContext) -> int:
     """Return the number of blocks. Raises UsageError for a model without attention."""
-    require_attention(scene.model)
-    return scene.model.config.depth
+    require_attention(context.model)
+    return context.model.config.depth
 
 
-def tile_images(tiles: np.ndarray, gap: int = 1, between: float = np.nan) -> np.ndarray:
+def tile_images(tiles: np.ndarray, gap: int = 1, gap_value: float = np.nan) -> np.ndarray:
     """Arrange (rows, columns, h, w[, 3]) tiles as one (H, W[, 3]) image, separated by `gap` pixels of value
-    `between`."""
+    `gap_value`."""
     rows, columns, height, width = tiles.shape[:4]
     size = rows * (height + gap) - gap, columns * (width + gap) - gap
-    whole = np.full((*size, *tiles.shape[4:]), between, dtype=np.float32)
+    canvas = np.full((*size, *tiles.shape[4:]), gap_value, dtype=np.float32)
     for i, j in np.ndindex(rows, columns):
-        whole[i * (height + gap) :, j * (width + gap) :][:height, :width] = tiles[i, j]
-    return whole
+        canvas[i * (height + gap) :, j * (width + gap) :][:height, :width] = tiles[i, j]
+    return canvas
 
 
 def hide_axes(axes: Axes) -> None:

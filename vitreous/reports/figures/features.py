@@ -30,17 +30,17 @@ SHOWN_NEIGHBOURS, CANDIDATES_PER_COUNT = 6, 8  # neighbours shown; candidate tra
 MAX_TITLE_LETTERS = 18  # maximum length of a class name over an image
 
 
-def make_filters(scene: FigureContext) -> list[FigureResult]:
+def make_filters(context: FigureContext) -> list[FigureResult]:
     """Draw the first principal components of the filters and their explained variance (arXiv:2010.11929, Fig. 7
     left)."""
-    result = compute_filter_components(scene.model)
+    result = compute_filter_components(context.model)
     components, share = result.components.numpy(), result.share.numpy()
     count = len(components)
-    pictures, description = filters_to_images(components)
+    filter_images, description = filters_to_images(components)
     figure, ((tiles, axes),) = new_figure(7.2, 2.5, 1, 2, width_ratios=(1.8, 1))
     hide_axes(tiles)
     tiles.set_anchor("N")
-    tiles.imshow(arrange_filters(pictures), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    tiles.imshow(arrange_filters(filter_images), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     axes.plot(np.arange(1, count + 1), 100 * share.cumsum(), color=BLUE, marker="o", markersize=2.5, linewidth=1)
     axes.set(xlabel="components", ylabel="cumulative explained variance (%)", ylim=(0, 102), xlim=(0, count + 1))
     axes.grid(alpha=0.25, linewidth=0.5)
@@ -51,7 +51,7 @@ def make_filters(scene: FigureContext) -> list[FigureResult]:
         f"arbitrary. Together they explain {format_share(round(float(share.sum()), 6))} of the filters' variance, the "
         f"first {format_share(share[0])}. As in arXiv:2010.11929, Fig. 7 left."
     )
-    table = ["component", "share"], [[number + 1, f"{value:.6f}"] for number, value in enumerate(share)]
+    table = ["component", "share"], [[index + 1, f"{value:.6f}"] for index, value in enumerate(share)]
     return [
         FigureResult(
             "filters",
@@ -64,17 +64,19 @@ def make_filters(scene: FigureContext) -> list[FigureResult]:
     ]
 
 
-def arrange_filters(pictures: np.ndarray) -> np.ndarray:
+def arrange_filters(filter_images: np.ndarray) -> np.ndarray:
     """Arrange (K, h, w[, 3]) filters as one (H, W[, 3]) image, seven per row, separated by grey because filters have
     white and black corners."""
-    large = -(-16 // max(pictures.shape[1:3]))
-    pictures = pictures.repeat(large, 1).repeat(large, 2)
-    columns = min(FILTER_COLUMNS, len(pictures))
-    missing = np.full((-len(pictures) % columns, *pictures.shape[1:]), FILTER_GAP_GREY, dtype=pictures.dtype)
-    tiles = np.concatenate([pictures, missing])
-    gap = max(1, pictures.shape[1] // 8)
-    whole = tile_images(tiles.reshape(-1, columns, *tiles.shape[1:]), gap, FILTER_GAP_GREY)
-    return np.pad(whole, [(gap, gap)] * 2 + [(0, 0)] * (whole.ndim - 2), constant_values=FILTER_GAP_GREY)
+    scale = -(-16 // max(filter_images.shape[1:3]))
+    filter_images = filter_images.repeat(scale, 1).repeat(scale, 2)
+    columns = min(FILTER_COLUMNS, len(filter_images))
+    missing = np.full(
+        (-len(filter_images) % columns, *filter_images.shape[1:]), FILTER_GAP_GREY, dtype=filter_images.dtype
+    )
+    tiles = np.concatenate([filter_images, missing])
+    gap = max(1, filter_images.shape[1] // 8)
+    tiled = tile_images(tiles.reshape(-1, columns, *tiles.shape[1:]), gap, FILTER_GAP_GREY)
+    return np.pad(tiled, [(gap, gap)] * 2 + [(0, 0)] * (tiled.ndim - 2), constant_values=FILTER_GAP_GREY)
 
 
 def filters_to_images(components: np.ndarray) -> tuple[np.ndarray, str]:
@@ -83,113 +85,119 @@ def filters_to_images(components: np.ndarray) -> tuple[np.ndarray, str]:
     channels = components.shape[1]
     visible = components[:, :3] if channels >= 3 else components[:, :1]
     low, high = (f(visible, axis=(1, 2, 3), keepdims=True) for f in (np.min, np.max))
-    even = (visible - low) / np.maximum(high - low, 1e-12)
+    scaled = (visible - low) / np.maximum(high - low, 1e-12)
     if channels >= 3:
         description = "in colour" if channels == 3 else f"the first three of {channels} channels as red, green and blue"
-        return even.transpose(0, 2, 3, 1), description
-    return even[:, 0], "in grey" if channels == 1 else f"the first of {channels} channels in grey"
+        return scaled.transpose(0, 2, 3, 1), description
+    return scaled[:, 0], "in grey" if channels == 1 else f"the first of {channels} channels in grey"
 
 
-def make_features(scene: FigureContext) -> list[FigureResult]:
+def make_features(context: FigureContext) -> list[FigureResult]:
     """Draw images, the first three principal components of their patch tokens as colours, and the components of
     foreground patches only (arXiv:2304.07193, Fig. 1)."""
-    pictures = scene.take_images(4)[:MAX_SHOWN_IMAGES]
+    input_images = context.take_images(4)[:MAX_SHOWN_IMAGES]
     maps = torch.cat(
-        [extract_patch_tokens(scene.model, images).cpu() for images in scene.batches(pictures, "features")]
+        [extract_patch_tokens(context.model, images).cpu() for images in context.batches(input_images, "features")]
     )
     coloured = colour_patch_tokens(maps)
-    height, width = scene.preprocess.image
-    tile = 7.0 / max(4, len(pictures))
-    figure, grid = new_figure(tile * len(pictures) + 0.3, 3 * tile * height / width + 0.2, 3, len(pictures))
-    images = [one.shown for one in pictures]
+    height, width = context.preprocess.image
+    tile = 7.0 / max(4, len(input_images))
+    figure, grid = new_figure(tile * len(input_images) + 0.3, 3 * tile * height / width + 0.2, 3, len(input_images))
+    images = [image.shown for image in input_images]
     rows = (("image", images), ("all patches", coloured.all.numpy()), ("foreground", coloured.inside.numpy()))
     for row, (name, values) in zip(grid, rows, strict=True):
         for axes, value in zip(row, values, strict=True):
             hide_axes(axes)
             axes.imshow(value, interpolation="nearest")
         row[0].set_ylabel(name)
-    together = f"{len(pictures)} images together" if len(pictures) > 1 else "the image"
+    subject = f"{len(input_images)} images together" if len(input_images) > 1 else "the image"
     share = ", ".join(format_share(value) for value in coloured.share.tolist())
     caption = (
         f"The first three principal components of the {maps.shape[-1]} channels of the last layer's patch tokens as "
-        f"red, green and blue, of {together}, each stretched from its 1st to its 99th percentile. They explain {share} "
+        f"red, green and blue, of {subject}, each stretched from its 1st to its 99th percentile. They explain {share} "
         "of the variance. Last row: patches on one side of the first component's mean, the side with less of the "
         "images' borders, with components recomputed within them; the rest is black. Signs, and so colours, are "
         "arbitrary. As in arXiv:2304.07193, Fig. 1."
     )
-    numbers = {name: value.numpy() for name, value in coloured._asdict().items()}
-    return [FigureResult("features", "Features as colours", caption, figure, numbers=numbers)]
+    arrays = {name: value.numpy() for name, value in coloured._asdict().items()}
+    return [FigureResult("features", "Features as colours", caption, figure, numbers=arrays)]
 
 
-def make_nearest(scene: FigureContext) -> list[FigureResult]:
+def make_nearest(context: FigureContext) -> list[FigureResult]:
     """Draw images with the training images of most similar features. Raises UsageError without training images."""
-    data = scene.data[1]
+    data = context.data[1]
     if "train" not in data.splits:
         raise UsageError(
             f"{data.name} has no training images to search for neighbours", "use a data set with a train split: --data"
         )
     train = data.splits["train"]
-    if scene.pictures:
-        queries = list(scene.pictures[:MAX_SHOWN_IMAGES])
-        titles = [PurePath(one.name).name for one in queries]
+    if context.pictures:
+        queries = list(context.pictures[:MAX_SHOWN_IMAGES])
+        titles = [PurePath(image.name).name for image in queries]
     else:
-        chosen = list(islice(scene.readable(scene.split), MAX_SHOWN_IMAGES))
+        query_samples = list(islice(context.readable(context.split), MAX_SHOWN_IMAGES))
         queries, titles = (
-            [one for _, one in chosen],
-            [get_class_title(data, scene.split, sample) for sample, _ in chosen],
+            [image for _, image in query_samples],
+            [get_class_title(data, context.split, sample) for sample, _ in query_samples],
         )
-    overlap = not scene.pictures and scene.split is train
-    samples, known = compute_candidate_features(scene, train, len(queries) if overlap else 0)
+    overlap = not context.pictures and context.split is train
+    samples, candidate_features = compute_candidate_features(context, train, len(queries) if overlap else 0)
     features = torch.cat(
-        [extract_pooled_features(scene.model, images).cpu() for images in scene.batches(queries, "pictures")]
+        [extract_pooled_features(context.model, images).cpu() for images in context.batches(queries, "pictures")]
     ).numpy()
-    values, places = find_nearest_neighbours(known.numpy(), features, min(SHOWN_NEIGHBOURS, len(known)))
-    near = np.array(samples)[places]
-    table, rows = [], []
-    for query, title, similar, line in zip(queries, titles, values.tolist(), near.tolist(), strict=True):
-        rows.append([(query, title)])
-        for rank, (sample, value) in enumerate(zip(line, similar, strict=True), 1):
+    values, neighbour_indices = find_nearest_neighbours(
+        candidate_features.numpy(), features, min(SHOWN_NEIGHBOURS, len(candidate_features))
+    )
+    neighbours = np.array(samples)[neighbour_indices]
+    table, strips = [], []
+    for query, title, similarities, neighbour_samples in zip(
+        queries, titles, values.tolist(), neighbours.tolist(), strict=True
+    ):
+        strips.append([(query, title)])
+        for rank, (sample, value) in enumerate(zip(neighbour_samples, similarities, strict=True), 1):
             name, label = train.name(sample), get_class_title(data, train, sample)
             table.append([query.name, rank, f"{value:.5f}", name, label])
-            rows[-1].append(
-                (load_input_image(open_sample(train, sample), name, scene.preprocess), f"{value:.2f} {label}")
+            strips[-1].append(
+                (load_input_image(open_sample(train, sample), name, context.preprocess), f"{value:.2f} {label}")
             )
     caption = (
         f"Images (first column), each with the most similar of {len(samples)} training images of {data.name}, drawn "
         "at random: cosine similarity of the pooled features before the head, and the class."
     )
-    numbers = {"similarity": values, "sample": near, "features": features}
-    head = ["picture", "rank", "similarity", "training_image", "class"]
+    arrays = {"similarity": values, "sample": neighbours, "features": features}
+    header = ["picture", "rank", "similarity", "training_image", "class"]
     return [
         FigureResult(
             "nearest",
             "Nearest training images",
             caption=caption,
-            figure=draw_strips(rows),
-            numbers=numbers,
-            table=(head, table),
+            figure=draw_strips(strips),
+            numbers=arrays,
+            table=(header, table),
         )
     ]
 
 
-def compute_candidate_features(scene: FigureContext, train: Split, skipped: int) -> tuple[list[int], Tensor]:
+def compute_candidate_features(context: FigureContext, train: Split, num_skipped: int) -> tuple[list[int], Tensor]:
     """Return the indices of the candidate training images, without the first few, and their (n, D) features.
 
     Raises UsageError if there are none.
     """
     samples: list[int] = []
-    rows: list[Tensor] = []
-    count = min(scene.options.count * CANDIDATES_PER_COUNT, len(train) - skipped)
-    pool = islice(scene.readable(train), skipped, skipped + count)
-    while part := list(islice(pool, scene.options.batch_size)):
-        samples += [sample for sample, _ in part]
-        rows.append(
-            extract_pooled_features(scene.model, scene.input(torch.stack([one.pixels for _, one in part]))).cpu()
+    features: list[Tensor] = []
+    count = min(context.options.count * CANDIDATES_PER_COUNT, len(train) - num_skipped)
+    pool = islice(context.readable(train), num_skipped, num_skipped + count)
+    while batch := list(islice(pool, context.options.batch_size)):
+        samples += [sample for sample, _ in batch]
+        features.append(
+            extract_pooled_features(
+                context.model, context.input(torch.stack([image.pixels for _, image in batch]))
+            ).cpu()
         )
-        scene.listener.progress("training images", len(samples), count)
+        context.listener.progress("training images", len(samples), count)
     if not samples:
         raise UsageError("there are no training images other than these images", "use another --split")
-    return samples, torch.cat(rows)
+    return samples, torch.cat(features)
 
 
 def get_class_title(data: Data, split: Split, sample: int) -> str:
@@ -206,18 +214,31 @@ def draw_strips(rows: list[list[tuple[InputImage, str]]]) -> Any:
     from matplotlib.figure import Figure
 
     width, height = rows[0][0][0].shown.size
-    side = 1.05
-    tall, letters, apart = side * height / width, 0.22, 0.12
-    across, down = len(rows[0]) * (side + 0.06) + apart, len(rows) * (tall + letters)
-    figure = Figure(figsize=(across, down))
-    for number, row in enumerate(rows):
-        for column, (one, words) in enumerate(row):
-            left, top = column * (side + 0.06) + apart * (column > 0), down - number * (tall + letters) - letters
-            place = figure.add_axes((left / across, (top - tall) / down, side / across, tall / down))
-            hide_axes(place)
-            place.imshow(one.shown, interpolation="nearest")
-            place.set_title(
-                textwrap.shorten(words, MAX_TITLE_LETTERS, placeholder="…") or words[:MAX_TITLE_LETTERS],
+    image_width = 1.05
+    image_height, title_height, query_gap = image_width * height / width, 0.22, 0.12
+    figure_width, figure_height = (
+        len(rows[0]) * (image_width + 0.06) + query_gap,
+        len(rows) * (image_height + title_height),
+    )
+    figure = Figure(figsize=(figure_width, figure_height))
+    for row_index, row in enumerate(rows):
+        for column, (image, title) in enumerate(row):
+            left, top = (
+                column * (image_width + 0.06) + query_gap * (column > 0),
+                figure_height - row_index * (image_height + title_height) - title_height,
+            )
+            panel = figure.add_axes(
+                (
+                    left / figure_width,
+                    (top - image_height) / figure_height,
+                    image_width / figure_width,
+                    image_height / figure_height,
+                )
+            )
+            hide_axes(panel)
+            panel.imshow(image.shown, interpolation="nearest")
+            panel.set_title(
+                textwrap.shorten(title, MAX_TITLE_LETTERS, placeholder="…") or title[:MAX_TITLE_LETTERS],
                 fontsize=7.5,
                 pad=2,
             )

@@ -37,34 +37,36 @@ MAX_TICKS = 12  # layer names along an axis
 COST_SECONDS = 45.0  # time limit for measuring costs
 
 
-def make_fourier(scene: FigureContext) -> list[FigureResult]:
+def make_fourier(context: FigureContext) -> list[FigureResult]:
     """Draw relative log amplitudes of features against frequency, and the highest frequency against depth
     (arXiv:2202.06709, Figs. 2a and 8)."""
-    spectra = FourierSpectra(scene.model)
-    for images in scene.batches(scene.take_images(scene.options.count), "fourier"):
+    spectra = FourierSpectra(context.model)
+    for images in context.batches(context.take_images(context.options.count), "fourier"):
         spectra.add(images)
     relative, frequency = spectra.relative, spectra.frequency
     figure, ((left, right),) = new_figure(7.2, 2.9, 1, 2, gridspec_kw={"wspace": 0.06})
     draw_spectra(figure, left, relative[:-1], frequency)
-    draw_highest_frequency(right, relative[:, -1], [place.after for place in spectra.places], frequency[-1])
+    draw_highest_frequency(right, relative[:, -1], [location.after for location in spectra.places], frequency[-1])
     oblong = " On this oblong grid, the diagonal uses the shorter side and the nearest frequency of the longer side."
     caption = (
         f"Relative log amplitude of the running sum, mean over {format_count(spectra.images, 'image')} and all "
-        f"channels, along the diagonal of the spectrum of the {format_dimensions(scene.grid)} patches, minus that "
+        f"channels, along the diagonal of the spectrum of the {format_dimensions(context.grid)} patches, minus that "
         f"of the constant "
-        f"term; natural logarithm.{oblong * (scene.grid[0] != scene.grid[1])} Left: without the last position. "
+        f"term; natural logarithm.{oblong * (context.grid[0] != context.grid[1])} Left: without the last position. "
         "Right: the highest frequency by depth; grey: across an attention. Where the line falls, the layer makes "
         "features smoother from patch to patch. As in arXiv:2202.06709, Figs. 2a and 8."
     )
-    names = [place.after if place.layer < 0 else f"{place.after} {place.layer}" for place in spectra.places]
-    head = ["place", *(f"{value:.4f} pi" for value in frequency)]
+    names = [
+        location.after if location.layer < 0 else f"{location.after} {location.layer}" for location in spectra.places
+    ]
+    header = ["place", *(f"{value:.4f} pi" for value in frequency)]
     rows = [[name, *(f"{value:.5f}" for value in line)] for name, line in zip(names, relative, strict=True)]
-    numbers = {
+    arrays = {
         "relative": relative,
         "log_amplitude": spectra.log_amplitude,
         "frequency": frequency,
-        "layer": np.array([place.layer for place in spectra.places]),
-        "after": np.array([place.after for place in spectra.places]),
+        "layer": np.array([location.layer for location in spectra.places]),
+        "after": np.array([location.after for location in spectra.places]),
     }
     return [
         FigureResult(
@@ -72,8 +74,8 @@ def make_fourier(scene: FigureContext) -> list[FigureResult]:
             "Fourier spectra of features",
             caption=caption,
             figure=figure,
-            numbers=numbers,
-            table=(head, rows),
+            numbers=arrays,
+            table=(header, rows),
         )
     ]
 
@@ -92,81 +94,88 @@ def draw_spectra(figure: Figure, axes: Axes, lines: np.ndarray, frequency: np.nd
     figure.colorbar(ScalarMappable(Normalize(0, 1), colours), ax=axes, label="depth, as a share", pad=0.02)
 
 
-def draw_highest_frequency(axes: Axes, highest: np.ndarray, after: list[str], frequency: float) -> None:
+def draw_highest_frequency(axes: Axes, highest: np.ndarray, layer_kinds: list[str], frequency: float) -> None:
     """Draw the highest frequency (places,) against depth, with attention shaded."""
     depth = np.linspace(0, 1, len(highest))
-    for number in range(1, len(highest)):
-        if after[number] == "attention":
-            axes.axvspan(depth[number - 1], depth[number], color=INK, alpha=0.12, linewidth=0)
+    for index in range(1, len(highest)):
+        if layer_kinds[index] == "attention":
+            axes.axvspan(depth[index - 1], depth[index], color=INK, alpha=0.12, linewidth=0)
     axes.plot(depth, highest, color=INK, alpha=0.65, linewidth=0.8)
-    for kind, colour, marker in (("embedding", INK, "D"), ("attention", BLUE, "o"), ("mlp", ORANGE, "s")):
-        at = [number for number, name in enumerate(after) if name == kind]
-        name = f"after {kind}" if kind != "mlp" else "after MLP"
-        axes.plot(depth[at], highest[at], marker, color=colour, markersize=3.5, label=name)
+    for layer_kind, colour, marker in (("embedding", INK, "D"), ("attention", BLUE, "o"), ("mlp", ORANGE, "s")):
+        indices = [index for index, name in enumerate(layer_kinds) if name == layer_kind]
+        name = f"after {layer_kind}" if layer_kind != "mlp" else "after MLP"
+        axes.plot(depth[indices], highest[indices], marker, color=colour, markersize=3.5, label=name)
     axes.set(xlabel="depth, as a share", ylabel=f"Δ log amplitude at {frequency:.2f} π")
     axes.legend()
 
 
-def make_similarity(scene: FigureContext) -> list[FigureResult]:
+def make_similarity(context: FigureContext) -> list[FigureResult]:
     """Draw linear CKA between all layers of the model, or between its layers and those of --other, on the same images.
 
     Raises UsageError for too few images.
     """
-    pictures = scene.take_images(scene.options.count)
-    if len(pictures) < MIN_CKA_IMAGES:
+    input_images = context.take_images(context.options.count)
+    if len(input_images) < MIN_CKA_IMAGES:
         raise UsageError(
-            f"too few images to compare layers: {len(pictures)}",
+            f"too few images to compare layers: {len(input_images)}",
             f"give at least {MIN_CKA_IMAGES}, or none to use those of the data",
         )
-    one, name = compute_layer_means(scene, pictures), scene.options.other
-    other = one
-    if name is not None:
-        bundle = open_bundle(name, headless=True)
-        second = replace(scene, bundle=bundle, preprocess=bundle.preprocess)
-        other = compute_layer_means(
-            second, [load_input_image(shown.raw, shown.name, bundle.preprocess) for shown in pictures]
+    layer_features, other_run = compute_layer_means(context, input_images), context.options.other
+    other_features = layer_features
+    if other_run is not None:
+        bundle = open_bundle(other_run, headless=True)
+        other_context = replace(context, bundle=bundle, preprocess=bundle.preprocess)
+        other_features = compute_layer_means(
+            other_context,
+            [load_input_image(input_image.raw, input_image.name, bundle.preprocess) for input_image in input_images],
         )
     similarities, biased = (
-        compute_linear_cka(list(one.values()), list(other.values()), kind).numpy() for kind in (True, False)
+        compute_linear_cka(list(layer_features.values()), list(other_features.values()), is_unbiased).numpy()
+        for is_unbiased in (True, False)
     )
     figure, ((axes,),) = new_figure(4.6, 3.9)
-    look: dict[str, Any] = {"cmap": "magma", "origin": "lower", "interpolation": "nearest"}
-    image = axes.imshow(similarities, vmin=0, vmax=1, aspect="auto" if name else "equal", **look)
+    style: dict[str, Any] = {"cmap": "magma", "origin": "lower", "interpolation": "nearest"}
+    image = axes.imshow(similarities, vmin=0, vmax=1, aspect="auto" if other_run else "equal", **style)
     figure.colorbar(image, ax=axes, label="linear CKA", pad=0.02)
-    label_ticks(axes.set_xticks, list(other))
-    label_ticks(axes.set_yticks, list(one))
+    label_ticks(axes.set_xticks, list(other_features))
+    label_ticks(axes.set_yticks, list(layer_features))
     axes.tick_params(axis="x", rotation=90)
     axes.spines[:].set_visible(False)
-    own = scene.model.config.name()
+    model_name = context.model.config.name()
     axes.set(
-        ylabel=f"layers of {PurePath(scene.run).name if name else own}",
-        xlabel=f"layers of {PurePath(name).name if name else own}",
+        ylabel=f"layers of {PurePath(context.run).name if other_run else model_name}",
+        xlabel=f"layers of {PurePath(other_run).name if other_run else model_name}",
     )
     caption = (
-        f"Similarity of the layers of {scene.run}{f' with those of {name}' if name else ''}: linear CKA of the mean of "
-        f"the patch tokens, over {len(pictures)} images jointly, with the unbiased estimate of HSIC, so that layers "
+        f"Similarity of the layers of {context.run}{f' with those of {other_run}' if other_run else ''}: linear "
+        "CKA of the mean of "
+        f"the patch tokens, over {len(input_images)} images jointly, with the unbiased estimate of HSIC, so that "
+        "layers "
         "with nothing in common have 0. A layer is named after the module before it, blocks from 1; 1 is the "
         "same up to rotation and scale. arXiv:1905.00414."
     )
-    numbers = {"cka": similarities, "cka_biased": biased}
-    numbers |= {"layers": np.array(list(one)), "other_layers": np.array(list(other))}
-    rows = [[row, *(f"{value:.5f}" for value in line)] for row, line in zip(one, similarities, strict=True)]
+    arrays = {"cka": similarities, "cka_biased": biased}
+    arrays |= {"layers": np.array(list(layer_features)), "other_layers": np.array(list(other_features))}
+    rows = [
+        [layer_name, *(f"{value:.5f}" for value in line)]
+        for layer_name, line in zip(layer_features, similarities, strict=True)
+    ]
     return [
         FigureResult(
             "similarity",
             "Similarity of layers",
             caption=caption,
             figure=figure,
-            numbers=numbers,
-            table=(["layer", *other], rows),
+            numbers=arrays,
+            table=(["layer", *other_features], rows),
         )
     ]
 
 
-def compute_layer_means(scene: FigureContext, pictures: list[InputImage]) -> dict[str, Tensor]:
+def compute_layer_means(context: FigureContext, input_images: list[InputImage]) -> dict[str, Tensor]:
     """Return the (n, D) features of each layer of the model, averaged over patch tokens."""
-    parts = [extract_layer_features(scene.model, images) for images in scene.batches(pictures, "similarity")]
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    batches = [extract_layer_features(context.model, images) for images in context.batches(input_images, "similarity")]
+    return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
 
 
 def label_ticks(set_ticks: Callable[..., Any], names: list[str]) -> None:
@@ -175,29 +184,37 @@ def label_ticks(set_ticks: Callable[..., Any], names: list[str]) -> None:
     set_ticks(range(0, len(names), step), [count_from_one(name) for name in names[::step]], fontsize=8)
 
 
-def make_cost(scene: FigureContext) -> list[FigureResult]:
+def make_cost(context: FigureContext) -> list[FigureResult]:
     """Draw throughput, largest batch, memory and operations against the input size (arXiv:2010.11929, Fig. 12)."""
-    wanted, measured = round_image_sizes(scene.model, (*DEFAULT_IMAGE_SIZES, max(scene.preprocess.image))), []
-    for cost in measure_inference_costs(scene.model, wanted, scene.options.batch_sizes, COST_SECONDS):
-        measured.append(cost)
-        scene.listener.progress("cost", len(measured), len(wanted))
+    image_sizes, costs = round_image_sizes(context.model, (*DEFAULT_IMAGE_SIZES, max(context.preprocess.image))), []
+    for cost in measure_inference_costs(context.model, image_sizes, context.options.batch_sizes, COST_SECONDS):
+        costs.append(cost)
+        context.listener.progress("cost", len(costs), len(image_sizes))
     columns: dict[str, list[Any]] = {
-        "image": [cost.image for cost in measured],
-        "tokens": [cost.tokens for cost in measured],
-        "macs": [cost.macs for cost in measured],
-        "memory_bytes": [cost.memory for cost in measured],
-        "images_per_second": [cost.best[1] for cost in measured],
-        "batch": [cost.best[0] for cost in measured],
-        "largest_batch": [cost.largest for cost in measured],
+        "image": [cost.image for cost in costs],
+        "tokens": [cost.tokens for cost in costs],
+        "macs": [cost.macs for cost in costs],
+        "memory_bytes": [cost.memory for cost in costs],
+        "images_per_second": [cost.best[1] for cost in costs],
+        "batch": [cost.best[0] for cost in costs],
+        "largest_batch": [cost.largest for cost in costs],
     }
     rows = [
-        [format_dimensions(cost.image), cost.tokens, 2 * cost.macs, cost.memory, size, f"{rate:.2f}", cost.largest]
-        for cost in measured
-        for size, rate in cost.rate.items()
+        [
+            format_dimensions(cost.image),
+            cost.tokens,
+            2 * cost.macs,
+            cost.memory,
+            batch_size,
+            f"{throughput:.2f}",
+            cost.largest,
+        ]
+        for cost in costs
+        for batch_size, throughput in cost.rate.items()
     ]
-    head = ["image", "tokens", "flops", "memory_bytes", "batch", "images_per_second", "largest_batch"]
-    caption, numbers = (
-        format_cost_caption(scene, measured, wanted),
+    header = ["image", "tokens", "flops", "memory_bytes", "batch", "images_per_second", "largest_batch"]
+    caption, arrays = (
+        format_cost_caption(context, costs, image_sizes),
         {key: np.array(value) for key, value in columns.items()},
     )
     return [
@@ -206,8 +223,8 @@ def make_cost(scene: FigureContext) -> list[FigureResult]:
             "Cost by input size",
             caption=caption,
             figure=draw_costs(columns),
-            numbers=numbers,
-            table=(head, rows),
+            numbers=arrays,
+            table=(header, rows),
         )
     ]
 
@@ -215,13 +232,15 @@ def make_cost(scene: FigureContext) -> list[FigureResult]:
 def draw_costs(columns: dict[str, list[Any]]) -> Figure:
     """Draw four log-log panels; dashed lines are proportional to the number of tokens."""
     figure, ((speed, batch), (memory, operations)) = new_figure(7.2, 5.2, 2, 2)
-    side, tokens, pixels = [image[0] for image in columns["image"]], columns["tokens"], "image size (pixels)"
-    draw_log_curve(speed, side, y=columns["images_per_second"], across=pixels, up="images/s", colour=BLUE)
-    draw_log_curve(batch, side, y=columns["largest_batch"], across=pixels, up="largest batch (images)", colour=BLUE)
+    image_sizes, tokens, pixels = [image[0] for image in columns["image"]], columns["tokens"], "image size (pixels)"
+    draw_log_curve(speed, image_sizes, y=columns["images_per_second"], x_label=pixels, y_label="images/s", colour=BLUE)
+    draw_log_curve(
+        batch, image_sizes, y=columns["largest_batch"], x_label=pixels, y_label="largest batch (images)", colour=BLUE
+    )
     mebibytes = [size / 2**20 for size in columns["memory_bytes"]]
-    draw_log_curve(memory, tokens, y=mebibytes, across="tokens", up="memory per image (MiB)", colour=ORANGE)
+    draw_log_curve(memory, tokens, y=mebibytes, x_label="tokens", y_label="memory per image (MiB)", colour=ORANGE)
     flops = [2 * macs / 1e9 for macs in columns["macs"]]
-    draw_log_curve(operations, tokens, y=flops, across="tokens", up="operations per image (GFLOP)", colour=ORANGE)
+    draw_log_curve(operations, tokens, y=flops, x_label="tokens", y_label="operations per image (GFLOP)", colour=ORANGE)
     for axes, values in ((memory, mebibytes), (operations, flops)):
         high, line = axes.get_ylim()[1], [values[0] * count / tokens[0] for count in tokens]
         axes.plot(tokens, line, "--", color=INK, alpha=0.55, linewidth=0.8, label="proportional to tokens")
@@ -230,12 +249,12 @@ def draw_costs(columns: dict[str, list[Any]]) -> Figure:
     return figure
 
 
-def draw_log_curve(axes: Axes, x: list[int], y: list[float], across: str, up: str, colour: str) -> None:
+def draw_log_curve(axes: Axes, x: list[int], y: list[float], x_label: str, y_label: str, colour: str) -> None:
     """Draw one quantity against another on logarithmic axes."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axes.plot(x, y, "o-", color=colour, linewidth=1, markersize=3.5)
-    axes.set(xlabel=across, ylabel=up, xscale="log")
+    axes.set(xlabel=x_label, ylabel=y_label, xscale="log")
     if min(y, default=0) > 0:
         axes.set_yscale("log")
         axes.set_ylim(min(y) / 1.3, max(y) * 1.3)
@@ -247,14 +266,14 @@ def draw_log_curve(axes: Axes, x: list[int], y: list[float], across: str, up: st
     axes.grid(alpha=0.25, linewidth=0.5)
 
 
-def format_cost_caption(scene: FigureContext, measured: list[InferenceCost], wanted: list[tuple[int, ...]]) -> str:
+def format_cost_caption(context: FigureContext, costs: list[InferenceCost], image_sizes: list[tuple[int, ...]]) -> str:
     """Build the caption of the cost figure, and state which values are estimates."""
-    own = next(scene.model.parameters()).dtype
-    precision = next(name for name, dtype in DTYPES.items() if dtype == own)
-    where = f"{get_processor_name()}, {format_count(torch.get_num_threads(), 'thread')}"
-    if scene.device.startswith("cuda"):
-        where = torch.cuda.get_device_name(scene.device)
-    if measured[0].tried:
+    model_dtype = next(context.model.parameters()).dtype
+    precision = next(name for name, dtype in DTYPES.items() if dtype == model_dtype)
+    hardware = f"{get_processor_name()}, {format_count(torch.get_num_threads(), 'thread')}"
+    if context.device.startswith("cuda"):
+        hardware = torch.cuda.get_device_name(context.device)
+    if costs[0].tried:
         batches = (
             f"The largest batch is the largest that ran, of the given sizes or of the "
             f"powers of two up to {MAX_TRIED_BATCH_SIZE}"
@@ -264,11 +283,11 @@ def format_cost_caption(scene: FigureContext, measured: list[InferenceCost], wan
             f"The largest batch is an estimate, {100 * CPU_MEMORY_SHARE:.0f} % of the free memory over that of an "
             f"image, at most {MAX_TRIED_BATCH_SIZE}"
         )
-    left = [format_dimensions(image) for image in wanted[len(measured) :]]
-    out = f" Skipped because of the time limit: {', '.join(left)}." if left else ""
+    skipped_sizes = [format_dimensions(image) for image in image_sizes[len(costs) :]]
+    skipped_note = f" Skipped because of the time limit: {', '.join(skipped_sizes)}." if skipped_sizes else ""
     return (
-        f"Forward passes of {scene.model.config.name()} in {precision} on {where}: images/s at the fastest "
-        f"batch size of {', '.join(map(str, sorted({size for cost in measured for size in cost.rate})))}. {batches}. "
+        f"Forward passes of {context.model.config.name()} in {precision} on {hardware}: images/s at the fastest "
+        f"batch size of {', '.join(map(str, sorted({size for cost in costs for size in cost.rate})))}. {batches}. "
         "Memory is the peak size of all tensors of one image, without the model; operations count a "
-        f"multiply-add as two.{out} As in arXiv:2010.11929, Fig. 12."
+        f"multiply-add as two.{skipped_note} As in arXiv:2010.11929, Fig. 12."
     )

@@ -36,16 +36,16 @@ def load_restoring_objective(source: str | os.PathLike[str]) -> Objective:
     Raises UsageError for weights without an objective's modules, and for an objective that reconstructs nothing;
     WeightsError for damaged or mismatched modules.
     """
-    parts = open_objective_state(source)
-    if parts is None:
+    objective_state = open_objective_state(source)
+    if objective_state is None:
         hint = f"use a run, its bundle, or MAE weights with a decoder; of vitreous's recipes {RESTORING_RECIPES_HINT}"
         raise UsageError(f"{source} has no decoder to restore images with", hint)
-    name = parts.config.get("name", "")
+    name = objective_state.config.get("name", "")
     if name not in OBJECTIVES:
         raise WeightsError(
             f"{source} was trained with {name!r}, which this version does not support", "install a newer vitreous"
         )
-    config = from_builtins(OBJECTIVES[name], parts.config)
+    config = from_builtins(OBJECTIVES[name], objective_state.config)
     if not config.describe_restoration():
         hint = f"{RESTORING_RECIPES_HINT}: vitreous train DATA --recipe mae"
         raise UsageError(f"{source} was trained with {name}, which does not reconstruct images", hint)
@@ -53,8 +53,10 @@ def load_restoring_objective(source: str | os.PathLike[str]) -> Objective:
     setting = ObjectiveSetting(normalisation=(bundle.preprocess.mean, bundle.preprocess.std))
     with torch.random.fork_rng(devices=[]):
         objective = config.build(bundle.model, setting)
-    if left := load_into_objective(objective, parts.config, parts).left:
-        raise WeightsError(f"{source}: {', '.join(left)} does not fit the model", "restore the bundle from a copy")
+    if mismatched := load_into_objective(objective, objective_state.config, objective_state).left:
+        raise WeightsError(
+            f"{source}: {', '.join(mismatched)} does not fit the model", "restore the bundle from a copy"
+        )
     return objective.eval()
 
 
@@ -67,51 +69,56 @@ class RestoredImage(NamedTuple):
     predicted: np.ndarray
 
 
-def make_reconstruction(scene: FigureContext) -> list[FigureResult]:
+def make_reconstruction(context: FigureContext) -> list[FigureResult]:
     """Draw images, their encoder input with hidden patches, and the reconstruction.
 
     Raises UsageError for a model without a decoder, and at another size than the run's.
     """
-    objective = load_restoring_objective(scene.run).to(scene.device)
+    objective = load_restoring_objective(context.run).to(context.device)
     config = objective.deployed_model().config
-    if scene.preprocess.image != config.image:
-        asked = format_dimensions(scene.preprocess.image)
+    if context.preprocess.image != config.image:
+        requested_size = format_dimensions(context.preprocess.image)
         raise UsageError(
-            f"cannot reconstruct images of {asked} pixels", f"leave --image-size out: {format_dimensions(config.image)}"
+            f"cannot reconstruct images of {requested_size} pixels",
+            f"leave --image-size out: {format_dimensions(config.image)}",
         )
-    pictures = scene.take_images(MAX_SHOWN_IMAGES)
-    results = restore_images(objective, scene.preprocess, pictures, scene.options.seed)
-    figure, axes = make_image_rows(scene, pictures, PANEL_TITLES)
+    input_images = context.take_images(MAX_SHOWN_IMAGES)
+    results = restore_images(objective, context.preprocess, input_images, context.options.seed)
+    figure, axes = make_image_rows(context, input_images, PANEL_TITLES)
     for row, result in zip(axes, results, strict=True):
-        for place, image in zip(row[1:], (result.seen, result.restored), strict=True):
-            place.imshow(np.asarray(image), interpolation="nearest")
-    numbers = {
-        "seen": np.stack([np.asarray(one.seen) for one in results]),
-        "restored": np.stack([np.asarray(one.restored) for one in results]),
-        "image": np.stack([np.asarray(one.shown) for one in pictures]),
-        "predicted": np.stack([one.predicted for one in results]),
-        "images": np.array([one.name for one in pictures]),
+        for panel, image in zip(row[1:], (result.seen, result.restored), strict=True):
+            panel.imshow(np.asarray(image), interpolation="nearest")
+    arrays = {
+        "seen": np.stack([np.asarray(item.seen) for item in results]),
+        "restored": np.stack([np.asarray(item.restored) for item in results]),
+        "image": np.stack([np.asarray(item.shown) for item in input_images]),
+        "predicted": np.stack([item.predicted for item in results]),
+        "images": np.array([item.name for item in input_images]),
     }
     return [
         FigureResult(
-            "reconstruction", "Restored images", objective.config.describe_restoration(), figure, numbers=numbers
+            "reconstruction", "Restored images", objective.config.describe_restoration(), figure, numbers=arrays
         )
     ]
 
 
 def restore_images(
-    objective: Objective, preprocess: Preprocess, pictures: Sequence[InputImage], seed: int = 0
+    objective: Objective, preprocess: Preprocess, input_images: Sequence[InputImage], seed: int = 0
 ) -> list[RestoredImage]:
     """Hide patches of images, drawn by the seed, and reconstruct them, one image at a time."""
     images_restored, device = [], next(objective.parameters()).device
-    for number, picture in enumerate(pictures):
-        images = preprocess.normalise(picture.pixels[None].to(device)).float()
+    for index, input_image in enumerate(input_images):
+        images = preprocess.normalise(input_image.pixels[None].to(device)).float()
         with torch.no_grad():
-            result = objective.reconstruct(images, derive_keys(seed, np.array([number])))
-        hidden = to_rgb_image(expand_patch_mask(result.hidden[0], picture.pixels.shape[1:]).to(torch.uint8)[None])
-        seen, restored = (to_shown_image(part[0], preprocess, picture) for part in (result.seen, result.restored))
-        shown = np.where(np.asarray(hidden) > 0, np.uint8(HIDDEN_PATCH_GREY), np.asarray(seen))
-        images_restored.append(RestoredImage(Image.fromarray(shown), restored, result.predicted[0].cpu().numpy()))
+            result = objective.reconstruct(images, derive_keys(seed, np.array([index])))
+        hidden = to_rgb_image(expand_patch_mask(result.hidden[0], input_image.pixels.shape[1:]).to(torch.uint8)[None])
+        seen, restored = (
+            to_shown_image(output[0], preprocess, input_image) for output in (result.seen, result.restored)
+        )
+        masked_input = np.where(np.asarray(hidden) > 0, np.uint8(HIDDEN_PATCH_GREY), np.asarray(seen))
+        images_restored.append(
+            RestoredImage(Image.fromarray(masked_input), restored, result.predicted[0].cpu().numpy())
+        )
     return images_restored
 
 
@@ -123,9 +130,9 @@ def expand_patch_mask(patches: Tensor, image: Sequence[int]) -> Tensor:
     return result
 
 
-def to_shown_image(image: Tensor, preprocess: Preprocess, picture: InputImage) -> Image.Image:
+def to_shown_image(image: Tensor, preprocess: Preprocess, input_image: InputImage) -> Image.Image:
     """Convert (C, *image) normalised pixels to RGB, in the display colours of the image."""
     values = preprocess.denormalise(image[None].cpu())[0]
-    if picture.pixels.dtype == torch.uint8:
+    if input_image.pixels.dtype == torch.uint8:
         return to_rgb_image(values.round().clamp(0, 255).to(torch.uint8))
-    return to_rgb_image(values, picture.pixels)
+    return to_rgb_image(values, input_image.pixels)

@@ -23,43 +23,46 @@ AXIS_NAMES = ("depth", "height", "width")
 SLICE_INCHES, CURVE_INCHES = 1.6, 5.2  # inches: the longer side of a slice, the length of a curve
 
 
-def make_slices(scene: FigureContext) -> list[FigureResult]:
+def make_slices(context: FigureContext) -> list[FigureResult]:
     """Draw the middle slice of each of the three axes of volumes, with its attention."""
-    pictures = scene.take_images(DEFAULT_IMAGE_COUNT)
-    maps = [compute_clip_maps(scene, one) for one in pictures]
-    sides = [side for axis in range(3) for side in [get_plane_size(scene.preprocess.image, axis)] * 2]
-    widths = [SLICE_INCHES * width / max(scene.preprocess.image) for _, width in sides]
-    height = SLICE_INCHES * max(height for height, _ in sides) / max(scene.preprocess.image)
-    size = sum(widths) + 1.4, len(pictures) * (height + 0.2) + 0.4
-    figure, axes = new_figure(*size, len(pictures), 6, gridspec_kw={"width_ratios": widths})
-    for row, (places, one, own) in enumerate(zip(axes, pictures, maps, strict=True)):
-        most = max(float(own.weights.max()), 1e-30)
+    input_images = context.take_images(DEFAULT_IMAGE_COUNT)
+    maps = [compute_clip_maps(context, volume) for volume in input_images]
+    plane_sizes = [
+        plane_size for axis in range(3) for plane_size in [get_plane_size(context.preprocess.image, axis)] * 2
+    ]
+    widths = [SLICE_INCHES * width / max(context.preprocess.image) for _, width in plane_sizes]
+    height = SLICE_INCHES * max(height for height, _ in plane_sizes) / max(context.preprocess.image)
+    size = sum(widths) + 1.4, len(input_images) * (height + 0.2) + 0.4
+    figure, axes = new_figure(*size, len(input_images), 6, gridspec_kw={"width_ratios": widths})
+    for row, (panels, volume, volume_maps) in enumerate(zip(axes, input_images, maps, strict=True)):
+        max_weight = max(float(volume_maps.weights.max()), 1e-30)
         for axis in range(3):
-            number, plane, values = take_middle_slice(one.pixels, own.weights, axis)
-            plain, over = places[2 * axis : 2 * axis + 2]
-            picture = InputImage(one.name, plane, one.pixels)
-            plain.imshow(np.asarray(plane), interpolation="nearest")
-            image = draw_heat_map(over, picture, values, most)
+            slice_index, plane, values = take_middle_slice(volume.pixels, volume_maps.weights, axis)
+            image_panel, map_panel = panels[2 * axis : 2 * axis + 2]
+            slice_image = InputImage(volume.name, plane, volume.pixels)
+            image_panel.imshow(np.asarray(plane), interpolation="nearest")
+            mappable = draw_heat_map(map_panel, slice_image, values, max_weight)
             if not row:
-                plain.set_title(
-                    f"{AXIS_NAMES[axis]}, slice {number + 1}\nof {one.pixels.shape[1 + axis]}", fontsize=FONT_SIZE
+                image_panel.set_title(
+                    f"{AXIS_NAMES[axis]}, slice {slice_index + 1}\nof {volume.pixels.shape[1 + axis]}",
+                    fontsize=FONT_SIZE,
                 )
-                over.set_title("attention", fontsize=FONT_SIZE)
-        label_panel(places[0], one.name)
-    for place in axes.flat:
-        place.set_axis_off()
-    add_colour_bar(figure, image, axes, "attention")
+                map_panel.set_title("attention", fontsize=FONT_SIZE)
+        label_panel(panels[0], volume.name)
+    for panel in axes.flat:
+        panel.set_axis_off()
+    add_colour_bar(figure, mappable, axes, "attention")
     caption = (
         f"{maps[0].caption} The middle slice along each axis of the model's input volume, first channel; "
         "maps are scaled to the maximum of the volume, which may be in another slice."
     )
-    numbers = {"maps": np.stack([one.weights.numpy() for one in maps]), "images": get_image_names(pictures)}
-    return [FigureResult("slices", "Attention in the middle slices", caption, figure, numbers=numbers)]
+    arrays = {"maps": np.stack([volume.weights.numpy() for volume in maps]), "images": get_image_names(input_images)}
+    return [FigureResult("slices", "Attention in the middle slices", caption, figure, numbers=arrays)]
 
 
-def get_image_names(pictures: list[InputImage]) -> np.ndarray:
+def get_image_names(input_images: list[InputImage]) -> np.ndarray:
     """Return the names of n images, (n,) text."""
-    return np.array([one.name for one in pictures])
+    return np.array([image.name for image in input_images])
 
 
 def get_plane_size(image: tuple[int, ...], axis: int) -> tuple[int, ...]:
@@ -70,40 +73,42 @@ def get_plane_size(image: tuple[int, ...], axis: int) -> tuple[int, ...]:
 def take_middle_slice(pixels: Tensor, weights: Tensor, axis: int) -> tuple[int, Image.Image, np.ndarray]:
     """Take the middle slice across an axis of (C, D, H, W) pixels and (d, h, w) patch weights. Returns its index, its
     first channel as a grey image scaled to the volume's range, and its weights."""
-    volume, side = pixels[0].float().numpy(), pixels.shape[1 + axis]
-    number = side // 2
+    volume, length = pixels[0].float().numpy(), pixels.shape[1 + axis]
+    index = length // 2
     low, high = float(volume.min()), float(volume.max())
-    grey = (volume.take(number, axis) - low) * (255 / max(high - low, 1e-9))
+    grey = (volume.take(index, axis) - low) * (255 / max(high - low, 1e-9))
     return (
-        number,
+        index,
         Image.fromarray(grey.astype(np.uint8)).convert("RGB"),
-        weights.numpy().take(number * weights.shape[axis] // side, axis),
+        weights.numpy().take(index * weights.shape[axis] // length, axis),
     )
 
 
-def make_curves(scene: FigureContext) -> list[FigureResult]:
+def make_curves(context: FigureContext) -> list[FigureResult]:
     """Draw the model's input signals, with attention below each."""
-    pictures = scene.take_images(DEFAULT_IMAGE_COUNT)
-    maps = [compute_clip_maps(scene, one) for one in pictures]
-    rows = 2 * len(pictures)
-    ratios = {"height_ratios": [4, 1] * len(pictures)}
-    figure, axes = new_figure(CURVE_INCHES + 1.2, 1.5 * len(pictures) + 0.3, rows, 1, gridspec_kw=ratios, sharex=True)
-    length = scene.preprocess.image[0]
-    for number, (one, own) in enumerate(zip(pictures, maps, strict=True)):
-        curve, strip = axes[2 * number : 2 * number + 2, 0]
-        for channel in one.pixels.float().numpy():
+    input_images = context.take_images(DEFAULT_IMAGE_COUNT)
+    maps = [compute_clip_maps(context, signal) for signal in input_images]
+    num_rows = 2 * len(input_images)
+    ratios = {"height_ratios": [4, 1] * len(input_images)}
+    figure, axes = new_figure(
+        CURVE_INCHES + 1.2, 1.5 * len(input_images) + 0.3, num_rows, 1, gridspec_kw=ratios, sharex=True
+    )
+    length = context.preprocess.image[0]
+    for index, (signal, signal_maps) in enumerate(zip(input_images, maps, strict=True)):
+        curve, strip = axes[2 * index : 2 * index + 2, 0]
+        for channel in signal.pixels.float().numpy():
             curve.plot(np.arange(length) + 0.5, channel, color=BLUE, linewidth=0.8, alpha=0.8)
-        values = own.weights.numpy() / max(float(own.weights.max()), 1e-30)
-        image = strip.imshow(
+        values = signal_maps.weights.numpy() / max(float(signal_maps.weights.max()), 1e-30)
+        mappable = strip.imshow(
             values[None], cmap=ATTENTION_COLORMAP, vmin=0, vmax=1, extent=(0, length, 0, 1), aspect="auto"
         )
-        curve.set_title(one.name.rpartition("/")[2], fontsize=FONT_SIZE)
+        curve.set_title(signal.name.rpartition("/")[2], fontsize=FONT_SIZE)
         strip.set_yticks([])
     axes[0, 0].set_xlim(0, length)
-    add_colour_bar(figure, image, axes, "attention")
+    add_colour_bar(figure, mappable, axes, "attention")
     caption = (
         f"{maps[0].caption} Input signals, all channels in one panel; below each, the attention to "
         "every patch, scaled to the maximum of the signal."
     )
-    numbers = {"maps": np.stack([one.weights.numpy() for one in maps]), "images": get_image_names(pictures)}
-    return [FigureResult("curves", "Attention along signals", caption, figure, numbers=numbers)]
+    arrays = {"maps": np.stack([signal.weights.numpy() for signal in maps]), "images": get_image_names(input_images)}
+    return [FigureResult("curves", "Attention along signals", caption, figure, numbers=arrays)]

@@ -98,18 +98,18 @@ class FigureContext:
 
     def input(self, pixels: Tensor) -> Tensor:
         """Normalise (B, C, *image) pixels into the model's input on its device."""
-        own = next(self.model.parameters())
-        return self.preprocess.normalise(pixels.to(self.device)).to(own.dtype)
+        parameter = next(self.model.parameters())
+        return self.preprocess.normalise(pixels.to(self.device)).to(parameter.dtype)
 
     def take_images(self, count: int) -> list[InputImage]:
         """Return the given images or, if there are none, `count` readable ones of the split, fixed by the seed.
 
         Raises DataError if none is readable.
         """
-        pictures = list(self.pictures) or [picture for _, picture in islice(self.readable(self.split), count)]
-        if not pictures:
+        input_images = list(self.pictures) or [image for _, image in islice(self.readable(self.split), count)]
+        if not input_images:
             raise DataError("no image can be read", "run `vitreous data check` to list the errors")
-        return pictures
+        return input_images
 
     def readable(self, split: Split) -> Iterator[tuple[int, InputImage]]:
         """Yield the readable samples of a split with their indices, in an order drawn by the seed."""
@@ -119,22 +119,22 @@ class FigureContext:
             except DataError:
                 continue
 
-    def batches(self, pictures: Sequence[InputImage], label: str = "look") -> Iterator[Tensor]:
+    def batches(self, input_images: Sequence[InputImage], label: str = "look") -> Iterator[Tensor]:
         """Yield the model's input (B, C, *image) for images, `batch_size` at a time."""
-        for low in range(0, len(pictures), self.options.batch_size):
-            part = pictures[low : low + self.options.batch_size]
-            yield self.input(torch.stack([one.pixels for one in part]))
-            self.listener.progress(label, low + len(part), len(pictures))
+        for low in range(0, len(input_images), self.options.batch_size):
+            batch = input_images[low : low + self.options.batch_size]
+            yield self.input(torch.stack([image.pixels for image in batch]))
+            self.listener.progress(label, low + len(batch), len(input_images))
 
     def layers(self, depth: int) -> list[int]:
         """Return the indices of the selected blocks, by default all of `depth`; -1 is the last.
 
         Raises UsageError for a block that does not exist.
         """
-        wrong = [layer for layer in self.options.layers if not -depth <= layer < depth]
-        if wrong:
+        invalid = [layer for layer in self.options.layers if not -depth <= layer < depth]
+        if invalid:
             hint = f"--layers counts from 0 to {depth - 1}, or from -1 backwards; figures count from 1 to {depth}"
-            raise UsageError(f"--layers {wrong[0]}: the model has {depth} blocks", hint)
+            raise UsageError(f"--layers {invalid[0]}: the model has {depth} blocks", hint)
         return sorted({layer % depth for layer in self.options.layers}) or list(range(depth))
 
 
@@ -143,10 +143,10 @@ def open_input_images(images: Sequence[str | os.PathLike[str]], preprocess: Prep
     for name in images:
         path = Path(name)
         if path.is_dir():
-            places = preprocess.find_files(os.fspath(path))
-            if not places:
+            files = preprocess.find_files(os.fspath(path))
+            if not files:
                 raise DataError(f"no {preprocess.noun} in {escape_unprintable(path)}", preprocess.folder_hint)
-            yield from (load_input_image(Path(place), escape_unprintable(place), preprocess) for place in places)
+            yield from (load_input_image(Path(file), escape_unprintable(file), preprocess) for file in files)
         else:
             yield load_input_image(path, escape_unprintable(path), preprocess)
 

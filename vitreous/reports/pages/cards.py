@@ -30,20 +30,27 @@ def build_image_cards(bundle: Bundle, split: Split, outputs: np.ndarray, bad: fr
     """Return cards of the images that the task selects from outputs (n, K), such as the worst ones: label, prediction,
     and the image as a data URI."""
     readable = np.array([sample not in bad for sample in range(len(split))], dtype=bool)
-    kinds = bundle.task.choose_examples(outputs, split, readable, MAX_CARD_IMAGES)
-    shown = encode_card_images(
-        bundle, split, list(dict.fromkeys(one.sample for some in kinds.values() for one in some))
+    examples_by_list = bundle.task.choose_examples(outputs, split, readable, MAX_CARD_IMAGES)
+    encoded = encode_card_images(
+        bundle,
+        split,
+        list(dict.fromkeys(example.sample for examples in examples_by_list.values() for example in examples)),
     )
-    rows = {
-        kind: [
-            {"name": split.name(one.sample), "label": one.label, "answer": one.prediction, "p": one.probability}
-            | shown[one.sample]
-            for one in some
-            if one.sample in shown
+    cards = {
+        list_name: [
+            {
+                "name": split.name(example.sample),
+                "label": example.label,
+                "answer": example.prediction,
+                "p": example.probability,
+            }
+            | encoded[example.sample]
+            for example in examples
+            if example.sample in encoded
         ]
-        for kind, some in kinds.items()
+        for list_name, examples in examples_by_list.items()
     }
-    return {**rows, "notes": bundle.task.example_notes, "small": max(bundle.preprocess.image) < MIN_SMOOTH_SIDE}
+    return {**cards, "notes": bundle.task.example_notes, "small": max(bundle.preprocess.image) < MIN_SMOOTH_SIDE}
 
 
 def encode_card_images(bundle: Bundle, split: Split, samples: list[int]) -> dict[int, dict[str, str | None]]:
@@ -51,23 +58,25 @@ def encode_card_images(bundle: Bundle, split: Split, samples: list[int]) -> dict
     pixels: dict[int, Tensor] = {}
     for sample in samples:
         try:
-            picture = bundle.preprocess.decode(open_sample(split, sample), split.name(sample))
-            pixels[sample] = bundle.preprocess.to_tensor(picture)
+            decoded = bundle.preprocess.decode(open_sample(split, sample), split.name(sample))
+            pixels[sample] = bundle.preprocess.to_tensor(decoded)
         except DataError:  # the file has disappeared since the evaluation
             continue
     if not pixels:
         return {}
     batch = bundle.preprocess.collate(list(pixels.values()))
-    parts = [one[None] for one in batch] if isinstance(batch, list) else [batch]
-    rollouts = [compute_card_attention(bundle, part) for part in parts]
-    maps = [one for part in rollouts if part is not None for one in part]
+    batches = [item[None] for item in batch] if isinstance(batch, list) else [batch]
+    rollouts = [compute_card_attention(bundle, chunk) for chunk in batches]
+    maps = [item for chunk in rollouts if chunk is not None for item in chunk]
     uris = {}
-    for place, (sample, own) in enumerate(pixels.items()):
-        image = shrink_image(to_rgb_image(own))
-        large = enlarge_pixels(image, MIN_MAP_SIDE)  # enlarged for a smooth overlay
+    for index, (sample, sample_pixels) in enumerate(pixels.items()):
+        image = shrink_image(to_rgb_image(sample_pixels))
+        enlarged = enlarge_pixels(image, MIN_MAP_SIDE)  # enlarged for a smooth overlay
         uris[sample] = {
             "picture": encode_data_uri(image),
-            "attention": encode_data_uri(overlay_heat_map(large, scale_attention_map(maps[place]))) if maps else None,
+            "attention": encode_data_uri(overlay_heat_map(enlarged, scale_attention_map(maps[index])))
+            if maps
+            else None,
         }
     return uris
 
@@ -79,11 +88,11 @@ def compute_card_attention(bundle: Bundle, pixels: Tensor) -> np.ndarray | None:
 
     model, device = bundle.model, next(bundle.model.parameters()).device
     try:
-        rollouts = [compute_rollout(model, bundle.preprocess.normalise(part.to(device))) for part in pixels.split(4)]
+        rollouts = [compute_rollout(model, bundle.preprocess.normalise(chunk.to(device))) for chunk in pixels.split(4)]
     except UsageError:
         return None
     grid, prefix = rollouts[0].grid, rollouts[0].prefix
     if len(grid) != 2:
         return None
-    maps = torch.cat([one.joint[:, -1, prefix:] for one in rollouts])
+    maps = torch.cat([rollout.joint[:, -1, prefix:] for rollout in rollouts])
     return (maps / maps.amax(1, keepdim=True).clamp(min=1e-12)).unflatten(1, grid).cpu().numpy()

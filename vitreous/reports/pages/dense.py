@@ -56,10 +56,10 @@ MAX_CLASS_CURVES, MAX_OBJECT_MATRIX_CLASSES = 8, 30  # classes with a separate c
 MAX_MAP_IMAGES = 6  # images
 
 
-def build_object_section(answers: SplitPredictions, report: Report) -> dict[str, Any]:
+def build_object_section(predictions: SplitPredictions, report: Report) -> dict[str, Any]:
     """Return the page's section on objects: images as data URIs, and plots."""
     details = report.details["objects"]
-    kinds = (
+    region_kinds = (
         [("", ""), (BOX_PREFIX, "boxes")]
         if any(name.startswith(BOX_PREFIX) for name in details["errors"])
         else [("", "")]
@@ -67,16 +67,16 @@ def build_object_section(answers: SplitPredictions, report: Report) -> dict[str,
     return {
         "threshold": details["threshold"],
         "sizes": build_sizes_table(report),
-        "scenes": find_worst_object_images(answers, details["threshold"], details["tiles"], bool(kinds[1:])),
+        "scenes": find_worst_object_images(predictions, details["threshold"], details["tiles"], bool(region_kinds[1:])),
         "panels": [
             *(
                 {
                     "title": f"AP50 points lost, {title}" if title else "AP50 points lost",
                     "key": "tide",
                     "text": "",
-                    "drawing": draw_error_bars(details["errors"], start, title),
+                    "drawing": draw_error_bars(details["errors"], metric_prefix, title),
                 }
-                for start, title in kinds
+                for metric_prefix, title in region_kinds
             ),
             {
                 "title": "precision and recall, IoU 0.5",
@@ -85,14 +85,16 @@ def build_object_section(answers: SplitPredictions, report: Report) -> dict[str,
                 "drawing": draw_precision_curves(details["curves"], report),
             },
         ],
-        "confusion": draw_object_confusion(details["confusion"], answers.bundle.task.classes),
+        "confusion": draw_object_confusion(details["confusion"], predictions.bundle.task.classes),
     }
 
 
 def build_sizes_table(report: Report) -> list[list[str]]:
     """Return header and rows of the table of AP and AR by object size, of masks and boxes if both exist."""
-    starts = [("", "mask "), (BOX_PREFIX, "box ")] if f"{BOX_PREFIX}ap" in report.metrics else [("", "")]
-    keys = [(start + name, f"{kind}{name.upper()}") for start, kind in starts for name in ("ap", "ar")]
+    prefixes = [("", "mask "), (BOX_PREFIX, "box ")] if f"{BOX_PREFIX}ap" in report.metrics else [("", "")]
+    keys = [
+        (prefix + name, f"{region_title}{name.upper()}") for prefix, region_title in prefixes for name in ("ap", "ar")
+    ]
     rows = [["objects", *(name for _, name in keys)]]
     for size in ("", *OBJECT_SIZES):
         cells = [f"{key}_{size}" if size else f"{key}100" if key.endswith("ar") else key for key, _ in keys]
@@ -102,73 +104,96 @@ def build_sizes_table(report: Report) -> list[list[str]]:
 
 def format_metric_with_interval(report: Report, name: str) -> str:
     """Format a metric with its interval, in per cent."""
-    ends, value = report.ends.get(name), report.metrics[name]
-    return format_percent(value, 1) + (f" ({100 * ends[0]:.1f} to {100 * ends[1]:.1f})" if ends else "")
+    interval, value = report.ends.get(name), report.metrics[name]
+    return format_percent(value, 1) + (f" ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})" if interval else "")
 
 
-def score_object_images(rows: Ragged, threshold: float) -> tuple[np.ndarray, np.ndarray]:
+def score_object_images(matches: Ragged, threshold: float) -> tuple[np.ndarray, np.ndarray]:
     """Compute F1 of each image at IoU 0.5 for predictions above a score, and its number of wrong predictions and
     objects: (n,) each; F1 is nan for an image with neither."""
-    table, images, count = rows.table, rows.images, len(rows)
-    truth, part = table[:, MatchColumn.TRUTH] == 1, select_region_columns(table, 0)
-    counted = part[:, RegionColumn.IGNORED] % 2 == 0
-    shown = ~truth & counted & (table[:, MatchColumn.SCORE] >= threshold)
-    right = np.bincount(images[shown & (part[:, RegionColumn.MATCHED] % 2 == 1)], minlength=count)
-    both = np.bincount(images[shown | (truth & counted)], minlength=count)
-    return np.divide(2 * right, both, out=np.full(count, np.nan), where=both > 0), both - 2 * right
+    table, images, count = matches.table, matches.images, len(matches)
+    truth, region = table[:, MatchColumn.TRUTH] == 1, select_region_columns(table, 0)
+    is_counted = region[:, RegionColumn.IGNORED] % 2 == 0
+    is_shown = ~truth & is_counted & (table[:, MatchColumn.SCORE] >= threshold)
+    num_correct = np.bincount(images[is_shown & (region[:, RegionColumn.MATCHED] % 2 == 1)], minlength=count)
+    num_objects = np.bincount(images[is_shown | (truth & is_counted)], minlength=count)
+    return np.divide(
+        2 * num_correct, num_objects, out=np.full(count, np.nan), where=num_objects > 0
+    ), num_objects - 2 * num_correct
 
 
-def find_worst_object_images(answers: SplitPredictions, threshold: float, tiles: bool, masks: bool) -> dict[str, Any]:
+def find_worst_object_images(
+    predictions: SplitPredictions, threshold: float, tiles: bool, masks: bool
+) -> dict[str, Any]:
     """Return the images of the lowest F1, most errors first: ground truth and predictions above the `threshold`, drawn
     over the image, detected in `tiles` if set; and the classes with their colours."""
-    classes, split = answers.bundle.task.classes, answers.split
+    classes, split = predictions.bundle.task.classes, predictions.split
     assert isinstance(split, AnnotatedSplit), "objects are evaluated on annotated data"
-    f1, wrong = score_object_images(answers.raw, threshold)  # type: ignore[arg-type]
-    order = [int(one) for one in np.lexsort((-wrong, f1)) if wrong[one] and int(one) not in answers.bad]
-    engine, colours, rows = (
-        make_engine(answers.bundle.model, answers.bundle.preprocess),
+    f1, num_errors = score_object_images(predictions.raw, threshold)  # type: ignore[arg-type]
+    order = [
+        int(index) for index in np.lexsort((-num_errors, f1)) if num_errors[index] and int(index) not in predictions.bad
+    ]
+    engine, colours, image_records = (
+        make_engine(predictions.bundle.model, predictions.bundle.preprocess),
         create_class_colours(classes),
         [],
     )
     for sample in order[:MAX_OBJECT_IMAGES]:
         try:
-            pixels = to_native_array(answers.bundle.preprocess.decode(split.raw(sample), split.name(sample)))
+            pixels = to_native_array(predictions.bundle.preprocess.decode(split.raw(sample), split.name(sample)))
             truth = split.target(sample)
         except DataError:  # the file has disappeared since the evaluation
             continue
         image = to_rgb_image(torch.from_numpy(pixels))
-        answer = detect_objects(make_detection_function(engine), pixels, answers.bundle.preprocess, tiles, threshold)
-        answer = answer.take(select_counted_detections(answer, truth))
-        pictures = draw_truth_and_prediction(image, answer, truth=truth, classes=classes, colours=colours, masks=masks)
-        facts = {"name": split.name(sample), "f1": float(f1[sample]), "wrong": int(wrong[sample])}
-        rows.append(
-            facts | {"pictures": [encode_data_uri(shrink_image(picture, OBJECT_IMAGE_SIDE)) for picture in pictures]}
+        detections = detect_objects(
+            make_detection_function(engine), pixels, predictions.bundle.preprocess, tiles, threshold
+        )
+        detections = detections.take(select_counted_detections(detections, truth))
+        drawn_images = draw_truth_and_prediction(
+            image, detections, truth=truth, classes=classes, colours=colours, masks=masks
+        )
+        image_info = {"name": split.name(sample), "f1": float(f1[sample]), "wrong": int(num_errors[sample])}
+        image_records.append(
+            image_info
+            | {
+                "pictures": [
+                    encode_data_uri(shrink_image(drawn_image, OBJECT_IMAGE_SIDE)) for drawn_image in drawn_images
+                ]
+            }
         )
     names = [
         {"name": name, "colour": "#{:02x}{:02x}{:02x}".format(*colour)}
         for name, colour in zip(classes, colours, strict=True)
     ]
-    return {"rows": rows, "classes": names if len(names) <= MAX_OBJECT_MATRIX_CLASSES else []}
+    return {"rows": image_records, "classes": names if len(names) <= MAX_OBJECT_MATRIX_CLASSES else []}
 
 
 def draw_truth_and_prediction(
-    image: Image.Image, answer: Detections, truth: Target, classes: tuple[str, ...], colours: np.ndarray, masks: bool
+    image: Image.Image,
+    detections: Detections,
+    truth: Target,
+    classes: tuple[str, ...],
+    colours: np.ndarray,
+    masks: bool,
 ) -> tuple[Image.Image, Image.Image]:
     """Draw ground truth and predictions over an image, in the colours (K, 3) of the classes; missed and wrong ones are
     crossed out and labelled. A small image is enlarged."""
-    table = match_image(answer, truth, masks)
+    table = match_image(detections, truth, masks)
     factor = max(1, OBJECT_IMAGE_SIDE // max(image.size))
     image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
-    rows = select_region_columns(table, 0)
-    answered = [int(code) for code in rows[: len(table) - len(truth), RegionColumn.ERROR]]
-    alone = (rows[len(table) - len(truth) :, RegionColumn.MATCHED] == 0) & ~truth.crowd
-    missed = ["missed" if one else "" for one in alone]
-    wrong = [DETECTION_ERRORS[DetectionError(code).name.lower()] if code else "" for code in answered]
-    shapes = (get_true_mask_runs(truth), answer.masks) if masks else (None, None)
-    runs = [None if part is None else [scale_mask_runs(one, answer.size, factor) for one in part] for part in shapes]
+    region = select_region_columns(table, 0)
+    error_codes = [int(code) for code in region[: len(table) - len(truth), RegionColumn.ERROR]]
+    is_missed = (region[len(table) - len(truth) :, RegionColumn.MATCHED] == 0) & ~truth.crowd
+    missed_texts = ["missed" if item else "" for item in is_missed]
+    error_texts = [DETECTION_ERRORS[DetectionError(code).name.lower()] if code else "" for code in error_codes]
+    mask_sets = (get_true_mask_runs(truth), detections.masks) if masks else (None, None)
+    runs = [
+        None if image_masks is None else [scale_mask_runs(item, detections.size, factor) for item in image_masks]
+        for image_masks in mask_sets
+    ]
     return (
-        draw_marked_objects(image, truth.boxes * factor, colours[truth.labels], runs[0], missed),
-        draw_marked_objects(image, answer.boxes * factor, colours[answer.labels], runs[1], wrong),
+        draw_marked_objects(image, truth.boxes * factor, colours[truth.labels], runs[0], missed_texts),
+        draw_marked_objects(image, detections.boxes * factor, colours[detections.labels], runs[1], error_texts),
     )
 
 
@@ -184,34 +209,34 @@ def draw_marked_objects(
 ) -> Image.Image:
     """Draw objects with boxes (n, 4) and colours (n, 3); errors are crossed out, and the first of them are labelled."""
     shades = [(int(r), int(g), int(b)) for r, g, b in colours]
-    picture = draw_objects(image, boxes, shades, [""] * len(boxes), masks)
-    pen, width = ImageDraw.Draw(picture), max(1, round(min(image.size) / 250))
-    marked = [(round_box(boxes[row]), shades[row], error) for row, error in enumerate(errors) if error]
+    drawing = draw_objects(image, boxes, shades, [""] * len(boxes), masks)
+    pen, width = ImageDraw.Draw(drawing), max(1, round(min(image.size) / 250))
+    marked = [(round_box(boxes[index]), shades[index], error) for index, error in enumerate(errors) if error]
     for (left, top, right, bottom), colour, _ in marked:
         for line in ((left, top, right, bottom), (left, bottom, right, top)):
             pen.line(line, fill=(0, 0, 0), width=width + 2)
             pen.line(line, fill=colour, width=width)
     font = ImageFont.load_default(LABEL_HEIGHT * max(image.size) / OBJECT_IMAGE_SIDE)
     for box, colour, error in reversed(marked[:MAX_NAMED_ERRORS]):
-        draw_label(pen, picture.size, box=box, text=error, colour=colour, font=font)
-    return picture
+        draw_label(pen, drawing.size, box=box, text=error, colour=colour, font=font)
+    return drawing
 
 
-def draw_error_bars(errors: dict[str, float], start: str, title: str) -> Any:
+def draw_error_bars(errors: dict[str, float], metric_prefix: str, title: str) -> Any:
     """Draw the AP50 points lost to each error type."""
     from matplotlib.figure import Figure
 
-    values = [100 * errors[start + name] for name in DETECTION_ERRORS]
+    values = [100 * errors[metric_prefix + name] for name in DETECTION_ERRORS]
     with use_page_style():
         figure = Figure(figsize=(4.6, 2.6))
         figure.subplots_adjust(left=0.32, right=0.9, bottom=0.17, top=0.9)
         axes: Axes = figure.subplots()
-        places = np.arange(len(values))[::-1]
-        axes.barh(places, values, color=LINE_COLOURS[1], alpha=0.7, height=0.65)
-        axes.set_yticks(places, list(DETECTION_ERRORS.values()))
-        spare = max(1.0, *values) * 0.02
-        for place, value in zip(places, values, strict=True):
-            axes.text(max(value, 0) + spare, place, f"{value:.1f}", va="center", fontsize=8)
+        bar_positions = np.arange(len(values))[::-1]
+        axes.barh(bar_positions, values, color=LINE_COLOURS[1], alpha=0.7, height=0.65)
+        axes.set_yticks(bar_positions, list(DETECTION_ERRORS.values()))
+        label_gap = max(1.0, *values) * 0.02
+        for bar_position, value in zip(bar_positions, values, strict=True):
+            axes.text(max(value, 0) + label_gap, bar_position, f"{value:.1f}", va="center", fontsize=8)
         axes.set_xlim(min(0.0, *values), max(1.0, *values) * 1.12)
         axes.set_xlabel("AP50 points lost")
         axes.tick_params(axis="y", length=0)
@@ -224,13 +249,13 @@ def draw_precision_curves(curves: dict[str, Any], report: Report) -> Any:
     from matplotlib.figure import Figure
 
     objects = {row["class"]: row["objects"] for row in report.per_class}
-    named = sorted(curves["classes"], key=lambda name: -objects[name])[:MAX_CLASS_CURVES]
+    shown_classes = sorted(curves["classes"], key=lambda name: -objects[name])[:MAX_CLASS_CURVES]
     with use_page_style():
         figure = Figure(figsize=(4.6, 3.4))
         figure.subplots_adjust(left=0.13, right=0.98, bottom=0.14, top=0.91)
         axes: Axes = figure.subplots()
-        for number, name in enumerate(named):
-            axes.plot(curves["recall"], curves["classes"][name], color=LINE_COLOURS[number], linewidth=1.2, label=name)
+        for index, name in enumerate(shown_classes):
+            axes.plot(curves["recall"], curves["classes"][name], color=LINE_COLOURS[index], linewidth=1.2, label=name)
         if len(curves["classes"]) > 1:
             axes.plot(curves["recall"], curves["mean"], color=INK, linewidth=2, label="mean over classes")
         axes.set_xlim(0, 1)
@@ -238,7 +263,7 @@ def draw_precision_curves(curves: dict[str, Any], report: Report) -> Any:
         axes.set_xlabel("recall")
         axes.set_ylabel("precision")
         strip_axes(axes)
-        if named:
+        if shown_classes:
             legend = axes.legend(frameon=False, fontsize=8, loc="best")
             for text in legend.get_texts():
                 text.set_parse_math(False)  # a class name may contain $x$
@@ -251,46 +276,47 @@ def draw_object_confusion(matrix: list[list[int]] | None, classes: tuple[str, ..
     if matrix is None:
         return None
     counts = np.array(matrix)
-    wrong = counts.sum(0) + counts.sum(1) - 2 * np.diag(counts)
-    chosen = np.sort(np.argsort(-wrong[:-1], kind="stable")[:MAX_OBJECT_MATRIX_CLASSES])
-    names = [*(classes[place] for place in chosen), "nothing"]
-    rows = np.append(chosen, len(classes))
-    return draw_confusion_plot(counts[np.ix_(rows, rows)], names)
+    num_errors = counts.sum(0) + counts.sum(1) - 2 * np.diag(counts)
+    class_indices = np.sort(np.argsort(-num_errors[:-1], kind="stable")[:MAX_OBJECT_MATRIX_CLASSES])
+    names = [*(classes[index] for index in class_indices), "nothing"]
+    matrix_indices = np.append(class_indices, len(classes))
+    return draw_confusion_plot(counts[np.ix_(matrix_indices, matrix_indices)], names)
 
 
-def find_worst_map_images(answers: SplitPredictions) -> dict[str, Any]:
+def find_worst_map_images(predictions: SplitPredictions) -> dict[str, Any]:
     """Return the images of the lowest mIoU, each with its mIoU and three images as data URIs: the image, and the true
     and predicted class map over it (middle planes of volumes); and the classes with their colours."""
-    classes, split = answers.bundle.task.classes, answers.split
+    classes, split = predictions.bundle.task.classes, predictions.split
     assert isinstance(split, AnnotatedSplit), "class maps are evaluated on annotated data"
     metrics = [
-        compute_segmentation_metrics(matrix)["miou"] for matrix in extract_confusion_matrices(answers.raw, len(classes))
+        compute_segmentation_metrics(matrix)["miou"]
+        for matrix in extract_confusion_matrices(predictions.raw, len(classes))
     ]
     order = sorted(
-        (sample for sample in range(len(split)) if metrics[sample] is not None and sample not in answers.bad),
+        (sample for sample in range(len(split)) if metrics[sample] is not None and sample not in predictions.bad),
         key=lambda sample: metrics[sample] or 0.0,
     )
-    engine, colours, rows = (
-        make_engine(answers.bundle.model, answers.bundle.preprocess),
+    engine, colours, image_records = (
+        make_engine(predictions.bundle.model, predictions.bundle.preprocess),
         create_class_colours(classes),
         [],
     )
     for sample in order[:MAX_MAP_IMAGES]:
         try:
-            pixels = to_native_array(answers.bundle.preprocess.decode(split.raw(sample), split.name(sample)))
+            pixels = to_native_array(predictions.bundle.preprocess.decode(split.raw(sample), split.name(sample)))
             truth = split.target(sample).class_map()
         except DataError:  # the file has disappeared since the evaluation
             continue
-        answer = predict_class_map(make_logits_function(engine), pixels, answers.bundle.preprocess.image)
-        if answer.ndim == 3:
+        prediction = predict_class_map(make_logits_function(engine), pixels, predictions.bundle.preprocess.image)
+        if prediction.ndim == 3:
             pixels = tile_middle_planes(pixels, pixels.min())
-            truth, answer = (tile_middle_planes(classes, IGNORE_INDEX) for classes in (truth, answer))
+            truth, prediction = (tile_middle_planes(classes, IGNORE_INDEX) for classes in (truth, prediction))
         image = to_rgb_image(torch.from_numpy(pixels))
-        pictures = [image, overlay_class_map(image, truth, colours), overlay_class_map(image, answer, colours)]
-        uris = [encode_data_uri(shrink_image(picture)) for picture in pictures]
-        rows.append({"name": split.name(sample), "miou": metrics[sample], "pictures": uris})
+        drawn_images = [image, overlay_class_map(image, truth, colours), overlay_class_map(image, prediction, colours)]
+        uris = [encode_data_uri(shrink_image(drawn_image)) for drawn_image in drawn_images]
+        image_records.append({"name": split.name(sample), "miou": metrics[sample], "pictures": uris})
     names = [
         {"name": name, "colour": "#{:02x}{:02x}{:02x}".format(*colour)}
         for name, colour in zip(classes, colours, strict=True)
     ]
-    return {"rows": rows, "classes": names}
+    return {"rows": image_records, "classes": names}

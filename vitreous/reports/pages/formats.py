@@ -41,7 +41,7 @@ def format_share(share: float) -> str:
         return f"{value:.1e} %".replace("e-0", "e-")
     if value < 99.5:
         return f"{value:#.2g}".rstrip(".") + " %"
-    return next(text for places in range(1, 6) if float(text := f"{value:.{places}f}") < 100) + " %"
+    return next(text for decimals in range(1, 6) if float(text := f"{value:.{decimals}f}") < 100) + " %"
 
 
 def format_share_markup(share: float) -> str:

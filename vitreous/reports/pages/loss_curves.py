@@ -17,11 +17,11 @@ def build_loss_panel(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
         Curve("training loss", LINE_COLOURS[0], lines, TRAIN_LOSS_KEY),
         Curve("validation loss (NLL)", LINE_COLOURS[1], lines, VALIDATION_LOSS_KEY),
     ]
-    series = [one for one in series if one.points()]
+    series = [curve for curve in series if curve.points()]
     if not series:
         return None
     title, key = ("loss", "losses") if len(series) > 1 else (series[0].name, series[0].key)
-    label = " and ".join(one.name for one in series)
+    label = " and ".join(curve.name for curve in series)
     return {
         "title": title,
         "key": key,
@@ -37,30 +37,30 @@ def describe_overfitting(lines: list[dict[str, Any]]) -> str:
     training loss of the last evaluation is at least 5 % below that at the minimum. The training loss of an evaluation
     is the mean of the log lines since the previous one.
     """
-    measured = compute_mean_losses(lines)
-    if len(measured) <= OVERFITTING_EVALUATIONS:
+    losses = compute_mean_losses(lines)
+    if len(losses) <= OVERFITTING_EVALUATIONS:
         return ""
-    best = min(range(len(measured)), key=lambda place: measured[place][2])
-    (epoch, train_then, lowest), (last_epoch, train_now, last) = measured[best], measured[-1]
-    risen = lowest > 0 and all(
-        loss >= (1 + OVERFITTING_RISE) * lowest for _, _, loss in measured[-OVERFITTING_EVALUATIONS:]
+    best = min(range(len(losses)), key=lambda index: losses[index][2])
+    (epoch, train_then, lowest), (last_epoch, train_now, last_loss) = losses[best], losses[-1]
+    has_risen = lowest > 0 and all(
+        loss >= (1 + OVERFITTING_RISE) * lowest for _, _, loss in losses[-OVERFITTING_EVALUATIONS:]
     )
-    if not risen or train_now > (1 - OVERFITTING_RISE) * train_then:
+    if not has_risen or train_now > (1 - OVERFITTING_RISE) * train_then:
         return ""
     return (
         f"validation loss was lowest at epoch {epoch:.3g} ({lowest:.3g}) and rose by "
-        f"{last / lowest - 1:.0%} to {last:.3g} at epoch {last_epoch:.3g}, while training loss fell from "
+        f"{last_loss / lowest - 1:.0%} to {last_loss:.3g} at epoch {last_epoch:.3g}, while training loss fell from "
         f"{train_then:.3g} to {train_now:.3g}. Train for fewer epochs, add augmentation, or use --early-stop 5."
     ).replace("%", " %")
 
 
 def compute_mean_losses(lines: list[dict[str, Any]]) -> list[tuple[float, float, float]]:
     """Return (epoch, mean training loss since the previous evaluation, validation loss) of each evaluation."""
-    measured, since = [], list[float]()
+    losses, recent_losses = [], list[float]()
     for line in lines:
         if line.get(TRAIN_LOSS_KEY) is not None:
-            since.append(line[TRAIN_LOSS_KEY])
-        if line.get(VALIDATION_LOSS_KEY) is not None and since:
-            measured.append((line["epoch"], sum(since) / len(since), line[VALIDATION_LOSS_KEY]))
-            since = []
-    return measured
+            recent_losses.append(line[TRAIN_LOSS_KEY])
+        if line.get(VALIDATION_LOSS_KEY) is not None and recent_losses:
+            losses.append((line["epoch"], sum(recent_losses) / len(recent_losses), line[VALIDATION_LOSS_KEY]))
+            recent_losses = []
+    return losses

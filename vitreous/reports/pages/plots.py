@@ -71,8 +71,8 @@ def figure_to_svg_markup(figure: Figure, label: str, **options: Any) -> Any:
     text = text[text.index("<svg") :].replace(INK, "currentColor")
     width = re.search(r'width="([\d.]+)pt"', text)
     assert width is not None, "matplotlib writes the width in points"
-    side = float(width[1]) * 96 / 72
-    head = f'<svg role="img" aria-label="{escape(label)}" style="--side: {side:.0f}px"'
+    css_width = float(width[1]) * 96 / 72
+    head = f'<svg role="img" aria-label="{escape(label)}" style="--side: {css_width:.0f}px"'
     return Markup(text.replace("<svg", head, 1))
 
 
@@ -100,20 +100,25 @@ def draw_metric_curves(
         # placing the legend automatically takes as long as drawing
         figure.subplots_adjust(left=0.14, right=0.98, bottom=0.155, top=0.93)
         axes = figure.subplots()
-        for one in series:
-            if points := one.points():
+        for curve in series:
+            if points := curve.points():
                 marker = "o" if len(points) < 20 else ""
-                look: dict[str, Any] = {"color": one.colour, "linestyle": one.dashes, "marker": marker, "markersize": 3}
-                axes.plot(*zip(*points, strict=True), label=one.name, **look)
+                style: dict[str, Any] = {
+                    "color": curve.colour,
+                    "linestyle": curve.dashes,
+                    "marker": marker,
+                    "markersize": 3,
+                }
+                axes.plot(*zip(*points, strict=True), label=curve.name, **style)
         for name, value in references.items():
             axes.axhline(value, color=INK, alpha=0.55, linewidth=1, linestyle="--")
-            place = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "top"}
-            axes.text(0.99, value - 0.01 * (limits or (0, 0))[1], name, **place, fontsize=8)
+            alignment = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "top"}
+            axes.text(0.99, value - 0.01 * (limits or (0, 0))[1], name, **alignment, fontsize=8)
         axes.set_xlabel("epochs")
         axes.set_xlim(left=0)
         if limits is not None:
             axes.set_ylim(*limits)
-        if all(one.key.rpartition("/")[2] in PERCENT_METRICS for one in series):
+        if all(curve.key.rpartition("/")[2] in PERCENT_METRICS for curve in series):
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
         else:
             axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5), useMathText=False)
@@ -153,10 +158,12 @@ def draw_reliability_plot(edges: np.ndarray, accuracy: np.ndarray, confidence: n
         figure = Figure(figsize=(4.8, 4.4))
         figure.subplots_adjust(left=0.12, right=0.97, bottom=0.11, top=0.97, hspace=0.08)
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-        width, full = edges[1] - edges[0], counts > 0
+        width, is_filled = edges[1] - edges[0], counts > 0
         upper.plot([0, 1], [0, 1], color=INK, alpha=0.4, linewidth=1, linestyle="--")
-        upper.bar(edges[:-1][full] + width / 2, accuracy[full], width * 0.92, color=LINE_COLOURS[0], alpha=0.55)
-        upper.plot(confidence[full], accuracy[full], "o", color=LINE_COLOURS[1], markersize=4)
+        upper.bar(
+            edges[:-1][is_filled] + width / 2, accuracy[is_filled], width * 0.92, color=LINE_COLOURS[0], alpha=0.55
+        )
+        upper.plot(confidence[is_filled], accuracy[is_filled], "o", color=LINE_COLOURS[1], markersize=4)
         upper.set_ylabel("accuracy")
         upper.set_ylim(0, 1)
         upper.set_xlim(0, 1)
@@ -178,25 +185,29 @@ def draw_confusion_plot(
 
     count = len(names)
     cell = CELL_INCHES if count < FINE_CELL_CLASSES else FINE_CELL_INCHES
-    room = 0.078 * min(18, max(len(name) for name in names)) + 0.5  # inches for class names and axis labels
-    side = room + max(2.1, cell * count)
-    points = 72 * (side - room) / count  # points per side of a cell
-    rows = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
+    margin = 0.078 * min(18, max(len(name) for name in names)) + 0.5  # inches for class names and axis labels
+    side = margin + max(2.1, cell * count)
+    points = 72 * (side - margin) / count  # points per side of a cell
+    row_shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
     digits = max(len(format_compact_count(int(value))) for value in matrix.flat)
     size = min(CELL_FONTS[1], 0.9 * points / (DIGIT_WIDTH * digits))
     with use_page_style():
         figure = Figure(figsize=(side, side))
-        figure.subplots_adjust(left=room / side, right=1 - 0.05 / side, bottom=room / side, top=1 - 0.05 / side)
+        figure.subplots_adjust(left=margin / side, right=1 - 0.05 / side, bottom=margin / side, top=1 - 0.05 / side)
         axes = figure.subplots()
         axes.set_facecolor("none")
         # squares, not an image: empty cells keep the page's background colour
-        for (row, column), value in np.ndenumerate(rows):
+        for (row, column), value in np.ndenumerate(row_shares):
             if value:
-                look = {"facecolor": LINE_COLOURS[row != column], "alpha": 0.12 + 0.78 * float(value), "linewidth": 0}
-                axes.add_artist(Rectangle((column - 0.5, row - 0.5), 1, 1, gid=f"cell-{row}-{column}", **look))
+                cell_style = {
+                    "facecolor": LINE_COLOURS[row != column],
+                    "alpha": 0.12 + 0.78 * float(value),
+                    "linewidth": 0,
+                }
+                axes.add_artist(Rectangle((column - 0.5, row - 0.5), 1, 1, gid=f"cell-{row}-{column}", **cell_style))
                 if size >= CELL_FONTS[0]:
-                    place: dict[str, Any] = {"ha": "center", "va": "center", "gid": f"count-{row}-{column}"}
-                    axes.text(column, row, format_compact_count(int(matrix[row, column])), fontsize=size, **place)
+                    text_style: dict[str, Any] = {"ha": "center", "va": "center", "gid": f"count-{row}-{column}"}
+                    axes.text(column, row, format_compact_count(int(matrix[row, column])), fontsize=size, **text_style)
         shorter = [name if len(name) <= 18 else name[:17] + "…" for name in names]
         axes.set_xticks(range(count), shorter, rotation=90)
         axes.set_yticks(range(count), shorter)
@@ -208,8 +219,8 @@ def draw_confusion_plot(
         axes.set_xlabel("predicted")
         axes.set_ylabel("label")
         axes.spines[:].set_visible(False)
-        drawn = render(figure, "confusion matrix")
-    return add_cell_titles(drawn, matrix, names) if render is figure_to_svg_markup else drawn
+        rendered = render(figure, "confusion matrix")
+    return add_cell_titles(rendered, matrix, names) if render is figure_to_svg_markup else rendered
 
 
 def format_compact_count(count: int) -> str:

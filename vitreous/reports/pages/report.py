@@ -50,7 +50,7 @@ MAX_LISTED_EVALUATIONS = 50  # latest evaluations that are shown
 def write_report(
     path: Path,
     folder: RunFolder | None,
-    answers: SplitPredictions | None = None,
+    predictions: SplitPredictions | None = None,
     report: Report | None = None,
     command: str = "",
 ) -> dict[str, Any]:
@@ -58,31 +58,34 @@ def write_report(
 
     Returns the content of the page by section.
     """
-    parts: dict[str, Any] = {"trained": None, "grid": None, "judged": None, "unlabelled": None, "learned": {}}
-    parts["samples"] = None
+    sections: dict[str, Any] = {"trained": None, "grid": None, "judged": None, "unlabelled": None, "learned": {}}
+    sections["samples"] = None
     if folder is not None and folder.config.is_file():
-        parts |= build_training_section(folder)
-    if answers is not None and report is not None:
-        parts |= {"judged": build_evaluation_section(answers, report), "model": answers.bundle.model.config.name()}
-        parts.setdefault("data", Path(answers.source).name or answers.source)
-    parts["commands"] = list(dict.fromkeys([*parts.get("commands", []), *([command] if command else [])]))
-    write_text_atomic(path, render_template("report.html", **parts))
-    return parts
+        sections |= build_training_section(folder)
+    if predictions is not None and report is not None:
+        sections |= {
+            "judged": build_evaluation_section(predictions, report),
+            "model": predictions.bundle.model.config.name(),
+        }
+        sections.setdefault("data", Path(predictions.source).name or predictions.source)
+    sections["commands"] = list(dict.fromkeys([*sections.get("commands", []), *([command] if command else [])]))
+    write_text_atomic(path, render_template("report.html", **sections))
+    return sections
 
 
 def build_training_section(folder: RunFolder) -> dict[str, Any]:
     """Read the training information from the files of a run's folder."""
     run, summary = folder.run(), read_json_or_empty(folder.summary)
     table, lines = read_json_or_empty(folder.path / "trials.json"), read_json_lines(folder.metrics)
-    drawn, unlabelled = [], None
+    panels, unlabelled = [], None
     if run.objective.ships_features:
         unlabelled = {"curves": draw_logged_curves(lines, run), "figures": build_headline_metrics(summary, run)}
     else:
-        drawn = draw_training_panels(lines)
+        panels = draw_training_panels(lines)
     return {
         "model": run.model.name(),
         "data": Path(run.data.source).name or run.data.source,
-        "trained": {"run": run, "summary": summary, "curves": drawn},
+        "trained": {"run": run, "summary": summary, "curves": panels},
         "unlabelled": unlabelled,
         "learned": read_learned_images(folder.path) if unlabelled else {},
         "samples": build_samples_section(folder, run) if run.objective.generates else None,
@@ -104,10 +107,10 @@ def build_samples_section(folder: RunFolder, run: Run) -> dict[str, Any]:
     """Return the samples that a generator drew at the end of its run, the classes of the rows, the frames per clip (0
     for images), and the error of the last evaluation."""
     path, classes = folder.path / SAMPLES_FILE, read_json_or_empty(folder.path / "data.json").get("classes", [])
-    picture = base64.b64encode(path.read_bytes()).decode() if path.is_file() else None
+    encoded_image = base64.b64encode(path.read_bytes()).decode() if path.is_file() else None
     val = read_json_or_empty(folder.summary).get("val") or {}
     return {
-        "picture": picture,
+        "picture": encoded_image,
         "classes": len(classes),
         "frames": run.preprocess.frames if run.preprocess.is_animated else 0,
         "error": val.get("denoising_error"),
@@ -129,10 +132,10 @@ def has_metric(lines: list[dict[str, Any]], key: str) -> bool:
 
 def draw_training_panels(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Draw the losses of a run in one chart, the primary metric of its evaluations, and the learning rate."""
-    measure = find_primary_metric(lines)
+    metric_name = find_primary_metric(lines)
     panels = [panel] if (panel := build_loss_panel(lines)) else []
     for title, key, colour in (
-        (f"validation {get_metric_label(measure)}", f"val/{measure}", 2),
+        (f"validation {get_metric_label(metric_name)}", f"val/{metric_name}", 2),
         ("learning rate", "lr", 3),
     ):
         if has_metric(lines, key):
@@ -147,43 +150,54 @@ def build_lr_grid_section(
     """Return the trials of a learning-rate grid, and their curves."""
     trials = [
         (
-            f"{row['lr']:g}",
+            f"{trial['lr']:g}",
             LINE_COLOURS[count % len(LINE_COLOURS)],
-            read_json_lines(folder.path / row["folder"] / "metrics.jsonl"),
+            read_json_lines(folder.path / trial["folder"] / "metrics.jsonl"),
         )
-        for count, row in enumerate(table["trials"])
+        for count, trial in enumerate(table["trials"])
     ]
-    last = [(f"{run.optimizer.lr:g}, all images", INK, read_json_lines(folder.metrics))] if summary else []
-    measure = find_primary_metric([line for _, _, lines in [*trials, *last] for line in lines])
+    final_curve = [(f"{run.optimizer.lr:g}, all images", INK, read_json_lines(folder.metrics))] if summary else []
+    metric_name = find_primary_metric([line for _, _, lines in [*trials, *final_curve] for line in lines])
     panels = [
-        ("training loss", "train/loss", [*trials, *last]),
+        ("training loss", "train/loss", [*trials, *final_curve]),
         ("held-out loss (NLL)", "val/nll", trials),
-        (f"held-out {get_metric_label(measure)}", f"val/{measure}", trials),
+        (f"held-out {get_metric_label(metric_name)}", f"val/{metric_name}", trials),
     ]
     curves = [
         {
             "title": title,
             "key": key,
-            "drawing": draw_metric_curves(title, [Curve(*one, key) for one in rows], "learning rate"),
+            "drawing": draw_metric_curves(
+                title, [Curve(*curve_data, key) for curve_data in trial_rows], "learning rate"
+            ),
         }
-        for title, key, rows in panels
+        for title, key, trial_rows in panels
         if trials
     ]
-    rows = [
-        {**row, "score_text": "–" if row.get("score") is None else format_metric_value(measure, row["score"])}
-        for row in table["trials"]
+    trial_rows = [
+        {**trial, "score_text": "–" if trial.get("score") is None else format_metric_value(metric_name, trial["score"])}
+        for trial in table["trials"]
     ]
-    return {**table, "trials": rows, "measure": get_metric_label(measure), "measure_key": measure, "curves": curves}
+    return {
+        **table,
+        "trials": trial_rows,
+        "measure": get_metric_label(metric_name),
+        "measure_key": metric_name,
+        "curves": curves,
+    }
 
 
-def build_evaluation_section(answers: SplitPredictions, report: Report) -> dict[str, Any]:
+def build_evaluation_section(predictions: SplitPredictions, report: Report) -> dict[str, Any]:
     """Return the results of an evaluation for the page."""
-    task, (rank, _) = answers.bundle.task, METRICS[report.primary].ranking_metric
-    rows = sorted(report.per_class, key=lambda row: row[rank] if row[rank] is not None else 2.0)
-    worst, best = rows, []
-    if len(rows) > MAX_CLASS_ROWS:
-        worst, best = rows[: MAX_CLASS_ROWS * 2 // 3], [row for row in rows if row["images"]][-MAX_CLASS_ROWS // 3 :]
-    figures = [
+    task, (rank_key, _) = predictions.bundle.task, METRICS[report.primary].ranking_metric
+    class_rows = sorted(report.per_class, key=lambda row: row[rank_key] if row[rank_key] is not None else 2.0)
+    worst, best = class_rows, []
+    if len(class_rows) > MAX_CLASS_ROWS:
+        worst, best = (
+            class_rows[: MAX_CLASS_ROWS * 2 // 3],
+            [row for row in class_rows if row["images"]][-MAX_CLASS_ROWS // 3 :],
+        )
+    headline_metrics = [
         {
             "title": get_metric_label(name),
             "key": name,
@@ -194,31 +208,31 @@ def build_evaluation_section(answers: SplitPredictions, report: Report) -> dict[
         if name in METRICS and value is not None
     ]
     return {
-        "source": answers.source,
-        "name": answers.name,
+        "source": predictions.source,
+        "name": predictions.name,
         "images": report.images,
-        "views": answers.clip_views if answers.clip_views != SINGLE_VIEW else None,
+        "views": predictions.clip_views if predictions.clip_views != SINGLE_VIEW else None,
         "unreadable": report.unreadable,
-        "figures": figures,
+        "figures": headline_metrics,
         "worst": worst,
         "best": best,
-        "left": len(rows) - len(worst) - len(best),
-        "columns": METRICS[report.primary].class_columns(rows),
-        "confusable": any("confused_with" in row for row in rows),
+        "left": len(class_rows) - len(worst) - len(best),
+        "columns": METRICS[report.primary].class_columns(class_rows),
+        "confusable": any("confused_with" in row for row in class_rows),
         **draw_confusion_section(report, tuple(row["class"] for row in report.per_class)),
         "targets": format_target_rows(report),
         "target_columns": [METRICS[key] for row in report.details.get("targets", [])[:1] for key in row["interval"]],
         **{"scenes": None, "objects": None, "reliability": None, "cards": {}, "charts": []},
-        **TASK_SECTIONS.get(task.name, build_image_section)(answers, report),
+        **TASK_SECTIONS.get(task.name, build_image_section)(predictions, report),
     }
 
 
-def build_image_section(answers: SplitPredictions, report: Report) -> dict[str, Any]:
+def build_image_section(predictions: SplitPredictions, report: Report) -> dict[str, Any]:
     """Return the section of a task with image-level outputs."""
     return {
-        "reliability": None if report.cells is None else draw_reliability_diagram(answers),
-        "cards": build_image_cards(answers.bundle, answers.split, answers.raw, answers.bad),
-        "charts": draw_task_charts(answers),
+        "reliability": None if report.cells is None else draw_reliability_diagram(predictions),
+        "cards": build_image_cards(predictions.bundle, predictions.split, predictions.raw, predictions.bad),
+        "charts": draw_task_charts(predictions),
     }
 
 
@@ -241,9 +255,9 @@ def format_target_rows(report: Report) -> list[dict[str, Any]]:
     return rows
 
 
-def draw_task_charts(answers: SplitPredictions) -> list[dict[str, Any]]:
+def draw_task_charts(predictions: SplitPredictions) -> list[dict[str, Any]]:
     """Draw the task's charts of its outputs."""
-    charts = answers.bundle.task.draw_charts(answers.raw, answers.split.labels, answers.readable)
+    charts = predictions.bundle.task.draw_charts(predictions.raw, predictions.split.labels, predictions.readable)
     return [{"title": chart.title, "drawing": draw_scatter(chart)} for chart in charts]
 
 
@@ -259,27 +273,31 @@ def select_confusion_matrix(report: Report, classes: tuple[str, ...]) -> tuple[n
     """Return counts (K, K) int64, rows are labels, and the K class names; None if a report has no confusion matrix."""
     if report.cells is None or len(classes) < 2:
         return None
-    label, answer, count = report.cells.T
-    chosen = np.arange(len(classes))
-    if len(chosen) > MAX_CLASS_MATRIX_SIZE:
-        mistakes = count * (label != answer)
-        wrong = sum(np.bincount(side, weights=mistakes, minlength=len(classes)) for side in (label, answer))
-        chosen = np.sort(np.argsort(-wrong, kind="stable")[:MAX_CLASS_MATRIX_SIZE])
-    places = [np.searchsorted(chosen, side).clip(max=len(chosen) - 1) for side in (label, answer)]
-    shown = (chosen[places[0]] == label) & (chosen[places[1]] == answer)
-    counts = np.zeros((len(chosen), len(chosen)), np.int64)
-    counts[places[0][shown], places[1][shown]] = count[shown]
-    return counts, [classes[place] for place in chosen]
+    label, predicted, count = report.cells.T
+    class_indices = np.arange(len(classes))
+    if len(class_indices) > MAX_CLASS_MATRIX_SIZE:
+        mistakes = count * (label != predicted)
+        num_errors = sum(
+            np.bincount(indices, weights=mistakes, minlength=len(classes)) for indices in (label, predicted)
+        )
+        class_indices = np.sort(np.argsort(-num_errors, kind="stable")[:MAX_CLASS_MATRIX_SIZE])
+    positions = [
+        np.searchsorted(class_indices, indices).clip(max=len(class_indices) - 1) for indices in (label, predicted)
+    ]
+    is_shown = (class_indices[positions[0]] == label) & (class_indices[positions[1]] == predicted)
+    counts = np.zeros((len(class_indices), len(class_indices)), np.int64)
+    counts[positions[0][is_shown], positions[1][is_shown]] = count[is_shown]
+    return counts, [classes[index] for index in class_indices]
 
 
-def draw_reliability_diagram(answers: SplitPredictions) -> Any:
+def draw_reliability_diagram(predictions: SplitPredictions) -> Any:
     """Draw the reliability diagram over the readable images."""
-    confidence, right = answers.confidence[answers.readable], answers.right[answers.readable]
+    confidence, is_correct = predictions.confidence[predictions.readable], predictions.right[predictions.readable]
     if not len(confidence):
         return None
     bins = confidence_bins(confidence)
     counts = np.bincount(bins, minlength=CALIBRATION_BINS)
-    sums = (np.bincount(bins, weights=values, minlength=CALIBRATION_BINS) for values in (right, confidence))
+    sums = (np.bincount(bins, weights=values, minlength=CALIBRATION_BINS) for values in (is_correct, confidence))
     accuracy, mean = (values / np.maximum(counts, 1) for values in sums)
     return draw_reliability_plot(np.linspace(0, 1, CALIBRATION_BINS + 1), accuracy, mean, counts)
 
@@ -287,14 +305,14 @@ def draw_reliability_diagram(answers: SplitPredictions) -> Any:
 def format_evaluation_line(line: dict[str, Any]) -> dict[str, str]:
     """Format a line of `evaluations.jsonl`: date, data, protocol, and primary metric."""
     name = get_primary_key(line)
-    value, how = line.get(name), line.get("protocol", "head")
+    value, protocol = line.get(name), line.get("protocol", "head")
     settings = [f"{key} {line[key]}" for key in ("k", "shots", "l2", "probe", "steps") if line.get(key) is not None]
     settings += [f"{views} views"] if (views := line.get("clip_views", SINGLE_VIEW)) != SINGLE_VIEW else []
     settings += ["without crops"] if line.get("augmented") is False else []
     return {
         "time": line["time"][:16].replace("T", " "),
         "on": f"{line['data']}, {line['split']}",
-        "how": ", ".join([how, *settings]),
+        "how": ", ".join([protocol, *settings]),
         "images": f"{line['images']:,}",
         "figure": "–" if value is None else f"{get_metric_label(name)} {format_metric_value(name, value)}",
         "range": format_interval(name, (line.get("interval") or {}).get(name)),
@@ -303,36 +321,39 @@ def format_evaluation_line(line: dict[str, Any]) -> dict[str, str]:
 
 def list_dataset_properties(folder: RunFolder, run: Run) -> list[tuple[str, Any]]:
     """List the properties of a run's data for the page."""
-    facts = read_json_or_empty(folder.path / "data.json")
-    if not facts:
+    document = read_json_or_empty(folder.path / "data.json")
+    if not document:
         return []
-    splits = ", ".join(f"{name} {count:,}" for name, count in facts.get("splits", {}).items())
-    answers = [("source", facts["source"]), ("images", splits), ("trained on", f"{run.data.images:,}")]
-    answers += [("classes", f"{len(facts['classes']):,}")] if facts["classes"] else []
-    answers += [("targets", ", ".join(facts["targets"]))] if facts.get("targets") else []
-    answers += [("excluded by", facts["excluded_by"])] if facts.get("excluded_by") else []
-    answers += [("note", note) for note in facts.get("notes", [])]
-    return [*answers, ("fingerprint", facts["fingerprint"])]
+    splits = ", ".join(f"{name} {count:,}" for name, count in document.get("splits", {}).items())
+    properties = [("source", document["source"]), ("images", splits), ("trained on", f"{run.data.images:,}")]
+    properties += [("classes", f"{len(document['classes']):,}")] if document["classes"] else []
+    properties += [("targets", ", ".join(document["targets"]))] if document.get("targets") else []
+    properties += [("excluded by", document["excluded_by"])] if document.get("excluded_by") else []
+    properties += [("note", note) for note in document.get("notes", [])]
+    return [*properties, ("fingerprint", document["fingerprint"])]
 
 
 def list_run_commands(folder: RunFolder, run: Run, table: dict[str, Any]) -> list[str]:
     """List the commands that repeat the run and each trial of its grid, and that evaluate it."""
-    place, data = str(folder.path), shlex.quote(run.data.source)
-    first = folder.path / "command.txt"
-    lines = first.read_text("utf-8").splitlines() if first.is_file() else []
-    homes = [*(f"{place}/{row['folder']}" for row in table.get("trials", [])), place]
-    lines += [f"vitreous train {data} --config {shlex.quote(home + '/config.yaml')} --out AGAIN" for home in homes]
+    run_path, data = str(folder.path), shlex.quote(run.data.source)
+    command_file = folder.path / "command.txt"
+    lines = command_file.read_text("utf-8").splitlines() if command_file.is_file() else []
+    folder_paths = [*(f"{run_path}/{trial['folder']}" for trial in table.get("trials", [])), run_path]
+    lines += [
+        f"vitreous train {data} --config {shlex.quote(folder_path + '/config.yaml')} --out AGAIN"
+        for folder_path in folder_paths
+    ]
     if run.objective.generates:
         return [
             *lines,
-            f"vitreous sample {shlex.quote(place)} --out samples.{'gif' if run.preprocess.is_animated else 'png'}",
-            f"vitreous evaluate {shlex.quote(place)}",
+            f"vitreous sample {shlex.quote(run_path)} --out samples.{'gif' if run.preprocess.is_animated else 'png'}",
+            f"vitreous evaluate {shlex.quote(run_path)}",
         ]
     if run.objective.labelled or run.objective.annotated:
-        return [*lines, f"vitreous evaluate {shlex.quote(place)}"]
+        return [*lines, f"vitreous evaluate {shlex.quote(run_path)}"]
     if run.data.classes:
-        return [*lines, f"vitreous evaluate {shlex.quote(place)} --protocol knn"]
-    return [*lines, f"vitreous embed {shlex.quote(place)} {data} --out vectors.npz"]
+        return [*lines, f"vitreous evaluate {shlex.quote(run_path)} --protocol knn"]
+    return [*lines, f"vitreous embed {shlex.quote(run_path)} {data} --out vectors.npz"]
 
 
 def read_json_or_empty(path: Path) -> dict[str, Any]:

@@ -23,23 +23,25 @@ def collect_run_images(folder: RunFolder, page: dict[str, Any], report: Report |
 
     `page` is the return value of `write_report`.
     """
-    learned, rows = page.get("learned") or {}, dict[str, list[list[str | None]]]()
+    learned, image_rows = page.get("learned") or {}, dict[str, list[list[str | None]]]()
     for name in ("reconstructions", "attention"):
-        rows[name] = [row["images"] for row in (learned.get(name) or {}).get("rows", [])]
+        image_rows[name] = [row["images"] for row in (learned.get(name) or {}).get("rows", [])]
     nearest = (learned.get("neighbours") or {}).get("rows", [])
-    rows["nearest"] = [[row["image"], *(one["image"] for one in row["neighbours"])] for row in nearest]
+    image_rows["nearest"] = [[row["image"], *(card["image"] for card in row["neighbours"])] for row in nearest]
     cards = (page.get("judged") or {}).get("cards") or {}
     for name in ("worst", "unsure"):
-        some = cards.get(name, [])
-        rows[name] = [[one[kind] for one in some] for kind in ("picture", "attention") if some and some[0][kind]]
-    pictures = {name: make_uri_grid(some) for name, some in rows.items() if some}
+        entries = cards.get(name, [])
+        image_rows[name] = [
+            [card[key] for card in entries] for key in ("picture", "attention") if entries and entries[0][key]
+        ]
+    images = {name: make_uri_grid(entries) for name, entries in image_rows.items() if entries}
     cells = select_confusion_matrix(report, tuple(row["class"] for row in report.per_class)) if report else None
     if cells is not None:
-        pictures["confusion"] = draw_confusion_plot(*cells, render=figure_to_image)
+        images["confusion"] = draw_confusion_plot(*cells, render=figure_to_image)
     if (path := folder.path / SAMPLES_FILE).is_file():
         with Image.open(path) as image:
-            pictures["samples"] = image.convert("RGB")
-    return pictures
+            images["samples"] = image.convert("RGB")
+    return images
 
 
 def make_uri_grid(rows: Sequence[Sequence[str | None]]) -> Image.Image:

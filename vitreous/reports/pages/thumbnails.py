@@ -21,10 +21,10 @@ MIN_MAP_CONTRAST = 0.1  # minimum colour span, relative to the upper percentile
 MIN_SMOOTH_SIDE = 64  # smaller images are shown with square pixels
 
 
-def enlarge_pixels(image: Image.Image, side: int) -> Image.Image:
-    """Enlarge an image by nearest-neighbour until its longer side has at least `side` pixels."""
-    times = -(-side // max(image.size))
-    return image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)
+def enlarge_pixels(image: Image.Image, min_side: int) -> Image.Image:
+    """Enlarge an image by nearest-neighbour until its longer side has at least `min_side` pixels."""
+    factor = -(-min_side // max(image.size))
+    return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
 
 
 def encode_gif(frames: Sequence[Image.Image]) -> bytes:
@@ -33,11 +33,11 @@ def encode_gif(frames: Sequence[Image.Image]) -> bytes:
     return buffer.getvalue()
 
 
-def shrink_image(image: Image.Image, side: int = MAX_PAGE_IMAGE_SIDE) -> Image.Image:
-    """Downscale an image to at most `side` pixels per side, keeping its aspect ratio."""
-    share = side / max(image.size)
-    width, height = (max(1, round(length * share)) for length in image.size)
-    return image.resize((width, height)) if share < 1 else image
+def shrink_image(image: Image.Image, max_side: int = MAX_PAGE_IMAGE_SIDE) -> Image.Image:
+    """Downscale an image to at most `max_side` pixels per side, keeping its aspect ratio."""
+    scale = max_side / max(image.size)
+    width, height = (max(1, round(length * scale)) for length in image.size)
+    return image.resize((width, height)) if scale < 1 else image
 
 
 def scale_attention_map(weights: np.ndarray) -> np.ndarray:
@@ -53,8 +53,8 @@ def overlay_heat_map(image: Image.Image, weights: np.ndarray) -> Image.Image:
     steps; opacity grows with the value."""
     from matplotlib import colormaps
 
-    light = Image.fromarray((weights * 255).astype(np.uint8)).resize(image.size, Image.Resampling.BICUBIC)
-    values = np.asarray(light)
+    weight_image = Image.fromarray((weights * 255).astype(np.uint8)).resize(image.size, Image.Resampling.BICUBIC)
+    values = np.asarray(weight_image)
     colours = colormaps[ATTENTION_COLORMAP](values)[..., :3] * 255
     low, high = ATTENTION_OPACITIES
     opacity = low + (high - low) * values[..., None] / 255
@@ -65,6 +65,6 @@ def overlay_heat_map(image: Image.Image, weights: np.ndarray) -> Image.Image:
 def encode_data_uri(image: Image.Image) -> str:
     """Encode an image as a data URI: PNG if it is small, else JPEG."""
     buffer = io.BytesIO()
-    small = max(image.size) < MIN_SMOOTH_SIDE
-    image.save(buffer, "PNG") if small else image.save(buffer, "JPEG", quality=85)
-    return f"data:image/{'png' if small else 'jpeg'};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    is_small = max(image.size) < MIN_SMOOTH_SIDE
+    image.save(buffer, "PNG") if is_small else image.save(buffer, "JPEG", quality=85)
+    return f"data:image/{'png' if is_small else 'jpeg'};base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -38,8 +38,8 @@ def draw_logged_curves(lines: list[dict[str, Any]], run: Run) -> list[dict[str, 
     unknown = sorted(name for name in logged if name.startswith("train/") and name not in titles)
     titles |= {name: name.removeprefix("train/").replace("_", " ") for name in unknown}
     panels = []
-    for number, name in enumerate(name for name in titles if name in logged):
-        series = [Curve("", LINE_COLOURS[number % len(LINE_COLOURS)], lines, name)]
+    for index, name in enumerate(name for name in titles if name in logged):
+        series = [Curve("", LINE_COLOURS[index % len(LINE_COLOURS)], lines, name)]
         scale = get_rankme_scale(lines, name, run) if name.endswith("rankme") else {}
         drawing = draw_metric_curves(titles[name], series, **scale)
         panels.append({"title": titles[name], "drawing": drawing, "text": explain_metric(name)})
@@ -61,7 +61,7 @@ def build_headline_metrics(summary: dict[str, Any], run: Run) -> dict[str, Any] 
     """Return the last feature metrics for the top of the page; None if nothing was measured."""
     val = summary.get("val")
     source = val or summary.get("train") or {}
-    figures = [
+    metrics = [
         {
             "title": get_metric_label(name),
             "key": name,
@@ -74,10 +74,10 @@ def build_headline_metrics(summary: dict[str, Any], run: Run) -> dict[str, Any] 
         for name in HEADLINE_METRICS
         if (value := source.get(name)) is not None
     ]
-    if not figures:
+    if not metrics:
         return None
     knn = val is not None and get_primary_key(val) != "rankme"
-    return {"figures": figures, "images": val["images"] if val else None, "knn": knn}
+    return {"figures": metrics, "images": val["images"] if val else None, "knn": knn}
 
 
 def read_alarms(folder: RunFolder) -> list[dict[str, Any]]:

@@ -47,22 +47,25 @@ def evaluate_imagenet_real(task: ProtocolTask) -> ProtocolResult:
     Raises DataError for images that are not ImageNet's validation images, or that have no valid label.
     """
     path, order = get_labels_file(task), map_imagenet_classes(task.run, task.bundle.classes)
-    answers, split = read_real_labels(path), task.judged
+    label_sets, split = read_real_labels(path), task.judged
     matches = [VALIDATION_NAME.search(os.path.basename(split.name(sample))) for sample in range(len(split))]
     if not all(matches):
         hint = "ReaL's labels are in the order of ILSVRC2012_val_00000001.JPEG, …: use images with those names"
         raise DataError(f"{split.name(matches.index(None))} is not an ImageNet validation image", hint)
-    numbers = [int(match[1]) for match in matches if match]
-    if not 0 < min(numbers) <= max(numbers) <= len(answers):
-        images = f"images {min(numbers)} to {max(numbers)}"
+    image_numbers = [int(match[1]) for match in matches if match]
+    if not 0 < min(image_numbers) <= max(image_numbers) <= len(label_sets):
+        images = f"images {min(image_numbers)} to {max(image_numbers)}"
         raise DataError(
-            f"{images} are not all among the {len(answers)} of {escape_unprintable(path)}", REAL_FORMAT_HINT
+            f"{images} are not all among the {len(label_sets)} of {escape_unprintable(path)}", REAL_FORMAT_HINT
         )
-    right = build_label_mask([answers[number - 1] for number in numbers], order)
-    if not right.any():
+    label_mask = build_label_mask([label_sets[image_number - 1] for image_number in image_numbers], order)
+    if not label_mask.any():
         raise DataError(f"no image of {task.source} has a label in {escape_unprintable(path)}", REAL_FORMAT_HINT)
-    scores, right, good = compute_labelled_logits(task, split, right)
-    report, extra = evaluate_label_sets(scores, right, good), {"images_without_label": len(split) - len(right)}
+    scores, label_mask, good = compute_labelled_logits(task, split, label_mask)
+    report, extra = (
+        evaluate_label_sets(scores, label_mask, good),
+        {"images_without_label": len(split) - len(label_mask)},
+    )
     return ProtocolResult(report, [report.summary()], {"labels": os.fspath(path), **extra})
 
 
@@ -76,23 +79,23 @@ def evaluate_objectnet(task: ProtocolTask) -> ProtocolResult:
     """
     path, order = get_labels_file(task), map_imagenet_classes(task.run, task.bundle.classes)
     task.require_single_label("", "ObjectNet has one")
-    known = {normalise_class_name(name): numbers for name, numbers in read_objectnet_map(path).items()}
-    of_class = [known.get(normalise_class_name(name), []) for name in task.data.classes]
-    right = build_label_mask(of_class, order)[task.judged.labels]
-    if not right.any():
+    class_map = {normalise_class_name(name): class_indices for name, class_indices in read_objectnet_map(path).items()}
+    label_sets = [class_map.get(normalise_class_name(name), []) for name in task.data.classes]
+    label_mask = build_label_mask(label_sets, order)[task.judged.labels]
+    if not label_mask.any():
         hint = f"the classes are {', '.join(task.data.classes[:5])}, …"
         raise DataError(f"{escape_unprintable(path)} contains no class of {task.source} that has images", hint)
-    scores, right, good = compute_labelled_logits(task, UnframedSplit(task.judged), right)
-    report = evaluate_label_sets(scores, right, good)
-    chosen = np.where(build_label_mask(of_class, order).any(0), scores, -np.inf)
+    scores, label_mask, good = compute_labelled_logits(task, UnframedSplit(task.judged), label_mask)
+    report = evaluate_label_sets(scores, label_mask, good)
+    mapped_scores = np.where(build_label_mask(label_sets, order).any(0), scores, -np.inf)
     results = [
         {"candidate_classes": "all", **report.summary()},
-        {"candidate_classes": "mapped", **evaluate_label_sets(chosen, right, good).summary()},
+        {"candidate_classes": "mapped", **evaluate_label_sets(mapped_scores, label_mask, good).summary()},
     ]
     extra = {
         "labels": os.fspath(path),
-        "classes_mapped": sum(map(bool, of_class)),
-        "images_not_mapped": len(task.judged) - len(right),
+        "classes_mapped": sum(map(bool, label_sets)),
+        "images_not_mapped": len(task.judged) - len(label_mask),
     }
     return ProtocolResult(report, results, extra)
 
@@ -101,28 +104,30 @@ LABEL_SET_PROTOCOLS = {"real": evaluate_imagenet_real, "objectnet": evaluate_obj
 
 
 def compute_labelled_logits(
-    task: ProtocolTask, split: Split, right: np.ndarray
+    task: ProtocolTask, split: Split, label_mask: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return logits (m, 1000) of images with a correct label, those labels (m, 1000), and which images are readable
     (m,)."""
-    rows, s = np.flatnonzero(right.any(1)), task.computing
-    judged = split.take(rows)
-    engine = make_engine(task.bundle.model, task.bundle.preprocess, s.how)
-    reader = EvalLoader(judged, task.bundle.preprocess, default_worker_count() if s.workers is None else s.workers)
-    logits, bad = compute_split_logits(
-        engine, reader, s.batch_size, make_progress_counter(s.listener, "evaluate", len(rows))
+    labelled_samples, settings = np.flatnonzero(label_mask.any(1)), task.computing
+    labelled_split = split.take(labelled_samples)
+    engine = make_engine(task.bundle.model, task.bundle.preprocess, settings.how)
+    reader = EvalLoader(
+        labelled_split, task.bundle.preprocess, default_worker_count() if settings.workers is None else settings.workers
     )
-    check_unreadable_images(bad, len(rows), s.bad_images)
-    find_readable_samples(judged, bad)  # raises DataError if none is readable
-    return logits, right[rows], build_readable_mask(len(rows), bad)
+    logits, bad = compute_split_logits(
+        engine, reader, settings.batch_size, make_progress_counter(settings.listener, "evaluate", len(labelled_samples))
+    )
+    check_unreadable_images(bad, len(labelled_samples), settings.bad_images)
+    find_readable_samples(labelled_split, bad)  # raises DataError if none is readable
+    return logits, label_mask[labelled_samples], build_readable_mask(len(labelled_samples), bad)
 
 
-def build_label_mask(sets: Sequence[Sequence[int]], order: np.ndarray) -> np.ndarray:
+def build_label_mask(label_sets: Sequence[Sequence[int]], order: np.ndarray) -> np.ndarray:
     """Convert sets of ImageNet class numbers to an (n, 1000) bool mask in the model's class order."""
-    right = np.zeros((len(sets), IMAGENET_CLASSES), dtype=bool)
-    for row, numbers in enumerate(sets):
-        right[row, order[list(numbers)]] = True
-    return right
+    label_mask = np.zeros((len(label_sets), IMAGENET_CLASSES), dtype=bool)
+    for index, class_indices in enumerate(label_sets):
+        label_mask[index, order[list(class_indices)]] = True
+    return label_mask
 
 
 def map_imagenet_classes(run: str, classes: tuple[str, ...]) -> np.ndarray:
@@ -136,11 +141,11 @@ def map_imagenet_classes(run: str, classes: tuple[str, ...]) -> np.ndarray:
             return np.arange(IMAGENET_CLASSES)
         if is_ilsvrc2012(tuple(sorted(classes))):
             return np.argsort(np.array(classes), kind="stable")
-        same = [
-            get_first_name(own) == get_first_name(name)
-            for own, name in zip(classes, get_torchvision_names(), strict=True)
+        is_same_name = [
+            get_first_name(model_class) == get_first_name(name)
+            for model_class, name in zip(classes, get_torchvision_names(), strict=True)
         ]
-        if np.mean(same) >= MIN_NAME_AGREEMENT:
+        if np.mean(is_same_name) >= MIN_NAME_AGREEMENT:
             return np.arange(IMAGENET_CLASSES)
     problem = f"the classes of {run} are not the 1,000 classes of ImageNet"
     raise UsageError(problem, "use a model with an ImageNet head for ReaL and ObjectNet")
@@ -166,33 +171,34 @@ def get_labels_file(task: ProtocolTask) -> Path:
 
 def read_real_labels(path: Path) -> list[list[int]]:
     """Read ReaL's label sets, in the order of the validation images. Raises DataError for any other content."""
-    answers = read_json_labels(path, REAL_FORMAT_HINT)
-    if not isinstance(answers, list) or not answers:
+    label_sets = read_json_labels(path, REAL_FORMAT_HINT)
+    if not isinstance(label_sets, list) or not label_sets:
         raise DataError(f"{escape_unprintable(path)} is not a list of lists", REAL_FORMAT_HINT)
-    for number, labels in enumerate(answers, 1):
+    for image_number, labels in enumerate(label_sets, 1):
         if not isinstance(labels, list) or not all(is_imagenet_class(label) for label in labels):
             raise DataError(
-                f"{escape_unprintable(path)}: the labels of image {number} are {str(labels)[:80]}", REAL_FORMAT_HINT
+                f"{escape_unprintable(path)}: the labels of image {image_number} are {str(labels)[:80]}",
+                REAL_FORMAT_HINT,
             )
-    return answers
+    return label_sets
 
 
 def read_objectnet_map(path: Path) -> dict[str, list[int]]:
     """Read class -> ImageNet numbers from JSON or CSV; CSV rows may repeat a class. Raises DataError for any other
     content."""
-    numbers_of: dict[str, list[int]] = {}
+    indices_by_class: dict[str, list[int]] = {}
     if path.suffix.lower() == ".json":
         document = read_json_labels(path, OBJECTNET_FORMAT_HINT)
         if not isinstance(document, dict):
             raise DataError(f"{escape_unprintable(path)} has no classes", OBJECTNET_FORMAT_HINT)
-        for name, numbers in document.items():
-            numbers_of[name] = numbers if isinstance(numbers, list) else [numbers]
-            if not all(is_imagenet_class(number) for number in numbers_of[name]):
+        for name, class_indices in document.items():
+            indices_by_class[name] = class_indices if isinstance(class_indices, list) else [class_indices]
+            if not all(is_imagenet_class(class_index) for class_index in indices_by_class[name]):
                 raise DataError(
-                    f"{escape_unprintable(path)}: {escape_unprintable(name)} is {str(numbers)[:80]}",
+                    f"{escape_unprintable(path)}: {escape_unprintable(name)} is {str(class_indices)[:80]}",
                     OBJECTNET_FORMAT_HINT,
                 )
-        return numbers_of
+        return indices_by_class
     for line, row in enumerate(csv.reader(io.StringIO(read_utf8_file(path))), 1):
         if not row or (line == 1 and len(row) == 2 and not row[1].strip().isdecimal()):  # header
             continue
@@ -201,13 +207,13 @@ def read_objectnet_map(path: Path) -> dict[str, list[int]]:
                 f"{escape_unprintable(path)}, line {line}: {escape_unprintable(','.join(row)[:80])}",
                 OBJECTNET_FORMAT_HINT,
             )
-        numbers_of.setdefault(row[0], []).append(int(row[1]))
-    return numbers_of
+        indices_by_class.setdefault(row[0], []).append(int(row[1]))
+    return indices_by_class
 
 
-def is_imagenet_class(number: Any) -> bool:
+def is_imagenet_class(value: Any) -> bool:
     """Return whether the value is an ImageNet class number."""
-    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < IMAGENET_CLASSES
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < IMAGENET_CLASSES
 
 
 def read_json_labels(path: Path, hint: str) -> Any:
@@ -247,15 +253,15 @@ class UnframedSplit:
         """Return the stored bytes, or the pixels within the frame. Raises DataError if they cannot be decoded."""
         stored = self.split.raw(sample)
         pixels = np.asarray(decode_to_pillow(stored, 3, self.name(sample)))
-        sides = (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1])
-        framed = min(pixels.shape[:2]) > 2 and all((side == FRAME_COLOUR).all() for side in sides)
+        borders = (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1])
+        framed = min(pixels.shape[:2]) > 2 and all((border == FRAME_COLOUR).all() for border in borders)
         return np.ascontiguousarray(pixels[1:-1, 1:-1]) if framed else stored
 
     def name(self, sample: int) -> str:
         return self.split.name(sample)
 
-    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> UnframedSplit:
-        return replace(self, split=self.split.take(rows, labels))
+    def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> UnframedSplit:
+        return replace(self, split=self.split.take(indices, labels))
 
     def update(self, digest: Any) -> None:
         digest.update(b"unframed\n")

@@ -54,32 +54,32 @@ class LinearHead:
     def __init__(self, config: HeadConfig, columns: list[int], classes: int, seed: int, *, device: str = "cpu") -> None:
         self.config = config
         # neighbouring columns are read as a view
-        whole = columns == list(range(columns[0], columns[-1] + 1))
-        self.columns = slice(columns[0], columns[-1] + 1) if whole else torch.tensor(columns, device=device)
+        is_contiguous = columns == list(range(columns[0], columns[-1] + 1))
+        self.columns = slice(columns[0], columns[-1] + 1) if is_contiguous else torch.tensor(columns, device=device)
         weight = torch.empty(classes, len(columns))
-        draw = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
         if config.optimizer == "lars":
-            torch.nn.init.trunc_normal_(weight, std=INIT_STD, generator=draw)
+            torch.nn.init.trunc_normal_(weight, std=INIT_STD, generator=generator)
         else:
-            weight.normal_(std=INIT_STD, generator=draw)
+            weight.normal_(std=INIT_STD, generator=generator)
         self.weight, self.bias = weight.to(device), torch.zeros(classes, device=device)
         self.momenta: list[Tensor | None] = [torch.zeros_like(self.weight), torch.zeros_like(self.bias)]
         self.mean, self.variance = torch.zeros(len(columns), device=device), torch.ones(len(columns), device=device)
 
-    def inputs(self, rows: Tensor, training: bool = False) -> Tensor:
+    def inputs(self, features: Tensor, training: bool = False) -> Tensor:
         """Select a head's input (B, N) -> (B, d), normalised by the batch in training and by stored moments
         afterwards."""
-        x = rows[:, self.columns]
+        x = features[:, self.columns]
         if not self.config.normed:
             return x
         return F.batch_norm(
             x, self.mean, self.variance, training=training, momentum=MAE_BATCH_NORM_MOMENTUM, eps=MAE_BATCH_NORM_EPS
         )
 
-    def step(self, rows: Tensor, labels: Tensor, factor: float) -> None:
+    def step(self, features: Tensor, labels: Tensor, factor: float) -> None:
         """Take a training step on (B, N) and (B,) int64 labels, at `factor` times the learning rate of this batch
         size."""
-        x = self.inputs(rows, training=True)
+        x = self.inputs(features, training=True)
         _, slope = compute_loss_and_gradient(x @ self.weight.T + self.bias, labels)
         gradients = [slope.T @ x / len(x), slope.sum(0) / len(x)]
         if self.config.optimizer == "lars":  # biases, which are one-dimensional, are not adapted
@@ -90,11 +90,11 @@ class LinearHead:
             lr=factor * self.config.rate(len(x)),
         )  # fmt: skip
 
-    def logits(self, rows: np.ndarray) -> np.ndarray:
+    def logits(self, features: np.ndarray) -> np.ndarray:
         """Compute logits, (m, N) -> (m, K) float32."""
-        parts = (torch.from_numpy(rows[low : low + LOGITS_CHUNK]) for low in range(0, len(rows), LOGITS_CHUNK))
-        answers = [self.inputs(part.to(self.weight.device)) @ self.weight.T + self.bias for part in parts]
-        return torch.cat(answers).cpu().numpy()
+        chunks = (torch.from_numpy(features[low : low + LOGITS_CHUNK]) for low in range(0, len(features), LOGITS_CHUNK))
+        logits = [self.inputs(chunk.to(self.weight.device)) @ self.weight.T + self.bias for chunk in chunks]
+        return torch.cat(logits).cpu().numpy()
 
     @property
     def finite(self) -> bool:
@@ -108,14 +108,14 @@ def train_heads(heads: list[LinearHead], batches: Iterable[tuple[Tensor, Tensor,
 
     Heads are independent: each gets bit-identical weights to training alone.
     """
-    for rows, labels, factor in batches:
+    for features, labels, factor in batches:
         for head in heads:
-            head.step(rows, labels, factor)
+            head.step(features, labels, factor)
 
 
 def get_best_index(scores: list[float | None]) -> int:
     """Return the index of the highest score, the first of ties; None is lower than any."""
-    return max(range(len(scores)), key=lambda place: -1.0 if (score := scores[place]) is None else score)
+    return max(range(len(scores)), key=lambda index: -1.0 if (score := scores[index]) is None else score)
 
 
 class HeadInput(NamedTuple):
@@ -136,26 +136,30 @@ class TokenReader(nn.Module):
     through the last norm, as in DINO's and DINOv2's `get_intermediate_layers`.
     """
 
-    def __init__(self, model: Model, readings: tuple[HeadInput, ...]) -> None:
+    def __init__(self, model: Model, head_inputs: tuple[HeadInput, ...]) -> None:
         super().__init__()
-        self.most = max(reading.blocks for reading in readings)
+        self.most = max(head_input.blocks for head_input in head_inputs)
         self.model, self.config = model if self.most else remove_head(model), model.config
-        self.mean = any(reading.mean for reading in readings)
+        self.mean = any(head_input.mean for head_input in head_inputs)
 
-    def columns(self, reading: HeadInput) -> list[int]:
+    def columns(self, head_input: HeadInput) -> list[int]:
         """Return the indices of a head's inputs among the N features."""
         if not self.most:
             return list(range(self.config.features))
         width = self.config.width
-        own = range(reading.blocks * width)
-        return [*own, *range(self.most * width, (self.most + 1) * width)] if reading.mean else list(own)
+        token_indices = range(head_input.blocks * width)
+        return (
+            [*token_indices, *range(self.most * width, (self.most + 1) * width)]
+            if head_input.mean
+            else list(token_indices)
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute the features, (B, C, *image) -> (B, N)."""
         if not self.most:
             return self.model(images)
         model: Any = self.model
-        taps = [self.config.depth - block for block in range(self.most)]
-        tokens = [model.pooled_norm(model.encoder.norm(x)) for x in model.features_after(images, taps)]
-        parts = [x[:, 0] for x in tokens]
-        return torch.cat([*parts, tokens[0][:, self.config.prefix :].mean(1)] if self.mean else parts, 1)
+        layer_indices = [self.config.depth - block for block in range(self.most)]
+        tokens = [model.pooled_norm(model.encoder.norm(x)) for x in model.features_after(images, layer_indices)]
+        features = [x[:, 0] for x in tokens]
+        return torch.cat([*features, tokens[0][:, self.config.prefix :].mean(1)] if self.mean else features, 1)

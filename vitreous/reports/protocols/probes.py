@@ -21,14 +21,14 @@ KNN_NEIGHBOURS, HEADLINE_NEIGHBOURS = (10, 20, 100, 200), 20  # DINO's list; not
 HEADLINE_SHOTS = 5  # the paper's "linear 5-shot"
 
 
-def describe_features(train: SplitFeatures, judged: SplitFeatures, split: str) -> dict[str, Any]:
+def describe_features(train: SplitFeatures, evaluated: SplitFeatures, split: str) -> dict[str, Any]:
     """Describe the features for a document."""
-    facts = {}
-    for name, one in (("train", train), (split, judged)):
-        images, width = one.rows.shape
-        file = one.file and os.fspath(one.file)
-        facts[name] = {"images": images, "width": width, "file": file, "reused": one.reused}
-    return facts
+    descriptions = {}
+    for name, features in (("train", train), (split, evaluated)):
+        images, width = features.rows.shape
+        file = features.file and os.fspath(features.file)
+        descriptions[name] = {"images": images, "width": width, "file": file, "reused": features.reused}
+    return descriptions
 
 
 def evaluate_knn(task: ProtocolTask) -> ProtocolResult:
@@ -36,30 +36,30 @@ def evaluate_knn(task: ProtocolTask) -> ProtocolResult:
 
     Raises UsageError if there are more neighbours than training images.
     """
-    train, judged = task.pair()
-    rows = np.flatnonzero(train.good)
-    if task.options.k and max(task.options.k) > len(rows):
-        problem = f"--k {max(task.options.k)} exceeds the {len(rows)} training images"
-        raise UsageError(problem, f"use at most --k {len(rows)}")
-    ks = sorted(set(task.options.k)) or [k for k in KNN_NEIGHBOURS if k <= len(rows)] or [len(rows)]
-    memory = train.rows if train.good.all() else train.rows[rows]
-    labels, kind = task.training.labels[rows], task.data.label_kind
-    cosines, near = knn.find_nearest_neighbours(memory, judged.rows, max(ks), task.device)
-    head = HEADLINE_NEIGHBOURS if HEADLINE_NEIGHBOURS in ks else ks[0]
+    train, evaluated = task.pair()
+    readable = np.flatnonzero(train.good)
+    if task.options.k and max(task.options.k) > len(readable):
+        problem = f"--k {max(task.options.k)} exceeds the {len(readable)} training images"
+        raise UsageError(problem, f"use at most --k {len(readable)}")
+    ks = sorted(set(task.options.k)) or [k for k in KNN_NEIGHBOURS if k <= len(readable)] or [len(readable)]
+    train_features = train.rows if train.good.all() else train.rows[readable]
+    labels, label_kind = task.training.labels[readable], task.data.label_kind
+    cosines, neighbours = knn.find_nearest_neighbours(train_features, evaluated.rows, max(ks), task.device)
+    headline_k = HEADLINE_NEIGHBOURS if HEADLINE_NEIGHBOURS in ks else ks[0]
     results, headline = [], None
     for k in ks:
         shares = knn.compute_neighbour_votes(
-            cosines[:, :k], near[:, :k], labels, task.classes, task.options.temperature
+            cosines[:, :k], neighbours[:, :k], labels, task.classes, task.options.temperature
         )
         report = evaluate_classification(
-            kind.shares_to_logits(shares), task.judged.labels, task.data.classes, judged.good
+            label_kind.shares_to_logits(shares), task.judged.labels, task.data.classes, evaluated.good
         )
         report.metrics["nll"] = report.intervals["nll"] = None  # a class without votes makes it infinite
         results.append({"k": k, **report.summary()})
-        headline = report if k == head else headline
+        headline = report if k == headline_k else headline
     assert headline is not None
-    settings = {"k": head, "temperature": task.options.temperature}
-    return ProtocolResult(headline, results, settings | {"features": describe_features(train, judged, task.split)})
+    settings = {"k": headline_k, "temperature": task.options.temperature}
+    return ProtocolResult(headline, results, settings | {"features": describe_features(train, evaluated, task.split)})
 
 
 def evaluate_linear_probe(task: ProtocolTask) -> ProtocolResult:
@@ -67,29 +67,32 @@ def evaluate_linear_probe(task: ProtocolTask) -> ProtocolResult:
     probe."""
     if task.options.probe != "regression":
         return evaluate_published_probe(task)
-    train, judged = task.pair()
-    known = LabelledFeatures(
+    train, evaluated = task.pair()
+    train_features = LabelledFeatures(
         train.rows, task.training.labels, np.flatnonzero(train.good), task.classes, device=task.device
     )
-    l2, held_out = (task.options.l2, None) if task.options.l2 else choose_l2_penalty(task, known)
+    l2, held_out = (task.options.l2, None) if task.options.l2 else choose_l2_penalty(task, train_features)
     report = evaluate_classification(
-        fit_linear_classifier(known, l2).logits(judged.rows), task.judged.labels, task.data.classes, judged.good
+        fit_linear_classifier(train_features, l2).logits(evaluated.rows),
+        task.judged.labels,
+        task.data.classes,
+        evaluated.good,
     )
     settings = {"l2": l2, "held_out": held_out}
-    extra = settings | {"features": describe_features(train, judged, task.split)}
+    extra = settings | {"features": describe_features(train, evaluated, task.split)}
     return ProtocolResult(report, [settings | report.summary()], extra)
 
 
-def choose_l2_penalty(task: ProtocolTask, known: LabelledFeatures) -> tuple[float, dict[str, Any]]:
+def choose_l2_penalty(task: ProtocolTask, features: LabelledFeatures) -> tuple[float, dict[str, Any]]:
     """Return the best penalty on a seeded share of the training images, and its score.
 
     Raises DataError for too few training images.
     """
-    parts = task.hold_out(known.labels, known.rows)
-    if not len(parts["dev"]):
+    subsets = task.hold_out(features.labels, features.rows)
+    if not len(subsets["dev"]):
         raise DataError("too few training images to select the L2 penalty", "set it: --l2 0.01")
     return sweep_l2_penalties(
-        task, known.with_rows(known.rows[parts["train"]]), known.with_rows(known.rows[parts["dev"]])
+        task, features.with_rows(features.rows[subsets["train"]]), features.with_rows(features.rows[subsets["dev"]])
     )
 
 
@@ -114,34 +117,37 @@ def evaluate_few_shot(task: ProtocolTask) -> ProtocolResult:
     Raises UsageError for multi-label data.
     """
     task.require_single_label("; few-shot needs one", "use --protocol linear or knn")
-    train, judged = task.pair()
-    rows = np.flatnonzero(train.good)
-    labels, wanted = task.training.labels[rows], task.judged.labels
+    train, evaluated = task.pair()
+    readable = np.flatnonzero(train.good)
+    labels, true_labels = task.training.labels[readable], task.judged.labels
     counts = np.bincount(labels, minlength=task.classes)
     shots = sorted(set(task.options.shots)) or [shots for shots in few.DEFAULT_SHOTS if shots <= counts.max()]
-    if lacking := int((counts < max(shots)).sum()):
+    if num_small_classes := int((counts < max(shots)).sum()):
         task.computing.listener.note(
-            f"{lacking} of {task.classes} classes have less than {max(shots)} training images: all of them are used"
+            f"{num_small_classes} of {task.classes} classes have less than "
+            f"{max(shots)} training images: all of them are used"
         )
     l2, total = task.options.l2 or few.RIDGE_L2, task.options.seeds
     hits: dict[int, list[int]] = {shot: [] for shot in shots}
     for seed in range(task.options.seed, task.options.seed + total):
         order = few.shuffle_rows_by_class(labels, task.classes, seed)
         for shot in shots:
-            drawn = np.concatenate([of_class[:shot] for of_class in order])
-            ridge = few.fit_ridge_classifier(train.rows[rows[drawn]], labels[drawn], task.classes, l2)
-            hits[shot].append(int(((ridge.scores(judged.rows).argmax(1) == wanted) & judged.good).sum()))
+            drawn_indices = np.concatenate([of_class[:shot] for of_class in order])
+            ridge = few.fit_ridge_classifier(
+                train.rows[readable[drawn_indices]], labels[drawn_indices], task.classes, l2
+            )
+            hits[shot].append(int(((ridge.scores(evaluated.rows).argmax(1) == true_labels) & evaluated.good).sum()))
             done = sum(map(len, hits.values()))
             task.computing.listener.progress("few-shot", done, total * len(shots), f"{shot} per class")
-    images, first = len(wanted), task.options.seed
-    results = [summarise_draws(shot, hits[shot], images, first, int((counts < shot).sum())) for shot in shots]
-    head = next((row for row in results if row["shots"] == HEADLINE_SHOTS), results[-1])
-    report = build_mean_report(images, int((~judged.good).sum()), head["top1"])
-    extra = {"shots": head["shots"], "l2": l2, "features": describe_features(train, judged, task.split)}
+    images, first_seed = len(true_labels), task.options.seed
+    results = [summarise_draws(shot, hits[shot], images, first_seed, int((counts < shot).sum())) for shot in shots]
+    headline = next((result for result in results if result["shots"] == HEADLINE_SHOTS), results[-1])
+    report = build_mean_report(images, int((~evaluated.good).sum()), headline["top1"])
+    extra = {"shots": headline["shots"], "l2": l2, "features": describe_features(train, evaluated, task.split)}
     return ProtocolResult(report, results, extra)
 
 
-def summarise_draws(shots: int, hits: list[int], images: int, seed: int, short: int) -> dict[str, Any]:
+def summarise_draws(shots: int, hits: list[int], images: int, seed: int, num_short_classes: int) -> dict[str, Any]:
     """Return the metrics of a number of shots: mean and (sample) standard deviation over draws, and each draw."""
     top1 = [hit / images for hit in hits]
     draws = [
@@ -149,7 +155,7 @@ def summarise_draws(shots: int, hits: list[int], images: int, seed: int, short: 
         for n, value in enumerate(top1)
     ]
     mean, std = float(np.mean(top1)), float(np.std(top1, ddof=1)) if len(top1) > 1 else None
-    return {"shots": shots, "top1": mean, "std": std, "per_seed": draws, "classes_with_fewer": short}
+    return {"shots": shots, "top1": mean, "std": std, "per_seed": draws, "classes_with_fewer": num_short_classes}
 
 
 PROBES = {"knn": evaluate_knn, "linear": evaluate_linear_probe, "fewshot": evaluate_few_shot}

@@ -33,10 +33,13 @@ def run_protocol(
     """
     options = ProtocolOptions(protocol) if isinstance(protocol, str) else protocol
     name, protocols = options.protocol, PROBES | LABEL_SET_PROTOCOLS
-    if name not in (known := (*PROBES, "vtab", *LABEL_SET_PROTOCOLS)):
-        raise UsageError(f"unknown protocol {name}", suggest_nearest(name, known) or f"use top1, {', '.join(known)}")
-    if slow := describe_emulation(computing.how.precision, pick_device(computing.how.device)):
-        computing.listener.note(slow)
+    if name not in (protocol_names := (*PROBES, "vtab", *LABEL_SET_PROTOCOLS)):
+        raise UsageError(
+            f"unknown protocol {name}",
+            suggest_nearest(name, protocol_names) or f"use top1, {', '.join(protocol_names)}",
+        )
+    if emulation_note := describe_emulation(computing.how.precision, pick_device(computing.how.device)):
+        computing.listener.note(emulation_note)
     started, note = time.perf_counter(), computing.listener.note
     bundle = open_bundle(run, name not in LABEL_SET_PROTOCOLS, note)
     if name == "vtab":
@@ -47,9 +50,9 @@ def run_protocol(
             f"--protocol {name} is for classes, but {source} has values of {format_first_names(opened.targets, 5)}"
         )
         raise UsageError(problem, "leave --protocol out, or use data with classes")
-    chosen = choose_split(opened, split, note)
+    split_name = choose_split(opened, split, note)
     task = ProtocolTask(
-        os.fspath(run), source, data=opened, split=chosen, bundle=bundle, options=options, computing=computing
+        os.fspath(run), source, data=opened, split=split_name, bundle=bundle, options=options, computing=computing
     )
     return record_protocol_result(task, protocols[name](task), time.perf_counter() - started)
 
@@ -67,7 +70,7 @@ def record_protocol_result(task: ProtocolTask, result: ProtocolResult, seconds: 
         seconds=seconds,
         protocol=task.options.protocol,
     )
-    parts = task.parts if task.options.protocol in PROBES else {}
+    data_description = task.parts if task.options.protocol in PROBES else {}
     settings = {name: value for name, value in result.extra.items() if not isinstance(value, dict)}
     record_evaluation(task.run, task.source, task.split, protocol | settings | result.report.summary())
-    return document | protocol | parts | result.extra | {"results": result.results}
+    return document | protocol | data_description | result.extra | {"results": result.results}

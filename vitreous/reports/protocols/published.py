@@ -110,11 +110,11 @@ def build_head_configs(probe: str, model: ModelConfig) -> tuple[HeadConfig, ...]
             "--model.class-token True --model.pool class trains a model with one"
         )
         raise UsageError(f"--probe {probe} needs a class token, and {model.name()} has none", hint)
-    last = min(CLASS_TOKEN_BLOCKS, model.depth)
+    num_blocks = min(CLASS_TOKEN_BLOCKS, model.depth)
     if probe == "dino":
-        return (HeadConfig(1e-3, HeadInput(1, mean=True) if model.width >= VIT_B_WIDTH else HeadInput(last)),)
-    readings = [HeadInput(blocks, mean) for blocks in dict.fromkeys((1, last)) for mean in (False, True)]
-    return tuple(HeadConfig(lr, reading) for reading in readings for lr in DINOV2_LR_GRID)
+        return (HeadConfig(1e-3, HeadInput(1, mean=True) if model.width >= VIT_B_WIDTH else HeadInput(num_blocks)),)
+    head_inputs = [HeadInput(blocks, mean) for blocks in dict.fromkeys((1, num_blocks)) for mean in (False, True)]
+    return tuple(HeadConfig(lr, head_input) for head_input in head_inputs for lr in DINOV2_LR_GRID)
 
 
 def plan_probe(options: ProtocolOptions, model: ModelConfig, images: int) -> ProbePlan:
@@ -156,11 +156,11 @@ def evaluate_published_probe(task: ProtocolTask) -> ProtocolResult:
         problem = f"--probe {options.probe} does not support models with native aspect ratio"
         raise UsageError(problem, "leave --probe out")
     task.check_classes()
-    choosing = len(build_head_configs(options.probe, task.bundle.model.config)) > 1
-    train, val, parts = split_probe_images(task, choosing)
+    is_selecting = len(build_head_configs(options.probe, task.bundle.model.config)) > 1
+    train, val, data_description = split_probe_images(task, is_selecting)
     pixels, train = screen_training_images(task, train)
     plan = plan_probe(options, task.bundle.model.config, len(train))
-    log_probe_plan(task, plan, len(train), parts)
+    log_probe_plan(task, plan, len(train), data_description)
     reader = TokenReader(task.bundle.model, tuple(head.reading for head in plan.heads))
     engine = make_engine(reader, task.bundle.preprocess, inference)  # type: ignore[arg-type]
     heads = [
@@ -175,20 +175,20 @@ def evaluate_published_probe(task: ProtocolTask) -> ProtocolResult:
         else [None] * len(heads)
     )
     scores = [score if head.finite else None for head, score in zip(heads, scores, strict=True)]
-    place = get_best_index(scores)
-    if not heads[place].finite:
+    best_index = get_best_index(scores)
+    if not heads[best_index].finite:
         raise NonFiniteError(
             "the weights of the head are not finite", "use a smaller --probe-batch to lower the learning rate"
         )
-    rows, good = compute_unaugmented_features(task, engine, task.judged, f"{task.split} images")
-    report = evaluate_classification(heads[place].logits(rows), task.judged.labels, task.data.classes, good)
+    features, good = compute_unaugmented_features(task, engine, task.judged, f"{task.split} images")
+    report = evaluate_classification(heads[best_index].logits(features), task.judged.labels, task.data.classes, good)
     candidates = [
         describe_head(head.config, plan.batch) | {"val": score} for head, score in zip(heads, scores, strict=True)
     ]
     settings = {"probe": options.probe, **plan.describe()}
-    selection = {"selected": candidates[place], "images": len(val) if val else 0, "candidates": candidates}
-    results = [{"probe": options.probe, **candidates[place], **report.summary()}]
-    return ProtocolResult(report, results, settings | {"selection": selection} | parts)
+    selection = {"selected": candidates[best_index], "images": len(val) if val else 0, "candidates": candidates}
+    results = [{"probe": options.probe, **candidates[best_index], **report.summary()}]
+    return ProtocolResult(report, results, settings | {"selection": selection} | data_description)
 
 
 def describe_head(head: HeadConfig, batch: int) -> dict[str, Any]:
@@ -196,48 +196,49 @@ def describe_head(head: HeadConfig, batch: int) -> dict[str, Any]:
     return {"base_lr": head.lr, "lr": head.rate(batch), "blocks": head.reading.blocks, "mean_patch": head.reading.mean}
 
 
-def split_probe_images(task: ProtocolTask, choosing: bool) -> tuple[Split, Split | None, dict[str, Any]]:
-    """Return the training images, the images that select a head if `choosing`, and their description for a document.
+def split_probe_images(task: ProtocolTask, is_selecting: bool) -> tuple[Split, Split | None, dict[str, Any]]:
+    """Return the training images, the images that select a head if `is_selecting`, and their description for a
+    document.
 
     A `val` split that is not evaluated selects the head; otherwise a share of `train` is held out. A single head needs
     no selection: it trains on all images and is scored on the data's `val` split. Raises DataError if no images can be
     held out.
     """
-    training, own = task.training, task.data.splits.get("val") if task.split == "test" else None
-    drawn = task.data.whole is not None
-    if own is not None and not drawn:
+    training, val_split = task.training, task.data.splits.get("val") if task.split == "test" else None
+    is_drawn = task.data.whole is not None
+    if val_split is not None and not is_drawn:
         name = "val"
-    elif not choosing:
-        own, name = None, ""
-    elif own is not None:
+    elif not is_selecting:
+        val_split, name = None, ""
+    elif val_split is not None:
         training, name = task.data.split("train"), "val"
     else:
-        rows = task.hold_out(training.labels, np.arange(len(training)))
-        if not len(rows["dev"]):
+        subsets = task.hold_out(training.labels, np.arange(len(training)))
+        if not len(subsets["dev"]):
             hint = "add images, or use --probe mae or dino, which train one head"
             raise DataError("too few training images to hold some out for selecting a head", hint)
-        training, own, name = training.take(rows["train"]), training.take(rows["dev"]), "held out of train"
-    splits = task.parts["train_data"]["splits"] if not choosing else ["train"]
+        training, val_split, name = training.take(subsets["train"]), training.take(subsets["dev"]), "held out of train"
+    splits = task.parts["train_data"]["splits"] if not is_selecting else ["train"]
     train_data = {"data": task.source, "splits": splits, "images": len(training)}
-    validation = {"split": name, "images": len(own)} if own is not None else None
-    return training, own, {"train_data": train_data, "validation": validation}
+    validation = {"split": name, "images": len(val_split)} if val_split is not None else None
+    return training, val_split, {"train_data": train_data, "validation": validation}
 
 
-def log_probe_plan(task: ProtocolTask, plan: ProbePlan, images: int, parts: dict[str, Any]) -> None:
+def log_probe_plan(task: ProtocolTask, plan: ProbePlan, images: int, data_description: dict[str, Any]) -> None:
     """Log the number of heads, their training images, training length, and the images that select a head."""
-    note, probe, validation = task.computing.listener.note, task.options.probe, parts["validation"]
-    many = f"{len(plan.heads)} heads" if len(plan.heads) > 1 else "a head"
-    use = "select one of them" if len(plan.heads) > 1 else "are its validation images"
-    chosen = f"; {validation['images']} others ({validation['split']}) {use}" if validation else ""
-    splits = " and ".join(parts["train_data"]["splits"])
+    note, probe, validation = task.computing.listener.note, task.options.probe, data_description["validation"]
+    heads_text = f"{len(plan.heads)} heads" if len(plan.heads) > 1 else "a head"
+    purpose = "select one of them" if len(plan.heads) > 1 else "are its validation images"
+    selection_text = f"; {validation['images']} others ({validation['split']}) {purpose}" if validation else ""
+    splits = " and ".join(data_description["train_data"]["splits"])
     note(
-        f"--probe {probe} trains {many} on {images} images of {task.source} ({splits})"
-        f"{chosen}; evaluated on {len(task.judged)} others of it ({task.split})"
+        f"--probe {probe} trains {heads_text} on {images} images of {task.source} ({splits})"
+        f"{selection_text}; evaluated on {len(task.judged)} others of it ({task.split})"
     )
-    usual = 16_384 if probe == "mae" else 1_024
-    if plan.batch < usual and not task.options.probe_batch:
+    published_batch = 16_384 if probe == "mae" else 1_024
+    if plan.batch < published_batch and not task.options.probe_batch:
         note(
-            f"batch {usual} -> {plan.batch}: an epoch has no more images; learning rates "
+            f"batch {published_batch} -> {plan.batch}: an epoch has no more images; learning rates "
             f"are scaled by batch / {BASE_BATCH_SIZE}"
         )
     if probe == "dinov2" and task.options.steps is None and task.options.epochs is None and plan.steps < DINOV2_STEPS:
@@ -258,13 +259,13 @@ def screen_training_images(task: ProtocolTask, train: Split) -> tuple[Tensor | N
     Raises DataError for unreadable images, unless they are skipped.
     """
     computing, preprocess = task.computing, task.bundle.preprocess
-    keep, skip = fits_in_memory(train, preprocess), computing.bad_images == "skip"
-    if not keep and not skip:
+    cache_images, skip_unreadable = fits_in_memory(train, preprocess), computing.bad_images == "skip"
+    if not cache_images and not skip_unreadable:
         return None, train  # the first unreadable image stops the training
-    pixels, bad = screen_images(train, preprocess, get_worker_count(task), keep)
+    pixels, bad = screen_images(train, preprocess, get_worker_count(task), cache_images)
     check_unreadable_images(bad, len(train), computing.bad_images)
-    rows = find_readable_samples(train, bad)
-    return None if pixels is None else pixels[torch.from_numpy(rows)], train.take(rows)
+    readable = find_readable_samples(train, bad)
+    return None if pixels is None else pixels[torch.from_numpy(readable)], train.take(readable)
 
 
 def get_worker_count(task: ProtocolTask) -> int:
@@ -288,16 +289,16 @@ def iterate_feature_batches(
         for start in starts
         for low in range(start, start + plan.batch, FORWARD_BATCH_SIZE)
     ]
-    loaded, loads = iter(loader.spans(spans)), -(-plan.batch // FORWARD_BATCH_SIZE)
+    loaded_batches, chunks_per_step = iter(loader.spans(spans)), -(-plan.batch // FORWARD_BATCH_SIZE)
     count = make_progress_counter(task.computing.listener, f"{task.options.probe} heads", plan.steps * plan.batch)
     for step in range(plan.steps):
-        rows, labels = [], []
-        for _ in range(loads):
-            batch = next(loaded)
-            rows.append(engine(batch["images"]))
+        batch_features, labels = [], []
+        for _ in range(chunks_per_step):
+            batch = next(loaded_batches)
+            batch_features.append(engine(batch["images"]))
             labels.append(batch["labels"])
-            count(len(rows[-1]))
-        features = torch.cat(rows).to(task.device)
+            count(len(batch_features[-1]))
+        features = torch.cat(batch_features).to(task.device)
         if not features.isfinite().all():
             problem = "features of augmented training images are not finite"
             raise NonFiniteError(problem, "use --precision fp32, or other weights")
@@ -314,12 +315,12 @@ def compute_unaugmented_features(
     computing = task.computing
     on_images = make_progress_counter(computing.listener, f"features of {name}", len(split))
     reader = EvalLoader(split, task.bundle.preprocess, get_worker_count(task))
-    rows, bad = compute_split_logits(engine, reader, computing.batch_size, on_images)
+    features, bad = compute_split_logits(engine, reader, computing.batch_size, on_images)
     check_unreadable_images(bad, len(split), computing.bad_images)
     find_readable_samples(split, bad)  # raises DataError if none is readable
-    return rows, build_readable_mask(len(split), bad)
+    return features, build_readable_mask(len(split), bad)
 
 
-def score_heads(heads: list[LinearHead], rows: np.ndarray, good: np.ndarray, val: Split) -> list[float | None]:
+def score_heads(heads: list[LinearHead], features: np.ndarray, good: np.ndarray, val: Split) -> list[float | None]:
     """Return the top-1 of each head on (m, N) features; unreadable images, not `good` (m,), count as wrong."""
-    return [float(((head.logits(rows).argmax(1) == val.labels) & good).mean()) for head in heads]
+    return [float(((head.logits(features).argmax(1) == val.labels) & good).mean()) for head in heads]

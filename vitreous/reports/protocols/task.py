@@ -81,14 +81,14 @@ class ProtocolTask:
             self.computing.listener.note(f"features of {name} {state} in {features.file}")
         return features
 
-    def hold_out(self, labels: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Draw a seeded share of training samples `rows` (m,), with (n,) or (n, K) labels, for model selection.
+    def hold_out(self, labels: np.ndarray, samples: np.ndarray) -> dict[str, np.ndarray]:
+        """Draw a seeded share of training samples `samples` (m,), with (n,) or (n, K) labels, for model selection.
 
         Returns positions among the rows: `train`, and `dev`, which is empty if there are too few.
         """
-        share, groups = min(MAX_HELD_OUT_SHARE, MAX_HELD_OUT_IMAGES / len(rows)), self.data.groups
-        apart = groups[rows] if groups is not None and len(groups) == len(labels) else None
-        return draw_stratified_splits(labels[rows], self.options.seed, {"dev": share}, apart)
+        share, groups = min(MAX_HELD_OUT_SHARE, MAX_HELD_OUT_IMAGES / len(samples)), self.data.groups
+        sample_groups = groups[samples] if groups is not None and len(groups) == len(labels) else None
+        return draw_stratified_splits(labels[samples], self.options.seed, {"dev": share}, sample_groups)
 
     def check_classes(self) -> None:
         """Log classes without training images. Raises DataError if the training images have less than two classes."""
@@ -115,8 +115,8 @@ class ProtocolTask:
     @property
     def parts(self) -> dict[str, Any]:
         """Describe the images a classifier trains on (`train_data`) and the evaluated images, for the document."""
-        whole = self.split == "test" and self.data.whole is not None
-        splits = [name for name in ("train", "val") if name == "train" or (whole and name in self.data.splits)]
+        uses_val = self.split == "test" and self.data.whole is not None
+        splits = [name for name in ("train", "val") if name == "train" or (uses_val and name in self.data.splits)]
         return {
             "train_data": {"data": self.source, "splits": splits, "images": len(self.training)},
             "evaluated": {"data": self.source, "split": self.split, "images": len(self.judged)},

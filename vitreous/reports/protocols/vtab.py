@@ -60,27 +60,29 @@ def evaluate_vtab(
         hint = f"the task folders are {', '.join(VTAB_TASKS)}"
         raise UsageError("--protocol vtab needs a folder with a folder for each task", hint)
     began, root, listener = time.perf_counter(), Path(data), computing.listener
-    homes = find_task_folders(root)
-    missing = [name for name in VTAB_TASKS if name not in homes]
-    if not homes:
+    task_folders = find_task_folders(root)
+    missing = [name for name in VTAB_TASKS if name not in task_folders]
+    if not task_folders:
         raise DataError(f"{escape_unprintable(root)} has no VTAB task", f"name its folders {', '.join(VTAB_TASKS)}")
     if missing:
         listener.note(f"{len(missing)} of {len(VTAB_TASKS)} tasks are missing: {', '.join(missing)}")
     squashed = replace(bundle, preprocess=replace(bundle.preprocess, fit="squash"))
-    notebook = Path(run) / "vtab.json" if os.path.isdir(run) else Path(f"vtab-{slugify_name(Path(run).stem)[:60]}.json")
+    cache_path = (
+        Path(run) / "vtab.json" if os.path.isdir(run) else Path(f"vtab-{slugify_name(Path(run).stem)[:60]}.json")
+    )
     tasks, failed = evaluate_vtab_tasks(
-        run, squashed, homes=homes, notebook=notebook, options=options, computing=computing
+        run, squashed, task_folders=task_folders, cache_path=cache_path, options=options, computing=computing
     )
     if not tasks:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
         raise DataError(f"none of the tasks in {escape_unprintable(root)} can be evaluated: {reasons}")
-    averages = average_by_group({name: row["top1"] for name, row in tasks.items()})
-    images, unreadable = (sum(row[key] for row in tasks.values()) for key in ("images", "unreadable"))
+    averages = average_by_group({name: result["top1"] for name, result in tasks.items()})
+    images, unreadable = (sum(result[key] for result in tasks.values()) for key in ("images", "unreadable"))
     report = build_mean_report(images, unreadable, averages["mean"])
     headline = {"protocol": "vtab", **averages}
     record_evaluation(run, os.fspath(data), "test", headline | {"tasks": len(tasks), **report.summary()})
     bundle, seconds = replace(squashed, task=FeatureExtraction()), time.perf_counter() - began
-    extra = {"results": list(tasks.values()), "missing": missing, "failed": failed, "cache_file": os.fspath(notebook)}
+    extra = {"results": list(tasks.values()), "missing": missing, "failed": failed, "cache_file": os.fspath(cache_path)}
     return (
         build_evaluation_document(bundle, report, split="test", source=os.fspath(data), run=run, seconds=seconds)
         | headline
@@ -92,56 +94,74 @@ def find_task_folders(root: Path) -> dict[str, Path]:
     """Map each task to its folder below the root, by any of its names, in the order of the tasks."""
     entries = [entry for entry in os.scandir(root) if entry.is_dir()]
     folders = {TASK_NAME_PREFIX.sub("", normalise_class_name(entry.name)): Path(entry.path) for entry in entries}
-    called = {name: next((n for n in (name, *task.names) if n in folders), "") for name, task in VTAB_TASKS.items()}
-    return {name: folders[folder] for name, folder in called.items() if folder}
+    folder_names = {
+        name: next((n for n in (name, *task.names) if n in folders), "") for name, task in VTAB_TASKS.items()
+    }
+    return {name: folders[folder] for name, folder in folder_names.items() if folder}
 
 
 def evaluate_vtab_tasks(
     run: str,
     bundle: Bundle,
-    homes: dict[str, Path],
-    notebook: Path,
+    task_folders: dict[str, Path],
+    cache_path: Path,
     options: ProtocolOptions,
     computing: EvaluationSettings,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the result of each task, from the cache if it is finished, and the errors of failed tasks."""
-    known, done, failed = read_vtab_cache(notebook), {}, {}
-    about = model_cache_fields(bundle.model, bundle.preprocess, computing.how)
-    for name, home in homes.items():
+    cached, done, failed = read_vtab_cache(cache_path), {}, {}
+    cache_fields = model_cache_fields(bundle.model, bundle.preprocess, computing.how)
+    for name, task_folder in task_folders.items():
         try:
-            data, note = prepare_task_data(VTAB_TASKS[name], open_data(home), options.seed)
+            data, note = prepare_task_data(VTAB_TASKS[name], open_data(task_folder), options.seed)
             task = ProtocolTask(
-                run, os.fspath(home), data=data, split="test", bundle=bundle, options=options, computing=computing
+                run,
+                os.fspath(task_folder),
+                data=data,
+                split="test",
+                bundle=bundle,
+                options=options,
+                computing=computing,
             )
-            key = compute_task_key(about, task)
-            if known.get(name, {}).get("key") == key:
-                computing.listener.note(f"{name}: {known[name]['top1']:.1%}, cached")
+            key = compute_task_key(cache_fields, task)
+            if cached.get(name, {}).get("key") == key:
+                computing.listener.note(f"{name}: {cached[name]['top1']:.1%}, cached")
             else:
-                known[name] = {"task": name, "key": key, **evaluate_vtab_task(name, task, note)}
-                write_text_atomic(notebook, json.dumps(known, indent=1, ensure_ascii=False) + "\n")
-                computing.listener.note(f"{name}: {known[name]['top1']:.1%}")
-            done[name] = known[name]
+                cached[name] = {"task": name, "key": key, **evaluate_vtab_task(name, task, note)}
+                write_text_atomic(cache_path, json.dumps(cached, indent=1, ensure_ascii=False) + "\n")
+                computing.listener.note(f"{name}: {cached[name]['top1']:.1%}")
+            done[name] = cached[name]
         except (DataError, UsageError) as error:
             failed[name] = error.message
             computing.listener.note(f"{name} cannot be evaluated: {error.message}")
     return done, failed
 
 
-def read_vtab_cache(notebook: Path) -> dict[str, Any]:
+def read_vtab_cache(cache_path: Path) -> dict[str, Any]:
     """Read the cached tasks; empty if the cache cannot be read."""
     try:
-        document = json.loads(notebook.read_text("utf-8"))
+        document = json.loads(cache_path.read_text("utf-8"))
     except (OSError, ValueError):
         return {}
-    return {name: row for name, row in document.items() if isinstance(row, dict)} if isinstance(document, dict) else {}
+    return (
+        {name: result for name, result in document.items() if isinstance(result, dict)}
+        if isinstance(document, dict)
+        else {}
+    )
 
 
-def compute_task_key(about: dict[str, Any], task: ProtocolTask) -> str:
+def compute_task_key(cache_fields: dict[str, Any], task: ProtocolTask) -> str:
     """Return a digest of everything that affects a task's metric."""
-    parts: list[Any] = [VTAB_CACHE_VERSION, about, task.options.l2, task.options.seed, task.computing.bad_images]
+    key_fields: list[Any] = [
+        VTAB_CACHE_VERSION,
+        cache_fields,
+        task.options.l2,
+        task.options.seed,
+        task.computing.bad_images,
+    ]
     for split in task.data.splits.values():
-        parts += [hash_split_images(split), hashlib.sha256(split.labels.tobytes()).hexdigest()]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        key_fields += [hash_split_images(split), hashlib.sha256(split.labels.tobytes()).hexdigest()]
+    return hashlib.sha256(json.dumps(key_fields, sort_keys=True).encode()).hexdigest()
 
 
 def prepare_task_data(task: VTABTask, data: Data, seed: int) -> tuple[Data, str]:
@@ -154,18 +174,18 @@ def prepare_task_data(task: VTABTask, data: Data, seed: int) -> tuple[Data, str]
     test, notes = data.split("test"), []
     train, dev = data.split("train"), data.splits.get("val")
     if dev is None or len(train) > TRAIN_IMAGES or len(dev) > DEV_IMAGES:
-        whole = data.whole or train
-        rows = draw_permutation(len(whole), seed, 0)[: TRAIN_IMAGES + DEV_IMAGES]
-        cut = round(len(rows) * TRAIN_IMAGES / (TRAIN_IMAGES + DEV_IMAGES))
-        train, dev = whole.take(rows[:cut]), whole.take(rows[cut:])
-        notes.append(f"{len(rows)} of {len(whole)} training images drawn with seed {seed}, not the published ones")
-    classes, place = data.classes, map_to_task_classes(task, data.classes)
-    if place is not None:
-        if place.min() < 0 or place.max() >= task.classes:
-            labels = f"labels {classes[int(place.argmin())]} to {classes[int(place.argmax())]}"
+        pool = data.whole or train
+        samples = draw_permutation(len(pool), seed, 0)[: TRAIN_IMAGES + DEV_IMAGES]
+        num_train = round(len(samples) * TRAIN_IMAGES / (TRAIN_IMAGES + DEV_IMAGES))
+        train, dev = pool.take(samples[:num_train]), pool.take(samples[num_train:])
+        notes.append(f"{len(samples)} of {len(pool)} training images drawn with seed {seed}, not the published ones")
+    classes, class_map = data.classes, map_to_task_classes(task, data.classes)
+    if class_map is not None:
+        if class_map.min() < 0 or class_map.max() >= task.classes:
+            labels = f"labels {classes[int(class_map.argmin())]} to {classes[int(class_map.argmax())]}"
             raise DataError(f"{labels} are not those of the task")
         classes = tuple(map(str, range(task.classes)))
-        train, dev, test = (part.take(np.arange(len(part)), place[part.labels]) for part in (train, dev, test))
+        train, dev, test = (split.take(np.arange(len(split)), class_map[split.labels]) for split in (train, dev, test))
     if len(classes) != task.classes:
         notes.append(f"{len(classes)} classes instead of the task's {task.classes}")
     splits = {"train": train, "val": dev, "test": test}
@@ -180,22 +200,24 @@ def evaluate_vtab_task(name: str, task: ProtocolTask, note: str) -> dict[str, An
     train, dev, test = (task.features(f"{name} {split}", task.data.split(split)) for split in ("train", "val", "test"))
     labels = np.concatenate([task.data.split("train").labels, task.data.split("val").labels])
     good = np.concatenate([train.good, dev.good])
-    rows = np.concatenate([train.rows, dev.rows])
-    known = LabelledFeatures(rows, labels, np.flatnonzero(good), task.classes, device=task.device)
-    l2, chosen, of_dev = task.options.l2, None, known.rows >= len(train.rows)
+    features = np.concatenate([train.rows, dev.rows])
+    train_features = LabelledFeatures(features, labels, np.flatnonzero(good), task.classes, device=task.device)
+    l2, selection, is_dev = task.options.l2, None, train_features.rows >= len(train.rows)
     if not l2:
-        own, held_out = (known.with_rows(known.rows[part]) for part in (~of_dev, of_dev))
-        l2, chosen = sweep_l2_penalties(task, own, held_out, f"{name} penalty")
+        fit_features, held_out = (
+            train_features.with_rows(train_features.rows[subset_mask]) for subset_mask in (~is_dev, is_dev)
+        )
+        l2, selection = sweep_l2_penalties(task, fit_features, held_out, f"{name} penalty")
     report = evaluate_classification(
-        fit_linear_classifier(known, l2).logits(test.rows), task.judged.labels, task.data.classes, test.good
+        fit_linear_classifier(train_features, l2).logits(test.rows), task.judged.labels, task.data.classes, test.good
     )
     return {
         "group": VTAB_TASKS[name].group,
         "data": task.source,
         "classes": task.classes,
-        "train_images": len(known.rows),
+        "train_images": len(train_features.rows),
         "l2": l2,
-        "held_out": chosen,
+        "held_out": selection,
         "note": note,
         "wall_seconds": time.perf_counter() - began,
         **report.summary(),

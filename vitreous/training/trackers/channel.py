@@ -44,8 +44,8 @@ class TrackerProgress:
 
     def mark(self, name: str) -> Mark:
         """Return the mark of the last line that a tracker has received."""
-        step, kind = self.entries.get(name, {}).get("at", (-1, 0))
-        return step, kind
+        step, line_kind = self.entries.get(name, {}).get("at", (-1, 0))
+        return step, line_kind
 
     def write(self, name: str, identity: str, mark: Mark) -> None:
         """Write the progress of a tracker. If the disk is full, some lines are sent twice after a resumption."""
@@ -87,8 +87,8 @@ class TrackerChannel:
         if self.thread.ident is None:
             return
         self.enqueue("")
-        left = end - time.monotonic()
-        self.thread.join(max(0.0, min(left, LAST_WRITE_SECONDS) if self.problem else left))
+        remaining = end - time.monotonic()
+        self.thread.join(max(0.0, min(remaining, LAST_WRITE_SECONDS) if self.problem else remaining))
         if not self.thread.is_alive():
             return
         ABANDONED_THREADS.add(self.thread.name)
@@ -118,9 +118,9 @@ class TrackerChannel:
 
     def open(self, step: int, lines: Sequence[MetricsLine]) -> None:
         """Call the tracker's `start`, and send the lines that it lacks."""
-        config, last = read_yaml(self.folder.config.read_text("utf-8")), (step, 1)
+        config, end_mark = read_yaml(self.folder.config.read_text("utf-8")), (step, 1)
         mark = self.progress.mark(self.name)
-        self.reached = self.skipped = min(mark, last) if self.tracker.rewinds else mark
+        self.reached = self.skipped = min(mark, end_mark) if self.tracker.rewinds else mark
         self.written = time.monotonic()
         self.identity = self.tracker.start(RunInfo(self.folder.path, self.progress.identity(self.name), step, config))
         self.progress.write(self.name, self.identity, self.reached)

@@ -47,10 +47,10 @@ class MLflow:
             self.id, [Metric(name, x, timestamp, line["step"]) for name, x in extract_numbers(line).items()]
         )
 
-    def log_pictures(self, pictures: Mapping[str, Image.Image], step: int) -> None:
+    def log_pictures(self, images: Mapping[str, Image.Image], step: int) -> None:
         """Add images as artefacts."""
-        for name, picture in pictures.items():
-            self.client.log_image(self.id, picture, f"images/{name}.png")
+        for name, image in images.items():
+            self.client.log_image(self.id, image, f"images/{name}.png")
 
     def log_bundle(self, bundle: Path) -> None:
         """Add the bundle as artefacts."""

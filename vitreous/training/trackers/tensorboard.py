@@ -32,10 +32,10 @@ class TensorBoard:
             self.writer.add_scalar(name, value, line["step"])
         self.writer.flush()
 
-    def log_pictures(self, pictures: Mapping[str, Image.Image], step: int) -> None:
+    def log_pictures(self, images: Mapping[str, Image.Image], step: int) -> None:
         """Add images."""
-        for name, picture in pictures.items():
-            self.writer.add_image(name, np.asarray(picture.convert("RGB")), step, dataformats="HWC")
+        for name, image in images.items():
+            self.writer.add_image(name, np.asarray(image.convert("RGB")), step, dataformats="HWC")
 
     def log_bundle(self, bundle: Path) -> None:
         """Do nothing."""

@@ -28,9 +28,9 @@ class WeightsAndBiases:
             "project": os.environ.get("WANDB_PROJECT", "vitreous"),
             "dir": os.environ.get("WANDB_DIR", info.folder),
         }
-        quiet = wandb.Settings(console="off", silent=True)  # keep stdout and stderr clean
+        settings = wandb.Settings(console="off", silent=True)  # keep stdout and stderr clean
         self.run = wandb.init(
-            **destination, id=identity, name=info.name, config=info.config, resume="allow", settings=quiet
+            **destination, id=identity, name=info.name, config=info.config, resume="allow", settings=settings
         )
         self.run.define_metric("*", step_metric="step")
         return identity
@@ -39,9 +39,9 @@ class WeightsAndBiases:
         """Add a line, with its step as the horizontal axis."""
         self.run.log({name: value for name, value in line.items() if value is not None})
 
-    def log_pictures(self, pictures: Mapping[str, Image.Image], step: int) -> None:
+    def log_pictures(self, images: Mapping[str, Image.Image], step: int) -> None:
         """Add images."""
-        self.run.log({"step": step} | {name: self.wandb.Image(picture) for name, picture in pictures.items()})
+        self.run.log({"step": step} | {name: self.wandb.Image(image) for name, image in images.items()})
 
     def log_bundle(self, bundle: Path) -> None:
         """Add the bundle as an artefact."""

@@ -38,14 +38,14 @@ HF_DECODER_FIELDS = {"decoder_heads": "decoder_num_attention_heads", "normalise"
 
 def to_patch_channels_first(weight: Tensor, config: ViTConfig) -> Tensor:
     """Move channels first: (p q C, ...) rows -> (C p q, ...)."""
-    sides = len(config.patch)
-    return weight.unflatten(0, (*config.patch, config.channels)).movedim(sides, 0).flatten(0, sides)
+    num_axes = len(config.patch)
+    return weight.unflatten(0, (*config.patch, config.channels)).movedim(num_axes, 0).flatten(0, num_axes)
 
 
 def to_patch_channels_last(weight: Tensor, config: ViTConfig) -> Tensor:
     """Move channels last: (C p q, ...) rows -> (p q C, ...)."""
-    sides = len(config.patch)
-    return weight.unflatten(0, (config.channels, *config.patch)).movedim(0, sides).flatten(0, sides)
+    num_axes = len(config.patch)
+    return weight.unflatten(0, (config.channels, *config.patch)).movedim(0, num_axes).flatten(0, num_axes)
 
 
 #: (1, 1, d) and (d,)
@@ -80,20 +80,20 @@ class DecoderLayout:
 
     def depth(self, names: set[str]) -> int:
         """Return the number of blocks."""
-        numbers = (re.match(rf"{re.escape(self.block)}\.(\d+)\.", name) for name in names)
-        return len({match[1] for match in numbers if match})
+        matches = (re.match(rf"{re.escape(self.block)}\.(\d+)\.", name) for name in names)
+        return len({match[1] for match in matches if match})
 
     def groups(self, config: ViTConfig, depth: int) -> list[tuple[list[str], list[str], TensorTransform]]:
         """Return our names, their names and the transform of each group of tensors of a decoder of this depth."""
         groups = []
-        for one in self.rows:
-            names = one.theirs(config) if callable(one.theirs) else one.theirs
+        for rule in self.rows:
+            names = rule.theirs(config) if callable(rule.theirs) else rule.theirs
             for i in range(depth) if "{i}" in names[0] else [0]:
                 for x in ("weight", "bias") if "{x}" in names[0] else [""]:
-                    holes = {"i": i, "x": x}
-                    ours, theirs = ([name.format(**holes) for name in group] for group in (one.ours, names))
+                    placeholders = {"i": i, "x": x}
+                    ours, theirs = ([name.format(**placeholders) for name in group] for group in (rule.ours, names))
                     if not (self.video and ours[0].endswith("qkv.bias")):
-                        groups.append((ours, theirs, one.fold))
+                        groups.append((ours, theirs, rule.fold))
         return groups
 
     def configure(self, shapes: Shapes, config: ViTConfig) -> dict[str, Any]:
@@ -107,8 +107,8 @@ class DecoderLayout:
         """Convert their tensors, without positions, to ours."""
         state: Tensors = {}
         for ours, theirs, fold in self.groups(config, self.depth(set(tensors))):
-            parts = fold.into([tensors[name].float() for name in theirs], config)
-            state |= {f"decoder.{name}": part.contiguous() for name, part in zip(ours, parts, strict=True)}
+            converted = fold.into([tensors[name].float() for name in theirs], config)
+            state |= {f"decoder.{name}": tensor.contiguous() for name, tensor in zip(ours, converted, strict=True)}
         return state
 
     def write(self, config: ViTConfig, state: Tensors) -> Tensors:
@@ -116,17 +116,17 @@ class DecoderLayout:
         depth = len({name.split(".")[3] for name in state if name.startswith("decoder.encoder.blocks.")})
         tensors: Tensors = {}
         for ours, theirs, fold in self.groups(config, depth):
-            parts = fold.out([state[f"decoder.{name}"] for name in ours], config)
-            tensors |= zip(theirs, (part.contiguous() for part in parts), strict=True)
+            converted = fold.out([state[f"decoder.{name}"] for name in ours], config)
+            tensors |= zip(theirs, (tensor.contiguous() for tensor in converted), strict=True)
         if not self.positions:
             return tensors
-        fixed = sincos_position_table(config.grid, len(state["decoder.mask_token"])).flatten(0, -2)
-        return tensors | {self.positions: torch.cat([torch.zeros_like(fixed[:1]), fixed])[None]}
+        position_table = sincos_position_table(config.grid, len(state["decoder.mask_token"])).flatten(0, -2)
+        return tensors | {self.positions: torch.cat([torch.zeros_like(position_table[:1]), position_table])[None]}
 
 
 def build_mae_layout(prefix: str, block: str, mask: str, layers: tuple[RenameRule, ...]) -> DecoderLayout:
     """Build the layout of MAE's decoder with these names."""
-    rows = (
+    rules = (
         parse_rename_rule("mask_token", mask, MASK_TOKEN),
         parse_rename_rule("head.{x}", f"{prefix}decoder_pred.{{x}}", PIXEL_HEAD_TRANSFORM),
         *parse_copy_rules(
@@ -134,13 +134,13 @@ def build_mae_layout(prefix: str, block: str, mask: str, layers: tuple[RenameRul
         ),
         *layers,
     )
-    sign, positions = f"{prefix}decoder_embed.weight", f"{prefix}decoder_pos_embed"
-    return DecoderLayout(sign, (f"{prefix}decoder_",), block=block, mask=mask, rows=rows, positions=positions)
+    signature, positions = f"{prefix}decoder_embed.weight", f"{prefix}decoder_pos_embed"
+    return DecoderLayout(signature, (f"{prefix}decoder_",), block=block, mask=mask, rows=rules, positions=positions)
 
 
 def build_videomae_layout(block: str, query: str, value: str, layers: tuple[RenameRule, ...]) -> DecoderLayout:
     """Build the layout of VideoMAE's decoder from the names of its blocks and of the biases of queries and values."""
-    rows = (
+    rules = (
         parse_rename_rule("mask_token", "mask_token", MASK_TOKEN),
         parse_rename_rule("head.{x}", "decoder.head.{x}", PIXEL_HEAD_TRANSFORM),
         *parse_copy_rules(
@@ -151,8 +151,8 @@ def build_videomae_layout(block: str, query: str, value: str, layers: tuple[Rena
         ),
         *layers,
     )
-    starts = ("decoder.", "encoder_to_decoder.")
-    return DecoderLayout(f"{block}.0.{query}", starts, block, "mask_token", rows=rows, video=True)
+    prefixes = ("decoder.", "encoder_to_decoder.")
+    return DecoderLayout(f"{block}.0.{query}", prefixes, block, "mask_token", rows=rules, video=True)
 
 
 HF_MAE_LAYOUT = build_mae_layout(
@@ -197,14 +197,14 @@ DECODER_LAYOUTS = (HF_MAE_LAYOUT, MAE_LAYOUT, HF_VIDEOMAE_LAYOUT, VIDEOMAE_LAYOU
 def to_hf_decoder_json(config: dict[str, Any], encoder: dict[str, Any]) -> dict[str, Any]:
     """Build the config.json of ViTMAEForPreTraining or VideoMAEForPreTraining: `encoder` is the encoder's config.json,
     `config` MAE's config."""
-    kind = {"architectures": ["ViTMAEForPreTraining"], "model_type": "vit_mae"}
+    model_fields = {"architectures": ["ViTMAEForPreTraining"], "model_type": "vit_mae"}
     if encoder["model_type"] == "videomae":
-        kind = {"architectures": ["VideoMAEForPreTraining"], "model_type": "videomae"}
+        model_fields = {"architectures": ["VideoMAEForPreTraining"], "model_type": "videomae"}
     width = config["decoder_width"]
     sizes = {"hidden_size": width, "num_hidden_layers": config["decoder_depth"], "intermediate_size": 4 * width}
     return {
         **{name: value for name, value in encoder.items() if name not in ("id2label", "label2id")},
-        **kind,
+        **model_fields,
         **{f"decoder_{name}": value for name, value in sizes.items()},
         **{theirs: config[ours] for ours, theirs in HF_DECODER_FIELDS.items() if ours in config},
     }

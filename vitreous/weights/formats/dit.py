@@ -38,7 +38,7 @@ CHANNELS_LAST = TensorTransform(_pixels_into, _pixels_out)
 
 
 def _shared_into(theirs: list[Tensor], config: DiTConfig) -> list[Tensor]:
-    if any(not torch.equal(theirs[0], other) for other in theirs[1:]):
+    if any(not torch.equal(theirs[0], tensor) for tensor in theirs[1:]):
         raise WeightsError("each block has a separate embedding of times and classes, but a DiT shares one")
     return theirs[:1]
 
@@ -104,11 +104,18 @@ def infer_dit_config(
     """
     width, channels, *patch = shapes[entry]
     depth = count_blocks(shapes, block)
-    published = next((heads for own, layers, heads in DIT_SHAPES.values() if (own, layers) == (width, depth)), 0)
+    published = next(
+        (
+            heads
+            for published_width, published_depth, heads in DIT_SHAPES.values()
+            if (published_width, published_depth) == (width, depth)
+        ),
+        0,
+    )
     heads = int(settings.get("heads") or published or max(1, width // 64))
-    out = shapes[names["last"]][0] // math.prod(patch)
-    if out not in (channels, 2 * channels):
-        raise ValueError(f"it has {out} output channels for images of {channels}")
+    out_channels = shapes[names["last"]][0] // math.prod(patch)
+    if out_channels not in (channels, 2 * channels):
+        raise ValueError(f"it has {out_channels} output channels for images of {channels}")
     table_rows = shapes.get(names["classes"], (0,))[0]
     return DiTConfig(
         image=tuple(settings.get("image") or (32 // patch[0] * patch[0],) * len(patch)),
@@ -119,7 +126,7 @@ def infer_dit_config(
         depth=depth,
         heads=heads,
         hidden=shapes[names["mlp"]][0],
-        learned_variance=out == 2 * channels,
+        learned_variance=out_channels == 2 * channels,
         eps=float(settings.get("eps") or 1e-6),
     )
 
@@ -134,14 +141,14 @@ def infer_official_dit_config(shapes: Shapes, settings: dict[str, Any]) -> DiTCo
     if "pos_embed" in shapes and not settings.get("image"):
         patch = tuple(shapes["x_embedder.proj.weight"][2:])
         grid, _ = infer_position_grid(shapes["pos_embed"][1], (0,), None, patch)
-        settings = settings | {"image": tuple(side * p for side, p in zip(grid, patch, strict=True))}
+        settings = settings | {"image": tuple(length * p for length, p in zip(grid, patch, strict=True))}
     return infer_dit_config(shapes, settings, "x_embedder.proj.weight", "blocks.{i}.attn.qkv.weight", names)
 
 
 def infer_diffusers_dit_config(shapes: Shapes, settings: dict[str, Any]) -> DiTConfig:
     """Infer the config of diffusers' file, which has different time frequencies."""
-    emb = "transformer_blocks.0.norm1.emb.class_embedder.embedding_table.weight"
-    names = {"mlp": "transformer_blocks.0.ff.net.0.proj.weight", "classes": emb, "last": "proj_out_2.weight"}
+    embedding_name = "transformer_blocks.0.norm1.emb.class_embedder.embedding_table.weight"
+    names = {"mlp": "transformer_blocks.0.ff.net.0.proj.weight", "classes": embedding_name, "last": "proj_out_2.weight"}
     config = infer_dit_config(
         shapes, settings, "pos_embed.proj.weight", "transformer_blocks.{i}.attn1.to_q.weight", names
     )

@@ -67,9 +67,9 @@ def build_group_norm_rules(ours: str, theirs: str) -> tuple[RenameRule, ...]:
 def build_attention_rules(ours: str, theirs: str) -> tuple[RenameRule, ...]:
     """Build the rules of queries, keys, values and output of attention, per head."""
     return (
-        parse_rename_rule(f"{ours}.qkv.weight", " ".join(f"{theirs}/{part}/kernel" for part in QKV_NAMES), FLAX_HEADS),
+        parse_rename_rule(f"{ours}.qkv.weight", " ".join(f"{theirs}/{name}/kernel" for name in QKV_NAMES), FLAX_HEADS),
         parse_rename_rule(
-            f"{ours}.qkv.bias", " ".join(f"{theirs}/{part}/bias" for part in QKV_NAMES), FLAX_HEAD_BIASES
+            f"{ours}.qkv.bias", " ".join(f"{theirs}/{name}/bias" for name in QKV_NAMES), FLAX_HEAD_BIASES
         ),
         parse_rename_rule(f"{ours}.out.weight", f"{theirs}/out/kernel", FLAX_OUT),
         parse_rename_rule(f"{ours}.out.bias", f"{theirs}/out/bias", COPY_TRANSFORM),
@@ -81,7 +81,7 @@ def build_hybrid_stem_rules() -> tuple[RenameRule, ...]:
     ours, theirs = "stem.stages.{s}.units.{j}.", "block{S}/unit{J}/"
     pairs = [(str(n), str(n)) for n in (1, 2, 3)]
     groups = [parse_rename_rule(f"{ours}conv{a}.weight", f"{theirs}conv{b}/kernel", FLAX_CONVOLUTION) for a, b in pairs]
-    groups += [one for a, b in pairs for one in build_group_norm_rules(f"{ours}norm{a}", f"{theirs}gn{b}")]
+    groups += [rule for a, b in pairs for rule in build_group_norm_rules(f"{ours}norm{a}", f"{theirs}gn{b}")]
     groups += [parse_rename_rule(f"{ours}shortcut.conv.weight", f"{theirs}conv_proj/kernel", FLAX_CONVOLUTION)]
     root = parse_rename_rule("stem.root.conv.weight", "conv_root/kernel", FLAX_CONVOLUTION)
     return (
@@ -92,7 +92,7 @@ def build_hybrid_stem_rules() -> tuple[RenameRule, ...]:
     )
 
 
-def build_google_vit_rules(attended: str, second: str, mlp: str, place: str) -> tuple[RenameRule, ...]:
+def build_google_vit_rules(attention: str, second_norm: str, mlp: str, position_name: str) -> tuple[RenameRule, ...]:
     """Build the table of one numbering: names of a block's attention, second norm and MLP, and of the positions."""
     block = "Transformer/encoderblock_{i}"
     ours = "encoder.blocks.{i}"
@@ -101,10 +101,10 @@ def build_google_vit_rules(attended: str, second: str, mlp: str, place: str) -> 
         parse_rename_rule("projection.weight", "embedding/kernel", FLAX_PATCH),
         parse_rename_rule("projection.bias", "embedding/bias", COPY_TRANSFORM),
         parse_rename_rule("prefix", "cls", PREFIX_TOKENS),
-        parse_rename_rule("slots position.table", place, build_position_transform((1,))),
+        parse_rename_rule("slots position.table", position_name, build_position_transform((1,))),
         *build_norm_rules(f"{ours}.attention.norm", f"{block}/LayerNorm_0"),
-        *build_attention_rules(f"{ours}.attention.part", f"{block}/{attended}"),
-        *build_norm_rules(f"{ours}.mlp.norm", f"{block}/{second}"),
+        *build_attention_rules(f"{ours}.attention.part", f"{block}/{attention}"),
+        *build_norm_rules(f"{ours}.mlp.norm", f"{block}/{second_norm}"),
         *build_dense_rules(f"{ours}.mlp.part.fc1", f"{block}/{mlp}/Dense_0"),
         *build_dense_rules(f"{ours}.mlp.part.fc2", f"{block}/{mlp}/Dense_1"),
         *build_norm_rules("encoder.norm", "Transformer/encoder_norm"),
@@ -134,7 +134,7 @@ def infer_google_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConf
     hidden = next(
         shape[1] for name, shape in shapes.items() if name.startswith(block) and name.endswith("/Dense_0/kernel")
     )
-    place, tokens = next(
+    position_name, tokens = next(
         (name, shape[1]) for name, shape in shapes.items() if name.rpartition("/")[2] == "pos_embedding"
     )
     stem = infer_google_stem(shapes)
@@ -152,7 +152,7 @@ def infer_google_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConf
     patch = tuple(p * (stem.reduction if stem else 1) for p in cell)
     depth = count_blocks(shapes, "Transformer/encoderblock_{i}/LayerNorm_0/scale")
     # fixed per layout; Google's files do not vary
-    slots = 1 if "cls" in shapes and place == POSITION_NAME else 0
+    slots = 1 if "cls" in shapes and position_name == POSITION_NAME else 0
     return infer_vit_config(ViTShape(width, depth, hidden, patch, tokens), fields, settings, (slots,))
 
 
@@ -193,21 +193,22 @@ POSITION_NAME = "Transformer/posembed_input/pos_embedding"
 
 
 def build_google_format(
-    name: str, title: str, parts: tuple[str, str, str], place: str, ignored: tuple[str, ...] = ()
+    name: str, title: str, layer_names: tuple[str, str, str], position_name: str, ignored: tuple[str, ...] = ()
 ) -> WeightsFormat:
     """Build the format of one numbering: names of a block's attention, second norm and MLP, and of the positions, which
     may lack that of the class token."""
     return WeightsFormat(
         name,
         title,
-        ("embedding/kernel", f"Transformer/encoderblock_0/{parts[2]}/Dense_0/kernel", place),
-        build_google_vit_rules(*parts, place),
+        ("embedding/kernel", f"Transformer/encoderblock_0/{layer_names[2]}/Dense_0/kernel", position_name),
+        build_google_vit_rules(*layer_names, position_name),
         configure=infer_google_vit_config,
         ignored=ignored,
         scope=PARAMETER_SCOPES,
         strip=("params/img/", "params/", "img/"),
         holds=lambda config: (
-            is_google_vit(config) and config.prefix_position_count == (config.prefix if place == POSITION_NAME else 0)
+            is_google_vit(config)
+            and config.prefix_position_count == (config.prefix if position_name == POSITION_NAME else 0)
         ),
         suffix=".npz",
     )
@@ -233,7 +234,7 @@ def infer_fixed_position_vit_config(shapes: Shapes, settings: dict[str, Any]) ->
         raise ValueError(
             f"it has no positions, and fixed ones need a width that is a multiple of 4 from 8, not {width}"
         )
-    patch = tuple(side * (stem.reduction if (stem := infer_google_stem(shapes)) else 1) for side in cell)
+    patch = tuple(length * (stem.reduction if (stem := infer_google_stem(shapes)) else 1) for length in cell)
     image = settings.get("image") or nearest_divisible_size((224,) * len(patch), patch)
     tokens = math.prod(i // p for i, p in zip(image, patch, strict=True))
     config = infer_google_vit_config(shapes | {"pos_embedding": (1, tokens, width)}, settings | {"image": image})
@@ -340,9 +341,9 @@ def unstack_scanned_blocks(name: str, shape: tuple[int, ...]) -> list[tuple[str,
 
     Group norms lose their singleton axes.
     """
-    before, scanned, after = name.partition("Transformer/encoderblock/")
+    prefix, scanned, suffix = name.partition("Transformer/encoderblock/")
     if scanned and shape and shape[0] <= MAX_BLOCKS:
-        return [(f"{before}Transformer/encoderblock_{i}/{after}", shape[1:]) for i in range(shape[0])]
+        return [(f"{prefix}Transformer/encoderblock_{i}/{suffix}", shape[1:]) for i in range(shape[0])]
     return [(name, shape[3:] if shape[:3] == (1, 1, 1) and GROUP_NORM.fullmatch(name) else shape)]
 
 

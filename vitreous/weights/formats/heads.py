@@ -34,8 +34,8 @@ def read_dino_head(tensors: Tensors, unit: bool) -> Tensors:
         if name == WEIGHT_NORM_DIRECTION:
             state["prototypes.weight"] = tensor.float()
         elif name != WEIGHT_NORM_LENGTH:
-            _, number, end = name.split(".")
-            state[f"mlp.{int(number) // 2}.{end}"] = tensor.float()
+            _, index, end = name.split(".")
+            state[f"mlp.{int(index) // 2}.{end}"] = tensor.float()
     if not unit:
         state["lengths"] = (
             tensors[WEIGHT_NORM_LENGTH].float()
@@ -50,8 +50,8 @@ def write_dino_head(state: Tensors) -> Tensors:
     tensors: Tensors = {}
     for name, tensor in state.items():
         if name.startswith("mlp."):
-            _, number, end = name.split(".")
-            tensors[f"mlp.{2 * int(number)}.{end}"] = tensor
+            _, index, end = name.split(".")
+            tensors[f"mlp.{2 * int(index)}.{end}"] = tensor
     directions = state["prototypes.weight"]
     lengths = state.get("lengths", torch.ones(len(directions), 1))
     return tensors | {WEIGHT_NORM_DIRECTION: directions, WEIGHT_NORM_LENGTH: lengths}
@@ -59,9 +59,9 @@ def write_dino_head(state: Tensors) -> Tensors:
 
 def find_head_errors(shapes: Shapes) -> list[str]:
     """List missing and unknown tensors of a head with these shapes, one line each."""
-    numbers = sorted({int(match[1]) for name in shapes if (match := MLP_LAYER.fullmatch(name))})
-    numbers = list(range(0, max(numbers, default=0) + 1, 2))
-    expected = {f"mlp.{number}.{end}" for number in numbers for end in ("weight", "bias")} | {WEIGHT_NORM_DIRECTION}
+    indices = sorted({int(match[1]) for name in shapes if (match := MLP_LAYER.fullmatch(name))})
+    indices = list(range(0, max(indices, default=0) + 1, 2))
+    expected = {f"mlp.{index}.{end}" for index in indices for end in ("weight", "bias")} | {WEIGHT_NORM_DIRECTION}
     missing, unknown = expected - set(shapes), set(shapes) - expected - {WEIGHT_NORM_LENGTH}
     return [f"missing {name}" for name in missing] + [f"unknown {name}" for name in unknown]
 

@@ -43,8 +43,8 @@ def infer_vit_config(
         )
     fields = sizes | {"heads": heads} | fields | settings
     registers = fields.get("registers", 0)
-    singles = fields.get("class_token", True) + (fields.get("pool") == "distilled")
-    choices = slots if slots is not None else (singles, singles + registers, 0)
+    num_class_tokens = fields.get("class_token", True) + (fields.get("pool") == "distilled")
+    choices = slots if slots is not None else (num_class_tokens, num_class_tokens + registers, 0)
     grid, fields["positions.slots"] = infer_position_grid(size.tokens, choices, settings.get("image"), size.patch)
     fields["image"] = tuple(g * p for g, p in zip(grid, size.patch, strict=True))
     return transformer_config(**nest_paths(fields))
@@ -59,7 +59,7 @@ def infer_clip_size(settings: dict[str, Any], frames: int) -> tuple[int, ...]:
 
 def find_published_heads(width: int, depth: int, hidden: int) -> int | None:
     """Return the attention heads of the published model of that width, depth and MLP width; None if there is none."""
-    return next((row[2] for row in VIT_SIZES.values() if (row[0], row[1], row[3]) == (width, depth, hidden)), None)
+    return next((size[2] for size in VIT_SIZES.values() if (size[0], size[1], size[3]) == (width, depth, hidden)), None)
 
 
 def infer_position_grid(
@@ -74,15 +74,15 @@ def infer_position_grid(
     if image is not None and len(image) != len(patch):
         raise ValueError(f"its patches have {len(patch)} axes, but the image size has {len(image)}")
     for count in slots:
-        rest = tokens - count
-        if image is not None and rest == math.prod(i // p for i, p in zip(image, patch, strict=True)):
+        num_patches = tokens - count
+        if image is not None and num_patches == math.prod(i // p for i, p in zip(image, patch, strict=True)):
             return tuple(i // p for i, p in zip(image, patch, strict=True)), count
-        side = math.isqrt(max(rest, 0))
-        if image is None and rest > 0 and side * side == rest:
+        side = math.isqrt(max(num_patches, 0))
+        if image is None and num_patches > 0 and side * side == num_patches:
             return (side, side), count
-    own = f" in addition to {slots[0]} for the class token" if len(slots) == 1 and slots[0] else ""
+    token_note = f" in addition to {slots[0]} for the class token" if len(slots) == 1 and slots[0] else ""
     raise WeightsError(
-        f"{tokens} positions form no {'square grid' if image is None else 'grid of that image'} of patches{own}",
+        f"{tokens} positions form no {'square grid' if image is None else 'grid of that image'} of patches{token_note}",
         "set the image size of the positions in pixels: --source-size HEIGHT WIDTH",
     )
 

@@ -186,17 +186,17 @@ def build_sam_rules(
 ) -> tuple[RenameRule, ...]:
     """Build the table of SAM's image encoder from the names of the projection, of a block, of its MLP's layers and of
     the neck's four modules."""
-    part = "encoder.blocks.{i}.attention.part{part}"
+    attention = "encoder.blocks.{i}.attention.part{part}"
     norms = ("layer_norm1", "layer_norm2") if layer.startswith("layers") else ("norm1", "norm2")
     return (
         parse_rename_rule("projection.weight", f"{patches}.weight", CONVOLUTION),
         parse_rename_rule("position.table", "pos_embed", build_position_transform(None)),
         parse_rename_rule("neck.reduce.weight", f"{neck[0]}.weight", POINTWISE),
-        *build_block_rules(layer, norms, "attn.qkv", "attn.proj", (f"mlp.{mlp[0]}", f"mlp.{mlp[1]}"), part="{part}"),
+        *build_block_rules(layer, norms, "attn.qkv", "attn.proj", (f"mlp.{mlp[0]}", f"mlp.{mlp[1]}"), infix="{part}"),
         *parse_copy_rules(
             f"projection.bias = {patches}.bias",
-            f"{part}.rows = {layer}.attn.rel_pos_h",
-            f"{part}.columns = {layer}.attn.rel_pos_w",
+            f"{attention}.rows = {layer}.attn.rel_pos_h",
+            f"{attention}.columns = {layer}.attn.rel_pos_w",
             f"neck.norm1.{{x}} = {neck[1]}.{{x}}",
             f"neck.mix.weight = {neck[2]}.weight",
             f"neck.norm2.{{x}} = {neck[3]}.{{x}}",

@@ -52,9 +52,9 @@ class NativeFormat(WeightsFormat):
         """Return the same tensors."""
         return dict(state)
 
-    def read(self, config: ModelConfig, own: Iterable[str], tensors: Tensors) -> Tensors:
+    def read(self, config: ModelConfig, names: Iterable[str], tensors: Tensors) -> Tensors:
         """Return the same tensors, in float32."""
-        return {name: tensors[name].float() for name in own}
+        return {name: tensors[name].float() for name in names}
 
 
 def check_state_dict_options(shapes: Shapes) -> None:
@@ -80,7 +80,7 @@ def infer_native_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConf
             f"positions nor the image size; {SAVE_BUNDLE_HINT}"
         )
     channels, cell = infer_channels_and_cell(inputs, stem, shapes, grid, settings)
-    patch = tuple(side * (stem.reduction if stem else 1) for side in cell)
+    patch = tuple(length * (stem.reduction if stem else 1) for length in cell)
     tokens = shapes["prefix"][0] if "prefix" in shapes else 0
     distilled = "head.label.weight" in shapes
     hidden = shapes["encoder.blocks.0.mlp.part.fc1.weight"][0]
@@ -115,8 +115,10 @@ def infer_native_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConf
         fields |= {"mlp.gelu": "tanh", "positions.resize": "zoom"}
     if fields["first_norm"] and pooled:  # CLIP
         fields |= {"mlp.gelu": "quick", "norm.eps": 1e-5}
-    known = {*TRANSFORMER_FIELDS} - {"image"}
-    return transformer_config(**nest_paths(fields | {name: settings[name] for name in settings if name in known}))
+    known_fields = {*TRANSFORMER_FIELDS} - {"image"}
+    return transformer_config(
+        **nest_paths(fields | {name: settings[name] for name in settings if name in known_fields})
+    )
 
 
 def infer_optional_fields(shapes: Shapes) -> dict[str, Any]:
@@ -143,11 +145,11 @@ def infer_channels_and_cell(
     """
     axes = len(grid) if grid else 2
     if stem:
-        first = "stem.root.conv.weight" if isinstance(stem, StemConfig) else "stem.stages.0.conv.weight"
-        last = infer_stem_channels(shapes, stem)
-        side = math.isqrt(inputs // last)
-        if axes == 2 and side * side * last == inputs:
-            return shapes[first][1], (side, side)
+        first_conv = "stem.root.conv.weight" if isinstance(stem, StemConfig) else "stem.stages.0.conv.weight"
+        stem_channels = infer_stem_channels(shapes, stem)
+        side = math.isqrt(inputs // stem_channels)
+        if axes == 2 and side * side * stem_channels == inputs:
+            return shapes[first_conv][1], (side, side)
     elif grid and "image" in settings and all(i % g == 0 for i, g in zip(settings["image"], grid, strict=True)):
         cell = tuple(i // g for i, g in zip(settings["image"], grid, strict=True))
         if inputs % math.prod(cell) == 0:
@@ -203,7 +205,7 @@ def infer_native_bit_config(shapes: Shapes, settings: dict[str, Any]) -> BiTConf
     )
 
 
-def describe_assumed_fields(config: ModelConfig, known: Iterable[str]) -> str:
+def describe_assumed_fields(config: ModelConfig, known_fields: Iterable[str]) -> str:
     """Describe the settings that were assumed because a state dict does not contain them."""
     if isinstance(config, SwinConfig):
         return f"a state dict lacks some settings: assumed image size {config.image[0]}; vitreous.save keeps it"
@@ -212,10 +214,10 @@ def describe_assumed_fields(config: ModelConfig, known: Iterable[str]) -> str:
             f"a state dict lacks some settings: assumed image size {config.image[0]}, numerics {config.numerics} "
             "(vitreous.save keeps them)"
         )
-    names = [name for name in ("heads", "mlp.gelu", "norm.eps", "pool", "positions.resize") if name not in known]
-    names += ["arrangement"] * (len(config.image) == 3 and "arrangement" not in known)
-    taken = ", ".join(f"{name} {attrgetter(name)(config) or 'joint'}" for name in names)
-    return f"a state dict lacks some settings: assumed {taken}, channels {config.channels}; vitreous.save keeps them"
+    names = [name for name in ("heads", "mlp.gelu", "norm.eps", "pool", "positions.resize") if name not in known_fields]
+    names += ["arrangement"] * (len(config.image) == 3 and "arrangement" not in known_fields)
+    assumed = ", ".join(f"{name} {attrgetter(name)(config) or 'joint'}" for name in names)
+    return f"a state dict lacks some settings: assumed {assumed}, channels {config.channels}; vitreous.save keeps them"
 
 
 STATE_DICT_FORMAT = "state-dict"

@@ -70,24 +70,26 @@ class SwinLayout:
             f"norm.{{x}} = {self.norm}.{{x}}",
             f"head.{{x}} = {self.head}.{{x}}",
         ]
-        staged = []
+        stage_rules = []
         for stage in range(MAX_STAGES):
             if stage:
                 lines += [
-                    f"stages.{stage}.merge.{part} = {self.merge(stage)}.{part}"
-                    for part in ("norm.{x}", "reduction.weight")
+                    f"stages.{stage}.merge.{layer} = {self.merge(stage)}.{layer}"
+                    for layer in ("norm.{x}", "reduction.weight")
                 ]
             ours, theirs = f"stages.{stage}.blocks.{{j}}", f"{self.stage(stage)}.{{j}}"
-            for part, names in self.parts.items():
-                words = " ".join(f"{theirs}.{name}.{{x}}" for name in names.split())
-                staged.append(
-                    parse_rename_rule(f"{ours}.{part}.{{x}}", words, QKV_TRANSFORM if " " in names else COPY_TRANSFORM)
+            for layer, names in self.parts.items():
+                their_names = " ".join(f"{theirs}.{name}.{{x}}" for name in names.split())
+                stage_rules.append(
+                    parse_rename_rule(
+                        f"{ours}.{layer}.{{x}}", their_names, QKV_TRANSFORM if " " in names else COPY_TRANSFORM
+                    )
                 )
-            staged += self.positions(stage, ours, theirs)
+            stage_rules += self.positions(stage, ours, theirs)
         return (
             parse_rename_rule("projection.weight", f"{self.projection}.weight", CONVOLUTION),
             *parse_copy_rules(*lines),
-            *staged,
+            *stage_rules,
         )
 
     def positions(self, stage: int, ours: str, theirs: str) -> list[RenameRule]:
@@ -98,14 +100,14 @@ class SwinLayout:
         """Infer the config from these shapes; `settings` may contain further fields: image (pixels), gelu, eps, resize,
         pad. Raises ValueError if the shapes are not those of a Swin."""
         tables = [shapes[f"{self.stage(stage)}.0.{self.bias}"] for stage in range(len(self.count_stage_blocks(shapes)))]
-        sides = [tuple((length + 1) // 2 for length in infer_offset_counts(shape)) for shape in tables]
-        first = f"{self.stage(0)}.0.{self.parts['attention.part.part.qkv'].split()[0]}"
+        window_sizes = [tuple((length + 1) // 2 for length in infer_offset_counts(shape)) for shape in tables]
+        qkv_name = f"{self.stage(0)}.0.{self.parts['attention.part.part.qkv'].split()[0]}"
         fields = {
-            "attention.qkv_bias": f"{first}.bias" in shapes,
+            "attention.qkv_bias": f"{qkv_name}.bias" in shapes,
             "heads": tuple(shape[-1] for shape in tables),
             "attention.pad": pad,
         }
-        return build_windowed_config(self.fields(shapes) | fields, sides, settings)
+        return build_windowed_config(self.fields(shapes) | fields, window_sizes, settings)
 
     def fields(self, shapes: Shapes) -> dict[str, Any]:
         """Infer the fields common to both versions from the shapes."""
@@ -139,26 +141,28 @@ class SwinLayout:
 POSITION_TABLE = "attention.part.part.position.table"
 
 
-def build_windowed_config(fields: dict[str, Any], sides: list[tuple[int, ...]], settings: dict[str, Any]) -> SwinConfig:
+def build_windowed_config(
+    fields: dict[str, Any], window_sizes: list[tuple[int, ...]], settings: dict[str, Any]
+) -> SwinConfig:
     """Build the config from these fields and the window sizes of each stage; `settings` as for `configure`.
 
     A window smaller than the largest one is the grid of its stage. Raises ValueError if the windows belong to another
     image size.
     """
-    known = {
+    overrides = {
         name: settings[name]
         for name in ("mlp.gelu", "norm.eps", "positions.resize", "attention.pad")
         if name in settings
     }
-    scale = 2 ** (len(sides) - 1)
+    scale = 2 ** (len(window_sizes) - 1)
     image = settings.get("image") or tuple(
-        side * patch * scale for side, patch in zip(sides[-1], fields["patch_size"], strict=True)
+        length * patch * scale for length, patch in zip(window_sizes[-1], fields["patch_size"], strict=True)
     )
-    sizes = {"image": image, "attention.window": max(map(max, sides))}
-    config = SwinConfig().with_options(**nest_paths(fields | known | sizes))
-    if config.windows != tuple(sides):
+    sizes = {"image": image, "attention.window": max(map(max, window_sizes))}
+    config = SwinConfig().with_options(**nest_paths(fields | overrides | sizes))
+    if config.windows != tuple(window_sizes):
         raise ValueError(
-            f"its windows are {', '.join(f'{m} x {n}' for m, n in sides)}, but those of an image of "
+            f"its windows are {', '.join(f'{m} x {n}' for m, n in window_sizes)}, but those of an image of "
             f"{' x '.join(map(str, image))} pixels {', '.join(f'{m} x {n}' for m, n in config.windows)}; set the image "
             "size of the weights: --source-size HEIGHT WIDTH"
         )
@@ -223,16 +227,20 @@ MICROSOFT_LAYOUT = SwinLayout(
 )
 
 
-def describe_swin_assumptions(config: SwinConfig, known: Container[str]) -> Iterator[str]:
+def describe_swin_assumptions(config: SwinConfig, known_fields: Container[str]) -> Iterator[str]:
     """Describe settings that Swin files lack: the image size, and for version 2 the full windows."""
-    if "image" not in known:
+    if "image" not in known_fields:
         size = f"{config.image[0]} x {config.image[1]}"
         yield f"the image size: assumed {size} pixels (--source-size HEIGHT WIDTH)"
-    if config.version == 2 and "attention.window" not in known and "attention.pretrained_window" not in known:
-        taken = f"windows of {config.attention.window}" + ", for which its positions were trained" * (
+    if (
+        config.version == 2
+        and "attention.window" not in known_fields
+        and "attention.pretrained_window" not in known_fields
+    ):
+        assumed = f"windows of {config.attention.window}" + ", for which its positions were trained" * (
             config.attention.window > 8
         )
-        yield f"its full windows: assumed {taken} (`vitreous convert --window N`)"
+        yield f"its full windows: assumed {assumed} (`vitreous convert --window N`)"
 
 
 MICROSOFT = WeightsFormat(
@@ -339,10 +347,10 @@ TORCHVISION_LAYOUT = SwinLayout(
 def build_position_index_buffers(config: SwinConfig) -> Tensors:
     """Build the buffers for torchvision's loader: the table row for each pair of a window's tokens."""
     size = (config.attention.window, config.attention.window)
-    rows = torch.arange((2 * size[0] - 1) * (2 * size[1] - 1)).view(2 * size[0] - 1, 2 * size[1] - 1, 1)
+    indices = torch.arange((2 * size[0] - 1) * (2 * size[1] - 1)).view(2 * size[0] - 1, 2 * size[1] - 1, 1)
     return {
         f"{TORCHVISION_LAYOUT.stage(stage)}.{block}.attn.relative_position_index": gather_offset_table(
-            rows, size
+            indices, size
         ).flatten()
         for stage, blocks in enumerate(config.blocks)
         for block in range(blocks)
@@ -381,8 +389,8 @@ def infer_native_swin_config(
     for channels in (3, 1, 4):
         side = math.isqrt(inputs // channels)
         if side * side * channels == inputs:
-            cut = {"projection.weight": (width, channels, side, side)}
-            return layout.configure(shapes | cut, settings, "mask")
+            reshaped = {"projection.weight": (width, channels, side, side)}
+            return layout.configure(shapes | reshaped, settings, "mask")
     raise ValueError(f"{inputs} inputs of a patch are not a square of 3, 1 or 4 channels; use vitreous.save")
 
 

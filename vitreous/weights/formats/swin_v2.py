@@ -75,20 +75,20 @@ class SwinV2Layout(SwinLayout):
         """Infer the config from these shapes; `settings` may also contain window and pretrained_window. Raises
         ValueError if the shapes are not those of a Swin."""
         blocks = self.count_stage_blocks(shapes)
-        firsts = [f"{self.stage(stage)}.0" for stage in range(len(blocks))]
+        first_blocks = [f"{self.stage(stage)}.0" for stage in range(len(blocks))]
         fields = self.fields(shapes) | {
             "version": 2,
-            "attention.qkv_bias": f"{firsts[0]}.{self.biases.split()[0]}" in shapes,
-            "heads": tuple(shapes[f"{first}.{self.scale}"][0] for first in firsts),
+            "attention.qkv_bias": f"{first_blocks[0]}.{self.biases.split()[0]}" in shapes,
+            "heads": tuple(shapes[f"{block}.{self.scale}"][0] for block in first_blocks),
             "attention.pretrained_window": get_pretrained_windows(settings),
             "attention.pad": pad,
         }
-        tables = [shapes[name] for first in firsts if (name := f"{first}.{self.coordinates}") in shapes]
+        tables = [shapes[name] for block in first_blocks if (name := f"{block}.{self.coordinates}") in shapes]
         if len(tables) == len(blocks):
             return build_windowed_config(
                 fields, [((table[1] + 1) // 2, (table[2] + 1) // 2) for table in tables], settings
             )
-        known = {
+        overrides = {
             name: settings[name]
             for name in ("mlp.gelu", "norm.eps", "positions.resize", "attention.pad", "image")
             if name in settings
@@ -96,9 +96,12 @@ class SwinV2Layout(SwinLayout):
         window = settings.get("attention.window", DEFAULT_WINDOW)
         scale = 2 ** (len(blocks) - 1)
         # windows larger than 8 are halved in the last stage of published models
-        image = tuple(max(1, window // (1 + (window > DEFAULT_WINDOW))) * scale * side for side in fields["patch_size"])
-        settled: dict[str, Any] = {"image": image} | fields | known | {"attention.window": window}
-        return SwinConfig().with_options(**nest_paths(settled))
+        image = tuple(
+            max(1, window // (1 + (window > DEFAULT_WINDOW))) * scale * patch_length
+            for patch_length in fields["patch_size"]
+        )
+        options: dict[str, Any] = {"image": image} | fields | overrides | {"attention.window": window}
+        return SwinConfig().with_options(**nest_paths(options))
 
     @property
     def counted(self) -> str:
@@ -235,9 +238,9 @@ TORCHVISION_LAYOUT = SwinV2Layout(
 
 def build_position_buffers(config: SwinConfig) -> Tensors:
     """Build the buffers for torchvision's loader: the indices of version 1, and the log-spaced offsets."""
-    places = log_spaced_offsets((config.attention.window, config.attention.window))[None]
+    offsets = log_spaced_offsets((config.attention.window, config.attention.window))[None]
     indices = swin.build_position_index_buffers(config)
-    return indices | {name.replace("position_index", "coords_table"): places.clone() for name in indices}
+    return indices | {name.replace("position_index", "coords_table"): offsets.clone() for name in indices}
 
 
 TORCHVISION = WeightsFormat(

@@ -46,7 +46,7 @@ BLOCK_RULES = (
         out="attn.proj",
         mlp=("mlp.fc1", "mlp.fc2"),
         scales=("ls1.gamma", "ls2.gamma"),
-        part="{part}",
+        infix="{part}",
     ),
     *parse_copy_rules(
         "encoder.blocks.{i}.attention.part{part}.rows = blocks.{i}.attn.rel_pos_h",
@@ -58,16 +58,16 @@ UNIT_PREFIXES = "stages.{s}.units.{j}.", "stages.{s}.blocks.{j}."
 
 def build_resnet_unit_rules(ours: str, theirs: str, shortcut_norm: bool) -> tuple[RenameRule, ...]:
     """Build the rows of a ResNet's stages, with name prefixes `ours` and `theirs`."""
-    pairs = [(f"{part}{n}", f"{part}{n}") for n in (1, 2, 3) for part in ("conv", "norm")]
+    pairs = [(f"{layer}{n}", f"{layer}{n}") for n in (1, 2, 3) for layer in ("conv", "norm")]
     pairs += [("shortcut.conv", "downsample.conv")] + [("shortcut.norm", "downsample.norm")] * shortcut_norm
     return parse_copy_rules(
         *(f"{ours}{UNIT_PREFIXES[0]}{a}.{{x}} = {theirs}{UNIT_PREFIXES[1]}{b}.{{x}}" for a, b in pairs)
     )
 
 
-def get_stem_prefix(staged: bool) -> str:
+def get_stem_prefix(has_stages: bool) -> str:
     """Return the name prefix of the root of a hybrid's ResNet, with or without stages."""
-    return "patch_embed.backbone.stem" if staged else "patch_embed.backbone"
+    return "patch_embed.backbone.stem" if has_stages else "patch_embed.backbone"
 
 
 TIMM_VIT_RULES = (
@@ -137,8 +137,8 @@ def infer_timm_vit_config(shapes: Shapes, settings: dict[str, Any], slots: tuple
         patch,
         shapes["pos_embed"][1],
     )
-    whole = require_unpublished_tensors(fields | {"width": width, "depth": size.depth, "patch": patch})
-    return infer_vit_config(size, whole, settings, slots)
+    completed = require_unpublished_tensors(fields | {"width": width, "depth": size.depth, "patch": patch})
+    return infer_vit_config(size, completed, settings, slots)
 
 
 def bind_resize_rule(rule: str, slots: tuple[int, ...] | None = None) -> Callable[[Shapes, dict[str, Any]], ViTConfig]:
@@ -149,19 +149,19 @@ def bind_resize_rule(rule: str, slots: tuple[int, ...] | None = None) -> Callabl
 
 def infer_timm_stem(shapes: Shapes) -> StemConfig | None:
     """Infer the ResNet stem of a hybrid, if there is one."""
-    for staged in (True, False):
-        if f"{get_stem_prefix(staged)}.conv.weight" in shapes:
+    for has_stages in (True, False):
+        if f"{get_stem_prefix(has_stages)}.conv.weight" in shapes:
             blocks = count_timm_units(shapes, "patch_embed.backbone.stages.", ".blocks.")
-            return StemConfig(blocks, shapes[f"{get_stem_prefix(staged)}.conv.weight"][0], "timm")
+            return StemConfig(blocks, shapes[f"{get_stem_prefix(has_stages)}.conv.weight"][0], "timm")
     return None
 
 
-def count_timm_units(shapes: Shapes, before: str, between: str) -> tuple[int, ...]:
-    """Count the units of each stage, from names like `before`0`between`2.conv1.weight."""
+def count_timm_units(shapes: Shapes, prefix: str, separator: str) -> tuple[int, ...]:
+    """Count the units of each stage, from names like `prefix`0`separator`2.conv1.weight."""
     stages = 0
-    while f"{before}{stages}{between}0.conv1.weight" in shapes:
+    while f"{prefix}{stages}{separator}0.conv1.weight" in shapes:
         stages += 1
-    return tuple(count_blocks(shapes, f"{before}{stage}{between}{{i}}.conv1.weight") for stage in range(stages))
+    return tuple(count_blocks(shapes, f"{prefix}{stage}{separator}{{i}}.conv1.weight") for stage in range(stages))
 
 
 BIT_RULES = (

@@ -64,32 +64,32 @@ HF_VIT_RULES = (
 def infer_hf_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     """Infer the config of a ViT, DeiT, MAE encoder, I-JEPA (without class token), ViViT (three axes) or DINOv2."""
     width, channels, *patch = shapes["embeddings.patch_embeddings.projection.weight"]
-    clips = len(patch) == 3
-    settings = settings | {"image": infer_clip_size(settings, 32)} if clips else settings
+    is_video = len(patch) == 3
+    settings = settings | {"image": infer_clip_size(settings, 32)} if is_video else settings
     dino = "encoder.layer.0.layer_scale1.lambda1" in shapes
     gated = "encoder.layer.0.mlp.weights_in.weight" in shapes
-    wide = "encoder.layer.0.mlp.fc1.weight" if dino else "encoder.layer.0.intermediate.dense.weight"
-    hidden = shapes["encoder.layer.0.mlp.weights_out.weight"][1] if gated else shapes[wide][0]
+    fc1_name = "encoder.layer.0.mlp.fc1.weight" if dino else "encoder.layer.0.intermediate.dense.weight"
+    hidden = shapes["encoder.layer.0.mlp.weights_out.weight"][1] if gated else shapes[fc1_name][0]
     distilled = "embeddings.distillation_token" in shapes and "distillation_classifier.weight" in shapes
     registers = shapes["embeddings.register_tokens"][1] if "embeddings.register_tokens" in shapes else 0
     if "embeddings.distillation_token" in shapes and not distilled:
         settings = settings | {"pool": "distilled", "classes": 0}
     head = "cls_classifier.weight" if distilled else "classifier.weight"
-    known = head in shapes and not dino  # DINOv2's classifier concatenates class token and mean
+    has_head = head in shapes and not dino  # DINOv2's classifier concatenates class token and mean
     class_token = "embeddings.cls_token" in shapes
     fields = {
         "channels": channels,
-        "classes": shapes[head][0] if known else 0,
+        "classes": shapes[head][0] if has_head else 0,
         "class_token": class_token,
         "pool": "distilled" if distilled else "class" if class_token else "mean",
         "registers": registers,
         "norm.layer_scale": 1.0 if dino else None,
         "mlp.kind": "swiglu" if gated else "gelu",
-        "norm.eps": 1e-6 if dino or clips else 1e-12,
-        **({"arrangement": "joint", "mlp.gelu": "tanh"} if clips else {}),
+        "norm.eps": 1e-6 if dino or is_video else 1e-12,
+        **({"arrangement": "joint", "mlp.gelu": "tanh"} if is_video else {}),
         "positions.resize": "bicubic-antialias" if registers else "bicubic",
         "head.representation": shapes["pooler.dense.weight"][0]
-        if "pooler.dense.weight" in shapes and known and not distilled
+        if "pooler.dense.weight" in shapes and has_head and not distilled
         else None,
     }
     depth = count_blocks(shapes, f"{LAYER}.attention.output.dense.weight")
@@ -100,11 +100,11 @@ def infer_hf_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
 def to_hf_vit_json(config: ViTConfig) -> dict[str, Any]:
     """Build the config.json of a ViT, DeiT, ViViT or DINOv2, or of an I-JEPA: transformers' ViT whose head uses the
     mean of the patches."""
-    clips = len(config.image) == 3
-    kind = {"distilled": "deit", "mean": "ijepa"}.get(config.pool, "vit")
+    is_video = len(config.image) == 3
+    model_type = {"distilled": "deit", "mean": "ijepa"}.get(config.pool, "vit")
     if config.norm.layer_scale is not None:
-        kind = "dinov2_with_registers" if config.registers else "dinov2"
-    kind = "vivit" if clips else kind
+        model_type = "dinov2_with_registers" if config.registers else "dinov2"
+    model_type = "vivit" if is_video else model_type
     names = {
         "vit": "ViT",
         "vivit": "Vivit",
@@ -113,21 +113,21 @@ def to_hf_vit_json(config: ViTConfig) -> dict[str, Any]:
         "dinov2": "Dinov2",
         "dinov2_with_registers": "Dinov2WithRegisters",
     }
-    task = "ForImageClassificationWithTeacher" if kind == "deit" else "ForImageClassification"
-    task = "ForVideoClassification" if clips else task
+    task = "ForImageClassificationWithTeacher" if model_type == "deit" else "ForImageClassification"
+    task = "ForVideoClassification" if is_video else task
     task = task if config.classes else "Model"
     description = {
-        "architectures": [names[kind] + task],
-        "model_type": kind,
+        "architectures": [names[model_type] + task],
+        "model_type": model_type,
         **to_hf_common_json(config),
         "qkv_bias": config.attention.qkv_bias,
         "id2label": {str(i): str(i) for i in range(config.classes)},
         "label2id": {str(i): i for i in range(config.classes)},
     }
-    if clips:
+    if is_video:
         del description["patch_size"]
         description |= {"num_frames": config.image[0], "tubelet_size": list(config.patch)}
-    if kind.startswith("dinov2"):
+    if model_type.startswith("dinov2"):
         description |= {
             "mlp_ratio": get_dinov2_mlp_ratio(config),
             "use_swiglu_ffn": config.mlp.kind == "swiglu",
@@ -140,8 +140,8 @@ def get_dinov2_mlp_ratio(config: ViTConfig) -> int:
     """Return DINOv2's integer MLP ratio (the gated MLP uses two thirds, rounded up to a multiple of 8); 0 if there is
     none."""
     for ratio in range(1, 17):
-        wide = config.width * ratio
-        if config.mlp.hidden == ((int(wide * 2 / 3) + 7) // 8 * 8 if config.mlp.kind == "swiglu" else wide):
+        hidden = config.width * ratio
+        if config.mlp.hidden == ((int(hidden * 2 / 3) + 7) // 8 * 8 if config.mlp.kind == "swiglu" else hidden):
             return ratio
     return 0
 

@@ -32,13 +32,13 @@ class PublishedVariant(NamedTuple):
 def is_miil(fields: dict[str, Any]) -> bool:
     """Return whether the fields match timm's vit_base_patch16_224_miil, the only ViT with a class token and no such
     bias."""
-    plain = (
+    has_plain_fields = (
         fields["class_token"]
         and fields["norm.layer_scale"] is None
         and not fields["registers"]
         and not fields["first_norm"]
     )
-    return plain and (fields["width"], fields["depth"], fields["patch"]) == (768, 12, (16, 16))
+    return has_plain_fields and (fields["width"], fields["depth"], fields["patch"]) == (768, 12, (16, 16))
 
 
 #: timm 1.0.31, vision_transformer.py: the published models without some tensors
@@ -91,31 +91,31 @@ def require_unpublished_tensors(
         if (
             name in completed
             and completed[name] == missing
-            and not any(one.field == name and one.matches(fields) for one in variants)
+            and not any(variant.field == name and variant.matches(fields) for variant in variants)
         ):
             completed[name] = present
     return completed
 
 
 def describe_inferred_fields(
-    config: ModelConfig, known: Container[str], variants: tuple[PublishedVariant, ...] = ()
+    config: ModelConfig, known_fields: Container[str], variants: tuple[PublishedVariant, ...] = ()
 ) -> list[str]:
     """Describe inferred settings: tensors that a published family lacks too, and an assumed number of heads.
 
-    `known`: fields of the config that are set elsewhere, so that nothing was inferred.
+    `known_fields`: fields of the config that are set elsewhere, so that nothing was inferred.
     """
     if not isinstance(config, ViTConfig):
         return []
     notes: dict[str, str] = {}
     options = {path: attrgetter(path)(config) for path in TRANSFORMER_FIELDS}
-    for one in variants:
+    for variant in variants:
         if (
-            one.field not in known
-            and attrgetter(one.field)(config) == OPTIONAL_TENSOR_FIELDS[one.field][0]
-            and one.matches(options)
+            variant.field not in known_fields
+            and attrgetter(variant.field)(config) == OPTIONAL_TENSOR_FIELDS[variant.field][0]
+            and variant.matches(options)
         ):
-            notes.setdefault(one.field, one.note)
-    if "heads" not in known and find_published_heads(config.width, config.depth, config.mlp.hidden) is None:
+            notes.setdefault(variant.field, variant.note)
+    if "heads" not in known_fields and find_published_heads(config.width, config.depth, config.mlp.hidden) is None:
         notes["heads"] = (
             f"the number of heads is not in the file, and no published model has width {config.width}, depth "
             f"{config.depth} and MLP"
@@ -129,8 +129,8 @@ def describe_heads_mismatch(config: ModelConfig) -> list[str]:
     """Describe a configured number of heads that differs from published models of this width."""
     if not isinstance(config, ViTConfig):
         return []
-    usual = find_published_heads(config.width, config.depth, config.mlp.hidden) or config.width // 64
-    if config.heads == usual or not usual:
+    published_heads = find_published_heads(config.width, config.depth, config.mlp.hidden) or config.width // 64
+    if config.heads == published_heads or not published_heads:
         return []
-    own = f"config.json has {config.heads} heads for a width of {config.width}"
-    return [f"{own}, but published models have {usual}; using {config.heads}"]
+    configured = f"config.json has {config.heads} heads for a width of {config.width}"
+    return [f"{configured}, but published models have {published_heads}; using {config.heads}"]

@@ -89,7 +89,7 @@ def infer_videomae_config(
         "no_key_bias": True,
         **fields,
     }
-    tokens = math.prod(side // p for side, p in zip(image, patch, strict=True))
+    tokens = math.prod(length // p for length, p in zip(image, patch, strict=True))
     size = ViTShape(width, count_blocks(shapes, names["depth"]), shapes[names["hidden"]][0], tuple(patch), tokens)
     return infer_vit_config(size, fields, settings | {"image": image}, (0,))
 

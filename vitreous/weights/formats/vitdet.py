@@ -31,8 +31,8 @@ def _positions_into(theirs: list[Tensor], config: ViTConfig) -> list[Tensor]:
 
 
 def _positions_out(ours: list[Tensor], config: ViTConfig) -> list[Tensor]:
-    rows = ours[0].reshape(-1, config.width)
-    return [torch.cat([rows.new_zeros(1, config.width), rows])[None]]
+    positions = ours[0].reshape(-1, config.width)
+    return [torch.cat([positions.new_zeros(1, config.width), positions])[None]]
 
 
 #: (1, 1 + N, D), whose first row, of the class token, is unused, and (*grid, D)
@@ -43,7 +43,7 @@ VITDET_RULES = (
     parse_rename_rule("projection.weight", "patch_embed.proj.weight", CONVOLUTION),
     parse_rename_rule("position.table", "pos_embed", WITH_CLASS_ROW),
     *build_block_rules(
-        "blocks.{i}", ("norm1", "norm2"), "attn.qkv", "attn.proj", ("mlp.fc1", "mlp.fc2"), part="{part}"
+        "blocks.{i}", ("norm1", "norm2"), "attn.qkv", "attn.proj", ("mlp.fc1", "mlp.fc2"), infix="{part}"
     ),
     *parse_copy_rules(
         "projection.bias = patch_embed.proj.bias",
@@ -62,16 +62,16 @@ def infer_vitdet_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     If all tables have the same length, blocks use windows, unless an `image` in the settings is one window. Raises
     ValueError for tables of more than two lengths.
     """
-    width, channels, *sides = shapes["patch_embed.proj.weight"]
-    patch, depth = tuple(sides), count_blocks(shapes, "blocks.{i}.attn.qkv.weight")
+    width, channels, *patch_size = shapes["patch_embed.proj.weight"]
+    patch, depth = tuple(patch_size), count_blocks(shapes, "blocks.{i}.attn.qkv.weight")
     table_grid, _ = infer_position_grid(shapes["pos_embed"][1], (1,), None, patch)
     lengths = [(shapes[f"blocks.{i}.attn.rel_pos_h"][0] + 1) // 2 for i in range(depth)]
     window, longest = min(lengths), max(lengths)
     if set(lengths) != {window, longest}:
         raise ValueError(f"its tables of relative positions have {len(set(lengths))} different window sizes")
-    whole = (longest * patch[0], longest * patch[1])
-    image = whole if window < longest else settings.get("image") or (DEFAULT_IMAGE_SIDE, DEFAULT_IMAGE_SIDE)
-    windowed = window < longest or image != whole
+    full_image = (longest * patch[0], longest * patch[1])
+    image = full_image if window < longest else settings.get("image") or (DEFAULT_IMAGE_SIDE, DEFAULT_IMAGE_SIDE)
+    windowed = window < longest or image != full_image
     fields = SAM_FIELDS | {
         "channels": channels,
         "neck": 0,

@@ -56,46 +56,46 @@ FEDERATED_LOSS_WEIGHTS = f"{BOX_PREDICTOR_PREFIX}.fed_loss_cls_weights"
 LATERAL_CONV_INDEX = (4, 1, 0, 1)
 
 
-def _prefix_backbone_rule(one: RenameRule) -> RenameRule:
+def _prefix_backbone_rule(rule: RenameRule) -> RenameRule:
     """Convert a row of the backbone to a row of a detector."""
 
     def theirs(config: DetectorConfig) -> tuple[str, ...]:
-        names = one.theirs(config.backbone) if callable(one.theirs) else one.theirs
+        names = rule.theirs(config.backbone) if callable(rule.theirs) else rule.theirs
         return tuple(BACKBONE_PREFIX + name for name in names)
 
     fold = TensorTransform(
-        lambda tensors, c: one.fold.into(tensors, c.backbone), lambda tensors, c: one.fold.out(tensors, c.backbone)
+        lambda tensors, c: rule.fold.into(tensors, c.backbone), lambda tensors, c: rule.fold.out(tensors, c.backbone)
     )
-    return RenameRule(tuple(f"backbone.{name}" for name in one.ours), theirs, fold)
+    return RenameRule(tuple(f"backbone.{name}" for name in rule.ours), theirs, fold)
 
 
-def _build_level_rule(ours: str, level: int, place: str) -> RenameRule:
+def _build_level_rule(ours: str, level: int, suffix: str) -> RenameRule:
     """Build a row of a pyramid level, which is named by the logarithm of its stride."""
-    return RenameRule((ours,), lambda c: (f"backbone.simfp_{c.strides[level].bit_length() - 1}.{place}",))
+    return RenameRule((ours,), lambda c: (f"backbone.simfp_{c.strides[level].bit_length() - 1}.{suffix}",))
 
 
 def _build_pyramid_rules() -> list[RenameRule]:
     """Build the rows of the pyramid."""
-    rows = [
+    rules = [
         _build_level_rule("pyramid.upsample4.1.norm.{x}", 0, "1.{x}"),
         _build_level_rule("pyramid.upsample4.{i}.{x}", 0, "{i}.{x}"),
         _build_level_rule("pyramid.upsample2.{x}", 1, "0.{x}"),
     ]
-    for level, first in enumerate(LATERAL_CONV_INDEX):
-        for part, place in (("reduce", first), ("smooth", first + 1)):
-            rows.append(_build_level_rule(f"pyramid.{part}.{level}.0.weight", level, f"{place}.weight"))
-            rows.append(_build_level_rule(f"pyramid.{part}.{level}.1.norm.{{x}}", level, f"{place}.norm.{{x}}"))
-    return rows
+    for level, conv_index in enumerate(LATERAL_CONV_INDEX):
+        for layer, index in (("reduce", conv_index), ("smooth", conv_index + 1)):
+            rules.append(_build_level_rule(f"pyramid.{layer}.{level}.0.weight", level, f"{index}.weight"))
+            rules.append(_build_level_rule(f"pyramid.{layer}.{level}.1.norm.{{x}}", level, f"{index}.norm.{{x}}"))
+    return rules
 
 
-def _make_background_roll(places: int) -> Any:
+def _make_background_roll(shift: int) -> Any:
     """Move the background row of (K + 1, ...) from one end to the other."""
-    return lambda tensors, c: [tensors[0].roll(places, 0)]
+    return lambda tensors, c: [tensors[0].roll(shift, 0)]
 
 
 def _box_deltas_into(theirs: list[Tensor], config: DetectorConfig) -> list[Tensor]:
-    own = theirs[0]
-    return [own] if config.agnostic else [torch.cat([own.new_zeros(4, *own.shape[1:]), own])]
+    deltas = theirs[0]
+    return [deltas] if config.agnostic else [torch.cat([deltas.new_zeros(4, *deltas.shape[1:]), deltas])]
 
 
 def _box_deltas_out(ours: list[Tensor], config: DetectorConfig) -> list[Tensor]:
@@ -135,14 +135,14 @@ def infer_detector_config(shapes: Shapes, settings: dict[str, Any]) -> DetectorC
     prediction settings from a note of this project, and the `facts` of the format. Raises ValueError for unsupported
     pixel statistics, and the errors of `infer_vitdet_config`."""
     check_pixel_statistics(settings.get("facts", {}))
-    own = {
+    backbone_shapes = {
         name.removeprefix(BACKBONE_PREFIX): shape for name, shape in shapes.items() if name.startswith(BACKBONE_PREFIX)
     }
-    backbone = infer_vitdet_config(own, settings)
+    backbone = infer_vitdet_config(backbone_shapes, settings)
     classes, hidden = shapes[LOGITS][0] - 1, shapes[LOGITS][1]
     one_box = shapes[f"{BOX_PREDICTOR_PREFIX}.bbox_pred.weight"][0] == 4
     agnostic = one_box and (classes > 1 or bool(settings.get("agnostic")))
-    answers = (LVIS_POSTPROCESS if FEDERATED_LOSS_WEIGHTS in shapes else {}) | {
+    postprocess = (LVIS_POSTPROCESS if FEDERATED_LOSS_WEIGHTS in shapes else {}) | {
         name: settings[name] for name in POSTPROCESS_FIELDS if name in settings
     }
     config = DetectorConfig(
@@ -157,22 +157,22 @@ def infer_detector_config(shapes: Shapes, settings: dict[str, Any]) -> DetectorC
         round_anchors=bool(settings.get("round_anchors", False)),
         agnostic=agnostic,
     )
-    return replace(config, **answers)
+    return replace(config, **postprocess)
 
 
 def check_pixel_statistics(facts: Tensors) -> None:
     """Raise ValueError if mean and standard deviation of a file's pixels, (C, 1, 1) each, are not ImageNet's for
     RGB."""
     for name, values in zip(PIXEL_STATISTICS_NAMES, IMAGENET_MOMENTS, strict=True):
-        own = [round(number, 3) for number in facts[name].flatten().tolist()] if name in facts else None
-        usual = [round(255 * value, 3) for value in values]
-        if own is None or own == usual:
+        actual = [round(pixel_value, 3) for pixel_value in facts[name].flatten().tolist()] if name in facts else None
+        imagenet_values = [round(255 * value, 3) for value in values]
+        if actual is None or actual == imagenet_values:
             continue
-        kind = "BGR" if own == usual[::-1] else "other"
+        channel_order = "BGR" if actual == imagenet_values[::-1] else "other"
         raise ValueError(
-            f"its {name} is {', '.join(f'{number:g}' for number in own)}, of {kind} pixels, but "
+            f"its {name} is {', '.join(f'{pixel_value:g}' for pixel_value in actual)}, of {channel_order} pixels, but "
             f"{DETECTOR_FORMAT} has "
-            f"{', '.join(f'{number:g}' for number in usual)}, of RGB from 0 to 255"
+            f"{', '.join(f'{pixel_value:g}' for pixel_value in imagenet_values)}, of RGB from 0 to 255"
         )
 
 
@@ -192,8 +192,8 @@ def zero_background_deltas(state: Tensors) -> Tensors:
     ...), which are unused and which detectron2 lacks."""
     changed = dict(state)
     for end in ("weight", "bias"):
-        if (rows := changed.get(f"{BOX_DELTAS}.{end}")) is not None and len(rows) > 4:
-            changed[f"{BOX_DELTAS}.{end}"] = torch.cat([torch.zeros_like(rows[:4]), rows[4:]])
+        if (deltas := changed.get(f"{BOX_DELTAS}.{end}")) is not None and len(deltas) > 4:
+            changed[f"{BOX_DELTAS}.{end}"] = torch.cat([torch.zeros_like(deltas[:4]), deltas[4:]])
     return changed
 
 

@@ -50,8 +50,8 @@ def build_diffusers_train_step(work: Workload, precision: str = "fp32", compiled
         noise, time = torch.randn_like(images), torch.randint(1000, (work.batch_size,), device=work.device)
         noisy = scheduler.add_noise(images, noise, time)
         with autocast_context(work, precision):
-            answer = forward(noisy, timestep=time, class_labels=labels).sample
-        (answer[:, : config.channels].float() - noise).square().mean().backward()
+            output = forward(noisy, timestep=time, class_labels=labels).sample
+        (output[:, : config.channels].float() - noise).square().mean().backward()
         optimizer.step()
         return work.batch_size
 
@@ -65,7 +65,7 @@ def build_diffusers_sampling_step(work: Workload, precision: str = "fp32", compi
     config, model = configure_generator(work), build_diffusers_dit(work).eval()
     scheduler: Any = DDIMScheduler(1000, clip_sample=False)
     labels = torch.arange(work.batch_size, device=work.device) % config.classes
-    both = torch.cat([labels, torch.full_like(labels, config.classes)])
+    guidance_labels = torch.cat([labels, torch.full_like(labels, config.classes)])
     forward = torch.compile(model) if compiled else model
 
     @torch.inference_mode()
@@ -75,9 +75,11 @@ def build_diffusers_sampling_step(work: Workload, precision: str = "fp32", compi
         for time in scheduler.timesteps:
             with autocast_context(work, precision):
                 times = time.expand(2 * work.batch_size).to(work.device)
-                answer = forward(noisy.repeat(2, 1, 1, 1), timestep=times, class_labels=both).sample
-            wanted, plain = answer[:, : config.channels].float().chunk(2)
-            noisy = scheduler.step(plain + GUIDANCE_SCALE * (wanted - plain), time, noisy).prev_sample
+                output = forward(noisy.repeat(2, 1, 1, 1), timestep=times, class_labels=guidance_labels).sample
+            conditional, unconditional = output[:, : config.channels].float().chunk(2)
+            noisy = scheduler.step(
+                unconditional + GUIDANCE_SCALE * (conditional - unconditional), time, noisy
+            ).prev_sample
         return work.batch_size
 
     return turn

@@ -33,10 +33,10 @@ class LinkedClassFolders:
     def __init__(self, images: str) -> None:
         self.home = tempfile.TemporaryDirectory()
         self.files = list_images(Path(images))
-        for number, file in enumerate(self.files):
-            home = Path(self.home.name) / "train" / str(number % NUM_FOLDER_CLASSES)
-            home.mkdir(parents=True, exist_ok=True)
-            (home / f"{number}{file.suffix}").symlink_to(file.resolve())
+        for index, file in enumerate(self.files):
+            class_folder = Path(self.home.name) / "train" / str(index % NUM_FOLDER_CLASSES)
+            class_folder.mkdir(parents=True, exist_ok=True)
+            (class_folder / f"{index}{file.suffix}").symlink_to(file.resolve())
 
     @property
     def train(self) -> str:
@@ -47,8 +47,8 @@ class LinkedClassFolders:
 class RepeatedDataset(Dataset):
     """A data set repeated, so that a few photographs make an epoch that outlasts the race."""
 
-    def __init__(self, whole: Any, times: int = 10_000) -> None:
-        self.whole, self.times = whole, times
+    def __init__(self, dataset: Any, times: int = 10_000) -> None:
+        self.whole, self.times = dataset, times
 
     def __len__(self) -> int:
         return self.times * len(self.whole)
@@ -108,10 +108,10 @@ def build_torchvision_loader(work: Workload, best: bool = False) -> BenchmarkSte
     from torchvision.datasets import ImageFolder
 
     folder = LinkedClassFolders(work.images or ".")
-    own: dict[str, Any] = {"loader": read_with_torchvision} if best else {}
-    pictures = ImageFolder(folder.train, build_train_transform(work, best), **own)
-    endless = RandomSampler(pictures, replacement=True, num_samples=ENDLESS_SAMPLES)
-    return make_loader_step(DataLoader(pictures, work.batch_size, sampler=endless, **make_worker_options(best)), folder)
+    folder_options: dict[str, Any] = {"loader": read_with_torchvision} if best else {}
+    dataset = ImageFolder(folder.train, build_train_transform(work, best), **folder_options)
+    sampler = RandomSampler(dataset, replacement=True, num_samples=ENDLESS_SAMPLES)
+    return make_loader_step(DataLoader(dataset, work.batch_size, sampler=sampler, **make_worker_options(best)), folder)
 
 
 def build_timm_loader(work: Workload, best: bool = False) -> BenchmarkStep:
@@ -120,12 +120,12 @@ def build_timm_loader(work: Workload, best: bool = False) -> BenchmarkStep:
     from timm.data.loader import create_loader
 
     folder = LinkedClassFolders(work.images or ".")
-    pictures: Any = RepeatedDataset(create_dataset("", root=folder.train))
-    own: dict[str, Any] = {"num_workers": default_worker_count()} if best else {}
+    dataset: Any = RepeatedDataset(create_dataset("", root=folder.train))
+    worker_options: dict[str, Any] = {"num_workers": default_worker_count()} if best else {}
     size = (3, work.image_size, work.image_size)
     options: dict[str, Any] = {"is_training": True, "color_jitter": 0.0, "interpolation": "bicubic"}
     return make_loader_step(
-        create_loader(pictures, size, work.batch_size, device=torch.device("cpu"), **options, **own), folder
+        create_loader(dataset, size, work.batch_size, device=torch.device("cpu"), **options, **worker_options), folder
     )
 
 
@@ -133,25 +133,25 @@ def build_webdataset_loader(work: Workload, best: bool = False) -> BenchmarkStep
     """Two tars of the same files, shards and samples shuffled."""
     from webdataset.compat import WebDataset, WebLoader
 
-    home = tempfile.TemporaryDirectory()
-    shards = [str(Path(home.name) / f"{number}.tar") for number in range(2)]
+    scratch = tempfile.TemporaryDirectory()
+    shards = [str(Path(scratch.name) / f"{shard_index}.tar") for shard_index in range(2)]
     files = list_images(Path(work.images or "."))
-    for number, shard in enumerate(shards):
+    for shard_index, shard in enumerate(shards):
         with tarfile.open(shard, "w") as tar:
             for index, file in enumerate(files):
-                if index % 2 == number or len(files) < 2:
+                if index % 2 == shard_index or len(files) < 2:
                     tar.add(file.resolve(), f"{index:06d}.jpg")
                     label = tarfile.TarInfo(f"{index:06d}.cls")
                     label.size = 1
                     tar.addfile(label, io.BytesIO(str(index % NUM_FOLDER_CLASSES).encode()))
     stream = WebDataset(shards, resampled=True, shardshuffle=False).shuffle(1000)
     stream = stream if best else stream.decode("pil")
-    change = build_train_transform(work, best)
+    transform = build_train_transform(work, best)
     stream = stream.to_tuple("jpg", "cls").map_tuple(
-        (lambda raw: change(decode_with_torchvision(raw))) if best else change, lambda label: int(label)
+        (lambda raw: transform(decode_with_torchvision(raw))) if best else transform, lambda label: int(label)
     )
     loader = WebLoader(stream.batched(work.batch_size), batch_size=None, **make_worker_options(best))
-    return make_loader_step(loader, home)
+    return make_loader_step(loader, scratch)
 
 
 def build_datasets_loader(work: Workload, best: bool = False) -> BenchmarkStep:
@@ -160,20 +160,21 @@ def build_datasets_loader(work: Workload, best: bool = False) -> BenchmarkStep:
 
     disable_progress_bars()
     folder, cache = LinkedClassFolders(work.images or "."), tempfile.TemporaryDirectory()
-    pictures: Any = load_dataset("imagefolder", data_dir=folder.home.name, split="train", cache_dir=cache.name)
-    change = build_train_transform(work, best)
+    dataset: Any = load_dataset("imagefolder", data_dir=folder.home.name, split="train", cache_dir=cache.name)
+    transform = build_train_transform(work, best)
     if best:
-        pictures = pictures.cast_column("image", Image(decode=False))
+        dataset = dataset.cast_column("image", Image(decode=False))
 
-    def changed(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    def changed(examples: dict[str, list[Any]]) -> dict[str, list[Any]]:
         images = [
-            change(read_with_torchvision(image["path"]) if best else image.convert("RGB")) for image in rows["image"]
+            transform(read_with_torchvision(image["path"]) if best else image.convert("RGB"))
+            for image in examples["image"]
         ]
-        return {"image": images, "label": rows["label"]}
+        return {"image": images, "label": examples["label"]}
 
-    pictures = pictures.with_transform(changed)
-    endless = RandomSampler(pictures, replacement=True, num_samples=ENDLESS_SAMPLES)
-    loader = DataLoader(pictures, work.batch_size, sampler=endless, **make_worker_options(best))
+    dataset = dataset.with_transform(changed)
+    sampler = RandomSampler(dataset, replacement=True, num_samples=ENDLESS_SAMPLES)
+    loader = DataLoader(dataset, work.batch_size, sampler=sampler, **make_worker_options(best))
     return make_loader_step(((batch["image"],) for batch in loader), (folder, cache))
 
 
@@ -182,15 +183,15 @@ def build_cifar_loader(work: Workload, best: bool = False) -> BenchmarkStep:
     from torchvision.datasets import CIFAR10
     from torchvision.transforms import v2
 
-    pictures = CIFAR10.__new__(CIFAR10)
-    pictures.data = np.random.default_rng(0).integers(
+    dataset = CIFAR10.__new__(CIFAR10)
+    dataset.data = np.random.default_rng(0).integers(
         0, 256, (CIFAR_IMAGES, work.image_size, work.image_size, 3), dtype=np.uint8
     )
-    pictures.targets, pictures.target_transform = [0] * CIFAR_IMAGES, None
+    dataset.targets, dataset.target_transform = [0] * CIFAR_IMAGES, None
     steps: list[Any] = [v2.RandomCrop(work.image_size, padding=work.image_size // 8), v2.RandomHorizontalFlip()]
     steps = [v2.ToImage(), *steps] if best else [*steps, v2.ToImage()]
-    pictures.transform = v2.Compose(
+    dataset.transform = v2.Compose(
         [*steps, v2.ToDtype(torch.float32, scale=True), v2.Normalize(IMAGENET_MEAN, IMAGENET_STD)]
     )
-    endless = RandomSampler(pictures, replacement=True, num_samples=ENDLESS_SAMPLES)
-    return make_loader_step(DataLoader(pictures, work.batch_size, sampler=endless, **make_worker_options(best)))
+    sampler = RandomSampler(dataset, replacement=True, num_samples=ENDLESS_SAMPLES)
+    return make_loader_step(DataLoader(dataset, work.batch_size, sampler=sampler, **make_worker_options(best)))

@@ -22,11 +22,11 @@ NUM_CLASSES = 1000
 
 def get_swin_options(work: Workload) -> dict[str, Any]:
     """Return the shape of a Swin V1 under the names that all three libraries have; nothing for another model."""
-    c: Any = config_from_name(work.model, work.image_size)
-    if c.recipe_family != "swin":
+    config: Any = config_from_name(work.model, work.image_size)
+    if config.recipe_family != "swin":
         return {}
-    shape = {"patch_size": c.patch_size[0], "embed_dim": c.width, "window_size": c.attention.window}
-    return {**shape, "depths": list(c.blocks), "num_heads": list(c.heads)}
+    shape = {"patch_size": config.patch_size[0], "embed_dim": config.width, "window_size": config.attention.window}
+    return {**shape, "depths": list(config.blocks), "num_heads": list(config.heads)}
 
 
 def build_timm_model(work: Workload) -> nn.Module:
@@ -36,9 +36,14 @@ def build_timm_model(work: Workload) -> nn.Module:
 
     if swin := get_swin_options(work):
         return SwinTransformer(work.image_size, num_classes=NUM_CLASSES, drop_path_rate=0.0, **swin)
-    c = vit_config_from_name(work.model, work.image_size)
+    config = vit_config_from_name(work.model, work.image_size)
     return VisionTransformer(
-        work.image_size, c.patch[0], num_classes=NUM_CLASSES, embed_dim=c.width, depth=c.depth, num_heads=c.heads
+        work.image_size,
+        config.patch[0],
+        num_classes=NUM_CLASSES,
+        embed_dim=config.width,
+        depth=config.depth,
+        num_heads=config.heads,
     )
 
 
@@ -54,10 +59,10 @@ def build_transformers_model(work: Workload) -> Any:
             "drop_path_rate": 0.0,
         }
         return SwinForImageClassification(SwinConfig(**shape))
-    c = vit_config_from_name(work.model, work.image_size)
-    sizes = {"hidden_size": c.width, "num_hidden_layers": c.depth, "num_attention_heads": c.heads}
-    shape = {**sizes, "intermediate_size": c.mlp.hidden, "num_labels": NUM_CLASSES}
-    return ViTForImageClassification(ViTConfig(**shape, image_size=work.image_size, patch_size=c.patch[0]))
+    config = vit_config_from_name(work.model, work.image_size)
+    sizes = {"hidden_size": config.width, "num_hidden_layers": config.depth, "num_attention_heads": config.heads}
+    shape = {**sizes, "intermediate_size": config.mlp.hidden, "num_labels": NUM_CLASSES}
+    return ViTForImageClassification(ViTConfig(**shape, image_size=work.image_size, patch_size=config.patch[0]))
 
 
 def build_torchvision_model(work: Workload) -> nn.Module:
@@ -65,11 +70,17 @@ def build_torchvision_model(work: Workload) -> nn.Module:
     from torchvision.models import SwinTransformer, VisionTransformer
 
     if swin := get_swin_options(work):
-        sides = {name: [swin[name]] * 2 for name in ("patch_size", "window_size")}
-        return SwinTransformer(**{**swin, **sides}, stochastic_depth_prob=0.0, num_classes=NUM_CLASSES)
-    c = vit_config_from_name(work.model, work.image_size)
+        square_sizes = {name: [swin[name]] * 2 for name in ("patch_size", "window_size")}
+        return SwinTransformer(**{**swin, **square_sizes}, stochastic_depth_prob=0.0, num_classes=NUM_CLASSES)
+    config = vit_config_from_name(work.model, work.image_size)
     return VisionTransformer(
-        work.image_size, c.patch[0], c.depth, c.heads, c.width, c.mlp.hidden, num_classes=NUM_CLASSES
+        work.image_size,
+        config.patch[0],
+        config.depth,
+        config.heads,
+        config.width,
+        config.mlp.hidden,
+        num_classes=NUM_CLASSES,
     )
 
 
@@ -98,9 +109,9 @@ def compute_fp32_logits(work: Workload, peer: str = "timm") -> np.ndarray:
     return extract_logits(build_inference_model(work, peer)(make_normalised_batch(work).cpu()))
 
 
-def extract_logits(answer: Any) -> np.ndarray:
+def extract_logits(output: Any) -> np.ndarray:
     """Return the (B, K) float32 logits of a model's output."""
-    return getattr(answer, "logits", answer).float().cpu().numpy()
+    return getattr(output, "logits", output).float().cpu().numpy()
 
 
 def build_peer_inference_step(
@@ -143,13 +154,13 @@ def build_onnxruntime_step(work: Workload, quantised: bool = False) -> Benchmark
             quant_pre_process(file, prepared := os.path.join(scratch, "prepared.onnx"))
             quantize_dynamic(prepared, file)
         session = ort.InferenceSession(file, providers=["CPUExecutionProvider"])
-    given = {session.get_inputs()[0].name: images.numpy()}
+    inputs = {session.get_inputs()[0].name: images.numpy()}
 
     def turn() -> float:
-        session.run(None, given)
+        session.run(None, inputs)
         return work.batch_size
 
-    return LogitsStep(turn, lambda: np.asarray(session.run(None, given)[0]), lambda: compute_fp32_logits(work))
+    return LogitsStep(turn, lambda: np.asarray(session.run(None, inputs)[0]), lambda: compute_fp32_logits(work))
 
 
 def build_openvino_step(work: Workload, precision: str) -> BenchmarkStep:
@@ -184,12 +195,12 @@ def build_timm_train_step(
     torch.compile."""
     model = build_timm_model(work).to(work.device)
     images, labels = make_normalised_batch(work), torch.randint(0, NUM_CLASSES, (work.batch_size,), device=work.device)
-    half = precision == "bf16"
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05, fused=True if half else None)
+    use_bf16 = precision == "bf16"
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05, fused=True if use_bf16 else None)
     forward = torch.compile(model, mode=mode) if compiled else model
 
     def turn() -> float:
-        with torch.autocast(work.device.split(":")[0], torch.bfloat16) if half else nullcontext():
+        with torch.autocast(work.device.split(":")[0], torch.bfloat16) if use_bf16 else nullcontext():
             loss = F.cross_entropy(forward(images).float(), labels)
         optimizer.zero_grad()
         loss.backward()

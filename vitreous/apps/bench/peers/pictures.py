@@ -46,20 +46,20 @@ def build_timm_predict_step(work: Workload, best: bool = False, compiled: bool =
         inductor.freezing = True
         model = torch.compile(model, dynamic=True)
     files = list_images(Path(work.images or "."))
-    pictures = ImageFileDataset(
+    dataset = ImageFileDataset(
         files, create_transform((3, work.image_size, work.image_size), interpolation="bicubic", crop_pct=0.9)
     )
     workers = default_worker_count() if best else 2
-    data = torch.utils.data.DataLoader(pictures, 32 if best else 16, num_workers=workers, persistent_workers=True)
+    loader = torch.utils.data.DataLoader(dataset, 32 if best else 16, num_workers=workers, persistent_workers=True)
 
     @torch.inference_mode(not compiled)
     @torch.no_grad()
     def turn() -> float:
-        rows = []
-        for images in data:
+        predictions = []
+        for images in loader:
             best_classes = model(images.to(work.device, dtype)).float().softmax(-1).topk(5)
-            rows += zip(best_classes.indices.tolist(), best_classes.values.tolist(), strict=True)
-        return len(rows)
+            predictions += zip(best_classes.indices.tolist(), best_classes.values.tolist(), strict=True)
+        return len(predictions)
 
     return turn
 
@@ -72,14 +72,14 @@ def build_transformers_predict_step(work: Workload, best: bool = False) -> Bench
     from transformers import ViTImageProcessor, pipeline
 
     size = {"height": work.image_size, "width": work.image_size}
-    make: Any = pipeline
+    build_pipeline: Any = pipeline
     options: dict[str, Any] = {"dtype": torch.bfloat16 if has_bf16(work.device) else torch.float32} if best else {}
     model, processor = build_transformers_model(work).eval(), ViTImageProcessor(size=size)
-    pipe = make("image-classification", model=model, image_processor=processor, device=work.device, **options)
-    reading = {"batch_size": 8, "num_workers": default_worker_count()} if best else {}
+    pipe = build_pipeline("image-classification", model=model, image_processor=processor, device=work.device, **options)
+    loader_options = {"batch_size": 8, "num_workers": default_worker_count()} if best else {}
     files = [str(file) for file in list_images(Path(work.images or "."))]
 
     def turn() -> float:
-        return len(pipe(files, top_k=5, **reading))
+        return len(pipe(files, top_k=5, **loader_options))
 
     return turn

@@ -73,18 +73,21 @@ def build_lightly_dino_step(work: Workload, precision: str = "fp32", together: b
     )
     sizes: dict[str, Any] = {"embed_dim": shape.width, "depth": shape.depth, "num_heads": shape.heads, "num_classes": 0}
     assert isinstance(config, HeadOptions)
-    count = config.prototypes
+    num_prototypes = config.prototypes
 
-    def network(rate: float) -> nn.Module:
+    def network(drop_path_rate: float) -> nn.Module:
         backbone = VisionTransformer(
-            work.image_size, shape.patch[0], **sizes, drop_path_rate=rate, dynamic_img_size=True
+            work.image_size, shape.patch[0], **sizes, drop_path_rate=drop_path_rate, dynamic_img_size=True
         )
-        return nn.Sequential(backbone, DINOProjectionHead(shape.width, 2048, 256, count)).to(work.device)
+        return nn.Sequential(backbone, DINOProjectionHead(shape.width, 2048, 256, num_prototypes)).to(work.device)
 
     student, teacher = network(drop_path).train(), network(0.0).requires_grad_(False).eval()
     teacher.load_state_dict(student.state_dict())  # its weight norm cannot be copied otherwise
-    loss_of, optimizer = DINOLoss(count).to(work.device), build_adamw(work, student.parameters(), precision == "bf16")
-    large, small = (
+    criterion, optimizer = (
+        DINOLoss(num_prototypes).to(work.device),
+        build_adamw(work, student.parameters(), precision == "bf16"),
+    )
+    global_views, local_views = (
         images.transpose(0, 1).contiguous().to(work.device) for images in make_pretraining_batch(work).values()
     )
 
@@ -92,8 +95,10 @@ def build_lightly_dino_step(work: Workload, precision: str = "fp32", together: b
         update_momentum(student, teacher, TEACHER_MOMENTUM)
         optimizer.zero_grad()
         with autocast_context(work, precision):
-            targets = forward_views(teacher, large, together)
-            loss = loss_of(targets, forward_views(student, large, together) + forward_views(student, small, together))
+            targets = forward_views(teacher, global_views, together)
+            loss = criterion(
+                targets, forward_views(student, global_views, together) + forward_views(student, local_views, together)
+            )
         loss.backward()
         for parameter in student.parameters():
             if parameter.grad is not None:
@@ -104,8 +109,8 @@ def build_lightly_dino_step(work: Workload, precision: str = "fp32", together: b
     return turn
 
 
-def forward_views(model: Callable[[Tensor], Tensor], views: Tensor, together: bool) -> list[Tensor]:
+def forward_views(model: Callable[[Tensor], Tensor], views: Tensor, is_batched: bool) -> list[Tensor]:
     """(V, B, C, h, w) views -> V outputs of a model, (B, K)."""
-    if together:
+    if is_batched:
         return list(model(views.flatten(0, 1)).chunk(len(views)))
     return [model(view) for view in views]

@@ -42,19 +42,23 @@ def summarise_annotations(subject: CheckedDataset) -> dict[str, Any] | None:
             except DataError as error:
                 tally.unreadable.append({"split": name, "path": split.name(sample), "reason": error.message})
     used = {name: subject.counts(name) > 0 for name in splits}
-    anywhere = np.array([any(has[label] for has in used.values()) for label in range(len(subject.classes))], bool)
-    trained = used.get("train", anywhere)
+    used_in_any_split = np.array(
+        [any(has[label] for has in used.values()) for label in range(len(subject.classes))], bool
+    )
+    trained = used.get("train", used_in_any_split)
     return {
         "objects": dict(zip(subject.classes, tally.objects.tolist(), strict=True)) if tally.objects.any() else {},
         "pixels": dict(zip(subject.classes, tally.pixels.tolist(), strict=True)) if tally.pixels.any() else {},
         "ignored_pixels": tally.unknown,
-        "object_sizes": {kind: tally.sizes[kind] for kind in (*COCO_AREA_LIMITS, "large")},
+        "object_sizes": {key: tally.sizes[key] for key in (*COCO_AREA_LIMITS, "large")},
         "crowd_regions": tally.crowds,
         "without_objects": tally.without,
-        **{kind: getattr(tally, kind)[:MAX_LISTED_PROBLEMS] for kind in ("unreadable", "out_of_bounds", "duplicates")},
-        "unused_classes": [label for label, has in zip(subject.classes, anywhere, strict=True) if not has],
+        **{key: getattr(tally, key)[:MAX_LISTED_PROBLEMS] for key in ("unreadable", "out_of_bounds", "duplicates")},
+        "unused_classes": [label for label, has in zip(subject.classes, used_in_any_split, strict=True) if not has],
         "classes_missing_in_train": [
-            label for label, has, other in zip(subject.classes, trained, anywhere, strict=True) if other and not has
+            label
+            for label, has, used_anywhere in zip(subject.classes, trained, used_in_any_split, strict=True)
+            if used_anywhere and not has
         ],
     }
 
@@ -72,14 +76,14 @@ class AnnotationTally:
 
     def add(self, name: str, split: AnnotatedSplit, sample: int) -> None:
         """Count an image. Raises DataError if its annotations cannot be read."""
-        where = {"split": name, "path": split.name(sample), "index": sample}
+        location = {"split": name, "path": split.name(sample), "index": sample}
         if isinstance(split, AnnotatedFiles) and isinstance(split.annotations, ObjectAnnotations):
             scene = split.annotations.scenes[int(split.rows[sample])]
-            self.add_scene(scene, where)
+            self.add_scene(scene, location)
             return
-        self.add_target(split.target(sample), where)
+        self.add_target(split.target(sample), location)
 
-    def add_scene(self, scene: Scene, where: ProblemLocation) -> None:
+    def add_scene(self, scene: Scene, location: ProblemLocation) -> None:
         """Count the annotated objects of an image, without drawing masks. Raises DataError if the image cannot be read,
         or if its size differs from the annotations."""
         height, width = read_image_size(scene.image)
@@ -87,45 +91,47 @@ class AnnotationTally:
             assert scene.size is not None, "checked above"
             problem = f"{width} x {height} pixels, but {scene.size[1]} x {scene.size[0]} in its annotations"
             raise DataError(problem)
-        rows = [(shape.label, shape.compute_bounding_box(), shape.crowd) for shape in scene.shapes]
-        boxes = np.array([box or (0, 0, width, height) for _, box, _ in rows], np.float64).reshape(-1, 4)
-        labels = np.array([label for label, _, _ in rows], np.int64)
-        self.crowds += sum(crowd for _, _, crowd in rows)
+        objects = [(shape.label, shape.compute_bounding_box(), shape.crowd) for shape in scene.shapes]
+        boxes = np.array([box or (0, 0, width, height) for _, box, _ in objects], np.float64).reshape(-1, 4)
+        labels = np.array([label for label, _, _ in objects], np.int64)
+        self.crowds += sum(crowd for _, _, crowd in objects)
         edges = np.array([-MAX_BOX_OVERHANG, -MAX_BOX_OVERHANG, width + MAX_BOX_OVERHANG, height + MAX_BOX_OVERHANG])
-        beyond = (boxes[:, :2] < edges[:2]).any(1) | (boxes[:, 2:] > edges[2:]).any(1)
-        for row in np.flatnonzero(beyond):
-            self.out_of_bounds.append({**where, "objects": [int(row) + 1], "box": boxes[row].tolist()})
-        self.add_objects(labels, boxes, where)
+        is_outside = (boxes[:, :2] < edges[:2]).any(1) | (boxes[:, 2:] > edges[2:]).any(1)
+        for object_index in np.flatnonzero(is_outside):
+            self.out_of_bounds.append(
+                {**location, "objects": [int(object_index) + 1], "box": boxes[object_index].tolist()}
+            )
+        self.add_objects(labels, boxes, location)
 
-    def add_target(self, target: Target, where: ProblemLocation) -> None:
+    def add_target(self, target: Target, location: ProblemLocation) -> None:
         """Count the objects or the pixels of an image."""
         self.crowds += int(target.crowd.sum())
         if target.classes is not None:
-            known = target.classes != IGNORE_INDEX
-            self.unknown += int((~known).sum())
-            self.pixels += np.bincount(target.classes[known], minlength=len(self.pixels))
+            has_class = target.classes != IGNORE_INDEX
+            self.unknown += int((~has_class).sum())
+            self.pixels += np.bincount(target.classes[has_class], minlength=len(self.pixels))
             return
-        self.add_objects(target.labels, target.boxes.astype(np.float64), where)
+        self.add_objects(target.labels, target.boxes.astype(np.float64), location)
 
-    def add_objects(self, labels: np.ndarray, boxes: np.ndarray, where: ProblemLocation) -> None:
+    def add_objects(self, labels: np.ndarray, boxes: np.ndarray, location: ProblemLocation) -> None:
         """Count objects, labels (n,) and boxes (n, 4), and find duplicates."""
         self.without += not len(labels)
         self.objects += np.bincount(labels, minlength=len(self.objects))
         areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
         for area in areas:
-            self.sizes[next((kind for kind, limit in COCO_AREA_LIMITS.items() if area < limit), "large")] += 1
-        for first, second in find_duplicate_objects(labels, boxes, areas):
-            self.duplicates.append({**where, "objects": [first + 1, second + 1], "box": boxes[first].tolist()})
+            self.sizes[next((size_name for size_name, limit in COCO_AREA_LIMITS.items() if area < limit), "large")] += 1
+        for index, duplicate in find_duplicate_objects(labels, boxes, areas):
+            self.duplicates.append({**location, "objects": [index + 1, duplicate + 1], "box": boxes[index].tolist()})
 
 
 def find_duplicate_objects(labels: np.ndarray, boxes: np.ndarray, areas: np.ndarray) -> Iterator[tuple[int, int]]:
     """Yield pairs of objects of one class, labels (n,), whose boxes (n, 4) of `areas` (n,) are nearly the same."""
-    for first in range(len(labels)):
-        others = first + 1 + np.flatnonzero(labels[first + 1 :] == labels[first])
-        low = np.maximum(boxes[others, :2], boxes[first, :2])
-        high = np.minimum(boxes[others, 2:], boxes[first, 2:])
-        both = (high - low).clip(min=0).prod(1)
-        union = areas[others] + areas[first] - both
-        for second in others[both >= DUPLICATE_IOU * np.maximum(union, 1e-9)]:
-            if areas[first] > 0:
-                yield first, int(second)
+    for index in range(len(labels)):
+        candidates = index + 1 + np.flatnonzero(labels[index + 1 :] == labels[index])
+        low = np.maximum(boxes[candidates, :2], boxes[index, :2])
+        high = np.minimum(boxes[candidates, 2:], boxes[index, 2:])
+        intersections = (high - low).clip(min=0).prod(1)
+        union = areas[candidates] + areas[index] - intersections
+        for duplicate in candidates[intersections >= DUPLICATE_IOU * np.maximum(union, 1e-9)]:
+            if areas[index] > 0:
+                yield index, int(duplicate)

@@ -29,7 +29,7 @@ def summarise_dataset(
     subject: CheckedDataset,
     records: np.ndarray,
     reasons: ReadErrors,
-    near: CopyGroups,
+    near_copies: CopyGroups,
     image_size: int | None,
     groups: dict[str, Any],
 ) -> dict[str, Any]:
@@ -38,12 +38,14 @@ def summarise_dataset(
     All statistics except `unreadable` are over the readable images.
     """
     readable = records[records["state"] == READABLE]
-    parts = np.split(records, subject.pool.ends[:-1])
-    unused, outside = count_unused_files(subject)
+    records_by_split = np.split(records, subject.pool.ends[:-1])
+    unused, unused_examples = count_unused_files(subject)
     unreadable = [
-        {**locate_image(subject, row), "reason": why} for row, why in sorted(reasons.items()) if why != NO_DATA_REASON
+        {**locate_image(subject, sample), "reason": reason}
+        for sample, reason in sorted(reasons.items())
+        if reason != NO_DATA_REASON
     ]
-    bad = Counter(row["split"] for row in unreadable)
+    unreadable_counts = Counter(sample["split"] for sample in unreadable)
     misnamed = np.flatnonzero(records["traits"] & ImageTrait.WRONG_EXTENSION).tolist()
     return {
         "data": subject.source,
@@ -54,18 +56,18 @@ def summarise_dataset(
         "classes": list(subject.classes),
         "notes": subject.notes,
         "splits": {
-            name: summarise_split(subject, name, part, bad[name])
-            for name, part in zip(subject.splits, parts, strict=True)
+            name: summarise_split(subject, name, split_records, unreadable_counts[name])
+            for name, split_records in zip(subject.splits, records_by_split, strict=True)
         },
         "annotations": summarise_annotations(subject),
         "class_balance": measure_class_balance(subject),
         "ignored_files": unused,
         "unreadable": unreadable,
         "without_valid_pixels": [
-            locate_image(subject, row) for row, why in sorted(reasons.items()) if why == NO_DATA_REASON
+            locate_image(subject, sample) for sample, reason in sorted(reasons.items()) if reason == NO_DATA_REASON
         ],
         "wrong_extension": [
-            {**locate_image(subject, row), "format": FILE_FORMATS[records["format"][row]]} for row in misnamed
+            {**locate_image(subject, sample), "format": FILE_FORMATS[records["format"][sample]]} for sample in misnamed
         ],
         "image_sizes": summarise_image_sizes(readable, image_size),
         "colour": measure_colour_statistics(readable),
@@ -75,26 +77,32 @@ def summarise_dataset(
         "traits": {trait.name.lower(): int((readable["traits"] & trait > 0).sum()) for trait in ImageTrait},
         "targets": summarise_targets(subject),
         "exact_duplicates": summarise_copies(subject, group_exact_copies(records)),
-        "near_duplicates": summarise_copies(subject, near, tolerance=VALUE_TOLERANCE),
-        "examples": find_first_examples(subject, records, image_size) | outside,
+        "near_duplicates": summarise_copies(subject, near_copies, tolerance=VALUE_TOLERANCE),
+        "examples": find_first_examples(subject, records, image_size) | unused_examples,
         "groups": groups,
     }
 
 
 def find_first_examples(subject: CheckedDataset, records: np.ndarray, image_size: int | None) -> dict[str, str]:
     """Find the first readable example in (n,) RECORD for each finding on traits, mode, depth or size."""
-    short = np.minimum(records["width"], records["height"]).astype(np.int64)
-    kinds = {trait.name.lower(): records["traits"] & trait > 0 for trait in ImageTrait}
-    kinds |= {"cmyk": records["mode"] == IMAGE_MODES.index("CMYK"), "sixteen_bit": records["depth"] == 16}
+    short_sides = np.minimum(records["width"], records["height"]).astype(np.int64)
+    masks = {trait.name.lower(): records["traits"] & trait > 0 for trait in ImageTrait}
+    masks |= {"cmyk": records["mode"] == IMAGE_MODES.index("CMYK"), "sixteen_bit": records["depth"] == 16}
     if image_size:
-        kinds |= {"small": short < image_size, "large": short >= 2 * image_size}
-    rows = {kind: np.flatnonzero(has & (records["state"] == READABLE)) for kind, has in kinds.items()}
-    return {kind: subject.pool.name(int(positions[0])) for kind, positions in rows.items() if len(positions)}
+        masks |= {"small": short_sides < image_size, "large": short_sides >= 2 * image_size}
+    indices_by_finding = {
+        finding: np.flatnonzero(mask & (records["state"] == READABLE)) for finding, mask in masks.items()
+    }
+    return {
+        finding: subject.pool.name(int(positions[0]))
+        for finding, positions in indices_by_finding.items()
+        if len(positions)
+    }
 
 
-def locate_image(subject: CheckedDataset, row: int) -> dict[str, str]:
+def locate_image(subject: CheckedDataset, pool_index: int) -> dict[str, str]:
     """Return split and name of an image."""
-    return {"split": subject.place(row)[0], "path": subject.pool.name(row)}
+    return {"split": subject.place(pool_index)[0], "path": subject.pool.name(pool_index)}
 
 
 def error_to_dict(error: DataError | None) -> dict[str, str] | None:
@@ -102,12 +110,12 @@ def error_to_dict(error: DataError | None) -> dict[str, str] | None:
     return {"message": error.message, "hint": error.hint} if error else None
 
 
-def summarise_split(subject: CheckedDataset, name: str, records: np.ndarray, bad: int) -> dict[str, Any]:
-    """Summarise images, bytes and classes of a split with (n,) RECORD, of which `bad` are unreadable."""
+def summarise_split(subject: CheckedDataset, name: str, records: np.ndarray, num_unreadable: int) -> dict[str, Any]:
+    """Summarise images, bytes and classes of a split with (n,) RECORD, of which `num_unreadable` are unreadable."""
     counts = subject.counts(name) if subject.classes else []
     return {
         "images": len(records),
-        "unreadable": bad,
+        "unreadable": num_unreadable,
         "bytes": int(records["bytes"].sum()),
         "per_class": {label: int(count) for label, count in zip(subject.classes, counts, strict=True)},
     }
@@ -120,19 +128,19 @@ def measure_class_balance(subject: CheckedDataset) -> dict[str, Any] | None:
     """
     if not subject.classes:
         return None
-    first = "train" if "train" in subject.splits else next(iter(subject.splits))
-    counts = subject.counts(first)
+    reference_split = "train" if "train" in subject.splits else next(iter(subject.splits))
+    counts = subject.counts(reference_split)
     shares = counts[counts > 0] / max(counts.sum(), 1)
     return {
-        "split": first,
+        "split": reference_split,
         "max_images": int(counts.max()),
         "min_images": int(counts.min()),
         "effective_classes": float(np.exp(-(shares * np.log(shares)).sum())),
         "small_classes": {subject.classes[i]: int(counts[i]) for i in np.flatnonzero(counts < MIN_CLASS_IMAGES)},
         "missing_classes": {
-            name: [subject.classes[i] for i in np.flatnonzero(own == 0)]
+            name: [subject.classes[i] for i in np.flatnonzero(split_counts == 0)]
             for name in subject.splits
-            if name != first and ((own := subject.counts(name)) == 0).any()
+            if name != reference_split and ((split_counts := subject.counts(name)) == 0).any()
         },
     }
 
@@ -145,7 +153,7 @@ def summarise_image_sizes(records: np.ndarray, image_size: int | None) -> dict[s
     if not len(records) or image_size is None:
         return None
     width, height = records["width"].astype(np.float64), records["height"].astype(np.float64)
-    short = np.minimum(width, height)
+    short_sides = np.minimum(width, height)
     edges = 2.0 ** np.arange(3, 13)
     return {
         "model_input": image_size,
@@ -153,12 +161,12 @@ def summarise_image_sizes(records: np.ndarray, image_size: int | None) -> dict[s
         "width": summarise_range(width),
         "height": summarise_range(height),
         "aspect_ratio": summarise_range(width / height),
-        "fraction_smaller": float((short < image_size).mean()),
-        "fraction_twice_as_large": float((short >= 2 * image_size).mean()) if image_size else 0.0,
+        "fraction_smaller": float((short_sides < image_size).mean()),
+        "fraction_twice_as_large": float((short_sides >= 2 * image_size).mean()) if image_size else 0.0,
         "all_equal": len(np.unique(width * 2**32 + height)) == 1,
         "histogram": {
-            "edges": [int(e) for e in edges],
-            "images": np.bincount(np.searchsorted(edges, short, "right"), minlength=11).tolist(),
+            "edges": [int(edge) for edge in edges],
+            "images": np.bincount(np.searchsorted(edges, short_sides, "right"), minlength=11).tolist(),
         },
     }
 
@@ -173,14 +181,14 @@ def measure_colour_statistics(records: np.ndarray) -> dict[str, list[float]] | N
     if not len(records):
         return None
     mean, std = records["mean"].astype(np.float64) / 255, records["std"].astype(np.float64) / 255
-    over = np.sqrt(((std**2 + mean**2).mean(0) - mean.mean(0) ** 2).clip(0))
-    return {"mean": mean.mean(0).round(6).tolist(), "std": over.round(6).tolist()}
+    total_std = np.sqrt(((std**2 + mean**2).mean(0) - mean.mean(0) ** 2).clip(0))
+    return {"mean": mean.mean(0).round(6).tolist(), "std": total_std.round(6).tolist()}
 
 
-def count_categories(places: np.ndarray, words: tuple[str, ...]) -> dict[str, int]:
+def count_categories(indices: np.ndarray, names: tuple[str, ...]) -> dict[str, int]:
     """Count words by their (n,) indices."""
-    counts = np.bincount(places, minlength=len(words))
-    return {words[i]: int(counts[i]) for i in np.flatnonzero(counts)}
+    counts = np.bincount(indices, minlength=len(names))
+    return {names[i]: int(counts[i]) for i in np.flatnonzero(counts)}
 
 
 def summarise_copies(subject: CheckedDataset, groups: CopyGroups, tolerance: float = 0.0) -> dict[str, Any]:
@@ -193,42 +201,49 @@ def summarise_copies(subject: CheckedDataset, groups: CopyGroups, tolerance: flo
     """
     across: Counter[str] = Counter()
     ranked: list[tuple[bool, bool, int]] = []
-    for number, group in enumerate(groups):
-        places = [subject.place(int(row)) for row in group]
-        homes = Counter(split for split, _ in places)  # in the order of the splits
-        across.update({f"{one}/{other}": homes[other] for one, other in combinations(homes, 2)})
-        ranked.append((len(homes) < 2, not subject.labels_differ(places, tolerance), number))
+    for group_index, group in enumerate(groups):
+        locations = [subject.place(int(pool_index)) for pool_index in group]
+        split_counts = Counter(split for split, _ in locations)  # in the order of the splits
+        across.update(
+            {
+                f"{first_split}/{second_split}": split_counts[second_split]
+                for first_split, second_split in combinations(split_counts, 2)
+            }
+        )
+        ranked.append((len(split_counts) < 2, not subject.labels_differ(locations, tolerance), group_index))
     return {
         "groups": len(groups),
         "surplus": sum(map(len, groups)) - len(groups),
         "across_splits": dict(across),
-        "conflicting_labels": sum(not one_label for _, one_label, _ in ranked),
+        "conflicting_labels": sum(not has_one_label for _, has_one_label, _ in ranked),
         "listed_groups": [
-            [describe_sample_entry(subject, int(row)) for row in groups[number]]
-            for *_, number in sorted(ranked)[:MAX_LISTED_GROUPS]
+            [describe_sample_entry(subject, int(pool_index)) for pool_index in groups[group_index]]
+            for *_, group_index in sorted(ranked)[:MAX_LISTED_GROUPS]
         ],
     }
 
 
-def describe_sample_entry(subject: CheckedDataset, row: int) -> dict[str, Any]:
+def describe_sample_entry(subject: CheckedDataset, pool_index: int) -> dict[str, Any]:
     """Describe an image by split, index in the split, name and class."""
-    split, sample = subject.place(row)
-    path = subject.pool.name(row)
+    split, sample = subject.place(pool_index)
+    path = subject.pool.name(pool_index)
     return {"split": split, "index": sample, "path": path, "class": subject.describe_label(split, sample)}
 
 
 def group_by_reason(unreadable: list[dict[str, str]]) -> list[tuple[str, list[dict[str, str]]]]:
     """Group unreadable images by reason, the most frequent first; different numbers in a reason become N."""
-    rows_of: dict[str, list[dict[str, str]]] = {}
-    for row in unreadable:
-        rows_of.setdefault(_NUMBER.sub("N", row["reason"]), []).append(row)
-    named = [(merge_reasons([row["reason"] for row in rows]), rows) for rows in rows_of.values()]
-    return sorted(named, key=lambda pair: (-len(pair[1]), pair[0]))
+    entries_by_reason: dict[str, list[dict[str, str]]] = {}
+    for entry in unreadable:
+        entries_by_reason.setdefault(_NUMBER.sub("N", entry["reason"]), []).append(entry)
+    groups = [
+        (merge_reasons([entry["reason"] for entry in entries]), entries) for entries in entries_by_reason.values()
+    ]
+    return sorted(groups, key=lambda pair: (-len(pair[1]), pair[0]))
 
 
 def merge_reasons(reasons: list[str]) -> str:
     """Merge reasons that differ only in numbers."""
-    parts = zip(*(_NUMBER.split(reason) for reason in sorted(set(reasons))), strict=True)
-    numbers = zip(*(_NUMBER.findall(reason) for reason in sorted(set(reasons))), strict=True)
-    shared = [words[0] if len(set(words)) == 1 else "N" for words in numbers]
-    return "".join(f"{part[0]}{number}" for part, number in zip(parts, [*shared, ""], strict=True))
+    text_columns = zip(*(_NUMBER.split(reason) for reason in sorted(set(reasons))), strict=True)
+    number_columns = zip(*(_NUMBER.findall(reason) for reason in sorted(set(reasons))), strict=True)
+    shared = [variants[0] if len(set(variants)) == 1 else "N" for variants in number_columns]
+    return "".join(f"{texts[0]}{number}" for texts, number in zip(text_columns, [*shared, ""], strict=True))

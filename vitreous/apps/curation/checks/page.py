@@ -34,11 +34,11 @@ def render_check_page(document: dict[str, Any], subject: CheckedDataset) -> str:
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["shown"] = escape_unprintable
-    sides, spread = document["image_sizes"], document["class_balance"]
-    histogram = sides["histogram"] if sides else {"edges": [], "images": []}
+    sizes, balance = document["image_sizes"], document["class_balance"]
+    histogram = sizes["histogram"] if sizes else {"edges": [], "images": []}
     edges = histogram["edges"]
     ranges = [f"below {edges[0]}", *(f"{edge}" for edge in edges)] if edges else []
-    counts = document["splits"][spread["split"]]["per_class"] if spread else {}
+    counts = document["splits"][balance["split"]]["per_class"] if balance else {}
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     template = environment.from_string(files("vitreous.apps.curation.checks").joinpath("page.html").read_text("utf-8"))
     return template.render(
@@ -59,23 +59,23 @@ def render_check_page(document: dict[str, Any], subject: CheckedDataset) -> str:
 
 def make_bar_rows(names: Sequence[str], counts: Sequence[int]) -> list[dict[str, Any]]:
     """Make rows of a bar chart: name, count, and bar length, 0 to 100."""
-    most = max(counts, default=0) or 1
-    rows = zip(names, counts, strict=True)
-    return [{"name": name, "count": count, "length": round(100 * count / most, 2)} for name, count in rows]
+    max_count = max(counts, default=0) or 1
+    bars = zip(names, counts, strict=True)
+    return [{"name": name, "count": count, "length": round(100 * count / max_count, 2)} for name, count in bars]
 
 
 def make_copy_thumbnails(document: dict[str, Any], subject: CheckedDataset) -> list[dict[str, Any]]:
     """Make thumbnails of the first groups of duplicates: across splits, then with two labels; exact, then near."""
     groups = [("equal", group) for group in document["exact_duplicates"]["listed_groups"][:MAX_SHOWN_GROUPS]]
     groups += [("alike", group) for group in document["near_duplicates"]["listed_groups"][:MAX_SHOWN_GROUPS]]
-    groups.sort(key=lambda pair: [len({row[key] for row in pair[1]}) < 2 for key in ("split", "class")])  # stable
+    groups.sort(key=lambda pair: [len({entry[key] for entry in pair[1]}) < 2 for key in ("split", "class")])  # stable
     return [
         {
             "title": relation,
             "more": max(len(group) - MAX_GROUP_IMAGES, 0),
             "images": [
-                {**row, "thumbnail": encode_thumbnail_url(subject, row["split"], row["index"])}
-                for row in select_group_images(group)
+                {**entry, "thumbnail": encode_thumbnail_url(subject, entry["split"], entry["index"])}
+                for entry in select_group_images(group)
             ],
         }
         for relation, group in groups[:MAX_SHOWN_GROUPS]
@@ -87,22 +87,26 @@ def make_problem_thumbnails(document: dict[str, Any], subject: CheckedDataset) -
     clips (middle frame); without an image if it cannot be read any more."""
     texts = {"duplicates": "duplicate", "out_of_bounds": "exceeds the image", "one_colour": "of one colour"}
     texts |= {"without_motion": "no motion", "short": "short"}
-    places = (document["annotations"] or {}) | (document["clips"] or {})
-    rows = [(kind, place) for kind in texts for place in places.get(kind, ())[: MAX_SHOWN_GROUPS // 2]]
+    locations_by_problem = (document["annotations"] or {}) | (document["clips"] or {})
+    located_problems = [
+        (problem, location)
+        for problem in texts
+        for location in locations_by_problem.get(problem, ())[: MAX_SHOWN_GROUPS // 2]
+    ]
     return [
         {
-            **place,
-            "title": texts[kind],
-            "thumbnail": encode_thumbnail_url(subject, place["split"], place["index"], place.get("box", ())),
+            **location,
+            "title": texts[problem],
+            "thumbnail": encode_thumbnail_url(subject, location["split"], location["index"], location.get("box", ())),
         }
-        for kind, place in rows
+        for problem, location in located_problems
     ]
 
 
 def select_group_images(group: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Select up to MAX_GROUP_IMAGES of a group, including the first of each split and label."""
-    kinds = [(row["split"], row["class"]) for row in group]
-    order = sorted(range(len(group)), key=lambda i: (kinds.index(kinds[i]) != i, i))
+    split_labels = [(entry["split"], entry["class"]) for entry in group]
+    order = sorted(range(len(group)), key=lambda i: (split_labels.index(split_labels[i]) != i, i))
     return [group[i] for i in sorted(order[:MAX_GROUP_IMAGES])]
 
 
@@ -120,18 +124,22 @@ def encode_thumbnail_url(subject: CheckedDataset, split: str, sample: int, box: 
     """Encode a thumbnail as a data URL, with a `box` of pixels if it is not empty; an empty string if the image cannot
     be read any more."""
     try:
-        own = subject.splits[split]
-        picture = decode_sample(own, sample, 3) if get_sample_axes(own) == 2 else render_middle_image(own, sample)
+        image_split = subject.splits[split]
+        image = (
+            decode_sample(image_split, sample, 3)
+            if get_sample_axes(image_split) == 2
+            else render_middle_image(image_split, sample)
+        )
     except DataError:
         return ""
     if box:
-        picture = picture.convert("RGB")
+        image = image.convert("RGB")
         left, top, right, bottom = box
-        corners = max(left, 0), max(top, 0), min(right, picture.width), min(bottom, picture.height)
+        corners = max(left, 0), max(top, 0), min(right, image.width), min(bottom, image.height)
         if corners[0] < corners[2] and corners[1] < corners[3]:
-            line = max(2, round(2 * max(picture.size) / THUMBNAIL_SIZE))
-            ImageDraw.Draw(picture).rectangle(corners, outline=(255, 64, 64), width=line)
-    picture.thumbnail((THUMBNAIL_SIZE, THUMBNAIL_SIZE), Image.Resampling.LANCZOS)
+            line = max(2, round(2 * max(image.size) / THUMBNAIL_SIZE))
+            ImageDraw.Draw(image).rectangle(corners, outline=(255, 64, 64), width=line)
+    image.thumbnail((THUMBNAIL_SIZE, THUMBNAIL_SIZE), Image.Resampling.LANCZOS)
     file = io.BytesIO()
-    picture.save(file, "JPEG", quality=80)
+    image.save(file, "JPEG", quality=80)
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()

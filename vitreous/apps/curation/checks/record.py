@@ -125,25 +125,29 @@ def survey_images(
     Decodes as training does: with `decode_to_pillow`, or `read_bands` if `form` has channels and dtype.
     """
     records, views = np.zeros(len(samples), RECORD), np.zeros((len(samples), VIEW_SIZE, VIEW_SIZE), np.uint8)
-    rows = {sample: row for row, sample in enumerate(samples)}
+    record_indices = {sample: index for index, sample in enumerate(samples)}
 
     def read(pool: SampleSource, sample: int, record: Any) -> None:
         raw = pool.raw(sample)
-        picture, (kind, mode, depth, traits) = decode_with_header(raw, form)
-        mean, std = compute_channel_moments(picture)
-        views[rows[sample]] = make_grey_view(picture, VIEW_SIZE)
+        image, (file_format, mode, depth, traits) = decode_with_header(raw, form)
+        mean, std = compute_channel_moments(image)
+        views[record_indices[sample]] = make_grey_view(image, VIEW_SIZE)
         record["digest"], record["bytes"] = digest_content(raw), len(raw) if isinstance(raw, bytes) else raw.nbytes
-        record["width"], record["height"], record["mean"], record["std"] = *picture.size, mean, std
+        record["width"], record["height"], record["mean"], record["std"] = *image.size, mean, std
         record["slices"] = (
             read_volume_form(raw, PLACEHOLDER_NAME)[1][0] if form is not None and form[1] == VOXELS else 0
         )
         record["format"], record["mode"], record["depth"] = (
-            category_index(kind, FILE_FORMATS),
+            category_index(file_format, FILE_FORMATS),
             category_index(mode, IMAGE_MODES),
             depth,
         )
         suffix = os.path.splitext(pool.name(sample))[1].lower()
-        misnamed = kind in FORMAT_SUFFIXES and suffix in IMAGE_FILE_SUFFIXES and suffix not in FORMAT_SUFFIXES[kind]
+        misnamed = (
+            file_format in FORMAT_SUFFIXES
+            and suffix in IMAGE_FILE_SUFFIXES
+            and suffix not in FORMAT_SUFFIXES[file_format]
+        )
         record["traits"] = traits | ImageTrait.WRONG_EXTENSION * misnamed | ImageTrait.ONE_COLOUR * (max(std) == 0)
 
     reasons = fill_records(records, pool, samples, read)
@@ -166,16 +170,16 @@ def probe_pixel_formats(pool: SampleSource, samples: Sequence[int]) -> tuple[np.
         raw = pool.raw(sample)
         if (axes := get_sample_axes(pool)) != 2:  # type: ignore[arg-type]
             record["channels"], size = read_volume_form(raw, PLACEHOLDER_NAME, axes)
-            record["numbers"] = next(name for name, own in AXES_BY_CONTENT.items() if own == axes)
+            record["numbers"] = next(name for name, num_axes in AXES_BY_CONTENT.items() if num_axes == axes)
             record["height"], record["width"] = (1, *size)[-2:]
             read_middle_slice(raw, int(record["channels"]), axes)
             return
         form = detect_channel_form(raw, PLACEHOLDER_NAME)
         record["channels"], record["numbers"] = form or (0, "")  # from the header, also if values cannot be read
-        picture = (
+        image = (
             decode_to_pillow(raw, 3, PLACEHOLDER_NAME) if form is None else read_bands(raw, *form, PLACEHOLDER_NAME)[0]
         )
-        record["width"], record["height"] = picture.size
+        record["width"], record["height"] = image.size
 
     return records, fill_records(records, pool, samples, read)
 
@@ -196,15 +200,15 @@ def read_middle_slice(raw: bytes | np.ndarray, channels: int, axes: int = 3) -> 
     return stretch_to_grey(Image.fromarray(volume[len(volume) // 2]))
 
 
-def category_index(word: str, known: tuple[str, ...]) -> int:
-    """Return the index of a word in `known`; 0 (`other`) if it is missing."""
-    return known.index(word) if word in known else 0
+def category_index(name: str, names: tuple[str, ...]) -> int:
+    """Return the index of a word in `names`; 0 (`other`) if it is missing."""
+    return names.index(name) if name in names else 0
 
 
-def compute_channel_moments(picture: Image.Image) -> tuple[list[float], list[float]]:
+def compute_channel_moments(image: Image.Image) -> tuple[list[float], list[float]]:
     """Return exact mean and standard deviation of each channel of an RGB image, from its histogram."""
-    counts = np.array(picture.histogram(), np.float64).reshape(3, 256)
-    mean, square = (counts @ _POWERS).T / (picture.width * picture.height)
+    counts = np.array(image.histogram(), np.float64).reshape(3, 256)
+    mean, square = (counts @ _POWERS).T / (image.width * image.height)
     return mean.tolist(), np.sqrt((square - mean**2).clip(0)).tolist()
 
 
@@ -218,17 +222,17 @@ def decode_with_header(raw: bytes | np.ndarray, form: PixelFormat) -> tuple[Imag
         depth = 8 * open_volume(raw, PLACEHOLDER_NAME, axes).dtype.itemsize
         return read_middle_slice(raw, form[0], axes), (detect_volume_format(raw), "other", depth, 0)
     if form is not None:
-        picture = stretch_to_grey(read_bands(raw, *form, PLACEHOLDER_NAME)[0])
-        kind, mode, _, traits = read_image_header(raw, picture)
-        return picture, (kind, mode, 8 * np.dtype(form[1]).itemsize, traits)
+        image = stretch_to_grey(read_bands(raw, *form, PLACEHOLDER_NAME)[0])
+        file_format, mode, _, traits = read_image_header(raw, image)
+        return image, (file_format, mode, 8 * np.dtype(form[1]).itemsize, traits)
     regions = open_lazy_image(raw, 3, PLACEHOLDER_NAME)
     if isinstance(regions, Image.Image):
         return regions, read_image_header(raw, regions)
-    picture = Image.fromarray(regions.decode_region((0, 0, *regions.size)))
+    image = Image.fromarray(regions.decode_region((0, 0, *regions.size)))
     if not isinstance(regions, LazyJpeg):
-        return picture, read_image_header(raw, picture)
+        return image, read_image_header(raw, image)
     mode = "L" if regions.layout.components == 1 else "RGB"
-    return picture, ("JPEG", mode, 8, ImageTrait.EXIF_ROTATED * (regions.orientation > 1))
+    return image, ("JPEG", mode, 8, ImageTrait.EXIF_ROTATED * (regions.orientation > 1))
 
 
 def detect_volume_format(raw: bytes | np.ndarray) -> str:
@@ -236,14 +240,18 @@ def detect_volume_format(raw: bytes | np.ndarray) -> str:
     if isinstance(raw, np.ndarray):
         return "pixels"
     nifti = raw.startswith(GZIP_MAGIC) or is_nifti(raw)
-    marks = ((ZIP_MAGIC, "NPZ"), (NPY_MAGIC, "NPY"), *((mark, "TIFF") for mark in TIFF_SIGNATURES))
-    return "NIFTI" if nifti else next((kind for mark, kind in marks if raw.startswith(mark)), "TEXT")
+    signatures = ((ZIP_MAGIC, "NPZ"), (NPY_MAGIC, "NPY"), *((signature, "TIFF") for signature in TIFF_SIGNATURES))
+    return (
+        "NIFTI"
+        if nifti
+        else next((file_format for signature, file_format in signatures if raw.startswith(signature)), "TEXT")
+    )
 
 
-def read_image_header(raw: bytes | np.ndarray, picture: Image.Image) -> ImageHeader:
-    """Read the header of a file's bytes, or pixels (H, W[, C]), decoded to `picture`. Raises nothing."""
+def read_image_header(raw: bytes | np.ndarray, decoded: Image.Image) -> ImageHeader:
+    """Read the header of a file's bytes, or pixels (H, W[, C]), decoded to `decoded`. Raises nothing."""
     if not isinstance(raw, bytes):
-        return "pixels", picture.mode, 8, 0
+        return "pixels", decoded.mode, 8, 0
     if raw.startswith(NPY_MAGIC):
         return "NPY", "other", 8, 0
     try:
@@ -251,12 +259,12 @@ def read_image_header(raw: bytes | np.ndarray, picture: Image.Image) -> ImageHea
             suppress_warnings(),
             Image.open(io.BytesIO(raw), formats=select_pillow_formats(raw, PLACEHOLDER_NAME, IMAGE_FORMATS)) as image,
         ):
-            kind, mode = image.format or "other", image.mode
-            coding = str(image.tile[0][3]) if image.tile else ""
-            depth = 1 if mode == "1" else 16 if ";16" in coding or mode.startswith("I") else 8
+            file_format, mode = image.format or "other", image.mode
+            raw_mode = str(image.tile[0][3]) if image.tile else ""
+            depth = 1 if mode == "1" else 16 if ";16" in raw_mode or mode.startswith("I") else 8
             traits = ImageTrait.ALPHA * image.has_transparency_data | ImageTrait.EXIF_ROTATED * (
                 read_exif_orientation(image) > 1
             )
-            return kind, mode, depth, traits | ImageTrait.ANIMATED * bool(getattr(image, "is_animated", False))
+            return file_format, mode, depth, traits | ImageTrait.ANIMATED * bool(getattr(image, "is_animated", False))
     except Exception:  # Pillow does not support all formats of `read_bands`
         return "other", "other", 8, 0

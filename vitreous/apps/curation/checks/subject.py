@@ -55,10 +55,10 @@ class CheckedDataset:
         """Return all images, one split after the other."""
         return ConcatenatedSplits(self.splits.values())
 
-    def place(self, row: int) -> tuple[str, int]:
+    def place(self, pool_index: int) -> tuple[str, int]:
         """Return split and sample index of an image of the pool."""
-        part, sample = self.pool.place(row)
-        return list(self.splits)[part], sample
+        split_index, sample = self.pool.place(pool_index)
+        return list(self.splits)[split_index], sample
 
     def describe_label(self, name: str, sample: int) -> str:
         """Format the class of an image, several joined by `|`, or its values; an empty string without labels."""
@@ -70,16 +70,16 @@ class CheckedDataset:
         label = self.splits[name].labels[sample]
         return "|".join(self.classes[i] for i in (np.flatnonzero(label) if np.ndim(label) else [int(label)]))
 
-    def labels_differ(self, places: list[tuple[str, int]], tolerance: float = 0.0) -> bool:
+    def labels_differ(self, locations: list[tuple[str, int]], tolerance: float = 0.0) -> bool:
         """Return whether images have different classes, or values more than `tolerance` standard deviations apart."""
         if not self.targets:
-            return len({self.describe_label(*spot) for spot in places}) > 1
-        rows = np.array([self.splits[name].labels[sample] for name, sample in places if self.has_values(name)])
-        if len(rows) < 2:
+            return len({self.describe_label(*location) for location in locations}) > 1
+        values = np.array([self.splits[name].labels[sample] for name, sample in locations if self.has_values(name)])
+        if len(values) < 2:
             return False
         with np.errstate(invalid="ignore"):
-            apart = np.fmax.reduce(rows) - np.fmin.reduce(rows)
-        return bool((apart > tolerance * self.target_stds).any())
+            value_ranges = np.fmax.reduce(values) - np.fmin.reduce(values)
+        return bool((value_ranges > tolerance * self.target_stds).any())
 
     def has_values(self, name: str) -> bool:
         """Return whether a split has values of the targets."""
@@ -88,8 +88,8 @@ class CheckedDataset:
     @cached_property
     def target_stds(self) -> np.ndarray:
         """Return (T,) standard deviations of the values of all images."""
-        rows = [split.labels for name, split in self.splits.items() if self.has_values(name)]
-        return np.nanstd(np.concatenate(rows), 0)
+        values = [split.labels for name, split in self.splits.items() if self.has_values(name)]
+        return np.nanstd(np.concatenate(values), 0)
 
     def counts(self, name: str) -> np.ndarray:
         """Count the images of each class in a split: (K,)."""
@@ -132,8 +132,8 @@ def open_checked_dataset(
     elif data.unsplit and not data.labelled:
         if data.unlabelled is not None and find_inner_source(Path(source)) is not None:
             refused = data.unlabelled  # this error contains the source
-        kind = get_sample_noun(splits["train"])
-        splits = {LOOSE_SPLIT if kind == "images" else kind: splits["train"]}
+        noun = get_sample_noun(splits["train"])
+        splits = {LOOSE_SPLIT if noun == "images" else noun: splits["train"]}
     return CheckedDataset(
         data.name,
         source,
@@ -165,15 +165,15 @@ def count_unused_files(subject: CheckedDataset) -> tuple[dict[str, int], dict[st
     annotations. Also return the first of both: of images as `ignored_images`, of other files as `ignored_files`."""
     if not (listing := list_folder_files(subject)):
         return {}, {}
-    images, others, used = listing
-    count = len(images) - len(used)
-    outside = sorted(set(images) - used) if count > 0 else []
-    firsts = {
-        "ignored_images": outside[:1],
-        "ignored_files": sorted(file for files in others.values() for file in files)[:1],
+    images, other_files, used_paths = listing
+    count = len(images) - len(used_paths)
+    outside_images = sorted(set(images) - used_paths) if count > 0 else []
+    examples = {
+        "ignored_images": outside_images[:1],
+        "ignored_files": sorted(file for files in other_files.values() for file in files)[:1],
     }
-    counts = {**({"images": count} if count > 0 else {}), **{kind: len(files) for kind, files in others.items()}}
-    return counts, {kind: escape_unprintable(files[0]) for kind, files in firsts.items() if files}
+    counts = {**({"images": count} if count > 0 else {}), **{key: len(files) for key, files in other_files.items()}}
+    return counts, {key: escape_unprintable(files[0]) for key, files in examples.items() if files}
 
 
 def list_folder_files(subject: CheckedDataset) -> tuple[list[str], dict[str, list[str]], set[str]] | None:
@@ -183,32 +183,36 @@ def list_folder_files(subject: CheckedDataset) -> tuple[list[str], dict[str, lis
     splits = [split for split in subject.splits.values() if isinstance(split, FileSplit)]
     if not root.is_dir() or len(splits) < len(subject.splits):
         return None
-    others, images = defaultdict[str, list[str]](list), list[str]()
-    used = {os.path.abspath(path) for split in splits for path in map(str, split.paths)}
-    endings = (
+    other_files, images = defaultdict[str, list[str]](list), list[str]()
+    used_paths = {os.path.abspath(path) for split in splits for path in map(str, split.paths)}
+    suffixes = (
         *IMAGE_FILE_SUFFIXES,
         *(VOLUME_ONLY_SUFFIXES if any(get_sample_axes(split) == 3 for split in splits) else ()),
     )
     for split in splits:
-        endings = tuple(SUFFIXES_BY_AXES[split.axes]) if isinstance(split, ArrayFiles) else endings
+        suffixes = tuple(SUFFIXES_BY_AXES[split.axes]) if isinstance(split, ArrayFiles) else suffixes
     clips = any(isinstance(split, ClipFiles) for split in splits)
-    endings = (GIF_SUFFIX, *VIDEO_SUFFIXES) if clips else endings
-    for place, folders, files in os.walk(root.absolute()):
+    suffixes = (GIF_SUFFIX, *VIDEO_SUFFIXES) if clips else suffixes
+    for location, folders, files in os.walk(root.absolute()):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        if clips and place in used:  # a folder of frames
-            images.append(place)
+        if clips and location in used_paths:  # a folder of frames
+            images.append(location)
             continue
         for name in files:
-            if name.lower().endswith(endings) and not name.startswith("."):
-                images.append(os.path.join(place, name))
+            if name.lower().endswith(suffixes) and not name.startswith("."):
+                images.append(os.path.join(location, name))
             else:
-                others[escape_unprintable(os.path.splitext(name)[1].lower()) or "no suffix"].append(
-                    os.path.join(place, name)
+                other_files[escape_unprintable(os.path.splitext(name)[1].lower()) or "no suffix"].append(
+                    os.path.join(location, name)
                 )
     stores = [split.annotations for split in splits if isinstance(split, AnnotatedFiles)]
     for suffix in ANNOTATION_SUFFIXES if stores else ():
-        others.pop(suffix, None)
+        other_files.pop(suffix, None)
     masks = (
-        place for store in stores if isinstance(store, MaskAnnotations) for files in store.files for place in files
+        location
+        for store in stores
+        if isinstance(store, MaskAnnotations)
+        for files in store.files
+        for location in files
     )
-    return images, dict(sorted(others.items())), used | set(map(os.path.abspath, masks))
+    return images, dict(sorted(other_files.items())), used_paths | set(map(os.path.abspath, masks))

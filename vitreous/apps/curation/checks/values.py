@@ -26,41 +26,45 @@ def summarise_targets(subject: CheckedDataset) -> list[dict[str, Any]]:
     """
     if not subject.targets:
         return []
-    first = "train" if "train" in subject.splits else next(iter(subject.splits))
+    reference_split = "train" if "train" in subject.splits else next(iter(subject.splits))
     facts = []
-    for place, name in enumerate(subject.targets):
-        columns = {split: get_target_values(subject, split, place) for split in subject.splits}
-        own = columns[first][~np.isnan(columns[first])]
-        limits = compute_tukey_fences(own)
+    for target_index, name in enumerate(subject.targets):
+        columns = {split: get_target_values(subject, split, target_index) for split in subject.splits}
+        valid_values = columns[reference_split][~np.isnan(columns[reference_split])]
+        limits = compute_tukey_fences(valid_values)
         outliers = (
-            [row for split, values in columns.items() for row in find_values_outside(subject, split, values, limits)]
+            [
+                location
+                for split, values in columns.items()
+                for location in find_values_outside(subject, split, values, limits)
+            ]
             if limits
             else []
         )
-        ends = (float(own.min()), float(own.max())) if len(own) else None
-        outside = [
-            row
+        value_range = (float(valid_values.min()), float(valid_values.max())) if len(valid_values) else None
+        out_of_range = [
+            location
             for split, values in columns.items()
-            if split != first and ends
-            for row in find_values_outside(subject, split, values, ends)
+            if split != reference_split and value_range
+            for location in find_values_outside(subject, split, values, value_range)
         ]
         facts.append(
             {
                 "target": escape_unprintable(name),
-                "split": first,
+                "split": reference_split,
                 "splits": {split: summarise_values(values) for split, values in columns.items()},
                 "fences": limits,
                 "outliers": outliers[:MAX_LISTED_VALUES],
-                "out_of_range": outside[:MAX_LISTED_VALUES],
+                "out_of_range": out_of_range[:MAX_LISTED_VALUES],
             }
         )
     return facts
 
 
-def get_target_values(subject: CheckedDataset, split: str, place: int) -> np.ndarray:
+def get_target_values(subject: CheckedDataset, split: str, target_index: int) -> np.ndarray:
     """Return (n,) values of a target in a split, NaN for missing ones."""
     labels = subject.splits[split].labels
-    return labels[:, place] if labels.shape[1] else np.full(len(labels), np.nan)
+    return labels[:, target_index] if labels.shape[1] else np.full(len(labels), np.nan)
 
 
 def compute_tukey_fences(values: np.ndarray) -> tuple[float, float] | None:
@@ -73,24 +77,24 @@ def compute_tukey_fences(values: np.ndarray) -> tuple[float, float] | None:
 
 
 def find_values_outside(
-    subject: CheckedDataset, split: str, values: np.ndarray, ends: tuple[float, float]
+    subject: CheckedDataset, split: str, values: np.ndarray, value_range: tuple[float, float]
 ) -> Iterator[ValueLocation]:
-    """Yield the images of a split whose (n,) values are below the first or above the second of `ends`."""
-    for sample in np.flatnonzero((values < ends[0]) | (values > ends[1])).tolist():
+    """Yield the images of a split whose (n,) values are below the first or above the second of `value_range`."""
+    for sample in np.flatnonzero((values < value_range[0]) | (values > value_range[1])).tolist():
         yield {"split": split, "path": subject.splits[split].name(sample), "value": float(values[sample])}
 
 
 def summarise_values(values: np.ndarray) -> dict[str, Any]:
     """Return images, values, and minimum, median, maximum, mean and standard deviation of (n,) values, None without
     values."""
-    own = values[~np.isnan(values)]
-    numbers: dict[str, float | None] = dict.fromkeys(("min", "median", "max", "mean", "std"))
-    if len(own):
-        numbers = {
-            "min": float(own.min()),
-            "median": float(np.median(own)),
-            "max": float(own.max()),
-            "mean": float(own.mean()),
-            "std": float(own.std()),
+    valid_values = values[~np.isnan(values)]
+    statistics: dict[str, float | None] = dict.fromkeys(("min", "median", "max", "mean", "std"))
+    if len(valid_values):
+        statistics = {
+            "min": float(valid_values.min()),
+            "median": float(np.median(valid_values)),
+            "max": float(valid_values.max()),
+            "mean": float(valid_values.mean()),
+            "std": float(valid_values.std()),
         }
-    return {"images": len(values), "values": len(own), **numbers}
+    return {"images": len(values), "values": len(valid_values), **statistics}

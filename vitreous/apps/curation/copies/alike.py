@@ -39,8 +39,8 @@ CopyGroups = list[np.ndarray]
 
 def group_exact_copies(records: np.ndarray) -> CopyGroups:
     """Group the readable images of (n,) RECORD by equal bytes, or by equal pixels if pixels are stored."""
-    rows = np.flatnonzero(records["state"] == READABLE)
-    return group_by_number(rows, find_first_equal(records["digest"][rows]))
+    indices = np.flatnonzero(records["state"] == READABLE)
+    return group_by_number(indices, find_first_equal(records["digest"][indices]))
 
 
 def group_near_copies(
@@ -54,10 +54,10 @@ def group_near_copies(
     """Group similar images or clips of (n,) RECORD: candidates are read again by `job`, and compared. `slow` is that of
     `scan_samples`."""
     samples, pairs = compact_indices(propose_near_pairs(records))
-    again, _ = scan_samples(
+    reread_records, _ = scan_samples(
         pool, samples.tolist(), job=job, workers=workers, progress=lambda done: progress(done, len(samples)), slow=slow
     )
-    views = again["view"]
+    views = reread_records["view"]
     pairs, _ = verify_frame_pairs(pairs, views if views.ndim == 4 else views[:, None])
     return group_connected_samples(samples[np.stack([pairs["sample"], pairs["of"]])])
 
@@ -68,12 +68,12 @@ def propose_near_pairs(records: np.ndarray) -> np.ndarray:
     They contain REREAD_IMAGES images or REREAD_SHARE of all, whichever is more, as each is read again. Images with
     hardly any contrast are skipped. The first of images with the same bytes represents all.
     """
-    rows = find_comparable_samples(records)
-    pairs = search_whole_pairs(records, rows, rows)
+    indices = find_comparable_samples(records)
+    pairs = search_whole_pairs(records, indices, indices)
     pairs = pairs[np.argsort(-pairs["cosine"], kind="stable")]
-    new = np.zeros(2 * len(pairs), bool)
-    new[np.unique(np.stack([pairs["sample"], pairs["of"]], 1), return_index=True)[1]] = True
-    return pairs[new.reshape(-1, 2).sum(1).cumsum() <= max(REREAD_IMAGES, int(REREAD_SHARE * len(records)))]
+    is_new = np.zeros(2 * len(pairs), bool)
+    is_new[np.unique(np.stack([pairs["sample"], pairs["of"]], 1), return_index=True)[1]] = True
+    return pairs[is_new.reshape(-1, 2).sum(1).cumsum() <= max(REREAD_IMAGES, int(REREAD_SHARE * len(records)))]
 
 
 def find_contrasting_samples(records: np.ndarray) -> np.ndarray:
@@ -83,19 +83,20 @@ def find_contrasting_samples(records: np.ndarray) -> np.ndarray:
 
 def find_comparable_samples(records: np.ndarray) -> np.ndarray:
     """Return the (m,) indices of (n,) RECORD with enough contrast, only the first of those with the same bytes."""
-    rows = find_contrasting_samples(records)
-    return rows[find_first_equal(records["digest"][rows]) == np.arange(len(rows))]
+    indices = find_contrasting_samples(records)
+    return indices[find_first_equal(records["digest"][indices]) == np.arange(len(indices))]
 
 
-def search_whole_pairs(records: np.ndarray, asked: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Find earlier samples in `known` that are similar as whole images to `asked` of (n,) RECORD: (p,) CANDIDATE."""
+def search_whole_pairs(records: np.ndarray, queries: np.ndarray, references: np.ndarray) -> np.ndarray:
+    """Find earlier samples in `references` that are similar as whole images to `queries` of (n,) RECORD: (p,)
+    CANDIDATE."""
     wholes = records["whole"].astype(np.float32)
     wholes /= np.maximum(np.linalg.norm(wholes, axis=1, keepdims=True), 1e-6)
     return search_candidates(
         wholes,
-        lambda numbers: wholes[numbers][:, None],
-        queries=asked,
-        known=known,
+        lambda indices: wholes[indices][:, None],
+        queries=queries,
+        references=references,
         floor=MIN_WHOLE_COSINE,
         probed=NUM_SEARCHED_LISTS,
     )
@@ -110,22 +111,26 @@ def verify_frame_pairs(
     At least MIN_COPIED_FRAME_SHARE of these frames are duplicates with a similarity of at least `threshold`, and they
     are half or more of the frames in which either has contrast; the motion must be similar, too.
     """
-    alike, both = np.zeros((2, len(pairs)), np.int64)
+    num_copied_frames, num_shared_frames = np.zeros((2, len(pairs)), np.int64)
     total = np.zeros(len(pairs))
-    sides = np.zeros((2, len(pairs)), np.int64)
+    num_frames = np.zeros((2, len(pairs)), np.int64)
     for frame in range(views.shape[1]):
-        own = np.ascontiguousarray(views[:, frame])
-        shown = is_distinctive(own)
-        shows = np.stack([shown[pairs["sample"]], shown[pairs["of"]]])
-        rows = np.flatnonzero(shows.all(0))
-        sides += shows
-        scores = score_frame_pairs(pairs[rows], own)
-        both[rows] += 1
-        total[rows] += scores
-        alike[rows] += scores >= threshold
-    copied = np.flatnonzero((both > 0) & (alike >= MIN_COPIED_FRAME_SHARE * both) & (2 * both >= sides.max(0)))
-    copied = copied[has_similar_motion(pairs[copied], views)]
-    return pairs[copied], total[copied] / both[copied]
+        frame_views = np.ascontiguousarray(views[:, frame])
+        distinctive = is_distinctive(frame_views)
+        is_shown = np.stack([distinctive[pairs["sample"]], distinctive[pairs["of"]]])
+        compared = np.flatnonzero(is_shown.all(0))
+        num_frames += is_shown
+        scores = score_frame_pairs(pairs[compared], frame_views)
+        num_shared_frames[compared] += 1
+        total[compared] += scores
+        num_copied_frames[compared] += scores >= threshold
+    copy_indices = np.flatnonzero(
+        (num_shared_frames > 0)
+        & (num_copied_frames >= MIN_COPIED_FRAME_SHARE * num_shared_frames)
+        & (2 * num_shared_frames >= num_frames.max(0))
+    )
+    copy_indices = copy_indices[has_similar_motion(pairs[copy_indices], views)]
+    return pairs[copy_indices], total[copy_indices] / num_shared_frames[copy_indices]
 
 
 def has_similar_motion(pairs: np.ndarray, views: np.ndarray) -> np.ndarray:
@@ -134,24 +139,26 @@ def has_similar_motion(pairs: np.ndarray, views: np.ndarray) -> np.ndarray:
     The correlation of both clips, each minus the mean of its frames, must reach a minimum, since all clips of a fixed
     camera share the background. True if one of them hardly moves.
     """
-    alike = np.ones(len(pairs), bool)
-    for row, pair in enumerate(pairs):
-        one, other = (clip - clip.mean(0) for clip in views[[pair["sample"], pair["of"]]].astype(np.float32))
-        one = one[..., ::-1] if pair["mirrored"] else one
-        least = min(one.std(), other.std())
-        alike[row] = least < STILL_CLIP_STD or (one * other).mean() >= MIN_MOTION_CORRELATION * one.std() * other.std()
-    return alike
+    is_similar = np.ones(len(pairs), bool)
+    for pair_index, pair in enumerate(pairs):
+        first, second = (clip - clip.mean(0) for clip in views[[pair["sample"], pair["of"]]].astype(np.float32))
+        first = first[..., ::-1] if pair["mirrored"] else first
+        min_std = min(first.std(), second.std())
+        is_similar[pair_index] = (
+            min_std < STILL_CLIP_STD or (first * second).mean() >= MIN_MOTION_CORRELATION * first.std() * second.std()
+        )
+    return is_similar
 
 
 def score_frame_pairs(pairs: np.ndarray, views: np.ndarray) -> np.ndarray:
     """Return the similarity of (p,) CANDIDATE, indices into (n, side, side) larger views: (p,) float32, up to 1; 0 if a
     fast comparison excludes a duplicate."""
-    small = views.reshape(
+    small_views = views.reshape(
         len(views), VIEW_SIZE, LARGER_VIEW_SIZE // VIEW_SIZE, VIEW_SIZE, LARGER_VIEW_SIZE // VIEW_SIZE
     ).mean((2, 4), dtype=np.float32)
-    cosines, boxes = align_pairs(small, pairs)
-    promising, scores = cosines >= MIN_SMALL_VIEW_COSINE, np.zeros(len(pairs), np.float32)
-    scores[promising] = score_pairs(views, pairs[promising], boxes[promising])
+    cosines, boxes = align_pairs(small_views, pairs)
+    is_promising, scores = cosines >= MIN_SMALL_VIEW_COSINE, np.zeros(len(pairs), np.float32)
+    scores[is_promising] = score_pairs(views, pairs[is_promising], boxes[is_promising])
     return scores
 
 
@@ -162,17 +169,17 @@ def group_connected_samples(pairs: np.ndarray) -> CopyGroups:
     from scipy.sparse import coo_array  # takes half a second, and most datasets do not need it
     from scipy.sparse.csgraph import connected_components
 
-    rows, places = np.unique(pairs, return_inverse=True)
-    one, other = places.reshape(2, -1)
-    edges = coo_array((np.ones(len(one), bool), (one, other)), (len(rows), len(rows)))
-    return group_by_number(rows, connected_components(edges, directed=False)[1])
+    indices, positions = np.unique(pairs, return_inverse=True)
+    starts, ends = positions.reshape(2, -1)
+    edges = coo_array((np.ones(len(starts), bool), (starts, ends)), (len(indices), len(indices)))
+    return group_by_number(indices, connected_components(edges, directed=False)[1])
 
 
-def group_by_number(rows: np.ndarray, number: np.ndarray) -> CopyGroups:
+def group_by_number(indices: np.ndarray, group_ids: np.ndarray) -> CopyGroups:
     """Split (n,) sorted indices into groups of two and more with the same (n,) number."""
-    counts = np.bincount(number, minlength=1)
-    shared = counts[number] > 1
-    rows, number = rows[shared], number[shared]
-    order = np.argsort(number, kind="stable")
-    groups = np.split(rows[order], np.flatnonzero(np.diff(number[order])) + 1) if len(rows) else []
+    counts = np.bincount(group_ids, minlength=1)
+    shared = counts[group_ids] > 1
+    indices, group_ids = indices[shared], group_ids[shared]
+    order = np.argsort(group_ids, kind="stable")
+    groups = np.split(indices[order], np.flatnonzero(np.diff(group_ids[order])) + 1) if len(indices) else []
     return sorted(groups, key=lambda group: int(group[0]))

@@ -63,9 +63,9 @@ CONTAINER_FORMATS = {"mov": "MOV", "avi": "AVI", "matroska": "MATROSKA", "mpeg":
 
 def locate_clip(pool: ConcatenatedSplits, sample: int) -> tuple[ClipFiles | StoredClips, int]:
     """Return the split of a clip, and its index there."""
-    split, number = pool.home(sample)
+    split, index = pool.home(sample)
     assert isinstance(split, ClipFiles | StoredClips)
-    return split, number
+    return split, index
 
 
 def survey_clips(pool: ConcatenatedSplits, samples: Sequence[int]) -> tuple[np.ndarray, ReadErrors]:
@@ -74,13 +74,13 @@ def survey_clips(pool: ConcatenatedSplits, samples: Sequence[int]) -> tuple[np.n
         np.zeros(len(samples), CLIP_RECORD),
         np.zeros((len(samples), DEFAULT_CLIP_FRAMES, VIEW_SIZE, VIEW_SIZE), np.uint8),
     )
-    rows = {sample: row for row, sample in enumerate(samples)}
+    record_indices = {sample: index for index, sample in enumerate(samples)}
 
     def read(pool: ConcatenatedSplits, sample: int, record: Any) -> None:
-        split, number = locate_clip(pool, sample)
-        clip, record["format"], record["digest"], record["bytes"] = open_clip_with_digest(split, number)
+        split, index = locate_clip(pool, sample)
+        clip, record["format"], record["digest"], record["bytes"] = open_clip_with_digest(split, index)
         pixels = clip.read(sample_frames_evenly(len(clip), DEFAULT_CLIP_FRAMES))
-        views[rows[sample]] = make_frame_views(pixels, VIEW_SIZE)
+        views[record_indices[sample]] = make_frame_views(pixels, VIEW_SIZE)
         record["height"], record["width"] = clip.size
         record["mean"], record["std"] = compute_channel_moments(Image.fromarray(pixels.reshape(-1, *pixels.shape[2:])))
         record["frames"], record["seconds"] = len(clip), compute_clip_duration(clip)
@@ -104,8 +104,8 @@ def read_clip_views(pool: ConcatenatedSplits, samples: Sequence[int]) -> tuple[n
     records = np.zeros(len(samples), CLIP_VIEWS)
 
     def read(pool: ConcatenatedSplits, sample: int, record: Any) -> None:
-        split, number = locate_clip(pool, sample)
-        clip = split.clip(number)
+        split, index = locate_clip(pool, sample)
+        clip = split.clip(index)
         record["view"] = make_frame_views(
             clip.read(sample_frames_evenly(len(clip), DEFAULT_CLIP_FRAMES)), LARGER_VIEW_SIZE
         )
@@ -117,26 +117,26 @@ def open_clip_with_digest(split: ClipFiles | StoredClips, sample: int) -> tuple[
     """Open a clip; return it with the index of its format, its digest (2,) uint64 and the bytes of its file, for a
     folder those of its frames. Raises DataError."""
     files, name = split if isinstance(split, ClipFiles) else None, split.name(sample)
-    part = files.part(sample) if files else None
+    interval = files.part(sample) if files else None
     if files and os.path.isdir(path := files.path(sample)):
         clip, contents = open_clip(path, name), map(read_input_file, list_frame_images(path))
-        kind = "FRAMES"
+        file_format = "FRAMES"
     else:
         content = split.raw(sample)
         assert isinstance(content, bytes)
-        clip, contents, kind = (
+        clip, contents, file_format = (
             open_clip(content, name),
             [content],
             CONTAINER_FORMATS.get(detect_demuxer(content), "GIF"),
         )
-    parts, size = [b"" if part is None else repr(part).encode()], 0
+    digests, size = [b"" if interval is None else repr(interval).encode()], 0
     for content in contents:
-        parts.append(digest_content(content).tobytes())
+        digests.append(digest_content(content).tobytes())
         size += len(content)
     return (
         files.cut(sample, clip) if files else clip,
-        category_index(kind, FILE_FORMATS),
-        digest_content(b"".join(parts)),
+        category_index(file_format, FILE_FORMATS),
+        digest_content(b"".join(digests)),
         size,
     )
 
@@ -156,7 +156,7 @@ def summarise_clips(subject: CheckedDataset, records: np.ndarray) -> dict[str, A
     """Summarise the lengths of clips, (n,) CLIP; None for other data.
 
     `frames`, `seconds` and `frame_rate` (frames/s) have a minimum, median and maximum, the latter two over clips with
-    frame times (None: no such clip). `short` lists clips with fewer frames than `frames_read`, the default of a run;
+    frame times (None: no such clip). `is_short` lists clips with fewer frames than `frames_read`, the default of a run;
     `one_colour` and `without_motion` list clips without contrast and without motion.
     """
     if get_sample_noun(subject.pool.splits[0]) != "clips":
@@ -164,17 +164,17 @@ def summarise_clips(subject: CheckedDataset, records: np.ndarray) -> dict[str, A
     readable = records[records["state"] == READABLE]
     timed = readable[readable["seconds"] > 0]
     lengths, times = timed["frames"].astype(np.float64), timed["seconds"].astype(np.float64)
-    short = (records["state"] == READABLE) & (records["frames"] < DEFAULT_CLIP_FRAMES)
+    is_short = (records["state"] == READABLE) & (records["frames"] < DEFAULT_CLIP_FRAMES)
 
-    def listed(rows: Iterable[Any]) -> list[dict[str, Any]]:
-        return [describe_sample_entry(subject, int(row)) for row in rows][:MAX_LISTED_GROUPS]
+    def listed(samples: Iterable[Any]) -> list[dict[str, Any]]:
+        return [describe_sample_entry(subject, int(sample)) for sample in samples][:MAX_LISTED_GROUPS]
 
     return {
         "frames_read": DEFAULT_CLIP_FRAMES,
         "frames": summarise_range(readable["frames"].astype(np.float64)) if len(readable) else None,
         "seconds": summarise_range(times) if len(timed) else None,
         "frame_rate": summarise_range(lengths / times) if len(timed) else None,
-        "short": listed(np.flatnonzero(short)),
+        "short": listed(np.flatnonzero(is_short)),
         **{
             trait.name.lower(): listed(np.flatnonzero(records["traits"] & trait))
             for trait in (ImageTrait.ONE_COLOUR, ImageTrait.WITHOUT_MOTION)
@@ -184,14 +184,14 @@ def summarise_clips(subject: CheckedDataset, records: np.ndarray) -> dict[str, A
 
 def find_clip_copies(
     pool: ConcatenatedSplits,
-    others: int,
+    num_references: int,
     within: bool,
     threshold: float,
     workers: int,
     progress: Callable[[str, int, int], None],
 ) -> tuple[list[Copy], ReadErrors]:
-    """Find clips from index `others` on that are duplicates of an earlier one before `others` or, with `within`, of any
-    earlier one; and read errors."""
+    """Find clips from index `num_references` on that are duplicates of an earlier one before `num_references` or, with
+    `within`, of any earlier one; and read errors."""
     records, reasons = scan_samples(
         pool,
         range(len(pool)),
@@ -200,23 +200,30 @@ def find_clip_copies(
         progress=lambda done: progress("look at clips", done, len(pool)),
         slow=True,
     )
-    samples, first = np.arange(len(pool)), find_first_equal(records["digest"])
-    same = (samples >= others) & (records["state"] == READABLE) & (first < (samples if within else others))
-    equal = {int(s): Copy(int(s), int(first[s]), "bytes", 1.0) for s in np.flatnonzero(same)}
-    asked, known = find_contrasting_samples(records), find_comparable_samples(records)
-    asked, known = asked[(asked >= others) & ~same[asked]], known if within else known[known < others]
-    read, pairs = compact_indices(search_whole_pairs(records, asked, known))
-    again, _ = scan_samples(
+    samples, first_index = np.arange(len(pool)), find_first_equal(records["digest"])
+    is_exact_copy = (
+        (samples >= num_references)
+        & (records["state"] == READABLE)
+        & (first_index < (samples if within else num_references))
+    )
+    exact_copies = {int(s): Copy(int(s), int(first_index[s]), "bytes", 1.0) for s in np.flatnonzero(is_exact_copy)}
+    queries, references = find_contrasting_samples(records), find_comparable_samples(records)
+    queries, references = (
+        queries[(queries >= num_references) & ~is_exact_copy[queries]],
+        references if within else references[references < num_references],
+    )
+    candidates, pairs = compact_indices(search_whole_pairs(records, queries, references))
+    reread_records, _ = scan_samples(
         pool,
-        read.tolist(),
+        candidates.tolist(),
         job=read_clip_views,
         workers=workers,
-        progress=lambda done: progress("compare", done, len(read)),
+        progress=lambda done: progress("compare", done, len(candidates)),
         slow=True,
     )
-    pairs, scores = verify_frame_pairs(pairs, again["view"], threshold)
-    alike = [
-        Copy(int(read[pair["sample"]]), int(read[pair["of"]]), "near", float(score))
+    pairs, scores = verify_frame_pairs(pairs, reread_records["view"], threshold)
+    near_copies = [
+        Copy(int(candidates[pair["sample"]]), int(candidates[pair["of"]]), "near", float(score))
         for pair, score in zip(pairs, scores, strict=True)
     ]
-    return resolve_copies(equal, alike), reasons
+    return resolve_copies(exact_copies, near_copies), reasons

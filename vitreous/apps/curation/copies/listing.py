@@ -33,59 +33,63 @@ class Copy(NamedTuple):
     score: float
 
 
-def resolve_copies(equal: dict[int, Copy], alike: list[Copy]) -> list[Copy]:
+def resolve_copies(exact_copies: dict[int, Copy], near_copies: list[Copy]) -> list[Copy]:
     """List one copy per sample, of an image that is not a copy itself; an image that only resembles copies is none."""
     listed: dict[int, Copy] = {}
-    order: dict[int, list[Copy]] = {}
-    for copy in alike:
-        order.setdefault(copy.sample, []).append(copy)
-    for sample in sorted({*equal, *order}):
-        if sample in equal:
-            root = listed.get(equal[sample].of)
-            listed[sample] = root._replace(sample=sample) if root else equal[sample]
-        elif staying := [copy for copy in order[sample] if copy.of not in listed]:
-            listed[sample] = max(staying, key=lambda copy: (copy.score, -copy.of))
+    copies_by_sample: dict[int, list[Copy]] = {}
+    for copy in near_copies:
+        copies_by_sample.setdefault(copy.sample, []).append(copy)
+    for sample in sorted({*exact_copies, *copies_by_sample}):
+        if sample in exact_copies:
+            root = listed.get(exact_copies[sample].of)
+            listed[sample] = root._replace(sample=sample) if root else exact_copies[sample]
+        elif remaining := [copy for copy in copies_by_sample[sample] if copy.of not in listed]:
+            listed[sample] = max(remaining, key=lambda copy: (copy.score, -copy.of))
     return list(listed.values())
 
 
 def copies_to_csv(copies: Sequence[dict[str, Any]]) -> str:
     """Format the copies of a document of `dedup` as CSV."""
-    rows = (
+    csv_rows = (
         [escape_formula(copy["path"]), escape_formula(copy["duplicate_of"]), copy["reason"], f"{copy['score']:.4f}"]
         for copy in copies
     )
-    return format_csv([LIST_COLUMNS, *rows])
+    return format_csv([LIST_COLUMNS, *csv_rows])
 
 
-def remaining_to_csv(data: Data, names: frozenset[str], home: Path) -> str:
+def remaining_to_csv(data: Data, names: frozenset[str], folder: Path) -> str:
     """Format the dataset without some samples as the CSV `path,label[,split]` of `train`; for parts of clips
-    `path,label,split,start,end`, for values `path,TARGET...[,split]`, with paths relative to `home`.
+    `path,label,split,start,end`, for values `path,TARGET...[,split]`, with paths relative to `folder`.
 
     Raises UsageError for data that are not image files, DataError for a path or a class that the format cannot hold.
     """
-    wrong = [name for name in data.classes if "|" in name or name != name.strip() or not is_utf8(name)]
-    if wrong:
-        problem = f"the class {escape_unprintable(wrong[0])} cannot be written to a CSV file"
+    unstorable = [name for name in data.classes if "|" in name or name != name.strip() or not is_utf8(name)]
+    if unstorable:
+        problem = f"the class {escape_unprintable(unstorable[0])} cannot be written to a CSV file"
         raise DataError(problem, "rename it, or use --exclude with the list")
     unsplit = data.unsplit and data.whole is not None
-    rows = [["path", *(data.targets or ["label"]), "split"]]
-    cut = any(isinstance(split, ClipFiles) and split.parts is not None for split in data.splits.values())
-    rows[0] += ["start", "end"] if cut else []
-    for part, split in restore_original_splits(data).items():
+    csv_rows = [["path", *(data.targets or ["label"]), "split"]]
+    has_intervals = any(isinstance(split, ClipFiles) and split.parts is not None for split in data.splits.values())
+    csv_rows[0] += ["start", "end"] if has_intervals else []
+    for split_name, split in restore_original_splits(data).items():
         if not isinstance(split, FileSplit):
             problem = f"{data.name} has no image files for a table"
             raise UsageError(problem, "use the list: vitreous train DATA --exclude LIST")
         for sample in find_kept_samples(split, names):
-            path, label = os.path.relpath(split.paths[sample], home), split.labels[sample]
+            path, label = os.path.relpath(split.paths[sample], folder), split.labels[sample]
             if not is_utf8(path):
                 problem = f"{split.name(int(sample))}: a name that is not UTF-8 cannot be written to a CSV file"
                 raise DataError(problem, "rename it")
-            rows.append([f"./{path}" if path.startswith(FORMULA_PREFIXES) else path, *write_label(data, label), part])
-            if cut and isinstance(split, ClipFiles):
+            csv_rows.append(
+                [f"./{path}" if path.startswith(FORMULA_PREFIXES) else path, *write_label(data, label), split_name]
+            )
+            if has_intervals and isinstance(split, ClipFiles):
                 start, end = split.part(int(sample)) or (0.0, math.inf)
-                rows[-1] += [repr(start) if start else "", repr(end) if math.isfinite(end) else ""]
-    place = rows[0].index("split", 1 + len(data.targets))
-    return format_csv(row[:place] + row[place + 1 :] if unsplit else row for row in rows)
+                csv_rows[-1] += [repr(start) if start else "", repr(end) if math.isfinite(end) else ""]
+    split_column = csv_rows[0].index("split", 1 + len(data.targets))
+    return format_csv(
+        csv_row[:split_column] + csv_row[split_column + 1 :] if unsplit else csv_row for csv_row in csv_rows
+    )
 
 
 def write_label(data: Data, label: np.ndarray) -> list[str]:

@@ -44,23 +44,23 @@ class ConcatenatedSplits:
 
     def place(self, sample: int) -> tuple[int, int]:
         """Return the index of a sample's split, and its index there."""
-        part = int(np.searchsorted(self.ends, sample, side="right"))
-        return part, sample - int(self.ends[part]) + len(self.splits[part])
+        split_index = int(np.searchsorted(self.ends, sample, side="right"))
+        return split_index, sample - int(self.ends[split_index]) + len(self.splits[split_index])
 
     def home(self, sample: int) -> tuple[Split, int]:
         """Return the split of a sample, and its index there."""
-        part, number = self.place(sample)
-        return self.splits[part], number
+        split_index, index = self.place(sample)
+        return self.splits[split_index], index
 
     def raw(self, sample: int) -> bytes | np.ndarray:
         """Return the bytes of a file, or pixels (H, W[, C]). Raises DataError."""
-        split, number = self.home(sample)
-        return split.raw(number)
+        split, index = self.home(sample)
+        return split.raw(index)
 
     def name(self, sample: int) -> str:
         """Return the name of a sample for messages."""
-        split, number = self.home(sample)
-        return split.name(number)
+        split, index = self.home(sample)
+        return split.name(index)
 
 
 SampleSource = Split | ConcatenatedSplits
@@ -83,10 +83,10 @@ def scan_samples(
     ResourceError if no process survives its start.
     """
     records, reasons, done = np.zeros(len(samples), job(pool, ())[0].dtype), {}, 0
-    with closing(scan_in_chunks(pool, samples, job, workers, slow)) as parts:
-        for span, part, why in parts:
-            records[span.start : span.stop] = part
-            reasons |= {sample: sys.intern(reason) for sample, reason in why.items()}
+    with closing(scan_in_chunks(pool, samples, job, workers, slow)) as chunks:
+        for span, chunk_records, errors in chunks:
+            records[span.start : span.stop] = chunk_records
+            reasons |= {sample: sys.intern(reason) for sample, reason in errors.items()}
             done += len(span)
             progress(done)
     return records, reasons
@@ -100,15 +100,15 @@ def scan_in_chunks(
     A chunk that ends its process, or exceeds its timeout, is repeated sample by sample. Closing the generator ends the
     processes. Raises ResourceError if no process survives its start.
     """
-    size, limit = (1, SLOW_TASK_TIMEOUT) if slow else (TASK_SAMPLES, TASK_TIMEOUT)
-    spans = deque(range(low, min(low + size, len(samples))) for low in range(0, len(samples), size))
+    size, timeout = (1, SLOW_TASK_TIMEOUT) if slow else (TASK_SAMPLES, TASK_TIMEOUT)
+    spans = deque(range(start, min(start + size, len(samples))) for start in range(0, len(samples), size))
     if not limit_workers(workers):
         yield from ((span, *job(pool, samples[span.start : span.stop])) for span in spans)
         return
     from pebble import ProcessPool
 
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    broken, tasks, empty = 0, {}, job(pool, ())[0]
+    num_broken_pools, tasks, empty_records = 0, {}, job(pool, ())[0]
     while spans:
         processes = ProcessPool(
             min(workers, len(spans)), initializer=start_scan_worker, initargs=(pool, job), context=context
@@ -118,24 +118,24 @@ def scan_in_chunks(
                 while spans and len(tasks) < 2 * workers:
                     span = spans.popleft()
                     with block_stop_signals():  # for the pool's threads and processes, which start with the first task
-                        task = processes.schedule(run_scan_job, [samples[span.start : span.stop]], timeout=limit)
+                        task = processes.schedule(run_scan_job, [samples[span.start : span.stop]], timeout=timeout)
                     tasks[task] = span
                 finished = wait(tasks, timeout=1.0, return_when=FIRST_COMPLETED).done
                 if not finished:
-                    yield range(0), empty, {}
+                    yield range(0), empty_records, {}
                 for future in finished:
-                    result, span, broken = get_task_result(future, limit), tasks.pop(future), 0
+                    result, span, num_broken_pools = get_task_result(future, timeout), tasks.pop(future), 0
                     if not isinstance(result, str):
                         yield span, *result
                     elif len(span) > 1:
-                        spans.extendleft(range(place, place + 1) for place in span)
+                        spans.extendleft(range(index, index + 1) for index in span)
                     else:
-                        record = np.zeros(1, empty.dtype)
+                        record = np.zeros(1, empty_records.dtype)
                         record["state"] = UNREADABLE
                         yield span, record, {samples[span.start]: result}
         except RuntimeError:  # a broken pool also raises it for the next task
-            broken += 1
-            if broken > MAX_BROKEN_POOLS:
+            num_broken_pools += 1
+            if num_broken_pools > MAX_BROKEN_POOLS:
                 raise ResourceError(
                     "worker processes end before they read an image", "try fewer --workers, or --workers 0"
                 ) from None
@@ -146,8 +146,8 @@ def scan_in_chunks(
             processes.join()
 
 
-def get_task_result(future: Future, limit: float) -> Any:
-    """Return the result of a task, or an error after `limit` seconds. Raises BrokenProcessPool, a RuntimeError."""
+def get_task_result(future: Future, timeout: float) -> Any:
+    """Return the result of a task, or an error after `timeout` seconds. Raises BrokenProcessPool, a RuntimeError."""
     from pebble import ProcessExpired
 
     try:
@@ -157,7 +157,7 @@ def get_task_result(future: Future, limit: float) -> Any:
     except ProcessExpired as error:
         return f"ends the process that reads it ({describe_exit_code(error.exitcode)})"
     except TimeoutError:
-        return f"takes longer than {limit:g} s"
+        return f"takes longer than {timeout:g} s"
     except Exception as error:
         return f"cannot be read ({type(error).__name__}: {error})"
 

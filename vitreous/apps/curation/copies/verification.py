@@ -37,8 +37,8 @@ def align_pairs(
     boxes."""
     cosines, boxes = np.empty(len(pairs), np.float32), np.empty((len(pairs), 4), np.float32)
     for low in range(0, len(pairs), PAIR_BLOCK_SIZE):
-        part = slice(low, low + PAIR_BLOCK_SIZE)
-        cosines[part], boxes[part] = align_views(*gather_pairs(views, pairs[part]), pairs["box"][part])
+        block = slice(low, low + PAIR_BLOCK_SIZE)
+        cosines[block], boxes[block] = align_views(*gather_pairs(views, pairs[block]), pairs["box"][block])
         progress(min(low + PAIR_BLOCK_SIZE, len(pairs)), len(pairs))
     return cosines, boxes
 
@@ -46,23 +46,23 @@ def align_pairs(
 def score_pairs(views: np.ndarray, pairs: np.ndarray, boxes: np.ndarray) -> np.ndarray:
     """Apply `score_similarity` to (p,) CANDIDATE and (p, 4) boxes, indices into (n, side, side) larger views: (p,)."""
     spans = [slice(low, low + PAIR_BLOCK_SIZE) for low in range(0, len(pairs), PAIR_BLOCK_SIZE)]
-    parts = [score_similarity(*gather_pairs(views, pairs[span]), boxes[span]) for span in spans]
-    return np.concatenate([np.empty(0, np.float32), *parts])
+    scores = [score_similarity(*gather_pairs(views, pairs[span]), boxes[span]) for span in spans]
+    return np.concatenate([np.empty(0, np.float32), *scores])
 
 
 def compact_indices(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the samples in (p,) CANDIDATE, (n,) sorted, and a copy of the pairs with indices into them."""
-    samples, places = np.unique(np.stack([pairs["sample"], pairs["of"]]), return_inverse=True)
+    samples, positions = np.unique(np.stack([pairs["sample"], pairs["of"]]), return_inverse=True)
     pairs = pairs.copy()
-    pairs["sample"], pairs["of"] = places.reshape(2, -1)
+    pairs["sample"], pairs["of"] = positions.reshape(2, -1)
     return samples, pairs
 
 
 def gather_pairs(views: np.ndarray, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the inner image of each of (p,) CANDIDATE, mirrored if needed, and the outer: (p, side, side) float32."""
-    one, other = views[pairs["sample"]].astype(np.float32), views[pairs["of"]].astype(np.float32)
+    sample_views, reference_views = views[pairs["sample"]].astype(np.float32), views[pairs["of"]].astype(np.float32)
     inner = pairs["inner"][:, None, None]
-    a, b = np.where(inner, one, other), np.where(inner, other, one)
+    a, b = np.where(inner, sample_views, reference_views), np.where(inner, reference_views, sample_views)
     return np.where(pairs["mirrored"][:, None, None], a[:, :, ::-1], a), b
 
 
@@ -75,29 +75,30 @@ def refine_boxes(
     Parts of `a` outside of `b` are ignored. Damped Gauss-Newton steps minimise the difference of both spectra; the best
     box of all steps is kept.
     """
-    best, placed, boxes = np.full(len(a), -1, np.float32), boxes.copy(), boxes.copy()
+    best_cosines, best_boxes, boxes = np.full(len(a), -1, np.float32), boxes.copy(), boxes.copy()
     moves = np.eye(4, dtype=np.float32) * FINITE_DIFFERENCE_STEP
     for step in range(steps + 1):
-        shown = compute_overlap_boxes(boxes)
-        own = compute_weighted_spectrum(a, shown, count).reshape(len(a), count * count)
-        now = compute_weighted_spectrum(b, compose_boxes(boxes, shown), count).reshape(len(a), count * count)
-        cosine = (own * now).sum(1)
-        better = cosine > best
-        best[better], placed[better] = cosine[better], boxes[better]
+        overlap = compute_overlap_boxes(boxes)
+        spectrum_a = compute_weighted_spectrum(a, overlap, count).reshape(len(a), count * count)
+        spectrum_b = compute_weighted_spectrum(b, compose_boxes(boxes, overlap), count).reshape(len(a), count * count)
+        cosine = (spectrum_a * spectrum_b).sum(1)
+        is_better = cosine > best_cosines
+        best_cosines[is_better], best_boxes[is_better] = cosine[is_better], boxes[is_better]
         if step == steps:
             break
-        changed = [
-            compute_weighted_spectrum(b, compose_boxes(boxes + move, shown), count).reshape(len(a), count * count)
+        moved_spectra = [
+            compute_weighted_spectrum(b, compose_boxes(boxes + move, overlap), count).reshape(len(a), count * count)
             for move in moves
         ]
-        slopes = (np.stack(changed, 1) - now[:, None]) / FINITE_DIFFERENCE_STEP  # (p, 4, count * count)
+        slopes = (np.stack(moved_spectra, 1) - spectrum_b[:, None]) / FINITE_DIFFERENCE_STEP  # (p, 4, count * count)
         normal = slopes @ slopes.transpose(0, 2, 1)
         damping = 1e-3 * np.trace(normal, axis1=1, axis2=2) / 4 + 1e-6
-        change = np.linalg.solve(
-            normal + damping[:, None, None] * np.eye(4, dtype=np.float32), slopes @ (own - now)[:, :, None]
+        box_change = np.linalg.solve(
+            normal + damping[:, None, None] * np.eye(4, dtype=np.float32),
+            slopes @ (spectrum_a - spectrum_b)[:, :, None],
         )[:, :, 0]
-        boxes = limit_boxes(boxes + change.clip(-MAX_BOX_MOVE, MAX_BOX_MOVE))
-    return best, placed
+        boxes = limit_boxes(boxes + box_change.clip(-MAX_BOX_MOVE, MAX_BOX_MOVE))
+    return best_cosines, best_boxes
 
 
 def limit_boxes(boxes: np.ndarray) -> np.ndarray:
@@ -112,9 +113,9 @@ def compute_overlap_boxes(boxes: np.ndarray) -> np.ndarray:
     return np.concatenate([(start - boxes[:, :2]) / boxes[:, 2:], (end - start) / boxes[:, 2:]], 1)
 
 
-def compose_boxes(boxes: np.ndarray, parts: np.ndarray) -> np.ndarray:
+def compose_boxes(boxes: np.ndarray, inner_boxes: np.ndarray) -> np.ndarray:
     """Convert parts (p, 4) of boxes (p, 4), in fractions of each box, to boxes of the view."""
-    return np.concatenate([boxes[:, :2] + parts[:, :2] * boxes[:, 2:], parts[:, 2:] * boxes[:, 2:]], 1)
+    return np.concatenate([boxes[:, :2] + inner_boxes[:, :2] * boxes[:, 2:], inner_boxes[:, 2:] * boxes[:, 2:]], 1)
 
 
 def align_views(a: np.ndarray, b: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -123,10 +124,10 @@ def align_views(a: np.ndarray, b: np.ndarray, boxes: np.ndarray) -> tuple[np.nda
     Coarse cells come first, since their steps converge from larger distances.
     """
     cosine, boxes = refine_boxes(a, b, boxes, 8, 2)
-    for least, steps in ((MIN_ALIGNMENT_COSINES[0], 0), (MIN_ALIGNMENT_COSINES[1], 3)):
-        going = np.flatnonzero(cosine >= least)
-        cosine[cosine < least] = 0
-        cosine[going], boxes[going] = refine_boxes(a[going], b[going], boxes[going], 16, steps)
+    for min_cosine, steps in ((MIN_ALIGNMENT_COSINES[0], 0), (MIN_ALIGNMENT_COSINES[1], 3)):
+        remaining = np.flatnonzero(cosine >= min_cosine)
+        cosine[cosine < min_cosine] = 0
+        cosine[remaining], boxes[remaining] = refine_boxes(a[remaining], b[remaining], boxes[remaining], 16, steps)
     return cosine, boxes
 
 
@@ -139,17 +140,20 @@ def score_similarity(a: np.ndarray, b: np.ndarray, boxes: np.ndarray) -> np.ndar
     COPY_THRESHOLD.
     """
     _, boxes = refine_boxes(a, b, boxes, 16, 2)
-    shown = compute_overlap_boxes(boxes)
-    sure = compute_significance(
-        compute_weighted_spectrum(a, shown, 16, 1.0), compute_weighted_spectrum(b, compose_boxes(boxes, shown), 16, 1.0)
+    overlap = compute_overlap_boxes(boxes)
+    significance = compute_significance(
+        compute_weighted_spectrum(a, overlap, 16, 1.0),
+        compute_weighted_spectrum(b, compose_boxes(boxes, overlap), 16, 1.0),
     )
     _, boxes = refine_boxes(a, b, boxes, DETAIL_CELLS, 1)
-    shown = compute_overlap_boxes(boxes)
-    alike = correlate_blocks(
-        average_cells(a, shown, DETAIL_CELLS), average_cells(b, compose_boxes(boxes, shown), DETAIL_CELLS)
+    overlap = compute_overlap_boxes(boxes)
+    correlation = correlate_blocks(
+        average_cells(a, overlap, DETAIL_CELLS), average_cells(b, compose_boxes(boxes, overlap), DETAIL_CELLS)
     )
     return np.where(
-        sure >= MIN_SIGNIFICANCE, (alike + 0.02 * np.minimum(sure, MAX_SIGNIFICANCE)) / (1 + 0.02 * MAX_SIGNIFICANCE), 0
+        significance >= MIN_SIGNIFICANCE,
+        (correlation + 0.02 * np.minimum(significance, MAX_SIGNIFICANCE)) / (1 + 0.02 * MAX_SIGNIFICANCE),
+        0,
     )
 
 
@@ -169,15 +173,15 @@ def correlate_blocks(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the mean correlation of blocks of (p, c, c) greys, (p,); near 0 where both are uniform."""
 
     def blocks(views: np.ndarray) -> np.ndarray:
-        count, side = len(views), views.shape[1] // BLOCK_CELLS
+        count, num_blocks = len(views), views.shape[1] // BLOCK_CELLS
         scaled = views / np.maximum(views.reshape(count, -1).std(1), 1e-3)[:, None, None]
         cells = (
-            scaled.reshape(count, side, BLOCK_CELLS, side, BLOCK_CELLS)
+            scaled.reshape(count, num_blocks, BLOCK_CELLS, num_blocks, BLOCK_CELLS)
             .transpose(0, 1, 3, 2, 4)
-            .reshape(count, side * side, -1)
+            .reshape(count, num_blocks * num_blocks, -1)
         )
         return cells - cells.mean(2, keepdims=True)
 
     x, y = blocks(a), blocks(b)
-    spread = ((x**2).mean(2) + BLOCK_NOISE_VARIANCE) * ((y**2).mean(2) + BLOCK_NOISE_VARIANCE)
-    return ((x * y).mean(2) / np.sqrt(spread)).mean(1)
+    variances = ((x**2).mean(2) + BLOCK_NOISE_VARIANCE) * ((y**2).mean(2) + BLOCK_NOISE_VARIANCE)
+    return ((x * y).mean(2) / np.sqrt(variances)).mean(1)

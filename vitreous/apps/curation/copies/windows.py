@@ -65,8 +65,8 @@ def make_grey_view(image: Image.Image, side: int) -> np.ndarray:
     """Scale an image without its borders to (side, side) uint8 greys, without preserving its aspect ratio."""
     grey = image.convert("L")
     size = (min(grey.width, BORDER_SCAN_SIZE), min(grey.height, BORDER_SCAN_SIZE))
-    small = grey if size == grey.size else grey.resize(size, Image.Resampling.BOX)
-    greys = small.tobytes()
+    scan_image = grey if size == grey.size else grey.resize(size, Image.Resampling.BOX)
+    greys = scan_image.tobytes()
     width = size[0]
     edges = (greys[::width], greys[:width], greys[width - 1 :: width], greys[-width:])
     if all(
@@ -100,10 +100,10 @@ def count_border_lines(values: np.ndarray) -> tuple[int, int, int, int]:
     return count(values.T), count(values), count(values.T[::-1]), count(values[::-1])
 
 
-def make_dct_matrix(side: int, count: int) -> np.ndarray:
+def make_dct_matrix(length: int, count: int) -> np.ndarray:
     """Make the first basis vectors of the orthonormal discrete cosine transform (DCT-II): (count, side) float32."""
-    rows = np.arange(count)[:, None]
-    matrix = np.cos(np.pi * rows * (2 * np.arange(side) + 1) / (2 * side)) * np.sqrt(2 / side)
+    frequencies = np.arange(count)[:, None]
+    matrix = np.cos(np.pi * frequencies * (2 * np.arange(length) + 1) / (2 * length)) * np.sqrt(2 / length)
     matrix[0] /= np.sqrt(2)
     return matrix.astype(np.float32)
 
@@ -122,11 +122,11 @@ def compute_cell_weights(start: np.ndarray, length: np.ndarray, count: int, side
 def average_cells(views: np.ndarray, boxes: np.ndarray, count: int) -> np.ndarray:
     """Average the cells of (n, 4) boxes of (n, side, side) greys: (n, count, count)."""
     side = views.shape[-1]
-    down, across = (
+    row_weights, column_weights = (
         compute_cell_weights(boxes[:, 1], boxes[:, 3], count, side),
         compute_cell_weights(boxes[:, 0], boxes[:, 2], count, side),
     )
-    return down @ views @ across.transpose(0, 2, 1)
+    return row_weights @ views @ column_weights.transpose(0, 2, 1)
 
 
 def compute_weighted_spectrum(
@@ -142,15 +142,17 @@ def compute_weighted_spectrum(
 
 
 def compute_descriptors(
-    views: np.ndarray, places: list[tuple[float, float]] = AXIS_INTERVALS, pairs: list[tuple[int, int]] = BOX_INTERVALS
+    views: np.ndarray,
+    intervals: list[tuple[float, float]] = AXIS_INTERVALS,
+    pairs: list[tuple[int, int]] = BOX_INTERVALS,
 ) -> np.ndarray:
     """Compute `compute_weighted_spectrum` of all boxes, lowest frequencies only: (n, SIDE, SIDE) greys -> (n, boxes,
     LENGTH) float32.
 
     It transforms all intervals along one axis and then along the other, and selects those that form boxes.
     """
-    starts, sizes = np.array([at for _, at in places]), np.array([size for size, _ in places])
-    rows = (
+    starts, sizes = np.array([start for _, start in intervals]), np.array([size for size, _ in intervals])
+    transform = (
         (
             make_dct_matrix(DESCRIPTOR_CELLS, DESCRIPTOR_CELLS)
             @ compute_cell_weights(starts, sizes, DESCRIPTOR_CELLS, VIEW_SIZE)
@@ -158,16 +160,16 @@ def compute_descriptors(
         .reshape(-1, VIEW_SIZE)
         .astype(np.float32)
     )
-    width = len(rows)
-    chosen = np.array(
+    width = len(transform)
+    indices = np.array(
         [[(DESCRIPTOR_CELLS * y + i) * width + DESCRIPTOR_CELLS * x + j for i, j in FREQUENCIES] for y, x in pairs]
     )
     descriptors = np.empty((len(views), len(pairs), DESCRIPTOR_LENGTH), np.float32)
     for low in range(0, len(views), 512):
-        part = views[low : low + 512].astype(np.float32)
-        across = (part.reshape(-1, VIEW_SIZE) @ rows.T).reshape(-1, VIEW_SIZE, width)
-        both = np.ascontiguousarray(across.transpose(0, 2, 1)).reshape(-1, VIEW_SIZE) @ rows.T  # (n * x, y)
-        amplitudes = both.reshape(-1, width, width).transpose(0, 2, 1).reshape(len(part), -1)[:, chosen] * _FACTORS
+        block = views[low : low + 512].astype(np.float32)
+        horizontal = (block.reshape(-1, VIEW_SIZE) @ transform.T).reshape(-1, VIEW_SIZE, width)
+        spectra = np.ascontiguousarray(horizontal.transpose(0, 2, 1)).reshape(-1, VIEW_SIZE) @ transform.T  # (n * x, y)
+        amplitudes = spectra.reshape(-1, width, width).transpose(0, 2, 1).reshape(len(block), -1)[:, indices] * _FACTORS
         descriptors[low : low + 512] = amplitudes / np.maximum(np.linalg.norm(amplitudes, axis=2, keepdims=True), 1e-6)
     return descriptors
 
@@ -183,11 +185,11 @@ def is_distinctive(views: np.ndarray) -> np.ndarray:
     With whole spectra s of length 1, `1 / sum(s ** 4)` is the effective number of frequencies: in photographs 10 to 90,
     at least 5; in a uniform gradient 2, and all gradients are similar.
     """
-    enough = np.empty(len(views), bool)
-    for low in range(0, len(enough), 4096):
-        part = views[low : low + 4096].astype(np.float32)
-        power = (compute_weighted_spectrum(part, WHOLE_BOX.repeat(len(part), 0), 16) ** 4).sum((1, 2))
-        enough[low : low + 4096] = (power < 1 / MIN_SHARED_FREQUENCIES) & (
-            part.reshape(len(part), -1).std(1) >= MIN_VIEW_STD
+    distinctive = np.empty(len(views), bool)
+    for low in range(0, len(distinctive), 4096):
+        block = views[low : low + 4096].astype(np.float32)
+        power = (compute_weighted_spectrum(block, WHOLE_BOX.repeat(len(block), 0), 16) ** 4).sum((1, 2))
+        distinctive[low : low + 4096] = (power < 1 / MIN_SHARED_FREQUENCIES) & (
+            block.reshape(len(block), -1).std(1) >= MIN_VIEW_STD
         )
-    return enough
+    return distinctive
