@@ -229,9 +229,9 @@ def measure(
             images += len(files) + len(other)
             for number, kind in known:
                 tally[kind][0] += number % 2 == half
-            for copy in found["copies"]:
+            for copy in found["duplicates"]:
                 number, kind = place[copy["path"]]
-                tally[kind][1 if names.get(copy["copy_of"]) == number else 2] += 1
+                tally[kind][1 if names.get(copy["duplicate_of"]) == number else 2] += 1
     return tally, seconds, images
 
 
@@ -246,7 +246,7 @@ def judged(root: Path, pairs: Path, workers: int | None) -> list[str]:
         rows = list(csv.DictReader(file))
     places = {name: sorted({root / name / f"{row[name]}.jpg" for row in rows}) for name in ("train", "test")}
     found = find_copies([labelled(places["train"])], [labelled(places["test"])], workers=workers)
-    listed = {copy["path"]: copy["copy_of"] for copy in found["copies"]}
+    listed = {copy["path"]: copy["duplicate_of"] for copy in found["duplicates"]}
     lines = [
         "| part | same photograph | found | recall | other | taken for copies | precision |",
         "|---|---|---|---|---|---|---|",
@@ -274,7 +274,7 @@ def search(data: Path, other: Path, workers: int | None) -> list[str]:
     seconds = processor_seconds() - began
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     sizes = f"{len(one):,} images against {len(two):,}"
-    return [f"{sizes}: {seconds:.0f} processor seconds, {len(found['copies']):,} copies listed, {memory:.0f} MiB."]
+    return [f"{sizes}: {seconds:.0f} processor seconds, {len(found['duplicates']):,} copies listed, {memory:.0f} MiB."]
 
 
 def labelled(paths: list[Path]) -> FileSplit:

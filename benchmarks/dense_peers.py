@@ -130,6 +130,6 @@ def faster_rcnn(data: Any) -> tuple[nn.Module, Callable[..., Tensor], Judge]:
         rows = Ragged(np.concatenate(tables), np.array([len(table) for table in tables], np.int64))
         readable = np.ones(len(tables), bool)
         report = CocoEvaluator(data.classes).report(SplitOutputs(data.splits["test"], rows, readable))
-        return report.figures, report.per_class
+        return report.metrics, report.per_class
 
     return model, lambda images, targets: sum(model(images, targets).values()), judge

@@ -85,7 +85,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         ratio = row["frechet_distance"] / row["frechet_distance_of_train"]
         cells = [row["recipe"], f"{row['guidance']:g}", f"{row['recognised']:.1%}"]
         cells += [f"{row['frechet_distance']:.4f}, {ratio:.2f} x", f"{row['precision']:.1%}, {row['recall']:.1%}"]
-        lines.append("| " + " | ".join([*cells, f"{row['copies']:.1%}", f"{row['sampling']:.0f}"]) + " |")
+        lines.append("| " + " | ".join([*cells, f"{row['near_duplicates']:.1%}", f"{row['sampling']:.0f}"]) + " |")
     return "\n".join(lines) + "\n"
 
 

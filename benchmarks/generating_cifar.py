@@ -118,8 +118,12 @@ def page(rows: list[dict[str, Any]]) -> str:
     ]
     for row in sorted(rows, key=lambda row: (row["recipe"], row["share"], row["guidance"])):
         cells = [row["recipe"], f"{row['share'] * row['epochs']:.2f}", f"{row['guidance']:g}"]
-        cells += [f"{row['frechet_distance']:.3g}", f"{row['recognised']:.1%}"]
-        cells += [f"{row['precision']:.1%}, {row['recall']:.1%}", f"{row['copies']:.1%}", f"{row['seconds']:.0f}"]
+        cells += [f"{row['frechet_distance']:.3g}", f"{row['classifier_accuracy']:.1%}"]
+        cells += [
+            f"{row['precision']:.1%}, {row['recall']:.1%}",
+            f"{row['near_duplicates']:.1%}",
+            f"{row['seconds']:.0f}",
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     lines += ["", f"Not run yet: {', '.join(missing)}."] if missing else []
     return "\n".join(lines) + "\n"

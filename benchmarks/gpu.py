@@ -292,7 +292,7 @@ def measure(case: Any, given: argparse.Namespace) -> dict[str, Any]:
     executed = case.flops(executed=True)
     return {
         "images_per_second": rate,
-        "spread": [min(rates), max(rates)],
+        "images_per_second_range": [min(rates), max(rates)],
         "share_of_peak": rate * flops / peak if flops else None,
         "executed_share_of_peak": rate * executed / peak if flops else None,
         "memory_bytes": get_peak_memory(given.device),

@@ -113,7 +113,7 @@ def run_loop(name: str, data: str, steps: int, **options: Any) -> Row:
     lines = [line for line in lines if "images_per_second" in line][-3:]
     mean = {
         key: float(np.mean([line[key] for line in lines]))
-        for key in ("images_per_second", "waiting", "flops_utilisation")
+        for key in ("images_per_second", "data_wait", "flops_utilisation")
     }
     return {"work": name, "contender": "vitreous train", "seconds": seconds, **mean, **counter.row()}
 

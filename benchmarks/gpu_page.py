@@ -46,7 +46,7 @@ def timed_lines(rows: list[Row]) -> list[str]:
         if "failure" in row:
             lines.append(f"| {row['work']} | {row['contender']} | failed: {row['failure']} | | | |")
             continue
-        spread = row.get("spread", [row["images_per_second"]] * 2)
+        spread = row.get("images_per_second_range", [row["images_per_second"]] * 2)
         share = ""
         if row.get("share_of_peak") is not None:
             share = f"{row['share_of_peak']:.1%} ({row.get('executed_share_of_peak', row['share_of_peak']):.1%})"

@@ -199,12 +199,12 @@ def untrained(plan: Plan) -> Path:
 def nearest(run: Path, data: Path) -> float:
     """Top-1 of the nearest neighbours of the test images among all training images."""
     found = vitreous.evaluate(run, str(data), protocol="knn", k=(DEFAULT_NEIGHBOURS,), workers=0, cache=False)
-    return found["figures"][0]["top1"]
+    return found["results"][0]["top1"]
 
 
 def linear(run: Path, data: Path) -> float:
     """Top-1 of a linear head on the test images."""
-    return vitreous.evaluate(run, str(data), protocol="linear", workers=0, cache=False)["figures"][0]["top1"]
+    return vitreous.evaluate(run, str(data), protocol="linear", workers=0, cache=False)["results"][0]["top1"]
 
 
 def raw_pixels(plan: Plan) -> dict[str, Any]:

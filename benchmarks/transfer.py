@@ -252,7 +252,7 @@ def page(plan: Plan) -> str:
     ]
     for number, share in enumerate(SHARES):
         images = document(plan.run("from scratch", share, 0, chosen(plan, "from scratch", number)) / "data.json")[
-            "images_trained_on"
+            "train_images"
         ]
         tops = {}
         for way in WAYS:

@@ -255,7 +255,7 @@ def is_task(node: ast.expr) -> bool:
 
 def is_task_name(node: ast.expr) -> bool:
     """Whether an expression is the name of a task: `bundle.task.name`, `Detection.name`."""
-    if not isinstance(node, ast.Attribute) or node.attr not in ("name", "leading", "endpoint", "verb"):
+    if not isinstance(node, ast.Attribute) or node.attr not in ("name", "primary", "endpoint", "verb"):
         return False
     return is_task(node.value) or (isinstance(node.value, ast.Name) and node.value.id in task_names())
 

@@ -42,7 +42,7 @@ FORBIDDEN = frozenset(
     ]
 )
 #: words that stay in a file, for the reason given: they are keywords of the public API
-PUBLIC = {"how": "load(how=), soup(how=): InferenceOptions, documented", "kept": "a key of the document of soup"}
+PUBLIC = {"how": "load(how=), soup(how=): InferenceOptions, documented"}
 
 
 def identifiers(tree: ast.AST) -> Iterator[str]:

@@ -216,6 +216,6 @@ def test_documents_have_the_metrics_that_there_are():
         "images",
         "unreadable",
         "interval",
-        "leading",
+        "primary",
         "better",
     }

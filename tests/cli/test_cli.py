@@ -329,7 +329,7 @@ def test_models_and_doctor(monkeypatch):
     assert {"R50+ViT-B/16", "BiT-R152x4", "Axial-ViT-B/16", "DINOv2-g/14-registers", "SAM-H/16"} <= set(rows)
     assert rows["ViT-B/16"] == {
         "name": "ViT-B/16",
-        "image": "224",
+        "image_size": "224",
         "parameters": 86_567_656,
         "tokens": 197,
         "gflops": 35.128,

@@ -127,20 +127,20 @@ def test_a_path_that_is_not_there_is_told_with_the_forms_of_sources(photos):
 
 
 def test_the_figures_of_every_evaluator_are_printed():
-    """The leading figure of a summary comes first, with its interval, whether it is known here or not."""
-    knn = {"knn_top1": 0.75, "images": 8, "interval": {"knn_top1": [0.4, 0.95]}, "leading": "knn_top1"}
+    """The primary metric of a summary comes first, with its interval, whether it is known here or not."""
+    knn = {"knn_top1": 0.75, "images": 8, "interval": {"knn_top1": [0.4, 0.95]}, "primary": "knn_top1"}
     assert (
         format_split_metrics("validation", knn)
         == "validation: k-NN top-1 75.00% (95 % interval 40.0% to 95.0%), 8 images"
     )
-    other = {"error": 12.3456, "images": 3, "interval": {}, "leading": "error", "better": "lower"}
+    other = {"error": 12.3456, "images": 3, "interval": {}, "primary": "error", "better": "lower"}
     assert format_split_metrics("test", other) == "test: error 12.35, 3 images"
     several = {"map": 0.5, "macro_f1": 0.25, "micro_f1": 0.5, "nll": 0.7, "top1": None, "images": 4, "interval": {}}
     assert (
         format_split_metrics("val", several) == "val: mAP 50.00%, macro F1 25.00%, micro F1 50.00%, NLL 0.700, 4 images"
     )
     assert format_split_metrics(
-        "test", {"knn_top1": None, "images": 0, "interval": {}, "leading": "knn_top1"}
+        "test", {"knn_top1": None, "images": 0, "interval": {}, "primary": "knn_top1"}
     ).endswith("k-NN top-1 not measured, 0 images")
 
 
@@ -149,7 +149,7 @@ def test_a_run_without_a_head_ends_with_its_evaluators_figures_and_embed(tmp_pat
 
     def launch(options, listener, begin):
         begin(SimpleNamespace(model=SimpleNamespace(classes=0), objective=SimpleNamespace(ships_features=True)), None)
-        val = {"knn_top1": 0.5, "images": 4, "interval": {"knn_top1": [0.2, 0.8]}, "leading": "knn_top1"}
+        val = {"knn_top1": 0.5, "images": 4, "interval": {"knn_top1": [0.2, 0.8]}, "primary": "knn_top1"}
         return {"val": val, "test": None, "model": "ViT", "parameters": 5, "wall_seconds": 60.0, "run": str(tmp_path)}
 
     monkeypatch.setattr("vitreous.jobs.train.launch_training", launch)

@@ -218,19 +218,23 @@ def test_a_check_names_what_training_refuses(tmp_path):
     (home / "large" / "3.nii.gz").write_bytes((home / "small" / "3.nii.gz").read_bytes())  # under two labels
     document, subject = check_dataset(home, workers=0)
     bad = {Path(row["path"]).name: row["reason"] for row in document["unreadable"]}
-    assert not document["passed"] and document["kind"] == "volumes" and set(bad) == {"1.nii.gz", "0.npz", "2.npz"}
+    assert (
+        not document["passed"] and document["sample_type"] == "volumes" and set(bad) == {"1.nii.gz", "0.npz", "2.npz"}
+    )
     assert "cut short" in bad["1.nii.gz"] and "NaN" in bad["0.npz"] and "an array of 5 x 5" in bad["2.npz"]
-    assert document["copies"]["across"] or any("two labels" in finding["text"] for finding in document["findings"])
-    assert document["sizes"]["slices"]["min"] == 12 and subject.classes == ("large", "small")
+    assert document["exact_duplicates"]["across_splits"] or any(
+        "two labels" in finding["message"] for finding in document["findings"]
+    )
+    assert document["image_sizes"]["slices"]["min"] == 12 and subject.classes == ("large", "small")
 
     waves = write_waves(tmp_path / "waves", 3, ".csv")
     (waves / "fast" / "0.csv").write_text("1\nword\n")
     document, _ = check_dataset(waves, workers=0)
-    assert document["kind"] == "signals" and document["formats"] == {"TEXT": 5}
+    assert document["sample_type"] == "signals" and document["formats"] == {"TEXT": 5}
     assert [row["reason"] for row in document["unreadable"]] == [
         "cannot be read as a signal (line 2: word is not a number)"
     ]
-    assert document["sizes"]["width"]["min"] == document["sizes"]["width"]["max"] == 48
+    assert document["image_sizes"]["width"]["min"] == document["image_sizes"]["width"]["max"] == 48
 
 
 def test_the_values_of_balls_are_what_was_written(tmp_path):

@@ -131,7 +131,10 @@ def test_a_check_looks_at_parts(tmp_path):
     document, _ = check_dataset(write_table(tmp_path / "a.csv", *rows), workers=0)
     assert document["clips"]["frames"] == {"min": 10, "median": 10, "max": 10}
     assert document["clips"]["seconds"]["max"] == pytest.approx(1)
-    assert document["copies"]["across"] == {"train/test": 1} and document["near_copies"]["groups"] == 0
+    assert (
+        document["exact_duplicates"]["across_splits"] == {"train/test": 1}
+        and document["near_duplicates"]["groups"] == 0
+    )
     assert [row["reason"] for row in document["unreadable"]] == [
         "no frame is in this interval; the last of 20 is at 1.9 s"
     ]

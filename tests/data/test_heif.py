@@ -117,7 +117,7 @@ def test_they_are_trained_on_checked_and_predicted(photos, tmp_path):
     assert len(open_data(photos).splits["train"]) == 16
     result = say("train", str(photos), "--out", "run", *TRAIN, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert json.loads((tmp_path / "run" / "data.json").read_text())["images_trained_on"] == 16
+    assert json.loads((tmp_path / "run" / "data.json").read_text())["train_images"] == 16
     files = [str(photos / "train" / "ant" / f"phone{suffix}") for suffix in KINDS.values()]
     result = say("predict", "run", *files, "--json", cwd=tmp_path)
     assert result.returncode == 0 and len(json.loads(result.stdout)["predictions"]) == 2

@@ -210,7 +210,7 @@ def test_training_stops_at_them_or_leaves_them_out(files, table, verdicts, tmp_p
     train(str(table), Notes(), bad_images="skip", **options)
     left = next(match for note in said if (match := re.match(r"(\d+) of (\d+) training images cannot be read", note)))
     facts = json.loads((tmp_path / "run" / "data.json").read_text())
-    assert facts["images_trained_on"] == int(left[2]) - int(left[1]) and 0 < int(left[1]) <= len(bad)
+    assert facts["train_images"] == int(left[2]) - int(left[1]) and 0 < int(left[1]) <= len(bad)
 
 
 def test_data_check_names_the_same(files, table, verdicts):

@@ -243,7 +243,7 @@ def test_bad_images_are_listed_or_left_out_or_count_as_wrong(trained, tmp_path, 
         found = json.loads((tmp_path / "run" / "data.json").read_text())
         listed = error.value.message.splitlines()
         kept = found["splits"]["train"] - int(listed[0].split()[0])
-        assert found["images_trained_on"] == kept and count - 10 <= int(listed[0].split()[0]) <= count
+        assert found["train_images"] == kept and count - 10 <= int(listed[0].split()[0]) <= count
     else:
         with pytest.raises(DataError) as error:
             train(str(root), bad_images="skip", **options)

@@ -256,7 +256,7 @@ def test_train_and_check_accept_the_other_splits(tmp_path, write):
     source = tmp_path / "data.csv" if (tmp_path / "data.csv").exists() else tmp_path
     require_learnable(open_data(source), "classes" if write in MASKS else "objects")
     facts, subject = check_dataset(source, workers=0)
-    assert note in facts["notes"] and facts["unlearnable"] is facts["refused"] is None
+    assert note in facts["notes"] and facts["unlearnable"] is facts["layout_error"] is None
     assert list(subject.splits) == ["train"] and facts["passed"], facts["findings"]
 
 

@@ -260,10 +260,10 @@ def test_a_check_tells_sizes_classes_and_files_that_cannot_be_read(tmp_path):
     (home / "images" / "1.nii.gz").write_bytes((home / "images" / "1.nii.gz").read_bytes()[:900])
     write_volume(home / "masks" / "3.nii.gz", np.zeros((5, 5, 5), np.uint8))
     document, _ = check_dataset(home, workers=0)
-    assert not document["passed"] and document["sizes"]["slices"]["max"] == 12
-    assert document["sizes"]["height"]["max"] == 17 and document["sizes"]["width"]["min"] == 14
+    assert not document["passed"] and document["image_sizes"]["slices"]["max"] == 12
+    assert document["image_sizes"]["height"]["max"] == 17 and document["image_sizes"]["width"]["min"] == 14
     assert [row["path"].rpartition("/")[2] for row in document["unreadable"]] == ["1.nii.gz"]
-    assert document["channels"] == {"count": 1, "numbers": "voxels"} and document["formats"] == {"NIFTI": 4}
+    assert document["channels"] == {"count": 1, "dtype": "voxels"} and document["formats"] == {"NIFTI": 4}
     wrong = [row["path"].rpartition("/")[2] for row in document["annotations"]["unreadable"]]
     assert "3.nii.gz" in wrong and document["annotations"]["pixels"]["box"] > 0
-    assert "images" not in document["left_out"]
+    assert "images" not in document["ignored_files"]

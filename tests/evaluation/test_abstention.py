@@ -16,7 +16,7 @@ def test_coverage_accuracy_and_area_are_those_of_a_loop():
     right = generator.random(400) < confidence
     found = evaluate_abstention(confidence, right, 0.7)
     answered = [i for i in range(400) if confidence[i] >= 0.7]
-    assert found["answered"] == len(answered) and found["unsure"] == 400 - len(answered)
+    assert found["accepted"] == len(answered) and found["rejected"] == 400 - len(answered)
     assert found["coverage"] == pytest.approx(len(answered) / 400)
     assert found["top1"] == pytest.approx(np.mean([right[i] for i in answered]))
     best = sorted(range(400), key=lambda i: -confidence[i])
@@ -39,7 +39,7 @@ def test_one_image_all_right_and_all_wrong(right):
         found = evaluate_abstention(np.full(images, 0.6), np.full(images, right), 0.6)
         assert found["coverage"] == 1 and found["top1"] == right and found["aurc"] == (not right)
     none = evaluate_abstention(np.full(3, 0.6), np.full(3, right), 0.61)
-    assert none["answered"] == 0 and none["top1"] is None and none["interval"] is None
+    assert none["accepted"] == 0 and none["top1"] is None and none["interval"] is None
 
 
 @pytest.mark.parametrize("below", [0.0, -0.1, 1.0001, float("nan")])
@@ -59,10 +59,10 @@ def test_confused_pairs_by_hand():
     counts = np.array([[5, 3, 0, 2], [4, 1, 0, 0], [0, 2, 7, 0], [0, 0, 0, 9]])
     found = list_confused_pairs(sparse(counts), counts.sum(1), tuple("abcd"))
     assert found["ordered"] == [
-        {"label": "b", "answer": "a", "count": 4, "share": 0.8},
-        {"label": "a", "answer": "b", "count": 3, "share": 0.3},
-        {"label": "c", "answer": "b", "count": 2, "share": 2 / 9},
-        {"label": "a", "answer": "d", "count": 2, "share": 0.2},
+        {"label": "b", "prediction": "a", "count": 4, "share": 0.8},
+        {"label": "a", "prediction": "b", "count": 3, "share": 0.3},
+        {"label": "c", "prediction": "b", "count": 2, "share": 2 / 9},
+        {"label": "a", "prediction": "d", "count": 2, "share": 0.2},
     ]
     assert found["unordered"] == [
         {"classes": ["a", "b"], "count": 7, "share": 7 / 15},

@@ -79,7 +79,7 @@ def test_judge_never_prints_an_error_outside_its_interval():
     for seed in range(12):
         answers = answers_of(seed)
         report = evaluate_classification(answers.logits, answers.labels, tuple("abcdefghij"))
-        (low, high), figure = report.intervals["ece"], report.figures["ece"]
+        (low, high), figure = report.intervals["ece"], report.metrics["ece"]
         assert 0 <= low <= figure <= high, seed
         right = answers.logits.argmax(1) == answers.labels
         confidence = np.exp(answers.logits).max(1) / np.exp(answers.logits).sum(1)

@@ -30,13 +30,13 @@ def test_figures_are_those_of_scikit_learn(answers):
     report = evaluate_classification(logits, labels, NAMES)
     p = np.exp(logits.astype(float)) / np.exp(logits.astype(float)).sum(1, keepdims=True)
     predicted = logits.argmax(1)
-    assert report.figures["top1"] == metrics.accuracy_score(labels, predicted)
-    assert report.figures["top5"] == metrics.top_k_accuracy_score(labels, logits, k=5)
-    assert report.figures["macro_f1"] == pytest.approx(metrics.f1_score(labels, predicted, average="macro"))
-    assert report.figures["balanced_accuracy"] == pytest.approx(metrics.balanced_accuracy_score(labels, predicted))
+    assert report.metrics["top1"] == metrics.accuracy_score(labels, predicted)
+    assert report.metrics["top5"] == metrics.top_k_accuracy_score(labels, logits, k=5)
+    assert report.metrics["macro_f1"] == pytest.approx(metrics.f1_score(labels, predicted, average="macro"))
+    assert report.metrics["balanced_accuracy"] == pytest.approx(metrics.balanced_accuracy_score(labels, predicted))
     low, high = report.intervals["balanced_accuracy"]
-    assert low < report.figures["balanced_accuracy"] < high
-    assert report.figures["nll"] == pytest.approx(metrics.log_loss(labels, p))
+    assert low < report.metrics["balanced_accuracy"] < high
+    assert report.metrics["nll"] == pytest.approx(metrics.log_loss(labels, p))
     assert np.array_equal(report.confusion, metrics.confusion_matrix(labels, predicted))
     for row, (precision, recall) in enumerate(
         zip(
@@ -58,14 +58,14 @@ def test_calibration_error_is_the_loop_over_bins(answers):
         inside = (confidence >= bin_ / 15) & (confidence < (bin_ + 1) / 15)
         if inside.any():
             error += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
-    assert evaluate_classification(logits, labels, NAMES).figures["ece"] == pytest.approx(error)
+    assert evaluate_classification(logits, labels, NAMES).metrics["ece"] == pytest.approx(error)
 
 
 def test_intervals_hold_the_figure_and_are_always_the_same(answers):
     first, second = evaluate_classification(*answers, NAMES), evaluate_classification(*answers, NAMES)
     assert first.intervals == second.intervals
     for name, (low, high) in first.intervals.items():
-        assert low <= first.figures[name] <= high, name
+        assert low <= first.metrics[name] <= high, name
         assert high - low < 0.2
     assert wilson_interval(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
     assert wilson_interval(0, 0) == (0.0, 1.0)
@@ -91,18 +91,18 @@ def test_unreadable_images_count_as_wrong(answers):
         evaluate_classification(logits[40:], labels[40:], NAMES),
     )
     assert report.images == 400 and report.unreadable == 40
-    assert report.figures["top1"] == pytest.approx(whole.figures["top1"] * 360 / 400)
-    assert report.figures["nll"] == whole.figures["nll"]
+    assert report.metrics["top1"] == pytest.approx(whole.metrics["top1"] * 360 / 400)
+    assert report.metrics["nll"] == whole.metrics["nll"]
     assert sum(row["images"] for row in report.per_class) == 400
 
 
 def test_few_classes_have_no_top5_and_empty_classes_no_recall():
     report = evaluate_classification(np.eye(3)[[0, 1, 1]], np.array([0, 1, 1]), ("a", "b", "c"))
-    assert report.figures["top5"] is None and report.figures["top1"] == 1.0
+    assert report.metrics["top5"] is None and report.metrics["top1"] == 1.0
     assert report.per_class[2]["recall"] is None
     for count in (6, 9, 10):
         report = evaluate_classification(np.eye(count), np.arange(count), tuple(map(str, range(count))))
-        assert report.figures["top5"] == (1.0 if count == 10 else None)
+        assert report.metrics["top5"] == (1.0 if count == 10 else None)
 
 
 def test_logits_are_the_same_bits_for_any_batch_and_any_workers(tmp_path):

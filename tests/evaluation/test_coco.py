@@ -55,7 +55,7 @@ def test_figures_are_those_of_pycocotools(seed):
     report = CocoEvaluator(CLASSES, masks=True).report(outputs_of(scenes))
     for start, kind in (("", "segm"), ("box_", "bbox")):
         wanted, precision = judged_by_pycocotools(scenes, kind)
-        figures = [report.figures[start + name] for name in NAMES]
+        figures = [report.metrics[start + name] for name in NAMES]
         assert [-1 if value is None else value for value in figures] == pytest.approx(wanted, abs=1e-9)
         assert wanted[0] > 0.02
         by_class = [row[f"{start}ap"] for row in report.per_class]
@@ -64,7 +64,7 @@ def test_figures_are_those_of_pycocotools(seed):
     curves = compute_precision_curves(group_matches_by_class(ragged(scenes).table, ragged(scenes).images, 20, 0, 4), 0)
     assert np.allclose(curves, judged_by_pycocotools(scenes, "segm")[1][0].T, atol=1e-9)
     alone = CocoEvaluator(CLASSES).report(outputs_of(scenes, masks=False))
-    assert alone.figures == {name: report.figures[f"box_{name}"] for name in NAMES}
+    assert alone.metrics == {name: report.metrics[f"box_{name}"] for name in NAMES}
 
 
 def test_no_more_than_a_hundred_answers_of_a_class_count():
@@ -77,7 +77,7 @@ def test_no_more_than_a_hundred_answers_of_a_class_count():
     truth = Target(size, answers.labels[rows], boxes[rows], np.zeros(40, bool), layers=layers)
     report = CocoEvaluator(CLASSES[:2]).report(outputs_of([(answers, truth)], masks=False))
     wanted, _ = judged_by_pycocotools([(answers, truth)], "bbox", 2)
-    assert [-1 if value is None else value for value in report.figures.values()] == pytest.approx(wanted, abs=1e-9)
+    assert [-1 if value is None else value for value in report.metrics.values()] == pytest.approx(wanted, abs=1e-9)
     assert set(report.intervals.values()) == {None}
 
 
@@ -109,7 +109,7 @@ def test_a_figure_that_few_draws_have_has_no_interval():
     table = np.stack([large, *truth.boxes[1:]])
     others = [(answers, truth)] * 29
     rare = CocoEvaluator(("a", "b")).report(outputs_of([(answers, replace(truth, boxes=table)), *others], False))
-    assert rare.figures["ap_large"] == 0 and rare.intervals["ap_large"] is None  # a third of the draws has none
+    assert rare.metrics["ap_large"] == 0 and rare.intervals["ap_large"] is None  # a third of the draws has none
     usual = [(answers, replace(truth, boxes=table))] * 5 + others
     assert CocoEvaluator(("a", "b")).report(outputs_of(usual, False)).intervals["ap_large"] == (0, 0)
 
@@ -219,7 +219,7 @@ def test_classes_are_confused_above_the_score_of_the_best_f1():
     assert report.per_class[1]["precision"] is None and report.per_class[1]["objects"] == 6
     assert report.details["objects"]["confusion"] == [[2, 0, 2], [0, 0, 6], [0, 0, 0]]
     low, high = report.intervals["ap50"]
-    assert low <= report.figures["ap50"] <= high and report.leading[0] == "AP"
+    assert low <= report.metrics["ap50"] <= high and report.headline[0] == "AP"
 
 
 def test_of_federated_data_answers_count_where_something_is_known():
@@ -227,8 +227,8 @@ def test_of_federated_data_answers_count_where_something_is_known():
     scenes = [drawn_scene(draw) for _ in range(12)]
     nothing = [VerifiedClasses(np.setdiff1d(np.arange(4), truth.labels), np.zeros(0, int)) for _, truth in scenes]
     everything = [(one, replace(truth, verified=own)) for (one, truth), own in zip(scenes, nothing, strict=True)]
-    plain = CocoEvaluator(CLASSES, True).report(outputs_of(scenes)).figures
-    assert CocoEvaluator(CLASSES, True).report(outputs_of(everything)).figures == plain
+    plain = CocoEvaluator(CLASSES, True).report(outputs_of(scenes)).metrics
+    assert CocoEvaluator(CLASSES, True).report(outputs_of(everything)).metrics == plain
     silent = [
         (one, replace(truth, verified=VerifiedClasses(own.absent[:1], own.partial)))
         for (one, truth), own in zip(scenes, nothing, strict=True)
@@ -237,8 +237,8 @@ def test_of_federated_data_answers_count_where_something_is_known():
         (one.take(np.isin(one.labels, [*truth.labels, *truth.verified.absent])), replace(truth, verified=None))
         for one, truth in silent
     ]
-    figures = CocoEvaluator(CLASSES, True).report(outputs_of(silent)).figures
-    assert figures == CocoEvaluator(CLASSES, True).report(outputs_of(chosen)).figures and figures["ap"] > plain["ap"]
+    figures = CocoEvaluator(CLASSES, True).report(outputs_of(silent)).metrics
+    assert figures == CocoEvaluator(CLASSES, True).report(outputs_of(chosen)).metrics and figures["ap"] > plain["ap"]
     answers, truth = everything[0][0], replace(scenes[0][1], verified=VerifiedClasses(np.arange(4), np.array([1])))
     table, rows = match_image(answers, truth, False), answers.labels == 1
     part, before = (select_region_columns(one, 0)[: len(answers)] for one in (table, match_image(*scenes[0], False)))
@@ -252,8 +252,8 @@ def test_classes_are_grouped_by_how_often_they_are():
     outputs, groups = outputs_of([drawn_scene(draw) for _ in range(9)], False), ("rare", "common", "rare", "")
     report = CocoEvaluator(CLASSES, frequency=groups).report(outputs)
     own = [row["ap"] for row in report.per_class]
-    assert report.figures["ap_rare"] == pytest.approx((own[0] + own[2]) / 2)
-    assert report.figures["ap_common"] == pytest.approx(own[1]) and report.figures["ap_frequent"] is None
+    assert report.metrics["ap_rare"] == pytest.approx((own[0] + own[2]) / 2)
+    assert report.metrics["ap_common"] == pytest.approx(own[1]) and report.metrics["ap_frequent"] is None
 
 
 def scenes_of(count):
@@ -274,11 +274,11 @@ def test_a_model_is_judged_on_a_split(workers):
     report = evaluator(PaintedEngine(painted_model), split, workers)
     assert report.images == 5 and report.unreadable == 0 and report.per_class[1]["ap"] == pytest.approx(1)
     recall = 51 / 101  # half of the objects of the first class, all answers right
-    assert report.figures["ap"] == report.figures["box_ap"] == pytest.approx((1 + recall) / 2)
-    assert report.figures["ap_large"] is None and report.intervals["ap_large"] is None
+    assert report.metrics["ap"] == report.metrics["box_ap"] == pytest.approx((1 + recall) / 2)
+    assert report.metrics["ap_large"] is None and report.intervals["ap_large"] is None
     split.pictures[1] = None
     worse = evaluator(PaintedEngine(painted_model), split, workers)
-    assert worse.unreadable == 1 and worse.figures["ap"] < report.figures["ap"]
+    assert worse.unreadable == 1 and worse.metrics["ap"] < report.metrics["ap"]
     assert worse.per_class[1]["objects"] == 5
 
 
@@ -288,7 +288,7 @@ def test_masks_are_asked_of_the_data():
     with pytest.raises(DataError, match="boxes, no masks"):
         CocoEvaluator(("dark", "light"), masks=True)(PaintedEngine(painted_model), split, 0)
     engine = PaintedEngine(painted_model, masks=False)
-    assert CocoEvaluator(("dark", "light"))(engine, split, 0).figures["ap50"] == pytest.approx((1 + 51 / 101) / 2)
+    assert CocoEvaluator(("dark", "light"))(engine, split, 0).metrics["ap50"] == pytest.approx((1 + 51 / 101) / 2)
 
 
 def test_a_library_that_is_missing_is_named_with_its_command(monkeypatch):

@@ -20,7 +20,7 @@ from vitreous.inference.engine import TorchEngine
 from vitreous.models.zoo import create_untrained_model
 from vitreous.tasks.classification import Classification
 from vitreous.tasks.classification_metrics import evaluate_classification
-from vitreous.tasks.report import Report, get_leading_key, get_report_score
+from vitreous.tasks.report import Report, get_primary_key, get_report_score
 
 CLASSES = ("dark", "grey", "light")
 PREPROCESS = ImagePreprocess((16, 16), 1, (0.5,), (0.5,))
@@ -52,12 +52,12 @@ def test_classifiers_are_judged_from_their_logits():
     outputs = compute_outputs(evaluator, engine, split, workers=0)
     report = evaluator(engine, split, workers=0)
     assert outputs.rows.shape == (70, 3) and outputs.rows.dtype == np.float32
-    assert report.figures == evaluate_classification(outputs.rows, split.labels, CLASSES).figures
-    assert (evaluator.name, evaluator.better) == (report.figure, report.better) == ("top1", "higher")
+    assert report.metrics == evaluate_classification(outputs.rows, split.labels, CLASSES).metrics
+    assert (evaluator.name, evaluator.better) == (report.primary, report.better) == ("top1", "higher")
     labels = np.eye(3, dtype=np.float32)[split.labels]
     multilabel = TaskEvaluator(Classification(CLASSES, multilabel=True))
     assert (
-        multilabel.name == multilabel.report(replace(outputs, split=ArraySplit(split.pixels, labels))).figure == "map"
+        multilabel.name == multilabel.report(replace(outputs, split=ArraySplit(split.pixels, labels))).primary == "map"
     )
 
 
@@ -82,8 +82,8 @@ def test_features_are_judged_by_the_neighbours_of_a_labelled_split():
     ).fit(memory.rows[memory.readable], train.labels[memory.readable])
     right = (votes.predict(judged.rows) == val.labels) & judged.readable
     assert 0.5 < right.mean() < 1
-    assert report.figures == {"knn_top1": right.mean()} and report.images == 40 and report.unreadable == 1
-    assert report.leading == ("k-NN top-1", right.mean()) and evaluator.name == report.figure
+    assert report.metrics == {"knn_top1": right.mean()} and report.images == 40 and report.unreadable == 1
+    assert report.headline == ("k-NN top-1", right.mean()) and evaluator.name == report.primary
     assert report.intervals["knn_top1"][0] < right.mean() < report.intervals["knn_top1"][1]
 
 
@@ -96,13 +96,13 @@ def test_without_a_labelled_split_each_image_is_judged_by_the_others():
     )
     rows = judged.readable
     right = cross_val_score(votes, judged.rows[rows], val.labels[rows], cv=LeaveOneOut()).sum()
-    assert report.figures["knn_top1"] == pytest.approx(right / 40)
+    assert report.metrics["knn_top1"] == pytest.approx(right / 40)
 
 
 def test_a_model_without_a_head_is_judged_by_its_features():
     train, val = make_split(90, 1), make_split(30, 2)
     report = KNNEvaluator(CLASSES, train)(make_engine(0), val, workers=0)
-    assert report.figures["knn_top1"] > 0.6
+    assert report.metrics["knn_top1"] > 0.6
 
 
 def test_neighbours_need_a_readable_image():
@@ -123,5 +123,5 @@ def test_of_two_reports_the_better_one_has_the_larger_score():
     distances = [report(value, None, "fid", "lower").score for value in (None, 30.0, 12.0)]
     assert distances[0] < distances[1] < distances[2]
     assert get_report_score(report(0.4, 0.5).summary()) == report(0.4, 0.5).score
-    # summaries of earlier versions do not name their leading figure
-    assert get_leading_key({"top1": 0.5, "nll": 1.0}) == "top1" and get_leading_key({"top1": None, "map": 0.2}) == "map"
+    # summaries of earlier versions do not name their primary metric
+    assert get_primary_key({"top1": 0.5, "nll": 1.0}) == "top1" and get_primary_key({"top1": None, "map": 0.2}) == "map"

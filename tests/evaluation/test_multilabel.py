@@ -28,12 +28,12 @@ def test_figures_are_those_of_scikit_learn(ties):
     logits, labels = answers(ties=ties)
     report = evaluate_classification(logits, labels, NAMES)
     p = 1 / (1 + np.exp(-logits.astype(np.float64)))
-    assert report.figures["map"] == pytest.approx(metrics.average_precision_score(labels, logits, average="macro"))
+    assert report.metrics["map"] == pytest.approx(metrics.average_precision_score(labels, logits, average="macro"))
     assert [row["ap"] for row in report.per_class] == pytest.approx(
         list(metrics.average_precision_score(labels, logits, average=None))
     )
     for name in ("macro", "micro"):
-        assert report.figures[f"{name}_f1"] == pytest.approx(
+        assert report.metrics[f"{name}_f1"] == pytest.approx(
             metrics.f1_score(labels, p > 0.5, average=name, zero_division=0)
         )
     for name, score in (
@@ -43,9 +43,9 @@ def test_figures_are_those_of_scikit_learn(ties):
     ):
         assert [row[name] for row in report.per_class] == pytest.approx(list(score(labels, p > 0.5, average=None)))
     losses = [metrics.log_loss(labels[:, c], p[:, c], labels=[0, 1]) for c in range(6)]
-    assert report.figures["nll"] == pytest.approx(sum(losses))
-    assert report.leading == ("mAP", report.figures["map"])
-    assert report.confusion is None and report.figures["top1"] is None
+    assert report.metrics["nll"] == pytest.approx(sum(losses))
+    assert report.headline == ("mAP", report.metrics["map"])
+    assert report.confusion is None and report.metrics["top1"] is None
 
 
 def one(scores, positive, counts=None):
@@ -80,7 +80,7 @@ def test_unreadable_images_are_never_found_and_have_no_loss():
         evaluate_classification(logits[60:], labels[60:], NAMES),
     )
     assert (report.images, report.unreadable) == (300, 60)
-    assert report.figures["nll"] == pytest.approx(whole.figures["nll"])
+    assert report.metrics["nll"] == pytest.approx(whole.metrics["nll"])
     for row, other, there in zip(report.per_class, whole.per_class, labels.sum(0), strict=True):
         assert row["images"] == there
         assert row["ap"] == pytest.approx(other["ap"] * other["images"] / there)
@@ -94,8 +94,8 @@ def test_classes_without_images_have_no_part_in_the_means():
     report = evaluate_classification(logits, labels, NAMES)
     assert report.per_class[2]["ap"] is None and report.per_class[2]["recall"] is None
     others = [row for row in report.per_class if row["images"]]
-    assert report.figures["map"] == pytest.approx(np.mean([row["ap"] for row in others]))
-    assert report.figures["macro_f1"] == pytest.approx(np.mean([row["f1"] for row in others]))
+    assert report.metrics["map"] == pytest.approx(np.mean([row["ap"] for row in others]))
+    assert report.metrics["macro_f1"] == pytest.approx(np.mean([row["f1"] for row in others]))
 
 
 def test_an_untrained_head_predicts_nothing_and_everything_can_be_written():
@@ -105,10 +105,10 @@ def test_an_untrained_head_predicts_nothing_and_everything_can_be_written():
         report = evaluate_classification(
             np.zeros((images, 6), np.float32), labels[:images], NAMES, np.full(images, readable)
         )
-        assert report.figures["micro_f1"] == 0 and all(row["precision"] is None for row in report.per_class)
+        assert report.metrics["micro_f1"] == 0 and all(row["precision"] is None for row in report.per_class)
         assert json.loads(json.dumps(report.summary(), allow_nan=False)) == report.summary()
     report = evaluate_classification(np.zeros((5, 6), np.float32), np.zeros((5, 6), np.float32), NAMES)
-    assert report.leading == ("mAP", 0.0)
+    assert report.headline == ("mAP", 0.0)
 
 
 def test_intervals_hold_the_figures_and_are_always_the_same():
@@ -117,7 +117,7 @@ def test_intervals_hold_the_figures_and_are_always_the_same():
     assert first.intervals == second.intervals
     for name in ("map", "macro_f1", "micro_f1", "nll"):
         low, high = first.intervals[name]
-        assert low < first.figures[name] < high and high - low < 0.5, name
+        assert low < first.metrics[name] < high and high - low < 0.5, name
     assert first.intervals["top1"] is None
 
 
@@ -142,4 +142,4 @@ def test_the_bootstrap_in_pieces_is_the_bootstrap(monkeypatch):
 
 def test_one_label_an_image_has_its_own_leading_figure():
     report = evaluate_classification(np.eye(3)[[0, 1, 1]], np.array([0, 1, 2]), ("a", "b", "c"))
-    assert report.leading == ("top-1", pytest.approx(2 / 3))
+    assert report.headline == ("top-1", pytest.approx(2 / 3))

@@ -142,12 +142,12 @@ def test_an_evaluator_counts_them_beside_the_confusion():
     rows = np.stack([evaluator.counts(target, answer) for answer in answers])
     report = evaluator.report(SplitOutputs(None, rows, np.ones(2, bool)))
     alone = SegmentationEvaluator(("sky", "road", "car")).report(SplitOutputs(None, rows[:, :9], np.ones(2, bool)))
-    assert next(iter(report.figures)) == "miou" and alone.figures.items() <= report.figures.items()
+    assert next(iter(report.metrics)) == "miou" and alone.metrics.items() <= report.metrics.items()
     assert alone.intervals.items() <= report.intervals.items() and alone.per_class == report.per_class
-    assert report.figures["miou"] == compute_segmentation_metrics(extract_confusion_matrices(rows, 3).sum(0))["miou"]
+    assert report.metrics["miou"] == compute_segmentation_metrics(extract_confusion_matrices(rows, 3).sum(0))["miou"]
     # sky: a pair and one lost; road: a pair, an answer of IoU below 0.5 and one lost; cars: two pairs and two lost
-    assert report.figures["pq"] == pytest.approx((1 / 1.5 + 1 / 2 + 2 / 3) / 3)
-    assert report.figures["pq_things"] == pytest.approx(2 / 3) and 0 < report.figures["boundary_f"] < 1
+    assert report.metrics["pq"] == pytest.approx((1 / 1.5 + 1 / 2 + 2 / 3) / 3)
+    assert report.metrics["pq_things"] == pytest.approx(2 / 3) and 0 < report.metrics["boundary_f"] < 1
     low, high = report.intervals["boundary_f"]
     assert low == 0 and high == 1
 

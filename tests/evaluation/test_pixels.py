@@ -92,10 +92,10 @@ def test_a_report_leaves_out_classes_that_nobody_has():
     report = SegmentationEvaluator(CLASSES).report(
         SplitOutputs(ArraySplit(np.zeros((2, 1, 1)), np.zeros((2, 3))), rows, np.array([True, False]))
     )
-    assert report.figures["miou"] == pytest.approx((6 / 8 + 2 / 4) / 2)
-    assert report.figures["dice"] == pytest.approx((12 / 14 + 4 / 6) / 2)
-    assert report.unreadable == 1 and report.leading[0] == "mIoU"
-    assert report.per_class[0]["taken_for"] == "square" and report.per_class[2]["iou"] is None
+    assert report.metrics["miou"] == pytest.approx((6 / 8 + 2 / 4) / 2)
+    assert report.metrics["dice"] == pytest.approx((12 / 14 + 4 / 6) / 2)
+    assert report.unreadable == 1 and report.headline[0] == "mIoU"
+    assert report.per_class[0]["confused_with"] == "square" and report.per_class[2]["iou"] is None
     low, high = report.intervals["miou"]
-    assert low <= report.figures["miou"] <= high
+    assert low <= report.metrics["miou"] <= high
     assert compute_segmentation_metrics(np.zeros((3, 3)))["miou"] is None

@@ -51,19 +51,19 @@ def test_features_are_judged_with_and_without_labels():
     split = make_split(24, 0)
     both = FeatureEvaluator(KNNEvaluator(CLASSES, make_split(60, 1)))
     report = both(make_engine(0), split, workers=0)
-    assert list(report.figures) == ["knn_top1", "rankme", "feature_deviation"] and report.figure == "knn_top1"
+    assert list(report.metrics) == ["knn_top1", "rankme", "feature_std"] and report.primary == "knn_top1"
     alone = both.without_labels()
     assert alone.splits(split) == (split,)
     bare = split.take(np.arange(24), create_empty_labels(24))
     other = alone(make_engine(0), bare, workers=0)
-    assert other.figure == "rankme" and other.leading == ("RankMe", report.figures["rankme"])
-    assert other.summary()["leading"] == "rankme" and 1 < report.figures["rankme"] <= 24
+    assert other.primary == "rankme" and other.headline == ("RankMe", report.metrics["rankme"])
+    assert other.summary()["primary"] == "rankme" and 1 < report.metrics["rankme"] <= 24
 
 
 def test_unreadable_images_count_for_nothing():
     rows = np.eye(6, dtype=np.float32)
     outputs = SplitOutputs(make_split(6, 0), rows, np.array([True, True, False, True, False, False]))
     report = FeatureEvaluator().report(outputs)
-    assert report.figures["rankme"] == pytest.approx(3) and (report.images, report.unreadable) == (6, 3)
+    assert report.metrics["rankme"] == pytest.approx(3) and (report.images, report.unreadable) == (6, 3)
     none = FeatureEvaluator().report(SplitOutputs(make_split(6, 0), rows, np.zeros(6, dtype=bool)))
-    assert none.figures == {"rankme": None}
+    assert none.metrics == {"rankme": None}

@@ -35,7 +35,7 @@ def test_a_class_map_is_that_of_the_model_on_one_tile(scenes_run, tmp_path):  # 
         logits = predictor.model(images)[0]
     assert answer.names == tuple(CLASSES) and answer.classes.shape == (32, 32)
     assert np.mean(answer.classes == logits.argmax(0).numpy()) > 0.999
-    shares = list(answer.shares.values())
+    shares = list(answer.class_shares.values())
     assert sum(shares) == pytest.approx(1) and shares == sorted(shares, reverse=True)
     with pytest.raises(UsageError, match="pictures=True"):
         answer.draw_overlay()
@@ -79,7 +79,7 @@ def test_files_are_read_again_as_class_maps(scenes_run, tmp_path, capsys):  # no
         assert np.array_equal(split.target(sample).class_map(), answer.classes)
     rows = [json.loads(line) for line in (tmp_path / "out" / "masks" / "maps.jsonl").open()]
     assert [row["path"] for row in rows] == [str(images / f"{n}.png") for n in range(3)]
-    assert rows[0]["shares"] == predictor.segment(images / "0.png").shares
+    assert rows[0]["class_shares"] == predictor.segment(images / "0.png").class_shares
     assert Image.open(rows[0]["overlay"]).size == (32, 24) and Image.open(rows[0]["file"]).mode == "P"
 
 

@@ -168,7 +168,7 @@ def test_clips_are_judged_in_the_space_of_pixels_and_of_a_classifier_of_clips(
     ways = {name: value for name, value in WAYS.items() if name != "model"}
     vitreous.train(moving_squares, out=tmp_path / "reader", model="ViViT-32x1/8x2", steps=2, progress=False, **ways)
     judged = vitreous.evaluate(clip_generator_run[0], device="cpu", features=str(tmp_path / "reader"), **made)["test"]
-    assert judged["dimensions"] == 32 and 0 <= judged["recognised"] <= 1
+    assert judged["dimensions"] == 32 and 0 <= judged["classifier_accuracy"] <= 1
     vitreous.save(vitreous.create("ViT-32x1/8", 16, 2), tmp_path / "flat")
     with pytest.raises(UsageError, match="reads pictures, not clips"):
         vitreous.evaluate(clip_generator_run[0], device="cpu", features=str(tmp_path / "flat"), **made)

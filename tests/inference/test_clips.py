@@ -121,7 +121,7 @@ def test_http_answers_about_clips_as_python_does(video_models, predictor, site):
         own = {row["class"]: row["probability"] for row in document["predictions"][0]["classes"]}
         assert status == 200 and own == pytest.approx(dict(zip(answer.names, answer.probabilities, strict=True)))
         pixels = predictor.card.preprocess.to_array(predictor.card.preprocess.decode(path))
-        for query in ("answer", "1,2,3"):
+        for query in ("prediction", "1,2,3"):
             status, document, _ = site.ask("POST", f"/v1/attention?layer=1&query={query}", body, headers)
             parsed = AttentionRequest.parse({"layer": "1", "query": query}, predictor.bundle.model)
             expected = attention_to_json(predictor.bundle, pixels, parsed)
@@ -160,7 +160,7 @@ def test_limits_count_the_pixels_of_a_frame_and_factorised_models_show_no_attent
     body, headers = form(("clip", (video_models / "clips/left/clip1.gif").read_bytes()))
     with serve_in_thread(predictor, settings, video_models / "factorised") as server:
         other = Site(server.address)
-        can = other.ask("GET", "/v1/model")[1]["can"]
+        can = other.ask("GET", "/v1/model")[1]["capabilities"]
         assert can["frames"] and can["predict"] and not can["attention"]
         status, document, _ = other.ask("POST", "/v1/predict", body, headers)
         assert status == 422 and "frames of 16 x 16 pixels" in document["error"]["message"]

@@ -17,7 +17,7 @@ from vitreous.inference.graph_cache import graph_cache_fields, hash_cache_fields
 
 ov = pytest.importorskip("openvino")
 PREPROCESS = ImagePreprocess((16, 16))
-OF = {"format": 1, "pictures": ["a", "b"]}
+OF = {"format": 1, "sample_images": ["a", "b"]}
 
 
 @pytest.fixture(autouse=True)

@@ -63,16 +63,16 @@ def asked(bundle: Bundle, **words: str) -> AttentionRequest:
 
 
 @pytest.mark.parametrize("kind", ["plain", "registers", "mean", "distilled", "decomposed"])
-@pytest.mark.parametrize("query", ["answer", "2,3"])
+@pytest.mark.parametrize("query", ["prediction", "2,3"])
 def test_raw_attention_of_all_blocks_and_heads_is_the_rows_of_each(kind, query):
     bundle, array = bundle_of(kind), pixels()
     whole, prefix = maps(bundle, array), bundle.model.config.prefix
     told = attention_to_json(bundle, array, asked(bundle, kind="raw", layer="all", head="all", query=query))
-    assert (told["layers"], told["heads"], told["prefix"], told["grid"]) == (2, 2, prefix, [4, 5])
-    assert told["query"] == ("answer" if query == "answer" else [2, 3])
+    assert (told["layers"], told["heads"], told["prefix_tokens"], told["grid"]) == (2, 2, prefix, [4, 5])
+    assert told["query"] == ("prediction" if query == "prediction" else [2, 3])
     for layer in range(2):
         for head in range(2):
-            if query != "answer":
+            if query != "prediction":
                 wanted = whole[layer, head, prefix + 2 * 5 + 3]
             elif bundle.model.config.pool == "mean":
                 wanted = sum(whole[layer, head, prefix + patch] for patch in range(20)) / 20

@@ -197,7 +197,7 @@ def test_a_run_trains_samples_and_is_judged(tmp_path):
     assert again["test"]["frechet_distance"] == pytest.approx(judged["frechet_distance"], rel=1e-3)
     with pytest.raises(UsageError, match="protocol='knn'"):
         vitreous.evaluate(out, protocol="knn")
-    assert judged["recognised"] is None and 0 <= judged["copies"] <= 1
+    assert judged["classifier_accuracy"] is None and 0 <= judged["near_duplicates"] <= 1
     assert (out / "evaluations.jsonl").is_file()
 
 

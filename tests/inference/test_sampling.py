@@ -90,11 +90,11 @@ def test_the_error_is_that_of_a_loop_for_any_split(process):
     evaluator = DenoisingEvaluator(process, labelled=True)
     report = evaluator(engine, split, workers=0)
     rows = evaluator(engine, split.take(np.array([4, 1])), workers=0)
-    assert report.images == 6 and report.better == "lower" and len(report.figures) == 1 + NUM_TIMES
-    alone = [evaluator(engine, split.take(np.array([i])), workers=0).figures["denoising_error"] for i in (4, 1)]
-    assert rows.figures["denoising_error"] == pytest.approx(np.mean(alone), rel=1e-5)
+    assert report.images == 6 and report.better == "lower" and len(report.metrics) == 1 + NUM_TIMES
+    alone = [evaluator(engine, split.take(np.array([i])), workers=0).metrics["denoising_error"] for i in (4, 1)]
+    assert rows.metrics["denoising_error"] == pytest.approx(np.mean(alone), rel=1e-5)
     noise = 1.0 if isinstance(process, Diffusion) else 1.0 + 1 / 3  # images are uniform in -1 .. 1
-    assert report.figures["denoising_error"] == pytest.approx(noise, rel=0.1)
+    assert report.metrics["denoising_error"] == pytest.approx(noise, rel=0.1)
 
 
 def test_of_many_images_each_is_judged_at_some_times(monkeypatch):
@@ -102,11 +102,11 @@ def test_of_many_images_each_is_judged_at_some_times(monkeypatch):
     split = ArraySplit(rng.integers(0, 256, (32, 8, 8, 3), dtype=np.uint8), np.arange(32) % 4)
     engine = TorchEngine(DiT(CONFIG).eval(), ImagePreprocess((8, 8)), "cpu", "fp32")
     evaluator = DenoisingEvaluator(Flow(), labelled=True)
-    whole = evaluator(engine, split, workers=0).figures
+    whole = evaluator(engine, split, workers=0).metrics
     for answers, period in ((128, 2), (90, 3), (8, 8)):
         monkeypatch.setattr("vitreous.evaluation.denoising.MAX_MODEL_INPUTS", answers)
         judged = assign_times(np.arange(32), 32)
         assert judged.any(0).all() and judged.any(1).all() and judged.sum() <= -(-32 * NUM_TIMES // period) + NUM_TIMES
-        some = evaluator(engine, split, workers=0).figures
+        some = evaluator(engine, split, workers=0).metrics
         assert some.keys() == whole.keys() and some["denoising_error"] != whole["denoising_error"]
         assert some["denoising_error"] == pytest.approx(whole["denoising_error"], rel=0.1)

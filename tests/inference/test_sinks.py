@@ -114,7 +114,7 @@ def test_a_job_that_was_stopped_ends_as_if_it_had_not_been(small, kind, suffix):
         os.unlink(f"{cut}.job.json")
         os.unlink(cut)
     described = json.loads(Path(f"{whole}.job.json").read_text())
-    assert described == {"finished": True, "rows": len(rows), "unreadable": 1, "made_by": MADE_BY}
+    assert described == {"finished": True, "rows": len(rows), "unreadable": 1, "settings": MADE_BY}
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])

@@ -19,7 +19,7 @@ def folder(tmp_path):
 
 
 def listing(path, names):
-    path.write_text("path,copy_of,reason,score\n" + "".join(f"{name},elsewhere,bytes,1.0\n" for name in names))
+    path.write_text("path,duplicate_of,reason,score\n" + "".join(f"{name},elsewhere,bytes,1.0\n" for name in names))
     return path
 
 
@@ -30,9 +30,7 @@ def test_listed_images_are_not_trained_on_and_the_list_stays_with_the_run(folder
     train(str(folder), exclude=str(copies), out=str(out), **TINY)
     data = json.loads((out / "data.json").read_text())
     assert (
-        data["images_trained_on"] == 13
-        and data["splits"] == {"train": 13, "val": 4}
-        and data["left_out_by"] == str(copies)
+        data["train_images"] == 13 and data["splits"] == {"train": 13, "val": 4} and data["excluded_by"] == str(copies)
     )
     assert json.loads((out / "excluded.json").read_text()) == names
     copies.unlink()  # the run has its own

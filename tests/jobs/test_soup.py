@@ -115,9 +115,9 @@ def test_a_greedy_soup_leaves_out_what_spoils_it(folder, tmp_path):
     bad = tinted(tmp_path / "bad", size=-9.0)
     uniform = soup([*good, bad], tmp_path / "uniform", data=folder, how=EXACT)
     made = soup([bad, *good], tmp_path / "soup", greedy=True, data=folder, how=EXACT)
-    assert uniform["val"]["top1"] == 0 and [row["kept"] for row in uniform["ingredients"]] == [True] * 3
+    assert uniform["val"]["top1"] == 0 and [row["selected"] for row in uniform["ingredients"]] == [True] * 3
     assert made["val"]["top1"] == 1 and made["val"]["images"] == 12
-    assert [(row["score"], row["score_with"], row["kept"]) for row in made["ingredients"]] == [
+    assert [(row["score"], row["score_with"], row["selected"]) for row in made["ingredients"]] == [
         (1, 1, True),
         (1, 1, True),
         (0, 0, False),
@@ -139,7 +139,7 @@ def test_models_of_images_with_several_labels_are_chosen_by_their_map(folder, tm
         runs.append(tmp_path / str(seed))
     made = soup(runs, tmp_path / "soup", greedy=True, data=folder, how=EXACT)
     assert made["val"]["map"] == 1 and made["val"]["top1"] is None
-    assert [row["kept"] for row in made["ingredients"]] == [True, True, False] and 0 < made["ingredients"][2][
+    assert [row["selected"] for row in made["ingredients"]] == [True, True, False] and 0 < made["ingredients"][2][
         "score"
     ] < 1
     bundle = load_bundle(tmp_path / "soup")
@@ -232,11 +232,11 @@ def test_the_command_makes_what_predict_takes(folder, tmp_path, capsys):
     runs = [str(tinted(tmp_path / f"run-{seed}", size=size, seed=seed)) for seed, size in enumerate((1.0, 2.0, -9.0))]
     words = ["soup", *runs, "--greedy", "--data", str(folder), "--workers", "0", "--out"]
     shown = say(*words, str(tmp_path / "soup")).stdout
-    assert "val top-1  soup with it  kept" in shown and "val: top-1 100.00%" in shown and runs[2] in shown
+    assert "val top-1  soup with it  selected" in shown and "val: top-1 100.00%" in shown and runs[2] in shown
     found = document(say("predict", str(tmp_path / "soup"), str(folder / "val" / "bee"), "--json"))
     assert {answer["classes"][0]["class"] for answer in found["predictions"]} == {"bee"}
     assert run_command([*words, str(tmp_path / "again"), "--json"]) == 0
     made = json.loads(capsys.readouterr().out)
-    assert [row["kept"] for row in made["ingredients"]] == [True, True, False] and made["bundle"] == str(
+    assert [row["selected"] for row in made["ingredients"]] == [True, True, False] and made["bundle"] == str(
         tmp_path / "again"
     )

@@ -48,7 +48,7 @@ DIGITS = {
     "workers": 0,
     "shards": 1,
 }
-TIMES = {"seconds", "images_per_second", "waiting", "flops_utilisation"}
+TIMES = {"seconds", "images_per_second", "data_wait", "flops_utilisation"}
 
 
 class Heard:
@@ -293,7 +293,7 @@ def test_sigterm_saves_and_says_how_to_go_on(uninterrupted, tmp_path):
 
 
 def protocol(*grid: float) -> TransferProtocol:
-    return TransferProtocol(grid, share=0.1, images=90, held_out=10, lr=0.003, matrix_lr=0.02)
+    return TransferProtocol(grid, held_out_share=0.1, images=90, held_out=10, lr=0.003, matrix_lr=0.02)
 
 
 def test_ties_go_to_the_lower_nll_and_then_to_the_smaller_rate():
@@ -306,11 +306,11 @@ def test_ties_go_to_the_lower_nll_and_then_to_the_smaller_rate():
     ]
     assert (
         choose_learning_rate(rows, grid).lr == 0.3
-        and "lower NLL" in choose_learning_rate(rows, grid).why
-        and "lr 0.2" in choose_learning_rate(rows, grid).why
+        and "lower NLL" in choose_learning_rate(rows, grid).reason
+        and "lr 0.2" in choose_learning_rate(rows, grid).reason
     )
     rows[1] = replace(rows[1], nll=0.4)
-    assert choose_learning_rate(rows, grid).lr == 0.2 and "smaller" in choose_learning_rate(rows, grid).why
+    assert choose_learning_rate(rows, grid).lr == 0.2 and "smaller" in choose_learning_rate(rows, grid).reason
     assert choose_learning_rate(rows[::-1], grid).lr == 0.2
 
 
@@ -322,9 +322,9 @@ def test_a_choice_at_an_end_of_the_grid_is_told():
             [TrialResult(rate, "", float(i == number), 1.0) for i, rate in enumerate(grid.grid)], grid
         )
 
-    assert "smallest of the grid" in best(0).caution and "largest of the grid" in best(2).caution
-    assert best(1).caution is None
-    assert choose_learning_rate([], protocol(0.1)).lr == 0.1 and choose_learning_rate([], protocol(0.1)).caution is None
+    assert "smallest of the grid" in best(0).warning and "largest of the grid" in best(2).warning
+    assert best(1).warning is None
+    assert choose_learning_rate([], protocol(0.1)).lr == 0.1 and choose_learning_rate([], protocol(0.1)).warning is None
 
 
 def test_muons_rate_keeps_its_proportion(folder, tmp_path):
@@ -433,7 +433,7 @@ def test_a_dry_run_tells_the_price_of_the_grid(folder, tmp_path):
     assert result.returncode == 0, result.stderr
     plan = json.loads(result.stdout)
     assert plan["trials"] == 4 and plan["lr_grid"] == [0.001, 0.003, 0.01, 0.03] and plan["held_out"] == 3
-    assert plan["minutes_in_all"] >= plan["minutes"]
+    assert plan["total_minutes"] >= plan["minutes"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["photos"]
 
 

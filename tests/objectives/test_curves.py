@@ -101,7 +101,7 @@ def test_32_pictures_leave_the_uniform_answer_with_several_prototypes(name, tmp_
     own = last.get("dino", last["loss"])
     assert first.get("dino", first["loss"]) > 0.95 * LN_K and own < TAUGHT[name][1] * LN_K
     assert 0.1 < last["teacher_entropy"] < last["prototype_entropy"] - 0.2
-    assert last["feature_deviation"] > 0.08
+    assert last["feature_std"] > 0.08
     assert name == "dino" or last["ibot"] < 0.6 * LN_K
 
 

@@ -52,7 +52,7 @@ def test_a_run_learns_objects_and_is_judged_by_average_precision(tmp_path):
         assert line["train/loss"] == pytest.approx(sum(line[f"train/{name}"] for name in parts), rel=1e-5)
     assert all(logged[-1][f"train/{name}"] > 0 for name in parts)
     assert logged[-1]["train/loss"] < 0.6 * logged[0]["train/loss"]
-    assert summary["val"]["leading"] == "ap" and summary["val"]["box_ap50"] > 0.3 and summary["val"]["ap50"] > 0.1
+    assert summary["val"]["primary"] == "ap" and summary["val"]["box_ap50"] > 0.3 and summary["val"]["ap50"] > 0.1
     bundle = load_bundle(tmp_path / "run" / "model")
     assert bundle.task == Detection(("object",), masks=True) and bundle.model.config.masks
 
@@ -75,7 +75,7 @@ def test_from_weights_everything_moves_or_the_heads_or_adapters(tmp_path):
         moved = {part for part in before if part != "position.table" and not torch.equal(before[part], after[part])}
         assert {"all": bool(moved), "best": bool(moved), "heads": not moved}.get(name, moved == ADAPTED), name
     summary = json.loads((tmp_path / "best" / "summary.json").read_text())
-    assert summary["selection"]["best"]["figure"] == "AP"
+    assert summary["selection"]["best"]["metric"] == "AP"
 
 
 ADAPTED = {"encoder.blocks.0.attention.part.qkv.weight"}

@@ -385,7 +385,7 @@ def test_a_collapse_is_told_with_what_mends_it():
     assert healthy["teacher_entropy"] == pytest.approx(0, abs=1e-6)
     assert healthy["prototype_entropy"] == pytest.approx(math.log(8), rel=1e-5)
     assert not list(detect_target_collapse(healthy, 16, later))
-    assert compute_target_metrics(one, torch.ones(8, 4))["feature_deviation"] == 0
+    assert compute_target_metrics(one, torch.ones(8, 4))["feature_std"] == 0
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])

@@ -66,7 +66,7 @@ def test_the_hard_loss_is_the_cross_entropy_with_the_teachers_class():
     own, batch = student(alpha=0.3, smoothing=0.1)
     label, taught = heads_of(own, batch)
     expected = 0.7 * cross_entropy(label, batch["labels"], smoothing=0.1)
-    expected += 0.3 * F.cross_entropy(taught, batch["answers"].argmax(1))  # not smoothed
+    expected += 0.3 * F.cross_entropy(taught, batch["teacher_logits"].argmax(1))  # not smoothed
     assert own(batch)["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
 
 
@@ -74,7 +74,7 @@ def test_the_hard_loss_is_the_cross_entropy_with_the_teachers_class():
 def test_the_soft_loss_is_the_divergence_at_a_temperature(reduction, divisor):
     own, batch = student(kind="soft", alpha=0.5, temperature=3.0, reduction=reduction)
     label, taught = heads_of(own, batch)
-    p, q = ((z / 3).softmax(1) for z in (batch["answers"], taught))
+    p, q = ((z / 3).softmax(1) for z in (batch["teacher_logits"], taught))
     divergence = 9 * (p * (p / q).log()).sum(1).mean() / divisor
     expected = 0.5 * cross_entropy(label, batch["labels"]) + 0.5 * divergence
     assert own(batch)["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
@@ -92,7 +92,7 @@ def test_a_model_without_the_token_learns_both_with_one_head():
     own, batch = student(PLAIN, alpha=0.4)
     logits = own.model(batch["images"])
     expected = 0.6 * F.cross_entropy(logits, batch["labels"]) + 0.4 * F.cross_entropy(
-        logits, batch["answers"].argmax(1)
+        logits, batch["teacher_logits"].argmax(1)
     )
     assert own(batch)["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
 
@@ -110,7 +110,7 @@ def test_the_teacher_sees_the_students_images_mixed_as_they_are_in_its_own_norma
     pixels = batch["images"] * 0.5 + 0.5
     mean, std = (torch.tensor(n).view(3, 1, 1) for n in ((0.4, 0.5, 0.6), (0.2, 0.3, 0.1)))
     with torch.no_grad():
-        assert torch.allclose(batch["answers"], teacher.model((pixels - mean) / std), atol=1e-5)
+        assert torch.allclose(batch["teacher_logits"], teacher.model((pixels - mean) / std), atol=1e-5)
     assert batch["labels"].ndim == 2 and batch["labels"].sum(1).allclose(torch.ones(6))
     assert not own.teacher.model.training and all(not p.requires_grad for p in own.teacher.model.parameters())
 
@@ -119,7 +119,7 @@ def test_classes_are_put_in_the_students_order():
     swapped = bundle(("cat", "ant", "bee"))
     own, batch = student(teacher=swapped)
     with torch.no_grad():
-        assert torch.allclose(batch["answers"], swapped.model(batch["images"])[:, [1, 2, 0]], atol=1e-5)
+        assert torch.allclose(batch["teacher_logits"], swapped.model(batch["images"])[:, [1, 2, 0]], atol=1e-5)
     assert own.order == [1, 2, 0]
 
 

@@ -162,7 +162,7 @@ def test_a_deit_teacher_is_given_the_students_images_once_and_no_gradient():
     own(prepared)["loss"].backward()
     assert len(seen) == 1 and torch.allclose(seen[0], prepared["images"], atol=1e-6)
     assert not torch.allclose(seen[0], batch["images"], atol=1e-2)  # they are mixed
-    assert not prepared["answers"].requires_grad and all(p.grad is None for p in own.teacher.model.parameters())
+    assert not prepared["teacher_logits"].requires_grad and all(p.grad is None for p in own.teacher.model.parameters())
 
 
 def test_the_teachers_class_is_not_mixed_with_labels():

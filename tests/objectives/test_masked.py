@@ -44,7 +44,7 @@ def test_half_of_the_patches_are_predicted_four_fifths_of_them_masked():
         build_model(replace(config_from_name("ViT-Ti/16"), classes=0, depth=1)), setting=RGB
     )
     batch = objective.prepare(batch_of(torch.rand(64, 3, 224, 224)), TrainingProgress())
-    source, places = batch["source"], batch["places"]
+    source, places = batch["source"], batch["masked_positions"]
     assert source.shape == (64, 196) and places.shape == (64, 98)
     chosen = torch.zeros(64, 196, dtype=torch.bool).scatter_(1, places, True)
     itself = torch.arange(196).expand(64, 196)
@@ -58,14 +58,14 @@ def test_a_mean_colour_is_three_bits_a_channel():
     pixels[0, 0], pixels[0, 1], pixels[0, 2] = 1.0, 0.51, 0.13  # levels 7, 4 and 1
     pixels[0, 2, :4, :8] = 0.9  # half of the first patch: mean 0.515, level 4
     batch = objective.prepare(batch_of(pixels), TrainingProgress())
-    colours = torch.zeros(16, dtype=torch.int64).scatter_(0, batch["places"][0], batch["targets"][0])
+    colours = torch.zeros(16, dtype=torch.int64).scatter_(0, batch["masked_positions"][0], batch["targets"][0])
     assert colours[0] == 64 * 7 + 8 * 4 + 4 and (colours[1:] == 64 * 7 + 8 * 4 + 1).all()
 
 
 def test_small_colours_are_those_of_the_patch_shrunk_to_four_by_four():
     objective, pixels = masked("small-colours"), torch.rand(2, 3, 32, 32)
     batch = objective.prepare(batch_of(pixels), TrainingProgress())
-    place = int(batch["places"][1, 3])
+    place = int(batch["masked_positions"][1, 3])
     row, column = divmod(place, 4)
     patch = pixels[1, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8]
     levels = (torch.nn.functional.avg_pool2d(patch, 2) * 8).floor().clamp(max=7).long()
@@ -84,7 +84,7 @@ def test_shrinking_is_adaptive_pooling(side, length):
 def test_pixels_are_those_of_the_images():
     objective = masked("pixels")
     batch = objective.prepare(batch_of(torch.rand(2, 3, 32, 32)), TrainingProgress())
-    row, column = divmod(int(batch["places"][0, 0]), 4)
+    row, column = divmod(int(batch["masked_positions"][0, 0]), 4)
     patch = batch["images"][0, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8]
     assert torch.equal(batch["targets"][0, 0], patch.flatten())
 
@@ -100,7 +100,7 @@ def test_what_is_masked_is_not_seen():
     objective = masked(masked=1.0, swapped=0.0)
     objective.head.weight.data.normal_()
     batch = objective.prepare(batch_of(torch.rand(1, 3, 32, 32)), TrainingProgress())
-    row, column = divmod(int(batch["places"][0, 0]), 4)
+    row, column = divmod(int(batch["masked_positions"][0, 0]), 4)
     before = objective(batch)["loss"]
     batch["images"][0, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = 9.0
     assert torch.equal(objective(batch)["loss"], before)
@@ -112,7 +112,7 @@ def test_a_stem_reads_swapped_patches_where_they_are_put_and_hidden_ones_nowhere
     objective.head.weight.data.normal_()
     images = torch.randn(2, 3, 32, 32, requires_grad=True)
     batch = objective.prepare(batch_of(images.detach()), TrainingProgress())
-    objective.predict(images, batch["source"], batch["places"]).square().sum().backward()
+    objective.predict(images, batch["source"], batch["masked_positions"]).square().sum().backward()
     moved = patchify(images.grad.abs(), (8, 8)).flatten(1, 2).amax(-1) > 0
     read = torch.zeros_like(moved)
     for row, sources in enumerate(batch["source"]):

@@ -137,7 +137,7 @@ def test_a_run_stores_what_its_outputs_mean(measured, regression_run):
     assert bundle.task.mean[0] == pytest.approx(train.mean()) and bundle.task.std[0] == pytest.approx(train.std())
     stored = RunFolder(out).run()
     assert stored.recipe == "regression" and stored.data.targets == ("glow", "size") and stored.data.classes == ()
-    assert summary["val"]["leading"] == "r2" and summary["test"]["images"] == 4
+    assert summary["val"]["primary"] == "r2" and summary["test"]["images"] == 4
     lines = [json.loads(line) for line in (out / "metrics.jsonl").open()]
     assert any(line.get("val/mae") is not None for line in lines)
     page = (out / "report.html").read_text()
@@ -178,7 +178,7 @@ def test_evaluate_and_predict_agree(measured, regression_run, tmp_path):
     out, summary = regression_run
     document = vitreous.evaluate(out)
     assert document["test"]["mae"] == pytest.approx(summary["test"]["mae"])
-    assert [row["target"] for row in document["targets"]] == ["glow", "size"] and document["confused"] is None
+    assert [row["target"] for row in document["targets"]] == ["glow", "size"] and document["most_confused"] is None
     paths = [measured / f"{index}.png" for index in range(9, 40, 10)]
     found = vitreous.load(out, device="cpu").predict(paths)
     labels = [
@@ -250,7 +250,7 @@ def test_two_runs_are_compared_by_the_errors_on_the_same_images(
     found = compare_two_runs(out, worse_run, split="train", computing=EvaluationSettings(workers=0))
     alone = [evaluate(run, measured / "values.csv", split="train", workers=0)["train"] for run in (out, worse_run)]
     for key in ("r2", "mae", "rmse", "spearman"):
-        assert found["figures"][key] == pytest.approx([one[key] for one in alone])
+        assert found["metrics"][key] == pytest.approx([one[key] for one in alone])
         assert found["difference"][key] == pytest.approx(alone[1][key] - alone[0][key])
     assert [row["target"] for row in found["targets"]] == ["glow", "size"]
     assert [row["images"] for row in found["targets"]] == [32, 16]
@@ -283,12 +283,12 @@ def test_a_soup_is_chosen_by_r2(measured, regression_run, worse_run, tmp_path):
     rows = made.model.head.bias.detach()[order], ours.model.head.bias.detach() + 0.5
     assert torch.allclose(*rows) and made.task.outputs in (ours.task.outputs, theirs.task.outputs)
     scores = {row["run"]: row["score"] for row in document["ingredients"]}
-    assert document["val"]["leading"] == "r2"
+    assert document["val"]["primary"] == "r2"
     measured_alone = evaluate(runs[0], measured / "values.csv", split="val", workers=0)["val"]
     assert scores[str(runs[0])] == pytest.approx(measured_alone["r2"])
     greedy = soup(runs, tmp_path / "greedy", greedy=True, workers=0)
     best = max(greedy["ingredients"], key=lambda row: row["score"])
-    assert best["kept"] and greedy["val"]["r2"] >= best["score"]
+    assert best["selected"] and greedy["val"]["r2"] >= best["score"]
 
 
 def test_values_that_are_standardised_by_other_numbers_are_not_averaged(regression_run, tmp_path):
@@ -332,8 +332,8 @@ def test_a_learning_rate_is_chosen_by_r2(measured, tmp_path):
     summary = vitreous.train(
         measured / "values.csv", out=tmp_path / "grid", lr_grid=(1e-3, 3e-3), progress=False, **QUICK | {"epochs": 1}
     )
-    why = summary["lr_grid"]["choice"]["why"]
-    assert summary["lr_grid"]["trials"][0]["figure"] == "r2" and "%" not in why
+    why = summary["lr_grid"]["choice"]["reason"]
+    assert summary["lr_grid"]["trials"][0]["metric"] == "r2" and "%" not in why
 
 
 def test_labels_that_are_no_numbers_are_refused_as_values(tmp_path):

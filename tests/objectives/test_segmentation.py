@@ -87,7 +87,7 @@ def test_a_run_learns_masks_and_is_judged_on_the_test_split(tmp_path):
         write_maps(tmp_path / "data" / split, count, "")
     (tmp_path / "data" / "classes.txt").write_text("ground\nsquare\ndisc\n")
     summary = vitreous.train(str(tmp_path / "data"), out=str(tmp_path / "run"), steps=60, lr=1e-2, **OPTIONS)
-    assert summary["val"]["leading"] == "miou" and summary["test"]["images"] == 4
+    assert summary["val"]["primary"] == "miou" and summary["test"]["images"] == 4
     assert summary["test"]["miou"] > 0.6 and summary["test"]["pixel_accuracy"] > 0.9
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     logged = [line for line in lines if "train/loss" in line]

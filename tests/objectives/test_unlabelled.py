@@ -33,7 +33,7 @@ OPTIONS = {
     "epochs": 2.0,
     "drop_path": 0.0,
 }
-TARGETS = ("teacher_entropy", "prototype_entropy", "feature_deviation")
+TARGETS = ("teacher_entropy", "prototype_entropy", "feature_std")
 LOGGED = {"dino": TARGETS, "dinov2": ("dino", "ibot", "koleo", *TARGETS)}
 
 
@@ -57,7 +57,7 @@ def test_images_without_labels_train_a_model_that_embeds(flat, tmp_path, name):
     out = tmp_path / "run"
     summary = vitreous.train(str(flat), out=str(out), workers=0, device="cpu", **options_of(name))
     assert summary["steps"] == math.ceil(2 * summary_images(out) / 8)
-    assert summary["val"]["leading"] == "rankme" and summary["val"]["images"] == 3
+    assert summary["val"]["primary"] == "rankme" and summary["val"]["images"] == 3
     lines = [json.loads(line) for line in (out / "metrics.jsonl").open()]
     for figure in ("loss", *LOGGED.get(name, ())):
         assert all(math.isfinite(line[f"train/{figure}"]) for line in lines if "train/loss" in line), figure

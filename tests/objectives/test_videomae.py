@@ -147,7 +147,7 @@ def test_a_run_ships_an_encoder_of_clips_that_starts_a_classifier(moving_squares
     losses = [line["train/loss"] for line in lines if "train/loss" in line]
     assert len(losses) == 6 and np.isfinite(losses).all() and any("val/knn_top1" in line for line in lines)
     learned = json.loads((out / "learned.json").read_text())
-    assert learned["restored"]["rows"] and "each channel" in learned["restored"]["caption"]
+    assert learned["reconstructions"]["rows"] and "each channel" in learned["reconstructions"]["caption"]
     document = vitreous.train(str(moving_squares), out=str(tmp_path / "classes"), init=str(out), steps=2, **OPTIONS)
     model = load_bundle(tmp_path / "classes" / "model").model
     assert document["val"]["images"] == 2 and model.config.classes == 2 and model.config.image == (4, 16, 16)

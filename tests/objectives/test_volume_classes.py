@@ -139,7 +139,7 @@ def test_figures_show_what_is_attended_along_signals(array_data, waves, tmp_path
     document = inspect(waves[0], tmp_path / "new", tmp_path / "out", device="cpu", precision="fp32")
     assert [one["name"] for one in document["figures"]] == ["curves", "distance"] and len(document["images"]) == 2
     assert np.load(tmp_path / "out/curves.npz")["maps"].shape == (2, 12)
-    assert {answer["classes"][0]["class"] for answer in document["answers"]} <= {"fast", "slow"}
+    assert {answer["classes"][0]["class"] for answer in document["predictions"]} <= {"fast", "slow"}
     (tmp_path / "none").mkdir()
     with pytest.raises(DataError, match="no signals in"):
         inspect(waves[0], tmp_path / "none", figures=["curves"])

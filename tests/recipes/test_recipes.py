@@ -837,7 +837,7 @@ def test_the_command_lists_and_tells(capsys):
     told, _ = said(capsys, "recipes", "vit-imagenet", "--json")
     assert (
         told["run"]["optimizer"]["lr"] == 3e-3
-        and {"model": "ViT-B/32", "figure": "73.38 %"}.items() <= told["published"][1].items()
+        and {"model": "ViT-B/32", "result": "73.38 %"}.items() <= told["published"][1].items()
     )
     text, _ = said(capsys, "recipes", "finetune-pets")
     assert (

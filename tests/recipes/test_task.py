@@ -162,7 +162,7 @@ def test_a_dry_run_and_a_run_of_masks_beside_images(tmp_path, capsys):
     assert capsys.readouterr().err.count(note) == 1
     assert run_command(["evaluate", str(run), "--json"]) == 0
     evaluated = json.loads(capsys.readouterr().out)
-    assert evaluated["test"]["leading"] == "miou" and evaluated["test"]["images"] == COUNT
+    assert evaluated["test"]["primary"] == "miou" and evaluated["test"]["images"] == COUNT
     maps = tmp_path / "maps"
     assert run_command(["predict", str(run), str(data / "test"), "--out", str(maps)]) == 0
     assert len(list(maps.glob("*.png"))) == COUNT
@@ -205,9 +205,9 @@ def test_roboflows_coco_is_trained_evaluated_and_predicted(tmp_path, capsys, pol
         f"note: {options_to_keywords((MASKS if polygons else BOXES).format(data))}\n" in err
         and f"note: {note}\n" in err
     )
-    assert summary["test"]["leading"] == "ap" and summary["val"]["leading"] == "ap"
+    assert summary["test"]["primary"] == "ap" and summary["val"]["primary"] == "ap"
     assert run_command(["evaluate", str(run), "--split", "val", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["val"]["leading"] == "ap"
+    assert json.loads(capsys.readouterr().out)["val"]["primary"] == "ap"
     results = tmp_path / "results.json"
     annotations = str(data / "test" / "_annotations.coco.json")
     options = ["--out", str(results), "--coco-ids", annotations, "--threshold", "0"]

@@ -33,7 +33,7 @@ from vitreous.training.checkpoint import CheckpointStore
 from vitreous.training.run import Run
 
 CLASSES = ("ant", "bee", "cat", "dog")
-TIMES = {"seconds", "images_per_second", "flops_utilisation", "waiting"}  # of metrics.jsonl and state.json
+TIMES = {"seconds", "images_per_second", "flops_utilisation", "data_wait"}  # of metrics.jsonl and state.json
 TINY = {
     "model": "ViT-32x2/8",
     "image_size": 16,

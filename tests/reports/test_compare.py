@@ -47,7 +47,7 @@ def test_two_runs_of_different_sizes_are_compared_in_words(runs, tmp_path):
     alone = [evaluate(run, workers=0)["test"] for run in (poor, good)]
     for side, one in zip(("a", "b"), alone, strict=True):
         assert {name: found[side][name] for name in one} == one
-    counts = found["counts"]
+    counts = found["correct"]
     assert sum(counts.values()) == found["images"] == 30
     assert counts["both"] + counts["only_b"] == round(30 * alone[1]["top1"])
     assert found["difference"]["top1"] == pytest.approx(alone[1]["top1"] - alone[0]["top1"])
@@ -77,9 +77,9 @@ def test_classes_in_another_order_are_matched_by_name(runs, tmp_path):
     bundle.model.load_state_dict(state)
     replace(bundle, task=Classification(bundle.classes[::-1])).save(tmp_path / "turned")
     found = compare_two_runs(good, tmp_path / "turned")
-    assert found["counts"]["only_a"] == found["counts"]["only_b"] == 0 and found["difference"]["nll"] == pytest.approx(
-        0, abs=1e-6
-    )
+    assert found["correct"]["only_a"] == found["correct"]["only_b"] == 0 and found["difference"][
+        "nll"
+    ] == pytest.approx(0, abs=1e-6)
     replace(bundle, task=Classification(("ant", "bee", "dog"))).save(tmp_path / "other")
     result = asked(good, tmp_path / "other", cwd=tmp_path)
     assert result.returncode == 3 and "other" in result.stderr and "has no classes named cat" in result.stderr
@@ -110,7 +110,7 @@ def test_what_cannot_be_read_is_wrong_for_both(runs, tmp_path):
     assert (
         found["images"] == 30
         and found["a"]["unreadable"] == found["b"]["unreadable"] == 1
-        and found["counts"]["neither"] >= 1
+        and found["correct"]["neither"] >= 1
     )
 
 
@@ -150,10 +150,10 @@ def test_several_labels_are_compared_by_map(tmp_path, runs, monkeypatch):
     one, other = several(tmp_path, "one", 0), several(tmp_path, "other", 1, ("red", "blue"))
     found = document(asked(one, other, tmp_path / "x.csv", "--json", cwd=tmp_path))
     for place, run in enumerate((one, other)):
-        assert found["figures"]["map"][place] == pytest.approx(
+        assert found["metrics"]["map"][place] == pytest.approx(
             evaluate(run, tmp_path / "x.csv", workers=0)["test"]["map"]
         )
-    assert found["mcnemar_p"] is None and found["counts"] is None and "mAP" in found["verdict"]
+    assert found["mcnemar_p"] is None and found["correct"] is None and "mAP" in found["verdict"]
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     result = asked(one, runs[1], tmp_path / "x.csv", cwd=tmp_path)
     assert result.returncode == 2 and "classifies images into 2 classes (multi-label), " in result.stderr

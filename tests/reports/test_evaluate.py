@@ -149,7 +149,7 @@ def test_abstaining_is_judged_and_done(run_copy, photos, tmp_path):
     found, said = asked(run_copy, "--abstain", "0.9")
     files = sorted((photos / "test").glob("*/*.png"))
     answers = load(run_copy).predict(files, top=1, abstain=0.9)
-    assert found["abstain"]["unsure"] == sum(answer.unsure for answer in answers)
+    assert found["abstain"]["rejected"] == sum(answer.unsure for answer in answers)
     assert all(answer.unsure == (answer.probabilities[0] < 0.9) for answer in answers)
     assert "AURC" in said and 0 < found["abstain"]["coverage"] <= 1
     table = tmp_path / "x.csv"
@@ -176,9 +176,9 @@ def test_turned_labels_are_suspected(run_copy, photos, tmp_path):
         ("bee.png", "cat"),
         ("cat.png", "ant"),
     }
-    assert all(row["model_class"] == row["knn_class"] == row["path"].rsplit("from-")[-1][:3] for row in rows)
+    assert all(row["predicted_class"] == row["knn_class"] == row["path"].rsplit("from-")[-1][:3] for row in rows)
     assert found["suspects"]["count"] == 3 and "3 of 24 labels are suspect" in said
-    assert found["confused"]["ordered"][0]["count"] == 1 and "most confused pairs" in said
+    assert found["most_confused"]["ordered"][0]["count"] == 1 and "most confused pairs" in said
 
 
 def test_training_images_are_no_neighbours_of_themselves(run_copy, photos, tmp_path):
@@ -244,10 +244,10 @@ def test_what_a_run_started_from_counts_too(run_copy, photos, tmp_path):
         str(tmp_path / "more"), out=str(other), init=str(run_copy), workers=0, keep_last=True, **{**TINY, "epochs": 1}
     )
     assert asked(other, photos, "--split", "train")[0]["trained_on_images"] == 48
-    assert asked(other, "--split", "val")[0]["chosen_on"] == []
+    assert asked(other, "--split", "val")[0]["selected_on"] == []
     (tmp_path / "grid" / "trials.json").write_text("{}")
     found, said = asked(other, "--split", "val")
-    assert found["chosen_on"] == ["choose the learning rate"] and "used to choose the learning rate" in said
+    assert found["selected_on"] == ["choose the learning rate"] and "used to choose the learning rate" in said
 
 
 def test_unreadable_images_are_neither_answered_nor_suspected(run_copy, photos, tmp_path):
@@ -266,7 +266,7 @@ def test_unreadable_images_are_neither_answered_nor_suspected(run_copy, photos, 
         tmp_path / "o.csv",
     )
     assert (
-        found["abstain"]["answered"] == 23 and found["suspects"]["images"] == 23 and found["outliers"]["images"] == 23
+        found["abstain"]["accepted"] == 23 and found["suspects"]["images"] == 23 and found["outliers"]["images"] == 23
     )
     assert found["test"]["unreadable"] == 1 and "ant/1.png" not in (tmp_path / "o.csv").read_text()
 

@@ -180,7 +180,11 @@ def test_moments_of_a_reference_take_the_place_of_images():
         RealImages("x.npz", "reference", 0, {}, train=None, moments={"rows": compute_moments(rows)}), ours
     )
     assert brief["frechet_distance"] == whole["frechet_distance"] == frechet_distance(rows, ours["rows"])
-    assert brief["precision"] is brief["copies"] is None and whole["precision"] > 0 and whole["copies"] is not None
+    assert (
+        brief["precision"] is brief["near_duplicates"] is None
+        and whole["precision"] > 0
+        and whole["near_duplicates"] is not None
+    )
 
 
 def test_the_inception_score_is_the_divergence_from_the_mean():

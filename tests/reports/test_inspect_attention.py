@@ -214,7 +214,7 @@ def test_the_page_begins_with_the_pictures_asked_about_and_their_answers(inspect
     wanted = load(inspected_models / "registers", InferenceOptions(device="cpu", precision="fp32"), exact=True).predict(
         [inspected_models / "photo 0.png"], top=3
     )[0]
-    (told,) = document["answers"]
+    (told,) = document["predictions"]
     assert told["path"].endswith("photo 0.png") and [one["class"] for one in told["classes"]] == list(wanted.names)
     assert [one["probability"] for one in told["classes"]] == pytest.approx(wanted.probabilities, abs=1e-4)
     page = (inspected_models / "asked" / "index.html").read_text()
@@ -230,11 +230,13 @@ def test_the_page_begins_with_the_pictures_asked_about_and_their_answers(inspect
         inspected_models / "not-asked",
         InspectOptions(device="cpu", data=str(inspected_models / "data"), count=2),
     )
-    assert plain["figures"][0]["name"] == "filters" and plain["answers"] == []
+    assert plain["figures"][0]["name"] == "filters" and plain["predictions"] == []
     bare = inspect_run(
         inspected_models / "headless",
         [inspected_models / "photo 0.png"],
         inspected_models / "bare",
         InspectOptions(figures=("filters",), device="cpu"),
     )
-    assert bare["answers"][0]["classes"] == [] and "photo 0." in (inspected_models / "bare" / "index.html").read_text()
+    assert (
+        bare["predictions"][0]["classes"] == [] and "photo 0." in (inspected_models / "bare" / "index.html").read_text()
+    )

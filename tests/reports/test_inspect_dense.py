@@ -68,10 +68,10 @@ def test_every_figure_is_of_the_backbone_or_refused_with_a_reason(tmp_path, name
     layers = (3,) if name == "detector on windows" else ()  # a block that sees the whole image
     images = tmp_path / "photos"
     document = inspect(model, images, listener=notes, all=True, device="cpu", batch_sizes=(1,), layers=layers)
-    assert set(document["refused"]) == ALWAYS | MODELS[name][1]
-    assert all(len(reason) > 20 for reason in document["refused"].values())
+    assert set(document["skipped"]) == ALWAYS | MODELS[name][1]
+    assert all(len(reason) > 20 for reason in document["skipped"].values())
     shown = {one["name"].partition("-")[0] for one in document["figures"]}
-    assert shown == FIGURES.keys() - document["refused"].keys() - {"clips", "slices", "curves"}
+    assert shown == FIGURES.keys() - document["skipped"].keys() - {"clips", "slices", "curves"}
     assert any("only the backbone is used" in text for text in notes.texts)
     assert any("figures show the ViT without its adapter" in text for text in notes.texts) == ("adapter" in name)
     for one in document["figures"]:

@@ -105,10 +105,12 @@ def test_the_document_has_the_figures_of_coco(bundles, painted, tmp_path):
         figures = [document["test"][start + name] for name in NAMES]
         assert [-1 if value is None else value for value in figures] == pytest.approx(wanted, abs=1e-9)
     figures, objects = document["test"], document["objects"]
-    assert figures["images"] == 6 and figures["leading"] == "ap" and 0.3 < figures["ap50"] < 1
+    assert figures["images"] == 6 and figures["primary"] == "ap" and 0.3 < figures["ap50"] < 1
     assert figures["interval"]["ap50"][0] <= figures["ap50"] <= figures["interval"]["ap50"][1]
-    (reading,) = document["readings"]
-    assert reading["protocol"] == "coco" and next(iter(reading["figures"])) == "ap" and reading["split"] == "test"
+    (evaluation,) = document["evaluations"]
+    assert (
+        evaluation["protocol"] == "coco" and next(iter(evaluation["metrics"])) == "ap" and evaluation["split"] == "test"
+    )
     assert objects["errors"]["nothing"] > 0 and objects["errors"]["missed"] == 0
     assert sum(map(sum, objects["confusion"])) >= 18 and document["confusion"] is None
     assert [row["objects"] for row in document["per_class"]] == [6, 12]
@@ -211,7 +213,7 @@ def test_the_command_prints_figures_and_classes(bundles, painted, tmp_path, caps
     assert "AP50" in text and "box AP" in text and "AP50 points lost per error type: " in text and "background" in text
     with pytest.raises(SystemExit, match="0"):
         main([*words, "--json"])
-    assert json.loads(capsys.readouterr().out)["readings"][0]["protocol"] == "coco"
+    assert json.loads(capsys.readouterr().out)["evaluations"][0]["protocol"] == "coco"
 
 
 def test_a_run_is_judged_as_it_judged_itself(tmp_path):

@@ -78,12 +78,12 @@ def pooled(run, split):
 def test_knn_is_that_of_scikit_learn(short_run, photos):
     found, data = judged(short_run, "--protocol", "knn", "--k", "3", "20", "9"), open_data(photos)
     train, test = pooled(short_run, data.split("train")), pooled(short_run, data.split("test"))
-    assert [row["k"] for row in found["figures"]] == [3, 9, 20] and found["k"] == 20
-    for row in found["figures"]:
+    assert [row["k"] for row in found["results"]] == [3, 9, 20] and found["k"] == 20
+    for row in found["results"]:
         judge = KNeighborsClassifier(row["k"], metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07))
         right = int((judge.fit(*train).predict(test[0]) == test[1]).sum())
         assert (row["top1"], row["interval"]["top1"]) == (right / 18, list(wilson_interval(right, 18)))
-    headline = {name: value for name, value in found["figures"][2].items() if name != "k"}
+    headline = {name: value for name, value in found["results"][2].items() if name != "k"}
     assert found["test"] == headline and found["test"]["nll"] is None
     assert found["protocol"] == "knn" and found["classes"] == ["ant", "bee", "cat"] and len(found["confusion"]) == 3
     assert (
@@ -99,8 +99,8 @@ def test_it_is_said_which_images_are_learned_from_and_which_are_judged(short_run
     for words, source, split, bank, count in (([], photos, "test", 36, 18), ([str(flat)], flat, "val", 33, 3)):
         result = say("evaluate", str(short_run), *words, "--protocol", protocol, *FP32, "--json", cwd=short_run.parent)
         found = document(result)
-        assert found["bank"] == {"data": str(source), "splits": ["train"], "images": bank}
-        assert found["judged"] == {"data": str(source), "split": split, "images": count}
+        assert found["train_data"] == {"data": str(source), "splits": ["train"], "images": bank}
+        assert found["evaluated"] == {"data": str(source), "split": split, "images": count}
         assert (found["split"], found[split]["images"]) == (split, count)
         assert (
             f"{protocol} trains on {bank} images of {source} (train), is evaluated on {count} others of it ({split})"
@@ -121,17 +121,19 @@ def test_features_are_computed_once_for_all_protocols(short_run, monkeypatch):
 
 def test_linear_tells_its_penalty_and_how_it_was_chosen(short_run):
     found = judged(short_run, "--protocol", "linear")
-    assert found["dev"]["images"] == 6 and found["dev"]["top1"] == max(row["top1"] for row in found["dev"]["tried"])
-    assert found["l2"] in [row["l2"] for row in found["dev"]["tried"]]
+    assert found["held_out"]["images"] == 6 and found["held_out"]["top1"] == max(
+        row["top1"] for row in found["held_out"]["candidates"]
+    )
+    assert found["l2"] in [row["l2"] for row in found["held_out"]["candidates"]]
     assert found["test"]["top1"] > 0.8 and found["test"]["nll"] < np.log(3)
     fixed = judged(short_run, "--protocol", "linear", "--l2", "0.5")
-    assert (fixed["l2"], fixed["dev"]) == (0.5, None)
+    assert (fixed["l2"], fixed["held_out"]) == (0.5, None)
 
 
 def test_fewshot_is_a_plain_solve_for_each_draw(short_run, photos):
     found, data = judged(short_run, "--protocol", "fewshot", "--shots", "2", "5", "--seed", "1"), open_data(photos)
     (x, y), (test, wanted) = pooled(short_run, data.split("train")), pooled(short_run, data.split("test"))
-    for row in found["figures"]:
+    for row in found["results"]:
         top1 = []
         for seed in (1, 2, 3):
             generator = np.random.default_rng(seed)
@@ -143,7 +145,7 @@ def test_fewshot_is_a_plain_solve_for_each_draw(short_run, photos):
             top1.append(float(((np.array(asked) @ weight).argmax(1) == wanted).mean()))
         assert [one["top1"] for one in row["per_seed"]] == top1
         assert row["top1"] == pytest.approx(np.mean(top1)) and row["std"] == pytest.approx(np.std(top1, ddof=1))
-    assert found["shots"] == 5 and found["test"]["top1"] == found["figures"][1]["top1"]
+    assert found["shots"] == 5 and found["test"]["top1"] == found["results"][1]["top1"]
 
 
 def test_fewer_images_than_shots_are_all_used_and_told(short_run):
@@ -161,7 +163,7 @@ def test_fewer_images_than_shots_are_all_used_and_told(short_run):
     )
     assert result.returncode == 0 and "3 of 3 classes have less than 25 training images" in result.stderr
     found = judged(short_run, "--protocol", "fewshot")
-    assert [row["shots"] for row in found["figures"]] == [1, 5, 10]  # of the usual ones, those that a class has
+    assert [row["shots"] for row in found["results"]] == [1, 5, 10]  # of the usual ones, those that a class has
 
 
 def test_each_reading_is_recorded(short_run):
@@ -265,10 +267,10 @@ def test_sets_of_right_answers_by_hand():
     right = np.zeros((4, 7), bool)
     right[0, [1, 6]], right[1, [6, 0]], right[3, 5] = True, True, True  # second; first; none; sixth
     report = evaluate_label_sets(logits, right, np.ones(4, bool))
-    assert (report.images, report.figures["top1"], report.figures["top5"]) == (3, 1 / 3, 2 / 3)
+    assert (report.images, report.metrics["top1"], report.metrics["top5"]) == (3, 1 / 3, 2 / 3)
     assert report.intervals["top1"] == wilson_interval(1, 3)
     report = evaluate_label_sets(logits, right, np.array([True, False, True, True]))
-    assert (report.figures["top1"], report.figures["top5"], report.unreadable) == (0, 1 / 3, 1)
+    assert (report.metrics["top1"], report.metrics["top5"], report.unreadable) == (0, 1 / 3, 1)
 
 
 @pytest.fixture(scope="module")
@@ -300,7 +302,7 @@ def test_real_judges_by_sets_in_the_order_of_the_names(thousand, tmp_path):
     sets = [[int(best[0, 0])], [7, int(best[1, 0])], [], [int(best[3, 3])], [1, 2], [int(best[4, 9])]]
     (tmp_path / "real.json").write_text(json.dumps(sets))
     found = judged(thousand, str(tmp_path / "val"), "--protocol", "real", "--labels", str(tmp_path / "real.json"))
-    figures = found["figures"][0]
+    figures = found["results"][0]
     assert (figures["top1"], figures["top5"], figures["images"], found["images_without_label"]) == (2 / 4, 3 / 4, 4, 1)
 
     def why(content, source="val"):
@@ -349,10 +351,10 @@ def test_objectnet_maps_classes_and_cuts_the_frame(thousand, tmp_path, form):
         for kind, ranked in among.items():
             wanted[kind][0] += ranked[0] in numbers[name]
             wanted[kind][1] += bool(set(ranked[:5]) & set(numbers[name]))
-    for row in found["figures"]:
-        assert [row["top1"] * 4, row["top5"] * 4] == wanted[row["among"]]
+    for row in found["results"]:
+        assert [row["top1"] * 4, row["top5"] * 4] == wanted[row["candidate_classes"]]
     assert (found["classes_mapped"], found["images_not_mapped"], found["test"]["images"]) == (2, 2, 4)
-    assert found["test"]["top1"] == found["figures"][0]["top1"]
+    assert found["test"]["top1"] == found["results"][0]["top1"]
 
 
 def test_faults_of_a_class_map(thousand, tmp_path):

@@ -192,14 +192,14 @@ def test_each_probe_judges_a_model_and_leaves_it_alone(bundle, photos, probe):
     assert digest() == before
     assert {**found, "wall_seconds": 0, "images_per_second": 0} == {**again, "wall_seconds": 0, "images_per_second": 0}
     assert (found["probe"], found["steps"], found["batch"]) == (probe, 6, 20)
-    assert found["bank"]["images"] == 36 and found["bank"]["splits"] == ["train"]
-    assert found["validation"] == {"split": "val", "images": 12} and found["judged"]["images"] == 18
+    assert found["train_data"]["images"] == 36 and found["train_data"]["splits"] == ["train"]
+    assert found["validation"] == {"split": "val", "images": 12} and found["evaluated"]["images"] == 18
     test, selection = found["test"], found["selection"]
     assert test["images"] == 18 and test["interval"]["top1"][0] <= test["top1"] <= test["interval"]["top1"][1]
     scores = [row["val"] for row in selection["candidates"]]
     assert len(scores) == {"mae": 1, "dino": 1, "dinov2": 52}[probe] and all(0 <= score <= 1 for score in scores)
-    assert selection["chosen"] == selection["candidates"][scores.index(max(scores))]
-    assert selection["chosen"]["lr"] == selection["chosen"]["base_lr"] * 20 / 256
+    assert selection["selected"] == selection["candidates"][scores.index(max(scores))]
+    assert selection["selected"]["lr"] == selection["selected"]["base_lr"] * 20 / 256
 
 
 def test_notes_say_what_is_done(bundle, photos):
@@ -258,7 +258,7 @@ def test_mistakes_are_answered(bundle, photos, tmp_path):
     )
     assert "has none use --probe mae" in refused(windows, photos, *linear, "dino")
     for model in (plain, windows):
-        assert judged(model, photos, "--probe", "mae", "--steps", "2")["selection"]["chosen"]["blocks"] == 0
+        assert judged(model, photos, "--probe", "mae", "--steps", "2")["selection"]["selected"]["blocks"] == 0
 
 
 # what chooses
@@ -288,11 +288,11 @@ def test_the_choice_is_made_on_validation_images_alone(bundle):
     wrong = replace(data, splits=data.splits | {"test": test.take(np.arange(30), 1 - test.labels)})
     second = result(bundle, wrong)
     assert first.extra["selection"] == second.extra["selection"]
-    assert first.report.figures["top1"] == pytest.approx(1 - second.report.figures["top1"])
+    assert first.report.metrics["top1"] == pytest.approx(1 - second.report.metrics["top1"])
     val = data.splits["val"]
     other = replace(data, splits=data.splits | {"val": val.take(np.arange(20), 1 - val.labels)})
     third = result(bundle, other).extra["selection"]
-    assert third["chosen"] != first.extra["selection"]["chosen"]
+    assert third["selected"] != first.extra["selection"]["selected"]
     pairs = zip(first.extra["selection"]["candidates"], third["candidates"], strict=True)
     assert all(one["val"] == pytest.approx(1 - two["val"]) for one, two in pairs)
 
@@ -300,16 +300,20 @@ def test_the_choice_is_made_on_validation_images_alone(bundle):
 def test_a_part_of_train_chooses_where_there_is_no_other(bundle):
     found = result(bundle, made((50, 20), splits=("train", "test")))
     assert found.extra["validation"] == {"split": "held out of train", "images": 10}
-    assert found.extra["bank"]["images"] == 40
+    assert found.extra["train_data"]["images"] == 40
     alone = result(bundle, made((50, 20), splits=("train", "test")), "mae")  # has nothing to choose
-    assert alone.extra["validation"] is None and alone.extra["bank"]["images"] == 50
+    assert alone.extra["validation"] is None and alone.extra["train_data"]["images"] == 50
     assert alone.extra["selection"]["candidates"][0]["val"] is None
     over = result(bundle, made((50, 20), splits=("train", "val")), split="val")  # what is judged never chooses
     assert over.extra["validation"] == {"split": "held out of train", "images": 10}
     whole = made((50, 20, 20))
     whole = replace(whole, whole=made((70,), splits=("train",)).splits["train"])
     assert result(bundle, whole).extra["validation"] == {"split": "val", "images": 20}
-    assert result(bundle, whole, "dino").extra["bank"] == {"data": "made", "splits": ["train", "val"], "images": 70}
+    assert result(bundle, whole, "dino").extra["train_data"] == {
+        "data": "made",
+        "splits": ["train", "val"],
+        "images": 70,
+    }
     with pytest.raises(DataError, match="too few training images to hold some out"):
         result(bundle, made((2, 20), splits=("train", "test")))
 

@@ -125,13 +125,13 @@ def test_a_bundle_alone_restores_and_says_what_is_wrong_with_its_parts(pretraine
 def test_the_page_of_a_run_shows_what_it_restored_and_no_empty_table(pretrained_runs):
     page = (pretrained_runs / "mae" / "report.html").read_text()
     learned = read_learned_images(pretrained_runs / "mae")
-    assert [len(row["pictures"]) for row in learned["restored"]["rows"]] == [3, 3]  # two images were held out
-    assert learned["nearest"]["images"] == 22 and len(learned["nearest"]["rows"][0]["near"]) == 6
+    assert [len(row["images"]) for row in learned["reconstructions"]["rows"]] == [3, 3]  # two images were held out
+    assert learned["neighbours"]["candidates"] == 22 and len(learned["neighbours"]["rows"][0]["neighbours"]) == 6
     for heading in ("Reconstructions", "Attention", "Nearest training images", "Training curves", "Data"):
         assert f"<h2>{heading}</h2>" in page, heading
     for heading in ("Metrics per class", "Confusion matrix", "Calibration", "Highest-loss images", "Warnings"):
         assert f"<h2>{heading}</h2>" not in page, heading
-    pictures = [uri for row in learned["restored"]["rows"] for uri in row["pictures"]]
+    pictures = [uri for row in learned["reconstructions"]["rows"] for uri in row["images"]]
     assert len(set(pictures)) == 6 and all(uri in page for uri in pictures)
     assert "RankMe" in page and "k-NN" not in page and "vitreous embed" in page and "<td>classes</td>" not in page
     shown = re.findall(r'<svg role="img" aria-label="([^"]*)"', page)
@@ -143,10 +143,10 @@ def test_the_page_of_dino_has_its_entropies_and_no_restored_images(pretrained_ru
         (pretrained_runs / "dino" / "report.html").read_text(),
         read_learned_images(pretrained_runs / "dino"),
     )
-    assert learned["restored"] is None and "Reconstructions" not in page
+    assert learned["reconstructions"] is None and "Reconstructions" not in page
     heads = learned["attention"]["heads"]
-    assert [len(row["pictures"]) for row in learned["attention"]["rows"]] == [1 + heads] * 2 and heads >= 1
-    assert f"Attention from {learned['attention']['reader']} to the patches" in page
+    assert [len(row["images"]) for row in learned["attention"]["rows"]] == [1 + heads] * 2 and heads >= 1
+    assert f"Attention from {learned['attention']['readout']} to the patches" in page
     for title in ("Entropy of teacher targets", "Entropy of the mean target", "Std of training features"):
         assert title in page, title
     assert "0 to ln K" in page
@@ -158,7 +158,7 @@ def test_labels_that_are_there_are_shown_beside_neighbours_and_alarms_stand_on_t
     words = {f"objective.{key}": value for key, value in SETTINGS["mae"][1].items()}
     vitreous.train(str(photos), recipe="mae", out=str(tmp_path / "run"), settings=words, **OPTIONS)
     page, learned = (tmp_path / "run" / "report.html").read_text(), read_learned_images(tmp_path / "run")
-    assert learned["nearest"]["rows"][0]["label"] in RunFolder(tmp_path / "run").run().data.classes
+    assert learned["neighbours"]["rows"][0]["label"] in RunFolder(tmp_path / "run").run().data.classes
     assert "<h2>Warnings</h2>" in page and "Features vary along one direction only" in page and "--lr" in page
     assert "k-NN top-1" in page and "Validation k-NN top-1" in page and "--protocol knn" in page
 

@@ -51,7 +51,7 @@ def test_the_document_has_the_figures_of_class_maps_counted_pixel_by_pixel(scene
     assert document["confusion"] == matrix.tolist()
     assert document["trained_on_images"] == 0 and not document["trained_on"]
     wrong = matrix[0, 1] + matrix[1, 0], matrix[0, 2] + matrix[2, 0], matrix[1, 2] + matrix[2, 1]
-    assert sum(pair["count"] for pair in document["confused"]["unordered"]) == sum(wrong)
+    assert sum(pair["count"] for pair in document["most_confused"]["unordered"]) == sum(wrong)
 
 
 def test_it_equals_what_the_run_measured_and_is_recorded_with_a_page(scenes_run):
@@ -131,7 +131,7 @@ def test_two_runs_are_compared_on_the_same_images(scenes_run, tmp_path):
     document = compare_two_runs(scenes_run, tmp_path / "b", computing=EvaluationSettings(workers=0))
     alone = [evaluate(one, workers=0)["test"] for one in (scenes_run, tmp_path / "b")]
     for name in ("miou", "dice", "pixel_accuracy"):
-        assert document["figures"][name] == [side[name] for side in alone]
+        assert document["metrics"][name] == [side[name] for side in alone]
         assert document["difference"][name] == pytest.approx(alone[1][name] - alone[0][name])
         low, high = document["interval"][name]
         assert low <= document["difference"][name] <= high

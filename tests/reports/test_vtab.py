@@ -174,12 +174,12 @@ def test_tasks_are_resumed_one_by_one(bundle, tmp_path, monkeypatch):
     found = again()
     assert computed == ["dtd", "pets"] and len(found["missing"]) == 16
     assert list(found["failed"]) == ["kitti"] and "missing.png" in found["failed"]["kitti"]
-    assert [row["task"] for row in found["figures"]] == ["dtd", "pets"]
-    row = found["figures"][0]
+    assert [row["task"] for row in found["results"]] == ["dtd", "pets"]
+    row = found["results"][0]
     assert (row["top1"], row["images"], row["train_images"], row["group"]) == (1.0, 9, 18, "natural")
-    assert row["dev"]["images"] == 6 and row["interval"]["top1"][0] < 1
+    assert row["held_out"]["images"] == 6 and row["interval"]["top1"][0] < 1
     assert found["natural"] is found["mean"] is found["test"]["top1"] is None and found["test"]["images"] == 18
-    assert again()["figures"] == found["figures"] and computed == []
+    assert again()["results"] == found["results"] and computed == []
     picture(999, (20, 12), 0).save(root / "pets" / "18.png")
     again()
     assert computed == ["pets"]
@@ -212,7 +212,7 @@ def test_pictures_are_scaled_whole(bundle, tmp_path):
         "fp32",
         "--json",
     )
-    assert document(say(*words, cwd=tmp_path))["figures"][0]["top1"] == 1.0
+    assert document(say(*words, cwd=tmp_path))["results"][0]["top1"] == 1.0
     assert open_data(root / "dtd").classes == ("0", "1")
 
 

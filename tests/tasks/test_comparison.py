@@ -47,8 +47,8 @@ def test_counts_and_figures_are_those_of_each_model_alone():
     for place, answers in enumerate((a, b)):
         report = evaluate_classification(answers.logits, answers.labels, tuple("abcd"))
         for name in ("top1", "nll", "ece"):
-            assert found.figures[name][place] == pytest.approx(report.figures[name]), name
-    for name, (before, after) in found.figures.items():
+            assert found.metrics[name][place] == pytest.approx(report.metrics[name]), name
+    for name, (before, after) in found.metrics.items():
         low, high = found.intervals[name]
         assert found.differences[name] == pytest.approx(after - before) and low <= after - before <= high, name
     assert found.significant and found.verdict("one", "two").startswith("two is better by ")
@@ -85,11 +85,11 @@ def test_the_interval_of_the_difference_covers_about_as_often_as_it_says():
 def test_several_labels_are_compared_by_map():
     a, b = simulated(300, 0.5, 1, several=True), simulated(300, 1.5, 2, several=True)
     found = compare_classifiers(a, b)
-    assert found.p is None and found.counts is None and found.figure == "map" and found.significant
+    assert found.p is None and found.counts is None and found.primary == "map" and found.significant
     for place, answers in enumerate((a, b)):
         report = evaluate_classification(answers.logits, answers.labels, tuple("abcd"))
-        assert found.figures["map"][place] == pytest.approx(report.figures["map"])
-        assert found.figures["nll"][place] == pytest.approx(report.figures["nll"])
+        assert found.metrics["map"][place] == pytest.approx(report.metrics["map"])
+        assert found.metrics["nll"][place] == pytest.approx(report.metrics["nll"])
     assert "two is better by" in found.verdict("one", "two") and "mAP" in found.verdict("one", "two")
     assert not compare_classifiers(a, a).significant and "both have the same mAP" in compare_classifiers(a, a).verdict(
         "one", "two"
@@ -105,7 +105,7 @@ def test_unreadable_images_are_wrong_and_have_no_loss():
     assert found.counts["only_a"] == hits and found.counts["only_b"] == 0
     assert found.differences["nll"] == 0 and found.differences["ece"] == 0  # of the ninety images that both could read
     none = compare_classifiers(a, ModelOutputs(b.logits, b.labels, np.zeros(100, bool)))
-    assert none.figures["nll"] == (None, None) and none.figures["top1"][1] == 0
+    assert none.metrics["nll"] == (None, None) and none.metrics["top1"][1] == 0
 
 
 @pytest.mark.parametrize("images", [1, 40])

@@ -61,7 +61,7 @@ def test_a_task_says_what_it_does(name):
     task = EXAMPLES[name]
     assert task.does.split()[0].endswith("s") and task.summary and task.hub_task.count("-") >= 1
     assert task.evaluate_options <= {field.name for field in fields(EvaluateOptions)}
-    assert task.protocol and METRICS[task.leading_metric].is_leading
+    assert task.protocol and METRICS[task.primary_metric].is_primary
 
 
 @pytest.mark.parametrize("name", [name for name, task in EXAMPLES.items() if not task.outputs])
@@ -96,8 +96,8 @@ def test_predictions_fit_every_format(name):
 def test_an_evaluation_has_metrics_examples_and_charts(name):
     task, labels = EXAMPLES[name], LABELS[name]
     report = task.evaluate(OUTPUTS, labels, READABLE)
-    assert (report.images, report.unreadable, report.figure) == (8, 1, task.leading_metric)
-    assert report.figures.keys() <= METRICS.keys() and report.figures[task.leading_metric] is not None
+    assert (report.images, report.unreadable, report.primary) == (8, 1, task.primary_metric)
+    assert report.metrics.keys() <= METRICS.keys() and report.metrics[task.primary_metric] is not None
     assert json.loads(json.dumps(report.summary() | report.details))
     split = ArraySplit(np.zeros((8, 2, 2), np.uint8), labels)
     examples = task.choose_examples(OUTPUTS, split, READABLE, 3)
@@ -115,7 +115,7 @@ def test_a_model_does_not_differ_from_itself(name):
     data = Data("x", classes=task.classes, splits={"test": split}, targets=task.label_columns)
     assert task.describe_differences(task) == [] and task.check_comparison(task, ("a", "b")) == ""
     found = task.compare_outputs(task, side, side, data)
-    assert found.figure == task.leading_metric and set(found.differences.values()) == {0}
+    assert found.primary == task.primary_metric and set(found.differences.values()) == {0}
     assert found.verdict("a", "b").startswith("no significant difference: both have the same ")
     assert json.loads(json.dumps(found.details)) == found.details
 

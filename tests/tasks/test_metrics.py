@@ -24,11 +24,11 @@ def test_labels_are_distinct():
     assert len(set(labels)) == len(labels)
 
 
-@pytest.mark.parametrize("metric", [m for m in METRICS.values() if m.is_leading], ids=lambda metric: metric.key)
+@pytest.mark.parametrize("metric", [m for m in METRICS.values() if m.is_primary], ids=lambda metric: metric.key)
 def test_a_leading_metric_is_printed_before_its_further_ones(metric):
     values = dict.fromkeys((metric.key, *metric.secondary), 0.25)
     report = Report(3, 0, values, dict.fromkeys(values), [], None, metric.key)
     text = format_split_metrics("val", report.summary())
     places = [text.index(f"{METRICS[key].label} {0.25:{METRICS[key].form}}") for key in values]
     assert text.startswith(f"val: {metric.label} ") and places == sorted(places)
-    assert report.leading_text.startswith(metric.label)
+    assert report.headline_text.startswith(metric.label)

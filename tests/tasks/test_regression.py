@@ -50,8 +50,8 @@ def test_metrics_are_those_of_scikit_learn_and_scipy():
         assert row["spearman"] == pytest.approx(spearmanr(y, p).statistic)
         assert all(low <= row[key] <= high for key, (low, high) in row["interval"].items())
     rows = report.details["targets"]
-    assert report.figures == {key: pytest.approx(np.mean([row[key] for row in rows])) for key in REGRESSION_METRIC_KEYS}
-    assert (report.images, report.unreadable, report.leading) == (60, 6, ("R²", report.figures["r2"]))
+    assert report.metrics == {key: pytest.approx(np.mean([row[key] for row in rows])) for key in REGRESSION_METRIC_KEYS}
+    assert (report.images, report.unreadable, report.headline) == (60, 6, ("R²", report.metrics["r2"]))
     again = evaluate_regression(predicted, labels, TASK.targets, readable)
     assert again.summary() == report.summary()  # the bootstrap has a seed of its own
 
@@ -85,7 +85,7 @@ def test_two_models_are_compared_on_the_images_that_both_have():
     for place, row in enumerate(found.details["targets"]):
         own = readable[0] & readable[1] & ~np.isnan(labels[:, place])
         y, a, b = labels[own, place], predicted[own, place], other[own, place]
-        assert row["images"] == own.sum() and row["figures"]["mae"] == pytest.approx(
+        assert row["images"] == own.sum() and row["metrics"]["mae"] == pytest.approx(
             [mean_absolute_error(y, a), mean_absolute_error(y, b)]
         )
         assert row["difference"]["r2"] == pytest.approx(r2_score(y, b) - r2_score(y, a))
@@ -101,15 +101,15 @@ def test_two_models_are_compared_on_the_images_that_both_have():
 def test_models_of_labels_that_are_all_the_same_have_no_r2_to_compare():
     side = ModelOutputs(np.array([[1.0], [2.0]]), np.array([[3.0], [3.0]]), np.ones(2, bool))
     found = compare_values(side, side, ("age",))
-    assert found.figures["r2"] == (None, None) and found.differences["mae"] == 0 and not found.significant
+    assert found.metrics["r2"] == (None, None) and found.differences["mae"] == 0 and not found.significant
     assert found.verdict("a", "b") == "cannot compare: R² is not defined for both models on these images"
 
 
 def test_large_values_keep_their_digits():
     labels = 1e9 + np.arange(40.0)
     report = evaluate_regression(labels[:, None] + 1, labels[:, None], ("time",), np.ones(40, bool))
-    assert report.figures["r2"] == pytest.approx(r2_score(labels - 1e9, labels - 1e9 + 1))
-    assert report.figures["mae"] == 1 and report.intervals["mae"] == (1, 1)
+    assert report.metrics["r2"] == pytest.approx(r2_score(labels - 1e9, labels - 1e9 + 1))
+    assert report.metrics["mae"] == 1 and report.intervals["mae"] == (1, 1)
 
 
 @pytest.mark.parametrize(("labels", "defined"), [
@@ -118,7 +118,7 @@ def test_large_values_keep_their_digits():
 def test_metrics_that_are_not_defined_are_none(labels, defined):
     table = np.array(labels, np.float64).reshape(-1, 1)
     report = evaluate_regression(np.ones_like(table), table, ("a",), np.ones(len(table), bool))
-    assert {key for key, value in report.figures.items() if value is not None} == set(defined)
+    assert {key for key, value in report.metrics.items() if value is not None} == set(defined)
     assert json.loads(json.dumps(report.summary())) and report.score[0] == -math.inf
 
 
@@ -126,7 +126,7 @@ def test_outputs_that_are_not_finite_are_refused():
     with pytest.raises(NonFiniteError, match="not finite"):
         TASK.evaluate(np.full((2, 2), np.nan), np.zeros((2, 2)), np.ones(2, bool))
     report = TASK.evaluate(np.array([[np.nan] * 2, [0, 0]]), np.zeros((2, 2)), np.array([False, True]))
-    assert report.figures["mae"] == pytest.approx((40 + 1.5) / 2)
+    assert report.metrics["mae"] == pytest.approx((40 + 1.5) / 2)
 
 
 def test_the_description_is_read_back():

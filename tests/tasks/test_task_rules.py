@@ -129,7 +129,7 @@ def test_a_head_of_other_classes_is_of_another_task_where_it_must():
 
 
 def test_classes_are_ranked_by_a_metric_of_theirs():
-    leading = [metric for metric in METRICS.values() if metric.is_leading]
+    leading = [metric for metric in METRICS.values() if metric.is_primary]
     assert {metric.key: metric.ranking_metric for metric in leading if metric.ranks != "f1"} == {
         "map": ("ap", "AP"),
         "miou": ("iou", "IoU"),

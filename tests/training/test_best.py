@@ -44,7 +44,7 @@ def scored(monkeypatch):
             return report, figures
         steps.append(step)
         scores = {"top1": SCORES[step // 2 - 1], "nll": NLLS[step // 2 - 1]}
-        return replace(report, figures=report.figures | scores), figures | {f"val/{n}": v for n, v in scores.items()}
+        return replace(report, metrics=report.metrics | scores), figures | {f"val/{n}": v for n, v in scores.items()}
 
     build, finish = Session.build, Session.finish
 
@@ -93,15 +93,15 @@ def test_the_best_weights_are_kept_and_said(photos, tmp_path, scored):
     summary = train(str(photos), out=str(tmp_path / "run"), **options(keep_best=True))
     assert scored == [2, 4, 6, 8, 10, 12]
     found = summary["selection"]
-    assert (found["kept"], found["kept_step"], found["stopped_early"]) == ("best", 6, False)
+    assert (found["weights"], found["weights_step"], found["stopped_early"]) == ("best", 6, False)
     assert found["best"] == {
         "step": 6,
         "epoch": 2.0,
-        "figure": "top-1",
+        "metric": "top-1",
         "value": 0.8,
         "nll": 0.8,
         "evaluations": 6,
-        "since": 3,
+        "evaluations_since": 3,
         "better": "higher",
     }
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["selection"] == found
@@ -117,17 +117,20 @@ def test_the_best_weights_are_kept_and_said(photos, tmp_path, scored):
 
 
 def test_the_best_evaluation_ships_where_nothing_is_said(photos, tmp_path):
-    """The bundle, evaluated again, has the leading figure of the best evaluation; without --keep-last, with EMA or not."""
+    """The bundle, evaluated again, has the primary metric of the best evaluation; without --keep-last, with EMA or not."""
     for name, ema in (("averaged", 0.9), ("plain", 0)):
         out = tmp_path / name
         summary = train(str(photos), out=str(out), **options(12, ema=ema, lr=0.05))
         found, lines = summary["selection"], (out / "metrics.jsonl").read_text().splitlines()
         values = {line["step"]: line["val/top1"] for line in map(json.loads, lines) if "val/top1" in line}
-        assert len(values) == 6 and found["best"]["value"] == max(values.values()) == values[found["kept_step"]]
+        assert len(values) == 6 and found["best"]["value"] == max(values.values()) == values[found["weights_step"]]
         again = evaluate(out, split="val", precision="fp32")["val"]
         assert again["top1"] == found["best"]["value"]
         place = (
-            out / "checkpoints" / f"step-{found['kept_step']:08d}" / ("ema.safetensors" if ema else "model.safetensors")
+            out
+            / "checkpoints"
+            / f"step-{found['weights_step']:08d}"
+            / ("ema.safetensors" if ema else "model.safetensors")
         )
         kept = {key.removeprefix("model."): value for key, value in load_file(place).items()}
         assert same(weights(out), {key: kept[key] for key in weights(out)})
@@ -143,7 +146,7 @@ def test_keep_best_and_keep_last_exclude_each_other(photos, tmp_path):
 def test_where_the_last_is_the_best_the_run_is_that_without_the_option(photos, tmp_path, scored):
     one = train(str(photos), out=str(tmp_path / "one"), **options(6, keep_best=True))
     other = train(str(photos), out=str(tmp_path / "other"), **options(6, keep_last=True))
-    assert (one["selection"]["kept_step"], other["selection"]) == (6, None)
+    assert (one["selection"]["weights_step"], other["selection"]) == (6, None)
     assert same(weights(tmp_path / "one"), weights(tmp_path / "other")) and one["val"] == other["val"]
 
 
@@ -152,10 +155,10 @@ def test_a_run_ends_after_evaluations_that_were_not_better(photos, tmp_path, sco
     summary = train(str(photos), out=str(tmp_path / "run"), **options(16, early_stop=3, keep_last=not keep_best))
     assert scored == [2, 4, 6, 8, 10, 12] and summary["steps"] == 12 and summary["epochs"] == 4.0
     found = summary["selection"]
-    assert found["stopped_early"] and (found["kept"], found["kept_step"]) == (
+    assert found["stopped_early"] and (found["weights"], found["weights_step"]) == (
         ("best", 6) if keep_best else ("last", 12)
     )
-    assert found["best"]["since"] == 3
+    assert found["best"]["evaluations_since"] == 3
 
 
 class Stopped(Exception):
@@ -228,7 +231,7 @@ def test_a_best_checkpoint_that_was_damaged_is_told_and_the_last_weights_are_kep
 
     monkeypatch.setattr(Session, "load_best_weights", damaged)
     summary = train(str(photos), out=str(out), **options(keep_best=True))
-    assert (summary["selection"]["kept"], summary["selection"]["kept_step"]) == ("last", 12)
+    assert (summary["selection"]["weights"], summary["selection"]["weights_step"]) == ("last", 12)
     assert any("step 6, the best, is not there or damaged" in note for note in notes)
 
 
@@ -238,8 +241,8 @@ def test_the_command_says_what_was_kept(photos, tmp_path, scored):
     assert "best checkpoint: step 6 (epoch 2), top-1 80.00% on validation, best of 6 evaluations" in result.stdout
     assert "stopped early at step 12: 3 evaluations in a row were not better than that of step 6" in result.stdout
     judged = say("evaluate", str(tmp_path / "run"), "--split", "val", "--json")
-    assert document(judged)["chosen_on"] == ["select the best weights of the run"]
-    assert document(say("evaluate", str(tmp_path / "run"), "--json"))["chosen_on"] == []
+    assert document(judged)["selected_on"] == ["select the best weights of the run"]
+    assert document(say("evaluate", str(tmp_path / "run"), "--json"))["selected_on"] == []
 
 
 def test_what_cannot_be_chosen_is_refused_before_the_run(photos, tmp_path):
@@ -265,14 +268,14 @@ def test_of_equal_figures_the_lower_nll_is_better():
     assert found.to_dict() is None and BestEvaluation.from_dict(None) == found
     for step, (top1, nll) in enumerate([(0.5, 1.0), (0.5, 0.9), (0.5, 0.9), (0.4, 0.1), (0.5, None)], 1):
         found = found.after(report(top1, nll), step, step / 2)
-    assert (found.step, found.since, found.evaluations) == (2, 3, 5)
+    assert (found.step, found.evaluations_since, found.evaluations) == (2, 3, 5)
     assert BestEvaluation.from_dict(json.loads(json.dumps(found.to_dict()))) == found
     several = BestEvaluation().after(report(None, 1.0, "map", map=0.25), 1, 1.0)
-    assert (several.figure, several.value) == ("mAP", 0.25)
+    assert (several.metric, several.value) == ("mAP", 0.25)
     distances = BestEvaluation()
     for step, value in enumerate([30.0, 12.0, 20.0], 1):
         distances = distances.after(report(None, None, "fid", "lower", fid=value), step, 1.0)
     distances = BestEvaluation.from_dict(json.loads(json.dumps(distances.to_dict())))
-    assert (distances.step, distances.value, distances.since) == (2, 12.0, 1)
+    assert (distances.step, distances.value, distances.evaluations_since) == (2, 12.0, 1)
     with pytest.raises(UsageError):
         train("digits", early_stop=0)

@@ -60,10 +60,10 @@ def test_state_that_is_planned_is_the_state_that_is_held(optimizer, precision, t
     flat = state.flat
     terms = count_memory(run, measure_sizes(state.objective), 1, "cpu")
     held = {
-        "masters_bytes": bytes_of([flat.master]),
+        "master_weights_bytes": bytes_of([flat.master]),
         "working_copy_bytes": bytes_of([flat.work]) if flat.work is not flat.master else 0,
-        "average_bytes": bytes_of([flat.average]) if run.ema else 0,
-        "moments_bytes": bytes_of([vector for _, vector in state.optimizers.moments.values()]),
+        "ema_bytes": bytes_of([flat.average]) if run.ema else 0,
+        "optimizer_state_bytes": bytes_of([vector for _, vector in state.optimizers.moments.values()]),
         "gradients_bytes": bytes_of(flat.grads),
         "gradient_sum_bytes": bytes_of([flat.master_grad]) if flat.master_grad is not flat.grad else 0,
     }
@@ -119,7 +119,7 @@ def test_shares_and_rings():
         once = b * (2 * sum(sizes.blocks) + sizes.root)
         assert count_traffic(fsdp, sizes, world) == round((once + b * n) * (world - 1) / world)
         whole, share = count_memory(run, sizes, world), count_memory(fsdp, sizes, world)
-        for name in ("masters_bytes", "average_bytes", "moments_bytes"):
+        for name in ("master_weights_bytes", "ema_bytes", "optimizer_state_bytes"):
             assert share[name] == pytest.approx(whole[name] / world, rel=0.01)
     assert count_traffic(run, sizes, 1) == 0
 
@@ -136,10 +136,13 @@ def test_time_is_compute_and_what_it_does_not_hide():
     run, _ = planned()
     sizes, device = measure_sizes(build_meta_objective(run)), ACCELERATORS["h100"]
     one, many = (forecast_step(run, sizes, world, device, 1e9) for world in (1, 64))
-    assert one["compute"] == pytest.approx(64 * many["compute"]) and one["exchange"] == one["exchange_whole"] == 0
-    assert many["exchange"] == pytest.approx(max(0, many["exchange_whole"] - many["compute"] * 2 / 3))
+    assert (
+        one["compute"] == pytest.approx(64 * many["compute"])
+        and one["communication"] == one["total_communication"] == 0
+    )
+    assert many["communication"] == pytest.approx(max(0, many["total_communication"] - many["compute"] * 2 / 3))
     slow = replace(device, network=1e6)
-    assert forecast_step(run, sizes, 64, slow, 1e9)["exchange"] > many["exchange_whole"]
+    assert forecast_step(run, sizes, 64, slow, 1e9)["communication"] > many["total_communication"]
     assert forecast_step(run, sizes, 8, slow, 1e9) == forecast_step(run, sizes, 8, device, 1e9)  # one machine
 
 
@@ -157,7 +160,7 @@ def test_the_plan_is_of_as_many_images_as_it_is_told():
     )
     run, document = preview_distributed_run(options, NullListener())
     assert document["images"] == 1_000_000 and document["steps"] == run.steps == math.ceil(1_000_000 / 64)
-    assert document["images_at_a_time"] == 4 and document["devices"] == "16 x h100, 2 machines"
+    assert document["micro_batch_size"] == 4 and document["devices"] == "16 x h100, 2 machines"
     assert document["exaflops"] == pytest.approx(
         build_meta_objective(run).flops(type("P", (), {"samples": 0, "total": 1})()) * 1e6 / 1e18, rel=0.01
     )
@@ -186,4 +189,4 @@ def test_what_cannot_be_planned_is_said_in_one_message(words, message, capsys):
 def test_no_activations_are_planned_of_what_sees_parts_of_images():
     run, _ = planned(recipe="mae", model="ViT-32x2/4", image_size=16)
     terms = count_memory(run, measure_sizes(build_meta_objective(run)), 4)
-    assert terms["activations_bytes"] is terms["peak_bytes"] is None and terms["masters_bytes"]
+    assert terms["activations_bytes"] is terms["peak_bytes"] is None and terms["master_weights_bytes"]

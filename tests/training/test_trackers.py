@@ -125,7 +125,7 @@ def check_mlflow(out: Path) -> None:
     place = Path(download_artifacts(run_id=identity, dst_path=str(out.parent / "back")))
     weights = "model/weights.safetensors"
     assert (place / weights).read_bytes() == (out / weights).read_bytes()
-    assert Image.open(place / "pictures" / "confusion.png").width > 100
+    assert Image.open(place / "images" / "confusion.png").width > 100
     assert json.loads((place / "summary.json").read_text())["val"]["images"] == 12
 
 

@@ -243,7 +243,7 @@ def test_its_bit_is_written_with_the_shapes_its_code_asks_for(tmp_path):
 def test_another_reader_of_its_bit_is_told_of(tmp_path):
     path = written(tmp_path / "bit.npz", golden_bit_paper((1,)))
     document = convert(path, tmp_path / "tf.npz", "bit-npz")
-    assert document["read_there_with"] == ["numerics big-vision -> bit"]
+    assert document["assumed_settings"] == ["numerics big-vision -> bit"]
 
 
 def test_the_border_alone_is_what_its_numerics_change():

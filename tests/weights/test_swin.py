@@ -297,7 +297,7 @@ def test_a_head_for_some_classes_by_a_map(microsoft, tmp_path):
     (tmp_path / "map.txt").write_text("5\n0\n6\n")
     told = {"image": (32, 32)}
     document = convert(path, tmp_path / "few", settings=told, class_map=tmp_path / "map.txt")
-    assert document["kept"] == len(peer.model.state_dict())
+    assert document["loaded"] == len(peer.model.state_dict())
     batch = images((32, 32))
     few = load_bundle(tmp_path / "few")
     assert few.classes == ("0", "1", "2")

@@ -205,11 +205,11 @@ def test_a_file_is_read_answers_and_is_written_again_to_the_bit(options, tmp_pat
         weights.preprocess.std,
     ) == IMAGENET_MOMENTS and weights.preprocess.filter == "bilinear"
     document = convert(tmp_path / "model_final.safetensors", tmp_path / "bundle")
-    assert document["kept"] == len(weights.state())
+    assert document["loaded"] == len(weights.state())
     parts = open_objective_state(tmp_path / "model_final.safetensors")
     assert parts and parts.config == {"name": "detection", "classes": list(weights.task.classes)}
     again = convert(tmp_path / "bundle", tmp_path / "again", "vitdet")
-    assert again["tensors"] == len(state) and not again["read_there_with"]
+    assert again["tensors"] == len(state) and not again["assumed_settings"]
     assert not differing(load_file(tmp_path / "again.safetensors"), state)
     answers = open_weights(tmp_path / "again.safetensors").bundle().model(torch.zeros(1, 3, 96, 96))
     assert len(answers) == 3 + masks and torch.isfinite(answers[0]).all()
@@ -226,7 +226,7 @@ def test_a_detector_trained_here_is_written_and_read_as_it_was(tmp_path):
         model, folder = build_model(own), tmp_path / str(agnostic)
         bundle = bundle_of(model, folder / "bundle")
         document = convert(bundle, folder / "theirs", "vitdet")
-        assert document["read_there_with"] == ["round_anchors True -> False"]
+        assert document["assumed_settings"] == ["round_anchors True -> False"]
         weights = open_weights(folder / "theirs.safetensors")
         assert weights.config == own
         rows, state = weights.state(), model.state_dict()

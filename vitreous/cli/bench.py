@@ -70,7 +70,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         except OSError as error:
             raise ResourceError(f"cannot write {file}: {error.strerror}") from None
     console.print_line(document["hardware"])
-    console.print_line(report.format_peaks(document["peak"]))
+    console.print_line(report.format_peaks(document["peak_throughput"]))
     for race in races:
         console.print_line()
         head, rows = report.format_race_table(race)

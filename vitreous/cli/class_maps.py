@@ -69,10 +69,10 @@ def print_class_shares(
     meter, rows, document = ProgressMeter("predict", source.count, console), [], []
     for class_map in iterate_class_maps(predictor.card, predictor.engine, iter(source), options.bad_images, False):
         meter.count([class_map])
-        text = "  ".join(f"{name} {share:.1%}" for name, share in class_map.shares.items())
+        text = "  ".join(f"{name} {share:.1%}" for name, share in class_map.class_shares.items())
         cell = describe_unreadable(class_map.path, class_map.error) if class_map.error else text
         rows.append([escape_unprintable(class_map.path), cell])
-        document.append({"path": class_map.path, "shares": class_map.shares, "error": class_map.error})
+        document.append({"path": class_map.path, "class_shares": class_map.class_shares, "error": class_map.error})
     console.table(["image", "shares of the pixels"], rows)
     print_unreadable(console, (), meter.unreadable, meter.done)
     if not meter.unreadable:

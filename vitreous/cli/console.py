@@ -126,14 +126,14 @@ class Console(ProgressDisplay):
 
 
 def format_split_metrics(name: str, summary: Mapping[str, Any] | None) -> str:
-    """Format the metrics of a split (`Report.summary`) as one line, with the evaluator's leading metric first."""
-    from vitreous.tasks.report import get_leading_key
+    """Format the metrics of a split (`Report.summary`) as one line, with the evaluator's primary metric first."""
+    from vitreous.tasks.report import get_primary_key
 
     if summary is None:
         return f"{name}: not evaluated"
-    leading = get_leading_key(summary)
-    texts = [format_metric(summary, leading, "95 % interval ")]
-    secondary = METRICS[leading].secondary if leading in METRICS else None
+    primary = get_primary_key(summary)
+    texts = [format_metric(summary, primary, "95 % interval ")]
+    secondary = METRICS[primary].secondary if primary in METRICS else None
     texts += [format_metric(summary, key) for key in secondary or () if summary.get(key) is not None]
     return f"{name}: {', '.join(texts)}, {summary['images']} images"
 

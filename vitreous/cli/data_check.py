@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 
 from vitreous.cli.console import Console
 
-LEVEL_LABELS = {"fails": "FAILS", "warns": "warning", "tells": "note"}
+LEVEL_LABELS = {"error": "FAILS", "warning": "warning", "info": "note"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,18 +88,20 @@ def print_findings(document: dict[str, Any], console: Console) -> None:
         for name, split in document["splits"].items()
     ]
     console.table(["split", "clips" if document["clips"] else "images", "unreadable", "bytes"], rows)
-    if size := document["sizes"]:
+    if size := document["image_sizes"]:
         width, height = (
             f"{size[axis]['min']:.0f} to {size[axis]['max']:.0f}, median {size[axis]['median']:.0f}"
             for axis in ("width", "height")
         )
         slices = f"{size['slices']['min']:.0f} to {size['slices']['max']:.0f} slices; " if "slices" in size else ""
-        size_text = f"length {width}" if document["kind"] == "signals" else f"{slices}width {width}; height {height}"
+        size_text = (
+            f"length {width}" if document["sample_type"] == "signals" else f"{slices}width {width}; height {height}"
+        )
         targets, classes = document["targets"], document["classes"]
         count = f"{len(targets)} target{'s' * (len(targets) != 1)}" if targets else f"{len(classes)} classes"
         console.print_line(f"{count}; {size_text}")
     if (clips := document["clips"]) and clips["frames"]:
-        names = {"frames": "frames", "seconds": "seconds", "rate": "frames/s"}
+        names = {"frames": "frames", "seconds": "seconds", "frame_rate": "frames/s"}
         spans = [(clips[key], name) for key, name in names.items() if clips[key]]
         texts = [f"{span['min']:.3g} to {span['max']:.3g} {name}, median {span['median']:.3g}" for span, name in spans]
         console.print_line("; ".join(texts))
@@ -115,7 +117,7 @@ def print_findings(document: dict[str, Any], console: Console) -> None:
         console.print_line(f"    {MAX_LISTED_NAMES} of {num_listed:,} are listed; --json lists all")
     console.print_line()
     for finding in document["findings"]:
-        console.print_line(f"{LEVEL_LABELS[finding['level']]}: {finding['text']}")
-        if finding["way"]:
-            console.print_line(f"    {finding['way']}")
+        console.print_line(f"{LEVEL_LABELS[finding['level']]}: {finding['message']}")
+        if finding["hint"]:
+            console.print_line(f"    {finding['hint']}")
     console.print_line("passed" if document["passed"] else "failed")

@@ -86,7 +86,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         embedder=embedder,
         progress=console.progress,
     )
-    write_output_file(out, copies_to_csv(document["copies"]))
+    write_output_file(out, copies_to_csv(document["duplicates"]))
     if options.apply_to and isinstance(data, Data):
         table = Path(options.apply_to)
         write_output_file(table, remaining_to_csv(data, read_exclusion_list(out), table.absolute().parent))
@@ -95,13 +95,18 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     counts = document["counts"]
     console.table(["copies by", "images"], [[reason, counts.get(reason, 0)] for reason in ("bytes", "pixels", "near")])
     console.print_line(
-        f"{len(document['copies'])} of {document['images']} images are copies, {len(document['unreadable'])} cannot be "
-        f"read: {out}"
+        f"{len(document['duplicates'])} of {document['images']} images are copies, "
+        f"{len(document['unreadable'])} cannot be read: {out}"
     )
-    return {"data": options.data, "against": list(options.against), "list": options.out, "table": options.apply_to} | {
+    return {
+        "data": options.data,
+        "against": list(options.against),
+        "out": options.out,
+        "applied_to": options.apply_to,
+    } | {
         "images": document["images"],
-        "images_against": document["against"],
-        **{key: document[key] for key in ("within", "threshold", "counts", "unreadable", "copies")},
+        "against_images": document["against_images"],
+        **{key: document[key] for key in ("within", "threshold", "counts", "unreadable", "duplicates")},
     }
 
 

@@ -33,8 +33,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     console.table(["doctor", ""], rows)
     for line in document["engine_choices"]:
         console.print_line(line)
-    if (document["other_work"] or 0) >= ContentionMonitor.SHARE:
-        console.note(describe_contention(document["other_work"]))
+    if (document["other_load"] or 0) >= ContentionMonitor.SHARE:
+        console.note(describe_contention(document["other_load"]))
     return document
 
 

@@ -28,7 +28,7 @@ PROTOCOL_SETTING_KEYS = {
     "knn": "k",
     "linear": "l2",
     "real": "images",
-    "objectnet": "among",
+    "objectnet": "candidate_classes",
 }  # protocol -> the key that distinguishes its results
 
 
@@ -136,7 +136,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         if document.get("clip_views", "1x1") != "1x1":
             console.print_line(f"mean logits of {document['clip_views']} views per clip (frames x crops)")
     else:
-        console.table(*format_protocol_table(o.protocol, document["figures"]))
+        console.table(*format_protocol_table(o.protocol, document["results"]))
     if metrics and metrics["unreadable"]:
         console.print_line(f"{metrics['unreadable']} unreadable images count as errors")
     lines = {"vtab": format_vtab_lines, "linear": format_probe_lines}.get(o.protocol, lambda document: ())
@@ -188,7 +188,7 @@ def format_protocol_table(protocol: str, results: list[dict[str, Any]]) -> tuple
         [value, *(format_share_with_interval(result, name) for name in names)]
         for value, result in zip(settings, results, strict=True)
     ]
-    return ["classes" if key == "among" else key, *(METRICS[name].label for name in names)], cells
+    return ["classes" if key == "candidate_classes" else key, *(METRICS[name].label for name in names)], cells
 
 
 def format_share_with_interval(result: dict[str, Any], name: str) -> str:
@@ -212,8 +212,8 @@ def format_probe_lines(document: dict[str, Any]) -> Iterator[str]:
     if (selection := document.get("selection")) is None:
         return
     yield (
-        f"{document['steps']:,} steps of {document['batch']:,} images; head: "
-        f"{format_probe_candidate(selection['chosen'])}"
+        f"{document['steps']:,} steps of {document['batch_size']:,} images; head: "
+        f"{format_probe_candidate(selection['selected'])}"
     )
     candidates = selection["candidates"]
     if len(candidates) > 1:
@@ -230,7 +230,7 @@ def format_probe_candidate(candidate: dict[str, Any]) -> str:
         candidate["blocks"], f"{candidate['blocks']} class tokens"
     )
     score = "" if candidate["val"] is None else f", val {format_percentage(candidate['val'])}"
-    return f"lr {candidate['lr']:.3g}, {blocks}{' and mean patch' if candidate['mean'] else ''}{score}"
+    return f"lr {candidate['lr']:.3g}, {blocks}{' and mean patch' if candidate['mean_patch'] else ''}{score}"
 
 
 def get_second_run(options: Options) -> str | None:
@@ -267,11 +267,10 @@ def print_comparison(options: Options, second_run: str, console: Console) -> dic
     document = compare_two_runs(first_source, second_source, options.more, options.split, computing)
     for metrics in (document["a"], document["b"]):
         console.print_line(format_split_metrics(metrics["run"], metrics))
-    if counts := document["counts"]:
-        correct_text = (
-            f"both correct {counts['both']}, only the first {counts['only_a']}, only the second {counts['only_b']}"
-        )
-        console.print_line(f"of {document['images']} images: {correct_text}, neither {counts['neither']}")
+    if correct := document["correct"]:
+        correct_text = f"both correct {correct['both']}, only the first {correct['only_a']}, "
+        correct_text += f"only the second {correct['only_b']}"
+        console.print_line(f"of {document['images']} images: {correct_text}, neither {correct['neither']}")
     if len(targets := document.get("targets", [])) > 1:
         console.table(*target_differences(targets[:MAX_LISTED_CLASSES]))
     if signs := [*describe_changes(document)]:
@@ -285,7 +284,7 @@ def describe_changes(document: dict[str, Any]) -> Iterator[str]:
     changes, ends = document["difference"], document["interval"]
     for name in (name for name, change in changes.items() if change is not None and name in METRICS):
         metric = METRICS[name]
-        if not metric.is_share and not metric.is_leading:
+        if not metric.is_share and not metric.is_primary:
             suffix = format_interval_suffix(ends[name], "+" + metric.form)
             yield f"{metric.label} {changes[name]:+{metric.form}}{suffix}"
 
@@ -311,13 +310,13 @@ def print_head_results(document: dict[str, Any], console: Console) -> Iterator[s
     if document["targets"]:
         console.table(*format_targets_table(document["targets"]))
         return
-    from vitreous.tasks.report import get_leading_key
+    from vitreous.tasks.report import get_primary_key
 
-    metric, objects = METRICS[get_leading_key(document[document["split"]])], document.get("objects")
+    metric, objects = METRICS[get_primary_key(document[document["split"]])], document.get("objects")
     rank, name = metric.ranking_metric
     class_results = sorted(document["per_class"], key=lambda result: result[rank] if result[rank] is not None else 2.0)
     columns = metric.class_columns(class_results)
-    confused_columns = ["taken_for"] if any("taken_for" in result for result in class_results) else []
+    confused_columns = ["confused_with"] if any("confused_with" in result for result in class_results) else []
     console.table(
         ["class", "images", *(column.label for column in columns), *["most confused with"] * len(confused_columns)],
         [
@@ -337,7 +336,7 @@ def print_head_results(document: dict[str, Any], console: Console) -> Iterator[s
         texts = (f"{OBJECT_ERRORS[key]} {100 * cost:.1f}" for key, cost in costs if key in OBJECT_ERRORS)
         yield f"recall, precision and F1 of predictions with a score of at least {objects['threshold']:.2f}"
         yield f"AP50 points lost per error type: {', '.join(texts)}"
-    if document["confused"] and (pairs := document["confused"]["unordered"]):
+    if document["most_confused"] and (pairs := document["most_confused"]["unordered"]):
         texts = (
             f"{' and '.join(pair['classes'])} ({pair['count']:,} "
             f"{metric.counted.removesuffix('s' * (pair['count'] == 1))}, "
@@ -382,8 +381,8 @@ def format_calibration_lines(document: dict[str, Any]) -> Iterator[str]:
         accuracy_text = (
             "" if top1 is None else f": top-1 {top1:.2%}{format_interval_suffix(abstain['interval'])} on them"
         )
-        answered = f"{abstain['answered']} images predicted ({abstain['coverage']:.1%}){accuracy_text}"
-        yield f"unsure below {abstain['below']:g}: {answered}; AURC {abstain['aurc']:.2g}"
+        answered = f"{abstain['accepted']} images predicted ({abstain['coverage']:.1%}){accuracy_text}"
+        yield f"unsure below {abstain['threshold']:g}: {answered}; AURC {abstain['aurc']:.2g}"
 
 
 def format_outlier_lines(document: dict[str, Any]) -> Iterator[str]:
@@ -401,10 +400,8 @@ def format_outlier_lines(document: dict[str, Any]) -> Iterator[str]:
     if suspects := document["suspects"]:
         yield f"{suspects['count']} of {suspects['images']} labels are suspect: {suspects['file']}"
         for sample in suspects["top"][:5]:
-            verdict = (
-                f"model {sample['class']} {sample['probability']:.0%}, neighbours "
-                f"{sample['knn_class']} {sample['share']:.0%}"
-            )
+            neighbours = f"neighbours {sample['knn_class']} {sample['knn_share']:.0%}"
+            verdict = f"model {sample['predicted_class']} {sample['probability']:.0%}, {neighbours}"
             yield f"  {sample['path']}: labelled {sample['label']}; {verdict}"
 
 
@@ -445,12 +442,10 @@ def print_generator_evaluation(options: Any, console: Console) -> dict[str, Any]
         shares = {name: format_percentage(metrics[name]) for name in ("precision", "recall")}
         shares |= {"density": f"{metrics['density']:.3f}", "coverage": format_percentage(metrics["coverage"])}
         console.table(list(shares), [list(shares.values())])
-    if metrics["recognised"] is not None:
-        console.print_line(
-            f"recognised: {format_percentage(metrics['recognised'])} of the samples, by the model of the features"
-        )
-    if metrics["copies"] is not None:
-        console.print_line(
-            f"near-duplicates of training images: {format_percentage(metrics['copies'])} of the samples (chance: 1 %)"
-        )
+    if metrics["classifier_accuracy"] is not None:
+        accuracy = format_percentage(metrics["classifier_accuracy"])
+        console.print_line(f"recognised: {accuracy} of the samples, by the model of the features")
+    if metrics["near_duplicates"] is not None:
+        share = format_percentage(metrics["near_duplicates"])
+        console.print_line(f"near-duplicates of training images: {share} of the samples (chance: 1 %)")
     return document

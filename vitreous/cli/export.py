@@ -73,7 +73,7 @@ def format_export_lines(exported: dict[str, Any]) -> list[tuple[str, str]]:
     """Return labels and texts of the lines for one file."""
     if not exported["images"]:
         return [("written", f"{exported['file']}, {exported['bytes']:,} bytes, read back bit for bit")]
-    comparison = ("judged", f"on {exported['images']} images: {exported['judged_on']}")
+    comparison = ("judged", f"on {exported['images']} images: {exported['verified_on']}")
     lines = (
         [comparison, *format_object_lines(exported)]
         if exported["outputs"] == "objects"

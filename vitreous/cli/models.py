@@ -62,7 +62,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
             console.note(f"{name} skipped: {error.message}")
             continue
         scalars = config.count_activations()
-        model = {"name": name, "image": format_size(config.image), "parameters": count}
+        model = {"name": name, "image_size": format_size(config.image), "parameters": count}
         model |= {"tokens": config.prefix + math.prod(config.grid), "gflops": round(2 * config.macs() / 1e9, 3)}
         models.append(model | {"activation_bytes_bf16": None if scalars is None else 2 * scalars})
     cells = []

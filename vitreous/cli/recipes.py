@@ -58,7 +58,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         [
             [
                 recipe["name"],
-                recipe["about"],
+                recipe["description"],
                 recipe["source"],
                 recipe["batch_size"],
                 format_length(recipe),
@@ -77,7 +77,7 @@ def describe_recipe(recipe: Recipe, run: Run) -> dict[str, Any]:
     """Return a row of the table; `run` is the recipe's first model on its original dataset."""
     return {
         "name": recipe.name,
-        "about": recipe.about,
+        "description": recipe.about,
         "source": recipe.source,
         "data": recipe.data,
         "batch_size": run.batch_size,
@@ -86,7 +86,7 @@ def describe_recipe(recipe: Recipe, run: Run) -> dict[str, Any]:
         "epochs_range": [recipe.lengths[0][1].least, recipe.lengths[0][1].most] if recipe.lengths else None,
         "optimizer": run.optimizer.name,
         "lr": run.optimizer.lr,
-        "rule": recipe.rule,
+        "lr_rule": recipe.rule,
         "init": recipe.from_weights,
     }
 
@@ -105,7 +105,7 @@ def print_recipe(name: str, console: Console) -> dict[str, Any]:
     from vitreous.recipes.registry import RECIPES, build_example_run
 
     recipe, run = RECIPES[name], build_example_run(name)
-    summary = describe_recipe(recipe, run) | {"grid": list(recipe.grid), "hold_out": recipe.hold_out}
+    summary = describe_recipe(recipe, run) | {"lr_grid": list(recipe.grid), "hold_out": recipe.hold_out}
     models = [(model or run.model.name(), build_example_run(name, model)) for model in recipe.models or (None,)]
     console.print_line(f"{name}: {recipe.about} ({recipe.source})\n\n{recipe.text}\n")
     cells = []
@@ -141,13 +141,11 @@ def print_recipe(name: str, console: Console) -> dict[str, Any]:
         console.table(
             ["model", "data", get_metric_label(LEADING_METRICS[recipe.objective.annotated])], recipe.published
         )
-    published = [
-        {"model": model, "data": data, "figure": metric_value} for model, data, metric_value in recipe.published
-    ]
+    published = [{"model": model, "data": data, "result": result} for model, data, result in recipe.published]
     variants = [
         {
             "model": m,
-            "image": format_size(example.model.image),
+            "image_size": format_size(example.model.image),
             "epochs": example.epochs,
             "steps": example.steps,
             "lr": example.optimizer.lr,

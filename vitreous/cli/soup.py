@@ -40,7 +40,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.cli.console import format_split_metrics
     from vitreous.jobs.soup import soup
     from vitreous.tasks.metrics import METRICS
-    from vitreous.tasks.report import get_leading_key
+    from vitreous.tasks.report import get_primary_key
 
     o = options
     averaged = soup(
@@ -56,16 +56,16 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     )
     document: dict[str, Any] = {**averaged}
     metrics = document.get(options.split)
-    leading = get_leading_key(metrics) if metrics else "top1"
-    number_format = METRICS[leading].form
+    primary = get_primary_key(metrics) if metrics else "top1"
+    number_format = METRICS[primary].form
     rows = []
     for ingredient in document["ingredients"]:
         texts = (
             "-" if ingredient[key] is None else format(ingredient[key], number_format)
             for key in ("score", "score_with")
         )
-        rows.append([ingredient["run"], *texts, "yes" if ingredient["kept"] else "no"])
-    console.table(["ingredient", f"{options.split} {METRICS[leading].label}", "soup with it", "kept"], rows)
+        rows.append([ingredient["run"], *texts, "yes" if ingredient["selected"] else "no"])
+    console.table(["ingredient", f"{options.split} {METRICS[primary].label}", "soup with it", "selected"], rows)
     if metrics:
         console.print_line(format_split_metrics(options.split, metrics))
     console.print_line(f"next: vitreous predict {document['bundle']} IMAGE ...")

@@ -30,21 +30,21 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.reports.pages.formats import format_metric_value
 
     def text(value: float | None) -> str:
-        return "-" if value is None else format_metric_value(document["figure"], value)
+        return "-" if value is None else format_metric_value(document["metric"], value)
 
     rows = [
         [
-            *result["place"],
+            *result["axis_values"],
             text(result["mean"] and result["mean"]["mean"]),
             "-"
             if result["difference"] is None
-            else format_difference(document["figure"], result["difference"]["mean"]),
+            else format_difference(document["metric"], result["difference"]["mean"]),
             result["verdict"],
             result["published"] or "-",
         ]
         for result in document["rows"]
     ]
-    console.table([*study.axes, document["figure"], "difference", "verdict", "published"], rows)
+    console.table([*study.axes, document["metric"], "difference", "verdict", "published"], rows)
     for sentence in (document["conclusion"] or {}).get("sentences", ()):
         console.print_line(sentence)
     console.print_line(f"next: read {document['page']}")

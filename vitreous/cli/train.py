@@ -113,15 +113,15 @@ def format_checkpoint_selection(summary: dict[str, Any]) -> Iterator[str]:
     if not selection:
         return
     best = selection["best"]
-    if best and selection["kept"] == "best":
+    if best and selection["weights"] == "best":
         position = f"step {best['step']:,} (epoch {best['epoch']:.4g})"
-        number_format = next((metric.form for metric in METRICS.values() if metric.label == best["figure"]), ".4g")
+        number_format = next((metric.form for metric in METRICS.values() if metric.label == best["metric"]), ".4g")
         value, count = f"{best['value']:{number_format}}", best["evaluations"]
-        yield f"best checkpoint: {position}, {best['figure']} {value} on validation, best of {count} evaluations"
+        yield f"best checkpoint: {position}, {best['metric']} {value} on validation, best of {count} evaluations"
     else:
-        yield f"last checkpoint: step {selection['kept_step']:,}"
+        yield f"last checkpoint: step {selection['weights_step']:,}"
     if selection["stopped_early"]:
-        worse = f"{best['since']} consecutive evaluations without improvement over step {best['step']:,}"
+        worse = f"{best['evaluations_since']} consecutive evaluations without improvement over step {best['step']:,}"
         yield f"stopped early at step {summary['steps']:,}: {worse}"
 
 

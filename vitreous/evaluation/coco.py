@@ -107,12 +107,10 @@ class CocoEvaluator(Evaluator):
         """
         match_rows: Ragged = outputs.rows
         region_matches = group_matches_by_region(match_rows, len(self.classes))
-        compute_metrics = make_coco_metric_function(region_matches, self.frequency)
-        estimates = compute_metrics(np.ones((len(match_rows), 1), np.float32))
+        metrics = make_coco_metric_function(region_matches, self.frequency)
+        estimates = metrics(np.ones((len(match_rows), 1), np.float32))
         values = {name: None if np.isnan(value[0]) else float(value[0]) for name, value in estimates.items()}
-        intervals = (
-            bootstrap_coco_intervals(compute_metrics, match_rows) if len(match_rows) > 1 else dict.fromkeys(values)
-        )
+        intervals = bootstrap_coco_intervals(metrics, match_rows) if len(match_rows) > 1 else dict.fromkeys(values)
         threshold = find_best_f1_threshold(region_matches[0])
         matrix = compute_detection_confusion(match_rows.table, threshold, len(self.classes))
         details = {
@@ -133,11 +131,11 @@ class CocoEvaluator(Evaluator):
         return Report(
             len(match_rows),
             unreadable,
-            figures=values,
+            metrics=values,
             intervals=intervals,
             per_class=table,
             cells=None,
-            figure="ap",
+            primary="ap",
             details={"objects": details},
         )
 
@@ -217,21 +215,21 @@ def make_coco_metric_function(
     `group_matches_by_region`."""
     prefixes = ("", BOX_PREFIX)[: len(region_matches)]
 
-    def figures(counts: np.ndarray) -> dict[str, np.ndarray]:
+    def metrics(counts: np.ndarray) -> dict[str, np.ndarray]:
         pairs = zip(prefixes, region_matches, strict=True)
         return {
-            prefix + name: value
-            for prefix, class_matches in pairs
-            for name, value in compute_coco_metrics(class_matches, counts, frequency)
+            start + name: value
+            for start, side in pairs
+            for name, value in compute_coco_metrics(side, counts, frequency)
         }
 
-    return figures
+    return metrics
 
 
-def bootstrap_coco_intervals(compute_metrics: MetricFunction, match_rows: Ragged) -> dict[str, Interval | None]:
+def bootstrap_coco_intervals(metrics: MetricFunction, match_rows: Ragged) -> dict[str, Interval | None]:
     """Compute 95 % bootstrap intervals over images of metrics (D,), from the draws in which they are defined; None if
     they are undefined in more than a tenth of the draws."""
-    values = bootstrap_metrics(compute_metrics, len(match_rows), choose_coco_bootstrap_draws(match_rows))
+    values = bootstrap_metrics(metrics, len(match_rows), choose_coco_bootstrap_draws(match_rows))
     defined = {name: draw[~np.isnan(draw)] for name, draw in values.items()}
     return {
         name: percentile_interval(draw) if len(draw) >= 0.9 * len(values[name]) else None
@@ -245,14 +243,14 @@ def bootstrap_coco_differences(
     """Compute 95 % intervals of the metric differences of `make_coco_metric_function`, second minus first, by a
     bootstrap over the same images; `match_rows` are those of either model. None for fewer than two images."""
 
-    def figures(counts: np.ndarray) -> dict[str, np.ndarray]:
+    def metrics(counts: np.ndarray) -> dict[str, np.ndarray]:
         """Compute each difference (D,) from draw counts (n, D)."""
-        metrics_a, metrics_b = compute_a(counts), compute_b(counts)
-        return {name: metrics_b[name] - metrics_a[name] for name in metrics_a}
+        before, after = compute_a(counts), compute_b(counts)
+        return {name: after[name] - before[name] for name in before}
 
     if len(match_rows) < 2:
-        return dict.fromkeys(figures(np.ones((len(match_rows), 1), np.float32)))
-    return bootstrap_coco_intervals(figures, match_rows)
+        return dict.fromkeys(metrics(np.ones((len(match_rows), 1), np.float32)))
+    return bootstrap_coco_intervals(metrics, match_rows)
 
 
 def choose_coco_bootstrap_draws(match_rows: Ragged) -> int:
@@ -345,6 +343,6 @@ def build_coco_class_table(
         class_row["recall"] = num_correct / objects if objects else None
         class_row["precision"] = num_correct / num_detections if num_detections else None
         class_row["f1"] = 2 * num_correct / (objects + num_detections) if objects + num_detections else None
-        class_row["taken_for"] = evaluator.classes[int(confusions.argmax())] if confusions.any() else None
+        class_row["confused_with"] = evaluator.classes[int(confusions.argmax())] if confusions.any() else None
         table.append(class_row)
     return table

@@ -100,11 +100,11 @@ class DenoisingEvaluator(Evaluator):
         return Report(
             len(outputs.rows),
             unreadable,
-            figures=finite_metrics,
+            metrics=finite_metrics,
             intervals={},
             per_class=[],
             cells=None,
-            figure=self.name,
+            primary=self.name,
             better="lower",
         )
 

@@ -60,7 +60,7 @@ class SplitOutputs:
 class Evaluator(ABC):
     """Evaluates a deployed model on a split.
 
-    `name` is the key of the leading metric in `Report.figures`, `better` its direction.
+    `name` is the key of the primary metric in `Report.metrics`, `better` its direction.
     """
 
     name: str
@@ -104,7 +104,7 @@ class TaskEvaluator(Evaluator):
     """Evaluates outputs (n, K) with the model's task, by `Task.evaluate`."""
 
     def __init__(self, task: Task) -> None:
-        self.task, self.name = task, task.leading_metric
+        self.task, self.name = task, task.primary_metric
 
     def report(self, outputs: SplitOutputs, *extra_outputs: SplitOutputs) -> Report:
         """Compute the metrics of the task."""

@@ -66,9 +66,9 @@ class KNNEvaluator(Evaluator):
             compute_neighbour_votes(cosines, neighbours, labels, len(self.classes))
         )
         report = evaluate_classification(logits, outputs.split.labels, self.classes, outputs.readable)
-        metric_name = self.labels.metric
-        metrics, intervals = {self.name: report.figures[metric_name]}, {self.name: report.intervals[metric_name]}
-        return replace(report, figures=metrics, intervals=intervals, figure=self.name)
+        primary = self.labels.metric
+        metrics, intervals = {self.name: report.metrics[primary]}, {self.name: report.intervals[primary]}
+        return replace(report, metrics=metrics, intervals=intervals, primary=self.name)
 
 
 def find_nearest_neighbours(

@@ -79,13 +79,13 @@ class SegmentationEvaluator(Evaluator):
             )
         return np.concatenate([array.ravel() for array in count_arrays])
 
-    def figures(self, sums: np.ndarray) -> dict[str, float | None]:
+    def metrics(self, sums: np.ndarray) -> dict[str, float | None]:
         """Compute the metrics from the sums (width,) of the images' rows."""
-        num_classes, extra_counts = len(self.classes), sums[len(self.classes) ** 2 :].reshape(-1, len(self.classes), 4)
-        metrics = compute_segmentation_metrics(sums[: num_classes * num_classes].reshape(num_classes, num_classes))
+        count, rest = len(self.classes), sums[len(self.classes) ** 2 :].reshape(-1, len(self.classes), 4)
+        metrics = compute_segmentation_metrics(sums[: count * count].reshape(count, count))
         if self.boundary:
-            metrics["boundary_f"] = compute_boundary_f(extra_counts[0])
-        return metrics | (compute_panoptic_quality(extra_counts[-1], self.things) if self.things is not None else {})
+            metrics["boundary_f"] = compute_boundary_f(rest[0])
+        return metrics | (compute_panoptic_quality(rest[-1], self.things) if self.things is not None else {})
 
     def report(self, outputs: SplitOutputs, *extra_outputs: SplitOutputs) -> Report:
         """Compute mIoU, mean Dice, pixel accuracy and per-class metrics, and boundary F and panoptic quality if they
@@ -93,14 +93,14 @@ class SegmentationEvaluator(Evaluator):
         image_counts = outputs.rows.astype(np.float64)
         matrices, metrics = (
             extract_confusion_matrices(image_counts, len(self.classes)),
-            self.figures(image_counts.sum(0)),
+            self.metrics(image_counts.sum(0)),
         )
         intervals = {}
         if len(matrices) > 1:
 
             def drawn(counts: np.ndarray) -> dict[str, np.ndarray]:
                 """Compute each metric (D,) from draw counts (n, D)."""
-                drawn_metrics = [self.figures(draw) for draw in (image_counts.T @ counts).T]
+                drawn_metrics = [self.metrics(draw) for draw in (image_counts.T @ counts).T]
                 return {name: np.array([draw[name] or 0.0 for draw in drawn_metrics]) for name in metrics}
 
             draws = bootstrap_metrics(drawn, len(matrices), MIOU_BOOTSTRAP_DRAWS)
@@ -112,11 +112,11 @@ class SegmentationEvaluator(Evaluator):
         return Report(
             len(outputs.rows),
             unreadable,
-            figures=dict(metrics),
+            metrics=dict(metrics),
             intervals=dict(intervals),
             per_class=class_rows,
             cells=cells,
-            figure="miou",
+            primary="miou",
         )
 
     def paired_intervals(
@@ -214,7 +214,7 @@ def compute_class_metrics(matrices: np.ndarray, classes: tuple[str, ...]) -> lis
                 "f1": 2 * correct[index] / (true[index] + predicted[index]) if true[index] + predicted[index] else None,
                 "image_dice": image_dice[has_class[:, index], index].mean() if has_class[:, index].any() else None,
                 "iou": correct[index] / union if union else None,
-                "taken_for": classes[int(confusions.argmax())] if confusions.any() else None,
+                "confused_with": classes[int(confusions.argmax())] if confusions.any() else None,
             }
         )
     return class_rows

@@ -42,16 +42,16 @@ class FeatureEvaluator(Evaluator):
         features = outputs.rows[outputs.readable]
         unreadable = len(outputs.rows) - len(features)
         report = Report(
-            len(outputs.rows), unreadable, figures={}, intervals={}, per_class=[], cells=None, figure="rankme"
+            len(outputs.rows), unreadable, metrics={}, intervals={}, per_class=[], cells=None, primary="rankme"
         )
         if self.knn:
             report = self.knn.report(outputs, *extra_outputs)
         feature_metrics = (
-            {"rankme": compute_rankme(features), "feature_deviation": compute_feature_std(features)}
+            {"rankme": compute_rankme(features), "feature_std": compute_feature_std(features)}
             if len(features)
             else {"rankme": None}
         )
-        return replace(report, figures=report.figures | feature_metrics)
+        return replace(report, metrics=report.metrics | feature_metrics)
 
 
 def compute_rankme(features: np.ndarray) -> float:

@@ -47,9 +47,9 @@ class ClassMap:
     """The class of each pixel of an image: `classes` (H, W) or (D, H, W) int32, indices in `names`; or the error.
     Pixels without data in the image are IGNORE.
 
-    `shares`: class name -> share of the pixels, for classes with any pixels, largest first. `image`: the RGB image, or
-    the middle planes of a volume, if requested. `header`: nibabel's header of a NIfTI volume, or the georeference tags
-    of a GeoTIFF. `file` and `overlay`: the paths of the output files.
+    `class_shares`: class name -> share of the pixels, for classes with any pixels, largest first. `image`: the RGB
+    image, or the middle planes of a volume, if requested. `header`: nibabel's header of a NIfTI volume, or the
+    georeference tags of a GeoTIFF. `file` and `overlay`: the paths of the output files.
     """
 
     path: str
@@ -57,7 +57,7 @@ class ClassMap:
     classes: np.ndarray | None = None
     image: Image.Image | None = None
     _: KW_ONLY
-    shares: dict[str, float] = field(default_factory=dict[str, float])
+    class_shares: dict[str, float] = field(default_factory=dict[str, float])
     error: str | None = None
     file: str | None = None
     overlay: str | None = None
@@ -113,7 +113,7 @@ def iterate_class_maps(
                     names,
                     class_map,
                     image,
-                    shares=class_pixel_shares(class_map, names),
+                    class_shares=class_pixel_shares(class_map, names),
                     header=read_spatial_reference(item, class_map.ndim),
                 )
 
@@ -239,7 +239,7 @@ class MapFiles:
             "path": prediction.path,
             "file": prediction.file,
             **overlay_fields,
-            "shares": prediction.shares,
+            "class_shares": prediction.class_shares,
             "error": prediction.error,
         }
 

@@ -59,7 +59,7 @@ def graph_cache_fields(
         "weights": hash_weights(model),
         "architecture": to_builtins(model.config),
         "preprocess": to_builtins(preprocess),
-        "pictures": digest.hexdigest(),
+        "sample_images": digest.hexdigest(),
         "libraries": {name: find_installed_version(name) for name in ("openvino", "nncf", "torch")},
         "processor": sorted(name for name, has in get_cpu_features().items() if has is True)
         if calibration_images

@@ -54,7 +54,7 @@ class OutputFile:
                 f"{self.described.name} is missing: {escape_unprintable(path)} has unknown settings", NEW_FILE_HINT
             )
         resume = resume and previous is not None
-        if resume and previous and (differences := describe_differences(previous.get("made_by", {}), made_by)):
+        if resume and previous and (differences := describe_differences(previous.get("settings", {}), made_by)):
             raise UsageError(f"{escape_unprintable(path)} has other settings: {differences}", NEW_FILE_HINT)
         self.finished = resume and not unfinished
         self.rows, self.bad = (
@@ -73,7 +73,7 @@ class OutputFile:
         """Read the job file, None if there is none. Raises UsageError for an invalid one."""
         try:
             document: Json = json.loads(self.described.read_text("utf-8"))
-            if not isinstance(document, dict) or not {"made_by", "rows", "unreadable", "finished"} <= set(document):
+            if not isinstance(document, dict) or not {"settings", "rows", "unreadable", "finished"} <= set(document):
                 raise ValueError
         except FileNotFoundError:
             return None
@@ -83,7 +83,7 @@ class OutputFile:
 
     def document(self, finished: bool) -> str:
         """Return the content of the job file."""
-        fields = {"finished": finished, "rows": self.rows, "unreadable": self.bad, "made_by": self.made_by}
+        fields = {"finished": finished, "rows": self.rows, "unreadable": self.bad, "settings": self.made_by}
         return json.dumps(fields, indent=1) + "\n"
 
     def remaining(self, items: Iterator[Any]) -> Iterator[Any]:

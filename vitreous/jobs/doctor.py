@@ -38,7 +38,7 @@ def diagnose_machine(device: str = "auto") -> dict[str, Any]:
     """Report versions, devices, precisions, and images/s of a ViT-Ti/16 training step at 224 pixels with a run's
     settings.
 
-    `other_work` is the share of the cores, 0 to 1, that other processes used during the measurement; None if it cannot
+    `other_load` is the share of the cores, 0 to 1, that other processes used during the measurement; None if it cannot
     be read.
 
     Raises UsageError if the device does not exist.
@@ -71,16 +71,16 @@ def diagnose_machine(device: str = "auto") -> dict[str, Any]:
         "device": device,
         "bf16": has_bf16(device),
         "precision": precision,
-        "products": "packed by oneDNN"
+        "matmul": "packed by oneDNN"
         if has_fast_packed_products(device) and can_pack(DTYPES[precision])
         else "PyTorch default",
-        "kernels": load_native_library().note,
+        "native_kernels": load_native_library().note,
         "huge_pages": "on request" if reserve_huge_pages() else "system default",
         "engines": ["torch", *(["openvino"] if find_spec("openvino") else [])],
         "engine_choices": list_engine_choices()[:MAX_LISTED_ENGINES],
         "shards": choose_shard_count(device, BENCHMARK_BATCH_SIZE),
         "train_images_per_second": round(images_per_second, 1),
         "train_gflops": round(images_per_second * 6 * config.computed_macs() / 1e9, 1),
-        "other_work": None if other_work is None else round(other_work, 2),
+        "other_load": None if other_work is None else round(other_work, 2),
         "ok": True,
     }

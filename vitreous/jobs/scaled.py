@@ -50,7 +50,7 @@ def preview_distributed_run(options: TrainOptions, listener: ProgressListener) -
     )
     seconds = measure_decode_seconds(loader) if length else 0.0
     forecast = forecast_run(run, build_meta_objective(run), world, name, length)
-    cores = float(str(forecast["images_per_second_a_machine"])) * seconds
+    cores = float(str(forecast["images_per_second_per_machine"])) * seconds
     document = {
         "model": run.model.name(),
         "recipe": run.recipe,
@@ -62,7 +62,7 @@ def preview_distributed_run(options: TrainOptions, listener: ProgressListener) -
         "steps": run.steps,
         "epochs": run.epochs,
         **forecast,
-        "decoding_cores_a_machine": None if length is None else math.ceil(cores),
+        "decoding_cores_per_machine": None if length is None else math.ceil(cores),
     }
     return run, document
 

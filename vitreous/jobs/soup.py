@@ -102,7 +102,7 @@ def soup(
     metrics.
 
     A uniform soup averages all models. A greedy soup goes through them from the best and keeps each one that does not
-    lower the soup's leading metric (top-1, mAP or R²). Models are evaluated on the validation images of `data`, by
+    lower the soup's primary metric (top-1, mAP or R²). Models are evaluated on the validation images of `data`, by
     default the data set that all were trained on, never on a test split. A uniform soup works without validation
     images. The order of `runs` has no effect. Raises UsageError for models that differ, listing the differences, and if
     `out` exists; DataError and WeightsError.
@@ -259,7 +259,7 @@ def average_ingredients(
     count, report, template = 0, None, ingredients[0].like
     # ties are broken by hash
     for ingredient in sorted(
-        ingredients, key=lambda ingredient: -get_leading_score(single_reports.get(ingredient.sha256))
+        ingredients, key=lambda ingredient: -get_primary_score(single_reports.get(ingredient.sha256))
     ):
         trial, trial_report, accepted = add_weights(total, ingredient.bundle(), outputs), None, True
         if greedy and evaluator:
@@ -268,12 +268,12 @@ def average_ingredients(
                 if count
                 else single_reports[ingredient.sha256]
             )
-            accepted = get_leading_score(trial_report) >= get_leading_score(report)
+            accepted = get_primary_score(trial_report) >= get_primary_score(report)
             report = trial_report if accepted else report
         if accepted:
             total, count = trial, count + 1
         score, score_with = (
-            None if r is None else r.leading[1] for r in (single_reports.get(ingredient.sha256), trial_report)
+            None if r is None else r.headline[1] for r in (single_reports.get(ingredient.sha256), trial_report)
         )
         records.append(
             {
@@ -281,15 +281,15 @@ def average_ingredients(
                 "sha256": ingredient.sha256,
                 "score": score,
                 "score_with": score_with,
-                "kept": accepted,
+                "selected": accepted,
             }
         )
     averaged_bundle = average_weights(template, total, count)
     return records, averaged_bundle, report or (evaluator.judge(averaged_bundle, "soup") if evaluator else None)
 
 
-def get_leading_score(report: Report | None) -> float:
-    """Return the leading metric, by which ingredients are chosen, negated if lower is better; minus infinity if nothing
+def get_primary_score(report: Report | None) -> float:
+    """Return the primary metric, by which ingredients are chosen, negated if lower is better; minus infinity if nothing
     was measured."""
     return report.score[0] if report else -math.inf
 

@@ -199,7 +199,7 @@ def describe_run_data(run: Run, opened: Data) -> dict[str, Any]:
         "titles": opened.titles,
         "split_seed": run.data.split_seed,
         "splits": {name: len(split) for name, split in opened.splits.items()},
-        "images_trained_on": run.data.images,
-        "left_out_by": run.data.exclude,
+        "train_images": run.data.images,
+        "excluded_by": run.data.exclude,
         "notes": opened.notes,
     }

@@ -31,7 +31,7 @@ from vitreous.recipes.registry import get_hold_out_share, get_lr_grid
 from vitreous.reports.pages import report
 from vitreous.system.disk import write_text_atomic
 from vitreous.tasks.metrics import METRICS
-from vitreous.tasks.report import get_leading_key, get_report_score
+from vitreous.tasks.report import get_primary_key, get_report_score
 from vitreous.training.batches import RunInputs
 from vitreous.training.folder import RunFolder
 from vitreous.training.ranks import SINGLE_PROCESS, Ranks
@@ -48,7 +48,7 @@ class TransferProtocol:
     those of the recipe; Muon's learning rate keeps its ratio to `lr`."""
 
     grid: tuple[float, ...]
-    share: float
+    held_out_share: float
     images: int
     held_out: int
     _: KW_ONLY
@@ -58,7 +58,7 @@ class TransferProtocol:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """Result of one learning rate on the held-out images. `score` is the leading metric; `better` is higher or lower.
+    """Result of one learning rate on the held-out images. `score` is the primary metric; `better` is higher or lower.
 
     A trial whose loss was not finite has a `failure` and no metrics.
     """
@@ -71,13 +71,13 @@ class TrialResult:
     loss: float | None = None  # last training loss
     seconds: float | None = None
     failure: str | None = None
-    figure: str = "top1"
+    metric: str = "top1"
     better: str = "higher"
 
     @property
     def rank(self) -> tuple[float, float]:
         """Return `Report.score` of the trial and its negative NLL; larger is better."""
-        return get_report_score({"leading": "score", "score": self.score, "nll": self.nll, "better": self.better})
+        return get_report_score({"primary": "score", "score": self.score, "nll": self.nll, "better": self.better})
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class LearningRateChoice:
     """The chosen learning rate, the reason, and a warning if the grid may be too narrow."""
 
     lr: float
-    why: str
-    caution: str | None = None
+    reason: str
+    warning: str | None = None
 
 
 def check_lr_grid_options(options: TrainOptions, folder: RunFolder | None = None) -> None:
@@ -201,7 +201,7 @@ def run_transfer_protocol(
     protocol, document = read_protocol(folder)
     with (signals := StopSignals()).caught():
         trials = list_trials(folder, run, protocol, opened)
-        held_out = hold_out_inputs(opened, inputs, protocol.share, run.data.split_seed)
+        held_out = hold_out_inputs(opened, inputs, protocol.held_out_share, run.data.split_seed)
         if ray:
             run_trials_on_ray(ray, trials, held_out, signals, listener)
         for index, (trial, trial_folder) in enumerate(trials, 1):
@@ -224,7 +224,7 @@ def run_transfer_protocol(
         choice = LearningRateChoice(**table["choice"])
         final = set_learning_rate(run, protocol, choice.lr)
         if ranks.is_main:
-            for text in filter(None, (f"chose lr {choice.lr:g}: {choice.why}", choice.caution)):
+            for text in filter(None, (f"chose lr {choice.lr:g}: {choice.reason}", choice.warning)):
                 listener.note(text)
             if table != document:
                 write_text_atomic(folder.path / TRIALS_FILE, json.dumps(table, indent=2) + "\n")
@@ -244,8 +244,8 @@ def list_trials(folder: RunFolder, run: Run, protocol: TransferProtocol, opened:
     """List the run and the folder of each trial; none if the grid has only one learning rate."""
     if len(protocol.grid) == 1:
         return []
-    fingerprint = opened.with_holdout(protocol.share, run.data.split_seed).fingerprint()
-    data = replace(run.data, images=protocol.images, hold_out=protocol.share, fingerprint=fingerprint)
+    fingerprint = opened.with_holdout(protocol.held_out_share, run.data.split_seed).fingerprint()
+    data = replace(run.data, images=protocol.images, hold_out=protocol.held_out_share, fingerprint=fingerprint)
     trial_folders = [RunFolder(folder.path / "trials" / f"lr-{learning_rate!r}") for learning_rate in protocol.grid]
     return [
         (replace(set_learning_rate(run, protocol, learning_rate), data=data), trial_folder)
@@ -272,12 +272,12 @@ def read_trial_result(run: Run, trial: RunFolder, folder: RunFolder) -> TrialRes
         return TrialResult(run.optimizer.lr, relative_path, failure=summary["failure"])
     val = summary["val"]
     nll = val.get("nll") if math.isfinite(val.get("nll") or 0.0) else None
-    score, loss, seconds = val[get_leading_key(val)], summary["train"]["loss"], summary["wall_seconds"]
+    score, loss, seconds = val[get_primary_key(val)], summary["train"]["loss"], summary["wall_seconds"]
     return TrialResult(
         run.optimizer.lr,
         relative_path,
         score=score,
-        figure=get_leading_key(val),
+        metric=get_primary_key(val),
         nll=nll,
         loss=loss,
         seconds=seconds,
@@ -298,15 +298,15 @@ def choose_learning_rate(results: list[TrialResult], protocol: TransferProtocol)
             f"none of the {len(results)} trials kept a finite loss until the end", "use a smaller --lr-grid"
         )
     best, *runners_up = sorted(finite_results, key=lambda result: (-result.rank[0], -result.rank[1], result.lr))
-    score = f"{best.score:{METRICS[best.figure].form}}"
-    why = f"the best of the grid on {protocol.held_out} held-out images, {score}"
+    score = f"{best.score:{METRICS[best.metric].form}}"
+    reason = f"the best of the grid on {protocol.held_out} held-out images, {score}"
     if runners_up and runners_up[0].score == best.score:
-        why += f", equal to lr {runners_up[0].lr:g} " + (
+        reason += f", equal to lr {runners_up[0].lr:g} " + (
             "with the same NLL, but smaller" if runners_up[0].nll == best.nll else "but with a lower NLL"
         )
     grid_end = {protocol.grid[0]: "smallest", protocol.grid[-1]: "largest"}.get(best.lr)
     return LearningRateChoice(
-        best.lr, why, grid_end and f"the chosen learning rate is the {grid_end} of the grid; try a wider --lr-grid"
+        best.lr, reason, grid_end and f"the chosen learning rate is the {grid_end} of the grid; try a wider --lr-grid"
     )
 
 
@@ -325,7 +325,7 @@ def forecast_lr_grid(run: Run, protocol: TransferProtocol, seconds_per_step: flo
         "trials": count,
         "lr_grid": list(protocol.grid),
         "held_out": protocol.held_out,
-        "minutes_in_all": round(minutes, 1),
+        "total_minutes": round(minutes, 1),
     }
 
 

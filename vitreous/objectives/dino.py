@@ -86,7 +86,7 @@ class DINO(UnlabelledObjective):
     capturable: ClassVar[bool] = True
 
     compares_views: ClassVar[bool] = True
-    logged: ClassVar[tuple[str, ...]] = ("teacher_entropy", "prototype_entropy", "feature_deviation")
+    logged: ClassVar[tuple[str, ...]] = ("teacher_entropy", "prototype_entropy", "feature_std")
     centre: Tensor
     temperature: Tensor
     outputs: Tensor
@@ -222,7 +222,7 @@ def compute_target_metrics(targets: Tensor, features: Tensor) -> dict[str, Tenso
     return {
         "teacher_entropy": -(probabilities * probabilities.clamp_min(1e-12).log()).sum(-1).mean(),
         "prototype_entropy": -(mean * mean.clamp_min(1e-12).log()).sum(),
-        "feature_deviation": F.normalize(features.detach().float(), dim=-1).std(0, correction=0).mean(),
+        "feature_std": F.normalize(features.detach().float(), dim=-1).std(0, correction=0).mean(),
     }
 
 

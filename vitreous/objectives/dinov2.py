@@ -135,14 +135,7 @@ class DINOv2(UnlabelledObjective):
     """
 
     compares_views: ClassVar[bool] = True
-    logged: ClassVar[tuple[str, ...]] = (
-        "dino",
-        "ibot",
-        "koleo",
-        "teacher_entropy",
-        "prototype_entropy",
-        "feature_deviation",
-    )
+    logged: ClassVar[tuple[str, ...]] = ("dino", "ibot", "koleo", "teacher_entropy", "prototype_entropy", "feature_std")
     input_tokens: ClassVar[tuple[str, ...]] = ("mask_token",)
     temperature: Tensor
     centre: Tensor

@@ -73,9 +73,9 @@ class DistillationConfig(SupervisedConfig):
 class DistillationObjective(SupervisedObjective):
     """(1 - alpha) times the loss of the labels, and alpha times the loss relative to the teacher.
 
-    Takes the input of `SupervisedObjective`, and "answers" (B, K) float32: the teacher's logits for the same mixed
-    images. The teacher is not stored in checkpoints: its name is in the run's config, its digest in the checkpoint.
-    Raises UsageError for a teacher with other classes or channels.
+    Takes the input of `SupervisedObjective`, and "teacher_logits" (B, K) float32: the teacher's logits for the same
+    mixed images. The teacher is not stored in checkpoints: its name is in the run's config, its digest in the
+    checkpoint. Raises UsageError for a teacher with other classes or channels.
     """
 
     digest: Tensor
@@ -89,7 +89,7 @@ class DistillationObjective(SupervisedObjective):
     def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
         """Mix and resize as `SupervisedObjective`, and add the teacher's logits for the result."""
         batch = super().prepare(batch, progress)
-        return {**batch, "answers": self.ask(batch["images"])}
+        return {**batch, "teacher_logits": self.ask(batch["images"])}
 
     def ask(self, images: Tensor) -> Tensor:
         """(B, C, *image), the student's input, float32 -> (B, K) float32: the teacher's logits, in the order of the
@@ -101,7 +101,7 @@ class DistillationObjective(SupervisedObjective):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         config, (logits, taught) = self.distillation, self.answer(batch)
         base = cross_entropy(logits, batch["labels"], config.loss, config.smoothing, self.class_weights)
-        teacher_logits, temperature = batch["answers"], config.temperature
+        teacher_logits, temperature = batch["teacher_logits"], config.temperature
         if config.kind == "hard":
             distilled = F.cross_entropy(taught, teacher_logits.argmax(1))
         else:

@@ -93,9 +93,10 @@ class MaskedPatchesConfig(ObjectiveConfig):
 class MaskedPatchesObjective(UnlabelledObjective):
     """Mean cross-entropy in nats, or mean squared error, over the corrupted patches.
 
-    Takes {"images": (B, C, *image), "source": (B, N) int64, "places": (B, M) int64, "targets"}. "source" is the index
-    of the patch whose embedding is used at each position, `MASK_VECTOR` for the mask token. "places" are the positions
-    to predict. "targets" are their colours (B, M) or (B, M, S) int64, or pixels (B, M, V) float32.
+    Takes {"images": (B, C, *image), "source": (B, N) int64, "masked_positions": (B, M) int64, "targets"}. "source" is
+    the index of the patch whose embedding is used at each position, `MASK_VECTOR` for the mask token.
+    "masked_positions" are the positions to predict. "targets" are their colours (B, M) or (B, M, S) int64, or pixels
+    (B, M, V) float32.
     """
 
     capturable: ClassVar[bool] = True
@@ -124,12 +125,8 @@ class MaskedPatchesObjective(UnlabelledObjective):
         source, patch_indices = self.draw(
             derive_keys(self.setting.seed, _CORRUPT, batch["positions"].numpy()), images.device
         )
-        entries = {
-            "images": images,
-            "source": source,
-            "places": patch_indices,
-            "targets": self.targets(images, patch_indices),
-        }
+        targets = self.targets(images, patch_indices)
+        entries = {"images": images, "source": source, "masked_positions": patch_indices, "targets": targets}
         return entries | {name: batch[name] for name in ("positions", "samples")}
 
     def draw(self, keys: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -182,7 +179,7 @@ class MaskedPatchesObjective(UnlabelledObjective):
         return unpatchify(torch.unflatten(patches, 1, shape.grid), shape.patch)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        logits, targets = self.predict(batch["images"], batch["source"], batch["places"]), batch["targets"]
+        logits, targets = self.predict(batch["images"], batch["source"], batch["masked_positions"]), batch["targets"]
         if self.config.target == "pixels":
             return {"loss": (logits - targets).square().mean()}
         return {"loss": F.cross_entropy(logits.reshape(-1, self.colours), targets.flatten())}

@@ -73,12 +73,12 @@ class UnlabelledObjective(Objective):
     def warnings(self, scalars: Mapping[str, float], progress: TrainingProgress) -> Iterator[tuple[str, str]]:
         """Detect collapse of features: all equal, along one direction, or along few of the former directions.
 
-        `scalars` may have the metrics "rankme" and "feature_deviation", the highest rank so far ("highest_rankme") and
-        the std of the initial encoder's features ("first_deviation"); the highest rank includes that encoder.
+        `scalars` may have the metrics "rankme" and "feature_std", the highest rank so far ("highest_rankme") and
+        the std of the initial encoder's features ("first_feature_std"); the highest rank includes that encoder.
         """
         width = self.model.config.features
-        rank, feature_spread = (scalars.get(name, math.inf) for name in ("rankme", "feature_deviation"))
-        highest, initial_spread = scalars.get("highest_rankme", rank), scalars.get("first_deviation", math.inf)
+        rank, feature_spread = (scalars.get(name, math.inf) for name in ("rankme", "feature_std"))
+        highest, initial_spread = scalars.get("highest_rankme", rank), scalars.get("first_feature_std", math.inf)
         feature_spread, initial_spread = feature_spread * math.sqrt(width), initial_spread * math.sqrt(width)
         if feature_spread < (
             min(MIN_VIEW_FEATURE_SPREAD, initial_spread / 2) if self.compares_views else MIN_FEATURE_SPREAD

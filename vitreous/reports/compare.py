@@ -95,11 +95,11 @@ def compare_dense_runs(
         strict=True,
     )
     overlaps = record_comparison(list(predictions), list(reports), None if data is not None else data_run, computing)
-    metrics = {name: (reports[0].figures[name], reports[1].figures[name]) for name in reports[0].figures}
+    metrics = {name: (reports[0].metrics[name], reports[1].metrics[name]) for name in reports[0].metrics}
     differences = {name: None if a is None or b is None else b - a for name, (a, b) in metrics.items()}
     evaluators: list[Any] = [prediction.evaluator for prediction in predictions]
     intervals = evaluators[0].paired_intervals(predictions[0].raw, evaluators[1], predictions[1].raw)
-    comparison = Comparison(reports[0].figure, metrics, differences=differences, intervals=intervals)
+    comparison = Comparison(reports[0].primary, metrics, differences=differences, intervals=intervals)
     return build_comparison_document(list(predictions), list(reports), overlaps, comparison)
 
 
@@ -150,11 +150,11 @@ def build_comparison_document(
         "images": len(a.split),
         "a": run_documents[0],
         "b": run_documents[1],
-        "counts": comparison.counts,
+        "correct": comparison.counts,
         "mcnemar_p": comparison.p,
         "difference": comparison.differences,
         "interval": {name: None if bounds is None else list(bounds) for name, bounds in comparison.intervals.items()},
-        "figures": {name: list(pair) for name, pair in comparison.figures.items()},
+        "metrics": {name: list(pair) for name, pair in comparison.metrics.items()},
         "significant": comparison.significant,
         "verdict": comparison.verdict(*names),
         **comparison.details,

@@ -193,7 +193,7 @@ def build_head_document(
         document
         | predictions.views
         | overlap
-        | {"confused": pairs, "calibration": None, **dict.fromkeys(OPTIONAL_KEYS)}
+        | {"most_confused": pairs, "calibration": None, **dict.fromkeys(OPTIONAL_KEYS)}
     )
 
 

@@ -92,7 +92,7 @@ def score_outliers(
     table = [(predictions.split.name(int(readable[i])), float(scores[i]), float(shares[i])) for i in order]
     if file:
         cells = [[name, f"{score:.4f}", f"{share:.4f}"] for name, score, share in table]
-        write_csv_file(file, ["path", "score", "training_below"], cells)
+        write_csv_file(file, ["path", "score", "training_quantile"], cells)
     return {
         "method": "Mahalanobis" if detector.classes is None else "relative Mahalanobis",
         "unit": "squared standard deviations of the features; higher is less familiar",
@@ -100,9 +100,9 @@ def score_outliers(
         "images": len(readable),
         "median": float(np.median(scores)),
         "training_median": float(np.median(training_scores)),
-        "above_training_99": float((scores > np.percentile(training_scores, 99)).mean()),
+        "above_training_p99": float((scores > np.percentile(training_scores, 99)).mean()),
         "top": [
-            {"path": name, "score": score, "training_below": share}
+            {"path": name, "score": score, "training_quantile": share}
             for name, score, share in table[:MAX_DOCUMENT_IMAGES]
         ],
         "against": None if against is None else measure_separation(predictions, computing, scores, detector, against),
@@ -167,15 +167,15 @@ def find_label_errors(predictions: SplitPredictions, computing: EvaluationSettin
         {
             "path": predictions.split.name(int(readable[suspect.sample])),
             "label": classes[suspect.label],
-            "class": classes[suspect.answer],
+            "predicted_class": classes[suspect.answer],
             "probability": suspect.probability,
             "knn_class": classes[suspect.neighbour],
-            "share": suspect.share,
+            "knn_share": suspect.share,
             "score": suspect.score,
         }
         for suspect in suspects
     ]
-    header = ["path", "label", "model_class", "probability", "knn_class", "share", "score"]
+    header = ["path", "label", "predicted_class", "probability", "knn_class", "knn_share", "score"]
     cells = [[f"{cell:.4f}" if isinstance(cell, float) else cell for cell in row.values()] for row in table]
     write_csv_file(file, header, cells)
     return {
@@ -183,7 +183,7 @@ def find_label_errors(predictions: SplitPredictions, computing: EvaluationSettin
         "images": len(readable),
         "count": len(table),
         "neighbours": NUM_NEIGHBOURS,
-        "least": MIN_SUSPECT_CONFIDENCE,
+        "min_confidence": MIN_SUSPECT_CONFIDENCE,
         "compared_with": {"data": training.source, "images": len(training.rows)},
         "top": table[:MAX_DOCUMENT_IMAGES],
     }

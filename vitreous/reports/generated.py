@@ -107,9 +107,9 @@ def measure_generator(
 
     A model trained at several sizes is evaluated at one, `size` in the document: the given size, or the model's
     default. The real images are those nearest to it. `frechet_distance_of_train` is the distance between the split and
-    as many training images, a baseline for the metric. `recognised`: the share of images that the feature model
-    classifies as their class, if it has these classes. Inception's space adds `fid`, `sfid` and `inception_score`.
-    Raises UsageError, DataError and WeightsError as `evaluate`.
+    as many training images, a baseline for the metric. `classifier_accuracy`: the share of images that the feature
+    model classifies as their class, if it has these classes. Inception's space adds `fid`, `sfid` and
+    `inception_score`. Raises UsageError, DataError and WeightsError as `evaluate`.
     """
     began, listener = time.perf_counter(), computing.listener
     bundle = open_generator(run, listener.note)
@@ -134,7 +134,7 @@ def measure_generator(
         "samples": len(generated["rows"]),
         "features": space.name,
     }
-    metrics |= {"dimensions": generated["rows"].shape[1], "leading": "frechet_distance", "better": "lower"}
+    metrics |= {"dimensions": generated["rows"].shape[1], "primary": "frechet_distance", "better": "lower"}
     metrics["size"] = format_sample_size(sampler.image, sampler.stride)
     if (Path(run) / "config.yaml").is_file():
         record_evaluation(Path(run), real.source, real.split, metrics | sampling)
@@ -145,7 +145,7 @@ def measure_generator(
 def compute_generator_metrics(real: RealImages, generated: SpaceFeatures) -> dict[str, float | None]:
     """Compare real and generated images; None for metrics that the real images do not allow."""
     features, real_features = generated["rows"], real.features.get("rows")
-    metrics: dict[str, float | None] = dict.fromkeys(("precision", "recall", "density", "coverage", "copies"))
+    metrics: dict[str, float | None] = dict.fromkeys(("precision", "recall", "density", "coverage", "near_duplicates"))
     metrics |= {"frechet_distance": real.distance("rows", features), "frechet_distance_of_train": None}
     if real_features is not None:
         metrics["precision"], metrics["recall"] = compute_precision_recall(real_features, features)
@@ -153,8 +153,8 @@ def compute_generator_metrics(real: RealImages, generated: SpaceFeatures) -> dic
     if real_features is not None and real.train is not None:
         train_indices = np.linspace(0, len(real.train) - 1, min(len(real.train), len(features))).astype(np.int64)
         metrics["frechet_distance_of_train"] = frechet_distance(real_features, real.train[train_indices])
-        metrics["copies"] = measure_copy_share(real.train, features)[0]
-    metrics["recognised"] = float(generated["recognised"].mean()) if "recognised" in generated else None
+        metrics["near_duplicates"] = measure_copy_share(real.train, features)[0]
+    metrics["classifier_accuracy"] = float(generated["recognised"].mean()) if "recognised" in generated else None
     if "logits" in generated:
         metrics["fid"], metrics["sfid"] = metrics["frechet_distance"], real.distance("spatial", generated["spatial"])
         metrics["inception_score"] = inception_score(generated["logits"])

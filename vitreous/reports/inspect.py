@@ -124,9 +124,9 @@ def inspect(
         "model": bundle.model.config.name(),
         "image_size": list(preprocess.image),
         "images": [image.name for image in context.pictures],
-        "answers": predictions,
+        "predictions": predictions,
         "figures": figures,
-        "refused": skipped,
+        "skipped": skipped,
         "out": os.fspath(folder),
         "page": os.fspath(folder / "index.html"),
         "wall_seconds": time.perf_counter() - started,
@@ -300,11 +300,11 @@ def write_figure_page(
     image_entries = [
         {
             "name": Path(name).name,
-            "picture": encode_data_uri(shrink_image(image)),
+            "image": encode_data_uri(shrink_image(image)),
             "small": max(image.size) < MIN_SMOOTH_SIDE,
             **prediction,
         }
-        for (image, name), prediction in zip(input_images, document["answers"], strict=True)
+        for (image, name), prediction in zip(input_images, document["predictions"], strict=True)
     ]
     write_text_atomic(
         folder / "index.html", render_template("album.html", **document, drawings=drawings, named=image_entries)

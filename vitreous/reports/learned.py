@@ -77,13 +77,13 @@ def write_learned_images(folder: RunFolder, listener: ProgressListener) -> None:
             )
         ]
         sections: dict[str, Any] = {
-            "small": max(bundle.preprocess.image) < MIN_SMOOTH_SIDE,
+            "is_small": max(bundle.preprocess.image) < MIN_SMOOTH_SIDE,
             "split": get_image_split_name(context),
         }
         makers: dict[str, Callable[[], Any]] = {
-            "restored": lambda: make_restored_images(context, input_images),
+            "reconstructions": lambda: make_restored_images(context, input_images),
             "attention": lambda: make_attention_maps(context, input_images[:MAX_ATTENTION_IMAGES]),
-            "nearest": lambda: find_nearest_images(context),
+            "neighbours": lambda: find_nearest_images(context),
         }
         for name, make in makers.items():
             sections[name] = make_or_none(make) if input_images else None
@@ -114,7 +114,7 @@ def make_restored_images(context: FigureContext, input_images: Sequence[InputIma
     rows = [
         {
             "name": get_short_name(image),
-            "pictures": [
+            "images": [
                 encode_thumbnail_uri(image.shown),
                 encode_thumbnail_uri(result.seen),
                 encode_thumbnail_uri(result.restored),
@@ -138,8 +138,8 @@ def make_attention_maps(context: FigureContext, input_images: Sequence[InputImag
         maps = (tile_frames(maps) if maps.ndim == 4 else maps).numpy()
         image, enlarged = shrink_image(input_image.shown), enlarge_pixels(shrink_image(input_image.shown), MIN_MAP_SIDE)
         overlays = [encode_data_uri(overlay_heat_map(enlarged, scale_attention_map(values))) for values in maps]
-        rows.append({"name": get_short_name(input_image), "pictures": [encode_thumbnail_uri(image), *overlays]})
-    return {"rows": rows, "reader": describe_readout(context), "block": depth, "heads": len(rows[0]["pictures"]) - 1}
+        rows.append({"name": get_short_name(input_image), "images": [encode_thumbnail_uri(image), *overlays]})
+    return {"rows": rows, "readout": describe_readout(context), "block": depth, "heads": len(rows[0]["images"]) - 1}
 
 
 def find_nearest_images(context: FigureContext) -> dict[str, Any]:
@@ -173,24 +173,19 @@ def find_nearest_images(context: FigureContext) -> dict[str, Any]:
         ]
         labels = [get_class_title(data, train, item) if labelled else "" for item in neighbour_samples]
         neighbours = [
-            {
-                "picture": encode_thumbnail_uri(image.shown),
-                "cosine": value,
-                "label": label,
-                "name": get_short_name(image),
-            }
+            {"image": encode_thumbnail_uri(image.shown), "cosine": value, "label": label, "name": get_short_name(image)}
             for image, value, label in zip(images, values, labels, strict=True)
         ]
         label = get_class_title(data, context.split, sample) if labelled else ""
         rows.append(
             {
                 "name": get_short_name(query),
-                "picture": encode_thumbnail_uri(query.shown),
+                "image": encode_thumbnail_uri(query.shown),
                 "label": label,
-                "near": neighbours,
+                "neighbours": neighbours,
             }
         )
-    return {"rows": rows, "images": len(samples)}
+    return {"rows": rows, "candidates": len(samples)}
 
 
 def get_short_name(image: InputImage) -> str:

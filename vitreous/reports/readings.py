@@ -12,14 +12,14 @@ from vitreous.errors import VitreousError
 from vitreous.progress import ProgressListener
 from vitreous.reports.answers import SplitPredictions
 from vitreous.reports.pages import report as pages
-from vitreous.tasks.report import Report, get_leading_key
+from vitreous.tasks.report import Report, get_primary_key
 from vitreous.tasks.table import TASKS
 from vitreous.training.folder import RunFolder, append_line
 from vitreous.weights.bundle import Bundle
 
 EVALUATIONS_FILE = "evaluations.jsonl"
-#: protocols by leading metric, if it is not top1
-PROTOCOLS_BY_METRIC = {str(task.leading): task.protocol for task in TASKS.values() if task.protocol != "top1"}
+#: protocols by primary metric, if it is not top1
+PROTOCOLS_BY_METRIC = {str(task.primary): task.protocol for task in TASKS.values() if task.protocol != "top1"}
 
 
 def slugify_name(text: str, dots: bool = False) -> str:
@@ -32,7 +32,7 @@ def record_evaluation(run: str | os.PathLike[str], source: str, split: str, metr
     folder = RunFolder(Path(run))
     if folder.config.is_file():
         line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "data": source, "split": split}
-        if protocol := PROTOCOLS_BY_METRIC.get(get_leading_key(metrics)):
+        if protocol := PROTOCOLS_BY_METRIC.get(get_primary_key(metrics)):
             line["protocol"] = protocol
         append_line(folder.path / EVALUATIONS_FILE, line | metrics)
 
@@ -42,7 +42,7 @@ def build_evaluation_document(
 ) -> dict[str, Any]:
     """Build the document of an evaluation, with the keys of a run's `summary.json`; `protocol`: the evaluation
     protocol, by default that of the model's task."""
-    protocol = protocol or PROTOCOLS_BY_METRIC.get(report.figure, "top1")
+    protocol = protocol or PROTOCOLS_BY_METRIC.get(report.primary, "top1")
     keys = ["steps", "epochs", "seed", "exaflops", "flops_utilisation", "peak_memory_bytes", "train", "val", "test"]
     return {
         "model": bundle.model.config.name(),
@@ -55,7 +55,7 @@ def build_evaluation_document(
         "run": run,
         "bundle": run,
         "split": split,
-        "readings": [{"split": split, "protocol": protocol, "figures": report.figures, "interval": report.ends}],
+        "evaluations": [{"split": split, "protocol": protocol, "metrics": report.metrics, "interval": report.ends}],
         "classes": list(bundle.task.classes),
         "targets": [],
         "per_class": report.per_class,

@@ -28,7 +28,7 @@ MAX_INIT_DEPTH = 8  # maximum length of a chain of initial runs
 def find_training_overlap(predictions: SplitPredictions, data: str | os.PathLike[str] | None) -> dict[str, Any]:
     """Return which evaluated images were used for training or selection; `data` is the data set given by the user.
 
-    `trained_on`: whether the model was trained on any, None if unknown; `trained_on_images`: how many; `chosen_on`:
+    `trained_on`: whether the model was trained on any, None if unknown; `trained_on_images`: how many; `selected_on`:
     choices made on the split. Images are equal if they are the same file, or the same pixels in memory; a run's data
     are identified by their fingerprint, wherever they are stored. Initial runs and the ingredients of a soup count too.
     """
@@ -46,7 +46,7 @@ def find_training_overlap(predictions: SplitPredictions, data: str | os.PathLike
     return {
         "trained_on": count > 0 if is_known else None,
         "trained_on_images": count if is_known else None,
-        "chosen_on": list_selection_uses(predictions),
+        "selected_on": list_selection_uses(predictions),
     }
 
 
@@ -59,7 +59,7 @@ def describe_training_overlap(overlap: dict[str, Any], predictions: SplitPredict
         notes.append(
             f"{predictions.run} was trained on {images_text}: the metrics measure memorisation, not generalisation"
         )
-    notes += [f"these images were used to {reason}: the metrics are optimistic" for reason in overlap["chosen_on"]]
+    notes += [f"these images were used to {reason}: the metrics are optimistic" for reason in overlap["selected_on"]]
     return notes
 
 

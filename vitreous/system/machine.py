@@ -221,7 +221,7 @@ def describe_environment() -> dict[str, object]:
         "torchvision": version("torchvision"),
         "platform": platform.platform(),
         "processor": get_processor_name(),
-        "instructions": get_best_cpu_feature()
+        "instruction_set": get_best_cpu_feature()
         + " (assumed: VITREOUS_CPU_ISA)" * bool(os.environ.get("VITREOUS_CPU_ISA")),
         "threads": torch.get_num_threads(),
         "devices": list_devices(),

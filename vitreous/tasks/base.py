@@ -166,7 +166,7 @@ class Task(ABC):
     predict_options: ClassVar[frozenset[str]] = frozenset(("top", "threshold", "abstain", "csv", "ray"))
     export_rules: ClassVar[ExportRules] = ExportRules()
     export_tolerance: ClassVar[float] = 0.0  # share of predictions that may change in a float32 export
-    leading: ClassVar[str] = "top1"  # the key of `leading_metric`, unless settings choose another
+    primary: ClassVar[str] = "top1"  # the key of `primary_metric`, unless settings choose another
     evaluate_options: ClassVar[frozenset[str]] = frozenset()  # options of `evaluate` that are specific to this task
     protocol: ClassVar[str] = "top1"  # name of this task's evaluation protocol in evaluations.jsonl
     output_noun: ClassVar[str] = "classes"  # plural noun for `outputs`
@@ -202,9 +202,9 @@ class Task(ABC):
         return ()
 
     @property
-    def leading_metric(self) -> str:
+    def primary_metric(self) -> str:
         """The key of the metric by which evaluations are compared."""
-        return self.leading
+        return self.primary
 
     @property
     def example_notes(self) -> dict[str, str]:
@@ -235,7 +235,7 @@ class Task(ABC):
     def export_metadata(self) -> dict[str, Any]:
         """The metadata that a runtime needs to interpret the outputs of an exported file, in addition to the
         classes."""
-        return {"answer": {"loss": "softmax", "temperature": 1.0}}
+        return {"output": {"loss": "softmax", "temperature": 1.0}}
 
     def get_version_fields(self) -> list[Any]:
         """Return the values that predictions depend on; the version of a model is a digest of them: class names, loss,
@@ -355,7 +355,7 @@ class Task(ABC):
             if not task.outputs:
                 problem = f"{name} {task.does}, but runs are compared by their outputs for whole images"
                 raise UsageError(problem, "compare their metrics: vitreous evaluate RUN")
-        if type(self) is not type(other_task) or self.leading_metric != other_task.leading_metric:
+        if type(self) is not type(other_task) or self.primary_metric != other_task.primary_metric:
             problem = f"{names[0]} {self.summary}, {names[1]} {other_task.summary}"
             raise UsageError(problem, "compare runs of the same task")
         return ""

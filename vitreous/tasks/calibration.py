@@ -52,11 +52,11 @@ def compute_probabilities(logits: np.ndarray, loss: str = "softmax") -> np.ndarr
     return np.exp(log_softmax(logits)) if loss == "softmax" else scipy.special.expit(logits.astype(np.float64))
 
 
-def check_abstain(min_confidence: float | None) -> None:
+def check_abstain(threshold: float | None) -> None:
     """Raise UsageError for a confidence limit outside (0, 1]; None means no limit."""
-    if min_confidence is not None and not 0 < min_confidence <= 1:
+    if threshold is not None and not 0 < threshold <= 1:
         hint = "for example 0.8: predictions with a lower confidence are rejected"
-        raise UsageError(f"--abstain must be above 0 and at most 1, not {min_confidence}", hint)
+        raise UsageError(f"--abstain must be above 0 and at most 1, not {threshold}", hint)
 
 
 CALIBRATION_BINS = 15
@@ -169,21 +169,21 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     return math.exp(-scipy.optimize.brentq(slope, low, high, xtol=1e-13))
 
 
-def evaluate_abstention(confidence: np.ndarray, correct: np.ndarray, min_confidence: float) -> dict[str, Any]:
+def evaluate_abstention(confidence: np.ndarray, correct: np.ndarray, threshold: float) -> dict[str, Any]:
     """Compute coverage and accuracy of a model that rejects predictions below a confidence.
 
     (n,) confidence, 0 for an unreadable image; (n,) bool `correct`. `coverage` is the share of accepted images, and
     `top1` their accuracy (None if there are none) with its 95 % interval. `aurc` is the area under the risk-coverage
     curve (arXiv:1705.08500), and `curve` some of its points (coverage, error rate).
     """
-    accepted = confidence >= min_confidence
+    accepted = confidence >= threshold
     count, hits = int(accepted.sum()), int((accepted & correct).sum())
     risks = selective_risk(confidence, correct)
     curve_indices = np.unique(np.linspace(0, len(risks) - 1, min(RISK_CURVE_POINTS, len(risks))).astype(int))
     return {
-        "below": min_confidence,
-        "answered": count,
-        "unsure": len(confidence) - count,
+        "threshold": threshold,
+        "accepted": count,
+        "rejected": len(confidence) - count,
         "coverage": count / len(confidence),
         "top1": hits / count if count else None,
         "interval": list(wilson_interval(hits, count)) if count else None,

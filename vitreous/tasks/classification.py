@@ -194,14 +194,14 @@ class Classification(Task):
         return f"classifies images into {len(self.classes)} classes" + " (multi-label)" * self.multilabel
 
     @property
-    def leading_metric(self) -> str:
+    def primary_metric(self) -> str:
         """top-1, or mAP for a multi-label model."""
         return "map" if self.multilabel else "top1"
 
     @property
     def export_metadata(self) -> dict[str, Any]:
         """The loss and the temperature, which define the probabilities."""
-        return {"answer": {"loss": self.loss, "temperature": self.temperature}}
+        return {"output": {"loss": self.loss, "temperature": self.temperature}}
 
     def get_version_fields(self) -> list[Any]:
         """Return classes, loss, multilabel and temperature."""

@@ -79,7 +79,7 @@ def evaluate_classification(
     intervals |= bootstrap_intervals(labels[readable], predicted[readable], nll, confidence, len(classes))
     class_rows = tabulate_classes(correct_per_class, predictions, support, cells, classes)
     return Report(
-        count, int((~readable).sum()), figures=metrics, intervals=intervals, per_class=class_rows, cells=cells
+        count, int((~readable).sum()), metrics=metrics, intervals=intervals, per_class=class_rows, cells=cells
     )
 
 
@@ -119,19 +119,16 @@ def bootstrap_intervals(
         return {}
     gaps = compute_image_gaps(confidence, correct)
 
-    def figures(counts: np.ndarray) -> dict[str, np.ndarray]:
+    def metrics(counts: np.ndarray) -> dict[str, np.ndarray]:
         """Compute means over classes and NLL (D,), and gaps of the calibration error (BINS, D), from the number of
         times that each image is drawn, (n, D)."""
         support, predictions = sum_by_class(labels, counts, num_classes), sum_by_class(predicted, counts, num_classes)
         rates = class_rates(sum_by_class(labels[correct], counts[correct], num_classes), predictions, support)
-        means = {
-            name: rates[class_metric].sum(0, where=support > 0) / (support > 0).sum(0)
-            for name, class_metric in CLASS_MEANS.items()
-        }
+        means = {name: rates[of].sum(0, where=support > 0) / (support > 0).sum(0) for name, of in CLASS_MEANS.items()}
         return {**means, "nll": nll @ counts / count, "gaps": gaps.T @ counts / count}
 
     draws = bootstrap_metrics(
-        figures, count, DEFAULT_BOOTSTRAP_DRAWS if count * num_classes < 5e6 else DEFAULT_BOOTSTRAP_DRAWS // 10
+        metrics, count, DEFAULT_BOOTSTRAP_DRAWS if count * num_classes < 5e6 else DEFAULT_BOOTSTRAP_DRAWS // 10
     )
     intervals = {name: percentile_interval(draws[name]) for name in (*CLASS_MEANS, "nll")}
     return intervals | {"ece": CalibrationGaps.of_images(gaps).interval(draws["gaps"].T)}
@@ -157,7 +154,7 @@ def tabulate_classes(
     wrong = cells[cells[:, 0] != cells[:, 1]]
     wrong = wrong[np.lexsort((wrong[:, 1], -wrong[:, 2], wrong[:, 0]))]  # most frequent prediction of each label first
     first_indices = np.unique(wrong[:, 0], return_index=True)[1]
-    taken_for = {int(label): classes[int(predicted_index)] for label, predicted_index, _ in wrong[first_indices]}
+    confused_with = {int(label): classes[int(predicted_index)] for label, predicted_index, _ in wrong[first_indices]}
     return [
         {
             "class": name,
@@ -165,7 +162,7 @@ def tabulate_classes(
             "recall": hits / images if images else None,
             "precision": hits / num_predicted if num_predicted else None,
             "f1": 2 * hits / (images + num_predicted) if images + num_predicted else None,
-            "taken_for": taken_for.get(index),
+            "confused_with": confused_with.get(index),
         }
         for index, (name, hits, num_predicted, images) in enumerate(
             zip(classes, correct.tolist(), predictions.tolist(), support.tolist(), strict=True)
@@ -190,7 +187,7 @@ def evaluate_label_sets(logits: np.ndarray, correct_classes: np.ndarray, readabl
     return Report(
         count,
         int((~readable[has_label]).sum()),
-        figures=metrics | none,
+        metrics=metrics | none,
         intervals=intervals | none,
         per_class=[],
         cells=None,
@@ -211,7 +208,7 @@ def list_confused_pairs(
     ordered = [
         {
             "label": classes[int(label_indices[i])],
-            "answer": classes[int(predicted_indices[i])],
+            "prediction": classes[int(predicted_indices[i])],
             "count": int(counts[i]),
             "share": float(shares[i]),
         }

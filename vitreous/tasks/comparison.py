@@ -50,11 +50,11 @@ class ModelOutputs:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The metrics of two models on the same images. `figures` has both values of each metric, by key. `counts` and `p`
+    """The metrics of two models on the same images. `metrics` has both values of each metric, by key. `counts` and `p`
     are of McNemar's test, for single-label data; `details` are further entries of the document."""
 
-    figure: str  # key of the leading metric
-    figures: dict[str, tuple[float | None, float | None]]
+    primary: str  # key of the primary metric
+    metrics: dict[str, tuple[float | None, float | None]]
     differences: dict[str, float | None]
     intervals: dict[str, Interval | None]
     counts: dict[str, int] | None = None
@@ -66,13 +66,13 @@ class Comparison:
         """Whether the difference is significant: by McNemar's test or, without it, by the interval."""
         if self.p is not None:
             return self.p < SIGNIFICANCE_LEVEL
-        ends = self.intervals[self.figure]
+        ends = self.intervals[self.primary]
         return ends is not None and (ends[0] > 0 or ends[1] < 0)
 
     def verdict(self, name_a: str, name_b: str) -> str:
         """Return the result as one sentence; `name_a` and `name_b` are the models' names."""
-        name = get_metric_label(self.figure)
-        difference, ends = self.differences[self.figure], self.intervals[self.figure]
+        name = get_metric_label(self.primary)
+        difference, ends = self.differences[self.primary], self.intervals[self.primary]
         if difference is None:
             return f"cannot compare: {name} is not defined for both models on these images"
         better, sign = (name_b, 1) if difference >= 0 else (name_a, -1)
@@ -81,7 +81,7 @@ class Comparison:
             low, high = (self.format_amount(end) for end in sorted(sign * end for end in ends))
             tests = [f"95 % interval {low} to {high}"]
         tests += [f"McNemar p {format_p_value(self.p)}"] if self.p is not None else []
-        points = "points of " if METRICS[self.figure].is_share else ""
+        points = "points of " if METRICS[self.primary].is_share else ""
         difference_text = f"{self.format_amount(abs(difference))} {points}{name} ({', '.join(tests)})"
         if self.significant:
             return f"{better} is better by {difference_text}"
@@ -93,8 +93,8 @@ class Comparison:
         return f"no significant difference: {ahead}"
 
     def format_amount(self, value: float) -> str:
-        """Format a difference of the leading metric, in percentage points if it is a share."""
-        metric = METRICS[self.figure]
+        """Format a difference of the primary metric, in percentage points if it is a share."""
+        metric = METRICS[self.primary]
         return f"{100 * value:.1f}" if metric.is_share else format(value, metric.form)
 
 
@@ -197,11 +197,11 @@ def make_probability_metrics(outputs: ModelOutputs, both_readable: np.ndarray) -
         return lambda counts: {"map": mean_ap(counts), "nll": loss @ counts / np.maximum(both_readable @ counts, 1)}
     gaps = compute_paired_calibration_gaps(outputs, both_readable)
 
-    def figures(counts: np.ndarray) -> dict[str, np.ndarray]:
-        num_drawn = np.maximum(both_readable @ counts, 1)
-        return {"nll": loss @ counts / num_drawn, "ece": np.abs(gaps.T @ counts).sum(0) / num_drawn}
+    def metrics(counts: np.ndarray) -> dict[str, np.ndarray]:
+        drawn = np.maximum(both_readable @ counts, 1)
+        return {"nll": loss @ counts / drawn, "ece": np.abs(gaps.T @ counts).sum(0) / drawn}
 
-    return figures
+    return metrics
 
 
 def compute_paired_calibration_gaps(outputs: ModelOutputs, both_readable: np.ndarray) -> np.ndarray:

@@ -41,7 +41,7 @@ class Detection(Task):
         int8_refusal="int8 is not supported for detectors: its accuracy loss was never measured",
         fit="whole",
     )
-    leading: ClassVar[str] = "ap"
+    primary: ClassVar[str] = "ap"
     evaluate_options: ClassVar[frozenset[str]] = frozenset(("tiles",))
     protocol: ClassVar[str] = "coco"
 
@@ -105,5 +105,5 @@ class Detection(Task):
 
     def select_headline_metrics(self, metrics: dict[str, float | None]) -> dict[str, float | None]:
         """Select AP and its secondary metrics."""
-        headline_keys = (self.leading_metric, *(METRICS[self.leading_metric].secondary or ()))
+        headline_keys = (self.primary_metric, *(METRICS[self.primary_metric].secondary or ()))
         return {name: value for name, value in metrics.items() if name in headline_keys}

@@ -23,7 +23,7 @@ class Metrics(TypedDict):
     micro_f1: float | None
     nll: float | None
     ece: float | None
-    feature_deviation: float | None
+    feature_std: float | None
     knn_top1: float | None
     knn_map: float | None
     rankme: float | None
@@ -75,7 +75,7 @@ class Metrics(TypedDict):
     images: int
     unreadable: int
     interval: dict[str, list[float] | None]
-    leading: str
+    primary: str
     better: Literal["higher", "lower"]
 
 
@@ -104,8 +104,21 @@ class RunSummary(TypedDict):
     bundle: str
 
 
+class EvaluationEntry(TypedDict):
+    """One evaluation: metrics and 95 % intervals by key; the first metric is the primary one."""
+
+    split: str
+    protocol: str
+    metrics: dict[str, float | None]
+    interval: dict[str, list[float] | None]
+
+
 class EvaluationDocument(TypedDict):
-    """`vitreous.evaluate`: the metrics are stored under the name of the evaluated split."""
+    """`vitreous.evaluate`: the metrics are stored under the name of the evaluated split, and in `evaluations`.
+
+    A document of a protocol also has `protocol` and `results`; that of a comparison or of a generative model has other
+    keys (docs/documents.md).
+    """
 
     model: str
     parameters: int
@@ -119,17 +132,17 @@ class EvaluationDocument(TypedDict):
     bundle: str
     split: str
     protocol: str
-    figures: list[Row]
-    readings: list[Mapping[str, object]]
+    results: list[Row]
+    evaluations: list[EvaluationEntry]
     classes: list[str]
     targets: list[str]
     per_class: list[Row]
     confusion: list[list[int]] | None
-    confused: Mapping[str, list[Row]] | None
+    most_confused: Mapping[str, list[Row]] | None
     calibration: Mapping[str, object] | None
     trained_on: bool | None
     trained_on_images: int | None
-    chosen_on: object
+    selected_on: object
     clip_views: NotRequired[str]
     abstain: object
     outliers: object
@@ -151,28 +164,28 @@ class FigureFiles(TypedDict):
 
 
 class InspectionDocument(TypedDict):
-    """`vitreous.inspect`: `refused` maps names of unsupported figures to the reasons."""
+    """`vitreous.inspect`: `skipped` maps names of unsupported figures to the reasons."""
 
     run: str
     model: str
     image_size: list[int]
     images: list[str]
-    answers: list[Mapping[str, object]]
+    predictions: list[Mapping[str, object]]
     figures: list[FigureFiles]
-    refused: dict[str, str]
+    skipped: dict[str, str]
     out: str
     page: str
     wall_seconds: float
 
 
 class Ingredient(TypedDict):
-    """A model of a soup: its score, the score of the soup with it, and whether it was kept."""
+    """A model of a soup: its score, the score of the soup with it, and whether it was selected."""
 
     run: str
     sha256: str
     score: float | None
     score_with: float | None
-    kept: bool
+    selected: bool
 
 
 class SoupDocument(TypedDict):
@@ -221,8 +234,8 @@ class ExportedFile(TypedDict):
     sha256: NotRequired[str]
     quantised: NotRequired[str | None]
     dynamic_size: NotRequired[bool]
-    judged_on: NotRequired[str]
-    loss: NotRequired[str | None]
+    verified_on: NotRequired[str]
+    accepted_loss: NotRequired[str | None]
     outputs: NotRequired[str]
 
 

@@ -23,7 +23,7 @@ class FeatureExtraction(Task):
     endpoint: ClassVar[str] = "embed"
     has_head: ClassVar[bool] = False
     export_rules: ClassVar[ExportRules] = ExportRules(outputs="features")
-    leading: ClassVar[str] = "rankme"
+    primary: ClassVar[str] = "rankme"
 
     classes: tuple[str, ...] = field(default=(), init=False, repr=False)
 

@@ -23,7 +23,7 @@ class Generation(Task):
     endpoint: ClassVar[str] = "sample"
     reads_images: ClassVar[bool] = False
     inspectable: ClassVar[bool] = False
-    leading: ClassVar[str] = "frechet_distance"
+    primary: ClassVar[str] = "frechet_distance"
     protocol: ClassVar[str] = "samples"
 
     classes: tuple[str, ...] = ()

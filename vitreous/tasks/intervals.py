@@ -48,19 +48,18 @@ def paired_accuracy_interval(gained: int, lost: int, num_images: int) -> Interva
 
 
 def bootstrap_metrics(
-    compute_metrics: MetricFunction, num_images: int, draws: int = DEFAULT_BOOTSTRAP_DRAWS
+    metrics: MetricFunction, num_images: int, draws: int = DEFAULT_BOOTSTRAP_DRAWS
 ) -> dict[str, np.ndarray]:
     """Bootstrap metrics over images, always with the same draws: the D values of each metric along its last axis.
 
-    `compute_metrics` maps draw counts of the images, (n, d) float32, to values (..., d), for a chunk of draws at a
-    time.
+    `metrics` maps draw counts of the images, (n, d) float32, to values (..., d), for a chunk of draws at a time.
     """
     generator = np.random.default_rng(0)
     chunks, size = list[dict[str, np.ndarray]](), max(1, BOOTSTRAP_CHUNK // num_images)
     for start in range(0, draws, size):
         resampled_indices = (generator.integers(num_images, size=num_images) for _ in range(min(size, draws - start)))
         counts = [np.bincount(indices, minlength=num_images) for indices in resampled_indices]
-        chunks.append(compute_metrics(np.stack(counts, 1).astype(np.float32)))
+        chunks.append(metrics(np.stack(counts, 1).astype(np.float32)))
     return {name: np.concatenate([chunk[name] for chunk in chunks], -1) for name in chunks[0]}
 
 

@@ -42,7 +42,7 @@ class Metric:
     class_mean: str = ""
 
     @property
-    def is_leading(self) -> bool:
+    def is_primary(self) -> bool:
         """Whether evaluations are compared by this metric."""
         return self.secondary is not None
 
@@ -133,7 +133,7 @@ CLASSIFICATION_METRICS = (
 )
 FEATURE_METRICS = (
     Metric(
-        "feature_deviation",
+        "feature_std",
         "feature std",
         ".4g",
         "Standard deviation over images of unit-length features. 0 means collapse: all images have the same features.",
@@ -282,7 +282,7 @@ REGRESSION_METRICS = (
         "Rank correlation of predictions and labels: 1 if both order the images in the same way. Higher is better.",
     ),
 )
-#: all metrics by key; of the leading metrics, earlier rows take precedence
+#: all metrics by key; of the primary metrics, earlier rows take precedence
 METRICS: dict[str, Metric] = {
     metric.key: metric
     for metric in (

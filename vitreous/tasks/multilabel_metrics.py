@@ -39,25 +39,25 @@ def evaluate_multilabel(
     mean_ap = MeanAveragePrecision(scores, positive)
     indicators = [indicator.astype(np.float32) for indicator in (positive & predicted, predicted, positive)]
 
-    def figures(counts: np.ndarray) -> dict[str, np.ndarray]:
+    def metrics(counts: np.ndarray) -> dict[str, np.ndarray]:
         """Compute each metric, (D,), from draw counts (n, D)."""
-        hits, num_predicted, support = ((indicator.T @ counts).astype(np.float64) for indicator in indicators)
-        f1, present = 2 * hits / np.maximum(num_predicted + support, 1), support > 0
+        hits, answers, support = ((part.T @ counts).astype(np.float64) for part in indicators)
+        f1, present = 2 * hits / np.maximum(answers + support, 1), support > 0
         return {
             "map": mean_ap(counts),
             "macro_f1": np.where(present, f1, 0).sum(0) / np.maximum(present.sum(0), 1),
-            "micro_f1": 2 * hits.sum(0) / np.maximum((num_predicted + support).sum(0), 1),
+            "micro_f1": 2 * hits.sum(0) / np.maximum((answers + support).sum(0), 1),
             "nll": nll @ counts / np.maximum(readable @ counts, 1),
         }
 
     unit_counts = np.ones((len(labels), 1), np.float32)
-    values: dict[str, float | None] = {name: float(value[0]) for name, value in figures(unit_counts).items()}
+    values: dict[str, float | None] = {name: float(value[0]) for name, value in metrics(unit_counts).items()}
     if not readable.any():
         values["nll"] = None
     none = dict.fromkeys(("top1", "top5", "ece"))
     intervals: dict[str, Interval | None] = none | dict.fromkeys(values)
     if readable.sum() > 1:
-        draws = bootstrap_metrics(figures, len(labels), choose_multilabel_draws(positive.size))
+        draws = bootstrap_metrics(metrics, len(labels), choose_multilabel_draws(positive.size))
         intervals |= {name: percentile_interval(draw) for name, draw in draws.items()}
     class_rows = tabulate_multilabel_classes(
         positive, predicted, mean_ap.per_class(unit_counts)[:, 0].tolist(), classes
@@ -65,11 +65,11 @@ def evaluate_multilabel(
     return Report(
         len(labels),
         int((~readable).sum()),
-        figures=values | none,
+        metrics=values | none,
         intervals=intervals,
         per_class=class_rows,
         cells=None,
-        figure="map",
+        primary="map",
     )
 
 

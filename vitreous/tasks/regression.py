@@ -123,7 +123,7 @@ class Regression(Task):
     protocol: ClassVar[str] = "regression"
     # scale-free, so that the mean over several targets is meaningful; for one target it ranks models as the mean
     # squared error does
-    leading: ClassVar[str] = "r2"
+    primary: ClassVar[str] = "r2"
     output_noun: ClassVar[str] = "targets"
 
     classes: tuple[str, ...] = field(default=(), init=False, repr=False)

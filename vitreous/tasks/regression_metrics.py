@@ -68,11 +68,11 @@ def evaluate_regression(
     return Report(
         len(labels),
         int((~readable).sum()),
-        figures=means,
+        metrics=means,
         intervals=intervals,
         per_class=[],
         cells=None,
-        figure="r2",
+        primary="r2",
         details={"targets": target_rows},
     )
 
@@ -96,7 +96,7 @@ def compare_values(outputs_a: ModelOutputs, outputs_b: ModelOutputs, targets: tu
             draws.setdefault(key, []).append(metric_draws[key])
     metrics = {
         key: tuple(
-            mean_of_defined([target_row["figures"][key][model] for target_row in target_rows]) for model in (0, 1)
+            mean_of_defined([target_row["metrics"][key][model] for target_row in target_rows]) for model in (0, 1)
         )
         for key in REGRESSION_METRIC_KEYS
     }
@@ -124,20 +124,20 @@ def compare_target(
     draws_a, draws_b = (
         bootstrap_errors(true, side) for side in (values_a, values_b)
     )  # the same seed gives the same draws
-    metric_values: dict[str, list[float | None]] = {}
+    metrics: dict[str, list[float | None]] = {}
     changes: dict[str, float | None] = {}
     intervals: dict[str, list[float] | None] = {}
     draws: dict[str, np.ndarray] = {}
     for key in REGRESSION_METRIC_KEYS:
         values = [side[key].item() for side in (metrics_a, metrics_b)]
         defined = bool(np.isfinite(values).all())
-        metric_values[key] = [value if np.isfinite(value) else None for value in values]
+        metrics[key] = [value if np.isfinite(value) else None for value in values]
         changes[key] = values[1] - values[0] if defined else None
         if defined and key in draws_b:
             draws[key] = draws_b[key] - draws_a[key]
         interval = interval_of_draws(draws.get(key), changes[key])
         intervals[key] = None if interval is None else list(interval)
-    return {"images": len(true), "figures": metric_values, "difference": changes, "interval": intervals}, draws
+    return {"images": len(true), "metrics": metrics, "difference": changes, "interval": intervals}, draws
 
 
 def mean_of_defined(values: list[float | None]) -> float | None:

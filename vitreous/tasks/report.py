@@ -14,25 +14,25 @@ from vitreous.tasks.metrics import METRICS, get_metric_label
 MAX_MATRIX_CLASSES = 2000  # largest number of classes for a full confusion matrix
 
 MetricDirection = Literal["higher", "lower"]
-TIE_BREAKER = "nll"  # lower is better; ranks evaluations with equal leading metrics
+TIE_BREAKER = "nll"  # lower is better; ranks evaluations with equal primary metrics
 
 
 @dataclass(frozen=True)
 class Report:
     """The result of an evaluation; `summary` is its content for output and files.
 
-    Evaluations are compared by the leading metric `figure`, whose direction is `better`; ties by the NLL. `cells`:
+    Evaluations are compared by the primary metric `primary`, whose direction is `better`; ties by the NLL. `cells`:
     (m, 3) int64 of label, prediction, count; None for multi-label data and objects. `details`: further JSON values by
     key.
     """
 
     images: int
     unreadable: int
-    figures: dict[str, float | None]
+    metrics: dict[str, float | None]
     intervals: dict[str, tuple[float, float] | None]
     per_class: list[dict[str, Any]]
     cells: np.ndarray | None
-    figure: str = "top1"
+    primary: str = "top1"
     better: MetricDirection = "higher"
     details: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -52,20 +52,20 @@ class Report:
         return matrix
 
     @property
-    def leading(self) -> tuple[str, float]:
-        """Label and value of the leading metric, 0 if nothing was evaluated."""
-        return get_metric_label(self.figure), self.figures[self.figure] or 0.0
+    def headline(self) -> tuple[str, float]:
+        """Label and value of the primary metric, 0 if nothing was evaluated."""
+        return get_metric_label(self.primary), self.metrics[self.primary] or 0.0
 
     @property
-    def leading_text(self) -> str:
-        """The leading metric for a progress line: `top-1 93.1%`, `RankMe 27.4`."""
-        name, value = self.leading
-        return f"{name} {value:{METRICS[self.figure].short_form if self.figure in METRICS else '.1%'}}"
+    def headline_text(self) -> str:
+        """The primary metric for a progress line: `top-1 93.1%`, `RankMe 27.4`."""
+        name, value = self.headline
+        return f"{name} {value:{METRICS[self.primary].short_form if self.primary in METRICS else '.1%'}}"
 
     @property
     def score(self) -> tuple[float, float]:
         """A sort key: the better of two evaluations has the larger one."""
-        return get_report_score(self.figures | {"leading": self.figure, "better": self.better})
+        return get_report_score(self.metrics | {"primary": self.primary, "better": self.better})
 
     @property
     def ends(self) -> dict[str, list[float] | None]:
@@ -73,29 +73,29 @@ class Report:
         return {name: None if interval is None else list(interval) for name, interval in self.intervals.items()}
 
     def summary(self) -> dict[str, Any]:
-        """The metrics, number of images, 95 % intervals, and the leading metric with its direction."""
+        """The metrics, number of images, 95 % intervals, and the primary metric with its direction."""
         return {
-            **self.figures,
+            **self.metrics,
             "images": self.images,
             "unreadable": self.unreadable,
             "interval": self.ends,
-            "leading": self.figure,
+            "primary": self.primary,
             "better": self.better,
         }
 
 
-def get_leading_key(summary: Mapping[str, Any]) -> str:
-    """Return the key of the leading metric of a `Report.summary`; earlier versions do not store it."""
-    return summary.get("leading") or ("map" if summary.get("map") is not None else "top1")
+def get_primary_key(summary: Mapping[str, Any]) -> str:
+    """Return the key of the primary metric of a `Report.summary`; earlier versions do not store it."""
+    return summary.get("primary") or ("map" if summary.get("map") is not None else "top1")
 
 
 def get_report_score(summary: Mapping[str, Any]) -> tuple[float, float]:
-    """Return `Report.score` of a `Report.summary`: leading metric, negative if lower is better, and negative NLL.
+    """Return `Report.score` of a `Report.summary`: primary metric, negative if lower is better, and negative NLL.
 
     A missing or non-finite metric is worse than any other.
     """
     sign = -1.0 if summary.get("better") == "lower" else 1.0
-    pairs = ((get_leading_key(summary), sign), (TIE_BREAKER, -1.0))
+    pairs = ((get_primary_key(summary), sign), (TIE_BREAKER, -1.0))
     values = [(summary.get(name), sign) for name, sign in pairs]
     leading_score, tie_score = (
         -math.inf if value is None or not math.isfinite(value) else sign * value for value, sign in values

@@ -26,7 +26,7 @@ class Segmentation(Task):
     is_dense: ClassVar[bool] = True
     predict_options: ClassVar[frozenset[str]] = frozenset(("overlay",))
     export_tolerance: ClassVar[float] = 0.001  # the two highest logits of a pixel may be nearly equal
-    leading: ClassVar[str] = "miou"
+    primary: ClassVar[str] = "miou"
     evaluate_options: ClassVar[frozenset[str]] = frozenset(("boundary",))
     protocol: ClassVar[str] = "miou"
 

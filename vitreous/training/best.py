@@ -21,17 +21,17 @@ class BestEvaluation:
     """The best evaluation so far, which a checkpoint stores in its state.json.
 
     `step`: the optimiser step after which it was made, 0 before the first; `epoch` the same in epochs. `value` is its
-    main metric, named `figure`, of which the higher or lower is `better`. `evaluations`: the number of evaluations so
-    far; `since`: the number after the first one of this value, none of them better.
+    main metric, named `metric`, of which the higher or lower is `better`. `evaluations`: the number of evaluations so
+    far; `evaluations_since`: the number after the first one of this value, none of them better.
     """
 
     step: int = 0
     epoch: float = 0.0
-    figure: str = ""
+    metric: str = ""
     value: float = -math.inf
     nll: float = math.inf
     evaluations: int = 0
-    since: int = 0
+    evaluations_since: int = 0
     better: str = "higher"
 
     @property
@@ -43,28 +43,28 @@ class BestEvaluation:
         """Return the better of this and a further evaluation.
 
         Of equal ones without an NLL, such as those of a detector without detections yet, the later one is returned, and
-        `since` is not reset.
+        `evaluations_since` is not reset.
         """
-        metric_name, value = report.leading
-        nll = report.figures.get("nll")
+        metric, value = report.headline
+        nll = report.metrics.get("nll")
         nll = math.inf if nll is None or not math.isfinite(nll) else nll
         if report.score > self.score or (report.score == self.score and nll == math.inf):
-            since = 0 if report.score > self.score else self.since + 1
+            evaluations_since = 0 if report.score > self.score else self.evaluations_since + 1
             return BestEvaluation(
                 step,
                 epoch,
-                figure=metric_name,
+                metric=metric,
                 value=value,
                 nll=nll,
                 evaluations=self.evaluations + 1,
-                since=since,
+                evaluations_since=evaluations_since,
                 better=report.better,
             )
-        return replace(self, evaluations=self.evaluations + 1, since=self.since + 1)
+        return replace(self, evaluations=self.evaluations + 1, evaluations_since=self.evaluations_since + 1)
 
     def is_out_of_patience(self, run: Run) -> bool:
         """Whether the run stops early: the number of evaluations without improvement has reached its patience."""
-        return run.early_stop is not None and self.since >= run.early_stop
+        return run.early_stop is not None and self.evaluations_since >= run.early_stop
 
     def to_dict(self) -> dict[str, Any] | None:
         """Convert to a JSON object; None before the first evaluation."""
@@ -100,7 +100,7 @@ def describe_selection(run: Run, best: BestEvaluation, shipped_step: int, step: 
     if not (run.keep_best or run.early_stop):
         return None
     return {
-        "kept": "best" if run.keep_best and shipped_step == best.step else "last",
-        "kept_step": shipped_step,
+        "weights": "best" if run.keep_best and shipped_step == best.step else "last",
+        "weights_step": shipped_step,
         "stopped_early": step < run.steps,
     } | {"best": best.to_dict()}

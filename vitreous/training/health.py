@@ -76,7 +76,7 @@ class HealthMonitor:
                 if cached
                 else f"raise --workers ({workers} now) or use smaller files"
             )
-            self.once("waiting", f"{waiting_share:.0%} of the time the model waits for images; {advice}")
+            self.once("data_wait", f"{waiting_share:.0%} of the time the model waits for images; {advice}")
 
     def report(self, report: Report, classes: tuple[str, ...]) -> None:
         """After an evaluation: warn if all predictions are the same class."""

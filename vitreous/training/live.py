@@ -52,7 +52,7 @@ class LiveCurves:
         metric_keys = [
             f"{prefix}/{name}"
             for name, metric in METRICS.items()
-            if metric.is_leading
+            if metric.is_primary
             for prefix in ("val", "training_images")
         ]
         return next((name for name in metric_keys if name in names), names[0] if names else "")

@@ -63,8 +63,8 @@ class Checkpointer:
                 **collect_counters(state),
                 **extra,
                 "threads": torch.get_num_threads(),
-                "world": state.ranks.world,
-                "shipped": next(iter(state.flat.shipped.values()), "model.").partition(".")[0],
+                "world_size": state.ranks.world,
+                "deployed_model": next(iter(state.flat.shipped.values()), "model.").partition(".")[0],
             }
         )
         if isinstance(state.flat, ShardedParameters):

@@ -108,21 +108,21 @@ def count_memory(run: Run, sizes: ObjectiveSizes, world: int, device: str = "cud
     )
     largest = max(sizes.blocks, default=0)
     memory: dict[str, int | None] = {
-        "masters_bytes": 4 * share,
+        "master_weights_bytes": 4 * share,
         "working_copy_bytes": (b * share if fsdp or b < 4 else 0) + (b + 4 * (b < 4)) * sizes.frozen,
-        "average_bytes": 4 * share if run.ema is not None else 0,
-        "moments_bytes": moments.get(run.optimizer.name, 8 * n) * share // n,
+        "ema_bytes": 4 * share if run.ema is not None else 0,
+        "optimizer_state_bytes": moments.get(run.optimizer.name, 8 * n) * share // n,
         "other_state_bytes": sizes.held_bytes + 4 * max(0, sizes.shipped - sizes.frozen),
         # DDP copies gradients into buckets; FSDP keeps a share
         "gradients_bytes": b * (share if fsdp else n * (2 if overlapped else 1)),
         "gradient_sum_bytes": 4 * share if fsdp or b < 4 else 0,
         # two blocks at a time, the rest throughout, and gradients of two blocks in transit
-        "gathered_bytes": b * (sizes.root + 4 * largest) if fsdp else 0,
+        "gathered_weights_bytes": b * (sizes.root + 4 * largest) if fsdp else 0,
         "activations_bytes": count_activation_bytes(run, count_device_images(run, world), device),
     }
     resident = sum(value or 0 for name, value in memory.items() if name not in TRANSIENT_MEMORY)
     transient = {name: memory[name] or 0 for name in TRANSIENT_MEMORY}
-    backward = transient["activations_bytes"] + transient["gathered_bytes"]
+    backward = transient["activations_bytes"] + transient["gathered_weights_bytes"]
     is_activation_known = memory["activations_bytes"] is not None
     return memory | {
         "peak_bytes": resident + max(backward, transient["gradient_sum_bytes"]) if is_activation_known else None
@@ -130,7 +130,7 @@ def count_memory(run: Run, sizes: ObjectiveSizes, world: int, device: str = "cud
 
 
 #: purposes that do not exist all the time
-TRANSIENT_MEMORY = ("activations_bytes", "gradient_sum_bytes", "gathered_bytes")
+TRANSIENT_MEMORY = ("activations_bytes", "gradient_sum_bytes", "gathered_weights_bytes")
 
 
 def count_activation_bytes(run: Run, images: int, device: str) -> int | None:
@@ -185,7 +185,12 @@ def forecast_step(
     hidden = compute * (1.0 if run.parallel == "fsdp" else 2 / 3)
     share = sizes.moving / (world if run.parallel == "fsdp" else 1)
     update = share * (4 + 8 + 16 + DTYPES[run.precision].itemsize + 8 * (run.ema is not None)) / device.bandwidth
-    return {"compute": compute, "exchange": max(0.0, exchange - hidden), "update": update, "exchange_whole": exchange}
+    return {
+        "compute": compute,
+        "communication": max(0.0, exchange - hidden),
+        "update": update,
+        "total_communication": exchange,
+    }
 
 
 def forecast_run(
@@ -196,32 +201,32 @@ def forecast_run(
     device, sizes = ACCELERATORS[name], measure_sizes(objective)
     flops = objective.flops(TrainingProgress(0, 0, run.total))
     memory, seconds = count_memory(run, sizes, world), forecast_step(run, sizes, world, device, flops)
-    step = seconds["compute"] + seconds["exchange"] + seconds["update"]
+    step = seconds["compute"] + seconds["communication"] + seconds["update"]
     images_per_second, machines = run.step_size / step, -(-world // device.together)
     peak = memory["peak_bytes"]
-    bottleneck = max(("compute", "exchange", "update"), key=lambda phase: seconds[phase])
+    bottleneck = max(("compute", "communication", "update"), key=lambda phase: seconds[phase])
     if peak is not None and peak > device.memory:
         bottleneck = f"memory: {peak / 1e9:.0f} of {device.memory / 1e9:.0f} GB"
     return {
         "parameters": sizes.moving + sizes.frozen,
         "devices": f"{world:,} x {name}, {machines:,} machines" if machines > 1 else f"{world} x {name}",
         "parallel": run.parallel,
-        "images_at_a_time": count_device_images(run, world),
+        "micro_batch_size": count_device_images(run, world),
         **memory,
-        "sent_per_step_bytes": count_traffic(run, sizes, world),
+        "communication_per_step_bytes": count_traffic(run, sizes, world),
         "seconds_per_step": round_to_three_digits(step),
-        "seconds_of_compute": round_to_three_digits(seconds["compute"]),
-        "seconds_of_exchange": round_to_three_digits(seconds["exchange_whole"]),
-        "seconds_of_exchange_not_hidden": round_to_three_digits(seconds["exchange"]),
-        "seconds_of_update": round_to_three_digits(seconds["update"]),
+        "compute_seconds": round_to_three_digits(seconds["compute"]),
+        "communication_seconds": round_to_three_digits(seconds["total_communication"]),
+        "exposed_communication_seconds": round_to_three_digits(seconds["communication"]),
+        "update_seconds": round_to_three_digits(seconds["update"]),
         "images_per_second": round(images_per_second),
-        "images_per_second_a_machine": round(images_per_second / machines),
-        "read_per_second_a_machine_bytes": None
+        "images_per_second_per_machine": round(images_per_second / machines),
+        "read_per_second_per_machine_bytes": None
         if image_bytes is None
         else round(images_per_second / machines * image_bytes),
         "hours": round_to_three_digits(step * run.steps / 3600),
         "exaflops": round_to_three_digits(flops * run.total / 1e18),
-        "assumed_share_of_peak": DEFAULT_UTILISATION,
+        "assumed_utilisation": DEFAULT_UTILISATION,
         "bottleneck": bottleneck,
     }
 

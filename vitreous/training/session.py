@@ -138,10 +138,10 @@ class Session:
         if state.scale != 1:
             line["loss_scale"] = state.scale
         self.record(line)
-        self.health.line(costs["waiting"], state, self.inputs.cached is not None)
+        self.health.line(costs["data_wait"], state, self.inputs.cached is not None)
         self.warn(state, scalars | self.initial_features)
         report = self.last_report if self.validation_images.prefix == VAL_PREFIX else None
-        val = f"  val {report.leading_text}" if report else ""
+        val = f"  val {report.headline_text}" if report else ""
         progress_text = f"epoch {epoch:.1f}/{round(self.run.epochs, 2):g}  loss {loss or 0.0:.3f}  "
         progress_text += f"{costs['images_per_second']:.0f} images/s{val}"
         if self.ranks.is_main:
@@ -205,7 +205,7 @@ class Session:
         images = self.validation_images
         if not (self.run.objective.ships_features and images.evaluators):
             return
-        name = f"{images.prefix}feature_deviation"
+        name = f"{images.prefix}feature_std"
         values = validation.read_metric_values(self.folder.metrics, name) if self.ranks.is_main else []
         initial_value = self.ranks.broadcast_text(str(values[0]) if values else "")
         if not initial_value and not state.step:
@@ -217,7 +217,7 @@ class Session:
                 _, metrics = self.evaluate_on(sample, model, self.run.precision)
                 self.record({"step": 0, "epoch": 0.0, **metrics})
                 initial_value = metrics.get(name) or ""
-        self.initial_features = {"first_deviation": float(initial_value)} if initial_value else {}
+        self.initial_features = {"first_feature_std": float(initial_value)} if initial_value else {}
 
     def select_checkpoint(self, state: TrainingState, report: Report) -> None:
         """Keep the checkpoint of the best evaluation so far, and end the loop after too many evaluations without
@@ -249,10 +249,10 @@ class Session:
             self.best = BestEvaluation.from_dict(saved_state.get("best"))
             self.checkpointer.pinned = self.best.step or None
             self.note(f"resumed at step {state.step} of {self.run.steps}")
-            current = {"threads": torch.get_num_threads(), "world": self.ranks.world}
+            current = {"threads": torch.get_num_threads(), "world_size": self.ranks.world}
             changed = [
                 f"{saved_state[name]} {label} before, {current[name]} now"
-                for name, label in (("threads", "threads"), ("world", "processes"))
+                for name, label in (("threads", "threads"), ("world_size", "processes"))
                 if saved_state.get(name, current[name]) != current[name]
             ]
             if changed and not self.run.reproducible:
@@ -282,7 +282,7 @@ class Session:
             self.folder,
             epoch=epoch,
             costs=self.meter.totals(state),
-            train={"loss": loss, **(report.figures if report and not is_val else {})},
+            train={"loss": loss, **(report.metrics if report and not is_val else {})},
             val=report.summary() if report and is_val else None,
             selection=describe_selection(self.run, self.best, shipped_step, state.step),
         )

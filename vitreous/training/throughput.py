@@ -63,7 +63,7 @@ class ThroughputMeter:
         return {
             "exaflops": state.flops / 1e18,
             "flops_utilisation": utilisation,
-            "waiting": (state.waited - waited) / passed,
+            "data_wait": (state.waited - waited) / passed,
             "seconds": self.seconds,
             "images_per_second": images_per_second,
         }

@@ -66,7 +66,7 @@ def sample_feature_images(images: ValidationImages) -> ValidationImages:
 def feature_history(report: Report, images: ValidationImages, metrics: Path) -> dict[str, float]:
     """Return the feature metrics of an evaluation, and "highest_rankme", the highest rank in a file of `metrics`, as
     the reference of collapse warnings."""
-    history = {name: report.figures.get(name) for name in ("rankme", "feature_deviation")}
+    history = {name: report.metrics.get(name) for name in ("rankme", "feature_std")}
     if history["rankme"] is not None:
         history["highest_rankme"] = max(read_metric_values(metrics, f"{images.prefix}rankme"), default=None)
     return {name: value for name, value in history.items() if value is not None}
@@ -90,7 +90,7 @@ def evaluate_images(
 ) -> tuple[Report, dict[str, float | None]]:
     """Evaluate a model on some images, of which every process computes a share.
 
-    Returns the report of the leading evaluator, and all metrics by their names in metrics.jsonl. Raises Interrupted, in
+    Returns the report of the primary evaluator, and all metrics by their names in metrics.jsonl. Raises Interrupted, in
     all processes, when `is_stopped` returns true in one.
     """
     computed: Precision = "fp32" if precision == "fp16" else precision
@@ -100,7 +100,7 @@ def evaluate_images(
         evaluator.report(*(compute_outputs(evaluator, split) for split in evaluator.splits(images.split)))
         for evaluator in images.evaluators
     ]
-    metrics = {name: value for report in reversed(reports) for name, value in report.figures.items()}
+    metrics = {name: value for report in reversed(reports) for name, value in report.metrics.items()}
     return reports[0], {f"{images.prefix}{name}": value for name, value in metrics.items()}
 
 

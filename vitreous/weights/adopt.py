@@ -176,7 +176,7 @@ def open_checkpoint(folder: Path) -> PretrainedWeights:
         tensors = (
             load_checkpoint_tensors(folder, "ema") or load_checkpoint_tensors(folder, "model")
         ) | load_checkpoint_tensors(folder, "frozen")
-        prefix = read_json_object(folder / "state.json").get("shipped", "model") + "."
+        prefix = read_json_object(folder / "state.json").get("deployed_model", "model") + "."
         return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
     return PretrainedWeights(

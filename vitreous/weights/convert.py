@@ -116,7 +116,7 @@ def convert(
             f"differ slightly{suggest_gelu_form(differences)}"
         )
     size = sum(file.stat().st_size for file in (out_path.rglob("*") if out_path.is_dir() else [out_path]))
-    summary = {"to": to, "tensors": num_tensors, "read_there_with": differences, "out": str(out_path), "bytes": size}
+    summary = {"to": to, "tensors": num_tensors, "assumed_settings": differences, "out": str(out_path), "bytes": size}
     return build_conversion_report(weights, config, state, load_result) | summary
 
 
@@ -143,7 +143,7 @@ def build_conversion_report(
         "model": config.name(),
         "parameters": sum(tensor.numel() for tensor in state.values()),
         "image_size": list(config.image),
-        "kept": len(load_result.loaded) if load_result else len(state),
+        "loaded": len(load_result.loaded) if load_result else len(state),
         "new": load_result.new if load_result else [],
         "unused": load_result.unused if load_result else weights.unused,
         "notes": list(weights.notes),

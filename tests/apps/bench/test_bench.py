@@ -89,7 +89,7 @@ def test_a_ratio_is_withheld_where_rounds_differ_more(ours, peer, ratio, reason)
     ]
     race = report.RaceResult(WORK, lanes, [])
     row = report.race_to_records(race)[0]
-    assert (row["ratio"], row["ratio_withheld"]) == (ratio and pytest.approx(ratio), reason)
+    assert (row["ratio"], row["ratio_omitted_reason"]) == (ratio and pytest.approx(ratio), reason)
     assert report.describe_withheld_ratios(race) == ([f"no ratio of vitreous, default: {reason}"] if reason else [])
     assert report.format_race_table(race)[1][0][2] == ("-" if reason else "3.05")
     assert (f"No ratio of vitreous, default: {reason}." in report.render_race_markdown([race], "bench", 3)) == bool(
@@ -102,15 +102,17 @@ def test_ratios_are_to_the_first_peer_and_fractions_of_the_peak_in_the_same_race
 
     limit = [ContenderResult(Contender("peak", "fp32", steady), [1e9, 1e9])]
     found = report.races_to_json([report.RaceResult(WORK, lanes, limit)])
-    rows = found["rows"]
+    rows = found["results"]
     assert rows[0]["ratio"] == pytest.approx(3.0, rel=0.2) and rows[1]["ratio"] == 1.0
-    assert rows[0]["ratio_to"] == "peer, default"
+    assert rows[0]["ratio_baseline"] == "peer, default"
     config = config_from_name("ViT-32x1/8", 16)
     for row, cost in zip(
         rows, (config.computed_macs(), config.macs()), strict=False
     ):  # ours leaves out what nobody reads
         operations = 2 * cost
-        assert row["fraction_of_peak"] == pytest.approx(row["images_per_second"] * operations / found["peak"]["fp32"])
+        assert row["fraction_of_peak"] == pytest.approx(
+            row["images_per_second"] * operations / found["peak_throughput"]["fp32"]
+        )
     page = report.render_race_markdown([report.RaceResult(WORK, lanes, limit)], "vitreous bench", 2)
     assert "| vitreous, default |" in page and "failed: ValueError: nothing here" in page and "`vitreous bench`" in page
 
@@ -119,7 +121,7 @@ def test_who_can_say_how_exact_it_is_does_so_at_the_end(lanes):
     found = {lane.contender.name: lane.error for lane in lanes}
     assert found.pop("leaning") == pytest.approx(0.1) and set(found.values()) == {None}
     whole = report.RaceResult(WORK, lanes, [])
-    assert [row["logit_error"] for row in report.races_to_json([whole])["rows"]].count(None) == len(lanes) - 1
+    assert [row["logit_error"] for row in report.races_to_json([whole])["results"]].count(None) == len(lanes) - 1
     page = report.render_race_markdown([whole], "vitreous bench", 2)
     assert "| logit error |" in page and "| 0.1 |" in page
     without = report.RaceResult(WORK, [lane for lane in lanes if lane.error is None], [])
@@ -205,7 +207,7 @@ def test_the_verb_prints_a_document_and_writes_a_page(tmp_path, monkeypatch):
     ]
     result = say("bench", *words, "--seconds", "0.05", "--only", "vitreous, fp32", "--out", str(tmp_path), "--json")
     found = document(result)
-    assert [row["task"] for row in found["rows"]] == ["inference"]
+    assert [row["task"] for row in found["results"]] == ["inference"]
     keys = {
         "task",
         "model",
@@ -217,11 +219,11 @@ def test_the_verb_prints_a_document_and_writes_a_page(tmp_path, monkeypatch):
         "fraction_of_peak",
         "peak_memory_bytes",
     }
-    assert all({*keys, "peak_memory_bytes"} <= set(row) and row["images_per_second"] > 0 for row in found["rows"])
-    assert found["peak"]["fp32"] > 1e9
+    assert all({*keys, "peak_memory_bytes"} <= set(row) and row["images_per_second"] > 0 for row in found["results"])
+    assert found["peak_throughput"]["fp32"] > 1e9
     (page,) = tmp_path.iterdir()
     assert page.name.endswith("threads.md") and "inference" in page.name
     assert "vitreous bench --models" in page.read_text()
-    assert sum(found["rows"][0]["profile"]["shares"].values()) == pytest.approx(1)
+    assert sum(found["results"][0]["profile"]["shares"].values()) == pytest.approx(1)
     assert "| outside operators | " in page.read_text()
     json.dumps(found)

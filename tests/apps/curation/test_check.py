@@ -82,7 +82,7 @@ def scan(split, workers):
 
 def whats(document):
     """The findings by their word."""
-    return {finding["what"]: finding for finding in document["findings"]}
+    return {finding["code"]: finding for finding in document["findings"]}
 
 
 def test_sound_data_pass_and_are_counted(tmp_path):
@@ -92,12 +92,20 @@ def test_sound_data_pass_and_are_counted(tmp_path):
     assert {name: row["images"] for name, row in document["splits"].items()} == {"train": 24, "val": 6, "test": 8}
     assert document["splits"]["val"]["per_class"] == {"ant": 3, "bee": 3}
     assert document["splits"]["val"]["bytes"] == sum(path.stat().st_size for path in (root / "val").glob("*/*"))
-    assert document["balance"]["effective"] == pytest.approx(2) and document["balance"]["largest"] == 12
-    assert document["sizes"]["width"] == {"min": 96, "median": 96, "max": 96} and document["sizes"]["smaller"] == 0
+    assert (
+        document["class_balance"]["effective_classes"] == pytest.approx(2)
+        and document["class_balance"]["max_images"] == 12
+    )
+    assert (
+        document["image_sizes"]["width"] == {"min": 96, "median": 96, "max": 96}
+        and document["image_sizes"]["fraction_smaller"] == 0
+    )
     pixels = np.concatenate([np.asarray(Image.open(path)).reshape(-1, 3) for path in root.glob("*/*/*")]) / 255
     assert document["colour"]["mean"] == pytest.approx(pixels.mean(0), abs=1e-5)
     assert document["colour"]["std"] == pytest.approx(pixels.std(0), abs=1e-5)
-    assert document["formats"] == {"PNG": 38} and document["modes"] == {"RGB": 38} and document["depths"] == {"8": 38}
+    assert (
+        document["formats"] == {"PNG": 38} and document["modes"] == {"RGB": 38} and document["bit_depths"] == {"8": 38}
+    )
 
 
 def test_every_verdict_is_that_of_decode(tmp_path):
@@ -119,13 +127,13 @@ def test_every_verdict_is_that_of_decode(tmp_path):
     traits = document["traits"]
     accepted = {case.name for case in corpus() if case.refused is None}
     # all but exif_1
-    assert traits["turned"] == sum(name.startswith("exif_") and name[5].isdigit() for name in accepted) - 1
-    assert {os.path.basename(row["path"]) for row in document["misnamed"]} == {"png_named.jpg"}
+    assert traits["exif_rotated"] == sum(name.startswith("exif_") and name[5].isdigit() for name in accepted) - 1
+    assert {os.path.basename(row["path"]) for row in document["wrong_extension"]} == {"png_named.jpg"}
     assert (
         traits["animated"] >= 5
         and traits["alpha"] >= 5
         and document["modes"]["CMYK"] >= 3
-        and document["depths"]["16"] >= 4
+        and document["bit_depths"]["16"] >= 4
     )
     assert sum(len(rows) for _, rows in group_by_reason(document["unreadable"])) == len(expected)
 
@@ -138,13 +146,16 @@ def test_copies_across_splits_and_under_two_labels_fail(tmp_path):
     scene(7000).save(root / "train/bee/near.png")
     scene(7000).save(root / "test/bee/near.jpg", quality=50)
     document = check(root, workers=0)
-    assert document["copies"]["groups"] == 1 and document["copies"]["extra"] == 4
-    assert document["copies"]["across"] == {"train/test": 2} and document["copies"]["contrary"] == 1
-    (near,) = document["near_copies"]["listed"]
+    assert document["exact_duplicates"]["groups"] == 1 and document["exact_duplicates"]["surplus"] == 4
+    assert (
+        document["exact_duplicates"]["across_splits"] == {"train/test": 2}
+        and document["exact_duplicates"]["conflicting_labels"] == 1
+    )
+    (near,) = document["near_duplicates"]["listed_groups"]
     assert {os.path.basename(row["path"]) for row in near} == {"near.png", "near.jpg"}
     found = whats(document)
-    assert {name for name, finding in found.items() if finding["level"] == "fails"} == {"leak", "contrary"}
-    assert found["near_leak"]["level"] == "warns" and "data dedup" in found["leak"]["way"]
+    assert {name for name, finding in found.items() if finding["level"] == "error"} == {"leak", "conflicting_labels"}
+    assert found["near_leak"]["level"] == "warning" and "data dedup" in found["leak"]["hint"]
 
 
 def test_near_copies_are_those_of_dedup_where_whole_images_are_alike(tmp_path):
@@ -163,7 +174,9 @@ def test_near_copies_are_those_of_dedup_where_whole_images_are_alike(tmp_path):
     for name, image in changed.items():
         image.save(home / "bee" / f"{name}.png")
     document = check(home, workers=0)
-    found = {tuple(os.path.basename(row["path"]) for row in group) for group in document["near_copies"]["listed"]}
+    found = {
+        tuple(os.path.basename(row["path"]) for row in group) for group in document["near_duplicates"]["listed_groups"]
+    }
     quick = {
         ("1.png", "mirrored.png"),
         ("2.png", "mirrored, less contrast.png"),
@@ -171,12 +184,12 @@ def test_near_copies_are_those_of_dedup_where_whole_images_are_alike(tmp_path):
         ("4.png", "other colours.png"),
     }
     assert found == quick
-    every = find_copies([open_data(home).whole], [], within=True, workers=0)["copies"]
-    pairs = {(os.path.basename(copy["copy_of"]), os.path.basename(copy["path"])) for copy in every}
+    every = find_copies([open_data(home).whole], [], within=True, workers=0)["duplicates"]
+    pairs = {(os.path.basename(copy["duplicate_of"]), os.path.basename(copy["path"])) for copy in every}
     assert pairs == quick | {("5.png", "cut to half.png")}
     assert (
-        "near-duplicates of other images" in whats(document)["copies"]["text"]
-        and "data dedup" in whats(document)["copies"]["way"]
+        "near-duplicates of other images" in whats(document)["duplicates"]["message"]
+        and "data dedup" in whats(document)["duplicates"]["hint"]
     )
 
 
@@ -213,24 +226,31 @@ def test_classes_few_missing_and_uneven_are_told(tmp_path):
     document = check(root, workers=0)
     found = whats(document)
     assert document["passed"]
-    assert "30" in found["imbalance"]["text"] and "--sampling balanced" in found["imbalance"]["way"]
-    assert document["balance"]["few"] == {"cat": 2} and document["balance"]["missing"] == {"test": ["bee"]}
-    assert document["left_out"] == {"images": 1, ".txt": 1} and {"outside", "others", "missing", "few"} <= set(found)
+    assert "30" in found["imbalance"]["message"] and "--sampling balanced" in found["imbalance"]["hint"]
+    assert document["class_balance"]["small_classes"] == {"cat": 2} and document["class_balance"][
+        "missing_classes"
+    ] == {"test": ["bee"]}
+    assert document["ignored_files"] == {"images": 1, ".txt": 1} and {
+        "ignored_images",
+        "ignored_files",
+        "missing_classes",
+        "small_classes",
+    } <= set(found)
 
 
 def test_a_folder_that_training_refuses_is_looked_at_all_the_same(tmp_path):
     root = scenes(tmp_path / "photos", {"": 3}, ("one",))
     (root / "one" / "bad.jpg").write_bytes(b"\xff")
     document = check(root, workers=0)
-    assert not document["passed"] and document["refused"] is None
-    assert [finding["what"] for finding in document["findings"][:2]] == ["unreadable", "unlabelled"]
-    assert "one class only" in document["unlabelled"]["message"] and document["balance"] is None
+    assert not document["passed"] and document["layout_error"] is None
+    assert [finding["code"] for finding in document["findings"][:2]] == ["unreadable", "label_error"]
+    assert "one class only" in document["label_error"]["message"] and document["class_balance"] is None
     assert document["splits"]["images"]["images"] == 4 and len(document["unreadable"]) == 1
     (root / "One").mkdir()
     (root / "One" / "0.png").write_bytes((root / "one" / "0.png").read_bytes())
     document = check(root, workers=0)
-    assert not document["passed"] and document["findings"][0]["what"] == "refused"
-    assert "differ only in case" in document["refused"]["message"] and document["splits"]["images"]["images"] == 5
+    assert not document["passed"] and document["findings"][0]["code"] == "layout_error"
+    assert "differ only in case" in document["layout_error"]["message"] and document["splits"]["images"]["images"] == 5
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no images"):
         check(tmp_path / "empty", workers=0)
@@ -248,8 +268,11 @@ def test_the_input_is_the_one_that_train_takes(tmp_path, size, input_side, capsy
     document = run(Options(data=str(tmp_path / "photos"), workers=0), Console())
     options = TrainOptions(str(tmp_path / "photos"), bad_images="skip", device="cpu", precision="fp32")
     _, planned, _ = prepare_data(options.data, None, options, NullListener())
-    assert document["sizes"]["input"] == min(planned.model.image) == input_side
-    assert run(Options(data=str(tmp_path / "photos"), workers=0, image_size=48), Console())["sizes"]["input"] == 48
+    assert document["image_sizes"]["model_input"] == min(planned.model.image) == input_side
+    assert (
+        run(Options(data=str(tmp_path / "photos"), workers=0, image_size=48), Console())["image_sizes"]["model_input"]
+        == 48
+    )
     assert ("small" in whats(document)) == (input_side == 224)
 
 
@@ -262,14 +285,14 @@ def test_a_flat_folder_is_named_as_one_and_its_images_are_checked(tmp_path, home
     (root / home / "again.png").write_bytes((root / home / "1.png").read_bytes())
     (root / home / "bad.jpg").write_bytes(b"\xff")
     document, split = check(root, workers=0), home or "images"
-    unlabelled = document["unlabelled"]
+    unlabelled = document["label_error"]
     assert f"{root / home} is a flat folder: 5 images and no class folders" in unlabelled["message"]
     assert "folder of its class" in unlabelled["hint"] and "path,label" in unlabelled["hint"]
     assert document["splits"][split]["images"] == 5 and len(document["unreadable"]) == 1
-    assert document["copies"]["groups"] == 1 and not document["passed"]
+    assert document["exact_duplicates"]["groups"] == 1 and not document["passed"]
     (root / home / "bad.jpg").unlink()
     document = check(root, workers=0)
-    assert document["passed"] and document["findings"][0]["what"] == "unlabelled"
+    assert document["passed"] and document["findings"][0]["code"] == "label_error"
 
 
 def test_pixels_in_memory_and_pictures_of_many_channels(tmp_path):
@@ -283,7 +306,7 @@ def test_pixels_in_memory_and_pictures_of_many_channels(tmp_path):
             np.save(tmp_path / "bands" / name / f"{index}.npy", noise)
     np.save(tmp_path / "bands" / "ant" / "other.npy", np.zeros((4, 12, 16), np.uint16))
     document = check(tmp_path / "bands", workers=1)
-    assert document["channels"] == {"count": 5, "numbers": "uint16"} and document["depths"] == {"16": 6}
+    assert document["channels"] == {"count": 5, "dtype": "uint16"} and document["bit_depths"] == {"16": 6}
     assert [os.path.basename(row["path"]) for row in document["unreadable"]] == ["other.npy"]
 
 
@@ -492,7 +515,7 @@ def test_groups_are_never_drawn_apart_by_train_resume_and_evaluate(tmp_path):
 
 def test_the_trials_of_a_grid_keep_groups_together_and_without_what_is_excluded(tmp_path):
     root = patients(tmp_path / "photos")
-    (tmp_path / "list.csv").write_text(f"path,copy_of,reason,score\n{root}/ant/patient0_1.png,x,hash,1\n")
+    (tmp_path / "list.csv").write_text(f"path,duplicate_of,reason,score\n{root}/ant/patient0_1.png,x,hash,1\n")
     said = TrainOptions(
         str(root), group_by=r"(patient\d+)_", exclude=str(tmp_path / "list.csv"), lr_grid=(1e-3, 1e-2), **TINY
     )
@@ -532,7 +555,7 @@ def test_groups_in_two_splits_of_the_users_own_are_told_and_refused(tmp_path):
                 scene(1000 * number + 10 * len(split) + ord(label[0])).save(root / split / label / f"p{number}.png")
     document = check(root, workers=0, group_by=r"(p\d+)\.")
     assert (
-        document["groups"]["parted"] == [{"splits": ["train", "test"], "groups": 1, "names": ["p5"]}]
+        document["groups"]["across_splits"] == [{"splits": ["train", "test"], "groups": 1, "names": ["p5"]}]
         and not document["passed"]
     )
     assert check(root, workers=0)["passed"]
@@ -545,12 +568,12 @@ def test_groups_in_two_splits_of_the_users_own_are_told_and_refused(tmp_path):
     ]
     with open(root / "table.csv", "w", newline="") as file:
         csv.writer(file).writerows(rows)
-    assert whats(check(root / "table.csv", workers=0, group_by="group"))["groups"]["level"] == "fails"
+    assert whats(check(root / "table.csv", workers=0, group_by="group"))["groups"]["level"] == "error"
     with pytest.raises(DataError, match="more than one split"):
         open_data(root / "table.csv", 0, "group")
     (root / "table.csv").write_text((root / "table.csv").read_text().replace(",group", ",patient"))
     assert check(root / "table.csv", workers=0)["passed"]
-    assert whats(check(root / "table.csv", workers=0, group_by="patient"))["groups"]["level"] == "fails"
+    assert whats(check(root / "table.csv", workers=0, group_by="patient"))["groups"]["level"] == "error"
 
 
 def test_digests_are_sha_256(tmp_path):
@@ -559,7 +582,7 @@ def test_digests_are_sha_256(tmp_path):
     records, _ = scan(split, 0)
     for sample in range(len(split)):
         assert records["digest"][sample].tobytes() == hashlib.sha256(split.paths[sample].read_bytes()).digest()[:16]
-    assert not (records["traits"] & ImageTrait.MISNAMED).any()
+    assert not (records["traits"] & ImageTrait.WRONG_EXTENSION).any()
 
 
 def test_checking_and_dedup_need_no_pytorch():

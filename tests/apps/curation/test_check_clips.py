@@ -82,54 +82,67 @@ def names(rows):
 
 def test_files_that_cannot_be_read_are_those_that_training_refuses(faulty_clips, checked):
     document, _ = checked
-    assert document["kind"] == "clips" and not document["passed"]
+    assert document["sample_type"] == "clips" and not document["passed"]
     reasons = {}
     for place in (faulty_clips / "train" / "left" / "cut.mp4", faulty_clips / "train" / "left" / "page.mp4"):
         with pytest.raises(DataError) as error:
             open_clip(place)
         reasons[str(place)] = error.value.message.removeprefix(f"{place}: ")
     assert {row["path"]: row["reason"] for row in document["unreadable"]} == reasons
-    assert whats(document)["unreadable"]["text"] == f"2 of 19 clips cannot be read; the first: {next(iter(reasons))}"
+    assert whats(document)["unreadable"]["message"] == f"2 of 19 clips cannot be read; the first: {next(iter(reasons))}"
 
 
 def test_lengths_rates_sizes_and_classes(faulty_clips, checked):
     document, _ = checked
     own = document["clips"]
-    assert own["frames"] == {"min": 3, "median": 12, "max": 12} and own["read"] == DEFAULT_CLIP_FRAMES
-    assert own["seconds"]["max"] == pytest.approx(1.2, abs=0.01) and own["rate"]["max"] == pytest.approx(25, rel=0.01)
-    assert own["rate"]["min"] == pytest.approx(10, rel=0.01)
-    assert document["sizes"]["width"] == {"min": 64, "median": 64, "max": 64} and document["sizes"]["input"] == 48
+    assert own["frames"] == {"min": 3, "median": 12, "max": 12} and own["frames_read"] == DEFAULT_CLIP_FRAMES
+    assert own["seconds"]["max"] == pytest.approx(1.2, abs=0.01) and own["frame_rate"]["max"] == pytest.approx(
+        25, rel=0.01
+    )
+    assert own["frame_rate"]["min"] == pytest.approx(10, rel=0.01)
+    assert (
+        document["image_sizes"]["width"] == {"min": 64, "median": 64, "max": 64}
+        and document["image_sizes"]["model_input"] == 48
+    )
     assert document["splits"]["train"]["per_class"] == {"left": 7, "right": 6}
     frames = sum(path.stat().st_size for path in (faulty_clips / "test").rglob("*") if path.is_file())
     assert document["splits"]["test"]["bytes"] == frames
     assert document["formats"] == {"GIF": 5, "MOV": 4, "AVI": 2, "MATROSKA": 2, "MPEG": 1, "FRAMES": 3}
-    assert "from 10 to 25 frames/s" in whats(document)["rates"]["text"]
+    assert "from 10 to 25 frames/s" in whats(document)["frame_rates"]["message"]
 
 
 def test_clips_that_show_nothing_stand_still_or_are_short_are_named(checked):
     document, _ = checked
     assert names(document["clips"]["one_colour"]) == ["black.mp4"]
-    assert names(document["clips"]["frozen"]) == ["still.webm"]
+    assert names(document["clips"]["without_motion"]) == ["still.webm"]
     assert names(document["clips"]["short"]) == ["short.gif"]
-    for word, name in (("one_colour", "black.mp4"), ("frozen", "still.webm"), ("short", "short.gif")):
+    for word, name in (("one_colour", "black.mp4"), ("without_motion", "still.webm"), ("short_clips", "short.gif")):
         finding = whats(document)[word]
-        assert finding["level"] == "warns" and "1 clip " in finding["text"] and finding["text"].endswith(name)
+        assert finding["level"] == "warning" and "1 clip " in finding["message"] and finding["message"].endswith(name)
 
 
 def test_copies_within_and_between_splits_and_classes(checked):
     document, _ = checked
-    assert [set(names(group)) for group in document["copies"]["listed"]] == [{"0.gif", "same.gif"}, {"2", "same"}]
-    assert document["copies"]["across"] == {"train/test": 2} and document["copies"]["contrary"] == 1
-    alike = {tuple(names(group)) for group in document["near_copies"]["listed"]}
+    assert [set(names(group)) for group in document["exact_duplicates"]["listed_groups"]] == [
+        {"0.gif", "same.gif"},
+        {"2", "same"},
+    ]
+    assert (
+        document["exact_duplicates"]["across_splits"] == {"train/test": 2}
+        and document["exact_duplicates"]["conflicting_labels"] == 1
+    )
+    alike = {tuple(names(group)) for group in document["near_duplicates"]["listed_groups"]}
     assert alike == {("1.mp4", "mirrored.mp4"), ("1.mp4", "recoded.webm")}
     findings = whats(document)
-    assert {word for word, finding in findings.items() if finding["level"] == "fails"} == {
+    assert {word for word, finding in findings.items() if finding["level"] == "error"} == {
         "unreadable",
         "leak",
-        "contrary",
+        "conflicting_labels",
     }
-    assert findings["near_leak"]["text"].startswith("2 clips of test are near-duplicates of train clips; the first: ")
-    assert not any("data dedup" in finding["way"] or "image" in finding["text"] for finding in findings.values())
+    assert findings["near_leak"]["message"].startswith(
+        "2 clips of test are near-duplicates of train clips; the first: "
+    )
+    assert not any("data dedup" in finding["hint"] or "image" in finding["message"] for finding in findings.values())
 
 
 def test_before_one_camera_only_clips_that_move_alike_are_copies(tmp_path):
@@ -137,14 +150,16 @@ def test_before_one_camera_only_clips_that_move_alike_are_copies(tmp_path):
         write_clip(tmp_path / "ab"[seed % 2] / f"{seed}.gif", film(seed, background=7))
     write_clip(tmp_path / "b" / "again.mp4", film(2, background=7))
     document, _ = check_dataset(tmp_path, workers=0)
-    assert [names(group) for group in document["near_copies"]["listed"]] == [["2.gif", "again.mp4"]]
-    assert document["near_copies"]["contrary"] == 1 and document["passed"]
+    assert [names(group) for group in document["near_duplicates"]["listed_groups"]] == [["2.gif", "again.mp4"]]
+    assert document["near_duplicates"]["conflicting_labels"] == 1 and document["passed"]
 
 
 def test_the_page_shows_middle_frames_and_the_command_the_same_findings(faulty_clips, checked, tmp_path, capsys):
     document, subject = checked
     text = render_check_page(document, subject)
-    copies = sum(len(group) for key in ("copies", "near_copies") for group in document[key]["listed"])
+    copies = sum(
+        len(group) for key in ("exact_duplicates", "near_duplicates") for group in document[key]["listed_groups"]
+    )
     assert text.count("data:image/jpeg;base64,") == copies + 3 and "Suspicious clips" in text
     assert "All clips were read" in text and "Frames: 3 to 12" in text
     body = text.split("<body>")[1].replace("data:image", "").replace("--bad-images", "")
@@ -161,20 +176,20 @@ def test_sound_clips_pass_and_files_that_are_none_are_counted(tmp_path):
     (home / "left" / "notes.txt").write_text("")
     write_clip(home / "stray.gif", film(0))
     document, _ = check_dataset(home, workers=0, image_size=choose_default_image_size)
-    assert document["passed"] and document["left_out"] == {"images": 1, ".txt": 1}
-    assert set(whats(document)) == {"outside", "others"}
-    assert document["clips"]["rate"]["max"] == pytest.approx(10) and document["sizes"]["input"] == 16
+    assert document["passed"] and document["ignored_files"] == {"images": 1, ".txt": 1}
+    assert set(whats(document)) == {"ignored_images", "ignored_files"}
+    assert document["clips"]["frame_rate"]["max"] == pytest.approx(10) and document["image_sizes"]["model_input"] == 16
 
 
 def test_a_flat_folder_of_clips_and_one_without_any_that_can_be_read(tmp_path):
     write_clip(tmp_path / "flat" / "0.gif", film(0))
     document, _ = check_dataset(tmp_path / "flat", workers=0)
-    assert list(document["splits"]) == ["clips"] and "unlabelled" in whats(document)
+    assert list(document["splits"]) == ["clips"] and "label_error" in whats(document)
     for label in ("a", "b"):
         (tmp_path / "bad" / label).mkdir(parents=True)
         (tmp_path / "bad" / label / "0.mp4").write_bytes(b"none")
     document, subject = check_dataset(tmp_path / "bad", workers=0)
-    assert document["clips"]["frames"] is None and document["sizes"] is None and len(document["unreadable"]) == 2
+    assert document["clips"]["frames"] is None and document["image_sizes"] is None and len(document["unreadable"]) == 2
     assert "2 of 2 clips cannot be read" in render_check_page(document, subject)
 
 
@@ -185,8 +200,8 @@ def test_patients_in_two_splits(tmp_path):
                 seed = sum(map(ord, split + label)) + number
                 write_clip(tmp_path / split / label / f"patient{patient}_{number}.gif", film(seed))
     document, _ = check_dataset(tmp_path, workers=0, group_by=r"patient(\d+)")
-    assert document["groups"]["parted"] == [{"splits": ["train", "test"], "groups": 1, "names": ["2"]}]
-    assert whats(document)["groups"]["level"] == "fails"
+    assert document["groups"]["across_splits"] == [{"splits": ["train", "test"], "groups": 1, "names": ["2"]}]
+    assert whats(document)["groups"]["level"] == "error"
 
 
 def test_a_clip_that_takes_too_long_costs_only_itself(tmp_path, monkeypatch):

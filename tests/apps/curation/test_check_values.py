@@ -27,7 +27,7 @@ def write(home, rows, columns="age", count=16):
 def found(source, **options):
     """The findings of a check by their kind: level and text."""
     document, _ = check_dataset(source, workers=0, **options)
-    return {one["what"]: (one["level"], one["text"]) for one in document["findings"]}, document
+    return {one["code"]: (one["level"], one["message"]) for one in document["findings"]}, document
 
 
 def test_fences_are_three_interquartile_ranges_outside():
@@ -40,33 +40,33 @@ def test_values_far_from_the_others(tmp_path):
     rows = [f"{20 + number},train" for number in range(14)] + ["5000,train", "999,val"]
     findings, document = found(write(tmp_path, rows, "age,split"))
     level, text = findings["outliers"]
-    assert level == "warns" and text.startswith("2 images with an outlier value of age, below 2.5 or above 51.5")
+    assert level == "warning" and text.startswith("2 images with an outlier value of age, below 2.5 or above 51.5")
     assert text.endswith(f"the first: 5000 of {tmp_path / '14.png'}") and document["passed"]
     assert findings["values"][1].startswith("age in train: 20 to 5000, median 27, mean 358.1")
-    assert document["targets"][0]["outside"] == []  # 999 is below the largest training value
+    assert document["targets"][0]["out_of_range"] == []  # 999 is below the largest training value
 
 
 def test_held_out_values_beyond_those_of_training(tmp_path):
     rows = [f"{20 + number},train" for number in range(14)] + ["35,val", "12,test"]
     findings, _ = found(write(tmp_path, rows, "age,split"))
     text = f"2 images with a value of age outside the range of train, 20 to 33; the first: 35 of {tmp_path / '14.png'}"
-    assert findings["outside_range"] == ("warns", text)
+    assert findings["out_of_range"] == ("warning", text)
 
 
 def test_constant_and_missing_values_fail(tmp_path):
     rows = [f"7,,{number if number % 4 else ''}" for number in range(16)]
     findings, document = found(write(tmp_path, rows, "a,b,c"), targets=("a", "b", "c"))
-    assert findings["constant"] == ("fails", "all values of a in train are the same, 7") and not document["passed"]
-    assert findings["no_values"] == ("fails", "no image of train has a value of b")
-    assert findings["missing_values"] == ("tells", "4 of 16 images have no value of c")
+    assert findings["constant"] == ("error", "all values of a in train are the same, 7") and not document["passed"]
+    assert findings["no_values"] == ("error", "no image of train has a value of b")
+    assert findings["missing_values"] == ("info", "4 of 16 images have no value of c")
 
 
 def test_groups_in_two_splits(tmp_path):
     rows = [f"{number},{'val' if number > 12 else 'train'},patient{number % 5}" for number in range(16)]
     place = write(tmp_path, rows, "age,split,group")
     findings, _ = found(place)
-    assert findings["groups"] == ("warns", "3 groups are in more than one split")
-    assert found(place, group_by="group")[0]["groups"][0] == "fails"
+    assert findings["groups"] == ("warning", "3 groups are in more than one split")
+    assert found(place, group_by="group")[0]["groups"][0] == "error"
 
 
 @pytest.mark.parametrize(("value", "fails"), [("3.5", True), ("3", False)])
@@ -75,9 +75,9 @@ def test_copies_of_an_image_with_other_values(tmp_path, value, fails):
     (tmp_path / "copy.png").write_bytes((tmp_path / "3.png").read_bytes())
     place.write_text(place.read_text() + f"copy.png,{value}\n")
     findings, _ = found(place)
-    assert ("contrary" in findings) == fails and "copies" in findings
+    assert ("conflicting_labels" in findings) == fails and "duplicates" in findings
     if fails:
-        assert findings["contrary"][1].startswith("1 image found with different values; the first: ")
+        assert findings["conflicting_labels"][1].startswith("1 image found with different values; the first: ")
 
 
 def test_numbers_as_class_names_are_values(tmp_path):

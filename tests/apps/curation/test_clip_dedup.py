@@ -21,7 +21,7 @@ from vitreous.errors import DataError, UsageError
 def listed(place: Path) -> dict[str, tuple[str, str]]:
     """Name of a copy -> name of what it is a copy of, and the reason."""
     with open(place, newline="") as file:
-        return {Path(row["path"]).name: (Path(row["copy_of"]).name, row["reason"]) for row in csv.DictReader(file)}
+        return {Path(row["path"]).name: (Path(row["duplicate_of"]).name, row["reason"]) for row in csv.DictReader(file)}
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +55,15 @@ def test_copies_within_and_against_are_listed_once_and_left_out(homes, tmp_path)
     }  # fmt: skip
     assert copies["recoded.webm"][0] == "x0.mkv" and document["counts"] == {"bytes": 2, "near": 2}
     assert [Path(line.split(":")[0]).name for line in document["unreadable"]] == ["torn.mp4"]
-    assert all(0.54 <= row["score"] <= 1 for row in document["copies"])
+    assert all(0.54 <= row["score"] <= 1 for row in document["duplicates"])
     rest = open_data(table)
     assert rest.notes[0].startswith("the data are 10 clips")
     only = find_copies([open_data(home).with_holdout(0.0, 0).split("train")], [open_data(other).with_holdout(0.0, 0).split("train")], workers=0)  # fmt: skip
-    assert [Path(copy["path"]).name for copy in only["copies"]] == ["recoded.webm"]
+    assert [Path(copy["path"]).name for copy in only["duplicates"]] == ["recoded.webm"]
     strict = find_copies(
         [open_data(home).with_holdout(0.0, 0).split("train")], [], within=True, threshold=1.0, workers=0
     )
-    assert {copy["reason"] for copy in strict["copies"]} == {"bytes"}
+    assert {copy["reason"] for copy in strict["duplicates"]} == {"bytes"}
 
 
 def test_parts_of_clips_are_written_with_their_seconds(homes, tmp_path):
@@ -71,7 +71,7 @@ def test_parts_of_clips_are_written_with_their_seconds(homes, tmp_path):
     rows = "path,label,start,end", f"{home}/left/0.gif,a,0.1,0.5", f"{home}/left/1.mp4,b,,0.7", f"{home}/right/same.gif,a,0.1,0.5"  # fmt: skip
     (tmp_path / "table.csv").write_text("\n".join(rows) + "\n")
     options = Options(data=str(tmp_path / "table.csv"), out=str(tmp_path / "list.csv"), within=True, apply_to=str(tmp_path / "rest.csv"), workers=0)  # fmt: skip
-    assert len(run(options, Console())["copies"]) == 1
+    assert len(run(options, Console())["duplicates"]) == 1
     whole = open_data(tmp_path / "rest.csv").with_holdout(0.0, 0).split("train")
     assert [whole.part(row) for row in range(len(whole))] == [(0.1, 0.5), (0.0, 0.7)]  # type: ignore[attr-defined]
 

@@ -106,11 +106,11 @@ def test_every_changed_picture_is_told_as_a_copy_of_its_own_original_and_no_stra
     own = [save(CHANGES[change](scene(seed)), tmp_path / "own" / f"{seed:03}.png") for seed in range(6)]
     strange = [save(CHANGES[change](scene(seed)), tmp_path / "strange" / f"{seed}.png") for seed in range(100, 105)]
     found = find_copies([files([*strange, *own])], [originals], workers=0)
-    assert [(copy["path"], copy["copy_of"]) for copy in found["copies"]] == [
+    assert [(copy["path"], copy["duplicate_of"]) for copy in found["duplicates"]] == [
         (str(path), originals.name(seed)) for seed, path in enumerate(own)
     ]
-    assert {copy["reason"] for copy in found["copies"]} == {"near"} and all(
-        copy["score"] >= COPY_THRESHOLD for copy in found["copies"]
+    assert {copy["reason"] for copy in found["duplicates"]} == {"near"} and all(
+        copy["score"] >= COPY_THRESHOLD for copy in found["duplicates"]
     )
 
 
@@ -118,7 +118,7 @@ def test_an_original_whose_part_stands_in_the_other_data_is_found_too(tmp_path):
     parts = files([save(part(scene(seed), 0.55, 0.5, 0.2), tmp_path / f"{seed}.png") for seed in range(6)])
     whole = files([save(scene(seed), tmp_path / "whole" / f"{seed}.png") for seed in range(12)])
     found = find_copies([whole], [parts], workers=0)
-    assert [(copy["path"], copy["copy_of"]) for copy in found["copies"]] == [
+    assert [(copy["path"], copy["duplicate_of"]) for copy in found["duplicates"]] == [
         (whole.name(i), parts.name(i)) for i in range(6)
     ]
 
@@ -128,7 +128,7 @@ def test_the_same_bytes_and_the_same_pixels_are_told_apart(tmp_path):
     again = save(scene(0), tmp_path / "a" / "pixels.bmp")
     (tmp_path / "a" / "bytes.png").write_bytes(original.read_bytes())
     found = find_copies([files([tmp_path / "a" / "bytes.png", again])], [files([original])], workers=0)
-    assert [(copy["reason"], copy["score"]) for copy in found["copies"]] == [("bytes", 1.0), ("pixels", 1.0)]
+    assert [(copy["reason"], copy["score"]) for copy in found["duplicates"]] == [("bytes", 1.0), ("pixels", 1.0)]
 
 
 def noise(seed):
@@ -150,19 +150,19 @@ def gradient(seed):
 def test_pictures_that_have_nothing_to_do_with_each_other_are_no_copies(make, count):
     pixels = [np.asarray(make(seed).convert("RGB").resize((64, 48))) for seed in range(count)]
     split = ArraySplit(np.stack(pixels), np.zeros(count, np.int64))
-    assert find_copies([split], [], within=True, workers=0)["copies"] == []
+    assert find_copies([split], [], within=True, workers=0)["duplicates"] == []
 
 
 def test_drawings_of_the_same_digit_are_no_copies():
     digits = open_data("digits").whole
     few = digits.take(np.flatnonzero(digits.labels < 2)[:36])
-    assert find_copies([few], [], within=True, workers=0)["copies"] == []
+    assert find_copies([few], [], within=True, workers=0)["duplicates"] == []
 
 
 def test_pictures_that_show_nothing_are_copies_of_equal_ones_alone():
     flat = np.stack([np.full((32, 32, 3), level, np.uint8) for level in (0, 10, 200, 200)])
     found = find_copies([ArraySplit(flat, np.zeros(4, np.int64))], [], within=True, workers=0)
-    assert [(copy["path"], copy["copy_of"], copy["reason"]) for copy in found["copies"]] == [
+    assert [(copy["path"], copy["duplicate_of"], copy["reason"]) for copy in found["duplicates"]] == [
         ("sample 3", "sample 2", "bytes")
     ]
 
@@ -179,14 +179,14 @@ def test_within_one_of_each_stays(tmp_path):
     ]
     split = ArraySplit(np.stack([np.asarray(picture) for picture in made]), np.zeros(len(made), np.int64))
     found = find_copies([split], [], within=True, workers=0)
-    pairs = {int(copy["path"].split()[1]): int(copy["copy_of"].split()[1]) for copy in found["copies"]}
+    pairs = {int(copy["path"].split()[1]): int(copy["duplicate_of"].split()[1]) for copy in found["duplicates"]}
     assert pairs == {2: 0, 3: 0, 4: 1, 6: 0}
 
 
 def test_without_within_copies_inside_the_data_are_left_alone(originals):
     split = ArraySplit(np.stack([np.asarray(scene(seed)) for seed in (200, 200, 3)]), np.zeros(3, np.int64))
     found = find_copies([split], [originals], workers=0)
-    assert [(copy["path"], copy["copy_of"], copy["reason"]) for copy in found["copies"]] == [
+    assert [(copy["path"], copy["duplicate_of"], copy["reason"]) for copy in found["duplicates"]] == [
         ("sample 2", originals.name(3), "pixels")
     ]
 
@@ -196,7 +196,7 @@ def test_what_cannot_be_read_is_named_and_stays(tmp_path, originals):
     bad.write_bytes(b"nothing")
     good = save(compressed(scene(5), 50), tmp_path / "good.png")
     found = find_copies([files([bad, tmp_path / "gone.png", good])], [originals], workers=0)
-    assert [copy["path"] for copy in found["copies"]] == [str(good)]
+    assert [copy["path"] for copy in found["duplicates"]] == [str(good)]
     assert ["bad.jpg" in found["unreadable"][0], "gone.png" in found["unreadable"][1]] == [True, True]
     with pytest.raises(DataError, match="none of 1 images"):
         find_copies([files([bad])], [], within=True, workers=0)
@@ -315,8 +315,8 @@ def test_copies_of_32_pixels_that_are_shifted_framed_or_recoloured_are_found(cha
     small = [scene(seed, (96, 96)).resize((32, 32), 1) for seed in range(60)]
     known = ArraySplit(np.stack([np.asarray(picture) for picture in small[:40]]), np.zeros(40, np.int64))
     made = ArraySplit(np.stack([np.asarray(HARDER[change](picture)) for picture in small[20:]]), np.zeros(40, np.int64))
-    found = find_copies([made], [known], workers=0)["copies"]
-    pairs = {int(copy["path"].split()[1]): int(copy["copy_of"].split()[1]) for copy in found}
+    found = find_copies([made], [known], workers=0)["duplicates"]
+    pairs = {int(copy["path"].split()[1]): int(copy["duplicate_of"].split()[1]) for copy in found}
     assert set(pairs.items()) <= {(i, i + 20) for i in range(20)} and len(pairs) >= 19
 
 
@@ -324,7 +324,7 @@ NAMES = ["=cmd|' /C calc'!A0", "+1", "-2", "@x", "'quoted", "''two", 'a "b", c',
 
 
 def test_every_name_comes_back_from_the_list_and_none_is_a_formula(tmp_path):
-    copies = [{"path": name, "copy_of": name, "reason": "near", "score": 0.9} for name in NAMES]
+    copies = [{"path": name, "duplicate_of": name, "reason": "near", "score": 0.9} for name in NAMES]
     (tmp_path / "list.csv").write_text(text := copies_to_csv(copies))
     assert read_exclusion_list(tmp_path / "list.csv") == set(NAMES)
     assert not any(line[0] in "=+-@" for line in text.splitlines()) and ",=" not in text
@@ -332,7 +332,7 @@ def test_every_name_comes_back_from_the_list_and_none_is_a_formula(tmp_path):
     assert find_kept_samples(split, frozenset({str(tmp_path / "b")})).tolist() == [0, 2]
 
 
-@pytest.mark.parametrize("text", ["", "name,label\nx,y\n", 'path,copy_of\n"x\n', "path,copy_of\nx\n"])
+@pytest.mark.parametrize("text", ["", "name,label\nx,y\n", 'path,duplicate_of\n"x\n', "path,duplicate_of\nx\n"])
 def test_what_is_no_such_list_is_refused(tmp_path, text):
     (tmp_path / "list.csv").write_text(text)
     with pytest.raises(DataError):
@@ -391,7 +391,7 @@ def test_the_command_writes_the_list_and_the_table_and_says_what_it_compared_wit
     monkeypatch.chdir(tmp_path)
     options = Options(data="photos", out="copies.csv", against=("tests",), apply_to="rest.csv", workers=0)
     found = run(options, Console())
-    assert {copy["path"]: (copy["copy_of"], copy["reason"]) for copy in found["copies"]} == {
+    assert {copy["path"]: (copy["duplicate_of"], copy["reason"]) for copy in found["duplicates"]} == {
         "photos/ant/1.png": ("tests/test/x/1.png", "bytes"),
         "photos/bee/2.png": ("tests/test/y/2.jpg", "near"),
     }
@@ -416,7 +416,7 @@ def test_a_run_s_features_look_too_and_a_folder_without_classes_will_do(tmp_path
     found = run(
         Options(data="photos", out="list.csv", against=("tests",), model="bundle", device="cpu", workers=0), Console()
     )
-    assert [copy["copy_of"] for copy in found["copies"]] == [f"tests/{seed}.png" for seed in range(5)]
+    assert [copy["duplicate_of"] for copy in found["duplicates"]] == [f"tests/{seed}.png" for seed in range(5)]
     assert seen == [(10, 32)]
     with pytest.raises(UsageError, match="no classes"):
         run(Options(data="photos", out="list.csv", within=True, apply_to="x.csv"), Console())

@@ -177,14 +177,14 @@ def test_how_to_read_it_is_true(photos, tmp_path, monkeypatch):
     pack_dataset(photos, tmp_path / "out", PackPlan("uint8", 24), workers=0)
     monkeypatch.chdir(tmp_path / "out")
     found = {}
-    exec(told(tmp_path / "out")["how_to_read"], found)
+    exec(told(tmp_path / "out")["reading_instructions"], found)
     first = open_data(tmp_path / "out").splits["train"]
     assert (
         np.array_equal(np.squeeze(found["pixels"]), first.raw(0))
         and found["label"] == "ant"
         and found["name"] == first.name(0)
     )
-    assert told(tmp_path / "out")["how_to_read"] == READING_INSTRUCTIONS["uint8"]
+    assert told(tmp_path / "out")["reading_instructions"] == READING_INSTRUCTIONS["uint8"]
 
 
 def test_archives_are_those_of_webdataset(photos, tmp_path):
@@ -242,7 +242,7 @@ def test_unreadable_images_are_all_named_and_left_out_only_on_request(photos, tm
     data, source = open_data(out), open_data(photos)
     bad = [entry for split in told(out)["splits"].values() for entry in split["unreadable"]]
     assert sorted(os.path.basename(entry["id"]) for entry in bad) == ["3.jpg", "7.jpg"] and all(
-        entry["why"].startswith(entry["id"]) for entry in bad
+        entry["reason"].startswith(entry["id"]) for entry in bad
     )
     assert len(data.whole) == len(source.whole) - 2
     for name, split in source.splits.items():

@@ -286,7 +286,7 @@ def test_what_answers_otherwise_is_not_kept_unless_it_may_be(exported_folder, fi
     assert refused.returncode == 1 and "was not kept" in refused.stderr and "--accept-loss" in refused.stderr
     assert sorted(path.name for path in (tmp_path / "other").iterdir()) == ["model.json", "weights.safetensors"]
     (kept,) = document(say(*words, "--accept-loss", "--json"))["exports"]
-    assert kept["loss"] and Path(kept["file"]).read_bytes() == file.read_bytes()
+    assert kept["accepted_loss"] and Path(kept["file"]).read_bytes() == file.read_bytes()
     again = say(*words, "--accept-loss")
     assert again.returncode == 2 and "exists already" in again.stderr
 
@@ -591,7 +591,7 @@ def test_a_run_is_judged_on_its_own_validation_images(folder, tmp_path):
         else b""
     )
     (told,) = document(say("export", str(tmp_path / "run"), "--json"))["exports"]
-    assert told["images"] == 12 and told["judged_on"].endswith("(val)")
+    assert told["images"] == 12 and told["verified_on"].endswith("(val)")
     assert told["top1"]["original"] == told["top1"]["export"]
     (quantised,) = document(say("export", str(tmp_path / "run"), "--quantize", "int8", "--accept-loss", "--json"))[
         "exports"

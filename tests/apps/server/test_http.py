@@ -130,9 +130,9 @@ def test_a_parameter_that_cannot_be_is_named(site, path, word):
 
 def test_the_model_is_described(site, predictor):
     told = site.ask("GET", "/v1/model")[1]
-    assert told["classes"] == list(CLASSES) and told["grid"] == [4, 4] and told["image"] == [32, 32]
+    assert told["classes"] == list(CLASSES) and told["grid"] == [4, 4] and told["image_size"] == [32, 32]
     assert told["parameters"] == sum(p.numel() for p in predictor.bundle.model.parameters())
-    assert told["can"] == {
+    assert told["capabilities"] == {
         "predict": True,
         "segment": False,
         "detect": False,
@@ -157,7 +157,11 @@ def test_an_encoder_without_a_head_embeds_and_looks(tmp_path):
     with serve_in_thread(encoder, run=folder) as server:
         site = Site(server.address)
         told = site.ask("GET", "/v1/model")[1]
-        assert told["classes"] == [] and told["can"]["predict"] is False and told["can"]["neighbours"] is True
+        assert (
+            told["classes"] == []
+            and told["capabilities"]["predict"] is False
+            and told["capabilities"]["neighbours"] is True
+        )
         status, told, _ = site.predict(file(1))
         assert status == 404 and "no head" in told["error"]["message"] and told["error"]["hint"] == "POST /v1/embed"
         embedding = site.ask("POST", "/v1/embed", file(1), kind)[1]["embeddings"][0]["embedding"]

@@ -43,8 +43,10 @@ def test_a_threshold_leaves_objects_out(site):
 
 def test_the_model_tells_what_it_can(site):
     _, model, _ = site.ask("GET", "/v1/model")
-    assert model["can"]["detect"] and not any(model["can"][name] for name in ("predict", "segment", "embed"))
-    assert model["classes"] == list(CLASSES) and len(model["colours"]) == 2
+    assert model["capabilities"]["detect"] and not any(
+        model["capabilities"][name] for name in ("predict", "segment", "embed")
+    )
+    assert model["classes"] == list(CLASSES) and len(model["class_colours"]) == 2
 
 
 def test_what_cannot_be_answered_is_refused(site):

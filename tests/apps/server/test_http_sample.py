@@ -252,7 +252,7 @@ def test_lines_have_previews_and_end_with_the_answer_of_json(site):
 def test_the_model_tells_what_can_be_asked(site):
     _, model, _ = site.ask("GET", "/v1/model")
     assert model["classes"] == list(CLASSES) and model["name"] == "DiT-32x1/2" and model["precision"]
-    assert [name for name, can in model["can"].items() if can] == ["sample"]
+    assert [name for name, can in model["capabilities"].items() if can] == ["sample"]
     sampling = model["sampling"]
     assert list(sampling["samplers"])[:2] == ["ddim", "ddpm"] and sampling["samplers"]["ddim"] == 50
     assert (
@@ -280,7 +280,7 @@ def test_a_generator_reads_no_images_and_others_make_none(site, tmp_path):
         status, answer, _ = ask(other, {})
         assert status == 404 and answer["error"]["hint"] == "POST /v1/predict"
         model = other.ask("GET", "/v1/model")[1]
-        assert model["sampling"] is None and model["can"]["sample"] is False
+        assert model["sampling"] is None and model["capabilities"]["sample"] is False
 
 
 def test_requests_are_counted(site):

@@ -33,18 +33,18 @@ def test_a_class_map_is_that_of_predict_to_the_last_pixel(site, predictor, size)
     content = file(3, size)
     status, answer, _ = site.ask("POST", "/v1/segment", content, {"Content-Type": "image/png"})
     expected = predictor.segment(content)
-    numbers = picture(base64.b64decode(answer["map"].partition(",")[2]))
+    numbers = picture(base64.b64decode(answer["class_map"].partition(",")[2]))
     assert status == 200 and answer["size"] == [size[1], size[0]] == list(expected.classes.shape)
     assert numbers.mode == "L" and np.array_equal(np.asarray(numbers), expected.classes)
-    assert {row["class"]: row["share"] for row in answer["shares"]} == expected.shares
+    assert {row["class"]: row["share"] for row in answer["class_shares"]} == expected.class_shares
     status, content, headers = site.ask("POST", "/v1/segment?format=png", content, {"Content-Type": "image/png"})
     assert headers["Content-Type"] == "image/png" and np.array_equal(np.asarray(picture(content)), expected.classes)
 
 
 def test_the_model_tells_what_it_can(site):
     _, model, _ = site.ask("GET", "/v1/model")
-    assert model["can"]["segment"] and not model["can"]["predict"] and model["can"]["embed"]
-    assert model["classes"] == CLASSES and len(model["colours"]) == 3
+    assert model["capabilities"]["segment"] and not model["capabilities"]["predict"] and model["capabilities"]["embed"]
+    assert model["classes"] == CLASSES and len(model["class_colours"]) == 3
 
 
 def test_what_cannot_be_answered_is_refused(site, predictor):

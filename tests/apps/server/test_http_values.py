@@ -70,7 +70,11 @@ def test_values_are_those_of_python(value_model, address):
 def test_the_model_is_described(address):
     described = get(address, "v1/model")
     assert (described["task"], described["targets"], described["classes"]) == ("regression", list(TASK.targets), [])
-    assert described["can"]["predict"] and described["can"]["embed"] and not described["can"]["detect"]
+    assert (
+        described["capabilities"]["predict"]
+        and described["capabilities"]["embed"]
+        and not described["capabilities"]["detect"]
+    )
     schemas = get(address, "openapi.json")["components"]["schemas"]
     kinds = schemas["Predictions"]["properties"]["predictions"]["items"]["anyOf"]
     assert {"$ref": "#/components/schemas/ValuePrediction"} in kinds

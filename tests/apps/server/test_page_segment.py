@@ -24,8 +24,8 @@ def test_classes_lie_over_the_picture_and_are_switched_off(scenes_run, browser, 
         visit.see("#model", "Semantic segmentation, 3 classes")
         visit.page.set_input_files("#file", tmp_path / "scene.png")
         rows = visit.find("#class-list li")
-        expect(rows).to_have_count(len(answer.shares))
-        for number, (name, share) in enumerate(answer.shares.items()):
+        expect(rows).to_have_count(len(answer.class_shares))
+        for number, (name, share) in enumerate(answer.class_shares.items()):
             expect(rows.nth(number)).to_contain_text(name)
             expect(rows.nth(number)).to_contain_text(format_share(share).replace(" ", "\u00a0"))
         expect(visit.find("#busy")).to_be_hidden()

@@ -242,7 +242,7 @@ def test_the_page_has_both_losses_in_one_chart_values_on_hover_the_time_left_and
     folder = config_of(growing.path.parent / "longer", epochs=50.0)
     for step in range(1, 11):
         folder.append(
-            {"step": step, "epoch": step / 2, "seconds": 10.0 * step, "train/loss": 1 / step, "waiting": 0.01}
+            {"step": step, "epoch": step / 2, "seconds": 10.0 * step, "train/loss": 1 / step, "data_wait": 0.01}
         )
         if step % 5 == 0:
             folder.append(
@@ -272,7 +272,7 @@ def test_the_page_has_both_losses_in_one_chart_values_on_hover_the_time_left_and
         expect(page.get_by_role("img", name="loss: training 0.1111 at step 9")).to_be_visible()
         page.get_by_role("button", name="Loss", exact=True).tap()
         expect(page.get_by_role("tooltip")).to_contain_text("Compare their trends")
-        assert not page.get_by_role("img", name="waiting").is_visible()
+        assert not page.get_by_role("img", name="data_wait").is_visible()
         page.get_by_text("More metrics (1)").click()
         expect(page.get_by_role("img", name="waiting: 0.01 at step 10")).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -76,7 +76,7 @@ def table(result):
 def test_a_study_ends_in_a_table_and_a_page_that_needs_no_other(toy, tmp_path):
     result = make_study("toy", out=str(tmp_path), **QUICK)
     (first, reference) = result["rows"]
-    assert first["place"] == ("none", "input") and reference["reference"] is None
+    assert first["axis_values"] == ("none", "input") and reference["reference"] is None
     values = [json.loads((Path(run) / "summary.json").read_text())["val"]["top1"] for run in result["runs"]]
     assert len(set(result["runs"])) == 4 and first["mean"]["mean"] == pytest.approx(np.mean(values[:2]))
     assert first["difference"]["mean"] == pytest.approx(np.mean(values[:2]) - np.mean(values[2:]))
@@ -151,11 +151,11 @@ def test_what_a_study_is_asked_and_cannot_do_is_said(toy, tmp_path):
 def test_a_plan_writes_nothing_and_a_budget_shortens_every_run(toy, tmp_path):
     words = ["study", "toy", "--out", str(tmp_path / "plan"), "--device", "cpu", "--dry-run", "--json"]
     planned = document(say(*words, "--steps", "100"))
-    assert planned["runs"] == 6 and planned["steps_in_all"] == 600 and planned["hours"] >= 0
+    assert planned["runs"] == 6 and planned["total_steps"] == 600 and planned["hours"] >= 0
     assert planned["peak_memory_bytes"] > 0 and not (tmp_path / "plan").exists()
     make = {**QUICK, "steps": 100_000, "budget": "2s"}
     result = make_study("toy", out=str(tmp_path / "short"), **make)
-    share = result["settings"]["share"]
+    share = result["settings"]["step_fraction"]
     assert 0 < share < 1 and result["steps"] == [max(10, int(100_000 * share))]
     assert "To fit the budget of 2s" in Path(result["page"]).read_text()
 
@@ -173,7 +173,7 @@ def test_a_loss_that_is_not_finite_is_a_result(toy, tmp_path, monkeypatch):
 
 def test_a_cell_begins_from_the_run_of_its_seed(toy, tmp_path, monkeypatch):
     def chained(setting):
-        first = replace(position_cells(setting)[0], place=())
+        first = replace(position_cells(setting)[0], axis_values=())
         then = {"settings": {"objective.patch_dropout": "0.0"}}
         second = StudyCell(("1-D", "input"), update_options(first.options, lr=1e-4), after={"init": first}, then=then)
         return (second,)

@@ -92,5 +92,5 @@ def test_a_killed_process_of_one_of_two_nodes_changes_no_table(tmp_path):
             killer.ended = True
             killer.join()
     assert killer.killed and len(killer.nodes) == 2
-    means = [[(row["place"], row["mean"]) for row in one["rows"]] for one in (here, there)]
+    means = [[(row["axis_values"], row["mean"]) for row in one["rows"]] for one in (here, there)]
     assert len(means[0]) == 8 and means[0] == means[1]

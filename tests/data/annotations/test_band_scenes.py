@@ -76,8 +76,8 @@ def test_boxes_on_bands_are_learned(tmp_path, kind, write):
     home = write(tmp_path / "data", SAVE[kind])
     document, _ = check_dataset(home, workers=0)
     assert document["passed"] and document["annotations"]["objects"] == {"fire": 8}
-    assert document["channels"] == {"count": 5, "numbers": "float32" if kind == "npy" else "uint16"}
-    assert not document["annotations"]["unreadable"] and document["unlearnable"] is None
+    assert document["channels"] == {"count": 5, "dtype": "float32" if kind == "npy" else "uint16"}
+    assert not document["annotations"]["unreadable"] and document["target_error"] is None
     split = open_data(str(home)).split("train")
     assert all(
         split.target(sample).size == (SIDE, SIDE) and len(split.target(sample)) == 1 for sample in range(len(split))
@@ -91,11 +91,11 @@ def test_pixels_without_data_are_void_for_training_and_check(tmp_path):
     home = write_scenes(tmp_path / "data", 12, drop_data)
     (home / "classes.txt").write_text("land\nfire\n")
     document, _ = check_dataset(home, workers=0)
-    assert document["passed"] and document["annotations"]["unknown_pixels"] == SIDE + SIDE * SIDE
-    assert [row["path"].rsplit("/")[-1] for row in document["without_data"]] == ["2.tif"]
+    assert document["passed"] and document["annotations"]["ignored_pixels"] == SIDE + SIDE * SIDE
+    assert [row["path"].rsplit("/")[-1] for row in document["without_valid_pixels"]] == ["2.tif"]
     text = f"1 image without valid pixels; the first: {home / 'images' / '2.tif'}"
-    assert [one["text"] for one in document["findings"] if one["what"] == "without_data"] == [text]
-    assert "deep" not in {one["what"] for one in document["findings"]}
+    assert [one["message"] for one in document["findings"] if one["code"] == "without_valid_pixels"] == [text]
+    assert "sixteen_bit" not in {one["code"] for one in document["findings"]}
     assert sum(split["unreadable"] for split in document["splits"].values()) == 0 == len(document["unreadable"])
     run = tmp_path / "run"
     result = say("train", str(home), "--recipe", "segment", *STEP, "--out", str(run))
@@ -181,7 +181,7 @@ def test_predictions_have_the_georeference_of_their_image(tmp_path):
     first, second = predictor().segment([home / "images" / "0.tif", home / "images" / "1.tif"])
     assert first.header == second.header == GEOREFERENCE
     assert (first.classes[:, 5] == IGNORE_INDEX).all() and (np.delete(first.classes, 5, 1) != IGNORE_INDEX).all()
-    assert sum(first.shares.values()) == pytest.approx(1) and (second.classes != IGNORE_INDEX).all()
+    assert sum(first.class_shares.values()) == pytest.approx(1) and (second.classes != IGNORE_INDEX).all()
     from vitreous.inference.class_maps import MapFiles
 
     for classes, nodata in ((("land", "fire"), 255), (tuple(map(str, range(300))), 65535)):

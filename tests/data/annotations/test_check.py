@@ -26,7 +26,7 @@ def checked(source):
 
 
 def findings(document):
-    return {row["what"]: row for row in document["findings"]}
+    return {row["code"]: row for row in document["findings"]}
 
 
 @pytest.mark.parametrize("form", WRITERS)
@@ -35,8 +35,8 @@ def test_objects_are_counted(tmp_path, form):
     facts = document["annotations"]
     labels = [label for number in range(5) for label, _ in scene(number)]
     assert facts["objects"] == {name: labels.count(number) for number, name in enumerate(CLASSES)}
-    assert facts["sizes"] == {"small": len(labels), "medium": 0, "large": 0} and facts["without_objects"] == 1
-    assert f"{len(labels)} objects" in findings(document)["objects"]["text"]
+    assert facts["object_sizes"] == {"small": len(labels), "medium": 0, "large": 0} and facts["without_objects"] == 1
+    assert f"{len(labels)} objects" in findings(document)["objects"]["message"]
     assert "others" not in findings(document)  # files of annotations are read, not left out
 
 
@@ -58,10 +58,16 @@ def test_what_is_wrong_with_objects_is_reported(tmp_path):
     other.write_text(json.dumps(held_out))
     document, subject = checked(home)
     facts, rows = document["annotations"], findings(document)
-    assert len(facts["outside"]) == 1 and facts["outside"][0]["box"] == [20, 10, 50, 19]
-    assert len(facts["twice"]) == 1 and len(facts["twice"][0]["objects"]) == 2
-    assert facts["unused"] == ["yak"] and facts["held_out"] == ["emu"] and facts["crowds"] == 1
-    assert {"twice", "outside", "unused", "held_out"} <= rows.keys() and document["passed"]
+    assert len(facts["out_of_bounds"]) == 1 and facts["out_of_bounds"][0]["box"] == [20, 10, 50, 19]
+    assert len(facts["duplicates"]) == 1 and len(facts["duplicates"][0]["objects"]) == 2
+    assert (
+        facts["unused_classes"] == ["yak"]
+        and facts["classes_missing_in_train"] == ["emu"]
+        and facts["crowd_regions"] == 1
+    )
+    assert {"duplicates", "out_of_bounds", "unused_classes", "classes_missing_in_train"} <= rows.keys() and document[
+        "passed"
+    ]
     text = render_check_page(document, subject)
     assert text.count("duplicate") >= 2 and "exceeds the image" in text and "<td>emu</td><td>1</td>" in text
 
@@ -70,17 +76,17 @@ def test_annotations_that_cannot_be_read_fail_the_check(tmp_path):
     home = WRITERS["voc"](tmp_path)
     Image.new("RGB", (9, 9)).save(home / "JPEGImages" / "3.png")
     document, _ = checked(home)
-    assert not document["passed"] and "9 x 9 pixels" in findings(document)["annotations"]["text"]
+    assert not document["passed"] and "9 x 9 pixels" in findings(document)["annotations"]["message"]
     (home / "Annotations" / "4.xml").write_text("<a>")
     document, _ = checked(home)
-    assert not document["passed"] and "4.xml" in findings(document)["refused"]["text"]
+    assert not document["passed"] and "4.xml" in findings(document)["layout_error"]["message"]
 
 
 def test_pixels_of_class_maps_are_counted(tmp_path):
     document, subject = checked(write_maps(tmp_path, 4))
     facts = document["annotations"]
     assert sum(facts["pixels"].values()) == 4 * 24 * 32 and facts["pixels"]["square"] == 4 * 64 and not facts["objects"]
-    assert "ground" in findings(document)["pixels"]["text"] and "images" not in document["left_out"]
+    assert "ground" in findings(document)["pixels"]["message"] and "images" not in document["ignored_files"]
     assert "share of the pixels" in render_check_page(document, subject)
 
 
@@ -118,9 +124,9 @@ def test_sizes_are_compared_with_the_input_of_the_task_and_no_pack_is_advised(tm
     document, _ = check_dataset(str(tmp_path), workers=0, image_size=choose_default_image_size)
     finding = findings(document)["large"]
     start = f"100% of the images are twice the model input ({side} pixels)"
-    assert finding["text"] == f"{start}: most of the decoding is wasted; the first: {first}"
+    assert finding["message"] == f"{start}: most of the decoding is wasted; the first: {first}"
     way = "packs do not store annotations: scale images and annotations together if decoding limits training"
-    assert finding["way"] == way
+    assert finding["hint"] == way
 
 
 def test_copies_of_different_objects_are_named_without_labels(tmp_path):
@@ -128,9 +134,9 @@ def test_copies_of_different_objects_are_named_without_labels(tmp_path):
     images = home / "train2017"
     shutil.copy(images / "0.png", images / "2.png")
     document, _ = checked(home)
-    rows = {what: row["text"] for what, row in findings(document).items()}
+    rows = {what: row["message"] for what, row in findings(document).items()}
     pair = f"; the first: {images / '2.png'} and {images / '0.png'}"
-    assert rows["contrary"] == f"1 image found with different classes{pair}"
+    assert rows["conflicting_labels"] == f"1 image found with different classes{pair}"
     assert not any("label" in text for text in rows.values())
 
 
@@ -160,20 +166,20 @@ def test_folders_of_classes_and_tables_are_named_too(tmp_path, inner):
 
 def test_findings_name_a_file(tmp_path):
     make_folder(tmp_path, {"train": 3, "val": 3}, classes=("ant", "bee"))
-    places = {"alpha": "train/ant/0.png", "one_colour": "train/ant/1.png", "misnamed": "train/bee/0.jpg"}
+    places = {"alpha": "train/ant/0.png", "one_colour": "train/ant/1.png", "wrong_extension": "train/bee/0.jpg"}
     Image.effect_noise((16, 16), 90).convert("RGBA").save(tmp_path / places["alpha"])
     Image.new("RGB", (16, 16), (1, 2, 3)).save(tmp_path / places["one_colour"])
-    (tmp_path / "train/bee/0.png").rename(tmp_path / places["misnamed"])
+    (tmp_path / "train/bee/0.png").rename(tmp_path / places["wrong_extension"])
     (tmp_path / "train/bee/1.png").write_bytes(b"junk")
     (tmp_path / "notes.md").write_text("x")
     shutil.copy(tmp_path / "train/bee/2.png", tmp_path / "val/ant/9.png")
     document, _ = checked(tmp_path)
-    rows = {what: row["text"] for what, row in findings(document).items()}
+    rows = {what: row["message"] for what, row in findings(document).items()}
     for what, place in (*places.items(), ("unreadable", "train/bee/1.png"), ("others", "notes.md")):
         assert rows[what].endswith(f"; the first: {tmp_path / place}"), what
     pair = f"; the first: {tmp_path / 'train/bee/2.png'} and {tmp_path / 'val/ant/9.png'}"
     assert rows["leak"] == f"1 image of val are in train too, byte for byte{pair}"
-    assert rows["contrary"] == f"1 image found under two labels{pair}"
+    assert rows["conflicting_labels"] == f"1 image found under two labels{pair}"
 
 
 def test_annotations_beside_class_folders_are_noted(tmp_path):

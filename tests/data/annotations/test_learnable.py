@@ -168,9 +168,9 @@ def test_data_without_anything_to_learn_are_refused(tmp_path, write):
         require_learnable(open_data(str(source)), "classes" if maps else "objects")
     assert refusal.value.hint and refusal.value.code == 3
     document, _ = check_dataset(str(source), workers=0)
-    finding = next(row for row in document["findings"] if row["what"] == "unlearnable")
-    assert not document["passed"] and finding["level"] == "fails"
-    assert re.search(UNLEARNABLE[write], finding["text"])
+    finding = next(row for row in document["findings"] if row["code"] == "target_error")
+    assert not document["passed"] and finding["level"] == "error"
+    assert re.search(UNLEARNABLE[write], finding["message"])
 
 
 @pytest.mark.parametrize("form", WRITERS)

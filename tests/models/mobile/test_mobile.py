@@ -81,7 +81,7 @@ def test_every_verb_takes_it(trained: Path, tmp_path: Path):
     looked = vitreous.inspect(
         trained, pictures[:1], out=tmp_path / "looked", figures=["attention", "cost"], device="cpu"
     )
-    assert looked["model"] == "Mobile-24x2" and not looked["refused"] and len(looked["figures"]) >= 2
+    assert looked["model"] == "Mobile-24x2" and not looked["skipped"] and len(looked["figures"]) >= 2
     continued = vitreous.train(tmp_path / "data", init=str(trained), out=tmp_path / "more", steps=2, progress=False)
     assert continued["model"] == "Mobile-24x2"
 

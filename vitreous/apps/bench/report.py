@@ -83,8 +83,8 @@ def races_to_json(races: list[RaceResult]) -> dict[str, Any]:
     return {
         "hardware": describe_hardware(),
         "packages": describe_packages(),
-        "peak": medians,
-        "rows": [record for race in races for record in race_to_records(race)],
+        "peak_throughput": medians,
+        "results": [record for race in races for record in race_to_records(race)],
     }
 
 
@@ -98,15 +98,15 @@ def race_to_records(race: RaceResult) -> list[dict[str, Any]]:
             "contender": lane.contender.name,
             "settings": lane.contender.settings,
             "images_per_second": lane.median if lane.rates else None,
-            "spread": [min(lane.rates), max(lane.rates)] if lane.rates else None,
+            "images_per_second_range": [min(lane.rates), max(lane.rates)] if lane.rates else None,
             "ratio": compute_throughput_ratio(lane, base)[0],
-            "ratio_withheld": compute_throughput_ratio(lane, base)[1],
-            "ratio_to": base.contender.label if base else None,
+            "ratio_omitted_reason": compute_throughput_ratio(lane, base)[1],
+            "ratio_baseline": base.contender.label if base else None,
             "fraction_of_peak": race.fraction(lane) if lane.rates else None,
             "peak_memory_bytes": lane.memory if lane.rates else None,
             "logit_error": lane.error,
-            "seconds_to_build": lane.ready,
-            "seconds_of_first_turn": lane.first,
+            "build_seconds": lane.ready,
+            "first_call_seconds": lane.first,
             "profile": asdict(lane.profile) if lane.profile else None,
             "failure": lane.failure,
         }
@@ -135,9 +135,9 @@ def compute_throughput_ratio(lane: ContenderResult, base: ContenderResult | None
 def describe_withheld_ratios(race: RaceResult) -> list[str]:
     """List withheld ratios with their reasons, one line each."""
     return [
-        f"no ratio of {record['contender']}, {record['settings']}: {record['ratio_withheld']}"
+        f"no ratio of {record['contender']}, {record['settings']}: {record['ratio_omitted_reason']}"
         for record in race_to_records(race)
-        if record["ratio_withheld"]
+        if record["ratio_omitted_reason"]
     ]
 
 
@@ -156,10 +156,10 @@ def format_record(record: dict[str, Any]) -> list[str]:
     label = f"{record['contender']}, {record['settings']}"
     if record["failure"]:
         return [label, f"failed: {record['failure'][:40]}", "", "", "", ""]
-    low, high = record["spread"]
+    low, high = record["images_per_second_range"]
     fraction = "" if record["fraction_of_peak"] is None else f"{record['fraction_of_peak']:.0%}"
     throughput = f"{record['images_per_second']:.1f} ({low:.1f} to {high:.1f})"
-    build = f"{record['seconds_to_build']:.1f} + {record['seconds_of_first_turn']:.1f}"
+    build = f"{record['build_seconds']:.1f} + {record['first_call_seconds']:.1f}"
     ratio = "-" if record["ratio"] is None else f"{record['ratio']:.2f}"
     return [label, throughput, ratio, fraction, f"{record['peak_memory_bytes'] / 2**20:.0f}", build]
 
@@ -202,9 +202,8 @@ def render_race_markdown(races: list[RaceResult], command: str, rounds: int) -> 
     """Render the page for `--out`."""
     facts = races_to_json(races)
     tasks = ", ".join(dict.fromkeys(race.work.task for race in races))
-    medians = (
-        f"Medians of {rounds} alternating rounds, every contender in a separate process. {format_peaks(facts['peak'])}"
-    )
+    peaks = format_peaks(facts["peak_throughput"])
+    medians = f"Medians of {rounds} alternating rounds, every contender in a separate process. {peaks}"
     lines = [
         f"# {tasks.capitalize()}, {time.strftime('%Y-%m-%d')}",
         "",

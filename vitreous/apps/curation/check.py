@@ -62,7 +62,7 @@ def check_dataset(
         os.fspath(source), split, group_by, axes=axes, ignore_index=ignore_index, targets=tuple(targets)
     )
     workers = count_usable_cores() if workers is None else workers
-    groups = {"by": group_by, "parted": find_leaking_groups(subject, group_by)}
+    groups = {"group_by": group_by, "across_splits": find_leaking_groups(subject, group_by)}
     pool, started = subject.pool, time.perf_counter()
     clips = get_sample_noun(pool.splits[0]) == "clips"
     form, size = (None, None) if clips else detect_pixel_format(pool.splits[0], workers)
@@ -108,7 +108,7 @@ def check_dataset(
     document = summarise_dataset(
         subject, records, reasons=reasons, near_copies=near_copies, image_size=input_size, groups=groups
     )
-    document["channels"] = {"count": form[0], "numbers": form[1]} if form else None
+    document["channels"] = {"count": form[0], "dtype": form[1]} if form else None
     document["clips"] = summarise_clips(subject, records)
     results = derive_findings(document)
     return {

@@ -83,9 +83,10 @@ def find_copies(
     """List every sample of `data` that is a copy of one in `against` or, with `within`, of an earlier one in
     `data`; all must be images, or all clips.
 
-    Each copy is listed once, with an image that is kept: `copies` has its `path`, `copy_of`, `reason` (bytes, pixels,
-    near) and `score`. Unreadable images are in `unreadable`, by name and reason, and are kept. Raises UsageError if
-    there is nothing to compare with, and for a mixture of images and clips; DataError if no image can be read.
+    Each copy is listed once, with an image that is kept: `duplicates` has its `path`, `duplicate_of`, `reason` (bytes,
+    pixels, near) and `score`. Unreadable images are in `unreadable`, by name and reason, and are kept. Raises
+    UsageError if there is nothing to compare with, and for a mixture of images and clips; DataError if no image can be
+    read.
     """
     if not against and not within:
         raise UsageError("no dataset to compare with", "add --against DATA, or --within")
@@ -124,13 +125,13 @@ def find_copies(
     unreadable = [f"{pool.name(sample)}: {reason}" for sample, reason in sorted(reasons.items())]
     return {
         "images": len(pool) - num_references,
-        "against": num_references,
+        "against_images": num_references,
         "within": within,
         "threshold": threshold,
         "unreadable": unreadable,
         "counts": dict(sorted(Counter(copy.reason for copy in copies).items())),
-        "copies": [
-            {"path": pool.name(sample), "copy_of": pool.name(original), "reason": reason, "score": round(score, 4)}
+        "duplicates": [
+            {"path": pool.name(sample), "duplicate_of": pool.name(original), "reason": reason, "score": round(score, 4)}
             for sample, original, reason, score in copies
         ],
     }

@@ -110,9 +110,9 @@ def pack_dataset(
     document = {
         "vitreous_pack": PACK_VERSION,
         **asdict(plan),
-        "how_to_read": READING_INSTRUCTIONS[plan.form],
+        "reading_instructions": READING_INSTRUCTIONS[plan.form],
         "multilabel": data.multilabel,
-        "drawn": data.whole is not None,
+        "has_drawn_splits": data.whole is not None,
         "splits": records,
         "classes": list(data.classes),
         "titles": data.titles,
@@ -252,7 +252,7 @@ def pack_split(
         path = out / f"{name}-{len(shards):06d}.{shard_class.suffix}"
         sync_and_rename(temporary, path)
         record = {**make_file_record(path), "images": shard.images}
-        state = {"record": record, "first": shard_start, "stop": stop, "unread": shard_errors}
+        state = {"record": record, "first": shard_start, "stop": stop, "errors": shard_errors}
         write_recorded_file(out / UNFINISHED_FOLDER / f"{path.name}.npy", encode_npy(index_entries[-1]))
         write_recorded_file(out / UNFINISHED_FOLDER / f"{path.name}.json", json.dumps(state).encode())
         shards.append(record)
@@ -303,7 +303,7 @@ def load_finished_shards(out: Path, name: str) -> tuple[list[dict[str, Any]], li
             return shards, index_entries, errors, next_sample
         shards.append(state["record"])
         index_entries.append(entries)
-        errors |= {int(sample): message for sample, message in state["unread"].items()}
+        errors |= {int(sample): message for sample, message in state["errors"].items()}
         next_sample = state["stop"]
 
 
@@ -340,7 +340,10 @@ def write_split_index(
     return {
         "images": sum(shard["images"] for shard in shards),
         "unreadable": [
-            {"id": strip_data_folder(data, split.name(bad_sample)), "why": strip_data_folder(data, errors[bad_sample])}
+            {
+                "id": strip_data_folder(data, split.name(bad_sample)),
+                "reason": strip_data_folder(data, errors[bad_sample]),
+            }
             for bad_sample in sorted(errors)
         ],
         "shards": shards,

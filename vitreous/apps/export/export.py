@@ -114,11 +114,8 @@ def export(
         "original_bytes": original,
     }
     exported_file |= {"sha256": digest, "quantised": quantize, "dynamic_size": dynamic_size}
-    exported_file |= {
-        "judged_on": proof_images.name,
-        "loss": reason or None,
-        "outputs": bundle.task.export_rules.outputs,
-    }
+    exported_file |= {"verified_on": proof_images.name, "accepted_loss": reason or None}
+    exported_file |= {"outputs": bundle.task.export_rules.outputs}
     return {"run": os.fspath(run), "exports": [cast(ExportedFile, exported_file)]}
 
 

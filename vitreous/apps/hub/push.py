@@ -157,7 +157,7 @@ def stage_files(folder: Path, staging_folder: Path, transformers: bool, note: Ca
     document = convert(folder, export_folder, "huggingface", tell=note)
     for path in sorted(export_folder.iterdir()):
         path.rename(staging_folder / path.name)
-    load_options = document["read_there_with"]
+    load_options = document["assumed_settings"]
     return "transformers can load this repository" + (f", with {', '.join(load_options)}." if load_options else ".")
 
 

@@ -64,14 +64,14 @@ class AttentionRequest:
             head = parse_number("head", head, config.heads, allowed, (*HEAD_FUSIONS, "all"))
         layer = parameters.get("layer", str(config.depth - 1))
         layer = parse_number("layer", layer, config.depth, f"a block from 0 to {config.depth - 1}, or all", ("all",))
-        query, position = parameters.get("query", "answer"), None
-        if query != "answer":
+        query, position = parameters.get("query", "prediction"), None
+        if query != "prediction":
             max_grid = preprocess.longest_grid(config.grid) if preprocess else config.grid
             axes = ("SLOT", "ROW", "COLUMN")[-len(config.grid) :]
             first_position, last_position = (
                 ",".join(map(str, ends)) for ends in ([0] * len(axes), [end - 1 for end in max_grid])
             )
-            allowed = f"answer, or {','.join(axes)} of a patch, from {first_position} to {last_position}"
+            allowed = f"prediction, or {','.join(axes)} of a patch, from {first_position} to {last_position}"
             numbers = query.split(",")
             if len(numbers) != len(axes):
                 raise make_parameter_error("query", query, allowed)
@@ -138,11 +138,11 @@ def attention_to_json(bundle: Bundle, pixels: np.ndarray, request: AttentionRequ
         "kind": request.kind,
         "layer": request.layer,
         "head": request.head,
-        "query": "answer" if request.query is None else list(request.query),
+        "query": "prediction" if request.query is None else list(request.query),
         "grid": list(grid),
         "layers": config.depth,
         "heads": config.heads,
-        "prefix": prefix,
+        "prefix_tokens": prefix,
         "weights": round_significant(selected[..., prefix:].reshape(*selected.shape[:-1], *grid)).tolist(),
         "prefix_weights": round_significant(selected[..., :prefix]).tolist(),
     }

@@ -50,7 +50,11 @@ async def handle_segment(request: Request) -> Response:
         return Response(encode_png(class_map_to_image(classes, colours)), media_type="image/png")
     shares = [{"class": name, "share": share} for name, share in class_pixel_shares(classes, card.task.classes).items()]
     encoded_map = b64encode(encode_png(class_map_to_image(classes, colours, palette=False))).decode()
-    document = {"size": list(classes.shape), "shares": shares, "map": "data:image/png;base64," + encoded_map}
+    document = {
+        "size": list(classes.shape),
+        "class_shares": shares,
+        "class_map": "data:image/png;base64," + encoded_map,
+    }
     return json_response({"request_id": info.id, "model": describe_model_version(served), **document})
 
 

@@ -52,12 +52,12 @@ class ServedModel:
     cache: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
-    def can(self) -> dict[str, bool]:
+    def capabilities(self) -> dict[str, bool]:
         """Return which requests the model supports."""
         from vitreous.apps.server import attention as attention_api
 
         bundle, card = self.predictor.bundle, self.predictor.card
-        inspections = dict.fromkeys(("attention", "positions", "filters"), False) | (
+        parts = dict.fromkeys(("attention", "positions", "filters"), False) | (
             attention_api.detect_inspections(bundle) if bundle and card.task.inspectable else {}
         )
         return {
@@ -65,7 +65,7 @@ class ServedModel:
             "embed": self.has_features,
             "frames": card.preprocess.is_animated,
             "sample": self.generator is not None,
-            **inspections,
+            **parts,
             "neighbours": self.index is not None,
         }
 
@@ -83,14 +83,14 @@ class ServedModel:
             "version": card.version,
             "parameters": sum(p.numel() for p in bundle.model.parameters()) if bundle is not None else None,
             "classes": list(card.task.classes),
-            "colours": create_class_colours(card.task.overlay_classes).tolist(),
-            "image": list(card.preprocess.image),
+            "class_colours": create_class_colours(card.task.overlay_classes).tolist(),
+            "image_size": list(card.preprocess.image),
             "channels": card.preprocess.channels,
-            "patch": size_to_list(patch),
+            "patch_size": size_to_list(patch),
             "grid": size_to_list(grid),
             "layers": depth,
             "heads": heads if isinstance(heads, int) else None,
-            "prefix": prefix,
+            "prefix_tokens": prefix,
             "pool": pool,
             "task": card.task.name,
             "targets": list(card.task.label_columns),
@@ -99,7 +99,7 @@ class ServedModel:
             "precision": self.predictor.engine.precision,
             "engine": self.predictor.engine.name,
             "provenance": card.provenance,
-            "can": self.can,
+            "capabilities": self.capabilities,
             "sampling": self.sampling.describe() if self.sampling is not None else None,
             "vitreous": __version__,
         }

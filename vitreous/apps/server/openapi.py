@@ -35,7 +35,7 @@ QUERY_PARAMETERS: dict[str, tuple[dict[str, Any], str]] = {
     "head": ({"type": "string"}, "head index from 0, or mean, max, min or all; for a rollout, the fusion of heads"),
     "query": (
         {"type": "string"},
-        "answer (the pooled output), or ROW,COLUMN of a patch (clips: SLOT,ROW,COLUMN), from 0",
+        "prediction (the pooled output), or ROW,COLUMN of a patch (clips: SLOT,ROW,COLUMN), from 0",
     ),
     "format": (
         {"enum": ["json", "png", "gif"]},
@@ -107,14 +107,20 @@ DOCUMENT_SCHEMAS: dict[str, dict[str, Any]] = {
     | {"width": "integer"}
     | {"embeddings": [{"name": ("string", None), "embedding": ["number"], "error": IMAGE_ERROR_SCHEMA}]},
     "Segments": COMMON_FIELDS
-    | {"size": ["integer"], "shares": [{"class": "string", "share": "number"}], "map": "string"},
+    | {"size": ["integer"], "class_shares": [{"class": "string", "share": "number"}], "class_map": "string"},
     "Objects": COMMON_FIELDS
     | {"size": ["integer"], "objects": [{**OBJECT_SCHEMA, "segmentation": ("RunLengths", None)}]},
     "RunLengths": {"size": ["integer"], "counts": ["integer"]},
     "Attention": COMMON_FIELDS
     | {
         "kind": "string",
+        "layer": ("integer", "string"),
+        "head": ("integer", "string"),
+        "query": ("string", ["integer"]),
         "grid": ["integer"],
+        "layers": "integer",
+        "heads": "integer",
+        "prefix_tokens": "integer",
         "weights": WEIGHTS_SCHEMA,
         "prefix_weights": {"type": "array"},
         "box": ["number"],
@@ -128,13 +134,16 @@ DOCUMENT_SCHEMAS: dict[str, dict[str, Any]] = {
     "Neighbours": COMMON_FIELDS
     | {"neighbours": [{"label": "string", "name": "string", "similarity": "number", "thumbnail": ("string", None)}]},
     "Positions": {"grid": ["integer"], "kind": "string", "range": ["number"], "similarity": [["number"]]},
-    "Model": {"name": "string", "version": "string", "task": "string", "image": ["integer"], "channels": "integer"}
-    | {"classes": ["string"], "targets": ["string"]}
-    | dict.fromkeys(("layers", "heads", "prefix"), ("integer", None))
-    | {"pool": ("string", None), "sampling": ("Sampling", None), "limits": "Limits"},
+    "Model": {"name": "string", "version": "string", "task": "string", "image_size": ["integer"], "channels": "integer"}
+    | {"classes": ["string"], "class_colours": [["integer"]], "targets": ["string"], "multilabel": "boolean"}
+    | {"patch_size": (["integer"], None), "grid": (["integer"], None), "pool": ("string", None)}
+    | dict.fromkeys(("parameters", "layers", "heads", "prefix_tokens"), ("integer", None))
+    | dict.fromkeys(("precision", "engine", "vitreous"), "string")
+    | {"temperature": "number", "provenance": {"type": "object"}, "capabilities": {"type": "object"}}
+    | {"sampling": ("Sampling", None), "limits": "Limits"},
     "Sampling": {"process": "string", "samplers": {"type": "object"}, "inpaint": "boolean"}
     | {"defaults": {"type": "object"}, "limits": {"type": "object"}},
-    "Limits": dict.fromkeys(("bytes", "pixels", "images", "queue", "flight"), "integer"),
+    "Limits": dict.fromkeys(("bytes", "pixels", "images", "queue", "in_flight_bytes"), "integer"),
 }
 DEADLINE_PARAMETER = (
     "header",

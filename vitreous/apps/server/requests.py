@@ -129,7 +129,7 @@ def format_endpoint(card: Card) -> str:
 
 def require_endpoint(served: ServedModel, endpoint: str, problem: str) -> None:
     """Raise Refusal, 404, with the `problem`, for a model with another endpoint."""
-    if not served.can[endpoint]:
+    if not served.capabilities[endpoint]:
         raise Refusal(404, "not_available", problem, format_endpoint(served.predictor.card))
 
 

@@ -94,7 +94,7 @@ async def handle_model(request: Request) -> Response:
     read_parameters(request)
     cache = service.served.cache
     if "model" not in cache:
-        limits = {name: getattr(service.limits, name) for name in ("bytes", "pixels", "images", "flight")}
+        limits = {name: getattr(service.limits, name) for name in ("bytes", "pixels", "images", "in_flight_bytes")}
         limits["queue"] = service.queue
         cache["model"] = json_response({**service.served.describe(), "limits": limits})
     return cache["model"]
@@ -293,7 +293,7 @@ async def compute_cached(request: Request, name: str, work: Callable[[Any], Any]
 
 def require_bundle(served: ServedModel, name: str) -> Any:
     """Return the bundle of a model that supports `name`. Raises Refusal, 404."""
-    if not served.can[name]:
+    if not served.capabilities[name]:
         raise Refusal(404, "not_available", f"this model has no {name}", "GET /v1/model lists the supported requests")
     return served.predictor.bundle
 

@@ -79,7 +79,7 @@ class Service:
     @property
     def is_full(self) -> bool:
         """Return whether the queue has no space for one more image."""
-        return bool(self.taken and self.taken >= self.queue) or self.held > self.limits.flight
+        return bool(self.taken and self.taken >= self.queue) or self.held > self.limits.in_flight_bytes
 
     def check_capacity(self, count: int) -> None:
         """Check that the queue has space for `count` more images. Raises Refusal, 429 or 503."""
@@ -90,7 +90,7 @@ class Service:
         if self.taken and self.taken + count > self.queue:
             retry = max(1, math.ceil(self.taken * (self.batcher.per_image or 1 / self.rate)))
             raise Refusal(429, "queue_full", f"{self.taken} images are queued", hint, retry=retry)
-        if self.held > self.limits.flight:
+        if self.held > self.limits.in_flight_bytes:
             raise Refusal(429, "queue_full", f"{self.held >> 20} MiB of images are queued", hint, retry=1)
         if not self.decoders.children:
             raise Refusal(503, "decoder_lost", "no decoding process is running", "retry later", retry=5)
@@ -101,7 +101,7 @@ class Service:
         """Check the size of a body. Raises Refusal: 413 if it is too large, 429 if all bodies together are."""
         if size > self.limits.bytes:
             raise self.make_size_refusal()
-        if self.held > self.limits.flight:
+        if self.held > self.limits.in_flight_bytes:
             self.check_capacity(0)
 
     def make_size_refusal(self) -> Refusal:

@@ -22,8 +22,9 @@ class ServerLimits:
     """Sizes in bytes, times in seconds; `queue` and `images` count images.
 
     `queue` counts every image from the complete arrival of its request until its response is sent, so it bounds the
-    wait. 0 is the number of images computed per second, at least MIN_QUEUE. `flight`: bytes of bodies in memory, over
-    all connections. `decode_seconds` is CPU time; the wall time of an image may be far longer on a busy machine.
+    wait. 0 is the number of images computed per second, at least MIN_QUEUE. `in_flight_bytes`: bytes of bodies in
+    memory, over all connections. `decode_seconds` is CPU time; the wall time of an image may be far longer on a busy
+    machine.
     """
 
     bytes: int = MAX_BODY_BYTES
@@ -31,7 +32,7 @@ class ServerLimits:
     images: int = 16
     queue: int = 0
     _: KW_ONLY
-    flight: int = 4 * MAX_BODY_BYTES
+    in_flight_bytes: int = 4 * MAX_BODY_BYTES
     connections: int = 2048
     head: int = 32 * 2**10
     headers: int = 100

@@ -100,7 +100,7 @@ def parse_server_options(options: Any) -> tuple[ServerSettings, str]:
         bytes=options.max_bytes,
         pixels=options.max_pixels,
         queue=options.queue,
-        flight=max(4 * options.max_bytes, 2**26),
+        in_flight_bytes=max(4 * options.max_bytes, 2**26),
     )
     access = AccessControl(frozenset(hosts), token or None)
     root = parse_root_path(options.root_path)

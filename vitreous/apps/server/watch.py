@@ -42,7 +42,7 @@ PANELS = (
     *(
         {"title": f"Validation {metric.label}", "about": name, "series": {f"val/{name}": ""}}
         for name, metric in METRICS.items()
-        if metric.is_leading
+        if metric.is_primary
     ),
     {"title": "RankMe of training images", "about": "rankme", "series": {"training_images/rankme": ""}},
     {"title": "Learning rate", "about": "lr", "series": {"lr": ""}},

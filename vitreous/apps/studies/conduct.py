@@ -4,7 +4,7 @@ OUT/runs/MODEL-KEY/     ordinary run folders; KEY is a digest of a run's setting
                         them
 OUT/sets/               subsets of the digits, for studies that need other datasets
 OUT/NAME/study.json     settings, all runs, and the table
-OUT/NAME/readings/      the measurements of each run; OUT/NAME/albums/ its `inspect` figures
+OUT/NAME/measurements/      the measurements of each run; OUT/NAME/albums/ its `inspect` figures
 OUT/NAME/report.html    the page; report.md has the same as Markdown, with figure.svg
 """
 
@@ -44,7 +44,7 @@ STATE_FILE = "study.json"
 
 @dataclass(frozen=True)
 class StudySettings:
-    """The initial settings of a study; `share`: the share of the scale's steps that fits its budget."""
+    """The initial settings of a study; `step_fraction`: the share of the scale's steps that fits its budget."""
 
     name: str
     data: str = "digits"
@@ -54,7 +54,7 @@ class StudySettings:
     seeds: int = 3
     steps: int | None = None
     budget: str | None = None
-    share: float = 1.0
+    step_fraction: float = 1.0
     device: str | None = None
     precision: str | None = None
 
@@ -92,7 +92,7 @@ def execute_study(options: StudyOptions, listener: ProgressListener) -> dict[str
         shared_options = SharedRunOptions(
             sources.data,
             store,
-            share=settings.share,
+            step_fraction=settings.step_fraction,
             device=settings.device,
             precision=settings.precision,
             workers=options.workers,
@@ -103,8 +103,8 @@ def execute_study(options: StudyOptions, listener: ProgressListener) -> dict[str
         if options.dry_run or (options.budget and not options.resume):
             forecast = forecast_runs(study, factory, cells, settings)
             if options.budget and not options.resume:
-                settings = replace(settings, share=forecast.affordable_share(parse_duration(options.budget)))
-                factory.common = replace(shared_options, share=settings.share)
+                settings = replace(settings, step_fraction=forecast.affordable_share(parse_duration(options.budget)))
+                factory.common = replace(shared_options, step_fraction=settings.step_fraction)
             if options.dry_run:
                 return describe_forecast(settings, forecast)
     write_initial_state(study_folder, settings)
@@ -229,7 +229,7 @@ def train_runs(
         for study_run in runs:
             finished.append(study_run)
             label = (
-                f"run {len(finished)} of {total}, {' '.join(study_run.cell.place) or 'pre-training'}, "
+                f"run {len(finished)} of {total}, {' '.join(study_run.cell.axis_values) or 'pre-training'}, "
                 f"seed {study_run.seed}"
             )
             train_in_process(study_run, label, training)
@@ -284,13 +284,13 @@ def train_on_ray(training: TrainingContext, runs: list[StudyRun]) -> None:
 
 def describe_forecast(settings: StudySettings, forecast: Forecast) -> dict[str, Any]:
     """Return the document of --dry-run."""
-    seconds = forecast.seconds * settings.share
+    seconds = forecast.seconds * settings.step_fraction
     return asdict(settings) | {
         "runs": forecast.runs,
         "complete": forecast.complete,
-        "steps_in_all": round(forecast.steps * settings.share),
+        "total_steps": round(forecast.steps * settings.step_fraction),
         "hours": round(seconds / 3600, 3),
-        "exaflops": forecast.exaflops * settings.share,
+        "exaflops": forecast.exaflops * settings.step_fraction,
         "peak_memory_bytes": forecast.peak_memory_bytes,
     }
 
@@ -300,25 +300,25 @@ def write_study_results(
 ) -> dict[str, Any]:
     """Write the table and the pages of a study; returns its document."""
     rows = build_table_rows(study, results)
-    metric_name = next((result.figure for result in results if result.figure), "top1")
+    metric = next((result.metric for result in results if result.metric), "top1")
     conclusion = study.conclude(rows) if study.conclude else None
     trained = runs if study.trained else []
     document = {
         "name": study.name,
         "settings": asdict(settings),
-        "figure": metric_name,
+        "metric": metric,
         "better": next((result.better for result in results), "higher"),
         "images": next((result.images for result in results if result.images), None),
         "runs": [str(study_run.folder.path) for study_run in trained],
-        "steps": sorted({study_run.run.steps for study_run in trained if study_run.cell.place}),
-        "seconds": sum(
+        "steps": sorted({study_run.run.steps for study_run in trained if study_run.cell.axis_values}),
+        "wall_seconds": sum(
             json.loads(study_run.folder.summary.read_text("utf-8")).get("wall_seconds") or 0 for study_run in trained
         ),
         "table": {"columns": list_columns(study), "rows": rows_to_lists(rows)},
         "rows": [row_to_dict(row) for row in rows],
         "conclusion": conclusion and asdict(conclusion),
-        "others": bool(study.others),
-        "pictures": list_run_figures(runs, study_folder),
+        "uses_other_datasets": bool(study.others),
+        "figures": list_run_figures(runs, study_folder),
         "published": {" · ".join(axis_values): value for axis_values, value in study.published.values.items()},
         "page": str(study_folder / "report.html"),
     }

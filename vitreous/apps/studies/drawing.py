@@ -25,7 +25,7 @@ AXIS_LABELS = {
 def draw_study_figure(
     study: Study,
     rows: list[TableRow],
-    metric_name: str,
+    metric: str,
     label: str,
     curves: Mapping[str, Sequence[Sequence[float]]] = MappingProxyType({}),
 ) -> Any:
@@ -34,7 +34,7 @@ def draw_study_figure(
     plotted_rows = [row for row in rows if row.mean is not None]
     if not plotted_rows:
         return None
-    factor, unit = (100.0, f"{label}, %") if metric_name in PERCENT_METRICS else (1.0, label)
+    factor, unit = (100.0, f"{label}, %") if metric in PERCENT_METRICS else (1.0, label)
     if study.chart.x:
         return draw_study_curves(study, plotted_rows, factor, unit, curves)
     return draw_dots(study, plotted_rows, factor, unit)
@@ -44,7 +44,7 @@ def draw_dots(study: Study, rows: list[TableRow], factor: float, unit: str) -> A
     """Draw one line per row: the mean, its interval, and each seed."""
     from matplotlib.figure import Figure
 
-    names = [" · ".join(row.place) for row in rows]
+    names = [" · ".join(row.axis_values) for row in rows]
     height = 0.9 + 0.3 * len(rows)
     label_width = min(0.45, 0.065 * max(map(len, names)) / 6.4 + 0.04)
     with use_page_style():
@@ -74,7 +74,7 @@ def draw_study_curves(
 
     series: dict[str, list[tuple[float, TableRow]]] = {}
     for row in rows:
-        name = " · ".join(row.place[study.axes.index(axis)] for axis in study.series)
+        name = " · ".join(row.axis_values[study.axes.index(axis)] for axis in study.series)
         if (x := get_x_value(study, row)) is not None:
             series.setdefault(name, []).append((x, row))
     with use_page_style():
@@ -117,7 +117,7 @@ def scale_interval(interval: tuple[float, float], factor: float) -> list[float]:
 def get_x_value(study: Study, row: TableRow) -> float | None:
     """Return the x value of a row: the number in its cell, or a measured quantity; None without a number."""
     if study.chart.x not in study.axes:
-        return row.measured.get(study.chart.x)
+        return row.measurements.get(study.chart.x)
     with suppress(ValueError):
-        return float(row.place[study.axes.index(study.chart.x)].split()[0].rstrip("%"))
+        return float(row.axis_values[study.axes.index(study.chart.x)].split()[0].rstrip("%"))
     return None

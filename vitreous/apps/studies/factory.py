@@ -42,7 +42,7 @@ class SharedRunOptions:
 
     data: str
     store: Path
-    share: float = 1.0
+    step_fraction: float = 1.0
     device: str | None = None
     _: KW_ONLY
     precision: str | None = None
@@ -94,8 +94,8 @@ class RunFactory:
         """
         options = self.options(cell, parents or {})
         run, inputs, opened = self.derive_inputs(options)
-        if self.common.share < 1:
-            steps = max(MIN_RUN_STEPS, int(run.steps * self.common.share))
+        if self.common.step_fraction < 1:
+            steps = max(MIN_RUN_STEPS, int(run.steps * self.common.step_fraction))
             run, inputs, opened = self.derive_inputs(replace(options, epochs=None, steps=steps))
         if options.evaluate_every is None:
             run = limit_evaluations(run, len(opened.splits.get("val", ())))

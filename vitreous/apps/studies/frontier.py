@@ -20,9 +20,11 @@ CURVE_POINTS = 20  # points per fitted curve
 
 def list_family_points(rows: Sequence[Any], family: str) -> list[tuple[float, dict[int, float]]]:
     """Return (exaFLOPs, error by seed) of each model of a family, ordered by compute."""
-    family_rows = [row for row in rows if row.place[0] == family and row.measured.get("exaflops") and row.values]
+    family_rows = [
+        row for row in rows if row.axis_values[0] == family and row.measurements.get("exaflops") and row.values
+    ]
     points = [
-        (row.measured["exaflops"], {seed: max(MIN_ERROR, 1 - value) for seed, value in row.values.items()})
+        (row.measurements["exaflops"], {seed: max(MIN_ERROR, 1 - value) for seed, value in row.values.items()})
         for row in family_rows
     ]
     return sorted(points, key=lambda point: point[0])
@@ -42,7 +44,7 @@ def fit_frontiers(points: list[tuple[float, dict[int, float]]]) -> dict[int, tup
 
 def conclude_frontiers(rows: Sequence[Any]) -> Conclusion:
     """Fit the frontier of each family, and compare the compute that families need for the same accuracy."""
-    families = list(dict.fromkeys(row.place[0] for row in rows))
+    families = list(dict.fromkeys(row.axis_values[0] for row in rows))
     points = {family: list_family_points(rows, family) for family in families}
     fits = {family: fit_frontiers(points[family]) for family in families}
     lines, curves = [], {}
@@ -100,8 +102,8 @@ def compare_frontiers(base_family: str, other_family: str, points: dict[str, Any
 
 def conclude_crossings(rows: Sequence[Any]) -> Conclusion:
     """Find the share of the images above which the first model outperforms each other model."""
-    models = list(dict.fromkeys(row.place[0] for row in rows))
-    values = {(row.place[0], float(row.place[1].split()[0])): row.values for row in rows}
+    models = list(dict.fromkeys(row.axis_values[0] for row in rows))
+    values = {(row.axis_values[0], float(row.axis_values[1].split()[0])): row.values for row in rows}
     return Conclusion("Crossing points", tuple(describe_crossing(models[0], model, values) for model in models[1:]))
 
 

@@ -42,7 +42,7 @@ def scaling_law_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 def conclude_scaling_law(rows: Sequence[Any]) -> Conclusion:
     """Fit the law to the means over seeds, and describe its uncertainty."""
-    points = [(row.measured["parameters"], row.measured["samples"], row.mean.mean) for row in rows if row.mean]
+    points = [(row.measurements["parameters"], row.measurements["samples"], row.mean.mean) for row in rows if row.mean]
     title = "L(N, D) = E + A / N^a + B / D^b"
     try:
         fit = fit_law(*zip(*points, strict=True), hold_out=LAW_HOLD_OUT_SHARE) if points else None
@@ -79,12 +79,14 @@ def describe_fit(fit: ScalingLawFit, count: int) -> tuple[str, ...]:
 def sample_law_curves(fit: ScalingLawFit, rows: Sequence[Any]) -> dict[str, tuple[tuple[float, float], ...]]:
     """Sample the fitted law for each model size, over the range of images that its runs saw."""
     curves = {}
-    for model in dict.fromkeys(row.place[0] for row in rows):
-        model_rows = [row for row in rows if row.place[0] == model]
+    for model in dict.fromkeys(row.axis_values[0] for row in rows):
+        model_rows = [row for row in rows if row.axis_values[0] == model]
         num_samples = np.geomspace(
-            min(row.measured["samples"] for row in model_rows), max(row.measured["samples"] for row in model_rows), 20
+            min(row.measurements["samples"] for row in model_rows),
+            max(row.measurements["samples"] for row in model_rows),
+            20,
         )
-        losses = fit.law.loss(np.full(len(num_samples), model_rows[0].measured["parameters"]), num_samples)
+        losses = fit.law.loss(np.full(len(num_samples), model_rows[0].measurements["parameters"]), num_samples)
         curves[model] = tuple(zip(num_samples.tolist(), losses.tolist(), strict=True))
     return curves
 
@@ -115,6 +117,6 @@ SCALING_LAW_STUDY = Study(
         "rather than an effect of model size. Each length has a separate learning rate schedule."
     ),
     chart=Chart("samples", "model", logarithmic=True, logarithmic_y=True),
-    figure="nll",
+    metric="nll",
     conclude=conclude_scaling_law,
 )

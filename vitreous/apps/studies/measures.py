@@ -39,8 +39,8 @@ def measure_few_shot_accuracy(subject: MeasuredRun, shots: Sequence[int] = FEW_S
     options, top1 = ProtocolOptions("fewshot", shots=tuple(shots), cache=False), dict[int, list[float]]()
     for dataset in subject.others:
         document = run_protocol(options, subject.home, dataset.source, "val", make_compute_settings(subject))
-        for metrics in document["figures"]:
-            top1.setdefault(metrics["shots"], []).append(metrics["top1"])
+        for result in document["results"]:
+            top1.setdefault(result["shots"], []).append(result["top1"])
     return [Measurement((f"{count}",), float(np.mean(values))) for count, values in top1.items()]
 
 
@@ -166,7 +166,7 @@ def measure_token_merging(subject: MeasuredRun, counts: Sequence[int] = ()) -> l
         engine = TorchEngine(bundle.model, bundle.preprocess, pick_run_device(subject), "fp32", merge_tokens=count)
         pixels = torch.zeros(TIMED_BATCH_SIZE, config.channels, *config.image, dtype=torch.uint8)
         throughput = TIMED_BATCH_SIZE / time_fastest_call(lambda engine=engine, pixels=pixels: engine(pixels))
-        measurements.append(Measurement((f"{count}",), report.figures["top1"], {"images_per_second": throughput}))
+        measurements.append(Measurement((f"{count}",), report.metrics["top1"], {"images_per_second": throughput}))
     return measurements
 
 

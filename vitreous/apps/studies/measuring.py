@@ -15,7 +15,7 @@ from vitreous.jobs.transfer import PrefixedListener
 from vitreous.progress import ProgressListener
 from vitreous.system.disk import write_text_atomic
 
-READINGS_FOLDER, ALBUMS_FOLDER = "readings", "albums"
+MEASUREMENTS_FOLDER, ALBUMS_FOLDER = "measurements", "albums"
 
 
 def measure_runs(
@@ -26,18 +26,18 @@ def measure_runs(
     other_datasets: tuple[OtherDataset, ...],
     listener: ProgressListener,
 ) -> list[RunResult]:
-    """Return the results of the runs in the table. Measurements are cached in HOME/readings. Raises the exceptions of
-    the measure."""
+    """Return the results of the runs in the table. Measurements are cached in HOME/measurements. Raises exceptions of
+    the the measure."""
     results: list[RunResult] = []
     for index, study_run in enumerate(runs, 1):
-        if not study_run.cell.place:
+        if not study_run.cell.axis_values:
             continue
-        run_result = read_run_result(study_run, study.figure) if study.trained else make_untrained_result(study_run)
+        run_result = read_run_result(study_run, study.metric) if study.trained else make_untrained_result(study_run)
         if study.measure is None or (study.trained and run_result.value is None and has_diverged(study_run)):
-            missing = len(study.axes) - len(run_result.place)
-            results.append(replace(run_result, place=(*run_result.place, *("-",) * missing)))
+            missing = len(study.axes) - len(run_result.axis_values)
+            results.append(replace(run_result, axis_values=(*run_result.axis_values, *("-",) * missing)))
             continue
-        label = f"measuring {index} of {len(runs)}, {' '.join(study_run.cell.place)}, seed {study_run.seed}"
+        label = f"measuring {index} of {len(runs)}, {' '.join(study_run.cell.axis_values)}, seed {study_run.seed}"
         subject = MeasuredRun(
             study_run.folder.path if study.trained else None,
             study_run.run,
@@ -50,16 +50,16 @@ def measure_runs(
         )
         listener.progress(label, index - 1, len(runs))
         measurements = load_or_measure(
-            study.measure, subject, study_folder / READINGS_FOLDER / f"{study_run.folder.path.name}.json"
+            study.measure, subject, study_folder / MEASUREMENTS_FOLDER / f"{study_run.folder.path.name}.json"
         )
         results += [
             replace(
                 run_result,
-                place=(*run_result.place, *measurement.place),
-                figure=study.measure.figure,
+                axis_values=(*run_result.axis_values, *measurement.axis_values),
+                metric=study.measure.metric,
                 value=measurement.value,
                 better=study.measure.better,
-                measured=run_result.measured | measurement.measured,
+                measurements=run_result.measurements | measurement.measurements,
             )
             for measurement in measurements
         ]
@@ -70,7 +70,9 @@ def load_or_measure(measure: Measure, subject: MeasuredRun, file: Path) -> list[
     """Load the measurements of a run from its file if it exists, else measure and write it."""
     with suppress(OSError, ValueError, KeyError):
         records = json.loads(file.read_text("utf-8"))
-        return [Measurement(tuple(record["place"]), record["value"], record["measured"]) for record in records]
+        return [
+            Measurement(tuple(record["axis_values"]), record["value"], record["measurements"]) for record in records
+        ]
     measurements = measure.read(subject)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomic(file, json.dumps([asdict(measurement) for measurement in measurements], indent=1) + "\n")
@@ -85,13 +87,13 @@ def has_diverged(study_run: StudyRun) -> bool:
 def make_untrained_result(study_run: StudyRun) -> RunResult:
     """Make a result without a run, to which measurements are added."""
     return RunResult(
-        study_run.cell.place,
+        study_run.cell.axis_values,
         study_run.seed,
         folder="",
-        figure="",
+        metric="",
         value=None,
         better="higher",
-        measured={},
+        measurements={},
         images=None,
     )
 
@@ -101,11 +103,16 @@ def list_run_figures(runs: list[StudyRun], study_folder: Path) -> list[dict[str,
     figures: list[dict[str, Any]] = []
     for study_run in runs:
         album = study_folder / ALBUMS_FOLDER / study_run.folder.path.name
-        if study_run.seed or not study_run.cell.place or not (album / "inspect.json").is_file():
+        if study_run.seed or not study_run.cell.axis_values or not (album / "inspect.json").is_file():
             continue
         for figure in json.loads((album / "inspect.json").read_text("utf-8"))["figures"]:
             file = f"{ALBUMS_FOLDER}/{album.name}/{figure['png']}"
             figures.append(
-                {"place": study_run.cell.place, "file": file, "title": figure["title"], "text": figure["caption"]}
+                {
+                    "axis_values": study_run.cell.axis_values,
+                    "file": file,
+                    "title": figure["title"],
+                    "caption": figure["caption"],
+                }
             )
     return figures

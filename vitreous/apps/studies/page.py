@@ -23,13 +23,13 @@ def write_study_pages(study_folder: Path, study: Study, document: dict[str, Any]
     """Write `report.html`, `report.md` and its `figure.svg` into the folder of a study. Raises OSError."""
     context = build_page_context(study_folder, study, document, rows)
     curves = document["conclusion"]["curves"] if document["conclusion"] else {}
-    figure = draw_study_figure(study, rows, document["figure"], context["figure_name"], curves)
+    figure = draw_study_figure(study, rows, document["metric"], context["figure_name"], curves)
     run_figures = [
         run_figure | {"drawing": embed_figure(study_folder / run_figure["file"], run_figure["title"])}
-        for run_figure in document["pictures"]
+        for run_figure in document["figures"]
     ]
     write_text_atomic(
-        study_folder / PAGE_FILE, render_template("study.html", **context | {"pictures": run_figures}, drawing=figure)
+        study_folder / PAGE_FILE, render_template("study.html", **context | {"figures": run_figures}, drawing=figure)
     )
     write_text_atomic(
         study_folder / MARKDOWN_FILE, render_study_markdown(context | {"figure": FIGURE_FILE if figure else None})
@@ -53,11 +53,11 @@ def build_page_context(
     study_folder: Path, study: Study, document: dict[str, Any], rows: list[TableRow]
 ) -> dict[str, Any]:
     """Build the content of both pages as texts."""
-    metric_name = document["figure"]
+    metric_name = document["metric"]
     label = STUDY_METRIC_LABELS.get(metric_name, get_metric_label(metric_name))
     table = [
         {
-            "place": row.place,
+            "axis_values": row.axis_values,
             "cells": format_row_cells(row, metric_name),
             "reference": row.reference is None,
             "runs": list_run_links(study_folder, row),
@@ -73,11 +73,11 @@ def build_page_context(
         "table": table,
         "notes": list_table_notes(document, rows),
         "conclusion": document["conclusion"],
-        "pictures": document["pictures"],
+        "figures": document["figures"],
         "elsewhere": [
             (" · ".join(axis_values), value)
             for axis_values, value in study.published.values.items()
-            if axis_values not in {row.place for row in rows}
+            if axis_values not in {row.axis_values for row in rows}
         ],
     }
 
@@ -123,7 +123,7 @@ def list_run_links(study_folder: Path, row: TableRow) -> list[dict[str, Any]]:
 def describe_study_setting(document: dict[str, Any], rows: list[TableRow]) -> list[str]:
     """Describe the settings of the runs in sentences."""
     settings = document["settings"]
-    label = STUDY_METRIC_LABELS.get(document["figure"], get_metric_label(document["figure"]))
+    label = STUDY_METRIC_LABELS.get(document["metric"], get_metric_label(document["metric"]))
     if not document["steps"]:
         return [f"Randomly initialised models, {settings['seeds']} per cell; no training. Metric: {label}."]
     steps = " to ".join(f"{count:,}" for count in sorted({document["steps"][0], document["steps"][-1]}))
@@ -131,21 +131,21 @@ def describe_study_setting(document: dict[str, Any], rows: list[TableRow]) -> li
     summary = (
         f"{len(document['runs'])} runs on {settings['data']} at scale {settings['scale']} "
         f"({SCALES[settings['scale']].about}): {settings['seeds']} per cell, {steps} optimiser steps each, "
-        f"{format_seconds(document['seconds'])} of training in total. "
+        f"{format_seconds(document['wall_seconds'])} of training in total. "
         f"Metric: {label}{image_count_text}."
     )
     lines = [summary]
     if other_datasets := list(dict.fromkeys(settings["to"])):
         lines.append(f"Other datasets: {', '.join(other_datasets)}.")
-    elif document["others"]:
+    elif document["uses_other_datasets"]:
         lines.append(
             "All datasets are subsets of the digits: pre-training uses the digits 0 to 4, and 40 % of each subset are "
             "validation images."
         )
-    if settings["share"] < 1:
+    if settings["step_fraction"] < 1:
         lines.append(
-            f"To fit the budget of {settings['budget']}, every run has {settings['share']:.0%} of the scale's steps, "
-            "so late training is not covered."
+            f"To fit the budget of {settings['budget']}, every run has {settings['step_fraction']:.0%} of the scale's "
+            "steps, so late training is not covered."
         )
     return lines
 
@@ -185,7 +185,7 @@ def render_study_markdown(context: dict[str, Any]) -> str:
     lines += [*context["setting"], "", format_markdown_row(head), format_markdown_row(["---"] * len(head))]
     for row in context["table"]:
         runs = " ".join(f"[{run['seed']}]({run['href']})" for run in row["runs"])
-        lines.append(format_markdown_row([*row["place"], *row["cells"], runs]))
+        lines.append(format_markdown_row([*row["axis_values"], *row["cells"], runs]))
     if context["figure"]:
         lines += ["", f"![{study.title}]({context['figure']})"]
     lines += ["", *(f"- {note}" for note in context["notes"])]
@@ -198,8 +198,8 @@ def render_study_markdown(context: dict[str, Any]) -> str:
                 format_markdown_row(["---"] * len(conclusion["columns"])),
             ]
             lines += [format_markdown_row(row) for row in conclusion["rows"]]
-    for figure in context["pictures"]:
-        lines += ["", f"![{figure['title']}, {' '.join(figure['place'])}]({figure['file']})"]
+    for figure in context["figures"]:
+        lines += ["", f"![{figure['title']}, {' '.join(figure['axis_values'])}]({figure['file']})"]
     printed = "".join(f" {name} {value};" for name, value in context["elsewhere"]).rstrip(";")
     lines += [
         "",

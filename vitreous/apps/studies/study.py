@@ -120,7 +120,7 @@ class StudyCell:
     prerequisites. Cells without a place are not in the table. `data`: a dataset other than the study's.
     """
 
-    place: AxisValues
+    axis_values: AxisValues
     options: TrainOptions
     share: float = 1.0
     after: dict[str, StudyCell] = field(default_factory=dict)
@@ -173,9 +173,9 @@ class Measurement:
     """A measured value of a run: its position on the further axes of the table, its value or None, and quantities that
     a chart may use as its x axis."""
 
-    place: AxisValues
+    axis_values: AxisValues
     value: float | None
-    measured: dict[str, float] = field(default_factory=dict)
+    measurements: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class Measure:
     """A measurement of each run that replaces its leading metric, with the key of the metric and whether higher or
     lower is better. `trained` is False for randomly initialised models without training."""
 
-    figure: str
+    metric: str
     read: Callable[[MeasuredRun], list[Measurement]]
     better: Literal["higher", "lower"] = "higher"
     trained: bool = True
@@ -232,7 +232,7 @@ class Study:
     differs: str
     chart: Chart = Chart()
     measure: Measure | None = None
-    figure: str = ""
+    metric: str = ""
     conclude: Callable[[Sequence[Any]], Conclusion] | None = None
     others: Literal["", "sets", "groups"] = ""
 
@@ -269,4 +269,4 @@ def order_with_parents(cells: tuple[StudyCell, ...]) -> list[StudyCell]:
 
 def list_table_cells(cells: tuple[StudyCell, ...]) -> Iterator[AxisValues]:
     """Yield the positions of the cells that are in the table."""
-    return (cell.place for cell in cells if cell.place)
+    return (cell.axis_values for cell in cells if cell.axis_values)

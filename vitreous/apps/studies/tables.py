@@ -9,7 +9,7 @@ from typing import Any
 from vitreous.apps.studies.factory import StudyRun
 from vitreous.apps.studies.statistics import Estimate, estimate_difference, estimate_mean
 from vitreous.apps.studies.study import AxisValues, Study
-from vitreous.tasks.report import get_leading_key
+from vitreous.tasks.report import get_primary_key
 
 SUMMARY_QUANTITIES = (
     "parameters",
@@ -24,24 +24,25 @@ SUMMARY_QUANTITIES = (
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of one run: its leading validation metric, None if its loss was not finite."""
+    """The result of one run: its primary validation metric, None if its loss was not finite."""
 
-    place: AxisValues
+    axis_values: AxisValues
     seed: int
     folder: str
-    figure: str
+    metric: str
     _: KW_ONLY
     value: float | None
     better: str
-    measured: dict[str, float | None]
+    measurements: dict[str, float | None]
     images: int | None  # number of evaluated images
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row of the table. `difference` is to the reference, paired by seed; None for the reference itself."""
+    """A row of the table, by its axis values. `difference` is to the reference, paired by seed; None for the reference
+    itself."""
 
-    place: AxisValues
+    axis_values: AxisValues
     values: dict[int, float]
     failed: int
     mean: Estimate | None
@@ -49,7 +50,7 @@ class TableRow:
     difference: Estimate | None
     reference: AxisValues | None
     published: str | None
-    measured: dict[str, float | None]
+    measurements: dict[str, float | None]
     runs: list[str]
 
     @property
@@ -66,25 +67,25 @@ class TableRow:
         return self.difference.verdict
 
 
-def read_run_result(study_run: StudyRun, metric_name: str = "") -> RunResult:
-    """Read the leading metric of a complete run, or the metric `metric_name`, for which lower is better."""
+def read_run_result(study_run: StudyRun, metric: str = "") -> RunResult:
+    """Read the primary metric of a complete run, or the metric `metric_name`, for which lower is better."""
     summary = json.loads(study_run.folder.summary.read_text("utf-8"))
     val = summary.get("val") or {}
-    better = "lower" if metric_name else val.get("better", "higher")
-    metric_name = metric_name or (get_leading_key(val) if val else "")
-    value = val.get(metric_name) if "failure" not in summary else None
-    measured: dict[str, float | None] = {
+    better = "lower" if metric else val.get("better", "higher")
+    metric = metric or (get_primary_key(val) if val else "")
+    value = val.get(metric) if "failure" not in summary else None
+    measurements: dict[str, float | None] = {
         **{name: summary.get(name) for name in SUMMARY_QUANTITIES},
         "samples": study_run.run.total,
     }
     return RunResult(
-        study_run.cell.place,
+        study_run.cell.axis_values,
         study_run.seed,
         folder=str(study_run.folder.path),
-        figure=metric_name,
+        metric=metric,
         value=value,
         better=better,
-        measured=measured,
+        measurements=measurements,
         images=val.get("images"),
     )
 
@@ -93,12 +94,15 @@ def build_table_rows(study: Study, results: list[RunResult]) -> list[TableRow]:
     """Build the rows of a study, in the order of its cells."""
     values: dict[AxisValues, dict[int, float]] = {}
     for result in results:
-        seed_values = values.setdefault(result.place, {})
+        seed_values = values.setdefault(result.axis_values, {})
         if result.value is not None:
             seed_values[result.seed] = result.value
     return [
         build_table_row(
-            study, axis_values, values, [cell_result for cell_result in results if cell_result.place == axis_values]
+            study,
+            axis_values,
+            values,
+            [cell_result for cell_result in results if cell_result.axis_values == axis_values],
         )
         for axis_values in values
     ]
@@ -110,8 +114,8 @@ def build_table_row(
     """Build the row of a cell from its results."""
     seed_values, reference = values[axis_values], study.get_reference(axis_values)
     pair = estimate_difference(values.get(reference, {}), seed_values) if reference != axis_values else None
-    names = dict.fromkeys(name for result in results for name in result.measured)
-    measured = {name: mean_or_none([result.measured.get(name) for result in results]) for name in names}
+    names = dict.fromkeys(name for result in results for name in result.measurements)
+    measurements = {name: mean_or_none([result.measurements.get(name) for result in results]) for name in names}
     return TableRow(
         axis_values,
         seed_values,
@@ -120,7 +124,7 @@ def build_table_row(
         difference=pair,
         reference=None if reference == axis_values else reference,
         published=study.published.values.get(axis_values),
-        measured=measured,
+        measurements=measurements,
         runs=[result.folder for result in results],
     )
 
@@ -142,7 +146,7 @@ def rows_to_lists(rows: list[TableRow]) -> list[list[Any]]:
     for row in rows:
         mean, pair = row.mean, row.difference
         cells = [mean and mean.mean, mean and mean.interval, len(row.values)]
-        table.append([*row.place, *cells, pair and pair.mean, pair and pair.interval, row.verdict, row.published])
+        table.append([*row.axis_values, *cells, pair and pair.mean, pair and pair.interval, row.verdict, row.published])
     return table
 
 

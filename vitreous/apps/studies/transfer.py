@@ -106,7 +106,7 @@ def scratch_cell(setting: StudySetting, dataset: OtherDataset, template_cell: St
 
 def with_axis_values(cell: StudyCell, *values: str) -> StudyCell:
     """Return a copy of a cell at another position."""
-    return replace(cell, place=values)
+    return replace(cell, axis_values=values)
 
 
 def scratch_reference(axis_values: AxisValues) -> AxisValues:
@@ -123,7 +123,10 @@ def group_transfer_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     datasets = setting.others or placeholder_datasets
     group_of = {dataset.name: dataset.group for dataset in datasets}
     cells = transfer_cells(replace(setting, others=datasets))
-    return tuple(with_axis_values(cell, cell.place[0], group_of[cell.place[1]], cell.place[1]) for cell in cells)
+    return tuple(
+        with_axis_values(cell, cell.axis_values[0], group_of[cell.axis_values[1]], cell.axis_values[1])
+        for cell in cells
+    )
 
 
 def conclude_groups(rows: Sequence[Any]) -> Conclusion:
@@ -132,7 +135,7 @@ def conclude_groups(rows: Sequence[Any]) -> Conclusion:
 
     by_group: dict[AxisValues, dict[int, list[float]]] = {}
     for row in rows:
-        for key in (row.place[:2], (row.place[0], "all groups")):
+        for key in (row.axis_values[:2], (row.axis_values[0], "all groups")):
             for seed, value in row.values.items():
                 by_group.setdefault(key, {}).setdefault(seed, []).append(value)
     lines = []

@@ -150,7 +150,7 @@ def open_pack(folder: Path, split_seed: int = 0) -> Data:
     train, val = data.splits["train"], data.splits.get("val")
     if document.get("mirror"):  # an image and its mirrored copy are not divided between splits
         data = replace(data, whole=None, groups=np.tile(np.arange(len(train) // 2), 2))
-    elif document.get("drawn") and isinstance(train, StoreSplit) and isinstance(val, StoreSplit):
+    elif document.get("has_drawn_splits") and isinstance(train, StoreSplit) and isinstance(val, StoreSplit):
         store, start = train.store, 0
         if isinstance(store, PackedImages):
             store, start = store.joined(val.store), len(store.table)

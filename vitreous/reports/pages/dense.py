@@ -91,7 +91,7 @@ def build_object_section(predictions: SplitPredictions, report: Report) -> dict[
 
 def build_sizes_table(report: Report) -> list[list[str]]:
     """Return header and rows of the table of AP and AR by object size, of masks and boxes if both exist."""
-    prefixes = [("", "mask "), (BOX_PREFIX, "box ")] if f"{BOX_PREFIX}ap" in report.figures else [("", "")]
+    prefixes = [("", "mask "), (BOX_PREFIX, "box ")] if f"{BOX_PREFIX}ap" in report.metrics else [("", "")]
     keys = [
         (prefix + name, f"{region_title}{name.upper()}") for prefix, region_title in prefixes for name in ("ap", "ar")
     ]
@@ -104,7 +104,7 @@ def build_sizes_table(report: Report) -> list[list[str]]:
 
 def format_metric_with_interval(report: Report, name: str) -> str:
     """Format a metric with its interval, in per cent."""
-    interval, value = report.ends.get(name), report.figures[name]
+    interval, value = report.ends.get(name), report.metrics[name]
     return format_percent(value, 1) + (f" ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})" if interval else "")
 
 
@@ -288,13 +288,13 @@ def find_worst_map_images(predictions: SplitPredictions) -> dict[str, Any]:
     and predicted class map over it (middle planes of volumes); and the classes with their colours."""
     classes, split = predictions.bundle.task.classes, predictions.split
     assert isinstance(split, AnnotatedSplit), "class maps are evaluated on annotated data"
-    mean_ious = [
+    metrics = [
         compute_segmentation_metrics(matrix)["miou"]
         for matrix in extract_confusion_matrices(predictions.raw, len(classes))
     ]
     order = sorted(
-        (sample for sample in range(len(split)) if mean_ious[sample] is not None and sample not in predictions.bad),
-        key=lambda sample: mean_ious[sample] or 0.0,
+        (sample for sample in range(len(split)) if metrics[sample] is not None and sample not in predictions.bad),
+        key=lambda sample: metrics[sample] or 0.0,
     )
     engine, colours, image_records = (
         make_engine(predictions.bundle.model, predictions.bundle.preprocess),
@@ -314,7 +314,7 @@ def find_worst_map_images(predictions: SplitPredictions) -> dict[str, Any]:
         image = to_rgb_image(torch.from_numpy(pixels))
         drawn_images = [image, overlay_class_map(image, truth, colours), overlay_class_map(image, prediction, colours)]
         uris = [encode_data_uri(shrink_image(drawn_image)) for drawn_image in drawn_images]
-        image_records.append({"name": split.name(sample), "miou": mean_ious[sample], "pictures": uris})
+        image_records.append({"name": split.name(sample), "miou": metrics[sample], "pictures": uris})
     names = [
         {"name": name, "colour": "#{:02x}{:02x}{:02x}".format(*colour)}
         for name, colour in zip(classes, colours, strict=True)

@@ -31,7 +31,7 @@ EXPLANATIONS = {
     "throughput": "Training images per second of wall time, evaluation excluded.",
     "gradient_norm": "L2 norm of the gradient of all parameters before clipping.",
     "skipped": "Optimizer steps skipped because of a gradient that was not finite.",
-    "waiting": "Share of the time in which training waited for data.",
+    "data_wait": "Share of the time in which training waited for data.",
     "images_per_second": "Training throughput since the previous line.",
     "exaflops": "Floating-point operations of the run so far, in units of 10^18.",
     F1.key: F1.explanation,

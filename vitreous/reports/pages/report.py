@@ -37,7 +37,7 @@ from vitreous.system.disk import write_text_atomic
 from vitreous.tasks.calibration import CALIBRATION_BINS, confidence_bins
 from vitreous.tasks.detection import Detection
 from vitreous.tasks.metrics import METRICS, get_metric_label
-from vitreous.tasks.report import Report, get_leading_key
+from vitreous.tasks.report import Report, get_primary_key
 from vitreous.tasks.segmentation import Segmentation
 from vitreous.training.folder import RunFolder, read_json_lines
 from vitreous.training.run import Run
@@ -117,10 +117,10 @@ def build_samples_section(folder: RunFolder, run: Run) -> dict[str, Any]:
     }
 
 
-def find_leading_metric(lines: list[dict[str, Any]]) -> str:
-    """Return the leading metric of the evaluations in log lines."""
+def find_primary_metric(lines: list[dict[str, Any]]) -> str:
+    """Return the primary metric of the evaluations in log lines."""
     return next(
-        (name for name, metric in METRICS.items() if metric.is_leading and has_metric(lines, f"val/{name}")), "top1"
+        (name for name, metric in METRICS.items() if metric.is_primary and has_metric(lines, f"val/{name}")), "top1"
     )
 
 
@@ -130,8 +130,8 @@ def has_metric(lines: list[dict[str, Any]], key: str) -> bool:
 
 
 def draw_training_panels(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Draw the losses of a run in one chart, the leading metric of its evaluations, and the learning rate."""
-    metric_name = find_leading_metric(lines)
+    """Draw the losses of a run in one chart, the primary metric of its evaluations, and the learning rate."""
+    metric_name = find_primary_metric(lines)
     panels = [panel] if (panel := build_loss_panel(lines)) else []
     for title, key, colour in (
         (f"Validation {get_metric_label(metric_name)}", f"val/{metric_name}", 2),
@@ -156,7 +156,7 @@ def build_lr_grid_section(
         for count, trial in enumerate(table["trials"])
     ]
     final_curve = [(f"{run.optimizer.lr:g}, all images", INK, read_json_lines(folder.metrics))] if summary else []
-    metric_name = find_leading_metric([line for _, _, lines in [*trials, *final_curve] for line in lines])
+    metric_name = find_primary_metric([line for _, _, lines in [*trials, *final_curve] for line in lines])
     panels = [
         ("Training loss", "train/loss", [*trials, *final_curve]),
         ("Held-out loss (NLL)", "val/nll", trials),
@@ -188,7 +188,7 @@ def build_lr_grid_section(
 
 def build_evaluation_section(predictions: SplitPredictions, report: Report) -> dict[str, Any]:
     """Return the results of an evaluation for the page."""
-    task, (rank_key, _) = predictions.bundle.task, METRICS[report.figure].ranking_metric
+    task, (rank_key, _) = predictions.bundle.task, METRICS[report.primary].ranking_metric
     class_rows = sorted(report.per_class, key=lambda row: row[rank_key] if row[rank_key] is not None else 2.0)
     worst, best = class_rows, []
     if len(class_rows) > MAX_CLASS_ROWS:
@@ -203,7 +203,7 @@ def build_evaluation_section(predictions: SplitPredictions, report: Report) -> d
             "value": format_metric_value(name, value),
             "range": format_interval(name, report.ends.get(name)),
         }
-        for name, value in task.select_headline_metrics(report.figures).items()
+        for name, value in task.select_headline_metrics(report.metrics).items()
         if name in METRICS and value is not None
     ]
     return {
@@ -216,8 +216,8 @@ def build_evaluation_section(predictions: SplitPredictions, report: Report) -> d
         "worst": worst,
         "best": best,
         "left": len(class_rows) - len(worst) - len(best),
-        "columns": METRICS[report.figure].class_columns(class_rows),
-        "confusable": any("taken_for" in row for row in class_rows),
+        "columns": METRICS[report.primary].class_columns(class_rows),
+        "confusable": any("confused_with" in row for row in class_rows),
         **draw_confusion_section(report, tuple(row["class"] for row in report.per_class)),
         "targets": format_target_rows(report),
         "target_columns": [METRICS[key] for row in report.details.get("targets", [])[:1] for key in row["interval"]],
@@ -302,8 +302,8 @@ def draw_reliability_diagram(predictions: SplitPredictions) -> Any:
 
 
 def format_evaluation_line(line: dict[str, Any]) -> dict[str, str]:
-    """Format a line of `evaluations.jsonl`: date, data, protocol, and leading metric."""
-    name = get_leading_key(line)
+    """Format a line of `evaluations.jsonl`: date, data, protocol, and primary metric."""
+    name = get_primary_key(line)
     value, protocol = line.get(name), line.get("protocol", "head")
     settings = [f"{key} {line[key]}" for key in ("k", "shots", "l2", "probe", "steps") if line.get(key) is not None]
     settings += [f"{views} views"] if (views := line.get("clip_views", SINGLE_VIEW)) != SINGLE_VIEW else []
@@ -327,7 +327,7 @@ def list_dataset_properties(folder: RunFolder, run: Run) -> list[tuple[str, Any]
     properties = [("source", document["source"]), ("images", splits), ("trained on", f"{run.data.images:,}")]
     properties += [("classes", f"{len(document['classes']):,}")] if document["classes"] else []
     properties += [("targets", ", ".join(document["targets"]))] if document.get("targets") else []
-    properties += [("excluded by", document["left_out_by"])] if document.get("left_out_by") else []
+    properties += [("excluded by", document["excluded_by"])] if document.get("excluded_by") else []
     properties += [("note", note) for note in document.get("notes", [])]
     return [*properties, ("fingerprint", document["fingerprint"])]
 

@@ -24,10 +24,10 @@ def collect_run_images(folder: RunFolder, page: dict[str, Any], report: Report |
     `page` is the return value of `write_report`.
     """
     learned, image_rows = page.get("learned") or {}, dict[str, list[list[str | None]]]()
-    for name, section in (("reconstructions", "restored"), ("attention", "attention")):
-        image_rows[name] = [row["pictures"] for row in (learned.get(section) or {}).get("rows", [])]
-    nearest = (learned.get("nearest") or {}).get("rows", [])
-    image_rows["nearest"] = [[row["picture"], *(card["picture"] for card in row["near"])] for row in nearest]
+    for name in ("reconstructions", "attention"):
+        image_rows[name] = [row["images"] for row in (learned.get(name) or {}).get("rows", [])]
+    nearest = (learned.get("neighbours") or {}).get("rows", [])
+    image_rows["nearest"] = [[row["image"], *(card["image"] for card in row["neighbours"])] for row in nearest]
     cards = (page.get("judged") or {}).get("cards") or {}
     for name in ("worst", "unsure"):
         entries = cards.get(name, [])

@@ -8,7 +8,7 @@ from vitreous.reports.pages.formats import PERCENT_METRICS, format_interval, for
 from vitreous.reports.pages.metric_terms import explain_metric
 from vitreous.reports.pages.plots import LINE_COLOURS, Curve, draw_metric_curves
 from vitreous.tasks.metrics import get_metric_label
-from vitreous.tasks.report import get_leading_key
+from vitreous.tasks.report import get_primary_key
 from vitreous.training.folder import RunFolder, read_json_lines
 from vitreous.training.run import Run
 from vitreous.training.validation import TRAINING_IMAGES_PREFIX
@@ -20,20 +20,20 @@ CURVE_TITLES = {
     "train/dino": "DINO loss (image views)",
     "train/ibot": "iBOT loss (masked patches)",
     "train/koleo": "KoLeo regulariser",
-    "val/feature_deviation": "Std of validation features",
+    "val/feature_std": "Std of validation features",
     "train/teacher_entropy": "Entropy of teacher targets (nats)",
     "train/prototype_entropy": "Entropy of the mean target (nats)",
-    "train/feature_deviation": "Std of training features",
+    "train/feature_std": "Std of training features",
     "lr": "Learning rate",
 }
-HEADLINE_METRICS = ("knn_top1", "knn_map", "rankme", "feature_deviation")
+HEADLINE_METRICS = ("knn_top1", "knn_map", "rankme", "feature_std")
 
 
 def draw_logged_curves(lines: list[dict[str, Any]], run: Run) -> list[dict[str, Any]]:
     """Draw every logged metric, including the terms of the loss, each with its explanation."""
     logged = {name for line in lines for name, value in line.items() if value is not None}
     titles = dict(CURVE_TITLES)
-    for name in ("rankme", "feature_deviation"):
+    for name in ("rankme", "feature_std"):
         title = titles[f"val/{name}"].replace("Validation", "Training").replace("validation", "training")
         titles[TRAINING_IMAGES_PREFIX + name] = title
     unknown = sorted(name for name in logged if name.startswith("train/") and name not in titles)
@@ -77,7 +77,7 @@ def build_headline_metrics(summary: dict[str, Any], run: Run) -> dict[str, Any] 
     ]
     if not metrics:
         return None
-    knn = val is not None and get_leading_key(val) != "rankme"
+    knn = val is not None and get_primary_key(val) != "rankme"
     return {"figures": metrics, "images": val["images"] if val else None, "knn": knn}
 
 

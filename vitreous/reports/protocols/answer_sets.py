@@ -88,16 +88,16 @@ def evaluate_objectnet(task: ProtocolTask) -> ProtocolResult:
     scores, label_mask, good = compute_labelled_logits(task, UnframedSplit(task.judged), label_mask)
     report = evaluate_label_sets(scores, label_mask, good)
     mapped_scores = np.where(build_label_mask(label_sets, order).any(0), scores, -np.inf)
-    metrics = [
-        {"among": "all", **report.summary()},
-        {"among": "mapped", **evaluate_label_sets(mapped_scores, label_mask, good).summary()},
+    results = [
+        {"candidate_classes": "all", **report.summary()},
+        {"candidate_classes": "mapped", **evaluate_label_sets(mapped_scores, label_mask, good).summary()},
     ]
     extra = {
         "labels": os.fspath(path),
         "classes_mapped": sum(map(bool, label_sets)),
         "images_not_mapped": len(task.judged) - len(label_mask),
     }
-    return ProtocolResult(report, metrics, extra)
+    return ProtocolResult(report, results, extra)
 
 
 LABEL_SET_PROTOCOLS = {"real": evaluate_imagenet_real, "objectnet": evaluate_objectnet}

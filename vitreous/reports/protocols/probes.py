@@ -46,7 +46,7 @@ def evaluate_knn(task: ProtocolTask) -> ProtocolResult:
     labels, label_kind = task.training.labels[readable], task.data.label_kind
     cosines, neighbours = knn.find_nearest_neighbours(train_features, evaluated.rows, max(ks), task.device)
     headline_k = HEADLINE_NEIGHBOURS if HEADLINE_NEIGHBOURS in ks else ks[0]
-    metrics, headline = [], None
+    results, headline = [], None
     for k in ks:
         shares = knn.compute_neighbour_votes(
             cosines[:, :k], neighbours[:, :k], labels, task.classes, task.options.temperature
@@ -54,12 +54,12 @@ def evaluate_knn(task: ProtocolTask) -> ProtocolResult:
         report = evaluate_classification(
             label_kind.shares_to_logits(shares), task.judged.labels, task.data.classes, evaluated.good
         )
-        report.figures["nll"] = report.intervals["nll"] = None  # a class without votes makes it infinite
-        metrics.append({"k": k, **report.summary()})
+        report.metrics["nll"] = report.intervals["nll"] = None  # a class without votes makes it infinite
+        results.append({"k": k, **report.summary()})
         headline = report if k == headline_k else headline
     assert headline is not None
     settings = {"k": headline_k, "temperature": task.options.temperature}
-    return ProtocolResult(headline, metrics, settings | {"features": describe_features(train, evaluated, task.split)})
+    return ProtocolResult(headline, results, settings | {"features": describe_features(train, evaluated, task.split)})
 
 
 def evaluate_linear_probe(task: ProtocolTask) -> ProtocolResult:
@@ -71,14 +71,14 @@ def evaluate_linear_probe(task: ProtocolTask) -> ProtocolResult:
     train_features = LabelledFeatures(
         train.rows, task.training.labels, np.flatnonzero(train.good), task.classes, device=task.device
     )
-    l2, dev = (task.options.l2, None) if task.options.l2 else choose_l2_penalty(task, train_features)
+    l2, held_out = (task.options.l2, None) if task.options.l2 else choose_l2_penalty(task, train_features)
     report = evaluate_classification(
         fit_linear_classifier(train_features, l2).logits(evaluated.rows),
         task.judged.labels,
         task.data.classes,
         evaluated.good,
     )
-    settings = {"l2": l2, "dev": dev}
+    settings = {"l2": l2, "held_out": held_out}
     extra = settings | {"features": describe_features(train, evaluated, task.split)}
     return ProtocolResult(report, [settings | report.summary()], extra)
 
@@ -97,18 +97,18 @@ def choose_l2_penalty(task: ProtocolTask, features: LabelledFeatures) -> tuple[f
 
 
 def sweep_l2_penalties(
-    task: ProtocolTask, train: LabelledFeatures, dev: LabelledFeatures, label: str = "penalty"
+    task: ProtocolTask, train: LabelledFeatures, held_out: LabelledFeatures, label: str = "penalty"
 ) -> tuple[float, dict[str, Any]]:
     """Return the best penalty for held-out images, and its description for a document."""
-    trials: list[dict[str, float]] = []
+    candidates: list[dict[str, float]] = []
     name = train.kind.metric
 
     def on_fit(l2: float, score: float) -> None:
-        trials.append({"l2": l2, name: score})
-        task.computing.listener.progress(label, len(trials), NUM_PENALTY_FITS, f"l2 {l2:.2g}: {score:.1%} held out")
+        candidates.append({"l2": l2, name: score})
+        task.computing.listener.progress(label, len(candidates), NUM_PENALTY_FITS, f"l2 {l2:.2g}: {score:.1%} held out")
 
-    l2, score = search_penalty(train, dev, on_fit)
-    return l2, {name: score, "images": len(dev.rows), "tried": trials}
+    l2, score = search_penalty(train, held_out, on_fit)
+    return l2, {name: score, "images": len(held_out.rows), "candidates": candidates}
 
 
 def evaluate_few_shot(task: ProtocolTask) -> ProtocolResult:
@@ -140,11 +140,11 @@ def evaluate_few_shot(task: ProtocolTask) -> ProtocolResult:
             done = sum(map(len, hits.values()))
             task.computing.listener.progress("few-shot", done, total * len(shots), f"{shot} per class")
     images, first_seed = len(true_labels), task.options.seed
-    metrics = [summarise_draws(shot, hits[shot], images, first_seed, int((counts < shot).sum())) for shot in shots]
-    headline = next((result for result in metrics if result["shots"] == HEADLINE_SHOTS), metrics[-1])
+    results = [summarise_draws(shot, hits[shot], images, first_seed, int((counts < shot).sum())) for shot in shots]
+    headline = next((result for result in results if result["shots"] == HEADLINE_SHOTS), results[-1])
     report = build_mean_report(images, int((~evaluated.good).sum()), headline["top1"])
     extra = {"shots": headline["shots"], "l2": l2, "features": describe_features(train, evaluated, task.split)}
-    return ProtocolResult(report, metrics, extra)
+    return ProtocolResult(report, results, extra)
 
 
 def summarise_draws(shots: int, hits: list[int], images: int, seed: int, num_short_classes: int) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def run_protocol(
     split: str | None,
     computing: EvaluationSettings,
 ) -> dict[str, Any]:
-    """Evaluate a model by a protocol; the document also has `protocol`, and `figures` for each setting.
+    """Evaluate a model by a protocol; the document also has `protocol`, and `results` for each setting.
 
     Raises UsageError for an unknown protocol, DataError for unsuitable data.
     """
@@ -73,4 +73,4 @@ def record_protocol_result(task: ProtocolTask, result: ProtocolResult, seconds: 
     data_description = task.parts if task.options.protocol in PROBES else {}
     settings = {name: value for name, value in result.extra.items() if not isinstance(value, dict)}
     record_evaluation(task.run, task.source, task.split, protocol | settings | result.report.summary())
-    return document | protocol | data_description | result.extra | {"figures": result.figures}
+    return document | protocol | data_description | result.extra | {"results": result.results}

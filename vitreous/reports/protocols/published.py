@@ -92,7 +92,7 @@ class ProbePlan:
 
     def describe(self) -> dict[str, Any]:
         """Return batch size, steps, and whether images are cropped and mirrored, for a document."""
-        return {"batch": self.batch, "steps": self.steps, "augmented": self.views.flip > 0}
+        return {"batch_size": self.batch, "steps": self.steps, "augmented": self.views.flip > 0}
 
 
 def build_head_configs(probe: str, model: ModelConfig) -> tuple[HeadConfig, ...]:
@@ -185,14 +185,14 @@ def evaluate_published_probe(task: ProtocolTask) -> ProtocolResult:
         describe_head(head.config, plan.batch) | {"val": score} for head, score in zip(heads, scores, strict=True)
     ]
     settings = {"probe": options.probe, **plan.describe()}
-    selection = {"chosen": candidates[best_index], "images": len(val) if val else 0, "candidates": candidates}
-    metrics = [{"probe": options.probe, **candidates[best_index], **report.summary()}]
-    return ProtocolResult(report, metrics, settings | {"selection": selection} | data_description)
+    selection = {"selected": candidates[best_index], "images": len(val) if val else 0, "candidates": candidates}
+    results = [{"probe": options.probe, **candidates[best_index], **report.summary()}]
+    return ProtocolResult(report, results, settings | {"selection": selection} | data_description)
 
 
 def describe_head(head: HeadConfig, batch: int) -> dict[str, Any]:
     """Describe a head for a document: base rate, rate, class tokens read, and whether patches are read too."""
-    return {"base_lr": head.lr, "lr": head.rate(batch), "blocks": head.reading.blocks, "mean": head.reading.mean}
+    return {"base_lr": head.lr, "lr": head.rate(batch), "blocks": head.reading.blocks, "mean_patch": head.reading.mean}
 
 
 def split_probe_images(task: ProtocolTask, is_selecting: bool) -> tuple[Split, Split | None, dict[str, Any]]:
@@ -217,10 +217,10 @@ def split_probe_images(task: ProtocolTask, is_selecting: bool) -> tuple[Split, S
             hint = "add images, or use --probe mae or dino, which train one head"
             raise DataError("too few training images to hold some out for selecting a head", hint)
         training, val_split, name = training.take(subsets["train"]), training.take(subsets["dev"]), "held out of train"
-    splits = task.parts["bank"]["splits"] if not is_selecting else ["train"]
-    bank = {"data": task.source, "splits": splits, "images": len(training)}
+    splits = task.parts["train_data"]["splits"] if not is_selecting else ["train"]
+    train_data = {"data": task.source, "splits": splits, "images": len(training)}
     validation = {"split": name, "images": len(val_split)} if val_split is not None else None
-    return training, val_split, {"bank": bank, "validation": validation}
+    return training, val_split, {"train_data": train_data, "validation": validation}
 
 
 def log_probe_plan(task: ProtocolTask, plan: ProbePlan, images: int, data_description: dict[str, Any]) -> None:
@@ -229,9 +229,9 @@ def log_probe_plan(task: ProtocolTask, plan: ProbePlan, images: int, data_descri
     heads_text = f"{len(plan.heads)} heads" if len(plan.heads) > 1 else "a head"
     purpose = "select one of them" if len(plan.heads) > 1 else "are its validation images"
     selection_text = f"; {validation['images']} others ({validation['split']}) {purpose}" if validation else ""
+    splits = " and ".join(data_description["train_data"]["splits"])
     note(
-        f"--probe {probe} trains {heads_text} on {images} images of {task.source} "
-        f"({' and '.join(data_description['bank']['splits'])})"
+        f"--probe {probe} trains {heads_text} on {images} images of {task.source} ({splits})"
         f"{selection_text}; evaluated on {len(task.judged)} others of it ({task.split})"
     )
     published_batch = 16_384 if probe == "mae" else 1_024

@@ -105,7 +105,7 @@ class ProtocolTask:
         Raises DataError if the training images have less than two classes.
         """
         self.check_classes()
-        splits = " and ".join(self.parts["bank"]["splits"])
+        splits = " and ".join(self.parts["train_data"]["splits"])
         self.computing.listener.note(
             f"{self.options.protocol} trains on {len(self.training)} images of {self.source} ({splits}), "
             f"is evaluated on {len(self.judged)} others of it ({self.split})"
@@ -114,12 +114,12 @@ class ProtocolTask:
 
     @property
     def parts(self) -> dict[str, Any]:
-        """Describe the images a classifier trains on (`bank`) and the evaluated images, for the document."""
+        """Describe the images a classifier trains on (`train_data`) and the evaluated images, for the document."""
         uses_val = self.split == "test" and self.data.whole is not None
         splits = [name for name in ("train", "val") if name == "train" or (uses_val and name in self.data.splits)]
         return {
-            "bank": {"data": self.source, "splits": splits, "images": len(self.training)},
-            "judged": {"data": self.source, "split": self.split, "images": len(self.judged)},
+            "train_data": {"data": self.source, "splits": splits, "images": len(self.training)},
+            "evaluated": {"data": self.source, "split": self.split, "images": len(self.judged)},
         }
 
 
@@ -128,7 +128,7 @@ class ProtocolResult:
     """A report of the headline metric, the metrics of every setting, and further keys of the document."""
 
     report: Report
-    figures: list[dict[str, Any]]
+    results: list[dict[str, Any]]
     extra: dict[str, Any]
 
 
@@ -138,7 +138,7 @@ def build_mean_report(images: int, unreadable: int, top1: float | None) -> Repor
     return Report(
         images,
         unreadable,
-        figures={**dict.fromkeys(names), "top1": top1},
+        metrics={**dict.fromkeys(names), "top1": top1},
         intervals=dict.fromkeys(names),
         per_class=[],
         cells=None,

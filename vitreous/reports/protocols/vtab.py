@@ -82,7 +82,7 @@ def evaluate_vtab(
     headline = {"protocol": "vtab", **averages}
     record_evaluation(run, os.fspath(data), "test", headline | {"tasks": len(tasks), **report.summary()})
     bundle, seconds = replace(squashed, task=FeatureExtraction()), time.perf_counter() - began
-    extra = {"figures": list(tasks.values()), "missing": missing, "failed": failed, "notebook": os.fspath(cache_path)}
+    extra = {"results": list(tasks.values()), "missing": missing, "failed": failed, "cache_file": os.fspath(cache_path)}
     return (
         build_evaluation_document(bundle, report, split="test", source=os.fspath(data), run=run, seconds=seconds)
         | headline
@@ -217,7 +217,7 @@ def evaluate_vtab_task(name: str, task: ProtocolTask, note: str) -> dict[str, An
         "classes": task.classes,
         "train_images": len(train_features.rows),
         "l2": l2,
-        "dev": selection,
+        "held_out": selection,
         "note": note,
         "wall_seconds": time.perf_counter() - began,
         **report.summary(),

@@ -50,7 +50,7 @@ class MLflow:
     def log_pictures(self, images: Mapping[str, Image.Image], step: int) -> None:
         """Add images as artefacts."""
         for name, image in images.items():
-            self.client.log_image(self.id, image, f"pictures/{name}.png")
+            self.client.log_image(self.id, image, f"images/{name}.png")
 
     def log_bundle(self, bundle: Path) -> None:
         """Add the bundle as artefacts."""

@@ -27,9 +27,9 @@ ProblemLocation = dict[str, Any]  # split, path, and details
 def summarise_annotations(subject: CheckedDataset) -> dict[str, Any] | None:
     """Summarise the annotations; None for data without annotations.
 
-    `objects` and `pixels` count by class, the latter for class maps; `unreadable`, `outside` (boxes that exceed the
-    image) and `twice` (duplicates) list locations; `unused` are classes without annotations, `held_out` those missing
-    in training images.
+    `objects` and `pixels` count by class, the latter for class maps; `unreadable`, `out_of_bounds` (boxes that
+    exceed the image) and `duplicates` list locations; `unused_classes` are classes without annotations,
+    `classes_missing_in_train` those without training images.
     """
     splits = {name: split for name, split in subject.splits.items() if isinstance(split, AnnotatedSplit)}
     if not splits or not subject.classes:
@@ -49,13 +49,13 @@ def summarise_annotations(subject: CheckedDataset) -> dict[str, Any] | None:
     return {
         "objects": dict(zip(subject.classes, tally.objects.tolist(), strict=True)) if tally.objects.any() else {},
         "pixels": dict(zip(subject.classes, tally.pixels.tolist(), strict=True)) if tally.pixels.any() else {},
-        "unknown_pixels": tally.unknown,
-        "sizes": {key: tally.sizes[key] for key in (*COCO_AREA_LIMITS, "large")},
-        "crowds": tally.crowds,
+        "ignored_pixels": tally.unknown,
+        "object_sizes": {key: tally.sizes[key] for key in (*COCO_AREA_LIMITS, "large")},
+        "crowd_regions": tally.crowds,
         "without_objects": tally.without,
-        **{key: getattr(tally, key)[:MAX_LISTED_PROBLEMS] for key in ("unreadable", "outside", "twice")},
-        "unused": [label for label, has in zip(subject.classes, used_in_any_split, strict=True) if not has],
-        "held_out": [
+        **{key: getattr(tally, key)[:MAX_LISTED_PROBLEMS] for key in ("unreadable", "out_of_bounds", "duplicates")},
+        "unused_classes": [label for label, has in zip(subject.classes, used_in_any_split, strict=True) if not has],
+        "classes_missing_in_train": [
             label
             for label, has, used_anywhere in zip(subject.classes, trained, used_in_any_split, strict=True)
             if used_anywhere and not has
@@ -71,12 +71,12 @@ class AnnotationTally:
         self.unknown = self.crowds = self.without = 0
         self.sizes: Counter[str] = Counter()
         self.unreadable: list[ProblemLocation] = []
-        self.outside: list[ProblemLocation] = []
-        self.twice: list[ProblemLocation] = []
+        self.out_of_bounds: list[ProblemLocation] = []
+        self.duplicates: list[ProblemLocation] = []
 
     def add(self, name: str, split: AnnotatedSplit, sample: int) -> None:
         """Count an image. Raises DataError if its annotations cannot be read."""
-        location = {"split": name, "path": split.name(sample), "number": sample}
+        location = {"split": name, "path": split.name(sample), "index": sample}
         if isinstance(split, AnnotatedFiles) and isinstance(split.annotations, ObjectAnnotations):
             scene = split.annotations.scenes[int(split.rows[sample])]
             self.add_scene(scene, location)
@@ -98,7 +98,9 @@ class AnnotationTally:
         edges = np.array([-MAX_BOX_OVERHANG, -MAX_BOX_OVERHANG, width + MAX_BOX_OVERHANG, height + MAX_BOX_OVERHANG])
         is_outside = (boxes[:, :2] < edges[:2]).any(1) | (boxes[:, 2:] > edges[2:]).any(1)
         for object_index in np.flatnonzero(is_outside):
-            self.outside.append({**location, "objects": [int(object_index) + 1], "box": boxes[object_index].tolist()})
+            self.out_of_bounds.append(
+                {**location, "objects": [int(object_index) + 1], "box": boxes[object_index].tolist()}
+            )
         self.add_objects(labels, boxes, location)
 
     def add_target(self, target: Target, location: ProblemLocation) -> None:
@@ -119,7 +121,7 @@ class AnnotationTally:
         for area in areas:
             self.sizes[next((size_name for size_name, limit in COCO_AREA_LIMITS.items() if area < limit), "large")] += 1
         for index, duplicate in find_duplicate_objects(labels, boxes, areas):
-            self.twice.append({**location, "objects": [index + 1, duplicate + 1], "box": boxes[index].tolist()})
+            self.duplicates.append({**location, "objects": [index + 1, duplicate + 1], "box": boxes[index].tolist()})
 
 
 def find_duplicate_objects(labels: np.ndarray, boxes: np.ndarray, areas: np.ndarray) -> Iterator[tuple[int, int]]:

@@ -46,13 +46,13 @@ def summarise_dataset(
         if reason != NO_DATA_REASON
     ]
     unreadable_counts = Counter(sample["split"] for sample in unreadable)
-    misnamed = np.flatnonzero(records["traits"] & ImageTrait.MISNAMED).tolist()
+    misnamed = np.flatnonzero(records["traits"] & ImageTrait.WRONG_EXTENSION).tolist()
     return {
         "data": subject.source,
-        "kind": get_sample_noun(subject.pool.splits[0]),
-        "refused": error_to_dict(subject.refused),
-        "unlabelled": error_to_dict(subject.unlabelled),
-        "unlearnable": error_to_dict(subject.unlearnable),
+        "sample_type": get_sample_noun(subject.pool.splits[0]),
+        "layout_error": error_to_dict(subject.refused),
+        "label_error": error_to_dict(subject.unlabelled),
+        "target_error": error_to_dict(subject.unlearnable),
         "classes": list(subject.classes),
         "notes": subject.notes,
         "splits": {
@@ -60,24 +60,24 @@ def summarise_dataset(
             for name, split_records in zip(subject.splits, records_by_split, strict=True)
         },
         "annotations": summarise_annotations(subject),
-        "balance": measure_class_balance(subject),
-        "left_out": unused,
+        "class_balance": measure_class_balance(subject),
+        "ignored_files": unused,
         "unreadable": unreadable,
-        "without_data": [
+        "without_valid_pixels": [
             locate_image(subject, sample) for sample, reason in sorted(reasons.items()) if reason == NO_DATA_REASON
         ],
-        "misnamed": [
+        "wrong_extension": [
             {**locate_image(subject, sample), "format": FILE_FORMATS[records["format"][sample]]} for sample in misnamed
         ],
-        "sizes": summarise_image_sizes(readable, image_size),
+        "image_sizes": summarise_image_sizes(readable, image_size),
         "colour": measure_colour_statistics(readable),
         "formats": count_categories(readable["format"], FILE_FORMATS),
         "modes": count_categories(readable["mode"], IMAGE_MODES),
-        "depths": {str(bits): int((readable["depth"] == bits).sum()) for bits in np.unique(readable["depth"])},
+        "bit_depths": {str(bits): int((readable["depth"] == bits).sum()) for bits in np.unique(readable["depth"])},
         "traits": {trait.name.lower(): int((readable["traits"] & trait > 0).sum()) for trait in ImageTrait},
         "targets": summarise_targets(subject),
-        "copies": summarise_copies(subject, group_exact_copies(records)),
-        "near_copies": summarise_copies(subject, near_copies, tolerance=VALUE_TOLERANCE),
+        "exact_duplicates": summarise_copies(subject, group_exact_copies(records)),
+        "near_duplicates": summarise_copies(subject, near_copies, tolerance=VALUE_TOLERANCE),
         "examples": find_first_examples(subject, records, image_size) | unused_examples,
         "groups": groups,
     }
@@ -87,7 +87,7 @@ def find_first_examples(subject: CheckedDataset, records: np.ndarray, image_size
     """Find the first readable example in (n,) RECORD for each finding on traits, mode, depth or size."""
     short_sides = np.minimum(records["width"], records["height"]).astype(np.int64)
     masks = {trait.name.lower(): records["traits"] & trait > 0 for trait in ImageTrait}
-    masks |= {"cmyk": records["mode"] == IMAGE_MODES.index("CMYK"), "deep": records["depth"] == 16}
+    masks |= {"cmyk": records["mode"] == IMAGE_MODES.index("CMYK"), "sixteen_bit": records["depth"] == 16}
     if image_size:
         masks |= {"small": short_sides < image_size, "large": short_sides >= 2 * image_size}
     indices_by_finding = {
@@ -133,11 +133,11 @@ def measure_class_balance(subject: CheckedDataset) -> dict[str, Any] | None:
     shares = counts[counts > 0] / max(counts.sum(), 1)
     return {
         "split": reference_split,
-        "largest": int(counts.max()),
-        "smallest": int(counts.min()),
-        "effective": float(np.exp(-(shares * np.log(shares)).sum())),
-        "few": {subject.classes[i]: int(counts[i]) for i in np.flatnonzero(counts < MIN_CLASS_IMAGES)},
-        "missing": {
+        "max_images": int(counts.max()),
+        "min_images": int(counts.min()),
+        "effective_classes": float(np.exp(-(shares * np.log(shares)).sum())),
+        "small_classes": {subject.classes[i]: int(counts[i]) for i in np.flatnonzero(counts < MIN_CLASS_IMAGES)},
+        "missing_classes": {
             name: [subject.classes[i] for i in np.flatnonzero(split_counts == 0)]
             for name in subject.splits
             if name != reference_split and ((split_counts := subject.counts(name)) == 0).any()
@@ -156,14 +156,14 @@ def summarise_image_sizes(records: np.ndarray, image_size: int | None) -> dict[s
     short_sides = np.minimum(width, height)
     edges = 2.0 ** np.arange(3, 13)
     return {
-        "input": image_size,
+        "model_input": image_size,
         **({"slices": summarise_range(records["slices"].astype(np.float64))} if records["slices"].any() else {}),
         "width": summarise_range(width),
         "height": summarise_range(height),
-        "proportion": summarise_range(width / height),
-        "smaller": float((short_sides < image_size).mean()),
-        "twice": float((short_sides >= 2 * image_size).mean()) if image_size else 0.0,
-        "one_size": len(np.unique(width * 2**32 + height)) == 1,
+        "aspect_ratio": summarise_range(width / height),
+        "fraction_smaller": float((short_sides < image_size).mean()),
+        "fraction_twice_as_large": float((short_sides >= 2 * image_size).mean()) if image_size else 0.0,
+        "all_equal": len(np.unique(width * 2**32 + height)) == 1,
         "histogram": {
             "edges": [int(edge) for edge in edges],
             "images": np.bincount(np.searchsorted(edges, short_sides, "right"), minlength=11).tolist(),
@@ -213,10 +213,10 @@ def summarise_copies(subject: CheckedDataset, groups: CopyGroups, tolerance: flo
         ranked.append((len(split_counts) < 2, not subject.labels_differ(locations, tolerance), group_index))
     return {
         "groups": len(groups),
-        "extra": sum(map(len, groups)) - len(groups),
-        "across": dict(across),
-        "contrary": sum(not has_one_label for _, has_one_label, _ in ranked),
-        "listed": [
+        "surplus": sum(map(len, groups)) - len(groups),
+        "across_splits": dict(across),
+        "conflicting_labels": sum(not has_one_label for _, has_one_label, _ in ranked),
+        "listed_groups": [
             [describe_sample_entry(subject, int(pool_index)) for pool_index in groups[group_index]]
             for *_, group_index in sorted(ranked)[:MAX_LISTED_GROUPS]
         ],
@@ -227,7 +227,7 @@ def describe_sample_entry(subject: CheckedDataset, pool_index: int) -> dict[str,
     """Describe an image by split, index in the split, name and class."""
     split, sample = subject.place(pool_index)
     path = subject.pool.name(pool_index)
-    return {"split": split, "number": sample, "path": path, "class": subject.describe_label(split, sample)}
+    return {"split": split, "index": sample, "path": path, "class": subject.describe_label(split, sample)}
 
 
 def group_by_reason(unreadable: list[dict[str, str]]) -> list[tuple[str, list[dict[str, str]]]]:

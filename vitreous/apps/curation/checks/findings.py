@@ -15,7 +15,7 @@ SMALL_IMAGE_RATIO = (
 )
 SAME_FRAME_RATE_RATIO = 1.05  # ratio of two frame rates up to which they count as equal
 IMBALANCE_RATIO = 10.0  # minimum reported ratio of the largest class to the smallest
-FAIL_LEVEL, WARN_LEVEL, INFO_LEVEL = "fails", "warns", "tells"
+FAIL_LEVEL, WARN_LEVEL, INFO_LEVEL = "error", "warning", "info"
 
 Finding = dict[str, str]
 FindingRow = tuple[str, str, str, str]  # level, identifier, sentence, hint
@@ -45,7 +45,7 @@ def derive_findings(facts: dict[str, Any]) -> list[Finding]:
         for finding_row in finding_rows
         if finding_row[0] == level
     ]
-    return [dict(zip(("level", "what", "text", "way"), finding_row, strict=True)) for finding_row in finding_rows]
+    return [dict(zip(("level", "code", "message", "hint"), finding_row, strict=True)) for finding_row in finding_rows]
 
 
 def format_image_count(count: int, noun: str = "images") -> str:
@@ -65,10 +65,10 @@ def format_dedup_command(source: str, split: str) -> str:
 
 def report_failures(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
     """Yield problems that impair training."""
-    for level, kind in ((FAIL_LEVEL, "refused"), (FAIL_LEVEL, "unlearnable"), (WARN_LEVEL, "unlabelled")):
+    for level, kind in ((FAIL_LEVEL, "layout_error"), (FAIL_LEVEL, "target_error"), (WARN_LEVEL, "label_error")):
         if error := facts[kind]:
             yield level, kind, error["message"], error["hint"]
-    kind = facts["kind"]
+    kind = facts["sample_type"]
     if num_unreadable := len(facts["unreadable"]):
         total = sum(split["images"] for split in facts["splits"].values())
         hint = f"fix or delete these files, or `vitreous train {source} --bad-images skip`"
@@ -77,16 +77,17 @@ def report_failures(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
             f"the first: {facts['unreadable'][0]['path']}"
         )
         yield FAIL_LEVEL, "unreadable", text, hint
-    if empty_images := facts["without_data"]:
+    if empty_images := facts["without_valid_pixels"]:
         text = (
             f"{format_image_count(len(empty_images), kind)} without valid pixels; the first: {empty_images[0]['path']}"
         )
-        yield WARN_LEVEL, "without_data", text, "training skips them"
-    for pair, count in facts["copies"]["across"].items():
+        yield WARN_LEVEL, "without_valid_pixels", text, "training skips them"
+    for pair, count in facts["exact_duplicates"]["across_splits"].items():
         first_split, second_split = pair.split("/")
+        example = format_cross_split_pair(facts["exact_duplicates"], first_split, second_split)
         text = (
             f"{format_image_count(count, kind)} of {second_split} are exact duplicates of "
-            f"{first_split} {singular_noun(kind)}s{format_cross_split_pair(facts['copies'], first_split, second_split)}"
+            f"{first_split} {singular_noun(kind)}s{example}"
         )
         yield (
             FAIL_LEVEL,
@@ -94,27 +95,28 @@ def report_failures(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
             text,
             COPIES_HINT if kind == "clips" else f"`{format_dedup_command(source, second_split)}` lists them",
         )
-    if count := facts["copies"]["contrary"]:
-        conflict = format_label_conflict(facts["copies"])
+    if count := facts["exact_duplicates"]["conflicting_labels"]:
+        conflict = format_label_conflict(facts["exact_duplicates"])
         if facts["annotations"] or facts["targets"]:
             label_noun = "values" if facts["targets"] else "classes"
             yield (
                 FAIL_LEVEL,
-                "contrary",
+                "conflicting_labels",
                 f"{format_image_count(count, kind)} found with different {label_noun}{conflict}",
                 "keep one of them",
             )
         else:
             hint = f"keep one of them, or one {singular_noun(kind)} with both labels in a table"
-            yield FAIL_LEVEL, "contrary", f"{format_image_count(count, kind)} found under two labels{conflict}", hint
-    for group_leak in facts["groups"]["parted"]:
+            message = f"{format_image_count(count, kind)} found under two labels{conflict}"
+            yield FAIL_LEVEL, "conflicting_labels", message, hint
+    for group_leak in facts["groups"]["across_splits"]:
         split_names = " and ".join(group_leak["splits"]) or "more than one split"
         names = (
             f" ({', '.join(group_leak['names'][:5])}{', …' if len(group_leak['names']) > 5 else ''})"
             if group_leak["names"]
             else ""
         )
-        level = FAIL_LEVEL if facts["groups"]["by"] else WARN_LEVEL
+        level = FAIL_LEVEL if facts["groups"]["group_by"] else WARN_LEVEL
         yield (
             level,
             "groups",
@@ -134,41 +136,42 @@ def report_annotations(facts: dict[str, Any] | None) -> Iterator[FindingRow]:
         )
         yield FAIL_LEVEL, "annotations", text, "fix or delete them"
     for key, text, hint in (
-        ("twice", "duplicated: two boxes of one class that are nearly identical", "remove one of each pair"),
-        ("outside", "exceeding their image", "they are clipped; check that the image is the right one"),
+        ("duplicates", "duplicated: two boxes of one class that are nearly identical", "remove one of each pair"),
+        ("out_of_bounds", "exceeding their image", "they are clipped; check that the image is the right one"),
     ):
         if entries := facts[key]:
             count = f"{len(entries):,} object" + ("" if len(entries) == 1 else "s")
             yield WARN_LEVEL, key, f"{count} {text}; the first in {entries[0]['path']}", hint
-    if facts["unused"]:
+    if facts["unused_classes"]:
         yield (
             WARN_LEVEL,
-            "unused",
-            f"no annotations for the classes {format_first_names(facts['unused'], MAX_LISTED_NAMES)}",
+            "unused_classes",
+            f"no annotations for the classes {format_first_names(facts['unused_classes'], MAX_LISTED_NAMES)}",
             "remove these classes",
         )
-    if facts["held_out"]:
-        text = f"no training images for the classes {format_first_names(facts['held_out'], MAX_LISTED_NAMES)}"
-        yield WARN_LEVEL, "held_out", text, "these classes cannot be learned: move images to train"
+    if facts["classes_missing_in_train"]:
+        names = format_first_names(facts["classes_missing_in_train"], MAX_LISTED_NAMES)
+        text = f"no training images for the classes {names}"
+        yield WARN_LEVEL, "classes_missing_in_train", text, "these classes cannot be learned: move images to train"
     if total := sum(facts["objects"].values()):
-        sizes = ", ".join(f"{count:,} {key}" for key, count in facts["sizes"].items() if count)
+        sizes = ", ".join(f"{count:,} {key}" for key, count in facts["object_sizes"].items() if count)
         text = f"{total:,} objects: {sizes} (below 32 x 32, below 96 x 96 pixels, larger)"
-        text += f"; {facts['crowds']:,} are crowd regions" if facts["crowds"] else ""
+        text += f"; {facts['crowd_regions']:,} are crowd regions" if facts["crowd_regions"] else ""
         yield INFO_LEVEL, "objects", text, ""
     if facts["without_objects"]:
         yield INFO_LEVEL, "without_objects", f"{format_image_count(facts['without_objects'])} without an object", ""
     if total := sum(facts["pixels"].values()):
         entries = sorted(facts["pixels"].items(), key=lambda row: -row[1])
         shares = ", ".join(f"{name} {count / total:.2%}" for name, count in entries[:MAX_LISTED_NAMES] if count)
-        unknown = facts["unknown_pixels"] / (total + facts["unknown_pixels"])
+        unknown = facts["ignored_pixels"] / (total + facts["ignored_pixels"])
         text = f"pixels by class: {shares}" + (f"; {unknown:.2%} without a class" if unknown else "")
         yield INFO_LEVEL, "pixels", text, ""
 
 
 def report_copies(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
     """Yield duplicates that do not fail the check: near-duplicates, and those within a split."""
-    near_copies, noun = facts["near_copies"], facts["kind"]
-    for pair, count in near_copies["across"].items():
+    near_copies, noun = facts["near_duplicates"], facts["sample_type"]
+    for pair, count in near_copies["across_splits"].items():
         first_split, second_split = pair.split("/")
         hint = f"list them, including cropped duplicates: `{format_dedup_command(source, second_split)}`"
         hint = f"compare them; {COPIES_HINT}" if noun == "clips" else hint
@@ -178,25 +181,25 @@ def report_copies(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
             f"{singular_noun(noun)}s{format_cross_split_pair(near_copies, first_split, second_split)}"
         )
         yield WARN_LEVEL, "near_leak", text, hint
-    if count := near_copies["contrary"]:
+    if count := near_copies["conflicting_labels"]:
         conflict_text = "different classes" if facts["annotations"] else "two labels"
         conflict_text = "values more than a standard deviation apart" if facts["targets"] else conflict_text
         text = (
             f"{count:,} groups of near-duplicate {singular_noun(noun)}s have "
             f"{conflict_text}{format_label_conflict(near_copies)}"
         )
-        yield WARN_LEVEL, "near_contrary", text, "check their labels"
-    extra_counts = {"exact duplicate": facts["copies"]["extra"], "near-duplicate": near_copies["extra"]}
+        yield WARN_LEVEL, "near_duplicate_conflicts", text, "check their labels"
+    extra_counts = {"exact duplicate": facts["exact_duplicates"]["surplus"], "near-duplicate": near_copies["surplus"]}
     if any(extra_counts.values()):
         command = f"vitreous data dedup {source} --within --out copies.csv"
         text = " and ".join(f"{count:,} {name}{'s' * (count != 1)}" for name, count in extra_counts.items() if count)
         text += f" of other {singular_noun(noun)}s"
-        first_groups = (facts["copies"]["listed"] or near_copies["listed"])[:1]
+        first_groups = (facts["exact_duplicates"]["listed_groups"] or near_copies["listed_groups"])[:1]
         text += "".join(format_first_pair(group) for group in first_groups)
         if noun == "clips":
-            yield INFO_LEVEL, "copies", text, "remove them, or keep them in one split with --group-by"
+            yield INFO_LEVEL, "duplicates", text, "remove them, or keep them in one split with --group-by"
             return
-        yield INFO_LEVEL, "copies", text, f"list them: `{command}`; keep frames of a scene together with --group-by"
+        yield INFO_LEVEL, "duplicates", text, f"list them: `{command}`; keep frames of a scene together with --group-by"
 
 
 def format_first_pair(group: Sequence[dict[str, Any]]) -> str:
@@ -206,7 +209,7 @@ def format_first_pair(group: Sequence[dict[str, Any]]) -> str:
 
 def format_cross_split_pair(copies: dict[str, Any], first_split: str, second_split: str) -> str:
     """Format the first pair of duplicates in two splits; an empty string if none is listed."""
-    for group in copies["listed"]:
+    for group in copies["listed_groups"]:
         pair = [
             next((image for image in group if image["split"] == split), None) for split in (first_split, second_split)
         ]
@@ -217,7 +220,7 @@ def format_cross_split_pair(copies: dict[str, Any], first_split: str, second_spl
 
 def format_label_conflict(copies: dict[str, Any]) -> str:
     """Format the first pair of duplicates with different classes; an empty string if none is listed."""
-    for group in copies["listed"]:
+    for group in copies["listed_groups"]:
         if conflicting := next((image for image in group if image["class"] != group[0]["class"]), None):
             return format_first_pair([group[0], conflicting])
     return ""
@@ -225,31 +228,31 @@ def format_label_conflict(copies: dict[str, Any]) -> str:
 
 def report_class_balance(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
     """Yield findings on class balance."""
-    balance = facts["balance"]
+    balance = facts["class_balance"]
     if balance is None:
         return
-    if balance["largest"] >= IMBALANCE_RATIO * max(balance["smallest"], 1):
+    if balance["max_images"] >= IMBALANCE_RATIO * max(balance["min_images"], 1):
         text = (
-            f"imbalanced: the largest class has {format_image_count(balance['largest'], facts['kind'])}, the smallest "
-            f"{balance['smallest']:,}; "
-            f"effective number of classes {balance['effective']:.1f} of {len(facts['classes'])}"
+            f"imbalanced: the largest class has {format_image_count(balance['max_images'], facts['sample_type'])}, "
+            f"the smallest {balance['min_images']:,}; "
+            f"effective number of classes {balance['effective_classes']:.1f} of {len(facts['classes'])}"
         )
         hint = f"`vitreous train {source} --sampling balanced`, or --class-weights balanced"
         if facts["annotations"]:
             hint = f"`vitreous train {source} --sampling repeat-factor`"
         yield WARN_LEVEL, "imbalance", text, hint
-    if few := balance["few"]:
+    if few := balance["small_classes"]:
         text = (
-            f"{len(few):,} classes have fewer than {format_image_count(10, facts['kind'])}: "
+            f"{len(few):,} classes have fewer than {format_image_count(10, facts['sample_type'])}: "
             f"{format_first_names(few, MAX_LISTED_NAMES)}"
         )
-        yield WARN_LEVEL, "few", text, "add more, or merge classes"
-    for name, missing in balance["missing"].items():
+        yield WARN_LEVEL, "small_classes", text, "add more, or merge classes"
+    for name, missing in balance["missing_classes"].items():
         text = (
-            f"{name} has no {singular_noun(facts['kind'])}s of {len(missing):,} classes: "
+            f"{name} has no {singular_noun(facts['sample_type'])}s of {len(missing):,} classes: "
             f"{format_first_names(missing, MAX_LISTED_NAMES)}"
         )
-        yield WARN_LEVEL, "missing", text, "their metrics are undefined"
+        yield WARN_LEVEL, "missing_classes", text, "their metrics are undefined"
 
 
 def report_target_values(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
@@ -269,13 +272,13 @@ def report_target_values(facts: dict[str, Any], source: str) -> Iterator[Finding
             text += f" {high:.4g}; the first: {first_outlier}"
             hint = f"check them; if they are correct, `vitreous train {source} --loss huber` is less sensitive to them"
             yield WARN_LEVEL, "outliers", text, hint
-        if out_of_range := target["outside"]:
+        if out_of_range := target["out_of_range"]:
             text = (
                 f"{format_image_count(len(out_of_range))} with a value of {name} outside "
                 f"the range of {target['split']}, {split_summary['min']:g} to"
             )
             text += f" {split_summary['max']:g}; the first: {out_of_range[0]['value']:g} of {out_of_range[0]['path']}"
-            yield WARN_LEVEL, "outside_range", text, "predictions are less reliable outside the training range"
+            yield WARN_LEVEL, "out_of_range", text, "predictions are less reliable outside the training range"
         total, num_values = (sum(summary[key] for summary in target["splits"].values()) for key in ("images", "values"))
         if num_values < total:
             yield (
@@ -300,25 +303,25 @@ def report_clips(facts: dict[str, Any]) -> Iterator[FindingRow]:
     """Yield findings on clips: short clips, still clips, or different frame rates."""
     if not (clips := facts["clips"]):
         return
-    if entries := clips["frozen"]:
+    if entries := clips["without_motion"]:
         text = f"{format_image_count(len(entries), 'clips')} without motion; the first: {entries[0]['path']}"
-        yield WARN_LEVEL, "frozen", text, "check whether these are stills or failed recordings"
+        yield WARN_LEVEL, "without_motion", text, "check whether these are stills or failed recordings"
     if entries := clips["short"]:
         text = (
             f"{format_image_count(len(entries), 'clips')} with fewer than the "
-            f"{clips['read']} frames that a run reads by default"
+            f"{clips['frames_read']} frames that a run reads by default"
         )
         text += f"; some frames are repeated; the first: {entries[0]['path']}"
-        yield WARN_LEVEL, "short", text, "`vitreous train` reads fewer with --frames"
-    if (frame_rate := clips["rate"]) and frame_rate["max"] > SAME_FRAME_RATE_RATIO * frame_rate["min"]:
+        yield WARN_LEVEL, "short_clips", text, "`vitreous train` reads fewer with --frames"
+    if (frame_rate := clips["frame_rate"]) and frame_rate["max"] > SAME_FRAME_RATE_RATIO * frame_rate["min"]:
         text = f"from {frame_rate['min']:.3g} to {frame_rate['max']:.3g} frames/s, median"
         text += f" {frame_rate['median']:.3g}: with --stride, equal numbers of frames span different times"
-        yield INFO_LEVEL, "rates", text, "without --stride, frames are spread over the full clip"
+        yield INFO_LEVEL, "frame_rates", text, "without --stride, frames are spread over the full clip"
 
 
 def report_image_properties(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
     """Yield properties of the images, and how the loader handles them."""
-    traits, size, left_out, noun = facts["traits"], facts["sizes"], facts["left_out"], facts["kind"]
+    traits, size, left_out, noun = facts["traits"], facts["image_sizes"], facts["ignored_files"], facts["sample_type"]
     first_examples = {name: f"; the first: {path}" for name, path in facts["examples"].items()}
     if count := traits["one_colour"]:
         text = f"{format_image_count(count, noun)} of one colour{first_examples['one_colour']}"
@@ -326,18 +329,22 @@ def report_image_properties(facts: dict[str, Any], source: str) -> Iterator[Find
     if num_outside := left_out.get("images", 0):
         text = (
             f"{format_image_count(num_outside, noun)} in the folder belong to no split "
-            f"or class and are ignored{first_examples['outside']}"
+            f"or class and are ignored{first_examples['ignored_images']}"
         )
-        yield WARN_LEVEL, "outside", text, "move them into a split or class folder"
+        yield WARN_LEVEL, "ignored_images", text, "move them into a split or class folder"
     for trait, count, text in (
-        ("misnamed", traits["misnamed"], "with the wrong file extension; the format is detected from the content"),
-        ("turned", traits["turned"], "rotated by EXIF; they are loaded upright"),
+        (
+            "wrong_extension",
+            traits["wrong_extension"],
+            "with the wrong file extension; the format is detected from the content",
+        ),
+        ("exif_rotated", traits["exif_rotated"], "rotated by EXIF; they are loaded upright"),
         ("alpha", traits["alpha"], "with transparency; they are composited on white"),
         ("animated", traits["animated"], "with several frames; only the first is used"),
         ("cmyk", facts["modes"].get("CMYK", 0), "in CMYK; they are converted to RGB"),
         (
-            "deep",
-            0 if facts["channels"] else facts["depths"].get("16", 0),
+            "sixteen_bit",
+            0 if facts["channels"] else facts["bit_depths"].get("16", 0),
             "with 16 bits per channel; they are converted to 8 bits",
         ),
     ):
@@ -350,21 +357,18 @@ def report_image_properties(facts: dict[str, Any], source: str) -> Iterator[Find
             f"{sum(ignored_files.values()):,} files without {singular_noun(noun)} "
             f"file extensions are ignored: {suffixes}"
         )
-        text += first_examples["others"]
-        yield INFO_LEVEL, "others", text, ""
+        text += first_examples["ignored_files"]
+        yield INFO_LEVEL, "ignored_files", text, ""
     if size is None:
         return
     median = min(size["width"]["median"], size["height"]["median"])
-    input_size = size["input"]
-    if size["smaller"] > 0.5 and median <= SMALL_IMAGE_RATIO * input_size:
-        text = (
-            f"{size['smaller']:.0%} of the {singular_noun(noun)}s are smaller "
-            f"than the model input ({input_size} pixels)"
-        )
-        text += f" and are upscaled{first_examples['small']}"
+    input_size = size["model_input"]
+    if size["fraction_smaller"] > 0.5 and median <= SMALL_IMAGE_RATIO * input_size:
+        text = f"{size['fraction_smaller']:.0%} of the {singular_noun(noun)}s are smaller than the model input "
+        text += f"({input_size} pixels) and are upscaled{first_examples['small']}"
         yield INFO_LEVEL, "small", text, "a smaller --image-size is faster and loses no detail"
-    if size["twice"] > 0.5:
-        share = f"{size['twice']:.0%} of the {singular_noun(noun)}s"
+    if size["fraction_twice_as_large"] > 0.5:
+        share = f"{size['fraction_twice_as_large']:.0%} of the {singular_noun(noun)}s"
         text = (
             f"{share} are at least twice as large as the model input ({input_size} pixels), which wastes decoding time"
         )
@@ -375,4 +379,4 @@ def report_image_properties(facts: dict[str, Any], source: str) -> Iterator[Find
             hint = (
                 "packs do not store annotations: if decoding limits training, downscale images and annotations together"
             )
-        yield INFO_LEVEL, "large", text, "" if facts["refused"] else hint
+        yield INFO_LEVEL, "large", text, "" if facts["layout_error"] else hint

@@ -37,7 +37,7 @@ def render_check_page(document: dict[str, Any], subject: CheckedDataset) -> str:
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"shown": escape_unprintable, "code": format_inline_code}
-    sizes, balance = document["sizes"], document["balance"]
+    sizes, balance = document["image_sizes"], document["class_balance"]
     histogram = sizes["histogram"] if sizes else {"edges": [], "images": []}
     edges = histogram["edges"]
     ranges = [f"{low} to {high - 1}" for low, high in pairwise(edges)]
@@ -46,7 +46,7 @@ def render_check_page(document: dict[str, Any], subject: CheckedDataset) -> str:
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     template = environment.from_string(files("vitreous.apps.curation.checks").joinpath("page.html").read_text("utf-8"))
     return template.render(
-        **{key: value for key, value in document.items() if key != "copies"},
+        **document,
         name=escape_unprintable(subject.name),
         unit=singular_noun(document["kind"]),
         reasons=group_by_reason(document["unreadable"])[:MAX_LISTED_NAMES],
@@ -57,7 +57,6 @@ def render_check_page(document: dict[str, Any], subject: CheckedDataset) -> str:
             [escape_unprintable(label) for label, _ in ordered[:MAX_BARS]], [count for _, count in ordered[:MAX_BARS]]
         ),
         hidden=max(len(ordered) - MAX_BARS, 0),
-        copies=document["copies"],
         shown=make_copy_thumbnails(document, subject),
         marked=make_problem_thumbnails(document, subject),
     )
@@ -79,15 +78,15 @@ def make_bar_rows(names: Sequence[str], counts: Sequence[int]) -> list[dict[str,
 
 def make_copy_thumbnails(document: dict[str, Any], subject: CheckedDataset) -> list[dict[str, Any]]:
     """Make thumbnails of the first groups of duplicates: across splits, then with two labels; exact, then near."""
-    groups = [("exact duplicates", group) for group in document["copies"]["listed"][:MAX_SHOWN_GROUPS]]
-    groups += [("near-duplicates", group) for group in document["near_copies"]["listed"][:MAX_SHOWN_GROUPS]]
+    groups = [("exact duplicates", group) for group in document["exact_duplicates"]["listed_groups"][:MAX_SHOWN_GROUPS]]
+    groups += [("near-duplicates", group) for group in document["near_duplicates"]["listed_groups"][:MAX_SHOWN_GROUPS]]
     groups.sort(key=lambda pair: [len({entry[key] for entry in pair[1]}) < 2 for key in ("split", "class")])  # stable
     return [
         {
-            "what": relation,
+            "title": relation,
             "more": max(len(group) - MAX_GROUP_IMAGES, 0),
             "images": [
-                {**entry, "picture": encode_thumbnail_url(subject, entry["split"], entry["number"])}
+                {**entry, "thumbnail": encode_thumbnail_url(subject, entry["split"], entry["index"])}
                 for entry in select_group_images(group)
             ],
         }
@@ -98,8 +97,8 @@ def make_copy_thumbnails(document: dict[str, Any], subject: CheckedDataset) -> l
 def make_problem_thumbnails(document: dict[str, Any], subject: CheckedDataset) -> list[dict[str, Any]]:
     """Make thumbnails of the first out-of-image and duplicate objects with their boxes, and of the first suspicious
     clips (middle frame); without an image if it cannot be read any more."""
-    texts = {"twice": "duplicate", "outside": "outside the image", "one_colour": "single colour"}
-    texts |= {"frozen": "no motion", "short": "short"}
+    texts = {"duplicates": "duplicate", "out_of_bounds": "outside the image", "one_colour": "single colour"}
+    texts |= {"without_motion": "no motion", "short": "short"}
     locations_by_problem = (document["annotations"] or {}) | (document["clips"] or {})
     located_problems = [
         (problem, location)
@@ -109,8 +108,8 @@ def make_problem_thumbnails(document: dict[str, Any], subject: CheckedDataset) -
     return [
         {
             **location,
-            "what": texts[problem],
-            "picture": encode_thumbnail_url(subject, location["split"], location["number"], location.get("box", ())),
+            "title": texts[problem],
+            "thumbnail": encode_thumbnail_url(subject, location["split"], location["index"], location.get("box", ())),
         }
         for problem, location in located_problems
     ]

@@ -111,10 +111,10 @@ class ImageTrait(IntEnum):
 
     ANIMATED = 1
     ALPHA = 2
-    TURNED = 4  # by EXIF
+    EXIF_ROTATED = 4  # by EXIF
     ONE_COLOUR = 8
-    MISNAMED = 16  # file name extension of another format
-    FROZEN = 32  # a clip of several identical frames
+    WRONG_EXTENSION = 16  # file name extension of another format
+    WITHOUT_MOTION = 32  # a clip of several identical frames
 
 
 def survey_images(
@@ -148,7 +148,7 @@ def survey_images(
             and suffix in IMAGE_FILE_SUFFIXES
             and suffix not in FORMAT_SUFFIXES[file_format]
         )
-        record["traits"] = traits | ImageTrait.MISNAMED * misnamed | ImageTrait.ONE_COLOUR * (max(std) == 0)
+        record["traits"] = traits | ImageTrait.WRONG_EXTENSION * misnamed | ImageTrait.ONE_COLOUR * (max(std) == 0)
 
     reasons = fill_records(records, pool, samples, read)
     records["whole"] = np.rint(127 * compute_whole_descriptors(views))
@@ -232,7 +232,7 @@ def decode_with_header(raw: bytes | np.ndarray, form: PixelFormat) -> tuple[Imag
     if not isinstance(regions, LazyJpeg):
         return image, read_image_header(raw, image)
     mode = "L" if regions.layout.components == 1 else "RGB"
-    return image, ("JPEG", mode, 8, ImageTrait.TURNED * (regions.orientation > 1))
+    return image, ("JPEG", mode, 8, ImageTrait.EXIF_ROTATED * (regions.orientation > 1))
 
 
 def detect_volume_format(raw: bytes | np.ndarray) -> str:
@@ -262,7 +262,7 @@ def read_image_header(raw: bytes | np.ndarray, decoded: Image.Image) -> ImageHea
             file_format, mode = image.format or "other", image.mode
             raw_mode = str(image.tile[0][3]) if image.tile else ""
             depth = 1 if mode == "1" else 16 if ";16" in raw_mode or mode.startswith("I") else 8
-            traits = ImageTrait.ALPHA * image.has_transparency_data | ImageTrait.TURNED * (
+            traits = ImageTrait.ALPHA * image.has_transparency_data | ImageTrait.EXIF_ROTATED * (
                 read_exif_orientation(image) > 1
             )
             return file_format, mode, depth, traits | ImageTrait.ANIMATED * bool(getattr(image, "is_animated", False))

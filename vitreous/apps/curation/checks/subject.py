@@ -162,15 +162,15 @@ def find_leaking_groups(subject: CheckedDataset, group_by: str | None) -> list[d
 
 def count_unused_files(subject: CheckedDataset) -> tuple[dict[str, int], dict[str, str]]:
     """Count unused files below a folder: `images` or clips outside the layout, and other files by suffix, without
-    annotations. Also return the first of both: of images as `outside_images`, of other files as `other_files`."""
+    annotations. Also return the first of both: of images as `ignored_images`, of other files as `ignored_files`."""
     if not (listing := list_folder_files(subject)):
         return {}, {}
     images, other_files, used_paths = listing
     count = len(images) - len(used_paths)
     outside_images = sorted(set(images) - used_paths) if count > 0 else []
     examples = {
-        "outside": outside_images[:1],
-        "others": sorted(file for files in other_files.values() for file in files)[:1],
+        "ignored_images": outside_images[:1],
+        "ignored_files": sorted(file for files in other_files.values() for file in files)[:1],
     }
     counts = {**({"images": count} if count > 0 else {}), **{key: len(files) for key, files in other_files.items()}}
     return counts, {key: escape_unprintable(files[0]) for key, files in examples.items() if files}

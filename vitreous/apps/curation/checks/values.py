@@ -55,7 +55,7 @@ def summarise_targets(subject: CheckedDataset) -> list[dict[str, Any]]:
                 "splits": {split: summarise_values(values) for split, values in columns.items()},
                 "fences": limits,
                 "outliers": outliers[:MAX_LISTED_VALUES],
-                "outside": out_of_range[:MAX_LISTED_VALUES],
+                "out_of_range": out_of_range[:MAX_LISTED_VALUES],
             }
         )
     return facts

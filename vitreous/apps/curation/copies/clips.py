@@ -88,7 +88,7 @@ def survey_clips(pool: ConcatenatedSplits, samples: Sequence[int]) -> tuple[np.n
         if np.ptp(pixels, axis=(1, 2)).max() <= STILL_TOLERANCE:
             record["traits"] = ImageTrait.ONE_COLOUR
         elif len(clip) > 1 and np.ptp(pixels, axis=0).max() <= STILL_TOLERANCE:
-            record["traits"] = ImageTrait.FROZEN
+            record["traits"] = ImageTrait.WITHOUT_MOTION
 
     reasons = fill_records(records, pool, samples, read)
     descriptors = compute_whole_descriptors(views.reshape(-1, VIEW_SIZE, VIEW_SIZE)).reshape(
@@ -155,9 +155,9 @@ def compute_clip_duration(clip: Clip) -> float:
 def summarise_clips(subject: CheckedDataset, records: np.ndarray) -> dict[str, Any] | None:
     """Summarise the lengths of clips, (n,) CLIP; None for other data.
 
-    `frames`, `seconds` and `rate` (frames/s) have a minimum, median and maximum, the latter two over clips with frame
-    times (None: no such clip). `is_short` lists clips with fewer frames than `read`, the default of a run; `one_colour`
-    and `frozen` list clips without contrast and without motion.
+    `frames`, `seconds` and `frame_rate` (frames/s) have a minimum, median and maximum, the latter two over clips with
+    frame times (None: no such clip). `is_short` lists clips with fewer frames than `frames_read`, the default of a run;
+    `one_colour` and `without_motion` list clips without contrast and without motion.
     """
     if get_sample_noun(subject.pool.splits[0]) != "clips":
         return None
@@ -170,14 +170,14 @@ def summarise_clips(subject: CheckedDataset, records: np.ndarray) -> dict[str, A
         return [describe_sample_entry(subject, int(sample)) for sample in samples][:MAX_LISTED_GROUPS]
 
     return {
-        "read": DEFAULT_CLIP_FRAMES,
+        "frames_read": DEFAULT_CLIP_FRAMES,
         "frames": summarise_range(readable["frames"].astype(np.float64)) if len(readable) else None,
         "seconds": summarise_range(times) if len(timed) else None,
-        "rate": summarise_range(lengths / times) if len(timed) else None,
+        "frame_rate": summarise_range(lengths / times) if len(timed) else None,
         "short": listed(np.flatnonzero(is_short)),
         **{
             trait.name.lower(): listed(np.flatnonzero(records["traits"] & trait))
-            for trait in (ImageTrait.ONE_COLOUR, ImageTrait.FROZEN)
+            for trait in (ImageTrait.ONE_COLOUR, ImageTrait.WITHOUT_MOTION)
         },
     }
 

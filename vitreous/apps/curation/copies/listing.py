@@ -21,7 +21,7 @@ from vitreous.errors import DataError, UsageError, escape_unprintable
 from vitreous.system.disk import is_utf8
 from vitreous.system.tables import FORMULA_PREFIXES, escape_formula, format_csv
 
-LIST_COLUMNS = ["path", "copy_of", "reason", "score"]
+LIST_COLUMNS = ["path", "duplicate_of", "reason", "score"]
 
 
 class Copy(NamedTuple):
@@ -51,7 +51,7 @@ def resolve_copies(exact_copies: dict[int, Copy], near_copies: list[Copy]) -> li
 def copies_to_csv(copies: Sequence[dict[str, Any]]) -> str:
     """Format the copies of a document of `dedup` as CSV."""
     csv_rows = (
-        [escape_formula(copy["path"]), escape_formula(copy["copy_of"]), copy["reason"], f"{copy['score']:.4f}"]
+        [escape_formula(copy["path"]), escape_formula(copy["duplicate_of"]), copy["reason"], f"{copy['score']:.4f}"]
         for copy in copies
     )
     return format_csv([LIST_COLUMNS, *csv_rows])

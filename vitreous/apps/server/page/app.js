@@ -33,7 +33,7 @@ function failed(error, again = null) {
 
 /** Process images in order; all are kept in the history, and the last one stays on the stage. */
 function take(files) {
-  if (!files.length || model?.can.sample) return;
+  if (!files.length || model?.capabilities.sample) return;
   calm();
   for (const file of files) waiting = waiting.then(() => look(file));
 }
@@ -57,17 +57,17 @@ async function look(file) {
   try {
     const frames = player && (await player.open(file, name)), shown = frames ? still(frames) : await opened(file);
     put(shown, name, frames);
-    if (model.can.predict) blank(model.targets.length || model.classes.length);
+    if (model.capabilities.predict) blank(model.targets.length || model.classes.length);
     const top = Math.min(MOST, model.classes.length);
-    const dense = model.can.segment ? "v1/segment" : model.can.detect ? `v1/detect?threshold=${LEAST}` : "v1/embed";
-    const path = model.can.predict ? `v1/predict${top ? `?top=${top}` : ""}` : dense;
+    const dense = model.capabilities.segment ? "v1/segment" : model.capabilities.detect ? `v1/detect?threshold=${LEAST}` : "v1/embed";
+    const path = model.capabilities.predict ? `v1/predict${top ? `?top=${top}` : ""}` : dense;
     const answer = await numbers(path, upload(file, name));
     if (answer.model.version !== model.version) {
       trouble("The served model has changed.", "Reload the page to use the new model.", () => location.reload());
       if (own === turn) await back();
       return;
     }
-    const prediction = answer.map || answer.objects ? answer : (answer.predictions ?? answer.embeddings)[0]; // an encoder without a head has no classes
+    const prediction = answer.class_map || answer.objects ? answer : (answer.predictions ?? answer.embeddings)[0]; // an encoder without a head has no classes
     if (prediction.error) throw new Refused(prediction.error.message, prediction.error.hint ?? "", prediction.error.code);
     const entry = { file, name, frames, prediction, maps: new Map(), ...small(shown) };
     history.keep(entry);
@@ -117,8 +117,8 @@ async function show(entry, shown = null) {
   put(shown, entry.name, entry.frames);
   history.mark(entry);
   if (entry.prediction.values) values(entry.prediction);
-  else if (model.can.predict) answers(entry.prediction, model.multilabel);
-  const rows = entry.prediction.classes ?? entry.prediction.shares;
+  else if (model.capabilities.predict) answers(entry.prediction, model.multilabel);
+  const rows = entry.prediction.classes ?? entry.prediction.class_shares;
   const best = rows?.slice(0, 3).map((one) => `${one.class} ${percent(one.probability ?? one.share)}`).join(", ");
   if (entry.prediction.values) say(`${entry.name}: ${described(entry.prediction.values)}.`);
   else if (entry.prediction.objects) say(`${entry.name}: ${counted(entry.prediction.objects)}.`);
@@ -126,7 +126,7 @@ async function show(entry, shown = null) {
   attention?.show(entry);
   classes?.show(entry);
   objects?.show(entry);
-  if (!model.can.neighbours) return;
+  if (!model.capabilities.neighbours) return;
   try {
     entry.near ??= (await numbers("v1/neighbours?count=8", upload(entry.file, entry.name))).neighbours;
     if (own === turn) neighbours(entry.near);
@@ -137,7 +137,7 @@ async function show(entry, shown = null) {
 
 /** The name of the model's task. */
 function taskTitle() {
-  const { can } = model;
+  const can = model.capabilities;
   if (can.sample) return can.frames ? "Video generation" : "Image generation";
   if (can.segment) return "Semantic segmentation";
   if (can.detect) return "Object detection";
@@ -155,11 +155,11 @@ function introduce() {
   const targets = model.targets.slice(0, 3).join(", ") + (model.targets.length > 3 ? ", …" : "");
   part("model").textContent = `${model.name} · ${taskTitle()}, ${targets || count || "no classes"}`;
   part("answer-title").textContent = taskTitle();
-  part("answer").hidden = !model.can.predict;
+  part("answer").hidden = !model.capabilities.predict;
   document.title = `${taskTitle()} · ${model.name} · vitreous`;
   const facts = {
     Model: model.name, Version: model.version, Parameters: model.parameters?.toLocaleString("en"),
-    [model.can.frames ? "Clip" : "Image"]: model.image && `${model.image.join(" × ")} pixels, ${model.channels} channels`, Patch: model.patch && `${model.patch.join(" × ")} pixels`,
+    [model.capabilities.frames ? "Clip" : "Image"]: model.image_size && `${model.image_size.join(" × ")} pixels, ${model.channels} channels`, Patch: model.patch_size && `${model.patch_size.join(" × ")} pixels`,
     Blocks: model.layers && `${model.layers}, ${model.heads} heads each`, Compute: [model.precision, model.engine].filter(Boolean).join(", "),
     Temperature: model.temperature, vitreous: model.vitreous,
     Provenance: Object.entries(model.provenance ?? {}).filter(([, value]) => typeof value !== "object").map(([key, value]) => `${key} ${value}`).join(", "),
@@ -205,22 +205,22 @@ async function start() {
     return;
   }
   introduce();
-  if (model.can.predict) blank(model.targets.length || model.classes.length);
-  if (model.can.frames) {
+  if (model.capabilities.predict) blank(model.targets.length || model.classes.length);
+  if (model.capabilities.frames) {
     player = new Player(stage, model, (frame) => attention?.at(frame));
     for (const one of document.querySelectorAll("[data-clip]")) one.textContent = one.dataset.clip;
     part("camera").style.display = "none";
     part("file").ariaLabel = "Choose a clip";
     part("file").accept = "video/*,.gif,.mkv,.avi,.mov,.mpg,.mpeg";
   }
-  if (model.can.segment) classes = new Classes(stage, model);
-  if (model.can.detect) objects = new Objects(stage, model);
-  if (model.can.sample) new Generator(model, failed);
-  if (model.can.attention) {
+  if (model.capabilities.segment) classes = new Classes(stage, model);
+  if (model.capabilities.detect) objects = new Objects(stage, model);
+  if (model.capabilities.sample) new Generator(model, failed);
+  if (model.capabilities.attention) {
     attention = new Attention(stage, model, failed, (flag) => busy("attention", flag));
     Object.assign(stage.canvas, { tabIndex: 0 }).setAttribute("role", "application");
   }
-  inside(model.can);
+  inside(model.capabilities);
 }
 
 put(null, "");

@@ -129,7 +129,7 @@ export class Attention {
   /** Request the map unless it is cached, and show it. */
   async fetch(aloud) {
     const { entry } = this, turn = ++this.turn;
-    const query = this.query ? this.query.join(",") : "answer", head = this.kind === "raw" ? "all" : this.fused;
+    const query = this.query ? this.query.join(",") : "prediction", head = this.kind === "raw" ? "all" : this.fused;
     const key = `kind=${this.kind}&layer=all&head=${head}&query=${query}`;
     if (!entry.maps.has(key)) {
       const asked = numbers(`v1/attention?${key}`, upload(entry.file, entry.name));
@@ -180,7 +180,7 @@ export class Attention {
 
   /** The time slot of the current frame; a slot has as many frames as a patch. */
   get slot() {
-    const { grid, image } = this.model;
+    const { grid, image_size: image } = this.model;
     return grid.length > 2 ? Math.floor((this.frame * grid[0]) / image[0]) : 0;
   }
 
@@ -214,7 +214,7 @@ export class Attention {
     part("legend-least").textContent = percent(least);
     part("legend-most").textContent = percent(most);
     part("legend").hidden = false;
-    part("meaning").textContent = this.meaning() + (this.answer.prefix ? ` Prefix tokens (class token, registers) receive ${percent(kept)}.` : "");
+    part("meaning").textContent = this.meaning() + (this.answer.prefix_tokens ? ` Prefix tokens (class token, registers) receive ${percent(kept)}.` : "");
   }
 }
 

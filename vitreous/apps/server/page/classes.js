@@ -26,9 +26,9 @@ export class Classes {
   async show(entry) {
     this.entry = entry;
     this.numbers = this.stage.layer = null;
-    this.list(entry?.prediction.shares ?? []);
+    this.list(entry?.prediction.class_shares ?? []);
     if (!entry) return this.stage.draw();
-    const numbers = await decoded(entry.prediction.map);
+    const numbers = await decoded(entry.prediction.class_map);
     if (this.entry !== entry) return;
     this.numbers = numbers;
     this.paint();
@@ -42,7 +42,7 @@ export class Classes {
     const image = new ImageData(width, height);
     const words = new Uint32Array(image.data.buffer), little = new Uint8Array(new Uint32Array([1]).buffer)[0] === 1;
     const colours = Array.from({ length: NOBODY + 1 }, (_, number) => {
-      const [r, g, b] = this.model.colours[number] ?? [0, 0, 0];
+      const [r, g, b] = this.model.class_colours[number] ?? [0, 0, 0];
       if (this.hidden.has(number) || !(r || g || b)) return 0;
       return little ? ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0 : ((r << 24) | (g << 16) | (b << 8) | 255) >>> 0;
     });
@@ -57,7 +57,7 @@ export class Classes {
   }
 
   row({ class: name, share }) {
-    const number = this.model.classes.indexOf(name), [r, g, b] = this.model.colours[number];
+    const number = this.model.classes.indexOf(name), [r, g, b] = this.model.class_colours[number];
     const line = make("li"), label = make("label"), box = make("input"), swatch = make("span", "swatch"), bar = make("div", "bar"), fill = make("i");
     Object.assign(box, { type: "checkbox", checked: !this.hidden.has(number) });
     box.addEventListener("change", () => {

@@ -128,7 +128,7 @@ export class Generator {
 
   /** Show the images in a grid; images that have not started are empty. */
   show(images, columns) {
-    const list = part("images"), [height, width] = this.model.image;
+    const list = part("images"), [height, width] = this.model.image_size;
     this.images = images;
     part("no-images").hidden = true;
     part("sheet").classList.remove("bare");

@@ -34,7 +34,7 @@ export class History {
   }
 
   tile(entry) {
-    const item = make("li"), button = make("button"), { classes, shares, objects, values } = entry.prediction, best = (classes ?? shares)?.[0];
+    const item = make("li"), button = make("button"), { classes, class_shares: shares, objects, values } = entry.prediction, best = (classes ?? shares)?.[0];
     button.type = "button";
     if (entry.small) {
       const picture = make("img", entry.tiny ? "tiny" : "");

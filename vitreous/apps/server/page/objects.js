@@ -59,7 +59,7 @@ export class Objects {
 
   swatch(number) {
     const swatch = make("span", "swatch");
-    swatch.style.background = colour(this.model.colours[number]);
+    swatch.style.background = colour(this.model.class_colours[number]);
     return swatch;
   }
 
@@ -112,7 +112,7 @@ export class Objects {
     if (!this.withMasks || !this.shown.length) return;
     const { width, height } = this.layer, image = new ImageData(width, height);
     for (const one of [...this.shown].reverse()) {
-      const mask = this.mask(one), [r, g, b] = this.model.colours[one.number];
+      const mask = this.mask(one), [r, g, b] = this.model.class_colours[one.number];
       for (const place of mask) image.data.set([r, g, b, 255], 4 * place);
     }
     const canvas = Object.assign(document.createElement("canvas"), { width, height });
@@ -143,7 +143,7 @@ export class Objects {
     if (this.lit) order.push(...order.splice(order.indexOf(this.lit), 1));
     for (const one of order) {
       const box = { left: whole.left + one.left * across, top: whole.top + one.top * down, width: (one.right - one.left) * across, height: (one.bottom - one.top) * down };
-      const lit = one === this.lit, paint = colour(this.model.colours[one.number]);
+      const lit = one === this.lit, paint = colour(this.model.class_colours[one.number]);
       pen.globalAlpha = this.lit && !lit ? 0.45 : 1;
       pen.lineWidth = (lit ? 6 : 3.5) * times;
       pen.strokeStyle = lit ? "#fff" : "rgb(0 0 0 / .7)";
@@ -165,7 +165,7 @@ export class Objects {
     const top = box.top >= high ? box.top - high : Math.max(0, box.top);
     pen.fillStyle = paint;
     pen.fillRect(left, top, wide, high);
-    pen.fillStyle = light(this.model.colours[one.number]) ? "#000" : "#fff";
+    pen.fillStyle = light(this.model.class_colours[one.number]) ? "#000" : "#fff";
     pen.textBaseline = "middle";
     pen.fillText(text, left + 4 * times, top + high / 2, wide - 6 * times);
   }

@@ -8,7 +8,7 @@ const PAUSE = 220; // milliseconds per frame
 export class Player {
   /** `change(frame)` is called with the index of the current frame. */
   constructor(stage, model, change) {
-    Object.assign(this, { stage, count: model.image[0], change, frames: [], frame: 0, timer: null });
+    Object.assign(this, { stage, count: model.image_size[0], change, frames: [], frame: 0, timer: null });
     part("frame").max = this.count - 1;
     part("play").addEventListener("click", () => (this.timer ? this.pause() : this.play()));
     part("frame").addEventListener("input", () => { this.pause(); this.go(Number(part("frame").value)); });
