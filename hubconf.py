@@ -31,7 +31,7 @@ def _entry(row: PublishedWeights) -> Callable[..., Module]:
     def entry(pretrained: bool = True) -> Module:
         return load(row.name) if pretrained else create(row.model, image_size=row.image_size)
 
-    accuracy = "" if row.accuracy is None else f", {row.accuracy:.1%} {row.measure} on ImageNet"
+    accuracy = "" if row.accuracy is None else f", {row.accuracy:.1%} {row.accuracy_note} on ImageNet"
     entry.__doc__ = f"{row.model}, {row.image_size} pixels, {row.licence}{accuracy} ({row.reference})."
     return entry
 

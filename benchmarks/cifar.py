@@ -125,7 +125,9 @@ def plain(images: Tensor, labels: Tensor, seed: int, classes: int, preprocess: P
 
     def views(samples: np.ndarray, epochs: np.ndarray, spent: float) -> tuple[Tensor, Tensor]:
         rows = torch.from_numpy(samples)
-        return preprocess.normalise(augment.batch(images[rows], derive_keys(seed, epochs, samples, 0))), labels[rows]
+        return preprocess.normalise(augment.augment_batch(images[rows], derive_keys(seed, epochs, samples, 0))), labels[
+            rows
+        ]
 
     return views
 

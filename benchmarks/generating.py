@@ -36,7 +36,7 @@ GUIDANCE = (1.0, 1.5, 3.0)
 
 def pixels(split: Split, preprocess: Preprocess) -> np.ndarray:
     """(n, 64) in 0 .. 1, as the generator is shown them."""
-    images = [image for _, batch in EvalLoader(split, preprocess).batches(64) for image in batch]
+    images = [image for _, batch in EvalLoader(split, preprocess).iterate_batches(64) for image in batch]
     return torch.stack(images).numpy().reshape(len(split), -1) / 255
 
 

@@ -37,8 +37,8 @@ def prepared(work: Workload, huge: bool) -> BenchmarkStep:
 def contenders() -> list[Contender]:
     """Who takes part: both are this project."""
     return [
-        Contender("vitreous", "2 MiB", partial(prepared, huge=True), ours=True),
-        Contender("vitreous", "4 KiB", partial(prepared, huge=False), ours=True),
+        Contender("vitreous", "2 MiB", partial(prepared, huge=True), is_ours=True),
+        Contender("vitreous", "4 KiB", partial(prepared, huge=False), is_ours=True),
     ]
 
 
@@ -54,7 +54,9 @@ def page(results: dict[Workload, list[ContenderResult]], wanted: bool) -> str:
     ]
     lines += ["| work | images/s, 2 MiB | images/s, 4 KiB | ratio | MiB | MiB |", "|---|---|---|---|---|---|"]
     for work, (huge, small) in results.items():
-        rates = [f"{lane.median:.1f} ({', '.join(f'{rate:.1f}' for rate in lane.rates)})" for lane in (huge, small)]
+        rates = [
+            f"{lane.median:.1f} ({', '.join(f'{rate:.1f}' for rate in lane.throughputs)})" for lane in (huge, small)
+        ]
         memory = [f"{lane.memory / 2**20:.0f}" for lane in (huge, small)]
         title = f"{work.task}, {work.model} at {work.image_size}, batch {work.batch_size}"
         lines.append("| " + " | ".join([title, *rates, f"{huge.median / small.median:.2f}", *memory]) + " |")

@@ -121,7 +121,7 @@ def write_ultrasound(folder: Path, home: Path) -> Path:
         clip = open_clip(folder / row["path"])
         seen = np.linspace(0, len(clip) - 1, min(len(clip), ULTRASOUND["frames"])).round().astype(int)
         frames = []
-        for pixels in clip.read(seen):
+        for pixels in clip.read_frames(seen):
             frame = Image.fromarray(np.atleast_3d(pixels).squeeze())
             scale = ULTRASOUND["side"] / min(frame.size)
             frames.append(frame.convert("L").resize([round(side * scale) for side in frame.size], Image.Resampling.BOX))

@@ -64,7 +64,7 @@ def parts(folder: Path, rounds: int) -> dict[str, float]:
     boxes = []
     for number, picture in enumerate(pictures):
         with fork_torch_rng(number):  # the box that `augment.picture` draws below
-            boxes.append(crop.box(*picture.size))
+            boxes.append(crop.draw_box(*picture.size))
     cut = [picture.decode_region(box, SIDE) for picture, box in zip(pictures, boxes, strict=True)]
     cuts = [torch.from_numpy(pixels[None]).permute(0, 3, 1, 2) for pixels in cut]
     crops = [F.interpolate(cut, SIDE, mode="bicubic", antialias=True)[0] for cut in cuts]
@@ -79,7 +79,7 @@ def parts(folder: Path, rounds: int) -> dict[str, float]:
         "decoding a whole file: what the rate of the loader is compared with": time_part(whole),
         "reading the file": time_part(lambda n: read_input_file(files[n])),
         "checking its header": time_part(lambda n: open_lazy_image(contents[n], 3, "", False)),
-        "drawing a box": time_part(lambda n: crop.box(*pictures[n].size)),
+        "drawing a box": time_part(lambda n: crop.draw_box(*pictures[n].size)),
         "decoding the rows of the box, and cutting it out": time_part(
             lambda n: pictures[n].decode_region(boxes[n], SIDE)
         ),
@@ -90,7 +90,7 @@ def parts(folder: Path, rounds: int) -> dict[str, float]:
         "putting a batch together": time_part(lambda n: torch.stack(crops[:BATCH]), BATCH),
         "normalising it": time_part(lambda n: preprocess.normalise(batch), BATCH),
         "all before the batch, in one call": time_part(
-            lambda n: augment.picture(open_lazy_image(read_input_file(files[n]), 3, "", False), preprocess, n)
+            lambda n: augment.augment_image(open_lazy_image(read_input_file(files[n]), 3, "", False), preprocess, n)
         ),
     }
 

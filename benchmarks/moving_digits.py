@@ -98,7 +98,7 @@ def read_data(home: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
     """The clips of a split (n, T, H, W) uint8, and their classes (n,)."""
     files = sorted((home / split).glob("*/*.gif"))
     clips = [open_clip(file) for file in files]
-    pixels = np.stack([clip.read(np.arange(FRAMES))[..., 0] for clip in clips])
+    pixels = np.stack([clip.read_frames(np.arange(FRAMES))[..., 0] for clip in clips])
     return pixels, np.array([int(file.parent.name) for file in files])
 
 

@@ -81,7 +81,7 @@ def photographs(run: str, folder: str, most: int) -> tuple[Split, np.ndarray | N
 def pixels_of(run: str, split: Split) -> np.ndarray:
     """(n, C, *image) as the model takes them."""
     reader = EvalLoader(split, open_bundle(run).preprocess)
-    return np.stack([reader.one(sample).numpy() for sample in range(len(split))])
+    return np.stack([reader.load_sample(sample).numpy() for sample in range(len(split))])
 
 
 def exactly(run: str, pixels: np.ndarray) -> np.ndarray:

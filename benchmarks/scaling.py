@@ -75,7 +75,7 @@ def work(case: str, parallel: str, out: Path) -> None:
         def tick(state: Any) -> None:
             ranks.wait()
             at.append(sent())
-            state.halt = state.step == STEPS
+            state.should_stop = state.step == STEPS
 
         run_training_loop(state, session.batches(state), [(1, tick)])
     trace = out.with_suffix(f".{ranks.rank}.json")
@@ -86,11 +86,11 @@ def work(case: str, parallel: str, out: Path) -> None:
     world = ranks.world
     planned = count_memory(run, sizes, world, "cpu")
     if parallel == "fsdp":
-        planned["peak_bytes"] += 4 * sizes.moving  # the copy that is judged, which lies on the processor
+        planned["peak_bytes"] += 4 * sizes.trainable  # the copy that is judged, which lies on the processor
     traffic = count_traffic(run, sizes, world)
     if parallel == "fsdp":
-        traffic += round(4 * sizes.moving * (world - 1) / world)
-    row = {"case": case, "model": model, "parallel": parallel, "world": world, "parameters": sizes.moving}
+        traffic += round(4 * sizes.trainable * (world - 1) / world)
+    row = {"case": case, "model": model, "parallel": parallel, "world": world, "parameters": sizes.trainable}
     row |= {"planned_bytes": planned["peak_bytes"], "counted_bytes": peak_of(trace), "terms": planned}
     row |= {"planned_sent": traffic, "counted_sent": (at[-1] - at[-2]) // world}
     out.with_suffix(".row").write_text(json.dumps(row))

@@ -88,7 +88,7 @@ def measure(home: Path, workers: int) -> dict:
     before, found = held(), []
     began = time.perf_counter()
     marks = [int(share * len(split)) for share in SHARES]
-    for number, _ in enumerate(feed.batches(0, len(split), BATCH), 1):
+    for number, _ in enumerate(feed.iterate_batches(0, len(split), BATCH), 1):
         if min(number * BATCH, len(split)) >= marks[len(found)]:
             found.append(held())
     rate = len(split) / (time.perf_counter() - began)

@@ -58,7 +58,7 @@ def part_of(source: Path, root: Path) -> Path:
 
 def held_apart(root: Path, to: Path, share: float) -> Path:
     """The same training images with a share of each class in val/, and no test/."""
-    whole = open_image_folder(root).whole
+    whole = open_image_folder(root).full_train_split
     assert isinstance(whole, FileSplit)
     for name, rows in draw_stratified_splits(whole.labels, 0, {"val": share}).items():
         for row in rows:

@@ -55,8 +55,8 @@ def videomae(work: Workload, bf16: bool = False) -> BenchmarkStep:
 
 def contenders() -> list[Contender]:
     """Who takes part."""
-    table = [Contender("vitreous", name, partial(ours, arrangement=name), ours=True) for name in ARRANGEMENTS]
-    table += [Contender("vitreous", "joint, fp32", partial(ours, arrangement="joint", precision="fp32"), ours=True)]
+    table = [Contender("vitreous", name, partial(ours, arrangement=name), is_ours=True) for name in ARRANGEMENTS]
+    table += [Contender("vitreous", "joint, fp32", partial(ours, arrangement="joint", precision="fp32"), is_ours=True)]
     table += [Contender("transformers", "VideoMAE, default (fp32)", videomae, "transformers")]
     fast = Contender("transformers", "VideoMAE, bf16 autocast", partial(videomae, bf16=True), "transformers")
     return table + [fast] * has_bf16("cpu")
@@ -80,7 +80,7 @@ def page(lanes: dict[int, list[ContenderResult]]) -> str:
         cells = [first.contender.label]
         for frames in lengths:
             lane = lanes[frames][number]
-            if lane.failure or not lane.rates:
+            if lane.failure or not lane.throughputs:
                 cells += [lane.failure or "nothing", ""]
             else:
                 cells += [f"{1000 / lane.median:.0f}", f"{lane.memory / 2**20:.0f}"]

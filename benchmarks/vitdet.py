@@ -139,7 +139,7 @@ def weighted(config: SAMConfig) -> nn.Module:
 def pair(config: SAMConfig) -> tuple[nn.Module, PlainViTDet]:
     """Our backbone and the plain one, with the same weights."""
     ours, plain = weighted(config), PlainViTDet(config)
-    plain.load_state_dict(VITDET.write(config, ours.state_dict()))
+    plain.load_state_dict(VITDET.to_foreign_tensors(config, ours.state_dict()))
     return ours, plain
 
 
@@ -189,7 +189,7 @@ def contenders() -> list[Contender]:
     """Who takes part."""
     return [
         Contender(
-            name, kind, partial(prepared, is_ours=name == "vitreous", bf16=kind == "bf16"), ours=name == "vitreous"
+            name, kind, partial(prepared, is_ours=name == "vitreous", bf16=kind == "bf16"), is_ours=name == "vitreous"
         )
         for kind in ("fp32", *(["bf16"] if has_bf16("cpu") else []))
         for name in ("vitreous", "plain modules")
@@ -212,7 +212,7 @@ def page(model: str, size: int, apart: float, results: dict[str, list[ContenderR
     for task, lanes in results.items():
         for lane in lanes:
             seconds, memory = lane.failure or "", ""
-            if lane.rates and not lane.failure:
+            if lane.throughputs and not lane.failure:
                 seconds, memory = f"{1 / lane.median:.3f}", f"{lane.memory / 2**20:.0f}"
             lines.append(f"| {task} | {lane.contender.label} | {seconds} | {memory} |")
     return "\n".join(lines) + "\n"

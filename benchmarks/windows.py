@@ -73,9 +73,9 @@ def timm_swin(work: Workload, bf16: bool = False) -> BenchmarkStep:
 def contenders() -> list[Contender]:
     """Who takes part."""
     table = [
-        Contender("vitreous", "Swin-T", partial(ours, model="Swin-T/4"), ours=True),
-        Contender("vitreous", "ViT-B/16, windows of 14", partial(ours, model="ViT-B/16", **WINDOWS), ours=True),
-        Contender("vitreous", "ViT-B/16", partial(ours, model="ViT-B/16"), ours=True),
+        Contender("vitreous", "Swin-T", partial(ours, model="Swin-T/4"), is_ours=True),
+        Contender("vitreous", "ViT-B/16, windows of 14", partial(ours, model="ViT-B/16", **WINDOWS), is_ours=True),
+        Contender("vitreous", "ViT-B/16", partial(ours, model="ViT-B/16"), is_ours=True),
         Contender("timm", "Swin-T, default (fp32)", timm_swin, "timm"),
     ]
     return table + [Contender("timm", "Swin-T, bf16", partial(timm_swin, bf16=True), "timm")] * has_bf16("cpu")
@@ -102,11 +102,11 @@ def page(found: dict[int, list[ContenderResult]]) -> str:
     for number, first in enumerate(found[sizes[0]]):
         for place, size in enumerate(sizes):
             lane, before = found[size][number], found[sizes[place - 1]][number] if place else None
-            if lane.failure or not lane.rates:
+            if lane.failure or not lane.throughputs:
                 lines.append(f"| {lane.contender.label} | {size} | {lane.failure} | | | |")
                 continue
             grown = ["", ""]
-            if before is not None and before.rates:
+            if before is not None and before.throughputs:
                 sides = (sizes[place - 1], size)
                 grown[0] = power(1 / before.median, 1 / lane.median, sides)
                 if place > 1:

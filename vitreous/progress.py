@@ -102,8 +102,8 @@ class ProgressDisplay:
         self.label = ""
         self.last_line = 0.0
         self.began = time.monotonic()
-        self.first = 0  # steps done when the label began, for example in a resumed run
-        self.neighbours = ContentionMonitor(self.note, siblings=is_distributed_launch())
+        self.initial_done = 0  # steps done when the label began, for example in a resumed run
+        self.contention_monitor = ContentionMonitor(self.note, siblings=is_distributed_launch())
 
     def note(self, text: str) -> None:
         """Print a note on stderr, with options as keywords: `vitreous.cli` prints them as options."""
@@ -118,13 +118,13 @@ class ProgressDisplay:
     def progress(self, label: str, done: int, total: int | None, text: str = "") -> None:
         """Show the progress: a bar with the remaining time, or a plain line at intervals. Without a total: the amount
         done."""
-        self.neighbours.poll()
+        self.contention_monitor.poll()
         if self.terminal:
             self.draw(label, done, total, text)
             return
         now = time.monotonic()
         if label != self.label:
-            self.label, self.began, self.last_line, self.first = label, now, 0.0, done
+            self.label, self.began, self.last_line, self.initial_done = label, now, 0.0, done
             self.cell = open_updatable_cell() if total else None
         if self.cell is not None and total:
             if now - self.last_line >= CELL_UPDATE_SECONDS or done >= total:
@@ -143,9 +143,9 @@ class ProgressDisplay:
 
     def seconds_left(self, now: float, done: int, total: int) -> float | None:
         """Estimate the remaining seconds from the throughput so far; None if it is unknown, or nothing is left."""
-        if not self.first < done < total:
+        if not self.initial_done < done < total:
             return None
-        return (now - self.began) / (done - self.first) * (total - done)
+        return (now - self.began) / (done - self.initial_done) * (total - done)
 
     def draw(self, label: str, done: int, total: int | None, text: str) -> None:
         """Draw the bar, with its text after it or, in a terminal of fewer than `MIN_BAR_COLUMNS`, below it."""

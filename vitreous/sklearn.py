@@ -176,7 +176,7 @@ class ImageEstimator(BaseEstimator):
     def compute_rows(self, X: ImagesLike, compute: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """Compute the rows (n, ...) of `compute`, (B, C, *image) -> (B, ...), for the images of X. Raises DataError for
         an unreadable file."""
-        chunks = self.predictor_.rows(self.items(X), compute, "stop")
+        chunks = self.predictor_.iterate_outputs(self.items(X), compute, "stop")
         return np.stack([output for chunk in chunks for _, output in chunk if not isinstance(output, DataError)])
 
     def save(self, path: str | os.PathLike[str]) -> Path:

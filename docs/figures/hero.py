@@ -171,7 +171,7 @@ def look_inside(run: Path, photo: Image.Image) -> tuple[Image.Image, Image.Image
     with torch.no_grad():
         tokens = model.features(images)[0, -grid[0] * grid[1] :].float()
         heads = compute_attention_maps(model, images, layers=[last])[last][0, :, -grid[0] * grid[1] :].float()
-    scores = fit_pca(tokens, 3).scores(tokens).unflatten(0, grid).numpy()
+    scores = fit_pca(tokens, 3).project(tokens).unflatten(0, grid).numpy()
     low, high = np.percentile(scores, (2, 98), axis=(0, 1))
     colours = Image.fromarray((255 * np.clip((scores - low) / (high - low), 0, 1)).astype(np.uint8))
     heat = heads[HEAD].unflatten(0, grid).numpy()

@@ -27,13 +27,13 @@ def assert_continues(reopen: Callable[[], Split], workers: int, starts: int = ST
     plain, augment = ImagePreprocess((16, 16)), Augment(crop=(0.3, 1.0), flip=0.5)
     split = reopen()
     end = EPOCHS * len(split)
-    whole = list(TrainLoader(split, plain, augment, seed=5).batches(0, end, 8))
+    whole = list(TrainLoader(split, plain, augment, seed=5).iterate_batches(0, end, 8))
     samples, images, labels = (torch.cat([batch[name] for batch in whole]) for name in ("samples", "images", "labels"))
     assert len({image.numpy().tobytes() for image in images}) > 1
     assert len(samples.unique()) == len(split)
     for start in np.random.default_rng(workers).integers(0, end - 1, starts).tolist():
         stop = min(start + REACH, end)
-        after = list(TrainLoader(reopen(), plain, augment, seed=5, workers=workers).batches(start, stop, SIZE))
+        after = list(TrainLoader(reopen(), plain, augment, seed=5, workers=workers).iterate_batches(start, stop, SIZE))
         assert torch.equal(torch.cat([batch["samples"] for batch in after]), samples[start:stop]), start
         assert torch.equal(torch.cat([batch["labels"] for batch in after]), labels[start:stop]), start
         assert torch.equal(torch.cat([batch["images"] for batch in after]), images[start:stop]), start

@@ -154,35 +154,37 @@ def test_a_view_is_a_part_at_whole_voxels():
     volume, small = np.arange(1, 10 * 8 * 6 + 1, dtype=np.float32).reshape(1, 10, 8, 6), VolumePreprocess((4, 4, 4), 1)
     seen = set()
     for key in range(30):
-        view = STILL.picture(volume, small, key)
+        view = STILL.augment_image(volume, small, key)
         z, y, x = np.argwhere(volume[0] == view[0, 0, 0, 0].item())[0]
         assert np.array_equal(view, volume[:, z : z + 4, y : y + 4, x : x + 4])
-        assert torch.equal(view, STILL.picture(volume, small, key))
+        assert torch.equal(view, STILL.augment_image(volume, small, key))
         seen.add((z, y, x))
     assert len(seen) > 20
-    assert np.array_equal(STILL.picture(volume, VolumePreprocess((10, 8, 6), 1), 0), volume)  # nothing else is drawn
-    larger = STILL.picture(volume, VolumePreprocess((12, 8, 6), 1), 3)
+    assert np.array_equal(
+        STILL.augment_image(volume, VolumePreprocess((10, 8, 6), 1), 0), volume
+    )  # nothing else is drawn
+    larger = STILL.augment_image(volume, VolumePreprocess((12, 8, 6), 1), 3)
     assert (larger == 0).sum() == 2 * 8 * 6 and np.isin(volume, larger).all()
 
 
 def test_views_move_signals_and_turn_them_only_when_asked():
     signal, size = np.arange(1, 11, dtype=np.float32)[None], SignalPreprocess((10,), 1)
-    moved = [replace(STILL, translate=0.2).picture(signal, size, key)[0].tolist() for key in range(60)]
+    moved = [replace(STILL, translate=0.2).augment_image(signal, size, key)[0].tolist() for key in range(60)]
     assert {row.count(0) for row in moved} == {0, 1, 2}
     assert all([value for value in row if value] == sorted(value for value in row if value) for row in moved)
-    turned = [replace(STILL, flip=(0, 0, 0.5)).picture(signal, size, key)[0].tolist() for key in range(30)]
+    turned = [replace(STILL, flip=(0, 0, 0.5)).augment_image(signal, size, key)[0].tolist() for key in range(30)]
     assert {tuple(row) for row in turned} == {tuple(range(1, 11)), tuple(range(10, 0, -1))}
-    mirrored = replace(STILL, translate=0.2, border="reflection").picture(signal, size, 1)
+    mirrored = replace(STILL, translate=0.2, border="reflection").augment_image(signal, size, 1)
     assert (mirrored > 0).all()
     with pytest.raises(UsageError, match="need volumes or signals"):
-        STILL.picture(Image.new("L", (4, 4)), size, 0)
+        STILL.augment_image(Image.new("L", (4, 4)), size, 0)
 
 
 def test_views_of_scaled_volumes_are_those_of_the_scaled_one():
     volume = np.random.default_rng(0).normal(size=(1, 9, 8, 12)).astype(np.float32)
     squash = VolumePreprocess((4, 4, 6), 1, fit="squash")
     seen = squash.open_view(volume[0], "volume", exact=True, as_region=False)
-    assert np.array_equal(STILL.picture(seen, squash, 7), resize_linear(squash.decode(volume[0]), (4, 4, 6)))
+    assert np.array_equal(STILL.augment_image(seen, squash, 7), resize_linear(squash.decode(volume[0]), (4, 4, 6)))
     assert np.array_equal(squash.to_array(volume), resize_linear(volume, (4, 4, 6)))
     assert np.array_equal(replace(squash, fit="crop").to_array(volume), crop_or_pad(volume, (4, 4, 6)))
 
@@ -190,9 +192,9 @@ def test_views_of_scaled_volumes_are_those_of_the_scaled_one():
 def test_the_stream_is_the_same_from_any_position_with_any_workers(tmp_path):
     split = open_data(write_balls(tmp_path, 4)).split("train")
     size, views = VolumePreprocess((8, 8, 8), 1), VolumeViews(translate=0.1, flip=(0.5, 0.5, 0.5))
-    whole = torch.cat([batch["images"] for batch in TrainLoader(split, size, views, seed=1).batches(0, 14, 5)])
+    whole = torch.cat([batch["images"] for batch in TrainLoader(split, size, views, seed=1).iterate_batches(0, 14, 5)])
     assert len({image.numpy().tobytes() for image in whole}) == 14  # another view in another epoch
-    later = list(TrainLoader(split, size, views, seed=1, workers=2).batches(5, 14, 4))
+    later = list(TrainLoader(split, size, views, seed=1, workers=2).iterate_batches(5, 14, 4))
     assert torch.equal(torch.cat([batch["images"] for batch in later]), whole[5:])
 
 

@@ -65,12 +65,12 @@ def test_a_file_gives_every_row_its_own_label_and_pixels(tmp_path):
     data = open_data(file)
     assert data.classes == ("cat", "ant"), "a ClassLabel's own order"
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 26, "val": 4} and data.unsplit
-    assert data.whole.labels.tolist() == labels.tolist()
-    for split in (data.whole, data.splits["train"]):
+    assert data.full_train_split.labels.tolist() == labels.tolist()
+    for split in (data.full_train_split, data.splits["train"]):
         for sample, row in enumerate(split.rows):
             assert split.raw(sample) == png(row) and split.labels[sample] == row % 2
             assert split.name(sample) == f"{file}, train, row {row}"
-    back = data.whole.take(np.array([5, 3]))
+    back = data.full_train_split.take(np.array([5, 3]))
     assert [back.raw(0), back.raw(1)] == [png(5), png(3)] and back.labels.tolist() == [1, 1]
 
 
@@ -91,7 +91,7 @@ def test_folders_of_files(files, tmp_path):
     for number, file in enumerate(files):
         write(tmp_path / file, {"image": images(6, 10 * number), "label": ["b", "a"] * 3})
     data = open_data(tmp_path)
-    assert data.classes == ("a", "b") and data.whole is None and not data.unsplit
+    assert data.classes == ("a", "b") and data.full_train_split is None and not data.unsplit
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 12, "val": 6, "test": 6}
     assert (
         data.splits["train"].raw(7) == png(11)
@@ -115,7 +115,7 @@ LABELS = {
 def test_labels_of_every_kind(case, tmp_path):
     column, classes, expected = LABELS[case]
     data = open_data(write(tmp_path / "x.parquet", {"image": images(18), "label": column}, row_group_size=5))
-    assert data.classes == classes and data.whole.labels.tolist() == expected
+    assert data.classes == classes and data.full_train_split.labels.tolist() == expected
     assert data.multilabel == (case == "several")
 
 
@@ -150,7 +150,7 @@ def test_columns_found_by_what_they_hold(tmp_path):
         "score": [0.5] * 20,
     }
     data = open_data(write(tmp_path / "x.parquet", columns))
-    assert data.whole.raw(4) == png(4) and data.classes == ("a", "b")
+    assert data.full_train_split.raw(4) == png(4) and data.classes == ("a", "b")
 
 
 def test_columns_that_have_to_be_said(tmp_path):
@@ -168,7 +168,7 @@ def test_columns_that_have_to_be_said(tmp_path):
     told = refusal(f"{file}#image=right", UsageError)
     assert "2 columns can be the label: fine, coarse" in told and "#label=fine" in told
     data = open_data(f"{file}#image=right,label=coarse")
-    assert data.classes == ("s", "t") and data.whole.raw(2) == png(52)
+    assert data.classes == ("s", "t") and data.full_train_split.raw(2) == png(52)
     assert "no column lable" in refusal(f"{file}#image=left,label=lable", UsageError)
     assert "the column left" in refusal(f"{file}#image=right,label=left", UsageError)
     assert "unknown role picture" in refusal(f"{file}#picture=left", UsageError)
@@ -204,7 +204,7 @@ def test_images_without_labels(case, tmp_path):
         data = open_data(source)
         assert not data.labelled and data.classes == () and not data.multilabel and data.unlabelled is not None
         assert [split.labels.shape for split in data.splits.values()] == [(size, 0) for size in sizes]
-        assert data.whole.raw(2) == png(2) and data.whole.labels.dtype == np.float32
+        assert data.full_train_split.raw(2) == png(2) and data.full_train_split.labels.dtype == np.float32
     assert ("no label column" if case == "no column" else "one class only (a)") in str(data.unlabelled)
     assert data.split("test").raw(1) == png(51)
 
@@ -236,7 +236,7 @@ def test_images_that_are_not_there(tmp_path):
     empty = [{"bytes": None, "path": None}, {"bytes": b"", "path": "x"}]
     rows = [*empty, {"bytes": None, "path": "beside.png"}, {"bytes": png(3), "path": None}]
     (tmp_path / "beside.png").write_bytes(png(9))
-    split = open_data(write(tmp_path / "x.parquet", {"image": rows * 5, "label": ["a", "b"] * 10})).whole
+    split = open_data(write(tmp_path / "x.parquet", {"image": rows * 5, "label": ["a", "b"] * 10})).full_train_split
     for sample in (0, 1):
         with pytest.raises(DataError, match=f"row {sample}: no image"):
             split.raw(sample)
@@ -263,7 +263,7 @@ def test_nothing_in_a_file_is_executed(tmp_path):
     schema = pa.schema([pa.field("image", pa.binary(), metadata={b"ARROW:extension:name": b"arrow.py_extension_type",
                         b"ARROW:extension:metadata": pickle.dumps(Trap())}), ("label", pa.string())])  # fmt: skip
     pq.write_table(pa.table([[png(0), png(1)] * 10, ["a", "b"] * 10], schema=schema), tmp_path / "x.parquet")
-    assert len(open_data(tmp_path / "x.parquet").whole.raw(0)) == len(png(0))
+    assert len(open_data(tmp_path / "x.parquet").full_train_split.raw(0)) == len(png(0))
     assert not (tmp_path / "sprung").exists()
 
 
@@ -277,9 +277,9 @@ def test_what_is_unpacked_is_kept_until_the_file_changes(tmp_path, monkeypatch):
     kept.unlink()
     kept.write_bytes(content)
     again = open_data(file)
-    assert again.whole.raw(19) == png(19) and again.fingerprint() == fingerprint
+    assert again.full_train_split.raw(19) == png(19) and again.fingerprint() == fingerprint
     write(file, {"image": images(20, 100), "label": ["a", "b"] * 10})
-    assert open_data(file).whole.raw(0) == png(100) and open_data(file).fingerprint() != fingerprint
+    assert open_data(file).full_train_split.raw(0) == png(100) and open_data(file).fingerprint() != fingerprint
     assert not list((tmp_path / "cache").rglob("*.tmp"))
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))
     write(file, {"image": images(20, 200), "label": ["a", "b"] * 10})
@@ -296,7 +296,7 @@ def test_a_run_continues_anywhere(workers, tmp_path):
 
 
 def test_a_split_goes_to_another_process_without_its_contents(tmp_path):
-    split = open_data(write(tmp_path / "x.parquet", {"image": images(20), "label": ["a", "b"] * 10})).whole
+    split = open_data(write(tmp_path / "x.parquet", {"image": images(20), "label": ["a", "b"] * 10})).full_train_split
     split.raw(0)
     assert len(sent := pickle.dumps(split)) < 4000
     assert pickle.loads(sent).raw(7) == png(7)

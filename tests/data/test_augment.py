@@ -50,21 +50,21 @@ def smooth(size: tuple[int, int], channels: int = 3, seed: int = 0) -> Image.Ima
 def test_a_picture_is_a_function_of_its_key(name, channels):
     augment, preprocess = Augment(**OPTIONS[name]), ImagePreprocess(SIZE, channels)
     file, small = smooth((50, 40), channels), smooth(SIZE[::-1], channels)
-    views = torch.stack([augment.picture(file, preprocess, k) for k in range(12)])
+    views = torch.stack([augment.augment_image(file, preprocess, k) for k in range(12)])
     assert views.shape == (12, channels, *SIZE) and views.dtype == torch.uint8
-    assert torch.equal(views, torch.stack([augment.picture(file, preprocess, k) for k in range(12)]))
+    assert torch.equal(views, torch.stack([augment.augment_image(file, preprocess, k) for k in range(12)]))
     different = 3 if name == "three" else 9
     assert len({view.numpy().tobytes() for view in views}) >= different
 
     pixels, keys = image_to_tensor(small)[None].repeat(12, 1, 1, 1), derive_keys(0, np.arange(12))
-    batch = augment.batch(pixels, keys)
+    batch = augment.augment_batch(pixels, keys)
     assert (
         batch.shape == pixels.shape
         and batch.dtype in (torch.uint8, torch.float32)
         and batch.min() >= 0
         and batch.max() <= 255
     )
-    assert torch.allclose(augment.batch(pixels[5:], keys[5:]), batch[5:], atol=1e-3)
+    assert torch.allclose(augment.augment_batch(pixels[5:], keys[5:]), batch[5:], atol=1e-3)
     assert len({image.numpy().tobytes() for image in batch}) >= different
 
 
@@ -156,7 +156,7 @@ def test_rand_augment_draws_operations_levels_and_directions(probability):
 def test_an_inception_box_keeps_area_and_aspect_and_draws_the_height_alike():
     crop = InceptionCrop((8, 8), (0.05, 1.0), (0.75, 1.33), "aliased")
     torch.manual_seed(0)
-    boxes = np.array([crop.box(500, 400) for _ in range(3000)])
+    boxes = np.array([crop.draw_box(500, 400) for _ in range(3000)])
     left, top, right, bottom = boxes.T
     wide, tall = right - left, bottom - top
     assert (boxes >= 0).all() and right.max() == 500 and bottom.max() == 400 and left.min() == top.min() == 0
@@ -164,18 +164,20 @@ def test_an_inception_box_keeps_area_and_aspect_and_draws_the_height_alike():
     assert area.min() >= 0.05 and area.max() <= 1 and ratio.min() > 0.74 and ratio.max() < 1.34
     assert abs(ratio.mean() - 1.04) < 0.01
     square = InceptionCrop((8, 8), (0.04, 1.0), (1.0, 1.0), "aliased")
-    heights = np.array([b - t for _, t, _, b in (square.box(1000, 1000) for _ in range(3000))])
+    heights = np.array([b - t for _, t, _, b in (square.draw_box(1000, 1000) for _ in range(3000))])
     assert np.abs(np.histogram(heights, 4, (200, 1000))[0] / 3000 - 0.25).max() < 0.03
-    assert crop.box(1000, 3) == (0, 0, 1000, 3)
+    assert crop.draw_box(1000, 3) == (0, 0, 1000, 3)
 
 
 def test_an_inception_crop_in_memory_is_drawn_like_that_of_a_file():
     keys = derive_keys(0, np.arange(20_000))
-    maps = Augment(crop=(0.05, 1.0), ratio=(0.75, 1.33), crop_style="inception").maps(keys, (400, 500)).numpy()
+    maps = (
+        Augment(crop=(0.05, 1.0), ratio=(0.75, 1.33), crop_style="inception").draw_affine_maps(keys, (400, 500)).numpy()
+    )
     wide, tall = maps[:, 0, 0] * 500, maps[:, 1, 1] * 400
     crop = InceptionCrop((8, 8), (0.05, 1.0), (0.75, 1.33), "aliased")
     torch.manual_seed(0)
-    boxes = np.array([crop.box(500, 400) for _ in range(5000)])
+    boxes = np.array([crop.draw_box(500, 400) for _ in range(5000)])
     for ours, theirs in ((wide, boxes[:, 2] - boxes[:, 0]), (tall, boxes[:, 3] - boxes[:, 1])):
         assert (
             np.abs(np.quantile(ours, (0.1, 0.3, 0.5, 0.7, 0.9)) - np.quantile(theirs, (0.1, 0.3, 0.5, 0.7, 0.9))).max()
@@ -186,7 +188,7 @@ def test_an_inception_crop_in_memory_is_drawn_like_that_of_a_file():
     assert (np.abs(maps[:, 0, 2]) + maps[:, 0, 0] < 1.0001).all() and (
         np.abs(maps[:, 1, 2]) + maps[:, 1, 1] < 1.0001
     ).all()
-    oblong = Augment(crop=(0.9, 1.0), crop_style="inception").maps(keys[:9], (100, 10)).numpy()
+    oblong = Augment(crop=(0.9, 1.0), crop_style="inception").draw_affine_maps(keys[:9], (100, 10)).numpy()
     assert np.allclose(oblong, np.eye(2, 3))
 
 
@@ -202,7 +204,7 @@ def test_the_filter_of_a_crop_is_used_in_memory_too():
     pixels, keys = image_to_tensor(picture(0, (24, 20)))[None], derive_keys(0, np.arange(1))
     options = {"crop": (0.3, 0.5)}
     default, linear, cubic = (
-        Augment(**options, crop_filter=f).batch(pixels, keys) for f in (None, "bilinear", "bicubic")
+        Augment(**options, crop_filter=f).augment_batch(pixels, keys) for f in (None, "bilinear", "bicubic")
     )
     assert torch.equal(default, linear) and not torch.equal(default, cubic)
 
@@ -212,10 +214,10 @@ def test_a_simple_crop_is_a_window_of_the_reflected_picture(memory):
     pixels, augment = image_to_tensor(picture(1, (24, 20))), Augment(crop_style="simple")
     padded = F.pad(pixels.float()[None], (4, 4, 4, 4), mode="reflect")[0]
     if memory:
-        shown = augment.batch(pixels[None].repeat(60, 1, 1, 1), derive_keys(0, np.arange(60))).float()
+        shown = augment.augment_batch(pixels[None].repeat(60, 1, 1, 1), derive_keys(0, np.arange(60))).float()
     else:
         shown = torch.stack(
-            [augment.picture(picture(1, (24, 20)), ImagePreprocess(SIZE), k) for k in range(60)]
+            [augment.augment_image(picture(1, (24, 20)), ImagePreprocess(SIZE), k) for k in range(60)]
         ).float()
     places = [(y, x) for y, x in itertools.product(range(9), range(9))]
     found = [
@@ -231,7 +233,7 @@ def test_a_simple_crop_scales_the_short_side_and_moves_along_the_long():
     strip = np.zeros((40, 400, 3), np.uint8)
     strip[..., 0] = np.linspace(0, 255, 400)
     seen = [
-        Augment(crop_style="simple").picture(Image.fromarray(strip), ImagePreprocess((20, 20)), k).float()
+        Augment(crop_style="simple").augment_image(Image.fromarray(strip), ImagePreprocess((20, 20)), k).float()
         for k in range(60)
     ]
     means = [float(image[0].mean()) for image in seen]
@@ -245,7 +247,7 @@ def test_three_takes_one_of_three():
     strongest = image_to_tensor(image.filter(ImageFilter.GaussianBlur(2))).float()
     counts, reach = [0, 0, 0], float((strongest - image_to_tensor(image)).abs().max())
     for k in range(600):
-        shown = Augment(three=True).picture(image, ImagePreprocess(SIZE), k)
+        shown = Augment(three=True).augment_image(image, ImagePreprocess(SIZE), k)
         kind = 0 if torch.equal(shown, grey) else 1 if torch.equal(shown, bright) else 2
         counts[kind] += 1
         assert kind < 2 or (shown.float() - image_to_tensor(image)).abs().max() <= reach + 1
@@ -257,9 +259,9 @@ def test_jitter_stays_within_its_factors(memory):
     augment, flat = Augment(jitter=(0.3, 0.0, 0.0)), Image.new("RGB", SIZE[::-1], (100, 150, 50))
     keys = derive_keys(0, np.arange(200))
     if memory:
-        shown = augment.batch(image_to_tensor(flat)[None].repeat(200, 1, 1, 1), keys)
+        shown = augment.augment_batch(image_to_tensor(flat)[None].repeat(200, 1, 1, 1), keys)
     else:
-        shown = torch.stack([augment.picture(flat, ImagePreprocess(SIZE), int(k)) for k in keys])
+        shown = torch.stack([augment.augment_image(flat, ImagePreprocess(SIZE), int(k)) for k in keys])
     factors = shown[:, :, 0, 0].float() / torch.tensor([100.0, 150.0, 50.0])
     assert factors.min() > 0.68 and factors.max() < 1.31 and factors[:, 1].std() > 0.1
     assert (factors.max(1).values - factors.min(1).values).max() < 0.04
@@ -270,7 +272,7 @@ def test_erased_noise_fills_a_box_with_pixels_like_imagenets(channels):
     flat = Image.new("RGB" if channels == 3 else "L", (64, 64))
     values, untouched = [], 0
     for k in range(400):
-        shown = Augment(erase=0.5, erase_noise=True).picture(flat, ImagePreprocess((64, 64), channels), k)
+        shown = Augment(erase=0.5, erase_noise=True).augment_image(flat, ImagePreprocess((64, 64), channels), k)
         hole = (shown > 0).any(0)
         if not hole.any():
             untouched += 1
@@ -300,7 +302,7 @@ def test_labels_mix_as_the_pictures_do(options, several):
     images = torch.arange(6.0)[:, None, None, None].expand(6, 3, 16, 16).clone()
     shares = set()
     for batch in range(10):
-        mixed, soft = Augment(**options).mix(images, labels, 4, seed=0, batch=batch)
+        mixed, soft = Augment(**options).mix_batch(images, labels, 4, seed=0, batch=batch)
         own = float(1 - (mixed[1].mean() - 1) / (0 - 1))  # picture 1 is mixed with picture 0
         assert torch.allclose(soft, own * hot + (1 - own) * hot.roll(1, 0), atol=1e-5)
         shares.add(own)
@@ -311,7 +313,7 @@ def test_labels_mix_as_the_pictures_do(options, several):
 def test_mixing_is_torchvisions(options):
     images, labels = torch.randn(6, 3, 12, 20), torch.tensor([0, 1, 2, 2, 1, 0])
     for batch in range(20):
-        ours = Augment(**options).mix(images, labels, 3, seed=0, batch=batch)
+        ours = Augment(**options).mix_batch(images, labels, 3, seed=0, batch=batch)
         with fork_torch_rng(0, batch):
             cut = "cutmix" in options and (len(options) == 1 or bool(torch.rand(()) < 0.5))
             expected = (v2.CutMix if cut else v2.MixUp)(alpha=options["cutmix" if cut else "mixup"], num_classes=3)(
@@ -323,7 +325,7 @@ def test_mixing_is_torchvisions(options):
 def test_repeated_pictures_are_mixed_with_others():
     images, labels = torch.arange(9.0)[:, None, None, None].expand(9, 3, 8, 8).clone(), torch.arange(9) // 3
     for batch in range(10):
-        _, soft = Augment(mixup=0.8).mix(images, labels, 3, 0, batch, offset=3)
+        _, soft = Augment(mixup=0.8).mix_batch(images, labels, 3, 0, batch, offset=3)
         own = soft[0, 0]
         assert torch.allclose(soft, own * F.one_hot(labels, 3) + (1 - own) * F.one_hot((labels - 1) % 3, 3))
 
@@ -331,12 +333,13 @@ def test_repeated_pictures_are_mixed_with_others():
 def test_as_many_batches_are_mixed_as_the_probability_says():
     images, labels = torch.randn(4, 3, 8, 8), torch.arange(4)
     mixed = [
-        Augment(mixup=0.8, cutmix=1.0, mix_probability=0.3).mix(images, labels, 4, 0, batch)[1].ndim == 2
+        Augment(mixup=0.8, cutmix=1.0, mix_probability=0.3).mix_batch(images, labels, 4, 0, batch)[1].ndim == 2
         for batch in range(400)
     ]
     assert abs(sum(mixed) / 400 - 0.3) < 0.07
     assert not any(
-        Augment(mixup=0.8, mix_probability=0.0).mix(images, labels, 4, 0, batch)[1].ndim == 2 for batch in range(20)
+        Augment(mixup=0.8, mix_probability=0.0).mix_batch(images, labels, 4, 0, batch)[1].ndim == 2
+        for batch in range(20)
     )
 
 

@@ -132,7 +132,7 @@ def test_pixels_without_data_are_void_and_filled_with_the_mean(tmp_path, dtype, 
         mean = stored[~void].mean()
         assert np.allclose(np.asarray(band)[void], round(mean) if dtype == "uint8" else mean, rtol=1e-5)
         assert np.array_equal(np.asarray(band)[~void], stored[~void].astype(np.float32))
-    assert np.array_equal(read.void, void)
+    assert np.array_equal(read.is_void, void)
     preprocess = BandPreprocess((32, 32), 5, (0.1, 0.2, 0.3, 0.4, 0.5), (0.1,) * 5, numbers=numbers)
     normalised = preprocess.normalise(preprocess.to_tensor(preprocess.decode(raw))[None])[0]
     assert np.abs(normalised.numpy()[:, void]).max() < (0.03 if dtype == "uint8" else 1e-4)

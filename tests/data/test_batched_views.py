@@ -53,25 +53,27 @@ def rows_first(images: torch.Tensor) -> torch.Tensor:
 def test_each_image_has_its_own_views_by_its_key_whatever_else_is_in_the_batch(pixels, channels):
     pixels = pixels[:, [0] if channels == 1 else [0, 1, 2, 0][:channels]]
     crops, keys = MultiCrop(3, SMALL), derive_keys(0, np.arange(len(pixels)))
-    rows = crops.batch(pixels, keys)
+    rows = crops.augment_batch(pixels, keys)
     assert rows.dtype == torch.uint8
     for row in (0, 41, 69):
-        assert torch.equal(crops.batch(pixels[row : row + 1], keys[row : row + 1])[0], rows[row])
-    batch = crops.unpack(rows, ImagePreprocess(SIZE, channels))
+        assert torch.equal(crops.augment_batch(pixels[row : row + 1], keys[row : row + 1])[0], rows[row])
+    batch = crops.unpack_batch(rows, ImagePreprocess(SIZE, channels))
     assert batch["images"].shape == (70, 2, channels, *SIZE) and batch["local"].shape == (70, 3, channels, *SMALL)
-    alone = replace(crops, locals=0).batch(pixels, keys)
+    alone = replace(crops, locals=0).augment_batch(pixels, keys)
     assert torch.equal(alone, batch["images"].flatten(1))
     assert len({view.numpy().tobytes() for view in batch["local"].flatten(0, 1)}) > 205
 
 
 def test_without_any_change_the_image_itself_is_a_view(pixels):
     crops = MultiCrop(1, SIZE, **STILL, **WHOLE)
-    rows = crops.batch(pixels, np.arange(70)).unflatten(1, (3, 3, *SIZE))
+    rows = crops.augment_batch(pixels, np.arange(70)).unflatten(1, (3, 3, *SIZE))
     assert (rows == pixels[:, None]).all()
-    mirrored = replace(crops, flip=1.0).batch(pixels, np.arange(70)).unflatten(1, (3, 3, *SIZE))
+    mirrored = replace(crops, flip=1.0).augment_batch(pixels, np.arange(70)).unflatten(1, (3, 3, *SIZE))
     assert (mirrored == pixels[:, None].flip(-1)).all()
     floats = torch.rand(5, 2, *SIZE) * 1000
-    assert torch.allclose(crops.batch(floats, np.arange(5)).unflatten(1, (3, 2, *SIZE)), floats[:, None], rtol=1e-5)
+    assert torch.allclose(
+        crops.augment_batch(floats, np.arange(5)).unflatten(1, (3, 2, *SIZE)), floats[:, None], rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("size", [(20, 24), (8, 10), (40, 50)])
@@ -93,7 +95,7 @@ def test_boxes_have_the_sizes_of_torchvisions():
     crop, sides = AreaCrop(SMALL, (0.1, 0.6), (3 / 4, 4 / 3), "bicubic"), []
     for k in range(1500):
         with fork_torch_rng(k):
-            left, top, right, bottom = crop.box(30, 20)
+            left, top, right, bottom = crop.draw_box(30, 20)
         sides.append((bottom - top, right - left))
     drawn = np.stack(draw_box_sizes(draw_uniform(np.arange(6000), DRAWS_PER_VIEW), 20, 30, crop.area, crop.ratio), 1)
     assert drawn.min() >= 1 and (drawn <= (20, 30)).all() and (drawn == drawn.round()).all()
@@ -146,13 +148,13 @@ def test_blur_is_a_gaussian_with_the_outermost_pixels_outside(pixels):
 
 def test_grey_and_solarised_views_come_as_often_as_they_shall(pixels):
     keys = derive_keys(7, np.arange(70))
-    grey = MultiCrop(2, SIZE, **{**STILL, "grey": 0.2}, **WHOLE).batch(pixels, keys).unflatten(1, (4, 3, *SIZE))
+    grey = MultiCrop(2, SIZE, **{**STILL, "grey": 0.2}, **WHOLE).augment_batch(pixels, keys).unflatten(1, (4, 3, *SIZE))
     shades = grey.float().std(2).amax((2, 3)) < 1
     assert 0.1 < float(shades.float().mean()) < 0.3
     one = shades.nonzero()[0]
     assert (grey[one[0], one[1], 0].float() - rgb_to_grey(rows_first(pixels[one[:1]]))[0, :, 0]).abs().max() <= 0.5
     inverted = replace(DINO_VIEWS, locals=2, local_image=SIZE, **{**STILL, "solarise": DINO_VIEWS.solarise}, **WHOLE)
-    rows = inverted.batch(pixels, keys).unflatten(1, (4, 3, *SIZE))
+    rows = inverted.augment_batch(pixels, keys).unflatten(1, (4, 3, *SIZE))
     changed = (rows != pixels[:, None]).flatten(2).any(-1).float().mean(0)
     assert changed[0] == 0 and 0.08 < changed[1] < 0.35 and changed[2] == changed[3] == 0
     assert (rows <= torch.maximum(pixels, 255 - pixels)[:, None]).all()
@@ -161,8 +163,8 @@ def test_grey_and_solarised_views_come_as_often_as_they_shall(pixels):
 def test_whole_views_have_the_colours_of_those_of_files(pixels):
     """Mean, deviation and share of extremes of 200 DINO views by each way."""
     crops = replace(DINO_VIEWS, locals=1, local_image=SMALL)
-    stacked = crops.unpack(crops.batch(pixels, derive_keys(1, np.arange(70))), ImagePreprocess(SIZE))
-    alone = [crops.views(Image.fromarray(p.permute(1, 2, 0).numpy()), SIZE, k) for k, p in enumerate(pixels)]
+    stacked = crops.unpack_batch(crops.augment_batch(pixels, derive_keys(1, np.arange(70))), ImagePreprocess(SIZE))
+    alone = [crops.draw_views(Image.fromarray(p.permute(1, 2, 0).numpy()), SIZE, k) for k, p in enumerate(pixels)]
     for mine, theirs in (
         (stacked["images"], torch.stack([torch.stack(views[:2]) for views in alone])),
         (stacked["local"], torch.stack([views[2] for views in alone])),

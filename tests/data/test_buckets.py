@@ -138,7 +138,7 @@ def mixed(tmp_path_factory):
 
 def test_clips_and_pictures_lie_in_one_folder_where_buckets_are_asked_for(mixed, tmp_path):
     data = open_data(mixed, stills=True)
-    train = data.whole
+    train = data.full_train_split
     assert train is not None and len(train) == 18 and data.classes == ("left", "right")
     assert any("18 clips, 10 of them images, read as one frame" in note for note in data.notes)
     forms = {
@@ -171,7 +171,7 @@ def test_a_bad_file_has_no_form_and_the_others_have(mixed, tmp_path):
 
 
 def test_a_sample_of_a_bucket_is_that_of_a_run_at_its_size_alone(mixed):
-    split = open_data(mixed, stills=True).whole
+    split = open_data(mixed, stills=True).full_train_split
     assert split is not None
     sizes = ((8, 16, 16), (1, 16, 16), (1, 12, 24), (1, 24, 12))
     own = find_nearest_buckets(measure_sample_forms(split), sizes)
@@ -180,17 +180,17 @@ def test_a_sample_of_a_bucket_is_that_of_a_run_at_its_size_alone(mixed):
     spans = [
         (a, b)
         for low in range(0, 36, 4)
-        for ends in [find_bucket_boundaries(loader.order, low, low + 4)]
+        for ends in [find_bucket_boundaries(loader.sample_order, low, low + 4)]
         for a, b in itertools.pairwise(ends)
     ]
     seen = []
-    for batch in loader.spans(spans):
+    for batch in loader.iterate_spans(spans):
         (bucket,) = set(own[batch["samples"].numpy()].tolist())
         assert batch["images"].shape[1:] == (3, *sizes[bucket])
         seen += batch["samples"].tolist()
         alone = TrainLoader(split, ClipPreprocess(sizes[bucket]), Augment(flip=0.5), 5)
         epoch = (len(seen) - 1) // 18
         if (len(seen) - len(batch["samples"])) // 18 == epoch:
-            images: list[Any] = [alone.one(sample, epoch, 0) for sample in batch["samples"].tolist()]
+            images: list[Any] = [alone.load_sample(sample, epoch, 0) for sample in batch["samples"].tolist()]
             assert torch.equal(batch["images"], torch.stack(images))
     assert sorted(seen) == sorted([*range(18)] * 2)

@@ -48,13 +48,13 @@ def test_a_table_of_clips_is_video_data(tmp_path):
     for name in ("1.mp4", "2.gif", "frames"):
         write_clip(tmp_path / name, greys(10))
     data = open_data(write_table(tmp_path / "a.csv", "path,label", "1.mp4,a", "2.gif,b", "frames,a"))
-    whole = data.whole or data.split("train")
+    whole = data.full_train_split or data.split("train")
     assert isinstance(whole, ClipFiles) and whole.parts is None and data.groups is None
     assert data.notes[0].startswith("the data are 3 clips; `--frames`") and len(whole.clip(2)) == 10
     assert [os.path.basename(whole.name(row)) for row in range(3)] == ["1.mp4", "2.gif", "frames"]
     Image.new("RGB", (8, 8)).save(tmp_path / "photo.png")
     pictures = open_data(write_table(tmp_path / "b.csv", "path,label", "2.gif,b", "photo.png,a"))
-    assert type(pictures.whole or pictures.split("train")) is FileSplit
+    assert type(pictures.full_train_split or pictures.split("train")) is FileSplit
 
 
 def test_start_and_end_cut_a_clip(tmp_path):
@@ -63,14 +63,14 @@ def test_start_and_end_cut_a_clip(tmp_path):
     rows = "path,label,start,end", "1.gif,a,,0.5", "1.gif,b,0.5,", "1.gif,a,,", "2.mkv,b,0.7,2.05", "1.gif,a,,0.50"
     data = open_data(write_table(tmp_path / "a.csv", *rows)).with_holdout(0.0, 0)
     split = split_of(data)
-    assert [split.clip(row).read(np.arange(len(split.clip(row))))[:, 0, 0, 0].round(-1).tolist() for row in range(4)] == [
+    assert [split.open_clip(row).read_frames(np.arange(len(split.open_clip(row))))[:, 0, 0, 0].round(-1).tolist() for row in range(4)] == [
         [0, 20, 40, 60, 80], [100, 120, 140, 160, 180], list(range(0, 200, 20)), [60, 80, 100, 120],
     ]  # fmt: skip
-    assert split.clip(3).times == pytest.approx([0, 0.1, 0.2, 1.3], abs=0.002)
+    assert split.open_clip(3).times == pytest.approx([0, 0.1, 0.2, 1.3], abs=0.002)
     names = [split.name(row).removeprefix(f"{tmp_path}/") for row in range(4)]
     assert names == ["1.gif from 0 s to 0.5 s", "1.gif from 0.5 s", "1.gif", "2.mkv from 0.7 s to 2.05 s"]
     assert any("1 rows are duplicates" in note for note in open_data(tmp_path / "a.csv").notes)
-    assert split.take(np.array([3, 0])).part(0) == (0.7, 2.05) and split.part(2) is None
+    assert split.take(np.array([3, 0])).get_segment(0) == (0.7, 2.05) and split.get_segment(2) is None
     other = open_data(write_table(tmp_path / "b.csv", rows[0], "1.gif,a,,0.6", *rows[2:5])).with_holdout(0.0, 0)
     assert other.fingerprint() != data.fingerprint()
 
@@ -115,12 +115,12 @@ def test_parts_that_are_not_there_are_named(tmp_path):
     rows = "path,label,start,end", "frames,a,0,1", "1.gif,b,0.95,2", "1.gif,b,0.9,2"
     split = split_of(open_data(write_table(tmp_path / "a.csv", *rows)).with_holdout(0.0, 0))
     with pytest.raises(DataError, match=r"frames from 0 s to 1 s: it has no frame times"):
-        split.clip(0)
+        split.open_clip(0)
     with pytest.raises(
         DataError, match=r"1\.gif from 0\.95 s to 2 s: no frame is in this interval; the last of 10 is at 0\.9 s"
     ):
-        split.clip(1)
-    assert len(split.clip(2)) == 1
+        split.open_clip(1)
+    assert len(split.open_clip(2)) == 1
     with pytest.raises(DataError, match="no frame times"):
         ClipSegment(open_clip(greys(3)), 0, math.inf)
 

@@ -27,7 +27,7 @@ def test_frames_of_every_format_by_their_numbers(tmp_path, kind):
     film = open_clip(place)
     assert len(film) == 10 and film.size == (16, 16)
     numbers = np.array([7, 0, 9, 0])
-    frames = film.read(numbers)
+    frames = film.read_frames(numbers)
     assert frames.shape == (4, 16, 16, 3) and frames.dtype == np.uint8
     assert np.abs(frames.astype(int) - greys(10)[numbers]).max() <= 4
     if kind not in ("folder", "mpeg"):
@@ -36,16 +36,16 @@ def test_frames_of_every_format_by_their_numbers(tmp_path, kind):
 
 def test_frames_are_counted_as_decoded_at_any_rate():
     film = open_clip(encode(greys(10), "mkv", moments=[0, 1, 2, 7, 8, 9, 20, 21, 30, 45]))
-    assert film.read(np.arange(10))[:, 0, 0, 0].round(-1).tolist() == list(range(0, 200, 20))
+    assert film.read_frames(np.arange(10))[:, 0, 0, 0].round(-1).tolist() == list(range(0, 200, 20))
     assert film.times[3] == pytest.approx(0.7) and film.times[-1] == pytest.approx(4.5)
 
 
 def test_frames_that_are_not_held_are_decoded_again(monkeypatch):
     content = encode(moving(1, True), "webm")
-    whole = open_clip(content).read(np.array([2, 5, 8]))
+    whole = open_clip(content).read_frames(np.array([2, 5, 8]))
     monkeypatch.setattr(video, "MAX_BUFFERED_BYTES", 1500)
     film = open_clip(content)
-    assert film.held is None and np.array_equal(film.read(np.array([2, 5, 8])), whole)  # type: ignore[attr-defined]
+    assert film.buffered_frames is None and np.array_equal(film.read_frames(np.array([2, 5, 8])), whole)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", PARTS)
@@ -103,9 +103,9 @@ def test_large_frames_are_refused_before_they_are_decoded(tmp_path):
 def test_limits(monkeypatch, tmp_path):
     place = write_clip(tmp_path / "a.gif", greys(10))
     monkeypatch.setattr(clip, "MAX_CLIP_BYTES", 4 * 16 * 16 * 3)
-    assert open_clip(place).read(np.arange(4)).shape[0] == 4
+    assert open_clip(place).read_frames(np.arange(4)).shape[0] == 4
     with pytest.raises(DataError, match=r"a\.gif: 5 frames of 16 x 16 pixels take 0 MiB"):
-        open_clip(place).read(np.arange(5))
+        open_clip(place).read_frames(np.arange(5))
     monkeypatch.setattr(clip, "MAX_FRAMES", 9)
     for source in (place, write_clip(tmp_path / "a.mp4", greys(10))):
         with pytest.raises(DataError, match="more than 9 frames"):
@@ -132,7 +132,7 @@ def test_a_folder_of_frames_of_two_sizes_is_refused(tmp_path):
     place = write_clip(tmp_path / "clip", greys(5))
     Image.new("RGB", (9, 9)).save(place / "frame_003.png")
     with pytest.raises(DataError, match="clip: its frames have 2 sizes, 16 x 16 and 9 x 9"):
-        open_clip(place).read(np.arange(5))
+        open_clip(place).read_frames(np.arange(5))
     with pytest.raises(DataError, match="a folder without images is not a clip"):
         (tmp_path / "none").mkdir()
         open_clip(tmp_path / "none")
@@ -157,14 +157,14 @@ def test_a_view_is_the_same_for_all_frames_and_frames_are_drawn_by_the_key():
     still = np.repeat(moving(5, True, 1, 24), 12, 0)
     preprocess = ClipPreprocess((6, 16, 16))
     views = Augment(crop=(0.2, 1.0), flip=0.5, rand_layers=2, jitter=(0.4, 0.4, 0.4), rotate=20.0, erase=1.0, shift=0.1)
-    drawn = [views.picture(open_clip(still), preprocess, sample_key) for sample_key in range(4)]
+    drawn = [views.augment_image(open_clip(still), preprocess, sample_key) for sample_key in range(4)]
     assert all(view.shape == (3, 6, 16, 16) and (view == view[:, :1]).all() for view in drawn)
-    assert not (drawn[0] == drawn[1]).all() and (drawn[3] == views.picture(open_clip(still), preprocess, 3)).all()
+    assert not (drawn[0] == drawn[1]).all() and (drawn[3] == views.augment_image(open_clip(still), preprocess, 3)).all()
     rising = open_clip(greys(12, 24))
-    numbers = {tuple((Augment().picture(rising, preprocess, key)[0, :, 0, 0] // 20).tolist()) for key in range(9)}
+    numbers = {tuple((Augment().augment_image(rising, preprocess, key)[0, :, 0, 0] // 20).tolist()) for key in range(9)}
     assert len(numbers) > 5 and all(number // 2 == t for row in numbers for t, number in enumerate(row))
     dense = ClipPreprocess((4, 16, 16), stride=2)
-    starts = {tuple((Augment().picture(rising, dense, key)[0, :, 0, 0] // 20).tolist()) for key in range(40)}
+    starts = {tuple((Augment().augment_image(rising, dense, key)[0, :, 0, 0] // 20).tolist()) for key in range(40)}
     assert starts == {(s, s + 2, s + 4, s + 6) for s in range(6)}
 
 

@@ -31,7 +31,7 @@ def write_coco(place: Path, boxes: dict[str, list[int]], category: str = "ant") 
 
 def boxes_of(source: Path) -> dict[str, list[list[float]]]:
     data = open_data(source)
-    train = data.whole or data.split("train")
+    train = data.full_train_split or data.split("train")
     return {train.name(row): train.target(row).boxes.tolist() for row in range(len(train))}
 
 
@@ -201,13 +201,13 @@ def test_tables_and_lists(tmp_path):
     with (tmp_path / "t.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("path", "label"), *rows])
     data = open_data(tmp_path / "t.csv")
-    assert len(data.whole) == 2 and all(Path(path).exists() for path in data.whole.paths)
+    assert len(data.full_train_split) == 2 and all(Path(path).exists() for path in data.full_train_split.paths)
     with (tmp_path / "b.csv").open("w", newline="", encoding="utf-8") as file:
         boxes = [(path, "ant", 1, 1, 4, 4) for path, _ in rows] + [(f"./{rows[0][0]}", "ant", 5, 5, 8, 8)]
         csv.writer(file).writerows([("image", "class", "left", "top", "right", "bottom"), *boxes])
     assert sorted(map(len, boxes_of(tmp_path / "b.csv").values())) == [1, 2]
     (tmp_path / "train.txt").write_text(f"{rows[0][0]} 0\n{rows[1][0]} 1\n", "utf-8")
-    assert len(open_data(tmp_path).whole) == 2
+    assert len(open_data(tmp_path).full_train_split) == 2
 
 
 def test_classes_of_splits(tmp_path):

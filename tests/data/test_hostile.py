@@ -129,7 +129,9 @@ def test_one_verdict_and_one_picture_on_every_path(files, table, predictor, verd
     split, preprocess = open_data(table).split("test"), predictor.bundle.preprocess
 
     def judged(workers: int) -> list[str]:
-        return [told(image) for _, images in EvalLoader(split, preprocess, workers).batches(50) for image in images]
+        return [
+            told(image) for _, images in EvalLoader(split, preprocess, workers).iterate_batches(50) for image in images
+        ]
 
     def fed(feed: TrainLoader) -> list[str]:
         return [told(DecodingDataset(feed)[sample, 0, 0][1]) for sample in range(len(split))]

@@ -76,7 +76,7 @@ def test_flat_images_by_kaggles_list(flat):
     (flat / "LOC_synset_mapping.txt").write_text("".join(f"{synset} {words}\n" for synset, words in SYNSETS.items()))
     data = open_data(flat)
     assert_true(data)
-    assert data.titles == SYNSETS and data.whole is None
+    assert data.titles == SYNSETS and data.full_train_split is None
 
 
 @pytest.mark.parametrize("place", [".", "ILSVRC2012_devkit_t12/data", "../ILSVRC2012_devkit_t12/data"])

@@ -109,8 +109,8 @@ def test_rows_below_a_crop_are_not_decoded(monkeypatch):
     rows = []
     monkeypatch.setattr(
         LazyJpeg,
-        "read",
-        lambda self, count, factor, read=LazyJpeg.read: rows.append(count) or read(self, count, factor),
+        "decode_rows",
+        lambda self, count, factor, read=LazyJpeg.decode_rows: rows.append(count) or read(self, count, factor),
     )
     photograph = open_lazy_image(PHOTOGRAPHS["4:2:0"], 3, "x")
     for bottom in (10, 33, 97):
@@ -129,7 +129,7 @@ def test_a_crop_decoded_small_is_nearly_the_crop(factor, subsampling, monkeypatc
     size = (520 // (2 * factor), 400 // (2 * factor))
     seen = []
     monkeypatch.setattr(
-        LazyJpeg, "read", lambda self, rows, f, read=LazyJpeg.read: seen.append(f) or read(self, rows, f)
+        LazyJpeg, "decode_rows", lambda self, rows, f, read=LazyJpeg.decode_rows: seen.append(f) or read(self, rows, f)
     )
     box = (40, 48, 40 + 400, 48 + 520)
     expected, found = (crop_and_resize(picture, box, size, "bicubic").float() for picture in (exact, rough))
@@ -216,7 +216,7 @@ def test_a_damaged_file_has_one_verdict(seed):
         taken += isinstance(jpeg.parse_plain_jpeg(raw, 3, "x", True), LazyJpeg)
         if expected[0] != "pixels":  # and a crop of it is refused too
             with pytest.raises(DataError):
-                Augment(crop=(0.1, 0.2)).picture(open_lazy_image(raw, 3, "x"), ImagePreprocess((16, 16)), 0)
+                Augment(crop=(0.1, 0.2)).augment_image(open_lazy_image(raw, 3, "x"), ImagePreprocess((16, 16)), 0)
     assert taken > 30
 
 
@@ -238,7 +238,8 @@ def test_stored_pixels_are_read_where_they_are(channels):
     assert isinstance(stored, LazyPixels) and stored.size == SIZE
     assert np.array_equal(stored.decode_region((3, 4, 60, 50)), pixels[4:50, 3:60])
     assert np.array_equal(
-        as_array(stored.whole()), as_array(decode_to_pillow(pixels[..., 0] if channels == 1 else pixels, channels))
+        as_array(stored.decode_full()),
+        as_array(decode_to_pillow(pixels[..., 0] if channels == 1 else pixels, channels)),
     )
     for other in (pixels.astype(np.uint16) * 257, pixels[..., :1] if channels == 3 else np.repeat(pixels, 3, -1)):
         if other.shape[-1] == 1:
@@ -256,7 +257,7 @@ def test_boxes_are_torchvisions(size, options):
     blank = [torch.empty(3, size[1], size[0], device="meta")]
     for seed in range(50):
         with fork_torch_rng(seed):
-            left, top, right, bottom = ours.box(*size)
+            left, top, right, bottom = ours.draw_box(*size)
             state = torch.default_generator.get_state()
         with fork_torch_rng(seed):
             expected = theirs.make_params(blank)
@@ -284,7 +285,7 @@ def test_every_way_to_a_sample_shows_the_same(name):
     picture = decode_to_pillow(PHOTOGRAPHS[name], 3)
     ways = [open_lazy_image(PHOTOGRAPHS[name], 3, "x"), picture, LazyPixels(np.asarray(picture))]
     for sample_key in range(10):
-        first, *others = (augment.picture(way, preprocess, sample_key) for way in ways)
+        first, *others = (augment.augment_image(way, preprocess, sample_key) for way in ways)
         assert first.is_contiguous() and all(torch.equal(first, other) for other in others)
 
 

@@ -269,8 +269,8 @@ def test_a_file_that_goes_between_the_scan_and_the_reading_is_named(copy):
     split = data.split("train")
     for workers in (0, 1):
         with pytest.raises(DataError, match=r"train/bee/3\.png: cannot be read \(No such file"):
-            list(TrainLoader(split, SMALL, Augment(), 0, workers=workers).batches(0, len(split), 4))
-        images = [image for _, batch in EvalLoader(split, SMALL, workers).batches(10) for image in batch]
+            list(TrainLoader(split, SMALL, Augment(), 0, workers=workers).iterate_batches(0, len(split), 4))
+        images = [image for _, batch in EvalLoader(split, SMALL, workers).iterate_batches(10) for image in batch]
         assert [isinstance(image, DataError) for image in images] == [
             split.name(i) == str(gone) for i in range(len(split))
         ]
@@ -383,7 +383,7 @@ def test_the_same_data_give_the_same_batches(twins):
             TrainLoader(open_data(root).split("train"), ImagePreprocess((12, 12)), augment, 3),
             hashlib.sha256(),
         )
-        for batch in feed.batches(0, 2 * len(feed.split), 7):
+        for batch in feed.iterate_batches(0, 2 * len(feed.split), 7):
             for name in sorted(batch):
                 digest.update(batch[name].numpy().tobytes())
         digests.add(digest.hexdigest())

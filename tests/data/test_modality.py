@@ -139,7 +139,7 @@ def test_a_new_modality_is_trained_evaluated_and_predicted(grid_folder, tmp_path
     document = vitreous.evaluate(tmp_path / "run", **ways)
     assert document["test"]["nll"] == pytest.approx(summary["test"]["nll"], abs=1e-3)
     split = open_data(grid_folder).splits["test"]
-    one, two = (next(EvalLoader(split, preprocess, workers).batches(20))[1] for workers in (0, 2))
+    one, two = (next(EvalLoader(split, preprocess, workers).iterate_batches(20))[1] for workers in (0, 2))
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
     file = grid_folder / "test" / "hill" / "0.grid"
     predictor = vitreous.load(tmp_path / "run", **ways)

@@ -45,8 +45,8 @@ def test_a_shift_and_a_mirror_are_the_affine_map():
     for border in ("reflection", "zeros"):
         augment = Augment(shift=0.2, flip=0.5, border=border)
         turned = Augment(shift=0.2, flip=0.5, border=border, zoom=1e-9)
-        assert augment.batch(images, keys).dtype == torch.uint8
-        assert (augment.batch(images, keys).float() - turned.batch(images, keys)).abs().max() < 0.01
+        assert augment.augment_batch(images, keys).dtype == torch.uint8
+        assert (augment.augment_batch(images, keys).float() - turned.augment_batch(images, keys)).abs().max() < 0.01
 
 
 def test_windows_are_simple_crops():

@@ -246,13 +246,13 @@ def test_labels_and_pixels_are_those_of_torchvision(name, tmp_path):
     known = TORCHVISION_SPECS[plain]
     assert (
         data.name == source
-        and (data.whole is not None) == ("val" not in known.splits)
+        and (data.full_train_split is not None) == ("val" not in known.splits)
         and set(data.splits) >= set(known.splits)
     )
     for split, further in known.splits.items():
         quiet = {"download": False} if plain == "SEMEION" else {}
         theirs = getattr(torchvision.datasets, plain)(str(tmp_path / "x"), **words, **further, **quiet)
-        ours = data.whole if split == "train" and data.whole else data.splits[split]
+        ours = data.full_train_split if split == "train" and data.full_train_split else data.splits[split]
         assert len(ours) == len(theirs) > 0
         for sample in range(len(ours)):
             image, label = theirs[sample]
@@ -295,7 +295,7 @@ def test_splits_that_torchvision_orders_by_the_file_system_have_one_order(tmp_pa
     assert open_data(source).fingerprint() == first.fingerprint()
     assert (
         first.classes == ("abbey", "arch")
-        and [p.parent.name for p in first.whole.paths] == ["abbey"] * 12 + ["arch"] * 12
+        and [p.parent.name for p in first.full_train_split.paths] == ["abbey"] * 12 + ["arch"] * 12
     )
 
 

@@ -51,14 +51,14 @@ def blobs(channels: int = 3) -> Image.Image:
 @pytest.mark.parametrize("channels", [3, 1])
 def test_trivial_is_a_function_of_the_key(channels):
     image, preprocess = blobs(channels), ImagePreprocess(SIZE, channels)
-    views = torch.stack([TRIVIAL.picture(image, preprocess, k) for k in range(20)])
+    views = torch.stack([TRIVIAL.augment_image(image, preprocess, k) for k in range(20)])
     assert views.shape == (20, channels, *SIZE) and views.dtype == torch.uint8
-    assert torch.equal(views, torch.stack([TRIVIAL.picture(image, preprocess, k) for k in range(20)]))
+    assert torch.equal(views, torch.stack([TRIVIAL.augment_image(image, preprocess, k) for k in range(20)]))
     assert len({view.numpy().tobytes() for view in views}) > 12
 
     pixels, keys = image_to_tensor(image)[None].repeat(20, 1, 1, 1), derive_keys(0, np.arange(20))
-    batch = TRIVIAL.batch(pixels, keys)
-    assert torch.equal(TRIVIAL.batch(pixels[7:], keys[7:]), batch[7:])
+    batch = TRIVIAL.augment_batch(pixels, keys)
+    assert torch.equal(TRIVIAL.augment_batch(pixels[7:], keys[7:]), batch[7:])
     assert len({view.numpy().tobytes() for view in batch}) > 12
     assert from_yaml(Augment, to_yaml(TRIVIAL)) == TRIVIAL
 
@@ -68,7 +68,7 @@ def test_trivial_is_torchvisions_with_grey_outside():
     for k in range(40):
         with fork_torch_rng(k):
             expected = image_to_tensor(transform(image))
-        assert torch.equal(TRIVIAL.picture(image, ImagePreprocess(SIZE), k), expected)
+        assert torch.equal(TRIVIAL.augment_image(image, ImagePreprocess(SIZE), k), expected)
 
 
 def test_trivial_draws_one_operation_of_the_wide_space_at_any_level():
@@ -79,7 +79,7 @@ def test_trivial_draws_one_operation_of_the_wide_space_at_any_level():
             known.setdefault(result.tobytes(), name)
     levels = set()
     for k in range(1400):
-        shown = TRIVIAL.picture(image, ImagePreprocess(SIZE), k).permute(1, 2, 0).numpy().tobytes()
+        shown = TRIVIAL.augment_image(image, ImagePreprocess(SIZE), k).permute(1, 2, 0).numpy().tobytes()
         name = known.get(shown, "moved")
         seen[name] += 1
         levels.add((name, shown))
@@ -96,7 +96,7 @@ def test_trivial_turns_up_to_135_degrees_and_shifts_up_to_32_pixels():
     dark[23, 30] = 255
     reach, corners = set(), set()
     for k in range(1400):
-        shown = TRIVIAL.picture(Image.fromarray(dark), ImagePreprocess(SIZE), k)
+        shown = TRIVIAL.augment_image(Image.fromarray(dark), ImagePreprocess(SIZE), k)
         rows, columns = np.nonzero(shown[0].numpy() > 200)
         if len(rows) == 1 and (rows[0] == 23) != (columns[0] == 30):
             reach |= {abs(int(rows[0]) - 23), abs(int(columns[0]) - 30)}

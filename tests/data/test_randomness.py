@@ -89,7 +89,7 @@ def test_pictures_in_memory_keep_the_same_promise(split):
     feed = TrainLoader(split, PLAIN, EVERYTHING, seed=1, cached=cached)
     whole = images(feed, 0, 60, 7)
     assert torch.allclose(images(feed, 31, 60, 4), whole[31:], atol=1e-3)
-    batches = list(feed.batches(0, 60, 7))
+    batches = list(feed.iterate_batches(0, 60, 7))
     assert [len(batch["labels"]) for batch in batches] == [7] * 8 + [4]
     for batch in batches:
         assert torch.equal(batch["labels"], torch.from_numpy(split.labels)[batch["samples"]])
@@ -97,7 +97,7 @@ def test_pictures_in_memory_keep_the_same_promise(split):
 
 def test_no_two_epochs_samples_or_seeds_are_augmented_alike(split):
     views = [
-        TrainLoader(split, PLAIN, EVERYTHING, seed).one(sample, epoch, 0)
+        TrainLoader(split, PLAIN, EVERYTHING, seed).load_sample(sample, epoch, 0)
         for seed in (0, 1)
         for epoch in (0, 1)
         for sample in (0, 1)
@@ -107,16 +107,16 @@ def test_no_two_epochs_samples_or_seeds_are_augmented_alike(split):
 
 def test_augmentation_that_is_off_changes_nothing():
     pixels = torch.from_numpy(np.stack([np.asarray(picture(i)).transpose(2, 0, 1) for i in range(4)]).copy())
-    same = Augment().batch(pixels, derive_keys(0, np.arange(4)))
+    same = Augment().augment_batch(pixels, derive_keys(0, np.arange(4)))
     assert torch.equal(same, pixels)
-    assert torch.equal(Augment().picture(picture(1), PLAIN, 5), pixels[1])
+    assert torch.equal(Augment().augment_image(picture(1), PLAIN, 5), pixels[1])
 
 
 def test_mirrors_and_shifts_move_whole_pixels():
     pixels = torch.from_numpy(np.asarray(picture(0)).transpose(2, 0, 1).copy())[None].repeat(64, 1, 1, 1)
-    flipped = Augment(flip=1.0).batch(pixels, derive_keys(0, np.arange(64)))
+    flipped = Augment(flip=1.0).augment_batch(pixels, derive_keys(0, np.arange(64)))
     assert torch.equal(flipped, pixels.flip(-1))
-    moved = Augment(shift=0.125, border="zeros").batch(pixels, derive_keys(0, np.arange(64)))
+    moved = Augment(shift=0.125, border="zeros").augment_batch(pixels, derive_keys(0, np.arange(64)))
     seen = set()
     for image in moved:
         matches = [
@@ -135,7 +135,7 @@ def test_a_turn_keeps_shapes_on_oblong_pictures():
     rows, columns = np.mgrid[:20, :40]
     disc = ((rows - 9.5) ** 2 + (columns - 19.5) ** 2 < 36).astype(np.uint8) * 255
     pixels = torch.from_numpy(disc)[None, None].repeat(16, 3, 1, 1)
-    turned = Augment(rotate=90, border="zeros").batch(pixels, derive_keys(3, np.arange(16)))
+    turned = Augment(rotate=90, border="zeros").augment_batch(pixels, derive_keys(3, np.arange(16)))
     assert (turned - pixels.float()).abs().mean() < 4
 
 
@@ -143,9 +143,9 @@ def test_a_turn_keeps_shapes_on_oblong_pictures():
 def test_mixing_gives_distributions_and_depends_on_the_step_alone(options):
     images, labels = torch.randn(6, 3, 8, 8), torch.arange(6) % 3
     augment = Augment(**options)
-    mixed, soft = augment.mix(images, labels, 3, seed=0, batch=4)
-    again, _ = augment.mix(images, labels, 3, seed=0, batch=4)
-    other, _ = augment.mix(images, labels, 3, seed=0, batch=5)
+    mixed, soft = augment.mix_batch(images, labels, 3, seed=0, batch=4)
+    again, _ = augment.mix_batch(images, labels, 3, seed=0, batch=4)
+    other, _ = augment.mix_batch(images, labels, 3, seed=0, batch=5)
     assert soft.shape == (6, 3) and torch.allclose(soft.sum(1), torch.ones(6))
     assert torch.equal(mixed, again) and not torch.equal(mixed, other)
     assert not torch.equal(mixed, images)

@@ -116,7 +116,7 @@ def test_labels_of_several_classes_go_through_as_they_are(memory):
     labels = np.random.default_rng(0).integers(0, 2, (10, 5)).astype(np.float32)
     split, cached = pictures(labels)
     feed = TrainLoader(split, ImagePreprocess((16, 16)), Augment(), 0, cached=cached if memory else None)
-    for batch in feed.batches(0, 20, 4):
+    for batch in feed.iterate_batches(0, 20, 4):
         assert batch["labels"].dtype == torch.float32 and torch.equal(
             batch["labels"], torch.from_numpy(labels)[batch["samples"]]
         )
@@ -128,7 +128,7 @@ def test_every_view_of_a_picture_is_another(memory):
     feed = TrainLoader(
         split, ImagePreprocess((16, 16)), Augment(rotate=40), 0, cached=cached if memory else None, repeats=4
     )
-    (batch,) = feed.batches(0, 4, 4)
+    (batch,) = feed.iterate_batches(0, 4, 4)
     assert len(set(batch["samples"].tolist())) == 1
     assert all(not torch.equal(a, b) for a, b in itertools.combinations(batch["images"], 2))
 
@@ -141,10 +141,10 @@ def split(tmp_path_factory):
 def test_neither_workers_nor_ranks_change_a_picture(split):
     options = {"sampling": "balanced", "repeats": 2}
     feed = TrainLoader(split, ImagePreprocess((16, 16)), Augment(flip=0.5, rotate=20), 1, **options)
-    whole = torch.cat([batch["images"] for batch in feed.batches(0, 36, 6)])
+    whole = torch.cat([batch["images"] for batch in feed.iterate_batches(0, 36, 6)])
     many = TrainLoader(split, ImagePreprocess((16, 16)), Augment(flip=0.5, rotate=20), 1, workers=2, **options)
     ranks = [
-        torch.cat([b["images"] for b in many.spans((low, low + 3) for low in range(3 * rank, 36, 6))])
+        torch.cat([b["images"] for b in many.iterate_spans((low, low + 3) for low in range(3 * rank, 36, 6))])
         for rank in (0, 1)
     ]
     joined = torch.stack([part.view(6, 3, *part.shape[1:]) for part in ranks], 1).flatten(0, 2)
@@ -169,10 +169,10 @@ def test_a_stream_without_end_is_read_as_batches_are_asked_for(split, workers):
         workers=workers if isinstance(workers, int) else 0,
         cached=cached,
     )
-    batches = feed.spans(endless())
+    batches = feed.iterate_spans(endless())
     assert not asked
     first = [next(batches)["samples"].tolist() for _ in range(5)]
-    assert list(itertools.chain(*first)) == get_stream_samples(feed.order, 0, 20)[0].tolist()
+    assert list(itertools.chain(*first)) == get_stream_samples(feed.sample_order, 0, 20)[0].tolist()
     assert len(asked) <= (10 if workers == 1 else 5)
 
 
@@ -187,9 +187,11 @@ def test_an_empty_span_is_an_empty_batch(split, workers):
         workers=workers if isinstance(workers, int) else 0,
         cached=cached,
     )
-    before, empty, after = feed.spans([(0, 2), (2, 2), (2, 4)])
+    before, empty, after = feed.iterate_spans([(0, 2), (2, 2), (2, 4)])
     assert empty["images"].shape == (0, 3, 16, 16) and len(empty["labels"]) == len(empty["samples"]) == 0
-    assert [*before["samples"].tolist(), *after["samples"].tolist()] == get_stream_samples(feed.order, 0, 4)[0].tolist()
+    assert [*before["samples"].tolist(), *after["samples"].tolist()] == get_stream_samples(feed.sample_order, 0, 4)[
+        0
+    ].tolist()
 
 
 def test_repeat_factors_are_those_of_the_loop():
@@ -216,7 +218,7 @@ def test_an_epoch_of_repeat_factors_is_the_list_of_the_loop():
             listed |= {(image, view) for view in range(showings)}
         order, views = draw_repeat_factor_order(factors, 7, epoch, 100)
         assert len(order) == len(listed) and set(zip(order.tolist(), views.tolist(), strict=True)) == listed
-        cut, _ = SampleOrder(5, 7, factors=factors).epoch(epoch)
+        cut, _ = SampleOrder(5, 7, factors=factors).draw_epoch(epoch)
         assert np.array_equal(cut, order[:5])
         shown += np.bincount(cut, minlength=5)
     assert shown / shown.sum() == pytest.approx(factors / factors.sum(), abs=0.03)
@@ -226,5 +228,5 @@ def test_a_loader_shows_images_of_rare_classes_more_often():
     labels = np.array([0] * 9 + [1])
     split = ArraySplit(np.zeros((10, 4, 4, 3), np.uint8), labels)
     loader = TrainLoader(split, ImagePreprocess((4, 4)), Augment(), 0, sampling="repeat-factor", repeat_threshold=0.9)
-    seen = np.concatenate([batch["samples"].numpy() for batch in loader.batches(0, 2000, 100)])
+    seen = np.concatenate([batch["samples"].numpy() for batch in loader.iterate_batches(0, 2000, 100)])
     assert np.mean(seen == 9) == pytest.approx(3 / 12, abs=0.04)

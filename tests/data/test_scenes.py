@@ -74,7 +74,7 @@ def test_workers_give_the_same_batches_and_empty_ones_have_their_shape(tmp_path)
         TrainLoader(data.splits["train"], ImagePreprocess((16, 16)), SceneViews(), 3, workers=workers)
         for workers in (0, 2)
     ]
-    first, second = (list(loader.spans([(0, 4), (4, 4), (4, 7)])) for loader in loaders)
+    first, second = (list(loader.iterate_spans([(0, 4), (4, 4), (4, 7)])) for loader in loaders)
     for one, other in zip(first, second, strict=True):
         assert one.keys() == other.keys() == {"images", "classes", "samples"}
         assert all(torch.equal(one[name], other[name]) for name in one)
@@ -164,5 +164,5 @@ def test_scales_are_drawn_and_applied_as_named():
     for fit, unit in (("native", 1.0), ("whole", 0.25), ("short", 0.5)):
         for spacing, mean in (("linear", 1.25), ("log", 1.5 / np.log(4))):
             scenes = SceneViews(scale=(0.5, 2.0), fit=fit, scale_spacing=spacing)
-            parts = [scenes.part((128, 256), (64, 64), draws) for draws in generator.random((2000, 3))]
+            parts = [scenes.draw_crop_region((128, 256), (64, 64), draws) for draws in generator.random((2000, 3))]
             assert np.mean([64 / part.height for part in parts]) == pytest.approx(unit * mean, rel=0.03)

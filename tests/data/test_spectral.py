@@ -293,16 +293,16 @@ def test_channels_are_moved_as_colours_are(name):
     augment, image = Augment(**MOVES[name], flip=0.5), picture(0, (50, 40))
     wide = tuple(Image.fromarray(np.asarray(band).astype(np.float32) * 100) for band in image.split())
     for k in range(6):
-        whole = augment.picture(image, ImagePreprocess((20, 24)), k)
-        assert torch.equal(augment.picture(image.split(), SEEN, k), whole)
-        floats = augment.picture(wide, SEEN, k)
+        whole = augment.augment_image(image, ImagePreprocess((20, 24)), k)
+        assert torch.equal(augment.augment_image(image.split(), SEEN, k), whole)
+        floats = augment.augment_image(wide, SEEN, k)
         assert floats.dtype == torch.float32 and floats.shape == whole.shape
         assert (floats / 100 - whole).abs().mean() < 1  # what is 8 bits is cut off at 0 and 255
     small, keys = torch.stack([image_to_tensor(image.resize((24, 20)))] * 5), derive_keys(0, np.arange(5))
-    many = augment.batch(torch.cat([small.float() * 300, small.float()], 1), keys)
+    many = augment.augment_batch(torch.cat([small.float() * 300, small.float()], 1), keys)
     assert many.shape == (5, 6, 20, 24) and many.dtype == torch.float32
     assert torch.allclose(many[:, :3] / 300, many[:, 3:], atol=0.01)
-    assert (many[:, 3:] - augment.batch(small, keys)).abs().mean() < 1
+    assert (many[:, 3:] - augment.augment_batch(small, keys)).abs().mean() < 1
 
 
 def test_what_is_made_for_colours_is_left_out():

@@ -165,7 +165,7 @@ def test_archives(tmp_path):
                     archive.addfile(member, io.BytesIO(content))
     (tmp_path / "image.png").unlink()
     data = open_data(tmp_path)
-    assert (len(data.split("test")), len(data.whole)) == (2, 4)
+    assert (len(data.split("test")), len(data.full_train_split)) == (2, 4)
 
 
 def test_parquet(tmp_path):
@@ -178,7 +178,7 @@ def test_parquet(tmp_path):
         parquet.write_table(table, tmp_path / f"{split}-00000.parquet")
     (tmp_path / "image.png").unlink()
     data = open_data(tmp_path)
-    assert (len(data.split("test")), len(data.whole)) == (2, 4)
+    assert (len(data.split("test")), len(data.full_train_split)) == (2, 4)
 
 
 def test_a_class_may_be_called_train(tmp_path):
@@ -195,7 +195,7 @@ def test_folders_of_systems_are_no_classes(tmp_path):
         write_image(tmp_path / name / "0.png")
         write_image(tmp_path / "ant" / name / "0.png")
     data = open_data(tmp_path)
-    assert (data.classes, len(data.whole)) == (("ant", "bee"), 6)
+    assert (data.classes, len(data.full_train_split)) == (("ant", "bee"), 6)
 
 
 def test_folders_of_annotations_are_named(tmp_path):
@@ -217,7 +217,7 @@ def test_endings_of_image_files(tmp_path):
     write_image(tmp_path / "ant" / "9.jfif")
     Image.new("RGB", (4, 4)).save(tmp_path / "bee" / "9.ppm")
     data = open_data(tmp_path)
-    assert len(data.whole) == 7
+    assert len(data.full_train_split) == 7
     assert "1 image files are skipped, as their formats are not supported: 1 .ppm" in data.notes
 
 

@@ -74,7 +74,7 @@ def test_pictures_are_found_beside_the_file_from_anywhere(table_folder, monkeypa
     relative = open_data(os.path.join(table_folder.name, "x.csv"))
     assert relative.fingerprint() == absolute.fingerprint()
     for data in (absolute, relative):
-        _, images = next(EvalLoader(data.splits["train"], ImagePreprocess((16, 16))).batches(100))
+        _, images = next(EvalLoader(data.splits["train"], ImagePreprocess((16, 16))).iterate_batches(100))
         assert not any(isinstance(image, DataError) for image in images)
 
 

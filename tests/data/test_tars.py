@@ -87,7 +87,7 @@ def test_splits_by_folder_by_file_name_and_by_folders_inside(tmp_path):
     write(names / "x-test-0.tar", samples(range(15, 18)))
     for source in (folders, names):
         data = open_data(source)
-        assert list(data.splits) == ["train", "val", "test"] and not data.unsplit and data.whole is None
+        assert list(data.splits) == ["train", "val", "test"] and not data.unsplit and data.full_train_split is None
         assert (
             holds(data, "train", range(12)) and holds(data, "val", range(12, 15)) and holds(data, "test", range(15, 18))
         )
@@ -105,13 +105,15 @@ def test_archives_without_splits_hold_a_tenth_out(tmp_path):
     write(tmp_path / "a" / "shard-001.tar", samples(range(30, 60)))
     data = open_data(tmp_path / "a")
     assert data.unsplit and {name: len(split) for name, split in data.splits.items()} == {"train": 54, "val": 6}
-    assert len(data.whole) == 60 and data.notes == ["held out 6 of 60 training images for validation (split seed 0)"]
+    assert len(data.full_train_split) == 60 and data.notes == [
+        "held out 6 of 60 training images for validation (split seed 0)"
+    ]
     seen = [split.name(row) for split in data.splits.values() for row in range(len(split))]
     assert len(set(seen)) == 60
     pattern = open_data(str(tmp_path / "a" / "shard-{000..001}.tar"))
     assert pattern.fingerprint() == data.fingerprint() != open_data(tmp_path / "a", 1).fingerprint()
     one = open_data(tmp_path / "a" / "shard-001.tar")
-    assert len(one.whole) == 30
+    assert len(one.full_train_split) == 30
 
 
 def test_patterns(tmp_path):
@@ -150,14 +152,16 @@ def test_every_way_to_say_a_label(tmp_path, kind):
         members += [(f"some.dir/{n}.png", image(n)), *beside] if n % 3 else [*beside, (f"some.dir/{n}.PNG", image(n))]
     data = open_data(write(tmp_path / "x.tar", members))
     assert data.classes == classes
-    assert data.whole.labels.tolist() == list(expected) * 4 and data.whole.labels.dtype == np.int64
+    assert (
+        data.full_train_split.labels.tolist() == list(expected) * 4 and data.full_train_split.labels.dtype == np.int64
+    )
 
 
 def test_classes_by_folder_with_folders_below_and_around(tmp_path):
     members = [(f"photos/{['ant/a', 'ant/b', 'bee'][n % 3]}/{n}.png", image(n)) for n in range(12)]
     data = open_data(write(tmp_path / "x.tar", members))
-    assert data.classes == ("ant", "bee") and data.whole.labels.tolist() == [0, 0, 1] * 4
-    assert data.whole.name(2) == "x.tar/photos/bee/2.png"
+    assert data.classes == ("ant", "bee") and data.full_train_split.labels.tolist() == [0, 0, 1] * 4
+    assert data.full_train_split.name(2) == "x.tar/photos/bee/2.png"
 
 
 def test_several_labels_an_image(tmp_path):
@@ -169,7 +173,10 @@ def test_several_labels_an_image(tmp_path):
     ]
     data = open_data(write(tmp_path / "x.tar", members))
     assert data.multilabel and data.classes == ("cat", "dog")
-    assert data.whole.labels.tolist() == [[1, 1], [0, 1], [0, 0], [1, 0]] * 2 and data.whole.labels.dtype == np.float32
+    assert (
+        data.full_train_split.labels.tolist() == [[1, 1], [0, 1], [0, 0], [1, 0]] * 2
+        and data.full_train_split.labels.dtype == np.float32
+    )
 
 
 @pytest.mark.parametrize("file", ["classes.txt", "dataset.json"])
@@ -193,7 +200,7 @@ def test_one_image_of_several_is_the_plain_one(tmp_path):
     for n in range(6):
         members += [(f"{n}.seg.png", image(99)), (f"{n}.png", image(n)), (f"{n}.cls", b"%d" % (n % 2))]
     data = open_data(write(tmp_path / "x.tar", members))
-    assert [data.whole.raw(n) for n in range(6)] == [image(n) for n in range(6)]
+    assert [data.full_train_split.raw(n) for n in range(6)] == [image(n) for n in range(6)]
 
 
 FAULTS = {
@@ -236,8 +243,8 @@ def test_images_without_labels(tmp_path, case):
     members, why = UNLABELLED[case]
     data = open_data(write(tmp_path / "x.tar", members))
     assert not data.labelled and data.classes == () and why in str(data.unlabelled)
-    assert data.whole.labels.shape == (12, 0) and data.whole.labels.dtype == np.float32
-    assert data.splits["val"].labels.shape == (1, 0) and data.whole.raw(3) == image(3)
+    assert data.full_train_split.labels.shape == (12, 0) and data.full_train_split.labels.dtype == np.float32
+    assert data.splits["val"].labels.shape == (1, 0) and data.full_train_split.raw(3) == image(3)
 
 
 def test_classes_that_training_lacks_and_archives_of_no_split(tmp_path):
@@ -255,7 +262,7 @@ def test_classes_that_training_lacks_and_archives_of_no_split(tmp_path):
 def test_archives_that_are_none(tmp_path):
     good = write(tmp_path / "x.tar", samples(range(9)))
     content = good.read_bytes()
-    assert len(open_data(good).whole) == 9
+    assert len(open_data(good).full_train_split) == 9
     for cut in (1, 700, 5 * 512 + 3, len(content) // 2 + 100):
         good.write_bytes(content[:cut])
         assert "truncated" in (told := refusal(good)) and "x.tar" in told
@@ -327,10 +334,10 @@ def test_nothing_in_an_archive_is_carried_out_followed_or_unpickled(tmp_path):
     ]
     write(home / "x.tar", members)
     data = open_data(home / "x.tar")
-    assert len(data.whole) == 10
+    assert len(data.full_train_split) == 10
     for row in range(10):
-        decode_sample(data.whole, row, 3)
-    assert [data.whole.name(row) for row in (6, 9)] == ["x.tar/../../out.png", "x.tar/=cmd\\n.png"]
+        decode_sample(data.full_train_split, row, 3)
+    assert [data.full_train_split.name(row) for row in (6, 9)] == ["x.tar/../../out.png", "x.tar/=cmd\\n.png"]
     assert data.notes[:2] == ["2 links in archives are ignored", "2 devices or pipes in archives are ignored"]
     assert sorted(os.listdir(tmp_path)) == ["cache", "home"] and os.listdir(home) == ["x.tar"]
 
@@ -343,14 +350,14 @@ def test_images_that_are_empty_huge_or_no_images_are_refused_by_name(tmp_path, m
         )
     )
     with pytest.raises(DataError, match=r"x\.tar/e\.png: empty file"):
-        data.whole.raw(4)
+        data.full_train_split.raw(4)
     with pytest.raises(DataError, match=r"x\.tar/h\.png: not an image"):
-        decode_sample(data.whole, 5, 3)
+        decode_sample(data.full_train_split, 5, 3)
     monkeypatch.setattr(tarindex, "MAX_FILE_BYTES", 2**20 - 1)
     big = tmp_path / "big.tar"
     write(big, [*samples(range(4)), ("b.png", bytes(2**20)), ("b.cls", b"1")])
     with pytest.raises(DataError, match=r"big\.tar/b\.png: larger than"):
-        open_data(big).whole.raw(4)
+        open_data(big).full_train_split.raw(4)
 
 
 def test_an_archive_that_is_replaced_is_not_read_as_the_old_one(tmp_path):
@@ -359,9 +366,9 @@ def test_an_archive_that_is_replaced_is_not_read_as_the_old_one(tmp_path):
     open_archive_cached.cache_clear()
     write(source, samples(range(10, 20)))
     with pytest.raises(DataError, match="changed since"):
-        data.whole.raw(0)
+        data.full_train_split.raw(0)
     again = open_data(source)
-    assert again.whole.raw(0) == image(10)
+    assert again.full_train_split.raw(0) == image(10)
 
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=300).filter(
@@ -491,7 +498,7 @@ def test_what_was_found_is_kept_and_used_only_while_it_is_true(tmp_path, cache, 
     assert (
         not looked
         and same(again)
-        and (again.words, again.folders, again.stamps) == (first.words, first.folders, first.stamps)
+        and (again.label_words, again.folders, again.stamps) == (first.label_words, first.folders, first.stamps)
     )
     whole = kept.read_bytes()
     for damaged in (

@@ -34,7 +34,7 @@ def test_a_flat_folder_and_a_folder_of_one_class_are_data_without_labels(tmp_pat
     images(tmp_path / inner, 40)
     data = open_data(tmp_path)
     assert data.classes == () and not data.labelled and not data.multilabel and data.unsplit
-    assert [len(data.splits[name]) for name in ("train", "val")] == [36, 4] and len(data.whole) == 40
+    assert [len(data.splits[name]) for name in ("train", "val")] == [36, 4] and len(data.full_train_split) == 40
     assert data.splits["train"].labels.shape == (36, 0) and data.splits["train"].labels.dtype == np.float32
     assert not set(names(data.splits["train"])) & set(names(data.splits["val"]))
     assert names(data.splits["val"]) == names(open_data(tmp_path).splits["val"])
@@ -42,7 +42,7 @@ def test_a_flat_folder_and_a_folder_of_one_class_are_data_without_labels(tmp_pat
     assert any("one class, ant" in note for note in data.notes) == bool(inner)
     with pytest.raises(DataError, match=r"one class only \(ant\)" if inner else "flat folder: 40 images"):
         require_labels(data)
-    batch = next(TrainLoader(data.splits["train"], ImagePreprocess((8, 8)), Augment(), 0).batches(0, 3, 3))
+    batch = next(TrainLoader(data.splits["train"], ImagePreprocess((8, 8)), Augment(), 0).iterate_batches(0, 3, 3))
     assert batch.keys() == {"images", "samples"} and batch["images"].shape == (3, 3, 8, 8)
 
 
@@ -51,7 +51,7 @@ def test_splits_of_images_without_labels_stay_what_they_are(tmp_path):
         images(tmp_path / name, count)
     data = open_data(tmp_path)
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 6, "val": 3, "test": 2}
-    assert not data.labelled and data.whole is None and not data.unsplit
+    assert not data.labelled and data.full_train_split is None and not data.unsplit
 
 
 def test_one_class_to_train_and_others_beside_it_have_no_labels(tmp_path):

@@ -125,12 +125,18 @@ def test_columns_of_parquet_files(tmp_path):
     age, height = [float(r) for r in range(12)], [None if r == 2 else r for r in range(12)]
     place = parquet(tmp_path / "a.parquet", age=age, height=height, name=["x"] * 12)
     data = open_data(place, targets=("age", "height"))
-    assert data.targets == ("age", "height") and data.whole.labels[2, 0] == 2 and np.isnan(data.whole.labels[2, 1])
+    assert (
+        data.targets == ("age", "height")
+        and data.full_train_split.labels[2, 0] == 2
+        and np.isnan(data.full_train_split.labels[2, 1])
+    )
     for name, message in (("name", "has type string, not numbers"), ("agee", "has no column agee")):
         with pytest.raises((DataError, Exception), match=message):
             open_data(place, targets=("age", name))
     fractions = open_data(parquet(tmp_path / "b.parquet", label=[r / 2 for r in range(12)]))
-    assert fractions.targets == ("label",) and fractions.whole.labels[:, 0].tolist() == [r / 2 for r in range(12)]
+    assert fractions.targets == ("label",) and fractions.full_train_split.labels[:, 0].tolist() == [
+        r / 2 for r in range(12)
+    ]
 
 
 def test_class_folders_named_by_numbers(tmp_path):

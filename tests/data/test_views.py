@@ -36,17 +36,17 @@ PLAIN: dict[str, Any] = {
 def test_views_are_a_function_of_key_and_number():
     image, few, many = picture(0, (70, 50)), MultiCrop(2, SMALL), MultiCrop(5, SMALL)
     for k in range(5):
-        views = many.views(image, SIZE, k)
+        views = many.draw_views(image, SIZE, k)
         assert [tuple(view.shape) for view in views] == [(3, *SIZE)] * 2 + [(3, *SMALL)] * 5
         assert all(view.dtype == torch.uint8 for view in views)
         assert len({view.numpy().tobytes() for view in views}) == 7
-        assert all(torch.equal(a, b) for a, b in zip(few.views(image, SIZE, k), views[:4], strict=True))
-    assert not torch.equal(many.views(image, SIZE, 0)[0], many.views(image, SIZE, 1)[0])
+        assert all(torch.equal(a, b) for a, b in zip(few.draw_views(image, SIZE, k), views[:4], strict=True))
+    assert not torch.equal(many.draw_views(image, SIZE, 0)[0], many.draw_views(image, SIZE, 1)[0])
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_grey_pictures_have_views_too(channels):
-    views = DINO_VIEWS.views(picture(0, (70, 50)).convert("L" if channels == 1 else "RGB"), SIZE, 3)
+    views = DINO_VIEWS.draw_views(picture(0, (70, 50)).convert("L" if channels == 1 else "RGB"), SIZE, 3)
     assert len(views) == 10 and all(view.shape[0] == channels for view in views)
 
 
@@ -58,7 +58,7 @@ def test_views_take_their_share_of_the_picture(crops):
     plain = MultiCrop(2, (32, 32), crops.global_area, crops.local_area, **PLAIN)
     areas: dict[int, list[float]] = {0: [], 2: []}
     for k in range(150):
-        for view, shown in enumerate(plain.views(places, (32, 32), k)):
+        for view, shown in enumerate(plain.draw_views(places, (32, 32), k)):
             reach = shown.flatten(1).float().max(1).values - shown.flatten(1).float().min(1).values
             assert shown[0, 0, 0] < shown[0, 0, -1] and shown[1, 0, 0] < shown[1, -1, 0]
             areas[0 if view < 2 else 2].append(float(reach[0] * reach[1]) * (32 / 31) ** 2 / 50_000)
@@ -72,7 +72,7 @@ def counted(crops: MultiCrop, image: Image.Image, happened) -> np.ndarray:
     """How often something happened, by kind of view."""
     counts = np.zeros(3)
     for k in range(250):
-        counts += [happened(view) for view in crops.views(image, SIZE, k)]
+        counts += [happened(view) for view in crops.draw_views(image, SIZE, k)]
     return counts / 250
 
 
@@ -102,7 +102,7 @@ def test_solarising_and_blurring_are_pillows():
     image = picture(0, (24, 20))
     whole = {"global_area": (1.0, 1.0), "ratio": (1.2, 1.2)}
     solar = MultiCrop(0, **{**PLAIN, "solarise": (1.0, 1.0, 1.0)}, **whole)
-    assert torch.equal(solar.views(image, SIZE, 0)[0], image_to_tensor(ImageOps.solarize(image, 128)))
+    assert torch.equal(solar.draw_views(image, SIZE, 0)[0], image_to_tensor(ImageOps.solarize(image, 128)))
     assert blur_at_random(image, 1.0, (1.5, 1.5)).tobytes() == image.filter(ImageFilter.GaussianBlur(1.5)).tobytes()
     assert blur_at_random(image, 0.0, (1.5, 1.5)) is image
 
@@ -111,24 +111,24 @@ def test_channels_that_are_no_colours_are_cropped_and_mirrored_together():
     image, crops = picture(0, (70, 50)), MultiCrop(3, SMALL, **{**PLAIN, "flip": 0.5})
     bands = image.split()
     for k in range(10):
-        whole, apart = crops.views(image, SIZE, k), MultiCrop(3, SMALL).views((*bands, bands[0]), SIZE, k)
+        whole, apart = crops.draw_views(image, SIZE, k), MultiCrop(3, SMALL).draw_views((*bands, bands[0]), SIZE, k)
         for one, two in zip(whole, apart, strict=True):
             assert torch.equal(one, two[:3]) and torch.equal(one[0], two[3])
     floats = tuple(Image.fromarray(np.asarray(band).astype(np.float32) * 10) for band in bands[:2])
-    assert all(view.dtype == torch.float32 and view.max() > 300 for view in crops.views(floats, SIZE, 0))
+    assert all(view.dtype == torch.float32 and view.max() > 300 for view in crops.draw_views(floats, SIZE, 0))
 
 
 @pytest.mark.parametrize("locals", [3, 0])
 def test_rows_of_views_become_batches(locals):
     crops, images = MultiCrop(locals, SMALL), [picture(i, (70, 50)) for i in range(4)]
-    rows = torch.stack([crops.picture(image, SEEN, k) for k, image in enumerate(images)])
-    batch = crops.unpack(rows, SEEN)
+    rows = torch.stack([crops.augment_image(image, SEEN, k) for k, image in enumerate(images)])
+    batch = crops.unpack_batch(rows, SEEN)
     assert batch["images"].shape == (4, 2, 3, *SIZE) and batch["local"].shape == (4, locals, 3, *SMALL)
     for k, image in enumerate(images):
-        views = crops.views(image, SIZE, k)
+        views = crops.draw_views(image, SIZE, k)
         assert torch.equal(batch["images"][k], torch.stack(views[:2]))
         assert not locals or torch.equal(batch["local"][k], torch.stack(views[2:]))
-    assert crops.unpack(rows[:0], SEEN)["images"].shape == (0, 2, 3, *SIZE)
+    assert crops.unpack_batch(rows[:0], SEEN)["images"].shape == (0, 2, 3, *SIZE)
 
 
 def test_views_are_kept_in_a_config_and_checked():
@@ -152,7 +152,7 @@ def test_a_feed_gives_batches_of_views(tmp_path, memory, workers):
     pictures = [decode_to_pillow(split.raw(sample)) for sample in range(len(split))]
     cached = torch.stack([image_to_tensor(image) for image in pictures]) if memory else None
     feed = TrainLoader(split, SEEN, crops, 0, workers=workers, cached=cached)
-    batches = list(feed.batches(10, 15, 3))
+    batches = list(feed.iterate_batches(10, 15, 3))
     assert [len(batch["samples"]) for batch in batches] == [3, 2]
     for batch in batches:
         count = len(batch["labels"])
@@ -161,9 +161,11 @@ def test_a_feed_gives_batches_of_views(tmp_path, memory, workers):
     sample = int(batches[0]["samples"][0])
     own = derive_keys(feed.seed, 0, sample, 0)
     row = (
-        crops.batch(cached[sample : sample + 1], own[None])[0] if memory else crops.picture(pictures[sample], SEEN, own)
+        crops.augment_batch(cached[sample : sample + 1], own[None])[0]
+        if memory
+        else crops.augment_image(pictures[sample], SEEN, own)
     )
-    alone = crops.unpack(row[None], SEEN)
+    alone = crops.unpack_batch(row[None], SEEN)
     assert all(torch.equal(batches[0][name][0], alone[name][0]) for name in ("images", "local"))
 
 
@@ -178,7 +180,8 @@ def test_batches_of_images_without_labels_have_no_labels(tmp_path, memory):
     bare = split.take(np.arange(len(split)), np.zeros((len(split), 0), np.float32))
     for views, shape in ((MultiCrop(3, SMALL), (3, 2, 3, *SIZE)), (Augment(flip=0.5), (3, 3, *SIZE))):
         batch, labelled = (
-            next(TrainLoader(s, SEEN, views, 0, workers=0, cached=cached).batches(0, 3, 3)) for s in (bare, split)
+            next(TrainLoader(s, SEEN, views, 0, workers=0, cached=cached).iterate_batches(0, 3, 3))
+            for s in (bare, split)
         )
         assert "labels" not in batch and "labels" in labelled
         assert (

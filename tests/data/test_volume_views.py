@@ -70,7 +70,7 @@ def test_outside_of_the_volume_is_its_mirror_image_and_ignored():
 
 def test_places_are_those_of_a_loop_over_voxels():
     scenes, draws = replace(STILL, scale=(0.5, 2.0), rotate=30.0), np.random.default_rng(0).random(19)
-    places = scenes.places(SIDES, (4, 6, 5), draws)
+    places = scenes.compute_sample_positions(SIDES, (4, 6, 5), draws)
     factors = 0.5 * 4.0 ** draws[:3]
     sides = np.array((4, 6, 5)) / factors
     room = np.array(SIDES) - sides
@@ -104,14 +104,18 @@ def test_a_view_is_a_function_of_its_key_alone(tmp_path):
     with torch.random.fork_rng():
         torch.manual_seed(1)
         first = TrainLoader(data.split("train"), voxels((8, 12, 8)), VolumeViews(), seed=3)
-        batches = list(first.batches(0, 8, 3))
+        batches = list(first.iterate_batches(0, 8, 3))
         torch.manual_seed(2)
-        again = list(TrainLoader(data.split("train"), voxels((8, 12, 8)), VolumeViews(), seed=3).batches(0, 8, 8))
+        again = list(
+            TrainLoader(data.split("train"), voxels((8, 12, 8)), VolumeViews(), seed=3).iterate_batches(0, 8, 8)
+        )
     assert [len(batch["samples"]) for batch in batches] == [3, 3, 2]
     for name in ("images", "classes"):
         assert torch.equal(torch.cat([batch[name] for batch in batches]), again[0][name])
     assert batches[0]["images"].shape == (3, 1, 8, 12, 8) and batches[0]["classes"].dtype == torch.int32
-    other = next(iter(TrainLoader(data.split("train"), voxels((8, 12, 8)), VolumeViews(), seed=4).batches(0, 8, 8)))
+    other = next(
+        iter(TrainLoader(data.split("train"), voxels((8, 12, 8)), VolumeViews(), seed=4).iterate_batches(0, 8, 8))
+    )
     assert not torch.equal(other["images"], again[0]["images"])
     assert VolumeViews().collate([], voxels((8, 12, 8)))["images"].shape == (0, 1, 8, 12, 8)
 
@@ -123,7 +127,7 @@ def test_views_that_do_not_fit_are_refused():
     volume, target = np.zeros((1, 4, 4, 4), np.float32), create_empty_target((4, 4), np.zeros((4, 4), np.int32))
     for views in (Augment(), MultiCrop(locals=0)):
         with pytest.raises(UsageError, match="volume"):
-            views.picture(volume, ImagePreprocess((4, 4)), 0)
+            views.augment_image(volume, ImagePreprocess((4, 4)), 0)
     with pytest.raises(UsageError, match="volume"):
         SceneViews().augment_scene(volume, target, ImagePreprocess((4, 4)), 0)
     with pytest.raises(UsageError, match="need volumes"):

@@ -34,19 +34,19 @@ def numbered(count: int, height: int, width: int) -> ArrayClip:
     (3, 3, [[0, 3, 6, 9], [5, 8, 11, 14], [10, 13, 16, 19]]), (30, 2, [[0, 19, 19, 19]] * 2),
 ])  # fmt: skip
 def test_sets_of_frames_lie_evenly_over_a_clip(stride, times, frames):
-    views = ClipViews(times, 1).pixels(numbered(20, 8, 8), ClipPreprocess((4, 8, 8), stride=stride))
+    views = ClipViews(times, 1).read_views(numbered(20, 8, 8), ClipPreprocess((4, 8, 8), stride=stride))
     assert views.shape == (times, 3, 4, 8, 8) and views[:, 0, :, 0, 0].tolist() == frames
 
 
 @pytest.mark.parametrize(("size", "axis"), [((8, 20), 2), ((24, 8), 1)])
 def test_crops_lie_along_the_longer_side_and_the_middle_one_is_the_usual(size, axis):
     clip, preprocess = numbered(6, *size), ClipPreprocess((2, 8, 8))
-    views = ClipViews(1, 3).pixels(clip, preprocess)
+    views = ClipViews(1, 3).read_views(clip, preprocess)
     starts = views[:, axis, 0, 0, 0].tolist()
     assert starts == [0, (max(size) - 8) // 2, max(size) - 8]
     usual = preprocess.to_tensor(preprocess.decode(clip)).numpy()
-    assert np.array_equal(views[1], usual) and np.array_equal(ClipViews(1, 1).pixels(clip, preprocess)[0], usual)
-    square = ClipViews(1, 3).pixels(numbered(6, 12, 12), preprocess)
+    assert np.array_equal(views[1], usual) and np.array_equal(ClipViews(1, 1).read_views(clip, preprocess)[0], usual)
+    square = ClipViews(1, 3).read_views(numbered(6, 12, 12), preprocess)
     assert np.array_equal(square[0], square[2])  # nothing is left over
 
 
@@ -68,7 +68,7 @@ def test_the_mean_of_logits_is_that_of_every_view_and_one_view_is_the_usual_answ
     logits, bad = compute_split_logits(engine, EvalLoader(split, bundle.preprocess, views=views), batch_size=10)
     assert not bad
     for row in (0, len(split) - 1):
-        alone = engine(torch.from_numpy(views.pixels(split.clip(row), bundle.preprocess)))  # type: ignore[attr-defined]
+        alone = engine(torch.from_numpy(views.read_views(split.clip(row), bundle.preprocess)))  # type: ignore[attr-defined]
         assert np.allclose(alone.mean(0).numpy(), logits[row], atol=1e-5) and alone.std() > 1e-4
     plain = vitreous.evaluate(str(clip_run[0]), split="train", workers=0, clip_views="1x1", **CPU)
     assert plain["clip_views"] == "1x1"
@@ -91,7 +91,7 @@ def test_predict_and_embed_average_over_views(clip_run):
     clips = [str(clip_run[1] / "left" / name) for name in ("wide.gif", "clip0.gif", "clip1")]
     assert plain.predict(clips) == again.predict(clips) != several.predict(clips)
     bundle = load_bundle(clip_run[0] / "model")
-    rows = ClipViews(2, 3).pixels(open_clip(clips[0]), bundle.preprocess)
+    rows = ClipViews(2, 3).read_views(open_clip(clips[0]), bundle.preprocess)
     logits = several.engine.logits(rows).mean(0).astype(np.float64) / bundle.classification.temperature
     answer = several.predict(clips[0], top=2)
     wanted = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()

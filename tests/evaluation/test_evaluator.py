@@ -51,8 +51,8 @@ def test_classifiers_are_judged_from_their_logits():
     split, engine, evaluator = make_split(70, 0), make_engine(3), TaskEvaluator(Classification(CLASSES))
     outputs = compute_outputs(evaluator, engine, split, workers=0)
     report = evaluator(engine, split, workers=0)
-    assert outputs.rows.shape == (70, 3) and outputs.rows.dtype == np.float32
-    assert report.metrics == evaluate_classification(outputs.rows, split.labels, CLASSES).metrics
+    assert outputs.outputs.shape == (70, 3) and outputs.outputs.dtype == np.float32
+    assert report.metrics == evaluate_classification(outputs.outputs, split.labels, CLASSES).metrics
     assert (evaluator.name, evaluator.better) == (report.primary, report.better) == ("top1", "higher")
     labels = np.eye(3, dtype=np.float32)[split.labels]
     multilabel = TaskEvaluator(Classification(CLASSES, multilabel=True))
@@ -79,8 +79,8 @@ def test_features_are_judged_by_the_neighbours_of_a_labelled_split():
     report = evaluator.report(judged, memory)
     votes = KNeighborsClassifier(
         5, metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07), algorithm="brute"
-    ).fit(memory.rows[memory.readable], train.labels[memory.readable])
-    right = (votes.predict(judged.rows) == val.labels) & judged.readable
+    ).fit(memory.outputs[memory.readable], train.labels[memory.readable])
+    right = (votes.predict(judged.outputs) == val.labels) & judged.readable
     assert 0.5 < right.mean() < 1
     assert report.metrics == {"knn_top1": right.mean()} and report.images == 40 and report.unreadable == 1
     assert report.headline == ("k-NN top-1", right.mean()) and evaluator.name == report.primary
@@ -95,7 +95,7 @@ def test_without_a_labelled_split_each_image_is_judged_by_the_others():
         3, metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07), algorithm="brute"
     )
     rows = judged.readable
-    right = cross_val_score(votes, judged.rows[rows], val.labels[rows], cv=LeaveOneOut()).sum()
+    right = cross_val_score(votes, judged.outputs[rows], val.labels[rows], cv=LeaveOneOut()).sum()
     assert report.metrics["knn_top1"] == pytest.approx(right / 40)
 
 

@@ -49,7 +49,7 @@ def test_the_optimum_is_that_of_scikit_learn(way, classes, l2):
     scaler = StandardScaler().fit(data.features.astype(np.float64))
     # for two classes it penalises w1 - w0, half of whose square the squares of w0 and w1 sum to
     two = 2 if classes == 2 else 1
-    judge = LogisticRegression(C=two / (l2 * len(data.rows)), tol=1e-10, max_iter=10_000)
+    judge = LogisticRegression(C=two / (l2 * len(data.sample_indices)), tol=1e-10, max_iter=10_000)
     judge.fit(scaler.transform(data.features), data.labels)
     found = fit_linear_classifier(data, l2)
     weight, bias = found.weight * scaler.scale_, found.bias + found.weight @ scaler.mean_
@@ -72,7 +72,7 @@ def test_several_labels_are_a_question_each():
     scaler = StandardScaler().fit(data.features.astype(np.float64))
     found = fit_linear_classifier(data, 0.05)
     for label in range(4):
-        judge = LogisticRegression(C=1 / (0.05 * len(data.rows)), tol=1e-10, max_iter=10_000)
+        judge = LogisticRegression(C=1 / (0.05 * len(data.sample_indices)), tol=1e-10, max_iter=10_000)
         judge.fit(scaler.transform(data.features), data.labels[:, label])
         assert abs(found.weight[label] * scaler.scale_ - judge.coef_[0]).max() < 1e-3
     logits = found.logits(data.features)
@@ -91,14 +91,16 @@ def test_only_the_rows_count_and_a_beginning_only_saves_time(way):
 
 def test_a_class_without_images_lies_below_the_others(way):
     data = known()
-    five = LabelledFeatures(data.features, np.where(data.labels > 1, data.labels + 1, data.labels), data.rows, 5)
+    five = LabelledFeatures(
+        data.features, np.where(data.labels > 1, data.labels + 1, data.labels), data.sample_indices, 5
+    )
     logits, wanted = (
         fit_linear_classifier(five, 0.1).logits(data.features),
         fit_linear_classifier(data, 0.1).logits(data.features),
     )
     np.testing.assert_allclose(logits[:, [0, 1, 3, 4]], wanted, atol=1e-4)
     assert (logits[:, 2] < logits[:, [0, 1, 3, 4]].min(1) - ABSENT_CLASS_MARGIN / 2).all()
-    one = LabelledFeatures(data.features, np.ones_like(data.labels), data.rows, 4)
+    one = LabelledFeatures(data.features, np.ones_like(data.labels), data.sample_indices, 4)
     with pytest.raises(DataError, match="one class"):
         fit_linear_classifier(one, 0.1)
 
@@ -106,7 +108,9 @@ def test_a_class_without_images_lies_below_the_others(way):
 def test_a_number_that_never_changes_does_no_harm(way):
     data = known()
     features = np.concatenate([data.features, np.full((240, 1), 7.3, np.float32)], 1)
-    logits = fit_linear_classifier(LabelledFeatures(features, data.labels, data.rows, 4), 0.1).logits(features)
+    logits = fit_linear_classifier(LabelledFeatures(features, data.labels, data.sample_indices, 4), 0.1).logits(
+        features
+    )
     np.testing.assert_allclose(logits, fit_linear_classifier(data, 0.1).logits(data.features), atol=1e-3)
 
 

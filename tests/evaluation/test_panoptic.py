@@ -139,7 +139,7 @@ def test_an_evaluator_counts_them_beside_the_confusion():
     target, things = scene(), np.array([False, False, True])
     answers = [np.where(target.classes == IGNORE_INDEX, 0, target.classes), np.ones((20, 30), np.int32)]
     evaluator = SegmentationEvaluator(("sky", "road", "car"), True, things)
-    rows = np.stack([evaluator.counts(target, answer) for answer in answers])
+    rows = np.stack([evaluator.count_image(target, answer) for answer in answers])
     report = evaluator.report(SplitOutputs(None, rows, np.ones(2, bool)))
     alone = SegmentationEvaluator(("sky", "road", "car")).report(SplitOutputs(None, rows[:, :9], np.ones(2, bool)))
     assert next(iter(report.metrics)) == "miou" and alone.metrics.items() <= report.metrics.items()
@@ -159,7 +159,7 @@ def test_figures_of_pixels_are_those_of_torchmetrics_and_scikit_learn():
     draw = np.random.default_rng(4)
     true, answer = draw.integers(0, 5, (6, 31, 17)), draw.integers(0, 5, (6, 31, 17))
     evaluator = SegmentationEvaluator(tuple("abcde"))
-    counts = sum(evaluator.counts(target_of(a), b) for a, b in zip(true, answer, strict=True)).reshape(5, 5)
+    counts = sum(evaluator.count_image(target_of(a), b) for a, b in zip(true, answer, strict=True)).reshape(5, 5)
     assert counts.tolist() == multiclass_confusion_matrix(torch.from_numpy(answer), torch.from_numpy(true), 5).tolist()
     figures, flat = compute_segmentation_metrics(counts), (true.ravel(), answer.ravel())
     assert figures["miou"] == pytest.approx(jaccard_score(*flat, average="macro"), abs=1e-9)

@@ -55,7 +55,7 @@ def test_turned_labels_are_found():
     assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
     assert set(named[:30]) <= set(turned)
     for one in found:
-        assert one.label == labels[one.sample] and one.label not in (one.answer, one.neighbour)
+        assert one.label == labels[one.sample] and one.label not in (one.predicted_label, one.neighbour)
         assert one.probability == p[one.sample].max() and 0 < one.score <= 1
 
 

@@ -95,7 +95,7 @@ def test_the_posterior_is_that_of_gaussians():
     """Eq. 7 from the product of two densities: precision 1 / variance adds up."""
     g = GaussianDiffusion(Diffusion())
     step = 500
-    a, before, beta = g.alphas[step], g.before[step], g.betas[step]
+    a, before, beta = g.alphas[step], g.previous_alphas[step], g.betas[step]
     precision = (1 - beta) / beta + 1 / (1 - before)
     assert g.variance[step].item() == pytest.approx(1 / precision.item())
     assert a.item() == pytest.approx((before * (1 - beta)).item())
@@ -103,7 +103,7 @@ def test_the_posterior_is_that_of_gaussians():
     steps = torch.tensor([step, step])
     noisy = g.add_noise(x, e, steps)
     mean = ((1 - beta).sqrt() / beta * noisy + before.sqrt() / (1 - before) * x) / precision
-    assert torch.allclose(g.mean(x, noisy, steps), mean.float(), atol=1e-5)
+    assert torch.allclose(g.compute_posterior_mean(x, noisy, steps), mean.float(), atol=1e-5)
 
 
 def authors_cdf(x):
@@ -116,7 +116,7 @@ def test_what_is_asked_for_gives_the_image_back(predicts):
     g = GaussianDiffusion(Diffusion(predicts=predicts))
     x, e, step = noise(0), noise(1), torch.tensor([3, 700])
     noisy = g.add_noise(x, e, step)
-    predicted = g.estimate(g.target(x, e, step), noisy, step)
+    predicted = g.estimate(g.make_target(x, e, step), noisy, step)
     assert torch.allclose(predicted.image, x, atol=1e-4) and torch.allclose(predicted.noise, e, atol=1e-4)
 
 
@@ -130,9 +130,9 @@ def test_the_bound_is_that_of_a_loop_and_leaves_the_noise_alone():
         bound.sum().backward()
         assert answer.grad[:, :3].abs().max() == 0 and answer.grad[:, 3:].abs().max() > 0
         predicted = g.estimate(answer, noisy, steps)
-        mean, log = g.mean(predicted.image, noisy, steps), predicted.log_variance
+        mean, log = g.compute_posterior_mean(predicted.image, noisy, steps), predicted.log_variance
         if step:
-            true, least = g.mean(x, noisy, steps), g.log_variance[step].float()
+            true, least = g.compute_posterior_mean(x, noisy, steps), g.log_variance[step].float()
             want = torch.distributions.kl_divergence(
                 torch.distributions.Normal(true, (least / 2).exp()), torch.distributions.Normal(mean, (log / 2).exp())
             )
@@ -165,7 +165,9 @@ def test_ddpm_is_that_of_diffusers(channels):
         generator = torch.Generator().manual_seed(number)
         want = theirs.step(answer(x, time.float().expand(2)), time, x, generator=generator).prev_sample
         fresh = torch.randn(SHAPE, generator=torch.Generator().manual_seed(number))
-        ours = g.mean(predicted.image, x, step) + (predicted.log_variance / 2).exp() * fresh * (time > 0)
+        ours = g.compute_posterior_mean(predicted.image, x, step) + (predicted.log_variance / 2).exp() * fresh * (
+            time > 0
+        )
         assert torch.allclose(ours, want, rtol=1e-4, atol=1e-4 * want.abs().max().item()), time
         x = want
 

@@ -134,7 +134,7 @@ def fill_zero_parameters(flat: FlatParameters) -> None:
         drawn = torch.randn(view.shape, generator=generator)
         if not view.any():
             view.copy_(0.1 * drawn)
-    flat.work.copy_(flat.master)
+    flat.working_copy.copy_(flat.master)
     flat.average.copy_(flat.master)
 
 
@@ -176,13 +176,13 @@ def record_steps(session: Session, state: Any, steps: int | None = None) -> tupl
 
 def stop_after(steps: int | None) -> list[tuple[int, Callable[[Any], None]]]:
     """Hooks of `run_training_loop` that end it after the step with this number."""
-    return [] if steps is None else [(1, lambda state: setattr(state, "halt", state.step >= steps))]
+    return [] if steps is None else [(1, lambda state: setattr(state, "should_stop", state.step >= steps))]
 
 
 def copy_state(state: Any) -> dict[str, Tensor]:
     """All that a checkpoint has: master weights, average, optimiser state and the objective's tensors, on the CPU."""
     tensors = {f"master/{name}": view for name, view in state.flat.views(state.flat.master).items()}
     tensors |= {f"average/{name}": view for name, view in state.flat.views(state.flat.average).items()}
-    tensors |= {f"optimizer/{name}": view for name, view in state.optimizers.state().items()}
+    tensors |= {f"optimizer/{name}": view for name, view in state.optimizers.get_state().items()}
     tensors |= {f"objective/{name}": view for name, view in state.objective.state_dict().items()}
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}

@@ -282,7 +282,8 @@ def test_uint8_batches_arrive_intact(tmp_path):
     session, _ = supervised_session(tmp_path, images, device=DEVICE, views=Augment(flip=0.0))
     spans = [(8 * number, 8 * number + 8) for number in range(40)]
     arrived = [
-        (batch["images"].to(DEVICE, non_blocking=True), batch["samples"]) for batch in session.loader.spans(iter(spans))
+        (batch["images"].to(DEVICE, non_blocking=True), batch["samples"])
+        for batch in session.loader.iterate_spans(iter(spans))
     ]
     for number, (pixels, samples) in enumerate(arrived):
         expected = images[samples].permute(0, 3, 1, 2)
@@ -316,7 +317,7 @@ def test_steady_steps_do_not_wait_for_the_device(name, tmp_path):
         if ON_GPU:
             torch.cuda.set_sync_debug_mode("warn" if 2 <= state.step < 6 else "default")
         if state.step == 7:
-            state.halt = True
+            state.should_stop = True
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")

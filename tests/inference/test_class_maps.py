@@ -127,9 +127,11 @@ def test_names_of_files_are_those_below_the_common_folder(tmp_path):
     assert find_common_root([str(tmp_path / "a" / "x.jpg"), str(tmp_path / "b" / "*.jpg")]) == str(tmp_path)
     assert find_common_root([str(tmp_path / "a"), "@list.txt"]) == "" == find_common_root([])
     files = OutputFileNames(str(tmp_path))
-    places = [str(files.place(str(tmp_path / name))) for name in ("a/x.jpg", "a/x.png", "b/x.jpg", "../y.jpg")]
+    places = [
+        str(files.get_output_path(str(tmp_path / name))) for name in ("a/x.jpg", "a/x.png", "b/x.jpg", "../y.jpg")
+    ]
     assert places == ["a/x.png", "a/x.png.png", "b/x.png", "y.png"]
-    assert str(OutputFileNames("").place("/etc/x.tar:3.jpg")).startswith("etc/")
+    assert str(OutputFileNames("").get_output_path("/etc/x.tar:3.jpg")).startswith("etc/")
 
 
 def test_pictures_of_maps(tmp_path):

@@ -91,10 +91,10 @@ def test_a_generator_of_clips_goes_on_from_its_weights_and_not_on_pictures(
 def test_a_clip_is_the_same_alone_and_among_others_and_moves(clip_generator_run):
     generator = Generator(open_generator(clip_generator_run[0]), "cpu", "fp32")
     options = SampleOptions(steps=2, seed=5, guidance=2.0)
-    together = list(generator.make([(0, 0), (1, 0), (1, 1), (0, 3)], options))
-    assert [one.image.shape for one in together] == [(4, 16, 16, 3)] * 4 and len(together[0].frames) == 4
+    together = list(generator.generate([(0, 0), (1, 0), (1, 1), (0, 3)], options))
+    assert [one.image.shape for one in together] == [(4, 16, 16, 3)] * 4 and len(together[0].to_pil_frames) == 4
     for one, pair in zip(together, ((0, 0), (1, 0), (1, 1), (0, 3)), strict=True):
-        (alone,) = generator.make([pair], options)
+        (alone,) = generator.generate([pair], options)
         assert np.abs(alone.image.astype(int) - one.image).max() <= 1
     assert not np.array_equal(together[1].image, together[2].image)
     assert not np.array_equal(together[0].image[0], together[0].image[1])
@@ -121,7 +121,7 @@ def test_grids_of_clips_move_as_gif_and_mp4_and_lie_in_rows_as_png(clip_generato
         vitreous.sample(clip_generator_run[0], tmp_path / f"grid.{suffix}", count=6, **SAMPLED)
         clip = open_clip(tmp_path / f"grid.{suffix}")
         assert (len(clip), clip.size) == (4, size), suffix
-    clips = (open_clip(tmp_path / f"grid.{suffix}").read(np.arange(4)) for suffix in ("gif", "mp4"))
+    clips = (open_clip(tmp_path / f"grid.{suffix}").read_frames(np.arange(4)) for suffix in ("gif", "mp4"))
     gif, mp4 = (
         clip @ np.array([0.299, 0.587, 0.114]) for clip in clips
     )  # yuv420p keeps brightness alone at each place
@@ -147,7 +147,7 @@ def test_a_grid_of_odd_sides_is_an_mp4_with_even_ones(tmp_path):
     frames = [Image.new("L", (7, 5), grey) for grey in (0, 128, 255)]
     clip_files.write_clip(tmp_path / "clip", ".mp4", frames)
     clip = open_clip(tmp_path / "clip")
-    pixels = clip.read(np.arange(3))
+    pixels = clip.read_frames(np.arange(3))
     assert (len(clip), clip.size) == (3, (6, 8))
     assert [round(float(frame[:4, :6].mean())) for frame in pixels] == pytest.approx([0, 128, 255], abs=12)
 

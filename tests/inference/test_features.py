@@ -74,8 +74,8 @@ def test_they_are_what_the_head_reads(name):
     with torch.inference_mode():
         model(images)
     found = load_or_compute_features(model, preprocess, split, FP32)
-    assert found.rows.dtype == np.float32 and not found.bad
-    np.testing.assert_allclose(found.rows, read[0].numpy(), rtol=1e-4, atol=1e-5)
+    assert found.features.dtype == np.float32 and not found.read_errors
+    np.testing.assert_allclose(found.features, read[0].numpy(), rtol=1e-4, atol=1e-5)
 
 
 def never(*_, **__):
@@ -89,7 +89,7 @@ def test_they_are_computed_once_for_any_labels_and_any_head(files, feature_cache
     other = made()
     other.head, other.config = torch.nn.Linear(32, 5), replace(other.config, classes=5)
     again = load_or_compute_features(other, PREPROCESS, files.take(np.arange(7), np.zeros(7, np.int64)), FP32)
-    assert again.reused and again.file == first.file and np.array_equal(first.rows, again.rows)
+    assert again.reused and again.file == first.file and np.array_equal(first.features, again.features)
 
 
 def test_everything_they_depend_on_is_in_the_key(files, feature_cache):
@@ -130,11 +130,11 @@ def test_what_was_interrupted_is_never_used(files, feature_cache):
     assert not list(feature_cache.iterdir())
     whole = load_or_compute_features(made(), PREPROCESS, files, FP32, workers=0)
     assert whole.file is not None
-    told, rows, content = whole.file.with_suffix(".json"), np.array(whole.rows), whole.file.read_bytes()
+    told, rows, content = whole.file.with_suffix(".json"), np.array(whole.features), whole.file.read_bytes()
 
     def again():
         found = load_or_compute_features(made(), PREPROCESS, files, FP32, workers=0)
-        assert not found.reused and np.array_equal(found.rows, rows)
+        assert not found.reused and np.array_equal(found.features, rows)
 
     whole.file.write_bytes(content[:-40])
     again()
@@ -159,15 +159,15 @@ def test_what_others_left_behind_goes_when_it_is_old(files, feature_cache):
 def test_nothing_is_kept_unless_asked(files, feature_cache):
     found = load_or_compute_features(made(), PREPROCESS, files, FP32, workers=0, keep=False)
     assert found.file is None and not feature_cache.exists()
-    assert np.array_equal(found.rows, load_or_compute_features(made(), PREPROCESS, files, FP32, workers=0).rows)
+    assert np.array_equal(found.features, load_or_compute_features(made(), PREPROCESS, files, FP32, workers=0).features)
 
 
 def test_unreadable_images_are_told_also_later(files):
     files.paths[2].write_bytes(b"no picture")
     for _ in range(2):
         found = load_or_compute_features(made(), PREPROCESS, files, FP32, workers=0)
-        assert list(found.bad) == [2] and "2.png" in found.bad[2]
-        assert found.good.tolist() == [True, True, False, True, True, True, True]
+        assert list(found.read_errors) == [2] and "2.png" in found.read_errors[2]
+        assert found.is_readable.tolist() == [True, True, False, True, True, True, True]
     assert found.reused
 
 

@@ -50,7 +50,7 @@ def maps(bundle: Bundle, array: np.ndarray) -> np.ndarray:
     """(L, h, T, T): every attention, as the parts of the model themselves say."""
     return np.stack(
         [
-            look.weights()[0].numpy()
+            look.compute_weights()[0].numpy()
             for look in collect_attention_calls(
                 bundle.model, bundle.preprocess.normalise(torch.from_numpy(array)[None])
             )
@@ -241,7 +241,7 @@ def test_the_nearest_are_those_of_the_loop_and_no_more_than_there_are():
     draw = np.random.default_rng(0)
     rows, asked = draw.normal(size=(9, 7)), draw.normal(size=7).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    words = PackedStrings.of(f"ü{number}".encode() for number in range(9))
+    words = PackedStrings.from_strings(f"ü{number}".encode() for number in range(9))
     index = NeighbourIndex(rows.astype(np.float16), words, words, words)
     cosines = [float(row @ asked / np.linalg.norm(asked)) for row in rows]
     order = sorted(range(9), key=lambda row: -cosines[row])

@@ -125,8 +125,8 @@ def test_a_mask_leaves_the_rest_as_it_is(generator_folder, tmp_path):
 def test_the_way_from_seed_to_seed_begins_and_ends_with_them(generator_folder):
     generator = Generator(open_generator(generator_folder), "cpu", "fp32")
     steps = SampleOptions(seed=1, to_seed=2, count=5, steps=4)
-    way = [one.image for one in generator.make([(0, k) for k in range(5)], steps, lambda n: None)]
-    ends = [next(generator.make([(0, 0)], SampleOptions(seed=s, steps=4), lambda n: None)).image for s in (1, 2)]
+    way = [one.image for one in generator.generate([(0, k) for k in range(5)], steps, lambda n: None)]
+    ends = [next(generator.generate([(0, 0)], SampleOptions(seed=s, steps=4), lambda n: None)).image for s in (1, 2)]
     assert np.abs(way[0].astype(int) - ends[0]).max() <= 1 and np.abs(way[-1].astype(int) - ends[1]).max() <= 1
     noise = [torch.randn(1, 3, 16, 16) for _ in range(2)]
     middle = slerp_noise(*noise, torch.full((1, 1, 1, 1), 0.5))
@@ -211,8 +211,8 @@ def test_latents_are_decoded_by_their_autoencoder(tmp_path):
     vitreous.sample(tmp_path / "model", tmp_path / "out", progress=False, classes=("b",), **ways)
     generator = Generator(open_generator(tmp_path / "model"), "cpu", "fp32", str(tmp_path / "vae"))
     latents = []
-    generator.sampler.decode = lambda images: latents.append(images) or generator.sampler.pixels(images)
-    next(generator.make([(1, 0)], SampleOptions(steps=3), lambda n: None))
+    generator.sampler.decode = lambda images: latents.append(images) or generator.sampler.to_uint8_pixels(images)
+    next(generator.generate([(1, 0)], SampleOptions(steps=3), lambda n: None))
     with torch.no_grad():
         want = ((vae.decode(latents[0] / 0.5).sample + 1) * 127.5).round().clamp(0, 255)[0].movedim(0, -1)
     got = np.asarray(Image.open(tmp_path / "out" / "b-00000.png"), int)

@@ -65,7 +65,7 @@ def test_what_is_given_of_an_image_stays():
     for process in (Diffusion(), Flow()):
         ours = sampler(process)
         made = ours.sample(LABELS, NUMBERS, SamplingOptions(steps=10), canvas=InpaintingCanvas(image, given))
-        want = ours.pixels(image)
+        want = ours.to_uint8_pixels(image)
         assert torch.equal(made[..., :4], want[..., :4]) and not torch.equal(made[..., 4:], want[..., 4:])
 
 

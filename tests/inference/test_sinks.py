@@ -64,7 +64,7 @@ def write(path: str, kind: Any, rows: list[Any], resume: bool = False, stop: int
         todo = rows[len(rows) - left : stop]
         for low in range(0, len(todo), 3):
             job.add(todo[low : low + 3])
-        if stop is None and not job.finished:
+        if stop is None and not job.is_finished:
             job.finish()
     finally:
         job.close()
@@ -85,7 +85,7 @@ def read(path: str) -> Any:
 @pytest.fixture
 def small(monkeypatch, tmp_path):
     for kind in (ClassFormat, EmbeddingRows):
-        monkeypatch.setattr(kind, "part", 2)
+        monkeypatch.setattr(kind, "rows_per_chunk", 2)
     monkeypatch.chdir(tmp_path)
 
 
@@ -278,5 +278,5 @@ def test_memory_does_not_grow_with_the_number_of_images(bundle_folder, tmp_path)
         job.finish()
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-        assert job.rows == count
+        assert job.num_rows == count
     assert peaks[1] < peaks[0] + 300_000, peaks  # 1200 answers alone would be more than 600,000 bytes

@@ -78,8 +78,8 @@ def chance(*shape, seed=0):
 class Few(AttentionCall):
     """A look that hands out three queries or so at a time."""
 
-    def chunks(self, max_bytes=0):
+    def iterate_chunks(self, max_bytes=0):
         batch = self.x[..., 0].numel() // (
             self.tokens if self.x.shape[-2] == self.tokens else self.x.shape[-3] * self.x.shape[-2]
         )
-        return super().chunks(3 * 4 * batch * self.part.heads * self.tokens)
+        return super().iterate_chunks(3 * 4 * batch * self.module.heads * self.tokens)

@@ -67,9 +67,9 @@ def test_costs_of_each_size():
     assert [(c.image, c.tokens) for c in found] == [((16, 16), 5), ((32, 32), 17)]
     for cost in found:
         assert cost.macs == model.config.macs(cost.image)
-        assert list(cost.rate) == [1, 3] and min(cost.rate.values()) > 0
-        assert cost.best[1] == max(cost.rate.values())
-        assert cost.largest <= costing.MAX_TRIED_BATCH_SIZE and not cost.tried
+        assert list(cost.throughputs) == [1, 3] and min(cost.throughputs.values()) > 0
+        assert cost.find_fastest[1] == max(cost.throughputs.values())
+        assert cost.largest_batch_size <= costing.MAX_TRIED_BATCH_SIZE and not cost.is_measured
     assert found[1].memory > found[0].memory
     bit = create_untrained_model("BiT-R50x1", image_size=32, blocks=(1,), width=16, num_classes=2)
     assert [c.tokens for c in measure_inference_costs(bit, [(32, 32)], (1,))] == [64]
@@ -82,7 +82,7 @@ def test_the_largest_batch_is_what_free_memory_holds(monkeypatch):
         one = held(model, torch.zeros(1, 3, 16, 16))
     monkeypatch.setattr(costing, "get_free_memory", lambda device: int(5.5 * one / costing.CPU_MEMORY_SHARE))
     (found,) = measure_inference_costs(model, [(16, 16)], (1, 4, 8))
-    assert found.largest == 5 and list(found.rate) == [1, 4]  # eight would not fit
+    assert found.largest_batch_size == 5 and list(found.throughputs) == [1, 4]  # eight would not fit
     assert list_powers_of_two(5) == [1, 2, 4] and list_powers_of_two(1) == [1]
 
 
@@ -109,7 +109,7 @@ def test_time_is_kept(monkeypatch):
     model.register_forward_pre_hook(lambda module, given: time.sleep(0.1 * len(given[0])))
     monkeypatch.setattr(costing, "TIMING_SECONDS", 0.05)
     found = list(measure_inference_costs(model, [(16, 16), (256, 256)], seconds=1.2))
-    assert [c.image for c in found] == [(16, 16)] and 1 <= len(found[0].rate) <= 3
+    assert [c.image for c in found] == [(16, 16)] and 1 <= len(found[0].throughputs) <= 3
 
 
 def test_what_a_pass_takes_whatever_its_batch_is_not_multiplied():

@@ -66,7 +66,7 @@ def test_any_grid_is_the_loop(grid, patch, prefix):
     wanted = [[loop(head, lying(grid), prefix, patch) for head in heads] for heads in maps]
     assert found.tolist() == [pytest.approx(row, rel=1e-5) for row in wanted]
     few = Few(**vars(look(maps, grid, prefix)))
-    assert len(list(few.chunks())) > 1
+    assert len(list(few.iterate_chunks())) > 1
     assert torch.allclose(mean_attention_distance(few, patch, grid), found, rtol=1e-6)
 
 

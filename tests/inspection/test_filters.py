@@ -19,7 +19,7 @@ def test_components_are_those_of_scikit_learn(shape):
     assert np.allclose(found.share, wanted.explained_variance_ratio_[: len(found.share)], atol=1e-5)
     signs = np.sign((found.directions.numpy() * wanted.components_).sum(1, keepdims=True))
     assert np.allclose(found.directions, signs * wanted.components_, atol=1e-3)
-    assert np.allclose(found.scores(rows), wanted.transform(rows.numpy()) * signs.T, atol=1e-3)
+    assert np.allclose(found.project(rows), wanted.transform(rows.numpy()) * signs.T, atol=1e-3)
     assert (found.directions.gather(1, found.directions.abs().argmax(1, keepdim=True)) > 0).all()
 
 

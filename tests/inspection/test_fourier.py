@@ -64,8 +64,8 @@ def test_spectra_of_a_model_by_depth(image):
     with torch.no_grad():
         x = torch.cat(
             [
-                (model.prefix + torch.cat([model.slots, torch.zeros(1, 16)])).expand(5, -1, -1),
-                model.place(model.project(images)),
+                (model.prefix + torch.cat([model.split_time_slots, torch.zeros(1, 16)])).expand(5, -1, -1),
+                model.add_positions(model.project(images)),
             ],
             1,
         )
@@ -77,7 +77,7 @@ def test_spectra_of_a_model_by_depth(image):
         [compute_log_amplitudes(x[:, 2:].unflatten(1, (image[0] // 4, image[1] // 4))).mean(0) for x in sums]
     )
     assert spectra.images == 5
-    assert [tuple(place) for place in spectra.places] == [
+    assert [tuple(place) for place in spectra.locations] == [
         (-1, "embedding"), (0, "attention"), (0, "mlp"), (1, "attention"), (1, "mlp")
     ]  # fmt: skip
     assert np.allclose(spectra.log_amplitude, wanted, atol=1e-4)

@@ -56,15 +56,17 @@ def test_it_is_autograd_on_explicit_attention(kind, monkeypatch):
         for a, s in zip(maps, slopes, strict=True)
     ]
     found = compute_relevance(model, x, classes)
-    assert np.allclose(found.rows, wanted, rtol=1e-4, atol=2e-5) and found.rows.max() > 1e-3
+    assert np.allclose(found.relevance, wanted, rtol=1e-4, atol=2e-5) and found.relevance.max() > 1e-3
     assert torch.equal(found.classes, classes) and torch.allclose(found.logits, logits, atol=1e-5)
-    assert torch.equal(found.maps[0].flatten(), found.rows[0, model.config.prefix :])
+    assert torch.equal(found.maps[0].flatten(), found.relevance[0, model.config.prefix :])
     model.requires_grad_(False)
-    assert torch.allclose(compute_relevance(model, x, classes).rows, found.rows, atol=1e-6)
+    assert torch.allclose(compute_relevance(model, x, classes).relevance, found.relevance, atol=1e-6)
     assert torch.allclose(
-        compute_relevance(freeze_for_inference(model), x, classes).rows, found.rows, rtol=1e-3, atol=1e-5
+        compute_relevance(freeze_for_inference(model), x, classes).relevance, found.relevance, rtol=1e-3, atol=1e-5
     )
-    assert torch.allclose(compute_relevance(model, x[1:], classes[1:]).rows, found.rows[1:], rtol=1e-3, atol=1e-5)
+    assert torch.allclose(
+        compute_relevance(model, x[1:], classes[1:]).relevance, found.relevance[1:], rtol=1e-3, atol=1e-5
+    )
 
 
 def test_bf16_is_near_and_the_class_is_the_predicted_one_where_none_is_named():
@@ -73,12 +75,12 @@ def test_bf16_is_near_and_the_class_is_the_predicted_one_where_none_is_named():
     with torch.no_grad():
         assert torch.equal(found.classes, model(x).argmax(1))
     other = compute_relevance(model, x, (found.classes + 1) % 5)
-    assert not torch.allclose(other.rows, found.rows, rtol=0.1)
+    assert not torch.allclose(other.relevance, found.relevance, rtol=0.1)
     for near in (
         compute_relevance(made("registers").bfloat16(), x, found.classes),
         compute_relevance(freeze_for_inference(model, torch.bfloat16), x, found.classes),
     ):
-        assert (near.rows - found.rows).norm() < 0.2 * found.rows.norm()
+        assert (near.relevance - found.relevance).norm() < 0.2 * found.relevance.norm()
 
 
 def test_models_without_a_head_or_with_packed_products_are_refused():
@@ -92,4 +94,4 @@ def test_models_without_a_head_or_with_packed_products_are_refused():
 def test_pooling_by_attention_starts_from_all_patches():
     model, x = made("pooled-by-attention", class_token=POOLED["class_token"]), images()
     found = compute_relevance(model, x)
-    assert found.rows.shape == (2, 20) and found.rows.min() >= 0 and found.rows.max() > 0
+    assert found.relevance.shape == (2, 20) and found.relevance.min() >= 0 and found.relevance.max() > 0

@@ -74,7 +74,7 @@ def test_structure_against_a_loop():
     found = summarise_similarity(similar)
     for name, values in sums.items():
         assert getattr(found, name) == pytest.approx(sum(values) / len(values), abs=1e-5)
-    assert found.contrast == pytest.approx((found.row + found.column) / 2 - found.other)
+    assert found.contrast == pytest.approx((found.row + found.column) / 2 - found.neither)
 
 
 def test_positions_of_rows_and_columns_have_more_contrast_than_any():
@@ -103,7 +103,9 @@ def test_tables_of_relative_positions():
     one_d = model(attention={"kind": "relative"}, positions={"kind": "none"})
     first, second = get_relative_position_tables(one_d)
     assert (first.layer, second.layer, first.axis) == (0, 1, "tokens")
-    assert first.vectors.shape == (one_d.config.heads, 13, 16 // one_d.config.heads) and first.zero == 6  # 7 tokens
+    assert (
+        first.vectors.shape == (one_d.config.heads, 13, 16 // one_d.config.heads) and first.zero_index == 6
+    )  # 7 tokens
     assert torch.equal(first.vectors[0, 3], one_d.encoder.blocks[0].attention.part.table[3, 0])
     windows = model(
         class_token=False, pool="mean", attention={"kind": "decomposed", "window": 2, "global_blocks": (1,)}

@@ -105,7 +105,10 @@ def test_models_of_every_kind_show_their_patches_as_the_answer_reads_them(kind):
     assert torch.equal(found.maps[1, 1].flatten(), found.joint[1, 1, prefix:])
     wanted = np.stack(
         [
-            loop(torch.stack([one.weights()[image] for one in collect_attention_calls(model, x)]), RolloutOptions())
+            loop(
+                torch.stack([one.compute_weights()[image] for one in collect_attention_calls(model, x)]),
+                RolloutOptions(),
+            )
             for image in range(2)
         ]
     )
@@ -113,7 +116,7 @@ def test_models_of_every_kind_show_their_patches_as_the_answer_reads_them(kind):
     alone = compute_rollout(model, x[1:], RolloutOptions(0.5, "max", 0.5))
     assert torch.allclose(alone.joint, compute_rollout(model, x, RolloutOptions(0.5, "max", 0.5)).joint[1:], atol=1e-5)
     raw = compute_attention_maps(model, x, [1])[1]
-    weights = collect_attention_calls(model, x)[1].weights()
+    weights = collect_attention_calls(model, x)[1].compute_weights()
     wanted_raw = weights[:, :, 0] if model.config.pool in ("class", "distilled") else weights[:, :, prefix:].mean(2)
     assert torch.allclose(raw, wanted_raw, atol=1e-6) and torch.allclose(raw.sum(-1), torch.ones(2, 2), atol=1e-5)
 

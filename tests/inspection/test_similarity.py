@@ -86,7 +86,7 @@ def test_layers_are_means_of_patch_tokens():
         vit.encoder.norm = torch.nn.Identity()
         assert torch.allclose(found["mlp 1"], vit.features(images)[:, 1:].mean(1), atol=1e-5)
         vit.encoder.norm = last
-        assert torch.allclose(found["embedding"], vit.place(vit.project(images)).mean(1), atol=1e-5)
+        assert torch.allclose(found["embedding"], vit.add_positions(vit.project(images)).mean(1), atol=1e-5)
 
 
 def test_layers_of_a_bit_are_its_units():

@@ -53,10 +53,10 @@ def test_every_attention_is_that_of_the_forward_pass(model, images):
     for hook in hooks:
         hook.remove()
     assert [look.layer for look in looks] == [0, 1, 2, 3]
-    assert [look.whole for look in looks] == [(10, 14)] * 2 + [(5, 7)] * 2
+    assert [look.full_grid for look in looks] == [(10, 14)] * 2 + [(5, 7)] * 2
     assert [look.patch for look in looks] == [(2, 2)] * 2 + [(4, 4)] * 2
     for look, answer in zip(looks, answers, strict=True):
-        seen = look.weights() @ look.part.split(look.x)[2]
+        seen = look.compute_weights() @ look.module.split(look.x)[2]
         assert torch.allclose(seen.transpose(-3, -2).flatten(-2), answer, atol=1e-5)
 
 

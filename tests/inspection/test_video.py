@@ -34,16 +34,16 @@ def test_looks_are_what_was_computed(arrangement):
     looks, answers = looks_of(model, x), answers_of(model, x)
     assert [look.span for look in looks] == SPANS[arrangement]
     for look in looks:
-        weights = look.weights()
-        assert weights.shape[-3:] == (look.part.heads, look.tokens, look.tokens)
+        weights = look.compute_weights()
+        assert weights.shape[-3:] == (look.module.heads, look.tokens, look.tokens)
         torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
-        assert torch.allclose(torch.cat([part for _, part in look.chunks(1)], -2), weights, atol=1e-6)
+        assert torch.allclose(torch.cat([part for _, part in look.iterate_chunks(1)], -2), weights, atol=1e-6)
     if arrangement == "factorised-dot-product":
         return
     for look, answer in zip(looks, answers, strict=True):
-        heads = (look.weights() @ look.part.split(look.x)[2]).transpose(-3, -2).flatten(-2)
+        heads = (look.compute_weights() @ look.module.split(look.x)[2]).transpose(-3, -2).flatten(-2)
         seen = answer[:, 2:] if look.span == "time" and answer.dim() == 4 else answer
-        assert torch.allclose(look.part.out(heads), seen, atol=1e-5)
+        assert torch.allclose(look.module.out(heads), seen, atol=1e-5)
 
 
 def test_halves_of_the_heads_put_together_are_the_answer():
@@ -64,7 +64,7 @@ def test_states_distances_and_frozen_models(arrangement):
     model = tamed(arrangement)
     x, collected = clips(model), []
     last = visit_residual_states(model, x, collected.append)
-    assert [(state.layer, state.after) for state in collected] == [
+    assert [(state.layer, state.sublayer) for state in collected] == [
         (-1, "embedding"),
         *((i, part) for i in (0, 1) for part in ("attention", "mlp")),
     ]
@@ -74,7 +74,7 @@ def test_states_distances_and_frozen_models(arrangement):
     assert list(of_layers.spans) == SPANS[arrangement] and of_layers.per_image.isfinite().any(-1).all()
     assert set(of_layers.uniform) <= {uniform_attention_distance((3, 2, 3), (2, 4, 4)), 0.0}
     for look, other in zip(looks_of(model, x), looks_of(freeze_for_inference(model), x), strict=True):
-        assert torch.allclose(look.weights(), other.weights(), atol=1e-5)
+        assert torch.allclose(look.compute_weights(), other.weights(), atol=1e-5)
     if arrangement != "joint":
         with pytest.raises(UsageError, match="its time slot"):
             compute_attention_maps(model, x, [0])

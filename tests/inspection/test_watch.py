@@ -41,12 +41,12 @@ def test_a_looks_weights_give_the_answer_of_the_fused_pass(kind):
     assert [look.layer for look in looks] == ([0, 0, 1, 1] if kind == "axial" else [0, 1])
     assert len(answers) == len(looks)
     for look, answer in zip(looks, answers, strict=True):
-        weights = look.weights()
+        weights = look.compute_weights()
         assert torch.allclose(weights.sum(-1), torch.ones(()), atol=1e-5)
         tokens = look.x if look.x.shape[-2] == look.tokens else look.x.flatten(-3, -2)
-        values = look.part.split(tokens)[2]
+        values = look.module.split(tokens)[2]
         heads = (weights @ values).transpose(-3, -2).flatten(-2)
-        assert torch.allclose(look.part.out(heads).reshape(answer.shape), answer, atol=1e-5)
+        assert torch.allclose(look.module.out(heads).reshape(answer.shape), answer, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *NARROW])
@@ -58,16 +58,16 @@ def test_chunks_are_the_whole_and_ask_for_keys_once(kind, monkeypatch):
     )
     for look in looks_of(made(kind), images()):
         asked.clear()
-        chunks = list(look.chunks(max_bytes=1))
+        chunks = list(look.iterate_chunks(max_bytes=1))
         assert len(chunks) == look.tokens == len(asked) and sum(asked) == 1
-        assert torch.allclose(torch.cat([weights for _, weights in chunks], -2), look.weights(), atol=1e-6)
+        assert torch.allclose(torch.cat([weights for _, weights in chunks], -2), look.compute_weights(), atol=1e-6)
 
 
 @pytest.mark.processor
 @pytest.mark.parametrize("kind", ["registers", "relative", "decomposed", "scaled", *NARROW])
 def test_frozen_and_bf16_models_look_where_the_model_does(kind):
     model, x = made(kind), images()
-    wanted = [look.weights() for look in looks_of(model, x)]
+    wanted = [look.compute_weights() for look in looks_of(model, x)]
     others = [
         (freeze_for_inference(model), 1e-5),
         (freeze_for_inference(model, torch.bfloat16), 0.25),
@@ -75,7 +75,7 @@ def test_frozen_and_bf16_models_look_where_the_model_does(kind):
     ]
     others += [(freeze_for_inference(model, torch.float32, packed=True), 1e-5)] if can_pack(torch.float32) else []
     for other, limit in others:
-        found = [look.weights() for look in looks_of(other, x)]
+        found = [look.compute_weights() for look in looks_of(other, x)]
         assert all(weights.dtype == torch.float32 for weights in found)
         assert max(((a - b).norm() / b.norm()).item() for a, b in zip(found, wanted, strict=True)) < limit
 
@@ -84,12 +84,12 @@ def test_a_pass_ends_with_the_tokens_that_the_states_lead_to():
     model, x = made("registers"), images()
     found = []
     tokens = visit_residual_states(model, x, found.append)
-    assert [(one.layer, one.after) for one in found] == [(-1, "embedding")] + [
+    assert [(one.layer, one.sublayer) for one in found] == [(-1, "embedding")] + [
         (i, a) for i in (0, 1) for a in ("attention", "mlp")
     ]
     with torch.no_grad():
         assert torch.equal(tokens, model.features(x)) and torch.equal(model.encoder.norm(found[-1].tokens), tokens)
-        assert torch.equal(found[0].patches, model.place(model.project(x)).unflatten(1, (4, 5)))
+        assert torch.equal(found[0].patches, model.add_positions(model.project(x)).unflatten(1, (4, 5)))
 
 
 @pytest.mark.parametrize("train", [True, False])
@@ -120,7 +120,7 @@ def test_the_model_is_what_it_was(train):
 
 def test_a_compiled_model_is_watched_and_still_compiled():
     model, x = made(), images()
-    wanted, maps, speaking = model(x), compute_rollout(model, x).joint, compute_relevance(model, x).rows
+    wanted, maps, speaking = model(x), compute_rollout(model, x).joint, compute_relevance(model, x).relevance
     compiled = []
 
     def backend(graph, inputs):
@@ -132,7 +132,7 @@ def test_a_compiled_model_is_watched_and_still_compiled():
     graphs = len(compiled)
     assert graphs
     assert torch.allclose(compute_rollout(model, x).joint, maps, atol=1e-6)
-    assert torch.allclose(compute_relevance(model, x).rows, speaking, atol=1e-6)
+    assert torch.allclose(compute_relevance(model, x).relevance, speaking, atol=1e-6)
     assert torch.allclose(model(x), wanted, atol=1e-6)
     assert len(compiled) == graphs
 

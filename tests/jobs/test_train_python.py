@@ -76,7 +76,7 @@ def test_the_time_left_is_that_of_the_work_seen(monkeypatch, capsys):
     now = 100.0
     monkeypatch.setattr("vitreous.progress.time.monotonic", lambda: now)
     display = ProgressDisplay()
-    monkeypatch.setattr(display.neighbours, "poll", lambda: None)
+    monkeypatch.setattr(display.contention_monitor, "poll", lambda: None)
     for done, now in ((600, 105.0), (700, 155.0), (1000, 300.0)):  # noqa: B007
         display.progress("train", done, 1000)
     lines = capsys.readouterr().err.splitlines()

@@ -70,12 +70,12 @@ def test_with_fresh_gates_the_vit_computes_what_it_did(name):
     model, images = make(name, gates=False), torch.randn(2, 3, *BACKBONES[name].image)
     contracts.randomise(model.backbone)
     levels = [torch.randn_like(x) for x in model.prior(torch.randn(2, 3, 64, 96))[1:]]
-    tokens = model.exchange(images, levels)[0][-1]
+    tokens = model.run_interactions(images, levels)[0][-1]
     plain = model.backbone.features_at(images, [BACKBONES[name].patch[0]])[0]
     assert torch.equal(tokens.movedim(1, -1), plain)
     for interaction in model.interactions:
         torch.nn.init.ones_(interaction.injector.gate)
-    assert not torch.allclose(model.exchange(images, levels)[0][-1].movedim(1, -1), plain, atol=1e-3)
+    assert not torch.allclose(model.run_interactions(images, levels)[0][-1].movedim(1, -1), plain, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", BACKBONES)
@@ -102,7 +102,7 @@ def add_tokens_as_authors(model, images, per_interaction):
     c1, *levels = model.prior(images)
     c = torch.cat([(x.flatten(2).mT + e) for x, e in zip(levels, model.level, strict=True)], 1)
     places, outs = ReferencePoints(tuple(images.shape[2:]), model.config.backbone.patch, images.device), []
-    x = vit.place(vit.project(images))
+    x = vit.add_positions(vit.project(images))
     for interaction in model.interactions:
         x = interaction.inject(x, c, places)
         for _ in range(len(model.backbone.encoder.blocks) // 4):
@@ -167,7 +167,7 @@ def test_levels_have_twenty_one_places_for_each_of_the_coarsest():
     assert len(places.level_points) == 21 * 2 * 3 and len(places.token_points) == 4 * 6
     model = make("plain")
     levels = model.prior(torch.randn(1, 3, 64, 96))[1:]
-    assert model.exchange(torch.randn(1, 3, 64, 96), levels)[1].shape == (1, 21 * 2 * 3, 16)
+    assert model.run_interactions(torch.randn(1, 3, 64, 96), levels)[1].shape == (1, 21 * 2 * 3, 16)
     # the same point of an image lies at the same place, whatever the patch and the filling up
     ragged = ReferencePoints((56, 84), (14, 14), torch.device("cpu"))
     assert torch.allclose(ragged.token_points[0, 0], torch.tensor([7 / 96, 7 / 64]))

@@ -76,7 +76,7 @@ def test_proposals_are_torchvisions(count, training):
     model.train(training)
     maps = {str(number): level for number, level in enumerate(levels)}
     with torch.no_grad():
-        anchors = model.proposals.anchors(levels)
+        anchors = model.proposals.make_anchors(levels)
         assert torch.equal(torch.cat(anchors), peer.anchor_generator(ImageList(images, [SIZE] * 2), levels)[0])
         ours = model.proposals(levels, SIZE)
         theirs, _ = peer(ImageList(images, [SIZE] * 2), maps, [{"boxes": torch.zeros(0, 4)}] * 2)
@@ -155,10 +155,10 @@ def test_losses_are_the_mean_over_images():
 
 def test_what_lies_in_a_crowd_is_neither_object_nor_background():
     model, levels, _ = prepared()
-    anchors = torch.cat(model.proposals.anchors(levels))
+    anchors = torch.cat(model.proposals.make_anchors(levels))
     boxes, crowd = scene()["boxes"][0][:2], torch.tensor([[0.0, 8, 100, 64]])
-    before, _ = model.proposals.matches(anchors, boxes, crowd[:0])
-    labels, match = model.proposals.matches(anchors, boxes, crowd)
+    before, _ = model.proposals.match_anchors(anchors, boxes, crowd[:0])
+    labels, match = model.proposals.match_anchors(anchors, boxes, crowd)
     inside = is_in_crowd(anchors, crowd)
     for box, own in zip(anchors.tolist(), inside.tolist(), strict=True):
         across, down = min(box[2], 100) - max(box[0], 0), min(box[3], 64) - max(box[1], 8)

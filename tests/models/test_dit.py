@@ -121,7 +121,7 @@ def test_every_parameter_gets_a_gradient():
 def test_patches_with_their_positions_are_in_no_order():
     model = tiny()
     images, time, labels = batch()
-    tokens, order = model.place(model.project(images)), torch.randperm(16)
+    tokens, order = model.add_positions(model.project(images)), torch.randperm(16)
     condition = model.condition(time, labels)
     assert torch.allclose(
         model.encode(tokens[:, order], condition), model.encode(tokens, condition)[:, order], atol=1e-4
@@ -148,7 +148,7 @@ def test_blocks_of_clips_alternate_between_space_and_time():
     clips, (_, time, labels) = torch.randn(3, 3, 4, 8, 12), batch()
     assert model(clips, time, labels).shape == clips.shape
     condition = model.condition(time, labels)
-    x = model.place(model.project(clips)).unflatten(1, (4, 6))
+    x = model.add_positions(model.project(clips)).unflatten(1, (4, 6))
     for number, block in enumerate(model.blocks()):
         if number % 2:
             loop = torch.stack([AdaLNBlock.forward(block, x[:, :, place], condition) for place in range(6)], 2)
@@ -157,7 +157,7 @@ def test_blocks_of_clips_alternate_between_space_and_time():
         x = block(x, condition)
         assert torch.allclose(x, loop, atol=1e-5)
     want = model.last(x.flatten(1, 2), condition)
-    assert torch.allclose(model.encode(model.place(model.project(clips)), condition), want, atol=1e-5)
+    assert torch.allclose(model.encode(model.add_positions(model.project(clips)), condition), want, atol=1e-5)
     longer = torch.randn(3, 3, 7, 4, 8)
     assert model(longer, time, labels).shape == longer.shape
     assert [one.shape for one in model.features_after(clips, [0, 3], time, labels)] == [(3, 24, 36)] * 2
@@ -233,7 +233,7 @@ def test_diffusers_agrees(side, tmp_path):
 def vitreous_bundle(place):
     from vitreous.weights.adopt import open_weights
 
-    return open_weights(place).bundle()
+    return open_weights(place).build_bundle()
 
 
 def test_pixels_of_a_patch_lie_in_the_order_of_the_authors():
@@ -246,5 +246,5 @@ def test_pixels_of_a_patch_lie_in_the_order_of_the_authors():
     x = torch.randn(1, 4, 4, 7)
     theirs = (x @ rows.T).unflatten(-1, (2, 2, 3)).permute(0, 5, 1, 3, 2, 4).reshape(1, 3, 8, 8)
     assert torch.allclose(unpatchify(x @ ours.T, (2, 2)), theirs, atol=1e-5)
-    assert torch.equal(CHANNELS_LAST.out([ours], config)[0], rows)
+    assert torch.equal(CHANNELS_LAST.to_foreign([ours], config)[0], rows)
     assert patchify(theirs, (2, 2)).shape == (1, 4, 4, 12)

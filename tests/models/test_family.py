@@ -312,7 +312,7 @@ def test_activations_are_what_autograd_keeps(changes):
     )
     model = build_model(config)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    tokens = model.place(model.project(torch.randn(2, 3, 64, 64)))
+    tokens = model.add_positions(model.project(torch.randn(2, 3, 64, 64)))
     kept: dict[int, int] = {}
 
     def pack(tensor):

@@ -138,7 +138,7 @@ def test_verbs_compose_to_the_forward_pass_and_select_tokens():
     images = torch.randn(2, 3, 32, 48)
     tokens = model.project(images)
     assert tokens.shape == (2, 4, 6, 32)
-    placed = model.place(tokens)
+    placed = model.add_positions(tokens)
     assert placed.shape == (2, 24, 32)
     encoded = model.encode(placed)
     assert torch.equal(encoded, model.features(images))

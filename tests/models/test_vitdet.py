@@ -103,7 +103,7 @@ def test_weights_of_a_vit_lose_class_token_and_last_norm_and_keep_the_rest():
     plain, model = contracts.randomise(build_model(PLAIN)), build_model(SMALL.with_options(conv_blocks=(2,)))
     adoption = load_pretrained_weights(model, weights_of(plain))
     assert sorted(adoption.unused) == ["encoder.norm.bias", "encoder.norm.weight", "prefix"]
-    assert all(name.endswith(("rows", "columns")) or ".after." in name for name in adoption.new)
+    assert all(name.endswith(("rows", "columns")) or ".after." in name for name in adoption.initialised)
     assert torch.equal(model.position.table, plain.position.table) and not adoption.resized
     windowed = model.encoder.blocks[0].attention.part.part.qkv.weight
     assert torch.equal(windowed, plain.encoder.blocks[0].attention.part.qkv.weight)
@@ -119,7 +119,7 @@ def test_weights_of_sam_lose_their_neck():
     sam = contracts.randomise(build_model(SMALL.with_options(neck=8, position_grid=())))
     model = build_model(SMALL.with_options(position_grid=(), attention={"window": 5, "global_blocks": (3,)}))
     adoption = load_pretrained_weights(model, weights_of(sam))
-    assert adoption.unused and all(name.startswith("neck.") for name in adoption.unused) and not adoption.new
+    assert adoption.unused and all(name.startswith("neck.") for name in adoption.unused) and not adoption.initialised
     tables = (sam.encoder.blocks[1].attention.part.rows, model.encoder.blocks[1].attention.part.part.rows)
     assert [len(table) for table in tables] == [15, 9]
 

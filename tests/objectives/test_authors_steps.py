@@ -134,7 +134,7 @@ def compare_runs(name, home):
         for key, parameter in twin.named_parameters()
         if not key.endswith("qkv.bias")  # the gradient of a key's bias is rounding error, which Adam normalises
     }
-    counts = {key: int(count) for key, count in state.optimizers.state().items() if key.startswith("step/")}
+    counts = {key: int(count) for key, count in state.optimizers.get_state().items() if key.startswith("step/")}
     assert {count for key, count in counts.items() if "frozen" in key} == {STEPS - FROZEN if name == "dino" else STEPS}
     assert {count for key, count in counts.items() if "frozen" not in key} == {STEPS}
     return loss, tensors

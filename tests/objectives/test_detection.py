@@ -135,9 +135,9 @@ def test_a_detector_for_other_classes_is_started_from_a_pyramid_and_proposals(tm
     for tensor in second.model.parameters():
         tensor.data.zero_()
     other = load_into_objective(second, {"classes": ["c", "d"]}, parts)
-    assert set(other.loaded) == {"model.pyramid", "model.proposals"} and other.left == ["model.regions"]
+    assert set(other.loaded) == {"model.pyramid", "model.proposals"} and other.skipped == ["model.regions"]
     assert not any(tensor.any() for tensor in second.model.regions.parameters())
-    assert set(load_into_objective(second, {"classes": ["a", "b"]}, parts).loaded) == {*other.loaded, *other.left}
+    assert set(load_into_objective(second, {"classes": ["a", "b"]}, parts).loaded) == {*other.loaded, *other.skipped}
     own, theirs = second.model.state_dict(), first.model.state_dict()
     assert all(torch.equal(own[name], theirs[name]) for name in own if not name.startswith("backbone."))
 

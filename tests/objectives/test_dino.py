@@ -107,7 +107,7 @@ def test_the_centre_follows_after_the_step_and_is_not_used_within_it():
     batch = batch_for(own)
     before = own(batch)["loss"]
     assert own.centre.abs().max() == 0
-    answers = own.answer(batch["images"])
+    answers = own.compute_teacher_outputs(batch["images"])
     own.after_step(PROGRESS)
     assert torch.allclose(own.centre, 0.1 * answers.mean((0, 1)), atol=1e-6)
     assert own.outputs.abs().max() == 0 and own(batch)["loss"] != before
@@ -211,7 +211,7 @@ def test_koleo_of_one_is_nothing_and_such_batches_are_refused():
 def test_an_idle_batch_counts_nowhere():
     own = objective()
     batch = batch_for(own)
-    own.idle = True
+    own.is_idle = True
     own(batch)
     assert own.outputs.abs().max() == 0
     assert koleo_loss(torch.randn(3, 4), gather_single_process, idle=True) == 0

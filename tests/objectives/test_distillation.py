@@ -147,7 +147,7 @@ def test_a_teacher_is_named_and_read(tmp_path):
 def test_a_teacher_of_another_size_sees_the_images_resized():
     teacher = WeightsTeacher("t", bundle())
     images = torch.rand(2, 3, 24, 24)
-    read = teacher.read(images, ((0.0,) * 3, (1.0,) * 3))
+    read = teacher.to_teacher_input(images, ((0.0,) * 3, (1.0,) * 3))
     expected = F.interpolate((images - 0.5) / 0.5, (16, 16), mode="bicubic", antialias=True)
     assert torch.allclose(read, expected, atol=1e-6) and teacher.logits(read).shape == (2, 3)
 
@@ -166,7 +166,7 @@ def test_an_exported_teacher_answers_as_the_model_does(tmp_path):
     assert isinstance(exported, OnnxTeacher) and exported.classes == CLASSES and exported.size == (16, 16)
     assert exported.normalisation == known.normalisation
     images = torch.rand(5, 3, 16, 16)
-    logits = [one.logits(one.read(images, SETTING.normalisation)) for one in (exported, known)]
+    logits = [one.logits(one.to_teacher_input(images, SETTING.normalisation)) for one in (exported, known)]
     assert torch.allclose(*logits, atol=1e-4) and logits[0].std() > 0
 
 
@@ -189,16 +189,16 @@ def foreign(place, count=3):
 def test_what_a_foreign_file_does_not_tell_is_asked_for(tmp_path):
     source = foreign(tmp_path / "x.onnx")
     with pytest.raises(UsageError, match="does not contain its mean") as error:
-        DistillationConfig(teacher=source).located(PLAIN, CLASSES)
+        DistillationConfig(teacher=source).with_absolute_paths(PLAIN, CLASSES)
     assert "--objective.teacher-mean" in error.value.hint and "--objective.teacher-std" in error.value.hint
     config = DistillationConfig(teacher=source, teacher_mean=(0.5, 0.25, 0.0), teacher_std=(1.0, 2.0, 4.0))
-    assert config.located(PLAIN, CLASSES).teacher == source
+    assert config.with_absolute_paths(PLAIN, CLASSES).teacher == source
     own = config.build(build_model(PLAIN), SETTING)
     images = torch.randn(4, 3, 16, 16)
     expected = (images * 0.5 + 0.5).mean((2, 3)) - torch.tensor([0.5, 0.25, 0.0])
-    assert torch.allclose(own.ask(images), expected / torch.tensor([1.0, 2.0, 4.0]), atol=1e-5)
+    assert torch.allclose(own.compute_teacher_logits(images), expected / torch.tensor([1.0, 2.0, 4.0]), atol=1e-5)
     with pytest.raises(UsageError, match="has 3 classes"):
-        config.located(replace(PLAIN, classes=2), CLASSES[:2])
+        config.with_absolute_paths(replace(PLAIN, classes=2), CLASSES[:2])
 
 
 def test_a_teacher_is_found_again_and_told_from_another(tmp_path):
@@ -210,7 +210,7 @@ def test_a_teacher_is_found_again_and_told_from_another(tmp_path):
     again = config.build(build_model(PLAIN), SETTING)
     again.load_state_dict(held)
     images = torch.randn(2, 3, 16, 16)
-    assert again.ask(images).equal(own.ask(images))
+    assert again.compute_teacher_logits(images).equal(own.compute_teacher_logits(images))
     other = bundle()
     torch.nn.init.ones_(other.model.head.bias)
     (tmp_path / "teacher").rename(tmp_path / "old")
@@ -218,7 +218,7 @@ def test_a_teacher_is_found_again_and_told_from_another(tmp_path):
     changed = config.build(build_model(PLAIN), SETTING)
     changed.load_state_dict(held)
     with pytest.raises(WeightsError, match="has changed since the run began"):
-        changed.ask(images)
+        changed.compute_teacher_logits(images)
 
 
 def test_a_run_learns_from_a_run(folder, tmp_path):

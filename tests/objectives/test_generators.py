@@ -21,7 +21,7 @@ def test_a_part_of_a_model_is_trained(part, precision, tmp_path):
     words = ["train", *TINY[:1], "--recipe", "dit", "--init", str(tmp_path / "first"), *TINY[3:], *part]
     done = say(*words, "--out", str(tmp_path / "run"), "--precision", precision)
     assert done.returncode == 0, done.stderr
-    before, after = (open_weights(tmp_path / name).state() for name in ("first", "run"))
+    before, after = (open_weights(tmp_path / name).read_state() for name in ("first", "run"))
     same = {name for name in before if (before[name] == after[name]).all()}
     assert {"projection.weight", "encoder.blocks.0.mlp.fc1.weight"} <= same < set(before)
 

@@ -135,7 +135,7 @@ def test_masked_rows_are_the_mask_token_at_their_place_and_registers_have_no_pla
     masks = torch.rand(3, 16) < 0.5
     seen = inputs_of(own.model.encoder)
     own.encode(torch.randn(3, 3, 32, 32), masks)
-    positions = own.model.place(torch.zeros(3, 4, 4, 32))
+    positions = own.model.add_positions(torch.zeros(3, 4, 4, 32))
     prefix = own.model.config.prefix
     assert torch.allclose(seen[0][:, prefix:][masks], (own.mask_token + positions)[masks], atol=1e-6)
     assert torch.equal(

@@ -41,7 +41,7 @@ def test_the_cross_entropy_of_views_is_theirs(views):
 def step_of(own, batch, theirs):
     """One step's loss as ours and as theirs, of the same answers and logits; then the step ends."""
     images, local = batch["images"], batch["local"]
-    answers = own.answer(images).unbind(1)
+    answers = own.compute_teacher_outputs(images).unbind(1)
     logits = [own.head(own.model(view)) for part in (images, local) for view in part.unbind(1)]
     expected = theirs(list(answers), logits, teacher_temp=TEMPERATURE)
     loss = own(batch)["loss"]
@@ -66,7 +66,7 @@ def test_their_centre_moves_with_every_part_of_a_step_ours_once():
     own, theirs = objective(DINO), DINOLoss(PROTOTYPES, student_temp=0.1)
     batch = batch_for(own, 6)
     parts = [{name: entry[rows] for name, entry in batch.items()} for rows in (slice(0, 3), slice(3, 6))]
-    answers = [own.answer(part["images"]) for part in parts]
+    answers = [own.compute_teacher_outputs(part["images"]) for part in parts]
     for part, answer in zip(parts, answers, strict=True):
         own(part)
         theirs(list(answer.unbind(1)), list(answer.unbind(1)))

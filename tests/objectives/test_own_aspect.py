@@ -112,7 +112,7 @@ def test_views_keep_the_aspect_flip_crop_and_draw_resolutions_by_the_sample_alon
     views = Augment(crop=(0.3, 1.0), ratio=(0.9, 1.1), flip=0.5, fewest_tokens=6)
     split = open_data(str(aspect_data)).split("train")
     loader = TrainLoader(split, preprocess, views, seed=5)
-    batch = next(loader.batches(0, 72, 72))
+    batch = next(loader.iterate_batches(0, 72, 72))
     assert isinstance(batch["images"], list) and len(batch["images"]) == 72
     counts = [math.prod(image.shape[1:]) // 16 for image in batch["images"]]
     assert min(counts) >= 1 and max(counts) <= 16 and len(set(counts)) > 5
@@ -121,12 +121,14 @@ def test_views_keep_the_aspect_flip_crop_and_draw_resolutions_by_the_sample_alon
         wide, flat = own[0] / own[1], image.shape[2] / image.shape[1]
         assert image.dtype == torch.uint8 and not any(side % 4 for side in image.shape[1:])
         assert (wide - 1) * (flat - 1) >= 0 or wide == pytest.approx(1, rel=0.6)
-    later = next(loader.batches(36, 72, 36))
-    with_workers = next(replace(loader, workers=1).batches(0, 72, 72))
+    later = next(loader.iterate_batches(36, 72, 36))
+    with_workers = next(replace(loader, workers=1).iterate_batches(0, 72, 72))
     assert all(torch.equal(a, b) for a, b in zip(batch["images"][36:], later["images"], strict=True))
     assert all(torch.equal(a, b) for a, b in zip(batch["images"], with_workers["images"], strict=True))
     whole = TrainLoader(split, preprocess, Augment(), seed=5)
-    for image, sample in zip(*(next(whole.batches(0, 9, 9))[name] for name in ("images", "samples")), strict=True):
+    for image, sample in zip(
+        *(next(whole.iterate_batches(0, 9, 9))[name] for name in ("images", "samples")), strict=True
+    ):
         assert torch.equal(image, preprocess.to_tensor(preprocess.decode(split.raw(int(sample)))))
 
 
@@ -139,7 +141,7 @@ def test_a_picture_is_scaled_to_whole_patches_of_its_aspect():
         with pytest.raises(UsageError):
             NativePreprocess(**{"image": (8, 8), "tokens": 5, "patch": (4, 4), **wrong})
     with pytest.raises(UsageError, match="volumes of voxels do not support native aspect ratios"):
-        NativePreprocess.of(VolumePreprocess((8, 8, 8), 1), 5, (4, 4))
+        NativePreprocess.from_preprocess(VolumePreprocess((8, 8, 8), 1), 5, (4, 4))
 
 
 def test_an_engine_answers_each_picture_as_alone(aspect_run):

@@ -57,7 +57,7 @@ def test_parts_are_those_of_the_last_checkpoint(pretrained_runs, recipe):
     assert parts.state and all(torch.equal(tensor, held[name].float()) for name, tensor in parts.state.items())
     shipped = load_file(pretrained_runs / recipe / "model" / "weights.safetensors")
     own = "teacher." if recipe.startswith("dino") else "model."
-    from_checkpoint = open_weights(place).state()
+    from_checkpoint = open_weights(place).read_state()
     assert from_checkpoint.keys() == shipped.keys()
     assert all(torch.equal(tensor, held[own + name].float()) for name, tensor in shipped.items())
     assert all(torch.equal(tensor, from_checkpoint[name].float()) for name, tensor in shipped.items())

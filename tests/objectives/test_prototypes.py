@@ -58,7 +58,7 @@ def objective(home, **settings):
     """A student of the teacher, in training."""
     torch.manual_seed(0)
     config = DINOv2Config(teacher=str(home / "teacher"), head_width=16, bottleneck=8, **settings)
-    config = config.located(STUDENT, ())
+    config = config.with_absolute_paths(STUDENT, ())
     setting = ObjectiveSetting(views=MultiCrop(locals=2, local_image=(8, 8)), normalisation=((0.4,) * 3, (0.2,) * 3))
     return config.build(build_model(STUDENT), setting).train()
 
@@ -127,8 +127,8 @@ def test_a_student_is_trained_killed_and_resumed_and_ships_its_average(teacher_r
     options = {"listener": heard, "settings": {"objective.teacher": [str(teacher_runs / "teacher")]}, "save_every": 1}
     learn(teacher_runs, "student", "ViT-24x2/8", **options)
     run = teacher_runs / "student"
-    shipped = open_weights(run).state()
-    held = open_weights(max((run / "checkpoints").iterdir())).state()
+    shipped = open_weights(run).read_state()
+    held = open_weights(max((run / "checkpoints").iterdir())).read_state()
     assert all(torch.equal(tensor, held[name].float()) for name, tensor in shipped.items())
     assert vitreous.train(str(teacher_runs / "photos"), Heard(), out=str(run), resume=True)["steps"] == 2
     assert open_weights(teacher_runs / "teacher").config.patch == (4, 4)
@@ -143,9 +143,9 @@ def test_a_batch_norm_in_its_heads_sees_the_batch(teacher_runs):
     teacher = PrototypeTeacher(str(teacher_runs / "normed"))
     assert teacher.patch_prototypes == 0 and len(teacher.heads) == 1 and teacher.heads[0].batch_norm
     images, seen = torch.randn(4, 3, 16, 16), ((0.5,) * 3, (0.5,) * 3)
-    whole, patches = teacher.answer(images, seen, (4, 4), reduce_single_process, False)
+    whole, patches = teacher.compute_targets(images, seen, (4, 4), reduce_single_process, False)
     assert whole.shape == (4, 16) and patches.shape == (4, 16, 16)
-    alone, _ = teacher.answer(images[:2], seen, (4, 4), reduce_single_process, False)
+    alone, _ = teacher.compute_targets(images[:2], seen, (4, 4), reduce_single_process, False)
     assert not torch.allclose(whole[:2], alone, atol=1e-3)
     assert teacher.flops(16) > teacher.flops() > 0
 
@@ -167,7 +167,7 @@ def test_a_batch_norm_in_its_heads_sees_the_batch(teacher_runs):
 def test_teachers_that_cannot_be_are_refused(teacher_runs, teacher, model, text):
     with pytest.raises((UsageError, WeightsError), match=text) as caught:
         if teacher:
-            DINOv2Config(teacher=str(teacher_runs / teacher)).located(model, ())
+            DINOv2Config(teacher=str(teacher_runs / teacher)).with_absolute_paths(model, ())
         else:
             PrototypeTeacher("")
     assert caught.value.hint
@@ -175,5 +175,5 @@ def test_teachers_that_cannot_be_are_refused(teacher_runs, teacher, model, text)
 
 def test_without_a_teacher_nothing_changes():
     own = DINOv2Config()
-    assert own.located(STUDENT, ()) is own
+    assert own.with_absolute_paths(STUDENT, ()) is own
     assert DINOv2(build_model(STUDENT), DINOv2Config(prototypes=8, head_width=8, bottleneck=4)).frozen is None

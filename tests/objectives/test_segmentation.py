@@ -121,7 +121,7 @@ def test_a_head_for_the_same_classes_is_started_from_too(tmp_path):
     ):
         second = objective(head)
         adoption = load_into_objective(second, to_builtins(second.config) | {"classes": classes}, parts)
-        assert (adoption.loaded == ["model.head"], adoption.left == ["model.head"]) == (taken, not taken)
+        assert (adoption.loaded == ["model.head"], adoption.skipped == ["model.head"]) == (taken, not taken)
         own, theirs = second.model.head.state_dict(), first.model.head.state_dict()
         assert (own.keys() == theirs.keys() and all(torch.equal(own[name], theirs[name]) for name in own)) == taken
     assert open_objective_state(tmp_path / "x").config["name"] == "segmentation"

@@ -106,7 +106,7 @@ def test_the_encoder_sees_no_hidden_pixel_and_a_reconstruction_keeps_the_rest():
     assert (hidden == hidden[:, :1]).all() and hidden.shape == (2, 2, 4, 4)
     shown = ~hidden.repeat_interleave(2, 1).repeat_interleave(4, 2).repeat_interleave(4, 3)[:, None].expand_as(clips)
     assert torch.equal(restored[shown], clips[shown]) and not seen[~shown].any() and torch.isfinite(restored).all()
-    visible, masked = objective.draw(keys, clips.device)
+    visible, masked = objective.draw_masks(keys, clips.device)
     other = torch.where(shown, clips, torch.full_like(clips, 7.0))
     with torch.no_grad():
         assert torch.equal(objective.predict(clips, visible, masked), objective.predict(other, visible, masked))

@@ -122,7 +122,7 @@ class TinyPixels(Objective):
     def forward(self, batch):
         model, images = self.model, batch["images"]
         tokens = model.project(images)
-        patches = model.encode(model.place(tokens))[:, model.config.prefix :]
+        patches = model.encode(model.add_positions(tokens))[:, model.config.prefix :]
         cells = self.head(patches).float().unflatten(-1, model.config.patch).unflatten(1, tokens.shape[1:-1])
         pixels = cells.permute(0, 1, 3, 2, 4).flatten(1, 2).flatten(2, 3)  # (B, h, w, p, q) -> (B, h p, w q)
         errors = F.mse_loss(pixels, batch["brightness"].float(), reduction="none").flatten(1).mean(1)
@@ -147,8 +147,8 @@ def tiny_pixels(model, facts, options) -> Run:
 def install(patch: Callable[[Any, str, Any], None] = setattr) -> None:
     """Put both into the tables, by `setattr` or by a monkeypatch's."""
     recipes = [
-        Recipe("tiny-dino", tiny_dino, "views", "tests", rule="fixed", objective=TinyDINOConfig),
-        Recipe("tiny-pixels", tiny_pixels, "pixels", "tests", rule="fixed", objective=TinyPixelsConfig),
+        Recipe("tiny-dino", tiny_dino, "views", "tests", lr_scaling="fixed", objective=TinyDINOConfig),
+        Recipe("tiny-pixels", tiny_pixels, "pixels", "tests", lr_scaling="fixed", objective=TinyPixelsConfig),
     ]
     patch(names, "RECIPE_NAMES", (*names.RECIPE_NAMES, *(recipe.name for recipe in recipes)))
     for recipe in recipes:

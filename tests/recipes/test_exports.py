@@ -20,11 +20,11 @@ class Heard(NullListener):
 
 def test_what_can_be_written_is_found_without_operations_on_meta_tensors(monkeypatch):
     """They import PyTorch's compiler, seconds at the start of every run."""
-    devices, write = set(), WeightsFormat.write
+    devices, write = set(), WeightsFormat.to_foreign_tensors
 
     def recorded(form, config, state):
         devices.update(tensor.device.type for tensor in state.values())
         return write(form, config, state)
 
-    monkeypatch.setattr(WeightsFormat, "write", recorded)
+    monkeypatch.setattr(WeightsFormat, "to_foreign_tensors", recorded)
     assert "timm" in list_writable_formats(config_from_name("ViT-Ti/16")) and devices == {"cpu"}

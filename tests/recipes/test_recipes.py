@@ -584,7 +584,7 @@ def test_learning_rate_follows_the_batch_by_the_recipes_rule(recipe, before, opt
     usual, run = derived(recipe), derived(recipe, notes=notes, **options)
     assert usual.step_size == before and run.optimizer.lr == pytest.approx(after)
     if usual.optimizer.lr != after:
-        rule = RECIPES[recipe].rule
+        rule = RECIPES[recipe].lr_scaling
         note = (
             f"learning rate {usual.optimizer.lr:g} -> {after:g}: batch {before} -> {run.step_size}, {recipe}'s "
             "rule "
@@ -744,7 +744,7 @@ def test_maes_fine_tuning_reads_the_mean_of_the_patches_behind_a_norm_of_its_own
     assert (run.model.pool, run.model.norm.final, run.model.regularization.drop_path) == ("mean", "pooled", 0.1)
     assert run.optimizer.layer_decay == 0.65 and run.objective.smoothing == 0.1
     told = load_pretrained_weights(build_model(run.model), tmp_path / "encoder", ("a", "b"))
-    assert {"pooled_norm.weight", "head.weight"} <= set(told.new) and "encoder.norm.weight" in told.unused
+    assert {"pooled_norm.weight", "head.weight"} <= set(told.initialised) and "encoder.norm.weight" in told.unused
     assert load_pretrained_weights(
         build_model(replace(run.model, patch=(8, 8), image=(32, 32))), tmp_path / "encoder"
     ).patches

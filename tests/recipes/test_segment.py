@@ -143,7 +143,7 @@ def test_balance_is_for_volumes_and_refused_for_boxes(tmp_path):
     solids = write_solids(tmp_path / "solids")
     options = TrainOptions(str(solids), recipe="segment", class_weights="balanced")
     maps = data_job.measure_recipe_maps(open_data(solids), options)
-    assert maps is not None and maps.symmetry == MapSymmetry() and sum(maps.shares) == pytest.approx(1)
+    assert maps is not None and maps.symmetry == MapSymmetry() and sum(maps.class_shares) == pytest.approx(1)
     squares = write_coco(tmp_path / "squares")
     with pytest.raises(UsageError, match="class_weights='balanced' needs classes"):
         vitreous.train(str(squares), recipe="detect", class_weights="balanced", image_size=64, progress=False)

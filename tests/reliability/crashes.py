@@ -131,7 +131,7 @@ def crash_points(bench: Bench, tally: Tally, every: int = 1) -> None:
             child = bench.start(SHORT, out, recorder(out, bench.home / "seen", at))
             code = child.wait()
             expect(code == -signal.SIGKILL, f"exit {code}: {child.text}")
-            valid = [place for place in CheckpointStore(out / "checkpoints").places() if find_damage(place) is None]
+            valid = [place for place in CheckpointStore(out / "checkpoints").list_paths() if find_damage(place) is None]
             expect(valid or at <= published + 1, "the checkpoint that there was is gone")
             bench.finish(SHORT, out)
             bench.same(SHORT, out)

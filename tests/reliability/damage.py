@@ -88,7 +88,7 @@ def damages(
     chance, cases = random.Random(bench.seed + 3), []
     for plan in plans:
         out = half_way(bench, plan)
-        newest, older = list(CheckpointStore(out / "checkpoints").places())
+        newest, older = list(CheckpointStore(out / "checkpoints").list_paths())
         store, keep = CheckpointStore(out / "checkpoints"), bench.home / "whole"
         found = list(harms(newest, older, chance, flips))
         cases += [(plan, out, what, harm) for what, harm in found]
@@ -107,7 +107,7 @@ def damages(
         copied = bench.out()
         shutil.copytree(out, copied)
         with tally.trial(f"{plan.name}: {what}, resumed", 0):
-            harm(next(CheckpointStore(copied / "checkpoints").places()))
+            harm(next(CheckpointStore(copied / "checkpoints").list_paths()))
             said = bench.finish(plan, copied)
             expect("is not used" in said, f"no warning: {said}")
             bench.same(plan, copied)
@@ -125,7 +125,7 @@ def none_valid(bench: Bench, tally: Tally, count: int = 5) -> None:
         copied = bench.out()
         shutil.copytree(out, copied)
         with tally.trial(f"seed {bench.seed}, {number}"):
-            places = list(CheckpointStore(copied / "checkpoints").places())
+            places = list(CheckpointStore(copied / "checkpoints").list_paths())
             for place in places:
                 name = chance.choice(sorted(path.name for path in place.iterdir()))
                 flipped(name, chance.random(), chance.randrange(8))(place)
@@ -133,5 +133,7 @@ def none_valid(bench: Bench, tally: Tally, count: int = 5) -> None:
             child = bench.start(plan, copied)
             expect((code := child.wait()) == 4, f"exit {code}: {child.text}")
             expect("none of the 2 checkpoints" in child.text and "Traceback" not in child.text, child.text)
-            expect(list(CheckpointStore(copied / "checkpoints").places()) == places, "checkpoints were made or removed")
+            expect(
+                list(CheckpointStore(copied / "checkpoints").list_paths()) == places, "checkpoints were made or removed"
+            )
             expect((copied / "metrics.jsonl").read_bytes() == before, "metrics were written")

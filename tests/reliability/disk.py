@@ -102,7 +102,7 @@ def full_disks(bench: Bench, tally: Tally, share: int = 1) -> None:
             expect("checkpoint of step 15 not saved in" in said and "Traceback" not in said, said)
             expect(name != "too little space" or "1 MB needed and 20 % to spare, 1 MB free" in said, said)
             expect(
-                newest_step(out) == 6 and find_damage(CheckpointStore(out / "checkpoints").place(6)) is None,
+                newest_step(out) == 6 and find_damage(CheckpointStore(out / "checkpoints").get_path(6)) is None,
                 f"newest {newest_step(out)}",
             )
             expect(not list((out / "checkpoints").glob(".tmp-*")), "strays")

@@ -78,7 +78,7 @@ def retention(bench: Bench, tally: Tally) -> None:
             child = bench.start(plan, out, at_step(25, lambda: os.kill(os.getpid(), signal.SIGKILL)))
             expect(child.wait() == -signal.SIGKILL, child.text)
             bench.finish(plan, out)
-            places = list(CheckpointStore(out / "checkpoints").places())
+            places = list(CheckpointStore(out / "checkpoints").list_paths())
             steps = [39, *range(36, 0, -3)][:left]
             expect([int(place.name[5:]) for place in places] == steps, f"{[place.name for place in places]}")
             expect(all(find_damage(place) is None for place in places), "not all are valid")
@@ -101,7 +101,7 @@ def stale(bench: Bench, tally: Tally) -> None:
     with tally.trial("a later format"):
         out = bench.out()
         shutil.copytree(made, out)
-        for place in CheckpointStore(out / "checkpoints").places():
+        for place in CheckpointStore(out / "checkpoints").list_paths():
             numbers = json.loads((place / "state.json").read_text())
             (place / "state.json").write_text(json.dumps({**numbers, "format": 99}))
             manifest = json.loads((place / MANIFEST_NAME).read_text())

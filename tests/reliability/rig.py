@@ -296,7 +296,7 @@ def outcome(out: Path) -> dict[str, Any]:
 
 def newest_step(out: Path) -> int:
     """The step of the newest published checkpoint, 0 where there is none."""
-    return next((int(place.name[5:]) for place in CheckpointStore(out / "checkpoints").places()), 0)
+    return next((int(place.name[5:]) for place in CheckpointStore(out / "checkpoints").list_paths()), 0)
 
 
 def steps_logged(out: Path) -> Iterator[int]:

@@ -72,7 +72,7 @@ def stopped(child: Child, out: Path, sent: Path, code: int = 128 + signal.SIGTER
         return 0, seconds
     step = int(text.split("stopped at step ")[1].split()[0])
     expect(newest_step(out) == step == max(steps_logged(out)), f"stopped at {step}, saved at {newest_step(out)}")
-    expect(find_damage(CheckpointStore(out / "checkpoints").place(step)) is None, f"checkpoint {step} is not valid")
+    expect(find_damage(CheckpointStore(out / "checkpoints").get_path(step)) is None, f"checkpoint {step} is not valid")
     return step, seconds
 
 
@@ -207,7 +207,7 @@ def worker_deaths(bench: Bench, tally: Tally, count: int = 5) -> None:
             expect(code == 6 and "Traceback" not in text, f"exit {code}: {text}")
             expect("a data worker stopped" in text and "continue with --resume" in text, text)
             expect(
-                find_damage(CheckpointStore(out / "checkpoints").place(newest_step(out))) is None,
+                find_damage(CheckpointStore(out / "checkpoints").get_path(newest_step(out))) is None,
                 "the checkpoint is not valid",
             )
             bench.finish(WORKERS, out)

@@ -183,10 +183,10 @@ def test_what_is_drawn_counts_from_one(inspected_models):
         InspectOptions(device="cpu", precision="fp32"),
         ImagePreprocess((16, 20)),
         device="cpu",
-        pictures=(),
+        images=(),
         listener=NullListener(),
     )
-    scene = replace(scene, pictures=tuple(open_input_images([inspected_models / "photo 0.png"], scene.preprocess)))
+    scene = replace(scene, images=tuple(open_input_images([inspected_models / "photo 0.png"], scene.preprocess)))
     heads = labels(make_attention(scene)[0].figure)
     assert {"head 1", "head 2", "mean"} <= set(heads) and "head 0" not in heads
     blocks = labels(make_rollout(scene)[1].figure)

@@ -74,8 +74,8 @@ def test_a_part_of_a_film_is_shown_without_the_rest(tmp_path):
     (tmp_path / "parts.csv").write_text("\n".join([*rows, *(row.replace("train", "val") for row in rows[1:])]) + "\n")
     bundle = load_bundle(save_video_model(tmp_path / "model", "ViViT-32x2/4x2"))
     scene = FigureContext(
-        "", bundle, InspectOptions(), bundle.preprocess, device="cpu", pictures=(), listener=NullListener()
+        "", bundle, InspectOptions(), bundle.preprocess, device="cpu", images=(), listener=NullListener()
     )
-    shown = dict(scene.readable(open_data(tmp_path / "parts.csv").split("train")))
+    shown = dict(scene.iterate_readable(open_data(tmp_path / "parts.csv").split("train")))
     assert len(shown) == 2 and all(one.pixels.shape == (3, 4, 16, 16) for one in shown.values())
     assert shown[0].pixels.max() < 100 <= shown[1].pixels.min()

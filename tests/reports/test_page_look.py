@@ -59,7 +59,7 @@ def pages(tmp_path_factory):
         "x", bundle, "sixty", Data("sixty", names, {"test": split}), "test", split, logits, frozenset(), 0.0
     )
     report = evaluate_classification(logits, labels, names, answers.readable)
-    report.cells[:, 2] = 10_000
+    report.confusion_cells[:, 2] = 10_000
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitreous.reports.pages.report.MAX_CLASS_MATRIX_SIZE", 60)
         write_report(root / "sixty.html", None, answers, report)

@@ -121,7 +121,7 @@ def test_rates_are_in_proportion_to_the_batch():
     for probe, rates in bases.items():
         heads = build_head_configs(probe, config)
         assert tuple(head.lr for head in heads) == rates
-        assert [head.rate(1024) for head in heads] == pytest.approx([4 * lr for lr in rates])
+        assert [head.scale_lr(1024) for head in heads] == pytest.approx([4 * lr for lr in rates])
     assert [head.optimizer for probe in PROBES for head in build_head_configs(probe, config)[:1]] == [
         "lars",
         "sgd",
@@ -135,13 +135,15 @@ def test_plans_are_the_published_ones():
     wide = replace(config, width=768, heads=12, depth=12)
     mae, dino, dinov2 = (plan_probe(ProtocolOptions("linear", probe=probe), wide, images) for probe in PROBES)
     assert (mae.batch, mae.steps, mae.warmup) == (16_384, 7038, 782)
-    assert mae.factor(391) == pytest.approx(0.5) and mae.factor(782) == 1 and mae.factor(7037) < 1e-6
+    assert (
+        mae.get_lr_factor(391) == pytest.approx(0.5) and mae.get_lr_factor(782) == 1 and mae.get_lr_factor(7037) < 1e-6
+    )
     assert (dino.batch, dino.steps) == (1024, 125_114)
-    assert dino.factor(0) == dino.factor(1000) == 1 and dino.factor(1300) == pytest.approx(
+    assert dino.get_lr_factor(0) == dino.get_lr_factor(1000) == 1 and dino.get_lr_factor(1300) == pytest.approx(
         (1 + np.cos(np.pi / 100)) / 2
     )
     assert (dinov2.batch, dinov2.steps, len(dinov2.heads)) == (1024, 12_500, 52)
-    assert dinov2.factor(6250) == pytest.approx(0.5)
+    assert dinov2.get_lr_factor(6250) == pytest.approx(0.5)
     assert plan_probe(ProtocolOptions("linear", probe="mae"), replace(wide, width=1024, heads=16), images).steps == 3910
     assert [head.reading for head in dino.heads] == [HeadInput(1, mean=True)]
     small = plan_probe(ProtocolOptions("linear", probe="dino"), replace(config, depth=12), images)
@@ -165,12 +167,12 @@ def test_tokens_are_those_of_the_model(bundle):
     with torch.inference_mode():
         rows, last = reader(images), model.features(images)
         first = model.encoder.norm(model.features_after(images, [1])[0])
-    assert torch.allclose(rows[:, reader.columns(HeadInput(1))], last[:, 0])
+    assert torch.allclose(rows[:, reader.get_columns(HeadInput(1))], last[:, 0])
     assert torch.allclose(
-        rows[:, reader.columns(HeadInput(1, mean=True))], torch.cat([last[:, 0], last[:, 1:].mean(1)], 1)
+        rows[:, reader.get_columns(HeadInput(1, mean=True))], torch.cat([last[:, 0], last[:, 1:].mean(1)], 1)
     )
     whole = torch.cat([last[:, 0], first[:, 0], last[:, 1:].mean(1)], 1)
-    assert torch.allclose(rows[:, reader.columns(HeadInput(2, mean=True))], whole)
+    assert torch.allclose(rows[:, reader.get_columns(HeadInput(2, mean=True))], whole)
 
 
 def test_the_first_of_equal_scores_is_chosen():
@@ -307,7 +309,7 @@ def test_a_part_of_train_chooses_where_there_is_no_other(bundle):
     over = result(bundle, made((50, 20), splits=("train", "val")), split="val")  # what is judged never chooses
     assert over.extra["validation"] == {"split": "held out of train", "images": 10}
     whole = made((50, 20, 20))
-    whole = replace(whole, whole=made((70,), splits=("train",)).splits["train"])
+    whole = replace(whole, full_train_split=made((70,), splits=("train",)).splits["train"])
     assert result(bundle, whole).extra["validation"] == {"split": "val", "images": 20}
     assert result(bundle, whole, "dino").extra["train_data"] == {
         "data": "made",
@@ -348,7 +350,7 @@ def test_data_that_cannot_be_learnt_from(bundle, monkeypatch):
     }
     with pytest.raises(UsageError, match="several labels an image"):
         result(bundle, replace(both, splits=tagged))
-    monkeypatch.setattr(LinearHead, "finite", False)
+    monkeypatch.setattr(LinearHead, "is_finite", False)
     with pytest.raises(NonFiniteError, match="not finite"):
         result(bundle, both, "mae")
 

@@ -114,7 +114,7 @@ def test_a_bundle_alone_restores_and_says_what_is_wrong_with_its_parts(pretraine
     file = tmp_path / "bundle" / "objective.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    assert open_weights(tmp_path / "bundle").bundle().model is not None  # who uses the encoder does not read it
+    assert open_weights(tmp_path / "bundle").build_bundle().model is not None  # who uses the encoder does not read it
     with pytest.raises(WeightsError, match="was modified"):
         load_restoring_objective(tmp_path / "bundle")
     file.unlink()

@@ -328,7 +328,7 @@ def test_several_labels_and_one_image(tmp_path):
 
 def test_unreadable_images_are_counted_and_never_shown(tmp_path):
     found, report = judged(3, 12, bad=range(6))
-    shown = cards.build_image_cards(found.bundle, found.split, found.logits, found.bad)
+    shown = cards.build_image_cards(found.bundle, found.split, found.logits, found.unreadable)
     assert {card["name"] for card in shown["unsure"]} == {f"sample {sample}" for sample in range(6, 12)}
     write_report(tmp_path / "page.html", None, found, report)
     assert "6 are unreadable" in (tmp_path / "page.html").read_text()

@@ -101,7 +101,7 @@ def test_unreadable_images_are_wrong_and_have_no_loss():
     readable = np.ones(100, bool)
     readable[:10] = False
     found = compare_classifiers(a, ModelOutputs(b.logits, b.labels, readable))
-    hits = a.right[:10].sum()
+    hits = a.is_correct[:10].sum()
     assert found.counts["only_a"] == hits and found.counts["only_b"] == 0
     assert found.differences["nll"] == 0 and found.differences["ece"] == 0  # of the ninety images that both could read
     none = compare_classifiers(a, ModelOutputs(b.logits, b.labels, np.zeros(100, bool)))

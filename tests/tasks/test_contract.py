@@ -59,7 +59,7 @@ def test_a_description_is_read_back(name):
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_task_says_what_it_does(name):
     task = EXAMPLES[name]
-    assert task.does.split()[0].endswith("s") and task.summary and task.hub_task.count("-") >= 1
+    assert task.verb_phrase.split()[0].endswith("s") and task.summary and task.hub_task.count("-") >= 1
     assert task.evaluate_options <= {field.name for field in fields(EvaluateOptions)}
     assert task.protocol and METRICS[task.primary_metric].is_primary
 
@@ -77,17 +77,17 @@ def test_predictions_fit_every_format(name):
     form = task.prediction_format(PredictionOptions())
     assert isinstance(form, PredictionFormat) and rows.shape == (8, 3) and rows.dtype == np.float64
     answers = [form.predict(row, f"{number}.png") for number, row in enumerate(rows)]
-    answers.append(form.fail("bad.png", "bad.png: no image"))
+    answers.append(form.format_error("bad.png", "bad.png: no image"))
     for answer in answers:
         document = json.loads(json.dumps(form.to_dict(answer)))
         assert document["path"] == answer.path and document["error"] == answer.error
         assert document.items() >= form.to_fields(answer).items()
-        cells = form.cells(answer)
-        assert all(len(row) == len(form.head) for row in cells)
+        cells = form.to_csv_rows(answer)
+        assert all(len(row) == len(form.csv_columns) for row in cells)
         assert [form.starts_image(row) for row in cells] == [True, *[False] * (len(cells) - 1)]
-        assert not any(cell.startswith("=") for row in [form.head, *cells] for cell in row)
+        assert not any(cell.startswith("=") for row in [form.csv_columns, *cells] for cell in row)
         assert isinstance(form.describe(answer), str) and answer.path in answer._repr_html_()
-    table = form.table(answers)
+    table = form.to_arrow_table(answers)
     assert table.num_rows == 9 and {"path", "path_bytes", "error"} <= set(table.column_names)
     assert json.dumps(form.settings)
 

@@ -16,7 +16,7 @@ def test_a_row_is_complete(metric):
     assert METRICS[metric.key] is metric and explain_metric(metric.key)
     assert all(key in METRICS for key in metric.secondary or ())
     assert (metric.key in PERCENT_METRICS) == metric.is_share
-    assert format(0.5, metric.form) and format_metric_value(metric.key, 0.5)
+    assert format(0.5, metric.format_spec) and format_metric_value(metric.key, 0.5)
 
 
 def test_labels_are_distinct():
@@ -29,6 +29,6 @@ def test_a_leading_metric_is_printed_before_its_further_ones(metric):
     values = dict.fromkeys((metric.key, *metric.secondary), 0.25)
     report = Report(3, 0, values, dict.fromkeys(values), [], None, metric.key)
     text = format_split_metrics("val", report.summary())
-    places = [text.index(f"{METRICS[key].label} {0.25:{METRICS[key].form}}") for key in values]
+    places = [text.index(f"{METRICS[key].label} {0.25:{METRICS[key].format_spec}}") for key in values]
     assert text.startswith(f"val: {metric.label} ") and places == sorted(places)
     assert report.headline_text.startswith(metric.label)

@@ -147,15 +147,15 @@ def test_predictions_in_every_format():
     form = TASK.prediction_format(PredictionOptions())
     (row,) = TASK.activate(np.array([[1.0, -2.0]], np.float32))
     assert row.tolist() == [50, 1]
-    answer, bad = form.predict(row, "=a.png"), form.fail("b.png", "b.png: no image")
+    answer, bad = form.predict(row, "=a.png"), form.format_error("b.png", "b.png: no image")
     assert form.to_dict(answer) == {"path": "=a.png", "values": {"age": 50, "height": 1}, "error": None}
     assert form.to_dict(bad) == {"path": "b.png", "values": {}, "error": "b.png: no image"}
-    assert form.head == ["path", "age", "height", "error"]
-    assert form.cells(answer) == [["'=a.png", "50", "1", ""]] and form.cells(bad) == [
+    assert form.csv_columns == ["path", "age", "height", "error"]
+    assert form.to_csv_rows(answer) == [["'=a.png", "50", "1", ""]] and form.to_csv_rows(bad) == [
         ["b.png", "", "", "b.png: no image"]
     ]
     assert form.describe(answer) == "age 50  height 1" and form.starts_image(["a", "7"])
-    table = form.table([answer, bad]).to_pydict()
+    table = form.to_arrow_table([answer, bad]).to_pydict()
     assert table["age"] == [50, None] and table["error"] == [None, "b.png: no image"]
     assert "age 50  height 1" in answer._repr_html_() and "no image" in bad._repr_html_()
 

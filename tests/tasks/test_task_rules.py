@@ -94,7 +94,7 @@ def test_options_of_predict_that_a_task_lacks_are_refused(task):
             continue
         with pytest.raises(UsageError) as error:
             task.check_predict_options("RUN", unset | {name: 0.5})
-        assert error.value.message == f"--{name.replace('_', '-')} is for {models}; RUN {task.does}"
+        assert error.value.message == f"--{name.replace('_', '-')} is for {models}; RUN {task.verb_phrase}"
 
 
 def test_keywords_that_a_task_lacks_are_refused():
@@ -130,18 +130,18 @@ def test_a_head_of_other_classes_is_of_another_task_where_it_must():
 
 def test_classes_are_ranked_by_a_metric_of_theirs():
     leading = [metric for metric in METRICS.values() if metric.is_primary]
-    assert {metric.key: metric.ranking_metric for metric in leading if metric.ranks != "f1"} == {
+    assert {metric.key: metric.ranking_metric for metric in leading if metric.ranking_key != "f1"} == {
         "map": ("ap", "AP"),
         "miou": ("iou", "IoU"),
         "ap": ("ap", "AP"),
     }
-    assert METRICS["top1"].ranking_metric == ("f1", "F1") and METRICS["miou"].counted == "pixels"
+    assert METRICS["top1"].ranking_metric == ("f1", "F1") and METRICS["miou"].counted_noun == "pixels"
 
 
 def test_labels_of_one_class_and_of_several_count_the_same_images():
     numbers = np.array([2, 0, 2, 1])
     one, several = get_label_kind(False), get_label_kind(True)
-    assert one.metric == "top1" and several.metric == "map"
+    assert one.metric_key == "top1" and several.metric_key == "map"
     for kind, labels in ((one, numbers), (several, np.eye(4)[numbers])):
         assert kind.count_classes(labels, 4).tolist() == [1, 1, 2, 0]
     present = np.array([1, 2])

@@ -267,14 +267,14 @@ def test_of_equal_figures_the_lower_nll_is_better():
     found = BestEvaluation()
     assert found.to_dict() is None and BestEvaluation.from_dict(None) == found
     for step, (top1, nll) in enumerate([(0.5, 1.0), (0.5, 0.9), (0.5, 0.9), (0.4, 0.1), (0.5, None)], 1):
-        found = found.after(report(top1, nll), step, step / 2)
+        found = found.update(report(top1, nll), step, step / 2)
     assert (found.step, found.evaluations_since, found.evaluations) == (2, 3, 5)
     assert BestEvaluation.from_dict(json.loads(json.dumps(found.to_dict()))) == found
-    several = BestEvaluation().after(report(None, 1.0, "map", map=0.25), 1, 1.0)
+    several = BestEvaluation().update(report(None, 1.0, "map", map=0.25), 1, 1.0)
     assert (several.metric, several.value) == ("mAP", 0.25)
     distances = BestEvaluation()
     for step, value in enumerate([30.0, 12.0, 20.0], 1):
-        distances = distances.after(report(None, None, "fid", "lower", fid=value), step, 1.0)
+        distances = distances.update(report(None, None, "fid", "lower", fid=value), step, 1.0)
     distances = BestEvaluation.from_dict(json.loads(json.dumps(distances.to_dict())))
     assert (distances.step, distances.value, distances.evaluations_since) == (2, 12.0, 1)
     with pytest.raises(UsageError):

@@ -31,14 +31,14 @@ def save(store: CheckpointStore, *steps: int):
 def test_newest_is_the_highest_number_whatever_the_clock_says(tmp_path):
     store = CheckpointStore(tmp_path)
     save(store, 9, 10)
-    os.utime(store.place(9), (2e9, 2e9))
-    assert store.newest() == store.place(10)
+    os.utime(store.get_path(9), (2e9, 2e9))
+    assert store.newest() == store.get_path(10)
 
 
 def test_the_newest_stay_and_never_fewer_than_two(tmp_path):
     store = CheckpointStore(tmp_path, keep=1)
     save(store, 1, 2, 3, 4)
-    assert [place.name for place in store.places()] == ["step-00000004", "step-00000003"]
+    assert [place.name for place in store.list_paths()] == ["step-00000004", "step-00000003"]
 
 
 EVENTS = {"os.mkdir", "open", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
@@ -91,11 +91,11 @@ def test_every_crash_point_of_a_save_leaves_what_was_published(tmp_path):
         crash_points(home, at)
         store = CheckpointStore(home)
         newest = store.newest()
-        published = list(store.places())
+        published = list(store.list_paths())
         assert (newest is None and not published) or find_damage(newest) is None
         assert not list(home.glob(".tmp-*")), "strays are swept"
         save(store, 7)
-        assert store.newest() == store.place(7)
+        assert store.newest() == store.get_path(7)
         survived += newest is not None
     assert survived > points // 2
 
@@ -119,7 +119,7 @@ def test_every_crash_point_of_a_save_leaves_what_was_published(tmp_path):
 def test_damage_is_found_and_the_one_before_is_used(tmp_path, damage, name):
     store = CheckpointStore(tmp_path)
     save(store, 1, 2)
-    file = store.place(2) / name
+    file = store.get_path(2) / name
     content = bytearray(file.read_bytes())
     if damage.startswith("truncate"):
         length = {"0": 0, "1": 1, "half": len(content) // 2, "-1": len(content) - 1}[damage.split()[1]]
@@ -130,7 +130,7 @@ def test_damage_is_found_and_the_one_before_is_used(tmp_path, damage, name):
     elif damage == "delete":
         file.unlink()
     elif damage == "swap":
-        other = store.place(2) / ("model.bin" if name != "model.bin" else "optimizer.bin")
+        other = store.get_path(2) / ("model.bin" if name != "model.bin" else "optimizer.bin")
         content, theirs = file.read_bytes(), other.read_bytes()
         file.write_bytes(theirs)
         other.write_bytes(content)
@@ -138,9 +138,9 @@ def test_damage_is_found_and_the_one_before_is_used(tmp_path, damage, name):
         file.rename(tmp_path / "elsewhere")
         file.symlink_to(tmp_path / "elsewhere")
     else:
-        (store.place(2) / MANIFEST_NAME).write_text("{}" if damage.startswith("empty") else "junk")
+        (store.get_path(2) / MANIFEST_NAME).write_text("{}" if damage.startswith("empty") else "junk")
     warnings = []
-    assert store.newest(warnings.append) == store.place(1)
+    assert store.newest(warnings.append) == store.get_path(1)
     assert len(warnings) == 1 and "step-00000002 is not used" in warnings[0]
 
 
@@ -148,17 +148,17 @@ def test_a_manifest_cannot_point_outside(tmp_path):
     store = CheckpointStore(tmp_path / "store")
     save(store, 1)
     (tmp_path / "secret").write_text("x")
-    manifest = json.loads((store.place(1) / MANIFEST_NAME).read_text())
+    manifest = json.loads((store.get_path(1) / MANIFEST_NAME).read_text())
     manifest["../../secret"] = {"bytes": 1, "sha256": ""}
-    (store.place(1) / MANIFEST_NAME).write_text(json.dumps(manifest))
-    assert "missing" in find_damage(store.place(1))
+    (store.get_path(1) / MANIFEST_NAME).write_text(json.dumps(manifest))
+    assert "missing" in find_damage(store.get_path(1))
 
 
 def test_nothing_valid_is_an_error_and_nothing_at_all_is_none(tmp_path):
     store = CheckpointStore(tmp_path)
     assert store.newest() is None
     save(store, 1, 2)
-    for place in store.places():
+    for place in store.list_paths():
         (place / "model.bin").unlink()
     with pytest.raises(WeightsError, match="none of the 2 checkpoints"):
         store.newest()
@@ -179,15 +179,15 @@ def test_a_full_disk_keeps_the_old_ones_and_leaves_no_stray(tmp_path, monkeypatc
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 5_000_000})())
     with pytest.raises(ResourceError, match=r"8 MB needed and 20 % to spare, 5 MB free"):
         store.save(2, writers(2), size=8_000_000)
-    assert store.newest() == store.place(1)
+    assert store.newest() == store.get_path(1)
     monkeypatch.undo()
     save(store, 2)
-    assert store.newest() == store.place(2)
+    assert store.newest() == store.get_path(2)
 
 
 def test_an_invalid_checkpoint_of_the_same_step_is_replaced(tmp_path):
     store = CheckpointStore(tmp_path)
     save(store, 1, 2)
-    (store.place(2) / "model.bin").unlink()
+    (store.get_path(2) / "model.bin").unlink()
     save(store, 2)
-    assert store.newest() == store.place(2)
+    assert store.newest() == store.get_path(2)

@@ -61,7 +61,7 @@ def test_a_run_that_defers_metrics_ends_in_the_same_bits(name, tmp_path, monkeyp
     for line, other in zip(lines, others, strict=True):
         assert line == pytest.approx(other, rel=1e-6)  # sums of a step's parts are float32 on the device
     assert torch.equal(now.flat.master, later.flat.master) and torch.equal(now.flat.average, later.flat.average)
-    assert now.updates == later.updates == later.counted and not later.unread
+    assert now.updates == later.updates == later.counted and not later.pending_metrics
 
 
 def test_no_number_is_asked_for_between_two_hooks(tmp_path, monkeypatch):

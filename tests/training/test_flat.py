@@ -27,7 +27,7 @@ def objective():
 def train(ours, flat, optimizers, steps=5, limit=1.0):
     for step in range(steps):
         flat.zero()
-        ours({k: v.to(flat.work.dtype) if k == "images" else v for k, v in batch().items()})["loss"].backward()
+        ours({k: v.to(flat.working_copy.dtype) if k == "images" else v for k, v in batch().items()})["loss"].backward()
         flat.collect()
         flat.clip(limit)
         optimizers.step(1.0)
@@ -147,14 +147,16 @@ def test_gradients_are_forgotten_collected_or_not(dtype):
     for collected in (True, False, True):
         flat.zero()
         assert all(not grad.any() for grad in flat.grads) and not flat.master_grad.any()
-        flat.total = flat.grad if dtype == torch.float32 else None
+        flat.gradient_sum = flat.grad if dtype == torch.float32 else None
         for number, grad in enumerate(flat.grads):
             flat.views(grad)["model.head.weight"] += 1 + number  # as autograd adds, through a view
         if collected:
             flat.collect()
-            assert flat.master_grad.max() == 3 and not any(grad.any() for grad in flat.grads if grad is not flat.total)
+            assert flat.master_grad.max() == 3 and not any(
+                grad.any() for grad in flat.grads if grad is not flat.gradient_sum
+            )
     flat.zero()
-    others = [grad for grad in flat.grads if grad is not flat.total]
+    others = [grad for grad in flat.grads if grad is not flat.gradient_sum]
     versions = [grad._version for grad in others]
     flat.zero()
     assert others and versions == [grad._version for grad in others]  # nothing was written
@@ -178,9 +180,9 @@ def test_the_state_of_an_optimiser_comes_back_by_name(name):
     first, second = FlatOptimizer(options, flat), FlatOptimizer(options, again)
     train(ours, flat, first, steps=3)
     again.master.copy_(flat.master)
-    second.load(first.state())
+    second.load(first.get_state())
     train(ours, flat, first, steps=2)
     train(theirs, again, second, steps=2)
     assert torch.equal(flat.master, again.master)
     key = "momentum_buffer" if name != "adamw" else "exp_avg"
-    assert f"{key}/model.encoder.blocks.0.mlp.part.fc1.weight" in first.state()
+    assert f"{key}/model.encoder.blocks.0.mlp.part.fc1.weight" in first.get_state()

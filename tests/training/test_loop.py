@@ -144,7 +144,7 @@ def test_nothing_that_is_not_finite_reaches_the_weights(tmp_path, where):
                 before.update(
                     weights=state.flat.master.clone(),
                     average=state.flat.average.clone(),
-                    optimizer=state.optimizers.state(),
+                    optimizer=state.optimizers.get_state(),
                 )
                 before["optimizer"] = {k: v.clone() for k, v in before["optimizer"].items()}
                 if where == "pixel":
@@ -157,7 +157,7 @@ def test_nothing_that_is_not_finite_reaches_the_weights(tmp_path, where):
         run_training_loop(state, poison(session.batches(state)))
     assert error.value.code == 5 and "samples [" in error.value.message
     assert torch.equal(state.flat.master, before["weights"]) and torch.equal(state.flat.average, before["average"])
-    after = state.optimizers.state()
+    after = state.optimizers.get_state()
     assert all(torch.equal(after[name], value) for name, value in before["optimizer"].items())
 
 

@@ -138,8 +138,8 @@ def test_the_state_of_every_group_comes_back():
     optimizers = FlatOptimizer(options, flat)
     train(module, flat, optimizers, 2)
     assert len(flat.groups) > 4
-    kept = {name: tensor.clone() for name, tensor in optimizers.state().items()}
+    kept = {name: tensor.clone() for name, tensor in optimizers.get_state().items()}
     other = FlatOptimizer(options, flat)
     other.load(kept)
-    assert all(torch.equal(tensor, kept[name]) for name, tensor in other.state().items())
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in other.get_state().items())
     assert all(float(count) == 2 for name, count in kept.items() if name.startswith("step/"))

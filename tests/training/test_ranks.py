@@ -149,7 +149,7 @@ def test_ddp_and_fsdp_agree_with_one_process_and_checkpoints_of_shares_are_read_
         assert weights.classes == ("ant", "bee", "cat")
         bundle, images = load_bundle(tmp_path / name / "model"), torch.rand(2, 3, 16, 16)
         with torch.inference_mode():
-            assert torch.allclose(weights.bundle().model(images), bundle.model(images), atol=1e-6)
+            assert torch.allclose(weights.build_bundle().model(images), bundle.model(images), atol=1e-6)
     curves = [
         [json.loads(line).get("train/loss") for line in (tmp_path / name / "metrics.jsonl").open()]
         for name in ("adam", "adam in shares")

@@ -61,7 +61,7 @@ def test_state_that_is_planned_is_the_state_that_is_held(optimizer, precision, t
     terms = count_memory(run, measure_sizes(state.objective), 1, "cpu")
     held = {
         "master_weights_bytes": bytes_of([flat.master]),
-        "working_copy_bytes": bytes_of([flat.work]) if flat.work is not flat.master else 0,
+        "working_copy_bytes": bytes_of([flat.working_copy]) if flat.working_copy is not flat.master else 0,
         "ema_bytes": bytes_of([flat.average]) if run.ema else 0,
         "optimizer_state_bytes": bytes_of([vector for _, vector in state.optimizers.moments.values()]),
         "gradients_bytes": bytes_of(flat.grads),
@@ -110,8 +110,8 @@ def test_an_objective_without_memory_counts_as_one_with(tmp_path):
 def test_shares_and_rings():
     run, _ = planned()
     sizes, b = measure_sizes(build_meta_objective(run)), DTYPES[run.precision].itemsize
-    assert sizes.moving == sum(sizes.blocks) + sizes.root and len(sizes.blocks) == 3
-    n = sizes.moving
+    assert sizes.trainable == sum(sizes.blocks) + sizes.root and len(sizes.blocks) == 3
+    n = sizes.trainable
     for world in (2, 8, 64):
         assert count_traffic(run, sizes, world) == round(2 * b * n * (world - 1) / world)
         assert count_traffic(replace(run, accumulate=2), sizes, world) == round(2 * 4 * n * (world - 1) / world)

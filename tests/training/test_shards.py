@@ -43,7 +43,7 @@ def test_shards_see_the_weights_move():
     flat.master.mul_(0.5)
     flat.sync(1)
     for forward in shards.forwards:
-        assert all(torch.equal(p, flat.views(flat.work)[name]) for name, p in forward.named_parameters())
+        assert all(torch.equal(p, flat.views(flat.working_copy)[name]) for name, p in forward.named_parameters())
 
 
 def test_a_gpu_and_a_small_batch_have_one():

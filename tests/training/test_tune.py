@@ -124,7 +124,7 @@ def batches(state):
         pixels = torch.randn(8, 3, 16, 16, generator=generator)
         pixels[torch.arange(8), labels] += 2
         batch = {
-            "images": pixels.to(state.flat.work.dtype),
+            "images": pixels.to(state.flat.working_copy.dtype),
             "labels": labels,
             "samples": torch.arange(start, start + 8),
         }

@@ -56,7 +56,7 @@ class Peer:
 
 def opened(path: Path, settings: dict[str, Any] | None = None) -> Model:
     """Our model of it."""
-    return open_weights(path, settings).bundle().model
+    return open_weights(path, settings).build_bundle().model
 
 
 def images(size: tuple[int, int], count: int = 2, channels: int = 3) -> Tensor:

@@ -77,7 +77,7 @@ def test_fixed_positions_are_worked_out_for_every_grid(pool, tmp_path):
         (16, 16),
     )
     assert any("big_vision's fixed ones (sincos2d)" in text for text in found.notes)
-    model = found.bundle().model
+    model = found.build_bundle().model
     for height, width in ((16, 16), (24, 24), (16, 24), (12, 20)):
         batch = images((height, width))
         grid = height // PATCH, width // PATCH
@@ -217,7 +217,7 @@ def test_its_bit_pads_the_pooling_with_minus_infinity(blocks, tmp_path):
     p = golden_bit_paper(blocks)
     found = open_weights(written(tmp_path / "bit.npz", p))
     assert (found.config.numerics, found.config.blocks, found.config.classes) == ("big-vision", blocks, 7)
-    model = found.bundle().model
+    model = found.build_bundle().model
     for size in ((32, 32), (40, 24)):
         batch = images(size)
         with torch.inference_mode():

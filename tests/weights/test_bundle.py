@@ -41,7 +41,7 @@ def test_what_is_saved_comes_back(bundle, tmp_path):
 
 def test_how_it_answers_comes_back_and_older_bundles_answer_with_one_class(bundle, tmp_path):
     replace(bundle, task=Classification(bundle.classes, True, "sigmoid")).save(tmp_path / "several")
-    again = open_weights(tmp_path / "several").bundle()
+    again = open_weights(tmp_path / "several").build_bundle()
     assert (again.classification.loss, again.classification.multilabel) == ("sigmoid", True)
     path = tmp_path / "model" / "model.json"
     old = json.loads(path.read_text())
@@ -174,7 +174,7 @@ def test_a_model_of_features_is_saved_loaded_and_embeds_but_does_not_predict(tmp
     assert (
         again.task == FeatureExtraction()
         and again.classes == ()
-        and open_weights(tmp_path / "model").bundle().task == FeatureExtraction()
+        and open_weights(tmp_path / "model").build_bundle().task == FeatureExtraction()
     )
     pixels = np.zeros((16, 16, 3), np.uint8)
     with pytest.raises(UsageError, match=r"features, not classes\s+use `vitreous embed`"):

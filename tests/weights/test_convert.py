@@ -152,5 +152,5 @@ def test_what_wrappers_put_inside_of_names_is_taken_out(family, tmp_path):
     if family == "bit-npz":
         renamed = {name.replace("head/conv2d_3/", "head/conv2d/"): tensor for name, tensor in renamed.items()}
     save_file({name: tensor.contiguous() for name, tensor in renamed.items()}, tmp_path / "c.safetensors")
-    state = open_weights(tmp_path / "c.safetensors", {"heads": 2}).state()
+    state = open_weights(tmp_path / "c.safetensors", {"heads": 2}).read_state()
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())

@@ -67,7 +67,7 @@ def test_the_authors_file_is_read_and_written_bit_for_bit(tmp_path):
 def test_the_average_of_a_training_checkpoint_is_read(tmp_path):
     ema, model = official(), {name: tensor + 1 for name, tensor in official().items()}
     torch.save({"model": model, "ema": ema, "opt": {}, "args": {"lr": 1e-4}}, tmp_path / "0400000.pt")
-    state = open_weights(tmp_path / "0400000.pt").state()
+    state = open_weights(tmp_path / "0400000.pt").read_state()
     assert torch.equal(state["classes.weight"], ema["y_embedder.embedding_table.weight"])
 
 
@@ -75,7 +75,7 @@ def test_diffusers_folders_are_read_and_written_bit_for_bit(tmp_path):
     torch.manual_seed(0)
     config = replace(CONFIG, time_shift=1)
     model = randomise(DiT(config))
-    tensors = DIFFUSERS.file(config, model.state_dict())
+    tensors = DIFFUSERS.to_file(config, model.state_dict())
     (tmp_path / "theirs").mkdir()
     save_file(tensors, tmp_path / "theirs" / "diffusion_pytorch_model.safetensors")
     (tmp_path / "theirs" / "config.json").write_text(json.dumps(DIFFUSERS.describe(config)))
@@ -93,12 +93,12 @@ def test_what_computes_otherwise_is_not_written():
 
 def test_blocks_with_embeddings_of_their_own_are_refused(tmp_path):
     config = replace(CONFIG, time_shift=1)
-    tensors = DIFFUSERS.file(config, DiT(config).state_dict())
+    tensors = DIFFUSERS.to_file(config, DiT(config).state_dict())
     name = "transformer_blocks.1.norm1.emb.timestep_embedder.linear_1.weight"
     tensors[name] = tensors[name] + 1
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(WeightsError, match="one for all"):
-        open_weights(tmp_path / "model.safetensors").state()
+        open_weights(tmp_path / "model.safetensors").read_state()
 
 
 def test_a_file_that_lacks_a_tensor_says_which(tmp_path):
@@ -114,7 +114,7 @@ def test_other_classes_get_a_new_table_and_the_same_ones_their_rows(tmp_path):
     weights = replace(open_weights(tmp_path / "DiT.pt"), task=Generation(("a", "b", "c", "d", "e")))
     model = DiT(CONFIG)
     load_pretrained_weights(model, weights, ("e", "d", "c", "b", "a"))
-    rows = weights.state()["classes.weight"]
+    rows = weights.read_state()["classes.weight"]
     assert torch.equal(model.classes.weight, rows[[4, 3, 2, 1, 0, 5]])
     fewer = DiT(replace(CONFIG, classes=2))
     before = fewer.classes.weight.clone()

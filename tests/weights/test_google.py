@@ -278,7 +278,7 @@ def written(path, arrays):
 
 
 def compare(found, p, side, limit=1e-4):
-    model, batch = found.bundle().model, images((side, side))
+    model, batch = found.build_bundle().model, images((side, side))
     with torch.inference_mode():
         features, logits = model.features(batch), model(batch)
     for number, image in enumerate(batch.numpy()):
@@ -330,7 +330,7 @@ def test_bfloat16_is_two_bytes_of_anything(tmp_path):
     found = open_weights(written(tmp_path / "half.npz", {name: array.view("V2") for name, array in halves.items()}))
     rounded = {name: (array.astype(np.uint32) << 16).view(np.float32) for name, array in halves.items()}
     assert any((rounded[name] != p[name]).any() for name in p)
-    assert all(tensor.dtype == torch.float32 for tensor in found.state().values())
+    assert all(tensor.dtype == torch.float32 for tensor in found.read_state().values())
     compare(found, rounded, SIDES[None], 1e-5)
 
 
@@ -343,7 +343,7 @@ def test_a_deviation_close_to_zero_shows_what_is_added_to_it(tmp_path):
     other = replace(found, config=found.config.with_options(stem=replace(found.config.stem, numerics="timm")))
     with torch.inference_mode():
         batch = images((16, 16))
-        assert difference(other.bundle().model(batch), found.bundle().model(batch)) > 1e-3
+        assert difference(other.build_bundle().model(batch), found.build_bundle().model(batch)) > 1e-3
 
 
 def test_a_stack_of_more_blocks_than_can_be_is_not_unstacked():
@@ -363,7 +363,7 @@ def against_timm(model, path, settings=None, limit=1e-5, side=16):
     found = open_weights(path, settings)
     batch = images((side, side))
     with torch.inference_mode():
-        assert difference(found.bundle().model(batch), model(batch)) <= limit
+        assert difference(found.build_bundle().model(batch), model(batch)) <= limit
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_a_clip_of_one_slot_is_answered_as_its_picture(arrangement, position, in
     )
     report = load_pretrained_weights(model, source)
     assert f"patches 8 -> 3x8x8 ({inflate} inflation)" in report.text()
-    assert all(name.startswith(("position.time", "temporal.")) or ".time." in name for name in report.new)
+    assert all(name.startswith(("position.time", "temporal.")) or ".time." in name for name in report.initialised)
     x = torch.randn(2, 3, 3, 16, 24)
     x = x if inflate == "central" else x[:, :, :1].expand(-1, -1, 3, -1, -1)
     with torch.inference_mode():
@@ -78,7 +78,7 @@ def test_the_tokens_of_a_clip_are_those_of_its_frames(inflate):
 def test_volumes_start_from_pictures_too():
     image, source = weights_of(transformer_config(**SMALL, image=(16, 24), patch=(8, 8)))
     model = build_model(transformer_config(**SMALL, image=(4, 16, 24), patch=(4, 8, 8)))
-    assert not load_pretrained_weights(model, source).new
+    assert not load_pretrained_weights(model, source).initialised
     x = torch.randn(2, 3, 4, 16, 24)
     with torch.inference_mode():
         assert peers.difference(model.eval()(x), image(x[:, :, 2])) <= 1e-5

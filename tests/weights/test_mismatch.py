@@ -33,7 +33,7 @@ def model(config=CONFIG, seed=0):
 
 def tensors(name="timm", config=CONFIG):
     """A model as a format has it, its names without prefix."""
-    written = find_writable_formats(config)[name].write(config, model(config).state_dict())
+    written = find_writable_formats(config)[name].to_foreign_tensors(config, model(config).state_dict())
     return {key: tensor.contiguous() for key, tensor in written.items()}
 
 
@@ -48,7 +48,7 @@ def saved(folder, state, name="weights.safetensors"):
 def refusal(path, settings=None):
     """What the refusal says, whose exit code is that of weights."""
     with pytest.raises(WeightsError) as caught:
-        open_weights(path, settings).state()
+        open_weights(path, settings).read_state()
     assert caught.value.code == 4
     return caught.value.message
 
@@ -153,15 +153,15 @@ def test_names_are_shown_on_one_line_without_control_characters(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_floating_numbers_become_float32(dtype, tmp_path):
     state = {name: tensor.to(dtype) for name, tensor in tensors().items()}
-    found = open_weights(saved(tmp_path, state)).state()
+    found = open_weights(saved(tmp_path, state)).read_state()
     assert {tensor.dtype for tensor in found.values()} == {torch.float32}
     assert torch.equal(found["encoder.norm.weight"], state["norm.weight"].float())
-    assert torch.isfinite(open_weights(tmp_path / "weights.safetensors").bundle().model(images((32, 32)))).all()
+    assert torch.isfinite(open_weights(tmp_path / "weights.safetensors").build_bundle().model(images((32, 32)))).all()
 
 
 def test_a_mixture_of_types_is_read_too(tmp_path):
     state = {name: tensor.half() if i % 2 else tensor for i, (name, tensor) in enumerate(tensors().items())}
-    found = open_weights(saved(tmp_path, state)).state()
+    found = open_weights(saved(tmp_path, state)).read_state()
     assert {tensor.dtype for tensor in found.values()} == {torch.float32}
 
 
@@ -200,7 +200,7 @@ def test_a_name_that_is_there_twice(tmp_path):
     state = tensors() | {"module.norm.weight": torch.zeros(64)}
     assert "norm.weight twice" in refusal(saved(tmp_path, state))
     state = {f"module._orig_mod.{name}": tensor for name, tensor in tensors().items()}
-    assert open_weights(saved(tmp_path, state)).state()
+    assert open_weights(saved(tmp_path, state)).read_state()
 
 
 def test_what_is_nothing_known(tmp_path):
@@ -353,7 +353,7 @@ def test_preprocessing_that_cannot_be_meant(told, tmp_path):
 def test_odd_things_beside_weights_that_do_no_harm(tmp_path):
     config = replace(CONFIG, classes=0)
     claims = {"pretrained_cfg": "x", "vision_config": 3, "id2label": [1], "unheard": {"of": None}, "hidden_act": None}
-    assert open_weights(folder_of(tmp_path, claims, config=config)).state()
+    assert open_weights(folder_of(tmp_path, claims, config=config)).read_state()
 
 
 INDEXES = {
@@ -385,8 +385,8 @@ def test_shards_are_one_model_and_no_tensor_is_in_two(tmp_path):
         saved(tmp_path, part, f"model-{number}.safetensors")
     index = {"weight_map": {name: f"model-{number}.safetensors" for number, part in half.items() for name in part}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    together = open_weights(tmp_path).state()
-    alone = open_weights(saved(tmp_path, state, "whole.safetensors")).state()
+    together = open_weights(tmp_path).read_state()
+    alone = open_weights(saved(tmp_path, state, "whole.safetensors")).read_state()
     assert all(torch.equal(together[name], alone[name]) for name in alone)
     lost = half[0].pop(min(half[0]))
     saved(tmp_path, half[0], "model-0.safetensors")
@@ -428,7 +428,7 @@ def test_nothing_but_a_refusal_comes_of_a_damaged_file(name, tmp_path):
             except WeightsError:
                 pass
             else:
-                assert found.bundle().model.state_dict().keys() == found.state().keys()
+                assert found.build_bundle().model.state_dict().keys() == found.read_state().keys()
 
 
 def test_nothing_is_loaded_where_anything_differs(tmp_path):
@@ -468,7 +468,7 @@ def test_adopting_another_head_leaves_it_at_zero_and_says_so(tmp_path):
     target = build_model(replace(CONFIG, classes=3))
     report = load_pretrained_weights(target, path)
     assert not target.head.weight.any() and not target.head.bias.any()
-    assert report.new == ["head.weight", "head.bias"] and sorted(report.unused) == ["head.bias", "head.weight"]
+    assert report.initialised == ["head.weight", "head.bias"] and sorted(report.unused) == ["head.bias", "head.weight"]
     assert "(kept 31 tensors, new 2, unused 2); the head is new and zero-initialised" in report.text()
     batch = images((32, 32))
     with torch.inference_mode():
@@ -493,11 +493,11 @@ def channelled(config, channels, tmp_path):
     """A model of that many channels with the weights of one of three, and that one."""
     source = model(config)
     form = find_writable_formats(config)["timm"]
-    path = saved(tmp_path, form.write(config, source.state_dict()))
+    path = saved(tmp_path, form.to_foreign_tensors(config, source.state_dict()))
     target = build_model(replace(config, channels=channels)).eval()
     settings = {} if isinstance(config, BiTConfig) else {"heads": config.heads}
     report = load_pretrained_weights(target, open_weights(path, settings))
-    assert f"; channels 3 -> {channels}" in report.text() and not report.new
+    assert f"; channels 3 -> {channels}" in report.text() and not report.initialised
     return source, target
 
 
@@ -544,7 +544,7 @@ def test_the_first_convolution_is_made_for_other_channels_too(channels, tmp_path
     config = CONFIG.with_options(stem=ConvStemConfig(widths=(8, 16), blocks=(0, 0)))
     source, target = model(config).eval(), build_model(replace(config, channels=channels)).eval()
     Bundle(source, Classification(tuple("abcde")), ImagePreprocess((32, 32))).save(tmp_path / "model")
-    assert not load_pretrained_weights(target, tmp_path / "model").new
+    assert not load_pretrained_weights(target, tmp_path / "model").initialised
     grey = images((32, 32), channels=1)
     with torch.inference_mode():
         assert peers.difference(target(grey.expand(-1, channels, -1, -1)), source(grey.expand(-1, 3, -1, -1))) <= 1e-5
@@ -555,14 +555,14 @@ def test_a_head_for_other_classes_is_left_out_however_many_they_are(tmp_path):
     source = model(config)
     Bundle(source.eval(), Classification(("ant", "bee", "cat")), ImagePreprocess((32, 32))).save(tmp_path / "bundle")
     same, turned, other = (build_model(config) for _ in range(3))
-    assert not load_pretrained_weights(same, tmp_path / "bundle", ("ant", "bee", "cat")).new
+    assert not load_pretrained_weights(same, tmp_path / "bundle", ("ant", "bee", "cat")).initialised
     assert torch.equal(same.head.weight, source.head.weight)
-    assert not load_pretrained_weights(turned, tmp_path / "bundle", ("cat", "ant", "bee")).new
+    assert not load_pretrained_weights(turned, tmp_path / "bundle", ("cat", "ant", "bee")).initialised
     assert torch.equal(turned.head.weight, source.head.weight[[2, 0, 1]]) and torch.equal(
         turned.head.bias, source.head.bias[[2, 0, 1]]
     )
     found = load_pretrained_weights(other, tmp_path / "bundle", ("ant", "bee", "cow"))
-    assert sorted(found.new) == ["head.bias", "head.weight"] and "zero-initialised" in found.text()
+    assert sorted(found.initialised) == ["head.bias", "head.weight"] and "zero-initialised" in found.text()
     assert not other.head.weight.any() and torch.equal(other.projection.weight, source.projection.weight)
 
 

@@ -70,7 +70,7 @@ def test_a_state_dict_is_the_model_that_it_was(name, tmp_path):
     )
     weights = open_weights(path, settings)
     assert weights.config.structure() == config.structure()
-    assert same(weights.state(), state)
+    assert same(weights.read_state(), state)
     assert len(weights.notes) == 1 and "vitreous.save keeps" in weights.notes[0]
 
 
@@ -114,7 +114,7 @@ def test_predict_evaluate_and_init_read_a_state_dict(suffix, tmp_path, monkeypat
     assert document["test"]["images"] > 0
     other = build_model(replace(model.config, classes=3))
     adoption = load_pretrained_weights(other, path)
-    assert adoption.title == "a state dict of vitreous" and sorted(adoption.new) == ["head.bias", "head.weight"]
+    assert adoption.title == "a state dict of vitreous" and sorted(adoption.initialised) == ["head.bias", "head.weight"]
     assert torch.equal(other.projection.weight, model.projection.weight)
 
 
@@ -124,7 +124,7 @@ def test_a_model_is_saved_with_what_belongs_to_it(tmp_path):
     weights = open_weights(tmp_path / "a")
     assert (weights.config, weights.classes) == (model.config, ("cat", "dog"))
     assert (weights.preprocess.image, weights.preprocess.channels, weights.preprocess.mean) == ((32, 48), 4, (0.5,) * 4)
-    assert same(weights.state(), model.state_dict())
+    assert same(weights.read_state(), model.state_dict())
     mine = ImagePreprocess((32, 48), channels=4, mean=(0.1,) * 4, std=(0.2,) * 4, fit="squash")
     vitreous.save(model, tmp_path / "b", preprocess=mine)
     weights = open_weights(tmp_path / "b")

@@ -116,7 +116,7 @@ def test_original_dinov2(registers, gated, tmp_path):
     peer.logits, peer.sizes = None, peer.sizes if registers else peer.sizes[:1]
     found = open_weights(tmp_path / "dinov2.safetensors", peer.settings)
     assert (found.title, found.unused) == ("the original DINOv2", ["mask_token"])
-    agree(found.bundle().model, peer)
+    agree(found.build_bundle().model, peer)
 
 
 @pytest.mark.parametrize("projected", [True, False])
@@ -173,7 +173,7 @@ def test_original_sam_with_its_decoder(tmp_path):
     peer.model.load_state_dict(checkpoint_filter_fn(named, peer.model))
     found = open_weights(tmp_path / "sam.safetensors", peer.settings)
     assert len(found.unused) == 2
-    agree(found.bundle().model, peer)
+    agree(found.build_bundle().model, peer)
 
 
 def test_both_towers_of_clip_and_all_of_sam(tmp_path):
@@ -233,7 +233,7 @@ def test_a_folder_of_timms_hub_and_one_of_open_clip(tmp_path):
         folder = tmp_path / f"open_clip_{quick}"
         folder.mkdir()
         model = opened(clip.file(folder))
-        named = others.CLIP.write(model.config, model.state_dict())
+        named = others.CLIP.to_foreign_tensors(model.config, model.state_dict())
         other = tmp_path / f"open_clip_{quick}_original"
         other.mkdir()
         save_file(

@@ -95,7 +95,7 @@ def test_mae_predicts_what_transformers_does(theirs, layout):
 def test_a_decoder_of_other_heads_is_no_start(theirs):
     parts = open_objective_state(theirs[0] / "full.safetensors")
     objective = load_restoring_objective(theirs[0] / "full.safetensors")
-    assert load_into_objective(objective, parts.config | {"decoder_heads": 4}, parts).left == ["decoder"]
+    assert load_into_objective(objective, parts.config | {"decoder_heads": 4}, parts).skipped == ["decoder"]
 
 
 @pytest.mark.parametrize("layout", ["transformers", "full.safetensors"])
@@ -164,7 +164,7 @@ def test_the_head_of_dinos_teacher_answers_as_before(fixed, tmp_path):
     }  # fmt: skip
     assert ("head.lengths" in parts.state) is not fixed
     sizes = {name: value for name, value in parts.config.items() if name != "name"}
-    own = DINO(open_weights(file).bundle().model, DINOConfig(**sizes))
+    own = DINO(open_weights(file).build_bundle().model, DINOConfig(**sizes))
     assert set(load_into_objective(own, parts.config, parts).loaded) == {"head", "teacher_head", *["model"] * fixed}
     images = torch.randn(5, 3, 16, 16)
     expected = head(backbone(images)).detach().numpy()

@@ -40,7 +40,10 @@ def learned(place, config, **fields):
     parts = {name: tensor.detach() for name, tensor in state.items() if id(tensor) not in kept}
     assert 0 < len(parts) < len(state)
     Bundle(
-        shipped, FeatureExtraction(), ImagePreprocess((32, 32)), parts=ObjectiveState(to_builtins(config), parts)
+        shipped,
+        FeatureExtraction(),
+        ImagePreprocess((32, 32)),
+        objective_state=ObjectiveState(to_builtins(config), parts),
     ).save(place)
     return objective.eval()
 
@@ -155,7 +158,7 @@ def test_parts_of_another_objective_and_weights_without_parts_are_refused(mae, t
     told.clear()
     convert(home / "bundle", tmp_path / "grey", channels=1, tell=told.append)
     assert any("left out" in text for text in told) and open_objective_state(tmp_path / "grey") is None
-    again = open_weights(tmp_path / "timm.safetensors", {"heads": 1}).bundle().model.eval()
-    own = open_weights(home / "bundle").bundle().model.eval()
+    again = open_weights(tmp_path / "timm.safetensors", {"heads": 1}).build_bundle().model.eval()
+    own = open_weights(home / "bundle").build_bundle().model.eval()
     images = torch.randn(2, 3, 32, 32)
     assert torch.allclose(again(images), own(images), atol=1e-6)

@@ -269,7 +269,7 @@ def test_weights_are_opened_by_name_wherever_weights_are_named(host, written, tm
     assert answers
     assert vitreous.load("tiny").card.classes == ("0", "1", "2")
     converted = say("convert", "tiny", str(tmp_path / "bundle"), "--json")
-    assert document(converted)["parameters"] == sum(p.numel() for p in weights.bundle().model.parameters())
+    assert document(converted)["parameters"] == sum(p.numel() for p in weights.build_bundle().model.parameters())
     plain = {"workers": 0, "device": "cpu", "steps": 2, "batch_size": 4, "out": str(tmp_path / "run")}
     vitreous.train(str(photos), init="tiny", **plain)
     assert json.loads((tmp_path / "run" / "model" / "model.json").read_text())["provenance"]["init"] == "tiny"
@@ -371,7 +371,7 @@ def test_a_file_of_the_published_form_is_read_as_the_model_of_its_row(name, form
     weights = open_weights(name)
     assert weights.config.image == model.config.image and type(weights.config) is type(model.config)
     assert not weights.notes
-    state = weights.state()
+    state = weights.read_state()
     assert all(torch.equal(state[key], tensor) for key, tensor in model.state_dict().items())
 
 

@@ -198,10 +198,12 @@ def dinov2(folder: Path, registers: int = 0) -> Made:
 
 def google_npz(folder: Path, kind: str = "google-npz", **options: Any) -> Made:
     model = small(act_layer="gelu_tanh", **options)
-    ours = open_weights(stored(folder, state_of(model)), {"heads": 4, "mlp.gelu": "tanh"}).bundle().model
+    ours = open_weights(stored(folder, state_of(model)), {"heads": 4, "mlp.gelu": "tanh"}).build_bundle().model
     form = next(one for one in google.FORMATS if one.name == kind)
     with open(folder / "weights.npz", "wb") as file:
-        np.savez(file, **{name: tensor.numpy() for name, tensor in form.file(ours.config, ours.state_dict()).items()})
+        np.savez(
+            file, **{name: tensor.numpy() for name, tensor in form.to_file(ours.config, ours.state_dict()).items()}
+        )
     return Made(folder / "weights.npz", partial(forward, model, rule=by_google, placed=not options), "zoom-scipy", {})
 
 
@@ -243,7 +245,7 @@ ROWS: dict[str, Callable[[Path], Made]] = {
 @pytest.mark.parametrize("row", ROWS)
 def test_features_at_every_kind_of_size_are_those_of_the_authors_code(row, tmp_path):
     made = ROWS[row](tmp_path)
-    model = open_weights(made.path, made.settings).bundle().model
+    model = open_weights(made.path, made.settings).build_bundle().model
     assert model.config.positions.resize == made.rule
     for size in SIZES:
         batch = images(size)
@@ -253,7 +255,7 @@ def test_features_at_every_kind_of_size_are_those_of_the_authors_code(row, tmp_p
 
 def test_the_zeros_that_scipy_leaves_in_the_last_row_are_those_of_googles_code(tmp_path):
     made = google_npz(tmp_path, img_size=(56, 56), patch_size=2)
-    model = open_weights(made.path).bundle().model
+    model = open_weights(made.path).build_bundle().model
     made.reference.keywords["placed"] = True
     batch = images((96, 96), 1)
     with torch.inference_mode():
@@ -281,7 +283,7 @@ def test_sams_encoder_of_timm_is_resized_by_timms_rule(tmp_path):
     from timm.layers import resample_abs_pos_embed_nhwc
 
     peer = peers.timm_sam()
-    model = open_weights(peer.file(tmp_path), peer.settings).bundle().model
+    model = open_weights(peer.file(tmp_path), peer.settings).build_bundle().model
     for grid in ((8, 8), (12, 12), (8, 12), (5, 7)):
         theirs = resample_abs_pos_embed_nhwc(peer.model.pos_embed.detach(), list(grid))[0]
         assert (model.position.read(grid) - theirs).abs().max() <= 1e-5
@@ -341,8 +343,8 @@ def test_a_timm_model_under_model_that_neither_deit_nor_mae_has_stays_timms(tmp_
 
 def test_open_clips_folder_has_open_clips_rule(tmp_path):
     clip = peers.transformers_clip(hidden_size=128, num_attention_heads=2)
-    bundle = open_weights(clip.file(tmp_path)).bundle()
-    named = find_writable_formats(bundle.model.config)["clip"].file(bundle.model.config, bundle.model.state_dict())
+    bundle = open_weights(clip.file(tmp_path)).build_bundle()
+    named = find_writable_formats(bundle.model.config)["clip"].to_file(bundle.model.config, bundle.model.state_dict())
     alone = open_weights(stored(tmp_path, named))
     assert alone.config.positions.resize == "bicubic" and any(
         "open_clip's: --resize bicubic-antialias" in note for note in alone.notes
@@ -364,10 +366,11 @@ def oblong(folder: Path, kind: str) -> Path:
         with open(folder / "weights.npz", "wb") as file:
             form = google.GOOGLE
             np.savez(
-                file, **{name: tensor.numpy() for name, tensor in form.file(config, bundle.model.state_dict()).items()}
+                file,
+                **{name: tensor.numpy() for name, tensor in form.to_file(config, bundle.model.state_dict()).items()},
             )
         return folder / "weights.npz"
-    return stored(folder, find_writable_formats(config)[kind].file(config, bundle.model.state_dict()))
+    return stored(folder, find_writable_formats(config)[kind].to_file(config, bundle.model.state_dict()))
 
 
 def made_bundle(config: Any) -> Bundle:
@@ -430,7 +433,7 @@ def test_what_is_said_and_cannot_be_is_refused(tmp_path):
     found = open_weights(WeightsSource(str(tmp_path / "vit"), "zoom", 32))
     assert (
         found.config == config.with_options(positions={"resize": "zoom"})
-        and found.bundle().model.position.how == "zoom"
+        and found.build_bundle().model.position.resize_rule == "zoom"
     )
 
 

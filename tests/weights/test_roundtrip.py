@@ -163,7 +163,7 @@ def fresh(config, seed=0):
 
 def write(form, config, state):
     """Everything that a file of that format has."""
-    return form.file(config, state)
+    return form.to_file(config, state)
 
 
 def store(form, config, tensors, place):
@@ -188,7 +188,7 @@ def read(form, config, path):
     told = {"image": config.image} | ({} if form.describe or isinstance(config, BiTConfig) else {"heads": config.heads})
     weights = open_weights(path, told)
     assert weights.title == form.title
-    return weights.config, weights.state()
+    return weights.config, weights.read_state()
 
 
 def same(a, b):
@@ -297,7 +297,7 @@ def test_what_transformers_saves_again_is_what_was_written(name, tmp_path):
     kind = form.describe(config)["architectures"][0]
     options = {"add_pooling_layer": False} if kind in POOLING else {}
     getattr(transformers, kind).from_pretrained(folder, **options).save_pretrained(tmp_path / "again")
-    assert same(open_weights(tmp_path / "again").state(), ours)
+    assert same(open_weights(tmp_path / "again").read_state(), ours)
 
 
 TIMM = {
@@ -325,7 +325,9 @@ def test_timm_loads_what_is_written_strictly(name, tmp_path):
     peer = TIMM[name]()
     config = opened(peer.file(tmp_path), peer.settings).config
     model = fresh(config, seed=1)
-    peer.model.load_state_dict(get_writable_format("timm", config).write(config, model.state_dict()), strict=True)
+    peer.model.load_state_dict(
+        get_writable_format("timm", config).to_foreign_tensors(config, model.state_dict()), strict=True
+    )
     peer.logits = peer.logits if config.classes else None
     agree(model, peer)
 
@@ -350,7 +352,7 @@ def test_torchvision_loads_what_is_written_strictly(representation, tmp_path):
     config = opened(peer.file(tmp_path), peer.settings).config
     model = fresh(config, seed=1)
     peer.model.load_state_dict(
-        get_writable_format("torchvision", config).write(config, model.state_dict()), strict=True
+        get_writable_format("torchvision", config).to_foreign_tensors(config, model.state_dict()), strict=True
     )
     agree(model, peer)
 
@@ -358,7 +360,7 @@ def test_torchvision_loads_what_is_written_strictly(representation, tmp_path):
 @pytest.mark.parametrize("name", ["DINOv2", "DINOv2, registers", "DINOv2, SwiGLU"])
 def test_the_mask_token_that_dinov2s_code_asks_for_is_written_as_zeros(name, tmp_path):
     config = MODELS[name][0]
-    written = get_writable_format("dinov2", config).write(config, fresh(config).state_dict())
+    written = get_writable_format("dinov2", config).to_foreign_tensors(config, fresh(config).state_dict())
     assert written["mask_token"].shape == (1, config.width) and not written["mask_token"].any()
     save_file({key: tensor.contiguous() for key, tensor in written.items()}, tmp_path / "dino.safetensors")
     assert detect_checkpoint([tmp_path / "dino.safetensors"], {"heads": 4}).unused == ["mask_token"]

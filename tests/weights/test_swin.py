@@ -209,7 +209,7 @@ def test_from_each_format_into_each_other_and_back(name, tmp_path):
     assert set(able) == formats
     ours = randomise(build_model(config)).state_dict()
     for a in formats:
-        first = able[a].file(config, ours)
+        first = able[a].to_file(config, ours)
         told = {"image": config.image} | ({} if config.version == 1 else {"attention.window": config.attention.window})
         told |= (
             {"attention.pretrained_window": config.attention.pretrained_window}
@@ -220,9 +220,9 @@ def test_from_each_format_into_each_other_and_back(name, tmp_path):
         assert read.title == able[a].title
         assert (read.config.windows, read.config.blocks) == (config.windows, config.blocks)
         for b in formats - {a}:
-            place = store(able[b], config, able[b].file(read.config, read.state()), tmp_path / f"{a} {b}")
+            place = store(able[b], config, able[b].to_file(read.config, read.read_state()), tmp_path / f"{a} {b}")
             again = open_weights(place, told)
-            third = able[a].file(again.config, again.state())
+            third = able[a].to_file(again.config, again.read_state())
             assert third.keys() == first.keys()
             assert all(torch.equal(third[key], first[key]) for key in first), (a, b)
 
@@ -234,20 +234,20 @@ def test_others_load_what_is_written(config, tmp_path):
     wanted = model(batch)
     for name, peer in (("timm", timm_swin(config.version)), ("torchvision", torchvision_swin(config.version))):
         before = peer.model.state_dict()
-        written = get_writable_format(name, config).file(config, model.state_dict())
+        written = get_writable_format(name, config).to_file(config, model.state_dict())
         peer.model.load_state_dict(written, strict=True)
         assert difference(wanted, peer.model(batch)) <= LIMIT
         made = [key for key in before if key.endswith(("index", "coords_table"))]  # their own buffers, and ours
         assert all(torch.equal(written[key], before[key]) for key in made)
     form = get_writable_format("huggingface", config)
-    folder = store(form, config, form.file(config, model.state_dict()), tmp_path / "folder")
+    folder = store(form, config, form.to_file(config, model.state_dict()), tmp_path / "folder")
     kind = getattr(transformers, f"Swin{'v2' * (config.version == 2)}ForImageClassification")
     theirs, info = kind.from_pretrained(folder, output_loading_info=True)
     assert not any(info[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")), info
     assert difference(wanted, theirs.eval()(batch).logits) <= LIMIT
     theirs.save_pretrained(tmp_path / "again")
     again = load_file(tmp_path / "again" / "model.safetensors")
-    assert all(torch.equal(again[key], tensor) for key, tensor in form.file(config, model.state_dict()).items())
+    assert all(torch.equal(again[key], tensor) for key, tensor in form.to_file(config, model.state_dict()).items())
 
 
 @pytest.mark.parametrize("config", [SMALL, V2], ids=["V1", "V2"])
@@ -256,7 +256,7 @@ def test_a_bare_state_dict_of_ours_is_read(config, tmp_path):
     save_file(model.state_dict(), tmp_path / "ours.safetensors")
     weights = open_weights(tmp_path / "ours.safetensors", {"image": (32, 32), "attention.window": 4})
     assert weights.title == "a state dict of vitreous' Swin" + " V2" * (config.version == 2)
-    assert torch.equal(weights.bundle().model(images((32, 32))), model(images((32, 32))))
+    assert torch.equal(weights.build_bundle().model(images((32, 32))), model(images((32, 32))))
 
 
 def test_another_window_is_read_by_the_rule_of_microsofts_code(tmp_path):
@@ -329,7 +329,7 @@ def test_what_files_of_the_second_version_do_not_tell(tmp_path):
     assert open_weights(place).config.attention.window == 4
     written = tmp_path / "written.safetensors"
     config = V2.with_options(attention={"pretrained_window": (3, 2)})
-    convert_to = get_writable_format("timm", config).file(config, build_model(config).state_dict())
+    convert_to = get_writable_format("timm", config).to_file(config, build_model(config).state_dict())
     save_file(convert_to, written, metadata=config_to_metadata(config))
     assert open_weights(written).config.with_options(attention={"pad": "zeros"}) == config
 
@@ -337,7 +337,7 @@ def test_what_files_of_the_second_version_do_not_tell(tmp_path):
 def test_a_bias_of_keys_that_torchvision_does_not_use_is_zero(tmp_path):
     peer = torchvision_swin(2)
     weights = open_weights(peer.file(tmp_path))
-    written = get_writable_format("torchvision", weights.config).file(weights.config, weights.state())
+    written = get_writable_format("torchvision", weights.config).to_file(weights.config, weights.read_state())
     theirs = peer.model.state_dict()
     for name, tensor in theirs.items():
         if name.endswith("qkv.bias"):

@@ -28,7 +28,7 @@ def ours(tmp_path):
 
     def opened(model, **told):
         save_file(model.state_dict(), tmp_path / "model.safetensors")
-        return open_weights(tmp_path / "model.safetensors", told).bundle().model
+        return open_weights(tmp_path / "model.safetensors", told).build_bundle().model
 
     return opened
 
@@ -122,7 +122,7 @@ def test_adopting_at_another_size_and_head_says_what_became_of_it(tmp_path):
     save_file(reference.state_dict(), tmp_path / "vit.safetensors")
     model = create_untrained_model("ViT-Ti/16", 96, num_classes=3)
     report = load_pretrained_weights(model, tmp_path / "vit.safetensors")
-    assert sorted(report.new) == sorted(report.unused) == ["head.bias", "head.weight"]
+    assert sorted(report.initialised) == sorted(report.unused) == ["head.bias", "head.weight"]
     assert report.resized == "14 -> 6"
     assert "the head is new and zero-initialised" in report.text()
     assert not model.head.weight.any()

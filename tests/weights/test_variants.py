@@ -27,7 +27,7 @@ def saved(folder, config=CONFIG, name="timm", without="", beside=None):
     """A file of a random model in a format, less the tensors whose names end as `without` says; `beside` is its
     config.json."""
     form = find_writable_formats(config)[name]
-    found = {key: one.clone() for key, one in form.file(config, randomise(build_model(config)).state_dict()).items()}
+    found = {key: one.clone() for key, one in form.to_file(config, randomise(build_model(config)).state_dict()).items()}
     left = {key: one for key, one in found.items() if not without or not key.endswith(tuple(without.split()))}
     assert len(left) < len(found) or not without
     save_file(left, folder / "model.safetensors")
@@ -61,7 +61,7 @@ def test_what_no_published_model_lacks_is_missing(case, tmp_path):
     without, expected = LACKING[case]
     config = replace(CONFIG, classes=0) if case == "last norm" else CONFIG
     form = find_writable_formats(config)["timm"]
-    state = {key: one.clone() for key, one in form.file(config, randomise(build_model(config)).state_dict()).items()}
+    state = {key: one.clone() for key, one in form.to_file(config, randomise(build_model(config)).state_dict()).items()}
     for key in [key for key in state if key in without.split() or (without == "qkv.bias" and key.endswith(without))]:
         del state[key]
     save_file(state, tmp_path / "model.safetensors")
@@ -133,7 +133,7 @@ def test_what_this_project_writes_is_noted_in_the_file(tmp_path):
     path = saved(tmp_path, config)
     assert "missing blocks.0.attn.qkv.bias" in refusal(path)
     form, state = find_writable_formats(config)["timm"], randomise(build_model(config)).state_dict()
-    save_file(form.file(config, state), path, metadata=config_to_metadata(config))
+    save_file(form.to_file(config, state), path, metadata=config_to_metadata(config))
     weights = open_weights(path)
     assert weights.config.attention.qkv_bias is False and not any("is in the file" in text for text in weights.notes)
 

@@ -58,7 +58,7 @@ def test_the_same_features_and_logits_as_transformers_and_back(name, tmp_path):
     assert isinstance(model.config, VideoConfig) and model.config.image == CLIP
     form, other = get_writable_format("huggingface", model.config), peers.randomise(build_model(model.config), 1)
     (tmp_path / "written").mkdir()
-    save_file(form.file(model.config, other.state_dict()), tmp_path / "written" / "model.safetensors")
+    save_file(form.to_file(model.config, other.state_dict()), tmp_path / "written" / "model.safetensors")
     (tmp_path / "written" / "config.json").write_text(json.dumps(form.describe(model.config)))
     described = form.describe(model.config)["architectures"][0]
     loaded, keys = getattr(transformers, described).from_pretrained(tmp_path / "written", output_loading_info=True)
@@ -73,7 +73,7 @@ def test_the_same_features_and_logits_as_transformers_and_back(name, tmp_path):
             assert difference(other.features(x), answer.last_hidden_state) <= peers.LIMIT
     again = open_weights(tmp_path / "written")
     assert again.config == replace(model.config, classes=again.config.classes)
-    assert all(torch.equal(tensor, other.state_dict()[key]) for key, tensor in again.state().items())
+    assert all(torch.equal(tensor, other.state_dict()[key]) for key, tensor in again.read_state().items())
 
 
 def authors(state, prefix=""):
@@ -111,12 +111,12 @@ def test_the_authors_fine_tuned_file(tmp_path):
     save_file(authors(one.model.state_dict()), tmp_path / "checkpoint.safetensors")
     weights = open_weights(tmp_path / "checkpoint.safetensors", {"image": CLIP, "heads": 4})
     assert weights.title == "the original VideoMAE" and weights.preprocess.mean[0] == pytest.approx(0.485)
-    agree(weights.bundle().model, one)
+    agree(weights.build_bundle().model, one)
     for section in ("model", "module"):  # as their training saves it, with DeepSpeed too
         torch.save({section: authors(one.model.state_dict())}, tmp_path / "checkpoint.pth")
         assert open_weights(tmp_path / "checkpoint.pth", {"image": CLIP, "heads": 4}).config == weights.config
     form, config = get_writable_format("videomae", weights.config), weights.config
-    assert form.file(config, weights.state()).keys() == authors(one.model.state_dict()).keys()
+    assert form.to_file(config, weights.read_state()).keys() == authors(one.model.state_dict()).keys()
 
 
 def test_the_authors_pre_training_file_and_what_it_does_not_tell(tmp_path):
@@ -128,12 +128,12 @@ def test_the_authors_pre_training_file_and_what_it_does_not_tell(tmp_path):
     save_file(authors(encoder, "encoder.") | decoder, path)
     weights = open_weights(WeightsSource(str(path), source_size=CLIP), {"heads": 4})
     assert sorted(weights.unused) == sorted(decoder) and weights.config.norm.final == "tokens"
-    agree(weights.bundle().model, one)
+    agree(weights.build_bundle().model, one)
     untold = open_weights(WeightsSource(str(path), source_size=(16, 24)), {"heads": 4})
     assert untold.config.image == (16, 16, 24)
     assert "assumed 16 frames of 224 x 224 pixels (--source-size FRAMES" in open_weights(path, {"heads": 4}).notes[-1]
     form = get_writable_format("videomae", weights.config)
-    assert form.file(weights.config, weights.state()).keys() == authors(encoder, "encoder.").keys()
+    assert form.to_file(weights.config, weights.read_state()).keys() == authors(encoder, "encoder.").keys()
 
 
 def test_others_are_refused(tmp_path):

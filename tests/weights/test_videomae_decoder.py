@@ -89,7 +89,7 @@ def test_what_is_written_is_read_by_others_and_by_us(videomae_files, tmp_path):
     state = {name: tensor for name, tensor in objective.state_dict().items() if name.startswith("decoder.")}
     parts = ObjectiveState(to_builtins(objective.config), state)
     seen = ClipPreprocess((4, 16, 24), 3, *IMAGENET_MOMENTS)
-    Bundle(objective.model, FeatureExtraction(), seen, parts=parts).save(tmp_path / "bundle")
+    Bundle(objective.model, FeatureExtraction(), seen, objective_state=parts).save(tmp_path / "bundle")
     convert(tmp_path / "bundle", tmp_path / "hf", "huggingface-videomae")
     model, info = transformers.VideoMAEForPreTraining.from_pretrained(tmp_path / "hf", output_loading_info=True)
     assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))

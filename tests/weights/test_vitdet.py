@@ -55,7 +55,7 @@ def test_a_file_of_detectron2_gives_the_features_of_its_model(convolutions, tmp_
     assert (config.image, config.heads, config.attention.window, config.table_grid) == ((64, 64), 2, 3, (4, 4))
     assert (config.attention.global_blocks, config.conv_blocks) == (() if convolutions else (1, 3), convolutions)
     assert sorted(weights.unused) == sorted(rest)
-    ours = weights.bundle().model
+    ours = weights.build_bundle().model
     ours.any_size = True
     for size in ((64, 64), (40, 88)):
         images = peers.images(size)
@@ -68,7 +68,7 @@ def test_what_is_written_has_the_names_of_detectron2(tmp_path):
     _, state = peer((2,))
     save_file(state, tmp_path / "given.safetensors")
     weights = open_weights(tmp_path / "given.safetensors", {"image": (64, 64)})
-    written = VITDET.file(weights.config, weights.state())
+    written = VITDET.to_file(weights.config, weights.read_state())
     assert {name: tensor.shape for name, tensor in written.items()} == {n: t.shape for n, t in state.items()}
     for name, tensor in written.items():
         assert torch.equal(tensor[:, 1:] if "pos_embed" in name else tensor, state[name][:, 1:] if "pos_embed" in name

@@ -113,11 +113,13 @@ def test_vitdet_b_has_the_names_and_shapes_of_detectron2_and_comes_back_to_the_b
         backbone=config_from_name("ViTDet-B/16", 1024), classes=80, masks=True, round_anchors=False
     )
     assert config.structure() == expected.structure() and not config.round_anchors
-    written = DETECTOR.file(config, build_without_init(config).state_dict())
+    written = DETECTOR.to_file(config, build_without_init(config).state_dict())
     assert {name: tuple(tensor.shape) for name, tensor in written.items()} == shapes
     theirs = {name: torch.empty(shape).normal_() for name, shape in shapes.items()}
     theirs["backbone.net.pos_embed"][:, 0] = 0
-    again = DETECTOR.file(config, DETECTOR.read(config, list(build_without_init(config).state_dict()), theirs))
+    again = DETECTOR.to_file(
+        config, DETECTOR.to_native_tensors(config, list(build_without_init(config).state_dict()), theirs)
+    )
     assert all(torch.equal(again[name], tensor) for name, tensor in theirs.items())
 
 
@@ -168,7 +170,7 @@ def reference(state, features):
 @pytest.mark.parametrize("agnostic", [False, True])
 def test_the_heads_compute_what_detectron2s_do(agnostic, tmp_path):
     state = small(agnostic=agnostic)
-    model = open_weights(saved(state, tmp_path)).bundle().model
+    model = open_weights(saved(state, tmp_path)).build_bundle().model
     features = torch.randn(2, 6, 6, 32, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         levels, anchors, (logits, corrections), masks = reference(state, features.movedim(-1, 1))
@@ -184,8 +186,8 @@ def test_the_heads_compute_what_detectron2s_do(agnostic, tmp_path):
 
 
 def test_anchors_are_those_of_detectron2(tmp_path):
-    model = open_weights(saved(small(), tmp_path)).bundle().model
-    rows = model.proposals.anchors([torch.zeros(1, 16, 32 // 2**level, 32 // 2**level) for level in range(5)])
+    model = open_weights(saved(small(), tmp_path)).build_bundle().model
+    rows = model.proposals.make_anchors([torch.zeros(1, 16, 32 // 2**level, 32 // 2**level) for level in range(5)])
     for number, own in enumerate(rows):
         for place, ratio in enumerate((0.5, 1.0, 2.0)):
             width = ((8 * 4 * 2**number) ** 2 / ratio) ** 0.5
@@ -205,13 +207,13 @@ def test_a_file_is_read_answers_and_is_written_again_to_the_bit(options, tmp_pat
         weights.preprocess.std,
     ) == IMAGENET_MOMENTS and weights.preprocess.filter == "bilinear"
     document = convert(tmp_path / "model_final.safetensors", tmp_path / "bundle")
-    assert document["loaded"] == len(weights.state())
+    assert document["loaded"] == len(weights.read_state())
     parts = open_objective_state(tmp_path / "model_final.safetensors")
     assert parts and parts.config == {"name": "detection", "classes": list(weights.task.classes)}
     again = convert(tmp_path / "bundle", tmp_path / "again", "vitdet")
     assert again["tensors"] == len(state) and not again["assumed_settings"]
     assert not differing(load_file(tmp_path / "again.safetensors"), state)
-    answers = open_weights(tmp_path / "again.safetensors").bundle().model(torch.zeros(1, 3, 96, 96))
+    answers = open_weights(tmp_path / "again.safetensors").build_bundle().model(torch.zeros(1, 3, 96, 96))
     assert len(answers) == 3 + masks and torch.isfinite(answers[0]).all()
 
 
@@ -229,7 +231,7 @@ def test_a_detector_trained_here_is_written_and_read_as_it_was(tmp_path):
         assert document["assumed_settings"] == ["round_anchors True -> False"]
         weights = open_weights(folder / "theirs.safetensors")
         assert weights.config == own
-        rows, state = weights.state(), model.state_dict()
+        rows, state = weights.read_state(), model.state_dict()
         changed = [name for name in state if not torch.equal(rows[name], state[name])]
         assert changed == ([] if agnostic else ["regions.box.predictor.bbox_pred.weight"])  # of the background
 

@@ -74,7 +74,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     for race in races:
         console.print_line()
         head, rows = report.format_race_table(race)
-        console.table([race.work.title(), *head[1:]], rows)
+        console.table([race.workload.title(), *head[1:]], rows)
         for line in report.describe_withheld_ratios(race):
             console.print_line(line)
         if options.profile:

@@ -45,7 +45,7 @@ def predict_class_maps(
     if options.resume:
         files.resume()
 
-    def answers(items: Iterator[Item]) -> Iterator[Sequence[ClassMap]]:
+    def iterate_predictions(items: Iterator[Item]) -> Iterator[Sequence[ClassMap]]:
         for class_map in iterate_class_maps(
             predictor.card, predictor.engine, items, options.bad_images, overlay is not None
         ):
@@ -55,7 +55,13 @@ def predict_class_maps(
     made_by = {"verb": "predict", "model": predictor.card.name, "version": predictor.card.version}
     made_by |= collect_file_settings(options, predictor, overlay=overlay)
     return write_predictions(
-        options, files.index, output_format=files, made_by=made_by, predict=answers, source=source, console=console
+        options,
+        files.index,
+        output_format=files,
+        made_by=made_by,
+        predict=iterate_predictions,
+        source=source,
+        console=console,
     ) | {"out": out}
 
 
@@ -74,7 +80,7 @@ def print_class_shares(
         rows.append([escape_unprintable(class_map.path), cell])
         document.append({"path": class_map.path, "class_shares": class_map.class_shares, "error": class_map.error})
     console.table(["image", "shares of the pixels"], rows)
-    print_unreadable(console, (), meter.unreadable, meter.done)
+    print_unreadable(console, (), meter.unreadable, meter.num_done)
     if not meter.unreadable:
         console.note("--out FOLDER writes the class maps")
     return {"model": options.run, "precision": predictor.engine.precision, "predictions": document}

@@ -142,7 +142,7 @@ def format_metric(summary: Mapping[str, Any], key: str, prefix: str = "") -> str
     """Format a metric's name, value and interval if it has one; `prefix` precedes the interval."""
     metric = METRICS.get(key) or Metric(key, key, ".4g")
     value, ends = summary.get(key), summary["interval"].get(key)
-    text = "not measured" if value is None else format(value, metric.form)
+    text = "not measured" if value is None else format(value, metric.format_spec)
     return f"{metric.label} {text}" + format_interval_suffix(ends, metric.short_form, prefix)
 
 

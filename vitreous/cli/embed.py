@@ -50,12 +50,12 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if options.precision == "int8":
         raise UsageError("features are not computed in int8", "use --precision bf16 or fp32")
     require_image_arguments(options)
-    predictor = load(options.source(options.run), options.how(), (), options.exact, headless=True)
+    predictor = load(options.source(options.run), options.get_inference_options(), (), options.exact, headless=True)
     source = open_image_source(options, predictor.card.preprocess)
     choose_job_engine(options, predictor, source.count, features=True)
     print_model_notes(predictor, console)
 
-    def answers(items: Iterator[Item]) -> Iterator[Sequence[Embedding]]:
+    def iterate_embeddings(items: Iterator[Item]) -> Iterator[Sequence[Embedding]]:
         return choose_backend(options, predictor).embeddings(items, options.bad_images)
 
     made_by = {
@@ -69,7 +69,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         options.out or "embeddings.npz",
         output_format=EmbeddingRows(),
         made_by=made_by,
-        predict=answers,
+        predict=iterate_embeddings,
         source=source,
         console=console,
     )
@@ -84,7 +84,7 @@ def embed_index(options: Options, console: Console) -> dict[str, Any]:
         message = "--index takes the run's training images, or those of one dataset"
         raise UsageError(message, "vitreous embed RUN --index, or RUN DATA --index")
     index_path = write_index(
-        options.source(options.run), options.images[0] if options.images else None, how=options.how()
+        options.source(options.run), options.images[0] if options.images else None, how=options.get_inference_options()
     )
     console.note(f"written to {index_path}")
     return {"model": options.run, "index": str(index_path)}

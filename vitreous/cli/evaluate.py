@@ -129,7 +129,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         if by_head
         else {"protocol": select_options(ProtocolOptions, o)}
     )
-    document: dict[str, Any] = {**evaluate(o.source(o.run), o.data, how=o.how(), listener=console, **keywords)}
+    document: dict[str, Any] = {
+        **evaluate(o.source(o.run), o.data, how=o.get_inference_options(), listener=console, **keywords)
+    }
     metrics = None if o.protocol == "vtab" else document[document["split"]]
     if by_head:
         console.print_line(format_split_metrics(document["split"], metrics))
@@ -257,7 +259,7 @@ def print_comparison(options: Options, second_run: str, console: Console) -> dic
     from vitreous.reports.compare import compare_two_runs, is_run_or_bundle
 
     computing = EvaluationSettings(
-        options.batch_size, options.workers, options.how(), options.bad_images, listener=console
+        options.batch_size, options.workers, options.get_inference_options(), options.bad_images, listener=console
     )
     runs = (options.run, second_run)  # --resize and --source-size apply to foreign weights, if only one is foreign
     first_source, second_source = (
@@ -285,8 +287,8 @@ def describe_changes(document: dict[str, Any]) -> Iterator[str]:
     for name in (name for name, change in changes.items() if change is not None and name in METRICS):
         metric = METRICS[name]
         if not metric.is_share and not metric.is_primary:
-            suffix = format_interval_suffix(ends[name], "+" + metric.form)
-            yield f"{metric.label} {changes[name]:+{metric.form}}{suffix}"
+            suffix = format_interval_suffix(ends[name], "+" + metric.format_spec)
+            yield f"{metric.label} {changes[name]:+{metric.format_spec}}{suffix}"
 
 
 def target_differences(targets: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
@@ -297,7 +299,7 @@ def target_differences(targets: list[dict[str, Any]]) -> tuple[list[str], list[l
         cell = [target["target"], target["images"]]
         for metric in metrics:
             change, ends = target["difference"][metric.key], target["interval"][metric.key]
-            number_format = "+" + metric.form
+            number_format = "+" + metric.format_spec
             cell.append(
                 "-" if change is None else format(change, number_format) + format_interval_suffix(ends, number_format)
             )
@@ -339,7 +341,7 @@ def print_head_results(document: dict[str, Any], console: Console) -> Iterator[s
     if document["most_confused"] and (pairs := document["most_confused"]["unordered"]):
         texts = (
             f"{' and '.join(pair['classes'])} ({pair['count']:,} "
-            f"{metric.counted.removesuffix('s' * (pair['count'] == 1))}, "
+            f"{metric.counted_noun.removesuffix('s' * (pair['count'] == 1))}, "
             f"{pair['share']:.1%})"
             for pair in pairs[:5]
         )
@@ -355,7 +357,7 @@ def format_targets_table(targets: list[dict[str, Any]]) -> tuple[list[str], list
         [
             target["target"],
             target["images"],
-            *("-" if target[m.key] is None else format(target[m.key], m.form) for m in metrics),
+            *("-" if target[m.key] is None else format(target[m.key], m.format_spec) for m in metrics),
         ]
         for target in targets
     ]

@@ -37,7 +37,7 @@ class InferenceArguments(InferenceOptions, InferenceWeightsOptions):
     seed: int = 0
     """Accepted for uniformity; nothing is random."""
 
-    def how(self) -> InferenceOptions:
+    def get_inference_options(self) -> InferenceOptions:
         """Return the options of the engine."""
         return select_options(InferenceOptions, self)
 
@@ -126,7 +126,7 @@ def choose_backend(options: ImageArguments, predictor: Predictor) -> Predictor |
     if options.precision == "int8":
         message = "--ray does not support int8, which one process calibrates"
         raise UsageError(message, "use --precision fp32, or remove --ray")
-    return RayPredictor(options.ray, options.source(options.run), options.how(), options.exact)
+    return RayPredictor(options.ray, options.source(options.run), options.get_inference_options(), options.exact)
 
 
 def collect_file_settings(options: ImageArguments, predictor: Predictor, **extra: Any) -> dict[str, Any]:
@@ -145,22 +145,22 @@ class ProgressMeter:
 
     def __init__(self, label: str, total: int | None, console: Console, done: int = 0) -> None:
         self.label, self.total, self.console = label, total, console
-        self.done, self.before, self.began = done, done, time.monotonic()
-        self.bad: list[str] = []
+        self.num_done, self.initial_count, self.start_time = done, done, time.monotonic()
+        self.first_errors: list[str] = []
         self.unreadable = 0
 
     @property
-    def rate(self) -> float:
+    def images_per_second(self) -> float:
         """Return images/s."""
-        return (self.done - self.before) / max(time.monotonic() - self.began, 1e-9)
+        return (self.num_done - self.initial_count) / max(time.monotonic() - self.start_time, 1e-9)
 
     def count(self, predictions: Sequence[Any]) -> None:
         """Count predictions, and report progress."""
-        self.done += len(predictions)
+        self.num_done += len(predictions)
         errors = [prediction.error for prediction in predictions if prediction.error is not None]
         self.unreadable += len(errors)
-        self.bad += errors[: MAX_LISTED_UNREADABLE - len(self.bad)]
-        self.console.progress(self.label, self.done, self.total, f"{self.rate:,.1f} images/s")
+        self.first_errors += errors[: MAX_LISTED_UNREADABLE - len(self.first_errors)]
+        self.console.progress(self.label, self.num_done, self.total, f"{self.images_per_second:,.1f} images/s")
 
 
 def write_predictions(
@@ -177,24 +177,24 @@ def write_predictions(
 
     job = OutputFile(out, output_format, made_by, options.resume)
     try:
-        items = iter(source) if job.finished else job.remaining(iter(source))
-        meter = ProgressMeter("images", source.count, console, job.rows)
-        if job.finished:
-            console.note(f"{out} is complete: {job.rows:,} images")
+        items = iter(source) if job.is_finished else job.remaining(iter(source))
+        meter = ProgressMeter("images", source.count, console, job.num_rows)
+        if job.is_finished:
+            console.note(f"{out} is complete: {job.num_rows:,} images")
         else:
-            if job.rows:
-                console.note(f"{out} already contains {job.rows:,} images")
+            if job.num_rows:
+                console.note(f"{out} already contains {job.num_rows:,} images")
             for predictions in predict(items):
                 job.add(predictions)
                 meter.count(predictions)
             job.finish()
-            console.note(f"{job.rows:,} images in {out}, {meter.rate:,.1f} images/s")
+            console.note(f"{job.num_rows:,} images in {out}, {meter.images_per_second:,.1f} images/s")
     finally:
         job.close()
-    print_unreadable(console, meter.bad, job.bad, job.rows)
+    print_unreadable(console, meter.first_errors, job.num_unreadable, job.num_rows)
     engine_settings = {name: made_by[name] for name in ("precision", "engine")}
-    document = {"model": options.run, **engine_settings, "out": out, "images": job.rows}
-    return document | {"unreadable": job.bad, "images_per_second": meter.rate}
+    document = {"model": options.run, **engine_settings, "out": out, "images": job.num_rows}
+    return document | {"unreadable": job.num_unreadable, "images_per_second": meter.images_per_second}
 
 
 def get_engine_name(predictor: Predictor, options: InferenceArguments) -> str:

@@ -92,7 +92,7 @@ def list_published_weights(options: Options, console: Console) -> dict[str, Any]
     published = select_published_weights(options.pattern)
     cells = []
     for weights in published:
-        accuracy = None if weights.accuracy is None else f"{weights.accuracy:.1%} {weights.measure}"
+        accuracy = None if weights.accuracy is None else f"{weights.accuracy:.1%} {weights.accuracy_note}"
         cells.append(
             [
                 weights.name,

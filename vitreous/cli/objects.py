@@ -60,7 +60,7 @@ def predict_objects(
             predictor,
             planned.source,
             console,
-            ObjectFinder(predictor, detect_options, options, planned.places),
+            ObjectFinder(predictor, detect_options, options, planned.output_paths),
         )
     made_by = {"verb": "predict", "model": card.name, "version": card.version}
     made_by |= collect_file_settings(
@@ -68,14 +68,14 @@ def predict_objects(
     )
     made_by |= {"to": object_format, "coco_ids": options.coco_ids}
     if object_format in ("yolo", "masks"):
-        folder = ObjectFolder(options.out, object_format, card.task.classes, planned.places)
-        finder = ObjectFinder(predictor, detect_options, options, planned.places, folder=folder)
+        folder = ObjectFolder(options.out, object_format, card.task.classes, planned.output_paths)
+        finder = ObjectFinder(predictor, detect_options, options, planned.output_paths, folder=folder)
         document = write_predictions(
             options,
             folder.index,
             output_format=folder,
             made_by=made_by,
-            predict=finder.chunks,
+            predict=finder.iterate_chunks,
             source=planned.source,
             console=console,
         )
@@ -83,13 +83,13 @@ def predict_objects(
     if object_format == "coco":
         check_overwrite(options.out, options.resume)
     output_format = CocoResults(card.task.classes, root, options.coco_ids) if object_format == "coco" else ObjectRows()
-    finder = ObjectFinder(predictor, detect_options, options, planned.places)
+    finder = ObjectFinder(predictor, detect_options, options, planned.output_paths)
     return write_predictions(
         options,
         options.out,
         output_format=output_format,
         made_by=made_by,
-        predict=finder.chunks,
+        predict=finder.iterate_chunks,
         source=planned.source,
         console=console,
     )
@@ -146,33 +146,33 @@ class ObjectFinder:
     ) -> None:
         from vitreous.inference.objects import DEFAULT_THRESHOLD
 
-        self.predictor, self.asked, self.bad_images = predictor, detect_options, options.bad_images
-        self.overlays, self.places, self.folder = options.overlay, output_paths, folder
+        self.predictor, self.detect_options, self.bad_images = predictor, detect_options, options.bad_images
+        self.overlays, self.output_paths, self.folder = options.overlay, output_paths, folder
         self.drawn_from = (
             detect_options.threshold if options.threshold is not None else DEFAULT_THRESHOLD
         )  # results.json needs all
 
-    def answers(self, items: Iterator[Item]) -> Iterator[ImageObjects]:
+    def iterate_predictions(self, items: Iterator[Item]) -> Iterator[ImageObjects]:
         """Yield the predictions."""
         from vitreous.inference.class_maps import save_png
         from vitreous.inference.objects import iterate_image_objects
 
         card, engine, keep_images = self.predictor.card, self.predictor.engine, self.overlays is not None
         for image_objects in iterate_image_objects(
-            card, engine, items=items, options=self.asked, bad_images=self.bad_images, keep_images=keep_images
+            card, engine, items=items, options=self.detect_options, bad_images=self.bad_images, keep_images=keep_images
         ):
             if self.folder is not None:
                 image_objects = self.folder.write(image_objects)
             if self.overlays is not None and image_objects.detections is not None:
-                path = Path(self.overlays) / self.places[image_objects.path].with_suffix(".png")
+                path = Path(self.overlays) / self.output_paths[image_objects.path].with_suffix(".png")
                 drawn = replace(image_objects, detections=image_objects.detections.filter_by_score(self.drawn_from))
                 save_png(drawn.draw_overlay(), path)
                 image_objects = replace(image_objects, image=None, overlay=os.fspath(path))
             yield image_objects
 
-    def chunks(self, items: Iterator[Item]) -> Iterator[Sequence[ImageObjects]]:
+    def iterate_chunks(self, items: Iterator[Item]) -> Iterator[Sequence[ImageObjects]]:
         """Yield the predictions in the form of `write_predictions`."""
-        for image_objects in self.answers(items):
+        for image_objects in self.iterate_predictions(items):
             yield [image_objects]
 
 
@@ -186,7 +186,7 @@ def print_objects(
     from vitreous.system.tables import format_csv
 
     meter, formatter, rows, cells, document = ProgressMeter("predict", source.count, console), ObjectRows(), [], [], []
-    for image_objects in finder.answers(iter(source)):
+    for image_objects in finder.iterate_predictions(iter(source)):
         meter.count([image_objects])
         cell = (
             describe_unreadable(image_objects.path, image_objects.error)
@@ -194,12 +194,12 @@ def print_objects(
             else describe_best_objects(image_objects)
         )
         rows.append([escape_unprintable(image_objects.path), cell])
-        cells += formatter.cells(image_objects) if options.csv else []
+        cells += formatter.to_csv_rows(image_objects) if options.csv else []
         document.append(formatter.to_dict(image_objects))
     if options.csv:
-        write_output_file(options.csv, format_csv([formatter.head, *cells]))
-    console.table(["image", f"objects with a score of at least {finder.asked.threshold:g}"], rows)
-    print_unreadable(console, (), meter.unreadable, meter.done)
+        write_output_file(options.csv, format_csv([formatter.csv_columns, *cells]))
+    console.table(["image", f"objects with a score of at least {finder.detect_options.threshold:g}"], rows)
+    print_unreadable(console, (), meter.unreadable, meter.num_done)
     return {"model": options.run, "precision": predictor.engine.precision, "predictions": document}
 
 

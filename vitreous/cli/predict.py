@@ -74,7 +74,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if options.resume and not options.out:
         raise UsageError("--resume needs the --out file to continue", "add --out FILE")
     warn_of_emulation(options, console)
-    predictor = load(options.source(options.run), options.how(), read_calibration_images(options), options.exact)
+    predictor = load(
+        options.source(options.run), options.get_inference_options(), read_calibration_images(options), options.exact
+    )
     source = open_image_source(options, predictor.card.preprocess)
     choose_job_engine(options, predictor, source.count)
     print_model_notes(predictor, console)
@@ -88,7 +90,7 @@ def predict_outputs(options: Options, predictor: Predictor, source: ImageSource,
     options that do not apply to the task."""
     prediction_format = predictor.prediction_format(options.top, options.threshold, options.abstain, usual=3)
 
-    def answers(items: Iterator[Item]) -> Iterator[Sequence[Any]]:
+    def iterate_predictions(items: Iterator[Item]) -> Iterator[Sequence[Any]]:
         return choose_backend(options, predictor).predictions(items, prediction_format, options.bad_images)
 
     if options.out:
@@ -99,7 +101,7 @@ def predict_outputs(options: Options, predictor: Predictor, source: ImageSource,
             options.out,
             output_format=prediction_format,
             made_by=made_by,
-            predict=answers,
+            predict=iterate_predictions,
             source=source,
             console=console,
         )
@@ -107,7 +109,9 @@ def predict_outputs(options: Options, predictor: Predictor, source: ImageSource,
         "model": options.run,
         "precision": predictor.engine.precision,
         "engine": get_engine_name(predictor, options),
-        "predictions": print_predictions(options, prediction_format, answers, source=source, console=console),
+        "predictions": print_predictions(
+            options, prediction_format, iterate_predictions, source=source, console=console
+        ),
     }
 
 
@@ -165,11 +169,11 @@ def print_predictions(
             options.csv,
             format_csv(
                 [
-                    prediction_format.head,
-                    *(row for prediction in predictions for row in prediction_format.cells(prediction)),
+                    prediction_format.csv_columns,
+                    *(row for prediction in predictions for row in prediction_format.to_csv_rows(prediction)),
                 ]
             ),
         )
     console.table(["image", prediction_format.column], rows)
-    print_unreadable(console, (), meter.unreadable, meter.done)
+    print_unreadable(console, (), meter.unreadable, meter.num_done)
     return [prediction_format.to_dict(prediction) for prediction in predictions]

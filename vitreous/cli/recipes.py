@@ -83,10 +83,10 @@ def describe_recipe(recipe: Recipe, run: Run) -> dict[str, Any]:
         "batch_size": run.batch_size,
         "epochs": None if recipe.by_steps else run.epochs,
         "steps": run.steps if recipe.by_steps else None,
-        "epochs_range": [recipe.lengths[0][1].least, recipe.lengths[0][1].most] if recipe.lengths else None,
+        "epochs_range": [recipe.lengths[0][1].least, recipe.lengths[0][1].max_epochs] if recipe.lengths else None,
         "optimizer": run.optimizer.name,
         "lr": run.optimizer.lr,
-        "lr_rule": recipe.rule,
+        "lr_rule": recipe.lr_scaling,
         "init": recipe.from_weights,
     }
 
@@ -126,13 +126,13 @@ def print_recipe(name: str, console: Console) -> dict[str, Any]:
     console.print_line(f"on {recipe.data}: {run.data.images:,} images, {run.model.classes:,} classes")
     for dataset_type, length in recipe.lengths:
         console.print_line(
-            f"epochs on other datasets ({dataset_type}): {length.shown:,.0f} / training images, {length.text}"
+            f"epochs on other datasets ({dataset_type}): {length.num_samples:,.0f} / training images, {length.text}"
         )
     console.print_line()
     console.table(["setting", "value"], [[path, value] for path, value in list_recipe_settings(run)])
     grid = " ".join(map(str, recipe.grid))
     console.print_line(
-        f"\nlearning rate and batch: {recipe.rule}; --lr-grid: {grid}, with {format_hold_out(recipe)} of the "
+        f"\nlearning rate and batch: {recipe.lr_scaling}; --lr-grid: {grid}, with {format_hold_out(recipe)} of the "
         f"training images "
         "held out"
     )

@@ -79,7 +79,7 @@ def run(options: Options, console: Console) -> NoReturn:
     settings, token = parse_server_options(options)
     how = InferenceOptions(options.device, options.precision, options.engine)
 
-    def up(server: Server) -> None:
+    def report_ready(server: Server) -> None:
         card = server.service.served.predictor.card
         print_model_notes(server.service.served.predictor, console)
         document = {"address": server.address, "model": card.name, "version": card.version}
@@ -96,7 +96,7 @@ def run(options: Options, console: Console) -> NoReturn:
         how=how,
         exact=options.exact,
         quick=not options.bulk,
-        up=up,
+        up=report_ready,
         vae=options.vae,
     )
     if code:

@@ -50,14 +50,14 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         data=o.data,
         split=o.split,
         workers=o.workers,
-        how=o.how(),
+        how=o.get_inference_options(),
         bad_images=o.bad_images,
         listener=console,
     )
     document: dict[str, Any] = {**averaged}
     metrics = document.get(options.split)
     primary = get_primary_key(metrics) if metrics else "top1"
-    number_format = METRICS[primary].form
+    number_format = METRICS[primary].format_spec
     rows = []
     for ingredient in document["ingredients"]:
         texts = (

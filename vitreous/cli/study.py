@@ -29,13 +29,13 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.apps.studies.page import format_difference
     from vitreous.reports.pages.formats import format_metric_value
 
-    def text(value: float | None) -> str:
+    def format_value(value: float | None) -> str:
         return "-" if value is None else format_metric_value(document["metric"], value)
 
     rows = [
         [
             *result["axis_values"],
-            text(result["mean"] and result["mean"]["mean"]),
+            format_value(result["mean"] and result["mean"]["mean"]),
             "-"
             if result["difference"] is None
             else format_difference(document["metric"], result["difference"]["mean"]),

@@ -43,10 +43,10 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if options.dry_run:
         return print_train_plan(options, console)
 
-    def begin(run: Run, data: Data) -> None:
+    def print_run_header(run: Run, data: Data) -> None:
         print_header(run, data, console)
 
-    summary = launch_training(options, console, begin)
+    summary = launch_training(options, console, print_run_header)
     for name, key in (("validation", "val"), ("test", "test")):
         if summary[key] is not None:
             console.print_line(format_split_metrics(name, summary[key]))
@@ -115,7 +115,9 @@ def format_checkpoint_selection(summary: dict[str, Any]) -> Iterator[str]:
     best = selection["best"]
     if best and selection["weights"] == "best":
         position = f"step {best['step']:,} (epoch {best['epoch']:.4g})"
-        number_format = next((metric.form for metric in METRICS.values() if metric.label == best["metric"]), ".4g")
+        number_format = next(
+            (metric.format_spec for metric in METRICS.values() if metric.label == best["metric"]), ".4g"
+        )
         value, count = f"{best['value']:{number_format}}", best["evaluations"]
         yield f"best checkpoint: {position}, {best['metric']} {value} on validation, best of {count} evaluations"
     else:

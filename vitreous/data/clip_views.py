@@ -25,15 +25,15 @@ MAX_CLIP_VIEWS = 100  # maximum number of views of a clip
 class ClipViews:
     """`times` sets of frames of a clip, each with `crops` crops."""
 
-    times: int
+    num_frame_sets: int
     crops: int
 
     @property
     def count(self) -> int:
         """The number of views of a clip."""
-        return self.times * self.crops
+        return self.num_frame_sets * self.crops
 
-    def pixels(self, clip: Clip, preprocess: ClipPreprocess) -> np.ndarray:
+    def read_views(self, clip: Clip, preprocess: ClipPreprocess) -> np.ndarray:
         """Extract the views of a clip, (V, C, *image) uint8, ordered by set of frames and then by crop. Raises
         DataError.
 
@@ -41,17 +41,17 @@ class ClipViews:
         each. With a stride, the first set begins at the first frame, the last set ends at the last frame, and the
         others are evenly spaced. A single set and a single crop are central.
         """
-        set_indices, crop_indices = np.arange(self.times), np.arange(self.crops)
-        set_positions = set_indices / max(self.times - 1, 1) if self.times > 1 else np.array([0.5])
-        draws = set_positions if preprocess.stride else (set_indices + 0.5) / self.times
+        set_indices, crop_indices = np.arange(self.num_frame_sets), np.arange(self.crops)
+        set_positions = set_indices / max(self.num_frame_sets - 1, 1) if self.num_frame_sets > 1 else np.array([0.5])
+        draws = set_positions if preprocess.stride else (set_indices + 0.5) / self.num_frame_sets
         crop_positions = crop_indices / (self.crops - 1) if self.crops > 1 else np.array([0.5])
         views = []
         for draw in draws:
-            frames = clip.read(preprocess.choose_frame_numbers(len(clip), np.full(preprocess.image[0], draw)))
+            frames = clip.read_frames(preprocess.choose_frame_numbers(len(clip), np.full(preprocess.image[0], draw)))
             views += [preprocess.fit_frames(frames, float(position)) for position in crop_positions]
         return np.stack(views)
 
-    def mean(self, compute: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+    def average_over_views(self, compute: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
         """Return a function that maps (B, V, C, *image) pixels to the means over views (B, K) of the outputs of
         `compute` for (B V, C, *image)."""
 

@@ -38,7 +38,10 @@ def find_kept_samples(split: Split, names: frozenset[str]) -> np.ndarray:
 
 def restore_original_splits(data: Data) -> dict[str, Split]:
     """Return the splits before validation images were drawn from `train`."""
-    if data.whole is None:
+    if data.full_train_split is None:
         return dict(data.splits)
     drawn_names = ("train", "val")
-    return {"train": data.whole, **{name: split for name, split in data.splits.items() if name not in drawn_names}}
+    return {
+        "train": data.full_train_split,
+        **{name: split for name, split in data.splits.items() if name not in drawn_names},
+    }

@@ -31,8 +31,8 @@ def split_by_groups(data: Data, group_by: str, source: str | os.PathLike[str], s
         return data
     pattern = compile_group_pattern(group_by)
     splits = data.splits
-    if data.whole is not None:
-        splits = {"train": data.whole, **{name: split for name, split in splits.items() if name == "test"}}
+    if data.full_train_split is not None:
+        splits = {"train": data.full_train_split, **{name: split for name, split in splits.items() if name == "test"}}
     keys = {name: extract_group_keys(split, pattern, source) for name, split in splits.items()}
     if shared_groups := find_shared_groups(keys):
         problems = (
@@ -45,9 +45,9 @@ def split_by_groups(data: Data, group_by: str, source: str | os.PathLike[str], s
         raise DataError(f"{data.name}: {'; '.join(problems)}", "fix the splits, or omit --group-by")
     group_indices = {group_name: index for index, group_name in enumerate(dict.fromkeys(keys["train"]))}
     groups = np.array([group_indices[group_name] for group_name in keys["train"]], dtype=np.int64)
-    if data.whole is None:
+    if data.full_train_split is None:
         return replace(data, groups=groups)
-    drawn_splits, holdout_note = hold_out_val(data.whole, split_seed, groups)
+    drawn_splits, holdout_note = hold_out_val(data.full_train_split, split_seed, groups)
     notes = [note for note in data.notes if not note.startswith("held out ")]
     drawn_splits |= {name: split for name, split in splits.items() if name == "test"}
     return replace(data, splits=drawn_splits, groups=groups, notes=[*notes, holdout_note])

@@ -18,7 +18,7 @@ MIN_VOTE_SHARE = 1e-30  # minimum vote share, so that its logarithm is finite
 class LabelKind(ABC):
     """Base class of single-label and multi-label behaviour."""
 
-    metric: ClassVar[str]  # key of the metric that evaluations are compared by
+    metric_key: ClassVar[str]  # key of the metric that evaluations are compared by
     least_classes: ClassVar[int]  # minimum number of classes with images for a classifier
     is_exclusive: ClassVar[bool]  # one softmax over classes, rather than a sigmoid for each class
 
@@ -54,7 +54,7 @@ class LabelKind(ABC):
 class SingleLabelKind(LabelKind):
     """Single-label data: labels (n,) int64, probabilities from a softmax over the classes."""
 
-    metric = "top1"
+    metric_key = "top1"
     least_classes = 2
     is_exclusive = True
 
@@ -80,7 +80,7 @@ class SingleLabelKind(LabelKind):
 class MultilabelKind(LabelKind):
     """Multi-label data: labels (n, K) in {0, 1}, probabilities from a sigmoid for each class."""
 
-    metric = "map"
+    metric_key = "map"
     least_classes = 0
     is_exclusive = False
 

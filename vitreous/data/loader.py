@@ -72,10 +72,10 @@ class TrainLoader:
     batch_size: int = 1
 
     def __post_init__(self) -> None:
-        _ = self.order
+        _ = self.sample_order
 
     @cached_property
-    def order(self) -> SampleOrder:
+    def sample_order(self) -> SampleOrder:
         """The mapping from positions of the stream to samples."""
         labels = self.split.labels if self.sampling != "even" else None
         if labels is not None and self.sampling == "repeat-factor":
@@ -97,27 +97,27 @@ class TrainLoader:
         )
 
     @cached_property
-    def sizes(self) -> list[Preprocess]:
+    def bucket_preprocesses(self) -> list[Preprocess]:
         """The preprocessing of each bucket."""
         return list(self.preprocess.at_buckets())
 
     @cached_property
-    def annotated(self) -> bool:
+    def has_annotations(self) -> bool:
         """Whether images are augmented together with their annotations."""
         volumes = isinstance(self.views, VolumeViews) and isinstance(self.split, AnnotatedSplit)
         return volumes or isinstance(self.views, SceneViews)
 
     @cached_property
-    def scenes(self) -> SceneReader:
+    def scene_reader(self) -> SceneReader:
         """The reader of images with their annotations."""
         assert isinstance(self.split, AnnotatedSplit), "objectives of scenes refuse other data"
         return SceneReader(self.split, self.preprocess)
 
-    def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
+    def iterate_batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
         """Yield batches of `size` for the positions [start, stop); the last batch may be smaller."""
-        return self.spans((low, min(low + size, stop)) for low in range(start, stop, size))
+        return self.iterate_spans((low, min(low + size, stop)) for low in range(start, stop, size))
 
-    def spans(self, spans: Iterable[tuple[int, int]]) -> Iterator[Batch]:
+    def iterate_spans(self, spans: Iterable[tuple[int, int]]) -> Iterator[Batch]:
         """Yield a batch for each (start, stop) of positions, with `samples`, the views, and any `labels`.
 
         A span may be empty; its batch is then empty too. `spans` is consumed lazily, a few spans ahead with workers; it
@@ -130,46 +130,46 @@ class TrainLoader:
     def load_memory_batch(self, start: int, stop: int) -> Batch:
         """Load a batch of cached images and augment it as a whole."""
         assert self.cached is not None
-        samples, epochs, views = get_stream_samples(self.order, start, stop)
+        samples, epochs, views = get_stream_samples(self.sample_order, start, stop)
         pixels = torch.from_numpy(self.cached.numpy()[samples])  # numpy copies whole images, torch single elements
-        images = self.views.batch(pixels, derive_keys(self.seed, epochs, samples, views))
-        return self.batch(images.pin_memory() if self.pin else images, torch.from_numpy(samples))
+        images = self.views.augment_batch(pixels, derive_keys(self.seed, epochs, samples, views))
+        return self.build_batch(images.pin_memory() if self.pin else images, torch.from_numpy(samples))
 
     def load_file_batches(self, spans: Iterable[tuple[int, int]]) -> Iterator[Batch]:
         """Yield batches of files, decoded and augmented by the workers. Raises the first DataError."""
         key_lists = (
-            list(zip(*(array.tolist() for array in get_stream_samples(self.order, *span)), strict=True))
+            list(zip(*(array.tolist() for array in get_stream_samples(self.sample_order, *span)), strict=True))
             for span in spans
         )
         for samples, images in load_batches(self, key_lists, self.workers, self.pin):
             if not isinstance(images, Tensor):
                 if errors := [image for image in images if isinstance(image, DataError)]:
                     raise errors[0]
-                if isinstance(self.views, SceneViews | VolumeViews) and self.annotated:
+                if isinstance(self.views, SceneViews | VolumeViews) and self.has_annotations:
                     yield {**self.views.collate(images, self.preprocess), "samples": samples}
                     continue
                 images = self.preprocess.collate(images)
             elif not self.preprocess.stacks:
                 images = list(images)
-            yield self.batch(images, samples)
+            yield self.build_batch(images, samples)
 
-    def batch(self, images: Tensor | list[Tensor], samples: Tensor) -> Batch:
+    def build_batch(self, images: Tensor | list[Tensor], samples: Tensor) -> Batch:
         """Build a batch from the views of B samples (a tensor, or a list of images of different sizes) and their
         indices (B,) int64."""
-        views = {"images": images} if isinstance(images, list) else self.views.unpack(images, self.preprocess)
+        views = {"images": images} if isinstance(images, list) else self.views.unpack_batch(images, self.preprocess)
         batch: Batch = {**views, "samples": samples}
         if is_labelled(self.split):
             batch["labels"] = torch.from_numpy(self.split.labels[samples.numpy()])
         return batch
 
-    def one(self, sample: int, epoch: int, view: int) -> Tensor | dict[str, Tensor]:
+    def load_sample(self, sample: int, epoch: int, view: int) -> Tensor | dict[str, Tensor]:
         """Load one decoded and augmented image, (C, *image) uint8; with `SceneViews` together with its annotations."""
-        preprocess = self.preprocess if self.buckets is None else self.sizes[self.buckets[sample]]
+        preprocess = self.preprocess if self.buckets is None else self.bucket_preprocesses[self.buckets[sample]]
         sample_key = derive_key(self.seed, epoch, sample, view)
-        if isinstance(self.views, SceneViews | VolumeViews) and self.annotated:
-            return self.views.augment_scene(*self.scenes.read(sample), preprocess, sample_key)
+        if isinstance(self.views, SceneViews | VolumeViews) and self.has_annotations:
+            return self.views.augment_scene(*self.scene_reader.read(sample), preprocess, sample_key)
         raw, name = open_sample(self.split, sample), self.split.name(sample)
-        return self.views.picture(
+        return self.views.augment_image(
             preprocess.open_view(raw, name, self.exact, self.views.takes_regions), preprocess, sample_key
         )
 
@@ -183,7 +183,7 @@ class EvalLoader:
     workers: int = 0
     views: ClipViews | None = None
 
-    def batches(self, size: int) -> Iterator[tuple[Tensor, list[Tensor | DataError]]]:
+    def iterate_batches(self, size: int) -> Iterator[tuple[Tensor, list[Tensor | DataError]]]:
         """Yield sample indices and, for each, its image (C, *image) uint8, its views (V, C, *image), or its
         DataError."""
         count = len(self.split)
@@ -191,13 +191,13 @@ class EvalLoader:
         for samples, images in load_batches(self, key_lists, self.workers):
             yield samples, list(images)
 
-    def one(self, sample: int) -> Tensor:
+    def load_sample(self, sample: int) -> Tensor:
         """Load one decoded image, or the sampled frames of a clip, (C, *image) uint8; or its views (V, C, *image)."""
         split = self.split
         if self.views is not None:
             clip = open_as_clip(open_sample(split, sample), split.name(sample))
             assert isinstance(self.preprocess, ClipPreprocess)
-            return torch.from_numpy(self.views.pixels(clip, self.preprocess))
+            return torch.from_numpy(self.views.read_views(clip, self.preprocess))
         return self.preprocess.to_tensor(self.preprocess.decode(open_sample(split, sample), split.name(sample)))
 
 
@@ -209,7 +209,7 @@ class DecodingDataset(Dataset):
 
     def __getitem__(self, key: tuple[int, ...]) -> tuple[int, Tensor | dict[str, Tensor] | DataError]:
         try:
-            return key[0], self.reader.one(*key)
+            return key[0], self.reader.load_sample(*key)
         except DataError as error:
             return key[0], error
 
@@ -217,12 +217,12 @@ class DecodingDataset(Dataset):
 class ConcatenatedTensors(NamedTuple):
     """Tensors with these `shapes`, flattened and concatenated, (n,)."""
 
-    numbers: Tensor
+    values: Tensor
     shapes: list[torch.Size]
 
     def split_tensors(self) -> list[Tensor]:
         """Return the tensors as views of the shared memory."""
-        flat_tensors = self.numbers.split([shape.numel() for shape in self.shapes])
+        flat_tensors = self.values.split([shape.numel() for shape in self.shapes])
         return [tensor.view(shape) for tensor, shape in zip(flat_tensors, self.shapes, strict=True)]
 
 
@@ -331,7 +331,7 @@ class SceneReader:
     def __init__(self, split: AnnotatedSplit, preprocess: Preprocess) -> None:
         self.split, self.preprocess = split, preprocess
         self.scenes: dict[int, tuple[DecodedSample, Target]] = {}
-        self.left = SCENE_CACHE_MEMORY_SHARE * (get_free_memory("cpu") or 0)  # bytes
+        self.free_cache_bytes = SCENE_CACHE_MEMORY_SHARE * (get_free_memory("cpu") or 0)  # bytes
 
     def read(self, sample: int) -> tuple[DecodedSample, Target]:
         """Read an image and its annotations; only the class map, if it has one. Raises DataError."""
@@ -342,8 +342,8 @@ class SceneReader:
         if target.classes is not None:
             target = target.without_masks().take(np.zeros(0, np.int64))
         size = count_decoded_bytes(image) + target.nbytes
-        if size <= self.left:
-            self.left -= size
+        if size <= self.free_cache_bytes:
+            self.free_cache_bytes -= size
             self.scenes[sample] = image, target
         return image, target
 

@@ -53,7 +53,7 @@ def measure_decode_seconds(loader: TrainLoader) -> float:
         ):
             image_start = time.perf_counter()
             try:
-                loader.one(sample, 0, 0)
+                loader.load_sample(sample, 0, 0)
             except DataError:
                 continue
             seconds_each.append(time.perf_counter() - image_start)

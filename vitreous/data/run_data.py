@@ -147,5 +147,5 @@ def iterate_calibration_images(
 
 def as_test_split(data: Data) -> Data:
     """Return all images of data without predefined splits as the test split."""
-    splits = {"test": data.whole or data.split("train")}
+    splits = {"test": data.full_train_split or data.split("train")}
     return Data(data.name, data.classes, splits, titles=data.titles, frequency=data.frequency, targets=data.targets)

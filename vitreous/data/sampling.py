@@ -49,7 +49,7 @@ class SampleOrder:
         if self.repeats < 1:
             raise UsageError(f"repeats must be at least 1, not {self.repeats}")
 
-    def epoch(self, epoch_index: int) -> tuple[np.ndarray, np.ndarray]:
+    def draw_epoch(self, epoch_index: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the samples and views of one epoch, (samples,) int64 each."""
         distinct = -(-self.samples // self.repeats)
         if self.factors is not None:
@@ -173,4 +173,4 @@ def compute_repeat_factors(labels: np.ndarray, threshold: float) -> np.ndarray:
     return np.concatenate([np.where(chunk, rates, 1.0).max(1, initial=1.0) for chunk in chunks])
 
 
-_cached_epoch = lru_cache(maxsize=2)(SampleOrder.epoch)
+_cached_epoch = lru_cache(maxsize=2)(SampleOrder.draw_epoch)

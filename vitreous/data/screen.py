@@ -44,7 +44,7 @@ def screen_images(
     shape = len(split), preprocess.channels, *preprocess.image
     pixels = torch.zeros(shape, dtype=preprocess.dtype) if keep else None
     errors: dict[int, DataError] = {}
-    for samples, images in EvalLoader(split, preprocess, workers).batches(256):
+    for samples, images in EvalLoader(split, preprocess, workers).iterate_batches(256):
         for sample, image in zip(samples.tolist(), images, strict=True):
             if isinstance(image, DataError):
                 errors[sample] = image

@@ -143,7 +143,7 @@ def open_images(source: str | os.PathLike[str], targets: tuple[str, ...] = ()) -
         if not paths:
             raise
         return FileSplit(paths, create_empty_labels(len(paths)))
-    full_train = data.whole or data.split("train")
+    full_train = data.full_train_split or data.split("train")
     return full_train if data.unsplit and not data.labelled and isinstance(full_train, FileSplit) else data
 
 

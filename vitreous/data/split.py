@@ -75,7 +75,7 @@ class Paths(Sequence[Path]):
         self._bytes = b"".join(encoded_paths)
 
     @classmethod
-    def joined(cls, sequences: Iterable[Paths]) -> Paths:
+    def concatenate(cls, sequences: Iterable[Paths]) -> Paths:
         """Concatenate sequences of paths."""
         sequences, result = list(sequences), cls(())
         starts = np.cumsum([0, *(len(sequence._bytes) for sequence in sequences)])
@@ -199,24 +199,24 @@ class StoreSplit(Generic[S]):
     """Images of a store: rows (n,) int64, and their labels (n,) int64 or (n, K) float32."""
 
     store: S
-    rows: np.ndarray
+    row_indices: np.ndarray
     labels: np.ndarray
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.row_indices)
 
     def raw(self, sample: int) -> bytes | np.ndarray:
         """Return the stored bytes or pixels of an image. Raises DataError."""
-        return self.store.read(int(self.rows[sample]))
+        return self.store.read(int(self.row_indices[sample]))
 
     def name(self, sample: int) -> str:
-        return self.store.name(int(self.rows[sample]))
+        return self.store.name(int(self.row_indices[sample]))
 
     def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> StoreSplit[S]:
-        return StoreSplit(self.store, self.rows[indices], self.labels[indices] if labels is None else labels)
+        return StoreSplit(self.store, self.row_indices[indices], self.labels[indices] if labels is None else labels)
 
     def update(self, digest: Any) -> None:
-        self.store.update(digest, self.rows)
+        self.store.update(digest, self.row_indices)
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ class Data:
     notes: list[str] = field(default_factory=list)
     unsplit: bool = False  # a folder of classes, or a table without splits: the splits were drawn by this package
     # all training images, if `val` is a subset of them: drawn here, or predefined (VTAB-1k)
-    whole: Split | None = None
+    full_train_split: Split | None = None
     # class -> human-readable title, for classes with other names (synsets)
     titles: dict[str, str] = field(default_factory=dict)
     # class -> rare, common or frequent, if a federated dataset's files define it
@@ -274,7 +274,7 @@ class Data:
         """
         if share is None:
             return self
-        train, notes, groups = self.whole or self.split("train"), self.notes, self.groups
+        train, notes, groups = self.full_train_split or self.split("train"), self.notes, self.groups
         new_splits: dict[str, Split] = {"train": train}
         if share:
             indices_by_split = draw_stratified_splits(train.labels, split_seed, {"val": share}, groups)
@@ -283,12 +283,12 @@ class Data:
             notes = [
                 f"held out {len(indices_by_split['val'])} of {len(train)} training images (split seed {split_seed})"
             ]
-        elif self.whole:
+        elif self.full_train_split:
             notes = ["no images are held out for validation"]
         else:
             new_splits |= {name: split for name, split in self.splits.items() if name == "val"}
         new_splits |= {name: split for name, split in self.splits.items() if name == "test"}
-        return replace(self, splits=new_splits, notes=notes, whole=None, groups=groups)
+        return replace(self, splits=new_splits, notes=notes, full_train_split=None, groups=groups)
 
     def fingerprint(self) -> str:
         """The SHA-256 of class names, splits, sample names and labels, without file contents. An exclusion list does

@@ -85,13 +85,15 @@ def convert_classes_to_values(data: Data, target: str, split_seed: int) -> Data:
         values = np.where(labels.any(1), class_values[labels.argmax(1)], np.nan)
         return split.take(np.arange(len(split)), values[:, None])
 
-    full_train = None if data.whole is None else convert(data.whole)
+    full_train = None if data.full_train_split is None else convert(data.full_train_split)
     splits, notes = {name: convert(split) for name, split in data.splits.items()}, data.notes
     if full_train is not None:
         drawn_splits, holdout_note = hold_out_val(full_train, split_seed, data.groups)
         splits = drawn_splits | {name: split for name, split in splits.items() if name == "test"}
         notes = [*(note for note in notes if not note.startswith(DRAWN_NOTES)), holdout_note]
-    return replace(data, classes=(), targets=(target,), splits=splits, whole=full_train, notes=notes, titles={})
+    return replace(
+        data, classes=(), targets=(target,), splits=splits, full_train_split=full_train, notes=notes, titles={}
+    )
 
 
 def with_targets(data: Data, targets: tuple[str, ...], split_seed: int) -> Data:

@@ -179,7 +179,7 @@ def compute_tide_ap50_gains(
     is_counted = ~unpack_match_bits(region_columns[:, RegionColumn.IGNORED])[0, 0]
     weights = np.ones((num_images, 1), np.float32)
 
-    def ap50(is_used: np.ndarray, labels: np.ndarray, hits: np.ndarray) -> float:
+    def compute_ap50(is_used: np.ndarray, labels: np.ndarray, hits: np.ndarray) -> float:
         values = []
         for label in range(num_classes):
             indices = np.flatnonzero((labels == label) & is_used & is_detection)
@@ -190,12 +190,14 @@ def compute_tide_ap50_gains(
         return float(np.nan_to_num(compute_nan_mean(np.stack(values))[0]))
 
     labels, hits = table[:, MatchColumn.LABEL], unpack_match_bits(region_columns[:, RegionColumn.MATCHED])[0, 0]
-    base_ap, costs = ap50(is_counted, labels, hits), {}
+    base_ap, costs = compute_ap50(is_counted, labels, hits), {}
     for error in DetectionError:
         has_error = region_columns[:, RegionColumn.ERROR] == error
         is_fixed = has_error & is_detection & (region_columns[:, RegionColumn.MENDED] >= 0)
         fixed_labels = np.where(is_fixed, region_columns[:, RegionColumn.MENDED], labels)
-        costs[error.name.lower()] = ap50(is_counted & ~(has_error & ~is_fixed), fixed_labels, hits | is_fixed) - base_ap
+        costs[error.name.lower()] = (
+            compute_ap50(is_counted & ~(has_error & ~is_fixed), fixed_labels, hits | is_fixed) - base_ap
+        )
     return costs
 
 

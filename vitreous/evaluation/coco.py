@@ -69,7 +69,7 @@ class CocoEvaluator(Evaluator):
             require_mask_library()
 
     @property
-    def kinds(self) -> tuple[str, ...]:
+    def region_prefixes(self) -> tuple[str, ...]:
         """The prefixes of metric names for each type of region, the leading one first."""
         return ("", BOX_PREFIX) if self.masks else ("",)
 
@@ -105,7 +105,7 @@ class CocoEvaluator(Evaluator):
         None for a metric without objects. `details["objects"]` has the AP50 lost to each `DetectionError`, precision
         curves, and the confusion matrix above the score of the highest F1.
         """
-        match_rows: Ragged = outputs.rows
+        match_rows: Ragged = outputs.outputs
         region_matches = group_matches_by_region(match_rows, len(self.classes))
         metrics = make_coco_metric_function(region_matches, self.frequency)
         estimates = metrics(np.ones((len(match_rows), 1), np.float32))
@@ -118,7 +118,7 @@ class CocoEvaluator(Evaluator):
             "tiles": self.tiles,
             "errors": {
                 prefix + name: cost
-                for region_index, prefix in enumerate(self.kinds)
+                for region_index, prefix in enumerate(self.region_prefixes)
                 for name, cost in compute_tide_ap50_gains(
                     match_rows.table, match_rows.images, len(match_rows), region_index, len(self.classes)
                 ).items()
@@ -134,7 +134,7 @@ class CocoEvaluator(Evaluator):
             metrics=values,
             intervals=intervals,
             per_class=table,
-            cells=None,
+            confusion_cells=None,
             primary="ap",
             details={"objects": details},
         )
@@ -154,8 +154,8 @@ class CocoEvaluator(Evaluator):
 class LoadedSample(NamedTuple):
     """An image as (C, H, W) pixels at its native size, and its annotation; or the read error of either."""
 
-    picture: np.ndarray | DataError
-    truth: Target | DataError
+    image: np.ndarray | DataError
+    target: Target | DataError
 
 
 def prefetch_samples(reader: EvalLoader) -> Iterator[LoadedSample]:
@@ -165,7 +165,7 @@ def prefetch_samples(reader: EvalLoader) -> Iterator[LoadedSample]:
     split, preprocess = reader.split, reader.preprocess
     assert isinstance(split, AnnotatedSplit), "the split must have annotations"
 
-    def load(sample: int) -> LoadedSample:
+    def load_sample(sample: int) -> LoadedSample:
         try:
             pixels = to_native_array(preprocess.decode(split.raw(sample), split.name(sample)))
         except DataError as error:
@@ -177,12 +177,12 @@ def prefetch_samples(reader: EvalLoader) -> Iterator[LoadedSample]:
         return LoadedSample(pixels, truth)
 
     if not reader.workers:
-        yield from map(load, range(len(split)))
+        yield from map(load_sample, range(len(split)))
         return
     with ThreadPoolExecutor(reader.workers) as pool:
         futures = []
         for sample in range(len(split)):
-            futures.append(pool.submit(load, sample))
+            futures.append(pool.submit(load_sample, sample))
             if len(futures) > 2 * reader.workers:
                 yield futures.pop(0).result()
         yield from (future.result() for future in futures)
@@ -336,7 +336,7 @@ def build_coco_class_table(
             "images": int((leading_matches.objects[0] > 0).sum()),
             "objects": objects,
         }
-        for prefix, class_matches in zip(evaluator.kinds, region_matches, strict=True):
+        for prefix, class_matches in zip(evaluator.region_prefixes, region_matches, strict=True):
             values = compute_ap_per_threshold(class_matches[label], 0, weights)[:, 0]
             class_row[f"{prefix}ap"] = float(compute_nan_mean(values[:, None])[0]) if objects else None
             class_row[f"{prefix}ap50"] = float(values[0]) if objects else None

@@ -41,11 +41,11 @@ class DenoisingEvaluator(Evaluator):
 
     def __init__(self, process: Process, labelled: bool) -> None:
         self.noising = GaussianDiffusion(process) if isinstance(process, Diffusion) else RectifiedFlow(process)
-        self.labelled = labelled
+        self.is_conditional = labelled
 
     def without_labels(self) -> DenoisingEvaluator | None:
         """Return the unconditional evaluator."""
-        return None if self.labelled else self
+        return None if self.is_conditional else self
 
     def outputs(
         self, engine: ModelEngine, reader: EvalLoader, on_images: Callable[[int], None] = lambda images: None
@@ -54,18 +54,20 @@ class DenoisingEvaluator(Evaluator):
         index."""
         blank = torch.zeros(engine.preprocess.channels, *engine.preprocess.image, dtype=engine.preprocess.dtype)
         error_chunks, read_errors = [np.zeros((0, NUM_TIMES), np.float32)], {}
-        for samples, images in regroup_batches(reader.batches(ENGINE_CHUNK), ENGINE_CHUNK):
+        for samples, images in regroup_batches(reader.iterate_batches(ENGINE_CHUNK), ENGINE_CHUNK):
             read_errors |= {s: image for s, image in zip(samples, images, strict=True) if isinstance(image, DataError)}
             pixels = torch.stack([blank if isinstance(image, DataError) else image for image in images])
-            labels = torch.from_numpy(reader.split.labels[np.asarray(samples)]) if self.labelled else None
+            labels = torch.from_numpy(reader.split.labels[np.asarray(samples)]) if self.is_conditional else None
             error_chunks.append(
-                self.errors(engine, pixels, labels, assign_times(np.asarray(samples), len(reader.split)))
+                self.compute_errors(engine, pixels, labels, assign_times(np.asarray(samples), len(reader.split)))
             )
             on_images(len(images))
         return np.concatenate(error_chunks), read_errors
 
     @torch.inference_mode()
-    def errors(self, engine: Any, pixels: Tensor, labels: Tensor | None, is_evaluated: np.ndarray) -> np.ndarray:
+    def compute_errors(
+        self, engine: Any, pixels: Tensor, labels: Tensor | None, is_evaluated: np.ndarray
+    ) -> np.ndarray:
         """Compute (B, TIMES) float32 errors of (B, C, *image) uint8 with (B,) int64 labels at the times of (B, TIMES)
         bool."""
         images = engine.preprocess.normalise(pixels).to(engine.device)
@@ -81,7 +83,9 @@ class DenoisingEvaluator(Evaluator):
                 draw_normal(derive_keys(_NOISE_SEED, sums[indices], time_index), tuple(selected_images.shape[1:]))
             ).to(selected_images)
             noised = self.noising.make_noisy_batch(
-                selected_images, noise, self.noising.moment((time_index + 0.5) / NUM_TIMES, len(selected_images))
+                selected_images,
+                noise,
+                self.noising.time_at_progress((time_index + 0.5) / NUM_TIMES, len(selected_images)),
             )
             output = engine.model(noised.images.to(engine.input_dtype), noised.time, selected_labels)
             squares = (output[:, : selected_images.shape[1]].float() - noised.target).square().flatten(1).mean(1)
@@ -90,20 +94,20 @@ class DenoisingEvaluator(Evaluator):
 
     def report(self, outputs: SplitOutputs, *extra_outputs: SplitOutputs) -> Report:
         """Compute the error at each time and its mean over times, from the readable images."""
-        errors = outputs.rows[outputs.readable]
+        errors = outputs.outputs[outputs.readable]
         counts, sums = (~np.isnan(errors)).sum(0), np.nansum(errors, 0, dtype=np.float64)
         mean = np.divide(sums, counts, out=np.full(NUM_TIMES, np.nan), where=counts > 0)
         names = [f"denoising_error_{(time_index + 0.5) / NUM_TIMES:.2f}" for time_index in range(NUM_TIMES)]
         metrics = {self.name: float(mean.mean()), **dict(zip(names, mean.tolist(), strict=True))}
         finite_metrics = {name: value if np.isfinite(value) else None for name, value in metrics.items()}
-        unreadable = len(outputs.rows) - len(errors)
+        unreadable = len(outputs.outputs) - len(errors)
         return Report(
-            len(outputs.rows),
+            len(outputs.outputs),
             unreadable,
             metrics=finite_metrics,
             intervals={},
             per_class=[],
-            cells=None,
+            confusion_cells=None,
             primary=self.name,
             better="lower",
         )

@@ -53,7 +53,7 @@ class SplitOutputs:
     """
 
     split: Split
-    rows: Any
+    outputs: Any
     readable: np.ndarray
 
 
@@ -108,7 +108,7 @@ class TaskEvaluator(Evaluator):
 
     def report(self, outputs: SplitOutputs, *extra_outputs: SplitOutputs) -> Report:
         """Compute the metrics of the task."""
-        return self.task.evaluate(outputs.rows, outputs.split.labels, outputs.readable)
+        return self.task.evaluate(outputs.outputs, outputs.split.labels, outputs.readable)
 
 
 def compute_outputs(

@@ -43,15 +43,15 @@ class GaussianStats:
 class MahalanobisDetector:
     """Gaussians of training images; `classes` is None for multi-label data."""
 
-    classes: GaussianStats | None
-    whole: GaussianStats
+    class_stats: GaussianStats | None
+    overall_stats: GaussianStats
 
     def scores(self, features: np.ndarray) -> np.ndarray:
         """Compute (n,) float64 scores of (n, d) features; without classes, the squared distance to the overall mean."""
         chunks = [
             features[start : start + CHUNK_IMAGES].astype(np.float64) for start in range(0, len(features), CHUNK_IMAGES)
         ]
-        classes, scores = self.classes, [self.whole.distances(chunk) for chunk in chunks]
+        classes, scores = self.class_stats, [self.overall_stats.distances(chunk) for chunk in chunks]
         if classes is not None:
             scores = [classes.distances(chunk) - overall for chunk, overall in zip(chunks, scores, strict=True)]
         return np.concatenate(scores) if scores else np.zeros(0)
@@ -122,7 +122,7 @@ class SuspectLabel(NamedTuple):
 
     sample: int
     label: int
-    answer: int
+    predicted_label: int
     probability: float
     neighbour: int
     share: float

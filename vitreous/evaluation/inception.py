@@ -41,9 +41,9 @@ class Inception:
         except RuntimeError as error:
             raise ValueError(str(error).splitlines()[-1].strip()[:200]) from None
         self.device, self.middle = device, []
-        self.network.to(device).Mixed_6d.branch1x1.register_forward_hook(self.keep)
+        self.network.to(device).Mixed_6d.branch1x1.register_forward_hook(self.store_spatial_features)
 
-    def keep(self, module: Any, inputs: Any, output: Tensor) -> None:
+    def store_spatial_features(self, module: Any, inputs: Any, output: Tensor) -> None:
         """Store the sFID features (b, 2023) of (b, 192, 17, 17), the layer that TensorFlow calls mixed_6/conv."""
         self.middle.append(output[:, :SPATIAL_CHANNELS].movedim(1, -1).flatten(1))
 

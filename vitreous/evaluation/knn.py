@@ -39,13 +39,13 @@ class KNNEvaluator(Evaluator):
         *,
         device: str = "cpu",
     ) -> None:
-        self.classes, self.memory, self.labels = classes, memory, get_label_kind(multilabel)
+        self.classes, self.labelled_split, self.labels = classes, memory, get_label_kind(multilabel)
         self.k, self.device = k, device
-        self.name = f"knn_{self.labels.metric}"
+        self.name = f"knn_{self.labels.metric_key}"
 
     def splits(self, split: Split) -> tuple[Split, ...]:
         """Return the evaluated split, and the split of the neighbours."""
-        return (split,) if self.memory is None else (split, self.memory)
+        return (split,) if self.labelled_split is None else (split, self.labelled_split)
 
     def report(self, outputs: SplitOutputs, *extra_outputs: SplitOutputs) -> Report:
         """Compute top-1 or mAP of the votes with its 95 % interval; unreadable images are wrong, and are no neighbours.
@@ -53,20 +53,20 @@ class KNNEvaluator(Evaluator):
         Raises DataError if no neighbours are left.
         """
         memory, exclude_self = extra_outputs[0] if extra_outputs else outputs, not extra_outputs
-        memory_features, labels = memory.rows[memory.readable], memory.split.labels[memory.readable]
+        memory_features, labels = memory.outputs[memory.readable], memory.split.labels[memory.readable]
         k = min(self.k, len(memory_features) - exclude_self)
         if k < 1:
             problem = "nearest neighbours need labelled images that can be read"
             raise DataError(problem, "add images, or evaluate without neighbours")
-        logits = np.zeros((len(outputs.rows), len(self.classes)))
+        logits = np.zeros((len(outputs.outputs), len(self.classes)))
         cosines, neighbours = find_nearest_neighbours(
-            memory_features, outputs.rows[outputs.readable], k, self.device, exclude_self
+            memory_features, outputs.outputs[outputs.readable], k, self.device, exclude_self
         )
         logits[outputs.readable] = self.labels.shares_to_logits(
             compute_neighbour_votes(cosines, neighbours, labels, len(self.classes))
         )
         report = evaluate_classification(logits, outputs.split.labels, self.classes, outputs.readable)
-        primary = self.labels.metric
+        primary = self.labels.metric_key
         metrics, intervals = {self.name: report.metrics[primary]}, {self.name: report.intervals[primary]}
         return replace(report, metrics=metrics, intervals=intervals, primary=self.name)
 

@@ -63,7 +63,7 @@ class LabelledFeatures:
 
     features: np.ndarray
     labels: np.ndarray
-    rows: np.ndarray
+    sample_indices: np.ndarray
     classes: int
     _: KW_ONLY
     device: str = "cpu"
@@ -77,16 +77,21 @@ class LabelledFeatures:
         """Return a copy with other `rows` (m,)."""
         return LabelledFeatures(self.features, self.labels, rows, self.classes, device=self.device)
 
-    def moments(self) -> tuple[np.ndarray, np.ndarray]:
+    def compute_moments(self) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and standard deviation of each feature, (d,) float64; the std of a constant feature is 1."""
-        mean = np.sum([self.features[chunk].sum(0, dtype=np.float64) for chunk in self.parts()], 0) / len(self.rows)
-        squares = [((self.features[chunk] - mean) ** 2).sum(0) for chunk in self.parts()]
-        std = np.sqrt(np.sum(squares, 0) / len(self.rows))
+        mean = np.sum([self.features[chunk].sum(0, dtype=np.float64) for chunk in self.split_rows()], 0) / len(
+            self.sample_indices
+        )
+        squares = [((self.features[chunk] - mean) ** 2).sum(0) for chunk in self.split_rows()]
+        std = np.sqrt(np.sum(squares, 0) / len(self.sample_indices))
         return mean, np.where(std > 1e-6 * np.abs(mean) + 1e-12, std, 1.0)
 
-    def parts(self) -> list[np.ndarray]:
+    def split_rows(self) -> list[np.ndarray]:
         """Return the rows in chunks, (m,) each."""
-        return [self.rows[start : start + LOSS_CHUNK_IMAGES] for start in range(0, len(self.rows), LOSS_CHUNK_IMAGES)]
+        return [
+            self.sample_indices[start : start + LOSS_CHUNK_IMAGES]
+            for start in range(0, len(self.sample_indices), LOSS_CHUNK_IMAGES)
+        ]
 
 
 def fit_linear_classifier(
@@ -96,13 +101,14 @@ def fit_linear_classifier(
 
     Raises DataError if all images are of one class.
     """
-    labels = train_data.labels[train_data.rows]
+    labels = train_data.labels[train_data.sample_indices]
     present = np.flatnonzero(train_data.kind.count_classes(labels, train_data.classes))
     if len(present) < train_data.kind.least_classes:
         raise DataError("all training images are of one class", "use images of at least two classes")
-    mean, std = train_data.moments()
+    mean, std = train_data.compute_moments()
     is_small = (
-        len(train_data.rows) * train_data.features.shape[1] <= MAX_SKLEARN_ELEMENTS and train_data.kind.is_exclusive
+        len(train_data.sample_indices) * train_data.features.shape[1] <= MAX_SKLEARN_ELEMENTS
+        and train_data.kind.is_exclusive
     )
     initial = (
         None if start is None else (start.weight[present] * std, start.bias[present] + start.weight[present] @ mean)
@@ -131,8 +137,8 @@ def solve_with_sklearn(
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
-    x = (train_data.features[train_data.rows] - moments[0]) / moments[1]
-    y = np.searchsorted(present, train_data.labels[train_data.rows])
+    x = (train_data.features[train_data.sample_indices] - moments[0]) / moments[1]
+    y = np.searchsorted(present, train_data.labels[train_data.sample_indices])
     is_binary = len(present) == 2
     model = LogisticRegression(
         C=(2 if is_binary else 1) / (l2 * len(x)),
@@ -164,7 +170,7 @@ def solve_with_lbfgs(
     shape = len(present), train_data.features.shape[1] + 1
     mean, std = (torch.from_numpy(moment).float().to(train_data.device) for moment in moments)
 
-    def chunk(indices: np.ndarray) -> tuple[Tensor, Tensor]:
+    def load_chunk(indices: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return standardised features with a 1 for the bias, and labels."""
         x = (
             torch.from_numpy(np.asarray(train_data.features[indices], dtype=np.float32)).to(train_data.device) - mean
@@ -172,25 +178,25 @@ def solve_with_lbfgs(
         y = train_data.kind.select_classes(train_data.labels[indices], present, train_data.classes)
         return F.pad(x, (0, 1), value=1.0), torch.from_numpy(y).to(train_data.device)
 
-    def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
+    def compute_objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
         """Compute loss and gradient at (K' (d + 1),) weights."""
         weight = torch.from_numpy(flat.reshape(shape)).float().to(train_data.device)
         total, slope = 0.0, np.zeros(shape)
-        for indices in train_data.parts():
-            x, y = chunk(indices)
+        for indices in train_data.split_rows():
+            x, y = load_chunk(indices)
             loss, gradient = compute_loss_and_gradient(x @ weight.T, y)
             total += loss
             slope += (gradient.T @ x).double().cpu().numpy()
         penalised_weight = flat.reshape(shape).copy()
         penalised_weight[:, -1] = 0  # the bias is not penalised
-        value = total / len(train_data.rows) + l2 / 2 * float((penalised_weight**2).sum())
-        return value, (slope / len(train_data.rows) + l2 * penalised_weight).ravel()
+        value = total / len(train_data.sample_indices) + l2 / 2 * float((penalised_weight**2).sum())
+        return value, (slope / len(train_data.sample_indices) + l2 * penalised_weight).ravel()
 
     initial_weight = np.zeros(shape) if initial is None else np.concatenate([initial[0], initial[1][:, None]], 1)
     options = {"maxiter": MAX_LBFGS_STEPS, "gtol": GRADIENT_TOLERANCE, "ftol": 1e-12, "maxls": 50}
-    solution = minimize(objective, initial_weight.ravel(), jac=True, method="L-BFGS-B", options=options).x.reshape(
-        shape
-    )
+    solution = minimize(
+        compute_objective, initial_weight.ravel(), jac=True, method="L-BFGS-B", options=options
+    ).x.reshape(shape)
     return solution[:, :-1], solution[:, -1]
 
 
@@ -214,20 +220,20 @@ def search_penalty(
     """
     tried: dict[float, float] = {}
     previous: LinearClassifier | None = None
-    features, labels = held_out.features[held_out.rows], held_out.labels[held_out.rows]
+    features, labels = held_out.features[held_out.sample_indices], held_out.labels[held_out.sample_indices]
 
-    def attempt(l2: float) -> None:
+    def try_penalty(l2: float) -> None:
         nonlocal previous
         previous = fit_linear_classifier(train, l2, previous)
         tried[l2] = score_logits(previous.logits(features), labels)
         on_fit(l2, tried[l2])
 
     for l2 in COARSE_PENALTIES:
-        attempt(l2)
+        try_penalty(l2)
     for halving in range(1, NUM_HALVINGS + 1):
         best, step = select_best_penalty(tried), 10.0**2.0**-halving
         for l2 in (best * step, best / step):
-            attempt(l2)
+            try_penalty(l2)
     return select_best_penalty(tried), max(tried.values())
 
 

@@ -20,7 +20,7 @@ class PanopticSegments:
     """The segments of an image: `numbers` (*image) int32, the segment index of each pixel, -1 if unknown; `labels` (S,)
     int64, their classes; `crowd` (S,) bool: groups of things that are not separated."""
 
-    numbers: np.ndarray
+    segment_indices: np.ndarray
     labels: np.ndarray
     crowd: np.ndarray
 
@@ -76,7 +76,7 @@ def count_panoptic_matches(truth: PanopticSegments, prediction: PanopticSegments
     not segments. A prediction does not count if more than half of it is unknown, or in a crowd of its class.
     """
     num_true, num_predicted = len(truth.labels), len(prediction.labels)
-    codes = (truth.numbers.astype(np.int64) + 1) * (num_predicted + 1) + prediction.numbers + 1
+    codes = (truth.segment_indices.astype(np.int64) + 1) * (num_predicted + 1) + prediction.segment_indices + 1
     table = np.bincount(codes.ravel(), minlength=(num_true + 1) * (num_predicted + 1)).reshape(
         num_true + 1, num_predicted + 1
     )
@@ -111,13 +111,13 @@ def compute_panoptic_quality(counts: np.ndarray, things: np.ndarray) -> dict[str
     )
     sq = np.divide(iou_sum, num_matches, out=np.zeros(len(size)), where=num_matches > 0)
 
-    def mean(values: np.ndarray, selected: np.ndarray) -> float | None:
+    def mean_over_classes(values: np.ndarray, selected: np.ndarray) -> float | None:
         return float(values[selected].mean()) if selected.any() else None
 
     return {
-        "pq": mean(pq, present),
-        "sq": mean(sq, present),
-        "rq": mean(rq, present),
-        "pq_things": mean(pq, present & things),
-        "pq_stuff": mean(pq, present & ~things),
+        "pq": mean_over_classes(pq, present),
+        "sq": mean_over_classes(sq, present),
+        "rq": mean_over_classes(rq, present),
+        "pq_things": mean_over_classes(pq, present & things),
+        "pq_stuff": mean_over_classes(pq, present & ~things),
     }

@@ -61,11 +61,11 @@ class SegmentationEvaluator(Evaluator):
                 read_errors[sample] = error
                 continue
             prediction = predict_class_map(make_logits_function(engine), to_native_array(image), preprocess.image)
-            image_counts[sample] = self.counts(split.target(sample), prediction)
+            image_counts[sample] = self.count_image(split.target(sample), prediction)
             on_images(1)
         return image_counts, read_errors
 
-    def counts(self, truth: Target, prediction: np.ndarray) -> np.ndarray:
+    def count_image(self, truth: Target, prediction: np.ndarray) -> np.ndarray:
         """Compute an image's row (width,) of counts from its annotation and its predicted class map (*image) int32."""
         classes, num_classes = truth.class_map(), len(self.classes)
         count_arrays = [compute_pixel_confusion(classes, prediction, num_classes)]
@@ -90,7 +90,7 @@ class SegmentationEvaluator(Evaluator):
     def report(self, outputs: SplitOutputs, *extra_outputs: SplitOutputs) -> Report:
         """Compute mIoU, mean Dice, pixel accuracy and per-class metrics, and boundary F and panoptic quality if they
         were counted; 95 % bootstrap intervals over images."""
-        image_counts = outputs.rows.astype(np.float64)
+        image_counts = outputs.outputs.astype(np.float64)
         matrices, metrics = (
             extract_confusion_matrices(image_counts, len(self.classes)),
             self.metrics(image_counts.sum(0)),
@@ -98,24 +98,24 @@ class SegmentationEvaluator(Evaluator):
         intervals = {}
         if len(matrices) > 1:
 
-            def drawn(counts: np.ndarray) -> dict[str, np.ndarray]:
+            def compute_draws(counts: np.ndarray) -> dict[str, np.ndarray]:
                 """Compute each metric (D,) from draw counts (n, D)."""
                 drawn_metrics = [self.metrics(draw) for draw in (image_counts.T @ counts).T]
                 return {name: np.array([draw[name] or 0.0 for draw in drawn_metrics]) for name in metrics}
 
-            draws = bootstrap_metrics(drawn, len(matrices), MIOU_BOOTSTRAP_DRAWS)
+            draws = bootstrap_metrics(compute_draws, len(matrices), MIOU_BOOTSTRAP_DRAWS)
             intervals = {name: percentile_interval(draws[name]) for name in metrics}
         class_rows = compute_class_metrics(matrices, self.classes)
         true, predicted = np.nonzero(matrices.sum(0))
         cells = np.stack([true, predicted, matrices.sum(0)[true, predicted].astype(np.int64)], 1)
         unreadable = int((~outputs.readable).sum())
         return Report(
-            len(outputs.rows),
+            len(outputs.outputs),
             unreadable,
             metrics=dict(metrics),
             intervals=dict(intervals),
             per_class=class_rows,
-            cells=cells,
+            confusion_cells=cells,
             primary="miou",
         )
 
@@ -141,7 +141,7 @@ def bootstrap_miou_differences(
         image_counts[:, : num_classes * num_classes].astype(np.float64) for image_counts in (counts_a, counts_b)
     ]
 
-    def drawn(counts: np.ndarray) -> dict[str, np.ndarray]:
+    def compute_differences(counts: np.ndarray) -> dict[str, np.ndarray]:
         """Compute each difference (D,) from draw counts (n, D)."""
         sums = [(confusion.T @ counts).T.reshape(-1, num_classes, num_classes) for confusion in confusions]
         pairs = [
@@ -153,7 +153,7 @@ def bootstrap_miou_differences(
             for name in names
         }
 
-    draws = bootstrap_metrics(drawn, len(counts_a), MIOU_BOOTSTRAP_DRAWS)
+    draws = bootstrap_metrics(compute_differences, len(counts_a), MIOU_BOOTSTRAP_DRAWS)
     return {name: percentile_interval(draws[name]) for name in names}
 
 

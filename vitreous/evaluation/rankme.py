@@ -39,10 +39,16 @@ class FeatureEvaluator(Evaluator):
 
         Raises DataError as `knn` does.
         """
-        features = outputs.rows[outputs.readable]
-        unreadable = len(outputs.rows) - len(features)
+        features = outputs.outputs[outputs.readable]
+        unreadable = len(outputs.outputs) - len(features)
         report = Report(
-            len(outputs.rows), unreadable, metrics={}, intervals={}, per_class=[], cells=None, primary="rankme"
+            len(outputs.outputs),
+            unreadable,
+            metrics={},
+            intervals={},
+            per_class=[],
+            confusion_cells=None,
+            primary="rankme",
         )
         if self.knn:
             report = self.knn.report(outputs, *extra_outputs)

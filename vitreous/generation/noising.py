@@ -46,7 +46,7 @@ class GaussianDiffusion:
         self.times = torch.arange(process.steps) if steps is None else torch.tensor(list(steps), dtype=torch.int64)
         self.alphas = all_alphas[self.times]
         previous_alphas = torch.cat([torch.ones(1, dtype=torch.float64), self.alphas[:-1]])
-        self.before = previous_alphas
+        self.previous_alphas = previous_alphas
         self.betas = 1 - self.alphas / previous_alphas
         self.variance = self.betas * (1 - previous_alphas) / (1 - self.alphas)  # of q(x_{t-1} | x_t, x), Eq. 7
         # the first step's is 0 and has no logarithm: DiT's code uses the second's; for a single step, beta
@@ -57,7 +57,7 @@ class GaussianDiffusion:
         self.log_betas = self.betas.log()
         self.copies: dict[tuple[int, torch.device], Tensor] = {}  # copies of tables on the devices of the steps
 
-    def read(self, table: Tensor, step: Tensor, reference: Tensor) -> Tensor:
+    def gather_steps(self, table: Tensor, step: Tensor, reference: Tensor) -> Tensor:
         """Look up (B,) int64 steps in a table (T,) -> (B, 1, ..., 1) float32, to broadcast over (B, C, *image)."""
         if step.device.type != "cpu":
             key = (id(table), step.device)
@@ -68,17 +68,17 @@ class GaussianDiffusion:
 
     def add_noise(self, images: Tensor, noise: Tensor, step: Tensor) -> Tensor:
         """Add noise (B, C, *image) to images (B, C, *image) at steps (B,) int64: Eq. 4."""
-        alphas = self.read(self.alphas, step, images)
+        alphas = self.gather_steps(self.alphas, step, images)
         return alphas.sqrt() * images + (1 - alphas).sqrt() * noise
 
-    def target(self, images: Tensor, noise: Tensor, step: Tensor) -> Tensor:
+    def make_target(self, images: Tensor, noise: Tensor, step: Tensor) -> Tensor:
         """Return the model's target (B, C, *image) for images and noise (B, C, *image) at steps (B,) int64."""
         if self.process.predicts == "noise":
             return noise
-        alphas = self.read(self.alphas, step, images)
+        alphas = self.gather_steps(self.alphas, step, images)
         return alphas.sqrt() * noise - (1 - alphas).sqrt() * images
 
-    def moment(self, progress: float, count: int) -> Tensor:
+    def time_at_progress(self, progress: float, count: int) -> Tensor:
         """Return (B,) int64 steps for `count` images, at the fraction `progress` of the way from noise (0) to image
         (1)."""
         return torch.full((count,), int((1 - progress) * self.process.steps))
@@ -86,7 +86,7 @@ class GaussianDiffusion:
     def make_noisy_batch(self, images: Tensor, noise: Tensor, step: Tensor) -> NoisyBatch:
         """Create noisy images and the model's targets from images and noise (B, C, *image) and steps (B,) int64."""
         time = copy_to_device(self.times[step].float(), images.device)
-        return NoisyBatch(self.add_noise(images, noise, step), time, self.target(images, noise, step))
+        return NoisyBatch(self.add_noise(images, noise, step), time, self.make_target(images, noise, step))
 
     def estimate(self, output: Tensor, noisy: Tensor, step: Tensor) -> DenoisingEstimate:
         """Estimate the clean image from an output (B, C or 2 C, *image) for noisy (B, C, *image) at steps (B,) int64.
@@ -96,23 +96,26 @@ class GaussianDiffusion:
         """
         channels = noisy.shape[1]
         predicted, noisy = output[:, :channels].float(), noisy.float()
-        alphas = self.read(self.alphas, step, noisy)
+        alphas = self.gather_steps(self.alphas, step, noisy)
         a, b = alphas.sqrt(), (1 - alphas).sqrt()
         if self.process.predicts == "noise":
             image, noise = (noisy - b * predicted) / a, predicted
         else:
             image, noise = a * noisy - b * predicted, a * predicted + b * noisy
-        min_log_variance = self.read(self.log_variance, step, noisy)
+        min_log_variance = self.gather_steps(self.log_variance, step, noisy)
         if output.shape[1] == channels:
             return DenoisingEstimate(image, noise, min_log_variance)
-        max_log_variance = self.read(self.log_betas, step, noisy)
+        max_log_variance = self.gather_steps(self.log_betas, step, noisy)
         share = (output[:, channels:].float() + 1) / 2
         return DenoisingEstimate(image, noise, share * max_log_variance + (1 - share) * min_log_variance)
 
-    def mean(self, image: Tensor, noisy: Tensor, step: Tensor) -> Tensor:
+    def compute_posterior_mean(self, image: Tensor, noisy: Tensor, step: Tensor) -> Tensor:
         """Compute the mean of the reverse step, (B, C, *image), from the clean and the noisy image (B, C, *image) and
         steps (B,) int64: Eq. 7."""
-        return self.read(self.of_image, step, image) * image + self.read(self.of_noisy, step, image) * noisy
+        return (
+            self.gather_steps(self.of_image, step, image) * image
+            + self.gather_steps(self.of_noisy, step, image) * noisy
+        )
 
     def variational_bound(self, output: Tensor, images: Tensor, noisy: Tensor, step: Tensor) -> Tensor:
         """Compute a term of the variational bound, (B,), in bits per image value; only the variance gets gradients.
@@ -126,9 +129,9 @@ class GaussianDiffusion:
         channels = images.shape[1]
         output = torch.cat([output[:, :channels].detach(), output[:, channels:]], 1)
         estimate = self.estimate(output, noisy, step)
-        mean = self.mean(estimate.image, noisy.float(), step)
-        true_mean = self.mean(images.float(), noisy.float(), step)
-        true_log = self.read(self.log_variance, step, images)
+        mean = self.compute_posterior_mean(estimate.image, noisy.float(), step)
+        true_mean = self.compute_posterior_mean(images.float(), noisy.float(), step)
+        true_log = self.gather_steps(self.log_variance, step, images)
         kl = gaussian_kl(true_mean, true_log, mean, estimate.log_variance)
         first_step_nll = -discretised_log_likelihood(images.float(), mean, estimate.log_variance / 2)
         is_first_step = copy_to_device(step == 0, images.device).view(-1, *[1] * (images.dim() - 1))
@@ -178,7 +181,7 @@ class RectifiedFlow:
     def __init__(self, process: Flow) -> None:
         self.process = process
 
-    def moment(self, progress: float, count: int) -> Tensor:
+    def time_at_progress(self, progress: float, count: int) -> Tensor:
         """Return (B,) float32 times for `count` images, at the fraction `progress` of the way from noise (0) to image
         (1)."""
         return torch.full((count,), progress)

@@ -34,7 +34,7 @@ def guide_prediction(
     `SamplingOptions.interval` (arXiv:2404.07724), u is not computed.
     """
 
-    def ask(noisy: Tensor, time: Tensor, progress: float) -> Tensor:
+    def predict_with_guidance(noisy: Tensor, time: Tensor, progress: float) -> Tensor:
         if labels is None or not options.moves(progress):
             return model_function(noisy, time, labels)
         batch_labels = torch.cat([labels, torch.full_like(labels, null_label)])
@@ -48,7 +48,7 @@ def guide_prediction(
         )
         return conditional
 
-    return ask
+    return predict_with_guidance
 
 
 GuidedModelFunction = Callable[[Tensor, Tensor, float], Tensor]
@@ -126,9 +126,9 @@ def run_reverse_diffusion(
         batch_steps = torch.full((len(noisy),), step)
         time = gaussian.times[batch_steps].to(noisy.device, torch.float32)
         estimate = gaussian.estimate(predict(noisy, time, step_index / count), noisy, batch_steps)
-        alpha, previous_alpha = float(gaussian.alphas[step]), float(gaussian.before[step])
+        alpha, previous_alpha = float(gaussian.alphas[step]), float(gaussian.previous_alphas[step])
         if eta is None:
-            noisy = gaussian.mean(estimate.image, noisy, batch_steps)
+            noisy = gaussian.compute_posterior_mean(estimate.image, noisy, batch_steps)
             if step:
                 noisy = noisy + (estimate.log_variance / 2).exp() * draw(step_index)
         else:

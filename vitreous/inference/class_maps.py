@@ -82,7 +82,7 @@ def iterate_class_maps(
     Raises UsageError for a model without per-pixel classes, DataError for unreadable images if `bad_images` is stop.
     """
     names, preprocess = card.task.classes, card.preprocess
-    card.task.require_endpoint("segment", f"{card.name} {card.task.does} and has no per-pixel classes")
+    card.task.require_endpoint("segment", f"{card.name} {card.task.verb_phrase} and has no per-pixel classes")
 
     voids: dict[int, np.ndarray] = {}  # by the identity of their items, until these are computed
 
@@ -162,17 +162,17 @@ class OutputFileNames:
 
     def __init__(self, root: str) -> None:
         self.root = root
-        self.taken: set[Path] = set()
+        self.used_paths: set[Path] = set()
 
-    def place(self, name: str, suffix: str = ".png") -> Path:
+    def get_output_path(self, name: str, suffix: str = ".png") -> Path:
         """Return the output path for an image, relative to the output folder: that of its file below `root`, ending in
         `suffix`; if that is taken, the image's suffix is kept as well."""
         path = Path(os.path.relpath(name, self.root) if self.root else name)
         inner = Path(*(segment for segment in path.parts if segment not in ("..", path.anchor)))
         stem = strip_volume_suffix(inner)
         preferred = stem.with_name(stem.name + suffix)
-        output_path = preferred if preferred not in self.taken else inner.with_name(inner.name + suffix)
-        self.taken.add(output_path)
+        output_path = preferred if preferred not in self.used_paths else inner.with_name(inner.name + suffix)
+        self.used_paths.add(output_path)
         return output_path
 
 
@@ -186,7 +186,7 @@ class MapFiles:
     """
 
     formats: tuple[str, ...] = (".jsonl",)
-    part = 1
+    rows_per_chunk = 1
 
     def __init__(self, folder: str, root: str, classes: tuple[str, ...], overlays: str | None = None) -> None:
         self.folder, self.overlays = Path(folder), None if overlays is None else Path(overlays)
@@ -202,7 +202,7 @@ class MapFiles:
         lines = Path(self.index).read_text("utf-8").splitlines() if Path(self.index).is_file() else []
         for text in lines:
             try:
-                self.names.taken.add(Path(json.loads(text)["file"]).relative_to(self.folder))
+                self.names.used_paths.add(Path(json.loads(text)["file"]).relative_to(self.folder))
             except (ValueError, KeyError, TypeError):  # a truncated line, or an unreadable image
                 continue
 
@@ -216,7 +216,7 @@ class MapFiles:
             return prediction
         is_volume, overlay = prediction.classes.ndim == 3, None
         image_suffix, volume_suffix = (".png", ".npy") if prediction.header is None else (".tif", ".nii.gz")
-        relative_path = self.names.place(prediction.path, volume_suffix if is_volume else image_suffix)
+        relative_path = self.names.get_output_path(prediction.path, volume_suffix if is_volume else image_suffix)
         if is_volume:
             save_file(encode_volume(prediction.classes, prediction.header), self.folder / relative_path)
         else:

@@ -174,7 +174,7 @@ class TorchEngine(ModelEngine):
         self.chunk_tokens = AMX_CHUNK_TOKENS if use_amx else CHUNK_TOKENS
         self.same_bits: dict[tuple[int, int], bool] = {}
         has_fixed_shape = self.packed is None and not model.config.finds_objects and not merge_tokens
-        self.captured = CudaGraphRunner(device) if has_fixed_shape and uses_cuda_graphs(device) else None
+        self.graph_runner = CudaGraphRunner(device) if has_fixed_shape and uses_cuda_graphs(device) else None
         self.tokens = preprocess.count_tokens(model.config.grid) + model.config.prefix
 
     def __call__(self, pixels: Tensor | list[Tensor]) -> Tensor:
@@ -239,9 +239,9 @@ class TorchEngine(ModelEngine):
             return self.packed([self.to_input(image[None])[0] for image in pixels]).float()
         assert isinstance(pixels, Tensor)
         images = self.to_input(pixels)
-        if self.captured is None:
+        if self.graph_runner is None:
             return self.forward(images)
-        return self.captured.run(lambda inputs: {"outputs": self.forward(inputs["images"])}, {"images": images})[
+        return self.graph_runner.run(lambda inputs: {"outputs": self.forward(inputs["images"])}, {"images": images})[
             "outputs"
         ]
 
@@ -365,7 +365,7 @@ def compute_split_logits(
     read_errors: dict[int, DataError] = {}
     views = reader.views.count if reader.views else 1
     size = max(1, ENGINE_CHUNK // views)
-    for samples, images in regroup_batches(reader.batches(max(1, batch_size // views)), size):
+    for samples, images in regroup_batches(reader.iterate_batches(max(1, batch_size // views)), size):
         read_errors |= {s: image for s, image in zip(samples, images, strict=True) if isinstance(image, DataError)}
         logit_chunks.append(compute_chunk(engine, images, reader.views))
         on_images(len(images))
@@ -383,7 +383,7 @@ def compute_chunk(engine: ModelEngine, images: list[Tensor | DataError], views: 
         blank = blank.expand(views.count, *blank.shape)
     pixels = [blank if isinstance(image, DataError) else image for image in images]
     if views is not None:
-        return views.mean(lambda chunk: engine(from_numpy(chunk)).numpy())(torch.stack(pixels).numpy())
+        return views.average_over_views(lambda chunk: engine(from_numpy(chunk)).numpy())(torch.stack(pixels).numpy())
     return engine(preprocess.collate(pixels)).numpy()
 
 

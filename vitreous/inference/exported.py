@@ -67,18 +67,20 @@ class ExportedEngine:
         if tuple(names[:3]) != DETECTION_OUTPUT_NAMES[:3]:
             raise UsageError("the exported file is not a detector", "export a detector")
 
-        def answer(chunk: np.ndarray) -> np.ndarray:
-            return pack_arrays(self.answers(names, self.card.preprocess.normalise_array(chunk)))
+        def compute_chunk(chunk: np.ndarray) -> np.ndarray:
+            return pack_arrays(self.compute_outputs(names, self.card.preprocess.normalise_array(chunk)))
 
-        return unpack_outputs(compute_in_chunks(answer, pixels, self.size))
+        return unpack_outputs(compute_in_chunks(compute_chunk, pixels, self.size))
 
     def compute(self, output: str, pixels: np.ndarray) -> np.ndarray:
         """Compute one output (B, ...) float32 of (B, C, *image) pixels, in chunks of `size` images."""
         return compute_in_chunks(
-            lambda chunk: self.answers([output], self.card.preprocess.normalise_array(chunk))[0], pixels, self.size
+            lambda chunk: self.compute_outputs([output], self.card.preprocess.normalise_array(chunk))[0],
+            pixels,
+            self.size,
         )
 
-    def answers(self, outputs: Sequence[str], images: np.ndarray) -> list[np.ndarray]:
+    def compute_outputs(self, outputs: Sequence[str], images: np.ndarray) -> list[np.ndarray]:
         """Compute outputs (size, ...) of a chunk of (size, C, *image) float32 normalised images."""
         raise NotImplementedError
 
@@ -103,7 +105,7 @@ class OnnxFileEngine(ExportedEngine):
             raise WeightsError(problem, EXPORT_AGAIN_HINT) from None
         self.outputs = tuple(output.name for output in self.session.get_outputs())
 
-    def answers(self, outputs: Sequence[str], images: np.ndarray) -> list[np.ndarray]:
+    def compute_outputs(self, outputs: Sequence[str], images: np.ndarray) -> list[np.ndarray]:
         """Compute outputs (size, ...) of a chunk of (size, C, *image) float32 normalised images."""
         return self.session.run(list(outputs), {"images": images})
 
@@ -134,7 +136,7 @@ class OpenVinoFileEngine(ExportedEngine):
                 f"OpenVINO {ov.__version__} cannot run {path} ({str(error)[:200]})", EXPORT_AGAIN_HINT
             ) from None
 
-    def answers(self, outputs: Sequence[str], images: np.ndarray) -> list[np.ndarray]:
+    def compute_outputs(self, outputs: Sequence[str], images: np.ndarray) -> list[np.ndarray]:
         """Compute outputs (size, ...) of a chunk of (size, C, *image) float32 normalised images."""
         results = self.compiled([images])
         return [np.array(results[self.outputs.index(output)]) for output in outputs]

@@ -54,15 +54,15 @@ class SplitFeatures:
     all features came from the cache.
     """
 
-    rows: np.ndarray
-    bad: dict[int, str]
+    features: np.ndarray
+    read_errors: dict[int, str]
     file: Path | None = None
     reused: bool = False
 
     @property
-    def good(self) -> np.ndarray:
+    def is_readable(self) -> np.ndarray:
         """(n,) bool: whether the image could be read."""
-        return build_readable_mask(len(self.rows), self.bad)
+        return build_readable_mask(len(self.features), self.read_errors)
 
 
 def load_or_compute_features(
@@ -116,7 +116,7 @@ def write_features(
     """
     read_errors: dict[int, str] = {}
     shape, count = (0, 0), len(reader.split)
-    for samples, images in regroup_batches(reader.batches(batch_size), ENGINE_CHUNK):
+    for samples, images in regroup_batches(reader.iterate_batches(batch_size), ENGINE_CHUNK):
         read_errors |= {
             s: image.message for s, image in zip(samples, images, strict=True) if isinstance(image, DataError)
         }

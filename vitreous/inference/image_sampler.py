@@ -46,7 +46,7 @@ class InpaintingCanvas:
     bool, true for pixels that are kept."""
 
     images: Tensor
-    given: Tensor
+    keep_mask: Tensor
 
 
 class ImageSampler:
@@ -77,7 +77,7 @@ class ImageSampler:
         self.image = tuple(model.config.image)  # sample size: the number of frames of clips can differ
         configure_process()
 
-    def noise(self, labels: Tensor, sample_indices: Tensor, seed: int) -> Tensor:
+    def draw_noise(self, labels: Tensor, sample_indices: Tensor, seed: int) -> Tensor:
         """Draw the initial noise, (n, C, *image) float32, of images of (n,) int64 classes and numbers."""
         keys = derive_keys(seed, START_NOISE_SALT, labels.numpy(), sample_indices.numpy())
         return from_numpy(draw_normal(keys, (self.config.channels, *self.image)))
@@ -100,7 +100,7 @@ class ImageSampler:
         model does not support.
         """
         _, steps = options.resolve_sampler(self.process)
-        initial_noise = self.noise(labels, sample_indices, options.seed) if noise is None else noise
+        initial_noise = self.draw_noise(labels, sample_indices, options.seed) if noise is None else noise
         keys = from_numpy(derive_keys(options.seed, labels.numpy(), sample_indices.numpy()).view(np.int64))
         tokens = math.prod(patch_grid(self.image, self.config.patch)) * (
             2 if self.classes and options.guidance != 1 else 1
@@ -112,23 +112,27 @@ class ImageSampler:
             slice(offset, min(offset + size, len(initial_noise))) for offset in range(0, len(initial_noise), size)
         ]
 
-        def part(chunk: slice) -> Tensor:
-            chunk_canvas = None if canvas is None else InpaintingCanvas(canvas.images[chunk], canvas.given[chunk])
+        def sample_slice(chunk: slice) -> Tensor:
+            chunk_canvas = None if canvas is None else InpaintingCanvas(canvas.images[chunk], canvas.keep_mask[chunk])
 
-            def after(state: SamplerState) -> None:
+            def report_step(state: SamplerState) -> None:
                 on_images((chunk.stop - chunk.start) / steps)
                 on_step(chunk, state)
 
-            return self.part(
-                initial_noise[chunk], labels[chunk], keys[chunk], options, canvas=chunk_canvas, on_state=after
+            return self.sample_chunk(
+                initial_noise[chunk], labels[chunk], keys[chunk], options, canvas=chunk_canvas, on_state=report_step
             )
 
         return torch.cat(
-            list(map(part, chunk_slices) if is_shared else get_thread_pool(threads).map(part, chunk_slices))
+            list(
+                map(sample_slice, chunk_slices)
+                if is_shared
+                else get_thread_pool(threads).map(sample_slice, chunk_slices)
+            )
         )
 
     @torch.inference_mode()
-    def part(
+    def sample_chunk(
         self,
         noise: Tensor,
         labels: Tensor,
@@ -141,7 +145,7 @@ class ImageSampler:
         (b, C, *image) uint8. `on_state` is called with the state after each step."""
         name, steps = options.resolve_sampler(self.process)
         condition = labels.to(self.device) if self.classes else None
-        predict = guide_prediction(self.answer, condition, self.classes, options)
+        predict = guide_prediction(self.predict, condition, self.classes, options)
 
         def mend(noisy: Tensor, a: float, b: float) -> Tensor:
             return skip_inpainting(noisy, a, b) if canvas is None else restore_known_pixels(canvas, noisy, noise, a, b)
@@ -156,22 +160,22 @@ class ImageSampler:
             on_state(state)
         return self.finish(image.float().cpu())
 
-    def answer(self, noisy: Tensor, time: Tensor, labels: Tensor | None) -> Tensor:
+    def predict(self, noisy: Tensor, time: Tensor, labels: Tensor | None) -> Tensor:
         """Compute one forward pass: (b, C, *image), (b,), (b,) -> (b, C', *image) float32."""
         return self.model(noisy.to(self.dtype), time, labels).float()
 
     def finish(self, images: Tensor) -> Tensor:
         """Convert (b, C, *image) denoised float32 to (b, C', H, W) uint8: the pixels, or the decoded latents."""
-        return self.pixels(images) if self.decode is None else self.decode(images)
+        return self.to_uint8_pixels(images) if self.decode is None else self.decode(images)
 
     def preview_images(self, images: Tensor) -> Tensor:
         """Convert (b, C, *image) float32 with any noise to (b, C', *image) uint8: the pixels, or the first three
         channels of latents, which show rough shapes."""
         if self.decode is None:
-            return self.pixels(images)
+            return self.to_uint8_pixels(images)
         return (images[:, :3] * 64 + 128).round_().clamp_(0, 255).to(torch.uint8)
 
-    def pixels(self, images: Tensor) -> Tensor:
+    def to_uint8_pixels(self, images: Tensor) -> Tensor:
         """Convert (b, C, *image) float32 normalised to (b, C, *image) uint8."""
         values = self.preprocess.denormalise(images) * (255 / self.preprocess.peak)
         return values.round_().clamp_(0, 255).to(torch.uint8)
@@ -180,7 +184,7 @@ class ImageSampler:
 def restore_known_pixels(canvas: InpaintingCanvas, noisy: Tensor, noise: Tensor, a: float, b: float) -> Tensor:
     """Replace the given pixels of (b, C, *image) after a step by a image + b noise (arXiv:2011.13456, appendix I.2)."""
     known_pixels = a * canvas.images.to(noisy) + b * noise.to(noisy)
-    return torch.where(canvas.given.to(noisy.device), known_pixels, noisy)
+    return torch.where(canvas.keep_mask.to(noisy.device), known_pixels, noisy)
 
 
 def build_sampler(

@@ -52,31 +52,31 @@ class Neighbour:
 class PackedStrings:
     """Byte strings in one array: `ends` (n,) int64 has the end offset of each."""
 
-    all: np.ndarray
+    data: np.ndarray
     ends: np.ndarray
 
     @staticmethod
-    def of(strings: Iterable[bytes]) -> PackedStrings:
+    def from_strings(strings: Iterable[bytes]) -> PackedStrings:
         """Concatenate byte strings."""
         strings = list(strings)
         ends = np.cumsum([len(string) for string in strings], dtype=np.int64)
         return PackedStrings(np.frombuffer(b"".join(strings), np.uint8), ends)
 
     def __getitem__(self, index: int) -> bytes:
-        return self.all[self.ends[index - 1] if index else 0 : self.ends[index]].tobytes()
+        return self.data[self.ends[index - 1] if index else 0 : self.ends[index]].tobytes()
 
 
 @dataclass(frozen=True)
 class NeighbourIndex:
     """An index of images by their features. `rows` (n, D) float16, of length one or zero."""
 
-    rows: np.ndarray
+    features: np.ndarray
     labels: PackedStrings
     names: PackedStrings
     thumbnails: PackedStrings
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.features)
 
     def nearest(self, features: np.ndarray, count: int = 8) -> list[Neighbour]:
         """Return the `count` images (or all, if fewer) with the highest cosine similarity to (D,) `features`, best
@@ -86,12 +86,14 @@ class NeighbourIndex:
 
             sorted(rows, key=lambda row: -cosine(row, features))[:count]
         """
-        if features.shape != self.rows.shape[1:]:
-            raise UsageError(f"features of {features.shape} do not fit an index of {self.rows.shape[1:]}", REBUILD_HINT)
+        if features.shape != self.features.shape[1:]:
+            raise UsageError(
+                f"features of {features.shape} do not fit an index of {self.features.shape[1:]}", REBUILD_HINT
+            )
         query = features.astype(np.float32)
         query = query / max(float(np.linalg.norm(query)), 1e-12)
         similarity_chunks = (
-            self.rows[start : start + SEARCH_CHUNK].astype(np.float32) @ query
+            self.features[start : start + SEARCH_CHUNK].astype(np.float32) @ query
             for start in range(0, len(self), SEARCH_CHUNK)
         )
         cosines = np.concatenate(list(similarity_chunks)).clip(-1, 1)
@@ -135,20 +137,20 @@ def write_index(
     features = load_or_compute_features(
         bundle.model, bundle.preprocess, images, how, workers=None if len(images) > MAX_IN_PROCESS_IMAGES else 0
     )
-    readable_indices = np.flatnonzero(features.good)
+    readable_indices = np.flatnonzero(features.is_readable)
     if not len(readable_indices):
         raise DataError("no image can be read", "run `vitreous data check` for the reasons")
-    arrays: dict[str, Any] = {"features": normalise_features(features.rows, readable_indices)}
+    arrays: dict[str, Any] = {"features": normalise_features(features.features, readable_indices)}
     texts = {
-        "labels": PackedStrings.of(
+        "labels": PackedStrings.from_strings(
             label.encode() for label in iterate_label_texts(run_dataset, images, readable_indices)
         ),
-        "names": PackedStrings.of(
+        "names": PackedStrings.from_strings(
             Path(images.name(int(index))).name.encode("utf-8", "replace") for index in readable_indices
         ),
-        "thumbnails": PackedStrings.of(encode_thumbnails(images, readable_indices, bundle.preprocess)),
+        "thumbnails": PackedStrings.from_strings(encode_thumbnails(images, readable_indices, bundle.preprocess)),
     }
-    arrays |= {name: text.all for name, text in texts.items()}
+    arrays |= {name: text.data for name, text in texts.items()}
     arrays |= {f"{name}_ends": text.ends for name, text in texts.items()}
     path = folder / INDEX_FILE
     with open_atomic(path, shared=True) as file:
@@ -172,7 +174,7 @@ def open_index(run: str | os.PathLike[str]) -> NeighbourIndex | None:
             features = stored["features"]
             texts = [PackedStrings(stored[name], stored[f"{name}_ends"]) for name in ("labels", "names", "thumbnails")]
         is_complete = features.ndim == 2 and all(
-            len(text.ends) == len(features) and text.ends[-1] == len(text.all) for text in texts
+            len(text.ends) == len(features) and text.ends[-1] == len(text.data) for text in texts
         )
     except Exception as error:  # numpy and zipfile raise many error types for damaged files
         raise WeightsError(f"{path} cannot be read ({error})", REBUILD_HINT) from None
@@ -226,7 +228,7 @@ def encode_thumbnails(split: Split, indices: np.ndarray, preprocess: Preprocess)
 
     from vitreous.data.rgb_images import to_rgb_image
 
-    def small(index: int) -> bytes:
+    def encode_thumbnail(index: int) -> bytes:
         array = preprocess.to_array(preprocess.decode(open_sample(split, index), split.name(index)))
         thumbnail = to_rgb_image(from_numpy(array))
         thumbnail.thumbnail((INDEX_THUMBNAIL_SIDE, INDEX_THUMBNAIL_SIDE))
@@ -236,4 +238,4 @@ def encode_thumbnails(split: Split, indices: np.ndarray, preprocess: Preprocess)
 
     with ThreadPoolExecutor(default_worker_count()) as pool:
         for start in range(0, len(indices), SEARCH_CHUNK):
-            yield from pool.map(small, map(int, indices[start : start + SEARCH_CHUNK]))
+            yield from pool.map(encode_thumbnail, map(int, indices[start : start + SEARCH_CHUNK]))

@@ -34,8 +34,8 @@ class ObjectRows:
     without masks."""
 
     formats: tuple[str, ...] = (".jsonl", ".csv", ".parquet")
-    part = OBJECT_ROWS_PER_CHUNK
-    head = ("path", "number", "label", "score", *BOX_EDGES, "error")
+    rows_per_chunk = OBJECT_ROWS_PER_CHUNK
+    csv_columns = ("path", "number", "label", "score", *BOX_EDGES, "error")
 
     def to_dict(self, prediction: ImageObjects) -> dict[str, Any]:
         """Return path, objects and error; and the overlay, if any."""
@@ -46,7 +46,7 @@ class ObjectRows:
         """Return whether a CSV row has the first object of an image, or none."""
         return cells[1] in ("", "1")
 
-    def cells(self, prediction: ImageObjects) -> list[list[str]]:
+    def to_csv_rows(self, prediction: ImageObjects) -> list[list[str]]:
         """Return the CSV rows of one image: one per object, or one empty row. `escape_formula` prevents spreadsheets
         from evaluating cells."""
         path_cell = escape_formula(prediction.path)
@@ -58,7 +58,7 @@ class ObjectRows:
             for number, (name, score, box) in numbered_objects
         ]
 
-    def table(self, predictions: Sequence[ImageObjects]) -> pa.Table:
+    def to_arrow_table(self, predictions: Sequence[ImageObjects]) -> pa.Table:
         """Return the same columns as JSONL; `objects` is a list of structs."""
         import pyarrow as pa
 
@@ -87,10 +87,10 @@ class CocoResults:
     """
 
     formats: tuple[str, ...] = (".json",)
-    part = OBJECT_ROWS_PER_CHUNK
+    rows_per_chunk = OBJECT_ROWS_PER_CHUNK
 
     def __init__(self, classes: tuple[str, ...], root: str, annotations: str | None = None) -> None:
-        self.root, self.origin = root, annotations
+        self.root, self.annotations_path = root, annotations
         self.images: dict[str, Any] = {}
         self.ids = {name: category_id for category_id, name in enumerate(classes, 1)}
         if annotations is not None:
@@ -107,7 +107,7 @@ class CocoResults:
         """Return path, id, name and size of the image, results, and error. Raises DataError for an image that is not
         in the annotation file."""
         name = Path(os.path.relpath(prediction.path, self.root) if self.root else prediction.path).as_posix()
-        image_id = self.image_id(prediction.path) if self.origin is not None else None
+        image_id = self.image_id(prediction.path) if self.annotations_path is not None else None
         height, width = (None, None) if prediction.detections is None else prediction.detections.size
         size = {"width": width, "height": height}
         return {
@@ -145,7 +145,7 @@ class CocoResults:
         for start in range(len(path_parts)):
             if (name := "/".join(path_parts[start:])) in self.images:
                 return self.images[name]
-        problem = f"{escape_unprintable(path)} is not in {escape_unprintable(self.origin or '')}"
+        problem = f"{escape_unprintable(path)} is not in {escape_unprintable(self.annotations_path or '')}"
         raise DataError(problem, "use only images of that file, or leave --coco-ids out")
 
 
@@ -167,23 +167,23 @@ class PlannedOutputPaths:
     reserved."""
 
     def __init__(self, source: ImageSource, root: str, suffix: str) -> None:
-        self.names, self.suffix, self.places = OutputFileNames(root), suffix, dict[str, Path]()
-        self.source = ImageSource(tuple(map(self.plan_paths, source.parts)), source.count)
+        self.names, self.suffix, self.output_paths = OutputFileNames(root), suffix, dict[str, Path]()
+        self.source = ImageSource(tuple(map(self.plan_paths, source.item_readers)), source.count)
 
     def plan_paths(self, list_items: Any) -> Any:
         """Yield the items of a source and plan an output path for each."""
 
-        def items() -> Any:
+        def iterate_items() -> Any:
             for item in list_items():
-                self.place(item)
+                self.plan_path(item)
                 yield item
 
-        return items
+        return iterate_items
 
-    def place(self, item: Item) -> None:
+    def plan_path(self, item: Item) -> None:
         """Plan the output path of an image, once."""
-        if item.name not in self.places:
-            self.places[item.name] = self.names.place(item.name, self.suffix)
+        if item.name not in self.output_paths:
+            self.output_paths[item.name] = self.names.get_output_path(item.name, self.suffix)
 
 
 class ObjectFolder:
@@ -194,12 +194,12 @@ class ObjectFolder:
     object numbers, in the order of the objects in `objects.jsonl`."""
 
     formats: tuple[str, ...] = (".jsonl",)
-    part = 1
+    rows_per_chunk = 1
 
     def __init__(
         self, folder: str, form: Literal["yolo", "masks"], classes: tuple[str, ...], output_paths: dict[str, Path]
     ) -> None:
-        self.folder, self.form, self.places = Path(folder), form, output_paths
+        self.folder, self.form, self.output_paths = Path(folder), form, output_paths
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text_atomic(self.folder / "classes.txt", "".join(f"{name}\n" for name in classes), "backslashreplace")
 
@@ -212,7 +212,7 @@ class ObjectFolder:
         """Write the file of an image, and return the prediction with its path. Raises OSError."""
         if prediction.detections is None:
             return prediction
-        path = self.folder / self.places[prediction.path]
+        path = self.folder / self.output_paths[prediction.path]
         if self.form == "masks":
             save_png(
                 render_instance_map(prediction.detections.masks or (), prediction.boxes, prediction.detections.size),

@@ -145,7 +145,7 @@ def iterate_image_objects(
     Raises UsageError for a model that is not a detector, DataError for unreadable images if `bad_images` is stop.
     """
     classes, preprocess = card.task.classes, card.preprocess
-    card.task.require_endpoint("detect", f"{card.name} {card.task.does} and does not detect objects")
+    card.task.require_endpoint("detect", f"{card.name} {card.task.verb_phrase} and does not detect objects")
 
     def decode(fitted: ScaledItem) -> np.ndarray | DataError:
         try:

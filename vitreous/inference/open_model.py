@@ -67,7 +67,7 @@ def find_bundle(run: str | os.PathLike[str], note: Callable[[str], None]) -> Bun
     if (path / "config.yaml").is_file() and not (path / "model").is_dir():
         raise UsageError(f"the run in {path} did not finish", f"continue it: vitreous train --resume --out {path}")
     folder = locate_bundle(path)
-    bundle = load_bundle(folder) if folder and not get_source_fields(run) else open_weights(run).bundle()
+    bundle = load_bundle(folder) if folder and not get_source_fields(run) else open_weights(run).build_bundle()
     for text in bundle.notes:
         note(text)
     bundle = replace(bundle, preprocess=preprocess_for(run, bundle))
@@ -87,7 +87,7 @@ def preprocess_for(run: str | os.PathLike[str], bundle: Bundle) -> Preprocess:
         raise UsageError(problem, "add --native-aspect, or leave it out")
     check_can_pack(config)
     tokens = run.tokens or preprocess.count_tokens(patch_grid(preprocess.image, config.patch))
-    return NativePreprocess.of(preprocess, tokens, config.patch)
+    return NativePreprocess.from_preprocess(preprocess, tokens, config.patch)
 
 
 def select_task_bundle(
@@ -100,7 +100,7 @@ def select_task_bundle(
         if not headless:
             hint = "use `vitreous evaluate RUN` and `vitreous predict RUN IMAGES --out FOLDER`"
             raise UsageError(f"{run} {bundle.task.missing_outputs[0]}", hint)
-        note(f"only the backbone is used of a model that {bundle.task.does}")
+        note(f"only the backbone is used of a model that {bundle.task.verb_phrase}")
         bundle = replace(bundle, model=bundle.model.backbone.eval(), task=FeatureExtraction())
     if not bundle.task.outputs and not headless:
         hint = f"use `vitreous embed`, or train one: vitreous train DATA --init {run}"

@@ -24,43 +24,43 @@ class ChunkedOutputFile(ABC):
     suffix = ""
 
     def __init__(self, path: str, row_format: Any) -> None:
-        self.path, self.kind, self.home = path, row_format, Path(f"{path}.parts")
-        self.home.mkdir(parents=True, exist_ok=True)
-        self.waiting: list[Any] = []
+        self.path, self.kind, self.chunk_folder = path, row_format, Path(f"{path}.parts")
+        self.chunk_folder.mkdir(parents=True, exist_ok=True)
+        self.buffered_rows: list[Any] = []
 
-    def parts(self) -> list[Path]:
+    def list_chunk_files(self) -> list[Path]:
         """List the existing chunk files in order."""
-        return sorted(self.home.glob(f"[0-9]*{self.suffix}"))
+        return sorted(self.chunk_folder.glob(f"[0-9]*{self.suffix}"))
 
-    def written(self) -> Iterator[tuple[str, bool]]:
+    def read_written(self) -> Iterator[tuple[str, bool]]:
         """Yield the image names of every chunk file, and whether each was unreadable."""
-        for chunk_path in self.parts():
+        for chunk_path in self.list_chunk_files():
             yield from self.read(chunk_path)
 
     def add(self, predictions: Sequence[Any]) -> None:
         """Buffer rows until they fill a chunk."""
-        self.waiting += predictions
-        while len(self.waiting) >= self.kind.part:
-            self.write_part(self.waiting[: self.kind.part])
-            del self.waiting[: self.kind.part]
+        self.buffered_rows += predictions
+        while len(self.buffered_rows) >= self.kind.rows_per_chunk:
+            self.write_part(self.buffered_rows[: self.kind.rows_per_chunk])
+            del self.buffered_rows[: self.kind.rows_per_chunk]
 
     def write_part(self, predictions: Sequence[Any]) -> None:
         """Write a chunk file atomically."""
-        with atomic_path(self.home / f"{len(self.parts()):06}{self.suffix}") as temporary:
+        with atomic_path(self.chunk_folder / f"{len(self.list_chunk_files()):06}{self.suffix}") as temporary:
             self.write(temporary, predictions)
 
     def finish(self) -> None:
         """Join the chunk files."""
         self.close()
         with atomic_path(self.path) as temporary:
-            self.join(temporary, self.parts())
-        shutil.rmtree(self.home)
+            self.join(temporary, self.list_chunk_files())
+        shutil.rmtree(self.chunk_folder)
 
     def close(self) -> None:
         """Write the buffered rows as a smaller chunk; there is at least one chunk, which may be empty."""
-        if self.home.exists() and (self.waiting or not self.parts()):
-            self.write_part(self.waiting)
-            self.waiting = []
+        if self.chunk_folder.exists() and (self.buffered_rows or not self.list_chunk_files()):
+            self.write_part(self.buffered_rows)
+            self.buffered_rows = []
 
     @abstractmethod
     def read(self, chunk_path: Path) -> Iterator[tuple[str, bool]]:
@@ -96,7 +96,7 @@ class ParquetOutputFile(ChunkedOutputFile):
         """Write rows as one row group."""
         import pyarrow.parquet as pq
 
-        pq.write_table(self.kind.table(predictions), path)
+        pq.write_table(self.kind.to_arrow_table(predictions), path)
 
     def join(self, path: Path, chunk_paths: list[Path]) -> None:
         """Join all chunk files into one file, one chunk at a time."""

@@ -50,7 +50,7 @@ def run_pipeline(
     decoding_chunks: deque[list[tuple[T, Future[np.ndarray | DataError]]]] = deque()
     computing_chunks: deque[Future[list[tuple[T, Any]]]] = deque()
 
-    def fill() -> None:
+    def submit_decoding() -> None:
         while len(decoding_chunks) < PREFETCHED_CHUNKS and not failure:
             batch: list[tuple[T, Future[np.ndarray | DataError]]] = []
             try:
@@ -62,11 +62,11 @@ def run_pipeline(
             decoding_chunks.append(batch)
 
     try:
-        fill()
+        submit_decoding()
         while decoding_chunks:
             decoded = [(item, future.result()) for item, future in decoding_chunks.popleft()]
             computing_chunks.append(computing.submit(compute_items, decoded, compute))
-            fill()
+            submit_decoding()
             while len(computing_chunks) > bool(decoding_chunks):
                 yield computing_chunks.popleft().result()
         if failure:

@@ -261,9 +261,9 @@ class Predictor:
         """Yield predictions of items in order, a few hundred at a time. Raises UsageError for a model without a
         head."""
         self.require_outputs()
-        for chunk in self.rows(items, self.activations, bad_images):
+        for chunk in self.iterate_outputs(items, self.activations, bad_images):
             yield [
-                form.fail(item.name, output.message)
+                form.format_error(item.name, output.message)
                 if isinstance(output, DataError)
                 else form.predict(output, item.name)
                 for item, output in chunk
@@ -271,8 +271,8 @@ class Predictor:
 
     def embeddings(self, items: Iterable[Item], bad_images: str = "skip") -> Iterator[list[Embedding]]:
         """Yield the features (D,) of items in order, some at a time."""
-        features = self.clip_views.mean(self.engine.features) if self.clip_views else self.engine.features
-        for chunk in self.rows(items, features, bad_images):
+        features = self.clip_views.average_over_views(self.engine.features) if self.clip_views else self.engine.features
+        for chunk in self.iterate_outputs(items, features, bad_images):
             yield [
                 Embedding(item.name, error=output.message)
                 if isinstance(output, DataError)
@@ -280,20 +280,20 @@ class Predictor:
                 for item, output in chunk
             ]
 
-    def rows(
+    def iterate_outputs(
         self, items: Iterable[Item], compute: Callable[[np.ndarray], np.ndarray], bad_images: str
     ) -> Iterator[list[ItemOutput]]:
         """Yield items with their row of `compute`, (B, C, *image) -> (B, ...), or their DataError; it is raised if
         `bad_images` is stop."""
         size = max(1, choose_chunk_size(self.card.preprocess) // (self.clip_views.count if self.clip_views else 1))
-        for chunk in run_pipeline(items, self.picture, compute, size):
+        for chunk in run_pipeline(items, self.read_pixels, compute, size):
             if bad_images == "stop" and (
                 read_error := next((output for _, output in chunk if isinstance(output, DataError)), None)
             ):
                 raise read_error
             yield chunk
 
-    def picture(self, item: Item) -> np.ndarray | DataError:
+    def read_pixels(self, item: Item) -> np.ndarray | DataError:
         """Read an item as (C, *image) pixels, or its views (V, C, *image), or return its read error."""
         try:
             preprocess = self.card.preprocess
@@ -325,7 +325,7 @@ class Predictor:
         if self.clip_views is None:
             return self.card.task.activate(self.engine.logits(pixels))
         assert isinstance(pixels, np.ndarray)  # clips have the same size
-        return self.card.task.activate(self.clip_views.mean(self.engine.logits)(pixels))
+        return self.card.task.activate(self.clip_views.average_over_views(self.engine.logits)(pixels))
 
 
 def load(
@@ -359,7 +359,7 @@ def load(
         known_keywords = ("exact", "headless", "quick", "examples", "resize", "source_size", "native_aspect", "tokens")
         (how,) = apply_keyword_options("load", dict(options), how or InferenceOptions(), extra_names=known_keywords)
     check_path_argument(run, "load(run)")
-    if (source := WeightsSource(os.fspath(run), resize, source_size, native_aspect, tokens=tokens)).words:
+    if (source := WeightsSource(os.fspath(run), resize, source_size, native_aspect, tokens=tokens)).to_command_options:
         run = source
     if is_exported_file(run):
         if source_options := get_source_options(run):
@@ -392,7 +392,7 @@ def build_predictor(
     from vitreous.inference.card import build_card
     from vitreous.inference.engine import make_engine
 
-    def given() -> Iterator[Tensor]:
+    def iterate_example_tensors() -> Iterator[Tensor]:
         for example in examples:
             with suppress(DataError):
                 yield bundle.preprocess.to_tensor(bundle.preprocess.decode(example))
@@ -400,7 +400,10 @@ def build_predictor(
     how = how or InferenceOptions()
     views, single_view = parse_clip_views(how.clip_views, bundle.preprocess), replace(how, clip_views=SINGLE_VIEW)
     engine = make_engine(
-        bundle.model, bundle.preprocess, single_view, lambda: iterate_calibration_images(run, bundle.preprocess, given)
+        bundle.model,
+        bundle.preprocess,
+        single_view,
+        lambda: iterate_calibration_images(run, bundle.preprocess, iterate_example_tensors),
     )
     engine.low_latency = quick
     return Predictor(build_card(bundle), engine, bundle=bundle, exact=exact, clip_views=views, origin=os.fspath(run))

@@ -37,11 +37,11 @@ class WorkerTask:
     """The model, its options, and the predictor's method with its remaining arguments; `place` is the folder."""
 
     run: str | WeightsSource
-    how: InferenceOptions
+    inference_options: InferenceOptions
     exact: bool
-    verb: Verb
+    method_name: Verb
     rest: tuple[Any, ...]
-    place: str
+    working_directory: str
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class RayPredictor:
 
     address: str
     run: str | WeightsSource
-    how: InferenceOptions = InferenceOptions()  # noqa: RUF009
+    inference_options: InferenceOptions = InferenceOptions()  # noqa: RUF009
     exact: bool = False
 
     def predictions(
@@ -62,13 +62,13 @@ class RayPredictor:
     ) -> Iterator[list[Any]]:
         """Yield as `Predictor.predictions`. Raises UsageError without Ray or a cluster, ResourceError if the cluster
         fails."""
-        return self.answers(items, "predictions", (form, bad_images))
+        return self.compute_chunks(items, "predictions", (form, bad_images))
 
     def embeddings(self, items: Iterable[Item], bad_images: str = "skip") -> Iterator[list[Embedding]]:
         """Yield as `Predictor.embeddings`. Raises as `predictions`."""
-        return self.answers(items, "embeddings", (bad_images,))
+        return self.compute_chunks(items, "embeddings", (bad_images,))
 
-    def answers(self, items: Iterable[Item], verb: Verb, arguments: tuple[Any, ...]) -> Iterator[list[Any]]:
+    def compute_chunks(self, items: Iterable[Item], verb: Verb, arguments: tuple[Any, ...]) -> Iterator[list[Any]]:
         """Yield predictions chunk by chunk. Raises a worker's VitreousError, ResourceError if the cluster fails."""
         chunks = split_into_chunks(items)
         if (first_chunk := next(chunks, None)) is None:
@@ -78,13 +78,21 @@ class RayPredictor:
         ray = connect_ray(self.address)
         try:
             start, num_workers = plan_workers(
-                ray, WorkerTask(run, self.how, exact=self.exact, verb=verb, rest=arguments, place=os.getcwd())
+                ray,
+                WorkerTask(
+                    run,
+                    self.inference_options,
+                    exact=self.exact,
+                    method_name=verb,
+                    rest=arguments,
+                    working_directory=os.getcwd(),
+                ),
             )
             workers, in_flight = list[Any](), deque[Any]()
             for chunk_index, chunk in enumerate(chain([first_chunk], chunks)):
                 if chunk_index < num_workers:
                     workers.append(start())
-                in_flight.append(workers[chunk_index % num_workers].answer.remote(chunk))
+                in_flight.append(workers[chunk_index % num_workers].compute_chunk.remote(chunk))
                 if len(in_flight) >= CHUNKS_IN_FLIGHT * num_workers:
                     yield unpack_worker_result(ray.get(in_flight.popleft()))
             while in_flight:
@@ -100,7 +108,7 @@ class RayPredictor:
 def plan_workers(ray: Any, task: WorkerTask) -> tuple[Callable[[], Any], int]:
     """Return a function that starts a worker, and the number of workers: one per GPU or core."""
     resources = ray.cluster_resources()
-    gpus = 0 if task.how.device == "cpu" else int(resources.get("GPU", 0))
+    gpus = 0 if task.inference_options.device == "cpu" else int(resources.get("GPU", 0))
     needs = {"num_gpus": 1} if gpus else {"num_cpus": 1}
     actor = ray.remote(**needs, max_restarts=-1, max_task_retries=-1)(RayWorker)
     return partial(actor.remote, task), max(1, gpus or int(resources.get("CPU", 1)))
@@ -135,20 +143,22 @@ class RayWorker:
     def __init__(self, job: WorkerTask) -> None:
         import torch
 
-        os.chdir(job.place)
+        os.chdir(job.working_directory)
         torch.set_num_threads(1)
         self.task, self.failure = job, None
         try:
-            self.predictor = load(job.run, job.how, exact=job.exact, headless=job.verb == "embeddings")
+            self.predictor = load(
+                job.run, job.inference_options, exact=job.exact, headless=job.method_name == "embeddings"
+            )
         except VitreousError as error:  # if raised here, Ray would recreate the worker again and again
             self.failure = error
 
-    def answer(self, chunk: list[Item]) -> list[Any] | tuple[str, str, str]:
+    def compute_chunk(self, chunk: list[Item]) -> list[Any] | tuple[str, str, str]:
         """Return the predictions of one chunk; or class, message and hint of the error that ends the job."""
         try:
             if self.failure is not None:
                 raise self.failure
-            return list(chain.from_iterable(getattr(self.predictor, self.task.verb)(chunk, *self.task.rest)))
+            return list(chain.from_iterable(getattr(self.predictor, self.task.method_name)(chunk, *self.task.rest)))
         except VitreousError as error:
             return type(error).__name__, error.message, error.hint
 

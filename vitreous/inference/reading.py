@@ -73,7 +73,7 @@ def read_reduced_jpeg(jpeg: LazyJpeg, preprocess: PlanarPreprocess) -> np.ndarra
     left, top, right, bottom = preprocess.crop_box(jpeg.size)
     plane = preprocess.choose_plane(jpeg.size)
     factor = choose_reduction_factor((int(bottom - top), int(right - left)), plane)
-    pixels = jpeg.read(jpeg.layout.size[1], factor) if factor > 1 else None
+    pixels = jpeg.decode_rows(jpeg.layout.size[1], factor) if factor > 1 else None
     if pixels is None:
         return None
     pixels = jpeg.convert_channels(np.ascontiguousarray(jpeg.rotate_upright(pixels)))

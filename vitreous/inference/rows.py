@@ -28,7 +28,7 @@ class RowFormat(Protocol):
     .parquet `table(rows)`; an example is `tasks.base.PredictionFormat`."""
 
     formats: tuple[str, ...]
-    part: int
+    rows_per_chunk: int
 
     def to_dict(self, prediction: Any, /) -> dict[str, Any]:
         """Return a row as JSON, with at least path and error."""
@@ -39,7 +39,7 @@ class EmbeddingRows:
     """Output rows of `embed`."""
 
     formats: tuple[str, ...] = (".npz", ".parquet", ".jsonl")
-    part = ROWS_PER_CHUNK
+    rows_per_chunk = ROWS_PER_CHUNK
 
     def to_dict(self, embedding: Embedding) -> dict[str, Any]:
         """Return path, embedding (null if unreadable), and error."""
@@ -47,7 +47,7 @@ class EmbeddingRows:
         values = None if embedding.values is None else [float(str(value)) for value in embedding.values]
         return {"path": embedding.path, "embedding": values, "error": embedding.error}
 
-    def table(self, embeddings: Sequence[Embedding]) -> pa.Table:
+    def to_arrow_table(self, embeddings: Sequence[Embedding]) -> pa.Table:
         """Return the same columns as an Arrow table."""
         import pyarrow as pa
 

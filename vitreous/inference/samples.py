@@ -100,12 +100,12 @@ class Sample:
     number: int
 
     @property
-    def picture(self) -> Image.Image:
+    def to_pil(self) -> Image.Image:
         """Return the image as a PIL image. Raises UsageError for channels that are not colours."""
         return array_to_image(self.image)
 
     @property
-    def frames(self) -> list[Image.Image]:
+    def to_pil_frames(self) -> list[Image.Image]:
         """Return the T frames of a clip, or the single image. Raises UsageError as `picture`."""
         return array_to_frames(self.image)
 
@@ -127,11 +127,11 @@ class Generator:
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.bundle, self.classes = bundle, bundle.task.classes
-        self.clips = bundle.preprocess.is_animated
+        self.is_clip_model = bundle.preprocess.is_animated
         self.sampler = build_sampler(bundle, device, precision, vae)
         self.process = self.sampler.process
         self.sampler.image = choose_sample_size(bundle, size, frames, self.sampler.stride, note)
-        self.moving = self.clips and self.sampler.image[0] > 1
+        self.generates_clips = self.is_clip_model and self.sampler.image[0] > 1
 
     @property
     def size(self) -> str:
@@ -160,7 +160,7 @@ class Generator:
         turns = [(labels[index % len(labels)], index // len(labels)) for index in range(count)]
         return [pair for label in dict.fromkeys(labels) for pair in turns if pair[0] == label]
 
-    def make(
+    def generate(
         self,
         pairs: Sequence[tuple[int, int]],
         options: SampleOptions,
@@ -171,7 +171,7 @@ class Generator:
         """Yield the samples of (class, number) pairs, in order; the callbacks are those of `ImageSampler.sample`, and
         `canvas` replaces that of the options."""
         labels, sample_indices = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
-        canvas = canvas or self.canvas(options, len(pairs))
+        canvas = canvas or self.load_canvas(options, len(pairs))
         noise = None if options.to_seed is None else self.interpolate_noise(labels, sample_indices, options)
         images = self.sampler.sample(
             labels, sample_indices, options, on_images=on_images, noise=noise, canvas=canvas, on_step=on_step
@@ -182,17 +182,17 @@ class Generator:
     def interpolate_noise(self, labels: Tensor, sample_indices: Tensor, options: SampleOptions) -> Tensor:
         """Interpolate noise between the seeds by (n,) labels and numbers -> (n, C, *image), on the great circle."""
         zero, end_seed = torch.zeros_like(sample_indices), options.to_seed or 0
-        start_noise, end_noise = (self.sampler.noise(labels, zero, seed) for seed in (options.seed, end_seed))
+        start_noise, end_noise = (self.sampler.draw_noise(labels, zero, seed) for seed in (options.seed, end_seed))
         fraction = (sample_indices / ((options.count or 2) - 1)).view(-1, *[1] * (start_noise.dim() - 1)).float()
         return slerp_noise(start_noise, end_noise, fraction)
 
-    def canvas(self, options: SampleOptions, count: int) -> InpaintingCanvas | None:
+    def load_canvas(self, options: SampleOptions, count: int) -> InpaintingCanvas | None:
         """Load the inpainting canvas of the options. Raises DataError for files that are not images, UsageError for a
         mask of another size."""
         if not options.inpaint or not options.mask:
             return None
         preprocess = replace(self.bundle.preprocess, image=self.sampler.image)
-        if self.clips:
+        if self.is_clip_model:
             raise UsageError("--inpaint is for image models, not for clips", "leave it out")
         if self.sampler.decode is not None:
             raise UsageError("--inpaint is for pixel models, not for latents", "leave it out")
@@ -277,7 +277,7 @@ def sample(
         "classes": [generator.classes[label] for label in labels] if generator.classes else [],
         "count": len(pairs),
         "size": generator.size,
-        "frames": generator.sampler.image[0] if generator.clips else None,
+        "frames": generator.sampler.image[0] if generator.is_clip_model else None,
         "seeds": [sample_options.seed] + ([] if sample_options.to_seed is None else [sample_options.to_seed]),
         "guidance": sample_options.guidance,
         "sampler": sample_options.resolve_sampler(generator.process),
@@ -309,9 +309,9 @@ def generate_with_progress(
         num_done += images
         listener.progress("sample", min(int(num_done), len(pairs)), len(pairs))
 
-    chunk = max(1, SAMPLING_CHUNK // generator.sampler.image[0]) if generator.clips else SAMPLING_CHUNK
+    chunk = max(1, SAMPLING_CHUNK // generator.sampler.image[0]) if generator.is_clip_model else SAMPLING_CHUNK
     for start in range(0, len(pairs), chunk):
-        yield from generator.make(pairs[start : start + chunk], options, count)
+        yield from generator.generate(pairs[start : start + chunk], options, count)
 
 
 def write_sample_grid(
@@ -324,7 +324,10 @@ def write_sample_grid(
     """Write one image or animation, about square, or with one row per class if that is not too elongated; an image of
     clips has the frames of each clip in a row. Raises OSError."""
     samples = list(generate_with_progress(generator, pairs, options, listener))
-    images, captions = [sample_item.frames for sample_item in samples], [sample_item.name for sample_item in samples]
+    images, captions = (
+        [sample_item.to_pil_frames for sample_item in samples],
+        [sample_item.name for sample_item in samples],
+    )
     columns, suffix = choose_grid_columns(pairs), output_path.suffix.lower()
     captions = captions if any(captions) else []
     output_path.parent.mkdir(parents=True, exist_ok=True)
@@ -335,7 +338,7 @@ def write_sample_grid(
             all_frames = enlarge_small_images([frame for frames in images for frame in frames])
             length = len(images[0])
             frame_captions = [name if output_path == 0 else "" for name in captions for output_path in range(length)]
-            arrange_image_grid(all_frames, length if generator.moving else columns, frame_captions).save(
+            arrange_image_grid(all_frames, length if generator.generates_clips else columns, frame_captions).save(
                 temporary, "PNG"
             )
     return [os.fspath(output_path)]
@@ -370,7 +373,7 @@ def write_sample_folder(
     excluded = ("classes", "count", "size", "frames")
     settings = {name: value for name, value in asdict(options).items() if name not in excluded}
     settings |= {"count": len(pairs)} if options.to_seed is not None else {}
-    settings |= {"frames": generator.sampler.image[0]} if generator.clips else {}
+    settings |= {"frames": generator.sampler.image[0]} if generator.is_clip_model else {}
     has_custom_size = generator.sampler.image[-2:] != tuple(generator.bundle.model.config.image[-2:])
     settings |= {"size": generator.size} if has_custom_size else {}
     settings = json.loads(json.dumps(settings | {"model": get_model_version(generator.bundle)}))
@@ -379,7 +382,7 @@ def write_sample_folder(
         raise UsageError(f"{output_path} has images with other settings ({settings_path})", "use another folder")
     write_text_atomic(settings_path, json.dumps(settings, indent=2) + "\n")
     stems = build_file_stems(generator.classes)
-    suffix, noun = (GIF, "clips") if generator.moving else (".png", "images")
+    suffix, noun = (GIF, "clips") if generator.generates_clips else (".png", "images")
     paths = {
         (label, sample_index): output_path / f"{stems[label]}-{sample_index:05d}{suffix}"
         for label, sample_index in pairs
@@ -391,10 +394,10 @@ def write_sample_folder(
         missing_pairs, generate_with_progress(generator, missing_pairs, options, listener), strict=True
     ):
         with atomic_path(paths[pair]) as temporary:
-            if generator.moving:
-                write_clip(temporary, suffix, sample_item.frames)
+            if generator.generates_clips:
+                write_clip(temporary, suffix, sample_item.to_pil_frames)
             else:
-                sample_item.frames[0].save(temporary, "PNG")
+                sample_item.to_pil_frames[0].save(temporary, "PNG")
     return [os.fspath(path) for path in paths.values()]
 
 

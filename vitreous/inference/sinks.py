@@ -56,15 +56,15 @@ class OutputFile:
         resume = resume and previous is not None
         if resume and previous and (differences := describe_differences(previous.get("settings", {}), made_by)):
             raise UsageError(f"{escape_unprintable(path)} has other settings: {differences}", NEW_FILE_HINT)
-        self.finished = resume and not unfinished
-        self.rows, self.bad = (
-            (int(previous["rows"]), int(previous["unreadable"])) if previous and self.finished else (0, 0)
+        self.is_finished = resume and not unfinished
+        self.num_rows, self.num_unreadable = (
+            (int(previous["rows"]), int(previous["unreadable"])) if previous and self.is_finished else (0, 0)
         )
         try:
-            if not self.finished:
+            if not self.is_finished:
                 if not resume:
                     remove_output_file(path)
-                write_text_atomic(self.described, self.document(False))
+                write_text_atomic(self.described, self.format_description(False))
                 self.sink = SINKS[suffix](path, row_format)
         except OSError as error:
             raise make_write_error(path, error) from None
@@ -81,22 +81,28 @@ class OutputFile:
             raise UsageError(f"{escape_unprintable(self.described)} is not a job file", NEW_FILE_HINT) from None
         return document
 
-    def document(self, finished: bool) -> str:
+    def format_description(self, finished: bool) -> str:
         """Return the content of the job file."""
-        fields = {"finished": finished, "rows": self.rows, "unreadable": self.bad, "settings": self.made_by}
+        fields = {
+            "finished": finished,
+            "rows": self.num_rows,
+            "unreadable": self.num_unreadable,
+            "settings": self.made_by,
+        }
         return json.dumps(fields, indent=1) + "\n"
 
     def remaining(self, items: Iterator[Any]) -> Iterator[Any]:
         """Yield the items that are not written yet. Raises UsageError if the written ones are other images."""
-        for name, failed in () if self.finished else self.sink.written():
+        for name, failed in () if self.is_finished else self.sink.read_written():
             item = next(items, None)
             if item is None or item.name != name:
                 position = "the images end before" if item is None else f"the next is {escape_unprintable(item.name)}"
                 message = (
-                    f"{escape_unprintable(self.path)}, image {self.rows + 1}, is {escape_unprintable(name)}; {position}"
+                    f"{escape_unprintable(self.path)}, image {self.num_rows + 1}, "
+                    f"is {escape_unprintable(name)}; {position}"
                 )
                 raise UsageError(message, NEW_FILE_HINT)
-            self.rows, self.bad = self.rows + 1, self.bad + failed
+            self.num_rows, self.num_unreadable = self.num_rows + 1, self.num_unreadable + failed
         return items
 
     def add(self, predictions: Sequence[Any]) -> None:
@@ -105,20 +111,20 @@ class OutputFile:
             self.sink.add(predictions)
         except OSError as error:
             raise make_write_error(self.path, error) from None
-        self.rows += len(predictions)
-        self.bad += sum(prediction.error is not None for prediction in predictions)
+        self.num_rows += len(predictions)
+        self.num_unreadable += sum(prediction.error is not None for prediction in predictions)
 
     def finish(self) -> None:
         """Complete the file on the disk, and record that it is finished. Raises ResourceError."""
         try:
             self.sink.finish()
-            write_text_atomic(self.described, self.document(True))
+            write_text_atomic(self.described, self.format_description(True))
         except OSError as error:
             raise make_write_error(self.path, error) from None
 
     def close(self) -> None:
         """Close the file and keep its rows."""
-        if not self.finished:
+        if not self.is_finished:
             self.sink.close()
 
 
@@ -143,7 +149,7 @@ class AppendableFile(ABC):
         self.file = open(path, "r+b" if os.path.lexists(path) else "w+b")  # noqa: SIM115
 
     @abstractmethod
-    def written(self) -> Iterator[tuple[str, bool]]:
+    def read_written(self) -> Iterator[tuple[str, bool]]:
         """Yield the names of the images that were already written, in order, and whether each was unreadable. Must be
         iterated once, before `add`."""
 
@@ -151,7 +157,7 @@ class AppendableFile(ABC):
     def add(self, predictions: Sequence[Any]) -> None:
         """Append predictions."""
 
-    def cut(self, size: int) -> None:
+    def truncate(self, size: int) -> None:
         """Truncate the file to its first `size` bytes, from where writing continues."""
         self.file.seek(size)
         self.file.truncate()
@@ -169,7 +175,7 @@ class AppendableFile(ABC):
 class JsonLinesFile(AppendableFile):
     """An appendable JSONL file."""
 
-    def written(self) -> Iterator[tuple[str, bool]]:
+    def read_written(self) -> Iterator[tuple[str, bool]]:
         """Yield the complete lines; anything after them is removed."""
         size = 0
         self.file.seek(0)
@@ -181,7 +187,7 @@ class JsonLinesFile(AppendableFile):
                 break
             size += len(text)
             yield image
-        self.cut(size)
+        self.truncate(size)
 
     def add(self, predictions: Sequence[Any]) -> None:
         """Write one line per prediction."""
@@ -192,7 +198,7 @@ class JsonLinesFile(AppendableFile):
 class CsvFile(AppendableFile):
     """An appendable CSV file."""
 
-    def written(self) -> Iterator[tuple[str, bool]]:
+    def read_written(self) -> Iterator[tuple[str, bool]]:
         """Yield all images but the last one, whose rows may be incomplete; it is removed."""
         image, position, size = None, 0, 0
 
@@ -205,7 +211,7 @@ class CsvFile(AppendableFile):
                 yield text.decode("utf-8", "surrogateescape")
 
         self.file.seek(0)
-        rows, head = csv.reader(whole_lines(), strict=True), list(self.kind.head)
+        rows, head = csv.reader(whole_lines(), strict=True), list(self.kind.csv_columns)
         with suppress(csv.Error):
             if next(rows, None) == head:
                 start = size = position
@@ -216,7 +222,7 @@ class CsvFile(AppendableFile):
                             size = start
                         image = row[0].removeprefix("'"), bool(row[head.index("error")])
                     start = position
-        self.cut(size)
+        self.truncate(size)
         if not size:
             self.write([head])
 
@@ -227,7 +233,7 @@ class CsvFile(AppendableFile):
 
     def add(self, predictions: Sequence[Any]) -> None:
         """Write the rows of each prediction."""
-        self.write([row for prediction in predictions for row in self.kind.cells(prediction)])
+        self.write([row for prediction in predictions for row in self.kind.to_csv_rows(prediction)])
 
 
 SINKS: dict[str, type[AppendableFile | ChunkedOutputFile]] = {

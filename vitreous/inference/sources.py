@@ -79,18 +79,18 @@ def read_views(item: Item, preprocess: Preprocess, views: ClipViews) -> np.ndarr
     assert isinstance(preprocess, ClipPreprocess)  # checked by `clip_views_of`
     content = item.content() if item.pixels is None else item.pixels()
     clip = open_as_clip(content, None if isinstance(content, str) else escape_unprintable(item.name))
-    return views.pixels(clip, preprocess)
+    return views.read_views(clip, preprocess)
 
 
 @dataclass(frozen=True)
 class ImageSource:
     """Images that can be iterated repeatedly, except for stdin; `count` is None if unknown."""
 
-    parts: tuple[Callable[[], Iterator[Item]], ...]
+    item_readers: tuple[Callable[[], Iterator[Item]], ...]
     count: int | None
 
     def __iter__(self) -> Iterator[Item]:
-        for list_items in self.parts:
+        for list_items in self.item_readers:
             yield from list_items()
 
 

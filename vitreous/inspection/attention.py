@@ -59,8 +59,10 @@ def average_query_attention(call: AttentionCall, queries: Tensor) -> Tensor:
     query_indices = queries.any(0).nonzero()[:, 0]
     low, high = int(query_indices[0]), int(query_indices[-1]) + 1
     if high - low == 1:
-        return call.weights(slice(low, high))[..., 0, :] * queries[:, None, low:high]
-    chunks = (torch.einsum("bq,bhqt->bht", queries[:, chunk_slice], weights) for chunk_slice, weights in call.chunks())
+        return call.compute_weights(slice(low, high))[..., 0, :] * queries[:, None, low:high]
+    chunks = (
+        torch.einsum("bq,bhqt->bht", queries[:, chunk_slice], weights) for chunk_slice, weights in call.iterate_chunks()
+    )
     return sum(chunks, torch.zeros(()))
 
 

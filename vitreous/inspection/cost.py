@@ -39,14 +39,14 @@ class InferenceCost:
     macs: int
     memory: int
     _: KW_ONLY
-    rate: dict[int, float] = field(default_factory=dict)
-    largest: int = 0
-    tried: bool = False
+    throughputs: dict[int, float] = field(default_factory=dict)
+    largest_batch_size: int = 0
+    is_measured: bool = False
 
     @property
-    def best(self) -> tuple[int, float]:
+    def find_fastest(self) -> tuple[int, float]:
         """The fastest batch size, and its images/s."""
-        return max(self.rate.items(), key=lambda pair: pair[1], default=(0, 0.0))
+        return max(self.throughputs.items(), key=lambda pair: pair[1], default=(0, 0.0))
 
 
 def round_image_sizes(model: VisionModel[Any], sizes: Sequence[int] = DEFAULT_IMAGE_SIZES) -> list[tuple[int, ...]]:
@@ -72,7 +72,9 @@ def measure_inference_costs(
         began = time.perf_counter()
         cost = measure_inference_cost(model, image, batches, remaining / (len(image_sizes) - index))
         remaining -= time.perf_counter() - began
-        seconds_per_mac = max(seconds_per_mac, 1 / (cost.best[1] * macs)) if cost.rate else seconds_per_mac
+        seconds_per_mac = (
+            max(seconds_per_mac, 1 / (cost.find_fastest[1] * macs)) if cost.throughputs else seconds_per_mac
+        )
         yield cost
 
 
@@ -90,19 +92,21 @@ def measure_inference_cost(
         is_gpu, free_bytes = parameter.is_cuda, get_free_memory(str(parameter.device))
         if not is_gpu:
             pair_trace = trace_memory_by_operation(model, black.expand(2, *black.shape[1:]).contiguous())
-            cost.largest = find_max_batch_size(int(CPU_MEMORY_SHARE * free_bytes), single_trace, pair_trace)
-        cost.tried = is_gpu
-        batch_limit = MAX_TRIED_BATCH_SIZE if is_gpu else cost.largest or MAX_CPU_BATCH_SIZE
+            cost.largest_batch_size = find_max_batch_size(int(CPU_MEMORY_SHARE * free_bytes), single_trace, pair_trace)
+        cost.is_measured = is_gpu
+        batch_limit = MAX_TRIED_BATCH_SIZE if is_gpu else cost.largest_batch_size or MAX_CPU_BATCH_SIZE
         for size in batches or list_powers_of_two(batch_limit if is_gpu else min(batch_limit, MAX_CPU_BATCH_SIZE)):
             elapsed = time.perf_counter() - began
-            exceeds_time = not batches and not is_gpu and elapsed + 2 * estimate_pass_seconds(cost.rate, size) > seconds
+            exceeds_time = (
+                not batches and not is_gpu and elapsed + 2 * estimate_pass_seconds(cost.throughputs, size) > seconds
+            )
             if size > batch_limit or exceeds_time:
                 continue
             throughput = measure_forward_throughput(model, black.expand(size, *black.shape[1:]))
             if throughput is None:
                 break
-            cost.rate[size] = throughput
-            cost.largest = max(cost.largest, size) if is_gpu else cost.largest
+            cost.throughputs[size] = throughput
+            cost.largest_batch_size = max(cost.largest_batch_size, size) if is_gpu else cost.largest_batch_size
     return cost
 
 
@@ -149,9 +153,9 @@ def trace_memory_by_operation(model: VisionModel[Any], images: Tensor) -> list[i
     """
     weight_storages = [tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers())]
     with LiveMemoryTracker(weight_storages) as alive:
-        alive.see(images)
+        alive.track_storage(images)
         model(images)
-    return alive.after
+    return alive.live_bytes_history
 
 
 def find_max_batch_size(available_bytes: int, single_trace: list[int], pair_trace: list[int]) -> int:
@@ -178,32 +182,32 @@ class LiveMemoryTracker(TorchDispatchMode):
     def __init__(self, storages: list[Any]) -> None:
         super().__init__()
         self.now = 0
-        self.after: list[int] = []
-        self.seen: dict[int, Any] = {storage.data_ptr(): storage for storage in storages}
+        self.live_bytes_history: list[int] = []
+        self.tracked_storages: dict[int, Any] = {storage.data_ptr(): storage for storage in storages}
 
     @property
     def peak(self) -> int:
         """The largest number of bytes after any operation."""
-        return max(self.after, default=0)
+        return max(self.live_bytes_history, default=0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation and count its outputs."""
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor):
-                self.see(leaf)
-        self.after.append(self.now)
+                self.track_storage(leaf)
+        self.live_bytes_history.append(self.now)
         return out
 
-    def see(self, tensor: Tensor) -> None:
+    def track_storage(self, tensor: Tensor) -> None:
         """Count the storage of a tensor of any shape until it is freed, if it is new."""
         storage = tensor.untyped_storage()
         address, size = storage.data_ptr(), storage.nbytes()
-        if address not in self.seen and size:
+        if address not in self.tracked_storages and size:
             self.now += size
-            self.seen[address] = weakref.ref(storage, lambda _: self.release_storage(address, size))
+            self.tracked_storages[address] = weakref.ref(storage, lambda _: self.release_storage(address, size))
 
     def release_storage(self, address: int, size: int) -> None:
         """Subtract a freed storage."""
-        del self.seen[address]
+        del self.tracked_storages[address]
         self.now -= size

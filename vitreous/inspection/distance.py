@@ -65,7 +65,7 @@ def compute_attention_distances(model: VisionModel[Any], batches: Iterable[Tenso
         batch: list[Tensor] = []
 
         def collect(call: AttentionCall, grid=grid, attentions=attentions, batch=batch) -> None:
-            full_grid = call.whole or grid
+            full_grid = call.full_grid or grid
             shift = call.windows.effective_shift(full_grid) if call.windows else ()
             reference = uniform_attention_distance(
                 full_grid if call.windows else call.grid, call.patch, call.grid, shift
@@ -92,7 +92,7 @@ def mean_attention_distance(call: AttentionCall, patch: tuple[int, ...], grid: t
     positions = torch.nonzero(torch.ones(call.grid))[:, -2:].float() * torch.tensor(patch[-2:])
     positions = F.pad(positions, (2 - positions.shape[1], 0, call.prefix, 0)).to(call.x.device)  # (T, 2)
     total = torch.zeros((), dtype=torch.float64)
-    for queries, weights in call.chunks():
+    for queries, weights in call.iterate_chunks():
         rows, columns = (positions[queries, None] - positions).unbind(-1)
         distances = torch.hypot(rows, columns) * patch_mask[:, queries, None] * patch_mask[:, None]  # (S, Q, T)
         weights = weights.reshape(len(call.x), len(patch_mask), *weights.shape[-3:])
@@ -103,7 +103,7 @@ def mean_attention_distance(call: AttentionCall, patch: tuple[int, ...], grid: t
 def mask_real_patches(call: AttentionCall, grid: tuple[int, ...]) -> Tensor:
     """Return (S, T) float32: one for patches of the image, zero for prefix tokens and the padding of windows."""
     if call.windows is not None:
-        patch_mask = call.windows.cut(torch.ones(1, *grid, 1)).reshape(-1, call.tokens)
+        patch_mask = call.windows.partition_windows(torch.ones(1, *grid, 1)).reshape(-1, call.tokens)
     else:
         patches = call.tokens - call.prefix
         patch_mask = F.pad(torch.ones(math.prod(grid) // patches, patches), (call.prefix, 0))

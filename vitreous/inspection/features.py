@@ -27,7 +27,7 @@ class PrincipalComponents(NamedTuple):
     directions: Tensor
     share: Tensor
 
-    def scores(self, features: Tensor) -> Tensor:
+    def project(self, features: Tensor) -> Tensor:
         """Project rows (n, F) to (n, K) coordinates along the directions."""
         return (features - self.mean) @ self.directions.T
 
@@ -132,7 +132,7 @@ def colour_patch_tokens(maps: Tensor) -> PatchColours:
     """
     tokens = maps.flatten(0, -2)
     components = fit_pca(tokens, 3)
-    scores = components.scores(tokens)
+    scores = components.project(tokens)
     is_above_mean = (scores[:, 0] > 0).view(maps.shape[:-1])
     edge = build_border_mask(tuple(maps.shape[1:-1]))
     foreground = (
@@ -143,7 +143,7 @@ def colour_patch_tokens(maps: Tensor) -> PatchColours:
     foreground_colours = torch.zeros(*maps.shape[:-1], 3)
     if foreground.sum() > 3:
         foreground_tokens = tokens[foreground.flatten()]
-        foreground_colours[foreground] = rescale_percentiles(fit_pca(foreground_tokens, 3).scores(foreground_tokens))
+        foreground_colours[foreground] = rescale_percentiles(fit_pca(foreground_tokens, 3).project(foreground_tokens))
     return PatchColours(
         rescale_percentiles(scores).view(*maps.shape[:-1], 3),
         F.pad(components.share, (0, 3 - len(components.share))),

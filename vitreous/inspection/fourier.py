@@ -23,7 +23,7 @@ class SpectrumLocation(NamedTuple):
     """The location of a spectrum: `after` the patch embedding (`layer` -1), or the attention or MLP of a block."""
 
     layer: int
-    after: Literal["embedding", "attention", "mlp"]
+    sublayer: Literal["embedding", "attention", "mlp"]
 
 
 class FourierSpectra:
@@ -34,7 +34,7 @@ class FourierSpectra:
 
     def __init__(self, model: VisionModel[Any]) -> None:
         self.model, self.images = model, 0
-        self.places: list[SpectrumLocation] = []
+        self.locations: list[SpectrumLocation] = []
         self.frequency = np.zeros(0)
         self._sums: list[np.ndarray] = []
 
@@ -44,7 +44,7 @@ class FourierSpectra:
         locations: list[SpectrumLocation] = []
 
         def collect(state: ResidualState) -> None:
-            locations.append(SpectrumLocation(state.layer, state.after))
+            locations.append(SpectrumLocation(state.layer, state.sublayer))
             spectra.append(compute_log_amplitudes(state.patches).sum(0).cpu().numpy())
             self.frequency = get_diagonal_frequencies(state.grid)
 
@@ -55,7 +55,7 @@ class FourierSpectra:
                 "use similarity or distance to compare its blocks",
             )
         self._sums = [a + b for a, b in zip(self._sums, spectra, strict=True)] if self._sums else spectra
-        self.places, self.images = locations, self.images + len(images)
+        self.locations, self.images = locations, self.images + len(images)
 
     @property
     def log_amplitude(self) -> np.ndarray:

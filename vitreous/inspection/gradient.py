@@ -40,7 +40,7 @@ class TokenRelevance:
 
     grid: tuple[int, ...]
     prefix: int
-    rows: Tensor
+    relevance: Tensor
     classes: Tensor
     _: KW_ONLY
     logits: Tensor
@@ -48,7 +48,7 @@ class TokenRelevance:
     @property
     def maps(self) -> Tensor:
         """The relevance of the patches, (B, *grid)."""
-        return self.rows[:, self.prefix :].unflatten(-1, self.grid)
+        return self.relevance[:, self.prefix :].unflatten(-1, self.grid)
 
 
 def compute_relevance(model: VisionModel[Any], images: Tensor, classes: Tensor | None = None) -> TokenRelevance:
@@ -80,11 +80,11 @@ def compute_relevance(model: VisionModel[Any], images: Tensor, classes: Tensor |
 @torch.no_grad()
 def propagate_relevance(call: AttentionCall, gradient: Tensor, row: Tensor) -> Tensor:
     """Compute row W (B, T) from dy/do (B, T, D) of an attention and a row (B, T), a few queries at a time."""
-    attention: Any = call.part
+    attention: Any = call.module
     values = attention.split(call.x.flatten(1, -2))[2].float().transpose(-2, -1)  # (B, h, d, T)
     gradient = gradient.float().unflatten(-1, (attention.heads, -1)).transpose(1, 2)  # (B, h, T, d)
     relevance = torch.zeros_like(row)
-    for queries, weights in call.chunks():
+    for queries, weights in call.iterate_chunks():
         relevance_weights = (weights * (gradient[..., queries, :] @ values)).clamp_(min=0).mean(1)
         relevance += torch.einsum("bq,bqt->bt", row[:, queries], relevance_weights)
     return relevance
@@ -104,10 +104,10 @@ def compute_attention_gradients(
             require_global_attention(call, model)
             calls.append(call)
 
-    def leaf(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def detach_input(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return (inputs[0].detach().requires_grad_(True), *inputs[1:])
 
-    def output(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def record_output(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if is_forward:
             outputs.append(inputs[0])
 
@@ -119,12 +119,12 @@ def compute_attention_gradients(
             for name, branch in iterate_residual_branches(model)
             if hasattr(unwrap_windowed_part(branch), "weights")
         ]
-        stack.enter_context(remove_hook_on_exit(attentive[0][1].register_forward_pre_hook(leaf)))
+        stack.enter_context(remove_hook_on_exit(attentive[0][1].register_forward_pre_hook(detach_input)))
         for name, branch in attentive:
             projection: Any = branch.last if isinstance(branch, FrozenBranch) else unwrap_windowed_part(branch).out
             hook = wrap_no_grad(make_attention_hook(name, branch, grid, model.config, collect))
             stack.enter_context(remove_hook_on_exit(branch.register_forward_pre_hook(hook)))
-            stack.enter_context(remove_hook_on_exit(projection.register_forward_pre_hook(output)))
+            stack.enter_context(remove_hook_on_exit(projection.register_forward_pre_hook(record_output)))
         all_logits = model.classify(model.pool(forward_to_last_norm(model, images)))
         is_forward = False
         class_indices = all_logits.argmax(1) if classes is None else classes.to(all_logits.device)
@@ -136,11 +136,11 @@ def compute_attention_gradients(
 def wrap_no_grad(hook: Callable[..., None]) -> Callable[..., None]:
     """Wrap a hook so that it runs without gradients."""
 
-    def quiet(module: Any, inputs: tuple[Any, ...]) -> None:
+    def call_without_gradients(module: Any, inputs: tuple[Any, ...]) -> None:
         with torch.no_grad():
             hook(module, inputs)
 
-    return quiet
+    return call_without_gradients
 
 
 @contextmanager

@@ -47,12 +47,12 @@ class AttentionCall:
     span: Span
     grid: tuple[int, ...]
     prefix: int
-    part: nn.Module
+    module: nn.Module
     x: Tensor
     context: tuple[Any, ...] = ()
     patch: tuple[int, ...] = ()
     windows: WindowedAttention | None = None
-    whole: tuple[int, ...] = ()
+    full_grid: tuple[int, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -60,21 +60,21 @@ class AttentionCall:
         return self.prefix + math.prod(self.grid)
 
     @torch.no_grad()
-    def weights(self, queries: slice = slice(None)) -> Tensor:
+    def compute_weights(self, queries: slice = slice(None)) -> Tensor:
         """Compute (..., h, Q, T) float32 attention probabilities of some queries; rows sum to one."""
-        return self.part.weights(self.x, *self.context, queries=queries).float()  # type: ignore[operator]
+        return self.module.weights(self.x, *self.context, queries=queries).float()  # type: ignore[operator]
 
-    def chunks(self, max_bytes: int = ATTENTION_CHUNK_BYTES) -> Iterator[tuple[slice, Tensor]]:
+    def iterate_chunks(self, max_bytes: int = ATTENTION_CHUNK_BYTES) -> Iterator[tuple[slice, Tensor]]:
         """Yield slices of all queries with their `weights`, (..., h, Q, T) of about `max_bytes` bytes at most."""
         batch = math.prod(self.x.shape[: -1 - (1 if self.x.shape[-2] == self.tokens else len(self.grid))])
-        size = max(1, max_bytes // (4 * batch * self.part.heads * self.tokens))  # type: ignore[operator]
-        module = copy.copy(self.part)
+        size = max(1, max_bytes // (4 * batch * self.module.heads * self.tokens))  # type: ignore[operator]
+        module = copy.copy(self.module)
         if "qkv" in (layers := vars(module)["_modules"]):
             vars(module)["_modules"] = {**layers, "qkv": CachedLayer(layers["qkv"])}
-        call = replace(self, part=module)
+        call = replace(self, module=module)
         for low in range(0, self.tokens, size):
             queries = slice(low, min(low + size, self.tokens))
-            yield queries, call.weights(queries)
+            yield queries, call.compute_weights(queries)
 
 
 class CachedLayer(nn.Module):
@@ -82,13 +82,13 @@ class CachedLayer(nn.Module):
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        self.layer, self.answer = layer, None
+        self.layer, self.output = layer, None
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., T, D) -> (..., T, out)."""
-        if self.answer is None:
-            self.answer = self.layer(x)
-        return self.answer
+        if self.output is None:
+            self.output = self.layer(x)
+        return self.output
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class ResidualState:
     """
 
     layer: int
-    after: Literal["embedding", "attention", "mlp"]
+    sublayer: Literal["embedding", "attention", "mlp"]
     grid: tuple[int, ...]
     prefix: int
     _: KW_ONLY
@@ -252,7 +252,7 @@ def make_attention_hook(
         )
         if config.factorised:
             for view in split_space_time_attention(name, attention, x, grid, config.prefix):
-                visit(AttentionCall(parse_layer_index(name, config), *view[:5], patch=config.patch, whole=view[5]))
+                visit(AttentionCall(parse_layer_index(name, config), *view[:5], patch=config.patch, full_grid=view[5]))
             return
         layer, full_grid = parse_layer_index(name, config), tuple(x.shape[1:-1]) if windows else ()
         x, *context = windows.split(x) if windows else (x, *inputs[1:])
@@ -263,12 +263,12 @@ def make_attention_hook(
                 span,
                 grid=sequence_grid,
                 prefix=config.prefix,
-                part=attention,
+                module=attention,
                 x=x,
                 context=tuple(context),
                 patch=patch,
                 windows=windows,
-                whole=full_grid,
+                full_grid=full_grid,
             )
         )
 

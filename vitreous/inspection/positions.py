@@ -26,12 +26,12 @@ class SimilarityStructure(NamedTuple):
 
     row: float
     column: float
-    other: float
+    neither: float
 
     @property
     def contrast(self) -> float:
         """Mean of row and column, less `other`."""
-        return (self.row + self.column) / 2 - self.other
+        return (self.row + self.column) / 2 - self.neither
 
 
 class RelativePositionTable(NamedTuple):
@@ -45,7 +45,7 @@ class RelativePositionTable(NamedTuple):
     vectors: Tensor
 
     @property
-    def zero(self) -> int:
+    def zero_index(self) -> int:
         """The index of offset 0, L - 1."""
         return self.vectors.shape[1] // 2
 

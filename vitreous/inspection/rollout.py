@@ -125,7 +125,7 @@ def compute_rollout_matrix(calls: Sequence[AttentionCall], mixing: RolloutOption
 
 def mix_with_residual(call: AttentionCall, mixing: RolloutOptions) -> Iterator[tuple[slice, Tensor]]:
     """Yield slices of queries with their rows (B, Q, T) of the mixing matrix M."""
-    fused = ((queries, fuse_heads(weights, mixing.fusion)) for queries, weights in call.chunks())
+    fused = ((queries, fuse_heads(weights, mixing.fusion)) for queries, weights in call.iterate_chunks())
     if mixing.discard:
         fused = iter(
             [

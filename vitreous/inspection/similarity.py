@@ -47,7 +47,7 @@ def extract_layer_features(model: VisionModel[Any], images: Tensor) -> dict[str,
         return by_layer
 
     def collect(state: ResidualState) -> None:
-        name = state.after if state.layer < 0 else f"{state.after} {state.layer}"
+        name = state.sublayer if state.layer < 0 else f"{state.sublayer} {state.layer}"
         by_layer[name] = state.patches.flatten(1, -2).mean(1).cpu()
 
     visit_residual_states(model, images, collect)

@@ -181,7 +181,9 @@ def exclude_images(opened: Data, names: frozenset[str], exclude: str, listener: 
         )
     listener.note(f"{len(split) - len(kept_samples)} of {len(split)} training images are excluded by {exclude}")
     # else they are those of `whole`
-    groups = opened.groups[kept_samples] if opened.groups is not None and opened.whole is None else opened.groups
+    groups = (
+        opened.groups[kept_samples] if opened.groups is not None and opened.full_train_split is None else opened.groups
+    )
     return replace(
         opened, splits=opened.splits | {"train": split.take(kept_samples)}, groups=groups, identity=opened.fingerprint()
     )

@@ -112,7 +112,7 @@ def is_reachable(weights: PublishedWeights) -> bool:
         return False
     results: list[bool] = []
 
-    def ask() -> None:
+    def send_request() -> None:
         try:
             with urllib.request.urlopen(
                 urllib.request.Request(str(address), method="HEAD"), timeout=PROBE_TIMEOUT
@@ -121,7 +121,7 @@ def is_reachable(weights: PublishedWeights) -> bool:
         except (OSError, ValueError):
             results.append(False)
 
-    thread = Thread(target=ask, name="reachable", daemon=True)
+    thread = Thread(target=send_request, name="reachable", daemon=True)
     thread.start()
     thread.join(PROBE_TIMEOUT)
     return results == [True]

@@ -49,11 +49,11 @@ def derive_run(
     for note in start.notes if start else ():
         listener.note(note)
     info = replace(infer_dataset_info(opened, options, start), masks=has_object_masks(opened))
-    info = replace(info, images=options.images or info.images, maps=measure_recipe_maps(opened, options))
+    info = replace(info, images=options.images or info.images, map_statistics=measure_recipe_maps(opened, options))
     run = derive_run_config(options, opened, info, start, listener.note)
-    for text in describe_map_choices(run, info.maps, options) if info.maps else ():
+    for text in describe_map_choices(run, info.map_statistics, options) if info.map_statistics else ():
         listener.note(text)
-    run = replace(run, objective=run.objective.located(run.model, run.data.classes))
+    run = replace(run, objective=run.objective.with_absolute_paths(run.model, run.data.classes))
     if forms is not None:
         run = set_run_buckets(run, options, forms, listener.note)
     for advice in (advise_weights(run), advise_pretraining(run, info, options)):
@@ -104,7 +104,9 @@ def describe_map_choices(run: Run, maps: MapStatistics, options: TrainOptions) -
         notes.append(maps.symmetry.text)
     weights = getattr(run.objective, "class_weights", ())
     if weights and options.class_weights is None and "objective.class_weights" not in options.settings:
-        share, name = min((share, name) for share, name in zip(maps.shares, run.data.classes, strict=True) if share)
+        share, name = min(
+            (share, name) for share, name in zip(maps.class_shares, run.data.classes, strict=True) if share
+        )
         text = f"class weights of the loss: {min(weights):.3g} to {max(weights):.3g}; {escape_unprintable(name)} has"
         notes.append(f"{text} {share:.2%} of the pixels; for equal weights, set --class-weights even")
     return notes

@@ -83,7 +83,7 @@ class BatchLoader:
         """Yield the batches of one epoch, augmented and in random order. Raises DataError for an unreadable image."""
         count = len(reader.split)
         start, stop = epoch * count, epoch * count + min(count, len(self) * self.batch_size)
-        for batch in reader.batches(start, stop, self.batch_size):
+        for batch in reader.iterate_batches(start, stop, self.batch_size):
             images = {
                 name: normalise_views(self.preprocess, batch[name]) for name in ("images", "local") if name in batch
             }
@@ -91,7 +91,7 @@ class BatchLoader:
 
     def evaluation_batches(self, reader: EvalLoader) -> Iterator[Batch]:
         """Yield every image once, in order and without augmentation. Raises DataError for an unreadable image."""
-        for index, (samples, images) in enumerate(reader.batches(self.batch_size)):
+        for index, (samples, images) in enumerate(reader.iterate_batches(self.batch_size)):
             if index == len(self):
                 return
             if errors := [image for image in images if isinstance(image, DataError)]:

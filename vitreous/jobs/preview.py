@@ -62,15 +62,15 @@ def time_training_steps(run: Run, inputs: RunInputs, listener: ProgressListener)
     times: list[float] = []
     size = f"{run.step_size} images each"
 
-    def tick(state: TrainingState) -> None:
+    def record_step_time(state: TrainingState) -> None:
         times.append(time.perf_counter())
         listener.progress("timing steps", len(times), TIMED_STEPS + 1, size)
-        state.halt = len(times) > TIMED_STEPS
+        state.should_stop = len(times) > TIMED_STEPS
 
     with tempfile.TemporaryDirectory() as scratch:
         session = Session(run, inputs, RunFolder(Path(scratch)), listener)
         state = session.build()
         listener.progress("timing steps", 0, TIMED_STEPS + 1, size)
-        run_training_loop(state, session.batches(state), [(1, tick)])
+        run_training_loop(state, session.batches(state), [(1, record_step_time)])
     steps = [end - start for start, end in pairwise(times)] or [float("nan")]
     return sorted(steps)[len(steps) // 2], sum(p.numel() for p in state.objective.parameters())

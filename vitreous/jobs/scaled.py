@@ -43,7 +43,7 @@ def preview_distributed_run(options: TrainOptions, listener: ProgressListener) -
     _, run, inputs, _ = plan_run(local, listener)
     if options.images:
         run = replace(run, data=replace(run.data, images=options.images))
-    check_processes(run, Ranks(0, world, 0, joined=True))
+    check_processes(run, Ranks(0, world, 0, is_initialised=True))
     loader, length = (
         TrainLoader(inputs.train, run.preprocess, run.views, 0, exact=run.data.exact),
         measure_mean_file_size(inputs.train),

@@ -63,10 +63,10 @@ class SoupEvaluator:
     source: str
     data: Data
     split: str
-    how: InferenceOptions
+    inference_options: InferenceOptions
     _: KW_ONLY
     workers: int
-    skip: bool  # count unreadable images as wrong instead of stopping at them
+    skip_unreadable: bool  # count unreadable images as wrong instead of stopping at them
     listener: ProgressListener
 
     def judge(self, bundle: Bundle, name: str) -> Report:
@@ -81,9 +81,11 @@ class SoupEvaluator:
             done += images
             self.listener.progress(f"judge {name}", done, len(split))
 
-        engine = make_engine(bundle.model, preprocess, self.how, lambda: iterate_sample_images(self.data, preprocess))
+        engine = make_engine(
+            bundle.model, preprocess, self.inference_options, lambda: iterate_sample_images(self.data, preprocess)
+        )
         logits, bad = compute_split_logits(engine, EvalLoader(split, preprocess, self.workers), on_images=count_images)
-        check_unreadable_images(bad, len(split), "skip" if self.skip else "stop")
+        check_unreadable_images(bad, len(split), "skip" if self.skip_unreadable else "stop")
         return task.evaluate(logits, split.labels, np.array([sample not in bad for sample in range(len(split))]))
 
 
@@ -122,9 +124,9 @@ def soup(
             source,
             opened,
             split=split,
-            how=how or InferenceOptions(),
+            inference_options=how or InferenceOptions(),
             workers=count,
-            skip=bad_images == "skip",
+            skip_unreadable=bad_images == "skip",
             listener=listener,
         )
     except VitreousError as error:

@@ -166,8 +166,8 @@ def hold_out_inputs(opened: Data, inputs: RunInputs, share: float, split_seed: i
     training_split = opened.split("train")
     samples = draw_stratified_splits(training_split.labels, split_seed, {"val": share}, opened.groups)
     readable = np.ones(len(training_split), dtype=bool)
-    if inputs.rows is not None:
-        readable = np.isin(np.arange(len(training_split)), inputs.rows)
+    if inputs.train_indices is not None:
+        readable = np.isin(np.arange(len(training_split)), inputs.train_indices)
     kept_indices = (np.cumsum(readable) - 1)[samples["train"][readable[samples["train"]]]]
     cached = inputs.cached[kept_indices] if inputs.cached is not None else None
     return replace(
@@ -199,7 +199,7 @@ def run_transfer_protocol(
     if ray and ranks.world > 1:
         raise UsageError("--ray places the trial processes itself", "run without torchrun")
     protocol, document = read_protocol(folder)
-    with (signals := StopSignals()).caught():
+    with (signals := StopSignals()).catch():
         trials = list_trials(folder, run, protocol, opened)
         held_out = hold_out_inputs(opened, inputs, protocol.held_out_share, run.data.split_seed)
         if ray:
@@ -298,7 +298,7 @@ def choose_learning_rate(results: list[TrialResult], protocol: TransferProtocol)
             f"none of the {len(results)} trials kept a finite loss until the end", "use a smaller --lr-grid"
         )
     best, *runners_up = sorted(finite_results, key=lambda result: (-result.rank[0], -result.rank[1], result.lr))
-    score = f"{best.score:{METRICS[best.metric].form}}"
+    score = f"{best.score:{METRICS[best.metric].format_spec}}"
     reason = f"the best of the grid on {protocol.held_out} held-out images, {score}"
     if runners_up and runners_up[0].score == best.score:
         reason += f", equal to lr {runners_up[0].lr:g} " + (

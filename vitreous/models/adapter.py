@@ -83,7 +83,7 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         self.backbone.check_images(images)
         size = height_and_width(images)
         finest, *levels = self.prior(pad_to_coarsest_stride(images.to(self.level.dtype)))
-        token_maps, prior_tokens = self.exchange(images, levels)
+        token_maps, prior_tokens = self.run_interactions(images, levels)
         grids = [tuple(level.shape[2:]) for level in levels]
         level_tokens = torch.split(prior_tokens, [rows * columns for rows, columns in grids], 1)
         maps = [
@@ -99,7 +99,7 @@ class ViTAdapter(VisionModel[AdapterConfig]):
             outputs[stride] = norm(x + shared.to(x.dtype)).movedim(1, -1)
         return [outputs[stride] for stride in strides]
 
-    def exchange(self, images: Tensor, levels: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+    def run_interactions(self, images: Tensor, levels: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
         """Run the ViT's blocks and the interactions around them.
 
         Args:
@@ -116,7 +116,7 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         prior_tokens = torch.cat(
             [x.flatten(2).transpose(1, 2) + embedding for x, embedding in zip(levels, self.level, strict=True)], 1
         )
-        x, *context = vit.prepare(vit.place(tokens), vit.places(tokens))
+        x, *context = vit.prepare(vit.add_positions(tokens), vit.make_token_positions(tokens))
         blocks, interaction_tokens = iter(vit.encoder.blocks), list[Tensor]()
         for interaction, count in zip(self.interactions, self.config.groups, strict=True):
             prefix, patches = self.split(x)

@@ -28,17 +28,22 @@ def resnet_macs(blocks: tuple[int, ...], width: int, channels: int, image: tuple
     has a 1x1 shortcut. The last three are at the size after its stride.
     """
 
-    def places(scale: int) -> int:
+    def count_positions(scale: int) -> int:
         return math.ceil(image[0] / scale) * math.ceil(image[1] / scale)
 
-    total, inputs = 49 * channels * width * places(2), width
+    total, inputs = 49 * channels * width * count_positions(2), width
     for stage, depth in enumerate(blocks):
         inner, output_stride = width * 2**stage, 4 * 2**stage
         for index in range(depth):
             input_stride = output_stride // 2 if stage and not index else output_stride
-            middle = axial_macs(inner, image, input_stride) if axial else 9 * inner**2 * places(output_stride)
-            shortcut = 4 * inputs * inner * places(output_stride) if not index else 0
-            total += inputs * inner * places(input_stride) + middle + 4 * inner**2 * places(output_stride) + shortcut
+            middle = axial_macs(inner, image, input_stride) if axial else 9 * inner**2 * count_positions(output_stride)
+            shortcut = 4 * inputs * inner * count_positions(output_stride) if not index else 0
+            total += (
+                inputs * inner * count_positions(input_stride)
+                + middle
+                + 4 * inner**2 * count_positions(output_stride)
+                + shortcut
+            )
             inputs = 4 * inner
     return total
 

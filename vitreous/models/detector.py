@@ -30,7 +30,7 @@ class Detector(BackboneWithHead):
     """A backbone, a pyramid, proposals and heads. `backbone` is an existing backbone; the default is a fresh one."""
 
     def __init__(self, config: DetectorConfig, backbone: nn.Module | None = None) -> None:
-        super().__init__(config, backbone, (*LAST_NORM_NAMES, *config.backbone.unread(config.taps)))
+        super().__init__(config, backbone, (*LAST_NORM_NAMES, *config.backbone.list_unused_modules(config.taps)))
         self.pyramid = build_pyramid(config)
         self.proposals, self.regions = RegionProposals(config), RegionHeads(config)
 

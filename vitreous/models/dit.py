@@ -71,7 +71,7 @@ class DiT(VisionModel[DiTConfig]):
         """
         tokens = self.project(images)
         grid = tuple(tokens.shape[1:-1])
-        x = self.encode(self.place(tokens), self.condition(time, labels), grid)
+        x = self.encode(self.add_positions(tokens), self.condition(time, labels), grid)
         return unpatchify(torch.unflatten(x, 1, grid), self.config.patch)
 
     def first_layer(self) -> nn.Module:
@@ -87,7 +87,7 @@ class DiT(VisionModel[DiTConfig]):
         self.check_images(images)
         return self.projection(patchify(images, self.config.patch))
 
-    def place(self, tokens: Tensor) -> Tensor:
+    def add_positions(self, tokens: Tensor) -> Tensor:
         """(B, *grid, D) -> (B, N, D): add positions of the grid, and flatten."""
         table = get_device_table(sincos_position_table, tokens.device, tuple(tokens.shape[1:-1]), self.config.width)
         return (tokens + (table.to(tokens.dtype) if self.training else table)).flatten(1, -2)
@@ -106,10 +106,10 @@ class DiT(VisionModel[DiTConfig]):
     def encode(self, tokens: Tensor, condition: Tensor, grid: tuple[int, ...] | None = None) -> Tensor:
         """(B, N, D), (B, D) -> (B, N, patch x C'): the blocks, on tokens of this grid or of the native one, and the
         last layer."""
-        x = self.encoder(self.slots(tokens, grid or self.config.grid), condition)
+        x = self.encoder(self.split_time_slots(tokens, grid or self.config.grid), condition)
         return self.last(x.flatten(1, -2), condition)
 
-    def slots(self, tokens: Tensor, grid: tuple[int, ...]) -> Tensor:
+    def split_time_slots(self, tokens: Tensor, grid: tuple[int, ...]) -> Tensor:
         """(B, N, D) -> the blocks' input: unchanged, or (B, T, S, D) if blocks alternate."""
         return torch.unflatten(tokens, 1, (grid[0], -1)) if self.config.arrangement == "alternating" else tokens
 
@@ -119,6 +119,6 @@ class DiT(VisionModel[DiTConfig]):
         """(B, C, *image), (B,), (B,) int64 -> for each depth t, (B, N, D): every token after t blocks. Raises
         ValueError."""
         tokens = self.project(images)
-        x = self.slots(self.place(tokens), tuple(tokens.shape[1:-1]))
+        x = self.split_time_slots(self.add_positions(tokens), tuple(tokens.shape[1:-1]))
         outputs = self.encoder.features(x, depths, self.condition(time, labels))
         return [output.flatten(1, -2) for output in outputs]

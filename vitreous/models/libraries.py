@@ -190,7 +190,7 @@ def complete_config(config: ForeignConfig, module: nn.Module) -> ForeignConfig:
     images = torch.zeros(1, config.channels, *config.image, device="meta")
     try:
         with torch.no_grad():
-            output = encoder.raw(images)
+            output = encoder.forward_raw(images)
             layout = detect_feature_layout(module, output)
             tokens = flatten_features(output, layout)
             pooled = encoder.pool(tokens, layout, prefix := count_prefix_tokens(module, config, layout)).shape[-1]
@@ -322,7 +322,7 @@ class LibraryEncoder(nn.Module):
             output = torch.func.functional_call(self, weights, (x, verb, *arguments))
         return [tensor.to(dtype) for tensor in output] if isinstance(output, list) else output.to(dtype)
 
-    def raw(self, images: Tensor) -> Any:
+    def forward_raw(self, images: Tensor) -> Any:
         """(B, C, *image) -> the library's output after its last block and norm: tokens or a map."""
         forward_features = getattr(self.module, "forward_features", None)
         if forward_features is not None:
@@ -364,7 +364,7 @@ class LibraryEncoder(nn.Module):
         maps_by_index = dict(zip(indices, maps, strict=True))
         return [maps_by_index[index_by_stride[stride]].movedim(1, -1) for stride in strides]
 
-    def after(self, images: Tensor, depths: Sequence[int]) -> list[Tensor]:
+    def features_after(self, images: Tensor, depths: Sequence[int]) -> list[Tensor]:
         """(B, C, *image) -> (B, P + N, D) for each depth: every token after that many blocks, before the last norm."""
         module: Any = self.module
         by_depth: dict[int, Tensor]

@@ -39,7 +39,7 @@ class PackedViT(nn.Module):
         assert isinstance(model, ViT)
         if row is not None and row < 1:
             raise UsageError(f"row must be at least one token, not {row}")
-        self.model, self.row, self.masked = model, row, masked
+        self.model, self.max_tokens, self.use_mask = model, row, masked
 
     def forward(self, images: Sequence[Tensor], keep: Sequence[Tensor] | None = None) -> Tensor:
         """n images -> (n, classes): logits. `keep`: the indices (K_i,) int64 of the patches to use for each image;
@@ -51,27 +51,29 @@ class PackedViT(nn.Module):
         """n images -> a list of (P + N_i, D): every token after the last norm. Raises as `forward`."""
         if not images:
             raise ValueError("images is empty")
-        sequences = self.place(images, keep)
+        sequences = self.embed_patches(images, keep)
         order = sorted(range(len(sequences)), key=lambda index: len(sequences[index]))  # equal lengths are adjacent
         features: list[Tensor] = []
         is_training = torch.is_grad_enabled() and not self.is_masked(images[0])
         for chunk in pack_sequences(
             [len(sequences[index]) for index in order],
-            self.row or (TRAINING_ROW_TOKENS if is_training else PACKED_ROW_TOKENS),
+            self.max_tokens or (TRAINING_ROW_TOKENS if is_training else PACKED_ROW_TOKENS),
         ):
             features += self.encode([sequences[index] for index in order[chunk]])
         return [features[position] for position in sorted(range(len(order)), key=order.__getitem__)]
 
     def is_masked(self, tensor: Tensor) -> bool:
         """Return whether attention on the tensor's device uses a mask."""
-        return tensor.device.type != "cpu" if self.masked is None else self.masked
+        return tensor.device.type != "cpu" if self.use_mask is None else self.use_mask
 
-    def place(self, images: Sequence[Tensor], keep: Sequence[Tensor] | None = None) -> list[Tensor]:
+    def embed_patches(self, images: Sequence[Tensor], keep: Sequence[Tensor] | None = None) -> list[Tensor]:
         """n images (C, *size) -> a list of (P + N, D): the first block's input, for all patches or the patches in
         `keep`. Images of the same size are projected together, and their positions are resized once."""
         sequences: dict[int, Tensor] = {}
         for image_indices in group_by_size(images):
-            tokens = self.model.place(self.model.project(torch.stack([images[index] for index in image_indices])))
+            tokens = self.model.add_positions(
+                self.model.project(torch.stack([images[index] for index in image_indices]))
+            )
             if keep is None:
                 sequences |= zip(image_indices, self.model.with_prefix(tokens), strict=True)
                 continue

@@ -49,13 +49,15 @@ class RegionProposals(nn.Module):
 
         self.config = config
         self.head = RPNHead(config.width, len(ANCHOR_RATIOS), config.sizes.rpn)
-        self.cells = [build_anchor_cells(config.anchor * stride, config.round_anchors) for stride in config.strides]
+        self.anchor_cells = [
+            build_anchor_cells(config.anchor * stride, config.round_anchors) for stride in config.strides
+        ]
         self.coder = BoxCoder((1.0, 1.0, 1.0, 1.0))
         self.matcher = Matcher(ANCHOR_FOREGROUND_IOU, ANCHOR_BACKGROUND_IOU, allow_low_quality_matches=True)
 
     def forward(self, levels: Sequence[Tensor], size: tuple[int, int]) -> Proposals:
         """Levels (B, W, h, w) of images of (height, width) `size` -> P proposals per image."""
-        return self.propose(*self.predict(levels), self.anchors(levels), size)
+        return self.propose(*self.predict(levels), self.make_anchors(levels), size)
 
     def predict(self, levels: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Levels (B, W, h, w) -> (B, A) float32 logits and (B, A, 4) float32 corrections of the anchors."""
@@ -65,11 +67,11 @@ class RegionProposals(nn.Module):
         count = len(levels[0])
         return logits.float().view(count, -1), deltas.float().view(count, -1, 4)
 
-    def anchors(self, levels: Sequence[Tensor]) -> list[Tensor]:
+    def make_anchors(self, levels: Sequence[Tensor]) -> list[Tensor]:
         """Levels (B, W, h, w) -> (h w 3, 4) float32 anchors per level: as torchvision's `AnchorGenerator`, or as
         detectron2's `DefaultAnchorGenerator` if they are not rounded."""
         anchors: list[Tensor] = []
-        for level, stride, cells in zip(levels, self.config.strides, self.cells, strict=True):
+        for level, stride, cells in zip(levels, self.config.strides, self.anchor_cells, strict=True):
             y, x = (torch.arange(length, device=level.device) * float(stride) for length in level.shape[2:])
             shifts = torch.stack(torch.meshgrid(y, x, indexing="ij")[::-1] * 2, -1)  # (h, w, 4)
             anchors.append((shifts[:, :, None] + torch.tensor(cells, device=level.device)).view(-1, 4))
@@ -118,10 +120,10 @@ class RegionProposals(nn.Module):
         For an image with n sampled anchors, `objectness` is the mean cross-entropy over them, `proposals` the sum of
         smooth L1 over the foreground ones, divided by n.
         """
-        (logits, deltas), anchors = self.predict(levels), self.anchors(levels)
+        (logits, deltas), anchors = self.predict(levels), self.make_anchors(levels)
         all_anchors, image_losses = torch.cat(anchors), list[Tensor]()
         for image, (boxes, crowd) in enumerate(zip(targets["boxes"], targets["crowd"], strict=True)):
-            labels, match = self.matches(all_anchors, boxes[~crowd], boxes[crowd])
+            labels, match = self.match_anchors(all_anchors, boxes[~crowd], boxes[crowd])
             keys = draw_splitmix64(targets["keys"][image], len(labels))
             positive, negative = sample_foreground_background(labels, keys, self.config.sizes.anchors, 0.5)
             sampled = torch.cat([positive, negative])
@@ -133,7 +135,7 @@ class RegionProposals(nn.Module):
         losses = {"objectness": objectness, "proposals": corrections}
         return losses, self.propose(logits.detach(), deltas.detach(), anchors, size)
 
-    def matches(self, anchors: Tensor, boxes: Tensor, crowds: Tensor) -> tuple[Tensor, Tensor]:
+    def match_anchors(self, anchors: Tensor, boxes: Tensor, crowds: Tensor) -> tuple[Tensor, Tensor]:
         """(A, 4), (n, 4), (m, 4) -> (A,) int64, 1 for foreground, 0 for background, -1 for ignored, and (A,) int64, the
         index of the matched object."""
         from torchvision.ops import box_iou

@@ -49,7 +49,7 @@ class RegionHeads(nn.Module):
     def forward(self, levels: Sequence[Tensor], proposals: Proposals, size: tuple[int, int]) -> tuple[Tensor, ...]:
         """Levels (B, W, h, w), proposals of images of (height, width) `size` -> the output of `Detector.forward`, N
         entries per image."""
-        logits, corrections = self.box(self.read(levels, prepend_image_indices(proposals.boxes), BOX_BINS))
+        logits, corrections = self.box(self.pool_regions(levels, prepend_image_indices(proposals.boxes), BOX_BINS))
         images, count = proposals.boxes.shape[:2]
         logits = logits.float()
         scores = logits.softmax(-1)[:, 1:] if self.config.scores == "softmax" else logits[:, 1:].sigmoid()
@@ -58,15 +58,15 @@ class RegionHeads(nn.Module):
         boxes = self.coder.decode_single(deltas, proposals.boxes.flatten(0, 1)).view(images, count, -1, 4)
         boxes = clip_boxes(boxes if self.config.agnostic else boxes[:, :, 1:], size)
         boxes = boxes.expand(-1, -1, self.config.classes, -1)
-        boxes, scores, labels = self.choose(boxes, scores)
+        boxes, scores, labels = self.select_detections(boxes, scores)
         if self.mask is None:
             return boxes, scores, labels
-        logits = self.mask(self.read(levels, prepend_image_indices(boxes), MASK_BINS)).float()
+        logits = self.mask(self.pool_regions(levels, prepend_image_indices(boxes), MASK_BINS)).float()
         mask_labels = labels.flatten()[:, None, None, None].expand(-1, 1, *logits.shape[2:])
         masks = logits.gather(1, mask_labels).view(*labels.shape, *logits.shape[2:]).sigmoid()
         return boxes, scores, labels, masks
 
-    def choose(self, boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def select_detections(self, boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, P, K, 4), (B, P, K) -> boxes (B, N, 4), scores (B, N) and labels (B, N) int64: the best above the
         threshold after non-maximum suppression per class; zeros after the last."""
         c, zero = self.config, torch.zeros((), device=scores.device)
@@ -103,7 +103,7 @@ class RegionHeads(nn.Module):
         samples = [self.sample_training_regions(proposals, targets, image) for image in range(len(proposals.boxes))]
         counts = [len(labels) for _, labels, _ in samples]
         regions = torch.cat([prepend_image_index(boxes, image) for image, (boxes, _, _) in enumerate(samples)])
-        logits, corrections = self.box(self.read(levels, regions, BOX_BINS))
+        logits, corrections = self.box(self.pool_regions(levels, regions, BOX_BINS))
         image_losses: list[Tensor] = []
         outputs = zip(torch.split(logits.float(), counts), torch.split(corrections.float(), counts), strict=True)
         for image, row in enumerate(outputs):
@@ -125,7 +125,7 @@ class RegionHeads(nn.Module):
             return losses
         objects = [(boxes[labels > 0], match[labels > 0]) for boxes, labels, match in samples]
         regions = torch.cat([prepend_image_index(boxes, image) for image, (boxes, _) in enumerate(objects)])
-        logits = self.mask(self.read(levels, regions, MASK_BINS)).float()
+        logits = self.mask(self.pool_regions(levels, regions, MASK_BINS)).float()
         logits = torch.split(logits, [len(match) for _, match in objects])
         image_losses = [
             maskrcnn_loss(
@@ -163,7 +163,7 @@ class RegionHeads(nn.Module):
         )
         return boxes[selected], target_labels[selected], match[selected].clamp(min=0)
 
-    def read(self, levels: Sequence[Tensor], regions: Tensor, bins: int) -> Tensor:
+    def pool_regions(self, levels: Sequence[Tensor], regions: Tensor, bins: int) -> Tensor:
         """Levels (B, W, h, w), regions (n, 5) -> (n, W, bins, bins) in the dtype of the levels; the coarsest level is
         used only for proposals."""
         used_levels, strides = levels[:-1], self.config.strides[:-1]

@@ -24,7 +24,7 @@ class Segmenter(BackboneWithHead):
 
     def __init__(self, config: SegmenterConfig, backbone: nn.Module | None = None) -> None:
         widths, patches = map_widths_and_patches(config)
-        super().__init__(config, backbone, config.backbone.unread([patch[0] for patch in patches]))
+        super().__init__(config, backbone, config.backbone.list_unused_modules([patch[0] for patch in patches]))
         self.head = build_decoder(config, widths, patches)
 
     @classmethod

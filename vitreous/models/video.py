@@ -115,7 +115,7 @@ class Video(ViT):
         """
         if not self.config.factorised:
             return super().encode_to_depths(tokens, depths)
-        (x,) = self.prepare(self.place(tokens), self.places(tokens))
+        (x,) = self.prepare(self.add_positions(tokens), self.make_token_positions(tokens))
         return [self.join(output) for output in self.encoder.features(x, depths)]
 
     def run_temporal_blocks(self, x: Tensor) -> Tensor:

@@ -189,7 +189,7 @@ class ViT(VisionModel[ViTConfig]):
         """(B, C, *image) -> (B, classes): logits."""
         self.warn_about_size(images, stacklevel=6)
         tokens = self.project(images)
-        return self.answer(self.place(tokens), self.places(tokens))
+        return self.forward_tokens(self.add_positions(tokens), self.make_token_positions(tokens))
 
     def first_layer(self) -> nn.Module:
         """The layer that is applied to the image: the projection, or the first convolution of the stem."""
@@ -198,12 +198,14 @@ class ViT(VisionModel[ViTConfig]):
     def forward_patches(self, images: Tensor, index: Tensor) -> Tensor:
         """(B, C, *image), (B, K) int64 -> (B, classes): logits from the patches with these indices only."""
         tokens = self.project(images)
-        return self.answer(gather_tokens(self.place(tokens), index), self.places(tokens, index))
+        return self.forward_tokens(
+            gather_tokens(self.add_positions(tokens), index), self.make_token_positions(tokens, index)
+        )
 
     def encode_patches(self, images: Tensor, index: Tensor) -> Tensor:
         """(B, C, *image), (B, K) int64 -> (B, P + K, D): every token, from the patches with these indices only."""
         tokens = self.project(images)
-        return self.encode(gather_tokens(self.place(tokens), index), self.places(tokens, index))
+        return self.encode(gather_tokens(self.add_positions(tokens), index), self.make_token_positions(tokens, index))
 
     def blocks(self) -> list[nn.Module]:
         """The residual blocks in order, with layer indices from 0."""
@@ -213,7 +215,7 @@ class ViT(VisionModel[ViTConfig]):
         """(B, C, *image) -> (B, P + N, D): every token after the last norm."""
         self.warn_about_size(images, stacklevel=3)
         tokens = self.project(images)
-        return self.encode(self.place(tokens), self.places(tokens))
+        return self.encode(self.add_positions(tokens), self.make_token_positions(tokens))
 
     def features_after(self, images: Tensor, depths: Sequence[int]) -> list[Tensor]:
         """(B, C, *image) -> for each depth t, (B, P + N, D): every token after t blocks, before the last norm.
@@ -234,7 +236,7 @@ class ViT(VisionModel[ViTConfig]):
 
     def encode_to_depths(self, tokens: Tensor, depths: Sequence[int]) -> list[Tensor]:
         """(B, *grid, D) -> for each depth t, (B, P + N, D): the output of `project` after t blocks."""
-        x, *context = self.prepare(self.place(tokens), self.places(tokens))
+        x, *context = self.prepare(self.add_positions(tokens), self.make_token_positions(tokens))
         return [output.flatten(1, -2) for output in self.encoder.features(x, depths, *context)]
 
     def last_map(self, tokens: Tensor) -> Tensor:
@@ -279,7 +281,7 @@ class ViT(VisionModel[ViTConfig]):
             images = self.stem(images.to(next(self.stem.parameters()).dtype)).movedim(-1, 1)
         return self.projection(patchify(images, self.cell))
 
-    def place(self, tokens: Tensor) -> Tensor:
+    def add_positions(self, tokens: Tensor) -> Tensor:
         """(B, *grid, D) -> (B, N, D): add positions, resized to the input's grid, and flatten."""
         if self.position is not None and self.config.positions.at == "input":
             table = self.positions_at(tuple(tokens.shape[1:-1])).to(tokens.device)
@@ -291,12 +293,12 @@ class ViT(VisionModel[ViTConfig]):
         assert self.position is not None
         return self.position.read(grid)
 
-    def places(self, tokens: Tensor, index: Tensor | None = None) -> TokenPositions:
+    def make_token_positions(self, tokens: Tensor, index: Tensor | None = None) -> TokenPositions:
         """The positions of the tokens of a (B, *grid, D), or only of those with the indices `index` (B, K) int64, for
         `encode`."""
         return TokenPositions(tuple(tokens.shape[1:-1]), self.config.prefix, index)
 
-    def answer(self, tokens: Tensor, positions: TokenPositions | None = None) -> Tensor:
+    def forward_tokens(self, tokens: Tensor, positions: TokenPositions | None = None) -> Tensor:
         """(B, N, D) -> (B, classes): from tokens with positions to logits, computing only the tokens that `pool` uses.
         Raises ValueError as `encode`."""
         return self.classify(self.pool(self.encode(tokens, positions, all_tokens=False)))

@@ -88,7 +88,7 @@ class Attention(nn.Module):
         `mask` (..., 1, N, N) bool is true where a query (row) may attend to a key; None: no mask. With `Segments`,
         sequences do not attend to each other, and `queries` must be all tokens.
         """
-        if queries != ALL_QUERIES and mask is None and (layer := self.opened()) is not None:
+        if queries != ALL_QUERIES and mask is None and (layer := self.get_qkv_parameters()) is not None:
             return attend_few_queries(x[..., queries, :], x, *layer, self.heads)
         q, k, v = self.split(x)
         if isinstance(mask, Segments):
@@ -96,7 +96,7 @@ class Attention(nn.Module):
         allowed = mask if mask is None or queries == ALL_QUERIES else mask[..., queries, :]
         return dot_product_attention(q[..., queries, :], k, v, allowed).transpose(-3, -2).flatten(-2)
 
-    def opened(self) -> tuple[Tensor, Tensor | None] | None:
+    def get_qkv_parameters(self) -> tuple[Tensor, Tensor | None] | None:
         """Return weight (3 D, D) and bias (3 D,) of the query-key-value layer.
 
         Return None if the layer is more than a matrix product, or if its weight is not a plain tensor (quantised by
@@ -128,7 +128,7 @@ class QKNormAttention(Attention):
         super().__init__(width, heads, bias)
         self.query_norm, self.key_norm = (nn.RMSNorm(width // heads, eps=1e-6) for _ in range(2))
 
-    def opened(self) -> None:
+    def get_qkv_parameters(self) -> None:
         """Return None: normalised queries and keys are more than a matrix product."""
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -61,7 +61,7 @@ class GeluContext(FunctionContext):
     """Autograd context of `GeluLinear`: the form of GELU, and whether this project's kernel computes it."""
 
     gelu: str
-    own: bool
+    use_kernel: bool
 
 
 class GeluLinear(torch.autograd.Function):
@@ -73,8 +73,10 @@ class GeluLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: GeluContext, hidden: Tensor, weight: Tensor, bias: Tensor, gelu: str) -> Tensor:
         ctx.save_for_backward(hidden, weight)
-        ctx.gelu, ctx.own = gelu, kernels.can_apply_gelu(hidden)
-        return F.linear(kernels.gelu_bf16(hidden, gelu) if ctx.own else F.gelu(hidden, approximate=gelu), weight, bias)
+        ctx.gelu, ctx.use_kernel = gelu, kernels.can_apply_gelu(hidden)
+        return F.linear(
+            kernels.gelu_bf16(hidden, gelu) if ctx.use_kernel else F.gelu(hidden, approximate=gelu), weight, bias
+        )
 
     @staticmethod
     @once_differentiable
@@ -83,7 +85,7 @@ class GeluLinear(torch.autograd.Function):
         of_hidden, of_weight, of_bias, _ = ctx.needs_input_grad
         flat_grad = grad.flatten(0, -2)
         d_weight = d_hidden = None
-        if ctx.own and of_weight:
+        if ctx.use_kernel and of_weight:
             d_hidden = grad @ weight
             activated = kernels.gelu_bf16_backward_(d_hidden, hidden, ctx.gelu).flatten(0, -2)
             d_weight = (
@@ -164,9 +166,9 @@ class ResidualBranch(nn.Module):
             y = self.part(self.norm(x), *context)
         else:
             y, x = self.part(self.norm(x), *context, queries=queries), x[..., queries, :]
-        return x + self.shorten(F.dropout(y, self.dropout, self.training))
+        return x + self.scale_and_drop(F.dropout(y, self.dropout, self.training))
 
-    def shorten(self, y: Tensor) -> Tensor:
+    def scale_and_drop(self, y: Tensor) -> Tensor:
         """(B, ..., D) -> (B, ..., D): scale the branch's output and drop it for some samples in training."""
         if self.scale is not None:
             y = y * self.scale
@@ -194,7 +196,7 @@ class PostNormResidualBranch(ResidualBranch):
             y = self.part(x, *context)
         else:
             y, x = self.part(x, *context, queries=queries), x[..., queries, :]
-        return x + self.shorten(self.norm(F.dropout(y, self.dropout, self.training)))
+        return x + self.scale_and_drop(self.norm(F.dropout(y, self.dropout, self.training)))
 
 
 class Block(nn.Module):

@@ -29,7 +29,7 @@ class Encoder(nn.Module):
         self, width: int, blocks: Sequence[nn.Module], eps: float = 1e-6, norm: bool = True, *, read: int | None = None
     ) -> None:
         super().__init__()
-        self.blocks, self.read = nn.ModuleList(blocks), read
+        self.blocks, self.num_output_tokens = nn.ModuleList(blocks), read
         self.norm = nn.LayerNorm(width, eps=eps) if norm else nn.Identity()
 
     def forward(self, x: Tensor, *context: Any, all_tokens: bool = True) -> Tensor:
@@ -40,8 +40,8 @@ class Encoder(nn.Module):
     def run_blocks(self, x: Tensor, *context: Any, all_tokens: bool = True) -> Tensor:
         """(..., N, D) -> (..., N, D), or (..., read, D) if `all_tokens` is false: the blocks without the final norm."""
         for block in self.blocks:
-            is_partial = self.read and not all_tokens and block is self.blocks[-1]
-            x = self.step(partial(block, queries=slice(self.read)) if is_partial else block, x, *context)
+            is_partial = self.num_output_tokens and not all_tokens and block is self.blocks[-1]
+            x = self.step(partial(block, queries=slice(self.num_output_tokens)) if is_partial else block, x, *context)
         return x
 
     def features(self, x: Tensor, taps: Sequence[int], *context: Any) -> list[Tensor]:

@@ -99,7 +99,7 @@ def copy_frozen(module: nn.Module, dtype: torch.dtype, packed: bool, omitted_chi
 class FrozenAttention(Attention):
     """Attention whose layers are `FrozenLinear` or `PackedLinear`."""
 
-    def opened(self) -> tuple[Tensor, Tensor | None] | None:
+    def get_qkv_parameters(self) -> tuple[Tensor, Tensor | None] | None:
         """Return weight (3 D, D) and bias (3 D,), or None if the weight is packed."""
         return (self.qkv.weight, self.qkv.bias) if isinstance(self.qkv, FrozenLinear) else None
 
@@ -165,7 +165,12 @@ class FrozenConv(StandardizedConv):
 
     def __init__(self, conv: StandardizedConv) -> None:
         nn.Module.__init__(self)
-        self.kernel, self.stride, self.numerics, self.same = conv.kernel, conv.stride, conv.numerics, conv.same
+        self.kernel, self.stride, self.numerics, self.use_same_padding = (
+            conv.kernel,
+            conv.stride,
+            conv.numerics,
+            conv.use_same_padding,
+        )
         self.weight = nn.Parameter(conv.filters().detach().float(), requires_grad=False)
 
     def filters(self) -> Tensor:
@@ -289,11 +294,11 @@ class PackedLinear(nn.Module):
         self.dtype = dtype
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
         self.gelu = gelu if uses_native_gelu(dtype) else None
-        self.after = ("none", "") if gelu in (None, self.gelu) else ("gelu", gelu)
+        self.post_op = ("none", "") if gelu in (None, self.gelu) else ("gelu", gelu)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
-        post_op, form = self.after
+        post_op, form = self.post_op
         y = torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.weight, self.bias, post_op, [], form)
         return y if self.gelu is None else kernels.gelu_bf16_(y, self.gelu)
 

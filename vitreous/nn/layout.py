@@ -79,12 +79,12 @@ class WindowedAttention(nn.Module):
         y = self.part(*self.split(x))
         if not self.takes_grid:
             y = y.unflatten(-2, self.size)
-        return self.unshift_and_crop(window_reverse(y, self.whole(grid)), grid)
+        return self.unshift_and_crop(window_reverse(y, self.get_padded_grid(grid)), grid)
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """(B, *grid, D) -> inputs of the submodule: (B, *count, *size, D), or (B, *count, T, D) if it takes sequences,
         T = prod(size); and the mask (*count, 1, T, T) bool, if some tokens of a window may not attend to others."""
-        windows, mask = self.cut(x), self.mask(tuple(x.shape[1:-1]), x.device)
+        windows, mask = self.partition_windows(x), self.mask(tuple(x.shape[1:-1]), x.device)
         windows = windows if self.takes_grid else windows.flatten(1 + len(self.size), -2)
         return (windows,) if mask is None else (windows, mask)
 
@@ -94,11 +94,11 @@ class WindowedAttention(nn.Module):
             return self.shift
         return tuple(s if g > w else 0 for g, w, s in zip(grid, self.size, self.shift, strict=True))
 
-    def whole(self, grid: tuple[int, ...]) -> tuple[int, ...]:
+    def get_padded_grid(self, grid: tuple[int, ...]) -> tuple[int, ...]:
         """Return the size of the grid padded to whole windows."""
         return tuple(-(-g // w) * w for g, w in zip(grid, self.size, strict=True))
 
-    def cut(self, x: Tensor) -> Tensor:
+    def partition_windows(self, x: Tensor) -> Tensor:
         """(B, *grid, D) -> (B, *count, *size, D): pad with zeros, shift and partition."""
         return window_partition(self.shift_and_pad_grid(x), self.size)
 
@@ -129,12 +129,12 @@ class WindowedAttention(nn.Module):
         if not any(shift) and not has_padding:
             return None
         # 1, plus a bit for each seam before the token; 0 is padding, from `window_partition`
-        padded_grid = grid if has_padding else self.whole(grid)
+        padded_grid = grid if has_padding else self.get_padded_grid(grid)
         region = torch.ones((1, *padded_grid, 1), dtype=torch.long, device=device)
         for axis, (length, s) in enumerate(zip(padded_grid, shift, strict=True)):
             is_wrapped = torch.arange(length, device=device) < s  # the shift moves them to the end
             region = region + is_wrapped.view(*(-1 if a == axis else 1 for a in range(len(padded_grid))), 1) * 2 ** (
                 1 + axis
             )
-        regions = self.cut(region)[0].flatten(len(grid))  # (*count, T)
+        regions = self.partition_windows(region)[0].flatten(len(grid))  # (*count, T)
         return (regions[..., :, None] == regions[..., None, :])[..., None, :, :]

@@ -39,12 +39,14 @@ class LocalAttention(Attention):
         qkv, prefix = self.qkv(x), positions.prefix
         q, k, v = split_heads(qkv, self.heads)
         prefix_kv = k[..., :prefix, :], v[..., :prefix, :]
-        patches = self.within(qkv[..., prefix:, :].unflatten(-2, positions.grid), *prefix_kv).flatten(1, -2)
+        patches = self.attend_within_windows(qkv[..., prefix:, :].unflatten(-2, positions.grid), *prefix_kv).flatten(
+            1, -2
+        )
         if not prefix:
             return patches
         return torch.cat([dot_product_attention(q[..., :prefix, :], k, v).transpose(-3, -2).flatten(-2), patches], -2)
 
-    def within(self, grid: Tensor, first_keys: Tensor, first_values: Tensor) -> Tensor:
+    def attend_within_windows(self, grid: Tensor, first_keys: Tensor, first_values: Tensor) -> Tensor:
         """(B, *grid, 3 D) queries, keys and values of patches, (B, h, P, d) keys and values of the prefix tokens ->
         (B, *grid, D)."""
         grid_size = tuple(grid.shape[1:-1])
@@ -52,7 +54,7 @@ class LocalAttention(Attention):
             remainder = length % self.window
             if remainder and length > self.window:
                 slabs = grid.split_with_sizes([length - remainder, remainder], axis)
-                return torch.cat([self.within(slab, first_keys, first_values) for slab in slabs], axis)
+                return torch.cat([self.attend_within_windows(slab, first_keys, first_values) for slab in slabs], axis)
         size = tuple(min(length, self.window) for length in grid_size)
         windows = window_partition(grid, size)  # (B, *count, *size, 3 D)
         count = tuple(windows.shape[1 : 1 + len(size)])
@@ -69,14 +71,14 @@ class LocalAttention(Attention):
         """(B, P + N, D) -> (B, h, Q, P + N): the attention probabilities of the `queries`, or of all tokens, 0 outside
         a patch's window. Rows are queries and sum to one."""
         q, k, _ = self.split(x)
-        mask = None if self.sees_whole_grid(positions) else self.seen(positions).to(x.device)[queries]
+        mask = None if self.sees_whole_grid(positions) else self.make_attention_mask(positions).to(x.device)[queries]
         return attention_probabilities(q[..., queries, :], k, mask)
 
     def sees_whole_grid(self, positions: TokenPositions) -> bool:
         """Return whether every token attends to all tokens."""
         return not self.window or max(positions.grid) <= self.window
 
-    def seen(self, positions: TokenPositions) -> Tensor:
+    def make_attention_mask(self, positions: TokenPositions) -> Tensor:
         """-> (P + N, P + N) bool: whether each token (row) may attend to another (column)."""
         lines = [torch.arange(length) // self.window for length in positions.grid]
         window = torch.stack([line.flatten() for line in torch.meshgrid(*lines, indexing="ij")])  # (axes, N)

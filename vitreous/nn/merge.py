@@ -34,7 +34,7 @@ def merge_similar_tokens(
     merged_indices, kept_indices = order[:, :count, None], order[:, count:, None]
     target = partner[..., None].gather(1, merged_indices)
 
-    def joined(values: Tensor) -> Tensor:
+    def merge_values(values: Tensor) -> Tensor:
         sources, targets = values[:, protected::2], values[:, protected + 1 :: 2]
         width = values.shape[-1]
         targets = targets.scatter_add(
@@ -42,8 +42,8 @@ def merge_similar_tokens(
         )
         return torch.cat([values[:, :protected], sources.gather(1, kept_indices.expand(-1, -1, width)), targets], 1)
 
-    total = joined(sizes)
-    return joined(tokens * sizes) / total, total
+    total = merge_values(sizes)
+    return merge_values(tokens * sizes) / total, total
 
 
 class TokenMergingEncoder(nn.Module):
@@ -55,14 +55,14 @@ class TokenMergingEncoder(nn.Module):
 
     def __init__(self, encoder: Encoder, count: int, protected: int, mean: bool) -> None:
         super().__init__()
-        self.blocks, self.norm, self.read = encoder.blocks, encoder.norm, encoder.read
+        self.blocks, self.norm, self.num_output_tokens = encoder.blocks, encoder.norm, encoder.num_output_tokens
         self.count, self.protected, self.mean = count, protected, mean
 
     def forward(self, x: Tensor, all_tokens: bool = True) -> Tensor:
         """(B, N, D) -> (B, fewer, D), or (B, read, D) if `all_tokens` is false."""
         patches, sizes = x.shape[1] - self.protected, x.new_ones(*x.shape[:2], 1)
         for block in self.blocks:
-            queries = slice(self.read) if not all_tokens and block is self.blocks[-1] else ALL_QUERIES
+            queries = slice(self.num_output_tokens) if not all_tokens and block is self.blocks[-1] else ALL_QUERIES
             assert isinstance(block, Block)
             branch = block.attention
             assert isinstance(branch, FrozenBranch) and isinstance(branch.part, Attention)

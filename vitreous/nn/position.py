@@ -29,7 +29,7 @@ class TokenPositions(NamedTuple):
     prefix: int = 0
     index: Tensor | None = None  # pyright: ignore[reportIncompatibleMethodOverride]  # replaces tuple.index
 
-    def read(self, table: Tensor) -> Tensor:
+    def select_entries(self, table: Tensor) -> Tensor:
         """(*grid, C) -> (1 or B, K, C): the table entries of the patch tokens."""
         entries = table.flatten(0, -2)
         return entries[None] if self.index is None else entries[self.index]
@@ -78,12 +78,12 @@ class LearnedPosition(Position):
 
     def __init__(self, grid: tuple[int, ...], width: int, mode: str = "bicubic-antialias") -> None:
         super().__init__()
-        self.how = mode
+        self.resize_rule = mode
         self.table = nn.Parameter(torch.empty(*grid, width).normal_(std=0.02))
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
         """(*grid, D)."""
-        return resize_position_table(self.table, grid, self.how)
+        return resize_position_table(self.table, grid, self.resize_rule)
 
 
 class LearnedAxesPosition(Position):
@@ -96,14 +96,14 @@ class LearnedAxesPosition(Position):
         super().__init__()
         if width % len(grid):
             raise ValueError(f"width {width} is not a multiple of {len(grid)} axes")
-        self.how = mode
+        self.resize_rule = mode
         self.tables = nn.ParameterList(torch.empty(length, width // len(grid)).normal_(std=0.02) for length in grid)
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
         """(*grid, D)."""
         return combine_axis_tables(
             [
-                resize_position_table(table, (length,), self.how)
+                resize_position_table(table, (length,), self.resize_rule)
                 for table, length in zip(self.tables, grid, strict=True)
             ],
             grid,
@@ -197,7 +197,7 @@ def sinusoid_position_table(grid: tuple[int, ...], width: int) -> Tensor:
 
 def gather_token_positions(position: Position, slots: Tensor | None, positions: TokenPositions) -> Tensor:
     """(1 or B, P + K, D): the position embedding of every token; prefix tokens beyond the `slots` (S, D) have none."""
-    table = positions.read(position.read(positions.grid))
+    table = positions.select_entries(position.read(positions.grid))
     front = table.new_zeros(positions.prefix, table.shape[-1])
     if slots is not None:
         front = torch.cat([slots, front[len(slots) :]])

@@ -96,7 +96,9 @@ class RotaryAttention(Attention):
     def project_rotated_qkv(self, x: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Tensor]:
         """(B, N, D) -> rotated queries and keys, and values, each (B, h, N, d)."""
         q, k, v = self.split(x)
-        angles = positions.read(self.angles(positions.grid, q.shape[-1], x.device))[:, None]  # (1 or B, 1, K, d / 2)
+        angles = positions.select_entries(self.angles(positions.grid, q.shape[-1], x.device))[
+            :, None
+        ]  # (1 or B, 1, K, d / 2)
         cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
         return (
             apply_rotary_embedding(q, cos, sin, positions.prefix),
@@ -143,17 +145,17 @@ class GridAttention(Attention):
     def forward_before_output(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """(..., h, w, D) -> (..., h, w, D); `mask` (..., 1, h w, h w) bool is true where a query may attend to a
         key."""
-        y = attend_unscaled(*self.joined(x), mask)
+        y = attend_unscaled(*self.build_joint_qkv(x), mask)
         return torch.unflatten(y.transpose(-3, -2).flatten(-2), -2, x.shape[-3:-1])
 
     def weights(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL_QUERIES) -> Tensor:
         """(..., h, w, D) -> (..., heads, Q, h w): the attention probabilities of the `queries`, or of all h w. Rows are
         queries and sum to one."""
-        q, k, _ = self.joined(x)
+        q, k, _ = self.build_joint_qkv(x)
         logits = q[..., queries, :] @ k.mT
         return mask_logits(logits, None if mask is None else mask[..., queries, :]).softmax(-1)
 
-    def joined(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def build_joint_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(..., h, w, D) -> queries and keys, (..., heads, h w, d + h + w), whose products are the logits, and values,
         (..., heads, h w, d).
 

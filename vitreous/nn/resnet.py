@@ -29,7 +29,7 @@ class ResNetNumerics(NamedTuple):
     """
 
     eps: float
-    where: str
+    eps_placement: str
     norm_eps: float
     border: float = 0.0
 
@@ -96,7 +96,7 @@ class StandardizedConv(nn.Module):
         self, inputs: int, outputs: int, kernel: int, stride: int = 1, *, numerics: str = "google", same: bool = False
     ) -> None:
         super().__init__()
-        self.kernel, self.stride, self.numerics, self.same = kernel, stride, numerics, same
+        self.kernel, self.stride, self.numerics, self.use_same_padding = kernel, stride, numerics, same
         self.weight = nn.Parameter(torch.empty(outputs, inputs, kernel, kernel))
         std = (inputs * kernel**2) ** -0.5 / 0.87962566103423978  # corrects for truncation at 2 std
         nn.init.trunc_normal_(self.weight, std=std, a=-2 * std, b=2 * std)
@@ -104,7 +104,7 @@ class StandardizedConv(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, I, H, W) -> (B, O, ceil(H / stride), ceil(W / stride))."""
         needs_same_padding = (
-            self.same and self.stride > 1
+            self.use_same_padding and self.stride > 1
         )  # with stride 1, SAME is symmetric for odd kernels and costs no copy
         x = pad_same(x, self.kernel, self.stride) if needs_same_padding else x
         return F.conv2d(x, self.filters(), None, self.stride, 0 if needs_same_padding else (self.kernel - 1) // 2)
@@ -207,7 +207,7 @@ class LineAttention(nn.Module):
         if width % (2 * heads):
             raise ValueError(f"width {width} is not a multiple of {2 * heads}, twice the heads")
         self.heads, head = heads, width // heads
-        self.parts = (head // 2, head // 2, head)  # q, k, v of a head
+        self.split_sizes = (head // 2, head // 2, head)  # q, k, v of a head
         self.qkv = nn.Linear(width, 2 * width, bias=False)
         self.norm_qkv, self.norm_out = group_norm(2 * width, numerics), group_norm(width, numerics)
         self.relative = nn.Parameter(torch.empty(2 * length - 1, 2 * head))
@@ -232,7 +232,7 @@ class LineAttention(nn.Module):
         """(..., L, C) -> queries and keys, each (..., heads, L, d / 2), and values, (..., heads, L, d)."""
         qkv = group_norm_per_line(self.norm_qkv, self.qkv(x).to(self.relative.dtype))
         heads = torch.unflatten(qkv, -1, (self.heads, -1)).transpose(-3, -2)
-        q, k, v = heads.split_with_sizes(self.parts, -1)
+        q, k, v = heads.split_with_sizes(self.split_sizes, -1)
         return q, k, v
 
     def offsets(self, length: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -241,7 +241,7 @@ class LineAttention(nn.Module):
             resize_position_table(self.relative, (2 * length - 1,)),
             torch.arange(length, device=self.relative.device),
         )
-        rq, rk, rv = table[indices - indices[:, None] + length - 1].split_with_sizes(self.parts, -1)
+        rq, rk, rv = table[indices - indices[:, None] + length - 1].split_with_sizes(self.split_sizes, -1)
         return rq, rk, rv
 
 
@@ -379,13 +379,13 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
 
-        def unit(inputs: int, inner: int, stride: int, scale: int) -> PreActivationBottleneck:
+        def build_unit(inputs: int, inner: int, stride: int, scale: int) -> PreActivationBottleneck:
             lengths = None if axial is None else (math.ceil(axial[1] / scale), math.ceil(axial[0] / scale))
             return PreActivationBottleneck(inputs, inner, stride, numerics, axial=lengths)
 
         self.reduction, self.width_out = output_stride_and_width(blocks, width)
         self.root = ResNetRoot(channels, width, numerics, hybrid=False)
-        self.stages = build_resnet_stages(blocks, width, unit)
+        self.stages = build_resnet_stages(blocks, width, build_unit)
         self.norm = group_norm(self.width_out, numerics)
 
     def forward(self, images: Tensor) -> Tensor:

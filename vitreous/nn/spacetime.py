@@ -73,7 +73,7 @@ class SpaceOrTimeHeads(nn.Module):
 
     def __init__(self, attention: SpaceTimeHeads, of_time: bool) -> None:
         super().__init__()
-        self.qkv, self.whole_heads, self.heads, self.of_time = (
+        self.qkv, self.whole_heads, self.heads, self.is_temporal = (
             attention.qkv,
             attention.heads,
             attention.heads // 2,
@@ -84,7 +84,7 @@ class SpaceOrTimeHeads(nn.Module):
         """(..., N, D) -> (..., h / 2, Q, N): the attention probabilities of the `queries`, or of all N. Rows sum to
         one."""
         q, k, _ = split_heads(self.qkv(x), self.whole_heads)
-        head_slice = slice(self.heads, None) if self.of_time else slice(self.heads)
+        head_slice = slice(self.heads, None) if self.is_temporal else slice(self.heads)
         return attention_probabilities(q[..., head_slice, queries, :], k[..., head_slice, :, :])
 
 

@@ -35,7 +35,7 @@ class TrainingProgress(NamedTuple):
     values: Mapping[str, float] = {}
 
     @property
-    def done(self) -> float:
+    def fraction_done(self) -> float:
         """The completed share of the run, 0 to 1."""
         return self.samples / self.total
 
@@ -103,7 +103,7 @@ class ObjectiveConfig:
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
         """Raise UsageError for a model, classes or views that the objective does not support."""
 
-    def located(self, model: ModelConfig, classes: tuple[str, ...]) -> ObjectiveConfig:
+    def with_absolute_paths(self, model: ModelConfig, classes: tuple[str, ...]) -> ObjectiveConfig:
         """Return the config of a new run, with absolute paths of the files that it uses.
 
         Raises UsageError and WeightsError for missing or incompatible files, before anything is written.
@@ -151,7 +151,7 @@ class Reconstruction(NamedTuple):
     `predicted` ones.
     """
 
-    seen: Tensor
+    encoder_input: Tensor
     restored: Tensor
     hidden: Tensor
     predicted: Tensor
@@ -173,7 +173,7 @@ class Objective(nn.Module):
     #: the objective's own parameters that replace tokens before the model's blocks: their learning-rate factor is that
     #: of the patch embedding, and their gradient is clipped with the model's
     input_tokens: ClassVar[tuple[str, ...]] = ()
-    idle = False  # this process has no samples left and only computes along: excluded from statistics
+    is_idle = False  # this process has no samples left and only computes along: excluded from statistics
     reduce: Callable[[Tensor], Tensor] = staticmethod(reduce_single_process)  # set by the session, as `gather`
     gather: Callable[[Tensor], tuple[Tensor, int]] = staticmethod(gather_single_process)
 

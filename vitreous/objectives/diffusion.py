@@ -108,7 +108,7 @@ class GeneratorObjective(Objective):
         self.model: DiT = model
         self.config, self.setting, self.process = config, setting, config.process
 
-    def draws(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    def draw_noise_and_times(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """-> (B, C, *image) noise, and (B,) float64 numbers in [0, 1) for times and for dropping classes: functions of
         the seed and the positions."""
         keys, images = derive_keys(self.setting.seed, _NOISE, batch["positions"].numpy()), batch["images"]
@@ -125,12 +125,12 @@ class GeneratorObjective(Objective):
             inputs["labels"] = batch["labels"].masked_fill(is_dropped, null_label)
         return inputs
 
-    def answer(self, batch: Batch) -> Tensor:
+    def predict(self, batch: Batch) -> Tensor:
         """-> (B, C or 2 C, *image) float32."""
         return self.model(batch["images"], batch["time"], batch.get("labels")).float()  # type: ignore[call-arg]
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        output = self.answer(batch)[:, : batch["target"].shape[1]]
+        output = self.predict(batch)[:, : batch["target"].shape[1]]
         return {"loss": (output - batch["target"]).square().mean()}
 
     def deployed_model(self) -> Any:
@@ -166,7 +166,7 @@ class DiffusionObjective(GeneratorObjective):
 
     def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
         """Draw a time, noise, and whether the class is dropped, and add the noise."""
-        noise, times, label_drop_draws = self.draws(batch)
+        noise, times, label_drop_draws = self.draw_noise_and_times(batch)
         images, step = batch["images"], (times * self.gaussian.process.steps).long()
         noised = self.gaussian.make_noisy_batch(images, noise, step)
         bound_inputs = {"clean": images, "noisy": noised.images} if self.model.config.learned_variance else {}
@@ -174,7 +174,7 @@ class DiffusionObjective(GeneratorObjective):
         return self.assemble_batch(batch, noised, label_drop_draws) | {"step": step, **bound_inputs}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        output = self.answer(batch)
+        output = self.predict(batch)
         error = (output[:, : batch["target"].shape[1]] - batch["target"]).square().mean()
         if not self.model.config.learned_variance:
             return {"loss": error, "error": error.detach(), "bound": torch.zeros_like(error).detach()}

@@ -132,24 +132,24 @@ class DINO(UnlabelledObjective):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         images = batch["images"]
         with torch.no_grad():
-            teacher_logits = self.answer(images)
-            accumulate_outputs(self.outputs, teacher_logits.flatten(0, 1), self.idle)
+            teacher_logits = self.compute_teacher_outputs(images)
+            accumulate_outputs(self.outputs, teacher_logits.flatten(0, 1), self.is_idle)
             targets = ((teacher_logits - self.centre) / self.temperature).softmax(-1)
         features = [self.model(batch[name].flatten(0, 1)) for name in ("images", "local") if batch[name].shape[1]]
-        logits = compute_prototype_logits(self.head, features, len(images), self.reduce, self.idle)
+        logits = compute_prototype_logits(self.head, features, len(images), self.reduce, self.is_idle)
         loss = cross_view_entropy(targets, logits / self.config.temperature)
         if self.config.koleo:
             loss = loss + self.config.koleo * koleo_loss_of_views(
-                features[0].unflatten(0, (len(images), NUM_GLOBAL_VIEWS)), self.gather, self.idle
+                features[0].unflatten(0, (len(images), NUM_GLOBAL_VIEWS)), self.gather, self.is_idle
             )
         return {"loss": loss, **compute_target_metrics(targets, features[0])}
 
-    def answer(self, images: Tensor) -> Tensor:
+    def compute_teacher_outputs(self, images: Tensor) -> Tensor:
         """(B, 2, C, *image) -> (B, 2, K) float32: the teacher's outputs."""
         dtype = images.dtype
         with torch.autocast(images.device.type, dtype, enabled=dtype != torch.float32):
             features = self.teacher(images.flatten(0, 1))
-        return self.teacher_head(features.float(), self.reduce, self.idle).unflatten(0, images.shape[:2])
+        return self.teacher_head(features.float(), self.reduce, self.is_idle).unflatten(0, images.shape[:2])
 
     def after_step(self, progress: TrainingProgress) -> None:
         """Update the teacher from the student, and the centre from the teacher's outputs of this step."""
@@ -174,7 +174,7 @@ class DINO(UnlabelledObjective):
 
     def frozen_update(self, progress: TrainingProgress) -> FrozenUpdate | None:
         """Skip the prototypes during the first share of the run; the authors' code sets their gradient to None."""
-        return "skip" if progress.done < self.config.frozen else None
+        return "skip" if progress.fraction_done < self.config.frozen else None
 
     def flops(self, progress: TrainingProgress) -> float:
         """Three passes of the student over every view, one of the teacher over the global ones; heads included."""
@@ -230,7 +230,7 @@ def detect_target_collapse(
     scalars: Mapping[str, float], prototypes: int, progress: TrainingProgress
 ) -> Iterator[tuple[str, str]]:
     """Return warnings of a collapse of the targets, after the start of the run."""
-    if progress.done < COLLAPSE_CHECK_START or "teacher_entropy" not in scalars:
+    if progress.fraction_done < COLLAPSE_CHECK_START or "teacher_entropy" not in scalars:
         return
     if scalars["teacher_entropy"] > UNIFORM_ENTROPY_SHARE * math.log(prototypes):
         yield (

@@ -107,7 +107,7 @@ class DINOv2Config(HeadOptions, ObjectiveConfig):
         check_takes_patches(model, self.name)
         check_local_views(model, views)
 
-    def located(self, model: ModelConfig, classes: tuple[str, ...]) -> DINOv2Config:
+    def with_absolute_paths(self, model: ModelConfig, classes: tuple[str, ...]) -> DINOv2Config:
         """Return the config with the teacher's absolute path and numbers of prototypes.
 
         Raises UsageError for a teacher without DINOv2 heads or an incompatible one, WeightsError for an unreadable one.
@@ -211,18 +211,18 @@ class DINOv2(UnlabelledObjective):
         count = len(images)
         index = masked_positions(masks, int(batch["masked"].sum()))
         with torch.no_grad():
-            targets, patch_targets = self.answer(images.flatten(0, 1), index)
+            targets, patch_targets = self.compute_teacher_outputs(images.flatten(0, 1), index)
         features, patches = self.encode(images.flatten(0, 1), masks, index)
         views = [features]
         if batch["local"].shape[1]:
             views.append(self.model(batch["local"].flatten(0, 1)))
-        logits = compute_prototype_logits(self.head, views, count, self.reduce, self.idle) / config.temperature
-        patch_logits = self.heads()[-1](patches, self.reduce, self.idle) / config.temperature
+        logits = compute_prototype_logits(self.head, views, count, self.reduce, self.is_idle) / config.temperature
+        patch_logits = self.heads()[-1](patches, self.reduce, self.is_idle) / config.temperature
         losses = {
             "dino": cross_view_entropy(torch.unflatten(targets, 0, (count, NUM_GLOBAL_VIEWS)), logits),
             "ibot": masked_cross_entropy(patch_targets, patch_logits, masks, index),
             "koleo": koleo_loss_of_views(
-                torch.unflatten(features, 0, (count, NUM_GLOBAL_VIEWS)), self.gather, self.idle
+                torch.unflatten(features, 0, (count, NUM_GLOBAL_VIEWS)), self.gather, self.is_idle
             ),
         }
         loss = losses["dino"] + config.patch_weight * losses["ibot"] + config.koleo * losses["koleo"]
@@ -240,21 +240,21 @@ class DINOv2(UnlabelledObjective):
         hidden = masks if self.frozen is None else torch.zeros_like(masks)
         grid = model.project(hide_patches(images, hidden, model.config))
         tokens = torch.where(hidden.view(*grid.shape[:-1], 1), self.mask_token.to(grid.dtype), grid)
-        encoded = model.encode(model.place(tokens), model.places(tokens))
+        encoded = model.encode(model.add_positions(tokens), model.make_token_positions(tokens))
         patches = encoded[:, model.config.prefix :]
         return model.pool(encoded), patches[masks] if index is None else patches.flatten(0, 1)[index]
 
-    def answer(self, images: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    def compute_teacher_outputs(self, images: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """(b, C, *image), (M,) indices of masked patches -> (b, K) and (M, K) float32: the teacher's probabilities for
         images and masked patches."""
         logits = self.teacher_logits(images, index)
         if self.config.centring == "sinkhorn":
             image_targets, patch_targets = (
-                sinkhorn_knopp(head_logits / self.temperature, self.reduce, self.idle) for head_logits in logits
+                sinkhorn_knopp(head_logits / self.temperature, self.reduce, self.is_idle) for head_logits in logits
             )
             return image_targets, patch_targets
         for outputs, head_logits in zip((self.outputs, self.patch_outputs), logits, strict=True):
-            accumulate_outputs(outputs, head_logits, self.idle)
+            accumulate_outputs(outputs, head_logits, self.is_idle)
         centres = (self.centre, self.patch_centre)
         image_targets, patch_targets = (
             ((head_logits - centre) / self.temperature).softmax(-1)
@@ -268,14 +268,16 @@ class DINOv2(UnlabelledObjective):
         if self.frozen is not None:
             check_teacher_digest(self.frozen, self.digest)
             patch, normalisation = self.model.config.patch, self.setting.normalisation
-            image_head, patch_logits = self.frozen.answer(images, normalisation, patch, self.reduce, self.idle)
+            image_head, patch_logits = self.frozen.compute_targets(
+                images, normalisation, patch, self.reduce, self.is_idle
+            )
             return image_head, patch_logits.flatten(0, 1)[index]
         model, dtype = self.teacher, images.dtype
         with torch.autocast(images.device.type, dtype, enabled=dtype != torch.float32):
             encoded = model.features(images)
         features, patches = model.pool(encoded).float(), encoded[:, model.config.prefix :].flatten(0, 1)[index].float()
         image_head, patch_head = self.teacher_head, self.heads("teacher_")[-1]
-        return image_head(features, self.reduce, self.idle), patch_head(patches, self.reduce, self.idle)
+        return image_head(features, self.reduce, self.is_idle), patch_head(patches, self.reduce, self.is_idle)
 
     def after_step(self, progress: TrainingProgress) -> None:
         """Update the teacher from the student, and the centres from the teacher's outputs of this step."""
@@ -305,7 +307,7 @@ class DINOv2(UnlabelledObjective):
     def frozen_update(self, progress: TrainingProgress) -> FrozenUpdate | None:
         """Keep the prototypes at learning rate 0 during the first share of the run, as the authors' code does: their
         moments and step count advance."""
-        return "zero-lr" if progress.done < self.config.frozen else None
+        return "zero-lr" if progress.fraction_done < self.config.frozen else None
 
     def flops(self, progress: TrainingProgress) -> float:
         """Three passes of the student over every view, one of the teacher over the global ones; heads included."""

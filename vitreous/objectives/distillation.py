@@ -55,19 +55,19 @@ class DistillationConfig(SupervisedConfig):
         if len(self.teacher_mean) != len(self.teacher_std) or any(std <= 0 for std in self.teacher_std):
             raise UsageError("teacher_mean and teacher_std must have one number per channel, std above 0")
 
-    def located(self, model: ModelConfig, classes: tuple[str, ...]) -> DistillationConfig:
+    def with_absolute_paths(self, model: ModelConfig, classes: tuple[str, ...]) -> DistillationConfig:
         """Return the config with the teacher's absolute path. Raises UsageError without a teacher, or for a teacher
         with other classes or channels; WeightsError for an unreadable one."""
-        match_teacher_classes(self.opened(), self.teacher, model, classes)
+        match_teacher_classes(self.open_teacher(), self.teacher, model, classes)
         return replace(self, teacher=absolute_source(self.teacher))
 
-    def opened(self, dtype: torch.dtype = torch.float32) -> Teacher:
+    def open_teacher(self, dtype: torch.dtype = torch.float32) -> Teacher:
         """Open the teacher. Raises UsageError if it is missing, WeightsError if it cannot be read."""
         return open_teacher(self.teacher, dtype, (self.teacher_mean, self.teacher_std) if self.teacher_mean else None)
 
     def build(self, model: Model, setting: ObjectiveSetting) -> DistillationObjective:
         """Build the objective of a student. Raises UsageError and WeightsError as `located`."""
-        return DistillationObjective(model, self, setting, self.opened(setting.dtype))
+        return DistillationObjective(model, self, setting, self.open_teacher(setting.dtype))
 
 
 class DistillationObjective(SupervisedObjective):
@@ -89,17 +89,17 @@ class DistillationObjective(SupervisedObjective):
     def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
         """Mix and resize as `SupervisedObjective`, and add the teacher's logits for the result."""
         batch = super().prepare(batch, progress)
-        return {**batch, "teacher_logits": self.ask(batch["images"])}
+        return {**batch, "teacher_logits": self.compute_teacher_logits(batch["images"])}
 
-    def ask(self, images: Tensor) -> Tensor:
+    def compute_teacher_logits(self, images: Tensor) -> Tensor:
         """(B, C, *image), the student's input, float32 -> (B, K) float32: the teacher's logits, in the order of the
         student's classes. Raises WeightsError if a resumed run finds another teacher."""
         check_teacher_digest(self.teacher, self.digest)
-        logits = self.teacher.logits(self.teacher.read(images, self.setting.normalisation))
+        logits = self.teacher.logits(self.teacher.to_teacher_input(images, self.setting.normalisation))
         return logits.index_select(1, copy_to_device(torch.tensor(self.order), logits.device))
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        config, (logits, taught) = self.distillation, self.answer(batch)
+        config, (logits, taught) = self.distillation, self.compute_logits(batch)
         base = cross_entropy(logits, batch["labels"], config.loss, config.smoothing, self.class_weights)
         teacher_logits, temperature = batch["teacher_logits"], config.temperature
         if config.kind == "hard":
@@ -112,7 +112,7 @@ class DistillationObjective(SupervisedObjective):
                 distilled = distilled / teacher_logits.shape[1]
         return {"loss": (1 - config.alpha) * base + config.alpha * distilled}
 
-    def answer(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def compute_logits(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """-> (B, K) float32 logits for the labels, and for the teacher: from two heads, or from one."""
         head = getattr(self.model, "head", None)
         if not isinstance(head, DistilledHeads):
@@ -121,9 +121,11 @@ class DistillationObjective(SupervisedObjective):
             return logits.float(), logits.float()
         model, keep = cast(ViT, self.model), batch.get("keep")
         grid = model.project(batch["images"])
-        tokens = model.place(grid)
+        tokens = model.add_positions(grid)
         tokens = tokens if keep is None else gather_tokens(tokens, keep)
-        label, teacher = model.pool(model.encode(tokens, model.places(grid, keep), all_tokens=False)).chunk(2, -1)
+        label, teacher = model.pool(
+            model.encode(tokens, model.make_token_positions(grid, keep), all_tokens=False)
+        ).chunk(2, -1)
         return head.label(label).float(), head.teacher(teacher).float()
 
     def flops(self, progress: TrainingProgress) -> float:

@@ -51,7 +51,7 @@ class FlowObjective(GeneratorObjective):
 
     def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
         """Draw a time, noise, and whether the class is dropped, and interpolate between image and noise."""
-        noise, times, label_drop_draws = self.draws(batch)
+        noise, times, label_drop_draws = self.draw_noise_and_times(batch)
         if self.config.times == "logit-normal":
             times = ndtri(times.clamp(min=1e-9)).sigmoid()
         return self.assemble_batch(

@@ -89,7 +89,7 @@ class RowsContext(FunctionContext):
     """Autograd context of `SyncBatchNormFunction`: the mean over samples, and whether this process is idle."""
 
     average: Callable[[Tensor], Tensor]
-    idle: bool
+    is_idle: bool
 
 
 class SyncBatchNormFunction(torch.autograd.Function):
@@ -106,7 +106,7 @@ class SyncBatchNormFunction(torch.autograd.Function):
         scale = (ctx.average(centred.square()) + BATCH_NORM_EPS).rsqrt()
         y = centred * scale
         ctx.save_for_backward(y, scale)
-        ctx.idle = idle
+        ctx.is_idle = idle
         return y.to(x.dtype)
 
     @staticmethod
@@ -115,7 +115,7 @@ class SyncBatchNormFunction(torch.autograd.Function):
         (grad,), (y, scale) = gradients, ctx.saved_tensors
         dy = grad.float()
         dx = (dy - ctx.average(dy) - y * ctx.average(dy * y)) * scale
-        return (torch.zeros_like(grad) if ctx.idle else dx.to(grad.dtype)), None, None
+        return (torch.zeros_like(grad) if ctx.is_idle else dx.to(grad.dtype)), None, None
 
 
 def mean_over_processes(samples: Tensor, reduce: ReduceFunction, idle: bool) -> Tensor:

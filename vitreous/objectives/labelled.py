@@ -50,7 +50,7 @@ class LabelledObjective(Objective):
             return batch
         labels = batch["labels"]
         if isinstance(setting.views, Augment):
-            images, labels = setting.views.mix(
+            images, labels = setting.views.mix_batch(
                 images, labels, classes=classes, seed=setting.seed, batch=position, offset=setting.repeats
             )
         images = resize_images(images, image_size_at(config, self.model.config, progress.samples, progress.total))

@@ -170,7 +170,9 @@ class MAE(UnlabelledObjective):
     def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
         """Draw the masks, and use the masked patches of the images as targets."""
         images = batch["images"]
-        visible, masked = self.draw(derive_keys(self.setting.seed, _MASK, batch["positions"].numpy()), images.device)
+        visible, masked = self.draw_masks(
+            derive_keys(self.setting.seed, _MASK, batch["positions"].numpy()), images.device
+        )
         return {
             "images": images,
             "visible": visible,
@@ -180,7 +182,7 @@ class MAE(UnlabelledObjective):
             "samples": batch["samples"],
         }
 
-    def draw(self, keys: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
+    def draw_masks(self, keys: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
         """(B,) keys -> (B, K) and (B, M) int64: the visible patches and the masked ones."""
         masks = (tube_masks if self.config.tubes else random_masks)(keys, self.model.config.grid, self.config.mask)
         masked = masks.mask.reshape(len(keys), -1).nonzero()[1].reshape(len(keys), -1)
@@ -192,29 +194,29 @@ class MAE(UnlabelledObjective):
         patches = gather_tokens(patchify(images.float(), self.model.config.patch).flatten(1, -2), masked)
         if not self.config.normalise:
             return patches
-        groups = self.parts(patches)
-        mean, std = self.moments(groups)
+        groups = self.group_values(patches)
+        mean, std = self.compute_moments(groups)
         return ((groups - mean) / std).flatten(-2)
 
-    def parts(self, patches: Tensor) -> Tensor:
+    def group_values(self, patches: Tensor) -> Tensor:
         """(B, M, V) -> (B, M, G, V / G): the groups that are normalised separately, the patch (G = 1) or each of its C
         channels."""
         return torch.unflatten(patches, -1, (self.model.config.channels if self.config.normalise_channels else 1, -1))
 
-    def moments(self, groups: Tensor) -> tuple[Tensor, Tensor]:
+    def compute_moments(self, groups: Tensor) -> tuple[Tensor, Tensor]:
         """(B, M, G, V / G) -> mean and std, (B, M, G, 1): from the unbiased variance sqrt(var + 1e-6), for channels
         sqrt(var) + 1e-6, as in the code of MAE and of VideoMAE."""
         variance, mean = torch.var_mean(groups, -1, keepdim=True)
         return mean, variance.sqrt() + 1e-6 if self.config.normalise_channels else (variance + 1e-6).sqrt()
 
-    def hidden(self, masked: Tensor) -> Tensor:
+    def make_hidden_mask(self, masked: Tensor) -> Tensor:
         """(B, M) int64 -> (B, N) bool: whether a patch is masked."""
         unmasked = torch.zeros(len(masked), math.prod(self.model.config.grid), dtype=torch.bool, device=masked.device)
         return unmasked.scatter(1, masked, True)
 
     def predict(self, images: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
         """(B, C, *image), (B, K), (B, M) int64 -> (B, M, V): the decoder's prediction of the masked patches."""
-        images = hide_patches(images, self.hidden(masked), self.model.config)
+        images = hide_patches(images, self.make_hidden_mask(masked), self.model.config)
         return self.decoder(self.model.encode_patches(images, visible), visible, masked)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
@@ -228,19 +230,19 @@ class MAE(UnlabelledObjective):
         If targets were normalised, predicted patches get their true mean and std.
         """
         patch, grid = self.model.config.patch, self.model.config.grid
-        visible, masked = self.draw(keys, images.device)
+        visible, masked = self.draw_masks(keys, images.device)
         predicted = self.predict(images, visible, masked).float()
         target_patches = patchify(images.float(), patch).flatten(1, -2)
         if self.config.normalise:
-            mean, std = self.moments(self.parts(gather_tokens(target_patches, masked)))
-            predicted = (self.parts(predicted) * std + mean).flatten(-2)
+            mean, std = self.compute_moments(self.group_values(gather_tokens(target_patches, masked)))
+            predicted = (self.group_values(predicted) * std + mean).flatten(-2)
         scatter_index = masked[..., None].expand_as(predicted)
         patch_sets = (
             target_patches.scatter(1, scatter_index, torch.zeros_like(predicted)),
             target_patches.scatter(1, scatter_index, predicted),
         )
         visible_image, restored = (unpatchify(torch.unflatten(patches, 1, grid), patch) for patches in patch_sets)
-        return Reconstruction(visible_image, restored, *[self.hidden(masked).unflatten(1, grid)] * 2)
+        return Reconstruction(visible_image, restored, *[self.make_hidden_mask(masked).unflatten(1, grid)] * 2)
 
     def flops(self, progress: TrainingProgress) -> float:
         """Three passes: the encoder over the visible patches, the decoder over all."""

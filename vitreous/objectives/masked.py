@@ -122,14 +122,14 @@ class MaskedPatchesObjective(UnlabelledObjective):
     def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
         """Draw the corruptions, and use the corrupted patches of the images as targets."""
         images = batch["images"]
-        source, patch_indices = self.draw(
+        source, patch_indices = self.draw_corruptions(
             derive_keys(self.setting.seed, _CORRUPT, batch["positions"].numpy()), images.device
         )
         targets = self.targets(images, patch_indices)
         entries = {"images": images, "source": source, "masked_positions": patch_indices, "targets": targets}
         return entries | {name: batch[name] for name in ("positions", "samples")}
 
-    def draw(self, keys: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
+    def draw_corruptions(self, keys: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
         """(B,) keys -> (B, N) and (B, M) int64: the source of each position, and the positions to predict."""
         config = self.config
         corruption = corrupt_patches(keys, self.model.config.grid, config.share, config.masked, config.swapped)
@@ -167,7 +167,7 @@ class MaskedPatchesObjective(UnlabelledObjective):
         tokens = model.project(self.corrupt(images, source))
         hidden = (source == MASK_VECTOR).view(*tokens.shape[:-1], 1)
         tokens = torch.where(hidden, self.mask_token.to(tokens.dtype), tokens)
-        encoded = model.encode(model.place(tokens), model.places(tokens))
+        encoded = model.encode(model.add_positions(tokens), model.make_token_positions(tokens))
         return self.head(gather_tokens(encoded[:, model.config.prefix :], predicted)).float()
 
     def corrupt(self, images: Tensor, source: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ class MaskedPatchesObjective(UnlabelledObjective):
     def reconstruct(self, images: Tensor, keys: np.ndarray) -> Reconstruction:
         """(B, C, *image) normalised, (B,) keys -> the images with corrupted patches, and with predicted ones."""
         patch, grid = self.model.config.patch, self.model.config.grid
-        source, patch_indices = self.draw(keys, images.device)
+        source, patch_indices = self.draw_corruptions(keys, images.device)
         logits = self.predict(images, source, patch_indices)
         painted = logits if self.config.target == "pixels" else self.paint(logits)
         patches, hidden = patchify(images.float(), patch).flatten(1, -2), source == MASK_VECTOR

@@ -37,7 +37,7 @@ class PrototypeTeacher(WeightsTeacher):
             raise UsageError(f"a teacher of dinov2 needs the heads of DINOv2, and {source} has {found}", TEACHER_HINT)
         config, state = objective_state.config, objective_state.state
         self.prototypes, self.patch_prototypes = config["prototypes"], config.get("patch_prototypes", 0)
-        bundle = weights.bundle()
+        bundle = weights.build_bundle()
         width = bundle.model.config.features
         heads = {"teacher_head": select_head_options(config)}
         if self.patch_prototypes:
@@ -54,19 +54,19 @@ class PrototypeTeacher(WeightsTeacher):
         super().__init__(source, bundle, dtype, self.heads)
         self.size = None  # every view has the student's number of patches
 
-    def answer(
+    def compute_targets(
         self, images: Tensor, normalisation: Any, patch: tuple[int, ...], reduce: ReduceFunction, idle: bool
     ) -> tuple[Tensor, Tensor]:
         """(B, C, *image) of a student with this patch size -> (B, K) and (B, N, K) float32: the logits for images, and
         for each of the student's patches. If the teacher has another patch size, images are resized."""
-        teacher_patch, pixels = self.model.config.patch, self.read(images.float(), normalisation)
+        teacher_patch, pixels = self.model.config.patch, self.to_teacher_input(images.float(), normalisation)
         if teacher_patch != patch:
             resized = tuple(
                 length // p * q for length, p, q in zip(images.shape[2:], patch, teacher_patch, strict=True)
             )
             pixels = F.interpolate(pixels, resized, mode="bicubic", antialias=True)
         with torch.no_grad():
-            model: Any = self.placed(images.device)
+            model: Any = self.get_model_on(images.device)
             model.any_size = True
             encoded = model.features(pixels.to(self.dtype)).float()
             pooled, patches = model.pool(encoded), encoded[:, model.config.prefix :]

@@ -57,7 +57,7 @@ class Teacher:
     def __deepcopy__(self, memo: dict[int, Any]) -> Teacher:
         return self
 
-    def read(self, images: Tensor, normalisation: Normalisation) -> Tensor:
+    def to_teacher_input(self, images: Tensor, normalisation: Normalisation) -> Tensor:
         """(B, C, *image), the student's input with that (mean, std), float32 -> (B, C, *teacher image): the same pixels
         in the teacher's normalisation, resized if its size differs."""
         mean, std, teacher_mean, teacher_std = (
@@ -92,7 +92,7 @@ class WeightsTeacher(Teacher):
         self.model: Model = bundle.model.requires_grad_(False).eval()
         self.dtype = dtype
 
-    def placed(self, device: torch.device) -> Model:
+    def get_model_on(self, device: torch.device) -> Model:
         """The model, on a device and in the run's precision."""
         parameter = next(self.model.parameters())
         if parameter.device != device or parameter.dtype != self.dtype:
@@ -102,7 +102,7 @@ class WeightsTeacher(Teacher):
     def logits(self, images: Tensor) -> Tensor:
         """(B, C, *teacher image) from `read` -> (B, K) float32, on the same device."""
         with torch.no_grad():
-            return self.placed(images.device)(images.to(self.dtype)).float()
+            return self.get_model_on(images.device)(images.to(self.dtype)).float()
 
     def flops(self) -> float:
         """Floating-point operations of an image."""
@@ -175,7 +175,7 @@ def open_teacher(
         raise UsageError("no teacher is set", "set its weights with --objective.teacher")
     if source.lower().endswith(".onnx") and not os.path.isdir(source):
         return OnnxTeacher(source, default_normalisation)
-    return WeightsTeacher(source, open_weights(source).bundle(), dtype)
+    return WeightsTeacher(source, open_weights(source).build_bundle(), dtype)
 
 
 def absolute_source(source: str) -> str:

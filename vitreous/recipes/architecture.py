@@ -152,7 +152,7 @@ def choose_clip_architecture(
     if start is not None and len(start.image) == 3:
         model = adapt_pretrained_config(options, classes, start)
         return replace_known_fields(model, {"image": (options.frames or start.image[0], *model.image[1:])})
-    recipe_model = (recipe.mixed if dataset_info.stills else recipe.clips) if recipe else None
+    recipe_model = (recipe.mixed if dataset_info.has_stills else recipe.clips) if recipe else None
     is_video_recipe = recipe is not None and recipe.of_clips
     default_size = (
         (MAX_SMALL_IMAGE_SIDE, MAX_SMALL_IMAGE_SIDE) if recipe_model and not is_video_recipe else LARGE_IMAGE_SIZE

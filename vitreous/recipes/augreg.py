@@ -42,7 +42,7 @@ def augreg_run_builder(data: str, level: str | None = None) -> RunBuilder:
     """Build the pre-training on `imagenet` or `imagenet21k` at a level, or at the model's default level."""
     epochs, levels = DATASET_DEFAULTS[data]
 
-    def make(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
+    def build_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
         """AugReg pre-training: arXiv:2106.10270, section 3, with the losses of big_vision's vit_i1k.py and vit_i21k.py.
 
         vitreous train DATA --recipe NAME --model ViT-B/16
@@ -63,13 +63,13 @@ def augreg_run_builder(data: str, level: str | None = None) -> RunBuilder:
             epochs=epochs,
         )
 
-    return make
+    return build_run
 
 
 def plain_vit_run_builder(epochs: int) -> RunBuilder:
     """Build the plain baseline with this number of epochs."""
 
-    def make(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
+    def build_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
         """Better plain ViT baselines for ImageNet: arXiv:2205.01580 and big_vision's vit_s16_i1k.py.
 
         vitreous train DATA --recipe NAME
@@ -92,7 +92,7 @@ def plain_vit_run_builder(epochs: int) -> RunBuilder:
             epochs=epochs,
         )
 
-    return make
+    return build_run
 
 
 def list_finetuned_accuracies(**accuracies: float) -> tuple[PublishedResult, ...]:

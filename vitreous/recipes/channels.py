@@ -52,8 +52,8 @@ def infer_dataset_info(data: Data, options: TrainOptions, start: WeightsInfo | N
         try:
             channels = start.config.channels if start else None
             info = read_sample_info(split, sample, format_settings, channels)
-            stills = isinstance(split, ClipFiles) and split.stills > 0
-            return replace(info, latents=data.latents, stills=stills)
+            stills = isinstance(split, ClipFiles) and split.num_stills > 0
+            return replace(info, latents=data.latents, has_stills=stills)
         except DataError as error:
             first_error = first_error or error
     reason, hint = (f"; {first_error.message}", first_error.hint) if first_error else ("", "")

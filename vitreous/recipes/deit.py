@@ -184,7 +184,7 @@ DEIT_RECIPES = (
         make_distil_run,
         about="labels and a teacher",
         source=DEIT_PAPER,
-        rule="linear",
+        lr_scaling="linear",
         published=(
             ("DeiT-Ti/16-distilled", "ImageNet", "74.5 %"),
             ("DeiT-S/16-distilled", "ImageNet", "81.2 %"),

@@ -51,7 +51,7 @@ def make_segment_run(model: ModelConfig, dataset_info: DatasetInfo, options: Tra
     run_fields = base_run_fields(
         replace_known_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.0}), dataset_info
     )
-    symmetry = dataset_info.maps.symmetry if dataset_info.maps else MapSymmetry()
+    symmetry = dataset_info.map_statistics.symmetry if dataset_info.map_statistics else MapSymmetry()
     flips = {"flip": 0.5 * symmetry.flip, "flip_vertical": 0.5 * symmetry.flip_vertical, "turn": symmetry.turn}
     views = SceneViews(**flips, jitter=(0.2, 0.2, 0.2))
     if len(model.image) == 3:

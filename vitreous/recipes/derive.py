@@ -211,14 +211,14 @@ def scale_batch(run: Run, recipe: Recipe, options: TrainOptions, note: NoteCallb
     if recipe.warmup_in_epochs:
         run = replace(run, schedule=replace(run.schedule, warmup_steps=round(warmup * old_batch / new_batch)))
     share = max(new_batch, recipe.floor) / max(old_batch, recipe.floor)
-    factor = {"linear": share, "sqrt": share**0.5, "fixed": 1.0}[recipe.rule]
+    factor = {"linear": share, "sqrt": share**0.5, "fixed": 1.0}[recipe.lr_scaling]
     if factor == 1 or options.lr is not None or "optimizer.lr" in options.settings:
         return run
     old_optimizer = run.optimizer
     new_optimizer = replace(old_optimizer, lr=old_optimizer.lr * factor, matrix_lr=old_optimizer.matrix_lr * factor)
     note(
         f"learning rate {old_optimizer.lr:.4g} -> {new_optimizer.lr:.4g}: batch {old_batch} "
-        f"-> {new_batch}, {recipe.name}'s rule is {recipe.rule}"
+        f"-> {new_batch}, {recipe.name}'s rule is {recipe.lr_scaling}"
     )
     return replace(run, optimizer=new_optimizer)
 

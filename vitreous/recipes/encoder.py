@@ -23,7 +23,7 @@ class MAEFinetuneSettings(NamedTuple):
     depth."""
 
     epochs: int
-    base: float
+    base_lr: float
     layer_decay: float
     drop_path: float
 
@@ -62,7 +62,7 @@ def make_mae_finetune_run(model: ModelConfig, dataset_info: DatasetInfo, options
     use the settings of the next larger one.
     """
     size = MAE_FINETUNE_SETTINGS[next((depth for depth in MAE_FINETUNE_SETTINGS if model.depth <= depth), 32)]
-    lr = size.base * 1024 / 256
+    lr = size.base_lr * 1024 / 256
     return Run(
         **imagenet_run_fields(use_mean_pooling(model, size.drop_path), dataset_info, 0.875, repeats=1),
         views=replace(DEIT_RANDAUGMENT, erase=0.25, erase_noise=True),
@@ -152,7 +152,7 @@ ENCODER_RECIPES = (
         make_mae_finetune_run,
         "MAE's encoder to ImageNet-sized data",
         "arXiv:2111.06377, Table 9",
-        rule="linear",
+        lr_scaling="linear",
         published=(
             ("ViT-B/16", "ImageNet", "83.6 %"),
             ("ViT-L/16", "ImageNet", "85.9 %"),
@@ -167,7 +167,7 @@ ENCODER_RECIPES = (
         make_dino_finetune_run,
         "DINO's encoder to CIFAR-10 or CIFAR-100, 224 pixels",
         "arXiv:2104.14294, Table 6",
-        rule="fixed",
+        lr_scaling="fixed",
         published=(("ViT-B/16", "CIFAR-10", "99.1 %"), ("ViT-B/16", "CIFAR-100", "91.7 %")),
         data="CIFAR-10",
         models=("ViT-B/16", "ViT-S/16"),

@@ -213,7 +213,7 @@ def make_table4_run(
 def vit_finetune_run_builder(settings: FinetuneSettings, ema: float | None = None) -> RunBuilder:
     """Build runs from a row of the paper's table, with the decay of Polyak averaging if set."""
 
-    def make(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
+    def build_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
         """From weights, at a higher resolution: arXiv:2010.11929, Table 4.
 
         vitreous train DATA --recipe NAME --init WEIGHTS --lr-grid
@@ -227,13 +227,13 @@ def vit_finetune_run_builder(settings: FinetuneSettings, ema: float | None = Non
         """
         return make_table4_run(settings, set_dropout(model, MODEL_DROPOUT.get(model.name(), 0.0)), dataset_info, ema)
 
-    return make
+    return build_run
 
 
 def augreg_finetune_run_builder(settings: FinetuneSettings) -> RunBuilder:
     """Build runs from a row of AugReg's table."""
 
-    def make(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
+    def build_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
         """From AugReg's weights: "How to train your ViT?", arXiv:2106.10270, Table 4.
 
         vitreous train DATA --recipe NAME --init WEIGHTS --lr-grid
@@ -242,7 +242,7 @@ def augreg_finetune_run_builder(settings: FinetuneSettings) -> RunBuilder:
         """
         return make_table4_run(settings, set_dropout(model, 0.0), dataset_info)
 
-    return make
+    return build_run
 
 
 def make_bit_hyperrule_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:

@@ -70,7 +70,7 @@ def fit_objective_to_labels(
 def weigh_pixel_classes(dataset_info: DatasetInfo, options: TrainOptions) -> tuple[float, ...]:
     """Compute class weights for the pixel loss from class map statistics, for `MIN_WEIGHTED_CLASSES` classes or more,
     or if balancing is set; otherwise, and without statistics, empty."""
-    shares = dataset_info.maps.shares if dataset_info.maps else ()
+    shares = dataset_info.map_statistics.class_shares if dataset_info.map_statistics else ()
     weighting = options.class_weights or ("balanced" if len(shares) >= MIN_WEIGHTED_CLASSES else "even")
     return compute_class_weights(shares) if weighting == "balanced" else ()
 

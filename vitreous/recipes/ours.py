@@ -107,13 +107,13 @@ SCRATCH_LENGTHS, FINETUNE_LENGTHS = (
     (("any model", length),) for length in (PHOTO_SCRATCH_LENGTH, PHOTO_FINETUNE_LENGTH)
 )
 DEFAULT_RECIPES = (
-    Recipe("digits", make_digits_run, "the included digits", BENCHMARKS_PAGE, rule="fixed", data="digits"),
+    Recipe("digits", make_digits_run, "the included digits", BENCHMARKS_PAGE, lr_scaling="fixed", data="digits"),
     Recipe(
         "small",
         make_small_run,
         "images up to 64 pixels, from scratch",
         BENCHMARKS_PAGE,
-        rule="fixed",
+        lr_scaling="fixed",
         data="CIFAR-10",
         lengths=SMALL_RECIPE_LENGTHS,
     ),

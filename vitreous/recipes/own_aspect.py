@@ -61,5 +61,5 @@ def use_native_aspect(run: Run, options: TrainOptions, note: Callable[[str], Non
     low, high = parse_token_range(options.tokens) if options.tokens is not None else (num_tokens, num_tokens)
     if not isinstance(run.views, Augment):
         raise UsageError(f"{run.objective.name} needs images of one size", "leave --native-aspect out")
-    preprocess = NativePreprocess.of(run.preprocess, high, run.model.patch)
+    preprocess = NativePreprocess.from_preprocess(run.preprocess, high, run.model.patch)
     return replace(run, preprocess=preprocess, views=replace(run.views, fewest_tokens=low if low < high else 0))

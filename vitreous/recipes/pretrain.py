@@ -131,7 +131,7 @@ def bit_sgd_run_builder(data: str, epochs: int | None = None) -> RunBuilder:
     default_epochs, drops = BIT_SCHEDULES[data]
     multilabel = data != "ImageNet"
 
-    def make(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
+    def build_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
         """BiT's ResNets with SGD: lr 0.03 x batch / 256, divided by ten three or four times (arXiv:1912.11370).
 
         vitreous train DATA --recipe NAME --model BiT-R50x1
@@ -155,7 +155,7 @@ def bit_sgd_run_builder(data: str, epochs: int | None = None) -> RunBuilder:
             epochs=epochs or default_epochs,
         )
 
-    return make
+    return build_run
 
 
 def list_table5_results(data: str, **accuracies: float) -> tuple[PublishedResult, ...]:

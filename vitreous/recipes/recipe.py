@@ -55,8 +55,8 @@ class DatasetInfo:
     _: KW_ONLY
     masks: bool = False
     latents: Latents | None = None
-    stills: bool = False
-    maps: MapStatistics | None = None
+    has_stills: bool = False
+    map_statistics: MapStatistics | None = None
 
 
 #: data set -> description and classes; the sizes of photographs are examples
@@ -82,18 +82,18 @@ class TrainingLength:
     """Epochs from the number of training images: `shown` samples in total, rounded to a tenth, between `least` and
     `most`."""
 
-    shown: float
+    num_samples: float
     least: float
-    most: float
+    max_epochs: float
 
     def epochs(self, images: int) -> float:
         """Return the epochs of a run on this number of training images."""
-        return round(min(self.most, max(self.least, self.shown / images)), 1)
+        return round(min(self.max_epochs, max(self.least, self.num_samples / images)), 1)
 
     @property
     def text(self) -> str:
         """Return the range, for a table."""
-        return f"{self.least:g} to {self.most:g} epochs"
+        return f"{self.least:g} to {self.max_epochs:g} epochs"
 
 
 RunBuilder = Callable[[ModelConfig, DatasetInfo, TrainOptions], Run]
@@ -123,7 +123,7 @@ class Recipe:
     about: str
     source: str
     _: KW_ONLY
-    rule: LRScalingRule = "linear"
+    lr_scaling: LRScalingRule = "linear"
     published: tuple[PublishedResult, ...] = ()
     data: str = "ImageNet"
     models: tuple[str, ...] = ()

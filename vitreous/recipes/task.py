@@ -32,7 +32,7 @@ def choose_recipe(data: Data, options: TrainOptions, note: Callable[[str], None]
         alternative = "" if data.targets else f"; to learn each number as a class use {classify}"
         note(f"{data.name} has {content}: training regression (--recipe regression){alternative}")
         return replace(options, recipe="regression")
-    split = data.whole or data.split("train")
+    split = data.full_train_split or data.split("train")
     if not isinstance(split, AnnotatedSplit):
         check_class_folders(data, classify)
         return options

@@ -84,7 +84,7 @@ VIDEOMAE_RECIPE = Recipe(
     make_videomae_run,
     "masked autoencoding of clips",
     "arXiv:2203.12602",
-    rule="linear",
+    lr_scaling="linear",
     published=(
         ("VideoMAE-S/16x2", "Kinetics-400, fine-tuned after 1600 epochs", "79.0 %"),
         ("VideoMAE-B/16x2", "Kinetics-400, fine-tuned after 800 epochs", "80.0 %"),

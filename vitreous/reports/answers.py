@@ -35,7 +35,7 @@ class EvaluationSettings:
 
     batch_size: int = ENGINE_CHUNK
     workers: int | None = None
-    how: InferenceOptions = field(default_factory=InferenceOptions)
+    inference_options: InferenceOptions = field(default_factory=InferenceOptions)
     bad_images: str = "stop"
     _: KW_ONLY
     listener: ProgressListener = field(default_factory=NullListener)
@@ -52,12 +52,12 @@ class SplitPredictions:
     run: str
     bundle: Bundle
     source: str
-    opened: Data
+    data: Data
     name: str
     split: Split
-    raw: np.ndarray
-    bad: frozenset[int]
-    started: float
+    raw_logits: np.ndarray
+    unreadable: frozenset[int]
+    start_time: float
     clip_views: str = SINGLE_VIEW
     evaluator: Evaluator | None = None  # evaluator of dense predictions
 
@@ -69,25 +69,25 @@ class SplitPredictions:
     @cached_property
     def logits(self) -> np.ndarray:
         """Return (n, K) float64 logits divided by the bundle's temperature; float64 keeps distinct logits distinct."""
-        return self.bundle.classification.scale_logits(self.raw)
+        return self.bundle.classification.scale_logits(self.raw_logits)
 
     @property
     def report(self) -> Report:
         """Compute the metrics of the model's task."""
-        return self.bundle.task.evaluate(self.raw, self.split.labels, self.readable)
+        return self.bundle.task.evaluate(self.raw_logits, self.split.labels, self.readable)
 
     @cached_property
     def readable(self) -> np.ndarray:
         """Return (n,) bool: readable images."""
-        return build_readable_mask(len(self.split), self.bad)
+        return build_readable_mask(len(self.split), self.unreadable)
 
     @cached_property
     def confidence(self) -> np.ndarray:
         """Return (n,) float64: the highest probability of each image, 0 for unreadable images."""
-        return np.where(self.readable, self.bundle.task.activate(self.raw).max(1), 0.0)
+        return np.where(self.readable, self.bundle.task.activate(self.raw_logits).max(1), 0.0)
 
     @cached_property
-    def right(self) -> np.ndarray:
+    def is_correct(self) -> np.ndarray:
         """Return (n,) bool: whether the top-1 class is the label, for single-label data."""
         return self.readable & (self.logits.argmax(1) == self.split.labels)
 
@@ -124,11 +124,13 @@ def predict_open_split(
     if sample_noun != (model_noun := bundle.preprocess.noun):
         raise UsageError(f"{run} needs {model_noun}, but {source} contains {sample_noun}", f"use data of {model_noun}")
     aligned_split = bundle.task.align_labels(opened.split(split), opened)
-    if emulation_note := describe_emulation(computing.how.precision, pick_device(computing.how.device)):
+    if emulation_note := describe_emulation(
+        computing.inference_options.precision, pick_device(computing.inference_options.device)
+    ):
         computing.listener.note(emulation_note)
     preprocess = bundle.preprocess
-    clip_views = computing.how.clip_views
-    views, how = parse_clip_views(clip_views, preprocess), replace(computing.how, clip_views=SINGLE_VIEW)
+    clip_views = computing.inference_options.clip_views
+    views, how = parse_clip_views(clip_views, preprocess), replace(computing.inference_options, clip_views=SINGLE_VIEW)
     engine = build_evaluation_engine(
         bundle.model,
         preprocess,
@@ -151,12 +153,12 @@ def predict_open_split(
         os.fspath(run),
         bundle,
         source=source,
-        opened=opened,
+        data=opened,
         name=split,
         split=aligned_split,
-        raw=logits,
-        bad=unreadable,
-        started=started,
+        raw_logits=logits,
+        unreadable=unreadable,
+        start_time=started,
         clip_views=clip_views,
     )
 
@@ -171,17 +173,21 @@ def compute_split_features(bundle: Bundle, split: Split, name: str, computing: E
         bundle.model,
         bundle.preprocess,
         split=split,
-        how=settings.how,
+        how=settings.inference_options,
         batch_size=settings.batch_size,
         workers=settings.workers,
         keep=settings.cache,
         on_images=on_images,
     )
     check_unreadable_images(
-        {sample: error_from_message(reason) for sample, reason in features.bad.items()}, len(split), settings.bad_images
+        {sample: error_from_message(reason) for sample, reason in features.read_errors.items()},
+        len(split),
+        settings.bad_images,
     )
-    if not features.good.any():
-        raise DataError(f"none of the {len(split)} {name} can be read; first: {next(iter(features.bad.values()))}")
+    if not features.is_readable.any():
+        raise DataError(
+            f"none of the {len(split)} {name} can be read; first: {next(iter(features.read_errors.values()))}"
+        )
     return features
 
 

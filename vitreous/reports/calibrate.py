@@ -46,7 +46,7 @@ def calibrate_temperature(
         run, open_bundle(run), source=source, opened=opened, split=CALIBRATION_SPLIT, computing=computing
     )
     targets, readable = get_loss_targets(predictions), predictions.readable
-    temperature = fit_temperature(predictions.raw[readable], targets[readable])
+    temperature = fit_temperature(predictions.raw_logits[readable], targets[readable])
     fitted_on = {"data": predictions.source, "split": CALIBRATION_SPLIT, "images": int(readable.sum())}
     set_temperature(folder, temperature, fitted_on)
     metrics = {
@@ -74,7 +74,7 @@ def measure_at_temperature(predictions: SplitPredictions, temperature: float) ->
     """Return NLL in nats and ECE of the readable images at a temperature; None for multi-label data."""
     readable = predictions.readable
     logits, targets = (
-        predictions.raw[readable].astype(np.float64) / temperature,
+        predictions.raw_logits[readable].astype(np.float64) / temperature,
         get_loss_targets(predictions)[readable],
     )
     is_correct = logits.argmax(1) == predictions.split.labels[readable] if predictions.split.labels.ndim == 1 else None

@@ -46,7 +46,7 @@ def compare_two_runs(
     if any(item.is_dense for item in task_types):
         if task_types[0] is not task_types[1]:
             dense_index = 0 if task_types[0].is_dense else 1
-            problem = f"{runs[dense_index]} {task_types[dense_index].does}, but {runs[1 - dense_index]} does not"
+            problem = f"{runs[dense_index]} {task_types[dense_index].verb_phrase}, but {runs[1 - dense_index]} does not"
             raise UsageError(problem, "compare runs of the same task")
         return compare_dense_runs(runs, data, split, computing)
     bundles = [open_bundle(run, note=computing.listener.note) for run in (run_a, run_b)]
@@ -66,7 +66,9 @@ def compare_two_runs(
     ]
     reports = [item.report for item in predictions]
     overlaps = record_comparison(predictions, reports, None if data is not None else data_run, computing)
-    first_outputs, second_outputs = (ModelOutputs(item.raw, item.split.labels, item.readable) for item in predictions)
+    first_outputs, second_outputs = (
+        ModelOutputs(item.raw_logits, item.split.labels, item.readable) for item in predictions
+    )
     comparison = tasks[0].compare_outputs(tasks[1], first_outputs, second_outputs, opened)
     return build_comparison_document(predictions, reports, overlaps, comparison)
 
@@ -98,7 +100,7 @@ def compare_dense_runs(
     metrics = {name: (reports[0].metrics[name], reports[1].metrics[name]) for name in reports[0].metrics}
     differences = {name: None if a is None or b is None else b - a for name, (a, b) in metrics.items()}
     evaluators: list[Any] = [prediction.evaluator for prediction in predictions]
-    intervals = evaluators[0].paired_intervals(predictions[0].raw, evaluators[1], predictions[1].raw)
+    intervals = evaluators[0].paired_intervals(predictions[0].raw_logits, evaluators[1], predictions[1].raw)
     comparison = Comparison(reports[0].primary, metrics, differences=differences, intervals=intervals)
     return build_comparison_document(list(predictions), list(reports), overlaps, comparison)
 

@@ -79,12 +79,14 @@ def evaluate_dense_split(
     settings = {"boxes": boxes, "boundary": boundary, "tiles": tiles}
     opened, evaluator = EVALUATION_PREPARERS[bundle.task.name](bundle, opened, name, computing, settings)
     data_split, preprocess = opened.split(name), bundle.preprocess
-    if emulation_note := describe_emulation(computing.how.precision, pick_device(computing.how.device)):
+    if emulation_note := describe_emulation(
+        computing.inference_options.precision, pick_device(computing.inference_options.device)
+    ):
         computing.listener.note(emulation_note)
     engine = build_evaluation_engine(
         bundle.model,
         preprocess,
-        options=computing.how,
+        options=computing.inference_options,
         num_images=len(data_split),
         note=computing.listener.note,
         calibration_images=lambda: iterate_calibration_images(
@@ -100,12 +102,12 @@ def evaluate_dense_split(
         os.fspath(run),
         bundle,
         source=source,
-        opened=opened,
+        data=opened,
         name=name,
         split=data_split,
-        raw=outputs,
-        bad=frozenset(bad),
-        started=started,
+        raw_logits=outputs,
+        unreadable=frozenset(bad),
+        start_time=started,
         evaluator=evaluator,
     )
     return predictions, evaluator.report(SplitOutputs(data_split, outputs, build_readable_mask(len(data_split), bad)))

@@ -84,11 +84,15 @@ def evaluate(
         document = evaluate_protocol(protocol, run, data=data, split=split, computing=computing, options=dict(options))
         return cast(EvaluationDocument, document)
     how, evaluate_options = apply_keyword_options(
-        "evaluate", dict(options), computing.how, settings or EvaluateOptions(), extra_names=KNOWN_KEYWORDS
+        "evaluate",
+        dict(options),
+        computing.inference_options,
+        settings or EvaluateOptions(),
+        extra_names=KNOWN_KEYWORDS,
     )
-    computing = replace(computing, how=how, cache=evaluate_options.cache)
+    computing = replace(computing, inference_options=how, cache=evaluate_options.cache)
     check_abstain(evaluate_options.abstain)
-    check_task_options(evaluate_options, run, task_type, computing.how)
+    check_task_options(evaluate_options, run, task_type, computing.inference_options)
     if task_type.is_dense:
         calibration, (predictions, report) = (
             {},
@@ -111,7 +115,9 @@ def evaluate(
     document = build_head_document(run, data, predictions, report, computing)
     document["calibration"] = (calibration | (describe_temperature_effect(predictions) or {})) or None
     if evaluate_options.abstain is not None:
-        document["abstain"] = evaluate_abstention(predictions.confidence, predictions.right, evaluate_options.abstain)
+        document["abstain"] = evaluate_abstention(
+            predictions.confidence, predictions.is_correct, evaluate_options.abstain
+        )
     if evaluate_options.outliers or evaluate_options.against:
         document["outliers"] = score_outliers(
             predictions, computing, evaluate_options.outliers, evaluate_options.against
@@ -122,7 +128,7 @@ def evaluate(
     page_path = (
         Path(evaluate_options.report) if evaluate_options.report else get_page_path(Path(run), data, predictions.name)
     )
-    command = shlex.join(build_evaluate_command(run, data, predictions.name, computing.how))
+    command = shlex.join(build_evaluate_command(run, data, predictions.name, computing.inference_options))
     page = write_evaluation_page(
         page_path,
         RunFolder(Path(run)),
@@ -149,9 +155,9 @@ def evaluate_generator(
         problem = f"--protocol {protocol}" if protocol != "top1" else "EvaluateOptions"
         raise UsageError(f"{problem} is for predictions, and {run} is a generative model", "leave it out")
     how, generation_options = apply_keyword_options(
-        "evaluate", options, computing.how, settings or GenerationOptions(), extra_names=KNOWN_KEYWORDS
+        "evaluate", options, computing.inference_options, settings or GenerationOptions(), extra_names=KNOWN_KEYWORDS
     )
-    return measure_generator(run, data, split, generation_options, replace(computing, how=how))
+    return measure_generator(run, data, split, generation_options, replace(computing, inference_options=how))
 
 
 def check_task_options(
@@ -165,7 +171,8 @@ def check_task_options(
     unsupported = [name for name in TASK_OPTIONS if getattr(options, name) and name not in task_type.evaluate_options]
     if unsupported:
         raise UsageError(
-            f"--{unsupported[0]} is for {TASK_OPTIONS[unsupported[0]]}, and {run} {task_type.does}", "leave it out"
+            f"--{unsupported[0]} is for {TASK_OPTIONS[unsupported[0]]}, and {run} {task_type.verb_phrase}",
+            "leave it out",
         )
 
 
@@ -178,7 +185,7 @@ def build_head_document(
 ) -> dict[str, Any]:
     """Build the document of an evaluation of the head, with None for keys of unset options; log reasons for optimistic
     metrics."""
-    seconds = time.perf_counter() - predictions.started
+    seconds = time.perf_counter() - predictions.start_time
     document = build_evaluation_document(
         predictions.bundle, report, split=predictions.name, source=predictions.source, run=str(run), seconds=seconds
     )
@@ -186,9 +193,9 @@ def build_head_document(
     for overlap_note in describe_training_overlap(overlap, predictions):
         computing.listener.note(overlap_note)
     labels, classes, pairs = predictions.split.labels, tuple(row["class"] for row in report.per_class), None
-    if report.cells is not None:
-        support = predictions.bundle.task.count_labels(labels, report.cells)
-        pairs = list_confused_pairs(report.cells, support, classes)
+    if report.confusion_cells is not None:
+        support = predictions.bundle.task.count_labels(labels, report.confusion_cells)
+        pairs = list_confused_pairs(report.confusion_cells, support, classes)
     return (
         document
         | predictions.views
@@ -212,8 +219,10 @@ def evaluate_protocol(
     from vitreous.reports.protocols.protocols import run_protocol
 
     settings = ProtocolOptions(protocol) if isinstance(protocol, str) else protocol
-    how, settings = apply_keyword_options("evaluate", options, computing.how, settings, extra_names=KNOWN_KEYWORDS)
-    document = run_protocol(settings, run, data, split, replace(computing, how=how))
+    how, settings = apply_keyword_options(
+        "evaluate", options, computing.inference_options, settings, extra_names=KNOWN_KEYWORDS
+    )
+    document = run_protocol(settings, run, data, split, replace(computing, inference_options=how))
     if not (folder := RunFolder(Path(run))).config.is_file():
         return document | {"report": None}  # the page shows the run with all its evaluations
     page_path = folder.path / f"report-{document['protocol']}.html"

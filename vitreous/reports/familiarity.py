@@ -36,17 +36,19 @@ class TrainingFeatures:
     source: str
     split: Split
     features: np.ndarray
-    rows: np.ndarray
+    readable_indices: np.ndarray
 
     @property
     def labels(self) -> np.ndarray:
         """Return (m,) or (m, K) labels of the readable samples, in the model's class order."""
-        return self.split.labels[self.rows]
+        return self.split.labels[self.readable_indices]
 
     @property
     def readable_features(self) -> np.ndarray:
         """Return (n, d) features of the readable samples; memory-mapped if all are readable."""
-        return self.features if len(self.rows) == len(self.features) else self.features[self.rows]
+        return (
+            self.features if len(self.readable_indices) == len(self.features) else self.features[self.readable_indices]
+        )
 
 
 def load_training_features(
@@ -57,7 +59,7 @@ def load_training_features(
     With `allow_self_comparison`, data without a training split are compared with themselves. Raises UsageError if there
     are no images to compare with.
     """
-    source, opened = predictions.source, predictions.opened
+    source, opened = predictions.source, predictions.data
     if RunFolder(Path(predictions.run)).config.is_file():
         source, opened = open_run_data(predictions.run, None, "train")
         opened = replace(
@@ -70,7 +72,7 @@ def load_training_features(
     if split is not None:
         compared_split = align_labels(split, opened, bundle.classes, bundle.classification.multilabel)
     features = compute_split_features(bundle, compared_split, "training images", computing)
-    return TrainingFeatures(source, compared_split, features.rows, np.flatnonzero(features.good))
+    return TrainingFeatures(source, compared_split, features.features, np.flatnonzero(features.is_readable))
 
 
 def score_outliers(
@@ -85,8 +87,11 @@ def score_outliers(
     training = load_training_features(predictions, computing)
     detector = fit_mahalanobis_detector(training.readable_features, training.labels, len(predictions.bundle.classes))
     features = compute_split_features(predictions.bundle, predictions.split, "the evaluated images", computing)
-    training_scores, readable = np.sort(detector.scores(training.readable_features)), np.flatnonzero(features.good)
-    scores = detector.scores(features.rows[readable])
+    training_scores, readable = (
+        np.sort(detector.scores(training.readable_features)),
+        np.flatnonzero(features.is_readable),
+    )
+    scores = detector.scores(features.features[readable])
     shares = np.searchsorted(training_scores, scores) / len(training_scores)
     order = np.argsort(-scores, kind="stable")
     table = [(predictions.split.name(int(readable[i])), float(scores[i]), float(shares[i])) for i in order]
@@ -94,9 +99,9 @@ def score_outliers(
         cells = [[name, f"{score:.4f}", f"{share:.4f}"] for name, score, share in table]
         write_csv_file(file, ["path", "score", "training_quantile"], cells)
     return {
-        "method": "Mahalanobis" if detector.classes is None else "relative Mahalanobis",
+        "method": "Mahalanobis" if detector.class_stats is None else "relative Mahalanobis",
         "unit": "squared standard deviations of the features; higher is less familiar",
-        "fitted_on": {"data": training.source, "split": "train", "images": len(training.rows)},
+        "fitted_on": {"data": training.source, "split": "train", "images": len(training.readable_indices)},
         "images": len(readable),
         "median": float(np.median(scores)),
         "training_median": float(np.median(training_scores)),
@@ -115,7 +120,7 @@ def measure_separation(
     """Return how well scores separate the evaluated images, `scores` (n,), from all images of other data."""
     split = open_reference_images(against)
     features = compute_split_features(predictions.bundle, split, "the other data", computing)
-    other_features = features.rows[features.good]
+    other_features = features.features[features.is_readable]
     return {"data": against, "images": len(other_features)} | compute_outlier_separation(
         scores, detector.scores(other_features)
     )
@@ -147,12 +152,14 @@ def find_label_errors(predictions: SplitPredictions, computing: EvaluationSettin
     )
     features = training.features
     if training.split is not predictions.split:
-        features = compute_split_features(predictions.bundle, predictions.split, "the evaluated images", computing).rows
+        features = compute_split_features(
+            predictions.bundle, predictions.split, "the evaluated images", computing
+        ).features
     readable = np.flatnonzero(predictions.readable)
     sample_by_identity = {
         identity: index for index, identity in enumerate(identify_images(training.split, training.source))
     }
-    feature_rows = {int(row): index for index, row in enumerate(training.rows)}
+    feature_rows = {int(row): index for index, row in enumerate(training.readable_indices)}
     identities = identify_images(predictions.split, predictions.source)
     training_indices = np.array(
         [feature_rows.get(sample_by_identity.get(identities[row], -1), -1) for row in readable], dtype=np.int64
@@ -161,13 +168,13 @@ def find_label_errors(predictions: SplitPredictions, computing: EvaluationSettin
         features[readable], training.readable_features, training.labels, len(classes), training_indices
     )
     suspects = find_suspect_labels(
-        predictions.bundle.task.activate(predictions.raw[readable]), shares, predictions.split.labels[readable]
+        predictions.bundle.task.activate(predictions.raw_logits[readable]), shares, predictions.split.labels[readable]
     )
     table = [
         {
             "path": predictions.split.name(int(readable[suspect.sample])),
             "label": classes[suspect.label],
-            "predicted_class": classes[suspect.answer],
+            "predicted_class": classes[suspect.predicted_label],
             "probability": suspect.probability,
             "knn_class": classes[suspect.neighbour],
             "knn_share": suspect.share,
@@ -184,6 +191,6 @@ def find_label_errors(predictions: SplitPredictions, computing: EvaluationSettin
         "count": len(table),
         "neighbours": NUM_NEIGHBOURS,
         "min_confidence": MIN_SUSPECT_CONFIDENCE,
-        "compared_with": {"data": training.source, "images": len(training.rows)},
+        "compared_with": {"data": training.source, "images": len(training.readable_indices)},
         "top": table[:MAX_DOCUMENT_IMAGES],
     }

@@ -210,7 +210,11 @@ def open_sampler(
 
     Raises UsageError for features of latents, and as `build_sampler`.
     """
-    device, precision, note = computing.how.device, computing.how.precision, computing.listener.note
+    device, precision, note = (
+        computing.inference_options.device,
+        computing.inference_options.precision,
+        computing.listener.note,
+    )
     if opened is None or opened.latents is None:
         sampler = build_sampler(bundle, device, precision, options.vae)
         sampler.image = choose_sample_size(bundle, options.size, options.frames, sampler.stride, note)
@@ -237,7 +241,7 @@ def iterate_split_images(split: Split, preprocess: Preprocess, computing: Evalua
     chunks of `IMAGE_CHUNK`. Raises the first DataError."""
     images: list[torch.Tensor] = []
     workers, read = default_worker_count() if computing.workers is None else computing.workers, False
-    for _, batch in EvalLoader(split, preprocess, workers).batches(computing.batch_size):
+    for _, batch in EvalLoader(split, preprocess, workers).iterate_batches(computing.batch_size):
         for image in batch:
             if isinstance(image, DataError):
                 if computing.bad_images == "stop":

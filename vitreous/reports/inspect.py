@@ -49,16 +49,16 @@ class FigureKind(NamedTuple):
     default: bool = False
     of_pictures: bool = False
     styled: bool = False
-    of: str = "images"
+    modality: str = "images"
 
 
 FIGURES = {
     "filters": FigureKind("features", default=True, styled=True),
     "positions": FigureKind("positions", default=True, styled=True),
-    "distance": FigureKind("attention", default=True, of="all"),
-    "clips": FigureKind("clips", default=True, of_pictures=True, of="clips"),
-    "slices": FigureKind("slices", default=True, of_pictures=True, of="volumes"),
-    "curves": FigureKind("slices", default=True, of_pictures=True, of="signals"),
+    "distance": FigureKind("attention", default=True, modality="all"),
+    "clips": FigureKind("clips", default=True, of_pictures=True, modality="clips"),
+    "slices": FigureKind("slices", default=True, of_pictures=True, modality="volumes"),
+    "curves": FigureKind("slices", default=True, of_pictures=True, modality="signals"),
     "rollout": FigureKind("attention", default=True, of_pictures=True),
     "attention": FigureKind("attention", of_pictures=True),
     "gradient": FigureKind("attention", of_pictures=True),
@@ -67,8 +67,8 @@ FIGURES = {
     "features": FigureKind("features", of_pictures=True, styled=True),
     "nearest": FigureKind("features", of_pictures=True, styled=True),
     "reconstruction": FigureKind("reconstruction", of_pictures=True),
-    "similarity": FigureKind("layers", styled=True, of="all"),
-    "cost": FigureKind("layers", styled=True, of="all"),
+    "similarity": FigureKind("layers", styled=True, modality="all"),
+    "cost": FigureKind("layers", styled=True, modality="all"),
 }
 TOP_CLASSES = 3  # top classes listed per image
 
@@ -113,7 +113,7 @@ def inspect(
         options=inspect_options,
         preprocess=preprocess,
         device=device,
-        pictures=tuple(open_input_images(images, preprocess)),
+        images=tuple(open_input_images(images, preprocess)),
         listener=listener,
     )
     folder = Path(out) if out is not None else default_inspect_folder(Path(run))
@@ -123,7 +123,7 @@ def inspect(
         "run": os.fspath(run),
         "model": bundle.model.config.name(),
         "image_size": list(preprocess.image),
-        "images": [image.name for image in context.pictures],
+        "images": [image.name for image in context.images],
         "predictions": predictions,
         "figures": figures,
         "skipped": skipped,
@@ -132,7 +132,7 @@ def inspect(
         "wall_seconds": time.perf_counter() - started,
     }
     write_figure_page(
-        folder, document, drawings, [(image.shown, image.name) for image in context.pictures[:MAX_SHOWN_IMAGES]]
+        folder, document, drawings, [(image.rgb_image, image.name) for image in context.images[:MAX_SHOWN_IMAGES]]
     )
     write_text_atomic(folder / "inspect.json", json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     return document
@@ -196,7 +196,7 @@ def choose_figures(settings: InspectOptions, has_images: bool = False, modality:
 
     Raises UsageError for a figure of another modality.
     """
-    names = [name for name, figure_kind in FIGURES.items() if figure_kind.of in (modality, "all")]
+    names = [name for name, figure_kind in FIGURES.items() if figure_kind.modality in (modality, "all")]
     if settings.figures and not settings.all:
         if unavailable := [name for name in settings.figures if name not in names]:
             raise UsageError(
@@ -214,7 +214,7 @@ def predict_top_classes(context: FigureContext) -> list[Mapping[str, object]]:
     """
     bundle, predictions = context.bundle, list[Mapping[str, object]]()
     model = bundle.model.to(context.device).eval()
-    for image in context.pictures[:MAX_SHOWN_IMAGES]:
+    for image in context.images[:MAX_SHOWN_IMAGES]:
         classes = []
         if bundle.classes:
             with torch.no_grad():
@@ -253,7 +253,7 @@ def write_figure(figure: FigureResult, folder: Path) -> FigureFiles:
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / figure.name
     figure.figure.savefig(f"{stem}.png", dpi=150, bbox_inches="tight", metadata={"Software": None})
-    arrays: dict[str, Any] = figure.numbers
+    arrays: dict[str, Any] = figure.arrays
     np.savez_compressed(f"{stem}.npz", **arrays)
     files: FigureFiles = {
         "name": figure.name,

@@ -65,14 +65,14 @@ def write_learned_images(folder: RunFolder, listener: ProgressListener) -> None:
             options=options,
             preprocess=bundle.preprocess,
             device=pick_device(run.device),
-            pictures=(),
+            images=(),
             listener=listener,
         )
         input_images = [
             image
             for _, image in zip(
                 range(MAX_RESTORED_IMAGES),
-                (candidate for _, candidate in context.readable(context.split)),
+                (candidate for _, candidate in context.iterate_readable(context.split)),
                 strict=False,
             )
         ]
@@ -115,8 +115,8 @@ def make_restored_images(context: FigureContext, input_images: Sequence[InputIma
         {
             "name": get_short_name(image),
             "images": [
-                encode_thumbnail_uri(image.shown),
-                encode_thumbnail_uri(result.seen),
+                encode_thumbnail_uri(image.rgb_image),
+                encode_thumbnail_uri(result.encoder_input),
                 encode_thumbnail_uri(result.restored),
             ],
         }
@@ -131,12 +131,15 @@ def make_attention_maps(context: FigureContext, input_images: Sequence[InputImag
     depth = context.model.config.depth
     rows, prefix = [], context.model.config.prefix
     for input_image in input_images:
-        weights = compute_attention_maps(context.model, context.input(input_image.pixels[None]), [depth - 1])[
+        weights = compute_attention_maps(context.model, context.to_model_input(input_image.pixels[None]), [depth - 1])[
             depth - 1
         ][0, :MAX_SHOWN_HEADS, prefix:]
         maps = weights.unflatten(1, context.grid).cpu()
         maps = (tile_frames(maps) if maps.ndim == 4 else maps).numpy()
-        image, enlarged = shrink_image(input_image.shown), enlarge_pixels(shrink_image(input_image.shown), MIN_MAP_SIDE)
+        image, enlarged = (
+            shrink_image(input_image.rgb_image),
+            enlarge_pixels(shrink_image(input_image.rgb_image), MIN_MAP_SIDE),
+        )
         overlays = [encode_data_uri(overlay_heat_map(enlarged, scale_attention_map(values))) for values in maps]
         rows.append({"name": get_short_name(input_image), "images": [encode_thumbnail_uri(image), *overlays]})
     return {"rows": rows, "readout": describe_readout(context), "block": depth, "heads": len(rows[0]["images"]) - 1}
@@ -150,14 +153,14 @@ def find_nearest_images(context: FigureContext) -> dict[str, Any]:
     data = context.data[1]
     train = data.splits["train"]
     labelled = is_labelled(train) and is_labelled(context.split)
-    queries = [pair for _, pair in zip(range(MAX_QUERY_IMAGES), context.readable(context.split), strict=False)]
+    queries = [pair for _, pair in zip(range(MAX_QUERY_IMAGES), context.iterate_readable(context.split), strict=False)]
     samples, candidate_features = compute_candidate_features(
         context, train, len(queries) if context.split is train else 0
     )
     features = torch.cat(
         [
             extract_pooled_features(context.model, images).cpu()
-            for images in context.batches([item for _, item in queries])
+            for images in context.iterate_batches([item for _, item in queries])
         ]
     )
     cosines, neighbour_indices = find_nearest_neighbours(
@@ -173,14 +176,19 @@ def find_nearest_images(context: FigureContext) -> dict[str, Any]:
         ]
         labels = [get_class_title(data, train, item) if labelled else "" for item in neighbour_samples]
         neighbours = [
-            {"image": encode_thumbnail_uri(image.shown), "cosine": value, "label": label, "name": get_short_name(image)}
+            {
+                "image": encode_thumbnail_uri(image.rgb_image),
+                "cosine": value,
+                "label": label,
+                "name": get_short_name(image),
+            }
             for image, value, label in zip(images, values, labels, strict=True)
         ]
         label = get_class_title(data, context.split, sample) if labelled else ""
         rows.append(
             {
                 "name": get_short_name(query),
-                "image": encode_thumbnail_uri(query.shown),
+                "image": encode_thumbnail_uri(query.rgb_image),
                 "label": label,
                 "neighbours": neighbours,
             }

@@ -55,7 +55,9 @@ def build_evaluation_document(
         "run": run,
         "bundle": run,
         "split": split,
-        "evaluations": [{"split": split, "protocol": protocol, "metrics": report.metrics, "interval": report.ends}],
+        "evaluations": [
+            {"split": split, "protocol": protocol, "metrics": report.metrics, "interval": report.interval_lists}
+        ],
         "classes": list(bundle.task.classes),
         "targets": [],
         "per_class": report.per_class,

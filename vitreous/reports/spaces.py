@@ -77,9 +77,14 @@ class ModelSpace:
     def __init__(self, source: str, bundle: Bundle, classes: tuple[str, ...], computing: EvaluationSettings) -> None:
         self.name, self.bundle, self.computing = source, bundle, computing
         has_classes = bool(classes) and set(classes) <= set(bundle.classes)
-        self.order = [bundle.classes.index(class_name) for class_name in classes] if has_classes else []
-        self.rows = partial(
-            load_or_compute_features, bundle.model, bundle.preprocess, how=computing.how, workers=0, keep=False
+        self.class_order = [bundle.classes.index(class_name) for class_name in classes] if has_classes else []
+        self.compute_features = partial(
+            load_or_compute_features,
+            bundle.model,
+            bundle.preprocess,
+            how=computing.inference_options,
+            workers=0,
+            keep=False,
         )
 
     def features(self, images: np.ndarray, labels: np.ndarray | None = None) -> SpaceFeatures:
@@ -91,11 +96,11 @@ class ModelSpace:
             raise UsageError(
                 f"{self.name} needs {expected}, not {received}", f"use a model of {received}, or leave --features out"
             )
-        features = {"rows": np.array(self.rows(split).rows)}
-        if labels is not None and self.order:
-            engine = make_engine(bundle.model, bundle.preprocess, self.computing.how)
+        features = {"rows": np.array(self.compute_features(split).features)}
+        if labels is not None and self.class_order:
+            engine = make_engine(bundle.model, bundle.preprocess, self.computing.inference_options)
             logits, _ = compute_split_logits(engine, EvalLoader(split, bundle.preprocess))
-            features["recognised"] = logits[:, self.order].argmax(1) == labels
+            features["recognised"] = logits[:, self.class_order].argmax(1) == labels
         return features
 
 

@@ -86,7 +86,7 @@ def iterate_training_splits(
     for source in dict.fromkeys([run.source, predictions.source]):
         try:
             opened = (
-                predictions.opened
+                predictions.data
                 if is_same_run
                 else open_data(
                     source,
@@ -158,12 +158,12 @@ def identify_images(split: Split, source: str) -> list[bytes]:
             folder, _, name = os.fsencode(split.path(sample)).rpartition(b"/")
             if folder not in real_folders:  # links are mostly to folders, and resolving each file takes seconds
                 real_folders[folder] = os.path.realpath(folder or b".")
-            segment = split.part(sample) if isinstance(split, ClipFiles) else None
+            segment = split.get_segment(sample) if isinstance(split, ClipFiles) else None
             names.append(real_folders[folder] + b"/" + name + (repr(segment).encode() if segment else b""))
         return names
     if isinstance(split, ArraySplit):
         return [hashlib.sha1(np.ascontiguousarray(split.raw(s)).tobytes()).digest() for s in range(len(split))]
-    store, rows = (split.store, split.rows) if isinstance(split, StoreSplit) else (None, ())
+    store, rows = (split.store, split.row_indices) if isinstance(split, StoreSplit) else (None, ())
     if isinstance(store, PackedImages):
         return [f"{store.shards[row['shard']]}:{row['offset']}".encode() for row in store.table[rows]]
     if isinstance(store, ArchiveIndex):

@@ -97,8 +97,8 @@ class ContentionMonitor:
     SHARE, FULL = 0.2, 0.9  # smallest share of other work, and of all work, for a warning
 
     def __init__(self, tell: Callable[[str], None] = lambda text: None, siblings: bool = False) -> None:
-        self.tell, self.root = tell, os.getppid() if siblings else os.getpid()
-        self.marked, self.crowded, self.share = read_cpu_ticks(self.root), 0, None
+        self.warn, self.root = tell, os.getppid() if siblings else os.getpid()
+        self.last_ticks, self.crowded, self.share = read_cpu_ticks(self.root), 0, None
 
     def measure(self) -> float | None:
         """Return the share of the cores, 0 to 1, that other work took since the last call (or construction); None if
@@ -109,19 +109,23 @@ class ContentionMonitor:
     def poll(self) -> None:
         """Measure, at most every `SECONDS`, and warn once if in `WINDOWS` consecutive measurements the cores were full
         and other work ran on them."""
-        if self.marked is None or self.crowded >= self.WINDOWS or time.monotonic() - self.marked[0] < self.SECONDS:
+        if (
+            self.last_ticks is None
+            or self.crowded >= self.WINDOWS
+            or time.monotonic() - self.last_ticks[0] < self.SECONDS
+        ):
             return
         self.share, busy_share = self.shares()
         self.crowded = (
             self.crowded + 1 if self.share is not None and self.share >= self.SHARE and busy_share >= self.FULL else 0
         )
         if self.share is not None and self.crowded == self.WINDOWS:
-            self.tell(describe_contention(self.share))
+            self.warn(describe_contention(self.share))
 
     def shares(self) -> tuple[float | None, float]:
         """Return the shares of the cores since the last call: of other work, and of all work."""
-        previous, now = self.marked, read_cpu_ticks(self.root)
-        self.marked = now
+        previous, now = self.last_ticks, read_cpu_ticks(self.root)
+        self.last_ticks = now
         if previous is None or now is None or now[1] <= previous[1]:
             return None, 0.0
         total, idle, own_ticks = (b - a for a, b in zip(previous[1:], now[1:], strict=True))

@@ -187,12 +187,12 @@ def get_thread_pool(count: int) -> ThreadPoolExecutor:
     """Create a pool of `count` threads that divide PyTorch's threads evenly: each computes with separate cores."""
     total, ready = torch.get_num_threads(), Barrier(count)
 
-    def begin() -> None:
+    def initialise_thread() -> None:
         torch.get_num_threads()  # a thread's first call adopts the global number, so it must precede the next line
         torch.set_num_threads(max(1, total // count))
         ready.wait()
 
-    pool = ThreadPoolExecutor(count, "team", begin)
+    pool = ThreadPoolExecutor(count, "team", initialise_thread)
     list(pool.map(int, range(count)))  # starts all threads
     torch.set_num_threads(total)  # the global number, which later threads adopt
     return pool

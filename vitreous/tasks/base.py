@@ -47,10 +47,10 @@ class PredictionOptions:
     top: int | None = None
     threshold: float | None = None
     abstain: float | None = None
-    usual: int = 5
+    default_top: int = 5
 
     @property
-    def given(self) -> list[str]:
+    def list_set_options(self) -> list[str]:
         """List the names of the options that are set."""
         return [name for name in ("top", "threshold", "abstain") if getattr(self, name) is not None]
 
@@ -62,12 +62,12 @@ class PredictionFormat(ABC):
     """
 
     formats: tuple[str, ...] = (".jsonl", ".csv", ".parquet")
-    part = 4096  # predictions in memory at a time in formats that write in batches
+    rows_per_chunk = 4096  # predictions in memory at a time in formats that write in batches
     column: ClassVar[str]  # heading of the column of `describe` in a terminal table
 
     @property
     @abstractmethod
-    def head(self) -> list[str]:
+    def csv_columns(self) -> list[str]:
         """List the columns of the CSV file."""
 
     @property
@@ -80,7 +80,7 @@ class PredictionFormat(ABC):
         """Return the prediction for an image from its (K,) float64 values, as `Task.activate` returns them."""
 
     @abstractmethod
-    def fail(self, path: str, error: str) -> Any:
+    def format_error(self, path: str, error: str) -> Any:
         """Return the prediction for an unreadable image, with its error."""
 
     @abstractmethod
@@ -92,11 +92,11 @@ class PredictionFormat(ABC):
         """Return a prediction as text for one cell of a terminal table."""
 
     @abstractmethod
-    def cells(self, prediction: Any) -> list[list[str]]:
+    def to_csv_rows(self, prediction: Any) -> list[list[str]]:
         """Return the CSV rows of a prediction, at least one."""
 
     @abstractmethod
-    def table(self, predictions: Sequence[Any]) -> pa.Table:
+    def to_arrow_table(self, predictions: Sequence[Any]) -> pa.Table:
         """Return an Arrow table with one row per prediction."""
 
     def starts_image(self, cells: Sequence[str]) -> bool:
@@ -155,7 +155,7 @@ class Task(ABC):
     """
 
     name: ClassVar[str]
-    does: ClassVar[str]  # verb and object of a model, for messages: "classifies images"
+    verb_phrase: ClassVar[str]  # verb and object of a model, for messages: "classifies images"
     hub_task: ClassVar[str]  # the Hugging Face Hub's name of the task
     verb: ClassVar[str] = "predict"  # the CLI command that computes predictions
     endpoint: ClassVar[str] = "predict"  # the server's endpoint, and the method of `Predictor`, for predictions
@@ -219,12 +219,12 @@ class Task(ABC):
     @property
     def summary(self) -> str:
         """The model's task with its counts: "classifies images into 37 classes"."""
-        return self.does
+        return self.verb_phrase
 
     @property
     def missing_outputs(self) -> tuple[str, str]:
         """Return why a model has no `outputs`, for messages, and the alternative."""
-        return f"{self.does} and does not classify whole images", f"use {self.endpoint}"
+        return f"{self.verb_phrase} and does not classify whole images", f"use {self.endpoint}"
 
     @property
     def overlay_classes(self) -> tuple[str, ...]:
@@ -260,13 +260,13 @@ class Task(ABC):
         `source` is the name of the model for messages."""
         for name, models in PREDICT_OPTIONS.items():
             if values[name] not in (None, False) and name not in self.predict_options:
-                problem = f"--{name.replace('_', '-')} is for {models}; {source} {self.does}"
+                problem = f"--{name.replace('_', '-')} is for {models}; {source} {self.verb_phrase}"
                 raise UsageError(problem, "leave it out")
 
     def check_predict_keywords(self, model: str, options: PredictionOptions) -> None:
         """Raise UsageError for a set keyword of `Predictor.predict` that this task does not support."""
-        if refused := [name for name in options.given if name not in self.predict_options]:
-            problem = f"predict({refused[0]}=…) is for image classifiers; {model} {self.does}"
+        if refused := [name for name in options.list_set_options if name not in self.predict_options]:
+            problem = f"predict({refused[0]}=…) is for image classifiers; {model} {self.verb_phrase}"
             raise UsageError(problem, "leave it out")
 
     def predict_images(
@@ -353,7 +353,7 @@ class Task(ABC):
         models, if their tasks differ or have no outputs for whole images."""
         for task, name in zip((self, other_task), names, strict=True):
             if not task.outputs:
-                problem = f"{name} {task.does}, but runs are compared by their outputs for whole images"
+                problem = f"{name} {task.verb_phrase}, but runs are compared by their outputs for whole images"
                 raise UsageError(problem, "compare their metrics: vitreous evaluate RUN")
         if type(self) is not type(other_task) or self.primary_metric != other_task.primary_metric:
             problem = f"{names[0]} {self.summary}, {names[1]} {other_task.summary}"
@@ -376,6 +376,6 @@ class Task(ABC):
 
 def reject_classifier_options(task: Task, options: PredictionOptions) -> None:
     """Raise UsageError for prediction options of classifiers."""
-    if options.given:
-        problem = f"--{options.given[0]} is for image classifiers, and this model {task.does}"
+    if options.list_set_options:
+        problem = f"--{options.list_set_options[0]} is for image classifiers, and this model {task.verb_phrase}"
         raise UsageError(problem, "leave it out")

@@ -108,7 +108,7 @@ class CalibrationGaps:
         std_errors = np.sqrt(np.maximum(gaps.var(0), (abs_gaps * (1 - abs_gaps)).mean(0)) / count)
         return cls(values, np.abs(values) > math.sqrt(math.log(count)) * std_errors)
 
-    def errors(self, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def compute_excess_bounds(self, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the lower and the upper bound of the excess of each bin's |g|, from (D, BINS) gaps of bootstrap
         draws."""
         deviations = draws - self.values
@@ -118,7 +118,7 @@ class CalibrationGaps:
     def interval(self, draws: np.ndarray) -> Interval:
         """Return the 95 % interval of the calibration error from (D, BINS) gaps of bootstrap draws; it contains the
         estimate."""
-        lower_excess, upper_excess = (error.sum(1) for error in self.errors(draws))
+        lower_excess, upper_excess = (error.sum(1) for error in self.compute_excess_bounds(draws))
         ece, high, low = (
             float(np.abs(self.values).sum()),
             np.percentile(upper_excess, 97.5),
@@ -136,7 +136,10 @@ def bound_difference_errors(
     bin's error is bounded by the errors of both models, and by 2 |d| + |d* - d| as ||g_second| - |g_first|| <= |d|.
     For two identical models the bound is 0.
     """
-    (lower_a, upper_a), (lower_b, upper_b) = gaps_a.errors(draws_a), gaps_b.errors(draws_b)
+    (lower_a, upper_a), (lower_b, upper_b) = (
+        gaps_a.compute_excess_bounds(draws_a),
+        gaps_b.compute_excess_bounds(draws_b),
+    )
     mean_difference = gaps_b.values - gaps_a.values
     cap = 2 * np.abs(mean_difference) + np.abs(draws_b - draws_a - mean_difference)
     return np.maximum(lower_b - upper_a, -cap).sum(1), np.minimum(upper_b - lower_a, cap).sum(1)
@@ -154,19 +157,19 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     target = ((labels > 0) * scores).sum(1) if labels.ndim == 2 else scores[np.arange(len(labels)), labels]
     loss = "softmax" if labels.ndim == 1 else "sigmoid"
 
-    def slope(log_inverse: float) -> float:
+    def compute_nll_slope(log_inverse: float) -> float:
         """Return the slope of the NLL at ln(1 / T)."""
         inverse = math.exp(log_inverse)
         return float(((compute_probabilities(inverse * scores, loss) * scores).sum(1) - target).mean())
 
     low, high = math.log(1 / MAX_TEMPERATURE), math.log(1 / MIN_TEMPERATURE)
-    if slope(high) <= 0:
+    if compute_nll_slope(high) <= 0:
         problem = "cannot fit a temperature"
         raise DataError(f"{problem}: all {len(labels)} images are predicted correctly", UNCHANGED_MODEL_HINT)
-    if slope(low) >= 0:
+    if compute_nll_slope(low) >= 0:
         problem = f"the predictions for the {len(labels)} images are no better than chance"
         raise DataError(f"cannot fit a temperature: {problem}", UNCHANGED_MODEL_HINT)
-    return math.exp(-scipy.optimize.brentq(slope, low, high, xtol=1e-13))
+    return math.exp(-scipy.optimize.brentq(compute_nll_slope, low, high, xtol=1e-13))
 
 
 def evaluate_abstention(confidence: np.ndarray, correct: np.ndarray, threshold: float) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class ClassFormat(PredictionFormat):
     abstain: float = 0.0
 
     @property
-    def head(self) -> list[str]:
+    def csv_columns(self) -> list[str]:
         """List the columns, including rank, class and probability."""
         return ["path", "rank", "class", "probability", "error", "unsure"]
 
@@ -86,7 +86,7 @@ class ClassFormat(PredictionFormat):
         names, values = tuple(self.classes[i] for i in top_indices), tuple(float(image_outputs[i]) for i in top_indices)
         return Prediction(path, names, values, unsure=bool(image_outputs.max() < self.abstain))
 
-    def fail(self, path: str, error: str) -> Prediction:
+    def format_error(self, path: str, error: str) -> Prediction:
         """Return the prediction for an unreadable image."""
         return Prediction(path, error=error)
 
@@ -106,7 +106,7 @@ class ClassFormat(PredictionFormat):
         texts = [f"{name} {p:.1%}" for name, p in zip(prediction.names, prediction.probabilities, strict=True)]
         return f"unsure ({texts[0] if texts else 'none'})" if prediction.unsure else "  ".join(texts) or "none"
 
-    def cells(self, prediction: Prediction) -> list[list[str]]:
+    def to_csv_rows(self, prediction: Prediction) -> list[list[str]]:
         """Return one row per class, or one empty row. `escape_formula` prevents spreadsheets from evaluating cells."""
         path_cell, unsure = escape_formula(prediction.path), "unsure" * prediction.unsure
         if not prediction.names:
@@ -121,7 +121,7 @@ class ClassFormat(PredictionFormat):
         """Return whether a row has the first class, or no class."""
         return cells[1] in ("", "1")
 
-    def table(self, predictions: Sequence[Prediction]) -> pa.Table:
+    def to_arrow_table(self, predictions: Sequence[Prediction]) -> pa.Table:
         """Return the same columns as an Arrow table; `classes` is a list of structs."""
         import pyarrow as pa
 
@@ -141,7 +141,7 @@ class Classification(Task):
     """
 
     name: ClassVar[str] = "classification"
-    does: ClassVar[str] = "classifies images"
+    verb_phrase: ClassVar[str] = "classifies images"
     hub_task: ClassVar[str] = "image-classification"
     evaluate_options: ClassVar[frozenset[str]] = frozenset(("calibrate", "abstain", "outliers", "against", "suspects"))
 
@@ -229,7 +229,7 @@ class Classification(Task):
             raise UsageError(message, "for multi-label models use --threshold")
         if threshold is None:
             threshold = MULTILABEL_THRESHOLD if self.multilabel and top is None else -1.0
-        top = top or (len(self.classes) if self.multilabel else options.usual)
+        top = top or (len(self.classes) if self.multilabel else options.default_top)
         return ClassFormat(self.classes, top, threshold, options.abstain or 0.0)
 
     def scale_logits(self, outputs: np.ndarray) -> np.ndarray:
@@ -295,7 +295,7 @@ class Classification(Task):
         worst = [int(s) for s in np.argsort(-loss, kind="stable") if readable[s] and wrong[s]][:count]
         unsure = [int(s) for s in np.argsort(margin, kind="stable") if readable[s]][:count]
 
-        def describe(sample: int) -> Example:
+        def make_example(sample: int) -> Example:
             probabilities, label = (
                 compute_probabilities(logits[sample : sample + 1], self.loss)[0],
                 split.labels[sample],
@@ -307,7 +307,7 @@ class Classification(Task):
             names = ", ".join(self.classes[class_index] for class_index in class_indices) or "none"
             return Example(sample, names, self.classes[predicted_index], float(probabilities[predicted_index]))
 
-        return {"worst": [describe(s) for s in worst], "unsure": [describe(s) for s in unsure]}
+        return {"worst": [make_example(s) for s in worst], "unsure": [make_example(s) for s in unsure]}
 
     @property
     def example_notes(self) -> dict[str, str]:

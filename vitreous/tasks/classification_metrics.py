@@ -79,7 +79,7 @@ def evaluate_classification(
     intervals |= bootstrap_intervals(labels[readable], predicted[readable], nll, confidence, len(classes))
     class_rows = tabulate_classes(correct_per_class, predictions, support, cells, classes)
     return Report(
-        count, int((~readable).sum()), metrics=metrics, intervals=intervals, per_class=class_rows, cells=cells
+        count, int((~readable).sum()), metrics=metrics, intervals=intervals, per_class=class_rows, confusion_cells=cells
     )
 
 
@@ -190,7 +190,7 @@ def evaluate_label_sets(logits: np.ndarray, correct_classes: np.ndarray, readabl
         metrics=metrics | none,
         intervals=intervals | none,
         per_class=[],
-        cells=None,
+        confusion_cells=None,
     )
 
 

@@ -43,7 +43,7 @@ class ModelOutputs:
     readable: np.ndarray
 
     @property
-    def right(self) -> np.ndarray:
+    def is_correct(self) -> np.ndarray:
         """Return (n,) bool: the image is readable, and its highest logit (first of equals) is the label's."""
         return self.readable & (self.logits.argmax(1) == self.labels)
 
@@ -95,7 +95,7 @@ class Comparison:
     def format_amount(self, value: float) -> str:
         """Format a difference of the primary metric, in percentage points if it is a share."""
         metric = METRICS[self.primary]
-        return f"{100 * value:.1f}" if metric.is_share else format(value, metric.form)
+        return f"{100 * value:.1f}" if metric.is_share else format(value, metric.format_spec)
 
 
 def compare_classifiers(outputs_a: ModelOutputs, outputs_b: ModelOutputs) -> Comparison:
@@ -124,7 +124,7 @@ def compare_classifiers(outputs_a: ModelOutputs, outputs_b: ModelOutputs) -> Com
             metrics[name], differences[name], intervals[name] = (None, None), None, None
     if multilabel:
         return Comparison("map", metrics, differences=differences, intervals=intervals)
-    correct_a, correct_b = outputs_a.right, outputs_b.right
+    correct_a, correct_b = outputs_a.is_correct, outputs_b.is_correct
     cells = {
         "both": correct_a & correct_b,
         "only_a": correct_a & ~correct_b,
@@ -160,7 +160,7 @@ def bootstrap_difference_intervals(
     )
     mean_gaps = [CalibrationGaps.of_images(model_gaps[both_readable]) for model_gaps in gaps]
 
-    def values(counts: np.ndarray) -> dict[str, np.ndarray]:
+    def compute_differences(counts: np.ndarray) -> dict[str, np.ndarray]:
         """Compute differences and the excess of the ECE's, (D,) each, from the draw counts (n, D) of the images."""
         metrics_a, metrics_b = (part(counts) for part in metric_functions)
         draws = {name: metrics_b[name] - metrics_a[name] for name in metrics_a}
@@ -172,7 +172,7 @@ def bootstrap_difference_intervals(
         return draws
 
     draws = bootstrap_metrics(
-        values,
+        compute_differences,
         len(both_readable),
         choose_multilabel_draws(outputs_a.logits.size) if multilabel else DEFAULT_BOOTSTRAP_DRAWS,
     )
@@ -207,7 +207,7 @@ def make_probability_metrics(outputs: ModelOutputs, both_readable: np.ndarray) -
 def compute_paired_calibration_gaps(outputs: ModelOutputs, both_readable: np.ndarray) -> np.ndarray:
     """Return `compute_image_gaps` (n, BINS) with zeros for images not in `both_readable` (n,)."""
     gaps, indices = np.zeros((len(both_readable), CALIBRATION_BINS)), np.flatnonzero(both_readable)
-    gaps[indices] = compute_image_gaps(np.exp(log_softmax(outputs.logits[indices]).max(1)), outputs.right[indices])
+    gaps[indices] = compute_image_gaps(np.exp(log_softmax(outputs.logits[indices]).max(1)), outputs.is_correct[indices])
     return gaps
 
 

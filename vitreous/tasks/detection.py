@@ -27,7 +27,7 @@ class Detection(Task):
     """Objects of named classes, `classes` in the order of their indices; `masks`: each object has a mask and a box."""
 
     name: ClassVar[str] = "detection"
-    does: ClassVar[str] = "detects objects"
+    verb_phrase: ClassVar[str] = "detects objects"
     hub_task: ClassVar[str] = "object-detection"
     endpoint: ClassVar[str] = "detect"
     inspectable: ClassVar[bool] = False

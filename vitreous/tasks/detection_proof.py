@@ -27,13 +27,13 @@ class ObjectComparison:
 
     images: int
     objects: int
-    same: int
-    boxes: float
+    num_matched: int
+    max_box_difference: float
     _: KW_ONLY
-    scores: float
-    masks: float
-    rates: tuple[float, float]
-    finite: bool
+    max_score_difference: float
+    max_mask_difference: float
+    images_per_second: tuple[float, float]
+    is_finite: bool
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison with the keys of `export --json`."""
@@ -43,24 +43,24 @@ class ObjectComparison:
             "top1_agreement": None,
             "top1": None,
             "objects": self.objects,
-            "object_agreement": self.same / self.objects if self.objects else None,
-            "max_box_difference": self.boxes,
-            "max_score_difference": self.scores,
-            "max_mask_difference": self.masks,
-            "images_per_second": self.rates[1],
-            "original_images_per_second": self.rates[0],
+            "object_agreement": self.num_matched / self.objects if self.objects else None,
+            "max_box_difference": self.max_box_difference,
+            "max_score_difference": self.max_score_difference,
+            "max_mask_difference": self.max_mask_difference,
+            "images_per_second": self.images_per_second[1],
+            "original_images_per_second": self.images_per_second[0],
         }
 
-    def lost(self, allowed: float | None, quantised: str | None = None) -> str:
+    def get_rejection_reason(self, allowed: float | None, quantised: str | None = None) -> str:
         """Return why the export is rejected, "" if it is accepted. `allowed`: the share of objects that may differ.
         There is no `quantised` detector."""
-        if not self.finite:
+        if not self.is_finite:
             return "its outputs are not finite"
         if not self.objects:
             return "the model detects no objects on these images, so the export cannot be verified"
         share = OBJECT_TOLERANCE if allowed is None else allowed
-        if 1 - self.same / self.objects > share + 1e-9:
-            return f"{1 - self.same / self.objects:.1%} of the objects differ (limit {share:.1%})"
+        if 1 - self.num_matched / self.objects > share + 1e-9:
+            return f"{1 - self.num_matched / self.objects:.1%} of the objects differ (limit {share:.1%})"
         return ""
 
 
@@ -97,12 +97,12 @@ def compare_objects(
     return ObjectComparison(
         len(images),
         len(differences),
-        same=len(matched),
-        boxes=boxes,
-        scores=scores,
-        masks=masks,
-        rates=rates,
-        finite=finite,
+        num_matched=len(matched),
+        max_box_difference=boxes,
+        max_score_difference=scores,
+        max_mask_difference=masks,
+        images_per_second=rates,
+        is_finite=finite,
     )
 
 

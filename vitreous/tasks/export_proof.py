@@ -26,7 +26,7 @@ class VerificationImages:
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def part(self, selection: slice) -> VerificationImages:
+    def take(self, selection: slice) -> VerificationImages:
         """Return a subset of the images."""
         return replace(
             self, pixels=self.pixels[selection], labels=None if self.labels is None else self.labels[selection]
@@ -40,39 +40,43 @@ class ExportComparison:
     `right`: top-1 of the original and of the export, for single-label data. `rates`: images/s of both."""
 
     images: int
-    furthest: float
+    max_difference: float
     agreement: float
-    right: tuple[float, float] | None
+    top1_accuracies: tuple[float, float] | None
     _: KW_ONLY
-    rates: tuple[float, float]
-    finite: bool
+    images_per_second: tuple[float, float]
+    is_finite: bool
     tolerance: float = 0.0  # share of predictions that may change in float32
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison with the keys of `export --json`."""
         return {
             "images": self.images,
-            "max_abs_logit_difference": self.furthest,
+            "max_abs_logit_difference": self.max_difference,
             "top1_agreement": self.agreement,
-            "top1": None if self.right is None else {"original": self.right[0], "export": self.right[1]},
-            "images_per_second": self.rates[1],
-            "original_images_per_second": self.rates[0],
+            "top1": None
+            if self.top1_accuracies is None
+            else {"original": self.top1_accuracies[0], "export": self.top1_accuracies[1]},
+            "images_per_second": self.images_per_second[1],
+            "original_images_per_second": self.images_per_second[0],
         }
 
-    def lost(self, allowed: float | None, quantised: str | None = None) -> str:
+    def get_rejection_reason(self, allowed: float | None, quantised: str | None = None) -> str:
         """Return why the export is rejected, "" if it is accepted. `allowed`: the share of predictions that may change;
         by default 2 % in int8, else `tolerance`. Top-1 may fall by half of that, and float32 outputs may differ by
         1e-3."""
-        if not self.finite:
+        if not self.is_finite:
             return "its outputs are not finite"
         share = max(MAX_CHANGED_SHARE[quantised], self.tolerance) if allowed is None else allowed
         reasons: list[str] = []
         if 1 - self.agreement > share + 1e-9:
             reasons.append(f"{1 - self.agreement:.1%} of its predictions differ (limit {share:.1%})")
-        if self.right and self.right[0] - self.right[1] > share / 2 + 1e-9:
-            reasons.append(f"its top-1 is {self.right[1]:.2%}, below the model's {self.right[0]:.2%}")
-        if quantised is None and allowed is None and self.furthest > LOGIT_TOLERANCE:
-            reasons.append(f"its outputs differ by up to {self.furthest:.1e} (limit {LOGIT_TOLERANCE:.0e})")
+        if self.top1_accuracies and self.top1_accuracies[0] - self.top1_accuracies[1] > share / 2 + 1e-9:
+            reasons.append(
+                f"its top-1 is {self.top1_accuracies[1]:.2%}, below the model's {self.top1_accuracies[0]:.2%}"
+            )
+        if quantised is None and allowed is None and self.max_difference > LOGIT_TOLERANCE:
+            reasons.append(f"its outputs differ by up to {self.max_difference:.1e} (limit {LOGIT_TOLERANCE:.0e})")
         return ", ".join(reasons)
 
 
@@ -112,8 +116,8 @@ def compare_outputs(
         len(images),
         max_difference,
         agreement=agreement_sum / len(images),
-        right=top1,
-        rates=rates,
-        finite=finite,
+        top1_accuracies=top1,
+        images_per_second=rates,
+        is_finite=finite,
         tolerance=task.export_tolerance,
     )

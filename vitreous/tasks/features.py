@@ -17,7 +17,7 @@ class FeatureExtraction(Task):
     """One feature vector per image: the input of a head."""
 
     name: ClassVar[str] = "features"
-    does: ClassVar[str] = "extracts features"
+    verb_phrase: ClassVar[str] = "extracts features"
     hub_task: ClassVar[str] = "image-feature-extraction"
     verb: ClassVar[str] = "embed"
     endpoint: ClassVar[str] = "embed"

@@ -17,7 +17,7 @@ class Generation(Task):
     latents; "" for a pixel-space model, or if unknown."""
 
     name: ClassVar[str] = "generation"
-    does: ClassVar[str] = "generates images"
+    verb_phrase: ClassVar[str] = "generates images"
     hub_task: ClassVar[str] = "unconditional-image-generation"
     verb: ClassVar[str] = "sample"
     endpoint: ClassVar[str] = "sample"

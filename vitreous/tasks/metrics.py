@@ -33,12 +33,12 @@ class Metric:
 
     key: str
     label: str
-    form: str = ".2%"
+    format_spec: str = ".2%"
     explanation: str = ""
     secondary: tuple[str, ...] | None = None
-    of_class: tuple[Metric, ...] = ()
-    ranks: str = "f1"
-    counted: str = "images"
+    per_class_metrics: tuple[Metric, ...] = ()
+    ranking_key: str = "f1"
+    counted_noun: str = "images"
     class_mean: str = ""
 
     @property
@@ -49,21 +49,23 @@ class Metric:
     @property
     def ranking_metric(self) -> tuple[str, str]:
         """Key and label of the metric by which classes are ranked; the label is empty without classes."""
-        return self.ranks, next((column.label for column in self.of_class if column.key == self.ranks), "")
+        return self.ranking_key, next(
+            (column.label for column in self.per_class_metrics if column.key == self.ranking_key), ""
+        )
 
     def class_columns(self, rows: Sequence[Mapping[str, Any]]) -> list[Metric]:
         """List the columns of a per-class table that its rows contain; some need masks or rare classes."""
-        return [column for column in self.of_class if any(column.key in row for row in rows)]
+        return [column for column in self.per_class_metrics if any(column.key in row for row in rows)]
 
     @property
     def is_share(self) -> bool:
         """Whether the value is shown in per cent."""
-        return self.form.endswith("%")
+        return self.format_spec.endswith("%")
 
     @property
     def short_form(self) -> str:
         """The format with one decimal less, for progress lines and intervals; shares have one decimal."""
-        return self.form.replace(".2", ".1") if self.is_share else self.form
+        return self.format_spec.replace(".2", ".1") if self.is_share else self.format_spec
 
 
 #: per-class metrics
@@ -80,7 +82,7 @@ CLASSIFICATION_METRICS = (
         "top-1",
         explanation="Share of images whose label is the most probable class. Higher is better.",
         secondary=("top5", "nll", "ece"),
-        of_class=(RECALL, PRECISION, F1),
+        per_class_metrics=(RECALL, PRECISION, F1),
     ),
     Metric(
         "map",
@@ -88,13 +90,13 @@ CLASSIFICATION_METRICS = (
         explanation="Mean over classes of average precision, the area under the precision-recall curve. Higher is "
         "better.",
         secondary=("macro_f1", "micro_f1", "nll"),
-        of_class=(
+        per_class_metrics=(
             Metric("ap", "AP", explanation="Average precision: area under the precision-recall curve."),
             RECALL,
             PRECISION,
             F1,
         ),
-        ranks="ap",
+        ranking_key="ap",
     ),
     Metric(
         "top5",
@@ -168,7 +170,7 @@ SEGMENTATION_METRICS = (
         explanation="Intersection over union of predicted and true pixels of a class, mean over classes. Higher is "
         "better.",
         secondary=("dice", "pixel_accuracy", "boundary_f", "pq"),
-        of_class=(
+        per_class_metrics=(
             Metric(
                 "iou",
                 "IoU",
@@ -184,8 +186,8 @@ SEGMENTATION_METRICS = (
                 explanation="Dice of each image that has the class, averaged over these images.",
             ),
         ),
-        ranks="iou",
-        counted="pixels",
+        ranking_key="iou",
+        counted_noun="pixels",
     ),
     Metric("dice", "Dice", explanation=DICE),
     Metric(
@@ -211,7 +213,7 @@ REGIONS = (
         "AP",
         explanation=COCO_AP,
         secondary=("ap50", "ap75", "ar100", "box_ap", "box_ap50"),
-        of_class=(
+        per_class_metrics=(
             Metric("ap", "AP", explanation=COCO_AP),
             Metric("ap50", "AP50", explanation=COCO_AP50),
             Metric("box_ap", "box AP", explanation=COCO_AP),
@@ -219,7 +221,7 @@ REGIONS = (
             PRECISION,
             F1,
         ),
-        ranks="ap",
+        ranking_key="ap",
     ),
     Metric("ap50", "AP50", explanation=COCO_AP50),
     Metric("ap75", "AP75", explanation="Average precision at an IoU threshold of 0.75: boxes must fit tightly."),
@@ -239,7 +241,7 @@ REGIONS = (
 DETECTION_METRICS = (
     *REGIONS,
     *(
-        replace(metric, key=BOX_PREFIX + metric.key, label=f"box {metric.label}", secondary=None, of_class=())
+        replace(metric, key=BOX_PREFIX + metric.key, label=f"box {metric.label}", secondary=None, per_class_metrics=())
         for metric in REGIONS
     ),
 )

@@ -68,7 +68,7 @@ def evaluate_multilabel(
         metrics=values | none,
         intervals=intervals,
         per_class=class_rows,
-        cells=None,
+        confusion_cells=None,
         primary="map",
     )
 
@@ -82,9 +82,9 @@ class ClassRanking(NamedTuple):
     """One class's images by descending score, split after each distinct score of a positive."""
 
     order: np.ndarray  # (m,) images, down to the lowest positive
-    starts: np.ndarray  # (T,) start of each part in `order`; images of equal score are in the same part
+    group_starts: np.ndarray  # (T,) start of each part in `order`; images of equal score are in the same part
     positives: np.ndarray  # (P,) positive images in that order
-    part: np.ndarray  # (P,) part index of each positive
+    group_indices: np.ndarray  # (P,) part index of each positive
     missed: np.ndarray  # positives without a score
 
 
@@ -109,8 +109,8 @@ def compute_class_ap(ranking: ClassRanking, counts: np.ndarray) -> np.ndarray:
     if not len(ranking.positives):
         return np.zeros(int(counts.shape[1]))
     hits = counts.take(ranking.positives, 0)
-    gained = np.add.reduceat(hits, np.searchsorted(ranking.part, np.arange(len(ranking.starts))), 0)
-    retrieved = np.add.reduceat(counts.take(ranking.order, 0), ranking.starts, 0).cumsum(0)
+    gained = np.add.reduceat(hits, np.searchsorted(ranking.group_indices, np.arange(len(ranking.group_starts))), 0)
+    retrieved = np.add.reduceat(counts.take(ranking.order, 0), ranking.group_starts, 0).cumsum(0)
     precision = gained.cumsum(0, dtype=np.float64) / np.maximum(retrieved, 1)
     return (gained * precision).sum(0) / np.maximum(hits.sum(0) + counts[ranking.missed].sum(0), 1)
 

@@ -77,7 +77,7 @@ class ValueFormat(PredictionFormat):
     targets: tuple[str, ...]
 
     @property
-    def head(self) -> list[str]:
+    def csv_columns(self) -> list[str]:
         """List path, one column per target, and error."""
         return ["path", *(escape_formula(name) for name in self.targets), "error"]
 
@@ -85,7 +85,7 @@ class ValueFormat(PredictionFormat):
         """Return the prediction for an image from its (T,) values."""
         return ValuePrediction(path, self.targets, tuple(map(float, image_outputs)))
 
-    def fail(self, path: str, error: str) -> ValuePrediction:
+    def format_error(self, path: str, error: str) -> ValuePrediction:
         """Return the prediction for an unreadable image."""
         return ValuePrediction(path, error=error)
 
@@ -97,12 +97,12 @@ class ValueFormat(PredictionFormat):
         """Return the values with five significant digits."""
         return describe_values(prediction.targets, prediction.values)
 
-    def cells(self, prediction: ValuePrediction) -> list[list[str]]:
+    def to_csv_rows(self, prediction: ValuePrediction) -> list[list[str]]:
         """Return one row: path, values with seven significant digits, error."""
         values = [f"{value:.7g}" for value in prediction.values] or [""] * len(self.targets)
         return [[escape_formula(prediction.path), *values, escape_formula(prediction.error or "")]]
 
-    def table(self, predictions: Sequence[ValuePrediction]) -> pa.Table:
+    def to_arrow_table(self, predictions: Sequence[ValuePrediction]) -> pa.Table:
         """Return the same columns as an Arrow table."""
         import pyarrow as pa
 
@@ -118,7 +118,7 @@ class Regression(Task):
     """Values of named `targets` in their order; `mean` and `std`, (T,) each, are over the training images."""
 
     name: ClassVar[str] = "regression"
-    does: ClassVar[str] = "predicts values of images"
+    verb_phrase: ClassVar[str] = "predicts values of images"
     hub_task: ClassVar[str] = "image-feature-extraction"  # the Hub has no task for regression
     protocol: ClassVar[str] = "regression"
     # scale-free, so that the mean over several targets is meaningful; for one target it ranks models as the mean
@@ -251,7 +251,7 @@ class Regression(Task):
     def align_labels(self, split: Split, data: Data) -> Split:
         """Return label values in the order of the targets. Raises DataError for data without values of a target."""
         if not data.targets:
-            problem = f"{data.name} has {'classes' if data.labelled else 'no labels'}, and the model {self.does}"
+            problem = f"{data.name} has {'classes' if data.labelled else 'no labels'}, and the model {self.verb_phrase}"
             raise DataError(problem, f"use a data set with values of {format_first_names(self.targets, 8)}")
         if missing := [name for name in self.targets if name not in data.targets]:
             raise DataError(

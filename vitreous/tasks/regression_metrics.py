@@ -71,7 +71,7 @@ def evaluate_regression(
         metrics=means,
         intervals=intervals,
         per_class=[],
-        cells=None,
+        confusion_cells=None,
         primary="r2",
         details={"targets": target_rows},
     )

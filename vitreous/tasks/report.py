@@ -31,7 +31,7 @@ class Report:
     metrics: dict[str, float | None]
     intervals: dict[str, tuple[float, float] | None]
     per_class: list[dict[str, Any]]
-    cells: np.ndarray | None
+    confusion_cells: np.ndarray | None
     primary: str = "top1"
     better: MetricDirection = "higher"
     details: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -39,16 +39,16 @@ class Report:
     @property
     def multilabel(self) -> bool:
         """Whether images have several labels."""
-        return self.cells is None
+        return self.confusion_cells is None
 
     @property
     def confusion(self) -> np.ndarray | None:
         """The confusion matrix, (K, K) int64, rows are labels; None for multi-label data or more than
         `MAX_MATRIX_CLASSES` classes."""
-        if self.cells is None or len(self.per_class) > MAX_MATRIX_CLASSES:
+        if self.confusion_cells is None or len(self.per_class) > MAX_MATRIX_CLASSES:
             return None
         matrix = np.zeros((len(self.per_class),) * 2, np.int64)
-        matrix[self.cells[:, 0], self.cells[:, 1]] = self.cells[:, 2]
+        matrix[self.confusion_cells[:, 0], self.confusion_cells[:, 1]] = self.confusion_cells[:, 2]
         return matrix
 
     @property
@@ -68,7 +68,7 @@ class Report:
         return get_report_score(self.metrics | {"primary": self.primary, "better": self.better})
 
     @property
-    def ends(self) -> dict[str, list[float] | None]:
+    def interval_lists(self) -> dict[str, list[float] | None]:
         """The intervals as lists, as in files."""
         return {name: None if interval is None else list(interval) for name, interval in self.intervals.items()}
 
@@ -78,7 +78,7 @@ class Report:
             **self.metrics,
             "images": self.images,
             "unreadable": self.unreadable,
-            "interval": self.ends,
+            "interval": self.interval_lists,
             "primary": self.primary,
             "better": self.better,
         }

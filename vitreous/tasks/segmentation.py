@@ -19,7 +19,7 @@ class Segmentation(Task):
     """Per-pixel logits of named classes, `classes` in the order of the logits."""
 
     name: ClassVar[str] = "segmentation"
-    does: ClassVar[str] = "segments images"
+    verb_phrase: ClassVar[str] = "segments images"
     hub_task: ClassVar[str] = "image-segmentation"
     endpoint: ClassVar[str] = "segment"
     inspectable: ClassVar[bool] = False

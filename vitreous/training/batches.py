@@ -35,7 +35,7 @@ class RunInputs:
     train: Split
     val: Split | None = None
     cached: Tensor | None = None
-    rows: np.ndarray | None = None
+    train_indices: np.ndarray | None = None
     _: KW_ONLY
     buckets: np.ndarray | None = None
 
@@ -104,7 +104,7 @@ def load_slices(loader: TrainLoader, steps: Iterable[list[StepSlice]]) -> Iterat
             pending.extend(slices)
             yield from ((step_slice.start, step_slice.stop) for step_slice in slices if not step_slice.is_empty)
 
-    for batch in loader.spans(draw_spans()):
+    for batch in loader.iterate_spans(draw_spans()):
         while pending[0].is_empty:
             yield pending.popleft(), {}
         yield pending.popleft(), batch

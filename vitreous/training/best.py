@@ -39,7 +39,7 @@ class BestEvaluation:
         """`Report.score` of the best evaluation; before the first one, less than any other."""
         return (self.value if self.better == "higher" or not self.step else -self.value), -self.nll
 
-    def after(self, report: Report, step: int, epoch: float) -> BestEvaluation:
+    def update(self, report: Report, step: int, epoch: float) -> BestEvaluation:
         """Return the better of this and a further evaluation.
 
         Of equal ones without an NLL, such as those of a detector without detections yet, the later one is returned, and

@@ -45,7 +45,7 @@ def build_state(run: Run, inputs: RunInputs, ranks: Ranks, note: Callable[[str],
         flat=flat,
         optimizers=FlatOptimizer(run.optimizer, flat),
         ranks=ranks,
-        work=mean_sample_cost(run, inputs),
+        sample_cost=mean_sample_cost(run, inputs),
         scale=INITIAL_FP16_SCALE if run.precision == "fp16" else 1.0,
     )
 
@@ -83,7 +83,7 @@ def flatten_weights(run: Run, objective: Objective, ranks: Ranks) -> FlatParamet
     """Turn the parameters of an objective into flat vectors on this process's device, whole or sharded (FSDP)."""
     dtype, device = DTYPES[run.precision], torch.device(ranks.device(run.device))
     group = partial(choose_group, run.optimizer, run.model, objective)
-    if ranks.joined and run.parallel == "fsdp":
+    if ranks.is_initialised and run.parallel == "fsdp":
         return ShardedParameters(objective, dtype, device=device, ranks=ranks, ema=run.ema, group_of=group)
     return FlatParameters(
         objective, dtype, device=device, ema=run.ema, shards=count_gradient_buffers(run, ranks), group_of=group

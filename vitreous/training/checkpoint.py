@@ -65,7 +65,7 @@ class CheckpointStore:
                 for name in names
             }
             (temporary / MANIFEST_NAME).write_text(json.dumps(manifest, indent=1))
-            folder = self.place(step)
+            folder = self.get_path(step)
             if folder.exists():  # an invalid leftover, from which the run was not resumed
                 self.discard(folder)
             sync_and_rename(temporary, folder)
@@ -89,7 +89,7 @@ class CheckpointStore:
         Invalid ones are skipped with a warning. Raises WeightsError if there are checkpoints and none is valid.
         """
         self.sweep()
-        checkpoints = list(self.places())
+        checkpoints = list(self.list_paths())
         for checkpoint in checkpoints:
             damage = find_damage(checkpoint)
             if damage is None:
@@ -102,11 +102,11 @@ class CheckpointStore:
             )
         return None
 
-    def place(self, step: int) -> Path:
+    def get_path(self, step: int) -> Path:
         """Return the path of the checkpoint of a step."""
         return self.folder / f"step-{step:08d}"
 
-    def places(self) -> Iterator[Path]:
+    def list_paths(self) -> Iterator[Path]:
         """Every published checkpoint, newest first."""
         folders = [p for p in self.folder.glob("step-*") if p.name[5:].isdecimal()] if self.folder.is_dir() else []
         return iter(sorted(folders, key=lambda p: int(p.name[5:]), reverse=True))
@@ -114,9 +114,9 @@ class CheckpointStore:
     def prune(self, pinned: int | None = None) -> None:
         """Remove checkpoints older than the newest `keep` valid ones, except that of a `pinned` step."""
         valid = 0
-        for checkpoint in list(self.places()):
+        for checkpoint in list(self.list_paths()):
             if valid >= max(self.keep, 2):
-                if pinned is None or checkpoint != self.place(pinned):
+                if pinned is None or checkpoint != self.get_path(pinned):
                     self.discard(checkpoint)
             else:
                 valid += find_damage_by_size(checkpoint) is None

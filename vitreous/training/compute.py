@@ -37,21 +37,28 @@ class GradientComputer:
         one_pass = (
             run.accumulate == 1 and run.micro_batch is None and not (run.reproducible or run.preprocess.has_buckets)
         )
-        self.sharded = ranks.joined and run.parallel == "fsdp"
-        self.overlapped = ranks.joined and not self.sharded and one_pass
-        self.mean = ranks.world if self.overlapped or self.sharded else 1  # DDP and FSDP average over processes
+        self.sharded = ranks.is_initialised and run.parallel == "fsdp"
+        self.overlapped = ranks.is_initialised and not self.sharded and one_pass
+        self.gradient_divisor = (
+            ranks.world if self.overlapped or self.sharded else 1
+        )  # DDP and FSDP average over processes
         forward = objective
         if run.compile:
             compile_blocks(objective)
         if self.overlapped:
             from torch.nn.parallel import DistributedDataParallel
 
-            forward = DistributedDataParallel(objective, [ranks.local] if flat.master.is_cuda else None)
+            forward = DistributedDataParallel(objective, [ranks.local_rank] if flat.master.is_cuda else None)
         self.shards = Shards(objective, flat, forward)
         supports_graphs = run.precision != "fp16" and not (
             run.reproducible or run.recompute or not run.preprocess.stacks
         )
-        if supports_graphs and not ranks.joined and objective.capturable and uses_cuda_graphs(flat.master.device):
+        if (
+            supports_graphs
+            and not ranks.is_initialised
+            and objective.capturable
+            and uses_cuda_graphs(flat.master.device)
+        ):
             self.shards.captured = CudaGraphRunner(flat.master.device)
 
     def step(self, slices: Iterable[tuple[StepSlice, Batch]], step: int) -> tuple[Scalars, Tensor]:
@@ -70,7 +77,7 @@ class GradientComputer:
         scalars, samples = [], []
         for step_slice, batch in slices:
             self.seed_pass(step, step_slice)
-            self.objective.idle = not step_slice.share
+            self.objective.is_idle = not step_slice.share
             scalars.append(self.backward(batch, step_slice))
             if not (self.overlapped or self.sharded):
                 self.flat.collect()
@@ -104,8 +111,8 @@ class GradientComputer:
             micro_batch = slice_batch(batch, a, max(b, a + 1)) if passes > 1 else batch
             if self.sharded:
                 set_gradient_sync(self.objective, step_slice.ends_step and index == passes - 1)
-            scalars.append(self.shards.backward(micro_batch, step_slice.share * (b - a) / size * self.mean))
-        return {name: value / self.mean for name, value in add_scalars(scalars).items()}
+            scalars.append(self.shards.backward(micro_batch, step_slice.share * (b - a) / size * self.gradient_divisor))
+        return {name: value / self.gradient_divisor for name, value in add_scalars(scalars).items()}
 
     def compute_reproducibly(self, slices: Iterable[tuple[StepSlice, Batch]], step: int) -> tuple[Scalars, Tensor]:
         """Compute each slice separately, as `step` does. Returns scalars and sample numbers (n,) int64.
@@ -124,7 +131,7 @@ class GradientComputer:
                 (slice_batch(batch, a, a + chunk_size), min(chunk_size, size - a)) for a in range(0, size, chunk_size)
             ]
             return add_scalars(
-                self.shards.part(forward, micro_batch, step_slice.share * count / size)
+                self.shards.run_shard(forward, micro_batch, step_slice.share * count / size)
                 for micro_batch, count in micro_batches
             )
 
@@ -158,4 +165,4 @@ def count_gradient_buffers(run: Run, ranks: Ranks) -> int:
     """Return how many gradients the flat vectors need in this process: one for each shard that it computes."""
     if run.reproducible:
         return run.shards // ranks.world
-    return 1 if ranks.joined else run.shards
+    return 1 if ranks.is_initialised else run.shards

@@ -52,10 +52,10 @@ class FlatParameters:
         self.master = torch.zeros(self.length, device=device)
         for name, view in self.views(self.master).items():
             view.copy_(self.parameters[name].detach())
-        self.work = self.master if dtype == torch.float32 else self.master.to(dtype)
-        self.grads = [torch.zeros_like(self.work) for _ in range(shards)]
+        self.working_copy = self.master if dtype == torch.float32 else self.master.to(dtype)
+        self.grads = [torch.zeros_like(self.working_copy) for _ in range(shards)]
         self.grad, self.versions = self.grads[0], [-1] * shards  # versions of `grads` when they were last zero
-        self.total = self.grad if dtype == torch.float32 else None  # the value of `master_grad`
+        self.gradient_sum = self.grad if dtype == torch.float32 else None  # the value of `master_grad`
         self.average = self.master if ema is None else self.master.clone()
         module.to(device)
         self.copy_deployed(device)
@@ -98,7 +98,7 @@ class FlatParameters:
     def bind(self, module: nn.Module) -> None:
         """Make the module's parameters views of `work`, their gradients views of `grad`, and the twin's of
         `average`."""
-        work, grad, average = self.views(self.work), self.views(self.grad), self.views(self.average)
+        work, grad, average = self.views(self.working_copy), self.views(self.grad), self.views(self.average)
         for name, parameter in self.parameters.items():
             parameter.data, parameter.grad = work[name], grad[name]
         for name, parameter in self.eval_module.named_parameters():
@@ -112,21 +112,23 @@ class FlatParameters:
     def zero(self) -> None:
         """Reset the gradients. Those that are still zero since `collect` are not written again."""
         for index, grad in enumerate(self.grads):
-            if grad is self.total or grad._version != self.versions[index]:
+            if grad is self.gradient_sum or grad._version != self.versions[index]:
                 grad.zero_()
                 self.versions[index] = grad._version
-        if self.total is not self.grad:
-            self.total = None  # its memory is free for activations during the backward pass
+        if self.gradient_sum is not self.grad:
+            self.gradient_sum = None  # its memory is free for activations during the backward pass
 
     def collect(self) -> None:
         """Add the gradients of backward passes in `grads` to the float32 sum, in their order, and set them to zero."""
         for index, grad in enumerate(self.grads):
-            if grad is self.total:
+            if grad is self.gradient_sum:
                 continue
-            if self.total is None:
-                self.total = grad.float()
+            if self.gradient_sum is None:
+                self.gradient_sum = grad.float()
             else:
-                for total, chunk in zip(self.total.split(ALL_REDUCE_CHUNK), grad.split(ALL_REDUCE_CHUNK), strict=True):
+                for total, chunk in zip(
+                    self.gradient_sum.split(ALL_REDUCE_CHUNK), grad.split(ALL_REDUCE_CHUNK), strict=True
+                ):
                     total += chunk  # in chunks: a single addition would copy everything to float32
             grad.zero_()
             self.versions[index] = grad._version
@@ -152,17 +154,17 @@ class FlatParameters:
             for shard_grad in other_grads:
                 summed += shard_grad
             total[a : a + ALL_REDUCE_CHUNK] = summed
-        if self.total is self.grad:
+        if self.gradient_sum is self.grad:
             self.grad.copy_(total)
         else:
-            self.total = total
+            self.gradient_sum = total
 
     @property
     def master_grad(self) -> Tensor:
         """(n,) float32: the sum of the gradients collected since `zero`."""
-        if self.total is None:
-            self.total = torch.zeros_like(self.master)
-        return self.total
+        if self.gradient_sum is None:
+            self.gradient_sum = torch.zeros_like(self.master)
+        return self.gradient_sum
 
     def norm(self) -> Tensor:
         """The norm of the whole gradient."""
@@ -197,8 +199,8 @@ class FlatParameters:
     def sync(self, step: int, decay: float | None = None) -> None:
         """After the `step`-th update of the masters (from 1): update the working copy, and the average with decay
         `decay` (None: `ema_decay_at`)."""
-        if self.work is not self.master:
-            self.work.copy_(self.master)
+        if self.working_copy is not self.master:
+            self.working_copy.copy_(self.master)
         if self.ema is not None:
             self.average.lerp_(self.master, 1 - (ema_decay_at(self.ema, step) if decay is None else decay))
 
@@ -217,8 +219,8 @@ class FlatParameters:
         self.scatter(self.views(self.master), model)
         if average is not None:
             self.scatter(self.views(self.average), average)
-        if self.work is not self.master:
-            self.work.copy_(self.master)
+        if self.working_copy is not self.master:
+            self.working_copy.copy_(self.master)
 
     def scatter(self, views: dict[str, Tensor], full_tensors: dict[str, Tensor]) -> None:
         """Copy whole tensors by name into this process's views."""

@@ -143,7 +143,7 @@ class RunFolder:
         try:
             yield
         except ResourceError as error:
-            newest = next(self.store(0).places(), None)
+            newest = next(self.store(0).list_paths(), None)
             if newest is None or "--resume" in error.hint:
                 raise
             hint = f"{error.hint}; then continue with --resume --out {self.path}".removeprefix("; then ")
@@ -174,7 +174,7 @@ class MetricsFollower:
     """Follows a metrics.jsonl and returns new lines."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.inode, self.place = path, 0, 0
+        self.path, self.inode, self.offset = path, 0, 0
 
     def read(self) -> tuple[bool, list[dict[str, Any]]]:
         """Return whether the file was rewritten since the last call (by a run resumed from a checkpoint), and the new
@@ -186,14 +186,14 @@ class MetricsFollower:
             with open(self.path, "rb") as file:
                 file.seek(0, 2)
                 status, size = self.path.stat(), file.tell()
-                was_replaced = bool(self.inode) and (status.st_ino != self.inode or size < self.place)
-                self.inode, self.place = status.st_ino, 0 if was_replaced else self.place
-                file.seek(self.place)
+                was_replaced = bool(self.inode) and (status.st_ino != self.inode or size < self.offset)
+                self.inode, self.offset = status.st_ino, 0 if was_replaced else self.offset
+                file.seek(self.offset)
                 text = file.read()
         except FileNotFoundError:
             return False, []
         complete_lines = text[: text.rfind(b"\n") + 1]
-        self.place += len(complete_lines)
+        self.offset += len(complete_lines)
         parsed = (parse_json_line(line) for line in complete_lines.decode("utf-8", "replace").splitlines())
         return was_replaced, [line for line in parsed if line is not None]
 

@@ -27,17 +27,17 @@ class HealthMonitor:
     def __init__(
         self, tell: Callable[[str], None], keep: Callable[[int, str, str], None] = lambda step, name, text: None
     ) -> None:
-        self.tell, self.keep, self.warned = tell, keep, set()
-        self.at = 0  # the last step
+        self.warn, self.record_warning, self.warned = tell, keep, set()
+        self.last_step = 0  # the last step
         self.norms: deque[float] = deque(maxlen=NORM_HISTORY)
         self.slow = 0
 
-    def once(self, name: str, text: str) -> None:
+    def warn_once(self, name: str, text: str) -> None:
         """Report a warning, the first time only."""
         if name not in self.warned:
             self.warned.add(name)
-            self.tell(text)
-            self.keep(self.at, name, text)
+            self.warn(text)
+            self.record_warning(self.last_step, name, text)
 
     def data(self, train: Split, val: Split | None) -> None:
         """Warn about validation images that are byte-identical to training images."""
@@ -47,7 +47,7 @@ class HealthMonitor:
         copies = count_shared_images(train, val, indices)
         if copies:
             share = "all" if copies == len(indices) else f"{copies} of {len(indices)}"
-            self.once(
+            self.warn_once(
                 "data",
                 f"{share} sampled validation images are also training images, which inflates accuracy; separate "
                 "the splits",
@@ -55,14 +55,14 @@ class HealthMonitor:
 
     def step(self, state: TrainingState) -> None:
         """After a step: warn about a gradient norm far above the median."""
-        self.at = state.step
+        self.last_step = state.step
         median_norm = float(np.median(self.norms)) if len(self.norms) == NORM_HISTORY else math.inf
         if math.isfinite(state.norm) and state.norm > EXPLODED_NORM_FACTOR * median_norm > 0:
             text = (
                 f"step {state.step}: gradient norm {state.norm:.3g}, {state.norm / median_norm:.0f} times the median "
                 "before; lower --lr"
             )
-            self.once("norm", text + ("" if state.run.optimizer.clip else ", or use --clip-grad 1"))
+            self.warn_once("norm", text + ("" if state.run.optimizer.clip else ", or use --clip-grad 1"))
         if math.isfinite(state.norm):
             self.norms.append(state.norm)
 
@@ -76,16 +76,19 @@ class HealthMonitor:
                 if cached
                 else f"raise --workers ({workers} now) or use smaller files"
             )
-            self.once("data_wait", f"{waiting_share:.0%} of the time the model waits for images; {advice}")
+            self.warn_once("data_wait", f"{waiting_share:.0%} of the time the model waits for images; {advice}")
 
     def report(self, report: Report, classes: tuple[str, ...]) -> None:
         """After an evaluation: warn if all predictions are the same class."""
-        if report.cells is None:
+        if report.confusion_cells is None:
             return
-        label_classes, predicted_classes = np.unique(report.cells[:, 0]), np.unique(report.cells[:, 1])
+        label_classes, predicted_classes = (
+            np.unique(report.confusion_cells[:, 0]),
+            np.unique(report.confusion_cells[:, 1]),
+        )
         if len(label_classes) > 1 and len(predicted_classes) == 1:
             name = classes[int(predicted_classes[0])]
-            self.once(
+            self.warn_once(
                 "one class",
                 f"all {report.images} validation images are predicted as {name}: the model has learned nothing yet, or "
                 "--lr is too high",

@@ -46,7 +46,7 @@ class LiveCurves:
         """Reset to the lines of metrics from which a run continues."""
         self.lines = list(lines)
 
-    def measure(self) -> str:
+    def get_metric_name(self) -> str:
         """The name of the main metric of the evaluations; empty before the first."""
         names = [name for line in self.lines if "lr" not in line for name in line if "/" in name]
         metric_keys = [
@@ -62,7 +62,7 @@ class LiveCurves:
         from rich.table import Table
         from rich.text import Text
 
-        keys = [key for key in ("train/loss", self.measure()) if key and len(extract_curve(self.lines, key)[0])]
+        keys = [key for key in ("train/loss", self.get_metric_name()) if key and len(extract_curve(self.lines, key)[0])]
         is_side_by_side = len(keys) > 1 and options.max_width >= MIN_TWO_CURVE_WIDTH
         width = min(MAX_CURVE_WIDTH, options.max_width // (2 if is_side_by_side else 1) - 2)
         if not keys or width < 2 * CURVE_MARGIN:

@@ -63,20 +63,20 @@ class DeferredMetrics:
     def __init__(
         self, step: int, names: Sequence[str], scalars: Scalars, norm: Tensor, *, samples: Tensor, ranks: Ranks
     ) -> None:
-        self.number, self.names, self.samples = step, names, samples
+        self.step, self.names, self.samples = step, names, samples
         zero = norm.new_zeros((), dtype=torch.float32)
         shares = [zero + scalars.get(name, 0.0) for name in names]
         values = torch.cat([ranks.sum(torch.stack(shares)), norm.detach().float()[None]])
         self.values = torch.empty(len(values), pin_memory=values.is_cuda)
         self.values.copy_(values, non_blocking=True)
-        self.arrived = torch.cuda.Event() if values.is_cuda else None
-        if self.arrived is not None:
-            self.arrived.record()
+        self.copy_event = torch.cuda.Event() if values.is_cuda else None
+        if self.copy_event is not None:
+            self.copy_event.record()
 
     def read(self) -> tuple[dict[str, float], float]:
         """Wait for the step, and return its metrics by name and the norm of its gradient."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
+        if self.copy_event is not None:
+            self.copy_event.synchronize()
         *metrics, norm = self.values.tolist()
         return dict(zip(self.names, metrics, strict=True)), norm
 
@@ -106,15 +106,17 @@ class TrainingState(TrainingCounters):
     flat: FlatParameters
     optimizers: FlatOptimizer
     ranks: Ranks = SINGLE_PROCESS
-    work: float = 1.0  # cost of a sample, in samples of the model's native size
+    sample_cost: float = 1.0  # cost of a sample, in samples of the model's native size
     norm: float = math.nan  # of the last gradient
-    rate: float = 0.0  # the last learning rate
+    learning_rate: float = 0.0  # the last learning rate
     waited: float = 0.0  # seconds that the loop waited for data
-    halt: bool = False  # ends the loop after this step
-    unread: list[DeferredMetrics] = field(default_factory=list)  # metrics of the last steps, still on the device
+    should_stop: bool = False  # ends the loop after this step
+    pending_metrics: list[DeferredMetrics] = field(
+        default_factory=list
+    )  # metrics of the last steps, still on the device
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether the run has processed all its samples."""
         return self.images >= self.run.total
 
@@ -134,9 +136,9 @@ class TrainingState(TrainingCounters):
 
     def read_metrics(self, keep: int = 0) -> None:
         """Record the metrics of all deferred steps `keep` the last; raises NonFiniteError if one was not finite."""
-        while len(self.unread) > keep:
-            step = self.unread.pop(0)
-            record_step(self, step.number, *step.read(), step.samples)
+        while len(self.pending_metrics) > keep:
+            step = self.pending_metrics.pop(0)
+            record_step(self, step.step, *step.read(), step.samples)
 
 
 def training_progress_at(run: Run, step: int) -> TrainingProgress:
@@ -175,17 +177,21 @@ def take_steps(state: TrainingState, slices: Iterator[SliceBatch], hooks: Sequen
     compute = GradientComputer(state.objective, state.flat, run, state.ranks)
     compute.shards.on_host = not defers_metrics(run, state.flat.master.device)
     slices = measure_waiting(slices, state)
-    while not state.done and not state.halt:
+    while not state.is_done and not state.should_stop:
         state.flat.zero()
         compute.shards.scale = state.scale
         scalars, samples = compute.step(take_step_slices(slices), state.step)
         lr_factor = schedule_factor(run.schedule, state.step, run.steps)
         compute.finish(partial(optimizer_step, state, scalars, samples, lr_factor))
         size = min(run.step_size, run.total - state.images)
-        state.flops += state.objective.flops(state.progress) * state.work * size
-        state.step, state.images, state.rate = state.step + 1, state.images + size, run.optimizer.lr * lr_factor
-        due = [(period, hook) for period, hook in hooks if not period or state.step % period == 0 or state.done]
-        state.read_metrics(keep=0 if state.done or any(period for period, _ in due) else 1)
+        state.flops += state.objective.flops(state.progress) * state.sample_cost * size
+        state.step, state.images, state.learning_rate = (
+            state.step + 1,
+            state.images + size,
+            run.optimizer.lr * lr_factor,
+        )
+        due = [(period, hook) for period, hook in hooks if not period or state.step % period == 0 or state.is_done]
+        state.read_metrics(keep=0 if state.is_done or any(period for period, _ in due) else 1)
         for _, hook in due:
             hook(state)
 
@@ -220,7 +226,7 @@ def optimizer_step(state: TrainingState, scalars: Scalars, samples: Tensor, lr_f
     options, names = state.run.optimizer, ("loss", *state.objective.logged)
     norm = flat.clip(options.clip, options.clip_by)
     if defers_metrics(state.run, flat.master.device):
-        state.unread.append(
+        state.pending_metrics.append(
             DeferredMetrics(state.step + 1, names, scalars=scalars, norm=norm, samples=samples, ranks=state.ranks)
         )
     elif not record_step(

@@ -70,7 +70,7 @@ class FlatOptimizer:
             elif options.name == "sgd":
                 # decoupled; torch's version would add it to the gradient
                 weight.mul_(1 - options.lr * lr_factor * decay)
-                self.sgd(weight, grad, self.moment("momentum_buffer", span), options.lr * lr_factor)
+                self.sgd(weight, grad, self.get_moment("momentum_buffer", span), options.lr * lr_factor)
             elif options.name == "lars":
                 self.lars(group, options.lr * lr_factor, decay)
             elif options.name == "lamb":
@@ -83,7 +83,7 @@ class FlatOptimizer:
         code."""
         span, names = self.flat.groups[group], self.flat.names[group]
         weight, grad = self.flat.master[span], self.flat.master_grad[span]
-        first_moment, second_moment = self.moment("exp_avg", span), self.moment("exp_avg_sq", span)
+        first_moment, second_moment = self.get_moment("exp_avg", span), self.get_moment("exp_avg_sq", span)
         update = lamb_direction(
             grad,
             weight,
@@ -109,12 +109,12 @@ class FlatOptimizer:
             if self.flat.parameters[name].ndim > 1:
                 a, b = self.flat.spans[name]
                 update[a - span.start : b - span.start] *= factor
-        self.sgd(weight, update, self.moment("momentum_buffer", span), lr)
+        self.sgd(weight, update, self.get_moment("momentum_buffer", span), lr)
 
     def adamw(self, group: ParameterGroup, weight: Tensor, grad: Tensor, lr: float, decay: float) -> None:
         """Take one fused step of AdamW on a group: weight and gradient (n,) float32."""
         span, (beta1, beta2) = self.flat.groups[group], self.options.betas
-        first_moment, second_moment = self.moment("exp_avg", span), self.moment("exp_avg_sq", span)
+        first_moment, second_moment = self.get_moment("exp_avg", span), self.get_moment("exp_avg_sq", span)
         adamw(
             [weight], [grad], [first_moment], [second_moment], [], [self.steps[group]],
             fused=True, amsgrad=False, maximize=False,
@@ -131,18 +131,18 @@ class FlatOptimizer:
     def matrices(self, group: ParameterGroup) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """The matrices of a group, their gradients and their momenta, as views; filters as matrices (out, in k k)."""
         master, grad = self.flat.views(self.flat.master), self.flat.views(self.flat.master_grad)
-        momenta, names = self.named("momentum_buffer"), self.flat.names[group]
+        momenta, names = self.get_moment_views("momentum_buffer"), self.flat.names[group]
         weights, gradients, momentum_buffers = (
             [views[n].flatten(1) for n in names] for views in (master, grad, momenta)
         )
         return weights, gradients, momentum_buffers
 
-    def moment(self, name: str, span: slice) -> Tensor:
+    def get_moment(self, name: str, span: slice) -> Tensor:
         """Return the slice (n,) of a moment for a span of the flat vector."""
         start, vector = self.moments[name]
         return vector[span.start - start : span.stop - start]
 
-    def named(self, name: str) -> dict[str, Tensor]:
+    def get_moment_views(self, name: str) -> dict[str, Tensor]:
         """Return a moment as views in the shapes of the parameters, by name."""
         start, vector = self.moments[name]
         spans = {
@@ -152,11 +152,13 @@ class FlatOptimizer:
         }
         return {key: vector[a:b].view(self.flat.parameters[key].shape) for key, (a, b) in spans.items()}
 
-    def state(self) -> dict[str, Tensor]:
+    def get_state(self) -> dict[str, Tensor]:
         """Return every tensor of the optimisers' state: `exp_avg/NAME` by parameter name, the count of steps as
         `step/GROUP`; in the shapes of the parameters, or scalars."""
         tensors = {f"step/{group.text}": count for group, count in self.steps.items()}
-        return tensors | {f"{name}/{key}": view for name in self.moments for key, view in self.named(name).items()}
+        return tensors | {
+            f"{name}/{key}": view for name in self.moments for key, view in self.get_moment_views(name).items()
+        }
 
     def load(
         self,
@@ -165,7 +167,7 @@ class FlatOptimizer:
     ) -> None:
         """Load the output of `state`; `copy_tensors` copies whole tensors into views of their shape, or of this
         process's share."""
-        views = self.state()
+        views = self.get_state()
         counts = {name: views.pop(name) for name in list(views) if name.startswith("step/")}
         copy_tensors(views, tensors)
         for name, count in counts.items():

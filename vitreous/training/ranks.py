@@ -39,8 +39,8 @@ class Ranks:
 
     rank: int = 0
     world: int = 1
-    local: int = 0
-    joined: bool = False
+    local_rank: int = 0
+    is_initialised: bool = False
 
     @property
     def is_main(self) -> bool:
@@ -49,7 +49,7 @@ class Ranks:
 
     def device(self, name: str) -> str:
         """The device of this process: a separate GPU for each if the run uses GPUs."""
-        return f"cuda:{self.local}" if self.joined and name.startswith("cuda") else name
+        return f"cuda:{self.local_rank}" if self.is_initialised and name.startswith("cuda") else name
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum a tensor of any shape over all processes, in place."""

@@ -29,7 +29,9 @@ def write_bundle(
     run = state.run
     data = get_public_name(run.data.source)
     provenance = {"init": run.init, "recipe": run.recipe, "data": data, "epochs": epochs, "seed": run.seed}
-    Bundle(model, state.objective.task(), run.preprocess, provenance, parts=objective_state).save(folder.bundle)
+    Bundle(model, state.objective.task(), run.preprocess, provenance, objective_state=objective_state).save(
+        folder.bundle
+    )
 
 
 def summarize_run(

@@ -196,7 +196,7 @@ class Checkpointer:
 
 def load_checkpoint_weights(state: TrainingState, store: CheckpointStore, step: int) -> bool:
     """Load weights, averaged weights and untrained state of a checkpoint; returns whether it exists and is valid."""
-    folder, ranks = store.place(step), state.ranks
+    folder, ranks = store.get_path(step), state.ranks
     if not ranks.broadcast_text("whole" if ranks.is_main and find_damage(folder) is None else ""):
         return False
     state.flat.load(load_checkpoint_tensors(folder, "model"), load_checkpoint_tensors(folder, "ema") or None)
@@ -213,7 +213,7 @@ def collect_tensors(state: TrainingState) -> dict[str, dict[str, Tensor]]:
     """Return all tensors of a checkpoint in their shapes, by file and name; this process's share if the model is
     sharded."""
     flat = state.flat
-    sections = {"model": flat.views(flat.master), "optimizer": state.optimizers.state()}
+    sections = {"model": flat.views(flat.master), "optimizer": state.optimizers.get_state()}
     if flat.ema is not None:
         sections["ema"] = flat.views(flat.average)
     if untrained := flat.untrained_state():

@@ -54,7 +54,7 @@ class ObjectiveSizes(NamedTuple):
     block, and all outside of blocks, which are gathered at a time.
     """
 
-    moving: int
+    trainable: int
     matrices: int
     frozen: int
     held_bytes: int
@@ -77,7 +77,7 @@ def measure_sizes(objective: Objective) -> ObjectiveSizes:
         if name.endswith("blocks") and isinstance(module, nn.ModuleList) and has_trainable_parameters(module):
             blocks += [sum(p.numel() for p in block.parameters() if p.requires_grad) for block in module]
     return ObjectiveSizes(
-        moving=sum(trainable.values()),
+        trainable=sum(trainable.values()),
         matrices=sum(size for name, size in trainable.items() if choose_group_kind(name, parameters[name]) == "matrix"),
         frozen=sum(p.numel() for p in parameters.values() if id(p) in static),
         held_bytes=state_bytes,
@@ -99,7 +99,7 @@ def count_memory(run: Run, sizes: ObjectiveSizes, world: int, device: str = "cud
     Activations exist until the end of the backward pass, the gradients' float32 sum after it. None if there is no
     formula for the model's activations (`models.cost.activations`).
     """
-    fsdp, b, n = run.parallel == "fsdp", DTYPES[run.precision].itemsize, sizes.moving
+    fsdp, b, n = run.parallel == "fsdp", DTYPES[run.precision].itemsize, sizes.trainable
     share = -(-n // world) if fsdp else n
     is_distributed = world > 1 or fsdp
     moments = {"sgd": 4 * n, "lars": 4 * n, "muon": 4 * sizes.matrices + 8 * (n - sizes.matrices)}
@@ -154,7 +154,7 @@ def count_traffic(run: Run, sizes: ObjectiveSizes, world: int) -> int:
     float32. For each micro-batch, FSDP gathers the weights for the forward and again for the backward pass, those
     outside of blocks once; it scatters the gradients once.
     """
-    b, n = DTYPES[run.precision].itemsize, sizes.moving
+    b, n = DTYPES[run.precision].itemsize, sizes.trainable
     passes = run.accumulate * math.ceil(math.ceil(run.batch_size / world) / count_device_images(run, world))
     if run.parallel == "fsdp":
         gathered = passes * b * (2 * sum(sizes.blocks) + sizes.root)
@@ -183,7 +183,7 @@ def forecast_step(
     speed = device.link if world <= device.together else min(device.link, device.network * device.together)
     exchange = count_traffic(run, sizes, world) / speed if world > 1 else 0.0
     hidden = compute * (1.0 if run.parallel == "fsdp" else 2 / 3)
-    share = sizes.moving / (world if run.parallel == "fsdp" else 1)
+    share = sizes.trainable / (world if run.parallel == "fsdp" else 1)
     update = share * (4 + 8 + 16 + DTYPES[run.precision].itemsize + 8 * (run.ema is not None)) / device.bandwidth
     return {
         "compute": compute,
@@ -208,7 +208,7 @@ def forecast_run(
     if peak is not None and peak > device.memory:
         bottleneck = f"memory: {peak / 1e9:.0f} of {device.memory / 1e9:.0f} GB"
     return {
-        "parameters": sizes.moving + sizes.frozen,
+        "parameters": sizes.trainable + sizes.frozen,
         "devices": f"{world:,} x {name}, {machines:,} machines" if machines > 1 else f"{world} x {name}",
         "parallel": run.parallel,
         "micro_batch_size": count_device_images(run, world),

@@ -71,7 +71,7 @@ class Session:
         NonFiniteError, DataError and ResourceError are passed on.
         """
         configure_process()
-        with self.signals.caught():
+        with self.signals.catch():
             self.health.data(self.inputs.train, self.inputs.val)
             state = self.build()
             self.restore(state)
@@ -80,7 +80,7 @@ class Session:
                 self.evaluate(state)
                 self.stop(state)  # before a step, if it was interrupted again
             self.measure_initial_features(state)
-            state.halt = state.halt or self.best.is_out_of_patience(self.run)
+            state.should_stop = state.should_stop or self.best.is_out_of_patience(self.run)
             run = self.run
             hooks = [
                 (0, self.watch),
@@ -93,9 +93,9 @@ class Session:
                 run_training_loop(state, self.batches(state), hooks)
             finally:
                 self.checkpointer.publish_pending(self.ranks.is_main)
-            if state.halt and self.signals.received:
+            if state.should_stop and self.signals.received:
                 raise self.interruption_error(state)
-            if state.halt and run.stop_on_collapse and self.collapse:
+            if state.should_stop and run.stop_on_collapse and self.collapse:
                 raise self.collapse_error(state)
             summary = self.finish(state)
             if run.stop_on_collapse and self.collapse:  # at the last evaluation
@@ -111,7 +111,9 @@ class Session:
 
     def batches(self, state: TrainingState) -> Iterator[SliceBatch]:
         """Yield this process's slices of the steps from the state's position on, each with its batch."""
-        steps = run_slices(self.run, self.ranks, state.images, partial(find_bucket_boundaries, self.loader.order))
+        steps = run_slices(
+            self.run, self.ranks, state.images, partial(find_bucket_boundaries, self.loader.sample_order)
+        )
         return prepare_batches(self.run, self.loader, state.objective, self.device, steps)
 
     # Hooks of the loop
@@ -129,7 +131,7 @@ class Session:
             "step": state.step,
             "epoch": epoch,
             "train/loss": loss,
-            "lr": state.rate,
+            "lr": state.learning_rate,
             **{f"train/{name}": value for name, value in scalars.items()},
             "gradient_norm": state.norm if math.isfinite(state.norm) else None,
             "skipped": state.skipped,
@@ -149,7 +151,7 @@ class Session:
 
     def evaluate(self, state: TrainingState) -> None:
         """Evaluate the averaged weights on the validation images, in the run's precision."""
-        if not self.validation_images.evaluators or (state.done and not self.run.keep_best):
+        if not self.validation_images.evaluators or (state.is_done and not self.run.keep_best):
             return  # `finish` evaluates the last weights, in the precision of inference
         self.evaluation_pending = True
         try:
@@ -160,7 +162,7 @@ class Session:
             return
         self.evaluation_pending = False
         epoch = self.epoch(state)
-        if not (state.done and self.best.after(self.last_report, state.step, epoch).step == state.step):
+        if not (state.is_done and self.best.update(self.last_report, state.step, epoch).step == state.step):
             self.record({"step": state.step, "epoch": epoch, **metrics, "seconds": self.meter.seconds})
         # otherwise `finish` evaluates these weights in the precision of inference and writes the line
         self.health.report(self.last_report, self.run.data.classes)
@@ -177,11 +179,11 @@ class Session:
         """Save and end the loop after a signal to any process, or a collapse at which the run is to stop."""
         stops = [self.signals.received or 0, self.run.stop_on_collapse and bool(self.collapse)]
         received, collapsed = self.ranks.all_reduce_max(stops, self.device)
-        if (received or collapsed) and not state.done:
+        if (received or collapsed) and not state.is_done:
             self.signals.received = int(received) or None
             self.collapse = self.collapse or ("features have collapsed" if collapsed else "")
             self.save(state)
-            state.halt = True
+            state.should_stop = True
 
     # Evaluation and selection
 
@@ -225,7 +227,7 @@ class Session:
         run, previous_best = self.run, self.best
         if not (run.keep_best or run.early_stop):
             return
-        self.best = previous_best.after(report, state.step, self.epoch(state))
+        self.best = previous_best.update(report, state.step, self.epoch(state))
         if run.keep_best and self.best.step == state.step:
             self.checkpointer.pinned = state.step
             self.save(state)
@@ -235,8 +237,8 @@ class Session:
                     replace(previous_best, evaluations=previous_best.evaluations + 1),
                     previous_best.step,
                 )
-        if self.best.is_out_of_patience(run) and not state.done:
-            state.halt = True
+        if self.best.is_out_of_patience(run) and not state.is_done:
+            state.should_stop = True
             self.save(state)
 
     # Beginning and end
@@ -245,7 +247,7 @@ class Session:
         """Continue from the newest valid checkpoint, if there is one."""
         saved_state = self.checkpointer.restore(state)
         if saved_state is not None:
-            self.evaluation_pending, self.meter.before = saved_state["pending"], saved_state["seconds"]
+            self.evaluation_pending, self.meter.earlier_seconds = saved_state["pending"], saved_state["seconds"]
             self.best = BestEvaluation.from_dict(saved_state.get("best"))
             self.checkpointer.pinned = self.best.step or None
             self.note(f"resumed at step {state.step} of {self.run.steps}")
@@ -336,7 +338,7 @@ class Session:
 
     def epoch(self, state: TrainingState) -> float:
         """Return the number of passes over the training images so far."""
-        return self.run.epochs if state.done else state.images / self.run.data.images
+        return self.run.epochs if state.is_done else state.images / self.run.data.images
 
     def record(self, line: dict[str, Any]) -> None:
         """Add a line to the metrics. If it cannot be written, the run continues with a note."""
@@ -355,7 +357,7 @@ class Session:
     def warn(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
         """Report the objective's warnings about metrics, and remember the first collapse."""
         for name, text in state.objective.warnings(metrics, state.progress):
-            self.health.once(name, text)
+            self.health.warn_once(name, text)
             self.collapse = self.collapse or text
 
     def warn_about_features(self, state: TrainingState, report: Report) -> None:

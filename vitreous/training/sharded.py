@@ -68,7 +68,7 @@ class ShardedParameters(FlatParameters):
         self.master = torch.zeros(self.length, device=device)
         self.average = self.master if ema is None else torch.zeros_like(self.master)
         self.load(full_tensors, full_tensors if ema else None)
-        self.grads, self.total = [], None
+        self.grads, self.gradient_sum = [], None
 
     def local(self) -> dict[str, Tensor]:
         """This process's shard (n / W, ...) of every trainable parameter: the memory that the module uses."""
@@ -76,7 +76,7 @@ class ShardedParameters(FlatParameters):
 
     def zero(self) -> None:
         """Reset the gradients."""
-        self.total = None
+        self.gradient_sum = None
         for parameter in self.moving.values():
             parameter.grad = None
 

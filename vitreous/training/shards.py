@@ -31,7 +31,7 @@ class Shards:
     def __init__(self, objective: nn.Module, flat: FlatParameters, forward: ForwardFunction | None = None) -> None:
         self.forwards = [objective if forward is None else forward]
         for grad in flat.grads[1:]:
-            replica, weights, gradients = copy.deepcopy(objective), flat.views(flat.work), flat.views(grad)
+            replica, weights, gradients = copy.deepcopy(objective), flat.views(flat.working_copy), flat.views(grad)
             live = dict(iterate_named_tensors(objective))
             for name, tensor in iterate_named_tensors(replica):
                 tensor.data = weights[name] if name in weights else live[name].data
@@ -48,13 +48,15 @@ class Shards:
         size = count_batch_samples(batch)
         count = min(len(self.forwards), size)
         if count == 1:
-            return self.part(self.forwards[0], batch, share)
+            return self.run_shard(self.forwards[0], batch, share)
         bounds = [size * i // count for i in range(count + 1)]
         chunks = [slice_batch(batch, a, b) for a, b in pairwise(bounds)]
         shares = [share * (b - a) / size for a, b in pairwise(bounds)]
-        return add_scalars(get_thread_pool(len(self.forwards)).map(self.part, self.forwards[:count], chunks, shares))
+        return add_scalars(
+            get_thread_pool(len(self.forwards)).map(self.run_shard, self.forwards[:count], chunks, shares)
+        )
 
-    def part(self, forward: ForwardFunction, batch: Batch, share: float) -> Scalars:
+    def run_shard(self, forward: ForwardFunction, batch: Batch, share: float) -> Scalars:
         """Run the forward and backward pass of one shard."""
         if self.captured is not None:
             return dict(self.captured.run(lambda static_batch: self.passes(forward, static_batch, share), batch, share))

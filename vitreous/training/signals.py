@@ -36,7 +36,7 @@ class StopSignals:
         return "TORCHELASTIC_RUN_ID" in os.environ and time.monotonic() - self.received_at < REPEAT_SECONDS
 
     @contextmanager
-    def caught(self) -> Iterator[None]:
+    def catch(self) -> Iterator[None]:
         """Handle the signals during the block, and restore the previous handlers."""
         if threading.current_thread() is not threading.main_thread():
             yield

@@ -102,7 +102,7 @@ def check_processes(run: Run, ranks: Ranks) -> None:
             f"a batch of {run.batch_size} has fewer images than there are processes ({ranks.world})",
             "raise --batch-size",
         )
-    if run.parallel == "fsdp" and not ranks.joined:
+    if run.parallel == "fsdp" and not ranks.is_initialised:
         raise UsageError(
             "--parallel fsdp requires torchrun", "start the run with torchrun --nproc-per-node N -m vitreous train …"
         )

@@ -29,34 +29,34 @@ class ThroughputMeter:
     device: str
     precision: str
     _: KW_ONLY
-    before: float = 0.0  # seconds of earlier processes
-    limit: float = float("nan")  # FLOP/s of one device
+    earlier_seconds: float = 0.0  # seconds of earlier processes
+    peak_flops: float = float("nan")  # FLOP/s of one device
     started: float = field(default_factory=time.perf_counter)
-    marked: tuple[float, int, float, float] = (0.0, 0, 0.0, 0.0)
+    mark_time: tuple[float, int, float, float] = (0.0, 0, 0.0, 0.0)
     rates: list[tuple[float, float]] = field(default_factory=list)  # images/s and utilisation, one per log line
 
     def begin(self, state: TrainingState) -> None:
         """Measure the machine's peak throughput, and start the clock."""
-        self.limit = measure_peak_flops(self.device, self.precision)
+        self.peak_flops = measure_peak_flops(self.device, self.precision)
         self.started = time.perf_counter()
         self.mark(state)
 
     @property
     def seconds(self) -> float:
         """Wall time of the run so far, earlier processes included."""
-        return self.before + time.perf_counter() - self.started
+        return self.earlier_seconds + time.perf_counter() - self.started
 
     def mark(self, state: TrainingState) -> None:
         """Exclude the time since the last line, which was not training."""
-        self.marked = (time.perf_counter(), state.images, state.flops, state.waited)
+        self.mark_time = (time.perf_counter(), state.images, state.flops, state.waited)
 
     def line(self, state: TrainingState) -> dict[str, float]:
         """Return the metrics of the time since the last mark."""
-        start_time, images, flops, waited = self.marked
+        start_time, images, flops, waited = self.mark_time
         passed = max(time.perf_counter() - start_time, 1e-9)
         images_per_second, utilisation = (
             (state.images - images) / passed,
-            (state.flops - flops) / passed / (self.limit * self.ranks.world),
+            (state.flops - flops) / passed / (self.peak_flops * self.ranks.world),
         )
         self.rates.append((images_per_second, utilisation))
         self.mark(state)

@@ -70,15 +70,15 @@ class PretrainedWeights(TaskMixin):
     config: ModelConfig
     preprocess: Preprocess
     task: Task
-    state: Callable[[], dict[str, Tensor]]
+    read_state: Callable[[], dict[str, Tensor]]
     unused: list[str] = field(default_factory=list)
     provenance: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    def bundle(self) -> Bundle:
+    def build_bundle(self) -> Bundle:
         """Return the model with these weights, as a bundle."""
         model = build_without_init(self.config)
-        load_state_dict_strict(model, self.state(), self.source)
+        load_state_dict_strict(model, self.read_state(), self.source)
         provenance = self.provenance | {"init": self.source}
         return Bundle(model.eval(), self.task, self.preprocess, provenance, notes=self.notes)
 
@@ -98,7 +98,7 @@ def open_weights(source: str | os.PathLike[str], settings: dict[str, Any] | None
     fields too. Raises WeightsError for unsupported weights, UsageError for an invalid source or setting.
     """
     published = find_published_weights(source)
-    settings = (published.facts() if published else {}) | get_source_fields(source) | (settings or {})
+    settings = (published.get_config_fields() if published else {}) | get_source_fields(source) | (settings or {})
     weights = read_weights(source, settings)
     has_tables = weights.config.has_position_tables
     if "positions.resize" in settings and not has_tables:
@@ -141,7 +141,7 @@ def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> Pr
     )
     preprocess = load_preprocessing(detected.format, detected.config, path if path.is_dir() else None, config_json)
     task = infer_task(detected.config, parse_class_names(detected.config, config_json))
-    properties = detected.format.title, detected.config, preprocess, task, detected.state, detected.unused
+    properties = detected.format.title, detected.config, preprocess, task, detected.read_state, detected.unused
     return PretrainedWeights(os.fspath(source), *properties, notes=notes)
 
 
@@ -172,7 +172,7 @@ def open_checkpoint(folder: Path) -> PretrainedWeights:
         )
     model_config: ModelConfig = from_builtins(ModelConfig, run_config["model"])
 
-    def state() -> dict[str, Tensor]:
+    def read_state() -> dict[str, Tensor]:
         tensors = (
             load_checkpoint_tensors(folder, "ema") or load_checkpoint_tensors(folder, "model")
         ) | load_checkpoint_tensors(folder, "frozen")
@@ -185,7 +185,7 @@ def open_checkpoint(folder: Path) -> PretrainedWeights:
         config=model_config,
         preprocess=from_builtins(AnyPreprocess, run_config["preprocess"]),
         task=task_of_run(model_config, run_config, os.fspath(config_path)),
-        state=state,
+        read_state=read_state,
     )
 
 
@@ -202,7 +202,7 @@ def load_pretrained_weights(
     they are trained. Raises WeightsError, listing them, for other differences.
     """
     weights = drop_dense_head(source if isinstance(source, PretrainedWeights) else open_weights(source))
-    model_state, state = model.state_dict(), dict(weights.state())
+    model_state, state = model.state_dict(), dict(weights.read_state())
     fold_prefix_positions(state, model_state)
     rename_attention_tensors(state, model_state)
     convert_key_bias(state, model_state)
@@ -253,7 +253,7 @@ def load_pretrained_weights(
         weights.source,
         weights.title,
         loaded=loaded,
-        new=dropped,
+        initialised=dropped,
         unused=unused,
         resized=resized,
         channels=channels,
@@ -409,12 +409,14 @@ def drop_dense_head(weights: PretrainedWeights) -> PretrainedWeights:
     if not prefix:
         return weights
 
-    def state() -> dict[str, Tensor]:
+    def read_state() -> dict[str, Tensor]:
         return {
-            name.removeprefix(prefix): tensor for name, tensor in weights.state().items() if name.startswith(prefix)
+            name.removeprefix(prefix): tensor
+            for name, tensor in weights.read_state().items()
+            if name.startswith(prefix)
         }
 
-    return replace(weights, config=config, task=FeatureExtraction(), state=state)
+    return replace(weights, config=config, task=FeatureExtraction(), read_state=read_state)
 
 
 def open_objective_state(source: str | os.PathLike[str]) -> ObjectiveState | None:
@@ -440,7 +442,9 @@ def extract_dense_head_state(weights: PretrainedWeights) -> ObjectiveState | Non
     objective; None for others."""
     if not weights.task.is_dense:
         return None
-    state = {f"model.{name}": tensor for name, tensor in weights.state().items() if not name.startswith("backbone.")}
+    state = {
+        f"model.{name}": tensor for name, tensor in weights.read_state().items() if not name.startswith("backbone.")
+    }
     return ObjectiveState({"name": weights.task.name, "classes": list(weights.task.classes)}, state)
 
 

@@ -52,29 +52,29 @@ class Bundle(TaskMixin):
     provenance: dict[str, Any] = field(default_factory=dict)
     _: KW_ONLY
     notes: tuple[str, ...] = ()
-    parts: ObjectiveState | None = None
+    objective_state: ObjectiveState | None = None
 
     def save(self, folder: Path) -> None:
         """Write the bundle to `folder`. A new folder appears complete or not at all; in an existing one, files are
         replaced once all are on disk. Raises OSError."""
         folder.parent.mkdir(parents=True, exist_ok=True)
-        names = (WEIGHTS_FILE, *([OBJECTIVE_FILE] if self.parts else []), DESCRIPTION_FILE)
+        names = (WEIGHTS_FILE, *([OBJECTIVE_FILE] if self.objective_state else []), DESCRIPTION_FILE)
         if not folder.exists():
             with atomic_path(folder) as temporary:
                 temporary.mkdir()
-                self.write({name: temporary / name for name in names})
+                self.write_files({name: temporary / name for name in names})
         else:
             with ExitStack() as files:  # renamed in reverse order
                 paths = {name: files.enter_context(atomic_path(folder / name)) for name in names}
-                self.write(paths)
+                self.write_files(paths)
                 for name in names[:-1]:
                     fsync_path(paths[name])  # slow operations come before the first rename
 
-    def write(self, paths: dict[str, Path]) -> None:
+    def write_files(self, paths: dict[str, Path]) -> None:
         """Write the files with these names. Raises OSError."""
         save_file(to_cpu_float32(self.model.state_dict()), paths[WEIGHTS_FILE])
-        if self.parts:
-            save_file(to_cpu_float32(self.parts.state), paths[OBJECTIVE_FILE])
+        if self.objective_state:
+            save_file(to_cpu_float32(self.objective_state.state), paths[OBJECTIVE_FILE])
         document = {
             "format": BUNDLE_FORMAT_VERSION,
             "name": self.model.config.name(),
@@ -82,7 +82,7 @@ class Bundle(TaskMixin):
             **task_to_json(self.task),
             "preprocess": to_builtins(self.preprocess),
             "provenance": self.provenance,
-            **({"objective": self.parts.config} if self.parts else {}),
+            **({"objective": self.objective_state.config} if self.objective_state else {}),
             "sha256": {name: compute_sha256(path) for name, path in paths.items() if name != DESCRIPTION_FILE},
         }
         paths[DESCRIPTION_FILE].write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", "utf-8")

@@ -106,7 +106,7 @@ def convert(
     if pretraining_format and objective_state:
         out_path, num_tensors = write_verified_pretraining(bundle, pretraining_format, objective_state, out_path)
     else:
-        bundle.parts = objective_state if to == BUNDLE_FORMAT else None
+        bundle.objective_state = objective_state if to == BUNDLE_FORMAT else None
         out_path, num_tensors = write_verified(bundle, weights_format, out_path, state)
     if objective_state and (dropped := describe_dropped_state(objective_state, config, to, pretraining_format)):
         tell(dropped)
@@ -127,7 +127,7 @@ def reduce_to_format(to: str, weights: PretrainedWeights) -> PretrainedWeights:
     if to == BUNDLE_FORMAT or backbone is weights:
         return weights
     if to == vitdet_detector.DETECTOR_FORMAT and vitdet_detector.is_vitdet_detector(weights.config):
-        return replace(weights, state=lambda: vitdet_detector.zero_background_deltas(weights.state()))
+        return replace(weights, read_state=lambda: vitdet_detector.zero_background_deltas(weights.read_state()))
     title = weights.config.name()
     text = f"only the backbone of {title} is written, {backbone.config.name()}: {to} does not support the rest"
     return replace(backbone, notes=(*weights.notes, text))
@@ -144,7 +144,7 @@ def build_conversion_report(
         "parameters": sum(tensor.numel() for tensor in state.values()),
         "image_size": list(config.image),
         "loaded": len(load_result.loaded) if load_result else len(state),
-        "new": load_result.new if load_result else [],
+        "new": load_result.initialised if load_result else [],
         "unused": load_result.unused if load_result else weights.unused,
         "notes": list(weights.notes),
         "resized": load_result.resized if load_result else "",
@@ -168,11 +168,13 @@ def describe_dropped_state(
     name = objective_state.config["name"]
     if pretraining_format:
         groups = {
-            tensor.partition(".")[0] for tensor in objective_state.state if tensor.startswith(pretraining_format.leaves)
+            tensor.partition(".")[0]
+            for tensor in objective_state.state
+            if tensor.startswith(pretraining_format.omitted_prefixes)
         }
         return (
             f"omitted, because {to} does not support them: {', '.join(sorted(groups))}"
-            if pretraining_format.leaves and groups
+            if pretraining_format.omitted_prefixes and groups
             else ""
         )
     supported_formats = list_pretraining_formats(name, config)
@@ -250,7 +252,7 @@ def apply_size_overrides(
 def build_bundle_for_config(weights: PretrainedWeights, config: ModelConfig) -> tuple[Bundle, WeightsLoadResult | None]:
     """Return the bundle of the weights, unchanged or adapted to another config."""
     if config == weights.config:
-        return weights.bundle(), None
+        return weights.build_bundle(), None
     model = build_model(config)
     load_result = load_pretrained_weights(model, weights)
     preprocess = weights.preprocess
@@ -271,7 +273,7 @@ def write_weights_format(bundle: Bundle, weights_format: WeightsFormat | None, p
         bundle.save(path)
         return len(state)
     config = bundle.model.config
-    tensors = weights_format.file(config, state)
+    tensors = weights_format.to_file(config, state)
     if weights_format.suffix == ".npz":
         with open(path, "wb") as file:
             np.savez(file, allow_pickle=False, **{name: tensor.numpy() for name, tensor in tensors.items()})
@@ -320,7 +322,7 @@ def to_hf_preprocessor_json(bundle: Bundle) -> dict[str, Any]:
 def list_numerical_differences(weights_format: WeightsFormat, config: ModelConfig, state: Tensors) -> list[str]:
     """List numerical differences in code that reads the format, such as `mlp.gelu none -> tanh`. Empty for most
     conversions."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in weights_format.write(config, state).items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights_format.to_foreign_tensors(config, state).items()}
     settings = parse_model_config(weights_format.describe(config)) if weights_format.describe else {}
     theirs = weights_format.configure(shapes, {"image": config.image} | config.head_count_field() | settings)
     ours, assumed = config.numerical_choices(), theirs.numerical_choices()
@@ -337,7 +339,9 @@ def verify_round_trip(weights_format: WeightsFormat | None, path: Path, state: T
     """Read the written weights and compare every bit. Raises WeightsError for a difference."""
     has_config_json = weights_format is None or weights_format.describe
     loaded = (
-        open_weights(path).state() if has_config_json else detect_checkpoint([path], config.head_count_field()).state()
+        open_weights(path).read_state()
+        if has_config_json
+        else detect_checkpoint([path], config.head_count_field()).read_state()
     )
     different = [name for name in state if name not in loaded or not torch.equal(loaded[name], state[name])]
     if different or len(loaded) != len(state):
@@ -375,11 +379,11 @@ def select_classes(weights: PretrainedWeights, path: str | os.PathLike[str]) -> 
             "use a map for these weights",
         )
 
-    def state() -> dict[str, Tensor]:
+    def read_state() -> dict[str, Tensor]:
         selected = list(class_indices)
         return {
             name: tensor[selected] if name.startswith(HEAD_PREFIXES[0]) else tensor
-            for name, tensor in weights.state().items()
+            for name, tensor in weights.read_state().items()
         }
 
     names = weights.classes
@@ -390,7 +394,9 @@ def select_classes(weights: PretrainedWeights, path: str | os.PathLike[str]) -> 
     )
     if names == number_class_names(classes):
         task = Classification(number_class_names(len(class_indices)))
-    return replace(weights, config=weights.config.with_options(classes=len(class_indices)), task=task, state=state)
+    return replace(
+        weights, config=weights.config.with_options(classes=len(class_indices)), task=task, read_state=read_state
+    )
 
 
 def number_class_names(count: int) -> tuple[str, ...]:

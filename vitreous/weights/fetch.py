@@ -164,23 +164,27 @@ def fetch_from_hub(source: str, name: str, listener: ProgressListener | None) ->
         raise UsageError(f"{source} needs the Hub client, which is not installed", install_hint("hub")) from None
     repository = HubRepository(source, match["repo"], match["revision"], listener)
     if match["file"]:
-        path = repository.get(match["file"])
+        path = repository.get_file(match["file"])
         if path is None:
-            raise repository.lost or WeightsError(
-                f"{source}: the repository has no file {match['file']}", f"see {repository.page()}"
+            raise repository.offline_error or WeightsError(
+                f"{source}: the repository has no file {match['file']}", f"see {repository.get_page_url()}"
             )
-    elif repository.get(BUNDLE_FILES[0]) and repository.get(BUNDLE_FILES[1]):
-        repository.get(OBJECTIVE_FILE)
+    elif repository.get_file(BUNDLE_FILES[0]) and repository.get_file(BUNDLE_FILES[1]):
+        repository.get_file(OBJECTIVE_FILE)
         return repository.folder
-    elif not repository.get(SAFETENSORS_FILE) and not repository.shards() and not repository.get(PICKLE_FILE):
-        hint = f"see {repository.page()}, and select a file: hf:{match['repo']}:FILE"
-        raise repository.lost or WeightsError(
+    elif (
+        not repository.get_file(SAFETENSORS_FILE)
+        and not repository.download_shards()
+        and not repository.get_file(PICKLE_FILE)
+    ):
+        hint = f"see {repository.get_page_url()}, and select a file: hf:{match['repo']}:FILE"
+        raise repository.offline_error or WeightsError(
             f"{source}: the repository has neither {SAFETENSORS_FILE} nor {PICKLE_FILE}", hint
         )
     else:
         path = repository.folder
     for file in HUB_CONFIG_FILES:
-        repository.get(file)
+        repository.get_file(file)
     return path
 
 
@@ -193,21 +197,23 @@ class HubRepository:
     def __init__(self, source: str, name: str, revision: str | None, listener: ProgressListener | None) -> None:
         self.source, self.name, self.revision, self.listener = source, name, revision, listener
         self.folder = Path()
-        self.lost: WeightsError | None = None
+        self.offline_error: WeightsError | None = None
 
-    def get(self, file: str) -> Path | None:
+    def get_file(self, file: str) -> Path | None:
         """Return a file of the repository in the Hub's cache, or None if it does not exist."""
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-        if self.folder == Path() and self.lost is None:
+        if self.folder == Path() and self.offline_error is None:
             self.reach(file)
         try:
             path = Path(
-                hf_hub_download(self.name, file, revision=self.revision, local_files_only=self.lost is not None)
+                hf_hub_download(
+                    self.name, file, revision=self.revision, local_files_only=self.offline_error is not None
+                )
             )
         except LocalEntryNotFoundError as error:
-            self.lost = self.lost or self.missing(error)
+            self.offline_error = self.offline_error or self.missing(error)
             return None
         except EntryNotFoundError:
             return None
@@ -225,17 +231,17 @@ class HubRepository:
         from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
         if get_offline_variable():
-            self.lost = self.missing(ConnectionError("offline"))
+            self.offline_error = self.missing(ConnectionError("offline"))
             return
         try:
             get_hf_file_metadata(hf_hub_url(self.name, file, revision=self.revision))
         except Exception as error:  # any response means that the server is reachable; `get` repeats the request
             if getattr(error, "response", None) is None and not isinstance(error, ValueError):
-                self.lost = self.missing(error)
+                self.offline_error = self.missing(error)
 
-    def shards(self) -> bool:
+    def download_shards(self) -> bool:
         """Download the files that an index lists; returns whether there is one. Raises WeightsError for a bad index."""
-        index = self.get(SHARD_INDEX_FILE)
+        index = self.get_file(SHARD_INDEX_FILE)
         if not index:
             return False
         try:
@@ -250,13 +256,14 @@ class HubRepository:
                 "select a file of the repository instead",
             ) from None
         for file in files:
-            if not self.get(file):
+            if not self.get_file(file):
                 raise WeightsError(
-                    f"{self.source}: {SHARD_INDEX_FILE} lists {file}, which does not exist", f"see {self.page()}"
+                    f"{self.source}: {SHARD_INDEX_FILE} lists {file}, which does not exist",
+                    f"see {self.get_page_url()}",
                 )
         return True
 
-    def page(self) -> str:
+    def get_page_url(self) -> str:
         """Return the web page of the repository."""
         from huggingface_hub import constants
 
@@ -273,14 +280,16 @@ class HubRepository:
         status = getattr(getattr(error, "response", None), "status_code", None)
         if isinstance(error, errors.GatedRepoError):
             return WeightsError(
-                f"{source}: access must be requested", f"accept its terms at {self.page()}, then {token}"
+                f"{source}: access must be requested", f"accept its terms at {self.get_page_url()}, then {token}"
             )
         if isinstance(error, errors.RevisionNotFoundError):
-            return WeightsError(f"{source}: the repository has no revision {self.revision}", f"see {self.page()}")
+            return WeightsError(
+                f"{source}: the repository has no revision {self.revision}", f"see {self.get_page_url()}"
+            )
         if isinstance(error, errors.RepositoryNotFoundError):
             return WeightsError(
                 f"{source}: there is no such repository, or it is private",
-                f"check the name at {self.page()}, or {token}",
+                f"check the name at {self.get_page_url()}, or {token}",
             )
         if status in (401, 403):
             return WeightsError(f"{source}: access is denied ({status})", token)
@@ -293,7 +302,9 @@ class HubRepository:
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
         if status is None:
             hint = "check the network (HF_ENDPOINT sets another server), or use a local file"
-            return WeightsError(f"{source} is not in the cache, and {self.page()} cannot be reached ({reason})", hint)
+            return WeightsError(
+                f"{source} is not in the cache, and {self.get_page_url()} cannot be reached ({reason})", hint
+            )
         return WeightsError(f"{source} could not be downloaded ({reason})", "try again")
 
 

@@ -53,7 +53,7 @@ class WeightsFile:
     entries: dict[str, TensorInfo]
     metadata: dict[str, str] = field(default_factory=dict)
     section: str = ""
-    others: tuple[str, ...] = ()
+    other_sections: tuple[str, ...] = ()
 
     def read(self, names: Iterable[str] | None = None) -> dict[str, Tensor]:
         """Read those tensors, or all, as stored, in separate memory.
@@ -77,10 +77,10 @@ class WeightsFile:
         else:
             tensors = read_safetensors(self.path, selected)
         for name in selected:
-            self.verify(name, tensors[name])
+            self.check_tensor(name, tensors[name])
         return {name: tensors[name] for name in selected}
 
-    def verify(self, name: str, tensor: Tensor) -> None:
+    def check_tensor(self, name: str, tensor: Tensor) -> None:
         """Raise WeightsError unless a tensor matches the header and is finite."""
         entry = self.entries[name]
         if (tuple(tensor.shape), str(tensor.dtype)) != (entry.shape, f"torch.{entry.dtype}"):
@@ -113,7 +113,9 @@ def open_weights_file(path: str | os.PathLike[str], section: str = "") -> Weight
             pickled.describe_torch_zip(archive) if archive else pickled.describe_legacy_file(path, file, size)
         )
         entries, section, other_sections = pickled.select_state_dict(path, content, size, section)
-        return WeightsFile(path, "pickle", check_tensor_infos(path, entries), section=section, others=other_sections)
+        return WeightsFile(
+            path, "pickle", check_tensor_infos(path, entries), section=section, other_sections=other_sections
+        )
 
 
 def detect_file_kind(path: Path, head: bytes, size: int) -> str:

@@ -108,7 +108,7 @@ class DetectedCheckpoint:
     _: KW_ONLY
     notes: tuple[str, ...] = ()
 
-    def state(self) -> dict[str, Tensor]:
+    def read_state(self) -> dict[str, Tensor]:
         """Read our tensors, float32, in our shapes. Raises WeightsError if the file cannot be read or contains NaN or
         infinities."""
         tensors: dict[str, Tensor] = {}
@@ -127,7 +127,7 @@ class DetectedCheckpoint:
         for name, tensor in tensors.items():
             if tensor.dtype == torch.float64 and not tensor.float().isfinite().all():
                 raise WeightsError(f"{self.names[name][0].path} has a value in {name} that is too large for float32")
-        return self.format.read(self.config, build_without_init(self.config).state_dict(), tensors)
+        return self.format.to_native_tensors(self.config, build_without_init(self.config).state_dict(), tensors)
 
 
 def detect_checkpoint(files: list[Path], settings: dict[str, Any] | None = None) -> DetectedCheckpoint:
@@ -238,7 +238,7 @@ def match_format(
         settings = parse_window_from_name(origin.name) | settings
     try:
         config = weights_format.configure(shapes, settings | read_fact_tensors(weights_format, locations, shapes))
-        expected = weights_format.write(config, build_size_checked_model(config).state_dict())
+        expected = weights_format.to_foreign_tensors(config, build_size_checked_model(config).state_dict())
     except (KeyError, ValueError, LookupError, StopIteration, IndexError) as error:
         problem = f"lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
         raise WeightsError(
@@ -249,7 +249,7 @@ def match_format(
         raise WeightsError(f"{origin} looks like {weights_format.title}, but {error.message}", error.hint) from None
     unexpected = [name for name in shapes if name not in expected or name in weights_format.adds(config)]
     errors = [f"missing {name}" for name in expected if name not in shapes]
-    errors += [f"unknown {sanitise_name(name)}" for name in unexpected if not weights_format.leaves(name)]
+    errors += [f"unknown {sanitise_name(name)}" for name in unexpected if not weights_format.is_ignored(name)]
     for name in expected.keys() & shapes.keys():
         source, file_name, _ = locations[name]
         dtype = source.entries[file_name].dtype
@@ -309,7 +309,7 @@ def describe_position_assumptions(
         yield f"{origin.name} does not specify its clip size: assumed {size} (--source-size FRAMES HEIGHT WIDTH)"
     if encoder.positions.kind != "learned":
         return
-    doubt = weights_format.doubt(encoder)
+    doubt = weights_format.describe_ambiguity(encoder)
     # all other owners of such positions include them
     unplaced = encoder.class_token and not encoder.prefix_position_count and bool(doubt)
     if "image" not in settings and not is_video and (is_ambiguous_grid(encoder.grid) or unplaced):
@@ -397,7 +397,7 @@ def can_round_trip(weights_format: WeightsFormat, config: ModelConfig, state: di
     elif weights_format.suffix == ".safetensors":
         settings = config_from_metadata(Path(), config_to_metadata(config))
     try:
-        tensors = weights_format.write(config, state)
+        tensors = weights_format.to_foreign_tensors(config, state)
         inferred = weights_format.configure({name: tuple(tensor.shape) for name, tensor in tensors.items()}, settings)
         return inferred.structure() == config.structure()
     except (LookupError, ValueError, VitreousError):

@@ -61,7 +61,7 @@ class CheckedZip:
 
     def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
         self.path, self.file = path, file
-        self.end = self.directory(size)
+        self.directory_offset = self.find_directory(size)
         try:
             infos = zipfile.ZipFile(file).infolist()
         except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OSError) as error:
@@ -79,7 +79,7 @@ class CheckedZip:
                 "weights do not compress this well; save it again",
             )
 
-    def directory(self, size: int) -> int:
+    def find_directory(self, size: int) -> int:
         """Return the offset of the zip's directory. Rejects a comment, a gap, or too many members before parsing it."""
         self.file.seek(max(0, size - 98))
         tail = self.file.read(98)
@@ -120,7 +120,7 @@ class CheckedZip:
             reject_weights_file(self.path, f"{member} with contradictory sizes", DOWNLOAD_AGAIN_HINT)
         self.members[name] = info
 
-    def start(self, info: zipfile.ZipInfo) -> int:
+    def find_member_data(self, info: zipfile.ZipInfo) -> int:
         """Return the offset of a member's data. Raises WeightsError if its local header contradicts the directory."""
         self.file.seek(info.header_offset)
         header = self.file.read(30)
@@ -137,7 +137,7 @@ class CheckedZip:
                 f"has a member '{sanitise_name(info.orig_filename)}' that contradicts its directory",
                 SAVE_AGAIN_HINT,
             )
-        if begin + info.compress_size > self.end:
+        if begin + info.compress_size > self.directory_offset:
             reject_weights_file(
                 self.path,
                 f"has a member '{sanitise_name(info.orig_filename)}' that overlaps the directory",
@@ -146,10 +146,10 @@ class CheckedZip:
         self.file.seek(begin)
         return begin
 
-    def head(self, name: str, count: int) -> bytes:
+    def read_start(self, name: str, count: int) -> bytes:
         """Return the first bytes of a member, at most `count`, unpacked."""
         info = self.members[name]
-        self.start(info)
+        self.find_member_data(info)
         packed = self.file.read(min(count, info.compress_size))
         if info.compress_type == zipfile.ZIP_STORED:
             return packed
@@ -163,7 +163,7 @@ class CheckedZip:
     def read(self, name: str) -> bytearray:
         """Return a full member, unpacked. Raises WeightsError if its size or checksum differs from the directory's."""
         info = self.members[name]
-        self.start(info)
+        self.find_member_data(info)
         content = bytearray(info.compress_size)
         self.file.readinto(content)  # type: ignore[attr-defined]
         if info.compress_type == zipfile.ZIP_DEFLATED:
@@ -207,7 +207,7 @@ def parse_npy_header(archive: CheckedZip, member: str) -> tuple[TensorInfo, bool
 
     Raises WeightsError unless the member has the corresponding length.
     """
-    head, name = archive.head(member, MAX_NPY_HEADER_BYTES + 12), sanitise_name(member.removesuffix(".npy"))
+    head, name = archive.read_start(member, MAX_NPY_HEADER_BYTES + 12), sanitise_name(member.removesuffix(".npy"))
     if head[:6] != b"\x93NUMPY" or head[6:8] not in (b"\1\0", b"\2\0", b"\3\0"):
         reject_weights_file(
             archive.path, f"has the member '{name}', which is not an array", "save only the weights, with numpy.savez"

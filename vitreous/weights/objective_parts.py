@@ -51,11 +51,11 @@ class ObjectiveLoadResult:
     """Submodules loaded into an objective, and those that do not fit and keep their initial values."""
 
     loaded: list[str]
-    left: list[str]
+    skipped: list[str]
 
     def text(self) -> str:
         """Describe the result in one line."""
-        skipped = f"; newly initialised because of another shape: {', '.join(self.left)}" if self.left else ""
+        skipped = f"; newly initialised because of another shape: {', '.join(self.skipped)}" if self.skipped else ""
         return (f"continues with its {', '.join(self.loaded)}" if self.loaded else "starts without its state") + skipped
 
 
@@ -75,14 +75,14 @@ def load_into_objective(
         2 if "classes" in loaded_state.config else 1,
     )
 
-    def part_of(tensor: str) -> str:
+    def get_submodule_name(tensor: str) -> str:
         return ".".join(tensor.split(".")[:prefix_length])
 
     for name in loaded_state.state:
-        groups.setdefault(part_of(name), []).append(name)
+        groups.setdefault(get_submodule_name(name), []).append(name)
     result = ObjectiveLoadResult([], [])
     for group, names in groups.items():
-        own_names = {name for name in own_state if part_of(name) == group}
+        own_names = {name for name in own_state if get_submodule_name(name) == group}
         has_same_fields = all(
             loaded_state.config.get(field, config.get(field)) == config.get(field)
             for field in SHAPELESS_FIELDS.get(group, ())
@@ -92,7 +92,7 @@ def load_into_objective(
             and own_names == set(names)
             and all(own_state[name].shape == loaded_state.state[name].shape for name in names)
         )
-        (result.loaded if is_compatible else result.left).append(group)
+        (result.loaded if is_compatible else result.skipped).append(group)
         for name in names if is_compatible else ():
             own_state[name].copy_(loaded_state.state[name])
     return result
@@ -105,7 +105,7 @@ class WeightsLoadResult:
     source: str
     title: str
     loaded: list[str]
-    new: list[str]
+    initialised: list[str]
     unused: list[str]
     resized: str = ""
     channels: str = ""
@@ -115,11 +115,15 @@ class WeightsLoadResult:
     def text(self) -> str:
         """Describe the result in one line."""
         line = (
-            f"started from {self.source}, {self.title} (kept {len(self.loaded)} tensors, new {len(self.new)}, unused "
-            f"{len(self.unused)})"
+            f"started from {self.source}, {self.title} (kept {len(self.loaded)} tensors, "
+            f"new {len(self.initialised)}, unused {len(self.unused)})"
         )
-        if any(name.startswith(HEAD_PREFIXES) for name in self.new):
-            line += "; classes are new" if "classes.weight" in self.new else "; the head is new and zero-initialised"
+        if any(name.startswith(HEAD_PREFIXES) for name in self.initialised):
+            line += (
+                "; classes are new"
+                if "classes.weight" in self.initialised
+                else "; the head is new and zero-initialised"
+            )
         line += f"; positions resized {self.resized}" if self.resized else ""
         line += f"; channels {self.channels}" if self.channels else ""
         line += f"; patches {self.patches}" if self.patches else ""

@@ -38,7 +38,7 @@ class WeightsSource(os.PathLike[str]):
                 f"unknown position resize rule {self.resize}",
                 suggest_nearest(self.resize, rules) or f"use one of {', '.join(rules)}",
             )
-        if self.source_size is not None and (len(self.sides) not in (1, 2, 3) or min(self.sides) < 1):
+        if self.source_size is not None and (len(self.source_sides) not in (1, 2, 3) or min(self.source_sides) < 1):
             raise UsageError("--source-size takes one number or height and width in pixels, for clips frames first")
 
     def __fspath__(self) -> str:
@@ -48,7 +48,7 @@ class WeightsSource(os.PathLike[str]):
         return self.path
 
     @property
-    def sides(self) -> tuple[int, ...]:
+    def source_sides(self) -> tuple[int, ...]:
         """Return the numbers of `source_size`."""
         return (
             ()
@@ -59,29 +59,31 @@ class WeightsSource(os.PathLike[str]):
         )
 
     @property
-    def fields(self) -> dict[str, Any]:
+    def to_config_fields(self) -> dict[str, Any]:
         """Return the settings as fields of `ViTConfig` by their dotted paths, if they are set."""
         settings: dict[str, Any] = {} if self.resize is None else {"positions.resize": self.resize}
-        image_size = self.sides if len(self.sides) == 3 else (*self.sides[:1], *self.sides[-1:])
+        image_size = (
+            self.source_sides if len(self.source_sides) == 3 else (*self.source_sides[:1], *self.source_sides[-1:])
+        )
         return settings | ({"image": image_size} if image_size else {})
 
     @property
-    def words(self) -> list[str]:
+    def to_command_options(self) -> list[str]:
         """Return the settings as words of a command."""
         arguments = [] if self.resize is None else ["--resize", self.resize]
-        arguments += ["--source-size", *map(str, self.sides)] if self.sides else []
+        arguments += ["--source-size", *map(str, self.source_sides)] if self.source_sides else []
         arguments += ["--native-aspect"] * self.native_aspect
         return arguments + ([] if self.tokens is None else ["--tokens", str(self.tokens)])
 
 
 def get_source_fields(source: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the settings of a source of weights, as fields of `ViTConfig`."""
-    return source.fields if isinstance(source, WeightsSource) else {}
+    return source.to_config_fields if isinstance(source, WeightsSource) else {}
 
 
 def get_source_options(source: str | os.PathLike[str]) -> list[str]:
     """Return the settings of a source of weights, as options of a command."""
-    return source.words if isinstance(source, WeightsSource) else []
+    return source.to_command_options if isinstance(source, WeightsSource) else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +101,7 @@ class WeightsOptions:
     def source(self, path: str) -> str | WeightsSource:
         """Return the weights at a path, with these options."""
         source = WeightsSource(path, self.resize, self.source_size)
-        return source if source.words else path
+        return source if source.to_command_options else path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,4 +119,4 @@ class InferenceWeightsOptions(WeightsOptions):
     def source(self, path: str) -> str | WeightsSource:
         """Return the weights at a path, with these options. Raises UsageError for too few tokens."""
         source = WeightsSource(path, self.resize, self.source_size, self.native_aspect, tokens=self.tokens)
-        return source if source.words else path
+        return source if source.to_command_options else path

@@ -299,7 +299,7 @@ def describe_torch_zip(archive: CheckedZip) -> tuple[Any, int]:
                 f"has the member '{sanitise_name(name)}' compressed, which torch.save does not do",
                 "save it again with torch.save",
             )
-    if f"{folder}byteorder" in archive.members and archive.head(f"{folder}byteorder", 16) != b"little":
+    if f"{folder}byteorder" in archive.members and archive.read_start(f"{folder}byteorder", 16) != b"little":
         reject_weights_file(path, "was written on a machine of the other byte order", SAVE_SAFETENSORS_HINT)
     if archive.members[pickles[0]].file_size > MAX_PICKLE_BYTES:
         reject_weights_file(path, f"has a pickle over {MAX_PICKLE_BYTES:,} bytes", SAVE_WITHOUT_OPTIMIZER_HINT)

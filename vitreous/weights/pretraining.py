@@ -95,7 +95,7 @@ def read_foreign_objective(
     sources = [open_weights_file(path) for path in files]
     locations = locate_tensors(sources)
     for layout in DECODER_LAYOUTS:
-        if layout.sign in locations:
+        if layout.signature in locations:
             return read_mae_decoder(layout, locations, config_json, find().config)
     for objective, heads in DINO_HEAD_PREFIXES.items():
         if f"{heads['head.']}{WEIGHT_NORM_DIRECTION}" in locations:
@@ -113,14 +113,18 @@ def read_mae_decoder(
         for name, location in locations.items()
         if layout.is_decoder_tensor(name) and name != layout.positions
     }
-    expected = {name for _, theirs, _ in layout.groups(config, layout.depth(set(decoder_locations))) for name in theirs}
+    expected = {
+        name
+        for _, theirs, _ in layout.group_tensors(config, layout.count_blocks(set(decoder_locations)))
+        for name in theirs
+    }
     lines = [f"missing {name}" for name in expected - set(decoder_locations)]
     lines += [f"unknown {sanitise_name(name)}" for name in set(decoder_locations) - expected]
     settings = {ours: config_json[theirs] for ours, theirs in HF_DECODER_FIELDS.items() if theirs in config_json}
     if layout.video and not settings.get("normalise", True):
         lines.append("it predicts pixels in 0 .. 1 (norm_pix_loss false)")
     if lines:
-        reject_objective_state(locations[layout.sign][0].path, "a decoder", lines)
+        reject_objective_state(locations[layout.signature][0].path, "a decoder", lines)
     state = layout.read(config, read_located_tensors(decoder_locations))
     return ObjectiveState(layout.configure(get_tensor_shapes(decoder_locations), config) | settings, state)
 
@@ -130,7 +134,7 @@ def read_dino_heads(
 ) -> ObjectiveState:
     """Read the heads of DINO or DINOv2, and a student if there is one."""
     path, selected = sources[0].path, TensorLocations()
-    if STUDENT_KEY in sources[0].others:
+    if STUDENT_KEY in sources[0].other_sections:
         full_file = open_weights_file(path, ALL_SECTIONS)
         locations = locate_tensors([full_file], sources[0].section)
         student = locate_tensors([full_file], STUDENT_KEY)

@@ -57,7 +57,7 @@ def build_hf_videomae_sections(
 
 def build_dino_sections(weights_format: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
     """Build DINO's `checkpoint.pth`, without optimiser state."""
-    student = weights_format.file(config, select_name_prefix(state, "model."))
+    student = weights_format.to_file(config, select_name_prefix(state, "model."))
     teacher_head, head = (write_dino_head(select_name_prefix(state, start)) for start in ("teacher_head.", "head."))
     return {
         STUDENT_KEY: add_name_prefixes({"module.backbone.": student, "module.head.": head}),
@@ -94,9 +94,9 @@ class PretrainingFormat:
 
     objective: str
     encoder: str
-    sections: Callable[[WeightsFormat, ViTConfig, Tensors, Tensors], Sections]
+    build_sections: Callable[[WeightsFormat, ViTConfig, Tensors, Tensors], Sections]
     suffix: str = ".pth"
-    leaves: tuple[str, ...] = ()
+    omitted_prefixes: tuple[str, ...] = ()
     video: bool = False
 
 
@@ -107,7 +107,10 @@ PRETRAINING_FORMATS = {
     "huggingface-videomae": PretrainingFormat("mae", "huggingface", build_hf_videomae_sections, "", video=True),
     "dino": PretrainingFormat("dino", "timm", build_dino_sections),
     "dinov2-teacher": PretrainingFormat(
-        "dinov2", "dinov2", build_dinov2_sections, leaves=("model.", "head.", "patch_head.", "centre", "patch_centre")
+        "dinov2",
+        "dinov2",
+        build_dinov2_sections,
+        omitted_prefixes=("model.", "head.", "patch_head.", "centre", "patch_centre"),
     ),
 }
 
@@ -169,8 +172,8 @@ def write_pretraining(
     """Write encoder and objective state; returns the number of tensors in the file. Raises OSError."""
     config: Any = bundle.model.config
     encoder = get_writable_format(pretraining_format.encoder, config)
-    sections = pretraining_format.sections(
-        encoder, config, encoder.file(config, bundle.model.state_dict()), objective_state.state
+    sections = pretraining_format.build_sections(
+        encoder, config, encoder.to_file(config, bundle.model.state_dict()), objective_state.state
     )
     count = sum(map(len, sections.values()))
     if pretraining_format.suffix:
@@ -189,13 +192,13 @@ def verify_pretraining(
 ) -> None:
     """Read the written file and compare every bit. Raises WeightsError for a difference."""
     settings = {"heads": bundle.model.config.heads} if pretraining_format.suffix else None
-    loaded, loaded_objective = open_weights(path, settings).state(), open_objective_state(path)
+    loaded, loaded_objective = open_weights(path, settings).read_state(), open_objective_state(path)
     expected: dict[str, Tensor] = {
         **bundle.model.state_dict(),
-        **drop_name_prefixes(objective_state.state, pretraining_format.leaves),
+        **drop_name_prefixes(objective_state.state, pretraining_format.omitted_prefixes),
     }
     loaded_state = loaded | drop_name_prefixes(
-        loaded_objective.state if loaded_objective else {}, pretraining_format.leaves
+        loaded_objective.state if loaded_objective else {}, pretraining_format.omitted_prefixes
     )
     different = list(expected.keys() ^ loaded_state.keys())
     different += [

@@ -41,12 +41,12 @@ class PublishedWeights:
     licence: str
     reference: str
     accuracy: float | None = None
-    measure: str = TOP1_METRIC
+    accuracy_note: str = TOP1_METRIC
     digest: str = ""
     resize: str = ""
     share: float | None = None
 
-    def facts(self) -> dict[str, Any]:
+    def get_config_fields(self) -> dict[str, Any]:
         """Return the model settings that the file lacks, as fields of its config."""
         if self.source.startswith("hf:") or self.model.startswith("BiT"):
             return {}  # set in config.json, or the model has no positions
@@ -79,7 +79,7 @@ def deit_weights(name: str, model: str, file: str, accuracy: float, size: int = 
         licence="Apache-2.0",
         reference=reference,
         accuracy=accuracy,
-        measure=TOP1_METRIC,
+        accuracy_note=TOP1_METRIC,
         **facts,
     )
 
@@ -111,7 +111,7 @@ def dino_weights(name: str, model: str, file: str, accuracy: float) -> Published
         licence="Apache-2.0",
         reference=reference,
         accuracy=accuracy,
-        measure=LINEAR_PROBE_METRIC,
+        accuracy_note=LINEAR_PROBE_METRIC,
         **facts,
     )
 
@@ -128,7 +128,7 @@ def dinov2_weights(name: str, model: str, file: str, accuracy: float) -> Publish
         licence="Apache-2.0",
         reference=reference,
         accuracy=accuracy,
-        measure=LINEAR_PROBE_METRIC,
+        accuracy_note=LINEAR_PROBE_METRIC,
         resize=resize,
     )
 
@@ -145,7 +145,7 @@ def mae_weights(name: str, model: str, file: str, accuracy: float, md5: str) -> 
         licence="CC-BY-NC-4.0",
         reference=reference,
         accuracy=accuracy,
-        measure=FINE_TUNED_METRIC,
+        accuracy_note=FINE_TUNED_METRIC,
         **facts,
     )
 
@@ -412,7 +412,7 @@ PUBLISHED_WEIGHTS = (
         licence="CC-BY-NC-4.0",
         reference="MODEL_ZOO.md of MCG-NJU/VideoMAE",
         accuracy=0.809,
-        measure=FINE_TUNED_KINETICS_METRIC,
+        accuracy_note=FINE_TUNED_KINETICS_METRIC,
     ),
 )
 PUBLISHED_BY_NAME = {row.name: row for row in PUBLISHED_WEIGHTS}

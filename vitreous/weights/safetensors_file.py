@@ -107,7 +107,7 @@ def parse_header_json(path: Path, text: bytes) -> dict[str, Any]:
             "save it without its metadata",
         )
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         fields = dict(pairs)
         if len(fields) != len(pairs):
             seen: set[str] = set()
@@ -117,11 +117,13 @@ def parse_header_json(path: Path, text: bytes) -> dict[str, Any]:
             )
         return fields
 
-    def constant(token: str) -> NoReturn:
+    def reject_constant(token: str) -> NoReturn:
         raise ValueError(f"{token} is not a number")
 
     try:
-        header = json.loads(text.decode("utf-8"), object_pairs_hook=unique, parse_constant=constant)
+        header = json.loads(
+            text.decode("utf-8"), object_pairs_hook=reject_duplicate_keys, parse_constant=reject_constant
+        )
     # ValueError: not UTF-8, not JSON, or an integer of thousands of digits
     except (ValueError, RecursionError) as error:
         reject_weights_file(path, f"has a header that is not JSON ({str(error)[:100]})", DOWNLOAD_AGAIN_HINT)

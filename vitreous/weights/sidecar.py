@@ -270,7 +270,8 @@ def parse_preprocessing(
     ValueError."""
     default_preprocess = config.default_preprocess()
     mean, std = PIXEL_STATISTICS[
-        weights_format.pixels(config) or FORMAT_PIXEL_STATISTICS.get(weights_format.name, default_preprocess.pixels)
+        weights_format.get_pixel_scaling(config)
+        or FORMAT_PIXEL_STATISTICS.get(weights_format.name, default_preprocess.pixels)
     ]
     timm_config = get_nested_dict(settings, "pretrained_cfg")
     mean, std = (

@@ -37,7 +37,7 @@ class TensorTransform:
     names."""
 
     into: Callable[[list[Tensor], Any], list[Tensor]]
-    out: Callable[[list[Tensor], Any], list[Tensor]]
+    to_foreign: Callable[[list[Tensor], Any], list[Tensor]]
 
 
 COPY_TRANSFORM = TensorTransform(lambda theirs, c: theirs, lambda ours, c: ours)
@@ -68,8 +68,8 @@ class WeightsFormat:
 
     name: str
     title: str
-    sign: tuple[str, ...]
-    rows: tuple[RenameRule, ...]
+    signature: tuple[str, ...]
+    rules: tuple[RenameRule, ...]
     _: KW_ONLY
     configure: Callable[[Shapes, dict[str, Any]], ModelConfig]
     ignored: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ class WeightsFormat:
     holds: Callable[[Any], bool] = lambda config: True
     suffix: str = ".safetensors"
     prefix: Callable[[Any], str] = lambda config: ""  # prefix of the names when they are written
-    beside: tuple[str, ...] = ()  # prefixes of names that do not get this prefix: heads
+    unprefixed_names: tuple[str, ...] = ()  # prefixes of names that do not get this prefix: heads
     describe: Callable[[Any], dict[str, Any]] | None = None  # builds the config.json of the weights
     file_in_folder: str = "model.safetensors"  # file name in a folder with config.json
     # tensors that its loaders require and our models lack: written as zeros
@@ -87,15 +87,15 @@ class WeightsFormat:
     buffers: Callable[[Any], Tensors] = lambda config: {}
     shaped: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
     sections: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()
-    doubt: Callable[[Any], str] = lambda config: ""
+    excluded_names: tuple[str, ...] = ()
+    describe_ambiguity: Callable[[Any], str] = lambda config: ""
     facts: tuple[str, ...] = ()
     # default pixel statistics of training; None: from the config
-    pixels: Callable[[Any], PixelScaling | None] = lambda config: None
+    get_pixel_scaling: Callable[[Any], PixelScaling | None] = lambda config: None
     # describes assumed settings that files lack, given the names of fields that are set elsewhere
     assumes: Callable[[Any, Container[str]], Iterable[str]] = lambda config, known: ()
 
-    def placed(
+    def group_tensors(
         self, config: ModelConfig, names: Iterable[str]
     ) -> Iterator[tuple[list[str], list[str], TensorTransform]]:
         """Yield our names, theirs and the transform of every group of tensors of a model. Raises LookupError for a
@@ -105,15 +105,15 @@ class WeightsFormat:
         for name in names:
             if name in done:
                 continue
-            rule, placeholders = self.find(name)
+            rule, placeholders = self.find_rule(name)
             ours = [name for name in (template.format(**placeholders) for template in rule.ours) if name in our_names]
             done |= set(ours)
             theirs = rule.theirs(config) if callable(rule.theirs) else rule.theirs
             yield ours, [template.format(**placeholders) for template in theirs], rule.fold
 
-    def find(self, name: str) -> tuple[RenameRule, dict[str, str]]:
+    def find_rule(self, name: str) -> tuple[RenameRule, dict[str, str]]:
         """Return the row of one of our names, and the values of its placeholders."""
-        for rule in self.rows:
+        for rule in self.rules:
             for template in rule.ours:
                 match = compile_name_template(template).fullmatch(name)
                 if match:
@@ -124,38 +124,40 @@ class WeightsFormat:
                     }
         raise LookupError(name)
 
-    def write(self, config: ModelConfig, state: Tensors) -> Tensors:
+    def to_foreign_tensors(self, config: ModelConfig, state: Tensors) -> Tensors:
         """Convert our tensors to theirs, on any device, including meta. Raises LookupError for a tensor that the format
         does not support."""
         tensors: Tensors = {}
-        for ours, theirs, fold in self.placed(config, state):
-            tensors |= zip(theirs, fold.out([state[name] for name in ours], config), strict=True)
+        for ours, theirs, fold in self.group_tensors(config, state):
+            tensors |= zip(theirs, fold.to_foreign([state[name] for name in ours], config), strict=True)
         like = next(iter(state.values()))
         return tensors | {name: like.new_zeros(shape) for name, shape in self.adds(config).items()}
 
-    def file(self, config: ModelConfig, state: Tensors) -> Tensors:
+    def to_file(self, config: ModelConfig, state: Tensors) -> Tensors:
         """Return the converted tensors under their names in a file, each contiguous in memory."""
         start = self.prefix(config)
-        written = {name: self.shaped(name, tensor) for name, tensor in self.write(config, state).items()}
+        written = {name: self.shaped(name, tensor) for name, tensor in self.to_foreign_tensors(config, state).items()}
         return {
-            name if name.startswith(self.beside) else start + name: tensor.contiguous()
+            name if name.startswith(self.unprefixed_names) else start + name: tensor.contiguous()
             for name, tensor in (written | self.buffers(config)).items()
         }
 
-    def read(self, config: ModelConfig, names: Iterable[str], tensors: Tensors) -> Tensors:
+    def to_native_tensors(self, config: ModelConfig, names: Iterable[str], tensors: Tensors) -> Tensors:
         """Convert their tensors to ours, in float32."""
         converted: Tensors = {}
-        for ours, theirs, fold in self.placed(config, names):
+        for ours, theirs, fold in self.group_tensors(config, names):
             group = fold.into([tensors[name].float() for name in theirs], config)
             converted |= {name: tensor.contiguous() for name, tensor in zip(ours, group, strict=True)}
         return converted
 
     def fits(self, names: Container[str], sections: Set[str]) -> bool:
         """Return whether tensor names, and the keys of their state dicts, match the format."""
-        has_signature = all(sign in names for sign in self.sign) and not any(name in names for name in self.without)
+        has_signature = all(sign in names for sign in self.signature) and not any(
+            name in names for name in self.excluded_names
+        )
         return has_signature and (not self.sections or not sections.isdisjoint(self.sections))
 
-    def leaves(self, name: str) -> bool:
+    def is_ignored(self, name: str) -> bool:
         """Return whether one of their tensors is skipped."""
         return any(re.fullmatch(pattern, name) for pattern in self.ignored)
 
@@ -197,7 +199,7 @@ def build_block_rules(
     two layers, `GATED|PLAIN` if the gated MLP has another name; `infix`: the placeholder of blocks with windows.
     """
 
-    def layer(ours: str, name: str, end: str = ".{x}") -> RenameRule:
+    def build_layer_rule(ours: str, name: str, end: str = ".{x}") -> RenameRule:
         gated, _, ungated = name.rpartition("|")
         names = {
             mlp_kind: tuple(f"{theirs}.{layer_name}" + end * ("{x}" not in layer_name) for layer_name in text.split())
@@ -210,13 +212,17 @@ def build_block_rules(
         )
 
     return (
-        layer("attention.norm", norms[0]),
-        layer(f"attention.part{infix}.qkv", qkv),
-        layer(f"attention.part{infix}.out", out),
-        layer("mlp.norm", norms[1]),
-        layer("mlp.part.fc1", mlp[0]),
-        layer("mlp.part.fc2", mlp[1]),
-        *([layer("attention.scale", scales[0], ""), layer("mlp.scale", scales[1], "")] if scales else []),
+        build_layer_rule("attention.norm", norms[0]),
+        build_layer_rule(f"attention.part{infix}.qkv", qkv),
+        build_layer_rule(f"attention.part{infix}.out", out),
+        build_layer_rule("mlp.norm", norms[1]),
+        build_layer_rule("mlp.part.fc1", mlp[0]),
+        build_layer_rule("mlp.part.fc2", mlp[1]),
+        *(
+            [build_layer_rule("attention.scale", scales[0], ""), build_layer_rule("mlp.scale", scales[1], "")]
+            if scales
+            else []
+        ),
     )
 
 
@@ -334,12 +340,12 @@ def build_position_transform(lead: tuple[int, ...] | None) -> TensorTransform:
     """Build the transform of joint positions of prefix and patches, (*lead, S + N, D) or, if `lead` is None, (1, *grid,
     D), to slots and table."""
 
-    def into(theirs: list[Tensor], config: ViTConfig) -> list[Tensor]:
+    def to_native(theirs: list[Tensor], config: ViTConfig) -> list[Tensor]:
         positions, count = theirs[0].reshape(-1, config.width), config.prefix_position_count
         grid = positions[count:].reshape(*config.table_grid, config.width)
         return [positions[:count], grid] if count else [grid]
 
-    def out(ours: list[Tensor], config: ViTConfig) -> list[Tensor]:
+    def to_foreign(ours: list[Tensor], config: ViTConfig) -> list[Tensor]:
         positions = torch.cat([tensor.reshape(-1, config.width) for tensor in ours])
         return [
             positions.reshape(1, *config.table_grid, config.width)
@@ -347,4 +353,4 @@ def build_position_transform(lead: tuple[int, ...] | None) -> TensorTransform:
             else positions.reshape(*lead, -1, config.width)
         ]
 
-    return TensorTransform(into, out)
+    return TensorTransform(to_native, to_foreign)

@@ -86,7 +86,7 @@ def find_blocking_options(name: str, config: ModelConfig) -> list[str]:
         if any(attrgetter(key)(config) != value for key, value in change(config).items())
     ]
 
-    def holds(groups: list[str]) -> bool:
+    def can_write(groups: list[str]) -> bool:
         changed = config
         try:
             options = {key: value for group in groups for key, value in changes[group](config).items()}
@@ -95,10 +95,10 @@ def find_blocking_options(name: str, config: ModelConfig) -> list[str]:
             return False
         return name in find_writable_formats(changed)
 
-    needed = next((differing[: end + 1] for end in range(len(differing)) if holds(differing[: end + 1])), [])
+    needed = next((differing[: end + 1] for end in range(len(differing)) if can_write(differing[: end + 1])), [])
     for group in list(needed):
         smaller = [remaining for remaining in needed if remaining != group]
-        needed = smaller if holds(smaller) else needed
+        needed = smaller if can_write(smaller) else needed
     return [format_option(group, config, changes[group](config)) for group in needed]
 
 

@@ -44,7 +44,7 @@ def test_timing_waits_for_a_gpu_after_twice_as_many_turns_each_time(monkeypatch,
 
 
 FIELD = [
-    Contender("vitreous", "default", partial(steady, rate=300.0), ours=True),
+    Contender("vitreous", "default", partial(steady, rate=300.0), is_ours=True),
     Contender("peer", "default", steady),
     Contender("peer", "best", partial(steady, rate=200.0)),
     Contender("parent", "default", parent),
@@ -69,7 +69,7 @@ def test_whoever_fails_says_why_and_the_others_go_on(lanes):
         "its process ended",
         "RuntimeError: tired",
     ]
-    assert [len(lane.rates) for lane in lanes] == [2, 2, 2, 2, 2, 2, 0, 0, 0]
+    assert [len(lane.throughputs) for lane in lanes] == [2, 2, 2, 2, 2, 2, 0, 0, 0]
     assert all(lane.memory > 10 * 2**20 for lane in lanes[:3])
 
 
@@ -84,7 +84,7 @@ def test_whoever_fails_says_why_and_the_others_go_on(lanes):
 )  # fmt: skip
 def test_a_ratio_is_withheld_where_rounds_differ_more(ours, peer, ratio, reason):
     lanes = [
-        ContenderResult(Contender("vitreous", "default", steady, ours=True), ours),
+        ContenderResult(Contender("vitreous", "default", steady, is_ours=True), ours),
         ContenderResult(Contender("peer", "default", steady), peer),
     ]
     race = report.RaceResult(WORK, lanes, [])
@@ -141,7 +141,7 @@ def bound_of(contender):
     multiplies."""
     if "int8" in contender.settings:
         return 0.2
-    if not contender.ours:  # peers round the residual stream to bfloat16 too
+    if not contender.is_ours:  # peers round the residual stream to bfloat16 too
         return 0.05 if "bf16" in contender.settings else LIMITS["fp32"]
     return LIMITS["fp32" if "fp32" in contender.settings else pick_precision("auto", "cpu")]
 

@@ -184,7 +184,7 @@ def test_near_copies_are_those_of_dedup_where_whole_images_are_alike(tmp_path):
         ("4.png", "other colours.png"),
     }
     assert found == quick
-    every = find_copies([open_data(home).whole], [], within=True, workers=0)["duplicates"]
+    every = find_copies([open_data(home).full_train_split], [], within=True, workers=0)["duplicates"]
     pairs = {(os.path.basename(copy["duplicate_of"]), os.path.basename(copy["path"])) for copy in every}
     assert pairs == quick | {("5.png", "cut to half.png")}
     assert (

@@ -154,7 +154,7 @@ def test_pictures_that_have_nothing_to_do_with_each_other_are_no_copies(make, co
 
 
 def test_drawings_of_the_same_digit_are_no_copies():
-    digits = open_data("digits").whole
+    digits = open_data("digits").full_train_split
     few = digits.take(np.flatnonzero(digits.labels < 2)[:36])
     assert find_copies([few], [], within=True, workers=0)["duplicates"] == []
 
@@ -398,7 +398,7 @@ def test_the_command_writes_the_list_and_the_table_and_says_what_it_compared_wit
     assert json.loads(json.dumps(found)) == found
     assert "tests: test, 2 images" in capsys.readouterr().err
     assert read_exclusion_list(tmp_path / "copies.csv") == {"photos/ant/1.png", "photos/bee/2.png"}
-    assert len(open_data(tmp_path / "rest.csv").whole) == 4
+    assert len(open_data(tmp_path / "rest.csv").full_train_split) == 4
 
 
 def test_a_run_s_features_look_too_and_a_folder_without_classes_will_do(tmp_path, monkeypatch):

@@ -89,14 +89,18 @@ def test_splits_labels_classes_ids_and_pixels_are_kept(photos, tmp_path, form):
             assert np.array_equal(decode_sample(own, row, 3), decode_sample(split, row, 3))
             assert np.array_equal(decode_sample(own, row, 1), decode_sample(split, row, 1))
     assert (
-        len(data.whole) == len(source.whole)
-        and np.bincount(data.whole.labels).tolist() == np.bincount(source.whole.labels).tolist()
+        len(data.full_train_split) == len(source.full_train_split)
+        and np.bincount(data.full_train_split.labels).tolist() == np.bincount(source.full_train_split.labels).tolist()
     )
     if form == "uint8":
         assert names(data.splits["train"]) == names(source.splits["train"], photos)
-        assert sorted(names(data.whole)) == sorted(names(source.whole, photos))
+        assert sorted(names(data.full_train_split)) == sorted(names(source.full_train_split, photos))
         assert data.splits["train"].raw(0).dtype == np.uint8
-        grey = [data.whole.raw(row).ndim for row in range(len(data.whole)) if "grey" in data.whole.name(row)]
+        grey = [
+            data.full_train_split.raw(row).ndim
+            for row in range(len(data.full_train_split))
+            if "grey" in data.full_train_split.name(row)
+        ]
         assert grey == [2]
 
 
@@ -244,7 +248,7 @@ def test_unreadable_images_are_all_named_and_left_out_only_on_request(photos, tm
     assert sorted(os.path.basename(entry["id"]) for entry in bad) == ["3.jpg", "7.jpg"] and all(
         entry["reason"].startswith(entry["id"]) for entry in bad
     )
-    assert len(data.whole) == len(source.whole) - 2
+    assert len(data.full_train_split) == len(source.full_train_split) - 2
     for name, split in source.splits.items():
         readable = [row for row, own in enumerate(names(split, photos)) if own not in {entry["id"] for entry in bad}]
         assert data.splits[name].labels.tolist() == split.labels[readable].tolist()
@@ -279,7 +283,7 @@ def test_a_pack_that_was_killed_anywhere_goes_on_to_the_same_bytes(photos, tmp_p
 
     monkeypatch.setattr(os, "replace", counted)
     monkeypatch.setattr(packing, "require_disk_space", lambda *words: None)
-    decoded, one = [], packing.SampleEncoder.one
+    decoded, one = [], packing.SampleEncoder.encode_sample
     count, stopped = 1, 0
     while True:
         calls.clear()
@@ -295,7 +299,7 @@ def test_a_pack_that_was_killed_anywhere_goes_on_to_the_same_bytes(photos, tmp_p
             patch.setattr(os, "replace", replace)
             patch.setattr(packing, "require_disk_space", lambda *words: None)
             patch.setattr(
-                packing.SampleEncoder, "one", lambda self, sample: decoded.append(sample) or one(self, sample)
+                packing.SampleEncoder, "encode_sample", lambda self, sample: decoded.append(sample) or one(self, sample)
             )
             if (out / ".unfinished" / "plan.json").exists():
                 (out / "shard.part").write_bytes(b"torn")

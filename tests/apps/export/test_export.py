@@ -306,8 +306,10 @@ def test_what_answers_otherwise_is_not_kept_unless_it_may_be(exported_folder, fi
     ],
 )
 def test_the_bounds(agreement, furthest, right, quantised, allowed, kept):
-    found = proof.ExportComparison(100, furthest, agreement, right, rates=(1.0, 1.0), finite=furthest < 9)
-    assert (found.lost(allowed, quantised) == "") is kept
+    found = proof.ExportComparison(
+        100, furthest, agreement, right, images_per_second=(1.0, 1.0), is_finite=furthest < 9
+    )
+    assert (found.get_rejection_reason(allowed, quantised) == "") is kept
 
 
 def test_agreement_counts_answers(exported_folder):
@@ -393,7 +395,7 @@ def test_a_folder_with_other_files_is_never_replaced(exported_folder, tmp_path):
 def test_a_failed_export_leaves_the_earlier_file(exported_folder, tmp_path, monkeypatch):
     made(tmp_path / "run", transformer_config(**SMALL))
     (tmp_path / "run" / "model.pt2").write_text("old")
-    monkeypatch.setattr(proof.ExportComparison, "lost", lambda *parts: "a reason")
+    monkeypatch.setattr(proof.ExportComparison, "get_rejection_reason", lambda *parts: "a reason")
     result = say(
         "export", str(tmp_path / "run"), "--to", "torch", "--images", str(exported_folder / "photos"), "--overwrite"
     )

@@ -48,6 +48,6 @@ def test_pixels_of_another_class_are_counted():
     other[0, :, 0, :4] = other[0, ::-1, 0, :4]
     pictures = VerificationImages(np.zeros((8, 3, 10, 10), np.uint8), None, "pictures")
     proof = compare_outputs(Answering(logits), Answering(other), pictures, task, lambda done: None)
-    assert proof.agreement == pytest.approx(1 - 4 / 800) and proof.furthest == 1 and proof.right is None
-    assert "0.5% of its predictions differ (limit 0.1%)" in proof.lost(None)
-    assert not proof.lost(None, "int8")
+    assert proof.agreement == pytest.approx(1 - 4 / 800) and proof.max_difference == 1 and proof.top1_accuracies is None
+    assert "0.5% of its predictions differ (limit 0.1%)" in proof.get_rejection_reason(None)
+    assert not proof.get_rejection_reason(None, "int8")

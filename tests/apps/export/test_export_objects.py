@@ -102,9 +102,22 @@ def test_objects_that_moved_or_are_missing_are_counted():
 
 
 def test_reasons_against_an_export():
-    proof = ObjectComparison(8, 1000, 999, 0.0, scores=0.0, masks=0.0, rates=(1.0, 1.0), finite=True)
-    assert not proof.lost(None) and "0.1% of the objects differ (limit 0.0%)" in proof.lost(0.0)
-    assert "cannot be verified" in ObjectComparison(8, 0, 0, 0, scores=0, masks=0, rates=(1.0, 1.0), finite=True).lost(
-        None
+    proof = ObjectComparison(
+        8,
+        1000,
+        999,
+        0.0,
+        max_score_difference=0.0,
+        max_mask_difference=0.0,
+        images_per_second=(1.0, 1.0),
+        is_finite=True,
     )
-    assert "not finite" in ObjectComparison(8, 9, 9, 0, scores=0, masks=0, rates=(1.0, 1.0), finite=False).lost(None)
+    assert not proof.get_rejection_reason(
+        None
+    ) and "0.1% of the objects differ (limit 0.0%)" in proof.get_rejection_reason(0.0)
+    assert "cannot be verified" in ObjectComparison(
+        8, 0, 0, 0, max_score_difference=0, max_mask_difference=0, images_per_second=(1.0, 1.0), is_finite=True
+    ).get_rejection_reason(None)
+    assert "not finite" in ObjectComparison(
+        8, 9, 9, 0, max_score_difference=0, max_mask_difference=0, images_per_second=(1.0, 1.0), is_finite=False
+    ).get_rejection_reason(None)

@@ -62,13 +62,13 @@ def test_images_of_any_size(name):
 
 
 def test_a_line_is_shifted_where_more_than_one_window_covers_it():
-    assert lay_out_axis(4, 4, 2, "mask").source.tolist() == [0, 1, 2, 3]
+    assert lay_out_axis(4, 4, 2, "mask").source_indices.tolist() == [0, 1, 2, 3]
     shifted = lay_out_axis(6, 4, 2, "mask")  # filled up to 8 places, then moved by 2
-    assert shifted.source.tolist() == [2, 3, 4, 5, 6, 7, 0, 1] and shifted.back.tolist() == [6, 7, 0, 1, 2, 3]
-    assert shifted.real.tolist() == [True] * 4 + [False] * 2 + [True] * 2
+    assert shifted.source_indices.tolist() == [2, 3, 4, 5, 6, 7, 0, 1] and shifted.back.tolist() == [6, 7, 0, 1, 2, 3]
+    assert shifted.is_token.tolist() == [True] * 4 + [False] * 2 + [True] * 2
     assert shifted.behind.tolist() == [False] * 6 + [True] * 2
     after = lay_out_axis(6, 4, 2, "zeros-after-shift")  # moved by 2 among its own, then filled up
-    assert after.source.tolist() == [2, 3, 4, 5, 0, 1, 6, 7] and after.back.tolist() == [4, 5, 0, 1, 2, 3]
+    assert after.source_indices.tolist() == [2, 3, 4, 5, 0, 1, 6, 7] and after.back.tolist() == [4, 5, 0, 1, 2, 3]
 
 
 @pytest.mark.slow

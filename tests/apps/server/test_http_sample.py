@@ -315,14 +315,14 @@ def slow(place, monkeypatch):
     """A server of a generator that takes 20 ms a step at least, with room for 8 images at a time."""
     predictor = predictor_in(place)
     sampler = predictor.engine.generator.sampler
-    answer = sampler.answer
+    answer = sampler.predict
     with serve_in_thread(predictor, ServerSettings(port=0, quiet=True, limits=ServerLimits(queue=8))) as server:
-        monkeypatch.setattr(sampler, "answer", lambda *given: (time.sleep(0.02), answer(*given))[1])
+        monkeypatch.setattr(sampler, "predict", lambda *given: (time.sleep(0.02), answer(*given))[1])
         yield server, Site(server.address)
 
 
 def busy(server) -> bool:
-    return server.service.batcher.began is not None or server.service.taken > 0
+    return server.service.batcher.batch_start_time is not None or server.service.images_in_flight > 0
 
 
 @pytest.mark.parametrize("headers", [JSON, LINES])
@@ -335,7 +335,7 @@ def test_for_a_client_that_has_left_nothing_is_computed(slow, headers):
             f"POST /v1/sample HTTP/1.1\r\nHost: localhost\r\n{head}Content-Length: {len(body)}\r\n\r\n".encode()
         )
         link.sendall(body)
-        until(lambda: server.service.batcher.began is not None)
+        until(lambda: server.service.batcher.batch_start_time is not None)
         if headers is LINES:
             assert b"preview" in link.recv(65536)
     until(lambda: not busy(server), 5)
@@ -364,18 +364,18 @@ def test_a_full_queue_is_refused_and_a_deadline_holds(slow):
 def test_long_work_that_goes_on_is_not_taken_for_hung(slow, monkeypatch):
     server, site = slow
     sampler, steps = server.service.served.generator.sampler, []
-    answer = sampler.answer
-    monkeypatch.setattr(sampler, "answer", lambda *given: (steps.append(0), answer(*given))[1])
+    answer = sampler.predict
+    monkeypatch.setattr(sampler, "predict", lambda *given: (steps.append(0), answer(*given))[1])
     clock = SimpleNamespace(monotonic=lambda: float(len(steps)))  # a step takes a second, however busy the machine
     monkeypatch.setattr("vitreous.apps.server.batcher.time", clock)
-    server.service.batcher.usual, server.service.batcher.alive = 0.0, 0.0
-    assert ask(site, {"steps": 40})[0] == 200 and server.service.batcher.lost == ""
+    server.service.batcher.batch_seconds, server.service.batcher.alive = 0.0, 0.0
+    assert ask(site, {"steps": 40})[0] == 200 and server.service.batcher.get_failure_reason == ""
     lost, body = [], json.dumps({"steps": 63}).encode()
     with site.connect() as link:
         link.sendall(b"POST /v1/sample HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
         link.sendall(f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
         until(lambda: busy(server))
-        until(lambda: lost.append(server.service.batcher.lost) or not busy(server))
+        until(lambda: lost.append(server.service.batcher.get_failure_reason) or not busy(server))
     assert set(lost) == {""} and len(lost) > 10 and len(steps) >= 100
 
 

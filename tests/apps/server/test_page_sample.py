@@ -125,9 +125,9 @@ def test_what_cannot_be_is_not_asked(server, browser):  # noqa: F811
 def test_images_are_seen_while_they_are_made_and_stop_by_key(place, browser, monkeypatch):  # noqa: F811
     predictor = predictor_in(place)
     sampler = predictor.engine.generator.sampler
-    answer = sampler.answer
+    answer = sampler.predict
     with serve_in_thread(predictor, QUIET) as server:
-        monkeypatch.setattr(sampler, "answer", lambda *given: (time.sleep(0.02), answer(*given))[1])
+        monkeypatch.setattr(sampler, "predict", lambda *given: (time.sleep(0.02), answer(*given))[1])
         visit = Visit(browser, server.address, "phone")
         visit.find("#images-count").fill("3")
         visit.find("#steps").fill("1000")
@@ -145,14 +145,14 @@ def test_images_are_seen_while_they_are_made_and_stop_by_key(place, browser, mon
         visit.see("#outcome", "Stopped at")
         expect(visit.find("#stop")).to_be_hidden()
         expect(visit.find("#make")).to_be_focused()
-        until(lambda: not server.service.taken and server.service.batcher.began is None, 5)
+        until(lambda: not server.service.images_in_flight and server.service.batcher.batch_start_time is None, 5)
         visit.leave()
 
 
 def test_a_failure_while_images_are_made_is_reported(place, browser, monkeypatch):  # noqa: F811
     predictor = predictor_in(place)
     sampler = predictor.engine.generator.sampler
-    answer, broken = sampler.answer, []
+    answer, broken = sampler.predict, []
 
     def fail_later(*given):
         time.sleep(0.02)
@@ -161,7 +161,7 @@ def test_a_failure_while_images_are_made_is_reported(place, browser, monkeypatch
         return answer(*given)
 
     with serve_in_thread(predictor, QUIET) as server:
-        monkeypatch.setattr(sampler, "answer", fail_later)
+        monkeypatch.setattr(sampler, "predict", fail_later)
         visit = Visit(browser, server.address)
         visit.find("#images-count").fill("3")
         visit.find("#steps").fill("1000")

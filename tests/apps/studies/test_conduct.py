@@ -175,7 +175,7 @@ def test_a_cell_begins_from_the_run_of_its_seed(toy, tmp_path, monkeypatch):
     def chained(setting):
         first = replace(position_cells(setting)[0], axis_values=())
         then = {"settings": {"objective.patch_dropout": "0.0"}}
-        second = StudyCell(("1-D", "input"), update_options(first.options, lr=1e-4), after={"init": first}, then=then)
+        second = StudyCell(("1-D", "input"), update_options(first.options, lr=1e-4), parents={"init": first}, then=then)
         return (second,)
 
     monkeypatch.setitem(registry.STUDIES, "toy", replace(toy, cells=chained))
@@ -196,8 +196,8 @@ def test_shares_are_of_every_class_and_lie_in_one_another(tmp_path):
         assert (counts == np.maximum(1, np.round(share * whole))).all()
     data = make_folder(tmp_path / "photos", {"train": 10, "val": 2})
     factory = RunFactory(SharedRunOptions(str(data), tmp_path / "runs", device="cpu"), conduct.NullListener())
-    cell = replace(position_cells(StudySetting(SCALES["small"], factory.side()))[1], share=0.5)
-    assert len(factory.make(cell, 0).inputs.train) == 15 and factory.make(cell, 0).run.data.images == 15
+    cell = replace(position_cells(StudySetting(SCALES["small"], factory.get_image_size()))[1], share=0.5)
+    assert len(factory.make_run(cell, 0).inputs.train) == 15 and factory.make_run(cell, 0).run.data.images == 15
 
 
 def test_a_run_has_one_key_wherever_data_and_store_lie(tmp_path):
@@ -205,23 +205,23 @@ def test_a_run_has_one_key_wherever_data_and_store_lie(tmp_path):
     for home in ("here", "there"):
         factory = RunFactory(SharedRunOptions("digits", tmp_path / home, device="cpu"), conduct.NullListener())
         cell = replace(position_cells(StudySetting(SCALES["small"], 8))[1], share=0.5)
-        keys.append([factory.make(cell, seed).folder.path.name for seed in (0, 1)])
+        keys.append([factory.make_run(cell, seed).folder.path.name for seed in (0, 1)])
     assert keys[0] == keys[1] and len(set(keys[0])) == 2
 
 
 def test_judging_takes_little_beside_training(tmp_path):
     factory = RunFactory(SharedRunOptions("digits", tmp_path, device="cpu"), conduct.NullListener())
     cell = position_cells(StudySetting(SCALES["small"], 8))[1]
-    judged = len(factory.make(cell, 0).opened.splits["val"])
+    judged = len(factory.make_run(cell, 0).data.splits["val"])
     periods = {}
     for steps in (6, 60, 600):
         options = replace(cell.options, steps=steps, batch_size=32)
-        run = factory.make(replace(cell, options=options), 0).run
+        run = factory.make_run(replace(cell, options=options), 0).run
         assert run.total == steps * 32 and run.steps == steps
         periods[steps] = run.evaluate_every
         assert (-(-steps // run.evaluate_every) - 1) * judged <= run.total / 4
         for more in ({"keep_best": True}, {"evaluate_every": steps // 6}):
-            as_asked = factory.make(replace(cell, options=replace(options, **more)), 0).run
+            as_asked = factory.make_run(replace(cell, options=replace(options, **more)), 0).run
             assert as_asked.evaluate_every == max(1, steps // (20 if "keep_best" in more else 6))
     assert periods == {6: 6, 60: 60, 600: 100} and judged > 400
 
@@ -234,7 +234,7 @@ def test_every_study_has_its_reference_and_no_cell_twice(name, scale):
     seen = list(study.list_table_cells(made))
     assert len(seen) == len(set(seen)) and one.differs and one.question.endswith("?")
     assert {*one.series} <= {*one.axes}
-    if one.measure is None:
+    if one.run_measure is None:
         assert all(len(place) == len(one.axes) for place in seen)
         assert {one.get_reference(place) for place in seen} <= set(seen)
     assert scale != "published" or {place[: len(seen[0])] for place in one.published.values} <= set(seen)
@@ -244,9 +244,9 @@ def test_every_study_has_its_reference_and_no_cell_twice(name, scale):
 def test_every_run_of_a_study_can_be_made(name, tmp_path):
     sources = resolve_study_data(STUDIES[name], "digits", (), tmp_path / "sets")
     factory = RunFactory(SharedRunOptions(sources.data, tmp_path, device="cpu"), conduct.NullListener())
-    asked = StudySetting(SCALES["small"], 8, sources.others)
-    made = [factory.make(cell, 0) for cell in order_with_parents(STUDIES[name].cells(asked))]
-    tags = [one.folder.path for one in made if not one.cell.after]
+    asked = StudySetting(SCALES["small"], 8, sources.other_datasets)
+    made = [factory.make_run(cell, 0) for cell in order_with_parents(STUDIES[name].cells(asked))]
+    tags = [one.folder.path for one in made if not one.cell.parents]
     assert len(set(tags)) == len(tags)
 
 
@@ -255,7 +255,7 @@ def test_the_list_counts_every_scale():
     assert [one["name"] for one in listed] == list(STUDIES)
     for one in listed:
         small, gpu, published = one["scales"]
-        trained = STUDIES[one["name"]].trained
+        trained = STUDIES[one["name"]].trains_models
         assert 0 < small["exaflops"] < gpu["exaflops"] < published["exaflops"] if trained else published["runs"] == 0
 
 

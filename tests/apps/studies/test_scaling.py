@@ -49,7 +49,7 @@ def test_runs_without_noise_give_the_very_law():
 def test_runs_that_are_held_out_are_predicted():
     fit = fit_law(*runs(1), hold_out=0.25, draws=60)
     assert len(fit.held_out) == 9 and fit.largest_error < 0.05
-    value, low, high = fit.predicted(1e9, 1e9)
+    value, low, high = fit.predict_with_interval(1e9, 1e9)
     assert low <= LAW.loss(np.array(1e9), np.array(1e9)) <= high and low < value < high
 
 

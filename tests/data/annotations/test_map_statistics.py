@@ -145,6 +145,6 @@ def test_shares_are_of_labelled_pixels_and_weights_those_of_enet():
     half = np.zeros((10, 10), np.uint8)
     half[:5] = 255
     half[5, :5] = 2
-    assert statistics([half] * 3, ("a", "b", "c")).shares == (0.9, 0.0, 0.1)
-    assert statistics([], ("a", "b")).shares == (0.0, 0.0)
+    assert statistics([half] * 3, ("a", "b", "c")).class_shares == (0.9, 0.0, 0.1)
+    assert statistics([], ("a", "b")).class_shares == (0.0, 0.0)
     assert compute_class_weights((0.9, 0.0, 0.1)) == (1.533, 50.5, 8.824)

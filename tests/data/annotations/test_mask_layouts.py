@@ -82,7 +82,7 @@ def test_of_several_files_of_an_image_the_class_numbers_are_read(tmp_path):
         for word in ("color", "instanceIds"):
             place = tmp_path / f"gtFine/train/a/a_{number}_gtFine_{word}.png"
             Image.fromarray(np.full((24, 32), 7, np.uint8)).save(place)
-    split = open_data(tmp_path).whole
+    split = open_data(tmp_path).full_train_split
     np.testing.assert_array_equal(split.target(0).classes, scene(0)[1])
 
 
@@ -192,6 +192,6 @@ def test_exact_names_come_first(tmp_path):
     write_maps(tmp_path, 2)
     for folder in ("images", "masks"):
         (tmp_path / folder / "1.png").rename(tmp_path / folder / "0_gt.png")
-    split = open_data(tmp_path).whole
+    split = open_data(tmp_path).full_train_split
     assert [Path(split.path(row)).name for row in range(2)] == ["0.png", "0_gt.png"]
     np.testing.assert_array_equal(split.target(1).classes, scene(1)[1])

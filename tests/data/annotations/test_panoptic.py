@@ -78,7 +78,7 @@ def test_one_file_is_read_and_instances_lead_where_both_are_there(tmp_path):
     home = write_panoptic(tmp_path)
     place = home / "annotations" / "panoptic_train2017.json"
     alone = open_data(str(place))
-    whole = alone.whole if alone.whole is not None else alone.split("train")
+    whole = alone.full_train_split if alone.full_train_split is not None else alone.split("train")
     assert len(whole) == SPLITS["train"]
     assert whole.target(0).class_map().max() == 2
     for split in SPLITS:

@@ -53,16 +53,16 @@ def build_matmul_step(work: Workload, precision: str) -> BenchmarkStep:
     )
 
     @torch.inference_mode()
-    def turn() -> float:
+    def run_step() -> float:
         run()
         return operations
 
-    return turn
+    return run_step
 
 
 def vitreous_contender(settings: str, build: Callable[..., BenchmarkStep], **options: object) -> Contender:
     """Return a contender of ours."""
-    return Contender("vitreous", settings, partial(build, **options), ours=True)
+    return Contender("vitreous", settings, partial(build, **options), is_ours=True)
 
 
 def peer_contender(
@@ -95,8 +95,8 @@ def inference_contenders(device: str) -> list[Contender]:
         int8 = partial(ours.build_inference_step, engine="openvino", precision="int8")
         openvino = partial(ours.build_inference_step, engine="openvino")
         table += [
-            Contender("vitreous", "--engine openvino", openvino, "openvino", ours=True),
-            Contender("vitreous", "--engine openvino --precision int8", int8, "nncf", ours=True),
+            Contender("vitreous", "--engine openvino", openvino, "openvino", is_ours=True),
+            Contender("vitreous", "--engine openvino --precision int8", int8, "nncf", is_ours=True),
             peer_contender("onnxruntime", "fp32, by hand", models.build_onnxruntime_step, "onnxscript"),
             peer_contender(
                 "onnxruntime", "int8 dynamic, by hand", models.build_onnxruntime_step, "onnxscript", quantised=True

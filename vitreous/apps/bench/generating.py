@@ -68,8 +68,8 @@ def build_dit_sampling_step(work: Workload, precision: str = "auto") -> Benchmar
     )
     labels, image_indices = torch.arange(work.batch_size) % config.classes, torch.arange(work.batch_size)
 
-    def turn() -> float:
+    def run_step() -> float:
         sampler.sample(labels, image_indices, SamplingOptions(GUIDANCE_SCALE, steps=SAMPLING_STEPS))
         return work.batch_size
 
-    return turn
+    return run_step

@@ -83,16 +83,16 @@ def build_inference_step(
     else:
         model_engine = make_engine(*build_random_classifier(work), InferenceOptions(work.device, precision, engine))
 
-    def turn() -> float:
+    def run_step() -> float:
         model_engine(pixels)
         return work.batch_size
 
     @torch.inference_mode()
-    def exact() -> np.ndarray:
+    def compute_reference_logits() -> np.ndarray:
         model, preprocess = build_random_classifier(work)
         return model.eval()(preprocess.normalise(pixels)).numpy()
 
-    return LogitsStep(turn, lambda: model_engine(pixels).numpy(), exact)
+    return LogitsStep(run_step, lambda: model_engine(pixels).numpy(), compute_reference_logits)
 
 
 def build_train_step(
@@ -111,10 +111,10 @@ def build_train_step(
     flat_parameters = FlatParameters(
         objective, dtype, device, shards=shards or choose_shard_count(work.device, work.batch_size)
     )
-    if work.compiles if compiled is None else compiled:
+    if work.uses_compile if compiled is None else compiled:
         compile_blocks(objective)
     optimizers, compute = FlatOptimizer(OptimizerConfig(), flat_parameters), Shards(objective, flat_parameters)
-    if work.compiles:
+    if work.uses_compile:
         compute.on_host = False
         compute.captured = CudaGraphRunner(device) if graphs else None
     images = torch.randn(work.batch_size, 3, work.image_size, work.image_size, device=device).to(dtype)
@@ -129,7 +129,7 @@ def make_batch_step(
     """Return training steps on one batch (B, ...) of `images` images: forward, backward, clipping,
     optimiser, working copy."""
 
-    def turn() -> float:
+    def run_step() -> float:
         flat_parameters.zero()
         compute.backward(batch, 1.0)
         flat_parameters.collect()
@@ -138,7 +138,7 @@ def make_batch_step(
         flat_parameters.sync(1)
         return images
 
-    return turn
+    return run_step
 
 
 def build_predict_step(work: Workload, precision: Precision = "auto", exact: bool = False) -> BenchmarkStep:
@@ -148,10 +148,10 @@ def build_predict_step(work: Workload, precision: Precision = "auto", exact: boo
         Bundle(model, Classification(tuple(map(str, range(NUM_CLASSES)))), preprocess).save(Path(scratch) / "model")
         predictor = load(Path(scratch) / "model", InferenceOptions(work.device, precision), exact=exact)
 
-    def turn() -> float:
+    def run_step() -> float:
         return len(predictor.predict(files))
 
-    return turn
+    return run_step
 
 
 def build_loader_step(
@@ -167,12 +167,12 @@ def build_loader_step(
     loader = TrainLoader(
         split, preprocess, Augment(crop=(0.08, 1.0), flip=0.5), 0, workers=default_worker_count(), exact=exact
     )
-    batches = loader.batches(0, 20_000 * work.batch_size, work.batch_size)
+    batches = loader.iterate_batches(0, 20_000 * work.batch_size, work.batch_size)
 
-    def turn(keep_alive: object = scratch) -> float:
+    def run_step(keep_alive: object = scratch) -> float:
         return len(preprocess.normalise(next(batches)["images"]))
 
-    return turn
+    return run_step
 
 
 def open_photographs(work: Workload, form: Literal["tar", "uint8"] | None) -> tuple[Split, object]:
@@ -210,15 +210,15 @@ def build_decode_step(work: Workload) -> BenchmarkStep:
     ]
     pool, cores = ThreadPoolExecutor(default_worker_count()), default_worker_count()
 
-    def pixels(file: tuple[bytes, tuple[int, int, int] | None]) -> None:
+    def decode_image(file: tuple[bytes, tuple[int, int, int] | None]) -> None:
         content, shape = file
         _ = decode_to_pillow(content) if shape is None else get_jpeg_decoder()(content, shape, 1)
 
-    def turn() -> float:
-        list(pool.map(pixels, files * cores))
+    def run_step() -> float:
+        list(pool.map(decode_image, files * cores))
         return len(files) * cores
 
-    return turn
+    return run_step
 
 
 def read_jpeg_shape(content: bytes) -> tuple[int, int, int] | None:
@@ -236,9 +236,9 @@ def build_memory_loader_step(work: Workload) -> BenchmarkStep:
     split = ArraySplit(pixels.numpy(), np.zeros(CIFAR_IMAGES, dtype=np.int64))
     preprocess = ImagePreprocess((image_size, image_size), mean=IMAGENET_MOMENTS[0], std=IMAGENET_MOMENTS[1])
     loader = TrainLoader(split, preprocess, Augment(shift=0.125, border="zeros", flip=0.5), 0, cached=pixels)
-    batches = loader.batches(0, 10**9, work.batch_size)
+    batches = loader.iterate_batches(0, 10**9, work.batch_size)
 
-    def turn() -> float:
+    def run_step() -> float:
         return len(preprocess.normalise(next(batches)["images"]))
 
-    return turn
+    return run_step

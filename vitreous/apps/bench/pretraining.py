@@ -91,15 +91,15 @@ def make_objective_step(
     float32; on a GPU with `compiled` blocks and CUDA graphs, as `train` has it."""
     num_shards = choose_shard_count(work.device, work.batch_size) if objective.config.splittable else 1
     flat_parameters = FlatParameters(objective, dtype, torch.device(work.device), shards=num_shards)
-    if work.compiles if compiled is None else compiled:
+    if work.uses_compile if compiled is None else compiled:
         compile_blocks(objective)
     optimizers, compute = FlatOptimizer(optimizer, flat_parameters), Shards(objective, flat_parameters)
-    if work.compiles:
+    if work.uses_compile:
         compute.on_host = False
         compute.captured = CudaGraphRunner(work.device) if objective.capturable and graphs else None
     batch["positions"] = batch["samples"] = torch.arange(work.batch_size)
 
-    def turn() -> float:
+    def run_step() -> float:
         with torch.no_grad():
             prepared = objective.prepare(batch, TrainingProgress())
         flat_parameters.zero()
@@ -112,4 +112,4 @@ def make_objective_step(
             objective.after_step(TrainingProgress())
         return work.batch_size
 
-    return turn
+    return run_step

@@ -31,9 +31,9 @@ class ContenderResult:
     """
 
     contender: Contender
-    rates: list[float] = field(default_factory=list)
-    ready: float = 0.0
-    first: float = 0.0
+    throughputs: list[float] = field(default_factory=list)
+    build_seconds: float = 0.0
+    warmup_seconds: float = 0.0
     _: KW_ONLY
     memory: int = 0
     error: float | None = None
@@ -43,7 +43,7 @@ class ContenderResult:
     @property
     def median(self) -> float:
         """Return the median of the rounds."""
-        return statistics.median(self.rates)
+        return statistics.median(self.throughputs)
 
 
 def run_race(
@@ -65,12 +65,12 @@ def run_race(
         for lane in lanes:
             pipe, child_pipe = context.Pipe()
             process = context.Process(target=run_contender_process, args=(child_pipe, lane.contender, work))
-            with nullcontext() if lane.contender.ours else restore_default_spinning():
+            with nullcontext() if lane.contender.is_ours else restore_default_spinning():
                 process.start()
             child_pipe.close()
             pipes.append(pipe)
             processes.append(process)
-            lane.ready, lane.first = request_contender(lane, pipe, None) or (0.0, 0.0)
+            lane.build_seconds, lane.warmup_seconds = request_contender(lane, pipe, None) or (0.0, 0.0)
         for round_ in range(1 + timing.rounds):
             for lane, pipe in zip(lanes, pipes, strict=True):
                 response = (
@@ -80,7 +80,7 @@ def run_race(
                 )
                 if response and round_:
                     units, elapsed, lane.memory = response
-                    lane.rates.append(units / elapsed)
+                    lane.throughputs.append(units / elapsed)
                 on_round(round_, lane.contender.label)
                 time.sleep(CONTENDER_PAUSE)
         for lane, pipe in zip(lanes, pipes, strict=True):  # at the end, because it needs memory

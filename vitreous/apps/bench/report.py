@@ -46,30 +46,31 @@ REPORTED_PACKAGES += ("pillow", "simplejpeg", "webdataset", "datasets")
 class RaceResult:
     """A workload with the results of its contenders, and of the peak measurements."""
 
-    work: Workload
+    workload: Workload
     lanes: list[ContenderResult]
     peaks: list[ContenderResult]
 
-    def base(self) -> ContenderResult | None:
+    def get_baseline(self) -> ContenderResult | None:
         """Return the baseline of ratios: the first peer's default, else our default."""
-        measured_lanes = [lane for lane in self.lanes if lane.rates]
+        measured_lanes = [lane for lane in self.lanes if lane.throughputs]
         return next(
-            (lane for lane in measured_lanes if not lane.contender.ours), measured_lanes[0] if measured_lanes else None
+            (lane for lane in measured_lanes if not lane.contender.is_ours),
+            measured_lanes[0] if measured_lanes else None,
         )
 
     def fraction(self, lane: ContenderResult) -> float | None:
         """Return the share of the highest peak of the same race, in matrix products, or in images for loaders."""
-        limit = max((peak.median for peak in self.peaks if peak.rates), default=0.0)
+        limit = max((peak.median for peak in self.peaks if peak.throughputs), default=0.0)
         if not limit:
             return None
-        if self.work.task in PRETRAINING_CONFIGS:
-            return lane.median * count_sample_flops(self.work) / limit
-        passes = FORWARD_PASSES_PER_IMAGE[self.work.task]
+        if self.workload.task in PRETRAINING_CONFIGS:
+            return lane.median * count_sample_flops(self.workload) / limit
+        passes = FORWARD_PASSES_PER_IMAGE[self.workload.task]
         if not passes:
             return lane.median / limit
-        config = config_from_name(self.work.model, self.work.image_size)
+        config = config_from_name(self.workload.model, self.workload.image_size)
         # only vitreous skips the unused part of the last block
-        cost = config.computed_macs() if lane.contender.ours else config.macs()
+        cost = config.computed_macs() if lane.contender.is_ours else config.macs()
         return lane.median * passes * 2 * cost / limit
 
 
@@ -78,7 +79,7 @@ def races_to_json(races: list[RaceResult]) -> dict[str, Any]:
     peaks: dict[str, list[float]] = {}
     for race in races:
         for lane in race.peaks:
-            peaks.setdefault(lane.contender.settings, []).extend(lane.rates)
+            peaks.setdefault(lane.contender.settings, []).extend(lane.throughputs)
     medians = {name: statistics.median(rates) for name, rates in peaks.items() if rates}
     return {
         "hardware": describe_hardware(),
@@ -90,23 +91,23 @@ def races_to_json(races: list[RaceResult]) -> dict[str, Any]:
 
 def race_to_records(race: RaceResult) -> list[dict[str, Any]]:
     """Return a row for each contender; a failed one has its reason and no metrics."""
-    base, work = race.base(), race.work
+    base, work = race.get_baseline(), race.workload
     shared = {"task": work.task, "model": work.model, "image_size": work.image_size, "batch_size": work.batch_size}
     return [
         shared
         | {
             "contender": lane.contender.name,
             "settings": lane.contender.settings,
-            "images_per_second": lane.median if lane.rates else None,
-            "images_per_second_range": [min(lane.rates), max(lane.rates)] if lane.rates else None,
+            "images_per_second": lane.median if lane.throughputs else None,
+            "images_per_second_range": [min(lane.throughputs), max(lane.throughputs)] if lane.throughputs else None,
             "ratio": compute_throughput_ratio(lane, base)[0],
             "ratio_omitted_reason": compute_throughput_ratio(lane, base)[1],
             "ratio_baseline": base.contender.label if base else None,
-            "fraction_of_peak": race.fraction(lane) if lane.rates else None,
-            "peak_memory_bytes": lane.memory if lane.rates else None,
+            "fraction_of_peak": race.fraction(lane) if lane.throughputs else None,
+            "peak_memory_bytes": lane.memory if lane.throughputs else None,
             "logit_error": lane.error,
-            "build_seconds": lane.ready,
-            "first_call_seconds": lane.first,
+            "build_seconds": lane.build_seconds,
+            "first_call_seconds": lane.warmup_seconds,
             "profile": asdict(lane.profile) if lane.profile else None,
             "failure": lane.failure,
         }
@@ -117,13 +118,13 @@ def race_to_records(race: RaceResult) -> list[dict[str, Any]]:
 def compute_throughput_ratio(lane: ContenderResult, base: ContenderResult | None) -> tuple[float | None, str | None]:
     """Return the ratio of two medians, or None and the reason for withholding it: the rounds of one contender differ by
     more than MAX_SPREAD, or by more than the contenders differ."""
-    if base is None or not lane.rates or not base.rates:
+    if base is None or not lane.throughputs or not base.throughputs:
         return None, None
     if lane is base:
         return 1.0, None
     ratio = lane.median / base.median
     spread, noisiest_label = max(
-        (max(result.rates) / min(result.rates), result.contender.label) for result in (lane, base)
+        (max(result.throughputs) / min(result.throughputs), result.contender.label) for result in (lane, base)
     )
     if spread > MAX_SPREAD:
         return None, f"rounds of {noisiest_label} differ by a factor of {spread:.1f}"
@@ -201,7 +202,7 @@ def format_peaks(peaks: dict[str, float]) -> str:
 def render_race_markdown(races: list[RaceResult], command: str, rounds: int) -> str:
     """Render the page for `--out`."""
     facts = races_to_json(races)
-    tasks = ", ".join(dict.fromkeys(race.work.task for race in races))
+    tasks = ", ".join(dict.fromkeys(race.workload.task for race in races))
     peaks = format_peaks(facts["peak_throughput"])
     medians = f"Medians of {rounds} alternating rounds, every contender in a separate process. {peaks}"
     lines = [
@@ -214,9 +215,16 @@ def render_race_markdown(races: list[RaceResult], command: str, rounds: int) -> 
     if any(lane.error is not None for race in races for lane in race.lanes):
         lines += ["Logit error: relative L2 error to PyTorch in float32, with the same random weights and images.", ""]
     for race in races:
-        base, (head, body) = race.base(), format_race_table(race)
+        base, (head, body) = race.get_baseline(), format_race_table(race)
         ratios = f"Ratios are to {base.contender.label}." if base else "No contender could run."
-        lines += [f"## {race.work.title()}", "", ratios, "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+        lines += [
+            f"## {race.workload.title()}",
+            "",
+            ratios,
+            "",
+            "| " + " | ".join(head) + " |",
+            "|" + "---|" * len(head),
+        ]
         lines += ["| " + " | ".join(row) + " |" for row in body] + [""]
         lines += [f"{line[:1].upper()}{line[1:]}.\n" for line in describe_withheld_ratios(race)]
         if any(lane.profile for lane in race.lanes):
@@ -248,6 +256,6 @@ def describe_packages() -> str:
 
 def make_report_name(races: list[RaceResult]) -> str:
     """Return a name such as `2026-11-21-inference-amd-epyc-avx2-2-threads.md`."""
-    tasks = "-".join(dict.fromkeys(race.work.task for race in races))
+    tasks = "-".join(dict.fromkeys(race.workload.task for race in races))
     hardware_slug = re.sub(r"[^a-z0-9]+", "-", describe_hardware().lower()).strip("-")
     return f"{time.strftime('%Y-%m-%d')}-{tasks}-{hardware_slug}.md"

@@ -74,10 +74,10 @@ def run_benchmarks(
             )
         limits = list_limit_contenders(work.task, device)
 
-        def tell(done: int, label: str, work: Workload = work) -> None:
+        def report_round(done: int, label: str, work: Workload = work) -> None:
             on_round(work.title(), done, timing.rounds, label)
 
-        lanes = run_race(work, [*limits, *selected], timing, tell)
+        lanes = run_race(work, [*limits, *selected], timing, report_round)
         races.append(RaceResult(work, lanes[len(limits) :], lanes[: len(limits)]))
     return races
 

@@ -28,7 +28,7 @@ class Workload:
     images: str | None = None
 
     @property
-    def compiles(self) -> bool:
+    def uses_compile(self) -> bool:
         """Whether `train` would compile the blocks of the model on this device in a long run."""
         return self.device.startswith("cuda")
 
@@ -59,19 +59,19 @@ class LogitsStep:
     `exact` returns PyTorch's float32 outputs for the same images and weights; both return (B, K).
     """
 
-    turn: BenchmarkStep
-    answers: Callable[[], np.ndarray]
-    exact: Callable[[], np.ndarray]
+    step: BenchmarkStep
+    compute_logits: Callable[[], np.ndarray]
+    compute_reference_logits: Callable[[], np.ndarray]
 
     def __call__(self) -> float:
         """Run one step."""
-        return self.turn()
+        return self.step()
 
     def error(self) -> float | None:
         """Return |outputs - exact| / |exact|; None if exact logits are zero, as for some new heads."""
-        exact = self.exact().astype(np.float64)
+        exact = self.compute_reference_logits().astype(np.float64)
         length = float(np.linalg.norm(exact))
-        return float(np.linalg.norm(self.answers() - exact)) / length if length else None
+        return float(np.linalg.norm(self.compute_logits() - exact)) / length if length else None
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Contender:
     build: Callable[[Workload], BenchmarkStep]
     needs: str = "torch"
     _: KW_ONLY
-    ours: bool = False
+    is_ours: bool = False
 
     @property
     def label(self) -> str:

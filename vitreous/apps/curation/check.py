@@ -72,15 +72,15 @@ def check_dataset(
         else (partial(survey_images, form=form), partial(read_image_views, form=form))
     )
 
-    def report(done: int) -> None:
+    def report_progress(done: int) -> None:
         throughput = done / (time.perf_counter() - started)
         progress("check", done, len(pool), f"{throughput:.1f} clips/s" if clips else f"{throughput:.0f} images/s")
 
-    def compare(done: int, total: int) -> None:
+    def report_comparison(done: int, total: int) -> None:
         progress("compare", done, total, "")
 
     records, reasons = scan_samples(
-        pool, range(len(pool)), job=survey_job, workers=workers, progress=report, slow=clips
+        pool, range(len(pool)), job=survey_job, workers=workers, progress=report_progress, slow=clips
     )
     if clips:
         probed_records = records[: min(len(pool.splits[0]), MAX_PROBED_IMAGES)]
@@ -103,7 +103,7 @@ def check_dataset(
     near_copies = (
         []
         if form and form[1] == SIGNAL
-        else group_near_copies(pool, records, job=view_job, workers=workers, progress=compare, slow=clips)
+        else group_near_copies(pool, records, job=view_job, workers=workers, progress=report_comparison, slow=clips)
     )
     document = summarise_dataset(
         subject, records, reasons=reasons, near_copies=near_copies, image_size=input_size, groups=groups

@@ -90,8 +90,8 @@ def convert_annotations(data: Data, out: Path, to: str, listener: ProgressListen
 def get_annotated_splits(data: Data) -> dict[str, AnnotatedSplit]:
     """Return the stored splits, without a drawn `val`. Raises DataError for data without annotations."""
     splits: dict[str, Split] = dict(data.splits)
-    if data.whole is not None:
-        splits = {name: split for name, split in splits.items() if name != "val"} | {"train": data.whole}
+    if data.full_train_split is not None:
+        splits = {name: split for name, split in splits.items() if name != "val"} | {"train": data.full_train_split}
     annotated = {name: split for name, split in splits.items() if isinstance(split, AnnotatedSplit)}
     if len(annotated) < len(splits):
         hint = "use COCO, VOC, YOLO or LabelMe data, images with masks, or a CSV file of boxes"

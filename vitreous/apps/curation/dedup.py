@@ -156,7 +156,7 @@ def fingerprint_images(
         fields = [*fields, ("fed", preprocess.array_dtype.str, (preprocess.channels, *preprocess.image))]
     records = np.zeros(len(samples), fields)
 
-    def read(pool: ConcatenatedSplits, sample: int, record: Any) -> None:
+    def fingerprint_image(pool: ConcatenatedSplits, sample: int, record: Any) -> None:
         raw, name = pool.raw(sample), pool.name(sample)
         image = decode_to_pillow(raw, 3, name)
         if preprocess is not None:
@@ -164,7 +164,7 @@ def fingerprint_images(
         record["content"], record["pixels"] = digest_content(raw), digest_content(np.asarray(image))
         record["view"] = make_grey_view(image, VIEW_SIZE)
 
-    return records, fill_records(records, pool, samples, read)
+    return records, fill_records(records, pool, samples, fingerprint_image)
 
 
 def read_fingerprints(

@@ -112,7 +112,7 @@ def pack_dataset(
         **asdict(plan),
         "reading_instructions": READING_INSTRUCTIONS[plan.form],
         "multilabel": data.multilabel,
-        "has_drawn_splits": data.whole is not None,
+        "has_drawn_splits": data.full_train_split is not None,
         "splits": records,
         "classes": list(data.classes),
         "titles": data.titles,
@@ -215,7 +215,7 @@ class PackEncoding:
         """Return the plan, which determines the bytes."""
         return self.reader.plan
 
-    def samples(self, start: int) -> Generator[tuple[int, StoredImage | DataError]]:
+    def iterate_samples(self, start: int) -> Generator[tuple[int, StoredImage | DataError]]:
         """Yield samples from `start` on, in order; an unreadable image is a DataError. Raises
         ResourceError for a lost worker."""
         stop = len(self.reader.split)
@@ -257,7 +257,7 @@ def pack_split(
         write_recorded_file(out / UNFINISHED_FOLDER / f"{path.name}.json", json.dumps(state).encode())
         shards.append(record)
 
-    with closing(encoding.samples(next_sample)) as stream:
+    with closing(encoding.iterate_samples(next_sample)) as stream:
         for sample, stored in stream:
             if isinstance(stored, StoredImage):
                 item = sample, stored, split.labels[sample], strip_data_folder(data, split.name(sample))

@@ -106,11 +106,11 @@ class SampleEncoder:
 
     def __getitem__(self, sample: int) -> tuple[int, StoredImage | DataError]:
         try:
-            return sample, self.one(sample)
+            return sample, self.encode_sample(sample)
         except DataError as error:
             return sample, error
 
-    def one(self, sample: int) -> StoredImage:
+    def encode_sample(self, sample: int) -> StoredImage:
         """Encode one sample. Raises DataError for an image that cannot be read."""
         raw, plan = self.split.raw(sample), self.plan
         image = decode_to_pillow(raw, 3, self.split.name(sample))

@@ -172,9 +172,11 @@ def verify_export(
         is_finite = bool(np.isfinite(outputs).all())
         max_difference = float(np.abs(outputs - expected).max()) if is_finite else float("inf")
         comparison = replace(
-            comparison, furthest=max(comparison.furthest, max_difference), finite=comparison.finite and is_finite
+            comparison,
+            furthest=max(comparison.max_difference, max_difference),
+            finite=comparison.is_finite and is_finite,
         )
-    return comparison, comparison.lost(allowed, target.quantised)
+    return comparison, comparison.get_rejection_reason(allowed, target.quantised_dtype)
 
 
 def export_weights(

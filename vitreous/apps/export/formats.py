@@ -52,14 +52,14 @@ class ExportTarget:
     calibration: list[np.ndarray] | None = None
 
     @property
-    def quantised(self) -> str | None:
+    def quantised_dtype(self) -> str | None:
         """Return `int8` if matrix products are quantised, else None."""
         return None if self.calibration is None else "int8"
 
     @property
-    def label(self) -> str:
+    def format_card(self) -> str:
         """Return the card for the file."""
-        return describe_export(self.card, self.quantised)
+        return describe_export(self.card, self.quantised_dtype)
 
 
 def write_onnx(target: ExportTarget, path: Path) -> None:
@@ -73,7 +73,7 @@ def write_onnx(target: ExportTarget, path: Path) -> None:
         strip_metadata(graph, target)
         if target.calibration is not None:
             graph = quantise_onnx(graph, target.calibration, path.parent)
-    for name, text in {CARD_KEY: target.label, **build_card_metadata(target.card)}.items():
+    for name, text in {CARD_KEY: target.format_card, **build_card_metadata(target.card)}.items():
         graph.metadata_props.add(key=name, value=text)
     onnx.checker.check_model(graph)
     raw = graph.SerializeToString()
@@ -170,7 +170,7 @@ def write_torch(target: ExportTarget, path: Path) -> None:
         raise UsageError("int8 needs --to onnx or --to openvino", "remove --quantize")
     with silence_warnings():
         torch.export.save(
-            trace_model(target.model, target.dynamic), path, extra_files={f"{CARD_KEY}.json": target.label}
+            trace_model(target.model, target.dynamic), path, extra_files={f"{CARD_KEY}.json": target.format_card}
         )
 
 
@@ -192,7 +192,7 @@ def write_openvino(target: ExportTarget, path: Path) -> None:
             graph.reshape([-1, config.channels, *([-1, -1] if target.dynamic else config.image)])
         if target.calibration is not None:
             graph = quantize_graph(graph, target.calibration, anywhere=True)
-        graph.set_rt_info(target.label, CARD_KEY)
+        graph.set_rt_info(target.format_card, CARD_KEY)
         for name, text in build_card_metadata(target.card).items():
             graph.set_rt_info(text, [f"{CARD_KEY}_told", name])
         ov.save_model(graph, path, compress_to_fp16=False)
@@ -222,20 +222,22 @@ class TorchExportEngine:
 
     def logits(self, pixels: np.ndarray) -> np.ndarray:
         """(B, C, *image) pixels -> (B, K) float32."""
-        return self.answers(pixels)[0].numpy()
+        return self.compute_outputs(pixels)[0].numpy()
 
     def features(self, pixels: np.ndarray) -> np.ndarray:
         """(B, C, *image) pixels -> (B, D) float32 features, the inputs of the head."""
-        return self.answers(pixels)[-1].numpy()
+        return self.compute_outputs(pixels)[-1].numpy()
 
     def objects(self, pixels: np.ndarray) -> Outputs:
         """(B, C, *image) pixels -> boxes, scores, labels and masks of a detector, in the order of `outputs`."""
         return unpack_outputs(
-            compute_in_chunks(lambda chunk: pack_arrays([output.numpy() for output in self.answers(chunk)]), pixels, 1)
+            compute_in_chunks(
+                lambda chunk: pack_arrays([output.numpy() for output in self.compute_outputs(chunk)]), pixels, 1
+            )
         )
 
     @torch.inference_mode()
-    def answers(self, pixels: np.ndarray) -> tuple[Tensor, ...]:
+    def compute_outputs(self, pixels: np.ndarray) -> tuple[Tensor, ...]:
         """(B, C, *image) pixels -> (B, K) logits if there is a head, and (B, D) features, float32."""
         outputs = self.module(torch.from_numpy(self.preprocess.normalise_array(pixels)))
         return outputs if isinstance(outputs, tuple) else (outputs,)

@@ -37,12 +37,12 @@ class LogitsAndFeatures(nn.Module):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self.body = remove_head(model)
+        self.backbone = remove_head(model)
         self.head: Any = model.head
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """(B, C, *image) float32, normalised -> (B, K) logits, (B, D) features."""
-        features = self.body(images)
+        features = self.backbone(images)
         return self.head(features), features
 
 
@@ -131,11 +131,11 @@ class DynamicPositions(nn.Module):
     def __init__(self, table: Tensor, how: str) -> None:
         """`table` (*old, D); `how` is a rule of `nn.grid.RESIZE_MODES`."""
         super().__init__()
-        self.table, self.how = nn.Parameter(table.detach(), requires_grad=False), how
+        self.table, self.resize_rule = nn.Parameter(table.detach(), requires_grad=False), how
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
         """(*grid, D)."""
-        return resize_to_symbolic_grid(self.table, grid, self.how)
+        return resize_to_symbolic_grid(self.table, grid, self.resize_rule)
 
 
 class DynamicAxisPositions(nn.Module):
@@ -145,13 +145,16 @@ class DynamicAxisPositions(nn.Module):
     def __init__(self, tables: list[Tensor], how: str) -> None:
         """`tables` (old, D), one for each axis."""
         super().__init__()
-        self.tables, self.how = nn.ParameterList(nn.Parameter(t.detach(), requires_grad=False) for t in tables), how
+        self.tables, self.resize_rule = (
+            nn.ParameterList(nn.Parameter(t.detach(), requires_grad=False) for t in tables),
+            how,
+        )
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
         """(*grid, D)."""
         return combine_axis_tables(
             [
-                resize_to_symbolic_grid(table, (length,), self.how)
+                resize_to_symbolic_grid(table, (length,), self.resize_rule)
                 for table, length in zip(self.tables, grid, strict=True)
             ],
             grid,
@@ -186,13 +189,13 @@ def replace_unexportable_modules(module: nn.Module, dynamic: bool) -> None:
         elif isinstance(child, AxialBlock):
             module._modules[name] = ExportableAxial(child)
         elif dynamic and isinstance(child, LearnedPosition):
-            module._modules[name] = DynamicPositions(child.table, child.how)
+            module._modules[name] = DynamicPositions(child.table, child.resize_rule)
         elif dynamic and isinstance(child, WindowedAttention):
             module._modules[name] = DynamicWindows(child)
         elif dynamic and isinstance(child, LocalAttention):
             module._modules[name] = DynamicLocalAttention(child)
         elif dynamic and isinstance(child, LearnedAxesPosition):
-            module._modules[name] = DynamicAxisPositions(list(child.tables), child.how)
+            module._modules[name] = DynamicAxisPositions(list(child.tables), child.resize_rule)
 
 
 def check_dynamic_size(config: ModelConfig) -> None:

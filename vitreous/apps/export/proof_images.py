@@ -58,8 +58,8 @@ def collect_proof_images(
             raise DataError(f"{proof_images.name} has {len(proof_images)} images: {requirement}", MORE_IMAGES_HINT)
         else:
             pixels, proof_images = (
-                iter(proof_images.part(slice(0, None, 2)).pixels),
-                proof_images.part(slice(1, None, 2)),
+                iter(proof_images.take(slice(0, None, 2)).pixels),
+                proof_images.take(slice(1, None, 2)),
             )
         calibration = [bundle.preprocess.normalise_array(image[None]) for image in islice(pixels, MAX_INT8_IMAGES)]
         if len(calibration) < MIN_PROOF_IMAGES:

@@ -33,9 +33,9 @@ class WindowAxis:
     of each source index.
     """
 
-    whole: int
-    source: Tensor
-    real: Tensor
+    padded_length: int
+    source_indices: Tensor
+    is_token: Tensor
     behind: Tensor
     _: KW_ONLY
     back: Tensor
@@ -84,17 +84,21 @@ class DynamicWindows(nn.Module):
         row_axis, column_axis = (
             lay_out_axis(x.shape[1 + axis], self.size[axis], self.shift[axis], self.pad) for axis in (0, 1)
         )
-        context = () if not any(self.shift) and self.pad != "mask" else (self.mask(row_axis, column_axis),)
+        context = (
+            () if not any(self.shift) and self.pad != "mask" else (self.make_attention_mask(row_axis, column_axis),)
+        )
         y: Any = self.part(partition_windows(x, row_axis, column_axis, self.size), *context)  # (B, count, count, T, D)
         return reverse_windows(y, row_axis, column_axis, self.size)
 
-    def mask(self, row_axis: WindowAxis, column_axis: WindowAxis) -> Tensor:
+    def make_attention_mask(self, row_axis: WindowAxis, column_axis: WindowAxis) -> Tensor:
         """(count, count, 1, T, T) bool: which tokens of a window may attend to which."""
         m, n = self.size
         region = 1 + 2 * row_axis.behind.long()[:, None] + 4 * column_axis.behind.long()
         if self.pad == "mask":  # padding attends only to padding
-            region = region * (row_axis.real[:, None] & column_axis.real)
-        region = region.reshape(row_axis.whole // m, m, column_axis.whole // n, n).transpose(1, 2).flatten(2)
+            region = region * (row_axis.is_token[:, None] & column_axis.is_token)
+        region = (
+            region.reshape(row_axis.padded_length // m, m, column_axis.padded_length // n, n).transpose(1, 2).flatten(2)
+        )
         return (region[..., :, None] == region[..., None, :])[:, :, None]
 
 
@@ -104,21 +108,23 @@ class DynamicLocalAttention(nn.Module):
 
     def __init__(self, attention: LocalAttention) -> None:
         super().__init__()
-        self.own = attention
+        self.attention = attention
 
     def forward(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, P + N, D) -> (B, Q, D), `queries` being some of the P prefix tokens or everything."""
-        if queries != ALL_QUERIES or not self.own.window:
-            return self.own.out(Attention.forward_before_output(self.own, x, None, queries))
-        qkv, prefix, h = self.own.qkv(x), positions.prefix, self.own.heads
+        if queries != ALL_QUERIES or not self.attention.window:
+            return self.attention.out(Attention.forward_before_output(self.attention, x, None, queries))
+        qkv, prefix, h = self.attention.qkv(x), positions.prefix, self.attention.heads
         q, k, v = split_heads(qkv[..., :prefix, :], h)
-        size = (self.own.window,) * 2
-        row_axis, column_axis = (lay_out_axis(length, self.own.window, 0, "mask") for length in positions.grid)
+        size = (self.attention.window,) * 2
+        row_axis, column_axis = (lay_out_axis(length, self.attention.window, 0, "mask") for length in positions.grid)
         grid = qkv[..., prefix:, :].unflatten(-2, positions.grid)
         window_qkv = [
             tensor.flatten(1, 2) for tensor in split_heads(partition_windows(grid, row_axis, column_axis, size), h)
         ]  # 3 x (B, n, h, T, d)
-        real = (row_axis.real[:, None] & column_axis.real).reshape(-1, size[0], column_axis.whole // size[1], size[1])
+        real = (row_axis.is_token[:, None] & column_axis.is_token).reshape(
+            -1, size[0], column_axis.padded_length // size[1], size[1]
+        )
         is_visible = F.pad(real.transpose(1, 2).flatten(2).flatten(0, 1), (prefix, 0), value=True)  # (n, P + T)
         keys, values = (
             torch.cat([prefix_tensor[:, None].expand(-1, window_tensor.shape[1], -1, -1, -1), window_tensor], -2)
@@ -129,12 +135,18 @@ class DynamicLocalAttention(nn.Module):
         y = dot_product_attention(
             window_qkv[0].flatten(1, 2), keys.flatten(1, 2), values.flatten(1, 2), mask
         ).unflatten(1, (-1, h))
-        y = y.transpose(-3, -2).flatten(-2).unflatten(1, (row_axis.whole // size[0], column_axis.whole // size[1]))
+        y = (
+            y.transpose(-3, -2)
+            .flatten(-2)
+            .unflatten(1, (row_axis.padded_length // size[0], column_axis.padded_length // size[1]))
+        )
         patches = reverse_windows(y, row_axis, column_axis, size).flatten(1, 2)
         if not prefix:
-            return self.own.out(patches)
+            return self.attention.out(patches)
         _, k, v = split_heads(qkv, h)
-        return self.own.out(torch.cat([dot_product_attention(q, k, v).transpose(-3, -2).flatten(-2), patches], -2))
+        return self.attention.out(
+            torch.cat([dot_product_attention(q, k, v).transpose(-3, -2).flatten(-2), patches], -2)
+        )
 
 
 def partition_windows(x: Tensor, row_axis: WindowAxis, column_axis: WindowAxis, size: tuple[int, ...]) -> Tensor:
@@ -142,7 +154,7 @@ def partition_windows(x: Tensor, row_axis: WindowAxis, column_axis: WindowAxis, 
     x = shift_and_pad(shift_and_pad(x, row_axis, 1), column_axis, 2)
     m, n = size
     return (
-        x.reshape(x.shape[0], row_axis.whole // m, m, column_axis.whole // n, n, x.shape[-1])
+        x.reshape(x.shape[0], row_axis.padded_length // m, m, column_axis.padded_length // n, n, x.shape[-1])
         .transpose(2, 3)
         .flatten(3, 4)
     )
@@ -150,11 +162,15 @@ def partition_windows(x: Tensor, row_axis: WindowAxis, column_axis: WindowAxis, 
 
 def reverse_windows(y: Tensor, row_axis: WindowAxis, column_axis: WindowAxis, size: tuple[int, ...]) -> Tensor:
     """(B, count, count, T, D) -> (B, rows, columns, D): the inverse of `partition_windows`."""
-    y = y.unflatten(3, size).transpose(2, 3).reshape(y.shape[0], row_axis.whole, column_axis.whole, y.shape[-1])
+    y = (
+        y.unflatten(3, size)
+        .transpose(2, 3)
+        .reshape(y.shape[0], row_axis.padded_length, column_axis.padded_length, y.shape[-1])
+    )
     return y.index_select(1, row_axis.back).index_select(2, column_axis.back)
 
 
 def shift_and_pad(x: Tensor, window_axis: WindowAxis, axis: int) -> Tensor:
     """Shift and pad an axis: (B, ..., D) -> (B, ..., D) with `along.whole` positions, zero for padding."""
-    padded = F.pad(x, [0, 0] * (x.dim() - 1 - axis) + [0, window_axis.whole - x.shape[axis]])
-    return padded.index_select(axis, window_axis.source)
+    padded = F.pad(x, [0, 0] * (x.dim() - 1 - axis) + [0, window_axis.padded_length - x.shape[axis]])
+    return padded.index_select(axis, window_axis.source_indices)

@@ -55,7 +55,7 @@ class RequestGate:
             return
         try:
             self.check_head(service, scope, headers, info)
-            await self.answer(service, scope, receive, respond, info)
+            await self.respond(service, scope, receive, respond, info)
         except ClientDisconnect:
             info.status = STATUS_CLIENT_CLOSED
         except Exception as error:
@@ -108,7 +108,7 @@ class RequestGate:
     def check_head(self, service: Service, scope: Scope, headers: dict[bytes, bytes], info: RequestInfo) -> None:
         """Check a request's line and headers. Raises Refusal for a request that is invalid regardless of its body."""
         method, path = scope["method"], scope["path"]
-        info.length = None if b"transfer-encoding" in headers else int(headers.get(b"content-length", b"0"))
+        info.body_bytes = None if b"transfer-encoding" in headers else int(headers.get(b"content-length", b"0"))
         if scope["http_version"] not in ("1.0", "1.1"):
             raise Refusal(400, "bad_request", f"unsupported version HTTP/{scope['http_version']}", "use HTTP/1.1")
         if "\ufffd" in path:
@@ -134,10 +134,10 @@ class RequestGate:
             hint = f"use {'POST' if 'POST' in allowed else 'GET'}"
             raise Refusal(405, "method_not_allowed", f"{method} {path}", hint, headers=allow)
         if (deadline_text := headers.get(b"x-deadline-ms")) is not None:
-            info.deadline = info.began + parse_deadline(deadline_text)
-        if info.length is not None and info.length > service.limits.bytes:
+            info.deadline = info.start_time + parse_deadline(deadline_text)
+        if info.body_bytes is not None and info.body_bytes > service.limits.bytes:
             raise service.make_size_refusal()
-        if method != "POST" and info.length != 0:
+        if method != "POST" and info.body_bytes != 0:
             raise Refusal(400, "bad_request", "unexpected body in a GET request", "remove the body")
         if b"content-encoding" in headers:
             hint = "send the image bytes without encoding"
@@ -145,13 +145,13 @@ class RequestGate:
         if method == "POST":
             service.check_capacity(1)
 
-    async def answer(self, service: Service, scope: Scope, receive: Receive, send: Send, info: RequestInfo) -> None:
+    async def respond(self, service: Service, scope: Scope, receive: Receive, send: Send, info: RequestInfo) -> None:
         """Read the body and run the router, until the deadline or until the client disconnects.
 
         Raises Refusal, TimeoutError, ClientDisconnect, and the exceptions of the handler.
         """
         if scope["method"] != "POST":
-            info.whole = True
+            info.is_body_complete = True
             async with asyncio.timeout_at(info.deadline):
                 await self.router(scope, receive, send)
             return
@@ -177,7 +177,7 @@ class RequestGate:
                 response_task.cancel()
                 disconnect_task.cancel()
         finally:
-            service.held -= info.received
+            service.body_bytes_in_memory -= info.received_bytes
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
@@ -194,8 +194,8 @@ async def read_body(service: Service, scope: Scope, receive: Receive, info: Requ
     """
     limits, loop, body = service.limits, asyncio.get_running_loop(), bytearray()
     start = loop.time()
-    while not info.whole:
-        slowest = start + max(limits.body_seconds, info.received / limits.body_rate)
+    while not info.is_body_complete:
+        slowest = start + max(limits.body_seconds, info.received_bytes / limits.body_rate)
         try:
             async with asyncio.timeout_at(min(slowest, info.deadline)):
                 message = await receive()
@@ -207,10 +207,10 @@ async def read_body(service: Service, scope: Scope, receive: Receive, info: Requ
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         body += message["body"]
-        info.received += len(message["body"])
-        service.held += len(message["body"])
-        service.check_body_size(info.received)
-        info.whole = not message.get("more_body", False)
+        info.received_bytes += len(message["body"])
+        service.body_bytes_in_memory += len(message["body"])
+        service.check_body_size(info.received_bytes)
+        info.is_body_complete = not message.get("more_body", False)
     return bytes(body)
 
 
@@ -218,8 +218,8 @@ def should_close_connection(info: RequestInfo, headers: dict[bytes, bytes], serv
     """Return whether to close the connection after this response: on shutdown, or with a long body unread."""
     if info.status in (400, 408) or service is None or service.draining:
         return True
-    unread_bytes = MAX_DISCARDED_BYTES + 1 if info.length is None else info.length - info.received
-    return not info.whole and (unread_bytes > MAX_DISCARDED_BYTES or b"expect" in headers)
+    unread_bytes = MAX_DISCARDED_BYTES + 1 if info.body_bytes is None else info.body_bytes - info.received_bytes
+    return not info.is_body_complete and (unread_bytes > MAX_DISCARDED_BYTES or b"expect" in headers)
 
 
 def parse_deadline(text: bytes) -> float:

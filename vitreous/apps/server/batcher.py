@@ -33,12 +33,12 @@ class BatchItem:
     -> its result.
     """
 
-    work: Callable[[Any], Any]
+    compute: Callable[[Any], Any]
     input: Any
     deadline: float
-    answer: asyncio.Future[Any] = field(repr=False)
+    result: asyncio.Future[Any] = field(repr=False)
     _: KW_ONLY
-    alone: bool = False
+    is_unbatched: bool = False
 
 
 class Batcher:
@@ -50,9 +50,9 @@ class Batcher:
     ) -> None:
         self.decoding, self.observe, self.size = decoding, observe, size
         self.jobs: deque[BatchItem] = deque()
-        self.arrived = threading.Condition()
-        self.usual = self.per_image = 0.0  # seconds per batch and per image, running means
-        self.began: float | None = None
+        self.jobs_available = threading.Condition()
+        self.batch_seconds = self.per_image = 0.0  # seconds per batch and per image, running means
+        self.batch_start_time: float | None = None
         self.alive = 0.0  # time of the last sign of life of long work
         self.expired = self.cancelled = self.failures = 0
         self.closed = False
@@ -63,19 +63,19 @@ class Batcher:
     async def compute(self, work: Callable[[Any], Any], input: Any, deadline: float, alone: bool = False) -> Any:
         """Return the result for one input, `work` as in BatchItem. Raises Refusal if the deadline passes first, and the
         exceptions that `work` raises or, if `alone`, returns."""
-        job = BatchItem(work, input, deadline, self.loop.create_future(), alone=alone)
-        with self.arrived:
+        job = BatchItem(work, input, deadline, self.loop.create_future(), is_unbatched=alone)
+        with self.jobs_available:
             self.jobs.append(job)
-            self.arrived.notify()
-        return await job.answer
+            self.jobs_available.notify()
+        return await job.result
 
     @property
-    def lost(self) -> str:
+    def get_failure_reason(self) -> str:
         """Return why computation has failed for good; an empty string if it has not."""
-        began = self.began
+        began = self.batch_start_time
         if not self.thread.is_alive() and not self.closed:
             return "the inference thread has stopped"
-        if began is not None and time.monotonic() - max(began, self.alive) > HANG_SECONDS + 10 * self.usual:
+        if began is not None and time.monotonic() - max(began, self.alive) > HANG_SECONDS + 10 * self.batch_seconds:
             return "a batch exceeds the time limit"
         return "three consecutive batches failed" if self.failures >= 3 else ""
 
@@ -87,46 +87,46 @@ class Batcher:
                 os.setpriority(
                     os.PRIO_PROCESS, thread_id, min(19, os.getpriority(os.PRIO_PROCESS, thread_id) + COMPUTE_NICENESS)
                 )
-        while (batch := self.take()) is not None:
+        while (batch := self.take_batch()) is not None:
             if not batch:
                 continue
-            self.began = began = time.monotonic()
+            self.batch_start_time = began = time.monotonic()
             try:
-                inputs, work = [job.input for job in batch], batch[0].work
-                results = [work(inputs[0])] if batch[0].alone else list(work(stack_same_size(inputs)))
+                inputs, work = [job.input for job in batch], batch[0].compute
+                results = [work(inputs[0])] if batch[0].is_unbatched else list(work(stack_same_size(inputs)))
                 self.failures = 0
             except Exception as error:  # one batch must not end the thread
                 self.failures += 1
                 results = [error] * len(batch)
-            self.began = None
+            self.batch_start_time = None
             seconds = time.monotonic() - began
-            if not batch[0].alone:
-                self.usual = update_running_mean(self.usual, seconds)
+            if not batch[0].is_unbatched:
+                self.batch_seconds = update_running_mean(self.batch_seconds, seconds)
                 self.per_image = update_running_mean(self.per_image, seconds / len(batch))
             self.schedule_in_loop(self.deliver_results, batch, results, seconds)
 
-    def take(self) -> list[BatchItem] | None:
+    def take_batch(self) -> list[BatchItem] | None:
         """Return the next batch, possibly empty; None when closed."""
-        with self.arrived:
+        with self.jobs_available:
             while not self.jobs and not self.closed:
-                self.arrived.wait()
+                self.jobs_available.wait()
             if self.closed:
                 return None
-            if not self.jobs[0].alone:
-                wait_end = time.monotonic() + MAX_WAIT_SHARE * self.usual
+            if not self.jobs[0].is_unbatched:
+                wait_end = time.monotonic() + MAX_WAIT_SHARE * self.batch_seconds
                 while (
                     len(self.jobs) < self.size
                     and self.decoding() > 0
                     and (remaining := wait_end - time.monotonic()) > 0
                 ):
-                    self.arrived.wait(remaining)
+                    self.jobs_available.wait(remaining)
             batch, dropped, now = list[BatchItem](), list[BatchItem](), time.monotonic()
             postponed = deque[BatchItem]()
-            while self.jobs and len(batch) < (1 if batch and batch[0].alone else self.size):
+            while self.jobs and len(batch) < (1 if batch and batch[0].is_unbatched else self.size):
                 job = self.jobs.popleft()
-                if job.answer.cancelled() or job.deadline <= now:
+                if job.result.cancelled() or job.deadline <= now:
                     dropped.append(job)
-                elif batch and (job.alone or job.work != batch[0].work):
+                elif batch and (job.is_unbatched or job.compute != batch[0].compute):
                     postponed.append(job)
                 else:
                     batch.append(job)
@@ -135,7 +135,7 @@ class Batcher:
             self.schedule_in_loop(self.expire_jobs, dropped)
         return batch
 
-    def beat(self) -> None:
+    def report_progress(self) -> None:
         """Report progress of the current batch, from any thread; without it a long batch counts as hung."""
         self.alive = time.monotonic()
 
@@ -149,28 +149,28 @@ class Batcher:
         for job in jobs:
             is_expired = job.deadline <= self.loop.time()
             self.expired, self.cancelled = self.expired + is_expired, self.cancelled + (not is_expired)
-            if not job.answer.done():
-                job.answer.set_exception(
+            if not job.result.done():
+                job.result.set_exception(
                     Refusal(504, "deadline", "the deadline expired", "retry with a longer deadline")
                 )
 
     def deliver_results(self, jobs: list[BatchItem], results: list[Any], seconds: float) -> None:
         """Deliver the results of a batch."""
-        if not jobs[0].alone:
+        if not jobs[0].is_unbatched:
             self.observe(len(jobs), seconds)
         for job, result in zip(jobs, results, strict=True):
-            if job.answer.done():
+            if job.result.done():
                 continue
             if isinstance(result, Exception):
-                job.answer.set_exception(result)
+                job.result.set_exception(result)
             else:
-                job.answer.set_result(result)
+                job.result.set_result(result)
 
     def close(self) -> None:
         """Stop accepting work."""
-        with self.arrived:
+        with self.jobs_available:
             self.closed = True
-            self.arrived.notify()
+            self.jobs_available.notify()
 
 
 def update_running_mean(mean: float, value: float) -> float:

@@ -48,7 +48,7 @@ class DecoderProcess:
                 arguments, stdin=subprocess.DEVNULL, stdout=2, env=environment, pass_fds=(child_socket.fileno(),)
             )
 
-    async def ready(self) -> bool:
+    async def wait_until_ready(self) -> bool:
         """Wait until the process has finished its imports."""
         with suppress(OSError, TimeoutError):
             async with asyncio.timeout(START_SECONDS):
@@ -80,7 +80,7 @@ class DecoderProcess:
             view = view[num_received:]
         return buffer
 
-    def end(self) -> None:
+    def kill(self) -> None:
         """Kill the process."""
         self.socket.close()
         self.process.kill()
@@ -104,21 +104,21 @@ class DecoderPool:
 
     async def start(self) -> None:
         """Start all processes and wait until they are ready. Raises Refusal if none starts."""
-        await asyncio.gather(*(self.add(once=True) for _ in range(self.count)))
+        await asyncio.gather(*(self.start_process(once=True) for _ in range(self.count)))
         for _ in range(self.count - len(self.children)):
-            self.run_in_background(self.add())
+            self.run_in_background(self.start_process())
         if not self.children:
             message = "no decoding process can be started"
             raise Refusal(503, "decoder_lost", message, "check the limits on memory and processes")
 
-    async def add(self, once: bool = False) -> None:
+    async def start_process(self, once: bool = False) -> None:
         """Start a process. If that fails, retry unless `once`: memory may be free a second later."""
         pause = 0.1
         while not self.closed:
             with suppress(OSError):
                 child = DecoderProcess(self.command, self.limits)
                 self.children.add(child)
-                if await child.ready():
+                if await child.wait_until_ready():
                     self.idle.put_nowait(child)
                     return
                 self.drop(child)
@@ -130,13 +130,13 @@ class DecoderPool:
     def drop(self, child: DecoderProcess) -> None:
         """End a process without replacement."""
         self.children.discard(child)
-        child.end()
+        child.kill()
 
-    def replace(self, child: DecoderProcess) -> None:
+    def replace_process(self, child: DecoderProcess) -> None:
         """End a process and start a new one."""
         self.restarts += 1
         self.drop(child)
-        self.run_in_background(self.add())
+        self.run_in_background(self.start_process())
 
     def run_in_background(self, work: Any) -> asyncio.Task[Any]:
         """Run a task to completion, even if its caller is cancelled."""
@@ -175,7 +175,7 @@ class DecoderPool:
                     break
                 await asyncio.sleep(EXIT_POLL_SECONDS)
             was_killed = child.process.poll() == -getattr(signal, "SIGKILL", 9)
-            self.replace(child)
+            self.replace_process(child)
             if was_killed:  # from outside: an image cannot cause this
                 message = "the decoding process was killed"
                 raise Refusal(503, "decoder_lost", message, "retry", retry=1) from None

@@ -38,7 +38,7 @@ async def handle_segment(request: Request) -> Response:
     require_endpoint(served, "segment", "this is not a segmentation model")
     response_format = parse_choice("format", parameters, ("json", "png"))
     upload, image = require_single_upload(await read_uploads(request, service.limits)), card.preprocess.plane
-    with service.admit_images(info, min(HEAVY_REQUEST_COST, service.queue)):
+    with service.admit_images(info, min(HEAVY_REQUEST_COST, service.queue_limit)):
         pixels, _ = await service.decoders.decode(upload.content, served.decode_settings, full_size=True)
         check_tiles(pixels, image)
         logits = served.predictor.engine.logits
@@ -75,7 +75,7 @@ async def handle_detect(request: Request) -> Response:
             return detections, b""
         return detections, encode_png(draw_detections(pixels_to_rgb(pixels), detections, card.task.classes))
 
-    with service.admit_images(info, min(HEAVY_REQUEST_COST, service.queue)):
+    with service.admit_images(info, min(HEAVY_REQUEST_COST, service.queue_limit)):
         pixels, _ = await service.decoders.decode(upload.content, served.decode_settings, full_size=True)
         if tiles:
             check_tiles(pixels, card.preprocess.plane)

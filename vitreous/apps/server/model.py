@@ -167,21 +167,21 @@ def warm_up_generator(predictor: Predictor, generator: Generator, limits: Server
 
     card, options, finite_steps = predictor.card, SampleOptions(steps=2), list[bool]()
 
-    def watch(batch_slice: slice, state: SamplerState) -> None:
+    def record_finiteness(batch_slice: slice, state: SamplerState) -> None:
         finite_steps.append(bool(state.image.isfinite().all()))
 
-    def make(count: int) -> tuple[list[Sample], float]:
+    def time_generation(count: int) -> tuple[list[Sample], float]:
         began, pairs = time.perf_counter(), [(0, index) for index in range(count)]
-        samples = list(generator.make(pairs, options, on_step=watch))
+        samples = list(generator.generate(pairs, options, on_step=record_finiteness))
         return samples, max(time.perf_counter() - began, 1e-6)
 
-    (first_samples, _), (repeated, seconds) = make(1), make(1)
+    (first_samples, _), (repeated, seconds) = time_generation(1), time_generation(1)
     if not all(finite_steps) or not np.array_equal(first_samples[0].image, repeated[0].image):
         symptom = "different images for the same seed" if all(finite_steps) else "images that are not finite"
         raise WeightsError(f"{card.name} {card.version} gives {symptom}", "train it again")
     passes = count_forward_passes(*options.resolve_sampler(generator.process))
     count = DEFAULT_BATCH_SIZE if seconds < FAST_STEP_SECONDS else 1
-    batch_seconds = make(count)[1] if count > 1 else seconds
+    batch_seconds = time_generation(count)[1] if count > 1 else seconds
     default_passes = count_forward_passes(*SampleOptions().resolve_sampler(generator.process))
     inpaint = generator.sampler.decode is None
     return ServedModel(

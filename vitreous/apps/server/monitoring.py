@@ -30,9 +30,9 @@ class ServerLog:
     """
 
     def __init__(self, quiet: bool = False, out: TextIO | None = None) -> None:
-        self.quiet, self.out = quiet, out or sys.stderr
+        self.quiet, self.stream = quiet, out or sys.stderr
         self.lines: deque[dict[str, Any]] = deque()
-        self.lost = self.refused = 0
+        self.num_lost_lines = self.num_refused = 0
         self.closed = threading.Event()
         self.thread = threading.Thread(target=self.run, name="log", daemon=True)
         self.thread.start()
@@ -45,7 +45,7 @@ class ServerLog:
     def write(self, **fields: Any) -> None:
         """Log an event of the server."""
         if len(self.lines) >= MAX_PENDING_LINES:
-            self.lost += 1
+            self.num_lost_lines += 1
         else:
             self.lines.append({"time": round(time.time(), 3), **fields})
 
@@ -53,9 +53,9 @@ class ServerLog:
         """Write pending lines until closed."""
         last_written = time.monotonic()
         while not self.closed.wait(WRITE_PERIOD):
-            if (self.refused or self.lost) and time.monotonic() - last_written >= 1:
+            if (self.num_refused or self.num_lost_lines) and time.monotonic() - last_written >= 1:
                 last_written = time.monotonic()
-                refused, lost, self.refused, self.lost = self.refused, self.lost, 0, 0
+                refused, lost, self.num_refused, self.num_lost_lines = self.num_refused, self.num_lost_lines, 0, 0
                 self.write_request(event="refused", requests=refused, **({"lines_lost": lost} if lost else {}))
             self.flush()
         self.flush()
@@ -66,8 +66,8 @@ class ServerLog:
         while self.lines:
             lines.append(json.dumps(self.lines.popleft()) + "\n")  # ASCII: no name can end a line or control a terminal
         try:
-            self.out.write("".join(lines))
-            self.out.flush()
+            self.stream.write("".join(lines))
+            self.stream.flush()
         except (OSError, ValueError):
             pass  # stderr is closed
 

@@ -53,7 +53,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=False)  # type: ignore[union-attr]
         self.limits, self.count_malformed, self.refuse_full = limits, count_malformed, refuse_full
-        self.phase, self.since = HEAD, self.loop.time()
+        self.phase, self.phase_start_time = HEAD, self.loop.time()
         self.head_bytes = self.header_count = self.chunks = self.body_bytes = self.discarded = 0
         self.deaf = False  # further data are not parsed as requests
         self.unread_since: float | None = None  # since when the client has not read its response
@@ -66,7 +66,9 @@ class LimitedProtocol(HttpToolsProtocol):
                 for connection in self.connections
                 if isinstance(connection, LimitedProtocol) and connection.phase != ANSWERING
             ]
-            (min(closable, key=lambda connection: connection.since).transport if closable else transport).abort()
+            (
+                min(closable, key=lambda connection: connection.phase_start_time).transport if closable else transport
+            ).abort()
         super().connection_made(LingeringTransport(transport, self))  # type: ignore[arg-type]
         transport.max_size = 2**16  # type: ignore[attr-defined]  # bytes per read, so that connections take short turns
 
@@ -76,7 +78,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.discard(len(data))
             return
         if self.phase == IDLE:
-            self.phase, self.since, self.head_bytes = HEAD, self.loop.time(), 0
+            self.phase, self.phase_start_time, self.head_bytes = HEAD, self.loop.time(), 0
         if self.phase == HEAD:
             self.head_bytes += len(data)
         super().data_received(data)
@@ -109,7 +111,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.header_count = self.chunks = self.body_bytes = self.discarded = 0
         if self.phase == IDLE:
-            self.phase, self.since, self.head_bytes = HEAD, self.loop.time(), 0
+            self.phase, self.phase_start_time, self.head_bytes = HEAD, self.loop.time(), 0
 
     def on_url(self, url: bytes) -> None:
         """Handle a chunk of the URL. Raises Refusal, 414."""
@@ -132,7 +134,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if not _TARGET.fullmatch(self.url):
             raise Refusal(400, "bad_request", "invalid URL", "request a path such as /v1/predict")
         super().on_headers_complete()
-        self.phase, self.since = BODY, self.loop.time()
+        self.phase, self.phase_start_time = BODY, self.loop.time()
 
     def on_chunk_header(self) -> None:
         """Count a chunk. Raises Refusal, 413: a million one-byte chunks would delay all other requests."""
@@ -151,14 +153,14 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Handle the end of a request."""
         super().on_message_complete()
-        self.phase, self.since = (IDLE if self.cycle.response_complete else ANSWERING), self.loop.time()
+        self.phase, self.phase_start_time = (IDLE if self.cycle.response_complete else ANSWERING), self.loop.time()
 
     def on_response_complete(self) -> None:
         """Handle the end of a response; the response to HEAD has no body."""
         self.transport.write(b"")
         if self.phase == ANSWERING:
             self.phase = IDLE
-        self.since = self.loop.time()
+        self.phase_start_time = self.loop.time()
         super().on_response_complete()
 
     # closing a connection
@@ -195,7 +197,11 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def sweep(self, now: float) -> None:
         """End all phases that take too long; called several times per second."""
-        phase_seconds, limits, unsent_bytes = now - self.since, self.limits, self.transport.get_write_buffer_size()
+        phase_seconds, limits, unsent_bytes = (
+            now - self.phase_start_time,
+            self.limits,
+            self.transport.get_write_buffer_size(),
+        )
         if not unsent_bytes:
             self.unread_since = None
         elif self.unread_since is None:
@@ -221,7 +227,7 @@ class LingeringTransport:
 
     def __init__(self, transport: asyncio.Transport, protocol: LimitedProtocol) -> None:
         self.transport, self.protocol, self.lingering = transport, protocol, False
-        self.head = b""
+        self.pending_head = b""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.transport, name)
@@ -229,9 +235,9 @@ class LingeringTransport:
     def write(self, data: bytes) -> None:
         """Send; delay a head until the next chunk."""
         if data.endswith(b"\r\n\r\n") and data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 100 "):
-            self.head = data
-        elif self.head or data:
-            data, self.head = self.head + data, b""
+            self.pending_head = data
+        elif self.pending_head or data:
+            data, self.pending_head = self.pending_head + data, b""
             self.transport.write(data)
 
     def is_closing(self) -> bool:
@@ -246,7 +252,7 @@ class LingeringTransport:
         self.write(b"")
         if (protocol.deaf or protocol.phase == BODY) and self.transport.can_write_eof():
             self.lingering = protocol.deaf = True
-            protocol.since, protocol.discarded = protocol.loop.time(), 0
+            protocol.phase_start_time, protocol.discarded = protocol.loop.time(), 0
             protocol.flow.resume_reading()
             self.transport.write_eof()
         else:

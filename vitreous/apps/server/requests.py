@@ -42,7 +42,7 @@ class FormParser(MultiPartParser):
     """
 
     spool_max_size = 2**40
-    complete = False
+    is_complete = False
 
     def on_headers_finished(self) -> None:
         """Check the headers of a form field."""
@@ -54,7 +54,7 @@ class FormParser(MultiPartParser):
 
     def on_end(self) -> None:
         """Record that the last boundary was read."""
-        self.complete = True
+        self.is_complete = True
 
 
 def get_request_context(request: Request) -> tuple[Service, RequestInfo]:
@@ -178,7 +178,7 @@ async def read_parts(request: Request) -> list[tuple[str, Upload | str]]:
         raise Refusal(
             400, "bad_multipart", f"invalid form: {error.message}", "use an HTTP library to build it"
         ) from None
-    if not parser.complete:
+    if not parser.is_complete:
         raise Refusal(400, "bad_multipart", "the form ends before its last boundary", "send the complete form")
     form_fields: list[tuple[str, Upload | str]] = []
     for field, value in form.multi_items():

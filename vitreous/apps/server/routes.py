@@ -95,7 +95,7 @@ async def handle_model(request: Request) -> Response:
     cache = service.served.cache
     if "model" not in cache:
         limits = {name: getattr(service.limits, name) for name in ("bytes", "pixels", "images", "in_flight_bytes")}
-        limits["queue"] = service.queue
+        limits["queue"] = service.queue_limit
         cache["model"] = json_response({**service.served.describe(), "limits": limits})
     return cache["model"]
 
@@ -116,7 +116,7 @@ async def handle_predict(request: Request) -> Response:
     def describe(name: str | None, output: np.ndarray) -> dict[str, Any]:
         return {"name": name, **prediction_format.to_fields(prediction_format.predict(output, "")), "error": None}
 
-    empty_fields = prediction_format.to_fields(prediction_format.fail("", ""))
+    empty_fields = prediction_format.to_fields(prediction_format.format_error("", ""))
     return await compute_image_responses(
         request,
         served,
@@ -211,7 +211,7 @@ async def handle_attention(request: Request) -> Response:
         raise Refusal(422, "bad_parameter", problem, "select one layer and one head, or format=json")
     render = attention_api.attention_to_json if response_format == "json" else attention_api.render_attention_image
     upload = require_single_upload(await read_uploads(request, service.limits))
-    with service.admit_images(info, min(HEAVY_REQUEST_COST, service.queue)):
+    with service.admit_images(info, min(HEAVY_REQUEST_COST, service.queue_limit)):
         pixels, (width, height) = await service.decoders.decode(upload.content, served.decode_settings, with_size=True)
         result = await service.batcher.compute(
             lambda image: render(bundle, image, options), pixels, info.deadline, alone=True

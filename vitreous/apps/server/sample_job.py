@@ -59,12 +59,18 @@ class SampleJob:
         *,
         inpainting: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> None:
-        self.served, self.generator, self.asked, self.beat, self.given = served, generator, request, beat, inpainting
-        self.pairs = request.pairs(generator.classes)
-        self.stop, self.lock, self.changed = threading.Event(), threading.Lock(), asyncio.Event()
+        self.served, self.generator, self.request, self.report_progress, self.inpaint_input = (
+            served,
+            generator,
+            request,
+            beat,
+            inpainting,
+        )
+        self.pairs = request.list_class_number_pairs(generator.classes)
+        self.stop, self.lock, self.preview_event = threading.Event(), threading.Lock(), asyncio.Event()
         self.loop = asyncio.get_running_loop()
-        self.deadline = self.done = self.next = self.last = 0.0
-        self.previews = False
+        self.deadline = self.fraction_done = self.next_preview_fraction = self.last_preview_time = 0.0
+        self.send_previews = False
         self.states: dict[int, Tensor] = {}  # first sample index -> estimated images (B, C, H, W)
         self.preview: dict[str, Any] | None = None
 
@@ -72,29 +78,29 @@ class SampleJob:
     def columns(self) -> int:
         """Return the columns of the grid, about as many as rows. If images cycle through the classes, choose columns
         that each contain few classes, if possible."""
-        classes, count = len(self.generator.classes), self.asked.count
-        if self.asked.name is not None or not 1 < classes <= count:
+        classes, count = len(self.generator.classes), self.request.count
+        if self.request.name is not None or not 1 < classes <= count:
             return square_grid_columns(count)
         candidates = [columns for columns in range(1, count + 1) if classes % columns == 0 or columns % classes == 0]
         aspect_ratios = {columns: max(columns * columns / count, count / columns**2) for columns in candidates}
         best = min(candidates, key=aspect_ratios.__getitem__)
         return best if aspect_ratios[best] <= MAX_GRID_ASPECT else square_grid_columns(count)
 
-    def begin(self, deadline: float, previews: bool = False) -> SampleJob:
+    def set_deadline(self, deadline: float, previews: bool = False) -> SampleJob:
         """Set the deadline, and whether to send previews. Returns itself."""
-        self.deadline, self.previews = deadline, previews
+        self.deadline, self.send_previews = deadline, previews
         return self
 
     def compute(self) -> list[Sample]:
         """Return the images, in order. Raises Refusal, 504, if the deadline expired or the request was cancelled."""
-        options = SampleOptions(**asdict(self.asked.options), count=self.asked.count, to_seed=self.asked.to_seed)
-        canvas = None if self.given is None else self.generator.canvas_of(*self.given, len(self.pairs))
+        options = SampleOptions(**asdict(self.request.options), count=self.request.count, to_seed=self.request.to_seed)
+        canvas = None if self.inpaint_input is None else self.generator.canvas_of(*self.inpaint_input, len(self.pairs))
         try:
-            return list(self.generator.make(self.pairs, options, on_step=self.after_step, canvas=canvas))
+            return list(self.generator.generate(self.pairs, options, on_step=self.after_step, canvas=canvas))
         except SampleJobStopped:
             raise Refusal(504, "deadline", "the deadline expired", "retry with a longer deadline") from None
 
-    def document(self, job: SampleJob) -> dict[str, Any] | Refusal:
+    def compute_document(self, job: SampleJob) -> dict[str, Any] | Refusal:
         """Return the images and their settings as a JSON document, or the refusal."""
         began = time.monotonic()
         try:
@@ -102,21 +108,21 @@ class SampleJob:
         except Refusal as refusal:
             return refusal
         images = [
-            {"class": sample.name or None, "number": sample.number, "image": encode_png_uri(sample.picture)}
+            {"class": sample.name or None, "number": sample.number, "image": encode_png_uri(sample.to_pil)}
             for sample in samples
         ]
-        settings = self.asked.describe(self.generator.sampler.precision)
+        settings = self.request.describe(self.generator.sampler.precision)
         size = list(samples[0].image.shape[:2])
         document = {"images": images, "size": size, "columns": self.columns, "settings": settings}
         return document | {"seconds": round(time.monotonic() - began, 4)}
 
-    def grid(self, job: SampleJob) -> bytes | Refusal:
+    def compute_grid(self, job: SampleJob) -> bytes | Refusal:
         """Return the images as one PNG in the layout of `sample`, or the refusal."""
         try:
             samples = self.compute()
             captions = [sample.name for sample in samples] if any(sample.name for sample in samples) else []
             return encode_png(
-                arrange_image_grid(enlarge_small_images([sample.picture for sample in samples]), self.columns, captions)
+                arrange_image_grid(enlarge_small_images([sample.to_pil for sample in samples]), self.columns, captions)
             )
         except Refusal as refusal:
             return refusal
@@ -126,17 +132,21 @@ class SampleJob:
         now = time.monotonic()
         if self.stop.is_set() or now >= self.deadline:
             raise SampleJobStopped
-        self.beat()
-        if not self.previews:
+        self.report_progress()
+        if not self.send_previews:
             return
         with self.lock:
-            self.done += (batch_slice.stop - batch_slice.start) / (self.asked.count * self.asked.steps)
+            self.fraction_done += (batch_slice.stop - batch_slice.start) / (self.request.count * self.request.steps)
             self.states[batch_slice.start] = state.image
-            if self.done < self.next or now - self.last < PREVIEW_INTERVAL:
+            if self.fraction_done < self.next_preview_fraction or now - self.last_preview_time < PREVIEW_INTERVAL:
                 return
-            self.next, self.last, states = self.done + 1 / MAX_PREVIEWS, now, dict(self.states)
-            done = min(1.0, round(self.done, 4))
-        images: list[str | None] = [None] * self.asked.count
+            self.next_preview_fraction, self.last_preview_time, states = (
+                self.fraction_done + 1 / MAX_PREVIEWS,
+                now,
+                dict(self.states),
+            )
+            done = min(1.0, round(self.fraction_done, 4))
+        images: list[str | None] = [None] * self.request.count
         for start, image in states.items():
             for offset, preview_image in enumerate(
                 self.generator.sampler.preview_images(image.float().cpu()).movedim(1, -1).numpy()
@@ -149,7 +159,7 @@ class SampleJob:
     def publish(self, preview: dict[str, Any]) -> None:
         """Replace the current preview, in the event loop."""
         self.preview = preview
-        self.changed.set()
+        self.preview_event.set()
 
 
 def encode_preview(image: np.ndarray) -> str:

@@ -82,7 +82,7 @@ class SampleRequest:
     steps: int
     to_seed: int | None = None
 
-    def pairs(self, classes: Sequence[str]) -> list[tuple[int, int]]:
+    def list_class_number_pairs(self, classes: Sequence[str]) -> list[tuple[int, int]]:
         """Return class and number of each image; `vitreous sample` generates the same image from the same pair."""
         if self.name is not None:
             return [(classes.index(self.name), index) for index in range(self.count)]

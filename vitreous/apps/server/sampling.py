@@ -45,14 +45,14 @@ async def handle_sample(request: Request) -> Response:
     response_type = choose_response_type(request.headers.get("accept", ""))
     from vitreous.apps.server.sample_job import SampleJob
 
-    job = SampleJob(served, served.generator, sample_request, service.batcher.beat, inpainting=inpainting)
+    job = SampleJob(served, served.generator, sample_request, service.batcher.report_progress, inpainting=inpainting)
     if response_type == NDJSON_TYPE:
         return SampleStream(service, info, job)
     with service.admit_images(info, sample_request.cost(served.sampling)):
         info.images = sample_request.count
         try:
-            work = job.grid if response_type == PNG_TYPE else job.document
-            result = await service.batcher.compute(work, job.begin(info.deadline), info.deadline, alone=True)
+            work = job.compute_grid if response_type == PNG_TYPE else job.compute_document
+            result = await service.batcher.compute(work, job.set_deadline(info.deadline), info.deadline, alone=True)
         finally:
             job.stop.set()
     if isinstance(result, bytes):
@@ -121,20 +121,20 @@ class SampleStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response (ASGI). Raises Refusal and TimeoutError before the first line; later, as an error line."""
         service, info, job = self.service, self.info, self.job
-        deadline = info.deadline - min(LAST_LINE_SECONDS, (info.deadline - info.began) / 4)
+        deadline = info.deadline - min(LAST_LINE_SECONDS, (info.deadline - info.start_time) / 4)
         assert job.served.sampling is not None
-        with service.admit_images(info, job.asked.cost(job.served.sampling)):
-            info.images = job.asked.count
+        with service.admit_images(info, job.request.cost(job.served.sampling)):
+            info.images = job.request.count
             computation = service.batcher.compute(
-                job.document, job.begin(deadline, previews=True), deadline, alone=True
+                job.compute_document, job.set_deadline(deadline, previews=True), deadline, alone=True
             )
             work = asyncio.ensure_future(computation)
-            work.add_done_callback(lambda _: job.changed.set())
+            work.add_done_callback(lambda _: job.preview_event.set())
             try:
                 async with asyncio.timeout_at(deadline):
                     while not work.done():
-                        await job.changed.wait()
-                        job.changed.clear()
+                        await job.preview_event.wait()
+                        job.preview_event.clear()
                         if not work.done():
                             await self.write(send, job.preview)
                     result = {"event": "result", "request_id": info.id, "model": describe_model_version(job.served)}

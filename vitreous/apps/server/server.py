@@ -76,10 +76,10 @@ class Server:
     loop: asyncio.AbstractEventLoop
 
     def __init__(self, settings: ServerSettings, run: RunPath, load: Callable[[], Predictor]) -> None:
-        self.settings, self.home, self.load = settings, run, load
+        self.settings, self.run_path, self.load = settings, run, load
         self.socket = bind_socket(settings.host, settings.port)
         self.limits = limit_connections(settings.limits)
-        self.code = 0
+        self.exit_code = 0
         self.reloading: asyncio.Task[None] | None = None
         self.log = ServerLog(settings.quiet)
         self.gate = RequestGate(settings.root_path)
@@ -140,14 +140,14 @@ class Server:
             on_ready()
             await serving
             service.batcher.close()
-            log.write(event="down", code=self.code)
+            log.write(event="down", code=self.exit_code)
         finally:
             if not serving.done():
                 self.http.should_exit = True
                 await serving
             decoders.close()
             log.close()
-        return self.code
+        return self.exit_code
 
     def log_trouble(self, context: dict[str, Any]) -> None:
         """Log errors of the event loop, such as too many open files."""
@@ -157,7 +157,12 @@ class Server:
     def log_start(self) -> None:
         """Log that the server is ready."""
         service, card = self.service, self.service.served.predictor.card
-        fields = {"model": card.name, "version": card.version, "queue": service.queue, "rate": round(service.rate, 1)}
+        fields = {
+            "model": card.name,
+            "version": card.version,
+            "queue": service.queue_limit,
+            "rate": round(service.images_per_second, 1),
+        }
         self.log.write(event="up", address=self.address, **fields)
         if service.served.note:
             self.log.write(event="no index", error=service.served.note)
@@ -172,21 +177,21 @@ class Server:
 
     def prepare_model(self) -> ServedModel:
         """Load and warm up. Raises VitreousError."""
-        return warm_up_predictor(self.load(), self.limits, self.home)
+        return warm_up_predictor(self.load(), self.limits, self.run_path)
 
     def stop(self, signal_number: int = signal.SIGTERM) -> None:
         """Drain accepted requests and end; on the second call, end immediately."""
         if self.http.should_exit:
             os._exit(128 + signal_number)
-        self.code = 130 if signal_number == signal.SIGINT else 0
+        self.exit_code = 130 if signal_number == signal.SIGINT else 0
         self.service.draining = self.http.should_exit = True
         connections = len(self.http.server_state.connections)
-        self.log.write(event="draining", images=self.service.taken, connections=connections)
+        self.log.write(event="draining", images=self.service.images_in_flight, connections=connections)
 
     async def drain(self) -> None:
         """Close the listener, respond to every complete request, and close the connections."""
         loop, connections = asyncio.get_running_loop(), self.http.server_state.connections
-        seconds = 0.0 if self.gate.service is None else 1.5 if self.code else self.limits.drain_seconds
+        seconds = 0.0 if self.gate.service is None else 1.5 if self.exit_code else self.limits.drain_seconds
         end = loop.time() + seconds
         await asyncio.sleep(min(MIN_DRAIN_SECONDS, seconds))
         # closing the listener resets connections that are not accepted yet
@@ -293,18 +298,18 @@ def serve_in_thread(
     server = Server(settings or ServerSettings(port=0, quiet=True), run, lambda: predictor)
     ready, errors, loops = Event(), list[BaseException](), list[asyncio.AbstractEventLoop]()
 
-    async def serve() -> None:
+    async def run_server() -> None:
         loops.append(asyncio.get_running_loop())
         await server.run(ready.set, signals=False)
 
-    def work() -> None:
+    def run_event_loop() -> None:
         try:
-            asyncio.run(serve())
+            asyncio.run(run_server())
         except BaseException as error:
             errors.append(error)
             ready.set()
 
-    thread = Thread(target=work, name="server")
+    thread = Thread(target=run_event_loop, name="server")
     thread.start()
     ready.wait()
     try:

@@ -25,14 +25,14 @@ class RequestInfo:
     """
 
     id: str
-    began: float
+    start_time: float
     deadline: float
     route: str = "none"
     _: KW_ONLY
     images: int = 0
-    length: int | None = 0
-    received: int = 0
-    whole: bool = False
+    body_bytes: int | None = 0
+    received_bytes: int = 0
+    is_body_complete: bool = False
     status: int = 0
 
 
@@ -63,23 +63,32 @@ class Service:
         self.batcher = Batcher(
             lambda: decoders.waiting, lambda count, seconds: self.metrics.batches.observe(count), served.batch_size
         )
-        self.batcher.usual = served.step_seconds
+        self.batcher.batch_seconds = served.step_seconds
         # images/s if one core both decodes and computes
-        self.rate = 1 / (1 / served.images_per_second + decode_seconds)
-        self.queue = limits.queue or max(MIN_QUEUE, math.ceil(self.rate))
-        self.taken = self.held = self.reloads = 0
+        self.images_per_second = 1 / (1 / served.images_per_second + decode_seconds)
+        self.queue_limit = limits.queue or max(MIN_QUEUE, math.ceil(self.images_per_second))
+        self.images_in_flight = self.body_bytes_in_memory = self.reloads = 0
         self.draining = False
         self.root_path = ""
 
     @property
     def state(self) -> str:
         """Return `ready`, or the reason why the service is not ready."""
-        return "draining" if self.draining else "failed" if self.batcher.lost or not self.decoders.children else "ready"
+        return (
+            "draining"
+            if self.draining
+            else "failed"
+            if self.batcher.get_failure_reason or not self.decoders.children
+            else "ready"
+        )
 
     @property
     def is_full(self) -> bool:
         """Return whether the queue has no space for one more image."""
-        return bool(self.taken and self.taken >= self.queue) or self.held > self.limits.in_flight_bytes
+        return (
+            bool(self.images_in_flight and self.images_in_flight >= self.queue_limit)
+            or self.body_bytes_in_memory > self.limits.in_flight_bytes
+        )
 
     def check_capacity(self, count: int) -> None:
         """Check that the queue has space for `count` more images. Raises Refusal, 429 or 503."""
@@ -87,21 +96,23 @@ class Service:
             raise Refusal(503, "draining", "the server is shutting down", "retry later, or use another server", retry=5)
         hint = "retry after Retry-After seconds"
         # a form with many images is accepted when the queue is empty
-        if self.taken and self.taken + count > self.queue:
-            retry = max(1, math.ceil(self.taken * (self.batcher.per_image or 1 / self.rate)))
-            raise Refusal(429, "queue_full", f"{self.taken} images are queued", hint, retry=retry)
-        if self.held > self.limits.in_flight_bytes:
-            raise Refusal(429, "queue_full", f"{self.held >> 20} MiB of images are queued", hint, retry=1)
+        if self.images_in_flight and self.images_in_flight + count > self.queue_limit:
+            retry = max(1, math.ceil(self.images_in_flight * (self.batcher.per_image or 1 / self.images_per_second)))
+            raise Refusal(429, "queue_full", f"{self.images_in_flight} images are queued", hint, retry=retry)
+        if self.body_bytes_in_memory > self.limits.in_flight_bytes:
+            raise Refusal(
+                429, "queue_full", f"{self.body_bytes_in_memory >> 20} MiB of images are queued", hint, retry=1
+            )
         if not self.decoders.children:
             raise Refusal(503, "decoder_lost", "no decoding process is running", "retry later", retry=5)
-        if lost := self.batcher.lost:
+        if lost := self.batcher.get_failure_reason:
             raise Refusal(503, "failed", lost, "restart the server", retry=5)
 
     def check_body_size(self, size: int) -> None:
         """Check the size of a body. Raises Refusal: 413 if it is too large, 429 if all bodies together are."""
         if size > self.limits.bytes:
             raise self.make_size_refusal()
-        if self.held > self.limits.in_flight_bytes:
+        if self.body_bytes_in_memory > self.limits.in_flight_bytes:
             self.check_capacity(0)
 
     def make_size_refusal(self) -> Refusal:
@@ -112,19 +123,19 @@ class Service:
     def admit_images(self, info: RequestInfo, count: int) -> Iterator[None]:
         """Count a request's images as in progress. Raises Refusal if the queue has no space for them."""
         self.check_capacity(count)
-        self.taken += count
+        self.images_in_flight += count
         info.images = count
         try:
             yield
         finally:
-            self.taken -= count
+            self.images_in_flight -= count
 
     def record(self, info: RequestInfo, method: str, path: str) -> None:
         """Count and log a finished request."""
-        seconds = self.loop.time() - info.began
+        seconds = self.loop.time() - info.start_time
         self.metrics.record(info.route, info.status, seconds)
         if info.status == 429:
-            self.log.refused += 1
+            self.log.num_refused += 1
             return
         fields = {"route": info.route, "status": info.status, "seconds": round(seconds, 4), "images": info.images}
         self.log.write_request(request_id=info.id, method=method, path=shorten_text(path), **fields)
@@ -145,9 +156,9 @@ class Service:
     def read_state(self) -> tuple[dict[str, float], dict[str, float], dict[str, str]]:
         """Return gauges, counters and the model's labels for the metrics."""
         gauges: dict[str, float] = {
-            "vitreous_queue_images": self.taken,
-            "vitreous_queue_limit": self.queue,
-            "vitreous_held_bytes": self.held,
+            "vitreous_queue_images": self.images_in_flight,
+            "vitreous_queue_limit": self.queue_limit,
+            "vitreous_held_bytes": self.body_bytes_in_memory,
             "vitreous_connections": len(self.connections),
             "vitreous_ready": float(self.state == "ready"),
         }

@@ -100,9 +100,11 @@ class WatchApp:
         """Stream the lines of the run as server-sent events: first the existing lines, then each new line."""
         if self.pages >= MAX_OPEN_PAGES:
             return PlainTextResponse(f"{MAX_OPEN_PAGES} pages are already open\n", 503, {"retry-after": "5"})
-        return StreamingResponse(self.events(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+        return StreamingResponse(
+            self.stream_events(), media_type="text/event-stream", headers={"cache-control": "no-store"}
+        )
 
-    async def events(self) -> AsyncIterator[str]:
+    async def stream_events(self) -> AsyncIterator[str]:
         """Yield events `lines` ({"anew": drop earlier lines, "lines": […]}) and `state` ({"finished", "age"})."""
         follower, last_finished, last_event_time = MetricsFollower(self.folder.metrics), None, 0.0
         is_first = True
@@ -117,7 +119,7 @@ class WatchApp:
                     }
                     yield f"event: lines\ndata: {json.dumps(event)}\n\n"
                 is_first = False
-                state, now = self.state(), time.monotonic()
+                state, now = self.describe_state(), time.monotonic()
                 if lines or state["finished"] != last_finished or now - last_event_time >= HEARTBEAT_SECONDS:
                     last_finished, last_event_time = state["finished"], now
                     yield f"event: state\ndata: {json.dumps(state)}\n\n"
@@ -125,7 +127,7 @@ class WatchApp:
         finally:
             self.pages -= 1
 
-    def state(self) -> dict[str, Any]:
+    def describe_state(self) -> dict[str, Any]:
         """Return whether the run has finished, and seconds since its last line (None before the first)."""
         finished = self.folder.summary.is_file() and (self.folder.path / "report.html").is_file()
         try:

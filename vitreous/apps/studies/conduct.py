@@ -98,8 +98,8 @@ def execute_study(options: StudyOptions, listener: ProgressListener) -> dict[str
             workers=options.workers,
         )
         # notes on training do not apply to untrained models
-        factory = RunFactory(shared_options, listener if study.trained else NullListener())
-        cells = list_study_cells(study, settings, factory.side(), sources.others)
+        factory = RunFactory(shared_options, listener if study.trains_models else NullListener())
+        cells = list_study_cells(study, settings, factory.get_image_size(), sources.other_datasets)
         if options.dry_run or (options.budget and not options.resume):
             forecast = forecast_runs(study, factory, cells, settings)
             if options.budget and not options.resume:
@@ -108,18 +108,18 @@ def execute_study(options: StudyOptions, listener: ProgressListener) -> dict[str
             if options.dry_run:
                 return describe_forecast(settings, forecast)
     write_initial_state(study_folder, settings)
-    with (signals := StopSignals()).caught():
+    with (signals := StopSignals()).catch():
         training = TrainingContext(options, listener, signals)
-        if study.trained:
+        if study.trains_models:
             runs = train_runs(factory, cells, settings, training)
         else:
-            runs = [factory.make(cell, seed) for cell in cells for seed in range(settings.seeds)]
+            runs = [factory.make_run(cell, seed) for cell in cells for seed in range(settings.seeds)]
         results = measure_runs(
             study,
             runs,
             study_folder=study_folder,
             shared_options=shared_options,
-            other_datasets=sources.others,
+            other_datasets=sources.other_datasets,
             listener=MeasuringListener(training),
         )
     return write_study_results(study, settings, study_folder, results, runs)
@@ -127,8 +127,8 @@ def execute_study(options: StudyOptions, listener: ProgressListener) -> dict[str
 
 def forecast_runs(study: Study, factory: RunFactory, cells: list[StudyCell], settings: StudySettings) -> Forecast:
     """Forecast the cost of a study on this machine by a few timed steps; untrained models cost nothing."""
-    seeds = range(settings.seeds) if study.trained else ()
-    return forecast_study([factory.make(cell, seed) for cell in cells for seed in seeds], factory.listener)
+    seeds = range(settings.seeds) if study.trains_models else ()
+    return forecast_study([factory.make_run(cell, seed) for cell in cells for seed in seeds], factory.listener)
 
 
 def resolve_study_settings(options: StudyOptions, study_folder: Path) -> StudySettings:
@@ -193,18 +193,18 @@ class MeasuringListener(NullListener):
     """Forward progress of measurements, and stop after a signal; measurements so far are already written."""
 
     def __init__(self, training: TrainingContext) -> None:
-        self.training = training
+        self.training_context = training
 
     def note(self, text: str) -> None:
         """Ignore notes of the measure."""
 
     def progress(self, label: str, done: int, total: int | None, text: str = "") -> None:
         """Forward the progress. Raises Interrupted after a signal, with the command to continue."""
-        options = self.training.options
-        if self.training.signals.received:
+        options = self.training_context.options
+        if self.training_context.signals.received:
             hint = f"continue with `vitreous study {options.name} --resume --out {options.out}`"
-            raise Interrupted("stopped while measuring, saved", hint, 128 + self.training.signals.received)
-        self.training.listener.progress(label, done, total, text)
+            raise Interrupted("stopped while measuring, saved", hint, 128 + self.training_context.signals.received)
+        self.training_context.listener.progress(label, done, total, text)
 
 
 def train_runs(
@@ -217,12 +217,12 @@ def train_runs(
     """
     finished: list[StudyRun] = []
     total = len(cells) * settings.seeds
-    for _, group in groupby(cells, key=lambda cell: cell.level):
+    for _, group in groupby(cells, key=lambda cell: cell.depth):
         runs = [make_run(factory, cell, seed, finished) for cell in group for seed in range(settings.seeds)]
         for study_run in runs:
             if not study_run.folder.config.is_file():
                 prepare_run_folder(
-                    study_run.folder, study_run.run, {"data": describe_run_data(study_run.run, study_run.opened)}, None
+                    study_run.folder, study_run.run, {"data": describe_run_data(study_run.run, study_run.data)}, None
                 )
         if training.options.ray:
             train_on_ray(training, runs)
@@ -244,16 +244,16 @@ def make_run(factory: RunFactory, cell: StudyCell, seed: int, finished: list[Stu
             for study_run in finished
             if study_run.seed == seed and study_run.cell == parent
         )
-        for path, parent in cell.after.items()
+        for path, parent in cell.parents.items()
     }
-    return factory.make(cell, seed, parents)
+    return factory.make_run(cell, seed, parents)
 
 
 def train_in_process(study_run: StudyRun, label: str, training: TrainingContext) -> None:
     """Train one run in this process, and write its page. Raises Interrupted after a signal, with a command."""
     options = training.options
     try:
-        if not study_run.complete:
+        if not study_run.is_complete:
             run_trial(
                 study_run.run,
                 study_run.inputs,
@@ -287,7 +287,7 @@ def describe_forecast(settings: StudySettings, forecast: Forecast) -> dict[str, 
     seconds = forecast.seconds * settings.step_fraction
     return asdict(settings) | {
         "runs": forecast.runs,
-        "complete": forecast.complete,
+        "complete": forecast.num_complete,
         "total_steps": round(forecast.steps * settings.step_fraction),
         "hours": round(seconds / 3600, 3),
         "exaflops": forecast.exaflops * settings.step_fraction,
@@ -302,7 +302,7 @@ def write_study_results(
     rows = build_table_rows(study, results)
     metric = next((result.metric for result in results if result.metric), "top1")
     conclusion = study.conclude(rows) if study.conclude else None
-    trained = runs if study.trained else []
+    trained = runs if study.trains_models else []
     document = {
         "name": study.name,
         "settings": asdict(settings),
@@ -317,7 +317,7 @@ def write_study_results(
         "table": {"columns": list_columns(study), "rows": rows_to_lists(rows)},
         "rows": [row_to_dict(row) for row in rows],
         "conclusion": conclusion and asdict(conclusion),
-        "uses_other_datasets": bool(study.others),
+        "uses_other_datasets": bool(study.other_data_kind),
         "figures": list_run_figures(runs, study_folder),
         "published": {" · ".join(axis_values): value for axis_values, value in study.published.values.items()},
         "page": str(study_folder / "report.html"),

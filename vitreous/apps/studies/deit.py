@@ -26,7 +26,7 @@ def teacher_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     cells = [teacher_cell]
     for label, settings in DISTILLATION_SETTINGS.items():
         then = {"recipe": "distil", "settings": settings}
-        cells.append(StudyCell((label,), student, after={"objective.teacher": teacher_cell}, then=then))
+        cells.append(StudyCell((label,), student, parents={"objective.teacher": teacher_cell}, then=then))
     return tuple(cells)
 
 
@@ -67,7 +67,7 @@ def augmentation_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Return DeiT's recipe, and one cell without each augmentation or regulariser."""
     base = setting.options(TrainOptions(recipe="deit", model="ViT-B/16"), recipe="deit")
     if setting.scale.name != "published":
-        image_size = min(setting.side, 64)
+        image_size = min(setting.image_size, 64)
         base = update_options(base, image_size=image_size, lr=1e-3, ema=0.99)
     return tuple(
         StudyCell((name,), update_options(base, settings=overrides))

@@ -58,11 +58,11 @@ class StudyRun:
     run: Run
     inputs: RunInputs
     _: KW_ONLY
-    opened: Data
+    data: Data
     folder: RunFolder
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether the run is complete, by this study or another."""
         return self.folder.summary.is_file()
 
@@ -75,7 +75,7 @@ class RunFactory:
         self._opened: dict[Any, tuple[Data, Run]] = {}
         self._inputs: dict[Any, tuple[RunInputs, int]] = {}
 
-    def side(self) -> int:
+    def get_image_size(self) -> int:
         """Return the longer side of the images in pixels. Raises DataError for data without labels, UsageError for data
         other than images."""
         opened = open_data(self.common.data)
@@ -85,14 +85,14 @@ class RunFactory:
             raise UsageError(f"studies need images, and {self.common.data} has other data", "use a dataset of images")
         return max(size)
 
-    def make(self, cell: StudyCell, seed: int, parents: dict[str, Path] | None = None) -> StudyRun:
+    def make_run(self, cell: StudyCell, seed: int, parents: dict[str, Path] | None = None) -> StudyRun:
         """Return the run of a cell with a seed; `parents` maps an option or a settings path to the folder of a
         prerequisite run.
 
         Without parents, the run uses only the cell's options: it has the same length and cost, but is not the run to
         train. Raises the exceptions of `train` for incompatible options.
         """
-        options = self.options(cell, parents or {})
+        options = self.build_options(cell, parents or {})
         run, inputs, opened = self.derive_inputs(options)
         if self.common.step_fraction < 1:
             steps = max(MIN_RUN_STEPS, int(run.steps * self.common.step_fraction))
@@ -101,10 +101,10 @@ class RunFactory:
             run = limit_evaluations(run, len(opened.splits.get("val", ())))
         run = replace(run, seed=seed)
         return StudyRun(
-            cell, seed, run=run, inputs=inputs, opened=opened, folder=self.folder(run, Path(cell.data).name)
+            cell, seed, run=run, inputs=inputs, data=opened, folder=self.make_folder(run, Path(cell.data).name)
         )
 
-    def options(self, cell: StudyCell, parents: dict[str, Path]) -> TrainOptions:
+    def build_options(self, cell: StudyCell, parents: dict[str, Path]) -> TrainOptions:
         """Return the options of a cell's runs."""
         shared_options = self.common
         options = update_options(cell.options, **(cell.then if parents else {}))
@@ -158,7 +158,7 @@ class RunFactory:
             write_text_atomic(path, text, "surrogateescape")
         return path
 
-    def folder(self, run: Run, dataset_name: str = "") -> RunFolder:
+    def make_folder(self, run: Run, dataset_name: str = "") -> RunFolder:
         """Return the folder of a run, named by its settings, the fingerprint of its data, and the name of the
         `dataset_name` dataset if it uses one."""
         return RunFolder(
@@ -207,12 +207,12 @@ class OnceListener(NullListener):
 
     def __init__(self, listener: ProgressListener) -> None:
         self.listener = listener
-        self.heard: set[str] = set()
+        self.seen_texts: set[str] = set()
 
     def note(self, text: str) -> None:
         """Forward the text if it is new."""
-        if text not in self.heard:
-            self.heard.add(text)
+        if text not in self.seen_texts:
+            self.seen_texts.add(text)
             self.listener.note(text)
 
     def progress(self, label: str, done: int, total: int | None, text: str = "") -> None:

@@ -45,7 +45,7 @@ def merging_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     if setting.scale.name == "published":
         return (StudyCell(("ViT-L/16",), TrainOptions(recipe="deit", model="ViT-L/16")),)
     base = setting.options(TrainOptions())
-    return (StudyCell(("ViT",), update_options(base, model=setting.vit(patch=max(1, setting.patch // 2)))),)
+    return (StudyCell(("ViT",), update_options(base, model=setting.format_vit_name(patch=max(1, setting.patch // 2)))),)
 
 
 def unmerged_reference(axis_values: tuple[str, ...]) -> tuple[str, ...]:
@@ -67,5 +67,5 @@ TOKEN_MERGING_STUDY = Study(
         "more accuracy and saves less time. Throughput is measured on this machine with batches of 64 in float32."
     ),
     chart=Chart("images_per_second", "model"),
-    measure=Measure("merged_top1", measure_token_merging),
+    run_measure=Measure("merged_top1", measure_token_merging),
 )

@@ -56,8 +56,8 @@ FEW_SHOT_STUDY = Study(
     published=Published("Figure 4 has curves of linear 5-shot accuracy on ImageNet and no table", {}),
     differs=FEW_SHOT_DIFFERS,
     chart=Chart("shots", "model", logarithmic=True),
-    measure=Measure("fewshot_top1", measure_few_shot_accuracy),
-    others="sets",
+    run_measure=Measure("fewshot_top1", measure_few_shot_accuracy),
+    other_data_kind="sets",
 )
 FEW_SHOT_IMAGES_STUDY = Study(
     "few-shot-images",
@@ -74,7 +74,7 @@ FEW_SHOT_IMAGES_STUDY = Study(
     ),
     differs=FEW_SHOT_DIFFERS,
     chart=Chart("training images", "model", logarithmic=True),
-    measure=Measure("fewshot_top1", measure_five_shot_accuracy),
-    others="sets",
+    run_measure=Measure("fewshot_top1", measure_five_shot_accuracy),
+    other_data_kind="sets",
 )
 STUDIES = (FEW_SHOT_STUDY, FEW_SHOT_IMAGES_STUDY)

@@ -74,5 +74,5 @@ DIT_STUDY = Study(
         "depends on the number of images, which is the same in all rows."
     ),
     chart=Chart("gflops", "patch", logarithmic=True, logarithmic_y=True),
-    measure=Measure("frechet_distance", measure_frechet_distance, "lower"),
+    run_measure=Measure("frechet_distance", measure_frechet_distance, "lower"),
 )

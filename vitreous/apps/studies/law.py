@@ -34,7 +34,10 @@ def scaling_law_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
         base = setting.options(TrainOptions(), optimizer="adamw", lr=1e-3)
         steps = max(2, setting.scale.steps // divisor)
         cells += [
-            StudyCell((f"width {width}", f"1/{divisor}"), update_options(base, steps=steps, model=setting.vit(width)))
+            StudyCell(
+                (f"width {width}", f"1/{divisor}"),
+                update_options(base, steps=steps, model=setting.format_vit_name(width)),
+            )
             for width in LAW_WIDTHS[setting.scale.name]
         ]
     return tuple(cells)

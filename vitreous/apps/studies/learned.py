@@ -37,7 +37,7 @@ def filter_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
         return tuple(StudyCell((f"{patch}",), make_base_options(setting, f"ViT-L/{patch}")) for patch in (32, 16))
     base, patch = make_base_options(setting, ""), setting.patch
     return tuple(
-        StudyCell((f"{patch_size}",), update_options(base, model=setting.vit(patch=patch_size)))
+        StudyCell((f"{patch_size}",), update_options(base, model=setting.format_vit_name(patch=patch_size)))
         for patch_size in (2 * patch, patch)
     )
 
@@ -61,7 +61,7 @@ def distance_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
         return tuple(StudyCell((label,), make_base_options(setting, name)) for label, name in names.items())
     base, scale = make_base_options(setting, ""), setting.scale
     stem = update_options(
-        base, model=f"Conv+ViT-{scale.width}x{scale.depth}/8", image_size=max(32, min(setting.side, 64))
+        base, model=f"Conv+ViT-{scale.width}x{scale.depth}/8", image_size=max(32, min(setting.image_size, 64))
     )
     return StudyCell(("ViT",), base), StudyCell(("hybrid",), stem)
 
@@ -107,7 +107,7 @@ FILTERS_STUDY = Study(
     differs=INSPECTION_DIFFERS
     + "A small patch has at most as many components as values. The reference is the first component alone.",
     chart=Chart("components", "patch", logarithmic=True),
-    measure=Measure("variance_share", measure_filter_variance),
+    run_measure=Measure("variance_share", measure_filter_variance),
 )
 POSITION_SIMILARITY_STUDY = Study(
     "position-similarity",
@@ -121,7 +121,7 @@ POSITION_SIMILARITY_STUDY = Study(
     differs=INSPECTION_DIFFERS
     + "The metric is the mean cosine similarity of two positions in the same row or column, minus that of all other "
     "pairs; it is 0 if positions do not encode the grid.",
-    measure=Measure("position_contrast", measure_position_contrast),
+    run_measure=Measure("position_contrast", measure_position_contrast),
 )
 ATTENTION_DISTANCE_STUDY = Study(
     "attention-distance",
@@ -142,7 +142,7 @@ ATTENTION_DISTANCE_STUDY = Study(
     + "The hybrid has a convolutional stem instead of a ResNet, and larger images. Distances in pixels are therefore "
     "not comparable between models: compare each model with its own first block.",
     chart=Chart("block", ("model", "heads")),
-    measure=Measure("attention_distance", measure_attention_distance),
+    run_measure=Measure("attention_distance", measure_attention_distance),
 )
 ROLLOUT_STUDY = Study(
     "rollout",
@@ -157,6 +157,6 @@ ROLLOUT_STUDY = Study(
     + "The metric is the smallest share of patches that hold half of the rollout from the output token; it is about "
     "50 % for uniform attention. The figures show a few validation images.",
     chart=Chart("block", "pooling"),
-    measure=Measure("rollout_spread", measure_rollout_spread, "lower"),
+    run_measure=Measure("rollout_spread", measure_rollout_spread, "lower"),
 )
 STUDIES = (FILTERS_STUDY, POSITION_SIMILARITY_STUDY, ATTENTION_DISTANCE_STUDY, ROLLOUT_STUDY)

@@ -27,7 +27,9 @@ def make_compute_settings(subject: MeasuredRun) -> EvaluationSettings:
     from vitreous.reports.answers import EvaluationSettings
 
     precision = "auto" if subject.precision == "fp16" else subject.precision
-    return EvaluationSettings(how=InferenceOptions(subject.device, precision), listener=subject.listener, cache=False)
+    return EvaluationSettings(
+        inference_options=InferenceOptions(subject.device, precision), listener=subject.listener, cache=False
+    )
 
 
 def measure_few_shot_accuracy(subject: MeasuredRun, shots: Sequence[int] = FEW_SHOT_COUNTS) -> list[Measurement]:
@@ -37,8 +39,8 @@ def measure_few_shot_accuracy(subject: MeasuredRun, shots: Sequence[int] = FEW_S
     from vitreous.reports.protocols.task import ProtocolOptions
 
     options, top1 = ProtocolOptions("fewshot", shots=tuple(shots), cache=False), dict[int, list[float]]()
-    for dataset in subject.others:
-        document = run_protocol(options, subject.home, dataset.source, "val", make_compute_settings(subject))
+    for dataset in subject.other_datasets:
+        document = run_protocol(options, subject.get_folder, dataset.source, "val", make_compute_settings(subject))
         for result in document["results"]:
             top1.setdefault(result["shots"], []).append(result["top1"])
     return [Measurement((f"{count}",), float(np.mean(values))) for count, values in top1.items()]
@@ -54,7 +56,12 @@ def draw_inspect_figure(subject: MeasuredRun, name: str) -> dict[str, np.ndarray
     from vitreous.reports.inspect import inspect
 
     inspect(
-        subject.home, out=subject.album, figures=(name,), count=NUM_INSPECTED_IMAGES, device=subject.device, split="val"
+        subject.get_folder,
+        out=subject.album,
+        figures=(name,),
+        count=NUM_INSPECTED_IMAGES,
+        device=subject.device,
+        split="val",
     )
     with np.load(subject.album / f"{name}.npz", allow_pickle=False) as arrays:
         return dict(arrays)
@@ -97,15 +104,18 @@ def open_run_scene(subject: MeasuredRun) -> FigureContext:
     from vitreous.reports.figures.subject import FigureContext, InspectOptions
     from vitreous.system.machine import pick_device
 
-    bundle, options = open_bundle(subject.home, headless=True), InspectOptions(split="val", count=NUM_INSPECTED_IMAGES)
+    bundle, options = (
+        open_bundle(subject.get_folder, headless=True),
+        InspectOptions(split="val", count=NUM_INSPECTED_IMAGES),
+    )
     device = pick_device(subject.device)
     return FigureContext(
-        str(subject.home),
+        str(subject.get_folder),
         bundle,
         options=options,
         preprocess=bundle.preprocess,
         device=device,
-        pictures=(),
+        images=(),
         listener=NullListener(),
     )
 
@@ -123,7 +133,7 @@ def measure_rollout_spread(subject: MeasuredRun) -> list[Measurement]:
         .double()
         .mean(-1)
         .numpy()
-        for images in context.batches(context.take_images(NUM_INSPECTED_IMAGES))
+        for images in context.iterate_batches(context.take_images(NUM_INSPECTED_IMAGES))
     ]
     return [Measurement((f"{block}",), float(value)) for block, value in enumerate(np.concatenate(shares).mean(0), 1)]
 
@@ -134,7 +144,7 @@ def measure_norm_ratio(subject: MeasuredRun) -> list[Measurement]:
     from vitreous.inspection.hooks import ResidualState, visit_residual_states
 
     context, ratios = open_run_scene(subject), []
-    for images in context.batches(context.take_images(NUM_INSPECTED_IMAGES)):
+    for images in context.iterate_batches(context.take_images(NUM_INSPECTED_IMAGES)):
         states: list[ResidualState] = []
         visit_residual_states(context.model, images, states.append)
         norms = states[-1].patches.flatten(1, -2).norm(dim=-1)
@@ -159,10 +169,13 @@ def measure_token_merging(subject: MeasuredRun, counts: Sequence[int] = ()) -> l
         inference_options = InferenceOptions(subject.device, "fp32", merge_tokens=count)
         settings = make_compute_settings(subject)
         outputs = predict_split(
-            subject.home, None, "val", type(settings)(how=inference_options, listener=subject.listener)
+            subject.get_folder,
+            None,
+            "val",
+            type(settings)(inference_options=inference_options, listener=subject.listener),
         )
         report = evaluate_classification(outputs.logits, outputs.split.labels, outputs.bundle.classes, outputs.readable)
-        bundle = open_bundle(subject.home)
+        bundle = open_bundle(subject.get_folder)
         engine = TorchEngine(bundle.model, bundle.preprocess, pick_run_device(subject), "fp32", merge_tokens=count)
         pixels = torch.zeros(TIMED_BATCH_SIZE, config.channels, *config.image, dtype=torch.uint8)
         throughput = TIMED_BATCH_SIZE / time_fastest_call(lambda engine=engine, pixels=pixels: engine(pixels))
@@ -192,7 +205,7 @@ def measure_frechet_distance(subject: MeasuredRun, samples: int = 500) -> list[M
     from vitreous.reports.generated import GenerationOptions, measure_generator
 
     options = GenerationOptions(samples=samples, guidance=1.0, seed=subject.seed)
-    document = measure_generator(subject.home, None, "val", options, make_compute_settings(subject))
+    document = measure_generator(subject.get_folder, None, "val", options, make_compute_settings(subject))
     return [Measurement((), document["val"]["frechet_distance"], {"gflops": 2 * subject.run.model.macs() / 1e9})]
 
 
@@ -210,7 +223,9 @@ def measure_throughput(subject: MeasuredRun, image_sizes: Sequence[int], seconds
     model.any_size = True
     return [
         Measurement(
-            (f"{cost.image[-1]}",), cost.best[1], {"largest": float(cost.largest), "memory": float(cost.memory)}
+            (f"{cost.image[-1]}",),
+            cost.find_fastest[1],
+            {"largest": float(cost.largest_batch_size), "memory": float(cost.memory)},
         )
         for cost in measure_inference_costs(model, round_image_sizes(model, image_sizes), (), seconds)
     ]
@@ -229,6 +244,6 @@ def measure_largest_batch(subject: MeasuredRun, image_sizes: Sequence[int]) -> l
     model.any_size = True
     batches = () if pick_run_device(subject) != "cpu" else (1,)
     return [
-        Measurement((f"{cost.image[-1]}",), float(cost.largest), {"memory": float(cost.memory)})
+        Measurement((f"{cost.image[-1]}",), float(cost.largest_batch_size), {"memory": float(cost.memory)})
         for cost in measure_inference_costs(model, round_image_sizes(model, image_sizes), batches)
     ]

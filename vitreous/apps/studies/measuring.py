@@ -32,17 +32,19 @@ def measure_runs(
     for index, study_run in enumerate(runs, 1):
         if not study_run.cell.axis_values:
             continue
-        run_result = read_run_result(study_run, study.metric) if study.trained else make_untrained_result(study_run)
-        if study.measure is None or (study.trained and run_result.value is None and has_diverged(study_run)):
+        run_result = (
+            read_run_result(study_run, study.metric) if study.trains_models else make_untrained_result(study_run)
+        )
+        if study.run_measure is None or (study.trains_models and run_result.value is None and has_diverged(study_run)):
             missing = len(study.axes) - len(run_result.axis_values)
             results.append(replace(run_result, axis_values=(*run_result.axis_values, *("-",) * missing)))
             continue
         label = f"measuring {index} of {len(runs)}, {' '.join(study_run.cell.axis_values)}, seed {study_run.seed}"
         subject = MeasuredRun(
-            study_run.folder.path if study.trained else None,
+            study_run.folder.path if study.trains_models else None,
             study_run.run,
             seed=study_run.seed,
-            others=other_datasets,
+            other_datasets=other_datasets,
             album=study_folder / ALBUMS_FOLDER / study_run.folder.path.name,
             device=shared_options.device or "auto",
             precision=shared_options.precision or "auto",
@@ -50,15 +52,15 @@ def measure_runs(
         )
         listener.progress(label, index - 1, len(runs))
         measurements = load_or_measure(
-            study.measure, subject, study_folder / MEASUREMENTS_FOLDER / f"{study_run.folder.path.name}.json"
+            study.run_measure, subject, study_folder / MEASUREMENTS_FOLDER / f"{study_run.folder.path.name}.json"
         )
         results += [
             replace(
                 run_result,
                 axis_values=(*run_result.axis_values, *measurement.axis_values),
-                metric=study.measure.metric,
+                metric=study.run_measure.metric,
                 value=measurement.value,
-                better=study.measure.better,
+                better=study.run_measure.better,
                 measurements=run_result.measurements | measurement.measurements,
             )
             for measurement in measurements
@@ -73,7 +75,7 @@ def load_or_measure(measure: Measure, subject: MeasuredRun, file: Path) -> list[
         return [
             Measurement(tuple(record["axis_values"]), record["value"], record["measurements"]) for record in records
         ]
-    measurements = measure.read(subject)
+    measurements = measure.measure_run(subject)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomic(file, json.dumps([asdict(measurement) for measurement in measurements], indent=1) + "\n")
     return measurements

@@ -31,7 +31,7 @@ class StudyData:
     """The training data of a study, in a form that `train` accepts, and the other datasets."""
 
     data: str
-    others: tuple[OtherDataset, ...] = ()
+    other_datasets: tuple[OtherDataset, ...] = ()
 
 
 def resolve_study_data(study: Study, data: str, dataset_specs: tuple[str, ...], parent_folder: Path) -> StudyData:
@@ -40,18 +40,21 @@ def resolve_study_data(study: Study, data: str, dataset_specs: tuple[str, ...], 
 
     Raises UsageError for missing or unsupported datasets and duplicate names, DataError for an empty group.
     """
-    if not study.others:
+    if not study.other_data_kind:
         if dataset_specs:
             raise UsageError(f"the study {study.name} takes no other datasets", "remove --to")
         return StudyData(data)
     if dataset_specs:
         return StudyData(
-            data, parse_named_datasets(dataset_specs) if study.others == "sets" else list_group_datasets(dataset_specs)
+            data,
+            parse_named_datasets(dataset_specs)
+            if study.other_data_kind == "sets"
+            else list_group_datasets(dataset_specs),
         )
     if data != "digits":
-        example = "pets/ flowers/" if study.others == "sets" else "vtab/natural vtab/structured"
+        example = "pets/ flowers/" if study.other_data_kind == "sets" else "vtab/natural vtab/structured"
         raise UsageError(f"the study {study.name} needs other datasets than {data}", f"add --to {example}")
-    subsets = DIGIT_SUBSETS if study.others == "groups" else DIGIT_SUBSETS[:2]
+    subsets = DIGIT_SUBSETS if study.other_data_kind == "groups" else DIGIT_SUBSETS[:2]
     return StudyData(
         write_digit_subset(parent_folder, FIRST_DIGITS, 0),
         tuple(

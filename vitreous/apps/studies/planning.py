@@ -27,7 +27,7 @@ class Forecast:
     """Cost of the missing runs of a study on this machine, trained sequentially."""
 
     runs: int
-    complete: int
+    num_complete: int
     steps: int  # of all missing runs
     seconds: float  # of their steps
     _: KW_ONLY
@@ -38,7 +38,7 @@ class Forecast:
         """Return the share of the steps that fits a budget in seconds, at most 1. Raises UsageError if the budget is
         too short."""
         share = min(1.0, TRAINING_BUDGET_SHARE * budget / self.seconds) if self.seconds else 1.0
-        num_missing = self.runs - self.complete
+        num_missing = self.runs - self.num_complete
         if share < 1 and share * self.steps < MIN_RUN_STEPS * num_missing:
             min_seconds = MIN_RUN_STEPS * num_missing * self.seconds / self.steps / TRAINING_BUDGET_SHARE
             problem = f"a budget of {budget:g} s is too short for {num_missing} runs of {MIN_RUN_STEPS} steps"
@@ -50,7 +50,7 @@ def forecast_study(runs: list[StudyRun], listener: ProgressListener) -> Forecast
     """Time a few steps of each type of incomplete run, and add up the cost. Writes nothing."""
     seconds_by_key: dict[Any, float] = {}
     seconds, steps, exaflops = 0.0, 0, 0.0
-    missing_runs = [study_run for study_run in runs if not study_run.complete]
+    missing_runs = [study_run for study_run in runs if not study_run.is_complete]
     for study_run in missing_runs:
         run = study_run.run
         timing_key = (run.model, repr(run.objective), run.optimizer.name, run.step_size, repr(run.views))
@@ -79,7 +79,7 @@ def estimate_training_flops(run: Run) -> float:
 def estimate_study_cost(study: Study, scale: Scale) -> dict[str, Any]:
     """Estimate the runs and exaFLOPs of a study on the reference dataset of a scale, without opening it; 0 for a study
     without training."""
-    if not study.trained:
+    if not study.trains_models:
         return {"scale": scale.name, "runs": 0, "exaflops": 0.0}
     info, _ = REFERENCE_DATASETS[scale.data]
     cells = order_with_parents(study.cells(StudySetting(scale, max(info.size))))

@@ -22,7 +22,7 @@ def mask_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
         )
         # fine-tuned with the settings of the model from scratch: only the initial weights differ
         overrides = {"recipe": "mae-finetune"} if published else {}
-        cells.append(StudyCell((f"{ratio} %",), scratch, after={"init": pretraining_cell}, then=overrides))
+        cells.append(StudyCell((f"{ratio} %",), scratch, parents={"init": pretraining_cell}, then=overrides))
     return tuple(cells)
 
 
@@ -98,7 +98,7 @@ def mae_finetune_cell(setting: StudySetting, label: str, settings: dict[str, str
     options = update_options(options, recipe="deit" if published else setting.recipe)
     pretraining_cell = StudyCell((), update_options(pretraining_options, settings=settings))
     overrides = {"recipe": "mae-finetune"} if published else {}
-    return StudyCell((label,), options, after={"init": pretraining_cell}, then=overrides)
+    return StudyCell((label,), options, parents={"init": pretraining_cell}, then=overrides)
 
 
 def depth_cells(setting: StudySetting) -> tuple[StudyCell, ...]:

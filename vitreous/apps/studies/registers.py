@@ -67,7 +67,7 @@ ARTEFACT_NORMS_STUDY = Study(
         " The metric is the ratio of the largest to the median norm of an image's patch tokens, before the final norm "
         "layer."
     ),
-    measure=Measure("norm_ratio", measure_norm_ratio, "lower"),
+    run_measure=Measure("norm_ratio", measure_norm_ratio, "lower"),
 )
 DINO_CROPS_STUDY = Study(
     "dino-crops",

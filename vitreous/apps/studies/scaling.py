@@ -61,7 +61,7 @@ class ScalingLawFit:
     """A fitted law, the bootstrap's laws (K, 5), the losses of held-out runs, and the limitations of the fit."""
 
     law: ScalingLaw
-    draws: np.ndarray
+    bootstrap_laws: np.ndarray
     residual: float  # root mean square residual in log L of the fitted runs
     held_out: np.ndarray  # (m, 2): L as measured and as predicted
     _: KW_ONLY
@@ -69,12 +69,17 @@ class ScalingLawFit:
 
     def interval(self, name: str, level: float = 0.95) -> tuple[float, float]:
         """Return the interval of one of E, A, B, a, b."""
-        low, high = np.quantile(self.draws[:, LAW_PARAMETERS.index(name)], [(1 - level) / 2, (1 + level) / 2])
+        low, high = np.quantile(self.bootstrap_laws[:, LAW_PARAMETERS.index(name)], [(1 - level) / 2, (1 + level) / 2])
         return float(low), float(high)
 
-    def predicted(self, parameters: float, samples: float, level: float = 0.95) -> tuple[float, float, float]:
+    def predict_with_interval(
+        self, parameters: float, samples: float, level: float = 0.95
+    ) -> tuple[float, float, float]:
         """Predict L for N and D, and return (L, low, high) with the interval over the bootstrap's laws."""
-        losses = [float(ScalingLaw.from_row(draw).loss(np.array(parameters), np.array(samples))) for draw in self.draws]
+        losses = [
+            float(ScalingLaw.from_row(draw).loss(np.array(parameters), np.array(samples)))
+            for draw in self.bootstrap_laws
+        ]
         low, high = np.quantile(losses, [(1 - level) / 2, (1 + level) / 2])
         return float(self.law.loss(np.array(parameters), np.array(samples))), float(low), float(high)
 
@@ -127,7 +132,9 @@ def fit_law(
         held_out_losses,
         doubts=(),
     )
-    return ScalingLawFit(fit.law, fit.draws, fit.residual, fit.held_out, doubts=describe_doubts(fit, fitted_runs))
+    return ScalingLawFit(
+        fit.law, fit.bootstrap_laws, fit.residual, fit.held_out, doubts=describe_doubts(fit, fitted_runs)
+    )
 
 
 def check_fit_runs(runs: np.ndarray) -> None:

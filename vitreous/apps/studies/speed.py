@@ -71,7 +71,7 @@ SPEED_STUDY = Study(
         "time limit of a model are skipped."
     ),
     chart=Chart("image size", "model", logarithmic=True, logarithmic_y=True),
-    measure=Measure("fastest_rate", measure_throughput_by_size, trained=False),
+    run_measure=Measure("fastest_rate", measure_throughput_by_size, needs_training=False),
 )
 LARGEST_BATCH_STUDY = Study(
     "largest-batch",
@@ -90,6 +90,6 @@ LARGEST_BATCH_STUDY = Study(
         "value depends on free memory."
     ),
     chart=Chart("image size", "model", logarithmic=True, logarithmic_y=True),
-    measure=Measure("largest_batch", measure_largest_batch_by_size, trained=False),
+    run_measure=Measure("largest_batch", measure_largest_batch_by_size, needs_training=False),
 )
 STUDIES = (SPEED_STUDY, LARGEST_BATCH_STUDY)

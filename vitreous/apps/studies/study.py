@@ -76,20 +76,20 @@ class StudySetting:
     """Settings of a study's cells: the scale, the image size in pixels, and the other datasets."""
 
     scale: Scale
-    side: int
-    others: tuple[OtherDataset, ...] = ()
+    image_size: int
+    other_datasets: tuple[OtherDataset, ...] = ()
 
     @property
     def patch(self) -> int:
         """Return the patch size that gives about 16 to 64 tokens."""
-        return 2 if self.side <= 16 else 4 if self.side <= 32 else 8
+        return 2 if self.image_size <= 16 else 4 if self.image_size <= 32 else 8
 
     @property
     def recipe(self) -> str:
         """Return the recipe for small images, for cells that would otherwise take one from their initial weights."""
-        return "digits" if self.side <= 8 else "small"
+        return "digits" if self.image_size <= 8 else "small"
 
-    def vit(self, width: int = 0, depth: int = 0, patch: int = 0) -> str:
+    def format_vit_name(self, width: int = 0, depth: int = 0, patch: int = 0) -> str:
         """Return the name of the scale's ViT, with another width, depth or patch size if given."""
         scale = self.scale
         return f"ViT-{width or scale.width}x{depth or scale.depth}/{patch or self.patch}"
@@ -98,9 +98,12 @@ class StudySetting:
         """Return the options of the scale's runs with changes; at the published scale, those of `published`."""
         if self.scale.name == "published":
             return update_options(published, **changes)
-        image_size = MAX_IMAGE_SIZE if self.side > MAX_IMAGE_SIZE else None
+        image_size = MAX_IMAGE_SIZE if self.image_size > MAX_IMAGE_SIZE else None
         scale_options = TrainOptions(
-            model=self.vit(), steps=self.scale.steps, batch_size=self.scale.batch_size, image_size=image_size
+            model=self.format_vit_name(),
+            steps=self.scale.steps,
+            batch_size=self.scale.batch_size,
+            image_size=image_size,
         )
         return update_options(scale_options, **changes)
 
@@ -123,15 +126,15 @@ class StudyCell:
     axis_values: AxisValues
     options: TrainOptions
     share: float = 1.0
-    after: dict[str, StudyCell] = field(default_factory=dict)
+    parents: dict[str, StudyCell] = field(default_factory=dict)
     _: KW_ONLY
     then: dict[str, Any] = field(default_factory=dict)
     data: str = ""
 
     @property
-    def level(self) -> int:
+    def depth(self) -> int:
         """Return the length of the longest chain of prerequisites."""
-        return 1 + max((cell.level for cell in self.after.values()), default=-1)
+        return 1 + max((cell.depth for cell in self.parents.values()), default=-1)
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ class MeasuredRun:
     folder: Path | None
     run: Any
     seed: int
-    others: tuple[OtherDataset, ...]
+    other_datasets: tuple[OtherDataset, ...]
     _: KW_ONLY
     album: Path
     device: str = "auto"
@@ -161,7 +164,7 @@ class MeasuredRun:
     listener: ProgressListener = field(default_factory=NullListener)
 
     @property
-    def home(self) -> Path:
+    def get_folder(self) -> Path:
         """Return the folder of the run. Raises ValueError for an untrained model."""
         if self.folder is None:
             raise ValueError("an untrained model has no run folder")
@@ -184,9 +187,9 @@ class Measure:
     lower is better. `trained` is False for randomly initialised models without training."""
 
     metric: str
-    read: Callable[[MeasuredRun], list[Measurement]]
+    measure_run: Callable[[MeasuredRun], list[Measurement]]
     better: Literal["higher", "lower"] = "higher"
-    trained: bool = True
+    needs_training: bool = True
 
 
 @dataclass(frozen=True)
@@ -206,7 +209,7 @@ class Conclusion:
 class Published:
     """Published values by cell, as printed, and a description of their conditions."""
 
-    of: str
+    metric_name: str
     values: dict[AxisValues, str]
 
 
@@ -231,10 +234,10 @@ class Study:
     published: Published
     differs: str
     chart: Chart = Chart()
-    measure: Measure | None = None
+    run_measure: Measure | None = None
     metric: str = ""
     conclude: Callable[[Sequence[Any]], Conclusion] | None = None
-    others: Literal["", "sets", "groups"] = ""
+    other_data_kind: Literal["", "sets", "groups"] = ""
 
     @property
     def series(self) -> tuple[str, ...]:
@@ -243,9 +246,9 @@ class Study:
         return series if isinstance(series, tuple) else (series,) if series else ()
 
     @property
-    def trained(self) -> bool:
+    def trains_models(self) -> bool:
         """Return whether the models of the study are trained."""
-        return self.measure is None or self.measure.trained
+        return self.run_measure is None or self.run_measure.needs_training
 
     def get_reference(self, axis_values: AxisValues) -> AxisValues:
         """Return the reference cell of a cell."""
@@ -257,14 +260,14 @@ def order_with_parents(cells: tuple[StudyCell, ...]) -> list[StudyCell]:
     ordered: list[StudyCell] = []
 
     def visit(cell: StudyCell) -> None:
-        for parent in cell.after.values():
+        for parent in cell.parents.values():
             visit(parent)
         if cell not in ordered:
             ordered.append(cell)
 
     for cell in cells:
         visit(cell)
-    return sorted(ordered, key=lambda cell: cell.level)
+    return sorted(ordered, key=lambda cell: cell.depth)
 
 
 def list_table_cells(cells: tuple[StudyCell, ...]) -> Iterator[AxisValues]:

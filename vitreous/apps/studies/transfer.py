@@ -56,7 +56,7 @@ def pretraining_cells(setting: StudySetting) -> dict[str, StudyCell]:
     sizes = {"model.blocks": "1 1", "model.width": "16"}
     resnet = update_options(base, model="BiT-R50x1", optimizer="adamw", lr=1e-3, settings=sizes)
     return {
-        "small ViT": StudyCell((), update_options(base, model=setting.vit(half_width))),
+        "small ViT": StudyCell((), update_options(base, model=setting.format_vit_name(half_width))),
         "ViT": StudyCell((), base),
         "ResNet": StudyCell((), resnet),
     }
@@ -69,14 +69,14 @@ def finetune_cell(setting: StudySetting, dataset: OtherDataset, pretraining_cell
         name = PAPER_RECIPES.get(dataset.name, "vtab")
         options = setting.options(TrainOptions(recipe=f"finetune-{name}", model=pretraining_cell.options.model))
     return StudyCell(
-        (), options, after={"init": pretraining_cell}, then={"model": None}, data=dataset.source
+        (), options, parents={"init": pretraining_cell}, then={"model": None}, data=dataset.source
     )  # the model of the initial weights
 
 
 def resolve_other_datasets(setting: StudySetting) -> tuple[OtherDataset, ...]:
     """Return the given datasets, or placeholders for cost estimates."""
     names = PAPER_RECIPES if setting.scale.name == "published" else ("5-9", "5-9 turned")
-    return setting.others or tuple(OtherDataset(name, name) for name in names)
+    return setting.other_datasets or tuple(OtherDataset(name, name) for name in names)
 
 
 def transfer_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
@@ -120,9 +120,9 @@ def group_transfer_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     placeholder_datasets = tuple(
         OtherDataset(f"{group} set", group, group) for group in ("natural", "specialized", "structured")
     )
-    datasets = setting.others or placeholder_datasets
+    datasets = setting.other_datasets or placeholder_datasets
     group_of = {dataset.name: dataset.group for dataset in datasets}
-    cells = transfer_cells(replace(setting, others=datasets))
+    cells = transfer_cells(replace(setting, other_datasets=datasets))
     return tuple(
         with_axis_values(cell, cell.axis_values[0], group_of[cell.axis_values[1]], cell.axis_values[1])
         for cell in cells
@@ -169,7 +169,7 @@ TRANSFER_STUDY = Study(
         "Here the pre-training data are few and resemble the target datasets, and each seed has a separate "
         "pre-training. The reference is a model from scratch, which is not in the paper's table."
     ),
-    others="sets",
+    other_data_kind="sets",
 )
 
 GROUP_TRANSFER_STUDY = Study(
@@ -193,7 +193,7 @@ GROUP_TRANSFER_STUDY = Study(
         "`vitreous evaluate --protocol vtab` follows the protocol of VTAB."
     ),
     conclude=conclude_groups,
-    others="groups",
+    other_data_kind="groups",
 )
 
 STUDIES = (TRANSFER_STUDY, GROUP_TRANSFER_STUDY)

@@ -111,19 +111,19 @@ def shape_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     width, depth, patch = (1024, 8, 32) if published else (setting.scale.width, setting.scale.depth, setting.patch)
     base = setting.options(TrainOptions(recipe="vit-jft"))
 
-    def sized(width_factor: float, depth_factor: float, patch_divisor: int, mlp_factor: float) -> TrainOptions:
+    def build_options(width_factor: float, depth_factor: float, patch_divisor: int, mlp_factor: float) -> TrainOptions:
         model = f"ViT-{round(width * width_factor)}x{round(depth * depth_factor)}/{max(1, patch // patch_divisor)}"
         return update_options(base, model=model, settings={"model.mlp.hidden": f"{round(2 * width * mlp_factor)}"})
 
     shapes = {
-        "base": sized(1, 1, 1, 1),
-        "depth x2": sized(1, 2, 1, 1),
-        "depth x4": sized(1, 4, 1, 1),
-        "width x2": sized(2, 1, 1, 1),
-        "MLP x2": sized(1, 1, 1, 2),
-        "MLP x4": sized(1, 1, 1, 4),
-        "patch /2": sized(1, 1, 2, 1),
-        "all": sized(1.5, 1.5, 2, 1.5),
+        "base": build_options(1, 1, 1, 1),
+        "depth x2": build_options(1, 2, 1, 1),
+        "depth x4": build_options(1, 4, 1, 1),
+        "width x2": build_options(2, 1, 1, 1),
+        "MLP x2": build_options(1, 1, 1, 2),
+        "MLP x4": build_options(1, 1, 1, 4),
+        "patch /2": build_options(1, 1, 2, 1),
+        "all": build_options(1.5, 1.5, 2, 1.5),
     }
     return tuple(StudyCell((name.split()[0], name), options) for name, options in shapes.items())
 
@@ -162,7 +162,7 @@ def axial_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
         for family, name in AXIAL_MODELS.items():
             model = name.format(patch=patch)
             if setting.scale.name != "published":
-                model = setting.vit(patch=patch)
+                model = setting.format_vit_name(patch=patch)
             settings = {"model.axial": str(family == "Axial-ViT").lower()}
             settings |= {"model.pool": "mean", "model.class-token": "false"}
             small_scale_settings = {} if setting.scale.name == "published" else {"objective.mimetic": "false"}
@@ -214,7 +214,7 @@ def masked_patch_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
         for pretraining in PATCHES_PRETRAINING:
             prerequisites = {"init": pretraining_cells[pretraining]} if pretraining in pretraining_cells else {}
             cells.append(
-                StudyCell((pretraining, dataset.name), scratch, after=prerequisites, then=then, data=dataset.source)
+                StudyCell((pretraining, dataset.name), scratch, parents=prerequisites, then=then, data=dataset.source)
             )
     return tuple(cells)
 
@@ -241,5 +241,5 @@ MASKED_PATCHES_STUDY = Study(
         "The paper pre-trains for a million steps. Here pre-training and target datasets resemble each other, and "
         "images with few patches make prediction easy."
     ),
-    others="sets",
+    other_data_kind="sets",
 )

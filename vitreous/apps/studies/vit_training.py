@@ -135,7 +135,7 @@ def compute_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     base = setting.options(TrainOptions(), optimizer="adamw", lr=1e-3)
     width, depth = setting.scale.width, setting.scale.depth
     cells = [
-        StudyCell(("ViT", size), update_options(base, model=setting.vit(w, d)))
+        StudyCell(("ViT", size), update_options(base, model=setting.format_vit_name(w, d)))
         for size, w, d in list_vit_sizes(width, depth)
     ]
     cells += [
@@ -255,7 +255,9 @@ def resolution_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
             continue
         base = setting.options(TrainOptions(), image_size=image_size, optimizer="adamw", lr=1e-3)
         cells.append(
-            StudyCell(("ViT", f"{image_size}"), update_options(base, model=setting.vit(patch=RESOLUTION_PATCH)))
+            StudyCell(
+                ("ViT", f"{image_size}"), update_options(base, model=setting.format_vit_name(patch=RESOLUTION_PATCH))
+            )
         )
         width = max(32, setting.scale.width // 2 // 32 * 32)
         sizes = {"model.width": f"{width}", "model.blocks": "2 2", "model.heads": f"{width // 32} {width // 16}"}

@@ -36,7 +36,7 @@ class MapClasses(NamedTuple):
     white threshold, and why the training maps are unusable."""
 
     names: list[str]
-    present: dict[str, list[set[int]]]
+    classes_per_mask: dict[str, list[set[int]]]
     notes: list[str]
     binary: bool = False
     threshold: int = 0
@@ -145,7 +145,7 @@ def collect_map_values(
 
     axes, read = reader
 
-    def numbers(mask_path: Path) -> tuple[set[int], DataError | None]:
+    def collect_class_indices(mask_path: Path) -> tuple[set[int], DataError | None]:
         mask = read(mask_path) if palette else to_numbers_if_grey(read(mask_path))
         if mask.ndim == axes:
             return set(np.unique(mask).tolist()), None
@@ -158,7 +158,7 @@ def collect_map_values(
         return classes, None if unknown is None else unknown_colour_error(unknown, mask_path, root)
 
     with ThreadPoolExecutor(max(1, default_worker_count())) as pool:
-        return list(pool.map(numbers, mask_paths))
+        return list(pool.map(collect_class_indices, mask_paths))
 
 
 def decode_colour(code: int) -> tuple[int, int, int]:

@@ -65,12 +65,12 @@ def open_labelme(root: Path, split_seed: int = 0) -> Data:
     parsed = dict(zip(image_paths, parse_in_threads(image_paths, parse_labelme_file), strict=True))
     classes = sorted({name for entries, _ in parsed.values() for name, _ in entries})
 
-    def scene(image_path: Path) -> Scene:
+    def build_scene(image_path: Path) -> Scene:
         objects, size = parsed[image_path]
         shapes = tuple(replace(shape, label=classes.index(name)) for name, shape in objects)
         return Scene(image_path, shapes, find_labelme_json(image_path), size)
 
-    scenes = {split: [scene(path) for path in entries] for split, entries in images.items()}
+    scenes = {split: [build_scene(path) for path in entries] for split, entries in images.items()}
     return build_scene_data(escape_unprintable(root), classes, scenes, split_seed, [])
 
 

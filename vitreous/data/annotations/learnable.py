@@ -39,24 +39,24 @@ class ObjectTally:
     images."""
 
     objects: int = 0
-    measured: int = 0
+    num_measured: int = 0
     measured_objects: int = 0
     beyond: int = 0  # boxes that extend beyond the edge, except those outside
     _: KW_ONLY
     quarter: int = 0  # images whose boxes are all in the upper left quarter
     largest: float = 0.0  # the maximum right or lower edge
-    lost: Counter[str] = field(default_factory=Counter)
+    lost_counts: Counter[str] = field(default_factory=Counter)
     firsts: dict[str, str] = field(default_factory=dict)  # reason -> its first file
     mismatches: list[str] = field(default_factory=list)  # images with a different stated size
 
     def count_lost(self, reason: str, scene: Scene) -> None:
         """Count an unusable object."""
-        self.lost[reason] += 1
+        self.lost_counts[reason] += 1
         self.firsts.setdefault(reason, escape_unprintable(scene.origin))
 
-    def describe(self) -> str:
+    def describe_losses(self) -> str:
         """Format the reasons with their counts."""
-        return ", ".join(f"{count:,} {reason}" for reason, count in self.lost.most_common())
+        return ", ".join(f"{count:,} {reason}" for reason, count in self.lost_counts.most_common())
 
 
 def tally_objects(scenes: Sequence[Scene]) -> ObjectTally:
@@ -104,7 +104,7 @@ def compare_sizes(tally: ObjectTally, scene: Scene, size: tuple[int, int], boxes
     """Compare the boxes and the stated size of a scene with its image of `size` (height, width), and count
     mismatches."""
     height, width = size
-    tally.measured += 1
+    tally.num_measured += 1
     tally.measured_objects += len(boxes)
     tally.beyond += sum(box[2] > width + 1 or box[3] > height + 1 or min(box[:2]) < -1 for box in boxes)
     tally.quarter += bool(boxes) and all(box[2] <= width / 2 and box[3] <= height / 2 for box in boxes)
@@ -119,7 +119,7 @@ def compare_sizes(tally: ObjectTally, scene: Scene, size: tuple[int, int], boxes
 def find_objects_error(name: str, scenes: Sequence[Scene], tally: ObjectTally) -> DataError | None:
     """Return why no object of the training split is usable; None if one is."""
     if tally.mismatches:
-        problem = f"{len(tally.mismatches):,} of {tally.measured:,} images differ in size from their annotations"
+        problem = f"{len(tally.mismatches):,} of {tally.num_measured:,} images differ in size from their annotations"
         hint = "restore the images of the stated size, or correct the size and the coordinates"
         return DataError(f"{problem}; the first: {tally.mismatches[0]}", hint)
     if not tally.objects:
@@ -134,22 +134,25 @@ def find_objects_error(name: str, scenes: Sequence[Scene], tally: ObjectTally) -
     if 0 < tally.largest <= 1:
         problem = f"{name}: all {tally.objects:,} boxes end at 1 or less: they are relative coordinates, not pixels"
         return DataError(problem, "multiply the coordinates by the width and height of the images")
-    if tally.lost.total() < tally.objects:
+    if tally.lost_counts.total() < tally.objects:
         return None
-    problem = f"{name}: none of {tally.objects:,} training objects are usable: {tally.describe()}"
-    reason = tally.lost.most_common(1)[0][0]
+    problem = f"{name}: none of {tally.objects:,} training objects are usable: {tally.describe_losses()}"
+    reason = tally.lost_counts.most_common(1)[0][0]
     return DataError(f"{problem}; the first is in {tally.firsts[reason]}", LOSS_FIXES[reason])
 
 
 def describe_lost_objects(split: str, scenes: Sequence[Scene], tally: ObjectTally) -> list[str]:
     """Return notes about the unusable objects of a split, and about boxes that do not fit their images."""
     notes = []
-    lost = tally.lost.total() - tally.lost[CROWD_REASON]
-    if lost or tally.lost[CROWD_REASON] > MIN_NOTED_CROWD_SHARE * tally.objects:
-        share = f"{tally.lost.total():,} of {tally.objects:,} objects ({tally.lost.total() / tally.objects:.0%})"
-        first_file = next(tally.firsts[reason] for reason in tally.lost)
-        notes.append(f"{split}: {share} are unusable: {tally.describe()}; the first is in {first_file}")
-    if tally.measured_objects >= QUARTER_OBJECTS and tally.measured >= QUARTER_IMAGES:
+    lost = tally.lost_counts.total() - tally.lost_counts[CROWD_REASON]
+    if lost or tally.lost_counts[CROWD_REASON] > MIN_NOTED_CROWD_SHARE * tally.objects:
+        share = (
+            f"{tally.lost_counts.total():,} of {tally.objects:,} objects "
+            f"({tally.lost_counts.total() / tally.objects:.0%})"
+        )
+        first_file = next(tally.firsts[reason] for reason in tally.lost_counts)
+        notes.append(f"{split}: {share} are unusable: {tally.describe_losses()}; the first is in {first_file}")
+    if tally.measured_objects >= QUARTER_OBJECTS and tally.num_measured >= QUARTER_IMAGES:
         boxes = f"{tally.measured_objects:,} boxes"
         if tally.quarter == sum(bool(scene.shapes) for scene in scenes):
             text = f"{split}: all {boxes} end in the upper left quarter of their images"
@@ -174,7 +177,7 @@ def find_unlearnable(data: Data, content: LearnableContent | None = None) -> Dat
 
     Returns None if there is something to learn, and for data without annotations. Without `content`, either suffices.
     """
-    split = data.whole or data.splits.get("train")
+    split = data.full_train_split or data.splits.get("train")
     if not isinstance(split, AnnotatedSplit):
         return None
     if data.unlearnable is not None:

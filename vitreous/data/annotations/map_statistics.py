@@ -61,8 +61,8 @@ class ClassOffsets:
     -0.5 to 0.5. `directions`: (a - b) / (a + b) for the class's borders between rows, a, and between columns, b.
     """
 
-    rows: np.ndarray
-    columns: np.ndarray
+    vertical_offsets: np.ndarray
+    horizontal_offsets: np.ndarray
     directions: np.ndarray
 
 
@@ -71,7 +71,7 @@ class MapStatistics:
     """The symmetry of class maps, and the share of labelled pixels of each of K classes, all 0 without any."""
 
     symmetry: MapSymmetry
-    shares: tuple[float, ...]
+    class_shares: tuple[float, ...]
 
 
 def measure_class_maps(split: AnnotatedSplit, classes: Sequence[str]) -> MapStatistics:
@@ -95,11 +95,11 @@ def choose_symmetry(maps: Sequence[np.ndarray], classes: Sequence[str]) -> MapSy
     """
     offsets = measure_class_offsets(maps, len(classes))
     vertical = horizontal = ""
-    if has_fixed_sign(offsets.rows, POSITION_NOISE, FIXED_EFFECT):
-        upper, lower = (classes[k] for k in find_extreme_classes(offsets.rows))
+    if has_fixed_sign(offsets.vertical_offsets, POSITION_NOISE, FIXED_EFFECT):
+        upper, lower = (classes[k] for k in find_extreme_classes(offsets.vertical_offsets))
         vertical = f"classes have fixed vertical positions ({upper} above {lower})"
-    if has_fixed_sign(offsets.columns, POSITION_NOISE, STRONG_EFFECT):
-        left_class, right_class = (classes[k] for k in find_extreme_classes(offsets.columns))
+    if has_fixed_sign(offsets.horizontal_offsets, POSITION_NOISE, STRONG_EFFECT):
+        left_class, right_class = (classes[k] for k in find_extreme_classes(offsets.horizontal_offsets))
         horizontal = f"classes have fixed horizontal positions ({left_class} left of {right_class})"
     if vertical or horizontal:
         reason = " and ".join(filter(None, (vertical, horizontal)))

@@ -220,7 +220,7 @@ def open_masks(
             threshold=classes.threshold,
             ignore_index=ignore_index,
         )
-        labels = mark_present_classes(classes.present[name], len(names))
+        labels = mark_present_classes(classes.classes_per_mask[name], len(names))
         if name != "train" and not labels.any():
             labels = create_empty_labels(len(images))
         splits[name] = AnnotatedFiles(images, labels, np.arange(len(images)), store)
@@ -232,7 +232,13 @@ def open_masks(
     splits, full_train = ensure_val_split(splits, split_seed, notes)
     unsplit, title = full_train is not None and "test" not in splits, escape_unprintable(root)
     return Data(
-        title, tuple(names), splits=splits, notes=notes, unsplit=unsplit, whole=full_train, unlearnable=classes.error
+        title,
+        tuple(names),
+        splits=splits,
+        notes=notes,
+        unsplit=unsplit,
+        full_train_split=full_train,
+        unlearnable=classes.error,
     )
 
 

@@ -133,7 +133,8 @@ def has_object_masks(data: Data) -> bool:
 def wrap_splits(data: Data, change: Callable[[AnnotatedSplit], Split]) -> Data:
     """Return the data with `change` applied to every split."""
     splits: dict[str, Split] = {name: change(split) for name, split in data.splits.items()}  # type: ignore[arg-type]
-    return replace(data, splits=splits, whole=None if data.whole is None else change(data.whole))  # type: ignore[arg-type]
+    full = data.full_train_split
+    return replace(data, splits=splits, full_train_split=None if full is None else change(full))  # type: ignore[arg-type]
 
 
 def require_annotations(data: Data, hint: str) -> None:

@@ -50,9 +50,9 @@ class PanopticSegment:
     """A segment of an image. `number`: its id in the PNG file; `label`: its class; `thing`: it is one object, or with
     `crowd` a group that is not divided into objects."""
 
-    number: int
+    segment_id: int
     label: int
-    thing: bool
+    is_thing: bool
     crowd: bool
 
 
@@ -62,7 +62,7 @@ class PanopticImage:
     stated in that file, if any."""
 
     image: Path
-    picture: Path
+    segments_path: Path
     segments: tuple[PanopticSegment, ...]
     origin: Path
     _: KW_ONLY
@@ -73,42 +73,42 @@ class PanopticImage:
 class PanopticAnnotations:
     """The panoptic images of a split; a row is one image."""
 
-    rows: Sequence[PanopticImage]
+    panoptic_images: Sequence[PanopticImage]
 
     def read(self, index: int) -> Target:
         """Read the annotations of an image. Raises DataError for a PNG file that cannot be read, differs in size from
         its image, or has segments that do not match the list."""
-        panoptic_image = self.rows[index]
+        panoptic_image = self.panoptic_images[index]
         size = read_image_size(panoptic_image.image)
         if panoptic_image.size is not None:
             check_mask_size(panoptic_image.size, size, panoptic_image.origin, panoptic_image.image)
-        colours = read_mask(panoptic_image.picture)
+        colours = read_mask(panoptic_image.segments_path)
         if colours.ndim != 3:
             raise DataError(
-                f"{escape_unprintable(panoptic_image.picture)} is not an RGB image",
+                f"{escape_unprintable(panoptic_image.segments_path)} is not an RGB image",
                 "encode ids as red + 256 green + 65536 blue",
             )
-        check_mask_size(colours.shape[:2], size, panoptic_image.picture, panoptic_image.image)
+        check_mask_size(colours.shape[:2], size, panoptic_image.segments_path, panoptic_image.image)
         segment_ids, inverse = np.unique(encode_colours(colours[..., ::-1]), return_inverse=True)
         inverse = inverse.reshape(size)
-        listed = {segment.number: segment for segment in panoptic_image.segments}
+        listed = {segment.segment_id: segment for segment in panoptic_image.segments}
         for checked_ids, expected_ids, problem in (
             (set(segment_ids.tolist()) - {0}, listed, "that is not listed in"),
             (listed, set(segment_ids.tolist()), "without a pixel, listed in"),
         ):
             if mismatched_ids := sorted(segment_id for segment_id in checked_ids if segment_id not in expected_ids):
                 text = (
-                    f"{escape_unprintable(panoptic_image.picture)} has a segment {mismatched_ids[0]} "
+                    f"{escape_unprintable(panoptic_image.segments_path)} has a segment {mismatched_ids[0]} "
                     f"{problem} {escape_unprintable(panoptic_image.origin)}"
                 )
                 raise DataError(text, "correct one of them, or delete both")
         segments = [listed.get(segment_id) for segment_id in segment_ids.tolist()]
-        things = [segment for segment in segments if segment is not None and segment.thing]
+        things = [segment for segment in segments if segment is not None and segment.is_thing]
         labels = [IGNORE_INDEX if segment is None else segment.label for segment in segments]
         classes = ignore_void_pixels(
-            np.array(labels, np.int32)[inverse], panoptic_image.picture, panoptic_image.image, size
+            np.array(labels, np.int32)[inverse], panoptic_image.segments_path, panoptic_image.image, size
         )
-        layer_values = {segment.number: layer_value for layer_value, segment in enumerate(things, 1)}
+        layer_values = {segment.segment_id: layer_value for layer_value, segment in enumerate(things, 1)}
         layer = np.array([layer_values.get(segment_id, 0) for segment_id in segment_ids.tolist()], np.int32)[inverse]
         return Target(
             size,
@@ -122,9 +122,9 @@ class PanopticAnnotations:
     def update(self, digest: Any, indices: np.ndarray) -> None:
         """Update a hashlib digest with the segments of the images at `indices` (n,) int64."""
         for index in indices:
-            panoptic_image = self.rows[int(index)]
+            panoptic_image = self.panoptic_images[int(index)]
             digest.update(
-                repr((panoptic_image.picture.name, panoptic_image.segments)).encode("utf-8", "surrogateescape")
+                repr((panoptic_image.segments_path.name, panoptic_image.segments)).encode("utf-8", "surrogateescape")
             )
 
 
@@ -137,9 +137,9 @@ def find_thing_classes(split: Split, num_classes: int) -> np.ndarray | None:
         return None
     labels = {
         segment.label
-        for panoptic_image in split.annotations.rows
+        for panoptic_image in split.annotations.panoptic_images
         for segment in panoptic_image.segments
-        if segment.thing
+        if segment.is_thing
     }
     return np.isin(np.arange(num_classes), list(labels))
 
@@ -191,7 +191,9 @@ def open_panoptic(root: Path, split_seed: int = 0) -> Data:
     notes: list[str] = []
     splits, full_train = ensure_val_split(splits, split_seed, notes)
     unsplit = full_train is not None and "test" not in splits
-    return Data(escape_unprintable(root), tuple(names), splits=splits, notes=notes, unsplit=unsplit, whole=full_train)
+    return Data(
+        escape_unprintable(root), tuple(names), splits=splits, notes=notes, unsplit=unsplit, full_train_split=full_train
+    )
 
 
 def read_panoptic_categories(document: dict[str, Any], origin: str) -> dict[int, tuple[str, bool]]:

@@ -48,7 +48,13 @@ def build_scene_data(
     splits, full_train = ensure_val_split(splits, split_seed, notes)
     unsplit = full_train is not None and "test" not in splits
     return Data(
-        name, tuple(classes), splits=splits, notes=notes, unsplit=unsplit, whole=full_train, unlearnable=unlearnable
+        name,
+        tuple(classes),
+        splits=splits,
+        notes=notes,
+        unsplit=unsplit,
+        full_train_split=full_train,
+        unlearnable=unlearnable,
     )
 
 

@@ -202,7 +202,7 @@ class AnnotatedFiles(FileSplit):
     """Image files with annotations: `rows` (n,) int64 of `annotations`, and `labels` (n, K) float32, see
     `AnnotatedSplit`."""
 
-    rows: np.ndarray
+    annotation_indices: np.ndarray
     annotations: Annotations
 
     @property
@@ -212,14 +212,17 @@ class AnnotatedFiles(FileSplit):
 
     def target(self, sample: int) -> Target:
         """Read the annotations of an image. Raises DataError."""
-        return self.annotations.read(int(self.rows[sample]))
+        return self.annotations.read(int(self.annotation_indices[sample]))
 
     def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> Self:
         paths = Paths(self.paths.encoded_path(int(index)) for index in indices)
         return type(self)(
-            paths, self.labels[indices] if labels is None else labels, self.rows[indices], self.annotations
+            paths,
+            self.labels[indices] if labels is None else labels,
+            self.annotation_indices[indices],
+            self.annotations,
         )
 
     def update(self, digest: Any) -> None:
         super().update(digest)
-        self.annotations.update(digest, self.rows)
+        self.annotations.update(digest, self.annotation_indices)

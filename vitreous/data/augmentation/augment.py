@@ -53,15 +53,15 @@ class ViewAugmentation(Protocol):
 
     takes_regions: ClassVar[bool]  # whether `picture` accepts a `LazyImage`, to decode only the required region
 
-    def picture(self, image: DecodedSample | LazyImage, preprocess: Any, sample_key: int) -> Tensor:
+    def augment_image(self, image: DecodedSample | LazyImage, preprocess: Any, sample_key: int) -> Tensor:
         """Augment an image of any size to its entry of a batch, a tensor of the same shape for every sample."""
         ...
 
-    def batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
+    def augment_batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
         """Augment cached (B, C, *image) images with (B,) uint64 keys to B batch entries."""
         ...
 
-    def unpack(self, entries: Tensor, preprocess: Any) -> dict[str, Tensor]:
+    def unpack_batch(self, entries: Tensor, preprocess: Any) -> dict[str, Tensor]:
         """Convert B batch entries, (B, ...), to a batch, samples first."""
         ...
 
@@ -150,7 +150,9 @@ class Augment:
             self, rand_layers=0, three=False, trivial=False, jitter=(0.0, 0.0, 0.0), erase=0.0, erase_noise=False
         )
 
-    def picture(self, image: DecodedSample | LazyImage | Clip, preprocess: PlanarPreprocess, sample_key: int) -> Tensor:
+    def augment_image(
+        self, image: DecodedSample | LazyImage | Clip, preprocess: PlanarPreprocess, sample_key: int
+    ) -> Tensor:
         """Augment the image of a file to (C, *image) uint8, in the process that decodes it. Raises DataError.
 
         Images with several Pillow channels get the same transform in each; mode F becomes float32. Likewise for the
@@ -160,15 +162,15 @@ class Augment:
             draws = draw_uniform(np.array([derive_key(sample_key, FRAME_KEY)], np.uint64), preprocess.image[0])[0]
             assert isinstance(preprocess, ClipPreprocess)
             frame_indices = preprocess.choose_frame_numbers(len(image), draws)
-            frames, mode = image.read(frame_indices), PILLOW_MODES[preprocess.channels]
+            frames, mode = image.read_frames(frame_indices), PILLOW_MODES[preprocess.channels]
             images = [Image.fromarray(frame).convert(mode) for frame in frames]
-            return torch.stack([self.picture(frame, preprocess, sample_key) for frame in images], 1)
+            return torch.stack([self.augment_image(frame, preprocess, sample_key) for frame in images], 1)
         if isinstance(image, (tuple, np.ndarray)):
-            return torch.cat([self.picture(band, preprocess, sample_key) for band in list_bands(image)])
+            return torch.cat([self.augment_image(band, preprocess, sample_key) for band in list_bands(image)])
         with fork_torch_rng(sample_key):
             return compose_file_transform(self, preprocess)(image)
 
-    def batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
+    def augment_batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
         """Augment cached images by their (B,) keys: (B, C, H, W) uint8 -> (B, C, H, W) in 0..255.
 
         Shifts by integer pixels stay uint8. Otherwise one affine map per image, drawn from its key, is sampled
@@ -183,7 +185,7 @@ class Augment:
             batch = self.shift_batch(pixels, keys)
         else:
             bicubic = self.crop != FULL_AREA and self.crop_filter == "bicubic"
-            grid = F.affine_grid(self.maps(keys, size), list(pixels.shape), align_corners=False)
+            grid = F.affine_grid(self.draw_affine_maps(keys, size), list(pixels.shape), align_corners=False)
             mode = "bicubic" if bicubic else "bilinear"
             batch = F.grid_sample(pixels.float(), grid, mode=mode, padding_mode=self.border, align_corners=False)
             if bicubic and pixels.dtype == torch.uint8:
@@ -196,7 +198,7 @@ class Augment:
                     batch[index] = operations(image)
         return erase_random_boxes(batch, keys, self.erase, self.erase_noise) if self.erase else batch
 
-    def unpack(self, entries: Tensor, preprocess: PlanarPreprocess) -> dict[str, Tensor]:
+    def unpack_batch(self, entries: Tensor, preprocess: PlanarPreprocess) -> dict[str, Tensor]:
         """Return (B, C, *image) as `images`."""
         return {"images": entries}
 
@@ -206,7 +208,7 @@ class Augment:
         x, y = (draw_pixel_shifts(u[:, 4 + axis], self.shift, pixels.shape[3 - axis]) for axis in (0, 1))
         return shift_and_mirror(pixels, x, y, u[:, 8] < self.flip, self.border)
 
-    def maps(self, keys: np.ndarray, size: tuple[int, int]) -> Tensor:
+    def draw_affine_maps(self, keys: np.ndarray, size: tuple[int, int]) -> Tensor:
         """Draw affine maps by (B,) keys, (B, 2, 3) float32, from output to input coordinates in [-1, 1]
         (`F.affine_grid`).
 
@@ -214,7 +216,7 @@ class Augment:
         """
         u = draw_uniform(keys, 9)
         height, width = size
-        width_share, height_share = self.shares(u[:, 0], u[:, 1], height / width)
+        width_share, height_share = self.draw_crop_shares(u[:, 0], u[:, 1], height / width)
         x, y = (1 - width_share) * (2 * u[:, 2] - 1), (1 - height_share) * (2 * u[:, 3] - 1)
         x = x + draw_pixel_shifts(u[:, 4], self.shift, width) * 2 / width
         y = y + draw_pixel_shifts(u[:, 5], self.shift, height) * 2 / height
@@ -228,7 +230,7 @@ class Augment:
         ]
         return torch.from_numpy(np.stack([np.stack(row, -1) for row in rows], 1)).float()
 
-    def shares(self, u: np.ndarray, v: np.ndarray, height_to_width: float) -> tuple[np.ndarray, np.ndarray]:
+    def draw_crop_shares(self, u: np.ndarray, v: np.ndarray, height_to_width: float) -> tuple[np.ndarray, np.ndarray]:
         """Return a crop's (B,) shares of width and height, from (B,) draws of area and aspect, and height / width."""
         if self.crop == FULL_AREA:
             return np.ones_like(u), np.ones_like(u)
@@ -244,7 +246,7 @@ class Augment:
         ratio = np.exp(low + (high - low) * v) * height_to_width
         return np.minimum(np.sqrt(area * ratio), 1), np.minimum(np.sqrt(area / ratio), 1)
 
-    def mix(
+    def mix_batch(
         self, images: Tensor, labels: Tensor, classes: int, seed: int, batch: int, offset: int = 1
     ) -> tuple[Tensor, Tensor]:
         """Mix (B, C, *image) and (B,) or (B, classes) labels to images and (B, classes) soft labels, or return them

@@ -41,14 +41,14 @@ class AreaCrop:
 
     def __call__(self, image: Image.Image | LazyImage) -> Tensor:
         """Crop an image to (C, *image) uint8. Raises DataError."""
-        return crop_and_resize(image, self.box(*image.size), self.image, self.filter)
+        return crop_and_resize(image, self.draw_box(*image.size), self.image, self.filter)
 
     @cached_property
     def log_ratio(self) -> list[float]:
         """Logarithms of `ratio`, rounded as in torchvision."""
         return torch.log(torch.tensor(self.ratio)).tolist()
 
-    def box(self, width: int, height: int) -> PixelBox:
+    def draw_box(self, width: int, height: int) -> PixelBox:
         """Draw a box; if none fits, return the largest central one with a valid aspect."""
         for _ in range(MAX_CROP_ATTEMPTS["torchvision"]):
             area = width * height * torch.empty(1).uniform_(*self.area).item()
@@ -73,7 +73,7 @@ class InceptionCrop(AreaCrop):
     inside. Small areas are more likely than in torchvision's crop. Draws from torch's generator.
     """
 
-    def box(self, width: int, height: int) -> PixelBox:
+    def draw_box(self, width: int, height: int) -> PixelBox:
         """Draw a box; if none fits, return the whole image."""
         low, high = (share * width * height for share in self.area)
         for _ in range(MAX_CROP_ATTEMPTS["inception"]):
@@ -128,7 +128,7 @@ class NativeAspectCrop:
         preprocess = replace(self.preprocess, tokens=tokens)
         if self.crop is None:
             return fit_to_model_size(preprocess, image)
-        box = map_square_box_to_image(self.crop.box(max(image.size), max(image.size)), image.size)
+        box = map_square_box_to_image(self.crop.draw_box(max(image.size), max(image.size)), image.size)
         plane = preprocess.choose_plane((box[2] - box[0], box[3] - box[1]))
         return crop_and_resize(image, box, plane, self.crop.filter)
 
@@ -146,7 +146,7 @@ def map_square_box_to_image(box: PixelBox, size: tuple[int, int]) -> PixelBox:
 
 def fit_to_model_size(preprocess: PlanarPreprocess, image: Image.Image | LazyImage) -> Image.Image:
     """Resize an image to the model's size."""
-    return preprocess.fit_image(image if isinstance(image, Image.Image) else image.whole())
+    return preprocess.fit_image(image if isinstance(image, Image.Image) else image.decode_full())
 
 
 def crop_and_resize(source: Image.Image | LazyImage, box: PixelBox, size: tuple[int, int], filter: str) -> Tensor:

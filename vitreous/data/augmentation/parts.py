@@ -28,7 +28,7 @@ class CropRegion:
     width: float
     size: tuple[int, int]
 
-    def inside(self, image: tuple[int, ...]) -> tuple[int, int, int, int]:
+    def get_visible_window(self, image: tuple[int, ...]) -> tuple[int, int, int, int]:
         """Return left, top, right and bottom of the view's pixels that are completely inside an image of (height,
         width)."""
         ends = []
@@ -48,7 +48,7 @@ def crop_image(
     band: Image.Image, region: CropRegion, preprocess: Preprocess, colour: tuple[float, ...] = ()
 ) -> Image.Image:
     """Resample a region of an image; outside the image, fill with `colour`, by default black."""
-    left, top, right, bottom = region.inside((band.height, band.width))
+    left, top, right, bottom = region.get_visible_window((band.height, band.width))
     fill_values = tuple(colour) if band.mode == "F" else tuple(map(round, colour))
     fill = 0 if not fill_values else fill_values[0] if len(fill_values) == 1 else fill_values
     canvas = Image.new(band.mode, (region.size[1], region.size[0]), fill)
@@ -64,7 +64,7 @@ def crop_class_map(classes: np.ndarray, region: CropRegion, outside_value: int =
     """Crop an (H, W) int32 class map to (rows, columns) int32 by nearest neighbours; `outside_value` beyond the
     image."""
     rows, columns = region.size
-    left, top, right, bottom = region.inside(classes.shape)
+    left, top, right, bottom = region.get_visible_window(classes.shape)
     y = np.floor(region.top + (np.arange(top, bottom) + 0.5) * region.height / rows).astype(np.int64)
     x = np.floor(region.left + (np.arange(left, right) + 0.5) * region.width / columns).astype(np.int64)
     result = np.full(region.size, outside_value, np.int32)
@@ -82,7 +82,7 @@ def crop_objects(target: Target, region: CropRegion, visible: float) -> dict[str
     """
     scale = np.array([region.size[1] / region.width, region.size[0] / region.height] * 2)
     unclipped_boxes = (target.boxes.astype(np.float64) - [region.left, region.top] * 2) * scale
-    left, top, right, bottom = region.inside(target.size)
+    left, top, right, bottom = region.get_visible_window(target.size)
     boxes = unclipped_boxes.clip([left, top] * 2, [right, bottom] * 2)
     clipped_sizes, unclipped_sizes = boxes[:, 2:] - boxes[:, :2], unclipped_boxes[:, 2:] - unclipped_boxes[:, :2]
     is_kept = (clipped_sizes >= MIN_OBJECT_SIDE - PIXEL_TOLERANCE).all(1) & (

@@ -97,11 +97,11 @@ class SceneViews:
         classes = None if target.classes is None else target.class_map()
         region = self.choose_crop_region(size, preprocess.plane, classes, draws[:-DISTORTION_DRAWS])
         orientation = self.turn and draws[3] < 0.5, draws[4] < self.flip, draws[5] < self.flip_vertical
-        colours = self.colours(preprocess, len(bands))
+        colours = self.get_fill_colours(preprocess, len(bands))
         crops = [crop_image(band, region, preprocess, colour) for band, colour in zip(bands, colours, strict=True)]
         pixels = torch.cat([torch.from_numpy(image_to_array(band)) for band in crops])
         if preprocess.has_colours and (any(self.jitter) or self.hue):
-            pixels = self.jitter_colours(pixels, region.inside(size), draws, sample_key)
+            pixels = self.jitter_colours(pixels, region.get_visible_window(size), draws, sample_key)
         view = {"images": rotate_and_flip(pixels, orientation)}
         if classes is not None:
             return view | {"classes": rotate_and_flip(torch.from_numpy(crop_class_map(classes, region)), orientation)}
@@ -110,7 +110,7 @@ class SceneViews:
             objects["masks"] = rotate_and_flip(objects["masks"], orientation)
         return view | objects | {"boxes": rotate_and_flip_boxes(objects["boxes"], region.size, orientation)}
 
-    def colours(self, preprocess: Preprocess, bands: int) -> list[tuple[float, ...]]:
+    def get_fill_colours(self, preprocess: Preprocess, bands: int) -> list[tuple[float, ...]]:
         """Return the fill colour outside the image for each of its Pillow images: values of its channels; empty for
         black."""
         if self.fill == "black":
@@ -140,16 +140,16 @@ class SceneViews:
     ) -> CropRegion:
         """Choose the region of an image of (height, width) `size` for a view of `image`; drawn again while one class of
         the map `classes` (H, W) has too large a share of it."""
-        region = self.part(size, image, draws[:3])
+        region = self.draw_crop_region(size, image, draws[:3])
         if classes is None or self.max_class_share >= 1:
             return region
         for positions in draws[BASE_DRAWS:].reshape(CROP_ATTEMPTS, 2):
             if measure_largest_class(crop_class_map(classes, region), IGNORE_INDEX) < self.max_class_share:
                 break
-            region = self.part(size, image, np.array([draws[0], *positions]))
+            region = self.draw_crop_region(size, image, np.array([draws[0], *positions]))
         return region
 
-    def part(self, size: tuple[int, int], image: tuple[int, int], draws: np.ndarray) -> CropRegion:
+    def draw_crop_region(self, size: tuple[int, int], image: tuple[int, int], draws: np.ndarray) -> CropRegion:
         """Return the region of an image of (height, width) `size` for a view of `image`, from (3,) float64 numbers in
         [0, 1)."""
         ratios = [target_length / length for target_length, length in zip(image, size, strict=True)]
@@ -175,15 +175,15 @@ class SceneViews:
         images = torch.empty(0, preprocess.channels, *preprocess.image, dtype=preprocess.dtype)
         return {"images": images, "classes": torch.empty(0, *preprocess.image, dtype=torch.int32)}
 
-    def picture(self, image: DecodedSample | LazyImage, preprocess: Preprocess, sample_key: int) -> Tensor:
+    def augment_image(self, image: DecodedSample | LazyImage, preprocess: Preprocess, sample_key: int) -> Tensor:
         """Raise UsageError: these views, (C, *image), need annotations."""
         raise UsageError("scene views need annotations", "use other views for images without annotations")
 
-    def batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
+    def augment_batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
         """Raise UsageError for (B, C, *image) images by (B,) keys, as `picture` does."""
-        return self.picture(Image.new("L", (1, 1)), ImagePreprocess((1, 1)), 0)
+        return self.augment_image(Image.new("L", (1, 1)), ImagePreprocess((1, 1)), 0)
 
-    def unpack(self, entries: Tensor, preprocess: Preprocess) -> dict[str, Tensor]:
+    def unpack_batch(self, entries: Tensor, preprocess: Preprocess) -> dict[str, Tensor]:
         """Return (B, C, *image) as `images`."""
         return {"images": entries}
 

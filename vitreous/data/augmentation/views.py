@@ -73,13 +73,15 @@ class MultiCrop:
         if self.locals < 0 or min(self.local_image) < 1:
             raise UsageError(f"{self.locals} local views of {self.local_image} pixels are not valid")
 
-    def views(self, source_image: DecodedSample | LazyImage, image: tuple[int, int], sample_key: int) -> list[Tensor]:
+    def draw_views(
+        self, source_image: DecodedSample | LazyImage, image: tuple[int, int], sample_key: int
+    ) -> list[Tensor]:
         """Draw 2 + locals views, (C, h, w) each, the global ones first and of (height, width) `image`.
 
         View v is drawn from key(sample_key, v), so that additional views do not change the others.
         """
         source_image = (
-            source_image if isinstance(source_image, (Image.Image, tuple, np.ndarray)) else source_image.whole()
+            source_image if isinstance(source_image, (Image.Image, tuple, np.ndarray)) else source_image.decode_full()
         )
         bands, colours = list_bands(source_image), not isinstance(source_image, tuple)
 
@@ -89,20 +91,22 @@ class MultiCrop:
 
         return [torch.cat([drawn(band, view) for band in bands]) for view in range(NUM_GLOBAL_VIEWS + self.locals)]
 
-    def picture(self, image: DecodedSample | LazyImage, preprocess: PlanarPreprocess, sample_key: int) -> Tensor:
+    def augment_image(self, image: DecodedSample | LazyImage, preprocess: PlanarPreprocess, sample_key: int) -> Tensor:
         """Flatten all views of an image, (n,)."""
-        return torch.cat([view.flatten() for view in self.views(image, preprocess.plane, sample_key)])
+        return torch.cat([view.flatten() for view in self.draw_views(image, preprocess.plane, sample_key)])
 
-    def batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
+    def augment_batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
         """Draw the views of cached (B, C, H, W) images of the model's size by (B,) keys: (B, n) rows.
 
         Batches are processed in float32 until the last step, whereas files use Pillow: the distributions are the same,
         the random numbers differ.
         """
         view_groups = (np.arange(NUM_GLOBAL_VIEWS), NUM_GLOBAL_VIEWS + np.arange(self.locals))
-        return torch.cat([self.drawn(pixels, keys, views).flatten(1) for views in view_groups if len(views)], 1)
+        return torch.cat(
+            [self.draw_batch_views(pixels, keys, views).flatten(1) for views in view_groups if len(views)], 1
+        )
 
-    def drawn(self, pixels: Tensor, keys: np.ndarray, views: np.ndarray) -> Tensor:
+    def draw_batch_views(self, pixels: Tensor, keys: np.ndarray, views: np.ndarray) -> Tensor:
         """Draw `views` (V,), all global or all local, of (B, C, H, W) images by (B,) keys: (B, V, C, h, w)."""
         local, channels = views[0] >= NUM_GLOBAL_VIEWS, pixels.shape[1]
         size = self.local_image if local else (pixels.shape[-2], pixels.shape[-1])
@@ -129,7 +133,7 @@ class MultiCrop:
             result[span] = chunk.permute(0, 2, 1, 3)
         return result.unflatten(0, (len(keys), len(views)))
 
-    def unpack(self, entries: Tensor, preprocess: PlanarPreprocess) -> dict[str, Tensor]:
+    def unpack_batch(self, entries: Tensor, preprocess: PlanarPreprocess) -> dict[str, Tensor]:
         """Unpack (B, n) rows to `images` (B, 2, C, *image) and `local` (B, locals, C, *local_image)."""
         batch, image_shape = len(entries), (preprocess.channels, *preprocess.image)
         split_index = NUM_GLOBAL_VIEWS * math.prod(image_shape)

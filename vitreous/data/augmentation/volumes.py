@@ -66,7 +66,7 @@ class VolumeViews:
         if not isinstance(image, np.ndarray):
             raise UsageError("volume views need volumes", "omit --views.name")
         draws = draw_uniform(np.array([sample_key], np.uint64), VOLUME_VIEW_DRAWS)[0]
-        positions = self.places(image.shape[1:], preprocess.image, draws)
+        positions = self.compute_sample_positions(image.shape[1:], preprocess.image, draws)
         flips = self.choose_flip_axes(draws)
         values = self.jitter_intensities(sample_volume_linear(image, positions, self.border), draws[12:16], sample_key)
         classes = torch.from_numpy(sample_classes_nearest(target.class_map(), positions))
@@ -77,7 +77,9 @@ class VolumeViews:
         numbers."""
         return [axis - 3 for axis in range(3) if draws[9 + axis] < self.flip[axis]]
 
-    def places(self, volume_size: tuple[int, ...], image: tuple[int, ...], draws: np.ndarray) -> np.ndarray:
+    def compute_sample_positions(
+        self, volume_size: tuple[int, ...], image: tuple[int, ...], draws: np.ndarray
+    ) -> np.ndarray:
         """Return (3, *image) float64: for each voxel of a view of `image`, its position in a volume of (D, H, W)
         `volume_size`, in voxels; the volume extends from 0 to its lengths. `draws`: `VOLUME_VIEW_DRAWS` numbers in [0,
         1).
@@ -87,7 +89,7 @@ class VolumeViews:
         low, high = map(math.log, self.scale)
         factors = np.exp(low + (high - low) * draws[:3])
         crop_size = np.array(image) / factors
-        centre = self.centre(volume_size, crop_size, draws)
+        centre = self.draw_centre(volume_size, crop_size, draws)
         axes = [(np.arange(n) + 0.5 - n / 2) / factor for n, factor in zip(image, factors, strict=True)]
         offsets = np.stack(np.meshgrid(*axes, indexing="ij"))
         for angle, (first_axis, second_axis) in zip(
@@ -99,7 +101,7 @@ class VolumeViews:
                 offsets[second_axis] = math.sin(angle) * a + math.cos(angle) * b
         return offsets + centre[:, None, None, None]
 
-    def centre(self, volume_size: tuple[int, ...], crop_size: np.ndarray, draws: np.ndarray) -> np.ndarray:
+    def draw_centre(self, volume_size: tuple[int, ...], crop_size: np.ndarray, draws: np.ndarray) -> np.ndarray:
         """Return (3,) float64, the centre of a crop of `crop_size` (3,) in a volume of (D, H, W) `volume_size`."""
         margins = np.array(volume_size) - crop_size
         unshifted = np.minimum(0.0, margins) + np.abs(margins) * draws[3:6] + crop_size / 2
@@ -126,34 +128,36 @@ class VolumeViews:
         images = torch.empty(0, preprocess.channels, *preprocess.image)
         return {"images": images, "classes": torch.empty(0, *preprocess.image, dtype=torch.int32)}
 
-    def picture(self, image: DecodedSample | LazyImage, preprocess: Preprocess, sample_key: int) -> Tensor:
+    def augment_image(self, image: DecodedSample | LazyImage, preprocess: Preprocess, sample_key: int) -> Tensor:
         """Draw a view of a volume (C, D, H, W) or a signal (C, L) without annotations, of any size: (C, *image)
         float32. Without scale and rotation, it is cropped at integer voxels. Raises UsageError for other images."""
         if not isinstance(image, np.ndarray):
             raise UsageError("volume views need volumes or signals", "omit --views.name")
-        return self.draw(image, preprocess.image, sample_key)
+        return self.draw_view(image, preprocess.image, sample_key)
 
-    def draw(self, values: np.ndarray, size: tuple[int, ...], sample_key: int) -> Tensor:
+    def draw_view(self, values: np.ndarray, size: tuple[int, ...], sample_key: int) -> Tensor:
         """Draw a view of a volume (C, D, H, W) or a signal (C, L): (C, *size) float32."""
         lift = (1,) * (3 - len(size))  # a signal is a volume with one row
         volume, image = values.reshape(len(values), *lift, *values.shape[1:]), lift + size
         draws = draw_uniform(np.array([sample_key], np.uint64), VOLUME_VIEW_DRAWS)[0]
         if self.scale == (1.0, 1.0) and not self.rotate:
             crop_size = np.array(image)
-            start = np.floor(self.centre(volume.shape[1:], crop_size, draws) - crop_size / 2 + 0.5)
+            start = np.floor(self.draw_centre(volume.shape[1:], crop_size, draws) - crop_size / 2 + 0.5)
             view = crop_volume(volume, start.astype(np.int64), image, self.border)
         else:
-            view = sample_volume_linear(volume, self.places(volume.shape[1:], image, draws), self.border)
+            view = sample_volume_linear(
+                volume, self.compute_sample_positions(volume.shape[1:], image, draws), self.border
+            )
         view = self.jitter_intensities(view.flip(self.choose_flip_axes(draws)), draws[12:16], sample_key)
         return view.reshape(len(view), *size).contiguous()
 
-    def batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
+    def augment_batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
         """Draw a view of each of (B, C, *image) images by (B,) keys."""
         size = tuple(pixels.shape[2:])
-        views = [self.draw(image.numpy(), size, key) for image, key in zip(pixels, keys.tolist(), strict=True)]
+        views = [self.draw_view(image.numpy(), size, key) for image, key in zip(pixels, keys.tolist(), strict=True)]
         return torch.stack(views) if views else pixels
 
-    def unpack(self, entries: Tensor, preprocess: Preprocess) -> dict[str, Tensor]:
+    def unpack_batch(self, entries: Tensor, preprocess: Preprocess) -> dict[str, Tensor]:
         """Return (B, C, *image) as `images`."""
         return {"images": entries}
 

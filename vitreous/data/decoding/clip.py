@@ -35,10 +35,10 @@ class Clip(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def frames(self, frame_indices: Sequence[int]) -> Iterator[np.ndarray]:
+    def decode_frames(self, frame_indices: Sequence[int]) -> Iterator[np.ndarray]:
         """Yield the frames at increasing indices: (H, W, 3) uint8 each. Raises DataError."""
 
-    def read(self, frame_indices: np.ndarray) -> np.ndarray:
+    def read_frames(self, frame_indices: np.ndarray) -> np.ndarray:
         """Read frames at any indices (T,), repeated ones too: (T, H, W, 3) uint8. Raises DataError for frames that
         cannot be decoded or differ in size, and for more than MAX_CLIP_BYTES."""
         height, width = self.size
@@ -47,7 +47,7 @@ class Clip(ABC):
             raise DataError(f"{self.name}: {problem}, more than {MAX_CLIP_BYTES >> 20}", SHORTEN_CLIP_HINT)
         pixels = np.empty((len(frame_indices), height, width, 3), np.uint8)
         unique_indices = np.unique(frame_indices)
-        for frame_index, frame in zip(unique_indices, self.frames(unique_indices.tolist()), strict=True):
+        for frame_index, frame in zip(unique_indices, self.decode_frames(unique_indices.tolist()), strict=True):
             if frame.shape[:2] != self.size:
                 expected_size, frame_size = (
                     f"{frame_width} x {frame_height}" for frame_height, frame_width in (self.size, frame.shape[:2])
@@ -66,7 +66,7 @@ class ClipSegment(Clip):
     """
 
     def __init__(self, clip: Clip, start: float, end: float) -> None:
-        self.name, self.size, self.whole = clip.name, clip.size, clip
+        self.name, self.size, self.source_clip = clip.name, clip.size, clip
         times = np.asarray(clip.times, np.float64)
         if not len(times) or (len(times) > 1 and not times.any()):
             problem = f"{self.name}: it has no frame times, which start and end need"
@@ -75,14 +75,14 @@ class ClipSegment(Clip):
         if not len(frame_indices):
             problem = f"{self.name}: no frame is in this interval; the last of {len(times)} is at {times[-1]:.3g} s"
             raise DataError(problem, "correct start and end")
-        self.first, self.times = int(frame_indices[0]), times[frame_indices] - times[frame_indices[0]]
+        self.first_frame, self.times = int(frame_indices[0]), times[frame_indices] - times[frame_indices[0]]
 
     def __len__(self) -> int:
         return len(self.times)
 
-    def frames(self, frame_indices: Sequence[int]) -> Iterator[np.ndarray]:
+    def decode_frames(self, frame_indices: Sequence[int]) -> Iterator[np.ndarray]:
         """Yield (H, W, 3) uint8 frames. Raises DataError."""
-        return self.whole.frames([self.first + index for index in frame_indices])
+        return self.source_clip.decode_frames([self.first_frame + index for index in frame_indices])
 
 
 def check_clip_limits(size: tuple[int, int], count: int, name: str) -> None:

@@ -42,7 +42,7 @@ class ArrayClip(Clip):
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def frames(self, frame_indices: Sequence[int]) -> Iterator[np.ndarray]:
+    def decode_frames(self, frame_indices: Sequence[int]) -> Iterator[np.ndarray]:
         """Yield (H, W, 1 or 3) uint8 frames."""
         return (self.pixels[index] for index in frame_indices)
 
@@ -63,7 +63,7 @@ class ImageFilesClip(Clip):
     def __len__(self) -> int:
         return len(self.paths)
 
-    def frames(self, frame_indices: Sequence[int]) -> Iterator[np.ndarray]:
+    def decode_frames(self, frame_indices: Sequence[int]) -> Iterator[np.ndarray]:
         """Yield (H, W, 3) uint8 frames. Raises DataError for an unreadable one."""
         return (np.asarray(decode_to_pillow(self.paths[index])) for index in frame_indices)
 
@@ -84,7 +84,7 @@ class GifClip(Clip):
     def __len__(self) -> int:
         return len(self.times)
 
-    def frames(self, frame_indices: Sequence[int]) -> Iterator[np.ndarray]:
+    def decode_frames(self, frame_indices: Sequence[int]) -> Iterator[np.ndarray]:
         """Yield (H, W, 3) uint8 frames, with transparency over white. Raises DataError."""
         try:
             with suppress_warnings(), Image.open(io.BytesIO(self.content), formats=("GIF",)) as image:

@@ -60,7 +60,7 @@ class LazyPixels:
         """Copy a box, (h, w, C) uint8; `target` is ignored."""
         return np.array(self.pixels[box[1] : box[3], box[0] : box[2]], order="C")
 
-    def whole(self) -> Image.Image:
+    def decode_full(self) -> Image.Image:
         """Return the complete image in the form of `decode_to_pillow`."""
         return Image.fromarray(self.pixels[..., 0] if self.pixels.shape[-1] == 1 else self.pixels)
 
@@ -72,7 +72,7 @@ class JpegLayout(NamedTuple):
     frame: int
     components: int
     tall: int
-    scan: int
+    pixel_offset: int
     size: tuple[int, int]
 
 
@@ -93,7 +93,7 @@ class LazyJpeg:
         width, height = self.layout.size
         return (width, height) if self.orientation < FIRST_TRANSPOSED_ORIENTATION else (height, width)
 
-    def whole(self) -> Image.Image:
+    def decode_full(self) -> Image.Image:
         """Decode the complete image with `decode_to_pillow`. Raises DataError."""
         return decode_to_pillow(self.content, self.channels, self.name)
 
@@ -110,9 +110,9 @@ class LazyJpeg:
         stored, block_rows = self.map_box_to_stored(box), self.layout.tall
         # chroma upsampling reads the row below
         num_rows = -(-stored[3] // block_rows) * block_rows + (block_rows if block_rows > JPEG_BLOCK_SIZE else 0)
-        pixels = self.read(min(num_rows, self.layout.size[1]), factor)
+        pixels = self.decode_rows(min(num_rows, self.layout.size[1]), factor)
         if pixels is None:
-            return np.array(self.whole().crop(box)).reshape(box[3] - box[1], box[2] - box[0], self.channels)
+            return np.array(self.decode_full().crop(box)).reshape(box[3] - box[1], box[2] - box[0], self.channels)
         left, top, right, bottom = ((2 * edge + factor) // (2 * factor) for edge in stored)
         crop = self.rotate_upright(pixels[top:bottom, left:right])
         return self.convert_channels(np.require(crop, requirements=["C", "W"]))  # Pillow's pixels are read-only
@@ -143,7 +143,7 @@ class LazyJpeg:
             return np.repeat(pixels, self.channels, axis=-1)
         return np.array(Image.fromarray(pixels).convert("L"))[..., None]
 
-    def read(self, num_rows: int, factor: int) -> np.ndarray | None:
+    def decode_rows(self, num_rows: int, factor: int) -> np.ndarray | None:
         """Decode the first `num_rows` rows at 1 / factor, (h, w, components) uint8 with h = ceil(rows / factor), and w
         accordingly.
 
@@ -195,7 +195,7 @@ def parse_plain_jpeg(content: bytes, channels: int, name: str, exact: bool) -> L
         return None
     width, height = parsed.size
     corner = bytes((0, min(height, JPEG_BLOCK_SIZE), 0, min(width, JPEG_BLOCK_SIZE)))
-    header = content[: parsed.frame] + corner + content[parsed.frame + 4 : parsed.scan] + b"\xff\xd9"
+    header = content[: parsed.frame] + corner + content[parsed.frame + 4 : parsed.pixel_offset] + b"\xff\xd9"
     orientation = (read_jpeg_orientation_cached if len(header) <= MAX_CACHED_HEADER_BYTES else read_jpeg_orientation)(
         header, "L" if parsed.components == 1 else "RGB"
     )
@@ -265,11 +265,11 @@ def get_jpeg_decoder() -> Callable[[bytes, tuple[int, int, int], int], np.ndarra
     except ImportError:
         return decode_jpeg_with_pillow
 
-    def by_turbo(content: bytes, shape: tuple[int, int, int], factor: int) -> np.ndarray:
+    def decode_jpeg_with_turbo(content: bytes, shape: tuple[int, int, int], factor: int) -> np.ndarray:
         min_size = {} if factor == 1 else {"min_height": shape[0], "min_width": shape[1]}
         return simplejpeg.decode_jpeg(content, "GRAY" if shape[2] == 1 else "RGB", strict=False, **min_size)
 
-    return by_turbo
+    return decode_jpeg_with_turbo
 
 
 def decode_jpeg_with_pillow(content: bytes, shape: tuple[int, int, int], factor: int) -> np.ndarray:

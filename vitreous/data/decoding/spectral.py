@@ -55,17 +55,17 @@ NO_DATA_REASON = "no pixel has data"
 class Bands(tuple[Image.Image, ...]):
     """The bands of an image, one Pillow image each. `void` (H, W) bool: pixels without data, None if all have data."""
 
-    void: np.ndarray | None
+    is_void: np.ndarray | None
 
     def __new__(cls, bands: Iterable[Image.Image], void: np.ndarray | None = None) -> Bands:
         """Combine bands of equal size."""
         instance = super().__new__(cls, bands)
-        instance.void = void
+        instance.is_void = void
         return instance
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         """Return the arguments of `__new__` for pickle."""
-        return tuple(self), self.void
+        return tuple(self), self.is_void
 
 
 #: input of preprocessing and augmentation; an array is a volume, (C, D, H, W) float32
@@ -81,7 +81,7 @@ def list_bands(sample: DecodedSample) -> tuple[Image.Image, ...]:
 
 def get_void_mask(sample: DecodedSample) -> np.ndarray | None:
     """Return the void pixels of an image, (H, W) bool; None if all have data."""
-    return sample.void if isinstance(sample, Bands) else None
+    return sample.is_void if isinstance(sample, Bands) else None
 
 
 def detect_channel_form(raw: bytes | np.ndarray, name: str) -> tuple[int, str] | None:

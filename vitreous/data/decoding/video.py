@@ -51,7 +51,7 @@ class VideoClip(Clip):
             raise DataError(f"{name}: videos need PyAV, which is not installed", install_hint("video"))
         self.name, self.content = name, content
         times, buffered_frames, size = list[float | None](), list[Any](), 0
-        self.held: list[Any] | None = buffered_frames
+        self.buffered_frames: list[Any] | None = buffered_frames
         for frame in iterate_video_frames(content, name):
             if not times:
                 height, width = frame.height, frame.width
@@ -62,7 +62,7 @@ class VideoClip(Clip):
             if size <= MAX_BUFFERED_BYTES:
                 buffered_frames.append(frame)
             else:
-                self.held = None
+                self.buffered_frames = None
                 buffered_frames.clear()
         self.count, known_times = len(times), [time for time in times if time is not None]
         self.times = np.array(known_times) - known_times[0] if len(known_times) == len(times) else ()
@@ -70,13 +70,13 @@ class VideoClip(Clip):
     def __len__(self) -> int:
         return self.count
 
-    def frames(self, frame_indices: Sequence[int]) -> Iterator[np.ndarray]:
+    def decode_frames(self, frame_indices: Sequence[int]) -> Iterator[np.ndarray]:
         """Yield (H, W, 3) uint8 frames. Raises DataError."""
         from av.video.reformatter import VideoReformatter
 
         reformatter = VideoReformatter()  # shared by all frames: its creation takes longer than a small frame
-        if self.held is not None:
-            yield from (frame_to_rgb(self.held[index], reformatter) for index in frame_indices)
+        if self.buffered_frames is not None:
+            yield from (frame_to_rgb(self.buffered_frames[index], reformatter) for index in frame_indices)
             return
         index_iterator = iter(frame_indices)
         next_index = next(index_iterator, None)

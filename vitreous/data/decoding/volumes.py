@@ -276,12 +276,12 @@ def open_npz(content: bytes, name: str) -> VolumeFile:
         with archive.open(members[0]) as file:
             shape, fortran, dtype = read_npy_header(file, name)
 
-    def read() -> np.ndarray:
+    def read_array() -> np.ndarray:
         with zipfile.ZipFile(io.BytesIO(content)) as archive, archive.open(members[0]) as file:
             read_npy_header(file, name)
             return array_from_bytes(file.read(math.prod(shape) * dtype.itemsize + 1), shape, dtype, fortran)
 
-    return VolumeFile(shape, dtype, read)
+    return VolumeFile(shape, dtype, read_array)
 
 
 def open_tiff(content: bytes, name: str) -> VolumeFile:
@@ -299,7 +299,7 @@ def open_tiff(content: bytes, name: str) -> VolumeFile:
     if axes[:1] not in PAGE_AXES or axes[1:] not in ("YX", "YXS"):
         raise DataError(f"{name}: a TIFF with the axes {axes} is not a stack of pages", SAVE_VOLUME_HINT)
 
-    def read() -> np.ndarray:
+    def read_array() -> np.ndarray:
         with tifffile.TiffFile(io.BytesIO(content)) as file:
             page_series: Any = file.series[0]
             if page_series.dataoffset is not None:  # all pages are contiguous
@@ -310,7 +310,7 @@ def open_tiff(content: bytes, name: str) -> VolumeFile:
                     check_tiff_complete(page, content, name)
             return page_series.asarray(maxworkers=1)
 
-    return VolumeFile(shape, dtype, read)
+    return VolumeFile(shape, dtype, read_array)
 
 
 def open_nifti(content: bytes, name: str) -> VolumeFile:
@@ -330,7 +330,7 @@ def open_nifti(content: bytes, name: str) -> VolumeFile:
     shape = shape[:3] + shape[4:] if len(shape) == 5 and shape[3] == 1 else shape  # vectors use the fifth axis
     shape = shape[:3] if len(shape) == 4 and shape[3] == 1 else shape
 
-    def read() -> np.ndarray:
+    def read_array() -> np.ndarray:
         end = start + math.prod(shape) * dtype.itemsize
         file_bytes = (
             inflate_gzip(content, end + MAX_TRAILING_BYTES, require_complete=True) if is_compressed else content
@@ -340,7 +340,7 @@ def open_nifti(content: bytes, name: str) -> VolumeFile:
             return values
         return values * np.float64(slope) + np.float64(inter or 0.0)
 
-    return VolumeFile(shape, dtype, read, header)
+    return VolumeFile(shape, dtype, read_array, header)
 
 
 def is_nifti(header_bytes: bytes) -> bool:

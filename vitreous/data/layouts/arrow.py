@@ -239,7 +239,7 @@ def open_split_tables(
         classes,
         splits,
         notes,
-        whole=full_train,
+        full_train_split=full_train,
         unlabelled=unlabelled,
         targets=targets,
         label_column=label or Data.label_column,
@@ -337,7 +337,9 @@ def choose_columns(
     images = [c for c in can_image if isinstance(features.get(c), dict) and features[c].get("_type") == "Image"]
     images = images or [c for c in can_image if types[c].num_fields]
     images = images or [
-        c for c in can_image if isinstance(first_value := table.first(c), bytes) and first_value.startswith(IMAGE_MAGIC)
+        c
+        for c in can_image
+        if isinstance(first_value := table.find_first_value(c), bytes) and first_value.startswith(IMAGE_MAGIC)
     ]
     labels = [c for c in can_label if get_class_label_names(features.get(c))]
     labels = labels or [c for c in can_label if c.lower() in LABEL_COLUMN_NAMES] or can_label

@@ -49,7 +49,7 @@ class FileIndex:
     without suffix."""
 
     def __init__(self, paths: Iterable[Path], home: Path, stems: bool = False) -> None:
-        self.home, self.stems = home, stems
+        self.root, self.ignore_suffixes = home, stems
         self.paths: dict[str, list[tuple[tuple[str, ...], Path]]] = {}
         for path in paths:
             parts = self.split_path(os.fspath(path.with_suffix("") if stems else path))

@@ -105,7 +105,7 @@ def open_class_folders(
     listed = {name: list_class_files(folder, list_files) for name, folder in split_folders.items()}
     data = build_classification_data(root, split_folders, listed, split_seed, list_files)
     splits = {name: convert(split) for name, split in data.splits.items()}  # type: ignore[arg-type]
-    return replace(data, splits=splits, whole=data.whole and convert(data.whole))  # type: ignore[arg-type]
+    return replace(data, splits=splits, full_train_split=data.full_train_split and convert(data.full_train_split))  # type: ignore[arg-type]
 
 
 def resolve_split_folders(root: Path) -> dict[str, Path]:
@@ -187,7 +187,7 @@ def build_classification_data(
         splits=splits,
         notes=notes,
         unsplit=unsplit,
-        whole=full_train,
+        full_train_split=full_train,
         unlabelled=unlabelled,
     )
 
@@ -226,7 +226,7 @@ def label_class_files(name: str, paths_by_class: dict[str, Paths], classes: list
     if unknown := [label for label in sort_class_names(paths_by_class) if label not in class_set]:
         raise unknown_classes_error(name, unknown, classes)
     counts = [len(paths_by_class.get(label, ())) for label in classes]
-    paths = Paths.joined(paths_by_class[label] for label in classes if label in paths_by_class)
+    paths = Paths.concatenate(paths_by_class[label] for label in classes if label in paths_by_class)
     return FileSplit(paths, np.repeat(np.arange(len(classes)), counts))
 
 

@@ -32,7 +32,7 @@ class ListedImage(NamedTuple):
 
     path: str
     label: int
-    where: str
+    location: str
 
 
 def has_image_lists(root: Path) -> bool:
@@ -70,7 +70,7 @@ def open_image_lists(root: Path, split_seed: int = 0) -> Data:
     lines = list(chain(*lines_by_split.values()))
     if missing := [line for line in lines if not os.path.lexists(root / line.path)]:
         listing = format_first_lines(
-            (f"{line.where}: {escape_unprintable(line.path)}" for line in missing), len(missing)
+            (f"{line.location}: {escape_unprintable(line.path)}" for line in missing), len(missing)
         )
         raise DataError(f"{len(missing)} listed files are missing:{listing}", f"looked in {escape_unprintable(root)}")
     class_indices = sorted({line.label for line in lines} - {NO_LABEL})
@@ -83,7 +83,7 @@ def open_image_lists(root: Path, split_seed: int = 0) -> Data:
     splits, full_train = ensure_val_split(splits, split_seed, notes)
     if full_train is None and full_lines:
         full_train = build_listed_split(root, full_lines, class_indices)
-    return Data(escape_unprintable(root), classes, splits, notes, whole=full_train)
+    return Data(escape_unprintable(root), classes, splits, notes, full_train_split=full_train)
 
 
 def read_image_list(root: Path, name: str, held_out: bool = False) -> list[ListedImage]:
@@ -112,7 +112,7 @@ def read_image_list(root: Path, name: str, held_out: bool = False) -> list[Liste
             path = os.path.relpath(real_path, root)
         line = lines.setdefault(path, ListedImage(path, int(label), location))
         if line.label != int(label):
-            conflict = f"of class {label}, but of class {line.label} in {line.where}"
+            conflict = f"of class {label}, but of class {line.label} in {line.location}"
             raise DataError(f"{location}: {escape_unprintable(path)} is {conflict}", "keep only one of them")
     if not lines and not held_out:
         raise DataError(f"{source} lists no images", LIST_FORMAT_HINT)
@@ -133,10 +133,12 @@ def check_lists_agree(lines_by_split: dict[str, list[ListedImage]], full_lines: 
     for line in chain(full_lines, sublist_lines.values()):
         counterpart = (sublist_lines if full_by_path.get(line.path) is line else full_by_path).get(line.path)
         if counterpart is None or counterpart.label != line.label:
-            difference = f"of class {counterpart.label} in {counterpart.where}" if counterpart else "not in the others"
+            difference = (
+                f"of class {counterpart.label} in {counterpart.location}" if counterpart else "not in the others"
+            )
             hint = f"make {FULL_TRAIN_LIST}.txt the union of train800.txt and val200.txt, or delete it"
             raise DataError(
-                f"{line.where}: {escape_unprintable(line.path)} is of class {line.label}, but {difference}", hint
+                f"{line.location}: {escape_unprintable(line.path)} is of class {line.label}, but {difference}", hint
             )
 
 
@@ -151,7 +153,7 @@ def read_listed_classes(root: Path, class_indices: list[int], lines: list[Listed
     names = [name.strip() for name in read_lines(file)]
     if strange := next((line for line in lines if line.label >= len(names)), None):
         hint = "add the missing names: line 1 of classes.txt is class 0"
-        raise DataError(f"{strange.where}: class {strange.label}, but classes.txt has {len(names)} names", hint)
+        raise DataError(f"{strange.location}: class {strange.label}, but classes.txt has {len(names)} names", hint)
     classes = tuple(names[class_index] for class_index in class_indices)
     if not all(classes) or len(set(classes)) < len(classes):
         raise DataError(f"{escape_unprintable(file)}: a name is empty or repeated", "give every class a unique name")

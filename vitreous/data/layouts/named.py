@@ -41,7 +41,7 @@ class TorchvisionSpec:
     splits: dict[str, dict[str, Any]]
     read: SplitReader
     classes: tuple[str, ...] = ()
-    words: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    extra_arguments: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -201,25 +201,33 @@ TORCHVISION_SPECS = {
     "Country211": TorchvisionSpec(
         {"train": {"split": "train"}, "val": {"split": "valid"}, "test": {"split": "test"}}, read_path_pairs
     ),
-    "DTD": TorchvisionSpec(TRAIN_VAL_TEST_SPLITS, read_path_lists, words={"partition": tuple(map(str, range(1, 11)))}),
+    "DTD": TorchvisionSpec(
+        TRAIN_VAL_TEST_SPLITS, read_path_lists, extra_arguments={"partition": tuple(map(str, range(1, 11)))}
+    ),
     "EMNIST": TorchvisionSpec(
         TRAIN_FLAG_SPLITS,
         read_array_split,
-        words={"split": ("balanced", "byclass", "bymerge", "letters", "digits", "mnist")},
+        extra_arguments={"split": ("balanced", "byclass", "bymerge", "letters", "digits", "mnist")},
     ),
     "EuroSAT": TorchvisionSpec(TRAIN_ONLY_SPLITS, read_path_pairs),
     "FashionMNIST": TorchvisionSpec(TRAIN_FLAG_SPLITS, read_array_split),
     "FER2013": TorchvisionSpec(TRAIN_TEST_SPLITS, read_fer2013_split, FER2013_CLASSES),
     "FGVCAircraft": TorchvisionSpec(
-        TRAIN_VAL_TEST_SPLITS, read_path_lists, words={"annotation_level": ("variant", "family", "manufacturer")}
+        TRAIN_VAL_TEST_SPLITS,
+        read_path_lists,
+        extra_arguments={"annotation_level": ("variant", "family", "manufacturer")},
     ),
     "Flowers102": TorchvisionSpec(TRAIN_VAL_TEST_SPLITS, read_path_lists),
     "Food101": TorchvisionSpec(TRAIN_TEST_SPLITS, read_path_lists),
     "GTSRB": TorchvisionSpec(TRAIN_TEST_SPLITS, read_ppm_pairs, tuple(map(str, range(43)))),
     "ImageNet": TorchvisionSpec(TRAIN_VAL_SPLITS, read_path_pairs),
-    "Imagenette": TorchvisionSpec(TRAIN_VAL_SPLITS, read_path_pairs, words={"size": ("full", "320px", "160px")}),
+    "Imagenette": TorchvisionSpec(
+        TRAIN_VAL_SPLITS, read_path_pairs, extra_arguments={"size": ("full", "320px", "160px")}
+    ),
     "INaturalist": TorchvisionSpec(
-        {"train": {}, "val": {"version": "2021_valid"}}, read_inaturalist_split, words={"version": INATURALIST_VERSIONS}
+        {"train": {}, "val": {"version": "2021_valid"}},
+        read_inaturalist_split,
+        extra_arguments={"version": INATURALIST_VERSIONS},
     ),
     "KMNIST": TorchvisionSpec(TRAIN_FLAG_SPLITS, read_array_split),
     "MNIST": TorchvisionSpec(TRAIN_FLAG_SPLITS, read_array_split, DIGIT_CLASSES),
@@ -228,7 +236,7 @@ TORCHVISION_SPECS = {
     "Places365": TorchvisionSpec(
         {"train": {"split": "train-standard"}, "val": {"split": "val"}},
         read_path_pairs,
-        words={"small": ("False", "True")},
+        extra_arguments={"small": ("False", "True")},
     ),
     "QMNIST": TorchvisionSpec(TRAIN_FLAG_SPLITS, read_qmnist_split, DIGIT_CLASSES),
     "RenderedSST2": TorchvisionSpec(TRAIN_VAL_TEST_SPLITS, read_path_pairs),
@@ -275,7 +283,13 @@ def open_torchvision(source: str, split_seed: int = 0) -> Data:
         raise DataError(problem, f"delete it from {root}, and it is downloaded again")
     splits, full_train = ensure_val_split(splits, split_seed, notes)
     return Data(
-        source, classes, splits=splits, notes=notes, unsplit=len(spec.splits) == 1, whole=full_train, titles=titles
+        source,
+        classes,
+        splits=splits,
+        notes=notes,
+        unsplit=len(spec.splits) == 1,
+        full_train_split=full_train,
+        titles=titles,
     )
 
 
@@ -290,7 +304,7 @@ def parse_torchvision_source(source: str) -> tuple[str, TorchvisionSpec, Path, d
         raise UsageError(f"torchvision has no classification data set {escape_unprintable(name)}", hint)
     name = name_by_lower[name.lower()]
     spec = TORCHVISION_SPECS[name]
-    arguments: dict[str, Any] = {argument: values[0] for argument, values in spec.words.items()}
+    arguments: dict[str, Any] = {argument: values[0] for argument, values in spec.extra_arguments.items()}
     root = get_cache_folder("torchvision")
     for argument, value in urllib.parse.parse_qsl(query.replace("+", "%2B"), keep_blank_values=True):
         if argument == "root" and value:
@@ -298,8 +312,8 @@ def parse_torchvision_source(source: str) -> tuple[str, TorchvisionSpec, Path, d
         elif argument not in arguments:
             hint = f"valid names: {', '.join(['root', *arguments])}"
             raise UsageError(f"torchvision:{name} has no parameter {escape_unprintable(argument)}", hint)
-        elif value not in spec.words[argument]:
-            hint = f"valid values: {', '.join(spec.words[argument])}"
+        elif value not in spec.extra_arguments[argument]:
+            hint = f"valid values: {', '.join(spec.extra_arguments[argument])}"
             raise UsageError(f"torchvision:{name} has no {argument} {escape_unprintable(value)}", hint)
         else:
             arguments[argument] = value
@@ -380,7 +394,7 @@ def open_digits(split_seed: int = 0) -> Data:
         "digits",
         tuple(map(str, range(10))),
         splits,
-        whole=ArraySplit(pixels[train_val_indices], labels[train_val_indices]),
+        full_train_split=ArraySplit(pixels[train_val_indices], labels[train_val_indices]),
     )
 
 

@@ -61,7 +61,7 @@ class PackedImages:
         line = self.ids[self.ends[index - 1] + 1 if index else 0 : self.ends[index]]
         return line.tobytes().decode("utf-8", "replace")
 
-    def joined(self, other: PackedImages) -> PackedImages:
+    def concatenate(self, other: PackedImages) -> PackedImages:
         """Return these images followed by those of another split."""
         table = np.concatenate([self.table, other.table])
         table["shard"][len(self.table) :] += len(self.shards)
@@ -146,16 +146,17 @@ def open_pack(folder: Path, split_seed: int = 0) -> Data:
             raise DataError(problem, "pack data with a train split")
         notes: list[str] = []
         splits, full_train = ensure_val_split(splits, split_seed, notes)
-        data = Data(escape_unprintable(folder), classes, splits, notes, whole=full_train)
+        data = Data(escape_unprintable(folder), classes, splits, notes, full_train_split=full_train)
     train, val = data.splits["train"], data.splits.get("val")
     if document.get("mirror"):  # an image and its mirrored copy are not divided between splits
-        data = replace(data, whole=None, groups=np.tile(np.arange(len(train) // 2), 2))
+        data = replace(data, full_train_split=None, groups=np.tile(np.arange(len(train) // 2), 2))
     elif document.get("has_drawn_splits") and isinstance(train, StoreSplit) and isinstance(val, StoreSplit):
         store, start = train.store, 0
         if isinstance(store, PackedImages):
-            store, start = store.joined(val.store), len(store.table)
-        indices, labels = np.concatenate([train.rows, start + val.rows]), np.concatenate([train.labels, val.labels])
-        data = replace(data, whole=StoreSplit(store, indices, labels))
+            store, start = store.concatenate(val.store), len(store.table)
+        indices = np.concatenate([train.row_indices, start + val.row_indices])
+        labels = np.concatenate([train.labels, val.labels])
+        data = replace(data, full_train_split=StoreSplit(store, indices, labels))
     try:
         latents = latents_from_json(document.get("latents"))
     except UsageError as error:

@@ -62,7 +62,7 @@ class TableHeader(NamedTuple):
     targets: tuple[str, ...] = ()
 
     @property
-    def unread(self) -> list[str]:
+    def unread_columns(self) -> list[str]:
         """The columns that are ignored."""
         read = {*KNOWN_COLUMNS, self.group, *self.targets} - (
             {DEFAULT_GROUP_COLUMN} if self.group != DEFAULT_GROUP_COLUMN else set()
@@ -92,7 +92,7 @@ class SampleRow(NamedTuple):
         """The file, and the segment of it, that the row refers to."""
         return os.path.normpath(self.path), self.start, self.end
 
-    def located(self, folder: Path) -> SampleRow:
+    def with_stored_path(self, folder: Path) -> SampleRow:
         """Return the row with its path in the Unicode form of an existing file below `folder`."""
         path = None if self.path.isascii() else resolve_unicode_path(os.path.join(folder, self.path))
         return self if path is None else self._replace(path=os.path.relpath(path, folder))
@@ -127,7 +127,7 @@ def open_table(
     name = escape_unprintable(source)
     header, rows = read_table_rows(source, group_by, targets, name)
     folder = source.parent.absolute() if any(os.path.isabs(row.path) for row in rows) else source.parent
-    rows, notes = drop_duplicate_rows([row.located(folder) for row in rows], name)
+    rows, notes = drop_duplicate_rows([row.with_stored_path(folder) for row in rows], name)
     if missing := [row for row in rows if not os.path.lexists(os.path.join(folder, row.path))]:
         problem = f"{len(missing)} of {len(rows)} files are missing:{format_row_list(missing)}"
         raise DataError(f"{name}: {problem}", f"looked in {escape_unprintable(folder)}")
@@ -158,7 +158,11 @@ def open_table(
         if file_kind
         else []
     )
-    notes += [f"ignored columns: {format_first_names(header.unread, MAX_LISTED_COLUMNS)}"] if header.unread else []
+    notes += (
+        [f"ignored columns: {format_first_names(header.unread_columns, MAX_LISTED_COLUMNS)}"]
+        if header.unread_columns
+        else []
+    )
     groups = encode_groups(rows_by_split, notes)
     splits, full_train = ensure_val_split(splits, split_seed, notes, groups)
     column = header.group if header.group in header.columns else None
@@ -168,7 +172,7 @@ def open_table(
         splits=splits,
         notes=notes,
         unsplit=unsplit,
-        whole=full_train,
+        full_train_split=full_train,
         groups=groups,
         group_column=column,
         unlabelled=unlabelled,
@@ -221,7 +225,7 @@ def encode_table_labels(
 def find_numeric_columns(header: TableHeader, rows: list[tuple[int, list[str]]], location: str) -> tuple[str, ...]:
     """Return the other columns of a file without labels as targets. Raises DataError for a non-numeric column."""
     numeric, other_columns = [], []
-    for column in header.unread:
+    for column in header.unread_columns:
         index = header.columns.index(column)
         cells = [cells[index] for _, cells in rows if len(cells) == len(header.columns)]
         is_numeric = column and all(map(is_value, cells)) and any(map(is_numeric_text, cells))
@@ -351,7 +355,7 @@ def parse_table_header(
         if columns.count(column) > 1 and (column in (*KNOWN_COLUMNS, *targets) or column == header.group):
             raise DataError(f"{location}: two columns {escape_unprintable(column)}", "delete one of them")
     absent = [column for column in KNOWN_COLUMNS if column not in columns]
-    for column in header.unread:
+    for column in header.unread_columns:
         close_matches = difflib.get_close_matches(column.lower(), absent, 1, MISSPELLING_SIMILARITY)
         if close_matches or "path" not in columns:
             separated = ";" in column or "\t" in column

@@ -105,7 +105,9 @@ def open_webdataset(source: Path, split_seed: int = 0) -> Data:
         for split, split_indices in indices_by_split.items()
     }
     splits, full_train = ensure_val_split(splits, split_seed, notes)
-    return Data(name, classes, splits=splits, notes=notes, unsplit=unsplit, whole=full_train, unlabelled=unlabelled)
+    return Data(
+        name, classes, splits=splits, notes=notes, unsplit=unsplit, full_train_split=full_train, unlabelled=unlabelled
+    )
 
 
 def detect_clips(archive_index: ArchiveIndex) -> tuple[bool, np.ndarray]:
@@ -247,7 +249,7 @@ def read_index_labels(
     SPLIT_NAMES by folder, (n,) int64; -1 for none."""
     split_at, class_at = parse_archive_folders(archive_index.folders)
     distinct_labels, codes_of_samples, folder_indices = (
-        archive_index.words,
+        archive_index.label_words,
         archive_index.samples["label"],
         archive_index.samples["home"],
     )

@@ -53,31 +53,31 @@ class ClipFiles(FileSplit):
 
     axes: ClassVar[int] = 3
     kind: ClassVar[str] = "clips"
-    parts: np.ndarray | None = None
+    segments: np.ndarray | None = None
 
-    def part(self, sample: int) -> tuple[float, float] | None:
+    def get_segment(self, sample: int) -> tuple[float, float] | None:
         """Return start and end of a segment in seconds; None for the complete file."""
-        start, end = (0.0, math.inf) if self.parts is None else self.parts[sample].tolist()
+        start, end = (0.0, math.inf) if self.segments is None else self.segments[sample].tolist()
         return None if (start, end) == (0.0, math.inf) else (start, end)
 
-    def clip(self, sample: int) -> Clip:
+    def open_clip(self, sample: int) -> Clip:
         """Open a clip; an image becomes a clip of one frame. Raises DataError."""
         if is_still_image(self.path(sample)):
             return ImageFilesClip([self.path(sample)], self.name(sample))
-        return self.cut(sample, open_clip(self.path(sample), self.name(sample)))
+        return self.cut_segment(sample, open_clip(self.path(sample), self.name(sample)))
 
     @property
-    def stills(self) -> int:
+    def num_stills(self) -> int:
         """The number of samples that are images."""
         return sum(is_still_image(self.path(sample)) for sample in range(len(self)))
 
-    def cut(self, sample: int, clip: Clip) -> Clip:
+    def cut_segment(self, sample: int, clip: Clip) -> Clip:
         """Cut the segment of a sample out of an opened file. Raises DataError."""
-        segment = self.part(sample)
+        segment = self.get_segment(sample)
         return clip if segment is None else ClipSegment(clip, *segment)
 
     def name(self, sample: int) -> str:
-        segment = self.part(sample)
+        segment = self.get_segment(sample)
         if segment is None:
             return super().name(sample)
         return f"{super().name(sample)} from {segment[0]:g} s" + (
@@ -85,19 +85,21 @@ class ClipFiles(FileSplit):
         )
 
     def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> ClipFiles:
-        return replace(super().take(indices, labels), parts=None if self.parts is None else self.parts[indices])
+        return replace(
+            super().take(indices, labels), segments=None if self.segments is None else self.segments[indices]
+        )
 
     def update(self, digest: Any) -> None:
         super().update(digest)
-        if self.parts is not None:
-            digest.update(self.parts.tobytes())
+        if self.segments is not None:
+            digest.update(self.segments.tobytes())
 
     def raw(self, sample: int) -> bytes | np.ndarray:
         """Return the bytes of a file, or the frames of a folder, (T, H, W, 3) uint8. Raises DataError."""
         if not os.path.isdir(self.path(sample)):
             return super().raw(sample)
-        clip = self.clip(sample)
-        return clip.read(np.arange(len(clip)))
+        clip = self.open_clip(sample)
+        return clip.read_frames(np.arange(len(clip)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,13 +109,13 @@ class StoredClips(StoreSplit[S]):
     axes: ClassVar[int] = 3
     kind: ClassVar[str] = "clips"
 
-    def clip(self, sample: int) -> Clip:
+    def open_clip(self, sample: int) -> Clip:
         """Open a clip. Raises DataError."""
         return open_clip(self.raw(sample), self.name(sample))
 
     def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> StoredClips[S]:
         """Return the clips at indices (m,), in this order, with other labels (m,) or (m, K) if they are passed."""
-        return StoredClips(self.store, self.rows[indices], self.labels[indices] if labels is None else labels)
+        return StoredClips(self.store, self.row_indices[indices], self.labels[indices] if labels is None else labels)
 
 
 def is_still_image(path: str) -> bool:
@@ -124,7 +126,7 @@ def is_still_image(path: str) -> bool:
 
 def open_sample(split: Split, sample: int) -> bytes | np.ndarray | Clip:
     """Return the undecoded sample: an opened clip, else stored bytes or pixels (H, W[, C]). Raises DataError."""
-    return split.clip(sample) if isinstance(split, ClipFiles | StoredClips) else split.raw(sample)
+    return split.open_clip(sample) if isinstance(split, ClipFiles | StoredClips) else split.raw(sample)
 
 
 def has_only_clips(root: Path) -> bool:
@@ -238,9 +240,14 @@ def open_clip_folder(root: Path, split_seed: int = 0, stills: bool = False) -> D
     listed = {name: list_class_files(folder, list_files) for name, folder in split_folders.items()}
     data = build_classification_data(root, split_folders, listed, split_seed, list_files)
     splits: dict[str, Split] = {name: to_clip_files(split) for name, split in data.splits.items()}
-    num_images = sum(to_clip_files(split).stills for split in splits.values())
+    num_images = sum(to_clip_files(split).num_stills for split in splits.values())
     notes = [clips_note(sum(map(len, splits.values())), num_images), *data.notes]
-    return replace(data, splits=splits, notes=notes, whole=data.whole and to_clip_files(data.whole))
+    return replace(
+        data,
+        splits=splits,
+        notes=notes,
+        full_train_split=data.full_train_split and to_clip_files(data.full_train_split),
+    )
 
 
 def frames_note(data: Data) -> list[str]:
@@ -280,15 +287,22 @@ def is_frame_sequence(folder: str) -> bool:
     paths = list_frame_images(folder)
     indices = np.linspace(0, len(paths) - 2, min(MAX_COMPARED_PAIRS, len(paths) - 1)).astype(int)
 
-    def grey(index: int) -> np.ndarray:
+    def read_grey_thumbnail(index: int) -> np.ndarray:
         image = decode_to_pillow(
             read_input_file(paths[index % len(paths)]), 1, escape_unprintable(paths[index % len(paths)])
         )
         return np.asarray(image.resize((16, 16)), np.float32)
 
     try:
-        neighbour_difference = np.mean([np.abs(grey(index) - grey(index + 1)).mean() for index in indices])
-        distant_difference = np.mean([np.abs(grey(index) - grey(index + len(paths) // 2)).mean() for index in indices])
+        neighbour_difference = np.mean(
+            [np.abs(read_grey_thumbnail(index) - read_grey_thumbnail(index + 1)).mean() for index in indices]
+        )
+        distant_difference = np.mean(
+            [
+                np.abs(read_grey_thumbnail(index) - read_grey_thumbnail(index + len(paths) // 2)).mean()
+                for index in indices
+            ]
+        )
     except DataError:
         return False
     return len(paths) < 4 or bool(

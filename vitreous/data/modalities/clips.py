@@ -74,7 +74,7 @@ class ClipPreprocess(ColourMixin, SizedPreprocess):
         """Decode a file, its bytes, a folder of frames, or pixels to the sampled frames, (T, H, W, 3) uint8. Raises
         DataError."""
         clip = open_as_clip(raw, name)
-        return clip.read(self.choose_frame_numbers(len(clip)))
+        return clip.read_frames(self.choose_frame_numbers(len(clip)))
 
     def decode_within(self, content: bytes, name: str, max_pixels: int) -> np.ndarray:
         """Decode the bytes of an upload. Raises DataError for frames of more than `max_pixels`."""

@@ -36,7 +36,7 @@ class NativePreprocess(ColourImageMixin, PlanarPreprocess):
             raise UsageError(problem, "use at least 1 token, and a patch with 2 axes")
 
     @classmethod
-    def of(cls, preprocess: Preprocess, tokens: int, patch: tuple[int, ...]) -> NativePreprocess:
+    def from_preprocess(cls, preprocess: Preprocess, tokens: int, patch: tuple[int, ...]) -> NativePreprocess:
         """Return `preprocess` for images at native aspect ratio. Raises UsageError if it is for other inputs."""
         if not isinstance(preprocess, ImagePreprocess | NativePreprocess):
             problem = f"{preprocess.noun} of {preprocess.value_type} do not support native aspect ratios"

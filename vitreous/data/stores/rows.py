@@ -40,7 +40,7 @@ class ImageColumn:
     streams: tuple[str, ...]
     column: str
     origin: str
-    home: str
+    base_folder: str
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "chunks"}
@@ -58,7 +58,7 @@ class ImageColumn:
         value = chunks[chunk_index][index - int(row_ends[chunk_index])].as_py()
         content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
         if content is None and path:
-            full_path = os.path.join(self.home, path)
+            full_path = os.path.join(self.base_folder, path)
             return read_input_file(resolve_unicode_path(full_path) or full_path)
         if not content or len(content) > MAX_FILE_BYTES:
             raise DataError(
@@ -106,7 +106,7 @@ class ArrowStreams:
 
         return pa.chunked_array(list(self.chunks(column)), self.schema.field(column).type)
 
-    def first(self, column: str) -> Any:
+    def find_first_value(self, column: str) -> Any:
         """Return the first non-null value of a column as a Python object; None if there is none."""
         return next((value.as_py() for chunk in self.chunks(column) for value in chunk if value.is_valid), None)
 

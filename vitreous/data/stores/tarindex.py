@@ -62,7 +62,7 @@ class ArchiveIndex:
     stamps: tuple[FileStamp, ...]
     samples: np.ndarray
     names: np.ndarray
-    words: tuple[tuple[LabelWord, ...], ...]
+    label_words: tuple[tuple[LabelWord, ...], ...]
     folders: tuple[str, ...]
     notes: dict[str, int]
 
@@ -96,7 +96,7 @@ class ArchiveIndexBuilder:
 
     samples: array = field(default_factory=lambda: array("q"))  # the fields of SAMPLE_DTYPE, sample by sample
     names: bytearray = field(default_factory=bytearray)
-    words: dict[tuple[LabelWord, ...], int] = field(default_factory=dict)
+    label_words: dict[tuple[LabelWord, ...], int] = field(default_factory=dict)
     folders: dict[bytes, int] = field(default_factory=dict)
     _: KW_ONLY
     parsed: dict[bytes, int] = field(default_factory=dict)  # content of a .cls member -> index of its label
@@ -167,7 +167,7 @@ class ArchiveIndexBuilder:
                     f"{archive.name}: {escape_unprintable(os.fsdecode(member.name))} is not UTF-8 text"
                 ) from None
             label = int(text) if text.isdecimal() and len(text) < 10 else text
-            self.parsed[content] = self.words.setdefault((label,), len(self.words)) if text else -1
+            self.parsed[content] = self.label_words.setdefault((label,), len(self.label_words)) if text else -1
         return self.parsed[content]
 
     def parse_json(self, archive: TarArchive, member: ArchiveMember) -> int:
@@ -184,7 +184,7 @@ class ArchiveIndexBuilder:
             if name in document and (label := parse_json_label(document[name])) is not None
         ]
         named_labels = [label for label in labels if not any(isinstance(label_word, int) for label_word in label)]
-        return self.words.setdefault((named_labels or labels)[0], len(self.words)) if labels else -1
+        return self.label_words.setdefault((named_labels or labels)[0], len(self.label_words)) if labels else -1
 
     def build(self, paths: Sequence[Path], stamps: Sequence[FileStamp]) -> ArchiveIndex:
         """Return the index of all added archives."""
@@ -192,7 +192,13 @@ class ArchiveIndexBuilder:
         folders, notes = tuple(map(os.fsdecode, self.folders)), {text: n for text, n in self.notes.items() if n}
         archives = tuple(map(os.fspath, paths))
         return ArchiveIndex(
-            archives, tuple(stamps), samples=samples, names=names, words=tuple(self.words), folders=folders, notes=notes
+            archives,
+            tuple(stamps),
+            samples=samples,
+            names=names,
+            label_words=tuple(self.label_words),
+            folders=folders,
+            notes=notes,
         )
 
 
@@ -281,7 +287,7 @@ def load_index(path: Path, paths: Sequence[Path], stamps: Sequence[FileStamp]) -
             tuple(stamps),
             samples=samples,
             names=names,
-            words=label_words,
+            label_words=label_words,
             folders=tuple(metadata["folders"]),
             notes=metadata["notes"],
         )

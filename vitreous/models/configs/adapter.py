@@ -99,7 +99,7 @@ class AdapterConfig(BackboneWrapperConfig):
         """The maps that `features_at` returns."""
         return tuple(Level((stride, stride), self.backbone.width) for stride in ADAPTER_STRIDES)
 
-    def unread(self, strides: Sequence[int]) -> tuple[str, ...]:
+    def list_unused_modules(self, strides: Sequence[int]) -> tuple[str, ...]:
         """Names of modules that maps of these strides do not use: norms of other maps, and the layers of the finest
         map."""
         norms = (f"norms.{index}" for index, stride in enumerate(ADAPTER_STRIDES) if stride not in strides)

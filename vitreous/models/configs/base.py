@@ -250,7 +250,7 @@ class ModelConfig:
         """The stride of each map, in pixels along the first axis, the finest first."""
         return tuple(level.stride for level in self.levels)
 
-    def unread(self, strides: Sequence[int]) -> tuple[str, ...]:
+    def list_unused_modules(self, strides: Sequence[int]) -> tuple[str, ...]:
         """Names of submodules that no map of these strides depends on, except last norms and heads."""
         return ()
 

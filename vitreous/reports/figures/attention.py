@@ -57,7 +57,7 @@ def make_attention(context: FigureContext) -> list[FigureResult]:
     """Draw the attention of each block of --layers (default: the last), with a column per head and their mean."""
     figures, prefix = [], context.model.config.prefix
     for head_attention in iterate_head_attention(context):
-        input_images, attention, heads = head_attention.pictures, head_attention.rows, head_attention.heads
+        input_images, attention, heads = head_attention.images, head_attention.attention, head_attention.heads
         maps = attention[..., prefix:].unflatten(-1, context.grid)
         figure, axes = make_head_panels(context, input_images, heads, "mean")
         for row, input_image, head_maps in zip(axes, input_images, maps, strict=True):
@@ -76,7 +76,7 @@ def make_attention(context: FigureContext) -> list[FigureResult]:
             "mean": maps.mean(1).numpy(),
             "prefix": attention[..., :prefix].numpy(),
         }
-        figures.append(head_attention.figure("attention", caption, figure, arrays))
+        figures.append(head_attention.to_figure_result("attention", caption, figure, arrays))
     return figures
 
 
@@ -84,14 +84,14 @@ def make_segments(context: FigureContext) -> list[FigureResult]:
     """Draw the patches with most attention in each block of --layers (default: the last), with a column per head."""
     figures, mass = [], context.options.mass
     for head_attention in iterate_head_attention(context):
-        input_images, heads = head_attention.pictures, head_attention.heads
-        masks = threshold_attention_mass(head_attention.rows[:, heads, context.model.config.prefix :], mass).unflatten(
-            -1, context.grid
-        )
+        input_images, heads = head_attention.images, head_attention.heads
+        masks = threshold_attention_mass(
+            head_attention.attention[:, heads, context.model.config.prefix :], mass
+        ).unflatten(-1, context.grid)
         figure, axes = make_head_panels(context, input_images, heads)
         for row, input_image, head_masks in zip(axes, input_images, masks, strict=True):
             for panel, mask in zip(row[1:], head_masks.numpy(), strict=True):
-                panel.imshow(draw_kept_patches(np.asarray(input_image.shown), mask), interpolation="nearest")
+                panel.imshow(draw_kept_patches(np.asarray(input_image.rgb_image), mask), interpolation="nearest")
         caption = (
             f"The smallest set of patches that holds {mass:.0%} of the attention from {describe_readout(context)} to "
             "the "
@@ -100,7 +100,7 @@ def make_segments(context: FigureContext) -> list[FigureResult]:
             "are excluded before the share is computed."
         )
         arrays = {"kept": masks.numpy(), "mass": np.array(mass)}
-        figures.append(head_attention.figure("segments", caption, figure, arrays))
+        figures.append(head_attention.to_figure_result("segments", caption, figure, arrays))
     return figures
 
 
@@ -110,17 +110,17 @@ class HeadAttention(NamedTuple):
     `suffix` distinguishes figures of several blocks.
     """
 
-    pictures: list[InputImage]
+    images: list[InputImage]
     layer: int
     suffix: str
-    rows: Tensor
+    attention: Tensor
     heads: list[int]
 
-    def figure(self, name: str, caption: str, figure: Any, arrays: dict[str, np.ndarray]) -> FigureResult:
+    def to_figure_result(self, name: str, caption: str, figure: Any, arrays: dict[str, np.ndarray]) -> FigureResult:
         """Return a drawn figure of this block as a result."""
-        arrays |= {"heads": np.array(self.heads), "images": np.array([image.name for image in self.pictures])}
+        arrays |= {"heads": np.array(self.heads), "images": np.array([image.name for image in self.images])}
         return FigureResult(
-            name + self.suffix, f"{name.capitalize()} of block {self.layer + 1}", caption, figure, numbers=arrays
+            name + self.suffix, f"{name.capitalize()} of block {self.layer + 1}", caption, figure, arrays=arrays
         )
 
 
@@ -130,9 +130,12 @@ def iterate_head_attention(context: FigureContext) -> Iterator[HeadAttention]:
     Raises UsageError for a model without attention, and for a head or block that does not exist.
     """
     depth = count_attention_blocks(context)
-    layers = context.layers(depth) if context.options.layers else [depth - 1]
+    layers = context.resolve_layers(depth) if context.options.layers else [depth - 1]
     input_images = context.take_images(DEFAULT_IMAGE_COUNT)
-    results = [compute_attention_maps(context.model, context.input(item.pixels[None]), layers) for item in input_images]
+    results = [
+        compute_attention_maps(context.model, context.to_model_input(item.pixels[None]), layers)
+        for item in input_images
+    ]
     for layer in layers:
         attention = torch.cat([item[layer] for item in results]).cpu()
         heads = choose_heads(context.options.heads, attention.shape[1])
@@ -175,7 +178,8 @@ def make_gradient(context: FigureContext) -> list[FigureResult]:
     )
     input_images = context.take_images(DEFAULT_IMAGE_COUNT)
     gradients = [
-        compute_relevance(context.model, context.input(item.pixels[None]), class_index) for item in input_images
+        compute_relevance(context.model, context.to_model_input(item.pixels[None]), class_index)
+        for item in input_images
     ]
     maps = torch.cat([item.maps for item in gradients]).cpu()
     class_names = [classes[int(item.classes[0])] for item in gradients]
@@ -196,7 +200,7 @@ def make_gradient(context: FigureContext) -> list[FigureResult]:
     figure, axes = draw_map_rows(context, input_images, maps, "relevance", "relevance")
     for panel, class_name in zip(axes[:, 1], class_names, strict=True):
         label_panel(panel, f"for {class_name}")
-    return [FigureResult("gradient", "Gradient-weighted rollout", caption, figure, numbers=arrays)]
+    return [FigureResult("gradient", "Gradient-weighted rollout", caption, figure, arrays=arrays)]
 
 
 def get_class_index(name: str, classes: tuple[str, ...]) -> int:
@@ -223,13 +227,15 @@ def draw_map_rows(
 
 def make_rollout(context: FigureContext) -> list[FigureResult]:
     """Draw attention rollout: one row per image, and the first image with one column per block."""
-    options, layers = context.options, context.layers(count_attention_blocks(context))
+    options, layers = context.options, context.resolve_layers(count_attention_blocks(context))
     input_images, mixing = (
         context.take_images(DEFAULT_IMAGE_COUNT),
         RolloutOptions(options.residual, options.fusion, options.discard),
     )
     # one at a time: images can be large
-    rollouts = [compute_rollout(context.model, context.input(item.pixels[None]), mixing) for item in input_images]
+    rollouts = [
+        compute_rollout(context.model, context.to_model_input(item.pixels[None]), mixing) for item in input_images
+    ]
     maps = torch.cat([item.maps for item in rollouts]).cpu()
     single_maps = torch.cat([item.single_maps for item in rollouts]).cpu()
     discarded = f", {mixing.discard:.0%} discarded" if mixing.discard else ""
@@ -262,9 +268,9 @@ def make_rollout(context: FigureContext) -> list[FigureResult]:
     figure = draw_map_rows(context, input_images, maps[:, -1], "rollout", "share of the output")[0]
     blocks_figure = draw_rollout_by_block(context, maps[0], single_maps[0], layers)
     return [
-        FigureResult("rollout", "Attention rollout", caption, figure, numbers=arrays),
+        FigureResult("rollout", "Attention rollout", caption, figure, arrays=arrays),
         FigureResult(
-            "rollout-blocks", "Attention rollout by depth", blocks_caption, blocks_figure, numbers=block_arrays
+            "rollout-blocks", "Attention rollout by depth", blocks_caption, blocks_figure, arrays=block_arrays
         ),
     ]
 
@@ -283,8 +289,11 @@ def draw_rollout_by_block(context: FigureContext, maps: Tensor, single_maps: Ten
 
 def make_distance(context: FigureContext) -> list[FigureResult]:
     """Draw mean attention distance of each head against depth, over --count images of the data or the given images."""
-    layers, input_images = context.layers(count_attention_blocks(context)), context.take_images(context.options.count)
-    distances = compute_attention_distances(context.model, context.batches(input_images, "attention distance"))
+    layers, input_images = (
+        context.resolve_layers(count_attention_blocks(context)),
+        context.take_images(context.options.count),
+    )
+    distances = compute_attention_distances(context.model, context.iterate_batches(input_images, "attention distance"))
     selected = [row for row, layer in enumerate(distances.layers) if layer in layers]
     mean, std = distances.mean.numpy()[selected], distances.std.numpy()[selected]
     blocks, spans = np.array(distances.layers)[selected], [distances.spans[row] for row in selected]
@@ -309,7 +318,7 @@ def make_distance(context: FigureContext) -> list[FigureResult]:
     figure = draw_distances(distances, selected)
     return [
         FigureResult(
-            "distance", "Mean attention distance", caption=caption, figure=figure, numbers=arrays, table=(head, rows)
+            "distance", "Mean attention distance", caption=caption, figure=figure, arrays=arrays, table=(head, rows)
         )
     ]
 

@@ -62,13 +62,13 @@ def make_clips(context: FigureContext) -> list[FigureResult]:
     )
     arrays = {"maps": weights.numpy(), "images": np.array([clip.name for clip in input_images])}
     animation = make_attention_gif(frames, weights.numpy())
-    return [FigureResult("clips", "Attention over time", caption, figure, numbers=arrays, animation=animation)]
+    return [FigureResult("clips", "Attention over time", caption, figure, arrays=arrays, animation=animation)]
 
 
 def compute_clip_maps(context: FigureContext, input_image: InputImage) -> ClipMaps:
     """Return the rollout of a clip through all blocks if each attends over the whole clip; else the attention of the
     last block that attends within slots."""
-    clip = context.input(input_image.pixels[None])
+    clip = context.to_model_input(input_image.pixels[None])
     options, config = context.options, context.model.config
     if config.sees_whole_image:
         mixing = RolloutOptions(options.residual, options.fusion, options.discard)
@@ -80,11 +80,11 @@ def compute_clip_maps(context: FigureContext, input_image: InputImage) -> ClipMa
         return ClipMaps(maps.float().cpu(), caption)
     calls: dict[int, AttentionCall] = {}
 
-    def keep(call: AttentionCall) -> None:
+    def record_space_call(call: AttentionCall) -> None:
         if call.span == "space":
             calls[call.layer] = call
 
-    visit_attention_calls(context.model, clip, keep)
+    visit_attention_calls(context.model, clip, record_space_call)
     layer = max(calls)
     call = calls[layer]
     slots = call.x.flatten(0, 1)  # (T, S, D) of one clip

@@ -67,7 +67,7 @@ def make_image_rows(
     """Return panels with one row per image, its name in the first column, and their (n, columns) axes."""
     figure, axes = make_panels(context, len(input_images), len(titles), titles, side)
     for panel, input_image in zip(axes[:, 0], input_images, strict=True):
-        panel.imshow(np.asarray(input_image.shown), interpolation="nearest")
+        panel.imshow(np.asarray(input_image.rgb_image), interpolation="nearest")
         label_panel(panel, input_image.name)
     return figure, axes
 
@@ -82,8 +82,8 @@ def draw_heat_map(
 
     weights = np.asarray(values, dtype=np.float64)
     weights = (weights / (max_value or max(weights.max(), 1e-30))).clip(0, 1)
-    width, height = input_image.shown.size
-    overlay = overlay_heat_map(enlarge_pixels(input_image.shown, MIN_MAP_SIDE), weights)
+    width, height = input_image.rgb_image.size
+    overlay = overlay_heat_map(enlarge_pixels(input_image.rgb_image, MIN_MAP_SIDE), weights)
     axes.imshow(np.asarray(overlay), extent=(-0.5, width - 0.5, height - 0.5, -0.5), interpolation="nearest")
     return ScalarMappable(Normalize(0, 1), ATTENTION_COLORMAP)
 
@@ -93,7 +93,7 @@ def draw_weighted_image(axes: Axes, input_image: InputImage, values: Tensor | np
     brightness."""
     from PIL import Image
 
-    pixels, weight_image = np.asarray(input_image.shown), Image.fromarray(np.asarray(values, dtype=np.float32))
+    pixels, weight_image = np.asarray(input_image.rgb_image), Image.fromarray(np.asarray(values, dtype=np.float32))
     brightness = np.asarray(weight_image.resize(pixels.shape[1::-1], Image.Resampling.BILINEAR)).clip(0, 1)
     axes.imshow((pixels * (0.15 + 0.85 * brightness[..., None])).astype(np.uint8), interpolation="nearest")
 

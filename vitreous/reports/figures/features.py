@@ -58,7 +58,7 @@ def make_filters(context: FigureContext) -> list[FigureResult]:
             "Filters",
             caption=caption,
             figure=figure,
-            numbers={"components": components, "share": share},
+            arrays={"components": components, "share": share},
             table=table,
         )
     ]
@@ -97,13 +97,16 @@ def make_features(context: FigureContext) -> list[FigureResult]:
     foreground patches only (arXiv:2304.07193, Fig. 1)."""
     input_images = context.take_images(4)[:MAX_SHOWN_IMAGES]
     maps = torch.cat(
-        [extract_patch_tokens(context.model, images).cpu() for images in context.batches(input_images, "features")]
+        [
+            extract_patch_tokens(context.model, images).cpu()
+            for images in context.iterate_batches(input_images, "features")
+        ]
     )
     coloured = colour_patch_tokens(maps)
     height, width = context.preprocess.image
     tile = 7.0 / max(4, len(input_images))
     figure, grid = new_figure(tile * len(input_images) + 0.3, 3 * tile * height / width + 0.2, 3, len(input_images))
-    images = [image.shown for image in input_images]
+    images = [image.rgb_image for image in input_images]
     rows = (("image", images), ("all patches", coloured.all.numpy()), ("foreground", coloured.inside.numpy()))
     for row, (name, values) in zip(grid, rows, strict=True):
         for axes, value in zip(row, values, strict=True):
@@ -120,7 +123,7 @@ def make_features(context: FigureContext) -> list[FigureResult]:
         "arbitrary. As in arXiv:2304.07193, Fig. 1."
     )
     arrays = {name: value.numpy() for name, value in coloured._asdict().items()}
-    return [FigureResult("features", "PCA of patch features", caption, figure, numbers=arrays)]
+    return [FigureResult("features", "PCA of patch features", caption, figure, arrays=arrays)]
 
 
 def make_nearest(context: FigureContext) -> list[FigureResult]:
@@ -131,19 +134,22 @@ def make_nearest(context: FigureContext) -> list[FigureResult]:
             f"{data.name} has no training images to search for neighbours", "use a dataset with a train split: --data"
         )
     train = data.splits["train"]
-    if context.pictures:
-        queries = list(context.pictures[:MAX_SHOWN_IMAGES])
+    if context.images:
+        queries = list(context.images[:MAX_SHOWN_IMAGES])
         titles = [PurePath(image.name).name for image in queries]
     else:
-        query_samples = list(islice(context.readable(context.split), MAX_SHOWN_IMAGES))
+        query_samples = list(islice(context.iterate_readable(context.split), MAX_SHOWN_IMAGES))
         queries, titles = (
             [image for _, image in query_samples],
             [get_class_title(data, context.split, sample) for sample, _ in query_samples],
         )
-    overlap = not context.pictures and context.split is train
+    overlap = not context.images and context.split is train
     samples, candidate_features = compute_candidate_features(context, train, len(queries) if overlap else 0)
     features = torch.cat(
-        [extract_pooled_features(context.model, images).cpu() for images in context.batches(queries, "pictures")]
+        [
+            extract_pooled_features(context.model, images).cpu()
+            for images in context.iterate_batches(queries, "pictures")
+        ]
     ).numpy()
     values, neighbour_indices = find_nearest_neighbours(
         candidate_features.numpy(), features, min(SHOWN_NEIGHBOURS, len(candidate_features))
@@ -172,7 +178,7 @@ def make_nearest(context: FigureContext) -> list[FigureResult]:
             "Nearest training images",
             caption=caption,
             figure=draw_strips(strips),
-            numbers=arrays,
+            arrays=arrays,
             table=(header, table),
         )
     ]
@@ -186,12 +192,12 @@ def compute_candidate_features(context: FigureContext, train: Split, num_skipped
     samples: list[int] = []
     features: list[Tensor] = []
     count = min(context.options.count * CANDIDATES_PER_COUNT, len(train) - num_skipped)
-    pool = islice(context.readable(train), num_skipped, num_skipped + count)
+    pool = islice(context.iterate_readable(train), num_skipped, num_skipped + count)
     while batch := list(islice(pool, context.options.batch_size)):
         samples += [sample for sample, _ in batch]
         features.append(
             extract_pooled_features(
-                context.model, context.input(torch.stack([image.pixels for _, image in batch]))
+                context.model, context.to_model_input(torch.stack([image.pixels for _, image in batch]))
             ).cpu()
         )
         context.listener.progress("training images", len(samples), count)
@@ -213,7 +219,7 @@ def draw_strips(rows: list[list[tuple[InputImage, str]]]) -> Any:
     """Draw rows of images with a line of text over each; the first image of a row is set apart."""
     from matplotlib.figure import Figure
 
-    width, height = rows[0][0][0].shown.size
+    width, height = rows[0][0][0].rgb_image.size
     image_width = 1.05
     image_height, title_height, query_gap = image_width * height / width, 0.22, 0.12
     figure_width, figure_height = (
@@ -236,7 +242,7 @@ def draw_strips(rows: list[list[tuple[InputImage, str]]]) -> Any:
                 )
             )
             hide_axes(panel)
-            panel.imshow(image.shown, interpolation="nearest")
+            panel.imshow(image.rgb_image, interpolation="nearest")
             panel.set_title(
                 textwrap.shorten(title, MAX_TITLE_LETTERS, placeholder="…") or title[:MAX_TITLE_LETTERS],
                 fontsize=7.5,

@@ -41,12 +41,12 @@ def make_fourier(context: FigureContext) -> list[FigureResult]:
     """Draw relative log amplitudes of features against frequency, and the highest frequency against depth
     (arXiv:2202.06709, Figs. 2a and 8)."""
     spectra = FourierSpectra(context.model)
-    for images in context.batches(context.take_images(context.options.count), "fourier"):
+    for images in context.iterate_batches(context.take_images(context.options.count), "fourier"):
         spectra.add(images)
     relative, frequency = spectra.relative, spectra.frequency
     figure, ((left, right),) = new_figure(7.2, 2.9, 1, 2, gridspec_kw={"wspace": 0.06})
     draw_spectra(figure, left, relative[:-1], frequency)
-    draw_highest_frequency(right, relative[:, -1], [location.after for location in spectra.places], frequency[-1])
+    draw_highest_frequency(right, relative[:, -1], [location.sublayer for location in spectra.locations], frequency[-1])
     oblong = " On this oblong grid, the diagonal uses the shorter side and the nearest frequency of the longer side."
     caption = (
         f"Relative log amplitude of the running sum, mean over {format_count(spectra.images, 'image')} and all "
@@ -57,7 +57,8 @@ def make_fourier(context: FigureContext) -> list[FigureResult]:
         "acts as a low-pass filter. As in arXiv:2202.06709, Figs. 2a and 8."
     )
     names = [
-        location.after if location.layer < 0 else f"{location.after} {location.layer}" for location in spectra.places
+        location.sublayer if location.layer < 0 else f"{location.sublayer} {location.layer}"
+        for location in spectra.locations
     ]
     header = ["place", *(f"{value:.4f} pi" for value in frequency)]
     rows = [[name, *(f"{value:.5f}" for value in line)] for name, line in zip(names, relative, strict=True)]
@@ -65,8 +66,8 @@ def make_fourier(context: FigureContext) -> list[FigureResult]:
         "relative": relative,
         "log_amplitude": spectra.log_amplitude,
         "frequency": frequency,
-        "layer": np.array([location.layer for location in spectra.places]),
-        "after": np.array([location.after for location in spectra.places]),
+        "layer": np.array([location.layer for location in spectra.locations]),
+        "after": np.array([location.sublayer for location in spectra.locations]),
     }
     return [
         FigureResult(
@@ -74,7 +75,7 @@ def make_fourier(context: FigureContext) -> list[FigureResult]:
             "Fourier spectra of features",
             caption=caption,
             figure=figure,
-            numbers=arrays,
+            arrays=arrays,
             table=(header, rows),
         )
     ]
@@ -166,7 +167,7 @@ def make_similarity(context: FigureContext) -> list[FigureResult]:
             "Layer similarity (linear CKA)",
             caption=caption,
             figure=figure,
-            numbers=arrays,
+            arrays=arrays,
             table=(["layer", *other_features], rows),
         )
     ]
@@ -174,7 +175,9 @@ def make_similarity(context: FigureContext) -> list[FigureResult]:
 
 def compute_layer_means(context: FigureContext, input_images: list[InputImage]) -> dict[str, Tensor]:
     """Return the (n, D) features of each layer of the model, averaged over patch tokens."""
-    batches = [extract_layer_features(context.model, images) for images in context.batches(input_images, "similarity")]
+    batches = [
+        extract_layer_features(context.model, images) for images in context.iterate_batches(input_images, "similarity")
+    ]
     return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
 
 
@@ -195,9 +198,9 @@ def make_cost(context: FigureContext) -> list[FigureResult]:
         "tokens": [cost.tokens for cost in costs],
         "macs": [cost.macs for cost in costs],
         "memory_bytes": [cost.memory for cost in costs],
-        "images_per_second": [cost.best[1] for cost in costs],
-        "batch": [cost.best[0] for cost in costs],
-        "largest_batch": [cost.largest for cost in costs],
+        "images_per_second": [cost.find_fastest[1] for cost in costs],
+        "batch": [cost.find_fastest[0] for cost in costs],
+        "largest_batch": [cost.largest_batch_size for cost in costs],
     }
     rows = [
         [
@@ -207,10 +210,10 @@ def make_cost(context: FigureContext) -> list[FigureResult]:
             cost.memory,
             batch_size,
             f"{throughput:.2f}",
-            cost.largest,
+            cost.largest_batch_size,
         ]
         for cost in costs
-        for batch_size, throughput in cost.rate.items()
+        for batch_size, throughput in cost.throughputs.items()
     ]
     header = ["image", "tokens", "flops", "memory_bytes", "batch", "images_per_second", "largest_batch"]
     caption, arrays = (
@@ -223,7 +226,7 @@ def make_cost(context: FigureContext) -> list[FigureResult]:
             "Inference cost by input size",
             caption=caption,
             figure=draw_costs(columns),
-            numbers=arrays,
+            arrays=arrays,
             table=(header, rows),
         )
     ]
@@ -273,7 +276,7 @@ def format_cost_caption(context: FigureContext, costs: list[InferenceCost], imag
     hardware = f"{get_processor_name()}, {format_count(torch.get_num_threads(), 'thread')}"
     if context.device.startswith("cuda"):
         hardware = torch.cuda.get_device_name(context.device)
-    if costs[0].tried:
+    if costs[0].is_measured:
         batches = (
             f"The largest batch is the largest that ran, of the given sizes or of the "
             f"powers of two up to {MAX_TRIED_BATCH_SIZE}"
@@ -287,7 +290,8 @@ def format_cost_caption(context: FigureContext, costs: list[InferenceCost], imag
     skipped_note = f" Skipped because of the time limit: {', '.join(skipped_sizes)}." if skipped_sizes else ""
     return (
         f"Forward passes of {context.model.config.name()} in {precision} on {hardware}: images/s at the fastest "
-        f"batch size of {', '.join(map(str, sorted({size for cost in costs for size in cost.rate})))}. {batches}. "
+        f"batch size of {', '.join(map(str, sorted({size for cost in costs for size in cost.throughputs})))}. "
+        f"{batches}. "
         "Memory is the peak size of all tensors of one image, without the model; a multiply-add "
         f"counts as two operations.{skipped_note} As in arXiv:2010.11929, Fig. 12."
     )

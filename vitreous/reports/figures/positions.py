@@ -86,7 +86,7 @@ def draw_embeddings(tables: dict[str, Tensor], grid: tuple[int, ...], name: str,
         "step": np.array(step),
     }
     rows = [[location, format_dimensions(grid), *format_structure(score)] for location, score in scores.items()]
-    return FigureResult(name, title, caption=caption, figure=figure, numbers=arrays, table=(STRUCTURE_COLUMNS, rows))
+    return FigureResult(name, title, caption=caption, figure=figure, arrays=arrays, table=(STRUCTURE_COLUMNS, rows))
 
 
 def compute_common_range(similarities: Iterable[Tensor]) -> tuple[float, float]:
@@ -144,7 +144,7 @@ def draw_relative(context: FigureContext) -> FigureResult:
     head of --heads."""
     from matplotlib.ticker import MaxNLocator
 
-    layers = context.layers(context.model.config.depth)
+    layers = context.resolve_layers(context.model.config.depth)
     panel_data: list[tuple[str, Tensor, int]] = []
     for table in room.get_relative_position_tables(context.model):
         if table.layer not in layers:
@@ -154,9 +154,9 @@ def draw_relative(context: FigureContext) -> FigureResult:
         name = f"block {table.layer}" + ("" if table.axis == "tokens" else f", {table.axis}")
         if context.options.heads and table.axis == "tokens":
             heads = choose_heads(context.options.heads, len(similarity))
-            panel_data += [(f"{name}, head {head}", similarity[head], table.zero) for head in heads]
+            panel_data += [(f"{name}, head {head}", similarity[head], table.zero_index) for head in heads]
         else:
-            panel_data.append((name, similarity.mean(0), table.zero))
+            panel_data.append((name, similarity.mean(0), table.zero_index))
     num_columns = min(MAX_PANEL_COLUMNS, len(panel_data))
     num_rows = -(-len(panel_data) // num_columns)
     figure, panels = new_figure(1.9 * num_columns + 0.6, 2.0 * num_rows + 0.3, num_rows, num_columns)
@@ -184,7 +184,7 @@ def draw_relative(context: FigureContext) -> FigureResult:
         f"similarity_{name.replace(', ', '_').replace(' ', '_')}": similarity.numpy()
         for name, similarity, _ in panel_data
     }
-    return FigureResult("positions-relative", "Relative positions", caption, figure, numbers=arrays)
+    return FigureResult("positions-relative", "Relative positions", caption, figure, arrays=arrays)
 
 
 def draw_biases(context: FigureContext) -> FigureResult:
@@ -192,7 +192,7 @@ def draw_biases(context: FigureContext) -> FigureResult:
     --heads."""
     from matplotlib.ticker import MaxNLocator
 
-    layers = context.layers(context.model.config.depth)
+    layers = context.resolve_layers(context.model.config.depth)
     panel_data: list[tuple[str, Tensor]] = []
     for layer, bias in room.get_relative_position_biases(context.model).items():
         if layer in layers and context.options.heads:
@@ -226,7 +226,7 @@ def draw_biases(context: FigureContext) -> FigureResult:
         "Eq. 4."
     )
     arrays = {f"bias_{name.replace(', ', '_').replace(' ', '_')}": bias.numpy() for name, bias in panel_data}
-    return FigureResult("positions-bias", "Relative position bias", caption, figure, numbers=arrays)
+    return FigureResult("positions-bias", "Relative position bias", caption, figure, arrays=arrays)
 
 
 def draw_offsets(axes: Axes, similarity: Tensor, down: float, across: float, colour_range: tuple[float, float]) -> None:
@@ -258,7 +258,7 @@ def draw_rotary(context: FigureContext) -> FigureResult:
     arrays = {"kernel": kernel.numpy(), "structure": np.array([*score, score.contrast])}
     table = STRUCTURE_COLUMNS, [["rotary", format_dimensions(grid), *format_structure(score)]]
     return FigureResult(
-        "positions-rotary", "Rotary positions", caption=caption, figure=figure, numbers=arrays, table=table
+        "positions-rotary", "Rotary positions", caption=caption, figure=figure, arrays=arrays, table=table
     )
 
 

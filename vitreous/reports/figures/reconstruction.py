@@ -49,11 +49,11 @@ def load_restoring_objective(source: str | os.PathLike[str]) -> Objective:
     if not config.describe_restoration():
         hint = f"{RESTORING_RECIPES_HINT}: vitreous train DATA --recipe mae"
         raise UsageError(f"{source} was trained with {name}, which does not reconstruct images", hint)
-    bundle = open_weights(source).bundle()
+    bundle = open_weights(source).build_bundle()
     setting = ObjectiveSetting(normalisation=(bundle.preprocess.mean, bundle.preprocess.std))
     with torch.random.fork_rng(devices=[]):
         objective = config.build(bundle.model, setting)
-    if mismatched := load_into_objective(objective, objective_state.config, objective_state).left:
+    if mismatched := load_into_objective(objective, objective_state.config, objective_state).skipped:
         raise WeightsError(
             f"{source}: {', '.join(mismatched)} does not fit the model", "restore the bundle from a copy"
         )
@@ -64,7 +64,7 @@ class RestoredImage(NamedTuple):
     """The encoder's input and the reconstruction of an image, RGB, of a clip four frames; (*grid) bool: hidden
     patches."""
 
-    seen: Image.Image
+    encoder_input: Image.Image
     restored: Image.Image
     predicted: np.ndarray
 
@@ -86,18 +86,18 @@ def make_reconstruction(context: FigureContext) -> list[FigureResult]:
     results = restore_images(objective, context.preprocess, input_images, context.options.seed)
     figure, axes = make_image_rows(context, input_images, PANEL_TITLES)
     for row, result in zip(axes, results, strict=True):
-        for panel, image in zip(row[1:], (result.seen, result.restored), strict=True):
+        for panel, image in zip(row[1:], (result.encoder_input, result.restored), strict=True):
             panel.imshow(np.asarray(image), interpolation="nearest")
     arrays = {
-        "seen": np.stack([np.asarray(item.seen) for item in results]),
+        "seen": np.stack([np.asarray(item.encoder_input) for item in results]),
         "restored": np.stack([np.asarray(item.restored) for item in results]),
-        "image": np.stack([np.asarray(item.shown) for item in input_images]),
+        "image": np.stack([np.asarray(item.rgb_image) for item in input_images]),
         "predicted": np.stack([item.predicted for item in results]),
         "images": np.array([item.name for item in input_images]),
     }
     return [
         FigureResult(
-            "reconstruction", "Reconstructions", objective.config.describe_restoration(), figure, numbers=arrays
+            "reconstruction", "Reconstructions", objective.config.describe_restoration(), figure, arrays=arrays
         )
     ]
 
@@ -113,7 +113,7 @@ def restore_images(
             result = objective.reconstruct(images, derive_keys(seed, np.array([index])))
         hidden = to_rgb_image(expand_patch_mask(result.hidden[0], input_image.pixels.shape[1:]).to(torch.uint8)[None])
         seen, restored = (
-            to_shown_image(output[0], preprocess, input_image) for output in (result.seen, result.restored)
+            to_shown_image(output[0], preprocess, input_image) for output in (result.encoder_input, result.restored)
         )
         masked_input = np.where(np.asarray(hidden) > 0, np.uint8(HIDDEN_PATCH_GREY), np.asarray(seen))
         images_restored.append(

@@ -57,7 +57,7 @@ def make_slices(context: FigureContext) -> list[FigureResult]:
         "maps are scaled to the maximum of the volume, which may be in another slice."
     )
     arrays = {"maps": np.stack([volume.weights.numpy() for volume in maps]), "images": get_image_names(input_images)}
-    return [FigureResult("slices", "Attention in the middle slices", caption, figure, numbers=arrays)]
+    return [FigureResult("slices", "Attention in the middle slices", caption, figure, arrays=arrays)]
 
 
 def get_image_names(input_images: list[InputImage]) -> np.ndarray:
@@ -111,4 +111,4 @@ def make_curves(context: FigureContext) -> list[FigureResult]:
         "every patch, scaled to the maximum of the signal."
     )
     arrays = {"maps": np.stack([signal.weights.numpy() for signal in maps]), "images": get_image_names(input_images)}
-    return [FigureResult("curves", "Attention along signals", caption, figure, numbers=arrays)]
+    return [FigureResult("curves", "Attention along signals", caption, figure, arrays=arrays)]

@@ -40,7 +40,7 @@ class InputImage:
     """An input image: `shown` (H, W) RGB, `pixels` (C, *image) before normalisation, `raw` as stored."""
 
     name: str
-    shown: Image.Image
+    rgb_image: Image.Image
     pixels: Tensor
     raw: bytes | np.ndarray | Path | Clip = b""
 
@@ -55,7 +55,7 @@ class FigureResult:
     caption: str
     figure: Figure
     _: KW_ONLY
-    numbers: dict[str, np.ndarray]
+    arrays: dict[str, np.ndarray]
     table: tuple[Sequence[str], Sequence[Sequence[Any]]] | None = None
     animation: bytes | None = None
 
@@ -70,7 +70,7 @@ class FigureContext:
     preprocess: Preprocess  # the bundle's preprocessing, at --image-size
     _: KW_ONLY
     device: str
-    pictures: tuple[InputImage, ...]
+    images: tuple[InputImage, ...]
     listener: ProgressListener
 
     @cached_property
@@ -96,7 +96,7 @@ class FigureContext:
         """Return the patch grid of an image."""
         return tuple(i // p for i, p in zip(self.preprocess.image, self.model.config.patch, strict=True))
 
-    def input(self, pixels: Tensor) -> Tensor:
+    def to_model_input(self, pixels: Tensor) -> Tensor:
         """Normalise (B, C, *image) pixels into the model's input on its device."""
         parameter = next(self.model.parameters())
         return self.preprocess.normalise(pixels.to(self.device)).to(parameter.dtype)
@@ -106,12 +106,12 @@ class FigureContext:
 
         Raises DataError if none is readable.
         """
-        input_images = list(self.pictures) or [image for _, image in islice(self.readable(self.split), count)]
+        input_images = list(self.images) or [image for _, image in islice(self.iterate_readable(self.split), count)]
         if not input_images:
             raise DataError("no image can be read", "run `vitreous data check` to list the errors")
         return input_images
 
-    def readable(self, split: Split) -> Iterator[tuple[int, InputImage]]:
+    def iterate_readable(self, split: Split) -> Iterator[tuple[int, InputImage]]:
         """Yield the readable samples of a split with their indices, in an order drawn by the seed."""
         for sample in draw_permutation(len(split), self.options.seed, 0).tolist():
             try:
@@ -119,14 +119,14 @@ class FigureContext:
             except DataError:
                 continue
 
-    def batches(self, input_images: Sequence[InputImage], label: str = "look") -> Iterator[Tensor]:
+    def iterate_batches(self, input_images: Sequence[InputImage], label: str = "look") -> Iterator[Tensor]:
         """Yield the model's input (B, C, *image) for images, `batch_size` at a time."""
         for low in range(0, len(input_images), self.options.batch_size):
             batch = input_images[low : low + self.options.batch_size]
-            yield self.input(torch.stack([image.pixels for image in batch]))
+            yield self.to_model_input(torch.stack([image.pixels for image in batch]))
             self.listener.progress(label, low + len(batch), len(input_images))
 
-    def layers(self, depth: int) -> list[int]:
+    def resolve_layers(self, depth: int) -> list[int]:
         """Return the indices of the selected blocks, by default all of `depth`; -1 is the last.
 
         Raises UsageError for a block that does not exist.

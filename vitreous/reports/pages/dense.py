@@ -104,7 +104,7 @@ def build_sizes_table(report: Report) -> list[list[str]]:
 
 def format_metric_with_interval(report: Report, name: str) -> str:
     """Format a metric with its interval, in per cent."""
-    interval, value = report.ends.get(name), report.metrics[name]
+    interval, value = report.interval_lists.get(name), report.metrics[name]
     return format_percent(value, 1) + (f" ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})" if interval else "")
 
 
@@ -129,9 +129,11 @@ def find_worst_object_images(
     over the image, detected in `tiles` if set; and the classes with their colours."""
     classes, split = predictions.bundle.task.classes, predictions.split
     assert isinstance(split, AnnotatedSplit), "objects are evaluated on annotated data"
-    f1, num_errors = score_object_images(predictions.raw, threshold)  # type: ignore[arg-type]
+    f1, num_errors = score_object_images(predictions.raw_logits, threshold)  # type: ignore[arg-type]
     order = [
-        int(index) for index in np.lexsort((-num_errors, f1)) if num_errors[index] and int(index) not in predictions.bad
+        int(index)
+        for index in np.lexsort((-num_errors, f1))
+        if num_errors[index] and int(index) not in predictions.unreadable
     ]
     engine, colours, image_records = (
         make_engine(predictions.bundle.model, predictions.bundle.preprocess),
@@ -290,10 +292,14 @@ def find_worst_map_images(predictions: SplitPredictions) -> dict[str, Any]:
     assert isinstance(split, AnnotatedSplit), "class maps are evaluated on annotated data"
     metrics = [
         compute_segmentation_metrics(matrix)["miou"]
-        for matrix in extract_confusion_matrices(predictions.raw, len(classes))
+        for matrix in extract_confusion_matrices(predictions.raw_logits, len(classes))
     ]
     order = sorted(
-        (sample for sample in range(len(split)) if metrics[sample] is not None and sample not in predictions.bad),
+        (
+            sample
+            for sample in range(len(split))
+            if metrics[sample] is not None and sample not in predictions.unreadable
+        ),
         key=lambda sample: metrics[sample] or 0.0,
     )
     engine, colours, image_records = (

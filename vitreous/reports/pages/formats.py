@@ -71,7 +71,7 @@ def format_metric_value(name: str, value: float, decimals: int = 2) -> str:
     three decimals."""
     if name in PERCENT_METRICS:
         return format_percent(value, decimals)
-    return format(value, METRICS[name].form if name in METRICS else ".3f")
+    return format(value, METRICS[name].format_spec if name in METRICS else ".3f")
 
 
 def format_interval(name: str, interval: list[float] | None) -> str:

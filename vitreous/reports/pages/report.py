@@ -201,7 +201,7 @@ def build_evaluation_section(predictions: SplitPredictions, report: Report) -> d
             "title": get_metric_label(name),
             "key": name,
             "value": format_metric_value(name, value),
-            "range": format_interval(name, report.ends.get(name)),
+            "range": format_interval(name, report.interval_lists.get(name)),
         }
         for name, value in task.select_headline_metrics(report.metrics).items()
         if name in METRICS and value is not None
@@ -229,8 +229,10 @@ def build_evaluation_section(predictions: SplitPredictions, report: Report) -> d
 def build_image_section(predictions: SplitPredictions, report: Report) -> dict[str, Any]:
     """Return the section of a task with image-level outputs."""
     return {
-        "reliability": None if report.cells is None else draw_reliability_diagram(predictions),
-        "cards": build_image_cards(predictions.bundle, predictions.split, predictions.raw, predictions.bad),
+        "reliability": None if report.confusion_cells is None else draw_reliability_diagram(predictions),
+        "cards": build_image_cards(
+            predictions.bundle, predictions.split, predictions.raw_logits, predictions.unreadable
+        ),
         "charts": draw_task_charts(predictions),
     }
 
@@ -256,7 +258,7 @@ def format_target_rows(report: Report) -> list[dict[str, Any]]:
 
 def draw_task_charts(predictions: SplitPredictions) -> list[dict[str, Any]]:
     """Draw the task's charts of its outputs."""
-    charts = predictions.bundle.task.draw_charts(predictions.raw, predictions.split.labels, predictions.readable)
+    charts = predictions.bundle.task.draw_charts(predictions.raw_logits, predictions.split.labels, predictions.readable)
     return [{"title": chart.title, "drawing": draw_scatter(chart)} for chart in charts]
 
 
@@ -270,9 +272,9 @@ def draw_confusion_section(report: Report, classes: tuple[str, ...]) -> dict[str
 
 def select_confusion_matrix(report: Report, classes: tuple[str, ...]) -> tuple[np.ndarray, list[str]] | None:
     """Return counts (K, K) int64, rows are labels, and the K class names; None if a report has no confusion matrix."""
-    if report.cells is None or len(classes) < 2:
+    if report.confusion_cells is None or len(classes) < 2:
         return None
-    label, predicted, count = report.cells.T
+    label, predicted, count = report.confusion_cells.T
     class_indices = np.arange(len(classes))
     if len(class_indices) > MAX_CLASS_MATRIX_SIZE:
         mistakes = count * (label != predicted)
@@ -291,7 +293,7 @@ def select_confusion_matrix(report: Report, classes: tuple[str, ...]) -> tuple[n
 
 def draw_reliability_diagram(predictions: SplitPredictions) -> Any:
     """Draw the reliability diagram over the readable images."""
-    confidence, is_correct = predictions.confidence[predictions.readable], predictions.right[predictions.readable]
+    confidence, is_correct = predictions.confidence[predictions.readable], predictions.is_correct[predictions.readable]
     if not len(confidence):
         return None
     bins = confidence_bins(confidence)

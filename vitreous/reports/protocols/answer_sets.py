@@ -47,7 +47,7 @@ def evaluate_imagenet_real(task: ProtocolTask) -> ProtocolResult:
     Raises DataError for images that are not ImageNet's validation images, or that have no valid label.
     """
     path, order = get_labels_file(task), map_imagenet_classes(task.run, task.bundle.classes)
-    label_sets, split = read_real_labels(path), task.judged
+    label_sets, split = read_real_labels(path), task.evaluated_split
     matches = [VALIDATION_NAME.search(os.path.basename(split.name(sample))) for sample in range(len(split))]
     if not all(matches):
         hint = "ReaL's labels are in the order of ILSVRC2012_val_00000001.JPEG, …: use images with those names"
@@ -81,11 +81,11 @@ def evaluate_objectnet(task: ProtocolTask) -> ProtocolResult:
     task.require_single_label("", "ObjectNet has one")
     class_map = {normalise_class_name(name): class_indices for name, class_indices in read_objectnet_map(path).items()}
     label_sets = [class_map.get(normalise_class_name(name), []) for name in task.data.classes]
-    label_mask = build_label_mask(label_sets, order)[task.judged.labels]
+    label_mask = build_label_mask(label_sets, order)[task.evaluated_split.labels]
     if not label_mask.any():
         hint = f"the classes are {', '.join(task.data.classes[:5])}, …"
         raise DataError(f"{escape_unprintable(path)} contains no class of {task.source} that has images", hint)
-    scores, label_mask, good = compute_labelled_logits(task, UnframedSplit(task.judged), label_mask)
+    scores, label_mask, good = compute_labelled_logits(task, UnframedSplit(task.evaluated_split), label_mask)
     report = evaluate_label_sets(scores, label_mask, good)
     mapped_scores = np.where(build_label_mask(label_sets, order).any(0), scores, -np.inf)
     results = [
@@ -95,7 +95,7 @@ def evaluate_objectnet(task: ProtocolTask) -> ProtocolResult:
     extra = {
         "labels": os.fspath(path),
         "classes_mapped": sum(map(bool, label_sets)),
-        "images_not_mapped": len(task.judged) - len(label_mask),
+        "images_not_mapped": len(task.evaluated_split) - len(label_mask),
     }
     return ProtocolResult(report, results, extra)
 
@@ -108,9 +108,9 @@ def compute_labelled_logits(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return logits (m, 1000) of images with a correct label, those labels (m, 1000), and which images are readable
     (m,)."""
-    labelled_samples, settings = np.flatnonzero(label_mask.any(1)), task.computing
+    labelled_samples, settings = np.flatnonzero(label_mask.any(1)), task.evaluation_settings
     labelled_split = split.take(labelled_samples)
-    engine = make_engine(task.bundle.model, task.bundle.preprocess, settings.how)
+    engine = make_engine(task.bundle.model, task.bundle.preprocess, settings.inference_options)
     reader = EvalLoader(
         labelled_split, task.bundle.preprocess, default_worker_count() if settings.workers is None else settings.workers
     )

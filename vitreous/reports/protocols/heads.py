@@ -40,7 +40,7 @@ class HeadConfig:
     optimizer: Literal["sgd", "lars"] = "sgd"
     normed: bool = False
 
-    def rate(self, batch: int) -> float:
+    def scale_lr(self, batch: int) -> float:
         """Return the learning rate for a batch size, by linear scaling."""
         return self.lr * batch / BASE_BATCH_SIZE
 
@@ -66,7 +66,7 @@ class LinearHead:
         self.momenta: list[Tensor | None] = [torch.zeros_like(self.weight), torch.zeros_like(self.bias)]
         self.mean, self.variance = torch.zeros(len(columns), device=device), torch.ones(len(columns), device=device)
 
-    def inputs(self, features: Tensor, training: bool = False) -> Tensor:
+    def select_inputs(self, features: Tensor, training: bool = False) -> Tensor:
         """Select a head's input (B, N) -> (B, d), normalised by the batch in training and by stored moments
         afterwards."""
         x = features[:, self.columns]
@@ -79,7 +79,7 @@ class LinearHead:
     def step(self, features: Tensor, labels: Tensor, factor: float) -> None:
         """Take a training step on (B, N) and (B,) int64 labels, at `factor` times the learning rate of this batch
         size."""
-        x = self.inputs(features, training=True)
+        x = self.select_inputs(features, training=True)
         _, slope = compute_loss_and_gradient(x @ self.weight.T + self.bias, labels)
         gradients = [slope.T @ x / len(x), slope.sum(0) / len(x)]
         if self.config.optimizer == "lars":  # biases, which are one-dimensional, are not adapted
@@ -87,17 +87,17 @@ class LinearHead:
         sgd(
             [self.weight, self.bias], gradients, self.momenta, fused=False, foreach=False, maximize=False,
             nesterov=False, dampening=0.0, weight_decay=0.0, momentum=SGD_MOMENTUM,
-            lr=factor * self.config.rate(len(x)),
+            lr=factor * self.config.scale_lr(len(x)),
         )  # fmt: skip
 
     def logits(self, features: np.ndarray) -> np.ndarray:
         """Compute logits, (m, N) -> (m, K) float32."""
         chunks = (torch.from_numpy(features[low : low + LOGITS_CHUNK]) for low in range(0, len(features), LOGITS_CHUNK))
-        logits = [self.inputs(chunk.to(self.weight.device)) @ self.weight.T + self.bias for chunk in chunks]
+        logits = [self.select_inputs(chunk.to(self.weight.device)) @ self.weight.T + self.bias for chunk in chunks]
         return torch.cat(logits).cpu().numpy()
 
     @property
-    def finite(self) -> bool:
+    def is_finite(self) -> bool:
         """Return whether the weights are finite; too high a learning rate makes them diverge."""
         return bool(self.weight.isfinite().all() and self.bias.isfinite().all())
 
@@ -138,28 +138,28 @@ class TokenReader(nn.Module):
 
     def __init__(self, model: Model, head_inputs: tuple[HeadInput, ...]) -> None:
         super().__init__()
-        self.most = max(head_input.blocks for head_input in head_inputs)
-        self.model, self.config = model if self.most else remove_head(model), model.config
+        self.num_blocks = max(head_input.blocks for head_input in head_inputs)
+        self.model, self.config = model if self.num_blocks else remove_head(model), model.config
         self.mean = any(head_input.mean for head_input in head_inputs)
 
-    def columns(self, head_input: HeadInput) -> list[int]:
+    def get_columns(self, head_input: HeadInput) -> list[int]:
         """Return the indices of a head's inputs among the N features."""
-        if not self.most:
+        if not self.num_blocks:
             return list(range(self.config.features))
         width = self.config.width
         token_indices = range(head_input.blocks * width)
         return (
-            [*token_indices, *range(self.most * width, (self.most + 1) * width)]
+            [*token_indices, *range(self.num_blocks * width, (self.num_blocks + 1) * width)]
             if head_input.mean
             else list(token_indices)
         )
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute the features, (B, C, *image) -> (B, N)."""
-        if not self.most:
+        if not self.num_blocks:
             return self.model(images)
         model: Any = self.model
-        layer_indices = [self.config.depth - block for block in range(self.most)]
+        layer_indices = [self.config.depth - block for block in range(self.num_blocks)]
         tokens = [model.pooled_norm(model.encoder.norm(x)) for x in model.features_after(images, layer_indices)]
         features = [x[:, 0] for x in tokens]
         return torch.cat([*features, tokens[0][:, self.config.prefix :].mean(1)] if self.mean else features, 1)

@@ -25,7 +25,7 @@ def describe_features(train: SplitFeatures, evaluated: SplitFeatures, split: str
     """Describe the features for a document."""
     descriptions = {}
     for name, features in (("train", train), (split, evaluated)):
-        images, width = features.rows.shape
+        images, width = features.features.shape
         file = features.file and os.fspath(features.file)
         descriptions[name] = {"images": images, "width": width, "file": file, "reused": features.reused}
     return descriptions
@@ -37,22 +37,22 @@ def evaluate_knn(task: ProtocolTask) -> ProtocolResult:
     Raises UsageError if there are more neighbours than training images.
     """
     train, evaluated = task.pair()
-    readable = np.flatnonzero(train.good)
+    readable = np.flatnonzero(train.is_readable)
     if task.options.k and max(task.options.k) > len(readable):
         problem = f"--k {max(task.options.k)} exceeds the {len(readable)} training images"
         raise UsageError(problem, f"use at most --k {len(readable)}")
     ks = sorted(set(task.options.k)) or [k for k in KNN_NEIGHBOURS if k <= len(readable)] or [len(readable)]
-    train_features = train.rows if train.good.all() else train.rows[readable]
-    labels, label_kind = task.training.labels[readable], task.data.label_kind
-    cosines, neighbours = knn.find_nearest_neighbours(train_features, evaluated.rows, max(ks), task.device)
+    train_features = train.features if train.is_readable.all() else train.features[readable]
+    labels, label_kind = task.training_split.labels[readable], task.data.label_kind
+    cosines, neighbours = knn.find_nearest_neighbours(train_features, evaluated.features, max(ks), task.device)
     headline_k = HEADLINE_NEIGHBOURS if HEADLINE_NEIGHBOURS in ks else ks[0]
     results, headline = [], None
     for k in ks:
         shares = knn.compute_neighbour_votes(
-            cosines[:, :k], neighbours[:, :k], labels, task.classes, task.options.temperature
+            cosines[:, :k], neighbours[:, :k], labels, task.num_classes, task.options.temperature
         )
         report = evaluate_classification(
-            label_kind.shares_to_logits(shares), task.judged.labels, task.data.classes, evaluated.good
+            label_kind.shares_to_logits(shares), task.evaluated_split.labels, task.data.classes, evaluated.is_readable
         )
         report.metrics["nll"] = report.intervals["nll"] = None  # a class without votes makes it infinite
         results.append({"k": k, **report.summary()})
@@ -69,14 +69,18 @@ def evaluate_linear_probe(task: ProtocolTask) -> ProtocolResult:
         return evaluate_published_probe(task)
     train, evaluated = task.pair()
     train_features = LabelledFeatures(
-        train.rows, task.training.labels, np.flatnonzero(train.good), task.classes, device=task.device
+        train.features,
+        task.training_split.labels,
+        np.flatnonzero(train.is_readable),
+        task.num_classes,
+        device=task.device,
     )
     l2, held_out = (task.options.l2, None) if task.options.l2 else choose_l2_penalty(task, train_features)
     report = evaluate_classification(
-        fit_linear_classifier(train_features, l2).logits(evaluated.rows),
-        task.judged.labels,
+        fit_linear_classifier(train_features, l2).logits(evaluated.features),
+        task.evaluated_split.labels,
         task.data.classes,
-        evaluated.good,
+        evaluated.is_readable,
     )
     settings = {"l2": l2, "held_out": held_out}
     extra = settings | {"features": describe_features(train, evaluated, task.split)}
@@ -88,11 +92,13 @@ def choose_l2_penalty(task: ProtocolTask, features: LabelledFeatures) -> tuple[f
 
     Raises DataError for too few training images.
     """
-    subsets = task.hold_out(features.labels, features.rows)
+    subsets = task.hold_out(features.labels, features.sample_indices)
     if not len(subsets["dev"]):
         raise DataError("too few training images to select the L2 penalty", "set it: --l2 0.01")
     return sweep_l2_penalties(
-        task, features.with_rows(features.rows[subsets["train"]]), features.with_rows(features.rows[subsets["dev"]])
+        task,
+        features.with_rows(features.sample_indices[subsets["train"]]),
+        features.with_rows(features.sample_indices[subsets["dev"]]),
     )
 
 
@@ -101,14 +107,16 @@ def sweep_l2_penalties(
 ) -> tuple[float, dict[str, Any]]:
     """Return the best penalty for held-out images, and its description for a document."""
     candidates: list[dict[str, float]] = []
-    name = train.kind.metric
+    name = train.kind.metric_key
 
     def on_fit(l2: float, score: float) -> None:
         candidates.append({"l2": l2, name: score})
-        task.computing.listener.progress(label, len(candidates), NUM_PENALTY_FITS, f"l2 {l2:.2g}: {score:.1%} held out")
+        task.evaluation_settings.listener.progress(
+            label, len(candidates), NUM_PENALTY_FITS, f"l2 {l2:.2g}: {score:.1%} held out"
+        )
 
     l2, score = search_penalty(train, held_out, on_fit)
-    return l2, {name: score, "images": len(held_out.rows), "candidates": candidates}
+    return l2, {name: score, "images": len(held_out.sample_indices), "candidates": candidates}
 
 
 def evaluate_few_shot(task: ProtocolTask) -> ProtocolResult:
@@ -118,31 +126,33 @@ def evaluate_few_shot(task: ProtocolTask) -> ProtocolResult:
     """
     task.require_single_label("; few-shot needs one", "use --protocol linear or knn")
     train, evaluated = task.pair()
-    readable = np.flatnonzero(train.good)
-    labels, true_labels = task.training.labels[readable], task.judged.labels
-    counts = np.bincount(labels, minlength=task.classes)
+    readable = np.flatnonzero(train.is_readable)
+    labels, true_labels = task.training_split.labels[readable], task.evaluated_split.labels
+    counts = np.bincount(labels, minlength=task.num_classes)
     shots = sorted(set(task.options.shots)) or [shots for shots in few.DEFAULT_SHOTS if shots <= counts.max()]
     if num_small_classes := int((counts < max(shots)).sum()):
-        task.computing.listener.note(
-            f"{num_small_classes} of {task.classes} classes have less than "
+        task.evaluation_settings.listener.note(
+            f"{num_small_classes} of {task.num_classes} classes have less than "
             f"{max(shots)} training images: all of them are used"
         )
     l2, total = task.options.l2 or few.RIDGE_L2, task.options.seeds
     hits: dict[int, list[int]] = {shot: [] for shot in shots}
     for seed in range(task.options.seed, task.options.seed + total):
-        order = few.shuffle_rows_by_class(labels, task.classes, seed)
+        order = few.shuffle_rows_by_class(labels, task.num_classes, seed)
         for shot in shots:
             drawn_indices = np.concatenate([of_class[:shot] for of_class in order])
             ridge = few.fit_ridge_classifier(
-                train.rows[readable[drawn_indices]], labels[drawn_indices], task.classes, l2
+                train.features[readable[drawn_indices]], labels[drawn_indices], task.num_classes, l2
             )
-            hits[shot].append(int(((ridge.scores(evaluated.rows).argmax(1) == true_labels) & evaluated.good).sum()))
+            hits[shot].append(
+                int(((ridge.scores(evaluated.features).argmax(1) == true_labels) & evaluated.is_readable).sum())
+            )
             done = sum(map(len, hits.values()))
-            task.computing.listener.progress("few-shot", done, total * len(shots), f"{shot} per class")
+            task.evaluation_settings.listener.progress("few-shot", done, total * len(shots), f"{shot} per class")
     images, first_seed = len(true_labels), task.options.seed
     results = [summarise_draws(shot, hits[shot], images, first_seed, int((counts < shot).sum())) for shot in shots]
     headline = next((result for result in results if result["shots"] == HEADLINE_SHOTS), results[-1])
-    report = build_mean_report(images, int((~evaluated.good).sum()), headline["top1"])
+    report = build_mean_report(images, int((~evaluated.is_readable).sum()), headline["top1"])
     extra = {"shots": headline["shots"], "l2": l2, "features": describe_features(train, evaluated, task.split)}
     return ProtocolResult(report, results, extra)
 

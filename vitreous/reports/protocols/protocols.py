@@ -38,7 +38,9 @@ def run_protocol(
             f"unknown protocol {name}",
             suggest_nearest(name, protocol_names) or f"use top1, {', '.join(protocol_names)}",
         )
-    if emulation_note := describe_emulation(computing.how.precision, pick_device(computing.how.device)):
+    if emulation_note := describe_emulation(
+        computing.inference_options.precision, pick_device(computing.inference_options.device)
+    ):
         computing.listener.note(emulation_note)
     started, note = time.perf_counter(), computing.listener.note
     bundle = open_bundle(run, name not in LABEL_SET_PROTOCOLS, note)
@@ -52,7 +54,13 @@ def run_protocol(
         raise UsageError(problem, "leave --protocol out, or use data with classes")
     split_name = choose_split(opened, split, note)
     task = ProtocolTask(
-        os.fspath(run), source, data=opened, split=split_name, bundle=bundle, options=options, computing=computing
+        os.fspath(run),
+        source,
+        data=opened,
+        split=split_name,
+        bundle=bundle,
+        options=options,
+        evaluation_settings=computing,
     )
     return record_protocol_result(task, protocols[name](task), time.perf_counter() - started)
 
@@ -70,7 +78,7 @@ def record_protocol_result(task: ProtocolTask, result: ProtocolResult, seconds: 
         seconds=seconds,
         protocol=task.options.protocol,
     )
-    data_description = task.parts if task.options.protocol in PROBES else {}
+    data_description = task.describe_splits if task.options.protocol in PROBES else {}
     settings = {name: value for name, value in result.extra.items() if not isinstance(value, dict)}
     record_evaluation(task.run, task.source, task.split, protocol | settings | result.report.summary())
     return document | protocol | data_description | result.extra | {"results": result.results}

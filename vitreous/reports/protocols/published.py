@@ -83,7 +83,7 @@ class ProbePlan:
     by_epoch: float = 0.0  # steps per epoch; 0: the learning rate changes at every step
     views: Augment = PROBE_CROP
 
-    def factor(self, step: int) -> float:
+    def get_lr_factor(self, step: int) -> float:
         """Return the learning rate factor at a step, 0-based: linear warm-up, then cosine to 0."""
         schedule = ScheduleConfig(self.warmup)
         if not self.by_epoch:
@@ -146,7 +146,7 @@ def evaluate_published_probe(task: ProtocolTask) -> ProtocolResult:
     Raises UsageError for multi-label data, int8, OpenVINO and merged tokens; DataError as `split_probe_images` and for
     images of one class; NonFiniteError if no head has finite weights.
     """
-    options, inference = task.options, task.computing.how
+    options, inference = task.options, task.evaluation_settings.inference_options
     task.require_single_label(f"; --probe {options.probe} needs one", "leave --probe out, or use --protocol knn")
     if inference.engine == "openvino" or inference.precision == "int8" or inference.merge_tokens:
         problem = f"--probe {options.probe} reads the tokens of the PyTorch model"
@@ -163,7 +163,7 @@ def evaluate_published_probe(task: ProtocolTask) -> ProtocolResult:
     reader = TokenReader(task.bundle.model, tuple(head.reading for head in plan.heads))
     engine = make_engine(reader, task.bundle.preprocess, inference)  # type: ignore[arg-type]
     heads = [
-        LinearHead(head, reader.columns(head.reading), task.classes, options.seed, device=task.device)
+        LinearHead(head, reader.get_columns(head.reading), task.num_classes, options.seed, device=task.device)
         for head in plan.heads
     ]
     train_heads(heads, iterate_feature_batches(task, plan, engine, train, pixels))
@@ -173,14 +173,16 @@ def evaluate_published_probe(task: ProtocolTask) -> ProtocolResult:
         if val
         else [None] * len(heads)
     )
-    scores = [score if head.finite else None for head, score in zip(heads, scores, strict=True)]
+    scores = [score if head.is_finite else None for head, score in zip(heads, scores, strict=True)]
     best_index = get_best_index(scores)
-    if not heads[best_index].finite:
+    if not heads[best_index].is_finite:
         raise NonFiniteError(
             "the weights of the head are not finite", "use a smaller --probe-batch to lower the learning rate"
         )
-    features, good = compute_unaugmented_features(task, engine, task.judged, f"{task.split} images")
-    report = evaluate_classification(heads[best_index].logits(features), task.judged.labels, task.data.classes, good)
+    features, good = compute_unaugmented_features(task, engine, task.evaluated_split, f"{task.split} images")
+    report = evaluate_classification(
+        heads[best_index].logits(features), task.evaluated_split.labels, task.data.classes, good
+    )
     candidates = [
         describe_head(head.config, plan.batch) | {"val": score} for head, score in zip(heads, scores, strict=True)
     ]
@@ -192,7 +194,12 @@ def evaluate_published_probe(task: ProtocolTask) -> ProtocolResult:
 
 def describe_head(head: HeadConfig, batch: int) -> dict[str, Any]:
     """Describe a head for a document: base rate, rate, class tokens read, and whether patches are read too."""
-    return {"base_lr": head.lr, "lr": head.rate(batch), "blocks": head.reading.blocks, "mean_patch": head.reading.mean}
+    return {
+        "base_lr": head.lr,
+        "lr": head.scale_lr(batch),
+        "blocks": head.reading.blocks,
+        "mean_patch": head.reading.mean,
+    }
 
 
 def split_probe_images(task: ProtocolTask, is_selecting: bool) -> tuple[Split, Split | None, dict[str, Any]]:
@@ -203,8 +210,8 @@ def split_probe_images(task: ProtocolTask, is_selecting: bool) -> tuple[Split, S
     no selection: it trains on all images and is scored on the data's `val` split. Raises DataError if no images can be
     held out.
     """
-    training, val_split = task.training, task.data.splits.get("val") if task.split == "test" else None
-    is_drawn = task.data.whole is not None
+    training, val_split = task.training_split, task.data.splits.get("val") if task.split == "test" else None
+    is_drawn = task.data.full_train_split is not None
     if val_split is not None and not is_drawn:
         name = "val"
     elif not is_selecting:
@@ -217,7 +224,7 @@ def split_probe_images(task: ProtocolTask, is_selecting: bool) -> tuple[Split, S
             hint = "add images, or use --probe mae or dino, which train one head"
             raise DataError("too few training images to hold some out for selecting a head", hint)
         training, val_split, name = training.take(subsets["train"]), training.take(subsets["dev"]), "held out of train"
-    splits = task.parts["train_data"]["splits"] if not is_selecting else ["train"]
+    splits = task.describe_splits["train_data"]["splits"] if not is_selecting else ["train"]
     train_data = {"data": task.source, "splits": splits, "images": len(training)}
     validation = {"split": name, "images": len(val_split)} if val_split is not None else None
     return training, val_split, {"train_data": train_data, "validation": validation}
@@ -225,14 +232,14 @@ def split_probe_images(task: ProtocolTask, is_selecting: bool) -> tuple[Split, S
 
 def log_probe_plan(task: ProtocolTask, plan: ProbePlan, images: int, data_description: dict[str, Any]) -> None:
     """Log the number of heads, their training images, training length, and the images that select a head."""
-    note, probe, validation = task.computing.listener.note, task.options.probe, data_description["validation"]
+    note, probe, validation = task.evaluation_settings.listener.note, task.options.probe, data_description["validation"]
     heads_text = f"{len(plan.heads)} heads" if len(plan.heads) > 1 else "a head"
     purpose = "select one of them" if len(plan.heads) > 1 else "are its validation images"
     selection_text = f"; {validation['images']} others ({validation['split']}) {purpose}" if validation else ""
     splits = " and ".join(data_description["train_data"]["splits"])
     note(
         f"--probe {probe} trains {heads_text} on {images} images of {task.source} ({splits})"
-        f"{selection_text}; evaluated on {len(task.judged)} others of it ({task.split})"
+        f"{selection_text}; evaluated on {len(task.evaluated_split)} others of it ({task.split})"
     )
     published_batch = 16_384 if probe == "mae" else 1_024
     if plan.batch < published_batch and not task.options.probe_batch:
@@ -257,7 +264,7 @@ def screen_training_images(task: ProtocolTask, train: Split) -> tuple[Tensor | N
 
     Raises DataError for unreadable images, unless they are skipped.
     """
-    computing, preprocess = task.computing, task.bundle.preprocess
+    computing, preprocess = task.evaluation_settings, task.bundle.preprocess
     cache_images, skip_unreadable = fits_in_memory(train, preprocess), computing.bad_images == "skip"
     if not cache_images and not skip_unreadable:
         return None, train  # the first unreadable image stops the training
@@ -269,7 +276,7 @@ def screen_training_images(task: ProtocolTask, train: Split) -> tuple[Tensor | N
 
 def get_worker_count(task: ProtocolTask) -> int:
     """Return the number of decoding processes."""
-    return default_worker_count() if task.computing.workers is None else task.computing.workers
+    return default_worker_count() if task.evaluation_settings.workers is None else task.evaluation_settings.workers
 
 
 def iterate_feature_batches(
@@ -288,8 +295,10 @@ def iterate_feature_batches(
         for start in starts
         for low in range(start, start + plan.batch, FORWARD_BATCH_SIZE)
     ]
-    loaded_batches, chunks_per_step = iter(loader.spans(spans)), -(-plan.batch // FORWARD_BATCH_SIZE)
-    count = make_progress_counter(task.computing.listener, f"{task.options.probe} heads", plan.steps * plan.batch)
+    loaded_batches, chunks_per_step = iter(loader.iterate_spans(spans)), -(-plan.batch // FORWARD_BATCH_SIZE)
+    count = make_progress_counter(
+        task.evaluation_settings.listener, f"{task.options.probe} heads", plan.steps * plan.batch
+    )
     for step in range(plan.steps):
         batch_features, labels = [], []
         for _ in range(chunks_per_step):
@@ -301,7 +310,7 @@ def iterate_feature_batches(
         if not features.isfinite().all():
             problem = "features of augmented training images are not finite"
             raise NonFiniteError(problem, "use --precision fp32, or other weights")
-        yield features, torch.cat(labels).to(task.device), plan.factor(step)
+        yield features, torch.cat(labels).to(task.device), plan.get_lr_factor(step)
 
 
 def compute_unaugmented_features(
@@ -311,7 +320,7 @@ def compute_unaugmented_features(
 
     Raises DataError for unreadable images, unless they are skipped.
     """
-    computing = task.computing
+    computing = task.evaluation_settings
     on_images = make_progress_counter(computing.listener, f"features of {name}", len(split))
     reader = EvalLoader(split, task.bundle.preprocess, get_worker_count(task))
     features, bad = compute_split_logits(engine, reader, computing.batch_size, on_images)

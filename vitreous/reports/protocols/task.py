@@ -35,10 +35,10 @@ class ProtocolTask:
     split: str
     bundle: Bundle
     options: ProtocolOptions
-    computing: EvaluationSettings
+    evaluation_settings: EvaluationSettings
 
     @cached_property
-    def training(self) -> Split:
+    def training_split(self) -> Split:
         """Return the training images: all but the evaluated ones and, if `val` is evaluated, all but `test`.
 
         Raises UsageError if `train` is evaluated, DataError if there are no training images.
@@ -46,8 +46,8 @@ class ProtocolTask:
         if self.split == "train":
             raise UsageError(f"--protocol {self.options.protocol} trains on the train split", "evaluate val or test")
         training = self.data.splits.get("train")
-        if self.split == "test" and self.data.whole is not None:
-            training = self.data.whole
+        if self.split == "test" and self.data.full_train_split is not None:
+            training = self.data.full_train_split
         if training is None:
             hint = f"--protocol {self.options.protocol} needs a train split in addition to the evaluated one"
             raise DataError(f"{self.source} has no training images", hint)
@@ -58,27 +58,27 @@ class ProtocolTask:
         self.data.label_kind.require_single_label(f"{self.source} has several labels per image{reason}", hint)
 
     @property
-    def judged(self) -> Split:
+    def evaluated_split(self) -> Split:
         """Return the evaluated images."""
         return self.data.split(self.split)
 
     @property
-    def classes(self) -> int:
+    def num_classes(self) -> int:
         """Return the number of classes."""
         return len(self.data.classes)
 
     @property
     def device(self) -> str:
         """Return the device that computes."""
-        return pick_device(self.computing.how.device)
+        return pick_device(self.evaluation_settings.inference_options.device)
 
     def features(self, name: str, split: Split) -> SplitFeatures:
         """Return the features of a split. Raises DataError for unreadable images, unless they are skipped."""
-        computing = replace(self.computing, cache=self.options.cache)
+        computing = replace(self.evaluation_settings, cache=self.options.cache)
         features = compute_split_features(self.bundle, split, f"{name} images", computing)
         if features.file:
             state = "found" if features.reused else "kept"
-            self.computing.listener.note(f"features of {name} {state} in {features.file}")
+            self.evaluation_settings.listener.note(f"features of {name} {state} in {features.file}")
         return features
 
     def hold_out(self, labels: np.ndarray, samples: np.ndarray) -> dict[str, np.ndarray]:
@@ -92,12 +92,14 @@ class ProtocolTask:
 
     def check_classes(self) -> None:
         """Log classes without training images. Raises DataError if the training images have less than two classes."""
-        labels = self.training.labels
+        labels = self.training_split.labels
         present = int((labels.sum(0) > 0).sum()) if labels.ndim == 2 else len(np.unique(labels))
         if present < 2 and labels.ndim == 1:
             raise DataError(f"all training images of {self.source} have one class", "use data with more classes")
-        if present < self.classes:
-            self.computing.listener.note(f"{self.classes - present} of {self.classes} classes have no training image")
+        if present < self.num_classes:
+            self.evaluation_settings.listener.note(
+                f"{self.num_classes - present} of {self.num_classes} classes have no training image"
+            )
 
     def pair(self) -> tuple[SplitFeatures, SplitFeatures]:
         """Return the features of the training and of the evaluated images, and log which images they are.
@@ -105,21 +107,21 @@ class ProtocolTask:
         Raises DataError if the training images have less than two classes.
         """
         self.check_classes()
-        splits = " and ".join(self.parts["train_data"]["splits"])
-        self.computing.listener.note(
-            f"{self.options.protocol} trains on {len(self.training)} images of {self.source} ({splits}), "
-            f"is evaluated on {len(self.judged)} others of it ({self.split})"
+        splits = " and ".join(self.describe_splits["train_data"]["splits"])
+        self.evaluation_settings.listener.note(
+            f"{self.options.protocol} trains on {len(self.training_split)} images of {self.source} ({splits}), "
+            f"is evaluated on {len(self.evaluated_split)} others of it ({self.split})"
         )
-        return self.features("train", self.training), self.features(self.split, self.judged)
+        return self.features("train", self.training_split), self.features(self.split, self.evaluated_split)
 
     @property
-    def parts(self) -> dict[str, Any]:
+    def describe_splits(self) -> dict[str, Any]:
         """Describe the images a classifier trains on (`train_data`) and the evaluated images, for the document."""
-        uses_val = self.split == "test" and self.data.whole is not None
+        uses_val = self.split == "test" and self.data.full_train_split is not None
         splits = [name for name in ("train", "val") if name == "train" or (uses_val and name in self.data.splits)]
         return {
-            "train_data": {"data": self.source, "splits": splits, "images": len(self.training)},
-            "evaluated": {"data": self.source, "split": self.split, "images": len(self.judged)},
+            "train_data": {"data": self.source, "splits": splits, "images": len(self.training_split)},
+            "evaluated": {"data": self.source, "split": self.split, "images": len(self.evaluated_split)},
         }
 
 
@@ -141,5 +143,5 @@ def build_mean_report(images: int, unreadable: int, top1: float | None) -> Repor
         metrics={**dict.fromkeys(names), "top1": top1},
         intervals=dict.fromkeys(names),
         per_class=[],
-        cells=None,
+        confusion_cells=None,
     )

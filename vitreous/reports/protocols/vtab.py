@@ -110,7 +110,7 @@ def evaluate_vtab_tasks(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the result of each task, from the cache if it is finished, and the errors of failed tasks."""
     cached, done, failed = read_vtab_cache(cache_path), {}, {}
-    cache_fields = model_cache_fields(bundle.model, bundle.preprocess, computing.how)
+    cache_fields = model_cache_fields(bundle.model, bundle.preprocess, computing.inference_options)
     for name, task_folder in task_folders.items():
         try:
             data, note = prepare_task_data(VTAB_TASKS[name], open_data(task_folder), options.seed)
@@ -121,7 +121,7 @@ def evaluate_vtab_tasks(
                 split="test",
                 bundle=bundle,
                 options=options,
-                computing=computing,
+                evaluation_settings=computing,
             )
             key = compute_task_key(cache_fields, task)
             if cached.get(name, {}).get("key") == key:
@@ -157,7 +157,7 @@ def compute_task_key(cache_fields: dict[str, Any], task: ProtocolTask) -> str:
         cache_fields,
         task.options.l2,
         task.options.seed,
-        task.computing.bad_images,
+        task.evaluation_settings.bad_images,
     ]
     for split in task.data.splits.values():
         key_fields += [hash_split_images(split), hashlib.sha256(split.labels.tobytes()).hexdigest()]
@@ -174,7 +174,7 @@ def prepare_task_data(task: VTABTask, data: Data, seed: int) -> tuple[Data, str]
     test, notes = data.split("test"), []
     train, dev = data.split("train"), data.splits.get("val")
     if dev is None or len(train) > TRAIN_IMAGES or len(dev) > DEV_IMAGES:
-        pool = data.whole or train
+        pool = data.full_train_split or train
         samples = draw_permutation(len(pool), seed, 0)[: TRAIN_IMAGES + DEV_IMAGES]
         num_train = round(len(samples) * TRAIN_IMAGES / (TRAIN_IMAGES + DEV_IMAGES))
         train, dev = pool.take(samples[:num_train]), pool.take(samples[num_train:])
@@ -189,33 +189,36 @@ def prepare_task_data(task: VTABTask, data: Data, seed: int) -> tuple[Data, str]
     if len(classes) != task.classes:
         notes.append(f"{len(classes)} classes instead of the task's {task.classes}")
     splits = {"train": train, "val": dev, "test": test}
-    return replace(data, classes=classes, splits=splits, whole=None, groups=None), "; ".join(notes)
+    return replace(data, classes=classes, splits=splits, full_train_split=None, groups=None), "; ".join(notes)
 
 
 def evaluate_vtab_task(name: str, task: ProtocolTask, note: str) -> dict[str, Any]:
     """Return top-1 of a task with its interval and settings."""
     began = time.perf_counter()
     if note:
-        task.computing.listener.note(f"{name}: {note}")
+        task.evaluation_settings.listener.note(f"{name}: {note}")
     train, dev, test = (task.features(f"{name} {split}", task.data.split(split)) for split in ("train", "val", "test"))
     labels = np.concatenate([task.data.split("train").labels, task.data.split("val").labels])
-    good = np.concatenate([train.good, dev.good])
-    features = np.concatenate([train.rows, dev.rows])
-    train_features = LabelledFeatures(features, labels, np.flatnonzero(good), task.classes, device=task.device)
-    l2, selection, is_dev = task.options.l2, None, train_features.rows >= len(train.rows)
+    good = np.concatenate([train.is_readable, dev.is_readable])
+    features = np.concatenate([train.features, dev.features])
+    train_features = LabelledFeatures(features, labels, np.flatnonzero(good), task.num_classes, device=task.device)
+    l2, selection, is_dev = task.options.l2, None, train_features.sample_indices >= len(train.features)
     if not l2:
         fit_features, held_out = (
-            train_features.with_rows(train_features.rows[subset_mask]) for subset_mask in (~is_dev, is_dev)
+            train_features.with_rows(train_features.sample_indices[subset_mask]) for subset_mask in (~is_dev, is_dev)
         )
         l2, selection = sweep_l2_penalties(task, fit_features, held_out, f"{name} penalty")
     report = evaluate_classification(
-        fit_linear_classifier(train_features, l2).logits(test.rows), task.judged.labels, task.data.classes, test.good
+        fit_linear_classifier(train_features, l2).logits(test.features),
+        task.evaluated_split.labels,
+        task.data.classes,
+        test.is_readable,
     )
     return {
         "group": VTAB_TASKS[name].group,
         "data": task.source,
-        "classes": task.classes,
-        "train_images": len(train_features.rows),
+        "classes": task.num_classes,
+        "train_images": len(train_features.sample_indices),
         "l2": l2,
         "held_out": selection,
         "note": note,

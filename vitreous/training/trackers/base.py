@@ -22,7 +22,7 @@ class RunInfo:
     """
 
     folder: Path
-    identity: str
+    tracker_run_id: str
     step: int
     config: dict[str, Any]
 

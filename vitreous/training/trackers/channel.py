@@ -38,7 +38,7 @@ class TrackerProgress:
         text = self.path.read_text("utf-8") if self.path.is_file() else ""
         self.entries: dict[str, dict[str, Any]] = parse_json_line(text) or {}
 
-    def identity(self, name: str) -> str:
+    def get_run_id(self, name: str) -> str:
         """Return a tracker's ID of the run; empty if there is none."""
         return self.entries.get(name, {}).get("id", "")
 
@@ -61,7 +61,7 @@ class TrackerChannel:
         self.name, self.make, self.progress, self.folder = name, make, progress, folder
         self.queue: Queue[tuple[str, tuple[Any, ...]]] = Queue(MAX_QUEUED_CALLS)
         self.problem = ""
-        self.thread = threading.Thread(target=self.work, name=f"tracker {name}", daemon=True)
+        self.thread = threading.Thread(target=self.run, name=f"tracker {name}", daemon=True)
 
     def enqueue(self, call: str, *arguments: Any) -> None:
         """Queue a call; never blocks."""
@@ -95,7 +95,7 @@ class TrackerChannel:
         if not self.problem:
             self.problem = f"it did not respond in time, and {self.queue.qsize():,} calls are queued"
 
-    def work(self) -> None:
+    def run(self) -> None:
         """Make calls until the last one, or the first one that raises."""
         try:
             self.tracker = self.make()
@@ -113,8 +113,8 @@ class TrackerChannel:
             text = str(error).strip().splitlines()
             self.problem = self.problem or f"{type(error).__name__}: {text[0] if text else 'no reason given'}"[:300]
         finally:
-            if hasattr(self, "identity"):
-                self.progress.write(self.name, self.identity, self.reached)
+            if hasattr(self, "tracker_run_id"):
+                self.progress.write(self.name, self.tracker_run_id, self.reached)
 
     def open(self, step: int, lines: Sequence[MetricsLine]) -> None:
         """Call the tracker's `start`, and send the lines that it lacks."""
@@ -122,8 +122,10 @@ class TrackerChannel:
         mark = self.progress.mark(self.name)
         self.reached = self.skipped = min(mark, end_mark) if self.tracker.rewinds else mark
         self.written = time.monotonic()
-        self.identity = self.tracker.start(RunInfo(self.folder.path, self.progress.identity(self.name), step, config))
-        self.progress.write(self.name, self.identity, self.reached)
+        self.tracker_run_id = self.tracker.start(
+            RunInfo(self.folder.path, self.progress.get_run_id(self.name), step, config)
+        )
+        self.progress.write(self.name, self.tracker_run_id, self.reached)
         for line in lines:
             self.send(line)
 
@@ -135,4 +137,4 @@ class TrackerChannel:
         self.reached = max(self.reached, line_mark(line))
         if time.monotonic() - self.written >= MARK_SECONDS:
             self.written = time.monotonic()
-            self.progress.write(self.name, self.identity, self.reached)
+            self.progress.write(self.name, self.tracker_run_id, self.reached)

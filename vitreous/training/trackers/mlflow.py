@@ -29,7 +29,7 @@ class MLflow:
         from mlflow import MlflowClient
 
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # keep stdout clean
-        self.client, self.id = MlflowClient(), info.identity
+        self.client, self.id = MlflowClient(), info.tracker_run_id
         if self.id:
             self.client.update_run(self.id, "RUNNING")
             return self.id

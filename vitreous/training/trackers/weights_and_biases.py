@@ -23,7 +23,7 @@ class WeightsAndBiases:
         """Create the run or open it again, online or offline as set by WANDB_MODE."""
         import wandb
 
-        self.wandb, identity = wandb, info.identity or uuid.uuid4().hex
+        self.wandb, identity = wandb, info.tracker_run_id or uuid.uuid4().hex
         destination = {
             "project": os.environ.get("WANDB_PROJECT", "vitreous"),
             "dir": os.environ.get("WANDB_DIR", info.folder),

@@ -65,28 +65,28 @@ class DecoderLayout:
     none. `video`: VideoMAE's decoder, whose keys have no bias, and whose heads are as wide as the encoder's.
     """
 
-    sign: str
-    starts: tuple[str, ...]
+    signature: str
+    name_prefixes: tuple[str, ...]
     block: str
     mask: str
     _: KW_ONLY
-    rows: tuple[RenameRule, ...]
+    rules: tuple[RenameRule, ...]
     positions: str = ""
     video: bool = False
 
     def is_decoder_tensor(self, name: str) -> bool:
         """Return whether a tensor of a file belongs to the decoder."""
-        return name == self.mask or name.startswith(self.starts)
+        return name == self.mask or name.startswith(self.name_prefixes)
 
-    def depth(self, names: set[str]) -> int:
+    def count_blocks(self, names: set[str]) -> int:
         """Return the number of blocks."""
         matches = (re.match(rf"{re.escape(self.block)}\.(\d+)\.", name) for name in names)
         return len({match[1] for match in matches if match})
 
-    def groups(self, config: ViTConfig, depth: int) -> list[tuple[list[str], list[str], TensorTransform]]:
+    def group_tensors(self, config: ViTConfig, depth: int) -> list[tuple[list[str], list[str], TensorTransform]]:
         """Return our names, their names and the transform of each group of tensors of a decoder of this depth."""
         groups = []
-        for rule in self.rows:
+        for rule in self.rules:
             names = rule.theirs(config) if callable(rule.theirs) else rule.theirs
             for i in range(depth) if "{i}" in names[0] else [0]:
                 for x in ("weight", "bias") if "{x}" in names[0] else [""]:
@@ -100,13 +100,13 @@ class DecoderLayout:
         """Infer MAE's config from the decoder's shapes and an encoder's config; heads as published."""
         width = shapes[self.mask][-1]
         heads = max(1, width // (config.width // config.heads if self.video else DECODER_HEAD_WIDTH))
-        sizes = {"decoder_width": width, "decoder_depth": self.depth(set(shapes)), "decoder_heads": heads}
+        sizes = {"decoder_width": width, "decoder_depth": self.count_blocks(set(shapes)), "decoder_heads": heads}
         return {"name": "mae", **sizes, **(VIDEOMAE_FIELDS if self.video else {})}
 
     def read(self, config: ViTConfig, tensors: Tensors) -> Tensors:
         """Convert their tensors, without positions, to ours."""
         state: Tensors = {}
-        for ours, theirs, fold in self.groups(config, self.depth(set(tensors))):
+        for ours, theirs, fold in self.group_tensors(config, self.count_blocks(set(tensors))):
             converted = fold.into([tensors[name].float() for name in theirs], config)
             state |= {f"decoder.{name}": tensor.contiguous() for name, tensor in zip(ours, converted, strict=True)}
         return state
@@ -115,8 +115,8 @@ class DecoderLayout:
         """Convert our tensors to theirs, with positions (1, 1 + N, d) if files have them, zero for the class token."""
         depth = len({name.split(".")[3] for name in state if name.startswith("decoder.encoder.blocks.")})
         tensors: Tensors = {}
-        for ours, theirs, fold in self.groups(config, depth):
-            converted = fold.out([state[f"decoder.{name}"] for name in ours], config)
+        for ours, theirs, fold in self.group_tensors(config, depth):
+            converted = fold.to_foreign([state[f"decoder.{name}"] for name in ours], config)
             tensors |= zip(theirs, (tensor.contiguous() for tensor in converted), strict=True)
         if not self.positions:
             return tensors
@@ -135,7 +135,7 @@ def build_mae_layout(prefix: str, block: str, mask: str, layers: tuple[RenameRul
         *layers,
     )
     signature, positions = f"{prefix}decoder_embed.weight", f"{prefix}decoder_pos_embed"
-    return DecoderLayout(signature, (f"{prefix}decoder_",), block=block, mask=mask, rows=rules, positions=positions)
+    return DecoderLayout(signature, (f"{prefix}decoder_",), block=block, mask=mask, rules=rules, positions=positions)
 
 
 def build_videomae_layout(block: str, query: str, value: str, layers: tuple[RenameRule, ...]) -> DecoderLayout:
@@ -152,7 +152,7 @@ def build_videomae_layout(block: str, query: str, value: str, layers: tuple[Rena
         *layers,
     )
     prefixes = ("decoder.", "encoder_to_decoder.")
-    return DecoderLayout(f"{block}.0.{query}", prefixes, block, "mask_token", rows=rules, video=True)
+    return DecoderLayout(f"{block}.0.{query}", prefixes, block, "mask_token", rules=rules, video=True)
 
 
 HF_MAE_LAYOUT = build_mae_layout(

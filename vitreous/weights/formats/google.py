@@ -244,7 +244,7 @@ def infer_fixed_position_vit_config(shapes: Shapes, settings: dict[str, Any]) ->
 BIG_VISION_FIXED = replace(
     BIG_VISION,
     title="big_vision's ViT with fixed positions",
-    sign=BIG_VISION.sign[:2],
+    signature=BIG_VISION.signature[:2],
     configure=infer_fixed_position_vit_config,
     holds=lambda config: (
         config.positions.kind == "sincos-big-vision"

@@ -111,7 +111,7 @@ DINOV2 = WeightsFormat(
         and not c.classes
         and c.attention.qkv_bias
     ),
-    doubt=lambda c: (
+    describe_ambiguity=lambda c: (
         "the rule of the released models with registers; for the constructor's defaults: --resize bicubic-offset"
         * (c.registers > 0)
     ),
@@ -162,7 +162,9 @@ CLIP = WeightsFormat(
     scope=("visual.",),
     holds=is_clip_encoder,
     prefix=lambda c: "visual.",
-    doubt=lambda c: "transformers' rule, because OpenAI's code has one size; for open_clip: --resize bicubic-antialias",
+    describe_ambiguity=lambda c: (
+        "transformers' rule, because OpenAI's code has one size; for open_clip: --resize bicubic-antialias"
+    ),
 )
 
 

@@ -48,11 +48,11 @@ AMBIGUOUS_TENSORS = {
 class NativeFormat(WeightsFormat):
     """Format with the names and shapes of the model."""
 
-    def write(self, config: ModelConfig, state: Tensors) -> Tensors:
+    def to_foreign_tensors(self, config: ModelConfig, state: Tensors) -> Tensors:
         """Return the same tensors."""
         return dict(state)
 
-    def read(self, config: ModelConfig, names: Iterable[str], tensors: Tensors) -> Tensors:
+    def to_native_tensors(self, config: ModelConfig, names: Iterable[str], tensors: Tensors) -> Tensors:
         """Return the same tensors, in float32."""
         return {name: tensors[name].float() for name in names}
 
@@ -240,5 +240,5 @@ BIT = NativeFormat(
     holds=lambda config: False,
 )
 # blocks under other names: rejected with the reason
-UNSUPPORTED_VIT = replace(VIT, sign=("projection.weight", "encoder.norm.weight"))
+UNSUPPORTED_VIT = replace(VIT, signature=("projection.weight", "encoder.norm.weight"))
 FORMATS = [VIT, BIT, UNSUPPORTED_VIT]

@@ -55,14 +55,14 @@ class SwinLayout:
     projection: str
     first_norm: str
     stage: Callable[[int], str]
-    merge: Callable[[int], str]
+    format_merge_prefix: Callable[[int], str]
     _: KW_ONLY
-    parts: dict[str, str]
+    module_names: dict[str, str]
     bias: str
     norm: str
     head: str
 
-    def rows(self) -> tuple[RenameRule, ...]:
+    def build_rules(self) -> tuple[RenameRule, ...]:
         """Return the table of the format."""
         lines = [
             f"projection.bias = {self.projection}.bias",
@@ -74,45 +74,45 @@ class SwinLayout:
         for stage in range(MAX_STAGES):
             if stage:
                 lines += [
-                    f"stages.{stage}.merge.{layer} = {self.merge(stage)}.{layer}"
+                    f"stages.{stage}.merge.{layer} = {self.format_merge_prefix(stage)}.{layer}"
                     for layer in ("norm.{x}", "reduction.weight")
                 ]
             ours, theirs = f"stages.{stage}.blocks.{{j}}", f"{self.stage(stage)}.{{j}}"
-            for layer, names in self.parts.items():
+            for layer, names in self.module_names.items():
                 their_names = " ".join(f"{theirs}.{name}.{{x}}" for name in names.split())
                 stage_rules.append(
                     parse_rename_rule(
                         f"{ours}.{layer}.{{x}}", their_names, QKV_TRANSFORM if " " in names else COPY_TRANSFORM
                     )
                 )
-            stage_rules += self.positions(stage, ours, theirs)
+            stage_rules += self.build_position_rules(stage, ours, theirs)
         return (
             parse_rename_rule("projection.weight", f"{self.projection}.weight", CONVOLUTION),
             *parse_copy_rules(*lines),
             *stage_rules,
         )
 
-    def positions(self, stage: int, ours: str, theirs: str) -> list[RenameRule]:
+    def build_position_rules(self, stage: int, ours: str, theirs: str) -> list[RenameRule]:
         """Return the rows of a block's position tensors; `ours` and `theirs` are name prefixes of a block."""
         return [parse_rename_rule(f"{ours}.{POSITION_TABLE}", f"{theirs}.{self.bias}", build_offset_transform(stage))]
 
-    def configure(self, shapes: Shapes, settings: dict[str, Any], pad: str = "zeros") -> SwinConfig:
+    def infer_config(self, shapes: Shapes, settings: dict[str, Any], pad: str = "zeros") -> SwinConfig:
         """Infer the config from these shapes; `settings` may contain further fields: image (pixels), gelu, eps, resize,
         pad. Raises ValueError if the shapes are not those of a Swin."""
         tables = [shapes[f"{self.stage(stage)}.0.{self.bias}"] for stage in range(len(self.count_stage_blocks(shapes)))]
         window_sizes = [tuple((length + 1) // 2 for length in infer_offset_counts(shape)) for shape in tables]
-        qkv_name = f"{self.stage(0)}.0.{self.parts['attention.part.part.qkv'].split()[0]}"
+        qkv_name = f"{self.stage(0)}.0.{self.module_names['attention.part.part.qkv'].split()[0]}"
         fields = {
             "attention.qkv_bias": f"{qkv_name}.bias" in shapes,
             "heads": tuple(shape[-1] for shape in tables),
             "attention.pad": pad,
         }
-        return build_windowed_config(self.fields(shapes) | fields, window_sizes, settings)
+        return build_windowed_config(self.infer_fields(shapes) | fields, window_sizes, settings)
 
-    def fields(self, shapes: Shapes) -> dict[str, Any]:
+    def infer_fields(self, shapes: Shapes) -> dict[str, Any]:
         """Infer the fields common to both versions from the shapes."""
         width, channels, *patch = shapes[f"{self.projection}.weight"]
-        fc1 = f"{self.stage(0)}.0.{self.parts['mlp.part.fc1']}.weight"
+        fc1 = f"{self.stage(0)}.0.{self.module_names['mlp.part.fc1']}.weight"
         return {
             "patch_size": tuple(patch),
             "channels": channels,
@@ -123,7 +123,7 @@ class SwinLayout:
         }
 
     @property
-    def counted(self) -> str:
+    def block_tensor(self) -> str:
         """Return the name of a tensor that each block has once."""
         return self.bias
 
@@ -131,8 +131,8 @@ class SwinLayout:
         """Count the blocks of each stage. Raises ValueError if their numbers have a gap, or if there are too many
         stages."""
         blocks: list[int] = []
-        while f"{self.stage(len(blocks))}.0.{self.counted}" in shapes:
-            blocks.append(count_blocks(shapes, f"{self.stage(len(blocks))}.{{i}}.{self.counted}"))
+        while f"{self.stage(len(blocks))}.0.{self.block_tensor}" in shapes:
+            blocks.append(count_blocks(shapes, f"{self.stage(len(blocks))}.{{i}}.{self.block_tensor}"))
         if len(blocks) > MAX_STAGES:
             raise ValueError(f"it has {len(blocks)} stages, but at most {MAX_STAGES} are supported")
         return tuple(blocks)
@@ -183,11 +183,11 @@ def infer_offset_counts(shape: tuple[int, ...]) -> tuple[int, int]:
 def build_offset_transform(stage: int) -> TensorTransform:
     """Convert between (offsets, h) and (2 m - 1, 2 n - 1, h) for the windows of a stage."""
 
-    def into(theirs: list[torch.Tensor], config: SwinConfig) -> list[torch.Tensor]:
+    def to_native(theirs: list[torch.Tensor], config: SwinConfig) -> list[torch.Tensor]:
         rows, columns = config.windows[stage]
         return [theirs[0].unflatten(0, (2 * rows - 1, 2 * columns - 1))]
 
-    return TensorTransform(into, lambda ours, config: [ours[0].flatten(0, 1)])
+    return TensorTransform(to_native, lambda ours, config: [ours[0].flatten(0, 1)])
 
 
 def has_single_window(config: ModelConfig) -> bool:
@@ -219,8 +219,8 @@ MICROSOFT_LAYOUT = SwinLayout(
     "patch_embed.proj",
     "patch_embed.norm",
     stage=lambda stage: f"layers.{stage}.blocks",
-    merge=lambda stage: f"layers.{stage - 1}.downsample",
-    parts=BRANCH_NORMS | ATTENTION_NAMES | MLP_NAMES,
+    format_merge_prefix=lambda stage: f"layers.{stage - 1}.downsample",
+    module_names=BRANCH_NORMS | ATTENTION_NAMES | MLP_NAMES,
     bias=BIAS_TABLE,
     norm="norm",
     head="head",
@@ -247,9 +247,9 @@ MICROSOFT = WeightsFormat(
     "swin",
     "Microsoft's Swin",
     ("patch_embed.proj.weight", f"layers.0.blocks.0.{BIAS_TABLE}", "layers.0.downsample.reduction.weight"),
-    MICROSOFT_LAYOUT.rows(),
+    MICROSOFT_LAYOUT.build_rules(),
     assumes=describe_swin_assumptions,
-    configure=lambda shapes, settings: MICROSOFT_LAYOUT.configure(shapes, settings, "mask"),
+    configure=lambda shapes, settings: MICROSOFT_LAYOUT.infer_config(shapes, settings, "mask"),
     ignored=COMPUTED_BUFFERS,
     holds=lambda c: is_square_swin(c) and len(c.blocks) > 1,
 )
@@ -257,8 +257,8 @@ TIMM_LAYOUT = SwinLayout(
     "patch_embed.proj",
     "patch_embed.norm",
     stage=lambda stage: f"layers.{stage}.blocks",
-    merge=lambda stage: f"layers.{stage}.downsample",
-    parts=BRANCH_NORMS | ATTENTION_NAMES | MLP_NAMES,
+    format_merge_prefix=lambda stage: f"layers.{stage}.downsample",
+    module_names=BRANCH_NORMS | ATTENTION_NAMES | MLP_NAMES,
     bias=BIAS_TABLE,
     norm="norm",
     head="head.fc",
@@ -267,9 +267,9 @@ TIMM = WeightsFormat(
     "timm",
     "timm's Swin",
     ("patch_embed.proj.weight", f"layers.0.blocks.0.{BIAS_TABLE}"),
-    TIMM_LAYOUT.rows(),
+    TIMM_LAYOUT.build_rules(),
     assumes=describe_swin_assumptions,
-    configure=lambda shapes, settings: TIMM_LAYOUT.configure(shapes, settings, "zeros-after-shift"),
+    configure=lambda shapes, settings: TIMM_LAYOUT.infer_config(shapes, settings, "zeros-after-shift"),
     ignored=COMPUTED_BUFFERS,
     holds=is_square_swin,
 )
@@ -277,8 +277,8 @@ TRANSFORMERS_LAYOUT = SwinLayout(
     "embeddings.patch_embeddings.projection",
     "embeddings.norm",
     stage=lambda stage: f"encoder.layers.{stage}.blocks",
-    merge=lambda stage: f"encoder.layers.{stage - 1}.downsample",
-    parts={
+    format_merge_prefix=lambda stage: f"encoder.layers.{stage - 1}.downsample",
+    module_names={
         "attention.norm": "layernorm_before",
         "mlp.norm": "layernorm_after",
         "attention.part.part.qkv": "attention.self.query attention.self.key attention.self.value",
@@ -297,14 +297,14 @@ TRANSFORMERS = WeightsFormat(
         "embeddings.patch_embeddings.projection.weight",
         "encoder.layers.0.blocks.0.attention.self.relative_position_bias_table",
     ),
-    TRANSFORMERS_LAYOUT.rows(),
+    TRANSFORMERS_LAYOUT.build_rules(),
     assumes=describe_swin_assumptions,
-    configure=TRANSFORMERS_LAYOUT.configure,
+    configure=TRANSFORMERS_LAYOUT.infer_config,
     ignored=COMPUTED_BUFFERS,
     strip=("swin.",),
     holds=lambda c: has_single_window(c) and len(set(c.image)) == len(set(c.patch_size)) == 1,
     prefix=lambda c: "swin." if c.classes else "",
-    beside=("classifier",),
+    unprefixed_names=("classifier",),
     describe=lambda c: to_hf_swin_json(c),
 )
 
@@ -336,8 +336,8 @@ TORCHVISION_LAYOUT = SwinLayout(
     "features.0.0",
     "features.0.2",
     stage=lambda stage: f"features.{2 * stage + 1}",
-    merge=lambda stage: f"features.{2 * stage}",
-    parts=BRANCH_NORMS | ATTENTION_NAMES | {"mlp.part.fc1": "mlp.0", "mlp.part.fc2": "mlp.3"},
+    format_merge_prefix=lambda stage: f"features.{2 * stage}",
+    module_names=BRANCH_NORMS | ATTENTION_NAMES | {"mlp.part.fc1": "mlp.0", "mlp.part.fc2": "mlp.3"},
     bias=BIAS_TABLE,
     norm="norm",
     head="head",
@@ -361,9 +361,9 @@ TORCHVISION = WeightsFormat(
     "torchvision",
     "torchvision's Swin",
     ("features.0.0.weight", f"features.1.0.{BIAS_TABLE}"),
-    TORCHVISION_LAYOUT.rows(),
+    TORCHVISION_LAYOUT.build_rules(),
     assumes=describe_swin_assumptions,
-    configure=TORCHVISION_LAYOUT.configure,
+    configure=TORCHVISION_LAYOUT.infer_config,
     ignored=COMPUTED_BUFFERS,
     holds=lambda c: has_single_window(c) and bool(c.classes),
     buffers=lambda c: build_position_index_buffers(c),
@@ -372,8 +372,8 @@ NATIVE_LAYOUT = SwinLayout(
     "projection",
     "first_norm",
     stage=lambda stage: f"stages.{stage}.blocks",
-    merge=lambda stage: f"stages.{stage}.merge",
-    parts={"attention.part.part.qkv": "attention.part.part.qkv", "mlp.part.fc1": "mlp.part.fc1"},
+    format_merge_prefix=lambda stage: f"stages.{stage}.merge",
+    module_names={"attention.part.part.qkv": "attention.part.part.qkv", "mlp.part.fc1": "mlp.part.fc1"},
     bias=POSITION_TABLE,
     norm="norm",
     head="head",
@@ -390,7 +390,7 @@ def infer_native_swin_config(
         side = math.isqrt(inputs // channels)
         if side * side * channels == inputs:
             reshaped = {"projection.weight": (width, channels, side, side)}
-            return layout.configure(shapes | reshaped, settings, "mask")
+            return layout.infer_config(shapes | reshaped, settings, "mask")
     raise ValueError(f"{inputs} inputs of a patch are not a square of 3, 1 or 4 channels; use vitreous.save")
 
 

@@ -54,7 +54,7 @@ class SwinV2Layout(SwinLayout):
     biases: str = "attn.q_bias attn.v_bias"
     coordinates: str = "attn.relative_coords_table"
 
-    def positions(self, stage: int, ours: str, theirs: str) -> list[RenameRule]:
+    def build_position_rules(self, stage: int, ours: str, theirs: str) -> list[RenameRule]:
         """Return the rows of attention without its output."""
         ours = f"{ours}.{ATTENTION_PREFIX}"
         qkv = " ".join(f"{theirs}.{name}.weight" for name in self.qkv.split())
@@ -71,12 +71,12 @@ class SwinV2Layout(SwinLayout):
             ),
         ]
 
-    def configure(self, shapes: Shapes, settings: dict[str, Any], pad: str = "zeros") -> SwinConfig:
+    def infer_config(self, shapes: Shapes, settings: dict[str, Any], pad: str = "zeros") -> SwinConfig:
         """Infer the config from these shapes; `settings` may also contain window and pretrained_window. Raises
         ValueError if the shapes are not those of a Swin."""
         blocks = self.count_stage_blocks(shapes)
         first_blocks = [f"{self.stage(stage)}.0" for stage in range(len(blocks))]
-        fields = self.fields(shapes) | {
+        fields = self.infer_fields(shapes) | {
             "version": 2,
             "attention.qkv_bias": f"{first_blocks[0]}.{self.biases.split()[0]}" in shapes,
             "heads": tuple(shapes[f"{block}.{self.scale}"][0] for block in first_blocks),
@@ -104,7 +104,7 @@ class SwinV2Layout(SwinLayout):
         return SwinConfig().with_options(**nest_paths(options))
 
     @property
-    def counted(self) -> str:
+    def block_tensor(self) -> str:
         """Return the name of the cosine factor."""
         return self.scale
 
@@ -146,8 +146,8 @@ MICROSOFT_LAYOUT = SwinV2Layout(
     "patch_embed.proj",
     "patch_embed.norm",
     stage=swin.MICROSOFT_LAYOUT.stage,
-    merge=swin.MICROSOFT_LAYOUT.merge,
-    parts=BLOCK_NAMES,
+    format_merge_prefix=swin.MICROSOFT_LAYOUT.format_merge_prefix,
+    module_names=BLOCK_NAMES,
     bias=POSITION_MLP,
     norm="norm",
     head="head",
@@ -156,9 +156,9 @@ MICROSOFT = WeightsFormat(
     "swin",
     "Microsoft's Swin V2",
     ("patch_embed.proj.weight", "layers.0.blocks.0.attn.logit_scale", "layers.0.downsample.reduction.weight"),
-    MICROSOFT_LAYOUT.rows(),
+    MICROSOFT_LAYOUT.build_rules(),
     assumes=describe_swin_assumptions,
-    configure=lambda shapes, settings: MICROSOFT_LAYOUT.configure(shapes, settings, "mask"),
+    configure=lambda shapes, settings: MICROSOFT_LAYOUT.infer_config(shapes, settings, "mask"),
     ignored=IGNORED_TENSORS,
     holds=lambda c: is_square_swin_v2(c) and len(c.blocks) > 1,
 )
@@ -166,8 +166,8 @@ TIMM_LAYOUT = SwinV2Layout(
     "patch_embed.proj",
     "patch_embed.norm",
     stage=swin.TIMM_LAYOUT.stage,
-    merge=swin.TIMM_LAYOUT.merge,
-    parts=BLOCK_NAMES,
+    format_merge_prefix=swin.TIMM_LAYOUT.format_merge_prefix,
+    module_names=BLOCK_NAMES,
     bias=POSITION_MLP,
     norm="norm",
     head="head.fc",
@@ -176,9 +176,9 @@ TIMM = WeightsFormat(
     "timm",
     "timm's Swin V2",
     ("patch_embed.proj.weight", "layers.0.blocks.0.attn.logit_scale"),
-    TIMM_LAYOUT.rows(),
+    TIMM_LAYOUT.build_rules(),
     assumes=describe_swin_assumptions,
-    configure=lambda shapes, settings: TIMM_LAYOUT.configure(shapes, settings, "zeros-after-shift"),
+    configure=lambda shapes, settings: TIMM_LAYOUT.infer_config(shapes, settings, "zeros-after-shift"),
     ignored=IGNORED_TENSORS,
     holds=is_square_swin_v2,
 )
@@ -186,8 +186,8 @@ TRANSFORMERS_LAYOUT = SwinV2Layout(
     "embeddings.patch_embeddings.projection",
     "embeddings.norm",
     stage=swin.TRANSFORMERS_LAYOUT.stage,
-    merge=swin.TRANSFORMERS_LAYOUT.merge,
-    parts={
+    format_merge_prefix=swin.TRANSFORMERS_LAYOUT.format_merge_prefix,
+    module_names={
         "attention.norm": "layernorm_before",
         "mlp.norm": "layernorm_after",
         "attention.part.part.out": "attention.output.dense",
@@ -206,14 +206,14 @@ TRANSFORMERS = WeightsFormat(
     "huggingface",
     "transformers' Swin V2",
     ("embeddings.patch_embeddings.projection.weight", "encoder.layers.0.blocks.0.attention.self.logit_scale"),
-    TRANSFORMERS_LAYOUT.rows(),
+    TRANSFORMERS_LAYOUT.build_rules(),
     assumes=describe_swin_assumptions,
-    configure=TRANSFORMERS_LAYOUT.configure,
+    configure=TRANSFORMERS_LAYOUT.infer_config,
     ignored=IGNORED_TENSORS,
     strip=("swinv2.",),
     holds=lambda c: is_square_swin_v2(c) and len(set(c.image)) == len(set(c.patch_size)) == 1,
     prefix=lambda c: "swinv2." if c.classes else "",
-    beside=("classifier",),
+    unprefixed_names=("classifier",),
     describe=lambda c: (
         swin.to_hf_swin_json(c)
         | {
@@ -227,8 +227,8 @@ TORCHVISION_LAYOUT = SwinV2Layout(
     "features.0.0",
     "features.0.2",
     stage=swin.TORCHVISION_LAYOUT.stage,
-    merge=swin.TORCHVISION_LAYOUT.merge,
-    parts=BLOCK_NAMES | {"mlp.part.fc1": "mlp.0", "mlp.part.fc2": "mlp.3"},
+    format_merge_prefix=swin.TORCHVISION_LAYOUT.format_merge_prefix,
+    module_names=BLOCK_NAMES | {"mlp.part.fc1": "mlp.0", "mlp.part.fc2": "mlp.3"},
     bias=POSITION_MLP,
     norm="norm",
     head="head",
@@ -247,9 +247,9 @@ TORCHVISION = WeightsFormat(
     "torchvision",
     "torchvision's Swin V2",
     ("features.0.0.weight", "features.1.0.attn.logit_scale"),
-    TORCHVISION_LAYOUT.rows(),
+    TORCHVISION_LAYOUT.build_rules(),
     assumes=describe_swin_assumptions,
-    configure=TORCHVISION_LAYOUT.configure,
+    configure=TORCHVISION_LAYOUT.infer_config,
     ignored=IGNORED_TENSORS,
     holds=lambda c: (
         is_square_swin_v2(c)
@@ -265,8 +265,8 @@ NATIVE_LAYOUT = SwinV2Layout(
     "projection",
     "first_norm",
     stage=swin.NATIVE_LAYOUT.stage,
-    merge=swin.NATIVE_LAYOUT.merge,
-    parts={"mlp.part.fc1": "mlp.part.fc1"},
+    format_merge_prefix=swin.NATIVE_LAYOUT.format_merge_prefix,
+    module_names={"mlp.part.fc1": "mlp.part.fc1"},
     bias=f"{ATTENTION_PREFIX}.position",
     norm="norm",
     head="head",

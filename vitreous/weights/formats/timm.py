@@ -220,7 +220,9 @@ TIMM = WeightsFormat(
     ignored=(r"mask_token", r"decoder_.*", r"head\.(mlp|last_layer)\..*"),  # MAE's decoder, DINO's head
     strip=("backbone.", "model."),
     holds=is_timm_vit,
-    doubt=lambda c: "timm's rule; for the original DeiT and MAE: --resize bicubic, for DINO: --resize bicubic-offset",
+    describe_ambiguity=lambda c: (
+        "timm's rule; for the original DeiT and MAE: --resize bicubic, for DINO: --resize bicubic-offset"
+    ),
 )
 
 
@@ -232,12 +234,12 @@ def build_original_format(
     return replace(
         TIMM,
         title=title,
-        sign=TIMM.sign + sign,
+        signature=TIMM.signature + sign,
         sections=sections,
-        without=TIMM_ONLY_TENSORS if sections else (),
+        excluded_names=TIMM_ONLY_TENSORS if sections else (),
         configure=bind_resize_rule(rule, None if doubt else (1,)),
         holds=lambda config: False,
-        doubt=lambda config: doubt,
+        describe_ambiguity=lambda config: doubt,
     )
 
 

@@ -214,7 +214,7 @@ VIT = WeightsFormat(
     MODEL_TYPE_TITLES["vit"],
     ("embeddings.patch_embeddings.projection.weight", "encoder.layer.0.intermediate.dense.weight"),
     HF_VIT_RULES,
-    pixels=get_pixel_statistics,
+    get_pixel_scaling=get_pixel_statistics,
     configure=infer_hf_vit_config,
     ignored=(r"decoder\..*", r"pooler\..*", r"embeddings\.mask_token"),
     strip=("vit.", "deit.", "ijepa.", "vivit."),
@@ -227,7 +227,7 @@ VIT = WeightsFormat(
         and not c.head.representation
     ),
     prefix=lambda c: to_hf_vit_json(c)["model_type"] + "." if c.classes else "",
-    beside=("classifier", "cls_classifier", "distillation_classifier"),
+    unprefixed_names=("classifier", "cls_classifier", "distillation_classifier"),
     describe=to_hf_vit_json,
 )
 DINOV2 = WeightsFormat(
@@ -245,7 +245,7 @@ DINOV2 = WeightsFormat(
             scales=LAYER_SCALE_NAMES,
         ),
     ),
-    pixels=get_pixel_statistics,
+    get_pixel_scaling=get_pixel_statistics,
     configure=infer_hf_vit_config,
     ignored=(r"classifier\..*", r"embeddings\.mask_token"),
     strip=("dinov2.", "dinov2_with_registers."),
@@ -283,13 +283,13 @@ CLIP = WeightsFormat(
             "head.weight = visual_projection.weight",
         ),
     ),
-    pixels=get_pixel_statistics,
+    get_pixel_scaling=get_pixel_statistics,
     configure=lambda shapes, settings: infer_hf_clip_config(shapes, settings),
     ignored=(r"text_model\..*", r"text_projection\..*", r"logit_scale", r".*position_ids"),
     strip=("vision_model.",),
     holds=lambda c: is_clip_encoder(c),
     prefix=lambda c: "vision_model.",
-    beside=("visual_projection",),
+    unprefixed_names=("visual_projection",),
     describe=lambda c: {
         "architectures": ["CLIPVisionModelWithProjection" if c.classes else "CLIPVisionModel"],
         "model_type": "clip_vision_model",
@@ -365,7 +365,7 @@ BIT = WeightsFormat(
     strip=("bit.",),
     holds=lambda c: isinstance(c, BiTConfig) and not c.axial,
     prefix=lambda c: "bit." if c.classes else "",
-    beside=("classifier",),
+    unprefixed_names=("classifier",),
     describe=lambda c: {
         "architectures": ["BitForImageClassification" if c.classes else "BitModel"],
         "model_type": "bit",

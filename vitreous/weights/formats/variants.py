@@ -25,7 +25,7 @@ class PublishedVariant(NamedTuple):
     users."""
 
     field: str
-    matches: Callable[[dict[str, Any]], bool]
+    applies_to: Callable[[dict[str, Any]], bool]
     note: str = ""
 
 
@@ -91,7 +91,7 @@ def require_unpublished_tensors(
         if (
             name in completed
             and completed[name] == missing
-            and not any(variant.field == name and variant.matches(fields) for variant in variants)
+            and not any(variant.field == name and variant.applies_to(fields) for variant in variants)
         ):
             completed[name] = present
     return completed
@@ -112,7 +112,7 @@ def describe_inferred_fields(
         if (
             variant.field not in known_fields
             and attrgetter(variant.field)(config) == OPTIONAL_TENSOR_FIELDS[variant.field][0]
-            and variant.matches(options)
+            and variant.applies_to(options)
         ):
             notes.setdefault(variant.field, variant.note)
     if "heads" not in known_fields and find_published_heads(config.width, config.depth, config.mlp.hidden) is None:

@@ -156,25 +156,25 @@ VIDEOMAE = WeightsFormat(
     configure=infer_official_videomae_config,
     scope=("encoder.",),
     strip=("backbone.",),
-    without=("cls_token", "pos_embed"),  # a BEiT
+    excluded_names=("cls_token", "pos_embed"),  # a BEiT
     holds=lambda c: is_videomae_encoder(c) and c.norm.final != "none",
     prefix=lambda c: "encoder." if c.norm.final == "tokens" else "",
 )
 HF_VIDEOMAE = replace(
     VIDEOMAE,
     name="huggingface",
-    pixels=lambda config: "imagenet",
+    get_pixel_scaling=lambda config: "imagenet",
     title=HF_VIDEOMAE_TITLE,
-    sign=("embeddings.patch_embeddings.projection.weight", "encoder.layer.0.attention.attention.q_bias"),
-    rows=HF_VIDEOMAE_RULES,
+    signature=("embeddings.patch_embeddings.projection.weight", "encoder.layer.0.attention.attention.q_bias"),
+    rules=HF_VIDEOMAE_RULES,
     configure=infer_hf_videomae_config,
     ignored=(r"decoder\..*", r"encoder_to_decoder\.weight", r"mask_token"),
     scope=(),
     strip=("videomae.",),
-    without=(),
+    excluded_names=(),
     holds=lambda c: is_videomae_encoder(c) and (bool(c.classes) or c.norm.final != "pooled"),
     prefix=lambda c: "videomae." if c.classes else "",
-    beside=("fc_norm", "classifier"),
+    unprefixed_names=("fc_norm", "classifier"),
     describe=to_hf_videomae_json,
 )
 FORMATS = (VIDEOMAE, HF_VIDEOMAE)

@@ -59,14 +59,15 @@ LATERAL_CONV_INDEX = (4, 1, 0, 1)
 def _prefix_backbone_rule(rule: RenameRule) -> RenameRule:
     """Convert a row of the backbone to a row of a detector."""
 
-    def theirs(config: DetectorConfig) -> tuple[str, ...]:
+    def prefix_foreign_names(config: DetectorConfig) -> tuple[str, ...]:
         names = rule.theirs(config.backbone) if callable(rule.theirs) else rule.theirs
         return tuple(BACKBONE_PREFIX + name for name in names)
 
     fold = TensorTransform(
-        lambda tensors, c: rule.fold.into(tensors, c.backbone), lambda tensors, c: rule.fold.out(tensors, c.backbone)
+        lambda tensors, c: rule.fold.into(tensors, c.backbone),
+        lambda tensors, c: rule.fold.to_foreign(tensors, c.backbone),
     )
-    return RenameRule(tuple(f"backbone.{name}" for name in rule.ours), theirs, fold)
+    return RenameRule(tuple(f"backbone.{name}" for name in rule.ours), prefix_foreign_names, fold)
 
 
 def _build_level_rule(ours: str, level: int, suffix: str) -> RenameRule:
@@ -208,8 +209,8 @@ DETECTOR = WeightsFormat(
     holds=is_vitdet_detector,
     facts=PIXEL_STATISTICS_NAMES,
     buffers=lambda c: {FEDERATED_LOSS_WEIGHTS: torch.ones(c.classes)} if c.scores == "sigmoid" else {},
-    without=(f"{BOX_PREDICTOR_PREFIX}.0.cls_score.weight",),
+    excluded_names=(f"{BOX_PREDICTOR_PREFIX}.0.cls_score.weight",),
 )
 # one without its logits is a damaged detector, no backbone; those of a cascade have several predictors, and are read as
 # backbones
-FORMATS = [DETECTOR, replace(DETECTOR, sign=(*DETECTOR.sign[:2], OBJECTNESS))]
+FORMATS = [DETECTOR, replace(DETECTOR, signature=(*DETECTOR.signature[:2], OBJECTNESS))]

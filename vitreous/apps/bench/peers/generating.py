@@ -45,7 +45,7 @@ def build_diffusers_train_step(work: Workload, precision: str = "fp32", compiled
     labels = torch.arange(work.batch_size, device=work.device) % config.classes
     forward = torch.compile(model) if compiled else model
 
-    def turn() -> float:
+    def run_step() -> float:
         optimizer.zero_grad()
         noise, time = torch.randn_like(images), torch.randint(1000, (work.batch_size,), device=work.device)
         noisy = scheduler.add_noise(images, noise, time)
@@ -55,7 +55,7 @@ def build_diffusers_train_step(work: Workload, precision: str = "fp32", compiled
         optimizer.step()
         return work.batch_size
 
-    return turn
+    return run_step
 
 
 def build_diffusers_sampling_step(work: Workload, precision: str = "fp32", compiled: bool = False) -> BenchmarkStep:
@@ -70,7 +70,7 @@ def build_diffusers_sampling_step(work: Workload, precision: str = "fp32", compi
     forward = torch.compile(model) if compiled else model
 
     @torch.inference_mode()
-    def turn() -> float:
+    def run_step() -> float:
         scheduler.set_timesteps(SAMPLING_STEPS)
         noisy = torch.randn(work.batch_size, config.channels, *config.image, device=work.device)
         for time in scheduler.timesteps:
@@ -83,4 +83,4 @@ def build_diffusers_sampling_step(work: Workload, precision: str = "fp32", compi
             ).prev_sample
         return work.batch_size
 
-    return turn
+    return run_step

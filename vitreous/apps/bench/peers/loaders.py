@@ -32,34 +32,34 @@ class LinkedClassFolders:
     """A temporary class-folder dataset of links to the photographs of a race, removed with this object."""
 
     def __init__(self, images: str) -> None:
-        self.home = tempfile.TemporaryDirectory()
+        self.folder = tempfile.TemporaryDirectory()
         self.files = list_images(Path(images))
         for index, file in enumerate(self.files):
-            class_folder = Path(self.home.name) / "train" / str(index % NUM_FOLDER_CLASSES)
+            class_folder = Path(self.folder.name) / "train" / str(index % NUM_FOLDER_CLASSES)
             class_folder.mkdir(parents=True, exist_ok=True)
             (class_folder / f"{index}{file.suffix}").symlink_to(file.resolve())
 
     @property
     def train(self) -> str:
         """Return the folder with the class folders."""
-        return str(Path(self.home.name) / "train")
+        return str(Path(self.folder.name) / "train")
 
 
 class RepeatedDataset(Dataset):
     """A repeated dataset, so that an epoch of a few photographs is longer than the race."""
 
     def __init__(self, dataset: Any, times: int = 10_000) -> None:
-        self.whole, self.times = dataset, times
+        self.dataset, self.num_repeats = dataset, times
 
     def __len__(self) -> int:
-        return self.times * len(self.whole)
+        return self.num_repeats * len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        return self.whole[index % len(self.whole)]
+        return self.dataset[index % len(self.dataset)]
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "transform":  # timm assigns the transform to the dataset
-            self.whole.transform = value
+            self.dataset.transform = value
         else:
             super().__setattr__(name, value)
 
@@ -68,10 +68,10 @@ def make_loader_step(batches: Iterable[Any], keep: Any = None) -> BenchmarkStep:
     """Return turns of a batch each, images first; `keep` lives as long."""
     stream = iter(batches)
 
-    def turn(batches: Any = keep) -> float:
+    def run_step(batches: Any = keep) -> float:
         return len(next(stream)[0])
 
-    return turn
+    return run_step
 
 
 def make_worker_options(best: bool) -> dict[str, Any]:
@@ -161,19 +161,19 @@ def build_datasets_loader(work: Workload, best: bool = False) -> BenchmarkStep:
 
     disable_progress_bars()
     folder, cache = LinkedClassFolders(work.images or "."), tempfile.TemporaryDirectory()
-    dataset: Any = load_dataset("imagefolder", data_dir=folder.home.name, split="train", cache_dir=cache.name)
+    dataset: Any = load_dataset("imagefolder", data_dir=folder.folder.name, split="train", cache_dir=cache.name)
     transform = build_train_transform(work, best)
     if best:
         dataset = dataset.cast_column("image", Image(decode=False))
 
-    def changed(examples: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    def transform_rows(examples: dict[str, list[Any]]) -> dict[str, list[Any]]:
         images = [
             transform(read_with_torchvision(image["path"]) if best else image.convert("RGB"))
             for image in examples["image"]
         ]
         return {"image": images, "label": examples["label"]}
 
-    dataset = dataset.with_transform(changed)
+    dataset = dataset.with_transform(transform_rows)
     sampler = RandomSampler(dataset, replacement=True, num_samples=ENDLESS_SAMPLES)
     loader = DataLoader(dataset, work.batch_size, sampler=sampler, **make_worker_options(best))
     return make_loader_step(((batch["image"],) for batch in loader), (folder, cache))

@@ -128,15 +128,15 @@ def build_peer_inference_step(
 
     @torch.inference_mode(not compiled)
     @torch.no_grad()
-    def answer() -> Any:
+    def compute_outputs() -> Any:
         logits = model(images)
         return logits
 
-    def turn() -> float:
-        answer()
+    def run_step() -> float:
+        compute_outputs()
         return work.batch_size
 
-    return LogitsStep(turn, lambda: extract_logits(answer()), lambda: compute_fp32_logits(work, peer))
+    return LogitsStep(run_step, lambda: extract_logits(compute_outputs()), lambda: compute_fp32_logits(work, peer))
 
 
 def build_onnxruntime_step(work: Workload, quantised: bool = False) -> BenchmarkStep:
@@ -156,11 +156,11 @@ def build_onnxruntime_step(work: Workload, quantised: bool = False) -> Benchmark
         session = ort.InferenceSession(file, providers=["CPUExecutionProvider"])
     inputs = {session.get_inputs()[0].name: images.numpy()}
 
-    def turn() -> float:
+    def run_step() -> float:
         session.run(None, inputs)
         return work.batch_size
 
-    return LogitsStep(turn, lambda: np.asarray(session.run(None, inputs)[0]), lambda: compute_fp32_logits(work))
+    return LogitsStep(run_step, lambda: np.asarray(session.run(None, inputs)[0]), lambda: compute_fp32_logits(work))
 
 
 def build_openvino_step(work: Workload, precision: str) -> BenchmarkStep:
@@ -181,11 +181,11 @@ def build_openvino_step(work: Workload, precision: str) -> BenchmarkStep:
     hint = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}[precision]
     compiled = get_openvino_core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": hint})
 
-    def turn() -> float:
+    def run_step() -> float:
         compiled([images.numpy()])
         return work.batch_size
 
-    return LogitsStep(turn, lambda: np.asarray(compiled([images.numpy()])[0]), lambda: compute_fp32_logits(work))
+    return LogitsStep(run_step, lambda: np.asarray(compiled([images.numpy()])[0]), lambda: compute_fp32_logits(work))
 
 
 def build_timm_train_step(
@@ -199,7 +199,7 @@ def build_timm_train_step(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05, fused=True if use_bf16 else None)
     forward = torch.compile(model, mode=mode) if compiled else model
 
-    def turn() -> float:
+    def run_step() -> float:
         with torch.autocast(work.device.split(":")[0], torch.bfloat16) if use_bf16 else nullcontext():
             loss = F.cross_entropy(forward(images).float(), labels)
         optimizer.zero_grad()
@@ -208,4 +208,4 @@ def build_timm_train_step(
         optimizer.step()
         return work.batch_size
 
-    return turn
+    return run_step

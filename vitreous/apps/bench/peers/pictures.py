@@ -55,14 +55,14 @@ def build_timm_predict_step(work: Workload, best: bool = False, compiled: bool =
 
     @torch.inference_mode(not compiled)
     @torch.no_grad()
-    def turn() -> float:
+    def run_step() -> float:
         predictions = []
         for images in loader:
             best_classes = model(images.to(work.device, dtype)).float().softmax(-1).topk(5)
             predictions += zip(best_classes.indices.tolist(), best_classes.values.tolist(), strict=True)
         return len(predictions)
 
-    return turn
+    return run_step
 
 
 def build_transformers_predict_step(work: Workload, best: bool = False) -> BenchmarkStep:
@@ -81,7 +81,7 @@ def build_transformers_predict_step(work: Workload, best: bool = False) -> Bench
     loader_options = {"batch_size": 8, "num_workers": default_worker_count()} if best else {}
     files = [str(file) for file in list_images(Path(work.images or "."))]
 
-    def turn() -> float:
+    def run_step() -> float:
         return len(pipe(files, top_k=5, **loader_options))
 
-    return turn
+    return run_step

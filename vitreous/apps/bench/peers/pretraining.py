@@ -45,7 +45,7 @@ def build_transformers_mae_step(work: Workload, precision: str = "fp32", compile
     images = make_pretraining_batch(work)["images"].to(work.device)
     forward = torch.compile(model) if compiled else model
 
-    def turn() -> float:
+    def run_step() -> float:
         optimizer.zero_grad()
         with autocast_context(work, precision):
             loss = forward(images).loss
@@ -53,7 +53,7 @@ def build_transformers_mae_step(work: Workload, precision: str = "fp32", compile
         optimizer.step()
         return work.batch_size
 
-    return turn
+    return run_step
 
 
 def build_lightly_dino_step(work: Workload, precision: str = "fp32", together: bool = False) -> BenchmarkStep:
@@ -75,13 +75,13 @@ def build_lightly_dino_step(work: Workload, precision: str = "fp32", together: b
     assert isinstance(config, HeadOptions)
     num_prototypes = config.prototypes
 
-    def network(drop_path_rate: float) -> nn.Module:
+    def build_network(drop_path_rate: float) -> nn.Module:
         backbone = VisionTransformer(
             work.image_size, shape.patch[0], **sizes, drop_path_rate=drop_path_rate, dynamic_img_size=True
         )
         return nn.Sequential(backbone, DINOProjectionHead(shape.width, 2048, 256, num_prototypes)).to(work.device)
 
-    student, teacher = network(drop_path).train(), network(0.0).requires_grad_(False).eval()
+    student, teacher = build_network(drop_path).train(), build_network(0.0).requires_grad_(False).eval()
     teacher.load_state_dict(student.state_dict())  # modules with weight norm do not support deepcopy
     criterion, optimizer = (
         DINOLoss(num_prototypes).to(work.device),
@@ -91,7 +91,7 @@ def build_lightly_dino_step(work: Workload, precision: str = "fp32", together: b
         images.transpose(0, 1).contiguous().to(work.device) for images in make_pretraining_batch(work).values()
     )
 
-    def turn() -> float:
+    def run_step() -> float:
         update_momentum(student, teacher, TEACHER_MOMENTUM)
         optimizer.zero_grad()
         with autocast_context(work, precision):
@@ -106,7 +106,7 @@ def build_lightly_dino_step(work: Workload, precision: str = "fp32", together: b
         optimizer.step()
         return work.batch_size
 
-    return turn
+    return run_step
 
 
 def forward_views(model: Callable[[Tensor], Tensor], views: Tensor, is_batched: bool) -> list[Tensor]:

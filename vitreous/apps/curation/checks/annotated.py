@@ -41,7 +41,7 @@ def summarise_annotations(subject: CheckedDataset) -> dict[str, Any] | None:
                 tally.add(name, split, sample)
             except DataError as error:
                 tally.unreadable.append({"split": name, "path": split.name(sample), "reason": error.message})
-    used = {name: subject.counts(name) > 0 for name in splits}
+    used = {name: subject.count_classes(name) > 0 for name in splits}
     used_in_any_split = np.array(
         [any(has[label] for has in used.values()) for label in range(len(subject.classes))], bool
     )
@@ -52,7 +52,7 @@ def summarise_annotations(subject: CheckedDataset) -> dict[str, Any] | None:
         "ignored_pixels": tally.unknown,
         "object_sizes": {key: tally.sizes[key] for key in (*COCO_AREA_LIMITS, "large")},
         "crowd_regions": tally.crowds,
-        "without_objects": tally.without,
+        "without_objects": tally.num_without_objects,
         **{key: getattr(tally, key)[:MAX_LISTED_PROBLEMS] for key in ("unreadable", "out_of_bounds", "duplicates")},
         "unused_classes": [label for label, has in zip(subject.classes, used_in_any_split, strict=True) if not has],
         "classes_missing_in_train": [
@@ -68,7 +68,7 @@ class AnnotationTally:
 
     def __init__(self, classes: int) -> None:
         self.objects, self.pixels = np.zeros(classes, np.int64), np.zeros(classes, np.int64)
-        self.unknown = self.crowds = self.without = 0
+        self.unknown = self.crowds = self.num_without_objects = 0
         self.sizes: Counter[str] = Counter()
         self.unreadable: list[ProblemLocation] = []
         self.out_of_bounds: list[ProblemLocation] = []
@@ -78,7 +78,7 @@ class AnnotationTally:
         """Count an image. Raises DataError if its annotations cannot be read."""
         location = {"split": name, "path": split.name(sample), "index": sample}
         if isinstance(split, AnnotatedFiles) and isinstance(split.annotations, ObjectAnnotations):
-            scene = split.annotations.scenes[int(split.rows[sample])]
+            scene = split.annotations.scenes[int(split.annotation_indices[sample])]
             self.add_scene(scene, location)
             return
         self.add_target(split.target(sample), location)
@@ -115,7 +115,7 @@ class AnnotationTally:
 
     def add_objects(self, labels: np.ndarray, boxes: np.ndarray, location: ProblemLocation) -> None:
         """Count objects, labels (n,) and boxes (n, 4), and find duplicates."""
-        self.without += not len(labels)
+        self.num_without_objects += not len(labels)
         self.objects += np.bincount(labels, minlength=len(self.objects))
         areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
         for area in areas:

@@ -50,7 +50,7 @@ def summarise_dataset(
     return {
         "data": subject.source,
         "sample_type": get_sample_noun(subject.pool.splits[0]),
-        "layout_error": error_to_dict(subject.refused),
+        "layout_error": error_to_dict(subject.open_error),
         "label_error": error_to_dict(subject.unlabelled),
         "target_error": error_to_dict(subject.unlearnable),
         "classes": list(subject.classes),
@@ -102,7 +102,7 @@ def find_first_examples(subject: CheckedDataset, records: np.ndarray, image_size
 
 def locate_image(subject: CheckedDataset, pool_index: int) -> dict[str, str]:
     """Return split and name of an image."""
-    return {"split": subject.place(pool_index)[0], "path": subject.pool.name(pool_index)}
+    return {"split": subject.locate_sample(pool_index)[0], "path": subject.pool.name(pool_index)}
 
 
 def error_to_dict(error: DataError | None) -> dict[str, str] | None:
@@ -112,7 +112,7 @@ def error_to_dict(error: DataError | None) -> dict[str, str] | None:
 
 def summarise_split(subject: CheckedDataset, name: str, records: np.ndarray, num_unreadable: int) -> dict[str, Any]:
     """Summarise images, bytes and classes of a split with (n,) RECORD, of which `num_unreadable` are unreadable."""
-    counts = subject.counts(name) if subject.classes else []
+    counts = subject.count_classes(name) if subject.classes else []
     return {
         "images": len(records),
         "unreadable": num_unreadable,
@@ -129,7 +129,7 @@ def measure_class_balance(subject: CheckedDataset) -> dict[str, Any] | None:
     if not subject.classes:
         return None
     reference_split = "train" if "train" in subject.splits else next(iter(subject.splits))
-    counts = subject.counts(reference_split)
+    counts = subject.count_classes(reference_split)
     shares = counts[counts > 0] / max(counts.sum(), 1)
     return {
         "split": reference_split,
@@ -140,7 +140,7 @@ def measure_class_balance(subject: CheckedDataset) -> dict[str, Any] | None:
         "missing_classes": {
             name: [subject.classes[i] for i in np.flatnonzero(split_counts == 0)]
             for name in subject.splits
-            if name != reference_split and ((split_counts := subject.counts(name)) == 0).any()
+            if name != reference_split and ((split_counts := subject.count_classes(name)) == 0).any()
         },
     }
 
@@ -202,7 +202,7 @@ def summarise_copies(subject: CheckedDataset, groups: CopyGroups, tolerance: flo
     across: Counter[str] = Counter()
     ranked: list[tuple[bool, bool, int]] = []
     for group_index, group in enumerate(groups):
-        locations = [subject.place(int(pool_index)) for pool_index in group]
+        locations = [subject.locate_sample(int(pool_index)) for pool_index in group]
         split_counts = Counter(split for split, _ in locations)  # in the order of the splits
         across.update(
             {
@@ -225,7 +225,7 @@ def summarise_copies(subject: CheckedDataset, groups: CopyGroups, tolerance: flo
 
 def describe_sample_entry(subject: CheckedDataset, pool_index: int) -> dict[str, Any]:
     """Describe an image by split, index in the split, name and class."""
-    split, sample = subject.place(pool_index)
+    split, sample = subject.locate_sample(pool_index)
     path = subject.pool.name(pool_index)
     return {"split": split, "index": sample, "path": path, "class": subject.describe_label(split, sample)}
 

@@ -125,7 +125,7 @@ def select_group_images(group: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def render_middle_image(split: Split, sample: int) -> Image.Image:
     """Render the middle slice of a volume, the middle frame of a clip, or the curve of a signal. Raises DataError."""
     if get_sample_noun(split) == "clips" and isinstance(clip := open_sample(split, sample), Clip):
-        return Image.fromarray(clip.read(np.array([len(clip) // 2]))[0])
+        return Image.fromarray(clip.read_frames(np.array([len(clip) // 2]))[0])
     raw = split.raw(sample)
     if get_sample_axes(split) == 1:
         return draw_signal_curve(read_volume(raw, read_volume_form(raw, axes=1)[0], axes=1)[0])

@@ -127,7 +127,7 @@ def survey_images(
     records, views = np.zeros(len(samples), RECORD), np.zeros((len(samples), VIEW_SIZE, VIEW_SIZE), np.uint8)
     record_indices = {sample: index for index, sample in enumerate(samples)}
 
-    def read(pool: SampleSource, sample: int, record: Any) -> None:
+    def survey_image(pool: SampleSource, sample: int, record: Any) -> None:
         raw = pool.raw(sample)
         image, (file_format, mode, depth, traits) = decode_with_header(raw, form)
         mean, std = compute_channel_moments(image)
@@ -150,7 +150,7 @@ def survey_images(
         )
         record["traits"] = traits | ImageTrait.WRONG_EXTENSION * misnamed | ImageTrait.ONE_COLOUR * (max(std) == 0)
 
-    reasons = fill_records(records, pool, samples, read)
+    reasons = fill_records(records, pool, samples, survey_image)
     records["whole"] = np.rint(127 * compute_whole_descriptors(views))
     return records, reasons
 
@@ -166,7 +166,7 @@ def probe_pixel_formats(pool: SampleSource, samples: Sequence[int]) -> tuple[np.
     """Probe pixel formats and upright sizes of n samples: (n,) FORM, and read errors."""
     records = np.zeros(len(samples), PIXEL_FORMAT)
 
-    def read(pool: SampleSource, sample: int, record: Any) -> None:
+    def probe_image(pool: SampleSource, sample: int, record: Any) -> None:
         raw = pool.raw(sample)
         if (axes := get_sample_axes(pool)) != 2:  # type: ignore[arg-type]
             record["channels"], size = read_volume_form(raw, PLACEHOLDER_NAME, axes)
@@ -181,7 +181,7 @@ def probe_pixel_formats(pool: SampleSource, samples: Sequence[int]) -> tuple[np.
         )
         record["width"], record["height"] = image.size
 
-    return records, fill_records(records, pool, samples, read)
+    return records, fill_records(records, pool, samples, probe_image)
 
 
 def stretch_to_grey(band: Image.Image) -> Image.Image:

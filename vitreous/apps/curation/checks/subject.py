@@ -44,7 +44,7 @@ class CheckedDataset:
     splits: dict[str, Split]
     classes: tuple[str, ...]
     notes: list[str] = field(default_factory=list)
-    refused: DataError | None = None
+    open_error: DataError | None = None
     unlabelled: DataError | None = None
     unlearnable: DataError | None = None
     column: str | None = None  # table column with the group of each image
@@ -55,9 +55,9 @@ class CheckedDataset:
         """Return all images, one split after the other."""
         return ConcatenatedSplits(self.splits.values())
 
-    def place(self, pool_index: int) -> tuple[str, int]:
+    def locate_sample(self, pool_index: int) -> tuple[str, int]:
         """Return split and sample index of an image of the pool."""
-        split_index, sample = self.pool.place(pool_index)
+        split_index, sample = self.pool.locate_sample(pool_index)
         return list(self.splits)[split_index], sample
 
     def describe_label(self, name: str, sample: int) -> str:
@@ -91,7 +91,7 @@ class CheckedDataset:
         values = [split.labels for name, split in self.splits.items() if self.has_values(name)]
         return np.nanstd(np.concatenate(values), 0)
 
-    def counts(self, name: str) -> np.ndarray:
+    def count_classes(self, name: str) -> np.ndarray:
         """Count the images of each class in a split: (K,)."""
         labels = self.splits[name].labels
         return labels.sum(0).astype(np.int64) if labels.ndim == 2 else np.bincount(labels, minlength=len(self.classes))
@@ -122,7 +122,7 @@ def open_checked_dataset(
             source,
             {LOOSE_SPLIT: FileSplit(paths, create_empty_labels(len(paths)))},
             (),
-            refused=error,
+            open_error=error,
         )
     splits, refused, notes = restore_original_splits(data), None, list(data.notes)
     if data.unread_annotations is not None:
@@ -140,7 +140,7 @@ def open_checked_dataset(
         splits=splits,
         classes=tuple(map(escape_unprintable, data.classes)),
         notes=notes,
-        refused=refused,
+        open_error=refused,
         unlabelled=data.unlabelled if refused is None else None,
         unlearnable=find_unlearnable(data) if split is None else None,
         column=data.group_column,

@@ -63,7 +63,7 @@ CONTAINER_FORMATS = {"mov": "MOV", "avi": "AVI", "matroska": "MATROSKA", "mpeg":
 
 def locate_clip(pool: ConcatenatedSplits, sample: int) -> tuple[ClipFiles | StoredClips, int]:
     """Return the split of a clip, and its index there."""
-    split, index = pool.home(sample)
+    split, index = pool.get_split_and_index(sample)
     assert isinstance(split, ClipFiles | StoredClips)
     return split, index
 
@@ -76,10 +76,10 @@ def survey_clips(pool: ConcatenatedSplits, samples: Sequence[int]) -> tuple[np.n
     )
     record_indices = {sample: index for index, sample in enumerate(samples)}
 
-    def read(pool: ConcatenatedSplits, sample: int, record: Any) -> None:
+    def survey_clip(pool: ConcatenatedSplits, sample: int, record: Any) -> None:
         split, index = locate_clip(pool, sample)
         clip, record["format"], record["digest"], record["bytes"] = open_clip_with_digest(split, index)
-        pixels = clip.read(sample_frames_evenly(len(clip), DEFAULT_CLIP_FRAMES))
+        pixels = clip.read_frames(sample_frames_evenly(len(clip), DEFAULT_CLIP_FRAMES))
         views[record_indices[sample]] = make_frame_views(pixels, VIEW_SIZE)
         record["height"], record["width"] = clip.size
         record["mean"], record["std"] = compute_channel_moments(Image.fromarray(pixels.reshape(-1, *pixels.shape[2:])))
@@ -90,7 +90,7 @@ def survey_clips(pool: ConcatenatedSplits, samples: Sequence[int]) -> tuple[np.n
         elif len(clip) > 1 and np.ptp(pixels, axis=0).max() <= STILL_TOLERANCE:
             record["traits"] = ImageTrait.WITHOUT_MOTION
 
-    reasons = fill_records(records, pool, samples, read)
+    reasons = fill_records(records, pool, samples, survey_clip)
     descriptors = compute_whole_descriptors(views.reshape(-1, VIEW_SIZE, VIEW_SIZE)).reshape(
         len(samples), DEFAULT_CLIP_FRAMES, RECORD["whole"].shape[0]
     )
@@ -103,21 +103,21 @@ def read_clip_views(pool: ConcatenatedSplits, samples: Sequence[int]) -> tuple[n
     """Read larger grey views of the frames of n candidate duplicates: (n,) VIEWS, and read errors."""
     records = np.zeros(len(samples), CLIP_VIEWS)
 
-    def read(pool: ConcatenatedSplits, sample: int, record: Any) -> None:
+    def read_clip(pool: ConcatenatedSplits, sample: int, record: Any) -> None:
         split, index = locate_clip(pool, sample)
-        clip = split.clip(index)
+        clip = split.open_clip(index)
         record["view"] = make_frame_views(
-            clip.read(sample_frames_evenly(len(clip), DEFAULT_CLIP_FRAMES)), LARGER_VIEW_SIZE
+            clip.read_frames(sample_frames_evenly(len(clip), DEFAULT_CLIP_FRAMES)), LARGER_VIEW_SIZE
         )
 
-    return records, fill_records(records, pool, samples, read)
+    return records, fill_records(records, pool, samples, read_clip)
 
 
 def open_clip_with_digest(split: ClipFiles | StoredClips, sample: int) -> tuple[Clip, int, np.ndarray, int]:
     """Open a clip; return it with the index of its format, its digest (2,) uint64 and the bytes of its file, for a
     folder those of its frames. Raises DataError."""
     files, name = split if isinstance(split, ClipFiles) else None, split.name(sample)
-    interval = files.part(sample) if files else None
+    interval = files.get_segment(sample) if files else None
     if files and os.path.isdir(path := files.path(sample)):
         clip, contents = open_clip(path, name), map(read_input_file, list_frame_images(path))
         file_format = "FRAMES"
@@ -134,7 +134,7 @@ def open_clip_with_digest(split: ClipFiles | StoredClips, sample: int) -> tuple[
         digests.append(digest_content(content).tobytes())
         size += len(content)
     return (
-        files.cut(sample, clip) if files else clip,
+        files.cut_segment(sample, clip) if files else clip,
         category_index(file_format, FILE_FORMATS),
         digest_content(b"".join(digests)),
         size,
@@ -166,7 +166,7 @@ def summarise_clips(subject: CheckedDataset, records: np.ndarray) -> dict[str, A
     lengths, times = timed["frames"].astype(np.float64), timed["seconds"].astype(np.float64)
     is_short = (records["state"] == READABLE) & (records["frames"] < DEFAULT_CLIP_FRAMES)
 
-    def listed(samples: Iterable[Any]) -> list[dict[str, Any]]:
+    def describe_entries(samples: Iterable[Any]) -> list[dict[str, Any]]:
         return [describe_sample_entry(subject, int(sample)) for sample in samples][:MAX_LISTED_GROUPS]
 
     return {
@@ -174,9 +174,9 @@ def summarise_clips(subject: CheckedDataset, records: np.ndarray) -> dict[str, A
         "frames": summarise_range(readable["frames"].astype(np.float64)) if len(readable) else None,
         "seconds": summarise_range(times) if len(timed) else None,
         "frame_rate": summarise_range(lengths / times) if len(timed) else None,
-        "short": listed(np.flatnonzero(is_short)),
+        "short": describe_entries(np.flatnonzero(is_short)),
         **{
-            trait.name.lower(): listed(np.flatnonzero(records["traits"] & trait))
+            trait.name.lower(): describe_entries(np.flatnonzero(records["traits"] & trait))
             for trait in (ImageTrait.ONE_COLOUR, ImageTrait.WITHOUT_MOTION)
         },
     }

@@ -28,7 +28,7 @@ class Copy(NamedTuple):
     """A sample, the sample that it is a copy of, the reason, and their similarity: up to 1."""
 
     sample: int
-    of: int
+    original: int
     reason: str  # bytes, pixels or near
     score: float
 
@@ -41,10 +41,10 @@ def resolve_copies(exact_copies: dict[int, Copy], near_copies: list[Copy]) -> li
         copies_by_sample.setdefault(copy.sample, []).append(copy)
     for sample in sorted({*exact_copies, *copies_by_sample}):
         if sample in exact_copies:
-            root = listed.get(exact_copies[sample].of)
+            root = listed.get(exact_copies[sample].original)
             listed[sample] = root._replace(sample=sample) if root else exact_copies[sample]
-        elif remaining := [copy for copy in copies_by_sample[sample] if copy.of not in listed]:
-            listed[sample] = max(remaining, key=lambda copy: (copy.score, -copy.of))
+        elif remaining := [copy for copy in copies_by_sample[sample] if copy.original not in listed]:
+            listed[sample] = max(remaining, key=lambda copy: (copy.score, -copy.original))
     return list(listed.values())
 
 
@@ -67,9 +67,9 @@ def remaining_to_csv(data: Data, names: frozenset[str], folder: Path) -> str:
     if unstorable:
         problem = f"the class {escape_unprintable(unstorable[0])} cannot be written to a CSV file"
         raise DataError(problem, "rename it, or use --exclude with the list")
-    unsplit = data.unsplit and data.whole is not None
+    unsplit = data.unsplit and data.full_train_split is not None
     csv_rows = [["path", *(data.targets or ["label"]), "split"]]
-    has_intervals = any(isinstance(split, ClipFiles) and split.parts is not None for split in data.splits.values())
+    has_intervals = any(isinstance(split, ClipFiles) and split.segments is not None for split in data.splits.values())
     csv_rows[0] += ["start", "end"] if has_intervals else []
     for split_name, split in restore_original_splits(data).items():
         if not isinstance(split, FileSplit):
@@ -84,7 +84,7 @@ def remaining_to_csv(data: Data, names: frozenset[str], folder: Path) -> str:
                 [f"./{path}" if path.startswith(FORMULA_PREFIXES) else path, *write_label(data, label), split_name]
             )
             if has_intervals and isinstance(split, ClipFiles):
-                start, end = split.part(int(sample)) or (0.0, math.inf)
+                start, end = split.get_segment(int(sample)) or (0.0, math.inf)
                 csv_rows[-1] += [repr(start) if start else "", repr(end) if math.isfinite(end) else ""]
     split_column = csv_rows[0].index("split", 1 + len(data.targets))
     return format_csv(

@@ -42,24 +42,24 @@ class ConcatenatedSplits:
     def __len__(self) -> int:
         return int(self.ends[-1]) if len(self.ends) else 0
 
-    def place(self, sample: int) -> tuple[int, int]:
+    def locate_sample(self, sample: int) -> tuple[int, int]:
         """Return the index of a sample's split, and its index there."""
         split_index = int(np.searchsorted(self.ends, sample, side="right"))
         return split_index, sample - int(self.ends[split_index]) + len(self.splits[split_index])
 
-    def home(self, sample: int) -> tuple[Split, int]:
+    def get_split_and_index(self, sample: int) -> tuple[Split, int]:
         """Return the split of a sample, and its index there."""
-        split_index, index = self.place(sample)
+        split_index, index = self.locate_sample(sample)
         return self.splits[split_index], index
 
     def raw(self, sample: int) -> bytes | np.ndarray:
         """Return the bytes of a file, or pixels (H, W[, C]). Raises DataError."""
-        split, index = self.home(sample)
+        split, index = self.get_split_and_index(sample)
         return split.raw(index)
 
     def name(self, sample: int) -> str:
         """Return the name of a sample for messages."""
-        split, index = self.home(sample)
+        split, index = self.get_split_and_index(sample)
         return split.name(index)
 
 

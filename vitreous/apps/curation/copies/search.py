@@ -110,9 +110,9 @@ class InvertedLists:
             ]
         )
         order = np.argsort(nearest, kind="stable")
-        self.vectors, self.numbers = flat_descriptors[order], samples[order // descriptors.shape[1]]
-        self.boxes = (order % descriptors.shape[1]).astype(np.int16)
-        self.centres, self.starts = centres, np.searchsorted(nearest[order], np.arange(len(centres) + 1))
+        self.vectors, self.image_indices = flat_descriptors[order], samples[order // descriptors.shape[1]]
+        self.window_indices = (order % descriptors.shape[1]).astype(np.int16)
+        self.centres, self.list_starts = centres, np.searchsorted(nearest[order], np.arange(len(centres) + 1))
 
 
 def train_centroids(describe_parts: DescribeParts, references: np.ndarray) -> np.ndarray:
@@ -160,20 +160,20 @@ def compare_with_lists(
     size = SEARCH_BOXES[:, 2:] / query_box[2:]  # box of the whole image if its part `shown` matches each search box
     whole_boxes = np.concatenate([SEARCH_BOXES[:, :2] - query_box[:2] * size, size], 1)
     for k in range(count):
-        list_slice = slice(lists.starts[k], lists.starts[k + 1])
+        list_slice = slice(lists.list_starts[k], lists.list_starts[k + 1])
         for low in range(starts[k], starts[k + 1], 1024):
             block_rows = query_rows[low : min(low + 1024, starts[k + 1])]
             cosine = vectors[block_rows] @ lists.vectors[list_slice].T
             # np.nonzero of two axes is far slower
             i, j = np.divmod(np.flatnonzero(cosine.ravel() >= floor), cosine.shape[1])
-            query, part_sample = query_samples[block_rows[i] % len(query_samples)], lists.numbers[list_slice][j]
+            query, part_sample = query_samples[block_rows[i] % len(query_samples)], lists.image_indices[list_slice][j]
             sample, of = (query, part_sample) if inner else (part_sample, query)
             is_earlier = of < sample
             if not is_earlier.any():
                 continue
             pairs = np.empty(int(is_earlier.sum()), CANDIDATE)
             pairs["sample"], pairs["of"], pairs["cosine"] = sample[is_earlier], of[is_earlier], cosine[i, j][is_earlier]
-            pairs["box"], pairs["inner"] = whole_boxes[lists.boxes[list_slice][j][is_earlier]], inner
+            pairs["box"], pairs["inner"] = whole_boxes[lists.window_indices[list_slice][j][is_earlier]], inner
             pairs["mirrored"] = (block_rows[i] >= len(query_samples))[is_earlier]
             yield pairs
 

@@ -172,7 +172,7 @@ def compute_significance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def correlate_blocks(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the mean correlation of blocks of (p, c, c) greys, (p,); near 0 where both are uniform."""
 
-    def blocks(views: np.ndarray) -> np.ndarray:
+    def normalise_blocks(views: np.ndarray) -> np.ndarray:
         count, num_blocks = len(views), views.shape[1] // BLOCK_CELLS
         scaled = views / np.maximum(views.reshape(count, -1).std(1), 1e-3)[:, None, None]
         cells = (
@@ -182,6 +182,6 @@ def correlate_blocks(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         )
         return cells - cells.mean(2, keepdims=True)
 
-    x, y = blocks(a), blocks(b)
+    x, y = normalise_blocks(a), normalise_blocks(b)
     variances = ((x**2).mean(2) + BLOCK_NOISE_VARIANCE) * ((y**2).mean(2) + BLOCK_NOISE_VARIANCE)
     return ((x * y).mean(2) / np.sqrt(variances)).mean(1)

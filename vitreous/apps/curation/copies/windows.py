@@ -87,7 +87,7 @@ def count_border_lines(values: np.ndarray) -> tuple[int, int, int, int]:
     The line after a border may be blended with it, and is counted too.
     """
 
-    def count(lines: np.ndarray) -> int:
+    def count_side_lines(lines: np.ndarray) -> int:
         if int(lines[0].max()) - int(lines[0].min()) > BORDER_LINE_SPREAD:
             return 0
         lines = lines[: len(lines) // 4 + 1].astype(np.int16)
@@ -97,7 +97,12 @@ def count_border_lines(values: np.ndarray) -> tuple[int, int, int, int]:
         width = len(border) if border.all() else int(np.argmin(border))
         return min(width + 1, len(border) - 1)
 
-    return count(values.T), count(values), count(values.T[::-1]), count(values[::-1])
+    return (
+        count_side_lines(values.T),
+        count_side_lines(values),
+        count_side_lines(values.T[::-1]),
+        count_side_lines(values[::-1]),
+    )
 
 
 def make_dct_matrix(length: int, count: int) -> np.ndarray:
