@@ -74,7 +74,7 @@ def test_a_share_without_images_has_outputs_of_the_same_width():
 def test_features_are_judged_by_the_neighbours_of_a_labelled_split():
     train, val = make_split(60, 1), make_split(40, 2)
     evaluator = KNNEvaluator(CLASSES, train, k=5)
-    assert evaluator.splits(val) == (val, train)
+    assert evaluator.required_splits(val) == (val, train)
     memory, judged = clustered(train), clustered(val, 4)
     report = evaluator.report(judged, memory)
     votes = KNeighborsClassifier(

@@ -53,7 +53,7 @@ def test_features_are_judged_with_and_without_labels():
     report = both(make_engine(0), split, workers=0)
     assert list(report.metrics) == ["knn_top1", "rankme", "feature_std"] and report.primary == "knn_top1"
     alone = both.without_labels()
-    assert alone.splits(split) == (split,)
+    assert alone.required_splits(split) == (split,)
     bare = split.take(np.arange(24), create_empty_labels(24))
     other = alone(make_engine(0), bare, workers=0)
     assert other.primary == "rankme" and other.headline == ("RankMe", report.metrics["rankme"])

@@ -20,14 +20,14 @@ from vitreous.inference import engine_choice, openvino
 from vitreous.inference.engine import TorchEngine, make_engine
 from vitreous.inference.engine_choice import (
     MIN_SPEEDUP,
-    RACE_SECONDS,
+    MAX_BENCHMARK_SECONDS,
     choose_chunk_engine,
     choose_engine,
-    describe_race_conditions,
+    describe_benchmark_conditions,
     find_alternative_engine,
-    find_race_record,
+    find_benchmark_record,
     list_engine_choices,
-    race_engines,
+    benchmark_engines,
 )
 from vitreous.inference.options import InferenceOptions
 from vitreous.inference.predict import load
@@ -93,7 +93,7 @@ def set_race(monkeypatch, **seconds: float) -> list[int]:
             turn()
         return {name: seconds[name] for name in turns}
 
-    monkeypatch.setattr(engine_choice, "race_engines", race)
+    monkeypatch.setattr(engine_choice, "benchmark_engines", race)
     return races
 
 
@@ -173,7 +173,7 @@ def test_features_are_measured_without_the_head(bundle, bundle_folder, other, mo
 
 def test_a_record_is_for_one_model_batch_size_precision_and_machine(bundle, monkeypatch):
     def key(batch_size=4, precision="fp32", model=bundle.model):
-        return json.dumps(describe_race_conditions(model, bundle.preprocess, precision, "cpu", batch_size))
+        return json.dumps(describe_benchmark_conditions(model, bundle.preprocess, precision, "cpu", batch_size))
 
     keys = {key(), key(), key(1), key(precision="bf16"), key(model=tiny(classes=("one", "two")).model)}
     with monkeypatch.context() as patch:
@@ -314,8 +314,8 @@ def test_a_race_alternates_and_ends_before_two_seconds_where_it_can(seconds, rou
 
         return run
 
-    result = race_engines({"a": turn("a", seconds[0]), "b": turn("b", seconds[1])})
-    assert calls == ["a", "b"] * rounds and (rounds == 1 or clock[0] <= RACE_SECONDS)
+    result = benchmark_engines({"a": turn("a", seconds[0]), "b": turn("b", seconds[1])})
+    assert calls == ["a", "b"] * rounds and (rounds == 1 or clock[0] <= MAX_BENCHMARK_SECONDS)
     assert result == pytest.approx({"a": seconds[0], "b": seconds[1]})
 
 
@@ -350,5 +350,5 @@ def test_python_measures_on_request(bundle_folder, other, monkeypatch):
 def test_facts_are_read_back_as_they_were_stored(bundle, other, monkeypatch):
     set_race(monkeypatch, torch=0.5, openvino=0.25)
     choose_engine(bundle.model, bundle.preprocess, AUTO, lambda e, p: e(torch.from_numpy(p)).numpy(), 2, math.inf)
-    record = find_race_record(describe_race_conditions(bundle.model, bundle.preprocess, "fp32", "cpu", 2))
+    record = find_benchmark_record(describe_benchmark_conditions(bundle.model, bundle.preprocess, "fp32", "cpu", 2))
     assert record is not None and record["seconds"] == {"torch": 0.5, "openvino": 0.25}

@@ -77,7 +77,7 @@ def test_models_are_the_loop_within_what_they_see(kind):
     looks = []
     visit_attention_calls(model, x, looks.append)
     for row, one in enumerate(looks):
-        weights = one.weights()
+        weights = one.compute_weights()
         weights = weights.reshape(2, -1, *weights.shape[-3:])  # (B, S, h, T, T)
         sequences = [lying(one.grid)] * weights.shape[1]
         if one.span == "window":  # 3 x 3 windows of a 4 x 5 grid: what lies beyond it is not there

@@ -53,8 +53,8 @@ def test_halves_of_the_heads_put_together_are_the_answer():
     for space, time, answer in zip(looks[::2], looks[1::2], answers, strict=True):
         part = model.encoder.blocks[space.layer].attention.part
         values = part.split(space.x)[2]  # (B, T, h, S, d)
-        near = space.weights() @ values[:, :, :1]
-        far = (time.weights() @ values[:, :, 1:, 2:].transpose(1, 3)).transpose(1, 3)
+        near = space.compute_weights() @ values[:, :, :1]
+        far = (time.compute_weights() @ values[:, :, 1:, 2:].transpose(1, 3)).transpose(1, 3)
         heads = torch.cat([near[..., 2:, :], far], 2).transpose(-3, -2).flatten(-2)
         assert torch.allclose(part.out(heads), answer[:, :, 2:], atol=1e-5)
 
@@ -74,7 +74,7 @@ def test_states_distances_and_frozen_models(arrangement):
     assert list(of_layers.spans) == SPANS[arrangement] and of_layers.per_image.isfinite().any(-1).all()
     assert set(of_layers.uniform) <= {uniform_attention_distance((3, 2, 3), (2, 4, 4)), 0.0}
     for look, other in zip(looks_of(model, x), looks_of(freeze_for_inference(model), x), strict=True):
-        assert torch.allclose(look.compute_weights(), other.weights(), atol=1e-5)
+        assert torch.allclose(look.compute_weights(), other.compute_weights(), atol=1e-5)
     if arrangement != "joint":
         with pytest.raises(UsageError, match="its time slot"):
             compute_attention_maps(model, x, [0])

@@ -25,7 +25,7 @@ def looks_of(model, x):
 def answers_of(model, x):
     """What every attention really answered, by plain hooks on the parts, in the order of the pass."""
     found = []
-    parts = [module for module in model.modules() if hasattr(module, "weights")]
+    parts = [module for module in model.modules() if hasattr(module, "compute_weights")]
     handles = [part.register_forward_hook(lambda module, given, out: found.append(out.detach())) for part in parts]
     with torch.no_grad():
         model.features(x)

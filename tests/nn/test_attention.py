@@ -20,7 +20,7 @@ from vitreous.system.native import NativeLibrary
 def test_fused_attention_is_weights_times_values_over_any_batch_axes(shape):
     attention = Attention(12, heads=3)
     x = torch.randn(shape)
-    weights = attention.weights(x)
+    weights = attention.compute_weights(x)
     assert weights.shape == (*shape[:-2], 3, shape[-2], shape[-2])
     assert torch.allclose(weights.sum(-1), torch.ones(()), atol=1e-5)
     _, _, v = attention.split(x)

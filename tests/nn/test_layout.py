@@ -88,7 +88,7 @@ def test_attention_over_a_grid_takes_the_mask_too():
     torch.testing.assert_close(windows(x), looped(plain, x, (3, 4), (1, 2)))
     torch.nn.init.normal_(attention.rows)
     given, mask = windows.split(x)
-    weights = attention.weights(given, mask)
+    weights = attention.compute_weights(given, mask)
     assert weights.masked_select(~mask.expand_as(weights)).abs().max() == 0
     values = attention.split(given.flatten(-3, -2))[2]
     mixed = (weights @ values).transpose(-3, -2).flatten(-2).unflatten(-2, (3, 4))

@@ -43,13 +43,13 @@ def test_windows_are_dense_attention_with_a_mask(grid, prefix):
     wanted, probabilities = dense(layer, x, places)
     answer = layer(x, places)
     assert torch.allclose(answer, wanted, atol=1e-6)
-    assert torch.allclose(layer.weights(x, places), probabilities, atol=1e-6)
+    assert torch.allclose(layer.compute_weights(x, places), probabilities, atol=1e-6)
     upstream = torch.randn_like(answer)
     ours, theirs = (torch.autograd.grad(y, x, upstream, retain_graph=True)[0] for y in (answer, wanted))
     assert torch.allclose(ours, theirs, atol=1e-5)
     if prefix:
         assert torch.allclose(layer(x, places, queries=slice(prefix)), wanted[:, :prefix], atol=1e-6)
-        assert torch.allclose(layer.weights(x, places, slice(1)), probabilities[:, :, :1], atol=1e-6)
+        assert torch.allclose(layer.compute_weights(x, places, slice(1)), probabilities[:, :, :1], atol=1e-6)
 
 
 def test_a_window_of_the_whole_grid_is_plain_attention_to_the_bit():
@@ -66,7 +66,7 @@ def test_along_any_number_of_axes_and_in_bfloat16():
     answer = layer(x, places)
     with torch.no_grad():
         _, _, v = layer.split(x)
-        wanted = layer.out((layer.weights(x, places) @ v).transpose(1, 2).flatten(2))
+        wanted = layer.out((layer.compute_weights(x, places) @ v).transpose(1, 2).flatten(2))
     assert answer.shape == (1, 25, 24) and torch.allclose(answer.float(), wanted.float(), atol=2e-2)
     answer.sum().backward()
     assert torch.isfinite(x.grad).all()

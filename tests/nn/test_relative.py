@@ -58,7 +58,7 @@ def test_relative_positions_are_the_loop(keep):
             return (q @ k + q @ attention.table[numbers[i] - numbers[j] + 6, head]) / 2
 
         assert torch.allclose(found[row], answer(attention, x[row], logits), atol=1e-5)
-    assert torch.allclose(attention.weights(x, places).sum(-1), torch.ones(()))
+    assert torch.allclose(attention.compute_weights(x, places).sum(-1), torch.ones(()))
 
 
 def test_relative_positions_take_other_grids():
@@ -123,7 +123,7 @@ def test_decomposed_positions_are_the_loop():
         assert torch.allclose(
             found[picture].flatten(0, 1), answer(attention, x[picture].flatten(0, 1), logits), atol=1e-5
         )
-    assert torch.allclose(attention.weights(x).sum(-1), torch.ones(()))
+    assert torch.allclose(attention.compute_weights(x).sum(-1), torch.ones(()))
     assert attention(torch.randn(1, 4, 5, 8)).shape == (1, 4, 5, 8)  # tables are resized
 
 
@@ -164,8 +164,8 @@ def test_every_way_to_decomposed_positions_answers_and_learns_alike(
         answer = part(x, mask)
         with torch.no_grad():
             again = part(x, mask)
-            assert relative_error(part.weights(x, mask).float(), p.detach()) < limit
-            assert relative_error(part.weights(x, mask, slice(3, 7)).float(), p.detach()[..., 3:7, :]) < limit
+            assert relative_error(part.compute_weights(x, mask).float(), p.detach()) < limit
+            assert relative_error(part.compute_weights(x, mask, slice(3, 7)).float(), p.detach()[..., 3:7, :]) < limit
     assert (
         relative_error(answer.detach().float(), expected.detach()) < limit
         and relative_error(again.float(), expected.detach()) < limit

@@ -169,7 +169,7 @@ def test_attention_along_a_line_is_the_loop(length):
         for i in range(5):
             for j in range(5):
                 assert torch.equal(torch.cat([rq[i, j], rk[i, j], rv[i, j]]), part.relative[j - i + 4])
-    expected, weights = torch.zeros_like(x), part.weights(x)
+    expected, weights = torch.zeros_like(x), part.compute_weights(x)
     for line in range(3):
         qkv = part.norm_qkv((x[line] @ part.qkv.weight.T).T[None])[0].T  # a norm with the statistics of this line
         for head in range(heads):

@@ -150,7 +150,7 @@ def test_probabilities_are_those_that_the_forward_pass_uses():
     x, mask = torch.randn(3, 2, 2, 16, WIDTH), block((2, 2), (4, 4)).attention.part.mask((8, 8))
     values = attention.split(x)[2]
     for some in (slice(None), slice(2, 5)):
-        p = attention.weights(x, mask, some)
+        p = attention.compute_weights(x, mask, some)
         assert torch.allclose(p.sum(-1), torch.ones(()), atol=1e-5)
         inner = attention.forward_before_output(x, mask, some)
         assert torch.allclose((p @ values).transpose(-3, -2).flatten(-2), inner, atol=1e-5)
@@ -174,7 +174,7 @@ def test_merging_fills_an_odd_grid_up_with_zeros():
 
 def test_a_continuous_bias_is_that_of_the_formula():
     """Offset by offset: 16 sigmoid(MLP(sign(o) log2(1 + |o|) / 3)) with o = 8 (i - j) / (p - 1)."""
-    bias = ContinuousPositionBias((3, 4), HEADS, pretrained=5)
+    bias = ContinuousPositionBias((3, 4), HEADS, pretrained_window=5)
     torch.nn.init.normal_(bias.fc2.weight)
     made = bias()
 
@@ -202,7 +202,7 @@ def test_cosine_attention_is_that_of_the_formula():
         cosine = torch.nn.functional.cosine_similarity(q[:, :, None, part], k[:, None, :, part], dim=-1)
         answers.append((factor * cosine + attention.position()[head]).softmax(-1) @ v[..., part])
     assert torch.allclose(attention(x), attention.out(torch.cat(answers, -1)), atol=1e-4)
-    p = attention.weights(x)
+    p = attention.compute_weights(x)
     assert torch.allclose((p @ attention.split(x)[2]).transpose(1, 2).flatten(2), torch.cat(answers, -1), atol=1e-4)
 
 

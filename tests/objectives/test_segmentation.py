@@ -162,7 +162,7 @@ def test_an_adapter_is_put_on_a_vit_and_left_out_where_its_weights_start_another
     backbone = create_untrained_model("ViT-32x2/8", 32, num_classes=0)
     model = config.build(backbone, setting).model
     assert model.backbone.backbone is backbone and model.config.backbone.norm == "group"
-    assert config.splittable and not SegmentationConfig(adapter="batch").splittable
+    assert config.can_split_batch and not SegmentationConfig(adapter="batch").can_split_batch
     images = torch.randn(2, 3, 32, 32)
     model(images).sum().backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)

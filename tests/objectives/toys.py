@@ -30,7 +30,7 @@ from vitreous.training.run import OptimizerConfig, RampConfig, Run
 class TinyDINOConfig(ObjectiveConfig):
     """Views of an image against a teacher's, centred (arXiv:2104.14294, Algorithm 1)."""
 
-    splittable = False
+    can_split_batch = False
     name: Literal["tiny-dino"] = "tiny-dino"
     out: int = 16
 

@@ -90,10 +90,10 @@ def test_features_are_those_of_the_backbone(tmp_path):
 
 def test_other_formats_hold_the_backbone_and_it_is_said(tmp_path):
     notes, model = [], saved(tmp_path, "segmenter on a Swin")
-    document = convert(model, tmp_path / "swin", "timm", tell=notes.append)
+    document = convert(model, tmp_path / "swin", "timm", note=notes.append)
     assert any("only the backbone of" in text for text in notes) and document["model"].startswith("Swin")
     again, whole = (vitreous.load(place, headless=True).model for place in (document["out"], model))
     images = torch.rand(1, 3, *whole.config.image, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         assert torch.allclose(again.features(images), whole.backbone.features(images), atol=1e-5)
-    assert "backbone" not in " ".join(convert(model, tmp_path / "copy", tell=notes.append)["notes"])
+    assert "backbone" not in " ".join(convert(model, tmp_path / "copy", note=notes.append)["notes"])

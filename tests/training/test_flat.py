@@ -131,7 +131,7 @@ def test_the_average_is_polyak_s_with_a_warm_up():
 def test_gradients_of_micro_batches_add_up_in_float32():
     ours = objective()
     flat = FlatParameters(ours, torch.bfloat16, torch.device("cpu"))
-    flat.zero()
+    flat.zero_grad()
     for _ in range(3):
         flat.grad.fill_(1.0)
         flat.grad[0] = 2**-9
@@ -145,7 +145,7 @@ def test_gradients_are_forgotten_collected_or_not(dtype):
     """A backward pass that was broken off leaves nothing to the next step."""
     flat = FlatParameters(objective(), dtype, torch.device("cpu"), shards=2)
     for collected in (True, False, True):
-        flat.zero()
+        flat.zero_grad()
         assert all(not grad.any() for grad in flat.grads) and not flat.master_grad.any()
         flat.gradient_sum = flat.grad if dtype == torch.float32 else None
         for number, grad in enumerate(flat.grads):
@@ -155,10 +155,10 @@ def test_gradients_are_forgotten_collected_or_not(dtype):
             assert flat.master_grad.max() == 3 and not any(
                 grad.any() for grad in flat.grads if grad is not flat.gradient_sum
             )
-    flat.zero()
+    flat.zero_grad()
     others = [grad for grad in flat.grads if grad is not flat.gradient_sum]
     versions = [grad._version for grad in others]
-    flat.zero()
+    flat.zero_grad()
     assert others and versions == [grad._version for grad in others]  # nothing was written
 
 

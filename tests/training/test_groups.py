@@ -128,7 +128,7 @@ def test_a_mask_token_is_clipped_with_the_backbone():
 
     module = OBJECTIVES["dinov2"].build(build_model(MODEL), ObjectiveSetting())
     flat = FlatParameters(module, torch.float32, torch.device("cpu"))
-    flat.zero()
+    flat.zero_grad()
     gradients = flat.views(flat.master_grad)
     gradients["mask_token"].fill_(1.0)
     gradients["model.projection.weight"].fill_(2.0)

@@ -14,7 +14,7 @@ def gradient(count, rows, dtype=torch.float32):
     """Loss and gradient of a batch, computed in so many shards."""
     whole = objective()
     flat = FlatParameters(whole, dtype, torch.device("cpu"), shards=count)
-    flat.zero()
+    flat.zero_grad()
     given = {name: value.to(dtype) if name == "images" else value for name, value in batch(rows).items()}
     loss = Shards(whole, flat).backward(given, 0.5)
     flat.collect()

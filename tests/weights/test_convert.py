@@ -62,14 +62,14 @@ def test_a_grid_that_is_not_square_is_noted_in_the_file(tmp_path):
 def test_what_the_reader_computes_otherwise_is_told(tmp_path):
     bundle(tmp_path / "a", transformer_config(**SMALL))
     told: list[str] = []
-    assert convert(tmp_path / "a", tmp_path / "b", "google-npz", tell=told.append)["assumed_settings"] == [
+    assert convert(tmp_path / "a", tmp_path / "b", "google-npz", note=told.append)["assumed_settings"] == [
         "mlp.gelu none -> tanh"
     ]
     assert "gelu none -> tanh" in told[-1] and told[-1].endswith(
         "(train with --model.mlp.gelu tanh for identical outputs)"
     )
     bundle(tmp_path / "tanh", transformer_config(**SMALL).with_options(mlp={"gelu": "tanh"}))
-    assert convert(tmp_path / "tanh", tmp_path / "same", "google-npz", tell=told.append)["assumed_settings"] == []
+    assert convert(tmp_path / "tanh", tmp_path / "same", "google-npz", note=told.append)["assumed_settings"] == []
     assert "assume other settings" not in told[-1]
     assert convert(tmp_path / "a", tmp_path / "c", "huggingface")["assumed_settings"] == []
     bundle(tmp_path / "d", BiTConfig(image=(32, 32), classes=3, blocks=(1, 1), width=32))

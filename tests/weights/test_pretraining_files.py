@@ -54,7 +54,7 @@ def mae(tmp_path_factory):
     config = MAEConfig(decoder_width=32, decoder_depth=2, decoder_heads=2, normalise=False)
     objective = learned(home / "bundle", config, positions={"kind": "sincos"})
     told: list[str] = []
-    convert(home / "bundle", home / "hf", "huggingface-mae", tell=told.append)
+    convert(home / "bundle", home / "hf", "huggingface-mae", note=told.append)
     return home, objective, told
 
 
@@ -134,7 +134,7 @@ def test_the_teachers_file_of_dinov2(tmp_path):
     config = DINOv2Config(**HEAD, patch_prototypes=10, patch_bottleneck=6)
     objective = learned(tmp_path / "bundle", config, norm={"layer_scale": 1.0})
     told: list[str] = []
-    made = convert(tmp_path / "bundle", tmp_path / "teacher", "dinov2-teacher", tell=told.append)
+    made = convert(tmp_path / "bundle", tmp_path / "teacher", "dinov2-teacher", note=told.append)
     assert told[-1].endswith(": centre, head, model, patch_centre, patch_head")
     content = torch.load(made["out"], weights_only=True)["teacher"]
     assert {name.partition(".")[0] for name in content} == {"backbone", "dino_head", "ibot_head"}
@@ -150,13 +150,13 @@ def test_parts_of_another_objective_and_weights_without_parts_are_refused(mae, t
         convert(home / "bundle", tmp_path / "x", "dino")
     assert caught.value.hint == "use mae or huggingface-mae"
     told: list[str] = []
-    convert(home / "bundle", tmp_path / "timm", "timm", tell=told.append)
+    convert(home / "bundle", tmp_path / "timm", "timm", note=told.append)
     assert told[-1].endswith("--to mae or huggingface-mae or bundle")
     with pytest.raises(UsageError, match="has none") as caught:
         convert(tmp_path / "timm.safetensors", tmp_path / "x", "mae")
     assert "timm" in caught.value.hint and not (tmp_path / "x").exists()
     told.clear()
-    convert(home / "bundle", tmp_path / "grey", channels=1, tell=told.append)
+    convert(home / "bundle", tmp_path / "grey", channels=1, note=told.append)
     assert any("left out" in text for text in told) and open_objective_state(tmp_path / "grey") is None
     again = open_weights(tmp_path / "timm.safetensors", {"heads": 1}).build_bundle().model.eval()
     own = open_weights(home / "bundle").build_bundle().model.eval()

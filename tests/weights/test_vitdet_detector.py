@@ -298,6 +298,6 @@ def test_other_detectors_are_written_without_their_heads(tmp_path):
     light = DetectorConfig(backbone=config.backbone, classes=2, heads="light", width=16, hidden=24)
     folder = bundle_of(build_model(light), tmp_path / "light")
     notes = []
-    convert(folder, tmp_path / "out", "vitdet", tell=notes.append)
+    convert(folder, tmp_path / "out", "vitdet", note=notes.append)
     assert any("only the backbone of" in text for text in notes)
     assert all(name.startswith("backbone.net.") for name in load_file(tmp_path / "out.safetensors"))

@@ -75,7 +75,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         num_classes=o.num_classes,
         channels=o.channels,
         settings=settings,
-        tell=console.note,
+        note=console.note,
         class_map=o.class_map,
     )
     rows = [

@@ -102,7 +102,8 @@ def list_clip_lengths(frames: int, patch: int) -> list[int]:
 
 
 def parse_buckets(size_texts: tuple[str, ...], axes: int) -> tuple[tuple[int, ...], ...]:
-    """Parse sizes such as `64x48`, or `8x64x48` for 3 axes, without duplicates. Raises UsageError for invalid ones."""
+    """Parse bucket sizes such as `64x48`, or `8x64x48` for 3 axes, and remove duplicates. Raises UsageError for invalid
+    sizes."""
     form = "FRAMESxHEIGHTxWIDTH, as in 8x64x48" if axes == 3 else "HEIGHTxWIDTH, as in 64x48"
     sizes = []
     for size_text in size_texts:

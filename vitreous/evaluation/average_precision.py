@@ -126,41 +126,44 @@ def group_matches_by_class(
 
 
 def compute_coco_metrics(
-    class_matches: list[ClassMatches], weights: np.ndarray, frequency: Sequence[str] = ()
+    class_matches: list[ClassMatches], draw_counts: np.ndarray, frequency: Sequence[str] = ()
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield COCO's metrics by name, (D,) each, for (n, D) draws: means over classes with objects, nan without any.
+    """Yield COCO's metrics by name, (D,) each, for D bootstrap draws; `draw_counts` (n, D) has the number of times that
+    each image is drawn. Metrics are means over classes with objects, NaN if there are none.
 
     `ap` is the mean over the thresholds; `ar1`, `ar10` and `ar100` are recalls of that many detections per image. If
     each class has a `frequency`, of `LVIS_FREQUENCIES`, the mean over each frequency group is added.
     """
     names = ("", "_small", "_medium", "_large")
     for area, name in enumerate(names):
-        table = np.stack([compute_ap_per_threshold(matches, area, weights) for matches in class_matches])  # (K, T, D)
-        yield f"ap{name}", compute_nan_mean(table.reshape(-1, weights.shape[1]))
+        table = np.stack(
+            [compute_ap_per_threshold(matches, area, draw_counts) for matches in class_matches]
+        )  # (K, T, D)
+        yield f"ap{name}", compute_nan_mean(table.reshape(-1, draw_counts.shape[1]))
         if not area:
             yield "ap50", compute_nan_mean(table[:, 0])
             yield "ap75", compute_nan_mean(table[:, 5])
             for group in LVIS_FREQUENCIES if frequency else ():
                 group_table = table[[label for label, name in enumerate(frequency) if name == group]]
-                yield f"ap_{group}", compute_nan_mean(group_table.reshape(-1, weights.shape[1]))
+                yield f"ap_{group}", compute_nan_mean(group_table.reshape(-1, draw_counts.shape[1]))
     for cap in MAX_DETECTIONS_PER_IMAGE:
-        yield f"ar{cap}", compute_nan_mean(np.stack([matches.recall(0, cap, weights) for matches in class_matches]))
+        yield f"ar{cap}", compute_nan_mean(np.stack([matches.recall(0, cap, draw_counts) for matches in class_matches]))
     for area, name in enumerate(names[1:], 1):
         yield (
             f"ar{name}",
             compute_nan_mean(
-                np.stack([matches.recall(area, MAX_DETECTIONS_PER_CLASS, weights) for matches in class_matches])
+                np.stack([matches.recall(area, MAX_DETECTIONS_PER_CLASS, draw_counts) for matches in class_matches])
             ),
         )
 
 
-def compute_ap_per_threshold(matches: ClassMatches, area: int, weights: np.ndarray) -> np.ndarray:
-    """Compute the average precisions (T, D) of a class for (n, D) draws."""
-    return np.stack([matches.average_precision(area, level, weights) for level in range(len(IOU_THRESHOLDS))])
+def compute_ap_per_threshold(matches: ClassMatches, area: int, draw_counts: np.ndarray) -> np.ndarray:
+    """Compute the average precisions (T, D) of a class for D bootstrap draws, `draw_counts` (n, D)."""
+    return np.stack([matches.average_precision(area, level, draw_counts) for level in range(len(IOU_THRESHOLDS))])
 
 
 def compute_nan_mean(values: np.ndarray) -> np.ndarray:
-    """Compute means (D,) of the values (m, D) that are not nan; nan if all are."""
+    """Compute the means (D,) of values (m, D), ignoring NaN; NaN where all are."""
     is_defined = ~np.isnan(values)
     counts = is_defined.sum(0)
     return np.divide(np.where(is_defined, values, 0).sum(0), counts, out=np.full(len(counts), np.nan), where=counts > 0)

@@ -66,8 +66,8 @@ class Evaluator(ABC):
     name: str
     better: MetricDirection = "higher"
 
-    def splits(self, split: Split) -> tuple[Split, ...]:
-        """Return the splits whose outputs `report` needs, the evaluated one first."""
+    def required_splits(self, split: Split) -> tuple[Split, ...]:
+        """Return the splits whose outputs `report` requires, the evaluated split first."""
         return (split,)
 
     def without_labels(self) -> Evaluator | None:
@@ -87,7 +87,7 @@ class Evaluator(ABC):
     def paired_intervals(self, outputs: Any, other_evaluator: Self, other_outputs: Any) -> dict[str, Interval | None]:
         """Compute 95 % intervals of metric differences, other minus this model, from both models' outputs for the same
         images."""
-        raise NotImplementedError(f"{self.name} has no paired intervals")
+        raise NotImplementedError(f"the evaluator {self.name} does not compute paired intervals")
 
     @abstractmethod
     def report(self, outputs: SplitOutputs, *extra_outputs: SplitOutputs) -> Report:
@@ -96,7 +96,7 @@ class Evaluator(ABC):
     def __call__(self, engine: ModelEngine, split: Split, workers: int | None = None) -> Report:
         """Evaluate a model on a split in this process only."""
         return self.report(
-            *(compute_outputs(self, engine, needed_split, workers) for needed_split in self.splits(split))
+            *(compute_outputs(self, engine, needed_split, workers) for needed_split in self.required_splits(split))
         )
 
 

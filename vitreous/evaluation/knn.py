@@ -43,7 +43,7 @@ class KNNEvaluator(Evaluator):
         self.k, self.device = k, device
         self.name = f"knn_{self.labels.metric_key}"
 
-    def splits(self, split: Split) -> tuple[Split, ...]:
+    def required_splits(self, split: Split) -> tuple[Split, ...]:
         """Return the evaluated split, and the split of the neighbours."""
         return (split,) if self.labelled_split is None else (split, self.labelled_split)
 
@@ -112,12 +112,13 @@ def to_unit_rows(features: np.ndarray, device: str) -> Tensor:
 
 def compute_neighbour_votes(
     cosines: np.ndarray,
-    neighbours: np.ndarray,
+    neighbour_indices: np.ndarray,
     labels: np.ndarray,
     num_classes: int,
     temperature: float = VOTE_TEMPERATURE,
 ) -> np.ndarray:
-    """Compute shares of the votes (m, K) float64 from (m, k) cosines and rows, and labels (n,) or (n, K).
+    """Compute the share of votes per class, (m, K) float64, from the `cosines` (m, k) and indices `neighbour_indices` (m, k)
+    of the nearest neighbours, and labels (n,) or (n, K).
 
     A neighbour counts exp(cosine / temperature). Shares of single-label data sum to one; those of multi-label data are
     independent per class.
@@ -126,11 +127,11 @@ def compute_neighbour_votes(
     weights = np.exp((cosines - cosines[:, :1]).astype(np.float64) / temperature)
     weights /= weights.sum(1, keepdims=True)
     if labels.ndim == 1:
-        cells = np.arange(len(neighbours))[:, None] * num_classes + labels[neighbours]
-        return np.bincount(cells.ravel(), weights.ravel(), len(neighbours) * num_classes).reshape(
-            len(neighbours), num_classes
+        cells = np.arange(len(neighbour_indices))[:, None] * num_classes + labels[neighbour_indices]
+        return np.bincount(cells.ravel(), weights.ravel(), len(neighbour_indices) * num_classes).reshape(
+            len(neighbour_indices), num_classes
         )
-    shares = np.zeros((len(neighbours), num_classes))
-    for rank in range(neighbours.shape[1]):
-        shares += weights[:, rank, None] * (labels[neighbours[:, rank]] > 0)
+    shares = np.zeros((len(neighbour_indices), num_classes))
+    for rank in range(neighbour_indices.shape[1]):
+        shares += weights[:, rank, None] * (labels[neighbour_indices[:, rank]] > 0)
     return shares

@@ -224,7 +224,7 @@ def compute_box_areas(boxes: np.ndarray) -> np.ndarray:
 
 
 def rank_in_class(labels: np.ndarray) -> np.ndarray:
-    """Return (n,) int64: the number of preceding entries with the same label."""
+    """Count, for each entry, the preceding entries with the same label: (n,) -> (n,) int64."""
     order = np.argsort(labels, kind="stable")
     _, first_indices, counts = np.unique(labels[order], return_index=True, return_counts=True)
     ranks = np.empty(len(labels), np.int64)

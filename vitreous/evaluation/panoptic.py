@@ -31,7 +31,7 @@ def segments_from_target(target: Target) -> PanopticSegments:
     Raises ValueError without a class map.
     """
     if target.classes is None:
-        raise ValueError("panoptic segments need a class map")
+        raise ValueError("the target has no class map, which panoptic segments require")
     segment_map = np.full(target.classes.shape, -1, np.int32)
     for layer in target.layers if target.layers is not None else ():
         segment_map = np.where(layer > 0, layer - 1, segment_map)

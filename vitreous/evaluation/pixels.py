@@ -175,7 +175,7 @@ def compute_pixel_confusion(classes: np.ndarray, prediction: np.ndarray, num_cla
 
 
 def compute_segmentation_metrics(matrix: np.ndarray) -> dict[str, float | None]:
-    """Compute mIoU, mean Dice and pixel accuracy from (K, K) counts of pixels, rows are true.
+    """Compute mIoU, mean Dice and pixel accuracy from a (K, K) confusion matrix of pixels, whose rows are true classes.
 
     Classes that are neither true nor predicted are excluded from means. None if no pixel was counted."""
     correct, true, predicted = np.diag(matrix), matrix.sum(1), matrix.sum(0)

@@ -26,9 +26,9 @@ class FeatureEvaluator(Evaluator):
         self.knn = knn
         self.name = knn.name if knn else "rankme"
 
-    def splits(self, split: Split) -> tuple[Split, ...]:
+    def required_splits(self, split: Split) -> tuple[Split, ...]:
         """Return the evaluated split, and the split of the neighbours."""
-        return self.knn.splits(split) if self.knn else (split,)
+        return self.knn.required_splits(split) if self.knn else (split,)
 
     def without_labels(self) -> FeatureEvaluator:
         """Return an evaluator without neighbours."""

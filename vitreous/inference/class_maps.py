@@ -127,8 +127,8 @@ def read_spatial_reference(item: Item, axes: int) -> Any:
 
 
 def class_pixel_shares(classes: np.ndarray, names: tuple[str, ...]) -> dict[str, float]:
-    """Return class name -> share of the pixels that are not IGNORE, of a class map (H, W) or (D, H, W), largest
-    first."""
+    """Compute the share of pixels of each class in a class map (H, W) or (D, H, W), without IGNORE pixels: class name
+    -> share, largest first."""
     known_classes = classes[classes != IGNORE_INDEX]
     counts = np.bincount(known_classes, minlength=len(names))
     return {names[k]: int(counts[k]) / known_classes.size for k in np.argsort(-counts, kind="stable") if counts[k]}

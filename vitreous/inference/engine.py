@@ -216,9 +216,10 @@ class TorchEngine(ModelEngine):
                 is_shared = 2 * len(chunks) <= threads or not self.has_thread_invariant_outputs(size, threads)
         return self.forward_chunks(chunks, is_shared)[: len(pixels)].cpu().numpy()
 
-    def forward_chunks(self, chunks: Iterable[Tensor | list[Tensor]], is_shared: bool) -> Tensor:
-        """Compute (B, K) float32 outputs of chunks, with all threads per chunk if `is_shared`, else with one each."""
-        pool = get_thread_pool(torch.get_num_threads()) if not is_shared else None
+    def forward_chunks(self, chunks: Iterable[Tensor | list[Tensor]], use_all_threads: bool) -> Tensor:
+        """Compute (B, K) float32 outputs of chunks: one after another with all threads if `use_all_threads`, else in parallel
+        with one thread per chunk."""
+        pool = get_thread_pool(torch.get_num_threads()) if not use_all_threads else None
         return torch.cat(list((pool.map if pool else map)(self.forward_chunk, chunks)))
 
     def has_thread_invariant_outputs(self, size: int, threads: int) -> bool:

@@ -45,7 +45,7 @@ WORTHWHILE_SECONDS = {"openvino": 30.0, "compiled": 120.0}
 MIN_PASSES = 10  # shortest job, in forward passes, for which engines are timed: timing takes two passes
 #: shortest pass, in seconds of the PyTorch engine, for which the alternative is tried, however long the job is
 MIN_PASS_SECONDS = 2e-3
-RACE_SECONDS, MAX_ROUNDS = 2.0, 20
+MAX_BENCHMARK_SECONDS, MAX_ROUNDS = 2.0, 20
 #: smallest speedup of the alternative; below it, PyTorch is kept, whose outputs are the same across machines
 MIN_SPEEDUP = 1.05
 IMAGES_PER_THREAD = 4  # in a measured pass, for a long evaluation on a CPU
@@ -82,18 +82,18 @@ def choose_engine(
     seconds = time.perf_counter() - start
     if seconds < MIN_PASS_SECONDS or seconds / batch_size * total_images < WORTHWHILE_SECONDS[name]:
         return baseline
-    facts = describe_race_conditions(model, preprocess, baseline.precision, options.device, batch_size)
-    record = find_race_record(facts)
+    facts = describe_benchmark_conditions(model, preprocess, baseline.precision, options.device, batch_size)
+    record = find_benchmark_record(facts)
     if record is not None and not is_faster(record, name):
-        return set_engine_note(baseline, describe_race_record(record))
+        return set_engine_note(baseline, describe_benchmark_record(record))
     try:
         alternative = build_alternative(name, model, preprocess, options, baseline.precision)
         alternative.low_latency = baseline.low_latency
         outputs = compute(alternative, pixels)
     except VitreousError as error:
         record = {"facts": facts, "seconds": {}, "problem": f"{name}: {error.message}"}
-        write_race_record(record)
-        return set_engine_note(baseline, describe_race_record(record))
+        write_benchmark_record(record)
+        return set_engine_note(baseline, describe_benchmark_record(record))
     difference = float(np.linalg.norm(outputs - expected) / max(float(np.linalg.norm(expected)), 1e-12))
     if not difference <= MAX_OUTPUT_DIFFERENCE[baseline.precision]:
         note = f"engine: torch; the outputs of {name} differ by {difference:.1g} (relative L2 norm)"
@@ -101,9 +101,9 @@ def choose_engine(
     if record is None:
         engines = {"torch": baseline, name: alternative}
         turns = {engine_name: partial(compute, engine, pixels) for engine_name, engine in engines.items()}
-        record = {"facts": facts, "seconds": race_engines(turns)}
-        write_race_record(record)
-    return set_engine_note(alternative if is_faster(record, name) else baseline, describe_race_record(record))
+        record = {"facts": facts, "seconds": benchmark_engines(turns)}
+        write_benchmark_record(record)
+    return set_engine_note(alternative if is_faster(record, name) else baseline, describe_benchmark_record(record))
 
 
 def set_engine_note(engine: ModelEngine, note: str) -> ModelEngine:
@@ -179,8 +179,8 @@ def build_alternative(
     return make_engine(model, preprocess, replace(options, engine=name, precision=precision))
 
 
-def race_engines(turns: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the median seconds of each function, called alternately, at least once, for about `RACE_SECONDS` at
+def benchmark_engines(turns: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Return the median seconds of each function, called alternately, at least once, for about `MAX_BENCHMARK_SECONDS` at
     most."""
     if "compiled" in turns:  # each engine records its CUDA graph first
         for turn in turns.values():
@@ -194,12 +194,12 @@ def race_engines(turns: Mapping[str, Callable[[], object]]) -> dict[str, float]:
             turn()
             seconds[name].append(time.perf_counter() - start)
         elapsed = time.perf_counter() - start_time
-        if elapsed * (rounds + 1) / rounds > RACE_SECONDS:
+        if elapsed * (rounds + 1) / rounds > MAX_BENCHMARK_SECONDS:
             break
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def describe_race_conditions(
+def describe_benchmark_conditions(
     model: Model, preprocess: Preprocess, precision: str, device: str, batch_size: int
 ) -> dict[str, Any]:
     """Return the conditions of a measurement: architecture, image size, precision, machine, and versions."""
@@ -228,7 +228,7 @@ def is_faster(record: dict[str, Any], name: str) -> bool:
     return name in seconds and seconds["torch"] >= MIN_SPEEDUP * seconds[name]
 
 
-def describe_race_record(record: dict[str, Any]) -> str:
+def describe_benchmark_record(record: dict[str, Any]) -> str:
     """Return one line with the chosen engine and the throughput of each."""
     facts, seconds = record["facts"], record["seconds"]
     if not seconds:
@@ -240,19 +240,19 @@ def describe_race_record(record: dict[str, Any]) -> str:
     return f"engine: {chosen_engine}, {throughput}; {other_engine} {count / seconds[other_engine]:,.1f}"
 
 
-def race_record_path(facts: dict[str, Any]) -> Path:
-    """Return the path of the stored measurement for these conditions."""
-    return get_cache_folder("engines") / f"{hash_cache_fields(facts)}.json"
+def benchmark_record_path(conditions: dict[str, Any]) -> Path:
+    """Return the path of the stored benchmark of the engines under these conditions."""
+    return get_cache_folder("engines") / f"{hash_cache_fields(conditions)}.json"
 
 
-def find_race_record(facts: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the stored measurement for these conditions, or None if it is missing or damaged."""
-    record = load_race_record(race_record_path(facts))
-    return record if record is not None and record["facts"] == json.loads(json.dumps(facts)) else None
+def find_benchmark_record(conditions: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the stored benchmark of the engines under these conditions, or None if it is missing or damaged."""
+    record = load_benchmark_record(benchmark_record_path(conditions))
+    return record if record is not None and record["facts"] == json.loads(json.dumps(conditions)) else None
 
 
-def load_race_record(path: Path) -> dict[str, Any] | None:
-    """Return the measurement in a file, or None if it is invalid."""
+def load_benchmark_record(path: Path) -> dict[str, Any] | None:
+    """Load a stored benchmark, or return None if the file is invalid."""
     try:
         record = json.loads(path.read_text("utf-8"))
         seconds = record["seconds"]
@@ -264,9 +264,9 @@ def load_race_record(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def write_race_record(record: dict[str, Any]) -> None:
-    """Store a measurement and remove the oldest ones; write errors of the cache are ignored."""
-    path = race_record_path(record["facts"])
+def write_benchmark_record(record: dict[str, Any]) -> None:
+    """Store a benchmark and remove the oldest ones; write errors of the cache are ignored."""
+    path = benchmark_record_path(record["facts"])
     with suppress(OSError, ResourceError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with open_atomic(path, "w", shared=True, encoding="utf-8") as file:
@@ -284,10 +284,12 @@ def list_engine_choices() -> list[str]:
     """Return one line per stored measurement of the installed versions, newest first."""
     lines: list[str] = []
     for path in list_newest_records(get_cache_folder("engines")):
-        record = load_race_record(path)
+        record = load_benchmark_record(path)
         if record is None:
             continue
         facts = record["facts"]
         if facts.get("versions") == get_library_versions():
-            lines.append(f"{facts['model']} at {'x'.join(map(str, facts['image']))}: {describe_race_record(record)}")
+            lines.append(
+                f"{facts['model']} at {'x'.join(map(str, facts['image']))}: {describe_benchmark_record(record)}"
+            )
     return lines

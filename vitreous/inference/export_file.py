@@ -25,9 +25,9 @@ MAX_EXPORT_BYTES = 2**31 - 1  # largest ONNX file: the protobuf limit
 
 #: start of the seal in an ONNX file, before its 64 digits: an entry of ModelProto.metadata_props, field 14, key
 #: `sha256`
-ONNX_SEAL = b"\x72\x4a\x0a\x06sha256\x12\x40"
+ONNX_CHECKSUM_TAG = b"\x72\x4a\x0a\x06sha256\x12\x40"
 #: start of the seal in an OpenVINO file, a comment with the checksum of the preceding XML and the .bin
-XML_SEAL, XML_END = b"<!-- sha256 ", b" -->\n"
+XML_CHECKSUM_START, XML_CHECKSUM_END = b"<!-- sha256 ", b" -->\n"
 SHA256_DIGITS = 64
 
 
@@ -67,15 +67,16 @@ def read_export_bytes(path: Path) -> bytes:
     return raw
 
 
-def seal_onnx(model: bytes) -> bytes:
-    """Return an ONNX file with its seal."""
-    return model + ONNX_SEAL + hashlib.sha256(model).hexdigest().encode()
+def append_onnx_checksum(model: bytes) -> bytes:
+    """Append the SHA-256 checksum to the bytes of an ONNX file."""
+    return model + ONNX_CHECKSUM_TAG + hashlib.sha256(model).hexdigest().encode()
 
 
-def check_onnx_seal(raw: bytes, path: Path) -> dict[str, str]:
-    """Return the metadata of an ONNX file. Raises WeightsError for a broken seal or tensors in other files."""
-    end = len(raw) - len(ONNX_SEAL) - SHA256_DIGITS
-    sealed = end >= 0 and raw[end : end + len(ONNX_SEAL)] == ONNX_SEAL
+def read_verified_onnx_metadata(raw: bytes, path: Path) -> dict[str, str]:
+    """Verify the checksum of an ONNX file and return its metadata. Raises WeightsError for a wrong checksum or tensors
+    in other files."""
+    end = len(raw) - len(ONNX_CHECKSUM_TAG) - SHA256_DIGITS
+    sealed = end >= 0 and raw[end : end + len(ONNX_CHECKSUM_TAG)] == ONNX_CHECKSUM_TAG
     if sealed and hashlib.sha256(memoryview(raw)[:end]).hexdigest().encode() != raw[-SHA256_DIGITS:]:
         raise WeightsError(f"{path} was modified after its export: the checksum does not match", EXPORT_AGAIN_HINT)
     model = parse_onnx(raw, path)
@@ -114,18 +115,22 @@ def iterate_tensor_protos(message: Any) -> Iterator[Any]:
                 yield from iterate_tensor_protos(submessage)
 
 
-def seal_xml(xml: bytes, weights: bytes) -> bytes:
+def append_xml_checksum(xml: bytes, weights: bytes) -> bytes:
     """Return an OpenVINO .xml with the seal of the .xml and its .bin."""
-    return xml + XML_SEAL + hash_openvino_files(xml, weights) + XML_END
+    return xml + XML_CHECKSUM_START + hash_openvino_files(xml, weights) + XML_CHECKSUM_END
 
 
-def check_xml_seal(raw: bytes, weights: bytes, path: Path) -> None:
+def verify_xml_checksum(raw: bytes, weights: bytes, path: Path) -> None:
     """Raise WeightsError if an OpenVINO .xml or its .bin changed after they were sealed."""
-    end = len(raw) - len(XML_SEAL) - SHA256_DIGITS - len(XML_END)
-    if end < 0 or raw[end : end + len(XML_SEAL)] != XML_SEAL or raw[-len(XML_END) :] != XML_END:
+    end = len(raw) - len(XML_CHECKSUM_START) - SHA256_DIGITS - len(XML_CHECKSUM_END)
+    if (
+        end < 0
+        or raw[end : end + len(XML_CHECKSUM_START)] != XML_CHECKSUM_START
+        or raw[-len(XML_CHECKSUM_END) :] != XML_CHECKSUM_END
+    ):
         message = f"{path} was not exported by vitreous, or was truncated or modified: it does not end with a checksum"
         raise WeightsError(message, EXPORT_AGAIN_HINT)
-    if hash_openvino_files(raw[:end], weights) != raw[-len(XML_END) - SHA256_DIGITS : -len(XML_END)]:
+    if hash_openvino_files(raw[:end], weights) != raw[-len(XML_CHECKSUM_END) - SHA256_DIGITS : -len(XML_CHECKSUM_END)]:
         raise WeightsError(
             f"{path} or its .bin was modified after the export: the checksum does not match", EXPORT_AGAIN_HINT
         )

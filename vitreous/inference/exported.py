@@ -13,8 +13,8 @@ from vitreous.errors import UsageError, WeightsError
 from vitreous.inference.export_file import (
     CARD_KEY,
     EXPORT_AGAIN_HINT,
-    check_onnx_seal,
-    check_xml_seal,
+    read_verified_onnx_metadata,
+    verify_xml_checksum,
     parse_export_card,
     parse_export_precision,
     read_export_bytes,
@@ -81,7 +81,7 @@ class ExportedEngine:
         )
 
     def compute_outputs(self, outputs: Sequence[str], images: np.ndarray) -> list[np.ndarray]:
-        """Compute outputs (size, ...) of a chunk of (size, C, *image) float32 normalised images."""
+        """Compute the named outputs, each (size, ...), of one chunk of (size, C, *image) float32 normalised images."""
         raise NotImplementedError
 
 
@@ -92,7 +92,7 @@ class OnnxFileEngine(ExportedEngine):
 
     def __init__(self, path: Path, quick: bool = False) -> None:
         runtime, raw = import_optional_library("onnxruntime"), read_export_bytes(path)
-        super().__init__(check_onnx_seal(raw, path).get(CARD_KEY), path, quick)
+        super().__init__(read_verified_onnx_metadata(raw, path).get(CARD_KEY), path, quick)
         options = runtime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = count_usable_cores(), 1
         options.log_severity_level = 4
@@ -106,7 +106,7 @@ class OnnxFileEngine(ExportedEngine):
         self.outputs = tuple(output.name for output in self.session.get_outputs())
 
     def compute_outputs(self, outputs: Sequence[str], images: np.ndarray) -> list[np.ndarray]:
-        """Compute outputs (size, ...) of a chunk of (size, C, *image) float32 normalised images."""
+        """Compute the named outputs, each (size, ...), of one chunk of (size, C, *image) float32 normalised images."""
         return self.session.run(list(outputs), {"images": images})
 
 
@@ -117,7 +117,7 @@ class OpenVinoFileEngine(ExportedEngine):
 
     def __init__(self, path: Path, quick: bool = False) -> None:
         xml, weights = read_export_bytes(path), read_export_bytes(path.with_suffix(".bin"))
-        check_xml_seal(xml, weights, path)
+        verify_xml_checksum(xml, weights, path)
         with disable_telemetry():
             ov = import_optional_library("openvino")
         hints = {
@@ -137,7 +137,7 @@ class OpenVinoFileEngine(ExportedEngine):
             ) from None
 
     def compute_outputs(self, outputs: Sequence[str], images: np.ndarray) -> list[np.ndarray]:
-        """Compute outputs (size, ...) of a chunk of (size, C, *image) float32 normalised images."""
+        """Compute the named outputs, each (size, ...), of one chunk of (size, C, *image) float32 normalised images."""
         results = self.compiled([images])
         return [np.array(results[self.outputs.index(output)]) for output in outputs]
 

@@ -93,8 +93,8 @@ def check_video_encoder(suffix: str) -> None:
 def arrange_clip_grid(
     clips: Sequence[Sequence[Image.Image]], columns: int, captions: Sequence[str] = ()
 ) -> list[Image.Image]:
-    """Arrange clips of T frames as T images, each a grid of the clips at that time, in rows of `columns`; small frames
-    are enlarged, and captions are below the clips."""
+    """Arrange clips of T frames as one grid with `columns` clips per row: T images, one per time step. Small frames are
+    enlarged; captions are below the clips."""
     return [arrange_image_grid(enlarge_small_images(moment), columns, captions) for moment in zip(*clips, strict=True)]
 
 

@@ -36,7 +36,7 @@ def choose_sample_size(
     """
     config: Any = bundle.model.config
     if frames is not None:
-        check_frames(bundle, frames)
+        check_frame_count(bundle, frames)
     plane = None if size is None else parse_sample_size(size, config.patch[-2:], stride)
     training_sizes = list_training_sizes(bundle)
     matching_sizes = [
@@ -58,8 +58,9 @@ def choose_sample_size(
     return sample_size
 
 
-def check_frames(bundle: Bundle, frames: int) -> None:
-    """Raise UsageError for a model that does not generate clips, and for frames that its patch does not divide."""
+def check_frame_count(bundle: Bundle, frames: int) -> None:
+    """Raise UsageError if the model does not generate clips, or if `frames` is not a multiple of the frames of a
+    patch."""
     config: Any = bundle.model.config
     if not bundle.preprocess.is_animated:
         raise UsageError("--frames is for models of clips, but this one generates images", "leave it out")

@@ -156,7 +156,8 @@ class Generator:
         count = options.count or len(labels)
         if options.to_seed is not None and (count % len(labels) or count < 2 * len(labels)):
             hint = f"use a multiple of {len(labels)} for --count, at least {2 * len(labels)}, or set --class"
-            raise UsageError(f"--to-seed needs equal counts per class, not {count} over {len(labels)} classes", hint)
+            problem = f"--to-seed requires the same number of images, at least 2, for each of {len(labels)} classes"
+            raise UsageError(f"{problem}, not {count} in total", hint)
         turns = [(labels[index % len(labels)], index // len(labels)) for index in range(count)]
         return [pair for label in dict.fromkeys(labels) for pair in turns if pair[0] == label]
 

@@ -117,7 +117,7 @@ def compute_attention_gradients(
         attentive = [
             (name, branch)
             for name, branch in iterate_residual_branches(model)
-            if hasattr(unwrap_windowed_part(branch), "weights")
+            if hasattr(unwrap_windowed_part(branch), "compute_weights")
         ]
         stack.enter_context(remove_hook_on_exit(attentive[0][1].register_forward_pre_hook(detach_input)))
         for name, branch in attentive:

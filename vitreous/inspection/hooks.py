@@ -62,7 +62,7 @@ class AttentionCall:
     @torch.no_grad()
     def compute_weights(self, queries: slice = slice(None)) -> Tensor:
         """Compute (..., h, Q, T) float32 attention probabilities of some queries; rows sum to one."""
-        return self.module.weights(self.x, *self.context, queries=queries).float()  # type: ignore[operator]
+        return self.module.compute_weights(self.x, *self.context, queries=queries).float()  # type: ignore[operator]
 
     def iterate_chunks(self, max_bytes: int = ATTENTION_CHUNK_BYTES) -> Iterator[tuple[slice, Tensor]]:
         """Yield slices of all queries with their `weights`, (..., h, Q, T) of about `max_bytes` bytes at most."""
@@ -134,7 +134,7 @@ def visit_attention_calls(model: VisionModel[Any], images: Tensor, visit: Callab
     grid = get_patch_grid(model, images)
     with eval_mode(model) as stack:
         for name, branch in iterate_residual_branches(model):
-            if hasattr(unwrap_windowed_part(branch), "weights"):
+            if hasattr(unwrap_windowed_part(branch), "compute_weights"):
                 stack.enter_context(
                     remove_hook_on_exit(
                         branch.register_forward_pre_hook(make_attention_hook(name, branch, grid, model.config, visit))
@@ -176,7 +176,7 @@ def visit_residual_states(model: VisionModel[Any], images: Tensor, visit: Callab
                 and not name.startswith("temporal.")
                 and not (has_time_attention and name.endswith(".attention"))
             ):
-                after = "attention" if hasattr(unwrap_windowed_part(branch), "weights") else "mlp"
+                after = "attention" if hasattr(unwrap_windowed_part(branch), "compute_weights") else "mlp"
                 stack.enter_context(
                     remove_hook_on_exit(branch.register_forward_hook(make_hook(parse_layer_index(name, config), after)))
                 )
@@ -290,8 +290,8 @@ def split_space_time_attention(
     elif name.endswith(".time"):
         yield "time", line, 0, attention, x[:, prefix:], ()
     elif isinstance(attention, SpaceTimeHeads) and grid[0] > 1:
-        yield "space", slot, prefix, attention.half_heads(of_time=False), x, ()
-        yield "time", line, 0, attention.half_heads(of_time=True), x.transpose(1, 2)[:, prefix:], ()
+        yield "space", slot, prefix, attention.space_or_time_heads(over_time=False), x, ()
+        yield "time", line, 0, attention.space_or_time_heads(over_time=True), x.transpose(1, 2)[:, prefix:], ()
     else:
         yield "space", slot, prefix, attention, x, ()
 

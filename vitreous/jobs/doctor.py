@@ -56,7 +56,7 @@ def diagnose_machine(device: str = "auto") -> dict[str, Any]:
     batch = {"images": images, "labels": torch.zeros(BENCHMARK_BATCH_SIZE, dtype=torch.int64, device=device)}
     times, contention = [time.perf_counter()], ContentionMonitor()
     while len(times) < 3 or times[-1] - times[1] < BENCHMARK_SECONDS:  # the first step warms up
-        flat.zero()
+        flat.zero_grad()
         shards.backward(batch, 1.0)
         flat.collect()
         optimizers.step(0.0)

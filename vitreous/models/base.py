@@ -147,7 +147,7 @@ class VisionModel(nn.Module, Generic[Config]):
             f"parameters: {count:,} ({str(parameter.dtype).removeprefix('torch.')}, {parameter.device}, {mode} mode)",
             f"input: images {format_input_shape(config)}, floats, normalised",
             f"blocks: {config.depth}, patches of {format_size(config.patch)} pixels",
-            f"features: (B, {config.features})",
+            f"features: (B, {config.num_features})",
             f"classes: {config.classes}" if config.classes else "classes: none, outputs features",
         ]
         return "\n  ".join(lines)
@@ -167,7 +167,7 @@ class VisionModel(nn.Module, Generic[Config]):
             raise TypeError(f"{problem}, as vitreous.load(RUN).transform does, or images.float() / 255")
         if images.dtype == torch.float64 and self.first_parameter().dtype != torch.float64:
             raise TypeError(f"expected {self.first_parameter().dtype}, got torch.float64: use images.float()")
-        config.check_image(tuple(images.shape[2:]))
+        config.check_image_size(tuple(images.shape[2:]))
 
     def first_parameter(self) -> Tensor:
         """The first parameter, of any shape, to get the dtype and device of the model; an empty tensor if there is
@@ -181,7 +181,7 @@ class VisionModel(nn.Module, Generic[Config]):
     def attention_modules(self) -> Iterator[tuple[int, nn.Module]]:
         """Yield block index, from 0, and module of every attention that has a method `weights`."""
         for layer, block in enumerate(self.blocks()):
-            yield from ((layer, submodule) for submodule in block.modules() if hasattr(submodule, "weights"))
+            yield from ((layer, submodule) for submodule in block.modules() if hasattr(submodule, "compute_weights"))
 
     def position_tables(self) -> dict[str, Position]:
         """The modules whose `read(grid)` returns the positions added to patch tokens, by location; {} if there are
@@ -196,7 +196,7 @@ class VisionModel(nn.Module, Generic[Config]):
     @property
     def num_features(self) -> int:
         """Channels of the head's input, (B, num_features)."""
-        return self.config.features
+        return self.config.num_features
 
     def forward_features(self, images: Tensor) -> Tensor:
         """(B, C, *image) -> (B, P + N, D): `features` under timm's name."""

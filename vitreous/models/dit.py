@@ -46,14 +46,14 @@ class DiT(VisionModel[DiTConfig]):
         self.projection = nn.Linear(c.channels * math.prod(c.patch), c.width)
         self.time = TimeEmbedding(c.width, shift=c.time_shift)
         self.classes = nn.Embedding(c.classes + 1, c.width) if c.classes else None
-        self.encoder = Encoder(c.width, build_blocks(c.depth, lambda index, rate: self.block(index)), norm=False)
+        self.encoder = Encoder(c.width, build_blocks(c.depth, lambda index, rate: self.build_block(index)), norm=False)
         self.last = AdaLNHead(c.width, c.out_channels * math.prod(c.patch), c.eps)
         nn.init.xavier_uniform_(self.projection.weight)
         nn.init.zeros_(self.projection.bias)
         if self.classes is not None:
             nn.init.normal_(self.classes.weight, std=0.02)
 
-    def block(self, index: int) -> AdaLNBlock:
+    def build_block(self, index: int) -> AdaLNBlock:
         """Build one block of the stack: over time if blocks alternate and the index is odd."""
         c = self.config
         block_class = AdaLNTemporalBlock if c.arrangement == "alternating" and index % 2 else AdaLNBlock

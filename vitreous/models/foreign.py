@@ -57,7 +57,7 @@ class ForeignModel(VisionModel[ForeignConfig]):
 
     def build_head(self) -> nn.Module:
         """Build a head (B, F) -> (B, classes) whose weights are 0."""
-        return linear_head(self.config.features, self.config.classes)
+        return linear_head(self.config.num_features, self.config.classes)
 
     def train(self, mode: bool = True) -> ForeignModel:
         """Set training mode, except for submodules whose parameters are all frozen: their batch norms keep their
@@ -113,8 +113,8 @@ class ForeignModel(VisionModel[ForeignConfig]):
 
 @lru_cache(256)
 def foreign_macs(config: ForeignConfig, image: tuple[int, ...]) -> int:
-    """Multiply-adds of one forward pass for one image of this size: products and convolutions, head included, as
-    PyTorch counts them on a module without values.
+    """Count the multiply-adds of a wrapped model's forward pass for one image of this size, in pixels. Matrix products,
+    convolutions and the head are counted, by PyTorch's FlopCounterMode on the meta device.
 
     FLOPs are twice this. 0 for a module that cannot be rebuilt.
     """
@@ -127,7 +127,7 @@ def foreign_macs(config: ForeignConfig, image: tuple[int, ...]) -> int:
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         tokens = flatten_features(module(torch.empty(1, config.channels, *image, device="meta")), config.layout)
         module(tokens, "pool", config.layout, config.prefix)
-    return counter.get_total_flops() // 2 + config.features * config.classes
+    return counter.get_total_flops() // 2 + config.num_features * config.classes
 
 
 def wrap_backbone(

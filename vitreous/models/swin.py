@@ -136,7 +136,7 @@ def build_swin_block(config: SwinConfig, stage: int, index: int, drop_path: floa
         shift = tuple(s if length > w else 0 for s, length, w in zip(shift, native_grid, size, strict=True))
     if c.version == 2:
         pretrained_window = c.attention.pretrained_window[stage] if c.attention.pretrained_window else 0
-        attention = CosineWindowAttention(width, heads, size, c.attention.qkv_bias, pretrained=pretrained_window)
+        attention = CosineWindowAttention(width, heads, size, c.attention.qkv_bias, pretrained_window=pretrained_window)
     else:
         attention = WindowAttention(width, heads, size, c.attention.qkv_bias)
     mlp = Mlp(width, int(width * c.mlp.ratio), c.regularization.dropout, c.mlp.gelu)

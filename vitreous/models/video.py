@@ -42,9 +42,9 @@ class Video(ViT):
             blocks = build_blocks(c.temporal_depth, self.temporal_block, c.regularization.drop_path, rises=False)
             self.temporal = Encoder(c.width, blocks, norm=False)
 
-    def block(self, index: int, drop_path: float) -> nn.Module:
-        """Build one block of the stack; with attention over time if each block of the arrangement has it."""
-        c, block = self.config, super().block(index, drop_path)
+    def build_block(self, index: int, drop_path: float) -> nn.Module:
+        """Build one block of the stack. With `factorised-attention`, each block also has attention over time."""
+        c, block = self.config, super().build_block(index, drop_path)
         if c.arrangement != "factorised-attention":
             return block
         assert isinstance(block, Block)
@@ -65,12 +65,12 @@ class Video(ViT):
             zero_output_layer(block.mlp, "fc2")
         return block
 
-    def attention(self, index: int) -> nn.Module:
+    def build_attention(self, index: int) -> nn.Module:
         """Build the attention of a block; if there are two, the one over space."""
         c = self.config
         if c.arrangement == "factorised-dot-product":
             return self.drop_key_bias(SpaceTimeHeads(c.width, c.heads, c.attention.qkv_bias))
-        return self.drop_key_bias(super().attention(index))
+        return self.drop_key_bias(super().build_attention(index))
 
     def drop_key_bias(self, attention: nn.Module) -> nn.Module:
         """Return the attention, without a bias of its keys if the config disables it."""

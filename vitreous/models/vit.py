@@ -101,7 +101,7 @@ class ViT(VisionModel[ViTConfig]):
             nn.init.zeros_(self.prefix.data[0])
         self.slots = build_prefix_positions(c) if c.positions.at != "each" else None
         self.first_norm = self.build_first_norm()
-        blocks = build_blocks(c.depth, self.block, c.regularization.drop_path, c.regularization.drop_path_rises)
+        blocks = build_blocks(c.depth, self.build_block, c.regularization.drop_path, c.regularization.drop_path_rises)
         self.encoder = Encoder(c.width, blocks, c.norm.eps, c.norm.final == "tokens", read=c.pooled_prefix)
         self.neck = self.build_neck()
         self.pooling = (
@@ -131,7 +131,7 @@ class ViT(VisionModel[ViTConfig]):
         """Build a head (B, features) -> (B, classes) whose weights are 0."""
         return zero_parameters(build_classifier_head(self.config))
 
-    def block(self, index: int, drop_path: float) -> nn.Module:
+    def build_block(self, index: int, drop_path: float) -> nn.Module:
         """Build one block of the stack, with its stochastic depth rate, and its restriction to windows or axes."""
         c = self.config
 
@@ -144,7 +144,7 @@ class ViT(VisionModel[ViTConfig]):
 
     def plain_block(self, index: int, drop_path: float) -> Block:
         """Build attention and MLP of a block, without windows or axes."""
-        c, attention = self.config, self.attention(index)
+        c, attention = self.config, self.build_attention(index)
         hidden, dropout = c.mlp.hidden, c.regularization.dropout
         mlp = SwiGLU(c.width, hidden, dropout) if c.mlp.kind == "swiglu" else Mlp(c.width, hidden, dropout, c.mlp.gelu)
         return Block(
@@ -169,7 +169,7 @@ class ViT(VisionModel[ViTConfig]):
         """Build the layers after the encoder of a model on a grid, (B, *grid, D) -> (B, *grid, width_out)."""
         return None
 
-    def attention(self, index: int) -> nn.Module:
+    def build_attention(self, index: int) -> nn.Module:
         """Build the attention of a block."""
         c, attention_config = self.config, self.config.attention
         if attention_config.kind == "relative":
@@ -392,7 +392,7 @@ def build_classifier_head(config: ViTConfig) -> nn.Module:
         return nn.Identity()
     if config.pool == "distilled":
         return DistilledHeads(config.width, config.classes, config.head.bias)
-    return nn.Linear(config.features, config.classes, config.head.bias)
+    return nn.Linear(config.num_features, config.classes, config.head.bias)
 
 
 def build_prefix_positions(config: ViTConfig) -> nn.Parameter | None:

@@ -24,7 +24,7 @@ from vitreous.nn.windows import ConvPropagation
 class AxialViT(ViT):
     """A ViT whose blocks attend along rows, then along columns."""
 
-    def block(self, index: int, drop_path: float) -> AxialBlock:
+    def build_block(self, index: int, drop_path: float) -> AxialBlock:
         """A block for the rows and one for the columns."""
         return AxialBlock(self.plain_block(index, drop_path), self.plain_block(index, drop_path))
 
@@ -42,7 +42,7 @@ class SAM(ViT):
 
     config: SAMConfig
 
-    def attention(self, index: int) -> nn.Module:
+    def build_attention(self, index: int) -> nn.Module:
         """The attention of a block: over the whole grid, or within windows."""
         c = self.config
         if index not in c.windowed_blocks:

@@ -17,7 +17,7 @@ Model = VisionModel[Any]
 
 
 def build_model(config: ModelConfig) -> Any:
-    """Build the model of a config, freshly initialised, of its family's class."""
+    """Build a randomly initialised model of the config's family."""
     return config.model_class()(config)
 
 

@@ -107,7 +107,7 @@ class Attention(nn.Module):
         return self.qkv.weight, self.qkv.bias
 
     @open_to_kinds
-    def weights(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL_QUERIES) -> Tensor:
+    def compute_weights(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL_QUERIES) -> Tensor:
         """(..., N, D) -> (..., h, Q, N): the attention probabilities of the `queries`, or of all N tokens. Rows are
         queries and sum to one."""
         q, k, _ = self.split(x)
@@ -193,8 +193,8 @@ def dot_product_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None =
     if q.dim() > 4 and bias is None:
         return torch.unflatten(dot_product_attention(*(x.flatten(0, -4) for x in (q, k, v))), 0, q.shape[:-3])
     if bias is None and kernels.can_attend(q, k, v):
-        learning = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-        return TiledAttention.apply(q, k, v) if learning else kernels.attend_bf16(q, k, v)
+        needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+        return TiledAttention.apply(q, k, v) if needs_grad else kernels.attend_bf16(q, k, v)
     if (
         q.device.type == "cpu"
         and q.dtype == torch.bfloat16
@@ -233,18 +233,18 @@ def has_fast_bf16_matmul() -> bool:
 
 
 def attend_in_chunks(
-    q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, logits_at_once: int | None = None
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, max_chunk_logits: int | None = None
 ) -> Tensor:
     """softmax(scale q k^T) v by batched products, without gradients: queries (B, h, Q, c), keys (B, h, N, c) and values
     (B, h, N, d) -> (B, h, Q, d). `scale` defaults to 1 / sqrt(c).
 
-    The batch is split into chunks of `logits_at_once` logits, by default as many as fit a core's cache. For each chunk:
+    The batch is split into chunks of `max_chunk_logits` logits, by default as many as fit a core's cache. For each chunk:
     p = softmax(scale q k^T), y = p v. Logits and probabilities have the dtype of q, as in training
     (`MaterializedAttention`).
     """
     batch, heads, num_queries, size = q.shape
     y = q.new_empty(batch, num_queries, heads, v.shape[-1]).transpose(1, 2)
-    zero, chunk_size = q.new_zeros(()), max(1, (logits_at_once or CHUNK_LOGITS) // (heads * num_queries * k.shape[2]))
+    zero, chunk_size = q.new_zeros(()), max(1, (max_chunk_logits or CHUNK_LOGITS) // (heads * num_queries * k.shape[2]))
     for start in range(0, batch, chunk_size):
         chunk = slice(start, start + chunk_size)
         queries, keys, values = (x[chunk].flatten(0, 1) for x in (q, k, v))
@@ -261,16 +261,16 @@ def attend_unscaled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None)
     bfloat16 with gradients up to a thousand tokens.
     """
     tokens, padding = q.shape[-2], q.shape[-1] - v.shape[-1]
-    learning = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    max_tokens = MAX_UNFUSED_TRAINING_TOKENS if learning and q.dtype == torch.bfloat16 else MAX_UNFUSED_TOKENS
+    needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    max_tokens = MAX_UNFUSED_TRAINING_TOKENS if needs_grad and q.dtype == torch.bfloat16 else MAX_UNFUSED_TOKENS
     tracing = is_compiling()
     if mask is not None or q.device.type != "cpu" or tokens > max_tokens or tracing:
         y = F.scaled_dot_product_attention(q, k, F.pad(v, (0, padding)), attn_mask=mask, scale=1.0)
         return y[..., : v.shape[-1]]
-    if learning:
+    if needs_grad:
         return (q @ k.mT).softmax(-1) @ v
     windows = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
-    return attend_in_chunks(*windows, scale=1.0, logits_at_once=WINDOW_CHUNK_LOGITS).view(v.shape)
+    return attend_in_chunks(*windows, scale=1.0, max_chunk_logits=WINDOW_CHUNK_LOGITS).view(v.shape)
 
 
 def attend_segments(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tensor:

@@ -32,7 +32,7 @@ class AdaLNBlock(nn.Module):
         self.modulation = build_zero_linear(width, 6 * width)
 
     def forward(self, x: Tensor, condition: Tensor, queries: slice = ALL_QUERIES) -> Tensor:
-        """(B, ..., N, D), (B, D) -> (B, ..., N, D): attention is over the N."""
+        """(B, ..., N, D), (B, D) -> (B, ..., N, D): attention is over the N tokens. `queries` is ignored."""
         modulation = self.modulation(condition).unflatten(0, (-1, *[1] * (x.dim() - 2)))
         shift, scale, gate, *of_mlp = modulation.chunk(6, -1)  # (B, ..., 1, D) each
         x = x + gate * self.attention(modulate(self.norm(x), shift, scale))
@@ -47,7 +47,8 @@ class AdaLNTemporalBlock(AdaLNBlock):
     """
 
     def forward(self, x: Tensor, condition: Tensor, queries: slice = ALL_QUERIES) -> Tensor:
-        """(B, T, S, D), (B, D) -> (B, T, S, D)."""
+        """(B, T, S, D), (B, D) -> (B, T, S, D): attention is over the T times of each position. `queries` is
+        ignored."""
         return super().forward(x.transpose(1, 2), condition).transpose(1, 2)
 
 

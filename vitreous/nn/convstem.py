@@ -77,7 +77,7 @@ class ConvStem(nn.Module):
     def __init__(self, widths: tuple[int, ...], blocks: tuple[int, ...], channels: int = 3) -> None:
         super().__init__()
         if len(widths) != len(blocks):
-            raise ValueError(f"{len(widths)} widths and {len(blocks)} block counts: one of each per stage is required")
+            raise ValueError(f"widths and blocks must have one entry per stage, got {len(widths)} and {len(blocks)}")
         self.reduction, self.width_out = 2 ** (len(widths) - 1), widths[-1]
         inputs = (channels, *widths)
         self.stages = ModuleList(

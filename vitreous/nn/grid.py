@@ -60,8 +60,7 @@ def unpatchify(patches: Tensor, patch: tuple[int, ...]) -> Tensor:
 
 
 def gather_tokens(tokens: Tensor, indices: Tensor) -> Tensor:
-    """(B, N, D) tokens and (B, K) int64 indices `indices` -> (B, K, D): the selected tokens, in the order of the
-    indices."""
+    """Select tokens: (B, N, D) tokens, (B, K) int64 indices -> (B, K, D), in the order of the indices."""
     return tokens.gather(1, indices[..., None].expand(-1, -1, tokens.shape[-1]))
 
 

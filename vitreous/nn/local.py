@@ -67,7 +67,7 @@ class LocalAttention(Attention):
         outputs = dot_product_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)).transpose(-3, -2).flatten(-2)
         return window_reverse(outputs.view(len(grid), *count, *size, -1), grid_size)
 
-    def weights(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
+    def compute_weights(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, P + N, D) -> (B, h, Q, P + N): the attention probabilities of the `queries`, or of all tokens, 0 outside
         a patch's window. Rows are queries and sum to one."""
         q, k, _ = self.split(x)

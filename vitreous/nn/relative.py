@@ -43,7 +43,7 @@ class RelativeAttention(Attention):
         q = q[..., queries, :]
         return dot_product_attention(q, k, v, self.bias(q, positions, queries)).transpose(-3, -2).flatten(-2)
 
-    def weights(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
+    def compute_weights(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, N, D) -> (B, h, Q, N): the attention probabilities of the `queries`, or of all N. Rows are queries and
         sum to one."""
         q, k, _ = self.split(x)
@@ -87,7 +87,7 @@ class RotaryAttention(Attention):
         q, k, v = self.project_rotated_qkv(x, positions)
         return dot_product_attention(q[..., queries, :], k, v).transpose(-3, -2).flatten(-2)
 
-    def weights(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
+    def compute_weights(self, x: Tensor, positions: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, N, D) -> (B, h, Q, N): the attention probabilities of the `queries`, or of all N. Rows are queries and
         sum to one."""
         q, k, _ = self.project_rotated_qkv(x, positions)
@@ -148,9 +148,9 @@ class GridAttention(Attention):
         y = attend_unscaled(*self.build_joint_qkv(x), mask)
         return torch.unflatten(y.transpose(-3, -2).flatten(-2), -2, x.shape[-3:-1])
 
-    def weights(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL_QUERIES) -> Tensor:
-        """(..., h, w, D) -> (..., heads, Q, h w): the attention probabilities of the `queries`, or of all h w. Rows are
-        queries and sum to one."""
+    def compute_weights(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL_QUERIES) -> Tensor:
+        """Compute attention probabilities: (..., h, w, D) -> (..., heads, Q, h w), for the `queries` or all h w
+        positions. Rows are queries and sum to one."""
         q, k, _ = self.build_joint_qkv(x)
         logits = q[..., queries, :] @ k.mT
         return mask_logits(logits, None if mask is None else mask[..., queries, :]).softmax(-1)

@@ -74,7 +74,7 @@ def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
 
 
 def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
-    """(B, C, H, W) -> (B, C, H + rows, W + columns): `same_padding` on both axes."""
+    """Pad height and width with `value` as TensorFlow's SAME does: (B, C, H, W) -> (B, C, H + rows, W + columns)."""
     (top, bottom), (left, right) = (same_padding(size, kernel, stride) for size in x.shape[-2:])
     return F.pad(x, (left, right, top, bottom), value=value) if top + bottom + left + right else x
 
@@ -222,7 +222,7 @@ class LineAttention(nn.Module):
         y = p @ v + torch.einsum("...ij,ijd->...id", p, rv)
         return group_norm_per_line(self.norm_out, y.transpose(-3, -2).flatten(-2))
 
-    def weights(self, x: Tensor) -> Tensor:
+    def compute_weights(self, x: Tensor) -> Tensor:
         """(..., L, C) -> (..., heads, L, L): the attention probabilities. Rows are queries and sum to one."""
         q, k, _ = self.split(x)
         rq, rk, _ = self.offsets(x.shape[-2])

@@ -36,7 +36,7 @@ def fit_size_to_tokens(size: tuple[float, ...], patch: tuple[int, ...], tokens: 
     There is at least one patch along each axis. Raises UsageError for fewer than one token.
     """
     if tokens < 1:
-        raise UsageError(f"an image has at least one token, got {tokens}")
+        raise UsageError(f"the number of tokens must be at least 1, got {tokens}")
     cells = [extent / length for extent, length in zip(size, patch, strict=True)]
     low, high = 0.0, tokens / min(cells)  # bisect the scale: counts rise with it
     for _ in range(60):

@@ -63,24 +63,25 @@ class SpaceTimeHeads(Attention):
         time = dot_product_attention(*lines).transpose(1, 3)
         return torch.cat([space, time], 2).transpose(-3, -2).flatten(-2)
 
-    def half_heads(self, of_time: bool) -> SpaceOrTimeHeads:
-        """Return the half of the heads that attends over time, or over space, as a module with `weights`."""
-        return SpaceOrTimeHeads(self, of_time)
+    def space_or_time_heads(self, over_time: bool) -> SpaceOrTimeHeads:
+        """Return the heads that attend over time if `over_time`, else those that attend over space, as a module for
+        inspecting attention."""
+        return SpaceOrTimeHeads(self, over_time)
 
 
 class SpaceOrTimeHeads(nn.Module):
     """The queries and keys of half of the heads of `SpaceTimeHeads`, for inspecting attention."""
 
-    def __init__(self, attention: SpaceTimeHeads, of_time: bool) -> None:
+    def __init__(self, attention: SpaceTimeHeads, over_time: bool) -> None:
         super().__init__()
         self.qkv, self.whole_heads, self.heads, self.is_temporal = (
             attention.qkv,
             attention.heads,
             attention.heads // 2,
-            of_time,
+            over_time,
         )
 
-    def weights(self, x: Tensor, queries: slice = ALL_QUERIES) -> Tensor:
+    def compute_weights(self, x: Tensor, queries: slice = ALL_QUERIES) -> Tensor:
         """(..., N, D) -> (..., h / 2, Q, N): the attention probabilities of the `queries`, or of all N. Rows sum to
         one."""
         q, k, _ = split_heads(self.qkv(x), self.whole_heads)

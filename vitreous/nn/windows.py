@@ -85,7 +85,7 @@ class WindowAttention(Attention):
             outputs = dot_product_attention(q.flatten(1, -3), k.flatten(1, -3), v.flatten(1, -3), masked_bias[None])
         return outputs.reshape(q.shape).transpose(-3, -2).flatten(-2)
 
-    def weights(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL_QUERIES) -> Tensor:
+    def compute_weights(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL_QUERIES) -> Tensor:
         """(..., T, D) -> (..., h, Q, T): the attention probabilities of the `queries`, or of all T. Rows are queries
         and sum to one."""
         q, k, _ = self.split(x)
@@ -121,31 +121,32 @@ class ContinuousPositionBias(nn.Module):
         o = 8 (i - j) / (p - 1),  s = sign(o) log2(1 + |o|) / log2(8),  bias = 16 sigmoid(fc2(relu(fc1(s))))
     """
 
-    def __init__(self, size: tuple[int, int], heads: int, pretrained: int = 0, hidden: int = 512) -> None:
+    def __init__(self, size: tuple[int, int], heads: int, pretrained_window: int = 0, hidden: int = 512) -> None:
         super().__init__()
-        self.size, self.pretrained = size, pretrained
+        self.size, self.pretrained = size, pretrained_window
         self.fc1, self.fc2 = nn.Linear(2, hidden), nn.Linear(hidden, heads, bias=False)
         for linear in (self.fc1, self.fc2):
             nn.init.trunc_normal_(linear.weight, std=0.02)
         nn.init.zeros_(self.fc1.bias)
 
-    def offsets(self) -> Tensor:
+    def offset_biases(self) -> Tensor:
         """-> (2 m - 1, 2 n - 1, h): the bias of each offset in rows and columns."""
         log_offsets = log_spaced_offsets(self.size, self.pretrained, self.fc1.weight.device).to(self.fc1.weight.dtype)
         return 16 * torch.sigmoid(self.fc2(self.fc1(log_offsets).relu()).float())
 
     def forward(self) -> Tensor:
         """-> (h, T, T): the bias added to the logits of a window."""
-        return gather_offset_table(self.offsets(), self.size)
+        return gather_offset_table(self.offset_biases(), self.size)
 
 
-def log_spaced_offsets(size: tuple[int, int], pretrained: int = 0, device: torch.device | None = None) -> Tensor:
-    """-> (2 m - 1, 2 n - 1, 2) float32: s of `ContinuousPositionBias` for each offset, in rows and columns."""
+def log_spaced_offsets(size: tuple[int, int], pretrained_window: int = 0, device: torch.device | None = None) -> Tensor:
+    """Compute the log-spaced offsets of a window of `size` (m, n) -> (2 m - 1, 2 n - 1, 2) float32, in rows and
+    columns: s in the equation of `ContinuousPositionBias`."""
     axes: list[Tensor] = []
     for length in size:
         line = (
             torch.arange(1 - length, length, dtype=torch.float32, device=device)
-            / max(1, (pretrained or length) - 1)
+            / max(1, (pretrained_window or length) - 1)
             * 8
         )
         axes.append(line.sign() * (line.abs() + 1).log2() / 3)
@@ -160,10 +161,10 @@ class CosineWindowAttention(WindowAttention):
     """
 
     def __init__(
-        self, width: int, heads: int, size: tuple[int, int], bias: bool = True, *, pretrained: int = 0
+        self, width: int, heads: int, size: tuple[int, int], bias: bool = True, *, pretrained_window: int = 0
     ) -> None:
         super().__init__(width, heads, size, False)
-        self.position = ContinuousPositionBias(size, heads, pretrained)
+        self.position = ContinuousPositionBias(size, heads, pretrained_window)
         self.q_bias = nn.Parameter(torch.zeros(width)) if bias else None
         self.v_bias = nn.Parameter(torch.zeros(width)) if bias else None
         self.logit_scale = nn.Parameter(torch.full((heads, 1, 1), math.log(10)))

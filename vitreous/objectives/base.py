@@ -86,8 +86,9 @@ class ObjectiveConfig:
         return classes if cls.labelled or cls.generates else ()
 
     @property
-    def splittable(self) -> bool:
-        """Whether the loss is a deterministic mean over samples that are independent of each other."""
+    def can_split_batch(self) -> bool:
+        """Whether a batch can be split into chunks that are computed separately: the loss is a deterministic mean over
+        independent samples."""
         return True
 
     @property

@@ -92,7 +92,7 @@ class DetectionConfig(ObjectiveConfig):
         return DetectorConfig(**settings)
 
     @property
-    def splittable(self) -> bool:
+    def can_split_batch(self) -> bool:
         """Whether images of a batch are independent: not with batch norm."""
         return self.adapter != "batch"
 

@@ -55,7 +55,7 @@ class DINOConfig(HeadOptions, ObjectiveConfig):
     koleo: float = 0.0
 
     @property
-    def splittable(self) -> bool:
+    def can_split_batch(self) -> bool:
         """False: the teacher's centre is that of all samples."""
         return False
 
@@ -96,7 +96,7 @@ class DINO(UnlabelledObjective):
     ) -> None:
         super().__init__()
         self.config, self.setting = config, setting
-        self.model, self.head = model, DINOHead(model.config.features, config)
+        self.model, self.head = model, DINOHead(model.config.num_features, config)
         self.teacher: Model = copy.deepcopy(model).requires_grad_(False)
         self.teacher_head = copy.deepcopy(self.head).requires_grad_(False)
         self.model.any_size = self.teacher.any_size = True

@@ -85,7 +85,7 @@ class DINOv2Config(HeadOptions, ObjectiveConfig):
     teacher: str = ""
 
     @property
-    def splittable(self) -> bool:
+    def can_split_batch(self) -> bool:
         """False: features are compared with those of other samples."""
         return False
 
@@ -156,7 +156,7 @@ class DINOv2(UnlabelledObjective):
         if frozen is not None:
             check_teacher_fits(frozen, model.config)
             self.register_buffer("digest", frozen.digest.clone())
-        width, shape = model.config.features, model.config
+        width, shape = model.config.num_features, model.config
         self.model, self.head = cast(ViT, model), DINOHead(width, config)
         self.mask_token = nn.Parameter(torch.zeros(shape.width))
         if config.patch_prototypes:
@@ -229,12 +229,12 @@ class DINOv2(UnlabelledObjective):
         loss_values = {name: value.detach() for name, value in losses.items()}
         return {"loss": loss, **loss_values, **compute_target_metrics(targets, features)}
 
-    def encode(self, images: Tensor, masks: Tensor, index: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(b, C, *image), (b, N) bool, (M,) int64 -> (b, D) features and (M, D) masked patches, as the student computes
-        them.
+    def encode(self, images: Tensor, masks: Tensor, masked_indices: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Encode images with the student: (b, C, *image), (b, N) bool masks, (M,) int64 indices -> (b, D) features and
+        (M, D) masked patches.
 
-        They are replaced by a mask token, unless the teacher is frozen. `index`: the indices of masked patches, if
-        known.
+        Masked patches are replaced by a mask token, unless the teacher is frozen. `masked_indices`: the indices of the masked
+        patches in the flattened masks; None: computed from `masks`.
         """
         model = self.model
         hidden = masks if self.frozen is None else torch.zeros_like(masks)
@@ -242,7 +242,7 @@ class DINOv2(UnlabelledObjective):
         tokens = torch.where(hidden.view(*grid.shape[:-1], 1), self.mask_token.to(grid.dtype), grid)
         encoded = model.encode(model.add_positions(tokens), model.make_token_positions(tokens))
         patches = encoded[:, model.config.prefix :]
-        return model.pool(encoded), patches[masks] if index is None else patches.flatten(0, 1)[index]
+        return model.pool(encoded), patches[masks] if masked_indices is None else patches.flatten(0, 1)[masked_indices]
 
     def compute_teacher_outputs(self, images: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """(b, C, *image), (M,) indices of masked patches -> (b, K) and (M, K) float32: the teacher's probabilities for

@@ -61,8 +61,8 @@ class DINOHead(nn.Module):
         self.batch_norm = config.batch_norm
 
     def forward(self, x: Tensor, reduce: ReduceFunction = reduce_single_process, idle: bool = False) -> Tensor:
-        """(n, D) -> (n, K) float32. A batch norm uses the statistics of all processes that are not `idle`, by `reduce`,
-        the mean over processes."""
+        """(n, D) features -> (n, K) float32 prototype logits. Batch norm uses the statistics of all processes that are
+        not `idle`; `reduce` averages them over processes."""
         for index, layer in enumerate(self.mlp):
             x = layer(F.gelu(x) if index else x)
             if self.batch_norm and index < len(self.mlp) - 1:

@@ -37,7 +37,8 @@ class ProgressiveOptions:
 
 
 def image_size_at(options: ProgressiveOptions, model: ModelConfig, samples: int, total: int) -> tuple[int, ...]:
-    """Pixels per axis of the images of a step, after `samples` of `total`: whole patches, growing linearly."""
+    """Return the image size in pixels at a step, after `samples` of the run's `total` training samples: whole patches,
+    growing linearly."""
     fraction = options.progressive + (1 - options.progressive) * samples / max(1, options.progressive_until * total)
     if fraction >= 1:
         return model.image
@@ -70,7 +71,7 @@ def count_kept_patches(dropout: float, patches: int) -> int:
 
 
 def progressive_macs(options: ProgressiveOptions, model: ModelConfig, samples: int, total: int) -> float:
-    """Multiply-adds of one image's forward pass, after `samples` of `total` of a run.
+    """Count the multiply-adds of one image's forward pass after `samples` of the run's `total` training samples.
 
     Dropped pixels and patches and the unused part of the last block are not counted.
     """

@@ -38,7 +38,7 @@ class PrototypeTeacher(WeightsTeacher):
         config, state = objective_state.config, objective_state.state
         self.prototypes, self.patch_prototypes = config["prototypes"], config.get("patch_prototypes", 0)
         bundle = weights.build_bundle()
-        width = bundle.model.config.features
+        width = bundle.model.config.num_features
         heads = {"teacher_head": select_head_options(config)}
         if self.patch_prototypes:
             patch_options = {"prototypes": self.patch_prototypes, "bottleneck": config["patch_bottleneck"]}

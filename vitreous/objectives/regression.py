@@ -54,9 +54,15 @@ class RegressionConfig(ProgressiveOptions, ObjectiveConfig):
         if not 0 < self.delta < math.inf:
             raise UsageError(f"delta must be above 0, not {self.delta}")
         if not len(self.mean) == len(self.std) == len(self.present):
-            raise UsageError("mean, std and present must have one number per target", "remove them: they are measured")
+            raise UsageError(
+                "mean, std and present must have one number per target",
+                "remove them: they are computed from the training images",
+            )
         if not all(value > 0 for value in (*self.std, *self.present)):
-            raise UsageError("std and present must be above 0", "remove them: they are measured")
+            raise UsageError(
+                "std and present must be above 0 for every target",
+                "remove them: they are computed from the training images",
+            )
         if not 0 <= self.patch_dropout < 1:
             raise UsageError(f"patch_dropout must be at least 0 and below 1, not {self.patch_dropout}")
 
@@ -109,10 +115,10 @@ class RegressionObjective(LabelledObjective):
         self.register_buffer("weights", 1 / torch.tensor(config.present), persistent=False)
 
     def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
-        """Standardise the labels in their dtype, then resize, and draw the patches to encode."""
+        """Standardise the labels in their dtype, then resize the images and draw the patches to encode."""
         labels = batch["labels"]
         mean, std = (
-            get_device_table(build_target_tensor, labels.device, labels.dtype, values)
+            get_device_table(build_statistics_tensor, labels.device, labels.dtype, values)
             for values in (self.config.mean, self.config.std)
         )
         return super().prepare({**batch, "labels": ((labels - mean) / std).float()}, progress)
@@ -126,8 +132,8 @@ class RegressionObjective(LabelledObjective):
         return RegressionTask(self.setting.targets, self.config.mean, self.config.std)
 
 
-def build_target_tensor(dtype: torch.dtype, values: tuple[float, ...]) -> Tensor:
-    """(T,) numbers as a tensor."""
+def build_statistics_tensor(dtype: torch.dtype, values: tuple[float, ...]) -> Tensor:
+    """Build the (T,) tensor of a statistic, with one value per regression target."""
     return torch.tensor(values, dtype=dtype)
 
 

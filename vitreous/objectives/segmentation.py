@@ -86,7 +86,7 @@ class SegmentationConfig(ObjectiveConfig):
         return self.head_dropout > 0
 
     @property
-    def splittable(self) -> bool:
+    def can_split_batch(self) -> bool:
         """Whether images of a batch are independent: not with batch norm."""
         return self.adapter != "batch"
 
@@ -125,11 +125,11 @@ class SegmentationObjective(Objective):
         return self.model
 
     def task(self) -> Task:
-        """Segmentation."""
+        """Return the segmentation task of the deployed model."""
         return Segmentation(self.setting.classes)
 
     def evaluators(self, train: Split) -> list[Evaluator]:
-        """Mean IoU, Dice and pixel accuracy."""
+        """Return the evaluator of mean IoU, Dice and pixel accuracy."""
         return [SegmentationEvaluator(self.setting.classes)]
 
     def flops(self, progress: TrainingProgress) -> float:

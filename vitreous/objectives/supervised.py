@@ -76,7 +76,7 @@ class SupervisedConfig(ProgressiveOptions, ObjectiveConfig):
             )
         if not 0 < self.progressive <= 1 or (self.progressive < 1 and len(model.image) != 2):
             raise UsageError(
-                f"progressive must be above 0 and at most 1 (1 for other inputs than images), not {self.progressive}"
+                f"progressive must be above 0 and at most 1 (1 for clips, volumes and signals), not {self.progressive}"
             )
 
     def initialise(self, model: Model) -> None:

@@ -76,7 +76,7 @@ class UnlabelledObjective(Objective):
         `scalars` may have the metrics "rankme" and "feature_std", the highest rank so far ("highest_rankme") and
         the std of the initial encoder's features ("first_feature_std"); the highest rank includes that encoder.
         """
-        width = self.model.config.features
+        width = self.model.config.num_features
         rank, feature_spread = (scalars.get(name, math.inf) for name in ("rankme", "feature_std"))
         highest, initial_spread = scalars.get("highest_rankme", rank), scalars.get("first_feature_std", math.inf)
         feature_spread, initial_spread = feature_spread * math.sqrt(width), initial_spread * math.sqrt(width)

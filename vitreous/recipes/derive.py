@@ -84,7 +84,7 @@ def derive_run_config(
         run = replace(run, compile=6 * run.model.macs() * run.total > MIN_COMPILE_FLOPS)
     if options.shards is None and run.reproducible:
         run = replace(run, shards=REPRODUCIBLE_SHARDS)
-    elif options.shards is None and run.splittable and not (run.compile or run.draws_in_forward):
+    elif options.shards is None and run.can_split_batch and not (run.compile or run.draws_in_forward):
         run = replace(run, shards=choose_shard_count(device, run.batch_size, run.objective.shard_images))
     if settings := describe_small_settings(run, dataset_info, options):
         note(settings)

@@ -81,7 +81,7 @@ class PredictionFormat(ABC):
 
     @abstractmethod
     def format_error(self, path: str, error: str) -> Any:
-        """Return the prediction for an unreadable image, with its error."""
+        """Create the prediction for an unreadable image, which has only its path and the `error`."""
 
     @abstractmethod
     def to_fields(self, prediction: Any) -> dict[str, Any]:
@@ -177,11 +177,12 @@ class Task(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """Return the fields as JSON stores them; `classes` is always present, empty for tasks without classes."""
+        """Return the task's fields as JSON values, as stored in model.json; `classes` is always present, empty for
+        tasks without classes."""
 
     @classmethod
     @abstractmethod
-    def from_settings(cls, description: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
+    def from_settings(cls, settings: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
         """Create a task from stored `settings`. Raises WeightsError, naming `origin`, for invalid values."""
 
     @classmethod
@@ -243,11 +244,12 @@ class Task(ABC):
         return [self.classes, "softmax", False, 1.0]
 
     def answers_at(self, endpoint: str) -> bool:
-        """Return whether this method of `Predictor`, or endpoint of the server, computes the predictions."""
+        """Return whether `endpoint`, a method of `Predictor` and endpoint of the server, computes the predictions of
+        this task."""
         return self.endpoint == endpoint
 
     def require_endpoint(self, endpoint: str, problem: str) -> None:
-        """Raise UsageError, with the `problem`, if another method of `Predictor` computes the predictions."""
+        """Raise UsageError with the message `problem` unless `endpoint` computes the predictions of this task."""
         if not self.answers_at(endpoint):
             raise UsageError(problem, f"use {self.endpoint}")
 
@@ -304,28 +306,28 @@ class Task(ABC):
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
         """Convert (n, K) outputs of the head to (n, K) float64 probabilities or values in their units."""
-        raise NotImplementedError(f"{self.name} has no outputs for whole images")
+        raise NotImplementedError(f"the task {self.name} has no image-level outputs")
 
     def prediction_format(self, options: PredictionOptions) -> PredictionFormat:
         """Return the format of predictions. Raises UsageError for options that the task does not support."""
-        raise NotImplementedError(f"{self.name} has no outputs for whole images")
+        raise NotImplementedError(f"the task {self.name} has no image-level outputs")
 
     def evaluate(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> Report:
         """Compute the metrics of n images: (n, K) outputs of the head, labels, and `readable` (n,) bool. Raises
         NonFiniteError for outputs that are not finite."""
-        raise NotImplementedError(f"{self.name} has no outputs for whole images")
+        raise NotImplementedError(f"the task {self.name} has no image-level outputs")
 
     def align_labels(self, split: Split, data: Data) -> Split:
         """Return the split of a data set with its labels in the order of `outputs`. Raises DataError for labels that
         are not among the model's outputs or have another type."""
-        raise NotImplementedError(f"{self.name} has no outputs for whole images")
+        raise NotImplementedError(f"the task {self.name} has no image-level outputs")
 
     def choose_examples(
         self, outputs: np.ndarray, split: Split, readable: np.ndarray, count: int
     ) -> dict[str, list[Example]]:
         """Choose images for an evaluation page from (n, K) outputs, at most `count` per group: `worst` has the largest
         errors, `unsure` the lowest confidence. `example_notes` has a caption for each group."""
-        raise NotImplementedError(f"{self.name} has no outputs for whole images")
+        raise NotImplementedError(f"the task {self.name} has no image-level outputs")
 
     def draw_charts(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> list[ScatterChart]:
         """Return the charts of an evaluation page from (n, K) outputs and the labels of n images."""
@@ -333,7 +335,7 @@ class Task(ABC):
 
     def measure_agreement(self, ours: np.ndarray, theirs: np.ndarray) -> float:
         """Return the share of equal predictions: (n, ...) outputs of a model and of its exported file."""
-        raise NotImplementedError(f"{self.name} has no outputs for whole images")
+        raise NotImplementedError(f"the task {self.name} has no image-level outputs")
 
     def describe_differences(self, other_task: Task) -> list[str]:
         """List differences in the meaning of the outputs of two models, one line each; the order of outputs is

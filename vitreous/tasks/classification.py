@@ -160,10 +160,10 @@ class Classification(Task):
         }
 
     @classmethod
-    def from_settings(cls, description: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
+    def from_settings(cls, settings: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
         """Create a classification from stored settings. Raises WeightsError for an invalid loss or temperature."""
-        loss, multilabel = description.get("loss", "softmax"), description.get("multilabel", False)
-        temperature = description.get("temperature", 1.0)
+        loss, multilabel = settings.get("loss", "softmax"), settings.get("multilabel", False)
+        temperature = settings.get("temperature", 1.0)
         if loss not in LOSSES or not isinstance(multilabel, bool):
             raise WeightsError(
                 f"{origin}: loss {loss}, multilabel {multilabel}",

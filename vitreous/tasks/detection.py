@@ -53,9 +53,9 @@ class Detection(Task):
         return {"classes": list(self.classes), "masks": self.masks}
 
     @classmethod
-    def from_settings(cls, description: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
+    def from_settings(cls, settings: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
         """Create a detection task from stored settings. Raises WeightsError if `masks` is not true or false."""
-        masks = description.get("masks", False)
+        masks = settings.get("masks", False)
         if not isinstance(masks, bool):
             raise WeightsError(f"{origin}: masks {masks}", "masks must be true or false")
         return cls(classes, masks)

@@ -32,7 +32,7 @@ class FeatureExtraction(Task):
         return {"classes": []}
 
     @classmethod
-    def from_settings(cls, description: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
+    def from_settings(cls, settings: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
         """Create the task, which has no settings."""
         return cls()
 

@@ -41,12 +41,12 @@ class Generation(Task):
         return {"classes": list(self.classes), "process": process_to_json(self.process), **latents}
 
     @classmethod
-    def from_settings(cls, description: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
+    def from_settings(cls, settings: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
         """Create a generation task from stored settings. Raises WeightsError for an invalid process or autoencoder."""
-        autoencoder = description.get("autoencoder", "")
+        autoencoder = settings.get("autoencoder", "")
         if not isinstance(autoencoder, str):
             raise WeightsError(f"{origin}: autoencoder {autoencoder}", "autoencoder must be a folder or an hf: name")
-        return cls(classes, process_from_json(description.get("process"), origin), autoencoder)
+        return cls(classes, process_from_json(settings.get("process"), origin), autoencoder)
 
     @classmethod
     def from_run(cls, settings: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:

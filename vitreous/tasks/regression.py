@@ -94,7 +94,7 @@ class ValueFormat(PredictionFormat):
         return {"values": dict(zip(prediction.targets, prediction.values, strict=True))}
 
     def describe(self, prediction: ValuePrediction) -> str:
-        """Return the values with five significant digits."""
+        """Format the values with five significant digits."""
         return describe_values(prediction.targets, prediction.values)
 
     def to_csv_rows(self, prediction: ValuePrediction) -> list[list[str]]:
@@ -137,15 +137,15 @@ class Regression(Task):
         return {"classes": [], "targets": list(self.targets), "mean": list(self.mean), "std": list(self.std)}
 
     @classmethod
-    def from_settings(cls, description: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
+    def from_settings(cls, settings: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
         """Create a regression from stored settings. Raises WeightsError unless each target has a mean and a standard
         deviation."""
-        targets: Json | tuple[Any, ...] = description.get("targets")
+        targets: Json | tuple[Any, ...] = settings.get("targets")
         if not isinstance(targets, list | tuple) or not targets or not all(isinstance(name, str) for name in targets):
             raise WeightsError(f"{origin}: targets {targets}", "targets must be a list of names")
         statistics = list[tuple[float, ...]]()
         for key in ("mean", "std"):
-            values = description.get(key)
+            values = settings.get(key)
             statistics.append(tuple(map(float, values)) if is_row_of_numbers(values) else ())
             if len(statistics[-1]) != len(targets) or (key == "std" and min(statistics[-1]) <= 0):
                 raise WeightsError(
@@ -178,7 +178,7 @@ class Regression(Task):
 
     @property
     def export_metadata(self) -> dict[str, Any]:
-        """Targets, and their means and standard deviations: value = output x std + mean."""
+        """Return the target names, means and standard deviations: value = output x std + mean."""
         target_metadata = {"targets": self.targets, "target_mean": self.mean, "target_std": self.std}
         return {**super().export_metadata, **target_metadata}
 
@@ -252,7 +252,7 @@ class Regression(Task):
         """Return label values in the order of the targets. Raises DataError for data without values of a target."""
         if not data.targets:
             problem = f"{data.name} has {'classes' if data.labelled else 'no labels'}, and the model {self.verb_phrase}"
-            raise DataError(problem, f"use a data set with values of {format_first_names(self.targets, 8)}")
+            raise DataError(problem, f"use a dataset with the regression targets {format_first_names(self.targets, 8)}")
         if missing := [name for name in self.targets if name not in data.targets]:
             raise DataError(
                 f"{data.name} has no values of {format_first_names(missing, 8)}",

@@ -42,7 +42,7 @@ class Segmentation(Task):
         return {"classes": list(self.classes)}
 
     @classmethod
-    def from_settings(cls, description: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
+    def from_settings(cls, settings: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
         """Create a segmentation task from stored settings."""
         return cls(classes)
 
@@ -53,7 +53,7 @@ class Segmentation(Task):
 
     @property
     def overlay_classes(self) -> tuple[str, ...]:
-        """All classes."""
+        """Return all classes."""
         return self.classes
 
     def predict_images(

@@ -84,23 +84,24 @@ def check_selection(run: Run, val: Split | None) -> None:
     option = "--keep-best" if run.keep_best else "--early-stop"
     if (run.keep_best or run.early_stop) and not (run.objective.labelled or run.data.classes):
         raise UsageError(
-            f"{option} selects by the labels of validation images, but these have no labels",
-            "use data with classes, or remove it",
+            f"{option} requires labelled validation images, but the data has no labels",
+            f"use data with classes, or leave {option} out",
         )
     if (run.keep_best or run.early_stop) and (val is None or not len(val)):
         raise UsageError(
-            f"{option} selects by the validation images, but the run has none",
-            "use data with a val split, or remove it",
+            f"{option} requires validation images, but the run has none",
+            f"use data with a val split, or leave {option} out",
         )
 
 
-def describe_selection(run: Run, best: BestEvaluation, shipped_step: int, step: int) -> dict[str, Any] | None:
-    """Return the summary's entry on selection: `shipped_step` is the step of the bundle's weights, `step` the last one.
-    None for a run without selection."""
+def describe_selection(run: Run, best: BestEvaluation, bundle_step: int, step: int) -> dict[str, Any] | None:
+    """Return the `selection` entry of summary.json: whether the bundle has the best or the last weights, and whether
+    the run stopped early. `bundle_step` is the step of the bundle's weights, `step` the last step. None if neither
+    `keep_best` nor `early_stop` is set."""
     if not (run.keep_best or run.early_stop):
         return None
     return {
-        "weights": "best" if run.keep_best and shipped_step == best.step else "last",
-        "weights_step": shipped_step,
+        "weights": "best" if run.keep_best and bundle_step == best.step else "last",
+        "weights_step": bundle_step,
         "stopped_early": step < run.steps,
     } | {"best": best.to_dict()}

@@ -74,7 +74,7 @@ class CheckpointStore:
 
     @contextmanager
     def handle_write_errors(self, step: int, temporary: Path) -> Iterator[None]:
-        """Convert write errors to a ResourceError, and remove the hidden folder."""
+        """Convert write errors to a ResourceError, and remove the temporary folder."""
         try:
             yield
         except OSError as error:

@@ -109,8 +109,8 @@ class FlatParameters:
         """A flat vector as tensors by name."""
         return {name: vector[a:b].view(self.parameters[name].shape) for name, (a, b) in self.spans.items()}
 
-    def zero(self) -> None:
-        """Reset the gradients. Those that are still zero since `collect` are not written again."""
+    def zero_grad(self) -> None:
+        """Set the gradients to zero. Gradients that have not changed since `collect` are skipped."""
         for index, grad in enumerate(self.grads):
             if grad is self.gradient_sum or grad._version != self.versions[index]:
                 grad.zero_()
@@ -216,14 +216,14 @@ class FlatParameters:
 
     def load(self, model: dict[str, Tensor], average: dict[str, Tensor] | None) -> None:
         """Load whole tensors by name into masters, working copy and average."""
-        self.scatter(self.views(self.master), model)
+        self.copy_into_views(self.views(self.master), model)
         if average is not None:
-            self.scatter(self.views(self.average), average)
+            self.copy_into_views(self.views(self.average), average)
         if self.working_copy is not self.master:
             self.working_copy.copy_(self.master)
 
-    def scatter(self, views: dict[str, Tensor], full_tensors: dict[str, Tensor]) -> None:
-        """Copy whole tensors by name into this process's views."""
+    def copy_into_views(self, views: dict[str, Tensor], full_tensors: dict[str, Tensor]) -> None:
+        """Copy full tensors into the views of the same name."""
         copy_by_name(views, full_tensors)
 
     def untrained_state(self) -> dict[str, Tensor]:
@@ -256,7 +256,7 @@ class FlatParameters:
                 raise WeightsError(f"the checkpoint lacks {name}", "it belongs to another objective; start a new run")
             if name in self.frozen:
                 self.frozen[name].copy_(tensors[name])
-            self.scatter({name: live.to_local() if hasattr(live, "to_local") else live}, tensors)
+            self.copy_into_views({name: live.to_local() if hasattr(live, "to_local") else live}, tensors)
 
 
 def iterate_named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -178,7 +178,7 @@ def take_steps(state: TrainingState, slices: Iterator[SliceBatch], hooks: Sequen
     compute.shards.on_host = not defers_metrics(run, state.flat.master.device)
     slices = measure_waiting(slices, state)
     while not state.is_done and not state.should_stop:
-        state.flat.zero()
+        state.flat.zero_grad()
         compute.shards.scale = state.scale
         scalars, samples = compute.step(take_step_slices(slices), state.step)
         lr_factor = schedule_factor(run.schedule, state.step, run.steps)

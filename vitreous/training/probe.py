@@ -23,7 +23,7 @@ from vitreous.training.slices import StepSlice
 ACTIVATION_MEMORY_SHARE = 0.8  # share of a CPU's free memory that the estimated activations may use
 
 
-def find_micro_batch(run: Run, inputs: RunInputs, folder: RunFolder, ranks: Ranks, tell: Callable[[str], None]) -> Run:
+def find_micro_batch(run: Run, inputs: RunInputs, folder: RunFolder, ranks: Ranks, note: Callable[[str], None]) -> Run:
     """Return the run with the largest micro-batch that fits: a process's share of the batch, halved until it does; the
     same for all processes.
 
@@ -53,7 +53,7 @@ def find_micro_batch(run: Run, inputs: RunInputs, folder: RunFolder, ranks: Rank
     gc.collect()
     if size < rank_batch:
         count = -(-rank_batch // size)
-        tell(f"{size} images fit into memory: batches of {rank_batch} are split into {count} micro-batches")
+        note(f"{size} images fit into memory: batches of {rank_batch} are split into {count} micro-batches")
     return replace(run, micro_batch=size if size < rank_batch else None)
 
 
@@ -72,7 +72,7 @@ def can_compute_batch(session: Session, state: TrainingState, shards: Shards, si
 
 
 def load_first_batch(session: Session, state: TrainingState, size: int) -> Batch:
-    """Return the first `size` samples of the stream, as in a step."""
+    """Load the first `size` samples of the training stream, prepared as for a training step."""
     steps = [[StepSlice(0, size, 1.0)]]
     return next(prepare_batches(session.run, session.loader, state.objective, session.device, steps))[1]
 

@@ -13,9 +13,9 @@ from vitreous.weights.bundle import Bundle
 from vitreous.weights.objective_parts import ObjectiveState
 
 
-def collect_objective_parts(state: TrainingState) -> ObjectiveState | None:
-    """Return the tensors that an objective whose run ships features has in addition to the model; None for other
-    objectives. Every process has to call this."""
+def gather_objective_state(state: TrainingState) -> ObjectiveState | None:
+    """Return the tensors of a self-supervised objective that its deployed encoder does not contain, such as heads and
+    teacher; None for other objectives. Every process has to call this."""
     objective = state.run.objective
     return (
         ObjectiveState(to_builtins(objective), state.flat.training_only_tensors()) if objective.ships_features else None

@@ -194,9 +194,9 @@ class Run:
             raise UsageError(
                 f"{self.shards} shards cannot be combined with compile, dropout or drop_path", "use --shards 1"
             )
-        if not self.splittable and (self.shards > 1 or self.micro_batch or self.reproducible):
+        if not self.can_split_batch and (self.shards > 1 or self.micro_batch or self.reproducible):
             cause = f"the objective {self.objective.name}"
-            cause = cause if not self.objective.splittable else f"the batch norms of {self.model.name()}"
+            cause = cause if not self.objective.can_split_batch else f"the batch norms of {self.model.name()}"
             raise UsageError(
                 f"the samples of a batch depend on each other in {cause}",
                 "remove --shards, --micro-batch and --reproducible",
@@ -287,9 +287,9 @@ class Run:
         )
 
     @property
-    def splittable(self) -> bool:
+    def can_split_batch(self) -> bool:
         """Whether chunks of a batch may be computed separately, because its samples are independent."""
-        return self.objective.splittable and not self.model.batch_norm
+        return self.objective.can_split_batch and not self.model.batch_norm
 
     @property
     def draws_in_forward(self) -> bool:

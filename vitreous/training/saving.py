@@ -131,7 +131,7 @@ class Checkpointer:
             sliced = {
                 name: copied for name, copied in copies.items() if section != "frozen" and not name.startswith("step/")
             }
-            tensors |= {f"{section}/{name}": piece for name, piece in (copies | flat.pieces(sliced)).items()}
+            tensors |= {f"{section}/{name}": piece for name, piece in (copies | flat.to_dtensors(sliced)).items()}
         if ranks.is_main:
             write_text_atomic(temporary / CHECKPOINT_STATE_FILE, text)
         writer = HuggingFaceStorageWriter(str(temporary), save_distributed=True)
@@ -189,7 +189,7 @@ class Checkpointer:
         state.flat.load(
             load_checkpoint_tensors(Path(folder), "model"), load_checkpoint_tensors(Path(folder), "ema") or None
         )
-        state.optimizers.load(load_checkpoint_tensors(Path(folder), "optimizer"), state.flat.scatter)
+        state.optimizers.load(load_checkpoint_tensors(Path(folder), "optimizer"), state.flat.copy_into_views)
         state.flat.load_untrained_state(load_checkpoint_tensors(Path(folder), "frozen"))
         return saved_state
 

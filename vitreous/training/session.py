@@ -26,7 +26,7 @@ from vitreous.training.folder import RunFolder, format_evaluation_key, read_last
 from vitreous.training.health import HealthMonitor
 from vitreous.training.loop import SliceBatch, TrainingState, run_training_loop
 from vitreous.training.ranks import SINGLE_PROCESS, Ranks
-from vitreous.training.results import collect_objective_parts, summarize_run, write_bundle
+from vitreous.training.results import gather_objective_state, summarize_run, write_bundle
 from vitreous.training.run import Run
 from vitreous.training.saving import Checkpointer, load_checkpoint_weights
 from vitreous.training.signals import StopSignals
@@ -271,7 +271,7 @@ class Session:
                 f"the run folder {self.folder.path} no longer exists", "start the run again, and do not move its folder"
             )
         epoch, shipped_step = self.epoch(state), self.load_best_weights(state)
-        model, objective_state = merge_lora_adapters(state.flat.averaged_model()), collect_objective_parts(state)
+        model, objective_state = merge_lora_adapters(state.flat.averaged_model()), gather_objective_state(state)
         if self.ranks.is_main:
             shipped_epoch = self.best.epoch if shipped_step != state.step else epoch
             write_bundle(state, model, objective_state, folder=self.folder, epochs=shipped_epoch)

@@ -62,7 +62,7 @@ class ShardedParameters(FlatParameters):
                     fully_shard(block, mesh=self.mesh)
         fully_shard(module, mesh=self.mesh, ignored_params=replicated)
         self.moving = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        self.parameters = self.local()
+        self.parameters = self.local_shards()
         self.spans = {}
         self.arrange({name: group_of(name, p) for name, p in self.parameters.items()})
         self.master = torch.zeros(self.length, device=device)
@@ -70,12 +70,12 @@ class ShardedParameters(FlatParameters):
         self.load(full_tensors, full_tensors if ema else None)
         self.grads, self.gradient_sum = [], None
 
-    def local(self) -> dict[str, Tensor]:
+    def local_shards(self) -> dict[str, Tensor]:
         """This process's shard (n / W, ...) of every trainable parameter: the memory that the module uses."""
         return {name: local_rows(p.detach()) for name, p in self.moving.items()}
 
-    def zero(self) -> None:
-        """Reset the gradients."""
+    def zero_grad(self) -> None:
+        """Set the gradients to None."""
         self.gradient_sum = None
         for parameter in self.moving.values():
             parameter.grad = None
@@ -99,7 +99,7 @@ class ShardedParameters(FlatParameters):
     def sync(self, step: int, decay: float | None = None) -> None:
         """After the `step`-th update of the masters (from 1): update the module's parameters and the average."""
         master = self.views(self.master)
-        for name, share in self.local().items():
+        for name, share in self.local_shards().items():
             share.copy_(master[name])
         if self.ema is not None:
             self.average.lerp_(self.master, 1 - (ema_decay_at(self.ema, step) if decay is None else decay))
@@ -107,21 +107,21 @@ class ShardedParameters(FlatParameters):
     def load(self, model: dict[str, Tensor], average: dict[str, Tensor] | None) -> None:
         """Load this process's share of whole tensors, in the shapes of the parameters, into masters, parameters and
         average."""
-        self.scatter(self.views(self.master), model)
+        self.copy_into_views(self.views(self.master), model)
         if average is not None:
-            self.scatter(self.views(self.average), average)
+            self.copy_into_views(self.views(self.average), average)
         master = self.views(self.master)
-        for name, share in self.local().items():
+        for name, share in self.local_shards().items():
             share.copy_(master[name])
 
-    def scatter(self, views: dict[str, Tensor], full_tensors: dict[str, Tensor]) -> None:
-        """Copy this process's share of whole tensors (n, ...) into views: rows [r c, (r + 1) c) of n for process r of
-        W, with c = ceil(n / W)."""
+    def copy_into_views(self, views: dict[str, Tensor], full_tensors: dict[str, Tensor]) -> None:
+        """Copy this process's shard of full tensors (n, ...) into views: rows [r c, (r + 1) c) for process r of W, with
+        c = ceil(n / W)."""
         for name, view in views.items():
             size = -(-len(full_tensors[name]) // self.ranks.world)
             view.copy_(full_tensors[name][self.ranks.rank * size : (self.ranks.rank + 1) * size])
 
-    def pieces(self, views: dict[str, Tensor]) -> dict[str, DTensor]:
+    def to_dtensors(self, views: dict[str, Tensor]) -> dict[str, DTensor]:
         """Return this process's views (n / W, ...) as DTensors of the whole shape; a name may have a prefix word and a
         slash."""
         from torch.distributed.tensor import DTensor, Shard
@@ -137,13 +137,13 @@ class ShardedParameters(FlatParameters):
     @torch.no_grad()
     def masters(self) -> dict[str, Tensor]:
         """The whole float32 masters by name, in the shapes of the parameters. Every process has to call this."""
-        pieces = self.pieces(self.views(self.master))
+        pieces = self.to_dtensors(self.views(self.master))
         return {name: piece.full_tensor() for name, piece in pieces.items()}
 
     @torch.no_grad()
     def averaged_model(self) -> Model:
         """The deployed module with the average, gathered on the CPU. Every process has to call this."""
-        average, live = self.pieces(self.views(self.average)), dict(iterate_named_tensors(self.module))
+        average, live = self.to_dtensors(self.views(self.average)), dict(iterate_named_tensors(self.module))
         for name, tensor in iterate_named_tensors(self.eval_module):
             objective_name = self.shipped[name]
             if objective_name in average:

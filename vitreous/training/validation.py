@@ -97,7 +97,7 @@ def evaluate_images(
     engine = TorchEngine(model, run.preprocess, ranks.device(run.device), computed)
     compute_outputs = partial(compute_distributed_outputs, engine, ranks, run.data.workers, is_stopped)
     reports = [
-        evaluator.report(*(compute_outputs(evaluator, split) for split in evaluator.splits(images.split)))
+        evaluator.report(*(compute_outputs(evaluator, split) for split in evaluator.required_splits(images.split)))
         for evaluator in images.evaluators
     ]
     metrics = {name: value for report in reversed(reports) for name, value in report.metrics.items()}

@@ -60,7 +60,7 @@ def convert(
     num_classes: int | None = None,
     channels: int | None = None,
     settings: dict[str, Any] | None = None,
-    tell: Callable[[str], None] = lambda text: None,
+    note: Callable[[str], None] = lambda text: None,
     class_map: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
     """Read weights, apply the requested changes, write them as `to` at `out`, and verify them by reading them back. The
@@ -71,7 +71,7 @@ def convert(
     pre-training, as a bundle does. `image_size` (pixels), `num_classes` and `channels` give the model another
     resolution, a new zero head, another first layer. `class_map` is a file of the head rows to keep, one per line, in
     the order of the new classes. For segmentation and detection models, formats other than `bundle` contain the
-    backbone. `settings`: fields of the model's config that the files lack. `tell` receives messages. Returns a
+    backbone. `settings`: fields of the model's config that the files lack. `note` receives messages. Returns a
     document. Raises WeightsError, UsageError for a model that the format cannot represent or an existing path,
     ResourceError if the output cannot be written.
     """
@@ -89,7 +89,7 @@ def convert(
         else None
     )
     weights_format = None if pretraining_format or to == BUNDLE_FORMAT else get_writable_format(to, stored_config)
-    tell(f"found {weights.title}: {weights.config.name()} at {format_size(weights.config.image)}")
+    note(f"found {weights.title}: {weights.config.name()} at {format_size(weights.config.image)}")
     bundle, load_result = build_bundle_for_config(weights, config)
     notes = [*weights.notes, *([load_result.text()] if load_result else ())]
     if stored_config != config:
@@ -101,7 +101,7 @@ def convert(
         )
         objective_state = None
     for text in notes:
-        tell(text)
+        note(text)
     state = bundle.model.state_dict()
     if pretraining_format and objective_state:
         out_path, num_tensors = write_verified_pretraining(bundle, pretraining_format, objective_state, out_path)
@@ -109,9 +109,9 @@ def convert(
         bundle.objective_state = objective_state if to == BUNDLE_FORMAT else None
         out_path, num_tensors = write_verified(bundle, weights_format, out_path, state)
     if objective_state and (dropped := describe_dropped_state(objective_state, config, to, pretraining_format)):
-        tell(dropped)
+        note(dropped)
     if differences := list_numerical_differences(weights_format, stored_config, state) if weights_format else []:
-        tell(
+        note(
             f"readers of {to} assume other settings: {', '.join(differences)}; outputs "
             f"differ slightly{suggest_gelu_form(differences)}"
         )
@@ -189,7 +189,8 @@ def describe_dropped_state(
 def write_verified_pretraining(
     bundle: Bundle, pretraining_format: PretrainingFormat, objective_state: ObjectiveState, path: Path
 ) -> tuple[Path, int]:
-    """Write encoder and objective state at `path` as `write_verified` does. Raises the same errors."""
+    """Write encoder and objective state to `path` (adding a missing suffix) after reading them back; returns the path
+    and the number of tensors. Raises the same errors as `write_verified`."""
     return publish_verified(
         path
         if not pretraining_format.suffix or path.suffix == pretraining_format.suffix
@@ -241,7 +242,7 @@ def apply_size_overrides(
         axes = len(config.image) - len(frames)
         spatial_size = (image_size,) * axes if isinstance(image_size, int) else tuple(image_size)
         changes["image"] = (*frames, *spatial_size) if len(spatial_size) == axes else spatial_size
-        config.check_image(changes["image"])
+        config.check_image_size(changes["image"])
     if classes is not None and classes != config.classes:
         changes |= {"classes": classes, "head.representation": None, "head.bias": True}
     if channels is not None:

@@ -236,6 +236,6 @@ class HttpsRedirectHandler(urllib.request.HTTPRedirectHandler):
     """Follow redirects only to addresses from which downloads are allowed."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-        """Return the next request. Raises WeightsError for another scheme than https."""
+        """Return the request to the redirected address. Raises WeightsError for an address that is not https."""
         require_https(newurl)
         return super().redirect_request(req, fp, code=code, msg=msg, headers=headers, newurl=newurl)

@@ -300,17 +300,17 @@ QKV_TRANSFORM = TensorTransform(fuse_qkv, split_qkv)
 BATCHED_TOKEN = TensorTransform(transform_each(lambda t: t[0]), transform_each(lambda t: t[None]))
 
 
-def _heads_into(theirs: list[Tensor], config: Any) -> list[Tensor]:
+def _import_flax_heads(theirs: list[Tensor], config: Any) -> list[Tensor]:
     return [torch.cat([w.flatten(1).T for w in theirs])]
 
 
-def _heads_out(ours: list[Tensor], config: ViTConfig) -> list[Tensor]:
+def _export_flax_heads(ours: list[Tensor], config: ViTConfig) -> list[Tensor]:
     chunks = ours[0].chunk(len(ours[0]) // config.width)
     return [chunk.T.reshape(config.width, config.heads, -1) for chunk in chunks]
 
 
 #: (D, h, d) of flax's attention, each of queries, keys and values, and (3 D, D)
-FLAX_HEADS = TensorTransform(_heads_into, _heads_out)
+FLAX_HEADS = TensorTransform(_import_flax_heads, _export_flax_heads)
 #: their biases (h, d), and (3 D,)
 FLAX_HEAD_BIASES = TensorTransform(
     lambda theirs, c: [torch.cat([b.flatten() for b in theirs])],
@@ -322,7 +322,7 @@ FLAX_OUT = TensorTransform(
 )
 
 
-def _prefix_out(ours: list[Tensor], config: ViTConfig) -> list[Tensor]:
+def _export_prefix_tokens(ours: list[Tensor], config: ViTConfig) -> list[Tensor]:
     num_class_tokens = config.prefix - config.registers
     return [
         *(token.reshape(1, 1, -1) for token in ours[0][:num_class_tokens]),
@@ -331,7 +331,9 @@ def _prefix_out(ours: list[Tensor], config: ViTConfig) -> list[Tensor]:
 
 
 #: (1, 1, D) of the class and the distillation token and (1, R, D) of the registers, and (P, D)
-PREFIX_TOKENS = TensorTransform(lambda theirs, c: [torch.cat([t.reshape(-1, c.width) for t in theirs])], _prefix_out)
+PREFIX_TOKENS = TensorTransform(
+    lambda theirs, c: [torch.cat([t.reshape(-1, c.width) for t in theirs])], _export_prefix_tokens
+)
 #: (D,) of the class token, and (1, D)
 BARE_TOKEN = TensorTransform(transform_each(lambda t: t[None]), transform_each(lambda t: t[0]))
 

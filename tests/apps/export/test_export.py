@@ -256,7 +256,7 @@ def test_tensors_in_other_files_are_refused(file, tmp_path):
     tensor.external_data.add(key="location", value="../../etc/passwd")
     del graph.metadata_props[[p.key for p in graph.metadata_props].index("sha256")]
     bad = tmp_path / "bad.onnx"
-    bad.write_bytes(export_file.seal_onnx(graph.SerializeToString()))
+    bad.write_bytes(export_file.append_onnx_checksum(graph.SerializeToString()))
     with pytest.raises(WeightsError, match="tensors in other files"):
         OnnxFileEngine(bad)
 

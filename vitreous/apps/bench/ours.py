@@ -130,7 +130,7 @@ def make_batch_step(
     optimiser, working copy."""
 
     def run_step() -> float:
-        flat_parameters.zero()
+        flat_parameters.zero_grad()
         compute.backward(batch, 1.0)
         flat_parameters.collect()
         flat_parameters.clip(1.0)

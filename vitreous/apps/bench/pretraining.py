@@ -102,7 +102,7 @@ def make_objective_step(
     def run_step() -> float:
         with torch.no_grad():
             prepared = objective.prepare(batch, TrainingProgress())
-        flat_parameters.zero()
+        flat_parameters.zero_grad()
         compute.backward({name: v.to(dtype) if name in ("images", "local") else v for name, v in prepared.items()}, 1.0)
         flat_parameters.collect()
         flat_parameters.clip(optimizer.clip, optimizer.clip_by)

@@ -200,7 +200,7 @@ def export_weights(
         raise UsageError(message, "remove the other options, or use --to onnx, torch or openvino")
     out_path = choose_output_path(run, out, f"model-{to}", "", overwrite)
     with make_scratch_folder(out_path) as scratch:
-        document = convert(run, Path(scratch) / out_path.name, to, tell=listener.note)
+        document = convert(run, Path(scratch) / out_path.name, to, note=listener.note)
         file = Path(document["out"])
         if not overwrite:
             refuse_existing(out_path.parent / file.name)

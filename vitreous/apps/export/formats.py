@@ -27,8 +27,8 @@ from vitreous.inference.export_file import (
     MAX_EXPORT_BYTES,
     describe_export,
     read_export_bytes,
-    seal_onnx,
-    seal_xml,
+    append_onnx_checksum,
+    append_xml_checksum,
 )
 from vitreous.inference.exported import open_exported_file
 from vitreous.inference.libraries import disable_telemetry, import_optional_library
@@ -79,7 +79,7 @@ def write_onnx(target: ExportTarget, path: Path) -> None:
     raw = graph.SerializeToString()
     if len(raw) > MAX_EXPORT_BYTES:
         raise UsageError(*ONNX_TOO_LARGE)
-    path.write_bytes(seal_onnx(raw))
+    path.write_bytes(append_onnx_checksum(raw))
 
 
 def build_onnx_graph(target: ExportTarget) -> Any:
@@ -197,7 +197,7 @@ def write_openvino(target: ExportTarget, path: Path) -> None:
             graph.set_rt_info(text, [f"{CARD_KEY}_told", name])
         ov.save_model(graph, path, compress_to_fp16=False)
     weights = read_export_bytes(path.with_suffix(".bin"))
-    path.write_bytes(seal_xml(read_export_bytes(path), weights))
+    path.write_bytes(append_xml_checksum(read_export_bytes(path), weights))
 
 
 def convert_through_onnx(ov: Any, target: ExportTarget, path: Path) -> Any:

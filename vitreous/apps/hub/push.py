@@ -154,7 +154,7 @@ def stage_files(folder: Path, staging_folder: Path, transformers: bool, note: Ca
     if not transformers:
         return ""
     export_folder = staging_folder.parent / "transformers"
-    document = convert(folder, export_folder, "huggingface", tell=note)
+    document = convert(folder, export_folder, "huggingface", note=note)
     for path in sorted(export_folder.iterdir()):
         path.rename(staging_folder / path.name)
     load_options = document["assumed_settings"]

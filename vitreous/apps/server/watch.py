@@ -62,7 +62,7 @@ class WatchApp:
             "shares": PERCENT_METRICS,
             "texts": EXPLANATIONS,
         }
-        facts["tops"] = {"rankme": run.model.features} if run.objective.ships_features else {}
+        facts["tops"] = {"rankme": run.model.num_features} if run.objective.ships_features else {}
         name = folder.path.resolve().name
         data = Path(run.data.source).name or run.data.source
         self.page = render_template("watch.html", run=name, model=run.model.name(), data=data, facts=json.dumps(facts))

@@ -75,7 +75,8 @@ def find_split_json(folder: Path) -> Path | None:
 
 
 def find_coco_files(folder: Path) -> list[Path]:
-    """Return the JSON files directly in a folder, if all are COCO's and at most `MAX_COCO_FILES`; else none."""
+    """Return the JSON files directly in a folder if all of them are COCO annotations and there are at most
+    `MAX_COCO_FILES`; else an empty list."""
     json_paths = sorted(path for path in folder.glob("*.json") if not is_system_name(path.name) and path.is_file())
     required_keys = ('"annotations"', '"categories"')
     if len(json_paths) > MAX_COCO_FILES or not all(

@@ -30,38 +30,38 @@ BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 
 def crop_and_resize_batch(
     views: Tensor,
-    u: np.ndarray,
+    uniform_draws: np.ndarray,
     size: tuple[int, int],
     area: tuple[float, float],
     ratio: tuple[float, float],
-    flip: float,
+    flip_probability: float,
 ) -> Tensor:
-    """Crop a box from each (n, H, C, W) row, by (n, DRAWS_PER_VIEW) numbers, resize it to `size` and mirror some: (n,
-    h, C, w).
+    """Crop a random box of each view (n, H, C, W), resize it to `size` (h, w) and mirror it with probability `flip_probability` ->
+    (n, h, C, w). `uniform_draws` are (n, DRAWS_PER_VIEW) uniform random numbers.
 
     Boxes are those of torchvision's RandomResizedCrop (`AreaCrop`).
     """
     height, _, width = views.shape[1:]
-    box_heights, box_widths = draw_box_sizes(u, height, width, area, ratio)
-    top = np.floor(u[:, CROP_DRAWS_START] * (height - box_heights + 1))
-    left = np.floor(u[:, CROP_DRAWS_START + 1] * (width - box_widths + 1))
+    box_heights, box_widths = draw_box_sizes(uniform_draws, height, width, area, ratio)
+    top = np.floor(uniform_draws[:, CROP_DRAWS_START] * (height - box_heights + 1))
+    left = np.floor(uniform_draws[:, CROP_DRAWS_START + 1] * (width - box_widths + 1))
     width_matrices = create_bicubic_matrices(left, box_widths, width, size[1])
-    mirror = torch.from_numpy(u[:, CROP_DRAWS_START + 2] < flip)
+    mirror = torch.from_numpy(uniform_draws[:, CROP_DRAWS_START + 2] < flip_probability)
     width_matrices[mirror] = width_matrices[mirror].flip(1)
     return apply_axis_matrices(views, create_bicubic_matrices(top, box_heights, height, size[0]), width_matrices)
 
 
 def draw_box_sizes(
-    u: np.ndarray, height: int, width: int, area: tuple[float, float], ratio: tuple[float, float]
+    uniform_draws: np.ndarray, height: int, width: int, area: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw (n,) heights and (n,) widths of boxes, integers in float64, from (n, 2 AREA_CROP_ATTEMPTS) or more numbers
     in 0 .. 1: the first attempt that fits, else the largest box with that aspect."""
-    areas = height * width * (area[0] + (area[1] - area[0]) * u[:, :AREA_CROP_ATTEMPTS])
+    areas = height * width * (area[0] + (area[1] - area[0]) * uniform_draws[:, :AREA_CROP_ATTEMPTS])
     low, high = np.log(ratio)
-    aspects = np.exp(low + (high - low) * u[:, AREA_CROP_ATTEMPTS : 2 * AREA_CROP_ATTEMPTS])
+    aspects = np.exp(low + (high - low) * uniform_draws[:, AREA_CROP_ATTEMPTS : 2 * AREA_CROP_ATTEMPTS])
     box_widths, box_heights = np.rint(np.sqrt(areas * aspects)), np.rint(np.sqrt(areas / aspects))
     is_inside = (box_widths > 0) & (box_widths <= width) & (box_heights > 0) & (box_heights <= height)
-    first_fit = np.arange(len(u)), is_inside.argmax(1)
+    first_fit = np.arange(len(uniform_draws)), is_inside.argmax(1)
     clipped_aspect = min(max(width / height, ratio[0]), ratio[1])
     largest = (min(height, round(width / clipped_aspect)), min(width, round(height * clipped_aspect)))
     return np.where(is_inside.any(1), box_heights[first_fit], largest[0]), np.where(
@@ -108,7 +108,7 @@ def apply_axis_matrices(views: Tensor, height_matrices: Tensor, width_matrices: 
 
 def augment_batch_colours(
     views: Tensor,
-    u: np.ndarray,
+    uniform_draws: np.ndarray,
     probabilities: np.ndarray,
     jitter: tuple[float, float, float, float],
     radius: tuple[float, float],
@@ -118,17 +118,22 @@ def augment_batch_colours(
     `probabilities` (n, 4): the probabilities of jitter, grey, blur and solarising, applied in this order; `radius` of
     the blur in pixels, uniform.
     """
-    u = u[:, COLOUR_DRAWS_START:]
-    is_applied = u[:, [0, 9, 10, 12]] < probabilities
+    uniform_draws = uniform_draws[:, COLOUR_DRAWS_START:]
+    is_applied = uniform_draws[:, [0, 9, 10, 12]] < probabilities
     changed, grey, blurred, solarised = (np.flatnonzero(column) for column in is_applied.T)
     if any(jitter) and len(changed):
         indices = torch.from_numpy(changed)
-        views[indices] = jitter_batch_colours(views[indices], u[changed, 1:5], u[changed, 5:9], jitter)
+        views[indices] = jitter_batch_colours(
+            views[indices], uniform_draws[changed, 1:5], uniform_draws[changed, 5:9], jitter
+        )
     if views.shape[2] == 3 and len(grey):
         indices = torch.from_numpy(grey)
         views[indices] = rgb_to_grey(views[indices]).expand(-1, -1, 3, -1)
     if len(blurred):
-        indices, blur_radii = torch.from_numpy(blurred), radius[0] + (radius[1] - radius[0]) * u[blurred, 11]
+        indices, blur_radii = (
+            torch.from_numpy(blurred),
+            radius[0] + (radius[1] - radius[0]) * uniform_draws[blurred, 11],
+        )
         height_matrices, width_matrices = (
             create_gaussian_matrices(blur_radii, length) for length in (views.shape[1], views.shape[3])
         )

@@ -124,7 +124,9 @@ class MultiCrop:
         for start in range(0, len(sources), VIEW_CHUNK_SIZE):
             span = slice(start, start + VIEW_CHUNK_SIZE)
             chunk = pixels[torch.from_numpy(sources[span])].permute(0, 2, 1, 3).float()
-            chunk = crop_and_resize_batch(chunk, u[span], size=size, area=area, ratio=self.ratio, flip=self.flip)
+            chunk = crop_and_resize_batch(
+                chunk, u[span], size=size, area=area, ratio=self.ratio, flip_probability=self.flip
+            )
             if pixels.dtype == torch.uint8:
                 chunk.clamp_(0, 255)
                 if channels in (1, 3):

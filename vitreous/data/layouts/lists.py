@@ -51,7 +51,8 @@ def find_image_lists(root: Path) -> dict[str, str]:
 
 
 def open_image_lists(root: Path, split_seed: int = 0) -> Data:
-    """Open the dataset of `train800.txt`, `val200.txt` and `test.txt`, or of `train.txt` and the other lists.
+    """Open a dataset of image lists: `train.txt`, `val.txt` and `test.txt`, or VTAB-1k's `train800.txt`, `val200.txt`
+    and `test.txt`.
 
     `Data.whole` is `train800val200.txt` if it exists. Classes are the indices in the lists, in order, named by the
     lines of `classes.txt` if it exists; a note counts classes without training images. Without a validation list, a

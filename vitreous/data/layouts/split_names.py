@@ -47,8 +47,8 @@ def find_split_word(text: str) -> str | None:
 
 
 def match_split_names(names: Iterable[str], origin: str) -> dict[str, str]:
-    """Return {split: name} for split names, in the order train, val, test. Raises DataError if two names refer to one
-    split; `origin` is the place that contains them."""
+    """Return {split: name} for the names that are split names, in the order train, val, test. Raises DataError if two
+    names refer to one split; `origin` is the folder or file that contains them, for messages."""
     name_of_split: dict[str, str] = {}
     for name in sorted(names):
         split = parse_split_name(name)

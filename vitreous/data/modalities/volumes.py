@@ -122,7 +122,7 @@ def crop_or_pad(volume: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
 
 
 def resize_linear(volume: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
-    """Resize (C, *image) float32 to (C, *size), linear along each axis, averaging the voxels that are merged.
+    """Resize (C, *image) float32 to (C, *size), linearly along each axis, with antialiasing.
 
     out[i] = sum_j w_ij in[j] / sum_j w_ij,  w_ij = max(0, 1 - |j + 1/2 - (i + 1/2) r| / max(1, r)),  r = own / size
     """

@@ -178,7 +178,7 @@ class ModelConfig:
 
     @classmethod
     def option_paths(cls) -> tuple[str, ...]:
-        """The options by dotted path, with the fields of each group: `depth`, `attention.window`."""
+        """The dotted paths of all options, including the fields of each group: `depth`, `attention.window`."""
         groups = {name: getattr(cls, name, None) for name in cls.option_names()}
         return tuple(
             path
@@ -193,7 +193,7 @@ class ModelConfig:
         option_paths = self.option_paths()
         return {path: attrgetter(path)(self) for path in paths if path in option_paths}
 
-    def check_image(self, image: tuple[int, ...]) -> None:
+    def check_image_size(self, image: tuple[int, ...]) -> None:
         """Raise UsageError for an image size (pixels per axis) that the model does not support."""
 
     @property
@@ -222,8 +222,8 @@ class ModelConfig:
         return self.width
 
     @property
-    def features(self) -> int:
-        """Channels of the head's input."""
+    def num_features(self) -> int:
+        """Number of input features of the head."""
         return self.width_out
 
     @property

@@ -91,7 +91,7 @@ class BiTConfig(ModelConfig):
 
     @property
     def depth(self) -> int:
-        """Residual units of all stages."""
+        """Number of residual units in all stages."""
         return sum(self.blocks)
 
     @property

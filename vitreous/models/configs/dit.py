@@ -70,7 +70,8 @@ class DiTConfig(ModelConfig):
             raise UsageError("channels, width, depth, heads and hidden must be at least 1, classes at least 0")
         if self.width % self.heads or self.width % (2 * len(self.image)):
             raise UsageError(
-                f"width {self.width} is not a multiple of {self.heads} heads, or of 2 channels per axis",
+                f"width {self.width} is not divisible by {self.heads} heads and by {2 * len(self.image)}, two channels "
+                "per image axis",
                 "change heads or width",
             )
         if self.arrangement == "alternating" and (len(self.image) != 3 or self.depth < 2):
@@ -78,7 +79,7 @@ class DiTConfig(ModelConfig):
                 f"alternating blocks need depth 2 and three axes, got depth {self.depth} and {len(self.image)} axes"
             )
             raise UsageError(problem, "use at least two blocks, and images with frames, height and width")
-        self.check_image(self.image)
+        self.check_image_size(self.image)
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -95,7 +96,7 @@ class DiTConfig(ModelConfig):
         """Whether the model generates clips."""
         return len(self.image) == 3
 
-    def check_image(self, image: tuple[int, ...]) -> None:
+    def check_image_size(self, image: tuple[int, ...]) -> None:
         """Raise UsageError for an image size that the patch does not divide, with the nearest valid size."""
         try:
             patch_grid(image, self.patch)

@@ -70,9 +70,9 @@ class ForeignConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         if self.library:
-            self.check_image(self.image)
+            self.check_image_size(self.image)
 
-    def check_image(self, image: tuple[int, ...]) -> None:
+    def check_image_size(self, image: tuple[int, ...]) -> None:
         """Raise UsageError for an image that does not have two axes, or if the patch has to divide it and does not."""
         if len(image) != 2:
             raise UsageError(f"{self.full_name} takes images with two axes, not {len(image)}", "use --model ViT-S/16")
@@ -87,7 +87,7 @@ class ForeignConfig(ModelConfig):
         return bool(self.library)
 
     @property
-    def features(self) -> int:
+    def num_features(self) -> int:
         """Channels of the head's input."""
         return self.pooled or self.width
 

@@ -141,7 +141,7 @@ class HybridConfig(ViTConfig):
         super().__post_init__()
         if any(p % self.stem.reduction for p in self.patch):
             raise UsageError(
-                f"patch {format_size(self.patch)} is not a multiple of {self.stem.reduction}, the reduction of the stem"
+                f"patch size {format_size(self.patch)} is not a multiple of the stem's stride {self.stem.reduction}"
             )
 
     @property

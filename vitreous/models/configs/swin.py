@@ -243,7 +243,7 @@ class SwinConfig(ModelConfig):
         stage = next(stage for stage in range(len(self.blocks)) if block < sum(self.blocks[: stage + 1]))
         return self.levels[stage].patch[0], self.levels[stage].patch[1]
 
-    def check_image(self, image: tuple[int, ...]) -> None:
+    def check_image_size(self, image: tuple[int, ...]) -> None:
         """Raise UsageError for an image that does not have two axes; any size is valid."""
         if len(image) != 2:
             raise UsageError(f"a Swin takes images with two axes, not {len(image)}", "use height and width")

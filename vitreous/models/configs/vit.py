@@ -170,7 +170,7 @@ class ViTConfig(ViTCost):
                 f"pool={self.pool} needs a class token", "use pool=mean or pool=attention, or class_token=True"
             )
         self.check_windows()
-        self.check_image(self.image)
+        self.check_image_size(self.image)
         if self.on_grid and (self.prefix or len(self.image) != 2):
             raise UsageError(
                 "axial and windowed blocks require a grid of patches without prefix tokens",
@@ -230,7 +230,7 @@ class ViTConfig(ViTCost):
         is_learned = self.positions.kind in ("learned", "axes", "factorised", "space-time")
         return min(self.positions.slots, self.prefix) if self.class_token and is_learned else 0
 
-    def check_image(self, image: tuple[int, ...]) -> None:
+    def check_image_size(self, image: tuple[int, ...]) -> None:
         """Raise UsageError for an image size (pixels per axis) that the patch does not divide, with valid sizes."""
         try:
             patch_grid(image, self.patch)
@@ -282,7 +282,7 @@ class ViTConfig(ViTCost):
         return self.on_grid or self.positions.at != "input" or attention.kind != "plain" or attention.window > 0
 
     @property
-    def features(self) -> int:
+    def num_features(self) -> int:
         """Channels of the head's input."""
         return self.head.representation or (2 if self.pool == "distilled" else 1) * self.width_out
 

@@ -42,7 +42,7 @@ class ViTCost(ModelConfig):
         attention = sum(self.attention_macs(grid, index) for index in range(self.depth))
         num_tokens = patches + self.prefix
         pool = num_tokens * 2 * width**2 + 2 * num_tokens * width + 2 * width**2 + 2 * width * self.mlp.hidden
-        head = (self.head.representation or 0) * self.width_out + self.classes * self.features
+        head = (self.head.representation or 0) * self.width_out + self.classes * self.num_features
         blocks = attention + self.mlp_layers * self.mlp_macs(grid)
         return self.embedding_macs(image) + blocks + pool * (self.pool == "attention") + self.extra_macs(grid) + head
 

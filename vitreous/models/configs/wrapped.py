@@ -51,9 +51,9 @@ class BackboneWrapperConfig(ModelConfig):
         """The backbone's."""
         return self.backbone.regularization
 
-    def check_image(self, image: tuple[int, ...]) -> None:
+    def check_image_size(self, image: tuple[int, ...]) -> None:
         """Raise UsageError for an image that the backbone does not support."""
-        self.backbone.check_image(image)
+        self.backbone.check_image_size(image)
 
 
 class BackboneWithHeadConfig(BackboneWrapperConfig):
@@ -77,6 +77,6 @@ class BackboneWithHeadConfig(BackboneWrapperConfig):
         return self.backbone.prefix
 
     @property
-    def features(self) -> int:
+    def num_features(self) -> int:
         """Number of outputs: one per class."""
         return self.classes

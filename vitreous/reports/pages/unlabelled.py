@@ -50,7 +50,7 @@ def draw_logged_curves(lines: list[dict[str, Any]], run: Run) -> list[dict[str, 
 def get_rankme_scale(lines: list[dict[str, Any]], name: str, run: Run) -> dict[str, Any]:
     """Return limits and reference lines for a chart of RankMe: 0 to the feature width, and the rank of the untrained
     encoder if it was logged (at step 0)."""
-    width = run.model.features
+    width = run.model.num_features
     untrained = next((line[name] for line in lines if line["step"] == 0 and line.get(name) is not None), None)
     references = {f"feature width, {width}": float(width)}
     if untrained is not None:
@@ -67,10 +67,10 @@ def build_headline_metrics(summary: dict[str, Any], run: Run) -> dict[str, Any] 
             "title": get_metric_label(name),
             "key": name,
             "value": format_metric_value(name, value) if name in PERCENT_METRICS else format_number(value),
-            "range": f"of {run.model.features}"
+            "range": f"of {run.model.num_features}"
             if name == "rankme"
             else format_interval(name, (source.get("interval") or {}).get(name)),
-            "share": value / run.model.features if name == "rankme" else None,
+            "share": value / run.model.num_features if name == "rankme" else None,
         }
         for name in HEADLINE_METRICS
         if (value := source.get(name)) is not None

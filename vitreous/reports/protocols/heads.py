@@ -145,7 +145,7 @@ class TokenReader(nn.Module):
     def get_columns(self, head_input: HeadInput) -> list[int]:
         """Return the indices of a head's inputs among the N features."""
         if not self.num_blocks:
-            return list(range(self.config.features))
+            return list(range(self.config.num_features))
         width = self.config.width
         token_indices = range(head_input.blocks * width)
         return (

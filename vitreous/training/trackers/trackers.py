@@ -125,7 +125,7 @@ class Trackers:
 def run_trackers(
     names: Sequence[str], folder: RunFolder, listener: ProgressListener, seconds: float
 ) -> Iterator[Trackers]:
-    """Yield the trackers of a run, and close them at the end of the block, within `seconds`."""
+    """Yield the trackers of a run, and close them at the end of the block, for at most `seconds`."""
     trackers = Trackers(names, folder, listener)
     status: Status = "failed"
     try:

@@ -25,30 +25,30 @@ from vitreous.weights.table import (
 )
 
 
-def _pixels_into(theirs: list[Tensor], config: DiTConfig) -> list[Tensor]:
+def _import_patch_pixels(theirs: list[Tensor], config: DiTConfig) -> list[Tensor]:
     return [theirs[0].unflatten(0, (math.prod(config.patch), -1)).transpose(0, 1).flatten(0, 1)]
 
 
-def _pixels_out(ours: list[Tensor], config: DiTConfig) -> list[Tensor]:
+def _export_patch_pixels(ours: list[Tensor], config: DiTConfig) -> list[Tensor]:
     return [ours[0].unflatten(0, (-1, math.prod(config.patch))).transpose(0, 1).flatten(0, 1)]
 
 
 #: (p q C', ...), channels of a patch last, and (C' p q, ...)
-CHANNELS_LAST = TensorTransform(_pixels_into, _pixels_out)
+CHANNELS_LAST = TensorTransform(_import_patch_pixels, _export_patch_pixels)
 
 
-def _shared_into(theirs: list[Tensor], config: DiTConfig) -> list[Tensor]:
+def _import_shared_tensor(theirs: list[Tensor], config: DiTConfig) -> list[Tensor]:
     if any(not torch.equal(theirs[0], tensor) for tensor in theirs[1:]):
         raise WeightsError("each block has a separate embedding of times and classes, but a DiT shares one")
     return theirs[:1]
 
 
 #: one tensor per block, all equal, and a single tensor
-SHARED_BY_BLOCKS = TensorTransform(_shared_into, lambda ours, c: [ours[0].clone() for _ in range(c.depth)])
+SHARED_BY_BLOCKS = TensorTransform(_import_shared_tensor, lambda ours, c: [ours[0].clone() for _ in range(c.depth)])
 
 
-def repeat_in_blocks(name: str) -> Any:
-    """Return the names, for a config, of a tensor that diffusers repeats in each block."""
+def build_block_names(name: str) -> Any:
+    """Return a function from a config to the diffusers names of a tensor that is stored once per block."""
     return lambda c: tuple(f"transformer_blocks.{i}.norm1.emb.{name}" for i in range(c.depth))
 
 
@@ -75,9 +75,9 @@ DIFFUSERS_RULES = (
     parse_rename_rule("projection.weight", "pos_embed.proj.weight", CONVOLUTION),
     parse_rename_rule("last.linear.weight", "proj_out_2.weight", CHANNELS_LAST),
     parse_rename_rule("last.linear.bias", "proj_out_2.bias", CHANNELS_LAST),
-    parse_rename_rule("time.fc1.{x}", repeat_in_blocks("timestep_embedder.linear_1.{x}"), SHARED_BY_BLOCKS),
-    parse_rename_rule("time.fc2.{x}", repeat_in_blocks("timestep_embedder.linear_2.{x}"), SHARED_BY_BLOCKS),
-    parse_rename_rule("classes.weight", repeat_in_blocks("class_embedder.embedding_table.weight"), SHARED_BY_BLOCKS),
+    parse_rename_rule("time.fc1.{x}", build_block_names("timestep_embedder.linear_1.{x}"), SHARED_BY_BLOCKS),
+    parse_rename_rule("time.fc2.{x}", build_block_names("timestep_embedder.linear_2.{x}"), SHARED_BY_BLOCKS),
+    parse_rename_rule("classes.weight", build_block_names("class_embedder.embedding_table.weight"), SHARED_BY_BLOCKS),
     parse_rename_rule(
         f"{BLOCK_NAME}.attention.qkv.{{x}}",
         " ".join(f"{DIFFUSERS_BLOCK_NAME}.attn1.to_{part}.{{x}}" for part in "qkv"),

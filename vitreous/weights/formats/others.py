@@ -119,7 +119,7 @@ DINOV2 = WeightsFormat(
 
 
 def infer_dinov2_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
-    """Infer the config of DINOv2, whose two position resize rules depend on registers.
+    """Infer the config of DINOv2. Models with and without registers resize positions by different rules.
 
     The released models without registers have `interpolate_offset=0.1`; those with registers have 0.0 and
     `interpolate_antialias=True` (dinov2/hub/backbones.py). The constructor's defaults are 0.1 and False, also with

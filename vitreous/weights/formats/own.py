@@ -197,7 +197,7 @@ def count_native_units(shapes: Shapes, ours: str) -> tuple[int, ...]:
 
 
 def infer_native_bit_config(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig:
-    """Infer the config of a BiT."""
+    """Infer the config of a BiT from the shapes of vitreous' state dict."""
     check_state_dict_options(shapes)
     classes = shapes["head.weight"][0] if "head.weight" in shapes else 0
     return infer_bit_config(

@@ -98,8 +98,8 @@ TIMM_VIT_RULES = (
 
 
 def infer_timm_vit_config(shapes: Shapes, settings: dict[str, Any], slots: tuple[int, ...] | None = None) -> ViTConfig:
-    """Infer the config from the shapes; `settings` may contain further fields of `ViTConfig`: image (pixels), heads,
-    gelu.
+    """Infer the config of a timm ViT from its shapes; `settings` may contain further fields of `ViTConfig`: image
+    (pixels), heads, gelu.
 
     `slots` is that of `infer_vit_config`. Raises ValueError and WeightsError likewise.
     """

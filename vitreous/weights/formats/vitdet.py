@@ -26,17 +26,19 @@ from vitreous.weights.table import (
 DEFAULT_IMAGE_SIDE = 1024  # height and width in pixels, if no table of the full grid determines them
 
 
-def _positions_into(theirs: list[Tensor], config: ViTConfig) -> list[Tensor]:
+def _import_positions(theirs: list[Tensor], config: ViTConfig) -> list[Tensor]:
+    """Convert (1, 1 + N, D) positions to (*grid, D), without the unused class token."""
     return [theirs[0][0, 1:].reshape(*config.table_grid, config.width)]
 
 
-def _positions_out(ours: list[Tensor], config: ViTConfig) -> list[Tensor]:
+def _export_positions(ours: list[Tensor], config: ViTConfig) -> list[Tensor]:
+    """Convert (*grid, D) positions to (1, 1 + N, D), with zeros for the class token."""
     positions = ours[0].reshape(-1, config.width)
     return [torch.cat([positions.new_zeros(1, config.width), positions])[None]]
 
 
 #: (1, 1 + N, D), whose first row, of the class token, is unused, and (*grid, D)
-WITH_CLASS_ROW = TensorTransform(_positions_into, _positions_out)
+WITH_CLASS_ROW = TensorTransform(_import_positions, _export_positions)
 
 BLOCK_NAME = "encoder.blocks.{i}"
 VITDET_RULES = (

@@ -94,12 +94,12 @@ def _make_background_roll(shift: int) -> Any:
     return lambda tensors, c: [tensors[0].roll(shift, 0)]
 
 
-def _box_deltas_into(theirs: list[Tensor], config: DetectorConfig) -> list[Tensor]:
+def _import_box_deltas(theirs: list[Tensor], config: DetectorConfig) -> list[Tensor]:
     deltas = theirs[0]
     return [deltas] if config.agnostic else [torch.cat([deltas.new_zeros(4, *deltas.shape[1:]), deltas])]
 
 
-def _box_deltas_out(ours: list[Tensor], config: DetectorConfig) -> list[Tensor]:
+def _export_box_deltas(ours: list[Tensor], config: DetectorConfig) -> list[Tensor]:
     return [ours[0] if config.agnostic else ours[0][4:]]
 
 
@@ -126,7 +126,7 @@ DETECTOR_RULES = (
     parse_rename_rule(
         f"{BOX_DELTAS}.{{x}}",
         f"{BOX_PREDICTOR_PREFIX}.bbox_pred.{{x}}",
-        TensorTransform(_box_deltas_into, _box_deltas_out),
+        TensorTransform(_import_box_deltas, _export_box_deltas),
     ),
 )
 
