@@ -31,7 +31,7 @@ from vitreous.system.machine import (
     DTYPES,
     configure_process,
     get_processor_name,
-    has_fast_packed_products,
+    has_fast_packed_matmul,
     pick_precision,
 )
 
@@ -49,7 +49,7 @@ def contenders(given: argparse.Namespace) -> tuple[dict[str, Callable[[], object
     torch.manual_seed(0)
     precision = pick_precision("auto", "cpu")
     dtype = DTYPES[precision]
-    model = freeze_for_inference(build_model(config).eval(), dtype, has_fast_packed_products("cpu"))
+    model = freeze_for_inference(build_model(config).eval(), dtype, has_fast_packed_matmul("cpu"))
     model.any_size = True
     paths = sorted(path for path in given.folder.rglob("*") if is_image_file(path))
     pictures = [decode_to_pillow(path, 3) for path in paths]

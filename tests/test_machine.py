@@ -27,7 +27,7 @@ from vitreous.system.machine import (
     get_best_cpu_feature,
     get_cpu_features,
     get_device_table,
-    has_fast_packed_products,
+    has_fast_packed_matmul,
     has_vnni,
     pick_precision,
 )
@@ -63,7 +63,7 @@ def full(monkeypatch):
 @pytest.mark.parametrize("variable", ["VITREOUS_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"])
 def test_choices_follow_the_processor_as_it_is_limited(variable, level, precision, packed, vnni, full, monkeypatch):
     monkeypatch.setenv(variable, level.lower())
-    assert (pick_precision("auto", "cpu"), has_fast_packed_products("cpu"), has_vnni()) == (precision, packed, vnni)
+    assert (pick_precision("auto", "cpu"), has_fast_packed_matmul("cpu"), has_vnni()) == (precision, packed, vnni)
     assert (pick_precision("fp32", "cpu"), pick_precision("bf16", "cpu")) == ("fp32", "bf16")
     assert (describe_emulation("bf16", "cpu") is None) == (precision == "bf16") and describe_emulation(
         "fp32", "cpu"
@@ -153,7 +153,7 @@ def test_ci_runs_the_marked_tests_as_the_other_kind(processor):
 
 
 def test_a_gpu_packs_nothing():
-    assert not has_fast_packed_products("cuda:0")
+    assert not has_fast_packed_matmul("cuda:0")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")

@@ -50,8 +50,8 @@ class OptionAliases:
 
 
 class TaggedUnion:
-    """Marks a field, by `Annotated[base, TaggedUnion(table)]`, or a base class, by its attribute `get_tagged_union`, as
-    one of a table of dataclasses. The `key` in the value selects the row; if it is missing, the `default`, or the first
+    """Marks a field, by `Annotated[base, TaggedUnion(table)]`, or a base class, by its attribute `tagged`, as one of a
+    table of dataclasses. The `key` in the value selects the row; if it is missing, the `default`, or the first
     row. Rows are classes, or their names for `import_object`."""
 
     def __init__(self, table: Mapping[str, Any], key: str = "name", default: str = "") -> None:
@@ -163,8 +163,10 @@ def from_builtins(target_type: type[T] | Any, value: Any) -> T:
 
 
 def resolve_config_class(target_type: Any, value: Any) -> Any:
-    """Return the dataclass for a value if `target_type` is a tagged union, or a union: of the latter the member with
-    the value's `family`, else the first."""
+    """Resolve a union type to the dataclass that a value selects; other types are returned unchanged.
+
+    A tagged union selects by its tag. A plain union selects the member with the value's `family`, else the first
+    member."""
     if table := get_tagged_union(target_type):
         return type(value) if dataclasses.is_dataclass(value) else table.pick(value)
     member_types = [member for member in typing.get_args(target_type) if dataclasses.is_dataclass(member)]
@@ -205,22 +207,23 @@ def find_unknown_keys(target_type: Any, value: Any, path: str = "") -> list[tupl
 
 
 def apply_keyword_options(
-    verb: str, options: dict[str, Any], *values: Any, extra_names: Iterable[str] = ()
+    verb: str, options: dict[str, Any], *instances: Any, extra_names: Iterable[str] = ()
 ) -> tuple[Any, ...]:
-    """Copy dataclasses with the keywords of a Python call as their fields; each option sets the first dataclass that
-    has it.
+    """Return copies of dataclass instances with the keyword options of a Python call applied as fields.
+
+    An option sets the field of the first dataclass that has one of its name.
 
     Lists become tuples, a single value becomes a tuple of one, and paths become text. `extra_names` are additional
     names for suggestions. Raises UsageError for an unknown option, with the option that lists it in its `OptionAliases`
     or the nearest one, and for a value of a wrong type.
     """
-    field_sets = [{field.name for field in dataclasses.fields(value)} for value in values]
+    field_sets = [{field.name for field in dataclasses.fields(value)} for value in instances]
     names = {*extra_names, *(name for field_set in field_sets for name in field_set)}
     unknown = [name for name in options if not any(name in field_set for field_set in field_sets)]
     if unknown:
         option_by_alias = {
             alias: name
-            for value in values
+            for value in instances
             for name, mark in get_field_markers(type(value), OptionAliases).items()
             for alias in mark.names
         }
@@ -229,11 +232,11 @@ def apply_keyword_options(
         raise UsageError(f"{verb} has no option {', '.join(unknown)}", hint)
     from pydantic import ValidationError
 
-    changes: list[dict[str, Any]] = [{} for _ in values]
+    changes: list[dict[str, Any]] = [{} for _ in instances]
     for name, option in options.items():
         position = next(index for index, field_set in enumerate(field_sets) if name in field_set)
-        takes_many = isinstance(getattr(values[position], name), tuple)
-        types = get_field_types(type(values[position]))
+        takes_many = isinstance(getattr(instances[position], name), tuple)
+        types = get_field_types(type(instances[position]))
         option = (
             os.fspath(option)
             if isinstance(option, os.PathLike)
@@ -248,7 +251,7 @@ def apply_keyword_options(
             choices = [choice for choice in get_literal_values(types[name]) if isinstance(choice, str)]
             hint = suggest_nearest(option, choices) if isinstance(option, str) and choices else ""
             raise UsageError(f"{verb}: {name} cannot be {option!r} ({error.errors()[0]['msg']})", hint) from None
-    return tuple(dataclasses.replace(value, **change) for value, change in zip(values, changes, strict=True))
+    return tuple(dataclasses.replace(value, **change) for value, change in zip(instances, changes, strict=True))
 
 
 def get_literal_values(hint: Any) -> tuple[Any, ...]:

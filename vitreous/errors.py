@@ -172,14 +172,14 @@ def escape_unprintable(path: str | os.PathLike[str]) -> str:
 
 
 def format_first_lines(lines: Iterable[str], count: int, limit: int = 20) -> str:
-    """Format the first `limit` of `count` lines for the end of a message: each on an indented line, and the number of
-    further lines."""
+    """Format the first `limit` of `count` lines for appending to a message: one indented line each, then the number of
+    omitted lines."""
     more = [f"and {count - limit} more"] if count > limit else []
     return "".join(f"\n    {line}" for line in [*islice(lines, limit), *more])
 
 
 def format_first_names(names: Iterable[str], limit: int = 20) -> str:
-    """Format the first `limit` names for use in a message: separated by commas, and the number of further names."""
+    """Format the first `limit` names for a message, separated by commas, then the number of omitted names."""
     names = list(names)
     more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
     return ", ".join(map(escape_unprintable, names[:limit])) + more

@@ -19,15 +19,15 @@ from vitreous.inference import engine as engine_module
 from vitreous.inference import engine_choice, openvino
 from vitreous.inference.engine import TorchEngine, make_engine
 from vitreous.inference.engine_choice import (
-    MIN_SPEEDUP,
     MAX_BENCHMARK_SECONDS,
+    MIN_SPEEDUP,
+    benchmark_engines,
     choose_chunk_engine,
     choose_engine,
     describe_benchmark_conditions,
     find_alternative_engine,
     find_benchmark_record,
     list_engine_choices,
-    benchmark_engines,
 )
 from vitreous.inference.options import InferenceOptions
 from vitreous.inference.predict import load

@@ -154,7 +154,7 @@ def test_whether_threads_change_bits_is_seen_on_noise_and_once(bundle, differs, 
 def test_no_place_in_a_part_rounds_otherwise(precision, packed, width, heads, image, patch, monkeypatch):
     """Kernels compute the last rows of a product, and rows of an odd number, in blocks of their own: an answer must not
     tell."""
-    monkeypatch.setattr(engine, "has_fast_packed_products", lambda device: packed)
+    monkeypatch.setattr(engine, "has_fast_packed_matmul", lambda device: packed)
     torch.manual_seed(0)
     config = ViTConfig(
         image=(image, image),

@@ -27,8 +27,8 @@ class Options(WeightsOptions):
     """File or folder to create."""
     to: str = "bundle"
     """Format: bundle, huggingface, timm, google-npz, linen-npz, big-vision-npz, bit-npz, torchvision, dinov2, clip,
-    sam, swin or videomae. With the parts that pre-training needs to continue: bundle, mae, huggingface-mae,
-    videomae-pretraining, huggingface-videomae, dino or dinov2-teacher."""
+    sam, swin or videomae. Formats that keep the decoder or heads for further pre-training: bundle, mae,
+    huggingface-mae, videomae-pretraining, huggingface-videomae, dino or dinov2-teacher."""
     image_size: Annotated[tuple[int, ...] | None, arg(metavar="PIXELS...")] = None
     """New image size in pixels: one number, height and width, or frames, height and width; position embeddings are
     resized."""
@@ -59,10 +59,10 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     o = options
     if o.image_size is not None and (len(o.image_size) not in (1, 2, 3) or min(o.image_size) < 1):
-        raise UsageError("--image-size takes one number, or height and width in pixels; for clips, frames first")
+        raise UsageError("--image-size needs positive numbers: SIZE, HEIGHT WIDTH or, for clips, FRAMES HEIGHT WIDTH")
     for name, minimum in (("num_classes", 0), ("channels", 1), ("heads", 1), ("window", 1)):
         if (value := getattr(o, name)) is not None and value < minimum:
-            raise UsageError(f"--{name.replace('_', '-')} must be positive, not {value}")
+            raise UsageError(f"--{name.replace('_', '-')} must be at least {minimum}, not {value}")
     size = (o.image_size * 2 if len(o.image_size) == 1 else o.image_size) if o.image_size else None
     settings = {"heads": o.heads, "mlp.gelu": o.gelu, "attention.window": o.window}
     settings = {path: value for path, value in settings.items() if value is not None}

@@ -30,7 +30,7 @@ class Options:
     against: Annotated[tuple[str, ...], arg(metavar="DATA...")] = ()
     """Datasets to compare with."""
     against_split: Literal["auto", "train", "val", "test", "all"] = "auto"
-    """Split of those datasets; auto is the test split, or all images if there is none."""
+    """Split of the --against datasets; auto is the test split, or all images if there is none."""
     within: bool = False
     """Also list duplicates within DATA."""
     apply_to: Annotated[str | None, arg(metavar="OUT.csv")] = None
@@ -40,7 +40,7 @@ class Options:
     threshold: float = 0.54
     """Minimum similarity of a near-duplicate to its original after alignment, up to 1."""
     model: Annotated[str | None, arg(metavar="RUN")] = None
-    """Run folder or bundle whose features are used as an additional search."""
+    """Run folder or bundle; its features are used to find further near-duplicates."""
     device: str = "auto"
     """Device for --model: auto, cpu, cuda, cuda:1 or mps."""
     workers: int | None = None
@@ -61,7 +61,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.system.machine import pick_device
 
     if options.workers is not None and options.workers < 0:
-        raise UsageError(f"--workers must be at least 1, not {options.workers}")
+        raise UsageError(f"--workers must be at least 0, not {options.workers}")
     data, out = open_images(options.data, options.targets), Path(options.out)
     if options.apply_to and not (isinstance(data, Data) and data.labelled):
         raise UsageError(

@@ -57,7 +57,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if not digits.isdecimal() or len(options.shard_size) > len(digits) + 1:
         raise UsageError(f"--shard-size {options.shard_size} is not a size", "use bytes, or 64K, 256M, 1G")
     if options.workers is not None and options.workers < 0:
-        raise UsageError(f"--workers must be at least 1, not {options.workers}")
+        raise UsageError(f"--workers must be at least 0, not {options.workers}")
     from vitreous.apps.curation.pack import PackPlan, pack_dataset
 
     size, autoencoder = int(digits) * BYTE_FACTORS["" if unit.isdecimal() else unit], None

@@ -24,7 +24,7 @@ class Options:
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Print versions, devices, dtypes and the time of a training step."""
     if options.fix:
-        return list_missing_extras(console)
+        return print_extras(console)
     from vitreous.jobs.doctor import diagnose_machine
     from vitreous.system.cores import ContentionMonitor, describe_contention
 
@@ -38,8 +38,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     return document
 
 
-def list_missing_extras(console: Console) -> dict[str, Any]:
-    """Print each extra with its missing packages and purpose, and the commands that install them."""
+def print_extras(console: Console) -> dict[str, Any]:
+    """Print each extra with its missing packages and its purpose, and the commands that install missing packages."""
     from vitreous.jobs.requirements import EXTRA_PURPOSES, build_install_commands, find_missing_requirements
 
     missing = find_missing_requirements()

@@ -93,7 +93,7 @@ class Options(EvaluateOptions, ProtocolOptions, InferenceArguments):
     frames: int | None = None
     """Frames per generated clip."""
     batch_size: int = 64
-    """Images decoded at a time; does not change the results."""
+    """Batch size for decoding; does not change the results."""
     workers: int | None = None
     """Processes that decode images; does not change the results."""
 
@@ -275,20 +275,21 @@ def print_comparison(options: Options, second_run: str, console: Console) -> dic
         console.print_line(f"of {document['images']} images: {correct_text}, neither {correct['neither']}")
     if len(targets := document.get("targets", [])) > 1:
         console.table(*target_differences(targets[:MAX_LISTED_CLASSES]))
-    if signs := [*describe_changes(document)]:
+    if signs := [*describe_secondary_differences(document)]:
         console.print_line(f"second minus first: {', '.join(signs)}")
     console.print_line(document["verdict"])
     return document
 
 
-def describe_changes(document: dict[str, Any]) -> Iterator[str]:
-    """Yield the differences of metrics that are not fractions, with intervals; the leading one is in the verdict."""
-    changes, ends = document["difference"], document["interval"]
-    for name in (name for name, change in changes.items() if change is not None and name in METRICS):
+def describe_secondary_differences(document: dict[str, Any]) -> Iterator[str]:
+    """Format the differences, with intervals, of metrics that are not fractions, such as NLL. The primary metric is
+    omitted: the verdict contains it."""
+    differences, intervals = document["difference"], document["interval"]
+    for name in (name for name, change in differences.items() if change is not None and name in METRICS):
         metric = METRICS[name]
         if not metric.is_share and not metric.is_primary:
-            suffix = format_interval_suffix(ends[name], "+" + metric.format_spec)
-            yield f"{metric.label} {changes[name]:+{metric.format_spec}}{suffix}"
+            suffix = format_interval_suffix(intervals[name], "+" + metric.format_spec)
+            yield f"{metric.label} {differences[name]:+{metric.format_spec}}{suffix}"
 
 
 def target_differences(targets: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:

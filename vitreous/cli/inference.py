@@ -116,8 +116,8 @@ def open_image_source(options: ImageArguments, preprocess: Preprocess | None = N
 
 
 def choose_backend(options: ImageArguments, predictor: Predictor) -> Predictor | RayPredictor:
-    """Return the predictor, or a cluster instead, on which `--engine auto` is PyTorch. Raises UsageError for int8 on
-    a cluster."""
+    """Return the predictor, or with --ray a `RayPredictor`, for which `--engine auto` selects PyTorch. Raises
+    UsageError for int8 with --ray."""
     if options.ray is None:
         return predictor
     from vitreous.errors import UsageError

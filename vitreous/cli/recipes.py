@@ -166,7 +166,7 @@ def format_hold_out(recipe: Recipe) -> str:
 
 
 def list_recipe_settings(run: Run) -> list[tuple[str, str]]:
-    """Return path and value of a recipe's settings: optimiser and schedule in full, others if not default."""
+    """List (path, value) of a recipe's settings: all used fields of optimiser and schedule, others if not default."""
     from vitreous.config import to_builtins
     from vitreous.data.augmentation.augment import Augment
     from vitreous.objectives.supervised import SupervisedConfig

@@ -37,8 +37,7 @@ class Options(InferenceWeightsOptions):
     host_name: tuple[str, ...] = ()
     """Host names that browsers may use for this server, in addition to its address."""
     root_path: str = ""
-    """URL path below which a reverse proxy serves this server, such as /vit. The proxy may strip it from requests or
-    not."""
+    """URL path prefix of this server behind a reverse proxy, such as /vit. The proxy may strip or keep the prefix."""
     queue: int = 0
     """Maximum number of queued images; further requests get status 429. 0: one second of work, at least 8."""
     max_bytes: int = 20 * 2**20

@@ -117,8 +117,8 @@ def compute_neighbour_votes(
     num_classes: int,
     temperature: float = VOTE_TEMPERATURE,
 ) -> np.ndarray:
-    """Compute the share of votes per class, (m, K) float64, from the `cosines` (m, k) and indices `neighbour_indices` (m, k)
-    of the nearest neighbours, and labels (n,) or (n, K).
+    """Compute the share of votes per class, (m, K) float64, from the `cosines` (m, k) and indices `neighbour_indices`
+    (m, k) of the nearest neighbours, and labels (n,) or (n, K).
 
     A neighbour counts exp(cosine / temperature). Shares of single-label data sum to one; those of multi-label data are
     independent per class.

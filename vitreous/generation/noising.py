@@ -58,7 +58,8 @@ class GaussianDiffusion:
         self.copies: dict[tuple[int, torch.device], Tensor] = {}  # copies of tables on the devices of the steps
 
     def gather_steps(self, table: Tensor, step: Tensor, reference: Tensor) -> Tensor:
-        """Look up (B,) int64 steps in a table (T,) -> (B, 1, ..., 1) float32, to broadcast over (B, C, *image)."""
+        """Gather a table (T,) at steps (B,) int64 -> (B, 1, ..., 1) float32, on the device and with the number of
+        dimensions of `reference` (B, C, *image)."""
         if step.device.type != "cpu":
             key = (id(table), step.device)
             if key not in self.copies:
@@ -79,8 +80,7 @@ class GaussianDiffusion:
         return alphas.sqrt() * noise - (1 - alphas).sqrt() * images
 
     def time_at_progress(self, progress: float, count: int) -> Tensor:
-        """Return (B,) int64 steps for `count` images, at the fraction `progress` of the way from noise (0) to image
-        (1)."""
+        """Return the step (count,) int64, the same for all images, at `progress` from noise (0) to image (1)."""
         return torch.full((count,), int((1 - progress) * self.process.steps))
 
     def make_noisy_batch(self, images: Tensor, noise: Tensor, step: Tensor) -> NoisyBatch:
@@ -110,8 +110,8 @@ class GaussianDiffusion:
         return DenoisingEstimate(image, noise, share * max_log_variance + (1 - share) * min_log_variance)
 
     def compute_posterior_mean(self, image: Tensor, noisy: Tensor, step: Tensor) -> Tensor:
-        """Compute the mean of the reverse step, (B, C, *image), from the clean and the noisy image (B, C, *image) and
-        steps (B,) int64: Eq. 7."""
+        """Compute the posterior mean of q(x_{t-1} | x_t, x), (B, C, *image), from clean and noisy images (B, C, *image)
+        at steps (B,) int64 (arXiv:2006.11239, Eq. 7)."""
         return (
             self.gather_steps(self.of_image, step, image) * image
             + self.gather_steps(self.of_noisy, step, image) * noisy
@@ -149,7 +149,8 @@ def compute_beta_schedule(process: Diffusion) -> Tensor:
 
 
 def gaussian_kl(mean: Tensor, log_variance: Tensor, other_mean: Tensor, other_log_variance: Tensor) -> Tensor:
-    """Compute KL(N(mean, exp(log_variance)) || N(other, exp(other_log))) in nats, elementwise over (B, C, *image)."""
+    """Compute KL(N(mean, exp(log_variance)) || N(other_mean, exp(other_log_variance))) in nats, elementwise over
+    (B, C, *image)."""
     return 0.5 * (
         other_log_variance
         - log_variance
@@ -182,8 +183,7 @@ class RectifiedFlow:
         self.process = process
 
     def time_at_progress(self, progress: float, count: int) -> Tensor:
-        """Return (B,) float32 times for `count` images, at the fraction `progress` of the way from noise (0) to image
-        (1)."""
+        """Return the time (count,) float32, the same for all images, at `progress` from noise (0) to image (1)."""
         return torch.full((count,), progress)
 
     def make_noisy_batch(self, images: Tensor, noise: Tensor, time: Tensor) -> NoisyBatch:

@@ -56,7 +56,7 @@ def process_to_json(process: Process) -> dict[str, Any]:
 
 
 def process_from_json(process_json: Any, origin: str) -> Process:
-    """Create the process of a description. Raises WeightsError, naming `origin`, for an unknown process."""
+    """Create a process from its JSON form. Raises WeightsError, which names `origin`, for an unknown process."""
     settings = dict(process_json) if isinstance(process_json, dict) else {}
     process_type = PROCESS_TYPES.get(str(settings.pop("name", None)))
     try:
@@ -68,7 +68,8 @@ def process_from_json(process_json: Any, origin: str) -> Process:
 
 
 def process_from_objective(objective: dict[str, Any], origin: str) -> Process:
-    """Create the process from an objective's settings, which may have other keys. Raises as `process_from_json`."""
+    """Create a process from the config of an objective; other keys are ignored. Raises WeightsError, as
+    `process_from_json` does."""
     process_type = PROCESS_TYPES.get(str(objective.get("name")))
     names = {"name", *(field.name for field in fields(process_type))} if process_type else {"name"}
     return process_from_json({name: value for name, value in objective.items() if name in names}, origin)

@@ -1,9 +1,12 @@
 """Samplers: from noise to an image, step by step.
 
-B batch, C channels, S steps. `ask` is a model's output (B, C', *image) for noisy images (B, C, *image), times (B,)
-float32 and the finished fraction of the steps, 0 to 1; `draw` returns new noise (B, C, *image) for a step. `mend` is
-called with the result of a step, and the coefficients a and b in x = a image + b noise; it returns the images for the
-next step.
+B batch, C channels, S steps. All samplers take these functions:
+
+- `predict` returns the model's output (B, C', *image) for noisy images (B, C, *image), times (B,) float32 and the
+  finished fraction of the steps, 0 to 1.
+- `draw_noise` returns new noise (B, C, *image) for a step.
+- `inpaint` receives the result of a step, and the coefficients a and b in x = a image + b noise. It returns the images
+  for the next step.
 """
 
 from __future__ import annotations
@@ -73,8 +76,8 @@ def sample_ddpm(
     predict: GuidedModelFunction,
     noisy: Tensor,
     steps: int,
-    draw: NoiseFunction,
-    mend: InpaintFunction = skip_inpainting,
+    draw_noise: NoiseFunction,
+    inpaint: InpaintFunction = skip_inpainting,
 ) -> Iterator[SamplerState]:
     """Sample by ancestral sampling (arXiv:2006.11239, Algorithm 2) on `space_timesteps_evenly` spaced steps, with the
     model's variance if it predicts one (arXiv:2102.09672)."""
@@ -82,9 +85,9 @@ def sample_ddpm(
         GaussianDiffusion(process, space_timesteps_evenly(process.steps, steps)),
         predict,
         noisy=noisy,
-        draw=draw,
+        draw_noise=draw_noise,
         eta=None,
-        mend=mend,
+        inpaint=inpaint,
     )
 
 
@@ -93,18 +96,18 @@ def sample_ddim(
     predict: GuidedModelFunction,
     noisy: Tensor,
     steps: int,
-    draw: NoiseFunction,
-    mend: InpaintFunction = skip_inpainting,
+    draw_noise: NoiseFunction,
+    inpaint: InpaintFunction = skip_inpainting,
 ) -> Iterator[SamplerState]:
-    """Yield the state of (B, C, *image) after each deterministic DDIM step (arXiv:2010.02502, Eq. 12 with sigma 0), on
-    every n-th step: 0, 20, ..., 980 for 50. Raises UsageError for a count that no stride gives."""
+    """Sample by deterministic DDIM (arXiv:2010.02502, Eq. 12 with sigma 0) at a fixed stride: time steps 980, ..., 20,
+    0 for 50 of 1000. Yields the state (B, C, *image) after each step. Raises UsageError if no stride gives `steps`."""
     return run_reverse_diffusion(
         GaussianDiffusion(process, space_timesteps_by_stride(process.steps, steps)),
         predict,
         noisy=noisy,
-        draw=draw,
+        draw_noise=draw_noise,
         eta=0.0,
-        mend=mend,
+        inpaint=inpaint,
     )
 
 
@@ -112,9 +115,9 @@ def run_reverse_diffusion(
     gaussian: GaussianDiffusion,
     predict: GuidedModelFunction,
     noisy: Tensor,
-    draw: NoiseFunction,
+    draw_noise: NoiseFunction,
     eta: float | None,
-    mend: InpaintFunction = skip_inpainting,
+    inpaint: InpaintFunction = skip_inpainting,
 ) -> Iterator[SamplerState]:
     """Yield the state of (B, C, *image) after each of the kept steps, from the last step down.
 
@@ -130,13 +133,13 @@ def run_reverse_diffusion(
         if eta is None:
             noisy = gaussian.compute_posterior_mean(estimate.image, noisy, batch_steps)
             if step:
-                noisy = noisy + (estimate.log_variance / 2).exp() * draw(step_index)
+                noisy = noisy + (estimate.log_variance / 2).exp() * draw_noise(step_index)
         else:
             sigma = eta * ((1 - previous_alpha) / (1 - alpha)) ** 0.5 * (1 - alpha / previous_alpha) ** 0.5
             noisy = previous_alpha**0.5 * estimate.image + (1 - previous_alpha - sigma**2) ** 0.5 * estimate.noise
             if sigma:
-                noisy = noisy + sigma * draw(step_index)
-        noisy = mend(noisy, previous_alpha**0.5, (1 - previous_alpha) ** 0.5)
+                noisy = noisy + sigma * draw_noise(step_index)
+        noisy = inpaint(noisy, previous_alpha**0.5, (1 - previous_alpha) ** 0.5)
         yield SamplerState(noisy, estimate.image)
 
 
@@ -145,14 +148,14 @@ def sample_dpm_solver(
     predict: GuidedModelFunction,
     noisy: Tensor,
     steps: int,
-    draw: NoiseFunction,
-    mend: InpaintFunction = skip_inpainting,
+    draw_noise: NoiseFunction,
+    inpaint: InpaintFunction = skip_inpainting,
 ) -> Iterator[SamplerState]:
     """Yield the state of (B, C, *image) after each step of DPM-Solver++(2M) (arXiv:2211.01095), by diffusers.
 
     Raises UsageError if diffusers is not installed, and for inpainting, which it does not support.
     """
-    if mend is not skip_inpainting:
+    if inpaint is not skip_inpainting:
         raise UsageError("the sampler dpm-solver does not support inpainting", "use --sampler ddim")
     try:
         from diffusers.schedulers.scheduling_dpmsolver_multistep import DPMSolverMultistepScheduler
@@ -180,14 +183,14 @@ def sample_euler(
     predict: GuidedModelFunction,
     noisy: Tensor,
     steps: int,
-    draw: NoiseFunction,
-    mend: InpaintFunction = skip_inpainting,
+    draw_noise: NoiseFunction,
+    inpaint: InpaintFunction = skip_inpainting,
 ) -> Iterator[SamplerState]:
     """Yield the state after each Euler step: x += v(x, t) / S, from t = 0 to 1."""
     for step_index in range(steps):
         progress, next_time = step_index / steps, (step_index + 1) / steps
         velocity = predict_velocity(process, predict, noisy, progress)
-        noisy = mend(noisy + velocity / steps, next_time, 1 - next_time)
+        noisy = inpaint(noisy + velocity / steps, next_time, 1 - next_time)
         yield SamplerState(noisy, noisy + (1 - next_time) * velocity)
 
 
@@ -196,8 +199,8 @@ def sample_heun(
     predict: GuidedModelFunction,
     noisy: Tensor,
     steps: int,
-    draw: NoiseFunction,
-    mend: InpaintFunction = skip_inpainting,
+    draw_noise: NoiseFunction,
+    inpaint: InpaintFunction = skip_inpainting,
 ) -> Iterator[SamplerState]:
     """Yield the state after each step of Heun's method: the mean of the velocities before and after Euler's step.
 
@@ -208,12 +211,12 @@ def sample_heun(
         velocity = predict_velocity(process, predict, noisy, progress)
         if step_index < steps - 1:
             velocity = (velocity + predict_velocity(process, predict, noisy + velocity / steps, next_time)) / 2
-        noisy = mend(noisy + velocity / steps, next_time, 1 - next_time)
+        noisy = inpaint(noisy + velocity / steps, next_time, 1 - next_time)
         yield SamplerState(noisy, noisy + (1 - next_time) * velocity)
 
 
 def predict_velocity(process: Flow, predict: GuidedModelFunction, noisy: Tensor, time: float) -> Tensor:
-    """Predict the velocity (B, C, *image) float32 at a time 0..1, without predicted variances."""
+    """Predict the velocity (B, C, *image) float32 at a time 0..1; drop the variance channels of the output, if any."""
     scaled = torch.full((len(noisy),), time * process.scale, device=noisy.device)
     return predict(noisy, scaled, time)[:, : noisy.shape[1]].float()
 

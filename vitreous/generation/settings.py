@@ -35,7 +35,7 @@ class SamplingOptions:
     def __post_init__(self) -> None:
         low, high = self.interval
         if not 0 <= low <= high <= 1:
-            raise UsageError(f"--interval {low:g} {high:g} cannot be", "use two numbers, 0 <= from <= to <= 1")
+            raise UsageError(f"--interval {low:g} {high:g} is not a range", "use two numbers, 0 <= low <= high <= 1")
         if not 0 <= self.guidance <= MAX_GUIDANCE:
             raise UsageError(
                 f"--guidance must be 0 to {MAX_GUIDANCE:g}, not {self.guidance:g}", "use 1 for no guidance"
@@ -97,7 +97,7 @@ def space_timesteps_by_stride(steps: int, count: int) -> list[int]:
         strides = (max(1, min(steps - 1, stride)), max(1, stride - 1))
         possible = sorted({-(-steps // candidate) for candidate in strides})
         raise UsageError(
-            f"ddim cannot use {count} steps: no stride through {steps} time steps gives that number",
+            f"ddim cannot sample in {count} steps: no fixed stride divides {steps} time steps into {count}",
             f"use --steps {' or '.join(map(str, possible))}, or --sampler ddpm",
         )
     return time_steps

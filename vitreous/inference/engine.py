@@ -37,7 +37,7 @@ from vitreous.system.machine import (
     configure_process,
     get_cpu_features,
     get_thread_pool,
-    has_fast_packed_products,
+    has_fast_packed_matmul,
     pick_device,
     pick_precision,
 )
@@ -156,7 +156,7 @@ class TorchEngine(ModelEngine):
         options = InferenceOptions(device, precision, "torch", merge_tokens)
         super().__init__(model, preprocess, pick_precision(precision, device), options)
         self.device, self.dtype = device, DTYPES[self.precision]
-        self.model = freeze_for_inference(model.to(device), self.dtype, has_fast_packed_products(device))
+        self.model = freeze_for_inference(model.to(device), self.dtype, has_fast_packed_matmul(device))
         self.packed = None if preprocess.stacks else PackedViT(self.model)  # checks it
         if merge_tokens:
             if self.packed is not None:
@@ -217,8 +217,8 @@ class TorchEngine(ModelEngine):
         return self.forward_chunks(chunks, is_shared)[: len(pixels)].cpu().numpy()
 
     def forward_chunks(self, chunks: Iterable[Tensor | list[Tensor]], use_all_threads: bool) -> Tensor:
-        """Compute (B, K) float32 outputs of chunks: one after another with all threads if `use_all_threads`, else in parallel
-        with one thread per chunk."""
+        """Compute (B, K) float32 outputs of chunks: one after another with all threads if `use_all_threads`, else in
+        parallel with one thread per chunk."""
         pool = get_thread_pool(torch.get_num_threads()) if not use_all_threads else None
         return torch.cat(list((pool.map if pool else map)(self.forward_chunk, chunks)))
 

@@ -180,8 +180,8 @@ def build_alternative(
 
 
 def benchmark_engines(turns: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the median seconds of each function, called alternately, at least once, for about `MAX_BENCHMARK_SECONDS` at
-    most."""
+    """Return the median seconds of each function, called alternately, at least once, for about `MAX_BENCHMARK_SECONDS`
+    at most."""
     if "compiled" in turns:  # each engine records its CUDA graph first
         for turn in turns.values():
             for _ in range(WARM_UP_PASSES + 1):

@@ -13,11 +13,11 @@ from vitreous.errors import UsageError, WeightsError
 from vitreous.inference.export_file import (
     CARD_KEY,
     EXPORT_AGAIN_HINT,
-    read_verified_onnx_metadata,
-    verify_xml_checksum,
     parse_export_card,
     parse_export_precision,
     read_export_bytes,
+    read_verified_onnx_metadata,
+    verify_xml_checksum,
 )
 from vitreous.inference.libraries import disable_telemetry, get_openvino_core, import_optional_library
 from vitreous.inference.outputs import DETECTION_OUTPUT_NAMES, Outputs, compute_in_chunks, pack_arrays, unpack_outputs

@@ -28,7 +28,7 @@ from vitreous.system.machine import (
     DTYPES,
     configure_process,
     get_thread_pool,
-    has_fast_packed_products,
+    has_fast_packed_matmul,
     pick_device,
     pick_precision,
 )
@@ -71,7 +71,7 @@ class ImageSampler:
         self.device = pick_device(device)
         self.precision = pick_precision(precision, self.device)
         self.dtype = DTYPES[self.precision]
-        self.model: Any = freeze_for_inference(model.to(self.device), self.dtype, has_fast_packed_products(self.device))
+        self.model: Any = freeze_for_inference(model.to(self.device), self.dtype, has_fast_packed_matmul(self.device))
         self.decode: Callable[[Tensor], Tensor] | None = None  # from scaled and shifted latents to pixels
         self.stride = 1  # image pixels per position of the model's output
         self.image = tuple(model.config.image)  # sample size: the number of frames of clips can differ

@@ -29,13 +29,13 @@ def compute_attention_maps(
     """
     selected_layers, weights = set(layers), {}
 
-    def collect(call: AttentionCall) -> None:
+    def store_attention_map(call: AttentionCall) -> None:
         if call.layer in selected_layers:
             require_global_attention(call, model)
             query_weights = get_readout_weights(model, call) if queries is None else queries.to(call.x.device)
             weights[call.layer] = average_query_attention(call, query_weights.expand(len(call.x), -1))
 
-    visit_attention_calls(model, images, collect)
+    visit_attention_calls(model, images, store_attention_map)
     return weights
 
 
@@ -67,10 +67,10 @@ def average_query_attention(call: AttentionCall, queries: Tensor) -> Tensor:
 
 
 def require_global_attention(call: AttentionCall, model: VisionModel[Any]) -> None:
-    """Raise UsageError for an attention that is not global, with the blocks that are."""
+    """Raise UsageError if the attention is not global; the hint lists the blocks with global attention."""
     if call.span == "all":
         return
-    lines, slots = "its row and then its column", "its time slot and then its place at all times"
+    lines, slots = "its row and then its column", "its frame slot and then the same position in all slots"
     attended = {"row": lines, "column": lines, "space": slots, "time": slots}.get(call.span, "its window")
     blocks = model.config.attention.global_blocks
     hint = (

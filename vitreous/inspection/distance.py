@@ -64,7 +64,7 @@ def compute_attention_distances(model: VisionModel[Any], batches: Iterable[Tenso
         attentions: list[tuple[int, Span, float]] = []
         batch: list[Tensor] = []
 
-        def collect(call: AttentionCall, grid=grid, attentions=attentions, batch=batch) -> None:
+        def store_layer_distances(call: AttentionCall, grid=grid, attentions=attentions, batch=batch) -> None:
             full_grid = call.full_grid or grid
             shift = call.windows.effective_shift(full_grid) if call.windows else ()
             reference = uniform_attention_distance(
@@ -73,7 +73,7 @@ def compute_attention_distances(model: VisionModel[Any], batches: Iterable[Tenso
             attentions.append((call.layer, call.span, reference))
             batch.append(mean_attention_distance(call, call.patch, full_grid))
 
-        visit_attention_calls(model, images, collect)
+        visit_attention_calls(model, images, store_layer_distances)
         if attention_specs and attention_specs != attentions:
             raise DataError("the images have different sizes", "compute them batch by batch")
         attention_specs = attentions

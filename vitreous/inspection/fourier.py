@@ -43,12 +43,12 @@ class FourierSpectra:
         spectra: list[np.ndarray] = []
         locations: list[SpectrumLocation] = []
 
-        def collect(state: ResidualState) -> None:
+        def store_spectrum(state: ResidualState) -> None:
             locations.append(SpectrumLocation(state.layer, state.sublayer))
             spectra.append(compute_log_amplitudes(state.patches).sum(0).cpu().numpy())
             self.frequency = get_diagonal_frequencies(state.grid)
 
-        visit_residual_states(self.model, images, collect)
+        visit_residual_states(self.model, images, store_spectrum)
         if len({spectrum.shape for spectrum in spectra}) > 1:
             raise UsageError(
                 "the stages of this model have grids of different sizes, so their spectra have no common axis",
@@ -59,8 +59,8 @@ class FourierSpectra:
 
     @property
     def log_amplitude(self) -> np.ndarray:
-        """Return (locations, K): mean over images and channels of ln(|F| + 1e-6) along the diagonal, constant term
-        first."""
+        """Return the log amplitude ln(|F| + 1e-6) of the diagonal frequencies, DC first: (locations, K), mean over
+        images and channels."""
         return np.stack(self._sums) / self.images
 
     @property

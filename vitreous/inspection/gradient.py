@@ -99,7 +99,7 @@ def compute_attention_gradients(
     grid = get_patch_grid(model, images)
     is_forward = True
 
-    def collect(call: AttentionCall) -> None:
+    def store_call(call: AttentionCall) -> None:
         if is_forward:  # the backward pass recomputes blocks
             require_global_attention(call, model)
             calls.append(call)
@@ -122,7 +122,7 @@ def compute_attention_gradients(
         stack.enter_context(remove_hook_on_exit(attentive[0][1].register_forward_pre_hook(detach_input)))
         for name, branch in attentive:
             projection: Any = branch.last if isinstance(branch, FrozenBranch) else unwrap_windowed_part(branch).out
-            hook = wrap_no_grad(make_attention_hook(name, branch, grid, model.config, collect))
+            hook = wrap_no_grad(make_attention_hook(name, branch, grid, model.config, store_call))
             stack.enter_context(remove_hook_on_exit(branch.register_forward_pre_hook(hook)))
             stack.enter_context(remove_hook_on_exit(projection.register_forward_pre_hook(record_output)))
         all_logits = model.classify(model.pool(forward_to_last_norm(model, images)))

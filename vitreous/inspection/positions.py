@@ -30,7 +30,7 @@ class SimilarityStructure(NamedTuple):
 
     @property
     def contrast(self) -> float:
-        """Mean of row and column, less `other`."""
+        """Return the mean of `row` and `column`, minus `other`."""
         return (self.row + self.column) / 2 - self.neither
 
 
@@ -123,7 +123,7 @@ def get_relative_position_biases(model: VisionModel[Any]) -> dict[int, Tensor]:
     by_layer: dict[int, Tensor] = {}
     for layer, attention in model.attention_modules():
         if isinstance(attention, WindowAttention):
-            by_layer[layer] = attention.position.offsets().detach().float().cpu().flip(0, 1).permute(2, 0, 1)
+            by_layer[layer] = attention.position.offset_biases().detach().float().cpu().flip(0, 1).permute(2, 0, 1)
     return by_layer
 
 

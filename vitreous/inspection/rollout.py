@@ -40,10 +40,10 @@ class RolloutOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.residual <= 1:
             hint = "use a number from 0 to 1, for example 0.5"
-            raise UsageError(f"a residual of {self.residual} is not a share", hint)
+            raise UsageError(f"--residual must be 0 to 1, not {self.residual}", hint)
         if not 0 <= self.discard < 1:
             hint = "use a number from 0 to below 1, such as 0.9"
-            raise UsageError(f"the discarded share cannot be {self.discard}", hint)
+            raise UsageError(f"--discard must be at least 0 and below 1, not {self.discard}", hint)
         if self.fusion not in ("mean", "max", "min"):
             raise UsageError(f"unknown fusion {self.fusion}", "use mean, max or min")
 
@@ -72,10 +72,10 @@ class AttentionRollout:
 
 
 def compute_rollout(
-    model: VisionModel[Any], images: Tensor, mixing: RolloutOptions | None = None, queries: Tensor | None = None
+    model: VisionModel[Any], images: Tensor, options: RolloutOptions | None = None, queries: Tensor | None = None
 ) -> AttentionRollout:
-    """Compute the attention rollout of the predictions for (B, C, *image), from the class token or all patches
-    (`attention.get_readout_weights`).
+    """Compute attention rollout for images (B, C, *image), starting at the model's readout: the class token, or the
+    patches that the model pools (`attention.get_readout_weights`).
 
     `queries` (T,), weights of tokens with sum one, replace the readout. Only rows are computed, from the last block
     backwards; a T x T matrix is only stored if weights are discarded. Raises UsageError for a model without attention,
@@ -83,7 +83,7 @@ def compute_rollout(
     """
     calls = collect_attention_calls(model, images)
     readout = get_readout_weights(model, calls[0]) if queries is None else queries.to(calls[0].x.device)
-    joint, single = compute_rollout_rows(calls, readout, mixing or RolloutOptions())
+    joint, single = compute_rollout_rows(calls, readout, options or RolloutOptions())
     return AttentionRollout(calls[0].grid, calls[0].prefix, joint, single)
 
 
@@ -91,11 +91,11 @@ def collect_attention_calls(model: VisionModel[Any], images: Tensor) -> list[Att
     """Return the attention of every block on (B, C, *image). Raises UsageError if one is not global."""
     calls: list[AttentionCall] = []
 
-    def collect(call: AttentionCall) -> None:
+    def store_call(call: AttentionCall) -> None:
         require_global_attention(call, model)
         calls.append(call)
 
-    visit_attention_calls(model, images, collect)
+    visit_attention_calls(model, images, store_call)
     return calls
 
 

@@ -37,20 +37,20 @@ def extract_layer_features(model: VisionModel[Any], images: Tensor) -> dict[str,
             unit: f"stage {s} unit {u}" for s, stage in enumerate(body.stages) for u, unit in enumerate(stage.units)
         }
 
-        def hook(module: Any, inputs: Any, out: Tensor) -> None:
+        def store_stage_mean(module: Any, inputs: Any, out: Tensor) -> None:
             by_layer[layer_names[module]] = out.float().mean((2, 3)).cpu()
 
         with eval_mode(model) as stack:
             for layer in layer_names:
-                stack.enter_context(remove_hook_on_exit(layer.register_forward_hook(hook)))
+                stack.enter_context(remove_hook_on_exit(layer.register_forward_hook(store_stage_mean)))
             forward_to_last_norm(model, images)
         return by_layer
 
-    def collect(state: ResidualState) -> None:
+    def store_layer_mean(state: ResidualState) -> None:
         name = state.sublayer if state.layer < 0 else f"{state.sublayer} {state.layer}"
         by_layer[name] = state.patches.flatten(1, -2).mean(1).cpu()
 
-    visit_residual_states(model, images, collect)
+    visit_residual_states(model, images, store_layer_mean)
     return by_layer
 
 

@@ -163,29 +163,27 @@ def screen_inputs(
     )
 
 
-def exclude_images(opened: Data, names: frozenset[str], exclude: str, listener: ProgressListener) -> Data:
+def exclude_images(data: Data, names: frozenset[str], exclude_path: str, listener: ProgressListener) -> Data:
     """Drop the named images from the training split. Raises DataError if none remains or none matches."""
-    split = opened.split("train")
+    split = data.split("train")
     kept_samples = find_kept_samples(split, names)
     if not len(kept_samples):
-        raise DataError(f"{exclude} excludes every training image", "check that it lists files of these data")
+        raise DataError(f"{exclude_path} excludes every training image", "check that it lists files of these data")
     if (
         names
         and len(kept_samples) == len(split)
-        and not any(len(find_kept_samples(any_split, names)) < len(any_split) for any_split in opened.splits.values())
+        and not any(len(find_kept_samples(any_split, names)) < len(any_split) for any_split in data.splits.values())
     ):
         first_name = escape_unprintable(min(names))
         raise DataError(
-            f"none of the {len(names)} names in {exclude} is in the data; first: {first_name}",
+            f"none of the {len(names)} names in {exclude_path} is in the data; first: {first_name}",
             "use the path of the listed data",
         )
-    listener.note(f"{len(split) - len(kept_samples)} of {len(split)} training images are excluded by {exclude}")
+    listener.note(f"{len(split) - len(kept_samples)} of {len(split)} training images are excluded by {exclude_path}")
     # else they are those of `whole`
-    groups = (
-        opened.groups[kept_samples] if opened.groups is not None and opened.full_train_split is None else opened.groups
-    )
+    groups = data.groups[kept_samples] if data.groups is not None and data.full_train_split is None else data.groups
     return replace(
-        opened, splits=opened.splits | {"train": split.take(kept_samples)}, groups=groups, identity=opened.fingerprint()
+        data, splits=data.splits | {"train": split.take(kept_samples)}, groups=groups, identity=data.fingerprint()
     )
 
 

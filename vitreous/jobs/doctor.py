@@ -20,7 +20,7 @@ from vitreous.system.machine import (
     configure_process,
     describe_environment,
     has_bf16,
-    has_fast_packed_products,
+    has_fast_packed_matmul,
     pick_device,
     pick_precision,
 )
@@ -72,7 +72,7 @@ def diagnose_machine(device: str = "auto") -> dict[str, Any]:
         "bf16": has_bf16(device),
         "precision": precision,
         "matmul": "packed by oneDNN"
-        if has_fast_packed_products(device) and can_pack(DTYPES[precision])
+        if has_fast_packed_matmul(device) and can_pack(DTYPES[precision])
         else "PyTorch default",
         "native_kernels": load_native_library().note,
         "huge_pages": "on request" if reserve_huge_pages() else "system default",

@@ -63,7 +63,8 @@ def is_installed(requirement: Any) -> bool:
 
 
 def build_install_commands(missing: dict[str, list[str]]) -> list[str]:
-    """Build the command that installs everything missing, and one for a CUDA build of PyTorch if it cannot use the GPU.
+    """Build the command that installs all missing packages. If PyTorch lacks CUDA on a machine with a GPU, add the
+    command that reinstalls it.
 
     The commands name the running Python, so that no other environment is changed.
     """

@@ -75,8 +75,8 @@ class TrialResult:
     better: str = "higher"
 
     @property
-    def rank(self) -> tuple[float, float]:
-        """Return `Report.score` of the trial and its negative NLL; larger is better."""
+    def sort_key(self) -> tuple[float, float]:
+        """Return the sort key of the trial, larger is better: its `Report.score`, then its negative NLL."""
         return get_report_score({"primary": "score", "score": self.score, "nll": self.nll, "better": self.better})
 
 
@@ -159,7 +159,7 @@ def read_protocol(folder: RunFolder) -> tuple[TransferProtocol, dict[str, Any]]:
 
 
 def hold_out_inputs(opened: Data, inputs: RunInputs, share: float, split_seed: int) -> RunInputs:
-    """Build the inputs of a trial: the training images less a share of each class, and that share as `val`.
+    """Split a share of each class from the training images as `val`; return the inputs of a trial.
 
     The share is drawn from all training images. Unreadable images are not trained on and count as wrong in evaluation.
     """
@@ -190,7 +190,8 @@ def run_transfer_protocol(
     ranks: Ranks = SINGLE_PROCESS,
     ray: str | None = None,
 ) -> dict[str, Any]:
-    """Try the grid, choose a learning rate, and train on all images; resumes at any stage. Returns the run's summary.
+    """Try each learning rate of the grid, choose the best, and train on all images with it; resumes at any stage.
+    Returns the run's summary.
 
     Trials run one after another here, or in parallel on the Ray cluster at address `ray`. Raises Interrupted after a
     signal, with everything saved, UsageError for --ray under torchrun, and NonFiniteError if every trial ended in a
@@ -297,7 +298,7 @@ def choose_learning_rate(results: list[TrialResult], protocol: TransferProtocol)
         raise NonFiniteError(
             f"none of the {len(results)} trials kept a finite loss until the end", "use a smaller --lr-grid"
         )
-    best, *runners_up = sorted(finite_results, key=lambda result: (-result.rank[0], -result.rank[1], result.lr))
+    best, *runners_up = sorted(finite_results, key=lambda result: (-result.sort_key[0], -result.sort_key[1], result.lr))
     score = f"{best.score:{METRICS[best.metric].format_spec}}"
     reason = f"the best of the grid on {protocol.held_out} held-out images, {score}"
     if runners_up and runners_up[0].score == best.score:
@@ -311,7 +312,7 @@ def choose_learning_rate(results: list[TrialResult], protocol: TransferProtocol)
 
 
 def make_interrupted_error(folder: RunFolder, code: int, stage: str) -> Interrupted:
-    """Build the error of a protocol that a signal stopped."""
+    """Build the error for a transfer protocol that a signal interrupted in `stage`."""
     return Interrupted(f"stopped {stage}, saved", f"continue with --resume --out {folder.path}", code)
 
 

@@ -29,7 +29,7 @@ from vitreous.nn.adapter import (
     build_norm_layer,
 )
 from vitreous.nn.grid import pad_to_multiple
-from vitreous.system.torch_types import ModuleList, bias_of, named_modules
+from vitreous.system.torch_types import ModuleList, get_bias, named_modules
 
 
 class ViTAdapter(VisionModel[AdapterConfig]):
@@ -172,7 +172,7 @@ def init_convolutions(module: nn.Module) -> None:
         if isinstance(submodule, (nn.Conv2d, nn.ConvTranspose2d)):
             fan_out = submodule.kernel_size[0] * submodule.kernel_size[1] * submodule.out_channels // submodule.groups
             nn.init.normal_(submodule.weight, std=(2 / fan_out) ** 0.5)
-            if (bias := bias_of(submodule)) is not None:
+            if (bias := get_bias(submodule)) is not None:
                 nn.init.zeros_(bias)
 
 

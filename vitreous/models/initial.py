@@ -9,7 +9,7 @@ from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model
 from vitreous.nn.attention import Attention
 from vitreous.nn.position import LearnedPosition, sincos_position_table
-from vitreous.system.torch_types import bias_of, svd
+from vitreous.system.torch_types import get_bias, svd
 
 
 def init_mimetic(
@@ -41,7 +41,7 @@ def init_xavier(module: nn.Module) -> None:
     for submodule in module.modules():
         if isinstance(submodule, nn.Linear):
             nn.init.xavier_uniform_(submodule.weight)
-            if (bias := bias_of(submodule)) is not None:
+            if (bias := get_bias(submodule)) is not None:
                 nn.init.zeros_(bias)
         elif isinstance(submodule, ViT) and submodule.prefix is not None:
             nn.init.normal_(submodule.prefix, std=0.02)

@@ -41,7 +41,7 @@ from vitreous.nn.position import (
     gather_token_positions,
 )
 from vitreous.nn.relative import RelativeAttention, RotaryAttention
-from vitreous.system.torch_types import bias_of
+from vitreous.system.torch_types import get_bias
 
 if TYPE_CHECKING:
     from vitreous.nn.convstem import ConvStem
@@ -115,7 +115,7 @@ class ViT(VisionModel[ViTConfig]):
         for linear in filter(None, (self.projection, self.representation)):
             std = linear.in_features**-0.5 / 0.87962566103423978  # corrects for truncation at 2 std
             nn.init.trunc_normal_(linear.weight, std=std, a=-2 * std, b=2 * std)
-            if (bias := bias_of(linear)) is not None:
+            if (bias := get_bias(linear)) is not None:
                 nn.init.zeros_(bias)
 
     def position_tables(self) -> dict[str, Position]:

@@ -238,8 +238,8 @@ def attend_in_chunks(
     """softmax(scale q k^T) v by batched products, without gradients: queries (B, h, Q, c), keys (B, h, N, c) and values
     (B, h, N, d) -> (B, h, Q, d). `scale` defaults to 1 / sqrt(c).
 
-    The batch is split into chunks of `max_chunk_logits` logits, by default as many as fit a core's cache. For each chunk:
-    p = softmax(scale q k^T), y = p v. Logits and probabilities have the dtype of q, as in training
+    The batch is split into chunks of `max_chunk_logits` logits, by default as many as fit a core's cache. For each
+    chunk: p = softmax(scale q k^T), y = p v. Logits and probabilities have the dtype of q, as in training
     (`MaterializedAttention`).
     """
     batch, heads, num_queries, size = q.shape

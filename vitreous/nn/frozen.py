@@ -38,7 +38,7 @@ from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttenti
 from vitreous.nn.resnet import LineAttention, StandardizedConv
 from vitreous.nn.spacetime import SpaceTimeHeads
 from vitreous.nn.windows import ContinuousPositionBias, WindowAttention, attend_short_sequences
-from vitreous.system.torch_types import bias_of, named_modules
+from vitreous.system.torch_types import get_bias, named_modules
 
 
 def freeze_for_inference(module: nn.Module, dtype: torch.dtype = torch.float32, packed: bool = False) -> nn.Module:
@@ -135,7 +135,7 @@ class BFloat16OutputNorm(nn.LayerNorm):
         """Return whether a norm before products in `dtype` can be replaced by this class."""
         if type(norm) is not nn.LayerNorm or len(norm.normalized_shape) != 1 or norm.normalized_shape[0] % 16:
             return False
-        return bias_of(norm) is not None and packed and uses_native_kernels(dtype)
+        return get_bias(norm) is not None and packed and uses_native_kernels(dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., D) -> (..., D) bfloat16."""
@@ -313,7 +313,7 @@ class PackedLinear(nn.Module):
 
 def fold_output_scale(linear: nn.Linear, dtype: torch.dtype, scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Weight (n, m) and bias (n,) of a linear layer in `dtype`, its outputs multiplied by `scale` (n,)."""
-    weight, layer_bias = linear.weight.detach(), bias_of(linear)
+    weight, layer_bias = linear.weight.detach(), get_bias(linear)
     bias = None if layer_bias is None else layer_bias.detach()
     if scale is not None:
         weight, bias = weight * scale.detach()[:, None], None if bias is None else bias * scale.detach()

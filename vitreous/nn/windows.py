@@ -33,13 +33,13 @@ class RelativePositionBias(nn.Module):
         self.table = nn.Parameter(torch.empty(2 * size[0] - 1, 2 * size[1] - 1, heads))
         nn.init.trunc_normal_(self.table, std=0.02)
 
-    def offsets(self) -> Tensor:
+    def offset_biases(self) -> Tensor:
         """-> (2 m - 1, 2 n - 1, h): the table."""
         return self.table
 
     def forward(self) -> Tensor:
         """-> (h, T, T): the bias added to the logits of a window."""
-        return gather_offset_table(self.offsets(), self.size)
+        return gather_offset_table(self.offset_biases(), self.size)
 
 
 def gather_offset_table(table: Tensor, size: tuple[int, int]) -> Tensor:

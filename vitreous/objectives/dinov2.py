@@ -233,8 +233,8 @@ class DINOv2(UnlabelledObjective):
         """Encode images with the student: (b, C, *image), (b, N) bool masks, (M,) int64 indices -> (b, D) features and
         (M, D) masked patches.
 
-        Masked patches are replaced by a mask token, unless the teacher is frozen. `masked_indices`: the indices of the masked
-        patches in the flattened masks; None: computed from `masks`.
+        Masked patches are replaced by a mask token, unless the teacher is frozen. `masked_indices`: the indices of the
+        masked patches in the flattened masks; None: computed from `masks`.
         """
         model = self.model
         hidden = masks if self.frozen is None else torch.zeros_like(masks)

@@ -20,7 +20,7 @@ from vitreous.models.zoo import Model
 from vitreous.objectives.base import ObjectiveConfig, ObjectiveSetting
 from vitreous.objectives.labelled import LabelledObjective
 from vitreous.objectives.progressive import ProgressiveOptions
-from vitreous.system.torch_types import bias_of
+from vitreous.system.torch_types import get_bias
 from vitreous.tasks.base import Task
 from vitreous.tasks.classification import Classification, ClassificationLoss
 
@@ -84,7 +84,7 @@ class SupervisedConfig(ProgressiveOptions, ObjectiveConfig):
         if self.mimetic:
             init_mimetic(model)
         head = getattr(model, "head", None)
-        if self.head_bias and isinstance(head, nn.Linear) and bias_of(head) is not None:
+        if self.head_bias and isinstance(head, nn.Linear) and get_bias(head) is not None:
             nn.init.constant_(head.bias, self.head_bias)
 
     def build(self, model: Model, setting: ObjectiveSetting) -> SupervisedObjective:

@@ -98,8 +98,8 @@ def get_weights_noun(start: WeightsInfo) -> str:
 
 
 def collect_format_settings(options: TrainOptions, start: WeightsInfo | None) -> dict[str, str]:
-    """Return the settings for reading ambiguous files, from the options or else the weights. Raises UsageError for
-    invalid values."""
+    """Return the preprocessing settings that determine how ambiguous files are read: those of the options, else those
+    of the initial weights. Raises UsageError for invalid values."""
     selected = {
         path: options.settings[f"preprocess.{path}"]
         for path in FORMAT_SETTINGS

@@ -94,7 +94,7 @@ def derive_run_config(
 def adapt_run_to_clips(
     run: Run, options: TrainOptions, dataset_info: DatasetInfo, start: WeightsInfo | None, note: NoteCallback
 ) -> Run:
-    """Return the run with the requested stride, and without mirroring: left and right may distinguish classes."""
+    """Set the requested frame stride, and disable horizontal flips, since motion direction may distinguish classes."""
     stride = run.preprocess.stride if options.stride is None else options.stride
     if getattr(run.views, "flip", 0.0) and "views.flip" not in options.settings:
         run = replace(run, views=replace(run.views, flip=0.0))  # type: ignore[type-var]
@@ -199,7 +199,7 @@ def scale_batch(run: Run, recipe: Recipe, options: TrainOptions, note: NoteCallb
         options.accumulate or run.accumulate,
     )
     if options.batch_size is None and batch > run.data.images:
-        note(f"batch {batch} -> {run.data.images}: an epoch has no more images")
+        note(f"batch {batch} -> {run.data.images}: the training set has {run.data.images} images")
         batch = run.data.images
     new_batch = batch * accumulate
     if new_batch == old_batch:

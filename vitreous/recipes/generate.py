@@ -29,7 +29,7 @@ def make_dit_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOp
     7 million steps of 256 images (XL; 400,000 in ablations), Adam at 1e-4 without warm-up, decay or clipping, an
     EMA of the weights with a decay of 0.9999, horizontal flips.
     """
-    if not has_paper_size(model):
+    if not has_published_dit_size(model):
         return make_small_generator_run(model, dataset_info, DiffusionConfig(betas="cosine"))
     return make_paper_generator_run(model, dataset_info, DiffusionConfig())
 
@@ -42,13 +42,13 @@ def make_sit_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOp
 
     The published sizes use times in 0 to 1, like the authors; small models use times in 0 to 1000.
     """
-    if not has_paper_size(model):
+    if not has_published_dit_size(model):
         return make_small_generator_run(model, dataset_info, FlowConfig(times="logit-normal"))
     return make_paper_generator_run(model, dataset_info, FlowConfig(scale=1.0))
 
 
-def has_paper_size(model: ModelConfig) -> bool:
-    """Return whether a model has one of the paper's sizes, S to XL, and thus uses the published hyperparameters."""
+def has_published_dit_size(model: ModelConfig) -> bool:
+    """Return whether a model has a size published for DiT, S to XL, to which the paper's hyperparameters apply."""
     return model.generates_images and model.name().removeprefix("DiT-").partition("/")[0] in DIT_SHAPES
 
 

@@ -67,8 +67,7 @@ def make_small_run(model: ModelConfig, dataset_info: DatasetInfo, options: Train
 
 
 def make_photos_run(model: ModelConfig, dataset_info: DatasetInfo, options: TrainOptions) -> Run:
-    """Photographs from scratch: lr = 1e-3 x batch / 256 with DeiT's linear rule (arXiv:2012.12877), for at least 64
-    images.
+    """Photographs from scratch: lr = 1e-3 x max(batch, 64) / 256, DeiT's linear rule (arXiv:2012.12877).
 
     vitreous train DATA --recipe NAME
     """

@@ -58,7 +58,7 @@ def describe_measurements(data: Data) -> str:
 
 
 def describe_task(target: Target | None) -> tuple[str, str, str, tuple[str, ...]]:
-    """Describe a target: its type of annotations, their task, its recipe, and the options for other tasks."""
+    """Return the annotation type, task name and recipe name for a target, and hints for other tasks."""
     if target is not None and target.classes is not None:
         alternatives = ("for instance segmentation use --recipe detect",) if len(target) else ()
         content = "class maps and objects" if len(target) else "class maps"

@@ -62,8 +62,8 @@ class SplitPredictions:
     evaluator: Evaluator | None = None  # evaluator of dense predictions
 
     @property
-    def views(self) -> dict[str, str]:
-        """Return `clip_views` for documents; empty for images."""
+    def clip_views_entry(self) -> dict[str, str]:
+        """Return {"clip_views": ...} for JSON documents; empty for images."""
         return {"clip_views": self.clip_views} if self.bundle.preprocess.is_animated else {}
 
     @cached_property
@@ -195,9 +195,9 @@ def make_progress_counter(listener: ProgressListener, label: str, total: int) ->
     """Return a callback that takes the number of images of each step and reports progress and speed."""
     started, done = time.perf_counter(), 0
 
-    def count(images: int) -> None:
+    def report_images(images: int) -> None:
         nonlocal done
         done += images
         listener.progress(label, done, total, f"{done / (time.perf_counter() - started):.0f} images/s")
 
-    return count
+    return report_images

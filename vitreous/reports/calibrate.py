@@ -49,10 +49,7 @@ def calibrate_temperature(
     temperature = fit_temperature(predictions.raw_logits[readable], targets[readable])
     fitted_on = {"data": predictions.source, "split": CALIBRATION_SPLIT, "images": int(readable.sum())}
     set_temperature(folder, temperature, fitted_on)
-    metrics = {
-        "before": measure_at_temperature(predictions, 1.0),
-        "after": measure_at_temperature(predictions, temperature),
-    }
+    metrics = {"before": measure_nll_and_ece(predictions, 1.0), "after": measure_nll_and_ece(predictions, temperature)}
     return {"temperature": temperature, "fitted_on": fitted_on, "val": metrics}
 
 
@@ -64,14 +61,14 @@ def describe_temperature_effect(predictions: SplitPredictions) -> dict[str, Any]
         "temperature": predictions.bundle.classification.temperature,
         "fitted_on": predictions.bundle.provenance.get("temperature"),
         predictions.name: {
-            "before": measure_at_temperature(predictions, 1.0),
-            "after": measure_at_temperature(predictions, predictions.bundle.classification.temperature),
+            "before": measure_nll_and_ece(predictions, 1.0),
+            "after": measure_nll_and_ece(predictions, predictions.bundle.classification.temperature),
         },
     }
 
 
-def measure_at_temperature(predictions: SplitPredictions, temperature: float) -> dict[str, float | None]:
-    """Return NLL in nats and ECE of the readable images at a temperature; None for multi-label data."""
+def measure_nll_and_ece(predictions: SplitPredictions, temperature: float) -> dict[str, float | None]:
+    """Return NLL in nats and ECE of the readable images at a temperature; ECE is None for multi-label data."""
     readable = predictions.readable
     logits, targets = (
         predictions.raw_logits[readable].astype(np.float64) / temperature,

@@ -124,7 +124,7 @@ def evaluate(
         )
     if evaluate_options.suspects:
         document["suspects"] = find_label_errors(predictions, computing, evaluate_options.suspects)
-    record_evaluation(run, predictions.source, predictions.name, predictions.views | report.summary())
+    record_evaluation(run, predictions.source, predictions.name, predictions.clip_views_entry | report.summary())
     page_path = (
         Path(evaluate_options.report) if evaluate_options.report else get_page_path(Path(run), data, predictions.name)
     )
@@ -149,8 +149,9 @@ def evaluate_generator(
     settings: EvaluateOptions | GenerationOptions | None,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """Evaluate a generative model; the options are the fields of `InferenceOptions` and `GenerationOptions`. Raises
-    UsageError for a protocol and for options of predictive models."""
+    """Evaluate a generative model. `options` are fields of `InferenceOptions` and `GenerationOptions`.
+
+    Raises UsageError if a `protocol` other than top1 is set, or options of models that predict."""
     if protocol != "top1" or isinstance(settings, EvaluateOptions):
         problem = f"--protocol {protocol}" if protocol != "top1" else "EvaluateOptions"
         raise UsageError(f"{problem} is for predictions, and {run} is a generative model", "leave it out")
@@ -198,7 +199,7 @@ def build_head_document(
         pairs = list_confused_pairs(report.confusion_cells, support, classes)
     return (
         document
-        | predictions.views
+        | predictions.clip_views_entry
         | overlap
         | {"most_confused": pairs, "calibration": None, **dict.fromkeys(OPTIONAL_KEYS)}
     )

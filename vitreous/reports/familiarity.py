@@ -22,7 +22,7 @@ from vitreous.evaluation.familiarity import (
     fit_mahalanobis_detector,
 )
 from vitreous.reports.answers import EvaluationSettings, SplitPredictions, compute_split_features
-from vitreous.reports.training_overlap import drop_excluded, identify_images
+from vitreous.reports.training_overlap import drop_excluded_images, identify_images
 from vitreous.system.tables import write_csv_file
 from vitreous.training.folder import RunFolder
 
@@ -63,7 +63,7 @@ def load_training_features(
     if RunFolder(Path(predictions.run)).config.is_file():
         source, opened = open_run_data(predictions.run, None, "train")
         opened = replace(
-            opened, splits={"train": drop_excluded(opened.split("train"), RunFolder(Path(predictions.run)))}
+            opened, splits={"train": drop_excluded_images(opened.split("train"), RunFolder(Path(predictions.run)))}
         )
     elif "train" not in opened.splits and not allow_self_comparison:
         raise UsageError(f"{source} has no training images to compare with", "use a run, or data with a train split")

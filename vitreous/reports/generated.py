@@ -274,13 +274,16 @@ def generate_images(
     labels, image_numbers = torch.tensor(cycle_classes(options.samples, classes)).unbind(1)
     step, done = make_progress_counter(computing.listener, "sample", options.samples), 0.0
 
-    def count(images: float) -> None:
+    def advance_progress(images: float) -> None:
         nonlocal done
         previous, done = int(done + 1e-6), done + images
         step(int(done + 1e-6) - previous)
 
     for chunk_labels, chunk_numbers in zip(labels.split(IMAGE_CHUNK), image_numbers.split(IMAGE_CHUNK), strict=True):
-        yield chunk_labels.numpy(), sampler.sample(chunk_labels, chunk_numbers, options, count).movedim(1, -1).numpy()
+        yield (
+            chunk_labels.numpy(),
+            sampler.sample(chunk_labels, chunk_numbers, options, advance_progress).movedim(1, -1).numpy(),
+        )
 
 
 def concatenate_features(chunks: Iterable[SpaceFeatures]) -> SpaceFeatures:

@@ -98,12 +98,12 @@ def iterate_training_splits(
                 ).with_holdout(run.hold_out, run.split_seed)
             )
             if source == run.source or opened.fingerprint() == run.fingerprint:
-                yield source, drop_excluded(opened.split("train"), folder)
+                yield source, drop_excluded_images(opened.split("train"), folder)
         except (VitreousError, OSError):  # moved, or other data
             continue
 
 
-def drop_excluded(split: Split, folder: RunFolder) -> Split:
+def drop_excluded_images(split: Split, folder: RunFolder) -> Split:
     """Return the training images without those that the run excluded."""
     excluded_file = folder.path / "excluded.json"
     return (

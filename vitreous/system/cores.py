@@ -103,7 +103,7 @@ class ContentionMonitor:
     def measure(self) -> float | None:
         """Return the share of the cores, 0 to 1, that other work took since the last call (or construction); None if
         unknown."""
-        self.share, _ = self.shares()
+        self.share, _ = self.measure_cpu_shares()
         return self.share
 
     def poll(self) -> None:
@@ -115,15 +115,15 @@ class ContentionMonitor:
             or time.monotonic() - self.last_ticks[0] < self.SECONDS
         ):
             return
-        self.share, busy_share = self.shares()
+        self.share, busy_share = self.measure_cpu_shares()
         self.crowded = (
             self.crowded + 1 if self.share is not None and self.share >= self.SHARE and busy_share >= self.FULL else 0
         )
         if self.share is not None and self.crowded == self.WINDOWS:
             self.warn(describe_contention(self.share))
 
-    def shares(self) -> tuple[float | None, float]:
-        """Return the shares of the cores since the last call: of other work, and of all work."""
+    def measure_cpu_shares(self) -> tuple[float | None, float]:
+        """Return the shares of CPU time since the last call, 0 to 1: of other processes (None: unknown), and of all."""
         previous, now = self.last_ticks, read_cpu_ticks(self.root)
         self.last_ticks = now
         if previous is None or now is None or now[1] <= previous[1]:

@@ -82,8 +82,8 @@ def describe_emulation(precision: str, device: str) -> str | None:
     return None
 
 
-def has_fast_packed_products(device: str) -> bool:
-    """Return whether oneDNN's packed matrix products are faster than PyTorch's.
+def has_fast_packed_matmul(device: str) -> bool:
+    """Return whether matmuls with weights pre-packed by oneDNN are faster than PyTorch's default matmuls.
 
     With AVX-512 or AMX they are 2x faster in float32 on AMD, and save a tenth in bfloat16. With AVX2 both reach the
     hardware limit, and the fused GELU is slower."""

@@ -20,17 +20,17 @@ class RawHTML(NamedTuple):
 def format_html_table(rows: Sequence[Sequence[Any]], head: Sequence[str] = (), title: str = "", note: str = "") -> str:
     """Format a table of rows as HTML, with column names, a title above and a note below."""
 
-    def line(cells: Sequence[Any], tag: str) -> str:
+    def format_row(cells: Sequence[Any], tag: str) -> str:
         texts = [cell.html if isinstance(cell, RawHTML) else escape(str(cell)) for cell in cells]
         return "<tr>" + "".join(f'<{tag} style="{CELL_STYLE}">{text}</{tag}>' for text in texts) + "</tr>"
 
     top = f"<caption style='{CELL_STYLE}'><b>{escape(title)}</b></caption>" if title else ""
-    body = (line(head, "th") if head else "") + "".join(line(row, "td") for row in rows)
+    body = (format_row(head, "th") if head else "") + "".join(format_row(row, "td") for row in rows)
     return f"<table>{top}{body}</table>" + (f"<div>{escape(note)}</div>" if note else "")
 
 
 def list_config_settings(data: Any, path: str = "") -> list[tuple[str, Any]]:
-    """List the settings of a config as plain data by their dotted paths, as in `--path.to.field`."""
+    """List the settings of a nested config dict as (dotted path, value), with paths as in `--path.to.field`."""
     if not isinstance(data, dict):
         return [(path, data)]
     return [

@@ -88,6 +88,6 @@ def open_to_kinds(method: Callable[..., R]) -> Callable[..., R]:
     return method
 
 
-def bias_of(layer: nn.Linear | nn.LayerNorm | nn.Conv2d | nn.ConvTranspose2d) -> Tensor | None:
-    """Return the bias (outputs,) of a layer, or None if it has none: a case that PyTorch's annotations omit."""
+def get_bias(layer: nn.Linear | nn.LayerNorm | nn.Conv2d | nn.ConvTranspose2d) -> Tensor | None:
+    """Return the bias (outputs,) of a layer, or None. PyTorch annotates it as never None."""
     return layer.bias

@@ -17,7 +17,7 @@ from vitreous.apps.curation import dedup as finder
 from vitreous.apps.curation.copies import search
 from vitreous.apps.curation.copies.listing import copies_to_csv, remaining_to_csv
 from vitreous.apps.curation.copies.scan import ConcatenatedSplits
-from vitreous.apps.curation.copies.search import find_first_equal, search_candidates
+from vitreous.apps.curation.copies.search import find_first_equal_rows, search_candidates
 from vitreous.apps.curation.copies.verification import COPY_THRESHOLD, align_views, correlate_blocks
 from vitreous.apps.curation.copies.windows import (
     CENTRE_BOX_INDEX,
@@ -215,7 +215,7 @@ def test_there_must_be_something_to_compare_with(originals):
 @given(st.lists(st.integers(0, 4), max_size=30))
 def test_the_first_equal_row(values):
     keys = np.array([(value // 2, value % 2) for value in values], np.uint64).reshape(-1, 2)
-    assert find_first_equal(keys).tolist() == [values.index(value) for value in values]
+    assert find_first_equal_rows(keys).tolist() == [values.index(value) for value in values]
 
 
 def test_a_descriptor_is_the_low_frequencies_of_the_spectrum_of_each_box(originals):

@@ -357,7 +357,7 @@ def test_weights_go_into_other_formats_bit_for_bit(exported_folder, tmp_path):
 @pytest.mark.parametrize("to,library", [("onnx", "onnxscript"), ("openvino", "openvino")])
 def test_the_extra_is_asked_for_before_pictures_are_chosen(exported_folder, tmp_path, monkeypatch, to, library):
     monkeypatch.setitem(sys.modules, library, None)
-    monkeypatch.setattr(verb, "collect_proof_images", None)  # calling it would fail
+    monkeypatch.setattr(verb, "collect_verification_images", None)  # calling it would fail
     result = say(
         "export", str(exported_folder / "bundle"), "--to", to, "--images", str(exported_folder / "photos"), cwd=tmp_path
     )

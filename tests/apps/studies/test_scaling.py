@@ -30,7 +30,7 @@ def test_the_law_is_within_its_intervals_in_nineteen_of_twenty_draws():
     covered = np.zeros((20, 5), bool)
     for seed in range(20):
         fit = fit_law(*runs(seed), draws=60)
-        intervals = [fit.interval(name) for name in LAW_PARAMETERS]
+        intervals = [fit.bootstrap_interval(name) for name in LAW_PARAMETERS]
         covered[seed] = [
             low <= getattr(LAW, name) <= high for name, (low, high) in zip(LAW_PARAMETERS, intervals, strict=True)
         ]

@@ -23,15 +23,15 @@ def list_contenders(task: str, device: str) -> list[Contender]:
     """Return the contenders of a task on a device, ours first, without settings that the device does not support."""
     supports_bf16 = has_bf16(device)
     table = {
-        "inference": inference_contenders,
-        "train": train_contenders,
-        "mae": mae_contenders,
-        "dino": dino_contenders,
-        "dit": dit_contenders,
-        "sample": sample_contenders,
-        "loader": loader_contenders,
-        "memory": memory_contenders,
-        "predict": predict_contenders,
+        "inference": list_inference_contenders,
+        "train": list_train_contenders,
+        "mae": list_mae_contenders,
+        "dino": list_dino_contenders,
+        "dit": list_dit_contenders,
+        "sample": list_sample_contenders,
+        "loader": list_loader_contenders,
+        "memory": list_memory_contenders,
+        "predict": list_predict_contenders,
     }
     return [contender for contender in table[task](device) if supports_bf16 or "bf16" not in contender.settings]
 
@@ -72,7 +72,7 @@ def peer_contender(
     return Contender(name, settings, partial(build, **options), needs or name)
 
 
-def inference_contenders(device: str) -> list[Contender]:
+def list_inference_contenders(device: str) -> list[Contender]:
     """List the contenders of `inference`: images to logits."""
     table = [
         vitreous_contender("default", ours.build_inference_step),
@@ -108,7 +108,7 @@ def inference_contenders(device: str) -> list[Contender]:
     return table
 
 
-def train_contenders(device: str) -> list[Contender]:
+def list_train_contenders(device: str) -> list[Contender]:
     """List the contenders of `train`: training steps."""
     return [
         vitreous_contender("default", ours.build_train_step),
@@ -122,7 +122,7 @@ def train_contenders(device: str) -> list[Contender]:
     ]
 
 
-def mae_contenders(device: str) -> list[Contender]:
+def list_mae_contenders(device: str) -> list[Contender]:
     """List the contenders of MAE pre-training steps."""
     return [
         vitreous_contender("default", build_pretraining_step),
@@ -142,7 +142,7 @@ def mae_contenders(device: str) -> list[Contender]:
     ]
 
 
-def dino_contenders(device: str) -> list[Contender]:
+def list_dino_contenders(device: str) -> list[Contender]:
     """List the contenders of DINO steps with two global and eight local views per image."""
     return [
         vitreous_contender("default", build_pretraining_step),
@@ -159,8 +159,8 @@ def dino_contenders(device: str) -> list[Contender]:
     ]
 
 
-def dit_contenders(device: str) -> list[Contender]:
-    """List the contenders of DiT training steps."""
+def list_dit_contenders(device: str) -> list[Contender]:
+    """List the contenders of the task `dit`: DiT training steps."""
     return [
         vitreous_contender("default", our_generating.build_dit_train_step),
         vitreous_contender("fp32", our_generating.build_dit_train_step, precision="fp32"),
@@ -179,7 +179,7 @@ def dit_contenders(device: str) -> list[Contender]:
     ]
 
 
-def sample_contenders(device: str) -> list[Contender]:
+def list_sample_contenders(device: str) -> list[Contender]:
     """List the contenders that sample images from a DiT."""
     return [
         vitreous_contender("default", our_generating.build_dit_sampling_step),
@@ -197,7 +197,7 @@ def sample_contenders(device: str) -> list[Contender]:
     ]
 
 
-def loader_contenders(device: str) -> list[Contender]:
+def list_loader_contenders(device: str) -> list[Contender]:
     """List the contenders that load photographs into training batches: from files, or for vitreous also from a pack."""
     table = [
         vitreous_contender("default", ours.build_loader_step),
@@ -211,7 +211,7 @@ def loader_contenders(device: str) -> list[Contender]:
     return table
 
 
-def memory_contenders(device: str) -> list[Contender]:
+def list_memory_contenders(device: str) -> list[Contender]:
     """List the contenders that turn small images in memory into training batches."""
     peers = [
         peer_contender("torchvision", "default", loaders.build_cifar_loader),
@@ -220,7 +220,7 @@ def memory_contenders(device: str) -> list[Contender]:
     return [vitreous_contender("default", ours.build_memory_loader_step), *peers]
 
 
-def predict_contenders(device: str) -> list[Contender]:
+def list_predict_contenders(device: str) -> list[Contender]:
     """List the contenders of `predict`: files to classes and probabilities, with default and with best settings."""
     return [
         vitreous_contender("default", ours.build_predict_step),

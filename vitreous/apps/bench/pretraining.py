@@ -38,7 +38,8 @@ def make_multi_crop(work: Workload) -> MultiCrop:
 
 
 def make_pretraining_batch(work: Workload) -> dict[str, Tensor]:
-    """Create a batch of noise: "images" (B, C, H, W); for DINO (B, 2, C, H, W), and "local" (B, 8, C, h, w)."""
+    """Create a batch of normal noise. MAE: "images" (B, C, H, W). DINO: "images" (B, 2, C, H, W), the global views, and
+    "local" (B, 8, C, h, w)."""
     size, views = (3, work.image_size, work.image_size), make_multi_crop(work)
     if work.task == "mae":
         return {"images": torch.randn(work.batch_size, *size)}

@@ -59,7 +59,8 @@ class RaceResult:
         )
 
     def fraction(self, lane: ContenderResult) -> float | None:
-        """Return the share of the highest peak of the same race, in matrix products, or in images for loaders."""
+        """Return a contender's throughput as a fraction of the highest peak of the race: in FLOP/s of matmuls, for
+        loaders in images/s; None without a peak."""
         limit = max((peak.median for peak in self.peaks if peak.throughputs), default=0.0)
         if not limit:
             return None

@@ -91,13 +91,12 @@ def check_task_model(task: str, model: str) -> None:
 
 
 def choose_image_size(model: str, image_size: int | None) -> int:
-    """Return the image size: `image_size`, else the model's. Raises UsageError for no multiple of the
-    patch."""
+    """Return `image_size`, or the model's if it is None. Raises UsageError if the patch size does not divide it."""
     model_config = config_from_name(model)
     if image_size is None:
         return model_config.image[0]
     if image_size % model_config.patch[0]:
-        problem = f"image size {image_size} is not a multiple of patch {model_config.patch[0]} for {model}"
+        problem = f"image size {image_size} is not divisible by patch size {model_config.patch[0]} ({model})"
         raise UsageError(problem, f"use {nearest_divisible_size((image_size,) * 2, model_config.patch)[0]}")
     return image_size
 

@@ -29,12 +29,12 @@ class Workload:
 
     @property
     def uses_compile(self) -> bool:
-        """Whether `train` would compile the blocks of the model on this device in a long run."""
+        """Return whether a long `vitreous train` run would compile the model's blocks on this device."""
         return self.device.startswith("cuda")
 
     @property
     def loads_ahead(self) -> bool:
-        """Whether contenders prefetch in other processes."""
+        """Return whether contenders may prefetch batches in worker processes, as in the loader tasks."""
         return self.task in ("loader", "memory")
 
     def title(self) -> str:

@@ -132,7 +132,7 @@ def fold_file_name(stem: str) -> str:
 
 
 def make_unique_stem(stem: str, sample: int, used_stems: set[str]) -> str:
-    """Prefix a name that is taken with the sample number until it is unique."""
+    """Make a file stem unique: while it is in `used_stems`, prefix it with the sample number."""
     while fold_file_name(stem) in used_stems:
         stem = f"{sample}-{stem}"
     return stem

@@ -28,7 +28,7 @@ from vitreous.apps.curation.copies.scan import (
     scan_in_chunks,
     scan_samples,
 )
-from vitreous.apps.curation.copies.search import find_first_equal, search_by_features, search_candidates
+from vitreous.apps.curation.copies.search import find_first_equal_rows, search_by_features, search_candidates
 from vitreous.apps.curation.copies.verification import (
     COPY_THRESHOLD,
     MIN_SMALL_VIEW_COSINE,
@@ -202,7 +202,7 @@ def find_equal_copies(fingerprints: np.ndarray, num_references: int, within: boo
     copies: dict[int, Copy] = {}
     samples = np.arange(len(fingerprints))
     for reason, field in (("pixels", "pixels"), ("bytes", "content")):  # bytes take precedence over pixels
-        first_index = find_first_equal(fingerprints[field])
+        first_index = find_first_equal_rows(fingerprints[field])
         is_copy = (
             (samples >= num_references)
             & (fingerprints["state"] == READABLE)
@@ -228,7 +228,9 @@ def search_near_pairs(
     views, samples = fingerprints["view"], np.arange(len(fingerprints))
     is_comparable = is_distinctive(views) & (fingerprints["state"] == READABLE)
     references = np.flatnonzero(
-        is_comparable & (find_first_equal(fingerprints["pixels"]) == samples) & (within | (samples < num_references))
+        is_comparable
+        & (find_first_equal_rows(fingerprints["pixels"]) == samples)
+        & (within | (samples < num_references))
     )
     queries = np.flatnonzero(is_comparable & (samples >= num_references) & ~np.isin(samples, exact_samples))
     wholes = np.concatenate([compute_whole_descriptors(views[low : low + 4096]) for low in range(0, len(views), 4096)])

@@ -212,7 +212,7 @@ class PackEncoding:
 
     @property
     def plan(self) -> PackPlan:
-        """Return the plan, which determines the bytes."""
+        """Return the plan: the settings that determine the bytes of the pack."""
         return self.reader.plan
 
     def iterate_samples(self, start: int) -> Generator[tuple[int, StoredImage | DataError]]:

@@ -14,7 +14,7 @@ import torch
 
 from vitreous.apps.export.formats import EXPORT_FORMATS, ExportTarget, open_export
 from vitreous.apps.export.graph import check_dynamic_size
-from vitreous.apps.export.proof_images import collect_proof_images, make_other_sizes
+from vitreous.apps.export.proof_images import collect_verification_images, make_other_sizes
 from vitreous.errors import ResourceError, UsageError, VitreousError, check_path_argument, suggest_nearest
 from vitreous.inference.card import build_card
 from vitreous.inference.engine import Engine, make_engine
@@ -86,7 +86,7 @@ def export(
         check_dynamic_size(bundle.model.config)
     if quantize and (refusal := bundle.task.export_rules.int8_refusal):
         raise UsageError(refusal, "remove --quantize")
-    proof_images, calibration = collect_proof_images(run, bundle, images, data, quantize is not None)
+    proof_images, calibration = collect_verification_images(run, bundle, images, data, quantize is not None)
     target = ExportTarget(bundle.model, build_card(bundle), dynamic_size, calibration)
     listener.note(f"verifying on {len(proof_images)} images: {proof_images.name}")
     with make_scratch_folder(out_path) as scratch:
@@ -104,7 +104,7 @@ def export(
             raise VitreousError(f"the export failed the verification: {reason}", "add --accept-loss to keep it")
         if reason:
             listener.note(f"kept despite the failed verification: {reason}")
-        size, digest = publish_export_files(Path(scratch), out_path)
+        size, digest = move_export_files(Path(scratch), out_path)
     original = sum(tensor.numel() * tensor.element_size() for tensor in bundle.model.state_dict().values())
     exported_file = {
         "format": to,
@@ -139,8 +139,9 @@ def check_export_options(
     return allowed
 
 
-def publish_export_files(scratch: Path, out_path: Path) -> tuple[int, str]:
-    """Move the files of an export to their destination, the main file last. Returns bytes and digest."""
+def move_export_files(scratch: Path, out_path: Path) -> tuple[int, str]:
+    """Move the files of an export to their destination, the main file last. Returns their total size in bytes, and the
+    SHA-256 of the main file."""
     files = sorted(scratch.glob(f"{out_path.stem}.*"), key=lambda file: file.suffix == out_path.suffix)
     size, digest = sum(file.stat().st_size for file in files), compute_sha256(scratch / out_path.name)
     for file in files:
@@ -161,10 +162,10 @@ def verify_export(
     original = make_engine(bundle.model, bundle.preprocess, InferenceOptions("cpu", "fp32"))
     total, bundle.model.any_size = len(proof_images), True
 
-    def progress(done: int) -> None:
-        listener.progress("judge", done, total)
+    def report_progress(done: int) -> None:
+        listener.progress("verify", done, total)
 
-    comparison: Any = bundle.task.compare_export(original, export, proof_images, bundle.model.config, progress)
+    comparison: Any = bundle.task.compare_export(original, export, proof_images, bundle.model.config, report_progress)
     for pixels in make_other_sizes(proof_images, bundle.model.config.patch) if target.dynamic else ():
         with torch.inference_mode():
             expected = bundle.model(bundle.preprocess.normalise(torch.from_numpy(pixels))).numpy()
@@ -224,7 +225,7 @@ def replace_path(source: Path, destination: Path) -> None:
 def choose_output_path(
     run: str | os.PathLike[str], out: str | os.PathLike[str] | None, name: str, suffix: str, overwrite: bool = False
 ) -> Path:
-    """Choose the output path: `out`, or in the run's folder, or in the current folder.
+    """Return `out`, or by default the file `name + suffix` in the run's folder (current folder if `run` is a file).
 
     Raises UsageError for a wrong suffix, and for an existing file unless `overwrite` is set.
     """

@@ -25,10 +25,10 @@ from vitreous.inference.engine import Engine
 from vitreous.inference.export_file import (
     CARD_KEY,
     MAX_EXPORT_BYTES,
-    describe_export,
-    read_export_bytes,
     append_onnx_checksum,
     append_xml_checksum,
+    describe_export,
+    read_export_bytes,
 )
 from vitreous.inference.exported import open_exported_file
 from vitreous.inference.libraries import disable_telemetry, import_optional_library
@@ -53,7 +53,7 @@ class ExportTarget:
 
     @property
     def quantised_dtype(self) -> str | None:
-        """Return `int8` if matrix products are quantised, else None."""
+        """Return "int8" if matmuls are quantised, else None."""
         return None if self.calibration is None else "int8"
 
     @property
@@ -238,7 +238,8 @@ class TorchExportEngine:
 
     @torch.inference_mode()
     def compute_outputs(self, pixels: np.ndarray) -> tuple[Tensor, ...]:
-        """(B, C, *image) pixels -> (B, K) logits if there is a head, and (B, D) features, float32."""
+        """Run the exported module on pixels (B, C, *image) -> logits (B, K) if it has a head, and features (B, D),
+        float32."""
         outputs = self.module(torch.from_numpy(self.preprocess.normalise_array(pixels)))
         return outputs if isinstance(outputs, tuple) else (outputs,)
 

@@ -104,14 +104,17 @@ def symbolic_axis_weights(old_size: int, new_size: int, how: str, is_native_size
     return torch.where(is_native_size, (torch.arange(old_size) == indices[:, None]).to(weights.dtype), weights)
 
 
-def interpolation_kernel(x: Tensor, a: float | None) -> Tensor:
-    """Return (n, old) weights for (n, old) distances: cubic convolution with parameter `a`, or a triangle for None."""
-    x = x.abs()
-    if a is None:
-        return (1 - x).clamp(min=0)
-    inner = ((a + 2) * x - (a + 3)) * x * x + 1
-    outer = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-    return torch.where(x <= 1, inner, torch.where(x < 2, outer, torch.zeros_like(x)))
+def interpolation_kernel(distances: Tensor, cubic_coefficient: float | None) -> Tensor:
+    """Return (n, old) weights for (n, old) distances: cubic convolution with parameter `cubic_coefficient`, or a
+    triangle for None."""
+    distances = distances.abs()
+    if cubic_coefficient is None:
+        return (1 - distances).clamp(min=0)
+    inner = ((cubic_coefficient + 2) * distances - (cubic_coefficient + 3)) * distances * distances + 1
+    outer = (
+        (cubic_coefficient * distances - 5 * cubic_coefficient) * distances + 8 * cubic_coefficient
+    ) * distances - 4 * cubic_coefficient
+    return torch.where(distances <= 1, inner, torch.where(distances < 2, outer, torch.zeros_like(distances)))
 
 
 def resize_to_symbolic_grid(table: Tensor, grid: tuple[int, ...], how: str) -> Tensor:

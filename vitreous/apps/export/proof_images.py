@@ -29,7 +29,7 @@ MAX_INT8_IMAGES = 128  # maximum images for int8 calibration
 MORE_IMAGES_HINT = "add more: --images"
 
 
-def collect_proof_images(
+def collect_verification_images(
     run: str | os.PathLike[str],
     bundle: Bundle,
     images: Sequence[str],
@@ -44,9 +44,9 @@ def collect_proof_images(
     """
     opened = None
     if images:
-        proof_images = load_proof_files(images, bundle)
+        proof_images = load_verification_files(images, bundle)
     else:
-        opened, proof_images = load_proof_dataset(run, bundle, data)
+        opened, proof_images = load_verification_dataset(run, bundle, data)
     calibration = None
     if calibrate:
         if (train := open_training_data(run, opened)) is not None:
@@ -83,8 +83,9 @@ def prepare_item(bundle: Bundle, item: Item) -> np.ndarray:
     return bundle.task.prepare_input(decode_item(bundle.preprocess, item), bundle.preprocess)
 
 
-def load_proof_files(images: Sequence[str], bundle: Bundle) -> VerificationImages:
-    """Load files, also from folders; of too many, a deterministic subset. Raises DataError."""
+def load_verification_files(images: Sequence[str], bundle: Bundle) -> VerificationImages:
+    """Load verification images from files and folders: all, or a fixed random subset of 2 * MAX_PROOF_IMAGES. Raises
+    DataError for a file that cannot be read."""
     items = list(resolve_image_source(images, preprocess=bundle.preprocess))
     indices = sorted(draw_permutation(len(items), 0, 0)[: 2 * MAX_PROOF_IMAGES].tolist())
     with ThreadPoolExecutor(default_worker_count()) as pool:
@@ -93,7 +94,7 @@ def load_proof_files(images: Sequence[str], bundle: Bundle) -> VerificationImage
     return VerificationImages(np.stack(pixels), None, name)
 
 
-def load_proof_dataset(
+def load_verification_dataset(
     run: str | os.PathLike[str], bundle: Bundle, data: str | os.PathLike[str] | None
 ) -> tuple[Data, VerificationImages]:
     """Load images of a dataset, by default the run's, with labels for a model with classes.

@@ -25,7 +25,7 @@ def strip_local_folders(value: str) -> str:
 
 
 def strip_provenance_paths(value: Any) -> Any:
-    """Return a model's provenance, with every absolute path shortened to its last name."""
+    """Return a model's provenance with every absolute path reduced to its last component."""
     if isinstance(value, dict):
         return {key: strip_provenance_paths(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -135,7 +135,7 @@ Evaluate it on your own images before you rely on it: `vitreous evaluate hf:{rep
 
 
 def format_metric_table(summary: dict[str, Any]) -> str:
-    """Format the metrics as a Markdown table, or a sentence that there are none."""
+    """Format the metrics as a Markdown table; without metrics, return a sentence instead."""
     metrics = list_summary_metrics(summary)
     if not metrics:
         return "\nNo metrics were measured before publication.\n"
@@ -164,7 +164,7 @@ def format_training_list(bundle: Bundle, summary: dict[str, Any]) -> str:
 
 
 def format_card_value(value: Any) -> str:
-    """Format a value: numbers to four digits, paths as their last name."""
+    """Format a value: floats with four significant digits, absolute paths as their last component."""
     return (
         f"{value:.4g}"
         if isinstance(value, float)

@@ -142,8 +142,10 @@ def warn_about_licence(bundle: Bundle, licence: str | None, note: Callable[[str]
 
 
 def stage_files(folder: Path, staging_folder: Path, transformers: bool, note: Callable[[str], None]) -> str:
-    """Copy the files to upload into `staging_folder`; returns a sentence on files for other libraries, or "". Raises
-    UsageError for a model that transformers does not support, OSError."""
+    """Copy the files to upload into `staging_folder`; with `transformers`, also export the files for that library.
+
+    Returns a sentence for the model card about these files, or "". Raises OSError, and UsageError for a model that
+    transformers does not support."""
     staging_folder.mkdir()
     for name in (WEIGHTS_FILE, OBJECTIVE_FILE):
         if (folder / name).is_file():
@@ -174,7 +176,7 @@ def get_write_token() -> str:
 
 
 def make_repository_url(repository: str) -> str:
-    """Return the web address of the repository."""
+    """Return the URL of the repository."""
     from huggingface_hub import constants
 
     return f"{constants.ENDPOINT}/{repository}"

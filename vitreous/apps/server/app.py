@@ -43,7 +43,7 @@ class RequestGate:
         info = self.make_request_info(headers)
         scope["info"], scope["service"], name = info, service, info.id
 
-        async def respond(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 info.status = message["status"]
                 message["headers"] = [*message["headers"], *SECURITY_HEADERS, (b"x-request-id", name.encode())]
@@ -51,16 +51,16 @@ class RequestGate:
             await send(message)
 
         if service is None:
-            await self.respond_while_starting(scope, receive, respond)
+            await self.respond_while_starting(scope, receive, send_with_headers)
             return
         try:
             self.check_head(service, scope, headers, info)
-            await self.respond(service, scope, receive, respond, info)
+            await self.respond(service, scope, receive, send_with_headers, info)
         except ClientDisconnect:
             info.status = STATUS_CLIENT_CLOSED
         except Exception as error:
             if not info.status:
-                await refusal_response(service.to_refusal(error, info), name)(scope, receive, respond)
+                await refusal_response(service.to_refusal(error, info), name)(scope, receive, send_with_headers)
         service.record(info, scope["method"], scope["path"])
 
     def make_request_info(self, headers: dict[bytes, bytes]) -> RequestInfo:

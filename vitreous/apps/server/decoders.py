@@ -191,7 +191,7 @@ class DecoderPool:
         return pixels, (width, height)
 
     async def measure_seconds(self, settings: DecodeSettings) -> float:
-        """Return the seconds to decode a typical photograph; 0 if the model does not take images."""
+        """Measure the seconds to decode a typical photograph, the minimum of three; 0 if the decoder refuses it."""
         loop, content = asyncio.get_running_loop(), memoryview(make_synthetic_photograph())
         seconds = []
         with suppress(Refusal):

@@ -69,7 +69,7 @@ async def handle_detect(request: Request) -> Response:
     threshold = parse_share("threshold", parameters["threshold"]) if "threshold" in parameters else DEFAULT_THRESHOLD
     upload, engine = require_single_upload(await read_uploads(request, service.limits)), served.predictor.engine
 
-    def compute(pixels: np.ndarray) -> tuple[Detections, bytes]:
+    def compute_detections(pixels: np.ndarray) -> tuple[Detections, bytes]:
         detections = detect_objects(engine.objects, pixels, card.preprocess, tiles, threshold)
         if response_format == "json":
             return detections, b""
@@ -79,7 +79,7 @@ async def handle_detect(request: Request) -> Response:
         pixels, _ = await service.decoders.decode(upload.content, served.decode_settings, full_size=True)
         if tiles:
             check_tiles(pixels, card.preprocess.plane)
-        detections, png = await service.batcher.compute(compute, pixels, info.deadline, alone=True)
+        detections, png = await service.batcher.compute(compute_detections, pixels, info.deadline, alone=True)
     if response_format == "png":
         return Response(png, media_type="image/png")
     objects = [{"segmentation": None, **fields} for fields in detections_to_dicts(detections, card.task.classes)]

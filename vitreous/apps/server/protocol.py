@@ -245,7 +245,8 @@ class LingeringTransport:
         return self.lingering or self.transport.is_closing()
 
     def close(self) -> None:
-        """Close now, or once the client has had time to read."""
+        """Close the connection. If the client is still sending, send EOF first and discard its data for LINGER_SECONDS,
+        so that it can read the response."""
         protocol = self.protocol
         if self.is_closing():
             return

@@ -73,7 +73,7 @@ async def handle_readyz(request: Request) -> Response:
 
 
 async def handle_metrics(request: Request) -> Response:
-    """Counters."""
+    """Return the metrics in Prometheus text format."""
     return Response(
         get_request_context(request)[0].metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8"
     )
@@ -113,7 +113,7 @@ async def handle_predict(request: Request) -> Response:
     except UsageError as error:
         raise Refusal(422, "bad_parameter", error.message.removeprefix("--"), error.hint) from None
 
-    def describe(name: str | None, output: np.ndarray) -> dict[str, Any]:
+    def format_prediction(name: str | None, output: np.ndarray) -> dict[str, Any]:
         return {"name": name, **prediction_format.to_fields(prediction_format.predict(output, "")), "error": None}
 
     empty_fields = prediction_format.to_fields(prediction_format.format_error("", ""))
@@ -122,7 +122,7 @@ async def handle_predict(request: Request) -> Response:
         served,
         work=served.predictor.activations,
         key="predictions",
-        describe=describe,
+        describe=format_prediction,
         empty_fields=empty_fields,
     )
 
@@ -135,7 +135,7 @@ async def handle_embed(request: Request) -> Response:
     if not served.has_features:
         raise Refusal(404, "not_available", "this model has no features", "serve the run that it was exported from")
 
-    def describe(name: str | None, features: np.ndarray) -> dict[str, Any]:
+    def format_embedding(name: str | None, features: np.ndarray) -> dict[str, Any]:
         return {"name": name, "embedding": [float(f"{v:.8g}") for v in features.tolist()], "error": None}
 
     return await compute_image_responses(
@@ -143,7 +143,7 @@ async def handle_embed(request: Request) -> Response:
         served,
         work=served.predictor.engine.features,
         key="embeddings",
-        describe=describe,
+        describe=format_embedding,
         empty_fields={"embedding": []},
     )
 
@@ -273,7 +273,7 @@ async def handle_positions(request: Request) -> Response:
 
 
 async def handle_filters(request: Request) -> Response:
-    """Return the filters of the patch embedding."""
+    """Return a PNG image of the patch embedding's filters."""
     from vitreous.apps.server import attention as attention_api
 
     return Response(

@@ -87,7 +87,7 @@ class SampleJob:
         return best if aspect_ratios[best] <= MAX_GRID_ASPECT else square_grid_columns(count)
 
     def set_deadline(self, deadline: float, previews: bool = False) -> SampleJob:
-        """Set the deadline, and whether to send previews. Returns itself."""
+        """Set the deadline, and whether to send previews. Returns `self`, as the input of the batcher."""
         self.deadline, self.send_previews = deadline, previews
         return self
 

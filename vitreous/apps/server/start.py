@@ -62,16 +62,16 @@ def load_served_predictor(
         return load(run, how, exact=exact, quick=quick)
     from vitreous.inference.open_model import find_bundle, select_task_bundle
 
-    def ignore(text: str) -> None:
+    def ignore_note(text: str) -> None:
         """Ignore notes of the bundle, which the caller prints."""
 
-    bundle = find_bundle(run, ignore)
+    bundle = find_bundle(run, ignore_note)
     if not bundle.task.reads_images:
         return build_generator_predictor(bundle, how, vae)
     if vae is not None:
         raise UsageError(f"--vae applies to generative models, and {run} is not one", "remove it")
     predictor = build_predictor(
-        run, select_task_bundle(run, bundle, True, ignore, dense=True), how, exact=exact, quick=quick
+        run, select_task_bundle(run, bundle, True, ignore_note, dense=True), how, exact=exact, quick=quick
     )
     predictor.choose_engine()
     return predictor

@@ -105,7 +105,8 @@ class WatchApp:
         )
 
     async def stream_events(self) -> AsyncIterator[str]:
-        """Yield events `lines` ({"anew": drop earlier lines, "lines": […]}) and `state` ({"finished", "age"})."""
+        """Yield server-sent events: `lines` with {"reset": whether to drop earlier lines, "lines": […]}, and `state`
+        with {"finished", "age"}."""
         follower, last_finished, last_event_time = MetricsFollower(self.folder.metrics), None, 0.0
         is_first = True
         self.pages += 1
@@ -114,7 +115,7 @@ class WatchApp:
                 is_reset, lines = await asyncio.to_thread(follower.read)
                 for start in range(0, len(lines) or int(is_reset or is_first), MAX_EVENT_LINES):
                     event = {
-                        "anew": (is_reset or is_first) and not start,
+                        "reset": (is_reset or is_first) and not start,
                         "lines": lines[start : start + MAX_EVENT_LINES],
                     }
                     yield f"event: lines\ndata: {json.dumps(event)}\n\n"

@@ -49,7 +49,7 @@ def merging_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def unmerged_reference(axis_values: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the cell of the same model without merging."""
+    """Return the reference cell: the same model without token merging."""
     return axis_values[0], "0"
 
 

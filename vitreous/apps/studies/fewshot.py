@@ -27,7 +27,7 @@ def few_shot_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def few_shot_image_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return every model, pre-trained on each share of the images."""
+    """Return one cell per model and share of the pre-training images."""
     return tuple(
         StudyCell((name, f"{share} %"), cell.options, share / 100)
         for name, cell in list_few_shot_models(setting).items()

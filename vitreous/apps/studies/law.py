@@ -55,7 +55,8 @@ def conclude_scaling_law(rows: Sequence[Any]) -> Conclusion:
         return Conclusion(title, ("Inconclusive: no run has a finite loss.",))
     law = fit.law
     lines = tuple(
-        (name, f"{getattr(law, name):.4g}", "{:.4g} to {:.4g}".format(*fit.interval(name))) for name in LAW_PARAMETERS
+        (name, f"{getattr(law, name):.4g}", "{:.4g} to {:.4g}".format(*fit.bootstrap_interval(name)))
+        for name in LAW_PARAMETERS
     )
     return Conclusion(
         title,

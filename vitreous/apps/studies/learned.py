@@ -27,7 +27,7 @@ POSITION_HYPERPARAMETERS = (("3e-4", "0.01"), ("1e-3", "0.01"), ("1e-3", "0.1"))
 
 
 def make_base_options(setting: StudySetting, model: str) -> TrainOptions:
-    """Return the scale's options, or the paper's options of a model."""
+    """Return the training options of the study's scale; at the scale `published`, the paper's for `model`."""
     return setting.options(TrainOptions(recipe="vit-jft", model=model))
 
 
@@ -75,17 +75,17 @@ def rollout_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def first_component_reference(axis_values: AxisValues) -> AxisValues:
-    """Return the same patch size with one component."""
+    """Return the reference cell: the first principal component alone, at the same patch size."""
     return axis_values[0], "1"
 
 
 def first_block_mean_reference(axis_values: AxisValues) -> AxisValues:
-    """Return the mean over heads in the first block of the same model."""
+    """Return the reference cell: the mean over heads in the first block of the same model."""
     return axis_values[0], "mean", "1"
 
 
 def first_block_reference(axis_values: AxisValues) -> AxisValues:
-    """Return the first block of the same model."""
+    """Return the reference cell: the first block of the same model."""
     return axis_values[0], "1"
 
 

@@ -53,7 +53,7 @@ def resolve_study_data(study: Study, data: str, dataset_specs: tuple[str, ...], 
         )
     if data != "digits":
         example = "pets/ flowers/" if study.other_data_kind == "sets" else "vtab/natural vtab/structured"
-        raise UsageError(f"the study {study.name} needs other datasets than {data}", f"add --to {example}")
+        raise UsageError(f"the study {study.name} needs target datasets as well as {data}", f"add --to {example}")
     subsets = DIGIT_SUBSETS if study.other_data_kind == "groups" else DIGIT_SUBSETS[:2]
     return StudyData(
         write_digit_subset(parent_folder, FIRST_DIGITS, 0),

@@ -67,8 +67,8 @@ class ScalingLawFit:
     _: KW_ONLY
     doubts: tuple[str, ...]
 
-    def interval(self, name: str, level: float = 0.95) -> tuple[float, float]:
-        """Return the interval of one of E, A, B, a, b."""
+    def bootstrap_interval(self, name: str, level: float = 0.95) -> tuple[float, float]:
+        """Return the bootstrap interval of the law's parameter `name`: E, A, B, a or b."""
         low, high = np.quantile(self.bootstrap_laws[:, LAW_PARAMETERS.index(name)], [(1 - level) / 2, (1 + level) / 2])
         return float(low), float(high)
 
@@ -157,7 +157,8 @@ def predict_log_loss(theta: np.ndarray, log_runs: np.ndarray) -> np.ndarray:
 
 
 def huber_objective(theta: np.ndarray, log_runs: np.ndarray) -> tuple[float, np.ndarray]:
-    """Compute the Huber loss of the residuals over runs (n, 3), in units of its width, and its gradient (5,)."""
+    """Compute the Huber loss of the residuals in log L, divided by HUBER_WIDTH and summed over runs (n, 3) of log N, D
+    and L, and its gradient (5,) with respect to `theta`."""
     predicted = predict_log_loss(theta, log_runs)
     x = (predicted - log_runs[:, 2]) / HUBER_WIDTH
     alpha, beta = np.exp(theta[3]), np.exp(theta[4])
@@ -199,14 +200,14 @@ def describe_doubts(fit: ScalingLawFit, fitted_runs: np.ndarray) -> tuple[str, .
     """Describe the limitations of a fit to runs (n, 3), one sentence each."""
     doubts = []
     for name, column, subject in (("a", 0, "parameters"), ("b", 1, "samples")):
-        low, high = fit.interval(name)
+        low, high = fit.bootstrap_interval(name)
         if high - low > MAX_EXPONENT_WIDTH:
             ratio = fitted_runs[:, column].max() / fitted_runs[:, column].min()
             doubts.append(
                 f"the exponent {name} is between {low:.2f} and {high:.2f}: {subject} that differ by a factor of "
                 f"{ratio:.3g} are not enough to determine it"
             )
-    if fit.interval("E")[0] < 0.05 * fitted_runs[:, 2].min():
+    if fit.bootstrap_interval("E")[0] < 0.05 * fitted_runs[:, 2].min():
         doubts.append("the irreducible loss E is not distinguishable from 0: no run is near it")
     error = fit.largest_error
     if error is not None and error > max(0.05, 4 * fit.residual):

@@ -120,7 +120,7 @@ class StudyCell:
 
     `share`: share of the training images, nested across shares. `after`: prerequisite cells, by the option or settings
     path that receives the folder of their run with the same seed; `then`: further changes of options for runs with
-    prerequisites. Cells without a place are not in the table. `data`: a dataset other than the study's.
+    prerequisites. Cells without `axis_values` are not in the table. `data`: a dataset other than the study's.
     """
 
     axis_values: AxisValues
@@ -247,7 +247,7 @@ class Study:
 
     @property
     def trains_models(self) -> bool:
-        """Return whether the models of the study are trained."""
+        """Return whether the study trains models; else it measures randomly initialised ones."""
         return self.run_measure is None or self.run_measure.needs_training
 
     def get_reference(self, axis_values: AxisValues) -> AxisValues:

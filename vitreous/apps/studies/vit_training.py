@@ -60,7 +60,7 @@ IMAGES_MODELS = {"ViT": "ViT-B/32", "BiT": "BiT-R50x1", "hybrid": "R50+ViT-B/32"
 
 
 def make_model_options(family: str, setting: StudySetting) -> TrainOptions:
-    """Return the options of a model family at the scale."""
+    """Return the training options of a model family, ViT, BiT or hybrid, at the study's scale."""
     if setting.scale.name == "published":
         recipe = "bit-jft-adam" if family == "BiT" else "vit-jft"
         return setting.options(TrainOptions(recipe=recipe, model=IMAGES_MODELS[family]))

@@ -36,8 +36,8 @@ def crop_and_resize_batch(
     ratio: tuple[float, float],
     flip_probability: float,
 ) -> Tensor:
-    """Crop a random box of each view (n, H, C, W), resize it to `size` (h, w) and mirror it with probability `flip_probability` ->
-    (n, h, C, w). `uniform_draws` are (n, DRAWS_PER_VIEW) uniform random numbers.
+    """Crop a random box of each view (n, H, C, W), resize it to `size` (h, w) and mirror it with probability
+    `flip_probability` -> (n, h, C, w). `uniform_draws` are (n, DRAWS_PER_VIEW) uniform random numbers.
 
     Boxes are those of torchvision's RandomResizedCrop (`AreaCrop`).
     """

@@ -276,7 +276,8 @@ def make_rollout(context: FigureContext) -> list[FigureResult]:
 
 
 def draw_rollout_by_block(context: FigureContext, maps: Tensor, single_maps: Tensor, layers: list[int]) -> Any:
-    """Draw two rows for (L, h, w) maps, with one column for each of `layers`."""
+    """Draw the cumulative rollout `maps` and the rollout `single_maps` of each block alone, (L, h, w) each: two rows,
+    one column per block in `layers`."""
     figure, axes = make_panels(context, 2, len(layers), [f"block {layer + 1}" for layer in layers], side=0.95)
     for row, values, title in zip(axes, (maps, single_maps), ("cumulative", "this block"), strict=True):
         for panel, layer in zip(row, layers, strict=True):

@@ -39,7 +39,7 @@ def load_restoring_objective(source: str | os.PathLike[str]) -> Objective:
     objective_state = open_objective_state(source)
     if objective_state is None:
         hint = f"use a run, its bundle, or MAE weights with a decoder; of vitreous's recipes {RESTORING_RECIPES_HINT}"
-        raise UsageError(f"{source} has no decoder to restore images with", hint)
+        raise UsageError(f"{source} has no decoder, which image reconstruction needs", hint)
     name = objective_state.config.get("name", "")
     if name not in OBJECTIVES:
         raise WeightsError(

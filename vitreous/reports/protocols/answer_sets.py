@@ -258,6 +258,7 @@ class UnframedSplit:
         return np.ascontiguousarray(pixels[1:-1, 1:-1]) if framed else stored
 
     def name(self, sample: int) -> str:
+        """Return the sample's name in the wrapped split."""
         return self.split.name(sample)
 
     def take(self, indices: np.ndarray, labels: np.ndarray | None = None) -> UnframedSplit:

@@ -244,7 +244,7 @@ def log_probe_plan(task: ProtocolTask, plan: ProbePlan, images: int, data_descri
     published_batch = 16_384 if probe == "mae" else 1_024
     if plan.batch < published_batch and not task.options.probe_batch:
         note(
-            f"batch {published_batch} -> {plan.batch}: an epoch has no more images; learning rates "
+            f"batch {published_batch} -> {plan.batch}: the training set has {plan.batch} images; learning rates "
             f"are scaled by batch / {BASE_BATCH_SIZE}"
         )
     if probe == "dinov2" and task.options.steps is None and task.options.epochs is None and plan.steps < DINOV2_STEPS:

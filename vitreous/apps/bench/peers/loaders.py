@@ -105,7 +105,7 @@ def build_train_transform(work: Workload, best: bool) -> Callable[[Any], Tensor]
 
 
 def build_torchvision_loader(work: Workload, best: bool = False) -> BenchmarkStep:
-    """Build a loader with torchvision's ImageFolder and a DataLoader."""
+    """Build a loader with torchvision's ImageFolder and a DataLoader, with default or (`best`) expert settings."""
     from torchvision.datasets import ImageFolder
 
     folder = LinkedClassFolders(work.images or ".")

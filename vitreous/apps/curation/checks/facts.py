@@ -124,7 +124,7 @@ def summarise_split(subject: CheckedDataset, name: str, records: np.ndarray, num
 def measure_class_balance(subject: CheckedDataset) -> dict[str, Any] | None:
     """Measure the class balance of the training images (or of the only split); None without classes.
 
-    `effective` is the effective number of classes: that of equal classes with the same entropy.
+    `effective_classes` is the exponential of the entropy: the number of equally large classes with the same entropy.
     """
     if not subject.classes:
         return None

@@ -149,7 +149,8 @@ def open_checked_dataset(
 
 
 def find_leaking_groups(subject: CheckedDataset, group_by: str | None) -> list[dict[str, object]]:
-    """Find groups in two splits: the splits, how many groups, their names. Raises as `vitreous.data.grouping` does."""
+    """Find groups that occur in more than one split; one entry per pair of splits, with the number of groups and their
+    names. Raises the errors of `vitreous.data.grouping`."""
     notes = [note for note in subject.notes if SHARED_GROUPS_NOTE in note]
     if group_by in (None, subject.column):
         return [{"splits": [], "groups": int(note.split()[0]), "names": []} for note in notes]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from vitreous.apps.curation.copies.scan import READABLE, ConcatenatedSplits, ScanJob, scan_samples
-from vitreous.apps.curation.copies.search import find_first_equal, search_candidates
+from vitreous.apps.curation.copies.search import find_first_equal_rows, search_candidates
 from vitreous.apps.curation.copies.verification import (
     COPY_THRESHOLD,
     MIN_SMALL_VIEW_COSINE,
@@ -40,7 +40,7 @@ CopyGroups = list[np.ndarray]
 def group_exact_copies(records: np.ndarray) -> CopyGroups:
     """Group the readable images of (n,) RECORD by equal bytes, or by equal pixels if pixels are stored."""
     indices = np.flatnonzero(records["state"] == READABLE)
-    return group_by_number(indices, find_first_equal(records["digest"][indices]))
+    return group_by_number(indices, find_first_equal_rows(records["digest"][indices]))
 
 
 def group_near_copies(
@@ -84,7 +84,7 @@ def find_contrasting_samples(records: np.ndarray) -> np.ndarray:
 def find_comparable_samples(records: np.ndarray) -> np.ndarray:
     """Return the (m,) indices of (n,) RECORD with enough contrast, only the first of those with the same bytes."""
     indices = find_contrasting_samples(records)
-    return indices[find_first_equal(records["digest"][indices]) == np.arange(len(indices))]
+    return indices[find_first_equal_rows(records["digest"][indices]) == np.arange(len(indices))]
 
 
 def search_whole_pairs(records: np.ndarray, queries: np.ndarray, references: np.ndarray) -> np.ndarray:

@@ -38,7 +38,7 @@ from vitreous.apps.curation.copies.scan import (
     fill_records,
     scan_samples,
 )
-from vitreous.apps.curation.copies.search import find_first_equal
+from vitreous.apps.curation.copies.search import find_first_equal_rows
 from vitreous.apps.curation.copies.verification import compact_indices
 from vitreous.apps.curation.copies.windows import (
     LARGER_VIEW_SIZE,
@@ -156,7 +156,7 @@ def summarise_clips(subject: CheckedDataset, records: np.ndarray) -> dict[str, A
     """Summarise the lengths of clips, (n,) CLIP; None for other data.
 
     `frames`, `seconds` and `frame_rate` (frames/s) have a minimum, median and maximum, the latter two over clips with
-    frame times (None: no such clip). `is_short` lists clips with fewer frames than `frames_read`, the default of a run;
+    frame times (None: no such clip). `short` lists clips with fewer frames than `frames_read`, the default of a run;
     `one_colour` and `without_motion` list clips without contrast and without motion.
     """
     if get_sample_noun(subject.pool.splits[0]) != "clips":
@@ -200,7 +200,7 @@ def find_clip_copies(
         progress=lambda done: progress("look at clips", done, len(pool)),
         slow=True,
     )
-    samples, first_index = np.arange(len(pool)), find_first_equal(records["digest"])
+    samples, first_index = np.arange(len(pool)), find_first_equal_rows(records["digest"])
     is_exact_copy = (
         (samples >= num_references)
         & (records["state"] == READABLE)

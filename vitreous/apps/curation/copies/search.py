@@ -178,8 +178,8 @@ def compare_with_lists(
             yield pairs
 
 
-def find_first_equal(keys: np.ndarray) -> np.ndarray:
-    """Find the first equal row for each row of (n, 2) uint64, which may be itself: (n,) int64."""
+def find_first_equal_rows(keys: np.ndarray) -> np.ndarray:
+    """Return for each row of keys (n, 2) uint64 the index of the first equal row, which may be its own: (n,) int64."""
     order = np.lexsort((keys[:, 1], keys[:, 0]))  # stable: equal rows stay in their order
     ranked = keys[order]
     is_new = np.ones(len(keys), bool)
