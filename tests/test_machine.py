@@ -87,7 +87,7 @@ def test_a_lower_level_never_has_more(full, monkeypatch):
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", level)
         assert {name for name, has in get_cpu_features().items() if has} <= {"avx2"}
     monkeypatch.setenv("VITREOUS_CPU_ISA", "AVX512_CORE_BF16")
-    assert get_best_cpu_feature() == "avx512_bf16" and "assumed" in describe_environment()["instructions"]
+    assert get_best_cpu_feature() == "avx512_bf16" and "assumed" in describe_environment()["instruction_set"]
 
 
 def test_a_level_that_is_none_is_refused(monkeypatch):
@@ -112,7 +112,7 @@ def test_doctor_tells_the_precision_that_is_used(processor, monkeypatch):
     found = document(say("doctor", "--json"))
     assert found["huge_pages"] == ("on request" if reserve_huge_pages() else "system default")
     assert found["precision"] == processor and found["bf16"] == (processor == "bf16")
-    assert found["instructions"].startswith("avx512_bf16" if processor == "bf16" else "avx2")
+    assert found["instruction_set"].startswith("avx512_bf16" if processor == "bf16" else "avx2")
 
 
 def test_a_run_trains_in_what_the_processor_multiplies(processor, folder, tmp_path, monkeypatch):

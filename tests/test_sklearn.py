@@ -136,7 +136,7 @@ def test_saved_it_is_a_bundle_of_every_command(fitted, numbers, tmp_path):
     picture = numbers[0][0].reshape(8, 8).astype(np.float32)
     answer = vitreous.load(folder, device="cpu", precision="fp32").predict(picture)
     assert answer.names[0] == fitted.predict(numbers[0][:1])[0]
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists and is not overwritten"):
         fitted.save(folder)
     with pytest.raises(NotFittedError):
         clone(fitted).save(tmp_path / "other")
@@ -211,7 +211,7 @@ def test_what_cannot_be_meant_is_refused(fitted, numbers, photos, tmp_path):
         fitted.predict(np.asarray(Image.open(photos[0][0])))
     with pytest.raises(ValueError, match="X mixes PngImageFile and str"):
         clone(fitted).fit([str(photos[0][0]), Image.open(photos[0][1])], ["a", "b"])
-    with pytest.raises(ValueError, match="64 features, but pictures are expected"):
+    with pytest.raises(ValueError, match="64 features, but the model needs images: give image_shape"):
         clone(fitted).set_params(image_shape=None).fit(X.reshape(-1, 8, 8), y).predict(X)
     (tmp_path / "torn.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match="1 of 25 images cannot be read"):

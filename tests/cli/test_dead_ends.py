@@ -94,7 +94,7 @@ def test_without_any_run_the_message_says_what_makes_one(tmp_path):
         f"error: no model given: cat.png is not a model\n  {MAKES_ONE}, then vitreous predict RUN …\n"
     )
     result = say("predict", "runs/x", "cat.png", cwd=tmp_path)
-    assert (result.returncode, result.stderr) == (2, "error: no run at runs/x\n  `vitreous train` makes one\n")
+    assert (result.returncode, result.stderr) == (2, "error: no run at runs/x\n  train one with `vitreous train`\n")
 
 
 def test_the_newest_run_is_found_and_weights_are_no_images(two_runs, tmp_path, monkeypatch):

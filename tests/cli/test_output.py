@@ -160,7 +160,7 @@ def test_bench_writes_its_page_before_it_prints(tmp_path, monkeypatch):
     from vitreous.apps.bench import report, run
 
     monkeypatch.setattr(run, "run_benchmarks", lambda *words: [])
-    monkeypatch.setattr(report, "races_to_json", lambda races: {"hardware": "h", "peak": {}, "rows": []})
+    monkeypatch.setattr(report, "races_to_json", lambda races: {"hardware": "h", "peak_throughput": {}, "results": []})
     monkeypatch.setattr(report, "make_report_name", lambda races: "page.md")
     monkeypatch.setattr(report, "render_race_markdown", lambda *words: "text")
 

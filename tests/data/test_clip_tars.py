@@ -54,7 +54,7 @@ def test_an_archive_of_clips_is_read_as_one_of_pictures_is(tmp_path):
     own = np.array([frame.argmax() for frame in back.clip(1).read(np.arange(10)).mean((1, 3))])
     assert np.array_equal(own, [frame.argmax() for frame in moving(1, True).mean((1, 3))])
     checked, _ = check_dataset(tmp_path / "a.tar", workers=0)
-    assert checked["kind"] == "clips" and checked["clips"]["frames"]["max"] == 10
+    assert checked["sample_type"] == "clips" and checked["clips"]["frames"]["max"] == 10
     assert checked["formats"] == {"MOV": 4, "MATROSKA": 4, "GIF": 4}
 
 

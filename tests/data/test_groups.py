@@ -121,7 +121,7 @@ def test_any_column_names_groups_and_what_is_not_read_is_told(image_folder):
         assert f"ignored columns: {unread}" in data.notes and "groups" in data.notes[-1]
         assert data.fingerprint() == open_data(source, 0, group_by).fingerprint()
     plain = open_data(write(image_folder, [row.split(",")[1] for row in rows[:20]], "path"))
-    assert plain.groups is None and not any("not read" in note for note in plain.notes)
+    assert plain.groups is None and not any("ignored columns" in note for note in plain.notes)
     assert (
         open_data(
             write(image_folder, [row[: row.index(".png") + 4] for row in rows], columns[:9]), 0, "site"

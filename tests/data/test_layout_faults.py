@@ -288,7 +288,7 @@ def test_classes_that_change_after_training_shift_no_answer(copy):
     picture_of_cat = photos / "test" / "cat" / "0.png"
     before = load(run).predict([picture_of_cat])[0].probabilities
     (run / "summary.json").unlink()
-    with pytest.raises(DataError, match="not what it was when the run began") as error:
+    with pytest.raises(DataError, match="has changed since the run began") as error:
         train(str(photos), out=str(run), resume=True)
     assert "--allow-data-change" not in error.value.hint, "other classes are another problem"
     for split in ("train", "val", "test"):
@@ -307,7 +307,7 @@ def test_a_class_more_than_in_training_is_refused(copy):
     with pytest.raises(DataError, match="has no classes named aaa"):
         evaluate(run, photos, workers=0)
     (run / "summary.json").unlink()
-    with pytest.raises(DataError, match="not what it was when the run began"):
+    with pytest.raises(DataError, match="has changed since the run began"):
         train(str(photos), out=str(run), resume=True, allow_data_change=True)
 
 

@@ -159,7 +159,7 @@ def test_a_new_modality_is_trained_evaluated_and_predicted(grid_folder, tmp_path
 @pytest.mark.usefixtures("_grids")
 def test_a_new_modality_is_refused_by_models_of_others(grid_folder, tmp_path):
     vitreous.save(vitreous.create("ViT-32x1/4", 16, 2), tmp_path / "flat")
-    with pytest.raises(UsageError, match=r"flat takes images, and .* has grids"):
+    with pytest.raises(UsageError, match=r"flat needs images, but .* contains grids\n  use a dataset of images"):
         vitreous.evaluate(tmp_path / "flat", grid_folder, device="cpu")
     with pytest.raises(UsageError, match=r"the weights of .* are for images, but the data are grids"):
         vitreous.train(grid_folder, out=tmp_path / "run", init=str(tmp_path / "flat"), progress=False, device="cpu")

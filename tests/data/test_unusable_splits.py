@@ -256,7 +256,7 @@ def test_train_and_check_accept_the_other_splits(tmp_path, write):
     source = tmp_path / "data.csv" if (tmp_path / "data.csv").exists() else tmp_path
     require_learnable(open_data(source), "classes" if write in MASKS else "objects")
     facts, subject = check_dataset(source, workers=0)
-    assert note in facts["notes"] and facts["unlearnable"] is facts["layout_error"] is None
+    assert note in facts["notes"] and facts["target_error"] is facts["layout_error"] is None
     assert list(subject.splits) == ["train"] and facts["passed"], facts["findings"]
 
 
@@ -286,7 +286,7 @@ def test_train_and_check_refuse_training_images_without_objects(tmp_path, write)
     with pytest.raises(DataError, match="none of 2 training images has an annotated object") as refused:
         require_learnable(open_data(source), "objects")
     facts, _ = check_dataset(source, workers=0)
-    assert facts["unlearnable"]["message"] == refused.value.message and not facts["passed"]
+    assert facts["target_error"]["message"] == refused.value.message and not facts["passed"]
 
 
 def write_void_masks(root: Path) -> None:

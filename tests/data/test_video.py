@@ -70,11 +70,13 @@ def test_folders_of_pictures_that_are_no_frames_stay_pictures(tmp_path):
 
 def test_what_takes_pictures_refuses_clips(tmp_path):
     home = write_moves(tmp_path / "clips", 3, (".gif",))
-    with pytest.raises(UsageError, match="the data are clips, and packs store images"):
+    with pytest.raises(UsageError, match="the data are clips, but packs store images"):
         pack_dataset(home, tmp_path / "packed")
     Image.new("RGB", (16, 16)).save(tmp_path / "photo.png")
     pictures = FileSplit([tmp_path / "photo.png"], create_empty_labels(1))
-    with pytest.raises(UsageError, match="the data are clips, and copies are found among images, or among clips"):
+    with pytest.raises(
+        UsageError, match="the data are clips, but copies are found among images, or among clips, not across both"
+    ):
         find_copies([open_data(home).split("train")], [pictures])
 
 
@@ -97,12 +99,12 @@ def test_folders_of_frames_without_classes_are_told_of(tmp_path):
         for number in range(12):
             pixels = np.random.default_rng(number).integers(0, 256, (4, 4), dtype=np.uint8)
             Image.fromarray(pixels).resize((16, 16)).save(tmp_path / "photos" / name / f"{number:04d}.jpg")
-    assert not any("numbered" in note for note in open_data(tmp_path / "photos").notes)
+    assert not any("video frames" in note for note in open_data(tmp_path / "photos").notes)
     shutil.rmtree(tmp_path / "photos")
     for split in ("train", "test"):  # a name that both have is a class
         for name in ("cat", "dog"):
             write_clip(tmp_path / "split" / split / name, greys(3))
-    assert not any("numbered" in note for note in open_data(tmp_path / "split").notes)
+    assert not any("video frames" in note for note in open_data(tmp_path / "split").notes)
     shutil.rmtree(tmp_path / "split")
     (tmp_path / "all").mkdir()
     for clip in ("one", "two", "three"):
@@ -112,4 +114,4 @@ def test_folders_of_frames_without_classes_are_told_of(tmp_path):
         write_clip(tmp_path / "plain" / place[:-4], greys(1))
         (tmp_path / "plain" / place[:-4] / "frame_000.png").rename(tmp_path / "plain" / place)
         (tmp_path / "plain" / place[:-4]).rmdir()
-    assert not any("numbered" in note for note in open_data(tmp_path / "plain").notes)
+    assert not any("video frames" in note for note in open_data(tmp_path / "plain").notes)

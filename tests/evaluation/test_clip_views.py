@@ -82,7 +82,7 @@ def test_the_mean_of_logits_is_that_of_every_view_and_one_view_is_the_usual_answ
     lines = (clip_run[0] / "evaluations.jsonl").read_text().splitlines()
     assert [json.loads(line)["clip_views"] for line in lines] == ["1x1", "3x3"]
     page = next(path for path in clip_run[0].glob("report-train.html")).read_text()
-    assert "3x3 views of each clip" in page and "--clip-views 3x3" in page
+    assert "averaged over 3x3 views per clip (temporal × spatial crops)" in page and "--clip-views 3x3" in page
 
 
 def test_predict_and_embed_average_over_views(clip_run):
@@ -113,7 +113,7 @@ def test_views_of_what_has_none_are_refused(clip_run, tmp_path):
         parse_clip_views("4x3", ImagePreprocess((8, 8)))
     with pytest.raises(UsageError, match="whole frames, not crops\n  use 4x1"):
         parse_clip_views("4x3", ClipPreprocess((4, 8, 8), fit="squash"))
-    with pytest.raises(UsageError, match="clip_views='2x1' is for answers of models"):
+    with pytest.raises(UsageError, match="clip_views='2x1' is only for predictions and embeddings of video models"):
         vitreous.evaluate(str(clip_run[0]), protocol="knn", clip_views="2x1", **CPU)
     with pytest.raises(UsageError, match="suspects uses the features of one view"):
         vitreous.evaluate(str(clip_run[0]), suspects=str(tmp_path / "x.csv"), clip_views="2x1", **CPU)

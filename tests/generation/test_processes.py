@@ -271,7 +271,9 @@ def test_samplers_and_steps_are_those_of_the_process():
     assert SamplingOptions().resolve_sampler(Diffusion(steps=30)) == ("ddim", 30)
     assert SamplingOptions().resolve_sampler(Diffusion(steps=75)) == ("ddim", 38)  # every second one
     assert SamplingOptions(steps=600, sampler="ddpm").resolve_sampler(Diffusion()) == ("ddpm", 600)
-    with pytest.raises(UsageError, match="cannot make 600 steps"):
+    with pytest.raises(
+        UsageError, match="ddim cannot use 600 steps: no stride through 1000 time steps gives that number"
+    ):
         SamplingOptions(steps=600).resolve_sampler(Diffusion())
     for wrong, process in (({"sampler": "euler"}, Diffusion()), ({"sampler": "ddim"}, Flow()), ({"steps": 0}, Flow())):
         with pytest.raises(UsageError):

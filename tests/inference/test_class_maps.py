@@ -103,7 +103,7 @@ def test_a_folder_of_answers_is_continued_and_never_overwritten(scenes_run, tmp_
     [
         (["--top", 3], "--top is for image classifiers"),
         (["--overlay", "over"], "--out FOLDER"),
-        (["--out", "maps.jsonl"], "no folder"),
+        (["--out", "maps.jsonl"], "maps.jsonl is a file, not a folder: class maps are one PNG per image"),
     ],
 )
 def test_options_without_meaning_are_refused(scenes_run, tmp_path, capsys, words, message):  # noqa: F811

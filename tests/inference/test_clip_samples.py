@@ -56,7 +56,7 @@ def test_a_recipe_of_generators_trains_on_clips_without_mirroring_them(clip_gene
     # four clips of each class, the four frames of each in a row
     assert Image.open(out / "samples.png").size == (4 * 130 - 2, 8 * 130 - 2)
     page = (out / "report.html").read_text()
-    assert "Generated clips" in page and "The 4 frames of each in a row" in page
+    assert "Generated clips" in page and "One clip per row, 4 frames each, " in page
 
 
 def test_a_stopped_run_of_clips_ends_in_the_same_bits(moving_squares, tmp_path):
@@ -170,7 +170,7 @@ def test_clips_are_judged_in_the_space_of_pixels_and_of_a_classifier_of_clips(
     judged = vitreous.evaluate(clip_generator_run[0], device="cpu", features=str(tmp_path / "reader"), **made)["test"]
     assert judged["dimensions"] == 32 and 0 <= judged["classifier_accuracy"] <= 1
     vitreous.save(vitreous.create("ViT-32x1/8", 16, 2), tmp_path / "flat")
-    with pytest.raises(UsageError, match="reads pictures, not clips"):
+    with pytest.raises(UsageError, match="flat needs images, not clips"):
         vitreous.evaluate(clip_generator_run[0], device="cpu", features=str(tmp_path / "flat"), **made)
 
 

@@ -142,10 +142,10 @@ def test_http_answers_about_clips_as_python_does(video_models, predictor, site):
     [
         ("/v1/predict", b"GIF89a" + bytes(20), 422, "cut short"),
         ("/v1/predict", b"no clip", 422, "not a clip of a known format"),
-        ("/v1/attention?query=1,2", None, 422, "query=1,2 cannot be"),
-        ("/v1/attention?query=2,0,0", None, 422, "query=2,0,0 cannot be"),
-        ("/v1/attention?format=png", None, 422, "format=png cannot be"),
-        ("/v1/attention?format=gif&layer=all", None, 422, "a GIF of several maps"),
+        ("/v1/attention?query=1,2", None, 422, "invalid query=1,2"),
+        ("/v1/attention?query=2,0,0", None, 422, "invalid query=2,0,0"),
+        ("/v1/attention?format=png", None, 422, "invalid format=png"),
+        ("/v1/attention?format=gif&layer=all", None, 422, "a GIF cannot contain several maps"),
     ],
 )
 def test_http_refuses_with_one_message(video_models, site, path, content, status, message):
@@ -192,13 +192,13 @@ def test_the_page_plays_what_was_attended(browser, video_models, predictor, site
     for frame in range(4):
         visit.find("#frame").fill(str(frame))
         row, column = np.unravel_index(np.argmax(shown[frame // 2]), (4, 4))
-        visit.see("#readout", f"Strongest in row {row + 1}, column {column + 1}")
+        visit.see("#readout", f"Maximum at row {row + 1}, column {column + 1}")
         visit.page.wait_for_timeout(100)
         drawings.append(visit.drawn())
     assert len(set(drawings)) == 4
     frame = visit.find("#picture").bounding_box()
     visit.find("#picture").click(position={"x": frame["width"] / 2 + 3, "y": frame["height"] / 2 + 3})
-    visit.see("#meaning", "the patch in row 3, column 3 of time slot 2")
+    visit.see("#meaning", "the patch at row 3, column 3 of time slot 2")
     visit.find("#play").click()
     expect(visit.find("#play")).to_have_text("Pause")
     expect(visit.find("#frame-text")).to_have_text("2 of 4", timeout=5000)

@@ -134,7 +134,7 @@ def test_compiled_blocks_are_chosen_on_a_gpu_if_they_are_faster(bundle, first, m
 
 
 def test_compiled_is_refused_without_a_gpu(bundle):
-    with pytest.raises(UsageError, match="engine='compiled' is for GPUs, not for cpu"):
+    with pytest.raises(UsageError, match="engine='compiled' needs a GPU, not cpu"):
         make_engine(bundle.model, bundle.preprocess, InferenceOptions("cpu", "fp32", "compiled"))
 
 

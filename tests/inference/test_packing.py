@@ -17,5 +17,5 @@ def test_outputs_are_unpacked_as_they_were(masks):
     for one, other in zip(outputs, again, strict=True):
         assert np.array_equal(one, other)
     assert len(unpack_outputs(pack_outputs(tuple(torch.from_numpy(x[:, :0]) for x in outputs)).numpy())[1][0]) == 0
-    with pytest.raises(ValueError, match="8 numbers"):
+    with pytest.raises(ValueError, match="8 columns are not box, score, label and a square mask"):
         unpack_outputs(np.zeros((1, 1, 8), np.float32))

@@ -277,4 +277,4 @@ def test_chunks_of_large_pictures_are_smaller():
 def test_int8_is_not_calibrated_on_a_list_that_is_read_once(bundle_folder, words):
     pytest.importorskip("openvino")
     result = say("predict", str(bundle_folder), *words, "--engine", "openvino", "--precision", "int8")
-    assert result.returncode == 2 and "read once" in result.stderr and "@list.txt" in result.stderr
+    assert result.returncode == 2 and "stdin can be read only once" in result.stderr and "@list.txt" in result.stderr

@@ -188,7 +188,12 @@ def test_a_run_trains_samples_and_is_judged(tmp_path):
     assert summary["val"]["denoising_error"] > 0 and "next: vitreous sample" in done.stdout
     assert Image.open(out / "samples.png").size == (8 * 130 - 2, 8 * 130 - 2)
     page = (out / "report.html").read_text("utf-8")
-    assert "Generated images" in page and "validation denoising error" in page and "knn" not in page
+    assert (
+        "Generated images" in page
+        and "Denoising error" in page
+        and " on 179 validation images: " in page
+        and "knn" not in page
+    )
     done = say("evaluate", str(out), "--samples", "40", "--steps", "3", "--json")
     assert done.returncode == 0, done.stderr
     judged = json.loads(done.stdout)["test"]
@@ -218,6 +223,9 @@ def test_latents_are_decoded_by_their_autoencoder(tmp_path):
     got = np.asarray(Image.open(tmp_path / "out" / "b-00000.png"), int)
     assert got.shape == (16, 16, 3) and np.abs(got - want.numpy()).max() <= 1
     save_autoencoder(tmp_path / "three", latent_channels=3)
-    for place, problem in (("three", "latents of 3 channels"), ("model", "not an autoencoder folder")):
+    for place, problem in (
+        ("three", "three has 3 latent channels, the model needs 4"),
+        ("model", "not an autoencoder folder"),
+    ):
         with pytest.raises((UsageError, WeightsError), match=problem):
             vitreous.sample(tmp_path / "model", tmp_path / "x.png", progress=False, vae=str(tmp_path / place))

@@ -213,12 +213,12 @@ def test_the_commands_stop_and_go_on(bundle_folder, tmp_path, monkeypatch):
     assert (
         result.returncode == 3
         and (told["images"], told["unreadable"]) == (7, 1)
-        and "4 images are in x.jsonl already" in result.stderr
+        and "x.jsonl already contains 4 images" in result.stderr
     )
     lines = [json.loads(line) for line in Path("x.jsonl").read_text().splitlines()]
     assert lines == [ClassFormat().to_dict(answer) for answer in answers]
     again = say(*words, "--resume")
-    assert again.returncode == 3 and "is finished" in again.stderr
+    assert again.returncode == 3 and "x.jsonl is complete: 7 images" in again.stderr
     assert say("predict", bundle_folder, "p", "--resume").returncode == 2
     assert say("predict", bundle_folder, "p", "--out", "x.jsonl", "--top", "1", "--resume").returncode == 2
     assert say("predict", bundle_folder, "p", "--out", "y.jsonl", "--bad-images", "stop").returncode == 3

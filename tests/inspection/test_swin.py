@@ -106,7 +106,7 @@ def test_what_needs_all_tokens_says_why_not(model, images):
         lambda: compute_relevance(model, images),
         lambda: compute_attention_maps(model, images, [3]),
     ):
-        with pytest.raises(UsageError, match="sees its window only"):
+        with pytest.raises(UsageError, match="only attends to its window, not to all tokens"):
             look()
     with pytest.raises(UsageError, match="grids of different sizes"):
         FourierSpectra(model).add(images)

@@ -47,7 +47,7 @@ def at_hand(published_weights, monkeypatch):
 def prepared(data, **options):
     heard = Notes()
     run = prepare_data(str(data), None, TrainOptions(str(data), workers=0, **options), heard)[1]
-    return run, [note for note in heard.notes if "photographs are few" in note]
+    return run, [note for note in heard.notes if "photographs are a small data set" in note]
 
 
 def test_few_photographs_start_from_weights_at_hand_and_one_line_says_so(photos, at_hand):

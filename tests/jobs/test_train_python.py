@@ -138,7 +138,7 @@ def test_a_module_in_the_place_of_a_run_is_refused(verb):
 
 
 def test_a_module_as_data_is_refused():
-    with pytest.raises(UsageError, match=r"train\(data\) is a path or a name"):
+    with pytest.raises(UsageError, match=r"train\(data\) must be a path or a name, not a module"):
         vitreous.train(torch.nn.Linear(2, 2))
     with pytest.raises(UsageError, match=r"train\(data\)"):
         vitreous.train([Path("a")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -414,11 +415,11 @@ def test_options_that_contradict_the_protocol_are_refused(folder, tmp_path):
     out = str(tmp_path / "run")
     train(str(folder), out=out, lr_grid=(0.01,), **QUICK)
     (tmp_path / "run" / "summary.json").unlink()
-    assert "tries 0.01" in refusal(out=out, resume=True, lr_grid=(0.02,))
+    assert "uses the grid 0.01" in refusal(out=out, resume=True, lr_grid=(0.02,))
     assert "no other setting can change" in refusal(out=out, resume=True, override=True)
     plain = str(tmp_path / "plain")
     train(str(folder), out=plain, **QUICK)
-    assert "begun without lr_grid" in refusal(out=plain, resume=True, lr_grid=())
+    assert "was started without lr_grid" in refusal(out=plain, resume=True, lr_grid=())
 
 
 def test_classes_too_small_to_hold_out_from_are_refused(tmp_path):
@@ -464,7 +465,8 @@ def test_several_labels_are_judged_by_map(tmp_path):
         val = json.loads((tmp_path / "run" / row["folder"] / "summary.json").read_text())["val"]
         assert row["score"] == val["map"] and val["top1"] is None and val["images"] == 4
     write_report(tmp_path / "run" / "report.html", RunFolder(tmp_path / "run"))
-    assert "held-out mAP" in (tmp_path / "run" / "report.html").read_text()
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert re.search(r"<th><span class=\"term\"><button [^>]*>mAP</button>[^\n]*</span></span> \(held out\)</th>", page)
 
 
 def test_without_ray_the_command_that_installs_it_is_told(folder, tmp_path, monkeypatch):

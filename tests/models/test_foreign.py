@@ -142,7 +142,7 @@ def test_our_engine_embeds_and_predicts(name, precision):
 def test_what_cannot_be_is_refused(tmp_path):
     import timm
 
-    with pytest.raises(UsageError, match="does not tell its image size"):
+    with pytest.raises(UsageError, match="the image size of Patches is unknown"):
         wrap_backbone(Patches())
     with pytest.raises(UsageError, match="4 tokens of 16 pixels are not patches of 4"):
         wrap_backbone(Patches(), image_size=16, patch_size=4)
@@ -151,7 +151,7 @@ def test_what_cannot_be_is_refused(tmp_path):
     with pytest.raises(UsageError, match="not tokens"):
         wrap_backbone(timm.create_model("resnet18"), image_size=32, patch_size=32)
     model, _ = wrap("timm", 3)
-    with pytest.raises(UsageError, match=r"no model of vitreous\.create"):
+    with pytest.raises(UsageError, match=r"ForeignModel is not a model of vitreous\.create"):
         vitreous.save(model, tmp_path / "model")
     with pytest.raises(UsageError, match="a model of another library"):
         ForeignModel(model.config)

@@ -117,5 +117,5 @@ def test_what_is_not_for_clips_is_refused(moving_squares, tmp_path, change, prob
 
 def test_clips_are_no_input_of_a_model_of_pictures(moving_squares, tmp_path):
     vitreous.save(vitreous.create("ViT-32x2/8", 16, 2), tmp_path / "flat")
-    with pytest.raises(UsageError, match=r"flat takes images, and .* has clips"):
+    with pytest.raises(UsageError, match=r"flat needs images, but .* contains clips"):
         vitreous.evaluate(str(tmp_path / "flat"), str(moving_squares), device="cpu")

@@ -104,7 +104,7 @@ def test_targets_are_objects_alone(tmp_path):
     split = data.split("train").take(torch.arange(2).numpy())
     assert split.target(0).layers is not None and split.target(0).classes is None
     assert with_object_masks(data, False).split("train").target(0).layers is None
-    with pytest.raises(DataError, match=r"class for every pixel[\s\S]*segment"):
+    with pytest.raises(DataError, match=r"has class maps but no objects[\s\S]*segment"):
         keep_object_targets(open_data(str(write_maps(tmp_path / "maps"))))
     with pytest.raises(DataError, match=r"has no boxes, masks or class maps[\s\S]*COCO"):
         keep_object_targets(open_data("digits"))

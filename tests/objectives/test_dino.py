@@ -331,9 +331,9 @@ def test_about_half_of_the_views_are_masked():
 @pytest.mark.parametrize(
     ("config", "views", "text"),
     [
-        (DINOConfig(), Augment(), "views of the kind multicrop"),
+        (DINOConfig(), Augment(), "requires views of type multicrop"),
         (DINOConfig(), MultiCrop(local_image=(20, 20)), "20"),
-        (DINOv2Config(), Augment(), "views of the kind multicrop"),
+        (DINOv2Config(), Augment(), "requires views of type multicrop"),
     ],
 )
 def test_what_cannot_be_is_refused(config, views, text):

@@ -131,7 +131,7 @@ def test_it_learns_all_it_has(target):
 @pytest.mark.parametrize(
     ("settings", "change", "text"),
     [
-        ({"share": 0.01}, {}, "is none"),
+        ({"share": 0.01}, {}, "of 16 patches selects no patch"),
         ({"share": 1.5}, {}, "invalid shares"),
         ({"masked": 0.9, "swapped": 0.2}, {}, "invalid shares"),
         ({"target": "mean-colour"}, {"channels": 5}, "pixels"),
@@ -146,5 +146,5 @@ def test_what_cannot_be_is_refused(settings, change, text):
 def test_other_models_and_views_are_refused():
     with pytest.raises(UsageError, match="plain ViT"):
         MaskedPatchesConfig().check(config_from_name("Swin-T/4"), (), Augment())
-    with pytest.raises(UsageError, match="views of the kind augment"):
+    with pytest.raises(UsageError, match="requires views of type augment"):
         MaskedPatchesConfig().check(SMALL, (), MultiCrop())

@@ -178,7 +178,7 @@ def test_a_run_learns_and_every_verb_reads_as_it_was_trained(aspect_data, aspect
     fewer = vitreous.load(aspect_run, device="cpu", precision="fp32", tokens=6).predict(files[0])
     assert fewer.probabilities != together[0].probabilities
     result = say("export", str(aspect_run), "--to", "onnx", "--out", str(tmp_path / "x.onnx"))
-    assert result.returncode == 2 and "needs images of one size" in result.stderr
+    assert result.returncode == 2 and "uses native aspect ratios, but a graph needs a fixed image size" in result.stderr
     result = say("inspect", str(aspect_run), str(files[0]), "--figures", "rollout", "--out", str(tmp_path / "figures"))
     assert result.returncode == 0 and "squashed to the model's image size" in result.stderr
 
@@ -193,9 +193,9 @@ def test_any_vit_whose_positions_are_resized_reads_pictures_at_their_own_aspect(
     result = say("predict", str(tmp_path / "vit"), str(file), "--native-aspect", "--tokens", "9", "--json")
     assert result.returncode == 0 and json.loads(result.stdout), result.stderr
     for words, hint in (
-        (("swin", "--native-aspect"), "plain ViTs"),
+        (("swin", "--native-aspect"), "(native aspect ratio) requires a plain ViT"),
         (("vit", "--tokens", "9"), "add --native-aspect"),
-        (("vit", "--native-aspect", "--tokens", "3"), "4 patches or more"),
+        (("vit", "--native-aspect", "--tokens", "3"), "use 4 or more, for example --tokens 256"),
         (("vit", "--native-aspect", "--merge-tokens", "2"), "leave --merge-tokens"),
     ):
         result = say("predict", str(tmp_path / words[0]), str(file), *words[1:])
@@ -225,8 +225,8 @@ def test_what_cannot_be_trained_so_is_refused_in_one_message(aspect_data, tmp_pa
         (aspect_data, {"tokens": "64-16"}, "invalid tokens"),
         (aspect_data, {"native_aspect": False}, "add native_aspect=True"),
         (aspect_data, {"image_size": 32}, "tokens=256"),
-        (aspect_data, {"model": "Swin-32x2-2/2-window4"}, "plain ViTs"),
-        (aspect_data, {"model": "BiT-R50x1"}, "plain ViTs"),
+        (aspect_data, {"model": "Swin-32x2-2/2-window4"}, "(native aspect ratio) requires a plain ViT"),
+        (aspect_data, {"model": "BiT-R50x1"}, "(native aspect ratio) requires a plain ViT"),
         (aspect_data, {"mixup": 0.2}, "mixup=0"),
         (aspect_data, {"drop_path": 0.1}, "drop_path=0"),
         (aspect_data, {"progressive": 0.5}, "progressive=1"),

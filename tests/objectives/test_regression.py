@@ -213,14 +213,14 @@ def test_a_file_of_predictions_is_continued(measured, regression_run, tmp_path):
     (["evaluate", "RUN", "--calibrate"], "--calibrate is for image classification, and RUN predicts values of"),
     (["evaluate", "RUN", "--protocol", "knn"], "--protocol knn is for classes, but DATA has values of glow, size"),
     (["predict", "RUN", "IMAGE", "--top", "2"], "--top is for image classifiers"),
-    (["train", "DATA", "--recipe", "photos"], "photos learns classes, and DATA has values of glow (32 images), size"),
+    (["train", "DATA", "--recipe", "photos"], "photos learns classes, but DATA has values of glow (32 images), size"),
     (["train", "DATA", "--mixup", "0.2"], "MixUp and CutMix mix classes"),
     (["train", "DATA", "--loss", "softmax"], "unknown regression loss softmax"),
     (["train", "DATA", "--sampling", "balanced"], "--sampling balanced needs classes, and regression does"),
     (["train", "DATA", "--class-weights", "balanced"], "--class-weights balanced needs classes, and regression"),
     (["train", "DATA", "--targets", "age"], "has no column age"),
     (["train", "--resume", "RUN", "--targets", "size", "--epochs", "9"], "targets: ('glow', 'size') -> ('size',)"),
-    (["data", "pack", "DATA", "--out", "PACK"], "DATA has values, which a pack would lose"),
+    (["data", "pack", "DATA", "--out", "PACK"], "DATA has values, but a pack stores only images and their classes"),
 ])  # fmt: skip
 def test_what_is_for_classes_is_refused(measured, regression_run, tmp_path, words, message):
     names = {"RUN": regression_run[0], "DATA": measured / "values.csv", "IMAGE": measured / "1.png"}

@@ -94,7 +94,7 @@ def test_a_run_learns_masks_and_is_judged_on_the_test_split(tmp_path):
     assert all(math.isfinite(line["train/cross_entropy"] + line["train/dice"]) for line in logged)
     bundle = load_bundle(tmp_path / "run" / "model")
     assert bundle.task == Segmentation(("ground", "square", "disc")) and bundle.model.config.head == "unet"
-    with pytest.raises(UsageError, match="a class to every pixel"):
+    with pytest.raises(UsageError, match="segments images and does not classify whole images"):
         open_bundle(tmp_path / "run")
     notes: list[str] = []
     encoder = open_bundle(tmp_path / "run", headless=True, note=notes.append)

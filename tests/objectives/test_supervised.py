@@ -122,7 +122,7 @@ def test_a_class_without_images_weighs_one():
 
 
 @pytest.mark.parametrize(
-    "loss,weights,message", [("hinge", (), "no loss hinge"), ("softmax", (1.0, 2.0), "2 class weights for 4")]
+    "loss,weights,message", [("hinge", (), "unknown loss hinge"), ("softmax", (1.0, 2.0), "2 class weights for 4")]
 )
 def test_what_does_not_fit_is_refused(loss, weights, message):
     with pytest.raises(UsageError, match=message):

@@ -177,9 +177,9 @@ def test_what_is_not_for_volumes_is_refused(array_data, tmp_path, change, proble
 
 def test_signals_and_volumes_are_no_input_of_other_models(array_data, tmp_path, waves):
     vitreous.save(vitreous.create("ViT-32x1/8", 16, 2), tmp_path / "flat")
-    with pytest.raises(UsageError, match=r"flat takes images, and .* has volumes"):
+    with pytest.raises(UsageError, match=r"flat needs images, but .* contains volumes"):
         vitreous.evaluate(str(tmp_path / "flat"), str(array_data / "balls"), device="cpu")
-    with pytest.raises(UsageError, match=r"waves takes signals, and .* has volumes"):
+    with pytest.raises(UsageError, match=r"waves needs signals, but .* contains volumes"):
         vitreous.evaluate(str(waves[0]), str(array_data / "balls/test"), device="cpu")
 
 

@@ -51,7 +51,7 @@ def test_tiles_give_what_the_whole_volume_gives(size):
     voxels = np.random.default_rng(1).integers(0, 3, (1, *size)).astype(np.float32)
     assert np.allclose(segment_by_tiles(compute, voxels, (6, 8, 4)), compute_whole(voxels), atol=1e-5)
     assert np.array_equal(predict_class_map(compute, voxels, (6, 8, 4)), voxels[0])
-    with pytest.raises(ValueError, match="by tiles of"):
+    with pytest.raises(ValueError, match="must have the same number of spatial axes"):
         predict_class_map(compute, voxels, (6, 8))
 
 
@@ -219,7 +219,7 @@ def test_weights_of_volumes_go_on_and_those_of_pictures_do_not(volume_data, volu
 
 
 @pytest.mark.parametrize(("change", "problem"), [
-    ({"recipe": "photos"}, "is for images"), ({"recipe": "mae"}, "needs images"), ({"model": "Swin-T/4"}, "for images"),
+    ({"recipe": "photos"}, "contains volumes, but supervised needs images"), ({"recipe": "mae"}, "needs images"), ({"model": "Swin-T/4"}, "for images"),
     ({"recipe": "swin-upernet", "model": None, "init": "RUN"}, "for images"),
 ])  # fmt: skip
 def test_recipes_of_pictures_are_refused(volume_data, volume_run, tmp_path, change, problem):
@@ -239,11 +239,11 @@ def test_what_takes_pictures_refuses_volumes(volume_data, volume_run, tmp_path):
         warm_up_predictor(vitreous.load(volume_run), ServerLimits())
     with pytest.raises(UsageError, match="figure rollout is not available for models of volumes"):
         vitreous.inspect(volume_run, figures=["rollout"])
-    with pytest.raises(UsageError, match="packs hold pictures"):
+    with pytest.raises(UsageError, match="the data are volumes, but packs store images"):
         pack_dataset(volume_data, tmp_path / "packed")
-    with pytest.raises(UsageError, match="among pictures"):
+    with pytest.raises(UsageError, match="copies are found among images, or among clips"):
         find_copies([data.split("train")], [], within=True)
-    with pytest.raises(UsageError, match="of the kind volumes"):
+    with pytest.raises(UsageError, match="requires views of type volumes"):
         SegmentationConfig().check(config_from_name("ViT-32x2/4x4x4"), ("a", "b"), SceneViews())
     pictures = write_maps(tmp_path / "pictures", 4)
     with pytest.raises(DataError, match="classes"):

@@ -56,7 +56,7 @@ def test_two_runs_of_different_sizes_are_compared_in_words(runs, tmp_path):
         found["significant"] and found["verdict"].startswith("good is better by ") and "McNemar p" in found["verdict"]
     )
     printed = asked(poor, good, photos, cwd=tmp_path).stdout
-    assert found["verdict"] in printed and f"{counts['only_b']} by the second alone" in printed
+    assert found["verdict"] in printed and f"only the second {counts['only_b']}," in printed
     assert found["a"]["trained_on"] is False
 
 
@@ -117,9 +117,9 @@ def test_what_cannot_be_read_is_wrong_for_both(runs, tmp_path):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["GOOD", "POOR", "--calibrate"], "--calibrate is for one run"),
-        (["GOOD", "POOR", "--protocol", "knn"], "--protocol is for one run"),
-        (["GOOD", "PHOTOS", "PHOTOS"], "is no run to compare"),
+        (["GOOD", "POOR", "--calibrate"], "--calibrate applies to one run, not to two"),
+        (["GOOD", "POOR", "--protocol", "knn"], "--protocol applies to one run, not to two"),
+        (["GOOD", "PHOTOS", "PHOTOS"], "photos is not a run\n  use vitreous evaluate RUN RUN DATA"),
         (["GOOD", "POOR", "nowhere"], "no such folder"),
     ],
 )

@@ -96,8 +96,8 @@ def test_a_pack_of_latents_is_gone_on_with_and_checked(latent_data, tmp_path):
     other = ask("data", "pack", latent_data / "photos", "--out", latent_data / "packed", *words[:4], *words[5:])
     assert other.returncode == 2 and "another mirror" in other.stderr
     for words, problem in (
-        (["--mirror"], "--mirror is for them"),
-        (["--latents", latent_data / "vae", "--short-side", "15"], "no multiple of the autoencoder's 2"),
+        (["--mirror"], "latents and --mirror need an autoencoder"),
+        (["--latents", latent_data / "vae", "--short-side", "15"], "is not a multiple of the autoencoder's 2"),
         (["--latents", latent_data / "photos"], "not an autoencoder folder"),
     ):
         done = ask("data", "pack", latent_data / "photos", "--out", tmp_path / "x", *words)
@@ -202,10 +202,10 @@ def test_mistakes_about_references_have_one_message(inception, tmp_path, latent_
     few = ["--samples", "4", "--steps", "1"]
     for words, problem in (
         (["--reference", tmp_path / "none.npz"], "no reference file at"),
-        (["--reference", tmp_path / "other.npz"], "has nothing known"),
+        (["--reference", tmp_path / "other.npz"], "contains none of the arrays of a reference file"),
         (["--reference", tmp_path / "odd.npz"], "not a mean and covariance"),
-        (["--reference", tmp_path / "torn.npz"], "is no reference"),
-        (["--reference", tmp_path / "whole.npz"], "moments of Inception's features"),
+        (["--reference", tmp_path / "torn.npz"], "is not a reference file"),
+        (["--reference", tmp_path / "whole.npz"], "contains moments of Inception features"),
         (["--reference", tmp_path / "odd.npz", "--split", "test"], "instead of the dataset"),
     ):
         done = ask("evaluate", generator_run, *words, *few)

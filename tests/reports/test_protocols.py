@@ -228,7 +228,7 @@ def test_unreadable_images_stop_or_count_as_wrong(short_run, tmp_path):
 
 
 def test_refusals(short_run, tmp_path):
-    assert "--k 37 neighbours of 36 training images" in refused(2, short_run, "--protocol", "knn", "--k", "5", "37")
+    assert "--k 37 exceeds the 36 training images" in refused(2, short_run, "--protocol", "knn", "--k", "5", "37")
     assert "evaluate val or test" in refused(2, short_run, "--protocol", "linear", "--split", "train")
     assert "at least 1" in refused(2, short_run, "--protocol", "knn", "--k", "0")
     assert "above 0" in refused(2, short_run, "--protocol", "knn", "--temperature", "0")
@@ -314,7 +314,7 @@ def test_real_judges_by_sets_in_the_order_of_the_names(thousand, tmp_path):
     assert "not all among the 3" in why("[[1], [2], [3]]")
     assert "the labels of image 2 are [1000]" in why("[[1], [1000], [3]]")
     assert "not a list of lists" in why('{"1": [2]}')
-    assert "no JSON" in why("[[1], ")
+    assert "bad.json is not valid JSON" in why("[[1], ")
     assert "no image of" in why(json.dumps([[]] * 6))
     make_folder(tmp_path / "other", {"": 2}, ("n00000001", "n00000002"))
     assert "0.png is not an ImageNet validation image" in why(json.dumps(sets), "other")

@@ -193,7 +193,7 @@ def test_each_probe_judges_a_model_and_leaves_it_alone(bundle, photos, probe):
     found, again = judged(bundle, photos, *words), judged(bundle, photos, *words)
     assert digest() == before
     assert {**found, "wall_seconds": 0, "images_per_second": 0} == {**again, "wall_seconds": 0, "images_per_second": 0}
-    assert (found["probe"], found["steps"], found["batch"]) == (probe, 6, 20)
+    assert (found["probe"], found["steps"], found["batch_size"]) == (probe, 6, 20)
     assert found["train_data"]["images"] == 36 and found["train_data"]["splits"] == ["train"]
     assert found["validation"] == {"split": "val", "images": 12} and found["evaluated"]["images"] == 18
     test, selection = found["test"], found["selection"]
@@ -212,7 +212,7 @@ def test_notes_say_what_is_done(bundle, photos):
     assert (
         "batch 1024 -> 36" in text and "steps 12500 -> 100" in text and "100 steps are few compared with 12500" in text
     )
-    assert "chosen of 52 heads on 12 validation images" in text
+    assert "selected from 52 heads on 12 validation images" in text
 
 
 def test_the_page_says_which_probe_and_how_long():
@@ -246,7 +246,9 @@ def test_mistakes_are_answered(bundle, photos, tmp_path):
     assert "above 0" in refused(bundle, photos, *linear, "mae", "--epochs", "0")
     assert "at least 2" in refused(bundle, photos, *linear, "mae", "--probe-batch", "1")
     assert "add --probe mae" in refused(bundle, photos, "--protocol", "linear", "--steps", "3")
-    assert "--no-probe-augment is about" in refused(bundle, photos, "--protocol", "linear", "--no-probe-augment")
+    assert "--no-probe-augment is for published training schedules" in refused(
+        bundle, photos, "--protocol", "linear", "--no-probe-augment"
+    )
     assert "leave --engine openvino" in refused(bundle, photos, *linear, "mae", "--merge-tokens", "1")
     plain = save(tmp_path / "plain", class_token=False, pool="mean")
     for probe in ("dino", "dinov2"):
@@ -348,7 +350,7 @@ def test_data_that_cannot_be_learnt_from(bundle, monkeypatch):
         name: one.take(np.arange(len(one)), np.eye(2, dtype=np.float32)[one.labels])
         for name, one in both.splits.items()
     }
-    with pytest.raises(UsageError, match="several labels an image"):
+    with pytest.raises(UsageError, match="several labels per image"):
         result(bundle, replace(both, splits=tagged))
     monkeypatch.setattr(LinearHead, "is_finite", False)
     with pytest.raises(NonFiniteError, match="not finite"):
@@ -364,7 +366,7 @@ def test_unreadable_images_stop_or_are_left_out(bundle, photos, tmp_path):
     stopped = say("evaluate", str(bundle), str(source), *words, *CPU)
     assert stopped.returncode and "1 of 36 images cannot be read" in stopped.stderr
     found = document(say("evaluate", str(bundle), str(source), *words, "--bad-images", "skip", *CPU, "--json"))
-    assert found["batch"] == 35 and found["test"]["unreadable"] == 1
+    assert found["batch_size"] == 35 and found["test"]["unreadable"] == 1
     flat = tmp_path / "flat"
     flat.mkdir()
     shutil.copy(next((photos / "train" / "bee").iterdir()), flat / "one.png")

@@ -95,7 +95,7 @@ def test_boxes_end_at_the_image_and_padding_is_left_out():
     assert answer.labels.tolist() == [1, 3, 2] and answer.scores.tolist() == pytest.approx([0.9, 0.5, 0.05])
     assert len(answer.filter_by_score(0.5)) == 2 and answer.take(np.array([2])).labels.tolist() == [2]
     assert len(decode_detections([np.array(boxes), np.array(scores), np.array(labels)], (32, 48), threshold=0.6)) == 1
-    with pytest.raises(ValueError, match="highest score"):
+    with pytest.raises(ValueError, match="scores must be sorted from the highest to the lowest"):
         Detections((4, 4), np.zeros((2, 4)), np.zeros(2, int), np.array([0.1, 0.2]))
     with pytest.raises(ValueError, match="labels"):
         Detections((4, 4), np.zeros((2, 4)), np.zeros(1, int), np.array([0.2]))

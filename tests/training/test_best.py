@@ -232,14 +232,14 @@ def test_a_best_checkpoint_that_was_damaged_is_told_and_the_last_weights_are_kep
     monkeypatch.setattr(Session, "load_best_weights", damaged)
     summary = train(str(photos), out=str(out), **options(keep_best=True))
     assert (summary["selection"]["weights"], summary["selection"]["weights_step"]) == ("last", 12)
-    assert any("step 6, the best, is not there or damaged" in note for note in notes)
+    assert any("the checkpoint of step 6, the best one, is missing or damaged" in note for note in notes)
 
 
 def test_the_command_says_what_was_kept(photos, tmp_path, scored):
     words = [w for k, v in options(16).items() if v is not None for w in (f"--{k}", str(v))]
     result = say("train", str(photos), "--out", str(tmp_path / "run"), *words, "--keep-best", "--early-stop", "3")
     assert "best checkpoint: step 6 (epoch 2), top-1 80.00% on validation, best of 6 evaluations" in result.stdout
-    assert "stopped early at step 12: 3 evaluations in a row were not better than that of step 6" in result.stdout
+    assert "stopped early at step 12: 3 consecutive evaluations without improvement over step 6" in result.stdout
     judged = say("evaluate", str(tmp_path / "run"), "--split", "val", "--json")
     assert document(judged)["selected_on"] == ["select the best weights of the run"]
     assert document(say("evaluate", str(tmp_path / "run"), "--json"))["selected_on"] == []
@@ -248,8 +248,8 @@ def test_the_command_says_what_was_kept(photos, tmp_path, scored):
 def test_what_cannot_be_chosen_is_refused_before_the_run(photos, tmp_path):
     shutil.copytree(photos / "train", tmp_path / "alone" / "train")
     for words, told in (
-        (["--keep-best", "--data.hold-out", "0"], "--keep-best chooses by the validation images"),
-        (["--early-stop", "2", "--data.hold-out", "0"], "--early-stop chooses by the validation images"),
+        (["--keep-best", "--data.hold-out", "0"], "--keep-best selects by the validation images"),
+        (["--early-stop", "2", "--data.hold-out", "0"], "--early-stop selects by the validation images"),
         (["--early-stop", "0"], "early_stop must be at least 1"),
         (["--keep-best", "--lr-grid", "0.1", "0.2"], "leave --keep-best and --early-stop out"),
     ):

@@ -65,7 +65,7 @@ def test_a_run_is_never_overwritten_and_keeps_its_settings(folder, finished):
     assert result.returncode == 2
     assert "optimizer.lr" in result.stderr and "-> 0.5" in result.stderr and "optimizer.betas" in result.stderr
     result = say("train", str(folder), "--out", str(folder), "--resume")
-    assert result.returncode == 2 and "no run folder" in result.stderr
+    assert result.returncode == 2 and "is not a run folder: it has no config.yaml" in result.stderr
 
 
 def test_a_finished_run_goes_on_with_more_epochs_and_refuses_other_changes(folder, finished):

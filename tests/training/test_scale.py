@@ -170,8 +170,11 @@ def test_the_plan_is_of_as_many_images_as_it_is_told():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--dry-run", "--world", "8"], "--device is not given"),
-        (["--dry-run", "--world", "8", "--device", "h101"], "--device is h101"),
+        (["--dry-run", "--world", "8"], "error: --world needs --device\n"),
+        (
+            ["--dry-run", "--world", "8", "--device", "h101"],
+            "error: --device h101 has no data sheet, which --world needs\n",
+        ),
         (["--dry-run", "--world", "0", "--device", "h100"], "must be at least 1"),
         (["--world", "8"], "apply to --dry-run only"),
         (

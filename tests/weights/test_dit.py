@@ -97,7 +97,7 @@ def test_blocks_with_embeddings_of_their_own_are_refused(tmp_path):
     name = "transformer_blocks.1.norm1.emb.timestep_embedder.linear_1.weight"
     tensors[name] = tensors[name] + 1
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(WeightsError, match="one for all"):
+    with pytest.raises(WeightsError, match="a DiT shares one across blocks"):
         open_weights(tmp_path / "model.safetensors").read_state()
 
 

@@ -305,7 +305,7 @@ def test_redirects_and_answers_without_a_length_arrive(web, name):
 @pytest.mark.parametrize(
     "name,word",
     [
-        ("a.npz", f"has the SHA-256 {HASH}, not {'0' * 64}"),
+        ("a.npz", f"has SHA-256 {HASH}, not {'0' * 64}"),
         ("cut.npz", "ended after 1,000 of 1,280,000 bytes"),
         ("vast.npz", "serves 1,125,899,906,842,624 bytes, more than"),
         ("gone.npz", "answers 404"),

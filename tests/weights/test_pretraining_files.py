@@ -157,7 +157,10 @@ def test_parts_of_another_objective_and_weights_without_parts_are_refused(mae, t
     assert "timm" in caught.value.hint and not (tmp_path / "x").exists()
     told.clear()
     convert(home / "bundle", tmp_path / "grey", channels=1, note=told.append)
-    assert any("left out" in text for text in told) and open_objective_state(tmp_path / "grey") is None
+    assert (
+        any("mae, is omitted: it needs 3 channels, not 1" in text for text in told)
+        and open_objective_state(tmp_path / "grey") is None
+    )
     again = open_weights(tmp_path / "timm.safetensors", {"heads": 1}).build_bundle().model.eval()
     own = open_weights(home / "bundle").build_bundle().model.eval()
     images = torch.randn(2, 3, 32, 32)

@@ -347,7 +347,7 @@ def test_open_clips_folder_has_open_clips_rule(tmp_path):
     named = find_writable_formats(bundle.model.config)["clip"].to_file(bundle.model.config, bundle.model.state_dict())
     alone = open_weights(stored(tmp_path, named))
     assert alone.config.positions.resize == "bicubic" and any(
-        "open_clip's: --resize bicubic-antialias" in note for note in alone.notes
+        "for open_clip: --resize bicubic-antialias" in note for note in alone.notes
     )
     (tmp_path / "other").mkdir()
     save_file(named, tmp_path / "other" / "open_clip_model.safetensors")

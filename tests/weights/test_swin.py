@@ -280,7 +280,7 @@ def test_what_cannot_be_read_says_what_to_do(tmp_path):
     state = timm_swin().model.state_dict()
     state["layers.0.blocks.0.attn.relative_position_bias_table"] = torch.zeros(50, 2)
     save_file(state, tmp_path / "odd.safetensors")
-    with pytest.raises(WeightsError, match="no square window"):
+    with pytest.raises(WeightsError, match="50 relative positions do not match a square window"):
         open_weights(tmp_path / "odd.safetensors")
     with pytest.raises(UsageError, match="huggingface cannot represent"):
         get_writable_format("huggingface", replace(SMALL, image=(32, 48)))

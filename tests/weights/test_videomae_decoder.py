@@ -101,8 +101,8 @@ def test_what_is_written_is_read_by_others_and_by_us(videomae_files, tmp_path):
 
 
 @pytest.mark.parametrize(("to", "changes", "problem"), [
-    ("mae", {}, "is for encoders of pictures.*use videomae-pretraining or huggingface-videomae or bundle"),
-    ("videomae-pretraining", {"normalise_channels": False}, "channel by channel"),
+    ("mae", {}, "is for encoders of images.*use videomae-pretraining or huggingface-videomae or bundle"),
+    ("videomae-pretraining", {"normalise_channels": False}, "pixels normalised per channel"),
     ("huggingface-videomae", {"norm.final": "none"}, "needs normalised tokens"),
 ])  # fmt: skip
 def test_what_a_format_cannot_hold_is_refused(videomae_files, to, changes, problem):

@@ -266,9 +266,11 @@ def test_the_pixels_of_early_files_are_checked(tmp_path):
     weights = open_weights(saved(small() | dict(zip(names, pixels, strict=True)), tmp_path))
     assert sorted(weights.unused) == list(names)
     turned = pixels[0].flip(0).contiguous()
-    with pytest.raises(WeightsError, match=r"its pixel_mean is 103.53, 116.28, 123.675, of BGR pixels, where vitdet"):
+    with pytest.raises(
+        WeightsError, match=r"its pixel_mean is 103.53, 116.28, 123.675 \(BGR\), not 123.675, 116.28, 103.53 \(RGB"
+    ):
         open_weights(saved(small() | {"pixel_mean": turned}, tmp_path))
-    with pytest.raises(WeightsError, match=r"its pixel_std is 1, 1, 1, of other pixels"):
+    with pytest.raises(WeightsError, match=r"its pixel_std is 1, 1, 1, not 58.395, 57.12, 57.375 \(RGB, 0 to 255\)"):
         open_weights(saved(small() | {"pixel_mean": pixels[0], "pixel_std": torch.ones(3, 1, 1)}, tmp_path))
 
 

@@ -324,7 +324,7 @@ def make_engine(
     how = how or InferenceOptions()
     device = pick_device(how.device)
     if how.clip_views != SINGLE_VIEW:
-        problem = f"--clip-views {how.clip_views} is for video classifiers"
+        problem = f"--clip-views {how.clip_views} is only for predictions and embeddings of video models"
         raise UsageError(problem, "leave it out")
     if how.merge_tokens < 0:
         raise UsageError(f"--merge-tokens must be at least 0, not {how.merge_tokens}")

@@ -34,8 +34,10 @@ def preview_distributed_run(options: TrainOptions, listener: ProgressListener) -
     """
     name, world = (options.device or "").lower(), options.world or 0
     if name not in ACCELERATORS:
-        problem = f"--world plans from data sheets, and none is known for --device {options.device or '(not set)'}"
-        raise UsageError(problem, f"give one of {', '.join(ACCELERATORS)}")
+        problem = (
+            f"--device {options.device} has no data sheet, which --world needs" if name else "--world needs --device"
+        )
+        raise UsageError(problem, f"use one of {', '.join(ACCELERATORS)}")
     if world < 1 or (options.images is not None and options.images < 1):
         raise UsageError("--world and --images must be at least 1")
     precision = options.precision if options.precision not in (None, "auto") else "bf16"

@@ -23,7 +23,7 @@ from vitreous.nn.adapter import allow_single_value_batch_norm
 from vitreous.nn.sizes import format_size
 from vitreous.system.torch_types import named_modules
 
-WRAP_HINT = "wrap_backbone(module, image_size=224, patch_size=16) for a module (B, C, H, W) -> (B, N, D)"
+WRAP_HINT = "call wrap_backbone(module, image_size=224, patch_size=16) for a module (B, C, H, W) -> (B, N, D)"
 
 
 class ForeignModel(VisionModel[ForeignConfig]):

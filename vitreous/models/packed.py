@@ -101,7 +101,7 @@ def check_can_pack(config: ModelConfig) -> None:
     """Raise UsageError for a model that does not support sequence packing."""
     if not config.packs_sizes:
         raise UsageError(
-            "sequence packing requires a plain ViT whose positions are added at the input; "
+            "sequence packing (native aspect ratio) requires a plain ViT whose positions are added at the input; "
             f"{config.name()} is not supported",
             "use a model without windows, rotary or relative positions",
         )

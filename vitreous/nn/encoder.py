@@ -47,10 +47,10 @@ class Encoder(nn.Module):
     def features(self, x: Tensor, taps: Sequence[int], *context: Any) -> list[Tensor]:
         """(..., N, D) -> for each tap t, (..., N, D) after t blocks, before the final norm; tap 0 is x itself.
 
-        Blocks after the last tap are not computed. Raises ValueError if a tap is not in 0 .. depth.
+        Blocks after the last tap are not computed. Raises ValueError if a tap is not in 0 .. depth, and without taps.
         """
         if not taps or min(taps) < 0 or max(taps) > len(self.blocks):
-            raise ValueError(f"taps {tuple(taps)} are not in the range 0 to {len(self.blocks)}")
+            raise ValueError(f"taps must be one or more depths from 0 to {len(self.blocks)}, not {tuple(taps)}")
         outputs = {0: x}
         for depth, block in enumerate(self.blocks[: max(taps)], 1):
             outputs[depth] = x = self.step(block, x, *context)

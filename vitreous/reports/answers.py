@@ -122,7 +122,9 @@ def predict_open_split(
     """
     sample_noun = get_sample_noun(opened.split(split))
     if sample_noun != (model_noun := bundle.preprocess.noun):
-        raise UsageError(f"{run} needs {model_noun}, but {source} contains {sample_noun}", f"use data of {model_noun}")
+        raise UsageError(
+            f"{run} needs {model_noun}, but {source} contains {sample_noun}", f"use a dataset of {model_noun}"
+        )
     aligned_split = bundle.task.align_labels(opened.split(split), opened)
     if emulation_note := describe_emulation(
         computing.inference_options.precision, pick_device(computing.inference_options.device)

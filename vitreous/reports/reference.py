@@ -22,7 +22,7 @@ from vitreous.evaluation.frechet import FeatureMoments
 
 #: our name -> keys of mean and covariance, and number of features
 MOMENT_ENTRIES = {"rows": ("mu", "sigma", 2048), "spatial": ("mu_s", "sigma_s", 2023)}
-EXPECTED_CONTENT = "a reference file has arr_0, images (n, H, W, 3) of uint8, or mu and sigma"
+EXPECTED_CONTENT = "use a file with arr_0, images (n, H, W, 3) of uint8, or with mu and sigma"
 
 
 @dataclass(frozen=True)
@@ -69,5 +69,6 @@ def read_reference_batch(source: str) -> ReferenceBatch:
                 raise DataError(problem, EXPECTED_CONTENT)
             moments[name] = pair
     if pixels is None and "rows" not in moments:
-        raise DataError(f"{source} contains {', '.join(arrays) or 'no arrays'}", EXPECTED_CONTENT)
+        found = f"only {', '.join(arrays)}" if arrays else "none of the arrays of a reference file"
+        raise DataError(f"{source} contains {found}", EXPECTED_CONTENT)
     return ReferenceBatch(pixels, moments)

@@ -64,7 +64,7 @@ class InceptionSpace:
         """Compute rows (n, 2048), spatial (n, 2023), logits (n, 1008) of images with 1 or 3 channels. Raises UsageError
         for other channels, and for clips."""
         if images.ndim != 4:
-            raise UsageError("Inception needs images, not clips", "leave --features out, or use a model of clips")
+            raise UsageError("Inception needs images, not clips", "leave --features out, or use a model for clips")
         if images.dtype != np.uint8 or images.shape[-1] not in (1, 3):
             raise UsageError(f"Inception needs RGB or grey images, not {images.shape[-1]} channels")
         return self.network.features(images)
@@ -92,9 +92,9 @@ class ModelSpace:
         UsageError for clips if the model takes images, and for images if it takes clips."""
         split, bundle = wrap_as_split(images), self.bundle
         if (clips := images.ndim == 5) != bundle.preprocess.is_animated:
-            expected, received = ("pictures", "clips") if clips else ("clips", "pictures")
+            expected, received = ("images", "clips") if clips else ("clips", "images")
             raise UsageError(
-                f"{self.name} needs {expected}, not {received}", f"use a model of {received}, or leave --features out"
+                f"{self.name} needs {expected}, not {received}", f"use a model for {received}, or leave --features out"
             )
         features = {"rows": np.array(self.compute_features(split).features)}
         if labels is not None and self.class_order:

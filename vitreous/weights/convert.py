@@ -97,7 +97,8 @@ def convert(
         bundle = store_fixed_positions(bundle, stored_config)
     if objective_state and channels not in (None, weights.config.channels):
         notes.append(
-            f"the state of its objective, {objective_state.config['name']}, is omitted: it is for other channels"
+            f"the state of its objective, {objective_state.config['name']}, is omitted: "
+            f"it needs {weights.config.channels} channels, not {channels}"
         )
         objective_state = None
     for text in notes:

@@ -146,7 +146,7 @@ def get_pretraining_format(
             f"--to {to} needs the modules of {pretraining_format.objective}, but {source} has {available}", hint
         )
     if pretraining_format.video != (config.has_time_axis):
-        input_type = "clips" if pretraining_format.video else "pictures"
+        input_type = "clips" if pretraining_format.video else "images"
         raise UsageError(
             f"{to} is for encoders of {input_type}",
             f"use {' or '.join([*list_pretraining_formats(objective_name, config), 'bundle'])}",

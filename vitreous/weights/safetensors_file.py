@@ -54,7 +54,9 @@ def read_safetensors_header(
     length = int.from_bytes(start, "little")
     if len(start) < 8 or length < 2 or length > size - 8:
         reject_weights_file(
-            path, "is truncated, or not a safetensors file: its header exceeds the file", DOWNLOAD_AGAIN_HINT
+            path,
+            "is truncated, or not a safetensors file: the header length does not match the file size",
+            DOWNLOAD_AGAIN_HINT,
         )
     if length > MAX_HEADER_BYTES:
         reject_weights_file(
@@ -71,7 +73,7 @@ def read_safetensors_header(
         if begin != position:
             reject_weights_file(
                 path,
-                f"has {'a gap before' if begin > position else 'another tensor instead of'} {sanitise_name(name)}",
+                f"has {'a gap before' if begin > position else 'a tensor that overlaps'} {sanitise_name(name)}",
                 SAVE_AGAIN_HINT,
             )
         if end - begin != entry.bytes:
@@ -84,7 +86,9 @@ def read_safetensors_header(
     if position != size - 8 - length:
         reason = "is truncated" if position > size - 8 - length else "has bytes after its last tensor"
         reject_weights_file(
-            path, f"{reason}: {position:,} of tensors, {size - 8 - length:,} in the file", DOWNLOAD_AGAIN_HINT
+            path,
+            f"{reason}: the tensors need {position:,} bytes, the file has {size - 8 - length:,}",
+            DOWNLOAD_AGAIN_HINT,
         )
     return entries, metadata, {name: 8 + length + begin for name, (_, begin, _) in spans.items()}
 
@@ -156,7 +160,12 @@ def parse_header_entry(path: Path, name: str, value: Any) -> tuple[TensorInfo, i
                 SAVE_AGAIN_HINT,
             )
     if len(offsets) != 2 or offsets[1] < offsets[0]:
-        reject_weights_file(path, f"has {sanitise_name(name)} end before its start", SAVE_AGAIN_HINT)
+        reject_weights_file(
+            path,
+            f"has invalid data offsets for {sanitise_name(name)}: "
+            f"{sanitise_name(str(offsets))} is not a start and an end",
+            SAVE_AGAIN_HINT,
+        )
     return TensorInfo(tuple(shape), SAFETENSORS_DTYPES[dtype]), offsets[0], offsets[1]
 
 

@@ -177,7 +177,7 @@ def test_the_peak_counts_operations():
         ({"image_size": 17}, UsageError, "not a multiple"),
         ({"models": ["ViT-X/16"]}, UsageError, "unknown model"),
         ({"tasks": ["dit"]}, UsageError, "ViT-S/16 is not generative"),
-        ({"models": ["DiT-S/2"]}, UsageError, "DiT-S/2 makes images"),
+        ({"models": ["DiT-S/2"]}, UsageError, "the task inference cannot be measured: DiT-S/2 is generative"),
     ],
 )
 def test_what_cannot_be_measured(options, error, words):

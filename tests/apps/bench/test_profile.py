@@ -74,5 +74,5 @@ def test_recording_sees_the_operators_of_a_turn():
 
 def test_what_cannot_be_recorded_is_refused(monkeypatch):
     monkeypatch.setattr("vitreous.apps.bench.run.pick_device", lambda device: "cuda")
-    with pytest.raises(UsageError, match="what a CPU does"):
+    with pytest.raises(UsageError, match="profile supports only the CPU, not cuda\n  add device='cpu'"):
         run_benchmarks(timing=Timing(profile=True))

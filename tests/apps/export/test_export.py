@@ -26,6 +26,7 @@ from vitreous.apps.export import export as verb
 from vitreous.apps.export import graph
 from vitreous.apps.export.export import export
 from vitreous.apps.export.formats import EXPORT_FORMATS, ExportFormat, ExportTarget
+from vitreous.data.decoding import npy
 from vitreous.data.modalities.bands import BandPreprocess
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError, UsageError, VitreousError, WeightsError
@@ -134,6 +135,29 @@ def test_an_encoder_without_a_head_gives_features(exported_folder, to, tmp_path)
     assert np.allclose(exported.engine.features(pixels), direct(bundle, pixels), atol=1e-4)
     with pytest.raises(UsageError, match="has no head"):
         exported.predict(exported_folder / "photos" / "0.png")
+
+
+@pytest.mark.parametrize("failures", [2, 20])
+def test_an_npy_header_is_parsed_again_where_python_s_parser_fails(failures, tmp_path, monkeypatch):
+    """As in CPython 3.11 with several threads: two failures are no damage; a parser that always fails ends."""
+    np.save(tmp_path / "a.npy", np.arange(12, dtype=np.uint8).reshape(3, 4))
+    parse, left = npy.NPY_HEADER_READERS[(1, 0)], [failures]
+
+    def fail(file, **options):
+        result = parse(file, **options)
+        left[0] -= 1
+        if left[0] >= 0:
+            raise SystemError("AST constructor recursion depth mismatch (before=24, after=22)")
+        return result
+
+    monkeypatch.setitem(npy.NPY_HEADER_READERS, (1, 0), fail)
+    content = (tmp_path / "a.npy").read_bytes()
+    if failures == 2:
+        assert npy.read_npy(content, "a.npy").tolist() == [[[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]]
+    else:
+        with pytest.raises(DataError, match=r"^a\.npy: a damaged \.npy header"):
+            npy.read_npy(content, "a.npy")
+        assert left == [failures - npy.NPY_HEADER_ATTEMPTS]
 
 
 def test_features_that_turned_are_not_the_same():
@@ -268,7 +292,7 @@ def test_files_of_others_and_torch_s_own_are_refused(file, tmp_path):
     with pytest.raises(WeightsError, match="was not exported by vitreous"):
         load(tmp_path / "other.onnx")
     (tmp_path / "model.pt2").write_bytes(b"PK")
-    with pytest.raises(WeightsError, match="can run code"):
+    with pytest.raises(WeightsError, match="can execute code when loaded"):
         load(tmp_path / "model.pt2")
     with pytest.raises(UsageError, match="in its stored precision"):
         load(file, InferenceOptions(precision="bf16"))
@@ -283,12 +307,13 @@ def test_what_answers_otherwise_is_not_kept_unless_it_may_be(exported_folder, fi
     monkeypatch.setitem(EXPORT_FORMATS, "onnx", ExportFormat(".onnx", another))
     words = ["export", str(tmp_path / "other"), "--images", str(exported_folder / "photos")]
     refused = say(*words)
-    assert refused.returncode == 1 and "was not kept" in refused.stderr and "--accept-loss" in refused.stderr
+    assert refused.returncode == 1 and "error: the export failed the verification: " in refused.stderr
+    assert "add --accept-loss to keep it" in refused.stderr
     assert sorted(path.name for path in (tmp_path / "other").iterdir()) == ["model.json", "weights.safetensors"]
     (kept,) = document(say(*words, "--accept-loss", "--json"))["exports"]
     assert kept["accepted_loss"] and Path(kept["file"]).read_bytes() == file.read_bytes()
     again = say(*words, "--accept-loss")
-    assert again.returncode == 2 and "exists already" in again.stderr
+    assert again.returncode == 2 and "already exists and is not overwritten" in again.stderr
 
 
 @pytest.mark.parametrize(
@@ -339,8 +364,8 @@ def test_without_pictures_nothing_is_exported(exported_folder, tmp_path):
         (["--to", "onx"], "unknown format"),
         (["--to", "timm", "--quantize", "int8"], "writes unchanged weights"),
         (["--to", "torch", "--quantize", "int8"], "int8 needs"),
-        (["--images", "x", "--data", "y"], "two answers"),
-        (["--max-loss", "2"], "no share"),
+        (["--images", "x", "--data", "y"], "--images and --data cannot be combined"),
+        (["--max-loss", "2"], "invalid --max-loss 2.0\n  use a number from 0 to 1"),
         (["--out", "model.txt"], "does not end in .onnx"),
     ],
 )

@@ -111,7 +111,7 @@ def test_attention_tells_its_map_and_the_part_of_the_picture_that_was_seen(site)
         ("/v1/predict?top=%D9%A3", "top"),
         ("/v1/predict?threshold=nan", "threshold"),
         ("/v1/predict?tpo=3", "tpo"),
-        ("/v1/predict?top=1&top=2", "twice"),
+        ("/v1/predict?top=1&top=2", "duplicate parameter top"),
         ("/v1/predict?top", "query"),
         ("/v1/attention?layer=2", "layer"),
         ("/v1/attention?query=4,0", "query"),

@@ -396,7 +396,7 @@ def test_a_model_of_latents_serves_what_they_are_decoded_to(tmp_path):
         assert Site(server.address).ask("GET", "/v1/model")[1]["sampling"]["inpaint"] is False
     last = json.loads(body.splitlines()[-1])
     assert status == 200 and pixels(last["images"][0]["image"]).shape == (16, 16, 3)
-    with pytest.raises(UsageError, match="vae is for models that make images"):
+    with pytest.raises(UsageError, match=r"vae applies to generative models, and .*classifier is not one"):
         load_served_predictor(save_bundle(tmp_path / "classifier"), vae=str(tmp_path / "vae"))
 
 

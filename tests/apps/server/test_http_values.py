@@ -103,7 +103,7 @@ def test_the_page_shows_the_values(value_model, address):
         page.goto(address)
         page.set_input_files("#file", str(value_model / "0.png"))
         expect = playwright.expect
-        expect(page.locator("#model")).to_contain_text("predicts age <b>, height")
+        expect(page.locator("#model")).to_contain_text("Regression, age <b>, height")
         expect(page.locator("#answers li")).to_have_count(2)
         for line, name, text in zip(page.locator("#answers li").all(), TASK.targets, texts, strict=True):
             expect(line).to_contain_text(name)

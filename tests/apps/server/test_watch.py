@@ -274,6 +274,6 @@ def test_the_page_has_both_losses_in_one_chart_values_on_hover_the_time_left_and
         expect(page.get_by_role("tooltip")).to_contain_text("Compare their trends")
         assert not page.get_by_role("img", name="data_wait").is_visible()
         page.get_by_text("More metrics (1)").click()
-        expect(page.get_by_role("img", name="waiting: 0.01 at step 10")).to_be_visible()
+        expect(page.get_by_role("img", name="data_wait: 0.01 at step 10")).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         browser.close()

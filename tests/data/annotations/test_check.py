@@ -37,7 +37,7 @@ def test_objects_are_counted(tmp_path, form):
     assert facts["objects"] == {name: labels.count(number) for number, name in enumerate(CLASSES)}
     assert facts["object_sizes"] == {"small": len(labels), "medium": 0, "large": 0} and facts["without_objects"] == 1
     assert f"{len(labels)} objects" in findings(document)["objects"]["message"]
-    assert "others" not in findings(document)  # files of annotations are read, not left out
+    assert "ignored_files" not in findings(document)  # files of annotations are read, not left out
 
 
 def test_what_is_wrong_with_objects_is_reported(tmp_path):
@@ -69,7 +69,11 @@ def test_what_is_wrong_with_objects_is_reported(tmp_path):
         "passed"
     ]
     text = render_check_page(document, subject)
-    assert text.count("duplicate") >= 2 and "exceeds the image" in text and "<td>emu</td><td>1</td>" in text
+    assert (
+        text.count("duplicate") >= 2
+        and "1 object partly or fully outside the image" in text
+        and "<td>emu</td><td>1</td>" in text
+    )
 
 
 def test_annotations_that_cannot_be_read_fail_the_check(tmp_path):
@@ -87,12 +91,12 @@ def test_pixels_of_class_maps_are_counted(tmp_path):
     facts = document["annotations"]
     assert sum(facts["pixels"].values()) == 4 * 24 * 32 and facts["pixels"]["square"] == 4 * 64 and not facts["objects"]
     assert "ground" in findings(document)["pixels"]["message"] and "images" not in document["ignored_files"]
-    assert "share of the pixels" in render_check_page(document, subject)
+    assert "<th>share of pixels</th>" in render_check_page(document, subject)
 
 
 def test_masks_of_objects_are_no_images_of_the_data(tmp_path):
     document, _ = checked(write_objects(tmp_path, 3))
-    assert document["annotations"]["objects"] == {"object": 6} and "outside" not in findings(document)
+    assert document["annotations"]["objects"] == {"object": 6} and "ignored_images" not in findings(document)
 
 
 def test_other_data_have_no_annotations(tmp_path):
@@ -123,9 +127,9 @@ def test_sizes_are_compared_with_the_input_of_the_task_and_no_pack_is_advised(tm
         first = tmp_path / "images" / "0.png"
     document, _ = check_dataset(str(tmp_path), workers=0, image_size=choose_default_image_size)
     finding = findings(document)["large"]
-    start = f"100% of the images are twice the model input ({side} pixels)"
-    assert finding["message"] == f"{start}: most of the decoding is wasted; the first: {first}"
-    way = "packs do not store annotations: scale images and annotations together if decoding limits training"
+    start = f"100% of the images are at least twice as large as the model input ({side} pixels)"
+    assert finding["message"] == f"{start}, which wastes decoding time; the first: {first}"
+    way = "packs do not store annotations: if decoding limits training, downscale images and annotations together"
     assert finding["hint"] == way
 
 
@@ -175,10 +179,10 @@ def test_findings_name_a_file(tmp_path):
     shutil.copy(tmp_path / "train/bee/2.png", tmp_path / "val/ant/9.png")
     document, _ = checked(tmp_path)
     rows = {what: row["message"] for what, row in findings(document).items()}
-    for what, place in (*places.items(), ("unreadable", "train/bee/1.png"), ("others", "notes.md")):
+    for what, place in (*places.items(), ("unreadable", "train/bee/1.png"), ("ignored_files", "notes.md")):
         assert rows[what].endswith(f"; the first: {tmp_path / place}"), what
     pair = f"; the first: {tmp_path / 'train/bee/2.png'} and {tmp_path / 'val/ant/9.png'}"
-    assert rows["leak"] == f"1 image of val are in train too, byte for byte{pair}"
+    assert rows["leak"] == f"1 image of val is an exact duplicate of train images{pair}"
     assert rows["conflicting_labels"] == f"1 image found under two labels{pair}"
 
 

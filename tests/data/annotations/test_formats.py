@@ -104,11 +104,11 @@ def test_conversions_that_cannot_be(tmp_path):
     boxes = open_data(str(WRITERS["voc"](tmp_path / "voc")))
     with pytest.raises(DataError, match="boxes but no masks"):
         convert_annotations(boxes, tmp_path / "out", "masks")
-    with pytest.raises(DataError, match="what is where"):
+    with pytest.raises(DataError, match="no boxes or masks found in digits"):
         convert_annotations(open_data("digits"), tmp_path / "out", "coco")
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists and is not overwritten"):
         convert_annotations(boxes, tmp_path / "voc", "coco")
-    with pytest.raises(UsageError, match="no format"):
+    with pytest.raises(UsageError, match="unknown format to='kitti'"):
         convert_annotations(boxes, tmp_path / "out", "kitti")
     assert not (tmp_path / "out").exists()
 

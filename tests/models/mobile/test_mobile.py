@@ -95,6 +95,8 @@ def test_it_is_exported_and_no_file_of_others_holds_it(trained: Path, tmp_path: 
         for place in (trained, tmp_path / "model.onnx")
     ]
     assert np.allclose(*rows, atol=1e-4)
-    with pytest.raises(UsageError, match="is not for Mobile-24x2: its positions and paddings are fixed to one size"):
+    with pytest.raises(
+        UsageError, match="does not support Mobile-24x2: its positions and paddings are fixed to one size"
+    ):
         vitreous.export(trained, to="onnx", out=tmp_path / "any.onnx", dynamic_size=True)
     assert list_writable_formats(MobileConfig()) == []

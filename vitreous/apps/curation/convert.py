@@ -50,7 +50,7 @@ def convert_annotations(data: Data, out: Path, to: str, listener: ProgressListen
     """
     listener = listener or NullListener()
     if to not in ANNOTATION_FORMATS:
-        raise UsageError(f"unknown format --to {to}", f"use one of {', '.join(ANNOTATION_FORMATS)}")
+        raise UsageError(f"unknown format --to '{to}'", f"use one of {', '.join(ANNOTATION_FORMATS)}")
     if out.exists() or out.is_symlink():
         raise UsageError(f"{escape_unprintable(out)} already exists and is not overwritten", "use another folder")
     check_image_samples(data.splits.values(), "only annotations of images can be converted")

@@ -94,7 +94,7 @@ def find_copies(
         raise UsageError(f"--threshold must be above 0 and at most 1, not {threshold}")
     nouns = {get_sample_noun(split) for split in [*against, *data]}
     if nouns != {"clips"}:
-        check_image_samples([*against, *data], "copies are found among images, or among clips")
+        check_image_samples([*against, *data], "copies are found among images, or among clips, not across both")
     pool, num_references = ConcatenatedSplits([*against, *data]), sum(map(len, against))
     processes = default_worker_count() if workers is None else workers
     if nouns == {"clips"}:

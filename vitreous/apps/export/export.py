@@ -194,7 +194,8 @@ def export_weights(
     known_formats = sorted({*EXPORT_FORMATS, "bundle", *(weight_format.name for weight_format in FOREIGN_FORMATS)})
     if to not in known_formats:
         raise UsageError(
-            f"unknown format --to {to}", suggest_nearest(to, known_formats) or f"use one of {', '.join(known_formats)}"
+            f"unknown format --to '{to}'",
+            suggest_nearest(to, known_formats) or f"use one of {', '.join(known_formats)}",
         )
     if has_other_options:
         message = f"--to {to} writes unchanged weights"

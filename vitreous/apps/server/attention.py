@@ -60,7 +60,7 @@ class AttentionRequest:
         if kind == "rollout":
             head = parse_number("head", head, 0, "mean, max or min", HEAD_FUSIONS)
         else:
-            allowed = f"a head from 0 to {config.heads - 1}, mean, max, min or all"
+            allowed = f"an index from 0 to {config.heads - 1}, mean, max, min or all"
             head = parse_number("head", head, config.heads, allowed, (*HEAD_FUSIONS, "all"))
         layer = parameters.get("layer", str(config.depth - 1))
         layer = parse_number("layer", layer, config.depth, f"a block from 0 to {config.depth - 1}, or all", ("all",))
@@ -95,7 +95,7 @@ def parse_number(
 
 def make_parameter_error(name: str, value: str, allowed: str) -> UsageError:
     """Make the error for an invalid parameter."""
-    return UsageError(f"invalid {name}={value[:40]}", f"use {name}: {allowed}")
+    return UsageError(f"invalid {name}={value[:40]}", f"set {name} to {allowed}")
 
 
 def require_attention_config(config: ModelConfig) -> ViTConfig:
@@ -203,7 +203,7 @@ def render_attention_image(bundle: Bundle, pixels: np.ndarray, request: Attentio
 
     if "all" in (request.layer, request.head):
         name = "layer" if request.layer == "all" else "head"
-        raise make_parameter_error(name, "all", "a single one for an image; format=json returns all")
+        raise make_parameter_error(name, "all", "a single index, or use format=json, which returns all")
     selected, grid, prefix = compute_attention_weights(bundle, pixels, request)
     weights = selected[prefix:].reshape(-1, *grid[-2:])
     weights = scale_attention_map(weights)

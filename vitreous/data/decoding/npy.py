@@ -21,6 +21,7 @@ NPY_DTYPES = (
     *("int8", "uint32", "int32", "uint64", "int64", "float16", "float64"),  # converted to float32
 )
 NPY_SHAPES_HINT = "store it as (H, W), (H, W, C) or (C, H, W), with fewer channels than rows and columns"
+NPY_HEADER_ATTEMPTS = 10
 NPY_HEADER_READERS = {(1, 0): numpy_format.read_array_header_1_0, (2, 0): numpy_format.read_array_header_2_0}
 
 
@@ -54,14 +55,25 @@ def read_npy_header(file: Any, name: str) -> tuple[tuple[int, ...], bool, np.dty
     damaged header."""
     damaged = DataError(f"{name}: a damaged .npy header", "save it again with numpy.save")
     try:
-        shape, fortran, dtype = NPY_HEADER_READERS[numpy_format.read_magic(file)](
-            file, max_header_size=MAX_NPY_HEADER_SIZE
-        )
+        shape, fortran, dtype = parse_npy_header(file)
     except Exception:  # Python's parser raises several types for other text
         raise damaged from None
     if any(length < 0 for length in shape):
         raise damaged
     return shape, fortran, dtype
+
+
+def parse_npy_header(file: Any, attempts: int = NPY_HEADER_ATTEMPTS) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Parse a .npy header, again after a SystemError: CPython 3.11 may raise it for valid text if several threads parse
+    at once (python/cpython#106905)."""
+    start = file.tell()
+    try:
+        return NPY_HEADER_READERS[numpy_format.read_magic(file)](file, max_header_size=MAX_NPY_HEADER_SIZE)
+    except SystemError:
+        if attempts == 1:
+            raise
+    file.seek(start)
+    return parse_npy_header(file, attempts - 1)
 
 
 def infer_image_axes(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:

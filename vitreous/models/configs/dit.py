@@ -76,7 +76,8 @@ class DiTConfig(ModelConfig):
             )
         if self.arrangement == "alternating" and (len(self.image) != 3 or self.depth < 2):
             problem = (
-                f"alternating blocks need depth 2 and three axes, got depth {self.depth} and {len(self.image)} axes"
+                "alternating blocks need a depth of at least 2 and images with 3 axes, "
+                f"got depth {self.depth} and {len(self.image)} axes"
             )
             raise UsageError(problem, "use at least two blocks, and images with frames, height and width")
         self.check_image_size(self.image)

@@ -32,7 +32,7 @@ VALIDATION_NAME = re.compile(r"ILSVRC2012_val_(\d{8})")
 MIN_NAME_AGREEMENT = 0.9  # minimum share of a head's class names that must match torchvision's, in order
 FRAME_COLOUR = (255, 0, 0)
 REAL_FORMAT_HINT = (
-    "real.json of github.com/google-research/reassessed-imagenet: a list of 50,000 lists of numbers below 1,000"
+    "use real.json of github.com/google-research/reassessed-imagenet: a list of 50,000 lists of numbers below 1,000"
 )
 OBJECTNET_FORMAT_HINT = (
     'expected {"class": number or [numbers], …} in JSON, or rows of class,number in CSV; '

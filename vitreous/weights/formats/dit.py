@@ -39,7 +39,9 @@ CHANNELS_LAST = TensorTransform(_import_patch_pixels, _export_patch_pixels)
 
 def _import_shared_tensor(theirs: list[Tensor], config: DiTConfig) -> list[Tensor]:
     if any(not torch.equal(theirs[0], tensor) for tensor in theirs[1:]):
-        raise WeightsError("each block has a separate embedding of times and classes, but a DiT shares one")
+        raise WeightsError(
+            "each block has a separate embedding of times and classes, but a DiT shares one across blocks"
+        )
     return theirs[:1]
 
 

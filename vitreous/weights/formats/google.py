@@ -232,7 +232,7 @@ def infer_fixed_position_vit_config(shapes: Shapes, settings: dict[str, Any]) ->
     *cell, _, width = shapes["embedding/kernel"]
     if width % 4 or width < 8:
         raise ValueError(
-            f"it has no positions, and fixed ones need a width that is a multiple of 4 from 8, not {width}"
+            f"it has no positions, and fixed positions need a width of at least 8 that is divisible by 4, not {width}"
         )
     patch = tuple(length * (stem.reduction if (stem := infer_google_stem(shapes)) else 1) for length in cell)
     image = settings.get("image") or nearest_divisible_size((224,) * len(patch), patch)

@@ -162,9 +162,9 @@ def build_windowed_config(
     config = SwinConfig().with_options(**nest_paths(fields | overrides | sizes))
     if config.windows != tuple(window_sizes):
         raise ValueError(
-            f"its windows are {', '.join(f'{m} x {n}' for m, n in window_sizes)}, but those of an image of "
-            f"{' x '.join(map(str, image))} pixels {', '.join(f'{m} x {n}' for m, n in config.windows)}; set the image "
-            "size of the weights: --source-size HEIGHT WIDTH"
+            f"its windows are {', '.join(f'{m} x {n}' for m, n in window_sizes)}, and an image of "
+            f"{' x '.join(map(str, image))} pixels needs {', '.join(f'{m} x {n}' for m, n in config.windows)}; set the "
+            "image size of the weights: --source-size HEIGHT WIDTH"
         )
     return config
 

@@ -169,11 +169,10 @@ def check_pixel_statistics(facts: Tensors) -> None:
         imagenet_values = [round(255 * value, 3) for value in values]
         if actual is None or actual == imagenet_values:
             continue
-        channel_order = "BGR" if actual == imagenet_values[::-1] else "other"
+        channel_order = " (BGR)" if actual == imagenet_values[::-1] else ""
         raise ValueError(
-            f"its {name} is {', '.join(f'{pixel_value:g}' for pixel_value in actual)}, of {channel_order} pixels, but "
-            f"{DETECTOR_FORMAT} has "
-            f"{', '.join(f'{pixel_value:g}' for pixel_value in imagenet_values)}, of RGB from 0 to 255"
+            f"its {name} is {', '.join(f'{pixel_value:g}' for pixel_value in actual)}{channel_order}, "
+            f"not {', '.join(f'{pixel_value:g}' for pixel_value in imagenet_values)} (RGB, 0 to 255)"
         )
 
 

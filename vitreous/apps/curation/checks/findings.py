@@ -85,8 +85,9 @@ def report_failures(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
     for pair, count in facts["exact_duplicates"]["across_splits"].items():
         first_split, second_split = pair.split("/")
         example = format_cross_split_pair(facts["exact_duplicates"], first_split, second_split)
+        verb = "is an exact duplicate" if count == 1 else "are exact duplicates"
         text = (
-            f"{format_image_count(count, kind)} of {second_split} are exact duplicates of "
+            f"{format_image_count(count, kind)} of {second_split} {verb} of "
             f"{first_split} {singular_noun(kind)}s{example}"
         )
         yield (
@@ -137,7 +138,11 @@ def report_annotations(facts: dict[str, Any] | None) -> Iterator[FindingRow]:
         yield FAIL_LEVEL, "annotations", text, "fix or delete them"
     for key, text, hint in (
         ("duplicates", "duplicated: two boxes of one class that are nearly identical", "remove one of each pair"),
-        ("out_of_bounds", "exceeding their image", "they are clipped; check that the image is the right one"),
+        (
+            "out_of_bounds",
+            "partly or fully outside the image",
+            "they are clipped; check that the image is the right one",
+        ),
     ):
         if entries := facts[key]:
             count = f"{len(entries):,} object" + ("" if len(entries) == 1 else "s")

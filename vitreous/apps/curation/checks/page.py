@@ -48,7 +48,7 @@ def render_check_page(document: dict[str, Any], subject: CheckedDataset) -> str:
     return template.render(
         **document,
         name=escape_unprintable(subject.name),
-        unit=singular_noun(document["kind"]),
+        unit=singular_noun(document["sample_type"]),
         reasons=group_by_reason(document["unreadable"])[:MAX_LISTED_NAMES],
         most=MAX_LISTED_NAMES,
         level_labels=LEVEL_LABELS,
