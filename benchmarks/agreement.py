@@ -25,10 +25,10 @@ import vitreous
 from vitreous.system.machine import get_processor_name
 from vitreous.tasks.classification import Prediction
 
-TOGETHER = 6  # requests at a time: fewer than a server lets wait
+CONCURRENT_REQUESTS = 6  # requests at a time: fewer than a server lets wait
 
 
-def command(*words: str) -> dict:
+def run_command(*words: str) -> dict:
     """What `vitreous WORDS --json` prints."""
     done = subprocess.run([sys.executable, "-m", "vitreous", *words, "--json"], capture_output=True, text=True)
     if done.returncode:
@@ -36,13 +36,13 @@ def command(*words: str) -> dict:
     return json.loads(done.stdout)
 
 
-def table(found: list[dict], classes: tuple[str, ...]) -> np.ndarray:
+def to_probability_table(found: list[dict], classes: tuple[str, ...]) -> np.ndarray:
     """Rows of classes and probabilities -> (n, K), in the model's order."""
     rows = [{one["class"]: one["probability"] for one in row["classes"]} for row in found]
     return np.array([[row[name] for name in classes] for row in rows])
 
 
-def by_python(run: str, files: list[Path]) -> tuple[tuple[str, ...], np.ndarray]:
+def predict_with_python(run: str, files: list[Path]) -> tuple[tuple[str, ...], np.ndarray]:
     """The class names, and (n, K)."""
     predictor = vitreous.load(run)
     classes = predictor.card.classes
@@ -51,12 +51,14 @@ def by_python(run: str, files: list[Path]) -> tuple[tuple[str, ...], np.ndarray]
     return classes, np.array([[row[name] for name in classes] for row in rows])
 
 
-def by_command(model: str, files: list[Path], classes: tuple[str, ...]) -> np.ndarray:
+def predict_with_command(model: str, files: list[Path], classes: tuple[str, ...]) -> np.ndarray:
     """(n, K) of `vitreous predict`."""
-    return table(command("predict", model, *map(str, files), "--top", str(len(classes)))["predictions"], classes)
+    return to_probability_table(
+        run_command("predict", model, *map(str, files), "--top", str(len(classes)))["predictions"], classes
+    )
 
 
-def by_http(run: str, files: list[Path], classes: tuple[str, ...]) -> np.ndarray:
+def predict_with_http(run: str, files: list[Path], classes: tuple[str, ...]) -> np.ndarray:
     """(n, K) of `vitreous serve`."""
     server = subprocess.Popen(
         [sys.executable, "-m", "vitreous", "serve", run, "--port", "0"], stdout=subprocess.PIPE, text=True
@@ -71,26 +73,28 @@ def by_http(run: str, files: list[Path], classes: tuple[str, ...]) -> np.ndarray
             with urllib.request.urlopen(request) as answer:
                 return json.load(answer)["predictions"][0]
 
-        with ThreadPoolExecutor(TOGETHER) as pool:
-            return table(list(pool.map(ask, files)), classes)
+        with ThreadPoolExecutor(CONCURRENT_REQUESTS) as pool:
+            return to_probability_table(list(pool.map(ask, files)), classes)
     finally:
         server.terminate()
         server.wait()
 
 
-def by_onnx(run: str, files: list[Path], classes: tuple[str, ...], scratch: Path) -> np.ndarray:
+def predict_with_onnx(run: str, files: list[Path], classes: tuple[str, ...], scratch: Path) -> np.ndarray:
     """(n, K) of the exported model."""
-    command("export", run, "--to", "onnx", "--out", str(scratch / "model.onnx"), "--images", *map(str, files))
-    return by_command(str(scratch / "model.onnx"), files, classes)
+    run_command("export", run, "--to", "onnx", "--out", str(scratch / "model.onnx"), "--images", *map(str, files))
+    return predict_with_command(str(scratch / "model.onnx"), files, classes)
 
 
-def page(run: str, files: list[Path], scratch: Path) -> list[str]:
+def build_page(run: str, files: list[Path], scratch: Path) -> list[str]:
     """The page, line by line."""
-    classes, mine = by_python(run, files)
+    classes, mine = predict_with_python(run, files)
     ways = {
-        "`vitreous predict RUN`": by_command(run, files, classes),
-        f"`vitreous serve RUN`, {TOGETHER} requests at a time": by_http(run, files, classes),
-        "`vitreous export RUN --to onnx`, `vitreous predict model.onnx`": by_onnx(run, files, classes, scratch),
+        "`vitreous predict RUN`": predict_with_command(run, files, classes),
+        f"`vitreous serve RUN`, {CONCURRENT_REQUESTS} requests at a time": predict_with_http(run, files, classes),
+        "`vitreous export RUN --to onnx`, `vitreous predict model.onnx`": predict_with_onnx(
+            run, files, classes, scratch
+        ),
     }
     rows = [
         f"| {way} | {np.abs(p - mine).max():.1e} | {(p.argmax(1) == mine.argmax(1)).sum()} of {len(files)} |"
@@ -121,7 +125,7 @@ def main() -> None:
     from vitreous.data.layouts.folder import list_images
 
     with tempfile.TemporaryDirectory() as scratch:
-        lines = page(options.run, list_images(options.pictures), Path(scratch))
+        lines = build_page(options.run, list_images(options.pictures), Path(scratch))
     print("\n".join(lines))
     if options.out:
         options.out.write_text("\n".join(lines) + "\n")

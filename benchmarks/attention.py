@@ -25,12 +25,12 @@ from vitreous.nn.frozen import freeze_for_inference
 from vitreous.system.machine import get_processor_name
 
 #: images, heads, tokens, numbers of a head
-SHAPES = ((64, 6, 50, 64), (32, 6, 64, 64), (16, 6, 197, 64), (16, 12, 197, 64), (32, 6, 256, 64), (1, 16, 577, 64), (4, 6, 785, 64))  # fmt: skip
+ATTENTION_SHAPES = ((64, 6, 50, 64), (32, 6, 64, 64), (16, 6, 197, 64), (16, 12, 197, 64), (32, 6, 256, 64), (1, 16, 577, 64), (4, 6, 785, 64))  # fmt: skip
 MODELS = (("ViT-Ti/16", 16), ("ViT-S/16", 16), ("ViT-S/16", 1), ("DiT-S/2", 8))
-DEVIATIONS = (1.0, 3.0)
+LOGIT_STDS = (1.0, 3.0)
 
 
-def race(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+def measure_fastest(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """The quickest of each in seconds of the processor."""
     best = dict.fromkeys(contenders, float("inf"))
     for _ in range(rounds):
@@ -41,23 +41,23 @@ def race(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, 
     return best
 
 
-def heads_of(shape: tuple[int, ...], deviation: float = 1.0) -> list[torch.Tensor]:
+def make_qkv(shape: tuple[int, ...], deviation: float = 1.0) -> list[torch.Tensor]:
     """Queries, keys and values (B, h, N, d) bfloat16 as a layer gives them, whose logits have this deviation."""
     images, heads, tokens, size = shape
     scale = torch.tensor([deviation**0.5, deviation**0.5, 1.0])[:, None, None]
     return list((torch.randn(images, tokens, 3, heads, size) * scale).bfloat16().permute(2, 0, 3, 1, 4))
 
 
-def rows(rounds: int) -> list[str]:
+def build_kernel_rows(rounds: int) -> list[str]:
     """The lines of the first table."""
     lines = []
-    for shape in SHAPES:
-        q, k, v = heads_of(shape)
+    for shape in ATTENTION_SHAPES:
+        q, k, v = make_qkv(shape)
         fused = F.scaled_dot_product_attention
-        times = race({"fused": partial(fused, q, k, v), "parts": partial(attend_in_chunks, q, k, v)}, rounds)
+        times = measure_fastest({"fused": partial(fused, q, k, v), "parts": partial(attend_in_chunks, q, k, v)}, rounds)
         errors = []
-        for deviation in DEVIATIONS:
-            q, k, v = (x[:1] for x in heads_of(shape, deviation))
+        for deviation in LOGIT_STDS:
+            q, k, v = (x[:1] for x in make_qkv(shape, deviation))
             exact = fused(q.double(), k.double(), v.double())
             errors += [float((y(q, k, v).double() - exact).norm() / exact.norm()) for y in (fused, attend_in_chunks)]
         cells = [
@@ -70,7 +70,7 @@ def rows(rounds: int) -> list[str]:
     return lines
 
 
-def model_rows(rounds: int) -> list[str]:
+def build_model_rows(rounds: int) -> list[str]:
     """The lines of the second table."""
     lines = []
     for name, images in MODELS:
@@ -84,7 +84,7 @@ def model_rows(rounds: int) -> list[str]:
             with patch("vitreous.nn.attention.prefers_chunked_attention", return_value=False):
                 model(*inputs)
 
-        times = race({"fused": fused, "parts": partial(model, *inputs)}, rounds)
+        times = measure_fastest({"fused": fused, "parts": partial(model, *inputs)}, rounds)
         lines.append(
             f"| {name} | {images} | {times['fused'] * 1e3:.0f} | {times['parts'] * 1e3:.0f} | {times['fused'] / times['parts']:.2f} |"
         )
@@ -109,11 +109,11 @@ def main() -> None:
             "",
             "| images x heads x tokens x size | fused, ms | in parts, ms | ratio | error at 1: fused | parts | at 3: fused | parts |",
             "|---|---|---|---|---|---|---|---|",
-            *rows(given.rounds),
+            *build_kernel_rows(given.rounds),
             "",
             "| model, frozen and packed | images | fused, ms | in parts, ms | ratio |",
             "|---|---|---|---|---|",
-            *model_rows(given.rounds),
+            *build_model_rows(given.rounds),
         ]
     text = "\n".join(lines) + "\n"
     print(text)

@@ -25,14 +25,14 @@ import PIL
 from vitreous.data.decoding.decode import is_image_file
 from vitreous.system.machine import get_processor_name
 
-OURS = """
+VITREOUS_SCRIPT = """
 import json, sys, time
 from vitreous.apps.curation.check import check_dataset
 started = time.perf_counter()
 document, _ = check_dataset(sys.argv[1], workers=int(sys.argv[2]))
 print(json.dumps([time.perf_counter() - started, sum(split["images"] - split["unreadable"] for split in document["splits"].values())]))
 """
-PEER = """
+IMAGEDEDUP_SCRIPT = """
 import json, sys, time
 from imagededup.methods import PHash
 started = time.perf_counter()
@@ -41,7 +41,7 @@ print(json.dumps([time.perf_counter() - started, len(found)]))
 """
 
 
-def timed(python: str, code: str, folder: str, workers: int) -> float:
+def measure_files_per_second(python: str, code: str, folder: str, workers: int) -> float:
     """Files per second of one run in a process of its own."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -51,7 +51,7 @@ def timed(python: str, code: str, folder: str, workers: int) -> float:
     return files / seconds
 
 
-def sample(folder: Path, count: int | None, home: Path) -> tuple[Path, int]:
+def sample_images(folder: Path, count: int | None, home: Path) -> tuple[Path, int]:
     """The folder and how many images it has; or as many of them as asked for, drawn at random, as links in `home`."""
     paths = sorted(path for path in folder.rglob("*") if is_image_file(path))
     if count is None or count >= len(paths):
@@ -74,20 +74,23 @@ def main() -> None:
     arguments = parser.parse_args()
     rates: dict[str, list[float]] = {"vitreous": [], "imagededup": []}
     with tempfile.TemporaryDirectory() as scratch:
-        folder, count = sample(arguments.folder, arguments.files, Path(scratch))
+        folder, count = sample_images(arguments.folder, arguments.files, Path(scratch))
         for _ in range(arguments.rounds):
-            for name, python, code in (("vitreous", sys.executable, OURS), ("imagededup", arguments.peer, PEER)):
-                rates[name].append(timed(python, code, str(folder), arguments.workers))
+            for name, python, code in (
+                ("vitreous", sys.executable, VITREOUS_SCRIPT),
+                ("imagededup", arguments.peer, IMAGEDEDUP_SCRIPT),
+            ):
+                rates[name].append(measure_files_per_second(python, code, str(folder), arguments.workers))
                 print(f"{name} {rates[name][-1]:,.0f} files/s", flush=True)
     told = subprocess.run([arguments.peer, "-m", "pip", "show", "imagededup"], capture_output=True, text=True).stdout
     version = next((line.split()[1] for line in told.splitlines() if line.startswith("Version")), "of unknown version")
-    text = "\n".join(page(rates, count, arguments.workers, version))
+    text = "\n".join(build_page(rates, count, arguments.workers, version))
     print(text)
     if arguments.out:
         arguments.out.write_text(text)
 
 
-def page(rates: dict[str, list[float]], count: int, workers: int, version: str) -> list[str]:
+def build_page(rates: dict[str, list[float]], count: int, workers: int, version: str) -> list[str]:
     """The page, line by line."""
     middle = {name: statistics.median(found) for name, found in rates.items()}
     lines = [

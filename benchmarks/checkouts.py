@@ -28,20 +28,20 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
-HERE = Path(__file__).resolve().parent.parent
-VITREOUS = (sys.executable, "-m", "vitreous")
+CHECKOUT = Path(__file__).resolve().parent.parent
+VITREOUS_COMMAND = (sys.executable, "-m", "vitreous")
 COMMANDS = {
     "import": (sys.executable, "-c", "import vitreous; vitreous.load"),
-    "--help": (*VITREOUS, "--help"),
-    "train digits": (*VITREOUS, "train", "digits", "--epochs", "10", "--out", "run"),
-    "predict": (*VITREOUS, "predict", "run", "photos", "--engine", "torch", "--out", "predictions.jsonl"),
-    "embed": (*VITREOUS, "embed", "run", "photos", "--engine", "torch", "--out", "features.npz"),
-    "data check": (*VITREOUS, "data", "check", "photos", "--workers", "0"),
+    "--help": (*VITREOUS_COMMAND, "--help"),
+    "train digits": (*VITREOUS_COMMAND, "train", "digits", "--epochs", "10", "--out", "run"),
+    "predict": (*VITREOUS_COMMAND, "predict", "run", "photos", "--engine", "torch", "--out", "predictions.jsonl"),
+    "embed": (*VITREOUS_COMMAND, "embed", "run", "photos", "--engine", "torch", "--out", "features.npz"),
+    "data check": (*VITREOUS_COMMAND, "data", "check", "photos", "--workers", "0"),
 }
-REQUESTS, CLIENTS = 2_000, 8  # to a server, and from how many connections
-LOADER = ("bench", "--tasks", "loader", "--images", "jpeg", "--only", "vitreous*", "--rounds", "3", "--json")
+NUM_REQUESTS, NUM_CLIENTS = 2_000, 8  # to a server, and from how many connections
+LOADER_COMMAND = ("bench", "--tasks", "loader", "--images", "jpeg", "--only", "vitreous*", "--rounds", "3", "--json")
 #: files that have to be bit-identical, after the commands above
-OUTPUTS = ("run/model/weights.safetensors", "predictions.jsonl", "features.npz")
+OUTPUT_FILES = ("run/model/weights.safetensors", "predictions.jsonl", "features.npz")
 
 
 def write_digits(folder: Path) -> None:
@@ -55,21 +55,21 @@ def write_digits(folder: Path) -> None:
 def time_command(words: tuple[str, ...], checkout: Path, folder: Path) -> float:
     """Run a command of a checkout in a folder, and return its seconds. Raises CalledProcessError if it fails."""
     start = time.perf_counter()
-    subprocess.run(words, cwd=folder, env=environment_of(checkout), check=True, capture_output=True)
+    subprocess.run(words, cwd=folder, env=build_environment(checkout), check=True, capture_output=True)
     return time.perf_counter() - start
 
 
-def environment_of(checkout: Path) -> dict[str, str]:
+def build_environment(checkout: Path) -> dict[str, str]:
     """Return the environment in which Python imports the package of a checkout."""
     return os.environ | {"PYTHONPATH": str(checkout), "VITREOUS_ENGINE_CHOICE": "0"}
 
 
 def time_requests(checkout: Path, folder: Path) -> float:
     """Return the seconds that a server of the trained run takes for `REQUESTS` images from `CLIENTS` connections."""
-    images = [path.read_bytes() for path in sorted((folder / "photos" / "0").iterdir())[:CLIENTS]]
-    words = (*VITREOUS, "serve", "run", "--port", "0", "--engine", "torch")
+    images = [path.read_bytes() for path in sorted((folder / "photos" / "0").iterdir())[:NUM_CLIENTS]]
+    words = (*VITREOUS_COMMAND, "serve", "run", "--port", "0", "--engine", "torch")
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
-    environment = environment_of(checkout)
+    environment = build_environment(checkout)
     with subprocess.Popen(words, cwd=folder, env=environment, stdout=pipe, stderr=null, text=True) as server:
         try:
             assert server.stdout
@@ -78,7 +78,7 @@ def time_requests(checkout: Path, folder: Path) -> float:
 
             def send(image: bytes) -> None:
                 connection = http.client.HTTPConnection(address[1], int(address[2]), timeout=60)
-                for _ in range(REQUESTS // CLIENTS):
+                for _ in range(NUM_REQUESTS // NUM_CLIENTS):
                     connection.request("POST", "/v1/predict", image, {"Content-Type": "image/png"})
                     response = connection.getresponse()
                     content = response.read()
@@ -87,7 +87,7 @@ def time_requests(checkout: Path, folder: Path) -> float:
 
             send(images[0])  # warms up
             start = time.perf_counter()
-            with ThreadPoolExecutor(CLIENTS) as pool:
+            with ThreadPoolExecutor(NUM_CLIENTS) as pool:
                 list(pool.map(send, images))
             return time.perf_counter() - start
         finally:
@@ -100,8 +100,10 @@ def time_loader(checkout: Path, folder: Path) -> float:
     for number in range(32):
         pixels = np.random.default_rng(number).integers(0, 256, (15, 20, 3), dtype=np.uint8)
         Image.fromarray(pixels).resize((320, 240)).save(folder / "jpeg" / f"{number}.jpg")
-    words = (*VITREOUS, *LOADER)
-    done = subprocess.run(words, cwd=folder, env=environment_of(checkout), check=True, capture_output=True, text=True)
+    words = (*VITREOUS_COMMAND, *LOADER_COMMAND)
+    done = subprocess.run(
+        words, cwd=folder, env=build_environment(checkout), check=True, capture_output=True, text=True
+    )
     return 1000 / json.loads(done.stdout)["rows"][0]["images_per_second"]
 
 
@@ -119,7 +121,7 @@ def main() -> None:
     parser.add_argument("before", type=Path, help="another checkout")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    checkouts = {"before": options.before.resolve(), "after": HERE}
+    checkouts = {"before": options.before.resolve(), "after": CHECKOUT}
     names = (*COMMANDS, "requests", "loader")
     seconds: dict[str, dict[str, list[float]]] = {name: {"before": [], "after": []} for name in names}
     with tempfile.TemporaryDirectory() as scratch:
@@ -139,8 +141,8 @@ def main() -> None:
                 f"{name:14} {medians['before']:7.2f} s {medians['after']:7.2f} s  {statistics.median(ratios):.2f} ({spread})"
             )
         last = [Path(scratch) / side / str(options.rounds - 1) for side in checkouts]
-        differing = [name for name in OUTPUTS if len({digest_output(folder / name) for folder in last}) > 1]
-    print("different: " + ", ".join(differing) if differing else f"bit-identical: {', '.join(OUTPUTS)}")
+        differing = [name for name in OUTPUT_FILES if len({digest_output(folder / name) for folder in last}) > 1]
+    print("different: " + ", ".join(differing) if differing else f"bit-identical: {', '.join(OUTPUT_FILES)}")
     sys.exit(bool(differing))
 
 

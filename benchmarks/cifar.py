@@ -45,20 +45,23 @@ from vitreous.models.names import config_from_name
 from vitreous.system.machine import get_processor_name, has_bf16
 
 #: model, and other options of `vitreous train`, by method
-OURS: dict[str, tuple[str, dict[str, Any]]] = {
+VITREOUS_METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "vitreous": ("Conv32-128x1-256x1-256+ViT-128x4/8", {}),
     "vitreous, units in a narrow stem": ("Conv32-64x1-128x1-128+ViT-128x4/8", {}),
     "vitreous, the recipe before": ("Conv+ViT-128x4/8", {"views.shift": ["0.0625"]}),
 }
-THEIRS = {"timm ViT, plain": "plain", "timm ViT, CCT": "CCT"}
-BATCH = 128
-RATES = {"plain": (1e-3, 0.05, 0.05), "CCT": (5.5e-4, 0.06, 1 / 30)}  # learning rate, decay, share that warms up
+TIMM_METHODS = {"timm ViT, plain": "plain", "timm ViT, CCT": "CCT"}
+BATCH_SIZE = 128
+TIMM_HYPERPARAMETERS = {
+    "plain": (1e-3, 0.05, 0.05),
+    "CCT": (5.5e-4, 0.06, 1 / 30),
+}  # learning rate, decay, share that warms up
 
-Views = Callable[[np.ndarray, np.ndarray, float], tuple[Tensor, Tensor]]
+ViewFunction = Callable[[np.ndarray, np.ndarray, float], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
-class Plan(EqualTime):
+class CifarPlan(EqualTime):
     """The same for CIFAR-10."""
 
     minutes: float = 15.0
@@ -72,20 +75,20 @@ class Plan(EqualTime):
         return {(row["method"], row["seed"]): row for row in self.stored()}
 
 
-def ours(plan: Plan, method: str, seed: int) -> dict[str, Any]:
+def run_vitreous(plan: CifarPlan, method: str, seed: int) -> dict[str, Any]:
     """A run of ours, and its figures."""
-    model, settings = OURS[method]
+    model, settings = VITREOUS_METHODS[method]
     options: dict[str, Any] = {"model": model, "settings": settings}
     summary, _ = plan.train(plan.folder, plan.home(f"{method} {seed}"), plan.home(method), seed, **options)
     figures = {name: summary[name]["top1"] for name in ("val", "test")}
     return {"epochs": summary["epochs"], "parameters": summary["parameters"]} | figures
 
 
-def theirs(plan: Plan, method: str, seed: int) -> dict[str, Any]:
+def run_timm(plan: CifarPlan, method: str, seed: int) -> dict[str, Any]:
     """A run of timm's model in a plain loop, and its figures."""
     from timm.models.vision_transformer import VisionTransformer
 
-    recipe, data, preprocess = THEIRS[method], open_data(str(plan.folder)), ImagePreprocess((32, 32))
+    recipe, data, preprocess = TIMM_METHODS[method], open_data(str(plan.folder)), ImagePreprocess((32, 32))
     config: Any = config_from_name("ViT-128x4/4", 32)
     splits: dict[str, tuple[Tensor, Tensor]] = {}
     for name, split in data.splits.items():
@@ -96,14 +99,16 @@ def theirs(plan: Plan, method: str, seed: int) -> dict[str, Any]:
     np.random.seed(seed)  # noqa: NPY002 - timm draws from it
     sizes = {"embed_dim": config.width, "depth": config.depth, "num_heads": config.heads}
     model = VisionTransformer(img_size=32, patch_size=4, num_classes=len(data.classes), **sizes)
-    rate, decay, warm = RATES[recipe]
+    rate, decay, warm = TIMM_HYPERPARAMETERS[recipe]
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay, fused=True)
-    views = (plain if recipe == "plain" else cct)(*splits["train"], seed, len(data.classes), preprocess)
+    views = (make_plain_views if recipe == "plain" else make_cct_views)(
+        *splits["train"], seed, len(data.classes), preprocess
+    )
     order, seen, started = SampleOrder(len(splits["train"][1]), seed), 0, time.process_time()
     while (spent := (time.process_time() - started) / plan.seconds) < 1:
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1.0, spent / warm) * (1 + math.cos(math.pi * spent)) / 2
-        samples, epochs, _ = get_stream_samples(order, seen, seen + BATCH)
+        samples, epochs, _ = get_stream_samples(order, seen, seen + BATCH_SIZE)
         images, targets = views(samples, epochs, spent)
         with torch.autocast("cpu", torch.bfloat16, enabled=has_bf16("cpu")):
             loss = F.cross_entropy(model(images).float(), targets, label_smoothing=0.05 if recipe == "plain" else 0.0)
@@ -111,15 +116,15 @@ def theirs(plan: Plan, method: str, seed: int) -> dict[str, Any]:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        seen += BATCH
-    figures = {name: accuracy(model, preprocess, *splits[name]) for name in ("val", "test")}
+        seen += BATCH_SIZE
+    figures = {name: compute_accuracy(model, preprocess, *splits[name]) for name in ("val", "test")}
     return {
         "epochs": round(seen / len(splits["train"][1]), 2),
         "parameters": sum(p.numel() for p in model.parameters()),
     } | figures
 
 
-def plain(images: Tensor, labels: Tensor, seed: int, classes: int, preprocess: Preprocess) -> Views:
+def make_plain_views(images: Tensor, labels: Tensor, seed: int, classes: int, preprocess: Preprocess) -> ViewFunction:
     """The shift and mirror of our recipe before: samples of an epoch -> (B, 3, 32, 32) and (B,)."""
     augment = Augment(shift=0.0625, flip=0.5)
 
@@ -132,7 +137,7 @@ def plain(images: Tensor, labels: Tensor, seed: int, classes: int, preprocess: P
     return views
 
 
-def cct(images: Tensor, labels: Tensor, seed: int, classes: int, preprocess: Preprocess) -> Views:
+def make_cct_views(images: Tensor, labels: Tensor, seed: int, classes: int, preprocess: Preprocess) -> ViewFunction:
     """timm's own transforms with CCT's settings: samples of an epoch -> (B, 3, 32, 32) and (B, classes)."""
     from timm.data import Mixup, auto_augment, create_transform  # type: ignore[attr-defined]
 
@@ -155,7 +160,7 @@ def cct(images: Tensor, labels: Tensor, seed: int, classes: int, preprocess: Pre
 
 
 @torch.inference_mode()
-def accuracy(model: torch.nn.Module, preprocess: Preprocess, images: Tensor, labels: Tensor) -> float:
+def compute_accuracy(model: torch.nn.Module, preprocess: Preprocess, images: Tensor, labels: Tensor) -> float:
     """Top-1 in bfloat16 autocast."""
     model.eval()
     with torch.autocast("cpu", torch.bfloat16, enabled=has_bf16("cpu")):
@@ -167,7 +172,7 @@ def accuracy(model: torch.nn.Module, preprocess: Preprocess, images: Tensor, lab
     return hits / len(labels)
 
 
-def page(plan: Plan) -> str:
+def build_page(plan: CifarPlan) -> str:
     """The table of the rows that are there."""
     lines = [
         f"# CIFAR-10 from scratch, {time.strftime('%Y-%m-%d')}",
@@ -181,12 +186,16 @@ def page(plan: Plan) -> str:
         "|---|---|---|---|---|---|",
     ]
     rows = plan.made()
-    for method in (*OURS, *THEIRS):
+    for method in (*VITREOUS_METHODS, *TIMM_METHODS):
         own = [row for (name, _), row in sorted(rows.items()) if name == method]
         if own:
             val, test = ([row[name] for row in own] for name in ("val", "test"))
             epochs = dict.fromkeys(f"{row['epochs']:.1f}" for row in own)
-            name = f"{method}: `{OURS[method][0]}`" if method in OURS else f"{method}: patches of 4"
+            name = (
+                f"{method}: `{VITREOUS_METHODS[method][0]}`"
+                if method in VITREOUS_METHODS
+                else f"{method}: patches of 4"
+            )
             cells = [name, f"{own[0]['parameters']:,}", ", ".join(epochs), f"{statistics.mean(val):.1%}"]
             cells += [f"**{statistics.mean(test):.1%}**", ", ".join(f"{value:.1%}" for value in test)]
             lines.append("| " + " | ".join(cells) + " |")
@@ -196,21 +205,21 @@ def page(plan: Plan) -> str:
 def main() -> None:
     """Make the rows that are not there yet, and print the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    Plan.add_options(parser)
-    names = (*OURS, *THEIRS)
+    CifarPlan.add_options(parser)
+    names = (*VITREOUS_METHODS, *TIMM_METHODS)
     parser.add_argument("--methods", nargs="*", choices=names, default=names, help="in this order; none: the page")
     given = vars(parser.parse_args())
     methods, out = given.pop("methods"), given.pop("out")
-    plan = Plan(**given)
+    plan = CifarPlan(**given)
     for seed in range(plan.seeds):
         for method in methods:
             if (method, seed) not in plan.made():
-                facts = (ours if method in OURS else theirs)(plan, method, seed)
+                facts = (run_vitreous if method in VITREOUS_METHODS else run_timm)(plan, method, seed)
                 row = {"method": method, "seed": seed, "minutes": plan.minutes, "cores": plan.cores} | facts
                 with plan.rows.open("a") as file:
                     file.write(json.dumps(row) + "\n")
                 print(json.dumps(row), flush=True)
-    text = page(plan)
+    text = build_page(plan)
     print(text)
     if out:
         out.write_text(text)

@@ -40,10 +40,10 @@ from vitreous.data.layouts.folder import list_images
 from vitreous.data.split import FileSplit
 from vitreous.system.machine import get_processor_name
 
-Change = Callable[[Image.Image, random.Random], Image.Image]
+ImageChange = Callable[[Image.Image, random.Random], Image.Image]
 
 
-def cut(area: float) -> Change:
+def crop_area(area: float) -> ImageChange:
     """A part of that share of the area, anywhere, its sides drawn apart by up to 5 %."""
 
     def change(picture: Image.Image, draw: random.Random) -> Image.Image:
@@ -56,14 +56,14 @@ def cut(area: float) -> Change:
     return change
 
 
-def scaled(factor: float) -> Change:
+def scale_image(factor: float) -> ImageChange:
     """Both sides times a factor, bicubic."""
     return lambda picture, draw: picture.resize(
         (max(1, round(picture.width * factor)), max(1, round(picture.height * factor))), 3
     )
 
 
-def compressed(quality: int) -> Change:
+def compress_jpeg(quality: int) -> ImageChange:
     """Through JPEG of a low quality."""
 
     def change(picture: Image.Image, draw: random.Random) -> Image.Image:
@@ -73,22 +73,22 @@ def compressed(quality: int) -> Change:
     return change
 
 
-def coloured(way: type, *factors: float) -> Change:
+def change_colour(way: type, *factors: float) -> ImageChange:
     """Brightness, contrast or saturation times one of the factors."""
     return lambda picture, draw: way(picture).enhance(draw.choice(factors))
 
 
-def grey(picture: Image.Image, draw: random.Random) -> Image.Image:
+def to_greyscale(picture: Image.Image, draw: random.Random) -> Image.Image:
     """Without colour."""
     return picture.convert("L").convert("RGB")
 
 
-def framed(picture: Image.Image, draw: random.Random) -> Image.Image:
+def add_border(picture: Image.Image, draw: random.Random) -> Image.Image:
     """A border of 4 % of the short side, black, white or grey."""
     return ImageOps.expand(picture, max(1, round(0.04 * min(picture.size))), draw.choice(["black", "white", "grey"]))
 
 
-def several(*changes: Change) -> Change:
+def chain_changes(*changes: ImageChange) -> ImageChange:
     """One after the other."""
 
     def change(picture: Image.Image, draw: random.Random) -> Image.Image:
@@ -99,7 +99,7 @@ def several(*changes: Change) -> Change:
     return change
 
 
-def shifted(picture: Image.Image, draw: random.Random) -> Image.Image:
+def shift_image(picture: Image.Image, draw: random.Random) -> Image.Image:
     """Moved by 1/32 to 4/32 of each side, at least a pixel; what is uncovered repeats the edge, is its mirror image, or
     is black."""
     pixels = np.asarray(picture)
@@ -110,20 +110,20 @@ def shifted(picture: Image.Image, draw: random.Random) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(padded[top : top + pixels.shape[0], left : left + pixels.shape[1]]))
 
 
-def hue(picture: Image.Image, draw: random.Random) -> Image.Image:
+def rotate_hue(picture: Image.Image, draw: random.Random) -> Image.Image:
     """Every hue turned by 30 to 90 degrees, to either side."""
     h, s, v = picture.convert("HSV").split()
     turn = draw.choice([-1, 1]) * draw.randint(21, 64)
     return Image.merge("HSV", (h.point([(value + turn) % 256 for value in range(256)]), s, v)).convert("RGB")
 
 
-def gamma(picture: Image.Image, draw: random.Random) -> Image.Image:
+def change_gamma(picture: Image.Image, draw: random.Random) -> Image.Image:
     """Grey levels to the power of 0.6 or 1.6."""
     power = draw.choice([0.6, 1.6])
     return picture.point([round(255 * (value / 255) ** power) for value in range(256)] * 3)
 
 
-def letterboxed(picture: Image.Image, draw: random.Random) -> Image.Image:
+def add_letterbox(picture: Image.Image, draw: random.Random) -> Image.Image:
     """Black or white bars of 12 % of the side, above and below or at both sides."""
     along = draw.choice([0, 1])
     bars = [0, 0]
@@ -131,7 +131,7 @@ def letterboxed(picture: Image.Image, draw: random.Random) -> Image.Image:
     return ImageOps.expand(picture, (bars[0], bars[1], bars[0], bars[1]), draw.choice(["black", "white"]))
 
 
-def narrowed(picture: Image.Image, draw: random.Random) -> Image.Image:
+def crop_one_side(picture: Image.Image, draw: random.Random) -> Image.Image:
     """Three quarters of one side alone, from anywhere."""
     along = draw.choice([0, 1])
     kept = [*picture.size]
@@ -140,63 +140,65 @@ def narrowed(picture: Image.Image, draw: random.Random) -> Image.Image:
     return picture.crop((x, y, x + kept[0], y + kept[1]))
 
 
-def blurred(picture: Image.Image, draw: random.Random) -> Image.Image:
+def blur_image(picture: Image.Image, draw: random.Random) -> Image.Image:
     """By a Gaussian of 2 % of the short side."""
     return picture.filter(ImageFilter.GaussianBlur(0.02 * min(picture.size)))
 
 
-def mirrored(picture: Image.Image, draw: random.Random) -> Image.Image:
+def mirror_image(picture: Image.Image, draw: random.Random) -> Image.Image:
     """Left and right changed."""
     return ImageOps.mirror(picture)
 
 
-KINDS: dict[str, Change] = {
-    "cut to 90 % of the area": cut(0.9),
-    "cut to 70 %": cut(0.7),
-    "cut to 50 %": cut(0.5),
-    "scaled by 0.5": scaled(0.5),
-    "scaled by 0.25": scaled(0.25),
-    "JPEG quality 50": compressed(50),
-    "JPEG quality 20": compressed(20),
-    "mirrored": mirrored,
-    "brightness × 0.6 or 1.4": coloured(ImageEnhance.Brightness, 0.6, 1.4),
-    "contrast × 0.6 or 1.5": coloured(ImageEnhance.Contrast, 0.6, 1.5),
-    "saturation × 0.3 or 1.8": coloured(ImageEnhance.Color, 0.3, 1.8),
-    "grey": grey,
-    "a border of 4 %": framed,
-    "mirrored, cut to 70 %, brighter, × 0.5, quality 30": several(
-        mirrored, cut(0.7), coloured(ImageEnhance.Brightness, 1.2), scaled(0.5), compressed(30)
+COPY_KINDS: dict[str, ImageChange] = {
+    "cut to 90 % of the area": crop_area(0.9),
+    "cut to 70 %": crop_area(0.7),
+    "cut to 50 %": crop_area(0.5),
+    "scaled by 0.5": scale_image(0.5),
+    "scaled by 0.25": scale_image(0.25),
+    "JPEG quality 50": compress_jpeg(50),
+    "JPEG quality 20": compress_jpeg(20),
+    "mirrored": mirror_image,
+    "brightness × 0.6 or 1.4": change_colour(ImageEnhance.Brightness, 0.6, 1.4),
+    "contrast × 0.6 or 1.5": change_colour(ImageEnhance.Contrast, 0.6, 1.5),
+    "saturation × 0.3 or 1.8": change_colour(ImageEnhance.Color, 0.3, 1.8),
+    "grey": to_greyscale,
+    "a border of 4 %": add_border,
+    "mirrored, cut to 70 %, brighter, × 0.5, quality 30": chain_changes(
+        mirror_image, crop_area(0.7), change_colour(ImageEnhance.Brightness, 1.2), scale_image(0.5), compress_jpeg(30)
     ),
-    "cut to 50 %, contrast × 1.3, × 0.5, quality 20": several(
-        cut(0.5), coloured(ImageEnhance.Contrast, 1.3), scaled(0.5), compressed(20)
+    "cut to 50 %, contrast × 1.3, × 0.5, quality 20": chain_changes(
+        crop_area(0.5), change_colour(ImageEnhance.Contrast, 1.3), scale_image(0.5), compress_jpeg(20)
     ),
-    "cut to 70 %, grey, a border": several(cut(0.7), grey, framed),
+    "cut to 70 %, grey, a border": chain_changes(crop_area(0.7), to_greyscale, add_border),
 }
-HARDER: dict[str, Change] = {
-    "shifted by 1/32 to 4/32": shifted,
-    "mirrored and shifted": several(mirrored, shifted),
-    "hue turned by 30 to 90 degrees": hue,
-    "hue, contrast × 0.6 or 1.5": several(hue, coloured(ImageEnhance.Contrast, 0.6, 1.5)),
-    "gamma 0.6 or 1.6": gamma,
-    "bars of 12 %": letterboxed,
-    "bars of 12 %, mirrored, quality 50": several(letterboxed, mirrored, compressed(50)),
-    "three quarters of one side": narrowed,
-    "blurred by 2 %": blurred,
-    "shifted, hue, contrast, quality 40": several(
-        shifted, hue, coloured(ImageEnhance.Contrast, 0.6, 1.5), compressed(40)
+HARDER_COPY_KINDS: dict[str, ImageChange] = {
+    "shifted by 1/32 to 4/32": shift_image,
+    "mirrored and shifted": chain_changes(mirror_image, shift_image),
+    "hue turned by 30 to 90 degrees": rotate_hue,
+    "hue, contrast × 0.6 or 1.5": chain_changes(rotate_hue, change_colour(ImageEnhance.Contrast, 0.6, 1.5)),
+    "gamma 0.6 or 1.6": change_gamma,
+    "bars of 12 %": add_letterbox,
+    "bars of 12 %, mirrored, quality 50": chain_changes(add_letterbox, mirror_image, compress_jpeg(50)),
+    "three quarters of one side": crop_one_side,
+    "blurred by 2 %": blur_image,
+    "shifted, hue, contrast, quality 40": chain_changes(
+        shift_image, rotate_hue, change_colour(ImageEnhance.Contrast, 0.6, 1.5), compress_jpeg(40)
     ),
-    "mirrored, shifted, gamma, a border, quality 40": several(mirrored, shifted, gamma, framed, compressed(40)),
+    "mirrored, shifted, gamma, a border, quality 40": chain_changes(
+        mirror_image, shift_image, change_gamma, add_border, compress_jpeg(40)
+    ),
 }
-KINDS |= HARDER
+COPY_KINDS |= HARDER_COPY_KINDS
 
 
-def plant(photographs: list[Path], scratch: Path) -> tuple[list[Path], list[tuple[int, str]]]:
+def plant_copies(photographs: list[Path], scratch: Path) -> tuple[list[Path], list[tuple[int, str]]]:
     """Every photograph in every way, as JPEG of quality 90 -> the files, and for each the photograph's number and the
     kind."""
     files, known = [], []
     for number, path in enumerate(photographs):
         picture = decode_to_pillow(path, 3)
-        for order, (kind, change) in enumerate(KINDS.items()):
+        for order, (kind, change) in enumerate(COPY_KINDS.items()):
             file = scratch / f"{number}-{order}.jpg"
             change(picture, random.Random(1000 * number + order)).convert("RGB").save(file, quality=90)
             files.append(file)
@@ -210,21 +212,21 @@ def processor_seconds() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def measure(
+def measure_recall(
     photographs: list[Path], distractors: list[Path], workers: int | None
 ) -> tuple[dict[str, list[int]], float, int]:
     """For each kind: planted, found right, found wrong; and the processor seconds of the search, and the images it
     looked at."""
-    tally = {kind: [0, 0, 0] for kind in KINDS}
+    tally = {kind: [0, 0, 0] for kind in COPY_KINDS}
     with tempfile.TemporaryDirectory() as scratch:
-        files, known = plant(photographs, Path(scratch))
+        files, known = plant_copies(photographs, Path(scratch))
         place, seconds, images = {os.fspath(file): row for file, row in zip(files, known, strict=True)}, 0.0, 0
         for half in (0, 1):
             originals = photographs[half::2]
             names = {os.fspath(path): number for number, path in enumerate(photographs)}
             other = [*originals, *distractors]
             began = processor_seconds()
-            found = find_copies([labelled(files)], [labelled(other)], workers=workers)
+            found = find_copies([to_unlabelled_split(files)], [to_unlabelled_split(other)], workers=workers)
             seconds += processor_seconds() - began
             images += len(files) + len(other)
             for number, kind in known:
@@ -235,7 +237,7 @@ def measure(
     return tally, seconds, images
 
 
-def judged(root: Path, pairs: Path, workers: int | None) -> list[str]:
+def evaluate_labelled_pairs(root: Path, pairs: Path, workers: int | None) -> list[str]:
     """Rows of a table: of the pairs that are the same photograph, how many are found; of the others, how many are taken
     for copies.
 
@@ -245,7 +247,7 @@ def judged(root: Path, pairs: Path, workers: int | None) -> list[str]:
     with pairs.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     places = {name: sorted({root / name / f"{row[name]}.jpg" for row in rows}) for name in ("train", "test")}
-    found = find_copies([labelled(places["train"])], [labelled(places["test"])], workers=workers)
+    found = find_copies([to_unlabelled_split(places["train"])], [to_unlabelled_split(places["test"])], workers=workers)
     listed = {copy["path"]: copy["duplicate_of"] for copy in found["duplicates"]}
     lines = [
         "| part | same photograph | found | recall | other | taken for copies | precision |",
@@ -267,17 +269,17 @@ def judged(root: Path, pairs: Path, workers: int | None) -> list[str]:
     return lines
 
 
-def search(data: Path, other: Path, workers: int | None) -> list[str]:
+def measure_search(data: Path, other: Path, workers: int | None) -> list[str]:
     """Lines that tell what it costs to look for the images of one folder in another."""
     one, two, began = list_images(data), list_images(other), processor_seconds()
-    found = find_copies([labelled(one)], [labelled(two)], workers=workers)
+    found = find_copies([to_unlabelled_split(one)], [to_unlabelled_split(two)], workers=workers)
     seconds = processor_seconds() - began
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     sizes = f"{len(one):,} images against {len(two):,}"
     return [f"{sizes}: {seconds:.0f} processor seconds, {len(found['duplicates']):,} copies listed, {memory:.0f} MiB."]
 
 
-def labelled(paths: list[Path]) -> FileSplit:
+def to_unlabelled_split(paths: list[Path]) -> FileSplit:
     """Files without labels."""
     return FileSplit(paths, np.zeros(len(paths), np.int64))
 
@@ -302,18 +304,18 @@ def main() -> None:
         "",
     ]
     if arguments.judged:
-        rows = judged(arguments.photographs, arguments.judged, arguments.workers)
+        rows = evaluate_labelled_pairs(arguments.photographs, arguments.judged, arguments.workers)
     elif arguments.search:
-        rows = search(arguments.photographs, arguments.search, arguments.workers)
+        rows = measure_search(arguments.photographs, arguments.search, arguments.workers)
     else:
-        rows = planted(arguments)
+        rows = build_planted_table(arguments)
     text = "\n".join([*head, *rows]) + "\n"
     print(text)
     if arguments.out:
         arguments.out.write_text(text)
 
 
-def planted(arguments: argparse.Namespace) -> list[str]:
+def build_planted_table(arguments: argparse.Namespace) -> list[str]:
     """The table of planted copies."""
     every = list_images(arguments.photographs)
     photographs = sorted(random.Random(0).sample(every, min(arguments.most, len(every))))
@@ -324,10 +326,10 @@ def planted(arguments: argparse.Namespace) -> list[str]:
         else []
     )
     distractors = sorted(random.Random(1).sample(strange, min(arguments.most_distractors, len(strange))))
-    tally, seconds, images = measure(photographs, distractors, arguments.workers)
+    tally, seconds, images = measure_recall(photographs, distractors, arguments.workers)
     rows = [
         (
-            f"{len(photographs)} pictures, each changed in {len(KINDS)} ways; half of them in the other data set, then the "
+            f"{len(photographs)} pictures, each changed in {len(COPY_KINDS)} ways; half of them in the other data set, then the "
             "other half,"
         ),
         (
@@ -338,7 +340,7 @@ def planted(arguments: argparse.Namespace) -> list[str]:
         "| kind | planted | found | recall | wrong | precision |",
         "|---|---|---|---|---|---|",
     ]
-    harder = [sum(tally[kind][column] for kind in HARDER) for column in range(3)]
+    harder = [sum(tally[kind][column] for kind in HARDER_COPY_KINDS) for column in range(3)]
     total = [sum(column) for column in zip(*tally.values(), strict=True)]
     before = [whole - part for whole, part in zip(total, harder, strict=True)]
     for kind, (count, right, wrong) in [

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dense_peers import SIDE, drawn, faster_rcnn, unet
+from dense_peers import CROP_SIZE, build_faster_rcnn, build_unet, iterate_batches
 from pretraining import EqualTime
 from torch import nn
 
@@ -36,12 +36,12 @@ from vitreous.data.sources import open_data
 from vitreous.system.machine import get_processor_name
 from vitreous.tasks.metrics import BOX_PREFIX
 
-SCRATCH, FIRST = "vitreous, from scratch", "vitreous, pre-trained on the same images"
-MAE = {"recipe": "mae", "model": "Conv+ViT-128x4/8", "image_size": SIDE}
+FROM_SCRATCH, PRETRAINED = "vitreous, from scratch", "vitreous, pre-trained on the same images"
+MAE_OPTIONS = {"recipe": "mae", "model": "Conv+ViT-128x4/8", "image_size": CROP_SIZE}
 
 
 @dataclass(frozen=True)
-class Subject:
+class DenseTask:
     """What is learned: options of `vitreous train` for it, and (or not) for learning from the images without their
     annotations first, a peer, and the figure of the table."""
 
@@ -53,24 +53,24 @@ class Subject:
     @property
     def methods(self) -> tuple[str, ...]:
         """What is compared."""
-        return (SCRATCH, *((FIRST,) if self.first else ()), *((self.peer,) if self.peer else ()))
+        return (FROM_SCRATCH, *((PRETRAINED,) if self.first else ()), *((self.peer,) if self.peer else ()))
 
 
-SUBJECTS = {
-    "nuclei": Subject(
-        {"recipe": "segment", "model": "Conv+ViT-128x4/8", "image_size": SIDE},
+DENSE_TASKS = {
+    "nuclei": DenseTask(
+        {"recipe": "segment", "model": "Conv+ViT-128x4/8", "image_size": CROP_SIZE},
         "dice_nuclei",
-        MAE,
+        MAE_OPTIONS,
         "segmentation-models-pytorch, U-Net, ResNet-34",
     ),
-    "cells": Subject({"recipe": "detect"}, "ap50", MAE, "torchvision, Faster R-CNN, MobileNetV3"),
-    "objects": Subject({"recipe": "detect"}, "ap50"),
-    "hippocampus": Subject({"recipe": "segment"}, "dice"),
+    "cells": DenseTask({"recipe": "detect"}, "ap50", MAE_OPTIONS, "torchvision, Faster R-CNN, MobileNetV3"),
+    "objects": DenseTask({"recipe": "detect"}, "ap50"),
+    "hippocampus": DenseTask({"recipe": "segment"}, "dice"),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(EqualTime):
+class DensePlan(EqualTime):
     """The same for one of `SUBJECTS`."""
 
     kind: str
@@ -87,7 +87,7 @@ class Plan(EqualTime):
         return {(row["data"], row["method"], row["seed"]): row for row in self.stored()}
 
 
-def prepared(plan: Plan) -> Path:
+def prepare_folder(plan: DensePlan) -> Path:
     """The folder that is trained on: BCCD as it is, of the others links by splits."""
     if plan.kind == "cells":
         return plan.folder
@@ -95,46 +95,46 @@ def prepared(plan: Plan) -> Path:
     if plan.kind == "hippocampus":
         for home in (plan.folder / "images", plan.folder / "labels"):
             for path in sorted(home.glob("*.nii.gz")):
-                link(path, root / split_of(path.name) / home.name / path.name)
+                create_link(path, root / choose_split(path.name) / home.name / path.name)
     else:
         for home in sorted(path for path in plan.folder.iterdir() if path.is_dir()):
-            link(home, root / split_of(home.name) / home.name)
+            create_link(home, root / choose_split(home.name) / home.name)
     return root
 
 
-def split_of(name: str) -> str:
+def choose_split(name: str) -> str:
     """Where an image belongs, by its name."""
     share = int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) / 2**32
     return "test" if share < 0.2 else "val" if share < 0.3 else "train"
 
 
-def link(path: Path, place: Path) -> None:
+def create_link(path: Path, place: Path) -> None:
     """A link at `place`, unless it is there."""
     place.parent.mkdir(parents=True, exist_ok=True)
     if not place.exists():
         place.symlink_to(path.resolve())
 
 
-def learn(plan: Plan, data: Path, out: Path, options: dict[str, Any], seed: int) -> dict[str, Any]:
+def train_run(plan: DensePlan, data: Path, out: Path, options: dict[str, Any], seed: int) -> dict[str, Any]:
     """A run of ours for the images of the minutes; its summary, and how many images that were."""
     summary, images = plan.train(data, out, out.parent / f"rate-{options['recipe']}", seed, **options)
     return {"images": images, "parameters": summary["parameters"], "run": out}
 
 
-def ours(plan: Plan, method: str, seed: int) -> dict[str, Any]:
+def run_vitreous(plan: DensePlan, method: str, seed: int) -> dict[str, Any]:
     """A run of ours, and its figures on the test images."""
-    data, home = prepared(plan), plan.home(method, seed)
-    subject = SUBJECTS[plan.kind]
+    data, home = prepare_folder(plan), plan.home(method, seed)
+    subject = DENSE_TASKS[plan.kind]
     options = dict(subject.options)
-    if method == FIRST and subject.first:
-        first = learn(plan, data, home.parent / f"first-{seed}", subject.first, seed)
+    if method == PRETRAINED and subject.first:
+        first = train_run(plan, data, home.parent / f"first-{seed}", subject.first, seed)
         options = {key: value for key, value in options.items() if key != "model"} | {"init": str(first["run"])}
-    facts = learn(plan, data, home, options, seed)
+    facts = train_run(plan, data, home, options, seed)
     document = vitreous.evaluate(facts.pop("run"), str(data), split="test", workers=0, cache=False)
-    return facts | figures(plan, document["test"], document["per_class"])
+    return facts | select_metrics(plan, document["test"], document["per_class"])
 
 
-def figures(plan: Plan, values: dict[str, Any], classes: list[dict[str, Any]]) -> dict[str, Any]:
+def select_metrics(plan: DensePlan, values: dict[str, Any], classes: list[dict[str, Any]]) -> dict[str, Any]:
     """What a row says of a run's figures."""
     if plan.kind in ("cells", "objects"):
         rest = {name: value for name, value in values.items() if name in (f"{BOX_PREFIX}ap50", f"{BOX_PREFIX}ap")}
@@ -146,13 +146,13 @@ def figures(plan: Plan, values: dict[str, Any], classes: list[dict[str, Any]]) -
     return {"dice": statistics.mean(own.values()), "classes": own, "miou": values["miou"]}
 
 
-def theirs(plan: Plan, seed: int) -> dict[str, Any]:
+def run_peer(plan: DensePlan, seed: int) -> dict[str, Any]:
     """A run of the peer, and its figures on the test images."""
     torch.manual_seed(seed)
-    data = open_data(str(prepared(plan)))
+    data = open_data(str(prepare_folder(plan)))
     data = paint_class_maps(data) if plan.kind == "nuclei" else data
-    model, loss_of, judge = (unet if plan.kind == "nuclei" else faster_rcnn)(data)
-    batches, images = drawn(plan.kind, data.splits["train"], seed), 0
+    model, loss_of, judge = (build_unet if plan.kind == "nuclei" else build_faster_rcnn)(data)
+    batches, images = iterate_batches(plan.kind, data.splits["train"], seed), 0
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     started, model = time.process_time(), model.train()
     while (spent := time.process_time() - started) < plan.seconds:
@@ -165,10 +165,14 @@ def theirs(plan: Plan, seed: int) -> dict[str, Any]:
         optimizer.step()
         images += len(batch[0])
     model.eval()
-    return {"images": images, "parameters": sum(p.numel() for p in model.parameters()), **figures(plan, *judge())}
+    return {
+        "images": images,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        **select_metrics(plan, *judge()),
+    }
 
 
-def page(plan: Plan) -> str:
+def build_page(plan: DensePlan) -> str:
     """The table of the rows that are there."""
     cores = "one core" if plan.cores == 1 else f"{plan.cores} cores"
     lines = [
@@ -188,10 +192,10 @@ def page(plan: Plan) -> str:
     for (kind, method, _), row in sorted(plan.made().items()):
         groups.setdefault((kind, method), []).append(row)
     for (kind, method), rows in groups.items():
-        values = [row[SUBJECTS[kind].figure] for row in rows]
+        values = [row[DENSE_TASKS[kind].figure] for row in rows]
         cells = [
             kind,
-            SUBJECTS[kind].figure,
+            DENSE_TASKS[kind].figure,
             method,
             f"{rows[0]['minutes']:g}",
             f"{rows[0]['parameters']:,}",
@@ -199,7 +203,7 @@ def page(plan: Plan) -> str:
         ]
         cells += [f"{statistics.mean(values):.1%}", ", ".join(f"{value:.1%}" for value in values)]
         lines.append("| " + " | ".join(cells) + " |")
-    wanted = [(kind, method) for kind, subject in SUBJECTS.items() for method in subject.methods]
+    wanted = [(kind, method) for kind, subject in DENSE_TASKS.items() for method in subject.methods]
     missing = [f"{kind}: {method}" for kind, method in wanted if (kind, method) not in groups]
     lines += ["", f"Not run yet: {'; '.join(missing)}."] if missing else []
     return "\n".join(lines) + "\n"
@@ -208,23 +212,25 @@ def page(plan: Plan) -> str:
 def main() -> None:
     """Make the rows that are not there yet, and print the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=tuple(SUBJECTS))
-    Plan.add_options(parser)
-    parser.add_argument("--methods", nargs="*", default=(SCRATCH, FIRST, "peer"), help="in this order; none: the page")
+    parser.add_argument("kind", choices=tuple(DENSE_TASKS))
+    DensePlan.add_options(parser)
+    parser.add_argument(
+        "--methods", nargs="*", default=(FROM_SCRATCH, PRETRAINED, "peer"), help="in this order; none: the page"
+    )
     given = vars(parser.parse_args())
     methods, out = given.pop("methods"), given.pop("out")
-    plan = Plan(**given)
+    plan = DensePlan(**given)
     for seed in range(plan.seeds):
         for word in methods:
-            method = SUBJECTS[plan.kind].peer if word == "peer" else word
-            if method not in SUBJECTS[plan.kind].methods or (plan.kind, method, seed) in plan.made():
+            method = DENSE_TASKS[plan.kind].peer if word == "peer" else word
+            if method not in DENSE_TASKS[plan.kind].methods or (plan.kind, method, seed) in plan.made():
                 continue
-            facts = theirs(plan, seed) if word == "peer" else ours(plan, method, seed)
+            facts = run_peer(plan, seed) if word == "peer" else run_vitreous(plan, method, seed)
             row = {"data": plan.kind, "method": method, "seed": seed, "minutes": plan.minutes, **facts}
             with plan.rows.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             print(json.dumps(row), flush=True)
-    text = page(plan)
+    text = build_page(plan)
     print(text)
     if out:
         out.write_text(text)

@@ -22,7 +22,7 @@ from vitreous.data.split import ArraySplit
 from vitreous.system.machine import get_processor_name
 
 
-def trained(seed: int, scratch: str) -> tuple[float, float, float]:
+def train_digits(seed: int, scratch: str) -> tuple[float, float, float]:
     """Validation and test top-1 of one run, and its seconds as a whole process."""
     started = time.perf_counter()
     words = ["train", "digits", "--seed", str(seed), "--json", "--out", f"{scratch}/{seed}"]
@@ -33,7 +33,7 @@ def trained(seed: int, scratch: str) -> tuple[float, float, float]:
     return summary["val"]["top1"], summary["test"]["top1"], time.perf_counter() - started
 
 
-def neighbours() -> tuple[int, float, float]:
+def measure_knn() -> tuple[int, float, float]:
     """The number of neighbours that is best on the validation split, its accuracy there and on the test split."""
     splits = {name: split for name, split in open_digits().splits.items() if isinstance(split, ArraySplit)}
     parts = {name: (split.pixels.reshape(len(split), -1), split.labels) for name, split in splits.items()}
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args()
-    k, val, test = neighbours()
+    k, val, test = measure_knn()
     rows = [
         f"# digits, {time.strftime('%Y-%m-%d')}",
         "",
@@ -67,7 +67,7 @@ def main() -> None:
     tests, times = [], []
     with tempfile.TemporaryDirectory() as scratch:
         for seed in range(arguments.seeds):
-            v, t, seconds = trained(seed, scratch)
+            v, t, seconds = train_digits(seed, scratch)
             tests.append(t)
             times.append(seconds)
             rows.append(f"| `vitreous train digits` | {seed} | {v:.2%} | {t:.2%} | {seconds:.0f} |")

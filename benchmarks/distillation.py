@@ -22,20 +22,22 @@ import vitreous
 from vitreous.system.machine import get_processor_name
 
 TEACHER = "Conv+ViT-128x4/8"
-ALONE = "labels alone"
+LABELS_ONLY = "labels alone"
 #: what the student learns from -> options of `vitreous train`
-WAYS: dict[str, dict[str, Any]] = {
-    ALONE: {"recipe": "small", "settings": {}},
+STUDENT_OPTIONS: dict[str, dict[str, Any]] = {
+    LABELS_ONLY: {"recipe": "small", "settings": {}},
     "teacher, hard": {"recipe": "distil", "settings": {"objective.kind": ["hard"]}},
     "teacher, soft at temperature 2": {
         "recipe": "distil",
         "settings": {"objective.kind": ["soft"], "objective.temperature": ["2"], "objective.alpha": ["0.9"]},
     },
 }
-WHOLE = {"objective.patch_dropout": ["0"]}  # a student that sees half of the patches cannot know what the teacher saw
+WHOLE_IMAGE_SETTINGS = {
+    "objective.patch_dropout": ["0"]
+}  # a student that sees half of the patches cannot know what the teacher saw
 
 
-def trained(folder: Path, out: Path, **options: Any) -> dict[str, Any]:
+def train_or_load(folder: Path, out: Path, **options: Any) -> dict[str, Any]:
     """The summary of a run: of a complete one as it lies there, else when it has come to its end."""
     if not (out / "summary.json").is_file():
         resume = (out / "checkpoints").exists()
@@ -43,17 +45,17 @@ def trained(folder: Path, out: Path, **options: Any) -> dict[str, Any]:
     return json.loads((out / "summary.json").read_text("utf-8"))
 
 
-def top1_of(given: argparse.Namespace, way: str, seed: int, teacher: Path) -> float:
+def measure_top1(given: argparse.Namespace, way: str, seed: int, teacher: Path) -> float:
     """Test top-1 of a student."""
-    options = WAYS[way] | {"settings": WAYS[way]["settings"] | WHOLE}
-    if way != ALONE:
+    options = STUDENT_OPTIONS[way] | {"settings": STUDENT_OPTIONS[way]["settings"] | WHOLE_IMAGE_SETTINGS}
+    if way != LABELS_ONLY:
         options["settings"] |= {"objective.teacher": [str(teacher)]}
     length = {"steps": given.steps, "batch_size": given.batch, "evaluate_every": given.steps, "save_every": 500}
     out = given.work / f"{way} seed {seed}".replace(" ", "-").replace(",", "")
-    return trained(given.folder, out, model=given.student, seed=seed, **length, **options)["test"]["top1"]
+    return train_or_load(given.folder, out, model=given.student, seed=seed, **length, **options)["test"]["top1"]
 
 
-def page(given: argparse.Namespace, teacher: float, tops: dict[str, list[float]]) -> str:
+def build_page(given: argparse.Namespace, teacher: float, tops: dict[str, list[float]]) -> str:
     """The page: each way's top-1, and how much better than labels alone."""
     lines = [
         f"# A teacher for a small student on CIFAR-10, {time.strftime('%Y-%m-%d')}",
@@ -68,8 +70,8 @@ def page(given: argparse.Namespace, teacher: float, tops: dict[str, list[float]]
         "|---|---|---|---|",
     ]
     for way, own in tops.items():
-        more = [100 * (a - b) for a, b in zip(own, tops[ALONE], strict=True)]
-        told = "" if way == ALONE else f"{statistics.mean(more):.1f} ({min(more):.1f} to {max(more):.1f})"
+        more = [100 * (a - b) for a, b in zip(own, tops[LABELS_ONLY], strict=True)]
+        told = "" if way == LABELS_ONLY else f"{statistics.mean(more):.1f} ({min(more):.1f} to {max(more):.1f})"
         lines.append(f"| {way} | {', '.join(f'{a:.1%}' for a in own)} | {statistics.mean(own):.1%} | {told} |")
     return "\n".join(lines) + "\n"
 
@@ -84,13 +86,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--ways", nargs="*", choices=WAYS, default=list(WAYS), help=f"{ALONE} among them")
+    parser.add_argument(
+        "--ways", nargs="*", choices=STUDENT_OPTIONS, default=list(STUDENT_OPTIONS), help=f"{LABELS_ONLY} among them"
+    )
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     teacher = given.teacher or given.work / "teacher"
-    known = trained(given.folder, teacher, **({} if given.teacher else {"model": TEACHER, "save_every": 500}))
-    tops = {way: [top1_of(given, way, seed, teacher) for seed in range(given.seeds)] for way in given.ways}
-    text = page(given, known["test"]["top1"], tops)
+    known = train_or_load(given.folder, teacher, **({} if given.teacher else {"model": TEACHER, "save_every": 500}))
+    tops = {way: [measure_top1(given, way, seed, teacher) for seed in range(given.seeds)] for way in given.ways}
+    text = build_page(given, known["test"]["top1"], tops)
     print(text)
     if given.out:
         given.out.write_text(text)

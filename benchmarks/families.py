@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pretraining import processor_rate, trained
+from pretraining import measure_processor_rate, train_or_load
 
 from vitreous.data.sources import open_data
 from vitreous.system.machine import get_processor_name
@@ -44,18 +44,18 @@ MODELS: dict[str, tuple[str, dict[str, str]]] = {
 }
 
 
-def options(name: str, folder: Path) -> dict[str, Any]:
+def build_train_options(name: str, folder: Path) -> dict[str, Any]:
     """Options of `vitreous.train` for a model of the table."""
     model, fields = MODELS[name]
     settings = {f"model.{field}": words.split() for field, words in fields.items()}
     return {"data": str(folder), "model": model, "recipe": "small", "image_size": 32, "settings": settings}
 
 
-def row_of(name: str, folder: Path, home: Path, minutes: float, rate: float) -> dict[str, Any]:
+def measure_row(name: str, folder: Path, home: Path, minutes: float, rate: float) -> dict[str, Any]:
     """Train a model for as many images as so many processor minutes hold, and what the table says of it."""
-    given = options(name, folder)
+    given = build_train_options(name, folder)
     epochs = round(rate * 60 * minutes / len(open_data(str(folder)).splits["train"]), 2)
-    summary = trained(home / "run", Path(given.pop("data")), epochs=epochs, save_every=200, **given)
+    summary = train_or_load(home / "run", Path(given.pop("data")), epochs=epochs, save_every=200, **given)
     return {
         "model": name,
         "parameters": summary["parameters"],
@@ -68,7 +68,7 @@ def row_of(name: str, folder: Path, home: Path, minutes: float, rate: float) -> 
     }
 
 
-def page(rows: list[dict[str, Any]]) -> str:
+def build_page(rows: list[dict[str, Any]]) -> str:
     """The table."""
     lines = [
         f"# CIFAR-10 (JPEG copy) from scratch by models of one size, {time.strftime('%Y-%m-%d')}",
@@ -107,15 +107,15 @@ def main() -> None:
     for name in given.models:
         home = given.work / name.replace(" ", "-")
         home.mkdir(parents=True, exist_ok=True)
-        rate = processor_rate(home, given.measured, **options(name, given.folder))
+        rate = measure_processor_rate(home, given.measured, **build_train_options(name, given.folder))
         if name not in {row["model"] for row in read()}:
-            row = row_of(name, given.folder, home, given.minutes * given.cores, rate)
+            row = measure_row(name, given.folder, home, given.minutes * given.cores, rate)
             with given.rows.open("a") as file:
                 file.write(json.dumps(row) + "\n")
     if rows := read():
-        print(page(rows))
+        print(build_page(rows))
         if given.out:
-            given.out.write_text(page(rows))
+            given.out.write_text(build_page(rows))
 
 
 if __name__ == "__main__":

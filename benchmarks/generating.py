@@ -31,23 +31,23 @@ from vitreous.reports.answers import EvaluationSettings
 from vitreous.reports.generated import GenerationOptions, generate_images, measure_generator
 from vitreous.system.machine import get_processor_name
 
-GUIDANCE = (1.0, 1.5, 3.0)
+GUIDANCE_SCALES = (1.0, 1.5, 3.0)
 
 
-def pixels(split: Split, preprocess: Preprocess) -> np.ndarray:
+def to_pixels(split: Split, preprocess: Preprocess) -> np.ndarray:
     """(n, 64) in 0 .. 1, as the generator is shown them."""
     images = [image for _, batch in EvalLoader(split, preprocess).iterate_batches(64) for image in batch]
     return torch.stack(images).numpy().reshape(len(split), -1) / 255
 
 
-def row_of(recipe: str, work: Path, guidance: float) -> dict[str, Any]:
+def measure_row(recipe: str, work: Path, guidance: float) -> dict[str, Any]:
     """Train where that is to be done, make a thousand digits, and judge them."""
     run, began = work / recipe, time.process_time()
     if not (run / "summary.json").is_file():
         vitreous.train("digits", recipe=recipe, out=str(run), progress=False)
         (work / f"{recipe}.seconds").write_text(str(time.process_time() - began))
     bundle, splits = open_generator(run), open_data("digits").splits
-    judge = SVC(C=10, gamma=1 / 8).fit(pixels(splits["train"], bundle.preprocess), splits["train"].labels)
+    judge = SVC(C=10, gamma=1 / 8).fit(to_pixels(splits["train"], bundle.preprocess), splits["train"].labels)
     options, began = GenerationOptions(guidance=guidance), time.process_time()
     made = generate_images(build_sampler(bundle), len(bundle.task.classes), options, EvaluationSettings())
     labels, images = (np.concatenate(parts) for parts in zip(*made, strict=True))
@@ -59,11 +59,11 @@ def row_of(recipe: str, work: Path, guidance: float) -> dict[str, Any]:
         "seconds": float((work / f"{recipe}.seconds").read_text()),
         "sampling": seconds,
         "recognised": float((judge.predict(images.reshape(len(images), -1) / 255) == labels).mean()),
-        "judge": float(judge.score(pixels(splits["test"], bundle.preprocess), splits["test"].labels)),
+        "judge": float(judge.score(to_pixels(splits["test"], bundle.preprocess), splits["test"].labels)),
     }
 
 
-def page(rows: list[dict[str, Any]]) -> str:
+def build_page(rows: list[dict[str, Any]]) -> str:
     """The table."""
     lines = [
         f"# Digits that were made, {time.strftime('%Y-%m-%d')}",
@@ -96,11 +96,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
-    rows = [row_of(recipe, given.work, guidance) for recipe in ("dit", "sit") for guidance in GUIDANCE]
+    rows = [measure_row(recipe, given.work, guidance) for recipe in ("dit", "sit") for guidance in GUIDANCE_SCALES]
     (given.work / "rows.json").write_text(json.dumps(rows, indent=1) + "\n")
-    print(page(rows))
+    print(build_page(rows))
     if given.out:
-        given.out.write_text(page(rows))
+        given.out.write_text(build_page(rows))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pretraining import NEVER, processor_rate, trained
+from pretraining import NEVER, measure_processor_rate, train_or_load
 
 import vitreous
 from vitreous.data.sources import open_data
@@ -37,26 +37,26 @@ from vitreous.reports.generated import (
 from vitreous.reports.spaces import open_feature_space
 from vitreous.system.machine import get_processor_name
 
-STEPS = {"dit": 25, "sit": 13}  # of ddim, and of heun, whose steps but the last have two answers
-GUIDANCE = (1.0, 2.0)
+SAMPLING_STEPS = {"dit": 25, "sit": 13}  # of ddim, and of heun, whose steps but the last have two answers
+GUIDANCE_SCALES = (1.0, 2.0)
 STAGES = (0.25, 0.5, 1.0)  # of a run
-MEASURED = 24  # steps that count the images of a processor second
+RATE_STEPS = 24  # steps that count the images of a processor second
 
 
-def generator(given: argparse.Namespace, recipe: str) -> tuple[Path, float]:
+def train_generator(given: argparse.Namespace, recipe: str) -> tuple[Path, float]:
     """Train a generator for its images, if that is to be done -> the run, and the epochs of it."""
     home = given.work / recipe
     ways: dict[str, Any] = {"recipe": recipe, "model": given.model, "progress": False}
-    rate = processor_rate(home, MEASURED, str(given.folder), **ways)
+    rate = measure_processor_rate(home, RATE_STEPS, str(given.folder), **ways)
     images = len(open_data(str(given.folder)).splits["train"])
     epochs = round(rate * 60 * given.minutes * given.cores / images, 2)
     steps = round(epochs * images / 128)
     saves = {"save_every": max(1, round(steps * STAGES[0])), "evaluate_every": NEVER, "keep": 8}
-    trained(home / "run", given.folder, epochs=epochs, **saves, **ways)
+    train_or_load(home / "run", given.folder, epochs=epochs, **saves, **ways)
     return home / "run", epochs
 
 
-def stages(run: Path) -> dict[float, Path]:
+def find_stage_weights(run: Path) -> dict[float, Path]:
     """The weights of a run at each of STAGES."""
     summary = json.loads((run / "summary.json").read_text("utf-8"))
     places = {int(path.name.rpartition("-")[2]): path for path in (run / "checkpoints").glob("step-*")}
@@ -64,12 +64,12 @@ def stages(run: Path) -> dict[float, Path]:
     return {share: places[step] for share, step in wanted.items()} | {1.0: run}
 
 
-def rows_of(given: argparse.Namespace, recipe: str, done: set[tuple[Any, ...]]) -> None:
+def append_rows(given: argparse.Namespace, recipe: str, done: set[tuple[Any, ...]]) -> None:
     """Make and judge the images of a recipe, and append a row for each stage and guidance."""
-    run, epochs = generator(given, recipe)
+    run, epochs = train_generator(given, recipe)
     classes, real, space = open_generator(run).task.classes, None, None
-    for share, place in stages(run).items():
-        for guidance in GUIDANCE:
+    for share, place in find_stage_weights(run).items():
+        for guidance in GUIDANCE_SCALES:
             if (recipe, share, guidance) in done:
                 continue
             if space is None or real is None:
@@ -79,30 +79,30 @@ def rows_of(given: argparse.Namespace, recipe: str, done: set[tuple[Any, ...]]) 
                     str(given.folder), data, "test", bundle.preprocess, space, EvaluationSettings(workers=0)
                 )
             row = {"recipe": recipe, "share": share, "guidance": guidance, "minutes": given.minutes * given.cores}
-            row |= {"epochs": epochs, "model": given.model} | judged(place, recipe, guidance, real, space)
+            row |= {"epochs": epochs, "model": given.model} | evaluate_samples(place, recipe, guidance, real, space)
             with given.rows.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
             print(row, flush=True)
     picture = given.work / f"{recipe}.png"
     if not picture.is_file():
-        options = {"guidance": GUIDANCE[-1], "steps": STEPS[recipe], "count": 10}
+        options = {"guidance": GUIDANCE_SCALES[-1], "steps": SAMPLING_STEPS[recipe], "count": 10}
         vitreous.sample(run, picture, progress=False, **options)
 
 
-def judged(place: Path, recipe: str, guidance: float, real: RealImages, space: Any) -> dict[str, Any]:
+def evaluate_samples(place: Path, recipe: str, guidance: float, real: RealImages, space: Any) -> dict[str, Any]:
     """Make a thousand images, and compare them with the test images."""
     bundle, began = open_generator(place), time.process_time()
-    options = GenerationOptions(guidance=guidance, steps=STEPS[recipe])
+    options = GenerationOptions(guidance=guidance, steps=SAMPLING_STEPS[recipe])
     batches = list(generate_images(build_sampler(bundle), len(bundle.task.classes), options, EvaluationSettings()))
     seconds = time.process_time() - began
     ours = concatenate_features([space.features(images, labels) for labels, images in batches])
     return compute_generator_metrics(real, ours) | {"seconds": seconds}
 
 
-def page(rows: list[dict[str, Any]]) -> str:
+def build_page(rows: list[dict[str, Any]]) -> str:
     """The table."""
     first, recipes = rows[0], list(dict.fromkeys(row["recipe"] for row in rows))
-    missing = [recipe for recipe in STEPS if recipe not in recipes]
+    missing = [recipe for recipe in SAMPLING_STEPS if recipe not in recipes]
     lines = [
         f"# CIFAR-10 that was made, {time.strftime('%Y-%m-%d')}",
         "",
@@ -140,17 +140,17 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--model", default="DiT-192x8/4")
-    parser.add_argument("--recipes", nargs="+", default=list(STEPS), choices=list(STEPS))
+    parser.add_argument("--recipes", nargs="+", default=list(SAMPLING_STEPS), choices=list(SAMPLING_STEPS))
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
     known = [json.loads(line) for line in given.rows.read_text("utf-8").splitlines()] if given.rows.is_file() else []
     done = {(row["recipe"], row["share"], row["guidance"]) for row in known}
     for recipe in given.recipes:
-        rows_of(given, recipe, done)
+        append_rows(given, recipe, done)
     rows = [json.loads(line) for line in given.rows.read_text("utf-8").splitlines()]
-    print(page(rows))
+    print(build_page(rows))
     if given.out:
-        given.out.write_text(page(rows))
+        given.out.write_text(build_page(rows))
 
 
 if __name__ == "__main__":

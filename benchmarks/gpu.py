@@ -29,9 +29,17 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 #: seconds of each section, in the order in which they run
-LIMITS = {"tests": 120, "training": 95, "inference": 45, "objectives": 95, "loop": 75, "limits": 25, "cifar": 200}
-WARMERS = 6  # processes that compile while the tests run
-WINDOWS, WINDOW_SECONDS = 3, 0.4  # of a timed case; its figure is the median
+SECTION_SECONDS = {
+    "tests": 120,
+    "training": 95,
+    "inference": 45,
+    "objectives": 95,
+    "loop": 75,
+    "limits": 25,
+    "cifar": 200,
+}
+NUM_WARMUP_PROCESSES = 6  # processes that compile while the tests run
+NUM_WINDOWS, WINDOW_SECONDS = 3, 0.4  # of a timed case; its figure is the median
 
 
 def main() -> None:
@@ -41,18 +49,18 @@ def main() -> None:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--tiny", action="store_true", help="models and sizes of seconds, to find mistakes")
     parser.add_argument("--seconds", type=float, default=540.0, help="of all sections")
-    parser.add_argument("--sections", nargs="+", choices=LIMITS, default=list(LIMITS))
+    parser.add_argument("--sections", nargs="+", choices=SECTION_SECONDS, default=list(SECTION_SECONDS))
     parser.add_argument("--warm-seconds", type=float, default=130.0, help="that compiling beside the tests may take")
     parser.add_argument("--tests", default="", help="of tests/gpu, those that `pytest -k` takes by this expression")
     parser.add_argument("--only", nargs="+", default=["*"], help="patterns of cases, `*timm*` or `train, ViT-B*`")
     parser.add_argument("--cifar", type=Path, help="folder or archive of CIFAR-10 as class folders")
-    parser.add_argument("--child", choices=LIMITS, help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=SECTION_SECONDS, help=argparse.SUPPRESS)
     parser.add_argument("--warm", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, default=float("inf"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     if given.warm is not None:
-        warm(given)
+        compile_cases(given)
     elif given.child:
         run_child(given)
     else:
@@ -66,30 +74,32 @@ def run_sections(given: argparse.Namespace) -> None:
     timed = [name for name in given.sections if name in ("training", "inference", "objectives")]
     warmers = []
     if given.device != "cpu" and timed:
-        warmers = [launch(given, f"warm-{number}", ["--warm", str(number)]) for number in range(WARMERS)]
+        warmers = [
+            start_child(given, f"warm-{number}", ["--warm", str(number)]) for number in range(NUM_WARMUP_PROCESSES)
+        ]
     for name in given.sections:
         if name != "tests":
             for process in warmers:
-                wait(process, started + given.warm_seconds)
+                wait_or_kill(process, started + given.warm_seconds)
             warmers = []
-        limit = min(time.time() + LIMITS[name], deadline)
+        limit = min(time.time() + SECTION_SECONDS[name], deadline)
         if limit < time.time() + 5:
-            append(given.out, {"section": name, "failure": "no time was left"})
+            append_row(given.out, {"section": name, "failure": "no time was left"})
             continue
         began = time.time()
         if name == "tests":
             run_tests(given, limit - began)
         else:
             arguments = ["--child", name, "--until", str(limit - 3)]
-            if wait(launch(given, name, arguments), limit) not in (0, None) and time.time() < limit - 20:
-                wait(launch(given, name, arguments), limit)  # it goes on after the case that ended it
-        append(given.out, {"section": name, "took": time.time() - began})
+            if wait_or_kill(start_child(given, name, arguments), limit) not in (0, None) and time.time() < limit - 20:
+                wait_or_kill(start_child(given, name, arguments), limit)  # it goes on after the case that ended it
+        append_row(given.out, {"section": name, "took": time.time() - began})
         write_page(given)
     write_page(given)
     print((given.out / "gpu.md").read_text())
 
 
-def launch(given: argparse.Namespace, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
+def start_child(given: argparse.Namespace, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
     """Start a child; what it prints goes to OUT/log.txt."""
     command = [sys.executable, __file__, str(given.out), "--device", given.device, *(["--tiny"] * given.tiny)]
     command += ["--sections", *given.sections, "--only", *given.only] + (
@@ -99,11 +109,11 @@ def launch(given: argparse.Namespace, name: str, arguments: list[str]) -> subpro
         log.write(f"== {name}\n".encode())
         log.flush()
         return subprocess.Popen(
-            command + arguments, cwd=ROOT, stdout=log, stderr=log, env=environment(given), start_new_session=True
+            command + arguments, cwd=ROOT, stdout=log, stderr=log, env=build_environment(given), start_new_session=True
         )
 
 
-def environment(given: argparse.Namespace) -> dict[str, str]:
+def build_environment(given: argparse.Namespace) -> dict[str, str]:
     """What children run with: this checkout, and one cache of compiled kernels."""
     cache = Path(tempfile.gettempdir()) / "vitreous-gpu-cache"
     paths = [str(ROOT), str(ROOT / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -119,7 +129,7 @@ def environment(given: argparse.Namespace) -> dict[str, str]:
     return os.environ | chosen
 
 
-def wait(process: subprocess.Popen[bytes], until: float) -> int | None:
+def wait_or_kill(process: subprocess.Popen[bytes], until: float) -> int | None:
     """The exit status of a child; None where it had to be ended."""
     try:
         return process.wait(max(0.1, until - time.time()))
@@ -138,9 +148,9 @@ def run_tests(given: argparse.Namespace, seconds: float) -> None:
     command += ["-k", given.tests] if given.tests else []
     with (given.out / "tests.txt").open("wb") as log:
         process = subprocess.Popen(
-            command + workers, cwd=ROOT, stdout=log, stderr=log, env=environment(given), start_new_session=True
+            command + workers, cwd=ROOT, stdout=log, stderr=log, env=build_environment(given), start_new_session=True
         )
-        status = wait(process, time.time() + seconds)
+        status = wait_or_kill(process, time.time() + seconds)
     row: dict[str, Any] = {"section": "tests", "status": status}
     if xml.is_file():
         suite = ET.parse(xml).getroot()[0]
@@ -150,37 +160,37 @@ def run_tests(given: argparse.Namespace, seconds: float) -> None:
             for case in suite.iter("testcase")
             if case.find("failure") is not None or case.find("error") is not None
         ]
-    append(given.out, row)
+    append_row(given.out, row)
 
 
-def append(out: Path, row: dict[str, Any]) -> None:
+def append_row(out: Path, row: dict[str, Any]) -> None:
     """Add a row to OUT/rows.jsonl."""
     with (out / "rows.jsonl").open("a") as file:
         file.write(json.dumps(row) + "\n")
 
 
-def stored_rows(out: Path) -> list[dict[str, Any]]:
+def read_rows(out: Path) -> list[dict[str, Any]]:
     """The rows so far."""
     path = out / "rows.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
-def warm(given: argparse.Namespace) -> None:
+def compile_cases(given: argparse.Namespace) -> None:
     """Compile what the timed cases need: a share of them, one turn each."""
     from gpu_cases import SECTIONS
 
     cases = [case for name in SECTIONS if name in given.sections for case in SECTIONS[name](given.device, given.tiny)]
     cases = [case for case in cases if is_wanted(given, case.work.title(), case.label)]
-    for case in [case for case in cases if case.compiles][given.warm :: WARMERS]:
+    for case in [case for case in cases if case.compiles][given.warm :: NUM_WARMUP_PROCESSES]:
         try:
-            reset()
+            reset_compiler()
             case.build(case.work)()
             print("warm", case.label, case.work.title(), flush=True)
         except Exception as error:  # the timed process will say it
             print("warm", case.label, case.work.title(), type(error).__name__, str(error)[:300], flush=True)
 
 
-def reset() -> None:
+def reset_compiler() -> None:
     """Forget compiled code and cached memory of the case before."""
     import torch
     import torch._inductor.config as inductor
@@ -197,17 +207,15 @@ def reset() -> None:
 
 def run_child(given: argparse.Namespace) -> None:
     """The cases of one section, those that a process before this one has begun left out."""
-    begun = {
-        (row.get("work"), row.get("contender")) for row in stored_rows(given.out) if row.get("begun") == given.child
-    }
-    for work, contender, measure in cases_of(given):
+    begun = {(row.get("work"), row.get("contender")) for row in read_rows(given.out) if row.get("begun") == given.child}
+    for work, contender, measure in list_cases(given):
         if (work, contender) in begun or not is_wanted(given, work, contender):
             continue
         row = {"section": given.child, "work": work, "contender": contender}
         if time.time() > given.until - 2:
-            append(given.out, row | {"failure": "no time was left"})
+            append_row(given.out, row | {"failure": "no time was left"})
             continue
-        append(given.out, {"begun": given.child, "work": work, "contender": contender})
+        append_row(given.out, {"begun": given.child, "work": work, "contender": contender})
         try:
             row |= measure()
         except Exception as error:  # a case may fail in any way; the others go on
@@ -215,7 +223,7 @@ def run_child(given: argparse.Namespace) -> None:
             row["failure"] = (
                 f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:300]
             )
-        append(given.out, row)
+        append_row(given.out, row)
         print(row, flush=True)
 
 
@@ -224,7 +232,7 @@ def is_wanted(given: argparse.Namespace, work: str, contender: str) -> bool:
     return any(fnmatchcase(f"{work}: {contender}", pattern) for pattern in given.only)
 
 
-def cases_of(given: argparse.Namespace) -> list[tuple[str, str, Any]]:
+def list_cases(given: argparse.Namespace) -> list[tuple[str, str, Any]]:
     """What a section measures: work, contender, and a function that returns the rest of its row."""
     from functools import partial
 
@@ -247,7 +255,7 @@ def cases_of(given: argparse.Namespace) -> list[tuple[str, str, Any]]:
         if cifar is None:
             return []
         seconds = max(30.0, min(180.0, given.until - time.time() - 15))
-        model, batch, rate = CIFAR
+        model, batch, rate = CIFAR_RUN
         return [
             (
                 "CIFAR-10",
@@ -258,23 +266,23 @@ def cases_of(given: argparse.Namespace) -> list[tuple[str, str, Any]]:
     from gpu_cases import SECTIONS
 
     return [
-        (case.work.title(), case.label, partial(measure, case, given))
+        (case.work.title(), case.label, partial(measure_case, case, given))
         for case in SECTIONS[given.child](given.device, given.tiny)
     ]
 
 
 #: model, images of a step, and images a second that the length of the run is planned by
-CIFAR = ("Conv32-128x1-256x1-256+ViT-128x4/8", 512, 10_000.0)
+CIFAR_RUN = ("Conv32-128x1-256x1-256+ViT-128x4/8", 512, 10_000.0)
 
 
-def measure(case: Any, given: argparse.Namespace) -> dict[str, Any]:
+def measure_case(case: Any, given: argparse.Namespace) -> dict[str, Any]:
     """Build a case, warm it up, and time it: median and spread of the windows, share of the peak, memory."""
     from vitreous.apps.bench.race import run_steps_for
     from vitreous.system.cores import get_peak_memory, synchronize_device
     from vitreous.training.throughput import measure_peak_flops
 
     peak = measure_peak_flops(given.device, "bf16")
-    reset()
+    reset_compiler()
     began = time.perf_counter()
     turn = case.build(case.work)
     built = time.perf_counter()
@@ -285,7 +293,7 @@ def measure(case: Any, given: argparse.Namespace) -> dict[str, Any]:
         turn()
     synchronize_device(given.device)
     rates = []
-    for _ in range(WINDOWS):
+    for _ in range(NUM_WINDOWS):
         units, seconds = run_steps_for(0.05 if given.tiny else WINDOW_SECONDS, turn, given.device)
         rates.append(units / seconds)
     rate, flops = statistics.median(rates), case.flops()
@@ -304,9 +312,9 @@ def measure(case: Any, given: argparse.Namespace) -> dict[str, Any]:
 
 def write_page(given: argparse.Namespace) -> None:
     """OUT/gpu.md from the rows."""
-    from gpu_page import page
+    from gpu_page import build_page
 
-    (given.out / "gpu.md").write_text(page(stored_rows(given.out)))
+    (given.out / "gpu.md").write_text(build_page(read_rows(given.out)))
 
 
 if __name__ == "__main__":

@@ -21,17 +21,17 @@ from vitreous.models.names import config_from_name
 from vitreous.nn.encoder import compile_blocks
 from vitreous.objectives.base import ObjectiveSetting, TrainingProgress
 
-Build = Callable[[Workload], BenchmarkStep]
+BuildStep = Callable[[Workload], BenchmarkStep]
 
 
 @dataclass(frozen=True)
-class Case:
+class BenchmarkCase:
     """One contender at one piece of work; `compiles` where torch.compile takes part."""
 
     work: Workload
     name: str
     settings: str
-    build: Build
+    build: BuildStep
     compiles: bool = False
 
     @property
@@ -60,16 +60,16 @@ class Case:
         return 0.0
 
 
-def training_cases(device: str, tiny: bool) -> list[Case]:
+def training_cases(device: str, tiny: bool) -> list[BenchmarkCase]:
     """Supervised steps of plain ViTs at 224 pixels in bfloat16."""
     sizes = [("ViT-B/16", 224, (256, 64, 512)), ("ViT-L/16", 224, (128,))]
-    cases: list[Case] = []
+    cases: list[BenchmarkCase] = []
     timm = partial(models.build_timm_train_step, precision="bf16", compiled=True)
     for model, size, batches in [("ViT-64x2/16", 32, (4,))] if tiny else sizes:
         for batch in batches:
             work = Workload("train", model, size, batch, device=device)
             cases.append(
-                Case(
+                BenchmarkCase(
                     work,
                     "vitreous",
                     "default: compiled blocks, CUDA graph",
@@ -77,30 +77,30 @@ def training_cases(device: str, tiny: bool) -> list[Case]:
                     True,
                 )
             )
-            cases.append(Case(work, "timm", "bf16 autocast, compiled", timm, True))
+            cases.append(BenchmarkCase(work, "timm", "bf16 autocast, compiled", timm, True))
             if batch < 512:
                 graphs = partial(timm, mode="reduce-overhead")
-                cases.append(Case(work, "timm", "bf16 autocast, compiled with CUDA graphs", graphs, True))
+                cases.append(BenchmarkCase(work, "timm", "bf16 autocast, compiled with CUDA graphs", graphs, True))
             if (model, batch) != (sizes[0][0], 256) and not tiny:
                 continue
             cases += [
-                Case(
+                BenchmarkCase(
                     work,
                     "vitreous",
                     "compiled blocks",
                     partial(ours.build_train_step, compiled=True, graphs=False),
                     True,
                 ),
-                Case(work, "vitreous", "CUDA graph", partial(ours.build_train_step, compiled=False)),
-                Case(work, "vitreous", "eager", partial(ours.build_train_step, compiled=False, graphs=False)),
-                Case(work, "vitreous", "compiled as a whole, CUDA graph", train_whole, True),
-                Case(work, "vitreous", "default, cuDNN attention", train_with_cudnn, True),
-                Case(work, "timm", "bf16 autocast", partial(models.build_timm_train_step, precision="bf16")),
+                BenchmarkCase(work, "vitreous", "CUDA graph", partial(ours.build_train_step, compiled=False)),
+                BenchmarkCase(work, "vitreous", "eager", partial(ours.build_train_step, compiled=False, graphs=False)),
+                BenchmarkCase(work, "vitreous", "compiled as a whole, CUDA graph", build_whole_graph_step, True),
+                BenchmarkCase(work, "vitreous", "default, cuDNN attention", train_with_cudnn, True),
+                BenchmarkCase(work, "timm", "bf16 autocast", partial(models.build_timm_train_step, precision="bf16")),
             ]
     return cases
 
 
-def train_whole(work: Workload) -> BenchmarkStep:
+def build_whole_graph_step(work: Workload) -> BenchmarkStep:
     """A step whose objective is one compiled graph, losses included, in place of compiled blocks."""
     shards = ours.Shards
     ours.Shards = lambda objective, flat: shards(objective, flat, torch.compile(objective))
@@ -117,28 +117,30 @@ def train_with_cudnn(work: Workload) -> BenchmarkStep:
     return ours.build_train_step(work, compiled=work.device != "cpu")
 
 
-def inference_cases(device: str, tiny: bool) -> list[Case]:
+def inference_cases(device: str, tiny: bool) -> list[BenchmarkCase]:
     """Forward passes in bfloat16, from uint8 on the host and from tensors on the device."""
-    cases: list[Case] = []
+    cases: list[BenchmarkCase] = []
     for model, size, batch in [("ViT-64x2/16", 32, 2)] if tiny else [("ViT-B/16", 224, 256), ("ViT-B/16", 224, 1)]:
         work = Workload("inference", model, size, batch, device=device)
         cases += [
-            Case(work, "vitreous", "--engine torch: CUDA graph", on_device),
-            Case(
+            BenchmarkCase(work, "vitreous", "--engine torch: CUDA graph", build_device_step),
+            BenchmarkCase(
                 work,
                 "vitreous",
                 "--engine torch, from the host and back",
                 partial(ours.build_inference_step, engine="torch"),
             ),
-            Case(
+            BenchmarkCase(
                 work,
                 "vitreous",
                 "--engine compiled: compiled blocks, CUDA graph",
-                partial(on_device, compiled=True),
+                partial(build_device_step, compiled=True),
                 True,
             ),
-            Case(work, "timm", "bf16", partial(models.build_peer_inference_step, peer="timm", precision="bf16")),
-            Case(
+            BenchmarkCase(
+                work, "timm", "bf16", partial(models.build_peer_inference_step, peer="timm", precision="bf16")
+            ),
+            BenchmarkCase(
                 work,
                 "timm",
                 "bf16, compiled",
@@ -154,7 +156,7 @@ def timm_compiled(work: Workload, mode: str | None) -> BenchmarkStep:
     return models.build_peer_inference_step(work, "timm", "bf16", True, mode).turn
 
 
-def on_device(work: Workload, compiled: bool = False) -> BenchmarkStep:
+def build_device_step(work: Workload, compiled: bool = False) -> BenchmarkStep:
     """The default engine on uint8 images that lie on the device, without the copy of the logits to the host."""
     engine = TorchEngine(*ours.build_random_classifier(work), work.device)
     if compiled:
@@ -168,7 +170,7 @@ def on_device(work: Workload, compiled: bool = False) -> BenchmarkStep:
     return turn
 
 
-def objective_cases(device: str, tiny: bool) -> list[Case]:
+def objective_cases(device: str, tiny: bool) -> list[BenchmarkCase]:
     """Steps of the other objectives and families, each beside a peer."""
 
     def work(task: str, model: str, batch: int, size: int = 224) -> Workload:
@@ -188,41 +190,43 @@ def objective_cases(device: str, tiny: bool) -> list[Case]:
     )
     dense = Workload("vitdet", "ViTDet-B/16", 128 if tiny else 1024, 1 if tiny else 4, device=device)
     return [
-        *own(mae, pretraining_steps.build_pretraining_step),
-        Case(
+        *make_vitreous_cases(mae, pretraining_steps.build_pretraining_step),
+        BenchmarkCase(
             mae,
             "transformers",
             "bf16 autocast, compiled",
             partial(pretraining.build_transformers_mae_step, precision="bf16", compiled=True),
             True,
         ),
-        *own(dino, pretraining_steps.build_pretraining_step),
-        Case(
+        *make_vitreous_cases(dino, pretraining_steps.build_pretraining_step),
+        BenchmarkCase(
             dino,
             "lightly",
             "bf16 autocast, views together",
             partial(pretraining.build_lightly_dino_step, together=True, precision="bf16"),
         ),
-        *own(dinov2, pretraining_steps.build_pretraining_step),
-        *own(dit, generating.build_dit_train_step),
-        Case(
+        *make_vitreous_cases(dinov2, pretraining_steps.build_pretraining_step),
+        *make_vitreous_cases(dit, generating.build_dit_train_step),
+        BenchmarkCase(
             dit,
             "diffusers",
             "bf16 autocast, compiled",
             partial(generating_peers.build_diffusers_train_step, precision="bf16", compiled=True),
             True,
         ),
-        *own(swin, ours.build_train_step),
-        Case(
+        *make_vitreous_cases(swin, ours.build_train_step),
+        BenchmarkCase(
             swin,
             "timm",
             "bf16 autocast, compiled",
             partial(models.build_timm_train_step, precision="bf16", compiled=True),
             True,
         ),
-        Case(dense, "vitreous", "compiled blocks", partial(detection_backbone, is_ours=True), True),
-        Case(dense, "vitreous", "eager", partial(detection_backbone, is_ours=True, compiled=False)),
-        Case(dense, "plain modules", "bf16 autocast, compiled", partial(detection_backbone, is_ours=False), True),
+        BenchmarkCase(dense, "vitreous", "compiled blocks", partial(detection_backbone, is_ours=True), True),
+        BenchmarkCase(dense, "vitreous", "eager", partial(detection_backbone, is_ours=True, compiled=False)),
+        BenchmarkCase(
+            dense, "plain modules", "bf16 autocast, compiled", partial(detection_backbone, is_ours=False), True
+        ),
     ]
 
 
@@ -236,11 +240,11 @@ def shrink_heads() -> None:
         table[name] = (config.with_options(**changes), *others)  # type: ignore[assignment]
 
 
-def own(work: Workload, build: Callable[..., BenchmarkStep]) -> list[Case]:
+def make_vitreous_cases(work: Workload, build: Callable[..., BenchmarkStep]) -> list[BenchmarkCase]:
     """Ours with compiled blocks, and without."""
     return [
-        Case(work, "vitreous", "default: compiled blocks, CUDA graph", partial(build, compiled=True), True),
-        Case(work, "vitreous", "eager", partial(build, compiled=False, graphs=False)),
+        BenchmarkCase(work, "vitreous", "default: compiled blocks, CUDA graph", partial(build, compiled=True), True),
+        BenchmarkCase(work, "vitreous", "eager", partial(build, compiled=False, graphs=False)),
     ]
 
 
@@ -248,7 +252,9 @@ def detection_backbone(work: Workload, is_ours: bool, compiled: bool = True) -> 
     """Forward and backward pass of ViTDet's backbone: ours in bfloat16, the plain modules of `vitdet.py` in autocast."""
     config: Any = config_from_name(work.model, work.image_size)
     dtype = torch.bfloat16 if is_ours else torch.float32
-    model: Any = (vitdet.weighted(config) if is_ours else vitdet.PlainViTDet(config)).to(work.device, dtype).train()
+    model: Any = (
+        (vitdet.build_random_backbone(config) if is_ours else vitdet.PlainViTDet(config)).to(work.device, dtype).train()
+    )
     images = torch.randn(work.batch_size, 3, *config.image, device=work.device, dtype=dtype)
     forward = (lambda: model.features_at(images, config.strides)[0]) if is_ours else None
     if is_ours and compiled:
@@ -268,7 +274,7 @@ def detection_backbone(work: Workload, is_ours: bool, compiled: bool = True) -> 
     return turn
 
 
-SECTIONS: dict[str, Callable[[str, bool], list[Case]]] = {
+SECTIONS: dict[str, Callable[[str, bool], list[BenchmarkCase]]] = {
     "training": training_cases,
     "inference": inference_cases,
     "objectives": objective_cases,

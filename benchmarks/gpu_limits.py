@@ -28,7 +28,7 @@ from vitreous.training.throughput import measure_peak_flops
 
 Row = dict[str, Any]
 #: rows, inputs and outputs of a product: the two of the MLP and that of queries, keys and values, at 256 images
-SHAPES = {
+PRODUCT_SHAPES = {
     "ViT-B/16": [(50432, 768, 2304), (50432, 768, 3072), (50432, 3072, 768)],
     "ViT-L/16": [(25216, 1024, 3072), (25216, 1024, 4096), (25216, 4096, 1024)],
 }
@@ -37,7 +37,7 @@ SHAPES = {
 def limit_cases(device: str, tiny: bool) -> list[tuple[str, str, Callable[[], Row]]]:
     """Work, contender, and a function that returns the rest of its row."""
     cases: list[tuple[str, str, Callable[[], Row]]] = []
-    for model, shapes in SHAPES.items():
+    for model, shapes in PRODUCT_SHAPES.items():
         for rows, inputs, outputs in shapes:
             shape = (64, 64, 64) if tiny else (rows, inputs, outputs)
             name = f"product of {rows} x {inputs} by {inputs} x {outputs} ({model})"
@@ -47,14 +47,14 @@ def limit_cases(device: str, tiny: bool) -> list[tuple[str, str, Callable[[], Ro
     for tokens in (197, 785):
         shape = (2, 2, 16, 8) if tiny else (256 if tokens < 500 else 64, 12, tokens, 64)
         name = f"attention, {shape[0]} x 12 heads of {tokens} tokens, forward and backward"
-        cases.append((name, "default", partial(attention, device, shape, None)))
+        cases.append((name, "default", partial(time_attention, device, shape, None)))
         for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
             backend = SDPBackend.MATH if tiny else backend
-            cases.append((name, backend.name.lower(), partial(attention, device, shape, backend)))
+            cases.append((name, backend.name.lower(), partial(time_attention, device, shape, backend)))
     work = Workload(
         "train", "ViT-64x2/16" if tiny else "ViT-L/16", 32 if tiny else 224, 4 if tiny else 64, device=device
     )
-    cases.append((f"{work.title()}, one process", "flat vectors", partial(plain_step, work)))
+    cases.append((f"{work.title()}, one process", "flat vectors", partial(time_plain_step, work)))
     cases.append((f"{work.title()}, one process", "FSDP2, world size 1", partial(sharded_step, work)))
     step = Workload(
         "train", "ViT-64x2/16" if tiny else "ViT-B/16", 32 if tiny else 224, 4 if tiny else 256, device=device
@@ -122,7 +122,7 @@ def fp8_product(device: str, shape: tuple[int, int, int]) -> Row:
         return timed_flops(product, 2.0 * rows * inputs * outputs, device)
 
 
-def attention(device: str, shape: tuple[int, ...], backend: SDPBackend | None) -> Row:
+def time_attention(device: str, shape: tuple[int, ...], backend: SDPBackend | None) -> Row:
     """Forward and backward pass of attention by one kernel, or the one that PyTorch chooses; queries, keys and values are slices of one tensor, as a
     model has them."""
     batch, heads, tokens, size = shape
@@ -138,7 +138,7 @@ def attention(device: str, shape: tuple[int, ...], backend: SDPBackend | None) -
     return timed_flops(run, 3.5 * 4.0 * batch * heads * tokens * tokens * size, device)
 
 
-def plain_step(work: Workload) -> Row:
+def time_plain_step(work: Workload) -> Row:
     """A step on flat vectors with compiled blocks."""
     return timed_images(ours.build_train_step(work, compiled=work.device != "cpu"), work)
 

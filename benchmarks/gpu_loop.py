@@ -24,7 +24,7 @@ from vitreous.training import session
 
 Row = dict[str, Any]
 NEVER = 10**9
-PROFILED = (12, 22)  # steps under the profiler, then as many whose synchronisations are traced to a line
+PROFILED_STEPS = (12, 22)  # steps under the profiler, then as many whose synchronisations are traced to a line
 
 
 def write_photos(folder: Path, count: int, size: tuple[int, int]) -> Path:
@@ -58,7 +58,7 @@ class SynchronisationCounter:
 
     def __call__(self, state: Any) -> None:
         """After a step: begin or end what is recorded."""
-        first, last = PROFILED
+        first, last = PROFILED_STEPS
         length = last - first
         if state.step == first and torch.cuda.is_available():
             kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
@@ -82,7 +82,7 @@ class SynchronisationCounter:
 
     def row(self) -> Row:
         """Counts of a step."""
-        length = PROFILED[1] - PROFILED[0]
+        length = PROFILED_STEPS[1] - PROFILED_STEPS[0]
         return {
             "synchronisations_per_step": {name: count / length for name, count in self.counts.items()},
             "synchronising_lines_per_step": {name: count / length for name, count in self.lines.most_common(8)},
@@ -90,7 +90,7 @@ class SynchronisationCounter:
 
 
 @contextmanager
-def hooked(hook: Callable[[Any], None]) -> Iterator[None]:
+def add_step_hook(hook: Callable[[Any], None]) -> Iterator[None]:
     """Every run in this context calls the hook after each step."""
     fit = session.run_training_loop
     session.run_training_loop = lambda state, batches, hooks=(): fit(state, batches, [*hooks, (0, hook)])
@@ -103,7 +103,7 @@ def hooked(hook: Callable[[Any], None]) -> Iterator[None]:
 def run_loop(name: str, data: str, steps: int, **options: Any) -> Row:
     """Train for some steps and return what its log says of the second half, with synchronisations of a step."""
     counter = SynchronisationCounter()
-    with tempfile.TemporaryDirectory() as scratch, hooked(counter):
+    with tempfile.TemporaryDirectory() as scratch, add_step_hook(counter):
         out = Path(scratch) / "run"
         every = {"log_every": max(1, steps // 10), "evaluate_every": NEVER, "save_every": NEVER}
         started = time.perf_counter()

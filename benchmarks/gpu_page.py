@@ -11,10 +11,10 @@ from vitreous.apps.bench.report import describe_packages
 from vitreous.system.machine import get_processor_name
 
 Row = dict[str, Any]
-HEAD = "| work | contender | images/s (lowest to highest) | of peak, model FLOPs (executed) | memory, GiB | build + first step, s |\n|---|---|---|---|---|---|"
+TABLE_HEAD = "| work | contender | images/s (lowest to highest) | of peak, model FLOPs (executed) | memory, GiB | build + first step, s |\n|---|---|---|---|---|---|"
 
 
-def page(rows: list[Row]) -> str:
+def build_page(rows: list[Row]) -> str:
     """The page of a run."""
     cards = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     peaks = [row["peak"] for row in rows if row.get("peak")]
@@ -33,13 +33,13 @@ def page(rows: list[Row]) -> str:
     ]
     for name in dict.fromkeys(row["section"] for row in rows if "section" in row):
         own = [row for row in rows if row.get("section") == name]
-        lines += [f"## {name.capitalize()}", "", *SECTIONS.get(name, timed_lines)(own), ""]
+        lines += [f"## {name.capitalize()}", "", *SECTION_FORMATTERS.get(name, timed_lines)(own), ""]
     return "\n".join(lines)
 
 
 def timed_lines(rows: list[Row]) -> list[str]:
     """A table of timed cases."""
-    lines = [HEAD]
+    lines = [TABLE_HEAD]
     for row in rows:
         if "work" not in row:
             continue
@@ -55,22 +55,23 @@ def timed_lines(rows: list[Row]) -> list[str]:
         lines.append(
             f"| {row['work']} | {row['contender']} | {rate} | {share} | {row['memory_bytes'] / 2**30:.1f} | {start} |"
         )
-    return [*lines, "", *took(rows)]
+    return [*lines, "", *format_duration(rows)]
 
 
-def plain_lines(rows: list[Row]) -> list[str]:
+def format_rows(rows: list[Row]) -> list[str]:
     """Each row as a list of its figures."""
     lines = []
     for row in rows:
         if "work" in row:
             figures = {key: value for key, value in row.items() if key not in ("section", "work", "contender")}
             lines.append(
-                f"- {row['work']}, {row['contender']}: " + ", ".join(f"{k} {text(v)}" for k, v in figures.items())
+                f"- {row['work']}, {row['contender']}: "
+                + ", ".join(f"{k} {format_value(v)}" for k, v in figures.items())
             )
-    return [*lines, "", *took(rows)]
+    return [*lines, "", *format_duration(rows)]
 
 
-def text(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A figure with four digits that count."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
@@ -86,12 +87,12 @@ def test_lines(rows: list[Row]) -> list[str]:
             lines += [f"- {name}" for name in row["failed"]]
         elif "status" in row:
             lines.append(f"pytest ended without a report (status {row['status']}).")
-    return [*lines, "", *took(rows)]
+    return [*lines, "", *format_duration(rows)]
 
 
-def took(rows: list[Row]) -> list[str]:
+def format_duration(rows: list[Row]) -> list[str]:
     """The seconds that the section took."""
     return [f"{row['took']:.0f} s." for row in rows if "took" in row]
 
 
-SECTIONS = {"tests": test_lines, "loop": plain_lines, "limits": plain_lines, "cifar": plain_lines}
+SECTION_FORMATTERS = {"tests": test_lines, "loop": format_rows, "limits": format_rows, "cifar": format_rows}

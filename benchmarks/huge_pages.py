@@ -20,7 +20,7 @@ from vitreous.apps.bench.report import describe_hardware
 from vitreous.apps.bench.work import BenchmarkStep, Contender, Timing, Workload
 from vitreous.system.allocator import can_request_huge_pages
 
-WORKS = (
+WORKLOADS = (
     Workload("train", "ViT-S/16", 224, 16),
     Workload("train", "Conv+ViT-128x4/8", 32, 128),
     Workload("inference", "ViT-S/16", 224, 1),
@@ -28,21 +28,21 @@ WORKS = (
 )
 
 
-def prepared(work: Workload, huge: bool) -> BenchmarkStep:
+def build_step(work: Workload, huge: bool) -> BenchmarkStep:
     """A turn of a process that has not asked for large tensors yet."""
     os.environ["VITREOUS_HUGE_PAGES"] = str(int(huge))
     return (ours.build_train_step if work.task == "train" else ours.build_inference_step)(work)
 
 
-def contenders() -> list[Contender]:
+def list_contenders() -> list[Contender]:
     """Who takes part: both are this project."""
     return [
-        Contender("vitreous", "2 MiB", partial(prepared, huge=True), is_ours=True),
-        Contender("vitreous", "4 KiB", partial(prepared, huge=False), is_ours=True),
+        Contender("vitreous", "2 MiB", partial(build_step, huge=True), is_ours=True),
+        Contender("vitreous", "4 KiB", partial(build_step, huge=False), is_ours=True),
     ]
 
 
-def page(results: dict[Workload, list[ContenderResult]], wanted: bool) -> str:
+def build_page(results: dict[Workload, list[ContenderResult]], wanted: bool) -> str:
     """The table."""
     lines = [f"# Pages of memory, {time.strftime('%Y-%m-%d')}", "", f"{describe_hardware()}.", ""]
     lines += [] if wanted else ["This system does not give huge pages on request: both columns are the same.", ""]
@@ -70,8 +70,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of a round")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    results = {work: run_race(work, contenders(), Timing(given.rounds, given.seconds)) for work in WORKS}
-    text = page(results, can_request_huge_pages())
+    results = {work: run_race(work, list_contenders(), Timing(given.rounds, given.seconds)) for work in WORKLOADS}
+    text = build_page(results, can_request_huge_pages())
     print(text)
     if given.out:
         given.out.write_text(text)

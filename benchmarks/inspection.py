@@ -27,24 +27,24 @@ from torch import Tensor
 
 from vitreous.system.machine import get_processor_name
 
-NAME, THEIRS = "ViT-B/16", "vit_base_patch16_224"
+MODEL_NAME, TIMM_NAME = "ViT-B/16", "vit_base_patch16_224"
 PATCH, HEADS, DEPTH, MIB, GIB = 16, 12, 12, 2**20, 2**30
 AttentionCall = Callable[[Tensor], Tensor]
 
 
-def resident(word: str) -> int:
+def read_status_bytes(word: str) -> int:
     """A line of /proc/self/status, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(word))
 
 
-def ours(task: str, image_size: int) -> AttentionCall:
+def build_vitreous_call(task: str, image_size: int) -> AttentionCall:
     """The library's functions."""
     from vitreous.inspection.distance import compute_attention_distances
     from vitreous.inspection.rollout import compute_rollout
     from vitreous.models.zoo import create_untrained_model
 
-    model = create_untrained_model(NAME, image_size).eval()
+    model = create_untrained_model(MODEL_NAME, image_size).eval()
     return (
         (lambda images: compute_attention_distances(model, [images]).mean)
         if task == "distance"
@@ -52,11 +52,11 @@ def ours(task: str, image_size: int) -> AttentionCall:
     )
 
 
-def eager(task: str, image_size: int) -> AttentionCall:
+def build_eager_call(task: str, image_size: int) -> AttentionCall:
     """Hooks that keep (B, h, T, T) of every block."""
     import timm
 
-    model = timm.create_model(THEIRS, img_size=image_size, dynamic_img_size=True).eval()
+    model = timm.create_model(TIMM_NAME, img_size=image_size, dynamic_img_size=True).eval()
     kept: list[Tensor] = []
     for block in model.blocks:
         block.attn.fused_attn = False
@@ -66,19 +66,19 @@ def eager(task: str, image_size: int) -> AttentionCall:
     def look(images: Tensor) -> Tensor:
         kept.clear()
         model(images)
-        return far(kept, images.shape[-1] // PATCH) if task == "distance" else rolled(kept)
+        return compute_mean_distances(kept, images.shape[-1] // PATCH) if task == "distance" else multiply_rollout(kept)
 
     return look
 
 
-def far(maps: list[Tensor], side: int) -> Tensor:
+def compute_mean_distances(maps: list[Tensor], side: int) -> Tensor:
     """Mean distances in pixels, (L, h), by the whole matrix of distances."""
     places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).float() * PATCH
     apart = torch.cdist(places, places)
     return torch.stack([(a[0, :, 1:, 1:] * apart).sum(-1).mean(-1) for a in maps])
 
 
-def rolled(maps: list[Tensor]) -> Tensor:
+def multiply_rollout(maps: list[Tensor]) -> Tensor:
     """The class token's row of the rollout, by products of whole matrices."""
     identity = result = torch.eye(maps[0].shape[-1])
     for a in maps:
@@ -87,35 +87,35 @@ def rolled(maps: list[Tensor]) -> Tensor:
     return result[0, 0, 1:]
 
 
-def measure(who: str, task: str, image_size: int) -> dict:
+def measure_row(who: str, task: str, image_size: int) -> dict:
     """One row, in this process."""
-    look = {"vitreous": ours, "eager": eager}[who](task, image_size)
+    look = {"vitreous": build_vitreous_call, "eager": build_eager_call}[who](task, image_size)
     look(torch.randn(1, 3, 32, 32))
     images = torch.randn(1, 3, image_size, image_size)
     ctypes.CDLL(None).malloc_trim(0)  # what loading has left behind would be taken again, and not be seen
     Path("/proc/self/clear_refs").write_text("5")
-    before, began = resident("VmRSS"), time.perf_counter()
+    before, began = read_status_bytes("VmRSS"), time.perf_counter()
     look(images)
-    return {"seconds": time.perf_counter() - began, "beyond": resident("VmHWM") - before}
+    return {"seconds": time.perf_counter() - began, "beyond": read_status_bytes("VmHWM") - before}
 
 
-def maps_of(image_size: int) -> int:
+def count_map_bytes(image_size: int) -> int:
     """Bytes of every block's probabilities in float32."""
     return DEPTH * HEADS * ((image_size // PATCH) ** 2 + 1) ** 2 * 4
 
 
-def free() -> int:
+def get_available_memory() -> int:
     """Bytes of memory that a process could still have."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
 
 
-def page(rows: list[dict]) -> list[str]:
+def build_page(rows: list[dict]) -> list[str]:
     """The page, line by line."""
     import timm
 
     lines = [
-        f"# Attention distance and rollout of {NAME}, one image, {time.strftime('%Y-%m-%d')}",
+        f"# Attention distance and rollout of {MODEL_NAME}, one image, {time.strftime('%Y-%m-%d')}",
         "",
         (
             f"{get_processor_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}, timm {timm.__version__}, "
@@ -134,7 +134,7 @@ def page(rows: list[dict]) -> list[str]:
         if "seconds" in row:
             told = f"{row['seconds']:.1f} | {row['beyond'] / MIB:,.0f} MiB"
         else:
-            told = f"not run | the maps alone take {maps_of(row['image']) / GIB:.1f} GiB"
+            told = f"not run | the maps alone take {count_map_bytes(row['image']) / GIB:.1f} GiB"
         lines.append(f"| {row['task']} | {row['image']} | {row['who']} | {told} |")
     return [*lines, ""]
 
@@ -149,14 +149,14 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     if arguments.one:
         who, task, image_size = arguments.one
-        print(json.dumps(measure(who, task, int(image_size))))
+        print(json.dumps(measure_row(who, task, int(image_size))))
         return
     rows = []
     for image_size in arguments.image_sizes:
         for task in ("distance", "rollout"):
             for who in ("vitreous", "eager"):
                 row = {"task": task, "image": image_size, "who": who}
-                if who == "vitreous" or maps_of(image_size) < 0.75 * free():
+                if who == "vitreous" or count_map_bytes(image_size) < 0.75 * get_available_memory():
                     command = [
                         sys.executable,
                         __file__,
@@ -172,7 +172,7 @@ def main() -> None:
                     )
                 rows.append(row)
                 print(row, file=sys.stderr, flush=True)
-    text = "\n".join(page(rows))
+    text = "\n".join(build_page(rows))
     print(text)
     if arguments.out:
         arguments.out.write_text(text)

@@ -37,9 +37,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from moving_digits import DIGIT, FRAMES, SIDE, read_rows
+from moving_digits import DIGIT_SIZE, FRAME_SIZE, NUM_FRAMES, read_rows
 from PIL import Image
-from pretraining import NEVER, processor_rate, trained
+from pretraining import NEVER, measure_processor_rate, train_or_load
 from scipy.ndimage import shift
 from scipy.stats import binomtest
 from sklearn.datasets import load_digits
@@ -53,9 +53,9 @@ from vitreous.system.machine import get_processor_name
 
 DIRECTIONS = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}
 SPEEDS = (0.5, 1.25)  # pixels a frame
-CLIPS = {"train": 60, "test": 10}  # of each of 40 classes
-ULTRASOUND = {"side": 80, "frames": 32, "folds": 3}
-MEASURED = 48  # steps that count the clips of a processor second
+CLIPS_PER_CLASS = {"train": 60, "test": 10}  # of each of 40 classes
+ULTRASOUND_SETTINGS = {"side": 80, "frames": 32, "folds": 3}
+RATE_STEPS = 48  # steps that count the clips of a processor second
 MODELS = {
     "digits": {"joint": "ViViT-64x6/4x2", "factorised": "ViViT-64x6/4x2-factorised-encoder", "picture": "ViT-64x6/4"},
     "ultrasound": {
@@ -64,10 +64,10 @@ MODELS = {
         "picture": "ViT-128x6/8",
     },
 }
-LABELLED = {1: 150, 2: 150, 5: 300, 20: 600}  # clips of each class -> steps of 32
+STEPS_BY_LABELS = {1: 150, 2: 150, 5: 300, 20: 600}  # clips of each class -> steps of 32
 SEEDS = range(3)
 #: the ways of learning from few labels that are compared, by options of `train`
-FEW: dict[str, dict[str, Any]] = {
+FEW_LABEL_OPTIONS: dict[str, dict[str, Any]] = {
     "from scratch": {"recipe": "small", "model": MODELS["digits"]["joint"]},
     "after VideoMAE": {"recipe": "finetune-encoder"},
 }
@@ -75,8 +75,8 @@ FEW: dict[str, dict[str, Any]] = {
 
 def moving_digit(rng: np.random.Generator, digit: np.ndarray, direction: str) -> np.ndarray:
     """Image (DIGIT, DIGIT) in 0..255 -> a clip (FRAMES, SIDE, SIDE) uint8 in which it moves without touching an edge."""
-    way, room = np.array(DIRECTIONS[direction]), SIDE - DIGIT
-    path = way * rng.uniform(*SPEEDS) * np.arange(FRAMES)[:, None]
+    way, room = np.array(DIRECTIONS[direction]), FRAME_SIZE - DIGIT_SIZE
+    path = way * rng.uniform(*SPEEDS) * np.arange(NUM_FRAMES)[:, None]
     low, high = -path.min(0), room - path.max(0)
     places = rng.uniform(low, high) + path
     still = np.pad(digit.astype(np.float32), (0, room))
@@ -89,10 +89,13 @@ def write_digits(home: Path) -> Path:
     if (home / "complete").is_file():
         return home
     images, labels = load_digits(return_X_y=True)
-    sized = [Image.fromarray((one.reshape(8, 8) * 255 / 16).astype(np.uint8)).resize((DIGIT, DIGIT)) for one in images]
+    sized = [
+        Image.fromarray((one.reshape(8, 8) * 255 / 16).astype(np.uint8)).resize((DIGIT_SIZE, DIGIT_SIZE))
+        for one in images
+    ]
     digits, rng = np.stack([np.asarray(one) for one in sized]), np.random.default_rng(0)
     own = {"test": np.arange(len(labels)) % 5 == 0, "train": np.arange(len(labels)) % 5 != 0}
-    for split, count in CLIPS.items():
+    for split, count in CLIPS_PER_CLASS.items():
         for label in range(10):
             known = digits[own[split] & (labels == label)]
             for direction in DIRECTIONS:
@@ -103,7 +106,7 @@ def write_digits(home: Path) -> Path:
                     write_gif(place, [Image.fromarray(frame) for frame in clip], milliseconds=100)
                     picture = home / "pictures" / split / str(label) / f"{direction}-{number:03d}.png"
                     picture.parent.mkdir(parents=True, exist_ok=True)
-                    Image.fromarray(clip[FRAMES // 2]).save(picture)
+                    Image.fromarray(clip[NUM_FRAMES // 2]).save(picture)
     (home / "complete").touch()
     return home
 
@@ -115,15 +118,17 @@ def write_ultrasound(folder: Path, home: Path) -> Path:
     with (folder / "manifest.csv").open(encoding="utf-8") as file:
         listed = list(csv.DictReader(file))
     labels, patients = ([row[name] for row in listed] for name in ("class", "patient"))
-    folds = StratifiedGroupKFold(ULTRASOUND["folds"], shuffle=True, random_state=0).split(labels, labels, patients)
+    folds = StratifiedGroupKFold(ULTRASOUND_SETTINGS["folds"], shuffle=True, random_state=0).split(
+        labels, labels, patients
+    )
     tests = [set(test.tolist()) for _, test in folds]
     for number, row in enumerate(listed):
         clip = open_clip(folder / row["path"])
-        seen = np.linspace(0, len(clip) - 1, min(len(clip), ULTRASOUND["frames"])).round().astype(int)
+        seen = np.linspace(0, len(clip) - 1, min(len(clip), ULTRASOUND_SETTINGS["frames"])).round().astype(int)
         frames = []
         for pixels in clip.read_frames(seen):
             frame = Image.fromarray(np.atleast_3d(pixels).squeeze())
-            scale = ULTRASOUND["side"] / min(frame.size)
+            scale = ULTRASOUND_SETTINGS["side"] / min(frame.size)
             frames.append(frame.convert("L").resize([round(side * scale) for side in frame.size], Image.Resampling.BOX))
         for fold, test in enumerate(tests):
             split, name = "test" if number in test else "train", f"{number:02d}"
@@ -145,14 +150,16 @@ def timed_run(home: Path, data: Path, minutes: float, **options: Any) -> Path:
     """
     ways: dict[str, Any] = {"progress": False, "device": "cpu", **options}
     measured = {name: value for name, value in ways.items() if name not in ("init", "seed")}
-    rate = processor_rate(home.parent / f"rate-{options['model'].replace('/', '-')}", MEASURED, str(data), **measured)
+    rate = measure_processor_rate(
+        home.parent / f"rate-{options['model'].replace('/', '-')}", RATE_STEPS, str(data), **measured
+    )
     count = sum(1 for _ in (data / "train").glob("*/*"))
     epochs = round(rate * 60 * minutes / count, 2)
-    trained(home / "run", data, epochs=epochs, save_every=200, evaluate_every=NEVER, keep=1, **ways)
+    train_or_load(home / "run", data, epochs=epochs, save_every=200, evaluate_every=NEVER, keep=1, **ways)
     return home / "run"
 
 
-def answers_of(run: Path, data: Path) -> tuple[list[str], list[str]]:
+def predict_test_clips(run: Path, data: Path) -> tuple[list[str], list[str]]:
     """Classes that a run gives the test clips, and those that they have."""
     files = sorted((data / "test").glob("*/*"))
     predictions = vitreous.load(run, device="cpu").predict([str(file) for file in files])
@@ -166,12 +173,12 @@ def append_row(rows: Path, row: dict[str, Any]) -> None:
     print(row, flush=True)
 
 
-def is_made(rows: Path, **wanted: Any) -> bool:
+def has_row(rows: Path, **wanted: Any) -> bool:
     """Whether there is a row with these values."""
     return any(wanted.items() <= row.items() for row in read_rows(rows))
 
 
-def start_of(home: Path, data: Path, set_name: str, start: str, minutes: float, seed: int) -> tuple[float, dict]:
+def prepare_start(home: Path, data: Path, set_name: str, start: str, minutes: float, seed: int) -> tuple[float, dict]:
     """Minutes that are left for clips, and options: from pictures, after these were trained."""
     if start == "scratch":
         return minutes, {}
@@ -187,24 +194,24 @@ def learn_digits(given: argparse.Namespace) -> None:
     for start in given.starts:
         for arrangement in ("joint", "factorised"):
             asked = {"set": "digits", "arrangement": arrangement, "start": start, "minutes": given.minutes}
-            if is_made(given.rows, **asked):
+            if has_row(given.rows, **asked):
                 continue
             home = given.work / f"digits-{arrangement}-{start}"
-            minutes, options = start_of(given.work / "digits-pictures", data, "digits", start, given.minutes, 0)
+            minutes, options = prepare_start(given.work / "digits-pictures", data, "digits", start, given.minutes, 0)
             options |= {"recipe": "small", "model": MODELS["digits"][arrangement], "frames": 8}
             run = timed_run(home, data / "clips", minutes, **options)
-            append_row(given.rows, asked | digit_figures(run, data / "clips") | epochs_of(run))
+            append_row(given.rows, asked | compute_digit_metrics(run, data / "clips") | read_run_length(run))
 
 
-def epochs_of(run: Path) -> dict[str, float]:
+def read_run_length(run: Path) -> dict[str, float]:
     """How long a run was."""
     summary = json.loads((run / "summary.json").read_text("utf-8"))
     return {"epochs": summary["epochs"], "steps": summary["steps"]}
 
 
-def digit_figures(run: Path, data: Path) -> dict[str, float]:
+def compute_digit_metrics(run: Path, data: Path) -> dict[str, float]:
     """Shares of the test clips of which the class is right, the digit, and the direction."""
-    given, wanted = (np.array([name.split("-") for name in names]) for names in answers_of(run, data))
+    given, wanted = (np.array([name.split("-") for name in names]) for names in predict_test_clips(run, data))
     right = given == wanted
     return {
         "number": len(right),
@@ -216,11 +223,11 @@ def digit_figures(run: Path, data: Path) -> dict[str, float]:
 
 def learn_ultrasound(given: argparse.Namespace) -> None:
     """Train each way on each fold, and append the row of all clips."""
-    data, folds = write_ultrasound(given.folder, given.work / "ultrasound"), range(ULTRASOUND["folds"])
+    data, folds = write_ultrasound(given.folder, given.work / "ultrasound"), range(ULTRASOUND_SETTINGS["folds"])
     for start in given.starts:
         for arrangement in ("joint", "factorised"):
             asked = {"set": "ultrasound", "arrangement": arrangement, "start": start, "minutes": given.minutes}
-            if is_made(given.rows, **asked):
+            if has_row(given.rows, **asked):
                 continue
             answers: list[str] = []
             wanted: list[str] = []
@@ -228,23 +235,27 @@ def learn_ultrasound(given: argparse.Namespace) -> None:
             for fold in folds:
                 home, part = given.work / f"ultrasound-{arrangement}-{start}-{fold}", data / str(fold)
                 pictures = given.work / f"ultrasound-pictures-{fold}"
-                minutes, options = start_of(pictures, part, "ultrasound", start, given.minutes / len(folds), fold)
+                minutes, options = prepare_start(pictures, part, "ultrasound", start, given.minutes / len(folds), fold)
                 options |= {"recipe": "small", "model": MODELS["ultrasound"][arrangement], "batch_size": 16}
                 run = timed_run(home, part / "clips", minutes, image_size=64, seed=fold, **options)
-                names, own = answers_of(run, part / "clips")
-                answers, wanted, epochs = answers + names, wanted + own, epochs + epochs_of(run)["epochs"] / len(folds)
-            append_row(given.rows, asked | ultrasound_figures(answers, wanted) | {"epochs": epochs})
-    if not is_made(given.rows, set="ultrasound", arrangement="picture"):
+                names, own = predict_test_clips(run, part / "clips")
+                answers, wanted, epochs = (
+                    answers + names,
+                    wanted + own,
+                    epochs + read_run_length(run)["epochs"] / len(folds),
+                )
+            append_row(given.rows, asked | compute_ultrasound_metrics(answers, wanted) | {"epochs": epochs})
+    if not has_row(given.rows, set="ultrasound", arrangement="picture"):
         both = [
-            answers_of(given.work / f"ultrasound-pictures-{fold}" / "run", data / str(fold) / "pictures")
+            predict_test_clips(given.work / f"ultrasound-pictures-{fold}" / "run", data / str(fold) / "pictures")
             for fold in folds
         ]
         answers, wanted = ([name for names in part for name in names] for part in zip(*both, strict=True))
         row = {"set": "ultrasound", "arrangement": "picture", "start": "scratch", "minutes": given.minutes / 2}
-        append_row(given.rows, row | ultrasound_figures(answers, wanted))
+        append_row(given.rows, row | compute_ultrasound_metrics(answers, wanted))
 
 
-def ultrasound_figures(answers: Sequence[str], wanted: Sequence[str]) -> dict[str, Any]:
+def compute_ultrasound_metrics(answers: Sequence[str], wanted: Sequence[str]) -> dict[str, Any]:
     """Share that is right with its 95 % interval (Wilson), mean over classes, and the share of the largest class."""
     right = int(sum(a == b for a, b in zip(answers, wanted, strict=True)))
     interval = binomtest(right, len(wanted)).proportion_ci(method="wilson")
@@ -277,22 +288,24 @@ def learn_from_few(given: argparse.Namespace) -> None:
     data = write_digits(given.work / "digits") / "clips"
     objective = {"recipe": "videomae", "model": "VideoMAE-64x6/4x2", "frames": 8}
     encoder = timed_run(given.work / "videomae", data, given.minutes, **objective)
-    for count, steps in LABELLED.items():
+    for count, steps in STEPS_BY_LABELS.items():
         for seed in SEEDS:
             part = copy_few(data, given.work / "few" / f"{count}-{seed}", count, seed)
-            for way, options in FEW.items():
+            for way, options in FEW_LABEL_OPTIONS.items():
                 asked = {"set": "few", "way": way, "count": count, "seed": seed}
-                if is_made(given.rows, **asked):
+                if has_row(given.rows, **asked):
                     continue
                 home = given.work / "few" / f"{count}-{seed}-{way.replace(' ', '-')}"
                 start = {"init": str(encoder)} if way == "after VideoMAE" else {}
                 shared: dict[str, Any] = {"steps": steps, "batch_size": 32, "frames": 8, "seed": seed}
                 shared |= {"progress": False, "device": "cpu", "evaluate_every": NEVER, "save_every": NEVER}
-                trained(home, part, **options, **start, **shared)
-                append_row(given.rows, asked | {"steps": steps, "minutes": given.minutes} | digit_figures(home, data))
+                train_or_load(home, part, **options, **start, **shared)
+                append_row(
+                    given.rows, asked | {"steps": steps, "minutes": given.minutes} | compute_digit_metrics(home, data)
+                )
 
 
-def page(rows: list[dict[str, Any]]) -> str:
+def build_page(rows: list[dict[str, Any]]) -> str:
     """The tables."""
     lines = [
         f"# Clips that were learned, {time.strftime('%Y-%m-%d')}",
@@ -322,12 +335,12 @@ def page(rows: list[dict[str, Any]]) -> str:
             "",
             f"The same test clips; the mean of {len(SEEDS)} seeds, lowest and highest. VideoMAE had {few[0]['minutes']:g} minutes of one core.",
             "",
-            "| clips of each class | steps of 32 | " + " | ".join(FEW) + " |",
-            "|---|---|" + "---|" * len(FEW),
+            "| clips of each class | steps of 32 | " + " | ".join(FEW_LABEL_OPTIONS) + " |",
+            "|---|---|" + "---|" * len(FEW_LABEL_OPTIONS),
         ]
-        for count, steps in LABELLED.items():
+        for count, steps in STEPS_BY_LABELS.items():
             cells = []
-            for way in FEW:
+            for way in FEW_LABEL_OPTIONS:
                 shares = [row["right"] for row in few if (row["way"], row["count"]) == (way, count)]
                 span = f"{min(shares):.1%} to {max(shares):.1%}" if shares else ""
                 cells.append(f"{statistics.mean(shares):.1%} ({span})" if shares else "")
@@ -363,7 +376,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     if given.what == "page":
-        text = page(read_rows(given.rows))
+        text = build_page(read_rows(given.rows))
         print(text)
         if given.out:
             given.out.write_text(text)

@@ -23,17 +23,17 @@ import torch
 
 from vitreous.system.machine import get_processor_name
 
-MODEL = "ViT-96x4/4"
-SETTINGS = {
+MODEL_NAME = "ViT-96x4/4"
+TRAIN_OPTIONS = {
     "everything kept": ["--patch-dropout", "0"],
     "patch dropout 0.5": ["--patch-dropout", "0.5"],
     "progressive from 0.5": ["--patch-dropout", "0", "--progressive", "0.5"],
     "both": ["--patch-dropout", "0.5", "--progressive", "0.5"],
 }
-MERGED = (0, 1, 2, 4, 6, 8)
+MERGED_TOKENS = (0, 1, 2, 4, 6, 8)
 
 
-def vitreous(*words: str) -> tuple[dict, float]:
+def run_vitreous(*words: str) -> tuple[dict, float]:
     """The document of a command and the processor seconds it took."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -52,11 +52,11 @@ def main() -> None:
     trained, merged = [], []
     with tempfile.TemporaryDirectory() as scratch:
         for epochs in arguments.epochs:
-            for name, options in SETTINGS.items():
+            for name, options in TRAIN_OPTIONS.items():
                 out = f"{scratch}/{len(trained)}"
                 words = [
                     "--model",
-                    MODEL,
+                    MODEL_NAME,
                     "--epochs",
                     f"{epochs:g}",
                     "--shards",
@@ -66,29 +66,29 @@ def main() -> None:
                     "--evaluate-every",
                     "1000000",
                 ]
-                document, seconds = vitreous("train", arguments.folder, "--out", out, *words, *options)
+                document, seconds = run_vitreous("train", arguments.folder, "--out", out, *words, *options)
                 trained.append((name, epochs, seconds / 60, document["test"]["top1"], out))
                 print(trained[-1], flush=True)
         longest = next(
             out for name, epochs, _, _, out in trained if name == "everything kept" and epochs == max(arguments.epochs)
         )
-        for count in MERGED:
-            document, seconds = vitreous("evaluate", longest, "--merge-tokens", str(count), "--workers", "0")
+        for count in MERGED_TOKENS:
+            document, seconds = run_vitreous("evaluate", longest, "--merge-tokens", str(count), "--workers", "0")
             merged.append((count, document["images_per_second"], document["test"]["top1"]))
             print(merged[-1], flush=True)
-    text = "\n".join(page(trained, merged))
+    text = "\n".join(build_page(trained, merged))
     print(text)
     if arguments.out:
         arguments.out.write_text(text)
 
 
-def page(trained: list, merged: list) -> list[str]:
+def build_page(trained: list, merged: list) -> list[str]:
     """The page, line by line."""
     lines = [
         f"# Work left out: accuracy against time, CIFAR-10 (JPEG copy), {time.strftime('%Y-%m-%d')}",
         "",
         (
-            f"{get_processor_name()}, one thread, torch {torch.__version__}. `python benchmarks/lighter.py FOLDER`; {MODEL}, one "
+            f"{get_processor_name()}, one thread, torch {torch.__version__}. `python benchmarks/lighter.py FOLDER`; {MODEL_NAME}, one "
             "run each, seed 0."
         ),
         "",

@@ -30,11 +30,11 @@ from vitreous.data.modalities.base import IMAGENET_MOMENTS
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.system.machine import configure_process
 
-SIDE, BATCH = (224, 224), 32
-AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
+CROP_SIZE, BATCH_SIZE = (224, 224), 32
+CROP_AREA, CROP_RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 
 
-def measure(part: Callable[[int], object], count: int, rounds: int, images: int = 1) -> float:
+def measure_milliseconds(part: Callable[[int], object], count: int, rounds: int, images: int = 1) -> float:
     """Median milliseconds for an image of `part` at 0 .. count - 1, each call of which makes so many images."""
     seconds = []
     for _ in range(rounds):
@@ -45,7 +45,7 @@ def measure(part: Callable[[int], object], count: int, rounds: int, images: int 
     return 1000 * statistics.median(seconds) / count / images
 
 
-def parts(folder: Path, rounds: int) -> dict[str, float]:
+def measure_parts(folder: Path, rounds: int) -> dict[str, float]:
     """Milliseconds of each part, and of all of them in one call."""
     contents, files = [], []
     for file in list_images(folder):
@@ -58,44 +58,44 @@ def parts(folder: Path, rounds: int) -> dict[str, float]:
     opened = (open_lazy_image(content, 3, "") for content in contents)
     pictures = [picture for picture in opened if isinstance(picture, LazyJpeg)]
     crop, preprocess = (
-        AreaCrop(SIDE, AREA, RATIO, "bicubic"),
-        ImagePreprocess(SIDE, mean=IMAGENET_MOMENTS[0], std=IMAGENET_MOMENTS[1]),
+        AreaCrop(CROP_SIZE, CROP_AREA, CROP_RATIO, "bicubic"),
+        ImagePreprocess(CROP_SIZE, mean=IMAGENET_MOMENTS[0], std=IMAGENET_MOMENTS[1]),
     )
     boxes = []
     for number, picture in enumerate(pictures):
         with fork_torch_rng(number):  # the box that `augment.picture` draws below
             boxes.append(crop.draw_box(*picture.size))
-    cut = [picture.decode_region(box, SIDE) for picture, box in zip(pictures, boxes, strict=True)]
+    cut = [picture.decode_region(box, CROP_SIZE) for picture, box in zip(pictures, boxes, strict=True)]
     cuts = [torch.from_numpy(pixels[None]).permute(0, 3, 1, 2) for pixels in cut]
-    crops = [F.interpolate(cut, SIDE, mode="bicubic", antialias=True)[0] for cut in cuts]
-    batch, augment, decode = torch.stack(crops[:BATCH]), Augment(crop=AREA, flip=0.5), get_jpeg_decoder()
+    crops = [F.interpolate(cut, CROP_SIZE, mode="bicubic", antialias=True)[0] for cut in cuts]
+    batch, augment, decode = torch.stack(crops[:BATCH_SIZE]), Augment(crop=CROP_AREA, flip=0.5), get_jpeg_decoder()
 
     def whole(number: int) -> object:
         width, height = pictures[number].size
         return decode(contents[number], (height, width, 3), 1)
 
-    time_part = lambda part, images=1: measure(part, len(files), rounds, images)  # noqa: E731
+    time_part = lambda part, images=1: measure_milliseconds(part, len(files), rounds, images)  # noqa: E731
     return {
         "decoding a whole file: what the rate of the loader is compared with": time_part(whole),
         "reading the file": time_part(lambda n: read_input_file(files[n])),
         "checking its header": time_part(lambda n: open_lazy_image(contents[n], 3, "", False)),
         "drawing a box": time_part(lambda n: crop.draw_box(*pictures[n].size)),
         "decoding the rows of the box, and cutting it out": time_part(
-            lambda n: pictures[n].decode_region(boxes[n], SIDE)
+            lambda n: pictures[n].decode_region(boxes[n], CROP_SIZE)
         ),
-        "resizing": time_part(lambda n: F.interpolate(cuts[n], SIDE, mode="bicubic", antialias=True)),
+        "resizing": time_part(lambda n: F.interpolate(cuts[n], CROP_SIZE, mode="bicubic", antialias=True)),
         "mirroring every second one": time_part(
             lambda n: image_to_uint8_tensor(flip_horizontally_at_random(crops[n], 0.5))
         ),
-        "putting a batch together": time_part(lambda n: torch.stack(crops[:BATCH]), BATCH),
-        "normalising it": time_part(lambda n: preprocess.normalise(batch), BATCH),
+        "putting a batch together": time_part(lambda n: torch.stack(crops[:BATCH_SIZE]), BATCH_SIZE),
+        "normalising it": time_part(lambda n: preprocess.normalise(batch), BATCH_SIZE),
         "all before the batch, in one call": time_part(
             lambda n: augment.augment_image(open_lazy_image(read_input_file(files[n]), 3, "", False), preprocess, n)
         ),
     }
 
 
-def page(rows: dict[str, float], command: str) -> str:
+def build_page(rows: dict[str, float], command: str) -> str:
     """The table, and what follows from it."""
     whole, *parts, together = rows.values()
     least = rows["decoding the rows of the box, and cutting it out"] + rows["resizing"]
@@ -126,7 +126,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     configure_process()
-    text = page(parts(given.folder, given.rounds), "python benchmarks/loader_parts.py photographs/")
+    text = build_page(measure_parts(given.folder, given.rounds), "python benchmarks/loader_parts.py photographs/")
     print(text)
     if given.out:
         given.out.write_text(text)

@@ -36,13 +36,13 @@ from vitreous.system.machine import (
 )
 
 
-def scaled(picture: Image.Image, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def resize_to_tensor(picture: Image.Image, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """A picture at (height, width) -> (3, height, width), about -1 to 1."""
     pixels = torch.frombuffer(bytearray(picture.resize(size[::-1]).tobytes()), dtype=torch.uint8)
     return (pixels.view(*size, 3).movedim(-1, 0) / 127.5 - 1).to(dtype)
 
 
-def contenders(given: argparse.Namespace) -> tuple[dict[str, Callable[[], object]], str]:
+def build_contenders(given: argparse.Namespace) -> tuple[dict[str, Callable[[], object]], str]:
     """The ways by name, each of which answers all photographs once, and a line on what they are given."""
     side = round(math.sqrt(given.tokens))
     config = config_from_name(given.model, side * 16)
@@ -53,8 +53,10 @@ def contenders(given: argparse.Namespace) -> tuple[dict[str, Callable[[], object
     model.any_size = True
     paths = sorted(path for path in given.folder.rglob("*") if is_image_file(path))
     pictures = [decode_to_pillow(path, 3) for path in paths]
-    native = [scaled(one, fit_size_to_tokens(one.size[::-1], config.patch, side**2), dtype) for one in pictures]
-    squares = torch.stack([scaled(one, config.image, dtype) for one in pictures])
+    native = [
+        resize_to_tensor(one, fit_size_to_tokens(one.size[::-1], config.patch, side**2), dtype) for one in pictures
+    ]
+    squares = torch.stack([resize_to_tensor(one, config.image, dtype) for one in pictures])
     counts = [math.prod(image.shape[1:]) // math.prod(config.patch) for image in native]
     batch = max(1, round(1600 / side**2))
     about = (
@@ -81,7 +83,7 @@ def main() -> None:
     given = parser.parse_args()
     configure_process()
     torch.set_num_threads(given.threads)
-    ways, about = contenders(given)
+    ways, about = build_contenders(given)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     with torch.inference_mode():
         for _ in range(given.rounds + 1):

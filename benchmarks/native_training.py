@@ -47,14 +47,18 @@ from vitreous.system.machine import DTYPES, configure_process, get_processor_nam
 from vitreous.weights.bundle import load_bundle
 from vitreous.weights.options import WeightsSource
 
-AREA, DIGIT, WIDEST = 2**13, 44, 4.0  # pixels of a canvas, pixels of a digit, and the largest aspect ratio
-MADE = {"train": 300, "test": 100}  # pictures of each class
+CANVAS_AREA, DIGIT_SIZE, MAX_ASPECT_RATIO = (
+    2**13,
+    44,
+    4.0,
+)  # pixels of a canvas, pixels of a digit, and the largest aspect ratio
+IMAGES_PER_CLASS = {"train": 300, "test": 100}  # pictures of each class
 
 
-def canvas(rng: np.random.Generator, digit: np.ndarray, others: np.ndarray) -> Image.Image:
+def draw_canvas(rng: np.random.Generator, digit: np.ndarray, others: np.ndarray) -> Image.Image:
     """A digit (8, 8) in 0..16 on a canvas of random aspect, with fragments of `others` (n, 8, 8) and strokes."""
-    ratio = math.exp(rng.uniform(-1, 1) * math.log(WIDEST))
-    height, width = round(math.sqrt(AREA / ratio)), round(math.sqrt(AREA * ratio))
+    ratio = math.exp(rng.uniform(-1, 1) * math.log(MAX_ASPECT_RATIO))
+    height, width = round(math.sqrt(CANVAS_AREA / ratio)), round(math.sqrt(CANVAS_AREA * ratio))
     pixels = np.zeros((height, width), np.float32)
 
     def paste_part(part: np.ndarray, side: int) -> None:
@@ -65,7 +69,7 @@ def canvas(rng: np.random.Generator, digit: np.ndarray, others: np.ndarray) -> I
 
     for other in others:
         row, column = rng.integers(0, 5, 2)
-        paste_part(other[row : row + 4, column : column + 4], DIGIT // 2)
+        paste_part(other[row : row + 4, column : column + 4], DIGIT_SIZE // 2)
     for _ in range(2):
         angle, length = rng.uniform(0, np.pi), rng.uniform(10, 30)
         steps = np.linspace(0, length, 60)
@@ -74,7 +78,7 @@ def canvas(rng: np.random.Generator, digit: np.ndarray, others: np.ndarray) -> I
         inside = (rows < height - 1) & (columns < width - 1) & (rows >= 0) & (columns >= 0)
         for down, across in ((0, 0), (0, 1), (1, 0), (1, 1)):
             pixels[rows[inside] + down, columns[inside] + across] = 160
-    paste_part(digit, DIGIT)
+    paste_part(digit, DIGIT_SIZE)
     return Image.fromarray((pixels + rng.normal(0, 12, pixels.shape)).clip(0, 255).astype(np.uint8))
 
 
@@ -90,7 +94,7 @@ def write_data(home: Path, counts: dict[str, int]) -> Path:
             known, others = images[own[split] & (labels == label)], images[own[split]]
             for number in range(count):
                 digit, clutter = known[rng.integers(len(known))], others[rng.integers(len(others), size=2)]
-                canvas(rng, digit, clutter).save(folder / f"{number:04d}.png")
+                draw_canvas(rng, digit, clutter).save(folder / f"{number:04d}.png")
     return home
 
 
@@ -137,7 +141,7 @@ def step_ways(
     }, about
 
 
-def race(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+def measure_medians(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
     """Median processor seconds of each way, in alternating rounds; the first round is not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds + 1):
@@ -171,14 +175,14 @@ def train_both(given: argparse.Namespace, data: Path, work: Path) -> list[tuple[
         }
         vitreous.train(data, out=str(out), progress=False, settings=settings, **shared, **options)
         split = "test" if (data / "test").is_dir() else "val"
-        squares = out if name == "squashed" else squashed(out, work / "squares")
+        squares = out if name == "squashed" else save_squashing_bundle(out, work / "squares")
         asked = {"squashed": squares, "own aspect": WeightsSource(str(out), native_aspect=True, tokens=given.tokens)}
         top1 = [float(evaluate(source, data, split=split)[split]["top1"]) for source in asked.values()]
         rows.append((name, top1[0], top1[1]))
     return rows
 
 
-def squashed(run: Path, place: Path) -> Path:
+def save_squashing_bundle(run: Path, place: Path) -> Path:
     """The bundle of a run, changed so that it squashes pictures to its own square."""
     bundle = load_bundle(run / "model")
     replace(bundle, preprocess=bundle.preprocess.with_one_size()).save(place)
@@ -201,16 +205,16 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
         work = given.work or Path(scratch)
-        data = given.folder or write_data(work / "pictures", MADE)
+        data = given.folder or write_data(work / "pictures", IMAGES_PER_CLASS)
         opened = open_data(str(data))
         ways, about = step_ways(given, opened.split("train"), opened.classes)
-        page = table(given, about, race(ways, given.rounds), train_both(given, data, work))
+        page = build_page(given, about, measure_medians(ways, given.rounds), train_both(given, data, work))
     print(page)
     if given.out:
         given.out.write_text(page)
 
 
-def table(given: argparse.Namespace, about: str, medians: dict[str, float], rows: list[tuple]) -> str:
+def build_page(given: argparse.Namespace, about: str, medians: dict[str, float], rows: list[tuple]) -> str:
     """The page."""
     first = next(iter(medians.values()))
     command = "python benchmarks/native_training.py" + (" FOLDER" if given.folder else "")

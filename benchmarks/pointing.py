@@ -28,10 +28,10 @@ from vitreous.inspection.rollout import RolloutOptions, compute_rollout
 from vitreous.nn.grid import patchify, unpatchify
 from vitreous.system.machine import get_processor_name
 
-SHARE, SEEDS = 0.25, 5
+MASKED_SHARE, NUM_SEEDS = 0.25, 5
 
 
-def centred(grid: tuple[int, ...], images: int) -> Tensor:
+def score_by_centre(grid: tuple[int, ...], images: int) -> Tensor:
     """(images, N): the higher, the nearer to the centre."""
     rows, columns = (torch.arange(length) - (length - 1) / 2 for length in grid)
     return -(rows[:, None] ** 2 + columns[None] ** 2).flatten().expand(images, -1)
@@ -55,7 +55,7 @@ def main() -> None:
     patch, model = bundle.model.config.patch, bundle.model
     patches = patchify(images, patch).flatten(1, -2)  # (n, N, C * pixels)
     grid = tuple(i // p for i, p in zip(images.shape[2:], patch, strict=True))
-    count, blank = math.floor(SHARE * math.prod(grid)), filled.repeat_interleave(math.prod(patch), 1)
+    count, blank = math.floor(MASKED_SHARE * math.prod(grid)), filled.repeat_interleave(math.prod(patch), 1)
 
     def accuracy(order: Tensor | None) -> float:
         shown = patches.clone()
@@ -75,8 +75,8 @@ def main() -> None:
         ("highest rollout, maximum over heads", accuracy(maps(RolloutOptions(fusion="max")))),
     ]
     rows.append(("highest gradient-weighted rollout", accuracy(compute_relevance(model, images).maps.flatten(1))))
-    rows += [("the centre", accuracy(centred(grid, len(images))))]
-    for seed in range(SEEDS):
+    rows += [("the centre", accuracy(score_by_centre(grid, len(images))))]
+    for seed in range(NUM_SEEDS):
         draw = torch.rand(len(images), math.prod(grid), generator=torch.Generator().manual_seed(seed))
         rows.append((f"at random, seed {seed}", accuracy(draw)))
     page = [

@@ -37,11 +37,11 @@ from vitreous.inference.predict import load
 from vitreous.system.machine import has_bf16
 from vitreous.tasks.classification import Classification
 
-Logits = Callable[[np.ndarray], np.ndarray]
+LogitsFunction = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Figures:
+class AgreementMetrics:
     """Beside the exact logits: length of the difference to length, shares of equal and, where there are labels, of
     right first classes."""
 
@@ -50,18 +50,18 @@ class Figures:
     right: float | None
 
 
-def figures(found: np.ndarray, exact: np.ndarray, labels: np.ndarray | None) -> Figures:
+def compute_metrics(found: np.ndarray, exact: np.ndarray, labels: np.ndarray | None) -> AgreementMetrics:
     """Of (n, K) logits."""
     first = found.argmax(1)
     error = np.linalg.norm(found.astype(np.float64) - exact) / np.linalg.norm(exact.astype(np.float64))
-    return Figures(
+    return AgreementMetrics(
         float(error),
         float((first == exact.argmax(1)).mean()),
         None if labels is None else float((first == labels).mean()),
     )
 
 
-def photographs(run: str, folder: str, most: int) -> tuple[Split, np.ndarray | None]:
+def open_images(run: str, folder: str, most: int) -> tuple[Split, np.ndarray | None]:
     """At most so many of the folder, always the same choice, and their labels in the model's order where it has
     classes."""
     bundle = open_bundle(run)
@@ -78,13 +78,13 @@ def photographs(run: str, folder: str, most: int) -> tuple[Split, np.ndarray | N
     return split.take(rows, split.labels[rows]), None if labels is None else labels[rows]
 
 
-def pixels_of(run: str, split: Split) -> np.ndarray:
+def load_pixels(run: str, split: Split) -> np.ndarray:
     """(n, C, *image) as the model takes them."""
     reader = EvalLoader(split, open_bundle(run).preprocess)
     return np.stack([reader.load_sample(sample).numpy() for sample in range(len(split))])
 
 
-def exactly(run: str, pixels: np.ndarray) -> np.ndarray:
+def compute_exact_logits(run: str, pixels: np.ndarray) -> np.ndarray:
     """(n, K) of the model itself."""
     bundle = open_bundle(run)
     model = bundle.model.eval()
@@ -94,11 +94,11 @@ def exactly(run: str, pixels: np.ndarray) -> np.ndarray:
         )
 
 
-def ways(run: str, scratch: str) -> Iterator[tuple[str, Callable[[], Logits]]]:
+def list_engines(run: str, scratch: str) -> Iterator[tuple[str, Callable[[], LogitsFunction]]]:
     """What can be asked on this machine: what a user types, and what makes ready what it stands for."""
     half = has_bf16("cpu")
 
-    def by(engine: str, precision: str) -> Callable[[], Logits]:
+    def by(engine: str, precision: str) -> Callable[[], LogitsFunction]:
         return lambda: load(run, InferenceOptions("cpu", precision, engine)).engine.logits
 
     yield "`--precision fp32`", by("torch", "fp32")
@@ -112,30 +112,30 @@ def ways(run: str, scratch: str) -> Iterator[tuple[str, Callable[[], Logits]]]:
         yield "`--engine openvino --precision int8`", by("openvino", "int8")
     if find_spec("onnxruntime") and find_spec("onnxscript"):
 
-        def exported() -> Logits:
+        def exported() -> LogitsFunction:
             export(run, "onnx", f"{scratch}/int8.onnx", quantize="int8", max_loss="any")
             return load(f"{scratch}/int8.onnx").engine.logits
 
         yield "`export --to onnx --quantize int8`", exported
 
 
-def timed(make: Callable[[], Logits]) -> tuple[Logits, str]:
+def measure_time(make: Callable[[], LogitsFunction]) -> tuple[LogitsFunction, str]:
     """What was made, and the seconds it took, of the clock and of processors."""
     clock, cores = time.perf_counter(), time.process_time()
     made = make()
     return made, f"{time.perf_counter() - clock:.1f} ({time.process_time() - cores:.1f})"
 
 
-def rows(run: str, pixels: np.ndarray, labels: np.ndarray | None) -> list[str]:
+def build_table(run: str, pixels: np.ndarray, labels: np.ndarray | None) -> list[str]:
     """The table."""
-    exact = exactly(run, pixels)
-    own = figures(exact, exact, labels)
+    exact = compute_exact_logits(run, pixels)
+    own = compute_metrics(exact, exact, labels)
     found = [("PyTorch, float32", own, "", "")]
     with tempfile.TemporaryDirectory() as scratch, set_environment_variable("XDG_CACHE_HOME", scratch):
-        for name, make in ways(run, scratch):
-            logits, first = timed(make)
-            again = timed(make)[1] if "int8" in name and "export" not in name else ""
-            found.append((name, figures(logits(pixels), exact, labels), first, again))
+        for name, make in list_engines(run, scratch):
+            logits, first = measure_time(make)
+            again = measure_time(make)[1] if "int8" in name and "export" not in name else ""
+            found.append((name, compute_metrics(logits(pixels), exact, labels), first, again))
             print(found[-1], flush=True)
     right = [""] * len(found) if labels is None else [f"{figure.right:.2%}" for _, figure, _, _ in found]
     return [
@@ -148,10 +148,10 @@ def rows(run: str, pixels: np.ndarray, labels: np.ndarray | None) -> list[str]:
     ]
 
 
-def page(run: str, folder: str, most: int) -> list[str]:
+def build_page(run: str, folder: str, most: int) -> list[str]:
     """The page, line by line."""
-    split, labels = photographs(run, folder, most)
-    pixels, bundle = pixels_of(run, split), open_bundle(run)
+    split, labels = open_images(run, folder, most)
+    pixels, bundle = load_pixels(run, split), open_bundle(run)
     return [
         f"# What eight bits cost, {time.strftime('%Y-%m-%d')}",
         "",
@@ -163,7 +163,7 @@ def page(run: str, folder: str, most: int) -> list[str]:
         f"{len(split):,} pictures.",
         "Logit error: length of the difference to length, over all logits. Equal: to PyTorch in float32.",
         "",
-        *rows(run, pixels, labels),
+        *build_table(run, pixels, labels),
     ]
 
 
@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=2000, help="pictures")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    lines = page(options.run, options.folder, options.most)
+    lines = build_page(options.run, options.folder, options.most)
     print("\n".join(lines))
     if options.out:
         options.out.write_text("\n".join(lines) + "\n")

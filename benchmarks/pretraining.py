@@ -39,7 +39,7 @@ from vitreous.evaluation.knn import DEFAULT_NEIGHBOURS, compute_neighbour_votes,
 from vitreous.system.machine import get_processor_name
 
 #: options of `vitreous train` for each method of ours, the recipes as they stand
-OURS: dict[str, dict[str, Any]] = {
+VITREOUS_METHODS: dict[str, dict[str, Any]] = {
     "DINO": {"recipe": "dino"},
     "MAE": {"recipe": "mae"},
     "DINOv2": {"recipe": "dinov2"},
@@ -47,39 +47,42 @@ OURS: dict[str, dict[str, Any]] = {
     "masked patches, small colours": {"recipe": "masked-patches", "settings": {"objective.target": ["small-colours"]}},
     "masked patches, pixels": {"recipe": "masked-patches", "settings": {"objective.target": ["pixels"]}},
 }
-LIGHTLY = {"lightly-train, DINO": "dino", "lightly-train, default": "default"}
-SCRATCH, RANDOM, PIXELS = "from scratch", "random encoder", "raw pixels"
-METHODS = ("DINO", "MAE", SCRATCH, PIXELS, RANDOM, *list(OURS)[2:], *LIGHTLY)
+LIGHTLY_METHODS = {"lightly-train, DINO": "dino", "lightly-train, default": "default"}
+FROM_SCRATCH, RANDOM_ENCODER, RAW_PIXELS = "from scratch", "random encoder", "raw pixels"
+METHODS = ("DINO", "MAE", FROM_SCRATCH, RAW_PIXELS, RANDOM_ENCODER, *list(VITREOUS_METHODS)[2:], *LIGHTLY_METHODS)
 
-SHARES = (0.01, 0.1)  # of the labels of a class
-JUDGING = 1000  # the seed on which rates are compared; the table has seeds 0, 1, 2, ...
-BATCH = 64  # images of a fine-tuning step
+LABEL_SHARES = (0.01, 0.1)  # of the labels of a class
+SELECTION_SEED = 1000  # the seed on which rates are compared; the table has seeds 0, 1, 2, ...
+BATCH_SIZE = 64  # images of a fine-tuning step
 NEVER = 10**9  # steps
-CUTMIX = {"views.cutmix": ["1.0"], "views.mix_probability": ["0.5"]}
-CALM = {"model.regularization.drop_path": ["0.1"], "views.shift": ["0.125"], "objective.smoothing": ["0.1"]}
+CUTMIX_SETTINGS = {"views.cutmix": ["1.0"], "views.mix_probability": ["0.5"]}
+MILD_SETTINGS = {"model.regularization.drop_path": ["0.1"], "views.shift": ["0.125"], "objective.smoothing": ["0.1"]}
 #: what each way of learning from labels chooses from
-WAYS: dict[str, dict[str, dict[str, Any]]] = {
+CANDIDATES: dict[str, dict[str, dict[str, Any]]] = {
     "fine-tuned": {
         "AdamW at 2e-3": {},
-        "Muon at 0.004": {"recipe": "small", "settings": {"optimizer.matrix_lr": ["0.004"], **CALM}},
-        "Muon at 0.007, CutMix": {"recipe": "small", "settings": {"optimizer.matrix_lr": ["0.007"], **CALM, **CUTMIX}},
+        "Muon at 0.004": {"recipe": "small", "settings": {"optimizer.matrix_lr": ["0.004"], **MILD_SETTINGS}},
+        "Muon at 0.007, CutMix": {
+            "recipe": "small",
+            "settings": {"optimizer.matrix_lr": ["0.007"], **MILD_SETTINGS, **CUTMIX_SETTINGS},
+        },
     },
-    SCRATCH: {
+    FROM_SCRATCH: {
         "Muon at 0.007": {"recipe": "small"},
         "Muon at 0.02": {"recipe": "small", "settings": {"optimizer.matrix_lr": ["0.02"]}},
-        "Muon at 0.02, CutMix": {"recipe": "small", "settings": {"optimizer.matrix_lr": ["0.02"], **CUTMIX}},
+        "Muon at 0.02, CutMix": {"recipe": "small", "settings": {"optimizer.matrix_lr": ["0.02"], **CUTMIX_SETTINGS}},
     },
 }
 
 
 @dataclass(frozen=True)
-class Plan:
+class PretrainingPlan:
     """What is compared, and where its runs lie. `steps` of fine-tuning has one number for each of SHARES."""
 
     folder: Path
     work: Path
     rows: Path
-    lightly: Path | None = None
+    run_lightly: Path | None = None
     model: str = "Conv+ViT-128x4/8"
     minutes: float = 30.0
     cores: int = 2
@@ -135,14 +138,14 @@ class EqualTime:
     def train(self, data: Path, out: Path, rate_home: Path, seed: int, **options: Any) -> tuple[dict[str, Any], int]:
         """A run for the images that the processor seconds hold, by the rate in `rate_home`; its summary, and how many
         images those were."""
-        rate = processor_rate(rate_home, self.measured, str(data), **options)
+        rate = measure_processor_rate(rate_home, self.measured, str(data), **options)
         count = len(open_data(str(data)).splits["train"])
         length = {"epochs": round(rate * self.seconds / count, 2), "evaluate_every": NEVER, "save_every": 200}
-        summary = trained(out, data, seed=seed, **options, **length)
+        summary = train_or_load(out, data, seed=seed, **options, **length)
         return summary, round(summary["epochs"] * count)
 
 
-def trained(out: Path, data: Path, **options: Any) -> dict[str, Any]:
+def train_or_load(out: Path, data: Path, **options: Any) -> dict[str, Any]:
     """The summary of a run: of a complete one as it lies there, else when it has been begun or has gone on to its
     end."""
     if (out / "summary.json").is_file():
@@ -156,7 +159,7 @@ def trained(out: Path, data: Path, **options: Any) -> dict[str, Any]:
     return summary
 
 
-def processor_rate(home: Path, steps: int, data: str, **options: Any) -> float:
+def measure_processor_rate(home: Path, steps: int, data: str, **options: Any) -> float:
     """Images that training steps take in a second of one thread's processor time; measured once and kept in `home`.
 
     The time of a run of `steps` less that of one of a quarter of them, so that neither start nor evaluation counts; one
@@ -178,36 +181,43 @@ def processor_rate(home: Path, steps: int, data: str, **options: Any) -> float:
     return json.loads(place.read_text())["images_per_processor_second"]
 
 
-def pretrained(plan: Plan, method: str) -> dict[str, Any]:
+def pretrain_encoder(plan: PretrainingPlan, method: str) -> dict[str, Any]:
     """Train an encoder without labels, for the images of so many minutes; what the row says of it."""
-    rate = processor_rate(plan.home(method), plan.measured, str(plan.folder), model=plan.model, **OURS[method])
+    rate = measure_processor_rate(
+        plan.home(method), plan.measured, str(plan.folder), model=plan.model, **VITREOUS_METHODS[method]
+    )
     images = len(open_data(str(plan.folder)).splits["train"])
     epochs = round(rate * 60 * plan.minutes * plan.cores / images, 2)
-    summary = trained(
-        plan.home(method) / "encoder", plan.folder, model=plan.model, epochs=epochs, save_every=200, **OURS[method]
+    summary = train_or_load(
+        plan.home(method) / "encoder",
+        plan.folder,
+        model=plan.model,
+        epochs=epochs,
+        save_every=200,
+        **VITREOUS_METHODS[method],
     )
     return {"images_per_processor_second": rate, "epochs": summary["epochs"], "images": round(epochs * images)}
 
 
-def untrained(plan: Plan) -> Path:
+def create_untrained_encoder(plan: PretrainingPlan) -> Path:
     """An encoder as it is before the first step: one step with a rate of next to nothing."""
-    out = plan.home(RANDOM) / "encoder"
-    trained(out, plan.folder, model=plan.model, recipe="masked-patches", steps=1, lr=1e-12, warmup_steps=0)
+    out = plan.home(RANDOM_ENCODER) / "encoder"
+    train_or_load(out, plan.folder, model=plan.model, recipe="masked-patches", steps=1, lr=1e-12, warmup_steps=0)
     return out
 
 
-def nearest(run: Path, data: Path) -> float:
+def evaluate_knn(run: Path, data: Path) -> float:
     """Top-1 of the nearest neighbours of the test images among all training images."""
     found = vitreous.evaluate(run, str(data), protocol="knn", k=(DEFAULT_NEIGHBOURS,), workers=0, cache=False)
     return found["results"][0]["top1"]
 
 
-def linear(run: Path, data: Path) -> float:
+def evaluate_linear(run: Path, data: Path) -> float:
     """Top-1 of a linear head on the test images."""
     return vitreous.evaluate(run, str(data), protocol="linear", workers=0, cache=False)["results"][0]["top1"]
 
 
-def raw_pixels(plan: Plan) -> dict[str, Any]:
+def raw_pixels(plan: PretrainingPlan) -> dict[str, Any]:
     """The same nearest neighbours of the pixels themselves, normalised to [-1, 1]."""
     data, preprocess = open_data(str(plan.folder)), ImagePreprocess((32, 32))
     rows, labels = {}, {}
@@ -223,7 +233,7 @@ def raw_pixels(plan: Plan) -> dict[str, Any]:
     return {"knn": float((shares.argmax(1) == labels["test"]).mean())}
 
 
-def drawn(plan: Plan, share: float, seed: int) -> Path:
+def link_label_share(plan: PretrainingPlan, share: float, seed: int) -> Path:
     """A folder of links to that share of the training images of each class; to test, or for the seed that compares
     rates, to `val`, 500 of each class that no run of that seed learns from."""
     root = plan.work / "data" / f"{share:g}-{seed}"
@@ -233,7 +243,7 @@ def drawn(plan: Plan, share: float, seed: int) -> Path:
     for number, (name, files) in enumerate(sorted(list_class_files(plan.folder / "train").items())):
         order = np.random.default_rng([seed, number]).permutation(len(files))
         parts = {"train": order[: max(1, round(share * len(files)))]}
-        if seed == JUDGING:
+        if seed == SELECTION_SEED:
             parts["val"] = order[-min(500, len(files) // 5) :]
         for split, rows in parts.items():
             (root / split / name).mkdir(parents=True)
@@ -244,62 +254,64 @@ def drawn(plan: Plan, share: float, seed: int) -> Path:
     return root
 
 
-def tuned(plan: Plan, method: str, number: int, encoder: Path | None) -> dict[str, Any]:
+def finetune_method(plan: PretrainingPlan, method: str, number: int, encoder: Path | None) -> dict[str, Any]:
     """Learn from a share of the labels: the better candidate, and test top-1 of each seed."""
-    way, share = SCRATCH if encoder is None else "fine-tuned", SHARES[number]
+    way, share = FROM_SCRATCH if encoder is None else "fine-tuned", LABEL_SHARES[number]
 
     def learn(name: str, seed: int) -> tuple[Path, dict[str, Any]]:
         """One run on the labels of a seed."""
-        given: dict[str, Any] = dict(WAYS[way][name])
+        given: dict[str, Any] = dict(CANDIDATES[way][name])
         start: dict[str, Any] = {"model": plan.model} if encoder is None else {"init": str(encoder)}
-        if seed != JUDGING:
+        if seed != SELECTION_SEED:
             given["settings"] = {"data.hold_out": ["0"], **given.get("settings", {})}
         out = plan.home(method) / f"{share:g} {name} seed {seed}".replace(" ", "-")
         length: dict[str, Any] = {
             "steps": plan.steps[number],
-            "batch_size": BATCH,
+            "batch_size": BATCH_SIZE,
             "evaluate_every": NEVER,
             "save_every": NEVER,
         }
-        return out, trained(out, drawn(plan, share, seed), seed=seed, **start, **length, **given)
+        return out, train_or_load(out, link_label_share(plan, share, seed), seed=seed, **start, **length, **given)
 
-    judged = {name: learn(name, JUDGING)[1]["val"]["top1"] for name in WAYS[way]}
+    judged = {name: learn(name, SELECTION_SEED)[1]["val"]["top1"] for name in CANDIDATES[way]}
     chosen = max(judged, key=lambda name: judged[name])
     tops = [learn(chosen, seed)[1]["test"]["top1"] for seed in range(plan.seeds)]
     return {"chosen": chosen, "judged": judged, "top1": tops}
 
 
-def lightly(plan: Plan, method: str) -> tuple[Path, dict[str, Any]]:
+def run_lightly(plan: PretrainingPlan, method: str) -> tuple[Path, dict[str, Any]]:
     """Let lightly-train train the same backbone for as many minutes; its weights and what the row says of it."""
     if plan.lightly is None:
         raise LookupError(f"{method} needs --lightly PYTHON")
     out, script = plan.home(method), Path(__file__).with_name("pretraining_lightly.py")
     if not (out / "told.json").is_file():
         out.mkdir(parents=True, exist_ok=True)
-        words: list[Any] = [plan.lightly, script, plan.folder / "train", out, "--method", LIGHTLY[method]]
+        words: list[Any] = [plan.lightly, script, plan.folder / "train", out, "--method", LIGHTLY_METHODS[method]]
         words += ["--model", plan.model, "--minutes", plan.minutes, "--measured", plan.measured]
         subprocess.run(list(map(str, words)), check=True)
     return out / "encoder", json.loads((out / "told.json").read_text())
 
 
-def row_of(plan: Plan, method: str) -> dict[str, Any]:
+def measure_row(plan: PretrainingPlan, method: str) -> dict[str, Any]:
     """Everything that the table says of a method."""
     facts: dict[str, Any] = {"method": method, "model": plan.model, "minutes": plan.minutes, "cores": plan.cores}
-    if method == PIXELS:
+    if method == RAW_PIXELS:
         return facts | raw_pixels(plan)
-    if method == RANDOM:
-        return facts | {"knn": nearest(untrained(plan), plan.folder)}
+    if method == RANDOM_ENCODER:
+        return facts | {"knn": evaluate_knn(create_untrained_encoder(plan), plan.folder)}
     encoder = None
-    if method != SCRATCH:
-        if method in LIGHTLY:
-            encoder, told = lightly(plan, method)
+    if method != FROM_SCRATCH:
+        if method in LIGHTLY_METHODS:
+            encoder, told = run_lightly(plan, method)
         else:
-            encoder, told = plan.home(method) / "encoder", pretrained(plan, method)
-        facts |= told | {"knn": nearest(encoder, plan.folder), "linear": linear(encoder, plan.folder)}
-    return facts | {f"{share:g}": tuned(plan, method, number, encoder) for number, share in enumerate(SHARES)}
+            encoder, told = plan.home(method) / "encoder", pretrain_encoder(plan, method)
+        facts |= told | {"knn": evaluate_knn(encoder, plan.folder), "linear": evaluate_linear(encoder, plan.folder)}
+    return facts | {
+        f"{share:g}": finetune_method(plan, method, number, encoder) for number, share in enumerate(LABEL_SHARES)
+    }
 
 
-def spread(found: dict[str, Any] | None) -> str:
+def format_mean_and_std(found: dict[str, Any] | None) -> str:
     """Mean and standard deviation of the seeds in percent, and the rate."""
     if not found:
         return ""
@@ -307,7 +319,7 @@ def spread(found: dict[str, Any] | None) -> str:
     return f"{statistics.mean(tops):.1%} ± {statistics.stdev(tops) if len(tops) > 1 else 0.0:.1%} ({found['chosen']})"
 
 
-def page(plan: Plan, notes: list[str]) -> str:
+def build_page(plan: PretrainingPlan, notes: list[str]) -> str:
     """The page, of the rows that are there."""
     rows = plan.made()
     some = next(iter(rows.values()), {"model": plan.model, "minutes": plan.minutes})
@@ -319,7 +331,7 @@ def page(plan: Plan, notes: list[str]) -> str:
         f"{get_processor_name()}, torch {torch.__version__}. `{some['model']}`, pre-trained for as many",
         f"images as {some['minutes']:g} minutes hold on {cores}; ours on the training",
         f"images but for a tenth, lightly-train on all. k-NN ({DEFAULT_NEIGHBOURS} neighbours among all training images), linear",
-        f"head and fine-tuning ({' and '.join(map(str, plan.steps))} steps of {BATCH} images, mean and deviation of seeds):",
+        f"head and fine-tuning ({' and '.join(map(str, plan.steps))} steps of {BATCH_SIZE} images, mean and deviation of seeds):",
         "top-1 of the test images.",
         "",
         "    python benchmarks/pretraining.py FOLDER --work DIR --rows ROWS.jsonl",
@@ -333,7 +345,12 @@ def page(plan: Plan, notes: list[str]) -> str:
         if "images" in row:
             rate = row.get("images_per_second") or row["cores"] * row["images_per_processor_second"]
             cells = [f"{rate:.0f}", f"{row['epochs']:.1f}", f"{row['images']:,}"]
-        cells += [share(row, "knn"), share(row, "linear"), spread(row.get("0.01")), spread(row.get("0.1"))]
+        cells += [
+            share(row, "knn"),
+            share(row, "linear"),
+            format_mean_and_std(row.get("0.01")),
+            format_mean_and_std(row.get("0.1")),
+        ]
         lines.append("| " + " | ".join([name, *cells]) + " |")
     missing = [method for method in METHODS if method not in rows]
     if missing:
@@ -350,29 +367,33 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=METHODS, help="in this order; none: the page")
     parser.add_argument("--lightly", type=Path, help="the Python of an environment with lightly-train")
-    parser.add_argument("--model", default=Plan.model)
-    parser.add_argument("--minutes", type=float, default=Plan.minutes, help="of pre-training")
-    parser.add_argument("--cores", type=int, default=Plan.cores, help="that the minutes are of")
-    parser.add_argument("--seeds", type=int, default=Plan.seeds)
-    parser.add_argument("--steps", type=int, nargs=2, default=Plan.steps, help="with 1 %% and with 10 %% of the labels")
-    parser.add_argument("--measured", type=int, default=Plan.measured, help="steps that measure the images a second")
+    parser.add_argument("--model", default=PretrainingPlan.model)
+    parser.add_argument("--minutes", type=float, default=PretrainingPlan.minutes, help="of pre-training")
+    parser.add_argument("--cores", type=int, default=PretrainingPlan.cores, help="that the minutes are of")
+    parser.add_argument("--seeds", type=int, default=PretrainingPlan.seeds)
+    parser.add_argument(
+        "--steps", type=int, nargs=2, default=PretrainingPlan.steps, help="with 1 %% and with 10 %% of the labels"
+    )
+    parser.add_argument(
+        "--measured", type=int, default=PretrainingPlan.measured, help="steps that measure the images a second"
+    )
     parser.add_argument("--note", action="append", default=[], help="a sentence at the end of the page; several times")
     given = vars(parser.parse_args())
     methods, out, notes = given.pop("methods"), given.pop("out"), given.pop("note")
-    plan = Plan(**given)
+    plan = PretrainingPlan(**given)
     plan.rows.parent.mkdir(parents=True, exist_ok=True)
     for method in methods:
         if method in plan.made():
             continue
         try:
-            row = row_of(plan, method)
+            row = measure_row(plan, method)
         except (LookupError, subprocess.CalledProcessError) as error:
             notes.append(f"{method} was left out: {error}.")
             continue
         with plan.rows.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(json.dumps(row), flush=True)
-    text = page(plan, notes)
+    text = build_page(plan, notes)
     print(text)
     if out:
         out.write_text(text)

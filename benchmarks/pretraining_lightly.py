@@ -26,10 +26,10 @@ from vitreous.models.names import vit_config_from_name
 from vitreous.models.zoo import build_model
 from vitreous.weights.bundle import save
 
-HALF = [0.5, 0.5, 0.5]
+NORMALISATION = [0.5, 0.5, 0.5]
 
 
-class Backbone(nn.Module):
+class VitreousBackbone(nn.Module):
     """Our encoder with the methods that lightly-train asks of a model."""
 
     def __init__(self, name: str) -> None:
@@ -58,9 +58,9 @@ class Backbone(nn.Module):
         return self.model
 
 
-def train(images: Path, out: Path, method: str, model: nn.Module, batch: int, **length: Any) -> float:
+def train_lightly(images: Path, out: Path, method: str, model: nn.Module, batch: int, **length: Any) -> float:
     """Train as the library chooses; the seconds that it took, without those before the first step."""
-    views: dict[str, Any] = {"image_size": (32, 32), "normalize": {"mean": HALF, "std": HALF}}
+    views: dict[str, Any] = {"image_size": (32, 32), "normalize": {"mean": NORMALISATION, "std": NORMALISATION}}
     if method == "dino":
         views["local_view"] = {"view_size": (16, 16), "num_views": 4}
     given = {} if method == "default" else {"method": method}
@@ -94,13 +94,13 @@ def main() -> None:
     count, kept = sum(path.is_file() for path in given.images.rglob("*")), given.out / "rate.json"
     if not kept.is_file():
         given.out.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps({"images_per_second": measure(given, count)}))
+        kept.write_text(json.dumps({"images_per_second": measure_rate(given, count)}))
     if given.measure:
         return
     rate = json.loads(kept.read_text())["images_per_second"]
     epochs = max(1, round(rate * 60 * given.minutes / count))
-    backbone = Backbone(given.model)
-    train(given.images, given.out / "lightly", given.method, backbone, given.batch, epochs=epochs)
+    backbone = VitreousBackbone(given.model)
+    train_lightly(given.images, given.out / "lightly", given.method, backbone, given.batch, epochs=epochs)
     trained = given.out / "lightly" / "exported_models" / "exported_last.pt"
     backbone.model.load_state_dict(torch.load(trained, weights_only=True))
     save(backbone.model, given.out / "encoder")
@@ -108,14 +108,16 @@ def main() -> None:
     (given.out / "told.json").write_text(json.dumps(told))
 
 
-def measure(given: argparse.Namespace, count: int) -> float:
+def measure_rate(given: argparse.Namespace, count: int) -> float:
     """Images a second of the library's training steps: of a short run less a shorter one, which leaves the start
     out."""
     seconds = []
     for steps in (given.measured // 3, given.measured):
         length = {"epochs": 1, "trainer_args": {"limit_train_batches": steps}}
-        backbone = Backbone(given.model)
-        seconds.append(train(given.images, given.out / "measured", given.method, backbone, given.batch, **length))
+        backbone = VitreousBackbone(given.model)
+        seconds.append(
+            train_lightly(given.images, given.out / "measured", given.method, backbone, given.batch, **length)
+        )
     if count < given.measured * given.batch or seconds[1] <= seconds[0]:
         raise SystemExit(f"{given.measured} steps of {given.batch} images measure nothing of {count} images")
     return (given.measured - given.measured // 3) * given.batch / (seconds[1] - seconds[0])

@@ -41,17 +41,17 @@ from vitreous.system.machine import get_processor_name, has_bf16
 from vitreous.tasks.intervals import bootstrap_metrics, percentile_interval
 from vitreous.tasks.regression import ValuePrediction
 
-PIXELS = 32  # height and width of scikit-learn's images
+SKLEARN_IMAGE_SIZE = 32  # height and width of scikit-learn's images
 LEARNING_RATES = (1e-4, 3e-4, 1e-3)  # of timm's model
-BATCH = 64
-WARMUP = 0.05  # share of the time
-PENALTIES = tuple(10.0**power for power in range(0, 8))
-DEPTHS = (4, 8, None)
-TREES = 500
+BATCH_SIZE = 64
+WARMUP_SHARE = 0.05  # share of the time
+RIDGE_PENALTIES = tuple(10.0**power for power in range(0, 8))
+FOREST_DEPTHS = (4, 8, None)
+NUM_TREES = 500
 
 
 @dataclass(frozen=True)
-class Plan(EqualTime):
+class RegressionPlan(EqualTime):
     """The same for a table of values."""
 
     minutes: float = 2.0
@@ -90,19 +90,19 @@ def read_splits(table: Path) -> tuple[str, dict[str, Samples]]:
     return target, splits
 
 
-def train_vitreous(plan: Plan, splits: dict[str, Samples], seed: int) -> dict[str, np.ndarray]:
+def train_vitreous(plan: RegressionPlan, splits: dict[str, Samples], seed: int) -> dict[str, np.ndarray]:
     """Predictions for val and test after `vitreous train` with the default image size."""
     return predict_after_training(plan, splits, seed, "vitreous", {})
 
 
-def train_at_image_size(plan: Plan, splits: dict[str, Samples], seed: int) -> dict[str, np.ndarray]:
+def train_at_image_size(plan: RegressionPlan, splits: dict[str, Samples], seed: int) -> dict[str, np.ndarray]:
     """The same at the size of the images."""
     options = {"image_size": splits["train"].images.shape[1]}
     return predict_after_training(plan, splits, seed, "vitreous, image size", options)
 
 
 def predict_after_training(
-    plan: Plan, splits: dict[str, Samples], seed: int, name: str, options: dict[str, Any]
+    plan: RegressionPlan, splits: dict[str, Samples], seed: int, name: str, options: dict[str, Any]
 ) -> dict[str, np.ndarray]:
     """Predictions for val and test of a run of ours."""
     folder = plan.run_folder(f"{name} {seed}")
@@ -115,7 +115,7 @@ def predict_after_training(
     }
 
 
-def train_timm(plan: Plan, splits: dict[str, Samples], seed: int) -> dict[str, np.ndarray]:
+def train_timm(plan: RegressionPlan, splits: dict[str, Samples], seed: int) -> dict[str, np.ndarray]:
     """Predictions for val and test with the learning rate that has the best R2 on val with seed 0."""
     chosen = plan.run_folder("timm") / "learning_rate.json"
     if chosen.is_file():
@@ -127,7 +127,9 @@ def train_timm(plan: Plan, splits: dict[str, Samples], seed: int) -> dict[str, n
     return runs[best] if seed == 0 else timm_run(plan, splits, seed, best)
 
 
-def timm_run(plan: Plan, splits: dict[str, Samples], seed: int, learning_rate: float) -> dict[str, np.ndarray]:
+def timm_run(
+    plan: RegressionPlan, splits: dict[str, Samples], seed: int, learning_rate: float
+) -> dict[str, np.ndarray]:
     """Predictions for val and test after training for the processor time of the plan."""
     import timm
 
@@ -140,10 +142,10 @@ def timm_run(plan: Plan, splits: dict[str, Samples], seed: int, learning_rate: f
     order, started = torch.randperm(len(images)), time.process_time()
     while (spent := (time.process_time() - started) / plan.seconds) < 1:
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate * min(1.0, spent / WARMUP) * (1 + math.cos(math.pi * spent)) / 2
-        if len(order) < BATCH:
+            group["lr"] = learning_rate * min(1.0, spent / WARMUP_SHARE) * (1 + math.cos(math.pi * spent)) / 2
+        if len(order) < BATCH_SIZE:
             order = torch.cat([order, torch.randperm(len(images))])
-        batch, order = order[:BATCH], order[BATCH:]
+        batch, order = order[:BATCH_SIZE], order[BATCH_SIZE:]
         views = torch.where(torch.rand(len(batch), 1, 1, 1) < 0.5, images[batch].flip(3), images[batch])
         with torch.autocast("cpu", torch.bfloat16, enabled=has_bf16("cpu")):
             loss = F.mse_loss(model(views).float()[:, 0], targets[batch])
@@ -154,7 +156,8 @@ def timm_run(plan: Plan, splits: dict[str, Samples], seed: int, learning_rate: f
     model.eval()
     with torch.inference_mode():
         return {
-            name: torch.cat([model(part)[:, 0] for part in to_tensor(splits[name].images).split(BATCH)]).numpy() * std
+            name: torch.cat([model(part)[:, 0] for part in to_tensor(splits[name].images).split(BATCH_SIZE)]).numpy()
+            * std
             + mean
             for name in ("val", "test")
         }
@@ -167,30 +170,36 @@ def to_tensor(images: np.ndarray) -> torch.Tensor:
 
 def scaled_pixels(images: np.ndarray) -> np.ndarray:
     """(N, H, W, 3) uint8 -> (N, 3 * PIXELS ** 2) in [0, 1]."""
-    small = [np.asarray(Image.fromarray(image).resize((PIXELS, PIXELS), Image.Resampling.BOX)) for image in images]
+    small = [
+        np.asarray(Image.fromarray(image).resize((SKLEARN_IMAGE_SIZE, SKLEARN_IMAGE_SIZE), Image.Resampling.BOX))
+        for image in images
+    ]
     return np.stack(small).reshape(len(small), -1) / 255
 
 
-def fit_ridge(plan: Plan, splits: dict[str, Samples], seed: int) -> dict[str, np.ndarray]:
+def fit_ridge(plan: RegressionPlan, splits: dict[str, Samples], seed: int) -> dict[str, np.ndarray]:
     """Predictions for val and test of ridge regression with the penalty of the best R2 on val."""
     from sklearn.linear_model import Ridge
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    return best_of_sklearn(splits, [make_pipeline(StandardScaler(), Ridge(alpha=alpha)) for alpha in PENALTIES])
+    return select_best_sklearn(
+        splits, [make_pipeline(StandardScaler(), Ridge(alpha=alpha)) for alpha in RIDGE_PENALTIES]
+    )
 
 
-def fit_forest(plan: Plan, splits: dict[str, Samples], seed: int) -> dict[str, np.ndarray]:
+def fit_forest(plan: RegressionPlan, splits: dict[str, Samples], seed: int) -> dict[str, np.ndarray]:
     """Predictions for val and test of a random forest with the depth of the best R2 on val."""
     from sklearn.ensemble import RandomForestRegressor
 
     forests = (
-        RandomForestRegressor(TREES, max_depth=depth, max_features="sqrt", random_state=seed) for depth in DEPTHS
+        RandomForestRegressor(NUM_TREES, max_depth=depth, max_features="sqrt", random_state=seed)
+        for depth in FOREST_DEPTHS
     )
-    return best_of_sklearn(splits, list(forests))
+    return select_best_sklearn(splits, list(forests))
 
 
-def best_of_sklearn(splits: dict[str, Samples], models: list[Any]) -> dict[str, np.ndarray]:
+def select_best_sklearn(splits: dict[str, Samples], models: list[Any]) -> dict[str, np.ndarray]:
     """Predictions for val and test of the model with the best R2 on val."""
     pixels = {name: scaled_pixels(samples.images) for name, samples in splits.items()}
     fitted = [model.fit(pixels["train"], splits["train"].values) for model in models]
@@ -198,13 +207,13 @@ def best_of_sklearn(splits: dict[str, Samples], models: list[Any]) -> dict[str, 
     return {name: best.predict(pixels[name]) for name in ("val", "test")}
 
 
-def predict_mean(plan: Plan, splits: dict[str, Samples], seed: int) -> dict[str, np.ndarray]:
+def predict_mean(plan: RegressionPlan, splits: dict[str, Samples], seed: int) -> dict[str, np.ndarray]:
     """The mean of the training values."""
     return {name: np.full(len(splits[name].values), splits["train"].values.mean()) for name in ("val", "test")}
 
 
 #: method -> function, and whether its result depends on the seed
-METHODS: dict[str, tuple[Callable[[Plan, dict[str, Samples], int], dict[str, np.ndarray]], bool]] = {
+METHODS: dict[str, tuple[Callable[[RegressionPlan, dict[str, Samples], int], dict[str, np.ndarray]], bool]] = {
     "vitreous": (train_vitreous, True),
     "vitreous, image size": (train_at_image_size, True),
     "timm": (train_timm, True),
@@ -231,7 +240,7 @@ def r2_interval(values: np.ndarray, predictions: np.ndarray) -> list[float]:
     return [round(bound, 4) for bound in percentile_interval(bootstrap_metrics(draw_r2, len(values))["r2"])]
 
 
-def measure_row(plan: Plan, method: str, seed: int) -> dict[str, Any]:
+def measure_row(plan: RegressionPlan, method: str, seed: int) -> dict[str, Any]:
     """One method with one seed, evaluated on val and test."""
     _, splits = read_splits(plan.folder)
     predictions = METHODS[method][0](plan, splits, seed)
@@ -247,7 +256,7 @@ def measure_row(plan: Plan, method: str, seed: int) -> dict[str, Any]:
     return row | {"train_images": len(splits["train"].values)}
 
 
-def format_page(plan: Plan) -> str:
+def format_page(plan: RegressionPlan) -> str:
     """The tables of all stored rows."""
     lines = [
         f"# Regression from scratch, {time.strftime('%Y-%m-%d')}",
@@ -284,11 +293,11 @@ def format_page(plan: Plan) -> str:
 def main() -> None:
     """Measure the missing rows, and print the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    Plan.add_options(parser)
+    RegressionPlan.add_options(parser)
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS), help="none: print the page")
     arguments = vars(parser.parse_args())
     methods, out = arguments.pop("methods"), arguments.pop("out")
-    plan = Plan(**arguments)
+    plan = RegressionPlan(**arguments)
     for method in methods:
         for seed in range(plan.seeds if METHODS[method][1] else 1):
             if (plan.folder.stem, method, seed) not in plan.finished_rows():

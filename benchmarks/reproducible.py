@@ -21,7 +21,7 @@ import torch
 
 from vitreous.system.machine import get_processor_name
 
-WAYS = {
+RUN_OPTIONS = {
     "one process": (1, []),
     "one process, `--reproducible`": (1, ["--reproducible"]),
     "two processes (DDP)": (2, []),
@@ -29,7 +29,7 @@ WAYS = {
 }
 
 
-def rate(processes: int, words: list[str], out: Path) -> tuple[float, int]:
+def measure_throughput(processes: int, words: list[str], out: Path) -> tuple[float, int]:
     """Images a second and peak memory in bytes of one run; of the leading process, where there are two."""
     start = (
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
@@ -50,11 +50,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     common = [arguments.data, "--epochs", arguments.epochs, *(["--model", arguments.model] if arguments.model else [])]
-    found: dict[str, list[tuple[float, int]]] = {name: [] for name in WAYS}
+    found: dict[str, list[tuple[float, int]]] = {name: [] for name in RUN_OPTIONS}
     with tempfile.TemporaryDirectory() as scratch:
         for turn in range(arguments.rounds):
-            for number, (name, (processes, words)) in enumerate(WAYS.items()):
-                found[name].append(rate(processes, [*common, *words], Path(scratch) / f"{turn}-{number}"))
+            for number, (name, (processes, words)) in enumerate(RUN_OPTIONS.items()):
+                found[name].append(measure_throughput(processes, [*common, *words], Path(scratch) / f"{turn}-{number}"))
     base = statistics.median(images for images, _ in found["one process"])
     rows = [
         f"# What `--reproducible` costs, {time.strftime('%Y-%m-%d')}",

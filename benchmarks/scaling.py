@@ -35,22 +35,22 @@ from vitreous.training.scale import count_memory, count_traffic, measure_sizes
 from vitreous.training.session import Session
 
 #: model, side of the image, images of a batch
-CASES = {
+SCALING_CASES = {
     "wide": ("ViT-384x4/4", 32, 32),
     "deep": ("ViT-128x16/4", 32, 32),
     "fine": ("ViT-128x4/2", 32, 16),
     "large": ("ViT-512x6/8", 32, 64),
 }
-STEPS = 3
+NUM_STEPS = 3
 
 
-def sent() -> int:
+def read_sent_bytes() -> int:
     """Bytes that the loopback device has sent."""
     line = next(line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:"))
     return int(line.split(":")[1].split()[8])
 
 
-def peak_of(trace: Path) -> int:
+def compute_peak_bytes(trace: Path) -> int:
     """The most bytes that were given out at a time, of a profile's own list of what was given and taken back."""
     events = json.loads(trace.read_text())["traceEvents"]
     held = most = 0
@@ -60,9 +60,9 @@ def peak_of(trace: Path) -> int:
     return most
 
 
-def work(case: str, parallel: str, out: Path) -> None:
+def run_worker(case: str, parallel: str, out: Path) -> None:
     """One process: train, and write down what was planned and what was counted."""
-    model, side, batch = CASES[case]
+    model, side, batch = SCALING_CASES[case]
     options = TrainOptions(data="digits", out=str(out), model=model, image_size=side, batch_size=batch, precision="fp32", optimizer="adamw", ema=0.99, workers=0, shards=1, device="cpu", accumulate=1, parallel=parallel, settings={"objective.progressive": ["1.0"], "objective.patch_dropout": ["0.0"]})  # fmt: skip
     _, run, inputs, _ = plan_run(options, NullListener())
     with (
@@ -74,8 +74,8 @@ def work(case: str, parallel: str, out: Path) -> None:
 
         def tick(state: Any) -> None:
             ranks.wait()
-            at.append(sent())
-            state.should_stop = state.step == STEPS
+            at.append(read_sent_bytes())
+            state.should_stop = state.step == NUM_STEPS
 
         run_training_loop(state, session.batches(state), [(1, tick)])
     trace = out.with_suffix(f".{ranks.rank}.json")
@@ -91,12 +91,12 @@ def work(case: str, parallel: str, out: Path) -> None:
     if parallel == "fsdp":
         traffic += round(4 * sizes.trainable * (world - 1) / world)
     row = {"case": case, "model": model, "parallel": parallel, "world": world, "parameters": sizes.trainable}
-    row |= {"planned_bytes": planned["peak_bytes"], "counted_bytes": peak_of(trace), "terms": planned}
+    row |= {"planned_bytes": planned["peak_bytes"], "counted_bytes": compute_peak_bytes(trace), "terms": planned}
     row |= {"planned_sent": traffic, "counted_sent": (at[-1] - at[-2]) // world}
     out.with_suffix(".row").write_text(json.dumps(row))
 
 
-def measure(case: str, parallel: str, world: int, home: Path) -> dict[str, Any]:
+def measure_case(case: str, parallel: str, world: int, home: Path) -> dict[str, Any]:
     """Start the processes of a case, and read what the first wrote."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -114,7 +114,7 @@ def measure(case: str, parallel: str, world: int, home: Path) -> dict[str, Any]:
     return json.loads(out.with_suffix(".row").read_text())
 
 
-def page(rows: list[dict[str, Any]]) -> str:
+def build_page(rows: list[dict[str, Any]]) -> str:
     """The table."""
     lines = [
         f"# What a run holds and sends: planned and counted, {time.strftime('%Y-%m-%d')}",
@@ -140,26 +140,26 @@ def page(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Measure every case, and print the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--cases", nargs="+", default=list(SCALING_CASES), choices=list(SCALING_CASES))
     parser.add_argument("--worlds", nargs="+", type=int, default=[1, 2, 4])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:
-        return work(given.worker[0], given.worker[1], Path(given.worker[2]))
+        return run_worker(given.worker[0], given.worker[1], Path(given.worker[2]))
     with tempfile.TemporaryDirectory() as home:
         rows = [
-            measure(case, parallel, world, Path(home))
+            measure_case(case, parallel, world, Path(home))
             for case in given.cases
             for parallel in ("ddp", "fsdp")
             for world in given.worlds
         ]
     if given.rows:
         given.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    print(page(rows))
+    print(build_page(rows))
     if given.out:
-        given.out.write_text(page(rows))
+        given.out.write_text(build_page(rows))
 
 
 if __name__ == "__main__":

@@ -26,12 +26,21 @@ from pathlib import Path
 import serving_abuse
 import serving_life
 import torch
-from serving_client import Client, Phase, Question, closed_loop, open_loop, pulse, quantile, uploads
-from serving_server import PROGRAM, Server, make_run, photographs, two_cores
+from serving_client import (
+    Client,
+    ClientRequest,
+    LoadPhase,
+    closed_loop,
+    compute_quantile,
+    make_upload_requests,
+    open_loop,
+    send_periodically,
+)
+from serving_server import SERVE_PROGRAM, Server, load_photographs, make_run, two_cores
 
 from vitreous.apps.bench.report import describe_hardware
 
-HEAD = (
+TABLE_HEAD = (
     "x T*",
     "offered/s",
     "right answers/s",
@@ -41,14 +50,14 @@ HEAD = (
     "statuses",
     "healthz p99 ms",
 )
-HEAD += ("recovered after s", "CPU of server, client")
-LOADS = (0.7, 1.0, 2.0, 5.0, 20.0)
-SWEEP = (0.8, 1.0, 1.25, 1.5)
+TABLE_HEAD += ("recovered after s", "CPU of server, client")
+LOAD_FACTORS = (0.7, 1.0, 2.0, 5.0, 20.0)
+SWEEP_FACTORS = (0.8, 1.0, 1.25, 1.5)
 MIB = 2**20
 
 
 @dataclass
-class Rig:
+class BenchmarkContext:
     """What every part needs: run, pictures, cores, how long a phase is, and what has been found so far."""
 
     run: Path
@@ -62,20 +71,20 @@ class Rig:
     answers: list[list] = field(default_factory=list)
     words: tuple[str, ...] = ()
 
-    def serve(self, run: Path | None = None, program: tuple[str, ...] = PROGRAM) -> Server:
+    def serve(self, run: Path | None = None, program: tuple[str, ...] = SERVE_PROGRAM) -> Server:
         """A server on its core."""
         return Server(run or self.run, self.scratch, self.core, self.words, program)
 
-    def questions(self, port: int) -> list[Question]:
+    def questions(self, port: int) -> list[ClientRequest]:
         """An upload a picture, with the answer that it must get."""
-        return uploads(port, self.pictures, self.answers)
+        return make_upload_requests(port, self.pictures, self.answers)
 
 
-async def acquaint(rig: Rig, server: Server) -> None:
+async def collect_reference_predictions(rig: BenchmarkContext, server: Server) -> None:
     """Ask for every picture alone, twice: the answers that all others are compared with, and the latency without
     company."""
     client = Client(server.port)
-    asked = uploads(server.port, rig.pictures)
+    asked = make_upload_requests(server.port, rig.pictures)
     first = [await client.ask(question) for question in asked]
     if failed := [reply for reply in first if reply.status != 200]:
         raise RuntimeError(f"alone, {len(failed)} of {len(first)} got {failed[0].status}: {failed[0].body[:300]!r}")
@@ -85,32 +94,32 @@ async def acquaint(rig: Rig, server: Server) -> None:
         raise RuntimeError("the same picture, alone, got another answer the second time")
     if len({json.dumps([p["classes"] for p in answer]) for answer in rig.answers}) < len(rig.answers):
         raise RuntimeError("two pictures have the same answer: a mix-up would not be seen")
-    rig.alone = quantile([reply.seconds for reply in again], 0.5)
+    rig.alone = compute_quantile([reply.seconds for reply in again], 0.5)
     client.close()
 
 
-async def measure_capacity(rig: Rig, server: Server, seconds: float) -> list[tuple[str, Phase]]:
+async def measure_capacity(rig: BenchmarkContext, server: Server, seconds: float) -> list[tuple[str, LoadPhase]]:
     """T*, by a closed loop and a sweep of rates around what it brought."""
     client, asked = Client(server.port), rig.questions(server.port)
     found = [("closed loop, 16 clients", await closed_loop(client, asked, 16, seconds))]
     rate = found[0][1].goodput
-    for share in SWEEP:
+    for share in SWEEP_FACTORS:
         phase = await open_loop(client, asked, share * rate, seconds, rig.seed + int(100 * share))
         found.append((f"open loop at {share:g} of it", phase))
-        tell(found[-1][0], phase)
+        print_phase(found[-1][0], phase)
     rig.capacity = max(phase.goodput for _, phase in found)
     client.close()
     return found
 
 
 @dataclass
-class Watch:
+class MemoryMonitor:
     """Memory of the server twice a second, from a thread, while something else happens."""
 
     server: Server
     seen: list[int] = field(default_factory=list)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> MemoryMonitor:
         self.over = threading.Event()
         self.thread = threading.Thread(target=self.look, daemon=True)
         self.thread.start()
@@ -127,7 +136,7 @@ class Watch:
         self.thread.join()
 
 
-async def recovery(client: Client, asked: list[Question], normal: float) -> float:
+async def measure_recovery(client: Client, asked: list[ClientRequest], normal: float) -> float:
     """Seconds until one request, asked again and again, is answered right within the normal latency; 30 where it never
     is."""
     clock = asyncio.get_running_loop().time
@@ -141,26 +150,26 @@ async def recovery(client: Client, asked: list[Question], normal: float) -> floa
     return clock() - begun
 
 
-async def load(rig: Rig, arguments: argparse.Namespace) -> list[str]:
+async def measure_load(rig: BenchmarkContext, arguments: argparse.Namespace) -> list[str]:
     """Every multiple of T*, one after the other, on one server."""
     lines = ["## Load", ""]
     with rig.serve() as server:
-        await acquaint(rig, server)
+        await collect_reference_predictions(rig, server)
         sweep = await measure_capacity(rig, server, rig.seconds)
         before, rows = server.memory(), []
         asked = rig.questions(server.port)
-        with Watch(server) as watch:
-            for share in LOADS:
+        with MemoryMonitor(server) as watch:
+            for share in LOAD_FACTORS:
                 client, side, over = Client(server.port), Client(server.port), asyncio.Event()
-                beat = asyncio.create_task(pulse(side, "/healthz", 0.05, over))
+                beat = asyncio.create_task(send_periodically(side, "/healthz", 0.05, over))
                 spent = server.spent()
                 phase = await open_loop(client, asked, share * rig.capacity, rig.seconds, rig.seed + int(10 * share))
                 spent = (server.spent() - spent) / (asyncio.get_running_loop().time() - phase.start)
                 over.set()
                 health = await beat
-                last = await recovery(side, asked, 3 * rig.alone + 0.005)
+                last = await measure_recovery(side, asked, 3 * rig.alone + 0.005)
                 rows.append((share, phase, health, last, spent))
-                tell(f"{share:g} x T*, server {spent:.0%} of its core", phase)
+                print_phase(f"{share:g} x T*, server {spent:.0%} of its core", phase)
                 client.close()
                 side.close()
         peak, after = max(watch.seen), server.memory()
@@ -175,20 +184,22 @@ async def load(rig: Rig, arguments: argparse.Namespace) -> list[str]:
         "| | offered/s | right answers/s | p50, p99 ms |",
         "|---|---|---|---|",
         *(
-            f"| {name} | {p.offered:.1f} | {p.goodput:.1f} | {ms(p.latency(0.5))}, {ms(p.latency(0.99))} |"
+            f"| {name} | {p.offered:.1f} | {p.goodput:.1f} | {format_milliseconds(p.latency(0.5))}, {format_milliseconds(p.latency(0.99))} |"
             for name, p in sweep
         ),
         "",
-        f"| {' | '.join(HEAD)} |",
-        "|" + "---|" * len(HEAD),
+        f"| {' | '.join(TABLE_HEAD)} |",
+        "|" + "---|" * len(TABLE_HEAD),
     ]
     for share, p, health, recovered, spent in rows:
-        beat = ms(quantile([r.seconds for r in health], 0.99)) + " (not all 200)" * any(not r.right for r in health)
+        beat = format_milliseconds(compute_quantile([r.seconds for r in health], 0.99)) + " (not all 200)" * any(
+            not r.right for r in health
+        )
         rates = [f"{share:g}", f"{p.offered:.1f}", f"{p.goodput:.1f}", f"{p.goodput / rig.capacity:.2f}"]
         times = [
-            f"{ms(p.latency(0.5))}, {ms(p.latency(0.99))}",
-            ms(p.latency(0.99, refused=True)),
-            said(p.statuses()),
+            f"{format_milliseconds(p.latency(0.5))}, {format_milliseconds(p.latency(0.99))}",
+            format_milliseconds(p.latency(0.99, refused=True)),
+            format_statuses(p.statuses()),
             beat,
         ]
         lines.append(f"| {' | '.join([*rates, *times, f'{recovered:.2f}', f'{spent:.0%}, {p.own:.0%}'])} |")
@@ -215,47 +226,47 @@ async def load(rig: Rig, arguments: argparse.Namespace) -> list[str]:
     return lines
 
 
-def tell(name: str, phase: Phase) -> None:
+def print_phase(name: str, phase: LoadPhase) -> None:
     """A phase in a line, for whoever waits."""
     print(
-        f"{name}: offered {phase.offered:.1f}/s, right {phase.goodput:.1f}/s, p99 {ms(phase.latency(0.99))} ms, "
-        f"refused p99 {ms(phase.latency(0.99, True))} ms, {said(phase.statuses())}, client {phase.own:.0%}",
+        f"{name}: offered {phase.offered:.1f}/s, right {phase.goodput:.1f}/s, p99 {format_milliseconds(phase.latency(0.99))} ms, "
+        f"refused p99 {format_milliseconds(phase.latency(0.99, True))} ms, {format_statuses(phase.statuses())}, client {phase.own:.0%}",
         file=sys.stderr,
         flush=True,
     )
 
 
-def ms(seconds: float) -> str:
+def format_milliseconds(seconds: float) -> str:
     """Milliseconds for a table."""
     return "–" if seconds != seconds else f"{1000 * seconds:.1f}" if seconds < 0.1 else f"{1000 * seconds:.0f}"
 
 
-def said(statuses: dict[str, int]) -> str:
+def format_statuses(statuses: dict[str, int]) -> str:
     """`200 57, 429 920`."""
     return ", ".join(f"{name} {count}" for name, count in sorted(statuses.items()))
 
 
-async def need_capacity(rig: Rig) -> None:
+async def need_capacity(rig: BenchmarkContext) -> None:
     """Where the part `load` has not run: the answers, and T* from a short look."""
     if rig.capacity:
         return
     with rig.serve() as server:
-        await acquaint(rig, server)
+        await collect_reference_predictions(rig, server)
         client = Client(server.port)
         rig.capacity = (await closed_loop(client, rig.questions(server.port), 16, min(6.0, rig.seconds))).goodput
         client.close()
-    print(f"L1 {ms(rig.alone)} ms, T* about {rig.capacity:.1f}/s", file=sys.stderr, flush=True)
+    print(f"L1 {format_milliseconds(rig.alone)} ms, T* about {rig.capacity:.1f}/s", file=sys.stderr, flush=True)
 
 
 PARTS = {
-    "load": load,
-    "loris": serving_abuse.loris,
-    "fuzz": serving_abuse.fuzz,
-    "cancel": serving_abuse.cancel,
-    "drain": serving_life.drain,
-    "crash": serving_life.crash,
-    "reload": serving_life.reload,
-    "soak": serving_life.soak,
+    "load": measure_load,
+    "loris": serving_abuse.measure_slow_clients,
+    "fuzz": serving_abuse.send_malformed_requests,
+    "cancel": serving_abuse.measure_cancellation,
+    "drain": serving_life.measure_drains,
+    "crash": serving_life.measure_decoder_crashes,
+    "reload": serving_life.measure_reloads,
+    "soak": serving_life.measure_soak,
 }
 
 
@@ -280,9 +291,11 @@ def main() -> None:
     server_core, client_core = two_cores()
     torch.set_num_threads(1)
     run = arguments.run or make_run(arguments.scratch, arguments.model, arguments.seed)
-    pictures = photographs(arguments.images, arguments.count, arguments.seed)
+    pictures = load_photographs(arguments.images, arguments.count, arguments.seed)
     words = tuple(word for given in arguments.serve for word in ("--" + given).split("=", 1))
-    rig = Rig(run, pictures, arguments.scratch, server_core, arguments.seconds, arguments.seed, words=words)
+    rig = BenchmarkContext(
+        run, pictures, arguments.scratch, server_core, arguments.seconds, arguments.seed, words=words
+    )
     mean = sum(len(raw) for _, raw in pictures) / len(pictures) / 1024
     lines = [
         f"# Serving {arguments.run.name if arguments.run else arguments.model}, {time.strftime('%Y-%m-%d')}",

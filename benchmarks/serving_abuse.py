@@ -10,15 +10,15 @@ import resource
 import sys
 from collections import Counter, defaultdict
 
-from serving_client import Client, Phase, Question, open_loop, quantile, uploads
-from serving_malformed import LIMIT, drawn, lists
+from serving_client import Client, ClientRequest, LoadPhase, compute_quantile, make_upload_requests, open_loop
+from serving_malformed import MAX_OFFERED_BYTES, generate_random_cases, list_known_cases
 from serving_sending import send_all
 from serving_server import Server, make_run
 
 MIB = 2**20
-SMALL = "ViT-64x2/32"
-WAYS = ("header", "body", "idle", "reader")
-TELLS = {
+SMALL_MODEL = "ViT-64x2/32"
+ATTACKS = ("header", "body", "idle", "reader")
+ATTACK_DESCRIPTIONS = {
     "header": "a byte of a header every 5 s",
     "body": "a byte of a body every second",
     "idle": "nothing at all",
@@ -32,7 +32,7 @@ def more_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-async def attack(port: int, way: str, until: float) -> tuple[str, float]:
+async def hold_connection(port: int, way: str, until: float) -> tuple[str, float]:
     """One connection that holds on as long as it can. Returns how long that was; infinite where it outlived the
     time."""
     clock = asyncio.get_running_loop().time
@@ -74,7 +74,7 @@ async def attack(port: int, way: str, until: float) -> tuple[str, float]:
         writer.transport.abort()
 
 
-async def good_clients(port: int, asked: list[Question], rig, seconds: float) -> list[Phase]:
+async def good_clients(port: int, asked: list[ClientRequest], rig, seconds: float) -> list[LoadPhase]:
     """0.7 T*, half of it on connections that are kept."""
     kept, fresh = Client(port), Client(port, fresh=True)
     rate = 0.35 * rig.capacity
@@ -85,7 +85,7 @@ async def good_clients(port: int, asked: list[Question], rig, seconds: float) ->
     return phases
 
 
-async def loris(rig, arguments) -> list[str]:
+async def measure_slow_clients(rig, arguments) -> list[str]:
     """Attackers hold connections while good clients, half of them on new connections, ask at 0.7 T*."""
     more_files()
     seconds = max(rig.seconds, 45.0)
@@ -96,8 +96,8 @@ async def loris(rig, arguments) -> list[str]:
         clock = asyncio.get_running_loop().time
         until = clock() + seconds + 2
         attackers = [
-            asyncio.create_task(attack(server.port, way, until))
-            for _, way in zip(range(arguments.attackers), itertools.cycle(WAYS))
+            asyncio.create_task(hold_connection(server.port, way, until))
+            for _, way in zip(range(arguments.attackers), itertools.cycle(ATTACKS))
         ]
         await asyncio.sleep(2)
         held = server.files() - files
@@ -130,10 +130,10 @@ async def loris(rig, arguments) -> list[str]:
         "| attack | connections | median s until closed | longest | still open at the end |",
         "|---|---|---|---|---|",
     ]
-    for way in WAYS:
+    for way in ATTACKS:
         spans = [span for span in times[way] if span != float("inf")]
-        longest = f"{quantile(spans, 0.5):.1f} | {max(spans):.1f}" if spans else "– | –"
-        lines.append(f"| {TELLS[way]} | {len(times[way])} | {longest} | {len(times[way]) - len(spans)} |")
+        longest = f"{compute_quantile(spans, 0.5):.1f} | {max(spans):.1f}" if spans else "– | –"
+        lines.append(f"| {ATTACK_DESCRIPTIONS[way]} | {len(times[way])} | {longest} | {len(times[way]) - len(spans)} |")
     lines += [
         "",
         f"Memory {before / MIB:.0f} MiB before, {peak / MIB:.0f} under attack, {after / MIB:.0f} after.",
@@ -143,23 +143,28 @@ async def loris(rig, arguments) -> list[str]:
     return lines
 
 
-async def fuzz(rig, arguments) -> list[str]:
+async def send_malformed_requests(rig, arguments) -> list[str]:
     """Known tricks, then drawn requests, then the same questions as at the start; to a small model, so that few are
     refused."""
-    with rig.serve(make_run(rig.scratch, SMALL, rig.seed)) as server:
+    with rig.serve(make_run(rig.scratch, SMALL_MODEL, rig.seed)) as server:
         client = Client(server.port)
         answers = [
             json.loads((await client.ask(question)).body)["predictions"]
-            for question in uploads(server.port, rig.pictures)
+            for question in make_upload_requests(server.port, rig.pictures)
         ]
         before, raws = server.memory(), [raw for _, raw in rig.pictures[:20]]
-        cases = lists(server.port, raws[0])
+        cases = list_known_cases(server.port, raws[0])
         known = len(cases)
-        cases += drawn(server.port, max(0, arguments.requests - known), rig.seed, raws)
+        cases += generate_random_cases(server.port, max(0, arguments.requests - known), rig.seed, raws)
         begun = asyncio.get_running_loop().time()
         tally = await send_all(server.port, cases)
         seconds = asyncio.get_running_loop().time() - begun
-        right = sum([(await client.ask(question)).right for question in uploads(server.port, rig.pictures, answers)])
+        right = sum(
+            [
+                (await client.ask(question)).right
+                for question in make_upload_requests(server.port, rig.pictures, answers)
+            ]
+        )
         client.close()
         after, metrics, alive = server.memory(), server.metrics(), server.process.poll() is None
     kinds = defaultdict(list)
@@ -173,7 +178,7 @@ async def fuzz(rig, arguments) -> list[str]:
         "## Malformed requests",
         "",
         (
-            f"{len(cases):,} requests in {seconds:.0f} s: {known} known tricks, bodies up to {LIMIT // MIB} MiB; others of "
+            f"{len(cases):,} requests in {seconds:.0f} s: {known} known tricks, bodies up to {MAX_OFFERED_BYTES // MIB} MiB; others of "
             f"seed {rig.seed}."
         ),
         "",
@@ -193,16 +198,16 @@ async def fuzz(rig, arguments) -> list[str]:
     return lines
 
 
-def computed(server: Server) -> float:
+def count_computed_images(server: Server) -> float:
     """Images that went through the model so far."""
     return server.metrics().get("vitreous_batch_images_sum", 0.0)
 
 
-async def cancel(rig, arguments) -> list[str]:
+async def measure_cancellation(rig, arguments) -> list[str]:
     """Clients that leave: during the upload, while they wait, at any time up to a second after; ten at a time."""
     draw = random.Random(rig.seed)
     with rig.serve() as server:
-        before, files, first = server.memory(), server.files(), computed(server)
+        before, files, first = server.memory(), server.files(), count_computed_images(server)
         asked, seen = rig.questions(server.port), Counter()
         room = asyncio.Semaphore(8)
 
@@ -223,7 +228,7 @@ async def cancel(rig, arguments) -> list[str]:
 
         await asyncio.gather(*(leave(number) for number in range(arguments.attackers)))
         await asyncio.sleep(3)
-        spent = computed(server) - first
+        spent = count_computed_images(server) - first
         client = Client(server.port)
         right = sum([(await client.ask(question)).right for question in asked])
         client.close()

@@ -16,12 +16,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-PATIENCE = 60.0  # seconds after which a request counts as hung
-BROKEN, HUNG = 0, -1  # statuses of what got no answer
+REQUEST_TIMEOUT = 60.0  # seconds after which a request counts as hung
+STATUS_BROKEN, STATUS_HUNG = 0, -1  # statuses of what got no answer
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ClientRequest:
     """A request without its id: what stands before the id, what follows it, and the predictions that it must get."""
 
     before: bytes
@@ -30,7 +30,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ClientResponse:
     """What came back: status, seconds since it was due and since it was sent, when, and whether it was the right
     answer."""
 
@@ -43,7 +43,7 @@ class Reply:
     body: bytes = b""
 
 
-class Line(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """One connection, one request at a time."""
 
     def __init__(self) -> None:
@@ -57,11 +57,11 @@ class Line(asyncio.Protocol):
     def connection_lost(self, error) -> None:
         self.open = False
         if self.waiter and not self.waiter.done():
-            self.waiter.set_result((BROKEN, {}, b""))
+            self.waiter.set_result((STATUS_BROKEN, {}, b""))
 
     def data_received(self, data: bytes) -> None:
         self.buffer += data
-        while self.waiter and not self.waiter.done() and (found := parse(self.buffer)):
+        while self.waiter and not self.waiter.done() and (found := parse_response(self.buffer)):
             if found[0] != 100:
                 self.waiter.set_result(found)
 
@@ -73,7 +73,7 @@ class Line(asyncio.Protocol):
         return self.waiter
 
 
-def parse(buffer: bytearray) -> tuple[int, dict[bytes, bytes], bytes] | None:
+def parse_response(buffer: bytearray) -> tuple[int, dict[bytes, bytes], bytes] | None:
     """Take one whole response with a Content-Length off the buffer; None where there is none yet."""
     end = buffer.find(b"\r\n\r\n")
     if end < 0:
@@ -96,15 +96,15 @@ class Client:
         self.numbers = itertools.count()
         self.mark = f"{random.randrange(16**6):06x}"
 
-    async def connected(self) -> Line:
+    async def connected(self) -> ClientConnection:
         """An idle connection that is still open, or a new one."""
         while self.idle and not self.fresh:
             line = self.idle.pop()
             if line.open:
                 return line
-        return (await asyncio.get_running_loop().create_connection(Line, "127.0.0.1", self.port))[1]
+        return (await asyncio.get_running_loop().create_connection(ClientConnection, "127.0.0.1", self.port))[1]
 
-    async def ask(self, question: Question, due: float | None = None) -> Reply:
+    async def ask(self, question: ClientRequest, due: float | None = None) -> ClientResponse:
         """One request, whole; a broken connection or a hung request is a reply too."""
         clock = asyncio.get_running_loop().time
         due, name = clock() if due is None else due, f"{self.mark}-{next(self.numbers)}".encode()
@@ -114,17 +114,23 @@ class Client:
                 line = await self.connected()
                 sent = clock()
                 status, headers, body = await asyncio.wait_for(
-                    line.ask(question.before + name + question.after), PATIENCE
+                    line.ask(question.before + name + question.after), REQUEST_TIMEOUT
                 )
             except (OSError, TimeoutError) as error:
-                return Reply(HUNG if isinstance(error, TimeoutError) else BROKEN, clock() - due, clock(), sent, False)
+                return ClientResponse(
+                    STATUS_HUNG if isinstance(error, TimeoutError) else STATUS_BROKEN,
+                    clock() - due,
+                    clock(),
+                    sent,
+                    False,
+                )
             finished = clock()
         if status and headers.get(b"connection", b"").lower() != b"close" and not self.fresh:
             self.idle.append(line)
         elif line.open:
             line.transport.close()
-        right = status == 200 and headers.get(b"x-request-id") == name and fits(question.expected, body)
-        return Reply(status, finished - due, finished, sent, right, headers, body)
+        right = status == 200 and headers.get(b"x-request-id") == name and matches_expected(question.expected, body)
+        return ClientResponse(status, finished - due, finished, sent, right, headers, body)
 
     def close(self) -> None:
         """Let all idle connections go."""
@@ -134,34 +140,36 @@ class Client:
         self.idle.clear()
 
 
-def fits(expected: list | None, body: bytes) -> bool:
+def matches_expected(expected: list | None, body: bytes) -> bool:
     """Whether the predictions are the expected ones, to the last digit; anything fits where none are."""
     return expected is None or json.loads(body)["predictions"] == expected
 
 
-def question(
+def make_request(
     port: int, path: str, body: bytes = b"", kind: str = "", expected: list | None = None, more: str = ""
-) -> Question:
+) -> ClientRequest:
     """A well-formed request: POST with a body, GET without."""
     head = f"{'POST' if body else 'GET'} {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{more}"
     head += f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\n" if body else ""
-    return Question(head.encode() + b"X-Request-Id: ", b"\r\n\r\n" + body, expected)
+    return ClientRequest(head.encode() + b"X-Request-Id: ", b"\r\n\r\n" + body, expected)
 
 
-def uploads(port: int, pictures: Sequence[tuple[str, bytes]], expected: Sequence[list] | None = None) -> list[Question]:
+def make_upload_requests(
+    port: int, pictures: Sequence[tuple[str, bytes]], expected: Sequence[list] | None = None
+) -> list[ClientRequest]:
     """One prediction a picture: the even ones as a form with a file name, the odd ones as the body itself."""
     found = []
     for number, (name, raw) in enumerate(pictures):
         answer = expected[number] if expected else None
         if number % 2:
-            found.append(question(port, "/v1/predict?top=5", raw, "image/jpeg", answer))
+            found.append(make_request(port, "/v1/predict?top=5", raw, "image/jpeg", answer))
         else:
-            body, kind = form([(name, raw)])
-            found.append(question(port, "/v1/predict?top=5", body, kind, answer))
+            body, kind = encode_multipart([(name, raw)])
+            found.append(make_request(port, "/v1/predict?top=5", body, kind, answer))
     return found
 
 
-def form(files: Sequence[tuple[str, bytes]], boundary: str = "frontier7f3a") -> tuple[bytes, str]:
+def encode_multipart(files: Sequence[tuple[str, bytes]], boundary: str = "frontier7f3a") -> tuple[bytes, str]:
     """A multipart body with these files, and its Content-Type."""
     parts = []
     for name, raw in files:
@@ -174,13 +182,13 @@ def form(files: Sequence[tuple[str, bytes]], boundary: str = "frontier7f3a") -> 
 
 
 @dataclass
-class Phase:
+class LoadPhase:
     """What a time of load brought. Rates are per second; `skip` seconds at its start are left out of the goodput."""
 
     start: float
     seconds: float
     skip: float
-    replies: list[Reply]
+    replies: list[ClientResponse]
     own: float  # processor seconds of the client for each second
 
     @property
@@ -189,7 +197,7 @@ class Phase:
         return len(self.replies) / self.seconds
 
     @property
-    def good(self) -> list[Reply]:
+    def good(self) -> list[ClientResponse]:
         """Those answered, and answered right."""
         return [reply for reply in self.replies if reply.right]
 
@@ -201,7 +209,7 @@ class Phase:
 
     def statuses(self) -> dict[str, int]:
         """How many of each status; a 200 with somebody else's answer is `wrong`."""
-        names = {BROKEN: "broken", HUNG: "hung"}
+        names = {STATUS_BROKEN: "broken", STATUS_HUNG: "hung"}
         return dict(
             Counter(
                 "wrong" if r.status == 200 and not r.right else names.get(r.status, str(r.status)) for r in self.replies
@@ -211,16 +219,18 @@ class Phase:
     def latency(self, share: float, refused: bool = False) -> float:
         """A quantile of the seconds of right answers, or of refusals (429 and 503); NaN without any."""
         chosen = [r for r in self.replies if r.status in (429, 503)] if refused else self.good
-        return quantile([reply.seconds for reply in chosen], share)
+        return compute_quantile([reply.seconds for reply in chosen], share)
 
 
-def quantile(values: Sequence[float], share: float) -> float:
+def compute_quantile(values: Sequence[float], share: float) -> float:
     """The smallest value that at least this share of them does not exceed; NaN of none."""
     ordered = sorted(values)
     return ordered[max(0, -(-int(share * 1000) * len(ordered) // 1000) - 1)] if ordered else float("nan")
 
 
-async def open_loop(client: Client, questions: Sequence[Question], rate: float, seconds: float, seed: int = 0) -> Phase:
+async def open_loop(
+    client: Client, questions: Sequence[ClientRequest], rate: float, seconds: float, seed: int = 0
+) -> LoadPhase:
     """Requests at Poisson times of this rate, the questions in a drawn order; returns when all have ended."""
     draw, clock, tasks = random.Random(seed), asyncio.get_running_loop().time, []
     begun, start = time.process_time(), clock()
@@ -231,10 +241,10 @@ async def open_loop(client: Client, questions: Sequence[Question], rate: float, 
         tasks.append(asyncio.create_task(client.ask(draw.choice(questions), due)))
         due += draw.expovariate(rate)
     own = (time.process_time() - begun) / seconds
-    return Phase(start, seconds, min(2.0, seconds / 5), await asyncio.gather(*tasks), own)
+    return LoadPhase(start, seconds, min(2.0, seconds / 5), await asyncio.gather(*tasks), own)
 
 
-async def closed_loop(client: Client, questions: Sequence[Question], clients: int, seconds: float) -> Phase:
+async def closed_loop(client: Client, questions: Sequence[ClientRequest], clients: int, seconds: float) -> LoadPhase:
     """So many clients, each of which asks again as soon as it has its answer; one refused waits 20 ms."""
     clock, replies = asyncio.get_running_loop().time, []
     begun, start = time.process_time(), clock()
@@ -247,12 +257,12 @@ async def closed_loop(client: Client, questions: Sequence[Question], clients: in
                 await asyncio.sleep(0.02)
 
     await asyncio.gather(*(one() for _ in range(clients)))
-    return Phase(start, seconds, min(2.0, seconds / 5), replies, (time.process_time() - begun) / seconds)
+    return LoadPhase(start, seconds, min(2.0, seconds / 5), replies, (time.process_time() - begun) / seconds)
 
 
-async def pulse(client: Client, path: str, every: float, over: asyncio.Event) -> list[Reply]:
+async def send_periodically(client: Client, path: str, every: float, over: asyncio.Event) -> list[ClientResponse]:
     """Ask for one path at a fixed beat until it is over."""
-    clock, tasks, asked = asyncio.get_running_loop().time, [], question(client.port, path)
+    clock, tasks, asked = asyncio.get_running_loop().time, [], make_request(client.port, path)
     due = clock()
     while not over.is_set():
         tasks.append(asyncio.create_task(client.ask(asked, due)))

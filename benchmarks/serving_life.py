@@ -13,15 +13,24 @@ import socket
 import time
 from pathlib import Path
 
-from serving_client import BROKEN, HUNG, Client, Reply, closed_loop, open_loop, quantile, question
+from serving_client import (
+    STATUS_BROKEN,
+    STATUS_HUNG,
+    Client,
+    ClientResponse,
+    closed_loop,
+    compute_quantile,
+    make_request,
+    open_loop,
+)
 from serving_server import make_run
 from serving_trap import TRICKS
 
 MIB = 2**20
-TRAP = Path(__file__).parent / "serving_trap.py"
+TRAP_SCRIPT = Path(__file__).parent / "serving_trap.py"
 
 
-def deaf(port: int) -> bool:
+def is_port_closed(port: int) -> bool:
     """Whether nobody takes connections at a port any more."""
     try:
         socket.create_connection(("127.0.0.1", port), 1).close()
@@ -30,7 +39,7 @@ def deaf(port: int) -> bool:
     return False
 
 
-async def drained(rig, number: int) -> dict:
+async def drain_server(rig, number: int) -> dict:
     """One server under load, a SIGTERM at a drawn moment, and what became of every request."""
     draw = random.Random(rig.seed + number)
     with rig.serve() as server:
@@ -39,7 +48,7 @@ async def drained(rig, number: int) -> dict:
         await asyncio.sleep(draw.uniform(1.0, 2.0))
         told = clock()
         server.process.send_signal(signal.SIGTERM)
-        while not await asyncio.to_thread(deaf, server.port) and clock() - told < 15:
+        while not await asyncio.to_thread(is_port_closed, server.port) and clock() - told < 15:
             await asyncio.sleep(0.002)
         closed = clock() - told
         while server.process.poll() is None and clock() - told < 20:
@@ -48,10 +57,10 @@ async def drained(rig, number: int) -> dict:
         phase = await load
     before = [reply for reply in phase.replies if reply.sent < told]
     waiting = [reply for reply in before if reply.finished > told]
-    lost = [reply for reply in before if reply.status in (BROKEN, HUNG)]
+    lost = [reply for reply in before if reply.status in (STATUS_BROKEN, STATUS_HUNG)]
     wrong = [reply for reply in before if reply.status == 200 and not reply.right]
     late = [reply for reply in phase.replies if reply.sent >= told and reply.sent < told + closed]
-    torn = [reply for reply in late if reply.status in (BROKEN, HUNG)]
+    torn = [reply for reply in late if reply.status in (STATUS_BROKEN, STATUS_HUNG)]
     return {
         "before": len(before),
         "waiting": len(waiting),
@@ -65,11 +74,11 @@ async def drained(rig, number: int) -> dict:
     }
 
 
-async def drain(rig, arguments) -> list[str]:
+async def measure_drains(rig, arguments) -> list[str]:
     """As many servers as `--drains`, each told to end under load at 1.5 T*."""
     rows = []
     for number in range(arguments.drains):
-        rows.append(await drained(rig, number))
+        rows.append(await drain_server(rig, number))
         print(rows[-1], flush=True)
 
     def total(key: str) -> int:
@@ -90,13 +99,13 @@ async def drain(rig, arguments) -> list[str]:
         f"- listener closed within {max(row['closed'] for row in rows) * 1000:.0f} ms",
         (
             f"- ended within {max(row['ended'] for row in rows):.2f} s, median "
-            f"{quantile([row['ended'] for row in rows], 0.5):.2f}"
+            f"{compute_quantile([row['ended'] for row in rows], 0.5):.2f}"
         ),
         "",
     ]
 
 
-async def crash(rig, arguments) -> list[str]:
+async def measure_decoder_crashes(rig, arguments) -> list[str]:
     """Pictures that crash, spin or eat memory, and a decoder killed from outside, while others ask at 0.5 T*."""
     lines = [
         "## Decoders that fall over",
@@ -104,7 +113,7 @@ async def crash(rig, arguments) -> list[str]:
         "| what | status | s until answered | others answered right | same process |",
         "|---|---|---|---|---|",
     ]
-    with rig.serve(program=(str(TRAP), "serve")) as server:
+    with rig.serve(program=(str(TRAP_SCRIPT), "serve")) as server:
         asked, first = rig.questions(server.port), server.process.pid
         memory = server.memory()
         for trick in (*TRICKS, b"SIGKILL"):
@@ -116,7 +125,9 @@ async def crash(rig, arguments) -> list[str]:
                     os.kill(child, signal.SIGKILL)
                 victim = None
             else:
-                victim = await side.ask(question(server.port, "/v1/predict", rig.pictures[0][1] + trick, "image/jpeg"))
+                victim = await side.ask(
+                    make_request(server.port, "/v1/predict", rig.pictures[0][1] + trick, "image/jpeg")
+                )
             phase = await load
             told = f"{victim.status} | {victim.seconds:.2f}" if victim else "– | –"
             alive = server.process.poll() is None and server.process.pid == first
@@ -137,7 +148,7 @@ async def crash(rig, arguments) -> list[str]:
     return lines
 
 
-def swap(run: Path, other: Path) -> None:
+def replace_bundle(run: Path, other: Path) -> None:
     """Put another bundle in the place of one, file by file as a copy does."""
     for path in other.iterdir():
         if path.is_file():
@@ -145,7 +156,7 @@ def swap(run: Path, other: Path) -> None:
             os.replace(run / f".{path.name}", run / path.name)
 
 
-async def reload(rig, arguments) -> list[str]:
+async def measure_reloads(rig, arguments) -> list[str]:
     """SIGHUP at 0.7 T*: another model, then a damaged one, then the first again."""
     home = rig.scratch / "reloaded"
     shutil.rmtree(home, ignore_errors=True)
@@ -159,14 +170,14 @@ async def reload(rig, arguments) -> list[str]:
         "|---|---|---|---|---|",
     ]
     with rig.serve(run=home) as server:
-        asked = [question(server.port, "/v1/predict", raw, "image/jpeg") for _, raw in rig.pictures]
+        asked = [make_request(server.port, "/v1/predict", raw, "image/jpeg") for _, raw in rig.pictures]
         kept = server.memory()
         for what in ("another", "a damaged one", "the first"):
             client, side = Client(server.port), Client(server.port)
-            before = version(await side.ask(asked[0]))
+            before = read_model_version(await side.ask(asked[0]))
             load = asyncio.create_task(open_loop(client, asked, 0.7 * rig.capacity, 15.0))
             await asyncio.sleep(2)
-            swap(home, {"another": second, "the first": first}.get(what, second))
+            replace_bundle(home, {"another": second, "the first": first}.get(what, second))
             if what == "a damaged one":
                 with open(home / "weights.safetensors", "r+b") as file:
                     file.seek(-1000, 2)
@@ -175,13 +186,13 @@ async def reload(rig, arguments) -> list[str]:
             server.process.send_signal(signal.SIGHUP)
             taken = float("nan")
             while time.perf_counter() - begun < 12:
-                if version(await side.ask(asked[0])) != before:
+                if read_model_version(await side.ask(asked[0])) != before:
                     taken = time.perf_counter() - begun
                     break
                 await asyncio.sleep(0.1)
             phase = await load
-            after = version(await side.ask(asked[0]))
-            versions = sorted({version(reply) for reply in phase.replies if reply.status == 200})
+            after = read_model_version(await side.ask(asked[0]))
+            versions = sorted({read_model_version(reply) for reply in phase.replies if reply.status == 200})
             told = f"{len(phase.replies)}, {phase.statuses()}, {len(versions)} versions"
             lines.append(f"| {what} | {before}, {after} | {told} | {phase.latency(0.99):.2f} | {taken:.1f} |")
             client.close()
@@ -190,7 +201,7 @@ async def reload(rig, arguments) -> list[str]:
     return lines
 
 
-def version(reply: Reply) -> str:
+def read_model_version(reply: ClientResponse) -> str:
     """The model's version in an answer."""
     try:
         return json.loads(reply.body)["model"]["version"]
@@ -198,13 +209,13 @@ def version(reply: Reply) -> str:
         return f"status {reply.status}"
 
 
-async def soak(rig, arguments) -> list[str]:
+async def measure_soak(rig, arguments) -> list[str]:
     """Long at 0.7 T*, one picture in ten damaged."""
     minutes = max(rig.seconds * 10, 60) / 60
     with rig.serve() as server:
         asked = rig.questions(server.port)
         bad = [
-            question(server.port, "/v1/predict", raw[: len(raw) // 2], "image/jpeg")
+            make_request(server.port, "/v1/predict", raw[: len(raw) // 2], "image/jpeg")
             for _, raw in rig.pictures[: len(asked) // 10]
         ]
         client = Client(server.port)

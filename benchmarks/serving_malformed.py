@@ -13,13 +13,13 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from serving_client import form
+from serving_client import encode_multipart
 
-LIMIT = 24 * 2**20  # bytes that are offered to a server whose limit is 20 MiB
+MAX_OFFERED_BYTES = 24 * 2**20  # bytes that are offered to a server whose limit is 20 MiB
 
 
 @dataclass(frozen=True)
-class Case:
+class MalformedRequest:
     """Bytes to send, in pieces. `strict`: it must be refused, and nothing after it on the connection be taken for a
     request.
 
@@ -34,7 +34,7 @@ class Case:
     allowed: tuple[int, ...] = ()
 
 
-def post(
+def make_post(
     port: int,
     body: bytes = b"x",
     *headers: str,
@@ -53,7 +53,7 @@ def post(
     return "\r\n".join(lines).encode("latin-1", "replace") + b"\r\n\r\n" + body
 
 
-def sizes(port: int) -> Iterator[Case]:
+def iterate_size_cases(port: int) -> Iterator[MalformedRequest]:
     """S2: bodies that are too long, or will be once they are unpacked."""
     picture, chunked = "Content-Type: image/jpeg", "Transfer-Encoding: chunked"
     for name, length in (
@@ -62,55 +62,62 @@ def sizes(port: int) -> Iterator[Case]:
         ("400 digits", "9" * 400),
         ("65 MB", str(65 * 2**20)),
     ):
-        yield Case(
-            f"content-length {name}", (post(port, b"abc", picture, length=length),), strict=True, allowed=(400, 413)
+        yield MalformedRequest(
+            f"content-length {name}",
+            (make_post(port, b"abc", picture, length=length),),
+            strict=True,
+            allowed=(400, 413),
         )
     piece = b"10000\r\n" + bytes(65536) + b"\r\n"
-    yield Case(
+    yield MalformedRequest(
         "endless chunks",
-        (post(port, b"", picture, chunked, length=""), *[piece] * (LIMIT // 65536)),
+        (make_post(port, b"", picture, chunked, length=""), *[piece] * (MAX_OFFERED_BYTES // 65536)),
         allowed=(413,),
         strict=True,
     )
     small = b"1\r\na\r\n" * 10_000
-    ones = (post(port, b"", picture, chunked, length=""), *[small] * 10, b"0\r\n\r\n")
-    yield Case("100,000 chunks of one byte", ones, allowed=(400, 413, 422))
+    ones = (make_post(port, b"", picture, chunked, length=""), *[small] * 10, b"0\r\n\r\n")
+    yield MalformedRequest("100,000 chunks of one byte", ones, allowed=(400, 413, 422))
     for coding, squeezed in (
         ("gzip", gzip.compress(bytes(2**24))),
         ("deflate", zlib.compress(bytes(2**24))),
         ("br", b"\x1b\0\0"),
     ):
-        yield Case(
+        yield MalformedRequest(
             f"content-encoding {coding}",
-            (post(port, squeezed, picture, f"Content-Encoding: {coding}"),),
+            (make_post(port, squeezed, picture, f"Content-Encoding: {coding}"),),
             allowed=(415,),
         )
-    yield Case("expect 100", (post(port, b"abc", picture, "Expect: 100-continue"),), allowed=(422,))
-    yield Case(
+    yield MalformedRequest("expect 100", (make_post(port, b"abc", picture, "Expect: 100-continue"),), allowed=(422,))
+    yield MalformedRequest(
         "expect 100, 99 GB",
-        (post(port, b"", picture, "Expect: 100-continue", length="99000000000"),),
+        (make_post(port, b"", picture, "Expect: 100-continue", length="99000000000"),),
         allowed=(413, 417),
     )
-    yield Case("expect nonsense", (post(port, b"abc", picture, "Expect: the-unexpected"),), allowed=(417, 422))
-    yield Case("body shorter than told", (post(port, b"abc", picture, length="50"),), finish=True)
-    yield Case("empty body", (post(port, b"", picture),), allowed=(400, 415, 422))
+    yield MalformedRequest(
+        "expect nonsense", (make_post(port, b"abc", picture, "Expect: the-unexpected"),), allowed=(417, 422)
+    )
+    yield MalformedRequest("body shorter than told", (make_post(port, b"abc", picture, length="50"),), finish=True)
+    yield MalformedRequest("empty body", (make_post(port, b"", picture),), allowed=(400, 415, 422))
 
 
-def framing(port: int) -> Iterator[Case]:
+def iterate_framing_cases(port: int) -> Iterator[MalformedRequest]:
     """S3: requests whose end two readers would not agree on, or that are not HTTP."""
     next_one = f"GET /smuggled HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()
     picture, host = "Content-Type: image/jpeg", f"Host: 127.0.0.1:{port}"
 
-    def raw(name: str, text: str | bytes, **more) -> Case:
-        return Case(name, (text if isinstance(text, bytes) else text.encode("latin-1"),), **({"strict": True} | more))
+    def raw(name: str, text: str | bytes, **more) -> MalformedRequest:
+        return MalformedRequest(
+            name, (text if isinstance(text, bytes) else text.encode("latin-1"),), **({"strict": True} | more)
+        )
 
     chunked = b"0\r\n\r\n" + next_one
-    yield Case(
-        "length and chunks", (post(port, chunked, picture, "Transfer-Encoding: chunked", length="5"),), strict=True
+    yield MalformedRequest(
+        "length and chunks", (make_post(port, chunked, picture, "Transfer-Encoding: chunked", length="5"),), strict=True
     )
-    yield Case(
+    yield MalformedRequest(
         "chunks and length",
-        (post(port, chunked, picture, "Content-Length: 5", "Transfer-Encoding: chunked", length=""),),
+        (make_post(port, chunked, picture, "Content-Length: 5", "Transfer-Encoding: chunked", length=""),),
         strict=True,
     )
     for lengths in (
@@ -127,8 +134,8 @@ def framing(port: int) -> Iterator[Case]:
         ("³",),
     ):
         named = [f"Content-Length: {length}" for length in lengths]
-        yield Case(
-            f"content-length {lengths}", (post(port, b"abc" + next_one, picture, *named, length=""),), strict=True
+        yield MalformedRequest(
+            f"content-length {lengths}", (make_post(port, b"abc" + next_one, picture, *named, length=""),), strict=True
         )
     for coding in (
         "xchunked",
@@ -140,28 +147,30 @@ def framing(port: int) -> Iterator[Case]:
         "chunk",
         "chunked;q=1",
     ):
-        text = post(port, chunked, picture, f"Transfer-Encoding: {coding}", length="")
-        yield Case(f"transfer-encoding {coding!r}", (text,), strict=coding != "identity, chunked", finish=True)
-    twice = post(port, chunked, picture, "Transfer-Encoding: chunked", "Transfer-Encoding: identity", length="")
-    yield Case("two transfer-encodings", (twice,), strict=True)
+        text = make_post(port, chunked, picture, f"Transfer-Encoding: {coding}", length="")
+        yield MalformedRequest(
+            f"transfer-encoding {coding!r}", (text,), strict=coding != "identity, chunked", finish=True
+        )
+    twice = make_post(port, chunked, picture, "Transfer-Encoding: chunked", "Transfer-Encoding: identity", length="")
+    yield MalformedRequest("two transfer-encodings", (twice,), strict=True)
     for chunk in ("-1", "zz", "0x3", "3 ", "+3", "fffffffffffffffff", "", "3;" + "a" * 70_000, "\x003", "3\n"):
         body = chunk.encode("latin-1") + b"\r\nabc\r\n0\r\n\r\n"
         loose = chunk in ("3 ",) or chunk.startswith("3;")
-        text = post(port, body, picture, "Transfer-Encoding: chunked", length="")
-        yield Case(f"chunk size {chunk[:20]!r}", (text,), strict=not loose, finish=True)
-    yield Case(
+        text = make_post(port, body, picture, "Transfer-Encoding: chunked", length="")
+        yield MalformedRequest(f"chunk size {chunk[:20]!r}", (text,), strict=not loose, finish=True)
+    yield MalformedRequest(
         "chunk longer than told",
-        (post(port, b"3\r\nabcdef\r\n0\r\n\r\n", picture, "Transfer-Encoding: chunked", length=""),),
+        (make_post(port, b"3\r\nabcdef\r\n0\r\n\r\n", picture, "Transfer-Encoding: chunked", length=""),),
         strict=True,
     )
-    trailer = post(
+    trailer = make_post(
         port,
         b"3\r\nabc\r\n0\r\nContent-Length: 9\r\nHost: evil\r\n\r\n",
         picture,
         "Transfer-Encoding: chunked",
         length="",
     )
-    yield Case("trailers", (trailer,))
+    yield MalformedRequest("trailers", (trailer,))
     for name, line in (
         ("NUL in a header", "X-A: a\x00b"),
         ("NUL in a name", "X-\x00A: b"),
@@ -227,7 +236,7 @@ def framing(port: int) -> Iterator[Case]:
     yield raw("bytes", bytes(range(256)) * 8, finish=True)
 
 
-def contents(port: int, picture: bytes) -> Iterator[Case]:
+def iterate_content_cases(port: int, picture: bytes) -> Iterator[MalformedRequest]:
     """S4 and S16: bodies that are not what they are called, and forms that no browser sends."""
     good = picture
     for kind in (
@@ -242,16 +251,20 @@ def contents(port: int, picture: bytes) -> Iterator[Case]:
         "\xff",
     ):
         headers = [f"Content-Type: {kind}"] if kind else []
-        yield Case(f"a picture as {kind or 'nothing'!r}", (post(port, good, *headers),))
-    yield Case("JSON", (post(port, b'{"image": "%%%"}', "Content-Type: application/json"),), allowed=(415,))
-    yield Case(
+        yield MalformedRequest(f"a picture as {kind or 'nothing'!r}", (make_post(port, good, *headers),))
+    yield MalformedRequest(
+        "JSON", (make_post(port, b'{"image": "%%%"}', "Content-Type: application/json"),), allowed=(415,)
+    )
+    yield MalformedRequest(
         "HTML as image/jpeg",
-        (post(port, b"<html><script>alert(1)</script>", "Content-Type: image/jpeg"),),
+        (make_post(port, b"<html><script>alert(1)</script>", "Content-Type: image/jpeg"),),
         allowed=(422,),
     )
-    yield Case("PNG header alone", (post(port, b"\x89PNG\r\n\x1a\n", "Content-Type: image/png"),), allowed=(422,))
+    yield MalformedRequest(
+        "PNG header alone", (make_post(port, b"\x89PNG\r\n\x1a\n", "Content-Type: image/png"),), allowed=(422,)
+    )
     mixed = "multipart/form-data"
-    body, kind = form([("a.jpg", good)])
+    body, kind = encode_multipart([("a.jpg", good)])
     edge = kind.rpartition("=")[2].encode()
     for name, told in (
         ("no boundary", mixed),
@@ -262,7 +275,7 @@ def contents(port: int, picture: bytes) -> Iterator[Case]:
         ("two boundaries", f"{kind}; boundary=other"),
         ("multipart/mixed", kind.replace("form-data", "mixed")),
     ):
-        yield Case(f"form: {name}", (post(port, body, f"Content-Type: {told}"),))
+        yield MalformedRequest(f"form: {name}", (make_post(port, body, f"Content-Type: {told}"),))
     head = b"--" + edge + b'\r\nContent-Disposition: form-data; name="image"; filename="a.jpg"\r\n'
     tail = b"\r\n--" + edge + b"--\r\n"
     forms = {
@@ -286,11 +299,11 @@ def contents(port: int, picture: bytes) -> Iterator[Case]:
         "no file name": head.replace(b'; filename="a.jpg"', b"") + b"\r\n" + good + tail,
         "LF alone": body.replace(b"\r\n", b"\n") if len(body) < 10**6 else b"\n",
         "no blank line": head + good + tail,
-        "17 images": form([(f"{n}.jpg", good) for n in range(17)])[0],
-        "a good and a bad": form([("a.jpg", good), ("b.jpg", b"bad")])[0],
+        "17 images": encode_multipart([(f"{n}.jpg", good) for n in range(17)])[0],
+        "a good and a bad": encode_multipart([("a.jpg", good), ("b.jpg", b"bad")])[0],
     }
     for name, text in forms.items():
-        yield Case(f"form: {name}", (post(port, text, f"Content-Type: {kind}"),))
+        yield MalformedRequest(f"form: {name}", (make_post(port, text, f"Content-Type: {kind}"),))
     for name in (
         "../../x",
         "/etc/passwd",
@@ -304,16 +317,16 @@ def contents(port: int, picture: bytes) -> Iterator[Case]:
         "a%0d%0aX: y",
     ):
         text = head.replace(b"a.jpg", name.encode("latin-1")) + b"\r\n" + good + tail
-        yield Case(f"form: file name {name[:20]!r}", (post(port, text, f"Content-Type: {kind}"),))
+        yield MalformedRequest(f"form: file name {name[:20]!r}", (make_post(port, text, f"Content-Type: {kind}"),))
     star = head.replace(b'filename="a.jpg"', b"filename*=utf-8''%ff%fe%00") + b"\r\n" + good + tail
-    yield Case("form: filename* that is no UTF-8", (post(port, star, f"Content-Type: {kind}"),))
-    yield Case(
+    yield MalformedRequest("form: filename* that is no UTF-8", (make_post(port, star, f"Content-Type: {kind}"),))
+    yield MalformedRequest(
         "form: file name not UTF-8",
-        (post(port, head.replace(b"a.jpg", b"\xff\xfe") + b"\r\n" + good + tail, f"Content-Type: {kind}"),),
+        (make_post(port, head.replace(b"a.jpg", b"\xff\xfe") + b"\r\n" + good + tail, f"Content-Type: {kind}"),),
     )
 
 
-def places(port: int, picture: bytes) -> Iterator[Case]:
+def iterate_path_cases(port: int, picture: bytes) -> Iterator[MalformedRequest]:
     """S15, S17, S18: paths that climb, hosts and origins of others, addresses to fetch; and parameters that cannot
     be."""
     host = f"Host: 127.0.0.1:{port}"
@@ -338,9 +351,9 @@ def places(port: int, picture: bytes) -> Iterator[Case]:
         "/static/..",
     ):
         text = f"GET {path} HTTP/1.1\r\n{host}\r\n\r\n"
-        yield Case(f"path {path}", (text.encode(),), allowed=(400, 403, 404, 405), finish=True)
+        yield MalformedRequest(f"path {path}", (text.encode(),), allowed=(400, 403, 404, 405), finish=True)
     bomb = "bytes=" + ",".join(f"{n}-" for n in range(2000))
-    yield Case("range bomb", (f"GET / HTTP/1.1\r\n{host}\r\nRange: {bomb}\r\n\r\n".encode(),), finish=True)
+    yield MalformedRequest("range bomb", (f"GET / HTTP/1.1\r\n{host}\r\nRange: {bomb}\r\n\r\n".encode(),), finish=True)
     for name in (
         "evil.example",
         f"evil.example:{port}",
@@ -353,7 +366,7 @@ def places(port: int, picture: bytes) -> Iterator[Case]:
         "127.0.0.1:99999x",
     ):
         text = f"GET /v1/model HTTP/1.1\r\nHost: {name}\r\n\r\n"
-        yield Case(f"host {name!r}", (text.encode(),), allowed=(400, 403), finish=True)
+        yield MalformedRequest(f"host {name!r}", (text.encode(),), allowed=(400, 403), finish=True)
     for name in (
         "http://evil.example",
         "null",
@@ -362,9 +375,9 @@ def places(port: int, picture: bytes) -> Iterator[Case]:
         "http://127.0.0.1.evil.example",
         "\xff",
     ):
-        yield Case(
+        yield MalformedRequest(
             f"origin {name!r}",
-            (post(port, picture, "Content-Type: image/jpeg", f"Origin: {name}"),),
+            (make_post(port, picture, "Content-Type: image/jpeg", f"Origin: {name}"),),
             allowed=(400, 403),
         )
     hosts = ("url=http://169.254.169.254/", "url=file:///etc/passwd")
@@ -382,8 +395,10 @@ def places(port: int, picture: bytes) -> Iterator[Case]:
         "threshold=2",
     )
     for query in (*wrong, *hosts, "%ff=%fe", "unknown=1", "top[]=1", "&&&&", "a" * 8000, "top=%00", "top=٣"):
-        text = post(port, picture, "Content-Type: image/jpeg", path=f"/v1/predict?{query}".encode().decode("latin-1"))
-        yield Case(f"query {query[:30]}", (text,))
+        text = make_post(
+            port, picture, "Content-Type: image/jpeg", path=f"/v1/predict?{query}".encode().decode("latin-1")
+        )
+        yield MalformedRequest(f"query {query[:30]}", (text,))
     looks = (
         "layer=99",
         "layer=-1",
@@ -398,24 +413,27 @@ def places(port: int, picture: bytes) -> Iterator[Case]:
         "kind=rollout&head=all",
     )
     for query in (*looks, "layer=all&head=all&format=png", "query=1,1,1", "layer=1e3"):
-        yield Case(
-            f"attention {query}", (post(port, picture, "Content-Type: image/jpeg", path=f"/v1/attention?{query}"),)
+        yield MalformedRequest(
+            f"attention {query}", (make_post(port, picture, "Content-Type: image/jpeg", path=f"/v1/attention?{query}"),)
         )
     for query in ("count=0", "count=-1", "count=x", "count=99999999"):
-        yield Case(
-            f"neighbours {query}", (post(port, picture, "Content-Type: image/jpeg", path=f"/v1/neighbours?{query}"),)
+        yield MalformedRequest(
+            f"neighbours {query}",
+            (make_post(port, picture, "Content-Type: image/jpeg", path=f"/v1/neighbours?{query}"),),
         )
     for told in ("0", "-5", "abc", "1e99", "9" * 1000, "", "nan", "\xff"):
-        yield Case(
-            f"deadline {told[:10]!r}", (post(port, picture, "Content-Type: image/jpeg", f"X-Deadline-Ms: {told}"),)
+        yield MalformedRequest(
+            f"deadline {told[:10]!r}", (make_post(port, picture, "Content-Type: image/jpeg", f"X-Deadline-Ms: {told}"),)
         )
     for told in ("a" * 65, "a b", "\x1b[2J", "<script>", '"}\\n{"', ""):
-        yield Case(
-            f"request id {told[:10]!r}", (post(port, picture, "Content-Type: image/jpeg", f"X-Request-Id: {told}"),)
+        yield MalformedRequest(
+            f"request id {told[:10]!r}",
+            (make_post(port, picture, "Content-Type: image/jpeg", f"X-Request-Id: {told}"),),
         )
     for told in ("Bearer", "Bearer \xff", "Basic YTpi", "Bearer " + "a" * 5000):
-        yield Case(
-            f"authorization {told[:10]!r}", (post(port, picture, "Content-Type: image/jpeg", f"Authorization: {told}"),)
+        yield MalformedRequest(
+            f"authorization {told[:10]!r}",
+            (make_post(port, picture, "Content-Type: image/jpeg", f"Authorization: {told}"),),
         )
 
 
@@ -478,10 +496,10 @@ BODIES = (
     b"zz\r\n",
     b"\x00" * 50,
 )
-ENDS = ("\r\n", "\r\n", "\r\n", "\r\n", "\r\n", "\n", "\r", "\r\n ", "")
+LINE_ENDS = ("\r\n", "\r\n", "\r\n", "\r\n", "\r\n", "\n", "\r", "\r\n ", "")
 
 
-def drawn(port: int, count: int, seed: int, pictures: Sequence[bytes]) -> Iterator[Case]:
+def generate_random_cases(port: int, count: int, seed: int, pictures: Sequence[bytes]) -> Iterator[MalformedRequest]:
     """So many drawn ones: a third put together, a third forms and a third pictures with bytes changed."""
     draw = random.Random(seed)
     for number in range(count):
@@ -496,20 +514,28 @@ def drawn(port: int, count: int, seed: int, pictures: Sequence[bytes]) -> Iterat
                 )
             ]
             lines += ["Host: 127.0.0.1"] * (draw.random() < 0.7) + draw.sample(HEADERS, draw.randrange(5))
-            text = "".join(line + (draw.choice(ENDS) if draw.random() < 0.2 else "\r\n") for line in lines) + "\r\n"
-            yield Case(f"grammar {number}", (text.encode("latin-1", "replace"), draw.choice(BODIES)), finish=True)
+            text = (
+                "".join(line + (draw.choice(LINE_ENDS) if draw.random() < 0.2 else "\r\n") for line in lines) + "\r\n"
+            )
+            yield MalformedRequest(
+                f"grammar {number}", (text.encode("latin-1", "replace"), draw.choice(BODIES)), finish=True
+            )
             continue
         picture = draw.choice(pictures)
         if number % 3 == 1:
-            body, kind = form([(f"{n}.jpg", picture) for n in range(draw.randrange(1, 3))])
-            body = changed(draw, body, 400) if draw.random() < 0.7 else changed(draw, body)
+            body, kind = encode_multipart([(f"{n}.jpg", picture) for n in range(draw.randrange(1, 3))])
+            body = mutate_bytes(draw, body, 400) if draw.random() < 0.7 else mutate_bytes(draw, body)
             length = draw.choice((None, None, None, str(len(body) + draw.randrange(-3, 50))))
-            yield Case(f"form {number}", (post(port, body, f"Content-Type: {kind}", length=length),), finish=True)
+            yield MalformedRequest(
+                f"form {number}", (make_post(port, body, f"Content-Type: {kind}", length=length),), finish=True
+            )
         else:
-            yield Case(f"picture {number}", (post(port, changed(draw, picture), "Content-Type: image/jpeg"),))
+            yield MalformedRequest(
+                f"picture {number}", (make_post(port, mutate_bytes(draw, picture), "Content-Type: image/jpeg"),)
+            )
 
 
-def changed(draw: random.Random, raw: bytes, near: int | None = None) -> bytes:
+def mutate_bytes(draw: random.Random, raw: bytes, near: int | None = None) -> bytes:
     """One to eight changes of bytes: flipped, cut out, doubled, put in, cut off; within the first `near` where that is
     said."""
     found = bytearray(raw)
@@ -534,6 +560,11 @@ def changed(draw: random.Random, raw: bytes, near: int | None = None) -> bytes:
     return bytes(found)
 
 
-def lists(port: int, picture: bytes) -> list[Case]:
+def list_known_cases(port: int, picture: bytes) -> list[MalformedRequest]:
     """Every known trick."""
-    return [*sizes(port), *framing(port), *contents(port, picture), *places(port, picture)]
+    return [
+        *iterate_size_cases(port),
+        *iterate_framing_cases(port),
+        *iterate_content_cases(port, picture),
+        *iterate_path_cases(port, picture),
+    ]

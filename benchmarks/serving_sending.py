@@ -8,27 +8,31 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from serving_client import parse
-from serving_malformed import Case
+from serving_client import parse_response
+from serving_malformed import MalformedRequest
 
-PATIENCE = 20.0  # seconds within which the server has to have answered or hung up
-AGAIN = 100  # times that what was refused for want of room is sent again
-GRACE = 2.0  # seconds that it may take to hang up after it has refused
-FAULTS = {500, 502, 503}  # what a client must not be able to bring about; 503 because nothing here drains or starts
+RESPONSE_TIMEOUT = 20.0  # seconds within which the server has to have answered or hung up
+MAX_RETRIES = 100  # times that what was refused for want of room is sent again
+CLOSE_TIMEOUT = 2.0  # seconds that it may take to hang up after it has refused
+FAULT_STATUSES = {
+    500,
+    502,
+    503,
+}  # what a client must not be able to bring about; 503 because nothing here drains or starts
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CaseOutcome:
     """The statuses that came, whether the server hung up, seconds, and what is wrong with it ("" for nothing)."""
 
-    case: Case
+    case: MalformedRequest
     statuses: tuple[int, ...]
     closed: bool
     seconds: float
     wrong: str
 
 
-async def send(port: int, case: Case) -> Outcome:
+async def send_case(port: int, case: MalformedRequest) -> CaseOutcome:
     """Send one on a connection of its own and see what comes."""
     clock = asyncio.get_running_loop().time
     begun, found, closed = clock(), bytearray(), False
@@ -57,32 +61,32 @@ async def send(port: int, case: Case) -> Outcome:
                 piece = b""
             closed = not piece
             found.extend(piece)
-            while one := parse(found):
+            while one := parse_response(found):
                 replies.extend([one] * (one[0] != 100))
             if closed or (replies and not case.strict):
                 return
 
     pulling = asyncio.create_task(pull())
     pushing = asyncio.create_task(push())
-    while not pulling.done() and clock() - begun < PATIENCE:
+    while not pulling.done() and clock() - begun < RESPONSE_TIMEOUT:
         answered = bool(replies)
-        await asyncio.wait([pulling], timeout=GRACE if answered else 0.25)
+        await asyncio.wait([pulling], timeout=CLOSE_TIMEOUT if answered else 0.25)
         if answered and not pulling.done():
             break
     for task in (pushing, pulling):
         task.cancel()
     await asyncio.gather(pushing, pulling, return_exceptions=True)
     writer.close()
-    return judged(case, replies, closed, clock() - begun)
+    return evaluate_outcome(case, replies, closed, clock() - begun)
 
 
-def judged(case: Case, replies: list, closed: bool, seconds: float) -> Outcome:
+def evaluate_outcome(case: MalformedRequest, replies: list, closed: bool, seconds: float) -> CaseOutcome:
     """What came back beside what may."""
     statuses = tuple(status for status, _, _ in replies)
     wrong = ""
     if not replies and not closed:
         wrong = "neither answered nor hung up"
-    elif FAULTS & set(statuses):
+    elif FAULT_STATUSES & set(statuses):
         wrong = "a fault of the server's"
     elif case.strict and any(status < 400 for status in statuses):
         wrong = "not refused"
@@ -91,13 +95,13 @@ def judged(case: Case, replies: list, closed: bool, seconds: float) -> Outcome:
     elif case.allowed and statuses and statuses[0] not in case.allowed:
         wrong = f"status not among {case.allowed}"
     elif not case.pieces[0].startswith(b"HEAD") and (
-        told := [r[0] for r in replies if r[0] >= 400 and not explained(*r[1:])]
+        told := [r[0] for r in replies if r[0] >= 400 and not is_error_document(*r[1:])]
     ):
         wrong = f"{told[0]} without its JSON error"
-    return Outcome(case, statuses, closed, seconds, wrong)
+    return CaseOutcome(case, statuses, closed, seconds, wrong)
 
 
-def explained(headers: dict[bytes, bytes], body: bytes) -> bool:
+def is_error_document(headers: dict[bytes, bytes], body: bytes) -> bool:
     """Whether an error says its code, its message and its request, on one line of JSON."""
     try:
         error = json.loads(body)["error"]
@@ -109,26 +113,26 @@ def explained(headers: dict[bytes, bytes], body: bytes) -> bool:
 
 
 @dataclass
-class Tally:
+class OutcomeTally:
     """Outcomes of many: by status, what was wrong, and the longest."""
 
     statuses: Counter = field(default_factory=Counter)
-    wrong: list[Outcome] = field(default_factory=list)
-    slowest: Outcome | None = None
+    wrong: list[CaseOutcome] = field(default_factory=list)
+    slowest: CaseOutcome | None = None
 
 
-async def send_all(port: int, cases: Sequence[Case], together: int = 8) -> Tally:
+async def send_all(port: int, cases: Sequence[MalformedRequest], together: int = 8) -> OutcomeTally:
     """Send them, a few at a time."""
-    tally, waiting = Tally(), iter(cases)
+    tally, waiting = OutcomeTally(), iter(cases)
 
     async def one() -> None:
         for case in waiting:
-            outcome = await send(port, case)
-            for _ in range(AGAIN):
+            outcome = await send_case(port, case)
+            for _ in range(MAX_RETRIES):
                 if outcome.statuses[:1] != (429,):
                     break
                 await asyncio.sleep(0.2)
-                outcome = await send(port, case)
+                outcome = await send_case(port, case)
             tally.statuses[outcome.statuses[0] if outcome.statuses else "hung up"] += 1
             tally.wrong += [outcome] * bool(outcome.wrong)
             if tally.slowest is None or outcome.seconds > tally.slowest.seconds:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-PATIENCE = 120  # seconds for a server to be ready
-PROGRAM = ("-m", "vitreous", "serve")
-SIDES = (500, 375)  # of a made-up photograph, width and height
+START_TIMEOUT = 120  # seconds for a server to be ready
+SERVE_PROGRAM = ("-m", "vitreous", "serve")
+PHOTO_SIZE = (500, 375)  # of a made-up photograph, width and height
 
 
 def make_run(home: Path, name: str, seed: int = 0, classes: int = 1000) -> Path:
@@ -42,7 +42,7 @@ def make_run(home: Path, name: str, seed: int = 0, classes: int = 1000) -> Path:
     return out
 
 
-def photographs(folder: Path | None, count: int, seed: int = 0) -> list[tuple[str, bytes]]:
+def load_photographs(folder: Path | None, count: int, seed: int = 0) -> list[tuple[str, bytes]]:
     """Names and bytes of JPEGs: those of a folder, or clouds of colour with some noise, drawn."""
     if folder:
         found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))[:count]
@@ -52,15 +52,15 @@ def photographs(folder: Path | None, count: int, seed: int = 0) -> list[tuple[st
     draw, made = np.random.default_rng(seed), []
     for number in range(count):
         coarse = Image.fromarray(draw.integers(0, 256, (12, 16, 3), dtype=np.uint8)).resize(
-            SIDES, Image.Resampling.BICUBIC
+            PHOTO_SIZE, Image.Resampling.BICUBIC
         )
-        noisy = np.asarray(coarse, np.int16) + draw.integers(-12, 13, (SIDES[1], SIDES[0], 3), dtype=np.int16)
+        noisy = np.asarray(coarse, np.int16) + draw.integers(-12, 13, (PHOTO_SIZE[1], PHOTO_SIZE[0], 3), dtype=np.int16)
         Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(file := io.BytesIO(), "JPEG", quality=85)
         made.append((f"{number}.jpg", file.getvalue()))
     return made
 
 
-def family(root: int) -> list[int]:
+def list_process_tree(root: int) -> list[int]:
     """A process and all below it."""
     found = [root]
     for process in found:
@@ -72,7 +72,7 @@ def family(root: int) -> list[int]:
     return found
 
 
-def command_of(process: int) -> bytes:
+def read_command(process: int) -> bytes:
     """The words that a process was started with."""
     try:
         return Path(f"/proc/{process}/cmdline").read_bytes()
@@ -80,7 +80,7 @@ def command_of(process: int) -> bytes:
         return b""
 
 
-def resident(processes: list[int]) -> int:
+def measure_resident_bytes(processes: list[int]) -> int:
     """Bytes that processes hold; what they share is counted once, in proportion."""
     total = 0
     for process in processes:
@@ -101,7 +101,7 @@ class Server:
         scratch: Path,
         core: int | None = None,
         words: tuple[str, ...] = (),
-        program: tuple[str, ...] = PROGRAM,
+        program: tuple[str, ...] = SERVE_PROGRAM,
     ) -> None:
         scratch.mkdir(parents=True, exist_ok=True)
         self.log = scratch / f"serve-{os.getpid()}-{time.monotonic_ns()}.log"
@@ -122,7 +122,7 @@ class Server:
             raise RuntimeError(f"the server said {line!r}\n{self.log.read_text()[-2000:]}")
         self.port = int(found[1])
         while not self.ready():
-            if self.process.poll() is not None or time.perf_counter() - begun > PATIENCE:
+            if self.process.poll() is not None or time.perf_counter() - begun > START_TIMEOUT:
                 raise RuntimeError(f"the server is not ready\n{self.log.read_text()[-2000:]}")
             time.sleep(0.02)
         self.startup = time.perf_counter() - begun
@@ -136,7 +136,7 @@ class Server:
             try:
                 self.process.wait(20)
             except subprocess.TimeoutExpired:
-                for process in family(self.process.pid):
+                for process in list_process_tree(self.process.pid):
                     os.kill(process, signal.SIGKILL)
                 self.process.wait()
         self.process.stdout.close()
@@ -165,12 +165,12 @@ class Server:
 
     def memory(self) -> int:
         """Bytes of it and its children."""
-        return resident(family(self.process.pid))
+        return measure_resident_bytes(list_process_tree(self.process.pid))
 
     def spent(self) -> float:
         """Processor seconds of it and its children so far."""
         ticks = 0
-        for process in family(self.process.pid):
+        for process in list_process_tree(self.process.pid):
             try:
                 ticks += sum(map(int, Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]))
             except OSError:
@@ -181,8 +181,8 @@ class Server:
         """Its children that decode."""
         return [
             child
-            for child in family(self.process.pid)[1:]
-            if b".child" in (found := command_of(child)) or b"_trap.py" in found
+            for child in list_process_tree(self.process.pid)[1:]
+            if b".child" in (found := read_command(child)) or b"_trap.py" in found
         ]
 
     def files(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 TRICKS = (b"CRASH", b"SPIN", b"EAT")
 
 
-def trapped(content: bytes, *rest: Any) -> Any:
+def decode_with_trap(content: bytes, *rest: Any) -> Any:
     """What the child does with a picture."""
     from vitreous.apps.server.child import decode_request_image
 
@@ -32,7 +32,7 @@ def main() -> None:
     if sys.argv[1] != "serve":
         from vitreous.apps.server.child import serve_jobs
 
-        serve_jobs(trapped)
+        serve_jobs(decode_with_trap)
         return
     from vitreous.apps.server import decoders
     from vitreous.cli.main import main as vitreous

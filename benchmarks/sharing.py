@@ -34,20 +34,20 @@ from vitreous.system.machine import get_processor_name
 from vitreous.tasks.classification import Classification
 from vitreous.weights.bundle import Bundle
 
-SPINS = {"bounded": SPIN_VARIABLES["GOMP_SPINCOUNT"], "OpenMP's own": "300000"}
-PORT, PICTURES = 8765, 200
+SPIN_COUNTS = {"bounded": SPIN_VARIABLES["GOMP_SPINCOUNT"], "OpenMP's own": "300000"}
+PORT, NUM_IMAGES = 8765, 200
 
 
-def start(words: list[str], spins: str) -> subprocess.Popen[bytes]:
+def start_command(words: list[str], spins: str) -> subprocess.Popen[bytes]:
     """A command of this package."""
     environment = os.environ | {"GOMP_SPINCOUNT": spins}
     return subprocess.Popen([sys.executable, "-m", "vitreous", *words], env=environment, stdout=-3, stderr=-3)
 
 
-def seconds(commands: list[list[str]], spins: str) -> float:
+def measure_seconds(commands: list[list[str]], spins: str) -> float:
     """The mean time of commands that run at the same time, as whole processes."""
     started, times = time.perf_counter(), []
-    processes = [start(words, spins) for words in commands]
+    processes = [start_command(words, spins) for words in commands]
     threads = [
         threading.Thread(target=lambda p=p: (p.wait(), times.append(time.perf_counter() - started))) for p in processes
     ]
@@ -60,7 +60,7 @@ def seconds(commands: list[list[str]], spins: str) -> float:
     return statistics.mean(times)
 
 
-def training(scratch: Path, round_: int, count: int) -> list[list[str]]:
+def make_train_commands(scratch: Path, round_: int, count: int) -> list[list[str]]:
     """Runs of ten epochs of digits."""
     return [
         ["train", "digits", "--epochs", "10", "--out", str(scratch / f"{round_}-{count}-{i}-{time.time_ns()}")]
@@ -68,7 +68,7 @@ def training(scratch: Path, round_: int, count: int) -> list[list[str]]:
     ]
 
 
-def prepare(scratch: Path) -> bytes:
+def prepare_data(scratch: Path) -> bytes:
     """A bundle of random weights and a folder of pictures; one of them as it is uploaded."""
     random, folder = np.random.default_rng(0), scratch / "pictures"
     folder.mkdir()
@@ -76,15 +76,15 @@ def prepare(scratch: Path) -> bytes:
     Bundle(
         vitreous.create("ViT-S/16", num_classes=10), Classification(names), ImagePreprocess(image=(224, 224)), {}
     ).save(scratch / "bundle")
-    for i in range(PICTURES):
+    for i in range(NUM_IMAGES):
         Image.fromarray(random.integers(0, 255, (300, 400, 3), dtype=np.uint8)).save(folder / f"{i:04}.jpg")
     return (folder / "0000.jpg").read_bytes()
 
 
 @contextmanager
-def serving(scratch: Path, picture: bytes, spins: str) -> Iterator[None]:
+def run_busy_server(scratch: Path, picture: bytes, spins: str) -> Iterator[None]:
     """A server that is asked about one picture after the other."""
-    server, asking = start(["serve", str(scratch / "bundle"), "--port", str(PORT)], spins), True
+    server, asking = start_command(["serve", str(scratch / "bundle"), "--port", str(PORT)], spins), True
     body = BytesIO()
     body.write(
         b'--x\r\nContent-Disposition: form-data; name="image"; filename="a.jpg"\r\nContent-Type: image/jpeg\r\n\r\n'
@@ -118,19 +118,19 @@ def serving(scratch: Path, picture: bytes, spins: str) -> Iterator[None]:
         client.join()
 
 
-def measure(scratch: Path, rounds: int) -> list[tuple[str, str, float, float]]:
+def measure_rows(scratch: Path, rounds: int) -> list[tuple[str, str, float, float]]:
     """Task, spinning, seconds alone, and beside another: medians over rounds."""
-    picture = prepare(scratch)
+    picture = prepare_data(scratch)
     answers = [["predict", str(scratch / "bundle"), str(scratch / "pictures"), "--json"]]
     figures: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for round_ in range(rounds):
-        for name, spins in SPINS.items():
-            alone, beside = (seconds(training(scratch, round_, count), spins) for count in (1, 2))
+        for name, spins in SPIN_COUNTS.items():
+            alone, beside = (measure_seconds(make_train_commands(scratch, round_, count), spins) for count in (1, 2))
             figures.setdefault(("train digits, 10 epochs, beside another", name), []).append((alone, beside))
-            alone = seconds(answers, spins)
-            with serving(scratch, picture, spins):
-                beside = seconds(answers, spins)
-            figures.setdefault((f"predict {PICTURES} pictures, ViT-S/16, beside serve", name), []).append(
+            alone = measure_seconds(answers, spins)
+            with run_busy_server(scratch, picture, spins):
+                beside = measure_seconds(answers, spins)
+            figures.setdefault((f"predict {NUM_IMAGES} pictures, ViT-S/16, beside serve", name), []).append(
                 (alone, beside)
             )
             print(figures, flush=True)
@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        rows = measure(Path(scratch), arguments.rounds)
+        rows = measure_rows(Path(scratch), arguments.rounds)
     lines = [f"# Two programs on one machine, {time.strftime('%Y-%m-%d')}", ""]
     lines += [
         f"{get_processor_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}; whole processes, medians of"

@@ -23,12 +23,12 @@ from pathlib import Path
 
 import numpy as np
 
-SHARES = (0.1, 0.5, 1.0)
-SIDE, CLASSES, SHARD = 16, 100, 10_000  # pixels of a picture, classes, samples of an archive
-BATCH = 256
+EPOCH_SHARES = (0.1, 0.5, 1.0)
+IMAGE_SIZE, NUM_CLASSES, SHARD_SIZE = 16, 100, 10_000  # pixels of a picture, classes, samples of an archive
+BATCH_SIZE = 256
 
 
-def write(home: Path, samples: int) -> None:
+def write_archives(home: Path, samples: int) -> None:
     """Archives of `samples` BMPs; those that are there are kept."""
     from PIL import Image
 
@@ -37,16 +37,16 @@ def write(home: Path, samples: int) -> None:
     pictures = []
     for _ in range(100):
         buffer = io.BytesIO()
-        Image.fromarray(draw.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)).save(buffer, "BMP")
+        Image.fromarray(draw.integers(0, 256, (IMAGE_SIZE, IMAGE_SIZE, 3), dtype=np.uint8)).save(buffer, "BMP")
         pictures.append(buffer.getvalue())
-    for low in range(0, samples, SHARD):
-        path = home / f"train-{low // SHARD:06d}.tar"
+    for low in range(0, samples, SHARD_SIZE):
+        path = home / f"train-{low // SHARD_SIZE:06d}.tar"
         if path.exists():
             continue
         temporary = path.with_suffix(".part")
         with open(temporary, "wb") as file:
-            for sample in range(low, min(low + SHARD, samples)):
-                for kind, content in (("bmp", pictures[sample % 100]), ("cls", b"%d" % (sample % CLASSES))):
+            for sample in range(low, min(low + SHARD_SIZE, samples)):
+                for kind, content in (("bmp", pictures[sample % 100]), ("cls", b"%d" % (sample % NUM_CLASSES))):
                     info = tarfile.TarInfo(f"{sample:09d}.{kind}")
                     info.size = len(content)
                     file.write(info.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % 512))
@@ -54,20 +54,20 @@ def write(home: Path, samples: int) -> None:
         os.replace(temporary, path)
 
 
-def pss(process: int) -> int:
+def read_pss(process: int) -> int:
     """Bytes of a process, those that it shares with others in proportion."""
     text = Path(f"/proc/{process}/smaps_rollup").read_text()
     return next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:"))
 
 
-def held() -> int:
+def measure_memory() -> int:
     """Bytes of this process and its children."""
     own = os.getpid()
     children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
-    return pss(own) + sum(pss(int(child)) for child in children)
+    return read_pss(own) + sum(read_pss(int(child)) for child in children)
 
 
-def measure(home: Path, workers: int) -> dict:
+def measure_epoch(home: Path, workers: int) -> dict:
     """One epoch in this process: seconds to open, and memory before it and at each share of it."""
     from vitreous.data.augmentation.augment import Augment
     from vitreous.data.loader import TrainLoader
@@ -84,13 +84,13 @@ def measure(home: Path, workers: int) -> dict:
         + split.labels.nbytes
         + 8 * len(split)
     )
-    feed = TrainLoader(split, ImagePreprocess((SIDE, SIDE)), Augment(), 0, workers=workers)
-    before, found = held(), []
+    feed = TrainLoader(split, ImagePreprocess((IMAGE_SIZE, IMAGE_SIZE)), Augment(), 0, workers=workers)
+    before, found = measure_memory(), []
     began = time.perf_counter()
-    marks = [int(share * len(split)) for share in SHARES]
-    for number, _ in enumerate(feed.iterate_batches(0, len(split), BATCH), 1):
-        if min(number * BATCH, len(split)) >= marks[len(found)]:
-            found.append(held())
+    marks = [int(share * len(split)) for share in EPOCH_SHARES]
+    for number, _ in enumerate(feed.iterate_batches(0, len(split), BATCH_SIZE), 1):
+        if min(number * BATCH_SIZE, len(split)) >= marks[len(found)]:
+            found.append(measure_memory())
     rate = len(split) / (time.perf_counter() - began)
     return {
         "workers": workers,
@@ -103,7 +103,7 @@ def measure(home: Path, workers: int) -> dict:
     }
 
 
-def page(rows: list[dict]) -> list[str]:
+def build_page(rows: list[dict]) -> list[str]:
     """The page, line by line."""
     import torch
 
@@ -114,8 +114,8 @@ def page(rows: list[dict]) -> list[str]:
         f"# Memory of an epoch over {first['samples']:,} samples in archives, {time.strftime('%Y-%m-%d')}",
         "",
         (
-            f"{get_processor_name()}, torch {torch.__version__}. `python benchmarks/stream_memory.py`; BMPs of {SIDE} x {SIDE}, "
-            f"{SHARD:,} an archive."
+            f"{get_processor_name()}, torch {torch.__version__}. `python benchmarks/stream_memory.py`; BMPs of {IMAGE_SIZE} x {IMAGE_SIZE}, "
+            f"{SHARD_SIZE:,} an archive."
         ),
         "",
         (
@@ -144,9 +144,9 @@ def main() -> None:
     arguments = parser.parse_args()
     home = arguments.scratch / f"bmp-{arguments.samples}"
     if arguments.one is not None:
-        print(json.dumps(measure(home, arguments.one)))
+        print(json.dumps(measure_epoch(home, arguments.one)))
         return
-    write(home, arguments.samples)
+    write_archives(home, arguments.samples)
     cache = arguments.scratch / f"cache-{os.getpid()}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(cache.absolute())}
     base = [sys.executable, __file__, "--scratch", str(arguments.scratch), "--samples", str(arguments.samples), "--one"]
@@ -155,7 +155,7 @@ def main() -> None:
         done = subprocess.run([*base, str(workers)], env=environment, check=True, stdout=subprocess.PIPE, text=True)
         rows.append(json.loads(done.stdout))
         print(rows[-1], file=sys.stderr, flush=True)
-    text = "\n".join(page(rows))
+    text = "\n".join(build_page(rows))
     print(text)
     if arguments.out:
         arguments.out.write_text(text)

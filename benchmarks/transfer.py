@@ -35,12 +35,12 @@ from vitreous.system.machine import get_processor_name
 from vitreous.training.run import Run
 from vitreous.weights.convert import convert
 
-SHARES = (0.01, 0.1)  # of the labels of a class
-EXTRA = 1000  # the seed on which candidates are compared; the table has seeds 0, 1, 2, ...
-KEPT = 200  # training images of a class that judge the candidates, and that no run learns from
-BATCH = 64
+LABEL_SHARES = (0.01, 0.1)  # of the labels of a class
+SELECTION_SEED = 1000  # the seed on which candidates are compared; the table has seeds 0, 1, 2, ...
+SELECTION_IMAGES = 200  # training images of a class that judge the candidates, and that no run learns from
+BATCH_SIZE = 64
 NEVER = 10**9  # steps
-WAYS: dict[str, dict[str, dict[str, Any]]] = {
+CANDIDATES: dict[str, dict[str, dict[str, Any]]] = {
     "fine-tuned": {
         "finetune, 0.0003": {"recipe": "finetune", "lr": 3e-4},
         "finetune, 0.001": {"recipe": "finetune", "lr": 1e-3},
@@ -55,7 +55,7 @@ WAYS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class TransferPlan:
     """What is compared, and where its runs lie. `steps` has one number for each of SHARES; `image_size` in pixels."""
 
     folder: Path
@@ -85,21 +85,21 @@ class Plan:
 
     def final(self) -> Iterator[tuple[str, int, int, int]]:
         """Way, position in SHARES, seed and factor of the steps of every run of the table."""
-        for way in WAYS:
-            for number in range(len(SHARES)):
+        for way in CANDIDATES:
+            for number in range(len(LABEL_SHARES)):
                 yield from ((way, number, seed, 1) for seed in range(self.seeds))
         if self.longer:
-            yield from (("from scratch", number, 0, self.longer) for number in range(len(SHARES)))
+            yield from (("from scratch", number, 0, self.longer) for number in range(len(LABEL_SHARES)))
 
 
-def drawn(plan: Plan, share: float, seed: int, judged: bool = False) -> Path:
+def link_label_share(plan: TransferPlan, share: float, seed: int, judged: bool = False) -> Path:
     """A folder of links to that share of each class to learn, at least one image; with `val`, if it is to be `judged`
     there."""
-    root = fresh(plan.scratch / "data" / f"{share:.0%} seed {seed}")
+    root = create_empty_folder(plan.scratch / "data" / f"{share:.0%} seed {seed}")
     listed = list_class_files(plan.folder / "train")
     for number, name in enumerate(plan.halves()[1]):
         files = listed[name]
-        kept = min(KEPT, len(files) // 5)
+        kept = min(SELECTION_IMAGES, len(files) // 5)
         mixed = np.random.default_rng(number).permutation(len(files))
         pool = mixed[kept:][np.random.default_rng([seed, number]).permutation(len(files) - kept)]
         parts = {"train": pool[: max(1, round(share * len(files)))], **({"val": mixed[:kept]} if judged else {})}
@@ -111,22 +111,22 @@ def drawn(plan: Plan, share: float, seed: int, judged: bool = False) -> Path:
     return root
 
 
-def linked(root: Path, homes: list[Path]) -> Path:
+def link_classes(root: Path, homes: list[Path]) -> Path:
     """A folder of links to whole classes."""
-    fresh(root)
+    create_empty_folder(root)
     for home in homes:
         (root / home.name).symlink_to(home.resolve())
     return root
 
 
-def fresh(root: Path) -> Path:
+def create_empty_folder(root: Path) -> Path:
     """An empty folder in that place."""
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
     return root
 
 
-def trained(plan: Plan, data: Path, out: Path, **options: Any) -> dict[str, Any]:
+def train_run(plan: TransferPlan, data: Path, out: Path, **options: Any) -> dict[str, Any]:
     """The summary of a run: of a complete one as it lies there, of one that was interrupted when it has gone on to its
     end."""
     begun = (out / "config.yaml").is_file()
@@ -139,34 +139,34 @@ def trained(plan: Plan, data: Path, out: Path, **options: Any) -> dict[str, Any]
     return summary
 
 
-def pretrain(plan: Plan) -> None:
+def pretrain(plan: TransferPlan) -> None:
     """Teach the model the first half of the classes, a tenth of their training images held out to see how it does."""
     root = plan.scratch / "data" / "pretraining"
-    linked(root / "train", [plan.folder / "train" / name for name in plan.halves()[0]])
-    trained(
+    link_classes(root / "train", [plan.folder / "train" / name for name in plan.halves()[0]])
+    train_run(
         plan, root, plan.teacher, model=plan.model, recipe="small", epochs=plan.epochs, evaluate_every=NEVER, seed=0
     )
 
 
-def learn(plan: Plan, way: str, number: int, seed: int, name: str, factor: int = 1) -> Path:
+def train_candidate(plan: TransferPlan, way: str, number: int, seed: int, name: str, factor: int = 1) -> Path:
     """One run on the share of that number; its folder."""
-    share, judged = SHARES[number], seed == EXTRA
+    share, judged = LABEL_SHARES[number], seed == SELECTION_SEED
     out = plan.run(way, share, seed, name + (f" x{factor}" if factor > 1 else ""))
     options = {
-        "batch_size": BATCH,
+        "batch_size": BATCH_SIZE,
         "steps": factor * plan.steps[number],
         "evaluate_every": NEVER,
         "save_every": NEVER,
-        **WAYS[way][name],
+        **CANDIDATES[way][name],
     }
-    options |= {"init": str(headless(plan))} if way == "fine-tuned" else {"model": plan.model}
+    options |= {"init": str(save_headless_model(plan))} if way == "fine-tuned" else {"model": plan.model}
     if not judged:
         options["settings"] = {"data.hold_out": ["0"], **options.get("settings", {})}
-    trained(plan, drawn(plan, share, seed, judged), out, image_size=plan.image_size, seed=seed, **options)
+    train_run(plan, link_label_share(plan, share, seed, judged), out, image_size=plan.image_size, seed=seed, **options)
     return out
 
 
-def headless(plan: Plan) -> Path:
+def save_headless_model(plan: TransferPlan) -> Path:
     """The pre-trained model without its head, which would fit the new classes in number alone."""
     place = plan.scratch / "headless"
     if not place.exists():
@@ -174,40 +174,43 @@ def headless(plan: Plan) -> Path:
     return place
 
 
-def finetune(plan: Plan) -> None:
+def finetune(plan: TransferPlan) -> None:
     """Compare the candidates of each way and share, then make the runs of the table and judge each on the test
     images."""
-    for way, candidates in WAYS.items():
-        for number in range(len(SHARES)):
+    for way, candidates in CANDIDATES.items():
+        for number in range(len(LABEL_SHARES)):
             for name in candidates:
-                learn(plan, way, number, EXTRA, name)
-    test = linked(plan.scratch / "data" / "test", [plan.folder / "test" / name for name in plan.halves()[1]])
+                train_candidate(plan, way, number, SELECTION_SEED, name)
+    test = link_classes(plan.scratch / "data" / "test", [plan.folder / "test" / name for name in plan.halves()[1]])
     for way, number, seed, factor in plan.final():
-        out = learn(plan, way, number, seed, chosen(plan, way, number), factor)
+        out = train_candidate(plan, way, number, seed, choose_candidate(plan, way, number), factor)
         if not (out / "evaluations.jsonl").exists():
             top1 = vitreous.evaluate(out, test, workers=0)["test"]["top1"]
             print(f"{out.name}: test top-1 {top1:.2%}", flush=True)
 
 
-def compared(plan: Plan, way: str, number: int) -> dict[str, dict[str, Any]]:
+def read_candidate_metrics(plan: TransferPlan, way: str, number: int) -> dict[str, dict[str, Any]]:
     """The figures of each candidate on the images that judge them."""
-    return {name: document(plan.run(way, SHARES[number], EXTRA, name) / "summary.json")["val"] for name in WAYS[way]}
+    return {
+        name: read_document(plan.run(way, LABEL_SHARES[number], SELECTION_SEED, name) / "summary.json")["val"]
+        for name in CANDIDATES[way]
+    }
 
 
-def chosen(plan: Plan, way: str, number: int) -> str:
+def choose_candidate(plan: TransferPlan, way: str, number: int) -> str:
     """The candidate with the best accuracy; of several, the one with the best likelihood."""
-    found = compared(plan, way, number)
+    found = read_candidate_metrics(plan, way, number)
     return max(found, key=lambda name: (found[name]["top1"], -found[name]["nll"]))
 
 
-def result(plan: Plan, way: str, number: int, seed: int, factor: int = 1) -> tuple[float, float]:
+def read_result(plan: TransferPlan, way: str, number: int, seed: int, factor: int = 1) -> tuple[float, float]:
     """Top-1 of a run on the test images, and the seconds that it trained."""
-    name = chosen(plan, way, number) + (f" x{factor}" if factor > 1 else "")
-    out = plan.run(way, SHARES[number], seed, name)
-    return document(out / "evaluations.jsonl")["top1"], document(out / "summary.json")["wall_seconds"]
+    name = choose_candidate(plan, way, number) + (f" x{factor}" if factor > 1 else "")
+    out = plan.run(way, LABEL_SHARES[number], seed, name)
+    return read_document(out / "evaluations.jsonl")["top1"], read_document(out / "summary.json")["wall_seconds"]
 
 
-def document(path: Path) -> dict[str, Any]:
+def read_document(path: Path) -> dict[str, Any]:
     """The first JSON document of a file. Ends the script where the run that writes it has not been made."""
     if not path.is_file():
         sys.exit(f"{path.parent.name} is not complete: leave --only out")
@@ -215,15 +218,15 @@ def document(path: Path) -> dict[str, Any]:
     return json.loads(text.splitlines()[0] if path.suffix == ".jsonl" else text)
 
 
-def spread(values: list[float]) -> str:
+def format_mean_and_std(values: list[float]) -> str:
     """Mean and standard deviation in percent."""
     return f"{statistics.mean(values):.2%} ± {statistics.stdev(values) if len(values) > 1 else 0.0:.2%}"
 
 
-def page(plan: Plan) -> str:
+def build_page(plan: TransferPlan) -> str:
     """The page."""
     first, second = plan.halves()
-    teacher = document(plan.teacher / "summary.json")
+    teacher = read_document(plan.teacher / "summary.json")
     run = from_yaml(Run, (plan.teacher / "config.yaml").read_text("utf-8"))
     size = f"{plan.image_size} x {plan.image_size}"
     rows = [
@@ -243,34 +246,41 @@ def page(plan: Plan) -> str:
             "Both ways"
         ),
         (
-            f"learn from the same images, as many steps of {BATCH}; the fine-tuned have the pre-trained weights and a new "
+            f"learn from the same images, as many steps of {BATCH_SIZE}; the fine-tuned have the pre-trained weights and a new "
             "head of zeros."
         ),
         "",
         "| labels | images | steps | | test top-1, mean ± deviation | of each seed | seconds a run (median) |",
         "|---|---|---|---|---|---|---|",
     ]
-    for number, share in enumerate(SHARES):
-        images = document(plan.run("from scratch", share, 0, chosen(plan, "from scratch", number)) / "data.json")[
-            "train_images"
-        ]
+    for number, share in enumerate(LABEL_SHARES):
+        images = read_document(
+            plan.run("from scratch", share, 0, choose_candidate(plan, "from scratch", number)) / "data.json"
+        )["train_images"]
         tops = {}
-        for way in WAYS:
-            found = [result(plan, way, number, seed) for seed in range(plan.seeds)]
+        for way in CANDIDATES:
+            found = [read_result(plan, way, number, seed) for seed in range(plan.seeds)]
             tops[way] = [top1 for top1, _ in found]
             each, seconds = (
                 " ".join(f"{100 * top1:.2f}" for top1 in tops[way]),
                 statistics.median(seconds for _, seconds in found),
             )
-            cells = [f"{share:.0%}", f"{images:,}", str(plan.steps[number]), f"{way}: {chosen(plan, way, number)}"]
-            rows.append("| " + " | ".join([*cells, f"**{spread(tops[way])}**", each, f"{seconds:.0f}"]) + " |")
+            cells = [
+                f"{share:.0%}",
+                f"{images:,}",
+                str(plan.steps[number]),
+                f"{way}: {choose_candidate(plan, way, number)}",
+            ]
+            rows.append(
+                "| " + " | ".join([*cells, f"**{format_mean_and_std(tops[way])}**", each, f"{seconds:.0f}"]) + " |"
+            )
         gains = [a - b for a, b in zip(*tops.values(), strict=True)]
         each = " ".join(f"{100 * gain:+.2f}" for gain in gains)
         rows.append(
-            f"| {share:.0%} | | | gain of the same seed, points | {spread(gains).replace('%', '')} | {each} | |"
+            f"| {share:.0%} | | | gain of the same seed, points | {format_mean_and_std(gains).replace('%', '')} | {each} | |"
         )
         if plan.longer:
-            top1, seconds = result(plan, "from scratch", number, 0, plan.longer)
+            top1, seconds = read_result(plan, "from scratch", number, 0, plan.longer)
             steps = plan.longer * plan.steps[number]
             cells = [
                 f"{share:.0%}",
@@ -288,26 +298,26 @@ def page(plan: Plan) -> str:
             "pre-trained model."
         ),
     ]
-    rows += ["", *candidates(plan)]
+    rows += ["", *build_candidate_table(plan)]
     return "\n".join(rows) + "\n"
 
 
-def candidates(plan: Plan) -> list[str]:
+def build_candidate_table(plan: TransferPlan) -> list[str]:
     """How the candidates compared, as lines of Markdown."""
     rows = [
         (
-            f"Recipe and rate were chosen beforehand for each way and share, by top-1 of one run of seed {EXTRA} on "
+            f"Recipe and rate were chosen beforehand for each way and share, by top-1 of one run of seed {SELECTION_SEED} on "
             "training images that no"
         ),
-        f"run learns from ({KEPT} a class where there are 1,000); the number is the learning rate.",
+        f"run learns from ({SELECTION_IMAGES} a class where there are 1,000); the number is the learning rate.",
         "",
-        "| | " + " | ".join(f"{share:.0%} of the labels" for share in SHARES) + " |",
-        "|---" * (len(SHARES) + 1) + "|",
+        "| | " + " | ".join(f"{share:.0%} of the labels" for share in LABEL_SHARES) + " |",
+        "|---" * (len(LABEL_SHARES) + 1) + "|",
     ]
-    for way in WAYS:
-        found = [compared(plan, way, number) for number in range(len(SHARES))]
-        best = [chosen(plan, way, number) for number in range(len(SHARES))]
-        for name in WAYS[way]:
+    for way in CANDIDATES:
+        found = [read_candidate_metrics(plan, way, number) for number in range(len(LABEL_SHARES))]
+        best = [choose_candidate(plan, way, number) for number in range(len(LABEL_SHARES))]
+        for name in CANDIDATES[way]:
             cells = [
                 f"**{each[name]['top1']:.2%}**" if name == top else f"{each[name]['top1']:.2%}"
                 for each, top in zip(found, best, strict=True)
@@ -325,19 +335,21 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", choices=["pretrain", "finetune", "table"])
-    parser.add_argument("--seeds", type=int, default=Plan.seeds)
-    parser.add_argument("--model", default=Plan.model)
-    parser.add_argument("--image-size", type=int, default=Plan.image_size, help="pixels to fine-tune at")
-    parser.add_argument("--epochs", type=float, default=Plan.epochs, help="of pre-training")
-    parser.add_argument("--steps", type=int, nargs=2, default=Plan.steps, help="with 1 %% and with 10 %% of the labels")
+    parser.add_argument("--seeds", type=int, default=TransferPlan.seeds)
+    parser.add_argument("--model", default=TransferPlan.model)
+    parser.add_argument("--image-size", type=int, default=TransferPlan.image_size, help="pixels to fine-tune at")
+    parser.add_argument("--epochs", type=float, default=TransferPlan.epochs, help="of pre-training")
     parser.add_argument(
-        "--longer", type=int, default=Plan.longer, help="also from scratch with so many times the steps, seed 0"
+        "--steps", type=int, nargs=2, default=TransferPlan.steps, help="with 1 %% and with 10 %% of the labels"
     )
-    parser.add_argument("--precision", default=Plan.precision)
+    parser.add_argument(
+        "--longer", type=int, default=TransferPlan.longer, help="also from scratch with so many times the steps, seed 0"
+    )
+    parser.add_argument("--precision", default=TransferPlan.precision)
     given = vars(parser.parse_args())
     only, out = given.pop("only"), given.pop("out")
     given["steps"] = tuple(given["steps"])
-    plan = Plan(**given)
+    plan = TransferPlan(**given)
     try:
         if only in (None, "pretrain"):
             pretrain(plan)
@@ -346,7 +358,7 @@ def main() -> None:
     except VitreousError as error:
         sys.exit(f"{error.message}: {error.hint}")
     if only in (None, "table"):
-        text = page(plan)
+        text = build_page(plan)
         print(text)
         if out:
             out.write_text(text)

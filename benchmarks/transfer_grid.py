@@ -29,10 +29,10 @@ from vitreous.data.split import ArraySplit, FileSplit
 from vitreous.system.machine import get_processor_name
 from vitreous.training.run import Run
 
-RATES = (0.0003, 0.001, 0.003, 0.01)
-DIGITS = ["--model", "ViT-64x4/2", "--epochs", "12", "--batch-size", "64", "--warmup-steps", "20"]
-PHOTOS = ["--model", "ViT-64x4/4", "--epochs", "8", "--batch-size", "64", "--warmup-steps", "20"]
-TRAIN, TEST = 200, 50  # images of a class that are taken of a folder
+LEARNING_RATES = (0.0003, 0.001, 0.003, 0.01)
+DIGITS_OPTIONS = ["--model", "ViT-64x4/2", "--epochs", "12", "--batch-size", "64", "--warmup-steps", "20"]
+PHOTOS_OPTIONS = ["--model", "ViT-64x4/4", "--epochs", "8", "--batch-size", "64", "--warmup-steps", "20"]
+TRAIN_IMAGES, TEST_IMAGES = 200, 50  # images of a class that are taken of a folder
 
 
 def digits_folder(root: Path) -> Path:
@@ -46,9 +46,9 @@ def digits_folder(root: Path) -> Path:
     return root
 
 
-def part_of(source: Path, root: Path) -> Path:
+def copy_subset(source: Path, root: Path) -> Path:
     """The first images of each class of a folder with train/ and test/."""
-    for name, count in (("train", TRAIN), ("test", TEST)):
+    for name, count in (("train", TRAIN_IMAGES), ("test", TEST_IMAGES)):
         for home in sorted((source / name).iterdir()):
             (root / name / home.name).mkdir(parents=True)
             for path in sorted(home.iterdir())[:count]:
@@ -56,7 +56,7 @@ def part_of(source: Path, root: Path) -> Path:
     return root
 
 
-def held_apart(root: Path, to: Path, share: float) -> Path:
+def hold_out_val(root: Path, to: Path, share: float) -> Path:
     """The same training images with a share of each class in val/, and no test/."""
     whole = open_image_folder(root).full_train_split
     assert isinstance(whole, FileSplit)
@@ -68,7 +68,7 @@ def held_apart(root: Path, to: Path, share: float) -> Path:
     return to
 
 
-def vitreous(*words: str) -> dict:
+def run_vitreous(*words: str) -> dict:
     """The document of one command."""
     result = subprocess.run(
         [sys.executable, "-m", "vitreous", *words, "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -78,28 +78,28 @@ def vitreous(*words: str) -> dict:
     return json.loads(result.stdout)
 
 
-def compared(name: str, root: Path, words: list[str], scratch: Path) -> list[str]:
+def compare_searches(name: str, root: Path, words: list[str], scratch: Path) -> list[str]:
     """Both ways on one data set, as lines of Markdown."""
     started = time.perf_counter()
-    grid = vitreous("train", str(root), *words, "--lr-grid", *map(str, RATES), "--out", str(scratch / "grid"))[
-        "lr_grid"
-    ]
+    grid = run_vitreous(
+        "train", str(root), *words, "--lr-grid", *map(str, LEARNING_RATES), "--out", str(scratch / "grid")
+    )["lr_grid"]
     minutes = (time.perf_counter() - started) / 60
     numbers = grid["protocol"]
-    apart, by_hand = held_apart(root, scratch / "apart", numbers["share"]), {}
-    for rate in RATES:
+    apart, by_hand = hold_out_val(root, scratch / "apart", numbers["share"]), {}
+    for rate in LEARNING_RATES:
         muon = ["--lr", str(rate), "--optimizer.matrix-lr", repr(numbers["matrix_lr"] * (rate / numbers["lr"]))]
-        by_hand[rate] = vitreous("train", str(apart), *words, *muon, "--out", str(scratch / str(rate)))["val"]
-    best = max(RATES, key=lambda rate: (by_hand[rate]["top1"], -by_hand[rate]["nll"], -rate))
+        by_hand[rate] = run_vitreous("train", str(apart), *words, *muon, "--out", str(scratch / str(rate)))["val"]
+    best = max(LEARNING_RATES, key=lambda rate: (by_hand[rate]["top1"], -by_hand[rate]["nll"], -rate))
     muon = ["--lr", str(best), "--optimizer.matrix-lr", repr(numbers["matrix_lr"] * (best / numbers["lr"]))]
-    vitreous("train", str(root), *words, *muon, "--data.hold-out", "0", "--out", str(scratch / "last"))
-    test = vitreous("evaluate", str(scratch / "grid"))["test"]
+    run_vitreous("train", str(root), *words, *muon, "--data.hold-out", "0", "--out", str(scratch / "last"))
+    test = run_vitreous("evaluate", str(scratch / "grid"))["test"]
     same = (scratch / "grid/model/weights.safetensors").read_bytes() == (
         scratch / "last/model/weights.safetensors"
     ).read_bytes()
     run = from_yaml(Run, (scratch / "grid" / "config.yaml").read_text())
     said = (
-        f"`vitreous train FOLDER {' '.join(words)} --lr-grid {' '.join(map(str, RATES))}`: {run.data.images:,} "
+        f"`vitreous train FOLDER {' '.join(words)} --lr-grid {' '.join(map(str, LEARNING_RATES))}`: {run.data.images:,} "
         "training images, "
         f"{numbers['held_out']} of them held out for the trials, optimiser {run.optimizer.name}, {minutes:.1f} minutes "
         "all in."
@@ -140,11 +140,11 @@ def main() -> None:
     ]
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
-        rows += compared("digits", digits_folder(place / "digits"), DIGITS, place / "of digits")
+        rows += compare_searches("digits", digits_folder(place / "digits"), DIGITS_OPTIONS, place / "of digits")
         if arguments.folder:
-            name = f"{arguments.folder.name}, {TRAIN} training and {TEST} test images of each class"
-            rows += compared(
-                name, part_of(arguments.folder, place / arguments.folder.name), PHOTOS, place / "of folder"
+            name = f"{arguments.folder.name}, {TRAIN_IMAGES} training and {TEST_IMAGES} test images of each class"
+            rows += compare_searches(
+                name, copy_subset(arguments.folder, place / arguments.folder.name), PHOTOS_OPTIONS, place / "of folder"
             )
     text = "\n".join(rows)
     print(text)

@@ -23,26 +23,33 @@ from vitreous.apps.bench.work import BenchmarkStep, Contender, Timing, Workload
 from vitreous.inference.engine import InferenceOptions
 from vitreous.system.machine import get_processor_name, has_bf16
 
-CLASSES, SIDE = 400, 224
-ARRANGEMENTS = ("joint", "factorised-encoder", "factorised-attention", "factorised-dot-product")
+NUM_CLASSES, IMAGE_SIZE = 400, 224
+VIVIT_VARIANTS = ("joint", "factorised-encoder", "factorised-attention", "factorised-dot-product")
 
 
-def ours(work: Workload, arrangement: str, precision: Literal["auto", "fp32"] = "auto") -> BenchmarkStep:
+def build_vitreous_step(work: Workload, arrangement: str, precision: Literal["auto", "fp32"] = "auto") -> BenchmarkStep:
     """A model of ours by the engine that `predict` takes; `image_size` is the number of frames."""
-    clip = (work.image_size, SIDE, SIDE)
-    return engine_turn("ViViT-S/16x2", clip, CLASSES, InferenceOptions(precision=precision), arrangement=arrangement)
+    clip = (work.image_size, IMAGE_SIZE, IMAGE_SIZE)
+    return engine_turn(
+        "ViViT-S/16x2", clip, NUM_CLASSES, InferenceOptions(precision=precision), arrangement=arrangement
+    )
 
 
-def videomae(work: Workload, bf16: bool = False) -> BenchmarkStep:
+def build_videomae_step(work: Workload, bf16: bool = False) -> BenchmarkStep:
     """transformers' VideoMAE of the same width and depth, which is joint."""
     from transformers import VideoMAEConfig, VideoMAEForVideoClassification
 
     torch.manual_seed(0)
     sizes: dict[str, int] = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
-    sizes |= {"num_hidden_layers": 12, "image_size": SIDE, "num_frames": work.image_size, "num_labels": CLASSES}
+    sizes |= {
+        "num_hidden_layers": 12,
+        "image_size": IMAGE_SIZE,
+        "num_frames": work.image_size,
+        "num_labels": NUM_CLASSES,
+    }
     config = VideoMAEConfig(**sizes)
     model = VideoMAEForVideoClassification(config).eval().requires_grad_(False)
-    clips = torch.randn(1, work.image_size, 3, SIDE, SIDE)
+    clips = torch.randn(1, work.image_size, 3, IMAGE_SIZE, IMAGE_SIZE)
 
     @torch.inference_mode()
     def turn() -> float:
@@ -53,23 +60,30 @@ def videomae(work: Workload, bf16: bool = False) -> BenchmarkStep:
     return turn
 
 
-def contenders() -> list[Contender]:
+def list_contenders() -> list[Contender]:
     """Who takes part."""
-    table = [Contender("vitreous", name, partial(ours, arrangement=name), is_ours=True) for name in ARRANGEMENTS]
-    table += [Contender("vitreous", "joint, fp32", partial(ours, arrangement="joint", precision="fp32"), is_ours=True)]
-    table += [Contender("transformers", "VideoMAE, default (fp32)", videomae, "transformers")]
-    fast = Contender("transformers", "VideoMAE, bf16 autocast", partial(videomae, bf16=True), "transformers")
+    table = [
+        Contender("vitreous", name, partial(build_vitreous_step, arrangement=name), is_ours=True)
+        for name in VIVIT_VARIANTS
+    ]
+    table += [
+        Contender(
+            "vitreous", "joint, fp32", partial(build_vitreous_step, arrangement="joint", precision="fp32"), is_ours=True
+        )
+    ]
+    table += [Contender("transformers", "VideoMAE, default (fp32)", build_videomae_step, "transformers")]
+    fast = Contender("transformers", "VideoMAE, bf16 autocast", partial(build_videomae_step, bf16=True), "transformers")
     return table + [fast] * has_bf16("cpu")
 
 
-def page(lanes: dict[int, list[ContenderResult]]) -> str:
+def build_page(lanes: dict[int, list[ContenderResult]]) -> str:
     """The table: milliseconds and MiB for each length."""
     lengths = list(lanes)
     lines = [
         f"# Frames of clips, {time.strftime('%Y-%m-%d')}",
         "",
         f"{get_processor_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}. ViT-S, patches of 2 x 16 x 16, clips of",
-        f"{SIDE} x {SIDE} pixels, one at a time: milliseconds a clip, and the memory of the process in MiB.",
+        f"{IMAGE_SIZE} x {IMAGE_SIZE} pixels, one at a time: milliseconds a clip, and the memory of the process in MiB.",
         "",
         "    python benchmarks/video.py",
         "",
@@ -99,11 +113,11 @@ def main() -> None:
     lanes = {}
     for frames in given.frames:
         lanes[frames] = run_race(
-            Workload("inference", "", frames, 1), contenders(), Timing(given.rounds, given.seconds)
+            Workload("inference", "", frames, 1), list_contenders(), Timing(given.rounds, given.seconds)
         )
         times = [(lane.contender.label, lane.failure or f"{1000 / lane.median:.0f} ms") for lane in lanes[frames]]
         print(frames, times, flush=True)
-    text = page(lanes)
+    text = build_page(lanes)
     print(text)
     if given.out:
         given.out.write_text(text)

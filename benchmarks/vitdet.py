@@ -50,15 +50,15 @@ class PlainAttention(nn.Module):
         q, k, v = qkv.flatten(1, 2)  # (B h, N, d) each
         logits = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
         grid = q.view(-1, height, width, q.shape[-1])
-        rows = torch.einsum("bhwc,hkc->bhwk", grid, relative(self.rel_pos_h, height))
-        columns = torch.einsum("bhwc,wkc->bhwk", grid, relative(self.rel_pos_w, width))
+        rows = torch.einsum("bhwc,hkc->bhwk", grid, gather_relative_positions(self.rel_pos_h, height))
+        columns = torch.einsum("bhwc,wkc->bhwk", grid, gather_relative_positions(self.rel_pos_w, width))
         shape = (len(q), height, width, height, width)
         logits = (logits.view(shape) + rows[..., None] + columns[..., None, :]).flatten(3).flatten(1, 2)
         y = (logits.softmax(-1) @ v).view(batch, self.heads, height, width, -1)
         return self.proj(y.permute(0, 2, 3, 1, 4).reshape(batch, height, width, channels))
 
 
-def relative(table: Tensor, length: int) -> Tensor:
+def gather_relative_positions(table: Tensor, length: int) -> Tensor:
     """(2 L - 1, d) -> (L, L, d): row q, column k has the vector of q - k."""
     places = torch.arange(length)
     return table[places[:, None] - places + length - 1]
@@ -126,7 +126,7 @@ class PlainViTDet(nn.Module):
         return x
 
 
-def weighted(config: SAMConfig) -> nn.Module:
+def build_random_backbone(config: SAMConfig) -> nn.Module:
     """Our backbone with random weights, those of relative positions included."""
     torch.manual_seed(0)
     model = build_model(config)
@@ -136,30 +136,30 @@ def weighted(config: SAMConfig) -> nn.Module:
     return model
 
 
-def pair(config: SAMConfig) -> tuple[nn.Module, PlainViTDet]:
+def build_pair(config: SAMConfig) -> tuple[nn.Module, PlainViTDet]:
     """Our backbone and the plain one, with the same weights."""
-    ours, plain = weighted(config), PlainViTDet(config)
+    ours, plain = build_random_backbone(config), PlainViTDet(config)
     plain.load_state_dict(VITDET.to_foreign_tensors(config, ours.state_dict()))
     return ours, plain
 
 
-def difference(config: SAMConfig) -> float:
+def compute_difference(config: SAMConfig) -> float:
     """Of their maps, for one for the largest value of a map."""
-    ours, plain = pair(config)
+    ours, plain = build_pair(config)
     images = torch.randn(1, config.channels, *config.image)
     with torch.inference_mode():
         expected = plain(images)
         return ((ours.features_at(images, config.strides)[0] - expected).abs().max() / expected.abs().max()).item()  # type: ignore[operator]
 
 
-def computed(work: Workload, is_ours: bool) -> tuple[Callable[[Tensor], Tensor], tuple[int, ...], nn.Module]:
+def build_task_module(work: Workload, is_ours: bool) -> tuple[Callable[[Tensor], Tensor], tuple[int, ...], nn.Module]:
     """What is to be computed for a task, the shape of its input, and the module with its parameters; nothing else is
     built."""
     config: Any = config_from_name(work.model, work.image_size)
     task = work.task.partition(", ")[0]
     if task != "whole":
         config = config.with_options(depth=1, attention={"global_blocks": () if task == "windowed block" else (0,)})
-    model: Any = weighted(config) if is_ours else PlainViTDet(config)
+    model: Any = build_random_backbone(config) if is_ours else PlainViTDet(config)
     if task != "whole":
         block = model.encoder.blocks[0] if is_ours else model.blocks[0]
         return block, (1, *config.grid, config.width), block
@@ -167,9 +167,9 @@ def computed(work: Workload, is_ours: bool) -> tuple[Callable[[Tensor], Tensor],
     return (lambda images: model.features_at(images, config.strides)[0]) if is_ours else model, shape, model
 
 
-def prepared(work: Workload, is_ours: bool, bf16: bool = False) -> BenchmarkStep:
+def build_step(work: Workload, is_ours: bool, bf16: bool = False) -> BenchmarkStep:
     """A turn: one image, or one grid of tokens."""
-    compute, shape, module = computed(work, is_ours)
+    compute, shape, module = build_task_module(work, is_ours)
     backwards = work.task.endswith("backward")
     module.train(backwards).requires_grad_(backwards)
     images = torch.randn(shape, requires_grad=backwards and len(shape) == 4 and shape[1] != 3)
@@ -185,18 +185,18 @@ def prepared(work: Workload, is_ours: bool, bf16: bool = False) -> BenchmarkStep
     return turn
 
 
-def contenders() -> list[Contender]:
+def list_contenders() -> list[Contender]:
     """Who takes part."""
     return [
         Contender(
-            name, kind, partial(prepared, is_ours=name == "vitreous", bf16=kind == "bf16"), is_ours=name == "vitreous"
+            name, kind, partial(build_step, is_ours=name == "vitreous", bf16=kind == "bf16"), is_ours=name == "vitreous"
         )
         for kind in ("fp32", *(["bf16"] if has_bf16("cpu") else []))
         for name in ("vitreous", "plain modules")
     ]
 
 
-def page(model: str, size: int, apart: float, results: dict[str, list[ContenderResult]]) -> str:
+def build_page(model: str, size: int, apart: float, results: dict[str, list[ContenderResult]]) -> str:
     """The table."""
     lines = [
         f"# {model} at {size} pixels, {time.strftime('%Y-%m-%d')}",
@@ -229,15 +229,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="of a round, and at least one image")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    apart = difference(config_from_name(given.model, given.size))
+    apart = compute_difference(config_from_name(given.model, given.size))
     results = {}
     for task in given.tasks:
         for passes in given.passes:
             name = f"{task}, {passes}"
             work = Workload(name, given.model, given.size, 1)
-            results[name] = run_race(work, contenders(), Timing(given.rounds, given.seconds))
+            results[name] = run_race(work, list_contenders(), Timing(given.rounds, given.seconds))
             print(name, [(lane.contender.label, lane.failure or f"{1 / lane.median:.3f} s") for lane in results[name]])
-    text = page(given.model, given.size, apart, results)
+    text = build_page(given.model, given.size, apart, results)
     print(text)
     if given.out:
         given.out.write_text(text)

@@ -26,13 +26,13 @@ from vitreous.inference.engine import InferenceOptions, make_engine
 from vitreous.models.zoo import create_untrained_model
 from vitreous.system.machine import get_processor_name, has_bf16
 
-CLASSES = 1000
-WINDOWS: dict[str, Any] = {"attention": {"window": 14, "global_blocks": (2, 5, 8, 11)}}  # ViTDet's
+NUM_CLASSES = 1000
+WINDOW_OPTIONS: dict[str, Any] = {"attention": {"window": 14, "global_blocks": (2, 5, 8, 11)}}  # ViTDet's
 
 
-def ours(work: Workload, model: str, **settings: Any) -> BenchmarkStep:
+def build_vitreous_step(work: Workload, model: str, **settings: Any) -> BenchmarkStep:
     """A model of ours by the engine that `predict` takes."""
-    return engine_turn(model, (work.image_size,) * 2, CLASSES, **settings)
+    return engine_turn(model, (work.image_size,) * 2, NUM_CLASSES, **settings)
 
 
 def engine_turn(
@@ -57,7 +57,7 @@ def timm_swin(work: Workload, bf16: bool = False) -> BenchmarkStep:
     from timm.models.swin_transformer import SwinTransformer
 
     torch.manual_seed(0)
-    model = SwinTransformer(work.image_size, num_classes=CLASSES).eval().requires_grad_(False)
+    model = SwinTransformer(work.image_size, num_classes=NUM_CLASSES).eval().requires_grad_(False)
     images = torch.randn(1, 3, work.image_size, work.image_size)
     if bf16:
         model, images = model.bfloat16(), images.bfloat16()
@@ -70,23 +70,28 @@ def timm_swin(work: Workload, bf16: bool = False) -> BenchmarkStep:
     return turn
 
 
-def contenders() -> list[Contender]:
+def list_contenders() -> list[Contender]:
     """Who takes part."""
     table = [
-        Contender("vitreous", "Swin-T", partial(ours, model="Swin-T/4"), is_ours=True),
-        Contender("vitreous", "ViT-B/16, windows of 14", partial(ours, model="ViT-B/16", **WINDOWS), is_ours=True),
-        Contender("vitreous", "ViT-B/16", partial(ours, model="ViT-B/16"), is_ours=True),
+        Contender("vitreous", "Swin-T", partial(build_vitreous_step, model="Swin-T/4"), is_ours=True),
+        Contender(
+            "vitreous",
+            "ViT-B/16, windows of 14",
+            partial(build_vitreous_step, model="ViT-B/16", **WINDOW_OPTIONS),
+            is_ours=True,
+        ),
+        Contender("vitreous", "ViT-B/16", partial(build_vitreous_step, model="ViT-B/16"), is_ours=True),
         Contender("timm", "Swin-T, default (fp32)", timm_swin, "timm"),
     ]
     return table + [Contender("timm", "Swin-T, bf16", partial(timm_swin, bf16=True), "timm")] * has_bf16("cpu")
 
 
-def power(small: float, large: float, sizes: tuple[int, int]) -> str:
+def compute_growth_exponent(small: float, large: float, sizes: tuple[int, int]) -> str:
     """By which power of the pixels a figure grows."""
     return f"{math.log(large / small) / (2 * math.log(sizes[1] / sizes[0])):.2f}" if min(small, large) > 0 else ""
 
 
-def page(found: dict[int, list[ContenderResult]]) -> str:
+def build_page(found: dict[int, list[ContenderResult]]) -> str:
     """The tables."""
     lines = [
         f"# Large images, {time.strftime('%Y-%m-%d')}",
@@ -108,9 +113,9 @@ def page(found: dict[int, list[ContenderResult]]) -> str:
             grown = ["", ""]
             if before is not None and before.throughputs:
                 sides = (sizes[place - 1], size)
-                grown[0] = power(1 / before.median, 1 / lane.median, sides)
+                grown[0] = compute_growth_exponent(1 / before.median, 1 / lane.median, sides)
                 if place > 1:
-                    grown[1] = power(before.memory - first.memory, lane.memory - first.memory, sides)
+                    grown[1] = compute_growth_exponent(before.memory - first.memory, lane.memory - first.memory, sides)
             cells = [lane.contender.label, size, f"{1000 / lane.median:.0f}", f"{lane.memory / 2**20:.0f}", *grown]
             lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines) + "\n"
@@ -126,9 +131,11 @@ def main() -> None:
     given = parser.parse_args()
     found = {}
     for size in given.sizes:
-        found[size] = run_race(Workload("inference", "", size, 1), contenders(), Timing(given.rounds, given.seconds))
+        found[size] = run_race(
+            Workload("inference", "", size, 1), list_contenders(), Timing(given.rounds, given.seconds)
+        )
         print(size, [(lane.contender.label, lane.failure or f"{1000 / lane.median:.0f} ms") for lane in found[size]])
-    text = page(found)
+    text = build_page(found)
     print(text)
     if given.out:
         given.out.write_text(text)

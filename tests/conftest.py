@@ -32,7 +32,7 @@ settings.register_profile("steady", deadline=None, derandomize=True)  # the same
 settings.load_profile("steady")
 
 #: a run of seconds: a small ViT, every kind of randomness, more than two epochs, a short last step
-TINY = {
+TINY_RUN = {
     "model": "ViT-32x2/8",
     "epochs": 2.5,
     "batch_size": 8,
@@ -70,7 +70,7 @@ ALLOWED_SKIPS = {
 
 
 #: files of few tests that take longest: begun first, so that no worker is left alone with one at the end
-FIRST = ("reliability/test_reliability.py", "training/test_ranks.py", "test_readme.py")
+SLOWEST_FILES = ("reliability/test_reliability.py", "training/test_ranks.py", "test_readme.py")
 
 
 def pytest_configure(config):
@@ -113,20 +113,20 @@ def pytest_make_collect_report():
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
     """The files of `FIRST` first, everything else in its order."""
-    items.sort(key=lambda item: not item.path.as_posix().endswith(FIRST))
+    items.sort(key=lambda item: not item.path.as_posix().endswith(SLOWEST_FILES))
 
 
 #: the two kinds of processor between which choices differ, as VITREOUS_CPU_ISA names them: the precision is fp32 or
 #: bf16 by default
-KINDS = {"AVX2": "fp32", "AVX512_CORE_BF16": "bf16"}
+PRECISION_BY_ISA = {"AVX2": "fp32", "AVX512_CORE_BF16": "bf16"}
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=PRECISION_BY_ISA)
 def processor(request, monkeypatch) -> str:
     """Choices as on a processor of each kind in turn, wherever the test runs; returns the precision that is then the
     default."""
     monkeypatch.setenv("VITREOUS_CPU_ISA", request.param)
-    return KINDS[request.param]
+    return PRECISION_BY_ISA[request.param]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -194,7 +194,7 @@ def without_pages():
     report.write_report = write_report
 
 
-def picture(seed: int, size: tuple[int, int] = (16, 16), tint: int = 0) -> Image.Image:
+def make_image(seed: int, size: tuple[int, int] = (16, 16), tint: int = 0) -> Image.Image:
     """A noisy picture (width, height) with a tint that a model can learn."""
     pixels = np.random.default_rng(seed).integers(0, 128, (size[1], size[0], 3), dtype=np.uint8)
     pixels[..., tint % 3] += 100
@@ -208,7 +208,7 @@ def make_folder(root: Path, counts: dict[str, int], classes=("ant", "bee", "cat"
             home = root / split / name
             home.mkdir(parents=True)
             for index in range(count):
-                picture(1000 * number + 100 * label + index, size, label).save(home / f"{index}.png")
+                make_image(1000 * number + 100 * label + index, size, label).save(home / f"{index}.png")
     return root
 
 
@@ -236,12 +236,12 @@ def published_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def photo_folder(tmp_path: Path) -> Path:
     """Three classes, 12 training, 4 validation and 4 test images each."""
     return make_folder(tmp_path / "photos", {"train": 12, "val": 4, "test": 4})
 
 
-def say(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run_cli(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """`vitreous WORDS` in this process, which has imported everything."""
     out, err, before, home = io.StringIO(), io.StringIO(), signal.getsignal(signal.SIGTERM), Path.cwd()
     os.chdir(cwd or home)
@@ -270,7 +270,7 @@ def run_command(
     )
 
 
-def document(result: subprocess.CompletedProcess[str]) -> dict:
+def parse_json_output(result: subprocess.CompletedProcess[str]) -> dict:
     """The one JSON document that `--json` promises on stdout."""
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)

@@ -19,21 +19,21 @@ def randomise(model: nn.Module) -> nn.Module:
     return model
 
 
-def an_answer_ignores_its_batch(model, images):
+def check_batch_independence(model, images):
     model.eval()
     together = model(images)
     alone = torch.cat([model(image[None]) for image in images])
     assert torch.allclose(together, alone, atol=1e-4)
 
 
-def every_parameter_gets_a_gradient(model, images):
+def check_all_gradients(model, images):
     model.train()
     model(images).pow(2).sum().backward()
     silent = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
     assert not silent, f"no gradient: {silent}"
 
 
-def what_nobody_reads_is_frozen(model, images):
+def check_unused_parameters_are_frozen(model, images):
     """Every parameter that can move gets a gradient from the maps, or from something that moves in the first step."""
     model.train()
     maps = model.features_at(images, model.config.strides)
@@ -44,7 +44,7 @@ def what_nobody_reads_is_frozen(model, images):
     model.eval()
 
 
-def what_nobody_reads_makes_no_difference(model, images):
+def check_unused_tokens_do_not_matter(model, images):
     """`forward` leaves it out of the last block, `features` does not: answers and gradients are the same."""
     model.eval()
     short, whole = model(images), model.classify(model.pool(model.features(images)))
@@ -55,7 +55,7 @@ def what_nobody_reads_makes_no_difference(model, images):
         assert torch.allclose(one, other, atol=1e-4 * other.abs().max().item() + 1e-6)
 
 
-def state_and_config_make_it_again(model, images):
+def check_state_and_config_round_trip(model, images):
     model.eval()
     config = from_builtins(type(model.config), to_builtins(model.config))
     assert config == model.config
@@ -64,7 +64,7 @@ def state_and_config_make_it_again(model, images):
     assert torch.equal(again(images), model(images))
 
 
-def other_sizes_work(model, larger, oblong):
+def check_other_image_sizes(model, larger, oblong):
     model.eval()
     for images in (larger, oblong):
         logits = model(images)
@@ -72,7 +72,7 @@ def other_sizes_work(model, larger, oblong):
         assert torch.isfinite(logits).all()
 
 
-def maps_are_those_of_the_config(model, images):
+def check_feature_maps_match_config(model, images):
     """`features_at` gives every map that the config has, in any order, each image's its own; others are refused."""
     model.eval()
     config, size = model.config, images.shape[2:]
@@ -94,11 +94,11 @@ def export_agrees(model, images):
     assert torch.allclose(exported(images), model(images), atol=1e-5)
 
 
-ALL = [
-    an_answer_ignores_its_batch,
-    every_parameter_gets_a_gradient,
-    what_nobody_reads_makes_no_difference,
-    state_and_config_make_it_again,
-    maps_are_those_of_the_config,
+ALL_CONTRACTS = [
+    check_batch_independence,
+    check_all_gradients,
+    check_unused_tokens_do_not_matter,
+    check_state_and_config_round_trip,
+    check_feature_maps_match_config,
     export_agrees,
 ]

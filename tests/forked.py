@@ -17,7 +17,9 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-WEIGHTS = Path(__file__).parents[1] / "vitreous" / "weights"  # where `unpickle` lies, which imports nothing of ours
+WEIGHTS_FOLDER = (
+    Path(__file__).parents[1] / "vitreous" / "weights"
+)  # where `unpickle` lies, which imports nothing of ours
 
 
 class ForkingReader:
@@ -46,7 +48,7 @@ class ForkingReader:
             self.process = None
 
 
-def answer(unpickle: ModuleType, order: str) -> None:
+def run_order(unpickle: ModuleType, order: str) -> None:
     """In a child: follow an order, and write how it ended."""
     text = io.StringIO()
     sys.stdin = io.StringIO(order)
@@ -60,12 +62,12 @@ def main() -> None:
     import safetensors.torch  # noqa: F401  once, for all children
     import torch  # noqa: F401
 
-    sys.path.append(os.fspath(WEIGHTS))
+    sys.path.append(os.fspath(WEIGHTS_FOLDER))
     unpickle = import_module("unpickle")
     for order in sys.stdin:
         child = os.fork()
         if child == 0:
-            answer(unpickle, order)
+            run_order(unpickle, order)
             os._exit(0)
         if status := os.waitpid(child, 0)[1]:
             print(json.dumps([os.waitstatus_to_exitcode(status), ""]), flush=True)

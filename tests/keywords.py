@@ -27,19 +27,19 @@ from vitreous.reports.figures.subject import InspectOptions
 from vitreous.reports.generated import GenerationOptions
 from vitreous.reports.protocols.task import ProtocolOptions
 
-FILE = Path(__file__).parent.parent / "vitreous" / "keywords.py"
-MARK = "# Everything below is written by `python -m tests.keywords`.\n"
-NAMED: dict[str, type[ModelConfig]] = {
+KEYWORDS_FILE = Path(__file__).parent.parent / "vitreous" / "keywords.py"
+GENERATED_MARKER = "# Everything below is written by `python -m tests.keywords`.\n"
+NAME_TYPES: dict[str, type[ModelConfig]] = {
     "ViTName": ViTConfig,
     "SwinName": SwinConfig,
     "BiTName": BiTConfig,
     "DiTName": DiTConfig,
 }
-OF_LOADER = ("batch_size", "seed", "workers")  # parameters of `create_loader`
-OF_EVALUATE = ("split", "batch_size", "workers", "bad_images", "protocol")
+LOADER_PARAMETERS = ("batch_size", "seed", "workers")  # parameters of `create_loader`
+EVALUATE_PARAMETERS = ("split", "batch_size", "workers", "bad_images", "protocol")
 
 
-class Keywords(NamedTuple):
+class KeywordClass(NamedTuple):
     """A class of keywords: its name, base and docstring, and the dataclasses whose fields it has but for some."""
 
     name: str
@@ -49,39 +49,39 @@ class Keywords(NamedTuple):
     without: tuple[str, ...] = ()
 
 
-EVALUATE = (EvaluateOptions, ProtocolOptions, GenerationOptions)
-KEYWORDS = (
-    Keywords(
+EVALUATE_GROUPS = (EvaluateOptions, ProtocolOptions, GenerationOptions)
+KEYWORD_CLASSES = (
+    KeywordClass(
         "LoaderKeywords",
         "TypedDict",
         "Fields of `TrainOptions` that are keywords of `vitreous.create_loader` besides its parameters.",
         (TrainOptions,),
-        ("data", *OF_LOADER),
+        ("data", *LOADER_PARAMETERS),
     ),
-    Keywords(
+    KeywordClass(
         "TrainKeywords",
         "LoaderKeywords",
         "Fields of `TrainOptions`: keywords of `vitreous.train`.",
         (TrainOptions,),
-        tuple(name for name in TrainOptions.__dataclass_fields__ if name not in OF_LOADER),
+        tuple(name for name in TrainOptions.__dataclass_fields__ if name not in LOADER_PARAMETERS),
     ),
-    Keywords(
+    KeywordClass(
         "ComputeKeywords",
         "TypedDict",
         "Fields of `InferenceOptions`: keywords of `vitreous.load`.",
         (InferenceOptions,),
     ),
-    Keywords(
+    KeywordClass(
         "EvaluateKeywords",
         "ComputeKeywords",
         "Fields of the options of evaluations, protocols and generated images: keywords of `vitreous.evaluate`.",
-        EVALUATE,
-        OF_EVALUATE,
+        EVALUATE_GROUPS,
+        EVALUATE_PARAMETERS,
     ),
-    Keywords(
+    KeywordClass(
         "InspectKeywords", "TypedDict", "Fields of `InspectOptions`: keywords of `vitreous.inspect`.", (InspectOptions,)
     ),
-    Keywords(
+    KeywordClass(
         "SampleKeywords", "TypedDict", "Fields of `SampleOptions`: keywords of `vitreous.sample`.", (SampleOptions,)
     ),
 )
@@ -108,7 +108,7 @@ def render_type(hint: Any, path: bool = False) -> str:
     return "PathLike" if path and hint is str else "None" if hint is NoneType else hint.__name__
 
 
-def render_keywords(keywords: Keywords) -> Iterator[str]:
+def render_keywords(keywords: KeywordClass) -> Iterator[str]:
     """The lines of a class of keywords."""
     yield f"class {keywords.name}({keywords.base}, total=False):"
     yield f'    """{keywords.text}"""\n'
@@ -125,7 +125,7 @@ def render_keywords(keywords: Keywords) -> Iterator[str]:
 def render_names() -> Iterator[str]:
     """The names that `vitreous models` lists as literal types, by the class of their models."""
     yield "#: names that `vitreous models` lists, by the class of their models, also in lower case"
-    for name, kind in NAMED.items():
+    for name, kind in NAME_TYPES.items():
         own = [text for text in MODEL_NAMES if isinstance(config_from_name(text), kind)]
         both = dict.fromkeys(word for text in own for word in (text, text.lower()))
         words = ", ".join(f'"{word}"' for word in both)
@@ -135,16 +135,16 @@ def render_names() -> Iterator[str]:
 
 def render_file() -> str:
     """The file as it should be, before formatting: what stands above the mark, and what is generated."""
-    written, mark, _ = FILE.read_text("utf-8").partition(MARK)
+    written, mark, _ = KEYWORDS_FILE.read_text("utf-8").partition(GENERATED_MARKER)
     lines = [
         "# fmt: off",
         *render_names(),
         "# fmt: on\n\n",
-        *(line for keywords in KEYWORDS for line in render_keywords(keywords)),
+        *(line for keywords in KEYWORD_CLASSES for line in render_keywords(keywords)),
     ]
     return written + mark + "\n".join(lines)
 
 
 if __name__ == "__main__":
-    FILE.write_text(render_file(), "utf-8")
-    subprocess.run([sys.executable, "-m", "ruff", "format", str(FILE)], check=True)
+    KEYWORDS_FILE.write_text(render_file(), "utf-8")
+    subprocess.run([sys.executable, "-m", "ruff", "format", str(KEYWORDS_FILE)], check=True)

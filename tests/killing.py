@@ -9,11 +9,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-EVENTS = {"os.mkdir", "open", "os.rename", "os.remove", "os.rmdir"}
+WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+CHANGE_EVENTS = {"os.mkdir", "open", "os.rename", "os.remove", "os.rmdir"}
 
 
-def changes(home: Path, work: Callable[[], object], kill_at: int = 0) -> int:
+def run_and_kill(home: Path, work: Callable[[], object], kill_at: int = 0) -> int:
     """Do `work` in a forked child that is killed at its `kill_at`-th change below `home` (0: not at all).
 
     Changes are openings, renames, removals, syncs, and writes, which are cut off at half. Returns how many the child
@@ -32,7 +32,7 @@ def changes(home: Path, work: Callable[[], object], kill_at: int = 0) -> int:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         def hook(event: str, arguments: tuple) -> None:
-            if event not in EVENTS or (event == "open" and not (arguments[2] or 0) & WRITES):
+            if event not in CHANGE_EVENTS or (event == "open" and not (arguments[2] or 0) & WRITE_FLAGS):
                 return
             relative = event in ("os.remove", "os.rmdir") and arguments[1] not in (-1, None)  # shutil.rmtree's
             if relative or str(home) in str(arguments[0]):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "vitreous"
-STORED = Path(__file__).with_suffix(".json")
+MEASURES_FILE = Path(__file__).with_suffix(".json")
 #: verbs of the field that are a function's whole name where its argument or class is the object
 FIELD_VERBS = frozenset(
     [
@@ -65,11 +65,11 @@ FIELD_VERBS = frozenset(
 #: attributes that say which task a model or dataset is for
 TASK_ATTRIBUTES = frozenset(("multilabel", "pixel_classes", "object_classes", "of_clips", "native", "buckets"))
 SMALL_FILE = 60  # lines
-POSITIONAL = 5  # arguments of a call of our own functions
+MAX_POSITIONAL_ARGUMENTS = 5  # arguments of a call of our own functions
 FOREIGN_NAMES = frozenset(("adamw", "transpose", "view"))  # of PyTorch and Pillow too, whose calls are not ours
 #: prints how many files lie between `vitreous predict` and the logits: those on the stacks of the threads when the model
 #: is called, and those with functions that run once more for each further image before that
-TRACE = """
+TRACE_SCRIPT = """
     import contextlib, io, sys, tempfile, threading
     from collections import Counter
     from pathlib import Path
@@ -132,23 +132,23 @@ def module_functions() -> list[str]:
     ]
 
 
-def one_word_names() -> list[str]:
+def list_one_word_names() -> list[str]:
     """Module-level functions named by one word that is no verb of the field."""
     return [name for name in module_functions() if "_" not in name and name not in FIELD_VERBS]
 
 
-def share_of_one_word_names() -> float:
+def compute_one_word_share() -> float:
     """Module-level functions with a name of one word, in percent."""
-    return round(100 * len(one_word_names()) / len(module_functions()), 1)
+    return round(100 * len(list_one_word_names()) / len(module_functions()), 1)
 
 
-def share_of_participles() -> float:
+def compute_participle_share() -> float:
     """Module-level functions named by a bare participle, in percent."""
-    participles = [name for name in one_word_names() if name.endswith(("ed", "en", "wn", "ing"))]
+    participles = [name for name in list_one_word_names() if name.endswith(("ed", "en", "wn", "ing"))]
     return round(100 * len(participles) / len(module_functions()), 1)
 
 
-def files() -> int:
+def count_files() -> int:
     """Files of the package."""
     return len(parse_package())
 
@@ -164,7 +164,7 @@ def top_level_files() -> int:
     return len(list(PACKAGE.glob("*.py")))
 
 
-def lines() -> int:
+def count_lines() -> int:
     """Lines of the package."""
     return sum(len(path.read_text("utf-8").splitlines()) for path in parse_package())
 
@@ -212,11 +212,11 @@ def task_tests() -> int:
     what `is_task_test` finds anywhere."""
     rooms = {path: path.relative_to(PACKAGE).parts[0] for path in parse_package()}
     trees = [tree for path, tree in parse_package().items() if rooms[path] != "tasks"]
-    conditions = sum(reads_task_attribute(condition) for tree in trees for condition in conditions_of(tree))
+    conditions = sum(reads_task_attribute(condition) for tree in trees for condition in iterate_conditions(tree))
     return conditions + sum(is_task_test(node) for tree in trees for node in ast.walk(tree))
 
 
-def conditions_of(tree: ast.Module) -> Iterator[ast.expr]:
+def iterate_conditions(tree: ast.Module) -> Iterator[ast.expr]:
     """The conditions of a file: of statements, expressions, comprehensions and assertions."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.If, ast.IfExp, ast.While, ast.Assert)):
@@ -268,12 +268,12 @@ def task_names() -> frozenset[str]:
     return frozenset(node.name for node in classes if "Task" in {ast.unparse(base) for base in node.bases})
 
 
-def long_positional_calls() -> int:
+def count_long_positional_calls() -> int:
     """Calls of the package's own functions and classes with more than five positional arguments; functions that take
     any number (`*args`) are left out."""
     calls = (node for tree in parse_package().values() for node in ast.walk(tree) if isinstance(node, ast.Call))
     names = defined_names() - variadic_names() - FOREIGN_NAMES
-    return sum(len(call.args) > POSITIONAL and called_name(call) in names for call in calls)
+    return sum(len(call.args) > MAX_POSITIONAL_ARGUMENTS and called_name(call) in names for call in calls)
 
 
 @cache
@@ -297,7 +297,7 @@ def called_name(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
-def most_imports() -> int:
+def get_max_imports() -> int:
     """Modules of the package that its most dependent file imports, lazy imports included; the public page left out."""
     trees = ((path, tree) for path, tree in parse_package().items() if path != PACKAGE / "__init__.py")
     return max(len(imported_modules(tree)) for _, tree in trees)
@@ -315,25 +315,25 @@ def ignore_comments() -> int:
     return sum(len(marks.findall(path.read_text("utf-8"))) for path in parse_package())
 
 
-def files_of_predict() -> int:
+def count_predict_files() -> int:
     """Files outside models/ and nn/ between `vitreous predict` and the logits, as `TRACE` counts them."""
-    command = [sys.executable, "-c", textwrap.dedent(TRACE)]
+    command = [sys.executable, "-c", textwrap.dedent(TRACE_SCRIPT)]
     result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     return int(result.stdout.split()[-1])
 
 
 MEASURES: dict[str, Callable[[], float]] = {
-    "files": files,
+    "files": count_files,
     "files below 60 lines": small_files,
     "files at the top of the package": top_level_files,
-    "lines": lines,
-    "function names of one word, %": share_of_one_word_names,
-    "function names that are participles, %": share_of_participles,
+    "lines": count_lines,
+    "function names of one word, %": compute_one_word_share,
+    "function names that are participles, %": compute_participle_share,
     "tests of the model family outside models/ and weights/": family_tests,
     "tests of the task outside tasks/": task_tests,
-    "calls with more than five positional arguments": long_positional_calls,
-    "imports of the most dependent file": most_imports,
-    "files between `vitreous predict` and the logits": files_of_predict,
+    "calls with more than five positional arguments": count_long_positional_calls,
+    "imports of the most dependent file": get_max_imports,
+    "files between `vitreous predict` and the logits": count_predict_files,
     "type: ignore comments": ignore_comments,
 }
 
@@ -343,12 +343,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="store the values")
     arguments = parser.parse_args()
-    before = json.loads(STORED.read_text("utf-8")) if STORED.is_file() else {}
+    before = json.loads(MEASURES_FILE.read_text("utf-8")) if MEASURES_FILE.is_file() else {}
     values = {name: measure() for name, measure in MEASURES.items()}
     for name, value in values.items():
         print(f"{name:58} {value:>9,}   committed {before.get(name, '-')}")
     if arguments.write:
-        STORED.write_text(json.dumps(values, indent=2) + "\n", "utf-8")
+        MEASURES_FILE.write_text(json.dumps(values, indent=2) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from vitreous.system.machine import get_best_cpu_feature, get_cpu_features
 
-DOWN = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
-UP = {"VITREOUS_CPU_ISA": "AVX512_CORE_BF16"}
+LOWERED_VARIABLES = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+RAISED_VARIABLES = {"VITREOUS_CPU_ISA": "AVX512_CORE_BF16"}
 
 
-def other_kind() -> dict[str, str]:
+def get_other_processor_variables() -> dict[str, str]:
     """The variables that make another kind of this processor."""
-    return DOWN if get_cpu_features().get("avx512_f") else UP
+    return LOWERED_VARIABLES if get_cpu_features().get("avx512_f") else RAISED_VARIABLES
 
 
 def marked_files() -> list[str]:
@@ -31,7 +31,7 @@ def marked_files() -> list[str]:
 
 def main(words: list[str]) -> int:
     """Run the marked tests as the other kind: of the files among the arguments, or else of all."""
-    variables = other_kind()
+    variables = get_other_processor_variables()
     if not any(Path(word.partition("::")[0]).exists() for word in words):
         words = [*words, *marked_files()]
     print(

@@ -14,15 +14,15 @@ import torch
 
 from vitreous.tasks.classification import Prediction
 
-LIMITS = {"fp32": 1e-5, "bf16": 1e-2}
+ERROR_LIMITS = {"fp32": 1e-5, "bf16": 1e-2}
 
 #: how far a probability may be from float32's by another way. That of a class moves by at most half of what the
 #: difference of two logits does: at logits of about 10, of which bfloat16 loses a hundredth, by 0.05. 0.043 was
 #: measured, of 1,797 images of digits by a model that was half trained; 1e-6 in float32.
-PROBABILITY = {"fp32": 1e-5, "bf16": 0.05}
+PROBABILITY_LIMITS = {"fp32": 1e-5, "bf16": 0.05}
 #: share of pictures whose most probable class is float32's: 0.9972 was measured of those images, where the two first
 #: were within 0.026
-TOP1 = {"fp32": 1.0, "bf16": 0.99}
+TOP1_AGREEMENT_LIMITS = {"fp32": 1.0, "bf16": 0.99}
 
 
 def relative_error(answer, expected) -> float:
@@ -31,19 +31,21 @@ def relative_error(answer, expected) -> float:
     return float(np.linalg.norm(answer - expected) / np.linalg.norm(expected))
 
 
-def answers_in(rows: Sequence[dict]) -> list[Prediction]:
+def parse_predictions(rows: Sequence[dict]) -> list[Prediction]:
     """Predictions from the documents of `predict --json` and of HTTP: of each picture its `classes`, best first."""
     classes = [row["classes"] for row in rows]
     return [Prediction("", tuple(c["class"] for c in one), tuple(c["probability"] for c in one)) for one in classes]
 
 
-def same_answers(found: Sequence[Prediction], expected: Sequence[Prediction], precision: str) -> bool:
+def are_predictions_close(found: Sequence[Prediction], expected: Sequence[Prediction], precision: str) -> bool:
     """Whether predictions of the same pictures agree: every class's probability within the precision's limit, and the
     first class of all pictures in float32, of 99 in 100 in bfloat16."""
     for a, b in zip(found, expected, strict=True):
         ours, theirs = (dict(zip(answer.names, answer.probabilities, strict=True)) for answer in (a, b))
-        if set(ours) != set(theirs) or any(abs(ours[name] - theirs[name]) > PROBABILITY[precision] for name in ours):
+        if set(ours) != set(theirs) or any(
+            abs(ours[name] - theirs[name]) > PROBABILITY_LIMITS[precision] for name in ours
+        ):
             return False
-    return sum(a.names[0] == b.names[0] for a, b in zip(found, expected, strict=True)) >= TOP1[precision] * len(
-        expected
-    )
+    return sum(a.names[0] == b.names[0] for a, b in zip(found, expected, strict=True)) >= TOP1_AGREEMENT_LIMITS[
+        precision
+    ] * len(expected)

@@ -12,7 +12,7 @@ import pytest
 from vitreous.system import allocator
 
 #: prints what was reserved, MiB of memory that this took, and MiB of huge pages of the heap after a tensor of 64 MiB
-PROBE = """
+PROBE_SCRIPT = """
 import json, re, sys
 import torch
 from vitreous.system.allocator import reserve_huge_pages, tune_allocator, can_request_huge_pages
@@ -35,20 +35,20 @@ print(json.dumps([can_request_huge_pages(), reserve_huge_pages(), taken / 1024, 
 """
 
 
-def probe(monkeypatch, switch: str | None = None, limit: str = "") -> list:
+def run_probe_script(monkeypatch, switch: str | None = None, limit: str = "") -> list:
     """What PROBE prints in a process of its own."""
     if switch is None:
         monkeypatch.delenv("VITREOUS_HUGE_PAGES", raising=False)
     else:
         monkeypatch.setenv("VITREOUS_HUGE_PAGES", switch)
-    script = PROBE.replace("LIMIT", limit)
+    script = PROBE_SCRIPT.replace("LIMIT", limit)
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     return json.loads(result.stdout)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
-def test_a_large_tensor_lies_in_huge_pages_where_the_system_gives_them_on_request(monkeypatch):
-    wanted, reserved, taken, huge, sound = probe(monkeypatch)
+def test_large_tensors_use_huge_pages_on_request(monkeypatch):
+    wanted, reserved, taken, huge, sound = run_probe_script(monkeypatch)
     assert sound and taken < 4  # MiB: address space alone
     if wanted and allocator.load_glibc() is not None:
         assert reserved >= allocator.HEAP_CHUNK_BYTES
@@ -61,13 +61,13 @@ def test_a_large_tensor_lies_in_huge_pages_where_the_system_gives_them_on_reques
 @pytest.mark.parametrize(
     "switch, limit", [("0", ""), (None, "import resource; resource.setrlimit(resource.RLIMIT_DATA, (2**34, 2**34))")]
 )
-def test_nothing_is_reserved_where_that_is_switched_off_or_address_space_is_limited(switch, limit, monkeypatch):
-    _, reserved, _, _, sound = probe(monkeypatch, switch, limit)
+def test_nothing_is_reserved_if_disabled_or_limited(switch, limit, monkeypatch):
+    _, reserved, _, _, sound = run_probe_script(monkeypatch, switch, limit)
     assert sound and reserved == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
-def test_a_system_that_counts_address_space_as_memory_is_left_alone(monkeypatch, tmp_path):
+def test_systems_with_strict_overcommit_are_left_alone(monkeypatch, tmp_path):
     monkeypatch.setattr(allocator, "OVERCOMMIT_FILE", str(tmp_path / "overcommit"))
     assert allocator.is_address_space_limited()  # nothing is known
     for mode, limited in (("0", False), ("1", False), ("2", True)):
@@ -75,7 +75,7 @@ def test_a_system_that_counts_address_space_as_memory_is_left_alone(monkeypatch,
         assert allocator.is_address_space_limited() is limited
 
 
-def test_only_a_system_that_gives_them_on_request_is_asked(monkeypatch, tmp_path):
+def test_huge_pages_are_requested_only_in_madvise_mode(monkeypatch, tmp_path):
     monkeypatch.delenv("VITREOUS_HUGE_PAGES", raising=False)
     monkeypatch.setattr(allocator, "HUGE_PAGES_FILE", str(tmp_path / "enabled"))
     assert not allocator.can_request_huge_pages()

@@ -12,14 +12,18 @@ import pytest
 
 from vitreous.models.families import FAMILIES
 
-ROOT = Path(__file__).parent.parent / "vitreous"
-FILES = sorted(ROOT.rglob("*.py"))
-LINES, FUNCTION, PARAMETERS = 450, 75, 10  # a file of 400 lines and a function of 60 are the guides
-LOOP = 60
-POSITIONAL = 4  # parameters of a constructor that may be given without their names
+PACKAGE = Path(__file__).parent.parent / "vitreous"
+PACKAGE_FILES = sorted(PACKAGE.rglob("*.py"))
+MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = (
+    450,
+    75,
+    10,
+)  # a file of 400 lines and a function of 60 are the guides
+MAX_LOOP_LINES = 60
+MAX_POSITIONAL_PARAMETERS = 4  # parameters of a constructor that may be given without their names
 
 #: each row may import from itself and from the rows above it
-ROWS = [
+LAYERS = [
     {"errors", "version"},
     {"system"},
     {"config"},
@@ -49,7 +53,7 @@ ROWS = [
 ]
 
 
-def room(module: str) -> str:
+def get_room(module: str) -> str:
     """`vitreous.nn.grid` -> `nn.grid`; `vitreous.training.loop` -> `training`."""
     parts = module.split(".")[1:]
     if parts[:1] == ["apps"]:
@@ -57,21 +61,21 @@ def room(module: str) -> str:
     return "nn.grid" if parts[:2] in (["nn", "grid"], ["nn", "sizes"]) else parts[0] if parts else ""
 
 
-def row(name: str) -> int:
-    return next(index for index, rooms in enumerate(ROWS) if name in rooms)
+def get_layer(name: str) -> int:
+    return next(index for index, rooms in enumerate(LAYERS) if name in rooms)
 
 
 @cache
-def parsed(path: Path) -> tuple[ast.Module, list[ast.AST]]:
+def parse_file(path: Path) -> tuple[ast.Module, list[ast.AST]]:
     """A file's tree, and every node of it."""
     tree = ast.parse(path.read_text())
     return tree, list(ast.walk(tree))
 
 
-def imports(path: Path) -> set[str]:
+def list_imports(path: Path) -> set[str]:
     """Every module of this package that a file imports, wherever in the file."""
     found = set()
-    for node in parsed(path)[1]:
+    for node in parse_file(path)[1]:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "vitreous":
             found |= {
                 f"{node.module}.{alias.name}" if node.module == "vitreous.nn" else node.module for alias in node.names
@@ -81,39 +85,43 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-def libraries(path: Path) -> set[str]:
+def list_libraries(path: Path) -> set[str]:
     """The top-level package of everything that a file imports, by `import x` or `from x import`."""
-    nodes = parsed(path)[1]
+    nodes = parse_file(path)[1]
     names = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
     names |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     return {name.split(".")[0] for name in names}
 
 
-def module_of(path: Path) -> str:
-    return ".".join(["vitreous", *path.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__")
+def get_module_name(path: Path) -> str:
+    return ".".join(["vitreous", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__")
 
 
-ROOMS = {
-    name: [path for path in FILES if room(module_of(path)) == name]
-    for name in sorted({*map(room, map(module_of, FILES))})
+FILES_BY_ROOM = {
+    name: [path for path in PACKAGE_FILES if get_room(get_module_name(path)) == name]
+    for name in sorted({*map(get_room, map(get_module_name, PACKAGE_FILES))})
 }
 #: a test for each room rather than for each file: thousands of tests would take longer to report than to run
-in_each_room = pytest.mark.parametrize("files", ROOMS.values(), ids=[name or "package" for name in ROOMS])
+in_each_room = pytest.mark.parametrize(
+    "files", FILES_BY_ROOM.values(), ids=[name or "package" for name in FILES_BY_ROOM]
+)
 
 
 @in_each_room
-def test_imports_go_one_way(files):
+def test_imports_follow_the_layers(files):
     for path in files:
-        if path.parent == ROOT and path.stem.startswith("__"):
+        if path.parent == PACKAGE and path.stem.startswith("__"):
             continue
-        own = room(module_of(path))
-        for module in imports(path):
-            other = room(module)
+        own = get_room(get_module_name(path))
+        for module in list_imports(path):
+            other = get_room(module)
             assert module != "vitreous", f"{path} imports the package itself, which imports every room"
-            assert other == own or row(other) < row(own), f"{module_of(path)} ({own}) imports {module} ({other})"
+            assert other == own or get_layer(other) < get_layer(own), (
+                f"{get_module_name(path)} ({own}) imports {module} ({other})"
+            )
 
 
-def circles(graph: dict[str, set[str]]) -> list[set[str]]:
+def find_import_cycles(graph: dict[str, set[str]]) -> list[set[str]]:
     """The strongly connected components of more than one node (Tarjan's algorithm)."""
     order: dict[str, int] = {}
     low: dict[str, int] = {}
@@ -142,11 +150,11 @@ def circles(graph: dict[str, set[str]]) -> list[set[str]]:
 def import_graph() -> dict[str, set[str]]:
     """{module: modules it imports}, lazy and typing-only imports included; `from package import module` is of the
     module."""
-    modules = {module_of(path): path for path in FILES}
+    modules = {get_module_name(path): path for path in PACKAGE_FILES}
     graph: dict[str, set[str]] = {}
     for name, path in modules.items():
-        targets = imports(path)
-        for node in parsed(path)[1]:
+        targets = list_imports(path)
+        for node in parse_file(path)[1]:
             if isinstance(node, ast.ImportFrom) and node.module:
                 targets |= {f"{node.module}.{alias.name}" for alias in node.names}
         graph[name] = {target for target in targets if target in modules and target not in (name, "vitreous")}
@@ -155,52 +163,52 @@ def import_graph() -> dict[str, set[str]]:
 
 def test_tarjan_finds_a_circle_and_no_more():
     graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": set()}
-    assert circles(graph) == [{"a", "b", "c"}]
+    assert find_import_cycles(graph) == [{"a", "b", "c"}]
 
 
-def test_no_file_is_on_a_circle_of_imports():
-    assert not circles(import_graph())
+def test_there_are_no_import_cycles():
+    assert not find_import_cycles(import_graph())
 
 
-def test_rows_name_the_rooms_that_there_are():
-    there = {room(module_of(path)) for path in FILES} - {"", "__main__", "apps"}
-    assert sorted(name for rooms in ROWS for name in rooms) == sorted(there)
+def test_layers_list_every_room():
+    there = {get_room(get_module_name(path)) for path in PACKAGE_FILES} - {"", "__main__", "apps"}
+    assert sorted(name for rooms in LAYERS for name in rooms) == sorted(there)
 
 
 def test_data_knows_no_model_and_nn_no_library_but_torch():
-    for path in FILES:
-        home = path.relative_to(ROOT).parts[0]
+    for path in PACKAGE_FILES:
+        home = path.relative_to(PACKAGE).parts[0]
         if home == "data":
-            assert not any(room(m) in ("models", "nn") for m in imports(path)), path
+            assert not any(get_room(m) in ("models", "nn") for m in list_imports(path)), path
         if home == "nn":
-            assert libraries(path) <= {"torch", "vitreous", *sys.stdlib_module_names}, path
+            assert list_libraries(path) <= {"torch", "vitreous", *sys.stdlib_module_names}, path
 
 
-def test_peers_are_imported_to_be_measured_and_where_their_models_are_built():
-    for path in FILES:
-        if path.parent == ROOT / "apps" / "bench" / "peers" or path == ROOT / "models" / "libraries.py":
+def test_peer_libraries_are_imported_only_where_allowed():
+    for path in PACKAGE_FILES:
+        if path.parent == PACKAGE / "apps" / "bench" / "peers" or path == PACKAGE / "models" / "libraries.py":
             continue
-        assert not libraries(path) & {"timm", "transformers"}, path
+        assert not list_libraries(path) & {"timm", "transformers"}, path
 
 
 @in_each_room
 def test_budgets(files):
     for path in files:
-        assert len(path.read_text().splitlines()) <= LINES, path
-        for node in parsed(path)[1]:
+        assert len(path.read_text().splitlines()) <= MAX_FILE_LINES, path
+        for node in parse_file(path)[1]:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                check_budget(node, f"{module_of(path)}: {node.name}")
+                check_budget(node, f"{get_module_name(path)}: {node.name}")
 
 
 def check_budget(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> None:
     """Check the lines and parameters of a function."""
-    assert node.end_lineno - node.lineno + 1 <= FUNCTION, f"{name} is too long"
+    assert node.end_lineno - node.lineno + 1 <= MAX_FUNCTION_LINES, f"{name} is too long"
     arguments = [
         a.arg
         for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
         if a.arg not in ("self", "cls", "ctx")
     ]
-    assert len(arguments) <= PARAMETERS, f"{name} takes {len(arguments)} parameters"
+    assert len(arguments) <= MAX_PARAMETERS, f"{name} takes {len(arguments)} parameters"
     fields = ("with_options", "transformer_config")  # of a config, as in `dataclasses.replace`
     foreign = ("create_untrained_model", "__call__", "from_pretrained", *fields)  # the keywords are of another library
     if name.startswith(("vitreous.nn.", "vitreous.models.")) and node.name not in foreign:
@@ -235,26 +243,26 @@ def positional_parameters(node: ast.ClassDef) -> tuple[int, bool]:
 @cache
 def names_called_with_more() -> frozenset[str]:
     """What the package calls with more positional arguments than `POSITIONAL`, by the last part of its name."""
-    calls = (node for path in FILES for node in parsed(path)[1] if isinstance(node, ast.Call))
-    long = [call.func for call in calls if len(call.args) > POSITIONAL]
+    calls = (node for path in PACKAGE_FILES for node in parse_file(path)[1] if isinstance(node, ast.Call))
+    long = [call.func for call in calls if len(call.args) > MAX_POSITIONAL_PARAMETERS]
     return frozenset(func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "") for func in long)
 
 
-def long_constructors(path: Path) -> list[str]:
+def list_long_constructors(path: Path) -> list[str]:
     """Classes of a file whose constructor takes more than `POSITIONAL` positional parameters. A frozen dataclass may,
     as configs do, if the package never gives it so many."""
     names = []
-    for node in parsed(path)[1]:
+    for node in parse_file(path)[1]:
         if isinstance(node, ast.ClassDef):
             count, frozen = positional_parameters(node)
-            if count > POSITIONAL and not (frozen and node.name not in names_called_with_more()):
+            if count > MAX_POSITIONAL_PARAMETERS and not (frozen and node.name not in names_called_with_more()):
                 names.append(node.name)
     return names
 
 
 @in_each_room
 def test_constructors_take_four_positional_parameters(files):
-    assert not {module_of(path): names for path in files if (names := long_constructors(path))}
+    assert not {get_module_name(path): names for path in files if (names := list_long_constructors(path))}
 
 
 def test_positional_parameters_of_a_constructor_are_counted():
@@ -266,16 +274,16 @@ def test_positional_parameters_of_a_constructor_are_counted():
     assert counted == [(2, False), (1, True), (1, False), (0, False)]
 
 
-def test_the_loop_is_short():
-    tree = ast.parse((ROOT / "training" / "loop.py").read_text())
+def test_the_training_loop_is_short():
+    tree = ast.parse((PACKAGE / "training" / "loop.py").read_text())
     loop = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "run_training_loop")
-    assert loop.end_lineno - loop.body[1].lineno + 1 <= LOOP
+    assert loop.end_lineno - loop.body[1].lineno + 1 <= MAX_LOOP_LINES
 
 
 @in_each_room
 def test_everything_public_has_a_docstring(files):
     for path in files:
-        check_docstrings(*parsed(path), module_of(path))
+        check_docstrings(*parse_file(path), get_module_name(path))
 
 
 def check_docstrings(tree: ast.Module, nodes: list[ast.AST], name: str) -> None:
@@ -309,14 +317,17 @@ def check_docstrings(tree: ast.Module, nodes: list[ast.AST], name: str) -> None:
             assert ast.get_docstring(node), f"{name}: {node.name} has no docstring"
 
 
-def test_no_room_but_models_asks_what_class_a_model_is():
+def test_only_models_check_model_classes():
     """Other rooms ask a config, a model or its family's row, so that a new family is one row and not a search."""
     families = {"ViT", "BiT", "Swin", "ViTAdapter", "Segmenter", "Detector", "DiT", "ForeignModel"}
     families |= {row.rpartition(":")[2] for row in FAMILIES.values()}
-    for path in FILES:
-        if path.relative_to(ROOT).parts[0] == "models" or path.relative_to(ROOT).parts[:2] == ("weights", "formats"):
+    for path in PACKAGE_FILES:
+        if path.relative_to(PACKAGE).parts[0] == "models" or path.relative_to(PACKAGE).parts[:2] == (
+            "weights",
+            "formats",
+        ):
             continue
-        for node in parsed(path)[1]:
+        for node in parse_file(path)[1]:
             if (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Name)
@@ -324,20 +335,20 @@ def test_no_room_but_models_asks_what_class_a_model_is():
             ):
                 names = {n.id for argument in node.args for n in ast.walk(argument) if isinstance(n, ast.Name)}
                 names |= {n.attr for argument in node.args for n in ast.walk(argument) if isinstance(n, ast.Attribute)}
-                assert not names & families, f"{module_of(path)}, line {node.lineno}: ask the model instead"
+                assert not names & families, f"{get_module_name(path)}, line {node.lineno}: ask the model instead"
 
 
 @pytest.mark.parametrize(
-    "app", sorted(path.name for path in (ROOT / "apps").iterdir() if (path / "__init__.py").exists())
+    "app", sorted(path.name for path in (PACKAGE / "apps").iterdir() if (path / "__init__.py").exists())
 )
-def test_an_app_has_a_readme_of_one_screen(app):
+def test_every_app_has_a_short_readme(app):
     """It names the command and the tests, and only files that exist."""
-    home = ROOT / "apps" / app
+    home = PACKAGE / "apps" / app
     text = (home / "README.md").read_text("utf-8")
     assert len(text.splitlines()) <= 45 and "`vitreous " in text and f"`tests/apps/{app}`" in text
-    assert (ROOT.parent / "tests" / "apps" / app).is_dir()
+    assert (PACKAGE.parent / "tests" / "apps" / app).is_dir()
     names = set(re.findall(r"`([\w/]+\.py)`", text))
-    assert names and all((home / name).is_file() or (ROOT.parent / name).is_file() for name in names)
+    assert names and all((home / name).is_file() or (PACKAGE.parent / name).is_file() for name in names)
     assert all((home / link).exists() for link in re.findall(r"\]\(([^)]+)\)", text))
 
 
@@ -354,15 +365,15 @@ def defined_in(path: Path) -> set[str]:
     return names
 
 
-SCRIPTS = sorted(path for folder in ("benchmarks", "docs") for path in (ROOT.parent / folder).rglob("*.py"))
+SCRIPTS = sorted(path for folder in ("benchmarks", "docs") for path in (PACKAGE.parent / folder).rglob("*.py"))
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.relative_to(ROOT.parent).as_posix())
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.relative_to(PACKAGE.parent).as_posix())
 def test_scripts_import_names_that_exist(path):
     """Scripts run rarely: what moved in the package would be missed only then."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("vitreous."):
-            place = ROOT.parent / node.module.replace(".", "/")
+            place = PACKAGE.parent / node.module.replace(".", "/")
             module = place.with_suffix(".py") if place.with_suffix(".py").is_file() else place / "__init__.py"
             submodules = {file.stem for file in place.glob("*.py")} | {
                 file.parent.name for file in place.glob("*/*.py")

@@ -16,21 +16,21 @@ import pytest
 import torch
 from PIL import ImageOps
 
-from tests.apps.curation.test_copies import scene
+from tests.apps.curation.test_copies import draw_photo
 from tests.conftest import make_folder
 from tests.data.annotations.scenery import write_objects
-from tests.inference.made import photograph, tiny
+from tests.inference.made import make_photo, make_tiny_bundle
 from vitreous.data.annotations.target import Target
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data
 from vitreous.inference.options import InferenceOptions
 from vitreous.weights.bundle import load_bundle
 
-HOME = Path(__file__).parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
-def script(name: str):
-    spec = importlib.util.spec_from_file_location(name, HOME / f"{name}.py")
+def load_script(name: str):
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -39,44 +39,44 @@ def script(name: str):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_section_of_the_gpu_script_runs_on_a_cpu(tmp_path):
-    command = [sys.executable, str(HOME / "gpu.py"), str(tmp_path), "--device", "cpu", "--tiny"]
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), str(tmp_path), "--device", "cpu", "--tiny"]
     subprocess.run(command, check=True, timeout=880, capture_output=True)
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert not [row for row in rows if "failure" in row]
     sections = {row["section"] for row in rows if "section" in row and "took" not in row}
-    assert sections == set(script("gpu").LIMITS)
+    assert sections == set(load_script("gpu").SECTION_SECONDS)
     assert next(row for row in rows if row.get("section") == "tests")["failures"] == 0
     assert (tmp_path / "gpu.md").read_text().count("\n## ") == len(sections)
 
 
-def test_neighbours_are_judged_on_the_same_split():
-    k, val, test = script("digits").neighbours()
+def test_knn_uses_the_same_split():
+    k, val, test = load_script("digits").measure_knn()
     assert k in (1, 3, 5, 7, 9)
     assert min(val, test) > 0.95
 
 
-def test_the_parts_of_a_photograph_are_all_measured_and_the_page_says_what_follows(tmp_path):
+def test_loader_benchmark_measures_every_stage(tmp_path):
     for number in range(3):
-        photograph(60, 48, number).save(tmp_path / f"{number}.jpg")
-    photograph(60, 48).convert("L").save(tmp_path / "grey.jpg")
-    loader_parts = script("loader_parts")
-    rows = loader_parts.parts(tmp_path, 1)
+        make_photo(60, 48, number).save(tmp_path / f"{number}.jpg")
+    make_photo(60, 48).convert("L").save(tmp_path / "grey.jpg")
+    loader_parts = load_script("loader_parts")
+    rows = loader_parts.measure_parts(tmp_path, 1)
     assert len(rows) == 10 and all(value >= 0 for value in rows.values())
-    text = loader_parts.page(dict.fromkeys(rows, 1.0), "COMMAND")
+    text = loader_parts.build_page(dict.fromkeys(rows, 1.0), "COMMAND")
     assert "| resizing | 1.000 |" in text and "| the parts added up | 8.000 |" in text
     assert "decode in 33% of the time" in text and "it would be 50%" in text
 
 
-def test_peers_of_cifar_see_what_their_recipes_say(monkeypatch):
+def test_cifar_peers_use_the_augmentation_of_their_recipes(monkeypatch):
     pytest.importorskip("timm")
-    monkeypatch.syspath_prepend(str(HOME))
-    cifar = script("cifar")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    cifar = load_script("cifar")
     images, labels = torch.randint(0, 256, (12, 3, 32, 32), dtype=torch.uint8), torch.arange(12) % 3
     given = (images, labels, 0, 3, ImagePreprocess((32, 32)))
     samples, epochs = np.arange(8), np.zeros(8, np.int64)
-    pictures, targets = cifar.plain(*given)(samples, epochs, 0.0)
+    pictures, targets = cifar.make_plain_views(*given)(samples, epochs, 0.0)
     assert pictures.shape == (8, 3, 32, 32) and targets.tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
-    views = cifar.cct(*given)
+    views = cifar.make_cct_views(*given)
     pictures, mixed = views(samples, epochs, 0.5)
     alone = views(samples, epochs, 0.6)[1]
     assert pictures.shape == (8, 3, 32, 32) and mixed.shape == alone.shape == (8, 3)
@@ -84,13 +84,13 @@ def test_peers_of_cifar_see_what_their_recipes_say(monkeypatch):
     assert alone.argmax(1).tolist() == targets.tolist() and alone.max() == pytest.approx(0.9 + 0.1 / 3)
 
 
-def test_transfer_compares_like_with_like_reads_test_images_once_and_goes_on_where_it_stopped(tmp_path, monkeypatch):
-    transfer = script("transfer")
+def test_transfer_resumes_and_reads_test_images_once(tmp_path, monkeypatch):
+    transfer = load_script("transfer")
     candidates = {name: {"recipe": "finetune", "lr": rate} for name, rate in (("a", 1e-3), ("b", 1e-2))}
-    monkeypatch.setattr(transfer, "WAYS", {"fine-tuned": candidates, "from scratch": {"c": {"recipe": "small"}}})
-    monkeypatch.setattr(transfer, "SHARES", (0.1, 0.5))
+    monkeypatch.setattr(transfer, "CANDIDATES", {"fine-tuned": candidates, "from scratch": {"c": {"recipe": "small"}}})
+    monkeypatch.setattr(transfer, "LABEL_SHARES", (0.1, 0.5))
     folder = make_folder(tmp_path / "photos", {"train": 20, "test": 3}, ("ant", "bee", "cat", "dog"))
-    plan = transfer.Plan(folder, tmp_path / "scratch", 1, "ViT-32x2/8", 24, 1.0, (1, 2), precision="fp32")
+    plan = transfer.TransferPlan(folder, tmp_path / "scratch", 1, "ViT-32x2/8", 24, 1.0, (1, 2), precision="fp32")
     transfer.pretrain(plan)
     transfer.finetune(plan)
     runs = {out.name: out for out in (plan.scratch / "runs").iterdir() if not out.is_symlink()}
@@ -101,55 +101,55 @@ def test_transfer_compares_like_with_like_reads_test_images_once_and_goes_on_whe
     readings = [(out / "evaluations.jsonl").read_text().splitlines() for name, out in runs.items() if "seed-0" in name]
     assert [len(lines) for lines in readings] == [1] * 4
     # not the head of other classes that are as many
-    assert load_bundle(transfer.headless(plan)).model.config.classes == 0
+    assert load_bundle(transfer.save_headless_model(plan)).model.config.classes == 0
     read = {place: place.stat().st_mtime_ns for out in runs.values() for place in out.rglob("*.json*")}
     transfer.finetune(plan)
     assert {place: place.stat().st_mtime_ns for place in read} == read
     assert (
-        "| 10% | 4 | 1 | fine-tuned: " in (text := transfer.page(plan))
+        "| 10% | 4 | 1 | fine-tuned: " in (text := transfer.build_page(plan))
         and "| 50% | 20 | 2 | from scratch: c | **" in text
     )
 
 
-def test_a_draw_is_of_its_seed_even_over_classes_and_apart_from_what_judges_the_candidates(tmp_path):
-    transfer = script("transfer")
-    plan = transfer.Plan(
+def test_transfer_draws_are_seeded_and_class_balanced(tmp_path):
+    transfer = load_script("transfer")
+    plan = transfer.TransferPlan(
         make_folder(tmp_path / "photos", {"train": 20}, ("ant", "bee", "cat", "dog")), tmp_path / "scratch"
     )
 
     def files(seed, split="train", judged=False):
-        root = transfer.drawn(plan, 0.2, seed, judged)
+        root = transfer.link_label_share(plan, 0.2, seed, judged)
         return {path.resolve() for path in (root / split).rglob("*.png")}
 
-    judging = files(transfer.EXTRA, "val", judged=True)
+    judging = files(transfer.SELECTION_SEED, "val", judged=True)
     draws = [files(seed) for seed in range(8)]
     assert files(3) == draws[3] != draws[4]
     assert all(sorted(path.parent.name for path in draw) == ["cat"] * 4 + ["dog"] * 4 for draw in draws)
     assert len(judging) == 8 and not any(draw & judging for draw in draws)
 
 
-def test_precision_measures_errors_agreement_and_accuracy_of_the_same_pictures(tmp_path):
+def test_precision_measures_errors_agreement_and_accuracy(tmp_path):
     """Of logits that are known, and of a way that answers wrongly by as much as is known, with classes and without."""
-    precision = script("precision")
+    precision = load_script("precision")
     exact = np.array([[3.0, 4.0], [0.0, 12.0], [2.0, 1.0]])
     found = np.array([[4.0, 3.0], [0.0, 12.0], [2.0, 1.0]], np.float32)
-    figures = precision.figures(found, exact, np.array([0, 0, 0]))
+    figures = precision.compute_metrics(found, exact, np.array([0, 0, 0]))
     assert figures.error == pytest.approx(2**0.5 / np.linalg.norm(exact))
     assert figures.agreement == pytest.approx(2 / 3) and figures.right == pytest.approx(2 / 3)
-    assert precision.figures(found, exact, None).right is None
+    assert precision.compute_metrics(found, exact, None).right is None
 
-    tiny(classes=("cat", "ant", "bee")).save(tmp_path / "model")
+    make_tiny_bundle(classes=("cat", "ant", "bee")).save(tmp_path / "model")
     folder = make_folder(tmp_path / "photos", {"": 4})
-    split, labels = precision.photographs(str(tmp_path / "model"), str(folder), 7)
+    split, labels = precision.open_images(str(tmp_path / "model"), str(folder), 7)
     order = [("cat", "ant", "bee").index(Path(split.name(sample)).parent.name) for sample in range(len(split))]
     assert len(split) == 7 and labels.tolist() == order
-    flat, none = precision.photographs(str(tmp_path / "model"), str(folder / "ant"), 7)
+    flat, none = precision.open_images(str(tmp_path / "model"), str(folder / "ant"), 7)
     assert len(flat) == 4 and none is None
 
 
-def test_precision_tells_ways_apart_and_keeps_the_cache_of_whoever_runs_it(tmp_path, monkeypatch):
-    precision = script("precision")
-    tiny(classes=("ant", "bee", "cat")).save(tmp_path / "model")
+def test_precision_compares_engines_and_keeps_the_cache(tmp_path, monkeypatch):
+    precision = load_script("precision")
+    make_tiny_bundle(classes=("ant", "bee", "cat")).save(tmp_path / "model")
     folder, run = make_folder(tmp_path / "photos", {"": 4}), str(tmp_path / "model")
     seen = []
 
@@ -158,21 +158,21 @@ def test_precision_tells_ways_apart_and_keeps_the_cache_of_whoever_runs_it(tmp_p
         yield "same", lambda: original
         yield "int8", lambda: seen.append(os.environ["XDG_CACHE_HOME"]) or (lambda pixels: -original(pixels))
 
-    monkeypatch.setattr(precision, "ways", ways)
+    monkeypatch.setattr(precision, "list_engines", ways)
     monkeypatch.setenv("XDG_CACHE_HOME", "mine")
-    lines = precision.page(run, str(folder), 12)
+    lines = precision.build_page(run, str(folder), 12)
     same, negative = lines[-2:]
     assert same.startswith("| same |") and "| 100.00% |" in same
     assert negative.startswith("| int8 | 2.0e+00 | 0.00% |") and not negative.endswith("|  |")
     assert len(seen) == 2 and seen[0] == seen[1] != "mine" and os.environ["XDG_CACHE_HOME"] == "mine"
 
 
-def test_judged_pairs_are_counted_by_part_and_verdict_and_harder_copies_are_made(tmp_path):
-    dedup = script("dedup")
+def test_dedup_counts_labelled_pairs_and_creates_harder_copies(tmp_path):
+    dedup = load_script("dedup")
     for folder, seeds in (("train", (0, 1, 2, 3)), ("test", (0, 1, 12, 13))):
         (tmp_path / folder / "ant").mkdir(parents=True)
         for number, seed in enumerate(seeds):
-            image = scene(seed) if folder == "train" else ImageOps.mirror(scene(seed))
+            image = draw_photo(seed) if folder == "train" else ImageOps.mirror(draw_photo(seed))
             image.save(tmp_path / folder / "ant" / f"{number}.jpg", quality=90)
     rows = [
         "ant/0,ant/0,same,tuned",
@@ -181,35 +181,37 @@ def test_judged_pairs_are_counted_by_part_and_verdict_and_harder_copies_are_made
         "ant/3,ant/3,same,held-out",
     ]
     (tmp_path / "pairs.csv").write_text("\n".join(["train,test,verdict,part", *rows, "ant/3,ant/2,unsure,held-out"]))
-    tuned, held_out = dedup.judged(tmp_path, tmp_path / "pairs.csv", 0)[2:]
+    tuned, held_out = dedup.evaluate_labelled_pairs(tmp_path, tmp_path / "pairs.csv", 0)[2:]
     assert tuned == "| tuned | 1 | 1 | 100.0% | 1 | 0 | 100.0% |"
     assert held_out == "| held-out | 2 | 1 | 50.0% | 0 | 0 | 100.0% |"
-    for change in dedup.HARDER.values():
-        made = [change(scene(5), random.Random(seed)) for seed in (1, 1, 2)]
+    for change in dedup.HARDER_COPY_KINDS.values():
+        made = [change(draw_photo(5), random.Random(seed)) for seed in (1, 1, 2)]
         assert (
-            made[0].mode == "RGB" and made[0].tobytes() == made[1].tobytes() and made[0].tobytes() != scene(5).tobytes()
+            made[0].mode == "RGB"
+            and made[0].tobytes() == made[1].tobytes()
+            and made[0].tobytes() != draw_photo(5).tobytes()
         )
 
 
-def test_peers_of_dense_models_learn_from_boxes_and_maps_that_moved_with_the_pixels(monkeypatch):
-    monkeypatch.syspath_prepend(str(HOME))
-    dense = script("dense_peers")
+def test_dense_peers_augment_boxes_and_maps_with_the_pixels(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    dense = load_script("dense_peers")
     classes = np.zeros((300, 280), np.int32)
     classes[60:140, 100:180] = 1
     target = Target((300, 280), np.array([2]), np.array([[100, 60, 180, 140]], np.float32), np.zeros(1, bool))
     pixels = np.repeat(classes[None].astype(np.uint8) * 255, 3, 0)
     for seed in range(4):
-        image, boxes, labels = dense.flipped(pixels, target, np.random.default_rng(seed))
+        image, boxes, labels = dense.flip_sample(pixels, target, np.random.default_rng(seed))
         left, top, right, bottom = boxes[0].int().tolist()
         assert labels.tolist() == [3] and image[0, top:bottom, left:right].min() == 1
         assert image[0].sum() == 80 * 80
-        part, numbers = dense.part_of(pixels, classes, np.random.default_rng(seed))
-        assert part.shape[1:] == numbers.shape == (dense.SIDE, dense.SIDE)
+        part, numbers = dense.crop_augmented(pixels, classes, np.random.default_rng(seed))
+        assert part.shape[1:] == numbers.shape == (dense.CROP_SIZE, dense.CROP_SIZE)
         assert ((part[0] > 127) == (numbers == 1)).mean() > 0.99
 
 
-def test_a_processor_rate_counts_neither_start_nor_evaluation_and_is_kept(tmp_path, monkeypatch):
-    pretraining = script("pretraining")
+def test_processor_rate_excludes_startup_and_evaluation(tmp_path, monkeypatch):
+    pretraining = load_script("pretraining")
     # 20 s more of the first run, for what a process does once; 10 s more for three quarters of 40 steps
     clock, lengths = iter([0.0, 50.0, 50.0, 80.0, 80.0, 120.0]), []
 
@@ -221,104 +223,105 @@ def test_a_processor_rate_counts_neither_start_nor_evaluation_and_is_kept(tmp_pa
     monkeypatch.setattr(pretraining.time, "process_time", lambda: next(clock))
     folder = make_folder(tmp_path / "photos", {"train": 3, "val": 1})
     for _ in range(2):
-        assert pretraining.processor_rate(tmp_path / "home", 40, str(folder)) == pytest.approx(30 * 8 / 10)
+        assert pretraining.measure_processor_rate(tmp_path / "home", 40, str(folder)) == pytest.approx(30 * 8 / 10)
     assert lengths == [10, 10, 40]
 
 
-def test_vitdet_is_compared_with_the_same_model_of_plain_modules(monkeypatch):
+def test_vitdet_matches_a_plain_implementation(monkeypatch):
 
     from vitreous.apps.bench.work import Workload
     from vitreous.models.names import config_from_name
 
-    vitdet = script("vitdet")
+    vitdet = load_script("vitdet")
     small = config_from_name("ViTDet-B/16", 64).with_options(
         patch=(8, 8), width=32, depth=4, heads=2, mlp={"hidden": 64}, attention={"window": 3, "global_blocks": (1, 3)}
     )
-    assert vitdet.difference(small) < 1e-5
+    assert vitdet.compute_difference(small) < 1e-5
     monkeypatch.setattr(vitdet, "config_from_name", lambda name, size: small)
     for task in vitdet.TASKS:
         for passes in vitdet.PASSES:
             work = Workload(f"{task}, {passes}", "ViTDet-B/16", 64, 1)
-            for contender in vitdet.contenders():
+            for contender in vitdet.list_contenders():
                 assert contender.build(work)() == 1
-            shapes = [vitdet.computed(work, is_ours)[1] for is_ours in (True, False)]
+            shapes = [vitdet.build_task_module(work, is_ours)[1] for is_ours in (True, False)]
             assert shapes == [(1, 3, 64, 64) if task == "whole" else (1, 8, 8, 32)] * 2
-    text = vitdet.page("ViTDet-B/16", 64, 1e-7, {"whole, forward": []})
+    text = vitdet.build_page("ViTDet-B/16", 64, 1e-7, {"whole, forward": []})
     assert "| work | contender | seconds | MiB |" in text
 
 
-def test_pages_of_memory_are_compared_by_processes_that_differ_in_nothing_else(monkeypatch):
+def test_huge_page_contenders_differ_only_in_huge_pages(monkeypatch):
     from vitreous.apps.bench.race import ContenderResult
     from vitreous.apps.bench.work import Workload
 
-    pages, switches = script("huge_pages"), []
+    pages, switches = load_script("huge_pages"), []
     monkeypatch.setattr(
         pages.ours, "build_train_step", lambda work: switches.append(pages.os.environ["VITREOUS_HUGE_PAGES"])
     )
     monkeypatch.setattr(pages.ours, "build_inference_step", lambda work: switches.append("inference"))
     monkeypatch.setenv("VITREOUS_HUGE_PAGES", "")  # put back afterwards
     work = Workload("train", "ViT-S/16", 224, 16)
-    for contender in pages.contenders():
+    for contender in pages.list_contenders():
         contender.build(work)
     assert switches == ["1", "0"]
     lanes = [
-        ContenderResult(contender, [rate, rate]) for contender, rate in zip(pages.contenders(), (3.0, 2.0), strict=True)
+        ContenderResult(contender, [rate, rate])
+        for contender, rate in zip(pages.list_contenders(), (3.0, 2.0), strict=True)
     ]
-    text = pages.page({work: lanes}, True)
+    text = pages.build_page({work: lanes}, True)
     assert "| 3.0 (3.0, 3.0) | 2.0 (2.0, 2.0) | 1.50 |" in text and "does not give" not in text
-    assert "does not give" in pages.page({work: lanes}, False)
+    assert "does not give" in pages.build_page({work: lanes}, False)
 
 
 @pytest.mark.parametrize("name", ["vitdet", "windows", "video"])
-def test_scripts_race_for_the_rounds_and_seconds_that_they_are_told(name, monkeypatch, capsys):
+def test_race_scripts_use_the_given_rounds_and_seconds(name, monkeypatch, capsys):
     from vitreous.apps.bench.work import Timing
 
-    module, timings = script(name), []
+    module, timings = load_script(name), []
 
     def race(work, contenders, timing):
         timings.append(timing)
         return []
 
     monkeypatch.setattr(module, "run_race", race)
-    monkeypatch.setattr(module, "difference", lambda config: 0.0, raising=False)
+    monkeypatch.setattr(module, "compute_difference", lambda config: 0.0, raising=False)
     monkeypatch.setattr(sys, "argv", [name, "--rounds", "2", "--seconds", "0.5"])
     module.main()
     assert set(timings) == {Timing(2, 0.5)} and "| --- |" in capsys.readouterr().out.replace("|---|", "| --- |")
 
 
-def test_a_peer_of_dense_models_learns_the_maps_that_ours_do(tmp_path, monkeypatch):
+def test_dense_peers_train_on_the_same_class_maps(tmp_path, monkeypatch):
     """Nuclei are painted on a background before anybody learns from them."""
-    monkeypatch.syspath_prepend(str(HOME))
-    dense = script("dense")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    dense = load_script("dense")
     seen: list[np.ndarray] = []
 
     def peer(data):
         def judge():
-            maps = [target.class_map() for _, target in script("dense_peers").scenes(data.splits["test"])]
+            maps = [target.class_map() for _, target in load_script("dense_peers").read_samples(data.splits["test"])]
             seen.extend(maps)
             return {"miou": 1.0}, [{"class": name, "f1": 0.5} for name in data.classes]
 
         model = torch.nn.Conv2d(3, 2, 1)
         return model, lambda images, maps: torch.nn.functional.cross_entropy(model(images), maps), judge
 
-    monkeypatch.setattr(dense, "unet", peer)
+    monkeypatch.setattr(dense, "build_unet", peer)
     root = write_objects(tmp_path / "nuclei", 40)
-    plan = dense.Plan(root, tmp_path / "work", tmp_path / "rows.jsonl", kind="nuclei", minutes=0.001)
-    facts = dense.theirs(plan, 0)
+    plan = dense.DensePlan(root, tmp_path / "work", tmp_path / "rows.jsonl", kind="nuclei", minutes=0.001)
+    facts = dense.run_peer(plan, 0)
     assert facts["dice_nuclei"] == 0.5 and facts["images"] >= 8
     assert seen and all(set(np.unique(one)) == {0, 1} for one in seen)
 
 
-def test_methods_of_equal_time_learn_from_what_the_seconds_hold(tmp_path, monkeypatch):
-    pretraining = script("pretraining")
+def test_equal_time_runs_get_the_epochs_of_their_time(tmp_path, monkeypatch):
+    pretraining = load_script("pretraining")
     runs = []
 
     def trained(out, data, **options):
         runs.append(options)
         return {"epochs": options["epochs"]}
 
-    monkeypatch.setattr(pretraining, "processor_rate", lambda home, steps, data, **options: 0.5)
-    monkeypatch.setattr(pretraining, "trained", trained)
+    monkeypatch.setattr(pretraining, "measure_processor_rate", lambda home, steps, data, **options: 0.5)
+    monkeypatch.setattr(pretraining, "train_or_load", trained)
     root = write_objects(tmp_path / "nuclei", 40)
     plan = pretraining.EqualTime(root, tmp_path, tmp_path / "rows.jsonl", minutes=4.0, cores=2)
     count = len(open_data(str(root)).splits["train"])
@@ -328,49 +331,51 @@ def test_methods_of_equal_time_learn_from_what_the_seconds_hold(tmp_path, monkey
     assert runs[0]["seed"] == 3 and runs[0]["recipe"] == "segment"
 
 
-def test_moving_digits_have_the_speeds_that_are_drawn_and_are_read_where_they_are(monkeypatch):
-    monkeypatch.syspath_prepend(str(HOME))
-    moving = script("moving_digits")
-    rng, room = np.random.default_rng(0), moving.SIDE - moving.DIGIT
-    paths = np.stack([moving.path_of(rng, 16) for _ in range(200)])
+def test_moving_digits_have_the_drawn_speeds_and_positions(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    moving = load_script("moving_digits")
+    rng, room = np.random.default_rng(0), moving.FRAME_SIZE - moving.DIGIT_SIZE
+    paths = np.stack([moving.draw_path(rng, 16) for _ in range(200)])
     assert paths.min() >= 0 and paths.max() <= room
     speeds = np.median(np.hypot(*np.moveaxis(np.diff(paths, axis=1), -1, 0)), axis=1)  # bounces are few
     assert speeds.min() > 0.45 and speeds.max() < 2.55 and abs(speeds.mean() - 1.5) < 0.15
-    dot = np.zeros((1, 3, moving.SIDE, moving.SIDE), np.uint8)
+    dot = np.zeros((1, 3, moving.FRAME_SIZE, moving.FRAME_SIZE), np.uint8)
     dot[0, range(3), (2, 5, 8), (2, 6, 10)] = 255
-    assert moving.motion_of(dot) == pytest.approx(np.full((1, 2), 5.0))
-    stamps = np.zeros((3, moving.DIGIT, moving.DIGIT), np.uint8)
+    assert moving.compute_motion(dot) == pytest.approx(np.full((1, 2), 5.0))
+    stamps = np.zeros((3, moving.DIGIT_SIZE, moving.DIGIT_SIZE), np.uint8)
     stamps[0, 4:8], stamps[1, :, 4:8], stamps[2, ::11], stamps[2, :, ::11] = 255, 255, 255, 255  # two bars, and a frame
     labels = np.arange(24) % 3
     clips = np.stack([moving.moving_digits(rng, stamps[[label, label]]) for label in labels])
-    reader = moving.Reader(clips[:16], labels[:16])
-    judged = moving.figures_of(clips[16:], labels[16:], reader, moving.motion_of(clips[16:]))
+    reader = moving.FrameClassifier(clips[:16], labels[:16])
+    judged = moving.compute_clip_metrics(clips[16:], labels[16:], reader, moving.compute_motion(clips[16:]))
     assert judged["recognised"] > 0.8 and judged["distance"] == 0 and judged["low"] <= judged["median"]
     assert reader.read(clips[16:]).shape == (8, 16)
     real = [{"clips": "test clips", "number": 8} | judged]
     own = {"clips": "M", "number": 8, "guidance": 2.0, "minutes": 1, "epochs": 3.0, "recipe": "sit", "seconds": 4.0}
-    assert "| M | 3.0 | 2 | " in moving.page(real, [own | judged]) and "| 0.50 |" in moving.page(real, [own | judged])
+    assert "| M | 3.0 | 2 | " in moving.build_page(real, [own | judged]) and "| 0.50 |" in moving.build_page(
+        real, [own | judged]
+    )
 
 
-def test_pictures_of_many_aspects_hold_an_undistorted_digit_and_every_way_steps(tmp_path):
-    native = script("native_training")
+def test_native_training_images_keep_the_digit_undistorted(tmp_path):
+    native = load_script("native_training")
     rng, digit = np.random.default_rng(0), np.full((8, 8), 16.0)
     for _ in range(20):
-        shape = np.asarray(native.canvas(rng, digit, np.zeros((4, 8, 8)))) > 200
+        shape = np.asarray(native.draw_canvas(rng, digit, np.zeros((4, 8, 8)))) > 200
         height, width = shape.shape
-        assert 1 / 4.2 < width / height < 4.2 and abs(height * width / native.AREA - 1) < 0.03
-        assert shape.any(0).sum() >= native.DIGIT - 1 and shape.any(1).sum() >= native.DIGIT - 1
+        assert 1 / 4.2 < width / height < 4.2 and abs(height * width / native.CANVAS_AREA - 1) < 0.03
+        assert shape.any(0).sum() >= native.DIGIT_SIZE - 1 and shape.any(1).sum() >= native.DIGIT_SIZE - 1
     data = native.write_data(tmp_path / "pictures", {"train": 1, "test": 1})
     given = argparse.Namespace(tokens=16, model="ViT-32x2/8", batch=4, folder=data, rounds=1, epochs=1)
     opened = open_data(str(data))
     ways, about = native.step_ways(given, opened.split("train"), opened.classes)
-    medians = native.race(ways, 1)
+    medians = native.measure_medians(ways, 1)
     assert len(medians) == 4 and "squares of 16 patches" in about
-    page = native.table(given, about, medians, [("squashed", 0.5, 0.25)])
+    page = native.build_page(given, about, medians, [("squashed", 0.5, 0.25)])
     assert "| own aspect, packed | " in page and "| squashed | 50.0 % | 25.0 % |" in page
 
 
-def test_the_page_of_a_study_leaves_out_its_runs_and_where_its_data_lay(tmp_path):
+def test_study_pages_omit_runs_and_data_paths(tmp_path):
     home = tmp_path / "out" / "toy"
     home.mkdir(parents=True)
     (home / "study.json").write_text(json.dumps({"settings": {"data": "/where/it/lay"}}))
@@ -385,7 +390,7 @@ def test_the_page_of_a_study_leaves_out_its_runs_and_where_its_data_lay(tmp_path
         "",
     ]
     (home / "report.md").write_text("\n".join([*lines, "| b | c |", "| --- | --- |", "| y | 2 |", ""]))
-    page = script("study_page").public_page(home, "figures/toy.svg", 1, "Nothing can be told.")
+    page = load_script("study_page").public_page(home, "figures/toy.svg", 1, "Nothing can be told.")
     assert page.startswith("# Toy, 20") and "\n\nNothing can be told.\n\n" in page
     assert "vitreous study toy --data FOLDER\n" in page and str(tmp_path) not in page
     assert "| a | mean |\n| --- | --- |\n| x | 1 |\n" in page and "](figures/toy.svg)" in page

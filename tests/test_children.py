@@ -34,7 +34,7 @@ def is_running(pid: int) -> bool:
     return os.waitpid(pid, os.WNOHANG) == (0, 0)
 
 
-def test_a_child_survives_the_signals_of_others_and_obeys_its_parent():
+def test_children_ignore_group_signals_and_obey_their_parent():
     pid = fork_child()
     for name in ("TERM", "INT", "TERM"):
         subprocess.run(["sh", "-c", f"kill -{name} {pid}"], check=True)
@@ -44,7 +44,7 @@ def test_a_child_survives_the_signals_of_others_and_obeys_its_parent():
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 143
 
 
-def test_a_signal_that_arrives_while_a_child_starts_reaches_the_parent_afterwards():
+def test_signals_during_child_start_are_delivered_afterwards():
     received = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
     try:
@@ -56,7 +56,7 @@ def test_a_signal_that_arrives_while_a_child_starts_reaches_the_parent_afterward
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_program_outlives_a_signal_and_not_its_time():
+def test_shielded_processes_survive_signals_and_time_out():
     kill_itself = "import os, signal; os.kill(os.getpid(), signal.SIGTERM); print(input())"
     done = run_shielded_process([sys.executable, "-c", kill_itself], 30, "an order")
     assert (done.returncode, done.stdout) == (0, "an order\n")

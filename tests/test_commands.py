@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import vitreous
-from tests.conftest import make_folder, say
+from tests.conftest import make_folder, run_cli
 from vitreous.apps.studies import registry as studies
 from vitreous.cli.main import VERBS, parse_options, split_settings, split_verb
 from vitreous.config import set_dotted_paths
@@ -33,10 +33,10 @@ from vitreous.weights.published import PUBLISHED_BY_NAME
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-START = (ROOT / "docs" / "start.md").read_text("utf-8")
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+START_PAGE = (ROOT / "docs" / "start.md").read_text("utf-8")
+CODE_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 #: two spaces end a command: what it does follows
-COMMAND = re.compile(r"(?:^|\$ |-m |\| |/)vitreous (\S+(?: \S+)*)")
+COMMAND_PATTERN = re.compile(r"(?:^|\$ |-m |\| |/)vitreous (\S+(?: \S+)*)")
 FOREIGN_MODELS = ("timm:", "hf:")  # tests/models/test_foreign.py builds such
 #: options of other programs that the pages name
 FOREIGN_OPTIONS = {
@@ -48,19 +48,19 @@ FOREIGN_OPTIONS = {
 
 def block_commands(text: str) -> list[str]:
     """The words behind `vitreous` of each command in the blocks of a page, without what is said of it."""
-    blocks = [block for kind, block in BLOCK.findall(text) if kind in ("text", "bash", "sh", "console")]
+    blocks = [block for kind, block in CODE_BLOCK.findall(text) if kind in ("text", "bash", "sh", "console")]
     lines = [line.strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    return [match[1] for line in lines if (match := COMMAND.search(line))]
+    return [match[1] for line in lines if (match := COMMAND_PATTERN.search(line))]
 
 
 def inline_commands(text: str) -> list[str]:
     """The same of `vitreous VERB …` in running text, where it has options or arguments."""
-    spans = re.findall(r"`vitreous ([^`\n]+)`", BLOCK.sub("", text))
+    spans = re.findall(r"`vitreous ([^`\n]+)`", CODE_BLOCK.sub("", text))
     return [span for span in spans if span not in VERBS]
 
 
 COMMANDS = sorted({line for page in PAGES for line in block_commands(page.read_text("utf-8"))})
-INLINE = sorted({line for page in PAGES for line in inline_commands(page.read_text("utf-8"))} - set(COMMANDS))
+INLINE_COMMANDS = sorted({line for page in PAGES for line in inline_commands(page.read_text("utf-8"))} - set(COMMANDS))
 
 
 def parse_line(line: str) -> tuple[str, Any]:
@@ -91,19 +91,19 @@ def check_names(verb: str, options: Any) -> None:
 
 def test_pages_show_commands():
     """The expressions find what they are for: of each form one that is known to be there."""
-    assert len(COMMANDS) > 150 and len(INLINE) > 20
+    assert len(COMMANDS) > 150 and len(INLINE_COMMANDS) > 20
     for known in ("doctor", "train photos/ --exclude copies.csv", "predict runs/pets - --out answers.jsonl"):
         assert known in COMMANDS
-    assert "train images/ --recipe dino" in INLINE
+    assert "train images/ --recipe dino" in INLINE_COMMANDS
 
 
-@pytest.mark.parametrize("line", COMMANDS + INLINE)
-def test_a_command_of_the_pages_is_taken(line):
+@pytest.mark.parametrize("line", COMMANDS + INLINE_COMMANDS)
+def test_documented_commands_are_parsed(line):
     if "--help" not in line:
         check_names(*parse_line(line))
 
 
-def test_an_option_that_is_not_there_is_found():
+def test_unknown_options_and_names_are_rejected():
     """As in a page that was forgotten."""
     for line in ("train digits --epoch 3", "train digits --optimizer adamm", "inspect runs/digits --figure rollout"):
         with pytest.raises(SystemExit) as end:
@@ -114,18 +114,18 @@ def test_an_option_that_is_not_there_is_found():
             check_names(*parse_line(line))
 
 
-def test_options_in_running_text_are_those_of_a_verb():
+def test_options_in_prose_exist():
     options = {name for verb in VERBS for name in option_names(verb)}
     options = options.union(*FOREIGN_OPTIONS.values())
     for page in PAGES:
-        named = re.findall(r"`(--[a-z][a-z-]*[a-z])[ `=]", BLOCK.sub("", page.read_text("utf-8")))
+        named = re.findall(r"`(--[a-z][a-z-]*[a-z])[ `=]", CODE_BLOCK.sub("", page.read_text("utf-8")))
         assert set(named) <= options, f"{page.name}: {sorted(set(named) - options)}"
 
 
 @cache
 def option_names(verb: str) -> set[str]:
     """Every option in the help of a verb."""
-    return {"--json", *re.findall(r"--[a-z][a-z0-9-]*", say(*verb.split(), "--help-all").stdout)}
+    return {"--json", *re.findall(r"--[a-z][a-z0-9-]*", run_cli(*verb.split(), "--help-all").stdout)}
 
 
 #: what the test adds to a command of the first page: fewer steps, images of few pixels, a free port
@@ -136,7 +136,7 @@ EXTRA_OPTIONS = {
     "serve runs/digits": "--port 0 --quiet",
 }
 #: what the page says that its commands leave behind
-LEFT_BEHIND = (
+EXPECTED_FILES = (
     "runs/digits/report.html",
     "runs/digits/config.yaml",
     "runs/digits/metrics.jsonl",
@@ -148,24 +148,24 @@ LEFT_BEHIND = (
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # a busy machine is no fault
-def test_the_first_page_runs(tmp_path, monkeypatch):
+def test_the_start_page_runs(tmp_path, monkeypatch):
     """Every command of docs/start.md in order, in a folder with photographs and a picture of a digit, without network."""
-    lines = block_commands(START)
-    assert set(EXTRA_OPTIONS) <= set(lines) and len(lines) == len(re.findall(r"^vitreous ", START, re.MULTILINE))
+    lines = block_commands(START_PAGE)
+    assert set(EXTRA_OPTIONS) <= set(lines) and len(lines) == len(re.findall(r"^vitreous ", START_PAGE, re.MULTILINE))
     make_folder(tmp_path / "photos", {"": 20}, classes=("cat", "dog"), size=(64, 48))
     save_digit(tmp_path / "digit.png")
     monkeypatch.setenv("VITREOUS_MIRROR", os.fspath(tmp_path / "mirror"))
     write_small_dinov2(tmp_path)
     monkeypatch.setattr(doctor, "BENCHMARK_BATCH_SIZE", 2)
     monkeypatch.setattr(doctor, "BENCHMARK_SECONDS", 0.0)
-    for line in [*lines, *inline_commands(START)]:
+    for line in [*lines, *inline_commands(START_PAGE)]:
         words = [*shlex.split(line), *EXTRA_OPTIONS.get(line, "").split()]
         if words[0] == "serve":
-            assert ask_server(words, tmp_path)["predictions"]
+            assert request_prediction(words, tmp_path)["predictions"]
             continue
-        result = say(*words, cwd=tmp_path)
+        result = run_cli(*words, cwd=tmp_path)
         assert result.returncode == 0, f"vitreous {line}\n{result.stderr}"
-    for name in LEFT_BEHIND:
+    for name in EXPECTED_FILES:
         assert (tmp_path / name).is_file(), name
 
 
@@ -191,7 +191,7 @@ def write_small_dinov2(folder: Path) -> None:
     torch.save(load_file(written), place)
 
 
-def ask_server(words: list[str], folder: Path) -> dict[str, Any]:
+def request_prediction(words: list[str], folder: Path) -> dict[str, Any]:
     """What `vitreous serve` answers to digit.png; it has to end with SIGTERM."""
     command = [sys.executable, "-m", "vitreous", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.training.test_loop import make
+from tests.training.test_loop import make_session
 from vitreous.config import (
     change_fields,
     from_builtins,
@@ -21,10 +21,10 @@ from vitreous.training.run import RampConfig, Run
 
 @pytest.fixture
 def run_config(tmp_path):
-    return make(tmp_path)[0].run
+    return make_session(tmp_path)[0].run
 
 
-def test_yaml_brings_back_the_same_run(run_config):
+def test_a_run_survives_a_yaml_round_trip(run_config):
     assert from_yaml(Run, to_yaml(run_config)) == run_config
 
 
@@ -39,7 +39,7 @@ def test_yaml_brings_back_the_same_run(run_config):
         ("precision: fp32", "precision: fp8", "precision"),
     ],
 )
-def test_what_a_config_may_not_say(run_config, old, new, message):
+def test_invalid_configs_are_rejected(run_config, old, new, message):
     text = to_yaml(run_config).replace(old, new, 1)
     assert new in text
     if message is None:
@@ -49,13 +49,13 @@ def test_what_a_config_may_not_say(run_config, old, new, message):
         from_yaml(Run, text)
 
 
-def test_all_errors_come_at_once(run_config):
+def test_all_errors_are_reported_together(run_config):
     with pytest.raises(UsageError) as error:
         from_yaml(Run, to_yaml(run_config).replace("lr: 0.003", "lr: x").replace("seed: 0", "seed: y"))
     assert "optimizer.lr" in error.value.message and "seed" in error.value.message
 
 
-def test_paths_set_one_value(run_config):
+def test_dotted_paths_set_one_value(run_config):
     changed = set_dotted_paths(run_config, {"optimizer.betas": ["0.8", "0.9"], "schedule.warmup-steps": ["7"]})
     assert changed.optimizer.betas == (0.8, 0.9) and changed.schedule.warmup_steps == 7
     assert list_differences(run_config, changed) == [
@@ -83,14 +83,14 @@ def test_a_schedule_is_set_by_its_name(run_config):
         set_dotted_paths(run_config, {"schedules.speed.start": ["0.95"]})
 
 
-def test_fields_that_go_together_are_set_together(run_config):
+def test_dependent_fields_are_set_together(run_config):
     words = {"model.pool": ["mean"], "model.axial": ["true"], "model.class-token": ["false"]}
     assert set_dotted_paths(run_config, words).model.axial
     with pytest.raises(UsageError, match="without prefix tokens"):
         set_dotted_paths(run_config, {"model.axial": ["true"]})
 
 
-def test_unknown_settings_of_a_run_name_their_path():
+def test_unknown_settings_are_reported_with_their_path():
     from vitreous.data.modalities.images import ImagePreprocess
     from vitreous.data.options import DataOptions
     from vitreous.models.config import ViTConfig
@@ -107,7 +107,7 @@ def test_unknown_settings_of_a_run_name_their_path():
         from_builtins(Run, to_builtins(run) | {"objective": {"smothing": 0.1}})
 
 
-def test_a_config_is_that_of_the_family_in_it():
+def test_the_family_selects_the_config_class():
     swin = from_builtins(ModelConfig, {"family": "swin", "width": 48})
     assert type(swin) is SwinConfig and swin.width == 48 and from_builtins(ModelConfig, to_builtins(swin)) == swin
     assert type(from_builtins(ModelConfig, {"width": 48, "heads": 4})) is ViTConfig  # the default
@@ -120,7 +120,7 @@ def test_a_config_is_that_of_the_family_in_it():
     assert type(from_builtins(ModelConfig, head).backbone) is SwinConfig
 
 
-def test_what_is_no_field_cannot_be_set():
+def test_attributes_that_are_not_fields_are_rejected():
     for name in ("module", "has_attention", "tagged"):
         with pytest.raises(UsageError, match=f"unknown setting model.{name}"):
             set_dotted_paths(SwinConfig(), {name: ["1"]}, "model.")
@@ -128,7 +128,7 @@ def test_what_is_no_field_cannot_be_set():
             from_builtins(ModelConfig, {"family": "swin", name: 1})
 
 
-def test_groups_of_settings_are_set_field_by_field():
+def test_setting_groups_are_set_field_by_field():
     words = {"attention.window": ["7"], "attention.global-blocks": ["2", "5"], "norm.eps": ["1e-5"], "depth": ["6"]}
     config = set_dotted_paths(ViTConfig(), words, "model.")
     changes = {"depth": 6, "attention": {"window": 7, "global_blocks": (2, 5)}, "norm": {"eps": 1e-5}}
@@ -147,7 +147,7 @@ def test_groups_of_settings_are_set_field_by_field():
         ("attention.kind", "model.attention.kind cannot be 7 (Input should be 'plain', 'relative', "),
     ],
 )
-def test_a_setting_of_a_group_that_cannot_be_is_refused(path, message):
+def test_unknown_settings_of_a_group_are_rejected(path, message):
     with pytest.raises(UsageError) as error:
         set_dotted_paths(ViTConfig(), {path: ["7"]}, "model.")
     assert str(error.value).startswith(message)

@@ -21,27 +21,27 @@ from vitreous.system.cores import (
 )
 from vitreous.training.shards import choose_shard_count
 
-NAMES = (*USER_WAIT_VARIABLES, "OMP_NUM_THREADS")
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
+THREAD_VARIABLES = (*USER_WAIT_VARIABLES, "OMP_NUM_THREADS")
+LINUX_ONLY = pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
 
 
 @pytest.fixture(autouse=True)
-def unset(monkeypatch):
+def clean_environment(monkeypatch):
     """None of the variables are set, and what a test sets is forgotten."""
-    for name in NAMES:
+    for name in THREAD_VARIABLES:
         monkeypatch.setenv(name, "")  # so that it is put back
         monkeypatch.delenv(name)
 
 
 @pytest.fixture
-def quota(monkeypatch, tmp_path):
+def two_core_quota(monkeypatch, tmp_path):
     """A container that may use two of eight cores."""
     monkeypatch.setattr(cores, "CGROUP_CPU_FILE", str(tmp_path / "cpu.max"))
     (tmp_path / "cpu.max").write_text("200000 100000\n")
     monkeypatch.setattr(cores, "count_affinity_cores", lambda: 8)
 
 
-def test_every_command_bounds_how_long_threads_spin(capsys):
+def test_every_command_limits_thread_spinning(capsys):
     with pytest.raises(SystemExit):
         main(["--version"])
     assert {name: os.environ.get(name) for name in SPIN_VARIABLES} == SPIN_VARIABLES
@@ -50,13 +50,13 @@ def test_every_command_bounds_how_long_threads_spin(capsys):
 @pytest.mark.parametrize(
     "name, value", [("OMP_WAIT_POLICY", "active"), ("GOMP_SPINCOUNT", "300000"), ("KMP_BLOCKTIME", "200")]
 )
-def test_who_chose_how_threads_wait_is_not_overruled(name, value, monkeypatch):
+def test_user_wait_variables_are_not_overridden(name, value, monkeypatch):
     monkeypatch.setenv(name, value)
     limit_thread_pools()
     assert {other: os.environ[other] for other in USER_WAIT_VARIABLES if other in os.environ} == {name: value}
 
 
-def test_a_container_has_threads_for_its_share_of_the_machine(quota, monkeypatch):
+def test_thread_count_follows_the_container_quota(two_core_quota, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     assert cores.count_usable_cores() == 2
     assert choose_shard_count("cpu", 128) == 2
@@ -71,13 +71,13 @@ def test_a_container_has_threads_for_its_share_of_the_machine(quota, monkeypatch
     assert asked == [2]
 
 
-def test_without_a_container_the_number_of_threads_is_openmp_s_own(monkeypatch, tmp_path):
+def test_thread_count_is_unset_without_a_container(monkeypatch, tmp_path):
     monkeypatch.setattr(cores, "CGROUP_CPU_FILE", str(tmp_path / "none"))
     limit_thread_pools()
     assert "OMP_NUM_THREADS" not in os.environ
 
 
-def test_other_libraries_are_measured_as_they_start_by_themselves(monkeypatch):
+def test_other_libraries_are_measured_with_default_spinning(monkeypatch):
     limit_thread_pools()
     with restore_default_spinning():
         assert not any(name in os.environ for name in SPIN_VARIABLES)
@@ -87,7 +87,7 @@ def test_other_libraries_are_measured_as_they_start_by_themselves(monkeypatch):
         assert os.environ["GOMP_SPINCOUNT"] == "7"  # chosen by the user, for everybody
 
 
-def readings(monkeypatch, *, others: float, own: float, steps: int = 6) -> None:
+def fake_cpu_readings(monkeypatch, *, others: float, own: float, steps: int = 6) -> None:
     """Let every reading be 4 seconds after the last one, with shares of two cores used by other work and by this
     process."""
     per, clock = 800, iter(range(1, steps + 2))
@@ -105,8 +105,8 @@ def readings(monkeypatch, *, others: float, own: float, steps: int = 6) -> None:
     "others, own, crowded",
     [(0.5, 0.5, True), (0.25, 0.7, True), (0.0, 1.0, False), (0.15, 0.85, False), (0.4, 0.4, False)],
 )
-def test_a_neighbour_is_told_once_where_it_makes_this_process_slower(others, own, crowded, monkeypatch):
-    readings(monkeypatch, others=others, own=own)
+def test_cpu_contention_is_reported_once(others, own, crowded, monkeypatch):
+    fake_cpu_readings(monkeypatch, others=others, own=own)
     notes: list[str] = []
     neighbours = ContentionMonitor(notes.append)
     neighbours.poll()
@@ -118,15 +118,15 @@ def test_a_neighbour_is_told_once_where_it_makes_this_process_slower(others, own
     assert neighbours.measure() == pytest.approx(others)
 
 
-def test_where_nothing_can_be_read_nothing_is_told(monkeypatch):
+def test_unreadable_cpu_usage_is_not_reported(monkeypatch):
     monkeypatch.setattr(cores, "read_cpu_ticks", lambda root: None)
     neighbours = ContentionMonitor(lambda text: pytest.fail(text))
     neighbours.poll()
     assert neighbours.measure() is None
 
 
-@LINUX
-def test_work_of_processes_that_were_started_here_is_no_neighbour_s():
+@LINUX_ONLY
+def test_child_processes_do_not_count_as_contention():
     before = cores.read_cpu_ticks(os.getpid())
     burn = "import time\nwhile time.process_time() < 0.3: pass"
     with subprocess.Popen(
@@ -143,8 +143,8 @@ def test_work_of_processes_that_were_started_here_is_no_neighbour_s():
     assert alive[1] >= before[1] and alive[2] >= before[2]
 
 
-def test_progress_of_any_command_notices_a_neighbour(monkeypatch, capsys):
-    readings(monkeypatch, others=0.5, own=0.5)
+def test_command_progress_reports_contention(monkeypatch, capsys):
+    fake_cpu_readings(monkeypatch, others=0.5, own=0.5)
     console = Console(False)
     for done in range(4):
         console.progress("train", done, 10)

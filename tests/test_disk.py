@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.killing import changes
+from tests.killing import run_and_kill
 from vitreous.errors import ResourceError
 from vitreous.system.disk import (
     atomic_path,
@@ -18,45 +18,47 @@ from vitreous.system.disk import (
     write_text_atomic,
 )
 
-OLD, NEW = "old " * 1000, "new " * 3000
+OLD_TEXT, NEW_TEXT = "old " * 1000, "new " * 3000
 
 
 def write_file(path: Path) -> None:
     with open_atomic(path, "w") as file:
-        file.write(NEW[:5000])
-        file.write(NEW[5000:])
+        file.write(NEW_TEXT[:5000])
+        file.write(NEW_TEXT[5000:])
 
 
 def write_folder(path: Path) -> None:
     with atomic_path(path) as temporary:
         temporary.mkdir()
-        (temporary / "a").write_text(NEW)
+        (temporary / "a").write_text(NEW_TEXT)
         (temporary / "b").mkdir()
-        (temporary / "b" / "c").write_text(NEW)
+        (temporary / "b" / "c").write_text(NEW_TEXT)
 
 
-def test_a_file_is_the_old_or_the_new_one_wherever_the_writer_is_killed(tmp_path):
+def test_killed_writers_leave_the_old_or_the_new_file(tmp_path):
     path = tmp_path / "file"
-    points = changes(tmp_path, lambda: write_file(path))
-    assert points >= 6 and path.read_text() == NEW
+    points = run_and_kill(tmp_path, lambda: write_file(path))
+    assert points >= 6 and path.read_text() == NEW_TEXT
     left = []
     for at in range(1, points + 1):
-        path.write_text(OLD)
-        assert changes(tmp_path, lambda: write_file(path), at) == -1
+        path.write_text(OLD_TEXT)
+        assert run_and_kill(tmp_path, lambda: write_file(path), at) == -1
         left.append(path.read_text())
         write_file(path)
         assert [entry.name for entry in tmp_path.iterdir()] == ["file"], "the next writer takes the leftover away"
-    assert left == [OLD] * (points - 2) + [NEW] * 2  # after the rename: the folder's sync, and the cleaning up
+    assert (
+        left == [OLD_TEXT] * (points - 2) + [NEW_TEXT] * 2
+    )  # after the rename: the folder's sync, and the cleaning up
 
 
-def test_a_folder_is_there_whole_or_not_at_all(tmp_path):
+def test_killed_writers_leave_a_complete_folder_or_none(tmp_path):
     path = tmp_path / "folder"
-    points = changes(tmp_path, lambda: write_folder(path))
+    points = run_and_kill(tmp_path, lambda: write_folder(path))
     assert points >= 9
     for at in range(1, points + 1):
         home = tmp_path / str(at)
         home.mkdir()
-        assert changes(home, lambda home=home: write_folder(home / "folder"), at) == -1
+        assert run_and_kill(home, lambda home=home: write_folder(home / "folder"), at) == -1
         if not (home / "folder").exists():
             write_folder(home / "folder")
         assert {file.name for file in (home / "folder").rglob("*")} == {"a", "b", "c"}
@@ -64,14 +66,14 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_an_exception_leaves_the_old_file_and_nothing_beside_it(tmp_path, shared):
+def test_exceptions_leave_only_the_old_file(tmp_path, shared):
     path = tmp_path / "file"
-    path.write_text(OLD)
+    path.write_text(OLD_TEXT)
     for error in (ValueError, KeyboardInterrupt):
         with pytest.raises(error), open_atomic(path, "w", shared=shared) as file:
-            file.write(NEW)
+            file.write(NEW_TEXT)
             raise error
-    assert path.read_text() == OLD and os.listdir(tmp_path) == ["file"]
+    assert path.read_text() == OLD_TEXT and os.listdir(tmp_path) == ["file"]
 
 
 def test_content_is_synced_before_the_rename_and_the_folder_after_it(tmp_path, monkeypatch):
@@ -83,14 +85,14 @@ def test_content_is_synced_before_the_rename_and_the_folder_after_it(tmp_path, m
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "replace", lambda old, new: (order.append("rename"), replace(old, new)))
-    write_text_atomic(tmp_path / "file", NEW)
+    write_text_atomic(tmp_path / "file", NEW_TEXT)
     assert order == [".file.tmp", "rename", tmp_path.name]
     order.clear()
     write_folder(tmp_path / "folder")
     assert order == ["a", "b", "c", ".folder.tmp", "rename", tmp_path.name]
 
 
-def test_two_writers_of_a_shared_file_do_not_meet_and_old_leftovers_go(tmp_path):
+def test_concurrent_writers_use_separate_files_and_remove_stale_ones(tmp_path):
     old, young = tmp_path / ".other.1.tmp", tmp_path / ".other.2.tmp"
     old.touch(), young.touch()
     os.utime(old, (1, 1))
@@ -103,12 +105,12 @@ def test_two_writers_of_a_shared_file_do_not_meet_and_old_leftovers_go(tmp_path)
     assert (tmp_path / "file").read_text() == "first" and young.exists() and not old.exists()
 
 
-def test_a_file_that_cannot_be_written_is_told_by_name(tmp_path):
+def test_unwritable_files_are_reported_by_name(tmp_path):
     with pytest.raises(ResourceError, match=r"cannot write .*nowhere"):
-        write_output_file(tmp_path / "nowhere" / "file", NEW)
+        write_output_file(tmp_path / "nowhere" / "file", NEW_TEXT)
 
 
-def test_what_is_finished_is_published_and_its_digest_told(tmp_path):
+def test_finished_files_are_renamed_and_hashed(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
     sync_and_rename(tmp_path / "a", tmp_path / "b")
     assert compute_sha256(tmp_path / "b") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

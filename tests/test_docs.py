@@ -38,23 +38,23 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
 
 
 #: libraries of the page on interoperability, of which a block each is not run by the test above
-LIBRARIES = ("pytorch_lightning", "torchao", "captum", "supervision")
+INTEROP_LIBRARIES = ("pytorch_lightning", "torchao", "captum", "supervision")
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("library", INTEROP_LIBRARIES)
 def test_a_model_in_another_library(library, tmp_path, monkeypatch):
     """The block of a library runs after those of PyTorch."""
     import torch
 
-    from tests.inference.detectors import pictures, save_detector
+    from tests.inference.detectors import save_detector, write_photos
 
     if find_spec(library) is None:
         pytest.skip("a library of the page on interoperability is not installed")
     monkeypatch.chdir(tmp_path)
     save_detector(tmp_path / "detector")
-    pictures(tmp_path / "pictures", 1)[0].rename("street.jpg")
+    write_photos(tmp_path / "pictures", 1)[0].rename("street.jpg")
     page = (DOCS / "interoperability.md").read_text("utf-8")
     blocks = re.findall(r"```(python|text)\n(.*?)```", page, re.DOTALL)
     (own,) = [block for kind, block in blocks if kind == "text" and f"{library}" in block.partition("\n")[0]]
@@ -64,7 +64,7 @@ def test_a_model_in_another_library(library, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_kept_with_what_it_shows(notebook):
+def test_notebooks_are_stored_with_outputs(notebook):
     text = notebook.read_text("utf-8")
     outputs = [output for cell in json.loads(text)["cells"] for output in cell.get("outputs", ())]
     assert any("image/png" in output.get("data", {}) for output in outputs)
@@ -75,7 +75,7 @@ def test_a_notebook_is_kept_with_what_it_shows(notebook):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_and_shows_what_is_kept(notebook, tmp_path, monkeypatch):
+def test_notebooks_reproduce_their_output_types(notebook, tmp_path, monkeypatch):
     """In a kernel of its own. Numbers may be others on another machine, not which cells show pictures, tables and texts."""
     if find_spec("nbclient") is None or find_spec("ipykernel") is None:
         pytest.skip("a library of the page on interoperability is not installed")

@@ -9,25 +9,25 @@ from pathlib import Path
 
 from tests.test_architecture import in_each_room
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-ERRORS = frozenset(
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+ERROR_NAMES = frozenset(
     ("VitreousError", "UsageError", "DataError", "WeightsError", "NonFiniteError", "ResourceError", "Refusal")
 )
-ARRAY = re.compile(r"\b(Tensor|ndarray|NDArray)\b")
+ARRAY_TYPE = re.compile(r"\b(Tensor|ndarray|NDArray)\b")
 #: `(n, K)`, `(n,)`, `(..., D)`: short elements with commas between them; or the words
-SHAPE = re.compile(r"\((?:[^(),]{1,16},\s?)+[^(),]{0,16}\)|\bscalars?\b|\b[Ss]hapes?\b")
+SHAPE_PATTERN = re.compile(r"\((?:[^(),]{1,16},\s?)+[^(),]{0,16}\)|\bscalars?\b|\b[Ss]hapes?\b")
 
 
-def public_functions(body: list[ast.stmt], outer: str = "") -> Iterator[tuple[Function, str]]:
+def public_functions(body: list[ast.stmt], outer: str = "") -> Iterator[tuple[FunctionNode, str]]:
     """Functions and methods without an underscore, each with its docstring and that of its class."""
     for node in body:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             yield from public_functions(node.body, ast.get_docstring(node) or "")
-        elif isinstance(node, Function) and (not node.name.startswith("_") or node.name == "__init__"):
+        elif isinstance(node, FunctionNode) and (not node.name.startswith("_") or node.name == "__init__"):
             yield node, f"{ast.get_docstring(node) or ''} {outer}"
 
 
-def raised_errors(function: Function) -> set[str]:
+def raised_errors(function: FunctionNode) -> set[str]:
     """Our errors that the function itself raises, functions within it left out."""
     errors, nodes = set(), list(function.body)
     while nodes:
@@ -38,22 +38,22 @@ def raised_errors(function: Function) -> set[str]:
             callee = node.exc.func
             errors.add(callee.id if isinstance(callee, ast.Name) else getattr(callee, "attr", ""))
         nodes += ast.iter_child_nodes(node)
-    return errors & ERRORS
+    return errors & ERROR_NAMES
 
 
-def has_array(function: Function) -> bool:
+def has_array(function: FunctionNode) -> bool:
     """Whether a parameter or the result is annotated as an array."""
     arguments = (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
     annotations = [argument.annotation for argument in arguments] + [function.returns]
-    return any(annotation is not None and ARRAY.search(ast.unparse(annotation)) for annotation in annotations)
+    return any(annotation is not None and ARRAY_TYPE.search(ast.unparse(annotation)) for annotation in annotations)
 
 
-def gaps(text: str) -> list[str]:
+def list_gaps(text: str) -> list[str]:
     """What the docstrings of a file leave out."""
     missing = []
     for function, docstring in public_functions(ast.parse(text).body):
         missing += [f"{function.name}: raises {e}" for e in sorted(raised_errors(function)) if e not in docstring]
-        if has_array(function) and not SHAPE.search(docstring):
+        if has_array(function) and not SHAPE_PATTERN.search(docstring):
             missing.append(f"{function.name}: shapes")
     return missing
 
@@ -61,14 +61,14 @@ def gaps(text: str) -> list[str]:
 @in_each_room
 def test_docstrings_give_shapes_and_errors(files: list[Path]):
     for path in files:
-        assert not gaps(path.read_text()), path
+        assert not list_gaps(path.read_text()), path
 
 
 def test_gaps_are_seen():
     text = 'class A:\n    """A (n, K) table."""\n    def f(self, x: Tensor) -> None:\n        """F."""\n'
-    assert gaps(text) == []
-    assert gaps(text.replace("(n, K)", "(wide or not)")) == ["f: shapes"]
+    assert list_gaps(text) == []
+    assert list_gaps(text.replace("(n, K)", "(wide or not)")) == ["f: shapes"]
     text = 'async def g():\n    """G. Raises UsageError."""\n    if x:\n        raise UsageError("no")\n'
-    assert gaps(text) == []
-    assert gaps(text.replace("Raises UsageError", "Fails")) == ["g: raises UsageError"]
-    assert gaps("def g():\n    def h():\n        raise DataError('no')\n    return h\n") == []
+    assert list_gaps(text) == []
+    assert list_gaps(text.replace("Raises UsageError", "Fails")) == ["g: raises UsageError"]
+    assert list_gaps("def g():\n    def h():\n        raise DataError('no')\n    return h\n") == []

@@ -7,11 +7,11 @@ import re
 
 import pytest
 
-from tests.test_architecture import FILES, ROOT, parsed
+from tests.test_architecture import PACKAGE, PACKAGE_FILES, parse_file
 from vitreous.errors import FOREIGN_OPTIONS, OPTION_VALUES, UsageError, options_to_keywords
 
 #: words that follow an option in a sentence
-SENTENCE = """
+SENTENCE_WORDS = """
 above adds and applies are at belong beside cannot changes chooses compares copies costs counts decodes does each exclude
 frames goes has hides images is it keeps makes must name names nearer need needs of on or out outside places plans reads
 requires samples say says sets smaller still takes than that the to trains vectors where which with writes
@@ -46,14 +46,14 @@ def test_options_become_keywords(text, expected):
     assert str(UsageError("x", text)) == f"x\n  {expected}" and UsageError("x", text).hint == text
 
 
-def test_a_value_of_an_option_is_told_from_the_sentence():
+def test_option_values_are_distinguished_from_prose():
     """Every word after an option in the package is one of the values or one of the words of sentences."""
-    known = {*OPTION_VALUES.split(), *SENTENCE.split()}
+    known = {*OPTION_VALUES.split(), *SENTENCE_WORDS.split()}
     unknown = set()
-    for path in FILES:
-        if path.is_relative_to(ROOT / "cli") or path.is_relative_to(ROOT / "apps" / "bench"):
+    for path in PACKAGE_FILES:
+        if path.is_relative_to(PACKAGE / "cli") or path.is_relative_to(PACKAGE / "apps" / "bench"):
             continue
-        nodes = parsed(path)[1]
+        nodes = parse_file(path)[1]
         outside = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}  # docstrings
         for node in nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in outside:
@@ -63,7 +63,7 @@ def test_a_value_of_an_option_is_told_from_the_sentence():
     assert not unknown
 
 
-def test_an_error_in_python_and_on_the_command_line(tmp_path, capsys):
+def test_errors_name_keywords_in_python_and_options_on_the_cli(tmp_path, capsys):
     import vitreous
     from vitreous.cli.main import main
 

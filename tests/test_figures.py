@@ -15,11 +15,11 @@ from PIL import Image
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "docs" / "figures"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BUILT = ("hero", "page", "terminal", "start", "task-")  # how the names of the files begin that build.py makes
-ANIMATED = ("page", "terminal")
+BUILT_PREFIXES = ("hero", "page", "terminal", "start", "task-")  # how the names of the files begin that build.py makes
+ANIMATED_FIGURES = ("page", "terminal")
 LARGEST_ANIMATION = 1_500_000  # bytes
 LARGEST_TOTAL = 2_000_000  # bytes, of all figures that build.py makes, but vector drawings that do not move
-MODULES = [name for name in ("hero", "page", "terminal", "start") if (FIGURES / f"{name}.py").exists()]
+FIGURE_MODULES = [name for name in ("hero", "page", "terminal", "start") if (FIGURES / f"{name}.py").exists()]
 
 
 def read_outputs(name: str) -> tuple[str, ...]:
@@ -41,7 +41,7 @@ def count_frames(file: Path) -> int:
 
 def built_files() -> list[Path]:
     """The files of docs/figures that build.py makes."""
-    return [file for file in sorted(FIGURES.iterdir()) if file.name.startswith(BUILT) and file.suffix != ".py"]
+    return [file for file in sorted(FIGURES.iterdir()) if file.name.startswith(BUILT_PREFIXES) and file.suffix != ".py"]
 
 
 def run_build(*words: str) -> subprocess.CompletedProcess[str]:
@@ -51,7 +51,7 @@ def run_build(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_every_figure_that_a_page_shows_is_there():
+def test_every_linked_figure_exists():
     shown = re.compile(r"[(\"' ,]([^()\"'\s,]*figures/[^()\"'\s,#]+\.(?:svg|png|webp|gif|jpe?g))")
     links = [(page, link) for page in PAGES for link in shown.findall(page.read_text()) if "://" not in link]
     missing = [f"{page.relative_to(ROOT)}: {link}" for page, link in links if not (page.parent / link).is_file()]
@@ -59,24 +59,24 @@ def test_every_figure_that_a_page_shows_is_there():
     assert missing == []
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", FIGURE_MODULES)
 def test_outputs_are_files_and_animations_have_frames_and_a_limit(name):
     for output in read_outputs(name):
         file = FIGURES / output
         assert file.is_file(), f"build it: python docs/figures/build.py {name}"
         frames = count_frames(file)
-        assert frames > 1 or name not in ANIMATED, file
+        assert frames > 1 or name not in ANIMATED_FIGURES, file
         assert frames == 1 or file.stat().st_size <= LARGEST_ANIMATION, file
 
 
-def test_built_figures_are_small_together():
+def test_built_figures_fit_the_total_size():
     sizes = {
         file.name: file.stat().st_size for file in built_files() if file.suffix != ".svg" or count_frames(file) > 1
     }
     assert sizes and sum(sizes.values()) <= LARGEST_TOTAL, sizes
 
 
-def test_the_terminal_shows_its_last_screen_where_nothing_moves():
+def test_the_terminal_shows_its_last_screen_without_animation():
     drawing = (FIGURES / "terminal.svg").read_text()
     hidden = set(re.findall(r"#(s\d+)\{visibility:hidden", drawing))
     shown = [
@@ -101,6 +101,6 @@ def test_the_terminal_shows_its_last_screen_where_nothing_moves():
         (["terminal", "b", "a"], "error: unknown figures: a, b; choose from "),
     ],
 )
-def test_unknown_figures_are_refused(words, message):
+def test_unknown_figures_are_rejected(words, message):
     done = run_build(*words)
     assert done.returncode == 2 and done.stdout == "" and message in done.stderr and "Traceback" not in done.stderr

@@ -6,13 +6,13 @@ from pathlib import Path
 import torch
 
 import vitreous
-from tests.weights.test_published import tiny_row
+from tests.weights.test_published import make_tiny_entry
 from vitreous.weights import published
 
 ROOT = str(Path(__file__).parents[1])
 
 
-def test_models_are_made_by_name():
+def test_models_are_created_by_name():
     model = torch.hub.load(ROOT, "create", "ViT-32x2/8", source="local", image_size=32, num_classes=3)
     assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 3)
     fresh = torch.hub.load(ROOT, "deit_ti16", source="local", pretrained=False)
@@ -27,7 +27,7 @@ def test_weights_are_loaded_by_name(tmp_path, monkeypatch):
     vitreous.save(model, tmp_path / "bundle")
     vitreous.export(tmp_path / "bundle", to="timm", out=tmp_path / "host.invalid" / "tiny.safetensors")
     monkeypatch.setattr(
-        published, "PUBLISHED_BY_NAME", {"deit-ti16": tiny_row("https://host.invalid/tiny.safetensors")}
+        published, "PUBLISHED_BY_NAME", {"deit-ti16": make_tiny_entry("https://host.invalid/tiny.safetensors")}
     )
     monkeypatch.setenv("VITREOUS_MIRROR", str(tmp_path))
     state = torch.hub.load(ROOT, "deit_ti16", source="local").state_dict()

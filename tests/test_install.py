@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.conftest import document, run_command, say
+from tests.conftest import parse_json_output, run_cli, run_command
 from tests.wheel import STEPS, try_wheel
 from vitreous.cli.completion import generate_completion_script
 from vitreous.cli.main import VERBS
@@ -25,10 +25,10 @@ from vitreous.jobs.requirements import EXTRA_PURPOSES, build_install_commands, f
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-CHECKOUT = pytest.mark.skipif(not (ROOT / ".ci" / "run").exists(), reason="not a checkout")
+CHECKOUT_ONLY = pytest.mark.skipif(not (ROOT / ".ci" / "run").exists(), reason="not a checkout")
 
 
-def test_what_is_missing_is_told_with_its_command(monkeypatch):
+def test_missing_requirements_are_reported_with_a_command(monkeypatch):
     extras = set(PROJECT["optional-dependencies"]) - {"test", "docs", "lint", "dev", "all"}
     assert set(EXTRA_PURPOSES) == {"", *extras}
     lines = ["numpy>=1", "no-such-thing>=2; extra == 'hub'", "numpy>=999; extra == 'serve'", "numpy; extra == 'lora'"]
@@ -46,12 +46,12 @@ def test_what_is_missing_is_told_with_its_command(monkeypatch):
 
 
 def test_doctor_lists_every_extra():
-    report = document(say("doctor", "--fix", "--json"))
+    report = parse_json_output(run_cli("doctor", "--fix", "--json"))
     assert set(report["missing"]) == set(EXTRA_PURPOSES) and report["ok"]
-    assert "web page and HTTP server" in say("doctor", "--fix").stdout
+    assert "web page and HTTP server" in run_cli("doctor", "--fix").stdout
 
 
-def complete(script: str, *words: str) -> list[str]:
+def list_completions(script: str, *words: str) -> list[str]:
     """What bash would offer for the last word."""
     listed = " ".join(map(shlex.quote, words))
     code = f"{script}\nCOMP_WORDS=({listed}); COMP_CWORD={len(words) - 1}; COMP_LINE={shlex.quote(' '.join(words))}\n"
@@ -64,15 +64,15 @@ def complete(script: str, *words: str) -> list[str]:
 
 def test_bash_completes_verbs_options_and_values():
     script = generate_completion_script("bash")
-    assert complete(script, "vitreous", "tra") == ["train"]
-    assert set(complete(script, "vitreous", "data", "")) >= {"check", "dedup", "convert", "pack"}
-    assert "--image-size" in complete(script, "vitreous", "train", "--im")
-    assert set(complete(script, "vitreous", "train", "--optimizer", "")) >= {"adamw", "muon"}
+    assert list_completions(script, "vitreous", "tra") == ["train"]
+    assert set(list_completions(script, "vitreous", "data", "")) >= {"check", "dedup", "convert", "pack"}
+    assert "--image-size" in list_completions(script, "vitreous", "train", "--im")
+    assert set(list_completions(script, "vitreous", "train", "--optimizer", "")) >= {"adamw", "muon"}
     assert "prog': 'vitreous'" in script and all(verb.split()[-1] in script for verb in VERBS)
     assert generate_completion_script("zsh").startswith("#compdef vitreous")
 
 
-def test_completion_is_printed_alone_and_without_torch():
+def test_completion_prints_only_the_script_without_torch():
     result = run_command("completion", "bash")
     assert result.returncode == 0 and result.stdout.startswith("#") and result.stderr == ""
     check = "import sys; from vitreous.cli.completion import generate_completion_script; generate_completion_script('bash'); print('torch' in sys.modules)"
@@ -80,7 +80,7 @@ def test_completion_is_printed_alone_and_without_torch():
     assert done.stdout.strip() == "False", done.stderr
 
 
-@CHECKOUT
+@CHECKOUT_ONLY
 def test_the_container_runs_without_root_and_is_watched():
     text = (ROOT / "Containerfile").read_text()
     stages = {
@@ -104,8 +104,8 @@ def test_the_container_runs_without_root_and_is_watched():
     assert (options.host, options.port) == ("0.0.0.0", 8000)
 
 
-@CHECKOUT
-def test_ci_runs_what_the_repository_says_on_every_python():
+@CHECKOUT_ONLY
+def test_ci_runs_on_every_supported_python():
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yaml").read_text())["jobs"]
     pythons = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if "Python ::" in line]
     assert jobs["check"]["strategy"]["matrix"]["python"] == pythons
@@ -116,7 +116,7 @@ def test_ci_runs_what_the_repository_says_on_every_python():
     assert {shlex.split(line)[3] for line in shown} <= set(VERBS)
 
 
-def build(place: Path, python: Path) -> dict[str, bytes]:
+def build_packages(place: Path, python: Path) -> dict[str, bytes]:
     """Wheel and sdist of a copy of the checkout, name -> content, with the clock of the sources."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
         "\n"
@@ -132,13 +132,13 @@ def build(place: Path, python: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-@CHECKOUT
+@CHECKOUT_ONLY
 @pytest.mark.timeout(600)
-def test_builds_are_the_same_twice_and_the_wheel_works_elsewhere(tmp_path):
+def test_builds_are_reproducible_and_the_wheel_works(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     python = tmp_path / "venv" / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "-q", "hatchling"], check=True)
-    first, second = build(tmp_path / "one", python), build(tmp_path / "two", python)
+    first, second = build_packages(tmp_path / "one", python), build_packages(tmp_path / "two", python)
     assert first == second and len(first) == 2
     (wheel,) = (tmp_path / "one" / "dist").glob("*.whl")
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if not name.startswith("vitreous-")}
@@ -169,9 +169,9 @@ def test_builds_are_the_same_twice_and_the_wheel_works_elsewhere(tmp_path):
 
 
 @pytest.mark.slow
-@CHECKOUT
+@CHECKOUT_ONLY
 @pytest.mark.timeout(3 * 3600)
-def test_every_verb_runs_from_the_wheel_on_every_python_at_hand():
+def test_every_verb_runs_from_the_wheel():
     tried = list(try_wheel())
     assert tried and {one.python: one.wrong for one in tried} == {one.python: {} for one in tried}
     untried = set(VERBS) - {" ".join(words[:2]) for words in STEPS.values()} - {words[0] for words in STEPS.values()}
@@ -184,7 +184,7 @@ def test_an_install_hint_names_the_extras():
     assert install_hint(pip="/a/python -m pip") == "/a/python -m pip install vitreous"
 
 
-def test_error_hints_have_one_spelling_of_the_install_command():
+def test_install_hints_use_one_command():
     """Modules call `install_hint`: only its docstring spells the command."""
     spelled = {
         path.relative_to(ROOT).as_posix()

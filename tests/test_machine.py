@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from tests import other_processor
-from tests.conftest import TINY, document, say
+from tests.conftest import TINY_RUN, parse_json_output, run_cli
 from vitreous.apps.bench.contenders import list_contenders
 from vitreous.errors import UsageError
 from vitreous.jobs import doctor
@@ -37,7 +37,7 @@ from vitreous.training import throughput as peak
 pytestmark = pytest.mark.processor
 
 #: level, and what is chosen there: the default precision, packed products, products of eight bits added up in 32
-CHOICES = [
+CHOICES_BY_LEVEL = [
     ("SSE41", "fp32", False, False),
     ("AVX2", "fp32", False, False),
     ("AVX2_VNNI", "fp32", False, True),
@@ -49,7 +49,7 @@ CHOICES = [
 
 
 @pytest.fixture
-def full(monkeypatch):
+def full_processor(monkeypatch):
     """A processor that has everything, and nothing said about it."""
     for name in ("VITREOUS_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
         monkeypatch.delenv(name, raising=False)
@@ -59,9 +59,11 @@ def full(monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
 
 
-@pytest.mark.parametrize("level, precision, packed, vnni", CHOICES)
+@pytest.mark.parametrize("level, precision, packed, vnni", CHOICES_BY_LEVEL)
 @pytest.mark.parametrize("variable", ["VITREOUS_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"])
-def test_choices_follow_the_processor_as_it_is_limited(variable, level, precision, packed, vnni, full, monkeypatch):
+def test_choices_follow_the_instruction_set_limit(
+    variable, level, precision, packed, vnni, full_processor, monkeypatch
+):
     monkeypatch.setenv(variable, level.lower())
     assert (pick_precision("auto", "cpu"), has_fast_packed_matmul("cpu"), has_vnni()) == (precision, packed, vnni)
     assert (pick_precision("fp32", "cpu"), pick_precision("bf16", "cpu")) == ("fp32", "bf16")
@@ -73,14 +75,14 @@ def test_choices_follow_the_processor_as_it_is_limited(variable, level, precisio
 @pytest.mark.parametrize(
     "kernels, best", [("DEFAULT", ""), ("AVX2", "avx_vnni"), ("AVX512", "amx_bf16"), ("SVE256", "amx_bf16")]
 )
-def test_pytorch_s_own_limit_counts_too(kernels, best, full, monkeypatch):
+def test_the_limit_of_pytorch_is_respected(kernels, best, full_processor, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: kernels)
     assert get_best_cpu_feature() == best and get_cpu_features()["fma3"] and "cpu_name" not in get_cpu_features()
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     assert get_best_cpu_feature() == ("avx2" if best else "")
 
 
-def test_a_lower_level_never_has_more(full, monkeypatch):
+def test_a_lower_level_never_has_more(full_processor, monkeypatch):
     """And what PyTorch does not tell is not there, but for a level that is assumed."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_f": False})
     for level in (*ONEDNN_ISA_LEVELS, "ALL", "DEFAULT"):
@@ -90,13 +92,13 @@ def test_a_lower_level_never_has_more(full, monkeypatch):
     assert get_best_cpu_feature() == "avx512_bf16" and "assumed" in describe_environment()["instruction_set"]
 
 
-def test_a_level_that_is_none_is_refused(monkeypatch):
+def test_unknown_levels_are_rejected(monkeypatch):
     monkeypatch.setenv("VITREOUS_CPU_ISA", "AVX3")
     with pytest.raises(UsageError, match="AVX3 is not a level"):
         get_cpu_features()
 
 
-def test_a_processor_taken_down_is_answered_as_such():
+def test_a_lowered_capability_is_detected():
     """Asked of a process of its own: PyTorch reads its variable once."""
     script = "from vitreous.system.machine import *; print(pick_precision('auto', 'cpu'), has_fast_packed_products('cpu'), has_bf16('cpu'))"
     lowered = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2", "VITREOUS_CPU_ISA": ""}
@@ -106,28 +108,28 @@ def test_a_processor_taken_down_is_answered_as_such():
     assert found.split() == ["fp32", "False", "False"]
 
 
-def test_doctor_tells_the_precision_that_is_used(processor, monkeypatch):
+def test_doctor_reports_the_precision(processor, monkeypatch):
     monkeypatch.setattr(doctor, "BENCHMARK_SECONDS", 0.0)
     monkeypatch.setattr(doctor, "vit_config_from_name", lambda name: vit_config_from_name("ViT-32x1/8", 224))
-    found = document(say("doctor", "--json"))
+    found = parse_json_output(run_cli("doctor", "--json"))
     assert found["huge_pages"] == ("on request" if reserve_huge_pages() else "system default")
     assert found["precision"] == processor and found["bf16"] == (processor == "bf16")
     assert found["instruction_set"].startswith("avx512_bf16" if processor == "bf16" else "avx2")
 
 
-def test_a_run_trains_in_what_the_processor_multiplies(processor, folder, tmp_path, monkeypatch):
+def test_runs_train_in_the_default_precision_of_the_processor(processor, photo_folder, tmp_path, monkeypatch):
     """By default, and what it trained in is written down; its loss falls either way."""
     # half a minute where bfloat16 is emulated
     monkeypatch.setattr(throughput, "measure_peak_flops", lambda device, precision: 1e12)
-    options = {name: value for name, value in TINY.items() if name not in ("precision", "mixup", "drop_path")}
-    train(folder, out=tmp_path / "run", **options)
+    options = {name: value for name, value in TINY_RUN.items() if name not in ("precision", "mixup", "drop_path")}
+    train(photo_folder, out=tmp_path / "run", **options)
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["precision"] == processor
     rows = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     losses = [row["train/loss"] for row in rows if "train/loss" in row]
     assert len(losses) == 6 and sum(losses[-2:]) < sum(losses[:2])
 
 
-def test_the_limit_of_a_processor_is_measured_with_small_matrices_where_bfloat16_is_emulated(processor, monkeypatch):
+def test_peak_flops_use_small_matrices_for_emulated_bfloat16(processor, monkeypatch):
     sides = {}
     monkeypatch.setattr(
         peak, "choose_fastest_matmul", lambda device, precision, size: (lambda: sides.update({precision: size}), 1.0)
@@ -140,16 +142,18 @@ def test_the_limit_of_a_processor_is_measured_with_small_matrices_where_bfloat16
     }
 
 
-def test_races_leave_out_what_the_processor_only_emulates(processor):
+def test_races_exclude_emulated_precisions(processor):
     for task in ("inference", "train"):
         assert any("bf16" in contender.settings for contender in list_contenders(task, "cpu")) == (processor == "bf16")
 
 
 @pytest.mark.skipif(not (Path(__file__).parent.parent / ".ci" / "run").exists(), reason="not a checkout")
-def test_ci_runs_the_marked_tests_as_the_other_kind(processor):
+def test_ci_runs_the_marked_tests_as_another_processor(processor):
     script = (Path(__file__).parent.parent / ".ci" / "run").read_text("utf-8")
     assert "-m tests.other_processor" in script
-    assert other_processor.other_kind() == (other_processor.DOWN if processor == "bf16" else other_processor.UP)
+    assert other_processor.get_other_processor_variables() == (
+        other_processor.LOWERED_VARIABLES if processor == "bf16" else other_processor.RAISED_VARIABLES
+    )
 
 
 def test_a_gpu_packs_nothing():
@@ -157,7 +161,7 @@ def test_a_gpu_packs_nothing():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
-def test_peak_memory_is_the_process_own_and_not_its_parent_s():
+def test_peak_memory_excludes_the_parent_process():
     held = torch.ones(150 * 2**20, dtype=torch.uint8)
     script = "from vitreous.system.cores import get_peak_memory; print(get_peak_memory('cpu'))"
     child = int(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
@@ -167,7 +171,7 @@ def test_peak_memory_is_the_process_own_and_not_its_parent_s():
     assert 2 * 2**20 < child < held.numel()
 
 
-def test_a_fixed_table_is_built_once_and_can_be_trained_with():
+def test_device_tables_are_built_once_and_support_training():
     calls = []
 
     def count_up(length: int) -> torch.Tensor:

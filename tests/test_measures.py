@@ -5,19 +5,19 @@ import json
 
 import pytest
 
-from tests.measures import MEASURES, STORED, conditions_of, is_task_test, reads_task_attribute
+from tests.measures import MEASURES, MEASURES_FILE, is_task_test, iterate_conditions, reads_task_attribute
 
-COMMITTED = json.loads(STORED.read_text("utf-8"))
+COMMITTED_VALUES = json.loads(MEASURES_FILE.read_text("utf-8"))
 
 
 def test_every_measure_is_committed():
-    assert COMMITTED.keys() == MEASURES.keys()
+    assert COMMITTED_VALUES.keys() == MEASURES.keys()
 
 
 @pytest.mark.parametrize("name", MEASURES)
 def test_a_measure_does_not_rise(name):
     value = MEASURES[name]()
-    assert value <= COMMITTED[name], f"{name}: {value}; lower it, or justify `make measures WRITE=--write`"
+    assert value <= COMMITTED_VALUES[name], f"{name}: {value}; lower it, or justify `make measures WRITE=--write`"
 
 
 @pytest.mark.parametrize(("code", "count"), [
@@ -25,6 +25,6 @@ def test_a_measure_does_not_rise(name):
     ("isinstance(task, Detection | Segmentation)", 1), ("isinstance(task, Model)", 0), ('task.name == "detection"', 1),
     ('card.task.endpoint != "segment"', 1), ("row.name == name", 0), ("card.task.answers_at(name)", 0),
 ])  # fmt: skip
-def test_tests_of_the_task_are_found(code, count):
+def test_task_conditions_are_counted(code, count):
     tree = ast.parse(code)
-    assert sum(map(reads_task_attribute, conditions_of(tree))) + sum(map(is_task_test, ast.walk(tree))) == count
+    assert sum(map(reads_task_attribute, iterate_conditions(tree))) + sum(map(is_task_test, ast.walk(tree))) == count

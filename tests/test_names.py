@@ -6,10 +6,10 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.test_architecture import in_each_room, parsed
+from tests.test_architecture import in_each_room, parse_file
 
 #: words that name nothing; `several` is multilabel, and a hint is no `way`
-FORBIDDEN = frozenset(
+FORBIDDEN_WORDS = frozenset(
     [
         "found",
         "told",
@@ -42,10 +42,10 @@ FORBIDDEN = frozenset(
     ]
 )
 #: words that stay in a file, for the reason given: they are keywords of the public API
-PUBLIC = {"how": "load(how=), soup(how=): InferenceOptions, documented"}
+PUBLIC_WORDS = {"how": "load(how=), soup(how=): InferenceOptions, documented"}
 
 
-def identifiers(tree: ast.AST) -> Iterator[str]:
+def iterate_identifiers(tree: ast.AST) -> Iterator[str]:
     """Names that a file gives: of functions, classes, parameters, attributes and local variables."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -63,14 +63,16 @@ def identifiers(tree: ast.AST) -> Iterator[str]:
 @in_each_room
 def test_identifiers_name_something(files: list[Path]):
     for path in files:
-        vague = {name for name in identifiers(parsed(path)[0]) if name in FORBIDDEN} - PUBLIC.keys()
+        vague = {
+            name for name in iterate_identifiers(parse_file(path)[0]) if name in FORBIDDEN_WORDS
+        } - PUBLIC_WORDS.keys()
         assert not vague, path
 
 
-def test_every_kind_of_identifier_is_seen():
+def test_every_kind_of_identifier_is_found():
     code = "def found(told, *said):\n    kept = 1\n    self.made = 2\n    for each in x: pass\nclass came: pass\n"
     code += "try: pass\nexcept E as way: pass\nwith a as far: pass\nsome = lambda what: 0\nwhile (there := 0): pass\n"
-    assert {*identifiers(ast.parse(code))} >= {
+    assert {*iterate_identifiers(ast.parse(code))} >= {
         "found",
         "told",
         "said",

@@ -14,8 +14,8 @@ import pytest
 from vitreous.system import native as module
 from vitreous.system.native import C_SOURCE, COMPILER_FLAGS, compile_library, find_compiler, find_openmp_runtime
 
-HERE = sys.platform == "linux" and platform.machine() == "x86_64"
-pytestmark = pytest.mark.skipif(not HERE, reason="they are for x86-64 on Linux")
+IS_SUPPORTED = sys.platform == "linux" and platform.machine() == "x86_64"
+pytestmark = pytest.mark.skipif(not IS_SUPPORTED, reason="they are for x86-64 on Linux")
 
 
 def can_compile() -> bool:
@@ -24,13 +24,13 @@ def can_compile() -> bool:
     return bool(find_compiler()) and not subprocess.run(probe, input=b"int x;", capture_output=True).returncode
 
 
-compiles = pytest.mark.skipif(
+needs_compiler = pytest.mark.skipif(
     not can_compile() or not find_openmp_runtime(), reason="no C compiler for AVX512-BF16 and AMX here"
 )
 
 
 @pytest.fixture
-def fresh(monkeypatch, tmp_path):
+def library_loader(monkeypatch, tmp_path):
     """A processor with AVX512-BF16 alone, as far as the choice goes: what is compiled is not called. The cache is
     empty."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -40,28 +40,28 @@ def fresh(monkeypatch, tmp_path):
     return module.load_native_library.__wrapped__
 
 
-@compiles
-def test_it_is_compiled_once_and_found_again(fresh, tmp_path, monkeypatch):
-    first = fresh()
+@needs_compiler
+def test_the_library_is_compiled_once_and_reused(library_loader, tmp_path, monkeypatch):
+    first = library_loader()
     assert isinstance(first.library, ctypes.CDLL) and not first.tiles and first.note.startswith("compiled by ")
     assert all(hasattr(first.library, name) for name in ("layer_norm", "add", "gelu", "attend", "request_tiles"))
     (stored,) = (tmp_path / "vitreous" / "native").iterdir()  # and nothing else is left there
     monkeypatch.setattr(module.subprocess, "run", lambda *arguments, **options: pytest.fail("compiled again"))
-    assert fresh().library is not None
+    assert library_loader().library is not None
     assert stored.suffix == ".so"
 
 
-@compiles
-def test_another_source_is_another_library(fresh, tmp_path, monkeypatch):
-    fresh()
+@needs_compiler
+def test_another_source_is_another_library(library_loader, tmp_path, monkeypatch):
+    library_loader()
     changed = tmp_path / "native.c"
     changed.write_text(C_SOURCE.read_text() + "\nlong added(void) { return 7; }\n")
     monkeypatch.setattr(module, "C_SOURCE", changed)
-    assert fresh().library.added() == 7
+    assert library_loader().library.added() == 7
     assert len(list((tmp_path / "vitreous" / "native").iterdir())) == 2
 
 
-@compiles
+@needs_compiler
 def test_the_source_has_no_warning(tmp_path):
     command = [
         *find_compiler(),
@@ -77,10 +77,10 @@ def test_the_source_has_no_warning(tmp_path):
     assert subprocess.run(command, capture_output=True, text=True).stderr == ""
 
 
-@compiles
-def test_it_shares_the_threads_of_pytorch(fresh, tmp_path):
+@needs_compiler
+def test_the_library_shares_the_threads_of_pytorch(library_loader, tmp_path):
     """It loads no OpenMP runtime of its own: asked of a process with nothing else in it."""
-    fresh()
+    library_loader()
     (stored,) = (tmp_path / "vitreous" / "native").iterdir()
     script = f"import ctypes, torch; ctypes.CDLL({str(stored)!r}); print(*open('/proc/self/maps'))"
     maps = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
@@ -88,20 +88,20 @@ def test_it_shares_the_threads_of_pytorch(fresh, tmp_path):
     assert len({line.split()[-1] for line in maps.splitlines() if "gomp" in line}) == 1
 
 
-def test_it_can_be_switched_off(fresh, monkeypatch):
+def test_the_library_can_be_disabled(library_loader, monkeypatch):
     monkeypatch.setenv("VITREOUS_NATIVE", "0")
-    assert fresh() == module.NativeLibrary(None, False, "disabled by VITREOUS_NATIVE=0")
+    assert library_loader() == module.NativeLibrary(None, False, "disabled by VITREOUS_NATIVE=0")
 
 
-def test_without_a_compiler_a_note_says_what_to_install(fresh, monkeypatch):
+def test_a_missing_compiler_is_reported_with_a_hint(library_loader, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert fresh().library is None and "install one, such as gcc" in fresh().note
+    assert library_loader().library is None and "install one, such as gcc" in library_loader().note
     for named in ("no-such-compiler -O1", "gcc 'without its fellow"):
         monkeypatch.setenv("CC", named)
         assert find_compiler() == []
 
 
-def test_a_compiler_is_the_one_that_is_named_or_the_machine_s(monkeypatch, tmp_path):
+def test_the_compiler_comes_from_cc_or_the_path(monkeypatch, tmp_path):
     for name in ("gcc", "mine"):
         (tmp_path / name).touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -113,37 +113,37 @@ def test_a_compiler_is_the_one_that_is_named_or_the_machine_s(monkeypatch, tmp_p
     assert find_compiler() == [str(tmp_path / "mine"), "-m64"]
 
 
-def test_a_compiler_that_fails_is_done_without(fresh, monkeypatch, tmp_path):
+def test_a_failing_compiler_disables_the_library(library_loader, monkeypatch, tmp_path):
     monkeypatch.setenv("CC", shutil.which("false"))
-    assert fresh().library is None and "false cannot compile them" in fresh().note
+    assert library_loader().library is None and "false cannot compile them" in library_loader().note
     assert list((tmp_path / "vitreous" / "native").iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_is_done_without(fresh, monkeypatch, tmp_path):
+def test_an_unwritable_cache_disables_the_library(library_loader, monkeypatch, tmp_path):
     (tmp_path / "vitreous").write_text("a file where the folder should be")
     monkeypatch.setenv("CC", shutil.which("true"))
-    assert fresh().library is None and "cannot be stored or loaded" in fresh().note
+    assert library_loader().library is None and "cannot be stored or loaded" in library_loader().note
 
 
-@compiles
-def test_a_library_of_another_user_is_not_loaded(fresh, monkeypatch):
-    fresh()
+@needs_compiler
+def test_a_library_of_another_user_is_not_loaded(library_loader, monkeypatch):
+    library_loader()
     owner = module.os.getuid()
     monkeypatch.setattr(module.os, "getuid", lambda: owner + 1)
     if owner != 0:  # what the system's administrator has stored may be loaded
-        assert fresh().library is None and "belongs to another user" in fresh().note
+        assert library_loader().library is None and "belongs to another user" in library_loader().note
     else:
-        assert fresh().library is not None
+        assert library_loader().library is not None
 
 
-def test_a_stored_file_that_is_no_library_is_done_without(fresh, monkeypatch, tmp_path):
+def test_an_invalid_cached_library_is_not_loaded(library_loader, monkeypatch, tmp_path):
     monkeypatch.setenv("CC", shutil.which("true"))
     monkeypatch.setattr(module, "compile_library", lambda compiler, runtime: Path(__file__))
-    assert fresh().library is None and "cannot be stored or loaded" in fresh().note
+    assert library_loader().library is None and "cannot be stored or loaded" in library_loader().note
 
 
 @pytest.mark.parametrize("missing", ["avx512_bf16", "platform", "machine", "runtime"])
-def test_other_machines_do_without(fresh, monkeypatch, missing):
+def test_unsupported_machines_have_no_library(library_loader, monkeypatch, missing):
     if missing == "avx512_bf16":
         monkeypatch.setattr(module, "has_cpu_feature", lambda feature: False)
     elif missing == "platform":
@@ -152,10 +152,10 @@ def test_other_machines_do_without(fresh, monkeypatch, missing):
         monkeypatch.setattr(module.platform, "machine", lambda: "aarch64")
     else:
         monkeypatch.setattr(module, "find_openmp_runtime", lambda: None)
-    assert fresh().library is None and not fresh().tiles
+    assert library_loader().library is None and not library_loader().tiles
 
 
-def test_what_is_only_assumed_of_a_processor_is_not_run(monkeypatch):
+def test_assumed_features_do_not_enable_kernels(monkeypatch):
     """VITREOUS_CPU_ISA says more than the processor has; its kernels would stop the process."""
     monkeypatch.setenv("VITREOUS_CPU_ISA", "AVX512_CORE_AMX")
     monkeypatch.setattr(module.torch.cpu, "get_capabilities", lambda: {"avx2": True})
@@ -165,8 +165,8 @@ def test_what_is_only_assumed_of_a_processor_is_not_run(monkeypatch):
     assert not module.has_cpu_feature("amx_bf16")
 
 
-@compiles
-def test_two_processes_may_build_at_once(fresh, tmp_path):
+@needs_compiler
+def test_concurrent_builds_share_one_library(library_loader, tmp_path):
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(4) as pool:

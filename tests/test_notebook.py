@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.inference.made import pictures, tiny
+from tests.inference.made import make_tiny_bundle, write_images
 from vitreous import progress
 from vitreous.config import to_builtins
 from vitreous.inference.predict import load
@@ -20,10 +20,10 @@ from vitreous.system.notebook import RawHTML, format_html_table, list_config_set
 from vitreous.tasks.classification import Prediction
 from vitreous.tasks.predictions import Predictions
 
-HOSTILE = '<script>alert("x")</script>&'
+HOSTILE_NAME = '<script>alert("x")</script>&'
 
 
-class Tags(HTMLParser):
+class TagParser(HTMLParser):
     """Tags that a page opens, all of which it closes, and its text."""
 
     def __init__(self, page: str) -> None:
@@ -44,49 +44,53 @@ class Tags(HTMLParser):
 
 
 def test_a_table_escapes_all_but_markup():
-    page = Tags(format_html_table([(HOSTILE, RawHTML("<i>x</i>"))], (HOSTILE, ""), HOSTILE, HOSTILE))
-    assert "script" not in page.seen and page.seen.count("i") == 1 and page.text.count(HOSTILE) == 4
+    page = TagParser(
+        format_html_table([(HOSTILE_NAME, RawHTML("<i>x</i>"))], (HOSTILE_NAME, ""), HOSTILE_NAME, HOSTILE_NAME)
+    )
+    assert "script" not in page.seen and page.seen.count("i") == 1 and page.text.count(HOSTILE_NAME) == 4
 
 
 @pytest.fixture(scope="module")
 def predictor(tmp_path_factory):
     home = tmp_path_factory.mktemp("run")
-    tiny(classes=("ant", HOSTILE, "cat")).save(home / "model")
+    make_tiny_bundle(classes=("ant", HOSTILE_NAME, "cat")).save(home / "model")
     (home / "summary.json").write_text('{"val": {"top1": 0.875, "images": 16}, "test": null}')
     return load(home, device="cpu", precision="fp32")
 
 
-def test_predictions_are_a_table_with_pictures(predictor, tmp_path):
-    answers = predictor.predict([*pictures(tmp_path, 2), np.zeros((9, 9, 3), np.uint8)], top=2)
+def test_predictions_render_as_a_table_with_images(predictor, tmp_path):
+    answers = predictor.predict([*write_images(tmp_path, 2), np.zeros((9, 9, 3), np.uint8)], top=2)
     assert isinstance(answers, list) and answers == list(answers)
-    page = Tags(answers._repr_html_())
+    page = TagParser(answers._repr_html_())
     assert page.seen.count("img") == 2 and page.seen.count("meter") == 6 and "script" not in page.seen
     assert f"{answers[0].probabilities[0]:.1%}" in page.text and answers[2].path in page.text
-    assert Tags(answers[0]._repr_html_()).seen.count("img") == 1
+    assert TagParser(answers[0]._repr_html_()).seen.count("img") == 1
     (tmp_path / "torn.png").write_bytes(b"no picture")
     torn = predictor.predict([tmp_path / "torn.png"], bad_images="skip")
-    assert "error: " in Tags(torn._repr_html_()).text
+    assert "error: " in TagParser(torn._repr_html_()).text
     many = Predictions([Prediction(f"{n}.png") for n in range(60)])
-    assert "10 more are not shown" in Tags(many._repr_html_()).text and "none" in Tags(many._repr_html_()).text
+    assert (
+        "10 more are not shown" in TagParser(many._repr_html_()).text and "none" in TagParser(many._repr_html_()).text
+    )
 
 
-def test_a_model_shows_its_card(predictor, tmp_path):
-    page = Tags(predictor._repr_html_())
+def test_predictors_render_their_model_card(predictor, tmp_path):
+    page = TagParser(predictor._repr_html_())
     assert "script" not in page.seen and "ViT-24x2/4" in page.text and predictor.card.version in page.text
     assert "val top1" in page.text and "0.875" in page.text and "16 pixels" in page.text
     bundle = load(Path(predictor.origin) / "model")
-    assert "top1" not in Tags(bundle._repr_html_()).text  # a bundle alone has no figures
+    assert "top1" not in TagParser(bundle._repr_html_()).text  # a bundle alone has no figures
 
 
-def test_a_run_shows_every_setting():
+def test_runs_render_every_setting():
     run = build_example_run("digits")
-    rows, page = list_config_settings(to_builtins(run)), Tags(run._repr_html_())
+    rows, page = list_config_settings(to_builtins(run)), TagParser(run._repr_html_())
     assert ("optimizer.lr", run.optimizer.lr) in rows
     assert page.seen.count("tr") == len(rows) + 1 and all(name in page.text for name, _ in rows)
 
 
 @pytest.fixture
-def kernel(monkeypatch):
+def notebook_kernel(monkeypatch):
     """A stand-in of IPython in a notebook's kernel; the HTML that its cell was filled with."""
     shown = []
     shell = type("ZMQInteractiveShell", (), {})()
@@ -97,22 +101,24 @@ def kernel(monkeypatch):
     return shown
 
 
-def test_progress_is_a_bar_in_the_cell(kernel, monkeypatch, capsys):
+def test_progress_is_a_bar_in_the_cell(notebook_kernel, monkeypatch, capsys):
     monkeypatch.setattr(progress, "CELL_UPDATE_SECONDS", 0.0)
     display = ProgressDisplay()
     for done in (0, 1, 5, 10):
-        display.progress("train", done, 10, f"loss {HOSTILE}")
-    assert [f'value="{done}"' in page for done, page in zip((0, 1, 5, 10), kernel, strict=True)] == [True] * 4
-    assert [" s left" in page for page in kernel] == [False, True, True, False] and "script>" not in "".join(kernel)
+        display.progress("train", done, 10, f"loss {HOSTILE_NAME}")
+    assert [f'value="{done}"' in page for done, page in zip((0, 1, 5, 10), notebook_kernel, strict=True)] == [True] * 4
+    assert [" s left" in page for page in notebook_kernel] == [False, True, True, False] and "script>" not in "".join(
+        notebook_kernel
+    )
     monkeypatch.setattr(progress, "CELL_UPDATE_SECONDS", 1000.0)
     for done in range(100):
         display.progress("export", done, 99, "rows")
-    assert len(kernel) == 6 and 'value="99"' in kernel[-1]  # the first and the last
+    assert len(notebook_kernel) == 6 and 'value="99"' in notebook_kernel[-1]  # the first and the last
     assert not capsys.readouterr().err
     display.close()
 
 
-def test_outside_of_notebooks_it_is_lines(monkeypatch, capsys):
+def test_progress_outside_notebooks_prints_lines(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
     display = ProgressDisplay()
     display.progress("train", 10, 10, "loss 1")

@@ -15,11 +15,11 @@ import pytest
 from PIL import Image
 
 import vitreous
-from tests.conftest import make_folder, picture, say
+from tests.conftest import make_folder, make_image, run_cli
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
-SETUP = [
+SETUP_COMMANDS = [
     "python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/vitreous train digits",
     (
         "python3 -m venv .venv && .venv/bin/pip install '.[test]' && .venv/bin/python -m pytest -n auto --maxprocesses 4 "
@@ -27,8 +27,8 @@ SETUP = [
     ),
 ]
 #: what each training run of the quickstarts is given besides, by its data; as printed, they take minutes
-SHORT = {"steps": 2, "batch_size": 4}
-SHORTER = {"cells/": {"image_size": 64, "model": "ViT-32x2/16"}}
+QUICK_OPTIONS = {"steps": 2, "batch_size": 4}
+QUICK_OPTIONS_BY_DATA = {"cells/": {"image_size": 64, "model": "ViT-32x2/16"}}
 
 
 INSTALL_BLOCKS = 2  # `sh` blocks before those of the quickstarts
@@ -46,7 +46,7 @@ def make_boxes(root: Path, count: int) -> None:
         home.mkdir(parents=True)
         entries, boxes = [], []
         for index in range(count):
-            picture(index, (64, 64), index % 2).save(home / f"{index}.png")
+            make_image(index, (64, 64), index % 2).save(home / f"{index}.png")
             entries.append({"id": index, "file_name": f"{index}.png", "width": 64, "height": 64})
             box = [8 + index, 8, 32, 24]
             boxes.append(
@@ -97,9 +97,9 @@ def test_command_line_quickstarts(quickstart_folder):
         if words[0] == "serve":
             serve_once(words)
             continue
-        short = SHORT | SHORTER.get(words[1], {}) if words[0] == "train" else {}
+        short = QUICK_OPTIONS | QUICK_OPTIONS_BY_DATA.get(words[1], {}) if words[0] == "train" else {}
         options = [text for name, value in short.items() for text in (f"--{name.replace('_', '-')}", str(value))]
-        result = say(*words, *options)
+        result = run_cli(*words, *options)
         assert result.returncode == 0, f"{shlex.join(words)}\n{result.stderr}"
     for name in ("pets.csv", "new.npz", "drawn/smear.png"):
         assert (quickstart_folder / name).is_file()
@@ -111,7 +111,7 @@ def test_python_quickstarts(quickstart_folder, monkeypatch, capsys):
     train = vitreous.train
 
     def train_shortly(data: str, **options: object) -> object:
-        return train(data, **SHORT, **SHORTER.get(data, {}), **options, progress=False)
+        return train(data, **QUICK_OPTIONS, **QUICK_OPTIONS_BY_DATA.get(data, {}), **options, progress=False)
 
     monkeypatch.setattr(vitreous, "train", train_shortly)
     names: dict[str, object] = {}
@@ -137,7 +137,7 @@ def test_prose_is_at_most_900_words():
 
 
 def test_the_setup_commands():
-    assert [block.strip() for block in code_blocks("bash")] == SETUP
+    assert [block.strip() for block in code_blocks("bash")] == SETUP_COMMANDS
 
 
 @pytest.mark.skipif(not (ROOT / ".ci" / "run").exists(), reason="not a checkout")
@@ -147,10 +147,10 @@ def test_ci_runs_the_test_command_of_the_readme():
     result = subprocess.run(
         ["bash", "-c", f'{extraction}\necho "$command"'], capture_output=True, text=True, check=True, cwd=ROOT
     )
-    assert result.stdout.strip() == SETUP[1]
+    assert result.stdout.strip() == SETUP_COMMANDS[1]
 
 
-def result_rows() -> list[list[str]]:
+def read_result_rows() -> list[list[str]]:
     """The cells of the table of results, without its two head lines."""
     section = README.partition("## Results")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
@@ -158,7 +158,7 @@ def result_rows() -> list[list[str]]:
 
 
 def test_every_number_of_the_results_is_on_the_linked_page():
-    rows = result_rows()
+    rows = read_result_rows()
     assert len(rows) >= 8
     for _, ours, peer, *_, details in rows:
         page = re.fullmatch(r"\[[\w.]+\]\((benchmarks/results/[\w.-]+\.md)\)", details)
@@ -177,7 +177,7 @@ def test_the_results_mark_the_better_value_and_include_losses():
         return float(re.sub(r"[*,%]", "", cell).split()[0])
 
     wins = []
-    for _, ours, peer, *_ in result_rows():
+    for _, ours, peer, *_ in read_result_rows():
         wins.append(number(ours) > number(peer))
         assert [cell.startswith("**") for cell in (ours, peer)] == [wins[-1], not wins[-1]]
     assert wins.count(False) >= 2
@@ -198,7 +198,7 @@ def test_links_and_figures_exist():
     assert images and all(re.search(r'alt="[^"]{20,}"', image) for image in images)
 
 
-def test_every_figure_of_the_docs_is_made_by_a_command_above_it():
+def test_every_figure_of_the_docs_has_its_command_above():
     from vitreous.reports.inspect import FIGURES
 
     page, made = (ROOT / "docs" / "inside.md").read_text("utf-8"), set()

@@ -20,13 +20,13 @@ from vitreous.recipes.options import TrainOptions
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-EQUATIONS = (DOCS / "equations.md").read_text("utf-8")
+EQUATIONS_PAGE = (DOCS / "equations.md").read_text("utf-8")
 #: `vitreous.nn.grid.resize_position_table` as a link to its file
-NAMED = re.findall(r"\[`(vitreous(?:\.\w+)+)`\]\(\.\./(vitreous/[\w/]+\.py)\)", EQUATIONS)
+NAME_LINKS = re.findall(r"\[`(vitreous(?:\.\w+)+)`\]\(\.\./(vitreous/[\w/]+\.py)\)", EQUATIONS_PAGE)
 pytestmark = pytest.mark.skipif(not (ROOT / ".ci" / "run").exists(), reason="not a checkout")
 
 
-def load(name: str):
+def load_script(name: str):
     """A script of docs/site as a module."""
     spec = importlib.util.spec_from_file_location(name, DOCS / "site" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
@@ -36,29 +36,31 @@ def load(name: str):
 
 
 @pytest.fixture(scope="module")
-def site():
+def site_builder():
     """The script that builds the site, which imports those beside it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(DOCS / "site"))
-        yield load("build")
+        yield load_script("build")
 
 
 @pytest.fixture(scope="module")
-def reference(site):
+def cli_reference(site_builder):
     """The script that writes the reference of the command line."""
-    return load("command_line")
+    return load_script("command_line")
 
 
-def test_every_page_of_docs_is_in_the_navigation(site):
-    listed = site.listed(yaml.safe_load((DOCS / "site" / "mkdocs.yml").read_text("utf-8"))["nav"])
-    pages = {page for path, page in site.page_map().items() if path.is_relative_to(DOCS) and page.endswith(".md")}
+def test_every_page_of_docs_is_in_the_navigation(site_builder):
+    listed = site_builder.listed(yaml.safe_load((DOCS / "site" / "mkdocs.yml").read_text("utf-8"))["nav"])
+    pages = {
+        page for path, page in site_builder.page_map().items() if path.is_relative_to(DOCS) and page.endswith(".md")
+    }
     assert pages <= listed
-    assert {page for page in listed if not page.endswith("*")} <= set(site.page_map().values())
+    assert {page for page in listed if not page.endswith("*")} <= set(site_builder.page_map().values())
 
 
-def test_what_the_page_of_equations_names_exists_where_it_says():
-    assert len(NAMED) > 100 and EQUATIONS.count("[`vitreous.") == len(NAMED)
-    for name, file in NAMED:
+def test_names_on_the_equations_page_exist():
+    assert len(NAME_LINKS) > 100 and EQUATIONS_PAGE.count("[`vitreous.") == len(NAME_LINKS)
+    for name, file in NAME_LINKS:
         module = file.removesuffix(".py").replace("/", ".")
         thing = importlib.import_module(module)
         assert name == module or name.startswith(module + "."), name
@@ -67,10 +69,10 @@ def test_what_the_page_of_equations_names_exists_where_it_says():
         assert name == module or getattr(thing, "__module__", module) == module, f"{name} is from {thing.__module__}"
 
 
-def test_the_page_of_equations_has_all_of_the_paper():
-    assert re.findall(r"^### Eq\. (\d): ", EQUATIONS, re.MULTILINE) == list("12345678")
+def test_the_equations_page_covers_the_paper():
+    assert re.findall(r"^### Eq\. (\d): ", EQUATIONS_PAGE, re.MULTILINE) == list("12345678")
     for title, last in (("Tables", 9), ("Figures", 14)):
-        rows = EQUATIONS.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+        rows = EQUATIONS_PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
         numbers = {
             int(number)
             for row in re.findall(r"^\| (\d[^|]*) \|", rows, re.MULTILINE)
@@ -78,14 +80,14 @@ def test_the_page_of_equations_has_all_of_the_paper():
         }
         assert numbers == set(range(1, last + 1))
     assert all(
-        f"({section}" in EQUATIONS for section in ("section 3.1)", "section 4.6, B.1.2)", "D.3)", "D.6)", "D.8)")
+        f"({section}" in EQUATIONS_PAGE for section in ("section 3.1)", "section 4.6, B.1.2)", "D.3)", "D.6)", "D.8)")
     )
 
 
-def test_links_and_blocks_of_the_repository_become_those_of_the_site(site):
-    pages = site.page_map()
+def test_repository_links_become_site_links(site_builder):
+    pages = site_builder.page_map()
     text = "see\n- [it](../benchmarks/README.md#answers)\n\n```text\n[x](data.md)\n```\n[`vitreous.nn.grid.resize_position_table`](../vitreous/nn/grid.py)"
-    moved = site.relocate(site.spaced(text), DOCS / "inside.md", "inside.md", pages)
+    moved = site_builder.relocate(site_builder.spaced(text), DOCS / "inside.md", "inside.md", pages)
     assert moved.splitlines() == [
         "see",
         "",
@@ -98,12 +100,12 @@ def test_links_and_blocks_of_the_repository_become_those_of_the_site(site):
     ]
 
 
-def test_faults_of_a_site_are_seen(site, tmp_path):
+def test_site_faults_are_reported(site_builder, tmp_path):
     (tmp_path / "a.html").write_text(
         '<h1 id="top">A</h1><a href="b.html#here">b</a><a href="#top">up</a><img src="https://x.org/y.png">'
     )
     (tmp_path / "b.html").write_text('<a href="c.html">c</a><a href="https://x.org">elsewhere</a>')
-    assert site.site_faults(tmp_path) == [
+    assert site_builder.site_faults(tmp_path) == [
         "a.html: fetches https://x.org/y.png",
         "a.html: links to b.html#here, an anchor which is not there",
         "b.html: links to c.html, which is not there",
@@ -111,17 +113,17 @@ def test_faults_of_a_site_are_seen(site, tmp_path):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_the_reference_has_every_option_of_a_verb(reference, verb):
-    page = reference.verb_page(verb, "")
+def test_the_reference_has_every_option_of_a_verb(cli_reference, verb):
+    page = cli_reference.verb_page(verb, "")
     for entry in list_options(importlib.import_module(VERBS[verb][0]).Options):
         assert page.count(f"\n### `{entry.label}` {{ #") == 1, entry.name
         assert entry.is_positional or page.index(f"## {entry.section}\n") < page.index(f"### `{entry.label}`")
 
 
-def test_an_option_of_two_names_and_one_of_choices_become_sections(reference):
+def test_options_with_aliases_and_choices_become_sections(cli_reference):
     (entry,) = [one for one in list_options(TrainOptions) if one.name == "lr"]
-    assert reference.entry_lines(entry)[0] == "### `--lr, --learning-rate FLOAT` { #lr }"
-    page = reference.verb_page("data check", "")
+    assert cli_reference.entry_lines(entry)[0] == "### `--lr, --learning-rate FLOAT` { #lr }"
+    page = cli_reference.verb_page("data check", "")
     assert "### `DATA` { #data }" in page and "### `--split {train,val,test}` { #split }" in page
 
 

@@ -30,18 +30,26 @@ from vitreous.errors import DataError, UsageError
 from vitreous.sklearn import MAX_ROW_TOKENS, VitreousClassifier, VitreousEmbedder, VitreousRegressor, as_token_rows
 from vitreous.training.session import Session
 
-QUICK = {"device": "cpu", "precision": "fp32", "workers": 0, "log_every": 10**6}
+QUICK_OPTIONS = {"device": "cpu", "precision": "fp32", "workers": 0, "log_every": 10**6}
 SMALL_DECODER = {
     f"objective.decoder_{name}": [size] for name, size in (("width", "16"), ("depth", "1"), ("heads", "1"))
 }
-CLASSIFIER = VitreousClassifier("ViT-16x1/1", epochs=12, batch_size=256, lr=0.03, random_state=0, train_options=QUICK)
-REGRESSOR = VitreousRegressor("ViT-16x1/1", epochs=30, batch_size=64, lr=0.03, random_state=0, train_options=QUICK)
+CLASSIFIER = VitreousClassifier(
+    "ViT-16x1/1", epochs=12, batch_size=256, lr=0.03, random_state=0, train_options=QUICK_OPTIONS
+)
+REGRESSOR = VitreousRegressor(
+    "ViT-16x1/1", epochs=30, batch_size=64, lr=0.03, random_state=0, train_options=QUICK_OPTIONS
+)
 EMBEDDER = VitreousEmbedder(
-    model="ViT-16x1/1", epochs=2, batch_size=256, random_state=0, train_options=QUICK | {"settings": SMALL_DECODER}
+    model="ViT-16x1/1",
+    epochs=2,
+    batch_size=256,
+    random_state=0,
+    train_options=QUICK_OPTIONS | {"settings": SMALL_DECODER},
 )
 
 
-def test_row_of_numbers_is_tokens():
+def test_feature_rows_become_tokens():
     assert as_token_rows(np.ones((3, 2))).shape == (3, 1, 4)
     long = as_token_rows(np.arange(260.0).reshape(2, 130))
     assert long.shape == (2, 1, 44, 3) and long.shape[2] <= MAX_ROW_TOKENS
@@ -51,7 +59,7 @@ def test_row_of_numbers_is_tokens():
 
 
 #: the checks of scikit-learn that are run always; the others, more fits of the same kind, are slow
-ALWAYS = frozenset(
+FAST_CHECKS = frozenset(
     [
         "data_not_an_array",
         "dict_unchanged",
@@ -74,7 +82,7 @@ def scikit_learn_checks():
     """Every check of every estimator."""
     for estimator, check in parametrize_with_checks([CLASSIFIER, REGRESSOR, EMBEDDER]).args[1]:
         name, kind = getattr(check, "func", check).__name__, type(estimator).__name__
-        marks = [] if name.endswith(tuple(ALWAYS)) else [pytest.mark.slow]
+        marks = [] if name.endswith(tuple(FAST_CHECKS)) else [pytest.mark.slow]
         yield pytest.param(estimator, check, marks=marks, id=f"{kind}-{name}")
 
 
@@ -86,7 +94,7 @@ def test_scikit_learn_checks(estimator, check):
 
 
 @pytest.fixture(scope="module")
-def numbers():
+def two_digits():
     """Two digits, that are easily told apart: (n, 64) floats from 0 to 16, and y of texts."""
     X, y = load_digits(return_X_y=True)
     few = y < 2
@@ -94,57 +102,57 @@ def numbers():
 
 
 @pytest.fixture(scope="module")
-def fitted(numbers):
+def fitted_classifier(two_digits):
     digits = VitreousClassifier(
-        "ViT-16x1/4", image_shape=(8, 8), epochs=12, random_state=3, lr=0.01, train_options=QUICK
+        "ViT-16x1/4", image_shape=(8, 8), epochs=12, random_state=3, lr=0.01, train_options=QUICK_OPTIONS
     )
-    return digits.fit(*numbers)
+    return digits.fit(*two_digits)
 
 
-def test_flat_rows_and_pictures_are_one(fitted, numbers):
-    X, y = numbers
-    assert fitted.score(X, y) > 0.9 and list(fitted.classes_) == ["one", "zero"]
-    pictures = clone(fitted).set_params(image_shape=None).fit(X.reshape(-1, 8, 8), y)
-    assert np.array_equal(pictures.predict_proba(X.reshape(-1, 8, 8)), fitted.predict_proba(X))
-    assert pictures.bundle_.model.config.image == (8, 8) and fitted.bundle_.preprocess.numbers == "float32"
+def test_flat_rows_and_images_give_the_same_model(fitted_classifier, two_digits):
+    X, y = two_digits
+    assert fitted_classifier.score(X, y) > 0.9 and list(fitted_classifier.classes_) == ["one", "zero"]
+    pictures = clone(fitted_classifier).set_params(image_shape=None).fit(X.reshape(-1, 8, 8), y)
+    assert np.array_equal(pictures.predict_proba(X.reshape(-1, 8, 8)), fitted_classifier.predict_proba(X))
+    assert pictures.bundle_.model.config.image == (8, 8) and fitted_classifier.bundle_.preprocess.numbers == "float32"
     assert (
-        fitted.summary_["model"] == "ViT-16x1/4"
-        and fitted.history_[-1]["train/loss"] == fitted.summary_["train"]["loss"]
+        fitted_classifier.summary_["model"] == "ViT-16x1/4"
+        and fitted_classifier.history_[-1]["train/loss"] == fitted_classifier.summary_["train"]["loss"]
     )
 
 
-def test_random_state_says_it_all(fitted, numbers):
-    X, y = numbers
+def test_random_state_makes_fits_reproducible(fitted_classifier, two_digits):
+    X, y = two_digits
     state = torch.get_rng_state()
-    again, other = clone(fitted).fit(X, y), clone(fitted).set_params(random_state=4).fit(X, y)
-    assert np.array_equal(again.predict_proba(X), fitted.predict_proba(X))
-    assert not np.array_equal(other.predict_proba(X), fitted.predict_proba(X))
+    again, other = clone(fitted_classifier).fit(X, y), clone(fitted_classifier).set_params(random_state=4).fit(X, y)
+    assert np.array_equal(again.predict_proba(X), fitted_classifier.predict_proba(X))
+    assert not np.array_equal(other.predict_proba(X), fitted_classifier.predict_proba(X))
     assert (torch.get_rng_state() == state).all()
 
 
-def test_pickled_in_a_fresh_process_predicts_the_same(fitted, numbers, tmp_path):
-    (tmp_path / "model.pkl").write_bytes(pickle.dumps(fitted))
-    np.save(tmp_path / "X.npy", numbers[0])
+def test_pickled_estimators_predict_the_same_in_a_new_process(fitted_classifier, two_digits, tmp_path):
+    (tmp_path / "model.pkl").write_bytes(pickle.dumps(fitted_classifier))
+    np.save(tmp_path / "X.npy", two_digits[0])
     code = "import pickle, numpy as n, torch; torch.set_num_threads(1); e = pickle.load(open('model.pkl', 'rb'))"
     code += "; n.save('answer.npy', e.predict_proba(n.load('X.npy')))"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, timeout=120)
-    assert np.array_equal(np.load(tmp_path / "answer.npy"), fitted.predict_proba(numbers[0]))
+    assert np.array_equal(np.load(tmp_path / "answer.npy"), fitted_classifier.predict_proba(two_digits[0]))
 
 
-def test_saved_it_is_a_bundle_of_every_command(fitted, numbers, tmp_path):
-    folder = fitted.save(tmp_path / "model")
-    picture = numbers[0][0].reshape(8, 8).astype(np.float32)
+def test_saved_estimators_are_bundles(fitted_classifier, two_digits, tmp_path):
+    folder = fitted_classifier.save(tmp_path / "model")
+    picture = two_digits[0][0].reshape(8, 8).astype(np.float32)
     answer = vitreous.load(folder, device="cpu", precision="fp32").predict(picture)
-    assert answer.names[0] == fitted.predict(numbers[0][:1])[0]
+    assert answer.names[0] == fitted_classifier.predict(two_digits[0][:1])[0]
     with pytest.raises(UsageError, match="already exists and is not overwritten"):
-        fitted.save(folder)
+        fitted_classifier.save(folder)
     with pytest.raises(NotFittedError):
-        clone(fitted).save(tmp_path / "other")
-    features = VitreousEmbedder(folder, image_shape=(8, 8)).fit_transform(numbers[0])
+        clone(fitted_classifier).save(tmp_path / "other")
+    features = VitreousEmbedder(folder, image_shape=(8, 8)).fit_transform(two_digits[0])
     assert features.shape == (120, 16) and features.dtype == np.float32
 
 
-def test_in_a_grid_of_a_pipeline():
+def test_grid_search_over_a_pipeline():
     X, y = load_iris(return_X_y=True)
     pipe = make_pipeline(StandardScaler(), clone(CLASSIFIER))
     grid = GridSearchCV(pipe, {"vitreousclassifier__epochs": [1, 15]}, cv=2, error_score="raise").fit(X, y)
@@ -159,9 +167,9 @@ def photos(tmp_path_factory):
     return paths, [path.parent.name for path in paths]
 
 
-def test_paths_pictures_and_arrays_are_one(photos):
+def test_paths_images_and_arrays_give_the_same_predictions(photos):
     paths, y = photos
-    tiny = VitreousClassifier("ViT-16x1/8", epochs=2, random_state=0, train_options=QUICK | {"image_size": 16})
+    tiny = VitreousClassifier("ViT-16x1/8", epochs=2, random_state=0, train_options=QUICK_OPTIONS | {"image_size": 16})
     images = [Image.open(path) for path in paths]
     kinds = [
         paths,
@@ -176,7 +184,7 @@ def test_paths_pictures_and_arrays_are_one(photos):
     assert clone(tiny).fit(mixed, y).predict(mixed).shape == (24,)
 
 
-def test_features_of_weights_in_a_pipeline(photos, tmp_path):
+def test_embedders_work_in_a_pipeline(photos, tmp_path):
     paths, y = photos
     vitreous.save(vitreous.create("ViT-16x1/8", image_size=16, num_classes=2), tmp_path / "weights")
     pipe = make_pipeline(VitreousEmbedder(tmp_path / "weights"), KNeighborsClassifier(1)).fit(paths, y)
@@ -190,46 +198,48 @@ def test_features_of_weights_in_a_pipeline(photos, tmp_path):
     assert linear.fit(StandardScaler().fit_transform(X), labels).score(StandardScaler().fit_transform(X), labels) > 0.6
 
 
-def test_what_cannot_be_meant_is_refused(fitted, numbers, photos, tmp_path):
-    X, y = numbers
+def test_invalid_parameters_are_rejected(fitted_classifier, two_digits, photos, tmp_path):
+    X, y = two_digits
     with pytest.raises(UsageError, match=r"\(7, 8\) does not hold 64 features"):
-        clone(fitted).set_params(image_shape=(7, 8)).fit(X, y)
+        clone(fitted_classifier).set_params(image_shape=(7, 8)).fit(X, y)
     with pytest.raises(UsageError, match="cannot have out, seed"):
-        clone(fitted).set_params(train_options={"out": "runs/a", "seed": 1}).fit(X, y)
+        clone(fitted_classifier).set_params(train_options={"out": "runs/a", "seed": 1}).fit(X, y)
     with pytest.raises(UsageError, match="perhaps you meant epochs"):
-        clone(fitted).set_params(train_options={"epoch": 1}).fit(X, y)
+        clone(fitted_classifier).set_params(train_options={"epoch": 1}).fit(X, y)
     with pytest.raises(ValueError, match="one class"):
-        clone(fitted).fit(X, ["same"] * len(X))
+        clone(fitted_classifier).fit(X, ["same"] * len(X))
     with pytest.raises(ValueError, match="inconsistent"):
-        clone(fitted).fit(X, y[:-1])
+        clone(fitted_classifier).fit(X, y[:-1])
     with pytest.raises(ValueError, match="X has 10 features, but"):
-        fitted.predict(X[:, :10])
+        fitted_classifier.predict(X[:, :10])
     for one in (photos[0][0], str(photos[0][0]), Image.open(photos[0][0])):
         with pytest.raises(ValueError, match="X is one image"):
-            fitted.predict(one)
+            fitted_classifier.predict(one)
     with pytest.raises(ValueError, match=r"give X\[None\]"):
-        fitted.predict(np.asarray(Image.open(photos[0][0])))
+        fitted_classifier.predict(np.asarray(Image.open(photos[0][0])))
     with pytest.raises(ValueError, match="X mixes PngImageFile and str"):
-        clone(fitted).fit([str(photos[0][0]), Image.open(photos[0][1])], ["a", "b"])
+        clone(fitted_classifier).fit([str(photos[0][0]), Image.open(photos[0][1])], ["a", "b"])
     with pytest.raises(ValueError, match="64 features, but the model needs images: give image_shape"):
-        clone(fitted).set_params(image_shape=None).fit(X.reshape(-1, 8, 8), y).predict(X)
+        clone(fitted_classifier).set_params(image_shape=None).fit(X.reshape(-1, 8, 8), y).predict(X)
     (tmp_path / "torn.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match="1 of 25 images cannot be read"):
-        VitreousClassifier(epochs=1, train_options=QUICK).fit([*photos[0], tmp_path / "torn.png"], [*photos[1], "ant"])
+        VitreousClassifier(epochs=1, train_options=QUICK_OPTIONS).fit(
+            [*photos[0], tmp_path / "torn.png"], [*photos[1], "ant"]
+        )
 
 
 @pytest.mark.parametrize("number, error", [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
-def test_a_signal_ends_a_whole_grid(number, error, monkeypatch):
+def test_a_signal_stops_a_grid_search(number, error, monkeypatch):
     """A grid goes on after errors: a signal has to be none."""
     monkeypatch.setattr(Session, "log", lambda session, state: os.kill(os.getpid(), number))
     X, y = load_iris(return_X_y=True)
-    estimator = clone(CLASSIFIER).set_params(train_options=QUICK | {"log_every": 1})
+    estimator = clone(CLASSIFIER).set_params(train_options=QUICK_OPTIONS | {"log_every": 1})
     with warnings.catch_warnings(), pytest.raises(error):
         warnings.simplefilter("ignore")
         GridSearchCV(estimator, {"epochs": [1, 2]}, cv=2).fit(X, y)
 
 
-def test_channels_first_are_channels_last():
+def test_channels_first_images_are_accepted():
     images = np.random.default_rng(0).integers(0, 256, (5, 16, 24, 3), dtype=np.uint8)
     estimator = VitreousClassifier()
     for wanted in (images, images.astype(np.float32), images[..., :1]):
@@ -241,14 +251,14 @@ def test_channels_first_are_channels_last():
     assert np.array_equal(estimator.read_images(images[:, :, :3, :3], reset=True), images[:, :, :3, :3])  # either way
 
 
-def test_values_of_several_targets_some_unknown():
+def test_multi_target_regression_with_missing_values():
     """Of a data frame, whose columns name them: in their units, with a score, kept in a pickle."""
     X, _ = load_digits(return_X_y=True)
     X = X[:120]
     y = pd.DataFrame({"ink": X.sum(1) * 10, "top": X[:, :32].sum(1) - X[:, 32:].sum(1)})
     y.iloc[::4, 1] = np.nan
     model = VitreousRegressor(
-        "ViT-16x1/4", image_shape=(8, 8), epochs=60, lr=0.01, random_state=3, augment=False, train_options=QUICK
+        "ViT-16x1/4", image_shape=(8, 8), epochs=60, lr=0.01, random_state=3, augment=False, train_options=QUICK_OPTIONS
     )
     model.fit(X, y)
     values = model.predict(X)

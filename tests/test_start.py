@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import make_folder, say
+from tests.conftest import make_folder, run_cli
 from vitreous.jobs import default_weights, doctor
 from vitreous.jobs.default_weights import find_available_weights
 
 pytestmark = pytest.mark.drawn
 
 DOCS = Path(__file__).parent.parent / "docs"
-START, INDEX = (DOCS / "start.md").read_text("utf-8"), (DOCS / "index.md").read_text("utf-8")
+START_PAGE, INDEX_PAGE = (DOCS / "start.md").read_text("utf-8"), (DOCS / "index.md").read_text("utf-8")
 CLASSES = ("cardboard", "glass", "metal", "paper", "plastic", "trash")
 #: additional options by the dataset of `train`, and the least test top-1 of `train digits`
 SETTINGS = {
@@ -38,7 +38,7 @@ def console_steps(page: str) -> list[tuple[str, list[str]]]:
     return steps
 
 
-def shown_images(page: str) -> list[tuple[str, str]]:
+def list_images(page: str) -> list[tuple[str, str]]:
     """Alternative text and file of the images of a page, in Markdown or HTML."""
     images = re.findall(r"!\[([^]]*)\]\(([^)]+)\)", page)
     for tag in re.findall(r"<img [^>]+>", page):
@@ -48,7 +48,7 @@ def shown_images(page: str) -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module", params=["short", pytest.param("as printed", marks=pytest.mark.slow)])
-def results(request, tmp_path_factory):
+def command_results(request, tmp_path_factory):
     """Run every console command of docs/start.md in order, on synthetic photos: (setting, folder, outputs)."""
     home = tmp_path_factory.mktemp("start")
     make_folder(home / "photos", {"train": 6, "val": 2, "test": 2}, CLASSES, size=(213, 160))
@@ -56,7 +56,7 @@ def results(request, tmp_path_factory):
     for number, name in enumerate(("glass12", "metal114", "paper129")):
         shutil.copy(home / "photos" / "test" / CLASSES[number] / "0.png", home / "new" / f"{name}.jpg")
     extra, outputs = SETTINGS[request.param][0], []
-    for line, printed in console_steps(START):
+    for line, printed in console_steps(START_PAGE):
         verb, *words = shlex.split(line)
         with pytest.MonkeyPatch.context() as patch:
             if verb == "python":
@@ -68,32 +68,32 @@ def results(request, tmp_path_factory):
                 patch.setattr(doctor, "BENCHMARK_BATCH_SIZE", 2)
                 patch.setattr(doctor, "BENCHMARK_SECONDS", 0.0)
             more = extra.get(words[1], []) if words[0] == "train" else []
-            outputs.append((line, printed, say(*words, *more, cwd=home)))
+            outputs.append((line, printed, run_cli(*words, *more, cwd=home)))
     return request.param, home, outputs
 
 
-def test_the_page_runs_every_verb_of_a_first_hour():
-    verbs = [line.split()[1] for line, _ in console_steps(START) if line.startswith("vitreous")]
+def test_the_start_page_covers_the_main_verbs():
+    verbs = [line.split()[1] for line, _ in console_steps(START_PAGE) if line.startswith("vitreous")]
     assert list(dict.fromkeys(verbs)) == ["doctor", "train", "evaluate", "inspect", "predict", "data"]
-    assert START.count("`vitreous serve runs/") == 2
+    assert START_PAGE.count("`vitreous serve runs/") == 2
 
 
 @pytest.mark.timeout(3600)
-def test_every_command_exits_as_shown(results):
+def test_every_command_exits_as_shown(command_results):
     """Commands below which an error is printed fail with this message; all others succeed."""
-    for line, printed, result in results[2]:
+    for line, printed, result in command_results[2]:
         errors = [text for text in printed if text.startswith("error: ")]
         assert bool(result.returncode) == bool(errors), f"{line}\n{result.stderr}"
         assert all(text in result.stderr for text in errors), f"{line}\n{result.stderr}"
 
 
 @pytest.mark.timeout(3600)
-def test_notes_headings_and_last_lines_are_those_printed(results):
+def test_notes_headings_and_last_lines_are_those_printed(command_results):
     """What does not depend on the photos: notes, table headings, written files and the next step."""
     fixed = re.compile(
         r"(?:note|page|next|page with all figures|doctor|split |class +images|figure +file|image +classes|passed)"
     )
-    for line, printed, result in results[2]:
+    for line, printed, result in command_results[2]:
         output = " ".join((result.stdout + result.stderr).split())
         for text in printed:
             if fixed.match(text) and "…" not in text.partition(" IMAGE ")[0]:
@@ -101,8 +101,8 @@ def test_notes_headings_and_last_lines_are_those_printed(results):
 
 
 @pytest.mark.timeout(3600)
-def test_the_digits_are_learned(results):
-    setting, home, _ = results
+def test_the_digits_are_learned(command_results):
+    setting, home, _ = command_results
     summary = json.loads((home / "runs" / "digits" / "summary.json").read_text())
     assert summary["test"]["top1"] >= SETTINGS[setting][1]
     assert (home / "runs" / "digits" / "inspect" / "index.html").is_file() and (home / "predictions.csv").is_file()
@@ -113,14 +113,14 @@ def test_photos_start_from_published_weights_without_a_download(published_weight
     monkeypatch.setenv("VITREOUS_MIRROR", str(published_weights))
     monkeypatch.setattr(default_weights, "find_available_weights", find_available_weights)
     make_folder(tmp_path / "photos", {"train": 4, "val": 2, "test": 2}, CLASSES[:2], size=(80, 72))
-    result = say("train", "photos/", "--steps", "1", "--workers", "0", "--out", "runs/photos", cwd=tmp_path)
+    result = run_cli("train", "photos/", "--steps", "1", "--workers", "0", "--out", "runs/photos", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "training starts from the published weights vit-s16-augreg (cached)" in result.stderr
 
 
-@pytest.mark.parametrize(("page", "least"), [(START, 4), (INDEX, 11)], ids=["start", "index"])
+@pytest.mark.parametrize(("page", "least"), [(START_PAGE, 4), (INDEX_PAGE, 11)], ids=["start", "index"])
 def test_images_exist_and_have_alternative_texts(page, least):
-    images = shown_images(page)
+    images = list_images(page)
     assert len(images) >= least
     for text, file in images:
         assert len(text.split()) >= 3, file
@@ -130,8 +130,8 @@ def test_images_exist_and_have_alternative_texts(page, least):
 def test_tiles_link_to_pages():
     """Each tile has an image, a title that links to an existing page, a sentence and a command."""
     tiles = re.findall(
-        r"\[!\[[^]]+\]\(figures/task-\S+\)<br>\*\*([^*]+)\*\*\]\(([^)]+)\)<br>([^<`]+\.)<br>`vitreous ", INDEX
+        r"\[!\[[^]]+\]\(figures/task-\S+\)<br>\*\*([^*]+)\*\*\]\(([^)]+)\)<br>([^<`]+\.)<br>`vitreous ", INDEX_PAGE
     )
-    assert len(tiles) == INDEX.count("figures/task-") == 11
+    assert len(tiles) == INDEX_PAGE.count("figures/task-") == 11
     for title, page, _ in tiles:
         assert (DOCS / page).is_file(), title

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 #: what Windows has not, taken away before anything is imported
-ABSENT = """
+REMOVAL_SCRIPT = """
 import os, signal, sys
 for name in ("fcntl", "resource", "pwd", "grp", "termios", "pty"):
     sys.modules[name] = None
@@ -36,7 +36,7 @@ for name in names:
         failed[name] = repr(error)
 print(json.dumps([len(names), failed]))
 """
-USE = """
+USAGE_SCRIPT = """
 import json
 import numpy as np
 import torch
@@ -59,11 +59,11 @@ print(json.dumps([first["steps"], len(answer.names), same, judged["val"]["images
 """
 
 
-def without(code: str, place: Path) -> list:
+def run_without_unix_features(code: str, place: Path) -> list:
     """What a program prints, as JSON, in a process of its own on such a system."""
     root = os.fspath(Path(__file__).parents[1])
     done = subprocess.run(
-        [sys.executable, "-c", ABSENT + code],
+        [sys.executable, "-c", REMOVAL_SCRIPT + code],
         cwd=place,
         capture_output=True,
         text=True,
@@ -75,10 +75,10 @@ def without(code: str, place: Path) -> list:
 
 
 def test_every_module_is_imported(tmp_path):
-    count, failed = without(IMPORT_ALL, tmp_path)
+    count, failed = run_without_unix_features(IMPORT_ALL, tmp_path)
     assert not failed and count > 300
 
 
 @pytest.mark.slow
-def test_a_run_is_trained_resumed_judged_and_used(tmp_path):
-    assert without(USE, tmp_path) == [2, 5, True, 179, True]
+def test_a_run_trains_resumes_evaluates_and_predicts(tmp_path):
+    assert run_without_unix_features(USAGE_SCRIPT, tmp_path) == [2, 5, True, 179, True]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import vitreous
-from tests.keywords import FILE, render_file
+from tests.keywords import KEYWORDS_FILE, render_file
 from vitreous import keywords
 from vitreous.keywords import ModelKeywords
 from vitreous.models.config import (
@@ -47,7 +47,7 @@ from vitreous.weights.create import TIMM_OPTION_NAMES
 
 ROOT = Path(__file__).parents[1]
 #: right and wrong uses: `# Type` is what the expression of the line has, `# error` a line that is refused
-USES = """\
+TYPED_USES = """\
 from typing import reveal_type
 import numpy as np
 import torch
@@ -106,37 +106,37 @@ VitreousClassifier(epochs="three")  # error
 def test_types_of_the_public_functions(tmp_path):
     if find_spec("pyright") is None:
         pytest.skip("pyright is not installed")
-    (tmp_path / "uses.py").write_text(USES)
+    (tmp_path / "uses.py").write_text(TYPED_USES)
     (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(ROOT)], "typeCheckingMode": "basic"}))
     command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", "uses.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     findings = json.loads(done.stdout)["generalDiagnostics"]
     by_line = {row["range"]["start"]["line"]: row for row in findings}
-    lines = USES.splitlines()
+    lines = TYPED_USES.splitlines()
     refused = {number for number, row in by_line.items() if row["severity"] == "error"}
     assert refused == {number for number, line in enumerate(lines) if line.endswith("# error")}
     revealed = {number: line.rpartition("# ")[2] for number, line in enumerate(lines) if line.startswith("reveal_type")}
     assert {n: by_line[n]["message"].rpartition(" is ")[2].strip('"') for n in revealed} == revealed
 
 
-MODELS = (ViTConfig, HybridConfig, SAMConfig, VideoConfig, BiTConfig, SwinConfig, DiTConfig)
-MODELS += (AdapterConfig, SegmenterConfig, DetectorConfig)
+MODEL_CONFIGS = (ViTConfig, HybridConfig, SAMConfig, VideoConfig, BiTConfig, SwinConfig, DiTConfig)
+MODEL_CONFIGS += (AdapterConfig, SegmenterConfig, DetectorConfig)
 
 
-def test_keywords_are_generated_from_the_options_and_the_models_that_there_are():
+def test_generated_keywords_are_up_to_date():
     """Compared as syntax trees: the file is formatted, by a tool that these tests do without."""
-    found, wanted = (ast.dump(ast.parse(text)) for text in (FILE.read_text("utf-8"), render_file()))
+    found, wanted = (ast.dump(ast.parse(text)) for text in (KEYWORDS_FILE.read_text("utf-8"), render_file()))
     assert found == wanted, "run `python -m tests.keywords`"
 
 
 def test_keywords_of_models_are_the_fields_of_their_configs():
-    fields = {field.name for kind in MODELS for field in dataclasses.fields(kind)}
+    fields = {field.name for kind in MODEL_CONFIGS for field in dataclasses.fields(kind)}
     fields -= {"family", "image", "classes", "channels", "backbone"}
     fields |= set(TIMM_OPTION_NAMES) - {"patch"} | {"axial", "first_norm", "global_pool", "pretrained"}
     assert set(ModelKeywords.__annotations__) == fields
 
 
-GROUPS = {
+KEYWORD_GROUPS = {
     "positions": (keywords.PositionKeywords, (PositionConfig, SwinPositionConfig)),
     "attention": (keywords.AttentionKeywords, (AttentionConfig, SwinAttentionConfig)),
     "mlp": (keywords.MlpKeywords, (MlpConfig, SwinMlpConfig)),
@@ -146,20 +146,20 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", KEYWORD_GROUPS)
 def test_keywords_of_groups_are_the_fields_of_the_groups(group):
-    kind, configs = GROUPS[group]
+    kind, configs = KEYWORD_GROUPS[group]
     assert set(kind.__annotations__) == {field.name for config in configs for field in dataclasses.fields(config)}
 
 
-def test_the_wheel_says_that_it_is_typed():
+def test_the_wheel_is_marked_as_typed():
     assert (ROOT / "vitreous" / "py.typed").is_file()
 
 
 #: rooms whose every function is typed, as pyright's strict rules have it
 STRICT_ROOMS = {"vitreous/nn", "vitreous/models", "vitreous/objectives", "vitreous/inference", "vitreous/tasks"}
 #: public classes that no name of `vitreous` is of, by the module that they are in
-CLASSES = {
+PUBLIC_CLASSES = {
     "vitreous.inference.predict": ("Predictor",),
     "vitreous.jobs.loader": ("BatchLoader",),
     "vitreous.sklearn": ("VitreousClassifier", "VitreousRegressor", "VitreousEmbedder"),
@@ -176,7 +176,7 @@ def test_rooms_are_checked_strictly():
     assert not [path for path in files if re.search(r"# pyright: (basic|standard|report)", path.read_text("utf-8"))]
 
 
-def signatures(module: str, name: str) -> Iterator[tuple[str, ast.FunctionDef]]:
+def iterate_signatures(module: str, name: str) -> Iterator[tuple[str, ast.FunctionDef]]:
     """The public functions or methods of this name in a module, overloads too, and those of base classes in it."""
     body = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text("utf-8")).body
     for node in body:
@@ -186,16 +186,16 @@ def signatures(module: str, name: str) -> Iterator[tuple[str, ast.FunctionDef]]:
             methods = [method for method in node.body if isinstance(method, ast.FunctionDef)]
             yield from ((f"{name}.{one.name}", one) for one in methods if one.name == "__init__" or one.name[0] != "_")
             for base in node.bases:
-                yield from signatures(module, ast.unparse(base).partition("[")[0])
+                yield from iterate_signatures(module, ast.unparse(base).partition("[")[0])
 
 
-PUBLIC = [(home, name) for name, home in vitreous._HOMES.items()]
-PUBLIC += [(home, name) for home, names in CLASSES.items() for name in names]
+PUBLIC_NAMES = [(home, name) for name, home in vitreous._HOMES.items()]
+PUBLIC_NAMES += [(home, name) for home, names in PUBLIC_CLASSES.items() for name in names]
 
 
-@pytest.mark.parametrize(("module", "name"), PUBLIC)
+@pytest.mark.parametrize(("module", "name"), PUBLIC_NAMES)
 def test_public_signatures_are_typed_without_any(module, name):
-    found = list(signatures(module, name))
+    found = list(iterate_signatures(module, name))
     assert found or name == "ViTConfig"
     for label, function in found:
         arguments = function.args
@@ -211,7 +211,7 @@ def test_public_signatures_are_typed_without_any(module, name):
         assert "Any" not in words, label
 
 
-def test_documents_have_the_metrics_that_there_are():
+def test_metric_documents_have_every_metric():
     assert documents.Metrics.__annotations__.keys() == METRICS.keys() | {
         "images",
         "unreadable",

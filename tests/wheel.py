@@ -27,8 +27,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PYTHONS = ("3.11", "3.12", "3.13")
 EXTRAS = "serve,export,hub"
-PATIENCE = 900.0  # seconds for one verb; a machine that is busy with other things takes long
-TINY = ("--model", "ViT-32x2/4", "--seed", "0", "--device", "cpu")
+COMMAND_TIMEOUT = 900.0  # seconds for one verb; a machine that is busy with other things takes long
+TINY_OPTIONS = ("--model", "ViT-32x2/4", "--seed", "0", "--device", "cpu")
 #: verbs in their order, as words; {old} stands for words above. Each has to end with code 0
 STEPS: dict[str, tuple[str, ...]] = {
     "help": ("--help",),
@@ -40,9 +40,9 @@ STEPS: dict[str, tuple[str, ...]] = {
     "data dedup": ("data", "dedup", "pictures", "--within", "--out", "copies.csv"),
     "data pack": ("data", "pack", "pictures", "--out", "packed"),
     "data convert": ("data", "convert", "boxes", "coco", "--to", "coco"),
-    "train, planned": ("train", "pictures", *TINY, "--dry-run", "--json"),
-    "train": ("train", "digits", *TINY, "--steps", "20", "--out", "run", "--json"),
-    "train, pictures": ("train", "pictures", *TINY, "--image-size", "16", "--steps", "2", "--out", "photos", "--workers", "1"),
+    "train, planned": ("train", "pictures", *TINY_OPTIONS, "--dry-run", "--json"),
+    "train": ("train", "digits", *TINY_OPTIONS, "--steps", "20", "--out", "run", "--json"),
+    "train, pictures": ("train", "pictures", *TINY_OPTIONS, "--image-size", "16", "--steps", "2", "--out", "photos", "--workers", "1"),
     "predict": ("predict", "run", "picture.png", "--json"),
     "embed": ("embed", "run", "picture.png", "--out", "vectors.npz"),
     "evaluate": ("evaluate", "run", "--json"),
@@ -58,7 +58,7 @@ STEPS: dict[str, tuple[str, ...]] = {
     "bench": ("bench", "--tasks", "inference", "--models", "ViT-32x2/4", "--image-size", "16", "--batch-sizes", "1", "--rounds", "1", "--seconds", "0.05", "--device", "cpu", "--only", "vitreous*"),
 }  # fmt: skip
 #: what is refused: words, exit code, and what the message names
-MISTAKES = {
+INVALID_COMMANDS = {
     "a wrong verb": (("trian", "digits"), 2, "train"),
     "a wrong option": (("train", "digits", "--epoch", "1"), 2, "--epochs"),
     "no data": (("train", "nowhere"), 3, "nowhere"),
@@ -67,7 +67,7 @@ MISTAKES = {
 
 
 @dataclass
-class Tried:
+class WheelResult:
     """What came of the verbs on one Python: seconds of each, and what was wrong, by name."""
 
     python: str
@@ -80,13 +80,13 @@ def find_pythons(wanted: tuple[str, ...] = PYTHONS) -> dict[str, str]:
     found = {}
     for version in wanted:
         candidates = filter(None, [sys.executable, shutil.which(f"python{version}"), *pyenv_pythons(version)])
-        fitting = [path for path in candidates if version_of(path) == version]
+        fitting = [path for path in candidates if get_python_version(path) == version]
         if fitting:
             found[version] = fitting[0]
     return found
 
 
-def version_of(python: str) -> str:
+def get_python_version(python: str) -> str:
     """`3.12`, or nothing for a program that is no Python."""
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
     return subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.strip()
@@ -105,12 +105,12 @@ def pyenv_pythons(version: str) -> list[str]:
 def build_wheel(place: Path) -> Path:
     """The wheel of the checkout."""
     words = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", place, ROOT]
-    subprocess.run(words, check=True, env=clean())
+    subprocess.run(words, check=True, env=build_clean_environment())
     (wheel,) = place.glob("*.whl")
     return wheel
 
 
-def clean() -> dict[str, str]:
+def build_clean_environment() -> dict[str, str]:
     """The environment without what would find the checkout, and one thread."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return kept | {"PIP_NO_COMPILE": "1", "OMP_NUM_THREADS": kept.get("OMP_NUM_THREADS", "1")}
@@ -121,11 +121,13 @@ def make_environment(python: str, folder: Path, wheel: Path) -> None:
     own = str(folder / "bin" / "python")
     more = ["--force-reinstall", "--no-deps", str(wheel)] if folder.is_dir() else [f"{wheel}[{EXTRAS}]"]
     if not folder.is_dir():
-        subprocess.run([python, "-m", "venv", folder], check=True, env=clean())
-    subprocess.run([own, "-m", "pip", "install", "-q", "--no-compile", *more], check=True, env=clean())
+        subprocess.run([python, "-m", "venv", folder], check=True, env=build_clean_environment())
+    subprocess.run(
+        [own, "-m", "pip", "install", "-q", "--no-compile", *more], check=True, env=build_clean_environment()
+    )
 
 
-def make_pictures(home: Path) -> None:
+def write_images(home: Path) -> None:
     """`pictures/CLASS/*.png`, a picture, and `boxes` in YOLO's format: of Pillow's own drawing, without the package."""
     from PIL import Image, ImageDraw
 
@@ -148,20 +150,20 @@ def make_pictures(home: Path) -> None:
     Image.new("L", (8, 8), 90).save(home / "picture.png")
 
 
-class Trial:
+class WheelTrial:
     """The verbs of the command line in one environment, in a folder of their own."""
 
     def __init__(self, environment: Path, home: Path, name: str) -> None:
-        self.program, self.home, self.tried = str(environment / "bin" / "vitreous"), home, Tried(name)
+        self.program, self.home, self.tried = str(environment / "bin" / "vitreous"), home, WheelResult(name)
 
-    def run(self) -> Tried:
+    def run(self) -> WheelResult:
         """All of them; what fails is noted, and the others go on."""
-        make_pictures(self.home)
+        write_images(self.home)
         for name, words in STEPS.items():
             if name == "predict":  # what follows needs a run, and one that was stopped
                 self.note("train, stopped and resumed", self.stop_and_resume)
             self.note(name, lambda words=words: self.expect(words, 0))
-        for name, (words, code, text) in MISTAKES.items():
+        for name, (words, code, text) in INVALID_COMMANDS.items():
             self.note(name, lambda words=words, code=code, text=text: self.expect(words, code, text))
         self.note("serve", lambda: self.ask("serve", "/readyz", "--device", "cpu", "--quiet"))
         self.note("watch", lambda: self.ask("watch", "/"))
@@ -182,7 +184,13 @@ class Trial:
 
     def expect(self, words: tuple[str, ...], code: int, text: str = "") -> None:
         """A command that ends with this code, without a traceback, and says `text`; JSON on stdout where it was asked for."""
-        options = {"cwd": self.home, "env": clean(), "capture_output": True, "text": True, "timeout": PATIENCE}
+        options = {
+            "cwd": self.home,
+            "env": build_clean_environment(),
+            "capture_output": True,
+            "text": True,
+            "timeout": COMMAND_TIMEOUT,
+        }
         done = subprocess.run([self.program, *words], **options)
         said = f"`vitreous {' '.join(words)}` gave {done.returncode}: {done.stderr}"
         assert done.returncode == code and "Traceback" not in done.stderr and text in done.stderr + done.stdout, said
@@ -191,12 +199,12 @@ class Trial:
 
     def stop_and_resume(self) -> None:
         """A run that is stopped after its first checkpoint, and goes on to its end."""
-        words = ("train", "digits", *TINY, "--steps", "600", "--save-every", "20", "--out", "resumed")
+        words = ("train", "digits", *TINY_OPTIONS, "--steps", "600", "--save-every", "20", "--out", "resumed")
         checkpoints = self.home / "resumed" / "checkpoints"
         with self.started(words) as process:
             self.wait(lambda: any(checkpoints.glob("step-*")), process)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(PATIENCE) == 143, "SIGTERM is code 143"
+            assert process.wait(COMMAND_TIMEOUT) == 143, "SIGTERM is code 143"
         self.expect(("train", "--resume", "--out", "resumed"), 0)
         assert json.loads((self.home / "resumed" / "summary.json").read_text())["steps"] == 600
 
@@ -207,22 +215,22 @@ class Trial:
             port = free.getsockname()[1]
         address = f"http://127.0.0.1:{port}"
         with self.started((verb, "run", "--port", str(port), *options)) as process:
-            self.wait(lambda: answers(address + path), process)
+            self.wait(lambda: is_server_ready(address + path), process)
             if verb == "serve":
                 picture = (self.home / "picture.png").read_bytes()
                 request = urllib.request.Request(f"{address}/v1/predict", picture, {"Content-Type": "image/png"})
-                with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+                with urllib.request.urlopen(request, timeout=COMMAND_TIMEOUT) as answer:
                     assert json.load(answer), "no prediction"
             process.send_signal(signal.SIGTERM)
-            assert process.wait(PATIENCE) in (0, 143), f"{verb} ended with {process.returncode}"
+            assert process.wait(COMMAND_TIMEOUT) in (0, 143), f"{verb} ended with {process.returncode}"
 
     def started(self, words: tuple[str, ...]):
         """A command that runs on; killed in the end, if it is still there."""
-        return Started(
+        return ManagedProcess(
             subprocess.Popen(
                 [self.program, *words],
                 cwd=self.home,
-                env=clean(),
+                env=build_clean_environment(),
                 stdout=subprocess.DEVNULL,
                 stderr=(self.home / "stderr.txt").open("w"),
             )
@@ -230,14 +238,14 @@ class Trial:
 
     def wait(self, done: Callable[[], bool], process: subprocess.Popen) -> None:
         """Until something is so. Raises AssertionError where the process ends before, or it takes too long."""
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + COMMAND_TIMEOUT
         while not done():
             assert process.poll() is None, f"ended with {process.returncode}: {(self.home / 'stderr.txt').read_text()}"
             assert time.monotonic() < until, "waited for too long"
             time.sleep(0.02)
 
 
-class Started:
+class ManagedProcess:
     """A process that does not outlive the block."""
 
     def __init__(self, process: subprocess.Popen) -> None:
@@ -252,7 +260,7 @@ class Started:
         self.process.wait()
 
 
-def answers(address: str) -> bool:
+def is_server_ready(address: str) -> bool:
     """Whether a server is there and well."""
     try:
         with urllib.request.urlopen(address, timeout=10) as answer:
@@ -261,7 +269,7 @@ def answers(address: str) -> bool:
         return False
 
 
-def try_wheel(wanted: tuple[str, ...] = PYTHONS, environment: Path | None = None) -> Iterator[Tried]:
+def try_wheel(wanted: tuple[str, ...] = PYTHONS, environment: Path | None = None) -> Iterator[WheelResult]:
     """What came of the verbs on each Python that is at hand."""
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
@@ -273,7 +281,7 @@ def try_wheel(wanted: tuple[str, ...] = PYTHONS, environment: Path | None = None
             print(f"{version}  {time.monotonic() - start:6.1f} s  installed", flush=True)
             home = place / f"home-{version}"
             home.mkdir()
-            yield Trial(folder, home, version).run()
+            yield WheelTrial(folder, home, version).run()
             if environment is None:
                 shutil.rmtree(folder)
 

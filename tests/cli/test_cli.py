@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import TINY, document, make_folder, picture, run_command, say
+from tests.conftest import TINY_RUN, make_folder, make_image, parse_json_output, run_cli, run_command
 from vitreous.cli.main import VERBS, split_settings
 from vitreous.jobs import doctor
 from vitreous.jobs.train import train
@@ -24,11 +24,11 @@ from vitreous.recipes.options import TrainOptions
 from vitreous.weights import options as weights_options
 
 TRAIN_OPTIONS = Path(train_options.__file__).read_text() + Path(weights_options.__file__).read_text()
-HEAVY = {"torch", "torchvision", "sklearn", "matplotlib", "torchmetrics", "pydantic", "rich", "numpy"}
+HEAVY_MODULES = {"torch", "torchvision", "sklearn", "matplotlib", "torchmetrics", "pydantic", "rich", "numpy"}
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained_run_and_photos(tmp_path_factory):
     """A folder of photographs and a run trained on it."""
     home = tmp_path_factory.mktemp("trained")
     photos = make_folder(home / "photos", {"train": 12, "val": 4, "test": 6}, size=(24, 16))
@@ -36,12 +36,12 @@ def trained(tmp_path_factory):
         str(photos),
         out=str(home / "run"),
         workers=0,
-        **{**TINY, "epochs": 20, "mixup": 0.0, "lr": 2e-3, "save_every": 20},
+        **{**TINY_RUN, "epochs": 20, "mixup": 0.0, "lr": 2e-3, "save_every": 20},
     )
     return photos, home / "run"
 
 
-HELP = """
+TIMED_HELP_SCRIPT = """
 import sys, time
 from vitreous.cli.main import main
 started = 0.0
@@ -58,7 +58,7 @@ for words in {lines}:
 def test_help_is_quick_and_imports_nothing_heavy():
     """In one process: what a verb would import is missing in those before it."""
     lines = [[], *[[verb] for verb in VERBS]]
-    code = HELP.format(lines=lines, heavy=HEAVY)
+    code = TIMED_HELP_SCRIPT.format(lines=lines, heavy=HEAVY_MODULES)
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     found = re.findall(r"(.*?)^CODE (\d+) (\[[^]]*\]) (\S+)$", printed, re.DOTALL | re.MULTILINE)
     for words, (text, code, heavy, seconds) in zip(lines, found, strict=True):
@@ -69,14 +69,14 @@ def test_help_is_quick_and_imports_nothing_heavy():
         assert "{None}" not in text and "default: None" not in text and "default: False" not in text, words
 
 
-def test_the_help_of_train_says_what_is_done_without_an_option():
+def test_train_help_documents_every_default():
     """Each option without a value of its own is a flag, is off, or says where its value is from."""
     off = {"out", "config", "steps", "group_by", "exclude", "lr_grid", "ray"}
     for name, field in TrainOptions.__dataclass_fields__.items():
         if field.default is None and name not in off:
             text = re.sub(r"\s+", " ", TRAIN_OPTIONS.split(f"    {name}: ")[-1].split('"""')[1])
             assert "(default: " in text, name
-    text = re.sub(r"\s+", " ", say("train", "--help").stdout)
+    text = re.sub(r"\s+", " ", run_cli("train", "--help").stdout)
     assert "--epochs FLOAT Passes over the training images (default: from the recipe)." in text
 
 
@@ -111,8 +111,8 @@ def test_version():
         (["models", "ViT-BB/16"], "did you mean ViT-B/16?"),
     ],
 )
-def test_usage_errors_exit_2_with_the_way_out(words, expected, tmp_path):
-    result = say(*words, cwd=tmp_path)
+def test_usage_errors_exit_2_with_a_fix(words, expected, tmp_path):
+    result = run_cli(*words, cwd=tmp_path)
     assert result.returncode == 2, result.stderr
     assert expected in result.stderr + result.stdout
     assert "Traceback" not in result.stderr
@@ -131,16 +131,24 @@ def test_bad_data_exit_3(words, tmp_path):
     (tmp_path / "empty").mkdir()
     make_folder(tmp_path / "one", {"": 3}, classes=("ant",))
     started = time.process_time()
-    result = say("train", *words, "--json", cwd=tmp_path)
+    result = run_cli("train", *words, "--json", cwd=tmp_path)
     assert result.returncode == 3 and "expected DIR/CLASS" in result.stderr and "Traceback" not in result.stderr
     assert json.loads(result.stdout)["error"]["code"] == 3
     assert time.process_time() - started < 30
 
 
-def test_a_plan_writes_nothing(trained, tmp_path):
-    plan = document(
-        say(
-            "train", str(trained[0]), "--dry-run", "--json", "--model", "ViT-32x2/8", "--image_size", "32", cwd=tmp_path
+def test_a_plan_writes_nothing(trained_run_and_photos, tmp_path):
+    plan = parse_json_output(
+        run_cli(
+            "train",
+            str(trained_run_and_photos[0]),
+            "--dry-run",
+            "--json",
+            "--model",
+            "ViT-32x2/8",
+            "--image_size",
+            "32",
+            cwd=tmp_path,
         )
     )
     assert (plan["model"], plan["resolution"], plan["tokens"]) == ("ViT-32x2/8", "32", 16)
@@ -149,84 +157,97 @@ def test_a_plan_writes_nothing(trained, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_train_prints_one_document_and_everything_else_elsewhere(trained, tmp_path):
-    words = [w for k, v in TINY.items() for w in (f"--{k}", str(v))]
-    result = say(
-        "train", str(trained[0]), "--json", "--out", str(tmp_path / "run"), *words, "--optimizer.betas", "0.8", "0.9"
+def test_train_prints_only_the_json_document_on_stdout(trained_run_and_photos, tmp_path):
+    words = [w for k, v in TINY_RUN.items() for w in (f"--{k}", str(v))]
+    result = run_cli(
+        "train",
+        str(trained_run_and_photos[0]),
+        "--json",
+        "--out",
+        str(tmp_path / "run"),
+        *words,
+        "--optimizer.betas",
+        "0.8",
+        "0.9",
     )
-    summary = document(result)
+    summary = parse_json_output(result)
     assert summary["test"]["images"] == 18 and summary["run"] == str(tmp_path / "run")
     assert "train 100%" in result.stderr and "validation: top-1" in result.stderr
     assert "betas:\n  - 0.8\n  - 0.9" in (tmp_path / "run" / "config.yaml").read_text()
     assert "--optimizer.betas 0.8 0.9" in (tmp_path / "run" / "command.txt").read_text()
 
 
-def test_evaluate_gives_the_figures_of_the_run_and_records_the_reading(trained):
-    photos, out = trained
+def test_evaluate_reproduces_the_run_metrics_and_records_them(trained_run_and_photos):
+    photos, out = trained_run_and_photos
     summary = json.loads((out / "summary.json").read_text())
     before = len((out / "evaluations.jsonl").read_text().splitlines())
-    found = document(say("evaluate", str(out), "--json"))
+    found = parse_json_output(run_cli("evaluate", str(out), "--json"))
     assert found["test"] == summary["test"]
     for words in (["--batch-size", "5"], ["--workers", "2"], [str(photos)], [str(photos / "test")]):
-        assert document(say("evaluate", str(out), *words, "--json"))["test"] == summary["test"], words
+        assert parse_json_output(run_cli("evaluate", str(out), *words, "--json"))["test"] == summary["test"], words
     assert len((out / "evaluations.jsonl").read_text().splitlines()) == before + 5
-    assert document(say("evaluate", str(out), "--split", "val", "--json"))["val"] == summary["val"]
+    assert parse_json_output(run_cli("evaluate", str(out), "--split", "val", "--json"))["val"] == summary["val"]
     assert sum(map(sum, found["confusion"])) == 18
-    table = say("evaluate", str(out)).stdout
+    table = run_cli("evaluate", str(out)).stdout
     assert "test: top-1" in table and "most confused with" in table
 
 
-def test_classes_are_matched_by_name(trained, tmp_path):
-    photos, out = trained
+def test_evaluate_matches_classes_by_name(trained_run_and_photos, tmp_path):
+    photos, out = trained_run_and_photos
     part = tmp_path / "part"
     part.mkdir()
     for name in ("cat", "bee"):
         (part / name).symlink_to(photos / "test" / name)
-    found = document(say("evaluate", str(out), str(part), "--json"))["per_class"]
-    whole = document(say("evaluate", str(out), "--json"))["per_class"]
+    found = parse_json_output(run_cli("evaluate", str(out), str(part), "--json"))["per_class"]
+    whole = parse_json_output(run_cli("evaluate", str(out), "--json"))["per_class"]
     assert [row["recall"] for row in found] == [None, whole[1]["recall"], whole[2]["recall"]]
     (part / "dog").symlink_to(photos / "test" / "ant")
-    result = say("evaluate", str(out), str(part))
+    result = run_cli("evaluate", str(out), str(part))
     assert result.returncode == 3 and "has no classes named dog" in result.stderr
 
 
-def test_an_unreadable_image_stops_or_counts_as_wrong(trained, tmp_path):
-    out = trained[1]
+def test_an_unreadable_image_stops_or_counts_as_wrong(trained_run_and_photos, tmp_path):
+    out = trained_run_and_photos[1]
     make_folder(tmp_path / "photos", {"train": 12, "val": 4, "test": 6}, size=(24, 16))
     (tmp_path / "photos" / "test" / "ant" / "0.png").write_bytes(b"junk")
-    result = say("evaluate", str(out), str(tmp_path / "photos"))
+    result = run_cli("evaluate", str(out), str(tmp_path / "photos"))
     assert (
         result.returncode == 3 and "ant/0.png: not an image" in result.stderr and "--bad-images skip" in result.stderr
     )
-    found = document(say("evaluate", str(out), str(tmp_path / "photos"), "--bad-images", "skip", "--json"))["test"]
+    found = parse_json_output(
+        run_cli("evaluate", str(out), str(tmp_path / "photos"), "--bad-images", "skip", "--json")
+    )["test"]
     assert found["images"] == 18 and found["unreadable"] == 1 and found["top1"] <= 17 / 18
     (tmp_path / "photos" / "train" / "bee" / "1.png").write_bytes(b"")
-    result = say("train", str(tmp_path / "photos"), "--out", str(tmp_path / "run"))
+    result = run_cli("train", str(tmp_path / "photos"), "--out", str(tmp_path / "run"))
     assert (
         result.returncode == 3
         and "1 of 36 images cannot be read" in result.stderr
         and "bee/1.png: empty file" in result.stderr
     )
-    words = [w for k, v in TINY.items() for w in (f"--{k}", str(v))]
-    result = say("train", str(tmp_path / "photos"), "--out", str(tmp_path / "run"), "--bad-images", "skip", *words)
+    words = [w for k, v in TINY_RUN.items() for w in (f"--{k}", str(v))]
+    result = run_cli("train", str(tmp_path / "photos"), "--out", str(tmp_path / "run"), "--bad-images", "skip", *words)
     assert result.returncode == 0, result.stderr
     assert "1 of 36 training images cannot be read and are left out" in result.stderr
 
 
-def test_predict_agrees_with_evaluate_on_files_of_every_kind(trained, tmp_path):
+def test_predict_matches_evaluate_on_every_file_format(trained_run_and_photos, tmp_path):
     """The same picture, as every kind of file, gets the probabilities that evaluation computes for it."""
     from vitreous.data.loader import EvalLoader
     from vitreous.data.sources import open_data
     from vitreous.inference.engine import InferenceOptions, compute_split_logits
     from vitreous.inference.predict import load
 
-    image, deep = picture(5, (24, 16), 1), np.asarray(picture(5, (24, 16), 1).convert("L")).astype(np.uint16) * 257
+    image, deep = (
+        make_image(5, (24, 16), 1),
+        np.asarray(make_image(5, (24, 16), 1).convert("L")).astype(np.uint16) * 257,
+    )
     exif = Image.Exif()
     exif[0x0112] = 6
     kinds = {
         "rgb.png": (image, {}), "rgb.jpg": (image, {}), "rgb.bmp": (image, {}), "rgb.webp": (image, {}), "rgb.tif": (image, {}),
         "grey.png": (image.convert("L"), {}), "grey.jpg": (image.convert("L"), {}), "one.png": (image.convert("1"), {}),
-        "palette.png": (image.quantize(64), {}), "animation.gif": (image, {"save_all": True, "append_images": [picture(9, (24, 16))]}),
+        "palette.png": (image.quantize(64), {}), "animation.gif": (image, {"save_all": True, "append_images": [make_image(9, (24, 16))]}),
         "alpha.png": (image.convert("RGBA"), {}), "la.png": (image.convert("LA"), {}), "cmyk.jpg": (image.convert("CMYK"), {}),
         "deep.png": (Image.fromarray(deep), {}), "deep.tif": (Image.fromarray(deep), {}), "turned.jpg": (image, {"exif": exif}),
         "named.jpg": (image, {"format": "PNG"}),
@@ -236,8 +257,8 @@ def test_predict_agrees_with_evaluate_on_files_of_every_kind(trained, tmp_path):
     for name, (content, options) in kinds.items():
         content.save(tmp_path / "all" / "bee" / name, **options)
     for label in ("ant", "cat"):
-        picture(1, (24, 16)).save(tmp_path / "all" / label / "x.png")
-    predictor = load(trained[1], InferenceOptions(precision="fp32"))
+        make_image(1, (24, 16)).save(tmp_path / "all" / label / "x.png")
+    predictor = load(trained_run_and_photos[1], InferenceOptions(precision="fp32"))
     data = open_data(tmp_path / "all")
     for split in data.splits.values():
         logits, bad = compute_split_logits(predictor.engine, EvalLoader(split, predictor.card.preprocess))
@@ -255,11 +276,11 @@ def test_predict_agrees_with_evaluate_on_files_of_every_kind(trained, tmp_path):
     assert len({answer.probabilities for answer in upright}) == 1
 
 
-def test_predict_prints_a_table_a_document_and_a_csv(trained, tmp_path):
-    photos, out = trained
+def test_predict_prints_a_table_a_document_and_a_csv(trained_run_and_photos, tmp_path):
+    photos, out = trained_run_and_photos
     files = sorted((photos / "test").rglob("*.png"))
-    found = document(
-        say("predict", str(out), *map(str, files), "--top", "2", "--csv", str(tmp_path / "x.csv"), "--json")
+    found = parse_json_output(
+        run_cli("predict", str(out), *map(str, files), "--top", "2", "--csv", str(tmp_path / "x.csv"), "--json")
     )
     assert [row["path"] for row in found["predictions"]] == list(map(str, files))
     assert all(len(row["classes"]) == 2 and row["error"] is None for row in found["predictions"])
@@ -269,24 +290,24 @@ def test_predict_prints_a_table_a_document_and_a_csv(trained, tmp_path):
     assert right / len(files) == json.loads((out / "summary.json").read_text())["test"]["top1"]
     rows = list(csv.DictReader((tmp_path / "x.csv").read_text().splitlines()))
     assert len(rows) == 2 * len(files) and rows[0]["rank"] == "1"
-    assert "0.png" in say("predict", str(out), str(photos / "test")).stdout
+    assert "0.png" in run_cli("predict", str(out), str(photos / "test")).stdout
 
 
-def test_predict_on_bad_files(trained, tmp_path):
+def test_predict_stops_at_or_skips_bad_files(trained_run_and_photos, tmp_path):
     (tmp_path / "bad.jpg").write_bytes(b"junk")
-    picture(0).save(tmp_path / "good.png")
-    words = ["predict", str(trained[1]), str(tmp_path / "bad.jpg"), str(tmp_path / "good.png")]
-    result = say(*words, "--bad-images", "stop")
+    make_image(0).save(tmp_path / "good.png")
+    words = ["predict", str(trained_run_and_photos[1]), str(tmp_path / "bad.jpg"), str(tmp_path / "good.png")]
+    result = run_cli(*words, "--bad-images", "stop")
     assert (
         result.returncode == 3
         and "error: " in result.stderr
         and "bad.jpg: not an image" in result.stderr
         and not result.stdout
     )
-    result = say(*words, "--json")
+    result = run_cli(*words, "--json")
     found = json.loads(result.stdout)["predictions"]
     assert result.returncode == 3 and "1 of 2 images could not be read" in result.stderr
-    printed = say(*words)
+    printed = run_cli(*words)
     assert (
         printed.stdout.splitlines()[1].split(maxsplit=1)[1].startswith("cannot be read: not an image of a known format")
     )
@@ -294,27 +315,27 @@ def test_predict_on_bad_files(trained, tmp_path):
         printed.stderr
     )
     assert "not an image" in found[0]["error"] and found[1]["classes"]
-    assert say("predict", str(trained[1]), str(tmp_path / "none.jpg")).returncode == 3
-    assert say("predict", str(trained[1])).returncode == 2
+    assert run_cli("predict", str(trained_run_and_photos[1]), str(tmp_path / "none.jpg")).returncode == 3
+    assert run_cli("predict", str(trained_run_and_photos[1])).returncode == 2
 
 
-def test_a_damaged_bundle_exits_4(trained, tmp_path):
+def test_a_damaged_bundle_exits_4(trained_run_and_photos, tmp_path):
     import shutil
 
-    shutil.copytree(trained[1] / "model", tmp_path / "model")
+    shutil.copytree(trained_run_and_photos[1] / "model", tmp_path / "model")
     (tmp_path / "model" / "weights.safetensors").write_bytes(b"junk")
-    result = say("predict", str(tmp_path / "model"), str(trained[0] / "test" / "ant" / "0.png"))
+    result = run_cli("predict", str(tmp_path / "model"), str(trained_run_and_photos[0] / "test" / "ant" / "0.png"))
     assert result.returncode == 4
     assert "weights.safetensors is missing or was modified after it was saved" in result.stderr
 
 
-def test_starting_from_a_run_at_a_higher_resolution(trained, tmp_path):
-    words = [w for k, v in TINY.items() if k != "model" for w in (f"--{k}", str(v))]
-    result = say(
+def test_finetuning_at_a_higher_resolution_resizes_positions(trained_run_and_photos, tmp_path):
+    words = [w for k, v in TINY_RUN.items() if k != "model" for w in (f"--{k}", str(v))]
+    result = run_cli(
         "train",
-        str(trained[0]),
+        str(trained_run_and_photos[0]),
         "--init",
-        str(trained[1]),
+        str(trained_run_and_photos[1]),
         "--image-size",
         "32",
         "--out",
@@ -326,7 +347,7 @@ def test_starting_from_a_run_at_a_higher_resolution(trained, tmp_path):
 
 
 def test_models_and_doctor(monkeypatch):
-    rows = {row["name"]: row for row in document(say("models", "--json"))["models"]}
+    rows = {row["name"]: row for row in parse_json_output(run_cli("models", "--json"))["models"]}
     assert {"R50+ViT-B/16", "BiT-R152x4", "Axial-ViT-B/16", "DINOv2-g/14-registers", "SAM-H/16"} <= set(rows)
     assert rows["ViT-B/16"] == {
         "name": "ViT-B/16",
@@ -336,17 +357,17 @@ def test_models_and_doctor(monkeypatch):
         "gflops": 35.128,
         "activation_bytes_bf16": 2 * 197 * (11 * (9 * 768 + 2 * 3072) + 2 * 768),  # of the last block its input alone
     }
-    assert "ViT-L/16" in say("models", "vit-l*", "--image-size", "384").stdout
-    custom = document(say("models", "ViT-128x6/4", "--image-size", "32", "--json"))["models"]
+    assert "ViT-L/16" in run_cli("models", "vit-l*", "--image-size", "384").stdout
+    custom = parse_json_output(run_cli("models", "ViT-128x6/4", "--image-size", "32", "--json"))["models"]
     assert [row["name"] for row in custom] == ["ViT-128x6/4"] and custom[0]["tokens"] == 65
     monkeypatch.setattr(doctor, "BENCHMARK_SECONDS", 0.0)
     monkeypatch.setattr(doctor, "BENCHMARK_BATCH_SIZE", 2)
-    found = document(say("doctor", "--json"))
+    found = parse_json_output(run_cli("doctor", "--json"))
     assert found["ok"] and found["train_images_per_second"] > 0 and "cpu" in found["devices"]
 
 
 @pytest.mark.parametrize("words,unbuffered", [("--version", ""), ("--version", "1"), ("completion bash", "")])
-def test_a_reader_that_goes_away_is_no_error(words, unbuffered):
+def test_a_closed_stdout_pipe_is_not_an_error(words, unbuffered):
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as gone:
@@ -359,31 +380,31 @@ def test_a_reader_that_goes_away_is_no_error(words, unbuffered):
 @pytest.mark.parametrize(
     "error", [MemoryError(), RuntimeError("CUDA out of memory"), RuntimeError("… can't allocate memory: you tried")]
 )
-def test_too_little_memory_is_told_with_a_way_out(monkeypatch, error):
+def test_out_of_memory_is_reported_with_a_fix(monkeypatch, error):
     def give_out(words):
         raise error
 
     monkeypatch.setattr("vitreous.cli.main.run_command", give_out)
-    result = say("models")
+    result = run_cli("models")
     assert result.returncode == 6 and result.stderr.startswith("error: out of memory\n  use ")
 
 
-def test_another_error_is_not_told_as_too_little_memory(monkeypatch):
+def test_other_runtime_errors_are_not_reported_as_out_of_memory(monkeypatch):
     def fail(words):
         raise RuntimeError("shapes do not fit")
 
     monkeypatch.setattr("vitreous.cli.main.run_command", fail)
     with pytest.raises(RuntimeError, match="shapes do not fit"):
-        say("models")
+        run_cli("models")
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root writes anywhere")
-def test_an_output_that_cannot_be_written_is_refused_before_training(trained, tmp_path):
+def test_an_unwritable_output_is_rejected_before_training(trained_run_and_photos, tmp_path):
     tmp_path.chmod(0o500)
-    assert say("train", "digits", "--out", str(tmp_path / "run")).returncode == 6
+    assert run_cli("train", "digits", "--out", str(tmp_path / "run")).returncode == 6
 
 
-def test_an_output_below_a_file_is_refused_before_training(tmp_path):
+def test_an_output_below_a_file_is_rejected_before_training(tmp_path):
     (tmp_path / "file").write_text("x")
-    result = say("train", "digits", "--out", str(tmp_path / "file" / "run"))
+    result = run_cli("train", "digits", "--out", str(tmp_path / "file" / "run"))
     assert result.returncode == 6 and "choose another --out" in result.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import TINY, make_folder, picture, say
+from tests.conftest import TINY_RUN, make_folder, make_image, run_cli
 from vitreous.cli.console import Console
 from vitreous.errors import Interrupted, UsageError
 from vitreous.jobs.plan import resolve_data_option
@@ -20,7 +20,7 @@ from vitreous.jobs.train import train
 from vitreous.recipes.options import TrainOptions
 from vitreous.weights.model_paths import find_newest_run, is_image_source
 
-MAKES_ONE = "there is no run in this folder; train one with vitreous train DATA"
+NO_RUN_HINT = "there is no run in this folder; train one with vitreous train DATA"
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def two_runs(tmp_path_factory):
     two_runs = tmp_path_factory.mktemp("home")
     make_folder(two_runs / "photos", {"train": 4, "val": 2, "test": 2})
     (two_runs / "new").mkdir()
-    picture(0).save(two_runs / "new" / "cat.png")
+    make_image(0).save(two_runs / "new" / "cat.png")
     for name in ("a", "b"):
         place = two_runs / "runs" / name
         (place / "model").mkdir(parents=True)
@@ -61,15 +61,15 @@ def two_runs(tmp_path_factory):
         ("predict --json", "no model given\n  try vitreous predict runs/b …"),
     ],
 )
-def test_images_in_the_place_of_the_model_are_told_with_the_newest_run(two_runs, words, message):
-    result = say(*words.split(), cwd=two_runs)
+def test_images_given_as_the_model_suggest_the_newest_run(two_runs, words, message):
+    result = run_cli(*words.split(), cwd=two_runs)
     assert result.returncode == 2
     assert result.stderr == f"error: {message}; runs/b is the newest run in this folder\n"
     if "--json" in words:
         assert json.loads(result.stdout)["error"]["code"] == 2
 
 
-def test_data_with_a_config_of_its_own_are_data(two_runs, tmp_path):
+def test_a_dataset_folder_with_a_config_file_is_data(two_runs, tmp_path):
     """YOLO's layout has a config.yaml too."""
     make_folder(tmp_path / "data", {"train": 1})
     (tmp_path / "data" / "config.yaml").write_text("names: {0: ant}")
@@ -78,26 +78,26 @@ def test_data_with_a_config_of_its_own_are_data(two_runs, tmp_path):
 
 
 @pytest.mark.parametrize("words", ["predict new/cat.png runs/a", "evaluate photos runs/a"])
-def test_a_model_that_comes_second_is_put_first(two_runs, words):
+def test_a_model_after_the_images_suggests_the_right_order(two_runs, words):
     verb, images, run = words.split()
-    result = say(verb, images, run, cwd=two_runs)
+    result = run_cli(verb, images, run, cwd=two_runs)
     assert result.returncode == 2
     expected = f"error: the model must come first: {images} contains images\n  try vitreous {verb} {run} {images}\n"
     assert result.stderr == expected
 
 
-def test_without_any_run_the_message_says_what_makes_one(tmp_path):
-    picture(0).save(tmp_path / "cat.png")
-    result = say("predict", "cat.png", cwd=tmp_path)
+def test_without_any_run_the_message_suggests_training(tmp_path):
+    make_image(0).save(tmp_path / "cat.png")
+    result = run_cli("predict", "cat.png", cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr == (
-        f"error: no model given: cat.png is not a model\n  {MAKES_ONE}, then vitreous predict RUN …\n"
+        f"error: no model given: cat.png is not a model\n  {NO_RUN_HINT}, then vitreous predict RUN …\n"
     )
-    result = say("predict", "runs/x", "cat.png", cwd=tmp_path)
+    result = run_cli("predict", "runs/x", "cat.png", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (2, "error: no run at runs/x\n  train one with `vitreous train`\n")
 
 
-def test_the_newest_run_is_found_and_weights_are_no_images(two_runs, tmp_path, monkeypatch):
+def test_the_newest_run_is_found_and_weights_are_not_images(two_runs, tmp_path, monkeypatch):
     assert find_newest_run(two_runs) == os.path.join("runs", "b") and find_newest_run(tmp_path) == ""
     monkeypatch.chdir(tmp_path)
     for name in ("moco.pth.tar", "model.safetensors", "vit.npz", "model.onnx"):
@@ -113,22 +113,22 @@ def test_the_newest_run_is_found_and_weights_are_no_images(two_runs, tmp_path, m
 @pytest.fixture(scope="module")
 def complete_run(two_runs):
     """A real run in `runs/real`, which is complete."""
-    train(str(two_runs / "photos"), out=str(two_runs / "runs" / "real"), workers=0, **{**TINY, "epochs": 1})
+    train(str(two_runs / "photos"), out=str(two_runs / "runs" / "real"), workers=0, **{**TINY_RUN, "epochs": 1})
     return two_runs / "runs" / "real"
 
 
-def test_a_run_is_resumed_by_its_name_alone(two_runs, complete_run):
-    result = say("train", "--resume", "runs/real", cwd=two_runs)
+def test_a_run_is_resumed_by_its_folder_name(two_runs, complete_run):
+    result = run_cli("train", "--resume", "runs/real", cwd=two_runs)
     assert result.returncode == 0 and "note: runs/real is already complete" in result.stderr, result.stderr
-    assert say("train", "--resume", "runs/real", "--out", "runs/real", cwd=two_runs).returncode == 0
+    assert run_cli("train", "--resume", "runs/real", "--out", "runs/real", cwd=two_runs).returncode == 0
     assert train(str(complete_run), resume=True)["run"] == str(complete_run)
-    result = say("train", "--resume", "runs/real", "--out", "runs/a", cwd=two_runs)
+    result = run_cli("train", "--resume", "runs/real", "--out", "runs/a", cwd=two_runs)
     assert result.returncode == 2
     assert result.stderr == ("error: --resume names two runs: runs/real and --out runs/a\n  leave one of them out\n")
 
 
-def test_a_run_is_no_data(two_runs, complete_run):
-    result = say("train", "runs/real", cwd=two_runs)
+def test_a_run_folder_is_not_a_dataset(two_runs, complete_run):
+    result = run_cli("train", "runs/real", cwd=two_runs)
     assert result.returncode == 2
     assert result.stderr == (
         "error: runs/real is a run, not a data set\n  continue it: vitreous train --resume runs/real; or start from "
@@ -139,8 +139,8 @@ def test_a_run_is_no_data(two_runs, complete_run):
 
 
 def test_a_run_prints_no_formats_and_no_missing_split(two_runs, complete_run):
-    words = [w for k, v in {**TINY, "epochs": 1}.items() for w in (f"--{k}", str(v))]
-    result = say("train", "photos/train", "--out", "runs/plain", "--workers", "0", *words, cwd=two_runs)
+    words = [w for k, v in {**TINY_RUN, "epochs": 1}.items() for w in (f"--{k}", str(v))]
+    result = run_cli("train", "photos/train", "--out", "runs/plain", "--workers", "0", *words, cwd=two_runs)
     assert result.returncode == 0, result.stderr
     printed = result.stdout + result.stderr
     assert "no such split" not in printed and "can be written as" not in printed and "top-5" not in printed
@@ -149,8 +149,8 @@ def test_a_run_prints_no_formats_and_no_missing_split(two_runs, complete_run):
 
 def test_a_flat_folder_is_offered_the_objectives_without_labels(tmp_path):
     for number in range(4):
-        picture(number).save(tmp_path / f"{number}.png")
-    result = say("train", str(tmp_path))
+        make_image(number).save(tmp_path / f"{number}.png")
+    result = run_cli("train", str(tmp_path))
     assert result.returncode == 3
     assert result.stderr.startswith(f"error: {tmp_path} is a flat folder: 4 images and no class folders")
     commands = [line.strip() for line in result.stderr.splitlines()[2:]]

@@ -17,7 +17,7 @@ from vitreous.errors import UsageError
 from vitreous.jobs.train import train
 from vitreous.progress import ProgressDisplay, is_main_process, write_line
 
-QUICK = {"model": "ViT-32x2/8", "epochs": 1, "batch_size": 8, "device": "cpu", "precision": "fp32"}
+QUICK_OPTIONS = {"model": "ViT-32x2/8", "epochs": 1, "batch_size": 8, "device": "cpu", "precision": "fp32"}
 
 
 def run_shell(line: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
@@ -28,7 +28,7 @@ def run_shell(line: str, **environment: str) -> subprocess.CompletedProcess[byte
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
-def test_a_closed_stream_stops_nothing(closed):
+def test_commands_work_with_closed_streams(closed):
     result = run_shell(f"vitreous completion bash {closed}")  # without PyTorch: quick
     assert (result.returncode, result.stderr) == (0, b"")
     assert (result.stdout == b"") == (">&-" in closed.split())
@@ -44,24 +44,24 @@ def test_an_encoding_without_our_characters_gets_replacements(monkeypatch):
         assert json.loads('"\\u4e2d"') == "中"
 
 
-def test_missing_streams_of_a_python_program(monkeypatch, folder, tmp_path):
+def test_training_works_without_standard_streams(monkeypatch, photo_folder, tmp_path):
     monkeypatch.setattr(sys, "stderr", None)
     assert not ProgressDisplay().terminal
-    assert train(str(folder), out=str(tmp_path / "run"), workers=0, **QUICK)["steps"] > 0
+    assert train(str(photo_folder), out=str(tmp_path / "run"), workers=0, **QUICK_OPTIONS)["steps"] > 0
     closed = io.StringIO()
     closed.close()
     write_line("dropped", closed)
 
 
-def test_a_rank_without_a_launcher_is_ignored(monkeypatch, folder, tmp_path):
+def test_a_rank_without_a_launcher_is_ignored(monkeypatch, photo_folder, tmp_path):
     monkeypatch.setenv("RANK", "1")
     assert is_main_process()
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert train(str(folder), out=str(tmp_path / "run"), workers=0, progress=False, **QUICK)["steps"] > 0
+    assert train(str(photo_folder), out=str(tmp_path / "run"), workers=0, progress=False, **QUICK_OPTIONS)["steps"] > 0
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(UsageError, match="WORLD_SIZE is 4 without MASTER_ADDR and MASTER_PORT"):
-        train(str(folder), out=str(tmp_path / "other"), workers=0, progress=False, **QUICK)
+        train(str(photo_folder), out=str(tmp_path / "other"), workers=0, progress=False, **QUICK_OPTIONS)
 
 
 @pytest.fixture
@@ -74,16 +74,16 @@ def fresh_probe():
         function.cache_clear()
 
 
-def test_without_locks_images_are_read_in_this_process(monkeypatch, folder, tmp_path, capsys, fresh_probe):
+def test_without_locks_images_are_loaded_in_the_main_process(monkeypatch, photo_folder, tmp_path, capsys, fresh_probe):
     def refuse() -> None:
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(multiprocessing, "Lock", refuse)
-    train(str(folder), out=str(tmp_path / "run"), workers=2, progress=False, **QUICK)
+    train(str(photo_folder), out=str(tmp_path / "run"), workers=2, progress=False, **QUICK_OPTIONS)
     assert capsys.readouterr().err.count("without worker processes") == 1
 
 
-def test_as_many_workers_as_shared_memory_holds(monkeypatch, capsys, fresh_probe):
+def test_workers_are_limited_by_shared_memory(monkeypatch, capsys, fresh_probe):
     monkeypatch.setattr(shared_memory, "get_free_shared_memory", lambda: 4_000_000)
     assert [shared_memory.limit_workers(4, size) for size in (0, 1000, 1_000_000, 3_000_000)] == [4, 4, 2, 0]
     assert shared_memory.limit_workers(0, 1000) == 0

@@ -13,17 +13,17 @@ from tyro.conf import Positional, Suppress, arg
 from vitreous.cli.help import format_help, list_options, read_sections
 from vitreous.cli.main import VERBS, run_command
 
-OPTIONS = {verb: import_module(module).Options for verb, (module, _) in VERBS.items()}
+VERB_OPTIONS = {verb: import_module(module).Options for verb, (module, _) in VERBS.items()}
 
 
 @dataclass(frozen=True)
-class Toy:
+class ToyOptions:
     """Do something with a file.
 
     Example: vitreous toy file
     """
 
-    COMMON: ClassVar[tuple[str, ...]] = ("scale",)
+    COMMON_HELP: ClassVar[tuple[str, ...]] = ("scale",)
     SECTIONS: ClassVar[dict[str, str]] = {"scale": "Size", "mode": "Mode"}
 
     file: Annotated[Positional[str], arg(metavar="FILE")]
@@ -47,7 +47,7 @@ class Toy:
     """Hidden."""
 
 
-COMMON = """usage: vitreous toy [OPTIONS] FILE
+COMMON_HELP = """usage: vitreous toy [OPTIONS] FILE
 
 Do something with a file.
 
@@ -64,7 +64,7 @@ All 7 options: vitreous toy --help-all
 
 --json prints one JSON document to stdout and everything else to stderr."""
 
-ALL = """Size:
+FULL_HELP = """Size:
   --scale, --factor FLOAT
                           Scale factor. (default: 2.0)
   --crop INT INT          Crop in pixels.
@@ -79,21 +79,21 @@ Mode:
 
 
 def test_common_options_and_all_options():
-    assert format_help(Toy, "toy", show_all=False) == COMMON
-    assert ALL in format_help(Toy, "toy", show_all=True)
+    assert format_help(ToyOptions, "toy", show_all=False) == COMMON_HELP
+    assert FULL_HELP in format_help(ToyOptions, "toy", show_all=True)
 
 
 @pytest.mark.parametrize(("columns", "width"), [("60", 60), ("10", 50), ("500", 100)])
-def test_lines_are_as_wide_as_the_terminal_within_limits(monkeypatch, columns, width):
+def test_help_lines_fit_the_terminal_width(monkeypatch, columns, width):
     monkeypatch.setenv("COLUMNS", columns)
-    lines = format_help(OPTIONS["train"], "train", show_all=True).split("\n")
+    lines = format_help(VERB_OPTIONS["train"], "train", show_all=True).split("\n")
     wrapped = [len(line) for line in lines if line.startswith(" " * 26)]
     assert width - 20 < max(wrapped) <= width
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_option_has_a_description_and_a_section(verb):
-    kind = OPTIONS[verb]
+    kind = VERB_OPTIONS[verb]
     entries = {entry.name: entry for entry in list_options(kind)}
     assert all(entry.description for entry in entries.values())
     named = {field.name for field in fields(kind)}
@@ -103,23 +103,23 @@ def test_every_option_has_a_description_and_a_section(verb):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_option_that_help_shows_is_parsed(verb, capsys):
+def test_every_documented_option_is_parsed(verb, capsys):
     """The names are those that the parser knows: an unknown one would end with 2 and its name."""
     from vitreous.cli.main import parse_options
 
-    for entry in list_options(OPTIONS[verb]):
+    for entry in list_options(VERB_OPTIONS[verb]):
         names, *placeholders = entry.label.replace(", ", ",").split(" ")
         for name in () if entry.is_positional else names.split(","):
             choices = re.findall(r"One of ([^,.]+)|$", entry.description)[0]
             words = [choices or (text.strip("{}").split(",")[0] if "{" in text else "3") for text in placeholders]
             with pytest.raises(SystemExit):
-                parse_options(OPTIONS[verb], verb, [name, *words, "--no-such-option"])
+                parse_options(VERB_OPTIONS[verb], verb, [name, *words, "--no-such-option"])
             printed = re.sub(r"[\s│]+", " ", capsys.readouterr().err)
             assert re.search(
                 "[Uu]nrecognized options: --no-such-option|[Rr]equired|value for argument '[a-z]", printed
             ), (entry.label, printed)
 
 
-def test_help_is_printed_before_anything_is_parsed(capsys):
+def test_help_is_printed_before_options_are_parsed(capsys):
     assert run_command(["train", "--no-such-option", "--help"]) == 0
     assert capsys.readouterr().out.startswith("usage: vitreous train [OPTIONS] DATA")

@@ -12,12 +12,12 @@ import sys
 
 import pytest
 
-from tests.conftest import TINY, make_folder, say
+from tests.conftest import TINY_RUN, make_folder, run_cli
 from vitreous.cli.main import VERBS, main
 from vitreous.jobs.train import train
 
 #: what each verb must be given; a new verb needs a row
-NEEDED = {
+REQUIRED_ARGUMENTS = {
     "train": ["digits"],
     "evaluate": ["run"],
     "predict": ["run"],
@@ -43,7 +43,7 @@ NEEDED = {
 }
 
 #: every verb carried out by a function that prints in all the ways that libraries do
-NOISY = """
+NOISY_SCRIPT = """
 import os, subprocess, sys
 from importlib import import_module
 from vitreous.cli.main import VERBS, main
@@ -71,15 +71,15 @@ for verb, needed in {needed}.items():
 
 
 def run_noisy(refuse: bool) -> subprocess.CompletedProcess[str]:
-    code = NOISY.format(needed=NEEDED, refuse=refuse)
+    code = NOISY_SCRIPT.format(needed=REQUIRED_ARGUMENTS, refuse=refuse)
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
 
-def test_there_is_a_row_for_every_verb():
-    assert set(NEEDED) == set(VERBS)
+def test_required_arguments_cover_every_verb():
+    assert set(REQUIRED_ARGUMENTS) == set(VERBS)
 
 
-def test_the_document_is_alone_on_stdout_whatever_prints():
+def test_only_the_json_document_is_on_stdout():
     result = run_noisy(refuse=False)
     lines = iter(result.stdout.splitlines())
     for verb in VERBS:
@@ -90,23 +90,23 @@ def test_the_document_is_alone_on_stdout_whatever_prints():
         assert result.stderr.count(text) == len(VERBS), text
 
 
-def test_an_error_is_alone_on_stdout_whatever_prints():
+def test_only_the_json_error_is_on_stdout():
     lines = iter(run_noisy(refuse=True).stdout.splitlines())
     for verb in VERBS:
         assert json.loads(next(lines))["error"]["code"] == 3
         assert next(lines) == f"CODE {verb} 3"
 
 
-def test_options_that_cannot_be_used_have_a_document_too():
-    result = say("models", "--image-size", "wide", "--json")
+def test_invalid_options_print_a_json_error():
+    result = run_cli("models", "--image-size", "wide", "--json")
     assert result.returncode == 2 and json.loads(result.stdout)["error"]["code"] == 2 and "wide" in result.stderr
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained_run_and_photos(tmp_path_factory):
     home = tmp_path_factory.mktemp("trained")
     photos = make_folder(home / "photos", {"train": 8, "val": 2})
-    train(str(photos), out=str(home / "run"), workers=0, **{**TINY, "epochs": 1})
+    train(str(photos), out=str(home / "run"), workers=0, **{**TINY_RUN, "epochs": 1})
     return photos, home / "run"
 
 
@@ -123,9 +123,9 @@ def without_a_reader(name: str, *words: str) -> int:
     return int(end.value.code or 0)
 
 
-def test_predict_writes_its_csv_before_it_prints(trained, tmp_path):
+def test_predict_writes_its_csv_before_it_prints(trained_run_and_photos, tmp_path):
     """As in `vitreous predict RUN DIR --csv a.csv | head -3`, and the exit code is that of the command."""
-    photos, out = trained
+    photos, out = trained_run_and_photos
     (tmp_path / "bad.jpg").write_bytes(b"junk")
     files = [str(path) for path in sorted((photos / "val").rglob("*.png"))]
     for bad, code in ([], 0), ([str(tmp_path / "bad.jpg")], 3):
@@ -135,24 +135,26 @@ def test_predict_writes_its_csv_before_it_prints(trained, tmp_path):
         assert {row["path"] for row in rows} == {*files, *bad}
 
 
-def test_training_goes_on_without_a_reader_of_stderr(trained, tmp_path):
+def test_training_continues_when_stderr_is_closed(trained_run_and_photos, tmp_path):
     """As in `vitreous train DATA 2>&1 | head -3`."""
-    words = [w for k, v in {**TINY, "epochs": 1}.items() for w in (f"--{k}", str(v))]
+    words = [w for k, v in {**TINY_RUN, "epochs": 1}.items() for w in (f"--{k}", str(v))]
     assert (
-        without_a_reader("stderr", "train", str(trained[0]), "--out", str(tmp_path / "run"), "--workers", "0", *words)
+        without_a_reader(
+            "stderr", "train", str(trained_run_and_photos[0]), "--out", str(tmp_path / "run"), "--workers", "0", *words
+        )
         == 0
     )
     assert (tmp_path / "run" / "summary.json").is_file()
 
 
-def test_data_check_writes_its_page_before_it_prints(trained, tmp_path, monkeypatch):
+def test_data_check_writes_its_page_before_it_prints(trained_run_and_photos, tmp_path, monkeypatch):
     from vitreous.cli import data_check
 
     def gone(document, console):
         raise BrokenPipeError
 
     monkeypatch.setattr(data_check, "print_findings", gone)
-    say("data", "check", str(trained[0]), "--image-size", "16", "--out", str(tmp_path / "page.html"))
+    run_cli("data", "check", str(trained_run_and_photos[0]), "--image-size", "16", "--out", str(tmp_path / "page.html"))
     assert "<html" in (tmp_path / "page.html").read_text()
 
 
@@ -168,5 +170,5 @@ def test_bench_writes_its_page_before_it_prints(tmp_path, monkeypatch):
         raise BrokenPipeError
 
     monkeypatch.setattr(report, "format_peaks", gone)
-    say("bench", "--out", str(tmp_path))
+    run_cli("bench", "--out", str(tmp_path))
     assert (tmp_path / "page.md").read_text() == "text"

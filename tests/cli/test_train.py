@@ -8,25 +8,27 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import TINY, document, make_folder, say
+from tests.conftest import TINY_RUN, make_folder, parse_json_output, run_cli
 from vitreous.cli import train as verb
 from vitreous.cli.console import Console, format_split_metrics, readable_bytes
 from vitreous.jobs.train import train
 
-WORDS = [w for k, v in {**TINY, "epochs": 1}.items() for w in (f"--{k}", str(v))]
+TINY_ARGUMENTS = [w for k, v in {**TINY_RUN, "epochs": 1}.items() for w in (f"--{k}", str(v))]
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory):
+def photo_folder(tmp_path_factory):
     return make_folder(tmp_path_factory.mktemp("home") / "photos", {"train": 8, "val": 2, "test": 2}, size=(24, 16))
 
 
-def test_training_begins_with_a_header(photos, tmp_path):
-    result = say("train", str(photos), "--out", str(tmp_path / "run"), "--workers", "0", "--json", *WORDS)
-    assert document(result)["steps"] == 2
+def test_training_begins_with_a_header(photo_folder, tmp_path):
+    result = run_cli(
+        "train", str(photo_folder), "--out", str(tmp_path / "run"), "--workers", "0", "--json", *TINY_ARGUMENTS
+    )
+    assert parse_json_output(result)["steps"] == 2
     lines = result.stderr.splitlines()
     rows = dict(line.split(maxsplit=1) for line in lines[:7])
-    assert rows["data"] == f"{photos}: 24 train, 6 val, 6 test images"
+    assert rows["data"] == f"{photo_folder}: 24 train, 6 val, 6 test images"
     assert rows["classes"] == "3 (ant, bee, cat)"
     assert rows["model"].startswith("ViT-32x2/8 at 16x24 pixels, ") and rows["model"].endswith("from scratch")
     assert rows["recipe"].startswith("small, muon with learning rate 0.002")
@@ -35,10 +37,10 @@ def test_training_begins_with_a_header(photos, tmp_path):
     assert not any(line.startswith("train ") for line in lines[:7])
 
 
-def test_a_plan_is_readable_and_tells_how_far_it_is(photos):
+def test_a_dry_run_is_readable_and_shows_progress(photo_folder):
     words = [
         "train",
-        str(photos),
+        str(photo_folder),
         "--dry-run",
         "--model",
         "ViT-32x2/8",
@@ -49,7 +51,7 @@ def test_a_plan_is_readable_and_tells_how_far_it_is(photos):
         "--workers",
         "0",
     ]
-    result = say(*words)
+    result = run_cli(*words)
     assert result.returncode == 0, result.stderr
     memory = next(line for line in result.stdout.splitlines() if line.startswith("peak memory"))
     assert memory.split()[-1] in ("MiB", "GiB") and "bytes" not in memory
@@ -72,18 +74,18 @@ def test_bytes_are_readable(count, text):
     assert readable_bytes(2**50) == "1024.0 TiB"
 
 
-def test_a_run_is_continued_without_naming_its_data(photos, tmp_path, monkeypatch):
+def test_a_run_resumes_without_a_data_argument(photo_folder, tmp_path, monkeypatch):
     """By `--resume --out RUN`, by `--resume` alone, which takes runs/latest, and from Python."""
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "runs" / "one"
-    train(str(photos), out=str(out), workers=0, **TINY)
+    train(str(photo_folder), out=str(out), workers=0, **TINY_RUN)
     weights, summary = (
         (out / "model" / "weights.safetensors").read_bytes(),
         json.loads((out / "summary.json").read_text()),
     )
     ways = (
-        lambda: document(say("train", "--resume", "--out", str(out), "--workers", "0", "--json")),
-        lambda: document(say("train", "--resume", "--json")),
+        lambda: parse_json_output(run_cli("train", "--resume", "--out", str(out), "--workers", "0", "--json")),
+        lambda: parse_json_output(run_cli("train", "--resume", "--json")),
         lambda: train(out=str(out), resume=True),
     )
     for way in ways:
@@ -91,43 +93,43 @@ def test_a_run_is_continued_without_naming_its_data(photos, tmp_path, monkeypatc
         shutil.rmtree(out / "model")
         shutil.rmtree(max((out / "checkpoints").glob("step-*")))
         found = way()
-        assert (found["data"], found["steps"], found["val"]) == (str(photos), summary["steps"], summary["val"])
+        assert (found["data"], found["steps"], found["val"]) == (str(photo_folder), summary["steps"], summary["val"])
         assert (out / "model" / "weights.safetensors").read_bytes() == weights
 
 
-def test_without_a_run_the_data_must_be_named(tmp_path):
-    result = say("train", cwd=tmp_path)
+def test_train_without_a_run_requires_data(tmp_path):
+    result = run_cli("train", cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr == ("error: no dataset is given\n  give DATA: `digits`, a folder of images or a CSV file\n")
-    result = say("train", "--resume", cwd=tmp_path)
+    result = run_cli("train", "--resume", cwd=tmp_path)
     assert result.returncode == 2 and "is not a run folder: it has no config.yaml" in result.stderr
 
 
-def test_few_photographs_from_scratch_are_told_of_weights(photos, tmp_path):
+def test_training_few_photos_from_scratch_suggests_pretrained_weights(photo_folder, tmp_path):
     advice = "are few for training a Vision Transformer from scratch"
     large = ["--model", "ViT-32x1/16", "--image-size", "96", "--dry-run", "--device", "cpu", "--workers", "0"]
-    told = say("train", str(photos), *large).stderr
+    told = run_cli("train", str(photo_folder), *large).stderr
     assert f"24 photographs {advice}" in told and "--init vit-s16-augreg" in told
-    assert advice not in say("train", "digits", *large[:2], "--image-size", "32", *large[4:]).stderr
-    train(str(photos), out=str(tmp_path / "run"), workers=0, **{**TINY, "epochs": 0.5, "image_size": 96})
-    assert advice not in say("train", str(photos), "--init", str(tmp_path / "run"), *large[4:]).stderr
+    assert advice not in run_cli("train", "digits", *large[:2], "--image-size", "32", *large[4:]).stderr
+    train(str(photo_folder), out=str(tmp_path / "run"), workers=0, **{**TINY_RUN, "epochs": 0.5, "image_size": 96})
+    assert advice not in run_cli("train", str(photo_folder), "--init", str(tmp_path / "run"), *large[4:]).stderr
 
 
 @pytest.mark.parametrize("name", ["ViT-B/16", "vit_base_patch16_224", "B/16"])
-def test_a_model_s_name_is_no_weights(photos, name):
-    result = say("train", str(photos), "--init", name)
+def test_a_model_s_name_is_no_weights(photo_folder, name):
+    result = run_cli("train", str(photo_folder), "--init", name)
     assert result.returncode == 4 and f"no weights at {name}: it is a model name without weights" in result.stderr
     assert "use vit-b16-augreg, or another name of `vitreous models --weights`" in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_a_path_that_is_not_there_is_told_with_the_forms_of_sources(photos):
-    result = say("train", str(photos), "--init", "missing.npz")
+def test_a_missing_weights_path_lists_the_supported_sources(photo_folder):
+    result = run_cli("train", str(photo_folder), "--init", "missing.npz")
     assert result.returncode == 4 and "no weights at missing.npz\n" in result.stderr
     assert "timm:NAME.TAG" in result.stderr and "hf:ORG/NAME" in result.stderr
 
 
-def test_the_figures_of_every_evaluator_are_printed():
+def test_metrics_of_every_evaluator_are_printed():
     """The primary metric of a summary comes first, with its interval, whether it is known here or not."""
     knn = {"knn_top1": 0.75, "images": 8, "interval": {"knn_top1": [0.4, 0.95]}, "primary": "knn_top1"}
     assert (
@@ -145,7 +147,7 @@ def test_the_figures_of_every_evaluator_are_printed():
     ).endswith("k-NN top-1 not measured, 0 images")
 
 
-def test_a_run_without_a_head_ends_with_its_evaluators_figures_and_embed(tmp_path, monkeypatch, capsys):
+def test_a_headless_run_prints_its_metrics_and_suggests_embed(tmp_path, monkeypatch, capsys):
     (tmp_path / "model.json").write_text('{"task": {"name": "features"}}')
 
     def launch(options, listener, begin):

@@ -9,7 +9,7 @@ import numpy as np
 from tests.data.annotations.solids import write_volume
 
 
-def ball(seed: int, large: bool, side: int = 12) -> np.ndarray:
+def make_ball(seed: int, large: bool, side: int = 12) -> np.ndarray:
     """A bright ball in noise, of a radius of 2 or 4 voxels, somewhere: (side, side, side + 2) float32."""
     chance = np.random.default_rng(seed)
     places = np.indices((side, side, side + 2)) - chance.integers(4, side - 4, 3)[:, None, None, None]
@@ -17,7 +17,7 @@ def ball(seed: int, large: bool, side: int = 12) -> np.ndarray:
     return (100 * inside + chance.normal(40, 10, inside.shape)).astype(np.float32)
 
 
-def wave(seed: int, fast: bool, length: int = 48) -> np.ndarray:
+def make_wave(seed: int, fast: bool, length: int = 48) -> np.ndarray:
     """A sine in noise, of a period of 6 or 16 numbers: (length,) float32."""
     chance = np.random.default_rng(seed)
     phase = 2 * np.pi * (np.arange(length) / (6 if fast else 16) + chance.random())
@@ -40,7 +40,7 @@ def write_balls(home: Path, count: int, suffixes: tuple[str, ...] = (".nii.gz", 
         for number in range(count):
             seed, path = first + 2 * number + place, home / label / f"{number}{suffixes[number % len(suffixes)]}"
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_volume(path, ball(seed, label == "large"))
+            write_volume(path, make_ball(seed, label == "large"))
     return home
 
 
@@ -48,5 +48,5 @@ def write_waves(home: Path, count: int, suffix: str = ".npy", first: int = 0) ->
     """Write `home`/CLASS/NUMBER.npy with `count` fast and `count` slow waves, and return the folder."""
     for place, label in enumerate(("fast", "slow")):
         for number in range(count):
-            write_signal(home / label / f"{number}{suffix}", wave(first + 2 * number + place, label == "fast"))
+            write_signal(home / label / f"{number}{suffix}", make_wave(first + 2 * number + place, label == "fast"))
     return home

@@ -16,7 +16,7 @@ GEOREFERENCE: dict[int, tuple[Any, ...]] = {
     33922: (0.0, 0.0, 0.0, 500000.0, 4000000.0, 0.0),
     34735: (1, 1, 0, 3, 1024, 0, 1, 1, 1025, 0, 1, 1, 3072, 0, 1, 32611),
 }
-SIDE = 32
+IMAGE_SIDE = 32
 
 
 def write_tiff(place: Path, bands: np.ndarray, nodata: float | None = None, located: bool = True, **options) -> Path:
@@ -44,7 +44,7 @@ def mark_as_lzw(place: Path) -> Path:
     return place
 
 
-def make_bands(count: int, dtype: str, seed: int = 0, size: tuple[int, int] = (SIDE, SIDE)) -> np.ndarray:
+def make_bands(count: int, dtype: str, seed: int = 0, size: tuple[int, int] = (IMAGE_SIDE, IMAGE_SIDE)) -> np.ndarray:
     """Make reflectances (C, H, W), never 0, in the range of a dtype."""
     values = np.random.default_rng(seed).uniform(0.1, 0.4, (count, *size))
     peak = {"uint8": 255, "int8": 127}.get(dtype, 10_000 if np.dtype(dtype).kind in "iu" else 1)
@@ -57,7 +57,7 @@ def write_scenes(home: Path, count: int, change=lambda number, bands: None, dtyp
     for folder in ("images", "masks"):
         (home / folder).mkdir(parents=True)
     for number in range(count):
-        bands, mask = make_bands(5, dtype, number), np.zeros((SIDE, SIDE), np.uint8)
+        bands, mask = make_bands(5, dtype, number), np.zeros((IMAGE_SIDE, IMAGE_SIDE), np.uint8)
         mask[8 : 20 + number, 8:20] = 1
         bands[4][mask == 1] *= 2
         change(number, bands)

@@ -18,12 +18,12 @@ from vitreous.data.decoding.decode import decode_to_pillow
 from vitreous.errors import DataError
 
 
-def grown() -> int:
+def get_peak_memory() -> int:
     """The most bytes that this process has had in memory."""
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def cost(path: str) -> list[float]:
+def measure_decode_cost(path: str) -> list[float]:
     """Seconds and bytes of one file, in a child."""
     reader, writer = os.pipe()
     if child := os.fork():
@@ -32,14 +32,14 @@ def cost(path: str) -> list[float]:
             said = pipe.read()
         os.waitpid(child, 0)
         return json.loads(said)
-    before, begun = grown(), time.process_time()
+    before, begun = get_peak_memory(), time.process_time()
     with suppress(DataError):
         decode_to_pillow(path)
-    os.write(writer, json.dumps([time.process_time() - begun, grown() - before]).encode())
+    os.write(writer, json.dumps([time.process_time() - begun, get_peak_memory() - before]).encode())
     os._exit(0)
 
 
 if __name__ == "__main__":
     with suppress(DataError):
         decode_to_pillow(b"no image")  # what is imported at the first use belongs to no file
-    print(json.dumps({path: cost(path) for path in sys.argv[1:]}))
+    print(json.dumps({path: measure_decode_cost(path) for path in sys.argv[1:]}))

@@ -12,19 +12,19 @@ import numpy as np
 from PIL import Image
 
 
-def saved(image: Image.Image | np.ndarray, kind: str, **options: Any) -> bytes:
+def encode_image(image: Image.Image | np.ndarray, kind: str, **options: Any) -> bytes:
     """A picture as the bytes of a file of that format of Pillow's."""
     file = io.BytesIO()
     (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(file, kind, **options)
     return file.getvalue()
 
 
-def chunk(kind: bytes, body: bytes = b"") -> bytes:
+def build_png_chunk(kind: bytes, body: bytes = b"") -> bytes:
     """A chunk of a PNG file, with its checksum."""
     return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 
-def png(
+def build_png(
     width: int,
     height: int,
     rows: bytes,
@@ -36,7 +36,13 @@ def png(
 ) -> bytes:
     """A PNG file of compressed rows; `extra` are the chunks before them."""
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, int(interlaced))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + extra + chunk(b"IDAT", rows) + chunk(b"IEND")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + build_png_chunk(b"IHDR", header)
+        + extra
+        + build_png_chunk(b"IDAT", rows)
+        + build_png_chunk(b"IEND")
+    )
 
 
 def interlaced_png(values: np.ndarray) -> bytes:
@@ -45,10 +51,10 @@ def interlaced_png(values: np.ndarray) -> bytes:
     parts = [values[top::down, left::right].astype(">u2") for top, left, down, right in passes]
     rows = b"".join(b"\0" + row.tobytes() for part in parts if part.size for row in part)
     height, width = values.shape[:2]
-    return png(width, height, zlib.compress(rows), depth=16, colour=2 if values.ndim == 3 else 0, interlaced=True)
+    return build_png(width, height, zlib.compress(rows), depth=16, colour=2 if values.ndim == 3 else 0, interlaced=True)
 
 
-def zeros(count: int) -> bytes:
+def compress_zeros(count: int) -> bytes:
     """`count` zero bytes, compressed by zlib, in a thousandth of the time: whole pieces of a megabyte are all alike."""
     piece = 2**20
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
@@ -59,7 +65,7 @@ def zeros(count: int) -> bytes:
 
 def bits_png(side: int) -> bytes:
     """A black square of one bit a pixel."""
-    return png(side, side, zeros(side * (1 + -(-side // 8))), depth=1, colour=0)
+    return build_png(side, side, compress_zeros(side * (1 + -(-side // 8))), depth=1, colour=0)
 
 
 def with_marker(jpeg: bytes, marker: int, precision: int = 8) -> bytes:
@@ -99,19 +105,19 @@ def with_segment(jpeg: bytes, marker: int, body: bytes) -> bytes:
     return jpeg[:2] + bytes([0xFF, marker]) + struct.pack(">H", len(body) + 2) + body + jpeg[2:]
 
 
-def bmp(width: int, height: int, body: bytes, *, bits: int = 24, coding: int = 0, palette: bytes = b"") -> bytes:
+def build_bmp(width: int, height: int, body: bytes, *, bits: int = 24, coding: int = 0, palette: bytes = b"") -> bytes:
     """A BMP file: rows from below, from above where the height is negative, or run lengths where `coding` is 1 or 2."""
     start = 54 + len(palette)
     head = struct.pack("<IiiHHIIiiII", 40, width, height, 1, bits, coding, len(body), 0, 0, len(palette) // 4, 0)
     return b"BM" + struct.pack("<IHHI", start + len(body), 0, 0, start) + head + palette + body
 
 
-def entry(tag: int, kind: int, count: int, value: int) -> bytes:
+def build_tiff_entry(tag: int, kind: int, count: int, value: int) -> bytes:
     """An entry of a page of a TIFF file."""
     return struct.pack("<HHI", tag, kind, count) + (8 if value == -1 else value).to_bytes(4, "little")
 
 
-def tiff(pages: list[dict[int, tuple[int, int, int]]], body: bytes = b"", loop: bool = False) -> bytes:
+def build_tiff(pages: list[dict[int, tuple[int, int, int]]], body: bytes = b"", loop: bool = False) -> bytes:
     """A little-endian TIFF file: pages of tag -> (type, count, value); a value of -1 is where `body` is, which comes
     first.
 
@@ -123,7 +129,7 @@ def tiff(pages: list[dict[int, tuple[int, int, int]]], body: bytes = b"", loop: 
     for tags in pages:
         if id(tags) not in packed:
             packed[id(tags)] = struct.pack("<H", len(tags)) + b"".join(
-                entry(tag, *said) for tag, said in sorted(tags.items())
+                build_tiff_entry(tag, *said) for tag, said in sorted(tags.items())
             )
         starts.append(at)
         out.append(packed[id(tags)])
@@ -133,7 +139,7 @@ def tiff(pages: list[dict[int, tuple[int, int, int]]], body: bytes = b"", loop: 
     return out[0] + out[1] + b"".join(part + struct.pack("<I", link) for part, link in zip(out[2:], links, strict=True))
 
 
-def page(width: int, height: int, **more: tuple[int, int, int]) -> dict[int, tuple[int, int, int]]:
+def tiff_page_tags(width: int, height: int, **more: tuple[int, int, int]) -> dict[int, tuple[int, int, int]]:
     """The tags of one grey page of 8 bits whose only strip is the body of the file; `more` as t320=(type, count,
     value)."""
     tags = {256: width, 257: height, 258: 8, 259: 1, 262: 1, 277: 1, 278: height}
@@ -162,17 +168,17 @@ def gif_header(width: int, height: int) -> bytes:
     )
 
 
-def ftyp(brand: bytes) -> bytes:
+def build_iso_header(brand: bytes) -> bytes:
     """The beginning of a file of the ISO family: HEIC, AVIF, a video."""
     return struct.pack(">I", 24) + b"ftyp" + brand + bytes(4) + b"mif1" + brand + bytes(200)
 
 
-def icon(content: bytes) -> bytes:
+def build_icon(content: bytes) -> bytes:
     """An icon that holds one picture."""
     return struct.pack("<HHHBBBBHHII", 0, 1, 1, 16, 16, 0, 0, 1, 32, len(content), 22) + content
 
 
-def zip_of(name: str, content: bytes) -> bytes:
+def build_zip(name: str, content: bytes) -> bytes:
     """A ZIP archive."""
     import zipfile
 

@@ -21,12 +21,12 @@ CODECS = {
 }
 
 
-def greys(count: int, side: int = 16, step: int = 20) -> np.ndarray:
+def make_grey_frames(count: int, side: int = 16, step: int = 20) -> np.ndarray:
     """Frames of one grey each, which rises by `step`: (T, side, side, 3) uint8."""
     return np.repeat(np.arange(count, dtype=np.uint8) * step, side * side * 3).reshape(count, side, side, 3)
 
 
-def moving(seed: int, right: bool, count: int = 10, side: int = 16) -> np.ndarray:
+def make_moving_square(seed: int, right: bool, count: int = 10, side: int = 16) -> np.ndarray:
     """A bright square on noise that moves by a pixel a frame, to the right or to the left: (T, side, side, 3) uint8."""
     chance = np.random.default_rng(seed)
     pixels = chance.integers(0, 60, (count, side, side, 3)).astype(np.uint8)
@@ -37,7 +37,7 @@ def moving(seed: int, right: bool, count: int = 10, side: int = 16) -> np.ndarra
     return pixels
 
 
-def encode(
+def encode_video(
     pixels: np.ndarray,
     suffix: str = "mp4",
     sound: bool = False,
@@ -75,7 +75,7 @@ def write_clip(place: Path, pixels: np.ndarray) -> Path:
     if suffix == "gif":
         pictures[0].save(place, save_all=True, append_images=pictures[1:], duration=100)
     elif suffix:
-        place.write_bytes(encode(pixels, suffix))
+        place.write_bytes(encode_video(pixels, suffix))
     else:
         place.mkdir()
         for number, picture in enumerate(pictures):
@@ -88,5 +88,7 @@ def write_moves(home: Path, count: int, suffixes: tuple[str, ...] = (".mp4", ".g
     for right, name in enumerate(("left", "right")):
         for clip in range(count):
             seed = first + 2 * clip + right
-            write_clip(home / name / f"clip{clip}{suffixes[clip % len(suffixes)]}", moving(seed, bool(right)))
+            write_clip(
+                home / name / f"clip{clip}{suffixes[clip % len(suffixes)]}", make_moving_square(seed, bool(right))
+            )
     return home

@@ -41,7 +41,7 @@ class GridPreprocess(Preprocess):
         return crop_or_pad(decoded, self.image)
 
 
-GRIDS = {"grids": GridPreprocess}
+GRID_MODALITIES = {"grids": GridPreprocess}
 
 
 def read_grid(raw: Any, name: str) -> np.ndarray:

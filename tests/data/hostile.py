@@ -18,35 +18,35 @@ from PIL import Image
 
 from tests.data.crafted import (
     bits_png,
-    bmp,
-    chunk,
-    ftyp,
+    build_bmp,
+    build_icon,
+    build_iso_header,
+    build_png,
+    build_png_chunk,
+    build_tiff,
+    build_zip,
+    compress_zeros,
+    encode_image,
     gif_header,
-    icon,
     interlaced_png,
-    page,
-    png,
-    saved,
-    tiff,
+    tiff_page_tags,
     webp_header,
     with_marker,
     with_scans,
     with_segment,
     with_size,
     without_segment,
-    zeros,
-    zip_of,
 )
 from vitreous.data.decoding.heif import is_format_readable, register_pillow_reader
 
-BROKEN = "cannot be read as an image"
-UNKNOWN = "not an image of a known format"
-LARGE = "more than 64,000,000"
+DECODE_ERROR = "cannot be read as an image"
+UNKNOWN_FORMAT_ERROR = "not an image of a known format"
+TOO_LARGE_ERROR = "more than 64,000,000"
 NO_RANGE = "no stated range"
 
 
 @dataclass(frozen=True)
-class Case:
+class HostileFile:
     """One file. `refused`: what its message says, or None where it is accepted, as `golden` (H, W, 3) give or take
     `off` where known."""
 
@@ -57,7 +57,7 @@ class Case:
     off: int = 0
 
 
-def blocks(rows: int = 2, columns: int = 3) -> np.ndarray:
+def make_colour_blocks(rows: int = 2, columns: int = 3) -> np.ndarray:
     """Squares of 8 pixels, each of one colour: (8 rows, 8 columns, 3) uint8. JPEG keeps them, whichever way it is
     turned."""
     colours = np.array(
@@ -66,240 +66,315 @@ def blocks(rows: int = 2, columns: int = 3) -> np.ndarray:
     return np.kron(np.resize(colours, (rows, columns, 3)), np.ones((8, 8, 1), np.uint8))
 
 
-RGB = blocks()
-PICTURE = Image.fromarray(RGB)
-NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
-JPEG = saved(NOISE, "JPEG", quality=90)
-PNG = saved(NOISE, "PNG")
-SMOOTH = {"quality": 98, "subsampling": 0}
+BLOCK_PIXELS = make_colour_blocks()
+BLOCK_IMAGE = Image.fromarray(BLOCK_PIXELS)
+NOISE_PIXELS = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+NOISE_JPEG = encode_image(NOISE_PIXELS, "JPEG", quality=90)
+NOISE_PNG = encode_image(NOISE_PIXELS, "PNG")
+JPEG_OPTIONS = {"quality": 98, "subsampling": 0}
 
 
-def grey(values: np.ndarray) -> np.ndarray:
+def grey_to_rgb(values: np.ndarray) -> np.ndarray:
     """(H, W) as (H, W, 3)."""
     return np.repeat(values[..., None], 3, 2)
 
 
 @cache
-def corpus() -> tuple[Case, ...]:
+def build_corpus() -> tuple[HostileFile, ...]:
     """Every case, in about a second."""
-    found = (*plain(), *cut(), *foreign(), *deep(), *turned(), *animated(), *long(), *bombs(), *arrays(), *rare())
+    found = (
+        *iterate_format_cases(),
+        *iterate_truncated_cases(),
+        *iterate_foreign_cases(),
+        *iterate_pixel_mode_cases(),
+        *iterate_exif_cases(),
+        *iterate_animation_cases(),
+        *iterate_extreme_size_cases(),
+        *iterate_bomb_cases(),
+        *iterate_npy_cases(),
+        *iterate_rare_format_cases(),
+    )
     assert len({case.name for case in found}) == len(found)
     return found
 
 
-def plain() -> Iterator[Case]:
+def iterate_format_cases() -> Iterator[HostileFile]:
     """The formats themselves."""
-    yield Case("ok.jpg", saved(PICTURE, "JPEG", **SMOOTH), golden=RGB, off=3)
-    yield Case("ok_progressive.jpg", saved(PICTURE, "JPEG", progressive=True, **SMOOTH), golden=RGB, off=3)
-    yield Case(
+    yield HostileFile("ok.jpg", encode_image(BLOCK_IMAGE, "JPEG", **JPEG_OPTIONS), golden=BLOCK_PIXELS, off=3)
+    yield HostileFile(
+        "ok_progressive.jpg",
+        encode_image(BLOCK_IMAGE, "JPEG", progressive=True, **JPEG_OPTIONS),
+        golden=BLOCK_PIXELS,
+        off=3,
+    )
+    yield HostileFile(
         "ok_grey.jpg",
-        saved(PICTURE.convert("L"), "JPEG", quality=98),
-        golden=np.asarray(PICTURE.convert("L").convert("RGB")),
+        encode_image(BLOCK_IMAGE.convert("L"), "JPEG", quality=98),
+        golden=np.asarray(BLOCK_IMAGE.convert("L").convert("RGB")),
         off=2,
     )
-    yield Case("ok.webp", saved(PICTURE, "WEBP", lossless=True), golden=RGB)
-    yield Case("ok_lossy.webp", saved(PICTURE, "WEBP", quality=95))
-    yield Case("ok.gif", saved(PICTURE, "GIF"), golden=RGB)
-    yield Case(
+    yield HostileFile("ok.webp", encode_image(BLOCK_IMAGE, "WEBP", lossless=True), golden=BLOCK_PIXELS)
+    yield HostileFile("ok_lossy.webp", encode_image(BLOCK_IMAGE, "WEBP", quality=95))
+    yield HostileFile("ok.gif", encode_image(BLOCK_IMAGE, "GIF"), golden=BLOCK_PIXELS)
+    yield HostileFile(
         "ok_bits.png",
-        saved(Image.fromarray(RGB[..., 0] > 100), "PNG"),
-        golden=grey((RGB[..., 0] > 100).astype(np.uint8) * 255),
+        encode_image(Image.fromarray(BLOCK_PIXELS[..., 0] > 100), "PNG"),
+        golden=grey_to_rgb((BLOCK_PIXELS[..., 0] > 100).astype(np.uint8) * 255),
     )
     for kind, name in (("AVIF", "ok.avif"), ("HEIF", "ok.heic")):
         if is_format_readable(kind):
             register_pillow_reader(kind)
-            coded = saved(
-                PICTURE, kind, quality=98, **({"subsampling": "4:4:4"} if kind == "AVIF" else {"chroma": 444})
+            coded = encode_image(
+                BLOCK_IMAGE, kind, quality=98, **({"subsampling": "4:4:4"} if kind == "AVIF" else {"chroma": 444})
             )
-            yield Case(name, coded, golden=RGB, off=6)
-            yield Case(f"trunc_50_{name}", coded[: len(coded) // 2], BROKEN)
+            yield HostileFile(name, coded, golden=BLOCK_PIXELS, off=6)
+            yield HostileFile(f"trunc_50_{name}", coded[: len(coded) // 2], DECODE_ERROR)
     for kind in ("PNG", "BMP", "TIFF"):
-        yield Case(f"ok.{kind.lower()}", saved(PICTURE, kind), golden=RGB)
+        yield HostileFile(f"ok.{kind.lower()}", encode_image(BLOCK_IMAGE, kind), golden=BLOCK_PIXELS)
     for coding in ("tiff_lzw", "packbits", "tiff_adobe_deflate"):
-        yield Case(f"ok_{coding}.tif", saved(PICTURE, "TIFF", compression=coding), golden=RGB)
+        yield HostileFile(
+            f"ok_{coding}.tif", encode_image(BLOCK_IMAGE, "TIFF", compression=coding), golden=BLOCK_PIXELS
+        )
 
 
-def cut() -> Iterator[Case]:
+def iterate_truncated_cases() -> Iterator[HostileFile]:
     """Files that end too early, or hold what their checksum does not."""
-    yield Case("zero.jpg", b"", "empty file")
-    yield Case("one_byte.jpg", b"\xff", UNKNOWN)
-    progressive = saved(NOISE, "JPEG", progressive=True)
-    for name, end in (("10", len(JPEG) // 10), ("50", len(JPEG) // 2), ("90", len(JPEG) * 9 // 10), ("3_bytes", -3)):
-        yield Case(f"trunc_{name}.jpg", JPEG[:end], BROKEN if name != "10" else "not an image|cannot be read")
-    yield Case("progressive_trunc.jpg", progressive[: len(progressive) // 2], BROKEN)
-    yield Case("trunc_50.png", PNG[: len(PNG) // 2], BROKEN)
-    yield Case("badcrc.png", PNG[:3000] + bytes([PNG[3000] ^ 1]) + PNG[3001:], BROKEN)
-    yield Case("badcrc_header.png", PNG[:30] + bytes([PNG[30] ^ 1]) + PNG[31:], "not an image|cannot be read")
+    yield HostileFile("zero.jpg", b"", "empty file")
+    yield HostileFile("one_byte.jpg", b"\xff", UNKNOWN_FORMAT_ERROR)
+    progressive = encode_image(NOISE_PIXELS, "JPEG", progressive=True)
+    for name, end in (
+        ("10", len(NOISE_JPEG) // 10),
+        ("50", len(NOISE_JPEG) // 2),
+        ("90", len(NOISE_JPEG) * 9 // 10),
+        ("3_bytes", -3),
+    ):
+        yield HostileFile(
+            f"trunc_{name}.jpg", NOISE_JPEG[:end], DECODE_ERROR if name != "10" else "not an image|cannot be read"
+        )
+    yield HostileFile("progressive_trunc.jpg", progressive[: len(progressive) // 2], DECODE_ERROR)
+    yield HostileFile("trunc_50.png", NOISE_PNG[: len(NOISE_PNG) // 2], DECODE_ERROR)
+    yield HostileFile("badcrc.png", NOISE_PNG[:3000] + bytes([NOISE_PNG[3000] ^ 1]) + NOISE_PNG[3001:], DECODE_ERROR)
+    yield HostileFile(
+        "badcrc_header.png", NOISE_PNG[:30] + bytes([NOISE_PNG[30] ^ 1]) + NOISE_PNG[31:], "not an image|cannot be read"
+    )
     row = b"\0" + b"\x55" * 72
-    few, interlaced = png(24, 16, zlib.compress(row * 15)), interlaced_png(RGB.astype(np.uint16))
-    yield Case("rows.png", few, "rows are missing")
-    yield Case("rows_no_end.png", few[:-12], "rows are missing")
+    few, interlaced = build_png(24, 16, zlib.compress(row * 15)), interlaced_png(BLOCK_PIXELS.astype(np.uint16))
+    yield HostileFile("rows.png", few, "rows are missing")
+    yield HostileFile("rows_no_end.png", few[:-12], "rows are missing")
     taller = struct.pack(">IIBBBBB", 24, 17, 16, 2, 0, 0, 1)
-    yield Case("rows_interlaced.png", interlaced[:8] + chunk(b"IHDR", taller) + interlaced[33:], BROKEN)
-    yield Case("rows_few_bytes.png", png(1, 33_554_433, zlib.compress(bytes(9))), "rows are missing")
-    yield Case("black.png", saved(np.zeros((16, 24, 3), np.uint8), "PNG"), golden=np.zeros((16, 24, 3), np.uint8))
-    yield Case("strips.tif", tiff([page(4, 400) | {278: (4, 1, 4), 279: (4, 1, 16)}], bytes(16)), BROKEN)
-    yield Case("trunc_iend.png", PNG[:-12], golden=NOISE)
+    yield HostileFile(
+        "rows_interlaced.png", interlaced[:8] + build_png_chunk(b"IHDR", taller) + interlaced[33:], DECODE_ERROR
+    )
+    yield HostileFile("rows_few_bytes.png", build_png(1, 33_554_433, zlib.compress(bytes(9))), "rows are missing")
+    yield HostileFile(
+        "black.png", encode_image(np.zeros((16, 24, 3), np.uint8), "PNG"), golden=np.zeros((16, 24, 3), np.uint8)
+    )
+    yield HostileFile(
+        "strips.tif", build_tiff([tiff_page_tags(4, 400) | {278: (4, 1, 4), 279: (4, 1, 16)}], bytes(16)), DECODE_ERROR
+    )
+    yield HostileFile("trunc_iend.png", NOISE_PNG[:-12], golden=NOISE_PIXELS)
     for kind in ("BMP", "TIFF", "GIF", "WEBP"):
-        content = saved(NOISE, kind)
-        yield Case(f"trunc_50.{kind.lower()}", content[: len(content) // 2], "not an image|cannot be read")
+        content = encode_image(NOISE_PIXELS, kind)
+        yield HostileFile(f"trunc_50.{kind.lower()}", content[: len(content) // 2], "not an image|cannot be read")
 
 
-def foreign() -> Iterator[Case]:
+def iterate_foreign_cases() -> Iterator[HostileFile]:
     """What is no image, or none of the known formats, under the name of one; and images under the name of another."""
     svg = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>'
-    yield Case("html.jpg", b"\n<!DOCTYPE html><html><body>404</body></html>", f"{UNKNOWN}, but an HTML page")
-    yield Case("pdf.jpg", b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj", f"{UNKNOWN}, but a PDF")
-    yield Case("svg.png", svg, f"{UNKNOWN}, but an SVG")
-    yield Case("svg.svg", b'<?xml version="1.0"?>\n<!-- x -->\n' + svg, f"{UNKNOWN}, but an SVG")
-    yield Case("eps.jpg", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EOF\n", f"{UNKNOWN}, but a PostScript")
-    yield Case("ico.jpg", icon(saved(PICTURE, "PNG")), f"{UNKNOWN}, but an icon")
-    yield Case("avif.jpg", ftyp(b"avif"), "cannot be read as an image|an AVIF image, but Pillow was built without")
-    yield Case("heic.jpg", ftyp(b"heic"), "cannot be read as an image|a HEIC image, which needs pillow-heif")
-    yield Case("video.jpg", ftyp(b"isom"), f"{UNKNOWN}, but a video")
-    yield Case("jp2.jpg", b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(99), f"{UNKNOWN}, but a JPEG 2000")
-    yield Case("jxl.jpg", b"\xff\x0a" + bytes(99), f"{UNKNOWN}, but a JPEG XL")
-    yield Case("jxl_box.jpg", b"\0\0\0\x0cJXL \r\n\x87\n" + bytes(99), f"{UNKNOWN}, but a JPEG XL")
-    yield Case(
+    yield HostileFile(
+        "html.jpg", b"\n<!DOCTYPE html><html><body>404</body></html>", f"{UNKNOWN_FORMAT_ERROR}, but an HTML page"
+    )
+    yield HostileFile("pdf.jpg", b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj", f"{UNKNOWN_FORMAT_ERROR}, but a PDF")
+    yield HostileFile("svg.png", svg, f"{UNKNOWN_FORMAT_ERROR}, but an SVG")
+    yield HostileFile("svg.svg", b'<?xml version="1.0"?>\n<!-- x -->\n' + svg, f"{UNKNOWN_FORMAT_ERROR}, but an SVG")
+    yield HostileFile(
+        "eps.jpg",
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EOF\n",
+        f"{UNKNOWN_FORMAT_ERROR}, but a PostScript",
+    )
+    yield HostileFile("ico.jpg", build_icon(encode_image(BLOCK_IMAGE, "PNG")), f"{UNKNOWN_FORMAT_ERROR}, but an icon")
+    yield HostileFile(
+        "avif.jpg", build_iso_header(b"avif"), "cannot be read as an image|an AVIF image, but Pillow was built without"
+    )
+    yield HostileFile(
+        "heic.jpg", build_iso_header(b"heic"), "cannot be read as an image|a HEIC image, which needs pillow-heif"
+    )
+    yield HostileFile("video.jpg", build_iso_header(b"isom"), f"{UNKNOWN_FORMAT_ERROR}, but a video")
+    yield HostileFile("jp2.jpg", b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(99), f"{UNKNOWN_FORMAT_ERROR}, but a JPEG 2000")
+    yield HostileFile("jxl.jpg", b"\xff\x0a" + bytes(99), f"{UNKNOWN_FORMAT_ERROR}, but a JPEG XL")
+    yield HostileFile("jxl_box.jpg", b"\0\0\0\x0cJXL \r\n\x87\n" + bytes(99), f"{UNKNOWN_FORMAT_ERROR}, but a JPEG XL")
+    yield HostileFile(
         "qoi.jpg",
         b"qoif" + struct.pack(">IIBB", 1, 1, 3, 0) + b"\xfe\1\2\3" + b"\0" * 7 + b"\1",
-        f"{UNKNOWN}, but a QOI",
+        f"{UNKNOWN_FORMAT_ERROR}, but a QOI",
     )
-    yield Case("tga.jpg", struct.pack("<BBBHHBHHHHBB", 0, 0, 2, 0, 0, 0, 0, 0, 2, 2, 24, 0) + bytes(12), UNKNOWN)
-    yield Case("zip.jpg", zip_of("x.txt", b"x"), f"{UNKNOWN}, but a ZIP")
-    yield Case(
+    yield HostileFile(
+        "tga.jpg", struct.pack("<BBBHHBHHHHBB", 0, 0, 2, 0, 0, 0, 0, 0, 2, 2, 24, 0) + bytes(12), UNKNOWN_FORMAT_ERROR
+    )
+    yield HostileFile("zip.jpg", build_zip("x.txt", b"x"), f"{UNKNOWN_FORMAT_ERROR}, but a ZIP")
+    yield HostileFile(
         "lfs.jpg",
         b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
-        f"{UNKNOWN}, but a Git LFS pointer",
+        f"{UNKNOWN_FORMAT_ERROR}, but a Git LFS pointer",
     )
-    yield Case("png_named.jpg", saved(PICTURE, "PNG"), golden=RGB)
-    yield Case("zip_tail.jpg", saved(PICTURE, "JPEG", **SMOOTH) + zip_of("x.html", b"<script>"), golden=RGB, off=3)
+    yield HostileFile("png_named.jpg", encode_image(BLOCK_IMAGE, "PNG"), golden=BLOCK_PIXELS)
+    yield HostileFile(
+        "zip_tail.jpg",
+        encode_image(BLOCK_IMAGE, "JPEG", **JPEG_OPTIONS) + build_zip("x.html", b"<script>"),
+        golden=BLOCK_PIXELS,
+        off=3,
+    )
 
 
-def deep() -> Iterator[Case]:
+def iterate_pixel_mode_cases() -> Iterator[HostileFile]:
     """Modes other than 8-bit colour."""
     ramp = np.arange(384, dtype=np.uint16).reshape(16, 24) * 170
-    scaled = grey(((ramp.astype(np.int64) + 128) // 257).astype(np.uint8))
-    ink = PICTURE.convert("CMYK")
+    scaled = grey_to_rgb(((ramp.astype(np.int64) + 128) // 257).astype(np.uint8))
+    ink = BLOCK_IMAGE.convert("CMYK")
     inked = np.asarray(ink.convert("RGB"))
-    yield Case("cmyk.jpg", saved(ink, "JPEG", **SMOOTH), golden=inked, off=3)
-    yield Case("cmyk_plain.jpg", without_segment(saved(ink, "JPEG", **SMOOTH), 0xEE), golden=inked, off=3)
-    yield Case("cmyk.tif", saved(ink, "TIFF"), golden=inked)
-    yield Case("lab.tif", saved(Image.new("LAB", (8, 8)), "TIFF"), NO_RANGE)
-    yield Case("gray16.png", saved(ramp, "PNG"), golden=scaled)
-    yield Case("gray16.tif", saved(ramp, "TIFF"), golden=scaled)
-    yield Case("gray16_interlaced.png", interlaced_png(ramp), golden=scaled)
-    yield Case("rgb16_interlaced.png", interlaced_png(RGB.astype(np.uint16) * 257), golden=RGB)
-    rows = b"".join(b"\0" + (row.astype(">u2") * 257).tobytes() for row in RGB)
-    yield Case("rgb16.png", png(24, 16, zlib.compress(rows), depth=16), golden=RGB)
-    yield Case("float.tif", saved(np.random.default_rng(0).random((8, 8), dtype=np.float32), "TIFF"), NO_RANGE)
-    yield Case("int32.tif", saved(np.full((8, 8), 70_000, np.int32), "TIFF"), NO_RANGE)
+    yield HostileFile("cmyk.jpg", encode_image(ink, "JPEG", **JPEG_OPTIONS), golden=inked, off=3)
+    yield HostileFile(
+        "cmyk_plain.jpg", without_segment(encode_image(ink, "JPEG", **JPEG_OPTIONS), 0xEE), golden=inked, off=3
+    )
+    yield HostileFile("cmyk.tif", encode_image(ink, "TIFF"), golden=inked)
+    yield HostileFile("lab.tif", encode_image(Image.new("LAB", (8, 8)), "TIFF"), NO_RANGE)
+    yield HostileFile("gray16.png", encode_image(ramp, "PNG"), golden=scaled)
+    yield HostileFile("gray16.tif", encode_image(ramp, "TIFF"), golden=scaled)
+    yield HostileFile("gray16_interlaced.png", interlaced_png(ramp), golden=scaled)
+    yield HostileFile("rgb16_interlaced.png", interlaced_png(BLOCK_PIXELS.astype(np.uint16) * 257), golden=BLOCK_PIXELS)
+    rows = b"".join(b"\0" + (row.astype(">u2") * 257).tobytes() for row in BLOCK_PIXELS)
+    yield HostileFile("rgb16.png", build_png(24, 16, zlib.compress(rows), depth=16), golden=BLOCK_PIXELS)
+    yield HostileFile(
+        "float.tif", encode_image(np.random.default_rng(0).random((8, 8), dtype=np.float32), "TIFF"), NO_RANGE
+    )
+    yield HostileFile("int32.tif", encode_image(np.full((8, 8), 70_000, np.int32), "TIFF"), NO_RANGE)
     alpha = np.zeros((16, 24), np.uint8)
     alpha[:, 12:] = 255
-    over = np.where(alpha[..., None] > 0, RGB, 255).astype(np.uint8)
-    rgba = Image.fromarray(np.dstack([RGB, alpha]))
-    yield Case("rgba.png", saved(rgba, "PNG"), golden=over)
-    yield Case("rgba.webp", saved(rgba, "WEBP", lossless=True, exact=True), golden=over)
-    yield Case("rgba.tif", saved(rgba, "TIFF"), golden=over)
-    shade = np.asarray(PICTURE.convert("L"))
-    yield Case("la.png", saved(Image.merge("LA", [PICTURE.convert("L"), Image.fromarray(alpha)]), "PNG"),
-               golden=grey(np.where(alpha > 0, shade, 255).astype(np.uint8)))  # fmt: skip
+    over = np.where(alpha[..., None] > 0, BLOCK_PIXELS, 255).astype(np.uint8)
+    rgba = Image.fromarray(np.dstack([BLOCK_PIXELS, alpha]))
+    yield HostileFile("rgba.png", encode_image(rgba, "PNG"), golden=over)
+    yield HostileFile("rgba.webp", encode_image(rgba, "WEBP", lossless=True, exact=True), golden=over)
+    yield HostileFile("rgba.tif", encode_image(rgba, "TIFF"), golden=over)
+    shade = np.asarray(BLOCK_IMAGE.convert("L"))
+    yield HostileFile("la.png", encode_image(Image.merge("LA", [BLOCK_IMAGE.convert("L"), Image.fromarray(alpha)]), "PNG"),
+               golden=grey_to_rgb(np.where(alpha > 0, shade, 255).astype(np.uint8)))  # fmt: skip
     steps = Image.fromarray(np.tile(np.arange(24, dtype=np.uint8), (16, 1)), "P")
     steps.putpalette([v for i in range(256) for v in (i, 0, 0)])
     seen = np.zeros((16, 24, 3), np.uint8)
     seen[..., 0], seen[:, :12] = np.arange(24), 255
-    yield Case("palette_alpha.png", saved(steps, "PNG", transparency=bytes([0] * 12 + [255] * 244)), golden=seen)
-    corner = RGB[0, 0]
-    keyed = np.where((corner == RGB).all(-1, keepdims=True), 255, RGB).astype(np.uint8)
-    yield Case("trns.png", saved(PICTURE, "PNG", transparency=tuple(corner.tolist())), golden=keyed)
+    yield HostileFile(
+        "palette_alpha.png", encode_image(steps, "PNG", transparency=bytes([0] * 12 + [255] * 244)), golden=seen
+    )
+    corner = BLOCK_PIXELS[0, 0]
+    keyed = np.where((corner == BLOCK_PIXELS).all(-1, keepdims=True), 255, BLOCK_PIXELS).astype(np.uint8)
+    yield HostileFile("trns.png", encode_image(BLOCK_IMAGE, "PNG", transparency=tuple(corner.tolist())), golden=keyed)
 
 
-def turned() -> Iterator[Case]:
+def iterate_exif_cases() -> Iterator[HostileFile]:
     """EXIF, right and wrong, and a profile that is none."""
     back = {2: [0], 3: [3], 4: [1], 5: [5], 6: [2], 7: [6], 8: [4]}  # orientation -> Pillow's transpositions
     for orientation in range(1, 9):
-        image = PICTURE
+        image = BLOCK_IMAGE
         for operation in back.get(orientation, []):
             image = image.transpose(Image.Transpose(operation))
         exif = Image.Exif()
         exif[0x0112] = orientation
-        yield Case(f"exif_{orientation}.jpg", saved(image, "JPEG", exif=exif, **SMOOTH), golden=RGB, off=3)
+        yield HostileFile(
+            f"exif_{orientation}.jpg",
+            encode_image(image, "JPEG", exif=exif, **JPEG_OPTIONS),
+            golden=BLOCK_PIXELS,
+            off=3,
+        )
     exif = Image.Exif()
     exif[0x0112] = 99
-    jpeg = saved(PICTURE, "JPEG", **SMOOTH)
-    yield Case("exif_bad.jpg", saved(PICTURE, "JPEG", exif=exif, **SMOOTH), golden=RGB, off=3)
-    yield Case("exif_garbage.jpg", with_segment(jpeg, 0xE1, b"Exif\0\0" + b"MM\0*" + b"\xff" * 60), golden=RGB, off=3)
-    yield Case("exif_no_header.jpg", with_segment(jpeg, 0xE1, b"Exif\0\0" + b"junk" * 9), golden=RGB, off=3)
-    yield Case(
+    jpeg = encode_image(BLOCK_IMAGE, "JPEG", **JPEG_OPTIONS)
+    yield HostileFile(
+        "exif_bad.jpg", encode_image(BLOCK_IMAGE, "JPEG", exif=exif, **JPEG_OPTIONS), golden=BLOCK_PIXELS, off=3
+    )
+    yield HostileFile(
+        "exif_garbage.jpg", with_segment(jpeg, 0xE1, b"Exif\0\0" + b"MM\0*" + b"\xff" * 60), golden=BLOCK_PIXELS, off=3
+    )
+    yield HostileFile(
+        "exif_no_header.jpg", with_segment(jpeg, 0xE1, b"Exif\0\0" + b"junk" * 9), golden=BLOCK_PIXELS, off=3
+    )
+    yield HostileFile(
         "exif_words.jpg",
-        with_segment(jpeg, 0xE1, b"Exif\0\0" + tiff([{0x0112: (2, 4, 0x00783C3C)}])),
-        golden=RGB,
+        with_segment(jpeg, 0xE1, b"Exif\0\0" + build_tiff([{0x0112: (2, 4, 0x00783C3C)}])),
+        golden=BLOCK_PIXELS,
         off=3,
     )
-    yield Case("icc_garbage.jpg", with_segment(jpeg, 0xE2, b"ICC_PROFILE\0\1\1" + b"\x80" * 60), golden=RGB, off=3)
-    yield Case("icc_garbage.png", saved(PICTURE, "PNG", icc_profile=b"junk"), golden=RGB)
+    yield HostileFile(
+        "icc_garbage.jpg", with_segment(jpeg, 0xE2, b"ICC_PROFILE\0\1\1" + b"\x80" * 60), golden=BLOCK_PIXELS, off=3
+    )
+    yield HostileFile("icc_garbage.png", encode_image(BLOCK_IMAGE, "PNG", icc_profile=b"junk"), golden=BLOCK_PIXELS)
 
 
-def animated() -> Iterator[Case]:
+def iterate_animation_cases() -> Iterator[HostileFile]:
     """Several pictures in a file: the first is taken."""
     frames = [Image.fromarray(np.full((16, 16, 3), value, np.uint8)) for value in (10, 200, 90)]
     more = {"save_all": True, "append_images": frames[1:]}
     first = np.asarray(frames[0])
-    yield Case("anim.gif", saved(frames[0], "GIF", **more), golden=first)
-    yield Case("anim.webp", saved(frames[0], "WEBP", lossless=True, **more), golden=first)
-    yield Case("anim.png", saved(frames[0], "PNG", **more), golden=first)
-    yield Case("anim.tif", saved(frames[0], "TIFF", **more), golden=first)
-    yield Case("mpo.jpg", saved(frames[0], "MPO", **more), golden=first, off=2)
-    one = saved(Image.fromarray(np.full((4, 4), 255, np.uint8)), "GIF")
+    yield HostileFile("anim.gif", encode_image(frames[0], "GIF", **more), golden=first)
+    yield HostileFile("anim.webp", encode_image(frames[0], "WEBP", lossless=True, **more), golden=first)
+    yield HostileFile("anim.png", encode_image(frames[0], "PNG", **more), golden=first)
+    yield HostileFile("anim.tif", encode_image(frames[0], "TIFF", **more), golden=first)
+    yield HostileFile("mpo.jpg", encode_image(frames[0], "MPO", **more), golden=first, off=2)
+    one = encode_image(Image.fromarray(np.full((4, 4), 255, np.uint8)), "GIF")
     body = one[one.index(b"\x2c\0") :][:-1]  # from the frame's own header to the end of its data
-    yield Case("many_frames.gif", one[:-1] + body * 2999 + b";", golden=np.full((4, 4, 3), 255, np.uint8))
-    pages = [page(4, 4)] * 100_000
-    yield Case("many_pages.tif", tiff(pages, bytes([77] * 16)), golden=np.full((4, 4, 3), 77, np.uint8))
-    yield Case("page_loop.tif", tiff(pages[:2], bytes([77] * 16), loop=True), golden=np.full((4, 4, 3), 77, np.uint8))
+    yield HostileFile("many_frames.gif", one[:-1] + body * 2999 + b";", golden=np.full((4, 4, 3), 255, np.uint8))
+    pages = [tiff_page_tags(4, 4)] * 100_000
+    yield HostileFile("many_pages.tif", build_tiff(pages, bytes([77] * 16)), golden=np.full((4, 4, 3), 77, np.uint8))
+    yield HostileFile(
+        "page_loop.tif", build_tiff(pages[:2], bytes([77] * 16), loop=True), golden=np.full((4, 4, 3), 77, np.uint8)
+    )
 
 
-def long() -> Iterator[Case]:
+def iterate_extreme_size_cases() -> Iterator[HostileFile]:
     """Pictures of one pixel, or far longer than they are wide; and of none."""
     for width, height in ((1, 1), (1, 10_000), (10_000, 1)):
         golden = np.full((height, width, 3), (1, 2, 3), np.uint8)
-        yield Case(f"{width}x{height}.png", saved(golden, "PNG"), golden=golden)
+        yield HostileFile(f"{width}x{height}.png", encode_image(golden, "PNG"), golden=golden)
     golden = np.full((2, 65_500, 3), 128, np.uint8)
-    yield Case("65500x2.jpg", saved(golden, "JPEG"), golden=golden, off=1)
-    yield Case("0x10.png", png(0, 10, zlib.compress(b"\0" * 10)), "not an image|cannot be read")
-    yield Case("0x0.gif", gif_header(0, 0), "not an image|cannot be read")
-    yield Case("0x8.bmp", bmp(0, 8, b""), "not an image|cannot be read")
+    yield HostileFile("65500x2.jpg", encode_image(golden, "JPEG"), golden=golden, off=1)
+    yield HostileFile("0x10.png", build_png(0, 10, zlib.compress(b"\0" * 10)), "not an image|cannot be read")
+    yield HostileFile("0x0.gif", gif_header(0, 0), "not an image|cannot be read")
+    yield HostileFile("0x8.bmp", build_bmp(0, 8, b""), "not an image|cannot be read")
 
 
-def bombs() -> Iterator[Case]:
+def iterate_bomb_cases() -> Iterator[HostileFile]:
     """Small files that ask for much."""
-    small = saved(PICTURE, "JPEG", progressive=True)
-    yield Case("side_2e31.png", png(2**31 - 1, 2**31 - 1, zeros(99)), LARGE)
-    yield Case("30000.png", png(30_000, 30_000, zeros(99)), LARGE)
-    yield Case("13300_bits.png", bits_png(13_300), LARGE)
-    yield Case("9400_bits.png", bits_png(9_400), LARGE)
-    yield Case("1x100000000.png", png(1, 100_000_000, zeros(99)), LARGE)
-    yield Case("65535.gif", gif_header(65_535, 65_535), LARGE)
-    yield Case("9000.gif", gif_header(9_000, 9_000), LARGE)
-    yield Case("65535.jpg", with_size(small, 65_535, 65_535), LARGE)
-    yield Case("40000.bmp", bmp(40_000, 40_000, bytes(99)), LARGE)
-    yield Case("10000.tif", tiff([page(10_000, 10_000)], bytes(16)), LARGE)
-    yield Case("16383.webp", webp_header(16_383, 16_383), LARGE)
-    yield Case("9000.webp", webp_header(9_000, 9_000), LARGE)
-    yield Case(
-        "ztxt.png", png(1, 1, zlib.compress(bytes(4)), extra=chunk(b"zTXt", b"x\0\0" + zeros(200 << 20))), BROKEN
+    small = encode_image(BLOCK_IMAGE, "JPEG", progressive=True)
+    yield HostileFile("side_2e31.png", build_png(2**31 - 1, 2**31 - 1, compress_zeros(99)), TOO_LARGE_ERROR)
+    yield HostileFile("30000.png", build_png(30_000, 30_000, compress_zeros(99)), TOO_LARGE_ERROR)
+    yield HostileFile("13300_bits.png", bits_png(13_300), TOO_LARGE_ERROR)
+    yield HostileFile("9400_bits.png", bits_png(9_400), TOO_LARGE_ERROR)
+    yield HostileFile("1x100000000.png", build_png(1, 100_000_000, compress_zeros(99)), TOO_LARGE_ERROR)
+    yield HostileFile("65535.gif", gif_header(65_535, 65_535), TOO_LARGE_ERROR)
+    yield HostileFile("9000.gif", gif_header(9_000, 9_000), TOO_LARGE_ERROR)
+    yield HostileFile("65535.jpg", with_size(small, 65_535, 65_535), TOO_LARGE_ERROR)
+    yield HostileFile("40000.bmp", build_bmp(40_000, 40_000, bytes(99)), TOO_LARGE_ERROR)
+    yield HostileFile("10000.tif", build_tiff([tiff_page_tags(10_000, 10_000)], bytes(16)), TOO_LARGE_ERROR)
+    yield HostileFile("16383.webp", webp_header(16_383, 16_383), TOO_LARGE_ERROR)
+    yield HostileFile("9000.webp", webp_header(9_000, 9_000), TOO_LARGE_ERROR)
+    yield HostileFile(
+        "ztxt.png",
+        build_png(1, 1, zlib.compress(bytes(4)), extra=build_png_chunk(b"zTXt", b"x\0\0" + compress_zeros(200 << 20))),
+        DECODE_ERROR,
     )
-    yield Case(
-        "iccp.png", png(1, 1, zlib.compress(bytes(4)), extra=chunk(b"iCCP", b"x\0\0" + zeros(100 << 20))), BROKEN
+    yield HostileFile(
+        "iccp.png",
+        build_png(1, 1, zlib.compress(bytes(4)), extra=build_png_chunk(b"iCCP", b"x\0\0" + compress_zeros(100 << 20))),
+        DECODE_ERROR,
     )
-    yield Case("scans.jpg", with_scans(small, 1000), "more than 64 scans")
-    yield Case(
+    yield HostileFile("scans.jpg", with_scans(small, 1000), "more than 64 scans")
+    yield HostileFile(
         "runs.bmp",
-        bmp(8_000, 8_000, b"\1\1\0\0" * 8_000, bits=8, coding=1, palette=bytes(1024)),
+        build_bmp(8_000, 8_000, b"\1\1\0\0" * 8_000, bits=8, coding=1, palette=bytes(1024)),
         "a run-length encoded BMP",
     )
 
 
-def arrays() -> Iterator[Case]:
+def iterate_npy_cases() -> Iterator[HostileFile]:
     """Pictures that numpy stored."""
     from numpy.lib import format as npy
 
@@ -308,28 +383,32 @@ def arrays() -> Iterator[Case]:
         npy.write_array_header_1_0(file, {"descr": kind, "fortran_order": False, "shape": shape})
         return file.getvalue() + body
 
-    yield Case("ok.npy", header((16, 24, 3), body=RGB.tobytes()), golden=RGB)
-    yield Case("bands.npy", header((3, 16, 24), body=RGB.transpose(2, 0, 1).tobytes()), golden=RGB)
-    yield Case("short.npy", header((16, 24, 3), body=RGB.tobytes()[:-1]), "bytes of data, but the header states")
-    yield Case("huge.npy", header((2**20, 2**20, 4)), "bytes of data, but the header states")
-    yield Case(
+    yield HostileFile("ok.npy", header((16, 24, 3), body=BLOCK_PIXELS.tobytes()), golden=BLOCK_PIXELS)
+    yield HostileFile(
+        "bands.npy", header((3, 16, 24), body=BLOCK_PIXELS.transpose(2, 0, 1).tobytes()), golden=BLOCK_PIXELS
+    )
+    yield HostileFile(
+        "short.npy", header((16, 24, 3), body=BLOCK_PIXELS.tobytes()[:-1]), "bytes of data, but the header states"
+    )
+    yield HostileFile("huge.npy", header((2**20, 2**20, 4)), "bytes of data, but the header states")
+    yield HostileFile(
         "objects.npy", header((8, 8), "|O", b"cos\nsystem\n(S'exit 1'\ntR."), "a damaged .npy header|is not supported"
     )
-    yield Case("float.npy", header((8, 8), "<f4", bytes(256)), "the model expects 3 of uint8")
+    yield HostileFile("float.npy", header((8, 8), "<f4", bytes(256)), "the model expects 3 of uint8")
 
 
-def rare() -> Iterator[Case]:
+def iterate_rare_format_cases() -> Iterator[HostileFile]:
     """What standards allow and few files have."""
-    jpeg = saved(PICTURE, "JPEG", **SMOOTH)
-    yield Case("12_bits.jpg", with_marker(jpeg, 0xC1, 12), "a JPEG with 12 bits")
-    yield Case("arithmetic.jpg", with_marker(jpeg, 0xC9), "a JPEG with arithmetic coding")
-    yield Case("lossless.jpg", with_marker(jpeg, 0xC3), "a JPEG with lossless coding")
-    rational = page(4, 4, t273=(5, 1, -1))  # what Pillow takes for a place in the file, until it goes there
-    yield Case("rational.tif", tiff([rational], struct.pack("<II", 8, 1) + bytes(8)), BROKEN)
-    below = RGB[::-1, :, ::-1]
-    yield Case("below.bmp", bmp(24, 16, below.tobytes()), golden=RGB)
-    yield Case("above.bmp", bmp(24, -16, RGB[..., ::-1].tobytes()), golden=RGB)
+    jpeg = encode_image(BLOCK_IMAGE, "JPEG", **JPEG_OPTIONS)
+    yield HostileFile("12_bits.jpg", with_marker(jpeg, 0xC1, 12), "a JPEG with 12 bits")
+    yield HostileFile("arithmetic.jpg", with_marker(jpeg, 0xC9), "a JPEG with arithmetic coding")
+    yield HostileFile("lossless.jpg", with_marker(jpeg, 0xC3), "a JPEG with lossless coding")
+    rational = tiff_page_tags(4, 4, t273=(5, 1, -1))  # what Pillow takes for a place in the file, until it goes there
+    yield HostileFile("rational.tif", build_tiff([rational], struct.pack("<II", 8, 1) + bytes(8)), DECODE_ERROR)
+    below = BLOCK_PIXELS[::-1, :, ::-1]
+    yield HostileFile("below.bmp", build_bmp(24, 16, below.tobytes()), golden=BLOCK_PIXELS)
+    yield HostileFile("above.bmp", build_bmp(24, -16, BLOCK_PIXELS[..., ::-1].tobytes()), golden=BLOCK_PIXELS)
     shades = bytes(v for i in range(256) for v in (i, i, i, 0))
     runs = b"".join(bytes([5, row, 3, 200]) + b"\0\0" for row in range(9, -1, -1)) + b"\0\1"
-    golden = grey(np.array([[row] * 5 + [200] * 3 for row in range(10)], np.uint8))
-    yield Case("rle.bmp", bmp(8, 10, runs, bits=8, coding=1, palette=shades), golden=golden)
+    golden = grey_to_rgb(np.array([[row] * 5 + [200] * 3 for row in range(10)], np.uint8))
+    yield HostileFile("rle.bmp", build_bmp(8, 10, runs, bits=8, coding=1, palette=shades), golden=golden)

@@ -27,97 +27,97 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tests.data.hostile import corpus
+from tests.data.hostile import build_corpus
 from vitreous.data.decoding.decode import decode_to_pillow
 from vitreous.data.decoding.regions import open_lazy_image
 from vitreous.errors import DataError
 
-LARGEST = 4_000  # bytes of a file to start from
-MEMORY = 2**30  # bytes that the child may take above what it begins with
-SECONDS = 5.0  # of the processor's time, for one mutant
-SILENCE = 60.0  # seconds without a word after which a child is given up
-EDGES = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
+MAX_SEED_BYTES = 4_000  # bytes of a file to start from
+MAX_EXTRA_MEMORY = 2**30  # bytes that the child may take above what it begins with
+MAX_CPU_SECONDS = 5.0  # of the processor's time, for one mutant
+MAX_SILENT_SECONDS = 60.0  # seconds without a word after which a child is given up
+EDGE_VALUES = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 
 
 @cache
-def seeds() -> tuple[bytes, ...]:
+def list_seed_files() -> tuple[bytes, ...]:
     """The small files of the corpus, all formats and modes among them."""
-    return tuple(sorted({case.content for case in corpus() if 8 <= len(case.content) <= LARGEST}))
+    return tuple(sorted({case.content for case in build_corpus() if 8 <= len(case.content) <= MAX_SEED_BYTES}))
 
 
-def mutant(seed: int, number: int) -> bytes:
+def make_mutant(seed: int, number: int) -> bytes:
     """The file of that number: one of the seeds, changed once or a few times."""
     chance = random.Random(seed * 1_000_003 + number)
-    content = bytearray(chance.choice(seeds()))
+    content = bytearray(chance.choice(list_seed_files()))
     for _ in range(chance.choice((1, 1, 2, 3, 5))):
-        chance.choice(CHANGES)(content, chance)
+        chance.choice(MUTATIONS)(content, chance)
     whole = content.startswith(b"\x89PNG") and chance.random() < 0.7
-    return checked(bytes(content)) if whole else bytes(content)
+    return fix_png_checksums(bytes(content)) if whole else bytes(content)
 
 
-def place(content: bytearray, chance: random.Random) -> int:
+def draw_position(content: bytearray, chance: random.Random) -> int:
     """A position, often near the beginning, where headers are."""
     return chance.randrange(min(len(content), 128) if chance.random() < 0.6 else len(content)) if content else 0
 
 
-def flip(content: bytearray, chance: random.Random) -> None:
+def flip_bit(content: bytearray, chance: random.Random) -> None:
     """Another bit."""
     if content:
-        content[place(content, chance)] ^= 1 << chance.randrange(8)
+        content[draw_position(content, chance)] ^= 1 << chance.randrange(8)
 
 
-def edge(content: bytearray, chance: random.Random) -> None:
+def write_edge_value(content: bytearray, chance: random.Random) -> None:
     """A number on the edge of what 1, 2 or 4 bytes hold, in either order."""
     width, order = chance.choice((1, 2, 4)), chance.choice("<>")
-    at = place(content, chance)
-    value = chance.choice(EDGES) & (1 << 8 * width) - 1
+    at = draw_position(content, chance)
+    value = chance.choice(EDGE_VALUES) & (1 << 8 * width) - 1
     content[at : at + width] = struct.pack(order + {1: "B", 2: "H", 4: "I"}[width], value)
 
 
-def drop(content: bytearray, chance: random.Random) -> None:
+def drop_bytes(content: bytearray, chance: random.Random) -> None:
     """A piece less."""
-    at = place(content, chance)
+    at = draw_position(content, chance)
     del content[at : at + chance.randint(1, 1 + len(content) // 4)]
 
 
-def double(content: bytearray, chance: random.Random) -> None:
+def duplicate_bytes(content: bytearray, chance: random.Random) -> None:
     """A piece that comes again, elsewhere."""
-    at, to = place(content, chance), place(content, chance)
+    at, to = draw_position(content, chance), draw_position(content, chance)
     content[to:to] = content[at : at + chance.randint(1, 1 + len(content) // 4)]
 
 
-def fill(content: bytearray, chance: random.Random) -> None:
+def randomise_bytes(content: bytearray, chance: random.Random) -> None:
     """Random bytes in place of a piece."""
-    at, length = place(content, chance), chance.randint(1, 16)
+    at, length = draw_position(content, chance), chance.randint(1, 16)
     content[at : at + length] = chance.randbytes(length)
 
 
-def cut(content: bytearray, chance: random.Random) -> None:
+def truncate_bytes(content: bytearray, chance: random.Random) -> None:
     """An early end."""
-    del content[place(content, chance) :]
+    del content[draw_position(content, chance) :]
 
 
-def graft(content: bytearray, chance: random.Random) -> None:
+def splice_tail(content: bytearray, chance: random.Random) -> None:
     """The end of another file."""
-    other = chance.choice(seeds())
-    content[place(content, chance) :] = other[chance.randrange(len(other)) :]
+    other = chance.choice(list_seed_files())
+    content[draw_position(content, chance) :] = other[chance.randrange(len(other)) :]
 
 
-CHANGES: tuple[Callable[[bytearray, random.Random], None], ...] = (
-    flip,
-    flip,
-    flip,
-    edge,
-    edge,
-    fill,
-    drop,
-    double,
-    cut,
-    graft,
+MUTATIONS: tuple[Callable[[bytearray, random.Random], None], ...] = (
+    flip_bit,
+    flip_bit,
+    flip_bit,
+    write_edge_value,
+    write_edge_value,
+    randomise_bytes,
+    drop_bytes,
+    duplicate_bytes,
+    truncate_bytes,
+    splice_tail,
 )
 
 
-def checked(content: bytes) -> bytes:
+def fix_png_checksums(content: bytes) -> bytes:
     """A PNG with the right checksums, so that what comes after them is reached."""
     out, at = [content[:8]], 8
     while at + 12 <= len(content):
@@ -130,7 +130,7 @@ def checked(content: bytes) -> bytes:
     return b"".join(out) + content[at:]
 
 
-def verdict(content: bytes) -> str:
+def classify_decoding(content: bytes) -> str:
     """What decoding comes to: accepted, refused, or what must not be: another exception, or a crop in training that
     disagrees."""
     whole = None
@@ -139,7 +139,7 @@ def verdict(content: bytes) -> str:
             whole = decode_to_pillow(content, name="mutant")
         for part in ("top", "bottom"):
             with suppress(DataError):
-                shown = crop(content, part)
+                shown = decode_crop(content, part)
                 if whole is None or not np.array_equal(shown[1], np.asarray(whole.crop(shown[0]))):
                     return f"the {part} of it is another to training"
     except BaseException as error:
@@ -147,7 +147,7 @@ def verdict(content: bytes) -> str:
     return "refused" if whole is None else "accepted"
 
 
-def crop(content: bytes, part: str) -> tuple[tuple[int, int, int, int], np.ndarray]:
+def decode_crop(content: bytes, part: str) -> tuple[tuple[int, int, int, int], np.ndarray]:
     """A third of a picture as training reads it: left, top, right, bottom, and the pixels. Raises DataError."""
     picture = open_lazy_image(content, 3, "mutant")
     width, height = picture.size
@@ -156,22 +156,24 @@ def crop(content: bytes, part: str) -> tuple[tuple[int, int, int, int], np.ndarr
     return box, np.asarray(picture.crop(box) if isinstance(picture, Image.Image) else picture.decode_region(box))
 
 
-def work(seed: int, start: int, stop: int) -> None:
+def decode_mutants(seed: int, start: int, stop: int) -> None:
     """In the child: decode the mutants of these numbers within the limits, a line for each as soon as it is known."""
     import resource
 
     addresses = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (addresses + MEMORY, addresses + MEMORY))
+    resource.setrlimit(resource.RLIMIT_AS, (addresses + MAX_EXTRA_MEMORY, addresses + MAX_EXTRA_MEMORY))
     for number in range(start, stop):
-        content = mutant(seed, number)
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # whose signal ends the process, in the midst of a library too
-        found = verdict(content)
+        content = make_mutant(seed, number)
+        signal.setitimer(
+            signal.ITIMER_PROF, MAX_CPU_SECONDS
+        )  # whose signal ends the process, in the midst of a library too
+        found = classify_decoding(content)
         signal.setitimer(signal.ITIMER_PROF, 0)
         os.write(1, f"{number} {found}\n".encode())
 
 
 @dataclass
-class Tally:
+class OutcomeTally:
     """How many mutants came to what; `misses`: number -> what happened instead."""
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -188,10 +190,10 @@ class Tally:
         return ", ".join(f"{self.counts[name]:,} {name}" for name in ("accepted", "refused", "error", "crash", "hang"))
 
 
-def hunt(count: int, seed: int = 0, each: Callable[[int], None] = lambda done: None) -> Tally:
+def run_mutants(count: int, seed: int = 0, each: Callable[[int], None] = lambda done: None) -> OutcomeTally:
     """Decode `count` mutants in children, one after the other: a child that ends is followed by one that begins behind
     its mutant."""
-    tally, number = Tally(), 0
+    tally, number = OutcomeTally(), 0
     while number < count:
         words = [
             sys.executable,
@@ -205,7 +207,7 @@ def hunt(count: int, seed: int = 0, each: Callable[[int], None] = lambda done: N
             str(count),
         ]
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
-            for line in lines(child):
+            for line in read_child_lines(child):
                 said, found = line.split(" ", 1)
                 tally.add(int(said), found)
                 number = int(said) + 1
@@ -220,11 +222,11 @@ def hunt(count: int, seed: int = 0, each: Callable[[int], None] = lambda done: N
     return tally
 
 
-def lines(child: subprocess.Popen[bytes]):
+def read_child_lines(child: subprocess.Popen[bytes]):
     """What a child says, line by line, until it ends or says nothing for SILENCE seconds."""
     assert child.stdout
     rest, pipe = b"", child.stdout.fileno()
-    while select.select([pipe], [], [], SILENCE)[0]:
+    while select.select([pipe], [], [], MAX_SILENT_SECONDS)[0]:
         read = os.read(pipe, 2**16)
         if not read:
             child.wait()
@@ -242,20 +244,20 @@ def main() -> int:
     parser.add_argument("--from", type=int, dest="start", help=argparse.SUPPRESS)
     said = parser.parse_args()
     if said.start is not None:
-        work(said.seed, said.start, said.count)
+        decode_mutants(said.seed, said.start, said.count)
         return 0
     begun = time.monotonic()
-    tally = hunt(
+    tally = run_mutants(
         said.count, said.seed, lambda done: None if done % 10_000 else print(f"  {done:,}", file=sys.stderr, flush=True)
     )
     print(
-        f"{said.count:,} mutants of {len(seeds())} files (seed {said.seed}): {tally}, {time.monotonic() - begun:.0f} s"
+        f"{said.count:,} mutants of {len(list_seed_files())} files (seed {said.seed}): {tally}, {time.monotonic() - begun:.0f} s"
     )
     for number, found in tally.misses.items():
         print(f"  MISSED {number}: {found}")
         if said.keep:
             said.keep.mkdir(parents=True, exist_ok=True)
-            (said.keep / f"{said.seed}-{number}").write_bytes(mutant(said.seed, number))
+            (said.keep / f"{said.seed}-{number}").write_bytes(make_mutant(said.seed, number))
     return int(bool(tally.misses))
 
 

@@ -12,12 +12,12 @@ from vitreous.data.loader import TrainLoader
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.split import Split
 
-STARTS = 50
-EPOCHS = 3
-SIZE, REACH = 3, 7  # of the batches after a start, and how many pictures are looked at
+NUM_STARTS = 50
+NUM_EPOCHS = 3
+BATCH_SIZE, NUM_CHECKED_IMAGES = 3, 7  # of the batches after a start, and how many pictures are looked at
 
 
-def assert_continues(reopen: Callable[[], Split], workers: int, starts: int = STARTS) -> None:
+def assert_continues(reopen: Callable[[], Split], workers: int, starts: int = NUM_STARTS) -> None:
     """From so many random positions in three epochs, a source that was opened anew gives the stream's pictures, bit for
     bit.
 
@@ -26,14 +26,16 @@ def assert_continues(reopen: Callable[[], Split], workers: int, starts: int = ST
     """
     plain, augment = ImagePreprocess((16, 16)), Augment(crop=(0.3, 1.0), flip=0.5)
     split = reopen()
-    end = EPOCHS * len(split)
+    end = NUM_EPOCHS * len(split)
     whole = list(TrainLoader(split, plain, augment, seed=5).iterate_batches(0, end, 8))
     samples, images, labels = (torch.cat([batch[name] for batch in whole]) for name in ("samples", "images", "labels"))
     assert len({image.numpy().tobytes() for image in images}) > 1
     assert len(samples.unique()) == len(split)
     for start in np.random.default_rng(workers).integers(0, end - 1, starts).tolist():
-        stop = min(start + REACH, end)
-        after = list(TrainLoader(reopen(), plain, augment, seed=5, workers=workers).iterate_batches(start, stop, SIZE))
+        stop = min(start + NUM_CHECKED_IMAGES, end)
+        after = list(
+            TrainLoader(reopen(), plain, augment, seed=5, workers=workers).iterate_batches(start, stop, BATCH_SIZE)
+        )
         assert torch.equal(torch.cat([batch["samples"] for batch in after]), samples[start:stop]), start
         assert torch.equal(torch.cat([batch["labels"] for batch in after]), labels[start:stop]), start
         assert torch.equal(torch.cat([batch["images"] for batch in after]), images[start:stop]), start

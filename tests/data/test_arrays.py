@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from tests.data.annotations.solids import write_volume
-from tests.data.arrays import ball, wave, write_balls, write_signal, write_waves
+from tests.data.arrays import make_ball, make_wave, write_balls, write_signal, write_waves
 from vitreous.apps.curation.check import check_dataset
 from vitreous.data.annotations.target import get_sample_noun
 from vitreous.data.augmentation.volumes import VolumeViews
@@ -25,7 +25,9 @@ from vitreous.data.sources import open_data
 from vitreous.data.split import FileSplit
 from vitreous.errors import DataError, UsageError
 
-STILL = VolumeViews(scale=(1.0, 1.0), rotate=0.0, contrast=0.0, shift=0.0, gamma=0.0, noise=0.0, border="zeros")
+IDENTITY_VIEWS = VolumeViews(
+    scale=(1.0, 1.0), rotate=0.0, contrast=0.0, shift=0.0, gamma=0.0, noise=0.0, border="zeros"
+)
 
 
 def write_classes(home: Path, ending: str, shape: tuple[int, ...], count: int = 2) -> Path:
@@ -46,7 +48,7 @@ def write_classes(home: Path, ending: str, shape: tuple[int, ...], count: int = 
     (".npy", (8, 9), "images"), (".npy", (8, 9, 3), "images"), (".npy", (4, 8, 9), "images"),
     (".tif", (4, 8, 9), "images"),
 ])  # fmt: skip
-def test_endings_and_shapes_say_what_files_are(tmp_path, ending, shape, kind):
+def test_suffixes_and_shapes_determine_the_modality(tmp_path, ending, shape, kind):
     data = open_data(write_classes(tmp_path / "data", ending, shape))
     assert {get_sample_noun(split) for split in data.splits.values()} == {kind} and data.classes == ("a", "b")
     assert any(note == f"the data are 4 {kind}" for note in data.notes) == (kind != "images")
@@ -58,7 +60,7 @@ def test_endings_and_shapes_say_what_files_are(tmp_path, ending, shape, kind):
         assert sides == (shape[-1:] if axes == 1 else shape[:3]) and channels == (2 if len(shape) in (2, 4) else 1)
 
 
-def test_axes_decide_where_files_could_be_either(tmp_path):
+def test_axes_resolve_ambiguous_array_files(tmp_path):
     solid = write_classes(tmp_path / "solid", ".npy", (8, 8, 8))
     with pytest.raises(DataError, match="the channel axis of"):
         ImagePreprocess((8, 8)).decode(open_data(solid).split("train").raw(0))
@@ -78,7 +80,7 @@ def test_axes_decide_where_files_could_be_either(tmp_path):
         open_data(lines, axes=4)
 
 
-def test_a_picture_among_arrays_makes_pictures_of_all(tmp_path):
+def test_an_image_among_arrays_makes_the_data_images(tmp_path):
     home = write_classes(tmp_path, ".npz", (5, 6, 7))
     for label in "ab":
         Image.new("RGB", (8, 8)).save(home / label / "picture.png")
@@ -101,7 +103,7 @@ def test_tables_name_volumes_and_signals(tmp_path):
 
 
 def test_every_format_gives_the_same_signal(tmp_path):
-    two = np.stack([wave(0, True), 3 * wave(1, False) + 5])
+    two = np.stack([make_wave(0, True), 3 * make_wave(1, False) + 5])
     expected = (two - two.mean(1, keepdims=True)) / two.std(1, keepdims=True)
     places = [write_signal(tmp_path / f"a{ending}", two) for ending in (".npy", ".npz", ".csv")]
     places.append(write_signal(tmp_path / "turned.npy", two.T))
@@ -122,7 +124,7 @@ def test_every_format_gives_the_same_signal(tmp_path):
     ("a.npy", np.zeros((70, 90)), "70 channels"), ("a.npy", np.array(["a"]), "dtype <U1"),
     ("a.npy", np.zeros((3, 90)), "3 channels, but the model expects 1"), ("a.npy", "cut", "bytes of voxels, but the header states"),
 ])  # fmt: skip
-def test_hostile_signals_are_named(tmp_path, name, content, problem):
+def test_hostile_signals_are_rejected_by_name(tmp_path, name, content, problem):
     place = tmp_path / name
     if isinstance(content, bytes):
         place.write_bytes(content)
@@ -134,7 +136,7 @@ def test_hostile_signals_are_named(tmp_path, name, content, problem):
         SignalPreprocess((48,), 1).decode(place)
 
 
-def test_scaling_is_that_of_a_loop():
+def test_linear_resizing_matches_a_naive_loop():
     chance = np.random.default_rng(0)
     for own, size in ((9, 4), (4, 9), (7, 7), (16, 8)):
         values, ratio = chance.normal(size=own).astype(np.float32), own / size
@@ -150,46 +152,50 @@ def test_scaling_is_that_of_a_loop():
     ).shape == (1, 8, 4, 8)
 
 
-def test_a_view_is_a_part_at_whole_voxels():
+def test_views_are_crops_at_whole_voxels():
     volume, small = np.arange(1, 10 * 8 * 6 + 1, dtype=np.float32).reshape(1, 10, 8, 6), VolumePreprocess((4, 4, 4), 1)
     seen = set()
     for key in range(30):
-        view = STILL.augment_image(volume, small, key)
+        view = IDENTITY_VIEWS.augment_image(volume, small, key)
         z, y, x = np.argwhere(volume[0] == view[0, 0, 0, 0].item())[0]
         assert np.array_equal(view, volume[:, z : z + 4, y : y + 4, x : x + 4])
-        assert torch.equal(view, STILL.augment_image(volume, small, key))
+        assert torch.equal(view, IDENTITY_VIEWS.augment_image(volume, small, key))
         seen.add((z, y, x))
     assert len(seen) > 20
     assert np.array_equal(
-        STILL.augment_image(volume, VolumePreprocess((10, 8, 6), 1), 0), volume
+        IDENTITY_VIEWS.augment_image(volume, VolumePreprocess((10, 8, 6), 1), 0), volume
     )  # nothing else is drawn
-    larger = STILL.augment_image(volume, VolumePreprocess((12, 8, 6), 1), 3)
+    larger = IDENTITY_VIEWS.augment_image(volume, VolumePreprocess((12, 8, 6), 1), 3)
     assert (larger == 0).sum() == 2 * 8 * 6 and np.isin(volume, larger).all()
 
 
-def test_views_move_signals_and_turn_them_only_when_asked():
+def test_signals_are_translated_and_flipped_only_on_request():
     signal, size = np.arange(1, 11, dtype=np.float32)[None], SignalPreprocess((10,), 1)
-    moved = [replace(STILL, translate=0.2).augment_image(signal, size, key)[0].tolist() for key in range(60)]
+    moved = [replace(IDENTITY_VIEWS, translate=0.2).augment_image(signal, size, key)[0].tolist() for key in range(60)]
     assert {row.count(0) for row in moved} == {0, 1, 2}
     assert all([value for value in row if value] == sorted(value for value in row if value) for row in moved)
-    turned = [replace(STILL, flip=(0, 0, 0.5)).augment_image(signal, size, key)[0].tolist() for key in range(30)]
+    turned = [
+        replace(IDENTITY_VIEWS, flip=(0, 0, 0.5)).augment_image(signal, size, key)[0].tolist() for key in range(30)
+    ]
     assert {tuple(row) for row in turned} == {tuple(range(1, 11)), tuple(range(10, 0, -1))}
-    mirrored = replace(STILL, translate=0.2, border="reflection").augment_image(signal, size, 1)
+    mirrored = replace(IDENTITY_VIEWS, translate=0.2, border="reflection").augment_image(signal, size, 1)
     assert (mirrored > 0).all()
     with pytest.raises(UsageError, match="need volumes or signals"):
-        STILL.augment_image(Image.new("L", (4, 4)), size, 0)
+        IDENTITY_VIEWS.augment_image(Image.new("L", (4, 4)), size, 0)
 
 
-def test_views_of_scaled_volumes_are_those_of_the_scaled_one():
+def test_views_of_resized_volumes_match_resizing_first():
     volume = np.random.default_rng(0).normal(size=(1, 9, 8, 12)).astype(np.float32)
     squash = VolumePreprocess((4, 4, 6), 1, fit="squash")
     seen = squash.open_view(volume[0], "volume", exact=True, as_region=False)
-    assert np.array_equal(STILL.augment_image(seen, squash, 7), resize_linear(squash.decode(volume[0]), (4, 4, 6)))
+    assert np.array_equal(
+        IDENTITY_VIEWS.augment_image(seen, squash, 7), resize_linear(squash.decode(volume[0]), (4, 4, 6))
+    )
     assert np.array_equal(squash.to_array(volume), resize_linear(volume, (4, 4, 6)))
     assert np.array_equal(replace(squash, fit="crop").to_array(volume), crop_or_pad(volume, (4, 4, 6)))
 
 
-def test_the_stream_is_the_same_from_any_position_with_any_workers(tmp_path):
+def test_the_stream_is_identical_from_any_start_and_workers(tmp_path):
     split = open_data(write_balls(tmp_path, 4)).split("train")
     size, views = VolumePreprocess((8, 8, 8), 1), VolumeViews(translate=0.1, flip=(0.5, 0.5, 0.5))
     whole = torch.cat([batch["images"] for batch in TrainLoader(split, size, views, seed=1).iterate_batches(0, 14, 5)])
@@ -198,7 +204,7 @@ def test_the_stream_is_the_same_from_any_position_with_any_workers(tmp_path):
     assert torch.equal(torch.cat([batch["images"] for batch in later]), whole[5:])
 
 
-def test_a_volume_of_one_slice_is_answered_as_its_picture():
+def test_a_one_slice_volume_is_predicted_like_its_image():
     from vitreous import create
 
     flat = create("ViT-32x2/4", image_size=(8, 12), num_classes=3).eval()
@@ -211,7 +217,7 @@ def test_a_volume_of_one_slice_is_answered_as_its_picture():
         assert torch.allclose(solid(volumes), flat(volumes[:, :, 0]), atol=1e-5)
 
 
-def test_a_check_names_what_training_refuses(tmp_path):
+def test_check_reports_the_volumes_that_training_rejects(tmp_path):
     home = write_balls(tmp_path / "balls", 4, (".npz", ".nii.gz"))
     cut = home / "large" / "1.nii.gz"
     cut.write_bytes(cut.read_bytes()[:-400])
@@ -239,7 +245,7 @@ def test_a_check_names_what_training_refuses(tmp_path):
     assert document["image_sizes"]["width"]["min"] == document["image_sizes"]["width"]["max"] == 48
 
 
-def test_the_values_of_balls_are_what_was_written(tmp_path):
+def test_volumes_are_read_as_written(tmp_path):
     split = open_data(write_balls(tmp_path, 1), axes=3).split("train")
     raw = read_volume(open_sample(split, 0), 1, standardise=False)
-    assert np.allclose(raw[0], ball(0, large=True))
+    assert np.allclose(raw[0], make_ball(0, large=True))

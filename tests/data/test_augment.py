@@ -12,7 +12,7 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from timm.data import auto_augment as peer
 from torchvision.transforms import v2
 
-from tests.conftest import picture
+from tests.conftest import make_image
 from vitreous.config import from_yaml, to_yaml
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.crops import InceptionCrop, resize_with_pillow
@@ -22,8 +22,8 @@ from vitreous.data.modalities.base import IMAGENET_MOMENTS, image_to_tensor
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
 
-SIZE = (20, 24)
-OPTIONS = {
+IMAGE_SIZE = (20, 24)
+AUGMENT_OPTIONS = {
     "inception": {"crop": (0.05, 1.0), "crop_style": "inception", "crop_filter": "aliased"},
     "inception bicubic": {"crop": (0.3, 1.0), "crop_style": "inception", "crop_filter": "bicubic"},
     "bilinear": {"crop": (0.3, 1.0), "crop_filter": "bilinear"},
@@ -34,11 +34,16 @@ OPTIONS = {
     "jitter": {"jitter": (0.3, 0.3, 0.3)},
     "erase": {"erase": 1.0, "erase_noise": True},
 }
-DEIT3 = {"three": True, "jitter": (0.3, 0.3, 0.3), "flip": 0.5}
-OPTIONS["all"] = {**OPTIONS["inception"], **OPTIONS["timm"], **DEIT3, **OPTIONS["erase"]}
+DEIT3_OPTIONS = {"three": True, "jitter": (0.3, 0.3, 0.3), "flip": 0.5}
+AUGMENT_OPTIONS["all"] = {
+    **AUGMENT_OPTIONS["inception"],
+    **AUGMENT_OPTIONS["timm"],
+    **DEIT3_OPTIONS,
+    **AUGMENT_OPTIONS["erase"],
+}
 
 
-def smooth(size: tuple[int, int], channels: int = 3, seed: int = 0) -> Image.Image:
+def make_smooth_image(size: tuple[int, int], channels: int = 3, seed: int = 0) -> Image.Image:
     """A picture of slopes and blobs, (width, height), that every operation changes."""
     coarse = torch.rand(1, channels, 5, 5, generator=torch.Generator().manual_seed(seed)) * 200 + 30
     fine = F.interpolate(coarse, size[::-1], mode="bicubic").clamp(0, 255)[0].to(torch.uint8)
@@ -46,12 +51,12 @@ def smooth(size: tuple[int, int], channels: int = 3, seed: int = 0) -> Image.Ima
 
 
 @pytest.mark.parametrize("channels", [3, 1])
-@pytest.mark.parametrize("name", OPTIONS)
-def test_a_picture_is_a_function_of_its_key(name, channels):
-    augment, preprocess = Augment(**OPTIONS[name]), ImagePreprocess(SIZE, channels)
-    file, small = smooth((50, 40), channels), smooth(SIZE[::-1], channels)
+@pytest.mark.parametrize("name", AUGMENT_OPTIONS)
+def test_augmentation_is_determined_by_the_key(name, channels):
+    augment, preprocess = Augment(**AUGMENT_OPTIONS[name]), ImagePreprocess(IMAGE_SIZE, channels)
+    file, small = make_smooth_image((50, 40), channels), make_smooth_image(IMAGE_SIZE[::-1], channels)
     views = torch.stack([augment.augment_image(file, preprocess, k) for k in range(12)])
-    assert views.shape == (12, channels, *SIZE) and views.dtype == torch.uint8
+    assert views.shape == (12, channels, *IMAGE_SIZE) and views.dtype == torch.uint8
     assert torch.equal(views, torch.stack([augment.augment_image(file, preprocess, k) for k in range(12)]))
     different = 3 if name == "three" else 9
     assert len({view.numpy().tobytes() for view in views}) >= different
@@ -68,29 +73,29 @@ def test_a_picture_is_a_function_of_its_key(name, channels):
     assert len({image.numpy().tobytes() for image in batch}) >= different
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_every_option_is_kept_in_a_config(name):
-    augment = Augment(**OPTIONS[name])
+@pytest.mark.parametrize("name", AUGMENT_OPTIONS)
+def test_augment_options_survive_a_config_round_trip(name):
+    augment = Augment(**AUGMENT_OPTIONS[name])
     assert from_yaml(Augment, to_yaml(augment)) == augment
 
 
-def of_timm(name: str, magnitude: float, side: int, monkeypatch, **options) -> Image.Image:
+def make_timm_operation(name: str, magnitude: float, side: int, monkeypatch, **options) -> Image.Image:
     """timm's operation of a magnitude, its chance fixed: always done, in the direction of `side`."""
     monkeypatch.setattr(peer.random, "random", lambda: 0.0 if side > 0 else 1.0)
     operation = peer.AugmentOp(name, prob=1.0, magnitude=magnitude, hparams={"img_mean": (128, 128, 128), **options})
-    return operation(smooth((61, 47)))
+    return operation(make_smooth_image((61, 47)))
 
 
 @pytest.mark.parametrize("filter", [Image.Resampling.BICUBIC, Image.Resampling.BILINEAR])
 @pytest.mark.parametrize("name", peer._RAND_INCREASING_TRANSFORMS)
-def test_timm_style_is_timm(name, filter, monkeypatch):
+def test_timm_style_matches_timm(name, filter, monkeypatch):
     ours = TIMM_OPERATIONS[name.removesuffix("Increasing").removesuffix("Rel")]
     for magnitude, side in itertools.product((0, 0.3, 3, 8.6, 10), (1, -1)):
-        shown = ours(smooth((61, 47)), side * magnitude / 10, filter)
+        shown = ours(make_smooth_image((61, 47)), side * magnitude / 10, filter)
         if name == "PosterizeIncreasing" and magnitude == 10:  # Pillow 13 refuses what earlier ones made black
             assert shown.getextrema() == ((0, 0),) * 3
         else:
-            assert shown == of_timm(name, magnitude, side, monkeypatch, interpolation=filter)
+            assert shown == make_timm_operation(name, magnitude, side, monkeypatch, interpolation=filter)
     assert len(TIMM_OPERATIONS) == len(peer._RAND_INCREASING_TRANSFORMS)
 
 
@@ -99,7 +104,7 @@ def test_big_vision_style_is_timms_older_operations(name, monkeypatch):
     """timm has kept the levels of TensorFlow's RandAugment, up to 10, with translation in pixels."""
     for magnitude, side in itertools.product((3, 6, 10), (1, -1)):
         across = 61 if name == "TranslateX" else 47
-        expected = of_timm(
+        expected = make_timm_operation(
             name,
             magnitude,
             side,
@@ -108,13 +113,14 @@ def test_big_vision_style_is_timms_older_operations(name, monkeypatch):
             translate_const=100 * across / 224,
         )
         assert (
-            BIG_VISION_OPERATIONS[name](smooth((61, 47)), side * magnitude / 10, Image.Resampling.NEAREST) == expected
+            BIG_VISION_OPERATIONS[name](make_smooth_image((61, 47)), side * magnitude / 10, Image.Resampling.NEAREST)
+            == expected
         )
     assert len(BIG_VISION_OPERATIONS) == 16
 
 
-def test_big_vision_levels_go_on_above_ten():
-    image = smooth((61, 47))
+def test_big_vision_levels_extrapolate_above_ten():
+    image = make_smooth_image((61, 47))
     nearest = Image.Resampling.NEAREST
     assert BIG_VISION_OPERATIONS["Contrast"](image, 2.0, nearest) == ImageEnhance.Contrast(image).enhance(3.7)
     assert BIG_VISION_OPERATIONS["Posterize"](image, 2.0, nearest) == image
@@ -144,7 +150,7 @@ def test_rand_augment_draws_operations_levels_and_directions(probability):
     torch.manual_seed(0)
     augment = RandAugment(table, 2, 9, Image.Resampling.BICUBIC, probability, spread=0.5, highest=10)
     for _ in range(1000):
-        augment(picture(0))
+        augment(make_image(0))
     names, levels = [name for name, _ in seen], np.array([level for _, level in seen])
     assert abs(len(seen) / 2000 - probability) < 0.04
     assert all(abs(names.count(name) / len(seen) - 1 / 3) < 0.05 for name in "abc")
@@ -169,7 +175,7 @@ def test_an_inception_box_keeps_area_and_aspect_and_draws_the_height_alike():
     assert crop.draw_box(1000, 3) == (0, 0, 1000, 3)
 
 
-def test_an_inception_crop_in_memory_is_drawn_like_that_of_a_file():
+def test_in_memory_inception_crops_match_file_crops():
     keys = derive_keys(0, np.arange(20_000))
     maps = (
         Augment(crop=(0.05, 1.0), ratio=(0.75, 1.33), crop_style="inception").draw_affine_maps(keys, (400, 500)).numpy()
@@ -193,15 +199,15 @@ def test_an_inception_crop_in_memory_is_drawn_like_that_of_a_file():
 
 
 def test_aliased_reads_four_neighbours_as_tensorflow_does():
-    image = picture(3, (97, 61))
+    image = make_image(3, (97, 61))
     ours = image_to_tensor(resize_with_pillow(image, (20, 30), "aliased")).float()
     expected = F.interpolate(image_to_tensor(image)[None].float(), (20, 30), mode="bilinear", align_corners=False)[0]
     assert (ours - expected).abs().max() < 1.01
     assert (image_to_tensor(resize_with_pillow(image, (20, 30), "bilinear")).float() - expected).abs().max() > 20
 
 
-def test_the_filter_of_a_crop_is_used_in_memory_too():
-    pixels, keys = image_to_tensor(picture(0, (24, 20)))[None], derive_keys(0, np.arange(1))
+def test_in_memory_crops_use_the_crop_filter():
+    pixels, keys = image_to_tensor(make_image(0, (24, 20)))[None], derive_keys(0, np.arange(1))
     options = {"crop": (0.3, 0.5)}
     default, linear, cubic = (
         Augment(**options, crop_filter=f).augment_batch(pixels, keys) for f in (None, "bilinear", "bicubic")
@@ -210,14 +216,14 @@ def test_the_filter_of_a_crop_is_used_in_memory_too():
 
 
 @pytest.mark.parametrize("memory", [False, True])
-def test_a_simple_crop_is_a_window_of_the_reflected_picture(memory):
-    pixels, augment = image_to_tensor(picture(1, (24, 20))), Augment(crop_style="simple")
+def test_a_simple_crop_is_a_window_of_the_padded_image(memory):
+    pixels, augment = image_to_tensor(make_image(1, (24, 20))), Augment(crop_style="simple")
     padded = F.pad(pixels.float()[None], (4, 4, 4, 4), mode="reflect")[0]
     if memory:
         shown = augment.augment_batch(pixels[None].repeat(60, 1, 1, 1), derive_keys(0, np.arange(60))).float()
     else:
         shown = torch.stack(
-            [augment.augment_image(picture(1, (24, 20)), ImagePreprocess(SIZE), k) for k in range(60)]
+            [augment.augment_image(make_image(1, (24, 20)), ImagePreprocess(IMAGE_SIZE), k) for k in range(60)]
         ).float()
     places = [(y, x) for y, x in itertools.product(range(9), range(9))]
     found = [
@@ -229,7 +235,7 @@ def test_a_simple_crop_is_a_window_of_the_reflected_picture(memory):
     assert rows == columns == set(range(9))
 
 
-def test_a_simple_crop_scales_the_short_side_and_moves_along_the_long():
+def test_a_simple_crop_resizes_the_short_side():
     strip = np.zeros((40, 400, 3), np.uint8)
     strip[..., 0] = np.linspace(0, 255, 400)
     seen = [
@@ -241,13 +247,13 @@ def test_a_simple_crop_scales_the_short_side_and_moves_along_the_long():
     assert max(float(image[0].max() - image[0].min()) for image in seen) < 40
 
 
-def test_three_takes_one_of_three():
-    image = smooth((24, 20))
+def test_three_augment_applies_one_of_three_operations():
+    image = make_smooth_image((24, 20))
     grey, bright = image_to_tensor(image.convert("L").convert("RGB")), image_to_tensor(ImageOps.solarize(image))
     strongest = image_to_tensor(image.filter(ImageFilter.GaussianBlur(2))).float()
     counts, reach = [0, 0, 0], float((strongest - image_to_tensor(image)).abs().max())
     for k in range(600):
-        shown = Augment(three=True).augment_image(image, ImagePreprocess(SIZE), k)
+        shown = Augment(three=True).augment_image(image, ImagePreprocess(IMAGE_SIZE), k)
         kind = 0 if torch.equal(shown, grey) else 1 if torch.equal(shown, bright) else 2
         counts[kind] += 1
         assert kind < 2 or (shown.float() - image_to_tensor(image)).abs().max() <= reach + 1
@@ -255,13 +261,13 @@ def test_three_takes_one_of_three():
 
 
 @pytest.mark.parametrize("memory", [False, True])
-def test_jitter_stays_within_its_factors(memory):
-    augment, flat = Augment(jitter=(0.3, 0.0, 0.0)), Image.new("RGB", SIZE[::-1], (100, 150, 50))
+def test_jitter_stays_within_its_range(memory):
+    augment, flat = Augment(jitter=(0.3, 0.0, 0.0)), Image.new("RGB", IMAGE_SIZE[::-1], (100, 150, 50))
     keys = derive_keys(0, np.arange(200))
     if memory:
         shown = augment.augment_batch(image_to_tensor(flat)[None].repeat(200, 1, 1, 1), keys)
     else:
-        shown = torch.stack([augment.augment_image(flat, ImagePreprocess(SIZE), int(k)) for k in keys])
+        shown = torch.stack([augment.augment_image(flat, ImagePreprocess(IMAGE_SIZE), int(k)) for k in keys])
     factors = shown[:, :, 0, 0].float() / torch.tensor([100.0, 150.0, 50.0])
     assert factors.min() > 0.68 and factors.max() < 1.31 and factors[:, 1].std() > 0.1
     assert (factors.max(1).values - factors.min(1).values).max() < 0.04
@@ -290,7 +296,7 @@ def test_erased_noise_fills_a_box_with_pixels_like_imagenets(channels):
 
 @pytest.mark.parametrize("options", [{"mixup": 0.8}, {"cutmix": 1.0}])
 @pytest.mark.parametrize("several", [False, True])
-def test_labels_mix_as_the_pictures_do(options, several):
+def test_labels_are_mixed_like_the_images(options, several):
     """Pictures of one colour each: what share of a neighbour came in can be read from the mixed picture."""
     generator = torch.Generator().manual_seed(0)
     labels = (
@@ -310,7 +316,7 @@ def test_labels_mix_as_the_pictures_do(options, several):
 
 
 @pytest.mark.parametrize("options", [{"mixup": 0.8}, {"cutmix": 1.0}, {"mixup": 0.8, "cutmix": 1.0}])
-def test_mixing_is_torchvisions(options):
+def test_mixing_matches_torchvision(options):
     images, labels = torch.randn(6, 3, 12, 20), torch.tensor([0, 1, 2, 2, 1, 0])
     for batch in range(20):
         ours = Augment(**options).mix_batch(images, labels, 3, seed=0, batch=batch)
@@ -322,7 +328,7 @@ def test_mixing_is_torchvisions(options):
         assert torch.equal(ours[0], expected[0]) and torch.equal(ours[1], expected[1])
 
 
-def test_repeated_pictures_are_mixed_with_others():
+def test_repeated_images_are_mixed_with_different_images():
     images, labels = torch.arange(9.0)[:, None, None, None].expand(9, 3, 8, 8).clone(), torch.arange(9) // 3
     for batch in range(10):
         _, soft = Augment(mixup=0.8).mix_batch(images, labels, 3, 0, batch, offset=3)
@@ -330,7 +336,7 @@ def test_repeated_pictures_are_mixed_with_others():
         assert torch.allclose(soft, own * F.one_hot(labels, 3) + (1 - own) * F.one_hot((labels - 1) % 3, 3))
 
 
-def test_as_many_batches_are_mixed_as_the_probability_says():
+def test_batches_are_mixed_with_the_mix_probability():
     images, labels = torch.randn(4, 3, 8, 8), torch.arange(4)
     mixed = [
         Augment(mixup=0.8, cutmix=1.0, mix_probability=0.3).mix_batch(images, labels, 4, 0, batch)[1].ndim == 2
@@ -359,6 +365,6 @@ def test_as_many_batches_are_mixed_as_the_probability_says():
         ({"jitter": (-0.1, 0.0, 0.0)}, "jitter"),
     ],
 )
-def test_what_cannot_be_done_is_refused(options, word):
+def test_invalid_augment_options_are_rejected(options, word):
     with pytest.raises(UsageError, match=word):
         Augment(**options)

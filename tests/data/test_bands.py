@@ -24,10 +24,10 @@ LAYOUTS = {
     "planar tiles": {"planarconfig": "separate", "tile": (16, 16)},
 }
 CODECS = ("lzw", "zstd", "packbits", "lzma", "zlib")
-codecs = pytest.mark.skipif(not has_imagecodecs(), reason="the extra `geotiff` is not installed")
+needs_imagecodecs = pytest.mark.skipif(not has_imagecodecs(), reason="the extra `geotiff` is not installed")
 
 
-def values_of(place, bands, dtype):
+def read_pixel_values(place, bands, dtype):
     """Read a file of bands with everything that reads its header, and return its values."""
     raw, wanted = place.read_bytes(), dtype if dtype in ("uint8", "uint16", "int16", "float32") else "float32"
     assert read_upright_size(raw, "x") == bands.shape[:0:-1]
@@ -44,7 +44,7 @@ def test_bands_are_read_in_every_layout_and_dtype(tmp_path, count, dtype):
     bands = make_bands(count, dtype, size=(21, 37))
     for layout in LAYOUTS.values() if count > 1 else [{}, {"tile": (16, 16)}]:
         place = write_tiff(tmp_path / "a.tif", bands, **layout)
-        assert np.array_equal(values_of(place, bands, dtype), bands.astype(np.float32))
+        assert np.array_equal(read_pixel_values(place, bands, dtype), bands.astype(np.float32))
     if count in (3, 1) and dtype == "uint8":
         return  # colours
     for stored in (bands, np.moveaxis(bands, 0, -1), bands[0]):
@@ -52,10 +52,10 @@ def test_bands_are_read_in_every_layout_and_dtype(tmp_path, count, dtype):
         own = bands[:1] if stored.ndim == 2 else bands
         if own.shape[0] == 1 and dtype == "uint8":
             continue
-        assert np.array_equal(values_of(tmp_path / "a.npy", own, dtype), own.astype(np.float32))
+        assert np.array_equal(read_pixel_values(tmp_path / "a.npy", own, dtype), own.astype(np.float32))
 
 
-@codecs
+@needs_imagecodecs
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32", "float64"])
 def test_bands_are_read_in_every_compression(tmp_path, codec, dtype):
@@ -64,15 +64,15 @@ def test_bands_are_read_in_every_compression(tmp_path, codec, dtype):
     for layout in LAYOUTS.values():
         for predictor in predictors:
             place = write_tiff(tmp_path / "a.tif", bands, compression=codec, predictor=predictor, **layout)
-            assert np.array_equal(values_of(place, bands, dtype), bands.astype(np.float32))
+            assert np.array_equal(read_pixel_values(place, bands, dtype), bands.astype(np.float32))
     cut = place.read_bytes()[:-30]
     with pytest.raises(DataError, match=r"^x: "):
         read_bands(cut, 5, dtype, "x")
 
 
-@codecs
+@needs_imagecodecs
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_strip_that_decodes_to_less_is_refused(tmp_path, codec):
+def test_a_truncated_strip_is_rejected(tmp_path, codec):
     raw = write_tiff(tmp_path / "a.tif", make_bands(5, "uint16", size=(30, 37)), compression=codec).read_bytes()
     taller = raw.replace(struct.pack("<HHII", 257, 4, 1, 30), struct.pack("<HHII", 257, 4, 1, 40))
     taller = taller.replace(struct.pack("<HHII", 278, 3, 1, 30), struct.pack("<HHII", 278, 3, 1, 40))
@@ -82,7 +82,7 @@ def test_a_strip_that_decodes_to_less_is_refused(tmp_path, codec):
         read_bands(taller, 5, "uint16", "x")
 
 
-def test_a_missing_imagecodecs_is_named_with_its_extra(tmp_path, monkeypatch):
+def test_a_missing_imagecodecs_is_reported_with_its_extra(tmp_path, monkeypatch):
     raw = mark_as_lzw(write_tiff(tmp_path / "a.tif", make_bands(5, "uint16"))).read_bytes()
     monkeypatch.setitem(sys.modules, "imagecodecs", None)
     assert detect_channel_form(raw, "x") == (5, "uint16") and read_upright_size(raw, "x") == (32, 32)
@@ -92,7 +92,7 @@ def test_a_missing_imagecodecs_is_named_with_its_extra(tmp_path, monkeypatch):
     assert caught.value.message == problem
 
 
-def test_other_bands_are_refused_with_those_found_and_those_taken(tmp_path):
+def test_band_mismatches_report_found_and_expected_bands(tmp_path):
     five = write_tiff(tmp_path / "five.tif", make_bands(5, "float32"), planarconfig="separate").read_bytes()
     np.save(tmp_path / "five.npy", make_bands(5, "float32"))
     for raw in (five, (tmp_path / "five.npy").read_bytes()):
@@ -139,7 +139,7 @@ def test_pixels_without_data_are_void_and_filled_with_the_mean(tmp_path, dtype, 
 
 
 @pytest.mark.parametrize(("dtype", "nodata", "value"), [("float32", None, np.nan), ("uint16", 0, 0)])
-def test_an_image_without_data_is_refused_as_that(tmp_path, dtype, nodata, value):
+def test_an_image_without_data_is_rejected(tmp_path, dtype, nodata, value):
     raw = write_tiff(tmp_path / "a.tif", np.full((5, 32, 32), value, dtype), nodata).read_bytes()
     with pytest.raises(EmptyImageError) as caught:
         read_bands(raw, 5, dtype, "edge.tif")
@@ -147,7 +147,7 @@ def test_an_image_without_data_is_refused_as_that(tmp_path, dtype, nodata, value
 
 
 @pytest.mark.parametrize("dtype", ["int16", "float32", "float64", "int32", "uint8"])
-def test_masks_of_gis_programs_are_class_numbers(tmp_path, dtype):
+def test_geotiff_masks_are_read_as_class_indices(tmp_path, dtype):
     numbers = np.arange(32 * 32).reshape(32, 32) % 3
     mask = numbers.astype(dtype)
     assert np.array_equal(read_mask(write_tiff(tmp_path / "a.tif", mask[None])), numbers)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from PIL import Image, ImageFilter
 from torchvision.transforms.v2 import functional as tv
 
-from tests.conftest import picture
+from tests.conftest import make_image
 from vitreous.data.augmentation import batched
 from vitreous.data.augmentation.batched import (
     DRAWS_PER_VIEW,
@@ -29,70 +29,75 @@ from vitreous.data.keys import derive_keys, draw_uniform, fork_torch_rng
 from vitreous.data.modalities.base import image_to_tensor
 from vitreous.data.modalities.images import ImagePreprocess
 
-SIZE, SMALL = (20, 24), (8, 10)
-STILL: dict[str, Any] = {
+IMAGE_SIZE, LOCAL_SIZE = (20, 24), (8, 10)
+IDENTITY_OPTIONS: dict[str, Any] = {
     "flip": 0.0,
     "jitter_probability": 0.0,
     "grey": 0.0,
     "blur": (0.0,) * 3,
     "solarise": (0.0,) * 3,
 }
-WHOLE: dict[str, Any] = {"global_area": (1.0, 1.0), "local_area": (1.0, 1.0), "ratio": (1.2, 1.2)}
+FULL_CROP_OPTIONS: dict[str, Any] = {"global_area": (1.0, 1.0), "local_area": (1.0, 1.0), "ratio": (1.2, 1.2)}
 
 
 @pytest.fixture(scope="module")
-def pixels():
-    return torch.stack([image_to_tensor(picture(i, SIZE[::-1])) for i in range(70)])
+def pixel_batch():
+    return torch.stack([image_to_tensor(make_image(i, IMAGE_SIZE[::-1])) for i in range(70)])
 
 
-def rows_first(images: torch.Tensor) -> torch.Tensor:
+def to_row_major(images: torch.Tensor) -> torch.Tensor:
     return images.permute(0, 2, 1, 3).float()
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_each_image_has_its_own_views_by_its_key_whatever_else_is_in_the_batch(pixels, channels):
-    pixels = pixels[:, [0] if channels == 1 else [0, 1, 2, 0][:channels]]
-    crops, keys = MultiCrop(3, SMALL), derive_keys(0, np.arange(len(pixels)))
-    rows = crops.augment_batch(pixels, keys)
+def test_batched_views_depend_only_on_each_key(pixel_batch, channels):
+    pixel_batch = pixel_batch[:, [0] if channels == 1 else [0, 1, 2, 0][:channels]]
+    crops, keys = MultiCrop(3, LOCAL_SIZE), derive_keys(0, np.arange(len(pixel_batch)))
+    rows = crops.augment_batch(pixel_batch, keys)
     assert rows.dtype == torch.uint8
     for row in (0, 41, 69):
-        assert torch.equal(crops.augment_batch(pixels[row : row + 1], keys[row : row + 1])[0], rows[row])
-    batch = crops.unpack_batch(rows, ImagePreprocess(SIZE, channels))
-    assert batch["images"].shape == (70, 2, channels, *SIZE) and batch["local"].shape == (70, 3, channels, *SMALL)
-    alone = replace(crops, locals=0).augment_batch(pixels, keys)
+        assert torch.equal(crops.augment_batch(pixel_batch[row : row + 1], keys[row : row + 1])[0], rows[row])
+    batch = crops.unpack_batch(rows, ImagePreprocess(IMAGE_SIZE, channels))
+    assert batch["images"].shape == (70, 2, channels, *IMAGE_SIZE) and batch["local"].shape == (
+        70,
+        3,
+        channels,
+        *LOCAL_SIZE,
+    )
+    alone = replace(crops, locals=0).augment_batch(pixel_batch, keys)
     assert torch.equal(alone, batch["images"].flatten(1))
     assert len({view.numpy().tobytes() for view in batch["local"].flatten(0, 1)}) > 205
 
 
-def test_without_any_change_the_image_itself_is_a_view(pixels):
-    crops = MultiCrop(1, SIZE, **STILL, **WHOLE)
-    rows = crops.augment_batch(pixels, np.arange(70)).unflatten(1, (3, 3, *SIZE))
-    assert (rows == pixels[:, None]).all()
-    mirrored = replace(crops, flip=1.0).augment_batch(pixels, np.arange(70)).unflatten(1, (3, 3, *SIZE))
-    assert (mirrored == pixels[:, None].flip(-1)).all()
-    floats = torch.rand(5, 2, *SIZE) * 1000
+def test_without_any_change_the_image_itself_is_a_view(pixel_batch):
+    crops = MultiCrop(1, IMAGE_SIZE, **IDENTITY_OPTIONS, **FULL_CROP_OPTIONS)
+    rows = crops.augment_batch(pixel_batch, np.arange(70)).unflatten(1, (3, 3, *IMAGE_SIZE))
+    assert (rows == pixel_batch[:, None]).all()
+    mirrored = replace(crops, flip=1.0).augment_batch(pixel_batch, np.arange(70)).unflatten(1, (3, 3, *IMAGE_SIZE))
+    assert (mirrored == pixel_batch[:, None].flip(-1)).all()
+    floats = torch.rand(5, 2, *IMAGE_SIZE) * 1000
     assert torch.allclose(
-        crops.augment_batch(floats, np.arange(5)).unflatten(1, (3, 2, *SIZE)), floats[:, None], rtol=1e-5
+        crops.augment_batch(floats, np.arange(5)).unflatten(1, (3, 2, *IMAGE_SIZE)), floats[:, None], rtol=1e-5
     )
 
 
 @pytest.mark.parametrize("size", [(20, 24), (8, 10), (40, 50)])
-def test_boxes_are_read_as_torchs_antialiased_bicubic_filter_does(pixels, size):
+def test_box_resampling_matches_torch_antialiased_bicubic(pixel_batch, size):
     top, left, tall, wide = (np.array(v, float) for v in ([0, 3, 9], [5, 0, 14], [20, 11, 6], [12, 24, 10]))
     read = apply_axis_matrices(
-        rows_first(pixels[:3]),
+        to_row_major(pixel_batch[:3]),
         create_bicubic_matrices(top, tall, 20, size[0]),
         create_bicubic_matrices(left, wide, 24, size[1]),
     )
     for row in range(3):
         y, x, h, w = (int(v[row]) for v in (top, left, tall, wide))
-        box = pixels[row : row + 1, :, y : y + h, x : x + w].float()
+        box = pixel_batch[row : row + 1, :, y : y + h, x : x + w].float()
         expected = F.interpolate(box, size, mode="bicubic", antialias=True)[0]
         assert torch.allclose(read[row].permute(1, 0, 2), expected, atol=1e-2)
 
 
-def test_boxes_have_the_sizes_of_torchvisions():
-    crop, sides = AreaCrop(SMALL, (0.1, 0.6), (3 / 4, 4 / 3), "bicubic"), []
+def test_box_sizes_are_distributed_as_in_torchvision():
+    crop, sides = AreaCrop(LOCAL_SIZE, (0.1, 0.6), (3 / 4, 4 / 3), "bicubic"), []
     for k in range(1500):
         with fork_torch_rng(k):
             left, top, right, bottom = crop.draw_box(30, 20)
@@ -114,57 +119,73 @@ def test_boxes_have_the_sizes_of_torchvisions():
         (batched.HUE, (0, 0, 0, 0.4), lambda x, a: tv.adjust_hue(x, a)),
     ],
 )
-def test_jitter_is_torchvisions(pixels, kind, strength, change):
+def test_jitter_matches_torchvision(pixel_batch, kind, strength, change):
     u = np.linspace(0.01, 0.99, 70)[:, None].repeat(4, 1)
-    rows = jitter_batch_colours(rows_first(pixels), np.random.default_rng(0).random((70, 4)), u, strength)
+    rows = jitter_batch_colours(to_row_major(pixel_batch), np.random.default_rng(0).random((70, 4)), u, strength)
     for row in range(0, 70, 7):
         amount = float((2 * u[row, kind] - 1) * strength[kind])
-        expected = change(pixels[row].float() / 255, amount) * 255
+        expected = change(pixel_batch[row].float() / 255, amount) * 255
         assert torch.allclose(rows[row].permute(1, 0, 2), expected, atol=0.1), row
 
 
-def test_jitter_follows_its_order(pixels):
+def test_jitter_applies_operations_in_the_drawn_order(pixel_batch):
     """Brightness before contrast, and the other way round: each as torchvision would, one after the other."""
-    rows, u = rows_first(pixels[:2]), np.full((2, 4), 0.9)
+    rows, u = to_row_major(pixel_batch[:2]), np.full((2, 4), 0.9)
     order = np.array([[0.0, 0.1, 0.2, 0.3], [0.1, 0.0, 0.2, 0.3]])
     both = jitter_batch_colours(rows, order, u, (0.5, 0.5, 0.0, 0.0))
-    image = pixels[:2].float() / 255
+    image = pixel_batch[:2].float() / 255
     one = tv.adjust_contrast(tv.adjust_brightness(image[0], 1.4), 1.4)
     assert torch.allclose(both[0].permute(1, 0, 2), one * 255, atol=0.1)
     other = tv.adjust_brightness(tv.adjust_contrast(image[1], 1.4), 1.4)
     assert torch.allclose(both[1].permute(1, 0, 2), other * 255, atol=0.1)
 
 
-def test_blur_is_a_gaussian_with_the_outermost_pixels_outside(pixels):
+def test_blur_is_gaussian_with_edge_padding(pixel_batch):
     radius = np.array([0.5, 1.5, 2.0])
     down, across = create_gaussian_matrices(radius, 20), create_gaussian_matrices(radius, 24)
     assert torch.allclose(down.sum(-1), torch.ones(3, 20))
-    read = apply_axis_matrices(rows_first(pixels[:3]), down, across).permute(0, 2, 1, 3)
+    read = apply_axis_matrices(to_row_major(pixel_batch[:3]), down, across).permute(0, 2, 1, 3)
     for row in range(3):
-        image = Image.fromarray(pixels[row].permute(1, 2, 0).numpy())
+        image = Image.fromarray(pixel_batch[row].permute(1, 2, 0).numpy())
         pillows = image_to_tensor(image.filter(ImageFilter.GaussianBlur(float(radius[row])))).float()
         assert (read[row] - pillows).abs().mean() < 1.5  # Pillow's is three boxes
 
 
-def test_grey_and_solarised_views_come_as_often_as_they_shall(pixels):
+def test_grey_and_solarise_have_their_probabilities(pixel_batch):
     keys = derive_keys(7, np.arange(70))
-    grey = MultiCrop(2, SIZE, **{**STILL, "grey": 0.2}, **WHOLE).augment_batch(pixels, keys).unflatten(1, (4, 3, *SIZE))
+    grey = (
+        MultiCrop(2, IMAGE_SIZE, **{**IDENTITY_OPTIONS, "grey": 0.2}, **FULL_CROP_OPTIONS)
+        .augment_batch(pixel_batch, keys)
+        .unflatten(1, (4, 3, *IMAGE_SIZE))
+    )
     shades = grey.float().std(2).amax((2, 3)) < 1
     assert 0.1 < float(shades.float().mean()) < 0.3
     one = shades.nonzero()[0]
-    assert (grey[one[0], one[1], 0].float() - rgb_to_grey(rows_first(pixels[one[:1]]))[0, :, 0]).abs().max() <= 0.5
-    inverted = replace(DINO_VIEWS, locals=2, local_image=SIZE, **{**STILL, "solarise": DINO_VIEWS.solarise}, **WHOLE)
-    rows = inverted.augment_batch(pixels, keys).unflatten(1, (4, 3, *SIZE))
-    changed = (rows != pixels[:, None]).flatten(2).any(-1).float().mean(0)
+    assert (
+        grey[one[0], one[1], 0].float() - rgb_to_grey(to_row_major(pixel_batch[one[:1]]))[0, :, 0]
+    ).abs().max() <= 0.5
+    inverted = replace(
+        DINO_VIEWS,
+        locals=2,
+        local_image=IMAGE_SIZE,
+        **{**IDENTITY_OPTIONS, "solarise": DINO_VIEWS.solarise},
+        **FULL_CROP_OPTIONS,
+    )
+    rows = inverted.augment_batch(pixel_batch, keys).unflatten(1, (4, 3, *IMAGE_SIZE))
+    changed = (rows != pixel_batch[:, None]).flatten(2).any(-1).float().mean(0)
     assert changed[0] == 0 and 0.08 < changed[1] < 0.35 and changed[2] == changed[3] == 0
-    assert (rows <= torch.maximum(pixels, 255 - pixels)[:, None]).all()
+    assert (rows <= torch.maximum(pixel_batch, 255 - pixel_batch)[:, None]).all()
 
 
-def test_whole_views_have_the_colours_of_those_of_files(pixels):
+def test_batched_view_colours_are_distributed_like_file_views(pixel_batch):
     """Mean, deviation and share of extremes of 200 DINO views by each way."""
-    crops = replace(DINO_VIEWS, locals=1, local_image=SMALL)
-    stacked = crops.unpack_batch(crops.augment_batch(pixels, derive_keys(1, np.arange(70))), ImagePreprocess(SIZE))
-    alone = [crops.draw_views(Image.fromarray(p.permute(1, 2, 0).numpy()), SIZE, k) for k, p in enumerate(pixels)]
+    crops = replace(DINO_VIEWS, locals=1, local_image=LOCAL_SIZE)
+    stacked = crops.unpack_batch(
+        crops.augment_batch(pixel_batch, derive_keys(1, np.arange(70))), ImagePreprocess(IMAGE_SIZE)
+    )
+    alone = [
+        crops.draw_views(Image.fromarray(p.permute(1, 2, 0).numpy()), IMAGE_SIZE, k) for k, p in enumerate(pixel_batch)
+    ]
     for mine, theirs in (
         (stacked["images"], torch.stack([torch.stack(views[:2]) for views in alone])),
         (stacked["local"], torch.stack([views[2] for views in alone])),

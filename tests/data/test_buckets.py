@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.data.films import moving, write_clip
+from tests.data.films import make_moving_square, write_clip
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.buckets import (
     BUCKET_ASPECT_RATIOS,
@@ -31,12 +31,14 @@ from vitreous.data.sources import open_data
 from vitreous.data.split import FileSplit
 from vitreous.errors import UsageError
 
-CLIPS = ((8, 32, 32), (4, 32, 32), (1, 32, 32), (8, 24, 40), (1, 24, 40), (1, 64, 64), (4, 40, 24))
-chance = np.random.default_rng(0)
-FORMS = np.stack([chance.integers(1, 14, 400), chance.integers(8, 200, 400), chance.integers(8, 200, 400)], 1)
+CLIP_BUCKETS = ((8, 32, 32), (4, 32, 32), (1, 32, 32), (8, 24, 40), (1, 24, 40), (1, 64, 64), (4, 40, 24))
+FORM_GENERATOR = np.random.default_rng(0)
+SAMPLE_FORMS = np.stack(
+    [FORM_GENERATOR.integers(1, 14, 400), FORM_GENERATOR.integers(8, 200, 400), FORM_GENERATOR.integers(8, 200, 400)], 1
+)
 
 
-def naive(form, buckets, stride):
+def find_nearest_bucket_by_loop(form, buckets, stride):
     """The loop of `find_nearest_buckets`'s docstring."""
     frames, height, width = map(int, form)
     sizes = [(1, *bucket) if len(bucket) == 2 else bucket for bucket in buckets]
@@ -51,22 +53,26 @@ def naive(form, buckets, stride):
 
 
 @pytest.mark.parametrize("stride", [0, 1, 3])
-@pytest.mark.parametrize("buckets", [CLIPS, tuple(size[1:] for size in CLIPS[2:])])
-def test_each_form_gets_the_bucket_of_the_naive_loop(buckets, stride):
-    assert find_nearest_buckets(FORMS, buckets, stride).tolist() == [naive(form, buckets, stride) for form in FORMS]
+@pytest.mark.parametrize("buckets", [CLIP_BUCKETS, tuple(size[1:] for size in CLIP_BUCKETS[2:])])
+def test_nearest_buckets_match_a_naive_loop(buckets, stride):
+    assert find_nearest_buckets(SAMPLE_FORMS, buckets, stride).tolist() == [
+        find_nearest_bucket_by_loop(form, buckets, stride) for form in SAMPLE_FORMS
+    ]
 
 
-def test_what_stands_in_a_bucket_is_as_people_would_say():
+def test_typical_forms_get_the_expected_buckets():
     def of(*form):
-        return CLIPS[int(find_nearest_buckets(np.array([form]), CLIPS)[0])]
+        return CLIP_BUCKETS[int(find_nearest_buckets(np.array([form]), CLIP_BUCKETS)[0])]
 
     assert of(1, 480, 640) == (1, 24, 40) and of(1, 1000, 1000) == (1, 64, 64) and of(1, 30, 30) == (1, 32, 32)
     assert of(100, 480, 480) == (8, 32, 32) and of(7, 480, 480) == (4, 32, 32) and of(3, 9, 16) == (1, 24, 40)
-    assert int(find_nearest_buckets(np.array([[22, 32, 32]]), CLIPS, 3)[0]) == 0  # eight frames three apart take 22
-    assert int(find_nearest_buckets(np.array([[21, 32, 32]]), CLIPS, 3)[0]) == 1
+    assert (
+        int(find_nearest_buckets(np.array([[22, 32, 32]]), CLIP_BUCKETS, 3)[0]) == 0
+    )  # eight frames three apart take 22
+    assert int(find_nearest_buckets(np.array([[21, 32, 32]]), CLIP_BUCKETS, 3)[0]) == 1
 
 
-def test_chosen_buckets_suit_the_data():
+def test_chosen_buckets_fit_the_data():
     photographs = np.array([(1, 480, 640)] * 60 + [(1, 640, 480)] * 25 + [(1, 500, 500)] * 14 + [(1, 50, 900)])
     buckets = choose_buckets(photographs, (64, 64), (4, 4))
     assert buckets == ((56, 76), (76, 56), (64, 64))  # the panorama goes to the widest that there are
@@ -81,7 +87,7 @@ def test_chosen_buckets_suit_the_data():
     )
 
 
-def test_named_buckets_are_sizes_of_the_data():
+def test_bucket_strings_are_parsed_and_validated():
     assert parse_buckets(("64x48", "48X64", "64x48"), 2) == ((64, 48), (48, 64))
     for word, axes in (("64", 2), ("64x48", 3), ("8x64x48", 2), ("0x64", 2), ("axb", 2), ("", 2), ("6.5x4", 2)):
         with pytest.raises(UsageError, match=f"buckets[= ]'?{word}'? is not a valid size"):
@@ -93,7 +99,7 @@ def test_named_buckets_are_sizes_of_the_data():
 @given(
     st.lists(st.integers(0, 4), min_size=1, max_size=70), st.integers(1, 9), st.integers(0, 5), st.integers(0, 2**20)
 )
-def test_every_image_is_shown_once_an_epoch_and_batches_are_cut_to_parts_of_one_bucket(buckets, batch, epochs, seed):
+def test_bucketed_epochs_show_every_image_once(buckets, batch, epochs, seed):
     own = np.array(buckets)
     order, n = SampleOrder(len(own), seed, None, 1, factors=None, buckets=own, batch=batch), len(own)
     samples, _, views = get_stream_samples(order, 0, (epochs + 1) * n)
@@ -107,8 +113,8 @@ def test_every_image_is_shown_once_an_epoch_and_batches_are_cut_to_parts_of_one_
         assert all(before[-1] != after[0] for before, after in itertools.pairwise(parts))
 
 
-def test_most_batches_have_one_bucket_and_epochs_differ():
-    own = chance.integers(0, 4, 1000)
+def test_most_bucketed_batches_have_a_single_size():
+    own = FORM_GENERATOR.integers(0, 4, 1000)
     order = SampleOrder(1000, 3, None, 1, factors=None, buckets=own, batch=16)
     samples = get_stream_samples(order, 0, 5000)[0]
     mixed = [len(find_bucket_boundaries(order, low, low + 16)) > 2 for low in range(0, 4992, 16)]
@@ -116,7 +122,7 @@ def test_most_batches_have_one_bucket_and_epochs_differ():
     assert not np.array_equal(samples[:1000], samples[1000:2000])
 
 
-def test_one_bucket_has_the_order_of_a_run_without_buckets():
+def test_a_single_bucket_keeps_the_unbucketed_order():
     order = SampleOrder(50, 7, None, 1, factors=None, buckets=np.zeros(50, np.int64), batch=8)
     assert np.array_equal(
         get_stream_samples(order, 0, 150)[0], np.concatenate([draw_permutation(50, 7, epoch) for epoch in range(3)])
@@ -124,20 +130,22 @@ def test_one_bucket_has_the_order_of_a_run_without_buckets():
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory):
+def mixed_folder(tmp_path_factory):
     """A folder of two classes with GIFs, video files, folders of frames and pictures of several sizes."""
     home = tmp_path_factory.mktemp("mixed")
     for right, name in enumerate(("left", "right")):
         for number, suffix in enumerate((".gif", ".mp4", "", ".gif")):
-            write_clip(home / name / f"clip{number}{suffix}", moving(number, bool(right), 8 if number < 3 else 3))
+            write_clip(
+                home / name / f"clip{number}{suffix}", make_moving_square(number, bool(right), 8 if number < 3 else 3)
+            )
         for number, (height, width) in enumerate([(16, 16), (16, 16), (12, 24), (24, 12), (16, 32)]):
             pixels = np.random.default_rng(number).integers(0, 255, (height, width, 3)).astype(np.uint8)
             Image.fromarray(pixels).save(home / name / f"{number:04}.png")
     return home
 
 
-def test_clips_and_pictures_lie_in_one_folder_where_buckets_are_asked_for(mixed, tmp_path):
-    data = open_data(mixed, stills=True)
+def test_buckets_allow_clips_and_images_in_one_folder(mixed_folder, tmp_path):
+    data = open_data(mixed_folder, stills=True)
     train = data.full_train_split
     assert train is not None and len(train) == 18 and data.classes == ("left", "right")
     assert any("18 clips, 10 of them images, read as one frame" in note for note in data.notes)
@@ -148,7 +156,7 @@ def test_clips_and_pictures_lie_in_one_folder_where_buckets_are_asked_for(mixed,
     assert forms["clip0.gif"] == forms["clip1.mp4"] == forms["clip2"] == [8, 16, 16]
     assert forms["clip3.gif"] == [3, 16, 16] and forms["0002.png"] == [1, 12, 24]
     # without, a photograph among clips makes pictures of all of them, as ever
-    assert type(open_data(mixed).split("train")) is FileSplit
+    assert type(open_data(mixed_folder).split("train")) is FileSplit
     # a folder of pictures alone is one of pictures, numbered ones too, in classes of splits as well
     for split in ("train", "val"):
         for name in ("a", "b"):
@@ -159,7 +167,7 @@ def test_clips_and_pictures_lie_in_one_folder_where_buckets_are_asked_for(mixed,
     assert type(open_data(tmp_path, stills=True).split("train")) is FileSplit
 
 
-def test_a_bad_file_has_no_form_and_the_others_have(mixed, tmp_path):
+def test_unreadable_files_have_no_form(mixed_folder, tmp_path):
     (tmp_path / "a").mkdir()
     for name, content in (("bad.png", b"no picture"), ("empty.png", b"")):
         (tmp_path / "a" / name).write_bytes(content)
@@ -170,8 +178,8 @@ def test_a_bad_file_has_no_form_and_the_others_have(mixed, tmp_path):
     assert measure_sample_forms(split).tolist() == [[0, 0, 0], [0, 0, 0], [1, 10, 20]]
 
 
-def test_a_sample_of_a_bucket_is_that_of_a_run_at_its_size_alone(mixed):
-    split = open_data(mixed, stills=True).full_train_split
+def test_bucketed_samples_match_a_run_at_that_size(mixed_folder):
+    split = open_data(mixed_folder, stills=True).full_train_split
     assert split is not None
     sizes = ((8, 16, 16), (1, 16, 16), (1, 12, 24), (1, 24, 12))
     own = find_nearest_buckets(measure_sample_forms(split), sizes)

@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 
 import vitreous
-from tests.apps.curation.test_check_clips import film
-from tests.data.films import encode, greys, moving, write_clip
-from tests.objectives.test_clips import OPTIONS, Notes
+from tests.apps.curation.test_check_clips import make_clip_pixels
+from tests.data.films import encode_video, make_grey_frames, make_moving_square, write_clip
+from tests.objectives.test_clips import TRAIN_OPTIONS, StoppingListener
 from vitreous.apps.curation.check import check_dataset
 from vitreous.data.decoding.clip import ClipSegment
 from vitreous.data.decoding.clips import open_clip
@@ -31,7 +31,7 @@ def write_table(place: Path, *rows: str) -> Path:
     return place
 
 
-def split_of(data, name="train") -> ClipFiles:
+def get_clip_split(data, name="train") -> ClipFiles:
     """A split, which is of clips."""
     split = data.split(name)
     assert isinstance(split, ClipFiles)
@@ -44,9 +44,9 @@ def write_greys(place: Path, pixels: np.ndarray) -> None:
     first.save(place, save_all=True, append_images=others, duration=100)
 
 
-def test_a_table_of_clips_is_video_data(tmp_path):
+def test_a_clip_table_is_video_data(tmp_path):
     for name in ("1.mp4", "2.gif", "frames"):
-        write_clip(tmp_path / name, greys(10))
+        write_clip(tmp_path / name, make_grey_frames(10))
     data = open_data(write_table(tmp_path / "a.csv", "path,label", "1.mp4,a", "2.gif,b", "frames,a"))
     whole = data.full_train_split or data.split("train")
     assert isinstance(whole, ClipFiles) and whole.parts is None and data.groups is None
@@ -58,11 +58,13 @@ def test_a_table_of_clips_is_video_data(tmp_path):
 
 
 def test_start_and_end_cut_a_clip(tmp_path):
-    write_clip(tmp_path / "1.gif", greys(10))
-    (tmp_path / "2.mkv").write_bytes(encode(greys(10), "mkv", moments=[0, 1, 2, 7, 8, 9, 20, 21, 30, 45]))
+    write_clip(tmp_path / "1.gif", make_grey_frames(10))
+    (tmp_path / "2.mkv").write_bytes(
+        encode_video(make_grey_frames(10), "mkv", moments=[0, 1, 2, 7, 8, 9, 20, 21, 30, 45])
+    )
     rows = "path,label,start,end", "1.gif,a,,0.5", "1.gif,b,0.5,", "1.gif,a,,", "2.mkv,b,0.7,2.05", "1.gif,a,,0.50"
     data = open_data(write_table(tmp_path / "a.csv", *rows)).with_holdout(0.0, 0)
-    split = split_of(data)
+    split = get_clip_split(data)
     assert [split.open_clip(row).read_frames(np.arange(len(split.open_clip(row))))[:, 0, 0, 0].round(-1).tolist() for row in range(4)] == [
         [0, 20, 40, 60, 80], [100, 120, 140, 160, 180], list(range(0, 200, 20)), [60, 80, 100, 120],
     ]  # fmt: skip
@@ -75,17 +77,17 @@ def test_start_and_end_cut_a_clip(tmp_path):
     assert other.fingerprint() != data.fingerprint()
 
 
-def test_parts_of_one_file_and_patients_are_never_drawn_apart(tmp_path):
+def test_segments_of_one_file_or_group_stay_together(tmp_path):
     rows, patients = ["path,label,start,end"], ["path,label,group,end"]
     for number in range(20):
-        write_greys(tmp_path / f"{number}.gif", moving(number, True, 6)[..., 0])
+        write_greys(tmp_path / f"{number}.gif", make_moving_square(number, True, 6)[..., 0])
         rows += [f"{number}.gif,a,0,0.3", f"{number}.gif,b,0.3,0.6"]
         patients.append(f"{number}.gif,{'ab'[number % 2]},p{number // 4},0.5")
     data = open_data(write_table(tmp_path / "a.csv", *rows))
-    files = {name: {split.path(row) for row in range(len(split))} for name in ("train", "val") for split in (split_of(data, name),)}  # fmt: skip
+    files = {name: {split.path(row) for row in range(len(split))} for name in ("train", "val") for split in (get_clip_split(data, name),)}  # fmt: skip
     assert files["val"] and not files["train"] & files["val"]
     data = open_data(write_table(tmp_path / "b.csv", *patients), group_by="group")
-    numbers = {name: {int(Path(split.path(row)).stem) // 4 for row in range(len(split))} for name in ("train", "val") for split in (split_of(data, name),)}  # fmt: skip
+    numbers = {name: {int(Path(split.path(row)).stem) // 4 for row in range(len(split))} for name in ("train", "val") for split in (get_clip_split(data, name),)}  # fmt: skip
     assert numbers["val"] and not numbers["train"] & numbers["val"]
     parted = write_table(
         tmp_path / "c.csv", "path,label,split,end", "0.gif,a,train,0.2", "1.gif,b,train,", "0.gif,a,test,"
@@ -102,18 +104,18 @@ def test_parts_of_one_file_and_patients_are_never_drawn_apart(tmp_path):
     (["1.gif,a,0,1", "photo.png,b,,"], "line 2: start and end require that all files are clips"),
     (["1.gif,a,0,1", "1.gif,b,,1.0"], "1 rows contradict the labels"),
 ])  # fmt: skip
-def test_rows_that_cannot_be_are_named(tmp_path, rows, problem):
-    write_clip(tmp_path / "1.gif", greys(10))
+def test_invalid_clip_rows_are_reported(tmp_path, rows, problem):
+    write_clip(tmp_path / "1.gif", make_grey_frames(10))
     Image.new("RGB", (8, 8)).save(tmp_path / "photo.png")
     with pytest.raises(DataError, match=problem):
         open_data(write_table(tmp_path / "a.csv", "path,label,start,end", *rows, "1.gif,b,3,4"))
 
 
-def test_parts_that_are_not_there_are_named(tmp_path):
-    write_clip(tmp_path / "frames", greys(10))
-    write_clip(tmp_path / "1.gif", greys(10))
+def test_missing_clip_segments_are_reported(tmp_path):
+    write_clip(tmp_path / "frames", make_grey_frames(10))
+    write_clip(tmp_path / "1.gif", make_grey_frames(10))
     rows = "path,label,start,end", "frames,a,0,1", "1.gif,b,0.95,2", "1.gif,b,0.9,2"
-    split = split_of(open_data(write_table(tmp_path / "a.csv", *rows)).with_holdout(0.0, 0))
+    split = get_clip_split(open_data(write_table(tmp_path / "a.csv", *rows)).with_holdout(0.0, 0))
     with pytest.raises(DataError, match=r"frames from 0 s to 1 s: it has no frame times"):
         split.open_clip(0)
     with pytest.raises(
@@ -122,11 +124,11 @@ def test_parts_that_are_not_there_are_named(tmp_path):
         split.open_clip(1)
     assert len(split.open_clip(2)) == 1
     with pytest.raises(DataError, match="no frame times"):
-        ClipSegment(open_clip(greys(3)), 0, math.inf)
+        ClipSegment(open_clip(make_grey_frames(3)), 0, math.inf)
 
 
-def test_a_check_looks_at_parts(tmp_path):
-    write_clip(tmp_path / "1.gif", np.concatenate([film(0, 10), film(1, 10)]))
+def test_check_reads_clip_segments(tmp_path):
+    write_clip(tmp_path / "1.gif", np.concatenate([make_clip_pixels(0, 10), make_clip_pixels(1, 10)]))
     rows = "path,label,split,start,end", "1.gif,a,train,,1", "1.gif,b,train,1,", "1.gif,a,test,,1", "1.gif,b,test,7,"
     document, _ = check_dataset(write_table(tmp_path / "a.csv", *rows), workers=0)
     assert document["clips"]["frames"] == {"min": 10, "median": 10, "max": 10}
@@ -140,22 +142,25 @@ def test_a_check_looks_at_parts(tmp_path):
     ]
 
 
-def test_a_run_on_parts_resumes_and_judges_them_as_files_of_these_frames(tmp_path):
+def test_training_on_segments_matches_training_on_cut_files(tmp_path):
     header = "path,label,split,start,end"
     parts, files = [header], ["path,label,split"]
     for number in range(12):
         split = ("train", "val", "test")[max(number - 9, 0)]
-        left, right = moving(2 * number, False, 8)[..., 0], moving(2 * number + 1, True, 8)[..., 0]
+        left, right = (
+            make_moving_square(2 * number, False, 8)[..., 0],
+            make_moving_square(2 * number + 1, True, 8)[..., 0],
+        )
         write_greys(tmp_path / f"{number}.gif", np.concatenate([left, right]))
         for label, pixels, ends in (("left", left, ",0.8"), ("right", right, "0.8,")):
             write_clip(tmp_path / f"{number}{label}", np.repeat(pixels[..., None], 3, -1))
             parts.append(f"{number}.gif,{label},{split},{ends}")
             files.append(f"{number}{label},{label},{split}")
     cut, whole = write_table(tmp_path / "parts.csv", *parts), write_table(tmp_path / "files.csv", *files)
-    options = {**OPTIONS, "model": "ViViT-32x2/8x2", "steps": 4, "save_every": 2, "frames": 4}
+    options = {**TRAIN_OPTIONS, "model": "ViViT-32x2/8x2", "steps": 4, "save_every": 2, "frames": 4}
     vitreous.train(str(cut), out=str(tmp_path / "parts"), **options)
     with pytest.raises(KeyError):
-        vitreous.train(str(cut), out=str(tmp_path / "stopped"), listener=Notes(36), log_every=1, **options)
+        vitreous.train(str(cut), out=str(tmp_path / "stopped"), listener=StoppingListener(36), log_every=1, **options)
     vitreous.train(out=str(tmp_path / "stopped"), resume=True)
     states = [load_bundle(tmp_path / run / "model").model.state_dict() for run in ("parts", "stopped")]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.films import CODECS, encode, greys, moving, write_clip
+from tests.data.films import CODECS, encode_video, make_grey_frames, make_moving_square, write_clip
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding import clip, clips, video
 from vitreous.data.decoding.clip import sample_frames_by_stride, sample_frames_evenly
@@ -18,48 +18,56 @@ from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError, UsageError
 
-PARTS = {"mp4": 0.5, "mov": 0.8, "avi": 0.9, "mkv": 0.8, "webm": 0.8, "mpeg": 0.3, "gif": 0.7}  # of a file
+TRUNCATION_FRACTIONS = {
+    "mp4": 0.5,
+    "mov": 0.8,
+    "avi": 0.9,
+    "mkv": 0.8,
+    "webm": 0.8,
+    "mpeg": 0.3,
+    "gif": 0.7,
+}  # of a file
 
 
 @pytest.mark.parametrize("kind", [*CODECS, "gif", "folder"])
-def test_frames_of_every_format_by_their_numbers(tmp_path, kind):
-    place = write_clip(tmp_path / ("clip" if kind == "folder" else f"clip.{kind}"), greys(10))
+def test_frames_of_every_format_are_read_by_index(tmp_path, kind):
+    place = write_clip(tmp_path / ("clip" if kind == "folder" else f"clip.{kind}"), make_grey_frames(10))
     film = open_clip(place)
     assert len(film) == 10 and film.size == (16, 16)
     numbers = np.array([7, 0, 9, 0])
     frames = film.read_frames(numbers)
     assert frames.shape == (4, 16, 16, 3) and frames.dtype == np.uint8
-    assert np.abs(frames.astype(int) - greys(10)[numbers]).max() <= 4
+    assert np.abs(frames.astype(int) - make_grey_frames(10)[numbers]).max() <= 4
     if kind not in ("folder", "mpeg"):
         assert np.allclose(film.times, np.arange(10) / 10, atol=0.002)
 
 
-def test_frames_are_counted_as_decoded_at_any_rate():
-    film = open_clip(encode(greys(10), "mkv", moments=[0, 1, 2, 7, 8, 9, 20, 21, 30, 45]))
+def test_frames_are_indexed_as_decoded_at_any_frame_rate():
+    film = open_clip(encode_video(make_grey_frames(10), "mkv", moments=[0, 1, 2, 7, 8, 9, 20, 21, 30, 45]))
     assert film.read_frames(np.arange(10))[:, 0, 0, 0].round(-1).tolist() == list(range(0, 200, 20))
     assert film.times[3] == pytest.approx(0.7) and film.times[-1] == pytest.approx(4.5)
 
 
-def test_frames_that_are_not_held_are_decoded_again(monkeypatch):
-    content = encode(moving(1, True), "webm")
+def test_unbuffered_frames_are_decoded_again(monkeypatch):
+    content = encode_video(make_moving_square(1, True), "webm")
     whole = open_clip(content).read_frames(np.array([2, 5, 8]))
     monkeypatch.setattr(video, "MAX_BUFFERED_BYTES", 1500)
     film = open_clip(content)
     assert film.buffered_frames is None and np.array_equal(film.read_frames(np.array([2, 5, 8])), whole)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("kind", PARTS)
-def test_files_cut_short_are_refused_by_name(tmp_path, kind):
-    place = write_clip(tmp_path / f"a.{kind}", moving(3, True))
-    place.write_bytes(place.read_bytes()[: int(PARTS[kind] * place.stat().st_size)])
+@pytest.mark.parametrize("kind", TRUNCATION_FRACTIONS)
+def test_truncated_clips_are_rejected_by_name(tmp_path, kind):
+    place = write_clip(tmp_path / f"a.{kind}", make_moving_square(3, True))
+    place.write_bytes(place.read_bytes()[: int(TRUNCATION_FRACTIONS[kind] * place.stat().st_size)])
     with pytest.raises(DataError, match=rf"a\.{kind}: .*(cut short|cannot be read|damaged|no video stream)") as error:
         open_clip(place)
     assert error.value.hint
 
 
 @pytest.mark.parametrize("kind", ["mkv", "webm"])
-def test_a_file_cut_to_one_frame_is_named_and_one_of_a_single_frame_is_whole(kind):
-    content = encode(moving(3, True, 30), kind)
+def test_a_clip_truncated_to_one_frame_is_rejected(kind):
+    content = encode_video(make_moving_square(3, True, 30), kind)
     for size in range(len(content), 300, -40):  # to the first cut that leaves one frame
         with av.open(io.BytesIO(content[:size]), format="matroska") as container:
             frames = len(list(container.decode(video=0)))
@@ -69,25 +77,25 @@ def test_a_file_cut_to_one_frame_is_named_and_one_of_a_single_frame_is_whole(kin
         pytest.fail("no cut leaves one frame")
     with pytest.raises(DataError, match=r"cut short, 0\.0 seconds of 3\.0"):
         open_clip(content[:size])
-    assert len(open_clip(encode(moving(3, True, 1), kind))) == 1
+    assert len(open_clip(encode_video(make_moving_square(3, True, 1), kind))) == 1
 
 
 @pytest.mark.parametrize(("content", "problem"), [
     (b"", "empty file"), (b"x", "not a clip of a known format"), (b"<html>", "but an HTML page"),
     (b"\0\0\0\x18ftypmp42" + bytes(40), "cannot be read as a video"), (b"GIF89a", "cut short"),
     (b"\x1aE\xdf\xa3" + b"\xff" * 60, "cannot be read as a video"), (b"RIFF\0\0\0\0AVI LIST", "cannot be read as a video"),
-    (b"#EXTM3U\n/etc/passwd\n", "not a clip of a known format"), (encode(greys(1), sound=True), "only audio"),
+    (b"#EXTM3U\n/etc/passwd\n", "not a clip of a known format"), (encode_video(make_grey_frames(1), sound=True), "only audio"),
     (b"GIF89a\x60\xea\x60\xea\0\0\0,\0\0\0\0\x60\xea\x60\xea\0\x02\0;", "60000 x 60000 pixels, more than"),
 ])  # fmt: skip
-def test_hostile_files_have_one_message_each(tmp_path, content, problem):
+def test_hostile_clips_are_rejected_with_one_message(tmp_path, content, problem):
     place = tmp_path / "bad.mp4"
     place.write_bytes(content)
     with pytest.raises(DataError, match=rf"bad\.mp4: ?.*{problem}"):
         open_clip(place)
 
 
-def test_large_frames_are_refused_before_they_are_decoded(tmp_path):
-    content = encode(greys(2), "avi")
+def test_large_frames_are_rejected_before_decoding(tmp_path):
+    content = encode_video(make_grey_frames(2), "avi")
     for marker in (b"\xff\xc0\0\x11\x08", b"\x10\0\0\0\x10\0\0\0\x01\0\x18\0"):  # of a JPEG, of AVI's header
         place = content.find(marker)
         while place >= 0:
@@ -101,35 +109,38 @@ def test_large_frames_are_refused_before_they_are_decoded(tmp_path):
 
 
 def test_limits(monkeypatch, tmp_path):
-    place = write_clip(tmp_path / "a.gif", greys(10))
+    place = write_clip(tmp_path / "a.gif", make_grey_frames(10))
     monkeypatch.setattr(clip, "MAX_CLIP_BYTES", 4 * 16 * 16 * 3)
     assert open_clip(place).read_frames(np.arange(4)).shape[0] == 4
     with pytest.raises(DataError, match=r"a\.gif: 5 frames of 16 x 16 pixels take 0 MiB"):
         open_clip(place).read_frames(np.arange(5))
     monkeypatch.setattr(clip, "MAX_FRAMES", 9)
-    for source in (place, write_clip(tmp_path / "a.mp4", greys(10))):
+    for source in (place, write_clip(tmp_path / "a.mp4", make_grey_frames(10))):
         with pytest.raises(DataError, match="more than 9 frames"):
             open_clip(source)
 
 
-def test_without_pyav_videos_say_what_to_install_and_gifs_are_read(monkeypatch, tmp_path):
-    place, gif = write_clip(tmp_path / "a.mp4", greys(3)), write_clip(tmp_path / "a.gif", greys(3))
+def test_without_pyav_only_gifs_are_read(monkeypatch, tmp_path):
+    place, gif = (
+        write_clip(tmp_path / "a.mp4", make_grey_frames(3)),
+        write_clip(tmp_path / "a.gif", make_grey_frames(3)),
+    )
     monkeypatch.setattr(video, "find_spec", lambda name: None)
     with pytest.raises(DataError, match=r"a\.mp4: .*need PyAV") as error:
         open_clip(place)
     assert "pip install 'vitreous[video]'" in error.value.hint and len(open_clip(gif)) == 3
 
 
-def test_blocks_of_a_gif(tmp_path):
-    content = write_clip(tmp_path / "a.gif", moving(2, False, 7)).read_bytes()
+def test_gif_durations_are_parsed(tmp_path):
+    content = write_clip(tmp_path / "a.gif", make_moving_square(2, False, 7)).read_bytes()
     assert parse_gif_durations(content) == ([10] * 7, True) and is_animated_gif(content)
     Image.new("P", (5, 4)).save(tmp_path / "b.gif")
     assert parse_gif_durations((tmp_path / "b.gif").read_bytes()) == ([0], True)
     assert not any(parse_gif_durations(content[:end])[1] for end in range(13, len(content) - 1, 7))
 
 
-def test_a_folder_of_frames_of_two_sizes_is_refused(tmp_path):
-    place = write_clip(tmp_path / "clip", greys(5))
+def test_frame_folders_with_mixed_sizes_are_rejected(tmp_path):
+    place = write_clip(tmp_path / "clip", make_grey_frames(5))
     Image.new("RGB", (9, 9)).save(place / "frame_003.png")
     with pytest.raises(DataError, match="clip: its frames have 2 sizes, 16 x 16 and 9 x 9"):
         open_clip(place).read_frames(np.arange(5))
@@ -140,7 +151,7 @@ def test_a_folder_of_frames_of_two_sizes_is_refused(tmp_path):
         open_clip(np.zeros((4, 5), np.uint8))
 
 
-def test_numbers_of_frames():
+def test_frame_indices_are_sampled_evenly_or_by_stride():
     for count in (1, 3, 8, 30):
         assert sample_frames_evenly(count, 8).tolist() == [(2 * t + 1) * count // 16 for t in range(8)]
         draws = np.random.default_rng(count).random(8)
@@ -153,14 +164,14 @@ def test_numbers_of_frames():
     assert sample_frames_by_stride(3, 4, 2).tolist() == [0, 2, 2, 2]
 
 
-def test_a_view_is_the_same_for_all_frames_and_frames_are_drawn_by_the_key():
-    still = np.repeat(moving(5, True, 1, 24), 12, 0)
+def test_all_frames_share_one_view_drawn_by_the_key():
+    still = np.repeat(make_moving_square(5, True, 1, 24), 12, 0)
     preprocess = ClipPreprocess((6, 16, 16))
     views = Augment(crop=(0.2, 1.0), flip=0.5, rand_layers=2, jitter=(0.4, 0.4, 0.4), rotate=20.0, erase=1.0, shift=0.1)
     drawn = [views.augment_image(open_clip(still), preprocess, sample_key) for sample_key in range(4)]
     assert all(view.shape == (3, 6, 16, 16) and (view == view[:, :1]).all() for view in drawn)
     assert not (drawn[0] == drawn[1]).all() and (drawn[3] == views.augment_image(open_clip(still), preprocess, 3)).all()
-    rising = open_clip(greys(12, 24))
+    rising = open_clip(make_grey_frames(12, 24))
     numbers = {tuple((Augment().augment_image(rising, preprocess, key)[0, :, 0, 0] // 20).tolist()) for key in range(9)}
     assert len(numbers) > 5 and all(number // 2 == t for row in numbers for t, number in enumerate(row))
     dense = ClipPreprocess((4, 16, 16), stride=2)
@@ -168,8 +179,8 @@ def test_a_view_is_the_same_for_all_frames_and_frames_are_drawn_by_the_key():
     assert starts == {(s, s + 2, s + 4, s + 6) for s in range(6)}
 
 
-def test_preprocessing_fits_each_frame_as_a_picture(tmp_path):
-    pixels = moving(4, True, 9, 20)
+def test_clip_preprocessing_matches_images_per_frame(tmp_path):
+    pixels = make_moving_square(4, True, 9, 20)
     preprocess, picture = ClipPreprocess((3, 8, 12), share=0.9), ImagePreprocess((8, 12), share=0.9)
     own = preprocess.transform(pixels)
     assert own.shape == (3, 3, 8, 12)

@@ -6,63 +6,66 @@ import pytest
 import torch
 
 import vitreous
-from tests.conftest import make_folder, picture
+from tests.conftest import make_folder, make_image
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError, UsageError
 
 
-def epoch_of(loader):
+def concatenate_epoch(loader):
     """All batches of an epoch, joined."""
     batches = list(loader)
     return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
 
 
-def test_batches_are_dicts_with_samples_first(folder):
-    loader = vitreous.create_loader(folder, batch_size=10)
+def test_batches_are_dicts_with_samples_first(photo_folder):
+    loader = vitreous.create_loader(photo_folder, batch_size=10)
     batches = list(loader)
     assert len(loader) == len(batches) == 4 and [len(batch["labels"]) for batch in batches] == [10, 10, 10, 6]
     assert batches[0]["images"].shape == (10, 3, 16, 16) and batches[0]["images"].dtype == torch.float32
     assert loader.classes == ("ant", "bee", "cat")
-    whole = epoch_of(loader)
+    whole = concatenate_epoch(loader)
     assert sorted(whole["samples"].tolist()) == list(range(36))
     labels = torch.from_numpy(loader.data.split("train").labels)
     assert torch.equal(whole["labels"], labels[whole["samples"]])
-    assert len(list(vitreous.create_loader(folder, batch_size=10, drop_last=True))) == 3
+    assert len(list(vitreous.create_loader(photo_folder, batch_size=10, drop_last=True))) == 3
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_order_and_views_are_of_seed_and_epoch_alone(folder, workers):
-    loader, same = vitreous.create_loader(folder, seed=3), vitreous.create_loader(folder, seed=3, workers=workers)
-    first, second = epoch_of(loader), epoch_of(loader)
+def test_order_and_views_depend_only_on_seed_and_epoch(photo_folder, workers):
+    loader, same = (
+        vitreous.create_loader(photo_folder, seed=3),
+        vitreous.create_loader(photo_folder, seed=3, workers=workers),
+    )
+    first, second = concatenate_epoch(loader), concatenate_epoch(loader)
     assert not torch.equal(first["samples"], second["samples"])
     same.set_epoch(1)
-    again = epoch_of(same)
+    again = concatenate_epoch(same)
     assert all(torch.equal(again[name], second[name]) for name in second)
-    other = epoch_of(vitreous.create_loader(folder, seed=4))
+    other = concatenate_epoch(vitreous.create_loader(photo_folder, seed=4))
     assert not torch.equal(other["samples"], first["samples"])
 
 
-def test_judged_images_are_those_of_the_preprocessing(folder):
+def test_evaluation_loaders_apply_the_preprocessing(photo_folder):
     read = ImagePreprocess((12, 12), mean=(0.4,) * 3, std=(0.2,) * 3)
-    loader = vitreous.create_loader(folder, "test", batch_size=5, preprocess=read)
-    whole = epoch_of(loader)
+    loader = vitreous.create_loader(photo_folder, "test", batch_size=5, preprocess=read)
+    whole = concatenate_epoch(loader)
     assert whole["samples"].tolist() == list(range(12))
     split = loader.data.split("test")
     assert torch.equal(whole["images"][7], read.transform(split.raw(7)))
-    assert len(list(vitreous.create_loader(folder, "test", batch_size=5, drop_last=True))) == 2
-    still = vitreous.create_loader(folder, "train", augment=False)
-    assert torch.equal(epoch_of(still)["images"], epoch_of(still)["images"])
+    assert len(list(vitreous.create_loader(photo_folder, "test", batch_size=5, drop_last=True))) == 2
+    still = vitreous.create_loader(photo_folder, "train", augment=False)
+    assert torch.equal(concatenate_epoch(still)["images"], concatenate_epoch(still)["images"])
 
 
-def test_several_views_and_data_without_labels(tmp_path):
+def test_multi_view_and_unlabelled_batches_are_loaded(tmp_path):
     for number in range(6):
-        picture(number, (24, 24)).save(tmp_path / f"{number}.png")
+        make_image(number, (24, 24)).save(tmp_path / f"{number}.png")
     batch = next(iter(vitreous.create_loader(tmp_path, recipe="dino", batch_size=2)))
     assert batch["images"].shape[:2] == (2, 2) and batch["local"].ndim == 5 and "labels" not in batch
     assert batch["images"].dtype == batch["local"].dtype == torch.float32
 
 
-def test_a_loop_of_ones_own_learns(tmp_path):
+def test_a_custom_training_loop_learns(tmp_path):
     root = make_folder(tmp_path / "photos", {"train": 16, "val": 4})
     loader, judged = (vitreous.create_loader(root, split, batch_size=16) for split in ("train", "val"))
     torch.manual_seed(0)
@@ -73,20 +76,20 @@ def test_a_loop_of_ones_own_learns(tmp_path):
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(batch["images"]), batch["labels"]).backward()
             optimizer.step()
-    whole = epoch_of(judged)
+    whole = concatenate_epoch(judged)
     assert (model.eval()(whole["images"]).argmax(1) == whole["labels"]).float().mean() > 0.8
 
 
-def test_what_cannot_be_meant_is_refused(folder):
+def test_invalid_loader_options_are_rejected(photo_folder):
     with pytest.raises(DataError, match="has no valid split"):
-        vitreous.create_loader(folder, "valid")
+        vitreous.create_loader(photo_folder, "valid")
     with pytest.raises(UsageError, match="perhaps you meant batch_size"):
-        vitreous.create_loader(folder, batchsize=3)
+        vitreous.create_loader(photo_folder, batchsize=3)
     with pytest.raises(UsageError, match="batch_size=0"):
-        vitreous.create_loader(folder, batch_size=0)
-    (folder / "train" / "ant" / "torn.png").write_bytes(b"no picture")
+        vitreous.create_loader(photo_folder, batch_size=0)
+    (photo_folder / "train" / "ant" / "torn.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match=r"torn\.png"):
-        list(vitreous.create_loader(folder))
+        list(vitreous.create_loader(photo_folder))
     with pytest.raises(DataError, match="no such folder"):
-        vitreous.create_loader(folder / "nothing")
-    assert epoch_of(vitreous.create_loader(folder, "val"))["images"].isfinite().all()
+        vitreous.create_loader(photo_folder / "nothing")
+    assert concatenate_epoch(vitreous.create_loader(photo_folder, "val"))["images"].isfinite().all()

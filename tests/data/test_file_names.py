@@ -16,9 +16,9 @@ from vitreous.data.layouts.file_names import FileIndex, count_shared_end_parts, 
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
 
-COMPOSED = "café"
-DECOMPOSED = unicodedata.normalize("NFD", COMPOSED)
-BOX = "<xmin>1</xmin><ymin>1</ymin><xmax>5</xmax><ymax>5</ymax>"
+COMPOSED_NAME = "café"
+DECOMPOSED_NAME = unicodedata.normalize("NFD", COMPOSED_NAME)
+VOC_BOX = "<xmin>1</xmin><ymin>1</ymin><xmax>5</xmax><ymax>5</ymax>"
 
 
 def write_coco(place: Path, boxes: dict[str, list[int]], category: str = "ant") -> None:
@@ -29,13 +29,13 @@ def write_coco(place: Path, boxes: dict[str, list[int]], category: str = "ant") 
     place.write_text(json.dumps(document, ensure_ascii=False))
 
 
-def boxes_of(source: Path) -> dict[str, list[list[float]]]:
+def read_boxes(source: Path) -> dict[str, list[list[float]]]:
     data = open_data(source)
     train = data.full_train_split or data.split("train")
     return {train.name(row): train.target(row).boxes.tolist() for row in range(len(train))}
 
 
-def test_ends_of_paths():
+def test_files_are_found_by_the_end_of_their_path():
     assert count_shared_end_parts(("a", "b", "c"), ("x", "b", "c")) == 2
     assert count_shared_end_parts(("b", "c"), ("a", "b", "c")) == 2
     paths = [Path(name) for name in ("d/a/0.png", "d/b/0.png", "d/0.png", "d/b/1.png")]
@@ -49,12 +49,12 @@ def test_ends_of_paths():
         index.find("c/0.png", "x")
 
 
-def test_coco_images_of_one_base_name(tmp_path):
+def test_coco_images_with_equal_base_names_are_matched(tmp_path):
     for folder in "ab":
         write_image(tmp_path / "train" / "batch" / folder / "0.png")
     names = {"upload/a/0.png": [1, 1, 2, 2], "upload/b/0.png": [3, 3, 4, 4]}
     write_coco(tmp_path / "annotations" / "instances_train.json", names)
-    boxes = boxes_of(tmp_path)
+    boxes = read_boxes(tmp_path)
     assert boxes[str(tmp_path / "train/batch/a/0.png")] == [[1, 1, 3, 3]]
     assert boxes[str(tmp_path / "train/batch/b/0.png")] == [[3, 3, 7, 7]]
     write_coco(tmp_path / "annotations" / "instances_train.json", {"0.png": [1, 1, 2, 2]})
@@ -62,7 +62,7 @@ def test_coco_images_of_one_base_name(tmp_path):
         open_data(tmp_path)
 
 
-def test_coco_two_entries_of_one_image(tmp_path):
+def test_duplicate_coco_image_entries_are_rejected(tmp_path):
     write_image(tmp_path / "train" / "a" / "0.png")
     names = {"upload/a/0.png": [1, 1, 2, 2], "upload/b/0.png": [3, 3, 4, 4]}
     write_coco(tmp_path / "annotations" / "instances_train.json", names)
@@ -71,19 +71,19 @@ def test_coco_two_entries_of_one_image(tmp_path):
 
 
 @pytest.mark.parametrize("names", [("train_a", "train_b"), ("first", "second")])
-def test_coco_several_files_of_a_split(tmp_path, names):
+def test_several_coco_files_of_a_split_are_merged(tmp_path, names):
     for number in range(4):
         write_image(tmp_path / "images" / f"{number}.png")
     write_coco(tmp_path / "annotations" / f"{names[0]}.json", {"0.png": [1, 1, 2, 2], "1.png": [1, 1, 2, 2]})
     write_coco(tmp_path / "annotations" / f"{names[1]}.json", {"2.png": [1, 1, 2, 2], "3.png": [3, 3, 4, 4]})
-    boxes = boxes_of(tmp_path)
+    boxes = read_boxes(tmp_path)
     assert len(boxes) == 4 and boxes[str(tmp_path / "images/3.png")] == [[3, 3, 7, 7]]
     write_coco(tmp_path / "annotations" / f"{names[1]}.json", {"0.png": [1, 1, 2, 2]})
     with pytest.raises(DataError, match="2 entries refer to the image"):
         open_data(tmp_path)
 
 
-def test_coco_other_categories_and_files_without_a_split(tmp_path):
+def test_coco_files_with_different_categories_are_rejected(tmp_path):
     for number in range(2):
         write_image(tmp_path / "images" / f"{number}.png")
     write_coco(tmp_path / "annotations" / "train_a.json", {"0.png": [1, 1, 2, 2]})
@@ -97,7 +97,7 @@ def test_coco_other_categories_and_files_without_a_split(tmp_path):
     assert len(open_data(tmp_path).split("train")) == 1
 
 
-def test_panoptic_several_files_of_a_split(tmp_path):
+def test_several_panoptic_files_of_a_split_are_merged(tmp_path):
     for number in range(2):
         place = tmp_path / "annotations" / f"panoptic_train_{number}.json"
         write_image(tmp_path / "images" / f"{number}.png")
@@ -107,20 +107,20 @@ def test_panoptic_several_files_of_a_split(tmp_path):
         rows = [{"image_id": 1, "file_name": f"{number}.png", "segments_info": segments}]
         document = {"images": [{"id": 1, "file_name": f"{number}.png"}], "annotations": rows}
         place.write_text(json.dumps(document | {"categories": [{"id": 1, "name": "ant", "isthing": 1}]}))
-    assert len(boxes_of(tmp_path)) == 2
+    assert len(read_boxes(tmp_path)) == 2
 
 
 def write_voc(root: Path, image: str, stem: str, name: str = "ant") -> None:
     write_image(root / "JPEGImages" / image)
     (root / "Annotations").mkdir(exist_ok=True)
-    text = f"<annotation><object><name>{name}</name><bndbox>{BOX}</bndbox></object></annotation>"
+    text = f"<annotation><object><name>{name}</name><bndbox>{VOC_BOX}</bndbox></object></annotation>"
     (root / "Annotations" / f"{stem}.xml").write_text(text, "utf-8")
 
 
 def test_voc(tmp_path):
-    write_voc(tmp_path, f"{DECOMPOSED}.jpg", COMPOSED, COMPOSED)
-    write_voc(tmp_path, "1.jpg", "1", DECOMPOSED)
-    assert open_data(tmp_path).classes == (COMPOSED,)
+    write_voc(tmp_path, f"{DECOMPOSED_NAME}.jpg", COMPOSED_NAME, COMPOSED_NAME)
+    write_voc(tmp_path, "1.jpg", "1", DECOMPOSED_NAME)
+    assert open_data(tmp_path).classes == (COMPOSED_NAME,)
     write_image(tmp_path / "JPEGImages" / "1.png")
     with pytest.raises(DataError, match="1 matches 2 files"):
         open_data(tmp_path)
@@ -128,76 +128,76 @@ def test_voc(tmp_path):
 
 @pytest.mark.parametrize("twice", [False, True])
 def test_yolo(tmp_path, twice):
-    write_image(tmp_path / "images" / "train" / f"{COMPOSED}.png")
-    place = tmp_path / "labels" / "train" / f"{DECOMPOSED}.txt"
+    write_image(tmp_path / "images" / "train" / f"{COMPOSED_NAME}.png")
+    place = tmp_path / "labels" / "train" / f"{DECOMPOSED_NAME}.txt"
     place.parent.mkdir(parents=True)
     place.write_text("0 0.5 0.5 0.5 0.5\n")
     if not twice:
-        assert list(boxes_of(tmp_path).values()) == [[[3, 2.5, 9, 7.5]]]
+        assert list(read_boxes(tmp_path).values()) == [[[3, 2.5, 9, 7.5]]]
         return
-    write_image(tmp_path / "images" / "train" / f"{COMPOSED}.jpg")
+    write_image(tmp_path / "images" / "train" / f"{COMPOSED_NAME}.jpg")
     with pytest.raises(DataError, match="belongs to 2 images"):
         open_data(tmp_path)
 
 
 @pytest.mark.parametrize("place", ["data.yaml", "classes.txt"])
-def test_yolo_names_of_classes(tmp_path, place):
+def test_yolo_class_names_are_unicode_normalised(tmp_path, place):
     write_image(tmp_path / "images" / "train" / "0.png")
     (tmp_path / "labels" / "train").mkdir(parents=True)
     (tmp_path / "labels" / "train" / "0.txt").write_text("0 0.5 0.5 0.5 0.5\n")
-    texts = {"data.yaml": f"train: images/train\nnames: [{DECOMPOSED}]\n", "classes.txt": f"{DECOMPOSED}\n"}
+    texts = {"data.yaml": f"train: images/train\nnames: [{DECOMPOSED_NAME}]\n", "classes.txt": f"{DECOMPOSED_NAME}\n"}
     (tmp_path / place).write_text(texts[place])
-    assert open_data(tmp_path).classes == (COMPOSED,)
+    assert open_data(tmp_path).classes == (COMPOSED_NAME,)
 
 
-def test_names_of_classes_of_masks(tmp_path):
+def test_mask_class_names_are_unicode_normalised(tmp_path):
     write_image(tmp_path / "images" / "0.png")
     write_image(tmp_path / "masks" / "0.png")
-    (tmp_path / "classes.txt").write_text(f"ground\n{DECOMPOSED}\n")
+    (tmp_path / "classes.txt").write_text(f"ground\n{DECOMPOSED_NAME}\n")
     Image.fromarray(np.eye(10, 12, dtype=np.uint8)).save(tmp_path / "masks" / "0.png")
-    assert open_data(tmp_path).classes == ("ground", COMPOSED)
+    assert open_data(tmp_path).classes == ("ground", COMPOSED_NAME)
 
 
 def test_paths_in_parquet_files(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    write_image(tmp_path / "images" / f"{COMPOSED}.png")
-    rows = [{"bytes": None, "path": f"images/{DECOMPOSED}.png"}] * 2
+    write_image(tmp_path / "images" / f"{COMPOSED_NAME}.png")
+    rows = [{"bytes": None, "path": f"images/{DECOMPOSED_NAME}.png"}] * 2
     pq.write_table(pa.table({"image": rows, "label": ["ant", "bee"]}), tmp_path / "x.parquet")
     split = open_data(tmp_path / "x.parquet").split("train")
-    assert split.raw(0) == (tmp_path / "images" / f"{COMPOSED}.png").read_bytes()
+    assert split.raw(0) == (tmp_path / "images" / f"{COMPOSED_NAME}.png").read_bytes()
 
 
-def test_yolo_folders_of_another_case(tmp_path):
+def test_yolo_folder_names_are_case_insensitive(tmp_path):
     write_image(tmp_path / "images" / "Train" / "0.png")
     (tmp_path / "labels" / "train").mkdir(parents=True)
     (tmp_path / "labels" / "train" / "0.txt").write_text("0 0.5 0.5 0.5 0.5\n")
-    assert len(boxes_of(tmp_path)[str(tmp_path / "images/Train/0.png")]) == 1
+    assert len(read_boxes(tmp_path)[str(tmp_path / "images/Train/0.png")]) == 1
 
 
 def test_labelme(tmp_path):
-    shape = {"label": DECOMPOSED, "shape_type": "rectangle", "points": [[1, 1], [5, 5]]}
-    write_image(tmp_path / f"{COMPOSED}.png")
-    (tmp_path / f"{DECOMPOSED}.json").write_text(json.dumps({"shapes": [shape]}))
-    assert list(boxes_of(tmp_path).values()) == [[[1, 1, 5, 5]]]
-    assert open_data(tmp_path).classes == (COMPOSED,)
-    write_image(tmp_path / f"{COMPOSED}.jpg")
+    shape = {"label": DECOMPOSED_NAME, "shape_type": "rectangle", "points": [[1, 1], [5, 5]]}
+    write_image(tmp_path / f"{COMPOSED_NAME}.png")
+    (tmp_path / f"{DECOMPOSED_NAME}.json").write_text(json.dumps({"shapes": [shape]}))
+    assert list(read_boxes(tmp_path).values()) == [[[1, 1, 5, 5]]]
+    assert open_data(tmp_path).classes == (COMPOSED_NAME,)
+    write_image(tmp_path / f"{COMPOSED_NAME}.jpg")
     with pytest.raises(DataError, match="has 2 images of this name"):
         open_data(tmp_path)
 
 
 def test_masks(tmp_path):
-    write_image(tmp_path / "images" / f"{COMPOSED}.png")
+    write_image(tmp_path / "images" / f"{COMPOSED_NAME}.png")
     (tmp_path / "masks").mkdir()
-    Image.fromarray(np.eye(10, 12, dtype=np.uint8)).save(tmp_path / "masks" / f"{DECOMPOSED}.png")
+    Image.fromarray(np.eye(10, 12, dtype=np.uint8)).save(tmp_path / "masks" / f"{DECOMPOSED_NAME}.png")
     assert open_data(tmp_path).split("train").target(0).classes.sum() == 10
 
 
 def test_tables_and_lists(tmp_path):
-    for number, name in enumerate((f"{DECOMPOSED}/{DECOMPOSED} 0.png", f"{DECOMPOSED}/1.png")):
+    for number, name in enumerate((f"{DECOMPOSED_NAME}/{DECOMPOSED_NAME} 0.png", f"{DECOMPOSED_NAME}/1.png")):
         write_image(tmp_path / name, number)
-    rows = [(f"{COMPOSED}/{COMPOSED} 0.png", COMPOSED), (f"{COMPOSED}/1.png", "bee")]
+    rows = [(f"{COMPOSED_NAME}/{COMPOSED_NAME} 0.png", COMPOSED_NAME), (f"{COMPOSED_NAME}/1.png", "bee")]
     with (tmp_path / "t.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("path", "label"), *rows])
     data = open_data(tmp_path / "t.csv")
@@ -205,33 +205,33 @@ def test_tables_and_lists(tmp_path):
     with (tmp_path / "b.csv").open("w", newline="", encoding="utf-8") as file:
         boxes = [(path, "ant", 1, 1, 4, 4) for path, _ in rows] + [(f"./{rows[0][0]}", "ant", 5, 5, 8, 8)]
         csv.writer(file).writerows([("image", "class", "left", "top", "right", "bottom"), *boxes])
-    assert sorted(map(len, boxes_of(tmp_path / "b.csv").values())) == [1, 2]
+    assert sorted(map(len, read_boxes(tmp_path / "b.csv").values())) == [1, 2]
     (tmp_path / "train.txt").write_text(f"{rows[0][0]} 0\n{rows[1][0]} 1\n", "utf-8")
     assert len(open_data(tmp_path).full_train_split) == 2
 
 
-def test_classes_of_splits(tmp_path):
-    write_classes(tmp_path / "train", ("ant", DECOMPOSED))
-    write_classes(tmp_path / "val", ("ant", COMPOSED))
+def test_class_folders_match_across_unicode_forms(tmp_path):
+    write_classes(tmp_path / "train", ("ant", DECOMPOSED_NAME))
+    write_classes(tmp_path / "val", ("ant", COMPOSED_NAME))
     data = open_data(tmp_path)
     assert np.bincount(data.split("val").labels).tolist() == [3, 3]
 
 
-def test_files_of_both_forms_are_not_confused(tmp_path):
-    for number, name in enumerate((COMPOSED, DECOMPOSED)):
+def test_files_in_both_unicode_forms_are_distinguished(tmp_path):
+    for number, name in enumerate((COMPOSED_NAME, DECOMPOSED_NAME)):
         write_image(tmp_path / f"{name}.png", number)
-    assert resolve_unicode_path(tmp_path / f"{DECOMPOSED}.png") == str(tmp_path / f"{DECOMPOSED}.png")
+    assert resolve_unicode_path(tmp_path / f"{DECOMPOSED_NAME}.png") == str(tmp_path / f"{DECOMPOSED_NAME}.png")
     assert resolve_unicode_path(tmp_path / "missing.png") is None
-    assert resolve_unicode_path(tmp_path / COMPOSED / "é.png") is None
+    assert resolve_unicode_path(tmp_path / COMPOSED_NAME / "é.png") is None
 
 
-def test_files_that_state_another_image_are_refused(tmp_path):
+def test_annotations_of_a_different_image_are_rejected(tmp_path):
     write_voc(tmp_path / "voc", "1.jpg", "1")
     write_voc(tmp_path / "voc", "2.jpg", "2")
     place = tmp_path / "voc" / "Annotations" / "2.xml"
     text = place.read_text()
     place.write_text(text.replace("<object>", "<filename>C:\\old\\elsewhere.jpg</filename><object>", 1))
-    assert len(boxes_of(tmp_path / "voc")) == 2  # no such image: the name of the file decides
+    assert len(read_boxes(tmp_path / "voc")) == 2  # no such image: the name of the file decides
     place.write_text(text.replace("<object>", "<filename>1.jpg</filename><object>", 1))
     with pytest.raises(DataError, match=r"named like the image 2 and states the image 1\.jpg"):
         open_data(tmp_path / "voc")

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import picture
+from tests.conftest import make_image
 from vitreous.data.holdout import draw_stratified_splits
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
 
 
 @st.composite
-def grouped(draw):
+def labels_and_groups(draw):
     """Labels of up to 60 images, (n,) or (n, K), and their groups: of one class each, or of any."""
     n, kinds, homes = draw(st.integers(1, 60)), draw(st.integers(1, 5)), draw(st.integers(1, 20))
     rng = np.random.default_rng(draw(st.integers(0, 10**6)))
@@ -24,20 +24,20 @@ def grouped(draw):
     return rng.integers(0, kinds, n) if draw(st.booleans()) else groups % kinds, groups
 
 
-def sizes(labels, rows):
+def count_classes(labels, rows):
     """How many of each class some rows are; and of all, where an image may be of no class."""
     own = labels[rows]
     return np.append(own.sum(0), len(rows)) if labels.ndim == 2 else np.bincount(own, minlength=labels.max() + 1)
 
 
-def miss(labels, rows, share):
+def share_error(labels, rows, share):
     """How far a split is from its share of every class, as `draw_stratified_splits` measures it."""
-    total = sizes(labels, np.arange(len(labels)))
-    return float((((sizes(labels, rows) - share * total) ** 2)[total > 0] / total[total > 0]).sum())
+    total = count_classes(labels, np.arange(len(labels)))
+    return float((((count_classes(labels, rows) - share * total) ** 2)[total > 0] / total[total > 0]).sum())
 
 
-@given(grouped(), st.sampled_from([0.05, 0.1, 0.25, 0.5]), st.integers(0, 99))
-def test_groups_stay_together_and_shares_are_as_near_as_one_group_more_or_less_can_bring_them(case, share, seed):
+@given(labels_and_groups(), st.sampled_from([0.05, 0.1, 0.25, 0.5]), st.integers(0, 99))
+def test_grouped_splits_are_as_close_to_their_shares_as_possible(case, share, seed):
     labels, groups = case
     parts = draw_stratified_splits(labels, seed, {"val": share}, groups)
     train, val = parts["train"], parts["val"]
@@ -45,7 +45,7 @@ def test_groups_stay_together_and_shares_are_as_near_as_one_group_more_or_less_c
         (np.diff(rows) > 0).all() for rows in (train, val)
     )
     assert not set(groups[train]) & set(groups[val])
-    assert ((sizes(labels, train) > 0) == (sizes(labels, np.arange(len(labels))) > 0)).all(), (
+    assert ((count_classes(labels, train) > 0) == (count_classes(labels, np.arange(len(labels))) > 0)).all(), (
         "every class keeps an image to train on"
     )
     assert all(
@@ -54,12 +54,12 @@ def test_groups_stay_together_and_shares_are_as_near_as_one_group_more_or_less_c
     )
     for group in set(groups[train]):
         more = np.sort(np.r_[val, np.flatnonzero(groups == group)])
-        spared = (sizes(labels, np.setdiff1d(train, more)) > 0)[sizes(labels, train) > 0].all()
-        assert not spared or not len(val) or miss(labels, more, share) >= miss(labels, val, share) - 1e-9
+        spared = (count_classes(labels, np.setdiff1d(train, more)) > 0)[count_classes(labels, train) > 0].all()
+        assert not spared or not len(val) or share_error(labels, more, share) >= share_error(labels, val, share) - 1e-9
 
 
 @given(st.integers(0, 99))
-def test_groups_of_one_image_are_drawn_as_single_images_are(seed):
+def test_single_image_groups_are_stratified_like_images(seed):
     labels = np.repeat([0, 1, 2], [10, 40, 150])
     for shares in ({"val": 0.1}, {"val": 0.1, "test": 0.2}):
         parts = draw_stratified_splits(labels, seed, shares, np.arange(len(labels)))
@@ -67,7 +67,7 @@ def test_groups_of_one_image_are_drawn_as_single_images_are(seed):
             assert np.abs(np.bincount(labels[parts[name]]) - share * np.array([10, 40, 150])).max() == 0
 
 
-def test_a_few_large_groups_give_one_and_only_one_gives_none():
+def test_one_of_a_few_large_groups_is_held_out():
     labels = np.tile([0, 1], 50)
     parts = draw_stratified_splits(labels, 0, {"val": 0.1}, np.repeat([5, 6, 7, 8], 25))
     assert len(parts["val"]) == 25 and len(parts["train"]) == 75
@@ -84,17 +84,19 @@ def test_a_few_large_groups_give_one_and_only_one_gives_none():
 @pytest.fixture
 def image_folder(tmp_path):
     for index in range(40):
-        picture(index).save(tmp_path / f"{index}.png")
+        make_image(index).save(tmp_path / f"{index}.png")
     return tmp_path
 
 
-def write(image_folder, rows, columns="path,label,group"):
+def write_group_table(image_folder, rows, columns="path,label,group"):
     (image_folder / "x.csv").write_text(columns + "\n" + "".join(f"{row}\n" for row in rows))
     return image_folder / "x.csv"
 
 
-def test_a_column_of_groups(image_folder):
-    source = write(image_folder, [f"{index}.png,{'ab'[index % 2]},video {index // 5}" for index in range(40)])
+def test_a_group_column_keeps_groups_together(image_folder):
+    source = write_group_table(
+        image_folder, [f"{index}.png,{'ab'[index % 2]},video {index // 5}" for index in range(40)]
+    )
     data = open_data(source)
     for drawn in (data, data.with_holdout(0.3, 1), data.with_holdout(0.3, 1).with_holdout(0.2, 2)):
         homes = [{int(path.stem) // 5 for path in drawn.splits[name].paths} for name in ("train", "val")]
@@ -104,10 +106,10 @@ def test_a_column_of_groups(image_folder):
     assert len(set(whole.groups[:5])) == 1 and len(set(whole.groups)) == 8
 
 
-def test_any_column_names_groups_and_what_is_not_read_is_told(image_folder):
+def test_any_column_can_group_and_unused_columns_are_reported(image_folder):
     columns = "site,path,label,group,age (years),bytes"
     rows = [f"s{index // 5},{index}.png,{'ab'[index % 2]},g{index // 8},{index // 10},9" for index in range(40)]
-    source = write(image_folder, rows, columns)
+    source = write_group_table(image_folder, rows, columns)
     for group_by, size, unread in (
         ("site", 5, "group, age (years), bytes"), ("age (years)", 10, "site, group, bytes"),
         ("group", 8, "site, age (years), bytes"), (None, 8, "site, age (years), bytes"),
@@ -120,17 +122,17 @@ def test_any_column_names_groups_and_what_is_not_read_is_told(image_folder):
         assert not set(map(home_of, numbers["train"])) & set(map(home_of, numbers["val"]))
         assert f"ignored columns: {unread}" in data.notes and "groups" in data.notes[-1]
         assert data.fingerprint() == open_data(source, 0, group_by).fingerprint()
-    plain = open_data(write(image_folder, [row.split(",")[1] for row in rows[:20]], "path"))
+    plain = open_data(write_group_table(image_folder, [row.split(",")[1] for row in rows[:20]], "path"))
     assert plain.groups is None and not any("ignored columns" in note for note in plain.notes)
     assert (
         open_data(
-            write(image_folder, [row[: row.index(".png") + 4] for row in rows], columns[:9]), 0, "site"
+            write_group_table(image_folder, [row[: row.index(".png") + 4] for row in rows], columns[:9]), 0, "site"
         ).groups.max()
         == 7
     )
 
 
-def test_columns_that_cannot_be_are_named(image_folder):
+def test_invalid_group_columns_are_reported(image_folder):
     rows = ["0.png,a,x", "1.png,b,"]
     for columns, group_by, told in (
         ("path,label,site", "site", "line 3: no site"),
@@ -142,17 +144,17 @@ def test_columns_that_cannot_be_are_named(image_folder):
         ("path,label, site", "site", "line 3: no site"),
     ):
         with pytest.raises(DataError, match=told.replace("?", r"\?")):
-            open_data(write(image_folder, rows, columns), 0, group_by)
-    assert not open_data(write(image_folder, ["0.png,a,x,1", "1.png,b,,2"], "path,label,,")).multilabel
+            open_data(write_group_table(image_folder, rows, columns), 0, group_by)
+    assert not open_data(write_group_table(image_folder, ["0.png,a,x,1", "1.png,b,,2"], "path,label,,")).multilabel
 
 
-def test_faults_of_groups(image_folder):
+def test_group_conflicts_are_reported(image_folder):
     rows = ["0.png,a,train,x", "1.png,b,train,y", "2.png,a,val,y", "3.png,b,val,z"]
-    data = open_data(write(image_folder, rows, "path,label,split,group"))
+    data = open_data(write_group_table(image_folder, rows, "path,label,split,group"))
     assert data.notes == ["1 groups are in more than one split; the first is y"] and data.groups.tolist() == [0, 1]
     for rows, told in (
         (["0.png,a,x", "1.png,b,"], "line 3: no group"),
         (["0.png,a,x", "1.png,b,x", "0.png,a,y"], "contradict the groups"),
     ):
         with pytest.raises(DataError, match=told):
-            open_data(write(image_folder, rows))
+            open_data(write_group_table(image_folder, rows))

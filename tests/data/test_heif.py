@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import make_folder, say
-from tests.data.crafted import ftyp
+from tests.conftest import make_folder, run_cli
+from tests.data.crafted import build_iso_header
 from vitreous.data.decoding import heif
 from vitreous.data.decoding.decode import decode_to_pillow, read_upright_size
 from vitreous.data.sources import open_data
@@ -19,12 +19,14 @@ from vitreous.errors import DataError
 pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated many times
 
 pytest.importorskip("pillow_heif")
-KINDS = {"AVIF": ".avif", "HEIF": ".heic"}
+HEIF_SUFFIXES = {"AVIF": ".avif", "HEIF": ".heic"}
 # (64, 96, 3)
-RAMP = np.stack(np.broadcast_arrays(np.arange(96)[None] * 2, np.arange(64)[:, None] * 3, 128), -1).astype(np.uint8)
+RAMP_PIXELS = np.stack(np.broadcast_arrays(np.arange(96)[None] * 2, np.arange(64)[:, None] * 3, 128), -1).astype(
+    np.uint8
+)
 
 
-def coded(kind: str, pixels: np.ndarray = RAMP, orientation: int = 1) -> bytes:
+def encode_heif(kind: str, pixels: np.ndarray = RAMP_PIXELS, orientation: int = 1) -> bytes:
     """Pixels as a file of that kind."""
     heif.register_pillow_reader(kind)
     exif = Image.Exif()
@@ -34,33 +36,37 @@ def coded(kind: str, pixels: np.ndarray = RAMP, orientation: int = 1) -> bytes:
 
 
 @pytest.fixture
-def unreadable(monkeypatch):
+def without_heif(monkeypatch):
     """A machine on which neither can be read."""
     monkeypatch.setattr(heif, "is_format_readable", lambda kind: False)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_pixels_are_those_that_were_written_and_upright(kind):
-    content = coded(kind)
+@pytest.mark.parametrize("kind", HEIF_SUFFIXES)
+def test_heif_pixels_are_decoded_upright(kind):
+    content = encode_heif(kind)
     assert heif.detect_heif_format(content) == kind
-    assert np.abs(np.asarray(decode_to_pillow(content)).astype(int) - RAMP).mean() < 2
+    assert np.abs(np.asarray(decode_to_pillow(content)).astype(int) - RAMP_PIXELS).mean() < 2
     assert decode_to_pillow(content, channels=1).mode == "L" and read_upright_size(content, "image") == (96, 64)
-    for orientation, turned in ((3, RAMP[::-1, ::-1]), (6, np.rot90(RAMP, -1)), (8, np.rot90(RAMP))):
-        content = coded(kind, orientation=orientation)
+    for orientation, turned in (
+        (3, RAMP_PIXELS[::-1, ::-1]),
+        (6, np.rot90(RAMP_PIXELS, -1)),
+        (8, np.rot90(RAMP_PIXELS)),
+    ):
+        content = encode_heif(kind, orientation=orientation)
         assert np.abs(np.asarray(decode_to_pillow(content)).astype(int) - turned).mean() < 2, orientation
         assert read_upright_size(content, "image") == (turned.shape[1], turned.shape[0])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", HEIF_SUFFIXES)
 def test_transparency_is_laid_over_white(kind):
-    clear = np.dstack([RAMP, np.zeros(RAMP.shape[:2], np.uint8)])
-    assert np.asarray(decode_to_pillow(coded(kind, clear))).min() > 250
+    clear = np.dstack([RAMP_PIXELS, np.zeros(RAMP_PIXELS.shape[:2], np.uint8)])
+    assert np.asarray(decode_to_pillow(encode_heif(kind, clear))).min() > 250
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", HEIF_SUFFIXES)
 @pytest.mark.parametrize("share", [0.3, 0.9, 0.99])
-def test_a_file_that_is_cut_short_is_refused(kind, share):
-    content = coded(kind)
+def test_truncated_heif_files_are_rejected(kind, share):
+    content = encode_heif(kind)
     with pytest.raises(DataError, match="cannot be read as an image"):
         decode_to_pillow(content[: int(share * len(content))])
 
@@ -71,7 +77,7 @@ def test_brands_tell_the_format():
     assert heif.detect_heif_format(box + b"mif1" + bytes(4) + b"mif1heicmiaf") == "HEIF"
     assert heif.detect_heif_format(box + b"msf1" + bytes(4) + b"msf1hevcmiaf") == "HEIF"
     assert (
-        heif.detect_heif_format(ftyp(b"isom"))
+        heif.detect_heif_format(build_iso_header(b"isom"))
         == heif.detect_heif_format(b"\xff\xd8\xff")
         == heif.detect_heif_format(b"")
         == ""
@@ -81,23 +87,23 @@ def test_brands_tell_the_format():
 @pytest.mark.parametrize(
     "kind, way", [("AVIF", "pip install --upgrade pillow"), ("HEIF", r"pip install 'vitreous\[heif\]'")]
 )
-def test_what_cannot_be_read_here_is_refused_with_what_to_install(unreadable, kind, way):
+def test_unsupported_heif_files_suggest_what_to_install(without_heif, kind, way):
     with pytest.raises(DataError, match=f"photo: an? (AVIF|HEIC) image, .*{way}"):
-        decode_to_pillow(coded(kind), name="photo")
-    assert read_upright_size(coded(kind), "photo") == (0, 0)
+        decode_to_pillow(encode_heif(kind), name="photo")
+    assert read_upright_size(encode_heif(kind), "photo") == (0, 0)
 
 
 @pytest.fixture
-def photos(tmp_path):
+def photos_with_heif(tmp_path):
     """A folder of PNG files with two of each of the others."""
     root = make_folder(tmp_path / "photos", {"train": 6, "val": 2}, classes=("ant", "bee"))
-    for kind, suffix in KINDS.items():
+    for kind, suffix in HEIF_SUFFIXES.items():
         for name in ("ant", "bee"):
-            (root / "train" / name / f"phone{suffix}").write_bytes(coded(kind))
+            (root / "train" / name / f"phone{suffix}").write_bytes(encode_heif(kind))
     return root
 
 
-TRAIN = [
+TRAIN_ARGUMENTS = [
     "--model",
     "ViT-16x1/8",
     "--image-size",
@@ -113,30 +119,32 @@ TRAIN = [
 ]
 
 
-def test_they_are_trained_on_checked_and_predicted(photos, tmp_path):
-    assert len(open_data(photos).splits["train"]) == 16
-    result = say("train", str(photos), "--out", "run", *TRAIN, cwd=tmp_path)
+def test_heif_files_are_trained_checked_and_predicted(photos_with_heif, tmp_path):
+    assert len(open_data(photos_with_heif).splits["train"]) == 16
+    result = run_cli("train", str(photos_with_heif), "--out", "run", *TRAIN_ARGUMENTS, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert json.loads((tmp_path / "run" / "data.json").read_text())["train_images"] == 16
-    files = [str(photos / "train" / "ant" / f"phone{suffix}") for suffix in KINDS.values()]
-    result = say("predict", "run", *files, "--json", cwd=tmp_path)
+    files = [str(photos_with_heif / "train" / "ant" / f"phone{suffix}") for suffix in HEIF_SUFFIXES.values()]
+    result = run_cli("predict", "run", *files, "--json", cwd=tmp_path)
     assert result.returncode == 0 and len(json.loads(result.stdout)["predictions"]) == 2
-    result = say("data", "check", str(photos), "--json", cwd=tmp_path)
+    result = run_cli("data", "check", str(photos_with_heif), "--json", cwd=tmp_path)
     assert {"AVIF", "HEIF"} <= set(json.dumps(json.loads(result.stdout)).replace('"', " ").split())
 
 
-def test_where_they_cannot_be_read_they_are_counted_and_named(photos, tmp_path, unreadable):
-    result = say("train", str(photos), "--out", "run", *TRAIN, cwd=tmp_path)
+def test_unreadable_heif_files_are_counted_and_named(photos_with_heif, tmp_path, without_heif):
+    result = run_cli("train", str(photos_with_heif), "--out", "run", *TRAIN_ARGUMENTS, cwd=tmp_path)
     assert result.returncode == 3 and "4 of 16 images cannot be read" in result.stderr
     assert (
         result.stderr.count("a HEIC image, which needs pillow-heif") == result.stderr.count("an AVIF image, but") == 2
     )
-    assert str(photos / "train" / "ant" / "phone.heic") in result.stderr
-    result = say("train", str(photos), "--out", "run", *TRAIN, "--bad-images", "skip", cwd=tmp_path)
+    assert str(photos_with_heif / "train" / "ant" / "phone.heic") in result.stderr
+    result = run_cli(
+        "train", str(photos_with_heif), "--out", "run", *TRAIN_ARGUMENTS, "--bad-images", "skip", cwd=tmp_path
+    )
     assert result.returncode == 0 and "4 of 16 training images cannot be read and are left out" in result.stderr
-    result = say("predict", "run", str(photos / "train" / "ant" / "phone.heic"), cwd=tmp_path)
+    result = run_cli("predict", "run", str(photos_with_heif / "train" / "ant" / "phone.heic"), cwd=tmp_path)
     assert result.returncode == 3 and "a HEIC image, which needs pillow-heif" in result.stdout
-    result = say("data", "check", str(photos), cwd=tmp_path)
+    result = run_cli("data", "check", str(photos_with_heif), cwd=tmp_path)
     assert result.returncode == 1 and "4 of 20 images cannot be read" in result.stdout
     assert "2 x a HEIC image, which needs pillow-heif" in result.stdout and "ant/phone.heic" in result.stdout
     assert "2 x an AVIF image, but Pillow was built without" in result.stdout and "bee/phone.avif" in result.stdout

@@ -16,11 +16,11 @@ import pytest
 from PIL import Image
 from torch import Tensor
 
-from tests.conftest import TINY, make_folder, say
-from tests.data.crafted import saved, with_scans, with_segment
-from tests.data.hostile import NOISE, RGB, Case, corpus
-from tests.data.mutate import hunt
-from tests.inference.made import read_for
+from tests.conftest import TINY_RUN, make_folder, run_cli
+from tests.data.crafted import encode_image, with_scans, with_segment
+from tests.data.hostile import BLOCK_PIXELS, NOISE_PIXELS, HostileFile, build_corpus
+from tests.data.mutate import run_mutants
+from tests.inference.made import read_predictor_input
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding import decode as decoding
 from vitreous.data.decoding.decode import decode_to_pillow
@@ -40,8 +40,8 @@ NO_FILES = {"pipe.jpg": "not a regular file", "folder.jpg": "not a regular file"
             "memory.jpg": "empty file", "dangling.jpg": "No such file", "loop.jpg": "symbolic links"}  # fmt: skip
 
 
-@pytest.mark.parametrize("case", corpus(), ids=lambda case: case.name)
-def test_every_file_is_accepted_with_its_pixels_or_refused_with_its_reason(case: Case):
+@pytest.mark.parametrize("case", build_corpus(), ids=lambda case: case.name)
+def test_every_file_gives_its_pixels_or_its_error(case: HostileFile):
     if case.refused is not None:
         with pytest.raises(DataError, match=case.refused) as error:
             decode_to_pillow(case.content, name=case.name)
@@ -53,16 +53,16 @@ def test_every_file_is_accepted_with_its_pixels_or_refused_with_its_reason(case:
         assert np.abs(pixels - case.golden).max() <= case.off
 
 
-def test_whichever_way_a_picture_was_stored_it_comes_out_the_same():
-    turned = [decode_to_pillow(case.content) for case in corpus() if re.match(r"exif_\d", case.name)]
+def test_all_exif_orientations_decode_to_the_same_image():
+    turned = [decode_to_pillow(case.content) for case in build_corpus() if re.match(r"exif_\d", case.name)]
     assert len(turned) == 8 and len({picture.tobytes() for picture in turned}) == 1
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory) -> dict[str, Path]:
+def corpus_files(tmp_path_factory) -> dict[str, Path]:
     """Every case as a file, and what is no file; name -> path."""
     home = tmp_path_factory.mktemp("corpus")
-    for case in corpus():
+    for case in build_corpus():
         (home / case.name).write_bytes(case.content)
     os.mkfifo(home / "pipe.jpg")
     (home / "folder.jpg").mkdir()
@@ -70,18 +70,18 @@ def files(tmp_path_factory) -> dict[str, Path]:
     (home / "memory.jpg").symlink_to("/proc/self/mem")
     (home / "dangling.jpg").symlink_to("nowhere")
     (home / "loop.jpg").symlink_to("loop.jpg")
-    return {name: home / name for name in [*(case.name for case in corpus()), *NO_FILES]}
+    return {name: home / name for name in [*(case.name for case in build_corpus()), *NO_FILES]}
 
 
 @pytest.fixture(scope="module")
-def table(files) -> Path:
+def corpus_table(corpus_files) -> Path:
     """All of them in a table, each once for training and once for the test."""
-    path = files["ok.jpg"].parent / "table.csv"
+    path = corpus_files["ok.jpg"].parent / "table.csv"
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["path", "label", "split"])
         writer.writerows(
-            [name, "ab"[number % 2], split] for split in ("train", "test") for number, name in enumerate(files)
+            [name, "ab"[number % 2], split] for split in ("train", "test") for number, name in enumerate(corpus_files)
         )
     return path
 
@@ -91,12 +91,12 @@ def predictor(tmp_path_factory) -> Predictor:
     """A model that has learnt nothing, of the classes a and b."""
     home = tmp_path_factory.mktemp("model")
     photos = make_folder(home / "photos", {"train": 2, "val": 1}, classes=("a", "b"))
-    train(str(photos), out=str(home / "run"), workers=0, **{**TINY, "epochs": 1, "accumulate": 1})
+    train(str(photos), out=str(home / "run"), workers=0, **{**TINY_RUN, "epochs": 1, "accumulate": 1})
     return load(home / "run")
 
 
 @pytest.fixture(scope="module")
-def verdicts(files, predictor) -> dict[str, str]:
+def decode_results(corpus_files, predictor) -> dict[str, str]:
     """Name -> why `decode_to_pillow` refuses it, or the digest of the model's input."""
 
     def verdict(path: Path) -> Tensor | DataError:
@@ -105,68 +105,72 @@ def verdicts(files, predictor) -> dict[str, str]:
         except DataError as error:
             return error
 
-    return {name: told(verdict(path)) for name, path in files.items()}
+    return {name: describe_result(verdict(path)) for name, path in corpus_files.items()}
 
 
-def told(found: Tensor | np.ndarray | DataError) -> str:
+def describe_result(found: Tensor | np.ndarray | DataError) -> str:
     """A verdict as text."""
     return found.message if isinstance(found, DataError) else hashlib.sha256(np.asarray(found).tobytes()).hexdigest()
 
 
-def refused(verdicts: dict[str, str]) -> dict[str, str]:
+def rejected_files(decode_results: dict[str, str]) -> dict[str, str]:
     """Those that are refused, and why."""
-    return {name: message for name, message in verdicts.items() if " " in message}
+    return {name: message for name, message in decode_results.items() if " " in message}
 
 
-def test_what_is_no_file_is_refused_at_once(verdicts):
+def test_special_files_are_rejected(decode_results):
     for name, reason in NO_FILES.items():
-        assert reason in verdicts[name] and name in verdicts[name]
-    expected = {case.name for case in corpus() if case.refused is not None} | set(NO_FILES)
-    assert set(refused(verdicts)) == expected
+        assert reason in decode_results[name] and name in decode_results[name]
+    expected = {case.name for case in build_corpus() if case.refused is not None} | set(NO_FILES)
+    assert set(rejected_files(decode_results)) == expected
 
 
-def test_one_verdict_and_one_picture_on_every_path(files, table, predictor, verdicts):
-    split, preprocess = open_data(table).split("test"), predictor.bundle.preprocess
+def test_every_code_path_gives_the_same_pixels_or_error(corpus_files, corpus_table, predictor, decode_results):
+    split, preprocess = open_data(corpus_table).split("test"), predictor.bundle.preprocess
 
     def judged(workers: int) -> list[str]:
         return [
-            told(image) for _, images in EvalLoader(split, preprocess, workers).iterate_batches(50) for image in images
+            describe_result(image)
+            for _, images in EvalLoader(split, preprocess, workers).iterate_batches(50)
+            for image in images
         ]
 
     def fed(feed: TrainLoader) -> list[str]:
-        return [told(DecodingDataset(feed)[sample, 0, 0][1]) for sample in range(len(split))]
+        return [describe_result(DecodingDataset(feed)[sample, 0, 0][1]) for sample in range(len(split))]
 
     pixels, bad = screen_images(split, preprocess, 0, keep=True)
     assert pixels is not None
     paths = {
-        "predict": [told(read_for(predictor, path)) for path in files.values()],
+        "predict": [describe_result(read_predictor_input(predictor, path)) for path in corpus_files.values()],
         "evaluate": judged(0),
         "evaluate, in workers": judged(2),
-        "screen": [told(bad.get(sample, pixels[sample])) for sample in range(len(split))],
+        "screen": [describe_result(bad.get(sample, pixels[sample])) for sample in range(len(split))],
         "train": fed(TrainLoader(split, preprocess, Augment(), 0)),
     }
     for name, found in paths.items():
-        assert dict(zip(files, found, strict=True)) == verdicts, name
+        assert dict(zip(corpus_files, found, strict=True)) == decode_results, name
     crops = fed(TrainLoader(split, preprocess, Augment(crop=(0.05, 1.0), flip=0.5), 0))
-    assert refused(dict(zip(files, crops, strict=True))) == refused(verdicts)
+    assert rejected_files(dict(zip(corpus_files, crops, strict=True))) == rejected_files(decode_results)
 
 
-def test_predict_names_what_it_cannot_read(files, predictor, verdicts):
-    answers = predictor.predict(list(files.values()), bad_images="skip")
-    assert {name: answer.error for name, answer in zip(files, answers, strict=True) if answer.error} == refused(
-        verdicts
-    )
-    with pytest.raises(DataError, match=re.escape(verdicts["zero.jpg"])):
-        predictor.predict([files["ok.jpg"], files["zero.jpg"], files["html.jpg"]])
+def test_predict_names_unreadable_files(corpus_files, predictor, decode_results):
+    answers = predictor.predict(list(corpus_files.values()), bad_images="skip")
+    assert {
+        name: answer.error for name, answer in zip(corpus_files, answers, strict=True) if answer.error
+    } == rejected_files(decode_results)
+    with pytest.raises(DataError, match=re.escape(decode_results["zero.jpg"])):
+        predictor.predict([corpus_files["ok.jpg"], corpus_files["zero.jpg"], corpus_files["html.jpg"]])
 
 
-def test_the_command_line_says_the_same(files, predictor, verdicts, tmp_path):
+def test_the_command_line_reports_the_same_errors(corpus_files, predictor, decode_results, tmp_path):
     run = predictor_home(predictor, tmp_path)
-    said = {name: path for name, path in files.items() if not path.is_dir()}  # a folder stands for the images in it
-    result = say("predict", str(run), *map(str, said.values()), "--json")
+    said = {
+        name: path for name, path in corpus_files.items() if not path.is_dir()
+    }  # a folder stands for the images in it
+    result = run_cli("predict", str(run), *map(str, said.values()), "--json")
     found = json.loads(result.stdout)["predictions"]
     assert result.returncode == 3
-    expected = {name: message for name, message in refused(verdicts).items() if name in said}
+    expected = {name: message for name, message in rejected_files(decode_results).items() if name in said}
     assert {name: row["error"] for name, row in zip(said, found, strict=True) if row["error"]} == expected
 
 
@@ -177,14 +181,14 @@ def predictor_home(predictor: Predictor, home: Path) -> Path:
     return home / "model"
 
 
-def test_evaluation_counts_them_as_wrong_and_leaves_out_none(files, table, predictor, verdicts, tmp_path):
-    run, bad = predictor_home(predictor, tmp_path), refused(verdicts)
-    found = evaluate(run, table, bad_images="skip", workers=0)["test"]
-    assert (found["images"], found["unreadable"]) == (len(files), len(bad))
-    assert found["top1"] <= 1 - len(bad) / len(files)
+def test_evaluation_counts_unreadable_files_as_wrong(corpus_files, corpus_table, predictor, decode_results, tmp_path):
+    run, bad = predictor_home(predictor, tmp_path), rejected_files(decode_results)
+    found = evaluate(run, corpus_table, bad_images="skip", workers=0)["test"]
+    assert (found["images"], found["unreadable"]) == (len(corpus_files), len(bad))
+    assert found["top1"] <= 1 - len(bad) / len(corpus_files)
     with pytest.raises(DataError) as error:
-        evaluate(run, table, workers=0)
-    check_listing(error.value, bad, len(files))
+        evaluate(run, corpus_table, workers=0)
+    check_listing(error.value, bad, len(corpus_files))
 
 
 def check_listing(error: DataError, bad: dict[str, str], total: int) -> None:
@@ -195,11 +199,11 @@ def check_listing(error: DataError, bad: dict[str, str], total: int) -> None:
     assert lines[-1].strip() == f"and {len(bad) - 20} more"
 
 
-def test_training_stops_at_them_or_leaves_them_out(files, table, verdicts, tmp_path):
-    bad, said = refused(verdicts), list[str]()
-    options = {**TINY, "epochs": 0.2, "accumulate": 1, "workers": 0, "out": str(tmp_path / "run")}
+def test_training_stops_at_or_skips_unreadable_files(corpus_files, corpus_table, decode_results, tmp_path):
+    bad, said = rejected_files(decode_results), list[str]()
+    options = {**TINY_RUN, "epochs": 0.2, "accumulate": 1, "workers": 0, "out": str(tmp_path / "run")}
     with pytest.raises(DataError) as error:
-        train(str(table), **options)
+        train(str(corpus_table), **options)
     assert error.value.message.splitlines()[0].endswith("images cannot be read:")
     assert not (tmp_path / "run").exists()
 
@@ -209,22 +213,22 @@ def test_training_stops_at_them_or_leaves_them_out(files, table, verdicts, tmp_p
         def note(self, text: str) -> None:
             said.append(text)
 
-    train(str(table), Notes(), bad_images="skip", **options)
+    train(str(corpus_table), Notes(), bad_images="skip", **options)
     left = next(match for note in said if (match := re.match(r"(\d+) of (\d+) training images cannot be read", note)))
     facts = json.loads((tmp_path / "run" / "data.json").read_text())
     assert facts["train_images"] == int(left[2]) - int(left[1]) and 0 < int(left[1]) <= len(bad)
 
 
-def test_data_check_names_the_same(files, table, verdicts):
-    result = say("data", "check", str(table), "--json")
+def test_data_check_reports_the_same_errors(corpus_files, corpus_table, decode_results):
+    result = run_cli("data", "check", str(corpus_table), "--json")
     found = json.dumps(json.loads(result.stdout))
     assert result.returncode == 1
-    for name, message in refused(verdicts).items():
+    for name, message in rejected_files(decode_results).items():
         assert json.dumps(message)[1:-1] in found or json.dumps(message.split(": ", 1)[1])[1:-1] in found, name
 
 
-def test_a_refusal_costs_a_tenth_of_a_second_and_twenty_megabytes(files, verdicts):
-    paths = {name: str(files[name]) for name in refused(verdicts)}
+def test_rejecting_a_file_takes_under_100_ms_and_20_mb(corpus_files, decode_results):
+    paths = {name: str(corpus_files[name]) for name in rejected_files(decode_results)}
     words = [sys.executable, "-m", "tests.data.cost", *paths.values()]
     found = [json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout) for _ in range(2)]
     for name, path in paths.items():
@@ -232,15 +236,15 @@ def test_a_refusal_costs_a_tenth_of_a_second_and_twenty_megabytes(files, verdict
         assert min(once[path][1] for once in found) < 20 * 2**20, name
 
 
-KINDS = {
+IMAGE_ENCODINGS = {
     "JPEG": {}, "JPEG progressive": {"progressive": True}, "PNG": {}, "GIF": {}, "BMP": {}, "WEBP": {}, "WEBP lossless": {"lossless": True},
     "TIFF": {}, "TIFF lzw": {"compression": "tiff_lzw"}, "TIFF deflate": {"compression": "tiff_adobe_deflate"},
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_file_cut_short_anywhere_is_refused_or_loses_no_pixel(kind):
-    content = saved(NOISE[:24, :24], kind.split()[0], **KINDS[kind])
+@pytest.mark.parametrize("kind", IMAGE_ENCODINGS)
+def test_truncated_files_are_rejected_or_decoded_completely(kind):
+    content = encode_image(NOISE_PIXELS[:24, :24], kind.split()[0], **IMAGE_ENCODINGS[kind])
     whole, refusals = np.asarray(decode_to_pillow(content)), 0
     for end in [*range(1, len(content) - 40, 13), *range(len(content) - 40, len(content))]:
         try:
@@ -250,8 +254,8 @@ def test_a_file_cut_short_anywhere_is_refused_or_loses_no_pixel(kind):
     assert refusals > 40
 
 
-def test_as_many_scans_as_there_may_be_and_what_only_looks_like_scans():
-    ten = saved(NOISE, "JPEG", progressive=True)
+def test_jpeg_scans_are_limited_and_counted_exactly():
+    ten = encode_image(NOISE_PIXELS, "JPEG", progressive=True)
     whole, many = np.asarray(decode_to_pillow(ten)), b"\xff\xda" * (MAX_JPEG_SCANS + 1)
     assert ten.count(b"\xff\xda") == 10
     for content in (ten + many, with_segment(ten, 0xE5, many)):
@@ -262,9 +266,9 @@ def test_as_many_scans_as_there_may_be_and_what_only_looks_like_scans():
 
 
 @pytest.mark.parametrize("change", ["shorter", "longer", "another", "gone"])
-def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch, change):
+def test_a_file_changed_while_reading_is_detected(tmp_path, monkeypatch, change):
     path, opened = tmp_path / "x.png", decoding.open_input_file
-    path.write_bytes(saved(RGB, "PNG"))
+    path.write_bytes(encode_image(BLOCK_PIXELS, "PNG"))
 
     def open_and_change(place):
         file = opened(place)
@@ -274,7 +278,7 @@ def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch, change):
             with open(place, "ab") as more:
                 more.write(bytes(10_000))
         elif change == "another":
-            (tmp_path / "y.png").write_bytes(saved(Image.new("RGB", (3, 3)), "PNG"))
+            (tmp_path / "y.png").write_bytes(encode_image(Image.new("RGB", (3, 3)), "PNG"))
             os.replace(tmp_path / "y.png", place)
         else:
             os.unlink(place)
@@ -285,10 +289,10 @@ def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch, change):
         with pytest.raises(DataError, match=r"x\.png: cannot be read"):
             decode_to_pillow(path)
     else:
-        assert np.array_equal(np.asarray(decode_to_pillow(path)), RGB)
+        assert np.array_equal(np.asarray(decode_to_pillow(path)), BLOCK_PIXELS)
 
 
-def test_two_thousand_mutants_are_accepted_or_refused():
-    tally = hunt(2_000)
+def test_2000_mutated_files_decode_or_raise_data_errors():
+    tally = run_mutants(2_000)
     assert not tally.misses, tally
     assert tally.counts["accepted"] > 100 and tally.counts["refused"] > 1_000 and tally.counts.total() == 2_000

@@ -27,10 +27,12 @@ from vitreous.data.keys import fork_torch_rng
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError
 
-SIZE = (131, 97)
+IMAGE_SIZE = (131, 97)
 
 
-def scene(size: tuple[int, int] = SIZE, channels: int = 3, seed: int = 0, noise: float = 20.0) -> Image.Image:
+def make_noisy_image(
+    size: tuple[int, int] = IMAGE_SIZE, channels: int = 3, seed: int = 0, noise: float = 20.0
+) -> Image.Image:
     """Slopes, blobs and some noise, (width, height)."""
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.rand(1, channels, 7, 7, generator=generator) * 220 + 15
@@ -41,21 +43,21 @@ def scene(size: tuple[int, int] = SIZE, channels: int = 3, seed: int = 0, noise:
     return Image.fromarray(pixels[..., 0] if channels == 1 else pixels)
 
 
-def encoded(image: Image.Image, orientation: int = 1, **options) -> bytes:
+def encode_jpeg(image: Image.Image, orientation: int = 1, **options) -> bytes:
     exif, file = Image.Exif(), io.BytesIO()
     exif[0x0112] = orientation
     image.save(file, "JPEG", **({"exif": exif} if orientation != 1 else {}), **options)
     return file.getvalue()
 
 
-PHOTOGRAPHS = {
-    "4:4:4": encoded(scene(), subsampling=0),
-    "4:2:2": encoded(scene(seed=1), subsampling=1),
-    "4:2:0": encoded(scene(seed=2), subsampling=2),
-    "grey": encoded(scene(channels=1)),
-    "restarts": encoded(scene(), restart_marker_rows=1),
-    "rgb": encoded(scene(), keep_rgb=True),
-    "quality 20": encoded(scene(), quality=20),
+JPEG_VARIANTS = {
+    "4:4:4": encode_jpeg(make_noisy_image(), subsampling=0),
+    "4:2:2": encode_jpeg(make_noisy_image(seed=1), subsampling=1),
+    "4:2:0": encode_jpeg(make_noisy_image(seed=2), subsampling=2),
+    "grey": encode_jpeg(make_noisy_image(channels=1)),
+    "restarts": encode_jpeg(make_noisy_image(), restart_marker_rows=1),
+    "rgb": encode_jpeg(make_noisy_image(), keep_rgb=True),
+    "quality 20": encode_jpeg(make_noisy_image(), quality=20),
 }
 
 
@@ -68,7 +70,7 @@ def either_decoder(request, monkeypatch):
         monkeypatch.setattr(jpeg, "get_jpeg_decoder", lambda: decode_jpeg_with_pillow)
 
 
-def boxes(width: int, height: int, count: int = 12):
+def draw_boxes(width: int, height: int, count: int = 12):
     random = np.random.default_rng(0)
     yield 0, 0, width, height
     for _ in range(count):
@@ -85,23 +87,23 @@ def as_array(image: Image.Image) -> np.ndarray:
 
 @pytest.mark.usefixtures("either_decoder")
 @pytest.mark.parametrize("channels", [3, 1])
-@pytest.mark.parametrize("name", PHOTOGRAPHS)
-def test_a_region_is_the_crop_of_the_whole(name, channels):
-    photograph = open_lazy_image(PHOTOGRAPHS[name], channels, name)
+@pytest.mark.parametrize("name", JPEG_VARIANTS)
+def test_decoded_regions_match_crops_of_the_full_image(name, channels):
+    photograph = open_lazy_image(JPEG_VARIANTS[name], channels, name)
     assert isinstance(photograph, LazyJpeg)
-    whole = decode_to_pillow(PHOTOGRAPHS[name], channels)
+    whole = decode_to_pillow(JPEG_VARIANTS[name], channels)
     assert photograph.size == whole.size
-    for box in boxes(*whole.size):
+    for box in draw_boxes(*whole.size):
         assert np.array_equal(photograph.decode_region(box), as_array(whole.crop(box)))
 
 
 @pytest.mark.usefixtures("either_decoder")
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_region_is_upright(orientation):
-    content = encoded(scene(), orientation, subsampling=2)
+    content = encode_jpeg(make_noisy_image(), orientation, subsampling=2)
     photograph, whole = open_lazy_image(content, 3, "x"), decode_to_pillow(content)
     assert isinstance(photograph, LazyJpeg) and photograph.size == whole.size
-    for box in boxes(*whole.size):
+    for box in draw_boxes(*whole.size):
         assert np.array_equal(photograph.decode_region(box), as_array(whole.crop(box)))
 
 
@@ -112,19 +114,19 @@ def test_rows_below_a_crop_are_not_decoded(monkeypatch):
         "decode_rows",
         lambda self, count, factor, read=LazyJpeg.decode_rows: rows.append(count) or read(self, count, factor),
     )
-    photograph = open_lazy_image(PHOTOGRAPHS["4:2:0"], 3, "x")
+    photograph = open_lazy_image(JPEG_VARIANTS["4:2:0"], 3, "x")
     for bottom in (10, 33, 97):
         photograph.decode_region((0, 0, 20, bottom))
     assert rows == [32, 64, 97]
-    photograph = open_lazy_image(PHOTOGRAPHS["4:4:4"], 3, "x")
+    photograph = open_lazy_image(JPEG_VARIANTS["4:4:4"], 3, "x")
     photograph.decode_region((0, 0, 20, 10))
     assert rows[-1] == 16
 
 
 @pytest.mark.parametrize("factor", [2, 4, 8])
 @pytest.mark.parametrize("subsampling", [0, 2])
-def test_a_crop_decoded_small_is_nearly_the_crop(factor, subsampling, monkeypatch):
-    content = encoded(scene((800, 600), noise=8.0), orientation=6, subsampling=subsampling, quality=90)
+def test_reduced_decoding_is_close_to_the_full_crop(factor, subsampling, monkeypatch):
+    content = encode_jpeg(make_noisy_image((800, 600), noise=8.0), orientation=6, subsampling=subsampling, quality=90)
     exact, rough = (open_lazy_image(content, 3, "x", exact) for exact in (True, False))
     size = (520 // (2 * factor), 400 // (2 * factor))
     seen = []
@@ -139,10 +141,10 @@ def test_a_crop_decoded_small_is_nearly_the_crop(factor, subsampling, monkeypatc
     assert (expected - elsewhere).abs().mean() > 2 * (expected - found).abs().mean()
 
 
-def test_both_decoders_shrink_alike():
+def test_both_jpeg_decoders_reduce_identically():
     pytest.importorskip("simplejpeg")
     for name in ("4:4:4", "4:2:0", "grey"):
-        photograph = open_lazy_image(PHOTOGRAPHS[name], 3, name)
+        photograph = open_lazy_image(JPEG_VARIANTS[name], 3, name)
         for factor in (1, 2, 4, 8):
             shape = (-(-97 // factor), -(-131 // factor), photograph.layout.components)
             assert np.array_equal(
@@ -151,7 +153,7 @@ def test_both_decoders_shrink_alike():
             )
 
 
-def test_what_is_not_shrunk_far_is_not_decoded_small():
+def test_the_reduction_factor_keeps_enough_resolution():
     assert [jpeg.choose_reduction_factor((side, 4000), (224, 224)) for side in (447, 895, 896, 1792, 3583, 3584)] == [
         1,
         1,
@@ -162,22 +164,24 @@ def test_what_is_not_shrunk_far_is_not_decoded_small():
     ]
 
 
-FAULTS = {
-    "truncated": PHOTOGRAPHS["4:2:0"][:-900],
-    "no end": PHOTOGRAPHS["4:2:0"][:-2],
-    "a second picture behind": PHOTOGRAPHS["4:2:0"] * 2,
-    "a second picture within": PHOTOGRAPHS["4:2:0"][:-500] + PHOTOGRAPHS["4:2:0"] + PHOTOGRAPHS["4:2:0"][-500:],
-    "a marker among the pixels": PHOTOGRAPHS["4:2:0"][:-500] + b"\xff\xd8" + PHOTOGRAPHS["4:2:0"][-500:],
-    "tables among the pixels": PHOTOGRAPHS["4:2:0"][:-500] + b"\xff\xc4\x00\x08123456" + PHOTOGRAPHS["4:2:0"][-500:],
-    "bytes behind": PHOTOGRAPHS["4:2:0"] + b"and more",
-    "progressive": encoded(scene(), progressive=True),
-    "cmyk": encoded(scene().convert("CMYK")),
+DAMAGED_JPEGS = {
+    "truncated": JPEG_VARIANTS["4:2:0"][:-900],
+    "no end": JPEG_VARIANTS["4:2:0"][:-2],
+    "a second picture behind": JPEG_VARIANTS["4:2:0"] * 2,
+    "a second picture within": JPEG_VARIANTS["4:2:0"][:-500] + JPEG_VARIANTS["4:2:0"] + JPEG_VARIANTS["4:2:0"][-500:],
+    "a marker among the pixels": JPEG_VARIANTS["4:2:0"][:-500] + b"\xff\xd8" + JPEG_VARIANTS["4:2:0"][-500:],
+    "tables among the pixels": JPEG_VARIANTS["4:2:0"][:-500]
+    + b"\xff\xc4\x00\x08123456"
+    + JPEG_VARIANTS["4:2:0"][-500:],
+    "bytes behind": JPEG_VARIANTS["4:2:0"] + b"and more",
+    "progressive": encode_jpeg(make_noisy_image(), progressive=True),
+    "cmyk": encode_jpeg(make_noisy_image().convert("CMYK")),
     "no jpeg": b"\xff\xd8\xff\xd9",
     "start alone": b"\xff\xd8",
 }
 
 
-def verdict(call) -> tuple[str, bytes]:
+def decode_or_error(call) -> tuple[str, bytes]:
     """What comes of a file: its pixels, or the reason that there are none."""
     try:
         return "pixels", call().tobytes()
@@ -186,25 +190,27 @@ def verdict(call) -> tuple[str, bytes]:
 
 
 @pytest.mark.usefixtures("either_decoder")
-@pytest.mark.parametrize("name", FAULTS)
-def test_what_is_not_plain_is_decodes_business(name):
-    opened = verdict(lambda: as_array(open_lazy_image(FAULTS[name], 3, name)))  # a Jpeg would be no array of pixels
-    assert opened == verdict(lambda: as_array(decode_to_pillow(FAULTS[name], 3, name)))
+@pytest.mark.parametrize("name", DAMAGED_JPEGS)
+def test_unusual_jpegs_fall_back_to_full_decoding(name):
+    opened = decode_or_error(
+        lambda: as_array(open_lazy_image(DAMAGED_JPEGS[name], 3, name))
+    )  # a Jpeg would be no array of pixels
+    assert opened == decode_or_error(lambda: as_array(decode_to_pillow(DAMAGED_JPEGS[name], 3, name)))
 
 
 @pytest.mark.usefixtures("either_decoder")
 @pytest.mark.parametrize("seed", range(3))
-def test_a_damaged_file_has_one_verdict(seed):
+def test_damaged_jpegs_match_full_decoding(seed):
     """Bytes changed, taken out and put in, anywhere: the same pixels or the same words as from `decode_to_pillow`."""
     random, taken = np.random.default_rng(seed), 0
     for number in range(150):
-        content = bytearray(list(PHOTOGRAPHS.values())[number % len(PHOTOGRAPHS)])
+        content = bytearray(list(JPEG_VARIANTS.values())[number % len(JPEG_VARIANTS)])
         for _ in range(random.integers(1, 4)):
             at = int(random.integers(2, len(content) if number % 2 else min(700, len(content))))
             kind = random.integers(3)
             content[at : at + int(kind > 0)] = bytes([int(random.integers(256))]) * int(kind < 2)
         raw = bytes(content)
-        expected = verdict(lambda raw=raw: as_array(decode_to_pillow(raw, 3, "x")))
+        expected = decode_or_error(lambda raw=raw: as_array(decode_to_pillow(raw, 3, "x")))
 
         def lazily(raw=raw) -> np.ndarray:
             picture = open_lazy_image(raw, 3, "x")
@@ -212,7 +218,7 @@ def test_a_damaged_file_has_one_verdict(seed):
                 as_array(picture) if isinstance(picture, Image.Image) else picture.decode_region((0, 0, *picture.size))
             )
 
-        assert verdict(lazily) == expected, number
+        assert decode_or_error(lazily) == expected, number
         taken += isinstance(jpeg.parse_plain_jpeg(raw, 3, "x", True), LazyJpeg)
         if expected[0] != "pixels":  # and a crop of it is refused too
             with pytest.raises(DataError):
@@ -220,22 +226,22 @@ def test_a_damaged_file_has_one_verdict(seed):
     assert taken > 30
 
 
-def test_a_decoder_that_objects_leaves_it_to_decode(monkeypatch):
+def test_a_failing_decoder_falls_back_to_pillow(monkeypatch):
     def objects(content, shape, factor):
         raise ValueError("not me")
 
     monkeypatch.setattr(jpeg, "get_jpeg_decoder", lambda: objects)
-    photograph = open_lazy_image(PHOTOGRAPHS["grey"], 3, "x")
+    photograph = open_lazy_image(JPEG_VARIANTS["grey"], 3, "x")
     assert np.array_equal(
-        photograph.decode_region((5, 6, 50, 60)), as_array(decode_to_pillow(PHOTOGRAPHS["grey"]).crop((5, 6, 50, 60)))
+        photograph.decode_region((5, 6, 50, 60)), as_array(decode_to_pillow(JPEG_VARIANTS["grey"]).crop((5, 6, 50, 60)))
     )
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_stored_pixels_are_read_where_they_are(channels):
-    pixels = as_array(scene(channels=channels))
+def test_in_memory_pixels_are_cropped_without_decoding(channels):
+    pixels = as_array(make_noisy_image(channels=channels))
     stored = open_lazy_image(pixels[..., 0] if channels == 1 else pixels, channels, "x")
-    assert isinstance(stored, LazyPixels) and stored.size == SIZE
+    assert isinstance(stored, LazyPixels) and stored.size == IMAGE_SIZE
     assert np.array_equal(stored.decode_region((3, 4, 60, 50)), pixels[4:50, 3:60])
     assert np.array_equal(
         as_array(stored.decode_full()),
@@ -244,13 +250,13 @@ def test_stored_pixels_are_read_where_they_are(channels):
     for other in (pixels.astype(np.uint16) * 257, pixels[..., :1] if channels == 3 else np.repeat(pixels, 3, -1)):
         if other.shape[-1] == 1:
             other = other[..., 0]
-        opened = verdict(lambda other=other: as_array(open_lazy_image(other, channels, "x")))
-        assert opened == verdict(lambda other=other: as_array(decode_to_pillow(other, channels, "x")))
+        opened = decode_or_error(lambda other=other: as_array(open_lazy_image(other, channels, "x")))
+        assert opened == decode_or_error(lambda other=other: as_array(decode_to_pillow(other, channels, "x")))
 
 
 @pytest.mark.parametrize("size", [(500, 375), (375, 500), (1, 400), (400, 1), (20, 20)])
 @pytest.mark.parametrize("options", [((0.08, 1.0), (3 / 4, 4 / 3)), ((0.9, 1.0), (1.5, 2.0))])
-def test_boxes_are_torchvisions(size, options):
+def test_crop_boxes_match_torchvision(size, options):
     from torchvision.transforms import v2
 
     ours, theirs = AreaCrop((8, 8), *options, "bicubic"), v2.RandomResizedCrop((8, 8), *options)
@@ -266,8 +272,8 @@ def test_boxes_are_torchvisions(size, options):
 
 
 @pytest.mark.parametrize("filter", ["bicubic", "bilinear"])
-def test_a_crop_of_bytes_is_scaled_as_well_as_pillow_scales_it(filter):
-    image, box = scene((300, 200), noise=30.0), (20, 10, 280, 190)
+def test_crop_resizing_is_as_accurate_as_pillow(filter):
+    image, box = make_noisy_image((300, 200), noise=30.0), (20, 10, 280, 190)
     exact = torch.from_numpy(as_array(image.crop(box)).astype(np.float64)).permute(2, 0, 1)[None]
     for size in ((64, 64), (224, 224)):
         wanted = F.interpolate(exact, size, mode=filter, antialias=True)[0].clamp(0, 255)
@@ -279,27 +285,27 @@ def test_a_crop_of_bytes_is_scaled_as_well_as_pillow_scales_it(filter):
 
 
 @pytest.mark.parametrize("name", ["4:4:4", "grey"])
-def test_every_way_to_a_sample_shows_the_same(name):
+def test_lazy_and_decoded_images_are_augmented_identically(name):
     """A file not yet decoded, its picture, and its pixels are augmented alike, the draws and all."""
     augment, preprocess = Augment(crop=(0.1, 1.0), flip=0.5, jitter=(0.2, 0.0, 0.0)), ImagePreprocess((24, 20))
-    picture = decode_to_pillow(PHOTOGRAPHS[name], 3)
-    ways = [open_lazy_image(PHOTOGRAPHS[name], 3, "x"), picture, LazyPixels(np.asarray(picture))]
+    picture = decode_to_pillow(JPEG_VARIANTS[name], 3)
+    ways = [open_lazy_image(JPEG_VARIANTS[name], 3, "x"), picture, LazyPixels(np.asarray(picture))]
     for sample_key in range(10):
         first, *others = (augment.augment_image(way, preprocess, sample_key) for way in ways)
         assert first.is_contiguous() and all(torch.equal(first, other) for other in others)
 
 
-def test_a_jpeg_that_is_broken_is_told_by_its_name():
-    photograph = open_lazy_image(PHOTOGRAPHS["4:4:4"], 3, "broken.jpg")
+def test_a_broken_jpeg_is_reported_by_name():
+    photograph = open_lazy_image(JPEG_VARIANTS["4:4:4"], 3, "broken.jpg")
     with pytest.raises(DataError, match=r"broken\.jpg"):
         replace(photograph, content=photograph.content[:400]).decode_region((0, 0, 20, 20))
 
 
-def test_what_a_crop_shows_may_be_written_to(either_decoder):
+def test_decoded_regions_are_writable(either_decoder):
     """torch warns of memory that may not be; Pillow's pixels are such, where a crop is as wide as the picture."""
-    for content in PHOTOGRAPHS.values():
-        channels = 1 if content is PHOTOGRAPHS["grey"] else 3
-        for box in boxes(*SIZE):
+    for content in JPEG_VARIANTS.values():
+        channels = 1 if content is JPEG_VARIANTS["grey"] else 3
+        for box in draw_boxes(*IMAGE_SIZE):
             picture = open_lazy_image(content, channels, "x.jpg", exact=False)
             assert picture.decode_region(box).flags.writeable and picture.decode_region(box, (8, 8)).flags.writeable
             with warnings.catch_warnings():

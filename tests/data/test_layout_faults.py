@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.conftest import TINY, make_folder, picture, say
-from tests.data.crafted import saved
+from tests.conftest import TINY_RUN, make_folder, make_image, run_cli
+from tests.data.crafted import encode_image
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding.decode import decode_to_pillow
 from vitreous.data.loader import EvalLoader, TrainLoader
@@ -34,29 +34,33 @@ from vitreous.reports.evaluate import evaluate
 
 pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated many times
 
-SMALL = ImagePreprocess((16, 16))
-QUICK = {**TINY, "epochs": 1, "accumulate": 1, "workers": 0}
+SMALL_PREPROCESS = ImagePreprocess((16, 16))
+QUICK_OPTIONS = {**TINY_RUN, "epochs": 1, "accumulate": 1, "workers": 0}
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> tuple[Path, Path]:
+def trained_photos_and_run(tmp_path_factory) -> tuple[Path, Path]:
     """Three classes as split folders, and a run on them."""
     home = tmp_path_factory.mktemp("trained")
     photos = make_folder(home / "photos", {"train": 8, "val": 2, "test": 4})
-    train(str(photos), out=str(home / "run"), **{**QUICK, "epochs": 10, "lr": 3e-3, "mixup": 0.0, "save_every": 1000})
+    train(
+        str(photos),
+        out=str(home / "run"),
+        **{**QUICK_OPTIONS, "epochs": 10, "lr": 3e-3, "mixup": 0.0, "save_every": 1000},
+    )
     return photos, home / "run"
 
 
 @pytest.fixture
-def copy(trained, tmp_path) -> tuple[Path, Path]:
+def copied_photos_and_run(trained_photos_and_run, tmp_path) -> tuple[Path, Path]:
     """The same to be changed at will; the run knows the folder's new place."""
-    photos, run = (Path(shutil.copytree(place, tmp_path / place.name)) for place in trained)
+    photos, run = (Path(shutil.copytree(place, tmp_path / place.name)) for place in trained_photos_and_run)
     config = run / "config.yaml"
-    config.write_text(config.read_text().replace(str(trained[0]), str(photos)))
+    config.write_text(config.read_text().replace(str(trained_photos_and_run[0]), str(photos)))
     return photos, run
 
 
-def test_what_is_no_file_is_named_and_the_rest_is_read(tmp_path, monkeypatch):
+def test_special_files_are_reported_and_others_are_read(tmp_path, monkeypatch):
     root = make_folder(tmp_path / "x", {"train": 5, "val": 1})
     home = root / "train" / "bee"
     os.mkfifo(home / "pipe.jpg")
@@ -67,10 +71,10 @@ def test_what_is_no_file_is_named_and_the_rest_is_read(tmp_path, monkeypatch):
         (home / "self.jpg").symlink_to("self.jpg")
         (home / "zero.jpg").symlink_to("/dev/zero")
         (home / "deeper.jpg").mkdir()
-        picture(7).save(home / "deeper.jpg" / "7.png")
+        make_image(7).save(home / "deeper.jpg" / "7.png")
         (home / "up").symlink_to("..")
         split, begun = open_data(root).split("train"), time.process_time()
-        _, bad = screen_images(split, SMALL, 0, keep=False)
+        _, bad = screen_images(split, SMALL_PREPROCESS, 0, keep=False)
     assert time.process_time() - begun < 2
     assert [error.message.split(": ")[0] for error in bad.values()] == [
         str(home / f"{name}.jpg") for name in ("dangling", "pipe", "self", "socket", "zero")
@@ -79,7 +83,7 @@ def test_what_is_no_file_is_named_and_the_rest_is_read(tmp_path, monkeypatch):
     assert str(home / "deeper.jpg" / "7.png") in seen and "bee" in {Path(path).parent.name for path in seen}
 
 
-NAMES = [
+ODD_FILE_NAMES = [
     b"a\nb.png", b"q'\".png", b"$(touch x).png", b"`touch x`.png", b"--help.png", b"-.png", b"x" * 236 + b".png", b"caf\xe9.png",
     "caf\u00e9.png".encode(), "cafe\u0301.png".encode(), "\u202egnp.exe.png".encode(), "\u05e9\u05dc\u05d5\u05dd.png".encode(),
     "\U0001f9d1\u200d\U0001f680.png".encode(), b"a:b\\c.png", b"=cmd|' -C calc'!A0.png", b"a,b;c\t.png", b"\x1b[31m.png", b"%00.png",
@@ -88,17 +92,17 @@ NAMES = [
 
 
 @pytest.fixture
-def named(tmp_path) -> Path:
+def oddly_named_folder(tmp_path) -> Path:
     """Pictures with the names above, each another one."""
     root = make_folder(tmp_path / "named", {"": 2}, classes=("a", "b"))
-    for number, name in enumerate(NAMES):
+    for number, name in enumerate(ODD_FILE_NAMES):
         with open(os.fsencode(root / "a") + b"/" + name, "wb") as file:
-            file.write(saved(np.full((16, 16, 3), 10 * number, np.uint8), "PNG"))
+            file.write(encode_image(np.full((16, 16, 3), 10 * number, np.uint8), "PNG"))
     return root
 
 
-def test_a_name_may_be_anything(named):
-    train_split = open_data(named).with_holdout(0.0, 0).split("train")
+def test_any_file_name_is_read(oddly_named_folder):
+    train_split = open_data(oddly_named_folder).with_holdout(0.0, 0).split("train")
     found = {}
     for sample in range(len(train_split)):
         name = train_split.name(sample)
@@ -106,15 +110,25 @@ def test_a_name_may_be_anything(named):
         found[os.path.basename(os.fsencode(train_split.paths[sample]))] = np.asarray(
             decode_to_pillow(train_split.raw(sample))
         )[0, 0, 0]
-    assert {name: found[name] for name in NAMES} == {name: 10 * number for number, name in enumerate(NAMES)}
+    assert {name: found[name] for name in ODD_FILE_NAMES} == {
+        name: 10 * number for number, name in enumerate(ODD_FILE_NAMES)
+    }
 
 
-def test_names_come_out_of_the_command_line_escaped(named, trained, tmp_path):
-    picture(0).save(tmp_path / "=1+1.png")
-    words = ["predict", str(trained[1]), "=1+1.png", str(named / "a"), "--csv", "x.csv", "--json"]
-    result = say(*words, cwd=tmp_path)
+def test_the_command_line_escapes_file_names(oddly_named_folder, trained_photos_and_run, tmp_path):
+    make_image(0).save(tmp_path / "=1+1.png")
+    words = [
+        "predict",
+        str(trained_photos_and_run[1]),
+        "=1+1.png",
+        str(oddly_named_folder / "a"),
+        "--csv",
+        "x.csv",
+        "--json",
+    ]
+    result = run_cli(*words, cwd=tmp_path)
     paths = [row["path"] for row in json.loads(result.stdout)["predictions"]]
-    assert paths[0] == "=1+1.png" and set(paths[1:]) == {str(path) for path in (named / "a").iterdir()}, (
+    assert paths[0] == "=1+1.png" and set(paths[1:]) == {str(path) for path in (oddly_named_folder / "a").iterdir()}, (
         "every name as it is"
     )
     assert result.stdout.removesuffix("\n").isprintable() and all(
@@ -125,7 +139,7 @@ def test_names_come_out_of_the_command_line_escaped(named, trained, tmp_path):
     assert not list(tmp_path.rglob("x")), "nothing was carried out"
 
 
-CLASSES = {
+CLASS_NAME_CASES = {
     "numbers": (["1", "01", "10", "2"], ["01", "1", "2", "10"]),
     "case": (["Cat", "cat", "dog"], "classes Cat and cat differ only in case"),
     "accents": (["caf\u00e9", "cafe\u0301", "dog"], "differ only in case or accents"),
@@ -137,9 +151,9 @@ CLASSES = {
 }
 
 
-@pytest.mark.parametrize("case", CLASSES)
-def test_names_of_classes(tmp_path, case):
-    names, expected = CLASSES[case]
+@pytest.mark.parametrize("case", CLASS_NAME_CASES)
+def test_unusual_class_names_are_read_or_rejected(tmp_path, case):
+    names, expected = CLASS_NAME_CASES[case]
     root = make_folder(tmp_path / "x", {"": 2}, classes=names)
     if len(os.listdir(root)) < len(names):
         pytest.skip("a file system that takes these names for one")
@@ -155,15 +169,15 @@ def test_names_of_classes(tmp_path, case):
     assert len(data.fingerprint()) == 64
 
 
-def test_the_same_folder_name_at_two_places_is_one_of_each_class(tmp_path):
+def test_equal_subfolder_names_belong_to_their_own_class(tmp_path):
     root = make_folder(tmp_path / "x", {"a": 2, "b": 3}, classes=("same",))
     data = open_data(root).with_holdout(0.0, 0)
     assert data.classes == ("a", "b") and data.split("train").labels.tolist() == [0] * 2 + [1] * 3
 
 
 @pytest.mark.parametrize("count", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_thousands_of_classes_of_one_image(tmp_path, count):
-    (tmp_path / ".png").write_bytes(saved(picture(0), "PNG"))
+def test_thousands_of_single_image_classes_load_quickly(tmp_path, count):
+    (tmp_path / ".png").write_bytes(encode_image(make_image(0), "PNG"))
     for number in range(count):
         os.mkdir(tmp_path / str(number))
         os.link(tmp_path / ".png", f"{tmp_path}/{number}/0.png")
@@ -186,7 +200,7 @@ def test_a_class_without_validation_images_shifts_no_label(tmp_path):
     assert data.split("val").labels.tolist() == [1, 2] and data.split("test").labels.tolist() == [0, 2]
 
 
-def as_nobody(work) -> str:
+def run_as_nobody(work) -> str:
     """What `work` returns, done by a user who may read nothing of root's."""
     reader, writer = os.pipe()
     if child := os.fork():
@@ -208,7 +222,7 @@ def as_nobody(work) -> str:
 @pytest.mark.skipif(
     not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can become another user for this"
 )
-def test_what_may_not_be_read_is_named(tmp_path):
+def test_files_without_permission_are_reported(tmp_path):
     root = make_folder(tmp_path / "x", {"": 3})
     for place in (root, tmp_path, *tmp_path.parents):
         if place.stat().st_mode & 0o055 != 0o055:
@@ -217,15 +231,15 @@ def test_what_may_not_be_read_is_named(tmp_path):
 
     def read() -> str:
         split = open_data(root).with_holdout(0.0, 0).split("train")
-        return "\n".join(error.message for error in screen_images(split, SMALL, 0, keep=False)[1].values())
+        return "\n".join(error.message for error in screen_images(split, SMALL_PREPROCESS, 0, keep=False)[1].values())
 
-    assert as_nobody(read) == f"{root}/bee/1.png: cannot be read (Permission denied)"
+    assert run_as_nobody(read) == f"{root}/bee/1.png: cannot be read (Permission denied)"
     (root / "cat").chmod(0)
-    assert as_nobody(read).startswith(f"DataError: {root}/cat: cannot be read (Permission denied)")
+    assert run_as_nobody(read).startswith(f"DataError: {root}/cat: cannot be read (Permission denied)")
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 1.0])
-def test_bad_images_are_listed_or_left_out_or_count_as_wrong(trained, tmp_path, share):
+def test_bad_images_are_listed_skipped_or_counted_as_wrong(trained_photos_and_run, tmp_path, share):
     root = make_folder(tmp_path / "x", {"train": 50, "test": 50}, classes=("ant", "bee"))
     spoilt = {}
     for split in ("train", "test"):
@@ -233,7 +247,7 @@ def test_bad_images_are_listed_or_left_out_or_count_as_wrong(trained, tmp_path, 
         spoilt[split] = random.Random(0).sample(files, round(share * len(files)))
         for path in spoilt[split]:
             path.write_bytes(path.read_bytes()[:-30])
-    count, options = len(spoilt["train"]), {**QUICK, "epochs": 0.1, "out": str(tmp_path / "run")}
+    count, options = len(spoilt["train"]), {**QUICK_OPTIONS, "epochs": 0.1, "out": str(tmp_path / "run")}
     with pytest.raises(DataError) as error:
         train(str(root), **options)
     assert error.value.code == 3
@@ -249,19 +263,19 @@ def test_bad_images_are_listed_or_left_out_or_count_as_wrong(trained, tmp_path, 
             train(str(root), bad_images="skip", **options)
         assert error.value.code == 3 and "can be read" in error.value.message
     with pytest.raises(DataError) as error:
-        evaluate(trained[1], root, workers=0)
+        evaluate(trained_photos_and_run[1], root, workers=0)
     assert error.value.message.startswith(f"{count} of 100 images cannot be read:")
     assert len(error.value.message.splitlines()) == 1 + min(count, 20) + (count > 20)
     if share < 1:
-        found = evaluate(trained[1], root, bad_images="skip", workers=0)["test"]
+        found = evaluate(trained_photos_and_run[1], root, bad_images="skip", workers=0)["test"]
         assert (found["images"], found["unreadable"]) == (100, count) and found["top1"] <= 1 - share
     else:
         with pytest.raises(DataError, match="none of 100 images can be read"):
-            evaluate(trained[1], root, bad_images="skip", workers=0)
+            evaluate(trained_photos_and_run[1], root, bad_images="skip", workers=0)
 
 
-def test_a_file_that_goes_between_the_scan_and_the_reading_is_named(copy):
-    photos, _ = copy
+def test_a_file_deleted_after_the_scan_is_reported(copied_photos_and_run):
+    photos, _ = copied_photos_and_run
     data = open_data(photos)
     gone = photos / "train" / "bee" / "3.png"
     gone.unlink()
@@ -269,15 +283,17 @@ def test_a_file_that_goes_between_the_scan_and_the_reading_is_named(copy):
     split = data.split("train")
     for workers in (0, 1):
         with pytest.raises(DataError, match=r"train/bee/3\.png: cannot be read \(No such file"):
-            list(TrainLoader(split, SMALL, Augment(), 0, workers=workers).iterate_batches(0, len(split), 4))
-        images = [image for _, batch in EvalLoader(split, SMALL, workers).iterate_batches(10) for image in batch]
+            list(TrainLoader(split, SMALL_PREPROCESS, Augment(), 0, workers=workers).iterate_batches(0, len(split), 4))
+        images = [
+            image for _, batch in EvalLoader(split, SMALL_PREPROCESS, workers).iterate_batches(10) for image in batch
+        ]
         assert [isinstance(image, DataError) for image in images] == [
             split.name(i) == str(gone) for i in range(len(split))
         ]
 
 
-def test_classes_that_change_after_training_shift_no_answer(copy):
-    photos, run = copy
+def test_changed_class_folders_do_not_shift_predictions(copied_photos_and_run):
+    photos, run = copied_photos_and_run
     whole = evaluate(run, photos, workers=0)
     recall = {row["class"]: row["recall"] for row in whole["per_class"]}
     assert len(set(recall.values())) > 1 or whole["test"]["top1"] == 1, "a shift of labels would show"
@@ -300,8 +316,8 @@ def test_classes_that_change_after_training_shift_no_answer(copy):
     assert load(run).predict([picture_of_cat])[0].names == load(run).predict([picture_of_cat])[0].names
 
 
-def test_a_class_more_than_in_training_is_refused(copy):
-    photos, run = copy
+def test_a_class_more_than_in_training_is_refused(copied_photos_and_run):
+    photos, run = copied_photos_and_run
     for split in ("train", "val", "test"):
         shutil.copytree(photos / split / "ant", photos / split / "aaa")
     with pytest.raises(DataError, match="has no classes named aaa"):
@@ -311,18 +327,18 @@ def test_a_class_more_than_in_training_is_refused(copy):
         train(str(photos), out=str(run), resume=True, allow_data_change=True)
 
 
-def test_the_same_bytes_in_two_splits_and_under_two_labels_are_told(copy):
-    photos, _ = copy
+def test_duplicates_across_splits_and_labels_are_reported(copied_photos_and_run):
+    photos, _ = copied_photos_and_run
     shutil.copy(photos / "train" / "ant" / "0.png", photos / "test" / "ant" / "copy.png")
     shutil.copy(photos / "train" / "bee" / "0.png", photos / "train" / "cat" / "copy.png")
-    result = say("data", "check", str(photos), "--json")
+    result = run_cli("data", "check", str(photos), "--json")
     found = json.dumps(json.loads(result.stdout))
     assert result.returncode == 1
     for name in ("test/ant/copy.png", "train/ant/0.png", "train/bee/0.png", "train/cat/copy.png"):
         assert name in found
 
 
-ORDER = """
+PRINT_ORDER_SCRIPT = """
 import hashlib, sys
 from vitreous.data.decoding.decode import decode_to_pillow
 from vitreous.data.sampling import SampleOrder, get_stream_samples
@@ -340,7 +356,7 @@ assert "torch" not in sys.modules
 
 
 @pytest.fixture
-def twins(tmp_path) -> list[Path]:
+def identical_datasets(tmp_path) -> list[Path]:
     """The same pictures, made in another order, at other times."""
     roots = [tmp_path / "one", tmp_path / "two"]
     names = ["Zebra", "\u00e9clair", "ant", "10", "9", "b c", "\u0130stanbul", "ill"]
@@ -350,14 +366,14 @@ def twins(tmp_path) -> list[Path]:
         for name, index in files:
             path = root / name / f"{index}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            picture(index + 10 * names.index(name)).save(path)
+            make_image(index + 10 * names.index(name)).save(path)
             made = 1_000_000_000 * (1 + number) - 7 * index
             os.utime(path, (made, made))
     return roots
 
 
 @pytest.mark.parametrize("seeds", [5, pytest.param(20, marks=pytest.mark.slow)])
-def test_hash_seeds_and_locales_give_the_same_data_in_the_same_order(twins, seeds):
+def test_data_order_is_independent_of_hash_seed_and_locale(identical_datasets, seeds):
     locales = ["C", "C.UTF-8", "de_DE.UTF-8", "tr_TR.UTF-8", "POSIX"]
 
     def printed(seed: int) -> list[str]:
@@ -367,7 +383,7 @@ def test_hash_seeds_and_locales_give_the_same_data_in_the_same_order(twins, seed
             "LC_ALL": locales[seed % 5],
             "TZ": "Asia/Tokyo" if seed % 2 else "UTC",
         }
-        words = [sys.executable, "-c", ORDER, *map(str, twins)]
+        words = [sys.executable, "-c", PRINT_ORDER_SCRIPT, *map(str, identical_datasets)]
         return subprocess.run(words, capture_output=True, text=True, check=True, env=environment).stdout.split()
 
     with ThreadPoolExecutor(2) as pool:
@@ -375,10 +391,10 @@ def test_hash_seeds_and_locales_give_the_same_data_in_the_same_order(twins, seed
     assert len(found) == 2 * seeds and len(set(found)) == 1
 
 
-def test_the_same_data_give_the_same_batches(twins):
+def test_identical_datasets_give_identical_batches(identical_datasets):
     augment = Augment(crop=(0.3, 1.0), flip=0.5, rand_layers=1, rand_magnitude=9, erase=0.5)
     digests = set()
-    for root in twins:
+    for root in identical_datasets:
         feed, digest = (
             TrainLoader(open_data(root).split("train"), ImagePreprocess((12, 12)), augment, 3),
             hashlib.sha256(),

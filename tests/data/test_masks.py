@@ -19,36 +19,36 @@ from vitreous.data.augmentation.masks import (
 from vitreous.data.keys import derive_keys, draw_uniform
 from vitreous.errors import UsageError
 
-GRIDS = [(14, 14), (7, 12), (4, 6, 8)]
-KEYS = derive_keys(0, np.arange(40))
+TOKEN_GRIDS = [(14, 14), (7, 12), (4, 6, 8)]
+SAMPLE_KEYS = derive_keys(0, np.arange(40))
 
 
-def arrays(made) -> list[np.ndarray]:
+def to_list(made) -> list[np.ndarray]:
     """One or several arrays, as a list."""
     return [made] if isinstance(made, np.ndarray) else list(made)
 
 
 @pytest.mark.parametrize("make", [random_masks, corrupt_patches, block_masks, ibot_masks])
-@pytest.mark.parametrize("grid", GRIDS)
-def test_a_mask_is_a_function_of_its_key_and_not_of_its_batch(make, grid):
-    whole = arrays(make(KEYS, grid))
-    order = np.argsort(derive_keys(1, np.arange(len(KEYS))))
-    for one, shuffled in zip(whole, arrays(make(KEYS[order], grid)), strict=True):
+@pytest.mark.parametrize("grid", TOKEN_GRIDS)
+def test_masks_depend_only_on_their_key(make, grid):
+    whole = to_list(make(SAMPLE_KEYS, grid))
+    order = np.argsort(derive_keys(1, np.arange(len(SAMPLE_KEYS))))
+    for one, shuffled in zip(whole, to_list(make(SAMPLE_KEYS[order], grid)), strict=True):
         assert np.array_equal(one[order], shuffled)
-    alone = [arrays(make(KEYS[row : row + 1], grid)) for row in range(3)]
+    alone = [to_list(make(SAMPLE_KEYS[row : row + 1], grid)) for row in range(3)]
     assert all(
         np.array_equal(part[row], own[0])
         for row, parts in enumerate(alone)
         for part, own in zip(whole, parts, strict=True)
     )
     assert len({row.tobytes() for row in whole[0]}) >= (12 if make is ibot_masks else 30)
-    assert len(arrays(make(KEYS[:0], grid))[0]) == 0
+    assert len(to_list(make(SAMPLE_KEYS[:0], grid))[0]) == 0
 
 
-@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("grid", TOKEN_GRIDS)
 @pytest.mark.parametrize("share", [0.75, 0.5, 0.9])
 def test_random_masks_hide_all_but_a_permutations_beginning(grid, share):
-    keep, mask = random_masks(KEYS, grid, share)
+    keep, mask = random_masks(SAMPLE_KEYS, grid, share)
     length = math.prod(grid)
     assert keep.shape == (40, int(length * (1 - share))) and mask.shape == (40, *grid)
     for own, row in zip(keep, mask.reshape(40, -1), strict=True):
@@ -56,10 +56,13 @@ def test_random_masks_hide_all_but_a_permutations_beginning(grid, share):
         for token in own:
             seen[token] = False
         assert np.array_equal(seen, row) and len(set(own.tolist())) == len(own)
-    assert random_masks(KEYS, (14, 14))[0].shape == (40, 49) and random_masks(KEYS, (14, 14))[1].sum() == 40 * 147
+    assert (
+        random_masks(SAMPLE_KEYS, (14, 14))[0].shape == (40, 49)
+        and random_masks(SAMPLE_KEYS, (14, 14))[1].sum() == 40 * 147
+    )
 
 
-def test_random_masks_hide_every_token_alike():
+def test_random_masks_hide_tokens_uniformly():
     _, mask = random_masks(derive_keys(3, np.arange(20_000)), (4, 5))
     assert np.abs(mask.mean(0) - 0.75).max() < 0.015
     pairs = np.corrcoef(mask.reshape(-1, 20).T)[~np.eye(20, dtype=bool)]
@@ -67,12 +70,14 @@ def test_random_masks_hide_every_token_alike():
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, 0.99, -0.5, 2.0])
-def test_a_mask_must_leave_something_to_see_and_to_restore(share):
+def test_masks_need_visible_and_hidden_tokens(share):
     with pytest.raises(UsageError, match="tokens leaves"):
-        random_masks(KEYS, (4, 4), share)
+        random_masks(SAMPLE_KEYS, (4, 4), share)
 
 
-def corrupted(k: np.ndarray, length: int, share: float, masked: float, swapped: float) -> tuple[np.ndarray, np.ndarray]:
+def corrupt_patches_by_loop(
+    k: np.ndarray, length: int, share: float, masked: float, swapped: float
+) -> tuple[np.ndarray, np.ndarray]:
     """The loop that `corrupt_patches` replaces, for one key."""
     order = [int(place) for place in random_masks(k[None], (length,), 1 - share - 1e-9).keep[0]]
     u, v = (draw_uniform(derive_keys(k, 0x6D61736C, draw)[None], length)[0] for draw in range(2))
@@ -87,14 +92,14 @@ def corrupted(k: np.ndarray, length: int, share: float, masked: float, swapped: 
 
 
 @pytest.mark.parametrize("shares", [(0.5, 0.8, 0.1), (0.25, 0.2, 0.7)])
-def test_corruptions_are_their_loop(shares):
-    made = corrupt_patches(KEYS, (6, 7), *shares)
-    for k, *rows in zip(KEYS, *made, strict=True):
-        for row, expected in zip(rows, corrupted(k, 42, *shares), strict=True):
+def test_corruptions_match_a_naive_loop(shares):
+    made = corrupt_patches(SAMPLE_KEYS, (6, 7), *shares)
+    for k, *rows in zip(SAMPLE_KEYS, *made, strict=True):
+        for row, expected in zip(rows, corrupt_patches_by_loop(k, 42, *shares), strict=True):
             assert np.array_equal(row.ravel(), expected)
 
 
-def test_half_is_predicted_and_eight_tenths_of_it_masked():
+def test_half_is_predicted_and_80_percent_of_it_masked():
     predicted, source = corrupt_patches(derive_keys(5, np.arange(3000)), (6, 8))
     tokens = np.arange(48).reshape(6, 8)
     assert (predicted.sum((1, 2)) == 24).all()
@@ -105,12 +110,12 @@ def test_half_is_predicted_and_eight_tenths_of_it_masked():
     others = (kinds[0] - kinds[1])[(kinds[0] != MASK_VECTOR) & (kinds[0] != kinds[1])] % 48
     assert np.abs(np.bincount(others, minlength=48)[1:] * 47 / len(others) - 1).max() < 0.25
     with pytest.raises(UsageError, match="invalid shares"):
-        corrupt_patches(KEYS, (6, 8), 0.5, 0.8, 0.3)
+        corrupt_patches(SAMPLE_KEYS, (6, 8), 0.5, 0.8, 0.3)
     with pytest.raises(UsageError, match="invalid shares"):
-        corrupt_patches(KEYS, (1, 1))
+        corrupt_patches(SAMPLE_KEYS, (1, 1))
 
 
-def blocked(k: np.ndarray, height: int, width: int, share: float, least: int) -> np.ndarray:
+def block_mask_by_loop(k: np.ndarray, height: int, width: int, share: float, least: int) -> np.ndarray:
     """The loop that `block_masks` replaces, for one key."""
     mask, room, failed, attempt = np.zeros((height, width), bool), int(share * height * width), 0, 0
     while room > 0 and failed < 10:
@@ -132,9 +137,9 @@ def blocked(k: np.ndarray, height: int, width: int, share: float, least: int) ->
 
 @pytest.mark.parametrize("grid", [(14, 14), (7, 12), (3, 20)])
 @pytest.mark.parametrize(("share", "least"), [(0.4, 16), (0.3, 4), (0.9, 4), (0.0, 4), (0.02, 16)])
-def test_block_masks_are_their_loop(grid, share, least):
-    made = block_masks(KEYS, grid, share, least)
-    assert np.array_equal(made, np.stack([blocked(k, *grid, share, least) for k in KEYS]))
+def test_block_masks_match_a_naive_loop(grid, share, least):
+    made = block_masks(SAMPLE_KEYS, grid, share, least)
+    assert np.array_equal(made, np.stack([block_mask_by_loop(k, *grid, share, least) for k in SAMPLE_KEYS]))
     assert made.sum((1, 2)).max() <= share * math.prod(grid)
 
 
@@ -148,12 +153,12 @@ def test_beits_blocks_hide_nearly_two_fifths_in_few_pieces():
     )
 
 
-def test_blocks_go_through_every_frame():
-    clips = block_masks(KEYS, (3, 14, 14))
-    assert np.array_equal(clips, np.repeat(block_masks(KEYS, (14, 14))[:, None], 3, 1))
+def test_block_masks_repeat_over_frames():
+    clips = block_masks(SAMPLE_KEYS, (3, 14, 14))
+    assert np.array_equal(clips, np.repeat(block_masks(SAMPLE_KEYS, (14, 14))[:, None], 3, 1))
 
 
-def test_ibot_masks_half_of_the_pictures_by_a_tenth_to_a_half():
+def test_ibot_masks_half_of_the_images_by_10_to_50_percent():
     shares = ibot_masks(derive_keys(4, np.arange(4000)), (14, 14)).mean((1, 2))
     masked = shares[shares > 0]
     assert abs(len(masked) / 4000 - 0.5) < 0.03 and masked.max() <= 0.5
@@ -199,18 +204,18 @@ def compare_masks(draws: int) -> dict[str, tuple[float, float, float]]:
     return {name: (*means[name], abs(means[name][0] - means[name][1]) / errors[name]) for name in ours}
 
 
-def test_ibot_masks_have_the_statistics_of_the_authors():
+def test_ibot_mask_statistics_match_the_reference_code():
     """Blocks as large as the grid along an axis would make 22 % of the masks hold a whole row or column, not 17 %."""
     for name, (found, expected, errors) in compare_masks(3000).items():
         assert errors < 4, f"{name}: {found:.4f}, theirs {expected:.4f}"
 
 
-def test_a_mask_is_independent_of_what_augmentation_draws():
+def test_masks_are_independent_of_augmentation():
     keys = derive_keys(6, np.arange(5000))
     hidden = random_masks(keys, (4, 4)).mask.reshape(-1, 16)
     draws = draw_uniform(keys, 16)
     assert np.abs(np.corrcoef(hidden.T, draws.T)[:16, 16:]).max() < 0.06
 
 
-def test_within_covers_a_run_of_places():
+def test_mark_intervals_marks_ranges():
     assert mark_intervals(np.array([1, 0]), np.array([2, 4]), 4).tolist() == [[False, True, True, False], [True] * 4]

@@ -12,7 +12,7 @@ from PIL import Image
 
 import vitreous
 from tests.data.films import write_clip
-from tests.data.grids import GRIDS, GridPreprocess, write_grids
+from tests.data.grids import GRID_MODALITIES, GridPreprocess, write_grids
 from vitreous.cli.main import main
 from vitreous.config import from_builtins, to_builtins
 from vitreous.data.annotations.target import get_sample_noun
@@ -28,36 +28,36 @@ from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
 from vitreous.weights.bundle import load_bundle
 
-NUMBERS = np.random.default_rng(0)
-COLOURS = NUMBERS.integers(0, 256, (20, 30, 3), dtype=np.uint8)
+EXAMPLE_GENERATOR = np.random.default_rng(0)
+RGB_PIXELS = EXAMPLE_GENERATOR.integers(0, 256, (20, 30, 3), dtype=np.uint8)
 #: a preprocessing of each modality, and pixels that it takes
-EXAMPLES = {
-    "images": (ImagePreprocess((16, 24), share=0.9), COLOURS),
-    "bands": (BandPreprocess((16, 24), 5, (0.4,) * 5, (0.2,) * 5, numbers="float32"), NUMBERS.random((20, 30, 5), np.float32)),
-    "native": (NativePreprocess((16, 16), tokens=12, patch=(4, 4)), COLOURS),
-    "clips": (ClipPreprocess((3, 16, 16), stride=2), np.stack([COLOURS] * 9)),
-    "volumes": (VolumePreprocess((6, 7, 8), 1, (0.0,), (1.0,), fit="squash"), NUMBERS.random((9, 7, 8))),
-    "signals": (SignalPreprocess((40,), 2, (0.0,) * 2, (1.0,) * 2, standardise="data"), NUMBERS.random((50, 2))),
-    "grids": (GridPreprocess((8, 8), 1, (0.1,), (2.0,), unit_height=3.0), NUMBERS.random((10, 12))),
+MODALITY_EXAMPLES = {
+    "images": (ImagePreprocess((16, 24), share=0.9), RGB_PIXELS),
+    "bands": (BandPreprocess((16, 24), 5, (0.4,) * 5, (0.2,) * 5, numbers="float32"), EXAMPLE_GENERATOR.random((20, 30, 5), np.float32)),
+    "native": (NativePreprocess((16, 16), tokens=12, patch=(4, 4)), RGB_PIXELS),
+    "clips": (ClipPreprocess((3, 16, 16), stride=2), np.stack([RGB_PIXELS] * 9)),
+    "volumes": (VolumePreprocess((6, 7, 8), 1, (0.0,), (1.0,), fit="squash"), EXAMPLE_GENERATOR.random((9, 7, 8))),
+    "signals": (SignalPreprocess((40,), 2, (0.0,) * 2, (1.0,) * 2, standardise="data"), EXAMPLE_GENERATOR.random((50, 2))),
+    "grids": (GridPreprocess((8, 8), 1, (0.1,), (2.0,), unit_height=3.0), EXAMPLE_GENERATOR.random((10, 12))),
 }  # fmt: skip
 
 
 @pytest.fixture
-def _grids(monkeypatch):
-    for name, modality in GRIDS.items():
+def _register_grids(monkeypatch):
+    for name, modality in GRID_MODALITIES.items():
         monkeypatch.setitem(MODALITIES, name, modality)
 
 
-@pytest.mark.usefixtures("_grids")
+@pytest.mark.usefixtures("_register_grids")
 def test_every_modality_has_an_example():
-    assert EXAMPLES.keys() == MODALITIES.keys()
-    assert all(type(preprocess) is MODALITIES[name] for name, (preprocess, _) in EXAMPLES.items())
+    assert MODALITY_EXAMPLES.keys() == MODALITIES.keys()
+    assert all(type(preprocess) is MODALITIES[name] for name, (preprocess, _) in MODALITY_EXAMPLES.items())
 
 
-@pytest.mark.usefixtures("_grids")
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.usefixtures("_register_grids")
+@pytest.mark.parametrize("name", MODALITY_EXAMPLES)
 def test_a_modality_keeps_the_contract(name):
-    preprocess, pixels = EXAMPLES[name]
+    preprocess, pixels = MODALITY_EXAMPLES[name]
     assert preprocess.name == name and len(preprocess.image) == preprocess.axes
     # what is stored and sent is the same again
     plain = to_builtins(preprocess)
@@ -91,9 +91,9 @@ def test_a_modality_keeps_the_contract(name):
 
 
 def test_decoding_needs_no_pytorch(tmp_path):
-    Image.fromarray(COLOURS).save(tmp_path / "a.png")
-    write_clip(tmp_path / "a.gif", np.stack([COLOURS] * 3))
-    np.save(tmp_path / "a.npy", NUMBERS.random((6, 7, 8)))
+    Image.fromarray(RGB_PIXELS).save(tmp_path / "a.png")
+    write_clip(tmp_path / "a.gif", np.stack([RGB_PIXELS] * 3))
+    np.save(tmp_path / "a.npy", EXAMPLE_GENERATOR.random((6, 7, 8)))
     script = """
 import sys
 from vitreous.data.modalities.table import MODALITIES
@@ -113,8 +113,8 @@ def grid_folder(tmp_path_factory):
     return write_grids(tmp_path_factory.mktemp("grids"), 20)
 
 
-@pytest.mark.usefixtures("_grids")
-def test_a_folder_of_a_new_modality_is_data_and_is_searched(grid_folder, tmp_path):
+@pytest.mark.usefixtures("_register_grids")
+def test_folders_of_a_new_modality_are_read(grid_folder, tmp_path):
     data = open_data(grid_folder)
     assert data.classes == ("hill", "slope") and {get_sample_noun(split) for split in data.splits.values()} == {"grids"}
     assert len(data.splits["test"]) == 20 and len(GridPreprocess.find_files(str(grid_folder))) == 60
@@ -124,7 +124,7 @@ def test_a_folder_of_a_new_modality_is_data_and_is_searched(grid_folder, tmp_pat
         GridPreprocess((4, 4), 1).decode(tmp_path / "a" / "0.grid")
 
 
-@pytest.mark.usefixtures("_grids")
+@pytest.mark.usefixtures("_register_grids")
 def test_a_new_modality_is_trained_evaluated_and_predicted(grid_folder, tmp_path, capsys):
     """A run learns what hills and slopes are, workers read as one process, its bundle comes back, and commands take
     files, folders and arrays."""
@@ -156,8 +156,8 @@ def test_a_new_modality_is_trained_evaluated_and_predicted(grid_folder, tmp_path
     assert "no grids in" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("_grids")
-def test_a_new_modality_is_refused_by_models_of_others(grid_folder, tmp_path):
+@pytest.mark.usefixtures("_register_grids")
+def test_models_of_other_modalities_reject_a_new_modality(grid_folder, tmp_path):
     vitreous.save(vitreous.create("ViT-32x1/4", 16, 2), tmp_path / "flat")
     with pytest.raises(UsageError, match=r"flat needs images, but .* contains grids\n  use a dataset of images"):
         vitreous.evaluate(tmp_path / "flat", grid_folder, device="cpu")

@@ -11,37 +11,37 @@ from vitreous.data.augmentation.crops import simple_crop_indices
 from vitreous.data.augmentation.moves import apply_simple_crops, erase_random_boxes, shift_and_mirror
 from vitreous.data.keys import derive_keys, draw_uniform
 
-MODES = {"reflection": "symmetric", "reflection inside": "reflect", "zeros": "constant"}
+NUMPY_PAD_MODES = {"reflection": "symmetric", "reflection inside": "reflect", "zeros": "constant"}
 
 
-def pictures(count: int, channels: int = 3, size=(20, 24)) -> torch.Tensor:
+def make_image_batch(count: int, channels: int = 3, size=(20, 24)) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(0).integers(0, 256, (count, channels, *size), dtype=np.uint8))
 
 
-@pytest.mark.parametrize("border", MODES)
+@pytest.mark.parametrize("border", NUMPY_PAD_MODES)
 @pytest.mark.parametrize("channels, size", [(3, (20, 24)), (1, (7, 5)), (3, (16, 36)), (4, (3, 2))])
-def test_moved_is_a_loop_over_pictures(border, channels, size):
-    images, random = pictures(40, channels, size), np.random.default_rng(1)
+def test_batched_shifts_match_a_loop_over_images(border, channels, size):
+    images, random = make_image_batch(40, channels, size), np.random.default_rng(1)
     before, reach = images.clone(), 2 if border == "reflection" and min(size) == 2 else 1 if min(size) == 2 else 4
     x, y = random.integers(-reach, reach + 1, (2, 40))
     mirror = random.random(40) < 0.5
     shown = shift_and_mirror(images, x, y, mirror, border)
     assert torch.equal(images, before) and shown.is_contiguous()
     for image, dx, dy, turned, found in zip(images.numpy(), x, y, mirror, shown.numpy(), strict=True):
-        around = np.pad(image, [(0, 0), (reach, reach), (reach, reach)], MODES[border])
+        around = np.pad(image, [(0, 0), (reach, reach), (reach, reach)], NUMPY_PAD_MODES[border])
         part = around[:, reach + dy :, reach + dx :][:, : size[0], : size[1]]
         assert np.array_equal(found, part[:, :, ::-1] if turned else part)
 
 
-def test_nothing_to_move_is_a_copy():
-    images, none = pictures(3), np.zeros(3, np.int64)
+def test_zero_shifts_return_a_copy():
+    images, none = make_image_batch(3), np.zeros(3, np.int64)
     shown = shift_and_mirror(images, none, none, none.astype(bool), "zeros")
     assert torch.equal(shown, images) and shown.data_ptr() != images.data_ptr()
 
 
 def test_a_shift_and_a_mirror_are_the_affine_map():
     """What is moved by whole pixels is what the map of the same key reads between pixels."""
-    images, keys = pictures(64), derive_keys(0, np.arange(64))
+    images, keys = make_image_batch(64), derive_keys(0, np.arange(64))
     for border in ("reflection", "zeros"):
         augment = Augment(shift=0.2, flip=0.5, border=border)
         turned = Augment(shift=0.2, flip=0.5, border=border, zoom=1e-9)
@@ -50,7 +50,7 @@ def test_a_shift_and_a_mirror_are_the_affine_map():
 
 
 def test_windows_are_simple_crops():
-    images, keys = pictures(50), derive_keys(3, np.arange(50))
+    images, keys = make_image_batch(50), derive_keys(3, np.arange(50))
     u = draw_uniform(keys, 11)
     for image, row, column, found in zip(images, u[:, 9], u[:, 10], apply_simple_crops(images, keys), strict=True):
         assert torch.equal(
@@ -63,7 +63,7 @@ def test_windows_are_simple_crops():
 
 @pytest.mark.parametrize("noise", [False, True])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_holes_belong_to_the_pictures(noise, dtype):
+def test_erased_boxes_depend_only_on_each_key(noise, dtype):
     """Each picture's hole is its key's, whatever batch it stands in; as large and as often as it should be."""
     images, keys = torch.full((400, 3, 40, 40), 7).to(dtype), derive_keys(0, np.arange(400))
     shown = erase_random_boxes(images.clone(), keys, 0.4, noise)

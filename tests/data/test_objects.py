@@ -12,11 +12,11 @@ from vitreous.data.augmentation.parts import CropRegion, crop_objects, rotate_an
 from vitreous.data.augmentation.scenes import SceneViews
 from vitreous.data.modalities.images import ImagePreprocess
 
-STILL = SceneViews(scale=(1.0, 1.0), flip=0.0)
-SIZE = (48, 64)
+IDENTITY_VIEWS = SceneViews(scale=(1.0, 1.0), flip=0.0)
+IMAGE_SIZE = (48, 64)
 
 
-def objects(seed: int, count: int = 4, size: tuple[int, int] = SIZE) -> tuple[np.ndarray, Target]:
+def make_rectangles(seed: int, count: int = 4, size: tuple[int, int] = IMAGE_SIZE) -> tuple[np.ndarray, Target]:
     """A picture (H, W, 3) of bright rectangles that do not overlap, and what is on it."""
     draw = np.random.default_rng(seed)
     pixels, masks = np.zeros((*size, 3), np.uint8), []
@@ -41,16 +41,16 @@ def box_in(pixels: torch.Tensor) -> torch.Tensor:
     return torch.tensor([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]).float()
 
 
-CHANGES = [
+VIEW_OPTIONS = [
     {"flip": 1.0}, {"flip_vertical": 1.0}, {"turn": True}, {"scale": (0.7, 2.0)}, {"fit": "whole", "scale": (0.8, 1.5)},
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_boxes_and_masks_are_where_the_picture_shows_them(change):
-    scenes, checked = replace(STILL, **change), 0
+@pytest.mark.parametrize("change", VIEW_OPTIONS)
+def test_boxes_and_masks_follow_the_augmented_image(change):
+    scenes, checked = replace(IDENTITY_VIEWS, **change), 0
     for key in range(16):
-        pixels, target = objects(key, count=1)
+        pixels, target = make_rectangles(key, count=1)
         view = scenes.augment_scene(Image.fromarray(pixels), target, ImagePreprocess((48, 48), filter="bilinear"), key)
         assert view.keys() == {"images", "boxes", "labels", "crowd", "masks"}
         for box, mask in zip(view["boxes"], view["masks"], strict=True):
@@ -75,17 +75,17 @@ def test_boxes_move_as_masks_do(turns, size):
     assert torch.equal(rotate_and_flip_boxes(boxes, size, turns), expected)
 
 
-def test_cut_and_flipped_as_by_torchvision():
+def test_cropping_and_flipping_objects_match_torchvision():
     from torchvision import tv_tensors
     from torchvision.transforms.v2 import functional as F
 
     for seed in range(6):
-        _, target = objects(seed)
+        _, target = make_rectangles(seed)
         draw = np.random.default_rng(seed)
         top, left = (int(draw.integers(0, room)) for room in (16, 24))
         part = CropRegion(top, left, 32, 40, (32, 40))
         own = crop_objects(target, part, 0.0)
-        boxes = tv_tensors.BoundingBoxes(torch.from_numpy(target.boxes), format="XYXY", canvas_size=SIZE)
+        boxes = tv_tensors.BoundingBoxes(torch.from_numpy(target.boxes), format="XYXY", canvas_size=IMAGE_SIZE)
         boxes = F.horizontal_flip(F.crop(boxes, top, left, 32, 40))
         masks = F.horizontal_flip(F.crop(tv_tensors.Mask(torch.from_numpy(target.masks())), top, left, 32, 40))
         stays = [int(label) for label in own["labels"]]
@@ -98,55 +98,58 @@ def test_cut_and_flipped_as_by_torchvision():
         )
 
 
-def alone(box: tuple[float, ...], masks: bool = False) -> Target:
+def make_single_object(box: tuple[float, ...], masks: bool = False) -> Target:
     """One object, its mask that of the whole pixels in the box."""
-    mask = np.zeros(SIZE, bool)
+    mask = np.zeros(IMAGE_SIZE, bool)
     mask[int(box[1]) : max(int(box[3]), int(box[1]) + 1), int(box[0]) : max(int(box[2]), int(box[0]) + 1)] = True
-    table, layers = np.array([box], np.float32), stack_masks([mask], SIZE) if masks else None
-    return Target(SIZE, np.array([2]), table, np.zeros(1, bool), layers=layers)
+    table, layers = np.array([box], np.float32), stack_masks([mask], IMAGE_SIZE) if masks else None
+    return Target(IMAGE_SIZE, np.array([2]), table, np.zeros(1, bool), layers=layers)
 
 
-def test_an_object_goes_where_little_of_it_is_left():
+def test_mostly_cropped_objects_are_dropped():
     part = CropRegion(0, 20, 48, 44, (48, 44))  # what is right of 20
     for right, stays in ((21.9, False), (22.1, True), (20.9, False)):
-        assert len(crop_objects(alone((0, 0, right, 10)), part, 0.09)["labels"]) == stays
+        assert len(crop_objects(make_single_object((0, 0, right, 10)), part, 0.09)["labels"]) == stays
     half = CropRegion(0, 0, 48, 64, (24, 32))
     for side, stays in ((1.9, False), (2.1, True)):  # less than a pixel of the view, or not
-        assert len(crop_objects(alone((10, 10, 10 + side, 20)), half, 0.0)["labels"]) == stays
+        assert len(crop_objects(make_single_object((10, 10, 10 + side, 20)), half, 0.0)["labels"]) == stays
 
 
-def test_a_small_object_keeps_a_mask_and_its_box():
+def test_small_objects_keep_their_mask_and_box():
     quarter = CropRegion(0, 0, 48, 64, (12, 16))
     for left in range(8, 14):
         for top in range(8, 14):
-            own = crop_objects(alone((left, top, left + 4, top + 4), masks=True), quarter, 0.0)
+            own = crop_objects(make_single_object((left, top, left + 4, top + 4), masks=True), quarter, 0.0)
             assert own["masks"].shape == (1, 12, 16) and own["masks"].any()
             np.testing.assert_allclose(own["boxes"][0], np.array([left, top, left + 4, top + 4]) / 4)
     thin = replace(
-        alone((8, 8, 12, 12)), layers=stack_masks([np.eye(*SIZE, dtype=bool) & (np.indices(SIZE)[0] == 9)], SIZE)
+        make_single_object((8, 8, 12, 12)),
+        layers=stack_masks([np.eye(*IMAGE_SIZE, dtype=bool) & (np.indices(IMAGE_SIZE)[0] == 9)], IMAGE_SIZE),
     )
     own = crop_objects(thin, CropRegion(0, 0, 48, 64, (12, 16)), 0.0)  # its one pixel is not among those that are read
     assert own["masks"].sum() == 1 and own["masks"][0, 2, 2]
 
 
-def test_boxes_of_what_an_edge_cuts_are_those_of_the_mask():
-    mask = np.zeros(SIZE, bool)
+def test_cropped_boxes_enclose_the_cropped_mask():
+    mask = np.zeros(IMAGE_SIZE, bool)
     mask[10:12, 5:40] = True  # a thin arm to the left of a block
     mask[5:30, 30:40] = True
-    target = Target(SIZE, np.array([0]), masks_to_boxes([mask]), np.zeros(1, bool), layers=stack_masks([mask], SIZE))
+    target = Target(
+        IMAGE_SIZE, np.array([0]), masks_to_boxes([mask]), np.zeros(1, bool), layers=stack_masks([mask], IMAGE_SIZE)
+    )
     part = CropRegion(0, 10, 48, 15, (48, 15))  # shows a piece of the arm alone
     assert crop_objects(target, part, 0.0)["boxes"].tolist() == [[0, 10, 15, 12]]
     assert crop_objects(target.without_masks(), part, 0.0)["boxes"].tolist() == [[0, 5, 15, 30]]
 
 
-def test_what_lies_outside_has_the_mean_and_images_without_objects_are_empty():
-    pixels, target = objects(0)
+def test_padding_has_the_mean_and_images_may_have_no_objects():
+    pixels, target = make_rectangles(0)
     preprocess = ImagePreprocess((96, 96), mean=(0.2, 0.4, 0.6))
-    view = replace(STILL, fill="mean").augment_scene(
+    view = replace(IDENTITY_VIEWS, fill="mean").augment_scene(
         Image.fromarray(pixels), target.take(np.zeros(0, np.int64)), preprocess, 1
     )
     assert view["boxes"].shape == (0, 4) and view["masks"].shape == (0, 96, 96)
     outside = (view["images"] == torch.tensor([51, 102, 153])[:, None, None]).all(0)
     assert outside.sum() >= 96 * 96 - 49 * 65
-    batch = STILL.collate([view, view], preprocess)
+    batch = IDENTITY_VIEWS.collate([view, view], preprocess)
     assert batch["images"].shape == (2, 3, 96, 96) and [len(rows) for rows in batch["boxes"]] == [0, 0]

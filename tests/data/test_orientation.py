@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.annotations.solids import AFFINE, solid
+from tests.data.annotations.solids import AFFINE, make_solid
 from tests.data.test_split_names import write_image
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
@@ -22,7 +22,7 @@ def write_nifti(place: Path, voxels: np.ndarray, affine: np.ndarray | None) -> N
     nibabel.save(nibabel.Nifti1Image(voxels, affine), place)
 
 
-def classes_of(root: Path) -> np.ndarray:
+def read_classes(root: Path) -> np.ndarray:
     return open_data(root).split("train").target(0).classes
 
 
@@ -33,56 +33,56 @@ def reorient(values: np.ndarray, turn: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 @pytest.mark.parametrize("axes", list(permutations(range(3))))
-def test_masks_of_any_orientation_are_brought_to_the_image(tmp_path, axes):
-    voxels, classes = solid(1)
+def test_masks_are_reoriented_to_their_image(tmp_path, axes):
+    voxels, classes = make_solid(1)
     for signs in product((1, -1), repeat=3):
         write_nifti(tmp_path / "images" / "0.nii.gz", voxels, AFFINE)
         turned, affine = reorient(classes, np.array(list(zip(axes, signs, strict=True)), float))
         write_nifti(tmp_path / "masks" / "0.nii.gz", turned, affine)
-        assert np.array_equal(classes_of(tmp_path), classes)
+        assert np.array_equal(read_classes(tmp_path), classes)
 
 
-def test_images_of_another_orientation(tmp_path):
-    voxels, classes = solid(1)
+def test_reoriented_images_match_their_masks(tmp_path):
+    voxels, classes = make_solid(1)
     turned, affine = reorient(voxels, np.array([[1, -1], [0, 1], [2, -1]], float))
     write_nifti(tmp_path / "images" / "0.nii.gz", turned, affine)
     write_nifti(tmp_path / "masks" / "0.nii.gz", classes, AFFINE)
-    assert np.isclose(turned[classes_of(tmp_path) == 1].mean(), voxels[classes == 1].mean())
+    assert np.isclose(turned[read_classes(tmp_path) == 1].mean(), voxels[classes == 1].mean())
 
 
-def test_masks_off_the_grid_are_refused(tmp_path):
-    voxels, classes = solid(1)
+def test_masks_off_the_image_grid_are_rejected(tmp_path):
+    voxels, classes = make_solid(1)
     write_nifti(tmp_path / "images" / "0.nii.gz", voxels, AFFINE)
     moved = AFFINE.copy()
     moved[0, 3] += 4
     for affine in (moved, AFFINE * [[1.1], [1.1], [1.1], [1]], np.eye(4)):
         write_nifti(tmp_path / "masks" / "0.nii.gz", classes, affine)
         with pytest.raises(DataError, match=r"off the grid|another axis order"):
-            classes_of(tmp_path)
+            read_classes(tmp_path)
     near = AFFINE.copy()
     near[0, 3] += 0.01
     write_nifti(tmp_path / "masks" / "0.nii.gz", classes, near)
-    assert np.array_equal(classes_of(tmp_path), classes)
+    assert np.array_equal(read_classes(tmp_path), classes)
 
 
-def test_headers_without_an_affine_and_other_formats(tmp_path):
-    voxels, classes = solid(1)
+def test_masks_without_an_affine_are_read(tmp_path):
+    voxels, classes = make_solid(1)
     write_nifti(tmp_path / "images" / "0.nii.gz", voxels, AFFINE)
     write_nifti(tmp_path / "masks" / "0.nii.gz", classes, None)  # the codes of both forms are 0
-    assert np.array_equal(classes_of(tmp_path), classes)
+    assert np.array_equal(read_classes(tmp_path), classes)
     (tmp_path / "masks" / "0.nii.gz").unlink()
     np.savez(tmp_path / "masks" / "0.npz", classes)
-    assert np.array_equal(classes_of(tmp_path), classes)
+    assert np.array_equal(read_classes(tmp_path), classes)
 
 
-def test_labels_that_a_scale_factor_left_beside_whole_numbers(tmp_path):
-    voxels, classes = solid(1)
+def test_nearly_integer_mask_values_are_rounded(tmp_path):
+    voxels, classes = make_solid(1)
     write_nifti(tmp_path / "images" / "0.nii.gz", voxels, AFFINE)
     write_nifti(tmp_path / "masks" / "0.nii.gz", classes.astype(np.float32) * np.float32(0.9999999), AFFINE)
-    assert np.array_equal(classes_of(tmp_path), classes)
+    assert np.array_equal(read_classes(tmp_path), classes)
     write_nifti(tmp_path / "masks" / "0.nii.gz", classes.astype(np.float32) * np.float32(0.5), AFFINE)
     with pytest.raises(DataError, match="is not a class"):
-        classes_of(tmp_path)
+        read_classes(tmp_path)
 
 
 def write_palette(place: Path, numbers: np.ndarray, palette: list[tuple[int, int, int]]) -> None:
@@ -104,26 +104,26 @@ ROAD, SKY, CAR = (128, 64, 128), (70, 130, 180), (0, 0, 142)
         ([ROAD, SKY, (9, 8, 7)], [0, 1, 2]),
     ],
 )
-def test_palettes_beside_colours_of_classes(tmp_path, palette, expected):
+def test_palette_masks_match_class_colours(tmp_path, palette, expected):
     numbers = np.arange(120).reshape(10, 12) % 3
     write_image(tmp_path / "images" / "0.png")
     write_palette(tmp_path / "masks" / "0.png", numbers, palette)
     (tmp_path / "classes.txt").write_text("road 128 64 128\nsky 70 130 180\ncar 0 0 142\n")
-    assert np.array_equal(classes_of(tmp_path), np.array(expected)[numbers])
+    assert np.array_equal(read_classes(tmp_path), np.array(expected)[numbers])
 
 
-def test_palettes_of_other_colours_are_refused(tmp_path):
+def test_palettes_with_unknown_colours_are_rejected(tmp_path):
     write_image(tmp_path / "images" / "0.png")
     write_palette(tmp_path / "masks" / "0.png", np.arange(120).reshape(10, 12) % 3, [CAR, (5, 6, 7), (9, 8, 7)])
     (tmp_path / "classes.txt").write_text("road 128 64 128\nsky 70 130 180\ncar 0 0 142\n")
     with pytest.raises(DataError, match=r"palette with colours that classes\.txt does not list"):
-        classes_of(tmp_path)
+        read_classes(tmp_path)
 
 
-def test_arrays_of_class_numbers_beside_colours_of_classes(tmp_path):
+def test_index_arrays_are_read_when_classes_have_colours(tmp_path):
     numbers = np.arange(120).reshape(10, 12) % 3
     write_image(tmp_path / "images" / "0.png")
     (tmp_path / "masks").mkdir()
     np.save(tmp_path / "masks" / "0.npy", numbers)
     (tmp_path / "classes.txt").write_text("a 1 1 1\nb 2 2 2\nc 3 3 3\n")
-    assert np.array_equal(classes_of(tmp_path), numbers)
+    assert np.array_equal(read_classes(tmp_path), numbers)

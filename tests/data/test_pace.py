@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conftest import make_folder, picture
+from tests.conftest import make_folder, make_image
 from vitreous.data import loader, pace
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding.decode import decode_to_pillow
@@ -19,7 +19,7 @@ from vitreous.data.split import ArraySplit, FileSplit
 from vitreous.system.cores import count_usable_cores
 
 
-def throughput(workers: int, seconds: float, rate: float, cores: int) -> float:
+def compute_throughput(workers: int, seconds: float, rate: float, cores: int) -> float:
     """Images a second of `workers` decoders and a model that share cores: the decoders' cores are lost to the model."""
     best = 0.0
     for share in np.linspace(0.001, 1, 1000):  # of their time that the decoders are busy
@@ -31,14 +31,14 @@ def throughput(workers: int, seconds: float, rate: float, cores: int) -> float:
 @pytest.mark.parametrize("cores", [2, 4, 16])
 @pytest.mark.parametrize("seconds", [0.0005, 0.002, 0.02])
 @pytest.mark.parametrize("rate", [3.0, 100.0, 3000.0])
-def test_no_other_number_of_workers_is_faster_on_shared_cores(cores, seconds, rate):
+def test_balanced_workers_maximise_throughput_on_shared_cores(cores, seconds, rate):
     chosen = balance_workers(seconds, rate, cores, True, 0)
-    best = max(throughput(workers, seconds, rate, cores) for workers in range(1, cores + 1))
-    assert throughput(chosen, seconds, rate, cores) > 0.99 * best
-    assert chosen == 1 or throughput(chosen - 1, seconds, rate, cores) < best
+    best = max(compute_throughput(workers, seconds, rate, cores) for workers in range(1, cores + 1))
+    assert compute_throughput(chosen, seconds, rate, cores) > 0.99 * best
+    assert chosen == 1 or compute_throughput(chosen - 1, seconds, rate, cores) < best
 
 
-def test_a_gpu_gets_as_many_as_keep_up_with_it():
+def test_a_gpu_gets_enough_workers_to_keep_up():
     assert [balance_workers(0.002, rate, 16, False, 0) for rate in (10.0, 1000.0, 4000.0, 1e6, None)] == [
         1,
         3,
@@ -58,7 +58,7 @@ def test_memory_bounds_the_workers():
     assert balance_workers(0.0, 100.0, 4, True, 0) == 1
 
 
-def test_the_cost_of_a_picture_is_measured(tmp_path, monkeypatch):
+def test_decode_seconds_are_measured(tmp_path, monkeypatch):
     data = open_data(make_folder(tmp_path, {"train": 6, "val": 2}, size=(64, 48)))
     split, preprocess = data.splits["train"], ImagePreprocess((16, 16))
     clock = iter(range(10_000))
@@ -76,13 +76,13 @@ def test_nothing_readable_costs_nothing():
 @pytest.mark.parametrize(
     "free, expected", [(2**40, MAX_PREFETCH_BATCHES), (64 * 2**20, 2), (2**20, 1), (0, MAX_PREFETCH_BATCHES)]
 )
-def test_batches_wait_in_a_quarter_of_what_is_free(free, expected, monkeypatch):
+def test_prefetched_batches_use_a_quarter_of_free_memory(free, expected, monkeypatch):
     monkeypatch.setattr(loader, "get_free_memory", lambda device: free)
     monkeypatch.setattr(loader.os.path, "isdir", lambda path: False)
     assert choose_prefetch_factor(4 * 2**20, 2) == expected
 
 
-def test_shared_memory_bounds_them_too(monkeypatch):
+def test_shared_memory_limits_the_prefetch_factor(monkeypatch):
     class Status:
         f_bavail, f_frsize = 2**10, 2**12  # 4 MiB
 
@@ -92,11 +92,11 @@ def test_shared_memory_bounds_them_too(monkeypatch):
     assert [choose_prefetch_factor(size, 1) for size in (2**10, 2**19, 2**20, 2**30)] == [MAX_PREFETCH_BATCHES, 2, 1, 1]
 
 
-def test_exact_is_passed_on(tmp_path):
+def test_exact_loaders_decode_at_full_resolution(tmp_path):
     """A feed that is exact shows what the whole picture shows; one that is not, less of the detail."""
     home = tmp_path / "train" / "ant"
     home.mkdir(parents=True)
-    picture(0, (256, 256)).save(home / "0.jpg", quality=95)
+    make_image(0, (256, 256)).save(home / "0.jpg", quality=95)
     split = FileSplit([home / "0.jpg"], np.zeros(1, np.int64))
     crop = Augment(crop=(0.9, 1.0), ratio=(1.0, 1.0))
     exact, rough = (TrainLoader(split, ImagePreprocess((32, 32)), crop, 0, exact=exact) for exact in (True, False))

@@ -17,11 +17,11 @@ from vitreous.data.keys import derive_keys, fork_torch_rng
 from vitreous.data.modalities.base import image_to_tensor
 from vitreous.data.modalities.images import ImagePreprocess
 
-SIZE = (47, 61)
-TRIVIAL = Augment(trivial=True)
-LEVELS = np.arange(31) / 30
+IMAGE_SIZE = (47, 61)
+TRIVIAL_AUGMENT = Augment(trivial=True)
+MAGNITUDE_LEVELS = np.arange(31) / 30
 #: the operations of arXiv:2103.10158, Table 7 (wide), that leave every pixel in its place, at all of their levels
-COLOURS: dict[str, Callable[[Image.Image], list[Image.Image]]] = {
+COLOUR_OPERATIONS: dict[str, Callable[[Image.Image], list[Image.Image]]] = {
     "identity": lambda image: [image],
     "autocontrast": lambda image: [ImageOps.autocontrast(image)],
     "equalize": lambda image: [ImageOps.equalize(image)],
@@ -29,7 +29,7 @@ COLOURS: dict[str, Callable[[Image.Image], list[Image.Image]]] = {
     "solarize": lambda image: [ImageOps.solarize(image, threshold) for threshold in range(257)],
     **{
         name: lambda image, kind=kind: [
-            kind(image).enhance(1 + side * 0.99 * level) for level in LEVELS for side in (1, -1)
+            kind(image).enhance(1 + side * 0.99 * level) for level in MAGNITUDE_LEVELS for side in (1, -1)
         ]
         for name, kind in (
             ("color", ImageEnhance.Color),
@@ -41,45 +41,45 @@ COLOURS: dict[str, Callable[[Image.Image], list[Image.Image]]] = {
 }
 
 
-def blobs(channels: int = 3) -> Image.Image:
+def make_noise_image(channels: int = 3) -> Image.Image:
     """A picture (61, 47) of coarse noise, without the values at the ends."""
     coarse = torch.rand(1, channels, 6, 6, generator=torch.Generator().manual_seed(1)) * 190 + 30
-    fine = torch.nn.functional.interpolate(coarse, SIZE, mode="bilinear")[0].to(torch.uint8).numpy()
+    fine = torch.nn.functional.interpolate(coarse, IMAGE_SIZE, mode="bilinear")[0].to(torch.uint8).numpy()
     return Image.fromarray(fine[0] if channels == 1 else np.ascontiguousarray(fine.transpose(1, 2, 0)))
 
 
 @pytest.mark.parametrize("channels", [3, 1])
-def test_trivial_is_a_function_of_the_key(channels):
-    image, preprocess = blobs(channels), ImagePreprocess(SIZE, channels)
-    views = torch.stack([TRIVIAL.augment_image(image, preprocess, k) for k in range(20)])
-    assert views.shape == (20, channels, *SIZE) and views.dtype == torch.uint8
-    assert torch.equal(views, torch.stack([TRIVIAL.augment_image(image, preprocess, k) for k in range(20)]))
+def test_trivial_augment_is_determined_by_the_key(channels):
+    image, preprocess = make_noise_image(channels), ImagePreprocess(IMAGE_SIZE, channels)
+    views = torch.stack([TRIVIAL_AUGMENT.augment_image(image, preprocess, k) for k in range(20)])
+    assert views.shape == (20, channels, *IMAGE_SIZE) and views.dtype == torch.uint8
+    assert torch.equal(views, torch.stack([TRIVIAL_AUGMENT.augment_image(image, preprocess, k) for k in range(20)]))
     assert len({view.numpy().tobytes() for view in views}) > 12
 
     pixels, keys = image_to_tensor(image)[None].repeat(20, 1, 1, 1), derive_keys(0, np.arange(20))
-    batch = TRIVIAL.augment_batch(pixels, keys)
-    assert torch.equal(TRIVIAL.augment_batch(pixels[7:], keys[7:]), batch[7:])
+    batch = TRIVIAL_AUGMENT.augment_batch(pixels, keys)
+    assert torch.equal(TRIVIAL_AUGMENT.augment_batch(pixels[7:], keys[7:]), batch[7:])
     assert len({view.numpy().tobytes() for view in batch}) > 12
-    assert from_yaml(Augment, to_yaml(TRIVIAL)) == TRIVIAL
+    assert from_yaml(Augment, to_yaml(TRIVIAL_AUGMENT)) == TRIVIAL_AUGMENT
 
 
-def test_trivial_is_torchvisions_with_grey_outside():
-    image, transform = blobs(), v2.TrivialAugmentWide(fill=128)
+def test_trivial_augment_matches_torchvision_with_grey_fill():
+    image, transform = make_noise_image(), v2.TrivialAugmentWide(fill=128)
     for k in range(40):
         with fork_torch_rng(k):
             expected = image_to_tensor(transform(image))
-        assert torch.equal(TRIVIAL.augment_image(image, ImagePreprocess(SIZE), k), expected)
+        assert torch.equal(TRIVIAL_AUGMENT.augment_image(image, ImagePreprocess(IMAGE_SIZE), k), expected)
 
 
-def test_trivial_draws_one_operation_of_the_wide_space_at_any_level():
-    image, seen = blobs(), dict.fromkeys([*COLOURS, "moved"], 0)
+def test_trivial_augment_covers_the_wide_space():
+    image, seen = make_noise_image(), dict.fromkeys([*COLOUR_OPERATIONS, "moved"], 0)
     known: dict[bytes, str] = {}
-    for name, results in COLOURS.items():
+    for name, results in COLOUR_OPERATIONS.items():
         for result in results(image):
             known.setdefault(result.tobytes(), name)
     levels = set()
     for k in range(1400):
-        shown = TRIVIAL.augment_image(image, ImagePreprocess(SIZE), k).permute(1, 2, 0).numpy().tobytes()
+        shown = TRIVIAL_AUGMENT.augment_image(image, ImagePreprocess(IMAGE_SIZE), k).permute(1, 2, 0).numpy().tobytes()
         name = known.get(shown, "moved")
         seen[name] += 1
         levels.add((name, shown))
@@ -90,13 +90,13 @@ def test_trivial_draws_one_operation_of_the_wide_space_at_any_level():
     assert sum(name == "contrast" for name, _ in levels) > 30  # both ways from the picture
 
 
-def test_trivial_turns_up_to_135_degrees_and_shifts_up_to_32_pixels():
+def test_trivial_augment_rotates_to_135_degrees_and_shifts_32_pixels():
     """A white dot in the middle shows where a picture went: turned it stays, shifted it moves along an axis."""
-    dark = np.full((*SIZE, 3), 100, np.uint8)
+    dark = np.full((*IMAGE_SIZE, 3), 100, np.uint8)
     dark[23, 30] = 255
     reach, corners = set(), set()
     for k in range(1400):
-        shown = TRIVIAL.augment_image(Image.fromarray(dark), ImagePreprocess(SIZE), k)
+        shown = TRIVIAL_AUGMENT.augment_image(Image.fromarray(dark), ImagePreprocess(IMAGE_SIZE), k)
         rows, columns = np.nonzero(shown[0].numpy() > 200)
         if len(rows) == 1 and (rows[0] == 23) != (columns[0] == 30):
             reach |= {abs(int(rows[0]) - 23), abs(int(columns[0]) - 30)}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.conftest import make_folder, picture
+from tests.conftest import make_folder, make_image
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.keys import derive_key, derive_keys, draw_permutation, draw_uniform, fork_torch_rng
 from vitreous.data.loader import TrainLoader
@@ -18,11 +18,11 @@ from vitreous.data.sampling import SampleOrder, get_stream_samples
 from vitreous.data.sources import open_data
 from vitreous.data.split import decode_sample
 
-EVERYTHING = Augment(crop=(0.3, 1.0), shift=0.1, rotate=10, zoom=0.1, flip=0.5, rand_layers=2, erase=0.5)
-PLAIN = ImagePreprocess((16, 16))
+FULL_AUGMENT = Augment(crop=(0.3, 1.0), shift=0.1, rotate=10, zoom=0.1, flip=0.5, rand_layers=2, erase=0.5)
+PLAIN_PREPROCESS = ImagePreprocess((16, 16))
 
 
-def test_keys_never_meet_and_depend_on_every_part():
+def test_keys_are_unique_and_depend_on_every_part():
     grid = [
         derive_keys(seed, epoch, np.arange(1000), view)
         for seed, epoch, view in itertools.product(range(5), range(10), range(2))
@@ -31,19 +31,19 @@ def test_keys_never_meet_and_depend_on_every_part():
     assert derive_keys(1, 2) != derive_keys(2, 1)
 
 
-def test_one_key_is_the_key():
+def test_derive_key_matches_derive_keys():
     for parts in [(0,), (1, 2, 3, 4), (-1, 5), (2**64 - 1, 2**63), tuple(np.arange(9)), (int(derive_keys(7)), 0)]:
         assert derive_key(*parts) == int(derive_keys(*parts))
 
 
-def test_uniform_numbers_are_uniform():
+def test_drawn_numbers_are_uniform():
     u = draw_uniform(derive_keys(0, np.arange(20_000)), 3)
     assert u.min() >= 0 and u.max() < 1
     assert np.abs(np.histogram(u, 10, (0, 1))[0] / u.size - 0.1).max() < 0.005
     assert np.abs(np.corrcoef(u.T) - np.eye(3)).max() < 0.02
 
 
-def test_seeded_leaves_no_trace():
+def test_forked_rng_restores_the_global_state():
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
@@ -55,7 +55,7 @@ def test_seeded_leaves_no_trace():
         assert torch.equal(torch.rand(1), inside)
 
 
-def test_every_epoch_of_the_stream_is_a_new_order_of_all_samples():
+def test_every_epoch_is_a_new_permutation():
     samples, epochs, views = get_stream_samples(SampleOrder(7, 0), 0, 21)
     for epoch in range(3):
         assert sorted(samples[7 * epoch : 7 * epoch + 7]) == list(range(7))
@@ -66,38 +66,46 @@ def test_every_epoch_of_the_stream_is_a_new_order_of_all_samples():
 
 
 @pytest.fixture(scope="module")
-def split(tmp_path_factory):
+def train_split(tmp_path_factory):
     return open_data(make_folder(tmp_path_factory.mktemp("data") / "x", {"train": 8, "val": 1}, size=(24, 20))).splits[
         "train"
     ]
 
 
-def images(feed, *span):
+def concatenate_images(feed, *span):
     return torch.cat([batch["images"].float() for batch in feed.batches(*span)])
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_workers_and_batches_and_resuming_change_nothing(split, workers):
-    feed = TrainLoader(split, PLAIN, EVERYTHING, seed=1)
-    whole = images(feed, 0, 60, 7)
-    assert torch.equal(images(TrainLoader(split, PLAIN, EVERYTHING, 1, workers=workers), 0, 60, 7), whole)
-    assert torch.equal(images(TrainLoader(split, PLAIN, EVERYTHING, 1, workers=workers), 31, 60, 4), whole[31:])
+def test_streams_do_not_depend_on_workers_batches_or_resuming(train_split, workers):
+    feed = TrainLoader(train_split, PLAIN_PREPROCESS, FULL_AUGMENT, seed=1)
+    whole = concatenate_images(feed, 0, 60, 7)
+    assert torch.equal(
+        concatenate_images(TrainLoader(train_split, PLAIN_PREPROCESS, FULL_AUGMENT, 1, workers=workers), 0, 60, 7),
+        whole,
+    )
+    assert torch.equal(
+        concatenate_images(TrainLoader(train_split, PLAIN_PREPROCESS, FULL_AUGMENT, 1, workers=workers), 31, 60, 4),
+        whole[31:],
+    )
 
 
-def test_pictures_in_memory_keep_the_same_promise(split):
-    cached = torch.stack([PLAIN.to_tensor(decode_sample(split, i, 3)) for i in range(len(split))])
-    feed = TrainLoader(split, PLAIN, EVERYTHING, seed=1, cached=cached)
-    whole = images(feed, 0, 60, 7)
-    assert torch.allclose(images(feed, 31, 60, 4), whole[31:], atol=1e-3)
+def test_in_memory_streams_resume_at_any_position(train_split):
+    cached = torch.stack(
+        [PLAIN_PREPROCESS.to_tensor(decode_sample(train_split, i, 3)) for i in range(len(train_split))]
+    )
+    feed = TrainLoader(train_split, PLAIN_PREPROCESS, FULL_AUGMENT, seed=1, cached=cached)
+    whole = concatenate_images(feed, 0, 60, 7)
+    assert torch.allclose(concatenate_images(feed, 31, 60, 4), whole[31:], atol=1e-3)
     batches = list(feed.iterate_batches(0, 60, 7))
     assert [len(batch["labels"]) for batch in batches] == [7] * 8 + [4]
     for batch in batches:
-        assert torch.equal(batch["labels"], torch.from_numpy(split.labels)[batch["samples"]])
+        assert torch.equal(batch["labels"], torch.from_numpy(train_split.labels)[batch["samples"]])
 
 
-def test_no_two_epochs_samples_or_seeds_are_augmented_alike(split):
+def test_no_two_epochs_samples_or_seeds_are_augmented_alike(train_split):
     views = [
-        TrainLoader(split, PLAIN, EVERYTHING, seed).load_sample(sample, epoch, 0)
+        TrainLoader(train_split, PLAIN_PREPROCESS, FULL_AUGMENT, seed).load_sample(sample, epoch, 0)
         for seed in (0, 1)
         for epoch in (0, 1)
         for sample in (0, 1)
@@ -105,15 +113,15 @@ def test_no_two_epochs_samples_or_seeds_are_augmented_alike(split):
     assert all(not torch.equal(a, b) for a, b in itertools.combinations(views, 2))
 
 
-def test_augmentation_that_is_off_changes_nothing():
-    pixels = torch.from_numpy(np.stack([np.asarray(picture(i)).transpose(2, 0, 1) for i in range(4)]).copy())
+def test_disabled_augmentation_changes_nothing():
+    pixels = torch.from_numpy(np.stack([np.asarray(make_image(i)).transpose(2, 0, 1) for i in range(4)]).copy())
     same = Augment().augment_batch(pixels, derive_keys(0, np.arange(4)))
     assert torch.equal(same, pixels)
-    assert torch.equal(Augment().augment_image(picture(1), PLAIN, 5), pixels[1])
+    assert torch.equal(Augment().augment_image(make_image(1), PLAIN_PREPROCESS, 5), pixels[1])
 
 
-def test_mirrors_and_shifts_move_whole_pixels():
-    pixels = torch.from_numpy(np.asarray(picture(0)).transpose(2, 0, 1).copy())[None].repeat(64, 1, 1, 1)
+def test_flips_and_shifts_move_whole_pixels():
+    pixels = torch.from_numpy(np.asarray(make_image(0)).transpose(2, 0, 1).copy())[None].repeat(64, 1, 1, 1)
     flipped = Augment(flip=1.0).augment_batch(pixels, derive_keys(0, np.arange(64)))
     assert torch.equal(flipped, pixels.flip(-1))
     moved = Augment(shift=0.125, border="zeros").augment_batch(pixels, derive_keys(0, np.arange(64)))
@@ -130,7 +138,7 @@ def test_mirrors_and_shifts_move_whole_pixels():
     assert len(seen) > 15
 
 
-def test_a_turn_keeps_shapes_on_oblong_pictures():
+def test_rotation_preserves_shapes_on_non_square_images():
     """A centred disc stays where it is under rotation, whatever the aspect of the picture."""
     rows, columns = np.mgrid[:20, :40]
     disc = ((rows - 9.5) ** 2 + (columns - 19.5) ** 2 < 36).astype(np.uint8) * 255
@@ -140,7 +148,7 @@ def test_a_turn_keeps_shapes_on_oblong_pictures():
 
 
 @pytest.mark.parametrize("options", [{"mixup": 0.8}, {"cutmix": 1.0}, {"mixup": 0.8, "cutmix": 1.0}])
-def test_mixing_gives_distributions_and_depends_on_the_step_alone(options):
+def test_mixed_labels_are_distributions_determined_by_the_step(options):
     images, labels = torch.randn(6, 3, 8, 8), torch.arange(6) % 3
     augment = Augment(**options)
     mixed, soft = augment.mix_batch(images, labels, 3, seed=0, batch=4)
@@ -164,7 +172,7 @@ def test_a_centre_crop_takes_the_centre():
     assert (ImagePreprocess((20, 20)).to_tensor(Image.fromarray(pixels)) == 200).all()
 
 
-def test_normalise_is_mean_and_deviation_of_pixels_in_0_to_1():
+def test_normalise_uses_mean_and_std_of_pixels_in_0_to_1():
     preprocess = ImagePreprocess((2, 2), mean=(0.5, 0.4, 0.3), std=(0.5, 0.2, 0.1))
     values = preprocess.normalise(torch.full((1, 3, 2, 2), 255, dtype=torch.uint8))
     assert torch.allclose(values[0, :, 0, 0], torch.tensor([1.0, 3.0, 7.0]), atol=1e-5)

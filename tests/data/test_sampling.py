@@ -20,47 +20,49 @@ from vitreous.data.sources import open_data
 from vitreous.data.split import ArraySplit
 from vitreous.errors import UsageError
 
-LABELS = np.random.default_rng(0).permutation([0] * 17 + [1] * 5 + [2] * 1 + [4] * 9)  # of class 3 there are none
-N = len(LABELS)
-ORDERS = {
-    "even": SampleOrder(N, 3),
-    "balanced": SampleOrder(N, 3, LABELS),
-    "repeated": SampleOrder(N, 3, repeats=3),
-    "both": SampleOrder(N, 3, LABELS, repeats=3),
-    "factors": SampleOrder(N, 3, factors=1 + np.arange(N) / 8),
+IMBALANCED_LABELS = np.random.default_rng(0).permutation(
+    [0] * 17 + [1] * 5 + [2] * 1 + [4] * 9
+)  # of class 3 there are none
+NUM_SAMPLES = len(IMBALANCED_LABELS)
+SAMPLE_ORDERS = {
+    "even": SampleOrder(NUM_SAMPLES, 3),
+    "balanced": SampleOrder(NUM_SAMPLES, 3, IMBALANCED_LABELS),
+    "repeated": SampleOrder(NUM_SAMPLES, 3, repeats=3),
+    "both": SampleOrder(NUM_SAMPLES, 3, IMBALANCED_LABELS, repeats=3),
+    "factors": SampleOrder(NUM_SAMPLES, 3, factors=1 + np.arange(NUM_SAMPLES) / 8),
 }
 
 
-def test_an_even_epoch_is_the_permutation_of_its_number():
-    samples, epochs, views = get_stream_samples(ORDERS["even"], 0, 3 * N)
-    assert np.array_equal(samples, np.concatenate([draw_permutation(N, 3, epoch) for epoch in range(3)]))
-    assert np.array_equal(epochs, np.arange(3 * N) // N) and not views.any()
+def test_an_even_epoch_is_one_permutation():
+    samples, epochs, views = get_stream_samples(SAMPLE_ORDERS["even"], 0, 3 * NUM_SAMPLES)
+    assert np.array_equal(samples, np.concatenate([draw_permutation(NUM_SAMPLES, 3, epoch) for epoch in range(3)]))
+    assert np.array_equal(epochs, np.arange(3 * NUM_SAMPLES) // NUM_SAMPLES) and not views.any()
 
 
-@given(st.sampled_from(sorted(ORDERS)), st.integers(0, 5 * N), st.integers(0, 3 * N))
-def test_any_part_of_the_stream_is_that_part_of_the_whole(name, start, length):
-    whole = get_stream_samples(ORDERS[name], 0, 8 * N)
-    for part, all_of_it in zip(get_stream_samples(ORDERS[name], start, start + length), whole, strict=True):
+@given(st.sampled_from(sorted(SAMPLE_ORDERS)), st.integers(0, 5 * NUM_SAMPLES), st.integers(0, 3 * NUM_SAMPLES))
+def test_any_range_of_the_stream_matches_the_whole_stream(name, start, length):
+    whole = get_stream_samples(SAMPLE_ORDERS[name], 0, 8 * NUM_SAMPLES)
+    for part, all_of_it in zip(get_stream_samples(SAMPLE_ORDERS[name], start, start + length), whole, strict=True):
         assert np.array_equal(part, all_of_it[start : start + length])
 
 
-def test_every_block_of_a_balanced_epoch_shows_each_class_once():
-    samples, epochs, _ = get_stream_samples(ORDERS["balanced"], 0, 4 * N)
+def test_balanced_blocks_show_each_class_once():
+    samples, epochs, _ = get_stream_samples(SAMPLE_ORDERS["balanced"], 0, 4 * NUM_SAMPLES)
     seen = set()
     for epoch in range(4):
-        shown = LABELS[samples[epochs == epoch]]
-        for low in range(0, N, 4):
+        shown = IMBALANCED_LABELS[samples[epochs == epoch]]
+        for low in range(0, NUM_SAMPLES, 4):
             block = shown[low : low + 4].tolist()
             assert len(set(block)) == len(block) and set(block) <= {0, 1, 2, 4}
             seen.add(tuple(block))
     assert len(seen) > 12
 
 
-def test_a_class_is_shown_in_its_own_order_and_goes_round_again_as_another_view():
-    samples, epochs, views = get_stream_samples(ORDERS["balanced"], 0, 3 * N)
+def test_repeated_class_samples_get_new_views():
+    samples, epochs, views = get_stream_samples(SAMPLE_ORDERS["balanced"], 0, 3 * NUM_SAMPLES)
     for epoch, label in itertools.product(range(3), (0, 1, 2, 4)):
-        chosen = (epochs == epoch) & (LABELS[samples] == label)
-        own, members = samples[chosen], (label == LABELS).nonzero()[0]
+        chosen = (epochs == epoch) & (IMBALANCED_LABELS[samples] == label)
+        own, members = samples[chosen], (label == IMBALANCED_LABELS).nonzero()[0]
         assert np.array_equal(views[chosen], np.arange(len(own)) // len(members))
         for low in range(0, len(own), len(members)):
             turn = own[low : low + len(members)]
@@ -71,7 +73,7 @@ def test_a_class_is_shown_in_its_own_order_and_goes_round_again_as_another_view(
     assert (np.sort(rounds, 1) == np.arange(95, 100)).all() and len(set(map(tuple, rounds))) > 5
 
 
-def test_a_class_of_one_in_a_large_set_fills_its_share():
+def test_a_single_sample_class_fills_its_balanced_share():
     labels = np.array([0] * 999 + [1])
     samples, _, views = get_stream_samples(SampleOrder(1000, 0, labels), 0, 1000)
     assert (labels[samples] == 1).sum() == 500
@@ -81,7 +83,7 @@ def test_a_class_of_one_in_a_large_set_fills_its_share():
 
 @pytest.mark.parametrize("repeats", [2, 3, 5])
 @pytest.mark.parametrize("count", [30, 31, 32])
-def test_a_repeated_epoch_shows_its_share_of_the_pictures_so_many_times_in_a_row(count, repeats):
+def test_repeated_augmentation_repeats_images_consecutively(count, repeats):
     samples, epochs, views = get_stream_samples(SampleOrder(count, 1, repeats=repeats), 0, 2 * count)
     for epoch in range(2):
         own, seen = samples[epochs == epoch], views[epochs == epoch]
@@ -90,21 +92,21 @@ def test_a_repeated_epoch_shows_its_share_of_the_pictures_so_many_times_in_a_row
         assert np.array_equal(seen, np.arange(count) % repeats)
 
 
-def test_balanced_and_repeated_go_together():
-    samples, _, views = get_stream_samples(ORDERS["both"], 0, N)
-    plain, _, turns = get_stream_samples(ORDERS["balanced"], 0, -(-N // 3))
-    assert np.array_equal(samples, np.repeat(plain, 3)[:N])
-    assert np.array_equal(views, (turns[:, None] * 3 + np.arange(3)).ravel()[:N])
-    assert len(set(zip(samples, views, strict=True))) == N
+def test_balanced_sampling_combines_with_repeats():
+    samples, _, views = get_stream_samples(SAMPLE_ORDERS["both"], 0, NUM_SAMPLES)
+    plain, _, turns = get_stream_samples(SAMPLE_ORDERS["balanced"], 0, -(-NUM_SAMPLES // 3))
+    assert np.array_equal(samples, np.repeat(plain, 3)[:NUM_SAMPLES])
+    assert np.array_equal(views, (turns[:, None] * 3 + np.arange(3)).ravel()[:NUM_SAMPLES])
+    assert len(set(zip(samples, views, strict=True))) == NUM_SAMPLES
 
 
-def pictures(labels):
+def make_array_split(labels):
     pixels = np.random.default_rng(1).integers(0, 256, (len(labels), 16, 16, 3), dtype=np.uint8)
     return ArraySplit(pixels, labels), torch.from_numpy(pixels.transpose(0, 3, 1, 2).copy())
 
 
-def test_labels_that_are_not_one_class_to_a_picture_cannot_be_balanced():
-    split, _ = pictures(np.eye(4, dtype=np.float32))
+def test_balanced_sampling_requires_one_class_per_image():
+    split, _ = make_array_split(np.eye(4, dtype=np.float32))
     with pytest.raises(UsageError, match="one class per image"):
         TrainLoader(split, ImagePreprocess((16, 16)), Augment(), 0, sampling="balanced")
     with pytest.raises(UsageError, match="repeats"):
@@ -112,9 +114,9 @@ def test_labels_that_are_not_one_class_to_a_picture_cannot_be_balanced():
 
 
 @pytest.mark.parametrize("memory", [False, True])
-def test_labels_of_several_classes_go_through_as_they_are(memory):
+def test_multilabel_batches_keep_their_labels(memory):
     labels = np.random.default_rng(0).integers(0, 2, (10, 5)).astype(np.float32)
-    split, cached = pictures(labels)
+    split, cached = make_array_split(labels)
     feed = TrainLoader(split, ImagePreprocess((16, 16)), Augment(), 0, cached=cached if memory else None)
     for batch in feed.iterate_batches(0, 20, 4):
         assert batch["labels"].dtype == torch.float32 and torch.equal(
@@ -123,8 +125,8 @@ def test_labels_of_several_classes_go_through_as_they_are(memory):
 
 
 @pytest.mark.parametrize("memory", [False, True])
-def test_every_view_of_a_picture_is_another(memory):
-    split, cached = pictures(np.zeros(4, np.int64))
+def test_repeated_images_get_different_views(memory):
+    split, cached = make_array_split(np.zeros(4, np.int64))
     feed = TrainLoader(
         split, ImagePreprocess((16, 16)), Augment(rotate=40), 0, cached=cached if memory else None, repeats=4
     )
@@ -134,15 +136,15 @@ def test_every_view_of_a_picture_is_another(memory):
 
 
 @pytest.fixture(scope="module")
-def split(tmp_path_factory):
+def train_split(tmp_path_factory):
     return open_data(make_folder(tmp_path_factory.mktemp("data") / "x", {"train": 5, "val": 1})).splits["train"]
 
 
-def test_neither_workers_nor_ranks_change_a_picture(split):
+def test_images_are_identical_for_any_workers_and_ranks(train_split):
     options = {"sampling": "balanced", "repeats": 2}
-    feed = TrainLoader(split, ImagePreprocess((16, 16)), Augment(flip=0.5, rotate=20), 1, **options)
+    feed = TrainLoader(train_split, ImagePreprocess((16, 16)), Augment(flip=0.5, rotate=20), 1, **options)
     whole = torch.cat([batch["images"] for batch in feed.iterate_batches(0, 36, 6)])
-    many = TrainLoader(split, ImagePreprocess((16, 16)), Augment(flip=0.5, rotate=20), 1, workers=2, **options)
+    many = TrainLoader(train_split, ImagePreprocess((16, 16)), Augment(flip=0.5, rotate=20), 1, workers=2, **options)
     ranks = [
         torch.cat([b["images"] for b in many.iterate_spans((low, low + 3) for low in range(3 * rank, 36, 6))])
         for rank in (0, 1)
@@ -152,7 +154,7 @@ def test_neither_workers_nor_ranks_change_a_picture(split):
 
 
 @pytest.mark.parametrize("workers", [0, 1, "memory"])
-def test_a_stream_without_end_is_read_as_batches_are_asked_for(split, workers):
+def test_endless_streams_are_read_lazily(train_split, workers):
     asked = []
 
     def endless():
@@ -160,9 +162,9 @@ def test_a_stream_without_end_is_read_as_batches_are_asked_for(split, workers):
             asked.append(low)
             yield low, low + 4
 
-    cached = torch.zeros(len(split), 3, 16, 16, dtype=torch.uint8) if workers == "memory" else None
+    cached = torch.zeros(len(train_split), 3, 16, 16, dtype=torch.uint8) if workers == "memory" else None
     feed = TrainLoader(
-        split,
+        train_split,
         ImagePreprocess((16, 16)),
         Augment(),
         1,
@@ -177,10 +179,10 @@ def test_a_stream_without_end_is_read_as_batches_are_asked_for(split, workers):
 
 
 @pytest.mark.parametrize("workers", [0, 1, "memory"])
-def test_an_empty_span_is_an_empty_batch(split, workers):
-    cached = torch.zeros(len(split), 3, 16, 16, dtype=torch.uint8) if workers == "memory" else None
+def test_an_empty_span_gives_an_empty_batch(train_split, workers):
+    cached = torch.zeros(len(train_split), 3, 16, 16, dtype=torch.uint8) if workers == "memory" else None
     feed = TrainLoader(
-        split,
+        train_split,
         ImagePreprocess((16, 16)),
         Augment(flip=0.5),
         1,
@@ -194,7 +196,7 @@ def test_an_empty_span_is_an_empty_batch(split, workers):
     ].tolist()
 
 
-def test_repeat_factors_are_those_of_the_loop():
+def test_repeat_factors_match_a_naive_loop():
     labels = np.zeros((1000, 4), np.float32)
     labels[:500, 0] = labels[3:6, 1] = labels[5, 2] = 1
     factors, shares = compute_repeat_factors(labels, 0.01), labels.mean(0)
@@ -208,7 +210,7 @@ def test_repeat_factors_are_those_of_the_loop():
         compute_repeat_factors(labels, 1.5)
 
 
-def test_an_epoch_of_repeat_factors_is_the_list_of_the_loop():
+def test_repeat_factor_epochs_match_a_naive_loop():
     factors = np.array([1.0, 2.25, 1.0, 3.5, 1.0])
     shown = np.zeros(5)
     for epoch in range(400):
@@ -224,7 +226,7 @@ def test_an_epoch_of_repeat_factors_is_the_list_of_the_loop():
     assert shown / shown.sum() == pytest.approx(factors / factors.sum(), abs=0.03)
 
 
-def test_a_loader_shows_images_of_rare_classes_more_often():
+def test_repeat_factor_sampling_oversamples_rare_classes():
     labels = np.array([0] * 9 + [1])
     split = ArraySplit(np.zeros((10, 4, 4, 3), np.uint8), labels)
     loader = TrainLoader(split, ImagePreprocess((4, 4)), Augment(), 0, sampling="repeat-factor", repeat_threshold=0.9)

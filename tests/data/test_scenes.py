@@ -17,10 +17,10 @@ from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import UsageError
 
-STILL = SceneViews(scale=(1.0, 1.0), flip=0.0)
+IDENTITY_VIEWS = SceneViews(scale=(1.0, 1.0), flip=0.0)
 
 
-def view_of(scenes, image=(24, 32), key=5):
+def make_ramp_view(scenes, image=(24, 32), key=5):
     """A view of a picture of (24, 32) pixels that grow by 4 a row and 2 a column, each of which is its own class."""
     ramp = 4 * np.arange(24)[:, None] + 2 * np.arange(32)[None]
     picture = Image.fromarray(np.stack([ramp.astype(np.uint8)] * 3, -1))
@@ -29,8 +29,8 @@ def view_of(scenes, image=(24, 32), key=5):
     ), ramp
 
 
-def test_a_view_of_the_images_own_size_is_the_image():
-    view, classes = view_of(STILL)
+def test_an_identity_view_is_the_image():
+    view, classes = make_ramp_view(IDENTITY_VIEWS)
     assert np.array_equal(view["images"].numpy(), np.stack([classes] * 3))
     assert np.array_equal(view["classes"].numpy(), classes)
 
@@ -38,11 +38,11 @@ def test_a_view_of_the_images_own_size_is_the_image():
 @pytest.mark.parametrize("change", [
     {"flip": 1.0}, {"flip_vertical": 1.0}, {"turn": True}, {"scale": (0.5, 3.0)}, {"fit": "whole", "scale": (0.5, 2.0)},
 ])  # fmt: skip
-def test_images_and_maps_move_together(change):
-    scenes = replace(STILL, **change)
+def test_images_and_class_maps_move_together(change):
+    scenes = replace(IDENTITY_VIEWS, **change)
     moved = 0
     for key in range(12):
-        view, classes = view_of(scenes, image=(32, 32), key=key)
+        view, classes = make_ramp_view(scenes, image=(32, 32), key=key)
         known, pixels = view["classes"] != IGNORE_INDEX, view["images"][0].int()
         assert known.float().mean() > 0.05
         # half a pixel along both axes to the nearest one, and what a filter reads beyond the edge of the image
@@ -53,22 +53,22 @@ def test_images_and_maps_move_together(change):
     assert moved >= 4
 
 
-def test_what_is_outside_the_image_is_ignored():
-    view, classes = view_of(STILL, image=(48, 48))
+def test_pixels_outside_the_image_are_ignored():
+    view, classes = make_ramp_view(IDENTITY_VIEWS, image=(48, 48))
     known = view["classes"] != IGNORE_INDEX  # the image lies between pixels: those at its edges are not whole
     assert (24 - 1) * (32 - 1) <= known.sum() <= classes.size
     assert known.any(0).sum() * known.any(1).sum() == known.sum()
     assert (view["images"][:, view["classes"] == IGNORE_INDEX] == 0).all()
 
 
-def test_a_view_is_a_function_of_its_key_alone():
+def test_views_depend_only_on_their_key():
     scenes = SceneViews(jitter=(0.3, 0.3, 0.3), turn=True, flip_vertical=0.5)
-    views = [view_of(scenes, key=key)[0] for key in (1, 1, 2)]
+    views = [make_ramp_view(scenes, key=key)[0] for key in (1, 1, 2)]
     assert all(torch.equal(views[0][name], views[1][name]) for name in views[0])
     assert not torch.equal(views[0]["images"], views[2]["images"])
 
 
-def test_workers_give_the_same_batches_and_empty_ones_have_their_shape(tmp_path):
+def test_batches_are_identical_for_any_workers(tmp_path):
     data = open_data(write_maps(tmp_path))
     loaders = [
         TrainLoader(data.splits["train"], ImagePreprocess((16, 16)), SceneViews(), 3, workers=workers)
@@ -88,7 +88,7 @@ def test_workers_give_the_same_batches_and_empty_ones_have_their_shape(tmp_path)
         *({"hue": 0.6}, {"max_class_share": 0.0}, {"max_class_share": 1.5}),
     ],
 )
-def test_numbers_that_cannot_be_are_refused(change):
+def test_invalid_scene_views_are_rejected(change):
     with pytest.raises(UsageError):
         SceneViews(**change)
 
@@ -134,14 +134,16 @@ def test_colours_are_distorted_as_in_mmsegmentation():
     assert distort_colours(torch.from_numpy(pixels[:1]), (0.1, 0.5, 0.5), 0.1, 1.0, draws).shape == (1, 6, 7)
 
 
-def test_padding_keeps_its_colour_when_colours_are_distorted():
+def test_padding_keeps_its_colour_under_jitter():
     style = {"jitter": (0.1, 0.5, 0.5), "hue": 0.1, "jitter_style": "mmsegmentation", "jitter_probability": 1.0}
-    view, _ = view_of(replace(STILL, fill="mean", **style), image=(48, 48))
+    view, _ = make_ramp_view(replace(IDENTITY_VIEWS, fill="mean", **style), image=(48, 48))
     assert (view["images"][:, view["classes"] == IGNORE_INDEX] == 128).float().mean() > 0.99
-    assert not torch.equal(view["images"], view_of(replace(STILL, fill="mean"), image=(48, 48))[0]["images"])
+    assert not torch.equal(
+        view["images"], make_ramp_view(replace(IDENTITY_VIEWS, fill="mean"), image=(48, 48))[0]["images"]
+    )
 
 
-def test_crops_of_one_class_are_drawn_again():
+def test_crops_dominated_by_one_class_are_redrawn():
     classes = np.zeros((64, 256), np.int32)
     classes[:, 224:] = 1  # an eighth: one crop of 32 pixels in nine has enough of both
     picture, target = Image.new("RGB", (256, 64)), create_empty_target((64, 256), classes)
@@ -153,13 +155,13 @@ def test_crops_of_one_class_are_drawn_again():
         )
         return np.array([measure_largest_class(view, IGNORE_INDEX) for view in views])
 
-    assert (shares(STILL) >= 0.75).mean() == pytest.approx(1 - 16 / 224, abs=0.05)
-    drawn = (shares(replace(STILL, max_class_share=0.75)) >= 0.75).mean()
+    assert (shares(IDENTITY_VIEWS) >= 0.75).mean() == pytest.approx(1 - 16 / 224, abs=0.05)
+    drawn = (shares(replace(IDENTITY_VIEWS, max_class_share=0.75)) >= 0.75).mean()
     assert drawn == pytest.approx((1 - 16 / 224) ** 11, abs=0.08)  # mmsegmentation: ten checks, the eleventh crop stays
     assert measure_largest_class(np.full((4, 4), IGNORE_INDEX), IGNORE_INDEX) == 1
 
 
-def test_scales_are_drawn_and_applied_as_named():
+def test_scales_follow_the_fit_and_spacing_options():
     generator = np.random.default_rng(0)
     for fit, unit in (("native", 1.0), ("whole", 0.25), ("short", 0.5)):
         for spacing, mean in (("linear", 1.25), ("log", 1.5 / np.log(4))):

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.conftest import make_folder, picture
+from tests.conftest import make_folder, make_image
 from vitreous.data.holdout import draw_stratified_splits
 from vitreous.data.layouts.folder import natural_sort_key
 from vitreous.data.layouts.named import open_digits
@@ -22,7 +22,7 @@ def test_digits_are_split_once_and_for_all():
     assert data.fingerprint() == open_digits().fingerprint() != open_digits(1).fingerprint()
 
 
-def test_held_out_rows_are_disjoint_and_in_every_class():
+def test_held_out_samples_are_disjoint_and_stratified():
     labels = np.repeat(np.arange(5), [3, 10, 40, 1, 100])
     parts = draw_stratified_splits(labels, 0, {"val": 0.1, "test": 0.1})
     rows = np.concatenate(list(parts.values()))
@@ -31,8 +31,8 @@ def test_held_out_rows_are_disjoint_and_in_every_class():
     assert (np.bincount(labels[parts["test"]], minlength=5) == [0, 1, 4, 0, 10]).all()
 
 
-def test_split_folders(folder):
-    data = open_data(folder)
+def test_split_folders(photo_folder):
+    data = open_data(photo_folder)
     assert data.classes == ("ant", "bee", "cat")
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 36, "val": 12, "test": 12}
     for split in data.splits.values():
@@ -40,7 +40,7 @@ def test_split_folders(folder):
             assert split.paths[sample].parent.name == data.classes[split.labels[sample]]
 
 
-def test_class_folders_hold_a_tenth_out_and_say_so(tmp_path):
+def test_class_folders_hold_out_ten_percent(tmp_path):
     data = open_data(make_folder(tmp_path / "x", {"": 20}))
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 54, "val": 6}
     assert data.notes == ["held out 6 of 60 training images for validation (split seed 0)"]
@@ -49,16 +49,16 @@ def test_class_folders_hold_a_tenth_out_and_say_so(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["valid", "validation"])
-def test_other_names_of_the_validation_split(tmp_path, name):
+def test_alternative_validation_split_names_are_read(tmp_path, name):
     data = open_data(make_folder(tmp_path / "x", {"train": 4, name: 2}))
     assert list(data.splits) == ["train", "val"]
 
 
-def test_names_sort_naturally_and_ties_by_themselves():
+def test_class_names_are_sorted_naturally():
     assert sorted(["10", "9", "a10", "a9", "1", "01"], key=natural_sort_key) == ["01", "1", "9", "10", "a9", "a10"]
 
 
-ORDER = """
+PRINT_ORDER_SCRIPT = """
 import sys
 from vitreous.data.sources import open_data
 data = open_data(sys.argv[1])
@@ -66,18 +66,18 @@ print(data.fingerprint(), data.classes, [p.name for p in data.splits["train"].pa
 """
 
 
-def test_order_depends_on_neither_hash_seed_nor_locale_nor_file_system(tmp_path):
+def test_order_is_independent_of_hash_seed_locale_and_file_system(tmp_path):
     for order, home in ((1, tmp_path / "a"), (-1, tmp_path / "b")):
         for name in ["Zebra", "éclair", "ant", "10", "9", "b c"][::order]:
             for index in list(range(12))[::order]:
                 (home / name).mkdir(parents=True, exist_ok=True)
-                picture(index).save(home / name / f"{index}.png")
+                make_image(index).save(home / name / f"{index}.png")
     printed = set()
     for seed, locale, home in (("0", "C", "a"), ("1", "C.UTF-8", "b"), ("77", "de_DE", "a")):
         environment = {**os.environ, "PYTHONHASHSEED": seed, "LC_ALL": locale, "PYTHONUTF8": "1"}
         printed.add(
             subprocess.run(
-                [sys.executable, "-c", ORDER, str(tmp_path / home)],
+                [sys.executable, "-c", PRINT_ORDER_SCRIPT, str(tmp_path / home)],
                 capture_output=True,
                 text=True,
                 check=True,
@@ -87,49 +87,49 @@ def test_order_depends_on_neither_hash_seed_nor_locale_nor_file_system(tmp_path)
     assert len(printed) == 1
 
 
-def test_hidden_folders_and_other_files_are_no_classes(tmp_path):
+def test_hidden_and_empty_folders_are_not_classes(tmp_path):
     root = make_folder(tmp_path / "x", {"": 3})
     (root / ".ipynb_checkpoints").mkdir()
-    picture(0).save(root / ".ipynb_checkpoints" / "0.png")
+    make_image(0).save(root / ".ipynb_checkpoints" / "0.png")
     (root / "empty").mkdir()
     (root / "ant" / "notes.txt").write_text("x")
     assert open_data(root).classes == ("ant", "bee", "cat")
 
 
-def test_a_loop_of_links_is_visited_once(tmp_path):
+def test_symlink_loops_are_visited_once(tmp_path):
     root = make_folder(tmp_path / "x", {"": 3})
     (root / "ant" / "loop").symlink_to(root / "ant")
     data = open_data(root)
     assert sum(map(len, data.splits.values())) == 9
 
 
-def refusal(source):
+def get_open_error(source):
     with pytest.raises((DataError, UsageError)) as error:
         open_data(source)
     return str(error.value)
 
 
-def test_refusals_name_what_is_wrong_and_what_was_expected(tmp_path):
-    assert "no such folder" in refusal(tmp_path / "missing")
-    assert "DIR/train/CLASS" in refusal(tmp_path / "missing")
+def test_open_errors_name_the_problem_and_the_expected_layout(tmp_path):
+    assert "no such folder" in get_open_error(tmp_path / "missing")
+    assert "DIR/train/CLASS" in get_open_error(tmp_path / "missing")
     (tmp_path / "empty").mkdir()
-    assert "no images in" in refusal(tmp_path / "empty")
+    assert "no images in" in get_open_error(tmp_path / "empty")
     (tmp_path / "file").write_text("x")
-    assert "is a file" in refusal(tmp_path / "file")
-    assert "did you mean digits" in refusal("digit")
-    assert "not supported yet" in refusal("s3://bucket/x")
-    assert "no train folder" in refusal(make_folder(tmp_path / "test only", {"test": 3}))
+    assert "is a file" in get_open_error(tmp_path / "file")
+    assert "did you mean digits" in get_open_error("digit")
+    assert "not supported yet" in get_open_error("s3://bucket/x")
+    assert "no train folder" in get_open_error(make_folder(tmp_path / "test only", {"test": 3}))
 
 
-def test_a_class_that_training_lacks_is_refused(tmp_path):
+def test_a_class_missing_from_train_is_rejected(tmp_path):
     root = make_folder(tmp_path / "x", {"train": 3, "val": 1})
     (root / "val" / "ants").mkdir()
-    picture(0).save(root / "val" / "ants" / "0.png")
-    message = refusal(root)
+    make_image(0).save(root / "val" / "ants" / "0.png")
+    message = get_open_error(root)
     assert "val has classes that train lacks: ants" in message and "did you mean ant?" in message
 
 
-def test_names_that_differ_only_in_case_are_refused(tmp_path):
+def test_class_names_that_differ_only_in_case_are_rejected(tmp_path):
     root = make_folder(tmp_path / "x", {"": 2}, classes=("Cat", "cat", "dog"))
     if len(list(root.iterdir())) == 3:
-        assert "differ only in case" in refusal(root)
+        assert "differ only in case" in get_open_error(root)

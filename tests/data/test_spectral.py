@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.conftest import TINY, picture
+from tests.conftest import TINY_RUN, make_image
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding import npy
 from vitreous.data.decoding.decode import decode_to_pillow
@@ -37,7 +37,7 @@ tifffile = pytest.importorskip("tifffile")
 DTYPES = ("uint8", "uint16", "int16", "float32")
 
 
-def numbers(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray:
+def draw_values(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray:
     """Random numbers over most of a type's range."""
     generator = np.random.default_rng(seed)
     if dtype == "float32":
@@ -69,8 +69,8 @@ def as_pages(array: np.ndarray) -> bytes:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("order", ["<", ">"])
-def test_npy_is_read_whichever_way_it_lies(dtype, order):
-    array = numbers((5, 7, 9), dtype)
+def test_npy_is_read_in_every_memory_layout(dtype, order):
+    array = draw_values((5, 7, 9), dtype)
     for stored in (array, np.moveaxis(array, 0, -1), np.asfortranarray(array), np.moveaxis(array, 0, -1).copy()):
         raw = as_npy(stored.astype(np.dtype(dtype).newbyteorder(order)))
         assert detect_channel_form(raw, "x") == (5, dtype)
@@ -94,8 +94,8 @@ def test_npy_is_read_whichever_way_it_lies(dtype, order):
         {"byteorder": ">"},
     ],
 )
-def test_a_tiff_of_many_samples_is_read_whichever_way_it_lies(dtype, options):
-    array = numbers((6, 18, 21), dtype)
+def test_multiband_tiffs_are_read_in_every_layout(dtype, options):
+    array = draw_values((6, 18, 21), dtype)
     if dtype == "float32" and "predictor" in options:
         options = {"compression": "zlib"}  # tifffile writes floating-point differences with imagecodecs alone
     raw = as_tiff(array if options.get("planarconfig") else np.moveaxis(array, 0, -1), **options)
@@ -104,85 +104,87 @@ def test_a_tiff_of_many_samples_is_read_whichever_way_it_lies(dtype, options):
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
 def test_alike_pages_are_channels(dtype):
-    array = numbers((4, 9, 7), dtype)
+    array = draw_values((4, 9, 7), dtype)
     assert detect_channel_form(as_pages(array), "x") == (4, dtype)
     assert np.array_equal(read_channels(as_pages(array), "x"), array)
     assert detect_channel_form(as_pages(array[:1]), "x") == ((1, "float32") if dtype == "float32" else None)
-    signed = as_tiff(numbers((3, 9, 7), "int16"), planarconfig=None)
+    signed = as_tiff(draw_values((3, 9, 7), "int16"), planarconfig=None)
     assert detect_channel_form(signed, "x") == (3, "int16") and np.array_equal(
-        read_channels(signed, "x"), numbers((3, 9, 7), "int16")
+        read_channels(signed, "x"), draw_values((3, 9, 7), "int16")
     )
     thumbnail = io.BytesIO()
     Image.new("L", (9, 7)).save(thumbnail, "TIFF", save_all=True, append_images=[Image.new("L", (3, 2))])
     assert detect_channel_form(thumbnail.getvalue(), "x") is None
 
 
-def test_what_are_colours_stays_a_picture_like_any_other():
+def test_colour_images_are_not_read_as_bands():
     for mode in ("RGB", "L", "RGBA", "CMYK", "P", "1", "LA", "I;16"):
         file = io.BytesIO()
-        (Image.new("I;16", (8, 6)) if mode == "I;16" else picture(0, (8, 6)).convert(mode)).save(file, "TIFF")
+        (Image.new("I;16", (8, 6)) if mode == "I;16" else make_image(0, (8, 6)).convert(mode)).save(file, "TIFF")
         assert detect_channel_form(file.getvalue(), "x") is None and decode_to_pillow(file.getvalue()).mode == "RGB", (
             mode
         )
-    rgb = numbers((9, 8, 3), "uint8")
+    rgb = draw_values((9, 8, 3), "uint8")
     for raw in (as_npy(rgb), as_npy(np.moveaxis(rgb, -1, 0).copy()), as_tiff(rgb, photometric="rgb"), rgb):
         assert detect_channel_form(raw, "x") is None and np.array_equal(np.asarray(decode_to_pillow(raw)), rgb)
     assert np.array_equal(np.asarray(decode_to_pillow(as_npy(rgb[..., 0]), 1)), rgb[..., 0])
-    infrared = as_tiff(numbers((9, 8, 4), "uint8"), photometric="rgb", extrasamples=["unspecified"])
+    infrared = as_tiff(draw_values((9, 8, 4), "uint8"), photometric="rgb", extrasamples=["unspecified"])
     assert detect_channel_form(infrared, "x") == (4, "uint8")
     assert (
-        detect_channel_form(as_tiff(numbers((9, 8, 4), "uint8"), photometric="rgb", extrasamples=["unassalpha"]), "x")
+        detect_channel_form(
+            as_tiff(draw_values((9, 8, 4), "uint8"), photometric="rgb", extrasamples=["unassalpha"]), "x"
+        )
         is None
     )
-    assert detect_channel_form(numbers((9, 8, 4), "uint8"), "x") == (4, "uint8")
+    assert detect_channel_form(draw_values((9, 8, 4), "uint8"), "x") == (4, "uint8")
 
 
-def test_16_bits_are_kept_when_asked_for():
-    array = numbers((9, 7), "uint16")
+def test_16_bit_values_are_kept_on_request():
+    array = draw_values((9, 7), "uint16")
     for format in ("PNG", "TIFF"):
         file = io.BytesIO()
         Image.fromarray(array).save(file, format)
         assert detect_channel_form(file.getvalue(), "x") is None
         assert np.array_equal(np.asarray(read_bands(file.getvalue(), 1, "uint16")[0]), array.astype(np.float32))
-    rgb = numbers((9, 7, 3), "uint16")
+    rgb = draw_values((9, 7, 3), "uint16")
     assert np.array_equal(read_channels(as_tiff(rgb, photometric="rgb"), "x"), np.moveaxis(rgb, -1, 0))
 
 
-def header(text: str, rest: bytes = b"", version: bytes = b"\1\0", length: int | None = None) -> bytes:
+def build_npy_header(text: str, rest: bytes = b"", version: bytes = b"\1\0", length: int | None = None) -> bytes:
     """A .npy file with this header."""
     return npy.NPY_MAGIC + version + struct.pack("<H", len(text) if length is None else length) + text.encode() + rest
 
 
-DICT = "{{'descr': '{}', 'fortran_order': False, 'shape': {}, }}"
-BAD = {
+HEADER_TEMPLATE = "{{'descr': '{}', 'fortran_order': False, 'shape': {}, }}"
+INVALID_NPY_FILES = {
     "nothing": (b"", "empty|header"),
     "magic alone": (npy.NPY_MAGIC, "damaged .npy header"),
-    "version": (header(DICT.format("|u1", "(2, 2)"), b"1234", b"\7\0"), "damaged .npy header"),
-    "header cut": (header("{'descr'", length=60), "damaged .npy header"),
-    "header of 65,535": (header("{" * 60_000), "damaged .npy header"),
-    "code": (header("__import__('os').system('true')"), "damaged .npy header"),
-    "deep": (header("(" * 2000), "damaged .npy header"),
-    "many signs": (header("-" * 2000 + "1"), "damaged .npy header"),
-    "sides below 0": (header(DICT.format("|u1", "(-2, -2)"), b"1234"), "damaged .npy header"),
+    "version": (build_npy_header(HEADER_TEMPLATE.format("|u1", "(2, 2)"), b"1234", b"\7\0"), "damaged .npy header"),
+    "header cut": (build_npy_header("{'descr'", length=60), "damaged .npy header"),
+    "header of 65,535": (build_npy_header("{" * 60_000), "damaged .npy header"),
+    "code": (build_npy_header("__import__('os').system('true')"), "damaged .npy header"),
+    "deep": (build_npy_header("(" * 2000), "damaged .npy header"),
+    "many signs": (build_npy_header("-" * 2000 + "1"), "damaged .npy header"),
+    "sides below 0": (build_npy_header(HEADER_TEMPLATE.format("|u1", "(-2, -2)"), b"1234"), "damaged .npy header"),
     "fields": (as_npy(np.zeros(4, [("a", "u1"), ("b", "f4")])), "type"),
     "objects": (as_npy(np.array([[1, "a"]], dtype=object)), "type"),
-    "pickle": (header(DICT.format("|O", "(2, 2)"), b"cos\nsystem\n(S'true'\ntR."), "type"),
+    "pickle": (build_npy_header(HEADER_TEMPLATE.format("|O", "(2, 2)"), b"cos\nsystem\n(S'true'\ntR."), "type"),
     "complex": (as_npy(np.zeros((4, 4, 2), np.complex64)), "type <c8"),
-    "4 TB": (header(DICT.format("<f4", "(4, 500000, 500000)")), "the header states"),
-    "cut": (as_npy(numbers((5, 9, 9), "uint16"))[:-1], "the header states"),
-    "too long": (as_npy(numbers((5, 9, 9), "uint16")) + b"0", "the header states"),
-    "no axis of channels": (as_npy(numbers((9, 9, 9), "uint16")), "is ambiguous"),
-    "which is height": (as_npy(numbers((9, 5, 9), "uint16")), "is ambiguous"),
-    "more channels than rows": (as_npy(numbers((9, 9, 20), "uint16")), "is ambiguous"),
-    "one axis": (as_npy(numbers((9,), "uint16")), "is ambiguous"),
-    "four axes": (as_npy(numbers((2, 3, 9, 9), "uint16")), "is ambiguous"),
-    "none": (as_npy(numbers((0, 9), "uint16")), "0 x 9"),
+    "4 TB": (build_npy_header(HEADER_TEMPLATE.format("<f4", "(4, 500000, 500000)")), "the header states"),
+    "cut": (as_npy(draw_values((5, 9, 9), "uint16"))[:-1], "the header states"),
+    "too long": (as_npy(draw_values((5, 9, 9), "uint16")) + b"0", "the header states"),
+    "no axis of channels": (as_npy(draw_values((9, 9, 9), "uint16")), "is ambiguous"),
+    "which is height": (as_npy(draw_values((9, 5, 9), "uint16")), "is ambiguous"),
+    "more channels than rows": (as_npy(draw_values((9, 9, 20), "uint16")), "is ambiguous"),
+    "one axis": (as_npy(draw_values((9,), "uint16")), "is ambiguous"),
+    "four axes": (as_npy(draw_values((2, 3, 9, 9), "uint16")), "is ambiguous"),
+    "none": (as_npy(draw_values((0, 9), "uint16")), "0 x 9"),
 }
 
 
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("name", INVALID_NPY_FILES)
 def test_a_bad_npy_is_refused_with_the_reason(name):
-    raw, why = BAD[name]
+    raw, why = INVALID_NPY_FILES[name]
     with pytest.raises(DataError, match=why) as caught:
         read_bands(raw, 5, "uint16", "shot.npy")
     assert caught.value.message.startswith("shot.npy: ")
@@ -193,19 +195,19 @@ def test_a_bad_npy_is_refused_with_the_reason(name):
             decode_to_pillow(raw, 3, "shot.npy")
 
 
-def test_other_bands_than_the_models_are_refused_with_both():
-    raw = as_npy(numbers((5, 8, 8), "uint16"))
+def test_band_mismatches_report_both_band_counts():
+    raw = as_npy(draw_values((5, 8, 8), "uint16"))
     for channels, kind in ((4, "uint16"), (5, "int16")):
         with pytest.raises(DataError, match=f"x: 5 bands of uint16, but the model expects {channels} bands of {kind}"):
             read_bands(raw, channels, kind, "x")
-    for content in (raw, as_tiff(numbers((8, 8, 5), "uint16"))):
+    for content in (raw, as_tiff(draw_values((8, 8, 5), "uint16"))):
         with pytest.raises(DataError) as caught:
             decode_to_pillow(content, 3, "x")
         assert caught.value.message == "x: 5 bands of uint16, but the model expects 3 of uint8 (RGB)"
 
 
-def test_a_missing_tifffile_is_named(monkeypatch):
-    raw = as_tiff(numbers((8, 8, 5), "uint16"))
+def test_a_missing_tifffile_is_reported(monkeypatch):
+    raw = as_tiff(draw_values((8, 8, 5), "uint16"))
     monkeypatch.setitem(sys.modules, "tifffile", None)
     assert detect_channel_form(raw, "x") == (5, "uint16")
     with pytest.raises(DataError, match="needs tifffile") as caught:
@@ -228,14 +230,14 @@ def test_a_missing_tifffile_is_named(monkeypatch):
         ),
     ],
 )
-def test_a_bad_tiff_of_samples_is_refused_with_the_reason(change, why):
-    raw = as_tiff(numbers((8, 8, 5), "uint16"), metadata=None)
+def test_invalid_multiband_tiffs_are_rejected_with_the_reason(change, why):
+    raw = as_tiff(draw_values((8, 8, 5), "uint16"), metadata=None)
     assert change(raw) != raw
     with pytest.raises(DataError, match=why):
         read_channels(change(raw), "x")
 
 
-def test_a_deflated_strip_cannot_be_longer_than_the_picture():
+def test_oversized_deflated_strips_are_rejected():
     bomb = as_tiff(np.zeros((3000, 3000, 4), np.uint8), compression="zlib", rowsperstrip=3000, metadata=None)
     small = bomb.replace(struct.pack("<HHII", 257, 4, 1, 3000), struct.pack("<HHII", 257, 4, 1, 8))
     small = small.replace(struct.pack("<HHII", 278, 3, 1, 3000), struct.pack("<HHII", 278, 3, 1, 8))
@@ -246,7 +248,7 @@ def test_a_deflated_strip_cannot_be_longer_than_the_picture():
 
 def test_damaged_files_are_refused_and_nothing_else():
     """What `tests.data.mutate` does to files at large, for the formats that are only read here."""
-    chance, array = random.Random(0), numbers((5, 12, 14), "uint16")
+    chance, array = random.Random(0), draw_values((5, 12, 14), "uint16")
     wide = np.moveaxis(array, 0, -1)
     seeds = [
         as_npy(array),
@@ -270,17 +272,17 @@ def test_damaged_files_are_refused_and_nothing_else():
     assert 200 < refused < 1100
 
 
-SEEN = BandPreprocess((20, 24), 3, numbers="uint8")
+BAND_PREPROCESS = BandPreprocess((20, 24), 3, numbers="uint8")
 
 
 @pytest.mark.parametrize("fit", [{"fit": "crop"}, {"fit": "squash"}, {"share": 0.8, "filter": "bilinear"}])
 def test_channels_are_fitted_as_colours_are(fit):
-    image = picture(0, (70, 45))
+    image = make_image(0, (70, 45))
     apart = BandPreprocess((20, 24), 3, **fit).to_tensor(image.split())
     assert torch.equal(apart, ImagePreprocess((20, 24), 3, **fit).to_tensor(image))
 
 
-MOVES = {
+GEOMETRIC_OPTIONS = {
     "crop": {"crop": (0.2, 1.0)},
     "inception": {"crop": (0.05, 1.0), "crop_style": "inception", "crop_filter": "aliased"},
     "simple": {"crop_style": "simple"},
@@ -288,14 +290,14 @@ MOVES = {
 }
 
 
-@pytest.mark.parametrize("name", MOVES)
+@pytest.mark.parametrize("name", GEOMETRIC_OPTIONS)
 def test_channels_are_moved_as_colours_are(name):
-    augment, image = Augment(**MOVES[name], flip=0.5), picture(0, (50, 40))
+    augment, image = Augment(**GEOMETRIC_OPTIONS[name], flip=0.5), make_image(0, (50, 40))
     wide = tuple(Image.fromarray(np.asarray(band).astype(np.float32) * 100) for band in image.split())
     for k in range(6):
         whole = augment.augment_image(image, ImagePreprocess((20, 24)), k)
-        assert torch.equal(augment.augment_image(image.split(), SEEN, k), whole)
-        floats = augment.augment_image(wide, SEEN, k)
+        assert torch.equal(augment.augment_image(image.split(), BAND_PREPROCESS, k), whole)
+        floats = augment.augment_image(wide, BAND_PREPROCESS, k)
         assert floats.dtype == torch.float32 and floats.shape == whole.shape
         assert (floats / 100 - whole).abs().mean() < 1  # what is 8 bits is cut off at 0 and 255
     small, keys = torch.stack([image_to_tensor(image.resize((24, 20)))] * 5), derive_keys(0, np.arange(5))
@@ -305,7 +307,7 @@ def test_channels_are_moved_as_colours_are(name):
     assert (many[:, 3:] - augment.augment_batch(small, keys)).abs().mean() < 1
 
 
-def test_what_is_made_for_colours_is_left_out():
+def test_colour_transforms_are_removed_for_bands():
     rich = Augment(
         crop=(0.2, 1.0),
         flip=0.5,
@@ -320,8 +322,8 @@ def test_what_is_made_for_colours_is_left_out():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_statistics_are_those_of_all_pixels_at_once(dtype):
-    pixels = numbers((30, 9, 8, 5), dtype)
+def test_channel_statistics_match_numpy(dtype):
+    pixels = draw_values((30, 9, 8, 5), dtype)
     pixels[..., 4] = 7
     seen = BandPreprocess((9, 8), 5, numbers=dtype)
     mean, std = measure_channel_statistics(ArraySplit(pixels, np.zeros(30, np.int64)), seen)
@@ -334,8 +336,8 @@ def test_statistics_are_those_of_all_pixels_at_once(dtype):
     assert normal.mean((0, 2, 3)).abs().max() < 1e-4 and (normal.std((0, 2, 3))[:4] - 1).abs().max() < 1e-3
 
 
-def test_statistics_survive_a_large_mean_and_leave_out_what_cannot_be_read():
-    pixels = (1e4 + numbers((20, 6, 6, 2), "float32")).astype(np.float32)
+def test_channel_statistics_are_stable_and_skip_nonfinite_pixels():
+    pixels = (1e4 + draw_values((20, 6, 6, 2), "float32")).astype(np.float32)
     seen = BandPreprocess((6, 6), 2, numbers="float32")
     _, std = measure_channel_statistics(ArraySplit(pixels, np.zeros(20, np.int64)), seen)
     assert np.allclose(std, pixels.reshape(-1, 2).astype(np.float64).std(0), rtol=1e-9)
@@ -349,7 +351,7 @@ def test_statistics_survive_a_large_mean_and_leave_out_what_cannot_be_read():
         measure_channel_statistics(ArraySplit(broken[5:6], np.zeros(1, np.int64)), seen)
 
 
-def write(root: Path, kind: str, size: tuple[int, int] = (16, 16)) -> Path:
+def write_band_dataset(root: Path, kind: str, size: tuple[int, int] = (16, 16)) -> Path:
     """A folder of three classes, each brighter in a channel of its own."""
     for split, count in (("train", 8), ("val", 2), ("test", 3)):
         for label, name in enumerate(("ant", "bee", "cat")):
@@ -366,8 +368,8 @@ def write(root: Path, kind: str, size: tuple[int, int] = (16, 16)) -> Path:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_measuring_and_reading_do_not_depend_on_workers(tmp_path, workers):
-    split = open_image_folder(write(tmp_path, "uint16", (40, 30))).split("train")
+def test_statistics_and_caching_do_not_depend_on_workers(tmp_path, workers):
+    split = open_image_folder(write_band_dataset(tmp_path, "uint16", (40, 30))).split("train")
     seen = BandPreprocess((16, 16), 4, numbers="uint16")
     assert measure_channel_statistics(split, seen, workers) == measure_channel_statistics(split, seen)
     cached, bad = screen_images(split, seen, workers, keep=True)
@@ -376,11 +378,11 @@ def test_measuring_and_reading_do_not_depend_on_workers(tmp_path, workers):
 
 
 @pytest.mark.parametrize(("kind", "size"), [("tiff", (16, 16)), ("uint16", (40, 30)), ("float32", (16, 16))])
-def test_channels_are_trained_on_judged_and_named(tmp_path, kind, size):
-    data, run = write(tmp_path / "data", kind, size), tmp_path / "run"
+def test_multiband_data_are_trained_evaluated_and_predicted(tmp_path, kind, size):
+    data, run = write_band_dataset(tmp_path / "data", kind, size), tmp_path / "run"
     side = {} if max(size) <= 16 else {"image_size": 16}
     options = {
-        **TINY,
+        **TINY_RUN,
         **side,
         "epochs": 8.0,
         "evaluate_every": 100,
@@ -399,17 +401,17 @@ def test_channels_are_trained_on_judged_and_named(tmp_path, kind, size):
     file = next((data / "test" / "bee").iterdir())
     assert load(run).predict([file])[0].names[0] == "bee"
     with pytest.raises(DataError, match="the model expects 4 bands of"):
-        picture(0).save(tmp_path / "photo.png")
+        make_image(0).save(tmp_path / "photo.png")
         load(run).predict([tmp_path / "photo.png"])
 
 
-def test_weights_of_other_channels_are_refused_with_the_way_out(tmp_path):
-    data, photos = write(tmp_path / "data", "float32"), tmp_path / "photos"
+def test_weights_with_a_different_channel_count_are_rejected(tmp_path):
+    data, photos = write_band_dataset(tmp_path / "data", "float32"), tmp_path / "photos"
     for label in ("ant", "bee"):
         (photos / label).mkdir(parents=True)
         for index in range(6):
-            picture(index).save(photos / label / f"{index}.png")
-    train(str(photos), **{**TINY, "epochs": 0.5}, out=str(tmp_path / "run"), workers=0)
+            make_image(index).save(photos / label / f"{index}.png")
+    train(str(photos), **{**TINY_RUN, "epochs": 0.5}, out=str(tmp_path / "run"), workers=0)
     with pytest.raises(Exception, match="the images have 4 channels, but the weights need 3") as caught:
         train(str(data), init=str(tmp_path / "run"), out=str(tmp_path / "other"), epochs=1.0, device="cpu")
     assert "--channels 4" in str(caught.value)

@@ -30,7 +30,7 @@ def write_classes(home: Path, classes: tuple[str, ...] = ("ant", "bee"), count: 
             write_image(home / name / f"{number}.png", number)
 
 
-def sizes_of(source: Path) -> dict[str, int]:
+def get_split_sizes(source: Path) -> dict[str, int]:
     return {name: len(split) for name, split in open_data(source).splits.items()}
 
 
@@ -49,10 +49,10 @@ def test_class_folders(tmp_path, train, val, test):
     for name, count in ((train, 3), (val, 1), (test, 2)):
         write_classes(tmp_path / name, count=count)
     assert open_data(tmp_path).classes == ("ant", "bee")
-    assert sizes_of(tmp_path) == {"train": 6, "val": 2, "test": 4}
+    assert get_split_sizes(tmp_path) == {"train": 6, "val": 2, "test": 4}
 
 
-def test_two_folders_of_a_split_are_refused(tmp_path):
+def test_two_folders_of_one_split_are_rejected(tmp_path):
     for name in ("train", "val", "Valid"):
         write_classes(tmp_path / name)
     with pytest.raises(DataError, match="two val splits, Valid and val"):
@@ -68,7 +68,7 @@ def test_masks(tmp_path, inside):
             write_image(tmp_path / image / f"{number}.png", number)
             (tmp_path / mask).mkdir(parents=True, exist_ok=True)
             Image.fromarray(np.eye(10, 12, dtype=np.uint8)).save(tmp_path / mask / f"{number}.png")
-    assert sizes_of(tmp_path) == {"train": 3, "test": 2}
+    assert get_split_sizes(tmp_path) == {"train": 3, "test": 2}
 
 
 def write_coco(place: Path, names: list[str], first: int = 1) -> None:
@@ -95,9 +95,9 @@ def test_yolo_keys_and_folders(tmp_path):
         write_image(tmp_path / "images" / split / "0.png")
         (tmp_path / "labels" / split).mkdir(parents=True)
         (tmp_path / "labels" / split / "0.txt").write_text("0 0.5 0.5 0.2 0.2\n")
-    assert sizes_of(tmp_path) == {"train": 1, "test": 1}
+    assert get_split_sizes(tmp_path) == {"train": 1, "test": 1}
     (tmp_path / "data.yaml").write_text("names: [ant]\nTrain: images/Training\nVALIDATION: images/Testing\n")
-    assert sizes_of(tmp_path) == {"train": 1, "val": 1}
+    assert get_split_sizes(tmp_path) == {"train": 1, "val": 1}
     (tmp_path / "data.yaml").write_text("names: [ant]\ntrain: images/Training\nval: images/Testing\nvalid: images\n")
     with pytest.raises(DataError, match="two val splits, val and valid"):
         open_data(tmp_path)
@@ -115,7 +115,7 @@ def test_voc_lists(tmp_path):
     (lists / "Training.txt").write_text("0\n1\n")
     (lists / "valid.txt").write_text("2\n")
     (lists / "ant_train.txt").write_text("0 1\n")  # of one class, as VOC has them
-    assert sizes_of(tmp_path) == {"train": 2, "val": 1}
+    assert get_split_sizes(tmp_path) == {"train": 2, "val": 1}
     (lists / "val.txt").write_text("0\n")
     with pytest.raises(DataError, match="two val splits"):
         open_data(tmp_path)
@@ -126,21 +126,21 @@ def test_labelme(tmp_path):
     for split in ("Training", "Testing"):
         write_image(tmp_path / split / "0.png")
         (tmp_path / split / "0.json").write_text(json.dumps({"shapes": [shape]}))
-    assert sizes_of(tmp_path) == {"train": 1, "test": 1}
+    assert get_split_sizes(tmp_path) == {"train": 1, "test": 1}
 
 
-def test_tables_of_classes_and_boxes(tmp_path):
+def test_split_names_in_tables_are_read(tmp_path):
     write_image(tmp_path / "0.png")
     write_image(tmp_path / "1.png")
     write_image(tmp_path / "2.png")
     rows = [("0.png", "ant", "Training"), ("1.png", "bee", "TRAIN"), ("2.png", "ant", "Testing")]
     with (tmp_path / "t.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("path", "label", "split"), *rows])
-    assert sizes_of(tmp_path / "t.csv")["test"] == 1
+    assert get_split_sizes(tmp_path / "t.csv")["test"] == 1
     with (tmp_path / "b.csv").open("w", newline="") as file:
         boxes = [(path, label, split, 1, 1, 4, 4) for path, label, split in rows]
         csv.writer(file).writerows([("image", "class", "split", "left", "top", "right", "bottom"), *boxes])
-    assert sizes_of(tmp_path / "b.csv") == {"train": 2, "test": 1}
+    assert get_split_sizes(tmp_path / "b.csv") == {"train": 2, "test": 1}
 
 
 def test_lists(tmp_path):
@@ -148,7 +148,7 @@ def test_lists(tmp_path):
         write_image(tmp_path / f"{number}.png")
     (tmp_path / "Train.txt").write_text("0.png 0\n1.png 1\n")
     (tmp_path / "Testing.txt").write_text("2.png 0\n")
-    assert sizes_of(tmp_path)["test"] == 1
+    assert get_split_sizes(tmp_path)["test"] == 1
     (tmp_path / "test.txt").write_text("2.png 0\n")
     with pytest.raises(DataError, match="two test splits"):
         open_data(tmp_path)
@@ -189,7 +189,7 @@ def test_a_class_may_be_called_train(tmp_path):
     assert any("read as classes: train" in note for note in data.notes)
 
 
-def test_folders_of_systems_are_no_classes(tmp_path):
+def test_system_folders_are_not_classes(tmp_path):
     write_classes(tmp_path)
     for name in ("@eaDir", "__MACOSX", ".thumbnails", "$RECYCLE.BIN", "lost+found"):
         write_image(tmp_path / name / "0.png")
@@ -198,7 +198,7 @@ def test_folders_of_systems_are_no_classes(tmp_path):
     assert (data.classes, len(data.full_train_split)) == (("ant", "bee"), 6)
 
 
-def test_folders_of_annotations_are_named(tmp_path):
+def test_annotation_folders_read_as_classes_are_reported(tmp_path):
     for name in ("images", "trainannot"):
         write_image(tmp_path / name / "0.png")
     assert any("read as classes: images, trainannot" in note for note in open_data(tmp_path).notes)
@@ -206,13 +206,13 @@ def test_folders_of_annotations_are_named(tmp_path):
     assert role_names_note(["img", "mask"])
 
 
-def test_folders_beside_the_splits_are_named(tmp_path):
+def test_folders_next_to_the_splits_are_reported(tmp_path):
     write_classes(tmp_path / "train")
     write_classes(tmp_path / "holdout")
     assert "folders next to the splits are ignored: holdout" in open_data(tmp_path).notes
 
 
-def test_endings_of_image_files(tmp_path):
+def test_image_suffixes_are_read_or_reported(tmp_path):
     write_classes(tmp_path)
     write_image(tmp_path / "ant" / "9.jfif")
     Image.new("RGB", (4, 4)).save(tmp_path / "bee" / "9.ppm")
@@ -232,5 +232,5 @@ def test_a_local_folder_digits_is_ambiguous(tmp_path, monkeypatch):
     assert len(open_data("digits").classes) == 10
 
 
-def test_folders_of_no_folder(tmp_path):
+def test_a_missing_folder_has_no_split_folders(tmp_path):
     assert find_split_folders(tmp_path / "missing") == {}

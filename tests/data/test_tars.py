@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import picture
-from tests.data.resume import STARTS, assert_continues
+from tests.conftest import make_image
+from tests.data.resume import NUM_STARTS, assert_continues
 from vitreous.data.layouts.tars import expand_braces
 from vitreous.data.sources import open_data
 from vitreous.data.split import decode_sample
@@ -28,19 +28,19 @@ from vitreous.errors import DataError
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
+def tar_cache(tmp_path, monkeypatch):
     """A cache of its own for every test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "vitreous" / "tars"
 
 
-def image(seed: int, kind: str = "PNG", size=(16, 16)) -> bytes:
+def encode_sample_image(seed: int, kind: str = "PNG", size=(16, 16)) -> bytes:
     buffer = io.BytesIO()
-    picture(seed, size, seed).save(buffer, kind)
+    make_image(seed, size, seed).save(buffer, kind)
     return buffer.getvalue()
 
 
-def write(path, members, form=tarfile.USTAR_FORMAT):
+def write_tar(path, members, form=tarfile.USTAR_FORMAT):
     """Members in order: (name, bytes), or a TarInfo as it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w", format=form) as tar:
@@ -54,45 +54,52 @@ def write(path, members, form=tarfile.USTAR_FORMAT):
     return path
 
 
-def samples(numbers, label=lambda n: b"%d" % (n % 3)):
+def make_members(numbers, label=lambda n: b"%d" % (n % 3)):
     """A picture and a .cls of each number."""
-    return [member for n in numbers for member in ((f"{n:05d}.png", image(n)), (f"{n:05d}.cls", label(n)))]
+    return [
+        member for n in numbers for member in ((f"{n:05d}.png", encode_sample_image(n)), (f"{n:05d}.cls", label(n)))
+    ]
 
 
-def refusal(source) -> str:
+def get_open_error(source) -> str:
     with pytest.raises(DataError) as error:
         open_data(source)
     return str(error.value)
 
 
-def holds(data, split, numbers):
+def has_samples(data, split, numbers):
     """Whether a split has these samples in this order, each with its own picture and class."""
     own = data.splits[split]
     assert [own.name(row).split("/")[-1] for row in range(len(own))] == [f"{n:05d}.png" for n in numbers]
     for row, n in enumerate(numbers):
-        assert own.raw(row) == image(n)
+        assert own.raw(row) == encode_sample_image(n)
         assert data.classes[own.labels[row]] == str(n % 3)
     return True
 
 
-def test_splits_by_folder_by_file_name_and_by_folders_inside(tmp_path):
+def test_tar_splits_are_read_from_folders_names_and_members(tmp_path):
     folders, names = tmp_path / "folders", tmp_path / "names"
-    write(folders / "train" / "10.tar", samples(range(6, 12)))
-    write(folders / "train" / "9.tar", samples(range(6)))
-    write(folders / "validation" / "a.tar", samples(range(12, 15)))
-    write(folders / "test" / "a.tar", samples(range(15, 18)))
-    write(names / "x-train-10.tar", samples(range(6, 12)))
-    write(names / "x-train-9.tar", samples(range(6)))
-    write(names / "x-valid-0.tar", samples(range(12, 15)))
-    write(names / "x-test-0.tar", samples(range(15, 18)))
+    write_tar(folders / "train" / "10.tar", make_members(range(6, 12)))
+    write_tar(folders / "train" / "9.tar", make_members(range(6)))
+    write_tar(folders / "validation" / "a.tar", make_members(range(12, 15)))
+    write_tar(folders / "test" / "a.tar", make_members(range(15, 18)))
+    write_tar(names / "x-train-10.tar", make_members(range(6, 12)))
+    write_tar(names / "x-train-9.tar", make_members(range(6)))
+    write_tar(names / "x-valid-0.tar", make_members(range(12, 15)))
+    write_tar(names / "x-test-0.tar", make_members(range(15, 18)))
     for source in (folders, names):
         data = open_data(source)
         assert list(data.splits) == ["train", "val", "test"] and not data.unsplit and data.full_train_split is None
         assert (
-            holds(data, "train", range(12)) and holds(data, "val", range(12, 15)) and holds(data, "test", range(15, 18))
+            has_samples(data, "train", range(12))
+            and has_samples(data, "val", range(12, 15))
+            and has_samples(data, "test", range(15, 18))
         )
-    inside = [(f"./photos/{split}/c{n % 3}/{n}.png", image(n)) for n, split in enumerate(["train"] * 6 + ["val"] * 3)]
-    data = open_data(write(tmp_path / "inside.tar", inside))
+    inside = [
+        (f"./photos/{split}/c{n % 3}/{n}.png", encode_sample_image(n))
+        for n, split in enumerate(["train"] * 6 + ["val"] * 3)
+    ]
+    data = open_data(write_tar(tmp_path / "inside.tar", inside))
     assert data.classes == ("c0", "c1", "c2") and {name: len(split) for name, split in data.splits.items()} == {
         "train": 6,
         "val": 3,
@@ -101,8 +108,8 @@ def test_splits_by_folder_by_file_name_and_by_folders_inside(tmp_path):
 
 
 def test_archives_without_splits_hold_a_tenth_out(tmp_path):
-    write(tmp_path / "a" / "shard-000.tar", samples(range(30)))
-    write(tmp_path / "a" / "shard-001.tar", samples(range(30, 60)))
+    write_tar(tmp_path / "a" / "shard-000.tar", make_members(range(30)))
+    write_tar(tmp_path / "a" / "shard-001.tar", make_members(range(30, 60)))
     data = open_data(tmp_path / "a")
     assert data.unsplit and {name: len(split) for name, split in data.splits.items()} == {"train": 54, "val": 6}
     assert len(data.full_train_split) == 60 and data.notes == [
@@ -119,13 +126,13 @@ def test_archives_without_splits_hold_a_tenth_out(tmp_path):
 def test_patterns(tmp_path):
     assert [path.name for path in expand_braces("x/a-{08..11}.tar")] == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
     assert [path.name for path in expand_braces("{a,b}-{0..1}.tar")] == ["a-0.tar", "a-1.tar", "b-0.tar", "b-1.tar"]
-    write(tmp_path / "s-0.tar", samples(range(6)))
-    assert "2 of 3 archives are missing" in refusal(str(tmp_path / "s-{0..2}.tar"))
-    assert "more than 100,000" in refusal(str(tmp_path / "s-{0..999999999}.tar"))
-    assert "more than 100,000" in refusal(str(tmp_path / "s-{0..999}-{0..999}.tar"))
+    write_tar(tmp_path / "s-0.tar", make_members(range(6)))
+    assert "2 of 3 archives are missing" in get_open_error(str(tmp_path / "s-{0..2}.tar"))
+    assert "more than 100,000" in get_open_error(str(tmp_path / "s-{0..999999999}.tar"))
+    assert "more than 100,000" in get_open_error(str(tmp_path / "s-{0..999}-{0..999}.tar"))
 
 
-LABELS = {
+LABEL_MEMBERS = {
     "numbers": (lambda n, name: [("cls", b" %d\n" % (9 + n % 2))], ("9", "10"), (0, 1)),
     "words": (lambda n, name: [("cls", ["bée", "Ant"][n % 2].encode())], ("Ant", "bée"), (1, 0)),
     "a number in json": (
@@ -143,35 +150,39 @@ LABELS = {
 }
 
 
-@pytest.mark.parametrize("kind", LABELS)
-def test_every_way_to_say_a_label(tmp_path, kind):
-    fields, classes, expected = LABELS[kind]
+@pytest.mark.parametrize("kind", LABEL_MEMBERS)
+def test_every_label_format_is_read(tmp_path, kind):
+    fields, classes, expected = LABEL_MEMBERS[kind]
     members = []
     for n in range(8):
         beside = [(f"some.dir/{n}.{ext}", content) for ext, content in fields(n, ["ant", "bee"][n % 2])]
-        members += [(f"some.dir/{n}.png", image(n)), *beside] if n % 3 else [*beside, (f"some.dir/{n}.PNG", image(n))]
-    data = open_data(write(tmp_path / "x.tar", members))
+        members += (
+            [(f"some.dir/{n}.png", encode_sample_image(n)), *beside]
+            if n % 3
+            else [*beside, (f"some.dir/{n}.PNG", encode_sample_image(n))]
+        )
+    data = open_data(write_tar(tmp_path / "x.tar", members))
     assert data.classes == classes
     assert (
         data.full_train_split.labels.tolist() == list(expected) * 4 and data.full_train_split.labels.dtype == np.int64
     )
 
 
-def test_classes_by_folder_with_folders_below_and_around(tmp_path):
-    members = [(f"photos/{['ant/a', 'ant/b', 'bee'][n % 3]}/{n}.png", image(n)) for n in range(12)]
-    data = open_data(write(tmp_path / "x.tar", members))
+def test_member_folders_are_classes(tmp_path):
+    members = [(f"photos/{['ant/a', 'ant/b', 'bee'][n % 3]}/{n}.png", encode_sample_image(n)) for n in range(12)]
+    data = open_data(write_tar(tmp_path / "x.tar", members))
     assert data.classes == ("ant", "bee") and data.full_train_split.labels.tolist() == [0, 0, 1] * 4
     assert data.full_train_split.name(2) == "x.tar/photos/bee/2.png"
 
 
-def test_several_labels_an_image(tmp_path):
+def test_multilabel_archives_are_read(tmp_path):
     told = [["cat", "dog"], ["dog"], [], ["cat"]]
     members = [
         member
         for n in range(8)
-        for member in ((f"{n}.png", image(n)), (f"{n}.json", json.dumps({"label": told[n % 4]}).encode()))
+        for member in ((f"{n}.png", encode_sample_image(n)), (f"{n}.json", json.dumps({"label": told[n % 4]}).encode()))
     ]
-    data = open_data(write(tmp_path / "x.tar", members))
+    data = open_data(write_tar(tmp_path / "x.tar", members))
     assert data.multilabel and data.classes == ("cat", "dog")
     assert (
         data.full_train_split.labels.tolist() == [[1, 1], [0, 1], [0, 0], [1, 0]] * 2
@@ -180,110 +191,120 @@ def test_several_labels_an_image(tmp_path):
 
 
 @pytest.mark.parametrize("file", ["classes.txt", "dataset.json"])
-def test_names_for_numbers_keep_their_order(tmp_path, file):
+def test_class_lists_keep_their_order(tmp_path, file):
     """A number is a position in the list even where a name looks like a number; a word is a name."""
     names = ["zebra", "ant", "0"]
     (tmp_path / file).write_text("\n".join(names) if file.endswith("txt") else json.dumps({"classes": names}))
-    write(tmp_path / "train" / "0.tar", samples(range(9)))
-    write(tmp_path / "val" / "0.tar", samples(range(3), lambda n: json.dumps(n).encode()))
+    write_tar(tmp_path / "train" / "0.tar", make_members(range(9)))
+    write_tar(tmp_path / "val" / "0.tar", make_members(range(3), lambda n: json.dumps(n).encode()))
     data = open_data(tmp_path)
     assert data.classes == tuple(names)
     assert data.splits["train"].labels.tolist() == [0, 1, 2] * 3 and data.splits["val"].labels.tolist() == [0, 1, 2]
-    write(tmp_path / "val" / "0.tar", samples(range(3), lambda n: b"%d" % (n + 1)))
-    assert "val has classes that are not in the list of classes: number 3" in refusal(tmp_path)
-    write(tmp_path / "val" / "0.tar", [("0.png", image(0)), ("0.json", b'{"class": "0"}')])
+    write_tar(tmp_path / "val" / "0.tar", make_members(range(3), lambda n: b"%d" % (n + 1)))
+    assert "val has classes that are not in the list of classes: number 3" in get_open_error(tmp_path)
+    write_tar(tmp_path / "val" / "0.tar", [("0.png", encode_sample_image(0)), ("0.json", b'{"class": "0"}')])
     assert open_data(tmp_path).splits["val"].labels.tolist() == [2]
 
 
-def test_one_image_of_several_is_the_plain_one(tmp_path):
+def test_the_image_without_an_extra_suffix_is_read(tmp_path):
     members = []
     for n in range(6):
-        members += [(f"{n}.seg.png", image(99)), (f"{n}.png", image(n)), (f"{n}.cls", b"%d" % (n % 2))]
-    data = open_data(write(tmp_path / "x.tar", members))
-    assert [data.full_train_split.raw(n) for n in range(6)] == [image(n) for n in range(6)]
+        members += [
+            (f"{n}.seg.png", encode_sample_image(99)),
+            (f"{n}.png", encode_sample_image(n)),
+            (f"{n}.cls", b"%d" % (n % 2)),
+        ]
+    data = open_data(write_tar(tmp_path / "x.tar", members))
+    assert [data.full_train_split.raw(n) for n in range(6)] == [encode_sample_image(n) for n in range(6)]
 
 
-FAULTS = {
+INVALID_ARCHIVES = {
     "nothing": ([], "no images in 1 archives"),
     "no label": (
-        [("0.png", image(0)), ("1.png", image(1)), ("1.cls", b"0")],
+        [("0.png", encode_sample_image(0)), ("1.png", encode_sample_image(1)), ("1.cls", b"0")],
         "1 of 2 samples have no label:\n    x.tar/0.png",
     ),
-    "twice": ([*samples([1, 2]), *samples([1])], "1 samples are in two places; the first is 00001.png"),
-    "apart": ([("0.png", image(0)), ("1.png", image(1)), ("0.cls", b"0"), ("1.cls", b"1")], "samples have no label"),
-    "a name twice": ([("0.png", image(0)), ("0.png", image(1)), ("0.cls", b"0")], "two members 0.png"),
+    "twice": ([*make_members([1, 2]), *make_members([1])], "1 samples are in two places; the first is 00001.png"),
+    "apart": (
+        [("0.png", encode_sample_image(0)), ("1.png", encode_sample_image(1)), ("0.cls", b"0"), ("1.cls", b"1")],
+        "samples have no label",
+    ),
+    "a name twice": (
+        [("0.png", encode_sample_image(0)), ("0.png", encode_sample_image(1)), ("0.cls", b"0")],
+        "two members 0.png",
+    ),
     "two images": (
-        [("0.a.png", image(0)), ("0.b.png", image(1)), ("0.cls", b"0")],
+        [("0.a.png", encode_sample_image(0)), ("0.b.png", encode_sample_image(1)), ("0.cls", b"0")],
         "two images of one sample: 0.a.png, 0.b.png",
     ),
-    "not JSON": ([("0.png", image(0)), ("0.json", b"{")], "0.json is not JSON"),
-    "deep JSON": ([("0.png", image(0)), ("0.json", b"[" * 100_000)], "0.json is not JSON"),
-    "no text": ([("0.png", image(0)), ("0.cls", b"\xff\xfe")], "0.cls is not UTF-8"),
-    "a long label": ([("0.png", image(0)), ("0.cls", bytes(2**20 + 1))], "exceeds the limit of a label"),
-    "case": (samples(range(4), lambda n: [b"Cat", b"cat"][n % 2]), "differ only in case"),
+    "not JSON": ([("0.png", encode_sample_image(0)), ("0.json", b"{")], "0.json is not JSON"),
+    "deep JSON": ([("0.png", encode_sample_image(0)), ("0.json", b"[" * 100_000)], "0.json is not JSON"),
+    "no text": ([("0.png", encode_sample_image(0)), ("0.cls", b"\xff\xfe")], "0.cls is not UTF-8"),
+    "a long label": ([("0.png", encode_sample_image(0)), ("0.cls", bytes(2**20 + 1))], "exceeds the limit of a label"),
+    "case": (make_members(range(4), lambda n: [b"Cat", b"cat"][n % 2]), "differ only in case"),
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_faults_are_named(tmp_path, fault):
-    members, expected = FAULTS[fault]
-    assert expected in refusal(write(tmp_path / "x.tar", members))
+@pytest.mark.parametrize("fault", INVALID_ARCHIVES)
+def test_invalid_archives_are_rejected(tmp_path, fault):
+    members, expected = INVALID_ARCHIVES[fault]
+    assert expected in get_open_error(write_tar(tmp_path / "x.tar", members))
 
 
-UNLABELLED = {
-    "no label and no folder": ([(f"{n}.png", image(n)) for n in range(12)], "no sample has a label"),
-    "one class": (samples(range(12), lambda n: b"5"), "one class only (5)"),
-    "one folder": ([(f"a/{n}.png", image(n)) for n in range(12)], "one class only (a)"),
-    "lists of nothing": ([m for n in range(12) for m in ((f"{n}.png", image(n)), (f"{n}.json", b'{"label": []}'))], "no labels"),
+UNLABELLED_ARCHIVES = {
+    "no label and no folder": ([(f"{n}.png", encode_sample_image(n)) for n in range(12)], "no sample has a label"),
+    "one class": (make_members(range(12), lambda n: b"5"), "one class only (5)"),
+    "one folder": ([(f"a/{n}.png", encode_sample_image(n)) for n in range(12)], "one class only (a)"),
+    "lists of nothing": ([m for n in range(12) for m in ((f"{n}.png", encode_sample_image(n)), (f"{n}.json", b'{"label": []}'))], "no labels"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", UNLABELLED)
+@pytest.mark.parametrize("case", UNLABELLED_ARCHIVES)
 def test_images_without_labels(tmp_path, case):
-    members, why = UNLABELLED[case]
-    data = open_data(write(tmp_path / "x.tar", members))
+    members, why = UNLABELLED_ARCHIVES[case]
+    data = open_data(write_tar(tmp_path / "x.tar", members))
     assert not data.labelled and data.classes == () and why in str(data.unlabelled)
     assert data.full_train_split.labels.shape == (12, 0) and data.full_train_split.labels.dtype == np.float32
-    assert data.splits["val"].labels.shape == (1, 0) and data.full_train_split.raw(3) == image(3)
+    assert data.splits["val"].labels.shape == (1, 0) and data.full_train_split.raw(3) == encode_sample_image(3)
 
 
-def test_classes_that_training_lacks_and_archives_of_no_split(tmp_path):
-    write(tmp_path / "train-0.tar", samples(range(6)))
-    write(tmp_path / "val-0.tar", samples(range(3), lambda n: b"4"))
-    assert "val has classes that train lacks: 4" in refusal(tmp_path)
-    write(tmp_path / "more.tar", samples(range(3)))
-    assert "more.tar names no split, but others do" in refusal(tmp_path)
-    write(tmp_path / "b" / "train-val.tar", samples(range(3)))
-    assert "contains two split names, train and val" in refusal(tmp_path / "b")
-    write(tmp_path / "c" / "test" / "0.tar", samples(range(3)))
-    assert "no training images" in refusal(tmp_path / "c")
+def test_unknown_classes_and_ambiguous_splits_are_rejected(tmp_path):
+    write_tar(tmp_path / "train-0.tar", make_members(range(6)))
+    write_tar(tmp_path / "val-0.tar", make_members(range(3), lambda n: b"4"))
+    assert "val has classes that train lacks: 4" in get_open_error(tmp_path)
+    write_tar(tmp_path / "more.tar", make_members(range(3)))
+    assert "more.tar names no split, but others do" in get_open_error(tmp_path)
+    write_tar(tmp_path / "b" / "train-val.tar", make_members(range(3)))
+    assert "contains two split names, train and val" in get_open_error(tmp_path / "b")
+    write_tar(tmp_path / "c" / "test" / "0.tar", make_members(range(3)))
+    assert "no training images" in get_open_error(tmp_path / "c")
 
 
-def test_archives_that_are_none(tmp_path):
-    good = write(tmp_path / "x.tar", samples(range(9)))
+def test_truncated_and_damaged_archives_are_rejected(tmp_path):
+    good = write_tar(tmp_path / "x.tar", make_members(range(9)))
     content = good.read_bytes()
     assert len(open_data(good).full_train_split) == 9
     for cut in (1, 700, 5 * 512 + 3, len(content) // 2 + 100):
         good.write_bytes(content[:cut])
-        assert "truncated" in (told := refusal(good)) and "x.tar" in told
+        assert "truncated" in (told := get_open_error(good)) and "x.tar" in told
     good.write_bytes(content[: 5 * 512] + bytes([content[5 * 512] ^ 1]) + content[5 * 512 + 1 :])
-    assert "x.tar: damaged at byte 2,560" in refusal(good)
+    assert "x.tar: damaged at byte 2,560" in get_open_error(good)
     good.write_bytes(b"")
-    assert "empty file" in refusal(good)
-    good.write_bytes(image(0) * 100)
-    assert "not a tar archive" in refusal(good)
+    assert "empty file" in get_open_error(good)
+    good.write_bytes(encode_sample_image(0) * 100)
+    assert "not a tar archive" in get_open_error(good)
     with tarfile.open(good, "w:gz") as tar:
         tar.addfile(tarfile.TarInfo("0.png"))
-    assert "a compressed archive" in (told := refusal(good)) and "gunzip" in told
+    assert "a compressed archive" in (told := get_open_error(good)) and "gunzip" in told
     shutil.copy(good, tmp_path / "y.tar.gz")
-    assert "gunzip" in refusal(tmp_path / "y.tar.gz")
+    assert "gunzip" in get_open_error(tmp_path / "y.tar.gz")
     os.unlink(good)
     os.mkfifo(good)
-    assert "not a regular file" in refusal(good)
+    assert "not a regular file" in get_open_error(good)
 
 
-def test_the_end_of_an_archive(tmp_path):
-    good = write(tmp_path / "x.tar", samples(range(9)))
+def test_missing_end_markers_and_trailing_data_are_reported(tmp_path):
+    good = write_tar(tmp_path / "x.tar", make_members(range(9)))
     content = good.read_bytes()
     end = len(content.rstrip(b"\0")) // 512 * 512 + 512
     good.write_bytes(content[:end])
@@ -292,17 +313,17 @@ def test_the_end_of_an_archive(tmp_path):
     assert any("have data after the end marker" in note for note in open_data(good).notes)
 
 
-def open_one(path):
+def open_archive(path):
     return TarArchive(path, read_file_stamp(path), Counter())
 
 
-def special(name, kind, target=""):
+def make_special_member(name, kind, target=""):
     info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, target
     return info
 
 
-class Trap:
+class MaliciousPickle:
     """Makes a folder when it is unpickled."""
 
     def __init__(self, place):
@@ -312,27 +333,27 @@ class Trap:
         return os.mkdir, (self.place,)
 
 
-def test_nothing_in_an_archive_is_carried_out_followed_or_unpickled(tmp_path):
-    trap = pickle.dumps(Trap(str(tmp_path / "sprung")))
+def test_archive_contents_are_never_executed_or_followed(tmp_path):
+    trap = pickle.dumps(MaliciousPickle(str(tmp_path / "sprung")))
     home = tmp_path / "home"
     members = [
-        *samples(range(6)),
-        ("../../out.png", image(1)),
+        *make_members(range(6)),
+        ("../../out.png", encode_sample_image(1)),
         ("../../out.cls", b"1"),
-        ("/tmp/absolute.png", image(2)),
+        ("/tmp/absolute.png", encode_sample_image(2)),
         ("/tmp/absolute.cls", b"2"),
         *[(f"trap.{ext}", trap) for ext in ("pyd", "pkl", "pickle")],
-        ("trap.png", image(3)),
+        ("trap.png", encode_sample_image(3)),
         ("trap.cls", b"0"),
-        special("link.png", tarfile.SYMTYPE, "/etc/passwd"),
-        special("hard.png", tarfile.LNKTYPE, "../../etc/passwd"),
-        special("pipe.png", tarfile.FIFOTYPE),
-        special("device.png", tarfile.CHRTYPE),
-        special("folder.png", tarfile.DIRTYPE),
-        ("=cmd\n.png", image(4)),
+        make_special_member("link.png", tarfile.SYMTYPE, "/etc/passwd"),
+        make_special_member("hard.png", tarfile.LNKTYPE, "../../etc/passwd"),
+        make_special_member("pipe.png", tarfile.FIFOTYPE),
+        make_special_member("device.png", tarfile.CHRTYPE),
+        make_special_member("folder.png", tarfile.DIRTYPE),
+        ("=cmd\n.png", encode_sample_image(4)),
         ("=cmd\n.cls", b"1"),
     ]
-    write(home / "x.tar", members)
+    write_tar(home / "x.tar", members)
     data = open_data(home / "x.tar")
     assert len(data.full_train_split) == 10
     for row in range(10):
@@ -342,11 +363,11 @@ def test_nothing_in_an_archive_is_carried_out_followed_or_unpickled(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["cache", "home"] and os.listdir(home) == ["x.tar"]
 
 
-def test_images_that_are_empty_huge_or_no_images_are_refused_by_name(tmp_path, monkeypatch):
+def test_invalid_archive_images_are_rejected_by_name(tmp_path, monkeypatch):
     data = open_data(
-        write(
+        write_tar(
             tmp_path / "x.tar",
-            [*samples(range(4)), ("e.png", b""), ("e.cls", b"1"), ("h.png", b"<html>"), ("h.cls", b"0")],
+            [*make_members(range(4)), ("e.png", b""), ("e.cls", b"1"), ("h.png", b"<html>"), ("h.cls", b"0")],
         )
     )
     with pytest.raises(DataError, match=r"x\.tar/e\.png: empty file"):
@@ -355,37 +376,39 @@ def test_images_that_are_empty_huge_or_no_images_are_refused_by_name(tmp_path, m
         decode_sample(data.full_train_split, 5, 3)
     monkeypatch.setattr(tarindex, "MAX_FILE_BYTES", 2**20 - 1)
     big = tmp_path / "big.tar"
-    write(big, [*samples(range(4)), ("b.png", bytes(2**20)), ("b.cls", b"1")])
+    write_tar(big, [*make_members(range(4)), ("b.png", bytes(2**20)), ("b.cls", b"1")])
     with pytest.raises(DataError, match=r"big\.tar/b\.png: larger than"):
         open_data(big).full_train_split.raw(4)
 
 
-def test_an_archive_that_is_replaced_is_not_read_as_the_old_one(tmp_path):
-    source = write(tmp_path / "x.tar", samples(range(6)))
+def test_a_replaced_archive_is_detected(tmp_path):
+    source = write_tar(tmp_path / "x.tar", make_members(range(6)))
     data = open_data(source)
     open_archive_cached.cache_clear()
-    write(source, samples(range(10, 20)))
+    write_tar(source, make_members(range(10, 20)))
     with pytest.raises(DataError, match="changed since"):
         data.full_train_split.raw(0)
     again = open_data(source)
-    assert again.full_train_split.raw(0) == image(10)
+    assert again.full_train_split.raw(0) == encode_sample_image(10)
 
 
-NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=300).filter(
+MEMBER_NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=300).filter(
     lambda name: name.strip("/.")
 )
-KINDS = st.sampled_from([tarfile.REGTYPE] * 4 + [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+MEMBER_TYPES = st.sampled_from(
+    [tarfile.REGTYPE] * 4 + [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE]
+)
 
 
 @given(
-    st.lists(st.tuples(NAMES, KINDS, st.integers(0, 1500)), max_size=6),
+    st.lists(st.tuples(MEMBER_NAMES, MEMBER_TYPES, st.integers(0, 1500)), max_size=6),
     st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
 )
-def test_members_are_those_of_pythons_own_tarfile(tmp_path_factory, members, form):
+def test_members_match_the_tarfile_module(tmp_path_factory, members, form):
     path = tmp_path_factory.mktemp("tar") / "x.tar"
     with tarfile.open(path, "w", format=form, encoding="utf-8") as tar:
         for name, kind, size in members:
-            info = special(name, kind, "x" * size if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE) else "")
+            info = make_special_member(name, kind, "x" * size if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE) else "")
             info.size = size if kind == tarfile.REGTYPE else 0
             tar.addfile(info, io.BytesIO(bytes(size)))
     with tarfile.open(path, encoding="utf-8") as tar:
@@ -403,19 +426,19 @@ def test_large_sizes_and_sparse_files_are_understood(tmp_path):
     header = info.tobuf(tarfile.GNU_FORMAT)
     path = tmp_path / "x.tar"
     path.write_bytes(header + bytes(512))
-    with pytest.raises(DataError, match="ends at byte 8,589,935,104"), open_one(path) as archive:
+    with pytest.raises(DataError, match="ends at byte 8,589,935,104"), open_archive(path) as archive:
         list(archive.members())
-    sparse = bytearray(special("s.png", tarfile.GNUTYPE_SPARSE).tobuf(tarfile.GNU_FORMAT))
+    sparse = bytearray(make_special_member("s.png", tarfile.GNUTYPE_SPARSE).tobuf(tarfile.GNU_FORMAT))
     sparse[124:136], sparse[482] = b"00000000010\0", 1
     sparse[148:156] = b"%06o\0 " % (sum(sparse) - sum(sparse[148:156]) + 256)
     after = tarfile.TarInfo("a.png").tobuf(tarfile.GNU_FORMAT)
     path.write_bytes(bytes(sparse) + bytes(512) + bytes(512) + after + bytes(1024))
-    with open_one(path) as archive:
+    with open_archive(path) as archive:
         assert [member.name for member in archive.members()] == [b"a.png"]
     assert archive.skipped == {"members of an unsupported type in archives are ignored": 1}
 
 
-HOSTILE = {
+HOSTILE_HEADERS = {
     "goes backwards": {"size": "-1024"},
     "goes backwards far": {"size": str(-(2**62))},
     "a size that is none": {"size": "many"},
@@ -424,17 +447,17 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("records", HOSTILE)
+@pytest.mark.parametrize("records", HOSTILE_HEADERS)
 @pytest.mark.timeout(20)
-def test_extended_headers_that_lie_end_the_reading(tmp_path, records):
+def test_false_extended_headers_stop_reading(tmp_path, records):
     info = tarfile.TarInfo("a.png")
-    info.pax_headers = HOSTILE[records]
+    info.pax_headers = HOSTILE_HEADERS[records]
     path = tmp_path / "x.tar"
     first = tarfile.TarInfo("0.png").tobuf(tarfile.PAX_FORMAT)
     path.write_bytes(first + info.tobuf(tarfile.PAX_FORMAT) + bytes(1024))
     sizes, message = [], "x.tar: "
     try:
-        with open_one(path) as archive:
+        with open_archive(path) as archive:
             sizes += [member.size for member in archive.members()]
     except DataError as error:
         message = str(error)
@@ -442,25 +465,25 @@ def test_extended_headers_that_lie_end_the_reading(tmp_path, records):
 
 
 @pytest.mark.timeout(20)
-def test_headers_feature_engineers_are_bounded(tmp_path):
+def test_extended_headers_are_bounded(tmp_path):
     """Neither a chain of a hundred thousand of them nor one of gigabytes is followed."""
     path = tmp_path / "x.tar"
-    path.write_bytes(special("x", tarfile.XHDTYPE).tobuf(tarfile.USTAR_FORMAT) * 100_000 + bytes(1024))
-    with pytest.raises(DataError, match=r"x\.tar"), open_one(path) as archive:
+    path.write_bytes(make_special_member("x", tarfile.XHDTYPE).tobuf(tarfile.USTAR_FORMAT) * 100_000 + bytes(1024))
+    with pytest.raises(DataError, match=r"x\.tar"), open_archive(path) as archive:
         list(archive.members())
     for kind in (tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE):
-        info = special("x", kind)
+        info = make_special_member("x", kind)
         info.size = 2**21
         path.write_bytes(tarfile.TarInfo("0.png").tobuf() + info.tobuf(tarfile.GNU_FORMAT) + bytes(2**22))
-        with pytest.raises(DataError, match=r"damaged at byte 512 .*2,097,152"), open_one(path) as archive:
+        with pytest.raises(DataError, match=r"damaged at byte 512 .*2,097,152"), open_archive(path) as archive:
             list(archive.members())
 
 
-def test_damage_of_every_kind_is_refused_or_read_and_never_more(tmp_path):
+def test_random_damage_only_raises_data_errors(tmp_path):
     """400 mutations: nothing but DataError, and no sample that reaches beyond the archive."""
-    content = write(tmp_path / "o.tar", samples(range(5)), tarfile.PAX_FORMAT).read_bytes()
-    long = write(
-        tmp_path / "l.tar", [(f"{'d' * 120}/{n}.png", image(n)) for n in range(4)], tarfile.PAX_FORMAT
+    content = write_tar(tmp_path / "o.tar", make_members(range(5)), tarfile.PAX_FORMAT).read_bytes()
+    long = write_tar(
+        tmp_path / "l.tar", [(f"{'d' * 120}/{n}.png", encode_sample_image(n)) for n in range(4)], tarfile.PAX_FORMAT
     ).read_bytes()
     draw, refused = random.Random(0), []
     for turn in range(400):
@@ -483,10 +506,10 @@ def test_damage_of_every_kind_is_refused_or_read_and_never_more(tmp_path):
     open_archive_cached.cache_clear()
 
 
-def test_what_was_found_is_kept_and_used_only_while_it_is_true(tmp_path, cache, monkeypatch):
-    paths = [write(tmp_path / f"{n}.tar", samples(range(6 * n, 6 * n + 6))) for n in range(2)]
+def test_the_archive_index_is_cached_while_valid(tmp_path, tar_cache, monkeypatch):
+    paths = [write_tar(tmp_path / f"{n}.tar", make_members(range(6 * n, 6 * n + 6))) for n in range(2)]
     first = tarindex.open_archive_index(paths)
-    (kept,) = cache.iterdir()
+    (kept,) = tar_cache.iterdir()
     looked = []
     members = TarArchive.members
     monkeypatch.setattr(TarArchive, "members", lambda self: looked.append(self.path) or members(self))
@@ -515,36 +538,36 @@ def test_what_was_found_is_kept_and_used_only_while_it_is_true(tmp_path, cache, 
     looked.clear()
     tarindex.open_archive_index(paths)
     assert len(looked) == 2
-    shutil.rmtree(cache)
-    cache.write_text("in the way")
+    shutil.rmtree(tar_cache)
+    tar_cache.write_text("in the way")
     assert same(tarindex.open_archive_index(paths))
 
 
-def test_the_fingerprint_does_not_depend_on_place_or_time(tmp_path):
-    write(tmp_path / "a" / "x.tar", samples(range(12)))
+def test_the_fingerprint_does_not_depend_on_path_or_mtime(tmp_path):
+    write_tar(tmp_path / "a" / "x.tar", make_members(range(12)))
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     os.utime(tmp_path / "b" / "x.tar", ns=(1, 1))
     assert open_data(tmp_path / "a").fingerprint() == open_data(tmp_path / "b").fingerprint()
-    write(tmp_path / "b" / "x.tar", samples([*range(11), 40]))
+    write_tar(tmp_path / "b" / "x.tar", make_members([*range(11), 40]))
     assert open_data(tmp_path / "a").fingerprint() != open_data(tmp_path / "b").fingerprint()
 
 
-def test_a_folder_of_images_beside_an_archive_stays_one(tmp_path):
-    write(tmp_path / "original.tar", samples(range(3)))
+def test_image_folders_next_to_an_archive_are_read(tmp_path):
+    write_tar(tmp_path / "original.tar", make_members(range(3)))
     for n in range(6):
         (tmp_path / "ab"[n % 2]).mkdir(exist_ok=True)
-        picture(n).save(tmp_path / "ab"[n % 2] / f"{n}.png")
+        make_image(n).save(tmp_path / "ab"[n % 2] / f"{n}.png")
     assert open_data(tmp_path).classes == ("a", "b")
 
 
-@pytest.mark.parametrize("workers, starts", [(0, STARTS), (1, 4), (2, 4)])
+@pytest.mark.parametrize("workers, starts", [(0, NUM_STARTS), (1, 4), (2, 4)])
 def test_a_run_over_archives_continues_anywhere(tmp_path, workers, starts):
     for n in range(3):
-        write(tmp_path / "x" / f"{n}.tar", samples(range(5 * n, 5 * n + 5)))
+        write_tar(tmp_path / "x" / f"{n}.tar", make_members(range(5 * n, 5 * n + 5)))
     assert_continues(lambda: open_data(tmp_path / "x").splits["train"], workers, starts)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_run_over_archives_continues_at_fifty_places_with_workers(tmp_path, workers):
-    test_a_run_over_archives_continues_anywhere(tmp_path, workers, STARTS)
+def test_training_on_archives_resumes_at_fifty_steps_with_workers(tmp_path, workers):
+    test_a_run_over_archives_continues_anywhere(tmp_path, workers, NUM_STARTS)

@@ -9,18 +9,23 @@ import pytest
 from PIL import Image
 
 from tests.data.annotations.scenery import write_maps
-from tests.data.annotations.writing_scenes import WRITERS
+from tests.data.annotations.writing_scenes import FORMAT_WRITERS
 from vitreous.data.exclusions import read_exclusion_list
 from vitreous.data.sources import open_data
 from vitreous.data.text_files import decode_text, read_lines, read_text
 from vitreous.errors import DataError
 
-READ = ("utf-8", "utf-8-sig", "utf-16", "utf-32")
-REFUSED = {"latin-1": "Latin-1", "cp1252": "Windows-1252", "utf-16-le": "UTF-16 LE", "utf-16-be": "UTF-16 BE"}
-NAMES = {"latin-1": "zèbre", "cp1252": "zèbre “b”"}
+READABLE_ENCODINGS = ("utf-8", "utf-8-sig", "utf-16", "utf-32")
+REJECTED_ENCODINGS = {
+    "latin-1": "Latin-1",
+    "cp1252": "Windows-1252",
+    "utf-16-le": "UTF-16 LE",
+    "utf-16-be": "UTF-16 BE",
+}
+ENCODED_NAMES = {"latin-1": "zèbre", "cp1252": "zèbre “b”"}
 
 
-@pytest.mark.parametrize("encoding", READ)
+@pytest.mark.parametrize("encoding", READABLE_ENCODINGS)
 def test_unicode_encodings_are_read(tmp_path, encoding):
     place = tmp_path / "names.txt"
     place.write_bytes("zèbre\r\nnut\rowl\n".encode(encoding))
@@ -28,13 +33,13 @@ def test_unicode_encodings_are_read(tmp_path, encoding):
     assert read_text(place) == "zèbre\r\nnut\rowl\n"
 
 
-@pytest.mark.parametrize("encoding", REFUSED)
-def test_other_encodings_are_refused_by_name(encoding):
-    text = "cell\n" + NAMES.get(encoding, "zebre") + "\n"
-    with pytest.raises(DataError, match=REFUSED[encoding]) as refusal:
+@pytest.mark.parametrize("encoding", REJECTED_ENCODINGS)
+def test_other_encodings_are_rejected_by_name(encoding):
+    text = "cell\n" + ENCODED_NAMES.get(encoding, "zebre") + "\n"
+    with pytest.raises(DataError, match=REJECTED_ENCODINGS[encoding]) as refusal:
         decode_text(text.encode(encoding), "names.txt")
     assert "UTF-8" in refusal.value.hint
-    if encoding in NAMES:
+    if encoding in ENCODED_NAMES:
         assert "line 2" in refusal.value.message
 
 
@@ -48,22 +53,22 @@ def test_damaged_and_binary_files_are_refused(tmp_path):
     assert read_text(place) == "" and read_lines(place) == []
 
 
-def test_joined_files_have_no_mark_within():
+def test_byte_order_marks_inside_the_text_are_removed():
     assert decode_text("\ufeffa\n\ufeffb".encode(), "names.txt") == "a\nb"
 
 
-def rename(text):
+def rename_class(text):
     """A class with a letter outside ASCII."""
     return re.sub(r"\bcat\b", "c\u00e4t", text)
 
 
-def rewrite(place, encoding, change=lambda text: text):
+def rewrite_encoded(place, encoding, change=lambda text: text):
     """Write a text file in another encoding."""
     place.write_bytes(change(place.read_text("utf-8")).encode(encoding))
 
 
 #: format -> the files that are written in another encoding
-TEXTS = {
+TEXT_FILES = {
     "coco": ["annotations/instances_train2017.json", "annotations/instances_val2017.json"],
     "voc": [
         *(f"Annotations/{number}.xml" for number in range(5)),
@@ -77,13 +82,13 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("encoding", READ[1:])
-@pytest.mark.parametrize("form", TEXTS)
+@pytest.mark.parametrize("encoding", READABLE_ENCODINGS[1:])
+@pytest.mark.parametrize("form", TEXT_FILES)
 def test_annotations_in_unicode_encodings(tmp_path, form, encoding):
-    source = WRITERS[form](tmp_path)
+    source = FORMAT_WRITERS[form](tmp_path)
     plain = open_data(str(source))
-    for name in TEXTS[form]:
-        rewrite(tmp_path / name, encoding, rename)
+    for name in TEXT_FILES[form]:
+        rewrite_encoded(tmp_path / name, encoding, rename_class)
     read = open_data(str(source))
     assert read.classes != plain.classes and set(read.classes) == {"c\u00e4t", "dog", "owl"}
     for name, split in plain.splits.items():
@@ -91,25 +96,25 @@ def test_annotations_in_unicode_encodings(tmp_path, form, encoding):
             assert np.array_equal(split.target(sample).boxes, read.splits[name].target(sample).boxes)
 
 
-@pytest.mark.parametrize("form", TEXTS)
+@pytest.mark.parametrize("form", TEXT_FILES)
 def test_annotations_in_latin_1_are_refused(tmp_path, form):
-    source = WRITERS[form](tmp_path)
-    for name in TEXTS[form]:
-        rewrite(tmp_path / name, "latin-1", rename)
+    source = FORMAT_WRITERS[form](tmp_path)
+    for name in TEXT_FILES[form]:
+        rewrite_encoded(tmp_path / name, "latin-1", rename_class)
     with pytest.raises(DataError, match=r"byte 0xE4 is not valid UTF-8; the file looks like Latin-1"):
         open_data(str(source))
 
 
-def test_xml_may_declare_its_encoding(tmp_path):
-    source = WRITERS["voc"](tmp_path)
+def test_declared_xml_encodings_are_read(tmp_path):
+    source = FORMAT_WRITERS["voc"](tmp_path)
     head = '<?xml version="1.0" encoding="ISO-8859-1"?>'
     for number in range(5):
-        rewrite(tmp_path / "Annotations" / f"{number}.xml", "latin-1", lambda text: head + rename(text))
+        rewrite_encoded(tmp_path / "Annotations" / f"{number}.xml", "latin-1", lambda text: head + rename_class(text))
     assert "c\u00e4t" in open_data(str(source)).classes
 
 
-@pytest.mark.parametrize("encoding", READ)
-def test_class_lists_of_masks(tmp_path, encoding):
+@pytest.mark.parametrize("encoding", READABLE_ENCODINGS)
+def test_mask_class_lists_are_read_in_every_encoding(tmp_path, encoding):
     write_maps(tmp_path, names="")
     (tmp_path / "classes.txt").write_bytes("ground\nz\u00e8bre  b\ndisc\n".encode(encoding))
     assert open_data(str(tmp_path)).classes == ("ground", "z\u00e8bre  b", "disc")
@@ -137,8 +142,8 @@ def test_tables_and_lists(tmp_path):
 
 @pytest.mark.parametrize("value", [[1], {"a": 1}, "1", None, True, 1.5, "absent"])
 @pytest.mark.parametrize("key", ["image_id", "category_id"])
-def test_ids_of_other_types_are_refused(tmp_path, key, value):
-    source = WRITERS["coco"](tmp_path)
+def test_non_integer_coco_ids_are_rejected(tmp_path, key, value):
+    source = FORMAT_WRITERS["coco"](tmp_path)
     place = tmp_path / "annotations" / "instances_train2017.json"
     document = json.loads(place.read_text())
     document["annotations"][0][key] = value
@@ -149,8 +154,8 @@ def test_ids_of_other_types_are_refused(tmp_path, key, value):
         open_data(str(source))
 
 
-def test_whole_numbers_as_floats_are_ids(tmp_path):
-    source = WRITERS["coco"](tmp_path)
+def test_integral_float_coco_ids_are_accepted(tmp_path):
+    source = FORMAT_WRITERS["coco"](tmp_path)
     for place in (tmp_path / "annotations").iterdir():
         document = json.loads(place.read_text())
         for entry in (*document["annotations"], *document["images"], *document["categories"]):

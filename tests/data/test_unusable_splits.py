@@ -23,41 +23,41 @@ from vitreous.errors import DataError
 NO_LABELS, NO_IMAGES = "test has 2 images without labels and is ignored", "test has no images and is ignored"
 
 
-def flat(root: Path) -> str:
+def write_flat_test_folder(root: Path) -> str:
     write_classes(root / "train")
     for number in range(2):
         write_image(root / "test" / f"{number}.png")
     return NO_LABELS
 
 
-def one_folder(root: Path) -> str:
+def write_unknown_class_folder(root: Path) -> str:
     write_classes(root / "train")
     for number in range(2):
         write_image(root / "test" / "unknown" / f"{number}.png")
     return NO_LABELS
 
 
-def empty_folders(root: Path) -> str:
+def write_empty_class_folders(root: Path) -> str:
     write_classes(root / "train")
     (root / "test" / "ant").mkdir(parents=True)
     return NO_IMAGES
 
 
-def synsets(root: Path) -> str:
+def write_synset_folders(root: Path) -> str:
     write_classes(root / "train", ("n01440764", "n01443537"))
     for number in range(2):
         write_image(root / "test" / f"{number}.png")
     return NO_LABELS
 
 
-def signals(root: Path) -> str:
+def write_unlabelled_signals(root: Path) -> str:
     for place in (*(f"train/{name}/{n}.npz" for name in ("ant", "bee") for n in range(3)), "test/0.npz", "test/1.npz"):
         (root / place).parent.mkdir(parents=True, exist_ok=True)
         np.savez(root / place, np.arange(16, dtype=np.float32))
     return NO_LABELS
 
 
-def animations(root: Path) -> str:
+def write_unlabelled_animations(root: Path) -> str:
     frames = [Image.new("L", (8, 8), value) for value in (0, 255)]
     for place in (*(f"train/{name}/{n}.gif" for name in ("ant", "bee") for n in range(3)), "test/0.gif", "test/1.gif"):
         (root / place).parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def animations(root: Path) -> str:
     return NO_LABELS
 
 
-def table(root: Path) -> str:
+def write_unlabelled_table(root: Path) -> str:
     rows = [(f"{number}.png", label, "train") for number, label in enumerate("ababab")]
     rows += [(f"{number}.png", "", "test") for number in (6, 7)]
     for path, *_ in rows:
@@ -75,7 +75,7 @@ def table(root: Path) -> str:
     return NO_LABELS
 
 
-def lists(root: Path, held_out: str = "6.png\n7.png\n") -> str:
+def write_unlabelled_lists(root: Path, held_out: str = "6.png\n7.png\n") -> str:
     for number in range(8):
         write_image(root / f"{number}.png")
     (root / "train.txt").write_text("".join(f"{number}.png {number % 2}\n" for number in range(6)))
@@ -83,11 +83,11 @@ def lists(root: Path, held_out: str = "6.png\n7.png\n") -> str:
     return NO_LABELS if held_out else NO_IMAGES
 
 
-def empty_list(root: Path) -> str:
-    return lists(root, "")
+def write_empty_list(root: Path) -> str:
+    return write_unlabelled_lists(root, "")
 
 
-def archives(root: Path, count: int = 2) -> str:
+def write_unlabelled_archives(root: Path, count: int = 2) -> str:
     image = write_image(root / "image.png").read_bytes()
     (root / "image.png").unlink()
     for split, many in (("train", 6), ("test", count)):
@@ -101,8 +101,8 @@ def archives(root: Path, count: int = 2) -> str:
     return NO_LABELS if count else NO_IMAGES
 
 
-def empty_archive(root: Path) -> str:
-    return archives(root, 0)
+def write_empty_archive(root: Path) -> str:
+    return write_unlabelled_archives(root, 0)
 
 
 def parquet_files(root: Path, count: int = 2) -> str:
@@ -118,11 +118,11 @@ def parquet_files(root: Path, count: int = 2) -> str:
     return NO_LABELS if count else NO_IMAGES
 
 
-def empty_parquet(root: Path) -> str:
+def write_empty_parquet(root: Path) -> str:
     return parquet_files(root, 0)
 
 
-def coco(root: Path, count: int = 2) -> str:
+def write_unlabelled_coco(root: Path, count: int = 2) -> str:
     for split, many in (("train", 4), ("test", count)):
         (root / split).mkdir(parents=True)
         images = [{"id": number, "file_name": f"{number}.png"} for number in range(many)]
@@ -135,11 +135,11 @@ def coco(root: Path, count: int = 2) -> str:
     return NO_LABELS if count else NO_IMAGES
 
 
-def empty_coco(root: Path) -> str:
-    return coco(root, 0)
+def write_empty_coco(root: Path) -> str:
+    return write_unlabelled_coco(root, 0)
 
 
-def panoptic(root: Path) -> str:
+def write_unlabelled_panoptic(root: Path) -> str:
     for split, many in (("train", 4), ("test", 2)):
         home = root / "annotations" / f"panoptic_{split}"
         home.mkdir(parents=True)
@@ -156,7 +156,7 @@ def panoptic(root: Path) -> str:
     return NO_LABELS
 
 
-def yolo(root: Path, count: int = 2) -> str:
+def write_unlabelled_yolo(root: Path, count: int = 2) -> str:
     for split, many in (("train", 4), ("test", count)):
         for kind in ("images", "labels"):
             (root / kind / split).mkdir(parents=True)
@@ -167,11 +167,11 @@ def yolo(root: Path, count: int = 2) -> str:
     return NO_LABELS if count else NO_IMAGES
 
 
-def empty_yolo(root: Path) -> str:
-    return yolo(root, 0)
+def write_empty_yolo(root: Path) -> str:
+    return write_unlabelled_yolo(root, 0)
 
 
-def voc(root: Path, count: int = 2) -> str:
+def write_unlabelled_voc(root: Path, count: int = 2) -> str:
     (root / "Annotations").mkdir()
     (root / "ImageSets" / "Main").mkdir(parents=True)
     box = "<xmin>1</xmin><ymin>1</ymin><xmax>5</xmax><ymax>5</ymax>"
@@ -185,11 +185,11 @@ def voc(root: Path, count: int = 2) -> str:
     return NO_LABELS if count else NO_IMAGES
 
 
-def empty_voc(root: Path) -> str:
-    return voc(root, 0)
+def write_empty_voc(root: Path) -> str:
+    return write_unlabelled_voc(root, 0)
 
 
-def labelme(root: Path) -> str:
+def write_unlabelled_labelme(root: Path) -> str:
     shape = {"label": "ant", "shape_type": "rectangle", "points": [[1, 1], [5, 5]]}
     for split, many in (("train", 4), ("test", 2)):
         for number in range(many):
@@ -209,7 +209,7 @@ def box_table(root: Path) -> str:
     return NO_LABELS
 
 
-def masks(root: Path, inside: bool = True) -> str:
+def write_unlabelled_masks(root: Path, inside: bool = True) -> str:
     for split, many in (("train", 4), ("test", 2)):
         for number in range(many):
             images, maps = (f"{split}/{kind}" if inside else f"{kind}/{split}" for kind in ("images", "masks"))
@@ -220,11 +220,11 @@ def masks(root: Path, inside: bool = True) -> str:
     return NO_LABELS
 
 
-def masks_outside(root: Path) -> str:
-    return masks(root, False)
+def write_unlabelled_masks_outside(root: Path) -> str:
+    return write_unlabelled_masks(root, False)
 
 
-def volumes(root: Path) -> str:
+def write_unlabelled_volumes(root: Path) -> str:
     for split, many in (("train", 4), ("test", 2)):
         for kind in ("images", "masks") if split == "train" else ("images",):
             (root / split / kind).mkdir(parents=True)
@@ -233,28 +233,50 @@ def volumes(root: Path) -> str:
     return NO_LABELS
 
 
-CLASSES = (flat, one_folder, empty_folders, synsets, signals, animations, table, lists, empty_list)
-STORES = (archives, empty_archive, parquet_files, empty_parquet)
-OBJECTS = (coco, empty_coco, panoptic, yolo, empty_yolo, voc, empty_voc, labelme, box_table)
-MASKS = (masks, masks_outside, volumes)
+CLASS_WRITERS = (
+    write_flat_test_folder,
+    write_unknown_class_folder,
+    write_empty_class_folders,
+    write_synset_folders,
+    write_unlabelled_signals,
+    write_unlabelled_animations,
+    write_unlabelled_table,
+    write_unlabelled_lists,
+    write_empty_list,
+)
+STORE_WRITERS = (write_unlabelled_archives, write_empty_archive, parquet_files, write_empty_parquet)
+OBJECT_WRITERS = (
+    write_unlabelled_coco,
+    write_empty_coco,
+    write_unlabelled_panoptic,
+    write_unlabelled_yolo,
+    write_empty_yolo,
+    write_unlabelled_voc,
+    write_empty_voc,
+    write_unlabelled_labelme,
+    box_table,
+)
+MASK_WRITERS = (write_unlabelled_masks, write_unlabelled_masks_outside, write_unlabelled_volumes)
 
 
-@pytest.mark.parametrize("write", [*CLASSES, *STORES, *OBJECTS, *MASKS], ids=lambda write: write.__name__)
-def test_the_split_is_left_out(tmp_path: Path, write: Callable[[Path], str]):
+@pytest.mark.parametrize(
+    "write", [*CLASS_WRITERS, *STORE_WRITERS, *OBJECT_WRITERS, *MASK_WRITERS], ids=lambda write: write.__name__
+)
+def test_an_unusable_test_split_is_ignored(tmp_path: Path, write: Callable[[Path], str]):
     note = write(tmp_path)
     source = tmp_path / "data.csv" if (tmp_path / "data.csv").exists() else tmp_path
     data = open_data(source)
     assert note in data.notes
     assert "test" not in data.splits and data.labelled
-    assert data.multilabel == (write in OBJECTS + MASKS)
+    assert data.multilabel == (write in OBJECT_WRITERS + MASK_WRITERS)
     assert sum(map(len, data.splits.values())) == len(data.split("train")) + len(data.splits.get("val", ()))
 
 
-@pytest.mark.parametrize("write", OBJECTS + MASKS, ids=lambda write: write.__name__)
+@pytest.mark.parametrize("write", OBJECT_WRITERS + MASK_WRITERS, ids=lambda write: write.__name__)
 def test_train_and_check_accept_the_other_splits(tmp_path, write):
     note = write(tmp_path)
     source = tmp_path / "data.csv" if (tmp_path / "data.csv").exists() else tmp_path
-    require_learnable(open_data(source), "classes" if write in MASKS else "objects")
+    require_learnable(open_data(source), "classes" if write in MASK_WRITERS else "objects")
     facts, subject = check_dataset(source, workers=0)
     assert note in facts["notes"] and facts["target_error"] is facts["layout_error"] is None
     assert list(subject.splits) == ["train"] and facts["passed"], facts["findings"]
@@ -276,11 +298,15 @@ def swap_splits(root: Path) -> Path:
     return table
 
 
-@pytest.mark.parametrize("write", [coco, yolo, voc, labelme, box_table], ids=lambda write: write.__name__)
+@pytest.mark.parametrize(
+    "write",
+    [write_unlabelled_coco, write_unlabelled_yolo, write_unlabelled_voc, write_unlabelled_labelme, box_table],
+    ids=lambda write: write.__name__,
+)
 def test_train_and_check_refuse_training_images_without_objects(tmp_path, write):
     write(tmp_path)
     source = swap_splits(tmp_path)
-    if write is voc:
+    if write is write_unlabelled_voc:
         for name in "45":
             (tmp_path / "Annotations" / f"{name}.xml").write_text("<annotation></annotation>")
     with pytest.raises(DataError, match="none of 2 training images has an annotated object") as refused:
@@ -290,14 +316,14 @@ def test_train_and_check_refuse_training_images_without_objects(tmp_path, write)
 
 
 def write_void_masks(root: Path) -> None:
-    masks(root)
+    write_unlabelled_masks(root)
     (root / "test" / "masks").mkdir()
     for number in range(2):
         Image.new("L", (12, 10), 255).save(root / "test" / "masks" / f"{number}.png")
 
 
 def write_empty_segments(root: Path) -> None:
-    panoptic(root)
+    write_unlabelled_panoptic(root)
     place = root / "annotations" / "panoptic_test.json"
     document = json.loads(place.read_text())
     rows = [{"image_id": n, "file_name": f"{n}.png", "segments_info": []} for n in range(2)]
@@ -318,7 +344,7 @@ def test_val_without_labels_is_drawn_from_train(tmp_path):
     assert "val has 1 images without labels and is ignored" in data.notes
 
 
-def test_a_class_that_train_lacks_stays_an_error(tmp_path):
+def test_a_class_missing_from_train_is_rejected(tmp_path):
     write_classes(tmp_path / "train")
     write_image(tmp_path / "test" / "wasp" / "0.png")
     with pytest.raises(DataError, match="train lacks: wasp"):
@@ -326,7 +352,7 @@ def test_a_class_that_train_lacks_stays_an_error(tmp_path):
 
 
 def test_archives_with_some_labels_missing_stay_an_error(tmp_path):
-    archives(tmp_path)
+    write_unlabelled_archives(tmp_path)
     with tarfile.open(tmp_path / "train-1.tar", "w") as archive:
         content = write_image(tmp_path / "x.png").read_bytes()
         member = tarfile.TarInfo("x.png")
@@ -336,7 +362,7 @@ def test_archives_with_some_labels_missing_stay_an_error(tmp_path):
         open_data(tmp_path)
 
 
-def test_splits_without_labels_stay_where_train_has_none():
+def test_unlabelled_splits_are_kept_when_train_is_unlabelled():
     images = np.zeros((3, 4, 4), np.uint8)
     splits = {"train": ArraySplit(images, create_empty_labels(3)), "test": ArraySplit(images, create_empty_labels(3))}
     notes: list[str] = []
@@ -350,7 +376,7 @@ def test_training_ends_with_a_report(tmp_path, monkeypatch, kind):
     from vitreous.cli.main import main
 
     monkeypatch.chdir(tmp_path)
-    flat(Path("data"))
+    write_flat_test_folder(Path("data"))
     if kind == "unreadable":
         for name in ("ant", "bee"):
             Path("data/test", name).mkdir()
@@ -362,7 +388,7 @@ def test_training_ends_with_a_report(tmp_path, monkeypatch, kind):
     assert json.loads(Path("run/summary.json").read_text())["test"] is None
 
 
-def test_an_unreadable_test_image_does_not_end_a_run_without_its_summary(tmp_path, monkeypatch, capsys):
+def test_a_run_with_an_unreadable_test_image_writes_its_summary(tmp_path, monkeypatch, capsys):
     from vitreous.cli.main import run_command
 
     monkeypatch.chdir(tmp_path)

@@ -17,7 +17,7 @@ from vitreous.data.values import are_measurements, require_values
 from vitreous.errors import DataError
 
 
-def write(home, text, count=12):
+def write_value_table(home, text, count=12):
     """A table, and black images that it may name."""
     for row in range(count):
         Image.new("L", (4, 4)).save(home / f"{row}.png")
@@ -26,17 +26,17 @@ def write(home, text, count=12):
     return place
 
 
-def table(*columns, count=12):
+def format_table(*columns, count=12):
     """The text of a table: a header, and in row r the value of each of the columns' functions."""
     names = ["path", *(name for name, _ in columns)]
     rows = [[f"{r}.png", *(str(value(r)) for _, value in columns)] for r in range(count)]
     return "\n".join(",".join(row) for row in [names, *rows]) + "\n"
 
 
-def test_columns_of_numbers_are_targets(tmp_path):
-    place = write(
+def test_numeric_columns_are_targets(tmp_path):
+    place = write_value_table(
         tmp_path,
-        table(
+        format_table(
             ("age", lambda r: r + 0.5),
             ("height", lambda r: "" if r % 3 == 0 else r),
             ("split", lambda r: "val" if r > 8 else "train"),
@@ -52,8 +52,10 @@ def test_columns_of_numbers_are_targets(tmp_path):
     assert data.fingerprint() != open_data(place, targets=("age",)).fingerprint()
 
 
-def test_named_columns_beside_labels(tmp_path):
-    place = write(tmp_path, table(("label", lambda r: "ab"[r % 2]), ("age", lambda r: r), ("site", lambda r: "x")))
+def test_named_target_columns_replace_labels(tmp_path):
+    place = write_value_table(
+        tmp_path, format_table(("label", lambda r: "ab"[r % 2]), ("age", lambda r: r), ("site", lambda r: "x"))
+    )
     assert open_data(place).classes == ("a", "b")
     data = open_data(place, targets=("age",))
     assert data.targets == ("age",) and data.splits["train"].labels.shape == (11, 1)
@@ -64,7 +66,7 @@ def test_named_columns_beside_labels(tmp_path):
 
 
 def test_groups_stay_together(tmp_path):
-    place = write(tmp_path, table(("age", lambda r: r), ("group", lambda r: f"g{r // 3}")))
+    place = write_value_table(tmp_path, format_table(("age", lambda r: r), ("group", lambda r: f"g{r // 3}")))
     data = open_data(place)
     assert {int(v) // 3 for v in data.splits["val"].labels[:, 0]}.isdisjoint(
         int(v) // 3 for v in data.splits["train"].labels[:, 0]
@@ -82,16 +84,16 @@ def test_groups_stay_together(tmp_path):
     ([("age", lambda r: "")], (), "unknown column age", "expected a header"),
     ([("age", lambda r: r), ("city", lambda r: "x")], (), "unknown column city", "for regression, choose columns in train, "),
 ])  # fmt: skip
-def test_what_holds_no_numbers_is_refused(tmp_path, columns, targets, message, hint):
+def test_non_numeric_targets_are_rejected(tmp_path, columns, targets, message, hint):
     with pytest.raises(DataError) as error:
-        open_data(write(tmp_path, table(*columns)), targets=targets)
+        open_data(write_value_table(tmp_path, format_table(*columns)), targets=targets)
     assert message in error.value.message and error.value.hint.startswith(hint)
 
 
 def test_an_image_with_two_values_is_refused(tmp_path):
     with pytest.raises(DataError, match="1 rows contradict the values of an earlier row"):
-        open_data(write(tmp_path, table(("age", lambda r: r)) + "3.png,4\n"))
-    same = open_data(write(tmp_path, table(("age", lambda r: r)) + "3.png,3\n"))
+        open_data(write_value_table(tmp_path, format_table(("age", lambda r: r)) + "3.png,4\n"))
+    same = open_data(write_value_table(tmp_path, format_table(("age", lambda r: r)) + "3.png,3\n"))
     assert "1 rows are duplicates and are ignored" in same.notes
 
 
@@ -99,20 +101,22 @@ def test_an_image_with_two_values_is_refused(tmp_path):
     (lambda r: 7, "all 11 training images have the same value of age, 7"),
     (lambda r: r if r == "never" else "", "no training image has a value of age"),
 ])  # fmt: skip
-def test_targets_that_teach_nothing_are_refused(tmp_path, value, message):
-    data = open_data(write(tmp_path, table(("age", value), ("height", lambda r: r))), targets=("age", "height"))
+def test_constant_or_empty_targets_are_rejected(tmp_path, value, message):
+    data = open_data(
+        write_value_table(tmp_path, format_table(("age", value), ("height", lambda r: r))), targets=("age", "height")
+    )
     with pytest.raises(DataError, match=message):
         require_values(data)
 
 
-def test_a_split_without_values_is_left_out(tmp_path):
+def test_a_split_without_values_is_ignored(tmp_path):
     split = ("split", lambda r: "test" if r > 8 else "val" if r > 6 else "train")
-    data = open_data(write(tmp_path, table(("age", lambda r: "" if r > 8 else r), split)))
+    data = open_data(write_value_table(tmp_path, format_table(("age", lambda r: "" if r > 8 else r), split)))
     assert set(data.splits) == {"train", "val"} and "test has 3 images without labels and is ignored" in data.notes
     assert "3 of 12 images have no value" in data.notes
 
 
-def parquet(place, **columns):
+def write_parquet(place, **columns):
     """A Parquet file of small images with columns."""
     content = io.BytesIO()
     Image.new("L", (4, 4)).save(content, "PNG")
@@ -121,9 +125,9 @@ def parquet(place, **columns):
     return place
 
 
-def test_columns_of_parquet_files(tmp_path):
+def test_parquet_columns_are_targets(tmp_path):
     age, height = [float(r) for r in range(12)], [None if r == 2 else r for r in range(12)]
-    place = parquet(tmp_path / "a.parquet", age=age, height=height, name=["x"] * 12)
+    place = write_parquet(tmp_path / "a.parquet", age=age, height=height, name=["x"] * 12)
     data = open_data(place, targets=("age", "height"))
     assert (
         data.targets == ("age", "height")
@@ -133,13 +137,13 @@ def test_columns_of_parquet_files(tmp_path):
     for name, message in (("name", "has type string, not numbers"), ("agee", "has no column agee")):
         with pytest.raises((DataError, Exception), match=message):
             open_data(place, targets=("age", name))
-    fractions = open_data(parquet(tmp_path / "b.parquet", label=[r / 2 for r in range(12)]))
+    fractions = open_data(write_parquet(tmp_path / "b.parquet", label=[r / 2 for r in range(12)]))
     assert fractions.targets == ("label",) and fractions.full_train_split.labels[:, 0].tolist() == [
         r / 2 for r in range(12)
     ]
 
 
-def test_class_folders_named_by_numbers(tmp_path):
+def test_numeric_class_folders_are_targets(tmp_path):
     make_folder(tmp_path / "ages", {"": 6}, classes=("0.5", "12", "3"))
     classes = open_data(tmp_path / "ages")
     data = open_data(tmp_path / "ages", targets=("age",))
@@ -153,7 +157,7 @@ def test_class_folders_named_by_numbers(tmp_path):
         open_data(tmp_path / "names", targets=("age",))
 
 
-def test_values_are_held_out_as_one_class():
+def test_regression_data_are_held_out_as_one_class():
     labels = np.random.default_rng(0).normal(size=(50, 2))
     parts = draw_stratified_splits(labels, 3, {"val": 0.2})
     same = draw_stratified_splits(np.zeros(50, np.int64), 3, {"val": 0.2})

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.films import greys, moving, write_clip, write_moves
+from tests.data.films import make_grey_frames, make_moving_square, write_clip, write_moves
 from vitreous.apps.curation.dedup import find_copies
 from vitreous.apps.curation.pack import pack_dataset
 from vitreous.data.layouts.video import ClipFiles
@@ -17,14 +17,14 @@ from vitreous.data.split import FileSplit, create_empty_labels
 from vitreous.errors import DataError, UsageError
 
 
-def kinds(data):
+def split_types(data):
     """The types of the splits of a data set."""
     return {type(split) for split in data.splits.values()}
 
 
-def test_a_folder_of_clips_of_any_kind_is_video_data(tmp_path):
+def test_a_folder_of_clips_in_any_format_is_video_data(tmp_path):
     data = open_data(write_moves(tmp_path, 12, (".mp4", ".gif", "", ".webm")))
-    assert kinds(data) == {ClipFiles} and data.classes == ("left", "right")
+    assert split_types(data) == {ClipFiles} and data.classes == ("left", "right")
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 22, "val": 2}
     assert data.notes[0].startswith("the data are 24 clips; `--frames`")
     split = data.with_holdout(0.0, 0).splits["train"]
@@ -34,41 +34,41 @@ def test_a_folder_of_clips_of_any_kind_is_video_data(tmp_path):
     assert [back.name(0), back.name(1)] == [split.name(20), split.name(3)] and back.labels.tolist() == [1, 0]
 
 
-def test_splits_and_clips_of_one_class(tmp_path):
+def test_clip_splits_and_single_class_folders_are_read(tmp_path):
     for name in ("train", "val", "test"):
         write_moves(tmp_path / name, 1, (".avi",))
     data = open_data(tmp_path)
-    assert kinds(data) == {ClipFiles} and list(data.splits) == ["train", "val", "test"]
+    assert split_types(data) == {ClipFiles} and list(data.splits) == ["train", "val", "test"]
     alone = open_data(tmp_path / "test" / "left")
-    assert kinds(alone) == {ClipFiles} and not alone.labelled
+    assert split_types(alone) == {ClipFiles} and not alone.labelled
 
 
-def test_gifs_alone_are_clips_where_they_are_animated(tmp_path):
+def test_animated_gifs_are_clips(tmp_path):
     write_moves(tmp_path / "moving", 2, (".gif",))
-    assert kinds(open_data(tmp_path / "moving")) == {ClipFiles}
-    write_clip(tmp_path / "still" / "a" / "1.gif", greys(1))
-    write_clip(tmp_path / "still" / "b" / "1.gif", greys(3))
-    assert ClipFiles not in kinds(open_data(tmp_path / "still"))
+    assert split_types(open_data(tmp_path / "moving")) == {ClipFiles}
+    write_clip(tmp_path / "still" / "a" / "1.gif", make_grey_frames(1))
+    write_clip(tmp_path / "still" / "b" / "1.gif", make_grey_frames(3))
+    assert ClipFiles not in split_types(open_data(tmp_path / "still"))
 
 
 @pytest.mark.parametrize("odd", ["left/photo.jpg", "left/clip2/x.png", "left/clip2/frame_012.png", "left/0001.png"])
-def test_pictures_among_clips_make_pictures_of_all(tmp_path, odd):
+def test_an_image_among_clips_makes_the_data_images(tmp_path, odd):
     home = write_moves(tmp_path, 3, (".gif", ".gif", ""))
     Image.new("RGB", (16, 16)).save(home / odd)
-    assert ClipFiles not in kinds(open_data(home))
+    assert ClipFiles not in split_types(open_data(home))
 
 
-def test_folders_of_pictures_that_are_no_frames_stay_pictures(tmp_path):
+def test_image_folders_that_are_not_frames_stay_images(tmp_path):
     for name in ("a", "b"):
-        write_clip(tmp_path / "flat" / name, greys(3))  # the pictures of a class
+        write_clip(tmp_path / "flat" / name, make_grey_frames(3))  # the pictures of a class
         for number, side in enumerate((8, 9, 8)):
             place = tmp_path / "nested" / name / "c" / f"{number}.png"
             place.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (side, 8)).save(place)
-    assert ClipFiles not in kinds(open_data(tmp_path / "flat")) | kinds(open_data(tmp_path / "nested"))
+    assert ClipFiles not in split_types(open_data(tmp_path / "flat")) | split_types(open_data(tmp_path / "nested"))
 
 
-def test_what_takes_pictures_refuses_clips(tmp_path):
+def test_image_only_commands_reject_clips(tmp_path):
     home = write_moves(tmp_path / "clips", 3, (".gif",))
     with pytest.raises(UsageError, match="the data are clips, but packs store images"):
         pack_dataset(home, tmp_path / "packed")
@@ -80,20 +80,20 @@ def test_what_takes_pictures_refuses_clips(tmp_path):
         find_copies([open_data(home).split("train")], [pictures])
 
 
-def test_a_clip_that_cannot_be_read_is_named(tmp_path):
-    place = write_clip(tmp_path / "a" / "1.mp4", moving(0, True))
+def test_an_unreadable_clip_is_reported_by_name(tmp_path):
+    place = write_clip(tmp_path / "a" / "1.mp4", make_moving_square(0, True))
     place.write_bytes(b"none")
-    write_clip(tmp_path / "b" / "1.mp4", moving(0, True))
+    write_clip(tmp_path / "b" / "1.mp4", make_moving_square(0, True))
     split = open_data(tmp_path).with_holdout(0.0, 0).splits["train"]
     with pytest.raises(DataError, match=r"a/1\.mp4: not a clip of a known format"):
         split.clip(0)  # type: ignore[attr-defined]
 
 
-def test_folders_of_frames_without_classes_are_told_of(tmp_path):
+def test_frame_folders_without_classes_are_reported(tmp_path):
     for clip in ("one", "two", "three"):
-        write_clip(tmp_path / clip, greys(3))
+        write_clip(tmp_path / clip, make_grey_frames(3))
     assert any("image names look like video frames" in note for note in open_data(tmp_path).notes)
-    assert kinds(open_data(tmp_path)) == {FileSplit}
+    assert split_types(open_data(tmp_path)) == {FileSplit}
     for name in ("ant", "bee"):  # numbered photographs, of which neighbours are no more alike than others
         (tmp_path / "photos" / name).mkdir(parents=True)
         for number in range(12):
@@ -103,15 +103,15 @@ def test_folders_of_frames_without_classes_are_told_of(tmp_path):
     shutil.rmtree(tmp_path / "photos")
     for split in ("train", "test"):  # a name that both have is a class
         for name in ("cat", "dog"):
-            write_clip(tmp_path / "split" / split / name, greys(3))
+            write_clip(tmp_path / "split" / split / name, make_grey_frames(3))
     assert not any("video frames" in note for note in open_data(tmp_path / "split").notes)
     shutil.rmtree(tmp_path / "split")
     (tmp_path / "all").mkdir()
     for clip in ("one", "two", "three"):
         (tmp_path / clip).rename(tmp_path / "all" / clip)
-    assert kinds(open_data(tmp_path)) == {ClipFiles} and not open_data(tmp_path).labelled  # as the note says
+    assert split_types(open_data(tmp_path)) == {ClipFiles} and not open_data(tmp_path).labelled  # as the note says
     for place in ("a/7.png", "a/8.png", "b/1.png", "b/2.png"):
-        write_clip(tmp_path / "plain" / place[:-4], greys(1))
+        write_clip(tmp_path / "plain" / place[:-4], make_grey_frames(1))
         (tmp_path / "plain" / place[:-4] / "frame_000.png").rename(tmp_path / "plain" / place)
         (tmp_path / "plain" / place[:-4]).rmdir()
     assert not any("video frames" in note for note in open_data(tmp_path / "plain").notes)

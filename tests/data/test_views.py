@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image, ImageFilter, ImageOps
 
-from tests.conftest import make_folder, picture
+from tests.conftest import make_folder, make_image
 from vitreous.config import from_yaml, to_yaml
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.views import DINO_VIEWS, DINOV2_VIEWS, MultiCrop, blur_at_random
@@ -22,9 +22,9 @@ from vitreous.data.modalities.base import image_to_tensor
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
 
-SIZE, SMALL = (20, 24), (8, 10)
-SEEN = ImagePreprocess(SIZE)
-PLAIN: dict[str, Any] = {
+IMAGE_SIZE, LOCAL_SIZE = (20, 24), (8, 10)
+VIEW_PREPROCESS = ImagePreprocess(IMAGE_SIZE)
+IDENTITY_OPTIONS: dict[str, Any] = {
     "flip": 0.0,
     "jitter_probability": 0.0,
     "grey": 0.0,
@@ -33,29 +33,29 @@ PLAIN: dict[str, Any] = {
 }
 
 
-def test_views_are_a_function_of_key_and_number():
-    image, few, many = picture(0, (70, 50)), MultiCrop(2, SMALL), MultiCrop(5, SMALL)
+def test_views_depend_only_on_key_and_index():
+    image, few, many = make_image(0, (70, 50)), MultiCrop(2, LOCAL_SIZE), MultiCrop(5, LOCAL_SIZE)
     for k in range(5):
-        views = many.draw_views(image, SIZE, k)
-        assert [tuple(view.shape) for view in views] == [(3, *SIZE)] * 2 + [(3, *SMALL)] * 5
+        views = many.draw_views(image, IMAGE_SIZE, k)
+        assert [tuple(view.shape) for view in views] == [(3, *IMAGE_SIZE)] * 2 + [(3, *LOCAL_SIZE)] * 5
         assert all(view.dtype == torch.uint8 for view in views)
         assert len({view.numpy().tobytes() for view in views}) == 7
-        assert all(torch.equal(a, b) for a, b in zip(few.draw_views(image, SIZE, k), views[:4], strict=True))
-    assert not torch.equal(many.draw_views(image, SIZE, 0)[0], many.draw_views(image, SIZE, 1)[0])
+        assert all(torch.equal(a, b) for a, b in zip(few.draw_views(image, IMAGE_SIZE, k), views[:4], strict=True))
+    assert not torch.equal(many.draw_views(image, IMAGE_SIZE, 0)[0], many.draw_views(image, IMAGE_SIZE, 1)[0])
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_grey_pictures_have_views_too(channels):
-    views = DINO_VIEWS.draw_views(picture(0, (70, 50)).convert("L" if channels == 1 else "RGB"), SIZE, 3)
+def test_grey_images_have_views(channels):
+    views = DINO_VIEWS.draw_views(make_image(0, (70, 50)).convert("L" if channels == 1 else "RGB"), IMAGE_SIZE, 3)
     assert len(views) == 10 and all(view.shape[0] == channels for view in views)
 
 
 @pytest.mark.parametrize("crops", [DINO_VIEWS, DINOV2_VIEWS])
-def test_views_take_their_share_of_the_picture(crops):
+def test_views_cover_their_share_of_the_image(crops):
     """The colours of the picture are its coordinates, so a view tells which part it shows."""
     rows, columns = np.mgrid[0:200, 0:250]
     places = Image.fromarray(np.stack([columns, rows, 0 * rows], -1).astype(np.uint8))
-    plain = MultiCrop(2, (32, 32), crops.global_area, crops.local_area, **PLAIN)
+    plain = MultiCrop(2, (32, 32), crops.global_area, crops.local_area, **IDENTITY_OPTIONS)
     areas: dict[int, list[float]] = {0: [], 2: []}
     for k in range(150):
         for view, shown in enumerate(plain.draw_views(places, (32, 32), k)):
@@ -68,11 +68,11 @@ def test_views_take_their_share_of_the_picture(crops):
         assert abs(np.mean(areas[group]) - (low + high) / 2) < (high - low) / 6
 
 
-def counted(crops: MultiCrop, image: Image.Image, happened) -> np.ndarray:
+def measure_view_rates(crops: MultiCrop, image: Image.Image, happened) -> np.ndarray:
     """How often something happened, by kind of view."""
     counts = np.zeros(3)
     for k in range(250):
-        counts += [happened(view) for view in crops.draw_views(image, SIZE, k)]
+        counts += [happened(view) for view in crops.draw_views(image, IMAGE_SIZE, k)]
     return counts / 250
 
 
@@ -86,52 +86,60 @@ def counted(crops: MultiCrop, image: Image.Image, happened) -> np.ndarray:
         ("jitter_probability", 0.8, (0.8, 0.8, 0.8)),
     ],
 )
-def test_each_view_has_its_own_chances(option, value, expected):
+def test_each_view_has_its_own_probabilities(option, value, expected):
     crops = MultiCrop(
-        1, SIZE, **{**PLAIN, option: value}, global_area=(1.0, 1.0), local_area=(1.0, 1.0), ratio=(1.2, 1.2)
+        1,
+        IMAGE_SIZE,
+        **{**IDENTITY_OPTIONS, option: value},
+        global_area=(1.0, 1.0),
+        local_area=(1.0, 1.0),
+        ratio=(1.2, 1.2),
     )
     fine = np.full((20, 24, 3), (140, 90, 30), np.uint8)
     fine[::2, ::2] = (150, 60, 90)
     alone = image_to_tensor(Image.fromarray(fine))
-    found = counted(crops, Image.fromarray(fine), lambda view: not torch.equal(view, alone))
+    found = measure_view_rates(crops, Image.fromarray(fine), lambda view: not torch.equal(view, alone))
     blur_of_nothing = 0.06 if option == "blur" else 0  # a radius near 0.1 changes no pixel
     assert (np.abs(found - expected) < 0.06 + blur_of_nothing).all()
 
 
-def test_solarising_and_blurring_are_pillows():
-    image = picture(0, (24, 20))
+def test_solarise_and_blur_match_pillow():
+    image = make_image(0, (24, 20))
     whole = {"global_area": (1.0, 1.0), "ratio": (1.2, 1.2)}
-    solar = MultiCrop(0, **{**PLAIN, "solarise": (1.0, 1.0, 1.0)}, **whole)
-    assert torch.equal(solar.draw_views(image, SIZE, 0)[0], image_to_tensor(ImageOps.solarize(image, 128)))
+    solar = MultiCrop(0, **{**IDENTITY_OPTIONS, "solarise": (1.0, 1.0, 1.0)}, **whole)
+    assert torch.equal(solar.draw_views(image, IMAGE_SIZE, 0)[0], image_to_tensor(ImageOps.solarize(image, 128)))
     assert blur_at_random(image, 1.0, (1.5, 1.5)).tobytes() == image.filter(ImageFilter.GaussianBlur(1.5)).tobytes()
     assert blur_at_random(image, 0.0, (1.5, 1.5)) is image
 
 
-def test_channels_that_are_no_colours_are_cropped_and_mirrored_together():
-    image, crops = picture(0, (70, 50)), MultiCrop(3, SMALL, **{**PLAIN, "flip": 0.5})
+def test_bands_are_cropped_and_flipped_together():
+    image, crops = make_image(0, (70, 50)), MultiCrop(3, LOCAL_SIZE, **{**IDENTITY_OPTIONS, "flip": 0.5})
     bands = image.split()
     for k in range(10):
-        whole, apart = crops.draw_views(image, SIZE, k), MultiCrop(3, SMALL).draw_views((*bands, bands[0]), SIZE, k)
+        whole, apart = (
+            crops.draw_views(image, IMAGE_SIZE, k),
+            MultiCrop(3, LOCAL_SIZE).draw_views((*bands, bands[0]), IMAGE_SIZE, k),
+        )
         for one, two in zip(whole, apart, strict=True):
             assert torch.equal(one, two[:3]) and torch.equal(one[0], two[3])
     floats = tuple(Image.fromarray(np.asarray(band).astype(np.float32) * 10) for band in bands[:2])
-    assert all(view.dtype == torch.float32 and view.max() > 300 for view in crops.draw_views(floats, SIZE, 0))
+    assert all(view.dtype == torch.float32 and view.max() > 300 for view in crops.draw_views(floats, IMAGE_SIZE, 0))
 
 
 @pytest.mark.parametrize("locals", [3, 0])
-def test_rows_of_views_become_batches(locals):
-    crops, images = MultiCrop(locals, SMALL), [picture(i, (70, 50)) for i in range(4)]
-    rows = torch.stack([crops.augment_image(image, SEEN, k) for k, image in enumerate(images)])
-    batch = crops.unpack_batch(rows, SEEN)
-    assert batch["images"].shape == (4, 2, 3, *SIZE) and batch["local"].shape == (4, locals, 3, *SMALL)
+def test_packed_views_are_unpacked_to_batches(locals):
+    crops, images = MultiCrop(locals, LOCAL_SIZE), [make_image(i, (70, 50)) for i in range(4)]
+    rows = torch.stack([crops.augment_image(image, VIEW_PREPROCESS, k) for k, image in enumerate(images)])
+    batch = crops.unpack_batch(rows, VIEW_PREPROCESS)
+    assert batch["images"].shape == (4, 2, 3, *IMAGE_SIZE) and batch["local"].shape == (4, locals, 3, *LOCAL_SIZE)
     for k, image in enumerate(images):
-        views = crops.draw_views(image, SIZE, k)
+        views = crops.draw_views(image, IMAGE_SIZE, k)
         assert torch.equal(batch["images"][k], torch.stack(views[:2]))
         assert not locals or torch.equal(batch["local"][k], torch.stack(views[2:]))
-    assert crops.unpack_batch(rows[:0], SEEN)["images"].shape == (0, 2, 3, *SIZE)
+    assert crops.unpack_batch(rows[:0], VIEW_PREPROCESS)["images"].shape == (0, 2, 3, *IMAGE_SIZE)
 
 
-def test_views_are_kept_in_a_config_and_checked():
+def test_views_survive_a_config_round_trip_and_are_validated():
     assert from_yaml(MultiCrop, to_yaml(DINOV2_VIEWS)) == DINOV2_VIEWS
     for options in (
         {"flip": 1.2},
@@ -146,12 +154,12 @@ def test_views_are_kept_in_a_config_and_checked():
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("memory", [False, True])
-def test_a_feed_gives_batches_of_views(tmp_path, memory, workers):
+def test_loaders_give_batches_of_views(tmp_path, memory, workers):
     data = open_image_folder(make_folder(tmp_path, {"train": 4, "val": 1}, size=(24, 20)))
-    split, crops = data.split("train"), MultiCrop(3, SMALL)
+    split, crops = data.split("train"), MultiCrop(3, LOCAL_SIZE)
     pictures = [decode_to_pillow(split.raw(sample)) for sample in range(len(split))]
     cached = torch.stack([image_to_tensor(image) for image in pictures]) if memory else None
-    feed = TrainLoader(split, SEEN, crops, 0, workers=workers, cached=cached)
+    feed = TrainLoader(split, VIEW_PREPROCESS, crops, 0, workers=workers, cached=cached)
     batches = list(feed.iterate_batches(10, 15, 3))
     assert [len(batch["samples"]) for batch in batches] == [3, 2]
     for batch in batches:
@@ -163,14 +171,14 @@ def test_a_feed_gives_batches_of_views(tmp_path, memory, workers):
     row = (
         crops.augment_batch(cached[sample : sample + 1], own[None])[0]
         if memory
-        else crops.augment_image(pictures[sample], SEEN, own)
+        else crops.augment_image(pictures[sample], VIEW_PREPROCESS, own)
     )
-    alone = crops.unpack_batch(row[None], SEEN)
+    alone = crops.unpack_batch(row[None], VIEW_PREPROCESS)
     assert all(torch.equal(batches[0][name][0], alone[name][0]) for name in ("images", "local"))
 
 
 @pytest.mark.parametrize("memory", [False, True])
-def test_batches_of_images_without_labels_have_no_labels(tmp_path, memory):
+def test_unlabelled_batches_have_no_labels(tmp_path, memory):
     split = open_image_folder(make_folder(tmp_path, {"train": 4, "val": 1}, size=(24, 20))).split("train")
     cached = (
         torch.stack([image_to_tensor(decode_to_pillow(split.raw(sample))) for sample in range(len(split))])
@@ -178,9 +186,9 @@ def test_batches_of_images_without_labels_have_no_labels(tmp_path, memory):
         else None
     )
     bare = split.take(np.arange(len(split)), np.zeros((len(split), 0), np.float32))
-    for views, shape in ((MultiCrop(3, SMALL), (3, 2, 3, *SIZE)), (Augment(flip=0.5), (3, 3, *SIZE))):
+    for views, shape in ((MultiCrop(3, LOCAL_SIZE), (3, 2, 3, *IMAGE_SIZE)), (Augment(flip=0.5), (3, 3, *IMAGE_SIZE))):
         batch, labelled = (
-            next(TrainLoader(s, SEEN, views, 0, workers=0, cached=cached).iterate_batches(0, 3, 3))
+            next(TrainLoader(s, VIEW_PREPROCESS, views, 0, workers=0, cached=cached).iterate_batches(0, 3, 3))
             for s in (bare, split)
         )
         assert "labels" not in batch and "labels" in labelled

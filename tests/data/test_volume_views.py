@@ -20,24 +20,24 @@ from vitreous.data.modalities.volumes import VolumePreprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import UsageError
 
-STILL = VolumeViews((1.0, 1.0), 0.0, (0.0, 0.0, 0.0), 0.0, 0.0, 0.0, 0.0)
-SIDES = (12, 16, 14)
+IDENTITY_VIEWS = VolumeViews((1.0, 1.0), 0.0, (0.0, 0.0, 0.0), 0.0, 0.0, 0.0, 0.0)
+VOLUME_SIZE = (12, 16, 14)
 
 
-def voxels(image):
+def make_preprocess(image):
     """How volumes become input at this size."""
     return VolumePreprocess(image, 1, (0.0,), (1.0,))
 
 
-def view_of(scenes, image=SIDES, key=5):
+def make_ramp_view(scenes, image=VOLUME_SIZE, key=5):
     """A view of a volume of SIDES that grows by 5, 3 and 2 along its axes, each number its own class."""
-    ramp = sum(step * place for step, place in zip((5, 3, 2), np.ogrid[tuple(map(slice, SIDES))], strict=True))
-    target = create_empty_target(SIDES, ramp.astype(np.int32))
-    return scenes.augment_scene(ramp[None].astype(np.float32), target, voxels(image), key), ramp
+    ramp = sum(step * place for step, place in zip((5, 3, 2), np.ogrid[tuple(map(slice, VOLUME_SIZE))], strict=True))
+    target = create_empty_target(VOLUME_SIZE, ramp.astype(np.int32))
+    return scenes.augment_scene(ramp[None].astype(np.float32), target, make_preprocess(image), key), ramp
 
 
-def test_a_view_of_the_volumes_own_size_is_the_volume():
-    view, ramp = view_of(STILL)
+def test_an_identity_view_is_the_volume():
+    view, ramp = make_ramp_view(IDENTITY_VIEWS)
     assert view["images"][0].numpy() == pytest.approx(ramp, abs=1e-3)
     assert np.array_equal(view["classes"].numpy(), ramp)
 
@@ -46,9 +46,9 @@ def test_a_view_of_the_volumes_own_size_is_the_volume():
     {"flip": (1.0, 0.0, 0.0)}, {"flip": (0.0, 1.0, 1.0)}, {"scale": (0.6, 1.7)}, {"rotate": 40.0},
 ])  # fmt: skip
 def test_voxels_and_classes_move_together(change):
-    scenes, others = replace(STILL, **change), 0
+    scenes, others = replace(IDENTITY_VIEWS, **change), 0
     for key in range(8):
-        view, ramp = view_of(scenes, key=key)
+        view, ramp = make_ramp_view(scenes, key=key)
         known = view["classes"] != IGNORE_INDEX
         assert known.float().mean() > 0.1
         apart = (view["images"][0] - view["classes"])[known]  # a nearest voxel is half a voxel away along each axis
@@ -57,8 +57,8 @@ def test_voxels_and_classes_move_together(change):
     assert others == 8
 
 
-def test_outside_of_the_volume_is_its_mirror_image_and_ignored():
-    view, ramp = view_of(STILL, image=(20, 16, 14))
+def test_volume_padding_is_reflected_and_ignored():
+    view, ramp = make_ramp_view(IDENTITY_VIEWS, image=(20, 16, 14))
     known = (view["classes"] != IGNORE_INDEX).all((1, 2))
     first = int(known.nonzero()[0])
     assert known.sum() in (11, 12) and known[first : first + int(known.sum())].all()
@@ -68,12 +68,12 @@ def test_outside_of_the_volume_is_its_mirror_image_and_ignored():
     assert outside.min() >= ramp.min() - 0.01 and (view["classes"][~known] == IGNORE_INDEX).all() and outside.std() > 1
 
 
-def test_places_are_those_of_a_loop_over_voxels():
-    scenes, draws = replace(STILL, scale=(0.5, 2.0), rotate=30.0), np.random.default_rng(0).random(19)
-    places = scenes.compute_sample_positions(SIDES, (4, 6, 5), draws)
+def test_sampling_positions_match_a_loop_over_voxels():
+    scenes, draws = replace(IDENTITY_VIEWS, scale=(0.5, 2.0), rotate=30.0), np.random.default_rng(0).random(19)
+    places = scenes.compute_sample_positions(VOLUME_SIZE, (4, 6, 5), draws)
     factors = 0.5 * 4.0 ** draws[:3]
     sides = np.array((4, 6, 5)) / factors
-    room = np.array(SIDES) - sides
+    room = np.array(VOLUME_SIZE) - sides
     centre = np.minimum(0, room) + np.abs(room) * draws[3:6] + sides / 2
     turn = np.eye(3)
     for draw, (a, b) in zip(draws[6:9], ((1, 2), (0, 2), (0, 1)), strict=True):
@@ -89,38 +89,51 @@ def test_intensities_change_within_their_ranges():
     scenes = VolumeViews((1.0, 1.0), 0.0, (0.0, 0.0, 0.0), contrast=0.3, shift=0.2, gamma=0.5, noise=0.0)
     volume = np.random.default_rng(0).normal(size=(1, 8, 8, 8)).astype(np.float32)
     target = create_empty_target((8, 8, 8), np.zeros((8, 8, 8), np.int32))
-    changed = [scenes.augment_scene(volume, target, voxels((8, 8, 8)), key)["images"].numpy() for key in range(20)]
+    changed = [
+        scenes.augment_scene(volume, target, make_preprocess((8, 8, 8)), key)["images"].numpy() for key in range(20)
+    ]
     for one in changed:  # of the same order, between moved and scaled ends
         assert np.array_equal(np.argsort(one.ravel(), kind="stable"), np.argsort(volume.ravel(), kind="stable"))
         low, high = sorted((volume.min() * 0.7, volume.min() * 1.3))
         assert low - 0.21 <= one.min() <= high + 0.21
     assert np.std([one.mean() for one in changed]) > 0.05
-    noisy = replace(STILL, noise=0.5).augment_scene(volume, target, voxels((8, 8, 8)), 3)["images"].numpy() - volume
+    noisy = (
+        replace(IDENTITY_VIEWS, noise=0.5)
+        .augment_scene(volume, target, make_preprocess((8, 8, 8)), 3)["images"]
+        .numpy()
+        - volume
+    )
     assert 0 < noisy.std() <= 0.55 and abs(noisy.mean()) < 0.1
 
 
-def test_a_view_is_a_function_of_its_key_alone(tmp_path):
+def test_views_depend_only_on_their_key(tmp_path):
     data = open_data(write_solids(tmp_path, 5))
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        first = TrainLoader(data.split("train"), voxels((8, 12, 8)), VolumeViews(), seed=3)
+        first = TrainLoader(data.split("train"), make_preprocess((8, 12, 8)), VolumeViews(), seed=3)
         batches = list(first.iterate_batches(0, 8, 3))
         torch.manual_seed(2)
         again = list(
-            TrainLoader(data.split("train"), voxels((8, 12, 8)), VolumeViews(), seed=3).iterate_batches(0, 8, 8)
+            TrainLoader(data.split("train"), make_preprocess((8, 12, 8)), VolumeViews(), seed=3).iterate_batches(
+                0, 8, 8
+            )
         )
     assert [len(batch["samples"]) for batch in batches] == [3, 3, 2]
     for name in ("images", "classes"):
         assert torch.equal(torch.cat([batch[name] for batch in batches]), again[0][name])
     assert batches[0]["images"].shape == (3, 1, 8, 12, 8) and batches[0]["classes"].dtype == torch.int32
     other = next(
-        iter(TrainLoader(data.split("train"), voxels((8, 12, 8)), VolumeViews(), seed=4).iterate_batches(0, 8, 8))
+        iter(
+            TrainLoader(data.split("train"), make_preprocess((8, 12, 8)), VolumeViews(), seed=4).iterate_batches(
+                0, 8, 8
+            )
+        )
     )
     assert not torch.equal(other["images"], again[0]["images"])
-    assert VolumeViews().collate([], voxels((8, 12, 8)))["images"].shape == (0, 1, 8, 12, 8)
+    assert VolumeViews().collate([], make_preprocess((8, 12, 8)))["images"].shape == (0, 1, 8, 12, 8)
 
 
-def test_views_that_do_not_fit_are_refused():
+def test_invalid_volume_views_are_rejected():
     for wrong in ({"scale": (0.0, 1.0)}, {"flip": (0.5, 2.0, 0.0)}, {"noise": -1.0}, {"contrast": 1.0}):
         with pytest.raises(UsageError):
             VolumeViews(**wrong)
@@ -131,13 +144,13 @@ def test_views_that_do_not_fit_are_refused():
     with pytest.raises(UsageError, match="volume"):
         SceneViews().augment_scene(volume, target, ImagePreprocess((4, 4)), 0)
     with pytest.raises(UsageError, match="need volumes"):
-        VolumeViews().augment_scene(Image.new("L", (4, 4)), target, voxels((4, 4, 4)), 0)
+        VolumeViews().augment_scene(Image.new("L", (4, 4)), target, make_preprocess((4, 4, 4)), 0)
 
 
 @pytest.mark.parametrize("size", [(4, 20, 8), (9, 3, 8), (8, 8, 8)])
-def test_other_sizes_are_cut_or_filled_around_the_middle(size):
+def test_other_sizes_are_centre_cropped_or_padded(size):
     volume = np.random.default_rng(0).normal(size=(2, *size)).astype(np.float32)
-    fitted = voxels((8, 8, 8)).to_array(volume)
+    fitted = make_preprocess((8, 8, 8)).to_array(volume)
     both = [min(8, side) for side in size]
     of = tuple(slice((side - own) // 2, (side - own) // 2 + own) for side, own in zip(size, both, strict=True))
     to = tuple(slice((8 - own) // 2, (8 - own) // 2 + own) for own in both)

@@ -10,7 +10,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from tests.data.annotations.solids import AFFINE, solid, write_solids, write_volume
+from tests.data.annotations.solids import AFFINE, make_solid, write_solids, write_volume
 from vitreous.apps.curation.check import check_dataset
 from vitreous.data.annotations.target import IGNORE_INDEX
 from vitreous.data.decoding import volumes
@@ -25,13 +25,13 @@ from vitreous.data.modalities.volumes import VolumePreprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
 
-ENDINGS = (".nii.gz", ".nii", ".npy", ".npz", ".tif")
+VOLUME_SUFFIXES = (".nii.gz", ".nii", ".npy", ".npz", ".tif")
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", VOLUME_SUFFIXES)
 @pytest.mark.parametrize("dtype", ["float32", "uint8", "int16", "float64"])
 def test_every_format_gives_the_same_voxels(tmp_path, ending, dtype):
-    voxels, classes = solid(3)
+    voxels, classes = make_solid(3)
     voxels = np.clip(voxels / 4, 0, 255).astype(dtype)
     place = write_volume(tmp_path / f"a{ending}", voxels)
     expected = standardise_channels(voxels.astype(np.float32)[None])
@@ -41,7 +41,7 @@ def test_every_format_gives_the_same_voxels(tmp_path, ending, dtype):
     assert np.array_equal(read_label_volume(write_volume(tmp_path / f"m{ending}", classes.astype(dtype))), classes)
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", VOLUME_SUFFIXES)
 def test_channels_are_the_last_axis(tmp_path, ending):
     voxels = np.random.default_rng(0).normal(size=(5, 6, 7, 3)).astype(np.float32)
     place = write_volume(tmp_path / f"a{ending}", voxels)
@@ -64,7 +64,7 @@ def test_each_channel_is_standardised_by_a_stated_rule():
     assert (standardise_channels(np.full((1, 2, 2, 2), 7, np.float32)) == 0).all()
 
 
-def test_scaled_numbers_of_nifti_are_what_nibabel_gives(tmp_path):
+def test_scaled_nifti_values_match_nibabel(tmp_path):
     import nibabel
 
     image = nibabel.Nifti1Image(np.arange(60, dtype=np.int16).reshape(3, 4, 5), AFFINE)  # type: ignore[attr-defined]
@@ -76,13 +76,13 @@ def test_scaled_numbers_of_nifti_are_what_nibabel_gives(tmp_path):
     assert read_nifti_header(write_volume(tmp_path / "a.npy", expected)) is None
 
 
-def test_one_axis_more_of_length_one_is_left_out(tmp_path):
+def test_extra_axes_of_length_one_are_dropped(tmp_path):
     voxels = np.zeros((3, 4, 5, 1, 2), np.float32)
     assert read_volume_form(write_volume(tmp_path / "vector.nii", voxels)) == (2, (3, 4, 5))
     assert read_volume_form(write_volume(tmp_path / "one.nii", voxels[..., 0])) == (1, (3, 4, 5))
 
 
-def nifti(shape=(4, 5, 6), code=16, bits=32, offset=352, body=None, magic=b"n+1\0"):
+def build_nifti(shape=(4, 5, 6), code=16, bits=32, offset=352, body=None, magic=b"n+1\0"):
     """The bytes of a NIfTI-1 file with this header."""
     head = bytearray(352)
     struct.pack_into("<i", head, 0, 348)
@@ -93,30 +93,30 @@ def nifti(shape=(4, 5, 6), code=16, bits=32, offset=352, body=None, magic=b"n+1\
     return bytes(head) + (bytes(4 * 4 * 5 * 6) if body is None else body)
 
 
-def saved(array, **options):
+def encode_npy(array, **options):
     """The bytes of a .npy file."""
     file = io.BytesIO()
     np.save(file, array, **options)
     return file.getvalue()
 
 
-def promising(shape, descr="<f4"):
+def build_oversized_npy(shape, descr="<f4"):
     """A .npy file whose header promises a shape, with one number in it."""
     file = io.BytesIO()
     np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
     return file.getvalue() + b"\0\0\0\0"
 
 
-def zipped(*names, content=None):
+def build_npz(*names, content=None):
     """A .npz file of these members."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in names:
-            archive.writestr(name, saved(np.zeros((3, 4, 5), np.uint8)) if content is None else content)
+            archive.writestr(name, encode_npy(np.zeros((3, 4, 5), np.uint8)) if content is None else content)
     return file.getvalue()
 
 
-def stack(array, **options):
+def encode_tiff_stack(array, **options):
     """A TIFF of pages."""
     import tifffile
 
@@ -125,52 +125,55 @@ def stack(array, **options):
     return file.getvalue()
 
 
-GOOD, HOLED = np.ones((4, 5, 6), np.float32), np.full((4, 5, 6), np.nan, np.float32)
-TIFF_OF_3 = stack(np.random.default_rng(0).integers(0, 255, (3, 40, 50), dtype=np.uint8))
-HOSTILE = {
-    "npy of 10^12 voxels": (promising((10_000, 10_000, 10_000)), "to 268,435,456 values"),
-    "npz of 10^12 voxels": (zipped("a.npy", content=promising((10_000,) * 3)), "to 268,435,456 values"),
-    "nifti of 10^12 voxels": (gzip.compress(nifti((32_000, 32_000, 1_000))), "to 268,435,456 values"),
-    "nifti that unpacks to more": (gzip.compress(nifti(body=bytes(2**24))), "more bytes than its header states"),
-    "npz that unpacks to more": (zipped("a.npy", content=promising((2, 2, 2)) + bytes(2**24)), "33 bytes of voxels"),
-    "gzip cut short": (gzip.compress(nifti(body=np.random.default_rng(0).bytes(480)))[:-40], "gzip: cut short"),
-    "gzip of a damaged sum": (gzip.compress(nifti())[:-8] + b"12345678", "gzip: .*check"),
+VALID_VOLUME, NAN_VOLUME = np.ones((4, 5, 6), np.float32), np.full((4, 5, 6), np.nan, np.float32)
+THREE_PAGE_TIFF = encode_tiff_stack(np.random.default_rng(0).integers(0, 255, (3, 40, 50), dtype=np.uint8))
+HOSTILE_FILES = {
+    "npy of 10^12 voxels": (build_oversized_npy((10_000, 10_000, 10_000)), "to 268,435,456 values"),
+    "npz of 10^12 voxels": (build_npz("a.npy", content=build_oversized_npy((10_000,) * 3)), "to 268,435,456 values"),
+    "nifti of 10^12 voxels": (gzip.compress(build_nifti((32_000, 32_000, 1_000))), "to 268,435,456 values"),
+    "nifti that unpacks to more": (gzip.compress(build_nifti(body=bytes(2**24))), "more bytes than its header states"),
+    "npz that unpacks to more": (
+        build_npz("a.npy", content=build_oversized_npy((2, 2, 2)) + bytes(2**24)),
+        "33 bytes of voxels",
+    ),
+    "gzip cut short": (gzip.compress(build_nifti(body=np.random.default_rng(0).bytes(480)))[:-40], "gzip: cut short"),
+    "gzip of a damaged sum": (gzip.compress(build_nifti())[:-8] + b"12345678", "gzip: .*check"),
     "gzip of something else": (gzip.compress(b"hello" * 200), "not a volume of a known format"),
-    "nifti cut short": (nifti()[:500], "148 bytes of voxels, but the header states 480"),
-    "nifti without a body": (nifti(body=b""), "0 bytes of voxels, but the header states 480"),
-    "nifti of two files": (nifti(magic=b"ni1\0"), "not a volume of a known format"),
-    "nifti of two axes": (nifti((4, 5)), "4 x 5 is not a volume"),
-    "nifti of six axes": (nifti((2, 2, 2, 2, 2, 2)), "is not a volume"),
-    "nifti over time": (nifti((2, 2, 2, 300)), "300 channels"),
-    "nifti of a side below 0": (nifti((4, -5, 6)), "is not a volume"),
-    "nifti of colours": (nifti(code=128, bits=24), "unsupported voxel dtype"),
-    "nifti of complex numbers": (nifti(code=32, bits=64), "unsupported voxel dtype complex64"),
-    "nifti of an unknown type": (nifti(code=77), "cannot be read as a volume"),
-    "nifti with voxels in the header": (nifti(offset=0), "voxels inside the header"),
-    "objects": (saved(np.array([[[{}]]], object), allow_pickle=True), "unsupported voxel dtype object"),
-    "texts": (saved(np.array([[["a"]]])), "unsupported voxel dtype <U1"),
-    "a damaged header": (saved(GOOD).replace(b"'descr'", b"'dexxx'"), "damaged .npy header"),
-    "npy cut short": (saved(GOOD)[:-7], "473 bytes of voxels, but the header states 480"),
-    "npy with more": (saved(GOOD) + b"123", "483 bytes of voxels, but the header states 480"),
-    "five axes": (saved(np.zeros((1, 1, 1, 1, 1))), "is not a volume"),
-    "no voxels": (saved(np.zeros((3, 0, 4))), "3 x 0 x 4 is not a volume"),
-    "a number": (saved(np.float32(3)), "no axes is not a volume"),
-    "not a number": (saved(HOLED), "120 of its values are NaN"),
-    "infinite": (saved(HOLED * 0 + np.inf), "NaN or infinite"),
-    "no array": (zipped("a.txt"), "0 arrays"),
-    "two arrays": (zipped("a.npy", "b.npy"), "2 arrays instead of one"),
-    "a zip that is damaged": (zipped("a.npy")[:60], "cannot be read as a volume"),
+    "nifti cut short": (build_nifti()[:500], "148 bytes of voxels, but the header states 480"),
+    "nifti without a body": (build_nifti(body=b""), "0 bytes of voxels, but the header states 480"),
+    "nifti of two files": (build_nifti(magic=b"ni1\0"), "not a volume of a known format"),
+    "nifti of two axes": (build_nifti((4, 5)), "4 x 5 is not a volume"),
+    "nifti of six axes": (build_nifti((2, 2, 2, 2, 2, 2)), "is not a volume"),
+    "nifti over time": (build_nifti((2, 2, 2, 300)), "300 channels"),
+    "nifti of a side below 0": (build_nifti((4, -5, 6)), "is not a volume"),
+    "nifti of colours": (build_nifti(code=128, bits=24), "unsupported voxel dtype"),
+    "nifti of complex numbers": (build_nifti(code=32, bits=64), "unsupported voxel dtype complex64"),
+    "nifti of an unknown type": (build_nifti(code=77), "cannot be read as a volume"),
+    "nifti with voxels in the header": (build_nifti(offset=0), "voxels inside the header"),
+    "objects": (encode_npy(np.array([[[{}]]], object), allow_pickle=True), "unsupported voxel dtype object"),
+    "texts": (encode_npy(np.array([[["a"]]])), "unsupported voxel dtype <U1"),
+    "a damaged header": (encode_npy(VALID_VOLUME).replace(b"'descr'", b"'dexxx'"), "damaged .npy header"),
+    "npy cut short": (encode_npy(VALID_VOLUME)[:-7], "473 bytes of voxels, but the header states 480"),
+    "npy with more": (encode_npy(VALID_VOLUME) + b"123", "483 bytes of voxels, but the header states 480"),
+    "five axes": (encode_npy(np.zeros((1, 1, 1, 1, 1))), "is not a volume"),
+    "no voxels": (encode_npy(np.zeros((3, 0, 4))), "3 x 0 x 4 is not a volume"),
+    "a number": (encode_npy(np.float32(3)), "no axes is not a volume"),
+    "not a number": (encode_npy(NAN_VOLUME), "120 of its values are NaN"),
+    "infinite": (encode_npy(NAN_VOLUME * 0 + np.inf), "NaN or infinite"),
+    "no array": (build_npz("a.txt"), "0 arrays"),
+    "two arrays": (build_npz("a.npy", "b.npy"), "2 arrays instead of one"),
+    "a zip that is damaged": (build_npz("a.npy")[:60], "cannot be read as a volume"),
     "pages of two sizes": (None, "2 kinds of pages"),
-    "one page": (stack(np.zeros((8, 9), np.uint8)), "not a stack of pages"),
-    "pages cut short": (TIFF_OF_3[: len(TIFF_OF_3) - 900], "cannot be read|missing strips|missing"),
+    "one page": (encode_tiff_stack(np.zeros((8, 9), np.uint8)), "not a stack of pages"),
+    "pages cut short": (THREE_PAGE_TIFF[: len(THREE_PAGE_TIFF) - 900], "cannot be read|missing strips|missing"),
     "a picture": (b"\x89PNG\r\n\x1a\n" + bytes(60), "not a volume of a known format"),
     "nothing": (b"\0", "not a volume of a known format"),
 }
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
-def test_hostile_files_are_refused_by_one_message(kind, monkeypatch):
-    content, problem = HOSTILE[kind]
+@pytest.mark.parametrize("kind", HOSTILE_FILES)
+def test_hostile_volumes_are_rejected_with_one_message(kind, monkeypatch):
+    content, problem = HOSTILE_FILES[kind]
     if content is None:
         import tifffile
 
@@ -191,38 +194,38 @@ def test_hostile_files_are_refused_by_one_message(kind, monkeypatch):
     (np.full((2, 3, 4), 0.5), "0.5 is not a class"), (np.full((2, 3, 4), -1, np.int16), "-1 is not a class"),
     (np.full((2, 3, 4), np.nan), "NaN"), (np.full((2, 3, 4), 10**9), "1e[+]09 is not a class"),
 ])  # fmt: skip
-def test_masks_hold_whole_numbers(values, problem):
+def test_volume_masks_need_integer_values(values, problem):
     with pytest.raises(DataError, match=problem):
-        read_label_volume(saved(values), "mask.npy")
+        read_label_volume(encode_npy(values), "mask.npy")
     assert np.array_equal(read_label_volume(np.ones((2, 3, 4), bool)), np.ones((2, 3, 4), np.int32))
 
 
 @pytest.mark.parametrize(("library", "content", "extra"), [
-    ("nibabel", nifti(), "volumes"), ("tifffile", TIFF_OF_3, "data")
+    ("nibabel", build_nifti(), "volumes"), ("tifffile", THREE_PAGE_TIFF, "data")
 ])  # fmt: skip
-def test_a_missing_library_is_named_with_the_command_that_installs_it(library, content, extra, monkeypatch):
+def test_a_missing_library_is_reported_with_the_install_command(library, content, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(DataError, match=f"needs {library}") as error:
         read_volume(content, 1, "a")
     assert error.value.hint == f"pip install 'vitreous[{extra}]'"
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_masks_beside_volumes_are_read(tmp_path, ending):
+@pytest.mark.parametrize("ending", VOLUME_SUFFIXES)
+def test_volume_masks_are_read(tmp_path, ending):
     data = open_data(write_solids(tmp_path / "data", 12, ending))
     assert data.classes == ("background", "box", "ball") and len(data.splits["val"]) == 1
     split = data.split("train")
     first = int(split.name(0).rpartition("/")[2].partition(".")[0])
-    voxels, classes = solid(first)
+    voxels, classes = make_solid(first)
     assert np.array_equal(split.target(0).class_map(), classes)
     assert np.array_equal(VolumePreprocess((8, 8, 8), 1, (0.0,), (1.0,)).decode(split.raw(0)),
                           standardise_channels(voxels[None].copy()))  # fmt: skip
     assert split.axes == 3 and split.labels.tolist() == [[1, 1, 1]] * 11
 
 
-def test_the_decathlons_folders_are_read(tmp_path):
+def test_medical_decathlon_folders_are_read(tmp_path):
     for number in range(4):
-        voxels, classes = solid(number)
+        voxels, classes = make_solid(number)
         write_volume(tmp_path / "imagesTr" / f"part_{number}.nii.gz", voxels)
         write_volume(tmp_path / "labelsTr" / f"part_{number}.nii.gz", classes.astype(np.float32))
     labels = {"0": "background", "1": "box", "2": "ball"}
@@ -237,7 +240,7 @@ def test_the_decathlons_folders_are_read(tmp_path):
         open_data(tmp_path)
 
 
-def test_masks_that_do_not_fit_are_refused_by_name(tmp_path):
+def test_mismatched_volume_masks_are_rejected_by_name(tmp_path):
     home = write_solids(tmp_path, 4)
     write_volume(home / "masks" / "2.nii.gz", np.zeros((12, 17, 15), np.uint8))
     split = open_data(home).split("train")
@@ -255,7 +258,7 @@ def test_masks_that_do_not_fit_are_refused_by_name(tmp_path):
         open_data(home)
 
 
-def test_a_check_tells_sizes_classes_and_files_that_cannot_be_read(tmp_path):
+def test_check_reports_volume_sizes_classes_and_unreadable_files(tmp_path):
     home = write_solids(tmp_path / "data", 5)
     (home / "images" / "1.nii.gz").write_bytes((home / "images" / "1.nii.gz").read_bytes()[:900])
     write_volume(home / "masks" / "3.nii.gz", np.zeros((5, 5, 5), np.uint8))

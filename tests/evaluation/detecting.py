@@ -15,7 +15,7 @@ from vitreous.errors import DataError
 from vitreous.inference.outputs import pack_outputs
 from vitreous.tasks.detections import Detections
 
-NAMES = [
+COCO_METRIC_NAMES = [
     "ap",
     "ap50",
     "ap75",
@@ -31,14 +31,14 @@ NAMES = [
 ]
 
 
-def ellipse(box, size):
+def ellipse_mask(box, size):
     """(H, W) bool, the pixels of the ellipse in a box."""
     y, x = np.mgrid[: size[0], : size[1]] + 0.5
     across, down = (x - (box[0] + box[2]) / 2) / (box[2] - box[0]), (y - (box[1] + box[3]) / 2) / (box[3] - box[1])
     return across**2 + down**2 <= 0.25
 
 
-def drawn_scene(draw, size=(120, 200), classes=4, ties=True):
+def draw_scene(draw, size=(120, 200), classes=4, ties=True):
     """Answers and objects of an image at random: answers near objects and elsewhere, of right and wrong classes, equal
     scores, crowds, and objects of all sizes."""
 
@@ -47,7 +47,7 @@ def drawn_scene(draw, size=(120, 200), classes=4, ties=True):
         low = draw.uniform(0, 1, (count, 2)) * (np.array(size[::-1]) - sides)
         return np.concatenate([low, low + sides], 1)
 
-    truth = [box for box in boxes(draw.integers(0, 9)) if ellipse(box, size).any()]
+    truth = [box for box in boxes(draw.integers(0, 9)) if ellipse_mask(box, size).any()]
     labels, crowd = draw.integers(0, classes, len(truth)), draw.random(len(truth)) < 0.2
     rows = [(*boxes(1)[0], draw.integers(classes)) for _ in range(draw.integers(0, 6))]
     for box, label in zip(truth, labels, strict=True):
@@ -57,15 +57,15 @@ def drawn_scene(draw, size=(120, 200), classes=4, ties=True):
     table = np.array([row for row in rows if row[2] > row[0] + 1 and row[3] > row[1] + 1]).reshape(-1, 5)
     scores = draw.integers(1, 11, len(table)) / 10 if ties else draw.random(len(table))
     table, scores = table[np.argsort(-scores, kind="stable")], -np.sort(-scores)
-    masks = tuple(mask_to_rle(ellipse(box, size)) for box in table[:, :4])
+    masks = tuple(mask_to_rle(ellipse_mask(box, size)) for box in table[:, :4])
     answers = Detections(
         size, table[:, :4].astype(np.float32), table[:, 4].astype(int), scores.astype(np.float32), masks=masks
     )
-    layers = stack_masks([ellipse(box, size) for box in truth], size)
+    layers = stack_masks([ellipse_mask(box, size) for box in truth], size)
     return answers, Target(size, labels, np.array(truth, np.float32).reshape(-1, 4), crowd, layers=layers)
 
 
-def judged_by_pycocotools(scenes, kind, classes=4):
+def evaluate_with_pycocotools(scenes, kind, classes=4):
     """The twelve numbers of COCOeval, `kind` is bbox or segm, and its precision (T, 101, K)."""
     from pycocotools import mask as library
     from pycocotools.coco import COCO

@@ -10,7 +10,7 @@ from vitreous.tasks.calibration import check_abstain, evaluate_abstention, selec
 from vitreous.tasks.classification_metrics import list_confused_pairs
 
 
-def test_coverage_accuracy_and_area_are_those_of_a_loop():
+def test_abstention_metrics_match_a_naive_loop():
     generator = np.random.default_rng(0)
     confidence = generator.permutation(np.linspace(0.2, 1, 400))
     right = generator.random(400) < confidence
@@ -34,7 +34,7 @@ def test_equal_confidences_are_in_no_order():
 
 
 @pytest.mark.parametrize("right", [True, False])
-def test_one_image_all_right_and_all_wrong(right):
+def test_abstention_with_all_correct_or_all_wrong_predictions(right):
     for images in (1, 5):
         found = evaluate_abstention(np.full(images, 0.6), np.full(images, right), 0.6)
         assert found["coverage"] == 1 and found["top1"] == right and found["aurc"] == (not right)
@@ -43,21 +43,21 @@ def test_one_image_all_right_and_all_wrong(right):
 
 
 @pytest.mark.parametrize("below", [0.0, -0.1, 1.0001, float("nan")])
-def test_a_limit_that_cannot_be_is_refused(below):
+def test_invalid_abstention_thresholds_are_rejected(below):
     check_abstain(None)
     check_abstain(1.0)
     with pytest.raises(UsageError, match="abstain"):
         check_abstain(below)
 
 
-def sparse(counts):
+def to_confusion_cells(counts):
     """A matrix -> its cells: label, answer, count."""
     return np.array([[label, answer, count] for (label, answer), count in np.ndenumerate(counts) if count])
 
 
-def test_confused_pairs_by_hand():
+def test_confused_pairs_match_a_hand_computed_example():
     counts = np.array([[5, 3, 0, 2], [4, 1, 0, 0], [0, 2, 7, 0], [0, 0, 0, 9]])
-    found = list_confused_pairs(sparse(counts), counts.sum(1), tuple("abcd"))
+    found = list_confused_pairs(to_confusion_cells(counts), counts.sum(1), tuple("abcd"))
     assert found["ordered"] == [
         {"label": "b", "prediction": "a", "count": 4, "share": 0.8},
         {"label": "a", "prediction": "b", "count": 3, "share": 0.3},
@@ -69,15 +69,15 @@ def test_confused_pairs_by_hand():
         {"classes": ["b", "c"], "count": 2, "share": 2 / 14},
         {"classes": ["a", "d"], "count": 2, "share": 2 / 19},
     ]
-    assert list_confused_pairs(sparse(np.diag([3, 4])), np.array([3, 4]), ("a", "b")) == {
+    assert list_confused_pairs(to_confusion_cells(np.diag([3, 4])), np.array([3, 4]), ("a", "b")) == {
         "ordered": [],
         "unordered": [],
     }
     assert (
         len(
-            list_confused_pairs(sparse(np.ones((20, 20), int)), np.full(20, 20), tuple("abcdefghijklmnopqrst"))[
-                "ordered"
-            ]
+            list_confused_pairs(
+                to_confusion_cells(np.ones((20, 20), int)), np.full(20, 20), tuple("abcdefghijklmnopqrst")
+            )["ordered"]
         )
         == 10
     )

@@ -17,7 +17,7 @@ from vitreous.tasks.classification_metrics import evaluate_classification
 from vitreous.tasks.comparison import ModelOutputs, compare_classifiers
 
 #: how the probability of being right follows from the confidence, and the confidences (n,) of n images
-WORLDS = {
+CALIBRATION_MODELS = {
     "calibrated": (lambda c: c, lambda rng, n: rng.uniform(0.1, 1, n)),
     "slightly overconfident": (lambda c: np.clip(c - 0.03, 0, 1), lambda rng, n: rng.uniform(0.1, 1, n)),
     "overconfident": (lambda c: c - 0.1 * (c > 0.5), lambda rng, n: rng.uniform(0.3, 1, n)),
@@ -27,46 +27,46 @@ WORLDS = {
 
 def true_error(world: str) -> float:
     """The error over images without number, whose probability of being right is known."""
-    chance, confidences = WORLDS[world]
+    chance, confidences = CALIBRATION_MODELS[world]
     confidence = confidences(np.random.default_rng(0), 1_000_000)
     gaps = np.bincount(confidence_bins(confidence), chance(confidence) - confidence, CALIBRATION_BINS)
     return float(np.abs(gaps).sum() / len(confidence))
 
 
-def images(world: str, rng: np.random.Generator, count: int) -> np.ndarray:
+def draw_image_gaps(world: str, rng: np.random.Generator, count: int) -> np.ndarray:
     """(count, BINS) gaps of images drawn from a world."""
-    chance, confidences = WORLDS[world]
+    chance, confidences = CALIBRATION_MODELS[world]
     confidence = confidences(rng, count)
     return compute_image_gaps(confidence, rng.random(count) < chance(confidence))
 
 
-def resampled(rng: np.random.Generator, count: int, draws: int = 200) -> np.ndarray:
+def bootstrap_weights(rng: np.random.Generator, count: int, draws: int = 200) -> np.ndarray:
     """(draws, count): how often each image is drawn, divided by their number."""
     return rng.multinomial(count, np.full(count, 1 / count), size=draws) / count
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", CALIBRATION_MODELS)
 @pytest.mark.parametrize("count", [180, 500])
-def test_the_interval_holds_the_true_error_about_as_often_as_it_says(world, count):
+def test_the_ece_interval_has_its_nominal_coverage(world, count):
     true, rng, covered = true_error(world), np.random.default_rng(1), 0
     for _ in range(100):
-        gaps = images(world, rng, count)
-        low, high = CalibrationGaps.of_images(gaps).interval(resampled(rng, count) @ gaps)
+        gaps = draw_image_gaps(world, rng, count)
+        low, high = CalibrationGaps.of_images(gaps).interval(bootstrap_weights(rng, count) @ gaps)
         assert low <= np.abs(gaps.mean(0)).sum() <= high
         covered += low <= true <= high
     assert covered >= 89  # 95 % promised; at 93 % fewer would be chance in one of 20
 
 
-def test_far_from_calibrated_the_interval_is_as_narrow_as_the_plain_bootstrap():
+def test_far_from_calibration_the_interval_matches_the_bootstrap():
     rng = np.random.default_rng(0)
-    gaps = images("underconfident", rng, 5000)
-    draws = resampled(rng, 5000) @ gaps
+    gaps = draw_image_gaps("underconfident", rng, 5000)
+    draws = bootstrap_weights(rng, 5000) @ gaps
     low, high = CalibrationGaps.of_images(gaps).interval(draws)
     plain = np.percentile(np.abs(draws).sum(1), [2.5, 97.5])
     assert high - low < 1.5 * (plain[1] - plain[0])
 
 
-def answers_of(seed: int, count: int = 180, classes: int = 10, sharpness: float = 1.0) -> ModelOutputs:
+def draw_predictions(seed: int, count: int = 180, classes: int = 10, sharpness: float = 1.0) -> ModelOutputs:
     """A calibrated model's answers, its logits multiplied by `sharpness`."""
     rng = np.random.default_rng(seed)
     logits = 2 * rng.normal(size=(count, classes))
@@ -75,9 +75,9 @@ def answers_of(seed: int, count: int = 180, classes: int = 10, sharpness: float 
     return ModelOutputs(sharpness * logits, labels, np.ones(count, bool))
 
 
-def test_judge_never_prints_an_error_outside_its_interval():
+def test_the_reported_ece_lies_in_its_interval():
     for seed in range(12):
-        answers = answers_of(seed)
+        answers = draw_predictions(seed)
         report = evaluate_classification(answers.logits, answers.labels, tuple("abcdefghij"))
         (low, high), figure = report.intervals["ece"], report.metrics["ece"]
         assert 0 <= low <= figure <= high, seed
@@ -87,10 +87,10 @@ def test_judge_never_prints_an_error_outside_its_interval():
 
 
 @pytest.mark.parametrize("sharpness, expected", [((1, 1), 0.0), ((1, 2), 0.206), ((1.5, 0.6), 0.034)])
-def test_the_interval_of_a_difference_holds_it_and_the_true_one(sharpness, expected):
+def test_the_interval_of_an_ece_difference_covers_the_truth(sharpness, expected):
     covered = 0
     for seed in range(20):
-        first, second = (answers_of(seed, sharpness=factor) for factor in sharpness)
+        first, second = (draw_predictions(seed, sharpness=factor) for factor in sharpness)
         found = compare_classifiers(first, second)
         low, high = found.intervals["ece"]
         assert low <= found.differences["ece"] <= high
@@ -100,9 +100,13 @@ def test_the_interval_of_a_difference_holds_it_and_the_true_one(sharpness, expec
         assert (low, high) == (0, 0)
 
 
-def test_errors_of_a_difference_are_the_loop_over_bins_and_draws():
+def test_difference_bounds_match_a_loop_over_bins_and_draws():
     rng = np.random.default_rng(3)
-    first, second, weights = images("overconfident", rng, 300), images("calibrated", rng, 300), resampled(rng, 300, 5)
+    first, second, weights = (
+        draw_image_gaps("overconfident", rng, 300),
+        draw_image_gaps("calibrated", rng, 300),
+        bootstrap_weights(rng, 300, 5),
+    )
     gaps, drawn = (first.mean(0), second.mean(0)), (weights @ first, weights @ second)
     least, most = bound_difference_errors(CalibrationGaps.of_images(first), CalibrationGaps.of_images(second), *drawn)
     for draw in range(5):

@@ -13,11 +13,11 @@ from vitreous.models.zoo import create_untrained_model
 from vitreous.tasks.classification_metrics import evaluate_classification, rank_labels
 from vitreous.tasks.intervals import wilson_interval
 
-NAMES = tuple("abcdefghij")
+CLASS_NAMES = tuple("abcdefghij")
 
 
 @pytest.fixture
-def answers():
+def logits_and_labels():
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 10, 400)
     logits = generator.normal(size=(400, 10)).astype(np.float32)
@@ -25,9 +25,9 @@ def answers():
     return logits, labels
 
 
-def test_figures_are_those_of_scikit_learn(answers):
-    logits, labels = answers
-    report = evaluate_classification(logits, labels, NAMES)
+def test_metrics_match_scikit_learn(logits_and_labels):
+    logits, labels = logits_and_labels
+    report = evaluate_classification(logits, labels, CLASS_NAMES)
     p = np.exp(logits.astype(float)) / np.exp(logits.astype(float)).sum(1, keepdims=True)
     predicted = logits.argmax(1)
     assert report.metrics["top1"] == metrics.accuracy_score(labels, predicted)
@@ -50,19 +50,22 @@ def test_figures_are_those_of_scikit_learn(answers):
         )
 
 
-def test_calibration_error_is_the_loop_over_bins(answers):
-    logits, labels = answers
+def test_calibration_error_is_the_loop_over_bins(logits_and_labels):
+    logits, labels = logits_and_labels
     p = np.exp(logits.astype(float)) / np.exp(logits.astype(float)).sum(1, keepdims=True)
     confidence, right, error = p.max(1), p.argmax(1) == labels, 0.0
     for bin_ in range(15):
         inside = (confidence >= bin_ / 15) & (confidence < (bin_ + 1) / 15)
         if inside.any():
             error += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
-    assert evaluate_classification(logits, labels, NAMES).metrics["ece"] == pytest.approx(error)
+    assert evaluate_classification(logits, labels, CLASS_NAMES).metrics["ece"] == pytest.approx(error)
 
 
-def test_intervals_hold_the_figure_and_are_always_the_same(answers):
-    first, second = evaluate_classification(*answers, NAMES), evaluate_classification(*answers, NAMES)
+def test_intervals_contain_the_metric_and_are_deterministic(logits_and_labels):
+    first, second = (
+        evaluate_classification(*logits_and_labels, CLASS_NAMES),
+        evaluate_classification(*logits_and_labels, CLASS_NAMES),
+    )
     assert first.intervals == second.intervals
     for name, (low, high) in first.intervals.items():
         assert low <= first.metrics[name] <= high, name
@@ -71,7 +74,7 @@ def test_intervals_hold_the_figure_and_are_always_the_same(answers):
     assert wilson_interval(0, 0) == (0.0, 1.0)
 
 
-def test_intervals_cover_as_often_as_they_say():
+def test_wilson_intervals_have_their_nominal_coverage():
     generator = np.random.default_rng(1)
     hits = generator.binomial(200, 0.9, size=1000)
     covered = np.mean([low <= 0.9 <= high for low, high in (wilson_interval(int(h), 200) for h in hits)])
@@ -82,13 +85,13 @@ def test_equal_logits_rank_by_position():
     assert rank_labels(np.zeros((3, 4)), np.array([0, 1, 3])).tolist() == [0, 1, 3]
 
 
-def test_unreadable_images_count_as_wrong(answers):
-    logits, labels = answers
+def test_unreadable_images_count_as_wrong(logits_and_labels):
+    logits, labels = logits_and_labels
     readable = np.ones(400, bool)
     readable[:40] = False
     report, whole = (
-        evaluate_classification(logits, labels, NAMES, readable),
-        evaluate_classification(logits[40:], labels[40:], NAMES),
+        evaluate_classification(logits, labels, CLASS_NAMES, readable),
+        evaluate_classification(logits[40:], labels[40:], CLASS_NAMES),
     )
     assert report.images == 400 and report.unreadable == 40
     assert report.metrics["top1"] == pytest.approx(whole.metrics["top1"] * 360 / 400)
@@ -96,7 +99,7 @@ def test_unreadable_images_count_as_wrong(answers):
     assert sum(row["images"] for row in report.per_class) == 400
 
 
-def test_few_classes_have_no_top5_and_empty_classes_no_recall():
+def test_top5_needs_ten_classes_and_recall_needs_images():
     report = evaluate_classification(np.eye(3)[[0, 1, 1]], np.array([0, 1, 1]), ("a", "b", "c"))
     assert report.metrics["top5"] is None and report.metrics["top1"] == 1.0
     assert report.per_class[2]["recall"] is None
@@ -105,7 +108,7 @@ def test_few_classes_have_no_top5_and_empty_classes_no_recall():
         assert report.metrics["top5"] == (1.0 if count == 10 else None)
 
 
-def test_logits_are_the_same_bits_for_any_batch_and_any_workers(tmp_path):
+def test_logits_are_bit_identical_for_any_batch_size_and_workers(tmp_path):
     data = open_data(make_folder(tmp_path / "x", {"train": 2, "val": 50}))
     torch.manual_seed(0)
     model = create_untrained_model("ViT-mu/8", 16, 3).eval()
@@ -121,9 +124,12 @@ def test_logits_are_the_same_bits_for_any_batch_and_any_workers(tmp_path):
     assert all(np.array_equal(found[0], other) for other in found[1:])
 
 
-def test_outputs_without_probabilities_are_refused(answers):
-    logits, labels = answers
+def test_outputs_without_probabilities_are_refused(logits_and_labels):
+    logits, labels = logits_and_labels
     with pytest.raises(NonFiniteError, match="not finite"):
-        evaluate_classification(np.where(np.arange(400)[:, None] == 7, np.nan, logits), labels, NAMES)
+        evaluate_classification(np.where(np.arange(400)[:, None] == 7, np.nan, logits), labels, CLASS_NAMES)
     readable = np.arange(400) != 7
-    assert evaluate_classification(np.where(readable[:, None], logits, np.nan), labels, NAMES, readable).unreadable == 1
+    assert (
+        evaluate_classification(np.where(readable[:, None], logits, np.nan), labels, CLASS_NAMES, readable).unreadable
+        == 1
+    )

@@ -20,10 +20,10 @@ from vitreous.errors import UsageError
 from vitreous.inference.engine import InferenceOptions, compute_split_logits, make_engine
 from vitreous.weights.bundle import load_bundle
 
-CPU = {"device": "cpu", "precision": "fp32"}
+CPU_OPTIONS = {"device": "cpu", "precision": "fp32"}
 
 
-def numbered(count: int, height: int, width: int) -> ArrayClip:
+def make_index_clip(count: int, height: int, width: int) -> ArrayClip:
     """A clip whose pixels say where they are: (frame, row, column) in red, green and blue."""
     places = np.meshgrid(*map(np.arange, (count, height, width)), indexing="ij")
     return ArrayClip(np.stack(places, -1).astype(np.uint8), "numbered")
@@ -33,20 +33,20 @@ def numbered(count: int, height: int, width: int) -> ArrayClip:
     (0, 1, [[2, 7, 12, 17]]), (0, 2, [[1, 6, 11, 16], [3, 8, 13, 18]]), (3, 1, [[5, 8, 11, 14]]),
     (3, 3, [[0, 3, 6, 9], [5, 8, 11, 14], [10, 13, 16, 19]]), (30, 2, [[0, 19, 19, 19]] * 2),
 ])  # fmt: skip
-def test_sets_of_frames_lie_evenly_over_a_clip(stride, times, frames):
-    views = ClipViews(times, 1).read_views(numbered(20, 8, 8), ClipPreprocess((4, 8, 8), stride=stride))
+def test_temporal_views_are_spaced_evenly(stride, times, frames):
+    views = ClipViews(times, 1).read_views(make_index_clip(20, 8, 8), ClipPreprocess((4, 8, 8), stride=stride))
     assert views.shape == (times, 3, 4, 8, 8) and views[:, 0, :, 0, 0].tolist() == frames
 
 
 @pytest.mark.parametrize(("size", "axis"), [((8, 20), 2), ((24, 8), 1)])
-def test_crops_lie_along_the_longer_side_and_the_middle_one_is_the_usual(size, axis):
-    clip, preprocess = numbered(6, *size), ClipPreprocess((2, 8, 8))
+def test_crops_follow_the_longer_side_and_include_the_default(size, axis):
+    clip, preprocess = make_index_clip(6, *size), ClipPreprocess((2, 8, 8))
     views = ClipViews(1, 3).read_views(clip, preprocess)
     starts = views[:, axis, 0, 0, 0].tolist()
     assert starts == [0, (max(size) - 8) // 2, max(size) - 8]
     usual = preprocess.to_tensor(preprocess.decode(clip)).numpy()
     assert np.array_equal(views[1], usual) and np.array_equal(ClipViews(1, 1).read_views(clip, preprocess)[0], usual)
-    square = ClipViews(1, 3).read_views(numbered(6, 12, 12), preprocess)
+    square = ClipViews(1, 3).read_views(make_index_clip(6, 12, 12), preprocess)
     assert np.array_equal(square[0], square[2])  # nothing is left over
 
 
@@ -57,22 +57,30 @@ def clip_run(tmp_path_factory):
     wide = np.random.default_rng(0).integers(0, 255, (9, 16, 40, 3)).astype(np.uint8)
     write_clip(home / "left" / "wide.gif", wide)
     out = home.parent / "run"
-    options = {"steps": 4, "frames": 4, "batch_size": 8, "lr": 1e-2, "workers": 0, "model": "ViViT-32x2/8x2", **CPU}
+    options = {
+        "steps": 4,
+        "frames": 4,
+        "batch_size": 8,
+        "lr": 1e-2,
+        "workers": 0,
+        "model": "ViViT-32x2/8x2",
+        **CPU_OPTIONS,
+    }
     vitreous.train(str(home), out=str(out), image_size=16, **options)
     return out, home
 
 
-def test_the_mean_of_logits_is_that_of_every_view_and_one_view_is_the_usual_answer(clip_run):
+def test_view_logits_are_averaged_and_one_view_is_the_default(clip_run):
     bundle, split = load_bundle(clip_run[0] / "model"), open_data(clip_run[1]).split("train")
-    engine, views = make_engine(bundle.model, bundle.preprocess, InferenceOptions(**CPU)), ClipViews(3, 3)
+    engine, views = make_engine(bundle.model, bundle.preprocess, InferenceOptions(**CPU_OPTIONS)), ClipViews(3, 3)
     logits, bad = compute_split_logits(engine, EvalLoader(split, bundle.preprocess, views=views), batch_size=10)
     assert not bad
     for row in (0, len(split) - 1):
         alone = engine(torch.from_numpy(views.read_views(split.clip(row), bundle.preprocess)))  # type: ignore[attr-defined]
         assert np.allclose(alone.mean(0).numpy(), logits[row], atol=1e-5) and alone.std() > 1e-4
-    plain = vitreous.evaluate(str(clip_run[0]), split="train", workers=0, clip_views="1x1", **CPU)
+    plain = vitreous.evaluate(str(clip_run[0]), split="train", workers=0, clip_views="1x1", **CPU_OPTIONS)
     assert plain["clip_views"] == "1x1"
-    several = vitreous.evaluate(str(clip_run[0]), split="train", workers=0, clip_views="3x3", **CPU)
+    several = vitreous.evaluate(str(clip_run[0]), split="train", workers=0, clip_views="3x3", **CPU_OPTIONS)
     labels = torch.from_numpy(split.labels)
     nll = torch.nn.functional.cross_entropy(
         torch.from_numpy(logits).double() / bundle.classification.temperature, labels
@@ -86,7 +94,7 @@ def test_the_mean_of_logits_is_that_of_every_view_and_one_view_is_the_usual_answ
 
 
 def test_predict_and_embed_average_over_views(clip_run):
-    plain, again, several = (vitreous.load(clip_run[0], **CPU, **more)
+    plain, again, several = (vitreous.load(clip_run[0], **CPU_OPTIONS, **more)
                              for more in ({}, {"clip_views": "1x1"}, {"clip_views": "2x3"}))  # fmt: skip
     clips = [str(clip_run[1] / "left" / name) for name in ("wide.gif", "clip0.gif", "clip1")]
     assert plain.predict(clips) == again.predict(clips) != several.predict(clips)
@@ -103,17 +111,17 @@ def test_predict_and_embed_average_over_views(clip_run):
     ("4", "is not SETSxCROPS"), ("0x3", "is not SETSxCROPS"), ("20x6", "at most 100 views"),
     ("4x3x2", "is not SETSxCROPS"),
 ])  # fmt: skip
-def test_words_that_are_no_views_are_refused(words, problem):
+def test_invalid_view_strings_are_rejected(words, problem):
     with pytest.raises(UsageError, match=problem):
         parse_clip_views(words, ClipPreprocess((4, 8, 8)))
 
 
-def test_views_of_what_has_none_are_refused(clip_run, tmp_path):
+def test_unsupported_clip_views_are_rejected(clip_run, tmp_path):
     with pytest.raises(UsageError, match="input is images"):
         parse_clip_views("4x3", ImagePreprocess((8, 8)))
     with pytest.raises(UsageError, match="whole frames, not crops\n  use 4x1"):
         parse_clip_views("4x3", ClipPreprocess((4, 8, 8), fit="squash"))
     with pytest.raises(UsageError, match="clip_views='2x1' is only for predictions and embeddings of video models"):
-        vitreous.evaluate(str(clip_run[0]), protocol="knn", clip_views="2x1", **CPU)
+        vitreous.evaluate(str(clip_run[0]), protocol="knn", clip_views="2x1", **CPU_OPTIONS)
     with pytest.raises(UsageError, match="suspects uses the features of one view"):
-        vitreous.evaluate(str(clip_run[0]), suspects=str(tmp_path / "x.csv"), clip_views="2x1", **CPU)
+        vitreous.evaluate(str(clip_run[0]), suspects=str(tmp_path / "x.csv"), clip_views="2x1", **CPU_OPTIONS)

@@ -8,8 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.evaluation.detecting import NAMES, PaintedEngine, PaintedSplit, drawn_scene, judged_by_pycocotools
-from tests.tasks.test_detections import paint, painted_model
+from tests.evaluation.detecting import (
+    COCO_METRIC_NAMES,
+    PaintedEngine,
+    PaintedSplit,
+    draw_scene,
+    evaluate_with_pycocotools,
+)
+from tests.tasks.test_detections import draw_rectangles, painted_model
 from vitreous.data.annotations.shapes import mask_to_rle
 from vitreous.data.annotations.target import Target, VerifiedClasses, stack_masks
 from vitreous.data.loader import EvalLoader
@@ -38,36 +44,38 @@ from vitreous.training.validation import compute_distributed_outputs
 CLASSES = ("a", "b", "c", "d")
 
 
-def ragged(scenes, masks=True):
+def match_scenes(scenes, masks=True):
     """The rows of all images."""
     tables = [match_image(answers, truth, masks) for answers, truth in scenes]
     return Ragged(np.concatenate(tables), np.array([len(table) for table in tables]))
 
 
-def outputs_of(scenes, masks=True):
-    return SplitOutputs(PaintedSplit([None] * len(scenes), []), ragged(scenes, masks), np.ones(len(scenes), bool))
+def make_split_outputs(scenes, masks=True):
+    return SplitOutputs(PaintedSplit([None] * len(scenes), []), match_scenes(scenes, masks), np.ones(len(scenes), bool))
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_figures_are_those_of_pycocotools(seed):
+def test_metrics_match_pycocotools(seed):
     draw = np.random.default_rng(seed)
-    scenes = [drawn_scene(draw, (120 + number, 200), ties=seed % 2 == 0) for number in range(20)]
-    report = CocoEvaluator(CLASSES, masks=True).report(outputs_of(scenes))
+    scenes = [draw_scene(draw, (120 + number, 200), ties=seed % 2 == 0) for number in range(20)]
+    report = CocoEvaluator(CLASSES, masks=True).report(make_split_outputs(scenes))
     for start, kind in (("", "segm"), ("box_", "bbox")):
-        wanted, precision = judged_by_pycocotools(scenes, kind)
-        figures = [report.metrics[start + name] for name in NAMES]
+        wanted, precision = evaluate_with_pycocotools(scenes, kind)
+        figures = [report.metrics[start + name] for name in COCO_METRIC_NAMES]
         assert [-1 if value is None else value for value in figures] == pytest.approx(wanted, abs=1e-9)
         assert wanted[0] > 0.02
         by_class = [row[f"{start}ap"] for row in report.per_class]
         assert by_class == pytest.approx(precision.mean((0, 1)), abs=1e-9)
         assert [row[f"{start}ap50"] for row in report.per_class] == pytest.approx(precision[0].mean(0), abs=1e-9)
-    curves = compute_precision_curves(group_matches_by_class(ragged(scenes).table, ragged(scenes).images, 20, 0, 4), 0)
-    assert np.allclose(curves, judged_by_pycocotools(scenes, "segm")[1][0].T, atol=1e-9)
-    alone = CocoEvaluator(CLASSES).report(outputs_of(scenes, masks=False))
-    assert alone.metrics == {name: report.metrics[f"box_{name}"] for name in NAMES}
+    curves = compute_precision_curves(
+        group_matches_by_class(match_scenes(scenes).table, match_scenes(scenes).images, 20, 0, 4), 0
+    )
+    assert np.allclose(curves, evaluate_with_pycocotools(scenes, "segm")[1][0].T, atol=1e-9)
+    alone = CocoEvaluator(CLASSES).report(make_split_outputs(scenes, masks=False))
+    assert alone.metrics == {name: report.metrics[f"box_{name}"] for name in COCO_METRIC_NAMES}
 
 
-def test_no_more_than_a_hundred_answers_of_a_class_count():
+def test_at_most_100_detections_per_class_count():
     draw, size = np.random.default_rng(0), (60, 80)
     low = draw.uniform(0, 40, (300, 2)).round()
     boxes = np.concatenate([low, low + 9], 1).astype(np.float32)
@@ -75,8 +83,8 @@ def test_no_more_than_a_hundred_answers_of_a_class_count():
     rows = draw.permutation(300)[:40]
     layers = np.stack([truth_mask(box, size, number) for number, box in enumerate(boxes[rows], 1)])
     truth = Target(size, answers.labels[rows], boxes[rows], np.zeros(40, bool), layers=layers)
-    report = CocoEvaluator(CLASSES[:2]).report(outputs_of([(answers, truth)], masks=False))
-    wanted, _ = judged_by_pycocotools([(answers, truth)], "bbox", 2)
+    report = CocoEvaluator(CLASSES[:2]).report(make_split_outputs([(answers, truth)], masks=False))
+    wanted, _ = evaluate_with_pycocotools([(answers, truth)], "bbox", 2)
     assert [-1 if value is None else value for value in report.metrics.values()] == pytest.approx(wanted, abs=1e-9)
     assert set(report.intervals.values()) == {None}
 
@@ -87,10 +95,10 @@ def truth_mask(box, size, number):
     return layer
 
 
-def test_a_draw_of_images_gives_what_judging_these_images_gives():
+def test_bootstrap_draws_match_evaluating_the_drawn_images():
     draw = np.random.default_rng(5)
-    scenes = [drawn_scene(draw, ties=False) for _ in range(8)]
-    rows = ragged(scenes)
+    scenes = [draw_scene(draw, ties=False) for _ in range(8)]
+    rows = match_scenes(scenes)
     counts = np.stack([np.bincount(draw.integers(8, size=8), minlength=8) for _ in range(4)], 1).astype(np.float32)
     for kind in (0, 1):
         drawn = dict(compute_coco_metrics(group_matches_by_class(rows.table, rows.images, 8, kind, 4), counts))
@@ -103,18 +111,20 @@ def test_a_draw_of_images_gives_what_judging_these_images_gives():
                 assert drawn[name][number] == pytest.approx(value[0], abs=1e-6, nan_ok=True), name
 
 
-def test_a_figure_that_few_draws_have_has_no_interval():
-    answers, truth = case()
+def test_metrics_missing_from_many_draws_have_no_interval():
+    answers, truth = make_error_case()
     large = np.array([0, 0, 99, 99], np.float32)
     table = np.stack([large, *truth.boxes[1:]])
     others = [(answers, truth)] * 29
-    rare = CocoEvaluator(("a", "b")).report(outputs_of([(answers, replace(truth, boxes=table)), *others], False))
+    rare = CocoEvaluator(("a", "b")).report(
+        make_split_outputs([(answers, replace(truth, boxes=table)), *others], False)
+    )
     assert rare.metrics["ap_large"] == 0 and rare.intervals["ap_large"] is None  # a third of the draws has none
     usual = [(answers, replace(truth, boxes=table))] * 5 + others
-    assert CocoEvaluator(("a", "b")).report(outputs_of(usual, False)).intervals["ap_large"] == (0, 0)
+    assert CocoEvaluator(("a", "b")).report(make_split_outputs(usual, False)).intervals["ap_large"] == (0, 0)
 
 
-def paired_by_loops(iou, crowd, ignored, threshold):
+def match_by_loops(iou, crowd, ignored, threshold):
     """COCO's rule for one area and one threshold, object by object."""
     order = sorted(range(iou.shape[1]), key=lambda place: ignored[place])
     owner, taken = [], set()
@@ -132,7 +142,7 @@ def paired_by_loops(iou, crowd, ignored, threshold):
     return owner
 
 
-def test_answers_are_paired_as_by_loops():
+def test_matching_equals_the_naive_loop():
     draw = np.random.default_rng(2)
     for _ in range(100):
         n, g = draw.integers(0, 8), draw.integers(0, 6)
@@ -142,23 +152,23 @@ def test_answers_are_paired_as_by_loops():
         owner = match_detections(iou, crowd, ignored)
         for area in range(4):
             for level, threshold in enumerate(IOU_THRESHOLDS):
-                assert owner[area, level].tolist() == paired_by_loops(iou, crowd, ignored[area], threshold)
+                assert owner[area, level].tolist() == match_by_loops(iou, crowd, ignored[area], threshold)
     flags = draw.random((4, 10, 7)) < 0.5
     assert np.array_equal(unpack_match_bits(pack_match_bits(flags)), flags)
     assert box_iou(np.array([[0, 0, 2, 2]]), np.array([[1, 0, 3, 2]]), np.array([True])).tolist() == [[0.5]]
 
 
-def test_masks_of_objects_as_run_lengths():
+def test_true_masks_are_converted_to_run_lengths():
     draw = np.random.default_rng(9)
     for _ in range(5):
-        _, truth = drawn_scene(draw)
+        _, truth = draw_scene(draw)
         assert get_true_mask_runs(truth) == [mask_to_rle(mask) for mask in truth.masks()]
     assert get_true_mask_runs(truth.without_masks()) is None
 
 
-SIZE = (100, 100)
-OBJECTS = [(0, 0, 20, 20, 0), (40, 0, 60, 20, 1), (0, 40, 20, 60, 0), (40, 40, 60, 60, 1), (80, 80, 100, 100, 1)]
-WRONG = [  # answers of falling score, and what is wrong with each
+IMAGE_SIZE = (100, 100)
+TRUE_OBJECTS = [(0, 0, 20, 20, 0), (40, 0, 60, 20, 1), (0, 40, 20, 60, 0), (40, 40, 60, 60, 1), (80, 80, 100, 100, 1)]
+DETECTIONS_WITH_ERRORS = [  # answers of falling score, and what is wrong with each
     (0, 0, 20, 20, 0, None),
     (1, 0, 21, 20, 0, "duplicate"),
     (40, 0, 60, 20, 0, "class"),
@@ -168,19 +178,19 @@ WRONG = [  # answers of falling score, and what is wrong with each
 ]
 
 
-def case():
-    table = np.array([row[:5] for row in WRONG], float)
-    truth = np.array(OBJECTS, float)
+def make_error_case():
+    table = np.array([row[:5] for row in DETECTIONS_WITH_ERRORS], float)
+    truth = np.array(TRUE_OBJECTS, float)
     answers = Detections(
-        SIZE, table[:, :4].astype(np.float32), table[:, 4].astype(int), np.linspace(0.9, 0.4, 6, dtype=np.float32)
+        IMAGE_SIZE, table[:, :4].astype(np.float32), table[:, 4].astype(int), np.linspace(0.9, 0.4, 6, dtype=np.float32)
     )
-    return answers, Target(SIZE, truth[:, 4].astype(int), truth[:, :4].astype(np.float32), np.zeros(5, bool))
+    return answers, Target(IMAGE_SIZE, truth[:, 4].astype(int), truth[:, :4].astype(np.float32), np.zeros(5, bool))
 
 
-def test_what_is_wrong_is_named_and_costs_what_mending_it_gains():
-    rows = match_image(*case(), False)
+def test_error_types_and_their_ap_cost_match_hand_fixes():
+    rows = match_image(*make_error_case(), False)
     names = [None, "localisation", "class", "both", "duplicate", "nothing", "missed"]
-    assert [names[int(row[4 + 2])] for row in rows[:6]] == [row[5] for row in WRONG]
+    assert [names[int(row[4 + 2])] for row in rows[:6]] == [row[5] for row in DETECTIONS_WITH_ERRORS]
     assert [names[int(row[4 + 2])] for row in rows[6:]] == [None, None, None, "missed", "missed"]
     images = np.zeros(len(rows), int)
 
@@ -207,14 +217,14 @@ def test_what_is_wrong_is_named_and_costs_what_mending_it_gains():
     assert wanted["localisation"] > 0 and wanted["class"] > 0
 
 
-def test_classes_are_confused_above_the_score_of_the_best_f1():
-    rows = match_image(*case(), False)
+def test_detection_confusion_uses_the_best_f1_threshold():
+    rows = match_image(*make_error_case(), False)
     pairs = group_matches_by_class(rows, np.zeros(len(rows), int), 1, 0, 2)
     assert find_best_f1_threshold(pairs) == pytest.approx(0.9)  # one of one is right
     everything = compute_detection_confusion(rows, 0.0, 2)
     assert everything.tolist() == [[1, 0, 1], [1, 0, 2], [3, 1, 0]]
     assert compute_detection_confusion(rows, 0.85, 2).tolist() == [[1, 0, 1], [0, 0, 3], [0, 0, 0]]
-    report = CocoEvaluator(("a", "b")).report(outputs_of([case(), case()], masks=False))
+    report = CocoEvaluator(("a", "b")).report(make_split_outputs([make_error_case(), make_error_case()], masks=False))
     assert report.per_class[0]["recall"] == 0.5 and report.per_class[0]["precision"] == 1
     assert report.per_class[1]["precision"] is None and report.per_class[1]["objects"] == 6
     assert report.details["objects"]["confusion"] == [[2, 0, 2], [0, 0, 6], [0, 0, 0]]
@@ -222,13 +232,13 @@ def test_classes_are_confused_above_the_score_of_the_best_f1():
     assert low <= report.metrics["ap50"] <= high and report.headline[0] == "AP"
 
 
-def test_of_federated_data_answers_count_where_something_is_known():
+def test_federated_data_count_only_verified_classes():
     draw = np.random.default_rng(7)
-    scenes = [drawn_scene(draw) for _ in range(12)]
+    scenes = [draw_scene(draw) for _ in range(12)]
     nothing = [VerifiedClasses(np.setdiff1d(np.arange(4), truth.labels), np.zeros(0, int)) for _, truth in scenes]
     everything = [(one, replace(truth, verified=own)) for (one, truth), own in zip(scenes, nothing, strict=True)]
-    plain = CocoEvaluator(CLASSES, True).report(outputs_of(scenes)).metrics
-    assert CocoEvaluator(CLASSES, True).report(outputs_of(everything)).metrics == plain
+    plain = CocoEvaluator(CLASSES, True).report(make_split_outputs(scenes)).metrics
+    assert CocoEvaluator(CLASSES, True).report(make_split_outputs(everything)).metrics == plain
     silent = [
         (one, replace(truth, verified=VerifiedClasses(own.absent[:1], own.partial)))
         for (one, truth), own in zip(scenes, nothing, strict=True)
@@ -237,8 +247,11 @@ def test_of_federated_data_answers_count_where_something_is_known():
         (one.take(np.isin(one.labels, [*truth.labels, *truth.verified.absent])), replace(truth, verified=None))
         for one, truth in silent
     ]
-    figures = CocoEvaluator(CLASSES, True).report(outputs_of(silent)).metrics
-    assert figures == CocoEvaluator(CLASSES, True).report(outputs_of(chosen)).metrics and figures["ap"] > plain["ap"]
+    figures = CocoEvaluator(CLASSES, True).report(make_split_outputs(silent)).metrics
+    assert (
+        figures == CocoEvaluator(CLASSES, True).report(make_split_outputs(chosen)).metrics
+        and figures["ap"] > plain["ap"]
+    )
     answers, truth = everything[0][0], replace(scenes[0][1], verified=VerifiedClasses(np.arange(4), np.array([1])))
     table, rows = match_image(answers, truth, False), answers.labels == 1
     part, before = (select_region_columns(one, 0)[: len(answers)] for one in (table, match_image(*scenes[0], False)))
@@ -247,30 +260,30 @@ def test_of_federated_data_answers_count_where_something_is_known():
     assert (matched | ignored)[..., rows].all() and not part[rows, 2].any()
 
 
-def test_classes_are_grouped_by_how_often_they_are():
+def test_ap_is_grouped_by_class_frequency():
     draw = np.random.default_rng(8)
-    outputs, groups = outputs_of([drawn_scene(draw) for _ in range(9)], False), ("rare", "common", "rare", "")
+    outputs, groups = make_split_outputs([draw_scene(draw) for _ in range(9)], False), ("rare", "common", "rare", "")
     report = CocoEvaluator(CLASSES, frequency=groups).report(outputs)
     own = [row["ap"] for row in report.per_class]
     assert report.metrics["ap_rare"] == pytest.approx((own[0] + own[2]) / 2)
     assert report.metrics["ap_common"] == pytest.approx(own[1]) and report.metrics["ap_frequent"] is None
 
 
-def scenes_of(count):
+def make_painted_split(count):
     """Painted pictures, and what is on them; the last object of each is not painted."""
     pictures, targets = [], []
     for number in range(count):
         objects = [(2, 3, 12 + number, 20, 100), (20, 5, 40, 25, 200), (30, 26, 46, 31, 100)]
-        pictures.append(paint((32, 48), *objects[:2])[0])
-        masks = [paint((32, 48), one)[0] > 0 for one in objects]
+        pictures.append(draw_rectangles((32, 48), *objects[:2])[0])
+        masks = [draw_rectangles((32, 48), one)[0] > 0 for one in objects]
         boxes, labels = np.array([one[:4] for one in objects], np.float32), np.array([0, 1, 0])
         targets.append(Target((32, 48), labels, boxes, np.zeros(3, bool), layers=stack_masks(masks, (32, 48))))
     return PaintedSplit(pictures, targets)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_model_is_judged_on_a_split(workers):
-    split, evaluator = scenes_of(5), CocoEvaluator(("dark", "light"), masks=True)
+def test_a_model_is_evaluated_on_a_split(workers):
+    split, evaluator = make_painted_split(5), CocoEvaluator(("dark", "light"), masks=True)
     report = evaluator(PaintedEngine(painted_model), split, workers)
     assert report.images == 5 and report.unreadable == 0 and report.per_class[1]["ap"] == pytest.approx(1)
     recall = 51 / 101  # half of the objects of the first class, all answers right
@@ -282,8 +295,8 @@ def test_a_model_is_judged_on_a_split(workers):
     assert worse.per_class[1]["objects"] == 5
 
 
-def test_masks_are_asked_of_the_data():
-    split = scenes_of(2)
+def test_mask_metrics_require_mask_data():
+    split = make_painted_split(2)
     split.targets = [target.without_masks() for target in split.targets]
     with pytest.raises(DataError, match="boxes, no masks"):
         CocoEvaluator(("dark", "light"), masks=True)(PaintedEngine(painted_model), split, 0)
@@ -291,7 +304,7 @@ def test_masks_are_asked_of_the_data():
     assert CocoEvaluator(("dark", "light"))(engine, split, 0).metrics["ap50"] == pytest.approx((1 + 51 / 101) / 2)
 
 
-def test_a_library_that_is_missing_is_named_with_its_command(monkeypatch):
+def test_a_missing_library_is_reported_with_the_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "faster_coco_eval.core.mask", None)
     with pytest.raises(ResourceError, match="faster-coco-eval") as error:
         CocoEvaluator(("a",), masks=True)
@@ -299,7 +312,7 @@ def test_a_library_that_is_missing_is_named_with_its_command(monkeypatch):
     CocoEvaluator(("a",))
 
 
-class Meeting:
+class ThreadProcessGroup:
     """Two threads that hand each other their rows, as processes do."""
 
     def __init__(self, rank, parts, barrier):
@@ -316,15 +329,15 @@ class Meeting:
         return both
 
 
-def test_two_processes_gather_the_rows_of_one():
-    split, evaluator, engine = scenes_of(130), CocoEvaluator(("dark", "light")), PaintedEngine(painted_model)
+def test_two_processes_gather_the_results_of_one():
+    split, evaluator, engine = make_painted_split(130), CocoEvaluator(("dark", "light")), PaintedEngine(painted_model)
     split.pictures[100] = None
     engine.device = torch.device("cpu")
     parts, barrier, results = [None, None], threading.Barrier(2), {}
 
     def work(rank):
         results[rank] = compute_distributed_outputs(
-            engine, Meeting(rank, parts, barrier), 0, lambda: False, evaluator, split
+            engine, ThreadProcessGroup(rank, parts, barrier), 0, lambda: False, evaluator, split
         )
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]

@@ -39,7 +39,7 @@ def make_engine(classes):
     return TorchEngine(create_untrained_model("Ti/8", 16, classes, channels=1), PREPROCESS, precision="fp32")
 
 
-def clustered(split, seed=3):
+def make_clustered_outputs(split, seed=3):
     """Outputs (n, 2) near their class's centre; the second image is not readable."""
     angles = split.labels * 2 + np.random.default_rng(seed).normal(0, 0.6, len(split))
     readable = np.ones(len(split), dtype=bool)
@@ -47,7 +47,7 @@ def clustered(split, seed=3):
     return SplitOutputs(split, np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32), readable)
 
 
-def test_classifiers_are_judged_from_their_logits():
+def test_classifiers_are_evaluated_from_their_logits():
     split, engine, evaluator = make_split(70, 0), make_engine(3), TaskEvaluator(Classification(CLASSES))
     outputs = compute_outputs(evaluator, engine, split, workers=0)
     report = evaluator(engine, split, workers=0)
@@ -61,7 +61,7 @@ def test_classifiers_are_judged_from_their_logits():
     )
 
 
-def test_a_share_without_images_has_outputs_of_the_same_width():
+def test_an_empty_shard_has_outputs_of_the_same_width():
     evaluator, engine, empty = (
         TaskEvaluator(Classification(CLASSES)),
         make_engine(3),
@@ -71,11 +71,11 @@ def test_a_share_without_images_has_outputs_of_the_same_width():
     assert rows.shape == (0, 3) and rows.dtype == np.float32 and not bad
 
 
-def test_features_are_judged_by_the_neighbours_of_a_labelled_split():
+def test_knn_evaluation_matches_scikit_learn():
     train, val = make_split(60, 1), make_split(40, 2)
     evaluator = KNNEvaluator(CLASSES, train, k=5)
     assert evaluator.required_splits(val) == (val, train)
-    memory, judged = clustered(train), clustered(val, 4)
+    memory, judged = make_clustered_outputs(train), make_clustered_outputs(val, 4)
     report = evaluator.report(judged, memory)
     votes = KNeighborsClassifier(
         5, metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07), algorithm="brute"
@@ -87,9 +87,9 @@ def test_features_are_judged_by_the_neighbours_of_a_labelled_split():
     assert report.intervals["knn_top1"][0] < right.mean() < report.intervals["knn_top1"][1]
 
 
-def test_without_a_labelled_split_each_image_is_judged_by_the_others():
+def test_knn_without_a_memory_split_is_leave_one_out():
     val = make_split(40, 2)
-    judged = clustered(val)
+    judged = make_clustered_outputs(val)
     report = KNNEvaluator(CLASSES, k=3).report(judged)
     votes = KNeighborsClassifier(
         3, metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07), algorithm="brute"
@@ -99,7 +99,7 @@ def test_without_a_labelled_split_each_image_is_judged_by_the_others():
     assert report.metrics["knn_top1"] == pytest.approx(right / 40)
 
 
-def test_a_model_without_a_head_is_judged_by_its_features():
+def test_a_headless_model_is_evaluated_by_its_features():
     train, val = make_split(90, 1), make_split(30, 2)
     report = KNNEvaluator(CLASSES, train)(make_engine(0), val, workers=0)
     assert report.metrics["knn_top1"] > 0.6
@@ -107,12 +107,12 @@ def test_a_model_without_a_head_is_judged_by_its_features():
 
 def test_neighbours_need_a_readable_image():
     split = make_split(2, 0)
-    outputs = clustered(split)
+    outputs = make_clustered_outputs(split)
     with pytest.raises(DataError, match="nearest neighbours need labelled images"):
         KNNEvaluator(CLASSES).report(outputs)
 
 
-def test_of_two_reports_the_better_one_has_the_larger_score():
+def test_better_reports_have_larger_scores():
     def report(value, nll, figure="top1", better="higher"):
         return Report(10, 0, {figure: value, "nll": nll}, {}, [], None, figure, better)
 

@@ -8,7 +8,7 @@ import pytest
 from vitreous.evaluation.linear import fit_ridge_classifier, shuffle_rows_by_class
 
 
-def test_the_vector_of_the_specification():
+def test_ridge_weights_match_the_specification():
     """SPEC-VIT.md part 10, item 5."""
     found = fit_ridge_classifier(
         np.array([[1, 2], [2, 1], [3, 5], [4, 3], [0, 1]], np.float32), np.array([0, 0, 1, 1, 0]), 2
@@ -20,7 +20,7 @@ def test_the_vector_of_the_specification():
 
 @pytest.mark.parametrize("images", [8, 12, 13, 14, 60])
 @pytest.mark.parametrize("l2", [1024.0, 0.5])
-def test_it_is_a_plain_solve(images, l2):
+def test_ridge_weights_match_a_direct_solve(images, l2):
     """d = 12: with its constant, 13 numbers."""
     generator = np.random.default_rng(images)
     features, labels = generator.normal(2, 5, (images, 12)).astype(np.float32), generator.integers(0, 3, images)
@@ -32,7 +32,7 @@ def test_it_is_a_plain_solve(images, l2):
     np.testing.assert_allclose(fit_ridge_classifier(features, labels, 3, l2).weight, wanted, atol=1e-9)
 
 
-def test_draws_are_those_of_a_seed():
+def test_few_shot_draws_are_determined_by_the_seed():
     labels = np.array([1, 0, 0, 1, 3, 0, 1])
     generator = np.random.default_rng(5)
     wanted = [generator.permutation([row for row in range(7) if labels[row] == label]).tolist() for label in range(4)]

@@ -17,13 +17,13 @@ from vitreous.evaluation.frechet import (
 )
 
 
-def features(seed, count=200, shift=0.0, scale=1.0, width=6):
+def draw_features(seed, count=200, shift=0.0, scale=1.0, width=6):
     rng = np.random.default_rng(seed)
     mixed = np.eye(width) + np.linspace(-0.5, 0.5, width * width).reshape(width, width)
     return rng.normal(size=(count, width)) @ mixed * scale + shift
 
 
-def test_few_images_of_many_features_need_no_covariance():
+def test_few_images_with_many_features_match_the_moment_formula():
     rng = np.random.default_rng(0)
     real, other = rng.normal(size=(20, 30)), rng.normal(0.3, 1.2, (25, 30))
     assert frechet_distance(real, other) == pytest.approx(
@@ -31,8 +31,8 @@ def test_few_images_of_many_features_need_no_covariance():
     )
 
 
-def test_the_distance_is_that_of_the_formula():
-    a, b = features(0), features(1, shift=0.3, scale=1.4)
+def test_the_frechet_distance_matches_its_formula():
+    a, b = draw_features(0), draw_features(1, shift=0.3, scale=1.4)
     (m, c), (n, d) = ((rows.mean(0), np.cov(rows.T)) for rows in (a, b))
     want = ((m - n) ** 2).sum() + np.trace(c + d - 2 * linalg.sqrtm(c @ d).real)
     assert frechet_distance(a, b) == pytest.approx(want, rel=1e-6)
@@ -43,13 +43,13 @@ def test_the_distance_is_that_of_the_formula():
         frechet_distance(a[:1], b)
 
 
-def test_it_is_there_where_images_are_fewer_than_numbers():
-    a, b = features(0, 4, width=30), features(1, 5, width=30)
+def test_fewer_images_than_features_give_a_finite_distance():
+    a, b = draw_features(0, 4, width=30), draw_features(1, 5, width=30)
     assert np.isfinite(frechet_distance(a, b)) and frechet_distance(a, a) == pytest.approx(0, abs=1e-6)
 
 
-def test_shares_are_those_of_loops():
-    real, fake = features(0, 60), features(1, 50, shift=0.2)
+def test_precision_recall_density_coverage_match_loops():
+    real, fake = draw_features(0, 60), draw_features(1, 50, shift=0.2)
 
     def radii(rows, k):
         return np.sort(cdist(rows, rows), 1)[:, k]
@@ -63,14 +63,14 @@ def test_shares_are_those_of_loops():
     assert compute_density_coverage(real, fake) == pytest.approx((density, inside.any(0).mean()))
 
 
-def test_images_of_the_same_kind_are_near_and_others_far():
-    real, same, other = features(0), features(1), features(2, shift=50.0)
+def test_precision_and_coverage_separate_distributions():
+    real, same, other = draw_features(0), draw_features(1), draw_features(2, shift=50.0)
     assert min(compute_precision_recall(real, same)) > 0.8 and compute_precision_recall(real, other) == (0.0, 0.0)
     assert compute_density_coverage(real, other) == (0.0, 0.0) and compute_density_coverage(real, same)[1] > 0.8
 
 
-def test_copies_are_found():
-    train, new = features(0), features(1, 40)
+def test_memorised_images_are_detected():
+    train, new = draw_features(0), draw_features(1, 40)
     share, limit = measure_copy_share(train, np.concatenate([train[:10], new[:30] + 9.0]))
     assert share == 0.25
     assert limit == pytest.approx(np.quantile(np.sort(cdist(train, train), 1)[:, 1], 0.01), rel=1e-4)

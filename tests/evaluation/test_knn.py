@@ -11,7 +11,7 @@ from vitreous.evaluation import knn
 from vitreous.evaluation.knn import compute_neighbour_votes, find_nearest_neighbours
 
 
-def clusters(count, seed, classes=4, width=6):
+def draw_clusters(count, seed, classes=4, width=6):
     """(n, d) features near their class's centre, and labels."""
     generator = np.random.default_rng(seed)
     labels = generator.integers(0, classes, count)
@@ -21,10 +21,10 @@ def clusters(count, seed, classes=4, width=6):
 
 @pytest.mark.parametrize("chunks", [(16_384, 1_024), (13, 7), (3, 100)])
 @pytest.mark.parametrize("k", [1, 5, 60])
-def test_neighbours_and_votes_are_those_of_scikit_learn(chunks, k, monkeypatch):
+def test_neighbours_and_votes_match_scikit_learn(chunks, k, monkeypatch):
     monkeypatch.setattr(knn, "MEMORY_CHUNK", chunks[0])
     monkeypatch.setattr(knn, "QUERY_CHUNK", chunks[1])
-    (memory, labels), (queries, _) = clusters(60, 0), clusters(31, 1)
+    (memory, labels), (queries, _) = draw_clusters(60, 0), draw_clusters(31, 1)
     judge = KNeighborsClassifier(
         k, metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07), algorithm="brute"
     )
@@ -39,10 +39,10 @@ def test_neighbours_and_votes_are_those_of_scikit_learn(chunks, k, monkeypatch):
     np.testing.assert_allclose(np.exp(logits) / np.exp(logits).sum(1, keepdims=True), shares, atol=1e-12)
 
 
-def test_no_image_is_its_own_neighbour(monkeypatch):
+def test_samples_are_excluded_from_their_own_neighbours(monkeypatch):
     monkeypatch.setattr(knn, "MEMORY_CHUNK", 11)
     monkeypatch.setattr(knn, "QUERY_CHUNK", 4)
-    memory, _ = clusters(40, 2)
+    memory, _ = draw_clusters(40, 2)
     # without queries: itself left out
     _, wanted = NearestNeighbors(n_neighbors=39, metric="cosine").fit(memory).kneighbors()
     _, rows = find_nearest_neighbours(memory, memory, 39, exclude_self=True)
@@ -51,7 +51,7 @@ def test_no_image_is_its_own_neighbour(monkeypatch):
         find_nearest_neighbours(memory, memory, 40, exclude_self=True)
 
 
-def test_votes_of_several_labels_are_weighted_means():
+def test_multilabel_votes_are_weighted_means():
     generator = np.random.default_rng(0)
     labels = (generator.random((20, 3)) < 0.4).astype(np.float32)
     cosines, rows = (
@@ -65,7 +65,7 @@ def test_votes_of_several_labels_are_weighted_means():
     np.testing.assert_allclose(1 / (1 + np.exp(-MULTILABEL.shares_to_logits(shares))), wanted, atol=1e-6)
 
 
-def test_a_feature_of_zeros_is_like_nothing():
+def test_zero_features_have_zero_similarity():
     memory = np.array([[0, 0], [1, 0], [-1, 0]], np.float32)
     cosines, rows = find_nearest_neighbours(memory, np.array([[2, 0], [0, 0]], np.float32), 3)
     assert rows[0].tolist() == [1, 0, 2] and cosines.tolist() == [[1, 0, -1], [0, 0, 0]]

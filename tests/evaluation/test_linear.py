@@ -20,7 +20,7 @@ from vitreous.evaluation.linear import (
 )
 
 
-def known(classes=4, images=240, width=5, seed=0, multilabel=False):
+def make_labelled_features(classes=4, images=240, width=5, seed=0, multilabel=False):
     """Features of uneven scale that overlap between classes."""
     generator = np.random.default_rng(seed)
     labels = generator.integers(0, classes, images)
@@ -35,7 +35,7 @@ def known(classes=4, images=240, width=5, seed=0, multilabel=False):
 
 
 @pytest.fixture(params=["library", "streamed"])
-def way(request, monkeypatch):
+def solver(request, monkeypatch):
     """By scikit-learn, or by our own loop in odd chunks."""
     monkeypatch.setattr(linear, "MAX_SKLEARN_ELEMENTS", 10**9 if request.param == "library" else 0)
     monkeypatch.setattr(linear, "LOSS_CHUNK_IMAGES", 37)
@@ -44,8 +44,8 @@ def way(request, monkeypatch):
 
 @pytest.mark.parametrize("classes", [2, 4])
 @pytest.mark.parametrize("l2", [1.0, 0.01])
-def test_the_optimum_is_that_of_scikit_learn(way, classes, l2):
-    data = known(classes)
+def test_the_optimum_matches_scikit_learn(solver, classes, l2):
+    data = make_labelled_features(classes)
     scaler = StandardScaler().fit(data.features.astype(np.float64))
     # for two classes it penalises w1 - w0, half of whose square the squares of w0 and w1 sum to
     two = 2 if classes == 2 else 1
@@ -67,8 +67,8 @@ def test_the_optimum_is_that_of_scikit_learn(way, classes, l2):
     )
 
 
-def test_several_labels_are_a_question_each():
-    data = known(multilabel=True)
+def test_multilabel_classes_are_fitted_independently():
+    data = make_labelled_features(multilabel=True)
     scaler = StandardScaler().fit(data.features.astype(np.float64))
     found = fit_linear_classifier(data, 0.05)
     for label in range(4):
@@ -81,16 +81,16 @@ def test_several_labels_are_a_question_each():
     )
 
 
-def test_only_the_rows_count_and_a_beginning_only_saves_time(way):
-    data = known()
+def test_row_subsets_and_warm_starts_give_the_same_optimum(solver):
+    data = make_labelled_features()
     some = np.arange(0, 240, 3)
     wanted = fit_linear_classifier(LabelledFeatures(data.features[some], data.labels[some], np.arange(80), 4), 0.02)
     found = fit_linear_classifier(data.with_rows(some), 0.02, fit_linear_classifier(data, 3.0))
     assert abs(found.weight - wanted.weight).max() < 1e-2 * abs(wanted.weight).max()
 
 
-def test_a_class_without_images_lies_below_the_others(way):
-    data = known()
+def test_classes_without_images_have_the_lowest_logits(solver):
+    data = make_labelled_features()
     five = LabelledFeatures(
         data.features, np.where(data.labels > 1, data.labels + 1, data.labels), data.sample_indices, 5
     )
@@ -105,8 +105,8 @@ def test_a_class_without_images_lies_below_the_others(way):
         fit_linear_classifier(one, 0.1)
 
 
-def test_a_number_that_never_changes_does_no_harm(way):
-    data = known()
+def test_a_constant_feature_does_not_change_the_logits(solver):
+    data = make_labelled_features()
     features = np.concatenate([data.features, np.full((240, 1), 7.3, np.float32)], 1)
     logits = fit_linear_classifier(LabelledFeatures(features, data.labels, data.sample_indices, 4), 0.1).logits(
         features
@@ -114,7 +114,7 @@ def test_a_number_that_never_changes_does_no_harm(way):
     np.testing.assert_allclose(logits, fit_linear_classifier(data, 0.1).logits(data.features), atol=1e-3)
 
 
-def test_the_sweep_finds_no_less_than_powers_of_ten_by_scikit_learn():
+def test_the_penalty_search_matches_a_scikit_learn_grid():
     """Many numbers, few images: the weakest penalty is not the best one."""
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 3, 160)

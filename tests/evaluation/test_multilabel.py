@@ -12,10 +12,10 @@ from sklearn import metrics
 from vitreous.tasks.classification_metrics import evaluate_classification
 from vitreous.tasks.multilabel_metrics import compute_class_ap, rank_images
 
-NAMES = tuple("abcdef")
+CLASS_NAMES = tuple("abcdef")
 
 
-def answers(images=300, ties=False, seed=0):
+def draw_logits_and_labels(images=300, ties=False, seed=0):
     """(n, K) logits that know something, and (n, K) labels: rare and common classes."""
     generator = np.random.default_rng(seed)
     labels = (generator.random((images, 6)) < [0.02, 0.1, 0.2, 0.3, 0.5, 0.9]).astype(np.float32)
@@ -24,9 +24,9 @@ def answers(images=300, ties=False, seed=0):
 
 
 @pytest.mark.parametrize("ties", [False, True])
-def test_figures_are_those_of_scikit_learn(ties):
-    logits, labels = answers(ties=ties)
-    report = evaluate_classification(logits, labels, NAMES)
+def test_metrics_match_scikit_learn(ties):
+    logits, labels = draw_logits_and_labels(ties=ties)
+    report = evaluate_classification(logits, labels, CLASS_NAMES)
     p = 1 / (1 + np.exp(-logits.astype(np.float64)))
     assert report.metrics["map"] == pytest.approx(metrics.average_precision_score(labels, logits, average="macro"))
     assert [row["ap"] for row in report.per_class] == pytest.approx(
@@ -48,36 +48,38 @@ def test_figures_are_those_of_scikit_learn(ties):
     assert report.confusion is None and report.metrics["top1"] is None
 
 
-def one(scores, positive, counts=None):
+def average_precision(scores, positive, counts=None):
     """The average precision of one class."""
     scores, positive = np.array(scores, float), np.array(positive, bool)
     drawn = np.ones((len(scores), 1), np.float32) if counts is None else np.array(counts, np.float32)[:, None]
     return float(compute_class_ap(rank_images(scores, positive), drawn)[0])
 
 
-def test_average_precision_by_hand():
-    assert one([4, 3, 2, 1], [1, 0, 1, 0]) == pytest.approx((1 + 2 / 3) / 2)
-    assert one([1, 1, 1, 1], [1, 0, 0, 0]) == pytest.approx(1 / 4)  # one threshold for all
-    assert one([2, 2, 1, 1], [1, 0, 1, 0]) == pytest.approx((1 / 2 + 2 / 4) / 2)
-    assert one([1, 2, 3], [0, 0, 0]) == 0.0
-    assert one([3, 2, -math.inf], [1, 0, 1]) == pytest.approx(1 / 2)  # what has no score is never found
+def test_average_precision_matches_hand_computed_examples():
+    assert average_precision([4, 3, 2, 1], [1, 0, 1, 0]) == pytest.approx((1 + 2 / 3) / 2)
+    assert average_precision([1, 1, 1, 1], [1, 0, 0, 0]) == pytest.approx(1 / 4)  # one threshold for all
+    assert average_precision([2, 2, 1, 1], [1, 0, 1, 0]) == pytest.approx((1 / 2 + 2 / 4) / 2)
+    assert average_precision([1, 2, 3], [0, 0, 0]) == 0.0
+    assert average_precision([3, 2, -math.inf], [1, 0, 1]) == pytest.approx(1 / 2)  # what has no score is never found
 
 
-def test_drawing_an_image_twice_is_having_it_twice():
+def test_bootstrap_counts_equal_repeated_images():
     generator = np.random.default_rng(3)
     scores, positive = generator.integers(0, 9, 40).astype(float), generator.random(40) < 0.3
     counts = generator.integers(0, 4, 40)
-    assert one(scores, positive, counts) == pytest.approx(one(np.repeat(scores, counts), np.repeat(positive, counts)))
+    assert average_precision(scores, positive, counts) == pytest.approx(
+        average_precision(np.repeat(scores, counts), np.repeat(positive, counts))
+    )
 
 
-def test_unreadable_images_are_never_found_and_have_no_loss():
-    logits, labels = answers()
+def test_unreadable_images_count_as_missed_and_have_no_loss():
+    logits, labels = draw_logits_and_labels()
     readable = np.ones(300, bool)
     readable[:60] = False
     logits[:60] = 100.0  # what stands in their rows does not matter
     report, whole = (
-        evaluate_classification(logits, labels, NAMES, readable),
-        evaluate_classification(logits[60:], labels[60:], NAMES),
+        evaluate_classification(logits, labels, CLASS_NAMES, readable),
+        evaluate_classification(logits[60:], labels[60:], CLASS_NAMES),
     )
     assert (report.images, report.unreadable) == (300, 60)
     assert report.metrics["nll"] == pytest.approx(whole.metrics["nll"])
@@ -88,32 +90,35 @@ def test_unreadable_images_are_never_found_and_have_no_loss():
         assert row["precision"] == other["precision"]
 
 
-def test_classes_without_images_have_no_part_in_the_means():
-    logits, labels = answers()
+def test_classes_without_images_are_excluded_from_means():
+    logits, labels = draw_logits_and_labels()
     labels[:, 2] = 0
-    report = evaluate_classification(logits, labels, NAMES)
+    report = evaluate_classification(logits, labels, CLASS_NAMES)
     assert report.per_class[2]["ap"] is None and report.per_class[2]["recall"] is None
     others = [row for row in report.per_class if row["images"]]
     assert report.metrics["map"] == pytest.approx(np.mean([row["ap"] for row in others]))
     assert report.metrics["macro_f1"] == pytest.approx(np.mean([row["f1"] for row in others]))
 
 
-def test_an_untrained_head_predicts_nothing_and_everything_can_be_written():
+def test_degenerate_predictions_give_serialisable_reports():
     """Logits of zero are no class; nothing readable, one image and no positives are no fault either."""
-    _, labels = answers(20)
+    _, labels = draw_logits_and_labels(20)
     for images, readable in ((20, True), (1, True), (20, False)):
         report = evaluate_classification(
-            np.zeros((images, 6), np.float32), labels[:images], NAMES, np.full(images, readable)
+            np.zeros((images, 6), np.float32), labels[:images], CLASS_NAMES, np.full(images, readable)
         )
         assert report.metrics["micro_f1"] == 0 and all(row["precision"] is None for row in report.per_class)
         assert json.loads(json.dumps(report.summary(), allow_nan=False)) == report.summary()
-    report = evaluate_classification(np.zeros((5, 6), np.float32), np.zeros((5, 6), np.float32), NAMES)
+    report = evaluate_classification(np.zeros((5, 6), np.float32), np.zeros((5, 6), np.float32), CLASS_NAMES)
     assert report.headline == ("mAP", 0.0)
 
 
-def test_intervals_hold_the_figures_and_are_always_the_same():
-    logits, labels = answers(600)
-    first, second = evaluate_classification(logits, labels, NAMES), evaluate_classification(logits, labels, NAMES)
+def test_intervals_contain_the_metrics_and_are_deterministic():
+    logits, labels = draw_logits_and_labels(600)
+    first, second = (
+        evaluate_classification(logits, labels, CLASS_NAMES),
+        evaluate_classification(logits, labels, CLASS_NAMES),
+    )
     assert first.intervals == second.intervals
     for name in ("map", "macro_f1", "micro_f1", "nll"):
         low, high = first.intervals[name]
@@ -121,25 +126,25 @@ def test_intervals_hold_the_figures_and_are_always_the_same():
     assert first.intervals["top1"] is None
 
 
-def test_the_interval_of_map_covers_about_as_often_as_it_says():
-    logits, labels = answers(6000, seed=5)
+def test_the_map_interval_has_its_nominal_coverage():
+    logits, labels = draw_logits_and_labels(6000, seed=5)
     truth = metrics.average_precision_score(labels[:, 1:], logits[:, 1:])
     covered = 0
     for start in range(0, 6000, 200):
         rows = slice(start, start + 200)
-        low, high = evaluate_classification(logits[rows, 1:], labels[rows, 1:], NAMES[1:]).intervals["map"]
+        low, high = evaluate_classification(logits[rows, 1:], labels[rows, 1:], CLASS_NAMES[1:]).intervals["map"]
         covered += low <= truth <= high
     assert covered >= 25  # of 30; 28 or 29 expected
 
 
-def test_the_bootstrap_in_pieces_is_the_bootstrap(monkeypatch):
-    whole = evaluate_classification(*answers(100), NAMES).intervals
+def test_the_chunked_bootstrap_matches_the_full_bootstrap(monkeypatch):
+    whole = evaluate_classification(*draw_logits_and_labels(100), CLASS_NAMES).intervals
     monkeypatch.setattr("vitreous.tasks.intervals.BOOTSTRAP_CHUNK", 700)
-    parts = evaluate_classification(*answers(100), NAMES).intervals
+    parts = evaluate_classification(*draw_logits_and_labels(100), CLASS_NAMES).intervals
     for name in ("map", "macro_f1", "micro_f1", "nll"):
         assert parts[name] == pytest.approx(whole[name])
 
 
-def test_one_label_an_image_has_its_own_leading_figure():
+def test_single_label_reports_lead_with_top1():
     report = evaluate_classification(np.eye(3)[[0, 1, 1]], np.array([0, 1, 2]), ("a", "b", "c"))
     assert report.headline == ("top-1", pytest.approx(2 / 3))

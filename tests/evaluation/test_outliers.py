@@ -12,7 +12,7 @@ from vitreous.evaluation import familiarity as outliers
 from vitreous.evaluation.familiarity import compute_outlier_separation, fit_gaussian, fit_mahalanobis_detector
 
 
-def clouds(images: int, width: int = 12, classes: int = 4, seed: int = 0):
+def draw_clusters(images: int, width: int = 12, classes: int = 4, seed: int = 0):
     """Features around class means, stretched in some directions, and labels."""
     generator = np.random.default_rng(seed)
     labels = generator.integers(0, classes, images)
@@ -22,17 +22,17 @@ def clouds(images: int, width: int = 12, classes: int = 4, seed: int = 0):
     ), labels
 
 
-def naive(points, centres, covariance):
+def min_mahalanobis_distance(points, centres, covariance):
     """Squared distance of each point from the nearest centre."""
     inverse = np.linalg.inv(covariance)
     return np.array([min((x - m) @ inverse @ (x - m) for m in centres) for x in points])
 
 
 @pytest.mark.parametrize("images", [10, 60, 500])
-def test_scores_are_those_of_plain_numpy(images, monkeypatch):
+def test_outlier_scores_match_plain_numpy(images, monkeypatch):
     monkeypatch.setattr(outliers, "CHUNK_IMAGES", 37)
-    features, labels = clouds(images)
-    other = clouds(50, seed=3)[0] * 2
+    features, labels = draw_clusters(images)
+    other = draw_clusters(50, seed=3)[0] * 2
     points, found = features.astype(float), fit_mahalanobis_detector(features, labels, 5)  # the last class has no image
     means = [points[labels == k].mean(0) for k in np.unique(labels)]
     within = (
@@ -41,36 +41,38 @@ def test_scores_are_those_of_plain_numpy(images, monkeypatch):
         .covariance_
     )
     total = LedoitWolf().fit(points).covariance_
-    wanted = naive(other, means, within) - naive(other, [points.mean(0)], total)
+    wanted = min_mahalanobis_distance(other, means, within) - min_mahalanobis_distance(other, [points.mean(0)], total)
     assert found.scores(other) == pytest.approx(wanted, rel=1e-6, abs=1e-6)
 
 
-def test_images_with_several_labels_are_one_cloud():
-    features, labels = clouds(200)
+def test_multilabel_images_are_fitted_as_one_class():
+    features, labels = draw_clusters(200)
     found = fit_mahalanobis_detector(features, np.eye(4, dtype=np.float32)[labels], 4)
     points = features.astype(float)
     assert found.scores(features) == pytest.approx(
-        naive(points, [points.mean(0)], LedoitWolf().fit(points).covariance_), rel=1e-6
+        min_mahalanobis_distance(points, [points.mean(0)], LedoitWolf().fit(points).covariance_), rel=1e-6
     )
 
 
-def test_what_lies_off_the_classes_scores_higher():
-    features, labels = clouds(2000)
+def test_outliers_score_higher():
+    features, labels = draw_clusters(2000)
     found = fit_mahalanobis_detector(features[:1500], labels[:1500], 4)
     usual, between = found.scores(features[1500:]), found.scores((features[1500:] + features[:500]) / 2)
     assert compute_outlier_separation(usual, between)["auroc"] > 0.75
 
 
 def test_fewer_images_than_features_and_features_all_alike():
-    features, labels = clouds(5, width=40)
-    assert np.isfinite(fit_mahalanobis_detector(features, labels, 4).scores(clouds(9, width=40, seed=2)[0])).all()
+    features, labels = draw_clusters(5, width=40)
+    assert np.isfinite(
+        fit_mahalanobis_detector(features, labels, 4).scores(draw_clusters(9, width=40, seed=2)[0])
+    ).all()
     assert np.isfinite(fit_gaussian(np.ones((6, 3), np.float32), np.zeros(6, int), 1).whiten).all()
     with pytest.raises(DataError, match="two at least"):
         fit_mahalanobis_detector(features[:1], labels[:1], 4)
 
 
 @pytest.mark.parametrize("ties", [False, True])
-def test_rates_are_those_of_scikit_learn(ties):
+def test_auroc_and_fpr_match_scikit_learn(ties):
     generator = np.random.default_rng(2)
     usual, other = generator.normal(size=400), generator.normal(size=300) + 1
     if ties:

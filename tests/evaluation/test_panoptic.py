@@ -18,46 +18,46 @@ from vitreous.evaluation.panoptic import (
 )
 from vitreous.evaluation.pixels import SegmentationEvaluator, compute_segmentation_metrics, extract_confusion_matrices
 
-THINGS = np.array([True, True, True, False, False])
+IS_THING = np.array([True, True, True, False, False])
 
 
-def drawn_map(draw):
+def draw_panoptic_map(draw):
     """Classes and instances of 30 x 40 pixels in blocks; classes 3 and 4 have one instance."""
     blocks = np.repeat(np.repeat(draw.integers(0, 9, (6, 8)), 5, 0), 5, 1)
     classes = draw.integers(0, 5, 9)[blocks]
-    return classes, np.where(THINGS[classes], blocks, 0)
+    return classes, np.where(IS_THING[classes], blocks, 0)
 
 
-def segments_of(classes, instances):
+def make_segments(classes, instances):
     numbers, places = np.unique(classes * 100 + instances, return_inverse=True)
     return PanopticSegments(
         places.reshape(classes.shape).astype(np.int32), numbers // 100, np.zeros(len(numbers), bool)
     )
 
 
-def test_panoptic_quality_is_that_of_torchmetrics():
+def test_panoptic_quality_matches_torchmetrics():
     from torchmetrics.functional.detection import panoptic_quality
 
     draw, counts, pairs = np.random.default_rng(0), np.zeros((5, 4)), []
     for _ in range(15):
-        truth, other = drawn_map(draw), drawn_map(draw)
+        truth, other = draw_panoptic_map(draw), draw_panoptic_map(draw)
         noise = draw.random((30, 40)) < 0.15
         answer = [np.where(noise, b, a) for a, b in zip(truth, other, strict=True)]
-        counts += count_panoptic_matches(segments_of(*truth), segments_of(*answer), 5)
+        counts += count_panoptic_matches(make_segments(*truth), make_segments(*answer), 5)
         pairs.append([np.stack(part, -1) for part in (answer, truth)])
     tensors = [torch.from_numpy(np.stack(part)) for part in zip(*pairs, strict=True)]
     wanted = panoptic_quality(*tensors, {0, 1, 2}, {3, 4}, return_sq_and_rq=True).tolist()
-    figures = compute_panoptic_quality(counts, THINGS)
+    figures = compute_panoptic_quality(counts, IS_THING)
     assert [figures[name] for name in ("pq", "sq", "rq")] == pytest.approx(
         wanted, abs=1e-7
     )  # theirs are rounded to float32
     each = panoptic_quality(*tensors, {0, 1, 2}, {3, 4}, return_per_class=True).numpy().ravel()
     assert figures["pq_things"] == pytest.approx(each[:3].mean(), abs=1e-7)
     assert figures["pq_stuff"] == pytest.approx(each[3:].mean(), abs=1e-7)
-    assert set(compute_panoptic_quality(np.zeros((5, 4)), THINGS).values()) == {None}
+    assert set(compute_panoptic_quality(np.zeros((5, 4)), IS_THING).values()) == {None}
 
 
-def scene():
+def make_road_scene():
     """Sky (class 0) over a road (1) with two cars (2) and a crowd of them; a corner that nobody knows."""
     classes = np.zeros((20, 30), np.int32)
     classes[10:] = 1
@@ -77,8 +77,8 @@ def scene():
     )
 
 
-def test_crowds_and_unknown_pixels_are_not_held_against_an_answer():
-    target, things = scene(), np.array([False, False, True])
+def test_crowds_and_ignored_pixels_are_not_counted_as_errors():
+    target, things = make_road_scene(), np.array([False, False, True])
     answer = np.where(target.classes == IGNORE_INDEX, 1, target.classes)  # a piece of road where nobody knows
     counts = count_panoptic_matches(segments_from_target(target), segments_from_class_map(answer, things), 3)
     assert counts.tolist() == [
@@ -94,7 +94,7 @@ def test_crowds_and_unknown_pixels_are_not_held_against_an_answer():
         segments_from_target(Target((1, 1), np.zeros(0, int), np.zeros((0, 4)), np.zeros(0, bool)))
 
 
-def counted_by_loops(classes, answer, label, reach):
+def count_boundary_by_loops(classes, answer, label, reach):
     """Boundary pixels of a class, and those near one of the other map, pixel by pixel."""
     height, width = classes.shape
     beside = ((0, 1), (1, 0), (0, -1), (-1, 0))
@@ -110,14 +110,14 @@ def counted_by_loops(classes, answer, label, reach):
     return [near[0], len(sides[0]), near[1], len(sides[1])]
 
 
-def test_boundaries_are_those_of_a_loop_over_pixels():
+def test_boundary_counts_match_a_loop_over_pixels():
     draw = np.random.default_rng(3)
     for _ in range(4):
         classes, answer = (np.repeat(np.repeat(draw.integers(0, 3, (3, 4)), 5, 0), 4, 1) for _ in range(2))
         classes = np.where(draw.random(classes.shape) < 0.03, IGNORE_INDEX, classes)
         counts = count_boundary_pixels(classes, answer, 4, 0.06)
         for label in range(4):
-            assert counts[label].tolist() == counted_by_loops(
+            assert counts[label].tolist() == count_boundary_by_loops(
                 classes, answer, label, math.ceil(0.06 * math.hypot(15, 16))
             )
     square = np.zeros((40, 40), np.int32)
@@ -135,8 +135,8 @@ def test_boundaries_are_those_of_a_loop_over_pixels():
     )
 
 
-def test_an_evaluator_counts_them_beside_the_confusion():
-    target, things = scene(), np.array([False, False, True])
+def test_the_evaluator_counts_confusion_panoptic_and_boundaries():
+    target, things = make_road_scene(), np.array([False, False, True])
     answers = [np.where(target.classes == IGNORE_INDEX, 0, target.classes), np.ones((20, 30), np.int32)]
     evaluator = SegmentationEvaluator(("sky", "road", "car"), True, things)
     rows = np.stack([evaluator.count_image(target, answer) for answer in answers])
@@ -152,14 +152,14 @@ def test_an_evaluator_counts_them_beside_the_confusion():
     assert low == 0 and high == 1
 
 
-def test_figures_of_pixels_are_those_of_torchmetrics_and_scikit_learn():
+def test_pixel_metrics_match_torchmetrics_and_scikit_learn():
     from sklearn.metrics import accuracy_score, f1_score, jaccard_score
     from torchmetrics.functional.classification import multiclass_confusion_matrix
 
     draw = np.random.default_rng(4)
     true, answer = draw.integers(0, 5, (6, 31, 17)), draw.integers(0, 5, (6, 31, 17))
     evaluator = SegmentationEvaluator(tuple("abcde"))
-    counts = sum(evaluator.count_image(target_of(a), b) for a, b in zip(true, answer, strict=True)).reshape(5, 5)
+    counts = sum(evaluator.count_image(make_target(a), b) for a, b in zip(true, answer, strict=True)).reshape(5, 5)
     assert counts.tolist() == multiclass_confusion_matrix(torch.from_numpy(answer), torch.from_numpy(true), 5).tolist()
     figures, flat = compute_segmentation_metrics(counts), (true.ravel(), answer.ravel())
     assert figures["miou"] == pytest.approx(jaccard_score(*flat, average="macro"), abs=1e-9)
@@ -167,7 +167,7 @@ def test_figures_of_pixels_are_those_of_torchmetrics_and_scikit_learn():
     assert figures["pixel_accuracy"] == pytest.approx(accuracy_score(*flat), abs=1e-9)
 
 
-def target_of(classes):
+def make_target(classes):
     return Target(
         classes.shape, np.zeros(0, int), np.zeros((0, 4), np.float32), np.zeros(0, bool), layers=None, classes=classes
     )

@@ -32,7 +32,7 @@ class PixelEngine:
 
 
 @pytest.mark.parametrize("size", [(16, 24), (17, 25), (40, 31), (5, 7), (100, 24), (1, 60)])
-def test_tiles_give_what_the_whole_image_gives(size):
+def test_tiled_segmentation_matches_the_whole_image(size):
     pixels = np.random.default_rng(1).integers(0, 3, (1, *size)).astype(np.uint8)
     logits = segment_by_tiles(make_logits_function(PixelEngine()), pixels, (16, 24))
     assert logits.shape == (3, *size)
@@ -40,7 +40,7 @@ def test_tiles_give_what_the_whole_image_gives(size):
     assert np.array_equal(predict_class_map(make_logits_function(PixelEngine()), pixels, (16, 24)), pixels[0])
 
 
-def test_logits_of_overlapping_tiles_are_their_weighted_mean():
+def test_overlapping_tile_logits_are_averaged_with_weights():
     def number_of_tile(tiles):
         nonlocal count
         count += 1
@@ -62,7 +62,7 @@ def test_tiles_cover_all_and_overlap():
     assert mirror_pad(np.arange(3).reshape(1, 1, 3), (1, 8)).tolist() == [[[0, 1, 2, 2, 1, 0, 0, 1]]]
 
 
-def test_counts_are_those_of_a_loop_over_pixels():
+def test_pixel_confusion_matches_a_loop():
     draw = np.random.default_rng(0)
     true, answer = draw.integers(-1, 3, (9, 7)), draw.integers(0, 3, (9, 7))
     wanted = np.zeros((3, 3), int)
@@ -72,7 +72,7 @@ def test_counts_are_those_of_a_loop_over_pixels():
     assert np.array_equal(compute_pixel_confusion(true, answer, 3), wanted)
 
 
-def test_figures_are_those_of_torchmetrics():
+def test_metrics_match_torchmetrics():
     from torchmetrics.functional.classification import multiclass_jaccard_index
     from torchmetrics.functional.segmentation import dice_score
 
@@ -86,7 +86,7 @@ def test_figures_are_those_of_torchmetrics():
     assert figures["pixel_accuracy"] == (true == answer).mean()
 
 
-def test_a_report_leaves_out_classes_that_nobody_has():
+def test_absent_classes_are_excluded_from_the_report():
     rows = np.zeros((2, 9), np.float32)
     rows[0, [0, 1, 4]] = 6, 2, 2  # six and two of ground, two of them taken for squares, two squares
     report = SegmentationEvaluator(CLASSES).report(

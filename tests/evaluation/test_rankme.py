@@ -14,7 +14,7 @@ from vitreous.evaluation.knn import KNNEvaluator
 from vitreous.evaluation.rankme import MAX_RANKME_FEATURES, FeatureEvaluator, compute_feature_std, compute_rankme
 
 
-def test_the_rank_of_one_direction_is_one():
+def test_collapsed_features_have_rank_one():
     draw = np.random.default_rng(0)
     rows = draw.normal(size=(60, 1)) @ draw.normal(size=(1, 24))
     assert compute_rankme(rows.astype(np.float32)) == pytest.approx(1, abs=1e-4)
@@ -22,32 +22,32 @@ def test_the_rank_of_one_direction_is_one():
 
 
 @pytest.mark.parametrize(("images", "width"), [(32, 8), (8, 32), (16, 16)])
-def test_the_rank_of_orthonormal_features_is_their_number(images, width):
+def test_orthonormal_features_have_full_rank(images, width):
     q, _ = np.linalg.qr(np.random.default_rng(1).normal(size=(max(images, width),) * 2))
     rows = q[:images, :width] if images >= width else q[:images]
     assert compute_rankme(3 * rows) == pytest.approx(min(images, width), rel=1e-6)
 
 
-def test_the_rank_of_unequal_directions_is_the_exponential_of_their_entropy():
+def test_rankme_is_the_exponential_of_the_spectral_entropy():
     lengths = np.array([8.0, 4.0, 2.0, 0.0])
     shares = lengths[:3] / lengths.sum()
     assert compute_rankme(np.diag(lengths)) == pytest.approx(math.exp(-(shares * np.log(shares)).sum()))
 
 
-def test_of_many_images_some_are_measured_and_what_is_not_finite_has_no_rank():
+def test_rankme_subsamples_and_is_nan_for_nonfinite_features():
     rows = np.random.default_rng(2).normal(size=(2 * MAX_RANKME_FEATURES + 2, 4)).astype(np.float32)
     rows[1] = np.nan  # is left out, as every third is taken
     assert 3.99 < compute_rankme(rows) <= 4
     assert math.isnan(compute_rankme(rows[:3]))
 
 
-def test_the_deviation_of_features_is_of_directions_alone():
+def test_the_feature_std_depends_only_on_directions():
     same = np.random.default_rng(3).normal(size=(1, 12)) * np.arange(1, 9)[:, None]
     assert compute_feature_std(same) == pytest.approx(0, abs=1e-12)
     assert compute_feature_std(np.eye(16)) == pytest.approx(math.sqrt(1 / 16 * 15 / 16))
 
 
-def test_features_are_judged_with_and_without_labels():
+def test_features_are_evaluated_with_and_without_labels():
     split = make_split(24, 0)
     both = FeatureEvaluator(KNNEvaluator(CLASSES, make_split(60, 1)))
     report = both(make_engine(0), split, workers=0)
@@ -60,7 +60,7 @@ def test_features_are_judged_with_and_without_labels():
     assert other.summary()["primary"] == "rankme" and 1 < report.metrics["rankme"] <= 24
 
 
-def test_unreadable_images_count_for_nothing():
+def test_unreadable_images_are_ignored():
     rows = np.eye(6, dtype=np.float32)
     outputs = SplitOutputs(make_split(6, 0), rows, np.array([True, True, False, True, False, False]))
     report = FeatureEvaluator().report(outputs)

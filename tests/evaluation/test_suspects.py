@@ -10,7 +10,7 @@ from vitreous.evaluation.familiarity import compute_neighbour_shares, find_suspe
 from vitreous.tasks.calibration import compute_probabilities
 
 
-def data(images: int, seed: int, classes: int = 5, width: int = 16):
+def draw_labelled_features(images: int, seed: int, classes: int = 5, width: int = 16):
     """Features around class means, and their labels."""
     generator = np.random.default_rng(seed)
     means = np.random.default_rng(7).normal(size=(classes, width)) * 1.2
@@ -19,9 +19,9 @@ def data(images: int, seed: int, classes: int = 5, width: int = 16):
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_shares_are_those_of_the_nearest_by_cosine(own):
-    memory, labels = data(90, 0)
-    features = memory if own else data(40, 1)[0]
+def test_neighbour_shares_use_the_nearest_by_cosine(own):
+    memory, labels = draw_labelled_features(90, 0)
+    features = memory if own else draw_labelled_features(40, 1)[0]
     shares = compute_neighbour_shares(features, memory, labels, 5, np.arange(90) if own else None, k=7)
     _, rows = NearestNeighbors(n_neighbors=8 if own else 7, metric="cosine").fit(memory).kneighbors(features)
     for i, near in enumerate(rows):
@@ -30,18 +30,18 @@ def test_shares_are_those_of_the_nearest_by_cosine(own):
 
 
 def test_few_neighbours_are_all_neighbours_and_none_is_none():
-    memory, labels = data(3, 0)
+    memory, labels = draw_labelled_features(3, 0)
     assert compute_neighbour_shares(memory[:1], memory, labels, 5, np.array([0]), k=10)[0] == pytest.approx(
         [0, 0.5, 0.5, 0, 0]
     )
     assert compute_neighbour_shares(memory[:1], memory[:1], labels[:1], 5, np.array([0]))[0].sum() == 0
 
 
-def test_turned_labels_are_found():
+def test_flipped_labels_are_found():
     """Of 1000 images, 60 have a wrong label: at least 90 % are found, and at most one in ten of those named is
     right."""
-    memory, known = data(2000, 0)
-    features, truth = data(1000, 1)
+    memory, known = draw_labelled_features(2000, 0)
+    features, truth = draw_labelled_features(1000, 1)
     generator = np.random.default_rng(3)
     turned = generator.choice(1000, 60, replace=False)
     labels = truth.copy()
@@ -59,7 +59,7 @@ def test_turned_labels_are_found():
         assert one.probability == p[one.sample].max() and 0 < one.score <= 1
 
 
-def test_both_have_to_disagree_and_to_be_sure():
+def test_suspects_need_confident_disagreement_of_both_signals():
     p = np.array([[0.1, 0.9], [0.1, 0.9], [0.9, 0.1], [0.1, 0.9]])
     shares = np.array([[0.2, 0.8], [0.8, 0.2], [0.2, 0.8], [1.0, 0.0]])
     labels = np.array([0, 0, 0, 1])

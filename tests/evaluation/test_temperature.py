@@ -16,7 +16,7 @@ from vitreous.tasks.calibration import (
 )
 
 
-def planted(temperature: float, images: int = 20_000, classes: int = 6, several: bool = False):
+def draw_scaled_logits(temperature: float, images: int = 20_000, classes: int = 6, several: bool = False):
     """Logits that are `temperature` times those that the labels were drawn by."""
     generator = np.random.default_rng(1)
     logits = generator.normal(size=(images, classes)) * 2
@@ -28,13 +28,13 @@ def planted(temperature: float, images: int = 20_000, classes: int = 6, several:
 
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("temperature", [0.4, 1.0, 2.5])
-def test_a_planted_temperature_is_found_again(temperature, several):
-    assert fit_temperature(*planted(temperature, several=several)) == pytest.approx(temperature, rel=0.03)
+def test_the_true_temperature_is_recovered(temperature, several):
+    assert fit_temperature(*draw_scaled_logits(temperature, several=several)) == pytest.approx(temperature, rel=0.03)
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_no_other_temperature_has_a_smaller_loss(several):
-    logits, labels = planted(1.7, 300, several=several)
+def test_the_fitted_temperature_minimises_the_loss(several):
+    logits, labels = draw_scaled_logits(1.7, 300, several=several)
     found = fit_temperature(logits, labels)
     grid = found * np.linspace(0.5, 2, 3001)
     values = np.array([compute_image_nll(logits / t, labels).mean() for t in grid])
@@ -42,8 +42,8 @@ def test_no_other_temperature_has_a_smaller_loss(several):
     assert compute_image_nll(logits / found, labels).mean() <= values.min() + 1e-12
 
 
-def test_a_temperature_softens_what_is_too_sure_and_changes_no_answer():
-    logits, labels = planted(3.0)
+def test_temperature_calibrates_and_keeps_predictions():
+    logits, labels = draw_scaled_logits(3.0)
     found = fit_temperature(logits, labels)
     before, after = compute_probabilities(logits), compute_probabilities(logits / found)
     right = logits.argmax(1) == labels
@@ -53,7 +53,7 @@ def test_a_temperature_softens_what_is_too_sure_and_changes_no_answer():
     assert (before.argmax(1) == after.argmax(1)).all()
 
 
-def test_without_a_best_temperature_there_is_none():
+def test_labels_without_an_optimal_temperature_are_rejected():
     labels = np.arange(30) % 3
     with pytest.raises(DataError, match="are predicted correctly"):
         fit_temperature(np.eye(3)[labels] * 0.1, labels)
@@ -63,13 +63,13 @@ def test_without_a_best_temperature_there_is_none():
         fit_temperature(np.zeros((30, 3)), labels)
 
 
-def test_losses_and_probabilities_are_those_of_torch():
-    logits, labels = planted(1.0, 200)
+def test_losses_and_probabilities_match_torch():
+    logits, labels = draw_scaled_logits(1.0, 200)
     tensor = torch.from_numpy(logits)
     assert compute_image_nll(logits, labels) == pytest.approx(
         torch.nn.functional.cross_entropy(tensor, torch.from_numpy(labels), reduction="none").numpy()
     )
-    several = planted(1.0, 200, several=True)[1]
+    several = draw_scaled_logits(1.0, 200, several=True)[1]
     loss = torch.nn.functional.binary_cross_entropy_with_logits(
         tensor, torch.from_numpy(several).double(), reduction="none"
     )
@@ -78,11 +78,11 @@ def test_losses_and_probabilities_are_those_of_torch():
     assert compute_probabilities(logits, "binary") == pytest.approx(tensor.sigmoid().numpy())
 
 
-def test_the_calibration_error_is_that_of_torchmetrics_and_of_a_loop():
+def test_the_calibration_error_matches_torchmetrics_and_a_loop():
     # seconds, wherever tests are collected
     from torchmetrics.functional.classification import multiclass_calibration_error
 
-    logits, labels = planted(2.0, 1500)
+    logits, labels = draw_scaled_logits(2.0, 1500)
     p = compute_probabilities(logits)
     found = expected_calibration_error(p.max(1), p.argmax(1) == labels)
     theirs = multiclass_calibration_error(

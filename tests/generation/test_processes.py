@@ -19,14 +19,14 @@ from vitreous.generation.samplers import SAMPLERS, guide_prediction, run_reverse
 from vitreous.generation.settings import SamplingOptions, space_timesteps_by_stride
 
 diffusers = pytest.importorskip("diffusers", reason="a test dependency")
-SHAPE = (2, 3, 4, 4)
+IMAGE_SHAPE = (2, 3, 4, 4)
 
 
-def noise(seed, *shape):
-    return torch.randn(*(shape or SHAPE), generator=torch.Generator().manual_seed(seed))
+def draw_noise(seed, *shape):
+    return torch.randn(*(shape or IMAGE_SHAPE), generator=torch.Generator().manual_seed(seed))
 
 
-def answer_of(channels=3, share=1.0):
+def make_fake_model(channels=3, share=1.0):
     """A model's answer that depends on everything, and is no true one."""
 
     def answer(noisy, time, labels=None):
@@ -38,7 +38,7 @@ def answer_of(channels=3, share=1.0):
     return answer
 
 
-def test_the_constants_are_those_of_the_paper():
+def test_noise_schedule_constants_match_the_paper():
     alphas = GaussianDiffusion(Diffusion()).alphas
     assert alphas[0].item() == pytest.approx(0.9999) and alphas[-1].item() == pytest.approx(4.0358e-5, rel=1e-4)
     cosine = compute_beta_schedule(Diffusion(betas="cosine"))
@@ -46,12 +46,12 @@ def test_the_constants_are_those_of_the_paper():
 
 
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
-def test_betas_are_those_of_diffusers(kind):
+def test_betas_match_diffusers(kind):
     theirs = diffusers.DDPMScheduler(beta_schedule={"linear": "linear", "cosine": "squaredcos_cap_v2"}[kind])
     assert torch.allclose(compute_beta_schedule(Diffusion(betas=kind)).float(), theirs.betas, rtol=1e-4)
 
 
-def test_kept_steps_have_the_noise_of_all():
+def test_spaced_timesteps_keep_the_noise_levels():
     spaced = space_timesteps_evenly(1000, 250)
     assert spaced[:3] == [0, 4, 8] and spaced[-3:] == [991, 995, 999]
     whole, part = GaussianDiffusion(Diffusion()), GaussianDiffusion(Diffusion(), spaced)
@@ -69,7 +69,7 @@ def authors_strides(steps):
 
 
 @pytest.mark.parametrize("steps", [1000, 75])
-def test_ddim_takes_the_time_steps_of_dits_code_or_refuses(steps):
+def test_ddim_timesteps_match_the_dit_code_or_are_rejected(steps):
     expected = authors_strides(steps)
     for count in range(1, steps + 1):
         if count in expected:
@@ -81,7 +81,7 @@ def test_ddim_takes_the_time_steps_of_dits_code_or_refuses(steps):
             assert offered and set(offered) <= set(expected), caught.value.hint
 
 
-def test_ddpm_takes_the_time_steps_of_dits_code():
+def test_ddpm_timesteps_match_the_dit_code():
     """Ties are rounded by the error of a sum of strides."""
     for count in range(1, 1001):
         stride, position, expected = 999 / max(count - 1, 1), 0.0, []
@@ -91,7 +91,7 @@ def test_ddpm_takes_the_time_steps_of_dits_code():
         assert space_timesteps_evenly(1000, count) == expected, count
 
 
-def test_the_posterior_is_that_of_gaussians():
+def test_the_posterior_is_the_product_of_gaussians():
     """Eq. 7 from the product of two densities: precision 1 / variance adds up."""
     g = GaussianDiffusion(Diffusion())
     step = 500
@@ -99,7 +99,7 @@ def test_the_posterior_is_that_of_gaussians():
     precision = (1 - beta) / beta + 1 / (1 - before)
     assert g.variance[step].item() == pytest.approx(1 / precision.item())
     assert a.item() == pytest.approx((before * (1 - beta)).item())
-    x, e = noise(0), noise(1)
+    x, e = draw_noise(0), draw_noise(1)
     steps = torch.tensor([step, step])
     noisy = g.add_noise(x, e, steps)
     mean = ((1 - beta).sqrt() / beta * noisy + before.sqrt() / (1 - before) * x) / precision
@@ -112,20 +112,20 @@ def authors_cdf(x):
 
 
 @pytest.mark.parametrize("predicts", ["noise", "velocity"])
-def test_what_is_asked_for_gives_the_image_back(predicts):
+def test_every_prediction_target_recovers_the_image(predicts):
     g = GaussianDiffusion(Diffusion(predicts=predicts))
-    x, e, step = noise(0), noise(1), torch.tensor([3, 700])
+    x, e, step = draw_noise(0), draw_noise(1), torch.tensor([3, 700])
     noisy = g.add_noise(x, e, step)
     predicted = g.estimate(g.make_target(x, e, step), noisy, step)
     assert torch.allclose(predicted.image, x, atol=1e-4) and torch.allclose(predicted.noise, e, atol=1e-4)
 
 
-def test_the_bound_is_that_of_a_loop_and_leaves_the_noise_alone():
-    g, x, e = GaussianDiffusion(Diffusion()), noise(0).clamp(-1, 1), noise(1)
+def test_the_variational_bound_trains_only_the_variance():
+    g, x, e = GaussianDiffusion(Diffusion()), draw_noise(0).clamp(-1, 1), draw_noise(1)
     for step in (0, 1, 400, 999):
         steps = torch.tensor([step, step])
         noisy = g.add_noise(x, e, steps)
-        answer = (torch.cat([e * 1.1, noise(2) * 0.5], 1)).requires_grad_()
+        answer = (torch.cat([e * 1.1, draw_noise(2) * 0.5], 1)).requires_grad_()
         bound = g.variational_bound(answer, x, noisy, steps)
         bound.sum().backward()
         assert answer.grad[:, :3].abs().max() == 0 and answer.grad[:, 3:].abs().max() > 0
@@ -144,27 +144,27 @@ def test_the_bound_is_that_of_a_loop_and_leaves_the_noise_alone():
         assert torch.allclose(bound, want, rtol=2e-3, atol=1e-5), step
 
 
-def test_kl_of_equal_gaussians_is_nothing_and_grey_values_share_one():
-    assert gaussian_kl(noise(0), noise(1), noise(0), noise(1)).abs().max() < 1e-6
+def test_equal_gaussians_have_zero_kl_and_likelihoods_sum_to_one():
+    assert gaussian_kl(draw_noise(0), draw_noise(1), draw_noise(0), draw_noise(1)).abs().max() < 1e-6
     values = (torch.arange(256) / 127.5 - 1).view(1, -1)
     logs = discretised_log_likelihood(values, torch.full_like(values, 0.1), torch.full_like(values, -2.0))
     assert logs.exp().sum().item() == pytest.approx(1, abs=1e-3)
 
 
 @pytest.mark.parametrize("channels", [3, 6])
-def test_ddpm_is_that_of_diffusers(channels):
+def test_ddpm_matches_diffusers(channels):
     """Step by step, of the same noise; steps a fixed stride apart, as theirs are."""
     kind = "learned_range" if channels == 6 else "fixed_small_log"
     theirs = diffusers.DDPMScheduler(variance_type=kind, clip_sample=False, timestep_spacing="leading")
     theirs.set_timesteps(50)
-    g, answer = GaussianDiffusion(Diffusion(), space_timesteps_by_stride(1000, 50)), answer_of(channels)
-    x = noise(5)
+    g, answer = GaussianDiffusion(Diffusion(), space_timesteps_by_stride(1000, 50)), make_fake_model(channels)
+    x = draw_noise(5)
     for number, time in enumerate(theirs.timesteps):
         step = torch.full((2,), 49 - number)
         predicted = g.estimate(answer(x, time.float().expand(2)), x, step)
         generator = torch.Generator().manual_seed(number)
         want = theirs.step(answer(x, time.float().expand(2)), time, x, generator=generator).prev_sample
-        fresh = torch.randn(SHAPE, generator=torch.Generator().manual_seed(number))
+        fresh = torch.randn(IMAGE_SHAPE, generator=torch.Generator().manual_seed(number))
         ours = g.compute_posterior_mean(predicted.image, x, step) + (predicted.log_variance / 2).exp() * fresh * (
             time > 0
         )
@@ -172,22 +172,22 @@ def test_ddpm_is_that_of_diffusers(channels):
         x = want
 
 
-def test_ddim_is_that_of_diffusers():
+def test_ddim_matches_diffusers():
     theirs = diffusers.DDIMScheduler(clip_sample=False, set_alpha_to_one=True, timestep_spacing="leading")
     theirs.set_timesteps(50)
-    x, answer = noise(5), answer_of()
+    x, answer = draw_noise(5), make_fake_model()
     states = SAMPLERS["ddim"](Diffusion(), lambda n, t, d: answer(n, t), x, 50, None)
     for time, state in zip(theirs.timesteps, states, strict=True):
         x = theirs.step(answer(x, time.float().expand(2)), time, x).prev_sample
         assert torch.allclose(state.noisy, x, rtol=1e-4, atol=1e-4 * x.abs().max().item()), time
 
 
-def test_euler_is_that_of_diffusers():
+def test_euler_matches_diffusers():
     """Their sigma falls from 1 to 0 where our time rises, and their velocity is the negative of ours."""
     theirs = diffusers.FlowMatchEulerDiscreteScheduler(shift=1.0)
     count = 20
     theirs.set_timesteps(sigmas=[1 - number / count for number in range(count)])
-    x, answer = noise(5), answer_of()
+    x, answer = draw_noise(5), make_fake_model()
     for number, state in enumerate(SAMPLERS["euler"](Flow(), lambda n, t, d: answer(n, t), x, count, None)):
         predicted = -answer(x, torch.full((2,), 1000 * number / count))
         x = theirs.step(predicted, theirs.timesteps[number], x).prev_sample
@@ -195,9 +195,9 @@ def test_euler_is_that_of_diffusers():
 
 
 @pytest.mark.parametrize("name", ["ddim", "ddpm", "dpm-solver", "euler", "heun"])
-def test_a_perfect_answer_ends_in_the_image(name):
+def test_a_perfect_model_recovers_the_image(name):
     """Of images that are all the same, what is to be taken away is known at every step."""
-    image = noise(0).clamp(-1, 1)
+    image = draw_noise(0).clamp(-1, 1)
     process = Flow() if name in ("euler", "heun") else Diffusion()
 
     def ask(noisy, time, done):
@@ -206,38 +206,38 @@ def test_a_perfect_answer_ends_in_the_image(name):
         alphas = GaussianDiffusion(process).alphas[time.long()].float().view(-1, 1, 1, 1)
         return (noisy - alphas.sqrt() * image) / (1 - alphas).sqrt()
 
-    draws = lambda step: noise(100 + step)  # noqa: E731
-    end = [*SAMPLERS[name](process, ask, noise(1), 20, draws)][-1].noisy
+    draws = lambda step: draw_noise(100 + step)  # noqa: E731
+    end = [*SAMPLERS[name](process, ask, draw_noise(1), 20, draws)][-1].noisy
     assert torch.allclose(end, image, atol=0.05 if name in ("dpm-solver", "heun") else 1e-2)
 
 
 @pytest.mark.parametrize("eta", [0.0, None])
 @pytest.mark.parametrize("channels", [3, 6])
-def test_one_step_ends_in_what_the_answer_takes_the_image_to_be(eta, channels):
-    g, noisy, answer = GaussianDiffusion(Diffusion(), [0]), noise(0), noise(1).repeat(1, channels // 3, 1, 1)
-    (state,) = run_reverse_diffusion(g, lambda *asked: answer, noisy, lambda step: noise(2), eta)
+def test_one_step_returns_the_predicted_image(eta, channels):
+    g, noisy, answer = GaussianDiffusion(Diffusion(), [0]), draw_noise(0), draw_noise(1).repeat(1, channels // 3, 1, 1)
+    (state,) = run_reverse_diffusion(g, lambda *asked: answer, noisy, lambda step: draw_noise(2), eta)
     image = (noisy - (1 - g.alphas[0]).sqrt() * answer[:, :3]) / g.alphas[0].sqrt()
     assert torch.allclose(state.noisy, image.float(), atol=1e-5) and torch.allclose(
         state.image, image.float(), atol=1e-5
     )
 
 
-def test_heun_is_of_second_order():
+def test_heun_is_second_order():
     """dx/dt = x + t: halving the step divides the error by about four, Euler's by two."""
-    exact = noise(1, 1, 1, 2, 2) * math.e + (math.e - 2)
+    exact = draw_noise(1, 1, 1, 2, 2) * math.e + (math.e - 2)
     errors = {}
     for name in ("euler", "heun"):
         for steps in (20, 40):
             ask = lambda x, t, done: x + t.view(-1, 1, 1, 1)  # noqa: E731
-            end = [*SAMPLERS[name](Flow(scale=1.0), ask, noise(1, 1, 1, 2, 2), steps, None)][-1].noisy
+            end = [*SAMPLERS[name](Flow(scale=1.0), ask, draw_noise(1, 1, 1, 2, 2), steps, None)][-1].noisy
             errors[name, steps] = (end - exact).abs().max().item()
     assert 1.7 < errors["euler", 20] / errors["euler", 40] < 2.3
     assert 3.5 < errors["heun", 20] / errors["heun", 40] < 4.6
 
 
-def test_guidance_moves_what_it_is_told_to():
-    x, time, labels = noise(0), torch.tensor([5.0, 5.0]), torch.tensor([1, 3])
-    answer = answer_of(6)
+def test_guidance_respects_scale_channels_and_interval():
+    x, time, labels = draw_noise(0), torch.tensor([5.0, 5.0]), torch.tensor([1, 3])
+    answer = make_fake_model(6)
     ask = lambda **o: guide_prediction(answer, labels, 10, SamplingOptions(**o))(x, time, 0.5)  # noqa: E731
     wanted, plain = answer(x, time, labels), answer(x, time, torch.tensor([10, 10]))
     assert torch.equal(ask(guidance=1.0), wanted)
@@ -260,12 +260,12 @@ def test_guidance_moves_what_it_is_told_to():
         ({"seed": -1}, "seed"),
     ],
 )
-def test_settings_out_of_range_are_refused(wrong, word):
+def test_out_of_range_sampling_options_are_rejected(wrong, word):
     with pytest.raises(UsageError, match=word):
         SamplingOptions(**wrong)
 
 
-def test_samplers_and_steps_are_those_of_the_process():
+def test_default_samplers_and_steps_depend_on_the_process():
     assert SamplingOptions().resolve_sampler(Diffusion()) == ("ddim", 50)
     assert SamplingOptions().resolve_sampler(Flow()) == ("heun", 25)
     assert SamplingOptions().resolve_sampler(Diffusion(steps=30)) == ("ddim", 30)
@@ -284,7 +284,7 @@ def test_samplers_and_steps_are_those_of_the_process():
         Diffusion(steps=20)
 
 
-def test_processes_are_read_as_they_were_written():
+def test_processes_survive_a_json_round_trip():
     for process in (Diffusion(500, "cosine", "velocity"), Flow(1.0)):
         assert process_from_json(process_to_json(process), "here") == process
     for wrong in (None, {"name": "other"}, {"name": "flow", "speed": 3}, {"name": "diffusion", "steps": 1}):

@@ -31,7 +31,7 @@ from vitreous.training.session import Session
 
 DEVICE = "cpu" if os.environ.get("VITREOUS_GPU_TESTS") == "cpu" else "cuda:0"
 ON_GPU = DEVICE.startswith("cuda")
-OBJECTIVES = ("supervised", *sessions.OBJECTIVES)
+OBJECTIVE_NAMES = ("supervised", *sessions.OBJECTIVE_CONFIGS)
 
 #: largest relative error of a loss and of a gradient, compared with a CPU in float32
 LOSS_LIMIT = {"fp32": 1e-4, "bf16": 3e-2}
@@ -102,13 +102,13 @@ def supervised_session(home: Path, images: Tensor | None = None, **changes: Any)
     """A session of learning from labels on patterned images in memory, and its state: 20 steps of 8 images, without
     random numbers in the forward pass. `images`: (n, H, W, 3) uint8 in place of those images. `changes` are fields of
     the run; `labels` (n,) or (n, K) replaces the labels."""
-    split = sessions.pictures()
+    split = sessions.make_image_split()
     pixels = split.pixels if images is None else images.numpy()
     labels = changes.pop("labels", None)
     if labels is None:
         labels = split.labels if images is None else np.arange(len(pixels)) % 3
     split, size = ArraySplit(pixels, labels), pixels.shape[1:3]
-    model = sessions.MODEL.with_options(image=size, classes=3, positions={"kind": "learned"})
+    model = sessions.MODEL_CONFIG.with_options(image=size, classes=3, positions={"kind": "learned"})
     run = Run(
         data=DataOptions("synthetic", CLASSES, len(pixels), "", cache=True),
         model=model,
@@ -145,7 +145,7 @@ def objective_session(name: str, home: Path, **changes: Any) -> tuple[Session, A
         return supervised_session(home, **changes)
     clip_by = "tensor" if name == "dino" else "part" if name.startswith("dinov2") else "all"
     sgd = OptimizerConfig(name="sgd", lr=0.05, clip=3.0, clip_by=clip_by)
-    session, state = sessions.session_of(name, home, **{"optimizer": sgd, **changes})
+    session, state = sessions.create_session(name, home, **{"optimizer": sgd, **changes})
     fill_zero_parameters(state.flat)
     return session, state
 

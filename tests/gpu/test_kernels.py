@@ -32,12 +32,12 @@ BACKENDS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "math": SDPBackend.MATH,
 }
-LIMITS = {torch.float32: 3e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+DTYPE_TOLERANCES = {torch.float32: 3e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 #: errors of a kernel that PyTorch does not offer for these inputs
 NO_KERNEL = ("No available kernel", "No viable backend", "not supported", "no backend", "cuDNN", "execution plan")
 
 #: (batch, heads, queries, keys, channels of a head)
-SHAPES = {
+ATTENTION_SHAPES = {
     "ViT-B at 224": (2, 3, 197, 197, 64),
     "odd heads": (2, 3, 65, 65, 20),
     "heads of 7": (2, 2, 50, 50, 7),
@@ -46,7 +46,7 @@ SHAPES = {
     "one token": (5, 2, 1, 1, 32),
     "windows": (50, 2, 49, 49, 32),
 }
-MASKS = ("none", "bool", "bias", "bias per head")
+MASK_KINDS = ("none", "bool", "bias", "bias per head")
 
 
 def draw_inputs(shape: tuple[int, ...], mask: str, contiguous: bool) -> tuple[list[torch.Tensor], Any]:
@@ -84,16 +84,16 @@ def compute_attention(inputs: list[torch.Tensor], bias: Any, device: str, dtype:
 
 
 @pytest.mark.parametrize("contiguous", [True, False], ids=["contiguous", "strided"])
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", MASK_KINDS)
 @pytest.mark.parametrize("backend", [*BACKENDS, "default"])
 def test_attention_matches_float64(backend, mask, contiguous):
     """Outputs and gradients for every shape and precision; a kernel that PyTorch does not offer for inputs is left out,
     but the default has to take all of them."""
     failures, computed = [], 0
-    for name, shape in SHAPES.items():
+    for name, shape in ATTENTION_SHAPES.items():
         inputs, bias = draw_inputs(shape, mask, contiguous)
         expected = {}
-        for dtype in LIMITS:
+        for dtype in DTYPE_TOLERANCES:
             rounded = [x.to(dtype).double() for x in inputs]
             own_bias = bias if bias is None or bias.dtype == torch.bool else bias.to(dtype).double()
             expected = compute_attention(rounded, own_bias, "cpu", torch.float64)
@@ -109,18 +109,18 @@ def test_attention_matches_float64(backend, mask, contiguous):
             for part, ours, theirs in zip(("output", "dq", "dk", "dv", "dbias"), found, expected, strict=False):
                 try:
                     # the gradient of a bias is a sum over the batch in float32
-                    check_close(part, ours, theirs, LIMITS[dtype])
+                    check_close(part, ours, theirs, DTYPE_TOLERANCES[dtype])
                 except AssertionError as error:
                     if theirs.norm() > 1e-9:
                         failures.append(f"{name}, {dtype}, {error}")
     assert not failures, f"{backend}, {mask}: {len(failures)} failures\n" + "\n".join(failures)
     if backend in ("math", "default"):
-        assert computed == len(SHAPES) * len(LIMITS)
+        assert computed == len(ATTENTION_SHAPES) * len(DTYPE_TOLERANCES)
 
 
 def test_attention_without_gradients_matches_float64():
     """Inference mode, five axes, and keys of more channels than values."""
-    for dtype, limit in LIMITS.items():
+    for dtype, limit in DTYPE_TOLERANCES.items():
         inputs, _ = draw_inputs((2, 3, 65, 65, 32), "none", True)
         expected = dot_product_attention(*(x.to(dtype).double() for x in inputs))
         five = [x.to(DEVICE, dtype)[:, None].expand(-1, 2, -1, -1, -1) for x in inputs]
@@ -132,7 +132,7 @@ def test_attention_without_gradients_matches_float64():
         check_close(f"unscaled, {dtype}", unscaled, expected[..., :24], 2 * limit)
 
 
-MODULES: dict[str, Any] = {
+ATTENTION_MODULES: dict[str, Any] = {
     "plain": (lambda: Attention(48, 4), ()),
     "without bias": (lambda: Attention(48, 4, bias=False), ()),
     "normed": (lambda: QKNormAttention(48, 4), ()),
@@ -143,10 +143,10 @@ MODULES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", ATTENTION_MODULES)
 def test_attention_module_matches_cpu(name):
     """Outputs, gradients, and the outputs of few queries, in float32 and bfloat16."""
-    make, context = MODULES[name]
+    make, context = ATTENTION_MODULES[name]
     torch.manual_seed(0)
     module = randomise(make())
     x = torch.randn(2, 25, 48, generator=torch.Generator().manual_seed(1))
@@ -192,29 +192,29 @@ def test_attend_segments_matches_single_sequences():
     alone = torch.cat(
         [dot_product_attention(*part) for part in zip(*(x.split(lengths, -2) for x in inputs), strict=True)], -2
     )
-    for dtype, limit in LIMITS.items():
+    for dtype, limit in DTYPE_TOLERANCES.items():
         for masked in (False, True):
             y = attend_segments(*(x.to(DEVICE, dtype) for x in inputs), Segments(lengths, masked))
             check_close(f"masked={masked}, {dtype}", y, alone, 2 * limit)
 
 
-PACKED = {
+PACKED_MODEL_OPTIONS = {
     "class token": {},
     "attention pooling, registers": {"class_token": False, "pool": "attention", "registers": 2},
     "factorised positions": {"positions": {"kind": "factorised"}},
 }
-SIZES = ((32, 32), (16, 64), (40, 8), (8, 8), (24, 56), (32, 32))
+IMAGE_SIZES = ((32, 32), (16, 64), (40, 8), (8, 8), (24, 56), (32, 32))
 
 
-@pytest.mark.parametrize("name", PACKED)
-def test_packed_rows_match_single_images(name):
+@pytest.mark.parametrize("name", PACKED_MODEL_OPTIONS)
+def test_packed_images_match_single_images(name):
     """Rows of images of several sizes: outputs and gradients are those of the images one by one, masked or not."""
     torch.manual_seed(0)
     config = ViTConfig(image=(32, 32), patch=(8, 8), width=32, depth=2, heads=4, classes=5, mlp=MlpConfig(hidden=64))
-    model = randomise(build_model(config.with_options(**PACKED[name]))).eval()
+    model = randomise(build_model(config.with_options(**PACKED_MODEL_OPTIONS[name]))).eval()
     model.any_size = True
     generator = torch.Generator().manual_seed(1)
-    images = [torch.randn(3, *size, generator=generator) for size in SIZES]
+    images = [torch.randn(3, *size, generator=generator) for size in IMAGE_SIZES]
     expected = torch.cat([model(image[None]) for image in images])
     expected.square().sum().backward()
     gradients = {key: p.grad.clone() for key, p in model.named_parameters()}
@@ -232,7 +232,7 @@ def test_packed_rows_match_single_images(name):
         check_close(f"logits of {name}, masked={masked}, bf16", rounded, expected, 5e-2)
 
 
-MODELS: dict[str, Any] = {
+MODEL_CONFIGS: dict[str, Any] = {
     "plain": ViTConfig(image=(32, 32), patch=(8, 8), width=32, depth=2, heads=4, classes=5, mlp=MlpConfig(hidden=64)),
     "rotary": ViTConfig(
         image=(32, 32),
@@ -266,11 +266,11 @@ MODELS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_model_with_other_sizes_and_layouts_matches_cpu(name):
+@pytest.mark.parametrize("name", MODEL_CONFIGS)
+def test_models_match_cpu_for_all_sizes_and_memory_layouts(name):
     """Oblong, larger and single images, contiguous, channels last and strided, give the logits of the CPU."""
     torch.manual_seed(0)
-    model = randomise(build_model(MODELS[name])).eval()
+    model = randomise(build_model(MODEL_CONFIGS[name])).eval()
     model.any_size = True
     batches = {"square": (3, 3, 32, 32), "oblong": (2, 3, 32, 64), "larger": (1, 3, 64, 64)}
     with torch.inference_mode():

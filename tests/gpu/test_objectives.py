@@ -16,7 +16,7 @@ from tests.gpu.support import (
     DEVICE,
     GRADIENT_LIMIT,
     LOSS_LIMIT,
-    OBJECTIVES,
+    OBJECTIVE_NAMES,
     ON_GPU,
     check_close,
     check_tensors_close,
@@ -47,7 +47,7 @@ pytestmark = pytest.mark.gpu
 MULTI_HOT = (np.arange(32)[:, None] >> np.arange(3) & 1).astype(np.float32)
 
 #: options of learning from labels that change what a step computes
-VARIANTS: dict[str, dict[str, Any]] = {
+SUPERVISED_VARIANTS: dict[str, dict[str, Any]] = {
     "sigmoid, several labels": {"labels": MULTI_HOT, "objective": SupervisedConfig(loss="sigmoid", smoothing=0.1)},
     "binary, class weights": {"objective": SupervisedConfig(loss="binary", class_weights=(0.5, 1.0, 1.5))},
     "mixup and cutmix": {"views": Augment(flip=0.5, mixup=0.8, cutmix=1.0)},
@@ -97,14 +97,14 @@ def compare_steps(make_session: Any, precision: str, tmp_path: Any, **changes: A
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", OBJECTIVE_NAMES)
 def test_two_steps_match_cpu(name, precision, tmp_path):
     compare_steps(lambda home, **changes: objective_session(name, home, **changes), precision, tmp_path)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", SUPERVISED_VARIANTS)
 def test_two_steps_with_options_match_cpu(name, tmp_path):
-    compare_steps(supervised_session, "fp32", tmp_path, **VARIANTS[name])
+    compare_steps(supervised_session, "fp32", tmp_path, **SUPERVISED_VARIANTS[name])
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "lamb", "lars", "muon"])
@@ -158,21 +158,23 @@ def make_video_mae() -> tuple[Any, dict[str, Any]]:
     """VideoMAE with tubes, and a prepared batch of clips."""
     torch.manual_seed(0)
     config = MAEConfig(tubes=True, decoder_width=16, decoder_depth=1, decoder_heads=2, normalise_channels=True)
-    objective = config.build(build_model(replace(CLIPS, classes=0)), ObjectiveSetting())
-    batch = {"images": draw(4, 3, 4, 16, 16), "positions": torch.arange(4), "samples": torch.arange(4)}
+    objective = config.build(build_model(replace(CLIP_CONFIG, classes=0)), ObjectiveSetting())
+    batch = {"images": draw_normal(4, 3, 4, 16, 16), "positions": torch.arange(4), "samples": torch.arange(4)}
     prepared = objective.prepare(batch, TrainingProgress())
     return objective, {name: entry for name, entry in prepared.items() if name != "positions"}
 
 
-def draw(*shape: int) -> torch.Tensor:
+def draw_normal(*shape: int) -> torch.Tensor:
     """Normal numbers of a shape, the same each time."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(2))
 
 
-CLIPS = ViTConfig(image=(4, 16, 16), patch=(2, 8, 8), classes=3, width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64))
-VOLUMES = replace(CLIPS, image=(16, 16, 16), patch=(8, 8, 8), channels=1)
-PHOTOS = replace(CLIPS, image=(16, 16), patch=(4, 4))
-SWIN = SwinConfig(
+CLIP_CONFIG = ViTConfig(
+    image=(4, 16, 16), patch=(2, 8, 8), classes=3, width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64)
+)
+VOLUME_CONFIG = replace(CLIP_CONFIG, image=(16, 16, 16), patch=(8, 8, 8), channels=1)
+PHOTO_CONFIG = replace(CLIP_CONFIG, image=(16, 16), patch=(4, 4))
+SWIN_CONFIG = SwinConfig(
     image=(16, 16),
     patch_size=(2, 2),
     classes=3,
@@ -183,16 +185,18 @@ SWIN = SwinConfig(
 )
 
 #: objectives that need other inputs than square images of one size in memory
-BATCHES: dict[str, Any] = {
+BATCH_FACTORIES: dict[str, Any] = {
     "detection": make_detection,
     "segmentation": make_segmentation,
     "segmentation, adapter": lambda: make_segmentation("group", "upernet"),
-    "clips": lambda: make_supervised(CLIPS, draw(4, 3, 4, 16, 16)),
-    "volumes": lambda: make_supervised(VOLUMES, draw(4, 1, 16, 16, 16)),
-    "signals": lambda: make_supervised(replace(PHOTOS, image=(64,), patch=(8,), channels=2), draw(4, 2, 64)),
-    "swin": lambda: make_supervised(SWIN, draw(4, 3, 16, 16)),
+    "clips": lambda: make_supervised(CLIP_CONFIG, draw_normal(4, 3, 4, 16, 16)),
+    "volumes": lambda: make_supervised(VOLUME_CONFIG, draw_normal(4, 1, 16, 16, 16)),
+    "signals": lambda: make_supervised(
+        replace(PHOTO_CONFIG, image=(64,), patch=(8,), channels=2), draw_normal(4, 2, 64)
+    ),
+    "swin": lambda: make_supervised(SWIN_CONFIG, draw_normal(4, 3, 16, 16)),
     "native aspect": lambda: make_supervised(
-        PHOTOS, [draw(3, *size) for size in ((16, 16), (8, 24), (4, 12), (16, 16))]
+        PHOTO_CONFIG, [draw_normal(3, *size) for size in ((16, 16), (8, 24), (4, 12), (16, 16))]
     ),
     "VideoMAE": make_video_mae,
 }
@@ -214,9 +218,9 @@ def compute_batch(objective: Any, batch: dict[str, Any], device: str, precision:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("name", BATCH_FACTORIES)
 def test_one_batch_matches_cpu(name, precision):
-    objective, batch = BATCHES[name]()
+    objective, batch = BATCH_FACTORIES[name]()
     expected_scalars, expected = compute_batch(objective, batch, "cpu", "fp32")
     scalars, gradients = compute_batch(objective, batch, DEVICE, precision)
     if name == "detection" and precision == "bf16":  # rounding changes which proposals are kept
@@ -233,10 +237,10 @@ def test_one_batch_matches_cpu(name, precision):
 
 
 @pytest.mark.parametrize("layout", ["channels last", "strided"])
-def test_layout_of_images_changes_nothing(layout):
+def test_memory_layout_does_not_change_loss_or_gradients(layout):
     """A batch in another memory layout gives the loss and gradient of a contiguous batch."""
     for name in ("clips", "swin", "segmentation, adapter"):
-        objective, batch = BATCHES[name]()
+        objective, batch = BATCH_FACTORIES[name]()
         expected_scalars, expected = compute_batch(objective, batch, DEVICE, "fp32")
         images = batch["images"].to(DEVICE)
         if layout == "channels last":
@@ -291,7 +295,7 @@ def test_uint8_batches_arrive_intact(tmp_path):
         assert not different, f"batch {number}: {different} of {expected.numel()} values differ ({pixels.dtype})"
 
 
-def test_product_keeps_full_float32_products(tmp_path):
+def test_float32_matmul_precision_is_unchanged(tmp_path):
     """Neither a session nor an engine lets float32 matrix products round to TF32."""
     session, state = supervised_session(tmp_path, device=DEVICE, epochs=0.5)
     run_training_loop(state, session.batches(state))
@@ -299,7 +303,7 @@ def test_product_keeps_full_float32_products(tmp_path):
     assert not torch.backends.cuda.matmul.allow_tf32
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", OBJECTIVE_NAMES)
 def test_steady_steps_do_not_wait_for_the_device(name, tmp_path):
     """From the third step on, neither preparing a batch nor a step has the host wait for the device. The message lists
     the lines of vitreous that do."""
@@ -335,7 +339,7 @@ def test_schedules_and_teachers_match_cpu_after_a_run(tmp_path):
     """Weights, average, centre and teacher of DINO after 6 steps."""
     states = []
     for device in ("cpu", DEVICE):
-        schedules = {**sessions.SCHEDULES, "ema": RampConfig(0.5, 0.9)}
+        schedules = {**sessions.TEACHER_SCHEDULES, "ema": RampConfig(0.5, 0.9)}
         session, state = objective_session(
             "dino", tmp_path / device, device=device, epochs=1.5, ema=0.9, schedules=schedules
         )
@@ -344,7 +348,7 @@ def test_schedules_and_teachers_match_cpu_after_a_run(tmp_path):
     check_tensors_close("state after 6 steps of DINO", states[1], states[0], 1e-3)
 
 
-def test_detection_targets_are_those_of_the_cpu():
+def test_detection_targets_match_cpu():
     """The federated loss draws classes by seed and position, on any device."""
     from tests.objectives.test_detection import objective_and_batch
 

@@ -16,8 +16,8 @@ import vitreous
 from tests.contracts import randomise
 from tests.gpu.support import DEVICE, ON_GPU, check_close
 from tests.inference import detectors, generators
-from tests.inference.made import photograph, tiny
-from tests.models.test_segmenter import segmenter
+from tests.inference.made import make_photo, make_tiny_bundle
+from tests.models.test_segmenter import build_segmenter
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.modalities.native import NativePreprocess
 from vitreous.generation.process import Flow
@@ -40,7 +40,7 @@ PRECISIONS = ("fp32", "bf16")
 @cache
 def draw_photos(count: int = 11) -> list[Image.Image]:
     """Photographs of sizes that differ, more than one chunk of them is not needed."""
-    return [photograph(64 + 9 * number, 80 - 5 * number, number) for number in range(count)]
+    return [make_photo(64 + 9 * number, 80 - 5 * number, number) for number in range(count)]
 
 
 def make_vit(classes: int, **changes: Any) -> Any:
@@ -56,7 +56,7 @@ def save_model(home: Path, name: str) -> Path:
     """A bundle of a task in `home`."""
     preprocess = ImagePreprocess((32, 32))
     if name == "classification":
-        tiny().save(home)
+        make_tiny_bundle().save(home)
     elif name == "swin":
         torch.manual_seed(0)
         config = SwinConfig(
@@ -107,7 +107,7 @@ def test_features_match_cpu(name, precision, tmp_path):
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("backbone", "head"), [("vit", "unet"), ("swin", "upernet"), ("adapter", "multiscale")])
 def test_class_maps_match_cpu(backbone, head, precision, tmp_path):
-    model = segmenter(backbone, head).eval()
+    model = build_segmenter(backbone, head).eval()
     size = model.config.backbone.image
     Bundle(model, Segmentation(CLASSES), ImagePreprocess(size)).save(tmp_path / "model")
     expected = vitreous.load(tmp_path / "model", device="cpu", precision="fp32").segment(draw_photos(4))
@@ -240,7 +240,7 @@ def test_clips_and_volumes_match_cpu():
         check_close(f"clips of {shape}", TorchEngine(model, preprocess, DEVICE, "fp32")(pixels), expected, 1e-5)
 
 
-def test_torchao_int8_weights_answer_within_limit():
+def test_torchao_int8_outputs_are_within_tolerance():
     """A model whose weights torchao quantised to int8 answers near the original, with all queries and with few."""
     if find_spec("torchao") is None:
         pytest.skip("torchao is not on the machine with a GPU")

@@ -19,10 +19,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.conftest import TINY, make_folder
+from tests.conftest import TINY_RUN, make_folder
 from tests.gpu.support import (
     DEVICE,
-    OBJECTIVES,
+    OBJECTIVE_NAMES,
     ON_GPU,
     check_bit_identical,
     check_close,
@@ -52,8 +52,17 @@ from vitreous.training.shards import Shards
 
 pytestmark = pytest.mark.gpu
 #: a run without random numbers in the forward pass: dropout draws other numbers on a GPU
-STEPS = {**TINY, "epochs": None, "steps": 2, "drop_path": 0.0, "mixup": 0.0, "workers": 0, "seed": 1, "device": DEVICE}
-STEPS |= {"optimizer": "sgd", "lr": 0.05, "log_every": 2}
+STEP_OPTIONS = {
+    **TINY_RUN,
+    "epochs": None,
+    "steps": 2,
+    "drop_path": 0.0,
+    "mixup": 0.0,
+    "workers": 0,
+    "seed": 1,
+    "device": DEVICE,
+}
+STEP_OPTIONS |= {"optimizer": "sgd", "lr": 0.05, "log_every": 2}
 LOSS_LIMIT = {"fp32": 1e-4, "bf16": 2e-2}
 
 
@@ -63,13 +72,13 @@ def photos(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(photos):
+def trained_run(photos):
     """Train two steps on a device, once per precision; returns the run folder."""
 
     @cache
     def train_on(device: str, precision: str) -> Path:
         out = Path(tempfile.mkdtemp(dir=photos.parent)) / f"{device.replace(':', '-')}-{precision}"
-        train(str(photos), out=str(out), progress=False, **{**STEPS, "device": device, "precision": precision})
+        train(str(photos), out=str(out), progress=False, **{**STEP_OPTIONS, "device": device, "precision": precision})
         return out
 
     return train_on
@@ -89,9 +98,9 @@ def save_now(session: Session, state: Any) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_trained_run_matches_cpu(trained, precision):
+def test_trained_run_matches_cpu(trained_run, precision):
     """Losses, exported weights and the evaluation of a run by `train`."""
-    on_device, on_cpu = trained(DEVICE, precision), trained("cpu", "fp32")
+    on_device, on_cpu = trained_run(DEVICE, precision), trained_run("cpu", "fp32")
     losses, expected = read_losses(on_device), read_losses(on_cpu)
     assert list(losses) == list(expected) == [2]
     check_close("mean loss", list(losses.values()), list(expected.values()), LOSS_LIMIT[precision])
@@ -100,21 +109,21 @@ def test_trained_run_matches_cpu(trained, precision):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_evaluation_of_a_run_matches_cpu(trained, photos, precision):
+def test_evaluation_of_a_run_matches_cpu(trained_run, photos, precision):
     """Logits on the test split, by `evaluate` with the batch sizes that it has."""
-    run = trained("cpu", "fp32")
+    run = trained_run("cpu", "fp32")
     expected = evaluate(run, photos, device="cpu", precision="fp32")["test"]
     found = evaluate(run, photos, device=DEVICE, precision=precision)["test"]
     assert found["images"] == expected["images"] == 12
     assert found["nll"] == pytest.approx(expected["nll"], rel={"fp32": 1e-5, "bf16": 1e-2}[precision])
 
 
-def test_export_of_a_run_trained_on_the_device(trained, photos, tmp_path):
+def test_export_of_a_gpu_run_matches_the_model(trained_run, photos, tmp_path):
     """The ONNX file of a model that was trained on a GPU answers as the model; `export` verifies it."""
     for library in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(library) is None:
             pytest.skip(f"{library} is not on the machine with a GPU")
-    run = trained(DEVICE, "bf16")
+    run = trained_run(DEVICE, "bf16")
     export(run, "onnx", tmp_path / "model.onnx")
     images = sorted((photos / "test").rglob("*.png"))
     expected = load(run, device="cpu", precision="fp32").predict(images)
@@ -144,7 +153,7 @@ def test_resume_cross_devices(name, first, second, tmp_path):
 
 
 #: runs whose bits are promised to be those of an uninterrupted run: with --reproducible, and on a CPU without
-PROMISED: dict[str, dict[str, Any]] = {
+BIT_IDENTICAL_RUNS: dict[str, dict[str, Any]] = {
     "reproducible": {"reproducible": True, "shards": 2},
     "reproducible, micro-batches": {"reproducible": True, "shards": 2, "micro_batch": 3, "accumulate": 2},
     "bf16": {"precision": "bf16", "ema": 0.9, "reproducible": ON_GPU, "shards": 1 + ON_GPU},
@@ -162,7 +171,7 @@ def replace_model(model: Any, **changes: Any) -> Any:
     return model.with_options(**changes)
 
 
-@pytest.mark.parametrize("name", PROMISED)
+@pytest.mark.parametrize("name", BIT_IDENTICAL_RUNS)
 def test_resumed_run_is_bit_identical(name, tmp_path):
     """Stopped after three of six steps, saved and resumed by another session."""
     options = {
@@ -170,7 +179,7 @@ def test_resumed_run_is_bit_identical(name, tmp_path):
         "device": DEVICE,
         "optimizer": OptimizerConfig(),
         "images": draw_images(),
-        **PROMISED[name],
+        **BIT_IDENTICAL_RUNS[name],
     }
     session, whole = supervised_session(tmp_path / "whole", **options)
     run_training_loop(whole, session.batches(whole))
@@ -221,7 +230,11 @@ def test_fp16_overflow_halves_the_scale_and_training_continues(tmp_path):
     def note_step(state: Any) -> None:
         history.append((state.updates, state.scale))
         if state.updates == 0:
-            check_bit_identical(f"weights after skipped step {state.step}", masters(copy_state(state)), masters(before))
+            check_bit_identical(
+                f"weights after skipped step {state.step}",
+                select_master_weights(copy_state(state)),
+                select_master_weights(before),
+            )
 
     run_training_loop(state, session.batches(state), [(1, note_step)])
     scales = [math.log2(scale) for _, scale in history]
@@ -229,12 +242,12 @@ def test_fp16_overflow_halves_the_scale_and_training_continues(tmp_path):
     skipped = len(history) - state.updates
     assert scales[-1] == 40 - skipped and 0 < state.updates < len(history) == 40, f"log2 of the scales: {scales}"
     assert math.isfinite(state.losses) and state.counted == state.updates
-    after = masters(copy_state(state))
+    after = select_master_weights(copy_state(state))
     assert all(tensor.isfinite().all() for tensor in after.values())
-    assert any(not torch.equal(after[name], tensor) for name, tensor in masters(before).items())
+    assert any(not torch.equal(after[name], tensor) for name, tensor in select_master_weights(before).items())
 
 
-def masters(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def select_master_weights(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The master weights of a copied state."""
     return {name: tensor for name, tensor in state.items() if name.startswith("master/")}
 
@@ -260,7 +273,7 @@ def quick_compiler(monkeypatch):
 
 
 #: options of a compiled run, and whether its losses have to be those of the eager one
-COMPILED: dict[str, tuple[str, dict[str, Any], bool]] = {
+COMPILED_RUNS: dict[str, tuple[str, dict[str, Any], bool]] = {
     "short last batch": ("supervised", {"epochs": 0.85}, True),
     "bf16, dropout": (
         "supervised",
@@ -275,23 +288,23 @@ COMPILED: dict[str, tuple[str, dict[str, Any], bool]] = {
 }
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", COMPILED_RUNS)
 def test_compile_matches_eager(name, tmp_path, quick_compiler):
-    objective, options, same = COMPILED[name]
+    objective, options, same = COMPILED_RUNS[name]
     options = {"epochs": 1.0, "device": DEVICE, **options}
     if objective == "supervised":
         options["views"] = Augment(flip=0.5)
     session, state = objective_session(objective, tmp_path / "compiled", compile=True, **options)
-    found = read_steps(session, state)
+    found = collect_step_losses(session, state)
     session, state = objective_session(objective, tmp_path / "eager", **options)
-    expected = read_steps(session, state)
+    expected = collect_step_losses(session, state)
     assert len(found) == len(expected) > 1 and all(map(math.isfinite, found)), f"{found}, eager {expected}"
     if same:
         check_close(f"losses of {name}, compiled {found}, eager {expected}", found, expected, 1e-3)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", [*OBJECTIVES, "dropout"])
+@pytest.mark.parametrize("name", [*OBJECTIVE_NAMES, "dropout"])
 def test_cuda_graphs_match_launched_kernels(name, precision, tmp_path, monkeypatch):
     """The losses of ten steps, the last seven repeated from a graph; dropout draws the same numbers in both."""
     recorded: list[bool] = []
@@ -309,7 +322,7 @@ def test_cuda_graphs_match_launched_kernels(name, precision, tmp_path, monkeypat
     for graphs in ("0", "1"):
         monkeypatch.setenv("VITREOUS_CUDA_GRAPHS", graphs)
         session, state = objective_session("supervised" if name == "dropout" else name, tmp_path / graphs, **options)
-        losses[graphs] = read_steps(session, state)
+        losses[graphs] = collect_step_losses(session, state)
         if graphs == "0":
             assert not recorded
         elif ON_GPU and state.objective.capturable:
@@ -318,7 +331,7 @@ def test_cuda_graphs_match_launched_kernels(name, precision, tmp_path, monkeypat
     check_close(f"losses of {name} with graphs {losses['1']}, without {losses['0']}", losses["1"], losses["0"], limit)
 
 
-def read_steps(session: Session, state: Any) -> list[float]:
+def collect_step_losses(session: Session, state: Any) -> list[float]:
     """The loss of each step, read after it: a compiled forward pass calls no hooks."""
     found: list[float] = []
 
@@ -368,15 +381,15 @@ def test_auto_micro_batch_recovers_from_memory_errors(tmp_path, monkeypatch):
 
 
 @pytest.fixture(params=[False, True], ids=["as the device reads", "read late"])
-def late_figures(request, monkeypatch):
+def deferred_metrics(request, monkeypatch):
     """The loop as on this device, and with the losses of a step read one step later, as on a GPU."""
     if request.param:
         monkeypatch.setattr(loop, "defers_metrics", lambda run, device: True)
 
 
-def test_metrics_have_the_loss_of_every_step(photos, tmp_path, late_figures):
+def test_metrics_have_the_loss_of_every_step(photos, tmp_path, deferred_metrics):
     """With --log-every 1 metrics.jsonl has one finite loss for each step, that of the CPU."""
-    options = {**STEPS, "steps": 5, "save_every": 2, "accumulate": 1, "log_every": 1}
+    options = {**STEP_OPTIONS, "steps": 5, "save_every": 2, "accumulate": 1, "log_every": 1}
     train(str(photos), out=str(tmp_path / "device"), progress=False, **options)
     train(str(photos), out=str(tmp_path / "cpu"), progress=False, **{**options, "device": "cpu"})
     losses, expected = read_losses(tmp_path / "device"), read_losses(tmp_path / "cpu")
@@ -387,7 +400,7 @@ def test_metrics_have_the_loss_of_every_step(photos, tmp_path, late_figures):
 
 
 @pytest.mark.parametrize("save_every", [1, 2])
-def test_nan_loss_stops_the_run_and_saves_nothing_after_it(photos, tmp_path, monkeypatch, late_figures, save_every):
+def test_nan_loss_stops_the_run_and_saves_nothing_after_it(photos, tmp_path, monkeypatch, deferred_metrics, save_every):
     """The third of six steps has a NaN: the run raises NonFiniteError, and checkpoints are whole and from before it."""
     batches = Session.batches
 
@@ -398,7 +411,7 @@ def test_nan_loss_stops_the_run_and_saves_nothing_after_it(photos, tmp_path, mon
             yield step_slice, batch
 
     monkeypatch.setattr(Session, "batches", poison_third)
-    options = {**STEPS, "steps": 4, "accumulate": 1, "save_every": save_every, "log_every": 1, "ema": 0.9}
+    options = {**STEP_OPTIONS, "steps": 4, "accumulate": 1, "save_every": save_every, "log_every": 1, "ema": 0.9}
     with pytest.raises(NonFiniteError, match="step 3: loss nan"):
         train(str(photos), out=str(tmp_path / "run"), progress=False, **options)
     saved = sorted(path for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
@@ -429,7 +442,7 @@ def test_skipped_steps_leave_weights_and_count(tmp_path):
 
 
 #: trains runs one after the other, each in a group of one process; prints why each failed, or None
-PROCESS = """
+TRAIN_SCRIPT = """
 import json, os, sys, traceback
 from vitreous.jobs.train import train
 from vitreous.reports.pages import report
@@ -448,28 +461,33 @@ print(json.dumps(results))
 """
 
 
-def find_port() -> int:
+def find_free_port() -> int:
     """A free port."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]
 
 
-def test_ddp_and_fsdp_of_one_process_match_a_run_without(photos, trained, tmp_path):
+def test_ddp_and_fsdp_with_one_process_match_a_plain_run(photos, trained_run, tmp_path):
     """DDP and FSDP2 with one process over NCCL give the losses of a run without torch.distributed; FSDP2 in
     bfloat16."""
     kinds = [("ddp", "fp32"), ("fsdp", "bf16")]
     jobs = []
     for parallel, precision in kinds:
-        options = {**STEPS, "data": str(photos), "out": str(tmp_path / f"{parallel}-{precision}"), "progress": False}
+        options = {
+            **STEP_OPTIONS,
+            "data": str(photos),
+            "out": str(tmp_path / f"{parallel}-{precision}"),
+            "progress": False,
+        }
         options |= {"parallel": parallel, "precision": precision, "timeout": 60.0}
         if parallel == "ddp":  # overlaps with the backward pass where a step is one pass
             options |= {"accumulate": 1, "batch_size": 16}
-        jobs.append((find_port(), options))
+        jobs.append((find_free_port(), options))
     launched = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
     launched |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}  # the machine may have no other network
     result = subprocess.run(
-        [sys.executable, "-c", PROCESS, json.dumps(jobs)],
+        [sys.executable, "-c", TRAIN_SCRIPT, json.dumps(jobs)],
         capture_output=True, text=True, timeout=150, cwd=Path(__file__).parents[2],
         env={**os.environ, "OMP_NUM_THREADS": "1", **launched},
     )  # fmt: skip
@@ -479,7 +497,7 @@ def test_ddp_and_fsdp_of_one_process_match_a_run_without(photos, trained, tmp_pa
     for (parallel, precision), outcome in zip(kinds, outcomes, strict=True):
         if outcome:
             continue
-        run, alone = tmp_path / f"{parallel}-{precision}", trained(DEVICE, "fp32")
+        run, alone = tmp_path / f"{parallel}-{precision}", trained_run(DEVICE, "fp32")
         losses, expected = read_losses(run), read_losses(alone)
         ours, theirs = (load_file(home / "model" / "weights.safetensors") for home in (run, alone))
         try:

@@ -39,7 +39,7 @@ def save_bundle(place: Path, seed: int = 0, classes: tuple[str, ...] = CLASSES) 
     return place
 
 
-def file(seed: int, size: tuple[int, int] = (48, 40), kind: str = "PNG") -> bytes:
+def encode_noise_image(seed: int, size: tuple[int, int] = (48, 40), kind: str = "PNG") -> bytes:
     """A noisy picture as a file."""
     buffer = io.BytesIO()
     Image.fromarray(
@@ -48,7 +48,7 @@ def file(seed: int, size: tuple[int, int] = (48, 40), kind: str = "PNG") -> byte
     return buffer.getvalue()
 
 
-def form(*files: tuple[str, bytes], mark: str = "XXmark") -> tuple[bytes, dict[str, str]]:
+def encode_multipart(*files: tuple[str, bytes], mark: str = "XXmark") -> tuple[bytes, dict[str, str]]:
     """Files as multipart/form-data: body and headers."""
     parts = [
         f'--{mark}\r\nContent-Disposition: form-data; name="image"; filename="{n}"\r\n\r\n'.encode() + c + b"\r\n"
@@ -57,7 +57,7 @@ def form(*files: tuple[str, bytes], mark: str = "XXmark") -> tuple[bytes, dict[s
     return b"".join(parts) + f"--{mark}--\r\n".encode(), {"Content-Type": f"multipart/form-data; boundary={mark}"}
 
 
-class Site:
+class ServerClient:
     """Where the server is."""
 
     def __init__(self, address: str) -> None:
@@ -88,7 +88,7 @@ class Site:
         """Everything that comes back for some bytes, until the server closes the connection."""
         with self.connect(timeout) as link:
             link.sendall(content)
-            return everything(link)
+            return receive_all(link)
 
     def connect(self, timeout: float = 30) -> socket.socket:
         """A connection."""
@@ -100,7 +100,7 @@ class Site:
         return float(next(line.split()[-1] for line in text.splitlines() if line.startswith(name + " ")))
 
 
-def everything(link: socket.socket) -> bytes:
+def receive_all(link: socket.socket) -> bytes:
     """What a connection gives until it ends, also by a reset."""
     found = b""
     try:
@@ -111,7 +111,7 @@ def everything(link: socket.socket) -> bytes:
     return found
 
 
-def until(condition: Callable[[], Any], seconds: float = 30) -> Any:
+def wait_until(condition: Callable[[], Any], seconds: float = 30) -> Any:
     """Wait for a condition. Fails after a generous time."""
     end = time.monotonic() + seconds
     while not (found := condition()):
@@ -120,4 +120,12 @@ def until(condition: Callable[[], Any], seconds: float = 30) -> Any:
     return found
 
 
-__all__ = ["CLASSES", "Site", "everything", "file", "form", "save_bundle", "until"]
+__all__ = [
+    "CLASSES",
+    "ServerClient",
+    "receive_all",
+    "encode_noise_image",
+    "encode_multipart",
+    "save_bundle",
+    "wait_until",
+]

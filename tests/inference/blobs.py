@@ -13,10 +13,10 @@ from vitreous.inference.predict import Predictor
 from vitreous.tasks.detection import Detection
 
 CLASSES = ("red <b>one</b>", "green")
-SIZE, ROWS, SIDE = 64, 5, 8
+IMAGE_SIZE, MAX_DETECTIONS, MASK_SIZE = 64, 5, 8
 
 
-class Blobs:
+class BlobEngine:
     """An engine for images of SIZE pixels: an object for each colour that occurs, the rest padding."""
 
     name, precision = "blobs", "fp32"
@@ -26,9 +26,12 @@ class Blobs:
 
     def objects(self, pixels):
         self.asked += len(pixels)
-        assert pixels.shape[1:] == (3, SIZE, SIZE) and pixels.dtype == np.uint8
-        boxes, scores = np.zeros((len(pixels), ROWS, 4), np.float32), np.zeros((len(pixels), ROWS), np.float32)
-        labels = np.zeros((len(pixels), ROWS), np.int64)
+        assert pixels.shape[1:] == (3, IMAGE_SIZE, IMAGE_SIZE) and pixels.dtype == np.uint8
+        boxes, scores = (
+            np.zeros((len(pixels), MAX_DETECTIONS, 4), np.float32),
+            np.zeros((len(pixels), MAX_DETECTIONS), np.float32),
+        )
+        labels = np.zeros((len(pixels), MAX_DETECTIONS), np.int64)
         for image, picture in enumerate(pixels):
             for label in range(2):
                 inside = (picture[label] > 180) & (picture[1 - label] < 90)
@@ -37,7 +40,7 @@ class Blobs:
                     boxes[image, label] = columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
                     scores[image, label], labels[image, label] = 0.9 - 0.3 * label, label
         outputs = boxes, scores, labels
-        return (*outputs, np.ones((*scores.shape, SIDE, SIDE), np.float32)) if self.masks else outputs
+        return (*outputs, np.ones((*scores.shape, MASK_SIZE, MASK_SIZE), np.float32)) if self.masks else outputs
 
     def logits(self, pixels):
         raise NotImplementedError
@@ -45,12 +48,14 @@ class Blobs:
     features = logits
 
 
-def predictor(masks: bool = True) -> Predictor:
-    preprocess = ImagePreprocess((SIZE, SIZE), filter="bilinear")
-    return Predictor(Card("Blobs", "1", preprocess, task=Detection(CLASSES, masks)), Blobs(masks))
+def make_blob_predictor(masks: bool = True) -> Predictor:
+    preprocess = ImagePreprocess((IMAGE_SIZE, IMAGE_SIZE), filter="bilinear")
+    return Predictor(Card("Blobs", "1", preprocess, task=Detection(CLASSES, masks)), BlobEngine(masks))
 
 
-def scene(size: tuple[int, int] = (SIZE, SIZE), red=(8, 8, 24, 32), green=(40, 20, 56, 44)) -> Image.Image:
+def make_scene(
+    size: tuple[int, int] = (IMAGE_SIZE, IMAGE_SIZE), red=(8, 8, 24, 32), green=(40, 20, 56, 44)
+) -> Image.Image:
     """A dark picture of a size (W, H) with a red and a green rectangle: left, top, right, bottom."""
     pixels = np.full((*size[::-1], 3), 30, np.uint8)
     for channel, box in enumerate((red, green)):
@@ -61,11 +66,13 @@ def scene(size: tuple[int, int] = (SIZE, SIZE), red=(8, 8, 24, 32), green=(40, 2
     return Image.fromarray(pixels)
 
 
-def scenes(home: Path, count: int = 3) -> Path:
+def write_scenes(home: Path, count: int = 3) -> Path:
     """A folder of so many pictures; on the last one there is nothing."""
     home.mkdir(parents=True, exist_ok=True)
     for number in range(count):
         last = number == count - 1
-        picture = scene((SIZE, SIZE), None if last else (8 + number, 8, 24, 32), None if last else (40, 20, 56, 44))
+        picture = make_scene(
+            (IMAGE_SIZE, IMAGE_SIZE), None if last else (8 + number, 8, 24, 32), None if last else (40, 20, 56, 44)
+        )
         picture.save(home / f"{number}.png")
     return home

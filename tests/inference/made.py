@@ -24,7 +24,7 @@ from vitreous.weights.bundle import Bundle
 CLASSES = ("ant", "bee", "cat", "=dog")
 
 
-def tiny(seed: int = 0, classes: tuple[str, ...] = CLASSES) -> Bundle:
+def make_tiny_bundle(seed: int = 0, classes: tuple[str, ...] = CLASSES) -> Bundle:
     """A ViT of two blocks for 16 x 16 pixels, whose answers differ from picture to picture."""
     torch.manual_seed(seed)
     model = ViT(
@@ -37,7 +37,7 @@ def tiny(seed: int = 0, classes: tuple[str, ...] = CLASSES) -> Bundle:
     return Bundle(model, Classification(classes), ImagePreprocess((16, 16)))
 
 
-def pictures(home: Path, count: int) -> list[str]:
+def write_images(home: Path, count: int) -> list[str]:
     """So many PNG files of noise, of sizes that differ."""
     home.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
@@ -49,7 +49,7 @@ def pictures(home: Path, count: int) -> list[str]:
     return files
 
 
-def photograph(width: int, height: int, seed: int = 0) -> Image.Image:
+def make_photo(width: int, height: int, seed: int = 0) -> Image.Image:
     """Detail at every scale, as much as photographs have (amplitude falling as 1/f), and edges."""
     rng = np.random.default_rng(seed)
     down, across = np.meshgrid(np.fft.fftfreq(height), np.fft.rfftfreq(width), indexing="ij")
@@ -63,7 +63,7 @@ def photograph(width: int, height: int, seed: int = 0) -> Image.Image:
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
-def jpeg(image: Image.Image, orientation: int = 1, **options: object) -> bytes:
+def encode_jpeg(image: Image.Image, orientation: int = 1, **options: object) -> bytes:
     """A picture as a JPEG file with an EXIF orientation."""
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -72,7 +72,7 @@ def jpeg(image: Image.Image, orientation: int = 1, **options: object) -> bytes:
     return out.getvalue()
 
 
-def read_for(predictor: Predictor, content: Any) -> Any:
+def read_predictor_input(predictor: Predictor, content: Any) -> Any:
     """A file, or its bytes, as the pixels that a predictor is asked about, or why it cannot be read."""
     try:
         return read_model_input(content, predictor.card.preprocess, exact=predictor.exact)

@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 from tests.data.band_files import make_bands, write_tiff
-from tests.data.test_bands import codecs
+from tests.data.test_bands import needs_imagecodecs
 
-SCRIPT = """
+DECODE_SCRIPT = """
 import pickle, resource, sys
 contents = pickle.loads(sys.stdin.buffer.read())
 from vitreous.data.modalities.bands import BandPreprocess
@@ -21,13 +21,13 @@ for content in contents:
 """
 
 
-@codecs
-def test_every_compression_is_decoded_without_opening_a_file(tmp_path):
+@needs_imagecodecs
+def test_every_tiff_compression_is_decoded_in_the_sandbox(tmp_path):
     kinds = [("lzw", 3), ("zstd", False), ("packbits", False), ("lzma", False), ("zlib", 3)]
     places = [
         write_tiff(tmp_path / f"{codec}.tif", make_bands(5, "float32"), compression=codec, predictor=predictor)
         for codec, predictor in kinds
     ]
     contents = pickle.dumps([place.read_bytes() for place in places])
-    done = subprocess.run([sys.executable, "-c", SCRIPT], input=contents, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", DECODE_SCRIPT], input=contents, capture_output=True)
     assert done.stdout.decode().splitlines() == ["(5, 32, 32)"] * len(kinds), done.stderr.decode()

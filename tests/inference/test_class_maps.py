@@ -17,7 +17,7 @@ from vitreous.errors import DataError, UsageError
 from vitreous.inference.class_maps import OutputFileNames, find_common_root
 
 
-def predict(*words):
+def run_predict(*words):
     """The document and the exit code of `vitreous predict`."""
     from vitreous.cli.main import main
 
@@ -26,7 +26,7 @@ def predict(*words):
     return stop.value.code
 
 
-def test_a_class_map_is_that_of_the_model_on_one_tile(scenes_run, tmp_path):  # noqa: F811
+def test_class_map_matches_the_model_on_one_tile(scenes_run, tmp_path):  # noqa: F811
     pixels = np.random.default_rng(0).integers(0, 255, (32, 32, 3)).astype(np.uint8)
     predictor = vitreous.load(scenes_run, precision="fp32")
     answer = predictor.segment(pixels)
@@ -46,7 +46,7 @@ def test_a_class_map_is_that_of_the_model_on_one_tile(scenes_run, tmp_path):  # 
         predictor.predict(pixels, threshold=0.5)
 
 
-def test_answers_keep_size_and_order_and_features_are_the_backbones(scenes_run, tmp_path):  # noqa: F811
+def test_class_maps_keep_image_size_and_order(scenes_run, tmp_path):  # noqa: F811
     images = [np.full((h, w, 3), 90, np.uint8) for h, w in ((24, 32), (7, 90), (50, 33))]
     predictor = vitreous.load(scenes_run, precision="fp32")
     assert [answer.classes.shape for answer in predictor.segment(images)] == [(24, 32), (7, 90), (50, 33)]
@@ -58,18 +58,18 @@ def test_answers_keep_size_and_order_and_features_are_the_backbones(scenes_run, 
     assert "a.png" in predictor.segment(tmp_path / "a.png", bad_images="skip").error
 
 
-def test_a_model_of_images_has_no_class_maps(tmp_path):
+def test_image_classifier_has_no_class_maps(tmp_path):
     vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "model")
     with pytest.raises(UsageError, match="no per-pixel classes"):
         vitreous.load(tmp_path / "model").segment(np.zeros((32, 32, 3), np.uint8))
     Image.new("RGB", (32, 32)).save(tmp_path / "a.png")
-    assert predict(tmp_path / "model", tmp_path / "a.png", "--overlay", tmp_path / "o") == 2
+    assert run_predict(tmp_path / "model", tmp_path / "a.png", "--overlay", tmp_path / "o") == 2
 
 
-def test_files_are_read_again_as_class_maps(scenes_run, tmp_path, capsys):  # noqa: F811
+def test_written_class_maps_are_readable_as_a_dataset(scenes_run, tmp_path, capsys):  # noqa: F811
     home = write_maps(tmp_path / "data", 3)
     images = home / "images"
-    assert predict(scenes_run, images, "--out", tmp_path / "out" / "masks", "--overlay", tmp_path / "over") == 0
+    assert run_predict(scenes_run, images, "--out", tmp_path / "out" / "masks", "--overlay", tmp_path / "over") == 0
     (tmp_path / "out" / "images").symlink_to(images)
     (tmp_path / "out" / "classes.txt").write_text("\n".join(CLASSES))
     split = open_data(str(tmp_path / "out")).split("train")
@@ -83,17 +83,17 @@ def test_files_are_read_again_as_class_maps(scenes_run, tmp_path, capsys):  # no
     assert Image.open(rows[0]["overlay"]).size == (32, 24) and Image.open(rows[0]["file"]).mode == "P"
 
 
-def test_a_folder_of_answers_is_continued_and_never_overwritten(scenes_run, tmp_path, capsys):  # noqa: F811
+def test_output_folder_is_resumed_and_never_overwritten(scenes_run, tmp_path, capsys):  # noqa: F811
     images, out = write_maps(tmp_path / "data", 3) / "images", tmp_path / "masks"
-    assert predict(scenes_run, images, "--out", out) == 0
+    assert run_predict(scenes_run, images, "--out", out) == 0
     before = (out / "1.png").read_bytes()
-    assert predict(scenes_run, images, "--out", out) == 2 and "which are not overwritten" in capsys.readouterr().err
+    assert run_predict(scenes_run, images, "--out", out) == 2 and "which are not overwritten" in capsys.readouterr().err
     lines = (out / "maps.jsonl").read_text().splitlines()
     (out / "maps.jsonl").write_text(f"{lines[0]}\n{lines[1][:20]}")
     described = json.loads((out / "maps.jsonl.job.json").read_text())
     (out / "maps.jsonl.job.json").write_text(json.dumps(described | {"finished": False, "rows": 0}))
     (out / "1.png").unlink()
-    assert predict(scenes_run, images, "--out", out, "--resume") == 0
+    assert run_predict(scenes_run, images, "--out", out, "--resume") == 0
     assert (out / "maps.jsonl").read_text().splitlines() == lines and (out / "1.png").read_bytes() == before
     assert len(list(out.glob("*.png"))) == 3
 
@@ -106,20 +106,20 @@ def test_a_folder_of_answers_is_continued_and_never_overwritten(scenes_run, tmp_
         (["--out", "maps.jsonl"], "maps.jsonl is a file, not a folder: class maps are one PNG per image"),
     ],
 )
-def test_options_without_meaning_are_refused(scenes_run, tmp_path, capsys, words, message):  # noqa: F811
+def test_inapplicable_options_are_rejected(scenes_run, tmp_path, capsys, words, message):  # noqa: F811
     images = write_maps(tmp_path / "data", 1) / "images"
-    assert predict(scenes_run, images, *words) == 2 and message in capsys.readouterr().err
+    assert run_predict(scenes_run, images, *words) == 2 and message in capsys.readouterr().err
 
 
-def test_unreadable_images_are_told_and_the_others_answered(scenes_run, tmp_path, capsys):  # noqa: F811
+def test_unreadable_images_are_reported_and_skipped(scenes_run, tmp_path, capsys):  # noqa: F811
     images = write_maps(tmp_path / "data", 2) / "images"
     (images / "0.png").write_bytes(b"none")
-    assert predict(scenes_run, images, "--out", tmp_path / "masks") == 3
+    assert run_predict(scenes_run, images, "--out", tmp_path / "masks") == 3
     assert sorted(path.name for path in (tmp_path / "masks").glob("*.png")) == ["1.png"]
-    assert predict(scenes_run, images) == 3
+    assert run_predict(scenes_run, images) == 3
 
 
-def test_names_of_files_are_those_below_the_common_folder(tmp_path):
+def test_output_names_are_relative_to_the_common_folder(tmp_path):
     for name in ("a/x.jpg", "a/x.png", "b/x.jpg"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -134,7 +134,7 @@ def test_names_of_files_are_those_below_the_common_folder(tmp_path):
     assert str(OutputFileNames("").get_output_path("/etc/x.tar:3.jpg")).startswith("etc/")
 
 
-def test_pictures_of_maps(tmp_path):
+def test_class_maps_are_rendered_as_images(tmp_path):
     names = ("background", "a", "b")
     colours = create_class_colours(names)
     assert (

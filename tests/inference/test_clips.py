@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 
 import vitreous
-from tests.apps.server.test_page import Visit, browser, expect  # noqa: F401
+from tests.apps.server.test_page import PageVisit, browser, expect  # noqa: F401
 from tests.browser import needs_chromium
-from tests.data.films import moving, write_moves
-from tests.inference.asking import Site, form
+from tests.data.films import make_moving_square, write_moves
+from tests.inference.asking import ServerClient, encode_multipart
 from vitreous.apps.server.attention import AttentionRequest, attention_to_json
 from vitreous.apps.server.server import serve_in_thread
 from vitreous.apps.server.settings import ServerLimits, ServerSettings
@@ -30,7 +30,7 @@ from vitreous.models.zoo import build_model
 from vitreous.tasks.classification import Classification
 from vitreous.weights.bundle import Bundle
 
-QUIET = replace(ServerSettings(), port=0, quiet=True, decoders=1)
+QUIET_SETTINGS = replace(ServerSettings(), port=0, quiet=True, decoders=1)
 
 
 def save_video_model(place: Path, name: str) -> Path:
@@ -56,49 +56,49 @@ def video_models(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def predictor(video_models):
+def clip_predictor(video_models):
     return load(video_models / "joint", device="cpu", precision="fp32")
 
 
 @pytest.fixture(scope="module")
-def site(video_models, predictor):
-    with serve_in_thread(predictor, QUIET, video_models / "joint") as server:
-        yield Site(server.address)
+def client(video_models, clip_predictor):
+    with serve_in_thread(clip_predictor, QUIET_SETTINGS, video_models / "joint") as server:
+        yield ServerClient(server.address)
 
 
-def test_a_folder_stands_for_its_clips_and_each_is_answered_as_its_frames(video_models, predictor):
+def test_folder_of_clips_predicts_each_clip_as_its_frames(video_models, clip_predictor):
     items = list(resolve_image_source([str(video_models / "clips")], preprocess=ClipPreprocess))
     assert [Path(item.name).relative_to(video_models / "clips").as_posix() for item in items] == [
         f"{side}/{name}" for side in ("left", "right") for name in ("clip0.mp4", "clip1.gif", "clip2")
     ]
-    answers = predictor.predict([item.name for item in items])
-    frames = moving(2, False)  # what clip1.gif and clip2 were written from is known
-    folder = moving(4, False)
-    assert answers[2] == replace(predictor.predict(folder), path=answers[2].path)
+    answers = clip_predictor.predict([item.name for item in items])
+    frames = make_moving_square(2, False)  # what clip1.gif and clip2 were written from is known
+    folder = make_moving_square(4, False)
+    assert answers[2] == replace(clip_predictor.predict(folder), path=answers[2].path)
     as_tensor = torch.from_numpy(folder).permute(3, 0, 1, 2)
-    assert predictor.predict(as_tensor).probabilities == answers[2].probabilities
-    assert predictor.predict(folder.astype(np.float32) / 255).probabilities == answers[2].probabilities
+    assert clip_predictor.predict(as_tensor).probabilities == answers[2].probabilities
+    assert clip_predictor.predict(folder.astype(np.float32) / 255).probabilities == answers[2].probabilities
     content = (video_models / "clips/left/clip1.gif").read_bytes()
-    assert predictor.predict(content).probabilities == answers[1].probabilities
-    assert predictor.predict(frames).probabilities == pytest.approx(answers[1].probabilities, abs=0.1)  # a palette
-    grey = predictor.predict(folder[..., 0])
-    assert grey.probabilities == predictor.predict(np.repeat(folder[..., :1], 3, 3)).probabilities
+    assert clip_predictor.predict(content).probabilities == answers[1].probabilities
+    assert clip_predictor.predict(frames).probabilities == pytest.approx(answers[1].probabilities, abs=0.1)  # a palette
+    grey = clip_predictor.predict(folder[..., 0])
+    assert grey.probabilities == clip_predictor.predict(np.repeat(folder[..., :1], 3, 3)).probabilities
     assert len({answer.probabilities for answer in answers}) == len(answers)
 
 
-def test_what_is_no_clip_is_named(video_models, predictor, tmp_path):
+def test_invalid_clips_are_rejected_with_a_message(video_models, clip_predictor, tmp_path):
     Image.new("RGB", (16, 16)).save(tmp_path / "picture.png")
     with pytest.raises(DataError, match=r"no clips in .*\n.*folders of numbered frames"):
         resolve_image_source([str(tmp_path)], preprocess=ClipPreprocess)
     with pytest.raises(DataError, match=r"picture\.png: not a clip of a known format"):
-        predictor.predict(tmp_path / "picture.png")
+        clip_predictor.predict(tmp_path / "picture.png")
     with pytest.raises(DataError, match=r"an array of 4 x 16 is not \(T, H, W\) or \(T, H, W, C\)"):
-        predictor.predict(np.zeros((4, 16), np.uint8))
+        clip_predictor.predict(np.zeros((4, 16), np.uint8))
     with pytest.raises(UsageError, match="is a batch"):
-        predictor.predict(np.zeros((1, 4, 16, 16, 3), np.uint8))
+        clip_predictor.predict(np.zeros((1, 4, 16, 16, 3), np.uint8))
 
 
-def test_commands_write_answers_and_features_of_clips(video_models, tmp_path, capsys):
+def test_predict_and_embed_commands_accept_clips(video_models, tmp_path, capsys):
     run, clips = str(video_models / "joint"), str(video_models / "clips")
     (tmp_path / "broken.mp4").write_bytes((video_models / "clips/left/clip0.mp4").read_bytes()[:400])
     options = ["--device", "cpu", "--precision", "fp32"]
@@ -113,27 +113,27 @@ def test_commands_write_answers_and_features_of_clips(video_models, tmp_path, ca
     capsys.readouterr()
 
 
-def test_http_answers_about_clips_as_python_does(video_models, predictor, site):
+def test_http_predictions_of_clips_match_python(video_models, clip_predictor, client):
     for path in sorted((video_models / "clips/left").glob("*.*")):
-        body, headers = form((path.name, path.read_bytes()))
-        status, document, _ = site.ask("POST", "/v1/predict", body, headers)
-        answer = predictor.predict(path)
+        body, headers = encode_multipart((path.name, path.read_bytes()))
+        status, document, _ = client.ask("POST", "/v1/predict", body, headers)
+        answer = clip_predictor.predict(path)
         own = {row["class"]: row["probability"] for row in document["predictions"][0]["classes"]}
         assert status == 200 and own == pytest.approx(dict(zip(answer.names, answer.probabilities, strict=True)))
-        pixels = predictor.card.preprocess.to_array(predictor.card.preprocess.decode(path))
+        pixels = clip_predictor.card.preprocess.to_array(clip_predictor.card.preprocess.decode(path))
         for query in ("prediction", "1,2,3"):
-            status, document, _ = site.ask("POST", f"/v1/attention?layer=1&query={query}", body, headers)
-            parsed = AttentionRequest.parse({"layer": "1", "query": query}, predictor.bundle.model)
-            expected = attention_to_json(predictor.bundle, pixels, parsed)
+            status, document, _ = client.ask("POST", f"/v1/attention?layer=1&query={query}", body, headers)
+            parsed = AttentionRequest.parse({"layer": "1", "query": query}, clip_predictor.bundle.model)
+            expected = attention_to_json(clip_predictor.bundle, pixels, parsed)
             assert status == 200 and document["grid"] == [2, 4, 4] and document["box"] == [0, 0, 1, 1]
             assert np.shape(document["weights"]) == (2, 4, 4)
             np.testing.assert_allclose(document["weights"], expected["weights"], atol=1e-6)
             assert np.sum(document["weights"]) + np.sum(document["prefix_weights"]) == pytest.approx(1, abs=1e-4)
-        strip = Image.open(io.BytesIO(site.ask("POST", "/v1/frames", body, headers)[1]))
+        strip = Image.open(io.BytesIO(client.ask("POST", "/v1/frames", body, headers)[1]))
         np.testing.assert_array_equal(np.asarray(strip).reshape(4, 16, 16, 3).transpose(3, 0, 1, 2), pixels)
-        moving_map = Image.open(io.BytesIO(site.ask("POST", "/v1/attention?format=gif", body, headers)[1]))
+        moving_map = Image.open(io.BytesIO(client.ask("POST", "/v1/attention?format=gif", body, headers)[1]))
         assert moving_map.format == "GIF" and moving_map.n_frames == 4 and min(moving_map.size) >= 448
-    status, document, _ = site.ask("POST", "/v1/predict", path.read_bytes(), {"Content-Type": "video/mp4"})
+    status, document, _ = client.ask("POST", "/v1/predict", path.read_bytes(), {"Content-Type": "video/mp4"})
     assert status == 200 and document["predictions"][0]["classes"]
 
 
@@ -148,46 +148,48 @@ def test_http_answers_about_clips_as_python_does(video_models, predictor, site):
         ("/v1/attention?format=gif&layer=all", None, 422, "a GIF cannot contain several maps"),
     ],
 )
-def test_http_refuses_with_one_message(video_models, site, path, content, status, message):
+def test_invalid_clip_requests_get_one_error_message(video_models, client, path, content, status, message):
     content = (video_models / "clips/left/clip1.gif").read_bytes() if content is None else content
-    answered, document, _ = site.ask("POST", path, *form(("clip", content)))
+    answered, document, _ = client.ask("POST", path, *encode_multipart(("clip", content)))
     assert answered == status and message in document["error"]["message"]
 
 
-def test_limits_count_the_pixels_of_a_frame_and_factorised_models_show_no_attention(video_models):
+def test_clip_pixel_limit_is_per_frame(video_models):
     predictor = load(video_models / "factorised", device="cpu", precision="fp32")
-    settings = replace(QUIET, limits=ServerLimits(pixels=255))
-    body, headers = form(("clip", (video_models / "clips/left/clip1.gif").read_bytes()))
+    settings = replace(QUIET_SETTINGS, limits=ServerLimits(pixels=255))
+    body, headers = encode_multipart(("clip", (video_models / "clips/left/clip1.gif").read_bytes()))
     with serve_in_thread(predictor, settings, video_models / "factorised") as server:
-        other = Site(server.address)
+        other = ServerClient(server.address)
         can = other.ask("GET", "/v1/model")[1]["capabilities"]
         assert can["frames"] and can["predict"] and not can["attention"]
         status, document, _ = other.ask("POST", "/v1/predict", body, headers)
         assert status == 422 and "frames of 16 x 16 pixels" in document["error"]["message"]
 
 
-def test_a_server_of_pictures_has_no_frames_and_takes_no_clips(video_models, tmp_path):
+def test_image_server_rejects_clips(video_models, tmp_path):
     vitreous.save(vitreous.create("ViT-32x1/8", 16, 2), tmp_path / "flat")
-    body, headers = form(("clip", (video_models / "clips/left/clip0.mp4").read_bytes()))
-    with serve_in_thread(load(tmp_path / "flat", headless=True), QUIET, tmp_path / "flat") as server:
-        other = Site(server.address)
+    body, headers = encode_multipart(("clip", (video_models / "clips/left/clip0.mp4").read_bytes()))
+    with serve_in_thread(load(tmp_path / "flat", headless=True), QUIET_SETTINGS, tmp_path / "flat") as server:
+        other = ServerClient(server.address)
         assert other.ask("POST", "/v1/frames", body, headers)[0] == 404
         assert other.ask("POST", "/v1/embed", body, headers)[0] == 422
 
 
 @needs_chromium
 @pytest.mark.parametrize("size", ["desk", "phone"])
-def test_the_page_plays_what_was_attended(browser, video_models, predictor, site, size):  # noqa: F811
+def test_page_plays_the_frames_with_attention(browser, video_models, clip_predictor, client, size):  # noqa: F811
     path = video_models / "clips/left/clip0.mp4"
-    visit = Visit(browser, site.address, size)
+    visit = PageVisit(browser, client.address, size)
     expect(visit.find("label[for=file].button")).to_have_text("Choose a clip")
     visit.page.set_input_files("#file", path)
     visit.see("#frame-text", "1 of 4")  # the page is asked for less motion: nothing plays by itself
     expect(visit.find("#play")).to_have_text("Play")
-    answer = predictor.predict(path)
+    answer = clip_predictor.predict(path)
     visit.see("#answers", answer.names[0])
-    pixels = predictor.card.preprocess.to_array(predictor.card.preprocess.decode(path))
-    shown = attention_to_json(predictor.bundle, pixels, AttentionRequest.parse({}, predictor.bundle.model))["weights"]
+    pixels = clip_predictor.card.preprocess.to_array(clip_predictor.card.preprocess.decode(path))
+    shown = attention_to_json(clip_predictor.bundle, pixels, AttentionRequest.parse({}, clip_predictor.bundle.model))[
+        "weights"
+    ]
     drawings = []
     for frame in range(4):
         visit.find("#frame").fill(str(frame))

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.models.test_contracts import MODELS, build
-from tests.precision import LIMITS, relative_error
+from tests.models.test_contracts import MODEL_OPTIONS, build_random_vit
+from tests.precision import ERROR_LIMITS, relative_error
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
 from vitreous.inference import engine as engines
@@ -23,7 +23,7 @@ from vitreous.system.machine import get_thread_pool, has_vnni
 PREPROCESS = ImagePreprocess((16, 16))
 
 
-def overflows() -> bool:
+def may_overflow() -> bool:
     """Whether VNNI is only assumed here."""
     assumed = has_vnni()
     with pytest.MonkeyPatch.context() as patch:
@@ -31,12 +31,12 @@ def overflows() -> bool:
         return assumed and not has_vnni()
 
 
-def pixels(count):
+def make_pixels(count):
     return torch.randint(0, 256, (count, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
 @given(st.integers(1, 500), st.integers(1, 64), st.integers(1, 96))
-def test_parts_are_small_even_and_keep_the_threads_busy(images, most, threads):
+def test_batch_chunks_are_even_and_keep_threads_busy(images, most, threads):
     size, together = split_batch(images, most, threads)
     assert 1 <= size <= most
     if not together:
@@ -46,21 +46,21 @@ def test_parts_are_small_even_and_keep_the_threads_busy(images, most, threads):
 
 @pytest.mark.processor
 @pytest.mark.parametrize("count", [1, 2, 3, 16, 41])
-def test_an_engine_answers_as_the_model_does(count, monkeypatch):
+def test_engine_matches_the_model_for_any_batch_size(count, monkeypatch):
     """However the batch is cut: all threads together, or each on parts of its own."""
     monkeypatch.setattr(engines, "CHUNK_TOKENS", 17 * 4)
     monkeypatch.setattr(engines, "AMX_CHUNK_TOKENS", 17 * 4)
-    model = build({}).eval()
+    model = build_random_vit({}).eval()
     with torch.inference_mode():
-        wanted = model(PREPROCESS.normalise(pixels(count)))
-    found = TorchEngine(model, PREPROCESS, precision="fp32")(pixels(count))
+        wanted = model(PREPROCESS.normalise(make_pixels(count)))
+    found = TorchEngine(model, PREPROCESS, precision="fp32")(make_pixels(count))
     assert found.dtype == torch.float32
     assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-5 * wanted.abs().max().item())
-    half = TorchEngine(model, PREPROCESS, precision="bf16")(pixels(count))
+    half = TorchEngine(model, PREPROCESS, precision="bf16")(make_pixels(count))
     assert (half - wanted).norm() / wanted.norm() < 1e-2
 
 
-def test_engine_threads_compute_alone_and_leave_the_others_theirs():
+def test_engine_threads_do_not_change_other_thread_counts():
     before = torch.get_num_threads()
     alone = [max(1, before // 2)] * 8
     assert list(get_thread_pool(2).map(lambda _: torch.get_num_threads(), range(8))) == alone
@@ -70,19 +70,21 @@ def test_engine_threads_compute_alone_and_leave_the_others_theirs():
     assert list(get_thread_pool(2).map(lambda _: torch.get_num_threads(), range(8))) == alone
 
 
-def test_auto_is_what_the_processor_has(processor):
+def test_auto_precision_follows_the_processor(processor):
     """Precision and packed products; either way the answer is the model's, within that precision's tolerance."""
-    model = build({}).eval()
+    model = build_random_vit({}).eval()
     made = make_engine(model, PREPROCESS, InferenceOptions("cpu"))
     assert isinstance(made, TorchEngine) and made.precision == processor
     packed = any(isinstance(part, PackedLinear) for part in made.model.modules())
     assert packed == (processor == "bf16" and can_pack(torch.bfloat16))
     with torch.inference_mode():
-        assert relative_error(made(pixels(5)), model(PREPROCESS.normalise(pixels(5)))) < LIMITS[processor]
+        assert (
+            relative_error(made(make_pixels(5)), model(PREPROCESS.normalise(make_pixels(5)))) < ERROR_LIMITS[processor]
+        )
 
 
 @pytest.mark.parametrize("anywhere", [False, True])
-def test_int8_keeps_a_bit_free_where_sums_would_overflow(processor, anywhere, monkeypatch):
+def test_int8_overflow_fix_is_enabled_without_vnni(processor, anywhere, monkeypatch):
     nncf = pytest.importorskip("nncf")
     from vitreous.inference import openvino
 
@@ -95,7 +97,7 @@ def test_int8_keeps_a_bit_free_where_sums_would_overflow(processor, anywhere, mo
     assert asked == [nncf.OverflowFix.DISABLE if processor == "bf16" and not anywhere else nncf.OverflowFix.ENABLE]
 
 
-def test_a_precision_that_openvino_cannot_compute_is_refused(monkeypatch):
+def test_precision_unsupported_by_openvino_is_rejected(monkeypatch):
     """OpenVINO limited to AVX2 on a processor with more has no bfloat16 softmax, for one."""
     ov = pytest.importorskip("openvino")
     from vitreous.inference import openvino
@@ -108,7 +110,7 @@ def test_a_precision_that_openvino_cannot_compute_is_refused(monkeypatch):
     monkeypatch.setattr(openvino, "load_or_build_graph", lambda *given: None)
     monkeypatch.setattr(ov.Core, "compile_model", compile_model)
     with pytest.raises(UsageError, match="bf16 here: Supported primitive") as caught:
-        make_engine(build({}).eval(), PREPROCESS, InferenceOptions(engine="openvino", precision="bf16"))
+        make_engine(build_random_vit({}).eval(), PREPROCESS, InferenceOptions(engine="openvino", precision="bf16"))
     assert "--precision fp32" in caught.value.hint
 
 
@@ -116,20 +118,21 @@ def test_a_precision_that_openvino_cannot_compute_is_refused(monkeypatch):
     "words",
     [{"precision": "int8"}, {"device": "cuda:9"}, {"merge_tokens": -1}, {"engine": "openvino", "merge_tokens": 2}],
 )
-def test_words_that_do_not_go_together(words):
+def test_incompatible_inference_options_are_rejected(words):
     with pytest.raises(UsageError):
-        make_engine(build({}), PREPROCESS, InferenceOptions(**words))
+        make_engine(build_random_vit({}), PREPROCESS, InferenceOptions(**words))
 
 
 @pytest.mark.processor
-def test_merging_tokens_changes_the_answer_a_little_and_not_for_attention_pooling():
-    model = build({}).eval()
+def test_token_merging_changes_outputs_slightly():
+    model = build_random_vit({}).eval()
     whole, fewer = (
-        make_engine(model, PREPROCESS, InferenceOptions(precision="fp32", merge_tokens=n))(pixels(8)) for n in (0, 1)
+        make_engine(model, PREPROCESS, InferenceOptions(precision="fp32", merge_tokens=n))(make_pixels(8))
+        for n in (0, 1)
     )
     assert 0 < (fewer - whole).norm() / whole.norm() < 0.5
     with pytest.raises(UsageError, match="attention pooling"):
-        make_engine(build({"pool": "attention"}), PREPROCESS, InferenceOptions(merge_tokens=1))
+        make_engine(build_random_vit({"pool": "attention"}), PREPROCESS, InferenceOptions(merge_tokens=1))
 
 
 def test_openvino_sends_nothing_home(monkeypatch, tmp_path):
@@ -144,45 +147,50 @@ def test_openvino_sends_nothing_home(monkeypatch, tmp_path):
     once = "_SingletonMetaClass__single_instance"  # it makes up its mind but once a process
     telemetry = pytest.importorskip("openvino_telemetry.main").Telemetry
     monkeypatch.setattr(telemetry, once, None)
-    make_engine(build({}).eval(), PREPROCESS, InferenceOptions(engine="openvino"))
+    make_engine(build_random_vit({}).eval(), PREPROCESS, InferenceOptions(engine="openvino"))
     assert not sent and "CI" not in os.environ
     monkeypatch.setattr(telemetry, once, None)
     monkeypatch.setattr(openvino, "disable_telemetry", nullcontext)
     monkeypatch.setattr(openvino, "load_or_build_graph", lambda ov, facts, build: build())
-    make_engine(build({}).eval(), PREPROCESS, InferenceOptions(engine="openvino"))
+    make_engine(build_random_vit({}).eval(), PREPROCESS, InferenceOptions(engine="openvino"))
     assert sent  # what would have been
 
 
-def test_openvino_answers_as_the_model_does():
+def test_openvino_matches_the_model():
     pytest.importorskip("openvino")
-    model = build({}).eval()
+    model = build_random_vit({}).eval()
     with torch.inference_mode():
-        wanted = model(PREPROCESS.normalise(pixels(5)))
+        wanted = model(PREPROCESS.normalise(make_pixels(5)))
     made = make_engine(model, PREPROCESS, InferenceOptions(engine="openvino", precision="fp32"))
     for count in (1, 5):
-        assert torch.allclose(made(pixels(5)[:count]), wanted[:count], rtol=1e-5, atol=1e-5 * wanted.abs().max().item())
+        assert torch.allclose(
+            made(make_pixels(5)[:count]), wanted[:count], rtol=1e-5, atol=1e-5 * wanted.abs().max().item()
+        )
 
 
 @pytest.mark.processor
-def test_openvino_int8_is_calibrated_on_pictures(monkeypatch, tmp_path):
+def test_openvino_int8_requires_calibration_images(monkeypatch, tmp_path):
     pytest.importorskip("nncf")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    model = build({"width": 48, "mlp": {"hidden": 96}}).eval()
+    model = build_random_vit({"width": 48, "mlp": {"hidden": 96}}).eval()
     with pytest.raises(UsageError, match="at least 8"):
         make_engine(
             model,
             PREPROCESS,
             InferenceOptions(engine="openvino", precision="int8"),
-            calibration_images=lambda: pixels(3),
+            calibration_images=lambda: make_pixels(3),
         )
     made = make_engine(
-        model, PREPROCESS, InferenceOptions(engine="openvino", precision="int8"), calibration_images=lambda: pixels(32)
+        model,
+        PREPROCESS,
+        InferenceOptions(engine="openvino", precision="int8"),
+        calibration_images=lambda: make_pixels(32),
     )
     with torch.inference_mode():
-        wanted = model(PREPROCESS.normalise(pixels(32)))
-    error = (made(pixels(32)) - wanted).norm() / wanted.norm()
+        wanted = model(PREPROCESS.normalise(make_pixels(32)))
+    error = (made(make_pixels(32)) - wanted).norm() / wanted.norm()
     # eight bits: near, and not the same; 0.16 to 0.18 where sums overflow
-    assert 1e-6 < error < (0.25 if overflows() else 0.06)
+    assert 1e-6 < error < (0.25 if may_overflow() else 0.06)
 
 
 @pytest.mark.parametrize(
@@ -196,13 +204,13 @@ def test_openvino_int8_is_calibrated_on_pictures(monkeypatch, tmp_path):
         ),
     ],
 )
-def test_openvino_int8_leaves_convolutions_and_first_and_last_products_as_they_are(name, first, last):
+def test_openvino_int8_keeps_first_and_last_layers_in_float(name, first, last):
     """They are little work and most of the error: 0.26 for a trained model with a convolutional stem, 0.018 without
     them."""
     ov = pytest.importorskip("openvino")
     from vitreous.inference.openvino import convert_to_openvino, find_float_operations
 
-    model = build(MODELS[name]).eval()
+    model = build_random_vit(MODEL_OPTIONS[name]).eval()
     graph = convert_to_openvino(ov, model, ImagePreprocess(model.config.image))
     placed = [(op.get_type_name(), op.get_friendly_name()) for op in graph.get_ordered_ops()]
     products = [place for kind, place in placed if kind == "MatMul"]
@@ -211,7 +219,7 @@ def test_openvino_int8_leaves_convolutions_and_first_and_last_products_as_they_a
     assert set(find_float_operations(graph)) == {*products[:first], *products[-last:], *convolutions}
 
 
-def test_openvino_int8_leaves_the_first_convolution_and_the_head_of_what_is_made_of_convolutions():
+def test_openvino_int8_of_a_resnet_keeps_first_conv_and_head_in_float():
     ov = pytest.importorskip("openvino")
     from vitreous.inference.openvino import convert_to_openvino, find_float_operations
 
@@ -223,12 +231,12 @@ def test_openvino_int8_leaves_the_first_convolution_and_the_head_of_what_is_made
     assert len(placed) > 4 and set(find_float_operations(graph)) == {placed[0], placed[-1]}
 
 
-def test_without_openvino_the_way_out_is_named(monkeypatch):
+def test_missing_openvino_error_names_the_package_to_install(monkeypatch):
     import sys
 
     from vitreous.errors import ResourceError
 
     monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(ResourceError, match="not installed") as caught:
-        make_engine(build({}), PREPROCESS, InferenceOptions(engine="openvino"))
+        make_engine(build_random_vit({}), PREPROCESS, InferenceOptions(engine="openvino"))
     assert "vitreous[export]" in caught.value.hint

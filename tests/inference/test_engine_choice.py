@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conftest import document, say
-from tests.inference.made import pictures, tiny
-from tests.precision import LIMITS, relative_error
+from tests.conftest import parse_json_output, run_cli
+from tests.inference.made import make_tiny_bundle, write_images
+from tests.precision import ERROR_LIMITS, relative_error
 from vitreous.apps.server.start import load_served_predictor
 from vitreous.errors import UsageError
 from vitreous.inference import engine as engine_module
@@ -32,12 +32,12 @@ from vitreous.inference.engine_choice import (
 from vitreous.inference.options import InferenceOptions
 from vitreous.inference.predict import load
 
-AUTO = InferenceOptions("cpu", "fp32")
+DEFAULT_OPTIONS = InferenceOptions("cpu", "fp32")
 
 
 @pytest.fixture(scope="module")
 def bundle():
-    return tiny()
+    return make_tiny_bundle()
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def bundle_folder(bundle, tmp_path):
     return tmp_path / "bundle"
 
 
-class OtherEngine(TorchEngine):
+class FakeOpenVinoEngine(TorchEngine):
     """Stands for OpenVINO without the seconds of conversion."""
 
     built = 0
@@ -73,13 +73,13 @@ def cache_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(engine_choice, "MIN_PASS_SECONDS", 0.0)
     monkeypatch.setattr(engine_choice, "MIN_PASSES", 0)
     monkeypatch.setattr(engine_choice, "WORTHWHILE_SECONDS", {"openvino": 0.0, "compiled": 0.0})
-    monkeypatch.setattr(OtherEngine, "built", 0)
+    monkeypatch.setattr(FakeOpenVinoEngine, "built", 0)
     return tmp_path / "cache" / "vitreous" / "engines"
 
 
 @pytest.fixture
-def other(monkeypatch):
-    monkeypatch.setattr(engine_module, "OpenVinoEngine", OtherEngine)
+def other_engine(monkeypatch):
+    monkeypatch.setattr(engine_module, "OpenVinoEngine", FakeOpenVinoEngine)
     monkeypatch.setattr(engine_choice, "find_spec", lambda name: object())
 
 
@@ -97,18 +97,18 @@ def set_race(monkeypatch, **seconds: float) -> list[int]:
     return races
 
 
-def engine_of(bundle, options=AUTO, low_latency=False):
+def build_engine(bundle, options=DEFAULT_OPTIONS, low_latency=False):
     engine = make_engine(bundle.model, bundle.preprocess, options)
     engine.low_latency = low_latency
     return engine
 
 
-def chosen_engine(bundle, options=AUTO, low_latency=False, images=math.inf):
-    return choose_chunk_engine(engine_of(bundle, options, low_latency), images)
+def choose_bundle_engine(bundle, options=DEFAULT_OPTIONS, low_latency=False, images=math.inf):
+    return choose_chunk_engine(build_engine(bundle, options, low_latency), images)
 
 
 @pytest.mark.parametrize("first", ["torch", "compiled"])
-def test_compiled_blocks_are_chosen_on_a_gpu_if_they_are_faster(bundle, first, monkeypatch):
+def test_compiled_engine_is_chosen_on_gpu_if_faster(bundle, first, monkeypatch):
     """A CPU stands for the GPU; the compiler only traces."""
     monkeypatch.setattr(engine_choice, "pick_device", lambda name: "cuda:0")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda name: "made-up GPU")
@@ -126,56 +126,58 @@ def test_compiled_blocks_are_chosen_on_a_gpu_if_they_are_faster(bundle, first, m
     monkeypatch.setattr(engine_choice, "build_alternative", build)
     seconds = {"torch": 0.5, "compiled": 0.5, first: 0.25}
     set_race(monkeypatch, **seconds)
-    engine = chosen_engine(bundle)
+    engine = choose_bundle_engine(bundle)
     assert engine.options.engine == first and engine.note.startswith(f"engine: {first}, ")
     pixels = bundle.preprocess.noise(3)
     expected = TorchEngine(bundle.model, bundle.preprocess, "cpu", "fp32")(torch.from_numpy(pixels)).numpy()
     np.testing.assert_allclose(engine.logits(pixels), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_compiled_is_refused_without_a_gpu(bundle):
+def test_compiled_engine_is_rejected_without_a_gpu(bundle):
     with pytest.raises(UsageError, match="engine='compiled' needs a GPU, not cpu"):
         make_engine(bundle.model, bundle.preprocess, InferenceOptions("cpu", "fp32", "compiled"))
 
 
 @pytest.mark.parametrize("low_latency", [True, False])
-def test_the_faster_engine_is_used_named_and_remembered(bundle, low_latency, other, monkeypatch):
-    count = 1 if low_latency else engine_of(bundle).chunk_size * torch.get_num_threads()
+def test_faster_engine_is_used_logged_and_cached(bundle, low_latency, other_engine, monkeypatch):
+    count = 1 if low_latency else build_engine(bundle).chunk_size * torch.get_num_threads()
     races = set_race(monkeypatch, torch=0.5, openvino=0.25)
-    theirs = chosen_engine(bundle, low_latency=low_latency)
-    assert isinstance(theirs, OtherEngine) and theirs.options.engine == "openvino"
+    theirs = choose_bundle_engine(bundle, low_latency=low_latency)
+    assert isinstance(theirs, FakeOpenVinoEngine) and theirs.options.engine == "openvino"
     line = f"engine: openvino, {count / 0.25:,.1f} images/s in fp32, batch size {count}; torch {count / 0.5:,.1f}"
     assert theirs.note == line
-    again = chosen_engine(bundle, low_latency=low_latency)
-    assert races == [1] and again.note == line and isinstance(again, OtherEngine)
+    again = choose_bundle_engine(bundle, low_latency=low_latency)
+    assert races == [1] and again.note == line and isinstance(again, FakeOpenVinoEngine)
     assert [choice.partition(": ")[2] for choice in list_engine_choices()] == [line]
 
 
-def test_torch_is_kept_unless_the_other_engine_is_clearly_faster(bundle, other, monkeypatch):
+def test_torch_is_kept_unless_another_engine_is_clearly_faster(bundle, other_engine, monkeypatch):
     races = set_race(monkeypatch, torch=MIN_SPEEDUP - 0.001, openvino=1.0)
-    ours = chosen_engine(bundle)
-    assert ours.options.engine == "torch" and not isinstance(ours, OtherEngine)
+    ours = choose_bundle_engine(bundle)
+    assert ours.options.engine == "torch" and not isinstance(ours, FakeOpenVinoEngine)
     assert ours.note.startswith("engine: torch, ") and "; openvino " in ours.note
-    built = OtherEngine.built
-    chosen_engine(bundle)
-    assert races == [1] and OtherEngine.built == built  # the record saves building the alternative
+    built = FakeOpenVinoEngine.built
+    choose_bundle_engine(bundle)
+    assert races == [1] and FakeOpenVinoEngine.built == built  # the record saves building the alternative
 
 
-def test_features_are_measured_without_the_head(bundle, bundle_folder, other, monkeypatch):
+def test_features_are_measured_without_the_head(bundle, bundle_folder, other_engine, monkeypatch):
     set_race(monkeypatch, torch=0.5, openvino=0.25)
-    predictor = load(bundle_folder, AUTO)
-    expected = load(bundle_folder, AUTO).engine.features(bundle.preprocess.noise(3))
+    predictor = load(bundle_folder, DEFAULT_OPTIONS)
+    expected = load(bundle_folder, DEFAULT_OPTIONS).engine.features(bundle.preprocess.noise(3))
     predictor.choose_engine(math.inf, features=True)
-    assert isinstance(predictor.engine.feature_engine, OtherEngine) and not isinstance(predictor.engine, OtherEngine)
+    assert isinstance(predictor.engine.feature_engine, FakeOpenVinoEngine) and not isinstance(
+        predictor.engine, FakeOpenVinoEngine
+    )
     assert predictor.engine.options.engine == "openvino" and predictor.engine.note.startswith("engine: openvino, ")
     np.testing.assert_allclose(predictor.engine.features(bundle.preprocess.noise(3)), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_record_is_for_one_model_batch_size_precision_and_machine(bundle, monkeypatch):
+def test_race_record_key_covers_model_batch_size_and_machine(bundle, monkeypatch):
     def key(batch_size=4, precision="fp32", model=bundle.model):
         return json.dumps(describe_benchmark_conditions(model, bundle.preprocess, precision, "cpu", batch_size))
 
-    keys = {key(), key(), key(1), key(precision="bf16"), key(model=tiny(classes=("one", "two")).model)}
+    keys = {key(), key(), key(1), key(precision="bf16"), key(model=make_tiny_bundle(classes=("one", "two")).model)}
     with monkeypatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: 77)
         keys.add(key())
@@ -189,84 +191,84 @@ def test_a_record_is_for_one_model_batch_size_precision_and_machine(bundle, monk
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"facts": {}, "seconds": {"torch": 0}}', "\udcff"])
-def test_a_damaged_record_is_measured_again(bundle, content, other, monkeypatch, cache_folder):
+def test_damaged_race_record_is_measured_again(bundle, content, other_engine, monkeypatch, cache_folder):
     races = set_race(monkeypatch, torch=0.5, openvino=0.25)
-    chosen_engine(bundle)
+    choose_bundle_engine(bundle)
     (path,) = cache_folder.iterdir()
     path.write_bytes(content.encode(errors="surrogateescape"))
     assert list_engine_choices() == []
-    assert chosen_engine(bundle).options.engine == "openvino" and races == [1, 1]
+    assert choose_bundle_engine(bundle).options.engine == "openvino" and races == [1, 1]
 
 
-def test_a_cache_that_cannot_be_written_only_costs_another_measurement(bundle, other, monkeypatch, cache_folder):
+def test_unwritable_cache_only_repeats_the_measurement(bundle, other_engine, monkeypatch, cache_folder):
     cache_folder.parent.mkdir(parents=True)
     cache_folder.write_text("a file in the place of the folder")
     races = set_race(monkeypatch, torch=0.5, openvino=0.25)
-    assert [chosen_engine(bundle).options.engine for _ in range(2)] == ["openvino"] * 2 and races == [1, 1]
+    assert [choose_bundle_engine(bundle).options.engine for _ in range(2)] == ["openvino"] * 2 and races == [1, 1]
 
 
-def test_jobs_that_torch_finishes_soon_are_not_measured(bundle, other, monkeypatch):
+def test_short_jobs_are_not_measured(bundle, other_engine, monkeypatch):
     races = set_race(monkeypatch, torch=0.5, openvino=0.25)
     monkeypatch.setattr(engine_choice, "WORTHWHILE_SECONDS", {"openvino": 3600.0})
-    short = chosen_engine(bundle, images=100)
-    assert short.options.engine == "torch" and short.note == "" and OtherEngine.built == 0
-    assert chosen_engine(bundle, images=math.inf).options.engine == "openvino" and races == [1]
+    short = choose_bundle_engine(bundle, images=100)
+    assert short.options.engine == "torch" and short.note == "" and FakeOpenVinoEngine.built == 0
+    assert choose_bundle_engine(bundle, images=math.inf).options.engine == "openvino" and races == [1]
     monkeypatch.setattr(engine_choice, "MIN_PASS_SECONDS", 60.0)
-    assert chosen_engine(bundle, images=math.inf).options.engine == "torch"
+    assert choose_bundle_engine(bundle, images=math.inf).options.engine == "torch"
 
 
-def test_jobs_of_few_passes_cost_nothing(bundle, other, monkeypatch):
+def test_jobs_of_few_passes_run_no_measurement(bundle, other_engine, monkeypatch):
     set_race(monkeypatch, torch=0.5, openvino=0.25)
     monkeypatch.setattr(engine_choice, "MIN_PASSES", 10)
-    engine, passes = engine_of(bundle), []
+    engine, passes = build_engine(bundle), []
     forward_chunk = engine.forward_chunk
     monkeypatch.setattr(engine, "forward_chunk", lambda pixels: (passes.append(1), forward_chunk(pixels))[1])
     batch_size = engine.chunk_size * torch.get_num_threads()
     assert choose_chunk_engine(engine, 10 * batch_size - 1) is engine
     assert not passes and engine.options.engine == "torch"
-    assert chosen_engine(bundle, images=10 * batch_size).options.engine == "openvino"
+    assert choose_bundle_engine(bundle, images=10 * batch_size).options.engine == "openvino"
 
 
-def test_openvino_itself_agrees_and_its_graph_is_read_from_the_cache(bundle, monkeypatch, cache_folder):
+def test_openvino_agrees_and_reuses_its_cached_graph(bundle, monkeypatch, cache_folder):
     pytest.importorskip("openvino")
     set_race(monkeypatch, torch=0.5, openvino=0.25)
-    theirs, pixels = chosen_engine(bundle), bundle.preprocess.noise(9)
+    theirs, pixels = choose_bundle_engine(bundle), bundle.preprocess.noise(9)
     assert isinstance(theirs, engine_module.OpenVinoEngine)
     ours = TorchEngine(bundle.model, bundle.preprocess, precision="fp32")
-    assert relative_error(theirs.logits(pixels), ours(torch.from_numpy(pixels)).numpy()) < LIMITS["fp32"]
+    assert relative_error(theirs.logits(pixels), ours(torch.from_numpy(pixels)).numpy()) < ERROR_LIMITS["fp32"]
     assert len(list((cache_folder.parent / "graphs").iterdir())) == 1
     monkeypatch.setattr(openvino, "convert_to_openvino", lambda *args: pytest.fail("converted again"))
-    again = chosen_engine(bundle)
+    again = choose_bundle_engine(bundle)
     np.testing.assert_array_equal(again.logits(pixels), theirs.logits(pixels))
 
 
 @pytest.mark.parametrize("wrong", [1.0, math.nan])
-def test_an_engine_whose_outputs_differ_is_not_used(bundle, wrong, other, monkeypatch):
+def test_an_engine_whose_outputs_differ_is_not_used(bundle, wrong, other_engine, monkeypatch):
     """Agreement depends on the weights: it is checked where the race is not repeated, too."""
     races = set_race(monkeypatch, torch=0.5, openvino=0.25)
-    chosen_engine(bundle)
-    monkeypatch.setattr(OtherEngine, "wrong", wrong)
-    engine = chosen_engine(bundle)
+    choose_bundle_engine(bundle)
+    monkeypatch.setattr(FakeOpenVinoEngine, "wrong", wrong)
+    engine = choose_bundle_engine(bundle)
     assert races == [1] and engine.options.engine == "torch" and "the outputs of openvino differ by" in engine.note
 
 
-def test_without_openvino_torch_computes_without_a_word(bundle, monkeypatch):
+def test_torch_is_used_silently_without_openvino(bundle, monkeypatch):
     monkeypatch.setattr(engine_choice, "find_spec", lambda name: None)
-    engine = chosen_engine(bundle)
+    engine = choose_bundle_engine(bundle)
     assert engine.options.engine == "torch" and engine.note == ""
 
 
-def test_a_broken_installation_of_openvino_is_named(bundle, monkeypatch):
+def test_broken_openvino_installation_is_reported(bundle, monkeypatch):
     monkeypatch.setattr(engine_choice, "find_spec", lambda name: object())
     monkeypatch.setitem(sys.modules, "openvino", None)
-    engine = chosen_engine(bundle)
+    engine = choose_bundle_engine(bundle)
     assert engine.options.engine == "torch" and engine.note.startswith("engine: torch (openvino: ")
 
 
 @pytest.mark.parametrize(
     ("error", "says"), [(NotImplementedError("far\nno such operator"), "no such operator"), (KeyError(), "KeyError")]
 )
-def test_a_model_that_openvino_cannot_convert_is_tried_once(bundle, error, says, monkeypatch):
+def test_failed_openvino_conversion_is_tried_once(bundle, error, says, monkeypatch):
     pytest.importorskip("openvino")
     tries = []
 
@@ -276,11 +278,11 @@ def test_a_model_that_openvino_cannot_convert_is_tried_once(bundle, error, says,
 
     monkeypatch.setattr(torch.export, "export", fail)
     for _ in range(2):
-        engine = chosen_engine(bundle)
+        engine = choose_bundle_engine(bundle)
         assert engine.options.engine == "torch" and f"cannot convert this model: {says}" in engine.note
     assert tries == [1]
     with pytest.raises(UsageError, match=says) as refused:
-        engine_of(bundle, InferenceOptions("cpu", "fp32", "openvino"))
+        build_engine(bundle, InferenceOptions("cpu", "fp32", "openvino"))
     assert "--engine torch" in refused.value.hint
 
 
@@ -293,17 +295,17 @@ def test_a_model_that_openvino_cannot_convert_is_tried_once(bundle, error, says,
         InferenceOptions("cpu", merge_tokens=2),
     ],
 )
-def test_requested_options_leave_no_choice(bundle, options, other, monkeypatch):
+def test_requested_options_leave_no_choice(bundle, options, other_engine, monkeypatch):
     assert find_alternative_engine(bundle.model, bundle.preprocess, options) is None
-    assert find_alternative_engine(bundle.model, bundle.preprocess, AUTO) == "openvino"
+    assert find_alternative_engine(bundle.model, bundle.preprocess, DEFAULT_OPTIONS) == "openvino"
     monkeypatch.setenv("VITREOUS_ENGINE_CHOICE", "0")
-    assert find_alternative_engine(bundle.model, bundle.preprocess, AUTO) is None
+    assert find_alternative_engine(bundle.model, bundle.preprocess, DEFAULT_OPTIONS) is None
 
 
 @pytest.mark.parametrize(
     ("seconds", "rounds"), [((0.01, 0.02), engine_choice.MAX_ROUNDS), ((0.3, 0.3), 3), ((9.0, 1.0), 1)]
 )
-def test_a_race_alternates_and_ends_before_two_seconds_where_it_can(seconds, rounds, monkeypatch):
+def test_engine_race_alternates_within_its_time_limit(seconds, rounds, monkeypatch):
     clock, calls = [0.0], []
     monkeypatch.setattr(engine_choice.time, "perf_counter", lambda: clock[0])
 
@@ -319,36 +321,41 @@ def test_a_race_alternates_and_ends_before_two_seconds_where_it_can(seconds, rou
     assert result == pytest.approx({"a": seconds[0], "b": seconds[1]})
 
 
-def test_predict_names_the_engine_and_its_file_keeps_it(bundle_folder, tmp_path, other, monkeypatch):
-    files, out = pictures(tmp_path / "new", 3), tmp_path / "answers.jsonl"
+def test_predict_logs_and_stores_the_engine(bundle_folder, tmp_path, other_engine, monkeypatch):
+    files, out = write_images(tmp_path / "new", 3), tmp_path / "answers.jsonl"
     words = ("predict", str(bundle_folder), *files, "--precision", "fp32")
     set_race(monkeypatch, torch=0.5, openvino=0.25)
-    result = say(*words, "--out", str(out))
+    result = run_cli(*words, "--out", str(out))
     assert result.returncode == 0 and result.stderr.count("engine: openvino, ") == 1
     assert '"engine": "openvino"' in json.dumps(json.loads((tmp_path / "answers.jsonl.job.json").read_text()))
-    chosen, by_torch = document(say(*words, "--json")), document(say(*words, "--engine", "torch", "--json"))
+    chosen, by_torch = (
+        parse_json_output(run_cli(*words, "--json")),
+        parse_json_output(run_cli(*words, "--engine", "torch", "--json")),
+    )
     assert (chosen["engine"], by_torch["engine"]) == ("openvino", "torch")
     assert chosen["predictions"] == by_torch["predictions"]
 
 
-def test_every_verb_that_runs_a_model_chooses(bundle_folder, tmp_path, other, monkeypatch):
-    files = pictures(tmp_path / "new", 3)
+def test_embed_and_serve_choose_an_engine(bundle_folder, tmp_path, other_engine, monkeypatch):
+    files = write_images(tmp_path / "new", 3)
     set_race(monkeypatch, torch=0.5, openvino=0.25)
-    embedded = say("embed", str(bundle_folder), *files, "--precision", "fp32", "--out", str(tmp_path / "e.npz"))
+    embedded = run_cli("embed", str(bundle_folder), *files, "--precision", "fp32", "--out", str(tmp_path / "e.npz"))
     assert embedded.returncode == 0 and "engine: openvino, " in embedded.stderr
-    served = load_served_predictor(bundle_folder, AUTO)
+    served = load_served_predictor(bundle_folder, DEFAULT_OPTIONS)
     assert served.engine.options.engine == "openvino" and "batch size 1;" in served.engine.note
 
 
-def test_python_measures_on_request(bundle_folder, other, monkeypatch):
+def test_python_api_measures_engines_only_on_request(bundle_folder, other_engine, monkeypatch):
     races = set_race(monkeypatch, torch=0.5, openvino=0.25)
     assert load(bundle_folder, precision="fp32").engine.options.engine == "auto" and not races
     predictor = load(bundle_folder, engine="auto", precision="fp32")
     assert predictor.engine.options.engine == "openvino" and races == [1]
 
 
-def test_facts_are_read_back_as_they_were_stored(bundle, other, monkeypatch):
+def test_race_record_round_trips(bundle, other_engine, monkeypatch):
     set_race(monkeypatch, torch=0.5, openvino=0.25)
-    choose_engine(bundle.model, bundle.preprocess, AUTO, lambda e, p: e(torch.from_numpy(p)).numpy(), 2, math.inf)
+    choose_engine(
+        bundle.model, bundle.preprocess, DEFAULT_OPTIONS, lambda e, p: e(torch.from_numpy(p)).numpy(), 2, math.inf
+    )
     record = find_benchmark_record(describe_benchmark_conditions(bundle.model, bundle.preprocess, "fp32", "cpu", 2))
     assert record is not None and record["seconds"] == {"torch": 0.5, "openvino": 0.25}

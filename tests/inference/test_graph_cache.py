@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.models.test_contracts import build
+from tests.models.test_contracts import build_random_vit
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.inference import graph_cache as module
 from vitreous.inference.engine import InferenceOptions, make_engine
@@ -17,7 +17,7 @@ from vitreous.inference.graph_cache import graph_cache_fields, hash_cache_fields
 
 ov = pytest.importorskip("openvino")
 PREPROCESS = ImagePreprocess((16, 16))
-OF = {"format": 1, "sample_images": ["a", "b"]}
+CACHE_FIELDS = {"format": 1, "sample_images": ["a", "b"]}
 
 
 @pytest.fixture(autouse=True)
@@ -27,11 +27,11 @@ def graph_cache(tmp_path, monkeypatch):
     return tmp_path / "cache" / "vitreous" / "graphs"
 
 
-def noise(count=8, seed=0):
+def make_noise_batch(count=8, seed=0):
     return torch.randint(0, 256, (count, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 
-class Making:
+class GraphFactory:
     """Makes graphs that multiply by a number, and counts them."""
 
     def __init__(self, factor=3.0):
@@ -43,11 +43,11 @@ class Making:
         return ov.Model([ov.opset13.multiply(given, np.full((1, 4), self.factor, np.float32))], [given])
 
 
-def answer(graph):
+def run_graph(graph):
     return ov.Core().compile_model(graph, "CPU")([np.ones((2, 4), np.float32)])[0]
 
 
-def test_a_second_start_calibrates_nothing_and_answers_the_same_bits(graph_cache, monkeypatch):
+def test_second_start_reuses_the_graph_with_bit_identical_outputs(graph_cache, monkeypatch):
     nncf = pytest.importorskip("nncf")
     times, original = [], nncf.quantize
 
@@ -56,24 +56,27 @@ def test_a_second_start_calibrates_nothing_and_answers_the_same_bits(graph_cache
         return original(*given, **named)
 
     monkeypatch.setattr(nncf, "quantize", counted)
-    model = build({}).eval()
+    model = build_random_vit({}).eval()
 
     def started():
-        return make_engine(model, PREPROCESS, InferenceOptions("cpu", "int8", "openvino"), lambda: noise(seed=1))(
-            noise()
-        )
+        return make_engine(
+            model, PREPROCESS, InferenceOptions("cpu", "int8", "openvino"), lambda: make_noise_batch(seed=1)
+        )(make_noise_batch())
 
     first = started()
     assert len(times) == 1 and len(list(graph_cache.iterdir())) == 1
     assert torch.equal(started(), first) and len(times) == 1
 
 
-def test_everything_that_decides_a_graph_has_a_graph_of_its_own(monkeypatch):
+def test_graph_cache_key_covers_all_inputs(monkeypatch):
     monkeypatch.setenv("VITREOUS_CPU_ISA", "AVX512_CORE_BF16")
-    model, pictures = build({}), [one[None].numpy() for one in noise()]
+    model, pictures = build_random_vit({}), [one[None].numpy() for one in make_noise_batch()]
     keys = {hash_cache_fields(graph_cache_fields(model, PREPROCESS, pictures))}
     assert (
-        hash_cache_fields(graph_cache_fields(build({}), PREPROCESS, [picture.copy() for picture in pictures])) in keys
+        hash_cache_fields(
+            graph_cache_fields(build_random_vit({}), PREPROCESS, [picture.copy() for picture in pictures])
+        )
+        in keys
     )
     with torch.no_grad():
         model.head.bias[0] += 1
@@ -91,14 +94,14 @@ def test_everything_that_decides_a_graph_has_a_graph_of_its_own(monkeypatch):
     assert len(keys) == 10
 
 
-def test_a_kept_graph_is_found_by_what_is_told_of_it(graph_cache):
-    make, other = Making(), Making(5.0)
+def test_cached_graph_is_found_by_its_fields(graph_cache):
+    make, other = GraphFactory(), GraphFactory(5.0)
     assert (
-        (answer(load_or_build_graph(ov, OF, make)) == 3).all()
-        and (answer(load_or_build_graph(ov, OF, make)) == 3).all()
+        (run_graph(load_or_build_graph(ov, CACHE_FIELDS, make)) == 3).all()
+        and (run_graph(load_or_build_graph(ov, CACHE_FIELDS, make)) == 3).all()
         and make.times == 1
     )
-    assert (answer(load_or_build_graph(ov, OF | {"format": 2}, other)) == 5).all() and other.times == 1
+    assert (run_graph(load_or_build_graph(ov, CACHE_FIELDS | {"format": 2}, other)) == 5).all() and other.times == 1
     assert len(list(graph_cache.iterdir())) == 2
 
 
@@ -117,62 +120,64 @@ def test_a_kept_graph_is_found_by_what_is_told_of_it(graph_cache):
         lambda content: b"\xff\xfe" + content,
     ],
 )
-def test_a_file_that_is_damaged_is_made_again(graph_cache, harm):
-    load_or_build_graph(ov, OF, Making())
+def test_damaged_graph_file_is_rebuilt(graph_cache, harm):
+    load_or_build_graph(ov, CACHE_FIELDS, GraphFactory())
     (place,) = graph_cache.iterdir()
     whole = place.read_bytes()
     place.write_bytes(harm(whole))
-    make = Making()
-    assert load_graph(place, OF) is None
-    assert (answer(load_or_build_graph(ov, OF, make)) == 3).all() and make.times == 1
+    make = GraphFactory()
+    assert load_graph(place, CACHE_FIELDS) is None
+    assert (run_graph(load_or_build_graph(ov, CACHE_FIELDS, make)) == 3).all() and make.times == 1
     assert (
-        load_graph(place, OF) is not None and (answer(load_or_build_graph(ov, OF, make)) == 3).all() and make.times == 1
+        load_graph(place, CACHE_FIELDS) is not None
+        and (run_graph(load_or_build_graph(ov, CACHE_FIELDS, make)) == 3).all()
+        and make.times == 1
     )
 
 
-def test_a_whole_file_of_something_else_is_not_taken(graph_cache):
-    load_or_build_graph(ov, OF, Making())
-    load_or_build_graph(ov, OF | {"format": 2}, Making(5.0))
+def test_graph_file_of_another_key_is_not_used(graph_cache):
+    load_or_build_graph(ov, CACHE_FIELDS, GraphFactory())
+    load_or_build_graph(ov, CACHE_FIELDS | {"format": 2}, GraphFactory(5.0))
     own, other = (
-        graph_cache / f"{hash_cache_fields(OF)}.graph",
-        graph_cache / f"{hash_cache_fields(OF | {'format': 2})}.graph",
+        graph_cache / f"{hash_cache_fields(CACHE_FIELDS)}.graph",
+        graph_cache / f"{hash_cache_fields(CACHE_FIELDS | {'format': 2})}.graph",
     )
     other.replace(own)
-    assert (answer(load_or_build_graph(ov, OF, Making())) == 3).all()
+    assert (run_graph(load_or_build_graph(ov, CACHE_FIELDS, GraphFactory())) == 3).all()
 
 
-def test_a_graph_that_openvino_cannot_read_is_made_again(graph_cache):
-    load_or_build_graph(ov, OF, Making())
+def test_graph_that_openvino_fails_to_read_is_rebuilt(graph_cache):
+    load_or_build_graph(ov, CACHE_FIELDS, GraphFactory())
     (place,) = graph_cache.iterdir()
-    module.write_graph(place, OF, b"<net>", b"whole, and no graph")
-    make = Making()
-    assert (answer(load_or_build_graph(ov, OF, make)) == 3).all() and make.times == 1
+    module.write_graph(place, CACHE_FIELDS, b"<net>", b"whole, and no graph")
+    make = GraphFactory()
+    assert (run_graph(load_or_build_graph(ov, CACHE_FIELDS, make)) == 3).all() and make.times == 1
 
 
 @pytest.mark.parametrize("obstacle", ["a file for a folder", "a folder for a file", "no room to write the parts"])
-def test_where_nothing_can_be_kept_answers_come_all_the_same(graph_cache, obstacle, monkeypatch, tmp_path):
+def test_unwritable_cache_does_not_prevent_inference(graph_cache, obstacle, monkeypatch, tmp_path):
     if obstacle == "a file for a folder":
         graph_cache.parent.mkdir(parents=True)
         graph_cache.write_text("")
     elif obstacle == "a folder for a file":
-        (graph_cache / f"{hash_cache_fields(OF)}.graph").mkdir(parents=True)
+        (graph_cache / f"{hash_cache_fields(CACHE_FIELDS)}.graph").mkdir(parents=True)
     else:
         monkeypatch.setattr(module, "TemporaryDirectory", lambda: (_ for _ in ()).throw(OSError("no room")))
-    make = Making()
+    make = GraphFactory()
     assert (
-        (answer(load_or_build_graph(ov, OF, make)) == 3).all()
-        and (answer(load_or_build_graph(ov, OF, make)) == 3).all()
+        (run_graph(load_or_build_graph(ov, CACHE_FIELDS, make)) == 3).all()
+        and (run_graph(load_or_build_graph(ov, CACHE_FIELDS, make)) == 3).all()
         and make.times == 2
     )
     assert not list(tmp_path.rglob("*.tmp"))
 
 
 def test_the_least_recently_used_graphs_are_removed(graph_cache, monkeypatch):
-    places = [graph_cache / f"{hash_cache_fields(OF | {'format': number})}.graph" for number in range(4)]
+    places = [graph_cache / f"{hash_cache_fields(CACHE_FIELDS | {'format': number})}.graph" for number in range(4)]
     for number in range(3):
-        load_or_build_graph(ov, OF | {"format": number}, Making())
+        load_or_build_graph(ov, CACHE_FIELDS | {"format": number}, GraphFactory())
         os.utime(places[number], (number, number))
     monkeypatch.setattr(module, "MAX_GRAPH_BYTES", int(3.5 * places[0].stat().st_size))
-    load_or_build_graph(ov, OF | {"format": 0}, Making())  # used again, so number 1 is the oldest now
-    load_or_build_graph(ov, OF | {"format": 3}, Making())
+    load_or_build_graph(ov, CACHE_FIELDS | {"format": 0}, GraphFactory())  # used again, so number 1 is the oldest now
+    load_or_build_graph(ov, CACHE_FIELDS | {"format": 3}, GraphFactory())
     assert [place.is_file() for place in places] == [True, False, True, True]

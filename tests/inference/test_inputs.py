@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import make_folder
-from tests.inference.made import photograph, pictures, tiny
+from tests.inference.made import make_photo, make_tiny_bundle, write_images
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.inputs import to_pixel_array
@@ -25,7 +25,7 @@ from vitreous.tasks.classification import Prediction
 @pytest.fixture(scope="module")
 def bundle_folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("model") / "bundle"
-    tiny().save(place)
+    make_tiny_bundle().save(place)
     return place
 
 
@@ -35,23 +35,23 @@ def predictor(bundle_folder):
 
 
 @pytest.fixture
-def file(tmp_path):
-    return pictures(tmp_path, 1)[0]
+def image_file(tmp_path):
+    return write_images(tmp_path, 1)[0]
 
 
-def ways(file: str) -> dict[str, object]:
+def make_equivalent_inputs(image_file: str) -> dict[str, object]:
     """One picture in every way that it can be given."""
-    with Image.open(file) as image:
+    with Image.open(image_file) as image:
         pixels = np.asarray(image.convert("RGB"))
     floats = pixels.astype(np.float32) / 255
     return {
-        "str": str(file),
-        "Path": Path(file),
-        "bytes": Path(file).read_bytes(),
-        "bytearray": bytearray(Path(file).read_bytes()),
-        "BytesIO": io.BytesIO(Path(file).read_bytes()),
-        "open file": open(file, "rb"),
-        "lazy PIL": Image.open(file),
+        "str": str(image_file),
+        "Path": Path(image_file),
+        "bytes": Path(image_file).read_bytes(),
+        "bytearray": bytearray(Path(image_file).read_bytes()),
+        "BytesIO": io.BytesIO(Path(image_file).read_bytes()),
+        "open file": open(image_file, "rb"),
+        "lazy PIL": Image.open(image_file),
         "PIL": Image.fromarray(pixels),
         "array": pixels,
         "floats": floats,
@@ -61,15 +61,15 @@ def ways(file: str) -> dict[str, object]:
     }
 
 
-def test_a_file_that_is_open_as_text_is_refused(predictor):
+def test_text_mode_files_are_rejected(predictor):
     with pytest.raises(UsageError, match='open it with mode "rb"'):
         predictor.predict(io.StringIO("text"))
 
 
-def test_every_way_to_give_a_picture_gets_the_same_answer(predictor, file):
-    whole, features = predictor.predict(str(file)), predictor.embed(str(file))
+def test_all_input_types_give_the_same_prediction(predictor, image_file):
+    whole, features = predictor.predict(str(image_file)), predictor.embed(str(image_file))
     assert isinstance(whole, Prediction) and features.shape == (24,)
-    given = ways(file)
+    given = make_equivalent_inputs(image_file)
     for name, image in given.items():
         answer = predictor.predict(image)
         assert isinstance(answer, Prediction), name
@@ -77,14 +77,14 @@ def test_every_way_to_give_a_picture_gets_the_same_answer(predictor, file):
         assert np.array_equal(predictor.embed(image), features), name
     mixed = predictor.predict(list(given.values()), top=1)
     assert [answer.names for answer in mixed] == [whole.names[:1]] * len(given)
-    assert [answer.path for answer in mixed][:3] == [str(file), str(file), "image 2"]
+    assert [answer.path for answer in mixed][:3] == [str(image_file), str(image_file), "image 2"]
     assert predictor.predict(given["PIL"]).path == "image"
     assert predictor.embed(tuple(given.values())).shape == (len(given), 24)
     assert predictor.predict([]) == []
-    assert isinstance(predictor.predict([file]), list) and len(predictor.predict(iter([file]))) == 1
+    assert isinstance(predictor.predict([image_file]), list) and len(predictor.predict(iter([image_file]))) == 1
 
 
-def test_a_picture_of_pillow_is_turned_and_laid_over_white_as_its_file_is(predictor):
+def test_pil_images_are_rotated_and_composited_like_files(predictor):
     pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 4), dtype=np.uint8)
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -93,7 +93,7 @@ def test_a_picture_of_pillow_is_turned_and_laid_over_white_as_its_file_is(predic
     assert predictor.predict(Image.open(io.BytesIO(content))).probabilities == predictor.predict(content).probabilities
 
 
-def test_greys_and_one_channel_are_pictures():
+def test_greyscale_arrays_are_accepted():
     plane = np.arange(12, dtype=np.uint8).reshape(3, 4)
     preprocess = ImagePreprocess((8, 8))
     for image in (plane, plane[..., None], torch.from_numpy(plane)[None]):
@@ -114,7 +114,7 @@ def test_greys_and_one_channel_are_pictures():
         (b"junk", "image: not an image of a known format"),
     ],
 )
-def test_pixels_that_cannot_be_meant_are_refused(predictor, image, message):
+def test_invalid_pixel_arrays_are_rejected(predictor, image, message):
     with pytest.raises(DataError, match=message):
         predictor.predict(image)
     answers = predictor.predict([image, np.zeros((8, 8, 3), np.uint8)], bad_images="skip")
@@ -122,23 +122,23 @@ def test_pixels_that_cannot_be_meant_are_refused(predictor, image, message):
 
 
 @pytest.mark.parametrize("image", [7, None, [7], [[b"x"]]])
-def test_what_is_no_image_is_refused_with_what_is(predictor, image):
+def test_non_images_are_rejected_with_supported_types(predictor, image):
     with pytest.raises(UsageError, match=r"is not an image\n  give a path, bytes, an open binary file, a PIL image"):
         predictor.predict(image)
 
 
-def test_a_batch_is_refused_with_the_way(predictor):
+def test_batched_arrays_are_rejected_with_a_hint(predictor):
     batch = torch.zeros(2, 3, 16, 16)
     with pytest.raises(UsageError, match=r"2 x 3 x 16 x 16 is a batch.*\n  give list\(batch\)"):
         predictor.predict(batch)
     assert len(predictor.predict(list(batch))) == 2
 
 
-def test_the_module_trains_and_the_answers_stay(predictor, file):
-    module, before = predictor.model, predictor.predict(file)
+def test_training_the_module_does_not_change_predictions(predictor, image_file):
+    module, before = predictor.model, predictor.predict(image_file)
     assert isinstance(module, torch.nn.Module) and predictor.model is module and not module.training
     assert all(p.requires_grad and p.dtype == torch.float32 for p in module.parameters())
-    images = torch.stack([predictor.transform(Image.open(file)), predictor.transform(str(file))])
+    images = torch.stack([predictor.transform(Image.open(image_file)), predictor.transform(str(image_file))])
     assert images.dtype == torch.float32 and torch.equal(images[0], images[1])
     with torch.no_grad():
         best = module(images).softmax(1)[0].sort(descending=True)
@@ -147,15 +147,15 @@ def test_the_module_trains_and_the_answers_stay(predictor, file):
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(1.0)
-    assert predictor.predict(file) == before
+    assert predictor.predict(image_file) == before
 
 
-def test_the_transform_goes_to_the_workers_of_a_loader(predictor, file):
+def test_transform_can_be_pickled(predictor, image_file):
     again = pickle.loads(pickle.dumps(predictor.transform))
-    assert torch.equal(again(Image.open(file)), predictor.transform(file))
+    assert torch.equal(again(Image.open(image_file)), predictor.transform(image_file))
 
 
-def test_unknown_keywords_are_refused_with_the_nearest(bundle_folder):
+def test_unknown_keywords_are_rejected_with_a_suggestion(bundle_folder):
     from vitreous.reports.evaluate import evaluate
 
     for call, wrong, nearest in (
@@ -171,26 +171,26 @@ def test_unknown_keywords_are_refused_with_the_nearest(bundle_folder):
             call(**{wrong: 1})
 
 
-def test_inspect_takes_one_picture_and_plain_keywords(bundle_folder, file, tmp_path):
-    found = inspect(bundle_folder, file, tmp_path / "out", figures=["filters"], device="cpu", precision="fp32")
-    assert [one["name"] for one in found["figures"]] == ["filters"] and found["images"] == [file]
-    again = inspect(bundle_folder, [file], tmp_path / "again", figures="filters", device="cpu")
+def test_inspect_accepts_one_image_and_keywords(bundle_folder, image_file, tmp_path):
+    found = inspect(bundle_folder, image_file, tmp_path / "out", figures=["filters"], device="cpu", precision="fp32")
+    assert [one["name"] for one in found["figures"]] == ["filters"] and found["images"] == [image_file]
+    again = inspect(bundle_folder, [image_file], tmp_path / "again", figures="filters", device="cpu")
     assert len(again["figures"]) == 1
 
 
-def test_keywords_say_what_computes(bundle_folder):
+def test_load_keywords_set_device_and_precision(bundle_folder):
     assert load(bundle_folder, device="cpu", precision="fp32").engine.precision == "fp32"
     with pytest.raises(UsageError, match=r"load: precision cannot be .fp7."):
         load(bundle_folder, device="cpu", precision="fp7")
 
 
-def test_the_python_of_the_guide_runs_as_it_is_shown(tmp_path, monkeypatch):
+def test_python_examples_of_the_guide_run(tmp_path, monkeypatch):
     guide = (Path(__file__).parent.parent.parent / "docs" / "using.md").read_text("utf-8").partition("\n## ")[0]
     blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
     assert len(blocks) == 2
-    tiny(classes=("cat", "dog")).save(tmp_path / "runs" / "pets")
+    make_tiny_bundle(classes=("cat", "dog")).save(tmp_path / "runs" / "pets")
     make_folder(tmp_path / "photos", {"test": 2}, classes=("cat", "dog"))
     for name in ("cat", "dog"):
-        photograph(40, 30).save(tmp_path / f"{name}.jpg")
+        make_photo(40, 30).save(tmp_path / f"{name}.jpg")
     monkeypatch.chdir(tmp_path)
     exec("import vitreous\n" + "".join(blocks), {})

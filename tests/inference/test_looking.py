@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.conftest import make_folder
 from tests.inference.asking import save_bundle
-from tests.inspection.made import made
+from tests.inspection.made import make_model
 from vitreous.apps.server.attention import (
     AttentionRequest,
     attention_to_json,
@@ -35,18 +35,18 @@ from vitreous.reports.pages.thumbnails import scale_attention_map
 from vitreous.tasks.classification import Classification
 from vitreous.weights.bundle import Bundle, load_bundle
 
-SIZE = (16, 20)  # patches of 4: 4 rows of 5
+IMAGE_SIZE = (16, 20)  # patches of 4: 4 rows of 5
 
 
-def bundle_of(kind: str = "plain") -> Bundle:
-    return Bundle(made(kind), Classification(tuple("abcde")), ImagePreprocess(SIZE))
+def build_bundle(kind: str = "plain") -> Bundle:
+    return Bundle(make_model(kind), Classification(tuple("abcde")), ImagePreprocess(IMAGE_SIZE))
 
 
-def pixels(seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (3, *SIZE), dtype=np.uint8)
+def draw_pixels(seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (3, *IMAGE_SIZE), dtype=np.uint8)
 
 
-def maps(bundle: Bundle, array: np.ndarray) -> np.ndarray:
+def collect_attention_maps(bundle: Bundle, array: np.ndarray) -> np.ndarray:
     """(L, h, T, T): every attention, as the parts of the model themselves say."""
     return np.stack(
         [
@@ -58,16 +58,16 @@ def maps(bundle: Bundle, array: np.ndarray) -> np.ndarray:
     )
 
 
-def asked(bundle: Bundle, **words: str) -> AttentionRequest:
+def parse_request(bundle: Bundle, **words: str) -> AttentionRequest:
     return AttentionRequest.parse(words, bundle.model)
 
 
 @pytest.mark.parametrize("kind", ["plain", "registers", "mean", "distilled", "decomposed"])
 @pytest.mark.parametrize("query", ["prediction", "2,3"])
-def test_raw_attention_of_all_blocks_and_heads_is_the_rows_of_each(kind, query):
-    bundle, array = bundle_of(kind), pixels()
-    whole, prefix = maps(bundle, array), bundle.model.config.prefix
-    told = attention_to_json(bundle, array, asked(bundle, kind="raw", layer="all", head="all", query=query))
+def test_raw_attention_matches_every_block_and_head(kind, query):
+    bundle, array = build_bundle(kind), draw_pixels()
+    whole, prefix = collect_attention_maps(bundle, array), bundle.model.config.prefix
+    told = attention_to_json(bundle, array, parse_request(bundle, kind="raw", layer="all", head="all", query=query))
     assert (told["layers"], told["heads"], told["prefix_tokens"], told["grid"]) == (2, 2, prefix, [4, 5])
     assert told["query"] == ("prediction" if query == "prediction" else [2, 3])
     for layer in range(2):
@@ -88,10 +88,10 @@ def test_raw_attention_of_all_blocks_and_heads_is_the_rows_of_each(kind, query):
 
 @pytest.mark.parametrize("fusion", ["mean", "max", "min"])
 @pytest.mark.parametrize("query", [None, (3, 0)])
-def test_rollout_of_a_patch_is_its_row_of_the_product(fusion, query):
-    bundle, array = bundle_of(), pixels(1)
+def test_rollout_of_a_patch_matches_the_matrix_product(fusion, query):
+    bundle, array = build_bundle(), draw_pixels(1)
     joint, rows = np.eye(21), []
-    for heads in maps(bundle, array).astype(np.float64):
+    for heads in collect_attention_maps(bundle, array).astype(np.float64):
         one = getattr(heads, fusion)(0) / 2 + np.eye(21) / 2
         joint = one / one.sum(1, keepdims=True) @ joint
         rows.append(joint[0 if query is None else 1 + query[0] * 5 + query[1]])
@@ -103,10 +103,12 @@ def test_rollout_of_a_patch_is_its_row_of_the_product(fusion, query):
 
 
 @pytest.mark.parametrize("head", ["0", "1", "mean", "max", "min"])
-def test_one_block_and_one_way_with_heads_have_no_axes_for_them(head):
-    bundle, array = bundle_of(), pixels(2)
-    every = np.array(attention_to_json(bundle, array, asked(bundle, kind="raw", layer="1", head="all"))["weights"])
-    told = attention_to_json(bundle, array, asked(bundle, kind="raw", layer="1", head=head))
+def test_single_block_and_head_have_no_extra_axes(head):
+    bundle, array = build_bundle(), draw_pixels(2)
+    every = np.array(
+        attention_to_json(bundle, array, parse_request(bundle, kind="raw", layer="1", head="all"))["weights"]
+    )
+    told = attention_to_json(bundle, array, parse_request(bundle, kind="raw", layer="1", head=head))
     wanted = every[int(head)] if head.isdigit() else getattr(every, head)(0)
     assert np.allclose(told["weights"], wanted, atol=1e-5) and len(told["prefix_weights"]) == 1
     assert AttentionRequest.parse({}, bundle.model) == AttentionRequest("rollout", 1, "mean", None)
@@ -117,10 +119,10 @@ def test_one_block_and_one_way_with_heads_have_no_axes_for_them(head):
     [("kind", "cooked"), ("layer", "2"), ("layer", "-1"), ("layer", "1.0"), ("head", "2"), ("head", "median"), ("query", "4,0"),
      ("query", "0,5"), ("query", "1"), ("query", "1,2,3"), ("query", "x,1"), ("query", "²,1"), ("layer", "9" * 5000), ("layer", "")],
 )  # fmt: skip
-def test_a_parameter_that_cannot_be_is_refused_by_name_with_what_is_allowed(name, value):
-    bundle = bundle_of()
+def test_invalid_parameter_is_rejected_with_allowed_values(name, value):
+    bundle = build_bundle()
     with pytest.raises(UsageError) as refused:
-        asked(bundle, **{"kind": "raw", name: value})
+        parse_request(bundle, **{"kind": "raw", name: value})
     assert (
         refused.value.message == f"invalid {name}={value[:40]}"
         and refused.value.hint.startswith(f"set {name} to ")
@@ -128,26 +130,26 @@ def test_a_parameter_that_cannot_be_is_refused_by_name_with_what_is_allowed(name
     )
 
 
-def test_rollout_has_no_single_head_and_a_png_no_more_than_one_map():
-    bundle = bundle_of()
+def test_rollout_rejects_single_heads_and_png_rejects_several_maps():
+    bundle = build_bundle()
     for head in ("0", "all"):
         with pytest.raises(UsageError, match=f"head={head}"):
-            asked(bundle, head=head)
+            parse_request(bundle, head=head)
     with pytest.raises(UsageError, match="layer=all"):
-        render_attention_image(bundle, pixels(), asked(bundle, layer="all"))
+        render_attention_image(bundle, draw_pixels(), parse_request(bundle, layer="all"))
 
 
 @pytest.mark.parametrize("kind", ["axial", "windows"])
-def test_blocks_that_see_a_part_of_the_picture_have_nothing_to_show(kind):
-    bundle = bundle_of(kind)
+def test_windowed_models_have_no_attention_maps(kind):
+    bundle = build_bundle(kind)
     assert not detect_inspections(bundle)["attention"] and detect_inspections(bundle)["filters"]
     with pytest.raises(UsageError, match="windows"):
-        asked(bundle)
+        parse_request(bundle)
     with pytest.raises(UsageError):
-        attention_to_json(bundle, pixels(), AttentionRequest())
+        attention_to_json(bundle, draw_pixels(), AttentionRequest())
 
 
-def test_a_resnet_shows_its_filters_alone():
+def test_resnet_supports_only_filter_inspection():
     bundle = Bundle(
         create_untrained_model("BiT-R50x1", image_size=32, num_classes=3, blocks=(1,), width=16).eval(),
         Classification(tuple("abc")),
@@ -158,14 +160,14 @@ def test_a_resnet_shows_its_filters_alone():
         and compute_position_similarity(bundle) is None
     )
     with pytest.raises(UsageError, match="ResNet"):
-        asked(bundle)
+        parse_request(bundle)
     png = render_patch_filters(bundle)
     assert png is not None and Image.open(io.BytesIO(png)).format == "PNG"
 
 
-def test_a_png_is_light_where_the_weights_are():
-    bundle, grey = bundle_of(), np.zeros((3, *SIZE), np.uint8)
-    found = asked(bundle, kind="raw", layer="0", head="1", query="0,0")
+def test_png_brightness_follows_attention_weights():
+    bundle, grey = build_bundle(), np.zeros((3, *IMAGE_SIZE), np.uint8)
+    found = parse_request(bundle, kind="raw", layer="0", head="1", query="0,0")
     weights = scale_attention_map(np.array(attention_to_json(bundle, grey, found)["weights"]))
     picture = Image.open(io.BytesIO(render_attention_image(bundle, grey, found))).convert("L")
     side = picture.width // 5
@@ -175,8 +177,8 @@ def test_a_png_is_light_where_the_weights_are():
     assert np.corrcoef(*ranks)[0, 1] > 0.98
 
 
-def test_positions_are_the_cosines_of_their_embeddings():
-    bundle = bundle_of()
+def test_position_similarity_is_the_cosine_of_embeddings():
+    bundle = build_bundle()
     told = compute_position_similarity(bundle)
     table = get_position_embeddings(bundle.model)["input"].reshape(20, -1)
     assert told is not None and told["grid"] == [4, 5] and told["kind"] == "learned"
@@ -190,9 +192,9 @@ def test_positions_are_the_cosines_of_their_embeddings():
 
 @pytest.mark.parametrize("size", [(80, 40), (40, 80), (300, 37), (20, 16), (16, 20)])
 @pytest.mark.parametrize(("fit", "share"), [("crop", 1.0), ("crop", 0.875), ("crop", 0.5), ("squash", 1.0)])
-def test_the_box_is_what_the_pixels_show(size, fit, share):
+def test_visible_box_matches_the_preprocessed_pixels(size, fit, share):
     width, height = size
-    preprocess = ImagePreprocess(SIZE, 1, (0.5,), (0.5,), fit=fit, share=share, filter="bilinear")
+    preprocess = ImagePreprocess(IMAGE_SIZE, 1, (0.5,), (0.5,), fit=fit, share=share, filter="bilinear")
     left, top, right, bottom = compute_visible_box(preprocess, width, height)
     x = np.broadcast_to((np.arange(width, dtype=np.float32) + 0.5) / width, (height, width))
     y = np.broadcast_to(((np.arange(height, dtype=np.float32) + 0.5) / height)[:, None], (height, width))
@@ -204,13 +206,13 @@ def test_the_box_is_what_the_pixels_show(size, fit, share):
     )
 
 
-def test_numbers_have_six_digits():
+def test_numbers_are_rounded_to_six_significant_digits():
     values = np.array([0.0, 1.0, 0.123456789, 9.87654321e-5, 1.23456789e-9, 0.999999999])
     assert round_significant(values).tolist() == [float(f"{value:.6g}") for value in values]
 
 
 @pytest.fixture(scope="module")
-def indexed(tmp_path_factory):
+def indexed_bundle(tmp_path_factory):
     """A bundle with an index of a folder in which one file cannot be read."""
     root = tmp_path_factory.mktemp("indexed")
     data = make_folder(root / "photos", {"train": 6, "val": 1}, size=(40, 70))
@@ -222,8 +224,8 @@ def indexed(tmp_path_factory):
     return bundle, data
 
 
-def test_an_index_has_every_readable_image_with_its_label_its_name_and_a_small_picture(indexed):
-    bundle, data = indexed
+def test_index_contains_every_readable_image(indexed_bundle):
+    bundle, data = indexed_bundle
     index, predictor = open_index(bundle), load(bundle)
     assert index is not None and len(index) == 18
     for file in sorted((data / "train").glob("*/?.png")):
@@ -237,7 +239,7 @@ def test_an_index_has_every_readable_image_with_its_label_its_name_and_a_small_p
             assert small.format == "JPEG" and max(small.size) <= 64
 
 
-def test_the_nearest_are_those_of_the_loop_and_no_more_than_there_are():
+def test_nearest_neighbours_match_the_loop():
     draw = np.random.default_rng(0)
     rows, asked = draw.normal(size=(9, 7)), draw.normal(size=7).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
@@ -253,8 +255,8 @@ def test_the_nearest_are_those_of_the_loop_and_no_more_than_there_are():
         index.nearest(asked[:5])
 
 
-def test_a_limit_takes_some_of_all_classes_the_same_every_time(indexed, tmp_path):
-    _, data = indexed
+def test_index_limit_is_deterministic_and_covers_all_classes(indexed_bundle, tmp_path):
+    _, data = indexed_bundle
     bundle, names = save_bundle(tmp_path / "other", classes=("ant", "bee", "cat")), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -268,8 +270,8 @@ def test_a_limit_takes_some_of_all_classes_the_same_every_time(indexed, tmp_path
             write_index(bundle, data, limit=0)
 
 
-def test_an_index_of_other_weights_or_another_preprocessing_or_a_broken_one_is_refused(indexed, tmp_path):
-    bundle, _ = indexed
+def test_mismatched_or_damaged_index_is_rejected(indexed_bundle, tmp_path):
+    bundle, _ = indexed_bundle
     content = (bundle / INDEX_FILE).read_bytes()
     other = save_bundle(tmp_path / "other", seed=1, classes=("ant", "bee", "cat"))
     assert open_index(other) is None
@@ -296,9 +298,9 @@ def test_an_index_of_other_weights_or_another_preprocessing_or_a_broken_one_is_r
         assert "--index" in refused.value.hint
 
 
-def test_an_index_cannot_run_code(indexed, tmp_path):
+def test_index_with_pickled_objects_is_rejected(indexed_bundle, tmp_path):
     place = save_bundle(tmp_path / "model", classes=("ant", "bee", "cat"))
-    with np.load(indexed[0] / INDEX_FILE, allow_pickle=False) as stored:
+    with np.load(indexed_bundle[0] / INDEX_FILE, allow_pickle=False) as stored:
         arrays = dict(stored)
     assert json.loads(str(arrays["record"]))["format"] == 2
     np.savez(place / INDEX_FILE, **{**arrays, "labels": np.array([{"a": 1}], dtype=object)})

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.inference.blobs import CLASSES, predictor, scene, scenes
+from tests.inference.blobs import CLASSES, make_blob_predictor, make_scene, write_scenes
 from vitreous.data.annotations.boxes_drawing import draw_objects, is_light, render_instance_map
 from vitreous.data.annotations.shapes import mask_to_rle, rle_to_mask
 from vitreous.data.sources import open_data
@@ -17,18 +17,18 @@ from vitreous.inference.object_files import format_yolo_lines
 from vitreous.inference.objects import ImageObjects
 from vitreous.tasks.detections import Detections
 
-RED, GREEN = (8, 8, 24, 32), (40, 20, 56, 44)
+RED_BOX, GREEN_BOX = (8, 8, 24, 32), (40, 20, 56, 44)
 
 
 @pytest.fixture
-def blobs(monkeypatch):
+def blob_predictor(monkeypatch):
     """The detector that `vitreous predict` opens, whatever it is told to."""
-    made = predictor()
+    made = make_blob_predictor()
     monkeypatch.setattr("vitreous.inference.predict.load", lambda *words, **options: made)
     return made
 
 
-def predict(*words):
+def run_predict(*words):
     """The exit code of `vitreous predict run ...`."""
     from vitreous.cli.main import main
 
@@ -37,44 +37,44 @@ def predict(*words):
     return stop.value.code
 
 
-def test_an_answer_has_boxes_names_scores_and_masks(tmp_path):
-    answer = predictor().detect(scene())
-    assert answer.names == CLASSES and answer.boxes.tolist() == [list(RED), list(GREEN)] and len(answer) == 2
+def test_detections_have_boxes_names_scores_and_masks(tmp_path):
+    answer = make_blob_predictor().detect(make_scene())
+    assert answer.names == CLASSES and answer.boxes.tolist() == [list(RED_BOX), list(GREEN_BOX)] and len(answer) == 2
     assert answer.scores.tolist() == pytest.approx([0.9, 0.6]) and answer.masks.shape == (2, 64, 64)
     expected = np.zeros((64, 64), bool)
     expected[8:32, 8:24] = True
     assert np.array_equal(answer.masks[0], expected)
-    assert predictor().detect(scene(), threshold=0.7).names == CLASSES[:1]
-    assert predictor(masks=False).detect(scene()).masks is None
+    assert make_blob_predictor().detect(make_scene(), threshold=0.7).names == CLASSES[:1]
+    assert make_blob_predictor(masks=False).detect(make_scene()).masks is None
     with pytest.raises(UsageError, match="pictures=True"):
         answer.draw_overlay()
-    assert predictor().detect(scene((90, 70)), pictures=True).draw_overlay().size == (90, 70)
-    assert predictor().predict(scene()).boxes.tolist() == [list(RED), list(GREEN)]
-    assert predictor().predict([scene()], threshold=0.7)[0].names == CLASSES[:1]
+    assert make_blob_predictor().detect(make_scene((90, 70)), pictures=True).draw_overlay().size == (90, 70)
+    assert make_blob_predictor().predict(make_scene()).boxes.tolist() == [list(RED_BOX), list(GREEN_BOX)]
+    assert make_blob_predictor().predict([make_scene()], threshold=0.7)[0].names == CLASSES[:1]
     with pytest.raises(UsageError, match=r"predict\(top=…\) is for image classifiers"):
-        predictor().predict(scene(), top=3)
+        make_blob_predictor().predict(make_scene(), top=3)
     with pytest.raises(UsageError, match="is not a score"):
-        predictor().detect(scene(), threshold=2)
+        make_blob_predictor().detect(make_scene(), threshold=2)
     (tmp_path / "a.png").write_bytes(b"none")
     with pytest.raises(DataError, match=r"a\.png"):
-        predictor().detect(tmp_path / "a.png")
-    answers = predictor().detect([tmp_path / "a.png", scene()], bad_images="skip")
+        make_blob_predictor().detect(tmp_path / "a.png")
+    answers = make_blob_predictor().detect([tmp_path / "a.png", make_scene()], bad_images="skip")
     assert "a.png" in answers[0].error and len(answers[0]) == 0 and answers[0].masks is None and len(answers[1]) == 2
 
 
-def test_images_are_answered_at_their_own_size_and_by_tiles():
-    large = scene((256, 128), (32, 32, 96, 96), None)
-    assert predictor().detect(large).boxes[0] == pytest.approx([32, 32, 96, 96], abs=4)
-    small = scene((256, 128), (100, 40, 112, 52), None)
-    assert len(predictor().detect(small)) == 1  # of three pixels in each direction there, of twelve here
-    exact = predictor().detect(small, tiles=True)
+def test_detection_at_native_size_and_by_tiles():
+    large = make_scene((256, 128), (32, 32, 96, 96), None)
+    assert make_blob_predictor().detect(large).boxes[0] == pytest.approx([32, 32, 96, 96], abs=4)
+    small = make_scene((256, 128), (100, 40, 112, 52), None)
+    assert len(make_blob_predictor().detect(small)) == 1  # of three pixels in each direction there, of twelve here
+    exact = make_blob_predictor().detect(small, tiles=True)
     assert exact.boxes.tolist() == [[100, 40, 112, 52]] and exact.names == CLASSES[:1]
     assert exact.masks[0].sum() == 144
 
 
-def test_the_document_and_a_table_have_a_row_for_each_object(blobs, tmp_path, capsys):
-    images = scenes(tmp_path / "in")
-    assert predict(images, "--csv", tmp_path / "rows.csv") == 0
+def test_json_and_csv_have_a_row_for_each_object(blob_predictor, tmp_path, capsys):
+    images = write_scenes(tmp_path / "in")
+    assert run_predict(images, "--csv", tmp_path / "rows.csv") == 0
     document = json.loads(capsys.readouterr().out)
     rows = document["predictions"]
     assert [len(row["objects"]) for row in rows] == [2, 2, 0] and rows[2]["error"] is None
@@ -91,14 +91,14 @@ def test_the_document_and_a_table_have_a_row_for_each_object(blobs, tmp_path, ca
 
 
 @pytest.mark.parametrize("name", ["o.jsonl", "o.csv", "o.parquet", "o.json"])
-def test_a_file_is_continued_where_the_job_stopped(blobs, tmp_path, monkeypatch, name):
+def test_output_file_is_resumed(blob_predictor, tmp_path, monkeypatch, name):
     from vitreous.inference import objects
 
-    images = scenes(tmp_path / "in", 6)
-    assert predict(images, "--out", tmp_path / ("whole" + name)) == 0
+    images = write_scenes(tmp_path / "in", 6)
+    assert run_predict(images, "--out", tmp_path / ("whole" + name)) == 0
     monkeypatch.setattr("vitreous.inference.object_files.ObjectRows.part", 2)
     monkeypatch.setattr("vitreous.inference.object_files.CocoResults.part", 2)
-    answers, before = objects.iterate_image_objects, blobs.engine.asked
+    answers, before = objects.iterate_image_objects, blob_predictor.engine.asked
 
     def stopping(card, runtime, items, *rest, **more):
         for number, answer in enumerate(answers(card, runtime, items, *rest, **more)):
@@ -107,25 +107,25 @@ def test_a_file_is_continued_where_the_job_stopped(blobs, tmp_path, monkeypatch,
             yield answer
 
     monkeypatch.setattr(objects, "iterate_image_objects", stopping)
-    assert predict(images, "--out", tmp_path / name) == 3
+    assert run_predict(images, "--out", tmp_path / name) == 3
     monkeypatch.setattr(objects, "iterate_image_objects", answers)
-    before = blobs.engine.asked
-    assert predict(images, "--out", tmp_path / name) == 2
-    assert predict(images, "--out", tmp_path / name, "--resume") == 0
-    assert blobs.engine.asked - before <= 4
+    before = blob_predictor.engine.asked
+    assert run_predict(images, "--out", tmp_path / name) == 2
+    assert run_predict(images, "--out", tmp_path / name, "--resume") == 0
+    assert blob_predictor.engine.asked - before <= 4
     if name.endswith("parquet"):
         parquet = pytest.importorskip("pyarrow.parquet")
         ours, whole = (parquet.read_table(tmp_path / (prefix + name)).to_pylist() for prefix in ("", "whole"))
         assert ours == whole and ours[0]["objects"][0]["segmentation"]["size"] == [64, 64]
     else:
         assert (tmp_path / name).read_bytes() == (tmp_path / ("whole" + name)).read_bytes()
-    assert predict(images, "--out", tmp_path / name, "--threshold", 0.7, "--resume") == 2
+    assert run_predict(images, "--out", tmp_path / name, "--threshold", 0.7, "--resume") == 2
 
 
-def test_coco_results_are_read_by_pycocotools(blobs, tmp_path):
+def test_coco_results_are_readable_by_pycocotools(blob_predictor, tmp_path):
     coco = pytest.importorskip("pycocotools.coco").COCO
-    images = scenes(tmp_path / "in")
-    assert predict(images, "--out", tmp_path / "results.json") == 0
+    images = write_scenes(tmp_path / "in")
+    assert run_predict(images, "--out", tmp_path / "results.json") == 0
     listing = json.loads((tmp_path / "results.images.json").read_text())
     assert [(row["id"], row["file_name"], row["width"]) for row in listing["images"]] == [
         (n + 1, f"{n}.png", 64) for n in range(3)
@@ -138,55 +138,58 @@ def test_coco_results_are_read_by_pycocotools(blobs, tmp_path):
     assert results.annToMask(rows[1]).sum() == rows[1]["area"] == 16 * 24
 
 
-def test_coco_results_take_the_ids_of_a_file(blobs, tmp_path):
-    images = scenes(tmp_path / "in")
+def test_coco_results_use_ids_from_a_file(blob_predictor, tmp_path):
+    images = write_scenes(tmp_path / "in")
     document = {
         "images": [{"id": 70 + n, "file_name": f"in/{n}.png"} for n in range(3)],
         "categories": [{"id": 9, "name": "green"}, {"id": 4, "name": CLASSES[0]}],
         "annotations": [],
     }
     (tmp_path / "truth.json").write_text(json.dumps(document))
-    assert predict(images, "--out", tmp_path / "r.json", "--coco-ids", tmp_path / "truth.json", "--threshold", 0.5) == 0
+    assert (
+        run_predict(images, "--out", tmp_path / "r.json", "--coco-ids", tmp_path / "truth.json", "--threshold", 0.5)
+        == 0
+    )
     results = json.loads((tmp_path / "r.json").read_text())
     assert [(row["image_id"], row["category_id"]) for row in results] == [(70, 4), (70, 9), (71, 4), (71, 9)]
     document["images"].pop()
     (tmp_path / "truth.json").write_text(json.dumps(document))
-    assert predict(images, "--out", tmp_path / "s.json", "--coco-ids", tmp_path / "truth.json") == 3
+    assert run_predict(images, "--out", tmp_path / "s.json", "--coco-ids", tmp_path / "truth.json") == 3
     document["categories"].pop()
     (tmp_path / "truth.json").write_text(json.dumps(document))
-    assert predict(images, "--out", tmp_path / "t.json", "--coco-ids", tmp_path / "truth.json") == 3
+    assert run_predict(images, "--out", tmp_path / "t.json", "--coco-ids", tmp_path / "truth.json") == 3
     (tmp_path / "truth.json").write_text("[]")
-    assert predict(images, "--out", tmp_path / "t.json", "--coco-ids", tmp_path / "truth.json") == 3
+    assert run_predict(images, "--out", tmp_path / "t.json", "--coco-ids", tmp_path / "truth.json") == 3
 
 
-def test_text_files_are_read_again_as_labels(blobs, tmp_path):
-    images = scenes(tmp_path / "data" / "images")
+def test_yolo_files_are_readable_as_labels(blob_predictor, tmp_path):
+    images = write_scenes(tmp_path / "data" / "images")
     labels = tmp_path / "data" / "labels"
-    assert predict(images, "--out", labels, "--to", "yolo", "--overlay", tmp_path / "over") == 0
+    assert run_predict(images, "--out", labels, "--to", "yolo", "--overlay", tmp_path / "over") == 0
     split = open_data(str(tmp_path / "data")).split("train")
     targets = {split.path(sample).rpartition("/")[2]: split.target(sample) for sample in range(len(split))}
-    assert targets["0.png"].boxes == pytest.approx(np.array([RED, GREEN]), abs=1e-4)
-    assert np.array_equal(targets["0.png"].masks(), predictor().detect(images / "0.png").masks)
+    assert targets["0.png"].boxes == pytest.approx(np.array([RED_BOX, GREEN_BOX]), abs=1e-4)
+    assert np.array_equal(targets["0.png"].masks(), make_blob_predictor().detect(images / "0.png").masks)
     assert (labels / "2.txt").read_text() == ""
     rows = [json.loads(line) for line in (labels / "objects.jsonl").open()]
     assert rows[0]["file"] == str(labels / "0.txt") and "segmentation" not in rows[0]["objects"][0]
     assert Image.open(rows[0]["overlay"]).size == (64, 64)
 
 
-def test_maps_of_instances_have_the_numbers_of_the_objects(blobs, tmp_path):
-    images = scenes(tmp_path / "in")
-    assert predict(images, "--out", tmp_path / "out", "--overlay", tmp_path / "over") == 0
+def test_instance_maps_contain_object_numbers(blob_predictor, tmp_path):
+    images = write_scenes(tmp_path / "in")
+    assert run_predict(images, "--out", tmp_path / "out", "--overlay", tmp_path / "over") == 0
     numbers = np.asarray(Image.open(tmp_path / "out" / "0.png"))
     assert (numbers == 1).sum() == 16 * 24 and numbers[21, 41] == 2 and numbers[0, 0] == 0
     assert sorted(path.name for path in (tmp_path / "over").iterdir()) == ["0.png", "1.png", "2.png"]
-    expected = predictor().detect(images / "0.png", pictures=True).draw_overlay()
+    expected = make_blob_predictor().detect(images / "0.png", pictures=True).draw_overlay()
     assert np.array_equal(np.asarray(Image.open(tmp_path / "over" / "0.png")), np.asarray(expected))
     (tmp_path / "out" / "1.png").unlink()
     lines = (tmp_path / "out" / "objects.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "out" / "objects.jsonl").write_text(lines[0])
     job = tmp_path / "out" / "objects.jsonl.job.json"
     job.write_text(json.dumps(json.loads(job.read_text()) | {"finished": False}))
-    assert predict(images, "--out", tmp_path / "out", "--overlay", tmp_path / "over", "--resume") == 0
+    assert run_predict(images, "--out", tmp_path / "out", "--overlay", tmp_path / "over", "--resume") == 0
     assert (tmp_path / "out" / "objects.jsonl").read_text() == "".join(lines) and (tmp_path / "out" / "1.png").is_file()
 
 
@@ -203,37 +206,40 @@ def test_maps_of_instances_have_the_numbers_of_the_objects(blobs, tmp_path):
         (["--threshold", 1.5], "below 1"),
     ],
 )
-def test_options_without_meaning_are_refused(blobs, tmp_path, monkeypatch, capsys, words, message):
+def test_inapplicable_options_are_rejected(blob_predictor, tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
-    assert predict(scenes(tmp_path / "in"), *words) == 2 and message in capsys.readouterr().err
+    assert run_predict(write_scenes(tmp_path / "in"), *words) == 2 and message in capsys.readouterr().err
 
 
-def test_nothing_is_overwritten(blobs, tmp_path, capsys):
-    images = scenes(tmp_path / "in")
+def test_nothing_is_overwritten(blob_predictor, tmp_path, capsys):
+    images = write_scenes(tmp_path / "in")
     (tmp_path / "truth.json").write_text("{}")
-    assert predict(images, "--out", tmp_path / "truth.json") == 2 and (tmp_path / "truth.json").read_text() == "{}"
+    assert run_predict(images, "--out", tmp_path / "truth.json") == 2 and (tmp_path / "truth.json").read_text() == "{}"
     assert (
-        predict(images, "--out", tmp_path / "in", "--to", "yolo") == 2
+        run_predict(images, "--out", tmp_path / "in", "--to", "yolo") == 2
         and "which are not overwritten" in capsys.readouterr().err
     )
 
 
-def test_a_detector_of_boxes_has_no_maps_of_instances(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("vitreous.inference.predict.load", lambda *words, **options: predictor(masks=False))
-    assert predict(scenes(tmp_path / "in"), "--out", tmp_path / "out") == 2 and "--to yolo" in capsys.readouterr().err
+def test_box_detector_rejects_instance_map_output(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("vitreous.inference.predict.load", lambda *words, **options: make_blob_predictor(masks=False))
+    assert (
+        run_predict(write_scenes(tmp_path / "in"), "--out", tmp_path / "out") == 2
+        and "--to yolo" in capsys.readouterr().err
+    )
 
 
-def test_unreadable_images_are_told_and_the_others_answered(blobs, tmp_path):
-    images = scenes(tmp_path / "in")
+def test_unreadable_images_are_reported_and_skipped(blob_predictor, tmp_path):
+    images = write_scenes(tmp_path / "in")
     (images / "0.png").write_bytes(b"none")
     for name in ("o.jsonl", "o.json", "o.csv", "masks"):
-        assert predict(images, "--out", tmp_path / name) == 3
+        assert run_predict(images, "--out", tmp_path / name) == 3
     results = json.loads((tmp_path / "o.json").read_text())
     assert [row["image_id"] for row in results] == [2, 2]
-    assert predict(images) == 3 and predict(images, "--bad-images", "stop") == 3
+    assert run_predict(images) == 3 and run_predict(images, "--bad-images", "stop") == 3
 
 
-def test_drawing_shows_boxes_words_and_masks():
+def test_drawing_shows_boxes_labels_and_masks():
     grey = Image.new("RGB", (200, 160), (120, 120, 120))  # large enough for words
     mask = np.zeros((160, 200), bool)
     mask[60:100, 60:140] = True
@@ -251,18 +257,18 @@ def test_drawing_shows_boxes_words_and_masks():
     assert np.asarray(many).max() == 1 and many.mode.startswith("I;16")
 
 
-def test_results_have_every_object_and_pictures_the_likely_ones(blobs, tmp_path, monkeypatch):
+def test_results_contain_all_objects_and_overlays_only_likely_ones(blob_predictor, tmp_path, monkeypatch):
     monkeypatch.setattr("vitreous.inference.objects.DEFAULT_THRESHOLD", 0.7)
-    images = scenes(tmp_path / "in")
-    assert predict(images, "--out", tmp_path / "r.json", "--overlay", tmp_path / "over") == 0
+    images = write_scenes(tmp_path / "in")
+    assert run_predict(images, "--out", tmp_path / "r.json", "--overlay", tmp_path / "over") == 0
     assert len(json.loads((tmp_path / "r.json").read_text())) == 4
-    expected = predictor().detect(images / "0.png", threshold=0.7, pictures=True)
+    expected = make_blob_predictor().detect(images / "0.png", threshold=0.7, pictures=True)
     assert len(expected) == 1
     drawn = np.asarray(Image.open(tmp_path / "over" / "0.png"))
     assert np.array_equal(drawn, np.asarray(expected.draw_overlay()))
 
 
-def test_lines_of_objects_are_polygons_of_masks_or_boxes():
+def test_yolo_lines_are_mask_polygons_or_boxes():
     mask = np.zeros((8, 10), bool)
     mask[2:4, 5:9] = True
     runs = (mask_to_rle(mask), [80])

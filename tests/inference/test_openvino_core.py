@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("openvino")
 
-PROGRAM = """
+SIGNAL_SCRIPT = """
 import gc, os, signal
 import numpy as np, openvino as ov
 from vitreous.inference.libraries import get_openvino_core
@@ -33,6 +33,6 @@ print("alive")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="could not import 'fcntl'")
-def test_a_signal_after_models_are_released_is_handled():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120)
+def test_signal_after_releasing_models_is_handled():
+    done = subprocess.run([sys.executable, "-c", SIGNAL_SCRIPT], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr[-2000:]

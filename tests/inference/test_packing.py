@@ -8,7 +8,7 @@ from vitreous.inference.outputs import pack_outputs, unpack_outputs
 
 
 @pytest.mark.parametrize("masks", [True, False])
-def test_outputs_are_unpacked_as_they_were(masks):
+def test_packed_outputs_round_trip(masks):
     rng = np.random.default_rng(0)
     boxes, scores = rng.random((2, 5, 4), np.float32) * 900, rng.random((2, 5), np.float32)
     outputs = (boxes, scores, rng.integers(0, 1203, (2, 5)), *([rng.random((2, 5, 28, 28), np.float32)] * masks))

@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 
 from tests import contracts
-from tests.conftest import document, say
-from tests.inference.made import CLASSES, pictures, tiny
-from tests.precision import LIMITS, answers_in, relative_error, same_answers
+from tests.conftest import parse_json_output, run_cli
+from tests.inference.made import CLASSES, make_tiny_bundle, write_images
+from tests.precision import ERROR_LIMITS, are_predictions_close, parse_predictions, relative_error
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.inference import engine, pipeline
@@ -29,7 +29,7 @@ from vitreous.models.zoo import build_model
 
 @pytest.fixture(scope="module")
 def bundle():
-    return tiny()
+    return make_tiny_bundle()
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +39,13 @@ def bundle_folder(bundle, tmp_path_factory):
     return place
 
 
-def engine_of(bundle, options, low_latency):
+def build_engine(bundle, options, low_latency):
     engine = make_engine(bundle.model, bundle.preprocess, options)
     engine.low_latency = low_latency
     return engine
 
 
-def plain(bundle, pixels):
+def compute_reference_outputs(bundle, pixels):
     """(n, C, *image) pixels -> logits (n, K) and what the head reads (n, D), by the model itself in float32."""
     read = []
     handle = bundle.model.head.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0]))
@@ -57,17 +57,17 @@ def plain(bundle, pixels):
 
 
 @pytest.mark.processor
-@pytest.mark.parametrize("precision", LIMITS)
+@pytest.mark.parametrize("precision", ERROR_LIMITS)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("quick", [False, True])
-def test_an_answer_is_the_same_bits_whatever_is_beside_it(bundle, threads, quick, precision):
+def test_predictions_are_bit_identical_regardless_of_batch(bundle, threads, quick, precision):
     """In every precision; and within that precision's tolerance it is the model's own answer."""
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (150, 3, 16, 16), dtype=np.uint8)
 
     def body():
         torch.set_num_threads(threads)
-        engine = engine_of(bundle, InferenceOptions(precision=precision), quick)
+        engine = build_engine(bundle, InferenceOptions(precision=precision), quick)
         alone = np.concatenate([engine.logits(one[None]) for one in pixels[:20]])
         features = np.concatenate([engine.features(one[None]) for one in pixels[:5]])
         for _ in range(12):
@@ -85,12 +85,12 @@ def test_an_answer_is_the_same_bits_whatever_is_beside_it(bundle, threads, quick
             alone, features = apart.submit(body).result()
     finally:
         torch.set_num_threads(before)
-    logits, read = plain(bundle, pixels[:20])
-    assert relative_error(alone, logits) < LIMITS[precision]
-    assert relative_error(features, read[:5]) < LIMITS[precision]
+    logits, read = compute_reference_outputs(bundle, pixels[:20])
+    assert relative_error(alone, logits) < ERROR_LIMITS[precision]
+    assert relative_error(features, read[:5]) < ERROR_LIMITS[precision]
 
 
-def threads_of(engine, images, monkeypatch) -> list[str]:
+def record_thread_names(engine, images, monkeypatch) -> list[str]:
     """The names of the threads that computed the parts of so many images, in a process of two threads."""
     names, forward_chunk = [], TorchEngine.forward_chunk
 
@@ -123,16 +123,14 @@ def threads_of(engine, images, monkeypatch) -> list[str]:
         (False, 1, True, ["team"]),
     ],
 )
-def test_all_threads_share_parts_that_are_waited_for_where_one_each_would_be_later_or_other_bits(
-    bundle, quick, parts, keeps, expected, monkeypatch
-):
-    engine = engine_of(bundle, InferenceOptions("cpu", "fp32"), quick)
+def test_threads_share_chunks_for_low_latency(bundle, quick, parts, keeps, expected, monkeypatch):
+    engine = build_engine(bundle, InferenceOptions("cpu", "fp32"), quick)
     monkeypatch.setattr(TorchEngine, "has_thread_invariant_outputs", lambda self, size, threads: keeps)
-    assert threads_of(engine, parts * engine.chunk_size, monkeypatch) == expected
+    assert record_thread_names(engine, parts * engine.chunk_size, monkeypatch) == expected
 
 
 @pytest.mark.parametrize("differs", [False, True])
-def test_whether_threads_change_bits_is_seen_on_noise_and_once(bundle, differs, monkeypatch):
+def test_thread_invariance_is_measured_once_on_noise(bundle, differs, monkeypatch):
     made, calls = TorchEngine(bundle.model, bundle.preprocess, precision="fp32"), []
 
     def forward_chunk(pixels):
@@ -146,12 +144,12 @@ def test_whether_threads_change_bits_is_seen_on_noise_and_once(bundle, differs, 
 
 
 @pytest.mark.processor
-@pytest.mark.parametrize("precision", LIMITS)
+@pytest.mark.parametrize("precision", ERROR_LIMITS)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(
     "width, heads, image, patch", [(24, 2, 16, 4), (64, 4, 16, 2), (48, 3, 48, 16), (96, 3, 32, 8), (40, 1, 24, 8)]
 )
-def test_no_place_in_a_part_rounds_otherwise(precision, packed, width, heads, image, patch, monkeypatch):
+def test_outputs_do_not_depend_on_the_position_in_a_chunk(precision, packed, width, heads, image, patch, monkeypatch):
     """Kernels compute the last rows of a product, and rows of an odd number, in blocks of their own: an answer must not
     tell."""
     monkeypatch.setattr(engine, "has_fast_packed_matmul", lambda device: packed)
@@ -174,28 +172,28 @@ def test_no_place_in_a_part_rounds_otherwise(precision, packed, width, heads, im
         assert np.array_equal(made.logits(np.roll(pixels, place, 0))[place], alone), place
 
 
-def test_the_default_precision_is_told_and_a_file_is_not_continued_in_another(
-    bundle_folder, tmp_path, processor, monkeypatch
-):
-    files = pictures(tmp_path, 3)
+def test_default_precision_is_stored_and_required_to_resume(bundle_folder, tmp_path, processor, monkeypatch):
+    files = write_images(tmp_path, 3)
     ask = ["predict", str(bundle_folder), *files, "--top", "4", "--json"]
-    by_default, exactly = document(say(*ask)), document(say(*ask, "--precision", "fp32"))
+    by_default, exactly = parse_json_output(run_cli(*ask)), parse_json_output(run_cli(*ask, "--precision", "fp32"))
     assert (by_default["precision"], exactly["precision"]) == (processor, "fp32")
-    assert same_answers(*(answers_in(found["predictions"]) for found in (by_default, exactly)), processor)
+    assert are_predictions_close(
+        *(parse_predictions(found["predictions"]) for found in (by_default, exactly)), processor
+    )
     words = ["predict", str(bundle_folder), *files[:2], "--out", str(tmp_path / "a.jsonl"), "--resume", "--json"]
-    assert document(say(*words))["precision"] == processor
-    assert say(*words).returncode == 0
+    assert parse_json_output(run_cli(*words))["precision"] == processor
+    assert run_cli(*words).returncode == 0
     monkeypatch.setenv("VITREOUS_CPU_ISA", "AVX512_CORE_BF16" if processor == "fp32" else "AVX2")
-    again = say(*words)
+    again = run_cli(*words)
     assert again.returncode == 2 and "precision" in again.stderr
 
 
-def test_embeddings_are_what_the_head_reads(bundle, bundle_folder, tmp_path):
-    files = pictures(tmp_path, 7)
+def test_embeddings_are_the_input_of_the_head(bundle, bundle_folder, tmp_path):
+    files = write_images(tmp_path, 7)
     pixels = np.stack([bundle.preprocess.to_array(Image.open(file).convert("RGB")) for file in files])
-    for precision, limit in LIMITS.items():
+    for precision, limit in ERROR_LIMITS.items():
         found = load(bundle_folder, InferenceOptions(precision=precision)).embed(files)
-        assert found.dtype == np.float32 and relative_error(found, plain(bundle, pixels)[1]) < limit
+        assert found.dtype == np.float32 and relative_error(found, compute_reference_outputs(bundle, pixels)[1]) < limit
     found = load(bundle_folder).embed(files)
     (tmp_path / "bad.png").write_bytes(b"junk")
     mixed = load(bundle_folder).embed([files[0], tmp_path / "bad.png", files[1]], bad_images="skip")
@@ -206,8 +204,8 @@ def test_embeddings_are_what_the_head_reads(bundle, bundle_folder, tmp_path):
 
 
 def test_a_model_without_a_head_embeds_and_does_not_predict(tmp_path):
-    tiny(classes=()).save(tmp_path / "body")
-    file = pictures(tmp_path, 1)
+    make_tiny_bundle(classes=()).save(tmp_path / "body")
+    file = write_images(tmp_path, 1)
     with pytest.raises(UsageError, match="no head"):
         load(tmp_path / "body")
     body = load(tmp_path / "body", headless=True)
@@ -217,7 +215,7 @@ def test_a_model_without_a_head_embeds_and_does_not_predict(tmp_path):
 
 
 def test_predictions_are_in_order_across_chunks(bundle, bundle_folder, tmp_path, monkeypatch):
-    files, predictor = pictures(tmp_path, 11), load(bundle_folder)
+    files, predictor = write_images(tmp_path, 11), load(bundle_folder)
     whole = predictor.predict(files, top=2)
     monkeypatch.setattr(pipeline, "PIPELINE_CHUNK", 2)
     told = []
@@ -227,7 +225,7 @@ def test_predictions_are_in_order_across_chunks(bundle, bundle_folder, tmp_path,
     assert isinstance(predictor, Predictor) and predictor.bundle is not None
 
 
-def test_a_flow_reads_ahead_a_little_and_no_more():
+def test_pipeline_read_ahead_is_limited():
     read, rows = [], 0
 
     def items():
@@ -248,7 +246,7 @@ def test_a_flow_reads_ahead_a_little_and_no_more():
     assert rows == 1000
 
 
-def test_a_flow_gives_all_answers_before_a_failure_and_leaves_no_thread():
+def test_pipeline_yields_all_results_before_a_failure():
     def items():
         yield from (Item(str(number), b"") for number in range(7))
         raise DataError("the archive ends here")
@@ -267,14 +265,14 @@ def test_a_flow_gives_all_answers_before_a_failure_and_leaves_no_thread():
     assert threading.active_count() == before
 
 
-def test_chunks_of_large_pictures_are_smaller():
+def test_chunks_of_large_images_are_smaller():
     assert choose_chunk_size(ImagePreprocess((224, 224))) == 64
     assert choose_chunk_size(ImagePreprocess((2048, 2048))) == 5
     assert choose_chunk_size(ImagePreprocess((20000, 20000))) == 1
 
 
 @pytest.mark.parametrize("words", [["-"], ["@-"], ["--list", "-"]])
-def test_int8_is_not_calibrated_on_a_list_that_is_read_once(bundle_folder, words):
+def test_int8_calibration_rejects_lists_from_stdin(bundle_folder, words):
     pytest.importorskip("openvino")
-    result = say("predict", str(bundle_folder), *words, "--engine", "openvino", "--precision", "int8")
+    result = run_cli("predict", str(bundle_folder), *words, "--engine", "openvino", "--precision", "int8")
     assert result.returncode == 2 and "stdin can be read only once" in result.stderr and "@list.txt" in result.stderr

@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.conftest import document, say
+from tests.conftest import parse_json_output, run_cli
 from vitreous.cli.inference import choose_backend
 from vitreous.cli.predict import Options
 from vitreous.data.modalities.images import ImagePreprocess
@@ -29,7 +29,7 @@ from vitreous.models.zoo import create_untrained_model
 from vitreous.tasks.classification import Classification
 from vitreous.weights.bundle import Bundle
 
-FILES, FOLDERS = 50_000, 10
+NUM_FILES, NUM_FOLDERS = 50_000, 10
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def model_folder(tmp_path_factory) -> Path:
     return out
 
 
-def family(root: int) -> list[int]:
+def list_process_tree(root: int) -> list[int]:
     """A process and all below it."""
     found = [root]
     for process in found:
@@ -52,12 +52,16 @@ def family(root: int) -> list[int]:
     return found
 
 
-def workers(root: int) -> list[int]:
+def list_ray_workers(root: int) -> list[int]:
     """The processes below it in which Ray computes."""
-    return [process for process in family(root)[1:] if b"ray::Worker" in Path(f"/proc/{process}/cmdline").read_bytes()]
+    return [
+        process
+        for process in list_process_tree(root)[1:]
+        if b"ray::Worker" in Path(f"/proc/{process}/cmdline").read_bytes()
+    ]
 
 
-def test_chunks_bring_every_item_as_it_was():
+def test_chunks_preserve_every_item():
     def broken():
         raise DataError("it is broken")
 
@@ -78,16 +82,16 @@ def test_chunks_bring_every_item_as_it_was():
     assert [item.content() for item in back] == [item.content() for item in items]
 
 
-def test_chunks_of_sent_images_end_by_their_bytes(monkeypatch):
+def test_chunks_of_image_bytes_are_limited_by_size(monkeypatch):
     monkeypatch.setattr("vitreous.inference.ray_backend.MAX_SENT_BYTES", 100)
     packed = list(split_into_chunks(Item(str(number), bytes(60)) for number in range(5)))
     assert [len(chunk) for chunk in packed] == [2, 2, 1]
 
 
-def test_without_ray_the_command_that_installs_it_is_told(model_folder, tmp_path, monkeypatch):
+def test_missing_ray_error_contains_the_install_command(model_folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    result = say("predict", str(model_folder), str(tmp_path / "a.png"), "--ray", "local")
+    result = run_cli("predict", str(model_folder), str(tmp_path / "a.png"), "--ray", "local")
     assert result.returncode == 2 and "pip install 'vitreous[ray]'" in result.stderr
 
 
@@ -98,7 +102,7 @@ def test_int8_is_not_for_a_cluster(model_folder):
 
 
 @pytest.fixture
-def one_cluster(monkeypatch):
+def shared_ray_cluster(monkeypatch):
     """Every verb connects to the cluster that the first one has started, which ends with the test."""
     import ray
 
@@ -109,27 +113,27 @@ def one_cluster(monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_read_has_its_row_and_features_are_the_same_bits(model_folder, tmp_path, one_cluster):
+def test_ray_output_is_bit_identical_including_unreadable_images(model_folder, tmp_path, shared_ray_cluster):
     for number in range(3):
         Image.effect_noise((8, 8), 50 + number).convert("RGB").save(tmp_path / f"{number}.png")
     (tmp_path / "1.png").write_bytes(b"no picture")
     words = [str(tmp_path / f"{number}.png") for number in range(3)]
     for verb, kind in (("predict", "jsonl"), ("embed", "parquet")):
         plain, on_ray = tmp_path / f"plain.{kind}", tmp_path / f"ray.{kind}"
-        assert say(verb, str(model_folder), *words, "--out", str(plain)).returncode == 3
-        assert say(verb, str(model_folder), *words, "--out", str(on_ray), "--ray", "local").returncode == 3
+        assert run_cli(verb, str(model_folder), *words, "--out", str(plain)).returncode == 3
+        assert run_cli(verb, str(model_folder), *words, "--out", str(on_ray), "--ray", "local").returncode == 3
         assert on_ray.read_bytes() == plain.read_bytes()
-    stopped = say("predict", str(model_folder), *words, "--ray", "local", "--bad-images", "stop")
+    stopped = run_cli("predict", str(model_folder), *words, "--ray", "local", "--bad-images", "stop")
     assert stopped.returncode == 3 and "1.png" in stopped.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_row_of_50_000_files_is_there_once_though_a_worker_was_killed(model_folder, tmp_path):
+def test_ray_output_is_complete_after_a_worker_is_killed(model_folder, tmp_path):
     draw = np.random.default_rng(0)
-    for number in range(FILES):
-        home = tmp_path / "photos" / str(number % FOLDERS)
-        if number < FOLDERS:
+    for number in range(NUM_FILES):
+        home = tmp_path / "photos" / str(number % NUM_FOLDERS)
+        if number < NUM_FOLDERS:
             home.mkdir(parents=True)
         Image.fromarray(draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(home / f"{number}.bmp")
     out, plain = tmp_path / "ray.jsonl", tmp_path / "plain.jsonl"
@@ -153,15 +157,15 @@ def test_every_row_of_50_000_files_is_there_once_though_a_worker_was_killed(mode
     while (
         time.monotonic() < deadline
         and process.poll() is None
-        and (not out.exists() or out.read_bytes().count(b"\n") < FILES // 5)
+        and (not out.exists() or out.read_bytes().count(b"\n") < NUM_FILES // 5)
     ):
         time.sleep(0.1)
-    killed = workers(process.pid)[0]
+    killed = list_ray_workers(process.pid)[0]
     os.kill(killed, signal.SIGKILL)
     told, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
-    assert json.loads(told)["images"] == FILES
+    assert json.loads(told)["images"] == NUM_FILES
     rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert len(rows) == len({row["path"] for row in rows}) == FILES
-    document(say("predict", str(model_folder), str(tmp_path / "photos"), "--out", str(plain), "--json"))
+    assert len(rows) == len({row["path"] for row in rows}) == NUM_FILES
+    parse_json_output(run_cli("predict", str(model_folder), str(tmp_path / "photos"), "--out", str(plain), "--json"))
     assert out.read_bytes() == plain.read_bytes()

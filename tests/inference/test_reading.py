@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.hostile import corpus
-from tests.inference.made import jpeg, photograph
+from tests.data.hostile import build_corpus
+from tests.inference.made import encode_jpeg, make_photo
 from vitreous.data.decoding import regions
 from vitreous.data.decoding.regions import LazyJpeg
 from vitreous.data.modalities.base import Preprocess
@@ -21,10 +21,10 @@ from vitreous.inference.reading import read_large_jpeg, read_model_input
 
 @pytest.fixture(scope="module")
 def photo():
-    return photograph(1203, 901)
+    return make_photo(1203, 901)
 
 
-def verdict(content: bytes, preprocess: Preprocess, exact: bool) -> str:
+def read_shape_or_error(content: bytes, preprocess: Preprocess, exact: bool) -> str:
     """The message of a refusal, or that there was none."""
     try:
         return str(read_model_input(content, preprocess, "x", exact).shape)
@@ -34,13 +34,13 @@ def verdict(content: bytes, preprocess: Preprocess, exact: bool) -> str:
 
 @pytest.mark.parametrize("fit", ["crop", "squash"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_pixels_are_within_the_stated_tolerance(photo, fit, orientation, monkeypatch):
+def test_reduced_jpeg_pixels_are_within_tolerance(photo, fit, orientation, monkeypatch):
     factors = []
     whole = LazyJpeg.decode_rows
     monkeypatch.setattr(
         LazyJpeg, "decode_rows", lambda self, rows, factor: factors.append(factor) or whole(self, rows, factor)
     )
-    preprocess, content = ImagePreprocess((64, 96), fit=fit, share=0.9), jpeg(photo, orientation)
+    preprocess, content = ImagePreprocess((64, 96), fit=fit, share=0.9), encode_jpeg(photo, orientation)
     exact, small = (read_model_input(content, preprocess, exact=choice).astype(int) for choice in (True, False))
     assert factors == [4] and exact.shape == small.shape == (3, 64, 96)
     difference = np.abs(exact - small)
@@ -49,8 +49,8 @@ def test_pixels_are_within_the_stated_tolerance(photo, fit, orientation, monkeyp
     assert difference.mean() < moved / 5
 
 
-def test_grey_and_little_to_shrink(photo):
-    content = jpeg(photo.convert("L"))
+def test_reduced_decoding_of_greyscale_and_slightly_larger_jpegs(photo):
+    content = encode_jpeg(photo.convert("L"))
     for channels in (1, 3):
         found = [
             read_model_input(content, ImagePreprocess((48, 48), channels=channels), exact=choice).astype(int)
@@ -58,19 +58,23 @@ def test_grey_and_little_to_shrink(photo):
         ]
         assert found[0].shape == (channels, 48, 48) and np.abs(found[0] - found[1]).mean() <= 1
     near = ImagePreprocess((240, 240))
-    assert np.array_equal(read_model_input(jpeg(photo), near), read_model_input(jpeg(photo), near, exact=True))
+    assert np.array_equal(
+        read_model_input(encode_jpeg(photo), near), read_model_input(encode_jpeg(photo), near, exact=True)
+    )
     pixels = np.asarray(photo)
     assert np.array_equal(read_model_input(pixels, near), read_model_input(pixels, near, exact=True))
 
 
-def test_every_hostile_file_has_the_verdict_of_the_exact_way():
+def test_hostile_files_are_rejected_as_in_exact_decoding():
     preprocess = ImagePreprocess((2, 2))  # so that nearly every file would be decoded small
-    for case in corpus():
-        assert verdict(case.content, preprocess, False) == verdict(case.content, preprocess, True), case.name
+    for case in build_corpus():
+        assert read_shape_or_error(case.content, preprocess, False) == read_shape_or_error(
+            case.content, preprocess, True
+        ), case.name
 
 
-def test_damaged_photographs_have_the_verdict_of_the_exact_way(photo):
-    content, preprocess = jpeg(photo.resize((400, 300))), ImagePreprocess((32, 32))
+def test_damaged_jpegs_are_rejected_as_in_exact_decoding(photo):
+    content, preprocess = encode_jpeg(photo.resize((400, 300))), ImagePreprocess((32, 32))
     rng = np.random.default_rng(0)
     refused = 0
     for _ in range(60):
@@ -78,14 +82,14 @@ def test_damaged_photographs_have_the_verdict_of_the_exact_way(photo):
         for place in rng.integers(2, len(content) if rng.random() < 0.5 else 700, rng.integers(1, 4)):
             damaged[place] = rng.integers(0, 256)
         cut = bytes(damaged[: rng.integers(1, len(content))]) if rng.random() < 0.3 else bytes(damaged)
-        found = verdict(cut, preprocess, True)
+        found = read_shape_or_error(cut, preprocess, True)
         refused += not found.startswith("(")
-        assert verdict(cut, preprocess, False) == found
+        assert read_shape_or_error(cut, preprocess, False) == found
     assert 10 < refused < 50
 
 
 @pytest.mark.parametrize("progressive", [False, True])
-def test_a_jpeg_above_the_limit_is_decoded_reduced_and_above_an_eighth_refused(monkeypatch, progressive):
+def test_oversized_jpegs_are_decoded_reduced_or_rejected(monkeypatch, progressive):
     """The image in front of a smooth gradient is nearly that of the whole file, shrunk."""
     ramp = np.add.outer(np.arange(96), np.arange(160)).astype(np.uint8)
     Image.fromarray(np.stack([ramp] * 3, -1)).save(file := io.BytesIO(), "JPEG", quality=95, progressive=progressive)

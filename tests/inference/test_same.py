@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.data.hostile import corpus
-from tests.inference.asking import Site, file, save_bundle
-from tests.inference.made import read_for
-from tests.precision import answers_in, same_answers
+from tests.data.hostile import build_corpus
+from tests.inference.asking import ServerClient, encode_noise_image, save_bundle
+from tests.inference.made import read_predictor_input
+from tests.precision import are_predictions_close, parse_predictions
 from vitreous.apps.server.server import serve_in_thread
 from vitreous.apps.server.settings import MAX_IMAGE_PIXELS
 from vitreous.data.decoding.decode import read_upright_size
@@ -26,31 +26,31 @@ def too_large(content: bytes) -> bool:
     return False
 
 
-def test_http_answers_as_python_does(tmp_path, processor):
+def test_http_predictions_match_python(tmp_path, processor):
     """By parts of another size: in float32 to 1e-5, and by default as near as the precision comes."""
     place = save_bundle(tmp_path / "model")
-    files = [file(seed, (40 + seed, 48)) for seed in range(6)]
+    files = [encode_noise_image(seed, (40 + seed, 48)) for seed in range(6)]
     for how, precision in ((InferenceOptions("cpu"), processor), (InferenceOptions("cpu", "fp32"), "fp32")):
         with serve_in_thread(load(place, how, quick=True)) as server:
-            site = Site(server.address)
+            site = ServerClient(server.address)
             assert site.ask("GET", "/v1/model")[1]["precision"] == precision
-            http = answers_in([site.predict(content)[1]["predictions"][0] for content in files])
+            http = parse_predictions([site.predict(content)[1]["predictions"][0] for content in files])
         for other, limit in ((InferenceOptions("cpu"), processor), (InferenceOptions("cpu", "fp32"), precision)):
             predictor = load(place, other)
-            pixels = np.stack([read_for(predictor, content) for content in files])
+            pixels = np.stack([read_predictor_input(predictor, content) for content in files])
             python = [predictor.prediction_format(5).predict(p, "") for p in predictor.activations(pixels)]
-            assert same_answers(http, python, limit)
+            assert are_predictions_close(http, python, limit)
 
 
-def test_every_odd_file_has_one_verdict_and_one_answer(tmp_path):
+def test_http_and_python_agree_on_hostile_files(tmp_path):
     predictor = load(save_bundle(tmp_path / "model"))
     accepted = refused = 0
     with serve_in_thread(predictor) as server:
-        site = Site(server.address)
+        site = ServerClient(server.address)
         children = {child.process.pid for child in server.service.decoders.children}
-        for case in corpus():
+        for case in build_corpus():
             status, told, _ = site.predict(case.content)
-            pixels = read_for(predictor, case.content)
+            pixels = read_predictor_input(predictor, case.content)
             if isinstance(pixels, DataError) or too_large(case.content):
                 refused += 1
                 assert status in (400, 422), case.name  # 400: nothing was sent

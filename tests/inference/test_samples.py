@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import vitreous
-from tests.conftest import say
+from tests.conftest import run_cli
 from tests.contracts import randomise
 from tests.inference.generators import save_autoencoder
 from vitreous.data.modalities.images import ImagePreprocess
@@ -32,7 +32,7 @@ from vitreous.weights.bundle import Bundle, load_bundle
 
 pytestmark = pytest.mark.drawn
 
-NAMES = ("cat", "a dog", "a/dog")
+CLASS_NAMES = ("cat", "a dog", "a/dog")
 
 
 @pytest.fixture(scope="module")
@@ -42,21 +42,21 @@ def generator_folder(tmp_path_factory):
     model = randomise(DiT(DiTConfig(image=(8, 8), channels=3, classes=3, width=32, depth=1, heads=1, hidden=64)))
     for parameter in model.parameters():
         parameter.data.mul_(0.5)
-    Bundle(model, Generation(NAMES, Flow()), ImagePreprocess((8, 8))).save(home)
+    Bundle(model, Generation(CLASS_NAMES, Flow()), ImagePreprocess((8, 8))).save(home)
     return home
 
 
-def test_bundles_keep_what_they_make(generator_folder):
-    assert load_bundle(generator_folder).task == Generation(NAMES, Flow())
-    assert load_bundle(generator_folder).task.classes == NAMES and not load_bundle(generator_folder).classes
+def test_bundle_stores_the_generation_task(generator_folder):
+    assert load_bundle(generator_folder).task == Generation(CLASS_NAMES, Flow())
+    assert load_bundle(generator_folder).task.classes == CLASS_NAMES and not load_bundle(generator_folder).classes
 
 
-def test_a_grid_is_enlarged_and_has_the_class_below_each_image(generator_folder, tmp_path):
+def test_grid_is_enlarged_with_class_captions(generator_folder, tmp_path):
     """8 x 8 pixels are enlarged to 128 x 128, with 14 pixels for the name and 2 between images."""
     document = vitreous.sample(generator_folder, tmp_path / "grid.png", progress=False, count=12, steps=2)
     grid = Image.open(tmp_path / "grid.png")
     assert grid.size == (4 * 130 - 2, 3 * 144 - 2) and document["count"] == 12
-    assert document["classes"] == list(NAMES) and document["sampler"] == ("heun", 2) and document["seeds"] == [0]
+    assert document["classes"] == list(CLASS_NAMES) and document["sampler"] == ("heun", 2) and document["seeds"] == [0]
     image = np.asarray(grid.crop((0, 0, 128, 128)))
     assert np.array_equal(image, image[::16, ::16].repeat(16, 0).repeat(16, 1))
     captions = [np.asarray(grid.crop((0, row * 144 + 128, 128, row * 144 + 142))) for row in range(3)]
@@ -65,7 +65,7 @@ def test_a_grid_is_enlarged_and_has_the_class_below_each_image(generator_folder,
     assert Image.open(tmp_path / "one.png").size == (3 * 130 - 2, 2 * 144 - 2)
 
 
-def test_the_count_is_that_of_all_images(generator_folder, tmp_path):
+def test_count_is_the_total_number_of_images(generator_folder, tmp_path):
     """Of the classes in turn; a grid of unequal counts is about as wide as high, and never a strip."""
     document = vitreous.sample(generator_folder, tmp_path / "some", progress=False, count=4, steps=2)
     assert [f.rpartition("/")[2] for f in document["files"]] == [
@@ -76,20 +76,24 @@ def test_the_count_is_that_of_all_images(generator_folder, tmp_path):
     assert choose_grid_columns([(label, number) for label in range(10) for number in range(1 + (label < 6))]) == 4
     assert choose_grid_columns([(label, 0) for label in range(10)]) == 4
     assert choose_grid_columns([(label, number) for label in range(2) for number in range(64)]) == 12
-    result = say("sample", str(generator_folder), "--count", "4", "--steps", "2", "--out", str(tmp_path / "all.png"))
+    result = run_cli(
+        "sample", str(generator_folder), "--count", "4", "--steps", "2", "--out", str(tmp_path / "all.png")
+    )
     assert "all.png: 4 images at 8x8 pixels in" in result.stdout
-    refused = say("sample", str(generator_folder), "--count", "4", "--to-seed", "2", "--out", str(tmp_path / "way.png"))
+    refused = run_cli(
+        "sample", str(generator_folder), "--count", "4", "--to-seed", "2", "--out", str(tmp_path / "way.png")
+    )
     assert refused.returncode == 2 and refused.stderr == (
         "error: --to-seed needs equal counts per class, not 4 over 3 classes\n"
         "  use a multiple of 3 for --count, at least 6, or set --class\n"
     )
 
 
-def test_grids_have_about_as_many_columns_as_rows():
+def test_grids_are_nearly_square():
     assert [square_grid_columns(n) for n in (1, 2, 4, 5, 9, 10)] == [1, 2, 2, 3, 3, 4]
 
 
-def test_a_folder_is_gone_on_with(generator_folder, tmp_path):
+def test_sample_folder_is_resumed(generator_folder, tmp_path):
     place = tmp_path / "many"
     first = vitreous.sample(generator_folder, place, progress=False, count=6, steps=2, precision="fp32")["files"]
     assert [f.rpartition("/")[2] for f in first[:3]] == ["cat-00000.png", "cat-00001.png", "a_dog-1-00000.png"]
@@ -107,7 +111,7 @@ def test_a_folder_is_gone_on_with(generator_folder, tmp_path):
         vitreous.sample(generator_folder, place, progress=False, steps=3)
 
 
-def test_a_mask_leaves_the_rest_as_it_is(generator_folder, tmp_path):
+def test_inpainting_keeps_pixels_outside_the_mask(generator_folder, tmp_path):
     picture = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     mask = np.zeros((8, 8), np.uint8)
     mask[2:6, 2:6] = 255
@@ -122,7 +126,7 @@ def test_a_mask_leaves_the_rest_as_it_is(generator_folder, tmp_path):
         vitreous.sample(generator_folder, tmp_path / "out2", progress=False, **ways)
 
 
-def test_the_way_from_seed_to_seed_begins_and_ends_with_them(generator_folder):
+def test_seed_interpolation_starts_and_ends_at_the_seeds(generator_folder):
     generator = Generator(open_generator(generator_folder), "cpu", "fp32")
     steps = SampleOptions(seed=1, to_seed=2, count=5, steps=4)
     way = [one.image for one in generator.generate([(0, k) for k in range(5)], steps, lambda n: None)]
@@ -133,7 +137,7 @@ def test_the_way_from_seed_to_seed_begins_and_ends_with_them(generator_folder):
     assert middle.std() == pytest.approx(1, abs=0.1)  # the mean of both would have 0.7
 
 
-def test_files_are_called_after_classes():
+def test_file_names_are_derived_from_classes():
     assert build_file_stems(("a b", "a/b", "..", "ü")) == ["a_b-0", "a_b-1", "class", "ü"] and build_file_stems(()) == [
         "image"
     ]
@@ -153,13 +157,13 @@ def test_files_are_called_after_classes():
         (["--guidance", "-2"], "--guidance"),
     ],
 )
-def test_mistakes_have_one_message(generator_folder, tmp_path, words, problem):
-    done = say("sample", str(generator_folder), "--out", str(tmp_path / "x.png"), *words)
+def test_invalid_sample_options_print_one_error(generator_folder, tmp_path, words, problem):
+    done = run_cli("sample", str(generator_folder), "--out", str(tmp_path / "x.png"), *words)
     assert done.returncode == 2 and problem in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "x.png").exists()
 
 
-def test_other_verbs_say_that_it_makes_images(generator_folder, tmp_path):
+def test_other_commands_reject_generative_models(generator_folder, tmp_path):
     image = tmp_path / "x.png"
     Image.new("RGB", (8, 8)).save(image)
     for words in (
@@ -167,9 +171,9 @@ def test_other_verbs_say_that_it_makes_images(generator_folder, tmp_path):
         ["embed", generator_folder, image, "--out", tmp_path / "v.npz"],
         ["export", generator_folder],
     ):
-        done = say(*map(str, words))
+        done = run_cli(*map(str, words))
         assert done.returncode == 2 and "generates images" in done.stderr, done.stderr
-    done = say("evaluate", str(generator_folder), "--protocol", "knn")
+    done = run_cli("evaluate", str(generator_folder), "--protocol", "knn")
     assert done.returncode == 2 and "--protocol knn" in done.stderr
 
 
@@ -179,10 +183,10 @@ def test_classifiers_make_no_images(tmp_path):
         vitreous.sample(tmp_path / "vit", tmp_path / "x.png", progress=False)
 
 
-def test_a_run_trains_samples_and_is_judged(tmp_path):
+def test_generator_run_trains_samples_and_evaluates(tmp_path):
     """From the command line, on the embedded digits."""
     out = tmp_path / "run"
-    done = say("train", "digits", "--recipe", "sit", "--model", "DiT-32x1/2", "--steps", "6", "--out", str(out))
+    done = run_cli("train", "digits", "--recipe", "sit", "--model", "DiT-32x1/2", "--steps", "6", "--out", str(out))
     assert done.returncode == 0, done.stderr
     summary = json.loads((out / "summary.json").read_text())
     assert summary["val"]["denoising_error"] > 0 and "next: vitreous sample" in done.stdout
@@ -194,7 +198,7 @@ def test_a_run_trains_samples_and_is_judged(tmp_path):
         and " on 179 validation images: " in page
         and "knn" not in page
     )
-    done = say("evaluate", str(out), "--samples", "40", "--steps", "3", "--json")
+    done = run_cli("evaluate", str(out), "--samples", "40", "--steps", "3", "--json")
     assert done.returncode == 0, done.stderr
     judged = json.loads(done.stdout)["test"]
     assert judged["frechet_distance"] > judged["frechet_distance_of_train"] > 0 and judged["features"] == "pixels"
@@ -206,7 +210,7 @@ def test_a_run_trains_samples_and_is_judged(tmp_path):
     assert (out / "evaluations.jsonl").is_file()
 
 
-def test_latents_are_decoded_by_their_autoencoder(tmp_path):
+def test_latents_are_decoded_by_the_autoencoder(tmp_path):
     vae = save_autoencoder(tmp_path / "vae")
     model = randomise(DiT(DiTConfig(image=(8, 8), channels=4, classes=2, width=32, depth=1, heads=1, hidden=64)))
     Bundle(model, Generation(("a", "b")), ImagePreprocess((8, 8), 4, (0.5,) * 4, (0.5,) * 4)).save(tmp_path / "model")

@@ -20,16 +20,18 @@ from vitreous.inference.image_sampler import ImageSampler, InpaintingCanvas
 from vitreous.models.config import DiTConfig
 from vitreous.models.dit import DiT
 
-CONFIG = DiTConfig(image=(8, 8), channels=3, classes=4, width=32, depth=2, heads=2, hidden=64, learned_variance=False)
-LABELS, NUMBERS = torch.tensor([0, 1, 1, 2, 3]), torch.tensor([0, 0, 1, 0, 5])
+DIT_CONFIG = DiTConfig(
+    image=(8, 8), channels=3, classes=4, width=32, depth=2, heads=2, hidden=64, learned_variance=False
+)
+LABELS, SAMPLE_NUMBERS = torch.tensor([0, 1, 1, 2, 3]), torch.tensor([0, 0, 1, 0, 5])
 
 
-DIFFUSION = Diffusion()
+DEFAULT_PROCESS = Diffusion()
 
 
-def sampler(process=DIFFUSION, precision="fp32", **changes):
+def build_sampler(process=DEFAULT_PROCESS, precision="fp32", **changes):
     torch.manual_seed(0)
-    config = replace(CONFIG, **changes)
+    config = replace(DIT_CONFIG, **changes)
     model = randomise(DiT(config)).eval()
     for parameter in model.parameters():
         parameter.data.mul_(0.5)
@@ -39,54 +41,60 @@ def sampler(process=DIFFUSION, precision="fp32", **changes):
 @pytest.mark.processor
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(("process", "name"), [(Diffusion(), "ddpm"), (Diffusion(), "ddim"), (Flow(), "heun")])
-def test_an_image_does_not_depend_on_what_is_made_beside_it(process, name, precision):
-    ours = sampler(process, precision)
+def test_samples_are_independent_of_batch_composition(process, name, precision):
+    ours = build_sampler(process, precision)
     options = SamplingOptions(guidance=2.0, steps=8, sampler=name, seed=3)
-    together = ours.sample(LABELS, NUMBERS, options)
+    together = ours.sample(LABELS, SAMPLE_NUMBERS, options)
     assert together.shape == (5, 3, 8, 8) and together.dtype == torch.uint8 and together.float().std() > 1
-    apart = torch.cat([ours.sample(LABELS[i : i + 1], NUMBERS[i : i + 1], options) for i in range(5)])
+    apart = torch.cat([ours.sample(LABELS[i : i + 1], SAMPLE_NUMBERS[i : i + 1], options) for i in range(5)])
     most = {"fp32": 1, "bf16": 24}[precision]  # of 255: bits of bfloat16 differ with the height of a product
     assert (together.int() - apart.int()).abs().max() <= most
-    other = ours.sample(LABELS, NUMBERS, replace(options, seed=4))
+    other = ours.sample(LABELS, SAMPLE_NUMBERS, replace(options, seed=4))
     assert (together.int() - other.int()).abs().float().mean() > 1
     assert not torch.equal(together[1], together[2])
 
 
 def test_progress_counts_every_image():
     count = [0.0]
-    sampler().sample(LABELS, NUMBERS, SamplingOptions(steps=4), lambda n: count.__setitem__(0, count[0] + n))
+    build_sampler().sample(
+        LABELS, SAMPLE_NUMBERS, SamplingOptions(steps=4), lambda n: count.__setitem__(0, count[0] + n)
+    )
     assert count[0] == pytest.approx(5)
 
 
-def test_what_is_given_of_an_image_stays():
+def test_inpainting_keeps_the_given_pixels():
     image = torch.linspace(-1, 1, 3 * 64).view(1, 3, 8, 8).expand(5, -1, -1, -1)
     given = torch.zeros(5, 1, 8, 8, dtype=torch.bool)
     given[..., :4] = True
     for process in (Diffusion(), Flow()):
-        ours = sampler(process)
-        made = ours.sample(LABELS, NUMBERS, SamplingOptions(steps=10), canvas=InpaintingCanvas(image, given))
+        ours = build_sampler(process)
+        made = ours.sample(LABELS, SAMPLE_NUMBERS, SamplingOptions(steps=10), canvas=InpaintingCanvas(image, given))
         want = ours.to_uint8_pixels(image)
         assert torch.equal(made[..., :4], want[..., :4]) and not torch.equal(made[..., 4:], want[..., 4:])
 
 
-def test_learned_variances_and_models_without_classes_work():
-    assert sampler(learned_variance=True).sample(LABELS, NUMBERS, SamplingOptions(steps=5, sampler="ddpm")).any()
-    plain = sampler(Flow(), classes=0)
+def test_sampling_with_learned_variance_and_without_classes():
+    assert (
+        build_sampler(learned_variance=True)
+        .sample(LABELS, SAMPLE_NUMBERS, SamplingOptions(steps=5, sampler="ddpm"))
+        .any()
+    )
+    plain = build_sampler(Flow(), classes=0)
     zero = torch.zeros(2, dtype=torch.int64)
     assert plain.sample(zero, torch.arange(2), SamplingOptions(steps=3, guidance=3.0)).shape == (2, 3, 8, 8)
 
 
-def test_samplers_of_other_processes_are_refused():
+def test_samplers_of_other_processes_are_rejected():
     with pytest.raises(UsageError, match="heun"):
-        sampler().sample(LABELS, NUMBERS, SamplingOptions(sampler="heun"))
+        build_sampler().sample(LABELS, SAMPLE_NUMBERS, SamplingOptions(sampler="heun"))
 
 
 @pytest.mark.parametrize("process", [Diffusion(betas="cosine"), Flow()])
-def test_the_error_is_that_of_a_loop_for_any_split(process):
+def test_denoising_error_matches_the_loop(process):
     """A fresh model answers 0: its error is the square of what it is asked for."""
     rng = np.random.default_rng(0)
     split = ArraySplit(rng.integers(0, 256, (6, 8, 8, 3), dtype=np.uint8), np.arange(6) % 4)
-    engine = TorchEngine(DiT(CONFIG).eval(), ImagePreprocess((8, 8)), "cpu", "fp32")
+    engine = TorchEngine(DiT(DIT_CONFIG).eval(), ImagePreprocess((8, 8)), "cpu", "fp32")
     evaluator = DenoisingEvaluator(process, labelled=True)
     report = evaluator(engine, split, workers=0)
     rows = evaluator(engine, split.take(np.array([4, 1])), workers=0)
@@ -97,10 +105,10 @@ def test_the_error_is_that_of_a_loop_for_any_split(process):
     assert report.metrics["denoising_error"] == pytest.approx(noise, rel=0.1)
 
 
-def test_of_many_images_each_is_judged_at_some_times(monkeypatch):
+def test_denoising_error_of_many_images_uses_a_subset_of_times(monkeypatch):
     rng = np.random.default_rng(0)
     split = ArraySplit(rng.integers(0, 256, (32, 8, 8, 3), dtype=np.uint8), np.arange(32) % 4)
-    engine = TorchEngine(DiT(CONFIG).eval(), ImagePreprocess((8, 8)), "cpu", "fp32")
+    engine = TorchEngine(DiT(DIT_CONFIG).eval(), ImagePreprocess((8, 8)), "cpu", "fp32")
     evaluator = DenoisingEvaluator(Flow(), labelled=True)
     whole = evaluator(engine, split, workers=0).metrics
     for answers, period in ((128, 2), (90, 3), (8, 8)):

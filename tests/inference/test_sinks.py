@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import say
-from tests.inference.made import CLASSES, pictures, tiny
+from tests.conftest import run_cli
+from tests.inference.made import CLASSES, make_tiny_bundle, write_images
 from vitreous.errors import UsageError
 from vitreous.inference import pipeline
 from vitreous.inference.predict import Embedding, Predictor, load
@@ -29,7 +29,7 @@ from vitreous.tasks.classification import ClassFormat, Prediction
 
 pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated many times
 
-ODD = [
+ODD_NAMES = [
     "a.png",
     "new\nline.png",
     'quo"te,.png',
@@ -40,24 +40,26 @@ ODD = [
     "é.png",
     "a.png",
 ]
-MADE_BY = {"model": "m", "top": 2, "threshold": None}
+JOB_OPTIONS = {"model": "m", "top": 2, "threshold": None}
 
 
-def rows_of(kind: Any) -> list[Any]:
+def make_rows(kind: Any) -> list[Any]:
     """An answer for each of the odd names."""
     if isinstance(kind, ClassFormat):
-        rows = [Prediction(name, ("=dog", "bee"), (0.75, 0.25 - n / 64), unsure=n == 3) for n, name in enumerate(ODD)]
-        rows[7] = Prediction(ODD[7])
+        rows = [
+            Prediction(name, ("=dog", "bee"), (0.75, 0.25 - n / 64), unsure=n == 3) for n, name in enumerate(ODD_NAMES)
+        ]
+        rows[7] = Prediction(ODD_NAMES[7])
         rows[6] = Prediction("bad.png", error="bad.png: no image\n=x")
     else:
-        rows = [Embedding(name, np.array([n / 3, -n, 1e-9], np.float32)) for n, name in enumerate(ODD)]
+        rows = [Embedding(name, np.array([n / 3, -n, 1e-9], np.float32)) for n, name in enumerate(ODD_NAMES)]
         rows[6] = Embedding("bad.png", error="bad.png: no image\n=x")
     return rows
 
 
-def write(path: str, kind: Any, rows: list[Any], resume: bool = False, stop: int | None = None) -> None:
+def write_rows(path: str, kind: Any, rows: list[Any], resume: bool = False, stop: int | None = None) -> None:
     """A job over the rows, three at a time; stopped after `stop` of them."""
-    job = OutputFile(path, kind, MADE_BY, resume)
+    job = OutputFile(path, kind, JOB_OPTIONS, resume)
     try:
         names = [Item(row.path, b"") for row in rows]
         left = len(list(job.remaining(iter(names))))
@@ -70,7 +72,7 @@ def write(path: str, kind: Any, rows: list[Any], resume: bool = False, stop: int
         job.close()
 
 
-def read(path: str) -> Any:
+def read_comparable(path: str) -> Any:
     """What is in a file, comparable."""
     if path.endswith(".npz"):
         with np.load(path) as found:
@@ -83,13 +85,13 @@ def read(path: str) -> Any:
 
 
 @pytest.fixture
-def small(monkeypatch, tmp_path):
+def small_parts(monkeypatch, tmp_path):
     for kind in (ClassFormat, EmbeddingRows):
         monkeypatch.setattr(kind, "rows_per_chunk", 2)
     monkeypatch.chdir(tmp_path)
 
 
-KINDS = [(kind, suffix) for kind in (ClassFormat(), EmbeddingRows()) for suffix in kind.formats]
+FORMAT_SUFFIXES = [(kind, suffix) for kind in (ClassFormat(), EmbeddingRows()) for suffix in kind.formats]
 
 
 def skip_without(suffix: str) -> None:
@@ -99,116 +101,116 @@ def skip_without(suffix: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "suffix"), KINDS, ids=lambda value: value if isinstance(value, str) else type(value).__name__
+    ("kind", "suffix"), FORMAT_SUFFIXES, ids=lambda value: value if isinstance(value, str) else type(value).__name__
 )
-def test_a_job_that_was_stopped_ends_as_if_it_had_not_been(small, kind, suffix):
+def test_resumed_job_writes_the_same_file(small_parts, kind, suffix):
     skip_without(suffix)
-    rows, whole, cut = rows_of(kind), f"whole{suffix}", f"cut{suffix}"
-    write(whole, kind, rows)
+    rows, whole, cut = make_rows(kind), f"whole{suffix}", f"cut{suffix}"
+    write_rows(whole, kind, rows)
     for stop in range(len(rows)):
-        write(cut, kind, rows, stop=stop)
+        write_rows(cut, kind, rows, stop=stop)
         with pytest.raises(UsageError, match="is not finished"):
-            write(cut, kind, rows)
-        write(cut, kind, rows, resume=True)
-        assert read(cut) == read(whole) and not os.path.exists(f"{cut}.parts")
+            write_rows(cut, kind, rows)
+        write_rows(cut, kind, rows, resume=True)
+        assert read_comparable(cut) == read_comparable(whole) and not os.path.exists(f"{cut}.parts")
         os.unlink(f"{cut}.job.json")
         os.unlink(cut)
     described = json.loads(Path(f"{whole}.job.json").read_text())
-    assert described == {"finished": True, "rows": len(rows), "unreadable": 1, "settings": MADE_BY}
+    assert described == {"finished": True, "rows": len(rows), "unreadable": 1, "settings": JOB_OPTIONS}
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
-def test_a_file_that_was_torn_at_any_byte_is_continued(small, suffix):
-    kind, rows, whole = ClassFormat(), rows_of(ClassFormat()), f"whole{suffix}"
-    write(whole, kind, rows)
+def test_file_truncated_at_any_byte_is_resumed(small_parts, suffix):
+    kind, rows, whole = ClassFormat(), make_rows(ClassFormat()), f"whole{suffix}"
+    write_rows(whole, kind, rows)
     content = Path(whole).read_bytes()
-    write(f"cut{suffix}", kind, rows, stop=0)
+    write_rows(f"cut{suffix}", kind, rows, stop=0)
     description = Path(f"cut{suffix}.job.json").read_text()
     for size in range(0, len(content), 7):
         Path(f"cut{suffix}").write_bytes(content[:size])
         Path(f"cut{suffix}.job.json").write_text(description)
-        write(f"cut{suffix}", kind, rows, resume=True)
+        write_rows(f"cut{suffix}", kind, rows, resume=True)
         assert Path(f"cut{suffix}").read_bytes() == content, size
         assert json.loads(Path(f"cut{suffix}.job.json").read_text())["unreadable"] == 1
 
 
-def test_other_models_options_and_images_are_refused(small):
-    kind, rows = ClassFormat(), rows_of(ClassFormat())
-    write("x.jsonl", kind, rows, stop=4)
+def test_resuming_with_other_options_or_images_is_rejected(small_parts):
+    kind, rows = ClassFormat(), make_rows(ClassFormat())
+    write_rows("x.jsonl", kind, rows, stop=4)
     before = Path("x.jsonl").read_bytes()
     with pytest.raises(UsageError, match="top 2, now 3"):
-        OutputFile("x.jsonl", kind, {**MADE_BY, "top": 3}, True)
+        OutputFile("x.jsonl", kind, {**JOB_OPTIONS, "top": 3}, True)
     for others, match in (
         (rows[1:], "image 1, is a.png; the next is"),
         ([rows[0], *rows[2:]], "image 2, is new"),
         (rows[:2], "end before"),
     ):
         with pytest.raises(UsageError, match=match):
-            write("x.jsonl", kind, others, resume=True)
+            write_rows("x.jsonl", kind, others, resume=True)
         assert Path("x.jsonl").read_bytes() == before
     with pytest.raises(UsageError, match="unknown format"):
-        OutputFile("x.txt", kind, MADE_BY)
+        OutputFile("x.txt", kind, JOB_OPTIONS)
     Path("y.jsonl").write_text("mine")
     with pytest.raises(UsageError, match="has unknown settings"):
-        OutputFile("y.jsonl", kind, MADE_BY, True)
+        OutputFile("y.jsonl", kind, JOB_OPTIONS, True)
     Path("x.jsonl.job.json").write_text("junk")
     with pytest.raises(UsageError, match="is not a job file"):
-        OutputFile("x.jsonl", kind, MADE_BY, True)
+        OutputFile("x.jsonl", kind, JOB_OPTIONS, True)
 
 
-def test_names_and_numbers_come_back_exactly(small):
+def test_names_and_probabilities_round_trip_exactly(small_parts):
     pytest.importorskip("pyarrow")
-    rows = rows_of(ClassFormat())
+    rows = make_rows(ClassFormat())
     for suffix in ClassFormat.formats:
-        write(f"p{suffix}", ClassFormat(), rows)
+        write_rows(f"p{suffix}", ClassFormat(), rows)
     lines = [json.loads(line) for line in Path("p.jsonl").read_bytes().split(b"\n")[:-1]]
-    assert [line["path"] for line in lines] == ODD
+    assert [line["path"] for line in lines] == ODD_NAMES
     assert [[pair["probability"] for pair in line["classes"]] for line in lines] == [
         list(row.probabilities) for row in rows
     ]
     text = Path("p.csv").read_bytes().decode("utf-8", "surrogateescape")
     cells = list(csv.DictReader(io.StringIO(text, newline="")))
-    assert [row["path"].removeprefix("'") for row in cells if row["rank"] in ("", "1")] == ODD
+    assert [row["path"].removeprefix("'") for row in cells if row["rank"] in ("", "1")] == ODD_NAMES
     assert not any(cell.startswith(("=", "+", "-", "@")) for row in cells for cell in row.values())
-    table = read("p.parquet")
-    assert [row["path"] if row["path_bytes"] is None else os.fsdecode(row["path_bytes"]) for row in table] == ODD
+    table = read_comparable("p.parquet")
+    assert [row["path"] if row["path_bytes"] is None else os.fsdecode(row["path_bytes"]) for row in table] == ODD_NAMES
     assert table[6]["error"] == "bad.png: no image\n=x" and table[6]["classes"] is None and table[3]["unsure"]
-    rows = rows_of(EmbeddingRows())
+    rows = make_rows(EmbeddingRows())
     for suffix in EmbeddingRows.formats:
-        write(f"e{suffix}", EmbeddingRows(), rows)
+        write_rows(f"e{suffix}", EmbeddingRows(), rows)
     with np.load("e.npz", allow_pickle=False) as found:
-        assert found["paths"].tolist() == ODD and np.isnan(found["embeddings"][6]).all()
+        assert found["paths"].tolist() == ODD_NAMES and np.isnan(found["embeddings"][6]).all()
         values = np.delete(found["embeddings"], 6, 0)
     assert np.array_equal(values, [row.values for row in rows if row.values is not None])
     lines = [json.loads(line) for line in Path("e.jsonl").read_bytes().split(b"\n")[:-1]]
     assert np.array_equal(np.array([line["embedding"] for n, line in enumerate(lines) if n != 6], np.float32), values)
     assert np.array_equal(
-        np.array([row["embedding"] for n, row in enumerate(read("e.parquet")) if n != 6], np.float32), values
+        np.array([row["embedding"] for n, row in enumerate(read_comparable("e.parquet")) if n != 6], np.float32), values
     )
 
 
 @pytest.fixture(scope="module")
 def bundle_folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("model") / "bundle"
-    tiny().save(place)
+    make_tiny_bundle().save(place)
     return str(place)
 
 
-def test_the_commands_stop_and_go_on(bundle_folder, tmp_path, monkeypatch):
+def test_predict_command_stops_and_resumes(bundle_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pipeline, "PIPELINE_CHUNK", 2)
-    pictures(tmp_path / "p", 7)
+    write_images(tmp_path / "p", 7)
     (tmp_path / "p" / "4.png").write_bytes(b"junk")
     answers = load(bundle_folder).predict(sorted(map(str, Path("p").iterdir())), 2, "skip")
     whole = Predictor.predictions
-    monkeypatch.setattr(Predictor, "predictions", lambda *given: stopping(whole(*given)))
+    monkeypatch.setattr(Predictor, "predictions", lambda *given: interrupt_after_two_chunks(whole(*given)))
     words = ["predict", bundle_folder, "p", "--out", "x.jsonl", "--top", "2"]
-    stopped = say(*words)
+    stopped = run_cli(*words)
     assert stopped.returncode == 130 and len(Path("x.jsonl").read_text().splitlines()) == 4
     monkeypatch.setattr(Predictor, "predictions", whole)
-    refused = say(*words)
+    refused = run_cli(*words)
     assert refused.returncode == 2 and "--resume" in refused.stderr
-    result = say(*words, "--resume", "--json")
+    result = run_cli(*words, "--resume", "--json")
     told = json.loads(result.stdout)
     assert (
         result.returncode == 3
@@ -217,39 +219,39 @@ def test_the_commands_stop_and_go_on(bundle_folder, tmp_path, monkeypatch):
     )
     lines = [json.loads(line) for line in Path("x.jsonl").read_text().splitlines()]
     assert lines == [ClassFormat().to_dict(answer) for answer in answers]
-    again = say(*words, "--resume")
+    again = run_cli(*words, "--resume")
     assert again.returncode == 3 and "x.jsonl is complete: 7 images" in again.stderr
-    assert say("predict", bundle_folder, "p", "--resume").returncode == 2
-    assert say("predict", bundle_folder, "p", "--out", "x.jsonl", "--top", "1", "--resume").returncode == 2
-    assert say("predict", bundle_folder, "p", "--out", "y.jsonl", "--bad-images", "stop").returncode == 3
+    assert run_cli("predict", bundle_folder, "p", "--resume").returncode == 2
+    assert run_cli("predict", bundle_folder, "p", "--out", "x.jsonl", "--top", "1", "--resume").returncode == 2
+    assert run_cli("predict", bundle_folder, "p", "--out", "y.jsonl", "--bad-images", "stop").returncode == 3
     assert [json.loads(line)["path"] for line in Path("y.jsonl").read_text().splitlines()] == [
         row.path for row in answers[:4]
     ]
 
 
-def stopping(chunks):
+def interrupt_after_two_chunks(chunks):
     """Two chunks, and then Ctrl-C."""
     yield from islice(chunks, 2)
     raise KeyboardInterrupt
 
 
-def test_embed_writes_what_python_gives(bundle_folder, tmp_path, monkeypatch):
+def test_embed_command_matches_python(bundle_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    files = pictures(tmp_path / "p", 3)
-    result = say("embed", bundle_folder, *files)
+    files = write_images(tmp_path / "p", 3)
+    result = run_cli("embed", bundle_folder, *files)
     assert result.returncode == 0, result.stderr
     with np.load("embeddings.npz") as found:
         assert found["paths"].tolist() == files and np.array_equal(
             found["embeddings"], load(bundle_folder).embed(files)
         )
     shutil.copytree(bundle_folder, tmp_path / "copy")
-    assert say("embed", bundle_folder, *files, "--out", "x.csv").returncode == 2
-    assert say("embed", bundle_folder, *files, "--precision", "int8", "--engine", "openvino").returncode == 2
+    assert run_cli("embed", bundle_folder, *files, "--out", "x.csv").returncode == 2
+    assert run_cli("embed", bundle_folder, *files, "--precision", "int8", "--engine", "openvino").returncode == 2
 
 
-def test_the_csv_beside_the_table_is_as_it_was(bundle_folder, tmp_path):
-    files = pictures(tmp_path, 2)
-    result = say("predict", bundle_folder, *files, "--csv", str(tmp_path / "x.csv"), "--top", "4")
+def test_csv_option_writes_all_ranks(bundle_folder, tmp_path):
+    files = write_images(tmp_path, 2)
+    result = run_cli("predict", bundle_folder, *files, "--csv", str(tmp_path / "x.csv"), "--top", "4")
     assert result.returncode == 0 and "0.png" in result.stdout
     rows = list(csv.reader((tmp_path / "x.csv").read_text().splitlines()))
     assert rows[0] == ["path", "rank", "class", "probability", "error", "unsure"] and len(rows) == 9
@@ -257,7 +259,7 @@ def test_the_csv_beside_the_table_is_as_it_was(bundle_folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_number_of_images(bundle_folder, tmp_path):
+def test_memory_is_independent_of_the_number_of_images(bundle_folder, tmp_path):
     out = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(out, "PNG")
     peaks = []
@@ -271,7 +273,7 @@ def test_memory_does_not_grow_with_the_number_of_images(bundle_folder, tmp_path)
                 archive.addfile(member, out)
         predictor = load(bundle_folder)
         asked = predictor.prediction_format(4)
-        job = OutputFile(f"{place}.jsonl", ClassFormat(), MADE_BY)
+        job = OutputFile(f"{place}.jsonl", ClassFormat(), JOB_OPTIONS)
         tracemalloc.start()
         for rows in predictor.predictions(job.remaining(iter(resolve_image_source([place]))), asked):
             job.add(rows)

@@ -8,35 +8,35 @@ from torch import nn
 from vitreous.inspection.hooks import AttentionCall
 from vitreous.models.zoo import create_untrained_model
 
-POOLED = {"class_token": False, "pool": "mean"}
+MEAN_POOLING = {"class_token": False, "pool": "mean"}
 #: kinds whose blocks see all tokens
-KINDS = {
+MODEL_KINDS = {
     "plain": {},
     "registers": {"registers": 3},
-    "mean": POOLED,
-    "registers-mean": {**POOLED, "registers": 2},
+    "mean": MEAN_POOLING,
+    "registers-mean": {**MEAN_POOLING, "registers": 2},
     "pooled-by-attention": {"pool": "attention"},
     "distilled": {"pool": "distilled"},
     "relative": {"attention": {"kind": "relative"}},
     "rotary": {"attention": {"kind": "rotary"}},
-    "decomposed": {**POOLED, "attention": {"kind": "decomposed"}},
+    "decomposed": {**MEAN_POOLING, "attention": {"kind": "decomposed"}},
     "each": {"positions": {"at": "each"}},
     "shared": {"positions": {"at": "shared"}},
     "scaled": {"norm": {"layer_scale": 0.3}},
 }
 #: kinds whose blocks do not
-NARROW = {
-    "axial": {**POOLED, "axial": True},
-    "windows": {**POOLED, "attention": {"kind": "decomposed", "window": 3, "global_blocks": (1,)}},
+LOCAL_MODEL_KINDS = {
+    "axial": {**MEAN_POOLING, "axial": True},
+    "windows": {**MEAN_POOLING, "attention": {"kind": "decomposed", "window": 3, "global_blocks": (1,)}},
 }
-IMAGE = (16, 20)  # patches of 4: a grid of 4 x 5
+IMAGE_SIZE = (16, 20)  # patches of 4: a grid of 4 x 5
 
 
-def made(kind: str = "plain", name: str = "ViT-16x2/4", image=IMAGE, num_classes: int = 5, **changes):
+def make_model(kind: str = "plain", name: str = "ViT-16x2/4", image=IMAGE_SIZE, num_classes: int = 5, **changes):
     """A model of a kind, with attention that is not flat and a head that says something; in evaluation mode."""
     torch.manual_seed(0)
     model = create_untrained_model(
-        name, image, num_classes, **{**{**KINDS, **NARROW}[kind], "heads": 2, **changes}
+        name, image, num_classes, **{**{**MODEL_KINDS, **LOCAL_MODEL_KINDS}[kind], "heads": 2, **changes}
     ).eval()
     for parameter in model.head.parameters():
         nn.init.normal_(parameter)
@@ -48,11 +48,11 @@ def made(kind: str = "plain", name: str = "ViT-16x2/4", image=IMAGE, num_classes
     return model
 
 
-def images(count: int = 2, image=IMAGE):
+def make_images(count: int = 2, image=IMAGE_SIZE):
     return torch.randn(count, 3, *image, generator=torch.Generator().manual_seed(1))
 
 
-class Given(nn.Module):
+class FixedAttention(nn.Module):
     """Attention whose probabilities (B, h, T, T) are given."""
 
     def __init__(self, maps):
@@ -63,19 +63,19 @@ class Given(nn.Module):
         return self.maps[..., queries, :]
 
 
-def look(maps, grid, prefix=0, layer=0):
+def make_attention_call(maps, grid, prefix=0, layer=0):
     """A look at attention made by hand."""
     maps = torch.as_tensor(maps, dtype=torch.float32)
     maps = maps.view(*[1] * (4 - maps.dim()), *maps.shape)
-    return AttentionCall(layer, "all", grid, prefix, Given(maps), torch.zeros(len(maps), maps.shape[-1], 1))
+    return AttentionCall(layer, "all", grid, prefix, FixedAttention(maps), torch.zeros(len(maps), maps.shape[-1], 1))
 
 
-def chance(*shape, seed=0):
+def draw_probabilities(*shape, seed=0):
     """Probabilities: the last axis sums to one."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).mul(2).softmax(-1)
 
 
-class Few(AttentionCall):
+class SmallChunkAttentionCall(AttentionCall):
     """A look that hands out three queries or so at a time."""
 
     def iterate_chunks(self, max_bytes=0):

@@ -19,17 +19,17 @@ from vitreous.inspection.cost import (
 from vitreous.models.zoo import create_untrained_model
 
 
-def held(model, images):
+def measure_peak_memory(model, images):
     """The peak bytes of tensors in one pass."""
     return max(trace_memory_by_operation(model, images))
 
 
-def tiny(**changes):
+def build_tiny_model(**changes):
     return create_untrained_model("ViT-16x1/8", **({"image_size": 16, "num_classes": 2} | changes)).eval()
 
 
-def test_sizes_are_multiples_of_the_patch_each_once():
-    assert round_image_sizes(tiny(), (64, 30, 27, 3)) == [(8, 8), (24, 24), (32, 32), (64, 64)]
+def test_image_sizes_are_unique_multiples_of_the_patch_size():
+    assert round_image_sizes(build_tiny_model(), (64, 30, 27, 3)) == [(8, 8), (24, 24), (32, 32), (64, 64)]
     assert round_image_sizes(create_untrained_model("ViT-16x1/14", image_size=28)) == [
         (70, 70),
         (126, 126),
@@ -39,7 +39,7 @@ def test_sizes_are_multiples_of_the_patch_each_once():
     ]
 
 
-def test_memory_is_what_is_alive_at_the_same_time():
+def test_peak_memory_counts_only_live_tensors():
     """Of three products of 100 x 100 one after the other two are alive at once, and the weights are the model's."""
     layers = nn.Sequential(*(nn.Linear(100, 100, bias=False) for _ in range(3)))
     with torch.no_grad(), LiveMemoryTracker([p.untyped_storage() for p in layers.parameters()]) as alive:
@@ -53,16 +53,16 @@ def test_memory_is_what_is_alive_at_the_same_time():
 
 
 @pytest.mark.parametrize("batch", [1, 4])
-def test_memory_grows_with_the_batch_and_covers_the_widest_place(batch):
-    model = tiny(depth=2, mlp={"hidden": 256})  # all but the last block compute every token
+def test_peak_memory_scales_with_batch_size_and_covers_the_widest_layer(batch):
+    model = build_tiny_model(depth=2, mlp={"hidden": 256})  # all but the last block compute every token
     with torch.no_grad():
-        found = held(model, torch.zeros(batch, 3, 32, 32))
+        found = measure_peak_memory(model, torch.zeros(batch, 3, 32, 32))
     assert found >= batch * (3 * 32 * 32 + 2 * 17 * 256) * 4
     assert found <= 2 * batch * (3 * 32 * 32 + 2 * 17 * 256) * 4
 
 
-def test_costs_of_each_size():
-    model = tiny()
+def test_costs_are_measured_for_each_image_size():
+    model = build_tiny_model()
     found = list(measure_inference_costs(model, round_image_sizes(model, (16, 32)), (1, 3)))
     assert [(c.image, c.tokens) for c in found] == [((16, 16), 5), ((32, 32), 17)]
     for cost in found:
@@ -76,10 +76,10 @@ def test_costs_of_each_size():
     assert bit.training and not next(bit.parameters()).grad
 
 
-def test_the_largest_batch_is_what_free_memory_holds(monkeypatch):
-    model = tiny()
+def test_max_batch_size_fits_in_free_memory(monkeypatch):
+    model = build_tiny_model()
     with torch.no_grad():
-        one = held(model, torch.zeros(1, 3, 16, 16))
+        one = measure_peak_memory(model, torch.zeros(1, 3, 16, 16))
     monkeypatch.setattr(costing, "get_free_memory", lambda device: int(5.5 * one / costing.CPU_MEMORY_SHARE))
     (found,) = measure_inference_costs(model, [(16, 16)], (1, 4, 8))
     assert found.largest_batch_size == 5 and list(found.throughputs) == [1, 4]  # eight would not fit
@@ -87,14 +87,18 @@ def test_the_largest_batch_is_what_free_memory_holds(monkeypatch):
 
 
 @pytest.mark.parametrize("name, changes", [("BiT-R50x1", {"blocks": (1, 1, 1, 1)}), ("ViT-64x2/8", {})])
-def test_the_largest_batch_is_the_last_that_fits(name, changes):
+def test_max_batch_size_is_the_largest_that_fits(name, changes):
     """Also where what one image holds is mostly standardised weights, of which a batch of images holds no more."""
     model = create_untrained_model(name, image_size=32, num_classes=2, **changes).eval()
     with torch.no_grad():
         one, two = (trace_memory_by_operation(model, torch.zeros(count, 3, 32, 32)) for count in (1, 2))
         for room in (max(one), 3 * max(one), 20 * max(one)):
             count = find_max_batch_size(room, one, two)
-            assert held(model, torch.zeros(count, 3, 32, 32)) <= room < held(model, torch.zeros(count + 1, 3, 32, 32))
+            assert (
+                measure_peak_memory(model, torch.zeros(count, 3, 32, 32))
+                <= room
+                < measure_peak_memory(model, torch.zeros(count + 1, 3, 32, 32))
+            )
     assert find_max_batch_size(20 * max(one), one, two) > (40 if name == "BiT-R50x1" else 19)
     assert (
         find_max_batch_size(max(one) - 1, one, two) == 0
@@ -102,17 +106,17 @@ def test_the_largest_batch_is_the_last_that_fits(name, changes):
     )
 
 
-def test_time_is_kept(monkeypatch):
+def test_measurement_respects_the_time_limit(monkeypatch):
     """A model that takes a tenth of a second an image: few batches are tried, and a size that would not fit in is left
     out."""
-    model = tiny()
+    model = build_tiny_model()
     model.register_forward_pre_hook(lambda module, given: time.sleep(0.1 * len(given[0])))
     monkeypatch.setattr(costing, "TIMING_SECONDS", 0.05)
     found = list(measure_inference_costs(model, [(16, 16), (256, 256)], seconds=1.2))
     assert [c.image for c in found] == [(16, 16)] and 1 <= len(found[0].throughputs) <= 3
 
 
-def test_what_a_pass_takes_whatever_its_batch_is_not_multiplied():
+def test_pass_time_estimate_separates_fixed_overhead():
     """A pass of 0.5 s and 0.01 s an image: of 64 images 1.14 s, where in proportion to a pass of two it would be 17."""
     rate = {batch: batch / (0.5 + 0.01 * batch) for batch in (1, 2)}
     assert estimate_pass_seconds(rate, 64) == pytest.approx(1.14)

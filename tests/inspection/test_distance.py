@@ -8,7 +8,14 @@ import math
 import pytest
 import torch
 
-from tests.inspection.made import KINDS, Few, chance, images, look, made
+from tests.inspection.made import (
+    MODEL_KINDS,
+    SmallChunkAttentionCall,
+    draw_probabilities,
+    make_attention_call,
+    make_images,
+    make_model,
+)
 from vitreous.errors import DataError
 from vitreous.inspection import distance as room
 from vitreous.inspection.distance import (
@@ -21,7 +28,7 @@ from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.models.zoo import build_model, create_untrained_model
 
 
-def loop(weights, places, prefix, patch):
+def attention_distance_by_loop(weights, places, prefix, patch):
     """One head's (T, T) weights, and where each patch lies, None for one that is not there."""
     total, queries = 0.0, 0
     for q, one in enumerate(places):
@@ -33,7 +40,7 @@ def loop(weights, places, prefix, patch):
     return total / queries
 
 
-def lying(grid):
+def list_grid_coordinates(grid):
     return list(itertools.product(*map(range, grid)))
 
 
@@ -41,55 +48,62 @@ def lying(grid):
     ("side", "patch", "pixels"),
     [(14, 16, 116.49222709), (7, 32, 115.50289414), (2, 16, 13.65685425), (3, 16, 23.25298037)],
 )
-def test_uniform_attention_is_as_far_as_the_specification_says(side, patch, pixels):
+def test_uniform_attention_distance_matches_the_specification(side, patch, pixels):
     grid = (side, side)
     assert uniform_attention_distance(grid, (patch, patch)) == pytest.approx(pixels, abs=1e-8)
     even = torch.full((2, side**2, side**2), 1 / side**2)
-    assert mean_attention_distance(look(even, grid), (patch, patch), grid)[0].tolist() == pytest.approx(
+    assert mean_attention_distance(make_attention_call(even, grid), (patch, patch), grid)[0].tolist() == pytest.approx(
         [pixels] * 2, rel=1e-5
     )
     prefixed = torch.full((1, side**2 + 1, side**2 + 1), 1 / (side**2 + 1))
     nowhere = side**2 / (side**2 + 1)  # the class token's share is not given to the patches
-    assert mean_attention_distance(look(prefixed, grid, 1), (patch, patch), grid).item() == pytest.approx(
-        pixels * nowhere, rel=1e-5
-    )
+    assert mean_attention_distance(
+        make_attention_call(prefixed, grid, 1), (patch, patch), grid
+    ).item() == pytest.approx(pixels * nowhere, rel=1e-5)
 
 
 @pytest.mark.parametrize(
     ("grid", "patch", "prefix"),
     [((3, 5), (4, 4), 0), ((4, 2), (8, 4), 3), ((1, 6), (2, 2), 1), ((2, 3, 2), (2, 4, 8), 1)],
 )
-def test_any_grid_is_the_loop(grid, patch, prefix):
+def test_distances_on_any_grid_match_the_loop(grid, patch, prefix):
     tokens = prefix + math.prod(grid)
-    maps = chance(2, 3, tokens, tokens)
-    found = mean_attention_distance(look(maps, grid, prefix), patch, grid)
-    wanted = [[loop(head, lying(grid), prefix, patch) for head in heads] for heads in maps]
+    maps = draw_probabilities(2, 3, tokens, tokens)
+    found = mean_attention_distance(make_attention_call(maps, grid, prefix), patch, grid)
+    wanted = [
+        [attention_distance_by_loop(head, list_grid_coordinates(grid), prefix, patch) for head in heads]
+        for heads in maps
+    ]
     assert found.tolist() == [pytest.approx(row, rel=1e-5) for row in wanted]
-    few = Few(**vars(look(maps, grid, prefix)))
+    few = SmallChunkAttentionCall(**vars(make_attention_call(maps, grid, prefix)))
     assert len(list(few.iterate_chunks())) > 1
     assert torch.allclose(mean_attention_distance(few, patch, grid), found, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["plain", "registers", "axial", "windows"])
-def test_models_are_the_loop_within_what_they_see(kind):
-    model, x, grid = made(kind), images(), (4, 5)
+def test_model_attention_distances_match_the_loop(kind):
+    model, x, grid = make_model(kind), make_images(), (4, 5)
     found = compute_attention_distances(model, [x])
     looks = []
     visit_attention_calls(model, x, looks.append)
     for row, one in enumerate(looks):
         weights = one.compute_weights()
         weights = weights.reshape(2, -1, *weights.shape[-3:])  # (B, S, h, T, T)
-        sequences = [lying(one.grid)] * weights.shape[1]
+        sequences = [list_grid_coordinates(one.grid)] * weights.shape[1]
         if one.span == "window":  # 3 x 3 windows of a 4 x 5 grid: what lies beyond it is not there
             sequences = [
-                [(top + i, left + j) if top + i < 4 and left + j < 5 else None for i, j in lying((3, 3))]
+                [
+                    (top + i, left + j) if top + i < 4 and left + j < 5 else None
+                    for i, j in list_grid_coordinates((3, 3))
+                ]
                 for top in (0, 3)
                 for left in (0, 3)
             ]
         shares = torch.tensor([sum(place is not None for place in places) for places in sequences]).double()
         for image, head in itertools.product(range(2), range(2)):
             each = [
-                loop(w[head], places, one.prefix, (4, 4)) for w, places in zip(weights[image], sequences, strict=True)
+                attention_distance_by_loop(w[head], places, one.prefix, (4, 4))
+                for w, places in zip(weights[image], sequences, strict=True)
             ]
             wanted = (torch.tensor(each).double() * shares / shares.sum()).sum().item()
             assert found.per_image[image, row, head].item() == pytest.approx(wanted, rel=1e-5)
@@ -108,8 +122,8 @@ def test_uniform_attention_in_windows_is_the_mean_over_all_queries():
     )
 
 
-def test_batches_do_not_matter_and_one_image_has_no_deviation(monkeypatch):
-    model, x = made("registers"), images(5)
+def test_distances_are_batch_independent_and_one_image_has_zero_std(monkeypatch):
+    model, x = make_model("registers"), make_images(5)
     whole = compute_attention_distances(model, [x])
     parts = compute_attention_distances(model, x.split(2))
     assert whole.per_image.shape == (5, 2, 2)
@@ -121,25 +135,27 @@ def test_batches_do_not_matter_and_one_image_has_no_deviation(monkeypatch):
     monkeypatch.setattr(
         room,
         "visit_attention_calls",
-        lambda model, x, each: visit_attention_calls(model, x, lambda one: each(Few(**vars(one)))),
+        lambda model, x, each: visit_attention_calls(model, x, lambda one: each(SmallChunkAttentionCall(**vars(one)))),
     )
-    for kind in (*KINDS, "axial", "windows"):
+    for kind in (*MODEL_KINDS, "axial", "windows"):
         monkeypatch.undo()
-        wanted = compute_attention_distances(made(kind), [x]).per_image
+        wanted = compute_attention_distances(make_model(kind), [x]).per_image
         monkeypatch.setattr(
             room,
             "visit_attention_calls",
-            lambda model, x, each: visit_attention_calls(model, x, lambda one: each(Few(**vars(one)))),
+            lambda model, x, each: visit_attention_calls(
+                model, x, lambda one: each(SmallChunkAttentionCall(**vars(one)))
+            ),
         )
-        assert torch.allclose(compute_attention_distances(made(kind), [x]).per_image, wanted, rtol=1e-5), kind
+        assert torch.allclose(compute_attention_distances(make_model(kind), [x]).per_image, wanted, rtol=1e-5), kind
 
 
-def test_hybrids_count_pixels_and_video_counts_them_within_the_frame():
+def test_distances_of_hybrids_and_video_models_are_in_frame_pixels():
     hybrid = create_untrained_model("Conv+ViT-16x2/8", (32, 16), 3, heads=2).eval()
     for parameter in hybrid.parameters():
         parameter.data.mul_(0)
     tokens = 4 * 2 + hybrid.config.prefix
-    assert compute_attention_distances(hybrid, [images(1, (32, 16))]).mean.flatten().tolist() == pytest.approx(
+    assert compute_attention_distances(hybrid, [make_images(1, (32, 16))]).mean.flatten().tolist() == pytest.approx(
         [uniform_attention_distance((4, 2), (8, 8)) * 8 / tokens] * 4
     )
     video = build_model(
@@ -162,6 +178,6 @@ def test_hybrids_count_pixels_and_video_counts_them_within_the_frame():
     ]
 
 
-def test_no_images_are_refused():
+def test_empty_input_is_rejected():
     with pytest.raises(DataError, match="no images"):
-        compute_attention_distances(made(), [])
+        compute_attention_distances(make_model(), [])

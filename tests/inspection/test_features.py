@@ -15,7 +15,7 @@ from vitreous.inspection.features import (
 from vitreous.models.zoo import create_untrained_model
 
 
-def scene(batch=3, side=8):
+def make_scene_tokens(batch=3, side=8):
     """Tokens of two kinds: a square of some in the middle of others, of one direction and noise."""
     generator = torch.Generator().manual_seed(0)
     maps = 0.1 * torch.randn(batch, side, side, 12, generator=generator)
@@ -24,8 +24,8 @@ def scene(batch=3, side=8):
     return maps
 
 
-def test_colours_are_components_of_all_pictures_together():
-    maps = scene()
+def test_colours_are_principal_components_across_all_images():
+    maps = make_scene_tokens()
     found, wanted = colour_patch_tokens(maps), PCA(3).fit(maps.flatten(0, -2).numpy())
     assert np.allclose(found.share, wanted.explained_variance_ratio_, atol=1e-4)
     scores = wanted.transform(maps.flatten(0, -2).numpy())
@@ -38,9 +38,9 @@ def test_colours_are_components_of_all_pictures_together():
         assert error < 1e-3
 
 
-def test_the_foreground_is_what_the_border_is_not():
+def test_foreground_excludes_the_border_component():
     for sign in (1, -1):
-        found = colour_patch_tokens(sign * scene())
+        found = colour_patch_tokens(sign * make_scene_tokens())
         wanted = torch.zeros(3, 8, 8, dtype=torch.bool)
         wanted[:, 2:6, 3:7] = True
         assert torch.equal(found.foreground, wanted)
@@ -55,12 +55,12 @@ def test_a_few_tokens_have_colours_too(shape):
     assert torch.isfinite(found.all).all() and torch.isfinite(found.inside).all() and torch.isfinite(found.share).all()
 
 
-def test_the_border_is_the_outermost_places():
+def test_border_mask_covers_the_outermost_patches():
     assert build_border_mask((4, 5)).sum() == 14 and not build_border_mask((4, 5))[1:3, 1:4].any()
     assert build_border_mask((2, 5)).all()
 
 
-def test_features_are_the_models_own():
+def test_patch_tokens_match_model_features():
     torch.manual_seed(0)
     images = torch.randn(2, 3, 32, 64)
     vit = randomise(create_untrained_model("ViT-16x1/16", image_size=32, num_classes=3, registers=2))
@@ -76,6 +76,6 @@ def test_features_are_the_models_own():
         assert not found.requires_grad
 
 
-def test_a_bit_rounds_its_map_up():
+def test_bit_feature_map_size_is_rounded_up():
     bit = create_untrained_model("BiT-R50x1", image_size=33, blocks=(1, 1), width=16, num_classes=3)
     assert extract_patch_tokens(bit, torch.zeros(1, 3, 33, 17)).shape[1:3] == (5, 3)

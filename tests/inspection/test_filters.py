@@ -13,7 +13,7 @@ from vitreous.nn.resnet import standardize_weight
 
 
 @pytest.mark.parametrize("shape", [(40, 12), (12, 40), (6, 3)])
-def test_components_are_those_of_scikit_learn(shape):
+def test_pca_matches_scikit_learn(shape):
     rows = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * torch.linspace(3, 1, shape[1]) + 5
     found, wanted = fit_pca(rows, 5), PCA(min(5, *shape)).fit(rows.numpy())
     assert np.allclose(found.share, wanted.explained_variance_ratio_[: len(found.share)], atol=1e-5)
@@ -23,7 +23,7 @@ def test_components_are_those_of_scikit_learn(shape):
     assert (found.directions.gather(1, found.directions.abs().argmax(1, keepdim=True)) > 0).all()
 
 
-def test_rows_that_do_not_vary_have_no_components():
+def test_constant_samples_have_no_components():
     found = fit_pca(torch.full((5, 4), 2.0), 3)
     assert not found.directions.any() and not found.share.any()
 
@@ -39,7 +39,7 @@ def test_filters_lie_as_the_image_does(channels):
     assert torch.allclose(patchify(image, (4, 4))[0, 1, 0] @ model.projection.weight.T, wanted, atol=1e-5)
 
 
-def test_each_kind_of_first_layer():
+def test_first_layer_filters_of_each_model_kind():
     hybrid = create_untrained_model("R26+ViT-S/32", image_size=32, width=24, heads=2, depth=1, mlp={"hidden": 24})
     bit = create_untrained_model("BiT-R50x1", image_size=32, blocks=(1,), width=16)
     small = create_untrained_model("Conv+ViT-128x4/8", image_size=16, depth=1)
@@ -59,7 +59,7 @@ def test_each_kind_of_first_layer():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_frozen_model_has_the_same_filters(dtype):
+def test_frozen_model_has_the_same_filters(dtype):
     model = create_untrained_model("ViT-24x1/4", image_size=8).eval()
     wanted = get_first_layer_filters(model)[1]
     for packed in {False, can_pack(dtype)}:

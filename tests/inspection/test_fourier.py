@@ -12,7 +12,7 @@ from vitreous.inspection.fourier import FourierSpectra, compute_log_amplitudes, 
 from vitreous.models.zoo import create_untrained_model
 
 
-def loop(maps: np.ndarray) -> np.ndarray:
+def log_amplitudes_by_loop(maps: np.ndarray) -> np.ndarray:
     """(B, n, n, D): the specification, step by step: transform, logarithm, roll, mean, diagonal from the middle."""
     batch, side, _, width = maps.shape
     logs = np.zeros((side, side))
@@ -25,15 +25,15 @@ def loop(maps: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("side", [4, 7, 14])
-def test_amplitudes_are_those_of_the_specification(side):
+def test_log_amplitudes_match_the_specification(side):
     maps = np.random.default_rng(side).normal(size=(3, side, side, 5))
     found = compute_log_amplitudes(torch.from_numpy(maps)).mean(0).numpy()
-    wanted = loop(maps)
+    wanted = log_amplitudes_by_loop(maps)
     assert found.shape == wanted.shape == (math.ceil(side / 2),) == get_diagonal_frequencies((side, side)).shape
     assert np.allclose(found, wanted, atol=1e-5)
 
 
-def test_the_last_frequency_of_fourteen_is_six_sevenths():
+def test_diagonal_frequencies():
     assert get_diagonal_frequencies((14, 14))[-1] == pytest.approx(6 / 7)
     assert get_diagonal_frequencies((7, 7)).tolist() == pytest.approx([0, 2 / 7, 4 / 7, 6 / 7])
     for grid in ((2, 9), (1, 1)):
@@ -42,7 +42,7 @@ def test_the_last_frequency_of_fourteen_is_six_sevenths():
 
 
 @pytest.mark.parametrize(("grid", "rows", "columns"), [((8, 8), 2, 2), ((5, 5), 1, 1), ((4, 12), 1, 3), ((9, 6), 3, 2)])
-def test_a_wave_along_the_diagonal_is_seen_at_its_frequency_alone(grid, rows, columns):
+def test_diagonal_wave_appears_only_at_its_frequency(grid, rows, columns):
     i, j = np.mgrid[: grid[0], : grid[1]]
     wave = 3 * np.cos(2 * np.pi * (rows * i / grid[0] + columns * j / grid[1])) + 1
     found = compute_log_amplitudes(torch.from_numpy(wave)[None, ..., None])[0].exp()
@@ -53,7 +53,7 @@ def test_a_wave_along_the_diagonal_is_seen_at_its_frequency_alone(grid, rows, co
 
 
 @pytest.mark.parametrize("image", [(16, 16), (12, 20)])
-def test_spectra_of_a_model_by_depth(image):
+def test_spectra_by_depth_match_blocks_run_one_by_one(image):
     """The sum after each part, caught here by running the blocks one by one; batches make no difference."""
     torch.manual_seed(0)
     model = randomise(create_untrained_model("ViT-16x2/4", image_size=image, num_classes=2, registers=1)).eval()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.inspection.made import KINDS, POOLED, images, made
+from tests.inspection.made import MEAN_POOLING, MODEL_KINDS, make_images, make_model
 from vitreous.errors import UsageError
 from vitreous.inspection.gradient import compute_relevance
 from vitreous.nn import attention as plain
@@ -38,7 +38,7 @@ def written_out(model, x, classes, monkeypatch):
     return torch.stack([a.detach() for a in maps], 1), torch.stack([a.grad for a in maps], 1), logits.detach()[:, 0]
 
 
-def loop(maps, slopes, prefix, from_class):
+def relevance_by_loop(maps, slopes, prefix, from_class):
     """One image: R_0 = I, R_l = R_(l-1) + W_l R_(l-1); the row of R_L - I that is read."""
     result = np.eye(maps.shape[-1])
     for a, slope in zip(np.asarray(maps, np.float64), np.asarray(slopes, np.float64), strict=True):
@@ -47,12 +47,12 @@ def loop(maps, slopes, prefix, from_class):
     return result[0] if from_class else result[prefix:].mean(0)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "pooled-by-attention"])
-def test_it_is_autograd_on_explicit_attention(kind, monkeypatch):
-    model, x, classes = made(kind), images(), torch.tensor([3, 1])
+@pytest.mark.parametrize("kind", [kind for kind in MODEL_KINDS if kind != "pooled-by-attention"])
+def test_relevance_matches_autograd_on_explicit_attention(kind, monkeypatch):
+    model, x, classes = make_model(kind), make_images(), torch.tensor([3, 1])
     maps, slopes, logits = written_out(model, x, classes, monkeypatch)
     wanted = [
-        loop(a, s, model.config.prefix, model.config.pool in ("class", "distilled"))
+        relevance_by_loop(a, s, model.config.prefix, model.config.pool in ("class", "distilled"))
         for a, s in zip(maps, slopes, strict=True)
     ]
     found = compute_relevance(model, x, classes)
@@ -69,29 +69,29 @@ def test_it_is_autograd_on_explicit_attention(kind, monkeypatch):
     )
 
 
-def test_bf16_is_near_and_the_class_is_the_predicted_one_where_none_is_named():
-    model, x = made("registers"), images(4)
+def test_relevance_in_bf16_and_default_class():
+    model, x = make_model("registers"), make_images(4)
     found = compute_relevance(model, x)
     with torch.no_grad():
         assert torch.equal(found.classes, model(x).argmax(1))
     other = compute_relevance(model, x, (found.classes + 1) % 5)
     assert not torch.allclose(other.relevance, found.relevance, rtol=0.1)
     for near in (
-        compute_relevance(made("registers").bfloat16(), x, found.classes),
+        compute_relevance(make_model("registers").bfloat16(), x, found.classes),
         compute_relevance(freeze_for_inference(model, torch.bfloat16), x, found.classes),
     ):
         assert (near.relevance - found.relevance).norm() < 0.2 * found.relevance.norm()
 
 
-def test_models_without_a_head_or_with_packed_products_are_refused():
+def test_headless_and_packed_models_are_rejected():
     with pytest.raises(UsageError, match="no head"):
-        compute_relevance(made(num_classes=0), images())
+        compute_relevance(make_model(num_classes=0), make_images())
     if can_pack(torch.float32):
         with pytest.raises(UsageError, match="packed"):
-            compute_relevance(freeze_for_inference(made("mean"), packed=True), images())
+            compute_relevance(freeze_for_inference(make_model("mean"), packed=True), make_images())
 
 
-def test_pooling_by_attention_starts_from_all_patches():
-    model, x = made("pooled-by-attention", class_token=POOLED["class_token"]), images()
+def test_relevance_of_attention_pooling_covers_all_patches():
+    model, x = make_model("pooled-by-attention", class_token=MEAN_POOLING["class_token"]), make_images()
     found = compute_relevance(model, x)
     assert found.relevance.shape == (2, 20) and found.relevance.min() >= 0 and found.relevance.max() > 0

@@ -22,29 +22,31 @@ from vitreous.nn.grid import resize_position_table
 from vitreous.nn.position import TokenPositions
 
 GRID = (2, 3)
-SHAPE = {"image_size": (8, 12), "num_classes": 2}
+MODEL_SHAPE = {"image_size": (8, 12), "num_classes": 2}
 
 
-def model(**changes):
+def build_position_model(**changes):
     torch.manual_seed(0)
-    return randomise(create_untrained_model("ViT-16x2/4", **(SHAPE | changes)))
+    return randomise(create_untrained_model("ViT-16x2/4", **(MODEL_SHAPE | changes)))
 
 
-def cosine(a, b):
+def cosine_similarity(a, b):
     return sum(x * y for x, y in zip(a, b, strict=True)) / math.sqrt(sum(x * x for x in a) * sum(y * y for y in b))
 
 
-def test_similarity_is_the_cosine_of_every_two():
-    table = get_position_embeddings(model())["input"]
+def test_position_similarity_is_pairwise_cosine():
+    table = get_position_embeddings(build_position_model())["input"]
     found = compute_position_cosines(table)
     assert found.shape == (*GRID, *GRID)
     for i, j, k, m in torch.cartesian_prod(*(torch.arange(n) for n in (*GRID, *GRID))).tolist():
-        assert found[i, j, k, m].item() == pytest.approx(cosine(table[i, j].tolist(), table[k, m].tolist()), abs=1e-5)
+        assert found[i, j, k, m].item() == pytest.approx(
+            cosine_similarity(table[i, j].tolist(), table[k, m].tolist()), abs=1e-5
+        )
     assert torch.equal(compute_position_cosines(table, 2), found[::2, ::2])
 
 
-def test_a_colour_scale_spans_different_positions_alone():
-    found = compute_position_cosines(get_position_embeddings(model())["input"])
+def test_colour_range_excludes_self_similarity():
+    found = compute_position_cosines(get_position_embeddings(build_position_model())["input"])
     pairs = [
         float(found[i, j, k, m])
         for i in range(2)
@@ -61,7 +63,7 @@ def test_a_colour_scale_spans_different_positions_alone():
 
 
 @pytest.mark.parametrize(("grid", "step"), [((7, 7), 1), ((14, 14), 1), ((14, 15), 2), ((28, 10), 2), ((64, 64), 5)])
-def test_at_most_fourteen_tiles_along_an_axis(grid, step):
+def test_tile_stride_limits_tiles_to_fourteen_per_axis(grid, step):
     assert choose_tile_stride(grid) == step and -(-max(grid) // step) <= 14
 
 
@@ -77,7 +79,7 @@ def test_structure_against_a_loop():
     assert found.contrast == pytest.approx((found.row + found.column) / 2 - found.neither)
 
 
-def test_positions_of_rows_and_columns_have_more_contrast_than_any():
+def test_similarity_summary_of_row_and_column_embeddings():
     """A table that is a row's vector beside a column's has 1/2 in a row or column, and 0 elsewhere."""
     axes = torch.cat([torch.eye(4)[:, None].expand(4, 4, 4), torch.eye(4)[None].expand(4, 4, 4)], -1)
     assert summarise_similarity(compute_position_cosines(axes)) == pytest.approx((0.5, 0.5, 0.0), abs=1e-6)
@@ -85,41 +87,43 @@ def test_positions_of_rows_and_columns_have_more_contrast_than_any():
     assert math.isnan(line.column) and math.isnan(line.contrast) and not math.isnan(line.row)
 
 
-def test_positions_are_read_as_the_model_reads_them():
-    learned = model(positions={"resize": "bilinear"})
+def test_position_embeddings_match_the_model():
+    learned = build_position_model(positions={"resize": "bilinear"})
     assert torch.equal(
         get_position_embeddings(learned, (4, 5))["input"],
         resize_position_table(learned.position.table.detach(), (4, 5), "bilinear"),
     )
-    each = model(positions={"at": "each", "kind": "axes"})
+    each = build_position_model(positions={"at": "each", "kind": "axes"})
     assert list(get_position_embeddings(each)) == ["block 0", "block 1"]
     assert torch.equal(get_position_embeddings(each)["block 1"], each.encoder.blocks[1].position.read(GRID))
-    assert list(get_position_embeddings(model(positions={"at": "shared", "kind": "sincos"}))) == ["input"]
-    assert not get_position_embeddings(model(positions={"kind": "none"}, attention={"kind": "rotary"}))
-    assert not get_position_embeddings(model()).get("input").requires_grad
+    assert list(get_position_embeddings(build_position_model(positions={"at": "shared", "kind": "sincos"}))) == [
+        "input"
+    ]
+    assert not get_position_embeddings(build_position_model(positions={"kind": "none"}, attention={"kind": "rotary"}))
+    assert not get_position_embeddings(build_position_model()).get("input").requires_grad
 
 
-def test_tables_of_relative_positions():
-    one_d = model(attention={"kind": "relative"}, positions={"kind": "none"})
+def test_relative_position_tables():
+    one_d = build_position_model(attention={"kind": "relative"}, positions={"kind": "none"})
     first, second = get_relative_position_tables(one_d)
     assert (first.layer, second.layer, first.axis) == (0, 1, "tokens")
     assert (
         first.vectors.shape == (one_d.config.heads, 13, 16 // one_d.config.heads) and first.zero_index == 6
     )  # 7 tokens
     assert torch.equal(first.vectors[0, 3], one_d.encoder.blocks[0].attention.part.table[3, 0])
-    windows = model(
+    windows = build_position_model(
         class_token=False, pool="mean", attention={"kind": "decomposed", "window": 2, "global_blocks": (1,)}
     )
     assert [(t.layer, t.axis, t.vectors.shape[1]) for t in get_relative_position_tables(windows)] == [
         (0, "rows", 3), (0, "columns", 3), (1, "rows", 3), (1, "columns", 5)
     ]  # fmt: skip
-    assert not get_relative_position_tables(model())
+    assert not get_relative_position_tables(build_position_model())
 
 
 @pytest.mark.parametrize("grid", [GRID, (3, 4)])
-def test_the_rotary_kernel_is_the_logit_of_equal_vectors(grid):
+def test_rotary_kernel_matches_logits_of_equal_vectors(grid):
     """Attention's own turned queries and keys, of vectors whose pairs have length one, place by place."""
-    turning = model(attention={"kind": "rotary"}, positions={"kind": "none"})
+    turning = build_position_model(attention={"kind": "rotary"}, positions={"kind": "none"})
     part = turning.encoder.blocks[0].attention.part
     found = compute_rotary_kernel(turning, grid)
     assert found.shape == (2 * grid[0] - 1, 2 * grid[1] - 1)
@@ -133,19 +137,19 @@ def test_the_rotary_kernel_is_the_logit_of_equal_vectors(grid):
         for b in range(tokens):
             down, across = a // grid[1] - b // grid[1], a % grid[1] - b % grid[1]
             assert found[down + grid[0] - 1, across + grid[1] - 1].item() == pytest.approx(logits[a][b], abs=1e-5)
-    assert compute_rotary_kernel(model()) is None
+    assert compute_rotary_kernel(build_position_model()) is None
 
 
-def test_models_without_positions_are_refused():
+def test_models_without_positions_are_rejected():
     with pytest.raises(UsageError, match="BiT"):
         require_positions(create_untrained_model("BiT-R50x1", blocks=(1,), width=16))
     with pytest.raises(UsageError, match="a set"):
-        require_positions(model(positions={"kind": "none"}))
+        require_positions(build_position_model(positions={"kind": "none"}))
     with pytest.raises(UsageError, match="rows and columns"):
-        require_positions(model(axial=True, class_token=False, pool="mean", positions={"kind": "none"}))
+        require_positions(build_position_model(axial=True, class_token=False, pool="mean", positions={"kind": "none"}))
     for changes in (
         {},
         {"positions": {"kind": "none"}, "attention": {"kind": "rotary"}},
         {"positions": {"kind": "sincos"}},
     ):
-        require_positions(model(**changes))
+        require_positions(build_position_model(**changes))

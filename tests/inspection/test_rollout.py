@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.inspection.made import KINDS, Few, chance, images, look, made
+from tests.inspection.made import (
+    MODEL_KINDS,
+    SmallChunkAttentionCall,
+    draw_probabilities,
+    make_attention_call,
+    make_images,
+    make_model,
+)
 from vitreous.errors import UsageError
 from vitreous.inspection.attention import compute_attention_maps
 from vitreous.inspection.rollout import (
@@ -20,13 +27,15 @@ from vitreous.inspection.rollout import (
 )
 from vitreous.models.zoo import create_untrained_model
 
-FIRST = [[0.5, 0.25, 0.25], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]]
-SECOND = [[0.4, 0.3, 0.3], [0.3, 0.5, 0.2], [0.1, 0.1, 0.8]]
+FIRST_BLOCK_ATTENTION = [[0.5, 0.25, 0.25], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]]
+SECOND_BLOCK_ATTENTION = [[0.4, 0.3, 0.3], [0.3, 0.5, 0.2], [0.1, 0.1, 0.8]]
 #: every way of mixing that differs in kind
-MIXINGS = [RolloutOptions(*one) for one in itertools.product((0.0, 0.3, 0.5), ("mean", "max", "min"), (0.0, 0.4, 0.95))]
+ROLLOUT_OPTIONS = [
+    RolloutOptions(*one) for one in itertools.product((0.0, 0.3, 0.5), ("mean", "max", "min"), (0.0, 0.4, 0.95))
+]
 
 
-def loop(maps, mixing):
+def rollout_by_loop(maps, mixing):
     """(L, h, T, T) -> (T, T), the definition, one image, numpy's float64."""
     result = np.eye(maps.shape[-1])
     for heads in np.asarray(maps, dtype=np.float64):
@@ -42,9 +51,12 @@ def loop(maps, mixing):
     return result
 
 
-def test_two_blocks_are_what_the_specification_works_out():
+def test_rollout_of_two_blocks_matches_the_specification():
     wanted = [[0.5475, 0.2375, 0.215], [0.16, 0.70375, 0.13625], [0.13, 0.14125, 0.72875]]
-    looks = [look(FIRST, (2,), 1), look(SECOND, (2,), 1, layer=1)]
+    looks = [
+        make_attention_call(FIRST_BLOCK_ATTENTION, (2,), 1),
+        make_attention_call(SECOND_BLOCK_ATTENTION, (2,), 1, layer=1),
+    ]
     assert torch.allclose(compute_rollout_matrix(looks, RolloutOptions())[0], torch.tensor(wanted), atol=1e-6)
     joint, single = compute_rollout_rows(looks, torch.tensor([1.0, 0, 0]), RolloutOptions())
     assert torch.allclose(joint[0, 1], torch.tensor(wanted[0]), atol=1e-6)
@@ -52,20 +64,20 @@ def test_two_blocks_are_what_the_specification_works_out():
     assert torch.allclose(single[0, 1], torch.tensor([0.7, 0.15, 0.15]))
 
 
-@pytest.mark.parametrize("mixing", MIXINGS, ids=lambda m: f"{m.residual}-{m.fusion}-{m.discard}")
-def test_matrices_and_rows_are_the_loop_for_each_image_of_its_own(mixing):
-    maps = chance(2, 3, 4, 6, 6)  # images, blocks, heads
-    looks = [look(maps[:, layer], (5,), 1, layer) for layer in range(3)]
-    wanted = np.stack([loop(one, mixing) for one in maps])
+@pytest.mark.parametrize("mixing", ROLLOUT_OPTIONS, ids=lambda m: f"{m.residual}-{m.fusion}-{m.discard}")
+def test_rollout_matrices_and_rows_match_the_loop_per_image(mixing):
+    maps = draw_probabilities(2, 3, 4, 6, 6)  # images, blocks, heads
+    looks = [make_attention_call(maps[:, layer], (5,), 1, layer) for layer in range(3)]
+    wanted = np.stack([rollout_by_loop(one, mixing) for one in maps])
     matrix = compute_rollout_matrix(looks, mixing).numpy()
     assert np.allclose(matrix, wanted, atol=1e-5) and np.allclose(matrix.sum(-1), 1, atol=1e-5) and matrix.min() >= 0
     first = torch.tensor([0.5, 0, 0.25, 0.25, 0, 0])
     joint, single = compute_rollout_rows(looks, first, mixing)
     for layer in range(3):
-        through = np.stack([first.numpy() @ loop(one[: layer + 1], mixing) for one in maps])
-        alone = np.stack([first.numpy() @ loop(one[layer : layer + 1], mixing) for one in maps])
+        through = np.stack([first.numpy() @ rollout_by_loop(one[: layer + 1], mixing) for one in maps])
+        alone = np.stack([first.numpy() @ rollout_by_loop(one[layer : layer + 1], mixing) for one in maps])
         assert np.allclose(joint[:, layer], through, atol=1e-5) and np.allclose(single[:, layer], alone, atol=1e-5)
-    few = [Few(**vars(one)) for one in looks]
+    few = [SmallChunkAttentionCall(**vars(one)) for one in looks]
     assert torch.allclose(compute_rollout_rows(few, first, mixing)[0], joint, atol=1e-6)
     assert np.allclose(compute_rollout_matrix(few, mixing), matrix, atol=1e-6)
 
@@ -80,19 +92,19 @@ def test_matrices_and_rows_are_the_loop_for_each_image_of_its_own(mixing):
         RolloutOptions(0.0, "max", 0.5),
     ],
 )
-def test_identity_attention_rolls_out_to_the_identity(mixing):
-    looks = [look(torch.eye(5).expand(2, 5, 5), (2, 2), 1, layer) for layer in range(3)]
+def test_identity_attention_gives_identity_rollout(mixing):
+    looks = [make_attention_call(torch.eye(5).expand(2, 5, 5), (2, 2), 1, layer) for layer in range(3)]
     assert torch.equal(compute_rollout_matrix(looks, mixing)[0], torch.eye(5))
 
 
-def test_equal_weights_are_not_discarded_by_chance():
-    even = [look(torch.full((1, 4, 4), 0.25), (4,))]
+def test_equal_weights_are_not_discarded():
+    even = [make_attention_call(torch.full((1, 4, 4), 0.25), (4,))]
     assert torch.equal(compute_rollout_matrix(even, RolloutOptions(0.0, discard=0.9))[0], torch.full((4, 4), 0.25))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_models_of_every_kind_show_their_patches_as_the_answer_reads_them(kind):
-    model, x = made(kind), images()
+@pytest.mark.parametrize("kind", MODEL_KINDS)
+def test_rollout_of_every_model_kind_follows_its_pooling(kind):
+    model, x = make_model(kind), make_images()
     prefix = model.config.prefix
     found, whole = (
         compute_rollout(model, x),
@@ -105,7 +117,7 @@ def test_models_of_every_kind_show_their_patches_as_the_answer_reads_them(kind):
     assert torch.equal(found.maps[1, 1].flatten(), found.joint[1, 1, prefix:])
     wanted = np.stack(
         [
-            loop(
+            rollout_by_loop(
                 torch.stack([one.compute_weights()[image] for one in collect_attention_calls(model, x)]),
                 RolloutOptions(),
             )
@@ -121,22 +133,22 @@ def test_models_of_every_kind_show_their_patches_as_the_answer_reads_them(kind):
     assert torch.allclose(raw, wanted_raw, atol=1e-6) and torch.allclose(raw.sum(-1), torch.ones(2, 2), atol=1e-5)
 
 
-def test_hybrids_and_other_sizes_than_the_native_one_roll_out():
+def test_rollout_of_hybrids_at_other_image_sizes():
     hybrid = create_untrained_model("Conv+ViT-16x2/8", (16, 16), 3, heads=2).eval()
-    found = compute_rollout(hybrid, images(1, (32, 16)))
+    found = compute_rollout(hybrid, make_images(1, (32, 16)))
     assert found.grid == (4, 2) and found.maps.shape == (1, 2, 4, 2)
     assert torch.allclose(found.joint.sum(-1), torch.ones(1, 2), atol=1e-5)
 
 
 @pytest.mark.parametrize("wrong", [(-0.1,), (1.5,), (0.5, "median"), (0.5, "mean", 1.0), (0.5, "mean", -1)])
-def test_numbers_that_cannot_be_meant_are_refused(wrong):
+def test_invalid_rollout_options_are_rejected(wrong):
     with pytest.raises(UsageError) as refused:
         RolloutOptions(*wrong)
     assert refused.value.hint
 
 
 @pytest.fixture(scope="module")
-def digits():
+def trained_digits():
     """A ViT with a class token, trained on scikit-learn's digits for seconds; and 400 images that it has not seen."""
     from sklearn.datasets import load_digits
 
@@ -158,10 +170,10 @@ def digits():
     return model.eval(), pictures[unseen], labels[unseen]
 
 
-def test_what_rollout_points_at_is_what_a_trained_model_needs(digits):
+def test_removing_high_rollout_patches_hurts_accuracy_most(trained_digits):
     """25 % of the patches become the mean pixel: those of the largest rollout, those nearest to the centre, and random
     ones."""
-    model, pictures, labels = digits
+    model, pictures, labels = trained_digits
     count, side = 16, 4
 
     def accuracy(score):

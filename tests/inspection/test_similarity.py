@@ -11,12 +11,12 @@ from vitreous.inspection.similarity import compute_linear_cka, extract_layer_fea
 from vitreous.models.zoo import create_untrained_model
 
 
-def matrices(n=7, widths=(3, 5), seed=0):
+def draw_feature_matrices(n=7, widths=(3, 5), seed=0):
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(n, width, generator=generator, dtype=torch.float64) for width in widths]
 
 
-def gram(x):
+def gram_matrix(x):
     return [[sum(a * b for a, b in zip(p, q, strict=True)) for q in x.tolist()] for p in x.tolist()]
 
 
@@ -43,10 +43,10 @@ def hsic_unbiased(k, m):
 
 
 @pytest.mark.parametrize(("unbiased", "measure"), [(False, hsic), (True, hsic_unbiased)])
-def test_cka_is_its_definition(unbiased, measure):
-    x, y = matrices()
+def test_linear_cka_matches_the_definition(unbiased, measure):
+    x, y = draw_feature_matrices()
     found = compute_linear_cka([x, y], [x, y], unbiased)
-    k, m = gram(x), gram(y)
+    k, m = gram_matrix(x), gram_matrix(y)
     wanted = measure(k, m) / math.sqrt(measure(k, k) * measure(m, m))
     assert found[0, 1].item() == pytest.approx(wanted, abs=1e-9)
     assert found.diag().tolist() == pytest.approx([1, 1]) and torch.allclose(found, found.T)
@@ -54,28 +54,28 @@ def test_cka_is_its_definition(unbiased, measure):
 
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_turning_scaling_and_moving_change_nothing(unbiased):
-    x, y = matrices()
-    turn, _ = torch.linalg.qr(matrices(5, (5,), 1)[0])
+    x, y = draw_feature_matrices()
+    turn, _ = torch.linalg.qr(draw_feature_matrices(5, (5,), 1)[0])
     before = compute_linear_cka([x], [y], unbiased)
     for other in (y @ turn, 7 * y, y + torch.arange(5)):
         assert torch.allclose(compute_linear_cka([x], [other], unbiased), before)
     assert not torch.allclose(compute_linear_cka([x], [y * torch.arange(1, 6)], unbiased), before, atol=1e-3)
 
 
-def test_layers_with_nothing_in_common_have_none_however_wide():
+def test_cka_of_independent_wide_layers_is_near_zero():
     """The plain estimate would say nearly one for 400 channels of 40 images."""
-    x, y = matrices(40, (400, 400))
+    x, y = draw_feature_matrices(40, (400, 400))
     assert abs(compute_linear_cka([x], [y]).item()) < 0.1 < 0.8 < compute_linear_cka([x], [y], unbiased=False).item()
 
 
 def test_a_constant_layer_and_too_few_images():
-    x, y = matrices()
+    x, y = draw_feature_matrices()
     assert compute_linear_cka([torch.ones(7, 3)], [y]).item() == 0
     with pytest.raises(UsageError, match="too few"):
         compute_linear_cka([x[:3]], [y[:3]])
 
 
-def test_layers_are_means_of_patch_tokens():
+def test_vit_layer_features_are_means_of_patch_tokens():
     torch.manual_seed(0)
     images = torch.randn(3, 3, 16, 16)
     vit = randomise(create_untrained_model("ViT-16x2/4", image_size=16, num_classes=2)).eval()
@@ -89,7 +89,7 @@ def test_layers_are_means_of_patch_tokens():
         assert torch.allclose(found["embedding"], vit.add_positions(vit.project(images)).mean(1), atol=1e-5)
 
 
-def test_layers_of_a_bit_are_its_units():
+def test_bit_layer_features_are_those_of_its_units():
     torch.manual_seed(0)
     bit = randomise(create_untrained_model("BiT-R50x1", image_size=32, blocks=(2, 1), width=16, num_classes=2)).eval()
     images = torch.randn(2, 3, 32, 32)

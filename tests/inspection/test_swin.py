@@ -16,11 +16,11 @@ from vitreous.inspection.similarity import extract_layer_features
 from vitreous.models.config import SwinAttentionConfig, SwinConfig
 from vitreous.models.zoo import build_model
 
-IMAGE = (20, 28)
+IMAGE_SIZE = (20, 28)
 
 
 @pytest.fixture(scope="module")
-def model():
+def swin_model():
     torch.manual_seed(0)
     swin = build_model(
         SwinConfig(
@@ -41,15 +41,15 @@ def model():
 
 @pytest.fixture(scope="module")
 def images():
-    return torch.randn(2, 3, *IMAGE, generator=torch.Generator().manual_seed(1))
+    return torch.randn(2, 3, *IMAGE_SIZE, generator=torch.Generator().manual_seed(1))
 
 
-def test_every_attention_is_that_of_the_forward_pass(model, images):
+def test_attention_weights_match_the_forward_pass(swin_model, images):
     """On grids that windows do not divide, shifted and not: probabilities times values are what the block adds."""
     looks, answers = [], []
-    parts = [block.attention.part.part for block in model.blocks()]
+    parts = [block.attention.part.part for block in swin_model.blocks()]
     hooks = [part.out.register_forward_pre_hook(lambda module, given: answers.append(given[0])) for part in parts]
-    visit_attention_calls(model, images, looks.append)
+    visit_attention_calls(swin_model, images, looks.append)
     for hook in hooks:
         hook.remove()
     assert [look.layer for look in looks] == [0, 1, 2, 3]
@@ -60,7 +60,7 @@ def test_every_attention_is_that_of_the_forward_pass(model, images):
         assert torch.allclose(seen.transpose(-3, -2).flatten(-2), answer, atol=1e-5)
 
 
-def test_heads_that_look_everywhere_alike_have_the_distance_of_uniform_attention(images):
+def test_uniform_heads_have_the_uniform_attention_distance(images):
     torch.manual_seed(0)
     flat = build_model(
         SwinConfig(
@@ -83,30 +83,30 @@ def test_heads_that_look_everywhere_alike_have_the_distance_of_uniform_attention
     assert len(set(measured.uniform)) == 3  # 10 x 14 in windows of 4, shifted by 2 or not, has the same lengths
 
 
-def test_biases_are_by_offset_of_the_key_from_the_query(model):
-    tables = get_relative_position_biases(model)
+def test_position_biases_are_indexed_by_key_query_offset(swin_model):
+    tables = get_relative_position_biases(swin_model)
     assert {layer: tuple(bias.shape) for layer, bias in tables.items()} == {0: (1, 7, 7), 1: (1, 7, 7)} | dict.fromkeys(
         (2, 3), (2, 7, 7)
     )
-    position = model.blocks()[2].attention.part.part.position
+    position = swin_model.blocks()[2].attention.part.part.position
     # from the query at row 0, column 0 to the key at row 1, column 3: token 7 of a window of 4 x 4
     assert torch.equal(tables[2][:, 3 + 1, 3 + 3], position()[:, 0, 7].detach())
-    require_positions(model)
+    require_positions(swin_model)
 
 
-def test_features_filters_and_layers_are_read(model, images):
-    assert extract_patch_tokens(model, images).shape == (2, 5, 7, 16)
-    assert compute_filter_components(model, 4).components.shape == (4, 3, 2, 2)
-    assert list(extract_layer_features(model, images))[-1] == "mlp 3"
+def test_swin_features_filters_and_layers(swin_model, images):
+    assert extract_patch_tokens(swin_model, images).shape == (2, 5, 7, 16)
+    assert compute_filter_components(swin_model, 4).components.shape == (4, 3, 2, 2)
+    assert list(extract_layer_features(swin_model, images))[-1] == "mlp 3"
 
 
-def test_what_needs_all_tokens_says_why_not(model, images):
+def test_methods_that_require_all_tokens_reject_swin(swin_model, images):
     for look in (
-        lambda: compute_rollout(model, images),
-        lambda: compute_relevance(model, images),
-        lambda: compute_attention_maps(model, images, [3]),
+        lambda: compute_rollout(swin_model, images),
+        lambda: compute_relevance(swin_model, images),
+        lambda: compute_attention_maps(swin_model, images, [3]),
     ):
         with pytest.raises(UsageError, match="only attends to its window, not to all tokens"):
             look()
     with pytest.raises(UsageError, match="grids of different sizes"):
-        FourierSpectra(model).add(images)
+        FourierSpectra(swin_model).add(images)

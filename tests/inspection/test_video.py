@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from tests.inspection.test_watch import answers_of, looks_of
-from tests.models.test_video import clips, make
+from tests.inspection.test_watch import collect_attention_outputs, collect_calls
+from tests.models.test_video import build_random_video_model, make_clips
 from vitreous.errors import UsageError
 from vitreous.inspection.attention import compute_attention_maps
 from vitreous.inspection.distance import compute_attention_distances, uniform_attention_distance
 from vitreous.inspection.hooks import visit_residual_states
 from vitreous.nn.frozen import freeze_for_inference
 
-SPANS = {
+ATTENTION_SPANS = {
     "joint": ["all", "all"],
     "factorised-encoder": ["space", "space", "time"],
     "factorised-attention": ["space", "time"] * 2,
@@ -19,20 +19,20 @@ SPANS = {
 }
 
 
-def tamed(arrangement):
+def make_scaled_video_model(arrangement):
     """A model whose numbers stay near one, with a class token and a register."""
-    model = make({"arrangement": arrangement, "registers": 1})
+    model = build_random_video_model({"arrangement": arrangement, "registers": 1})
     for parameter in model.parameters():
         parameter.data *= 0.3
     return model
 
 
-@pytest.mark.parametrize("arrangement", SPANS)
-def test_looks_are_what_was_computed(arrangement):
-    model = tamed(arrangement)
-    x = clips(model)
-    looks, answers = looks_of(model, x), answers_of(model, x)
-    assert [look.span for look in looks] == SPANS[arrangement]
+@pytest.mark.parametrize("arrangement", ATTENTION_SPANS)
+def test_attention_calls_match_the_forward_pass(arrangement):
+    model = make_scaled_video_model(arrangement)
+    x = make_clips(model)
+    looks, answers = collect_calls(model, x), collect_attention_outputs(model, x)
+    assert [look.span for look in looks] == ATTENTION_SPANS[arrangement]
     for look in looks:
         weights = look.compute_weights()
         assert weights.shape[-3:] == (look.module.heads, look.tokens, look.tokens)
@@ -46,10 +46,10 @@ def test_looks_are_what_was_computed(arrangement):
         assert torch.allclose(look.module.out(heads), seen, atol=1e-5)
 
 
-def test_halves_of_the_heads_put_together_are_the_answer():
-    model = tamed("factorised-dot-product")
-    x = clips(model)
-    looks, answers = looks_of(model, x), answers_of(model, x)
+def test_space_and_time_heads_concatenate_to_the_output():
+    model = make_scaled_video_model("factorised-dot-product")
+    x = make_clips(model)
+    looks, answers = collect_calls(model, x), collect_attention_outputs(model, x)
     for space, time, answer in zip(looks[::2], looks[1::2], answers, strict=True):
         part = model.encoder.blocks[space.layer].attention.part
         values = part.split(space.x)[2]  # (B, T, h, S, d)
@@ -59,10 +59,10 @@ def test_halves_of_the_heads_put_together_are_the_answer():
         assert torch.allclose(part.out(heads), answer[:, :, 2:], atol=1e-5)
 
 
-@pytest.mark.parametrize("arrangement", SPANS)
+@pytest.mark.parametrize("arrangement", ATTENTION_SPANS)
 def test_states_distances_and_frozen_models(arrangement):
-    model = tamed(arrangement)
-    x, collected = clips(model), []
+    model = make_scaled_video_model(arrangement)
+    x, collected = make_clips(model), []
     last = visit_residual_states(model, x, collected.append)
     assert [(state.layer, state.sublayer) for state in collected] == [
         (-1, "embedding"),
@@ -71,9 +71,9 @@ def test_states_distances_and_frozen_models(arrangement):
     assert all(state.patches.shape == (2, 3, 2, 3, 24) for state in collected)
     assert torch.allclose(model.encoder.norm(collected[-1].tokens)[:, 2:], last[:, 2:], atol=1e-5)
     of_layers = compute_attention_distances(model, [x])
-    assert list(of_layers.spans) == SPANS[arrangement] and of_layers.per_image.isfinite().any(-1).all()
+    assert list(of_layers.spans) == ATTENTION_SPANS[arrangement] and of_layers.per_image.isfinite().any(-1).all()
     assert set(of_layers.uniform) <= {uniform_attention_distance((3, 2, 3), (2, 4, 4)), 0.0}
-    for look, other in zip(looks_of(model, x), looks_of(freeze_for_inference(model), x), strict=True):
+    for look, other in zip(collect_calls(model, x), collect_calls(freeze_for_inference(model), x), strict=True):
         assert torch.allclose(look.compute_weights(), other.compute_weights(), atol=1e-5)
     if arrangement != "joint":
         with pytest.raises(UsageError, match="its time slot"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.inspection.made import IMAGE, KINDS, NARROW, images, made
+from tests.inspection.made import IMAGE_SIZE, LOCAL_MODEL_KINDS, MODEL_KINDS, make_images, make_model
 from vitreous.errors import UsageError
 from vitreous.inspection.attention import compute_attention_maps
 from vitreous.inspection.distance import compute_attention_distances
@@ -16,13 +16,13 @@ from vitreous.models.zoo import create_untrained_model
 from vitreous.nn.frozen import can_pack, freeze_for_inference
 
 
-def looks_of(model, x):
+def collect_calls(model, x):
     looks = []
     visit_attention_calls(model, x, looks.append)
     return looks
 
 
-def answers_of(model, x):
+def collect_attention_outputs(model, x):
     """What every attention really answered, by plain hooks on the parts, in the order of the pass."""
     found = []
     parts = [module for module in model.modules() if hasattr(module, "compute_weights")]
@@ -34,10 +34,10 @@ def answers_of(model, x):
     return found
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *NARROW])
-def test_a_looks_weights_give_the_answer_of_the_fused_pass(kind):
-    model, x = made(kind), images()
-    looks, answers = looks_of(model, x), answers_of(model, x)
+@pytest.mark.parametrize("kind", [*MODEL_KINDS, *LOCAL_MODEL_KINDS])
+def test_attention_weights_reproduce_the_fused_output(kind):
+    model, x = make_model(kind), make_images()
+    looks, answers = collect_calls(model, x), collect_attention_outputs(model, x)
     assert [look.layer for look in looks] == ([0, 0, 1, 1] if kind == "axial" else [0, 1])
     assert len(answers) == len(looks)
     for look, answer in zip(looks, answers, strict=True):
@@ -49,14 +49,14 @@ def test_a_looks_weights_give_the_answer_of_the_fused_pass(kind):
         assert torch.allclose(look.module.out(heads).reshape(answer.shape), answer, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *NARROW])
-def test_chunks_are_the_whole_and_ask_for_keys_once(kind, monkeypatch):
+@pytest.mark.parametrize("kind", [*MODEL_KINDS, *LOCAL_MODEL_KINDS])
+def test_chunks_match_full_weights_and_compute_keys_once(kind, monkeypatch):
     asked = []
     forward = CachedLayer.forward
     monkeypatch.setattr(
         CachedLayer, "forward", lambda self, x: (asked.append(self.answer is None), forward(self, x))[1]
     )
-    for look in looks_of(made(kind), images()):
+    for look in collect_calls(make_model(kind), make_images()):
         asked.clear()
         chunks = list(look.iterate_chunks(max_bytes=1))
         assert len(chunks) == look.tokens == len(asked) and sum(asked) == 1
@@ -64,24 +64,24 @@ def test_chunks_are_the_whole_and_ask_for_keys_once(kind, monkeypatch):
 
 
 @pytest.mark.processor
-@pytest.mark.parametrize("kind", ["registers", "relative", "decomposed", "scaled", *NARROW])
-def test_frozen_and_bf16_models_look_where_the_model_does(kind):
-    model, x = made(kind), images()
-    wanted = [look.compute_weights() for look in looks_of(model, x)]
+@pytest.mark.parametrize("kind", ["registers", "relative", "decomposed", "scaled", *LOCAL_MODEL_KINDS])
+def test_frozen_and_bf16_models_have_the_same_attention_weights(kind):
+    model, x = make_model(kind), make_images()
+    wanted = [look.compute_weights() for look in collect_calls(model, x)]
     others = [
         (freeze_for_inference(model), 1e-5),
         (freeze_for_inference(model, torch.bfloat16), 0.25),
-        (made(kind).bfloat16(), 0.25),
+        (make_model(kind).bfloat16(), 0.25),
     ]
     others += [(freeze_for_inference(model, torch.float32, packed=True), 1e-5)] if can_pack(torch.float32) else []
     for other, limit in others:
-        found = [look.compute_weights() for look in looks_of(other, x)]
+        found = [look.compute_weights() for look in collect_calls(other, x)]
         assert all(weights.dtype == torch.float32 for weights in found)
         assert max(((a - b).norm() / b.norm()).item() for a, b in zip(found, wanted, strict=True)) < limit
 
 
-def test_a_pass_ends_with_the_tokens_that_the_states_lead_to():
-    model, x = made("registers"), images()
+def test_residual_states_lead_to_the_final_tokens():
+    model, x = make_model("registers"), make_images()
     found = []
     tokens = visit_residual_states(model, x, found.append)
     assert [(one.layer, one.sublayer) for one in found] == [(-1, "embedding")] + [
@@ -93,8 +93,8 @@ def test_a_pass_ends_with_the_tokens_that_the_states_lead_to():
 
 
 @pytest.mark.parametrize("train", [True, False])
-def test_the_model_is_what_it_was(train):
-    model, x = made("plain", regularization={"dropout": 0.1, "drop_path": 0.1}).train(train), images()
+def test_inspection_leaves_the_model_unchanged(train):
+    model, x = make_model("plain", regularization={"dropout": 0.1, "drop_path": 0.1}).train(train), make_images()
     model.encoder.blocks[1].eval()
     modes = [module.training for module in model.modules()]
     state = {key: value.clone() for key, value in model.state_dict().items()}
@@ -119,7 +119,7 @@ def test_the_model_is_what_it_was(train):
 
 
 def test_a_compiled_model_is_watched_and_still_compiled():
-    model, x = made(), images()
+    model, x = make_model(), make_images()
     wanted, maps, speaking = model(x), compute_rollout(model, x).joint, compute_relevance(model, x).relevance
     compiled = []
 
@@ -137,11 +137,11 @@ def test_a_compiled_model_is_watched_and_still_compiled():
     assert len(compiled) == graphs
 
 
-def test_what_has_no_attention_or_does_not_see_everything_is_refused_with_what_works():
+def test_models_without_global_attention_are_rejected_with_a_hint():
     resnet = create_untrained_model("BiT-R50x1", 32, 3, blocks=(1, 1), width=16)
     for look in (
-        lambda: compute_attention_distances(resnet, [images(1, (32, 32))]),
-        lambda: compute_rollout(resnet, images(1, (32, 32))),
+        lambda: compute_attention_distances(resnet, [make_images(1, (32, 32))]),
+        lambda: compute_rollout(resnet, make_images(1, (32, 32))),
     ):
         with pytest.raises(UsageError, match="no attention") as refused:
             look()
@@ -149,8 +149,12 @@ def test_what_has_no_attention_or_does_not_see_everything_is_refused_with_what_w
     for kind, word in (("axial", "row"), ("windows", "window")):
         for look in (compute_rollout, compute_relevance):
             with pytest.raises(UsageError, match=word) as refused:
-                look(made(kind), images())
+                look(make_model(kind), make_images())
             assert "distance" in refused.value.hint
     with pytest.raises(UsageError, match="window"):
-        compute_attention_maps(made("windows"), images(), [0])
-    assert compute_attention_maps(made("windows"), images(), [1])[1].shape == (2, 2, IMAGE[0] // 4 * IMAGE[1] // 4)
+        compute_attention_maps(make_model("windows"), make_images(), [0])
+    assert compute_attention_maps(make_model("windows"), make_images(), [1])[1].shape == (
+        2,
+        2,
+        IMAGE_SIZE[0] // 4 * IMAGE_SIZE[1] // 4,
+    )

@@ -9,10 +9,10 @@ import re
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-TOKENS = {"hf_writes": "me", "hf_reads": "reader"}
+ACCESS_TOKENS = {"hf_writes": "me", "hf_reads": "reader"}
 
 
-class Hub(BaseHTTPRequestHandler):
+class FakeHub(BaseHTTPRequestHandler):
     """`repositories`: name -> file -> bytes. `broken`: what is wrong, a part of an address -> a status, or "cut"."""
 
     protocol_version = "HTTP/1.1"
@@ -51,7 +51,7 @@ class Hub(BaseHTTPRequestHandler):
                     self.close_connection = True
                     return self.connection.close()
                 return self.reply(int(problem), {"error": "refused"})
-        user = TOKENS.get(self.headers.get("Authorization", "").removeprefix("Bearer "))
+        user = ACCESS_TOKENS.get(self.headers.get("Authorization", "").removeprefix("Bearer "))
         path = self.path.partition("?")[0]
         if path.startswith("/objects/"):
             self.objects[path.rpartition("/")[2]] = body

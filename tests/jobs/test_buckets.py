@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 import vitreous
-from tests.conftest import say
-from tests.data.films import moving, write_clip
-from tests.objectives.test_clips import Notes
+from tests.conftest import run_cli
+from tests.data.films import make_moving_square, write_clip
+from tests.objectives.test_clips import StoppingListener
 from vitreous.data.decoding.clips import open_clip
 from vitreous.errors import UsageError
 from vitreous.inference.open_model import open_generator
@@ -27,12 +27,12 @@ from vitreous.training.slices import rank_slices
 from vitreous.weights.bundle import load_bundle
 
 BUCKETS = ("4x16x16", "1x16x16", "1x12x24", "1x24x12")
-WAYS: dict[str, Any] = {"workers": 0, "device": "cpu", "precision": "fp32", "batch_size": 6, "recipe": "sit"}
-CLIPS = WAYS | {"model": "DiT-48x2/1x4x4-alternating", "buckets": BUCKETS}
-SAMPLED: dict[str, Any] = {"progress": False, "steps": 2, "device": "cpu", "precision": "fp32"}
+RUN_OPTIONS: dict[str, Any] = {"workers": 0, "device": "cpu", "precision": "fp32", "batch_size": 6, "recipe": "sit"}
+CLIP_OPTIONS = RUN_OPTIONS | {"model": "DiT-48x2/1x4x4-alternating", "buckets": BUCKETS}
+SAMPLING_OPTIONS: dict[str, Any] = {"progress": False, "steps": 2, "device": "cpu", "precision": "fp32"}
 
 
-def write_pictures(home, count, first=0):
+def write_noise_images(home, count, first=0):
     """Noise of three aspect ratios in turn."""
     for number in range(count):
         height, width = ((16, 16), (12, 24), (24, 12))[number % 3]
@@ -49,21 +49,22 @@ def mixed_data(tmp_path_factory):
         for right, name in enumerate(("left", "right")):
             for number in range(count):
                 write_clip(
-                    mixed_data / split / name / f"{number}.gif", moving(100 * place + 2 * number + right, bool(right))
+                    mixed_data / split / name / f"{number}.gif",
+                    make_moving_square(100 * place + 2 * number + right, bool(right)),
                 )
-            write_pictures(mixed_data / split / name, 9, 100 * place + right)
+            write_noise_images(mixed_data / split / name, 9, 100 * place + right)
     return mixed_data
 
 
 @pytest.fixture(scope="module")
 def bucket_run(mixed_data, tmp_path_factory):
     """A run of clips and pictures in named buckets, and what it noted."""
-    out, notes = tmp_path_factory.mktemp("runs") / "run", Notes()
-    vitreous.train(mixed_data, out=out, steps=8, listener=notes, **CLIPS)
+    out, notes = tmp_path_factory.mktemp("runs") / "run", StoppingListener()
+    vitreous.train(mixed_data, out=out, steps=8, listener=notes, **CLIP_OPTIONS)
     return out, notes.notes
 
 
-def test_a_run_in_buckets_tells_them_and_keeps_them_with_the_model(bucket_run):
+def test_buckets_are_logged_and_stored_with_the_model(bucket_run):
     out, notes = bucket_run
     assert [note for note in notes if "4x16x16 9, 1x16x16 6, 1x12x24 5, 1x24x12 6; evaluation uses 4x16x16" in note]
     preprocess = open_generator(out).preprocess
@@ -78,10 +79,10 @@ def test_a_run_in_buckets_tells_them_and_keeps_them_with_the_model(bucket_run):
     assert RunFolder(out).run().preprocess == preprocess
 
 
-def test_each_bucket_is_sampled_at_its_size_and_others_with_a_note(bucket_run, tmp_path):
+def test_sampling_at_each_bucket_size(bucket_run, tmp_path):
     for size, frames, shape in (("16x16", 4, (4, 16, 16)), ("24x12", 1, (1, 24, 12)), ("12x24", None, (1, 12, 24))):
         place = tmp_path / f"{size}-{frames}"
-        document = vitreous.sample(bucket_run[0], place, size=size, frames=frames, **SAMPLED)
+        document = vitreous.sample(bucket_run[0], place, size=size, frames=frames, **SAMPLING_OPTIONS)
         assert document["size"] == "x".join(map(str, shape)) and document["frames"] == shape[0]
         suffix = "gif" if shape[0] > 1 else "png"
         made = sorted(path.suffix for path in place.iterdir() if path.name != "samples.json")
@@ -91,34 +92,36 @@ def test_each_bucket_is_sampled_at_its_size_and_others_with_a_note(bucket_run, t
             assert (len(clip), *clip.size) == shape
         else:
             assert Image.open(place / "right-00000.png").size == shape[:0:-1]
-    assert vitreous.sample(bucket_run[0], tmp_path / "own.gif", **SAMPLED)["size"] == "4x16x16"
-    assert vitreous.sample(bucket_run[0], tmp_path / "one.png", frames=1, count=4, **SAMPLED)["size"] == "1x16x16"
+    assert vitreous.sample(bucket_run[0], tmp_path / "own.gif", **SAMPLING_OPTIONS)["size"] == "4x16x16"
+    assert (
+        vitreous.sample(bucket_run[0], tmp_path / "one.png", frames=1, count=4, **SAMPLING_OPTIONS)["size"] == "1x16x16"
+    )
     assert Image.open(tmp_path / "one.png").size == (2 * 130 - 2, 2 * 144 - 2)
-    notes = Notes()
+    notes = StoppingListener()
     document = vitreous.sample(
-        bucket_run[0], tmp_path / "x.gif", listener=notes, **SAMPLED | {"size": "20", "frames": 6}
+        bucket_run[0], tmp_path / "x.gif", listener=notes, **SAMPLING_OPTIONS | {"size": "20", "frames": 6}
     )
     assert document["size"] == "6x20x20" and open_clip(tmp_path / "x.gif").size[1] == 120
     assert any("was not trained at 6x20x20, but at 4x16x16, 1x16x16" in note for note in notes.notes)
     with pytest.raises(UsageError, match="has images with other settings"):
-        vitreous.sample(bucket_run[0], tmp_path / "24x12-1", size="12x24", **SAMPLED)
+        vitreous.sample(bucket_run[0], tmp_path / "24x12-1", size="12x24", **SAMPLING_OPTIONS)
 
 
-def test_one_size_is_judged_beside_the_images_that_are_nearest_to_it(bucket_run):
+def test_evaluation_at_one_size_uses_the_nearest_images(bucket_run):
     made: dict[str, Any] = {"samples": 10, "steps": 2, "device": "cpu", "split": "test"}
     judged = vitreous.evaluate(bucket_run[0], **made)["test"]
     assert judged["size"] == "4x16x16" and judged["images"] == 12 and judged["dimensions"] == 4 * 16 * 16 * 3
-    notes = Notes()
+    notes = StoppingListener()
     with pytest.raises(vitreous.errors.DataError, match="6 images are too few to compare with"):
         vitreous.evaluate(bucket_run[0], size="12x24", listener=notes, **made)
     assert any("evaluated at 1x12x24, against the 6 of 30 test images" in note for note in notes.notes)
 
 
-def test_a_stopped_run_in_buckets_ends_in_the_same_bits_with_workers(mixed_data, tmp_path):
-    ways: dict[str, Any] = CLIPS | {"steps": 8, "save_every": 2, "log_every": 1}
+def test_resumed_bucket_run_is_bit_identical(mixed_data, tmp_path):
+    ways: dict[str, Any] = CLIP_OPTIONS | {"steps": 8, "save_every": 2, "log_every": 1}
     vitreous.train(mixed_data, out=tmp_path / "whole", progress=False, **ways)
     with pytest.raises(KeyError):
-        vitreous.train(mixed_data, out=tmp_path / "stopped", listener=Notes(24), **dict(ways, workers=2))
+        vitreous.train(mixed_data, out=tmp_path / "stopped", listener=StoppingListener(24), **dict(ways, workers=2))
     vitreous.train(out=tmp_path / "stopped", resume=True, progress=False)
     first, second = (load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped"))
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -128,11 +131,11 @@ def test_a_stopped_run_in_buckets_ends_in_the_same_bits_with_workers(mixed_data,
 
 
 def test_a_single_bucket_learns_as_a_run_without_buckets(tmp_path):
-    ways: dict[str, Any] = CLIPS | {"steps": 5, "log_every": 1, "frames": 4, "buckets": None}
+    ways: dict[str, Any] = CLIP_OPTIONS | {"steps": 5, "log_every": 1, "frames": 4, "buckets": None}
     clips = tmp_path / "clips"
     for right, name in enumerate(("left", "right")):
         for number in range(5):
-            write_clip(clips / name / f"{number}.gif", moving(2 * number + right, bool(right)))
+            write_clip(clips / name / f"{number}.gif", make_moving_square(2 * number + right, bool(right)))
     losses = []
     for name, buckets in (("plain", None), ("one", ("4x16x16",))):
         vitreous.train(clips, out=tmp_path / name, progress=False, **dict(ways, buckets=buckets))
@@ -142,17 +145,20 @@ def test_a_single_bucket_learns_as_a_run_without_buckets(tmp_path):
     assert len(losses[0]) == 5 and losses[0] == losses[1]
 
 
-def test_pictures_alone_are_learned_at_their_aspect_ratios(tmp_path):
-    write_pictures(tmp_path / "flat", 30)
-    notes, ways = Notes(), WAYS | {"model": "DiT-48x1/4", "steps": 4, "buckets": (), "micro_batch": "2"}
+def test_image_generator_trains_at_native_aspect_ratios(tmp_path):
+    write_noise_images(tmp_path / "flat", 30)
+    notes, ways = (
+        StoppingListener(),
+        RUN_OPTIONS | {"model": "DiT-48x1/4", "steps": 4, "buckets": (), "micro_batch": "2"},
+    )
     vitreous.train(tmp_path / "flat", out=tmp_path / "run", listener=notes, **ways)
     assert any(note.startswith("training images per bucket: 12x24 9, 16x16 9, 24x12 9;") for note in notes.notes)
-    assert vitreous.sample(tmp_path / "run", tmp_path / "x.png", size="24x12", **SAMPLED)["size"] == "24x12"
+    assert vitreous.sample(tmp_path / "run", tmp_path / "x.png", size="24x12", **SAMPLING_OPTIONS)["size"] == "24x12"
     assert Image.open(tmp_path / "x.png").size == (60, 120)
 
 
-def test_processes_share_batches_that_are_cut_by_size(mixed_data, tmp_path):
-    options = TrainOptions(str(mixed_data), steps=8, out=str(tmp_path / "x"), **CLIPS)
+def test_ranks_share_batches_split_by_bucket(mixed_data, tmp_path):
+    options = TrainOptions(str(mixed_data), steps=8, out=str(tmp_path / "x"), **CLIP_OPTIONS)
     _, run, inputs, _ = plan_run(options, NullListener())
     assert inputs.buckets is not None
     buckets = inputs.buckets
@@ -182,21 +188,21 @@ def test_processes_share_batches_that_are_cut_by_size(mixed_data, tmp_path):
     ({"sampling": "balanced"}, "another sampling than even cannot be combined with buckets"),
     ({"micro_batch": "auto"}, "micro_batch='auto' does not support buckets"),
 ])  # fmt: skip
-def test_what_does_not_go_with_buckets_is_refused(mixed_data, tmp_path, change, problem):
+def test_options_incompatible_with_buckets_are_rejected(mixed_data, tmp_path, change, problem):
     with pytest.raises(UsageError, match=problem):
-        vitreous.train(mixed_data, out=tmp_path / "run", steps=1, progress=False, **CLIPS | change)
+        vitreous.train(mixed_data, out=tmp_path / "run", steps=1, progress=False, **CLIP_OPTIONS | change)
 
 
 @pytest.mark.parametrize(("size", "problem"), [
     ("big", "size cannot be big"), ("18x16", "size='18x16' is not a multiple"), ("16x16x16", "size cannot be"),
     ("0", "size cannot be 0"),
 ])  # fmt: skip
-def test_sizes_that_cannot_be_are_refused(bucket_run, tmp_path, size, problem):
+def test_invalid_sampling_sizes_are_rejected(bucket_run, tmp_path, size, problem):
     with pytest.raises(UsageError, match=problem):
-        vitreous.sample(bucket_run[0], tmp_path / "x.png", size=size, **SAMPLED)
+        vitreous.sample(bucket_run[0], tmp_path / "x.png", size=size, **SAMPLING_OPTIONS)
 
 
 def test_the_command_takes_sizes(bucket_run, tmp_path):
     words = ["sample", bucket_run[0], "--class", "left", "--size", "12x24", "--steps", "2", "--device", "cpu"]
-    done = say(*map(str, words), "--out", str(tmp_path / "x.png"))
+    done = run_cli(*map(str, words), "--out", str(tmp_path / "x.png"))
     assert done.returncode == 0 and "1 image at 12x24 pixels" in done.stdout, done.stderr

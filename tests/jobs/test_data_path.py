@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import make_folder, say
+from tests.conftest import make_folder, run_cli
 from vitreous.data.sources import resolve_source
 from vitreous.jobs.train import train
 from vitreous.training.folder import RunFolder
 
-TINY = {
+TINY_OPTIONS = {
     "model": "ViT-16x1/8",
     "image_size": 16,
     "epochs": 1,
@@ -25,22 +25,22 @@ TINY = {
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained_home(tmp_path_factory):
     """A folder with photos/ and a run on them, which was trained in there with a relative path."""
     trained_copy = tmp_path_factory.mktemp("home")
     make_folder(trained_copy / "photos", {"train": 4, "test": 2}, classes=("ant", "bee"))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(trained_copy)
-        summary = train("photos", out="run", **TINY)
+        summary = train("photos", out="run", **TINY_OPTIONS)
     assert summary["data"] == str(trained_copy / "photos")
     return trained_copy
 
 
 @pytest.fixture
-def trained_copy(trained, tmp_path):
+def trained_copy(trained_home, tmp_path):
     """A copy of it, whose run names the copied photos."""
-    place = shutil.copytree(trained, tmp_path / "home")
-    name_data(place / "run", trained / "photos", place / "photos")
+    place = shutil.copytree(trained_home, tmp_path / "home")
+    name_data(place / "run", trained_home / "photos", place / "photos")
     return place
 
 
@@ -51,38 +51,38 @@ def name_data(run: Path, before: Path | str, after: Path | str) -> None:
     (run / "config.yaml").write_text(text.replace(f"source: {before}\n", f"source: {after}\n"))
 
 
-def evaluated(run: Path | str, cwd: Path, *words: str):
-    return say("evaluate", str(run), *words, "--workers", "0", "--device", "cpu", cwd=cwd)
+def run_evaluate(run: Path | str, cwd: Path, *words: str):
+    return run_cli("evaluate", str(run), *words, "--workers", "0", "--device", "cpu", cwd=cwd)
 
 
-def test_a_relative_path_is_stored_so_that_any_folder_finds_it(trained, tmp_path):
-    assert RunFolder(trained / "run").run().data.source == str(trained / "photos")
-    assert evaluated(trained / "run", tmp_path).returncode == 0
+def test_relative_data_path_is_stored_as_absolute(trained_home, tmp_path):
+    assert RunFolder(trained_home / "run").run().data.source == str(trained_home / "photos")
+    assert run_evaluate(trained_home / "run", tmp_path).returncode == 0
 
 
-def test_the_model_that_is_shipped_does_not_tell_where_its_data_lay(trained):
-    text = (trained / "run" / "model" / "model.json").read_text()
-    assert json.loads(text)["provenance"]["data"] == "photos" and str(trained) not in text
+def test_bundle_does_not_contain_the_absolute_data_path(trained_home):
+    text = (trained_home / "run" / "model" / "model.json").read_text()
+    assert json.loads(text)["provenance"]["data"] == "photos" and str(trained_home) not in text
 
 
-def test_names_that_are_no_paths_stay(monkeypatch, tmp_path):
+def test_dataset_names_are_not_resolved_as_paths(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     kept = ["digits", "hf:org/name", "torchvision:CIFAR10"]
     assert [resolve_source(name) for name in kept] == kept
     assert resolve_source("x-{000..127}.tar") == f"{tmp_path}/x-{{000..127}}.tar"
 
 
-def test_a_config_with_a_relative_path_repeats_the_run_with_a_whole_one(trained_copy, monkeypatch):
+def test_config_with_a_relative_path_is_rerun_with_an_absolute_path(trained_copy, monkeypatch):
     name_data(trained_copy / "run", trained_copy / "photos", "photos")
     monkeypatch.chdir(trained_copy)
     train("photos", config="run/config.yaml", out="again")
     assert RunFolder(trained_copy / "again").run().data.source == str(trained_copy / "photos")
 
 
-def test_a_run_of_before_with_a_relative_path_works_where_it_did_and_says_why_elsewhere(trained_copy, tmp_path):
+def test_stored_relative_path_works_only_from_its_folder(trained_copy, tmp_path):
     name_data(trained_copy / "run", trained_copy / "photos", "photos")
-    assert evaluated("run", trained_copy).returncode == 0
-    result = evaluated(trained_copy / "run", tmp_path)
+    assert run_evaluate("run", trained_copy).returncode == 0
+    result = run_evaluate(trained_copy / "run", tmp_path)
     assert result.returncode == 3 and result.stderr.startswith("error: ")
     assert (
         f"{trained_copy / 'run'} was trained on photos, a relative path that does not exist in {tmp_path}"
@@ -90,30 +90,30 @@ def test_a_run_of_before_with_a_relative_path_works_where_it_did_and_says_why_el
     )
     assert "change to the folder that it is relative to" in result.stderr
     (trained_copy / "run" / "summary.json").unlink()
-    assert say("train", "photos", "--out", "run", "--resume", cwd=trained_copy).returncode == 0
+    assert run_cli("train", "photos", "--out", "run", "--resume", cwd=trained_copy).returncode == 0
 
 
-def test_data_that_are_gone_are_named_with_what_is_left_of_their_path(trained_copy, tmp_path):
+def test_missing_data_error_names_the_last_existing_folder(trained_copy, tmp_path):
     (trained_copy / "photos").rename(trained_copy / "moved")
-    result = evaluated(trained_copy / "run", tmp_path)
+    result = run_evaluate(trained_copy / "run", tmp_path)
     assert result.returncode == 3
     assert (
         f"was trained on {trained_copy / 'photos'}, which no longer exists: the last existing folder of its path is {trained_copy}"
         in result.stderr
     )
     assert f"vitreous evaluate {trained_copy / 'run'} DATA" in result.stderr
-    assert evaluated(trained_copy / "run", tmp_path, str(trained_copy / "moved")).returncode == 0
+    assert run_evaluate(trained_copy / "run", tmp_path, str(trained_copy / "moved")).returncode == 0
 
 
-def test_a_run_goes_on_with_data_that_were_moved_and_not_with_others(trained_copy):
+def test_run_resumes_with_moved_data_but_not_changed_data(trained_copy):
     (trained_copy / "run" / "summary.json").unlink()
     (trained_copy / "photos").rename(trained_copy / "moved")
-    result = say("train", str(trained_copy / "photos"), "--out", "run", "--resume", cwd=trained_copy)
+    result = run_cli("train", str(trained_copy / "photos"), "--out", "run", "--resume", cwd=trained_copy)
     assert result.returncode == 3 and "no longer exists" in result.stderr
     (trained_copy / "moved" / "train" / "ant" / "0.png").rename(trained_copy / "moved" / "train" / "ant" / "new.png")
-    result = say("train", "moved", "--out", "run", "--resume", cwd=trained_copy)
+    result = run_cli("train", "moved", "--out", "run", "--resume", cwd=trained_copy)
     assert result.returncode == 3 and "moved has changed since the run began" in result.stderr
     (trained_copy / "moved" / "train" / "ant" / "new.png").rename(trained_copy / "moved" / "train" / "ant" / "0.png")
-    result = say("train", "moved", "--out", "run", "--resume", cwd=trained_copy)
+    result = run_cli("train", "moved", "--out", "run", "--resume", cwd=trained_copy)
     assert result.returncode == 0, result.stderr
     assert RunFolder(trained_copy / "run").run().data.source == str(trained_copy / "moved")

@@ -10,24 +10,24 @@ from tests.conftest import make_folder
 from vitreous.errors import DataError
 from vitreous.jobs.train import train
 
-TINY = {"model": "ViT-16x1/8", "image_size": 16, "epochs": 1, "batch_size": 8, "workers": 0}
+TINY_OPTIONS = {"model": "ViT-16x1/8", "image_size": 16, "epochs": 1, "batch_size": 8, "workers": 0}
 
 
 @pytest.fixture
-def folder(tmp_path):
+def image_folder(tmp_path):
     return make_folder(tmp_path / "photos", {"train": 8, "val": 2}, classes=("ant", "bee"))
 
 
-def listing(path, names):
+def write_copy_list(path, names):
     path.write_text("path,duplicate_of,reason,score\n" + "".join(f"{name},elsewhere,bytes,1.0\n" for name in names))
     return path
 
 
-def test_listed_images_are_not_trained_on_and_the_list_stays_with_the_run(folder, tmp_path):
-    names = sorted(str(path) for path in (folder / "train" / "ant").iterdir())[:3]
-    copies = listing(tmp_path / "copies.csv", names)
+def test_listed_images_are_excluded_and_the_list_is_stored(image_folder, tmp_path):
+    names = sorted(str(path) for path in (image_folder / "train" / "ant").iterdir())[:3]
+    copies = write_copy_list(tmp_path / "copies.csv", names)
     out = tmp_path / "run"
-    train(str(folder), exclude=str(copies), out=str(out), **TINY)
+    train(str(image_folder), exclude=str(copies), out=str(out), **TINY_OPTIONS)
     data = json.loads((out / "data.json").read_text())
     assert (
         data["train_images"] == 13 and data["splits"] == {"train": 13, "val": 4} and data["excluded_by"] == str(copies)
@@ -35,26 +35,26 @@ def test_listed_images_are_not_trained_on_and_the_list_stays_with_the_run(folder
     assert json.loads((out / "excluded.json").read_text()) == names
     copies.unlink()  # the run has its own
     (out / "summary.json").unlink()
-    train(str(folder), resume=True, out=str(out))
+    train(str(image_folder), resume=True, out=str(out))
     assert json.loads((out / "data.json").read_text()) == data and (out / "summary.json").exists()
 
 
-def test_a_list_of_everything_or_of_nothing_known(folder, tmp_path):
-    every = listing(tmp_path / "all.csv", [str(path) for path in (folder / "train").rglob("*.png")])
+def test_lists_that_exclude_all_or_no_images_are_rejected(image_folder, tmp_path):
+    every = write_copy_list(tmp_path / "all.csv", [str(path) for path in (image_folder / "train").rglob("*.png")])
     with pytest.raises(DataError, match="excludes every training image"):
-        train(str(folder), exclude=str(every), out=str(tmp_path / "run"), **TINY)
+        train(str(image_folder), exclude=str(every), out=str(tmp_path / "run"), **TINY_OPTIONS)
     assert not (tmp_path / "run").exists()
     with pytest.raises(DataError, match="none of the 1 names"):
         train(
-            str(folder),
-            exclude=str(listing(tmp_path / "strange.csv", ["elsewhere/1.png"])),
+            str(image_folder),
+            exclude=str(write_copy_list(tmp_path / "strange.csv", ["elsewhere/1.png"])),
             out=str(tmp_path / "run"),
-            **TINY,
+            **TINY_OPTIONS,
         )
     with pytest.raises(DataError, match="no column path"):
-        train(str(folder), exclude=str(write(tmp_path / "other.csv")), **TINY)
+        train(str(image_folder), exclude=str(write_unrelated_csv(tmp_path / "other.csv")), **TINY_OPTIONS)
 
 
-def write(path):
+def write_unrelated_csv(path):
     path.write_text("a,b\n1,2\n")
     return path

@@ -14,7 +14,7 @@ from vitreous.models.names import config_from_name
 
 
 @pytest.mark.parametrize("letter", ["d", "é", "中"])
-def test_a_long_folder_name_gives_a_run_name_that_fits(letter):
+def test_run_name_of_a_long_folder_name_is_truncated(letter):
     run = SimpleNamespace(model=config_from_name("ViT-32x2/8"))
     name = build_run_name(run, SimpleNamespace(name=letter * 240))  # type: ignore[arg-type]
     assert (
@@ -22,7 +22,7 @@ def test_a_long_folder_name_gives_a_run_name_that_fits(letter):
     )
 
 
-def test_coco_without_categories_names_the_entries_to_add(tmp_path):
+def test_coco_error_lists_missing_categories(tmp_path):
     (tmp_path / "train").mkdir()
     annotations = [{"id": 1, "image_id": 1, "category_id": 7, "bbox": [0, 0, 2, 2]}]
     file = tmp_path / "train" / "_annotations.coco.json"

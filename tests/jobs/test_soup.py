@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import vitreous
-from tests.conftest import document, make_folder, say
+from tests.conftest import make_folder, parse_json_output, run_cli
 from vitreous.cli.main import run_command
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.options import DataOptions
@@ -30,7 +30,7 @@ from vitreous.weights.bundle import WEIGHTS_FILE, Bundle, load_bundle
 CLASSES = ("ant", "bee", "cat")
 #: a model whose answers are known: it sees the mean of each colour, and the pictures of `make_folder` are tinted by
 #: class
-CONFIG = ViTConfig(
+MODEL_CONFIG = ViTConfig(
     image=(16, 16),
     patch=(8, 8),
     classes=3,
@@ -43,7 +43,7 @@ CONFIG = ViTConfig(
     positions=PositionConfig(kind="none"),
     norm=NormConfig(final="none"),
 )
-EXACT = InferenceOptions("cpu", "fp32")
+EXACT_INFERENCE = InferenceOptions("cpu", "fp32")
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def without_workers(monkeypatch):
     monkeypatch.setattr("vitreous.jobs.soup.default_worker_count", lambda: 0)
 
 
-def tinted(folder, size=1.0, seed=0, classes=CLASSES, config=CONFIG, preprocess=None):
+def save_colour_classifier(folder, size=1.0, seed=0, classes=CLASSES, config=MODEL_CONFIG, preprocess=None):
     """A bundle of a model that is always right, with logits of a size of its own; a negative one is always wrong."""
     torch.manual_seed(seed)
     model = build_model(config)
@@ -69,26 +69,26 @@ def tinted(folder, size=1.0, seed=0, classes=CLASSES, config=CONFIG, preprocess=
     return folder
 
 
-def run_of(home, source, seed=0, hold_out=None, **changes):
+def create_run_folder(home, source, seed=0, hold_out=None, **changes):
     """A run folder: a bundle, and the config of the run that it is from."""
     opened = open_data(source, seed)
     fingerprint = opened.with_holdout(hold_out, seed).fingerprint()
     data = DataOptions(str(source), CLASSES, 36, fingerprint, seed, hold_out)
-    RunFolder(home).create(Run(data, CONFIG, ImagePreprocess((16, 16)), epochs=1.0), "vitreous train", {})
-    tinted(home / "model", **changes)
+    RunFolder(home).create(Run(data, MODEL_CONFIG, ImagePreprocess((16, 16)), epochs=1.0), "vitreous train", {})
+    save_colour_classifier(home / "model", **changes)
     return home
 
 
-def state(folder):
+def load_state(folder):
     return load_bundle(folder).model.state_dict()
 
 
 def test_a_uniform_soup_is_the_mean_whatever_the_order(tmp_path):
-    runs = [tinted(tmp_path / str(seed), seed=seed, size=1.0 + seed / 3) for seed in range(3)]
+    runs = [save_colour_classifier(tmp_path / str(seed), seed=seed, size=1.0 + seed / 3) for seed in range(3)]
     made = soup(runs, tmp_path / "soup")
     again = vitreous.soup(runs[::-1], tmp_path / "again")
-    states = [state(run) for run in runs]
-    for name, tensor in state(tmp_path / "soup").items():
+    states = [load_state(run) for run in runs]
+    for name, tensor in load_state(tmp_path / "soup").items():
         hand = sum(one[name].double() for one in states) / 3
         assert torch.equal(tensor, hand.float()), name
     assert compute_sha256(tmp_path / "soup" / WEIGHTS_FILE) == compute_sha256(tmp_path / "again" / WEIGHTS_FILE)
@@ -99,9 +99,9 @@ def test_a_uniform_soup_is_the_mean_whatever_the_order(tmp_path):
     assert made["val"] is None and [row["score"] for row in made["ingredients"]] == [None] * 3
 
 
-def test_rows_of_heads_are_matched_by_class_name(tmp_path):
-    one = tinted(tmp_path / "one")
-    other = tinted(tmp_path / "other", size=2.0, classes=("cat", "ant", "bee"))
+def test_head_weights_are_matched_by_class_name(tmp_path):
+    one = save_colour_classifier(tmp_path / "one")
+    other = save_colour_classifier(tmp_path / "other", size=2.0, classes=("cat", "ant", "bee"))
     soup([one, other], tmp_path / "soup")
     bundle = load_bundle(tmp_path / "soup")
     expected = torch.zeros(3, 4)
@@ -110,11 +110,11 @@ def test_rows_of_heads_are_matched_by_class_name(tmp_path):
     assert set(bundle.classes) == set(CLASSES) and torch.equal(bundle.model.head.weight.data, expected)
 
 
-def test_a_greedy_soup_leaves_out_what_spoils_it(folder, tmp_path):
-    good = [tinted(tmp_path / f"good-{seed}", seed=seed, size=1.0 + seed) for seed in range(2)]
-    bad = tinted(tmp_path / "bad", size=-9.0)
-    uniform = soup([*good, bad], tmp_path / "uniform", data=folder, how=EXACT)
-    made = soup([bad, *good], tmp_path / "soup", greedy=True, data=folder, how=EXACT)
+def test_greedy_soup_drops_harmful_models(photo_folder, tmp_path):
+    good = [save_colour_classifier(tmp_path / f"good-{seed}", seed=seed, size=1.0 + seed) for seed in range(2)]
+    bad = save_colour_classifier(tmp_path / "bad", size=-9.0)
+    uniform = soup([*good, bad], tmp_path / "uniform", data=photo_folder, how=EXACT_INFERENCE)
+    made = soup([bad, *good], tmp_path / "soup", greedy=True, data=photo_folder, how=EXACT_INFERENCE)
     assert uniform["val"]["top1"] == 0 and [row["selected"] for row in uniform["ingredients"]] == [True] * 3
     assert made["val"]["top1"] == 1 and made["val"]["images"] == 12
     assert [(row["score"], row["score_with"], row["selected"]) for row in made["ingredients"]] == [
@@ -123,21 +123,21 @@ def test_a_greedy_soup_leaves_out_what_spoils_it(folder, tmp_path):
         (0, 0, False),
     ]
     assert made["ingredients"][2]["run"] == str(bad)
-    states = [state(run) for run in good]
-    for name, tensor in state(tmp_path / "soup").items():
+    states = [load_state(run) for run in good]
+    for name, tensor in load_state(tmp_path / "soup").items():
         assert torch.equal(tensor, ((states[0][name].double() + states[1][name].double()) / 2).float())
     provenance = load_bundle(tmp_path / "soup").provenance
     assert provenance["soup"] == "greedy" and provenance["ingredients"] == made["ingredients"]
-    assert provenance["val"] == json.loads(json.dumps(made["val"])) and provenance["data"] == str(folder)
+    assert provenance["val"] == json.loads(json.dumps(made["val"])) and provenance["data"] == str(photo_folder)
 
 
-def test_models_of_images_with_several_labels_are_chosen_by_their_map(folder, tmp_path):
+def test_multilabel_models_are_selected_by_map(photo_folder, tmp_path):
     runs = []
     for seed, size in enumerate((1.0, 2.0, -9.0)):
-        bundle = load_bundle(tinted(tmp_path / "one", seed=seed, size=size))
+        bundle = load_bundle(save_colour_classifier(tmp_path / "one", seed=seed, size=size))
         replace(bundle, task=Classification(bundle.classes, True, "sigmoid")).save(tmp_path / str(seed))
         runs.append(tmp_path / str(seed))
-    made = soup(runs, tmp_path / "soup", greedy=True, data=folder, how=EXACT)
+    made = soup(runs, tmp_path / "soup", greedy=True, data=photo_folder, how=EXACT_INFERENCE)
     assert made["val"]["map"] == 1 and made["val"]["top1"] is None
     assert [row["selected"] for row in made["ingredients"]] == [True, True, False] and 0 < made["ingredients"][2][
         "score"
@@ -146,60 +146,64 @@ def test_models_of_images_with_several_labels_are_chosen_by_their_map(folder, tm
     assert bundle.classification.loss == "sigmoid" and bundle.classification.multilabel
 
 
-def test_the_test_split_is_never_read(folder, tmp_path, monkeypatch):
+def test_the_test_split_is_never_read(photo_folder, tmp_path, monkeypatch):
     import vitreous.data.split as splits
 
-    runs = [run_of(tmp_path / str(seed), folder, seed=0, size=1.0 + seed) for seed in range(2)]
+    runs = [create_run_folder(tmp_path / str(seed), photo_folder, seed=0, size=1.0 + seed) for seed in range(2)]
     opened, read = [], splits.read_input_file
     monkeypatch.setattr(splits, "read_input_file", lambda path: (opened.append(path), read(path))[1])
-    made = soup(runs, tmp_path / "soup", greedy=True, how=EXACT, workers=0)
-    assert made["data"] == str(folder) and made["val"]["top1"] == 1
-    assert {Path(path).relative_to(folder).parts[0] for path in opened} == {"val"}
+    made = soup(runs, tmp_path / "soup", greedy=True, how=EXACT_INFERENCE, workers=0)
+    assert made["data"] == str(photo_folder) and made["val"]["top1"] == 1
+    assert {Path(path).relative_to(photo_folder).parts[0] for path in opened} == {"val"}
     with pytest.raises(UsageError, match="cannot be selected on the test split"):
         soup(runs, tmp_path / "other", greedy=True, split="test")
 
 
-def test_runs_that_held_out_different_images_do_not_judge_each_other(tmp_path):
+def test_runs_with_different_held_out_images_are_rejected(tmp_path):
     drawn, given = make_folder(tmp_path / "drawn", {"": 12}), make_folder(tmp_path / "given", {"train": 12, "val": 4})
-    runs = [run_of(tmp_path / f"drawn-{seed}", drawn, seed=seed, size=1.0 + seed) for seed in range(2)]
+    runs = [create_run_folder(tmp_path / f"drawn-{seed}", drawn, seed=seed, size=1.0 + seed) for seed in range(2)]
     with pytest.raises(UsageError, match="the runs held out different images"):
         soup(runs, tmp_path / "soup", greedy=True)
     with pytest.raises(UsageError, match="the runs held out different images"):
         soup(runs, tmp_path / "soup", greedy=True, data=tmp_path / "given" / ".." / "drawn")
-    assert soup(runs, tmp_path / "judged", greedy=True, data=given, how=EXACT)["val"]["top1"] == 1
-    same = [run_of(tmp_path / f"given-{seed}", given, seed=seed, size=1.0 + seed) for seed in range(2)]
-    assert soup(same, tmp_path / "same", greedy=True, how=EXACT)["val"]["images"] == 12
-    all_trained = [run_of(tmp_path / f"all-{seed}", drawn, hold_out=0.0, size=1.0 + seed) for seed in range(2)]
+    assert soup(runs, tmp_path / "judged", greedy=True, data=given, how=EXACT_INFERENCE)["val"]["top1"] == 1
+    same = [create_run_folder(tmp_path / f"given-{seed}", given, seed=seed, size=1.0 + seed) for seed in range(2)]
+    assert soup(same, tmp_path / "same", greedy=True, how=EXACT_INFERENCE)["val"]["images"] == 12
+    all_trained = [
+        create_run_folder(tmp_path / f"all-{seed}", drawn, hold_out=0.0, size=1.0 + seed) for seed in range(2)
+    ]
     with pytest.raises(DataError, match="has no val split"):
         soup(all_trained, tmp_path / "soup", greedy=True)
     assert soup(all_trained, tmp_path / "blind")["val"] is None  # an average needs no judge
 
 
-def test_data_that_changed_since_a_run_are_told(tmp_path):
+def test_changed_data_is_reported(tmp_path):
     photos = make_folder(tmp_path / "photos", {"": 12})
-    runs = [run_of(tmp_path / str(seed), photos, size=1.0 + seed) for seed in range(2)]
+    runs = [create_run_folder(tmp_path / str(seed), photos, size=1.0 + seed) for seed in range(2)]
     (photos / "ant" / "0.png").unlink()
     notes = []
     listener = type(
         "Listener", (), {"note": lambda self, text: notes.append(text), "progress": lambda self, *words: None}
     )()
-    soup(runs, tmp_path / "soup", how=EXACT, listener=listener)
+    soup(runs, tmp_path / "soup", how=EXACT_INFERENCE, listener=listener)
     assert len(notes) == 2 and all("has changed since" in note for note in notes)
 
 
-def test_models_that_differ_are_refused_with_what_differs(tmp_path):
-    one = tinted(tmp_path / "one")
-    deeper = tinted(
-        tmp_path / "deeper", config=replace(CONFIG, image=(32, 32), depth=2), preprocess=ImagePreprocess((32, 32))
+def test_mismatched_models_are_rejected_with_their_differences(tmp_path):
+    one = save_colour_classifier(tmp_path / "one")
+    deeper = save_colour_classifier(
+        tmp_path / "deeper", config=replace(MODEL_CONFIG, image=(32, 32), depth=2), preprocess=ImagePreprocess((32, 32))
     )
     with pytest.raises(UsageError) as error:
         soup([one, deeper], tmp_path / "soup")
     for text in ("image: ", "depth: ", "preprocess.image: "):
         assert text in error.value.message
-    named = tinted(tmp_path / "named")
+    named = save_colour_classifier(tmp_path / "named")
     description = json.loads((named / "model.json").read_text())
     (named / "model.json").write_text(json.dumps({**description, "classes": ["ant", "bee", "cow"]}))
-    regular = tinted(tmp_path / "dropped", size=2.0, config=CONFIG.with_options(regularization={"drop_path": 0.1}))
+    regular = save_colour_classifier(
+        tmp_path / "dropped", size=2.0, config=MODEL_CONFIG.with_options(regularization={"drop_path": 0.1})
+    )
     with pytest.raises(UsageError, match=r"classes: cat -> cow \(shared ones are not listed\)"):
         soup([regular, named], tmp_path / "soup")
     sigmoid = load_bundle(one)
@@ -209,9 +213,9 @@ def test_models_that_differ_are_refused_with_what_differs(tmp_path):
     assert soup([one, regular], tmp_path / "soup")["bundle"] == str(tmp_path / "soup")
 
 
-def test_what_is_no_soup_is_refused(tmp_path):
-    one, other = tinted(tmp_path / "one"), tinted(tmp_path / "other", size=2.0)
-    same = tinted(tmp_path / "same")
+def test_invalid_soup_inputs_are_rejected(tmp_path):
+    one, other = save_colour_classifier(tmp_path / "one"), save_colour_classifier(tmp_path / "other", size=2.0)
+    same = save_colour_classifier(tmp_path / "same")
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
     for runs, out, expected in [
@@ -228,12 +232,15 @@ def test_what_is_no_soup_is_refused(tmp_path):
     assert not (tmp_path / "soup").exists() and [path.name for path in (tmp_path / "taken").iterdir()] == ["file"]
 
 
-def test_the_command_makes_what_predict_takes(folder, tmp_path, capsys):
-    runs = [str(tinted(tmp_path / f"run-{seed}", size=size, seed=seed)) for seed, size in enumerate((1.0, 2.0, -9.0))]
-    words = ["soup", *runs, "--greedy", "--data", str(folder), "--workers", "0", "--out"]
-    shown = say(*words, str(tmp_path / "soup")).stdout
+def test_soup_command_writes_a_bundle_for_predict(photo_folder, tmp_path, capsys):
+    runs = [
+        str(save_colour_classifier(tmp_path / f"run-{seed}", size=size, seed=seed))
+        for seed, size in enumerate((1.0, 2.0, -9.0))
+    ]
+    words = ["soup", *runs, "--greedy", "--data", str(photo_folder), "--workers", "0", "--out"]
+    shown = run_cli(*words, str(tmp_path / "soup")).stdout
     assert "val top-1  soup with it  selected" in shown and "val: top-1 100.00%" in shown and runs[2] in shown
-    found = document(say("predict", str(tmp_path / "soup"), str(folder / "val" / "bee"), "--json"))
+    found = parse_json_output(run_cli("predict", str(tmp_path / "soup"), str(photo_folder / "val" / "bee"), "--json"))
     assert {answer["classes"][0]["class"] for answer in found["predictions"]} == {"bee"}
     assert run_command([*words, str(tmp_path / "again"), "--json"]) == 0
     made = json.loads(capsys.readouterr().out)

@@ -17,7 +17,7 @@ from vitreous.recipes.options import TrainOptions
 
 pytestmark = pytest.mark.drawn
 
-TINY = {
+TINY_OPTIONS = {
     "model": "ViT-16x1/8",
     "image_size": 16,
     "epochs": 1,
@@ -34,10 +34,10 @@ def photos(tmp_path):
 
 
 def test_progress_is_shown_and_can_be_silenced(photos, tmp_path, capsys):
-    vitreous.train(photos, out=tmp_path / "shown", **TINY)  # paths are paths, too
+    vitreous.train(photos, out=tmp_path / "shown", **TINY_OPTIONS)  # paths are paths, too
     shown = capsys.readouterr()
     assert re.search(r"^train 100%", shown.err, re.MULTILINE) and "note: " in shown.err and not shown.out
-    vitreous.train(str(photos), out=str(tmp_path / "silent"), progress=False, **TINY)
+    vitreous.train(str(photos), out=str(tmp_path / "silent"), progress=False, **TINY_OPTIONS)
     silent = capsys.readouterr()
     assert (silent.out, silent.err) == ("", "")
     for out in ("shown", "silent"):
@@ -56,7 +56,7 @@ def test_a_terminal_has_a_bar(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
-def test_a_bar_is_complete_in_terminals_of_any_usual_width(columns, monkeypatch, capsys):
+def test_progress_bar_fits_common_terminal_widths(columns, monkeypatch, capsys):
     """In 80 columns the text of a training run left no room for the bar and the time left."""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     for name, value in {"TERM": "xterm", "COLUMNS": str(columns), "NO_COLOR": "1"}.items():
@@ -71,7 +71,7 @@ def test_a_bar_is_complete_in_terminals_of_any_usual_width(columns, monkeypatch,
     assert below.rstrip() == text if columns < 100 else text in bar
 
 
-def test_the_time_left_is_that_of_the_work_seen(monkeypatch, capsys):
+def test_remaining_time_is_estimated_from_observed_progress(monkeypatch, capsys):
     """A run that begins at 600 of 1,000, resumed, and does 100 in 50 s has 300 more to do in 150 s."""
     now = 100.0
     monkeypatch.setattr("vitreous.progress.time.monotonic", lambda: now)
@@ -84,7 +84,7 @@ def test_the_time_left_is_that_of_the_work_seen(monkeypatch, capsys):
     assert lines[1].endswith("150 s left")
 
 
-def test_a_listener_hears_in_place_of_the_display(photos, tmp_path, capsys):
+def test_listener_replaces_the_progress_display(photos, tmp_path, capsys):
     class Listener:
         heard: list[str] = []  # noqa: RUF012
 
@@ -94,7 +94,7 @@ def test_a_listener_hears_in_place_of_the_display(photos, tmp_path, capsys):
         def progress(self, label: str, done: int, total: int, text: str = "") -> None:
             self.heard.append(label)
 
-    vitreous.train(photos, out=tmp_path / "run", listener=Listener(), **TINY)
+    vitreous.train(photos, out=tmp_path / "run", listener=Listener(), **TINY_OPTIONS)
     assert "train" in Listener.heard and capsys.readouterr().err == ""
 
 
@@ -114,21 +114,21 @@ def test_a_listener_hears_in_place_of_the_display(photos, tmp_path, capsys):
         ({"init": torch.nn.Linear(2, 2)}, r"train\(init=…\) takes a name, not a module"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_the_way(tmp_path, options, message, monkeypatch):
+def test_invalid_options_are_rejected_with_a_hint(tmp_path, options, message, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=message):
         vitreous.train("digits", **options)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_synonym_stands_for_one_option_and_is_none_itself():
+def test_each_option_alias_maps_to_one_option():
     names = [name for mark in get_field_markers(TrainOptions, OptionAliases).values() for name in mark.names]
     assert len(names) == len(set(names)) == 20
     assert not set(names) & set(TrainOptions.__dataclass_fields__)
 
 
 @pytest.mark.parametrize("verb", ["load", "evaluate", "inspect", "export"])
-def test_a_module_in_the_place_of_a_run_is_refused(verb):
+def test_modules_passed_as_runs_are_rejected(verb):
     with pytest.raises(
         UsageError, match=r"must be a path or a name, not a module \(Linear\)\n  save it with vitreous\.save"
     ):
@@ -137,7 +137,7 @@ def test_a_module_in_the_place_of_a_run_is_refused(verb):
         getattr(vitreous, verb)(7)
 
 
-def test_a_module_as_data_is_refused():
+def test_module_passed_as_data_is_rejected():
     with pytest.raises(UsageError, match=r"train\(data\) must be a path or a name, not a module"):
         vitreous.train(torch.nn.Linear(2, 2))
     with pytest.raises(UsageError, match=r"train\(data\)"):

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import TINY, make_folder, say
+from tests.conftest import TINY_RUN, make_folder, run_cli
 from vitreous.data.holdout import draw_stratified_splits
 from vitreous.data.layouts.named import open_digits
 from vitreous.data.sources import open_data
@@ -33,8 +33,8 @@ from vitreous.training.session import Session
 
 pytestmark = [pytest.mark.usefixtures("without_pages"), pytest.mark.drawn]  # training is repeated many times
 
-QUICK = {**TINY, "workers": 0, "evaluate_every": 1000, "save_every": 5}
-DIGITS = {
+QUICK_OPTIONS = {**TINY_RUN, "workers": 0, "evaluate_every": 1000, "save_every": 5}
+DIGITS_OPTIONS = {
     "model": "ViT-32x2/4",
     "epochs": 4,
     "batch_size": 16,
@@ -49,10 +49,10 @@ DIGITS = {
     "workers": 0,
     "shards": 1,
 }
-TIMES = {"seconds", "images_per_second", "data_wait", "flops_utilisation"}
+TIMING_KEYS = {"seconds", "images_per_second", "data_wait", "flops_utilisation"}
 
 
-class Heard:
+class NoteListener:
     """A listener that remembers what it was told."""
 
     def __init__(self):
@@ -77,7 +77,7 @@ def digits_folder(root: Path, counts: dict[str, int]) -> Path:
     return root
 
 
-def held_apart(root: Path, to: Path, share: float) -> Path:
+def copy_with_holdout(root: Path, to: Path, share: float) -> Path:
     """A copy of a folder whose `val` is a share of each class of `train`: what the protocol does, by hand."""
     data = open_data(root)
     parts = draw_stratified_splits(data.splits["train"].labels, 0, {"val": share})
@@ -90,25 +90,25 @@ def held_apart(root: Path, to: Path, share: float) -> Path:
     return to
 
 
-def weights(run: Path) -> bytes:
+def read_weights(run: Path) -> bytes:
     return (run / "model" / "weights.safetensors").read_bytes()
 
 
-def grid_of(out: Path) -> dict:
+def read_trials(out: Path) -> dict:
     return json.loads((out / "trials.json").read_text())
 
 
-def test_it_chooses_what_an_exhaustive_search_chooses_to_the_last_bit(tmp_path):
+def test_lr_grid_matches_an_exhaustive_search(tmp_path):
     root = digits_folder(tmp_path / "digits", {"train": 20, "val": 5, "test": 5})
     rates = (0.0003, 0.01, 0.1)
-    summary = train(str(root), out=str(tmp_path / "grid"), lr_grid=rates, **DIGITS)
+    summary = train(str(root), out=str(tmp_path / "grid"), lr_grid=rates, **DIGITS_OPTIONS)
 
-    apart = held_apart(root, tmp_path / "apart", 0.1)
-    found = {rate: train(str(apart), out=str(tmp_path / str(rate)), lr=rate, **DIGITS)["val"] for rate in rates}
+    apart = copy_with_holdout(root, tmp_path / "apart", 0.1)
+    found = {rate: train(str(apart), out=str(tmp_path / str(rate)), lr=rate, **DIGITS_OPTIONS)["val"] for rate in rates}
     best = max(rates, key=lambda rate: (found[rate]["top1"], -found[rate]["nll"]))
-    train(str(root), out=str(tmp_path / "last"), lr=best, **DIGITS)
+    train(str(root), out=str(tmp_path / "last"), lr=best, **DIGITS_OPTIONS)
 
-    table = grid_of(tmp_path / "grid")
+    table = read_trials(tmp_path / "grid")
     assert [(row["lr"], row["score"], row["nll"]) for row in table["trials"]] == [
         (r, found[r]["top1"], found[r]["nll"]) for r in rates
     ]
@@ -116,16 +116,16 @@ def test_it_chooses_what_an_exhaustive_search_chooses_to_the_last_bit(tmp_path):
         "the rates have to differ for a choice between them to mean something"
     )
     assert table["choice"]["lr"] == best == RunFolder(tmp_path / "grid").run().optimizer.lr
-    assert weights(tmp_path / "grid") == weights(tmp_path / "last")
+    assert read_weights(tmp_path / "grid") == read_weights(tmp_path / "last")
     for rate in rates:
-        assert weights(tmp_path / "grid" / "trials" / f"lr-{rate}") == weights(tmp_path / str(rate))
+        assert read_weights(tmp_path / "grid" / "trials" / f"lr-{rate}") == read_weights(tmp_path / str(rate))
     assert summary["lr_grid"] == table and summary["test"] is None
     assert summary["val"] == json.loads((tmp_path / "last" / "summary.json").read_text())["val"]
 
 
-def test_no_file_of_the_test_split_is_opened(folder, tmp_path):
+def test_lr_grid_opens_no_test_images(photo_folder, tmp_path):
     """Not by the worker either, which is forked and heard too."""
-    words = [w for k, v in {**QUICK, "workers": 1}.items() for w in (f"--{k.replace('_', '-')}", str(v))]
+    words = [w for k, v in {**QUICK_OPTIONS, "workers": 1}.items() for w in (f"--{k.replace('_', '-')}", str(v))]
     log = [os.open(tmp_path / "opened", os.O_WRONLY | os.O_APPEND | os.O_CREAT)]
 
     def hear(event, arguments):
@@ -134,32 +134,32 @@ def test_no_file_of_the_test_split_is_opened(folder, tmp_path):
 
     sys.addaudithook(hear)
     try:
-        result = say(
-            "train", str(folder), *words, "--lr-grid", "0.001", "0.01", "--out", str(tmp_path / "run"), "--json"
+        result = run_cli(
+            "train", str(photo_folder), *words, "--lr-grid", "0.001", "0.01", "--out", str(tmp_path / "run"), "--json"
         )
     finally:
         os.close(log.pop())  # a hook stays: this one hears nothing from now on
     assert result.returncode == 0, result.stderr
     opened = (tmp_path / "opened").read_text().splitlines()
     for split, expected in (("train", 36), ("val", 12), ("test", 0)):
-        assert len({p for p in opened if p.startswith(f"{folder}/{split}/")}) == expected, split
+        assert len({p for p in opened if p.startswith(f"{photo_folder}/{split}/")}) == expected, split
     assert json.loads(result.stdout)["test"] is None and "evaluate" in result.stderr
 
 
-def outcome(out: Path) -> dict:
+def read_outcome(out: Path) -> dict:
     """Everything of a protocol that must not depend on interruptions."""
-    table = grid_of(out)
+    table = read_trials(out)
     rows = [{k: v for k, v in row.items() if k != "seconds"} for row in table["trials"]]
     found: dict = {"rows": rows, "choice": table["choice"], "protocol": table["protocol"]}
     for home in [out, *sorted((out / "trials").iterdir())]:
         lines = [json.loads(line) for line in (home / "metrics.jsonl").open()]
-        metrics = [{k: v for k, v in line.items() if k not in TIMES} for line in lines]
-        found[home.name if home != out else "run"] = (weights(home), (home / "config.yaml").read_text(), metrics)
+        metrics = [{k: v for k, v in line.items() if k not in TIMING_KEYS} for line in lines]
+        found[home.name if home != out else "run"] = (read_weights(home), (home / "config.yaml").read_text(), metrics)
         assert (home / "checkpoints").exists() == (home == out)
     return found
 
 
-class Killed(Exception):
+class ProcessKilled(Exception):
     """Stands for the end of the process."""
 
 
@@ -182,7 +182,7 @@ def interrupt_at(step):
     return arm
 
 
-def late(monkeypatch):
+def signal_after_first_trial(monkeypatch):
     """A signal after the last step of the first trial, too late for the session to stop."""
     finish = Session.finish
 
@@ -194,19 +194,19 @@ def late(monkeypatch):
     monkeypatch.setattr(Session, "finish", heard)
 
 
-def dies(name):
+def kill_at_call(name):
     """The process ends where a function of the protocol would be called."""
 
     def arm(monkeypatch):
         def die(*_, **__):
-            raise Killed
+            raise ProcessKilled
 
         monkeypatch.setattr(f"vitreous.jobs.{name}", die)
 
     return arm
 
 
-def in_the_last_run(monkeypatch):
+def signal_in_last_run(monkeypatch):
     log = Session.log
 
     def heard(self, state):
@@ -218,23 +218,23 @@ def in_the_last_run(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
+def uninterrupted_run(tmp_path_factory):
     root = make_folder(tmp_path_factory.mktemp("transfer") / "photos", {"train": 12, "test": 4})
     out = root.parent / "whole"
-    train(str(root), out=str(out), lr_grid=(0.001, 0.01), **QUICK)
-    return root, outcome(out)
+    train(str(root), out=str(out), lr_grid=(0.001, 0.01), **QUICK_OPTIONS)
+    return root, read_outcome(out)
 
 
 @pytest.mark.parametrize(
     "arm",
     [
         interrupt_at(4),
-        late,
-        in_the_last_run,
-        dies("trial.to_yaml"),
-        dies("trial.remove_checkpoints"),
-        dies("transfer.read_trial_result"),
-        dies("transfer.report.write_report"),
+        signal_after_first_trial,
+        signal_in_last_run,
+        kill_at_call("trial.to_yaml"),
+        kill_at_call("trial.remove_checkpoints"),
+        kill_at_call("transfer.read_trial_result"),
+        kill_at_call("transfer.report.write_report"),
     ],
     ids=[
         "mid trial 2",
@@ -246,27 +246,27 @@ def uninterrupted(tmp_path_factory):
         "before the last run",
     ],
 )
-def test_a_protocol_continued_ends_in_the_same_bits(uninterrupted, tmp_path, monkeypatch, arm):
-    root, expected = uninterrupted
+def test_resumed_lr_grid_is_bit_identical(uninterrupted_run, tmp_path, monkeypatch, arm):
+    root, expected = uninterrupted_run
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
         arm(patch)
-        with pytest.raises((Interrupted, Killed)) as caught:
-            train(str(root), out=str(out), lr_grid=(0.001, 0.01), **QUICK)
+        with pytest.raises((Interrupted, ProcessKilled)) as caught:
+            train(str(root), out=str(out), lr_grid=(0.001, 0.01), **QUICK_OPTIONS)
     if caught.type is Interrupted:
         assert caught.value.code == 143 and caught.value.hint == f"continue with --resume --out {out}"
     complete = {p: p.read_bytes() for p in out.glob("trials/*/summary.json")}
     train(str(root), out=str(out), resume=True)
-    assert outcome(out) == expected
+    assert read_outcome(out) == expected
     assert all(path.read_bytes() == content for path, content in complete.items()), "a complete trial was made again"
 
 
-def test_sigterm_saves_and_says_how_to_go_on(uninterrupted, tmp_path):
-    root, _ = uninterrupted
+def test_sigterm_saves_and_prints_the_resume_command(uninterrupted_run, tmp_path):
+    root, _ = uninterrupted_run
     out = tmp_path / "run"
     words = [
         w
-        for k, v in {**QUICK, "epochs": 400, "save_every": 10_000}.items()
+        for k, v in {**QUICK_OPTIONS, "epochs": 400, "save_every": 10_000}.items()
         for w in (f"--{k.replace('_', '-')}", str(v))
     ]
     command = [
@@ -293,12 +293,12 @@ def test_sigterm_saves_and_says_how_to_go_on(uninterrupted, tmp_path):
     assert len(list((out / "trials" / "lr-0.001" / "checkpoints").iterdir())) == 1
 
 
-def protocol(*grid: float) -> TransferProtocol:
+def make_protocol(*grid: float) -> TransferProtocol:
     return TransferProtocol(grid, held_out_share=0.1, images=90, held_out=10, lr=0.003, matrix_lr=0.02)
 
 
-def test_ties_go_to_the_lower_nll_and_then_to_the_smaller_rate():
-    grid = protocol(0.1, 0.2, 0.3, 0.4)
+def test_ties_are_broken_by_nll_then_smaller_learning_rate():
+    grid = make_protocol(0.1, 0.2, 0.3, 0.4)
     rows = [
         TrialResult(0.1, "", 0.8, 0.1),
         TrialResult(0.2, "", 0.9, 0.5),
@@ -315,8 +315,8 @@ def test_ties_go_to_the_lower_nll_and_then_to_the_smaller_rate():
     assert choose_learning_rate(rows[::-1], grid).lr == 0.2
 
 
-def test_a_choice_at_an_end_of_the_grid_is_told():
-    grid = protocol(0.1, 0.2, 0.3)
+def test_choice_at_the_edge_of_the_grid_is_reported():
+    grid = make_protocol(0.1, 0.2, 0.3)
 
     def best(number):
         return choose_learning_rate(
@@ -325,11 +325,14 @@ def test_a_choice_at_an_end_of_the_grid_is_told():
 
     assert "smallest of the grid" in best(0).warning and "largest of the grid" in best(2).warning
     assert best(1).warning is None
-    assert choose_learning_rate([], protocol(0.1)).lr == 0.1 and choose_learning_rate([], protocol(0.1)).warning is None
+    assert (
+        choose_learning_rate([], make_protocol(0.1)).lr == 0.1
+        and choose_learning_rate([], make_protocol(0.1)).warning is None
+    )
 
 
-def test_muons_rate_keeps_its_proportion(folder, tmp_path):
-    train(str(folder), out=str(tmp_path / "run"), lr_grid=(0.004,), **{**QUICK, "optimizer": "muon"})
+def test_muon_matrix_lr_scales_with_lr(photo_folder, tmp_path):
+    train(str(photo_folder), out=str(tmp_path / "run"), lr_grid=(0.004,), **{**QUICK_OPTIONS, "optimizer": "muon"})
     run, (grid, _) = RunFolder(tmp_path / "run").run(), transfer.read_protocol(RunFolder(tmp_path / "run"))
     assert run.optimizer.lr == 0.004 and grid.lr != 0.004
     assert run.optimizer.matrix_lr / run.optimizer.lr == pytest.approx(grid.matrix_lr / grid.lr)
@@ -337,10 +340,10 @@ def test_muons_rate_keeps_its_proportion(folder, tmp_path):
     assert not (tmp_path / "run" / "trials").exists(), "one rate needs no trial"
 
 
-def test_a_trial_that_diverges_counts_as_the_worst(folder, tmp_path):
-    heard = Heard()
-    settings = {**QUICK, "optimizer": "adamw"}
-    summary = train(str(folder), heard, out=str(tmp_path / "run"), lr_grid=(0.001, 0.002, 1e30), **settings)
+def test_diverged_trial_ranks_last(photo_folder, tmp_path):
+    heard = NoteListener()
+    settings = {**QUICK_OPTIONS, "optimizer": "adamw"}
+    summary = train(str(photo_folder), heard, out=str(tmp_path / "run"), lr_grid=(0.001, 0.002, 1e30), **settings)
     rows = summary["lr_grid"]["trials"]
     assert rows[2]["score"] is None and "step" in rows[2]["failure"]
     assert summary["lr_grid"]["choice"]["lr"] in (0.001, 0.002)
@@ -349,16 +352,16 @@ def test_a_trial_that_diverges_counts_as_the_worst(folder, tmp_path):
     assert rows[2]["failure"].split(";")[0] in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_when_every_trial_diverges_the_protocol_does_too(folder, tmp_path):
-    settings = {**QUICK, "optimizer": "adamw"}
+def test_lr_grid_fails_when_every_trial_diverges(photo_folder, tmp_path):
+    settings = {**QUICK_OPTIONS, "optimizer": "adamw"}
     for again in ({"lr_grid": (1e29, 1e30), **settings}, {"resume": True}):
         with pytest.raises(NonFiniteError, match="none of the 2 trials"):
-            train(str(folder), out=str(tmp_path / "run"), **again)
+            train(str(photo_folder), out=str(tmp_path / "run"), **again)
 
 
-def test_images_drawn_for_validation_go_back_and_all_are_trained_on(tmp_path):
+def test_final_run_trains_on_held_out_images(tmp_path):
     root = make_folder(tmp_path / "photos", {"": 20})
-    summary = train(str(root), out=str(tmp_path / "run"), lr_grid=(0.001, 0.01), **QUICK)
+    summary = train(str(root), out=str(tmp_path / "run"), lr_grid=(0.001, 0.01), **QUICK_OPTIONS)
     run = RunFolder(tmp_path / "run").run()
     trial = RunFolder(tmp_path / "run" / "trials" / "lr-0.01").run()
     assert run.data.images == 60 and trial.data.images == 54
@@ -385,27 +388,27 @@ def test_the_data_are_parted_without_loss_or_overlap(tmp_path):
 
 
 @pytest.mark.parametrize("size", [(16, 16), (80, 80)], ids=["in memory", "from files"])
-def test_a_trial_repeated_from_its_config_is_the_same_also_around_images_that_cannot_be_read(tmp_path, size):
+def test_trial_repeated_from_its_config_is_identical(tmp_path, size):
     root = make_folder(tmp_path / "photos", {"train": 12}, size=size)
     held = open_data(root).with_holdout(0.1, 0)
     for split in ("train", "val"):
         Path(held.splits[split].paths[1]).write_bytes(b"not an image")
-    settings = {**QUICK, "bad_images": "skip", "image_size": 16, "epochs": 1}
+    settings = {**QUICK_OPTIONS, "bad_images": "skip", "image_size": 16, "epochs": 1}
     train(str(root), out=str(tmp_path / "run"), lr_grid=(0.001, 0.01), **settings)
     place = tmp_path / "run" / "trials" / "lr-0.01"
     trial = RunFolder(place).run()
     assert RunFolder(tmp_path / "run").run().data.images == 34
     assert trial.data.images == 32 and trial.data.cache == (size == (16, 16))
     again = train(str(root), out=str(tmp_path / "again"), config=str(place / "config.yaml"), bad_images="skip")
-    assert weights(tmp_path / "again") == weights(place)
+    assert read_weights(tmp_path / "again") == read_weights(place)
     kept = json.loads((place / "summary.json").read_text())["val"]
     assert again["val"] == kept and kept["images"] == 3 and kept["unreadable"] == 1
 
 
-def test_options_that_contradict_the_protocol_are_refused(folder, tmp_path):
+def test_options_that_conflict_with_lr_grid_are_rejected(photo_folder, tmp_path):
     def refusal(**options):
         with pytest.raises(UsageError) as caught:
-            train(str(folder), **options)
+            train(str(photo_folder), **options)
         return str(caught.value)
 
     assert "lr_grid" in refusal(lr_grid=(0.1,), lr=0.1)
@@ -413,24 +416,24 @@ def test_options_that_contradict_the_protocol_are_refused(folder, tmp_path):
     assert "add lr_grid" in refusal(ray="auto")
     assert "leave these settings out" in refusal(lr_grid=(), settings={"data.hold-out": ["0.5"]})
     out = str(tmp_path / "run")
-    train(str(folder), out=out, lr_grid=(0.01,), **QUICK)
+    train(str(photo_folder), out=out, lr_grid=(0.01,), **QUICK_OPTIONS)
     (tmp_path / "run" / "summary.json").unlink()
     assert "uses the grid 0.01" in refusal(out=out, resume=True, lr_grid=(0.02,))
     assert "no other setting can change" in refusal(out=out, resume=True, override=True)
     plain = str(tmp_path / "plain")
-    train(str(folder), out=plain, **QUICK)
+    train(str(photo_folder), out=plain, **QUICK_OPTIONS)
     assert "was started without lr_grid" in refusal(out=plain, resume=True, lr_grid=())
 
 
-def test_classes_too_small_to_hold_out_from_are_refused(tmp_path):
+def test_classes_too_small_to_split_are_rejected(tmp_path):
     root = make_folder(tmp_path / "photos", {"train": 3})
     with pytest.raises(DataError, match="too few to compare learning rates"):
-        train(str(root), out=str(tmp_path / "run"), lr_grid=(), **QUICK)
+        train(str(root), out=str(tmp_path / "run"), lr_grid=(), **QUICK_OPTIONS)
 
 
-def test_a_dry_run_tells_the_price_of_the_grid(folder, tmp_path):
-    words = [w for k, v in QUICK.items() for w in (f"--{k.replace('_', '-')}", str(v))]
-    result = say("train", str(folder), *words, "--lr-grid", "--dry-run", "--json", cwd=tmp_path)
+def test_dry_run_reports_the_cost_of_the_grid(photo_folder, tmp_path):
+    words = [w for k, v in QUICK_OPTIONS.items() for w in (f"--{k.replace('_', '-')}", str(v))]
+    result = run_cli("train", str(photo_folder), *words, "--lr-grid", "--dry-run", "--json", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     plan = json.loads(result.stdout)
     assert plan["trials"] == 4 and plan["lr_grid"] == [0.001, 0.003, 0.01, 0.03] and plan["held_out"] == 3
@@ -438,13 +441,13 @@ def test_a_dry_run_tells_the_price_of_the_grid(folder, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["photos"]
 
 
-def test_the_report_has_the_grid(uninterrupted, tmp_path):
-    root, _ = uninterrupted
+def test_the_report_has_the_grid(uninterrupted_run, tmp_path):
+    root, _ = uninterrupted_run
     out = tmp_path / "run"
     shutil.copytree(root.parent / "whole", out)
     write_report(out / "report.html", RunFolder(out))
     page = (out / "report.html").read_text()
-    for row in grid_of(out)["trials"]:
+    for row in read_trials(out)["trials"]:
         assert (
             f"{row['lr']:g}" in page
             and f"{100 * row['score']:.2f} %" in page
@@ -453,14 +456,14 @@ def test_the_report_has_the_grid(uninterrupted, tmp_path):
     assert "all images" in page and "vitreous evaluate" in page
 
 
-def test_several_labels_are_judged_by_map(tmp_path):
+def test_multilabel_trials_are_scored_by_map(tmp_path):
     root = make_folder(tmp_path / "photos", {"train": 15})
     rows = [
         f"{path},{path.parent.name}{'|bee' if number % 3 == 0 else ''}"
         for number, path in enumerate(sorted(root.rglob("*.png")))
     ]
     (tmp_path / "table.csv").write_text("\n".join(["path,label", *rows]) + "\n")
-    summary = train(str(tmp_path / "table.csv"), out=str(tmp_path / "run"), lr_grid=(0.001, 0.01), **QUICK)
+    summary = train(str(tmp_path / "table.csv"), out=str(tmp_path / "run"), lr_grid=(0.001, 0.01), **QUICK_OPTIONS)
     for row in summary["lr_grid"]["trials"]:
         val = json.loads((tmp_path / "run" / row["folder"] / "summary.json").read_text())["val"]
         assert row["score"] == val["map"] and val["top1"] is None and val["images"] == 4
@@ -469,23 +472,23 @@ def test_several_labels_are_judged_by_map(tmp_path):
     assert re.search(r"<th><span class=\"term\"><button [^>]*>mAP</button>[^\n]*</span></span> \(held out\)</th>", page)
 
 
-def test_without_ray_the_command_that_installs_it_is_told(folder, tmp_path, monkeypatch):
+def test_missing_ray_error_contains_the_install_command(photo_folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match="pip install 'vitreous\\[ray\\]'"):
-        train(str(folder), out=str(tmp_path / "run"), lr_grid=(0.001, 0.01), ray="local", **QUICK)
+        train(str(photo_folder), out=str(tmp_path / "run"), lr_grid=(0.001, 0.01), ray="local", **QUICK_OPTIONS)
 
 
 @pytest.mark.slow
-def test_trials_on_a_ray_cluster_end_in_the_same_bits(uninterrupted, tmp_path):
-    root, whole = uninterrupted
-    train(str(root), out=str(tmp_path / "run"), lr_grid=(0.001, 0.01), ray="local", **QUICK)
-    assert outcome(tmp_path / "run") == whole
+def test_ray_trials_are_bit_identical(uninterrupted_run, tmp_path):
+    root, whole = uninterrupted_run
+    train(str(root), out=str(tmp_path / "run"), lr_grid=(0.001, 0.01), ray="local", **QUICK_OPTIONS)
+    assert read_outcome(tmp_path / "run") == whole
 
 
 @pytest.mark.slow
-def test_trials_on_a_ray_cluster_save_at_a_signal_and_go_on_to_the_same_bits(uninterrupted, tmp_path):
-    root, _ = uninterrupted
-    out, settings = tmp_path / "run", {**QUICK, "epochs": 50.0, "save_every": 1000}
+def test_interrupted_ray_trials_resume_bit_identical(uninterrupted_run, tmp_path):
+    root, _ = uninterrupted_run
+    out, settings = tmp_path / "run", {**QUICK_OPTIONS, "epochs": 50.0, "save_every": 1000}
     words = [w for k, v in settings.items() for w in (f"--{k.replace('_', '-')}", str(v))]
     command = [
         sys.executable,
@@ -512,5 +515,5 @@ def test_trials_on_a_ray_cluster_save_at_a_signal_and_go_on_to_the_same_bits(uni
     assert not (out / "report.html").exists() and list(out.glob("trials/*/checkpoints/step-*"))
     train(str(root), out=str(out), resume=True, ray="local")
     train(str(root), out=str(tmp_path / "one"), lr_grid=(0.001, 0.01), **settings)
-    assert outcome(out) == outcome(tmp_path / "one")
+    assert read_outcome(out) == read_outcome(tmp_path / "one")
     assert not list((out / "trials").glob(".*"))

@@ -16,58 +16,66 @@ from vitreous.models.zoo import build_model, build_without_init
 from vitreous.nn.adapter import ReferencePoints
 from vitreous.nn.frozen import freeze_for_inference
 
-SMALL = {"classes": 0, "width": 16, "depth": 5, "heads": 2, "mlp": {"hidden": 32}}
-GRID = SMALL | {"class_token": False, "pool": "mean", "norm": {"final": "none"}}
-OPTIONS = {"heads": 2, "ratio": 0.5, "prior": 8}
+SMALL_VIT_OPTIONS = {"classes": 0, "width": 16, "depth": 5, "heads": 2, "mlp": {"hidden": 32}}
+MEAN_POOL_OPTIONS = SMALL_VIT_OPTIONS | {"class_token": False, "pool": "mean", "norm": {"final": "none"}}
+ADAPTER_OPTIONS = {"heads": 2, "ratio": 0.5, "prior": 8}
 BACKBONES = {
-    "plain": transformer_config(image=(64, 96), patch=(16, 16), **GRID),
+    "plain": transformer_config(image=(64, 96), patch=(16, 16), **MEAN_POOL_OPTIONS),
     "tokens in front": transformer_config(
-        **SMALL, image=(64, 96), patch=(8, 8), registers=2, norm={"layer_scale": 1.0}
+        **SMALL_VIT_OPTIONS, image=(64, 96), patch=(8, 8), registers=2, norm={"layer_scale": 1.0}
     ),
     "windows beside tokens": transformer_config(
-        **SMALL, image=(64, 96), patch=(8, 8), attention={"window": 3, "global_blocks": (4,)}
+        **SMALL_VIT_OPTIONS, image=(64, 96), patch=(8, 8), attention={"window": 3, "global_blocks": (4,)}
     ),
-    "patches of 14": transformer_config(image=(56, 84), patch=(14, 14), **SMALL),
+    "patches of 14": transformer_config(image=(56, 84), patch=(14, 14), **SMALL_VIT_OPTIONS),
     "vitdet": transformer_config(
-        family="sam", **GRID, image=(64, 96), patch=(8, 8), attention={"window": 3, "global_blocks": (1, 3)}
+        family="sam",
+        **MEAN_POOL_OPTIONS,
+        image=(64, 96),
+        patch=(8, 8),
+        attention={"window": 3, "global_blocks": (1, 3)},
     ),
     "hybrid": transformer_config(
-        family="hybrid", image=(64, 96), patch=(8, 8), stem=ConvStemConfig(widths=(4, 8), blocks=(0, 0)), **SMALL
+        family="hybrid",
+        image=(64, 96),
+        patch=(8, 8),
+        stem=ConvStemConfig(widths=(4, 8), blocks=(0, 0)),
+        **SMALL_VIT_OPTIONS,
     ),
 }
 
 
-def make(name, norm="group", gates=True):
+def build_adapter(name, norm="group", gates=True):
     torch.manual_seed(0)
-    model = build_model(AdapterConfig(backbone=BACKBONES[name], norm=norm, **OPTIONS))
+    model = build_model(AdapterConfig(backbone=BACKBONES[name], norm=norm, **ADAPTER_OPTIONS))
     if gates:
         contracts.randomise(model)
     return model.eval()
 
 
-PUBLISHED = {
+PUBLISHED_PARAMETERS = {
     "Ti": (7_966_640, 1_171_520, 1_116_912),
     "S": (27_503_888, 1_307_456, 3_928_272),
     "B": (99_495_392, 1_579_328, 9_732_768),
 }
 
 
-@pytest.mark.parametrize("size", PUBLISHED)
-def test_parameters_are_those_published_without_the_position_of_a_class_token(size):
+@pytest.mark.parametrize("size", PUBLISHED_PARAMETERS)
+def test_parameter_counts_match_the_published_ones(size):
     plain = {"classes": 0, "class_token": False, "pool": "mean", "norm": {"final": "none", "layer_scale": 1.0}}
     config = add_adapter(config_from_name(f"ViT-{size}/16").with_options(**plain))
     model = build_without_init(config)
     whole, prior, interactions = (
         sum(p.numel() for p in part.parameters()) for part in (model, model.prior, model.interactions)
     )
-    assert (whole + config.backbone.width, prior, interactions) == PUBLISHED[size]
+    assert (whole + config.backbone.width, prior, interactions) == PUBLISHED_PARAMETERS[size]
     assert config.name() == f"ViT-{size}/16 with an adapter"
     assert config.groups == (3, 3, 3, 3) and config.strides == (4, 8, 16, 32)
 
 
 @pytest.mark.parametrize("name", BACKBONES)
-def test_with_fresh_gates_the_vit_computes_what_it_did(name):
-    model, images = make(name, gates=False), torch.randn(2, 3, *BACKBONES[name].image)
+def test_zero_gates_leave_the_vit_unchanged(name):
+    model, images = build_adapter(name, gates=False), torch.randn(2, 3, *BACKBONES[name].image)
     contracts.randomise(model.backbone)
     levels = [torch.randn_like(x) for x in model.prior(torch.randn(2, 3, 64, 96))[1:]]
     tokens = model.run_interactions(images, levels)[0][-1]
@@ -79,14 +87,14 @@ def test_with_fresh_gates_the_vit_computes_what_it_did(name):
 
 
 @pytest.mark.parametrize("name", BACKBONES)
-def test_maps_and_what_every_model_promises(name):
-    model = make(name).double()  # random offsets make much of a rounding
+def test_adapter_maps_fulfil_the_model_contract(name):
+    model = build_adapter(name).double()  # random offsets make much of a rounding
     images = torch.randn(2, 3, *BACKBONES[name].image, dtype=torch.float64)
-    contracts.maps_are_those_of_the_config(model, images)
-    contracts.an_answer_ignores_its_batch(model, images)
-    contracts.what_nobody_reads_is_frozen(model, images)
+    contracts.check_feature_maps_match_config(model, images)
+    contracts.check_batch_independence(model, images)
+    contracts.check_unused_parameters_are_frozen(model, images)
     model, images = model.float(), images.float()
-    contracts.state_and_config_make_it_again(model, images)
+    contracts.check_state_and_config_round_trip(model, images)
     assert from_builtins(ModelConfig, to_builtins(model.config)) == model.config
     maps = model.features_at(images, model.config.strides)
     assert all(x.shape[-1] == 16 and torch.isfinite(x).all() for x in maps)
@@ -123,7 +131,7 @@ def add_tokens_as_authors(model, images, per_interaction):
     return [norm(y) for norm, y in zip(model.norms, sums, strict=True)]
 
 
-def difference(x, reference):
+def relative_difference(x, reference):
     """The relative difference of two tensors, by their Euclidean norms."""
     return ((x - reference).norm() / reference.norm()).item()
 
@@ -131,18 +139,18 @@ def difference(x, reference):
 @pytest.mark.parametrize("token_source", ["last", "interaction"])
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_tokens_are_added_as_in_the_authors_detection_and_segmentation_backbones(token_source, norm):
-    backbone = transformer_config(image=(64, 96), patch=(16, 16), **GRID | {"depth": 8})
+    backbone = transformer_config(image=(64, 96), patch=(16, 16), **MEAN_POOL_OPTIONS | {"depth": 8})
     torch.manual_seed(0)
-    config = AdapterConfig(backbone=backbone, norm=norm, token_source=token_source, **OPTIONS)
+    config = AdapterConfig(backbone=backbone, norm=norm, token_source=token_source, **ADAPTER_OPTIONS)
     model, images = contracts.randomise(build_model(config)).eval(), torch.randn(2, 3, 64, 96)
     maps = [x.movedim(-1, 1) for x in model.features_at(images, config.strides)]
     expected = add_tokens_as_authors(model, images, token_source == "interaction")
-    assert max(map(difference, maps, expected)) <= 1e-5
+    assert max(map(relative_difference, maps, expected)) <= 1e-5
     other = add_tokens_as_authors(model, images, token_source == "last")
-    differences = [difference(x, y) for x, y in zip(maps, other, strict=True)]
+    differences = [relative_difference(x, y) for x, y in zip(maps, other, strict=True)]
     assert min(differences[:3]) > 0.1 and differences[3] < 1e-5  # the coarsest map gets the last tokens in both
-    contracts.maps_are_those_of_the_config(model, images)
-    contracts.what_nobody_reads_is_frozen(model, images)
+    contracts.check_feature_maps_match_config(model, images)
+    contracts.check_unused_parameters_are_frozen(model, images)
 
 
 @pytest.mark.parametrize(
@@ -150,22 +158,22 @@ def test_tokens_are_added_as_in_the_authors_detection_and_segmentation_backbones
 )
 def test_interactions_are_spread_over_the_maps(interactions, expected):
     config = AdapterConfig(
-        backbone=BACKBONES["plain"], interactions=interactions, token_source="interaction", **OPTIONS
+        backbone=BACKBONES["plain"], interactions=interactions, token_source="interaction", **ADAPTER_OPTIONS
     )
     assert config.token_interactions == expected
     assert replace(config, token_source="last").token_interactions == (interactions - 1,) * 4
 
 
 def test_an_adapter_is_exported():
-    backbone = transformer_config(image=(32, 32), patch=(16, 16), **SMALL | {"depth": 1})
-    model = contracts.randomise(build_model(AdapterConfig(backbone=backbone, interactions=1, **OPTIONS)))
+    backbone = transformer_config(image=(32, 32), patch=(16, 16), **SMALL_VIT_OPTIONS | {"depth": 1})
+    model = contracts.randomise(build_model(AdapterConfig(backbone=backbone, interactions=1, **ADAPTER_OPTIONS)))
     contracts.export_agrees(model, torch.randn(2, 3, 32, 32))
 
 
-def test_levels_have_twenty_one_places_for_each_of_the_coarsest():
+def test_reference_points_cover_all_levels():
     places = ReferencePoints((64, 96), (16, 16), torch.device("cpu"))
     assert len(places.level_points) == 21 * 2 * 3 and len(places.token_points) == 4 * 6
-    model = make("plain")
+    model = build_adapter("plain")
     levels = model.prior(torch.randn(1, 3, 64, 96))[1:]
     assert model.run_interactions(torch.randn(1, 3, 64, 96), levels)[1].shape == (1, 21 * 2 * 3, 16)
     # the same point of an image lies at the same place, whatever the patch and the filling up
@@ -175,7 +183,7 @@ def test_levels_have_twenty_one_places_for_each_of_the_coarsest():
 
 
 def test_the_prior_learns_while_gates_are_zero():
-    model = make("plain", gates=False).train()
+    model = build_adapter("plain", gates=False).train()
     weights = [torch.randn(1, *shape, 16) for shape in ((16, 24), (8, 12), (4, 6), (2, 3))]
     maps = model.features_at(torch.randn(1, 3, 64, 96), model.config.strides)
     sum((x * w).sum() for x, w in zip(maps, weights, strict=True)).backward()
@@ -185,8 +193,8 @@ def test_the_prior_learns_while_gates_are_zero():
     assert all((".injector." in name and ".gate" not in name) or ".norm_levels." in name for name in silent)
 
 
-def test_batch_norm_is_that_of_the_paper_and_its_statistics_are_state():
-    model, images = make("plain", norm="batch", gates=False), torch.randn(4, 3, 64, 96)
+def test_batch_norm_statistics_are_stored_in_the_state():
+    model, images = build_adapter("plain", norm="batch", gates=False), torch.randn(4, 3, 64, 96)
     before = {name: x.clone() for name, x in model.state_dict().items() if "running" in name}
     assert len(before) == 2 * (6 + 4)
     model.eval()(images)
@@ -199,8 +207,8 @@ def test_batch_norm_is_that_of_the_paper_and_its_statistics_are_state():
     assert sum(p.numel() for p in group.parameters()) == sum(p.numel() for p in model.parameters())
 
 
-def test_layer_decay_is_that_of_the_vit_and_none_beside_it():
-    config = AdapterConfig(backbone=BACKBONES["plain"], **OPTIONS)
+def test_layer_decay_applies_only_to_the_vit():
+    config = AdapterConfig(backbone=BACKBONES["plain"], **ADAPTER_OPTIONS)
     names = [name for name, _ in build_without_init(config).named_parameters()]
     layers = {name: config.parameter_layer(name) for name in names}
     assert layers["backbone.projection.weight"] == layers["backbone.position.table"] == 0
@@ -209,14 +217,14 @@ def test_layer_decay_is_that_of_the_vit_and_none_beside_it():
 
 
 def test_cost_grows_with_the_image_and_counts_the_vit():
-    config = AdapterConfig(backbone=BACKBONES["plain"], **OPTIONS)
+    config = AdapterConfig(backbone=BACKBONES["plain"], **ADAPTER_OPTIONS)
     first = 9 * 3 * 8 * 32 * 48  # of the first convolution
     assert config.macs() - config.backbone.macs() > first
     assert config.macs((128, 192)) > 3.5 * config.macs()
 
 
 def test_frozen_copies_agree():
-    model, images = make("tokens in front"), torch.randn(1, 3, 64, 96)
+    model, images = build_adapter("tokens in front"), torch.randn(1, 3, 64, 96)
     with torch.inference_mode():
         maps = model.features_at(images, [4, 32])
         for dtype, limit in ((torch.float32, 1e-4), (torch.bfloat16, 0.1)):
@@ -228,14 +236,14 @@ def test_frozen_copies_agree():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"backbone": transformer_config(image=(64, 64), **SMALL | {"classes": 3})}, "classes=0"),
-        ({"backbone": transformer_config(image=(4, 8, 8), patch=(2, 4, 4), **SMALL)}, "volumes"),
+        ({"backbone": transformer_config(image=(64, 64), **SMALL_VIT_OPTIONS | {"classes": 3})}, "classes=0"),
+        ({"backbone": transformer_config(image=(4, 8, 8), patch=(2, 4, 4), **SMALL_VIT_OPTIONS)}, "volumes"),
         ({"heads": 3}, "heads"),
         ({"interactions": 6}, "interactions=5"),
         ({"points": 0}, "above 0"),
     ],
 )
-def test_what_cannot_be_is_refused(changes, message):
+def test_invalid_adapter_configs_are_rejected(changes, message):
     with pytest.raises(UsageError) as caught:
-        AdapterConfig(**{"backbone": BACKBONES["plain"], **OPTIONS, **changes})
+        AdapterConfig(**{"backbone": BACKBONES["plain"], **ADAPTER_OPTIONS, **changes})
     assert message in f"{caught.value.message} {caught.value.hint}"

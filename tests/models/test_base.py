@@ -8,16 +8,16 @@ import torch
 import vitreous
 from vitreous.errors import UsageError
 
-SIZE = 32
-SMALL = {"vit": "ViT-32x2/8", "swin": "Swin-32x2-2/2", "dit": "DiT-64x2/4"}
+IMAGE_SIZE = 32
+SMALL_MODEL_NAMES = {"vit": "ViT-32x2/8", "swin": "Swin-32x2-2/2", "dit": "DiT-64x2/4"}
 
 
-def small(name: str = "vit", **changes):
-    return vitreous.create(SMALL[name], image_size=SIZE, num_classes=3, **changes).eval()
+def create_small_model(name: str = "vit", **changes):
+    return vitreous.create(SMALL_MODEL_NAMES[name], image_size=IMAGE_SIZE, num_classes=3, **changes).eval()
 
 
-def test_images_that_do_not_fit_are_refused_with_the_way_to_fix_them():
-    model, images = small(), torch.rand(2, 3, SIZE, SIZE)
+def test_invalid_images_are_rejected_with_a_fix():
+    model, images = create_small_model(), torch.rand(2, 3, IMAGE_SIZE, IMAGE_SIZE)
     cases = [
         (images[0], ValueError, r"expected images (B, 3, 32, 32), got (3, 32, 32); add a batch axis: images[None]"),
         (images.movedim(1, -1), ValueError, "got (2, 32, 32, 3); put channels first: images.movedim(-1, 1)"),
@@ -38,14 +38,14 @@ def test_images_that_do_not_fit_are_refused_with_the_way_to_fix_them():
 
 @pytest.mark.parametrize("family", ["swin", "dit"])
 def test_every_family_checks_images(family):
-    model = small(family)
+    model = create_small_model(family)
     more = (torch.rand(2),) if family == "dit" else ()
     with pytest.raises(ValueError, match="add a batch axis"):
-        model(torch.rand(model.config.channels, SIZE, SIZE), *more)
+        model(torch.rand(model.config.channels, IMAGE_SIZE, IMAGE_SIZE), *more)
 
 
-def test_the_repr_is_short():
-    assert repr(small()).splitlines() == [
+def test_repr_is_a_short_summary():
+    assert repr(create_small_model()).splitlines() == [
         "ViT-32x2/8 (ViT)",
         "  parameters: 32,323 (float32, cpu, evaluation mode)",
         "  input: images (B, 3, 32, 32), floats, normalised",
@@ -58,8 +58,8 @@ def test_the_repr_is_short():
             assert len(repr(vitreous.create(name)).splitlines()) <= 10
 
 
-def test_names_of_other_libraries_are_answered_by_ours(tmp_path):
-    model = small()
+def test_attributes_of_other_libraries_suggest_the_vitreous_equivalent(tmp_path):
+    model = create_small_model()
     for name, ours in {
         "default_cfg": "vitreous.load(RUN).card.preprocess",
         "pretrained_cfg": "vitreous.load(RUN).card.preprocess",
@@ -73,14 +73,14 @@ def test_names_of_other_libraries_are_answered_by_ours(tmp_path):
     with pytest.raises(AttributeError, match=r"use vitreous\.create\(weights='hf:ORG/NAME'\)"):
         type(model).from_pretrained("google/vit-base-patch16-224")
     with pytest.raises(TypeError, match=r"takes images, not pixel_values: model\(images\) returns the logits"):
-        model(pixel_values=torch.rand(1, 3, SIZE, SIZE))
+        model(pixel_values=torch.rand(1, 3, IMAGE_SIZE, IMAGE_SIZE))
     with pytest.raises(AttributeError, match=r"use vitreous\.create\(NAME\)"):
         vitreous.create_model("ViT-B/16")
     with pytest.raises(UsageError, match=r"no option features_only\n  use model\.features_at"):
         vitreous.create("ViT-B/16", features_only=True)
 
 
-def test_a_mixin_behind_the_model_keeps_its_from_pretrained():
+def test_mixin_from_pretrained_is_not_overridden():
     class Mixin:
         @classmethod
         def from_pretrained(cls, name, revision=None):
@@ -93,24 +93,24 @@ def test_a_mixin_behind_the_model_keeps_its_from_pretrained():
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
+def timm_pair(tmp_path_factory):
     """A ViT of timm whose weights are not as they are drawn, and ours with its weights."""
     import timm
     from safetensors.torch import save_file
 
     torch.manual_seed(0)
-    sizes = {"img_size": SIZE, "patch_size": 8, "embed_dim": 64, "depth": 3, "num_heads": 1}
+    sizes = {"img_size": IMAGE_SIZE, "patch_size": 8, "embed_dim": 64, "depth": 3, "num_heads": 1}
     theirs = timm.create_model("vit_tiny_patch16_224", num_classes=5, **sizes).eval()
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     file = tmp_path_factory.mktemp("timm") / "model.safetensors"
     save_file(theirs.state_dict(), file)
-    return theirs, vitreous.create(weights=file, image_size=SIZE).eval()
+    return theirs, vitreous.create(weights=file, image_size=IMAGE_SIZE).eval()
 
 
-def test_features_are_those_of_timm(pair):
-    theirs, ours = pair
-    images = torch.randn(2, 3, SIZE, SIZE)
+def test_features_match_timm(timm_pair):
+    theirs, ours = timm_pair
+    images = torch.randn(2, 3, IMAGE_SIZE, IMAGE_SIZE)
     tokens = ours.forward_features(images)
     torch.testing.assert_close(tokens, theirs.forward_features(images), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(ours.forward_head(tokens), ours(images))  # which computes less of the last block
@@ -120,9 +120,9 @@ def test_features_are_those_of_timm(pair):
 
 @pytest.mark.parametrize("indices", [None, 2, [0, 2], [-1], [2, 0]])
 @pytest.mark.parametrize("options", [{}, {"norm": True}, {"output_fmt": "NLC"}, {"intermediates_only": True}])
-def test_intermediates_are_those_of_timm(pair, indices, options):
-    images = torch.randn(2, 3, SIZE, SIZE)
-    expected, result = (model.forward_intermediates(images, indices, **options) for model in pair)
+def test_intermediates_match_timm(timm_pair, indices, options):
+    images = torch.randn(2, 3, IMAGE_SIZE, IMAGE_SIZE)
+    expected, result = (model.forward_intermediates(images, indices, **options) for model in timm_pair)
     if not options.get("intermediates_only"):
         torch.testing.assert_close(result[0], expected[0], atol=1e-5, rtol=1e-4)
         expected, result = expected[1], result[1]
@@ -133,9 +133,9 @@ def test_intermediates_are_those_of_timm(pair, indices, options):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
-def test_intermediate_layers_are_those_of_dinov2(pair):
-    _, ours = pair
-    images = torch.randn(2, 3, SIZE, SIZE)
+def test_intermediate_layers_match_the_dinov2_api(timm_pair):
+    _, ours = timm_pair
+    images = torch.randn(2, 3, IMAGE_SIZE, IMAGE_SIZE)
     tokens = ours.features(images)
     (last,) = ours.get_intermediate_layers(images)
     assert torch.equal(last, tokens[:, 1:]) and last.shape == (2, 16, 64)
@@ -143,18 +143,20 @@ def test_intermediate_layers_are_those_of_dinov2(pair):
     assert [(x.shape, token.shape) for x, token in two] == [((2, 64, 4, 4), (2, 64))] * 2
     assert torch.equal(two[1][1], tokens[:, 0])
     with pytest.raises(ValueError, match="has no class token"):
-        small("swin").get_intermediate_layers(torch.rand(1, 3, SIZE, SIZE), return_class_token=True)
+        create_small_model("swin").get_intermediate_layers(
+            torch.rand(1, 3, IMAGE_SIZE, IMAGE_SIZE), return_class_token=True
+        )
 
 
-def test_models_with_stages_give_a_map_of_each():
-    model, images = small("swin"), torch.rand(1, 3, SIZE, SIZE)
+def test_staged_models_return_one_map_per_stage():
+    model, images = create_small_model("swin"), torch.rand(1, 3, IMAGE_SIZE, IMAGE_SIZE)
     features, maps = model.forward_intermediates(images, norm=True)
     assert [tuple(x.shape) for x in maps] == [(1, 32, 16, 16), (1, 64, 8, 8)]
     assert torch.equal(maps[-1].flatten(2).mT, features)
 
 
-def test_indices_that_there_are_not_are_refused():
-    model, images = small(), torch.rand(1, 3, SIZE, SIZE)
+def test_invalid_block_indices_are_rejected():
+    model, images = create_small_model(), torch.rand(1, 3, IMAGE_SIZE, IMAGE_SIZE)
     with pytest.raises(ValueError, match="there is no block 2: use -2 to 1"):
         model.forward_intermediates(images, [2])
     with pytest.raises(ValueError, match="cannot take the last 3 of 2 blocks: use 1 to 2"):
@@ -164,19 +166,19 @@ def test_indices_that_there_are_not_are_refused():
 
 
 @pytest.mark.parametrize("name", ["vit", "swin"])
-def test_a_new_head(name):
-    model, images = small(name), torch.rand(1, 3, SIZE, SIZE)
+def test_reset_classifier_replaces_the_head(name):
+    model, images = create_small_model(name), torch.rand(1, 3, IMAGE_SIZE, IMAGE_SIZE)
     pooled = model.pool(model.features(images))
     model.reset_classifier(7)
     assert torch.equal(model(images), torch.zeros(1, 7)) and model.config.classes == model.num_classes == 7
     model.reset_classifier(0)
     torch.testing.assert_close(model(images), pooled)
     with pytest.raises(UsageError, match="does not classify images"):
-        small("dit").reset_classifier(3)
+        create_small_model("dit").reset_classifier(3)
 
 
-def test_checkpointing_of_gradients_changes_no_gradient():
-    model, images = small().train(), torch.rand(2, 3, SIZE, SIZE)
+def test_gradient_checkpointing_does_not_change_gradients():
+    model, images = create_small_model().train(), torch.rand(2, 3, IMAGE_SIZE, IMAGE_SIZE)
     torch.nn.init.normal_(model.head.weight)
     gradients = []
     for enable in (False, True):

@@ -11,10 +11,10 @@ from vitreous.models.bit import BiT
 from vitreous.models.config import BiTConfig, NumericsName, StemConfig
 from vitreous.nn.resnet import NUMERICS, AxialAttention, ResNetStem, StandardizedConv
 
-BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
+BLOCKS_BY_DEPTH = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 
 #: depth, factor: parameters without a head; arXiv:1912.11370 and its code
-COUNTS = {
+PARAMETER_COUNTS = {
     (50, 1): 23_500_352,
     (50, 2): 93_891_712,
     (50, 3): 211_174_080,
@@ -26,7 +26,7 @@ COUNTS = {
     (200, 3): 562_488_000,
 }
 #: depth, factor, classes: with a head
-HEADED = {
+PARAMETER_COUNTS_WITH_HEAD = {
     (50, 1, 1000): 25_549_352,
     (50, 1, 21843): 68_256_659,
     (152, 2, 1000): 236_335_208,
@@ -34,7 +34,7 @@ HEADED = {
     (152, 4, 21843): 1_107_299_923,
 }
 #: depth, factor: without a head at 224 px, as printed
-GMACS = {
+PUBLISHED_GMACS = {
     (50, 1): "4.087",
     (50, 2): "16.11",
     (101, 1): "7.80",
@@ -44,46 +44,52 @@ GMACS = {
     (200, 3): "134.3",
 }
 
-SMALL = {"image": (32, 32), "classes": 5, "blocks": (1, 2), "width": 16}
-MODELS = {
+SMALL_OPTIONS = {"image": (32, 32), "classes": 5, "blocks": (1, 2), "width": 16}
+MODEL_OPTIONS = {
     "plain": {},
     "google's numerics, twice as wide, two channels": {"numerics": "google", "factor": 2, "channels": 2},
     "axial, oblong and odd": {"image": (26, 37), "axial": True},
 }
 
 
-def build(changes):
+def build_random_bit(changes):
     torch.manual_seed(0)
-    return contracts.randomise(BiT(BiTConfig(**{**SMALL, **changes})))
+    return contracts.randomise(BiT(BiTConfig(**{**SMALL_OPTIONS, **changes})))
 
 
 def images_for(model, scale=(1, 1)):
     return torch.randn(3, model.config.channels, *(i * s for i, s in zip(model.config.image, scale, strict=True)))
 
 
-def count(config):
+def count_parameters(config):
     with torch.device("meta"):
         return sum(p.numel() for p in BiT(config).parameters())
 
 
-@pytest.mark.parametrize("depth,factor", COUNTS)
+@pytest.mark.parametrize("depth,factor", PARAMETER_COUNTS)
 def test_parameter_counts_are_exact(depth, factor):
-    assert count(BiTConfig(classes=0, blocks=BLOCKS[depth], factor=factor)) == COUNTS[depth, factor]
+    assert (
+        count_parameters(BiTConfig(classes=0, blocks=BLOCKS_BY_DEPTH[depth], factor=factor))
+        == PARAMETER_COUNTS[depth, factor]
+    )
 
 
-@pytest.mark.parametrize("depth,factor,classes", HEADED)
+@pytest.mark.parametrize("depth,factor,classes", PARAMETER_COUNTS_WITH_HEAD)
 def test_parameter_counts_with_a_head_are_exact(depth, factor, classes):
-    assert count(BiTConfig(classes=classes, blocks=BLOCKS[depth], factor=factor)) == HEADED[depth, factor, classes]
+    assert (
+        count_parameters(BiTConfig(classes=classes, blocks=BLOCKS_BY_DEPTH[depth], factor=factor))
+        == PARAMETER_COUNTS_WITH_HEAD[depth, factor, classes]
+    )
 
 
-@pytest.mark.parametrize("depth,factor", GMACS)
-def test_cost_is_the_published_one(depth, factor):
-    printed = GMACS[depth, factor]
+@pytest.mark.parametrize("depth,factor", PUBLISHED_GMACS)
+def test_macs_match_the_published_values(depth, factor):
+    printed = PUBLISHED_GMACS[depth, factor]
     decimals = len(printed.split(".")[1])
-    assert f"{BiTConfig(classes=0, blocks=BLOCKS[depth], factor=factor).macs() / 1e9:.{decimals}f}" == printed
+    assert f"{BiTConfig(classes=0, blocks=BLOCKS_BY_DEPTH[depth], factor=factor).macs() / 1e9:.{decimals}f}" == printed
 
 
-def counted(model, images):
+def count_macs(model, images):
     """Multiply-adds of what a forward pass of one image does, counted where it does it."""
     total = 0
 
@@ -109,15 +115,17 @@ def counted(model, images):
 
 @pytest.mark.parametrize("size", [(32, 32), (35, 62)])
 @pytest.mark.parametrize("axial", [False, True])
-def test_cost_is_what_the_layers_do(axial, size):
-    config = BiTConfig(**{**SMALL, "axial": axial, "blocks": (1, 2, 1)})
+def test_macs_match_the_layers(axial, size):
+    config = BiTConfig(**{**SMALL_OPTIONS, "axial": axial, "blocks": (1, 2, 1)})
     head = config.width_out * config.classes
-    assert config.macs(size) == counted(BiT(config), torch.randn(1, 3, *size)) + head
+    assert config.macs(size) == count_macs(BiT(config), torch.randn(1, 3, *size)) + head
     if not axial:
-        assert StemConfig((1, 2, 1), 16).macs(size, 3) == counted(ResNetStem((1, 2, 1), 16), torch.randn(1, 3, *size))
+        assert StemConfig((1, 2, 1), 16).macs(size, 3) == count_macs(
+            ResNetStem((1, 2, 1), 16), torch.randn(1, 3, *size)
+        )
 
 
-def test_axial_resnet_50_has_attention_for_every_3x3():
+def test_axial_resnet50_replaces_every_3x3_convolution():
     config = BiTConfig(axial=True)
     with torch.device("meta"):
         model = BiT(config)
@@ -126,20 +134,20 @@ def test_axial_resnet_50_has_attention_for_every_3x3():
     axial = [part for part in model.modules() if isinstance(part, AxialAttention)]
     lengths = {tuple(len(line.relative) // 2 + 1 for line in (part.row, part.column)) for part in axial}
     assert len(axial) == 16 and lengths == {(56, 56), (28, 28), (14, 14), (7, 7)}
-    assert count(config) < count(BiTConfig())
+    assert count_parameters(config) < count_parameters(BiTConfig())
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("promise", contracts.ALL)
+@pytest.mark.parametrize("name", MODEL_OPTIONS)
+@pytest.mark.parametrize("promise", contracts.ALL_CONTRACTS)
 def test_promise(name, promise):
-    model = build(MODELS[name])
+    model = build_random_bit(MODEL_OPTIONS[name])
     promise(model, images_for(model))
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_other_sizes(name):
-    model = build(MODELS[name])
-    contracts.other_sizes_work(model, images_for(model, (2, 2)), images_for(model, (1, 3)))
+@pytest.mark.parametrize("name", MODEL_OPTIONS)
+def test_model_accepts_other_image_sizes(name):
+    model = build_random_bit(MODEL_OPTIONS[name])
+    contracts.check_other_image_sizes(model, images_for(model, (2, 2)), images_for(model, (1, 3)))
 
 
 @pytest.mark.parametrize("image", [(224, 224), (225, 193), (32, 97), (7, 1)])
@@ -157,8 +165,8 @@ def test_the_grid_is_the_map(image):
     assert model(images).shape == (2, config.width_out)
 
 
-def test_verbs_compose_and_a_fresh_head_says_nothing():
-    model = BiT(BiTConfig(**SMALL)).eval()
+def test_model_methods_compose_and_the_initial_head_is_zero():
+    model = BiT(BiTConfig(**SMALL_OPTIONS)).eval()
     images = torch.randn(2, 3, 32, 48)
     assert not model(images).any()
     contracts.randomise(model)
@@ -193,14 +201,14 @@ def test_initial_values():
         ({"axial": True, "width": 24}, "not a multiple of 16"),
     ],
 )
-def test_configs_that_cannot_be_are_refused(changes, message):
+def test_invalid_configs_are_rejected(changes, message):
     with pytest.raises(UsageError, match=message):
         BiTConfig(**changes)
 
 
 def test_a_config_from_a_file_is_typed():
     assert set(get_args(NumericsName)) == set(NUMERICS)
-    config = BiTConfig(blocks=BLOCKS[101], factor=3)
+    config = BiTConfig(blocks=BLOCKS_BY_DEPTH[101], factor=3)
     assert from_builtins(BiTConfig, to_builtins(config)) == config
     with pytest.raises(UsageError, match="numerics"):
         from_builtins(BiTConfig, {"numerics": "jax"})

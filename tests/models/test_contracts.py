@@ -6,8 +6,16 @@ from vitreous.models.config import ConvStemConfig, StemConfig, transformer_confi
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import build_model
 
-SMALL = {"image": (16, 16), "patch": (4, 4), "classes": 5, "width": 24, "depth": 2, "heads": 3, "mlp": {"hidden": 48}}
-MODELS = {
+SMALL_OPTIONS = {
+    "image": (16, 16),
+    "patch": (4, 4),
+    "classes": 5,
+    "width": 24,
+    "depth": 2,
+    "heads": 3,
+    "mlp": {"hidden": 48},
+}
+MODEL_OPTIONS = {
     "class": {},
     "mean": {"pool": "mean", "class_token": False, "positions": {"slots": 0}},
     "mean, norm after pooling": {"pool": "mean", "norm": {"final": "pooled"}},
@@ -64,9 +72,9 @@ MODELS = {
 }
 
 
-def build(changes):
+def build_random_vit(changes):
     torch.manual_seed(0)
-    return contracts.randomise(build_model(transformer_config(**SMALL).with_options(**changes)))
+    return contracts.randomise(build_model(transformer_config(**SMALL_OPTIONS).with_options(**changes)))
 
 
 def images_for(model, scale=(1, 1)):
@@ -74,23 +82,23 @@ def images_for(model, scale=(1, 1)):
     return torch.randn(3, model.config.channels, *size)
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("promise", contracts.ALL)
+@pytest.mark.parametrize("name", MODEL_OPTIONS)
+@pytest.mark.parametrize("promise", contracts.ALL_CONTRACTS)
 def test_promise(name, promise):
-    model = build(MODELS[name])
+    model = build_random_vit(MODEL_OPTIONS[name])
     promise(model, images_for(model))
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_other_sizes(name):
-    model = build(MODELS[name])
-    contracts.other_sizes_work(model, images_for(model, (2, 2)), images_for(model, (1, 3)))
+@pytest.mark.parametrize("name", MODEL_OPTIONS)
+def test_model_accepts_other_image_sizes(name):
+    model = build_random_vit(MODEL_OPTIONS[name])
+    contracts.check_other_image_sizes(model, images_for(model, (2, 2)), images_for(model, (1, 3)))
 
 
 def test_three_axes():
     model = contracts.randomise(
-        ViT(transformer_config(**{**SMALL, "image": (4, 8, 8), "patch": (2, 4, 4), "heads": 2}))
+        ViT(transformer_config(**{**SMALL_OPTIONS, "image": (4, 8, 8), "patch": (2, 4, 4), "heads": 2}))
     )
-    for promise in contracts.ALL:
+    for promise in contracts.ALL_CONTRACTS:
         promise(model, torch.randn(2, 3, 4, 8, 8))
     assert model.features(torch.randn(1, 3, 6, 8, 12)).shape == (1, 1 + 3 * 2 * 3, 24)

@@ -23,15 +23,19 @@ from vitreous.nn.frozen import freeze_for_inference
 from vitreous.tasks.detection import Detection
 from vitreous.weights.bundle import Bundle, load_bundle
 
-SMALL = {"classes": 0, "width": 16, "depth": 2, "heads": 2, "mlp": {"hidden": 32}}
+SMALL_VIT_OPTIONS = {"classes": 0, "width": 16, "depth": 2, "heads": 2, "mlp": {"hidden": 32}}
 BACKBONES = {
-    "vit": transformer_config(image=(48, 64), patch=(8, 8), **SMALL),
+    "vit": transformer_config(image=(48, 64), patch=(8, 8), **SMALL_VIT_OPTIONS),
     "hybrid": transformer_config(
-        family="hybrid", image=(48, 64), patch=(8, 8), stem=ConvStemConfig(widths=(8, 8, 16), blocks=(0, 0, 0)), **SMALL
+        family="hybrid",
+        image=(48, 64),
+        patch=(8, 8),
+        stem=ConvStemConfig(widths=(8, 8, 16), blocks=(0, 0, 0)),
+        **SMALL_VIT_OPTIONS,
     ),
     "bit": BiTConfig(image=(48, 64), classes=0, blocks=(1, 1, 1), width=8),
     "adapter": AdapterConfig(
-        backbone=transformer_config(image=(48, 64), patch=(8, 8), **SMALL), heads=2, interactions=2, prior=8
+        backbone=transformer_config(image=(48, 64), patch=(8, 8), **SMALL_VIT_OPTIONS), heads=2, interactions=2, prior=8
     ),
     "swin": SwinConfig(
         image=(48, 64),
@@ -43,14 +47,14 @@ BACKBONES = {
         attention=SwinAttentionConfig(window=2),
     ),
 }
-FEW = {"width": 16, "hidden": 32, "proposals": 40, "detections": 12, "threshold": 0.0}
+SMALL_DETECTOR_OPTIONS = {"width": 16, "hidden": 32, "proposals": 40, "detections": 12, "threshold": 0.0}
 
 
-def config_of(name: str, **changes) -> DetectorConfig:
-    return DetectorConfig(backbone=BACKBONES[name], classes=3, **FEW | changes)
+def make_detector_config(name: str, **changes) -> DetectorConfig:
+    return DetectorConfig(backbone=BACKBONES[name], classes=3, **SMALL_DETECTOR_OPTIONS | changes)
 
 
-def detector(config: DetectorConfig):
+def build_detector(config: DetectorConfig):
     torch.manual_seed(0)
     model = build_model(config)
     for layer, deviation in (
@@ -61,7 +65,7 @@ def detector(config: DetectorConfig):
     return model
 
 
-def scene(size: tuple[int, int] = (48, 64)) -> dict:
+def make_targets(size: tuple[int, int] = (48, 64)) -> dict:
     """Two images: one with an object of each of two classes and a crowd, one with nothing."""
     boxes = torch.tensor([[4.0, 4, 24, 28], [30, 10, 60, 40], [0, 30, 30, 48]])
     row = torch.zeros(3, *size, dtype=torch.bool)
@@ -78,8 +82,8 @@ def scene(size: tuple[int, int] = (48, 64)) -> dict:
 
 @pytest.mark.parametrize("heads", ["vitdet", "light"])
 @pytest.mark.parametrize("name", BACKBONES)
-def test_answers_have_fixed_shapes_and_ignore_their_batch(name, heads):
-    model = detector(config_of(name, heads=heads, masks=True, threshold=0.3)).eval()
+def test_detections_have_fixed_shapes_and_are_batch_independent(name, heads):
+    model = build_detector(make_detector_config(name, heads=heads, masks=True, threshold=0.3)).eval()
     images = torch.randn(3, 3, 48, 64)
     with torch.inference_mode():
         boxes, scores, labels, masks = model(images)
@@ -96,8 +100,8 @@ def test_answers_have_fixed_shapes_and_ignore_their_batch(name, heads):
 
 @pytest.mark.parametrize("change", [{}, {"masks": True}, {"heads": "light", "agnostic": True}, {"finest": 8}])
 @pytest.mark.parametrize("name", BACKBONES)
-def test_everything_that_can_move_gets_a_gradient(name, change):
-    model, targets = detector(config_of(name, **change)), scene()
+def test_every_trainable_parameter_gets_a_gradient(name, change):
+    model, targets = build_detector(make_detector_config(name, **change)), make_targets()
     losses = model.losses(torch.randn(2, 3, 48, 64), targets)
     assert set(losses) == {"objectness", "proposals", "classes", "boxes"} | (
         {"masks"} if change.get("masks") else set()
@@ -110,8 +114,8 @@ def test_everything_that_can_move_gets_a_gradient(name, change):
 
 @pytest.mark.parametrize("masks", [False, True])
 @pytest.mark.parametrize("name", BACKBONES)
-def test_a_bundle_gives_the_same_answers(name, masks, tmp_path):
-    model = detector(config_of(name, masks=masks)).eval()
+def test_bundle_round_trip_preserves_outputs(name, masks, tmp_path):
+    model = build_detector(make_detector_config(name, masks=masks)).eval()
     assert from_builtins(ModelConfig, to_builtins(model.config)) == model.config
     assert model.config.name().endswith("with Mask R-CNN" if masks else "with Faster R-CNN")
     task = Detection(("a", "b", "c"), masks)
@@ -128,24 +132,28 @@ def test_a_bundle_gives_the_same_answers(name, masks, tmp_path):
 
 
 def test_levels_follow_the_backbone_and_the_finest_stride():
-    assert config_of("vit").strides == (4, 8, 16, 32) and config_of("vit", finest=8).strides == (8, 16, 32)
-    assert config_of("vit", finest=2).strides == (2, 4, 8, 16, 32)
-    assert config_of("hybrid").strides == config_of("swin").strides == (4, 8, 16, 32, 64)
+    assert make_detector_config("vit").strides == (4, 8, 16, 32) and make_detector_config("vit", finest=8).strides == (
+        8,
+        16,
+        32,
+    )
+    assert make_detector_config("vit", finest=2).strides == (2, 4, 8, 16, 32)
+    assert make_detector_config("hybrid").strides == make_detector_config("swin").strides == (4, 8, 16, 32, 64)
     for name in BACKBONES:
         for finest in (4, 8):
-            model = detector(config_of(name, finest=finest))
+            model = build_detector(make_detector_config(name, finest=finest))
             levels = model.levels(torch.randn(1, 3, 48, 64))
             sizes = [(-(-48 // stride), -(-64 // stride)) for stride in model.config.strides]
             assert [tuple(level.shape[2:]) for level in levels] == sizes
 
 
-def test_what_no_heads_fit_is_refused():
+def test_unsupported_backbones_and_options_are_rejected():
     with pytest.raises(UsageError, match="classes=0"):
         DetectorConfig(backbone=replace(BACKBONES["vit"], classes=2))
     with pytest.raises(UsageError, match="volumes"):
-        DetectorConfig(backbone=transformer_config(image=(4, 8, 8), patch=(2, 4, 4), channels=1, **SMALL))
+        DetectorConfig(backbone=transformer_config(image=(4, 8, 8), patch=(2, 4, 4), channels=1, **SMALL_VIT_OPTIONS))
     with pytest.raises(UsageError, match="finest"):
-        config_of("vit", finest=64)
+        make_detector_config("vit", finest=64)
     for change in ({"nms": 0.0}, {"threshold": 1.0}, {"width": 0}, {"anchor": 0.0}):
         with pytest.raises(UsageError):
-            config_of("vit", **change)
+            make_detector_config("vit", **change)

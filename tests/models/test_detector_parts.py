@@ -9,7 +9,7 @@ from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
 from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import box_iou, nms, roi_align
 
-from tests.models.test_detector import config_of, detector, scene
+from tests.models.test_detector import build_detector, make_detector_config, make_targets
 from vitreous.data.keys import derive_key
 from vitreous.models.boxes import (
     draw_splitmix64,
@@ -22,10 +22,10 @@ from vitreous.models.boxes import (
 from vitreous.models.proposals import ANCHOR_BACKGROUND_IOU, ANCHOR_FOREGROUND_IOU, NMS_IOU, Proposals
 from vitreous.models.regions import BOX_CODER_WEIGHTS
 
-SIZE = (64, 128)  # which all strides divide: torchvision takes them from the sizes of the levels
+IMAGE_SIZE = (64, 128)  # which all strides divide: torchvision takes them from the sizes of the levels
 
 
-class First:
+class DeterministicSampler:
     """A sampler without chance: of `BalancedPositiveNegativeSampler`, with the keys of ours."""
 
     def __init__(self, keys, count, share):
@@ -39,7 +39,7 @@ class First:
         return [list(column) for column in zip(*masks, strict=True)]
 
 
-def network(model, **changes):
+def build_torchvision_rpn(model, **changes):
     """torchvision's region proposal network with the head of ours."""
     sides = tuple((8 * stride,) for stride in model.config.strides)
     anchors = rpn.AnchorGenerator(sides, ((0.5, 1.0, 2.0),) * len(sides))
@@ -59,27 +59,27 @@ def network(model, **changes):
     )
 
 
-def prepared(**changes):
+def make_model_with_levels(**changes):
     """A model, its levels for two images, and these."""
-    model = detector(config_of("hybrid", **changes))
+    model = build_detector(make_detector_config("hybrid", **changes))
     torch.nn.init.normal_(model.proposals.head.cls_logits.weight, std=0.5)
     torch.nn.init.normal_(model.proposals.head.bbox_pred.weight, std=0.2)
-    images = torch.randn(2, 3, *SIZE, generator=torch.Generator().manual_seed(1))
+    images = torch.randn(2, 3, *IMAGE_SIZE, generator=torch.Generator().manual_seed(1))
     return model, model.levels(images), images
 
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("count", [15, 60])
-def test_proposals_are_torchvisions(count, training):
-    model, levels, images = prepared(proposals=count)
-    peer = network(model).train(training)
+def test_proposals_match_torchvision(count, training):
+    model, levels, images = make_model_with_levels(proposals=count)
+    peer = build_torchvision_rpn(model).train(training)
     model.train(training)
     maps = {str(number): level for number, level in enumerate(levels)}
     with torch.no_grad():
         anchors = model.proposals.make_anchors(levels)
-        assert torch.equal(torch.cat(anchors), peer.anchor_generator(ImageList(images, [SIZE] * 2), levels)[0])
-        ours = model.proposals(levels, SIZE)
-        theirs, _ = peer(ImageList(images, [SIZE] * 2), maps, [{"boxes": torch.zeros(0, 4)}] * 2)
+        assert torch.equal(torch.cat(anchors), peer.anchor_generator(ImageList(images, [IMAGE_SIZE] * 2), levels)[0])
+        ours = model.proposals(levels, IMAGE_SIZE)
+        theirs, _ = peer(ImageList(images, [IMAGE_SIZE] * 2), maps, [{"boxes": torch.zeros(0, 4)}] * 2)
     for boxes, valid, wanted in zip(ours.boxes, ours.valid, theirs, strict=True):
         assert torch.allclose(boxes[valid], wanted, atol=1e-5)
         assert (boxes[~valid] == 0).all() and valid.sum() == len(wanted) <= count
@@ -87,19 +87,19 @@ def test_proposals_are_torchvisions(count, training):
 
 @pytest.mark.parametrize("agnostic", [False, True])
 @pytest.mark.parametrize("threshold", [0.02, 0.3])
-def test_answers_are_those_of_torchvisions_plain_path(threshold, agnostic):
-    model, levels, _ = prepared(proposals=30, threshold=threshold, agnostic=agnostic, detections=25)
+def test_detections_match_torchvision(threshold, agnostic):
+    model, levels, _ = make_model_with_levels(proposals=30, threshold=threshold, agnostic=agnostic, detections=25)
     config, heads = model.config, model.regions.eval()
     with torch.no_grad():
-        proposals = model.eval().proposals(levels, SIZE)
-        boxes, scores, labels = heads(levels, proposals, SIZE)
+        proposals = model.eval().proposals(levels, IMAGE_SIZE)
+        boxes, scores, labels = heads(levels, proposals, IMAGE_SIZE)
         rows = [own[valid] for own, valid in zip(proposals.boxes, proposals.valid, strict=True)]
         regions = torch.cat([torch.cat([torch.full((len(r), 1), float(i)), r], 1) for i, r in enumerate(rows)])
         logits, deltas = heads.box(heads.read(levels, regions, 7))
         peer = roi_heads.RoIHeads(None, None, None, 0.5, 0.5, 512, 0.25, None, threshold, config.nms, 25)
         assert peer.box_coder.weights == BOX_CODER_WEIGHTS
         deltas = deltas.repeat(1, 1 + config.classes) if agnostic else deltas
-        theirs = peer.postprocess_detections(logits, deltas, rows, [SIZE] * 2)
+        theirs = peer.postprocess_detections(logits, deltas, rows, [IMAGE_SIZE] * 2)
     for image in range(2):
         count = len(theirs[1][image])
         assert count == (scores[image] > 0).sum() and count
@@ -109,17 +109,20 @@ def test_answers_are_those_of_torchvisions_plain_path(threshold, agnostic):
 
 
 @pytest.mark.parametrize("agnostic", [False, True])
-def test_losses_of_an_image_are_torchvisions(agnostic):
-    model, levels, images = prepared(proposals=60, masks=True, agnostic=agnostic)
-    levels, targets = [level[:1] for level in levels], {name: rows[:1] for name, rows in scene(SIZE).items()}
+def test_losses_match_torchvision(agnostic):
+    model, levels, images = make_model_with_levels(proposals=60, masks=True, agnostic=agnostic)
+    levels, targets = (
+        [level[:1] for level in levels],
+        {name: rows[:1] for name, rows in make_targets(IMAGE_SIZE).items()},
+    )
     targets |= {"crowd": [torch.zeros(3, dtype=torch.bool)]}
-    losses, proposals = model.proposals.losses(levels, SIZE, targets)
+    losses, proposals = model.proposals.losses(levels, IMAGE_SIZE, targets)
     losses |= model.regions.losses(levels, proposals, targets)
     truth = [{"boxes": targets["boxes"][0], "labels": targets["labels"][0] + 1, "masks": targets["masks"][0]}]
-    peer = network(model).train()
-    peer.fg_bg_sampler = First(targets["keys"], 256, 0.5)
+    peer = build_torchvision_rpn(model).train()
+    peer.fg_bg_sampler = DeterministicSampler(targets["keys"], 256, 0.5)
     maps = {str(number): level for number, level in enumerate(levels)}
-    theirs, wanted = peer(ImageList(images[:1], [SIZE]), maps, truth)
+    theirs, wanted = peer(ImageList(images[:1], [IMAGE_SIZE]), maps, truth)
     assert losses["objectness"].item() == pytest.approx(wanted["loss_objectness"].item(), rel=1e-5)
     assert losses["proposals"].item() == pytest.approx(wanted["loss_rpn_box_reg"].item(), rel=1e-5)
     count = int(proposals.valid.sum())
@@ -145,18 +148,18 @@ def test_losses_of_an_image_are_torchvisions(agnostic):
 
 
 def test_losses_are_the_mean_over_images():
-    model, _, images = prepared(masks=True)
-    targets = scene(SIZE)
+    model, _, images = make_model_with_levels(masks=True)
+    targets = make_targets(IMAGE_SIZE)
     whole = model.losses(images, targets)
     parts = [model.losses(images[i : i + 1], {name: rows[i : i + 1] for name, rows in targets.items()}) for i in (0, 1)]
     for name, loss in whole.items():
         assert loss.item() == pytest.approx((parts[0][name] + parts[1][name]).item() / 2, rel=1e-4, abs=1e-6), name
 
 
-def test_what_lies_in_a_crowd_is_neither_object_nor_background():
-    model, levels, _ = prepared()
+def test_anchors_inside_crowds_are_ignored():
+    model, levels, _ = make_model_with_levels()
     anchors = torch.cat(model.proposals.make_anchors(levels))
-    boxes, crowd = scene()["boxes"][0][:2], torch.tensor([[0.0, 8, 100, 64]])
+    boxes, crowd = make_targets()["boxes"][0][:2], torch.tensor([[0.0, 8, 100, 64]])
     before, _ = model.proposals.match_anchors(anchors, boxes, crowd[:0])
     labels, match = model.proposals.match_anchors(anchors, boxes, crowd)
     inside = is_in_crowd(anchors, crowd)
@@ -167,12 +170,12 @@ def test_what_lies_in_a_crowd_is_neither_object_nor_background():
     assert inside.any() and (labels[inside & (before == 0)] == -1).all()
     assert torch.equal(labels[~inside], before[~inside]) and (labels[before == 1] == 1).all() and match.max() == 1
     proposals = Proposals(torch.tensor([[[2.0, 32, 28, 46], [40, 2, 60, 9]]]), torch.tensor([[True, False]]))
-    targets = {name: rows[:1] for name, rows in scene(SIZE).items()}
+    targets = {name: rows[:1] for name, rows in make_targets(IMAGE_SIZE).items()}
     chosen, labels, _ = model.regions.sample_training_regions(proposals, targets, 0)
     assert torch.equal(chosen.sort(0).values, boxes.sort(0).values) and sorted(labels.tolist()) == [1, 3]
 
 
-def test_regions_are_read_from_their_level():
+def test_regions_are_pooled_from_their_pyramid_level():
     torch.manual_seed(0)
     strides = (4, 8, 16)
     levels = [torch.randn(2, 3, -(-50 // stride), -(-70 // stride)) for stride in strides]
@@ -192,7 +195,7 @@ def test_regions_are_read_from_their_level():
         assert numbers == {0, 1, 2} or numbers == {0}  # the image holds few that are large
 
 
-def test_suppression_is_that_of_every_group_by_itself():
+def test_grouped_nms_matches_nms_per_group():
     torch.manual_seed(0)
     corner = torch.rand(200, 2) * 80
     boxes, scores = torch.cat([corner, corner + 5 + torch.rand(200, 2) * 30], 1), torch.rand(200)

@@ -21,7 +21,7 @@ from vitreous.nn.frozen import freeze_for_inference
 from vitreous.nn.grid import patchify, unpatchify
 
 #: parameters that move, and 10^9 multiply-adds of latents of 32 x 32 (the paper's "Gflops" are these)
-PUBLISHED = {
+PUBLISHED_SIZES = {
     "XL/2": (674_834_720, 118.62),
     "XL/4": (675_000_704, 29.04),
     "XL/8": (675_664_640, 7.39),
@@ -35,55 +35,55 @@ PUBLISHED = {
     "S/4": (32_920_448, 1.41),
     "S/8": (33_142_016, 0.36),
 }
-TINY = DiTConfig(image=(8, 8), channels=3, classes=5, width=32, depth=2, heads=2, hidden=64)
+TINY_CONFIG = DiTConfig(image=(8, 8), channels=3, classes=5, width=32, depth=2, heads=2, hidden=64)
 
 
-def tiny(**changes):
+def build_tiny_dit(**changes):
     torch.manual_seed(0)
-    return randomise(DiT(replace(TINY, **changes))).eval()
+    return randomise(DiT(replace(TINY_CONFIG, **changes))).eval()
 
 
-def batch(channels=3, side=8):
+def make_batch(channels=3, side=8):
     torch.manual_seed(1)
     return torch.randn(3, channels, side, side), torch.tensor([0.0, 17.0, 999.0]), torch.tensor([0, 4, 5])
 
 
-@pytest.mark.parametrize("size", PUBLISHED)
-def test_counts_and_costs_are_those_of_the_paper(size):
+@pytest.mark.parametrize("size", PUBLISHED_SIZES)
+def test_parameter_counts_and_macs_match_the_paper(size):
     config = config_from_name(f"DiT-{size}")
-    parameters, cost = PUBLISHED[size]
+    parameters, cost = PUBLISHED_SIZES[size]
     assert sum(p.numel() for p in build_without_init(config).parameters()) == parameters
     assert config.macs() / 1e9 == pytest.approx(cost, abs=0.006)
     assert config.name() == f"DiT-{size}" and config.learned_variance and config.channels == 4
 
 
-def test_larger_latents_cost_what_the_paper_says():
+def test_macs_at_larger_latents_match_the_paper():
     assert config_from_name("DiT-XL/2", 64).macs() / 1e9 == pytest.approx(524.54, abs=0.1)
 
 
-def test_names_are_read_and_written():
+def test_model_names_round_trip():
     assert config_from_name("dit-64x3/2").name() == "DiT-64x3/2" and config_from_name("DiT-64x3/4").patch == (4, 4)
-    assert from_builtins(DiTConfig, to_builtins(TINY)) == TINY
+    assert from_builtins(DiTConfig, to_builtins(TINY_CONFIG)) == TINY_CONFIG
     for wrong in ("DiT-XXL/2", "DiT-64x3/0"):
         with pytest.raises(UsageError):
             config_from_name(wrong)
     with pytest.raises(UsageError, match="heads"):
-        replace(TINY, heads=3)
+        replace(TINY_CONFIG, heads=3)
     with pytest.raises(UsageError, match="image size 9x8 is not divisible"):
-        replace(TINY, image=(9, 8))
+        replace(TINY_CONFIG, image=(9, 8))
 
 
-def test_a_fresh_model_answers_nothing_and_its_blocks_are_the_identity():
+def test_initial_model_outputs_zero_and_blocks_are_the_identity():
     model = vitreous.create("DiT-64x2/2", channels=3, num_classes=5, image_size=8)
-    images, time, labels = batch()
+    images, time, labels = make_batch()
     assert model(images, time, labels).abs().max() == 0
     x, condition = torch.randn(2, 16, 64), torch.randn(2, 64)
     for block in model.blocks():
         assert torch.equal(block(x, condition), x)
 
 
-def test_a_block_is_its_formula():
-    model = tiny()
+def test_block_matches_the_formula():
+    model = build_tiny_dit()
     block: AdaLNBlock = model.blocks()[0]
     x, c = torch.randn(2, 16, 32), torch.randn(2, 32)
     m = block.modulation(c)[:, None].chunk(6, -1)
@@ -100,9 +100,9 @@ def test_waves_are_cosines_and_then_sines():
     assert table[1].tolist() == pytest.approx(want, abs=1e-6)
 
 
-def test_an_answer_ignores_its_batch_and_depends_on_time_and_class():
-    model = tiny()
-    images, time, labels = batch()
+def test_output_is_batch_independent_and_conditioned_on_time_and_class():
+    model = build_tiny_dit()
+    images, time, labels = make_batch()
     together = model(images, time, labels)
     alone = torch.cat([model(*(part[i : i + 1] for part in (images, time, labels))) for i in range(3)])
     assert torch.allclose(together, alone, atol=1e-4 * together.abs().max().item())
@@ -112,15 +112,15 @@ def test_an_answer_ignores_its_batch_and_depends_on_time_and_class():
 
 
 def test_every_parameter_gets_a_gradient():
-    model = tiny(qk_norm=True).train()
-    images, time, labels = batch()
+    model = build_tiny_dit(qk_norm=True).train()
+    images, time, labels = make_batch()
     model(images, time, labels).square().sum().backward()
     assert not [name for name, p in model.named_parameters() if not p.grad.abs().sum() > 0]
 
 
 def test_patches_with_their_positions_are_in_no_order():
-    model = tiny()
-    images, time, labels = batch()
+    model = build_tiny_dit()
+    images, time, labels = make_batch()
     tokens, order = model.add_positions(model.project(images)), torch.randperm(16)
     condition = model.condition(time, labels)
     assert torch.allclose(
@@ -128,24 +128,24 @@ def test_patches_with_their_positions_are_in_no_order():
     )
 
 
-def test_other_sizes_and_axes_work():
-    model = tiny()
-    _, time, labels = batch()
+def test_other_image_sizes_and_clips():
+    model = build_tiny_dit()
+    _, time, labels = make_batch()
     assert model(torch.randn(3, 3, 12, 6), time, labels).shape == (3, 6, 12, 6)
-    clips = tiny(image=(4, 8, 8), patch=(2, 2, 2), width=36, heads=2, learned_variance=False)
+    clips = build_tiny_dit(image=(4, 8, 8), patch=(2, 2, 2), width=36, heads=2, learned_variance=False)
     assert clips(torch.randn(3, 3, 4, 8, 8), time, labels).shape == (3, 3, 4, 8, 8)
     with pytest.raises(ValueError, match="channels"):
         model(torch.randn(3, 4, 8, 8), time, labels)
     with pytest.raises(ValueError, match="no classes"):
-        tiny(classes=0)(torch.randn(3, 3, 8, 8), time, labels)
+        build_tiny_dit(classes=0)(torch.randn(3, 3, 8, 8), time, labels)
 
 
-CLIP = {"image": (4, 8, 12), "patch": (1, 4, 4), "width": 36, "depth": 3, "learned_variance": False}
+CLIP_OPTIONS = {"image": (4, 8, 12), "patch": (1, 4, 4), "width": 36, "depth": 3, "learned_variance": False}
 
 
-def test_blocks_of_clips_alternate_between_space_and_time():
-    model = tiny(**CLIP, arrangement="alternating")
-    clips, (_, time, labels) = torch.randn(3, 3, 4, 8, 12), batch()
+def test_clip_blocks_alternate_between_space_and_time():
+    model = build_tiny_dit(**CLIP_OPTIONS, arrangement="alternating")
+    clips, (_, time, labels) = torch.randn(3, 3, 4, 8, 12), make_batch()
     assert model(clips, time, labels).shape == clips.shape
     condition = model.condition(time, labels)
     x = model.add_positions(model.project(clips)).unflatten(1, (4, 6))
@@ -171,20 +171,20 @@ def test_alternating_blocks_have_names_costs_and_mistakes():
     joint = replace(config, arrangement="joint")
     less = 2 * (64 * 2 * (64 - 16) * 96) + 2 * (64 * 2 * (64 - 4) * 96)  # keys that a query does not see
     assert joint.macs() - config.macs() == less
-    for changes in ({"image": (8, 8), "patch": (2, 2)}, {**CLIP, "depth": 1}):
+    for changes in ({"image": (8, 8), "patch": (2, 2)}, {**CLIP_OPTIONS, "depth": 1}):
         with pytest.raises(UsageError, match="alternating blocks need a depth of at least 2 and images with 3 axes"):
-            replace(TINY, **{**changes, "arrangement": "alternating"})
+            replace(TINY_CONFIG, **{**changes, "arrangement": "alternating"})
 
 
-def test_layers_are_counted_for_layer_decay():
+def test_layer_indices_for_layer_decay():
     names = ("projection.weight", "time.fc1.weight", "encoder.blocks.1.modulation.weight", "last.linear.weight")
-    assert [TINY.parameter_layer(name) for name in names] == [0, 0, 2, 3]
+    assert [TINY_CONFIG.parameter_layer(name) for name in names] == [0, 0, 2, 3]
 
 
 @pytest.mark.parametrize("qk_norm", [False, True])
 def test_a_frozen_copy_agrees(qk_norm):
-    model = tiny(qk_norm=qk_norm)
-    images, time, labels = batch()
+    model = build_tiny_dit(qk_norm=qk_norm)
+    images, time, labels = make_batch()
     want = model(images, time, labels)
     with torch.inference_mode():
         assert torch.allclose(
@@ -194,7 +194,7 @@ def test_a_frozen_copy_agrees(qk_norm):
     assert (half - want).norm() / want.norm() < 2e-2
 
 
-def of_diffusers(config):
+def build_diffusers_dit(config):
     diffusers = pytest.importorskip("diffusers", reason="a test dependency")
     theirs = diffusers.DiTTransformer2DModel(
         num_attention_heads=config.heads,
@@ -215,15 +215,15 @@ def of_diffusers(config):
 
 
 @pytest.mark.parametrize("side", [8, 12])
-def test_diffusers_agrees(side, tmp_path):
+def test_outputs_match_diffusers(side, tmp_path):
     """Random weights written by diffusers and read here, for two sizes. (At another size than a model's own diffusers
     stretches positions, which its authors' code does not.)"""
-    config = replace(TINY, hidden=128, image=(side, side))
-    theirs = of_diffusers(config)
+    config = replace(TINY_CONFIG, hidden=128, image=(side, side))
+    theirs = build_diffusers_dit(config)
     theirs.save_pretrained(tmp_path / "theirs")
     ours = vitreous_bundle(tmp_path / "theirs")
     assert ours.model.config == replace(config, time_shift=1)
-    images, time, labels = batch(side=side)
+    images, time, labels = make_batch(side=side)
     with torch.no_grad():
         want = theirs(images, timestep=time.long(), class_labels=labels).sample
         got = ours.model(images, time, labels)
@@ -236,11 +236,11 @@ def vitreous_bundle(place):
     return open_weights(place).build_bundle()
 
 
-def test_pixels_of_a_patch_lie_in_the_order_of_the_authors():
+def test_patch_pixel_order_is_converted_from_the_authors_layout():
     """(h, w, p, q, c) there, (h, w, c, p, q) here: what is read back makes the same image."""
     from vitreous.weights.formats.dit import CHANNELS_LAST
 
-    config = replace(TINY, learned_variance=False)
+    config = replace(TINY_CONFIG, learned_variance=False)
     rows = torch.randn(12, 7)
     (ours,) = CHANNELS_LAST.into([rows], config)
     x = torch.randn(1, 4, 4, 7)

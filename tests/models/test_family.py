@@ -25,7 +25,7 @@ from vitreous.models.zoo import build_model, build_without_init, create_untraine
 
 #: parameters as published (official modules, or the formula of each paper's code); with 1000 classes but where the name
 #: has none
-COUNTS = {
+PARAMETER_COUNTS = {
     "R+ViT-Ti/16": 6_337_704,
     "R26+ViT-S/32": 36_431_912,
     "R26+ViT-B/32": 101_383_976,
@@ -58,18 +58,18 @@ COUNTS = {
 }
 
 
-def parameters(config):
+def count_parameters(config):
     return sum(p.numel() for p in build_without_init(config).parameters())
 
 
-@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("name", PARAMETER_COUNTS)
 def test_parameter_counts_are_exact(name):
-    assert parameters(config_from_name(name)) == COUNTS[name]
+    assert count_parameters(config_from_name(name)) == PARAMETER_COUNTS[name]
 
 
-def test_other_sizes_and_heads():
-    assert parameters(config_from_name("DeiT-B/16-distilled", 384)) == 87_630_032
-    assert parameters(config_from_name("CLIP-L/14", 336)) == 304_293_888
+def test_parameter_counts_at_other_sizes_and_heads():
+    assert count_parameters(config_from_name("DeiT-B/16-distilled", 384)) == 87_630_032
+    assert count_parameters(config_from_name("CLIP-L/14", 336)) == 304_293_888
     fixed = {"positions": {"kind": "sincos-big-vision"}, "pool": "mean", "class_token": False, "depth": 12}
     assert (
         sum(p.numel() for p in create_untrained_model("S/16", **fixed).parameters()) == 21_974_632
@@ -80,7 +80,7 @@ def test_other_sizes_and_heads():
     )
 
 
-SPELLINGS = {
+MODEL_NAME_ALIASES = {
     "dinov2_vitb14": "DINOv2-B/14",
     "dinov2_vits14_reg": "DINOv2-S/14-registers",
     "vit_giant_patch14_reg4_dinov2.lvd142m": "DINOv2-g/14-registers",
@@ -121,13 +121,13 @@ SPELLINGS = {
 }
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
-def test_other_peoples_names(spelling):
-    assert config_from_name(spelling).name() == SPELLINGS[spelling]
+@pytest.mark.parametrize("spelling", MODEL_NAME_ALIASES)
+def test_names_of_other_libraries_are_recognised(spelling):
+    assert config_from_name(spelling).name() == MODEL_NAME_ALIASES[spelling]
 
 
 @pytest.mark.parametrize("wrong", ["R50+ViT-Q/16", "BiT-R51x1", "DINOv2-X/14", "SAM-B/17", "vit_base_patch16_siglip"])
-def test_unknown_names_are_refused(wrong):
+def test_unknown_names_are_rejected(wrong):
     with pytest.raises(UsageError, match="unknown model"):
         config_from_name(wrong)
     with pytest.raises(UsageError, match="is not a ViT"):
@@ -162,12 +162,12 @@ def test_names_need_no_pytorch():
         ({"stem": ConvStemConfig(widths=(8, 16, 32), blocks=(0, 0, 0)), "patch": (14, 14)}, "not a multiple of 4"),
     ],
 )
-def test_configs_that_cannot_be_are_refused(changes, message):
+def test_invalid_configs_are_rejected(changes, message):
     with pytest.raises(UsageError, match=message):
         transformer_config(**changes)
 
 
-def test_a_class_makes_what_it_names():
+def test_model_and_config_classes_must_match():
     with pytest.raises(UsageError, match=r"attention\.kind=decomposed is not supported by ViTConfig"):
         ViTConfig(attention=AttentionConfig(kind="decomposed"))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="unexpected keyword argument 'stem'"):
@@ -178,7 +178,7 @@ def test_a_class_makes_what_it_names():
     assert type(build_model(clip)).__name__ == "CLIP" and type(ViT(clip.with_options(first_norm=False))) is ViT
 
 
-def test_options_choose_the_family_and_keep_it():
+def test_options_determine_the_model_family():
     plain = ViTConfig(class_token=False, pool="mean")
     hybrid = plain.with_options(stem=ConvStemConfig())
     assert hybrid.family == hybrid.with_options(depth=3).family == "hybrid" and hybrid.with_options(stem=None) == plain
@@ -195,12 +195,12 @@ def test_options_choose_the_family_and_keep_it():
 
 
 @pytest.mark.parametrize("widths,blocks", [((), ()), ((8, 16), (1,)), ((8, 0), (0, 0)), ((8, 16), (0, -1))])
-def test_stages_of_convolutions_that_cannot_be_are_refused(widths, blocks):
+def test_invalid_convolutional_stages_are_rejected(widths, blocks):
     with pytest.raises(UsageError, match="do not define convolutional stages"):
         ConvStemConfig(widths=widths, blocks=blocks)
 
 
-def by_hooks(config):
+def count_macs_by_hooks(config):
     """Multiply-adds counted from the shapes that pass through: linear layers, convolutions, attention products."""
     model, total = build_without_init(config), 0
 
@@ -235,7 +235,7 @@ def by_hooks(config):
     return total + sum(products)
 
 
-SIZED = [
+MODELS_WITH_MACS = [
     "ViT-S/16",
     "R26+ViT-S/32",
     "R+ViT-Ti/16",
@@ -247,16 +247,16 @@ SIZED = [
 ]
 
 
-@pytest.mark.parametrize("name", SIZED)
-def test_cost_is_what_passes_through_the_layers(name):
+@pytest.mark.parametrize("name", MODELS_WITH_MACS)
+def test_macs_match_hook_counts(name):
     config = config_from_name(name, 224)
-    assert config.macs() == by_hooks(config)
+    assert config.macs() == count_macs_by_hooks(config)
 
 
 @pytest.mark.parametrize(
     "name", ["ViT-S/16", "DeiT-Ti/16-distilled", "DINOv2-g/14", "ViT-Ti/16-rotary", "ViT-Ti/16-relative"]
 )
-def test_what_is_not_read_is_the_difference_of_two_passes(name):
+def test_computed_macs_exclude_unread_tokens(name):
     """By PyTorch's own count of operations, two to a multiply-add."""
     base, _, attention = name.rpartition("-")
     config = (
@@ -274,7 +274,7 @@ def test_what_is_not_read_is_the_difference_of_two_passes(name):
     assert flops[1] - flops[0] == 2 * (config.macs() - config.computed_macs()) > 0
 
 
-def test_name_of_convolutions_says_their_units():
+def test_conv_stem_names_contain_unit_counts():
     assert [config_from_name(f"Conv8-16-12{end}+ViT-24x2/4", 32).stem.blocks for end in ("", "x0", "x3")] == [
         (0, 0, 1), (0, 0, 0), (0, 0, 3),
     ]  # fmt: skip
@@ -283,15 +283,15 @@ def test_name_of_convolutions_says_their_units():
     )
 
 
-def test_cost_of_convolutions_counts_units_and_cells():
+def test_conv_stem_macs_match_hook_counts():
     stem = ConvStemConfig(widths=(8, 16, 12), blocks=(2, 0, 1))
     config = transformer_config(
         image=(32, 48), patch=(8, 4), channels=2, width=24, depth=2, heads=3, stem=stem, mlp={"hidden": 48}
     )
-    assert config.macs() == by_hooks(config)
+    assert config.macs() == count_macs_by_hooks(config)
 
 
-def test_cost_of_windows_counts_their_filling_and_the_tables():
+def test_window_macs_include_padding_and_position_tables():
     """Not what longer queries, keys and values add, which is how a block finds the sums: ones, and zeros."""
     config = vit_config_from_name("SAM-B/16")
     tables = longer = 0
@@ -299,13 +299,13 @@ def test_cost_of_windows_counts_their_filling_and_the_tables():
         tokens, side = (64 * 64, 64) if index in config.attention.global_blocks else (70 * 70, 14)
         tables += tokens * 2 * side * 768
         longer += 2 * tokens * side**2 * 2 * side * 12
-    assert config.macs() == by_hooks(config) + tables - longer
+    assert config.macs() == count_macs_by_hooks(config) + tables - longer
 
 
 @pytest.mark.parametrize(
     "changes", [{}, {"pool": "mean"}, {"mlp": {"hidden": 96}}, {"mlp": {"kind": "swiglu"}}, {"registers": 3}]
 )
-def test_activations_are_what_autograd_keeps(changes):
+def test_activation_count_matches_tensors_saved_by_autograd(changes):
     """Counted by what is saved for the backward pass, each storage once, weights left out: within a tenth."""
     config = transformer_config(
         **{"image": (64, 64), "patch": (4, 4), "width": 64, "depth": 3, "heads": 4, "mlp": {"hidden": 256}, **changes}
@@ -335,7 +335,7 @@ def test_the_list_covers_the_paper():
     )
 
 
-def test_the_classes_of_a_model_are_told_by_their_option():
+def test_classes_option_suggests_num_classes():
     with pytest.raises(UsageError, match="a ViT has no classes") as told:
         create_untrained_model("ViT-32x2/8", 32, classes=3)
     assert "num_classes" in told.value.hint

@@ -15,7 +15,7 @@ from torch import nn
 
 import vitreous
 from tests import contracts
-from tests.conftest import make_folder, say
+from tests.conftest import make_folder, run_cli
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
@@ -36,14 +36,14 @@ from vitreous.weights.bundle import Bundle, load_bundle
 CLASSES = ("ant", "bee", "cat")
 
 
-def of_timm(**changes):
+def create_timm_vit(**changes):
     import timm
 
     sizes = {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
     return timm.create_model("vit_tiny_patch16_224", **(sizes | {"num_classes": 5} | changes))
 
 
-def of_transformers(headed=True):
+def create_transformers_vit(headed=True):
     from transformers import ViTConfig, ViTForImageClassification, ViTModel
 
     config = ViTConfig(
@@ -52,7 +52,7 @@ def of_transformers(headed=True):
     return ViTForImageClassification(config) if headed else ViTModel(config, add_pooling_layer=False)
 
 
-class Patches(nn.Module):
+class PatchEncoder(nn.Module):
     """The plainest encoder that there is: (B, 3, H, W) -> (B, N, 32)."""
 
     def __init__(self):
@@ -63,26 +63,26 @@ class Patches(nn.Module):
         return self.layer(images).flatten(2).mT
 
 
-MODULES = {
-    "timm": (of_timm, 1),
-    "timm, mean": (lambda: of_timm(class_token=False, global_pool="avg"), 0),
-    "timm, registers": (lambda: of_timm(reg_tokens=2), 3),
-    "transformers": (of_transformers, 1),
-    "transformers, bare": (lambda: of_transformers(False), 1),
-    "plain": (Patches, 0),
+ENCODER_FACTORIES = {
+    "timm": (create_timm_vit, 1),
+    "timm, mean": (lambda: create_timm_vit(class_token=False, global_pool="avg"), 0),
+    "timm, registers": (lambda: create_timm_vit(reg_tokens=2), 3),
+    "transformers": (create_transformers_vit, 1),
+    "transformers, bare": (lambda: create_transformers_vit(False), 1),
+    "plain": (PatchEncoder, 0),
 }
 
 
-def wrap(name, classes):
+def wrap_encoder(name, classes):
     torch.manual_seed(0)
-    build, prefix = MODULES[name]
+    build, prefix = ENCODER_FACTORIES[name]
     sizes = {"image_size": 16, "patch_size": 8} if name == "plain" else {}
     return wrap_backbone(build(), classes, **sizes), prefix
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_tokens_and_what_the_head_reads_are_theirs(name):
-    model, prefix = wrap(name, 0)
+@pytest.mark.parametrize("name", ENCODER_FACTORIES)
+def test_wrapped_encoder_matches_the_original_features(name):
+    model, prefix = wrap_encoder(name, 0)
     images = torch.randn(2, 3, 16, 16)
     config = model.eval().config
     assert (config.image, config.patch, config.width, config.prefix) == ((16, 16), (8, 8), 32, prefix)
@@ -95,11 +95,11 @@ def test_tokens_and_what_the_head_reads_are_theirs(name):
     assert torch.equal(model(images), expected)
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_learns_from_labels_by_our_objective(name, tmp_path):
+@pytest.mark.parametrize("name", ENCODER_FACTORIES)
+def test_wrapped_encoder_learns_from_labels(name, tmp_path):
     root = make_folder(tmp_path / "photos", {"train": 8})
     loader = vitreous.create_loader(root, batch_size=24)
-    model, _ = wrap(name, len(loader.classes))
+    model, _ = wrap_encoder(name, len(loader.classes))
     setting = ObjectiveSetting(0, loader.classes, views=Augment(mixup=0.1))
     objective = SupervisedConfig(smoothing=0.1).build(model, setting)
     optimizer, losses = torch.optim.AdamW(model.parameters(), 3e-3), []
@@ -123,7 +123,7 @@ def test_learns_from_labels_by_our_objective(name, tmp_path):
 def test_our_engine_embeds_and_predicts(name, precision):
     from vitreous.inference.options import InferenceOptions
 
-    model, _ = wrap(name, 3)
+    model, _ = wrap_encoder(name, 3)
     nn.init.normal_(model.head.weight)
     read = ImagePreprocess((16, 16))
     pictures = [np.random.default_rng(n).integers(0, 256, (20, 16, 3), np.uint8) for n in range(3)]
@@ -135,22 +135,22 @@ def test_our_engine_embeds_and_predicts(name, precision):
         assert np.allclose(predictor.embed(pictures), features, atol=1e-4)
         best = [CLASSES[place] for place in model(images).argmax(1)]
     assert [answer.names[0] for answer in predictor.predict(pictures)] == best
-    alone = build_predictor("", Bundle(wrap(name, 0)[0].eval(), FeatureExtraction(), read), how)
+    alone = build_predictor("", Bundle(wrap_encoder(name, 0)[0].eval(), FeatureExtraction(), read), how)
     assert np.allclose(alone.embed(pictures), features, atol=1e-4)
 
 
-def test_what_cannot_be_is_refused(tmp_path):
+def test_unsupported_encoders_are_rejected(tmp_path):
     import timm
 
     with pytest.raises(UsageError, match="the image size of Patches is unknown"):
-        wrap_backbone(Patches())
+        wrap_backbone(PatchEncoder())
     with pytest.raises(UsageError, match="4 tokens of 16 pixels are not patches of 4"):
-        wrap_backbone(Patches(), image_size=16, patch_size=4)
+        wrap_backbone(PatchEncoder(), image_size=16, patch_size=4)
     with pytest.raises(UsageError, match="does not take"):
-        wrap_backbone(of_timm(), image_size=48)
+        wrap_backbone(create_timm_vit(), image_size=48)
     with pytest.raises(UsageError, match="not tokens"):
         wrap_backbone(timm.create_model("resnet18"), image_size=32, patch_size=32)
-    model, _ = wrap("timm", 3)
+    model, _ = wrap_encoder("timm", 3)
     with pytest.raises(UsageError, match=r"ForeignModel is not a model of vitreous\.create"):
         vitreous.save(model, tmp_path / "model")
     with pytest.raises(UsageError, match="a model of another library"):
@@ -161,24 +161,38 @@ def test_what_cannot_be_is_refused(tmp_path):
         load(tmp_path / "model")
 
 
-VIT = "timm:vit_tiny_patch16_224,patch_size=8,embed_dim=32,depth=2,num_heads=2"
+TIMM_VIT_NAME = "timm:vit_tiny_patch16_224,patch_size=8,embed_dim=32,depth=2,num_heads=2"
 #: name -> pixels: tokens, maps with batch norm, maps with layers between the last map and the head
-NAMED = {VIT: 16, "timm:test_resnet": 64, "timm:test_efficientnet": 64, "timm:test_convnext": 64}
-SHORT = {"image_size": 32, "batch_size": 8, "precision": "fp32", "device": "cpu", "workers": 0, "progress": False}
+FOREIGN_MODEL_SIZES = {
+    TIMM_VIT_NAME: 16,
+    "timm:test_resnet": 64,
+    "timm:test_efficientnet": 64,
+    "timm:test_convnext": 64,
+}
+TRAIN_OPTIONS = {
+    "image_size": 32,
+    "batch_size": 8,
+    "precision": "fp32",
+    "device": "cpu",
+    "workers": 0,
+    "progress": False,
+}
 
 
-def named(name, classes=3):
+def create_named_model(name, classes=3):
     torch.manual_seed(0)
-    return create_untrained_model(name, NAMED[name], classes), torch.randn(3, 3, NAMED[name], NAMED[name])
+    return create_untrained_model(name, FOREIGN_MODEL_SIZES[name], classes), torch.randn(
+        3, 3, FOREIGN_MODEL_SIZES[name], FOREIGN_MODEL_SIZES[name]
+    )
 
 
-@pytest.mark.parametrize("name", NAMED)
-def test_a_model_by_name_gives_the_logits_of_its_library(name):
+@pytest.mark.parametrize("name", FOREIGN_MODEL_SIZES)
+def test_model_by_name_matches_timm_logits(name):
     import timm
 
-    model, images = named(name)
+    model, images = create_named_model(name)
     arguments = json.loads(model.config.arguments)
-    size = {"img_size": NAMED[name]} if name == VIT else {}
+    size = {"img_size": FOREIGN_MODEL_SIZES[name]} if name == TIMM_VIT_NAME else {}
     theirs = timm.create_model(num_classes=3, **size, **arguments).eval()
     state = theirs.state_dict()
     model.eval().encoder.module.load_state_dict({n: state[n] for n in model.encoder.module.state_dict()})
@@ -193,18 +207,18 @@ def test_a_model_by_name_gives_the_logits_of_its_library(name):
     assert config.macs() > 2 * sum(p.numel() for p in model.parameters() if p.ndim > 1)
 
 
-@pytest.mark.parametrize("promise", contracts.ALL)
-@pytest.mark.parametrize("name", [VIT, "timm:test_resnet"])
+@pytest.mark.parametrize("promise", contracts.ALL_CONTRACTS)
+@pytest.mark.parametrize("name", [TIMM_VIT_NAME, "timm:test_resnet"])
 def test_promise(name, promise):
-    model, images = named(name)
+    model, images = create_named_model(name)
     promise(contracts.randomise(model), images)
 
 
-@pytest.mark.parametrize("name", [VIT, "timm:test_resnet"])
-def test_weights_of_bfloat16_compute_with_norms_in_float32(name):
-    model, images = named(name)
+@pytest.mark.parametrize("name", [TIMM_VIT_NAME, "timm:test_resnet"])
+def test_bfloat16_weights_use_float32_norms(name):
+    model, images = create_named_model(name)
     nn.init.normal_(model.head.weight)
-    expected, half = model.eval()(images), vitreous.create(name, NAMED[name], 3).eval()
+    expected, half = model.eval()(images), vitreous.create(name, FOREIGN_MODEL_SIZES[name], 3).eval()
     half.load_state_dict(model.state_dict())
     for parameter in half.parameters():
         parameter.data = parameter.data.bfloat16()
@@ -216,12 +230,12 @@ def test_weights_of_bfloat16_compute_with_norms_in_float32(name):
     assert all(buffer.dtype != torch.bfloat16 for buffer in half.buffers())
 
 
-def test_other_sizes_and_frozen_parts():
-    for name in (VIT, "timm:test_resnet"):
-        model, _ = named(name)
-        contracts.other_sizes_work(model, torch.randn(2, 3, 96, 96), torch.randn(2, 3, 64, 32))
+def test_other_image_sizes_and_frozen_submodules():
+    for name in (TIMM_VIT_NAME, "timm:test_resnet"):
+        model, _ = create_named_model(name)
+        contracts.check_other_image_sizes(model, torch.randn(2, 3, 96, 96), torch.randn(2, 3, 64, 32))
     with pytest.raises(UsageError, match="not divisible by patch size 8"):
-        named(VIT)[0](torch.zeros(1, 3, 20, 20))
+        create_named_model(TIMM_VIT_NAME)[0](torch.zeros(1, 3, 20, 20))
     norm = model.encoder.module.bn1
     model.encoder.module.bn1.requires_grad_(False)
     assert not model.train().encoder.module.bn1.training and model.encoder.module.layer1.training
@@ -229,24 +243,35 @@ def test_other_sizes_and_frozen_parts():
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained_summary(tmp_path_factory):
     """A ResNet of timm, trained on patterned pictures; its summary."""
     home = tmp_path_factory.mktemp("foreign")
     root = make_folder(home / "photos", {"train": 12, "val": 4})
-    options = SHORT | {"model": "timm:test_resnet", "epochs": 14.0, "lr": 3e-3, "save_every": 20, "ema": 0.5, "seed": 0}
+    options = TRAIN_OPTIONS | {
+        "model": "timm:test_resnet",
+        "epochs": 14.0,
+        "lr": 3e-3,
+        "save_every": 20,
+        "ema": 0.5,
+        "seed": 0,
+    }
     return vitreous.train(root, out=home / "run", **options)
 
 
-def test_a_run_learns_and_its_bundle_answers_in_every_verb(trained, tmp_path):
-    assert trained["model"] == "timm:test_resnet" and trained["val"]["top1"] >= 0.75 and trained["train"]["loss"] < 0.8
-    run = Path(trained["run"])
+def test_foreign_run_learns_and_works_with_every_verb(trained_summary, tmp_path):
+    assert (
+        trained_summary["model"] == "timm:test_resnet"
+        and trained_summary["val"]["top1"] >= 0.75
+        and trained_summary["train"]["loss"] < 0.8
+    )
+    run = Path(trained_summary["run"])
     picture = next((run.parent / "photos" / "val").rglob("*.png"))
     model = load(run, device="cpu", precision="fp32")
     answer = model.predict([picture])[0]
     assert set(answer.names) <= set(CLASSES) and model.embed([picture]).shape == (1, 96)
     for words in (("evaluate", run), ("predict", run, picture), ("embed", run, picture, "--out", tmp_path / "e.npz")):
-        assert say(*map(str, words)).returncode == 0
-    assert say("inspect", str(run), "--figures", "rollout").returncode == 2  # a ResNet has no attention
+        assert run_cli(*map(str, words)).returncode == 0
+    assert run_cli("inspect", str(run), "--figures", "rollout").returncode == 2  # a ResNet has no attention
     again = load_bundle(run / "model")
     assert again.model.encoder.module.bn1.num_batches_tracked.dtype == torch.int64
     vitreous.save(again.model, tmp_path / "saved", CLASSES, again.preprocess)
@@ -256,13 +281,13 @@ def test_a_run_learns_and_its_bundle_answers_in_every_verb(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_export_answers_as_the_run_does(trained, tmp_path):
-    (one,) = vitreous.export(trained["run"], to="onnx", out=tmp_path / "model.onnx")["exports"]
+def test_onnx_export_matches_the_run(trained_summary, tmp_path):
+    (one,) = vitreous.export(trained_summary["run"], to="onnx", out=tmp_path / "model.onnx")["exports"]
     assert one["top1_agreement"] == 1 and one["max_abs_logit_difference"] < 1e-3
 
 
-def test_a_resumed_run_has_the_same_bits_statistics_included(trained, tmp_path):
-    run, copy = Path(trained["run"]), tmp_path / "run"
+def test_resumed_run_is_bit_identical_including_batch_norm_statistics(trained_summary, tmp_path):
+    run, copy = Path(trained_summary["run"]), tmp_path / "run"
     shutil.copytree(run, copy)
     newest = sorted((copy / "checkpoints").glob("step-*"))[-1]
     for place in (newest, copy / "model"):
@@ -273,8 +298,8 @@ def test_a_resumed_run_has_the_same_bits_statistics_included(trained, tmp_path):
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_a_teacher_has_the_statistics_of_its_student():
-    model, _ = named("timm:test_resnet", 0)
+def test_teacher_copies_batch_norm_statistics_of_the_student():
+    model, _ = create_named_model("timm:test_resnet", 0)
     objective = DINOConfig(prototypes=8, head_width=8, bottleneck=4).build(model, ObjectiveSetting()).train()
     batch = {"images": torch.randn(2, 2, 3, 32, 32), "local": torch.randn(2, 2, 3, 32, 32)}
     objective(objective.prepare(batch, TrainingProgress()))["loss"].backward()
@@ -286,10 +311,10 @@ def test_a_teacher_has_the_statistics_of_its_student():
 
 
 @pytest.mark.parametrize(
-    "name,head", [(VIT, "linear"), ("timm:test_resnet", "linear"), ("timm:test_resnet", "upernet")]
+    "name,head", [(TIMM_VIT_NAME, "linear"), ("timm:test_resnet", "linear"), ("timm:test_resnet", "upernet")]
 )
-def test_a_dense_head_learns_on_its_maps(name, head):
-    model, images = named(name, 0)
+def test_dense_head_learns_on_foreign_feature_maps(name, head):
+    model, images = create_named_model(name, 0)
     images, classes = images[:2], torch.tensor([0, 2])[:, None, None].expand(2, *images.shape[2:])
     objective = SegmentationConfig(head=head, head_width=1).build(model, ObjectiveSetting(classes=CLASSES))
     optimizer, losses = torch.optim.AdamW(objective.parameters(), 1e-2), []
@@ -302,40 +327,40 @@ def test_a_dense_head_learns_on_its_maps(name, head):
     assert losses[-1] < 0.9 * losses[0] and objective.deployed_model()(images).shape == (2, 3, *images.shape[2:])
 
 
-def refused(*words):
-    result = say("train", "digits", "--dry-run", *words)
+def run_train_dry_run(*words):
+    result = run_cli("train", "digits", "--dry-run", *words)
     assert "Traceback" not in result.stderr
     return result.returncode, result.stderr
 
 
-def test_wrong_names_and_what_a_model_cannot_do_are_told(monkeypatch):
-    assert refused("--model", "timm:resnet_18") == (
+def test_unknown_names_and_unsupported_recipes_are_reported(monkeypatch):
+    assert run_train_dry_run("--model", "timm:resnet_18") == (
         2,
         "error: timm has no model resnet_18\n  did you mean timm:resnet18\n",
     )
-    code, text = refused("--model", "timm:test_resnet,depth=x,9")
+    code, text = run_train_dry_run("--model", "timm:test_resnet,depth=x,9")
     assert code == 2 and "'9' is not an option" in text
-    code, text = refused("--model", "timm:test_resnet,no_such=1")
+    code, text = run_train_dry_run("--model", "timm:test_resnet,no_such=1")
     assert code == 2 and "cannot build" in text and "no_such" in text
-    code, text = refused("--model", "hf:nowhere/at/all")
+    code, text = run_train_dry_run("--model", "hf:nowhere/at/all")
     assert code == 2 and "is not the config" in text
     for recipe in ("mae", "masked-patches", "dinov2"):
-        code, text = refused("--recipe", recipe, "--model", "timm:test_resnet")
+        code, text = run_train_dry_run("--recipe", recipe, "--model", "timm:test_resnet")
         assert code == 2 and "blocks all attend to every token" in text, text
-    code, text = refused("--model", "timm:test_resnet", "--micro-batch", "2")
+    code, text = run_train_dry_run("--model", "timm:test_resnet", "--micro-batch", "2")
     assert code == 2 and "batch norms of timm:test_resnet" in text
     monkeypatch.setitem(sys.modules, "timm", None)
     read_foreign_config.cache_clear()
-    code, text = refused("--model", "timm:test_resnet")
+    code, text = run_train_dry_run("--model", "timm:test_resnet")
     assert code == 6 and "pip install 'vitreous[timm]'" in text
 
 
 @pytest.mark.parametrize("kind", ["vit", "resnet"])
-def test_a_config_of_transformers_is_a_model(kind, tmp_path):
+def test_transformers_config_folder_is_a_model_name(kind, tmp_path):
     import transformers
 
     if kind == "vit":
-        theirs = of_transformers(False)
+        theirs = create_transformers_vit(False)
     else:
         small = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
         theirs = transformers.ResNetModel(small)

@@ -11,36 +11,42 @@ from vitreous.models.config import BiTConfig, StemConfig, SwinAttentionConfig, S
 from vitreous.models.configs.hybrid import ConvStemConfig
 from vitreous.models.zoo import build_model
 
-SMALL = {"classes": 0, "width": 16, "depth": 2, "heads": 2, "mlp": {"hidden": 32}}
-GRID = SMALL | {"class_token": False, "pool": "mean"}
+SMALL_VIT_OPTIONS = {"classes": 0, "width": 16, "depth": 2, "heads": 2, "mlp": {"hidden": 32}}
+MEAN_POOL_OPTIONS = SMALL_VIT_OPTIONS | {"class_token": False, "pool": "mean"}
 BACKBONES = {
-    "vit": transformer_config(image=(16, 24), patch=(8, 8), registers=2, **SMALL),
-    "volume": transformer_config(image=(4, 8, 8), patch=(2, 4, 4), channels=1, **SMALL),
+    "vit": transformer_config(image=(16, 24), patch=(8, 8), registers=2, **SMALL_VIT_OPTIONS),
+    "volume": transformer_config(image=(4, 8, 8), patch=(2, 4, 4), channels=1, **SMALL_VIT_OPTIONS),
     "windows": transformer_config(
-        **SMALL, image=(16, 24), patch=(4, 4), attention={"window": 3, "global_blocks": (1,)}
+        **SMALL_VIT_OPTIONS, image=(16, 24), patch=(4, 4), attention={"window": 3, "global_blocks": (1,)}
     ),
-    "clip": transformer_config(family="clip", **SMALL, image=(16, 24), patch=(8, 8), norm={"final": "pooled"}),
+    "clip": transformer_config(
+        family="clip", **SMALL_VIT_OPTIONS, image=(16, 24), patch=(8, 8), norm={"final": "pooled"}
+    ),
     "sam": transformer_config(
         family="sam",
-        **GRID,
+        **MEAN_POOL_OPTIONS,
         image=(16, 24),
         patch=(4, 4),
         neck=8,
         attention={"window": 3, "global_blocks": (1,)},
         norm={"final": "none"},
     ),
-    "axial": transformer_config(family="axial", image=(16, 24), patch=(8, 8), **GRID),
+    "axial": transformer_config(family="axial", image=(16, 24), patch=(8, 8), **MEAN_POOL_OPTIONS),
     "convolutions": transformer_config(
-        family="hybrid", image=(16, 24), patch=(8, 8), stem=ConvStemConfig(widths=(4, 6, 8), blocks=(0, 1, 0)), **SMALL
+        family="hybrid",
+        image=(16, 24),
+        patch=(8, 8),
+        stem=ConvStemConfig(widths=(4, 6, 8), blocks=(0, 1, 0)),
+        **SMALL_VIT_OPTIONS,
     ),
     "hybrid": transformer_config(
-        family="hybrid", image=(32, 64), patch=(16, 16), stem=StemConfig((1, 1, 1), 8), **SMALL
+        family="hybrid", image=(32, 64), patch=(16, 16), stem=StemConfig((1, 1, 1), 8), **SMALL_VIT_OPTIONS
     ),
     "hybrid, coarser": transformer_config(
-        family="hybrid", image=(32, 64), patch=(16, 16), stem=StemConfig((1, 1), 8), **SMALL
+        family="hybrid", image=(32, 64), patch=(16, 16), stem=StemConfig((1, 1), 8), **SMALL_VIT_OPTIONS
     ),
     "hybrid, root alone": transformer_config(
-        family="hybrid", image=(32, 64), patch=(16, 16), stem=StemConfig((), 8), **SMALL
+        family="hybrid", image=(32, 64), patch=(16, 16), stem=StemConfig((), 8), **SMALL_VIT_OPTIONS
     ),
     "swin": SwinConfig(
         image=(16, 24),
@@ -53,7 +59,7 @@ BACKBONES = {
     ),
     "bit": BiTConfig(image=(32, 48), classes=0, blocks=(1, 1, 1), width=8),
 }
-STRIDES = {
+EXPECTED_STRIDES = {
     "vit": (8,),
     "volume": (2,),
     "windows": (4,),
@@ -69,22 +75,22 @@ STRIDES = {
 }
 
 
-def make(name):
+def build_backbone(name):
     torch.manual_seed(0)
     return contracts.randomise(build_model(BACKBONES[name])).eval()
 
 
 @pytest.mark.parametrize("name", BACKBONES)
-def test_maps_are_those_of_the_config(name):
-    model, config = make(name), BACKBONES[name]
-    assert config.strides == STRIDES[name]
-    contracts.maps_are_those_of_the_config(model, torch.randn(3, config.channels, *config.image))
+def test_maps_match_the_config(name):
+    model, config = build_backbone(name), BACKBONES[name]
+    assert config.strides == EXPECTED_STRIDES[name]
+    contracts.check_feature_maps_match_config(model, torch.randn(3, config.channels, *config.image))
 
 
 @pytest.mark.parametrize("name", BACKBONES)
-def test_the_coarsest_map_is_what_the_model_reads(name):
+def test_coarsest_map_leads_to_the_model_features(name):
     """The last norm of the coarsest map, and the neck of a SAM, give `features`."""
-    model, config = make(name), BACKBONES[name]
+    model, config = build_backbone(name), BACKBONES[name]
     images = torch.randn(2, config.channels, *config.image)
     last = model.features_at(images, [config.strides[-1]])[0]
     tokens = model.features(images)[:, config.prefix :]
@@ -98,8 +104,8 @@ def test_the_coarsest_map_is_what_the_model_reads(name):
     torch.testing.assert_close(last.flatten(1, -2), tokens)
 
 
-def test_a_hybrid_asked_for_maps_of_its_stem_computes_no_block():
-    model = make("hybrid")
+def test_hybrid_stem_maps_skip_the_transformer_blocks():
+    model = build_backbone("hybrid")
     images = torch.randn(1, 3, 32, 64)
     expected = model.features_at(images, [8, 16, 4])
     for block in model.blocks():
@@ -108,16 +114,16 @@ def test_a_hybrid_asked_for_maps_of_its_stem_computes_no_block():
     assert torch.equal(maps[0], expected[0]) and torch.equal(maps[1], expected[2])
 
 
-def test_maps_follow_the_size_of_the_image():
+def test_map_sizes_follow_the_image_size():
     for name in ("vit", "convolutions", "hybrid", "bit", "swin"):
-        model, config = make(name), BACKBONES[name]
+        model, config = build_backbone(name), BACKBONES[name]
         model.any_size = True
         size = tuple(2 * side for side in config.image)
         for level, x in zip(config.levels, model.features_at(torch.randn(1, 3, *size), config.strides), strict=True):
             assert x.shape[1:-1] == tuple(math.ceil(s / p) for s, p in zip(size, level.patch, strict=True))
 
 
-def test_an_uneven_image_keeps_its_last_rows():
+def test_uneven_image_sizes_are_rounded_up():
     model = build_model(replace(BACKBONES["bit"], image=(33, 50))).eval()
     maps = model.features_at(torch.randn(1, 3, 33, 50), [4, 8, 16])
     assert [tuple(x.shape[1:3]) for x in maps] == [(9, 13), (5, 7), (3, 4)]

@@ -16,8 +16,16 @@ from vitreous.models.zoo import build_model
 from vitreous.nn.frozen import freeze_for_inference
 from vitreous.nn.sizes import fit_size_to_tokens
 
-SMALL = {"image": (32, 32), "patch": (8, 8), "width": 32, "depth": 2, "heads": 4, "mlp": {"hidden": 64}, "classes": 5}
-KINDS = {
+SMALL_OPTIONS = {
+    "image": (32, 32),
+    "patch": (8, 8),
+    "width": 32,
+    "depth": 2,
+    "heads": 4,
+    "mlp": {"hidden": 64},
+    "classes": 5,
+}
+MODEL_KINDS = {
     "class token": {},
     "registers, mean": {"class_token": False, "pool": "mean", "registers": 2},
     "attention pooling": {"class_token": False, "pool": "attention"},
@@ -26,26 +34,26 @@ KINDS = {
     "sincos, layer scale": {"positions": {"kind": "sincos"}, "norm": {"layer_scale": 0.1}},
     "volumes": {"image": (8, 16, 16), "patch": (4, 8, 8), "channels": 1},
 }
-SIZES = ((32, 32), (16, 64), (40, 8), (8, 8), (24, 56))
+IMAGE_SIZES = ((32, 32), (16, 64), (40, 8), (8, 8), (24, 56))
 
 
-def model_of(**changes):
+def build_random_vit(**changes):
     torch.manual_seed(0)
-    return randomise(build_model(transformer_config(**{**SMALL, **changes}))).eval()
+    return randomise(build_model(transformer_config(**{**SMALL_OPTIONS, **changes}))).eval()
 
 
-def images_of(model):
+def make_images(model):
     c = model.config
-    sizes = SIZES if len(c.image) == 2 else tuple((4 * (1 + i), *size) for i, size in enumerate(SIZES[:3]))
+    sizes = IMAGE_SIZES if len(c.image) == 2 else tuple((4 * (1 + i), *size) for i, size in enumerate(IMAGE_SIZES[:3]))
     model.any_size = True
     return [torch.randn(c.channels, *size) for size in sizes]
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_image_is_answered_as_alone(kind, masked):
-    model = model_of(**KINDS[kind])
-    images, packed = images_of(model), PackedViT(model, row=60, masked=masked)
+@pytest.mark.parametrize("kind", MODEL_KINDS)
+def test_packed_outputs_match_single_images(kind, masked):
+    model = build_random_vit(**MODEL_KINDS[kind])
+    images, packed = make_images(model), PackedViT(model, row=60, masked=masked)
     with torch.no_grad():
         alone = torch.cat([model(image[None]) for image in images])
         assert torch.allclose(packed(images), alone, atol=1e-5)
@@ -56,18 +64,18 @@ def test_each_image_is_answered_as_alone(kind, masked):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_patches_that_are_left_out_are_left_out_of_one_image(masked):
-    model = model_of()
-    images = images_of(model)
+def test_patch_dropout_applies_per_image(masked):
+    model = build_random_vit()
+    images = make_images(model)
     keep = [torch.randperm(math.prod(image.shape[1:]) // 64)[:3].sort().values for image in images]
     with torch.no_grad():
         alone = [model.forward_patches(image[None], index[None]) for image, index in zip(images, keep, strict=True)]
         assert torch.allclose(PackedViT(model, masked=masked)(images, keep), torch.cat(alone), atol=1e-5)
 
 
-def test_gradients_are_those_of_the_images_alone():
-    model = model_of().train()
-    images, gradients = images_of(model), []
+def test_packed_gradients_match_single_images():
+    model = build_random_vit().train()
+    images, gradients = make_images(model), []
     for logits in (PackedViT(model, row=40)(images), torch.cat([model(image[None]) for image in images])):
         model.zero_grad()
         logits.square().mean().backward()
@@ -77,14 +85,14 @@ def test_gradients_are_those_of_the_images_alone():
 
 
 def test_frozen_models_pack_too():
-    model = model_of()
-    images = images_of(model)
+    model = build_random_vit()
+    images = make_images(model)
     fast = freeze_for_inference(model, torch.float32, False)
     with torch.no_grad():
         assert torch.allclose(PackedViT(fast)(images), torch.cat([model(image[None]) for image in images]), atol=1e-5)
 
 
-def test_rows_hold_whole_images():
+def test_packing_keeps_images_whole():
     assert pack_sequences([3, 4, 5, 20, 1], 9) == [slice(0, 2), slice(2, 3), slice(3, 4), slice(4, 5)]
     assert pack_sequences([5], 1) == [slice(0, 1)] and pack_sequences([], 4) == []
     assert pack_sequences([2] * 10, 100) == [slice(0, 10)]
@@ -101,17 +109,17 @@ def test_a_native_size_has_the_aspect_and_no_more_tokens(tokens):
             assert fitted[1] / fitted[0] == pytest.approx(size[1] / size[0], rel=0.07)
 
 
-def test_what_cannot_be_packed_is_refused():
+def test_unsupported_models_and_images_are_rejected():
     for changes in (
         {"attention": {"kind": "rotary"}},
         {"attention": {"window": 2}, "class_token": False, "pool": "mean"},
     ):
         with pytest.raises(UsageError, match="a plain ViT"):
-            PackedViT(model_of(**changes))
+            PackedViT(build_random_vit(**changes))
     with pytest.raises(UsageError, match="stochastic depth"):
-        PackedViT(model_of(regularization={"drop_path": 0.1}).train())([torch.randn(3, 32, 32)])
+        PackedViT(build_random_vit(regularization={"drop_path": 0.1}).train())([torch.randn(3, 32, 32)])
     with pytest.raises(UsageError, match="at least one token"):
         fit_size_to_tokens((3, 3), (1, 1), 0)
     with pytest.raises(ValueError, match="images is empty"):
-        PackedViT(model_of())([])
+        PackedViT(build_random_vit())([])
     assert config_from_name("ViT-S/16", 224).grid == (14, 14)

@@ -23,11 +23,15 @@ from vitreous.nn.frozen import freeze_for_inference
 from vitreous.tasks.segmentation import Segmentation
 from vitreous.weights.bundle import Bundle, load_bundle
 
-SMALL = {"classes": 0, "width": 16, "depth": 3, "heads": 2, "mlp": {"hidden": 32}}
+SMALL_VIT_OPTIONS = {"classes": 0, "width": 16, "depth": 3, "heads": 2, "mlp": {"hidden": 32}}
 BACKBONES = {
-    "vit": transformer_config(image=(16, 24), patch=(8, 8), **SMALL),
+    "vit": transformer_config(image=(16, 24), patch=(8, 8), **SMALL_VIT_OPTIONS),
     "hybrid": transformer_config(
-        family="hybrid", image=(16, 24), patch=(8, 8), stem=ConvStemConfig(widths=(8, 8, 16), blocks=(0, 0, 0)), **SMALL
+        family="hybrid",
+        image=(16, 24),
+        patch=(8, 8),
+        stem=ConvStemConfig(widths=(8, 8, 16), blocks=(0, 0, 0)),
+        **SMALL_VIT_OPTIONS,
     ),
     "swin": SwinConfig(
         image=(16, 24),
@@ -40,11 +44,11 @@ BACKBONES = {
     ),
     "bit": BiTConfig(image=(32, 48), classes=0, blocks=(1, 1, 1), width=8),
     "adapter": AdapterConfig(
-        backbone=transformer_config(image=(32, 64), patch=(8, 8), **SMALL), heads=2, interactions=3, prior=8
+        backbone=transformer_config(image=(32, 64), patch=(8, 8), **SMALL_VIT_OPTIONS), heads=2, interactions=3, prior=8
     ),
     "vitdet": transformer_config(
         family="sam",
-        **SMALL,
+        **SMALL_VIT_OPTIONS,
         image=(16, 24),
         patch=(4, 4),
         class_token=False,
@@ -52,21 +56,21 @@ BACKBONES = {
         attention={"window": 3, "global_blocks": (2,)},
         norm={"final": "none"},
     ),
-    "volume": transformer_config(image=(4, 8, 8), patch=(2, 4, 4), channels=1, **SMALL),
+    "volume": transformer_config(image=(4, 8, 8), patch=(2, 4, 4), channels=1, **SMALL_VIT_OPTIONS),
 }
-HEADS = ("linear", "multiscale", "unet", "upernet")
+HEAD_NAMES = ("linear", "multiscale", "unet", "upernet")
 
 
-def segmenter(backbone: str, head: str):
+def build_segmenter(backbone: str, head: str):
     torch.manual_seed(0)
     model = build_model(SegmenterConfig(backbone=BACKBONES[backbone], head=head, classes=3, head_width=4))
     return model
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", HEAD_NAMES)
 @pytest.mark.parametrize("name", BACKBONES)
-def test_every_pixel_is_answered_by_its_own_image(name, head):
-    model, config = segmenter(name, head), BACKBONES[name]
+def test_segmentation_logits_are_batch_independent(name, head):
+    model, config = build_segmenter(name, head), BACKBONES[name]
     images = torch.randn(3, config.channels, *config.image)
     logits = model(images)
     assert logits.shape == (3, 3, *config.image)
@@ -83,8 +87,8 @@ def test_every_pixel_is_answered_by_its_own_image(name, head):
 
 
 @pytest.mark.parametrize("name", BACKBONES)
-def test_a_bundle_gives_the_same_answers(name, tmp_path):
-    model, config = segmenter(name, "unet").eval(), BACKBONES[name]
+def test_bundle_round_trip_preserves_outputs(name, tmp_path):
+    model, config = build_segmenter(name, "unet").eval(), BACKBONES[name]
     assert from_builtins(ModelConfig, to_builtins(model.config)) == model.config
     assert "unet head" in model.config.name()
     Bundle(model, Segmentation(("a", "b", "c")), ImagePreprocess((16, 24), config.channels, (0.5,) * config.channels,
@@ -95,7 +99,7 @@ def test_a_bundle_gives_the_same_answers(name, tmp_path):
     assert torch.equal(again.model(images), model(images))
 
 
-def test_what_no_head_fits_is_refused():
+def test_unsupported_backbones_are_rejected():
     with pytest.raises(UsageError, match="classes=0"):
         SegmenterConfig(backbone=replace(BACKBONES["vit"], classes=2))
     with pytest.raises(UsageError, match="powers of two"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests import contracts
-from tests.models.test_family import by_hooks
+from tests.models.test_family import count_macs_by_hooks
 from vitreous.errors import UsageError
 from vitreous.models.config import SwinConfig
 from vitreous.models.names import config_from_name
@@ -14,7 +14,7 @@ from vitreous.models.zoo import build_model, build_without_init, create_untraine
 from vitreous.nn.frozen import freeze_for_inference
 
 #: parameters of Microsoft's code with 1000 classes, and its own count of multiply-adds in billions (arXiv:2103.14030)
-PUBLISHED = {
+PUBLISHED_SIZES = {
     "Swin-T/4": (28_288_354, 4.494),
     "Swin-S/4": (49_606_258, 8.747),
     "Swin-B/4": (87_768_224, 15.438),
@@ -23,7 +23,7 @@ PUBLISHED = {
     "Swin-L/4-window12": (196_735_516, 104.0),
 }
 #: parameters of timm's and, but for the biases of keys that it does not use, torchvision's Swin V2
-SECOND = {
+SWIN_V2_PARAMETERS = {
     "SwinV2-T/4": 28_347_154,
     "SwinV2-T/4-window16": 28_347_154,
     "SwinV2-S/4": 49_728_418,
@@ -32,7 +32,7 @@ SECOND = {
     "SwinV2-L/4-window12": 196_739_932,
     "SwinV2-L/4-window12to16": 196_739_932,
 }
-SMALL = {
+SMALL_OPTIONS = {
     "image": (16, 16),
     "patch_size": (2, 2),
     "width": 8,
@@ -41,7 +41,7 @@ SMALL = {
     "attention": {"window": 4},
     "classes": 5,
 }
-MODELS = {
+MODEL_OPTIONS = {
     "windows that divide the grid": {},
     "windows that do not": {"attention": {"window": 3}},
     "padding is attended to": {"attention": {"window": 3, "pad": "zeros"}},
@@ -62,9 +62,11 @@ MODELS = {
 }
 
 
-def make(name):
+def build_random_swin(name):
     torch.manual_seed(0)
-    return contracts.randomise(build_model(SwinConfig().with_options(**SMALL).with_options(**MODELS[name])))
+    return contracts.randomise(
+        build_model(SwinConfig().with_options(**SMALL_OPTIONS).with_options(**MODEL_OPTIONS[name]))
+    )
 
 
 def with_norms(config):
@@ -77,22 +79,22 @@ def with_norms(config):
     return total + config.width_out * math.prod(grids[0]) // 2 ** len(config.blocks)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", PUBLISHED_SIZES)
 def test_parameters_and_cost_are_the_published(name):
-    config, (parameters, gmacs) = config_from_name(name), PUBLISHED[name]
+    config, (parameters, gmacs) = config_from_name(name), PUBLISHED_SIZES[name]
     assert sum(p.numel() for p in build_without_init(config).parameters()) == parameters
     assert with_norms(config) / 1e9 == pytest.approx(gmacs, abs=0.0006 if gmacs < 40 else 0.05)
     assert config.computed_macs() == config.macs()
     assert config.count_activations() is None
 
 
-@pytest.mark.parametrize("name", SECOND)
-def test_parameters_of_the_second_version_are_the_published(name):
+@pytest.mark.parametrize("name", SWIN_V2_PARAMETERS)
+def test_swin_v2_parameter_counts_match_the_published_ones(name):
     config = config_from_name(name)
-    assert sum(p.numel() for p in build_without_init(config).parameters()) == SECOND[name]
+    assert sum(p.numel() for p in build_without_init(config).parameters()) == SWIN_V2_PARAMETERS[name]
     # torchvision 0.29, `_docs` of its weights: 28,351,570 for T
     dead = sum(width * blocks for width, blocks in zip(config.widths, config.blocks, strict=True))
-    assert name != "SwinV2-T/4" or SECOND[name] + dead == 28_351_570
+    assert name != "SwinV2-T/4" or SWIN_V2_PARAMETERS[name] + dead == 28_351_570
 
 
 @pytest.mark.parametrize(
@@ -105,12 +107,12 @@ def test_parameters_of_the_second_version_are_the_published(name):
         {"version": 2, "attention": {"window": 3}},
     ],
 )
-def test_cost_is_what_passes_through_the_layers(changes):
-    config = SwinConfig().with_options(**SMALL).with_options(**changes)
-    assert config.macs() == by_hooks(config)
+def test_macs_match_hook_counts(changes):
+    config = SwinConfig().with_options(**SMALL_OPTIONS).with_options(**changes)
+    assert config.macs() == count_macs_by_hooks(config)
 
 
-NAMES = {
+MODEL_NAME_ALIASES = {
     "swin-t/4": "Swin-T/4",
     "swin_tiny_patch4_window7_224.ms_in1k": "Swin-T/4",
     "swin_base_patch4_window12_384.ms_in22k_ft_in1k": "Swin-B/4-window12",
@@ -126,14 +128,14 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("spelling", NAMES)
+@pytest.mark.parametrize("spelling", MODEL_NAME_ALIASES)
 def test_names(spelling):
     config = config_from_name(spelling)
-    assert config.name() == NAMES[spelling]
+    assert config.name() == MODEL_NAME_ALIASES[spelling]
     assert config_from_name(config.name()) == config
 
 
-def test_names_say_size_and_window():
+def test_names_contain_image_size_and_window():
     assert config_from_name("Swin-B/4-window12").image == (384, 384)
     assert config_from_name("Swin-T/4", 384).attention.window == 7
     second = config_from_name("SwinV2-L/4-window12to16")
@@ -147,7 +149,7 @@ def test_names_say_size_and_window():
 @pytest.mark.parametrize(
     "wrong", ["Swin-Q/4", "Swin-T", "Swin-32x/4", "Swin-T/0", "Swin-T/4-window0", "Swin-T/4-window7to12"]
 )
-def test_unknown_names_are_refused(wrong):
+def test_unknown_names_are_rejected(wrong):
     with pytest.raises(UsageError, match="unknown model"):
         config_from_name(wrong)
 
@@ -168,15 +170,15 @@ def test_unknown_names_are_refused(wrong):
         ({"family": "vit"}, "is not a Swin"),
     ],
 )
-def test_configs_that_cannot_be_are_refused(changes, message):
+def test_invalid_configs_are_rejected(changes, message):
     with pytest.raises(UsageError, match=message):
-        SwinConfig().with_options(**SMALL).with_options(**changes)
+        SwinConfig().with_options(**SMALL_OPTIONS).with_options(**changes)
     with pytest.raises(UsageError, match="has no depths"):
         create_untrained_model("Swin-T/4", depths=(2, 2))
 
 
 #: whose graphs put together what those of the others have: exported in slow tests
-PUT_TOGETHER = (
+SLOW_EXPORT_MODELS = (
     "three stages, no bias, one channel",
     "windows that do not",
     "V2, windows that do not divide the grid, no bias",
@@ -190,29 +192,29 @@ PUT_TOGETHER = (
         pytest.param(
             promise,
             name,
-            marks=[pytest.mark.slow] * (promise is contracts.export_agrees and name in PUT_TOGETHER),
+            marks=[pytest.mark.slow] * (promise is contracts.export_agrees and name in SLOW_EXPORT_MODELS),
             id=f"{promise.__name__}-{name}",
         )
-        for promise in contracts.ALL
-        for name in MODELS
+        for promise in contracts.ALL_CONTRACTS
+        for name in MODEL_OPTIONS
     ],
 )
 def test_promise(name, promise):
-    model = make(name)
+    model = build_random_swin(name)
     promise(model, torch.randn(3, model.config.channels, *model.config.image))
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_other_sizes(name):
-    model = make(name)
+@pytest.mark.parametrize("name", MODEL_OPTIONS)
+def test_model_accepts_other_image_sizes(name):
+    model = build_random_swin(name)
     channels = model.config.channels
-    contracts.other_sizes_work(model, torch.randn(2, channels, 32, 32), torch.randn(2, channels, 9, 41))
+    contracts.check_other_image_sizes(model, torch.randn(2, channels, 32, 32), torch.randn(2, channels, 9, 41))
 
 
 @torch.inference_mode()
-def test_masked_padding_says_nothing():
+def test_masked_padding_does_not_change_the_output():
     """A grid of 7 x 5 gives in windows of 4 what it gives alone, whatever lies where it is filled up."""
-    model = make("windows that divide the grid").eval()
+    model = build_random_swin("windows that divide the grid").eval()
     windows = model.stages[0].blocks[1].attention.part
     x = torch.randn(2, 7, 5, 8)
     answer, cut = windows(x), windows.partition_windows
@@ -223,8 +225,8 @@ def test_masked_padding_says_nothing():
 
 
 @torch.inference_mode()
-def test_maps_at_strides_are_those_of_the_forward_pass():
-    model = make("three stages, no bias, one channel").eval()
+def test_feature_maps_match_the_forward_pass():
+    model = build_random_swin("three stages, no bias, one channel").eval()
     images = torch.randn(2, 1, 20, 36)
     maps = model.features_at(images, [8, 2, 4])
     assert [tuple(x.shape) for x in maps] == [(2, 3, 5, 32), (2, 10, 18, 8), (2, 5, 9, 16)]
@@ -234,8 +236,8 @@ def test_maps_at_strides_are_those_of_the_forward_pass():
             model.features_at(images, strides)
 
 
-def test_layers_are_blocks_with_the_merging_before_them():
-    config = SwinConfig().with_options(**SMALL)
+def test_layer_decay_groups_patch_merging_with_the_next_block():
+    config = SwinConfig().with_options(**SMALL_OPTIONS)
     model = build_without_init(config)
     layers = {name: config.parameter_layer(name) for name, _ in model.named_parameters()}
     assert {layers["projection.weight"], layers["first_norm.bias"]} == {0}
@@ -246,12 +248,12 @@ def test_layers_are_blocks_with_the_merging_before_them():
 
 
 def test_stochastic_depth_rises_over_all_stages():
-    model = build_model(SwinConfig().with_options(**SMALL, regularization={"drop_path": 0.3}))
+    model = build_model(SwinConfig().with_options(**SMALL_OPTIONS, regularization={"drop_path": 0.3}))
     assert [block.attention.drop_path for block in model.blocks()] == pytest.approx([0, 0.1, 0.2, 0.3])
 
 
 def test_recomputation_changes_no_gradient():
-    model, images = make("windows that do not").train(), torch.randn(2, 3, 16, 16)
+    model, images = build_random_swin("windows that do not").train(), torch.randn(2, 3, 16, 16)
     gradients = []
     for again in (False, True):
         for stage in model.stages:
@@ -260,8 +262,8 @@ def test_recomputation_changes_no_gradient():
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
 
 
-def test_start_of_training_is_microsofts():
-    model = build_model(SwinConfig().with_options(**SMALL).with_options(width=64))
+def test_initialisation_matches_the_microsoft_code():
+    model = build_model(SwinConfig().with_options(**SMALL_OPTIONS).with_options(width=64))
     assert model.head.weight.abs().sum() == 0
     assert model.stages[0].blocks[0].mlp.part.fc1.weight.std().item() == pytest.approx(0.02, rel=0.05)
     assert model.stages[1].merge.reduction.weight.std().item() == pytest.approx(0.02, rel=0.05)
@@ -269,9 +271,9 @@ def test_start_of_training_is_microsofts():
     assert table.shape == (7, 7, 2) and table.std().item() == pytest.approx(0.02, rel=0.3)
 
 
-def test_a_fresh_block_of_the_second_version_adds_nothing():
+def test_initial_swin_v2_block_is_the_identity():
     """The norms that its branches end in start at 0 (arXiv:2111.09883, appendix)."""
-    model = build_model(SwinConfig().with_options(**SMALL).with_options(version=2)).eval()
+    model = build_model(SwinConfig().with_options(**SMALL_OPTIONS).with_options(version=2)).eval()
     x = torch.randn(2, 8, 8, 8)
     assert torch.equal(model.blocks()[0](x), x)
 
@@ -279,10 +281,10 @@ def test_a_fresh_block_of_the_second_version_adds_nothing():
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("packed", [False, True])
 @torch.inference_mode()
-def test_frozen_models_answer_alike(version, packed):
+def test_frozen_models_match(version, packed):
     torch.manual_seed(0)
     model = build_model(
-        SwinConfig().with_options(**SMALL).with_options(version=version, attention={"window": 3})
+        SwinConfig().with_options(**SMALL_OPTIONS).with_options(version=version, attention={"window": 3})
     ).eval()
     for name, parameter in model.named_parameters():
         if name.startswith("head") or name.endswith("norm.weight"):

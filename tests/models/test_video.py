@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests import contracts
-from tests.nn.test_frozen import agrees
+from tests.nn.test_frozen import assert_fast_paths_match
 from vitreous.errors import UsageError
 from vitreous.models.config import VideoConfig, transformer_config
 from vitreous.models.configs.video import ARRANGEMENTS
@@ -17,64 +17,73 @@ from vitreous.models.names import config_from_name
 from vitreous.models.zoo import build_model, build_without_init, create_untrained_model
 from vitreous.nn.position import SinusoidPosition, SpaceTimePosition
 
-SMALL = {"classes": 5, "width": 24, "depth": 2, "heads": 2, "mlp": {"hidden": 48}}
-CLIP = SMALL | {"image": (6, 8, 12), "patch": (2, 4, 4), "temporal_depth": 1}
-MEAN = {"pool": "mean", "class_token": False}
-MODELS = {
+SMALL_OPTIONS = {"classes": 5, "width": 24, "depth": 2, "heads": 2, "mlp": {"hidden": 48}}
+CLIP_OPTIONS = SMALL_OPTIONS | {"image": (6, 8, 12), "patch": (2, 4, 4), "temporal_depth": 1}
+MEAN_POOL_OPTIONS = {"pool": "mean", "class_token": False}
+MODEL_OPTIONS = {
     "joint": {},
-    "joint, VideoMAE's": {**MEAN, "norm": {"final": "pooled"}, "positions": {"kind": "sinusoid"}, "no_key_bias": True},
+    "joint, VideoMAE's": {
+        **MEAN_POOL_OPTIONS,
+        "norm": {"final": "pooled"},
+        "positions": {"kind": "sinusoid"},
+        "no_key_bias": True,
+    },
     "joint, rotary": {"attention": {"kind": "rotary"}, "positions": {"kind": "none"}},
     "joint, sines": {"positions": {"kind": "sincos"}},
     "encoder": {"arrangement": "factorised-encoder", "positions": {"kind": "space-time"}, "registers": 1},
-    "encoder, mean": {"arrangement": "factorised-encoder", **MEAN},
+    "encoder, mean": {"arrangement": "factorised-encoder", **MEAN_POOL_OPTIONS},
     "attention": {"arrangement": "factorised-attention", "positions": {"kind": "space-time"}},
-    "attention, mean after norm": {"arrangement": "factorised-attention", **MEAN, "norm": {"final": "pooled"}},
+    "attention, mean after norm": {
+        "arrangement": "factorised-attention",
+        **MEAN_POOL_OPTIONS,
+        "norm": {"final": "pooled"},
+    },
     "heads": {"arrangement": "factorised-dot-product"},
     "heads, mean of normed tokens": {"arrangement": "factorised-dot-product", "pool": "mean", "no_key_bias": True},
     "heads, attention pooling": {"arrangement": "factorised-dot-product", "pool": "attention"},
 }
-FACTORISED = [name for name in ARRANGEMENTS if name != "joint"]
+FACTORISED_ARRANGEMENTS = [name for name in ARRANGEMENTS if name != "joint"]
 
 
-def make(changes, seed=0):
+def build_random_video_model(changes, seed=0):
     torch.manual_seed(seed)
-    return contracts.randomise(build_model(VideoConfig().with_options(**(CLIP | changes)))).eval()
+    return contracts.randomise(build_model(VideoConfig().with_options(**(CLIP_OPTIONS | changes)))).eval()
 
 
-def clips(model, count=2, scale=(1, 1, 1)):
+def make_clips(model, count=2, scale=(1, 1, 1)):
     size = (side * by for side, by in zip(model.config.image, scale, strict=True))
     return torch.randn(count, 3, *size, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODEL_OPTIONS)
 def test_promises(name):
-    for promise in contracts.ALL:
-        model = make(MODELS[name])
-        promise(model, clips(model))
+    for promise in contracts.ALL_CONTRACTS:
+        model = build_random_video_model(MODEL_OPTIONS[name])
+        promise(model, make_clips(model))
     model.any_size = True
-    contracts.other_sizes_work(model, clips(model, 2, (2, 2, 2)), clips(model, 2, (3, 1, 2)))
+    contracts.check_other_image_sizes(model, make_clips(model, 2, (2, 2, 2)), make_clips(model, 2, (3, 1, 2)))
 
 
 @pytest.mark.processor
-@pytest.mark.parametrize("name", MODELS)
-def test_frozen_models_answer_the_same(name):
-    model = make(MODELS[name])
+@pytest.mark.parametrize("name", MODEL_OPTIONS)
+def test_frozen_models_match(name):
+    model = build_random_video_model(MODEL_OPTIONS[name])
     model.any_size = True
-    agrees(model, clips(model), clips(model, 2, (1, 2, 1)))
+    assert_fast_paths_match(model, make_clips(model), make_clips(model, 2, (1, 2, 1)))
 
 
 def image_model(changes):
     torch.manual_seed(3)
-    settings = SMALL | {"image": (8, 12), "patch": (4, 4)} | changes
+    settings = SMALL_OPTIONS | {"image": (8, 12), "patch": (4, 4)} | changes
     return contracts.randomise(build_model(transformer_config(**settings))).eval()
 
 
-def of_frames(image, arrangement, frames, **changes):
+def build_video_from_image_model(image, arrangement, frames, **changes):
     """The video model that has the weights of a picture's, and fresh ones for time; patches of one frame."""
     own = {name: getattr(image.config, name) for name in ("class_token", "pool", "norm", "registers")}
     model = build_model(
         VideoConfig().with_options(
-            **SMALL, image=(frames, 8, 12), patch=(1, 4, 4), arrangement=arrangement, **own, **changes
+            **SMALL_OPTIONS, image=(frames, 8, 12), patch=(1, 4, 4), arrangement=arrangement, **own, **changes
         )
     )
     state = model.state_dict()
@@ -85,46 +94,54 @@ def of_frames(image, arrangement, frames, **changes):
     return model.eval()
 
 
-POOLS = {
+POOLING_OPTIONS = {
     "class": {},
     "registers": {"registers": 2},
-    "mean": MEAN,
-    "mean, norm after": {**MEAN, "norm": {"final": "pooled"}},
+    "mean": MEAN_POOL_OPTIONS,
+    "mean, norm after": {**MEAN_POOL_OPTIONS, "norm": {"final": "pooled"}},
     "attention": {"pool": "attention"},
 }
 
 
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
-@pytest.mark.parametrize("pool", POOLS)
-def test_a_clip_of_one_slot_is_a_picture(arrangement, pool):
-    image = image_model(POOLS[pool])
+@pytest.mark.parametrize("pool", POOLING_OPTIONS)
+def test_single_frame_clip_matches_the_image_model(arrangement, pool):
+    image = image_model(POOLING_OPTIONS[pool])
     for position in ("learned", "space-time"):
-        model, x = of_frames(image, arrangement, 1, positions={"kind": position}), torch.randn(2, 3, 8, 12)
+        model, x = (
+            build_video_from_image_model(image, arrangement, 1, positions={"kind": position}),
+            torch.randn(2, 3, 8, 12),
+        )
         torch.testing.assert_close(model(x[:, :, None]), image(x), rtol=0, atol=1e-5)
         torch.testing.assert_close(model.features(x[:, :, None]), image.features(x), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("arrangement", ["factorised-encoder", "factorised-attention"])
 @pytest.mark.parametrize("pool", ["class", "registers", "mean"])
-def test_fresh_time_makes_a_clip_the_mean_of_its_frames(arrangement, pool):
+def test_initial_temporal_layers_average_frame_logits(arrangement, pool):
     """As long as nothing is learned of time, logits are the mean of those that the picture's model has for frames."""
-    image = image_model(POOLS[pool])
-    model, x = of_frames(image, arrangement, 3, positions={"kind": "space-time"}), torch.randn(2, 3, 3, 8, 12)
+    image = image_model(POOLING_OPTIONS[pool])
+    model, x = (
+        build_video_from_image_model(image, arrangement, 3, positions={"kind": "space-time"}),
+        torch.randn(2, 3, 3, 8, 12),
+    )
     frames = torch.stack([image(x[:, :, t]) for t in range(3)], 1).mean(1)
     torch.testing.assert_close(model(x), frames, rtol=0, atol=1e-5)
-    drawn = of_frames(image, arrangement, 3, temporal_zero=False, positions={"kind": "space-time"})
+    drawn = build_video_from_image_model(image, arrangement, 3, temporal_zero=False, positions={"kind": "space-time"})
     assert (drawn(x) - frames).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_without_positions_nothing_tells_slots_apart(name):
+@pytest.mark.parametrize("name", MODEL_OPTIONS)
+def test_without_positions_frame_order_is_irrelevant(name):
     """A clip played backwards, slot by slot, has the same answer."""
-    model = make(MODELS[name] | {"positions": {"kind": "none"}, "attention": {"kind": "plain"}})
-    x = clips(model).unflatten(2, (3, 2))
+    model = build_random_video_model(
+        MODEL_OPTIONS[name] | {"positions": {"kind": "none"}, "attention": {"kind": "plain"}}
+    )
+    x = make_clips(model).unflatten(2, (3, 2))
     torch.testing.assert_close(model(x.flip(2).flatten(2, 3)), model(x.flatten(2, 3)), rtol=0, atol=1e-4)
 
 
-def passes(config, work):
+def count_macs_by_operations(config, work):
     """Multiply-adds of a pass of a model of this config, by PyTorch's own count of operations."""
     with torch.device("meta"):
         model, x = build_model(config), torch.empty(1, 3, *config.image)
@@ -133,16 +150,16 @@ def passes(config, work):
     return counter.get_total_flops() // 2
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if "attention pooling" not in name])
+@pytest.mark.parametrize("name", [name for name in MODEL_OPTIONS if "attention pooling" not in name])
 @pytest.mark.parametrize("frames", [2, 6])
-def test_cost_is_what_passes_through(name, frames):
-    config = VideoConfig().with_options(**(CLIP | {"image": (frames, 8, 12)} | MODELS[name]))
-    whole = passes(config, lambda model, x: model.classify(model.pool(model.features(x))))
+def test_macs_match_the_operation_count(name, frames):
+    config = VideoConfig().with_options(**(CLIP_OPTIONS | {"image": (frames, 8, 12)} | MODEL_OPTIONS[name]))
+    whole = count_macs_by_operations(config, lambda model, x: model.classify(model.pool(model.features(x))))
     assert whole == config.macs()
-    assert passes(config, lambda model, x: model(x)) == config.computed_macs()
+    assert count_macs_by_operations(config, lambda model, x: model(x)) == config.computed_macs()
 
 
-def test_parameters_are_those_of_the_papers():
+def test_parameter_counts_match_the_papers():
     """VideoMAE's, fine-tuned and pre-trained (arXiv:2203.12602), to the unit, and ViViT-B's four models, as rounded in
     Table 2 of arXiv:2103.15691."""
     counts = {"S": 22_033_936, "B": 86_534_800, "L": 304_270_736}
@@ -161,7 +178,7 @@ def test_parameters_are_those_of_the_papers():
     "name",
     ["ViViT-B/16x2", "ViViT-L/16x2-factorised-encoder", "ViViT-128x6/8x2", "ViViT-64x2/8x4x2", "VideoMAE-H/16x2"],
 )
-def test_names_are_read_as_they_are_written(name):
+def test_model_names_round_trip(name):
     config = config_from_name(name.lower())
     assert isinstance(config, VideoConfig) and config.name() == name
     assert config_from_name(name, 64).image == (config.image[0], 64, 64)
@@ -179,14 +196,14 @@ def test_names_are_read_as_they_are_written(name):
         ({"no_key_bias": True, "attention": {"qkv_bias": False}}, "qkv_bias=true"),
     ],
 )
-def test_configs_that_cannot_be_are_refused(changes, message):
+def test_invalid_configs_are_rejected(changes, message):
     with pytest.raises(UsageError, match=message):
-        VideoConfig().with_options(**(CLIP | changes))
+        VideoConfig().with_options(**(CLIP_OPTIONS | changes))
     with pytest.raises(UsageError, match="unknown model"):
         config_from_name("ViViT-B/16x0")
 
 
-def test_layers_of_time_count_with_their_blocks_or_above_all():
+def test_layer_indices_of_temporal_layers():
     config = config_from_name("ViViT-B/16x2-factorised-encoder")
     layers = {
         "position.time.table": 0,
@@ -198,7 +215,7 @@ def test_layers_of_time_count_with_their_blocks_or_above_all():
         assert config.parameter_layer(name) == layer
 
 
-def test_positions_of_space_and_time_are_added_and_the_sinusoid_counts_tokens():
+def test_space_time_and_sinusoid_positions():
     apart = SpaceTimePosition((2, 3, 4), 8)
     torch.nn.init.normal_(apart.time.table)
     table = apart.read((2, 3, 4))
@@ -210,6 +227,6 @@ def test_positions_of_space_and_time_are_added_and_the_sinusoid_counts_tokens():
     assert line[17].tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_option_of_an_arrangement_makes_a_video_model():
+def test_arrangement_option_creates_a_video_model():
     model = create_untrained_model("ViT-32x1/4x8x8", (8, 16, 16), 3, arrangement="factorised-attention")
     assert isinstance(model.config, VideoConfig) and model(torch.zeros(1, 3, 8, 16, 16)).shape == (1, 3)

@@ -10,7 +10,7 @@ from vitreous.models.names import MODEL_NAMES, config_from_name
 from vitreous.models.zoo import create_untrained_model
 
 #: arXiv:2010.11929 and its code: without a head, with 1000 classes, with 1000 classes and the tanh layer
-COUNTS = {
+PARAMETER_COUNTS = {
     "ViT-Ti/16": (5_524_416, 5_717_416, 5_754_472),
     "ViT-S/32": (22_493_952, 22_878_952, 23_026_792),
     "ViT-S/16": (21_665_664, 22_050_664, 22_198_504),
@@ -35,7 +35,7 @@ COUNTS_21K = {
     "ViT-H/14": (658_745_683, 660_385_363),
     "ViT-G/14": (1_842_775_680 + 21_843 * 1665, None),
 }
-GMACS = {
+PUBLISHED_GMACS = {
     ("ViT-Ti/16", 224): 1.254,
     ("ViT-B/16", 384): 55.484,
     ("ViT-L/16", 512): 361.986,
@@ -44,41 +44,44 @@ GMACS = {
 }
 
 
-def count(*arguments, **changes):
+def count_parameters(*arguments, **changes):
     with torch.device("meta"):
         return sum(p.numel() for p in create_untrained_model(*arguments, **changes).parameters())
 
 
-@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("name", PARAMETER_COUNTS)
 def test_parameter_counts_are_exact(name):
-    bare, headed, pretraining = COUNTS[name]
+    bare, headed, pretraining = PARAMETER_COUNTS[name]
     width = config_from_name(name).width
-    assert count(name, num_classes=0) == bare
-    assert count(name) == headed
+    assert count_parameters(name, num_classes=0) == bare
+    assert count_parameters(name) == headed
     if pretraining:
-        assert count(name, head={"representation": width}) == pretraining
+        assert count_parameters(name, head={"representation": width}) == pretraining
 
 
 @pytest.mark.parametrize("name", COUNTS_21K)
-def test_parameter_counts_of_imagenet_21k_are_exact(name):
+def test_imagenet_21k_parameter_counts(name):
     headed, pretraining = COUNTS_21K[name]
-    assert count(name, num_classes=21843) == headed
+    assert count_parameters(name, num_classes=21843) == headed
     if pretraining:
-        assert count(name, num_classes=21843, head={"representation": config_from_name(name).width}) == pretraining
+        assert (
+            count_parameters(name, num_classes=21843, head={"representation": config_from_name(name).width})
+            == pretraining
+        )
 
 
 def test_parameter_counts_at_other_sizes_and_poolings():
-    assert count("ViT-B/16", 384) == 86_859_496
-    assert count("ViT-L/16", 512) == 305_174_504
-    assert count("ViT-H/14", 518) == 633_470_440
+    assert count_parameters("ViT-B/16", 384) == 86_859_496
+    assert count_parameters("ViT-L/16", 512) == 305_174_504
+    assert count_parameters("ViT-H/14", 518) == 633_470_440
     mean = {"pool": "mean", "class_token": False, "positions": {"slots": 0}}
-    assert count("ViT-S/16", **mean) == 22_049_896
-    assert count("ViT-B/32", **mean) == 88_222_696
+    assert count_parameters("ViT-S/16", **mean) == 22_049_896
+    assert count_parameters("ViT-B/32", **mean) == 88_222_696
 
 
-@pytest.mark.parametrize("name,size", GMACS)
+@pytest.mark.parametrize("name,size", PUBLISHED_GMACS)
 def test_cost_is_the_published_formula(name, size):
-    assert config_from_name(name, size).macs() / 1e9 == pytest.approx(GMACS[name, size], abs=6e-4)
+    assert config_from_name(name, size).macs() / 1e9 == pytest.approx(PUBLISHED_GMACS[name, size], abs=6e-4)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +93,7 @@ def test_spellings(spelling):
     assert config.image == (224, 224)
 
 
-def test_names_of_any_size():
+def test_custom_model_names_are_parsed():
     config = config_from_name("ViT-96x3/4", 32)
     assert (config.width, config.depth, config.heads, config.grid) == (96, 3, 3, (8, 8))
     assert config.name() == "ViT-96x3/4"
@@ -102,19 +105,19 @@ def test_names_of_any_size():
 @pytest.mark.parametrize(
     "wrong,hint", [("ViT-Q/16", "did you mean ViT-"), ("resnet50", "vitreous models"), ("ViT-B/0", "one pixel")]
 )
-def test_unknown_names_are_refused_with_a_way_out(wrong, hint):
+def test_unknown_names_are_rejected_with_a_suggestion(wrong, hint):
     with pytest.raises(UsageError) as error:
         config_from_name(wrong)
     assert hint in error.value.hint
 
 
-def test_unknown_fields_are_refused():
+def test_unknown_fields_are_rejected():
     with pytest.raises(UsageError, match="a ViT has no widht") as error:
         create_untrained_model("ViT-B/16", widht=3)
     assert "did you mean width" in error.value.hint
 
 
-def test_an_image_size_that_does_not_divide_names_sizes_that_do():
+def test_indivisible_image_size_error_suggests_valid_sizes():
     with pytest.raises(UsageError) as error:
         create_untrained_model("ViT-B/16", 222)
     assert str(error.value) == "image size 222 is not divisible by patch size 16\n  use image_size=224, or patch_size=6"
@@ -128,12 +131,12 @@ def test_an_image_size_that_does_not_divide_names_sizes_that_do():
 
 
 @pytest.mark.parametrize("changes", [{"width": 10, "heads": 3}, {"class_token": False}, {"depth": 0}, {"classes": -1}])
-def test_configs_that_cannot_be_are_refused(changes):
+def test_invalid_configs_are_rejected(changes):
     with pytest.raises(UsageError):
         transformer_config(**changes)
 
 
-def test_verbs_compose_to_the_forward_pass_and_select_tokens():
+def test_model_methods_compose_to_the_forward_pass():
     model = create_untrained_model("ViT-mu/8", (32, 48), 5, registers=2).eval()
     images = torch.randn(2, 3, 32, 48)
     tokens = model.project(images)
@@ -147,7 +150,7 @@ def test_verbs_compose_to_the_forward_pass_and_select_tokens():
     assert torch.equal(model.classify(model.pool(encoded)), model(images))
 
 
-def test_initial_values_are_those_of_the_paper():
+def test_initialisation_matches_the_paper():
     torch.manual_seed(0)
     model = create_untrained_model("ViT-S/16", head={"representation": 384})
     block = model.encoder.blocks[0]

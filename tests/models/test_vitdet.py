@@ -22,7 +22,7 @@ from vitreous.nn.windows import ConvPropagation
 from vitreous.tasks.features import FeatureExtraction
 from vitreous.weights.adopt import load_pretrained_weights, resample_patch_projection
 
-SMALL = SAMConfig(
+SMALL_CONFIG = SAMConfig(
     image=(32, 32),
     patch=(4, 4),
     classes=0,
@@ -37,7 +37,7 @@ SMALL = SAMConfig(
     attention=AttentionConfig(kind="decomposed", window=3, global_blocks=(1, 3)),
     positions=PositionConfig(resize="bicubic"),
 )
-PLAIN = ViTConfig(
+PLAIN_CONFIG = ViTConfig(
     image=(16, 16),
     patch=(4, 4),
     classes=0,
@@ -50,7 +50,7 @@ PLAIN = ViTConfig(
 
 
 @pytest.mark.parametrize(("name", "published"), [("B/16", 85_889_024), ("L/16", 303_432_704), ("H/16", 631_116_800)])
-def test_parameters_are_those_published_without_the_position_of_a_class_token(name, published):
+def test_parameter_counts_match_the_published_ones(name, published):
     """detectron2's files carry a row of positions for the class token of pre-training, which nothing reads."""
     config = config_from_name(f"ViTDet-{name}")
     assert (config.image, config.grid, config.table_grid) == ((1024, 1024), (64, 64), (14, 14))
@@ -60,11 +60,11 @@ def test_parameters_are_those_published_without_the_position_of_a_class_token(na
     assert convolutional.name() == f"ViTDet-{name}"
 
 
-def test_propagation_has_the_published_number_of_parameters():
+def test_conv_propagation_has_the_published_parameter_count():
     assert sum(p.numel() for p in ConvPropagation(768).parameters()) == 1_920_000
 
 
-def test_fresh_propagation_passes_tokens_on():
+def test_initial_conv_propagation_is_the_identity():
     torch.manual_seed(0)
     x = torch.randn(2, 5, 7, 16)
     assert torch.equal(ConvPropagation(16)(x), x)
@@ -76,20 +76,20 @@ def test_fresh_propagation_passes_tokens_on():
     assert reached[3:6, 3:6].min() > 0 and reached.sum().item() == pytest.approx(reached[3:6, 3:6].sum().item())
 
 
-def test_without_relative_positions_and_windows_it_is_a_plain_vit():
+def test_vitdet_without_windows_matches_a_plain_vit():
     """A window of the whole grid, tables of zeros: the stream of tokens is that of the same ViT without a class token."""
     torch.manual_seed(0)
     plain = contracts.randomise(
-        build_model(PLAIN.with_options(class_token=False, pool="mean", norm={"final": "none"}))
+        build_model(PLAIN_CONFIG.with_options(class_token=False, pool="mean", norm={"final": "none"}))
     ).eval()
-    config = SMALL.with_options(image=(16, 16), attention={"window": 4, "global_blocks": ()})
+    config = SMALL_CONFIG.with_options(image=(16, 16), attention={"window": 4, "global_blocks": ()})
     model = build_model(config).eval()
-    load_pretrained_weights(model, weights_of(plain))
+    load_pretrained_weights(model, make_pretrained_weights(plain))
     images = torch.randn(2, 3, 16, 16)
     torch.testing.assert_close(model.features(images), plain.features(images), atol=2e-4, rtol=1e-5)
 
 
-def weights_of(model):
+def make_pretrained_weights(model):
     """A model as weights that `load_pretrained_weights` takes."""
     from vitreous.data.modalities.images import ImagePreprocess
     from vitreous.weights.adopt import PretrainedWeights
@@ -98,52 +98,55 @@ def weights_of(model):
     return PretrainedWeights("memory", "a model", model.config, preprocess, FeatureExtraction(), model.state_dict)
 
 
-def test_weights_of_a_vit_lose_class_token_and_last_norm_and_keep_the_rest():
+def test_vit_weights_load_without_class_token_and_final_norm():
     torch.manual_seed(0)
-    plain, model = contracts.randomise(build_model(PLAIN)), build_model(SMALL.with_options(conv_blocks=(2,)))
-    adoption = load_pretrained_weights(model, weights_of(plain))
+    plain, model = (
+        contracts.randomise(build_model(PLAIN_CONFIG)),
+        build_model(SMALL_CONFIG.with_options(conv_blocks=(2,))),
+    )
+    adoption = load_pretrained_weights(model, make_pretrained_weights(plain))
     assert sorted(adoption.unused) == ["encoder.norm.bias", "encoder.norm.weight", "prefix"]
     assert all(name.endswith(("rows", "columns")) or ".after." in name for name in adoption.initialised)
     assert torch.equal(model.position.table, plain.position.table) and not adoption.resized
     windowed = model.encoder.blocks[0].attention.part.part.qkv.weight
     assert torch.equal(windowed, plain.encoder.blocks[0].attention.part.qkv.weight)
-    larger = build_model(SMALL.with_options(position_grid=()))
-    assert load_pretrained_weights(larger, weights_of(plain)).resized == "4 -> 8"
+    larger = build_model(SMALL_CONFIG.with_options(position_grid=()))
+    assert load_pretrained_weights(larger, make_pretrained_weights(plain)).resized == "4 -> 8"
     torch.testing.assert_close(larger.position.table, model.position.read((8, 8)))
     with pytest.raises(WeightsError, match=r"unknown encoder\.blocks\.2\.after\.conv1\.weight"):
-        load_pretrained_weights(build_model(SMALL), weights_of(model))
+        load_pretrained_weights(build_model(SMALL_CONFIG), make_pretrained_weights(model))
 
 
-def test_weights_of_sam_lose_their_neck():
+def test_sam_weights_load_without_the_neck():
     torch.manual_seed(0)
-    sam = contracts.randomise(build_model(SMALL.with_options(neck=8, position_grid=())))
-    model = build_model(SMALL.with_options(position_grid=(), attention={"window": 5, "global_blocks": (3,)}))
-    adoption = load_pretrained_weights(model, weights_of(sam))
+    sam = contracts.randomise(build_model(SMALL_CONFIG.with_options(neck=8, position_grid=())))
+    model = build_model(SMALL_CONFIG.with_options(position_grid=(), attention={"window": 5, "global_blocks": (3,)}))
+    adoption = load_pretrained_weights(model, make_pretrained_weights(sam))
     assert adoption.unused and all(name.startswith("neck.") for name in adoption.unused) and not adoption.initialised
     tables = (sam.encoder.blocks[1].attention.part.rows, model.encoder.blocks[1].attention.part.part.rows)
     assert [len(table) for table in tables] == [15, 9]
 
 
 def test_fixed_positions_become_a_table():
-    plain = build_model(PLAIN.with_options(positions={"kind": "sincos"}))
-    model = build_model(SMALL)
-    load_pretrained_weights(model, weights_of(plain))
+    plain = build_model(PLAIN_CONFIG.with_options(positions={"kind": "sincos"}))
+    model = build_model(SMALL_CONFIG)
+    load_pretrained_weights(model, make_pretrained_weights(plain))
     assert torch.equal(model.position.table, plain.position.read((4, 4)))
 
 
-def test_an_enlarged_patch_gives_the_token_of_the_smaller_one():
+def test_resampled_patch_projection_preserves_tokens():
     torch.manual_seed(0)
     weight = torch.randn(8, 3 * 14 * 14)
     larger = resample_patch_projection(weight, 3, (14, 14), (16, 16))
     patch = torch.randn(5, 3, 14, 14)
     enlarged = torch.nn.functional.interpolate(patch, size=(16, 16), mode="bilinear", align_corners=False)
     torch.testing.assert_close(enlarged.flatten(1) @ larger.T, patch.flatten(1) @ weight.T, atol=1e-4, rtol=1e-4)
-    plain = build_model(replace(PLAIN, patch=(2, 2), image=(8, 8)))
-    adoption = load_pretrained_weights(build_model(SMALL), weights_of(plain))
+    plain = build_model(replace(PLAIN_CONFIG, patch=(2, 2), image=(8, 8)))
+    adoption = load_pretrained_weights(build_model(SMALL_CONFIG), make_pretrained_weights(plain))
     assert adoption.patches == "2 -> 4" and "patches 2 -> 4" in adoption.text()
 
 
-def test_layer_decay_of_published_depth():
+def test_layer_decay_matches_the_paper():
     """arXiv:2203.16527, appendix A: 0.7 to the power of how far a layer is from the head; detectron2 leaves out
     convolutional propagation."""
     config = config_from_name("ViTDet-B/16").with_options(conv_blocks=(2,))
@@ -156,20 +159,20 @@ def test_layer_decay_of_published_depth():
     assert rates["encoder.blocks.11.attention.part.columns"] == pytest.approx(0.7)
 
 
-def test_the_cost_of_propagation_is_that_of_its_convolutions():
-    config = SMALL.with_options(conv_blocks=(0, 2))
-    assert config.macs() - SMALL.macs() == 2 * 64 * (2 * 16 * 8 + 9 * 8 * 8)
+def test_conv_propagation_macs_match_its_convolutions():
+    config = SMALL_CONFIG.with_options(conv_blocks=(0, 2))
+    assert config.macs() - SMALL_CONFIG.macs() == 2 * 64 * (2 * 16 * 8 + 9 * 8 * 8)
 
 
 @pytest.mark.parametrize(
     "changes", [{"conv_blocks": (4,)}, {"position_grid": (4,)}, {"position_grid": (0, 4)}, {"neck": -1}]
 )
-def test_what_cannot_be_is_refused(changes):
+def test_invalid_configs_are_rejected(changes):
     with pytest.raises(UsageError):
-        SMALL.with_options(**changes)
+        SMALL_CONFIG.with_options(**changes)
 
 
-def test_options_of_a_detector_make_a_vit_one():
+def test_detector_options_select_the_sam_family():
     grid = {"class_token": False, "pool": "mean", "attention": {"kind": "decomposed"}}
     assert transformer_config(conv_blocks=(1,), **grid).family == "sam"
     with pytest.raises(UsageError, match="decomposed"):

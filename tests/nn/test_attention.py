@@ -30,7 +30,7 @@ def test_fused_attention_is_weights_times_values_over_any_batch_axes(shape):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(7, 12), (2, 3, 7, 12)])
-def test_few_queries_get_the_answers_that_they_get_among_all(shape, bias):
+def test_query_subset_matches_full_attention(shape, bias):
     part, x = Attention(12, 3, bias).double(), torch.randn(shape, dtype=torch.float64)
     if bias:
         torch.nn.init.normal_(part.qkv.bias)
@@ -40,7 +40,7 @@ def test_few_queries_get_the_answers_that_they_get_among_all(shape, bias):
     assert torch.allclose(part(x, queries=slice(2)), few)
 
 
-def test_kept_attention_has_the_gradients_of_the_formula():
+def test_materialized_attention_passes_gradcheck():
     q, k, v = (torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
     assert torch.autograd.gradcheck(MaterializedAttention.apply, (q, k, v, None))
     for shape in ((5, 5), (3, 5, 5), (1, 3, 1, 5), (2, 3, 5, 5)):
@@ -48,14 +48,14 @@ def test_kept_attention_has_the_gradients_of_the_formula():
         assert torch.autograd.gradcheck(MaterializedAttention.apply, (q, k, v, bias))
 
 
-def test_without_pytorch_s_kernel_the_gradients_are_the_same(monkeypatch):
+def test_materialized_attention_passes_gradcheck_without_native_softmax(monkeypatch):
     monkeypatch.delattr(torch, "_softmax_backward_data")
-    test_kept_attention_has_the_gradients_of_the_formula()
+    test_materialized_attention_passes_gradcheck()
 
 
 @pytest.mark.processor
 @pytest.mark.parametrize("biased", [False, True])
-def test_training_in_bfloat16_on_a_cpu_agrees_with_the_fused_kernel(biased, monkeypatch):
+def test_bfloat16_training_on_cpu_matches_the_fused_kernel(biased, monkeypatch):
     monkeypatch.setattr(kernels, "load_native_library", lambda: NativeLibrary(None, False, "left out"))
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 3, 17, 8).bfloat16().requires_grad_() for _ in range(3))
@@ -77,7 +77,7 @@ def test_training_in_bfloat16_on_a_cpu_agrees_with_the_fused_kernel(biased, monk
 @pytest.mark.processor
 @pytest.mark.parametrize("asked", [1, 17])
 @pytest.mark.parametrize("logits", [1, 1800, 1 << 20])
-def test_attention_in_parts_is_that_of_each_image_by_itself(logits, asked, monkeypatch):
+def test_chunked_attention_is_independent_of_batch_composition(logits, asked, monkeypatch):
     """Parts of one image, of two with one left over (3 heads x 17 x 17 logits each), and of all five."""
     monkeypatch.setattr(attention_module, "CHUNK_LOGITS", logits)
     torch.manual_seed(0)
@@ -93,7 +93,7 @@ def test_attention_in_parts_is_that_of_each_image_by_itself(logits, asked, monke
 @pytest.mark.parametrize(
     "best, wanted", [("avx2", False), ("avx512_f", False), ("avx512_bf16", True), ("amx_bf16", False)]
 )
-def test_attention_is_by_products_where_they_were_measured_faster(best, wanted, monkeypatch):
+def test_chunked_attention_is_used_only_on_cpus_with_fast_bf16_matmul(best, wanted, monkeypatch):
     features = CPU_FEATURES[: CPU_FEATURES.index(best) + 1]
     monkeypatch.setattr(attention_module, "get_cpu_features", lambda: dict.fromkeys(features, True))
     has_fast_bf16_matmul.cache_clear()
@@ -109,7 +109,7 @@ def test_attention_is_by_products_where_they_were_measured_faster(best, wanted, 
         has_fast_bf16_matmul.cache_clear()
 
 
-def test_each_of_the_three_matrices_has_xavier_limits():
+def test_query_key_and_value_weights_have_xavier_limits():
     weight = Attention(64, heads=4).qkv.weight
     limit = (3 / 64) ** 0.5
     for part in weight.chunk(3):
@@ -121,7 +121,7 @@ def test_heads_must_divide_the_width():
         Attention(12, heads=5)
 
 
-def test_attention_pool_ignores_the_order_of_tokens():
+def test_attention_pool_ignores_token_order():
     pool, tokens = AttentionPool(12, 3, 24), torch.randn(2, 7, 12)
     assert pool(tokens).shape == (2, 12)
     assert torch.allclose(pool(tokens), pool(tokens.flip(1)), atol=1e-6)

@@ -16,7 +16,7 @@ def test_layer_scale_of_zero_is_the_identity():
     assert torch.equal(block(x), x)
 
 
-def test_stochastic_depth_skips_whole_samples_and_keeps_the_mean():
+def test_stochastic_depth_drops_whole_samples_and_preserves_the_mean():
     branch = ResidualBranch(nn.Identity(), 4, drop_path=0.25)
     nn.init.zeros_(branch.norm.weight)
     nn.init.ones_(branch.norm.bias)  # the branch adds exactly one
@@ -31,7 +31,7 @@ def test_stochastic_depth_skips_whole_samples_and_keeps_the_mean():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("gelu", ["none", "tanh"])
-def test_gelu_is_computed_again_to_the_same_bits(dtype, gelu, monkeypatch):
+def test_recomputed_gelu_is_bit_identical(dtype, gelu, monkeypatch):
     """With less kept: neither GELU's values nor a copy of them."""
     monkeypatch.setattr(kernels, "load_native_library", lambda: NativeLibrary(None, False, "left out"))
     torch.manual_seed(0)
@@ -54,7 +54,7 @@ def test_gelu_is_computed_again_to_the_same_bits(dtype, gelu, monkeypatch):
 @pytest.mark.skipif(not load_native_library().tiles, reason=f"tiles (AMX): {load_native_library().note}")
 @pytest.mark.parametrize("gelu", ["none", "tanh"])
 @pytest.mark.parametrize("tokens", [5, 6])  # rows of an odd and of an even number
-def test_a_gelu_of_our_own_has_the_gradients_of_pytorch_s(gelu, tokens, monkeypatch):
+def test_native_gelu_gradients_match_pytorch(gelu, tokens, monkeypatch):
     """And keeps as little."""
     torch.manual_seed(0)
     mlp, x = Mlp(24, 96, gelu=gelu).bfloat16(), torch.randn(3, tokens, 24).bfloat16().requires_grad_()
@@ -74,7 +74,7 @@ def test_a_gelu_of_our_own_has_the_gradients_of_pytorch_s(gelu, tokens, monkeypa
     assert mlp.fc2.weight.grad is None and relative_error(x.grad, wanted[0]) < 1e-2
 
 
-def test_dropout_sits_where_the_paper_has_it():
+def test_dropout_positions_match_the_paper():
     """After the attention output, after the GELU and after the second layer of the MLP (appendix B.1); never on q, k,
     v."""
     torch.manual_seed(0)
@@ -104,7 +104,7 @@ def test_the_encoder_is_permutation_equivariant():
 
 
 @pytest.mark.parametrize("gelu,value", [("none", 0.84134475), ("tanh", 0.84119199)])
-def test_both_forms_of_gelu(gelu, value):
+def test_exact_and_tanh_gelu(gelu, value):
     mlp = Mlp(1, 1, gelu=gelu)
     for layer in (mlp.fc1, mlp.fc2):
         nn.init.ones_(layer.weight)

@@ -6,7 +6,7 @@ from tests import contracts
 from vitreous.nn.convstem import ConvStem
 
 
-def plainly(stem, images):
+def compute_reference_stem(stem, images):
     """The same by unfolded pictures and sums, in the usual layout: conv, units, pooling, norm, ReLU."""
 
     def conv(x, weight):
@@ -36,19 +36,19 @@ def plainly(stem, images):
 
 @pytest.mark.parametrize("size", [(8, 8), (12, 20), (7, 9)])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_it_computes_what_it_says(size, channels):
+def test_stem_matches_the_reference(size, channels):
     torch.manual_seed(0)
     stem = contracts.randomise(ConvStem((4, 6, 8), (1, 0, 2), channels)).double()
     images = torch.randn(2, channels, *size, dtype=torch.float64)
-    assert torch.allclose(stem(images), plainly(stem, images), atol=1e-9)
+    assert torch.allclose(stem(images), compute_reference_stem(stem, images), atol=1e-9)
 
 
-def test_it_keeps_the_promises_of_a_model():
+def test_stem_fulfils_the_model_contract():
     torch.manual_seed(0)
     stem = contracts.randomise(ConvStem((4, 6, 8), (1, 0, 1), channels=2))
     images = torch.randn(3, 2, 16, 24)
-    contracts.an_answer_ignores_its_batch(stem, images)
-    contracts.every_parameter_gets_a_gradient(stem, images)
+    contracts.check_batch_independence(stem, images)
+    contracts.check_all_gradients(stem, images)
     contracts.export_agrees(stem, images)
 
 

@@ -10,7 +10,7 @@ from vitreous.nn.upernet import POOLING_BINS, ResampleBlock, UPerNetDecoder, ada
 @pytest.mark.parametrize(
     ("image", "patch"), [((16, 24), (8, 8)), ((16, 16), (4, 8)), ((8, 16, 16), (2, 8, 8)), ((9,), (4,))]
 )
-def test_a_unet_answers_for_every_pixel(image, patch):
+def test_unet_decoder_outputs_logits_for_every_pixel(image, patch):
     steps = max(patch).bit_length() - 1
     widths, patches = [12] * steps, [patch] * steps
     decoder = UNETDecoder(3, widths, patches, 5, width=4)
@@ -23,14 +23,14 @@ def test_a_unet_answers_for_every_pixel(image, patch):
     assert all(x.grad.abs().sum() > 0 for x in maps)
 
 
-def test_maps_of_stages_meet_at_their_own_resolution():
+def test_unet_decoder_accepts_stage_maps_of_several_strides():
     widths, patches = [32, 16, 8], [(16, 16), (8, 8), (4, 4)]
     decoder = UNETDecoder(3, widths, patches, 2, width=4)
     maps = [torch.randn(1, 48 // p, 32 // p, width) for width, (p, _) in zip(widths, patches, strict=True)]
     assert decoder(torch.randn(1, 3, 48, 32), maps).shape == (1, 2, 48, 32)
 
 
-def test_a_linear_head_is_a_layer_on_each_token_read_at_the_images_size():
+def test_linear_decoder_classifies_tokens_and_upsamples_logits():
     decoder, tokens = LinearDecoder([6, 6], 3), [torch.randn(2, 4, 5, 6) for _ in range(2)]
     answer = decoder(torch.zeros(2, 3, 4, 5), tokens)
     wanted = torch.cat(tokens, -1) @ decoder.head.weight.T + decoder.head.bias
@@ -42,7 +42,7 @@ def test_a_linear_head_is_a_layer_on_each_token_read_at_the_images_size():
     ("image", "patches"),
     [((32, 48), [(8, 8)] * 4), ((64, 32), [(32, 32), (16, 16), (8, 8), (4, 4)]), ((16, 16, 32), [(8, 8, 8)] * 4)],
 )
-def test_an_upernet_answers_for_every_pixel(image, patches):
+def test_upernet_outputs_logits_for_every_pixel(image, patches):
     widths = [12, 10, 8, 6]
     decoder = UPerNetDecoder(widths, patches, 5, width=16)
     grids = [[side // p for side, p in zip(image, patch, strict=True)] for patch in patches]
@@ -56,12 +56,12 @@ def test_an_upernet_answers_for_every_pixel(image, patches):
 
 @pytest.mark.parametrize("size", [(8, 8), (7, 9), (13, 4), (6, 1)])
 @pytest.mark.parametrize("bins", POOLING_BINS)
-def test_means_over_bins_are_those_of_adaptive_pooling(size, bins):
+def test_adaptive_average_pool_matches_pytorch(size, bins):
     x = torch.randn(2, 3, *size, dtype=torch.float64)
     assert torch.allclose(adaptive_average_pool(x, bins), torch.nn.functional.adaptive_avg_pool2d(x, bins), atol=1e-12)
 
 
-def test_maps_of_a_vit_are_brought_to_four_resolutions():
+def test_vit_maps_are_resampled_to_four_resolutions():
     x = torch.randn(1, 8, 6, 10)
     assert [ResampleBlock(8, doublings, 2)(x).shape[2:] for doublings in (-1, 0, 1, 2)] == [
         (3, 5),
@@ -72,7 +72,7 @@ def test_maps_of_a_vit_are_brought_to_four_resolutions():
     assert torch.equal(ResampleBlock(8, 0, 2)(x), x)
 
 
-def test_an_upernet_drops_channels_before_its_last_layer_in_training_alone():
+def test_upernet_drops_channels_before_its_head_only_in_training():
     torch.manual_seed(0)
     patches, images = [(32, 32), (16, 16), (8, 8), (4, 4)], torch.randn(2, 3, 64, 64)
     maps = [torch.randn(2, 64 // p, 64 // p, 8) for p, _ in patches]
@@ -86,7 +86,7 @@ def test_an_upernet_drops_channels_before_its_last_layer_in_training_alone():
     assert torch.allclose(seen[0][~dropped], seen[1][~dropped] / 0.75)
 
 
-def test_the_parameters_of_an_upernet_are_those_of_its_parts():
+def test_upernet_parameter_count_matches_the_formula():
     widths, k, c = (1024, 512, 256, 128), 150, 512  # Swin-B on ADE20K
     decoder = UPerNetDecoder(widths, [(32, 32), (16, 16), (8, 8), (4, 4)], k, c)
     norms = 2 * c * (len(POOLING_BINS) + 1 + 3 + 3 + 1)

@@ -8,10 +8,10 @@ import torch
 
 from vitreous.nn.deformable import DeformableAttention, initial_sampling_offsets, patch_centres, sample_levels
 
-GRIDS = [(5, 4), (3, 2), (1, 2)]
+LEVEL_GRIDS = [(5, 4), (3, 2), (1, 2)]
 
 
-def by_loop(values, grids, places, weights):
+def sample_levels_by_loop(values, grids, places, weights):
     """The docstring's loop, in float64."""
     batch, queries, heads, _, points, _ = places.shape
     result = np.zeros((batch, queries, heads, values.shape[-1]))
@@ -33,32 +33,34 @@ def by_loop(values, grids, places, weights):
     return torch.from_numpy(result)
 
 
-def test_sampling_is_that_of_the_loop():
+def test_sample_levels_matches_the_loop():
     torch.manual_seed(0)
     values = torch.randn(2, 28, 2, 3, dtype=torch.float64)
     places = torch.rand(2, 4, 2, 3, 3, 2, dtype=torch.float64) * 1.4 - 0.2  # outside too
     weights = torch.rand(2, 4, 2, 3, 3, dtype=torch.float64)
-    expected = by_loop(values, GRIDS, places, weights)
-    torch.testing.assert_close(sample_levels(values, GRIDS, places, weights), expected, rtol=0, atol=1e-12)
-    single = sample_levels(values.float(), GRIDS, places.float(), weights.float())
+    expected = sample_levels_by_loop(values, LEVEL_GRIDS, places, weights)
+    torch.testing.assert_close(sample_levels(values, LEVEL_GRIDS, places, weights), expected, rtol=0, atol=1e-12)
+    single = sample_levels(values.float(), LEVEL_GRIDS, places.float(), weights.float())
     torch.testing.assert_close(single.double(), expected, rtol=0, atol=1e-5)
 
 
-def test_attention_is_its_projections_around_the_loop():
+def test_deformable_attention_matches_the_loop():
     torch.manual_seed(0)
     part = DeformableAttention(8, 2, 3, points=4, ratio=0.5).double()
     for parameter in part.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     queries, values = torch.randn(2, 6, 8, dtype=torch.float64), torch.randn(2, 28, 8, dtype=torch.float64)
     centres = torch.rand(6, 1, 2, dtype=torch.float64)
-    scale = torch.tensor([[columns, rows] for rows, columns in GRIDS])[:, None]
+    scale = torch.tensor([[columns, rows] for rows, columns in LEVEL_GRIDS])[:, None]
     places = centres[:, :, None, None] + part.offsets(queries).view(2, 6, 2, 3, 4, 2) / scale
     weights = part.weights(queries).view(2, 6, 2, 12).softmax(-1).view(2, 6, 2, 3, 4)
-    expected = part.out(by_loop(part.value(values).view(2, 28, 2, 2), GRIDS, places, weights).flatten(2))
-    torch.testing.assert_close(part(queries, centres, values, GRIDS), expected, rtol=0, atol=1e-5)
+    expected = part.out(
+        sample_levels_by_loop(part.value(values).view(2, 28, 2, 2), LEVEL_GRIDS, places, weights).flatten(2)
+    )
+    torch.testing.assert_close(part(queries, centres, values, LEVEL_GRIDS), expected, rtol=0, atol=1e-5)
 
 
-def test_no_offsets_and_equal_weights_are_the_mean_of_the_places():
+def test_zero_offsets_and_equal_weights_sample_the_query_position():
     torch.manual_seed(0)
     part = DeformableAttention(8, 2, 1).double()
     torch.nn.init.zeros_(part.offsets.bias)
@@ -68,7 +70,7 @@ def test_no_offsets_and_equal_weights_are_the_mean_of_the_places():
     torch.testing.assert_close(answer, part.out(part.value(values)), rtol=0, atol=1e-6)
 
 
-def test_fresh_queries_look_to_the_edges_of_squares():
+def test_initial_sampling_offsets_lie_on_the_edges_of_squares():
     first = initial_sampling_offsets(4, 2, 3)
     assert first.shape == (4, 2, 3, 2)
     torch.testing.assert_close(first[:, 1, 2], torch.tensor([[3.0, 0], [0, 3], [-3, 0], [0, -3]]), rtol=0, atol=1e-6)
@@ -80,10 +82,10 @@ def test_half_precision_samples_in_float32():
     part = DeformableAttention(8, 2, 3)
     queries, values, centres = torch.randn(1, 6, 8), torch.randn(1, 28, 8), torch.rand(6, 1, 2)
     with torch.autocast("cpu", torch.bfloat16):
-        answer = part(queries, centres, values, GRIDS)
-    assert torch.allclose(answer.float(), part(queries, centres, values, GRIDS), atol=0.05)
+        answer = part(queries, centres, values, LEVEL_GRIDS)
+    assert torch.allclose(answer.float(), part(queries, centres, values, LEVEL_GRIDS), atol=0.05)
 
 
-def test_heads_that_do_not_divide_the_values_are_refused():
+def test_indivisible_number_of_heads_is_rejected():
     with pytest.raises(ValueError, match="heads"):
         DeformableAttention(8, 3, 1)

@@ -7,7 +7,7 @@ from vitreous.models.zoo import create_untrained_model
 from vitreous.nn.encoder import Encoder, compile_blocks
 from vitreous.nn.frozen import freeze_for_inference
 
-NAMES = {
+MODEL_OPTIONS = {
     "ViT-32x4/8": {},
     "ViT-32x4/4": {"positions": {"at": "shared"}},
     "ViT-32x4/2": {"attention": {"kind": "rotary"}, "positions": {"kind": "none"}, "heads": 2},
@@ -16,7 +16,7 @@ NAMES = {
 }
 
 
-def hooked(model, images):
+def collect_block_outputs(model, images):
     """The input of the encoder's first block, and the output of every block."""
     outputs = []
     first = model.encoder.blocks[0].register_forward_pre_hook(lambda module, given: outputs.append(given[0]))
@@ -30,15 +30,15 @@ def hooked(model, images):
     return [output.flatten(1, -2) for output in outputs], last
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MODEL_OPTIONS)
 @pytest.mark.parametrize("fast", [False, True])
-def test_taps_are_what_hooks_see(name, fast):
+def test_intermediate_features_match_forward_hooks(name, fast):
     torch.manual_seed(0)
-    model = create_untrained_model(name, image_size=16, num_classes=3, **NAMES[name]).eval()
+    model = create_untrained_model(name, image_size=16, num_classes=3, **MODEL_OPTIONS[name]).eval()
     model = freeze_for_inference(model, packed=True) if fast else model
     images = torch.randn(2, 3, 16, 16)
     with torch.inference_mode():
-        outputs, last = hooked(model, images)
+        outputs, last = collect_block_outputs(model, images)
         taps = model.features_after(images, (4, 0, 3))
     for tap, output in zip((4, 0, 3), taps, strict=True):
         torch.testing.assert_close(output, outputs[tap], rtol=0, atol=0)
@@ -46,7 +46,7 @@ def test_taps_are_what_hooks_see(name, fast):
         torch.testing.assert_close(model.encoder.norm(taps[0]), last, rtol=0, atol=0)
 
 
-def test_blocks_after_the_last_tap_are_not_computed():
+def test_blocks_after_the_last_requested_depth_are_skipped():
     class Stop(torch.nn.Module):
         def forward(self, x):
             raise AssertionError

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests import contracts
-from tests.models.test_contracts import MODELS, build, images_for
-from tests.precision import LIMITS, relative_error
+from tests.models.test_contracts import MODEL_OPTIONS, build_random_vit, images_for
+from tests.precision import ERROR_LIMITS, relative_error
 from vitreous.config import to_builtins
 from vitreous.inference.engine import choose_input_dtype
 from vitreous.models import zoo
@@ -20,44 +20,44 @@ from vitreous.nn.frozen import PackedLinear, can_pack, freeze_for_inference
 from vitreous.system.native import NativeLibrary, load_native_library
 
 pytestmark = pytest.mark.processor
-SIZE = ("width", "heads", "hidden", "depth")
-PATHS = [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False), (torch.bfloat16, True)]
+SIZE_FIELDS = ("width", "heads", "hidden", "depth")
+FAST_PATHS = [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False), (torch.bfloat16, True)]
 
 
-NONE = NativeLibrary(None, False, "left out")
+NO_NATIVE_LIBRARY = NativeLibrary(None, False, "left out")
 
 
-def paths():
+def list_fast_paths():
     """The fast paths that this machine and this PyTorch have; of packed products in bfloat16 with kernels of our own, where
     there are some, and without."""
-    for dtype, packed in PATHS:
+    for dtype, packed in FAST_PATHS:
         if not packed or can_pack(dtype):
-            yield dtype, packed, NONE
+            yield dtype, packed, NO_NATIVE_LIBRARY
     if can_pack(torch.bfloat16) and load_native_library().library is not None:
         yield torch.bfloat16, True, load_native_library()
 
 
 @torch.inference_mode()
-def agrees(model, *batches):
+def assert_fast_paths_match(model, *batches):
     wanted = [model.eval()(images) for images in batches]
-    for dtype, packed, own in paths():
+    for dtype, packed, own in list_fast_paths():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(kernels, "load_native_library", lambda own=own: own)
             fast = freeze_for_inference(model, dtype, packed)
             for images, expected in zip(batches, wanted, strict=True):
                 answers = fast(images.to(choose_input_dtype(model.config, dtype)))
                 assert answers.dtype == torch.float32
-                limit = LIMITS["fp32" if dtype == torch.float32 else "bf16"]
+                limit = ERROR_LIMITS["fp32" if dtype == torch.float32 else "bf16"]
                 assert relative_error(answers, expected) < limit, (dtype, packed, own.note)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_every_option_of_a_model(name):
-    model = build(MODELS[name])
-    agrees(model, images_for(model), images_for(model, (1, 3)))
+@pytest.mark.parametrize("name", MODEL_OPTIONS)
+def test_fast_paths_match_for_every_model_option(name):
+    model = build_random_vit(MODEL_OPTIONS[name])
+    assert_fast_paths_match(model, images_for(model), images_for(model, (1, 3)))
 
 
-def few(name):
+def shrink_config(name):
     """A model of the zoo with its own width, heads and patch, a block or two deep, a unit to a stage, of 2 x 2
     patches."""
     config = config_from_name(name)
@@ -76,7 +76,7 @@ def few(name):
     return config.with_options(image=image, classes=1000, depth=depth, stem=stem, attention={"global_blocks": blocks})
 
 
-def unlike():
+def list_distinct_models():
     """A name of each model that is left then; those that differ in nothing but their patches are one, and each patch is
     there.
 
@@ -85,10 +85,10 @@ def unlike():
     seen, found = set(), []
     # those of latents and of clips are in tests/models, test_dit.py and test_video.py
     for name in (name for name in MODEL_NAMES if config_from_name(name).family not in ("dit", "video")):
-        config = few(name)
+        config = shrink_config(name)
         plain = {**to_builtins(config), "patch": None, "image": None}
-        size = str([plain.get(key) for key in SIZE])
-        make = str({key: value for key, value in plain.items() if key not in SIZE})
+        size = str([plain.get(key) for key in SIZE_FIELDS])
+        make = str({key: value for key, value in plain.items() if key not in SIZE_FIELDS})
         if not {str(plain), config.patch} <= seen:
             large = name.startswith(
                 ("Swin-L", "Swin-B", "SwinV2-B", "SwinV2-L")
@@ -99,26 +99,26 @@ def unlike():
     return found
 
 
-@pytest.mark.parametrize("name", unlike())
-def test_every_model_of_the_zoo(name):
+@pytest.mark.parametrize("name", list_distinct_models())
+def test_fast_paths_match_for_every_zoo_model(name):
     """On a square image and on one that is not."""
     torch.manual_seed(0)
-    model = zoo.build_model(few(name))
+    model = zoo.build_model(shrink_config(name))
     for parameter in model.head.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     height, width = model.config.patch
-    agrees(model, torch.randn(3, 3, 2 * height, 2 * width), torch.randn(3, 3, height, 3 * width))
+    assert_fast_paths_match(model, torch.randn(3, 3, 2 * height, 2 * width), torch.randn(3, 3, height, 3 * width))
 
 
-def test_packed_products_are_used_where_there_are_some():
-    model = build({"pool": "attention"})
+def test_linear_layers_are_packed_where_supported():
+    model = build_random_vit({"pool": "attention"})
     count = sum(isinstance(part, PackedLinear) for part in freeze_for_inference(model, torch.float32, True).modules())
     linears = sum(isinstance(part, torch.nn.Linear) for part in model.modules())
     assert count == (linears if can_pack(torch.float32) else 0)
 
 
 @pytest.mark.parametrize("gone", ["_reorder_linear_weight", "_linear_pointwise"])
-def test_a_torch_without_the_operators_takes_plain_products(gone, monkeypatch):
+def test_missing_packed_operators_fall_back_to_plain_linear(gone, monkeypatch):
     """The packed operators are not public: a release may drop, rename or change them."""
     names = [name for name in ("_reorder_linear_weight", "_linear_pointwise") if name != gone]
     kept = type(
@@ -128,15 +128,16 @@ def test_a_torch_without_the_operators_takes_plain_products(gone, monkeypatch):
     can_pack.cache_clear()
     try:
         assert not can_pack(torch.float32)
-        agrees(build({}), images_for(build({})))
+        assert_fast_paths_match(build_random_vit({}), images_for(build_random_vit({})))
         assert not any(
-            isinstance(part, PackedLinear) for part in freeze_for_inference(build({}), torch.float32, True).modules()
+            isinstance(part, PackedLinear)
+            for part in freeze_for_inference(build_random_vit({}), torch.float32, True).modules()
         )
     finally:
         can_pack.cache_clear()
 
 
-def test_a_torch_whose_operators_answer_otherwise_takes_plain_products(monkeypatch):
+def test_incompatible_packed_operators_fall_back_to_plain_linear(monkeypatch):
     wrong = type(
         "mkldnn", (), {"_reorder_linear_weight": lambda w, n: w, "_linear_pointwise": lambda x, w, b, *rest: x @ w.T}
     )
@@ -148,16 +149,16 @@ def test_a_torch_whose_operators_answer_otherwise_takes_plain_products(monkeypat
         can_pack.cache_clear()
 
 
-def test_the_model_stays_as_it_was():
-    model = contracts.randomise(build({"norm": {"layer_scale": 0.5}})).train()
+def test_freezing_leaves_the_original_model_unchanged():
+    model = contracts.randomise(build_random_vit({"norm": {"layer_scale": 0.5}})).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     freeze_for_inference(model, torch.bfloat16)
     assert model.training and all(p.requires_grad and p.dtype == torch.float32 for p in model.parameters())
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
-def test_weights_that_stay_are_shared():
-    model = build({})
+def test_unchanged_weights_share_memory_with_the_original():
+    model = build_random_vit({})
     twin = freeze_for_inference(model)
     assert twin.projection.weight.data_ptr() == model.projection.weight.data_ptr()
 

@@ -24,7 +24,7 @@ def test_unpatchify_undoes_patchify(axes, channels):
     assert torch.equal(unpatchify(patches, patch), images)
 
 
-def test_patchify_is_the_loop_of_its_docstring():
+def test_patchify_matches_the_documented_loop():
     images = torch.randn(2, 3, 6, 8)
     patches = patchify(images, (3, 2))
     for i in range(2):
@@ -38,7 +38,7 @@ def test_patchify_and_linear_is_the_convolution():
     assert torch.allclose(patchify(images, (4, 2)) @ kernel.flatten(1).T, convolved.movedim(1, -1), atol=1e-4)
 
 
-def test_a_remainder_is_refused():
+def test_indivisible_sizes_are_rejected():
     with pytest.raises(ValueError, match="image size 222 is not divisible by patch size 16"):
         patch_grid((222, 222), (16, 16))
 
@@ -58,14 +58,14 @@ def test_bicubic_is_torch_interpolation_in_two_dimensions(old, new):
         (2, 4, [0, 1 / 3, 2 / 3, 1], [2, 7 / 3, 8 / 3, 3]),
     ],
 )
-def test_bilinear_is_the_aligned_zoom_of_googles_loader(side, new, first, last):
+def test_zoom_resize_matches_the_google_loader(side, new, first, last):
     table = torch.arange(side * side, dtype=torch.float32).view(side, side, 1)
     zoomed = resize_position_table(table, (new, new), "zoom")[..., 0]
     np.testing.assert_allclose(zoomed[0], first, atol=1e-6)
     np.testing.assert_allclose(zoomed[-1], last, atol=1e-6)
 
 
-def test_resize_leaves_an_equal_grid_alone_and_keeps_constants():
+def test_resize_keeps_equal_grids_and_constant_tables():
     table = torch.randn(3, 4, 5)
     assert resize_position_table(table, (3, 4)) is table
     for how in RESIZE_MODES:
@@ -92,7 +92,7 @@ def restated_dino(positions, height, width, patch):
 
 
 #: native side, then height and width, pixels; patches of 14
-OFFSETS = [
+DINO_SIZES = [
     (98, 98, 98),
     (98, 98, 70),
     (98, 70, 98),
@@ -104,8 +104,8 @@ OFFSETS = [
 ]
 
 
-@pytest.mark.parametrize("native,height,width", OFFSETS)
-def test_the_rule_of_dino_rescales_an_axis_that_keeps_its_length(native, height, width):
+@pytest.mark.parametrize("native,height,width", DINO_SIZES)
+def test_bicubic_offset_matches_dino_when_an_axis_keeps_its_length(native, height, width):
     side = native // 14
     source = torch.randn(side, side, 6, generator=torch.Generator().manual_seed(0))
     expected = restated_dino(source.flatten(0, 1), height, width, 14).unflatten(0, (height // 14, width // 14))
@@ -113,7 +113,7 @@ def test_the_rule_of_dino_rescales_an_axis_that_keeps_its_length(native, height,
 
 
 @pytest.mark.parametrize("how", [how for how in RESIZE_MODES if how != "bicubic-offset"])
-def test_other_rules_keep_an_axis_that_keeps_its_length(how):
+def test_other_resize_modes_keep_an_axis_of_equal_length(how):
     source = torch.randn(5, 7, 3, generator=torch.Generator().manual_seed(0))
     expected = torch.stack([resize_position_table(source[:, column], (9,), how) for column in range(7)], 1)
     # products of other shapes may round otherwise in the last bit

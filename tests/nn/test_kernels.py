@@ -16,9 +16,9 @@ from vitreous.nn.block import Mlp, ResidualBranch
 from vitreous.nn.frozen import BFloat16OutputNorm, can_pack, freeze_for_inference
 from vitreous.system.native import NativeLibrary, load_native_library
 
-ROUNDING = 2.0**-8  # of a number in bfloat16, at most
+BF16_ROUNDING = 2.0**-8  # of a number in bfloat16, at most
 #: images, heads, queries, keys and channels: of one, of less than a tile, of several and a part, of channels that fill no tile
-SIZES = [
+ATTENTION_SIZES = [
     (1, 1, 1, 1, 1),
     (2, 3, 5, 17, 8),
     (2, 6, 197, 197, 64),
@@ -26,53 +26,55 @@ SIZES = [
     (1, 2, 64, 65, 96),
     (2, 1, 1, 300, 72),
 ]
-fused = pytest.mark.skipif(load_native_library().library is None, reason=load_native_library().note)
-tiled = pytest.mark.skipif(not load_native_library().tiles, reason=f"tiles (AMX): {load_native_library().note}")
+needs_native_kernels = pytest.mark.skipif(load_native_library().library is None, reason=load_native_library().note)
+needs_amx_tiles = pytest.mark.skipif(
+    not load_native_library().tiles, reason=f"tiles (AMX): {load_native_library().note}"
+)
 
 
-@fused
+@needs_native_kernels
 @pytest.mark.parametrize("shape", [(1, 16), (3, 5, 48), (2, 197, 384), (0, 32)])
 @pytest.mark.parametrize("offset", [0.0, 300.0])
-def test_a_norm_is_that_of_float32_rounded(shape, offset):
+def test_layer_norm_matches_rounded_float32(shape, offset):
     torch.manual_seed(0)
     x, weight, bias = torch.randn(shape) * 5 + offset, torch.randn(shape[-1]), torch.randn(shape[-1])
     normed, wanted = kernels.layer_norm(x, weight, bias, 1e-6), F.layer_norm(x, shape[-1:], weight, bias, 1e-6)
     assert normed.dtype == torch.bfloat16 and normed.shape == x.shape
-    assert torch.allclose(normed.float(), wanted, rtol=ROUNDING, atol=1e-5 if offset == 0 else 1e-3)
+    assert torch.allclose(normed.float(), wanted, rtol=BF16_ROUNDING, atol=1e-5 if offset == 0 else 1e-3)
 
 
-@fused
-def test_a_norm_takes_rows_that_do_not_lie_side_by_side_and_one_without_variance():
+@needs_native_kernels
+def test_layer_norm_accepts_strided_and_constant_inputs():
     x, ones, zeros = torch.randn(4, 9, 32)[:, ::2], torch.ones(32), torch.zeros(32)
     wanted = F.layer_norm(x, (32,), ones, zeros, 1e-6)
-    assert torch.allclose(kernels.layer_norm(x, ones, zeros, 1e-6).float(), wanted, rtol=ROUNDING, atol=1e-5)
+    assert torch.allclose(kernels.layer_norm(x, ones, zeros, 1e-6).float(), wanted, rtol=BF16_ROUNDING, atol=1e-5)
     assert torch.equal(kernels.layer_norm(torch.full((2, 32), 7.0), ones, zeros, 1e-6), torch.zeros(2, 32).bfloat16())
 
 
-@fused
+@needs_native_kernels
 @pytest.mark.parametrize("shape", [(1,), (15,), (16,), (17,), (3, 5, 7), (2, 197, 384)])
-def test_a_sum_of_both_types_is_exact(shape):
+def test_mixed_precision_sum_is_exact(shape):
     x, y = torch.randn(shape), torch.randn(shape).bfloat16()
     assert torch.equal(kernels.add_bf16(x, y), x + y)
     assert torch.equal(kernels.add_bf16(x.mT.contiguous().mT if x.dim() > 1 else x, y), x + y)
 
 
-@fused
+@needs_native_kernels
 @pytest.mark.parametrize("form", list(kernels.GELU_GATES))
-def test_a_gelu_is_that_of_its_form_over_all_numbers_of_bfloat16(form):
+def test_gelu_matches_the_formula_for_all_bfloat16_values(form):
     """To 5e-5, or to the rounding of the answer; where x is infinite or no number, as x f(x) is."""
     x = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
     x = x[x.isfinite()]
     exact = x.double() * kernels.GELU_GATES[form](x.double()).nan_to_num(0.0)
     activated = kernels.gelu_bf16_(x.clone(), form).double()
     small = x.abs() < 1e4
-    assert torch.allclose(activated[small], exact[small], rtol=ROUNDING, atol=5e-5)
+    assert torch.allclose(activated[small], exact[small], rtol=BF16_ROUNDING, atol=5e-5)
     assert torch.equal(activated[~small], x[~small].double().clamp(min=0))
     assert kernels.gelu_bf16_(torch.tensor([math.inf, math.nan]).bfloat16(), form).tolist()[0] == math.inf
     assert kernels.gelu_bf16_(torch.tensor([math.nan] * 33).bfloat16(), form).isnan().all()
 
 
-def slope(form):
+def gelu_derivative(form):
     """Of x f(x), by autograd."""
 
     def compute(x):
@@ -83,34 +85,34 @@ def slope(form):
 
 
 @pytest.mark.parametrize("form", list(kernels.GELU_GATES))
-def test_a_table_is_near_its_function(form):
+def test_gelu_tables_approximate_their_functions(form):
     """What the kernels compute with it, in float32, on any machine."""
     x = torch.linspace(0, 7.875, 10001)[:-1]
     index = (4 * x).round().long()
     rest = x - index / 4
     for table, function, most in (
         (kernels.gelu_coefficients, kernels.GELU_GATES[form], 6e-5),
-        (kernels.gelu_slope_coefficients, slope(form), 2.5e-4),
+        (kernels.gelu_slope_coefficients, gelu_derivative(form), 2.5e-4),
     ):
         constant, linear, square = table(form)[:, index]
         error = (constant + linear * rest + square * rest**2 + 0.5 - function(x.double())).abs().max()
         assert error < most
 
 
-@fused
+@needs_native_kernels
 @pytest.mark.parametrize("form", list(kernels.GELU_GATES))
 @pytest.mark.parametrize("count", [1, 31, 64, 1000])
-def test_gradients_of_a_gelu(form, count):
+def test_gelu_gradients_match_the_formula(form, count):
     torch.manual_seed(0)
     x, grad = (3 * torch.randn(count)).bfloat16(), torch.randn(count).bfloat16()
     of_x = grad.clone()
     assert torch.equal(kernels.gelu_bf16_backward_(of_x, x, form), kernels.gelu_bf16(x, form))
-    wanted = grad.double() * slope(form)(x.double())
-    assert torch.allclose(of_x.double(), wanted, rtol=ROUNDING, atol=1e-3)
+    wanted = grad.double() * gelu_derivative(form)(x.double())
+    assert torch.allclose(of_x.double(), wanted, rtol=BF16_ROUNDING, atol=1e-3)
     assert torch.equal(kernels.gelu_bf16(x, form), kernels.gelu_bf16_(x.clone(), form))
 
 
-@fused
+@needs_native_kernels
 @pytest.mark.parametrize("shape", [(2, 2), (34, 50), (64, 32), (1576, 384)])
 def test_a_transpose_is_exact(shape):
     x = torch.randn(shape).bfloat16()
@@ -120,7 +122,7 @@ def test_a_transpose_is_exact(shape):
     assert not any(kernels.can_transpose(y) for y in (x.mT, x.float(), x[1:], x[:, 1:]))
 
 
-def queries(batch, heads, asked, tokens, channels):
+def make_qkv(batch, heads, asked, tokens, channels):
     """Queries, keys and values as a layer leaves them: heads side by side."""
     torch.manual_seed(0)
     q = torch.randn(batch, asked, heads, channels).bfloat16().transpose(1, 2) * 2
@@ -128,11 +130,11 @@ def queries(batch, heads, asked, tokens, channels):
     return q, k, v
 
 
-@tiled
+@needs_amx_tiles
 @pytest.mark.parametrize("threads", [1, 2, 7])
-@pytest.mark.parametrize("sizes", SIZES)
-def test_attention_by_tiles_is_attention(sizes, threads):
-    q, k, v = queries(*sizes)
+@pytest.mark.parametrize("sizes", ATTENTION_SIZES)
+def test_tiled_attention_matches_float64_attention(sizes, threads):
+    q, k, v = make_qkv(*sizes)
     assert kernels.can_attend(q, k, v)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -146,12 +148,12 @@ def test_attention_by_tiles_is_attention(sizes, threads):
     assert answers.transpose(1, 2).is_contiguous()
 
 
-@tiled
-@pytest.mark.parametrize("sizes", SIZES)
-def test_gradients_by_tiles_are_those_of_attention(sizes):
+@needs_amx_tiles
+@pytest.mark.parametrize("sizes", ATTENTION_SIZES)
+def test_tiled_attention_gradients_match_float64(sizes):
     """Of an upstream gradient that lies in memory as the layer after leaves it, and of one that is spread out."""
     torch.manual_seed(1)
-    q, k, v = (x.requires_grad_() for x in queries(*sizes))
+    q, k, v = (x.requires_grad_() for x in make_qkv(*sizes))
     y = dot_product_attention(q, k, v)
     assert "TiledAttention" in type(y.grad_fn).__name__
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
@@ -165,9 +167,9 @@ def test_gradients_by_tiles_are_those_of_attention(sizes):
             assert (ours.double() - theirs).norm() < 1e-2 * theirs.norm() + 1e-2 * upstream.norm() / 30
 
 
-@tiled
-def test_gradients_by_tiles_do_not_depend_on_threads_or_on_other_images():
-    q, k, v = queries(3, 2, 70, 70, 64)
+@needs_amx_tiles
+def test_tiled_gradients_are_independent_of_threads_and_batch():
+    q, k, v = make_qkv(3, 2, 70, 70, 64)
     grad, statistics = torch.randn(q.shape).bfloat16(), torch.empty(*q.shape[:-1], 2)
     y = kernels.attend_bf16(q, k, v, statistics)
     together = kernels.attend_bf16_backward(q, k, v, y, grad, statistics)
@@ -183,9 +185,9 @@ def test_gradients_by_tiles_do_not_depend_on_threads_or_on_other_images():
         torch.set_num_threads(before)
 
 
-@tiled
-def test_an_answer_by_tiles_does_not_depend_on_what_is_beside_it():
-    q, k, v = queries(3, 2, 70, 70, 64)
+@needs_amx_tiles
+def test_tiled_attention_is_independent_of_batch_and_query_subset():
+    q, k, v = make_qkv(3, 2, 70, 70, 64)
     together, few = kernels.attend_bf16(q, k, v), kernels.attend_bf16(q[:, :, 7:9], k, v)
     for image in range(3):
         one = slice(image, image + 1)
@@ -196,9 +198,9 @@ def test_an_answer_by_tiles_does_not_depend_on_what_is_beside_it():
             assert torch.equal(answer, together)
 
 
-@tiled
-def test_large_logits_do_not_overflow_and_no_number_stays_one():
-    q, k, v = queries(1, 2, 40, 40, 32)
+@needs_amx_tiles
+def test_tiled_attention_handles_large_logits_and_propagates_nan():
+    q, k, v = make_qkv(1, 2, 40, 40, 32)
     answers = kernels.attend_bf16(q * 200, k, v)
     exact = F.scaled_dot_product_attention(*((x * s).double() for x, s in ((q, 200), (k, 1), (v, 1))))
     assert answers.isfinite().all() and relative_error(answers, exact) < 2e-2
@@ -207,10 +209,10 @@ def test_large_logits_do_not_overflow_and_no_number_stays_one():
     assert undefined[0, 1, 3].all() and undefined.sum() == 32
 
 
-@tiled
-def test_tiles_of_ours_leave_those_of_pytorch_s_products_as_they_were():
+@needs_amx_tiles
+def test_tiled_attention_does_not_disturb_pytorch_matmuls():
     """Both set up the processor's tiles, in turn."""
-    q, k, v = queries(1, 2, 40, 40, 32)
+    q, k, v = make_qkv(1, 2, 40, 40, 32)
     a, b = torch.randn(64, 96).bfloat16(), torch.randn(96, 80).bfloat16()
     wanted, product, fused_attention = kernels.attend_bf16(q, k, v), a @ b, F.scaled_dot_product_attention(q, k, v)
     for _ in range(3):
@@ -219,8 +221,8 @@ def test_tiles_of_ours_leave_those_of_pytorch_s_products_as_they_were():
         assert torch.equal(F.scaled_dot_product_attention(q, k, v), fused_attention)
 
 
-def test_attention_is_by_tiles_only_where_the_kernel_takes_it(monkeypatch):
-    q, k, v = queries(2, 3, 5, 5, 8)
+def test_tiled_attention_accepts_only_supported_tensors(monkeypatch):
+    q, k, v = make_qkv(2, 3, 5, 5, 8)
     monkeypatch.setattr(kernels, "load_native_library", lambda: NativeLibrary(None, True, "pretended"))
     assert kernels.can_attend(q, k, v)
     for other in (q.float(), q[0], q.to("meta"), q[:, :, :, ::2], q[:, :0]):
@@ -233,14 +235,14 @@ def test_attention_is_by_tiles_only_where_the_kernel_takes_it(monkeypatch):
     assert not kernels.can_attend(q, k, v)
 
 
-@tiled
-def test_tensors_without_memory_of_their_own_are_pytorch_s_business():
+@needs_amx_tiles
+def test_vmap_export_and_tensor_subclasses_use_pytorch_operators():
     """Those that torch.vmap batches, of one that is traced, and of a subclass."""
 
     class Marked(torch.Tensor):
         pass
 
-    q, k, v = queries(2, 3, 5, 5, 8)
+    q, k, v = make_qkv(2, 3, 5, 5, 8)
     together = torch.vmap(lambda q, k, v: dot_product_attention(q[None], k[None], v[None])[0])(q, k, v)
     assert relative_error(together, dot_product_attention(q, k, v)) < 1e-2
     assert not kernels.can_attend(q.as_subclass(Marked), k, v) and not kernels.can_apply_gelu(q.as_subclass(Marked))
@@ -248,15 +250,15 @@ def test_tensors_without_memory_of_their_own_are_pytorch_s_business():
     assert "gelu" in str(exported.graph)
 
 
-def test_without_kernels_there_is_one_clear_error(monkeypatch):
+def test_missing_native_kernels_raise_a_clear_error(monkeypatch):
     monkeypatch.setattr(kernels, "load_native_library", lambda: NativeLibrary(None, False, "no C compiler"))
     with pytest.raises(RuntimeError, match="native kernels are not available: no C compiler"):
         kernels.add_bf16(torch.zeros(1), torch.zeros(1).bfloat16())
 
 
-@fused
+@needs_native_kernels
 @pytest.mark.skipif(not can_pack(torch.bfloat16), reason="this PyTorch packs no products")
-def test_branches_use_them_where_they_are(monkeypatch):
+def test_frozen_branches_use_native_kernels_where_available(monkeypatch):
     """And a norm of a width that they do not take stays PyTorch's."""
     branch, odd = ResidualBranch(Mlp(32, 64), 32), ResidualBranch(Mlp(24, 64), 24)
     assert isinstance(freeze_for_inference(branch, torch.bfloat16, True).norm, BFloat16OutputNorm)

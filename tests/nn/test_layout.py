@@ -11,31 +11,31 @@ from vitreous.nn.frozen import freeze_for_inference
 from vitreous.nn.layout import WindowedAttention
 from vitreous.nn.relative import GridAttention
 
-WIDTH = 16
+EMBED_DIM = 16
 
 
-def block(attention=None):
+def build_block(attention=None):
     torch.manual_seed(1)
-    part = Block(WIDTH, attention or Attention(WIDTH, 2), Mlp(WIDTH, 32)).double().eval()
+    part = Block(EMBED_DIM, attention or Attention(EMBED_DIM, 2), Mlp(EMBED_DIM, 32)).double().eval()
     for parameter in part.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return part
 
 
-def tokens(*grid):
-    return torch.randn(2, *grid, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+def make_tokens(*grid):
+    return torch.randn(2, *grid, EMBED_DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("grid", [(6,), (4, 6), (2, 3, 4)])
 @pytest.mark.parametrize("pad", ["mask", "zeros"])
-def test_a_window_of_the_whole_grid_is_the_plain_block(grid, pad):
-    x, part = tokens(*grid), block()
+def test_whole_grid_window_matches_the_plain_block(grid, pad):
+    x, part = make_tokens(*grid), build_block()
     torch.testing.assert_close(WindowedAttention(part, grid, pad=pad)(x).flatten(1, -2), part(x.flatten(1, -2)))
     shifted = WindowedAttention(part, grid, tuple(g - 1 for g in grid), pad)  # one window covers every axis: no shift
     torch.testing.assert_close(shifted(x).flatten(1, -2), part(x.flatten(1, -2)))
 
 
-def looped(part, x, size, shift):
+def attend_windows_by_loop(part, x, size, shift):
     """Every window by itself, without padding: the tokens whose places have the same (i - s) // w on every axis."""
     grid, y = x.shape[1:-1], torch.full_like(x, float("nan"))
     shift = [s if g > w else 0 for g, w, s in zip(grid, size, shift, strict=True)]
@@ -59,13 +59,13 @@ def looped(part, x, size, shift):
         ((3, 5, 4), (2, 2, 3), (1, 1, 2)),
     ],
 )
-def test_shifted_windows_are_the_loop_over_windows(grid, size, shift):
-    x, part = tokens(*grid), block()
-    torch.testing.assert_close(WindowedAttention(part, size, shift)(x), looped(part, x, size, shift))
+def test_shifted_windows_match_the_loop_over_windows(grid, size, shift):
+    x, part = make_tokens(*grid), build_block()
+    torch.testing.assert_close(WindowedAttention(part, size, shift)(x), attend_windows_by_loop(part, x, size, shift))
 
 
-def test_unmasked_padding_is_keys_of_zeros():
-    x, part = tokens(5, 7), Attention(WIDTH, 2).double()
+def test_unmasked_padding_adds_zero_keys():
+    x, part = make_tokens(5, 7), Attention(EMBED_DIM, 2).double()
     whole = torch.nn.functional.pad(x, [0, 0, 0, 1, 0, 1])  # (6, 8)
     padded = WindowedAttention(part, (3, 4), pad="zeros")(x)
     torch.testing.assert_close(padded, WindowedAttention(part, (3, 4))(whole)[:, :5, :7])
@@ -75,17 +75,17 @@ def test_unmasked_padding_is_keys_of_zeros():
 
 
 def test_attention_over_a_grid_takes_the_mask_too():
-    attention = GridAttention(WIDTH, 2, (3, 4))
-    x, part = tokens(6, 8), block(attention)
+    attention = GridAttention(EMBED_DIM, 2, (3, 4))
+    x, part = make_tokens(6, 8), build_block(attention)
     windows = WindowedAttention(part, (3, 4), (1, 2))
     # without its tables it is plain attention
-    plain = block(Attention(WIDTH, 2))
+    plain = build_block(Attention(EMBED_DIM, 2))
     plain.load_state_dict(
         {name: value for name, value in part.state_dict().items() if "rows" not in name and "columns" not in name}
     )
     for table in (attention.rows, attention.columns):
         torch.nn.init.zeros_(table)
-    torch.testing.assert_close(windows(x), looped(plain, x, (3, 4), (1, 2)))
+    torch.testing.assert_close(windows(x), attend_windows_by_loop(plain, x, (3, 4), (1, 2)))
     torch.nn.init.normal_(attention.rows)
     given, mask = windows.split(x)
     weights = attention.compute_weights(given, mask)
@@ -97,7 +97,7 @@ def test_attention_over_a_grid_takes_the_mask_too():
 
 def test_windows_move_with_their_tokens():
     """Exchanging two windows of the input exchanges them in the output, and tokens of a window are a set."""
-    x, part = tokens(6, 8), block()
+    x, part = make_tokens(6, 8), build_block()
     windows = WindowedAttention(part, (3, 4))
     y = windows(x)
     torch.testing.assert_close(windows(x.roll((3, 4), (1, 2))), y.roll((3, 4), (1, 2)))
@@ -107,9 +107,9 @@ def test_windows_move_with_their_tokens():
     torch.testing.assert_close(windows(inside)[:, 3:], y[:, 3:])
 
 
-def test_frozen_and_compiled_windows_answer_the_same():
-    x = tokens(5, 7).float()
-    windows = WindowedAttention(block().float(), (3, 4), (1, 2))
+def test_frozen_windowed_attention_matches_and_exports():
+    x = make_tokens(5, 7).float()
+    windows = WindowedAttention(build_block().float(), (3, 4), (1, 2))
     for packed in (False, True):
         with torch.inference_mode():
             torch.testing.assert_close(
@@ -118,8 +118,8 @@ def test_frozen_and_compiled_windows_answer_the_same():
     torch.export.export(windows, (x,))  # one graph
 
 
-def test_shifts_and_pads_that_cannot_be_are_refused():
+def test_invalid_shifts_and_padding_are_rejected():
     with pytest.raises(ValueError, match="is not smaller than window size"):
-        WindowedAttention(block(), (3, 4), (3, 0))
+        WindowedAttention(build_block(), (3, 4), (3, 0))
     with pytest.raises(ValueError, match="not one of mask, zeros and"):
-        WindowedAttention(block(), (3, 4), pad="reflect")
+        WindowedAttention(build_block(), (3, 4), pad="reflect")

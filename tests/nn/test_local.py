@@ -12,12 +12,12 @@ from vitreous.nn.local import LocalAttention
 from vitreous.nn.position import TokenPositions
 
 
-def attention(window):
+def build_local_attention(window):
     torch.manual_seed(0)
     return LocalAttention(24, 3, window)
 
 
-def dense(layer, x, places):
+def masked_dense_attention(layer, x, places):
     """By the loop: a patch (i) sees prefix tokens and the patches (j) of its window, a prefix token everything."""
     cells = [
         (row // layer.window, column // layer.window)
@@ -36,11 +36,11 @@ def dense(layer, x, places):
 
 @pytest.mark.parametrize("grid", [(6, 6), (7, 8), (2, 7), (3, 3)])
 @pytest.mark.parametrize("prefix", [0, 1, 3])
-def test_windows_are_dense_attention_with_a_mask(grid, prefix):
+def test_windows_match_masked_dense_attention(grid, prefix):
     """Windows that divide the grid and that do not; values, gradients and probabilities."""
-    layer, places = attention(3), TokenPositions(grid, prefix)
+    layer, places = build_local_attention(3), TokenPositions(grid, prefix)
     x = torch.randn(2, prefix + grid[0] * grid[1], 24, requires_grad=True)
-    wanted, probabilities = dense(layer, x, places)
+    wanted, probabilities = masked_dense_attention(layer, x, places)
     answer = layer(x, places)
     assert torch.allclose(answer, wanted, atol=1e-6)
     assert torch.allclose(layer.compute_weights(x, places), probabilities, atol=1e-6)
@@ -52,16 +52,16 @@ def test_windows_are_dense_attention_with_a_mask(grid, prefix):
         assert torch.allclose(layer.compute_weights(x, places, slice(1)), probabilities[:, :, :1], atol=1e-6)
 
 
-def test_a_window_of_the_whole_grid_is_plain_attention_to_the_bit():
-    plain, layer, x = Attention(24, 3), attention(4), torch.randn(2, 1 + 16, 24)
+def test_whole_grid_window_is_bit_identical_to_plain_attention():
+    plain, layer, x = Attention(24, 3), build_local_attention(4), torch.randn(2, 1 + 16, 24)
     plain.load_state_dict(layer.state_dict())
     assert torch.equal(layer(x, TokenPositions((4, 4), 1)), plain(x))
     layer.window = 0
     assert torch.equal(layer(x, TokenPositions((4, 4), 1)), plain(x))
 
 
-def test_along_any_number_of_axes_and_in_bfloat16():
-    layer, places = attention(2).bfloat16(), TokenPositions((3, 4, 2), 1)
+def test_local_attention_on_3d_grids_in_bfloat16():
+    layer, places = build_local_attention(2).bfloat16(), TokenPositions((3, 4, 2), 1)
     x = torch.randn(1, 25, 24).bfloat16().requires_grad_()
     answer = layer(x, places)
     with torch.no_grad():
@@ -72,25 +72,27 @@ def test_along_any_number_of_axes_and_in_bfloat16():
     assert torch.isfinite(x.grad).all()
 
 
-def test_what_cannot_be_is_refused():
-    layer, x = attention(2), torch.randn(1, 5, 24)
+def test_patch_and_query_subsets_are_rejected():
+    layer, x = build_local_attention(2), torch.randn(1, 5, 24)
     with pytest.raises(ValueError, match="requires all patches"):
         layer(x, TokenPositions((4, 4), 1, torch.arange(4)[None]))
     with pytest.raises(ValueError, match="requires all patches"):
         layer(torch.randn(1, 17, 24), TokenPositions((4, 4), 1), queries=slice(3))
 
 
-WIDE = ViTConfig(
+WIDE_CONFIG = ViTConfig(
     image=(32, 48), patch=(8, 8), width=16, depth=3, heads=2, classes=5, registers=1, mlp=MlpConfig(hidden=32)
 )
 
 
-def test_a_patch_moves_its_window_until_a_global_block():
+def test_patch_changes_stay_in_their_window_until_a_global_block():
     """And by way of prefix tokens, from the second block on; not before."""
     torch.manual_seed(0)
     for depth, blocks, everything in ((1, (), False), (1, (0,), True)):
         model = build_model(
-            transformer_config(**{**vars(WIDE), "depth": depth, "attention": {"window": 2, "global_blocks": blocks}})
+            transformer_config(
+                **{**vars(WIDE_CONFIG), "depth": depth, "attention": {"window": 2, "global_blocks": blocks}}
+            )
         )
         images = torch.randn(1, 3, 32, 48)
         other = images.clone()
@@ -101,10 +103,10 @@ def test_a_patch_moves_its_window_until_a_global_block():
         assert patches.all() if everything else (patches[:2, :2].all() and patches.sum() == 4)
 
 
-def test_weights_of_a_plain_vit_fit_and_cost_less():
+def test_windowed_vit_loads_plain_vit_weights_with_fewer_macs():
     plain, windowed = (
-        build_model(WIDE),
-        build_model(transformer_config(**{**vars(WIDE), "attention": {"window": 2, "global_blocks": (2,)}})),
+        build_model(WIDE_CONFIG),
+        build_model(transformer_config(**{**vars(WIDE_CONFIG), "attention": {"window": 2, "global_blocks": (2,)}})),
     )
     windowed.load_state_dict(plain.state_dict())
     tokens, width = 2 + 24, 16

@@ -5,12 +5,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.models.test_contracts import build, images_for
+from tests.models.test_contracts import build_random_vit, images_for
 from vitreous.nn.frozen import freeze_for_inference
 from vitreous.nn.merge import TokenMergingEncoder, merge_similar_tokens
 
 
-def loop(tokens, metric, sizes, count, protected):
+def merge_tokens_by_loop(tokens, metric, sizes, count, protected):
     """What `merge_similar_tokens` does, one image and one pair after the other."""
     found = []
     for x, m, s in zip(tokens, metric, sizes, strict=True):
@@ -32,7 +32,7 @@ def loop(tokens, metric, sizes, count, protected):
 
 
 @given(st.integers(2, 14), st.integers(0, 2), st.integers(0, 9), st.integers(0, 2**31))
-def test_merging_is_the_loop(length, protected, count, seed):
+def test_merging_matches_the_loop(length, protected, count, seed):
     generator = torch.Generator().manual_seed(seed)
     tokens, metric = (torch.randn(2, length + protected, d, generator=generator) for d in (5, 3))
     sizes = torch.randint(1, 4, (2, length + protected, 1), generator=generator).float()
@@ -40,19 +40,19 @@ def test_merging_is_the_loop(length, protected, count, seed):
     assert merged.shape[1] == tokens.shape[1] - min(count, length // 2)
     assert torch.allclose(total.sum(1), sizes.sum(1))
     assert torch.allclose(merged[:, :protected], tokens[:, :protected])
-    wanted = loop(tokens, metric, sizes, count, protected)
+    wanted = merge_tokens_by_loop(tokens, metric, sizes, count, protected)
     for found, rows in zip(merged, wanted, strict=True):
         assert torch.allclose(torch.tensor(sorted(tuple(row.tolist()) for row in found)), torch.tensor(rows), atol=1e-5)
     assert torch.allclose((merged * total).sum(1), (tokens * sizes).sum(1), atol=1e-4)
 
 
-def merging(model, count):
+def build_merging_model(model, count):
     twin = freeze_for_inference(model)
     twin.encoder = TokenMergingEncoder(twin.encoder, count, model.config.prefix, model.config.pool == "mean")
     return twin
 
 
-POOLS = [
+POOLING_OPTIONS = [
     {},
     {"pool": "mean", "class_token": False, "positions": {"slots": 0}},
     {"pool": "mean", "norm": {"final": "pooled"}},
@@ -60,19 +60,19 @@ POOLS = [
 ]
 
 
-@pytest.mark.parametrize("changes", POOLS)
+@pytest.mark.parametrize("changes", POOLING_OPTIONS)
 @torch.inference_mode()
-def test_no_merging_is_the_model(changes):
-    model = build(changes).eval()
+def test_zero_merges_match_the_model(changes):
+    model = build_random_vit(changes).eval()
     images = images_for(model)
-    assert torch.allclose(merging(model, 0)(images), model(images), atol=1e-4, rtol=1e-4)
+    assert torch.allclose(build_merging_model(model, 0)(images), model(images), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("changes", POOLS)
+@pytest.mark.parametrize("changes", POOLING_OPTIONS)
 @torch.inference_mode()
-def test_tokens_that_are_the_same_merge_without_a_trace(changes):
+def test_merging_identical_tokens_does_not_change_the_output(changes):
     """Proportional attention: one token of size two does what two equal tokens do, pooled too."""
-    model = build(changes).eval()
+    model = build_random_vit(changes).eval()
     model.position.table.zero_()
     images = torch.randn(2, 3, 1, 1).expand(2, 3, 16, 16).contiguous()  # one colour: all patches are the same token
-    assert torch.allclose(merging(model, 3)(images), model(images), atol=1e-4, rtol=1e-4)
+    assert torch.allclose(build_merging_model(model, 3)(images), model(images), atol=1e-4, rtol=1e-4)

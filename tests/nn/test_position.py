@@ -4,7 +4,7 @@ import torch
 from vitreous.nn.position import LearnedPosition, sincos_position_table
 
 
-def test_learned_positions_are_added_and_resized_to_any_grid():
+def test_learned_positions_are_resized_to_any_grid():
     position = LearnedPosition((3, 4), 8)
     assert position.read((3, 4)) is position.table
     assert position.read((5, 2)).shape == (5, 2, 8)
@@ -25,6 +25,6 @@ def test_sincos_is_the_published_two_dimensional_form():
             np.testing.assert_allclose(table[row, column], expected, atol=1e-6)
 
 
-def test_sincos_takes_any_number_of_axes_and_widths_that_do_not_divide():
+def test_sincos_supports_any_number_of_axes_and_indivisible_widths():
     assert sincos_position_table((2, 3, 4), 16).shape == (2, 3, 4, 16)
     assert torch.equal(sincos_position_table((2, 3, 4), 16)[..., 12:], torch.zeros(2, 3, 4, 4))

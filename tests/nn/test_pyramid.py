@@ -8,11 +8,11 @@ from vitreous.nn.pyramid import FeaturePyramid, LayerNorm2d, SimplePyramid
 
 
 @pytest.mark.parametrize(("width", "parameters"), [(768, 5_560_000), (1024, 7_805_184), (1280, 10_640_192)])
-def test_the_simple_pyramid_has_the_published_number_of_parameters(width, parameters):
+def test_simple_pyramid_has_the_published_parameter_count(width, parameters):
     assert sum(p.numel() for p in SimplePyramid(width).parameters()) == parameters
 
 
-def test_levels_of_an_image_of_512_pixels_have_128_to_8_rows():
+def test_simple_pyramid_level_shapes():
     levels = SimplePyramid(8, 4)([torch.randn(1, 32, 32, 8)])
     assert [tuple(x.shape) for x in levels] == [(1, 4, side, side) for side in (128, 64, 32, 16, 8)]
     assert torch.equal(levels[4], F.max_pool2d(levels[3], 1, 2))
@@ -25,7 +25,7 @@ def test_levels_of_an_image_of_512_pixels_have_128_to_8_rows():
     ]
 
 
-def test_each_level_of_the_simple_pyramid_is_made_by_the_layers_of_the_paper():
+def test_simple_pyramid_levels_match_the_paper():
     torch.manual_seed(0)
     pyramid, x = SimplePyramid(8, 4), torch.randn(2, 4, 6, 8)
 
@@ -44,7 +44,7 @@ def test_each_level_of_the_simple_pyramid_is_made_by_the_layers_of_the_paper():
         torch.testing.assert_close(pyramid([x])[number], level)
 
 
-def test_a_feature_pyramid_is_that_of_torchvision_on_normalised_maps():
+def test_feature_pyramid_matches_torchvision():
     from torchvision.ops import FeaturePyramidNetwork
     from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
@@ -61,7 +61,7 @@ def test_a_feature_pyramid_is_that_of_torchvision_on_normalised_maps():
         torch.testing.assert_close(own, theirs)
 
 
-def test_every_parameter_of_a_pyramid_gets_a_gradient():
+def test_every_pyramid_parameter_gets_a_gradient():
     for pyramid, maps in (
         (SimplePyramid(8, 4), [torch.randn(1, 4, 4, 8)]),
         (FeaturePyramid((4, 8), 4), [torch.randn(1, 8, 8, 4), torch.randn(1, 4, 4, 8)]),
@@ -73,13 +73,13 @@ def test_every_parameter_of_a_pyramid_gets_a_gradient():
         assert not [name for name, p in pyramid.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
 
 
-def test_maps_that_make_no_pyramid_are_refused():
+def test_unsupported_map_counts_are_rejected():
     with pytest.raises(ValueError, match="one map"):
         SimplePyramid(8)([torch.zeros(1, 2, 2, 8)] * 2)
     with pytest.raises(ValueError, match="levels"):
         FeaturePyramid((4, 8, 8), levels=2)
 
 
-def test_a_norm_over_channels_keeps_the_type_of_the_map():
+def test_layer_norm_2d_preserves_dtype():
     x = torch.randn(1, 4, 2, 2, dtype=torch.bfloat16)
     assert LayerNorm2d(4).to(torch.bfloat16)(x).dtype == torch.bfloat16

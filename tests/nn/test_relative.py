@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import vitreous.nn.attention
-from tests.precision import LIMITS, relative_error
+from tests.precision import ERROR_LIMITS, relative_error
 from vitreous.nn.attention import Attention
 from vitreous.nn.block import Block, Mlp, SwiGLU
 from vitreous.nn.grid import window_partition, window_reverse
@@ -23,14 +23,14 @@ from vitreous.nn.position import (
 from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
 
 
-def shaken(module):
+def randomise_parameters(module):
     torch.manual_seed(0)
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return module
 
 
-def answer(attention, x, logits):
+def attend_by_loop(attention, x, logits):
     """(N, D) -> (N, D) by loops over heads and queries; `logits(head, i, j, q, k)` is what the softmax is over."""
     q, k, v = (part[0] for part in attention.split(x[None]))
     heads = []
@@ -44,9 +44,9 @@ def answer(attention, x, logits):
 
 
 @pytest.mark.parametrize("keep", [None, [[4, 0, 3], [1, 2, 5]]], ids=["all", "some"])
-def test_relative_positions_are_the_loop(keep):
+def test_relative_positions_match_the_loop(keep):
     attention, places = (
-        shaken(RelativeAttention(8, 2, tokens=7)),
+        randomise_parameters(RelativeAttention(8, 2, tokens=7)),
         TokenPositions((2, 3), 1, None if keep is None else torch.tensor(keep)),
     )
     x = torch.randn(2, 7 if keep is None else 4, 8)
@@ -57,19 +57,19 @@ def test_relative_positions_are_the_loop(keep):
         def logits(head, i, j, q, k, numbers=numbers):
             return (q @ k + q @ attention.table[numbers[i] - numbers[j] + 6, head]) / 2
 
-        assert torch.allclose(found[row], answer(attention, x[row], logits), atol=1e-5)
+        assert torch.allclose(found[row], attend_by_loop(attention, x[row], logits), atol=1e-5)
     assert torch.allclose(attention.compute_weights(x, places).sum(-1), torch.ones(()))
 
 
-def test_relative_positions_take_other_grids():
-    attention = shaken(RelativeAttention(8, 2, tokens=7))
+def test_relative_attention_accepts_other_grid_sizes():
+    attention = randomise_parameters(RelativeAttention(8, 2, tokens=7))
     assert attention(torch.randn(1, 13, 8), TokenPositions((3, 4), 1)).shape == (1, 13, 8)
 
 
-def test_rotary_logits_depend_on_differences_of_coordinates_alone():
+def test_rotary_logits_depend_only_on_coordinate_differences():
     """q and k that are the same everywhere: the logit of two patches follows from how far apart they are on each
     axis."""
-    attention = shaken(RotaryAttention(16, 2))
+    attention = randomise_parameters(RotaryAttention(16, 2))
     x = torch.cat([torch.randn(1, 1, 16), torch.randn(1, 1, 16).expand(1, 12, 16)], 1)
     q, k, _ = attention.project_rotated_qkv(x, TokenPositions((3, 4), 1))
     logits = (q @ k.mT)[0, :, 1:, 1:].view(2, 3, 4, 3, 4)
@@ -88,7 +88,7 @@ def test_rotary_logits_depend_on_differences_of_coordinates_alone():
     assert torch.equal(q[..., 0, :], plain_q[..., 0, :]) and torch.equal(k[..., 0, :], plain_k[..., 0, :])
 
 
-def test_rotary_is_timms_form():
+def test_rotary_positions_match_timm():
     timm = pytest.importorskip("timm.layers")
     rope = timm.RotaryEmbeddingCat(dim=8, in_pixels=False, feat_shape=[3, 4], max_res=4, temperature=10000)
     attention, q = RotaryAttention(16, 2), torch.randn(1, 2, 12, 8)
@@ -100,8 +100,8 @@ def test_rotary_is_timms_form():
     assert torch.allclose(mine, theirs, atol=1e-5)
 
 
-def test_rotary_of_some_patches_is_that_of_all_of_them():
-    attention, x = shaken(RotaryAttention(16, 2)), torch.randn(2, 7, 16)
+def test_rotary_embedding_of_a_patch_subset_matches_all_patches():
+    attention, x = randomise_parameters(RotaryAttention(16, 2)), torch.randn(2, 7, 16)
     keep = torch.tensor([[0, 5], [4, 1]])
     q = attention.project_rotated_qkv(x, TokenPositions((2, 3), 1))[0]
     some = torch.stack([x[row][[0, *(keep[row] + 1).tolist()]] for row in range(2)])
@@ -110,8 +110,8 @@ def test_rotary_of_some_patches_is_that_of_all_of_them():
         assert torch.allclose(found[row], q[row][:, [0, *(keep[row] + 1).tolist()]], atol=1e-6)
 
 
-def test_decomposed_positions_are_the_loop():
-    attention, x = shaken(GridAttention(8, 2, (2, 3))), torch.randn(2, 2, 3, 8)
+def test_decomposed_positions_match_the_loop():
+    attention, x = randomise_parameters(GridAttention(8, 2, (2, 3))), torch.randn(2, 2, 3, 8)
     found = attention(x)
     assert found.shape == (2, 2, 3, 8)
 
@@ -121,7 +121,7 @@ def test_decomposed_positions_are_the_loop():
 
     for picture in range(2):
         assert torch.allclose(
-            found[picture].flatten(0, 1), answer(attention, x[picture].flatten(0, 1), logits), atol=1e-5
+            found[picture].flatten(0, 1), attend_by_loop(attention, x[picture].flatten(0, 1), logits), atol=1e-5
         )
     assert torch.allclose(attention.compute_weights(x).sum(-1), torch.ones(()))
     assert attention(torch.randn(1, 4, 5, 8)).shape == (1, 4, 5, 8)  # tables are resized
@@ -130,9 +130,7 @@ def test_decomposed_positions_are_the_loop():
 @pytest.mark.parametrize(("short", "learned", "logits"), [(1024, 1024, 1 << 21), (1024, 1024, 3 * 20**2), (0, 0, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("is_masked", [False, True])
-def test_every_way_to_decomposed_positions_answers_and_learns_alike(
-    short, learned, logits, dtype, is_masked, monkeypatch
-):
+def test_decomposed_attention_implementations_agree(short, learned, logits, dtype, is_masked, monkeypatch):
     """Products, in parts or at once, and the fused kernel, beside logits that are written out."""
     for name, value in (
         ("MAX_UNFUSED_TOKENS", short),
@@ -141,7 +139,10 @@ def test_every_way_to_decomposed_positions_answers_and_learns_alike(
     ):
         monkeypatch.setattr(vitreous.nn.attention, name, value)
     torch.manual_seed(0)
-    part, limit = shaken(GridAttention(16, 2, (4, 5))), LIMITS["fp32" if dtype == torch.float32 else "bf16"]
+    part, limit = (
+        randomise_parameters(GridAttention(16, 2, (4, 5))),
+        ERROR_LIMITS["fp32" if dtype == torch.float32 else "bf16"],
+    )
     x = torch.randn(3, 2, 4, 5, 16, requires_grad=True)
     mask = torch.ones(20, 20).tril().bool()[None, None] if is_masked else None
 
@@ -174,7 +175,7 @@ def test_every_way_to_decomposed_positions_answers_and_learns_alike(
         assert relative_error(given.float(), wanted) < 2 * limit
 
 
-def test_axial_is_rows_then_columns():
+def test_axial_block_attends_along_rows_then_columns():
     torch.manual_seed(0)
     row, column = (Block(8, Attention(8, 2), Mlp(8, 16)) for _ in range(2))
     x = torch.randn(2, 3, 4, 8)
@@ -187,11 +188,11 @@ def test_axial_is_rows_then_columns():
 
 
 @pytest.mark.parametrize("size", [(2, 2), (3, 2), (5, 7)])
-def test_windows_are_the_loop(size):
+def test_windows_match_the_loop(size):
     """Each window by itself, filled up with zeros where the grid ends."""
     torch.manual_seed(0)
     x = torch.randn(2, 5, 6, 8)
-    part = shaken(GridAttention(8, 2, size))
+    part = randomise_parameters(GridAttention(8, 2, size))
     expected = torch.zeros_like(x)
     for top in range(0, 5, size[0]):
         for left in range(0, 6, size[1]):
@@ -204,8 +205,8 @@ def test_windows_are_the_loop(size):
     assert torch.allclose(WindowedAttention(part, size, pad="zeros")(x), expected, atol=1e-5)
 
 
-def test_a_window_of_the_whole_grid_is_the_part():
-    part, x = shaken(GridAttention(8, 2, (3, 4))), torch.randn(2, 3, 4, 8)
+def test_whole_grid_window_matches_plain_grid_attention():
+    part, x = randomise_parameters(GridAttention(8, 2, (3, 4))), torch.randn(2, 3, 4, 8)
     assert torch.allclose(WindowedAttention(part, (3, 4))(x), part(x), atol=1e-6)
 
 
@@ -215,7 +216,7 @@ def test_join_undoes_cut(grid, size):
     assert torch.equal(window_reverse(window_partition(x, size), grid), x)
 
 
-def test_axes_have_a_table_each():
+def test_learned_axes_positions_concatenate_one_table_per_axis():
     position = LearnedAxesPosition((2, 3), 8)
     found = position.read((2, 3))
     for i in range(2):
@@ -225,7 +226,7 @@ def test_axes_have_a_table_each():
         LearnedAxesPosition((2, 3, 4), 8)
 
 
-def test_factorised_positions_are_added_up_and_know_shares_of_an_axis():
+def test_factorised_positions_sum_axes_and_are_resized():
     position = FactorisedPosition((2, 3), 8)
     table = position.read((2, 3))
     for i in range(2):
@@ -237,7 +238,7 @@ def test_factorised_positions_are_added_up_and_know_shares_of_an_axis():
     )
 
 
-def test_fixed_positions_of_big_vision():
+def test_sincos_positions_match_big_vision():
     """arXiv:2205.01580's layout and its exponent, i / (D / 4 - 1)."""
     found = SinCosPosition(8, "big-vision").read((2, 3))
     assert found[0, 0].tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
@@ -246,7 +247,7 @@ def test_fixed_positions_of_big_vision():
     assert found[1, 2].tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_placed_block_adds_before_it():
+def test_block_with_position_adds_positions_to_its_input():
     block, position, slots = (
         Block(8, Attention(8, 2), Mlp(8, 16)),
         LearnedPosition((2, 3), 8),
@@ -261,13 +262,13 @@ def test_a_placed_block_adds_before_it():
     assert torch.equal(some[1], added[[0, 1, 2, 4]])
 
 
-def test_swiglu_is_its_formula():
-    mlp, x = shaken(SwiGLU(4, 6)), torch.randn(3, 4)
+def test_swiglu_matches_the_formula():
+    mlp, x = randomise_parameters(SwiGLU(4, 6)), torch.randn(3, 4)
     a, b = mlp.fc1(x)[:, :6], mlp.fc1(x)[:, 6:]
     assert torch.allclose(mlp(x), mlp.fc2(a * torch.sigmoid(a) * b), atol=1e-6)
 
 
-def test_quick_gelu_is_its_formula():
-    mlp, x = shaken(Mlp(4, 6, gelu="quick")), torch.randn(3, 4)
+def test_quick_gelu_matches_the_formula():
+    mlp, x = randomise_parameters(Mlp(4, 6, gelu="quick")), torch.randn(3, 4)
     hidden = mlp.fc1(x)
     assert torch.allclose(mlp(x), mlp.fc2(hidden * torch.sigmoid(1.702 * hidden)), atol=1e-6)

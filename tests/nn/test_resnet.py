@@ -23,7 +23,7 @@ from vitreous.nn.resnet import (
 )
 
 #: units of each stage: parameters, tokens per axis at 224, width (arXiv:2010.11929 and vision_transformer's configs)
-STEMS = {
+STEM_SHAPES = {
     (): (9_536, 56, 64),
     (2, 2, 2, 2): (13_946_176, 7, 2048),
     (3, 4, 9): (11_894_848, 14, 1024),
@@ -31,7 +31,7 @@ STEMS = {
 }
 
 
-def shaken(module, seed=0):
+def perturb_parameters(module, seed=0):
     """Norms with scales and biases that matter, filters with means: everything that a port can get wrong."""
     torch.manual_seed(seed)
     for parameter in module.parameters():
@@ -39,7 +39,7 @@ def shaken(module, seed=0):
     return module.eval()
 
 
-def renamed(state, *pairs):
+def rename_keys(state, *pairs):
     """Foreign names to ours, by replacing text."""
     names = {}
     for name in state:
@@ -50,7 +50,7 @@ def renamed(state, *pairs):
     return names
 
 
-def relative(ours, theirs):
+def max_relative_error(ours, theirs):
     assert ours.shape == theirs.shape
     return ((ours - theirs).abs().max() / theirs.abs().max()).item()
 
@@ -62,7 +62,7 @@ def relative(ours, theirs):
         ("bit", [0.21821789, 0.65465367, 1.09108945, 1.52752523]),
     ],
 )
-def test_a_filter_of_one_to_eight(numerics, half):
+def test_weight_standardization_of_a_known_filter(numerics, half):
     weight = torch.arange(1.0, 9.0, dtype=torch.float64).view(1, 2, 2, 2)
     expected = torch.tensor([-x for x in reversed(half)] + half, dtype=torch.float64)
     assert torch.allclose(standardize_weight(weight, numerics).flatten(), expected, atol=1e-8, rtol=0)
@@ -72,7 +72,7 @@ def test_a_filter_of_one_to_eight(numerics, half):
 @pytest.mark.parametrize(
     "stride,same,size", [(1, False, (5, 4)), (2, False, (6, 5)), (1, True, (5, 4)), (2, True, (6, 5))]
 )
-def test_standardized_convolution_is_the_loop(numerics, stride, same, size):
+def test_standardized_convolution_matches_the_loop(numerics, stride, same, size):
     conv = StandardizedConv(2, 3, 3, stride, numerics=numerics, same=same).double()
     images = torch.randn(1, 2, *size, dtype=torch.float64)
     eps, where, *_ = NUMERICS[numerics]
@@ -93,7 +93,7 @@ def test_standardized_convolution_is_the_loop(numerics, stride, same, size):
 
 
 #: size, kernel, stride: pixels before and after
-PADDING = {
+EXPECTED_PADDING = {
     (224, 7, 2): (2, 3),
     (225, 7, 2): (3, 3),
     (112, 3, 2): (0, 1),
@@ -104,12 +104,12 @@ PADDING = {
 }
 
 
-@pytest.mark.parametrize("size,kernel,stride", PADDING)
-def test_same_padding_by_hand(size, kernel, stride):
-    assert same_padding(size, kernel, stride) == PADDING[size, kernel, stride]
+@pytest.mark.parametrize("size,kernel,stride", EXPECTED_PADDING)
+def test_same_padding_has_the_expected_amounts(size, kernel, stride):
+    assert same_padding(size, kernel, stride) == EXPECTED_PADDING[size, kernel, stride]
 
 
-def test_same_padding_looks_at_the_pixels_that_tensorflow_looks_at():
+def test_same_padding_reads_the_pixels_that_tensorflow_reads():
     line = torch.arange(1.0, 7).view(1, 1, 1, 6).expand(1, 1, 6, 6)
     windows = pad_same(line, 3, 2).unfold(3, 3, 2)[0, 0, 0]
     assert windows.tolist() == [[1, 2, 3], [3, 4, 5], [5, 6, 0]]
@@ -131,7 +131,7 @@ def test_groups_divide_any_width():
     assert group_norm(64, "google").eps == 1e-6 and group_norm(64, "bit").eps == 1e-5
 
 
-def test_the_border_of_zeros_can_win_in_bits_root_and_never_in_the_hybrids():
+def test_root_max_pool_includes_zero_padding_only_for_bit():
     torch.manual_seed(0)  # a corner must be negative in some channel
     plain, hybrid = ResNetRoot(1, 32, "bit", hybrid=False), ResNetRoot(1, 32, "google", hybrid=True)
     images = torch.randn(1, 1, 16, 16)
@@ -143,14 +143,14 @@ def test_the_border_of_zeros_can_win_in_bits_root_and_never_in_the_hybrids():
     assert torch.equal(hybrid(images), F.max_pool2d(normed, 3, 2, ceil_mode=True))  # windows start at 0, 2, 4, 6
 
 
-def test_a_fresh_post_activation_unit_is_its_shortcut():
+def test_initial_post_activation_unit_returns_its_shortcut():
     x = torch.randn(2, 32, 5, 6)
     same, changed = PostActivationBottleneck(32, 8, 1, "google"), PostActivationBottleneck(32, 16, 2, "google")
     assert same.shortcut is None and torch.equal(same(x), F.relu(x))
     assert torch.equal(changed(x), F.relu(changed.shortcut(x)))
 
 
-def test_a_pre_activation_unit_normalises_before_its_shortcut_only_where_it_convolves():
+def test_pre_activation_unit_normalises_only_before_a_conv_shortcut():
     x = torch.randn(2, 32, 5, 6)
     same, changed = PreActivationBottleneck(32, 8, 1, "bit"), PreActivationBottleneck(32, 16, 2, "bit")
     for unit in (same, changed):
@@ -160,9 +160,9 @@ def test_a_pre_activation_unit_normalises_before_its_shortcut_only_where_it_conv
 
 
 @pytest.mark.parametrize("length", [5, 4, 7, 2])
-def test_attention_along_a_line_is_the_loop(length):
+def test_line_attention_matches_the_loop(length):
     width, heads = 32, 8
-    part = shaken(LineAttention(width, 5, "bit")).double()
+    part = perturb_parameters(LineAttention(width, 5, "bit")).double()
     x = torch.randn(3, length, width, dtype=torch.float64)
     rq, rk, rv = part.offsets(length)
     if length == 5:
@@ -183,7 +183,7 @@ def test_attention_along_a_line_is_the_loop(length):
     assert torch.allclose(part(x), expected, atol=1e-10)
 
 
-def test_relative_positions_of_a_longer_line_keep_order_and_middle():
+def test_resized_relative_positions_keep_order_and_symmetry():
     part = LineAttention(32, 5, "bit")
     part.relative.data = torch.arange(-4.0, 5)[:, None].expand(9, 8).clone()
     _, _, rv = part.offsets(8)
@@ -193,8 +193,8 @@ def test_relative_positions_of_a_longer_line_keep_order_and_middle():
 
 
 @pytest.mark.parametrize("stride,size", [(1, (5, 3)), (2, (5, 3)), (2, (4, 6))])
-def test_axial_attention_is_rows_then_columns_then_an_average(stride, size):
-    part = shaken(AxialAttention(32, (size[1], size[0]), stride, "bit"))
+def test_axial_attention_applies_rows_columns_and_average_pooling(stride, size):
+    part = perturb_parameters(AxialAttention(32, (size[1], size[0]), stride, "bit"))
     x = torch.randn(2, 32, *size)
     rows = torch.stack([part.row(x[:, :, i].transpose(1, 2)).transpose(1, 2) for i in range(size[0])], 2)
     both = torch.stack([part.column(rows[..., j].transpose(1, 2)).transpose(1, 2) for j in range(size[1])], 3)
@@ -210,9 +210,9 @@ def test_heads_must_divide_half_the_width():
         LineAttention(24, 5, "bit")
 
 
-@pytest.mark.parametrize("blocks", STEMS)
+@pytest.mark.parametrize("blocks", STEM_SHAPES)
 def test_stems_have_the_published_size(blocks):
-    count, tokens, width = STEMS[blocks]
+    count, tokens, width = STEM_SHAPES[blocks]
     with torch.device("meta"):
         stem = ResNetStem(blocks)
     assert sum(p.numel() for p in stem.parameters()) == count
@@ -220,24 +220,25 @@ def test_stems_have_the_published_size(blocks):
     assert ResNetStem(blocks, 8)(torch.randn(1, 3, 224, 224)).shape == (1, tokens, tokens, width // 8)
 
 
-def test_stem_keeps_the_promises_of_a_model():
+def test_stem_fulfils_the_model_contract():
     torch.manual_seed(0)
     stem = contracts.randomise(ResNetStem((1, 2), 16, channels=2))
     images = torch.randn(3, 2, 24, 40)
-    contracts.an_answer_ignores_its_batch(stem, images)
-    contracts.every_parameter_gets_a_gradient(stem, images)
+    contracts.check_batch_independence(stem, images)
+    contracts.check_all_gradients(stem, images)
     contracts.export_agrees(stem, images)
     assert stem(torch.randn(1, 2, 33, 50)).shape == (1, 5, 7, 128)
 
 
 @pytest.mark.parametrize("numerics", ["google", "bit", "timm"])
-def test_numerics_are_different_answers(numerics):
+def test_numerics_produce_different_outputs(numerics):
     """The rows differ by more than rounding, so weights must keep their own."""
     torch.manual_seed(0)
     weight = torch.randn(4, 8, 3, 3) * 1e-3
     others = [name for name in ("google", "bit", "timm") if name != numerics]
     assert all(
-        relative(standardize_weight(weight, numerics), standardize_weight(weight, name)) > 1e-3 for name in others
+        max_relative_error(standardize_weight(weight, numerics), standardize_weight(weight, name)) > 1e-3
+        for name in others
     )
 
 
@@ -257,23 +258,23 @@ def test_parity_with_timms_hybrid_backbone(blocks, size):
         "num_classes": 0,
         "global_pool": "",
     }
-    theirs = shaken(resnetv2.ResNetV2(blocks, conv_layer=conv, **options))
+    theirs = perturb_parameters(resnetv2.ResNetV2(blocks, conv_layer=conv, **options))
     ours = ResNetStem(blocks, 32, numerics="timm").eval()
-    ours.load_state_dict(renamed(theirs.state_dict(), ("stem.", "root."), (".blocks.", ".units.")))
+    ours.load_state_dict(rename_keys(theirs.state_dict(), ("stem.", "root."), (".blocks.", ".units.")))
     images = torch.randn(2, 3, *size)
-    assert relative(ours(images).movedim(-1, 1), theirs(images)) <= 1e-5
+    assert max_relative_error(ours(images).movedim(-1, 1), theirs(images)) <= 1e-5
 
 
 @pytest.mark.parametrize("size", [(64, 64), (47, 70)])
 @torch.inference_mode()
-def test_parity_with_timms_root_and_its_numerics(size):
+def test_root_matches_timm(size):
     hybrid = pytest.importorskip("timm.models.vision_transformer_hybrid")
-    theirs = shaken(hybrid._resnetv2(()))
+    theirs = perturb_parameters(hybrid._resnetv2(()))
     assert NUMERICS["timm"] == (theirs.conv.eps, "variance", theirs.norm.eps, 0.0)
     ours = ResNetStem((), numerics="timm").eval()
     ours.load_state_dict({f"root.{name}": tensor for name, tensor in theirs.state_dict().items()})
     images = torch.randn(2, 3, *size)
-    assert relative(ours(images).movedim(-1, 1), theirs(images)) <= 1e-5
+    assert max_relative_error(ours(images).movedim(-1, 1), theirs(images)) <= 1e-5
 
 
 @pytest.mark.parametrize("kind", ["preactivation", "bottleneck"])
@@ -284,13 +285,13 @@ def test_parity_with_transformers(kind, size):
     hybrid = kind == "bottleneck"
     padding = {"global_padding": "SAME", "embedding_dynamic_padding": True} if hybrid else {}
     config = bit.BitConfig(layer_type=kind, embedding_size=32, hidden_sizes=[128, 256], depths=[1, 2], **padding)
-    theirs = shaken(bit.BitModel(config))
+    theirs = perturb_parameters(bit.BitModel(config))
     assert NUMERICS["transformers"] == (theirs.encoder.stages[0].layers[0].conv1.eps, "variance", 1e-5, 0.0)
     ours = (
         ResNetStem((1, 2), 32, numerics="transformers") if hybrid else ResNet((1, 2), 32, numerics="transformers")
     ).eval()
     pairs = ("embedder.convolution", "root.conv"), ("embedder.", "root."), ("encoder.", ""), (".layers.", ".units.")
-    ours.load_state_dict(renamed(theirs.state_dict(), *pairs))
+    ours.load_state_dict(rename_keys(theirs.state_dict(), *pairs))
     images = torch.randn(2, 3, *size)
     answer = ours(images).movedim(-1, 1) if hybrid else ours(images)
-    assert relative(answer, theirs(images).last_hidden_state) <= 1e-5
+    assert max_relative_error(answer, theirs(images).last_hidden_state) <= 1e-5

@@ -11,7 +11,7 @@ from torch import nn
 from vitreous.nn.adapter import Float32BatchNorm, allow_single_value_batch_norm
 
 
-def test_a_single_value_takes_the_running_statistics_and_leaves_them():
+def test_single_value_uses_running_statistics_without_updating_them():
     plain = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).train()
     module = copy.deepcopy(plain)
     allow_single_value_batch_norm(module)
@@ -27,7 +27,7 @@ def test_a_single_value_takes_the_running_statistics_and_leaves_them():
     assert torch.equal(copy.deepcopy(module)(batch), module(batch))
 
 
-def test_training_mode_returns_after_an_error():
+def test_training_mode_is_restored_after_an_error():
     norm = nn.BatchNorm1d(4)
     allow_single_value_batch_norm(norm)
     with pytest.raises(RuntimeError):

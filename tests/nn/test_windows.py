@@ -17,32 +17,32 @@ from vitreous.nn.windows import (
     gather_offset_table,
 )
 
-WIDTH, HEADS = 16, 2
+EMBED_DIM, NUM_HEADS = 16, 2
 
 
-def block(shift, size=(7, 7), pad="mask"):
+def build_block(shift, size=(7, 7), pad="mask"):
     torch.manual_seed(0)
-    attention = WindowAttention(WIDTH, HEADS, size)
+    attention = WindowAttention(EMBED_DIM, NUM_HEADS, size)
     torch.nn.init.normal_(attention.position.table)
     torch.nn.init.normal_(attention.qkv.weight, std=0.3)
-    return Block(WIDTH, WindowedAttention(attention, size, shift, pad), Mlp(WIDTH, 32)).eval()
+    return Block(EMBED_DIM, WindowedAttention(attention, size, shift, pad), Mlp(EMBED_DIM, 32)).eval()
 
 
-def unmasked(made):
+def disable_mask(made):
     made.attention.part.mask = lambda grid, device=None: None
     return made
 
 
 @pytest.fixture(scope="module")
 def grid():
-    return torch.randn(1, 56, 56, WIDTH, generator=torch.Generator().manual_seed(1))
+    return torch.randn(1, 56, 56, EMBED_DIM, generator=torch.Generator().manual_seed(1))
 
 
-def test_the_mask_of_shifted_windows_is_the_published_one():
-    mask = block((3, 3)).attention.part.mask((56, 56)).reshape(64, 49, 49)
+def test_shifted_window_mask_matches_the_published_one():
+    mask = build_block((3, 3)).attention.part.mask((56, 56)).reshape(64, 49, 49)
     assert (~mask).flatten(1).any(1).sum() == 15
     assert (~mask).sum() == 18_240
-    assert block((0, 0)).attention.part.mask((56, 56)) is None
+    assert build_block((0, 0)).attention.part.mask((56, 56)) is None
 
 
 def test_offsets_are_numbered_as_published():
@@ -52,8 +52,8 @@ def test_offsets_are_numbered_as_published():
     assert len(index.unique()) == 169
 
 
-def test_offsets_of_an_oblong_window_are_those_of_the_loop():
-    table = torch.randn(5, 3, HEADS)
+def test_offset_bias_of_an_oblong_window_matches_the_loop():
+    table = torch.randn(5, 3, NUM_HEADS)
     bias = gather_offset_table(table, (3, 2))
     places = [(y, x) for y in range(3) for x in range(2)]
     for i, (y, x) in enumerate(places):
@@ -62,22 +62,22 @@ def test_offsets_of_an_oblong_window_are_those_of_the_loop():
 
 
 @torch.inference_mode()
-def test_windows_without_shift_commute_with_rolls_by_whole_windows(grid):
-    made, answer = block((0, 0)), block((0, 0))(grid)
+def test_unshifted_windows_commute_with_rolls_by_whole_windows(grid):
+    made, answer = build_block((0, 0)), build_block((0, 0))(grid)
     for by, same in ((7, True), (21, True), (3, False)):
         rolled = made(grid.roll((by, by), (1, 2))).roll((-by, -by), (1, 2))
         assert torch.allclose(rolled, answer, atol=1e-5) == same
 
 
 @torch.inference_mode()
-def test_shifted_windows_without_a_mask_are_windows_of_a_rolled_grid(grid):
-    rolled = block((0, 0))(grid.roll((-3, -3), (1, 2))).roll((3, 3), (1, 2))
-    assert torch.equal(unmasked(block((3, 3)))(grid), rolled)
+def test_unmasked_shifted_windows_match_windows_of_a_rolled_grid(grid):
+    rolled = build_block((0, 0))(grid.roll((-3, -3), (1, 2))).roll((3, 3), (1, 2))
+    assert torch.equal(disable_mask(build_block((3, 3)))(grid), rolled)
 
 
 @torch.inference_mode()
-def test_the_mask_changes_the_tokens_of_windows_across_a_seam_alone(grid):
-    changed = (block((3, 3))(grid) - unmasked(block((3, 3)))(grid)).abs().amax(-1) > 1e-6
+def test_mask_changes_only_tokens_of_windows_across_a_seam(grid):
+    changed = (build_block((3, 3))(grid) - disable_mask(build_block((3, 3)))(grid)).abs().amax(-1) > 1e-6
     assert changed.sum() == 56**2 - 49**2 == 735
 
 
@@ -86,16 +86,16 @@ def test_the_mask_changes_the_tokens_of_windows_across_a_seam_alone(grid):
 )
 @pytest.mark.parametrize("pad", ["mask", "zeros"])
 @torch.inference_mode()
-def test_attention_in_windows_is_that_of_a_loop_over_tokens(shape, size, shift, pad):
+def test_windowed_attention_matches_a_loop_over_tokens(shape, size, shift, pad):
     """Each token attends to those of its window, where the grid, filled up as `pad` says, is cut with the shift."""
-    made = block(shift, size, pad)
-    windows, x = made.attention.part, torch.randn(2, *shape, WIDTH)
+    made = build_block(shift, size, pad)
+    windows, x = made.attention.part, torch.randn(2, *shape, EMBED_DIM)
     attention, answer = windows.part, windows(x)
     moved = [s if g > w else 0 for g, w, s in zip(shape, size, shift, strict=True)]
     whole = [-(-g // w) * w for g, w in zip(shape, size, strict=True)]
-    padded = torch.zeros(2, *whole, WIDTH)
+    padded = torch.zeros(2, *whole, EMBED_DIM)
     padded[:, : shape[0], : shape[1]] = x
-    q, k, v = attention.qkv(padded).unflatten(-1, (3, HEADS, -1)).unbind(3)
+    q, k, v = attention.qkv(padded).unflatten(-1, (3, NUM_HEADS, -1)).unbind(3)
     keys = [
         (y, x) for y in range(whole[0]) for x in range(whole[1]) if pad == "zeros" or (y < shape[0] and x < shape[1])
     ]
@@ -108,12 +108,15 @@ def test_attention_in_windows_is_that_of_a_loop_over_tokens(shape, size, shift, 
             seen = [key for key in keys if window(key) == window((i, j))]
             rows, columns = (torch.tensor(part) for part in zip(*seen, strict=True))
             table = attention.position.table[i - rows + size[0] - 1, j - columns + size[1] - 1]  # (K, h)
-            logits = torch.einsum("bhd,bkhd->bkh", q[:, i, j], k[:, rows, columns]) * (WIDTH // HEADS) ** -0.5 + table
+            logits = (
+                torch.einsum("bhd,bkhd->bkh", q[:, i, j], k[:, rows, columns]) * (EMBED_DIM // NUM_HEADS) ** -0.5
+                + table
+            )
             y = torch.einsum("bkh,bkhd->bhd", logits.softmax(1), v[:, rows, columns]).flatten(1)
             assert torch.allclose(answer[:, i, j], attention.out(y), atol=1e-6)
 
 
-def test_bias_and_mask_are_the_same_for_every_image_of_a_batch(monkeypatch):
+def test_bias_and_mask_are_shared_across_the_batch(monkeypatch):
     """No mask is made for B x windows: what attention is given has no batch axis of its own."""
     given = []
     original = torch.nn.functional.scaled_dot_product_attention
@@ -125,14 +128,14 @@ def test_bias_and_mask_are_the_same_for_every_image_of_a_batch(monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attention)
     with torch.inference_mode():
         for shift in ((0, 0), (2, 2)):
-            block(shift, (4, 4))(torch.randn(6, 8, 8, WIDTH))
-    assert given[0].shape == (1, HEADS, 16, 16)
-    assert given[1].shape == (1, 4 * HEADS, 16, 16)
+            build_block(shift, (4, 4))(torch.randn(6, 8, 8, EMBED_DIM))
+    assert given[0].shape == (1, NUM_HEADS, 16, 16)
+    assert given[1].shape == (1, 4 * NUM_HEADS, 16, 16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [1.0, 1000.0])
-def test_short_attention_without_the_largest_logit_is_softmax(size, dtype):
+def test_short_sequence_attention_matches_softmax(size, dtype):
     """Of logits that an exponential holds, and of those that it does not."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(12, 9, 4).to(dtype) for _ in range(3))
@@ -145,9 +148,9 @@ def test_short_attention_without_the_largest_logit_is_softmax(size, dtype):
     assert torch.allclose(answers, wanted, atol=1e-5 if dtype == torch.float32 else 0.03)
 
 
-def test_probabilities_are_those_that_the_forward_pass_uses():
-    attention = block((2, 2), (4, 4)).attention.part.part
-    x, mask = torch.randn(3, 2, 2, 16, WIDTH), block((2, 2), (4, 4)).attention.part.mask((8, 8))
+def test_attention_weights_match_the_forward_pass():
+    attention = build_block((2, 2), (4, 4)).attention.part.part
+    x, mask = torch.randn(3, 2, 2, 16, EMBED_DIM), build_block((2, 2), (4, 4)).attention.part.mask((8, 8))
     values = attention.split(x)[2]
     for some in (slice(None), slice(2, 5)):
         p = attention.compute_weights(x, mask, some)
@@ -156,7 +159,7 @@ def test_probabilities_are_those_that_the_forward_pass_uses():
         assert torch.allclose((p @ values).transpose(-3, -2).flatten(-2), inner, atol=1e-5)
 
 
-def test_merging_takes_rows_before_columns():
+def test_patch_merging_concatenates_rows_before_columns():
     """For a grid of 4 x 4 the first merged token holds the places 0, 4, 1 and 5."""
     assert concatenate_2x2_tokens(torch.arange(16.0).view(1, 4, 4, 1))[0, 0, 0].tolist() == [0, 4, 1, 5]
     x = torch.randn(2, 4, 6, 3)
@@ -172,9 +175,9 @@ def test_merging_fills_an_odd_grid_up_with_zeros():
     assert made(x).shape == (1, 2, 3, 8)
 
 
-def test_a_continuous_bias_is_that_of_the_formula():
+def test_continuous_bias_matches_the_formula():
     """Offset by offset: 16 sigmoid(MLP(sign(o) log2(1 + |o|) / 3)) with o = 8 (i - j) / (p - 1)."""
-    bias = ContinuousPositionBias((3, 4), HEADS, pretrained_window=5)
+    bias = ContinuousPositionBias((3, 4), NUM_HEADS, pretrained_window=5)
     torch.nn.init.normal_(bias.fc2.weight)
     made = bias()
 
@@ -188,13 +191,13 @@ def test_a_continuous_bias_is_that_of_the_formula():
         assert torch.allclose(made[:, i, j], wanted, atol=1e-5)
 
 
-def test_cosine_attention_is_that_of_the_formula():
-    attention = CosineWindowAttention(WIDTH, HEADS, (2, 3)).eval()
+def test_cosine_attention_matches_the_formula():
+    attention = CosineWindowAttention(EMBED_DIM, NUM_HEADS, (2, 3)).eval()
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter)
     attention.logit_scale.data[:] = torch.tensor([2.0, 9.0]).view(2, 1, 1)  # the second is cut at ln 100
-    x = torch.randn(5, 6, WIDTH)
-    bias = torch.cat([attention.q_bias, torch.zeros(WIDTH), attention.v_bias])
+    x = torch.randn(5, 6, EMBED_DIM)
+    bias = torch.cat([attention.q_bias, torch.zeros(EMBED_DIM), attention.v_bias])
     q, k, v = torch.nn.functional.linear(x, attention.qkv.weight, bias).chunk(3, -1)
     answers = []
     for head, factor in ((0, math.exp(2)), (1, 100.0)):
@@ -206,6 +209,6 @@ def test_cosine_attention_is_that_of_the_formula():
     assert torch.allclose((p @ attention.split(x)[2]).transpose(1, 2).flatten(2), torch.cat(answers, -1), atol=1e-4)
 
 
-def test_merging_of_the_second_version_norms_last():
+def test_swin_v2_patch_merging_normalises_last():
     made, x = PatchMerging(4, post_norm=True), torch.randn(1, 4, 4, 4)
     assert torch.equal(made(x), made.norm(made.reduction(concatenate_2x2_tokens(x))))

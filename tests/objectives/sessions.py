@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.objectives.test_distillation import CLASSES, bundle
+from tests.objectives.test_distillation import CLASSES, make_teacher_bundle
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.views import MultiCrop
 from vitreous.data.modalities.images import ImagePreprocess
@@ -30,9 +30,9 @@ from vitreous.training.loop import run_training_loop
 from vitreous.training.run import OptimizerConfig, RampConfig, Run, ScheduleConfig
 from vitreous.training.session import Session
 
-COUNT = 32
-TARGETS = ("red", "blue")
-MODEL = ViTConfig(
+NUM_IMAGES = 32
+TARGET_NAMES = ("red", "blue")
+MODEL_CONFIG = ViTConfig(
     image=(16, 16),
     patch=(4, 4),
     classes=0,
@@ -42,86 +42,86 @@ MODEL = ViTConfig(
     mlp=MlpConfig(hidden=64),
     positions=PositionConfig(kind="sincos"),
 )
-HEADS = {"prototypes": 32, "head_width": 24, "bottleneck": 16, "frozen": 0.1}
-APART: dict[str, Any] = {"centring": "sinkhorn", "patch_prototypes": 24, "patch_bottleneck": 8}
+HEAD_OPTIONS = {"prototypes": 32, "head_width": 24, "bottleneck": 16, "frozen": 0.1}
+PATCH_HEAD_OPTIONS: dict[str, Any] = {"centring": "sinkhorn", "patch_prototypes": 24, "patch_bottleneck": 8}
 #: the objective of each run; a teacher is put where there is to be one
-OBJECTIVES = {
+OBJECTIVE_CONFIGS = {
     "mean-colour": MaskedPatchesConfig(),
     "small-colours": MaskedPatchesConfig(target="small-colours"),
     "pixels": MaskedPatchesConfig(target="pixels"),
     "mae": MAEConfig(decoder_width=16, decoder_depth=1, decoder_heads=2),
-    "dino": DINOConfig(**HEADS),
-    "dinov2": DINOv2Config(**HEADS),
-    "dinov2-sinkhorn": DINOv2Config(**HEADS, **APART),
+    "dino": DINOConfig(**HEAD_OPTIONS),
+    "dinov2": DINOv2Config(**HEAD_OPTIONS),
+    "dinov2-sinkhorn": DINOv2Config(**HEAD_OPTIONS, **PATCH_HEAD_OPTIONS),
     "hard": DistillationConfig(smoothing=0.1),
     "soft": DistillationConfig(kind="soft", temperature=2.0),
     "diffusion": DiffusionConfig(),
     "flow": FlowConfig(times="logit-normal"),
     "values": RegressionConfig(loss="huber"),
 }
-GENERATOR = DiTConfig(
+GENERATOR_CONFIG = DiTConfig(
     image=(16, 16), patch=(4, 4), channels=3, classes=3, width=32, depth=2, heads=2, hidden=64, learned_variance=False
 )
-MODELS = {
-    "hard": replace(MODEL, classes=3, pool="distilled"),
-    "soft": replace(MODEL, classes=3),
-    "diffusion": replace(GENERATOR, learned_variance=True),
-    "flow": GENERATOR,
-    "values": replace(MODEL, classes=2),
+MODEL_CONFIGS = {
+    "hard": replace(MODEL_CONFIG, classes=3, pool="distilled"),
+    "soft": replace(MODEL_CONFIG, classes=3),
+    "diffusion": replace(GENERATOR_CONFIG, learned_variance=True),
+    "flow": GENERATOR_CONFIG,
+    "values": replace(MODEL_CONFIG, classes=2),
 }
-SCHEDULES = {
+TEACHER_SCHEDULES = {
     "weight_decay": RampConfig(0.04, 0.4),
     "momentum": RampConfig(0.95, 1.0),
     "teacher_temperature": RampConfig(0.1, 0.12, "linear", 10),
 }
 
 
-def pictures() -> ArraySplit:
+def make_image_split() -> ArraySplit:
     """32 pictures of four squares, each of its colour, under stripes of one of four kinds; and the kinds as labels.
 
     What is masked can be told from what is seen: the squares are larger than a patch, the stripes as long as one.
     """
     generator = np.random.default_rng(0)
-    colours = generator.integers(40, 216, (COUNT, 2, 2, 3)).repeat(8, 1).repeat(8, 2)
-    kinds = np.arange(COUNT) % 4
+    colours = generator.integers(40, 216, (NUM_IMAGES, 2, 2, 3)).repeat(8, 1).repeat(8, 2)
+    kinds = np.arange(NUM_IMAGES) % 4
     row, column = np.mgrid[:16, :16]
     stripes = np.stack([row, column, row + column, row - column])[kinds] % 4 * 24 - 36
     pixels = (colours + stripes[..., None]).clip(0, 255).astype(np.uint8)
     return ArraySplit(pixels, (kinds % 3).astype(np.int64))
 
 
-def measured(split: ArraySplit) -> ArraySplit:
+def with_colour_values(split: ArraySplit) -> ArraySplit:
     """The pictures with the brightness of red and that of blue as labels, some of them missing."""
     values = split.pixels.mean((1, 2))[:, [0, 2]]
     values[::5, 0], values[1::3, 1] = np.nan, np.nan
     return ArraySplit(split.pixels, values)
 
 
-def session_of(name: str, home: Path, **changes: Any) -> tuple[Session, Any]:
+def create_session(name: str, home: Path, **changes: Any) -> tuple[Session, Any]:
     """A session of an objective of `OBJECTIVES`, and its state: 20 steps of 8 images. `changes` are fields of the
     run."""
-    split, objective = pictures(), OBJECTIVES[name]
+    split, objective = make_image_split(), OBJECTIVE_CONFIGS[name]
     distilled = isinstance(objective, DistillationConfig)
     if distilled:
-        bundle().save(home / "teacher")
+        make_teacher_bundle().save(home / "teacher")
         objective = replace(objective, teacher=str(home / "teacher"))
     labelled = distilled or objective.generates
     if objective.of_values:
-        split = measured(split)
+        split = with_colour_values(split)
         objective = objective.fitted(split.labels)
     elif not labelled:
-        split = ArraySplit(split.pixels, np.zeros((COUNT, 0), np.float32))
+        split = ArraySplit(split.pixels, np.zeros((NUM_IMAGES, 0), np.float32))
     crops = isinstance(objective, (DINOConfig, DINOv2Config))
     run = Run(
         data=DataOptions(
             "synthetic",
             CLASSES if labelled else (),
-            COUNT,
+            NUM_IMAGES,
             "",
             cache=True,
-            targets=TARGETS if objective.of_values else (),
+            targets=TARGET_NAMES if objective.of_values else (),
         ),
-        model=MODELS.get(name, MODEL),
+        model=MODEL_CONFIGS.get(name, MODEL_CONFIG),
         preprocess=ImagePreprocess((16, 16)),
         views=MultiCrop(locals=2, local_image=(8, 8), blur=(0.0, 0.0, 0.0)) if crops else Augment(flip=0.5),
         optimizer=OptimizerConfig(
@@ -129,7 +129,7 @@ def session_of(name: str, home: Path, **changes: Any) -> tuple[Session, Any]:
         ),
         schedule=ScheduleConfig(2),
         objective=objective,
-        schedules=SCHEDULES if crops else {},
+        schedules=TEACHER_SCHEDULES if crops else {},
         batch_size=8,
         epochs=5.0,
     )
@@ -139,7 +139,7 @@ def session_of(name: str, home: Path, **changes: Any) -> tuple[Session, Any]:
     return session, session.build()
 
 
-def losses(session: Session, state: Any) -> list[float]:
+def collect_losses(session: Session, state: Any) -> list[float]:
     """The loss of every step, and the run behind them."""
     found: list[float] = []
     run_training_loop(

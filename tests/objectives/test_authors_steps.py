@@ -16,20 +16,20 @@ import numpy as np
 import pytest
 import torch
 
-from tests.objectives.sessions import MODEL, OBJECTIVES, losses, session_of
+from tests.objectives.sessions import MODEL_CONFIG, OBJECTIVE_CONFIGS, collect_losses, create_session
 from vitreous.objectives.base import TrainingProgress
 from vitreous.training.loop import run_training_loop
 from vitreous.training.run import OptimizerConfig, RampConfig, ScheduleConfig
 
-STEPS, FROZEN, WARMUP = 20, 5, 6
-LR, END, CLIP, LAYER_DECAY, PATCH_FACTOR = 2e-3, 1e-6, 0.05, 0.9, 0.2
-EPS = 1e-6  # Adam makes a direction of gradients that are rounding error
-DECAY, MOMENTUM = (0.4, 1.0), (0.9, 1.0)
-TEMPERATURE = (0.04, 0.07, 8)
-ENTRY = ("mask_token", "model.projection.", "model.position.", "model.prefix", "model.slots")
+NUM_STEPS, FROZEN_STEPS, WARMUP_STEPS = 20, 5, 6
+BASE_LR, FINAL_LR, MAX_GRAD_NORM, LAYER_DECAY, PATCH_FACTOR = 2e-3, 1e-6, 0.05, 0.9, 0.2
+ADAM_EPS = 1e-6  # Adam makes a direction of gradients that are rounding error
+WEIGHT_DECAY, TEACHER_MOMENTUM = (0.4, 1.0), (0.9, 1.0)
+TEACHER_TEMPERATURE = (0.04, 0.07, 8)
+INPUT_PARAMETERS = ("mask_token", "model.projection.", "model.position.", "model.prefix", "model.slots")
 
 
-def cosine(base, final, total, warmup=0):
+def cosine_schedule(base, final, total, warmup=0):
     """The values of `total` steps: numpy.linspace from 0 to `base`, then a cosine from `base` to `final`."""
     shares = np.arange(total - warmup) / (total - warmup)
     curve = final + 0.5 * (base - final) * (1 + np.cos(np.pi * shares))
@@ -40,7 +40,7 @@ def is_prototype(name):
     return name.endswith(("prototypes.weight", "lengths"))
 
 
-def groups_of(module, name):
+def build_parameter_groups(module, name):
     """The optimiser's groups, one a parameter, with `decays`, `factor` and `prototype`."""
     groups = []
     for key, parameter in module.named_parameters():
@@ -51,17 +51,17 @@ def groups_of(module, name):
             decays = not key.endswith(".bias") and parameter.ndim > 1
         else:  # biases, norms and layer scales do not decay
             decays = not (key.endswith((".bias", ".scale")) or "norm" in key)
-            layer = MODEL.depth + 1
-            if key.startswith(ENTRY):
+            layer = MODEL_CONFIG.depth + 1
+            if key.startswith(INPUT_PARAMETERS):
                 layer = 0
             elif ".blocks." in key:
                 layer = 1 + int(key.partition(".blocks.")[2].partition(".")[0])
-            factor = LAYER_DECAY ** (MODEL.depth + 1 - layer) * (PATCH_FACTOR if "projection" in key else 1.0)
+            factor = LAYER_DECAY ** (MODEL_CONFIG.depth + 1 - layer) * (PATCH_FACTOR if "projection" in key else 1.0)
         groups.append({"params": [parameter], "decays": decays, "factor": factor, "prototype": is_prototype(key)})
     return groups
 
 
-def clip(module, name):
+def clip_gradients(module, name):
     """Clip each tensor for DINO; backbone with its mask token, and each head, for DINOv2."""
     parts = defaultdict(list)
     for key, parameter in module.named_parameters():
@@ -69,28 +69,31 @@ def clip(module, name):
             part = "model" if key == "mask_token" else key.partition(".")[0]
             parts[key if name == "dino" else part].append(parameter)
     for parameters in parts.values():
-        torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+        torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM)
 
 
 def authors_run(module, batches, name):
     """Train a copy of an objective on prepared batches; returns the loss of each step."""
-    lr, momentum = cosine(LR, END, STEPS, WARMUP), cosine(*MOMENTUM, STEPS)
-    decay, found = cosine(*DECAY, STEPS), []
-    start, end, ramp = TEMPERATURE
-    temperatures = np.concatenate([np.linspace(start, end, ramp), np.full(STEPS - ramp, end)])
-    optimizer = torch.optim.AdamW(groups_of(module, name), betas=(0.9, 0.999), eps=EPS)
+    lr, momentum = (
+        cosine_schedule(BASE_LR, FINAL_LR, NUM_STEPS, WARMUP_STEPS),
+        cosine_schedule(*TEACHER_MOMENTUM, NUM_STEPS),
+    )
+    decay, found = cosine_schedule(*WEIGHT_DECAY, NUM_STEPS), []
+    start, end, ramp = TEACHER_TEMPERATURE
+    temperatures = np.concatenate([np.linspace(start, end, ramp), np.full(NUM_STEPS - ramp, end)])
+    optimizer = torch.optim.AdamW(build_parameter_groups(module, name), betas=(0.9, 0.999), eps=ADAM_EPS)
     pairs = {"model": "teacher", "head": "teacher_head", "patch_head": "teacher_patch_head"}
     for step, batch in enumerate(batches):
         for group in optimizer.param_groups:
-            held = name != "dino" and group["prototype"] and step < FROZEN
+            held = name != "dino" and group["prototype"] and step < FROZEN_STEPS
             group["lr"] = 0.0 if held else lr[step] * group["factor"]
             group["weight_decay"] = decay[step] * group["decays"]
         module.temperature.fill_(temperatures[step])
         optimizer.zero_grad()
         loss = module(batch)["loss"]
         loss.backward()
-        clip(module, name)
-        if name == "dino" and step < FROZEN:
+        clip_gradients(module, name)
+        if name == "dino" and step < FROZEN_STEPS:
             for key, parameter in module.named_parameters():
                 if is_prototype(key):
                     parameter.grad = None
@@ -107,26 +110,30 @@ def authors_run(module, batches, name):
 
 def compare_runs(name, home):
     """The largest relative difference of a loss, and of each trained tensor after all steps."""
-    objective = replace(OBJECTIVES[name], frozen=FROZEN / STEPS, unit_prototypes=False)
-    optimizer = OptimizerConfig(lr=LR, eps=EPS, weight_decay=DECAY[0], clip=CLIP, decay_on="multi-axis")
+    objective = replace(OBJECTIVE_CONFIGS[name], frozen=FROZEN_STEPS / NUM_STEPS, unit_prototypes=False)
+    optimizer = OptimizerConfig(
+        lr=BASE_LR, eps=ADAM_EPS, weight_decay=WEIGHT_DECAY[0], clip=MAX_GRAD_NORM, decay_on="multi-axis"
+    )
     optimizer = replace(optimizer, clip_by="tensor" if name == "dino" else "part")
     if name != "dino":
         optimizer = replace(optimizer, layer_decay=LAYER_DECAY, rates=(("model.projection.", PATCH_FACTOR),))
     ramps = {
-        "weight_decay": RampConfig(*DECAY),
-        "momentum": RampConfig(*MOMENTUM),
-        "teacher_temperature": RampConfig(*TEMPERATURE[:2], "linear", TEMPERATURE[2], includes_end=True),
+        "weight_decay": RampConfig(*WEIGHT_DECAY),
+        "momentum": RampConfig(*TEACHER_MOMENTUM),
+        "teacher_temperature": RampConfig(
+            *TEACHER_TEMPERATURE[:2], "linear", TEACHER_TEMPERATURE[2], includes_end=True
+        ),
     }
-    model = MODEL.with_options(registers=1, positions={"kind": "learned"}, norm={"layer_scale": 0.5})
-    schedule = ScheduleConfig(WARMUP, end=END / LR, warmup_includes_base=True)
+    model = MODEL_CONFIG.with_options(registers=1, positions={"kind": "learned"}, norm={"layer_scale": 0.5})
+    schedule = ScheduleConfig(WARMUP_STEPS, end=FINAL_LR / BASE_LR, warmup_includes_base=True)
     changes = {"optimizer": optimizer, "schedule": schedule, "schedules": ramps, "model": model}
-    session, state = session_of(name, home, objective=objective, **changes)
+    session, state = create_session(name, home, objective=objective, **changes)
     twin = copy.deepcopy(session.build().objective)
     batches = [copy.deepcopy(batch) for _, batch in session.batches(session.build())]
     for parameter in twin.parameters():
         parameter.grad = None
     expected = authors_run(twin, batches, name)
-    curve = losses(session, state)
+    curve = collect_losses(session, state)
     loss = max(abs(a - b) / abs(b) for a, b in zip(curve, expected, strict=True))
     trained = dict(state.objective.named_parameters())
     tensors = {
@@ -135,13 +142,15 @@ def compare_runs(name, home):
         if not key.endswith("qkv.bias")  # the gradient of a key's bias is rounding error, which Adam normalises
     }
     counts = {key: int(count) for key, count in state.optimizers.get_state().items() if key.startswith("step/")}
-    assert {count for key, count in counts.items() if "frozen" in key} == {STEPS - FROZEN if name == "dino" else STEPS}
-    assert {count for key, count in counts.items() if "frozen" not in key} == {STEPS}
+    assert {count for key, count in counts.items() if "frozen" in key} == {
+        NUM_STEPS - FROZEN_STEPS if name == "dino" else NUM_STEPS
+    }
+    assert {count for key, count in counts.items() if "frozen" not in key} == {NUM_STEPS}
     return loss, tensors
 
 
 @pytest.mark.parametrize("name", ["dino", "dinov2", "dinov2-sinkhorn"])
-def test_twenty_steps_are_those_of_the_authors_code(name, tmp_path):
+def test_twenty_steps_match_the_authors_code(name, tmp_path):
     loss, tensors = compare_runs(name, tmp_path)
     assert loss < 1e-5
     assert max(tensors.values()) < 1e-5, max(tensors, key=lambda key: tensors[key])
@@ -149,7 +158,7 @@ def test_twenty_steps_are_those_of_the_authors_code(name, tmp_path):
 
 def compare_averages(home, **changes):
     """The relative difference of the averaged weights from `update_ema` of DiT's code after 20 steps."""
-    session, state = session_of("diffusion", home, ema=0.99, **changes)
+    session, state = create_session("diffusion", home, ema=0.99, **changes)
     expected = state.flat.master.clone()
     run_training_loop(
         state, session.batches(state), [(1, lambda s: expected.mul_(0.99).add_(s.flat.master, alpha=0.01))]

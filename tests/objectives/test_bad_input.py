@@ -10,13 +10,20 @@ import pytest
 from safetensors.torch import load_file
 
 import vitreous
-from tests.conftest import picture, say
-from tests.objectives.test_unlabelled import SETTINGS
+from tests.conftest import make_image, run_cli
+from tests.objectives.test_unlabelled import OBJECTIVE_SETTINGS
 from vitreous.errors import DataError, UsageError, VitreousError, WeightsError
 from vitreous.models.config import transformer_config
 from vitreous.models.zoo import build_model
 
-TINY = {"model": "ViT-16x1/4", "image_size": 16, "device": "cpu", "workers": 0, "precision": "fp32", "batch_size": 8}
+TINY_OPTIONS = {
+    "model": "ViT-16x1/4",
+    "image_size": 16,
+    "device": "cpu",
+    "workers": 0,
+    "precision": "fp32",
+    "batch_size": 8,
+}
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +33,7 @@ def image_folders(tmp_path_factory):
     for index in range(24):
         for place in ("flat", f"classes/{'ab'[index % 2]}"):
             (image_folders / place).mkdir(parents=True, exist_ok=True)
-            picture(index, (16, 16), index % 3).save(image_folders / place / f"{index}.png")
+            make_image(index, (16, 16), index % 3).save(image_folders / place / f"{index}.png")
     for suffix in ("pt", "onnx"):
         (image_folders / f"junk.{suffix}").write_text("junk")
     shape = {
@@ -40,18 +47,18 @@ def image_folders(tmp_path_factory):
     }
     vitreous.save(build_model(transformer_config(**shape)), image_folders / "cd", ("c", "d"))
     vitreous.save(build_model(transformer_config(**shape, channels=1)), image_folders / "grey", ("a", "b"))
-    train(image_folders / "flat", "mae", image_folders / "mae", epochs=1.0)
+    train_tiny(image_folders / "flat", "mae", image_folders / "mae", epochs=1.0)
     return image_folders
 
 
-def train(data, recipe, out, settings=(), **options):
+def train_tiny(data, recipe, out, settings=(), **options):
     """A tiny run."""
-    options = {**TINY, "settings": {**SETTINGS.get(recipe, {}), **dict(settings)}, **options}
+    options = {**TINY_OPTIONS, "settings": {**OBJECTIVE_SETTINGS.get(recipe, {}), **dict(settings)}, **options}
     return vitreous.train(str(data), recipe=recipe, out=str(out), progress=False, **options)
 
 
 #: what is wrong -> data, recipe, options; settings; what the message and its hint say
-REFUSED = {
+INVALID_RUNS = {
     "a mask of all": ("flat", "mae", {}, {"objective.mask": ["0.99"]}, "16 patches leaves no visible", "smaller"),
     "one patch": ("flat", "mae", {"model": "ViT-16x1/16"}, {}, "0.75 of 1 patches leaves no", "smaller patches"),
     "no patch": ("flat", "masked-patches", {}, {"objective.share": ["0.01"]}, "0.01 of 16 patches", "smaller patches"),
@@ -120,12 +127,12 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_is_refused_before_anything_is_written(image_folders, tmp_path, case):
-    data, recipe, options, settings, problem, way = REFUSED[case]
+@pytest.mark.parametrize("case", INVALID_RUNS)
+def test_invalid_runs_are_rejected_before_writing(image_folders, tmp_path, case):
+    data, recipe, options, settings, problem, way = INVALID_RUNS[case]
     settings = {path: [word.replace("HOME", str(image_folders)) for word in words] for path, words in settings.items()}
     with pytest.raises(VitreousError) as error:
-        train(image_folders / data, recipe, tmp_path / "run", settings, epochs=1.0, **options)
+        train_tiny(image_folders / data, recipe, tmp_path / "run", settings, epochs=1.0, **options)
     assert problem in error.value.message and way in error.value.hint
     assert error.value.code in (UsageError.code, DataError.code, WeightsError.code) and not (tmp_path / "run").exists()
 
@@ -137,7 +144,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(image_folders, tmp
         ({"recipe": "dino"}, "recipe: mae -> dino"),
     ],
 )
-def test_a_run_of_one_objective_is_not_resumed_as_another(image_folders, options, problem):
+def test_resuming_with_another_objective_is_rejected(image_folders, options, problem):
     before = (image_folders / "mae" / "config.yaml").read_bytes()
     with pytest.raises(UsageError, match=problem) as error:
         vitreous.train(out=str(image_folders / "mae"), resume=True, progress=False, **options)
@@ -148,12 +155,12 @@ def test_a_run_of_one_objective_is_not_resumed_as_another(image_folders, options
 
 
 @pytest.mark.parametrize("protocol", ["knn", "linear", "fewshot"])
-def test_a_protocol_that_needs_labels_says_so(image_folders, protocol):
-    found = say("evaluate", str(image_folders / "mae"), str(image_folders / "flat"), "--protocol", protocol)
+def test_protocols_report_missing_labels(image_folders, protocol):
+    found = run_cli("evaluate", str(image_folders / "mae"), str(image_folders / "flat"), "--protocol", protocol)
     assert found.returncode == 3 and "so there are no labels" in found.stderr and "path,label" in found.stderr
 
 
-def listed(home, labels):
+def write_label_table(home, labels):
     """The flat folder as a table with splits of its own and these labels, or none."""
     place = home / f"{'none' if labels is None else ''.join(labels)}.csv"
     with place.open("w", newline="") as file:
@@ -165,15 +172,15 @@ def listed(home, labels):
     return place
 
 
-@pytest.mark.parametrize("recipe", SETTINGS)
-def test_labels_are_never_learned_from(image_folders, tmp_path, recipe):
+@pytest.mark.parametrize("recipe", OBJECTIVE_SETTINGS)
+def test_self_supervised_training_ignores_labels(image_folders, tmp_path, recipe):
     """The same weights to the bit with labels, with these permuted, and with none."""
     labels = list("ab" * 12)
     permuted = [labels[at] for at in np.random.default_rng(0).permutation(24)]
     shipped = []
     for number, own in enumerate((labels, permuted, None)):
         out = tmp_path / str(number)
-        summary = train(listed(image_folders, own), recipe, out, epochs=2.0, evaluate_every=2)
+        summary = train_tiny(write_label_table(image_folders, own), recipe, out, epochs=2.0, evaluate_every=2)
         assert own is None or summary["val"] is not None  # measured by them all the same
         shipped.append(load_file(out / "model" / "weights.safetensors"))
     for other in shipped[1:]:

@@ -16,10 +16,10 @@ from vitreous.models.vit import ViT
 from vitreous.progress import NullListener
 from vitreous.weights.bundle import load_bundle
 
-OPTIONS = {"workers": 0, "device": "cpu", "precision": "fp32", "batch_size": 12, "lr": 3e-3}
+TRAIN_OPTIONS = {"workers": 0, "device": "cpu", "precision": "fp32", "batch_size": 12, "lr": 3e-3}
 
 
-class Notes(NullListener):
+class StoppingListener(NullListener):
     """Remembers notes, and stops a run after so many pictures."""
 
     def __init__(self, stop: int = 10**9) -> None:
@@ -45,12 +45,12 @@ def moving_squares(tmp_path_factory):
 @pytest.fixture(scope="module")
 def clip_run(moving_squares, tmp_path_factory):
     """A run that has learned directions, from the default model, and what it noted."""
-    out, listener = tmp_path_factory.mktemp("runs") / "run", Notes()
-    vitreous.train(str(moving_squares), out=str(out), steps=40, frames=4, listener=listener, **OPTIONS)
+    out, listener = tmp_path_factory.mktemp("runs") / "run", StoppingListener()
+    vitreous.train(str(moving_squares), out=str(out), steps=40, frames=4, listener=listener, **TRAIN_OPTIONS)
     return out, listener.notes
 
 
-def test_a_run_learns_directions_and_is_judged_on_the_same_frames(moving_squares, clip_run):
+def test_clip_run_learns_and_evaluates_the_same_frames(moving_squares, clip_run):
     folder, notes = clip_run
     assert any(note.startswith("the data are 54 clips") for note in notes)
     assert any(note.startswith("clips are not mirrored") for note in notes)
@@ -63,12 +63,18 @@ def test_a_run_learns_directions_and_is_judged_on_the_same_frames(moving_squares
     assert "data:image/" in (folder / "report.html").read_text()
 
 
-def test_a_stopped_run_ends_in_the_same_bits_with_workers(moving_squares, tmp_path):
-    options = {**OPTIONS, "model": "ViViT-32x2/8x2-factorised-attention", "steps": 6, "save_every": 2, "stride": 2}
+def test_resumed_clip_run_is_bit_identical(moving_squares, tmp_path):
+    options = {
+        **TRAIN_OPTIONS,
+        "model": "ViViT-32x2/8x2-factorised-attention",
+        "steps": 6,
+        "save_every": 2,
+        "stride": 2,
+    }
     vitreous.train(str(moving_squares), out=str(tmp_path / "whole"), frames=4, **options)
     with pytest.raises(KeyError):
         stop = {**options, "workers": 2, "frames": 4, "log_every": 1}
-        vitreous.train(str(moving_squares), out=str(tmp_path / "stopped"), listener=Notes(36), **stop)
+        vitreous.train(str(moving_squares), out=str(tmp_path / "stopped"), listener=StoppingListener(36), **stop)
     vitreous.train(str(moving_squares), out=str(tmp_path / "stopped"), resume=True)
     first, second = (load_bundle(tmp_path / name / "model") for name in ("whole", "stopped"))
     assert first.preprocess == second.preprocess and first.preprocess.stride == 2
@@ -78,14 +84,14 @@ def test_a_stopped_run_ends_in_the_same_bits_with_workers(moving_squares, tmp_pa
         vitreous.train(out=str(tmp_path / "stopped"), resume=True, frames=8)
 
 
-def test_weights_of_pictures_and_of_clips_start_a_run(moving_squares, clip_run, tmp_path):
+def test_clip_runs_start_from_image_and_clip_weights(moving_squares, clip_run, tmp_path):
     vitreous.save(vitreous.create("ViT-64x2/8", 24, 3), tmp_path / "flat")
     document = vitreous.train(
-        str(moving_squares), out=str(tmp_path / "a"), init=str(tmp_path / "flat"), steps=1, **OPTIONS
+        str(moving_squares), out=str(tmp_path / "a"), init=str(tmp_path / "flat"), steps=1, **TRAIN_OPTIONS
     )
     config = load_bundle(tmp_path / "a" / "model").model.config
     assert document["steps"] == 1 and config.name() == "ViViT-64x2/8x2" and config.image == (8, 24, 24)
-    named = {**OPTIONS, "model": "ViViT-64x2/8x4-factorised-encoder", "steps": 1, "image_size": 16}
+    named = {**TRAIN_OPTIONS, "model": "ViViT-64x2/8x4-factorised-encoder", "steps": 1, "image_size": 16}
     vitreous.train(str(moving_squares), out=str(tmp_path / "b"), init=str(tmp_path / "flat"), **named)
     assert load_bundle(tmp_path / "b" / "model").model.config.image == (8, 16, 16)
     mean = replace_known_fields(
@@ -96,7 +102,7 @@ def test_weights_of_pictures_and_of_clips_start_a_run(moving_squares, clip_run, 
     config = load_bundle(tmp_path / "d" / "model").model.config
     assert (config.pool, config.class_token, config.registers) == ("mean", False, 2)
     more = vitreous.train(
-        str(moving_squares), out=str(tmp_path / "c"), init=str(clip_run[0]), steps=1, frames=6, **OPTIONS
+        str(moving_squares), out=str(tmp_path / "c"), init=str(clip_run[0]), steps=1, frames=6, **TRAIN_OPTIONS
     )
     assert more["steps"] == 1 and load_bundle(tmp_path / "c" / "model").model.config.image == (6, 16, 16)
 
@@ -106,16 +112,16 @@ def test_weights_of_pictures_and_of_clips_start_a_run(moving_squares, clip_run, 
     ({"frames": 5}, "5"), ({"stride": -1}, "invalid stride of -1 frames"), ({"init": "SOLID"}, "are for volumes"),
     ({"data": "digits"}, "frames and stride are for clips"),
 ])  # fmt: skip
-def test_what_is_not_for_clips_is_refused(moving_squares, tmp_path, change, problem):
+def test_options_unsupported_for_clips_are_rejected(moving_squares, tmp_path, change, problem):
     vitreous.save(vitreous.create("ViT-32x2/4x4x4", (8, 8, 8), 2), tmp_path / "solid")
-    options = {**OPTIONS, "data": str(moving_squares), "steps": 1, "frames": 4, **change}
+    options = {**TRAIN_OPTIONS, "data": str(moving_squares), "steps": 1, "frames": 4, **change}
     if options.get("init"):
         options["init"] = str(tmp_path / "solid")
     with pytest.raises(UsageError, match=problem):
         vitreous.train(options.pop("data"), out=str(tmp_path / "run"), **options)
 
 
-def test_clips_are_no_input_of_a_model_of_pictures(moving_squares, tmp_path):
+def test_image_model_rejects_clips(moving_squares, tmp_path):
     vitreous.save(vitreous.create("ViT-32x2/8", 16, 2), tmp_path / "flat")
     with pytest.raises(UsageError, match=r"flat needs images, but .* contains clips"):
         vitreous.evaluate(str(tmp_path / "flat"), str(moving_squares), device="cpu")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import vitreous
-from tests.conftest import picture, say
+from tests.conftest import make_image, run_cli
 from tests.objectives import toys
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.options import DataOptions
@@ -29,33 +29,42 @@ from vitreous.training.loop import run_training_loop, training_progress_at
 from vitreous.training.session import Session
 from vitreous.weights.bundle import load_bundle
 
-GOLDEN = Path(__file__).with_name("golden.json")
-TOYS = {"tiny-dino": toys.tiny_dino, "tiny-pixels": toys.tiny_pixels}
-OPTIONS = {"model": "ViT-32x2/4", "image_size": 16, "precision": "fp32", "seed": 3, "save_every": 1, "log_every": 1}
+GOLDEN_FILE = Path(__file__).with_name("golden.json")
+TOY_RECIPES = {"tiny-dino": toys.tiny_dino, "tiny-pixels": toys.tiny_pixels}
+TRAIN_OPTIONS = {
+    "model": "ViT-32x2/4",
+    "image_size": 16,
+    "precision": "fp32",
+    "seed": 3,
+    "save_every": 1,
+    "log_every": 1,
+}
 
 
 @pytest.fixture(autouse=True)
-def tables(monkeypatch):
+def toy_objectives(monkeypatch):
     """The objectives and recipes of the tests beside the usual ones."""
-    toys.install(monkeypatch.setattr)
+    toys.register_toys(monkeypatch.setattr)
     yield
-    toys.uninstall()
+    toys.unregister_toys()
 
 
 @pytest.fixture
-def flat(tmp_path):
+def unlabelled_images(tmp_path):
     """32 images in one folder, without classes."""
     home = tmp_path / "flat"
     home.mkdir()
     for index in range(32):
-        picture(index, (16, 16), index % 3).save(home / f"{index}.png")
+        make_image(index, (16, 16), index % 3).save(home / f"{index}.png")
     return home
 
 
-@pytest.mark.parametrize("name", TOYS)
-def test_images_without_labels_train_a_model_that_embeds(flat, tmp_path, name):
+@pytest.mark.parametrize("name", TOY_RECIPES)
+def test_unlabelled_training_produces_an_embedding_model(unlabelled_images, tmp_path, name):
     out = tmp_path / "run"
-    summary = vitreous.train(str(flat), recipe=name, out=str(out), workers=0, device="cpu", **OPTIONS)
+    summary = vitreous.train(
+        str(unlabelled_images), recipe=name, out=str(out), workers=0, device="cpu", **TRAIN_OPTIONS
+    )
     assert summary["steps"] == math.ceil(3 * summary_images(out) / 8) and summary["val"] is None
     lines = [json.loads(line) for line in (out / "metrics.jsonl").open()]
     logged = {"tiny-dino": "train/entropy", "tiny-pixels": "train/worst"}[name]
@@ -63,7 +72,9 @@ def test_images_without_labels_train_a_model_that_embeds(flat, tmp_path, name):
     assert load_bundle(out / "model").task == FeatureExtraction()
     with pytest.raises(UsageError, match="features, not classes"):
         vitreous.load(str(out))
-    found = say("embed", str(out), str(flat), "--out", str(tmp_path / "vectors.npz"), "--device", "cpu")
+    found = run_cli(
+        "embed", str(out), str(unlabelled_images), "--out", str(tmp_path / "vectors.npz"), "--device", "cpu"
+    )
     assert found.returncode == 0, found.stderr
     vectors = np.load(tmp_path / "vectors.npz")["embeddings"]
     assert vectors.shape == (32, 32) and np.isfinite(vectors).all() and vectors.std(0).max() > 0
@@ -74,12 +85,12 @@ def summary_images(out):
     return RunFolder(out).run().data.images
 
 
-def session_of(name, tmp_path, **changes):
+def create_session(name, tmp_path, **changes):
     """A session on random images in memory, and its state."""
     pixels = np.random.default_rng(0).integers(0, 256, (24, 16, 16, 3), dtype=np.uint8)
     split = ArraySplit(pixels, np.zeros((24, 0), np.float32))
     model = ViTConfig(image=(16, 16), patch=(4, 4), classes=0, width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64))
-    run = TOYS[name](model, DatasetInfo(24, (16, 16), 3), None)
+    run = TOY_RECIPES[name](model, DatasetInfo(24, (16, 16), 3), None)
     data = DataOptions("synthetic", (), len(split), "", cache=True)
     run = replace(run, data=data, preprocess=ImagePreprocess((16, 16)), model=model, **changes)
     cached = torch.from_numpy(pixels.transpose(0, 3, 1, 2).copy())
@@ -88,8 +99,8 @@ def session_of(name, tmp_path, **changes):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_teacher_moves_in_float32_and_by_its_schedule(tmp_path, precision):
-    session, state = session_of("tiny-dino", tmp_path, precision=precision)
+def test_teacher_follows_its_schedule_in_float32(tmp_path, precision):
+    session, state = create_session("tiny-dino", tmp_path, precision=precision)
     objective = state.objective
     assert {p.dtype for p in objective.teacher.parameters()} == {torch.float32}
     expected = {name: p.clone() for name, p in objective.teacher.named_parameters()}
@@ -112,9 +123,9 @@ def test_a_teacher_moves_in_float32_and_by_its_schedule(tmp_path, precision):
     assert all(torch.equal(shipped[name], p) for name, p in objective.teacher.named_parameters())
 
 
-def curve_of(name, precision, tmp_path):
+def collect_losses(name, precision, tmp_path):
     """The loss of every step of a short run."""
-    session, state = session_of(name, tmp_path, precision=precision)
+    session, state = create_session(name, tmp_path, precision=precision)
     losses = []
     run_training_loop(
         state, session.batches(state), [(1, lambda s: (losses.append(s.losses), setattr(s, "losses", 0.0)))]
@@ -124,16 +135,18 @@ def curve_of(name, precision, tmp_path):
 
 @pytest.mark.processor
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", TOYS)
+@pytest.mark.parametrize("name", TOY_RECIPES)
 def test_golden_curve(name, precision, tmp_path):
     """Equal after any refactoring. `python -m tests.objectives.test_contract` writes them anew."""
-    golden = json.loads(GOLDEN.read_text())[f"{name} {precision}"]
-    assert curve_of(name, precision, tmp_path) == pytest.approx(golden, abs={"fp32": 2e-5, "bf16": 2e-2}[precision])
+    golden = json.loads(GOLDEN_FILE.read_text())[f"{name} {precision}"]
+    assert collect_losses(name, precision, tmp_path) == pytest.approx(
+        golden, abs={"fp32": 2e-5, "bf16": 2e-2}[precision]
+    )
 
 
-@pytest.mark.parametrize("name", TOYS)
-def test_the_loss_falls_on_a_batch_that_is_seen_again(name, tmp_path):
-    session, state = session_of(name, tmp_path, epochs=20.0)
+@pytest.mark.parametrize("name", TOY_RECIPES)
+def test_loss_decreases_on_a_repeated_batch(name, tmp_path):
+    session, state = create_session(name, tmp_path, epochs=20.0)
     losses = []
     pair = next(session.batches(state))
     run_training_loop(
@@ -142,27 +155,29 @@ def test_the_loss_falls_on_a_batch_that_is_seen_again(name, tmp_path):
     assert losses[-1] < 0.9 * losses[0]
 
 
-def test_samples_that_see_each_other_are_not_computed_in_parts(tmp_path):
+def test_micro_batches_are_rejected_for_batch_dependent_losses(tmp_path):
     for change in ({"shards": 2}, {"micro_batch": 2}, {"reproducible": True}):
         with pytest.raises(UsageError, match="depend on each other"):
-            session_of("tiny-dino", tmp_path, **change)
+            create_session("tiny-dino", tmp_path, **change)
 
 
-def test_a_part_of_a_batch_gives_a_part_of_the_loss(tmp_path):
-    session, state = session_of("tiny-pixels", tmp_path)
+def test_micro_batch_losses_average_to_the_batch_loss(tmp_path):
+    session, state = create_session("tiny-pixels", tmp_path)
     _, batch = next(session.batches(state))
     objective = state.objective.eval()
     parts = [objective({name: e[a : a + 2] for name, e in batch.items()})["loss"].item() for a in range(0, 8, 2)]
     assert np.mean(parts) == pytest.approx(objective(batch)["loss"].item(), rel=1e-5)
 
 
-def test_labels_are_asked_for_where_they_are_learned(flat, tmp_path):
+def test_supervised_training_requires_labels(unlabelled_images, tmp_path):
     with pytest.raises(DataError, match="class"):
-        vitreous.train(str(flat), out=str(tmp_path / "run"), **OPTIONS)
+        vitreous.train(str(unlabelled_images), out=str(tmp_path / "run"), **TRAIN_OPTIONS)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
-        curves = {f"{name} {p}": curve_of(name, p, Path(scratch)) for name in TOYS for p in ("fp32", "bf16")}
-    GOLDEN.write_text(json.dumps(curves, indent=1) + "\n")
+        curves = {
+            f"{name} {p}": collect_losses(name, p, Path(scratch)) for name in TOY_RECIPES for p in ("fp32", "bf16")
+        }
+    GOLDEN_FILE.write_text(json.dumps(curves, indent=1) + "\n")

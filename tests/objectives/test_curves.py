@@ -11,56 +11,62 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.objectives.sessions import HEADS, OBJECTIVES, losses, session_of
+from tests.objectives.sessions import HEAD_OPTIONS, OBJECTIVE_CONFIGS, collect_losses, create_session
 from vitreous.nn import attention, kernels
 from vitreous.system.native import NativeLibrary, load_native_library
 from vitreous.training.loop import run_training_loop
 from vitreous.training.run import OptimizerConfig, RampConfig, ScheduleConfig
 
-GOLDEN = Path(__file__).with_name("curves.json")
+GOLDEN_FILE = Path(__file__).with_name("curves.json")
 #: what kinds of processor (AVX2, AVX512-BF16) and one thread and two differ by, times four: 1.9e-6 in float32; in
 #: bfloat16 7e-4, and more where a teacher's temperature multiplies it: 1.4e-3 for DINO, 7.7e-3 for DINOv2, whose loss
 #: is a sum of three
-TOLERANCE = {"fp32": 8e-6, "bf16": 3e-3, "dino bf16": 6e-3, "dinov2 bf16": 3e-2, "dinov2-sinkhorn bf16": 3e-2}
-LN_K, COLOURS = math.log(HEADS["prototypes"]), math.log(512)
+RELATIVE_TOLERANCES = {"fp32": 8e-6, "bf16": 3e-3, "dino bf16": 6e-3, "dinov2 bf16": 3e-2, "dinov2-sinkhorn bf16": 3e-2}
+LN_K, LN_COLOURS = math.log(HEAD_OPTIONS["prototypes"]), math.log(512)
 
 
 @pytest.mark.processor
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", OBJECTIVE_CONFIGS)
 def test_golden_curve(name, precision, tmp_path, monkeypatch):
     """Twenty steps, equal after any refactoring, and in bfloat16 near those of float32. `python -m
     tests.objectives.test_curves` writes them anew. Attention is as on any processor: by PyTorch's operators."""
     monkeypatch.setattr(attention, "has_fast_bf16_matmul", lambda: False)
     monkeypatch.setattr(kernels, "load_native_library", lambda: NativeLibrary(None, False, "left out"))
-    golden = json.loads(GOLDEN.read_text())
-    curve = losses(*session_of(name, tmp_path, precision=precision))
+    golden = json.loads(GOLDEN_FILE.read_text())
+    curve = collect_losses(*create_session(name, tmp_path, precision=precision))
     assert len(curve) == 20
-    tolerance = TOLERANCE.get(f"{name} {precision}", TOLERANCE[precision])
+    tolerance = RELATIVE_TOLERANCES.get(f"{name} {precision}", RELATIVE_TOLERANCES[precision])
     assert curve == pytest.approx(golden[f"{name} {precision}"], abs=tolerance)
     assert curve == pytest.approx(golden[f"{name} fp32"], rel=5e-2)
 
 
 @pytest.mark.skipif(not load_native_library().tiles, reason=f"tiles (AMX): {load_native_library().note}")
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_with_kernels_of_our_own_a_curve_is_near_that_of_float32(name, tmp_path):
-    golden = json.loads(GOLDEN.read_text())
-    curve = losses(*session_of(name, tmp_path, precision="bf16"))
+@pytest.mark.parametrize("name", OBJECTIVE_CONFIGS)
+def test_loss_curve_with_native_kernels_is_near_float32(name, tmp_path):
+    golden = json.loads(GOLDEN_FILE.read_text())
+    curve = collect_losses(*create_session(name, tmp_path, precision="bf16"))
     assert curve == pytest.approx(golden[f"{name} fp32"], rel=5e-2)
 
 
 #: learning rate; DINO's loss that the run has to come below, in ln K (Sinkhorn's targets are nearly even by design)
-TAUGHT = {"dino": (3e-4, 0.8), "dinov2": (3e-4, 0.8), "dinov2-sinkhorn": (1e-3, 0.96)}
-TEACHER = {"momentum": RampConfig(0.98, 0.98), "teacher_temperature": RampConfig(0.04, 0.04)}
+TEACHER_OBJECTIVES = {"dino": (3e-4, 0.8), "dinov2": (3e-4, 0.8), "dinov2-sinkhorn": (1e-3, 0.96)}
+CONSTANT_SCHEDULES = {"momentum": RampConfig(0.98, 0.98), "teacher_temperature": RampConfig(0.04, 0.04)}
 
 
-def shown_again(name, home):
+def train_on_one_batch(name, home):
     """The loss and what is logged beside it, of the first step and as the mean of the last 20, of a run that sees one
     batch of 32 pictures in every step; and the objective."""
-    steps = 80 if name in TAUGHT else 60
-    teacher = {"schedules": TEACHER, "schedule": ScheduleConfig(5, "constant")} if name in TAUGHT else {}
-    optimizer = OptimizerConfig(lr=TAUGHT[name][0] if name in TAUGHT else 5e-3, weight_decay=0.04)
-    session, state = session_of(name, home, batch_size=32, epochs=float(steps), optimizer=optimizer, **teacher)
+    steps = 80 if name in TEACHER_OBJECTIVES else 60
+    teacher = (
+        {"schedules": CONSTANT_SCHEDULES, "schedule": ScheduleConfig(5, "constant")}
+        if name in TEACHER_OBJECTIVES
+        else {}
+    )
+    optimizer = OptimizerConfig(
+        lr=TEACHER_OBJECTIVES[name][0] if name in TEACHER_OBJECTIVES else 5e-3, weight_decay=0.04
+    )
+    session, state = create_session(name, home, batch_size=32, epochs=float(steps), optimizer=optimizer, **teacher)
     pair, found = next(session.batches(state)), []
 
     def note(state):
@@ -75,31 +81,31 @@ def shown_again(name, home):
 
 
 @pytest.mark.parametrize(("name", "before", "after"), [
-    ("mean-colour", COLOURS, 3.2), ("small-colours", COLOURS, 3.2), ("pixels", 0.2, 0.05), ("hard", math.log(3), 0.25),
+    ("mean-colour", LN_COLOURS, 3.2), ("small-colours", LN_COLOURS, 3.2), ("pixels", 0.2, 0.05), ("hard", math.log(3), 0.25),
 ])  # fmt: skip
-def test_32_pictures_are_learned(name, before, after, tmp_path):
-    first, last, _ = shown_again(name, tmp_path)
+def test_32_images_are_learned(name, before, after, tmp_path):
+    first, last, _ = train_on_one_batch(name, tmp_path)
     assert first["loss"] == pytest.approx(before, rel=0.1) and last["loss"] < after
 
 
-def test_32_pictures_are_reconstructed_far_better_than_by_zeros(tmp_path):
-    first, last, _ = shown_again("mae", tmp_path)
+def test_mae_reconstruction_beats_zero_predictions(tmp_path):
+    first, last, _ = train_on_one_batch("mae", tmp_path)
     zeros = 47 / 48  # 4 x 4 x 3 values of unbiased variance 1
     assert last["loss"] < 0.8 * zeros < first["loss"]
 
 
-def test_a_student_comes_near_its_teachers_answers(tmp_path):
-    first, last, objective = shown_again("soft", tmp_path)
+def test_student_approaches_its_teacher(tmp_path):
+    first, last, objective = train_on_one_batch("soft", tmp_path)
     assert last["loss"] < 0.6 * first["loss"]
     assert objective.teacher.model.training is False
 
 
-@pytest.mark.parametrize("name", TAUGHT)
-def test_32_pictures_leave_the_uniform_answer_with_several_prototypes(name, tmp_path):
+@pytest.mark.parametrize("name", TEACHER_OBJECTIVES)
+def test_dino_learns_32_images_without_collapse(name, tmp_path):
     """No collapse of either kind: the teacher says something, and not the same of every picture."""
-    first, last, _ = shown_again(name, tmp_path)
+    first, last, _ = train_on_one_batch(name, tmp_path)
     own = last.get("dino", last["loss"])
-    assert first.get("dino", first["loss"]) > 0.95 * LN_K and own < TAUGHT[name][1] * LN_K
+    assert first.get("dino", first["loss"]) > 0.95 * LN_K and own < TEACHER_OBJECTIVES[name][1] * LN_K
     assert 0.1 < last["teacher_entropy"] < last["prototype_entropy"] - 0.2
     assert last["feature_std"] > 0.08
     assert name == "dino" or last["ibot"] < 0.6 * LN_K
@@ -108,8 +114,10 @@ def test_32_pictures_leave_the_uniform_answer_with_several_prototypes(name, tmp_
 if __name__ == "__main__":
     torch.set_num_threads(1)
     curves = {}
-    for name in OBJECTIVES:
+    for name in OBJECTIVE_CONFIGS:
         for precision in ("fp32", "bf16"):
             with tempfile.TemporaryDirectory() as scratch:
-                curves[f"{name} {precision}"] = losses(*session_of(name, Path(scratch), precision=precision))
-    GOLDEN.write_text(json.dumps(curves, indent=1) + "\n")
+                curves[f"{name} {precision}"] = collect_losses(
+                    *create_session(name, Path(scratch), precision=precision)
+                )
+    GOLDEN_FILE.write_text(json.dumps(curves, indent=1) + "\n")

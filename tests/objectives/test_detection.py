@@ -28,23 +28,23 @@ from vitreous.weights.adopt import open_objective_state
 from vitreous.weights.bundle import Bundle, load_bundle
 from vitreous.weights.objective_parts import load_into_objective
 
-SMALL = {"width": 16, "hidden": 32, "proposals": 30, "finest": 4, "anchor": 2.0}
-OPTIONS = {
+SMALL_OBJECTIVE = {"width": 16, "hidden": 32, "proposals": 30, "finest": 4, "anchor": 2.0}
+TRAIN_OPTIONS = {
     "recipe": "detect", "model": "Conv8-16-16+ViT-32x1/8", "image_size": 32, "batch_size": 4, "workers": 0,
     "device": "cpu", "precision": "fp32", "evaluate_every": 10**6,
-    "settings": {f"objective.{name}": [str(value)] for name, value in SMALL.items()},
+    "settings": {f"objective.{name}": [str(value)] for name, value in SMALL_OBJECTIVE.items()},
 }  # fmt: skip
 
 
-def learned(out: Path, **changes):
-    return vitreous.train(changes.pop("data"), out=str(out), **OPTIONS | changes)
+def train_detector(out: Path, **changes):
+    return vitreous.train(changes.pop("data"), out=str(out), **TRAIN_OPTIONS | changes)
 
 
-def test_a_run_learns_objects_and_is_judged_by_average_precision(tmp_path):
+def test_detection_run_learns_and_reports_average_precision(tmp_path):
     for split, count in (("train", 16), ("val", 4)):
         write_objects(tmp_path / "data" / split, count)
-    settings = OPTIONS["settings"] | {"optimizer.matrix_lr": ["0.03"]}
-    summary = learned(tmp_path / "run", data=str(tmp_path / "data"), steps=80, lr=3e-3, settings=settings)
+    settings = TRAIN_OPTIONS["settings"] | {"optimizer.matrix_lr": ["0.03"]}
+    summary = train_detector(tmp_path / "run", data=str(tmp_path / "data"), steps=80, lr=3e-3, settings=settings)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     logged = [line for line in lines if "train/loss" in line]
     parts = ("objectness", "proposals", "classes", "boxes", "masks")
@@ -60,45 +60,47 @@ def test_a_run_learns_objects_and_is_judged_by_average_precision(tmp_path):
 def test_from_weights_everything_moves_or_the_heads_or_adapters(tmp_path):
     home = write_objects(tmp_path / "data", 8)
     once = {"data": str(home), "steps": 2, "save_every": 10}
-    learned(tmp_path / "first", **once)
+    train_detector(tmp_path / "first", **once)
     before = load_bundle(tmp_path / "first" / "model").model.backbone.state_dict()
-    oblong = asking("model.image", ["24", "32"])
+    oblong = with_setting("model.image", ["24", "32"])
     for name, change in {
         "all": {},
         "heads": {"last_blocks": 0},
         "adapters": {"lora": 2},
         "best": {"keep_best": True},
     }.items():
-        learned(tmp_path / name, **once, **change, **oblong, init=str(tmp_path / "first"), model=None, image_size=None)
+        train_detector(
+            tmp_path / name, **once, **change, **oblong, init=str(tmp_path / "first"), model=None, image_size=None
+        )
         after = load_bundle(tmp_path / name / "model").model.backbone.state_dict()
         assert json.loads((tmp_path / name / "model" / "model.json").read_text())["preprocess"]["image"] == [24, 32]
         moved = {part for part in before if part != "position.table" and not torch.equal(before[part], after[part])}
-        assert {"all": bool(moved), "best": bool(moved), "heads": not moved}.get(name, moved == ADAPTED), name
+        assert {"all": bool(moved), "best": bool(moved), "heads": not moved}.get(name, moved == LORA_PARAMETERS), name
     summary = json.loads((tmp_path / "best" / "summary.json").read_text())
     assert summary["selection"]["best"]["metric"] == "AP"
 
 
-ADAPTED = {"encoder.blocks.0.attention.part.qkv.weight"}
+LORA_PARAMETERS = {"encoder.blocks.0.attention.part.qkv.weight"}
 
 
 def test_masks_follow_from_the_data_or_from_the_user(tmp_path):
     boxes, masks = str(write_voc(tmp_path / "voc")), str(write_coco(tmp_path / "coco"))
     once = {"steps": 1, "batch_size": 2, "save_every": 10}
-    learned(tmp_path / "boxes", data=boxes, **once)
+    train_detector(tmp_path / "boxes", data=boxes, **once)
     assert load_bundle(tmp_path / "boxes" / "model").task == Detection(("cat", "dog", "owl"), masks=False)
     with pytest.raises(DataError, match=r"no masks[\s\S]*'objective.masks': \['false'\]"):
-        learned(tmp_path / "no", data=boxes, **once, **asking("objective.masks", ["true"]))
-    learned(tmp_path / "masks", data=masks, **once)
+        train_detector(tmp_path / "no", data=boxes, **once, **with_setting("objective.masks", ["true"]))
+    train_detector(tmp_path / "masks", data=masks, **once)
     assert load_bundle(tmp_path / "masks" / "model").task.masks
-    learned(tmp_path / "less", data=masks, **once, **asking("objective.masks", ["false"]))
+    train_detector(tmp_path / "less", data=masks, **once, **with_setting("objective.masks", ["false"]))
     assert not load_bundle(tmp_path / "less" / "model").task.masks
 
 
-def asking(name: str, value: list[str]) -> dict:
-    return {"settings": OPTIONS["settings"] | {name: value}}
+def with_setting(name: str, value: list[str]) -> dict:
+    return {"settings": TRAIN_OPTIONS["settings"] | {name: value}}
 
 
-def test_targets_are_objects_alone(tmp_path):
+def test_detection_targets_contain_only_objects(tmp_path):
     data = keep_object_targets(open_data(str(write_coco(tmp_path / "coco"))))
     assert has_object_masks(data) and data.classes == ("cat", "dog", "owl")
     split = data.split("train").take(torch.arange(2).numpy())
@@ -112,7 +114,7 @@ def test_targets_are_objects_alone(tmp_path):
 
 def objective_and_batch(**changes):
     """An objective without chance but in what is learned from, and a batch of 4 images of a square each."""
-    config = DetectionConfig(**SMALL | changes)
+    config = DetectionConfig(**SMALL_OBJECTIVE | changes)
     torch.manual_seed(0)
     model = vitreous.create("Conv8-16-16+ViT-32x1/8", image_size=32, num_classes=0)
     objective = config.build(model, ObjectiveSetting(seed=3, classes=("a", "b")))
@@ -128,7 +130,7 @@ def objective_and_batch(**changes):
     return objective, batch | {"positions": torch.arange(4)}
 
 
-def test_a_detector_for_other_classes_is_started_from_a_pyramid_and_proposals(tmp_path):
+def test_detector_for_other_classes_loads_pyramid_and_proposals(tmp_path):
     (first, _), (second, _) = objective_and_batch(), objective_and_batch()
     Bundle(first.model.eval(), first.task(), ImagePreprocess((32, 32), 3, (0.5,) * 3, (0.5,) * 3)).save(tmp_path / "x")
     parts = open_objective_state(tmp_path / "x")
@@ -142,7 +144,7 @@ def test_a_detector_for_other_classes_is_started_from_a_pyramid_and_proposals(tm
     assert all(torch.equal(own[name], theirs[name]) for name in own if not name.startswith("backbone."))
 
 
-def test_what_is_learned_from_is_a_function_of_seed_and_position():
+def test_sampling_keys_depend_only_on_seed_and_position():
     objective, batch = objective_and_batch(masks=True)
     keys = objective.prepare(batch, TrainingProgress())["keys"]
     assert torch.equal(
@@ -156,7 +158,7 @@ def test_what_is_learned_from_is_a_function_of_seed_and_position():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_losses_are_float32_and_a_batch_is_learned(dtype):
+def test_losses_are_float32_and_decrease(dtype):
     objective, batch = objective_and_batch(masks=True)
     batch = objective.prepare(batch, TrainingProgress())
     objective.to(dtype)
@@ -172,7 +174,7 @@ def test_losses_are_float32_and_a_batch_is_learned(dtype):
     assert all(map(math.isfinite, losses)) and losses[-1] < 0.8 * losses[0]
 
 
-def curve(masks: bool) -> list[float]:
+def compute_loss_curve(masks: bool) -> list[float]:
     """The losses of eight steps of SGD on one batch, that of step n with the draws of position n on."""
     objective, batch = objective_and_batch(masks=masks)
     optimizer, losses = torch.optim.SGD(objective.parameters(), 0.02, momentum=0.9), []
@@ -190,16 +192,16 @@ def curve(masks: bool) -> list[float]:
 @pytest.mark.parametrize("masks", [False, True])
 def test_golden_curve(masks):
     """Equal after any refactoring; `curve` gives them anew."""
-    assert curve(masks) == pytest.approx(GOLDEN[masks], abs=2e-3)
+    assert compute_loss_curve(masks) == pytest.approx(GOLDEN_LOSSES[masks], abs=2e-3)
 
 
-GOLDEN = {
+GOLDEN_LOSSES = {
     False: [1.84478, 1.64536, 1.18171, 0.99888, 1.16494, 1.24704, 1.14111, 0.93412],
     True: [3.54125, 2.87588, 2.41921, 1.95913, 2.02573, 1.72442, 1.59554, 1.45789],
 }
 
 
-def test_data_and_models_that_do_not_fit_are_refused():
+def test_unsupported_data_and_options_are_rejected():
     model = replace(config_from_name("ViT-32x2/8", 32), classes=0)
     with pytest.raises(UsageError, match="scenes"):
         DetectionConfig().check(model, ("a", "b"), Augment())
@@ -207,7 +209,7 @@ def test_data_and_models_that_do_not_fit_are_refused():
         DetectionConfig(nms=2.0).check(model, ("a", "b"), SceneViews())
 
 
-def test_the_federated_loss_is_that_of_the_loop():
+def test_federated_loss_matches_the_loop():
     generator = torch.Generator().manual_seed(0)
     logits, labels = torch.randn(7, 6, generator=generator), torch.tensor([0, 1, 5, 5, 0, 2, 0])
     for classes in (range(5), (0, 4), ()):
@@ -222,7 +224,7 @@ def test_the_federated_loss_is_that_of_the_loop():
     assert federated_loss(logits[:0], labels[:0]) == 0
 
 
-def test_federated_classes_are_those_of_the_loop_and_drawn_by_the_root_of_frequency():
+def test_federated_classes_are_sampled_by_root_frequency():
     frequencies = np.array([100, 25, 0, 4, 1, 400, 0, 9])
     present = np.zeros((6000, 8), bool)
     present[::2, 2] = present[::3, 0] = True
@@ -268,11 +270,11 @@ def test_a_federated_loss_counts_frequencies_and_is_a_mean_over_images():
         replace(config, frequencies=(1, 2, 3)).check(model, ("a", "b"), SceneViews())
 
 
-def test_rare_classes_are_learned_as_lvis_has_it(tmp_path):
+def test_lvis_options_for_rare_classes(tmp_path):
     changes = {"objective.scores": ["sigmoid"], "objective.federated": ["2"], "data.repeat_threshold": ["0.9"]}
-    settings = OPTIONS["settings"] | changes
+    settings = TRAIN_OPTIONS["settings"] | changes
     data = str(write_coco(tmp_path / "coco"))
-    learned(tmp_path / "run", data=data, steps=2, batch_size=2, sampling="repeat-factor", settings=settings)
+    train_detector(tmp_path / "run", data=data, steps=2, batch_size=2, sampling="repeat-factor", settings=settings)
     config = json.loads((tmp_path / "run" / "model" / "model.json").read_text())["architecture"]
     assert config["scores"] == "sigmoid"
     run = (tmp_path / "run" / "config.yaml").read_text()

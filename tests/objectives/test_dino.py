@@ -29,16 +29,16 @@ from vitreous.objectives.heads import DINOHead, HeadOptions, SyncBatchNormFuncti
 from vitreous.objectives.unlabelled import koleo_loss
 from vitreous.recipes.registry import build_example_run
 
-SMALL = ViTConfig(image=(32, 32), patch=(8, 8), classes=0, width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64))
-HEAD = {"prototypes": 24, "head_width": 32, "bottleneck": 16}
+SMALL_CONFIG = ViTConfig(image=(32, 32), patch=(8, 8), classes=0, width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64))
+HEAD_OPTIONS = {"prototypes": 24, "head_width": 32, "bottleneck": 16}
 VIEWS = MultiCrop(locals=3, local_image=(16, 16))
-PROGRESS = TrainingProgress(0, 0, 100, {"teacher_temperature": 0.05, "momentum": 0.9})
+TRAINING_PROGRESS = TrainingProgress(0, 0, 100, {"teacher_temperature": 0.05, "momentum": 0.9})
 
 
-def objective(kind=DINO, config=None, model=SMALL, **settings):
+def build_objective(kind=DINO, config=None, model=SMALL_CONFIG, **settings):
     """An objective on a small model, in training."""
     torch.manual_seed(0)
-    config = config or {DINO: DINOConfig, DINOv2: DINOv2Config}[kind](**HEAD, **settings)
+    config = config or {DINO: DINOConfig, DINOv2: DINOv2Config}[kind](**HEAD_OPTIONS, **settings)
     return kind(build_model(model), config, ObjectiveSetting(views=VIEWS)).train()
 
 
@@ -51,10 +51,10 @@ def batch_for(own, images=4):
         "positions": torch.arange(images),
         "samples": torch.arange(images),
     }
-    return own.prepare(batch, PROGRESS)
+    return own.prepare(batch, TRAINING_PROGRESS)
 
 
-def test_pairs_of_different_views_are_compared():
+def test_cross_view_entropy_averages_pairs_of_different_views():
     targets, logits = torch.randn(5, 2, 7).softmax(-1), torch.randn(5, 10, 7) * 3
     pairs = [
         -(targets[:, i] * logits[:, v].log_softmax(-1)).sum(-1).mean() for i in range(2) for v in range(10) if v != i
@@ -76,8 +76,8 @@ def test_heads_have_the_published_parameters(width, count):
     assert sum(p.numel() for p in head.parameters()) + lengths == count
 
 
-def test_lengths_of_prototypes_are_learned_where_asked():
-    head, x = DINOHead(32, HeadOptions(**HEAD, unit_prototypes=False)), torch.randn(3, 32)
+def test_prototype_lengths_are_trainable_without_unit_prototypes():
+    head, x = DINOHead(32, HeadOptions(**HEAD_OPTIONS, unit_prototypes=False)), torch.randn(3, 32)
     before = head(x)
     head.lengths.data.mul_(2)
     assert torch.allclose(head(x), 2 * before)
@@ -87,14 +87,14 @@ def test_lengths_of_prototypes_are_learned_where_asked():
     ("width", "bottleneck", "count"),
     [(1024, 384, 57_545_088), (1024, 256, 40_505_600), (1536, 384, 58_593_664), (1536, 256, 41_554_176)],
 )
-def test_heads_of_dinov2_have_the_published_parameters(width, bottleneck, count):
+def test_dinov2_head_parameter_counts_match_the_published_ones(width, bottleneck, count):
     with torch.device("meta"):
         head = DINOHead(width, HeadOptions(131072, bottleneck=bottleneck, unit_prototypes=False))
     assert sum(p.numel() for p in head.parameters()) == count
 
 
-def test_a_head_is_the_cosine_to_unit_prototypes():
-    head, x = DINOHead(32, HeadOptions(**HEAD)), torch.randn(3, 32)
+def test_head_outputs_cosine_similarity_to_prototypes():
+    head, x = DINOHead(32, HeadOptions(**HEAD_OPTIONS)), torch.randn(3, 32)
     hidden = x
     for number, layer in enumerate(head.mlp):
         hidden = layer(F.gelu(hidden) if number else hidden)
@@ -102,68 +102,68 @@ def test_a_head_is_the_cosine_to_unit_prototypes():
     assert torch.allclose(head(x), expected, atol=1e-6)
 
 
-def test_the_centre_follows_after_the_step_and_is_not_used_within_it():
-    own = objective()
+def test_centre_is_updated_only_after_the_step():
+    own = build_objective()
     batch = batch_for(own)
     before = own(batch)["loss"]
     assert own.centre.abs().max() == 0
     answers = own.compute_teacher_outputs(batch["images"])
-    own.after_step(PROGRESS)
+    own.after_step(TRAINING_PROGRESS)
     assert torch.allclose(own.centre, 0.1 * answers.mean((0, 1)), atol=1e-6)
     assert own.outputs.abs().max() == 0 and own(batch)["loss"] != before
 
 
-def test_the_teacher_has_no_gradient_and_follows_by_its_momentum():
-    own = objective(model=SMALL.with_options(regularization={"drop_path": 0.5}))
+def test_teacher_is_a_momentum_average_without_gradients():
+    own = build_objective(model=SMALL_CONFIG.with_options(regularization={"drop_path": 0.5}))
     own(batch_for(own))["loss"].backward()
     assert all(p.grad is None and not p.requires_grad for p in own.teacher.parameters())
     assert not own.teacher.training and own.model.training
     moved = {name: p + 1 for name, p in own.model.state_dict().items()}
     own.model.load_state_dict(moved)
     before = {name: p.clone() for name, p in own.teacher.state_dict().items()}
-    own.after_step(PROGRESS)
+    own.after_step(TRAINING_PROGRESS)
     for name, p in own.teacher.state_dict().items():
         assert torch.allclose(p, 0.9 * before[name] + 0.1 * moved[name], atol=1e-6)
-    own.after_step(PROGRESS._replace(values={"momentum": 1.0}))
+    own.after_step(TRAINING_PROGRESS._replace(values={"momentum": 1.0}))
 
 
-def test_a_momentum_of_one_keeps_the_teacher():
-    own = objective()
+def test_momentum_of_one_keeps_the_teacher():
+    own = build_objective()
     own.model.load_state_dict({name: p + 1 for name, p in own.model.state_dict().items()})
     before = {name: p.clone() for name, p in own.teacher.state_dict().items()}
     own(batch_for(own))
-    own.after_step(PROGRESS._replace(values={"momentum": 1.0}))
+    own.after_step(TRAINING_PROGRESS._replace(values={"momentum": 1.0}))
     assert all(torch.equal(p, before[name]) for name, p in own.teacher.state_dict().items())
 
 
 def test_local_views_count():
-    own = objective()
+    own = build_objective()
     batch = batch_for(own)
     with_locals = own(batch)["loss"]
     assert own({**batch, "local": batch["local"] + 1})["loss"] != with_locals
     assert torch.isfinite(own({**batch, "local": batch["local"][:, :0]})["loss"])
 
 
-def test_koleo_of_the_global_views_is_added_where_asked():
-    plain, spread = (objective(koleo=weight) for weight in (0.0, 0.3))
+def test_koleo_loss_is_added_with_its_weight():
+    plain, spread = (build_objective(koleo=weight) for weight in (0.0, 0.3))
     spread.load_state_dict(plain.state_dict())
     batch = batch_for(plain)
     features = plain.model(batch["images"].flatten(0, 1)).unflatten(0, batch["images"].shape[:2])
     expected = plain(batch)["loss"] + 0.3 * sum(koleo_loss(view, gather_single_process) for view in features.unbind(1))
-    assert spread(spread.prepare(batch, PROGRESS))["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
+    assert spread(spread.prepare(batch, TRAINING_PROGRESS))["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
     assert DINOConfig().koleo == 0.0  # as in the authors' code
 
 
 @pytest.mark.parametrize(("kind", "update"), [(DINO, "skip"), (DINOv2, "zero-lr")])
-def test_prototypes_are_frozen_at_the_start_alone(kind, update):
-    own = objective(kind)
+def test_prototypes_are_frozen_only_at_the_start(kind, update):
+    own = build_objective(kind)
     names = own.frozen_at_start()
     assert "head.prototypes.weight" in names and set(names) <= set(dict(own.named_parameters()))
     assert own.frozen_update(TrainingProgress(0, 0, 1000)) == update
     assert own.frozen_update(TrainingProgress(10, 10, 1000)) is None
 
 
-def test_masked_patches_are_weighed_by_their_image():
+def test_masked_patch_loss_is_averaged_per_image():
     masks = torch.zeros(3, 8, dtype=torch.bool)
     masks[0, :2] = masks[2, 3:8] = True
     targets, logits = torch.randn(7, 5).softmax(-1), torch.randn(7, 5)
@@ -173,7 +173,7 @@ def test_masked_patches_are_weighed_by_their_image():
     assert masked_cross_entropy(targets[:0], logits[:0], masks & False) == 0
 
 
-def test_koleo_looks_for_the_nearest_other():
+def test_koleo_loss_matches_the_loop():
     features = torch.randn(6, 10)
     x = F.normalize(features, dim=-1)
     total = 0.0
@@ -186,7 +186,7 @@ def test_koleo_looks_for_the_nearest_other():
     assert torch.isfinite(koleo_loss(torch.ones(3, 16, dtype=torch.float16), gather_single_process))
 
 
-def test_koleo_of_parts_is_koleo_of_the_whole():
+def test_koleo_loss_across_ranks_matches_the_whole_batch():
     whole = torch.randn(8, 5, requires_grad=True)
     loss = koleo_loss(whole, gather_single_process)
     (expected,) = torch.autograd.grad(loss, whole)
@@ -201,7 +201,7 @@ def test_koleo_of_parts_is_koleo_of_the_whole():
     assert torch.allclose(gradient, expected, atol=1e-6)
 
 
-def test_koleo_of_one_is_nothing_and_such_batches_are_refused():
+def test_koleo_of_one_image_is_zero_and_batch_size_one_is_rejected():
     assert koleo_loss(torch.randn(1, 4), gather_single_process) == 0
     run = build_example_run("dinov2")
     with pytest.raises(UsageError, match="batch_size=2"):
@@ -209,7 +209,7 @@ def test_koleo_of_one_is_nothing_and_such_batches_are_refused():
 
 
 def test_an_idle_batch_counts_nowhere():
-    own = objective()
+    own = build_objective()
     batch = batch_for(own)
     own.is_idle = True
     own(batch)
@@ -220,7 +220,7 @@ def test_an_idle_batch_counts_nowhere():
     assert all(values.abs().max() == 0 for values in brought)
 
 
-def test_sinkhorn_is_the_loop_of_its_docstring():
+def test_sinkhorn_matches_the_documented_loop():
     scores = torch.randn(9, 5) * 4
     q = scores.exp() / scores.exp().sum()
     for _ in range(3):
@@ -232,7 +232,7 @@ def test_sinkhorn_is_the_loop_of_its_docstring():
     assert sinkhorn_knopp(scores[:0], reduce_single_process).shape == (0, 5)
 
 
-def by_processes(count, work):
+def run_in_threads(count, work):
     """What `work(rank, reduce)` gives in each of `count` threads that stand for processes: each `reduce` is the mean of
     what all bring."""
     barrier, brought, outcome = threading.Barrier(count, timeout=20), [None] * count, [None] * count
@@ -253,14 +253,14 @@ def by_processes(count, work):
     return outcome
 
 
-def test_sinkhorn_of_parts_is_sinkhorn_of_the_whole():
+def test_sinkhorn_across_ranks_matches_the_whole_batch():
     scores = torch.randn(10, 6) * 3
     parts = [scores[:3], scores[3:]]
-    outcome = by_processes(2, lambda rank, reduce: sinkhorn_knopp(parts[rank], reduce))
+    outcome = run_in_threads(2, lambda rank, reduce: sinkhorn_knopp(parts[rank], reduce))
     assert torch.allclose(torch.cat(outcome), sinkhorn_knopp(scores, reduce_single_process), atol=1e-6)
 
 
-def test_batch_norm_of_parts_is_batch_norm_of_the_whole():
+def test_sync_batch_norm_matches_the_whole_batch():
     """Values and gradients, beside torch's own; an idle process has rows that count nowhere and get no gradient."""
     torch.manual_seed(0)
     x, upstream = torch.randn(10, 6) * 3 + 5, torch.randn(10, 6)
@@ -273,7 +273,7 @@ def test_batch_norm_of_parts_is_batch_norm_of_the_whole():
 
     whole = work(lambda rows: F.batch_norm(rows, None, None, training=True), 0, 10)
     ends = [(0, 3, False), (3, 10, False), (2, 5, True)]
-    parts = by_processes(
+    parts = run_in_threads(
         3, lambda n, reduce: work(lambda r: SyncBatchNormFunction.apply(r, reduce, ends[n][2]), *ends[n][:2])
     )
     for number in range(2):
@@ -283,10 +283,10 @@ def test_batch_norm_of_parts_is_batch_norm_of_the_whole():
 
 
 @pytest.mark.parametrize("kind", [DINO, DINOv2])
-def test_a_batch_norm_makes_the_head_blind_to_what_all_features_share(kind):
+def test_head_batch_norm_removes_constant_offsets(kind):
     """Views of one size are normalised together, those of another apart; without the norm an offset is seen."""
     for batch_norm in (True, False):
-        own = objective(kind, batch_norm=batch_norm)
+        own = build_objective(kind, batch_norm=batch_norm)
         assert own.teacher_head.batch_norm is batch_norm
         views = [torch.randn(8, 32), torch.randn(12, 32)]
         plain = compute_prototype_logits(own.head, views, 4, reduce_single_process, False)
@@ -297,19 +297,19 @@ def test_a_batch_norm_makes_the_head_blind_to_what_all_features_share(kind):
 
 @pytest.mark.parametrize("centring", ["moving", "sinkhorn"])
 @pytest.mark.parametrize("patch_prototypes", [0, 12])
-def test_dinov2_learns_all_it_has(centring, patch_prototypes):
-    own = objective(DINOv2, centring=centring, patch_prototypes=patch_prototypes)
+def test_every_dinov2_parameter_gets_a_gradient(centring, patch_prototypes):
+    own = build_objective(DINOv2, centring=centring, patch_prototypes=patch_prototypes)
     outputs = own(batch_for(own))
     outputs["loss"].backward()
     assert {name for name, p in own.named_parameters() if p.requires_grad and p.grad is None} == set()
     expected = outputs["dino"] + outputs["ibot"] + 0.1 * outputs["koleo"]
     assert outputs["loss"].item() == pytest.approx(expected.item(), rel=1e-6)
-    own.after_step(PROGRESS)
+    own.after_step(TRAINING_PROGRESS)
     assert (own.centre.abs().max() > 0) == (centring == "moving")
 
 
-def test_masked_tokens_are_the_mask_token_at_their_place():
-    own = objective(DINOv2)
+def test_masked_patches_are_replaced_by_the_mask_token():
+    own = build_objective(DINOv2)
     own.mask_token.data.normal_()
     images, masks = torch.randn(2, 3, 32, 32), torch.zeros(2, 16, dtype=torch.bool)
     masks[0, 5] = True
@@ -321,8 +321,8 @@ def test_masked_tokens_are_the_mask_token_at_their_place():
     assert torch.allclose(own.encode(images, masks & False)[0], own.model(images), atol=1e-5)
 
 
-def test_about_half_of_the_views_are_masked():
-    own = objective(DINOv2)
+def test_half_of_the_views_are_masked():
+    own = build_objective(DINOv2)
     masks = batch_for(own, 64)["masks"].flatten(2)
     happened = masks.any(-1).float().mean().item()
     assert 0.3 < happened < 0.7 and masks.float().mean(-1).max() <= 0.5
@@ -336,12 +336,12 @@ def test_about_half_of_the_views_are_masked():
         (DINOv2Config(), Augment(), "requires views of type multicrop"),
     ],
 )
-def test_what_cannot_be_is_refused(config, views, text):
+def test_unsupported_models_and_views_are_rejected(config, views, text):
     with pytest.raises(UsageError, match=text):
-        config.check(SMALL, (), views)
+        config.check(SMALL_CONFIG, (), views)
 
 
-def test_a_stem_of_convolutions_carries_no_masked_pixel_into_the_student():
+def test_conv_stem_does_not_leak_masked_pixels():
     config = config_from_name("Conv+ViT-128x4/8", 32).with_options(classes=0, width=32, heads=4, mlp={"hidden": 64})
     objective = DINOv2Config(prototypes=16, head_width=16, bottleneck=8).build(build_model(config), ObjectiveSetting())
     images = torch.randn(2, 3, 32, 32, requires_grad=True)
@@ -353,7 +353,7 @@ def test_a_stem_of_convolutions_carries_no_masked_pixel_into_the_student():
     assert torch.equal(moved, ~masks)
 
 
-def test_resnets_are_students_of_dino_alone():
+def test_resnets_are_supported_by_dino_but_not_dinov2():
     resnet = config_from_name("BiT-R50x1")
     DINOConfig().check(resnet, (), MultiCrop())
     with pytest.raises(UsageError, match="plain ViT"):
@@ -364,7 +364,7 @@ def test_resnets_are_students_of_dino_alone():
     "settings",
     [{"prototypes": 0}, {"temperature": 0}, {"centre_momentum": 2}, {"koleo": -1}, {"mask_shares": (0.5, 0.1)}],
 )
-def test_numbers_that_cannot_be_are_refused(settings):
+def test_invalid_hyperparameters_are_rejected(settings):
     with pytest.raises(UsageError):
         DINOv2Config(**settings)
     if "mask_shares" not in settings:
@@ -372,7 +372,7 @@ def test_numbers_that_cannot_be_are_refused(settings):
             DINOConfig(**settings)
 
 
-def test_a_collapse_is_told_with_what_mends_it():
+def test_target_collapse_is_detected():
     later = TrainingProgress(10, 10, 100)
     one = torch.zeros(8, 16)
     one[:, 3] = 1
@@ -389,7 +389,7 @@ def test_a_collapse_is_told_with_what_mends_it():
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_masked_positions_are_those_that_the_host_would_count(share):
+def test_masked_positions_match_nonzero(share):
     masks = torch.rand(5, 16, generator=torch.Generator().manual_seed(0)) < share
     expected = masks.flatten().nonzero()[:, 0]
     assert torch.equal(masked_positions(masks, len(expected)), expected)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import vitreous
-from tests.conftest import picture, say
+from tests.conftest import make_image, run_cli
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError, WeightsError
@@ -25,27 +25,30 @@ from vitreous.tasks.features import FeatureExtraction
 from vitreous.weights.bundle import Bundle
 
 CLASSES = ("ant", "bee", "cat")
-PLAIN = ViTConfig(image=(16, 16), patch=(4, 4), classes=3, width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64))
-TOKEN = replace(PLAIN, pool="distilled")
-SETTING = ObjectiveSetting(classes=CLASSES, views=Augment(), normalisation=((0.5,) * 3, (0.5,) * 3))
+PLAIN_CONFIG = ViTConfig(image=(16, 16), patch=(4, 4), classes=3, width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64))
+DISTILLED_CONFIG = replace(PLAIN_CONFIG, pool="distilled")
+OBJECTIVE_SETTING = ObjectiveSetting(classes=CLASSES, views=Augment(), normalisation=((0.5,) * 3, (0.5,) * 3))
 
 
-def bundle(classes=CLASSES, task=None, **preprocess):
+def make_teacher_bundle(classes=CLASSES, task=None, **preprocess):
     """A teacher with random weights."""
     torch.manual_seed(5)
-    model = build_model(replace(PLAIN, channels=preprocess.get("channels", 3), classes=len(classes)))
+    model = build_model(replace(PLAIN_CONFIG, channels=preprocess.get("channels", 3), classes=len(classes)))
     torch.nn.init.normal_(model.head.weight)
     return Bundle(model.eval(), task or Classification(classes), ImagePreprocess((16, 16), **preprocess), {})
 
 
-def student(config=TOKEN, teacher=None, setting=SETTING, **options):
+def make_student_and_batch(config=DISTILLED_CONFIG, teacher=None, setting=OBJECTIVE_SETTING, **options):
     """A student with random heads, and a prepared batch."""
     torch.manual_seed(0)
     model = build_model(config)
     for layer in (p for name, p in model.named_parameters() if name.startswith("head.") and p.ndim == 2):
         torch.nn.init.normal_(layer)
     own = DistillationObjective(
-        model, DistillationConfig(teacher="t", **options), setting, WeightsTeacher("t", teacher or bundle())
+        model,
+        DistillationConfig(teacher="t", **options),
+        setting,
+        WeightsTeacher("t", teacher or make_teacher_bundle()),
     ).train()
     batch = {
         "images": torch.randn(6, 3, 16, 16),
@@ -56,40 +59,42 @@ def student(config=TOKEN, teacher=None, setting=SETTING, **options):
     return own, own.prepare(batch, TrainingProgress())
 
 
-def heads_of(own, batch):
+def compute_head_logits(own, batch):
     """The logits of the two heads."""
     tokens = own.model.features(batch["images"])
     return own.model.head.label(tokens[:, 0]), own.model.head.teacher(tokens[:, 1])
 
 
 def test_the_hard_loss_is_the_cross_entropy_with_the_teachers_class():
-    own, batch = student(alpha=0.3, smoothing=0.1)
-    label, taught = heads_of(own, batch)
+    own, batch = make_student_and_batch(alpha=0.3, smoothing=0.1)
+    label, taught = compute_head_logits(own, batch)
     expected = 0.7 * cross_entropy(label, batch["labels"], smoothing=0.1)
     expected += 0.3 * F.cross_entropy(taught, batch["teacher_logits"].argmax(1))  # not smoothed
     assert own(batch)["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize(("reduction", "divisor"), [("batchmean", 1), ("official", 3)])
-def test_the_soft_loss_is_the_divergence_at_a_temperature(reduction, divisor):
-    own, batch = student(kind="soft", alpha=0.5, temperature=3.0, reduction=reduction)
-    label, taught = heads_of(own, batch)
+def test_soft_loss_is_the_kl_divergence_at_a_temperature(reduction, divisor):
+    own, batch = make_student_and_batch(kind="soft", alpha=0.5, temperature=3.0, reduction=reduction)
+    label, taught = compute_head_logits(own, batch)
     p, q = ((z / 3).softmax(1) for z in (batch["teacher_logits"], taught))
     divergence = 9 * (p * (p / q).log()).sum(1).mean() / divisor
     expected = 0.5 * cross_entropy(label, batch["labels"]) + 0.5 * divergence
     assert own(batch)["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_alpha_of_zero_is_learning_from_labels_alone():
-    own, batch = student(alpha=0.0)
+def test_alpha_zero_uses_only_labels():
+    own, batch = make_student_and_batch(alpha=0.0)
     loss = own(batch)["loss"]
     loss.backward()
-    assert loss.item() == pytest.approx(cross_entropy(heads_of(own, batch)[0], batch["labels"]).item(), rel=1e-5)
+    assert loss.item() == pytest.approx(
+        cross_entropy(compute_head_logits(own, batch)[0], batch["labels"]).item(), rel=1e-5
+    )
     assert own.model.head.teacher.weight.grad.abs().max() == 0
 
 
-def test_a_model_without_the_token_learns_both_with_one_head():
-    own, batch = student(PLAIN, alpha=0.4)
+def test_model_without_distillation_token_uses_one_head():
+    own, batch = make_student_and_batch(PLAIN_CONFIG, alpha=0.4)
     logits = own.model(batch["images"])
     expected = 0.6 * F.cross_entropy(logits, batch["labels"]) + 0.4 * F.cross_entropy(
         logits, batch["teacher_logits"].argmax(1)
@@ -97,16 +102,16 @@ def test_a_model_without_the_token_learns_both_with_one_head():
     assert own(batch)["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_the_model_answers_with_the_mean_of_its_heads():
-    own, batch = student()
-    label, taught = heads_of(own.eval(), batch)
+def test_deployed_model_averages_its_heads():
+    own, batch = make_student_and_batch()
+    label, taught = compute_head_logits(own.eval(), batch)
     assert torch.allclose(own.deployed_model()(batch["images"]), (label + taught) / 2, atol=1e-5)
 
 
-def test_the_teacher_sees_the_students_images_mixed_as_they_are_in_its_own_normalisation():
-    teacher = bundle(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.1))
-    setting = replace(SETTING, views=Augment(mixup=0.8))
-    own, batch = student(teacher=teacher, setting=setting)
+def test_teacher_sees_mixed_images_in_its_normalisation():
+    teacher = make_teacher_bundle(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.1))
+    setting = replace(OBJECTIVE_SETTING, views=Augment(mixup=0.8))
+    own, batch = make_student_and_batch(teacher=teacher, setting=setting)
     pixels = batch["images"] * 0.5 + 0.5
     mean, std = (torch.tensor(n).view(3, 1, 1) for n in ((0.4, 0.5, 0.6), (0.2, 0.3, 0.1)))
     with torch.no_grad():
@@ -116,8 +121,8 @@ def test_the_teacher_sees_the_students_images_mixed_as_they_are_in_its_own_norma
 
 
 def test_classes_are_put_in_the_students_order():
-    swapped = bundle(("cat", "ant", "bee"))
-    own, batch = student(teacher=swapped)
+    swapped = make_teacher_bundle(("cat", "ant", "bee"))
+    own, batch = make_student_and_batch(teacher=swapped)
     with torch.no_grad():
         assert torch.allclose(batch["teacher_logits"], swapped.model(batch["images"])[:, [1, 2, 0]], atol=1e-5)
     assert own.order == [1, 2, 0]
@@ -126,51 +131,51 @@ def test_classes_are_put_in_the_students_order():
 @pytest.mark.parametrize(
     ("teacher", "text"),
     [
-        (lambda: bundle(("ant", "bee", "dog")), "'cat' of the data"),
-        (lambda: bundle(("ant", "bee", "cat", "dog")), "4 classes"),
-        (lambda: bundle(task=FeatureExtraction()), "not classes"),
-        (lambda: bundle(channels=1, mean=(0.5,), std=(0.5,)), "1 channels"),
+        (lambda: make_teacher_bundle(("ant", "bee", "dog")), "'cat' of the data"),
+        (lambda: make_teacher_bundle(("ant", "bee", "cat", "dog")), "4 classes"),
+        (lambda: make_teacher_bundle(task=FeatureExtraction()), "not classes"),
+        (lambda: make_teacher_bundle(channels=1, mean=(0.5,), std=(0.5,)), "1 channels"),
     ],
 )
-def test_teachers_that_do_not_fit_are_refused(teacher, text):
+def test_incompatible_teachers_are_rejected(teacher, text):
     with pytest.raises(UsageError, match=text):
-        student(teacher=teacher())
+        make_student_and_batch(teacher=teacher())
 
 
-def test_a_teacher_is_named_and_read(tmp_path):
+def test_missing_teacher_is_rejected(tmp_path):
     with pytest.raises(UsageError, match=r"objective\.teacher"):
-        DistillationConfig().build(build_model(TOKEN), SETTING)
+        DistillationConfig().build(build_model(DISTILLED_CONFIG), OBJECTIVE_SETTING)
     with pytest.raises((UsageError, WeightsError)):
-        DistillationConfig(teacher=str(tmp_path / "none")).build(build_model(TOKEN), SETTING)
+        DistillationConfig(teacher=str(tmp_path / "none")).build(build_model(DISTILLED_CONFIG), OBJECTIVE_SETTING)
 
 
-def test_a_teacher_of_another_size_sees_the_images_resized():
-    teacher = WeightsTeacher("t", bundle())
+def test_images_are_resized_to_the_teacher_size():
+    teacher = WeightsTeacher("t", make_teacher_bundle())
     images = torch.rand(2, 3, 24, 24)
     read = teacher.to_teacher_input(images, ((0.0,) * 3, (1.0,) * 3))
     expected = F.interpolate((images - 0.5) / 0.5, (16, 16), mode="bicubic", antialias=True)
     assert torch.allclose(read, expected, atol=1e-6) and teacher.logits(read).shape == (2, 3)
 
 
-def test_an_exported_teacher_answers_as_the_model_does(tmp_path):
-    own = bundle(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.1))
+def test_onnx_teacher_matches_the_model(tmp_path):
+    own = make_teacher_bundle(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.1))
     own.save(tmp_path / "teacher")
     (tmp_path / "images").mkdir()
     for index in range(8):
-        picture(index, (16, 16), index % 3).save(tmp_path / "images" / f"{index}.png")
+        make_image(index, (16, 16), index % 3).save(tmp_path / "images" / f"{index}.png")
     words = ("--to", "onnx", "--out", str(tmp_path / "t.onnx"), "--images", str(tmp_path / "images"))
-    found = say("export", str(tmp_path / "teacher"), *words)
+    found = run_cli("export", str(tmp_path / "teacher"), *words)
     assert found.returncode == 0, found.stderr
     exported = open_teacher(str(tmp_path / "t.onnx"))
     known = WeightsTeacher("t", own)
     assert isinstance(exported, OnnxTeacher) and exported.classes == CLASSES and exported.size == (16, 16)
     assert exported.normalisation == known.normalisation
     images = torch.rand(5, 3, 16, 16)
-    logits = [one.logits(one.to_teacher_input(images, SETTING.normalisation)) for one in (exported, known)]
+    logits = [one.logits(one.to_teacher_input(images, OBJECTIVE_SETTING.normalisation)) for one in (exported, known)]
     assert torch.allclose(*logits, atol=1e-4) and logits[0].std() > 0
 
 
-def foreign(place, count=3):
+def write_foreign_onnx(place, count=3):
     """An ONNX file of another library: the mean of each channel as the logits, or `count` of them."""
     import onnx
     from onnx import TensorProto, helper
@@ -186,48 +191,48 @@ def foreign(place, count=3):
     return str(place)
 
 
-def test_what_a_foreign_file_does_not_tell_is_asked_for(tmp_path):
-    source = foreign(tmp_path / "x.onnx")
+def test_foreign_onnx_teacher_requires_normalisation_options(tmp_path):
+    source = write_foreign_onnx(tmp_path / "x.onnx")
     with pytest.raises(UsageError, match="does not contain its mean") as error:
-        DistillationConfig(teacher=source).with_absolute_paths(PLAIN, CLASSES)
+        DistillationConfig(teacher=source).with_absolute_paths(PLAIN_CONFIG, CLASSES)
     assert "--objective.teacher-mean" in error.value.hint and "--objective.teacher-std" in error.value.hint
     config = DistillationConfig(teacher=source, teacher_mean=(0.5, 0.25, 0.0), teacher_std=(1.0, 2.0, 4.0))
-    assert config.with_absolute_paths(PLAIN, CLASSES).teacher == source
-    own = config.build(build_model(PLAIN), SETTING)
+    assert config.with_absolute_paths(PLAIN_CONFIG, CLASSES).teacher == source
+    own = config.build(build_model(PLAIN_CONFIG), OBJECTIVE_SETTING)
     images = torch.randn(4, 3, 16, 16)
     expected = (images * 0.5 + 0.5).mean((2, 3)) - torch.tensor([0.5, 0.25, 0.0])
     assert torch.allclose(own.compute_teacher_logits(images), expected / torch.tensor([1.0, 2.0, 4.0]), atol=1e-5)
     with pytest.raises(UsageError, match="has 3 classes"):
-        config.with_absolute_paths(replace(PLAIN, classes=2), CLASSES[:2])
+        config.with_absolute_paths(replace(PLAIN_CONFIG, classes=2), CLASSES[:2])
 
 
-def test_a_teacher_is_found_again_and_told_from_another(tmp_path):
-    bundle().save(tmp_path / "teacher")
+def test_teacher_is_identified_by_its_digest(tmp_path):
+    make_teacher_bundle().save(tmp_path / "teacher")
     config = DistillationConfig(teacher=str(tmp_path / "teacher"))
-    own = config.build(build_model(PLAIN), SETTING)
+    own = config.build(build_model(PLAIN_CONFIG), OBJECTIVE_SETTING)
     held = own.state_dict()
     assert held["digest"].shape == (32,) and not any(name.startswith("teacher") for name in held)
-    again = config.build(build_model(PLAIN), SETTING)
+    again = config.build(build_model(PLAIN_CONFIG), OBJECTIVE_SETTING)
     again.load_state_dict(held)
     images = torch.randn(2, 3, 16, 16)
     assert again.compute_teacher_logits(images).equal(own.compute_teacher_logits(images))
-    other = bundle()
+    other = make_teacher_bundle()
     torch.nn.init.ones_(other.model.head.bias)
     (tmp_path / "teacher").rename(tmp_path / "old")
     other.save(tmp_path / "teacher")
-    changed = config.build(build_model(PLAIN), SETTING)
+    changed = config.build(build_model(PLAIN_CONFIG), OBJECTIVE_SETTING)
     changed.load_state_dict(held)
     with pytest.raises(WeightsError, match="has changed since the run began"):
         changed.compute_teacher_logits(images)
 
 
-def test_a_run_learns_from_a_run(folder, tmp_path):
+def test_a_run_learns_from_a_run(photo_folder, tmp_path):
     usual = {"workers": 0, "device": "cpu", "epochs": 1.0, "batch_size": 8, "seed": 1, "precision": "fp32"}
-    vitreous.train(str(folder), out=str(tmp_path / "teacher"), model="ViT-32x2/8", image_size=32, **usual)
+    vitreous.train(str(photo_folder), out=str(tmp_path / "teacher"), model="ViT-32x2/8", image_size=32, **usual)
     settings = {"objective.teacher": [str(tmp_path / "teacher")]}
     out = tmp_path / "student"
     vitreous.train(
-        str(folder), recipe="distil", out=str(out), model="ViT-32x1/8", image_size=32, settings=settings, **usual
+        str(photo_folder), recipe="distil", out=str(out), model="ViT-32x1/8", image_size=32, settings=settings, **usual
     )
     lines = [json.loads(line) for line in (out / "metrics.jsonl").open()]
     assert any("val/top1" in line for line in lines) and (out / "model" / "weights.safetensors").is_file()

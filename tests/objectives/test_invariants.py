@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.objectives.sessions import OBJECTIVES, losses, session_of
-from tests.objectives.test_dino import SMALL as VIEWED
-from tests.objectives.test_dino import batch_for, objective
-from tests.objectives.test_distillation import SETTING, student
-from tests.objectives.test_mae import DECODER, SMALL, batch_of
+from tests.objectives.sessions import OBJECTIVE_CONFIGS, collect_losses, create_session
+from tests.objectives.test_dino import SMALL_CONFIG as VIEWED
+from tests.objectives.test_dino import batch_for, build_objective
+from tests.objectives.test_distillation import OBJECTIVE_SETTING, make_student_and_batch
+from tests.objectives.test_mae import SMALL_CONFIG, SMALL_MAE_CONFIG, make_batch
 from vitreous.data.augmentation.augment import Augment
 from vitreous.models.zoo import build_model
 from vitreous.objectives.base import TrainingProgress
@@ -22,7 +22,7 @@ from vitreous.objectives.mae import MAE
 from vitreous.training.loop import run_training_loop
 
 
-def inputs_of(module):
+def record_inputs(module):
     """A list that the module's inputs are put into, one by one."""
     seen = []
     module.register_forward_pre_hook(lambda own, given: seen.append(given[0].detach()))
@@ -30,54 +30,54 @@ def inputs_of(module):
 
 
 @pytest.fixture
-def mae():
+def mae_objective():
     torch.manual_seed(0)
-    return MAE(build_model(SMALL), DECODER)
+    return MAE(build_model(SMALL_CONFIG), SMALL_MAE_CONFIG)
 
 
-def test_zero_predictions_cost_767_of_768_at_patches_of_16():
-    own = MAE(build_model(replace(SMALL, patch=(16, 16), image=(64, 64))), DECODER)
+def test_mae_loss_of_zero_predictions_at_patch_size_16():
+    own = MAE(build_model(replace(SMALL_CONFIG, patch=(16, 16), image=(64, 64))), SMALL_MAE_CONFIG)
     torch.nn.init.zeros_(own.decoder.head.weight)
-    loss = own(own.prepare(batch_of(torch.randn(2, 3, 64, 64)), TrainingProgress()))["loss"]
+    loss = own(own.prepare(make_batch(torch.randn(2, 3, 64, 64)), TrainingProgress()))["loss"]
     assert loss.item() == pytest.approx(767 / 768, rel=1e-5)
 
 
-def test_the_loss_does_not_depend_on_what_is_predicted_of_visible_patches(mae):
-    batch = mae.prepare(batch_of(torch.randn(2, 3, 32, 32)), TrainingProgress())
-    before, shift = mae(batch)["loss"], torch.zeros(1, 17, 1)
+def test_mae_loss_ignores_predictions_of_visible_patches(mae_objective):
+    batch = mae_objective.prepare(make_batch(torch.randn(2, 3, 32, 32)), TrainingProgress())
+    before, shift = mae_objective(batch)["loss"], torch.zeros(1, 17, 1)
 
     def moved(module, given, tokens):
         return tokens + shift
 
-    mae.decoder.encoder.register_forward_hook(moved)
+    mae_objective.decoder.encoder.register_forward_hook(moved)
     shift[:, 12:] = 5.0  # the 4 visible patches and the class token
-    assert mae(batch)["loss"] == before
+    assert mae_objective(batch)["loss"] == before
     shift[:, 11] = torch.randn(1)
-    assert mae(batch)["loss"] != before
+    assert mae_objective(batch)["loss"] != before
 
 
-def test_an_encoder_that_sees_every_patch_is_the_plain_vit_in_any_order(mae):
+def test_mae_encoder_with_all_patches_matches_the_plain_vit(mae_objective):
     images, order = torch.randn(2, 3, 32, 32), torch.stack([torch.randperm(16) for _ in range(2)])
-    plain, encoded = mae.model.features(images), mae.model.encode_patches(images, order)
+    plain, encoded = mae_objective.model.features(images), mae_objective.model.encode_patches(images, order)
     assert torch.allclose(encoded[:, :1], plain[:, :1], atol=1e-5)
     assert torch.allclose(encoded[:, 1:], plain[:, 1:].gather(1, order[..., None].expand(-1, -1, 32)), atol=1e-5)
 
 
-def test_fixed_positions_are_not_learned(tmp_path):
-    session, state = session_of("mae", tmp_path)
+def test_fixed_positions_are_not_trained(tmp_path):
+    session, state = create_session("mae", tmp_path)
     positions = {name: b for name, b in state.objective.named_buffers() if "position" in name}
     before = {name: b.clone() for name, b in positions.items()}
-    losses(session, state)
+    collect_losses(session, state)
     assert len(positions) >= 1 and not any("position" in name for name, _ in state.objective.named_parameters())
     assert all(torch.equal(b, before[name]) for name, b in positions.items())
 
 
-def test_every_prototype_as_likely_costs_ln_k():
+def test_uniform_prototypes_have_loss_ln_k():
     targets, logits = torch.full((1, 2, 65536), 1 / 65536), torch.zeros(1, 10, 65536)
     assert cross_view_entropy(targets, logits).item() == pytest.approx(11.0904, abs=1e-4)
 
 
-def test_dino_is_the_mean_of_local_pairs_and_of_mirrored_global_ones():
+def test_dino_loss_averages_local_and_cross_global_pairs():
     """2 of 18 terms are those of global views: the student's first with the teacher's second, and the other way."""
     targets, logits = torch.randn(5, 2, 7).softmax(-1), torch.randn(5, 10, 7)
 
@@ -90,15 +90,15 @@ def test_dino_is_the_mean_of_local_pairs_and_of_mirrored_global_ones():
 
 
 @pytest.mark.parametrize("kind", [DINO, DINOv2])
-def test_a_teacher_answers_without_chance_and_without_gradient(kind):
-    own = objective(kind, model=VIEWED.with_options(regularization={"drop_path": 0.5, "dropout": 0.3}))
+def test_teacher_is_deterministic_and_has_no_gradient(kind):
+    own = build_objective(kind, model=VIEWED.with_options(regularization={"drop_path": 0.5, "dropout": 0.3}))
     images = batch_for(own)["images"].flatten(0, 1)
     assert torch.equal(own.teacher(images), own.teacher(images)) and not own.teacher(images).requires_grad
     assert not torch.equal(own.model(images), own.model(images))
 
 
-def test_schedules_begin_and_end_where_they_say(tmp_path):
-    session, state = session_of("dinov2", tmp_path)
+def test_schedules_reach_their_start_and_end_values(tmp_path):
+    session, state = create_session("dinov2", tmp_path)
     found = []
     run_training_loop(state, session.batches(state), [(1, lambda s: found.append(dict(s.progress.values)))])
     assert found[0]["teacher_temperature"] == pytest.approx(0.102)  # what the second step has, of ten
@@ -113,7 +113,7 @@ def test_schedules_begin_and_end_where_they_say(tmp_path):
 @pytest.mark.parametrize("name", ["dino", "dinov2-sinkhorn"])
 def test_prototypes_stay_while_frozen_and_move_then(name, tmp_path):
     """Neither rate nor weight decay moves them in the first half of this run; everything else moves."""
-    session, state = session_of(name, tmp_path, objective=replace(OBJECTIVES[name], frozen=0.5))
+    session, state = create_session(name, tmp_path, objective=replace(OBJECTIVE_CONFIGS[name], frozen=0.5))
     heads = [head for head in ("head", "patch_head") if hasattr(state.objective, head)]
     before = {head: getattr(state.objective, head).prototypes.weight.detach().clone() for head in heads}
     first = state.objective.head.mlp[0].weight.detach().clone()
@@ -128,12 +128,12 @@ def test_prototypes_stay_while_frozen_and_move_then(name, tmp_path):
 
 
 @pytest.mark.parametrize("registers", [0, 3])
-def test_masked_rows_are_the_mask_token_at_their_place_and_registers_have_no_place(registers):
-    own = objective(DINOv2, model=replace(VIEWED, registers=registers))
+def test_mask_tokens_have_positions_and_registers_have_none(registers):
+    own = build_objective(DINOv2, model=replace(VIEWED, registers=registers))
     for parameter in (own.mask_token, own.model.prefix):
         torch.nn.init.normal_(parameter)
     masks = torch.rand(3, 16) < 0.5
-    seen = inputs_of(own.model.encoder)
+    seen = record_inputs(own.model.encoder)
     own.encode(torch.randn(3, 3, 32, 32), masks)
     positions = own.model.add_positions(torch.zeros(3, 4, 4, 32))
     prefix = own.model.config.prefix
@@ -144,14 +144,14 @@ def test_masked_rows_are_the_mask_token_at_their_place_and_registers_have_no_pla
 
 
 def test_without_masks_patches_weigh_nothing():
-    own = objective(DINOv2, mask_probability=0.0, koleo=0.0)
+    own = build_objective(DINOv2, mask_probability=0.0, koleo=0.0)
     outputs = own(batch_for(own))
     assert outputs["ibot"] == 0 and outputs["loss"].item() == pytest.approx(outputs["dino"].item(), rel=1e-6)
 
 
-def test_a_deit_teacher_is_given_the_students_images_once_and_no_gradient():
-    own, _ = student(setting=replace(SETTING, views=Augment(mixup=0.8)))
-    seen = inputs_of(own.teacher.model)
+def test_deit_teacher_runs_once_on_the_student_images():
+    own, _ = make_student_and_batch(setting=replace(OBJECTIVE_SETTING, views=Augment(mixup=0.8)))
+    seen = record_inputs(own.teacher.model)
     batch = {
         "images": torch.randn(6, 3, 16, 16),
         "labels": torch.tensor([0, 1, 2, 0, 1, 2]),
@@ -166,8 +166,8 @@ def test_a_deit_teacher_is_given_the_students_images_once_and_no_gradient():
 
 
 def test_the_teachers_class_is_not_mixed_with_labels():
-    own, batch = student(alpha=1.0, setting=replace(SETTING, views=Augment(mixup=0.8)))
+    own, batch = make_student_and_batch(alpha=1.0, setting=replace(OBJECTIVE_SETTING, views=Augment(mixup=0.8)))
     other = {**batch, "labels": batch["labels"].flip(0)}
     assert own(batch)["loss"] == own(other)["loss"]
-    own, batch = student(alpha=0.5, setting=replace(SETTING, views=Augment(mixup=0.8)))
+    own, batch = make_student_and_batch(alpha=0.5, setting=replace(OBJECTIVE_SETTING, views=Augment(mixup=0.8)))
     assert own(batch)["loss"] != own({**batch, "labels": batch["labels"].roll(1, 0)})["loss"]

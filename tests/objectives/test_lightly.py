@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from lightly.loss import DINOLoss, IBOTPatchLoss, KoLeoLoss
 from lightly.loss.swav_loss import sinkhorn as their_sinkhorn
 
-from tests.objectives.test_dino import HEAD, PROGRESS, batch_for, objective
+from tests.objectives.test_dino import HEAD_OPTIONS, TRAINING_PROGRESS, batch_for, build_objective
 from vitreous.objectives.base import gather_single_process, reduce_single_process
 from vitreous.objectives.dino import DINO, cross_view_entropy
 from vitreous.objectives.dinov2 import DINOv2, masked_cross_entropy, sinkhorn_knopp
@@ -17,130 +17,132 @@ from vitreous.objectives.unlabelled import koleo_loss
 from vitreous.training.run import RampConfig
 from vitreous.training.schedule import ramp_value
 
-PROTOTYPES, TEMPERATURE = HEAD["prototypes"], PROGRESS.values["teacher_temperature"]
-EXACT = 1e-6  # relative, of float32
-VIEWS = [2, 3, 10]  # global ones alone, with one local, with eight
+NUM_PROTOTYPES, TEACHER_TEMPERATURE = HEAD_OPTIONS["prototypes"], TRAINING_PROGRESS.values["teacher_temperature"]
+RELATIVE_TOLERANCE = 1e-6  # relative, of float32
+VIEW_COUNTS = [2, 3, 10]  # global ones alone, with one local, with eight
 
 
-def gradient(loss, leaf):
+def compute_gradient(loss, leaf):
     """d loss / d leaf."""
     return torch.autograd.grad(loss, leaf, retain_graph=True)[0]
 
 
-@pytest.mark.parametrize("views", VIEWS)
-def test_the_cross_entropy_of_views_is_theirs(views):
+@pytest.mark.parametrize("views", VIEW_COUNTS)
+def test_cross_view_entropy_matches_lightly(views):
     torch.manual_seed(views)
-    answers, logits = torch.randn(2, 6, PROTOTYPES), torch.randn(views, 6, PROTOTYPES, requires_grad=True)
-    theirs = DINOLoss(PROTOTYPES, student_temp=0.1)(list(answers), list(logits), teacher_temp=TEMPERATURE)
-    targets = (answers / TEMPERATURE).softmax(-1).transpose(0, 1)
+    answers, logits = torch.randn(2, 6, NUM_PROTOTYPES), torch.randn(views, 6, NUM_PROTOTYPES, requires_grad=True)
+    theirs = DINOLoss(NUM_PROTOTYPES, student_temp=0.1)(list(answers), list(logits), teacher_temp=TEACHER_TEMPERATURE)
+    targets = (answers / TEACHER_TEMPERATURE).softmax(-1).transpose(0, 1)
     ours = cross_view_entropy(targets, logits.transpose(0, 1) / 0.1)
-    assert ours.item() == pytest.approx(theirs.item(), rel=EXACT)
-    assert torch.allclose(gradient(ours, logits), gradient(theirs, logits), rtol=1e-5, atol=1e-6)
+    assert ours.item() == pytest.approx(theirs.item(), rel=RELATIVE_TOLERANCE)
+    assert torch.allclose(compute_gradient(ours, logits), compute_gradient(theirs, logits), rtol=1e-5, atol=1e-6)
 
 
-def step_of(own, batch, theirs):
+def compute_step_losses(own, batch, theirs):
     """One step's loss as ours and as theirs, of the same answers and logits; then the step ends."""
     images, local = batch["images"], batch["local"]
     answers = own.compute_teacher_outputs(images).unbind(1)
     logits = [own.head(own.model(view)) for part in (images, local) for view in part.unbind(1)]
-    expected = theirs(list(answers), logits, teacher_temp=TEMPERATURE)
+    expected = theirs(list(answers), logits, teacher_temp=TEACHER_TEMPERATURE)
     loss = own(batch)["loss"]
-    own.after_step(PROGRESS)
+    own.after_step(TRAINING_PROGRESS)
     return loss, expected
 
 
-def test_dino_is_theirs_step_after_step_with_the_centre():
+def test_dino_loss_and_centre_match_lightly_over_steps():
     """Their centre moves as ours does, after the loss of a step."""
-    own, theirs = objective(DINO), DINOLoss(PROTOTYPES, student_temp=0.1)
+    own, theirs = build_objective(DINO), DINOLoss(NUM_PROTOTYPES, student_temp=0.1)
     batch = batch_for(own, 6)
     for _ in range(4):
-        loss, expected = step_of(own, batch, theirs)
-        assert loss.item() == pytest.approx(expected.item(), rel=EXACT)
-        assert torch.allclose(own.centre, theirs.center.flatten(), rtol=EXACT, atol=1e-7)
+        loss, expected = compute_step_losses(own, batch, theirs)
+        assert loss.item() == pytest.approx(expected.item(), rel=RELATIVE_TOLERANCE)
+        assert torch.allclose(own.centre, theirs.center.flatten(), rtol=RELATIVE_TOLERANCE, atol=1e-7)
     assert own.centre.abs().max() > 0.01
 
 
-def test_their_centre_moves_with_every_part_of_a_step_ours_once():
+def test_centre_is_updated_once_per_step_unlike_lightly():
     """The paper's centre (Eq. 4) is that of a batch. Theirs moves inside the loss, so that with accumulated gradients it
     moves once for each part, and the second part is compared with another centre than the first."""
-    own, theirs = objective(DINO), DINOLoss(PROTOTYPES, student_temp=0.1)
+    own, theirs = build_objective(DINO), DINOLoss(NUM_PROTOTYPES, student_temp=0.1)
     batch = batch_for(own, 6)
     parts = [{name: entry[rows] for name, entry in batch.items()} for rows in (slice(0, 3), slice(3, 6))]
     answers = [own.compute_teacher_outputs(part["images"]) for part in parts]
     for part, answer in zip(parts, answers, strict=True):
         own(part)
         theirs(list(answer.unbind(1)), list(answer.unbind(1)))
-    own.after_step(PROGRESS)
+    own.after_step(TRAINING_PROGRESS)
     means = [answer.mean((0, 1)) for answer in answers]
     assert torch.allclose(own.centre, 0.1 * (means[0] + means[1]) / 2, rtol=1e-5, atol=1e-7)
     assert torch.allclose(theirs.center.flatten(), 0.09 * means[0] + 0.1 * means[1], rtol=1e-5, atol=1e-7)
 
 
-def test_their_temperature_goes_up_by_epochs_and_ours_by_steps():
+def test_teacher_temperature_ramp_matches_lightly():
     """The authors' code steps the temperature once an epoch, from the first value in epoch 0 to the last in epoch n - 1;
     a `RampConfig` moves with each step and has both ends, too."""
-    theirs = DINOLoss(PROTOTYPES, 0.04, 0.07, warmup_teacher_temp_epochs=31).teacher_temp_schedule
+    theirs = DINOLoss(NUM_PROTOTYPES, 0.04, 0.07, warmup_teacher_temp_epochs=31).teacher_temp_schedule
     ours = [ramp_value(RampConfig(0.04, 0.07, "linear", 30), step, 100) for step in range(31)]
-    assert ours == pytest.approx(theirs.tolist(), rel=EXACT)
+    assert ours == pytest.approx(theirs.tolist(), rel=RELATIVE_TOLERANCE)
 
 
 @pytest.mark.parametrize("centred", [False, True])
-def test_the_loss_of_patches_is_theirs(centred):
+def test_masked_patch_loss_matches_lightly(centred):
     torch.manual_seed(3)
     masks = torch.rand(5, 4, 4) < 0.4
     masks[2] = False  # an image without a masked patch counts among the images
     count = int(masks.sum())
-    answers, logits = torch.randn(count, PROTOTYPES), torch.randn(count, PROTOTYPES, requires_grad=True)
-    theirs = IBOTPatchLoss(PROTOTYPES, student_temp=0.1)
+    answers, logits = torch.randn(count, NUM_PROTOTYPES), torch.randn(count, NUM_PROTOTYPES, requires_grad=True)
+    theirs = IBOTPatchLoss(NUM_PROTOTYPES, student_temp=0.1)
     if centred:
-        theirs.center.center.copy_(torch.randn(1, PROTOTYPES))
-    targets = ((answers - theirs.center.value) / TEMPERATURE).softmax(-1)
-    expected = theirs(answers, logits, masks, teacher_temp=TEMPERATURE)
+        theirs.center.center.copy_(torch.randn(1, NUM_PROTOTYPES))
+    targets = ((answers - theirs.center.value) / TEACHER_TEMPERATURE).softmax(-1)
+    expected = theirs(answers, logits, masks, teacher_temp=TEACHER_TEMPERATURE)
     ours = masked_cross_entropy(targets, logits / 0.1, masks.flatten(1))
-    assert ours.item() == pytest.approx(expected.item(), rel=EXACT)
-    assert torch.allclose(gradient(ours, logits), gradient(expected, logits), rtol=1e-5, atol=1e-6)
+    assert ours.item() == pytest.approx(expected.item(), rel=RELATIVE_TOLERANCE)
+    assert torch.allclose(compute_gradient(ours, logits), compute_gradient(expected, logits), rtol=1e-5, atol=1e-6)
 
 
-def test_ibot_is_theirs_step_after_step_with_the_centre():
-    own, theirs = objective(DINOv2, mask_probability=1.0), IBOTPatchLoss(PROTOTYPES, student_temp=0.1)
+def test_ibot_loss_and_centre_match_lightly_over_steps():
+    own, theirs = build_objective(DINOv2, mask_probability=1.0), IBOTPatchLoss(NUM_PROTOTYPES, student_temp=0.1)
     batch = batch_for(own, 6)
     masks = batch["masks"].flatten(0, 1)
     images = batch["images"].flatten(0, 1)
     for _ in range(3):
         hidden = own.teacher.features(images)[:, own.model.config.prefix :][masks.flatten(1)]
         logits = own.head(own.encode(images, masks.flatten(1))[1])
-        expected = theirs(own.teacher_head(hidden), logits, masks, teacher_temp=TEMPERATURE)
-        assert own(batch)["ibot"].item() == pytest.approx(expected.item(), rel=EXACT)
-        own.after_step(PROGRESS)
+        expected = theirs(own.teacher_head(hidden), logits, masks, teacher_temp=TEACHER_TEMPERATURE)
+        assert own(batch)["ibot"].item() == pytest.approx(expected.item(), rel=RELATIVE_TOLERANCE)
+        own.after_step(TRAINING_PROGRESS)
         assert torch.allclose(own.patch_centre, theirs.center.value.flatten(), rtol=1e-5, atol=1e-7)
     assert own.patch_centre.abs().max() > 0.01
 
 
-def test_a_batch_without_masked_patches_makes_their_centre_nan_and_leaves_ours():
+def test_batch_without_masks_keeps_the_centre_finite_unlike_lightly():
     """Half of the views have no mask, so a small batch may have none at all."""
-    own, theirs = objective(DINOv2, mask_probability=0.0), IBOTPatchLoss(PROTOTYPES)
+    own, theirs = build_objective(DINOv2, mask_probability=0.0), IBOTPatchLoss(NUM_PROTOTYPES)
     batch = batch_for(own)
-    none = torch.zeros(0, PROTOTYPES)
+    none = torch.zeros(0, NUM_PROTOTYPES)
     assert theirs(none, none, batch["masks"].flatten(0, 1)) == 0 and theirs.center.value.isnan().all()
     outputs = own(batch)
-    own.after_step(PROGRESS)
+    own.after_step(TRAINING_PROGRESS)
     assert outputs["ibot"] == 0 and torch.isfinite(outputs["loss"])
     assert own.patch_centre.abs().max() == 0 and own.centre.abs().max() > 0
 
 
 @pytest.mark.parametrize("count", [2, 9])
-def test_koleo_is_theirs(count):
+def test_koleo_matches_lightly(count):
     torch.manual_seed(count)
     features = torch.randn(count, 12, requires_grad=True)
     ours, theirs = koleo_loss(features, gather_single_process), KoLeoLoss()(features)
-    assert ours.item() == pytest.approx(theirs.item(), rel=EXACT)
-    assert torch.allclose(gradient(ours, features), gradient(theirs, features), rtol=1e-5, atol=1e-6)
+    assert ours.item() == pytest.approx(theirs.item(), rel=RELATIVE_TOLERANCE)
+    assert torch.allclose(compute_gradient(ours, features), compute_gradient(theirs, features), rtol=1e-5, atol=1e-6)
 
 
-def test_their_koleo_has_no_float32_within_and_takes_one_image_for_its_own_neighbour():
+def test_koleo_in_float16_and_of_one_image_unlike_lightly():
     """eps is 1e-8, which is 0 in float16; and an image alone has no neighbour that it could be moved away from."""
     same = torch.ones(3, 16)
-    assert koleo_loss(same, gather_single_process).item() == pytest.approx(KoLeoLoss()(same).item(), rel=EXACT)
+    assert koleo_loss(same, gather_single_process).item() == pytest.approx(
+        KoLeoLoss()(same).item(), rel=RELATIVE_TOLERANCE
+    )
     assert KoLeoLoss()(same.half()).isinf()
     assert koleo_loss(same.half(), gather_single_process).item() == pytest.approx(
         koleo_loss(same, gather_single_process).item(), rel=1e-2
@@ -150,20 +152,23 @@ def test_their_koleo_has_no_float32_within_and_takes_one_image_for_its_own_neigh
 
 
 @pytest.mark.parametrize("shape", [(9, 5), (4, 24), (32, 3)])
-def test_sinkhorn_is_theirs(shape):
+def test_sinkhorn_matches_lightly(shape):
     torch.manual_seed(shape[0])
     cosines = 2 * torch.rand(shape) - 1
-    theirs = their_sinkhorn(cosines.double(), iterations=3, epsilon=TEMPERATURE)
+    theirs = their_sinkhorn(cosines.double(), iterations=3, epsilon=TEACHER_TEMPERATURE)
     assert torch.allclose(
-        sinkhorn_knopp(cosines / TEMPERATURE, reduce_single_process).double(), theirs, rtol=1e-5, atol=EXACT
+        sinkhorn_knopp(cosines / TEACHER_TEMPERATURE, reduce_single_process).double(),
+        theirs,
+        rtol=1e-5,
+        atol=RELATIVE_TOLERANCE,
     )
-    assert torch.allclose(theirs.sum(1), torch.ones(shape[0]).double(), rtol=EXACT)
+    assert torch.allclose(theirs.sum(1), torch.ones(shape[0]).double(), rtol=RELATIVE_TOLERANCE)
 
 
-def test_their_sinkhorn_overflows_where_ours_stays_finite():
+def test_sinkhorn_stays_finite_where_lightly_overflows():
     """exp(8 / 0.07) is no float32: logits of a learned length (DINOv2's heads) may come that far. They take away no
     maximum, as the authors' code."""
     logits = torch.tensor([[8.0, 0.0, 1.0], [7.5, 2.0, 0.0], [0.0, 8.0, 8.0]])
     assert their_sinkhorn(logits, epsilon=0.07).isnan().any()
     ours, exact = sinkhorn_knopp(logits / 0.07, reduce_single_process), their_sinkhorn(logits.double(), epsilon=0.07)
-    assert torch.allclose(ours.double(), exact, rtol=1e-4, atol=EXACT)
+    assert torch.allclose(ours.double(), exact, rtol=1e-4, atol=RELATIVE_TOLERANCE)

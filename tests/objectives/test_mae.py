@@ -18,7 +18,7 @@ from vitreous.nn.grid import patchify, unpatchify
 from vitreous.objectives.base import ObjectiveSetting, TrainingProgress
 from vitreous.objectives.mae import MAE, MAEConfig
 
-SMALL = ViTConfig(
+SMALL_CONFIG = ViTConfig(
     image=(32, 32),
     patch=(8, 8),
     classes=0,
@@ -28,21 +28,21 @@ SMALL = ViTConfig(
     mlp=MlpConfig(hidden=64),
     positions=PositionConfig(kind="sincos"),
 )
-DECODER = MAEConfig(decoder_width=16, decoder_depth=2, decoder_heads=2)
+SMALL_MAE_CONFIG = MAEConfig(decoder_width=16, decoder_depth=2, decoder_heads=2)
 
 
-def batch_of(images):
+def make_batch(images):
     """A batch as the loader gives it."""
     return {"images": images, "positions": torch.arange(len(images)), "samples": torch.arange(len(images))}
 
 
 @pytest.fixture
-def mae():
+def mae_objective():
     torch.manual_seed(0)
-    return MAE(build_model(SMALL), DECODER)
+    return MAE(build_model(SMALL_CONFIG), SMALL_MAE_CONFIG)
 
 
-def renamed(theirs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def convert_transformers_state(theirs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Tensors of transformers' ViTMAE by our names, pixels of a patch in our order."""
     pixels = torch.arange(3 * 64).view(3, 8, 8).permute(1, 2, 0).flatten().argsort()  # theirs have channels last
     head = "decoder.decoder_pred"
@@ -76,7 +76,7 @@ def renamed(theirs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("normalise", [True, False])
-def test_loss_and_gradients_are_those_of_transformers(mae, normalise):
+def test_loss_and_gradients_match_transformers(mae_objective, normalise):
     from transformers import ViTMAEConfig, ViTMAEForPreTraining
 
     settings = ViTMAEConfig(
@@ -89,58 +89,60 @@ def test_loss_and_gradients_are_those_of_transformers(mae, normalise):
     theirs.vit.embeddings.patch_embeddings.projection._is_hf_initialized = False  # else positions stay zero
     theirs.vit.embeddings.initialize_weights()
     theirs.decoder.initialize_weights(16)
-    mae = MAE(mae.model, replace(DECODER, normalise=normalise))
-    mae.load_state_dict(renamed({name: p.detach() for name, p in theirs.named_parameters()}))
-    batch = mae.prepare(batch_of(torch.randn(3, 3, 32, 32)), TrainingProgress())
+    mae_objective = MAE(mae_objective.model, replace(SMALL_MAE_CONFIG, normalise=normalise))
+    mae_objective.load_state_dict(
+        convert_transformers_state({name: p.detach() for name, p in theirs.named_parameters()})
+    )
+    batch = mae_objective.prepare(make_batch(torch.randn(3, 3, 32, 32)), TrainingProgress())
     order = torch.cat([batch["visible"], batch["masked"]], 1)
     noise = torch.empty(3, 16).scatter_(1, order, torch.arange(16.0).expand(3, 16))
     expected = theirs(batch["images"], noise=noise).loss
     expected.backward()
-    loss = mae(batch)["loss"]
+    loss = mae_objective(batch)["loss"]
     loss.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
     moving = {name: p for name, p in theirs.named_parameters() if p.requires_grad}
-    expected = renamed({name: p.grad for name, p in moving.items()})
-    assert expected.keys() == dict(mae.named_parameters()).keys()
-    for name, parameter in mae.named_parameters():
+    expected = convert_transformers_state({name: p.grad for name, p in moving.items()})
+    assert expected.keys() == dict(mae_objective.named_parameters()).keys()
+    for name, parameter in mae_objective.named_parameters():
         assert torch.allclose(parameter.grad, expected[name], atol=1e-5), name
 
 
-def test_a_quarter_of_the_patches_is_seen_each_image_its_own():
-    mae = MAE(build_model(replace(config_from_name("ViT-Ti/16"), classes=0, depth=1)), DECODER)
-    batch = mae.prepare(batch_of(torch.randn(2, 3, 224, 224)), TrainingProgress())
+def test_a_quarter_of_the_patches_is_visible_per_image():
+    mae = MAE(build_model(replace(config_from_name("ViT-Ti/16"), classes=0, depth=1)), SMALL_MAE_CONFIG)
+    batch = mae.prepare(make_batch(torch.randn(2, 3, 224, 224)), TrainingProgress())
     assert batch["visible"].shape == (2, 49) and batch["masked"].shape == (2, 147)
     both = torch.cat([batch["visible"], batch["masked"]], 1)
     assert (both.sort(1).values == torch.arange(196)).all()
     assert not torch.equal(batch["visible"][0].sort().values, batch["visible"][1].sort().values)
 
 
-def test_masks_are_a_function_of_the_place_in_the_stream(mae):
+def test_masks_depend_only_on_the_sample_position(mae_objective):
     images = torch.randn(4, 3, 32, 32)
-    whole = mae.prepare(batch_of(images), TrainingProgress())
-    part = mae.prepare({name: entry[2:] for name, entry in batch_of(images).items()}, TrainingProgress())
+    whole = mae_objective.prepare(make_batch(images), TrainingProgress())
+    part = mae_objective.prepare({name: entry[2:] for name, entry in make_batch(images).items()}, TrainingProgress())
     assert torch.equal(whole["visible"][2:], part["visible"]) and torch.equal(whole["targets"][2:], part["targets"])
 
 
-def test_zero_predictions_have_the_loss_of_the_unbiased_variance(mae):
-    batch = mae.prepare(batch_of(torch.randn(4, 3, 32, 32)), TrainingProgress())
+def test_targets_are_normalised_by_the_unbiased_variance(mae_objective):
+    batch = mae_objective.prepare(make_batch(torch.randn(4, 3, 32, 32)), TrainingProgress())
     values = 3 * 8 * 8
     assert batch["targets"].square().mean().item() == pytest.approx((values - 1) / values, rel=1e-4)
 
 
-def test_masked_patches_are_not_seen(mae):
+def test_masked_patches_are_not_seen(mae_objective):
     images = torch.randn(2, 3, 32, 32)
-    batch = mae.prepare(batch_of(images), TrainingProgress())
+    batch = mae_objective.prepare(make_batch(images), TrainingProgress())
     patches = patchify(images, (8, 8)).flatten(1, 2)
     changed = patches.scatter(1, batch["masked"][..., None].expand(-1, -1, 192), 7.0)
     other = unpatchify(changed.unflatten(1, (4, 4)), (8, 8))
     places = batch["visible"], batch["masked"]
-    assert torch.allclose(mae.predict(images, *places), mae.predict(other, *places), atol=1e-6)
+    assert torch.allclose(mae_objective.predict(images, *places), mae_objective.predict(other, *places), atol=1e-6)
 
 
-def test_a_reconstruction_keeps_what_was_seen_and_fills_the_rest(mae):
+def test_reconstruction_keeps_visible_patches(mae_objective):
     images = torch.randn(2, 3, 32, 32)
-    seen, restored, hidden, predicted = mae.reconstruct(images, np.arange(2))
+    seen, restored, hidden, predicted = mae_objective.reconstruct(images, np.arange(2))
     shown = seen != 0
     assert hidden.sum().item() == 24 and torch.equal(hidden, predicted)
     assert shown.float().mean().item() == pytest.approx(0.25)
@@ -148,7 +150,7 @@ def test_a_reconstruction_keeps_what_was_seen_and_fills_the_rest(mae):
     assert not torch.equal(restored[~shown], images[~shown])
 
 
-def test_any_number_of_axes():
+def test_mae_of_3d_inputs():
     config = ViTConfig(
         image=(4, 16, 16),
         patch=(2, 8, 8),
@@ -159,8 +161,8 @@ def test_any_number_of_axes():
         mlp=MlpConfig(hidden=32),
         positions=PositionConfig(kind="sincos"),
     )
-    mae = MAE(build_model(config), replace(DECODER, decoder_width=24))
-    batch = mae.prepare(batch_of(torch.randn(2, 3, 4, 16, 16)), TrainingProgress())
+    mae = MAE(build_model(config), replace(SMALL_MAE_CONFIG, decoder_width=24))
+    batch = mae.prepare(make_batch(torch.randn(2, 3, 4, 16, 16)), TrainingProgress())
     assert batch["visible"].shape == (2, 2) and batch["targets"].shape == (2, 6, 3 * 2 * 64)
     assert torch.isfinite(mae(batch)["loss"])
 
@@ -168,7 +170,7 @@ def test_any_number_of_axes():
 @pytest.mark.parametrize(
     ("name", "count", "trainable"), [("ViT-B/16", 111_907_840, 111_655_680), ("ViT-L/16", 329_541_888, 329_239_296)]
 )
-def test_parameters_are_counted_as_published(name, count, trainable):
+def test_published_parameter_counts_follow_the_formula(name, count, trainable):
     config = config_from_name(name).with_options(classes=0, positions={"kind": "sincos"})
     with torch.device("meta"):
         model = build_model(config)
@@ -180,39 +182,39 @@ def test_parameters_are_counted_as_published(name, count, trainable):
 
 
 @pytest.mark.parametrize("mask", [0.0, 0.99, 1.0])
-def test_masks_that_leave_nothing_are_refused(mask):
+def test_invalid_mask_ratios_are_rejected(mask):
     with pytest.raises(UsageError, match="leaves"):
-        MAEConfig(mask=mask).check(SMALL, (), Augment())
+        MAEConfig(mask=mask).check(SMALL_CONFIG, (), Augment())
 
 
-def test_models_that_need_every_patch_are_refused():
+def test_models_that_need_every_patch_are_rejected():
     for name in ("BiT-R50x1", "Swin-T/4"):
         with pytest.raises(UsageError, match="plain ViT"):
             MAEConfig().check(config_from_name(name), (), Augment())
 
 
-def test_a_stem_of_convolutions_carries_no_hidden_pixel_into_what_is_seen():
+def test_conv_stem_does_not_leak_masked_pixels():
     """Neighbouring tokens of a hybrid read each other's pixels: hidden ones are 0 before the stem."""
     config = config_from_name("Conv+ViT-128x4/8", 32).with_options(classes=0, width=32, heads=4, mlp={"hidden": 64})
     objective = MAEConfig(decoder_width=16, decoder_depth=1, decoder_heads=4).build(
         build_model(config), ObjectiveSetting()
     )
     images = torch.randn(2, 3, 32, 32, requires_grad=True)
-    batch = objective.prepare(batch_of(images.detach()), TrainingProgress())
+    batch = objective.prepare(make_batch(images.detach()), TrainingProgress())
     objective.predict(images, batch["visible"], batch["masked"]).square().sum().backward()
     moved = patchify(images.grad.abs(), (8, 8)).flatten(1, 2).amax(-1)  # (B, N)
     assert not moved.gather(1, batch["masked"]).any()
     assert moved.gather(1, batch["visible"]).all()
 
 
-def test_decoders_that_cannot_be_are_refused():
+def test_invalid_decoders_are_rejected():
     for settings in ({"decoder_width": 30}, {"decoder_heads": 7}, {"decoder_depth": -1}):
         with pytest.raises(UsageError, match="decoder"):
             MAEConfig(**settings)
 
 
-def test_setting_is_kept():
-    assert MAE(build_model(SMALL), DECODER, ObjectiveSetting(seed=3)).setting.seed == 3
+def test_objective_setting_is_stored():
+    assert MAE(build_model(SMALL_CONFIG), SMALL_MAE_CONFIG, ObjectiveSetting(seed=3)).setting.seed == 3
 
 
 @pytest.mark.parametrize(
@@ -223,7 +225,7 @@ def test_setting_is_kept():
         ("ViT-H/14", None, 656_613_964),
     ],
 )
-def test_parameters_of_the_published_models_without_fixed_positions(name, decoder, count):
+def test_trainable_parameter_counts_match_the_published_models(name, decoder, count):
     config = config_from_name(name, 224).with_options(classes=0, positions={"kind": "sincos"})  # type: ignore[arg-type, call-arg]
     with torch.device("meta"):
         own = MAEConfig().build(build_model(config), ObjectiveSetting())
@@ -233,7 +235,7 @@ def test_parameters_of_the_published_models_without_fixed_positions(name, decode
 
 
 @pytest.mark.parametrize(("classes", "name"), [((), "rankme"), (("cell",), "rankme"), (("cat", "dog"), "knn_top1")])
-def test_neighbours_judge_where_there_are_classes_to_tell_apart(classes, name):
-    objective = MAE(build_model(SMALL), DECODER, ObjectiveSetting(classes=classes))
+def test_knn_evaluator_is_used_only_with_several_classes(classes, name):
+    objective = MAE(build_model(SMALL_CONFIG), SMALL_MAE_CONFIG, ObjectiveSetting(classes=classes))
     train = ArraySplit(np.zeros((4, 8, 8), np.uint8), np.zeros(4, np.int64))
     assert [one.name for one in objective.evaluators(train)] == [name]

@@ -18,12 +18,12 @@ from vitreous.nn.grid import patchify
 from vitreous.objectives.base import ObjectiveSetting, TrainingProgress
 from vitreous.objectives.masked import MaskedPatchesConfig, MaskedPatchesObjective, average_pool_patches
 
-SMALL = ViTConfig(image=(32, 32), patch=(8, 8), classes=0, width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64))
-RGB = ObjectiveSetting(seed=1, normalisation=((0.4, 0.5, 0.6), (0.2, 0.25, 0.3)))
-TARGETS = ("mean-colour", "small-colours", "pixels")
+SMALL_CONFIG = ViTConfig(image=(32, 32), patch=(8, 8), classes=0, width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64))
+RGB_SETTING = ObjectiveSetting(seed=1, normalisation=((0.4, 0.5, 0.6), (0.2, 0.25, 0.3)))
+TARGET_KINDS = ("mean-colour", "small-colours", "pixels")
 
 
-def batch_of(pixels, setting=RGB):
+def make_batch(pixels, setting=RGB_SETTING):
     """A batch as the loader gives it, of pixels in 0 .. 1."""
     mean, std = (torch.tensor(numbers).view(-1, 1, 1) for numbers in setting.normalisation)
     return {
@@ -33,17 +33,17 @@ def batch_of(pixels, setting=RGB):
     }
 
 
-def masked(target="mean-colour", config=SMALL, **settings):
+def build_objective(target="mean-colour", config=SMALL_CONFIG, **settings):
     """An objective on a small model."""
     torch.manual_seed(0)
-    return MaskedPatchesObjective(build_model(config), MaskedPatchesConfig(target=target, **settings), RGB)
+    return MaskedPatchesObjective(build_model(config), MaskedPatchesConfig(target=target, **settings), RGB_SETTING)
 
 
-def test_half_of_the_patches_are_predicted_four_fifths_of_them_masked():
+def test_corruption_ratios_match_the_paper():
     objective = MaskedPatchesObjective(
-        build_model(replace(config_from_name("ViT-Ti/16"), classes=0, depth=1)), setting=RGB
+        build_model(replace(config_from_name("ViT-Ti/16"), classes=0, depth=1)), setting=RGB_SETTING
     )
-    batch = objective.prepare(batch_of(torch.rand(64, 3, 224, 224)), TrainingProgress())
+    batch = objective.prepare(make_batch(torch.rand(64, 3, 224, 224)), TrainingProgress())
     source, places = batch["source"], batch["masked_positions"]
     assert source.shape == (64, 196) and places.shape == (64, 98)
     chosen = torch.zeros(64, 196, dtype=torch.bool).scatter_(1, places, True)
@@ -54,17 +54,17 @@ def test_half_of_the_patches_are_predicted_four_fifths_of_them_masked():
 
 
 def test_a_mean_colour_is_three_bits_a_channel():
-    objective, pixels = masked(share=1.0), torch.zeros(1, 3, 32, 32)
+    objective, pixels = build_objective(share=1.0), torch.zeros(1, 3, 32, 32)
     pixels[0, 0], pixels[0, 1], pixels[0, 2] = 1.0, 0.51, 0.13  # levels 7, 4 and 1
     pixels[0, 2, :4, :8] = 0.9  # half of the first patch: mean 0.515, level 4
-    batch = objective.prepare(batch_of(pixels), TrainingProgress())
+    batch = objective.prepare(make_batch(pixels), TrainingProgress())
     colours = torch.zeros(16, dtype=torch.int64).scatter_(0, batch["masked_positions"][0], batch["targets"][0])
     assert colours[0] == 64 * 7 + 8 * 4 + 4 and (colours[1:] == 64 * 7 + 8 * 4 + 1).all()
 
 
-def test_small_colours_are_those_of_the_patch_shrunk_to_four_by_four():
-    objective, pixels = masked("small-colours"), torch.rand(2, 3, 32, 32)
-    batch = objective.prepare(batch_of(pixels), TrainingProgress())
+def test_small_colour_targets_are_downsampled_patches():
+    objective, pixels = build_objective("small-colours"), torch.rand(2, 3, 32, 32)
+    batch = objective.prepare(make_batch(pixels), TrainingProgress())
     place = int(batch["masked_positions"][1, 3])
     row, column = divmod(place, 4)
     patch = pixels[1, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8]
@@ -81,37 +81,37 @@ def test_shrinking_is_adaptive_pooling(side, length):
     assert torch.allclose(average_pool_patches(patches, side, 2), expected, atol=1e-6)
 
 
-def test_pixels_are_those_of_the_images():
-    objective = masked("pixels")
-    batch = objective.prepare(batch_of(torch.rand(2, 3, 32, 32)), TrainingProgress())
+def test_pixel_targets_are_image_patches():
+    objective = build_objective("pixels")
+    batch = objective.prepare(make_batch(torch.rand(2, 3, 32, 32)), TrainingProgress())
     row, column = divmod(int(batch["masked_positions"][0, 0]), 4)
     patch = batch["images"][0, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8]
     assert torch.equal(batch["targets"][0, 0], patch.flatten())
 
 
-def test_the_loss_begins_at_ln_of_the_colours():
+def test_initial_loss_is_ln_of_the_number_of_colours():
     for target in ("mean-colour", "small-colours"):
-        objective = masked(target)
-        loss = objective(objective.prepare(batch_of(torch.rand(2, 3, 32, 32)), TrainingProgress()))["loss"]
+        objective = build_objective(target)
+        loss = objective(objective.prepare(make_batch(torch.rand(2, 3, 32, 32)), TrainingProgress()))["loss"]
         assert loss.item() == pytest.approx(torch.tensor(512.0).log().item(), rel=1e-6)  # the head starts at zero
 
 
-def test_what_is_masked_is_not_seen():
-    objective = masked(masked=1.0, swapped=0.0)
+def test_masked_patches_do_not_affect_the_loss():
+    objective = build_objective(masked=1.0, swapped=0.0)
     objective.head.weight.data.normal_()
-    batch = objective.prepare(batch_of(torch.rand(1, 3, 32, 32)), TrainingProgress())
+    batch = objective.prepare(make_batch(torch.rand(1, 3, 32, 32)), TrainingProgress())
     row, column = divmod(int(batch["masked_positions"][0, 0]), 4)
     before = objective(batch)["loss"]
     batch["images"][0, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = 9.0
     assert torch.equal(objective(batch)["loss"], before)
 
 
-def test_a_stem_reads_swapped_patches_where_they_are_put_and_hidden_ones_nowhere():
+def test_conv_stem_does_not_leak_masked_pixels():
     config = config_from_name("Conv+ViT-128x4/8", 32).with_options(classes=0, width=32, heads=4, mlp={"hidden": 64})
-    objective = masked("pixels", config, masked=0.5, swapped=0.5)
+    objective = build_objective("pixels", config, masked=0.5, swapped=0.5)
     objective.head.weight.data.normal_()
     images = torch.randn(2, 3, 32, 32, requires_grad=True)
-    batch = objective.prepare(batch_of(images.detach()), TrainingProgress())
+    batch = objective.prepare(make_batch(images.detach()), TrainingProgress())
     objective.predict(images, batch["source"], batch["masked_positions"]).square().sum().backward()
     moved = patchify(images.grad.abs(), (8, 8)).flatten(1, 2).amax(-1) > 0
     read = torch.zeros_like(moved)
@@ -120,11 +120,11 @@ def test_a_stem_reads_swapped_patches_where_they_are_put_and_hidden_ones_nowhere
     assert torch.equal(moved, read)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_it_learns_all_it_has(target):
-    objective = masked(target)
+@pytest.mark.parametrize("target", TARGET_KINDS)
+def test_every_parameter_gets_a_gradient(target):
+    objective = build_objective(target)
     objective.head.weight.data.normal_()
-    objective(objective.prepare(batch_of(torch.rand(2, 3, 32, 32)), TrainingProgress()))["loss"].backward()
+    objective(objective.prepare(make_batch(torch.rand(2, 3, 32, 32)), TrainingProgress()))["loss"].backward()
     assert {name for name, p in objective.named_parameters() if p.grad is None or not p.grad.any()} == set()
 
 
@@ -138,13 +138,13 @@ def test_it_learns_all_it_has(target):
         ({"target": "small-colours"}, {"patch": (2, 2)}, "smaller"),
     ],
 )
-def test_what_cannot_be_is_refused(settings, change, text):
+def test_invalid_settings_are_rejected(settings, change, text):
     with pytest.raises(UsageError, match=text):
-        MaskedPatchesConfig(**settings).check(replace(SMALL, **change), (), Augment())
+        MaskedPatchesConfig(**settings).check(replace(SMALL_CONFIG, **change), (), Augment())
 
 
-def test_other_models_and_views_are_refused():
+def test_unsupported_models_and_views_are_rejected():
     with pytest.raises(UsageError, match="plain ViT"):
         MaskedPatchesConfig().check(config_from_name("Swin-T/4"), (), Augment())
     with pytest.raises(UsageError, match="requires views of type augment"):
-        MaskedPatchesConfig().check(SMALL, (), MultiCrop())
+        MaskedPatchesConfig().check(SMALL_CONFIG, (), MultiCrop())

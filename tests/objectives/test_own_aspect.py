@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 
 import vitreous
-from tests.conftest import picture, say
+from tests.conftest import make_image, run_cli
 from tests.data.films import write_moves
-from tests.objectives.test_clips import Notes
+from tests.objectives.test_clips import StoppingListener
 from vitreous.config import from_yaml
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.batch import slice_batch
@@ -33,9 +33,9 @@ from vitreous.recipes.own_aspect import parse_token_range
 from vitreous.training.run import Run
 from vitreous.weights.bundle import load_bundle
 
-SIZES = ((16, 16), (40, 12), (12, 40), (24, 16), (64, 8))
-OPTIONS = {"workers": 0, "device": "cpu", "precision": "fp32", "batch_size": 12, "model": "ViT-32x2/4"}
-OWN = {**OPTIONS, "native_aspect": True, "tokens": "8-16"}
+IMAGE_SIZES = ((16, 16), (40, 12), (12, 40), (24, 16), (64, 8))
+TRAIN_OPTIONS = {"workers": 0, "device": "cpu", "precision": "fp32", "batch_size": 12, "model": "ViT-32x2/4"}
+NATIVE_ASPECT_OPTIONS = {**TRAIN_OPTIONS, "native_aspect": True, "tokens": "8-16"}
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,9 @@ def aspect_data(tmp_path_factory):
         for label, name in enumerate(("ant", "bee", "cat")):
             (aspect_data / split / name).mkdir(parents=True)
             for index in range(count):
-                one = picture(1000 * place + 100 * label + index, SIZES[(index + label) % len(SIZES)], label)
+                one = make_image(
+                    1000 * place + 100 * label + index, IMAGE_SIZES[(index + label) % len(IMAGE_SIZES)], label
+                )
                 one.save(aspect_data / split / name / f"{index}.png")
     return aspect_data
 
@@ -55,11 +57,11 @@ def aspect_data(tmp_path_factory):
 def aspect_run(aspect_data, tmp_path_factory):
     """A run that has learned the colours."""
     out = tmp_path_factory.mktemp("runs") / "run"
-    vitreous.train(str(aspect_data), out=str(out), steps=30, progress=False, **OWN)
+    vitreous.train(str(aspect_data), out=str(out), steps=30, progress=False, **NATIVE_ASPECT_OPTIONS)
     return out
 
 
-def objective_of(**config):
+def build_objective(**config):
     torch.manual_seed(0)
     model = build_model(
         ViTConfig(image=(16, 16), patch=(4, 4), width=32, depth=2, heads=2, classes=3, mlp=MlpConfig(hidden=64))
@@ -69,17 +71,17 @@ def objective_of(**config):
     return SupervisedObjective(model, SupervisedConfig(**config), ObjectiveSetting(seed=3, views=Augment()))
 
 
-def batch_of(count=5):
+def make_batch(count=5):
     generator = torch.Generator().manual_seed(1)
-    images = [torch.randn(3, height, width, generator=generator) for width, height in SIZES[:count]]
+    images = [torch.randn(3, height, width, generator=generator) for width, height in IMAGE_SIZES[:count]]
     positions = torch.arange(40, 40 + count)
     return {"images": images, "labels": torch.tensor([0, 1, 2, 0, 1])[:count], "positions": positions}
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_loss_and_gradients_are_those_of_each_picture_alone(dropout):
-    objective, progress = objective_of(patch_dropout=dropout, smoothing=0.1), TrainingProgress(0, 0, 100, {})
-    batch = objective.prepare(batch_of(), progress)
+def test_packed_loss_and_gradients_match_single_images(dropout):
+    objective, progress = build_objective(patch_dropout=dropout, smoothing=0.1), TrainingProgress(0, 0, 100, {})
+    batch = objective.prepare(make_batch(), progress)
     assert ("keep" in batch) == bool(dropout)
     loss = objective(batch)["loss"]
     loss.backward()
@@ -101,13 +103,13 @@ def test_loss_and_gradients_are_those_of_each_picture_alone(dropout):
         assert torch.allclose(packed[name], parameter.grad, atol=1e-5), name
 
 
-def test_a_part_of_a_batch_leaves_out_the_same_patches():
-    objective, progress, batch = objective_of(patch_dropout=0.5), TrainingProgress(0, 0, 100, {}), batch_of()
+def test_patch_dropout_is_identical_in_micro_batches():
+    objective, progress, batch = build_objective(patch_dropout=0.5), TrainingProgress(0, 0, 100, {}), make_batch()
     whole, part = objective.prepare(batch, progress), objective.prepare(slice_batch(batch, 2, 5), progress)
     assert all(torch.equal(a, b) for a, b in zip(whole["keep"][2:], part["keep"], strict=True))
 
 
-def test_views_keep_the_aspect_flip_crop_and_draw_resolutions_by_the_sample_alone(aspect_data):
+def test_native_aspect_views_depend_only_on_the_sample(aspect_data):
     preprocess = NativePreprocess((16, 16), 3, tokens=16, patch=(4, 4))
     views = Augment(crop=(0.3, 1.0), ratio=(0.9, 1.1), flip=0.5, fewest_tokens=6)
     split = open_data(str(aspect_data)).split("train")
@@ -132,7 +134,7 @@ def test_views_keep_the_aspect_flip_crop_and_draw_resolutions_by_the_sample_alon
         assert torch.equal(image, preprocess.to_tensor(preprocess.decode(split.raw(int(sample)))))
 
 
-def test_a_picture_is_scaled_to_whole_patches_of_its_aspect():
+def test_images_are_resized_to_whole_patches_at_their_aspect():
     preprocess = NativePreprocess((32, 32), 3, tokens=16, patch=(8, 8))
     for size in ((100, 100), (400, 50), (30, 90)):
         pixels = preprocess.to_tensor(preprocess.decode(Image.new("RGB", size)))
@@ -144,9 +146,9 @@ def test_a_picture_is_scaled_to_whole_patches_of_its_aspect():
         NativePreprocess.from_preprocess(VolumePreprocess((8, 8, 8), 1), 5, (4, 4))
 
 
-def test_an_engine_answers_each_picture_as_alone(aspect_run):
+def test_engine_outputs_match_single_images(aspect_run):
     bundle = load_bundle(aspect_run / "model")
-    pictures = [torch.randint(0, 256, (3, h, w), dtype=torch.uint8) for w, h in SIZES]
+    pictures = [torch.randint(0, 256, (3, h, w), dtype=torch.uint8) for w, h in IMAGE_SIZES]
     engine = TorchEngine(bundle.model, bundle.preprocess, "cpu", "fp32")
     bundle.model.any_size = True
     with torch.no_grad():
@@ -157,7 +159,7 @@ def test_an_engine_answers_each_picture_as_alone(aspect_run):
     assert np.array_equal(engine.logits(arrays)[1:2], engine.logits(arrays[1:2]))
 
 
-def test_a_run_learns_and_every_verb_reads_as_it_was_trained(aspect_data, aspect_run, tmp_path):
+def test_native_aspect_run_learns_and_works_with_every_verb(aspect_data, aspect_run, tmp_path):
     summary = json.loads((aspect_run / "summary.json").read_text())
     assert summary["test"]["top1"] > 0.9, summary["test"]
     preprocess = load_bundle(aspect_run / "model").preprocess
@@ -177,20 +179,22 @@ def test_a_run_learns_and_every_verb_reads_as_it_was_trained(aspect_data, aspect
     assert right == pytest.approx(summary["test"]["top1"])
     fewer = vitreous.load(aspect_run, device="cpu", precision="fp32", tokens=6).predict(files[0])
     assert fewer.probabilities != together[0].probabilities
-    result = say("export", str(aspect_run), "--to", "onnx", "--out", str(tmp_path / "x.onnx"))
+    result = run_cli("export", str(aspect_run), "--to", "onnx", "--out", str(tmp_path / "x.onnx"))
     assert result.returncode == 2 and "uses native aspect ratios, but a graph needs a fixed image size" in result.stderr
-    result = say("inspect", str(aspect_run), str(files[0]), "--figures", "rollout", "--out", str(tmp_path / "figures"))
+    result = run_cli(
+        "inspect", str(aspect_run), str(files[0]), "--figures", "rollout", "--out", str(tmp_path / "figures")
+    )
     assert result.returncode == 0 and "squashed to the model's image size" in result.stderr
 
 
-def test_any_vit_whose_positions_are_resized_reads_pictures_at_their_own_aspect(aspect_data, tmp_path):
+def test_plain_vits_predict_at_native_aspect_ratio(aspect_data, tmp_path):
     vitreous.save(vitreous.create("ViT-32x2/8", 32, 3), tmp_path / "vit")
     vitreous.save(vitreous.create("Swin-32x2-2/2-window4", 32, 3), tmp_path / "swin")
     file = next((aspect_data / "test").glob("*/1.png"))
     vit = vitreous.load(tmp_path / "vit", device="cpu", precision="fp32", native_aspect=True)
     size = vit.card.preprocess.to_tensor(vit.card.preprocess.decode(file)).shape
     assert math.prod(size[1:]) <= 16 * 64 and size[1] != size[2]
-    result = say("predict", str(tmp_path / "vit"), str(file), "--native-aspect", "--tokens", "9", "--json")
+    result = run_cli("predict", str(tmp_path / "vit"), str(file), "--native-aspect", "--tokens", "9", "--json")
     assert result.returncode == 0 and json.loads(result.stdout), result.stderr
     for words, hint in (
         (("swin", "--native-aspect"), "(native aspect ratio) requires a plain ViT"),
@@ -198,17 +202,17 @@ def test_any_vit_whose_positions_are_resized_reads_pictures_at_their_own_aspect(
         (("vit", "--native-aspect", "--tokens", "3"), "use 4 or more, for example --tokens 256"),
         (("vit", "--native-aspect", "--merge-tokens", "2"), "leave --merge-tokens"),
     ):
-        result = say("predict", str(tmp_path / words[0]), str(file), *words[1:])
+        result = run_cli("predict", str(tmp_path / words[0]), str(file), *words[1:])
         assert result.returncode == 2 and hint in result.stderr and "Traceback" not in result.stderr, result.stderr
 
 
 @pytest.mark.usefixtures("without_pages")
-def test_a_stopped_run_ends_in_the_same_bits_with_workers(aspect_data, tmp_path):
-    options = {**OWN, "steps": 6, "save_every": 2, "patch_dropout": 0.25}
+def test_resumed_native_aspect_run_is_bit_identical(aspect_data, tmp_path):
+    options = {**NATIVE_ASPECT_OPTIONS, "steps": 6, "save_every": 2, "patch_dropout": 0.25}
     vitreous.train(str(aspect_data), out=str(tmp_path / "whole"), progress=False, **options)
     with pytest.raises(KeyError):
         stop = {**options, "workers": 2, "log_every": 1}
-        vitreous.train(str(aspect_data), out=str(tmp_path / "stopped"), listener=Notes(36), **stop)
+        vitreous.train(str(aspect_data), out=str(tmp_path / "stopped"), listener=StoppingListener(36), **stop)
     vitreous.train(out=str(tmp_path / "stopped"), resume=True, progress=False)
     own, other = (load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped"))
     assert all(torch.equal(own[name], other[name]) for name in own)
@@ -216,7 +220,7 @@ def test_a_stopped_run_ends_in_the_same_bits_with_workers(aspect_data, tmp_path)
         vitreous.train(out=str(tmp_path / "stopped"), resume=True, native_aspect=True, tokens="16", progress=False)
 
 
-def test_what_cannot_be_trained_so_is_refused_in_one_message(aspect_data, tmp_path):
+def test_options_incompatible_with_native_aspect_are_rejected(aspect_data, tmp_path):
     assert parse_token_range("256") == (256, 256) and parse_token_range("64-256") == (64, 256)
     write_moves(tmp_path / "clips" / "train", 3, first=0)
     for data, changes, match in (
@@ -234,6 +238,6 @@ def test_what_cannot_be_trained_so_is_refused_in_one_message(aspect_data, tmp_pa
         (tmp_path / "clips", {"model": None}, "leave native_aspect=True out"),
     ):
         with pytest.raises(UsageError) as caught:
-            vitreous.train(str(data), out=str(tmp_path / "no"), progress=False, **{**OWN, **changes})
+            vitreous.train(str(data), out=str(tmp_path / "no"), progress=False, **{**NATIVE_ASPECT_OPTIONS, **changes})
         assert match in f"{caught.value} {caught.value.hint}", (changes, caught.value.hint)
     assert not (tmp_path / "no").exists()

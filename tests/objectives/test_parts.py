@@ -7,19 +7,26 @@ import torch
 from safetensors.torch import load_file
 
 import vitreous
-from tests.conftest import picture
-from tests.reports.test_report import Heard
+from tests.conftest import make_image
+from tests.reports.test_report import NoteListener
 from vitreous.errors import WeightsError
 from vitreous.weights.adopt import open_objective_state, open_weights
 
-OPTIONS = {"model": "ViT-16x1/4", "image_size": 16, "precision": "fp32", "batch_size": 8, "epochs": 1.0, "workers": 0}
-SETTINGS = {
+TRAIN_OPTIONS = {
+    "model": "ViT-16x1/4",
+    "image_size": 16,
+    "precision": "fp32",
+    "batch_size": 8,
+    "epochs": 1.0,
+    "workers": 0,
+}
+OBJECTIVE_SETTINGS = {
     "mae": {"decoder_width": ["16"], "decoder_heads": ["2"], "decoder_depth": ["1"]},
     "masked-patches": {},
     "dino": {"prototypes": ["16"], "head_width": ["16"], "bottleneck": ["8"]},
     "dinov2": {"prototypes": ["16"], "head_width": ["16"], "bottleneck": ["8"]},
 }
-PARTS = {
+OBJECTIVE_STATE_PARTS = {
     "mae": {"decoder"},
     "masked-patches": {"head", "mask_token"},
     "dino": {"model", "head", "teacher_head", "centre"},
@@ -27,11 +34,13 @@ PARTS = {
 }
 
 
-def learn(home, recipe, out, listener=None, **options):
-    settings = {f"objective.{key}": value for key, value in (SETTINGS[recipe] | options.pop("objective", {})).items()}
+def train_run(home, recipe, out, listener=None, **options):
+    settings = {
+        f"objective.{key}": value for key, value in (OBJECTIVE_SETTINGS[recipe] | options.pop("objective", {})).items()
+    }
     return vitreous.train(
-        str(home / "photos"), listener or Heard(), recipe=recipe, out=str(home / out), settings=settings, device="cpu",
-        **{**OPTIONS, **options},
+        str(home / "photos"), listener or NoteListener(), recipe=recipe, out=str(home / out), settings=settings, device="cpu",
+        **{**TRAIN_OPTIONS, **options},
     )  # fmt: skip
 
 
@@ -41,16 +50,16 @@ def pretrained_runs(tmp_path_factory):
     pretrained_runs = tmp_path_factory.mktemp("parts")
     (pretrained_runs / "photos").mkdir()
     for index in range(16):
-        picture(index, (16, 16), index % 3).save(pretrained_runs / "photos" / f"{index}.png")
-    for recipe in SETTINGS:
-        learn(pretrained_runs, recipe, recipe)
+        make_image(index, (16, 16), index % 3).save(pretrained_runs / "photos" / f"{index}.png")
+    for recipe in OBJECTIVE_SETTINGS:
+        train_run(pretrained_runs, recipe, recipe)
     return pretrained_runs
 
 
-@pytest.mark.parametrize("recipe", SETTINGS)
-def test_parts_are_those_of_the_last_checkpoint(pretrained_runs, recipe):
+@pytest.mark.parametrize("recipe", OBJECTIVE_SETTINGS)
+def test_objective_state_matches_the_last_checkpoint(pretrained_runs, recipe):
     parts = open_objective_state(pretrained_runs / recipe)
-    assert {name.partition(".")[0] for name in parts.state} == PARTS[recipe]
+    assert {name.partition(".")[0] for name in parts.state} == OBJECTIVE_STATE_PARTS[recipe]
     place = max((pretrained_runs / recipe / "checkpoints").iterdir())
     held = {name: t for file in ("model", "frozen") if (place / f"{file}.safetensors").is_file()
             for name, t in load_file(place / f"{file}.safetensors").items()}  # fmt: skip
@@ -63,11 +72,11 @@ def test_parts_are_those_of_the_last_checkpoint(pretrained_runs, recipe):
     assert all(torch.equal(tensor, from_checkpoint[name].float()) for name, tensor in shipped.items())
 
 
-@pytest.mark.parametrize("recipe", SETTINGS)
-def test_a_run_of_the_same_objective_goes_on_with_them(pretrained_runs, recipe, tmp_path):
+@pytest.mark.parametrize("recipe", OBJECTIVE_SETTINGS)
+def test_run_of_the_same_objective_continues_its_state(pretrained_runs, recipe, tmp_path):
     """At a rate of next to nothing everything but what follows the data stays as it was."""
-    heard = Heard()
-    learn(
+    heard = NoteListener()
+    train_run(
         pretrained_runs, recipe, f"{recipe}-on", heard, init=str(pretrained_runs / recipe), optimizer="adamw", lr=1e-30
     )
     assert any(note.startswith(f"{recipe} continues with its") for note in heard.notes)
@@ -81,23 +90,25 @@ def test_a_run_of_the_same_objective_goes_on_with_them(pretrained_runs, recipe, 
         assert follows or torch.equal(tensor, after.state[name]), name
 
 
-def test_parts_that_do_not_fit_are_new_and_another_objective_takes_the_encoder_alone(pretrained_runs):
-    heard = Heard()
-    learn(pretrained_runs, "dino", "wider", heard, init=str(pretrained_runs / "dino"), objective={"prototypes": ["24"]})
+def test_mismatched_objective_state_is_newly_initialised(pretrained_runs):
+    heard = NoteListener()
+    train_run(
+        pretrained_runs, "dino", "wider", heard, init=str(pretrained_runs / "dino"), objective={"prototypes": ["24"]}
+    )
     (note,) = [note for note in heard.notes if note.startswith("dino continues with")]
     assert note.startswith("dino continues with its model; newly initialised") and "teacher_head" in note
     assert open_objective_state(pretrained_runs / "wider").state["centre"].shape == (24,)
-    heard = Heard()
-    learn(pretrained_runs, "masked-patches", "other", heard, init=str(pretrained_runs / "mae"))
+    heard = NoteListener()
+    train_run(pretrained_runs, "masked-patches", "other", heard, init=str(pretrained_runs / "mae"))
     assert not any("continues with" in note for note in heard.notes)
 
 
-def test_damaged_parts_stop_a_run_that_would_go_on_with_them(pretrained_runs, tmp_path):
+def test_damaged_objective_state_is_rejected(pretrained_runs, tmp_path):
     file = pretrained_runs / "dinov2" / "model" / "objective.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[:-4] + b"\x00\x01\x02\x03")
     try:
         with pytest.raises(WeightsError, match="is missing or was modified after it was saved"):
-            learn(pretrained_runs, "dinov2", "damaged", init=str(pretrained_runs / "dinov2"))
+            train_run(pretrained_runs, "dinov2", "damaged", init=str(pretrained_runs / "dinov2"))
     finally:
         file.write_bytes(content)

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 import vitreous
-from tests.conftest import picture
-from tests.reports.test_report import Heard
+from tests.conftest import make_image
+from tests.reports.test_report import NoteListener
 from vitreous.data.augmentation.views import MultiCrop
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import MlpConfig, ViTConfig, transformer_config
@@ -21,24 +21,26 @@ from vitreous.objectives.prototypes import PrototypeTeacher
 from vitreous.objectives.unlabelled import koleo_loss
 from vitreous.weights.adopt import open_weights
 
-SHORT = {"image_size": 16, "precision": "fp32", "batch_size": 8, "epochs": 1.0, "workers": 0, "device": "cpu"}
-HEADS = {
+TRAIN_OPTIONS = {"image_size": 16, "precision": "fp32", "batch_size": 8, "epochs": 1.0, "workers": 0, "device": "cpu"}
+HEAD_SETTINGS = {
     "objective.prototypes": ["16"],
     "objective.head_width": ["16"],
     "objective.bottleneck": ["8"],
     "objective.batch_norm": ["False"],
 }
-APART = {"objective.patch_prototypes": ["12"], "objective.patch_bottleneck": ["6"]}
-STUDENT = ViTConfig(image=(16, 16), patch=(8, 8), classes=0, width=24, depth=2, heads=2, mlp=MlpConfig(hidden=48))
-PROGRESS = TrainingProgress(0, 0, 100, {"teacher_temperature": 0.07, "momentum": 0.9})
+PATCH_HEAD_SETTINGS = {"objective.patch_prototypes": ["12"], "objective.patch_bottleneck": ["6"]}
+STUDENT_CONFIG = ViTConfig(
+    image=(16, 16), patch=(8, 8), classes=0, width=24, depth=2, heads=2, mlp=MlpConfig(hidden=48)
+)
+TRAINING_PROGRESS = TrainingProgress(0, 0, 100, {"teacher_temperature": 0.07, "momentum": 0.9})
 
 
-def learn(home, out, model, **options):
-    settings = {**HEADS, **options.pop("settings", {})}
-    listener = options.pop("listener", None) or Heard()
+def train_run(home, out, model, **options):
+    settings = {**HEAD_SETTINGS, **options.pop("settings", {})}
+    listener = options.pop("listener", None) or NoteListener()
     return vitreous.train(
         str(home / "photos"), listener, model=model, out=str(home / out), settings=settings,
-        **{"recipe": "dinov2", **SHORT, **options},
+        **{"recipe": "dinov2", **TRAIN_OPTIONS, **options},
     )  # fmt: skip
 
 
@@ -48,31 +50,31 @@ def teacher_runs(tmp_path_factory):
     teacher_runs = tmp_path_factory.mktemp("prototypes")
     (teacher_runs / "photos").mkdir()
     for index in range(16):
-        picture(index, (16, 16), index % 3).save(teacher_runs / "photos" / f"{index}.png")
-    learn(teacher_runs, "teacher", "ViT-32x1/4", settings=APART)
-    learn(teacher_runs, "dino", "ViT-32x1/4", recipe="dino")
+        make_image(index, (16, 16), index % 3).save(teacher_runs / "photos" / f"{index}.png")
+    train_run(teacher_runs, "teacher", "ViT-32x1/4", settings=PATCH_HEAD_SETTINGS)
+    train_run(teacher_runs, "dino", "ViT-32x1/4", recipe="dino")
     return teacher_runs
 
 
-def objective(home, **settings):
+def build_objective(home, **settings):
     """A student of the teacher, in training."""
     torch.manual_seed(0)
     config = DINOv2Config(teacher=str(home / "teacher"), head_width=16, bottleneck=8, **settings)
-    config = config.with_absolute_paths(STUDENT, ())
+    config = config.with_absolute_paths(STUDENT_CONFIG, ())
     setting = ObjectiveSetting(views=MultiCrop(locals=2, local_image=(8, 8)), normalisation=((0.4,) * 3, (0.2,) * 3))
-    return config.build(build_model(STUDENT), setting).train()
+    return config.build(build_model(STUDENT_CONFIG), setting).train()
 
 
 def batch_for(own):
     generator = torch.Generator().manual_seed(1)
     sizes = {"images": (3, 2, 3, 16, 16), "local": (3, 2, 3, 8, 8)}
     images = {name: torch.randn(size, generator=generator) for name, size in sizes.items()}
-    return own.prepare({**images, "positions": torch.arange(3), "samples": torch.arange(3)}, PROGRESS)
+    return own.prepare({**images, "positions": torch.arange(3), "samples": torch.arange(3)}, TRAINING_PROGRESS)
 
 
-def test_the_loss_is_that_of_a_loop(teacher_runs):
+def test_loss_matches_the_loop(teacher_runs):
     """Teacher: its own normalisation, at as many patches as the student has, each 4 x 4 for one of 8 x 8."""
-    own, teacher = objective(teacher_runs), PrototypeTeacher(str(teacher_runs / "teacher"))
+    own, teacher = build_objective(teacher_runs), PrototypeTeacher(str(teacher_runs / "teacher"))
     assert (own.config.prototypes, own.config.patch_prototypes) == (16, 12)
     batch = batch_for(own)
     assert batch["masks"].all() and batch["masks"].shape == (3, 2, 2, 2)
@@ -102,8 +104,8 @@ def test_the_loss_is_that_of_a_loop(teacher_runs):
     assert outputs["loss"].item() == pytest.approx(float(dino + ibot + 0.1 * spread), rel=1e-5)
 
 
-def test_the_teacher_stays_and_the_average_of_the_student_follows(teacher_runs):
-    own = objective(teacher_runs, centring="sinkhorn")
+def test_frozen_teacher_is_constant_and_the_student_average_follows(teacher_runs):
+    own = build_objective(teacher_runs, centring="sinkhorn")
     frozen = own.frozen
     assert frozen is not None
     before = copy.deepcopy((frozen.model.state_dict(), frozen.heads.state_dict(), own.teacher.state_dict()))
@@ -114,32 +116,32 @@ def test_the_teacher_stays_and_the_average_of_the_student_follows(teacher_runs):
     with torch.no_grad():
         for p in own.model.parameters():
             p += 1
-    own.after_step(PROGRESS)
+    own.after_step(TRAINING_PROGRESS)
     for state, module in zip(before, (frozen.model, frozen.heads), strict=False):
         assert all(torch.equal(state[name], tensor) for name, tensor in module.state_dict().items())
     for name, tensor in own.deployed_model().state_dict().items():
         assert torch.allclose(tensor, before[2][name] + 0.1, atol=1e-6), name
 
 
-def test_a_student_is_trained_killed_and_resumed_and_ships_its_average(teacher_runs, tmp_path):
+def test_student_run_resumes_and_ships_its_average(teacher_runs, tmp_path):
     """From a path relative to where the run began; another teacher there later is refused."""
-    heard = Heard()
+    heard = NoteListener()
     options = {"listener": heard, "settings": {"objective.teacher": [str(teacher_runs / "teacher")]}, "save_every": 1}
-    learn(teacher_runs, "student", "ViT-24x2/8", **options)
+    train_run(teacher_runs, "student", "ViT-24x2/8", **options)
     run = teacher_runs / "student"
     shipped = open_weights(run).read_state()
     held = open_weights(max((run / "checkpoints").iterdir())).read_state()
     assert all(torch.equal(tensor, held[name].float()) for name, tensor in shipped.items())
-    assert vitreous.train(str(teacher_runs / "photos"), Heard(), out=str(run), resume=True)["steps"] == 2
+    assert vitreous.train(str(teacher_runs / "photos"), NoteListener(), out=str(run), resume=True)["steps"] == 2
     assert open_weights(teacher_runs / "teacher").config.patch == (4, 4)
-    own = objective(teacher_runs)
+    own = build_objective(teacher_runs)
     own.digest[0] += 1
     with pytest.raises(WeightsError, match="has changed since the run began"):
         own(batch_for(own))
 
 
-def test_a_batch_norm_in_its_heads_sees_the_batch(teacher_runs):
-    learn(teacher_runs, "normed", "ViT-32x1/4", settings={"objective.batch_norm": ["True"]})
+def test_teacher_head_batch_norm_uses_batch_statistics(teacher_runs):
+    train_run(teacher_runs, "normed", "ViT-32x1/4", settings={"objective.batch_norm": ["True"]})
     teacher = PrototypeTeacher(str(teacher_runs / "normed"))
     assert teacher.patch_prototypes == 0 and len(teacher.heads) == 1 and teacher.heads[0].batch_norm
     images, seen = torch.randn(4, 3, 16, 16), ((0.5,) * 3, (0.5,) * 3)
@@ -153,18 +155,18 @@ def test_a_batch_norm_in_its_heads_sees_the_batch(teacher_runs):
 @pytest.mark.parametrize(
     ("teacher", "model", "text"),
     [
-        ("", STUDENT, "no teacher"),
-        ("dino", STUDENT, "needs the heads of DINOv2, and .* has those of dino\n  use a run of recipe='dinov2'"),
-        ("nowhere", STUDENT, "no weights at"),
-        ("teacher", transformer_config(**{**vars(STUDENT), "channels": 1}), "takes 3 channels, the student 1"),
+        ("", STUDENT_CONFIG, "no teacher"),
+        ("dino", STUDENT_CONFIG, "needs the heads of DINOv2, and .* has those of dino\n  use a run of recipe='dinov2'"),
+        ("nowhere", STUDENT_CONFIG, "no weights at"),
+        ("teacher", transformer_config(**{**vars(STUDENT_CONFIG), "channels": 1}), "takes 3 channels, the student 1"),
         (
             "teacher",
-            transformer_config(**{**vars(STUDENT), "image": (16,) * 3, "patch": (8,) * 3}),
+            transformer_config(**{**vars(STUDENT_CONFIG), "image": (16,) * 3, "patch": (8,) * 3}),
             "another number of axes",
         ),
     ],
 )
-def test_teachers_that_cannot_be_are_refused(teacher_runs, teacher, model, text):
+def test_invalid_teachers_are_rejected(teacher_runs, teacher, model, text):
     with pytest.raises((UsageError, WeightsError), match=text) as caught:
         if teacher:
             DINOv2Config(teacher=str(teacher_runs / teacher)).with_absolute_paths(model, ())
@@ -175,5 +177,5 @@ def test_teachers_that_cannot_be_are_refused(teacher_runs, teacher, model, text)
 
 def test_without_a_teacher_nothing_changes():
     own = DINOv2Config()
-    assert own.with_absolute_paths(STUDENT, ()) is own
-    assert DINOv2(build_model(STUDENT), DINOv2Config(prototypes=8, head_width=8, bottleneck=4)).frozen is None
+    assert own.with_absolute_paths(STUDENT_CONFIG, ()) is own
+    assert DINOv2(build_model(STUDENT_CONFIG), DINOv2Config(prototypes=8, head_width=8, bottleneck=4)).frozen is None

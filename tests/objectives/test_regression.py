@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import vitreous
-from tests.conftest import TINY, picture, say
-from tests.objectives.sessions import session_of
+from tests.conftest import TINY_RUN, make_image, run_cli
+from tests.objectives.sessions import create_session
 from vitreous.data.augmentation.augment import Augment
 from vitreous.errors import DataError, UsageError
 from vitreous.jobs.soup import soup
@@ -29,13 +29,20 @@ from vitreous.training.loop import run_training_loop
 from vitreous.weights.adopt import open_weights, read_weights_info
 from vitreous.weights.bundle import load_bundle
 
-QUICK = {key: value for key, value in TINY.items() if key not in ("mixup", "epochs")} | {"epochs": 2, "workers": 0}
-MODEL = ViTConfig(image=(8, 8), patch=(4, 4), classes=2, width=16, depth=1, heads=2, mlp=MlpConfig(hidden=32))
-LOSSES = {"mse": lambda e: e * e, "l1": abs, "huber": lambda e: e * e / 2 if abs(e) <= 0.7 else 0.7 * (abs(e) - 0.35)}
+QUICK_OPTIONS = {key: value for key, value in TINY_RUN.items() if key not in ("mixup", "epochs")} | {
+    "epochs": 2,
+    "workers": 0,
+}
+MODEL_CONFIG = ViTConfig(image=(8, 8), patch=(4, 4), classes=2, width=16, depth=1, heads=2, mlp=MlpConfig(hidden=32))
+LOSS_FORMULAS = {
+    "mse": lambda e: e * e,
+    "l1": abs,
+    "huber": lambda e: e * e / 2 if abs(e) <= 0.7 else 0.7 * (abs(e) - 0.35),
+}
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_the_loss_is_that_of_a_loop(loss):
+@pytest.mark.parametrize("loss", LOSS_FORMULAS)
+def test_value_loss_matches_the_loop(loss):
     outputs, labels = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
     labels[0, 1], labels[3] = math.nan, math.nan
     weights = torch.tensor([1.0, 2.0, 0.5])
@@ -43,7 +50,7 @@ def test_the_loss_is_that_of_a_loop(loss):
     for row in range(5):
         for place in range(3):
             if not math.isnan(labels[row, place]):
-                total += weights[place] * LOSSES[loss]((outputs[row, place] - labels[row, place]).item())
+                total += weights[place] * LOSS_FORMULAS[loss]((outputs[row, place] - labels[row, place]).item())
     outputs.requires_grad_(True)
     found = value_loss(outputs, labels, loss, delta=0.7, weights=weights)
     assert found.item() == pytest.approx(total.item() / 15)
@@ -51,22 +58,22 @@ def test_the_loss_is_that_of_a_loop(loss):
     assert outputs.grad.isfinite().all() and not outputs.grad[3].any() and outputs.grad[0, 1] == 0
 
 
-def test_a_part_of_a_batch_gives_a_part_of_the_loss(tmp_path):
+def test_micro_batch_losses_average_to_the_batch_loss(tmp_path):
     """Whatever is missing in it: the sum is divided by the images, not by the values that there are."""
-    session, state = session_of("values", tmp_path)
+    session, state = create_session("values", tmp_path)
     _, batch = next(session.batches(state))
     assert batch["labels"].isnan().any()
     parts = [state.objective({name: e[a : a + 2] for name, e in batch.items()})["loss"].item() for a in range(0, 8, 2)]
     assert np.mean(parts) == pytest.approx(state.objective(batch)["loss"].item(), rel=1e-5)
 
 
-def test_targets_are_standardised_by_their_own_values():
+def test_targets_are_standardised():
     labels = np.array([[2001.5, 1.0], [2003.5, math.nan], [2005.5, 3.0]])
     config = RegressionConfig().fitted(labels)
     assert config.mean == (2003.5, 2.0) and config.std == pytest.approx((math.sqrt(8 / 3), 1.0))
     assert config.present == pytest.approx((1, 2 / 3)) and config.fitted(labels * 2) == config
     objective = RegressionObjective(
-        build_model(MODEL), config, ObjectiveSetting(targets=("year", "size"), views=Augment())
+        build_model(MODEL_CONFIG), config, ObjectiveSetting(targets=("year", "size"), views=Augment())
     )
     batch = {"images": torch.zeros(3, 3, 8, 8), "labels": torch.from_numpy(labels), "positions": torch.arange(3)}
     found = objective.prepare(batch, TrainingProgress())["labels"]
@@ -82,23 +89,23 @@ def test_targets_are_standardised_by_their_own_values():
     ({"mean": (1.0,)}, "must have one number per target"), ({"std": (0.0,), "mean": (1.0,), "present": (1.0,)}, "above 0"),
     ({"patch_dropout": 1.0}, "patch_dropout must be"),
 ])  # fmt: skip
-def test_numbers_that_cannot_be_are_refused(changes, message):
+def test_invalid_settings_are_rejected(changes, message):
     with pytest.raises(UsageError, match=message):
         RegressionConfig(**changes)
 
 
-def test_models_and_views_that_do_not_fit_are_refused():
+def test_incompatible_models_and_views_are_rejected():
     config = RegressionConfig()
-    config.check(MODEL, ("a", "b"), Augment())
+    config.check(MODEL_CONFIG, ("a", "b"), Augment())
     with pytest.raises(UsageError, match="the model has 2 outputs, the data 1 targets"):
-        config.check(MODEL, ("a",), Augment())
+        config.check(MODEL_CONFIG, ("a",), Augment())
     with pytest.raises(UsageError, match="MixUp and CutMix mix classes"):
-        config.check(MODEL, ("a", "b"), Augment(mixup=0.2))
+        config.check(MODEL_CONFIG, ("a", "b"), Augment(mixup=0.2))
 
 
-def test_values_are_learned(tmp_path):
+def test_regression_learns_one_batch(tmp_path):
     """Of 32 pictures, the brightness of red and of blue: one batch again and again."""
-    session, state = session_of("values", tmp_path, batch_size=32, epochs=60.0)
+    session, state = create_session("values", tmp_path, batch_size=32, epochs=60.0)
     pair, losses = next(session.batches(state)), []
     run_training_loop(
         state, iter(lambda: pair, None), [(1, lambda s: (losses.append(s.losses), setattr(s, "losses", 0.0)))]
@@ -107,12 +114,12 @@ def test_values_are_learned(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory):
+def measured_images(tmp_path_factory):
     """A table of 40 pictures with their brightness in a unit of its own, and the size of which half are missing."""
     home = tmp_path_factory.mktemp("measured")
     rows = ["path,glow,size,split"]
     for index in range(40):
-        image = picture(index, (16, 16), index % 3).point(lambda v, i=index: v * (0.3 + i / 60))
+        image = make_image(index, (16, 16), index % 3).point(lambda v, i=index: v * (0.3 + i / 60))
         image.save(home / f"{index}.png")
         glow = 1000 + np.asarray(image).mean() / 8
         split = "test" if index % 10 == 9 else "val" if index % 10 == 8 else "train"
@@ -122,17 +129,17 @@ def measured(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def regression_run(measured, tmp_path_factory):
+def regression_run(measured_images, tmp_path_factory):
     """A run of two targets, and its summary."""
     out = tmp_path_factory.mktemp("run") / "run"
-    return out, vitreous.train(measured / "values.csv", out=out, progress=False, **QUICK)
+    return out, vitreous.train(measured_images / "values.csv", out=out, progress=False, **QUICK_OPTIONS)
 
 
-def test_a_run_stores_what_its_outputs_mean(measured, regression_run):
+def test_run_stores_targets_and_standardisation(measured_images, regression_run):
     out, summary = regression_run
     bundle = load_bundle(out / "model")
     assert bundle.task.targets == ("glow", "size") and bundle.classes == ()
-    labels = np.genfromtxt(measured / "values.csv", delimiter=",", skip_header=1)[:, 1]
+    labels = np.genfromtxt(measured_images / "values.csv", delimiter=",", skip_header=1)[:, 1]
     train = labels[np.arange(40) % 10 < 8]
     assert bundle.task.mean[0] == pytest.approx(train.mean()) and bundle.task.std[0] == pytest.approx(train.std())
     stored = RunFolder(out).run()
@@ -146,11 +153,11 @@ def test_a_run_stores_what_its_outputs_mean(measured, regression_run):
     assert "Images with the largest error" in page and "<h2>Metrics per class</h2>" not in page
 
 
-class Stop(Exception):
+class StopRun(Exception):
     """Raised by a listener to end a run."""
 
 
-class StopAfter(vitreous.progress.NullListener):
+class StopAfterImages(vitreous.progress.NullListener):
     """Ends a run once it has trained on `images`."""
 
     def __init__(self, images: int) -> None:
@@ -158,14 +165,14 @@ class StopAfter(vitreous.progress.NullListener):
 
     def progress(self, verb, done, total, text):
         if verb == "train" and done >= self.images:
-            raise Stop
+            raise StopRun
 
 
-def test_a_stopped_run_ends_in_the_same_bits(measured, regression_run, tmp_path):
+def test_resumed_regression_run_is_bit_identical(measured_images, regression_run, tmp_path):
     out, _ = regression_run
     stopped = tmp_path / "stopped"
-    with pytest.raises(Stop):
-        vitreous.train(measured / "values.csv", out=stopped, listener=StopAfter(32), **QUICK)
+    with pytest.raises(StopRun):
+        vitreous.train(measured_images / "values.csv", out=stopped, listener=StopAfterImages(32), **QUICK_OPTIONS)
     assert not (stopped / "model").exists() and list((stopped / "checkpoints").glob("step-*"))
     vitreous.train(resume=True, out=stopped, progress=False)
     whole, resumed = (load_bundle(place / "model") for place in (out, stopped))
@@ -174,38 +181,39 @@ def test_a_stopped_run_ends_in_the_same_bits(measured, regression_run, tmp_path)
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in whole.model.state_dict().items())
 
 
-def test_evaluate_and_predict_agree(measured, regression_run, tmp_path):
+def test_evaluate_and_predict_agree(measured_images, regression_run, tmp_path):
     out, summary = regression_run
     document = vitreous.evaluate(out)
     assert document["test"]["mae"] == pytest.approx(summary["test"]["mae"])
     assert [row["target"] for row in document["targets"]] == ["glow", "size"] and document["most_confused"] is None
-    paths = [measured / f"{index}.png" for index in range(9, 40, 10)]
+    paths = [measured_images / f"{index}.png" for index in range(9, 40, 10)]
     found = vitreous.load(out, device="cpu").predict(paths)
     labels = [
-        float((measured / "values.csv").read_text().splitlines()[1 + index].split(",")[1]) for index in range(9, 40, 10)
+        float((measured_images / "values.csv").read_text().splitlines()[1 + index].split(",")[1])
+        for index in range(9, 40, 10)
     ]
     errors = [abs(answer.values[0] - label) for answer, label in zip(found, labels, strict=True)]
     assert np.mean(errors) == pytest.approx(document["targets"][0]["mae"], rel=1e-3)
     words = ["predict", str(out), *map(str, paths), "--device", "cpu"]
-    assert say(*words, "--out", str(tmp_path / "p.csv")).returncode == 0
+    assert run_cli(*words, "--out", str(tmp_path / "p.csv")).returncode == 0
     head, *rows = (tmp_path / "p.csv").read_text().splitlines()
     assert head == "path,glow,size,error"
     assert [float(row.split(",")[1]) for row in rows] == pytest.approx([answer.values[0] for answer in found], rel=1e-6)
-    listed = json.loads(say(*words, "--json").stdout)["predictions"]
+    listed = json.loads(run_cli(*words, "--json").stdout)["predictions"]
     assert [row["values"]["size"] for row in listed] == pytest.approx([answer.values[1] for answer in found])
 
 
-def test_a_file_of_predictions_is_continued(measured, regression_run, tmp_path):
+def test_prediction_file_is_resumed(measured_images, regression_run, tmp_path):
     """One row an image, whatever its first value: 1 is no rank."""
     out, _ = regression_run
-    words = ["predict", str(out), *(str(measured / f"{n}.png") for n in range(6)), "--device", "cpu"]
+    words = ["predict", str(out), *(str(measured_images / f"{n}.png") for n in range(6)), "--device", "cpu"]
     words += ["--out", str(tmp_path / "p.csv")]
-    assert say(*words).returncode == 0
+    assert run_cli(*words).returncode == 0
     whole = (tmp_path / "p.csv").read_text()
     (tmp_path / "p.csv").write_text("".join(line + "\n" for line in whole.splitlines()[:4]))
     job = json.loads((tmp_path / "p.csv.job.json").read_text())
     (tmp_path / "p.csv.job.json").write_text(json.dumps(job | {"finished": False}))
-    assert say(*words, "--resume").returncode == 0
+    assert run_cli(*words, "--resume").returncode == 0
     assert (tmp_path / "p.csv").read_text() == whole
 
 
@@ -222,9 +230,9 @@ def test_a_file_of_predictions_is_continued(measured, regression_run, tmp_path):
     (["train", "--resume", "RUN", "--targets", "size", "--epochs", "9"], "targets: ('glow', 'size') -> ('size',)"),
     (["data", "pack", "DATA", "--out", "PACK"], "DATA has values, but a pack stores only images and their classes"),
 ])  # fmt: skip
-def test_what_is_for_classes_is_refused(measured, regression_run, tmp_path, words, message):
-    names = {"RUN": regression_run[0], "DATA": measured / "values.csv", "IMAGE": measured / "1.png"}
-    ended = say(*(str(names.get(word, word)) for word in words), cwd=tmp_path)
+def test_classification_options_are_rejected(measured_images, regression_run, tmp_path, words, message):
+    names = {"RUN": regression_run[0], "DATA": measured_images / "values.csv", "IMAGE": measured_images / "1.png"}
+    ended = run_cli(*(str(names.get(word, word)) for word in words), cwd=tmp_path)
     for name, place in names.items():
         message = message.replace(name, str(place))
     assert ended.returncode and message in ended.stderr and "Traceback" not in ended.stderr
@@ -242,13 +250,13 @@ def worse_run(regression_run, tmp_path_factory):
     return place
 
 
-def test_two_runs_are_compared_by_the_errors_on_the_same_images(
-    measured, regression_run, worse_run, tmp_path, monkeypatch
-):
+def test_paired_comparison_of_regression_runs(measured_images, regression_run, worse_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # for the page of a bundle
     out, _ = regression_run
     found = compare_two_runs(out, worse_run, split="train", computing=EvaluationSettings(workers=0))
-    alone = [evaluate(run, measured / "values.csv", split="train", workers=0)["train"] for run in (out, worse_run)]
+    alone = [
+        evaluate(run, measured_images / "values.csv", split="train", workers=0)["train"] for run in (out, worse_run)
+    ]
     for key in ("r2", "mae", "rmse", "spearman"):
         assert found["metrics"][key] == pytest.approx([one[key] for one in alone])
         assert found["difference"][key] == pytest.approx(alone[1][key] - alone[0][key])
@@ -262,19 +270,21 @@ def test_two_runs_are_compared_by_the_errors_on_the_same_images(
 
 
 def test_a_comparison_is_printed(regression_run, worse_run, tmp_path):
-    ended = say("evaluate", str(regression_run[0]), str(worse_run), "--split", "train", "--workers", "0", cwd=tmp_path)
+    ended = run_cli(
+        "evaluate", str(regression_run[0]), str(worse_run), "--split", "train", "--workers", "0", cwd=tmp_path
+    )
     assert ended.returncode == 0 and "second minus first" in ended.stdout and "MAE +" in ended.stdout
     assert ended.stdout.splitlines()[-1].startswith("run is better by ") and " R² (95 % interval " in ended.stdout
 
 
-def test_runs_of_other_targets_are_not_compared(regression_run, tmp_path):
+def test_comparing_runs_without_common_targets_is_rejected(regression_run, tmp_path):
     bundle = load_bundle(regression_run[0] / "model")
     replace(bundle, task=RegressionTask(("age", "height"), (0.0, 0.0), (1.0, 1.0))).save(tmp_path / "other")
     with pytest.raises(UsageError, match=r"run predicts glow, size, .*other predicts age, height: they have no target"):
         compare_two_runs(regression_run[0], tmp_path / "other")
 
 
-def test_a_soup_is_chosen_by_r2(measured, regression_run, worse_run, tmp_path):
+def test_regression_soup_is_selected_by_r2(measured_images, regression_run, worse_run, tmp_path):
     """Heads are averaged by the names of their targets, and a soup is not better with a model that is off."""
     runs = [regression_run[0], worse_run]
     document = soup(runs, tmp_path / "both", workers=0)
@@ -284,14 +294,14 @@ def test_a_soup_is_chosen_by_r2(measured, regression_run, worse_run, tmp_path):
     assert torch.allclose(*rows) and made.task.outputs in (ours.task.outputs, theirs.task.outputs)
     scores = {row["run"]: row["score"] for row in document["ingredients"]}
     assert document["val"]["primary"] == "r2"
-    measured_alone = evaluate(runs[0], measured / "values.csv", split="val", workers=0)["val"]
+    measured_alone = evaluate(runs[0], measured_images / "values.csv", split="val", workers=0)["val"]
     assert scores[str(runs[0])] == pytest.approx(measured_alone["r2"])
     greedy = soup(runs, tmp_path / "greedy", greedy=True, workers=0)
     best = max(greedy["ingredients"], key=lambda row: row["score"])
     assert best["selected"] and greedy["val"]["r2"] >= best["score"]
 
 
-def test_values_that_are_standardised_by_other_numbers_are_not_averaged(regression_run, tmp_path):
+def test_soup_rejects_differently_standardised_targets(regression_run, tmp_path):
     bundle = load_bundle(regression_run[0] / "model")
     mean, std = (1.0, *bundle.task.mean[1:]), bundle.task.std
     bundle.model.head.bias.data += 1
@@ -300,44 +310,48 @@ def test_values_that_are_standardised_by_other_numbers_are_not_averaged(regressi
         soup([regression_run[0], tmp_path / "other"], tmp_path / "soup", workers=0)
 
 
-def test_a_checkpoint_of_a_run_is_a_regression(regression_run):
+def test_checkpoint_stores_the_regression_task(regression_run):
     """Its config.yaml has the targets and the numbers that they are standardised by."""
     place = next((regression_run[0] / "checkpoints").glob("step-*"))
     task = load_bundle(regression_run[0] / "model").task
     assert open_weights(place).task == task and read_weights_info(place).classifies
 
 
-def test_one_column_of_several_and_weights_of_a_run(measured, regression_run, tmp_path):
+def test_regression_fine_tuning_with_same_and_other_targets(measured_images, regression_run, tmp_path):
     """The head of the same targets goes on, another one is new; `--init` takes the numbers of fine-tuning."""
     out, _ = regression_run
-    options = {**QUICK, "epochs": 1, "init": str(out / "model"), "ema": 0, "progress": False}
+    options = {**QUICK_OPTIONS, "epochs": 1, "init": str(out / "model"), "ema": 0, "progress": False}
     options.pop("model")
     same, other = tmp_path / "same", tmp_path / "other"
-    vitreous.train(measured / "values.csv", out=same, **options, lr=1e-9, weight_decay=0.0)
+    vitreous.train(measured_images / "values.csv", out=same, **options, lr=1e-9, weight_decay=0.0)
     before, after = (load_bundle(place / "model").model.state_dict() for place in (out, same))
     assert torch.allclose(before["head.weight"], after["head.weight"], atol=1e-6)
-    vitreous.train(measured / "values.csv", out=other, targets=["size"], loss="l1", **options)
+    vitreous.train(measured_images / "values.csv", out=other, targets=["size"], loss="l1", **options)
     task = load_bundle(other / "model").task
     assert task.targets == ("size",) and RunFolder(other).run().objective.loss == "l1"
 
 
-def test_a_loader_gives_values(measured):
-    loader = vitreous.create_loader(measured / "values.csv", batch_size=8, model="ViT-32x2/8")
+def test_a_loader_gives_values(measured_images):
+    loader = vitreous.create_loader(measured_images / "values.csv", batch_size=8, model="ViT-32x2/8")
     assert "targets: 2 (glow, size)" in repr(loader)
     batch = next(iter(loader))
     assert batch["labels"].shape == (8, 2) and batch["labels"][:, 0].min() > 1000
 
 
-def test_a_learning_rate_is_chosen_by_r2(measured, tmp_path):
+def test_lr_grid_is_scored_by_r2(measured_images, tmp_path):
     summary = vitreous.train(
-        measured / "values.csv", out=tmp_path / "grid", lr_grid=(1e-3, 3e-3), progress=False, **QUICK | {"epochs": 1}
+        measured_images / "values.csv",
+        out=tmp_path / "grid",
+        lr_grid=(1e-3, 3e-3),
+        progress=False,
+        **QUICK_OPTIONS | {"epochs": 1},
     )
     why = summary["lr_grid"]["choice"]["reason"]
     assert summary["lr_grid"]["trials"][0]["metric"] == "r2" and "%" not in why
 
 
-def test_labels_that_are_no_numbers_are_refused_as_values(tmp_path):
-    picture(0).save(tmp_path / "a.png"), picture(1).save(tmp_path / "b.png")
+def test_non_numeric_labels_are_rejected(tmp_path):
+    make_image(0).save(tmp_path / "a.png"), make_image(1).save(tmp_path / "b.png")
     (tmp_path / "t.csv").write_text("path,label\na.png,cat\nb.png,dog\n")
     with pytest.raises(DataError, match="has classes, such as cat, but no values"):
         vitreous.train(tmp_path / "t.csv", recipe="regression", out=tmp_path / "run", progress=False)

@@ -25,13 +25,13 @@ from vitreous.weights.adopt import load_pretrained_weights, open_objective_state
 from vitreous.weights.bundle import Bundle, load_bundle
 from vitreous.weights.objective_parts import load_into_objective
 
-OPTIONS = {
+TRAIN_OPTIONS = {
     "recipe": "segment", "model": "ViT-32x2/8", "image_size": 32, "batch_size": 4, "workers": 0, "device": "cpu",
     "precision": "fp32", "evaluate_every": 10**6, "settings": {"objective.head_width": ["8"]},
 }  # fmt: skip
 
 
-def drawn(images=3, classes=4, size=(5, 6)):
+def draw_logits_and_truth(images=3, classes=4, size=(5, 6)):
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(images, classes, *size, generator=generator, requires_grad=True)
     truth = torch.randint(-1, classes, (images, *size), generator=generator)
@@ -39,8 +39,8 @@ def drawn(images=3, classes=4, size=(5, 6)):
     return logits, truth
 
 
-def test_losses_are_those_of_loops_over_pixels_that_have_a_class():
-    logits, truth = drawn()
+def test_losses_match_loops_over_labelled_pixels():
+    logits, truth = draw_logits_and_truth()
     entropies, overlaps = [], []
     for row, own in zip(logits, truth, strict=True):
         shares = row.softmax(0)
@@ -56,8 +56,8 @@ def test_losses_are_those_of_loops_over_pixels_that_have_a_class():
     assert (logits.grad.movedim(1, -1)[truth == IGNORE_INDEX] == 0).all() and logits.grad.isfinite().all()
 
 
-def test_class_weights_are_those_of_a_weighted_mean_over_pixels():
-    logits, truth = drawn()
+def test_class_weights_give_a_weighted_pixel_mean():
+    logits, truth = draw_logits_and_truth()
     weights = torch.tensor([0.5, 1.0, 4.0, 2.0])
     for image in (0, 1):
         kept = truth[image] != IGNORE_INDEX
@@ -71,22 +71,22 @@ def test_class_weights_are_those_of_a_weighted_mean_over_pixels():
 
 
 @pytest.mark.parametrize("weights", [(1.0, 0.0), (1.0, -1.0), (1.0, math.inf), (1.0, math.nan)])
-def test_class_weights_that_cannot_be_are_refused(weights):
+def test_invalid_class_weights_are_rejected(weights):
     with pytest.raises(UsageError, match="class_weights must be finite and above 0"):
         SegmentationConfig(class_weights=weights)
 
 
-def test_class_weights_are_one_for_each_class():
+def test_number_of_class_weights_must_match_classes():
     config = SegmentationConfig(class_weights=(1.0, 2.0))
     with pytest.raises(UsageError, match="2 class weights for 3 classes"):
         config.check(config_from_name("ViT-32x2/8"), ("a", "b", "c"), SceneViews())
 
 
-def test_a_run_learns_masks_and_is_judged_on_the_test_split(tmp_path):
+def test_segmentation_run_learns_and_evaluates_on_test(tmp_path):
     for split, count in (("train", 16), ("val", 4), ("test", 4)):
         write_maps(tmp_path / "data" / split, count, "")
     (tmp_path / "data" / "classes.txt").write_text("ground\nsquare\ndisc\n")
-    summary = vitreous.train(str(tmp_path / "data"), out=str(tmp_path / "run"), steps=60, lr=1e-2, **OPTIONS)
+    summary = vitreous.train(str(tmp_path / "data"), out=str(tmp_path / "run"), steps=60, lr=1e-2, **TRAIN_OPTIONS)
     assert summary["val"]["primary"] == "miou" and summary["test"]["images"] == 4
     assert summary["test"]["miou"] > 0.6 and summary["test"]["pixel_accuracy"] > 0.9
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
@@ -100,13 +100,13 @@ def test_a_run_learns_masks_and_is_judged_on_the_test_split(tmp_path):
     encoder = open_bundle(tmp_path / "run", headless=True, note=notes.append)
     again = vitreous.train(
         str(tmp_path / "data"), out=str(tmp_path / "again"), init=str(tmp_path / "run"), steps=1,
-        **{name: option for name, option in OPTIONS.items() if name not in ("model", "image_size")},
+        **{name: option for name, option in TRAIN_OPTIONS.items() if name not in ("model", "image_size")},
     )  # fmt: skip
     assert again["steps"] == 1 and again["test"]["miou"] > 0.5  # the head goes on, too
     assert encoder.task == FeatureExtraction() and encoder.model.config == bundle.model.config.backbone and notes
 
 
-def test_a_head_for_the_same_classes_is_started_from_too(tmp_path):
+def test_head_is_loaded_only_for_the_same_classes(tmp_path):
     def objective(head="unet"):
         model = create_untrained_model("ViT-32x2/8", image_size=32, num_classes=0)
         return SegmentationConfig(head=head, head_width=8).build(model, ObjectiveSetting(classes=("a", "b")))
@@ -128,10 +128,10 @@ def test_a_head_for_the_same_classes_is_started_from_too(tmp_path):
 
 
 @pytest.mark.parametrize("adapter", ["none", "batch"])
-def test_a_stopped_run_ends_in_the_same_bits(adapter, tmp_path):
+def test_resumed_segmentation_run_is_bit_identical(adapter, tmp_path):
     home = write_objects(tmp_path / "data", 8)
-    whole = {**OPTIONS, "steps": 6, "save_every": 2}
-    whole["settings"] = {"objective.adapter": [adapter], **OPTIONS["settings"]}
+    whole = {**TRAIN_OPTIONS, "steps": 6, "save_every": 2}
+    whole["settings"] = {"objective.adapter": [adapter], **TRAIN_OPTIONS["settings"]}
     vitreous.train(str(home), out=str(tmp_path / "whole"), **whole)
     stopped = tmp_path / "stopped"
 
@@ -153,7 +153,7 @@ def test_a_stopped_run_ends_in_the_same_bits(adapter, tmp_path):
     assert len(statistics) == (adapter == "batch") * 10 and all(tensor.abs().sum() > 0 for tensor in statistics)
 
 
-def test_an_adapter_is_put_on_a_vit_and_left_out_where_its_weights_start_another(tmp_path):
+def test_vit_adapter_is_added_and_left_out_when_weights_initialise_a_vit(tmp_path):
     torch.manual_seed(0)
     config, setting = (
         SegmentationConfig(adapter="group", head="upernet", head_width=1),
@@ -179,9 +179,9 @@ def test_an_adapter_is_put_on_a_vit_and_left_out_where_its_weights_start_another
         config.check(config_from_name("Swin-T/4", 224), ("a", "b"), SceneViews())
 
 
-def test_data_and_models_that_do_not_fit_are_refused(tmp_path):
+def test_unsupported_data_and_options_are_rejected(tmp_path):
     with pytest.raises(DataError, match="has no boxes, masks or class maps"):
-        vitreous.train("digits", out=str(tmp_path / "run"), **OPTIONS)
+        vitreous.train("digits", out=str(tmp_path / "run"), **TRAIN_OPTIONS)
     model = config_from_name("ViT-32x2/8", 32)
     with pytest.raises(UsageError, match="scenes"):
         SegmentationConfig().check(model, ("a", "b"), Augment())

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 
 import vitreous
-from tests.conftest import picture, say
+from tests.conftest import make_image, run_cli
 from vitreous.errors import CollapseError, UsageError
 from vitreous.tasks.features import FeatureExtraction
 from vitreous.weights.bundle import load_bundle
 
-HEADS = {"objective.prototypes": ["32"], "objective.head_width": ["24"], "objective.bottleneck": ["16"]}
-SETTINGS = {
+HEAD_SETTINGS = {"objective.prototypes": ["32"], "objective.head_width": ["24"], "objective.bottleneck": ["16"]}
+OBJECTIVE_SETTINGS = {
     "masked-patches": {},
     "mae": {"objective.decoder_width": ["16"], "objective.decoder_heads": ["2"], "objective.decoder_depth": ["1"]},
-    "dino": HEADS,
-    "dinov2": {**HEADS, "objective.centring": ["sinkhorn"], "objective.patch_prototypes": ["16"]},
+    "dino": HEAD_SETTINGS,
+    "dinov2": {**HEAD_SETTINGS, "objective.centring": ["sinkhorn"], "objective.patch_prototypes": ["16"]},
 }
-OPTIONS = {
+TRAIN_OPTIONS = {
     "model": "ViT-32x2/4",
     "image_size": 16,
     "precision": "fp32",
@@ -33,68 +33,83 @@ OPTIONS = {
     "epochs": 2.0,
     "drop_path": 0.0,
 }
-TARGETS = ("teacher_entropy", "prototype_entropy", "feature_std")
-LOGGED = {"dino": TARGETS, "dinov2": ("dino", "ibot", "koleo", *TARGETS)}
+TARGET_METRICS = ("teacher_entropy", "prototype_entropy", "feature_std")
+LOGGED_METRICS = {"dino": TARGET_METRICS, "dinov2": ("dino", "ibot", "koleo", *TARGET_METRICS)}
 
 
 @pytest.fixture(scope="module")
-def flat(tmp_path_factory):
+def unlabelled_images(tmp_path_factory):
     """32 images in one folder, without classes."""
     home = tmp_path_factory.mktemp("data") / "flat"
     home.mkdir()
     for index in range(32):
-        picture(index, (16, 16), index % 3).save(home / f"{index}.png")
+        make_image(index, (16, 16), index % 3).save(home / f"{index}.png")
     return home
 
 
-def options_of(name, **changes):
+def make_run_options(name, **changes):
     """Options of a short run."""
-    return {"recipe": name, **OPTIONS, "settings": SETTINGS[name], **changes}
+    return {"recipe": name, **TRAIN_OPTIONS, "settings": OBJECTIVE_SETTINGS[name], **changes}
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_images_without_labels_train_a_model_that_embeds(flat, tmp_path, name):
+@pytest.mark.parametrize("name", OBJECTIVE_SETTINGS)
+def test_unlabelled_training_produces_an_embedding_model(unlabelled_images, tmp_path, name):
     out = tmp_path / "run"
-    summary = vitreous.train(str(flat), out=str(out), workers=0, device="cpu", **options_of(name))
+    summary = vitreous.train(str(unlabelled_images), out=str(out), workers=0, device="cpu", **make_run_options(name))
     assert summary["steps"] == math.ceil(2 * summary_images(out) / 8)
     assert summary["val"]["primary"] == "rankme" and summary["val"]["images"] == 3
     lines = [json.loads(line) for line in (out / "metrics.jsonl").open()]
-    for figure in ("loss", *LOGGED.get(name, ())):
+    for figure in ("loss", *LOGGED_METRICS.get(name, ())):
         assert all(math.isfinite(line[f"train/{figure}"]) for line in lines if "train/loss" in line), figure
     assert 1 <= lines[-1]["val/rankme"] <= 3 and lines[-1]["step"] == summary["steps"]
     assert load_bundle(out / "model").task == FeatureExtraction()
-    found = say("embed", str(out), str(flat), "--out", str(tmp_path / "vectors.npz"), "--device", "cpu")
+    found = run_cli(
+        "embed", str(out), str(unlabelled_images), "--out", str(tmp_path / "vectors.npz"), "--device", "cpu"
+    )
     assert found.returncode == 0, found.stderr
     vectors = np.load(tmp_path / "vectors.npz")["embeddings"]
     assert vectors.shape == (32, 32) and np.isfinite(vectors).all() and vectors.std(0).max() > 0
 
 
-def test_without_a_validation_split_training_images_are_measured(flat, tmp_path):
-    out, options = tmp_path / "run", options_of("mae", evaluate_every=2)
-    options["settings"] = {**SETTINGS["mae"], "data.hold_out": ["0"]}
-    summary = vitreous.train(str(flat), out=str(out), workers=0, device="cpu", **options)
+def test_without_a_validation_split_training_images_are_measured(unlabelled_images, tmp_path):
+    out, options = tmp_path / "run", make_run_options("mae", evaluate_every=2)
+    options["settings"] = {**OBJECTIVE_SETTINGS["mae"], "data.hold_out": ["0"]}
+    summary = vitreous.train(str(unlabelled_images), out=str(out), workers=0, device="cpu", **options)
     assert summary["val"] is None and 1 <= summary["train"]["rankme"] <= 32 and summary["train"]["loss"] > 0
     measured = [line for line in map(json.loads, (out / "metrics.jsonl").open()) if "training_images/rankme" in line]
     assert [line["step"] for line in measured] == [0, 2, 4, 6, 8]
     assert not any(name.startswith("val/") for line in measured for name in line)
 
 
-def test_alarms_are_kept_with_the_run(flat, tmp_path, monkeypatch):
+def test_warnings_are_stored_with_the_run(unlabelled_images, tmp_path, monkeypatch):
     monkeypatch.setattr("vitreous.objectives.unlabelled.MIN_RANKME", 1e9)
     out = tmp_path / "run"
-    vitreous.train(str(flat), out=str(out), workers=0, device="cpu", **options_of("mae", evaluate_every=2))
+    vitreous.train(
+        str(unlabelled_images), out=str(out), workers=0, device="cpu", **make_run_options("mae", evaluate_every=2)
+    )
     (kept,) = [json.loads(line) for line in (out / "warnings.jsonl").open()]
     assert kept["name"] == "one direction" and kept["step"] == 2 and "--lr" in kept["text"]
 
 
-def test_a_run_stops_at_a_collapse(flat, tmp_path):
+def test_stop_on_collapse_stops_the_run(unlabelled_images, tmp_path):
     """A checkpoint, no summary, exit code 7, and one message with the cause and the setting. Without the option the
     same run warns, and is completed."""
-    words = ("train", str(flat), "--recipe", "dino", "--model", "ViT-32x2/4", "--image-size", "16", "--device", "cpu")
+    words = (
+        "train",
+        str(unlabelled_images),
+        "--recipe",
+        "dino",
+        "--model",
+        "ViT-32x2/4",
+        "--image-size",
+        "16",
+        "--device",
+        "cpu",
+    )
     words += ("--workers", "0", "--batch-size", "8", "--steps", "8", "--evaluate-every", "2", "--precision", "fp32")
     words += ("--objective.prototypes", "32", "--objective.koleo", "0", "--optimizer", "adamw", "--lr", "1")
     words += ("--schedules.momentum.start", "0", "--schedules.momentum.end", "0")  # the teacher is the student
-    stopped = say(*words, "--out", str(tmp_path / "run"), "--stop-on-collapse")
+    stopped = run_cli(*words, "--out", str(tmp_path / "run"), "--stop-on-collapse")
     assert stopped.returncode == CollapseError.code == 7, stopped.stderr
     *_, error, hint = stopped.stderr.strip().splitlines()
     step = int(re.match(r"error: stopped at step (\d) of 8, saved: ", error)[1])
@@ -102,19 +117,19 @@ def test_a_run_stops_at_a_collapse(flat, tmp_path):
     assert (tmp_path / "run" / "checkpoints" / f"step-{step:08d}").is_dir()
     assert not (tmp_path / "run" / "summary.json").exists()
     assert {json.loads(line)["step"] for line in (tmp_path / "run" / "warnings.jsonl").open()} == {step}
-    complete = say(*words, "--out", str(tmp_path / "complete"))
+    complete = run_cli(*words, "--out", str(tmp_path / "complete"))
     assert complete.returncode == 0 and error.split("saved: ")[1] in complete.stderr
 
 
-def test_a_healthy_run_does_not_stop(flat, tmp_path):
+def test_a_healthy_run_does_not_stop(unlabelled_images, tmp_path):
     out = tmp_path / "run"
-    options = options_of("dino", stop_on_collapse=True, evaluate_every=2)
-    options["settings"] = SETTINGS["dino"]
-    vitreous.train(str(flat), out=str(out), workers=0, device="cpu", **options)
+    options = make_run_options("dino", stop_on_collapse=True, evaluate_every=2)
+    options["settings"] = OBJECTIVE_SETTINGS["dino"]
+    vitreous.train(str(unlabelled_images), out=str(out), workers=0, device="cpu", **options)
     assert (out / "summary.json").is_file() and not (out / "warnings.jsonl").exists()
 
 
-def test_stop_on_collapse_is_refused_where_labels_are_learned(tmp_path):
+def test_stop_on_collapse_is_rejected_for_supervised_runs(tmp_path):
     with pytest.raises(UsageError, match="stop_on_collapse needs an objective without labels, not supervised"):
         vitreous.train("digits", out=str(tmp_path / "run"), stop_on_collapse=True, progress=False)
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import vitreous
-from tests.data.films import moving, write_clip, write_moves
-from tests.objectives.test_clips import OPTIONS, Notes
+from tests.data.films import make_moving_square, write_clip, write_moves
+from tests.objectives.test_clips import TRAIN_OPTIONS, StoppingListener
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.masks import tube_masks
 from vitreous.data.keys import derive_keys
@@ -25,24 +25,28 @@ from vitreous.recipes.registry import build_example_run
 from vitreous.training.folder import RunFolder
 from vitreous.weights.bundle import load_bundle
 
-TINY = MAEConfig(
+TINY_MAE_CONFIG = MAEConfig(
     mask=0.75, tubes=True, decoder_width=24, decoder_depth=1, decoder_heads=2, normalise_channels=True
 )  # fmt: skip
-SETTINGS = {"objective.decoder_width": ["24"], "objective.decoder_depth": ["1"], "objective.decoder_heads": ["2"]}
+DECODER_SETTINGS = {
+    "objective.decoder_width": ["24"],
+    "objective.decoder_depth": ["1"],
+    "objective.decoder_heads": ["2"],
+}
 
 
-def tiny(**fields):
+def make_tiny_config(**fields):
     """VideoMAE's encoder for clips of 4 frames of 16 pixels."""
     shape = {"image": (4, 16, 16), "classes": 0, "norm": {"final": "tokens"}, **fields}
     return config_from_name("VideoMAE-32x2/4x2").with_options(**shape)
 
 
-def batch_of(clips):
+def make_batch(clips):
     """A batch as the loader gives it."""
     return {"images": clips, "positions": torch.arange(len(clips)), "samples": torch.arange(len(clips))}
 
 
-def test_a_tube_hides_the_same_places_at_all_times():
+def test_tube_masks_are_constant_over_time():
     keep, mask = tube_masks(derive_keys(np.arange(64)), (8, 14, 14), 0.9)
     assert keep.shape == (64, 160) and mask.shape == (64, 8, 14, 14)
     assert (mask == mask[:, :1]).all() and (mask[:, 0].sum((1, 2)) == 176).all()
@@ -55,10 +59,10 @@ def test_a_tube_hides_the_same_places_at_all_times():
             tube_masks(np.arange(2), (8, 14, 14), share)
 
 
-def test_targets_are_normalised_in_each_channel_of_a_tubelet():
-    objective = MAE(build_model(tiny()), TINY)
+def test_targets_are_normalised_per_channel_and_tubelet():
+    objective = MAE(build_model(make_tiny_config()), TINY_MAE_CONFIG)
     clips = torch.randn(2, 3, 4, 16, 16) * torch.tensor([1.0, 3.0, 0.1])[:, None, None, None] + 2
-    batch = objective.prepare(batch_of(clips), TrainingProgress())
+    batch = objective.prepare(make_batch(clips), TrainingProgress())
     assert batch["masked"].shape == (2, 24) and batch["visible"].shape == (2, 8)
     for sample in range(2):
         for place, target in zip(batch["masked"][sample].tolist(), batch["targets"][sample], strict=True):
@@ -70,7 +74,7 @@ def test_targets_are_normalised_in_each_channel_of_a_tubelet():
                 assert torch.allclose(values, (pixels - mean) / (variance**0.5 + 1e-6), atol=1e-5)
 
 
-def test_the_parameters_are_those_of_the_published_pre_training():
+def test_pretraining_parameter_counts_match_the_paper():
     run = build_example_run("videomae")
     with torch.device("meta"):
         objective = run.objective.build(build_model(run.model), ObjectiveSetting())
@@ -82,12 +86,12 @@ def test_the_parameters_are_those_of_the_published_pre_training():
     assert [(c.decoder_width, c.decoder_heads) for c in sizes.values()] == [(192, 3), (512, 8), (640, 8)]
 
 
-def test_few_clips_are_learned_by_heart():
+def test_videomae_overfits_few_clips():
     torch.manual_seed(0)
-    objective = MAE(build_model(tiny()), TINY)
+    objective = MAE(build_model(make_tiny_config()), TINY_MAE_CONFIG)
     objective.config.initialise(objective.model)
-    clips = torch.stack([torch.from_numpy(moving(seed, seed % 2 == 0, 4)) for seed in range(2)])
-    batch = objective.prepare(batch_of(clips.permute(0, 4, 1, 2, 3).float() / 127.5 - 1), TrainingProgress())
+    clips = torch.stack([torch.from_numpy(make_moving_square(seed, seed % 2 == 0, 4)) for seed in range(2)])
+    batch = objective.prepare(make_batch(clips.permute(0, 4, 1, 2, 3).float() / 127.5 - 1), TrainingProgress())
     optimiser = torch.optim.AdamW(objective.parameters(), lr=5e-3)
     losses = []
     for _ in range(120):
@@ -99,8 +103,8 @@ def test_few_clips_are_learned_by_heart():
     assert losses[-1] < 0.3 * losses[0], (losses[0], losses[-1])
 
 
-def test_the_encoder_sees_no_hidden_pixel_and_a_reconstruction_keeps_the_rest():
-    objective = MAE(build_model(tiny()), TINY).eval()
+def test_encoder_sees_only_visible_pixels():
+    objective = MAE(build_model(make_tiny_config()), TINY_MAE_CONFIG).eval()
     clips, keys = torch.randn(2, 3, 4, 16, 16), derive_keys(np.arange(2))
     seen, restored, hidden, _ = objective.reconstruct(clips, keys)
     assert (hidden == hidden[:, :1]).all() and hidden.shape == (2, 2, 4, 4)
@@ -113,15 +117,15 @@ def test_the_encoder_sees_no_hidden_pixel_and_a_reconstruction_keeps_the_rest():
 
 
 @pytest.mark.parametrize(("config", "model", "problem"), [
-    (TINY, ViTConfig(image=(32, 32), patch=(8, 8), classes=0), "images have no time axis"),
-    (replace(TINY, mask=0.01), tiny(), "leaves no"), (replace(TINY, mask=0.99, tubes=False), tiny(), "leaves no"),
-    (TINY, tiny().with_options(no_key_bias=False, arrangement="factorised-attention", positions={"kind": "learned"}), "attend to every"),
+    (TINY_MAE_CONFIG, ViTConfig(image=(32, 32), patch=(8, 8), classes=0), "images have no time axis"),
+    (replace(TINY_MAE_CONFIG, mask=0.01), make_tiny_config(), "leaves no"), (replace(TINY_MAE_CONFIG, mask=0.99, tubes=False), make_tiny_config(), "leaves no"),
+    (TINY_MAE_CONFIG, make_tiny_config().with_options(no_key_bias=False, arrangement="factorised-attention", positions={"kind": "learned"}), "attend to every"),
 ])  # fmt: skip
-def test_what_cannot_be_hidden_is_refused(config, model, problem):
+def test_invalid_videomae_configs_are_rejected(config, model, problem):
     with pytest.raises(UsageError, match=problem):
         config.check(model, (), Augment())
     with pytest.raises(UsageError, match=r"'objective.normalise': \['true'\]"):
-        replace(TINY, normalise=False)
+        replace(TINY_MAE_CONFIG, normalise=False)
 
 
 @pytest.fixture(scope="module")
@@ -134,12 +138,19 @@ def moving_squares(tmp_path_factory):
 def videomae_run(moving_squares, tmp_path_factory):
     """A run of `videomae` on them."""
     out = tmp_path_factory.mktemp("runs") / "run"
-    options = {**OPTIONS, "model": "VideoMAE-32x2/4x2", "steps": 6, "save_every": 2, "frames": 4, "evaluate_every": 3}
-    vitreous.train(str(moving_squares), out=str(out), recipe="videomae", settings=SETTINGS, **options)
+    options = {
+        **TRAIN_OPTIONS,
+        "model": "VideoMAE-32x2/4x2",
+        "steps": 6,
+        "save_every": 2,
+        "frames": 4,
+        "evaluate_every": 3,
+    }
+    vitreous.train(str(moving_squares), out=str(out), recipe="videomae", settings=DECODER_SETTINGS, **options)
     return out, options
 
 
-def test_a_run_ships_an_encoder_of_clips_that_starts_a_classifier(moving_squares, videomae_run, tmp_path):
+def test_videomae_encoder_initialises_a_classifier(moving_squares, videomae_run, tmp_path):
     out, _ = videomae_run
     bundle = load_bundle(out / "model")
     assert bundle.model.config.name() == "VideoMAE-32x2/4x2" and bundle.model.config.norm.final == "tokens"
@@ -148,16 +159,18 @@ def test_a_run_ships_an_encoder_of_clips_that_starts_a_classifier(moving_squares
     assert len(losses) == 6 and np.isfinite(losses).all() and any("val/knn_top1" in line for line in lines)
     learned = json.loads((out / "learned.json").read_text())
     assert learned["reconstructions"]["rows"] and "each channel" in learned["reconstructions"]["caption"]
-    document = vitreous.train(str(moving_squares), out=str(tmp_path / "classes"), init=str(out), steps=2, **OPTIONS)
+    document = vitreous.train(
+        str(moving_squares), out=str(tmp_path / "classes"), init=str(out), steps=2, **TRAIN_OPTIONS
+    )
     model = load_bundle(tmp_path / "classes" / "model").model
     assert document["val"]["images"] == 2 and model.config.classes == 2 and model.config.image == (4, 16, 16)
 
 
-def test_a_stopped_run_ends_in_the_same_bits(moving_squares, videomae_run, tmp_path):
+def test_resumed_videomae_run_is_bit_identical(moving_squares, videomae_run, tmp_path):
     out, options = videomae_run
     with pytest.raises(KeyError):
         vitreous.train(
-            str(moving_squares), out=str(tmp_path / "run"), recipe="videomae", settings=SETTINGS, listener=Notes(36), log_every=1,
+            str(moving_squares), out=str(tmp_path / "run"), recipe="videomae", settings=DECODER_SETTINGS, listener=StoppingListener(36), log_every=1,
             **{**options, "workers": 2},
         )  # fmt: skip
     vitreous.train(out=str(tmp_path / "run"), resume=True)
@@ -165,10 +178,10 @@ def test_a_stopped_run_ends_in_the_same_bits(moving_squares, videomae_run, tmp_p
         assert (tmp_path / "run" / "model" / name).read_bytes() == (out / "model" / name).read_bytes()
 
 
-def test_clips_without_labels_directly_in_a_folder_are_learned_from(tmp_path):
+def test_videomae_trains_on_a_flat_folder_of_clips(tmp_path):
     for seed in range(8):
-        write_clip(tmp_path / "clips" / f"{seed}.gif", moving(seed, True))
-    options = {**OPTIONS, "batch_size": 4, "steps": 2, "frames": 4}
+        write_clip(tmp_path / "clips" / f"{seed}.gif", make_moving_square(seed, True))
+    options = {**TRAIN_OPTIONS, "batch_size": 4, "steps": 2, "frames": 4}
     for recipe, name in (("videomae", "VideoMAE-64x6/4x2"), ("mae", "ViViT-64x6/4x2")):
         document = vitreous.train(str(tmp_path / "clips"), out=str(tmp_path / recipe), recipe=recipe, **options)
         stored = RunFolder(tmp_path / recipe).run()
@@ -179,7 +192,7 @@ def test_clips_without_labels_directly_in_a_folder_are_learned_from(tmp_path):
 @pytest.mark.parametrize(("recipe", "data", "problem"), [
     ("videomae", "digits", "is for clips, but the data are images"), ("dino", "CLIPS", "needs images"),
 ])  # fmt: skip
-def test_recipes_and_data_that_do_not_go_together_are_refused(moving_squares, tmp_path, recipe, data, problem):
+def test_recipes_for_other_data_are_rejected(moving_squares, tmp_path, recipe, data, problem):
     data = str(moving_squares) if data == "CLIPS" else data
     with pytest.raises(UsageError, match=problem):
         vitreous.train(data, out=str(tmp_path / "run"), recipe=recipe, steps=1)

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 import vitreous
-from tests.data.arrays import ball, wave, write_balls, write_signal, write_waves
-from tests.objectives.test_clips import Notes
+from tests.data.arrays import make_ball, make_wave, write_balls, write_signal, write_waves
+from tests.objectives.test_clips import StoppingListener
 from vitreous.apps.server.model import warm_up_predictor
 from vitreous.apps.server.settings import ServerLimits
 from vitreous.data.modalities.signals import SignalPreprocess
@@ -25,7 +25,7 @@ from vitreous.reports.figures.slices import take_middle_slice
 from vitreous.reports.inspect import inspect
 from vitreous.weights.bundle import load_bundle
 
-OPTIONS = {"workers": 0, "device": "cpu", "precision": "fp32", "batch_size": 12, "lr": 3e-3}
+TRAIN_OPTIONS = {"workers": 0, "device": "cpu", "precision": "fp32", "batch_size": 12, "lr": 3e-3}
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,8 @@ def array_data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def balls(array_data, tmp_path_factory):
     """A run that has learned the size of balls, and what it noted."""
-    out, listener = tmp_path_factory.mktemp("runs") / "balls", Notes()
-    options = {**OPTIONS, "model": "ViT-64x2/4x4x4", "steps": 30}
+    out, listener = tmp_path_factory.mktemp("runs") / "balls", StoppingListener()
+    options = {**TRAIN_OPTIONS, "model": "ViT-64x2/4x4x4", "steps": 30}
     vitreous.train(str(array_data / "balls"), out=str(out), listener=listener, **options)
     return out, listener.notes
 
@@ -50,14 +50,14 @@ def balls(array_data, tmp_path_factory):
 @pytest.fixture(scope="module")
 def waves(array_data, tmp_path_factory):
     """A run that has learned the period of waves, and what it noted."""
-    out, listener = tmp_path_factory.mktemp("runs") / "waves", Notes()
-    options = {**OPTIONS, "model": "ViT-64x2/4", "steps": 40, "axes": 1}
+    out, listener = tmp_path_factory.mktemp("runs") / "waves", StoppingListener()
+    options = {**TRAIN_OPTIONS, "model": "ViT-64x2/4", "steps": 40, "axes": 1}
     vitreous.train(str(array_data / "waves"), out=str(out), listener=listener, **options)
     return out, listener.notes
 
 
 @pytest.mark.parametrize("kind", ["balls", "waves"])
-def test_a_run_learns_and_all_verbs_answer_alike(array_data, request, kind):
+def test_volume_and_signal_runs_learn_and_work_with_every_verb(array_data, request, kind):
     folder, notes = request.getfixturevalue(kind)
     called, made = ("volumes", "ViT-64x2/4x4x4") if kind == "balls" else ("signals", "ViT-64x2/4")
     assert f"the data are 58 {called}" in notes
@@ -73,7 +73,7 @@ def test_a_run_learns_and_all_verbs_answer_alike(array_data, request, kind):
     answers = predictor.predict(paths)
     right = sum(one.names[0] == path.split("/")[-2] for one, path in zip(answers, paths, strict=True))
     assert right == round(16 * document["test"]["top1"])
-    array = ball(2000, True) if kind == "balls" else wave(2000, True)
+    array = make_ball(2000, True) if kind == "balls" else make_wave(2000, True)
     given = [array, torch.from_numpy(array)[None]]
     own = predictor.predict([str(array_data / kind / "test" / ("large/0.nii.gz" if kind == "balls" else "fast/0.npy"))])
     assert all(np.allclose(one.probabilities, own[0].probabilities, atol=1e-4) for one in predictor.predict(given))
@@ -85,12 +85,12 @@ def test_a_run_learns_and_all_verbs_answer_alike(array_data, request, kind):
     assert "data:image/" in (folder / "report.html").read_text()
 
 
-def test_a_stopped_run_ends_in_the_same_bits_with_workers(array_data, tmp_path):
-    options = {**OPTIONS, "model": "ViT-32x1/8x8x8", "steps": 6, "save_every": 2, "axes": 3}
+def test_resumed_volume_run_is_bit_identical(array_data, tmp_path):
+    options = {**TRAIN_OPTIONS, "model": "ViT-32x1/8x8x8", "steps": 6, "save_every": 2, "axes": 3}
     vitreous.train(str(array_data / "balls"), out=str(tmp_path / "whole"), **options)
     with pytest.raises(KeyError):
         stop = {**options, "workers": 2, "log_every": 1}
-        vitreous.train(str(array_data / "balls"), out=str(tmp_path / "stopped"), listener=Notes(36), **stop)
+        vitreous.train(str(array_data / "balls"), out=str(tmp_path / "stopped"), listener=StoppingListener(36), **stop)
     vitreous.train(str(array_data / "balls"), out=str(tmp_path / "stopped"), resume=True)
     own, other = (load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped"))
     assert all(torch.equal(own[name], other[name]) for name in own)
@@ -99,21 +99,23 @@ def test_a_stopped_run_ends_in_the_same_bits_with_workers(array_data, tmp_path):
 
 
 def test_larger_volumes_are_scaled_and_values_can_stay(array_data, tmp_path):
-    listener = Notes()
-    options = {**OPTIONS, "model": "ViT-32x1/8x8x8", "image_size": 8, "steps": 1}
+    listener = StoppingListener()
+    options = {**TRAIN_OPTIONS, "model": "ViT-32x1/8x8x8", "image_size": 8, "steps": 1}
     settings = {"preprocess.standardise": ["data"]}
     vitreous.train(str(array_data / "balls"), out=str(tmp_path / "a"), listener=listener, settings=settings, **options)
     assert any(note.startswith("volumes of 12 x 12 x 14 are scaled to 8 x 8 x 8") for note in listener.notes)
     preprocess = load_bundle(tmp_path / "a" / "model").preprocess
-    values = [resize_linear(ball(2 * n + p, not p)[None], (8, 8, 8)) for n in range(18) for p in (0, 1)]
+    values = [resize_linear(make_ball(2 * n + p, not p)[None], (8, 8, 8)) for n in range(18) for p in (0, 1)]
     assert preprocess.fit == "squash" and preprocess.standardise == "data"
     assert preprocess.mean == pytest.approx([np.mean(values)], rel=1e-3)
     assert preprocess.std == pytest.approx([np.std(values)], rel=1e-3)
-    vitreous.train(str(array_data / "balls"), out=str(tmp_path / "b"), init=str(tmp_path / "a"), steps=1, **OPTIONS)
+    vitreous.train(
+        str(array_data / "balls"), out=str(tmp_path / "b"), init=str(tmp_path / "a"), steps=1, **TRAIN_OPTIONS
+    )
     assert load_bundle(tmp_path / "b" / "model").preprocess == preprocess
 
 
-def test_figures_show_the_middle_slices(array_data, balls, tmp_path):
+def test_inspect_draws_middle_slices_of_volumes(array_data, balls, tmp_path):
     place = array_data / "balls/test/large/0.nii.gz"
     document = inspect(balls[0], place, tmp_path / "out", device="cpu", precision="fp32")
     assert [one["name"] for one in document["figures"]] == ["slices", "distance"]
@@ -133,9 +135,9 @@ def test_figures_show_the_middle_slices(array_data, balls, tmp_path):
         inspect(balls[0], figures=["rollout"])
 
 
-def test_figures_show_what_is_attended_along_signals(array_data, waves, tmp_path):
+def test_inspect_draws_attention_along_signals(array_data, waves, tmp_path):
     for number in range(2):
-        write_signal(tmp_path / f"new/{number}.csv", wave(number, fast=True))
+        write_signal(tmp_path / f"new/{number}.csv", make_wave(number, fast=True))
     document = inspect(waves[0], tmp_path / "new", tmp_path / "out", device="cpu", precision="fp32")
     assert [one["name"] for one in document["figures"]] == ["curves", "distance"] and len(document["images"]) == 2
     assert np.load(tmp_path / "out/curves.npz")["maps"].shape == (2, 12)
@@ -145,15 +147,15 @@ def test_figures_show_what_is_attended_along_signals(array_data, waves, tmp_path
         inspect(waves[0], tmp_path / "none", figures=["curves"])
 
 
-def test_the_server_refuses_what_it_does_not_take(waves):
+def test_server_rejects_signal_models(waves):
     with pytest.raises(UsageError, match="takes signals; the server supports images and clips"):
         warm_up_predictor(load(str(waves[0]), device="cpu"), ServerLimits())
 
 
-def test_a_file_that_cannot_be_read_is_named(array_data, tmp_path):
+def test_unreadable_file_is_named_in_the_error(array_data, tmp_path):
     write_waves(tmp_path / "data", 4)
     write_signal(tmp_path / "data/fast/0.npy", np.full(48, np.nan, np.float32))
-    options = {**OPTIONS, "model": "ViT-32x1/8", "steps": 1}
+    options = {**TRAIN_OPTIONS, "model": "ViT-32x1/8", "steps": 1}
     with pytest.raises(DataError, match=r"fast/0.npy: 48 of its values are NaN"):
         vitreous.train(str(tmp_path / "data"), out=str(tmp_path / "run"), **options)
     document = vitreous.train(str(tmp_path / "data"), out=str(tmp_path / "other"), bad_images="skip", **options)
@@ -165,9 +167,9 @@ def test_a_file_that_cannot_be_read_is_named(array_data, tmp_path):
     ({"model": "BiT-R50x1"}, "is for images, but the data are volumes"), ({"init": "FLAT"}, "are for images"),
     ({"frames": 5}, "frames and stride are for clips"), ({"recipe": "segment"}, "has no boxes, masks or class maps"), ({"mixup": 0.2}, "mixup"),
 ])  # fmt: skip
-def test_what_is_not_for_volumes_is_refused(array_data, tmp_path, change, problem):
+def test_options_unsupported_for_volumes_are_rejected(array_data, tmp_path, change, problem):
     vitreous.save(vitreous.create("ViT-32x1/8", 16, 2), tmp_path / "flat")
-    options = {**OPTIONS, "steps": 1, **change}
+    options = {**TRAIN_OPTIONS, "steps": 1, **change}
     if "init" in options:
         options["init"] = str(tmp_path / "flat")
     with pytest.raises((UsageError, DataError), match=problem):
@@ -175,7 +177,7 @@ def test_what_is_not_for_volumes_is_refused(array_data, tmp_path, change, proble
     assert not (tmp_path / "run").exists()
 
 
-def test_signals_and_volumes_are_no_input_of_other_models(array_data, tmp_path, waves):
+def test_models_reject_data_of_another_modality(array_data, tmp_path, waves):
     vitreous.save(vitreous.create("ViT-32x1/8", 16, 2), tmp_path / "flat")
     with pytest.raises(UsageError, match=r"flat needs images, but .* contains volumes"):
         vitreous.evaluate(str(tmp_path / "flat"), str(array_data / "balls"), device="cpu")
@@ -183,7 +185,7 @@ def test_signals_and_volumes_are_no_input_of_other_models(array_data, tmp_path, 
         vitreous.evaluate(str(waves[0]), str(array_data / "balls/test"), device="cpu")
 
 
-def test_models_follow_from_the_size_of_data():
+def test_default_architecture_follows_the_data_size():
     def model(size, **options):
         made = choose_architecture(
             TrainOptions("", **options),

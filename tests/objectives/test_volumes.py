@@ -9,7 +9,7 @@ import torch
 
 import vitreous
 from tests.data.annotations.scenery import write_maps
-from tests.data.annotations.solids import AFFINE, solid, write_solids, write_volume
+from tests.data.annotations.solids import AFFINE, make_solid, write_solids, write_volume
 from vitreous.apps.curation.dedup import find_copies
 from vitreous.apps.curation.pack import pack_dataset
 from vitreous.apps.server.model import warm_up_predictor
@@ -24,12 +24,12 @@ from vitreous.objectives.segmentation import SegmentationConfig
 from vitreous.tasks.tiles import predict_class_map, segment_by_tiles
 from vitreous.weights.bundle import load_bundle
 
-OPTIONS = {
+TRAIN_OPTIONS = {
     "recipe": "segment", "model": "ViT-32x2/4x4x4", "workers": 0, "device": "cpu", "precision": "fp32",
 }  # fmt: skip
 
 
-def test_names_have_a_number_for_each_axis():
+def test_model_names_have_a_patch_size_per_axis():
     assert (
         config_from_name("ViT-32x2/4x4x4").patch == (4, 4, 4)
         and config_from_name("vit-32x2/4X4x4").name() == "ViT-32x2/4x4x4"
@@ -43,19 +43,19 @@ def test_names_have_a_number_for_each_axis():
 
 
 @pytest.mark.parametrize("size", [(6, 8, 4), (7, 9, 13), (3, 20, 4), (14, 8, 1)])
-def test_tiles_give_what_the_whole_volume_gives(size):
+def test_tiled_segmentation_matches_the_whole_volume(size):
     def compute(tiles):  # logit k of value v is -(v - k)^2
         assert tiles.shape[1:] == (1, 6, 8, 4) and len(tiles) <= 8
         return -((tiles.astype(np.float32) - np.arange(3).reshape(3, 1, 1, 1)) ** 2)
 
     voxels = np.random.default_rng(1).integers(0, 3, (1, *size)).astype(np.float32)
-    assert np.allclose(segment_by_tiles(compute, voxels, (6, 8, 4)), compute_whole(voxels), atol=1e-5)
+    assert np.allclose(segment_by_tiles(compute, voxels, (6, 8, 4)), compute_whole_volume(voxels), atol=1e-5)
     assert np.array_equal(predict_class_map(compute, voxels, (6, 8, 4)), voxels[0])
     with pytest.raises(ValueError, match="must have the same number of spatial axes"):
         predict_class_map(compute, voxels, (6, 8))
 
 
-def compute_whole(voxels):
+def compute_whole_volume(voxels):
     """The logits of the whole volume at once."""
     return -((voxels - np.arange(3).reshape(3, 1, 1, 1)) ** 2)
 
@@ -66,7 +66,7 @@ def volume_data(tmp_path_factory):
     volume_data = tmp_path_factory.mktemp("solids")
     for split, count in (("train", 8), ("val", 2), ("test", 3)):
         write_solids(volume_data / split, count, names="")
-    voxels, classes = solid(20, (17, 9, 15))
+    voxels, classes = make_solid(20, (17, 9, 15))
     write_volume(volume_data / "test" / "images" / "odd.nii.gz", voxels)
     write_volume(volume_data / "test" / "masks" / "odd.nii.gz", classes)
     (volume_data / "classes.txt").write_text("background\nbox\nball\n")
@@ -78,11 +78,11 @@ def volume_run(volume_data, tmp_path_factory):
     """A run that has learned them."""
     out = tmp_path_factory.mktemp("runs") / "run"
     calm = {"views.scale": ["0.9", "1.1"], "views.rotate": ["0"]}
-    vitreous.train(str(volume_data), out=str(out), steps=40, lr=1e-2, batch_size=4, settings=calm, **OPTIONS)
+    vitreous.train(str(volume_data), out=str(out), steps=40, lr=1e-2, batch_size=4, settings=calm, **TRAIN_OPTIONS)
     return out
 
 
-def test_a_run_learns_and_its_page_shows_middle_planes(volume_data, volume_run):
+def test_volume_segmentation_run_learns_and_writes_a_report(volume_data, volume_run):
     summary = json.loads((volume_run / "summary.json").read_text())
     assert summary["test"]["images"] == 4 and summary["test"]["dice"] > 0.8, summary["test"]
     bundle = load_bundle(volume_run / "model")
@@ -101,7 +101,7 @@ def test_a_run_learns_and_its_page_shows_middle_planes(volume_data, volume_run):
     assert document["per_class"][1]["image_dice"] == pytest.approx(np.mean(own), abs=1e-6)
 
 
-def test_middle_planes_stand_side_by_side():
+def test_middle_planes_are_tiled_side_by_side():
     volume = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
     planes = tile_middle_planes(volume, -1)
     assert planes.shape == (2, 4, 5 + 5 + 4)
@@ -109,7 +109,7 @@ def test_middle_planes_stand_side_by_side():
     assert np.array_equal(planes[:, :3, 10:], volume[..., 2]) and (planes[:, 3, 5:] == -1).all()
 
 
-def predict(*words):
+def run_predict(*words):
     """The exit code of `vitreous predict`."""
     from vitreous.cli.main import main
 
@@ -118,10 +118,12 @@ def predict(*words):
     return stop.value.code
 
 
-def test_maps_of_nifti_lie_where_their_images_lie(volume_data, volume_run, tmp_path, capsys):
+def test_nifti_class_maps_keep_the_image_affine(volume_data, volume_run, tmp_path, capsys):
     images = volume_data / "test" / "images"
     assert (
-        predict(volume_run, images, "--out", tmp_path / "out", "--overlay", tmp_path / "over", "--precision", "fp32")
+        run_predict(
+            volume_run, images, "--out", tmp_path / "out", "--overlay", tmp_path / "over", "--precision", "fp32"
+        )
         == 0
     )
     names = sorted(path.name for path in images.iterdir())
@@ -132,10 +134,12 @@ def test_maps_of_nifti_lie_where_their_images_lie(volume_data, volume_run, tmp_p
         written = nibabel.load(tmp_path / "out" / name)  # type: ignore[attr-defined]
         assert np.allclose(written.affine, AFFINE) and written.get_data_dtype() == np.uint8
         assert np.array_equal(np.asarray(written.dataobj), predictor.segment(images / name).classes)
-    again = vitreous.train(str(relabelled(tmp_path, images)), out=str(tmp_path / "again"), steps=1, **OPTIONS)
+    again = vitreous.train(
+        str(link_predictions_as_dataset(tmp_path, images)), out=str(tmp_path / "again"), steps=1, **TRAIN_OPTIONS
+    )
     assert again["steps"] == 1  # what was written is read as masks
     assert (
-        predict(
+        run_predict(
             volume_run,
             images,
             "--out",
@@ -151,7 +155,7 @@ def test_maps_of_nifti_lie_where_their_images_lie(volume_data, volume_run, tmp_p
     capsys.readouterr()
 
 
-def relabelled(place, images):
+def link_predictions_as_dataset(place, images):
     """Data of the images and of the maps that were written for them."""
     (place / "data").mkdir()
     (place / "data" / "images").symlink_to(images)
@@ -159,10 +163,10 @@ def relabelled(place, images):
     return place / "data"
 
 
-def test_maps_of_other_files_are_arrays(volume_run, tmp_path, capsys):
-    voxels, _ = solid(3)
+def test_class_maps_of_other_formats_are_written_as_arrays(volume_run, tmp_path, capsys):
+    voxels, _ = make_solid(3)
     place = write_volume(tmp_path / "a.npy", voxels)
-    assert predict(volume_run, place, "--out", tmp_path / "out") == 0
+    assert run_predict(volume_run, place, "--out", tmp_path / "out") == 0
     capsys.readouterr()
     predictor = vitreous.load(volume_run)
     assert np.array_equal(np.load(tmp_path / "out" / "a.npy"), predictor.segment(voxels).classes)
@@ -175,11 +179,11 @@ def test_maps_of_other_files_are_arrays(volume_run, tmp_path, capsys):
     with pytest.raises(DataError, match="12 x 17 is not"):
         predictor.segment(voxels[:, :, 0])
     (tmp_path / "b.nii.gz").write_bytes(b"\x1f\x8b nothing")
-    assert predict(volume_run, tmp_path / "b.nii.gz", "--out", tmp_path / "bad") == 3
+    assert run_predict(volume_run, tmp_path / "b.nii.gz", "--out", tmp_path / "bad") == 3
     assert "b.nii.gz: cannot be read as a volume" in capsys.readouterr().err
 
 
-def test_an_exported_file_answers_the_same(volume_data, volume_run, tmp_path):
+def test_onnx_export_matches_the_run(volume_data, volume_run, tmp_path):
     images = [str(path) for part in ("train", "test") for path in sorted((volume_data / part / "images").iterdir())]
     document = vitreous.export(volume_run, "onnx", tmp_path / "model.onnx", images)
     assert document["exports"][0]["top1_agreement"] > 0.999
@@ -188,8 +192,8 @@ def test_an_exported_file_answers_the_same(volume_data, volume_run, tmp_path):
     assert np.mean(one.segment(voxels).classes == other.segment(voxels).classes) > 0.999
 
 
-def test_a_stopped_run_ends_in_the_same_bits(volume_data, tmp_path):
-    options = {**OPTIONS, "steps": 6, "batch_size": 2, "save_every": 2}
+def test_resumed_volume_segmentation_run_is_bit_identical(volume_data, tmp_path):
+    options = {**TRAIN_OPTIONS, "steps": 6, "batch_size": 2, "save_every": 2}
     vitreous.train(str(volume_data), out=str(tmp_path / "whole"), **options)
 
     class Stop(Exception):
@@ -207,8 +211,8 @@ def test_a_stopped_run_ends_in_the_same_bits(volume_data, tmp_path):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_weights_of_volumes_go_on_and_those_of_pictures_do_not(volume_data, volume_run, tmp_path):
-    more = {name: value for name, value in OPTIONS.items() if name != "model"}
+def test_volume_runs_start_from_volume_weights_only(volume_data, volume_run, tmp_path):
+    more = {name: value for name, value in TRAIN_OPTIONS.items() if name != "model"}
     assert (
         vitreous.train(str(volume_data), out=str(tmp_path / "more"), init=str(volume_run), steps=1, **more)["steps"]
         == 1
@@ -222,9 +226,9 @@ def test_weights_of_volumes_go_on_and_those_of_pictures_do_not(volume_data, volu
     ({"recipe": "photos"}, "contains volumes, but supervised needs images"), ({"recipe": "mae"}, "needs images"), ({"model": "Swin-T/4"}, "for images"),
     ({"recipe": "swin-upernet", "model": None, "init": "RUN"}, "for images"),
 ])  # fmt: skip
-def test_recipes_of_pictures_are_refused(volume_data, volume_run, tmp_path, change, problem):
+def test_image_recipes_are_rejected_for_volumes(volume_data, volume_run, tmp_path, change, problem):
     options = {
-        **OPTIONS,
+        **TRAIN_OPTIONS,
         "steps": 1,
         "settings": {},
         **{k: str(volume_run) if v == "RUN" else v for k, v in change.items()},
@@ -233,7 +237,7 @@ def test_recipes_of_pictures_are_refused(volume_data, volume_run, tmp_path, chan
         vitreous.train(str(volume_data), out=str(tmp_path / "run"), **options)
 
 
-def test_what_takes_pictures_refuses_volumes(volume_data, volume_run, tmp_path):
+def test_image_only_features_reject_volumes(volume_data, volume_run, tmp_path):
     data = open_data(volume_data)
     with pytest.raises(UsageError, match="the server supports images"):
         warm_up_predictor(vitreous.load(volume_run), ServerLimits())

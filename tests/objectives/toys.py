@@ -144,7 +144,7 @@ def tiny_pixels(model, facts, options) -> Run:
     return replace(run, optimizer=OptimizerConfig(lr=3e-3), batch_size=8, epochs=3)
 
 
-def install(patch: Callable[[Any, str, Any], None] = setattr) -> None:
+def register_toys(patch: Callable[[Any, str, Any], None] = setattr) -> None:
     """Put both into the tables, by `setattr` or by a monkeypatch's."""
     recipes = [
         Recipe("tiny-dino", tiny_dino, "views", "tests", lr_scaling="fixed", objective=TinyDINOConfig),
@@ -155,7 +155,7 @@ def install(patch: Callable[[Any, str, Any], None] = setattr) -> None:
         registry.RECIPES[recipe.name], OBJECTIVES[recipe.name] = recipe, recipe.objective
 
 
-def uninstall() -> None:
+def unregister_toys() -> None:
     """Take both out of the tables again."""
     for name in ("tiny-dino", "tiny-pixels"):
         registry.RECIPES.pop(name, None)

@@ -14,7 +14,7 @@ from vitreous.data.augmentation.augment import Augment
 from vitreous.recipes.registry import RECIPES, build_example_run
 from vitreous.training.run import Run
 
-TABLE = Path(__file__).parent / "sources.csv"
+SOURCES_CSV = Path(__file__).parent / "sources.csv"
 #: what a row's `agrees` may hold
 VERDICTS = ("yes", "differs", "not verified", "ours")
 #: settings of an optimizer that others than those named do not use
@@ -24,17 +24,17 @@ ONLY_FOR = {
     "eps": ("adamw", "lamb", "muon"),
     "momentum": ("sgd", "lars"),
 }
-OPTIMIZER = (
+OPTIMIZER_FIELDS = (
     *("name", "lr", "matrix_lr", "betas", "eps", "momentum", "weight_decay", "decay_on"),
     *("clip", "clip_by", "layer_decay"),
 )
 #: fields of a model that recipes set, by their paths
-MODEL = (
+MODEL_FIELDS = (
     *("image", "regularization.dropout", "regularization.drop_path", "head.representation", "positions.kind", "pool"),
     *("attention.window", "attention.global_blocks", "attention.pad", "mlp.kind", "norm.layer_scale"),
 )
 #: values of settings that change nothing, so that no row lists them
-OFF: dict[str, Any] = {
+NEUTRAL_VALUES: dict[str, Any] = {
     **{
         f"objective.{name}": None
         for name in ("name", "teacher", "autoencoder", "frequencies", "class_weights", "teacher_mean", "teacher_std")
@@ -68,7 +68,7 @@ OFF: dict[str, Any] = {
 }
 
 
-class Row(NamedTuple):
+class SourceRow(NamedTuple):
     """A line of `sources.csv`: the value (JSON) of a setting for recipes and models, by patterns separated by spaces.
 
     `source`: file and line of a repository at a commit, or a table of a paper. `agrees` is one of `VERDICTS`.
@@ -88,10 +88,10 @@ class Row(NamedTuple):
         return chosen and any(fnmatch(model, pattern) for pattern in self.models.split(" "))
 
 
-def read_table() -> list[Row]:
+def read_sources() -> list[SourceRow]:
     """Return the rows of `sources.csv`."""
-    with TABLE.open(newline="") as file:
-        return [Row(**row) for row in csv.DictReader(file)]
+    with SOURCES_CSV.open(newline="") as file:
+        return [SourceRow(**row) for row in csv.DictReader(file)]
 
 
 def recipe_settings(name: str, model: str | None = None) -> dict[str, Any]:
@@ -103,14 +103,14 @@ def recipe_settings(name: str, model: str | None = None) -> dict[str, Any]:
     settings = {
         "batch_size": run.batch_size,
         **({"steps": run.steps} if recipe.by_steps else {"epochs": run.epochs}),
-        **{f"optimizer.{key}": plain["optimizer"][key] for key in OPTIMIZER if uses(run, key)},
+        **{f"optimizer.{key}": plain["optimizer"][key] for key in OPTIMIZER_FIELDS if uses_optimizer_field(run, key)},
         "schedule.decay": schedule.decay,
         "schedule.warmup_includes_base": schedule.warmup_includes_base,
         **{f"schedules.{key}": [ramp.start, ramp.end, ramp.curve, ramp.steps] for key, ramp in run.schedules.items()},
         **{f"schedules.{key}.includes_end": True for key, ramp in run.schedules.items() if ramp.includes_end},
-        **{f"model.{path}": to_builtins(value) for path, value in run.model.values_at(MODEL).items()},
+        **{f"model.{path}": to_builtins(value) for path, value in run.model.values_at(MODEL_FIELDS).items()},
         **{f"objective.{key}": value for key, value in plain["objective"].items()},
-        **views_of(run.views, plain["views"]),
+        **list_view_settings(run.views, plain["views"]),
         **{f"preprocess.{key}": plain["preprocess"][key] for key in ("mean", "std", "fit", "share", "filter")},
     }
     if recipe.warmup_in_epochs:
@@ -140,12 +140,16 @@ def recipe_settings(name: str, model: str | None = None) -> dict[str, Any]:
 
 def is_off(setting: str, value: Any) -> bool:
     """Whether a setting has a value that changes nothing, or is no number."""
-    if setting not in OFF:
+    if setting not in NEUTRAL_VALUES:
         return False
-    return OFF[setting] in (None, value) if setting.startswith("objective.") else OFF[setting] == value
+    return (
+        NEUTRAL_VALUES[setting] in (None, value)
+        if setting.startswith("objective.")
+        else NEUTRAL_VALUES[setting] == value
+    )
 
 
-def uses(run: Run, key: str) -> bool:
+def uses_optimizer_field(run: Run, key: str) -> bool:
     """Whether the optimizer of a run uses its field of this name."""
     optimizer = run.optimizer
     if key == "clip_by":
@@ -155,7 +159,7 @@ def uses(run: Run, key: str) -> bool:
     return key not in ONLY_FOR or optimizer.name in ONLY_FOR[key]
 
 
-def views_of(views: Any, plain: dict[str, Any]) -> dict[str, Any]:
+def list_view_settings(views: Any, plain: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of views: of `Augment` crop, flip and what is on, of others all."""
     if isinstance(views, Augment):
         off = Augment()

@@ -8,7 +8,7 @@ from vitreous.weights.table import WeightsFormat
 from vitreous.weights.writable import list_writable_formats
 
 
-class Heard(NullListener):
+class NoteListener(NullListener):
     """Keeps the notes of a run."""
 
     def __init__(self):
@@ -18,7 +18,7 @@ class Heard(NullListener):
         self.notes.append(text)
 
 
-def test_what_can_be_written_is_found_without_operations_on_meta_tensors(monkeypatch):
+def test_writable_formats_are_listed_without_meta_tensors(monkeypatch):
     """They import PyTorch's compiler, seconds at the start of every run."""
     devices, write = set(), WeightsFormat.to_foreign_tensors
 

@@ -22,7 +22,7 @@ def value_types(hint: Any) -> set[Any]:
     return {value for one in members for value in (get_args(one) or (one,))}
 
 
-def types_at(path: str) -> list[set[Any]]:
+def list_field_types(path: str) -> list[set[Any]]:
     """The types of a field of `Run` by its dotted path, one for each member of a union that has the field."""
     head, *groups = path.split(".")
     name = groups.pop() if groups else ""
@@ -39,14 +39,17 @@ def types_at(path: str) -> list[set[Any]]:
 
 
 @pytest.mark.parametrize("option", get_run_field_options())
-def test_an_option_has_the_type_of_the_field_that_it_sets(option):
+def test_option_types_match_their_run_fields(option):
     """Where several objectives have the field, the option takes the values of all: each refuses those of others."""
-    own, found = value_types(get_type_hints(TrainOptions)[option]), types_at(get_run_field_options()[option].path)
+    own, found = (
+        value_types(get_type_hints(TrainOptions)[option]),
+        list_field_types(get_run_field_options()[option].path),
+    )
     assert found, "no part of a run has that field"
     assert own <= set().union(*found) and all(types & own for types in found)
 
 
-def test_no_two_options_set_one_field():
+def test_each_option_sets_a_distinct_field():
     paths = [mark.path for mark in get_run_field_options().values()]
     assert len(paths) == len(set(paths)) == 51
 
@@ -65,16 +68,16 @@ def test_no_two_options_set_one_field():
         ({"resize": "bicubic"}, "model.positions.resize", "bicubic"),
     ],
 )
-def test_an_option_that_is_set_sets_its_field_alone(options, path, value):
+def test_set_option_changes_only_its_field(options, path, value):
     assert TrainOptions("x", **options).collect_run_fields() == {path: value}
 
 
-def test_options_that_are_not_set_set_nothing():
+def test_unset_options_change_nothing():
     assert TrainOptions("x").collect_run_fields() == {}
     assert TrainOptions("x", recompute=False, bad_images="skip", image_size=32).collect_run_fields() == {}
 
 
-def test_fields_are_set_together():
+def test_options_are_applied_together():
     """Each of two values alone is refused, or would be on the way to the other."""
     run = build_example_run("vit-imagenet")
     batches = -(-run.data.images // run.batch_size)
@@ -84,6 +87,6 @@ def test_fields_are_set_together():
         apply_train_options(run, TrainOptions("x", accumulate=2 * batches))
 
 
-def test_a_part_without_the_field_is_named():
+def test_option_without_a_matching_field_is_rejected():
     with pytest.raises(UsageError, match=r"views\.mixup is not a setting of multicrop\n  leave that option out"):
         apply_train_options(build_example_run("dino"), TrainOptions("x", mixup=0.1))

@@ -44,19 +44,19 @@ from vitreous.training.session import Session
 from vitreous.weights.adopt import WeightsInfo, load_pretrained_weights
 from vitreous.weights.bundle import Bundle, save
 
-GOLDEN = Path(__file__).parent / "golden.json"
-CURVES = ("vit-imagenet", "deit", "small")
-IMAGENET = 1_281_167
+GOLDEN_FILE = Path(__file__).parent / "golden.json"
+CURVE_RECIPES = ("vit-imagenet", "deit", "small")
+IMAGENET_TRAIN_IMAGES = 1_281_167
 
 
-def value(run, path):
+def get_nested_attribute(run, path):
     """What is at a dotted path."""
     for name in path.split("."):
         run = getattr(run, name)
     return run
 
 
-PRETRAINING = [
+PRETRAINING_FIELDS = [
     "batch_size",
     "epochs",
     "optimizer.lr",
@@ -91,7 +91,7 @@ PRETRAINING = [
 )
 def test_table_3(recipe, model, row):
     run = build_example_run(recipe, model)
-    assert tuple(value(run, path) for path in PRETRAINING) == row
+    assert tuple(get_nested_attribute(run, path) for path in PRETRAINING_FIELDS) == row
     assert (run.schedule.warmup_steps, run.optimizer.betas, run.optimizer.decay_on) == (10_000, (0.9, 0.999), "all")
     assert run.objective.loss == ("softmax" if recipe == "vit-imagenet" else "sigmoid")
     assert run.model.name() == model and run.model.image == (224, 224)
@@ -105,7 +105,7 @@ def test_table_3(recipe, model, row):
     )
 
 
-def test_steps_of_the_pre_training_runs_are_those_of_the_paper():
+def test_pretraining_steps_match_the_paper():
     assert [build_example_run(name).steps for name in ("vit-jft", "vit-imagenet", "vit-imagenet21k")] == [
         517_823,
         93_836,
@@ -125,7 +125,7 @@ def test_steps_of_the_pre_training_runs_are_those_of_the_paper():
         ("bit-imagenet21k", 90, (30 / 90, 60 / 90, 80 / 90), "sigmoid"),
     ],
 )
-def test_bits_own_pre_training(recipe, epochs, milestones, loss):
+def test_bit_pretraining_hyperparameters(recipe, epochs, milestones, loss):
     run = build_example_run(recipe)
     assert (run.optimizer.name, run.optimizer.lr, run.optimizer.momentum, run.optimizer.weight_decay) == (
         "sgd",
@@ -190,7 +190,7 @@ def test_resolution_and_dropout_follow_the_model():
     assert build_example_run("augreg-finetune-cifar", "ViT-L/16").model.regularization.dropout == 0
 
 
-def test_grid_and_share_where_no_table_says():
+def test_default_lr_grid_and_hold_out_share():
     assert get_lr_grid("") == get_lr_grid("photos") == (0.001, 0.003, 0.01, 0.03)
     assert get_hold_out_share("") is get_hold_out_share("photos") is None
 
@@ -201,11 +201,11 @@ def test_grid_and_share_where_no_table_says():
         (5_000, (32, 32), "BiT-R50x1", (500, 100, 0.0, 128), (200, 300, 400)),
         (50_000, (32, 32), "BiT-R152x4", (10_000, 500, 0.1, 128), (3000, 6000, 9000)),
         (50_000, (300, 400), "BiT-R152x4", (10_000, 500, 0.1, 480), (3000, 6000, 9000)),
-        (IMAGENET, (300, 400), "BiT-R50x1", (20_000, 500, 0.1, 384), (6000, 12_000, 18_000)),
+        (IMAGENET_TRAIN_IMAGES, (300, 400), "BiT-R50x1", (20_000, 500, 0.1, 384), (6000, 12_000, 18_000)),
     ],
 )
 def test_bit_hyperrule(images, size, model, expected, drops):
-    run = derived("bit-hyperrule", images=images, size=size, start=config_from_name(model))
+    run = derive_run("bit-hyperrule", images=images, size=size, start=config_from_name(model))
     assert (run.steps, run.schedule.warmup_steps, run.views.mixup, run.model.image[0]) == expected
     assert (run.optimizer.lr, run.optimizer.clip, run.schedule.decay) == (0.003, None, "steps")
     assert tuple(round(share * run.steps) for share in run.schedule.milestones) == drops
@@ -239,7 +239,7 @@ def test_augreg(data, level, expected):
     assert run.model.head.representation == (768 if data == "imagenet" else None)
 
 
-def test_augregs_augmentation_by_model():
+def test_augreg_augmentation_per_model():
     chosen = {
         ("imagenet", "ViT-Ti/16"): "light1",
         ("imagenet", "ViT-S/32"): "medium1",
@@ -257,7 +257,7 @@ def test_augregs_augmentation_by_model():
         ), (data, model)
 
 
-def test_plain_vit():
+def test_plain_vit_hyperparameters():
     run, longer = build_example_run("plain-vit"), build_example_run("plain-vit-300")
     assert (run.model.name(), run.batch_size, run.epochs, longer.epochs, run.steps) == (
         "ViT-S/16",
@@ -296,7 +296,7 @@ def test_deit():
         None,
     )
     assert (run.schedule.warmup_steps, run.schedule.end * run.optimizer.lr) == (
-        round(5 * IMAGENET / 1024),
+        round(5 * IMAGENET_TRAIN_IMAGES / 1024),
         pytest.approx(1e-5),
     )
     augment = Augment(
@@ -332,7 +332,7 @@ def test_swin(model, drop_path):
     run = build_example_run("swin", model)
     assert (run.epochs, run.batch_size, run.ema, run.data.repeats, run.preprocess.share) == (300, 1024, None, 1, 0.875)
     assert (run.optimizer.lr, run.optimizer.weight_decay, run.optimizer.clip) == (1e-3, 0.05, 5.0)
-    assert (run.schedule.warmup_steps, run.schedule.end) == (round(20 * IMAGENET / 1024), 0.01)
+    assert (run.schedule.warmup_steps, run.schedule.end) == (round(20 * IMAGENET_TRAIN_IMAGES / 1024), 0.01)
     assert (run.objective.smoothing, run.model.regularization.drop_path, run.model.image) == (
         0.1,
         drop_path,
@@ -343,7 +343,7 @@ def test_swin(model, drop_path):
     assert (views.mixup, views.cutmix, views.erase) == (0.8, 1.0, 0.25)
 
 
-def test_swin_beyond_imagenet():
+def test_swin_hyperparameters_beyond_imagenet():
     large = build_example_run("swin-imagenet21k", "Swin-L/4")
     assert (large.epochs, large.batch_size, large.optimizer.lr, large.model.regularization.drop_path) == (
         90,
@@ -389,7 +389,7 @@ def test_deit_3(model, lr, drop_path, pixels):
     assert run.model.norm.layer_scale == 1e-4
 
 
-def test_deit_3_is_finished_at_224_pixels():
+def test_deit3_finish_trains_at_224_pixels():
     run = build_example_run("deit3-finish")
     assert (run.model.image, run.epochs, run.batch_size, run.data.repeats) == ((224, 224), 20, 512, 1)
     assert (run.optimizer.name, run.optimizer.lr, run.optimizer.weight_decay, run.objective.loss) == (
@@ -401,7 +401,7 @@ def test_deit_3_is_finished_at_224_pixels():
 
 
 @pytest.mark.parametrize("name", RECIPE_NAMES)
-def test_every_recipe_says_where_it_is_from_and_its_command(name):
+def test_every_recipe_names_its_source_and_command(name):
     recipe = RECIPES[name]
     assert recipe.name == name and recipe.about and recipe.source
     assert "vitreous train" in recipe.text and "NAME" not in recipe.text
@@ -411,7 +411,7 @@ def test_every_recipe_says_where_it_is_from_and_its_command(name):
         assert build_example_run(name, model).model.name() == model
 
 
-def synthetic(images=48, size=32, frames=()):
+def make_synthetic_split(images=48, size=32, frames=()):
     """Pictures, or clips of so many frames, of three tints under noise, and their labels."""
     generator = np.random.default_rng(0)
     labels = np.arange(images) % 3
@@ -421,7 +421,7 @@ def synthetic(images=48, size=32, frames=()):
     return ArraySplit(pixels, labels.astype(np.int64))
 
 
-class Mapped(ArraySplit):
+class ClassMapSplit(ArraySplit):
     """Pictures all of whose pixels are of the class of the picture."""
 
     def target(self, sample):
@@ -430,7 +430,7 @@ class Mapped(ArraySplit):
         )
 
 
-class Boxed(ArraySplit):
+class BoxSplit(ArraySplit):
     """Pictures with an object of their class in the middle."""
 
     def target(self, sample):
@@ -446,7 +446,7 @@ def with_small_head(objective):
     return replace(objective, **many)
 
 
-def reduced(name, steps):
+def build_reduced_run(name, steps):
     """A recipe's own run with a small model of its kind, eight images a step, a warm-up of one, and few prototypes."""
     recipe = RECIPES[name]
     if recipe.models and recipe.models[0].startswith("BiT"):
@@ -488,11 +488,11 @@ def reduced(name, steps):
     )
 
 
-def losses(run: Run, home: Path):
+def train_and_collect_losses(run: Run, home: Path):
     """The loss of every step, and whether the weights moved."""
-    split, found = synthetic(frames=run.model.image[:-2]), []
+    split, found = make_synthetic_split(frames=run.model.image[:-2]), []
     if run.objective.annotated:
-        kind = {"classes": Mapped, "objects": Boxed}[run.objective.annotated]
+        kind = {"classes": ClassMapSplit, "objects": BoxSplit}[run.objective.annotated]
         split = kind(split.pixels, split.labels)
     if run.objective.of_values:
         split = ArraySplit(split.pixels, np.stack([split.labels, split.labels**2, -split.labels], 1).astype(np.float64))
@@ -514,14 +514,14 @@ def losses(run: Run, home: Path):
 
 @pytest.mark.parametrize("name", RECIPE_NAMES)
 def test_every_recipe_trains_two_steps(name, tmp_path, monkeypatch):
-    run = reduced(name, 2)
+    run = build_reduced_run(name, 2)
     if name == "distil":
         teacher = Bundle(
             build_model(replace(run.model, pool="class")), Classification(run.data.classes), run.preprocess, {}
         )
         monkeypatch.setattr(teachers, "open_weights", lambda source: SimpleNamespace(bundle=lambda: teacher))
         run = replace(run, objective=replace(run.objective, teacher="runs/teacher"))
-    curve, moved = losses(run, tmp_path)
+    curve, moved = train_and_collect_losses(run, tmp_path)
     assert len(curve) == 2 and all(map(math.isfinite, curve)) and moved
     facts = DatasetInfo(48, run.model.image, 3, run.preprocess)
     usual = RECIPES[name].make(run.model, facts, TrainOptions("synthetic"))
@@ -529,15 +529,15 @@ def test_every_recipe_trains_two_steps(name, tmp_path, monkeypatch):
     assert name == "distil" or run.objective == with_small_head(usual.objective)
 
 
-@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("name", CURVE_RECIPES)
 def test_golden_curve(name, tmp_path):
     """Ten steps, equal after any refactoring. `python -m tests.recipes.test_recipes` writes them anew."""
-    golden = json.loads(GOLDEN.read_text())[name]
-    curve, _ = losses(reduced(name, 10), tmp_path)
+    golden = json.loads(GOLDEN_FILE.read_text())[name]
+    curve, _ = train_and_collect_losses(build_reduced_run(name, 10), tmp_path)
     assert len(golden) == 10 and curve == pytest.approx(golden, abs=2e-2 if name == "small" else 1e-4)
 
 
-def derived(recipe=None, images=100_000, size=(300, 400), start=None, notes=None, labels=(0, 1), **options):
+def derive_run(recipe=None, images=100_000, size=(300, 400), start=None, notes=None, labels=(0, 1), **options):
     """The run that options give on data of so many images."""
     data = Data(
         "synthetic", ("a", "b"), {"train": ArraySplit(np.zeros((len(labels), 4, 4, 3), np.uint8), np.array(labels))}
@@ -563,8 +563,8 @@ def derived(recipe=None, images=100_000, size=(300, 400), start=None, notes=None
         ({"epochs": 19.0, "model": "ViT-96x4/4"}, 0.0625),
     ],
 )
-def test_images_shown_often_are_shifted_further(options, shift):
-    assert derived("small", size=(32, 32), **options).views.shift == shift
+def test_shift_augmentation_grows_with_epochs(options, shift):
+    assert derive_run("small", size=(32, 32), **options).views.shift == shift
 
 
 @pytest.mark.parametrize(
@@ -579,9 +579,9 @@ def test_images_shown_often_are_shifted_further(options, shift):
         ("small", 128, {"batch_size": 512}, 2e-3),
     ],
 )
-def test_learning_rate_follows_the_batch_by_the_recipes_rule(recipe, before, options, after):
+def test_learning_rate_scales_with_batch_size_by_the_recipe_rule(recipe, before, options, after):
     notes = []
-    usual, run = derived(recipe), derived(recipe, notes=notes, **options)
+    usual, run = derive_run(recipe), derive_run(recipe, notes=notes, **options)
     assert usual.step_size == before and run.optimizer.lr == pytest.approx(after)
     if usual.optimizer.lr != after:
         rule = RECIPES[recipe].lr_scaling
@@ -595,17 +595,17 @@ def test_learning_rate_follows_the_batch_by_the_recipes_rule(recipe, before, opt
         assert not notes
 
 
-def test_a_said_learning_rate_wins():
+def test_explicit_learning_rate_is_not_scaled():
     notes = []
     ways: list[dict] = [{"lr": 0.01}, {"settings": {"optimizer.lr": ["0.01"]}}]
     for way in ways:
-        assert derived("vit-imagenet", batch_size=1024, warmup_steps=5, notes=notes, **way).optimizer.lr == 0.01
+        assert derive_run("vit-imagenet", batch_size=1024, warmup_steps=5, notes=notes, **way).optimizer.lr == 0.01
     assert not notes
 
 
-def test_a_recipe_is_cut_to_a_small_data_set():
+def test_recipe_is_adapted_to_a_small_dataset():
     notes = []
-    run = derived("vit-imagenet", images=1000, notes=notes)
+    run = derive_run("vit-imagenet", images=1000, notes=notes)
     assert (run.batch_size, run.steps, run.schedule.warmup_steps) == (1000, 300, 30)
     assert run.optimizer.lr == pytest.approx(3e-3 * 1000 / 4096)
     assert notes == [
@@ -613,19 +613,19 @@ def test_a_recipe_is_cut_to_a_small_data_set():
         "learning rate 0.003 -> 0.0007324: batch 4096 -> 1000, vit-imagenet's rule is linear",
         "warm-up 10000 -> 30 steps: a tenth of the run, which is shorter than vit-imagenet's 93836",
     ]
-    assert derived("vit-imagenet", images=1000, warmup_steps=200).schedule.warmup_steps == 200
+    assert derive_run("vit-imagenet", images=1000, warmup_steps=200).schedule.warmup_steps == 200
 
 
 @pytest.mark.parametrize("recipe", ["dit", "sit", "deit", "distil", "deit3", "finetune-imagenet-512"])
-def test_the_average_has_a_constant_decay_as_published_but_in_short_runs(recipe):
+def test_ema_decay_is_constant_except_in_short_runs(recipe):
     model = {"dit": "DiT-S/2", "sit": "DiT-S/2"}.get(recipe)
     start = config_from_name("ViT-L/16") if recipe.startswith("finetune") else None
-    notes, ways = [], {"images": IMAGENET, "start": start, "model": model}
-    run = derived(recipe, notes=notes, **ways)
+    notes, ways = [], {"images": IMAGENET_TRAIN_IMAGES, "start": start, "model": model}
+    run = derive_run(recipe, notes=notes, **ways)
     assert run.ema in (0.9999, 0.99996) and not run.ema_warmup and not any("EMA" in note for note in notes)
-    assert derived(recipe, steps=1000, notes=notes, **ways).ema_warmup and any("EMA" in note for note in notes)
-    assert not derived(recipe, steps=1000, ema_warmup=False, **ways).ema_warmup
-    assert derived("small").ema_warmup
+    assert derive_run(recipe, steps=1000, notes=notes, **ways).ema_warmup and any("EMA" in note for note in notes)
+    assert not derive_run(recipe, steps=1000, ema_warmup=False, **ways).ema_warmup
+    assert derive_run("small").ema_warmup
 
 
 @pytest.mark.parametrize(
@@ -651,48 +651,48 @@ def test_the_average_has_a_constant_decay_as_published_but_in_short_runs(recipe)
 def test_weight_decay_and_warm_up_follow_the_authors_code(recipe, model, rule, linspace):
     config = replace(config_from_name(model or "VideoMAE-B/16x2"), classes=0)
     template = (ClipPreprocess if recipe == "videomae" else ImagePreprocess)(config.image)
-    run = RECIPES[recipe].make(config, DatasetInfo(IMAGENET, (300, 400), 3, template), TrainOptions("x"))
+    run = RECIPES[recipe].make(config, DatasetInfo(IMAGENET_TRAIN_IMAGES, (300, 400), 3, template), TrainOptions("x"))
     assert (run.optimizer.decay_on, run.schedule.warmup_includes_base) == (rule, linspace)
 
 
 @pytest.mark.parametrize("recipe", ["masked-patches", "mae", "dino", "dinov2"])
-def test_few_photographs_are_learned_in_steps_of_few(recipe):
+def test_few_photographs_use_small_batches(recipe):
     """An epoch of the published batch has one step of all photographs, or none of a million steps ends."""
     notes = []
-    run = derived(recipe, images=100, notes=notes)
+    run = derive_run(recipe, images=100, notes=notes)
     assert (run.batch_size, run.step_size) == (25, 25) and run.steps <= 6400 and run.schedule.warmup_steps > 0
     settings = f"{recipe} uses settings tuned for small datasets instead of the published ones: batch size 25, "
     assert [note.startswith(settings) for note in notes] == [True], notes  # no other note on the batch or the warm-up
     assert run.model.image == (224, 224) and run.model.width <= 768 and run.recipe == recipe
-    many = derived(recipe, images=10_000)
-    assert many.batch_size >= 512 and derived(recipe, images=9_999).batch_size == 64
+    many = derive_run(recipe, images=10_000)
+    assert many.batch_size >= 512 and derive_run(recipe, images=9_999).batch_size == 64
     if recipe.startswith("dino"):
         assert run.objective.prototypes < many.objective.prototypes / 10 and run.model.width == 384
         assert run.views == many.views and run.preprocess == many.preprocess  # the crops of photographs stay
         assert run.schedules["momentum"].start < many.schedules["momentum"].start
-    named = derived(recipe, images=100, batch_size=8, model="ViT-Ti/16")
+    named = derive_run(recipe, images=100, batch_size=8, model="ViT-Ti/16")
     assert named.batch_size == 8 and named.model.width == 192
 
 
-def test_a_student_of_a_frozen_teacher_keeps_the_published_numbers():
-    run = derived("dinov2", images=100, settings={"objective.teacher": ["runs/teacher"]}, model="ViT-S/16")
-    assert run.objective.prototypes == derived("dinov2", images=10_000).objective.prototypes
+def test_frozen_teacher_student_keeps_published_hyperparameters():
+    run = derive_run("dinov2", images=100, settings={"objective.teacher": ["runs/teacher"]}, model="ViT-S/16")
+    assert run.objective.prototypes == derive_run("dinov2", images=10_000).objective.prototypes
 
 
-def test_rows_in_steps_keep_their_steps_and_rows_in_epochs_their_epochs():
-    run = derived("finetune-cifar", start=config_from_name("ViT-B/16"), batch_size=128)
+def test_recipes_keep_their_length_in_steps_or_epochs():
+    run = derive_run("finetune-cifar", start=config_from_name("ViT-B/16"), batch_size=128)
     assert (run.steps, run.schedule.warmup_steps, run.optimizer.lr) == (10_000, 500, pytest.approx(0.0075))
-    pets = derived("finetune-pets", start=config_from_name("ViT-B/16"), images=300)
+    pets = derive_run("finetune-pets", start=config_from_name("ViT-B/16"), images=300)
     # a fifth of its run, as in the table
     assert (pets.batch_size, pets.steps, pets.schedule.warmup_steps) == (300, 500, 100)
-    run = derived("deit", images=IMAGENET, batch_size=256)
+    run = derive_run("deit", images=IMAGENET_TRAIN_IMAGES, batch_size=256)
     # five epochs still
-    assert (run.epochs, run.schedule.warmup_steps) == (300, pytest.approx(5 * IMAGENET / 256, abs=4))
-    assert derived("finetune-cifar", start=config_from_name("ViT-B/16"), steps=50).schedule.warmup_steps == 5
+    assert (run.epochs, run.schedule.warmup_steps) == (300, pytest.approx(5 * IMAGENET_TRAIN_IMAGES / 256, abs=4))
+    assert derive_run("finetune-cifar", start=config_from_name("ViT-B/16"), steps=50).schedule.warmup_steps == 5
 
 
 def test_options_win_over_the_recipe():
-    run = derived("deit", mixup=0.0, drop_path=0.3, ema=0.0, settings={"views.flip": ["0.1"]})
+    run = derive_run("deit", mixup=0.0, drop_path=0.3, ema=0.0, settings={"views.flip": ["0.1"]})
     assert (run.views.mixup, run.views.cutmix, run.model.regularization.drop_path, run.ema, run.views.flip) == (
         0.0,
         1.0,
@@ -703,7 +703,7 @@ def test_options_win_over_the_recipe():
     assert run.recipe == "deit"
 
 
-PLAIN_ENCODER = ViTConfig(
+ENCODER_CONFIG = ViTConfig(
     image=(32, 32),
     patch=(4, 4),
     classes=0,
@@ -717,20 +717,20 @@ PLAIN_ENCODER = ViTConfig(
 
 
 def test_without_a_name_the_data_decide():
-    assert [derived(size=(32, 32)).recipe, derived().recipe, derived(start=config_from_name("ViT-B/32")).recipe] == [
-        "small",
-        "photos",
-        "finetune",
-    ]
-    assert derived(start=config_from_name("ViT-B/32")).optimizer.lr == pytest.approx(2.5e-5)
+    assert [
+        derive_run(size=(32, 32)).recipe,
+        derive_run().recipe,
+        derive_run(start=config_from_name("ViT-B/32")).recipe,
+    ] == ["small", "photos", "finetune"]
+    assert derive_run(start=config_from_name("ViT-B/32")).optimizer.lr == pytest.approx(2.5e-5)
 
 
-def test_an_encoder_without_a_head_is_moved_by_layer_decay():
+def test_headless_encoder_is_fine_tuned_with_layer_decay():
     data = Data("synthetic", ("a", "b"), {"train": ArraySplit(np.zeros((2, 4, 4, 3), np.uint8), np.array([0, 1]))})
     options = TrainOptions("x", device="cpu", init="weights")
     runs = {
         classifies: derive_run_config(
-            options, data, DatasetInfo(1_000, (32, 32), 3), WeightsInfo(PLAIN_ENCODER, classifies=classifies)
+            options, data, DatasetInfo(1_000, (32, 32), 3), WeightsInfo(ENCODER_CONFIG, classifies=classifies)
         )
         for classifies in (True, False)
     }
@@ -739,9 +739,9 @@ def test_an_encoder_without_a_head_is_moved_by_layer_decay():
     assert runs[False].optimizer.lr == pytest.approx(2e-3)
 
 
-def test_maes_fine_tuning_reads_the_mean_of_the_patches_behind_a_norm_of_its_own(tmp_path):
-    save(build_model(replace(PLAIN_ENCODER, pool="class", class_token=True)), tmp_path / "encoder")
-    run = derived("mae-finetune", images=100, start=replace(PLAIN_ENCODER, pool="class", class_token=True))
+def test_mae_finetune_uses_mean_pooling_and_a_pooled_norm(tmp_path):
+    save(build_model(replace(ENCODER_CONFIG, pool="class", class_token=True)), tmp_path / "encoder")
+    run = derive_run("mae-finetune", images=100, start=replace(ENCODER_CONFIG, pool="class", class_token=True))
     assert (run.model.pool, run.model.norm.final, run.model.regularization.drop_path) == ("mean", "pooled", 0.1)
     assert run.optimizer.layer_decay == 0.65 and run.objective.smoothing == 0.1
     told = load_pretrained_weights(build_model(run.model), tmp_path / "encoder", ("a", "b"))
@@ -753,7 +753,7 @@ def test_maes_fine_tuning_reads_the_mean_of_the_patches_behind_a_norm_of_its_own
         load_pretrained_weights(build_model(replace(run.model, width=2 * run.model.width)), tmp_path / "encoder")
 
 
-def test_fine_tuning_keeps_the_pixels_of_the_weights():
+def test_fine_tuning_keeps_the_normalisation_of_the_weights():
     data = Data("synthetic", ("a", "b"), {"train": ArraySplit(np.zeros((2, 4, 4, 3), np.uint8), np.array([0, 1]))})
     start = WeightsInfo(config_from_name("ViT-B/16"), ImagePreprocess((224, 224), mean=NORM[0], std=NORM[1], share=0.9))
     options = TrainOptions("x", recipe="finetune-cifar", device="cpu", init="weights")
@@ -761,11 +761,11 @@ def test_fine_tuning_keeps_the_pixels_of_the_weights():
     assert (seen.mean, seen.std, seen.fit, seen.image) == (*NORM, "squash", (384, 384))
 
 
-def test_weights_keep_what_they_are_and_lose_what_their_run_had():
+def test_init_keeps_architecture_but_not_regularisation():
     start = config_from_name("ViT-B/16").with_options(
         mlp={"gelu": "quick"}, positions={"resize": "bicubic"}, regularization={"dropout": 0.2, "drop_path": 0.3}
     )
-    model = derived("vit-imagenet", start=start).model
+    model = derive_run("vit-imagenet", start=start).model
     assert (
         model.mlp.gelu,
         model.positions.resize,
@@ -773,7 +773,7 @@ def test_weights_keep_what_they_are_and_lose_what_their_run_had():
         model.regularization.drop_path,
         model.head.representation,
     ) == ("quick", "bicubic", 0.1, 0.0, 768)
-    model = derived("finetune-pets", start=start).model
+    model = derive_run("finetune-pets", start=start).model
     assert (
         model.mlp.gelu,
         model.regularization.dropout,
@@ -786,16 +786,16 @@ def test_weights_keep_what_they_are_and_lose_what_their_run_had():
     )
 
 
-def test_balanced_class_weights_are_one_on_average():
+def test_balanced_class_weights_average_one():
     labels = (0, 0, 0, 1)
-    weights = derived("small", size=(32, 32), labels=labels, class_weights="balanced").objective.class_weights
+    weights = derive_run("small", size=(32, 32), labels=labels, class_weights="balanced").objective.class_weights
     assert weights == pytest.approx((4 / (2 * 3), 4 / 2))
     assert np.mean([weights[label] for label in labels]) == pytest.approx(1)
-    assert derived("small", size=(32, 32), class_weights="even").objective.class_weights == ()
+    assert derive_run("small", size=(32, 32), class_weights="even").objective.class_weights == ()
 
 
-def test_what_is_asked_for_is_in_the_run():
-    run = derived("small", size=(32, 32), micro_batch="16", reproducible=True, last_blocks=2, layer_decay=0.75)
+def test_requested_options_are_stored_in_the_run():
+    run = derive_run("small", size=(32, 32), micro_batch="16", reproducible=True, last_blocks=2, layer_decay=0.75)
     assert (run.micro_batch, run.reproducible, run.shards, run.tune.last_blocks, run.optimizer.layer_decay) == (
         16,
         True,
@@ -803,8 +803,8 @@ def test_what_is_asked_for_is_in_the_run():
         2,
         0.75,
     )
-    assert derived("small", size=(32, 32), reproducible=True, shards=2).shards == 2
-    assert derived("small", size=(32, 32), micro_batch="auto").micro_batch is None
+    assert derive_run("small", size=(32, 32), reproducible=True, shards=2).shards == 2
+    assert derive_run("small", size=(32, 32), micro_batch="auto").micro_batch is None
 
 
 @pytest.mark.parametrize(
@@ -818,67 +818,67 @@ def test_what_is_asked_for_is_in_the_run():
         ({"micro_batch": "0"}, "invalid micro_batch: 0"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(options, expected):
+def test_invalid_options_are_rejected(options, expected):
     with pytest.raises(UsageError) as error:
-        derived(**options)
+        derive_run(**options)
     assert expected in str(error.value)
 
 
-def said(capsys, *words):
+def run_and_capture(capsys, *words):
     """What a command prints, as its document if there is one."""
     assert run_command(list(words)) == 0
     printed = capsys.readouterr()
     return json.loads(printed.out) if "--json" in words else printed.out, printed.err
 
 
-def test_the_command_lists_and_tells(capsys):
-    listed, _ = said(capsys, "recipes", "--json")
+def test_recipes_command_lists_and_describes_recipes(capsys):
+    listed, _ = run_and_capture(capsys, "recipes", "--json")
     assert [row["name"] for row in listed["recipes"]] == list(RECIPE_NAMES)
     assert all((row["epochs"] is None) != (row["steps"] is None) for row in listed["recipes"])
-    told, _ = said(capsys, "recipes", "vit-imagenet", "--json")
+    told, _ = run_and_capture(capsys, "recipes", "vit-imagenet", "--json")
     assert (
         told["run"]["optimizer"]["lr"] == 3e-3
         and {"model": "ViT-B/32", "result": "73.38 %"}.items() <= told["published"][1].items()
     )
-    text, _ = said(capsys, "recipes", "finetune-pets")
+    text, _ = run_and_capture(capsys, "recipes", "finetune-pets")
     assert (
         "vitreous train DATA --recipe finetune-pets --init WEIGHTS" in text
         and "94.43 %" in text
         and "10% of the training images held out" in text
     )
-    assert len(said(capsys, "recipes", "finetune-*")[0].splitlines()) == 9  # head, seven recipes, a hint
+    assert len(run_and_capture(capsys, "recipes", "finetune-*")[0].splitlines()) == 9  # head, seven recipes, a hint
     with pytest.raises(UsageError, match="did you mean finetune-pets"):
         run_command(["recipes", "finetune-pet"])
 
 
 @pytest.mark.parametrize("name", RECIPE_NAMES)
-def test_every_recipe_can_be_told(capsys, name):
-    text, _ = said(capsys, "recipes", name)
+def test_recipes_command_describes_every_recipe(capsys, name):
+    text, _ = run_and_capture(capsys, "recipes", name)
     assert text.startswith(f"{name}: ") and (f"--recipe {name}" in text or name in ("digits", "finetune"))
     assert "of the training images held out" in text
-    told, _ = said(capsys, "recipes", name, "--json")
+    told, _ = run_and_capture(capsys, "recipes", name, "--json")
     assert told["recipe"]["name"] == name and told["models"] and told["run"]["optimizer"]["lr"] == told["recipe"]["lr"]
 
 
 @pytest.mark.parametrize(
     "name,images", [("small", 1_800), ("small", 20_000), ("small", 500), ("photos", 4_000), ("finetune", 900)]
 )
-def test_the_length_that_is_listed_is_the_one_that_is_planned(capsys, name, images):
+def test_listed_length_matches_the_planned_epochs(capsys, name, images):
     """The table has the range, and `recipes NAME` the rule, by which `train` chooses the epochs of any data."""
-    listed = {row["name"]: row for row in said(capsys, "recipes", "--json")[0]["recipes"]}
-    text, _ = said(capsys, "recipes", name)
+    listed = {row["name"]: row for row in run_and_capture(capsys, "recipes", "--json")[0]["recipes"]}
+    text, _ = run_and_capture(capsys, "recipes", name)
     shown, least, most = re.search(
         r"epochs on other datasets .*?: ([\d,]+) / training images, (\d+) to (\d+) epochs", text
     ).groups()
     start = config_from_name("ViT-Ti/16") if name == "finetune" else None
-    planned = derived(name, images=images, size=(32, 32) if name == "small" else (300, 400), start=start).epochs
+    planned = derive_run(name, images=images, size=(32, 32) if name == "small" else (300, 400), start=start).epochs
     assert planned == pytest.approx(min(int(most), max(int(least), int(shown.replace(",", "")) / images)), abs=0.05)
     assert listed[name]["epochs_range"] == [int(least), int(most)]
-    assert f"{least} to {most} epochs" in said(capsys, "recipes", f"{name}*")[0]
+    assert f"{least} to {most} epochs" in run_and_capture(capsys, "recipes", f"{name}*")[0]
     assert listed["digits"]["epochs_range"] is None and listed["digits"]["epochs"] == build_example_run("digits").epochs
 
 
-def test_a_recipe_on_the_command_line(capsys, tmp_path, monkeypatch):
+def test_recipe_option_on_the_command_line(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [
         "--recipe",
@@ -892,7 +892,7 @@ def test_a_recipe_on_the_command_line(capsys, tmp_path, monkeypatch):
         "--device",
         "cpu",
     ]
-    plan, notes = said(capsys, "train", "digits", *words, "--dry-run", "--json")
+    plan, notes = run_and_capture(capsys, "train", "digits", *words, "--dry-run", "--json")
     assert (plan["model"], plan["resolution"], plan["recipe"], plan["run"]["recipe"]) == (
         "ViT-32x2/4",
         "8",
@@ -904,7 +904,7 @@ def test_a_recipe_on_the_command_line(capsys, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_recipe_trains_and_is_resumed_under_its_own_numbers(tmp_path):
+def test_recipe_run_trains_and_resumes_with_its_hyperparameters(tmp_path):
     folder, out = make_folder(tmp_path / "photos", {"train": 6, "val": 2}), str(tmp_path / "run")
     words = {
         "recipe": "plain-vit",
@@ -928,12 +928,19 @@ if __name__ == "__main__":
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
-        GOLDEN.write_text(
-            json.dumps({name: losses(reduced(name, 10), Path(scratch))[0] for name in CURVES}, indent=1) + "\n"
+        GOLDEN_FILE.write_text(
+            json.dumps(
+                {
+                    name: train_and_collect_losses(build_reduced_run(name, 10), Path(scratch))[0]
+                    for name in CURVE_RECIPES
+                },
+                indent=1,
+            )
+            + "\n"
         )
 
 
 @pytest.mark.parametrize("option", [{"drop_path": 0.1}, {"dropout": 0.1}])
-def test_an_option_for_another_family_is_refused(option):
+def test_options_of_another_family_are_rejected(option):
     with pytest.raises(UsageError, match=f"model.regularization.{next(iter(option))} is not a setting of BiTConfig"):
         apply_train_options(build_example_run("bit-imagenet"), TrainOptions("x", **option))

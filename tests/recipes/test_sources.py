@@ -8,32 +8,32 @@ from typing import Any
 
 import pytest
 
-from tests.recipes.hyperparameters import VERDICTS, published_figures, read_table, recipe_settings
+from tests.recipes.hyperparameters import VERDICTS, published_figures, read_sources, recipe_settings
 from vitreous.recipes.names import RECIPE_NAMES
 from vitreous.recipes.registry import RECIPES
 
-ROWS = list(enumerate(read_table(), 2))  # line of the file, row
+SOURCE_ROWS = list(enumerate(read_sources(), 2))  # line of the file, row
 #: file and line of a repository at a commit
-PLACE = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{7,} \S+(:\d+)?")
+SOURCE_PATTERN = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{7,} \S+(:\d+)?")
 
 
-def models_of(name: str) -> tuple[str, ...]:
+def list_recipe_models(name: str) -> tuple[str, ...]:
     """Return the models of a recipe; `-` if it names none."""
     return RECIPES[name].models or ("-",)
 
 
 def expected_values(name: str) -> dict[tuple[str, str], Any]:
     """Return all numbers of a recipe, and its published figures, by model and setting."""
-    settings = {model: recipe_settings(name, None if model == "-" else model) for model in models_of(name)}
+    settings = {model: recipe_settings(name, None if model == "-" else model) for model in list_recipe_models(name)}
     values = {(model, key): value for model, of_model in settings.items() for key, value in of_model.items()}
     return values | published_figures(name)
 
 
 @pytest.mark.parametrize("name", RECIPE_NAMES)
-def test_every_number_of_a_recipe_is_that_of_its_row(name):
+def test_every_hyperparameter_matches_sources_csv(name):
     problems = []
     for (model, setting), value in expected_values(name).items():
-        found = [(line, row) for line, row in ROWS if row.setting == setting and row.covers(name, model)]
+        found = [(line, row) for line, row in SOURCE_ROWS if row.setting == setting and row.covers(name, model)]
         what = f"{name}, {model}: {setting} = {json.dumps(value)}"
         if len(found) != 1:
             problems.append(f"{what} has {len(found)} rows, at lines {[line for line, _ in found]}")
@@ -45,11 +45,13 @@ def test_every_number_of_a_recipe_is_that_of_its_row(name):
     )
 
 
-def test_every_row_is_of_a_number_and_names_its_source():
+def test_every_source_row_matches_a_hyperparameter():
     values = {name: expected_values(name) for name in RECIPE_NAMES}
-    for line, row in ROWS:
+    for line, row in SOURCE_ROWS:
         where = f"sources.csv:{line}"
-        places = [(name, model) for name in RECIPE_NAMES for model in models_of(name) if row.covers(name, model)]
+        places = [
+            (name, model) for name in RECIPE_NAMES for model in list_recipe_models(name) if row.covers(name, model)
+        ]
         if row.setting.startswith("published"):
             places = [(name, model) for name in RECIPE_NAMES for model, _ in values[name] if row.covers(name, model)][
                 :1
@@ -60,10 +62,10 @@ def test_every_row_is_of_a_number_and_names_its_source():
         assert row.agrees in VERDICTS and row.source, f"{where}: {row.agrees} is not among {VERDICTS}, or no source"
         assert row.note or row.agrees != "differs", f"{where}: a difference needs a note"
         if "@" in row.source:
-            assert PLACE.match(row.source), f"{where}: {row.source} is not owner/name@commit path:line"
+            assert SOURCE_PATTERN.match(row.source), f"{where}: {row.source} is not owner/name@commit path:line"
 
 
-def test_a_changed_number_is_noticed(monkeypatch):
+def test_changed_hyperparameter_is_detected(monkeypatch):
     original = recipe_settings
 
     def changed(name, model=None):
@@ -72,4 +74,4 @@ def test_a_changed_number_is_noticed(monkeypatch):
 
     monkeypatch.setitem(globals(), "recipe_settings", changed)
     with pytest.raises(AssertionError, match=r"optimizer\.lr = 0\.002, and line \d+ has 0\.001 from facebookresearch"):
-        test_every_number_of_a_recipe_is_that_of_its_row("deit")
+        test_every_hyperparameter_matches_sources_csv("deit")

@@ -10,28 +10,30 @@ import vitreous
 from tests.conftest import make_folder
 from tests.data.annotations.scenery import write_maps, write_objects
 from tests.data.annotations.solids import write_solids
-from tests.data.annotations.test_mask_layouts import COUNT, LAYOUTS, write_pairs
+from tests.data.annotations.test_mask_layouts import PAIRS_PER_SPLIT, SPLIT_LAYOUTS, write_pairs
 from tests.data.annotations.writing_scenes import write_coco, write_labelme, write_voc, write_yolo
-from tests.jobs.test_train_python import TINY
+from tests.jobs.test_train_python import TINY_OPTIONS
 from vitreous.cli.main import run_command
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError, options_to_keywords
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.task import choose_recipe
 
-BOXES = "{0} has boxes: training object detection (--recipe detect); for multi-label classification use --recipe photos"
-MASKS = (
+BOXES_NOTE = (
+    "{0} has boxes: training object detection (--recipe detect); for multi-label classification use --recipe photos"
+)
+MASKS_NOTE = (
     "{0} has masks of objects: training instance segmentation (--recipe detect); for semantic segmentation use "
     "--recipe segment; for multi-label classification use --recipe photos"
 )
-MAPS = (
+CLASS_MAPS_NOTE = (
     "{0} has class maps: training semantic segmentation (--recipe segment); for multi-label classification use "
     "--recipe photos"
 )
-VOLUMES = "{0} has class maps: training semantic segmentation (--recipe segment)"
+VOLUMES_NOTE = "{0} has class maps: training semantic segmentation (--recipe segment)"
 
 
-def chosen(source, **options) -> tuple[str | None, list[str]]:
+def choose_recipe_with_notes(source, **options) -> tuple[str | None, list[str]]:
     notes: list[str] = []
     recipe = choose_recipe(open_data(source), TrainOptions(str(source), **options), notes.append).recipe
     return recipe, notes
@@ -40,54 +42,54 @@ def chosen(source, **options) -> tuple[str | None, list[str]]:
 @pytest.mark.parametrize(
     ("write", "recipe", "note"),
     [
-        (write_voc, "detect", BOXES),
-        (write_yolo, "detect", BOXES),
-        (write_coco, "detect", MASKS),
-        (write_labelme, "detect", MASKS),
-        (write_objects, "detect", MASKS),
-        (write_maps, "segment", MAPS),
-        (write_solids, "segment", VOLUMES),
+        (write_voc, "detect", BOXES_NOTE),
+        (write_yolo, "detect", BOXES_NOTE),
+        (write_coco, "detect", MASKS_NOTE),
+        (write_labelme, "detect", MASKS_NOTE),
+        (write_objects, "detect", MASKS_NOTE),
+        (write_maps, "segment", CLASS_MAPS_NOTE),
+        (write_solids, "segment", VOLUMES_NOTE),
     ],
 )
 def test_annotations_choose_the_recipe(tmp_path, write, recipe, note):
     write(tmp_path / "data")
-    assert chosen(tmp_path / "data") == (recipe, [note.format(tmp_path / "data")])
-    assert chosen(tmp_path / "data", recipe="photos") == ("photos", [])
+    assert choose_recipe_with_notes(tmp_path / "data") == (recipe, [note.format(tmp_path / "data")])
+    assert choose_recipe_with_notes(tmp_path / "data", recipe="photos") == ("photos", [])
 
 
 def test_class_folders_choose_nothing(tmp_path):
-    assert chosen(make_folder(tmp_path / "data", {"train": 2, "val": 1})) == (None, [])
+    assert choose_recipe_with_notes(make_folder(tmp_path / "data", {"train": 2, "val": 1})) == (None, [])
 
 
 def test_weights_finetune(tmp_path):
     write_voc(tmp_path / "data")
-    assert chosen(tmp_path / "data", init="w.npz")[1][0].endswith("use --recipe finetune")
+    assert choose_recipe_with_notes(tmp_path / "data", init="w.npz")[1][0].endswith("use --recipe finetune")
 
 
-def refused(source, **options) -> tuple[str, str]:
+def expect_error(source, **options) -> tuple[str, str]:
     with pytest.raises(UsageError) as error:
-        chosen(source, **options)
+        choose_recipe_with_notes(source, **options)
     return error.value.message.replace(f"{source}", "DATA"), error.value.hint.replace(f"{source}", "DATA")
 
 
-def test_options_of_classification_are_refused(tmp_path):
+def test_classification_options_are_rejected(tmp_path):
     write_voc(tmp_path)
-    assert refused(tmp_path, loss="sigmoid") == (
+    assert expect_error(tmp_path, loss="sigmoid") == (
         "--loss is for classification, and DATA has boxes",
         "leave it out, or add --recipe photos to classify whole images",
     )
-    assert refused(tmp_path, lr_grid=())[0] == "--lr-grid is for classification, and DATA has boxes"
+    assert expect_error(tmp_path, lr_grid=())[0] == "--lr-grid is for classification, and DATA has boxes"
 
 
-def test_annotations_of_which_nothing_can_be_learned_are_refused(tmp_path):
+def test_annotations_without_objects_are_rejected(tmp_path):
     write_voc(tmp_path)
     for place in (tmp_path / "Annotations").glob("*.xml"):
         place.write_text("<annotation></annotation>")
     with pytest.raises(DataError, match="none of 3 training images has an annotated object"):
-        chosen(tmp_path)
+        choose_recipe_with_notes(tmp_path)
 
 
-BESIDE = {
+ANNOTATION_FILES = {
     "annotations.json": '{"images": [], "annotations": [], "categories": []}',
     "ant/0.xml": "<annotation><object><bndbox></bndbox></object></annotation>",
     "ant/0.json": '{"shapes": []}',
@@ -95,30 +97,30 @@ BESIDE = {
 }
 
 
-@pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.parametrize("name", ANNOTATION_FILES)
 @pytest.mark.parametrize("split", ["", "train/"])
-def test_class_folders_beside_annotations_ask_for_a_recipe(tmp_path, name, split):
+def test_class_folders_with_unused_annotations_require_a_recipe(tmp_path, name, split):
     make_folder(tmp_path, {split.rstrip("/"): 12}, classes=("ant", "bee"))
-    assert chosen(tmp_path) == (None, [])
-    (tmp_path / split / name).write_text(BESIDE[name])
+    assert choose_recipe_with_notes(tmp_path) == (None, [])
+    (tmp_path / split / name).write_text(ANNOTATION_FILES[name])
     file = f"DATA/{split}{name}"
-    assert refused(tmp_path) == (
+    assert expect_error(tmp_path) == (
         f"DATA has class folders, and annotations in {file} that do not use them",
         f"use --recipe photos to classify whole images, or train on the annotations: {file}",
     )
-    assert chosen(tmp_path, recipe="photos") == ("photos", [])
+    assert choose_recipe_with_notes(tmp_path, recipe="photos") == ("photos", [])
 
 
 def test_texts_beside_images_are_no_annotations(tmp_path):
     make_folder(tmp_path, {"": 12}, classes=("ant", "bee"))
     (tmp_path / "ant" / "0.txt").write_text("a black ant, 3 mm\n")
     (tmp_path / "notes.json").write_text("{}")
-    assert chosen(tmp_path) == (None, [])
+    assert choose_recipe_with_notes(tmp_path) == (None, [])
 
 
-def test_class_folders_named_like_images_ask_for_a_recipe(tmp_path):
+def test_class_folders_named_like_images_require_a_recipe(tmp_path):
     make_folder(tmp_path, {"": 4}, classes=("images", "nir"))
-    assert refused(tmp_path) == (
+    assert expect_error(tmp_path) == (
         "DATA has class folders, and one of them, images, is named like images or masks",
         "use --recipe photos if it is a class, or arrange images and annotations as docs/dense.md describes",
     )
@@ -128,33 +130,38 @@ def test_class_folders_named_like_images_ask_for_a_recipe(tmp_path):
     ("labels", "number"),
     [([0.5 * row for row in range(8)], "0.5"), (list(range(24)), "23"), ([1, 2] * 4, None), ([2020, 2021, 2022], None)],
 )
-def test_labels_that_are_measurements_are_learned_as_values(tmp_path, labels, number):
+def test_numeric_labels_are_trained_as_regression(tmp_path, labels, number):
     for row in range(len(labels)):
         Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / f"{row}.png")
     place = tmp_path / "labels.csv"
     place.write_text("path,label\n" + "".join(f"{row}.png,{label:g}\n" for row, label in enumerate(labels)))
     if number is None:
-        assert chosen(place) == (None, [])
+        assert choose_recipe_with_notes(place) == (None, [])
         return
     count = len(set(labels))
     numbers = f"{count} different numbers as labels of {len(labels)} images, such as {number}"
     classes = "to learn each number as a class use --recipe photos"
     note = f"{place} has {numbers}: training regression (--recipe regression); {classes}"
-    assert chosen(place) == ("regression", [note])
+    assert choose_recipe_with_notes(place) == ("regression", [note])
 
 
-SMALL = {"width": 16, "hidden": 32, "proposals": 30, "finest": 4, "anchor": 2.0}
-DETECTOR = TINY | {"model": "Conv8-16-16+ViT-32x1/8", "image_size": 32, "batch_size": 2, "evaluate_every": 10**6}
+SMALL_OBJECTIVE = {"width": 16, "hidden": 32, "proposals": 30, "finest": 4, "anchor": 2.0}
+DETECTOR_OPTIONS = TINY_OPTIONS | {
+    "model": "Conv8-16-16+ViT-32x1/8",
+    "image_size": 32,
+    "batch_size": 2,
+    "evaluate_every": 10**6,
+}
 
 
-def test_a_dry_run_and_a_run_of_masks_beside_images(tmp_path, capsys):
+def test_camvid_folders_train_evaluate_and_predict(tmp_path, capsys):
     """CamVid's folders, trained without a recipe, evaluated and predicted with."""
     data, run = tmp_path / "data", tmp_path / "run"
-    for number, pair in enumerate(LAYOUTS["camvid"]):
-        write_pairs(data, pair, first=COUNT * number)
+    for number, pair in enumerate(SPLIT_LAYOUTS["camvid"]):
+        write_pairs(data, pair, first=PAIRS_PER_SPLIT * number)
     (data / "classes.txt").write_text("ground\nsquare\ndisc\n")
     words = ["--model", "ViT-16x1/8", "--image-size", "16", "--steps", "2", "--device", "cpu", "--workers", "0"]
-    note = f"note: {MAPS.format(data)}\n"
+    note = f"note: {CLASS_MAPS_NOTE.format(data)}\n"
     assert run_command(["train", str(data), "--dry-run", "--json", *words]) == 0
     captured = capsys.readouterr()
     assert captured.err.count(note) == 1 and json.loads(captured.out)["recipe"] == "segment"
@@ -162,10 +169,10 @@ def test_a_dry_run_and_a_run_of_masks_beside_images(tmp_path, capsys):
     assert capsys.readouterr().err.count(note) == 1
     assert run_command(["evaluate", str(run), "--json"]) == 0
     evaluated = json.loads(capsys.readouterr().out)
-    assert evaluated["test"]["primary"] == "miou" and evaluated["test"]["images"] == COUNT
+    assert evaluated["test"]["primary"] == "miou" and evaluated["test"]["images"] == PAIRS_PER_SPLIT
     maps = tmp_path / "maps"
     assert run_command(["predict", str(run), str(data / "test"), "--out", str(maps)]) == 0
-    assert len(list(maps.glob("*.png"))) == COUNT
+    assert len(list(maps.glob("*.png"))) == PAIRS_PER_SPLIT
 
 
 def write_pieces(home, polygons: bool) -> None:
@@ -198,11 +205,11 @@ def test_roboflows_coco_is_trained_evaluated_and_predicted(tmp_path, capsys, pol
     opened = open_data(data)
     note = "category 0 (pieces) is ignored: no annotation uses it, and it is the supercategory of others"
     assert len(opened.classes) == 12 and note in opened.notes and ("pieces" in opened.classes) == polygons
-    settings = {f"objective.{name}": [str(value)] for name, value in SMALL.items()}
-    summary = vitreous.train(str(data), out=str(run), settings=settings, **DETECTOR | {"epochs": 1})
+    settings = {f"objective.{name}": [str(value)] for name, value in SMALL_OBJECTIVE.items()}
+    summary = vitreous.train(str(data), out=str(run), settings=settings, **DETECTOR_OPTIONS | {"epochs": 1})
     err = capsys.readouterr().err
     assert (
-        f"note: {options_to_keywords((MASKS if polygons else BOXES).format(data))}\n" in err
+        f"note: {options_to_keywords((MASKS_NOTE if polygons else BOXES_NOTE).format(data))}\n" in err
         and f"note: {note}\n" in err
     )
     assert summary["test"]["primary"] == "ap" and summary["val"]["primary"] == "ap"

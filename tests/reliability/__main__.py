@@ -23,40 +23,40 @@ from vitreous.reports.pages import report
 
 Check = Callable[[Bench, Tally], None]
 
-WHOLE: dict[str, Check] = {
-    "kills": kills.random_kills,
-    "storm": kills.storm,
-    "crash points": crashes.crash_points,
-    "SIGTERM": stops.sigterms,
-    "SIGINT": stops.interrupts,
-    "SIGTERM to the group": stops.group_signals,
-    "SIGINT to the group": partial(stops.group_signals, number=signal.SIGINT),
-    "worker deaths": stops.worker_deaths,
-    "boundaries": stops.boundaries,
-    "damage": damage.damages,
-    "none valid": damage.none_valid,
-    "full disk": disk.full_disks,
-    "removed folder": disk.removed,
-    "clock": folders.clocks,
-    "two at once": folders.two_at_once,
-    "retention": folders.retention,
-    "stale": folders.stale,
-    "edits": folders.edits,
-    "soak": soak.soak,
+ALL_CHECKS: dict[str, Check] = {
+    "kills": kills.check_random_kills,
+    "storm": kills.check_startup_kills,
+    "crash points": crashes.check_crash_points,
+    "SIGTERM": stops.check_sigterms,
+    "SIGINT": stops.check_interrupts,
+    "SIGTERM to the group": stops.check_group_signals,
+    "SIGINT to the group": partial(stops.check_group_signals, number=signal.SIGINT),
+    "worker deaths": stops.check_worker_deaths,
+    "boundaries": stops.check_resume_boundaries,
+    "damage": damage.check_damaged_checkpoints,
+    "none valid": damage.check_no_valid_checkpoint,
+    "full disk": disk.check_full_disks,
+    "removed folder": disk.check_removed_folder,
+    "clock": folders.check_clocks,
+    "two at once": folders.check_concurrent_runs,
+    "retention": folders.check_retention,
+    "stale": folders.check_stale_checkpoints,
+    "edits": folders.check_edited_options,
+    "soak": soak.check_memory_growth,
 }
 #: a share of each, for every run of the tests
-QUICK: dict[str, Check] = {
-    "kills": partial(kills.random_kills, kills=2),
-    "storm": partial(kills.storm, kills=5),
-    "crash points": partial(crashes.crash_points, every=40),
-    "SIGTERM": partial(stops.sigterms, count=2),
-    "SIGINT": partial(stops.interrupts, count=1),
-    "SIGTERM to the group": partial(stops.group_signals, count=1, pairs=0),
-    "SIGINT to the group": partial(stops.group_signals, number=signal.SIGINT, count=1, pairs=0),
-    "worker deaths": partial(stops.worker_deaths, count=1),
-    "damage": partial(damage.damages, flips=3, resumes=1, plans=[damage.FROZEN]),
-    "none valid": partial(damage.none_valid, count=1),
-    "full disk": partial(disk.full_disks, share=5),
+QUICK_CHECKS: dict[str, Check] = {
+    "kills": partial(kills.check_random_kills, kills=2),
+    "storm": partial(kills.check_startup_kills, kills=5),
+    "crash points": partial(crashes.check_crash_points, every=40),
+    "SIGTERM": partial(stops.check_sigterms, count=2),
+    "SIGINT": partial(stops.check_interrupts, count=1),
+    "SIGTERM to the group": partial(stops.check_group_signals, count=1, pairs=0),
+    "SIGINT to the group": partial(stops.check_group_signals, number=signal.SIGINT, count=1, pairs=0),
+    "worker deaths": partial(stops.check_worker_deaths, count=1),
+    "damage": partial(damage.check_damaged_checkpoints, flips=3, resumes=1, plans=[damage.FROZEN_PLAN]),
+    "none valid": partial(damage.check_no_valid_checkpoint, count=1),
+    "full disk": partial(disk.check_full_disks, share=5),
 }
 
 
@@ -74,7 +74,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="the share that the tests run")
     parser.add_argument("--seed", type=int, default=0)
     said = parser.parse_args()
-    checks, serves = (QUICK if said.quick else WHOLE), said.names == ["-"]
+    checks, serves = (QUICK_CHECKS if said.quick else ALL_CHECKS), said.names == ["-"]
     begun, missed = time.monotonic(), False
     # drawing takes as long as a run here and changes no file: the whole rig draws, this writes the page without
     if said.quick:

@@ -11,19 +11,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.reliability.rig import ADAMW, Bench, Plan
+from tests.reliability.rig import ADAMW_PLAN, Bench, RunPlan
 from tests.reliability.tally import Tally, expect
 from vitreous.training import saving
 from vitreous.training.checkpoint import CheckpointStore, find_damage
 from vitreous.weights import bundle
 
 #: nine steps, three saves, of which the last removes the first checkpoint
-SHORT = Plan("nine steps", {**ADAMW.options, "epochs": 45 / 48})
-WATCHED = {"os.mkdir", "open", "os.rename", "os.remove", "os.rmdir", "os.truncate"}
-WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+SHORT_PLAN = RunPlan("nine steps", {**ADAMW_PLAN.options, "epochs": 45 / 48})
+WATCHED_EVENTS = {"os.mkdir", "open", "os.rename", "os.remove", "os.rmdir", "os.truncate"}
+WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
-class Recorder:
+class FileChangeRecorder:
     """Counts the changes below `out` in this process, and kills it at number `at`; `listing` gets a line for each."""
 
     def __init__(self, out: Path, listing: Path, at: int = 0) -> None:
@@ -41,12 +41,12 @@ class Recorder:
 
     def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         """An audit hook. Removals by `shutil.rmtree` name no folder; all of them count."""
-        if event not in WATCHED:
+        if event not in WATCHED_EVENTS:
             return
         inside = self.out in str(arguments[0]) or (
             event in ("os.remove", "os.rmdir") and arguments[1] not in (-1, None)
         )
-        reads = event == "open" and not (arguments[2] or 0) & WRITES
+        reads = event == "open" and not (arguments[2] or 0) & WRITE_FLAGS
         if inside and not reads:
             self.tick(event + (" to step" if event == "os.rename" and "/step-" in str(arguments[1]) else ""))
 
@@ -60,7 +60,11 @@ class Recorder:
 
         def opens(file: Any, mode: str = "r", *rest: Any, **named: Any) -> Any:
             found = opened(file, mode, *rest, **named)
-            return Torn(found, self) if self.out in str(file) and set(mode) & set("wa+") and "b" not in mode else found
+            return (
+                TornTextFile(found, self)
+                if self.out in str(file) and set(mode) & set("wa+") and "b" not in mode
+                else found
+            )
 
         def keeps(keeper: Any, *arguments: Any) -> None:
             self.saving = True
@@ -84,10 +88,10 @@ class Recorder:
         return save_file
 
 
-class Torn:
+class TornTextFile:
     """A text file whose every write may be cut off at half."""
 
-    def __init__(self, file: Any, recorder: Recorder) -> None:
+    def __init__(self, file: Any, recorder: FileChangeRecorder) -> None:
         self.file, self.recorder = file, recorder
 
     def write(self, text: str) -> int:
@@ -98,41 +102,41 @@ class Torn:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.file, name)
 
-    def __enter__(self) -> Torn:
+    def __enter__(self) -> TornTextFile:
         return self
 
     def __exit__(self, *what: object) -> None:
         self.file.close()
 
 
-def recorder(out: Path, listing: Path, at: int = 0) -> Callable[[], object]:
+def install_recorder(out: Path, listing: Path, at: int = 0) -> Callable[[], object]:
     """What a child does to be watched, and to die at point `at`."""
-    return lambda: Recorder(out, listing, at).install()
+    return lambda: FileChangeRecorder(out, listing, at).install()
 
 
-def points_of(bench: Bench) -> list[str]:
+def list_crash_points(bench: Bench) -> list[str]:
     """Every point of an undisturbed run, in order."""
     out, listing = bench.out(), bench.home / "points"
-    bench.finish(SHORT, out, recorder(out, listing))
-    bench.same(SHORT, out)
+    bench.finish(SHORT_PLAN, out, install_recorder(out, listing))
+    bench.same(SHORT_PLAN, out)
     return listing.read_text().splitlines()
 
 
-def crash_points(bench: Bench, tally: Tally, every: int = 1) -> None:
+def check_crash_points(bench: Bench, tally: Tally, every: int = 1) -> None:
     """Kill a run at every point (or every `every`-th), continue it, and compare; a checkpoint is never lost once there
     was one."""
-    points = points_of(bench)
+    points = list_crash_points(bench)
     inside = sum(point.startswith("save") for point in points)
     expect(inside >= 30, f"only {inside} points inside a save: the watch sees too little to be a test")
     published = next(number for number, point in enumerate(points) if point == "save os.rename to step")
     for at in range(1, len(points) + 1, every):
         out = bench.out()
         with tally.trial(f"point {at} of {len(points)}, {points[at - 1]}"):
-            child = bench.start(SHORT, out, recorder(out, bench.home / "seen", at))
+            child = bench.start(SHORT_PLAN, out, install_recorder(out, bench.home / "seen", at))
             code = child.wait()
             expect(code == -signal.SIGKILL, f"exit {code}: {child.text}")
             valid = [place for place in CheckpointStore(out / "checkpoints").list_paths() if find_damage(place) is None]
             expect(valid or at <= published + 1, "the checkpoint that there was is gone")
-            bench.finish(SHORT, out)
-            bench.same(SHORT, out)
+            bench.finish(SHORT_PLAN, out)
+            bench.same(SHORT_PLAN, out)
     tally.facts |= {"points of the run": len(points), "of them inside a save": inside}

@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tests.reliability.rig import ADAMW, MUON, Bench, Plan
-from tests.reliability.stops import at_step, raising, stopped
+from tests.reliability.rig import ADAMW_PLAN, MUON_PLAN, Bench, RunPlan
+from tests.reliability.stops import expect_stopped, run_after_step, send_signal
 from tests.reliability.tally import Tally, expect
 from vitreous.training.checkpoint import MANIFEST_NAME, CheckpointStore
 
-FROZEN = replace(ADAMW, name="last block", options={**ADAMW.options, "last_blocks": 1})
-Harm = Callable[[Path], object]  # of a checkpoint's folder
+FROZEN_PLAN = replace(ADAMW_PLAN, name="last block", options={**ADAMW_PLAN.options, "last_blocks": 1})
+DamageFunction = Callable[[Path], object]  # of a checkpoint's folder
 
 
-def truncated(name: str, size: Callable[[int], int]) -> Harm:
+def truncate_file(name: str, size: Callable[[int], int]) -> DamageFunction:
     """A file cut to `size` of its bytes."""
     return lambda place: os.truncate(place / name, size((place / name).stat().st_size))
 
 
-def flipped(name: str, share: float, bit: int) -> Harm:
+def flip_bit(name: str, share: float, bit: int) -> DamageFunction:
     """One bit of a file, at a share of its length."""
 
     def harm(place: Path) -> None:
@@ -34,7 +34,7 @@ def flipped(name: str, share: float, bit: int) -> Harm:
     return harm
 
 
-def swapped(name: str, other: str) -> Harm:
+def swap_files(name: str, other: str) -> DamageFunction:
     """Two files that have changed names."""
 
     def harm(place: Path) -> None:
@@ -45,7 +45,7 @@ def swapped(name: str, other: str) -> Harm:
     return harm
 
 
-def harms(place: Path, before: Path, chance: random.Random, flips: int) -> Iterator[tuple[str, Harm]]:
+def list_damages(place: Path, before: Path, chance: random.Random, flips: int) -> Iterator[tuple[str, DamageFunction]]:
     """Every kind of damage to every file of a checkpoint; `before` is the older one, whose files have the same
     sizes."""
     names = sorted(path.name for path in place.iterdir())
@@ -59,29 +59,33 @@ def harms(place: Path, before: Path, chance: random.Random, flips: int) -> Itera
     }
     for number, name in enumerate(names):
         for what, size in cuts.items():
-            yield f"{name} truncated {what}", truncated(name, size)
+            yield f"{name} truncated {what}", truncate_file(name, size)
         for share in [chance.random() for _ in range(flips)]:
             bit = chance.randrange(8)
-            yield f"{name}, bit {bit} at {share:.6f}", flipped(name, share, bit)
+            yield f"{name}, bit {bit} at {share:.6f}", flip_bit(name, share, bit)
         yield f"{name} deleted", lambda there, name=name: (there / name).unlink()
         yield f"{name} empty", lambda there, name=name: (there / name).write_bytes(b"")
         if (before / name).read_bytes() != (place / name).read_bytes():  # what is frozen is the same in all
             yield f"{name} of the older", lambda there, name=name: shutil.copy(before / name, there / name)
         for other in names[number + 1 :]:
-            yield f"{name} and {other} swapped", swapped(name, other)
+            yield f"{name} and {other} swapped", swap_files(name, other)
     for text in ("{}", "[]", "null", "junk", '{"model.safetensors": {}}'):
         yield f"manifest {text}", lambda there, text=text: (there / MANIFEST_NAME).write_text(text)
 
 
-def half_way(bench: Bench, plan: Plan) -> Path:
+def half_way(bench: Bench, plan: RunPlan) -> Path:
     """A run stopped half way, with two checkpoints."""
     out, sent = bench.out(), bench.home / "sent"
-    stopped(bench.start(plan, out, at_step(20, lambda: raising(sent))), out, sent)
+    expect_stopped(bench.start(plan, out, run_after_step(20, lambda: send_signal(sent))), out, sent)
     return out
 
 
-def damages(
-    bench: Bench, tally: Tally, flips: int = 30, resumes: int = 18, plans: Sequence[Plan] = (ADAMW, MUON, FROZEN)
+def check_damaged_checkpoints(
+    bench: Bench,
+    tally: Tally,
+    flips: int = 30,
+    resumes: int = 18,
+    plans: Sequence[RunPlan] = (ADAMW_PLAN, MUON_PLAN, FROZEN_PLAN),
 ) -> None:
     """Every damage to the newest checkpoint is found, with one warning, and the one before is used; `resumes` of them
     go on to the end."""
@@ -90,7 +94,7 @@ def damages(
         out = half_way(bench, plan)
         newest, older = list(CheckpointStore(out / "checkpoints").list_paths())
         store, keep = CheckpointStore(out / "checkpoints"), bench.home / "whole"
-        found = list(harms(newest, older, chance, flips))
+        found = list(list_damages(newest, older, chance, flips))
         cases += [(plan, out, what, harm) for what, harm in found]
         for what, harm in found:
             shutil.copytree(newest, keep)
@@ -117,10 +121,10 @@ def damages(
     tally.facts["resumed with the same outcome"] = f"{equal} of {resumes}"
 
 
-def none_valid(bench: Bench, tally: Tally, count: int = 5) -> None:
+def check_no_valid_checkpoint(bench: Bench, tally: Tally, count: int = 5) -> None:
     """With both checkpoints damaged a run says so, exits 4, and does not start afresh."""
     chance = random.Random(bench.seed + 4)
-    plan, out = ADAMW, half_way(bench, ADAMW)
+    plan, out = ADAMW_PLAN, half_way(bench, ADAMW_PLAN)
     for number in range(count):
         copied = bench.out()
         shutil.copytree(out, copied)
@@ -128,7 +132,7 @@ def none_valid(bench: Bench, tally: Tally, count: int = 5) -> None:
             places = list(CheckpointStore(copied / "checkpoints").list_paths())
             for place in places:
                 name = chance.choice(sorted(path.name for path in place.iterdir()))
-                flipped(name, chance.random(), chance.randrange(8))(place)
+                flip_bit(name, chance.random(), chance.randrange(8))(place)
             before = (copied / "metrics.jsonl").read_bytes()
             child = bench.start(plan, copied)
             expect((code := child.wait()) == 4, f"exit {code}: {child.text}")

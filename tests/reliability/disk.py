@@ -11,14 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
-from tests.reliability.rig import ADAMW, Bench, Miss, newest_step, outcome
-from tests.reliability.stops import at_step, before
+from tests.reliability.rig import ADAMW_PLAN, Bench, CheckFailure, newest_step, read_outcome
+from tests.reliability.stops import run_after_step, run_before_call
 from tests.reliability.tally import Tally, expect
 from vitreous.training import saving
 from vitreous.training.checkpoint import CheckpointStore, find_damage
 from vitreous.training.folder import RunFolder
 
-Fault = Callable[[], Callable[[], object]]  # breaks something in this process, and returns what mends it
+DiskFault = Callable[[], Callable[[], object]]  # breaks something in this process, and returns what mends it
 
 
 def small_files() -> Callable[[], object]:
@@ -35,7 +35,7 @@ def little_space() -> Callable[[], object]:
     return lambda: setattr(shutil, "disk_usage", real)
 
 
-def failing(number: int) -> Fault:
+def fail_sync(number: int) -> DiskFault:
     """The disk answers a sync with an error."""
 
     def fault() -> Callable[[], object]:
@@ -50,16 +50,18 @@ def failing(number: int) -> Fault:
     return fault
 
 
-FAULTS: dict[str, Fault] = {
+DISK_FAULTS: dict[str, DiskFault] = {
     "file size limit": small_files,
     "too little space": little_space,
-    "ENOSPC": failing(errno.ENOSPC),
-    "EDQUOT": failing(errno.EDQUOT),
-    "EIO": failing(errno.EIO),
+    "ENOSPC": fail_sync(errno.ENOSPC),
+    "EDQUOT": fail_sync(errno.EDQUOT),
+    "EIO": fail_sync(errno.EIO),
 }
 
 
-def during(fault: Fault, first: int, last: int, sees: Callable[[], object] = lambda: None) -> Callable[[], object]:
+def inject_fault(
+    fault: DiskFault, first: int, last: int, sees: Callable[[], object] = lambda: None
+) -> Callable[[], object]:
     """What a child does so that its saves `first` to `last` meet a fault; `sees` looks on while it lasts."""
 
     def prepare() -> None:
@@ -79,13 +81,13 @@ def during(fault: Fault, first: int, last: int, sees: Callable[[], object] = lam
     return prepare
 
 
-def full_disks(bench: Bench, tally: Tally, share: int = 1) -> None:
+def check_full_disks(bench: Bench, tally: Tally, share: int = 1) -> None:
     """A save that fails is told and the run goes on to the same outcome; after three in a row exit 6, resumable from
     the last good one."""
-    for name, fault in list(FAULTS.items())[::share]:
+    for name, fault in list(DISK_FAULTS.items())[::share]:
         out = bench.out()
         with tally.trial(f"{name} at two saves"):
-            said = " ".join(bench.finish(ADAMW, out, during(fault, 3, 4)).split())
+            said = " ".join(bench.finish(ADAMW_PLAN, out, inject_fault(fault, 3, 4)).split())
             for number in (1, 2):
                 expect(f"training continues ({number} of 3 failures)" in said, said)
             expect(
@@ -93,10 +95,10 @@ def full_disks(bench: Bench, tally: Tally, share: int = 1) -> None:
                 and str(out) in said.replace(" ", "").replace("run", "run "),
                 said,
             )
-            bench.same(ADAMW, out)
+            bench.same(ADAMW_PLAN, out)
         out = bench.out()
         with tally.trial(f"{name} from the third save on"):
-            child = bench.start(ADAMW, out, during(fault, 3, 99))
+            child = bench.start(ADAMW_PLAN, out, inject_fault(fault, 3, 99))
             expect((code := child.wait()) == 6, f"exit {code}: {child.text}")
             said = " ".join(child.text.split())
             expect("checkpoint of step 15 not saved in" in said and "Traceback" not in said, said)
@@ -106,40 +108,40 @@ def full_disks(bench: Bench, tally: Tally, share: int = 1) -> None:
                 f"newest {newest_step(out)}",
             )
             expect(not list((out / "checkpoints").glob(".tmp-*")), "strays")
-            bench.finish(ADAMW, out)
-            bench.same(ADAMW, out)
+            bench.finish(ADAMW_PLAN, out)
+            bench.same(ADAMW_PLAN, out)
     with tally.trial("SIGTERM when nothing can be saved"):
         out = bench.out()
-        stop = at_step(13, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        child = bench.start(ADAMW, out, lambda: (during(small_files, 5, 9)(), stop()))
+        stop = run_after_step(13, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        child = bench.start(ADAMW_PLAN, out, lambda: (inject_fault(small_files, 5, 9)(), stop()))
         expect((code := child.wait()) == 143, f"exit {code}: {child.text}")
         expect("stopped at step 13 of 39, not saved" in child.text and newest_step(out) == 12, child.text)
-        bench.finish(ADAMW, out)
-        bench.same(ADAMW, out)
+        bench.finish(ADAMW_PLAN, out)
+        bench.same(ADAMW_PLAN, out)
     with tally.trial("metrics that cannot be written"):
         out = bench.out()
-        said = bench.finish(ADAMW, out, before(RunFolder, "append", 5, refuse))
+        said = bench.finish(ADAMW_PLAN, out, run_before_call(RunFolder, "append", 5, raise_disk_full))
         expect("not written" in said and "training continues" in said, said)
-        expected, found = dict(bench.reference(ADAMW)[0]), outcome(out)
+        expected, found = dict(bench.reference(ADAMW_PLAN)[0]), read_outcome(out)
         expected["metrics"] = [line for number, line in enumerate(expected["metrics"], 1) if number != 5]
         expect(expected == found, "more differs than the line that could not be written")
 
 
-def refuse() -> None:
+def raise_disk_full() -> None:
     """What a full disk says."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def removed(bench: Bench, tally: Tally) -> None:
+def check_removed_folder(bench: Bench, tally: Tally) -> None:
     """A run folder that is removed under a run: exit 6 with its name, and no hang; early, late, and at the end."""
     for step in (2, 20, 38):
         out: Path = bench.out()
         with tally.trial(f"removed at step {step}"):
-            child = bench.start(ADAMW, out, at_step(step, lambda out=out: shutil.rmtree(out)))
+            child = bench.start(ADAMW_PLAN, out, run_after_step(step, lambda out=out: shutil.rmtree(out)))
             code, said = child.wait(60), child.text
             expect(code == 6 and "Traceback" not in said, f"exit {code}: {said}")
             if out.name.split()[-1] not in said:
-                raise Miss(f"no path: {said}")
+                raise CheckFailure(f"no path: {said}")
             expect(
                 not out.exists() or not list(out.rglob("*")), f"what was removed was made again: {list(out.rglob('*'))}"
             )

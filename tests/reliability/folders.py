@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from tests.reliability.rig import ADAMW, Bench, Child, newest_step, outcome
-from tests.reliability.stops import at_step, raising, stopped
+from tests.reliability.rig import ADAMW_PLAN, Bench, ChildRun, newest_step, read_outcome
+from tests.reliability.stops import expect_stopped, run_after_step, send_signal
 from tests.reliability.tally import Tally, expect
 from vitreous.system.disk import compute_sha256
 from vitreous.training.checkpoint import MANIFEST_NAME, CheckpointStore, find_damage
 
 
-def refused(child: Child, code: int, *words: str) -> None:
+def expect_error(child: ChildRun, code: int, *words: str) -> None:
     """Raise Miss unless a run ended with this code and said these words."""
     found, said = child.wait(), " ".join(child.text.split())
     expect(found == code and "Traceback" not in said, f"exit {found}, not {code}: {said}")
@@ -27,7 +27,7 @@ def refused(child: Child, code: int, *words: str) -> None:
         expect(word in said, f"`{word}` was not said: {said}")
 
 
-def clocks(bench: Bench, tally: Tally) -> None:
+def check_clocks(bench: Bench, tally: Tally) -> None:
     """A day back, ten years on, standing still, and checkpoints with scrambled times: the newest is the highest
     step."""
     sent, chance = bench.home / "sent", random.Random(bench.seed + 5)
@@ -40,42 +40,42 @@ def clocks(bench: Bench, tally: Tally) -> None:
     for what, clock in lies.items():
         out = bench.out()
         with tally.trial(f"clock {what}"):
-            stopped(bench.start(ADAMW, out, at_step(20, lambda: raising(sent))), out, sent)
+            expect_stopped(bench.start(ADAMW_PLAN, out, run_after_step(20, lambda: send_signal(sent))), out, sent)
             for path in (out / "checkpoints").rglob("*"):
                 os.utime(path, (chance.uniform(0, 4e9), chance.uniform(0, 4e9)))
-            said = bench.finish(ADAMW, out, lambda clock=clock: setattr(time, "time", clock))
+            said = bench.finish(ADAMW_PLAN, out, lambda clock=clock: setattr(time, "time", clock))
             expect("resumed at step 20" in said, said)
-            bench.same(ADAMW, out)
+            bench.same(ADAMW_PLAN, out)
 
 
-def two_at_once(bench: Bench, tally: Tally) -> None:
+def check_concurrent_runs(bench: Bench, tally: Tally) -> None:
     """A second run in one folder is refused within 2 s with the first one's number, changes nothing, and the first one
     ends as it would."""
     sent, out = bench.home / "sent", bench.out()
     sent.unlink(missing_ok=True)
-    first = bench.start(ADAMW, out, at_step(10, lambda: (sent.write_text("here"), time.sleep(8))))
+    first = bench.start(ADAMW_PLAN, out, run_after_step(10, lambda: (sent.write_text("here"), time.sleep(8))))
     while not sent.exists():
         time.sleep(0.01)
     before = (out / "config.yaml").read_bytes()
     for more in ([], ["--override", "--lr", "0.5"]):
         began = time.monotonic()
         with tally.trial(f"resumed beside itself {' '.join(more)}"):
-            second = bench.start(ADAMW, out, None, *more)
-            refused(second, 2, f"in use by process {first.pid}")
+            second = bench.start(ADAMW_PLAN, out, None, *more)
+            expect_error(second, 2, f"in use by process {first.pid}")
             expect(time.monotonic() - began < 2, f"took {time.monotonic() - began:.1f} s")
             expect((out / "config.yaml").read_bytes() == before, "the config of the first was changed")
     with tally.trial("the first"):
         expect(first.wait() == 0, first.text)
-        bench.same(ADAMW, out)
+        bench.same(ADAMW_PLAN, out)
 
 
-def retention(bench: Bench, tally: Tally) -> None:
+def check_retention(bench: Bench, tally: Tally) -> None:
     """--keep 1, 2 and 5 leave the newest 2, 2 and 5, also after a kill; all of them valid."""
     for keep, left in ((1, 2), (2, 2), (5, 5)):
-        plan = replace(ADAMW, name=f"keep {keep}", options={**ADAMW.options, "keep": keep})
+        plan = replace(ADAMW_PLAN, name=f"keep {keep}", options={**ADAMW_PLAN.options, "keep": keep})
         with tally.trial(plan.name):
             out = bench.out()
-            child = bench.start(plan, out, at_step(25, lambda: os.kill(os.getpid(), signal.SIGKILL)))
+            child = bench.start(plan, out, run_after_step(25, lambda: os.kill(os.getpid(), signal.SIGKILL)))
             expect(child.wait() == -signal.SIGKILL, child.text)
             bench.finish(plan, out)
             places = list(CheckpointStore(out / "checkpoints").list_paths())
@@ -84,20 +84,20 @@ def retention(bench: Bench, tally: Tally) -> None:
             expect(all(find_damage(place) is None for place in places), "not all are valid")
 
 
-def stale(bench: Bench, tally: Tally) -> None:
+def check_stale_checkpoints(bench: Bench, tally: Tally) -> None:
     """Half a checkpoint, one of a later version, and data that have changed: passed over or refused, each with its
     reason."""
     sent, made = bench.home / "sent", bench.out()
-    stopped(bench.start(ADAMW, made, at_step(20, lambda: raising(sent))), made, sent)
+    expect_stopped(bench.start(ADAMW_PLAN, made, run_after_step(20, lambda: send_signal(sent))), made, sent)
     with tally.trial("half a checkpoint with a higher number"):
         out = bench.out()
         shutil.copytree(made, out)
         (out / "checkpoints" / "step-00000099").mkdir()
         shutil.copy(out / "checkpoints" / "step-00000020" / "model.safetensors", out / "checkpoints" / "step-00000099")
-        said = bench.finish(ADAMW, out)
+        said = bench.finish(ADAMW_PLAN, out)
         expect("step-00000099 is not used" in said and "resumed at step 20" in said, said)
-        found = outcome_below(out)
-        expect(found == bench.reference(ADAMW)[0]["bundle"], "another outcome")
+        found = read_bundle_weights(out)
+        expect(found == bench.reference(ADAMW_PLAN)[0]["bundle"], "another outcome")
     with tally.trial("a later format"):
         out = bench.out()
         shutil.copytree(made, out)
@@ -110,43 +110,45 @@ def stale(bench: Bench, tally: Tally) -> None:
                 "sha256": compute_sha256(place / "state.json"),
             }
             (place / MANIFEST_NAME).write_text(json.dumps(manifest))
-        refused(bench.start(ADAMW, out), 4, "format 99")
-    photos, kept = bench.photos(ADAMW.side), bench.home / "kept"
+        expect_error(bench.start(ADAMW_PLAN, out), 4, "format 99")
+    photos, kept = bench.photos(ADAMW_PLAN.side), bench.home / "kept"
     shutil.copytree(photos, kept)
     try:
         for split in photos.iterdir():
             (split / "ant").rename(split / "axe")
         with tally.trial("another class list"):
-            refused(bench.start(ADAMW, made), 3, "has changed since the run began")
+            expect_error(bench.start(ADAMW_PLAN, made), 3, "has changed since the run began")
         for split in photos.iterdir():
             (split / "axe").rename(split / "ant")
         next((photos / "train" / "ant").iterdir()).unlink()
         with tally.trial("a picture less"):
-            refused(bench.start(ADAMW, made), 3, "has changed since the run began", "--allow-data-change")
+            expect_error(bench.start(ADAMW_PLAN, made), 3, "has changed since the run began", "--allow-data-change")
             expect(newest_step(made) == 20, "it went on")
         with tally.trial("a picture less, allowed"):
             out = bench.out()
             shutil.copytree(made, out)
-            child = bench.start(ADAMW, out, None, "--allow-data-change")
-            refused(child, 0, "continuing with the current files")
+            child = bench.start(ADAMW_PLAN, out, None, "--allow-data-change")
+            expect_error(child, 0, "continuing with the current files")
     finally:
         shutil.rmtree(photos)
         kept.rename(photos)
 
 
-def outcome_below(out) -> bytes:
+def read_bundle_weights(out) -> bytes:
     """The bundle's weights."""
     return (out / "model" / "weights.safetensors").read_bytes()
 
 
-def edits(bench: Bench, tally: Tally) -> None:
+def check_edited_options(bench: Bench, tally: Tally) -> None:
     """Other options on resuming: refused, with a list; with --override the schedule goes on at the values computed here
     by hand."""
     sent, made = bench.home / "sent", bench.out()
-    stopped(bench.start(ADAMW, made, at_step(4, lambda: raising(sent))), made, sent)
+    expect_stopped(bench.start(ADAMW_PLAN, made, run_after_step(4, lambda: send_signal(sent))), made, sent)
     with tally.trial("refused, all of them listed"):
         more = ["--lr", "0.5", "--epochs", "6", "--batch-size", "4", "--mixup", "0.7"]
-        refused(bench.start(ADAMW, made, None, *more), 2, "optimizer.lr", "epochs", "batch_size", "mixup", "--override")
+        expect_error(
+            bench.start(ADAMW_PLAN, made, None, *more), 2, "optimizer.lr", "epochs", "batch_size", "mixup", "--override"
+        )
         expect(newest_step(made) == 4, "it went on")
     for what, more, lr, warmup, decay in (
         ("rate", ["--lr", "0.001"], 0.001, 6, "cosine"),
@@ -156,14 +158,14 @@ def edits(bench: Bench, tally: Tally) -> None:
         out = bench.out()
         shutil.copytree(made, out)
         with tally.trial(f"another {what}, with --override"):
-            refused(bench.start(ADAMW, out, None, "--override", *more), 0, "continuing with changed settings")
+            expect_error(bench.start(ADAMW_PLAN, out, None, "--override", *more), 0, "continuing with changed settings")
             lines = [
                 json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines() if "train/loss" in line
             ]
             rates = [line["lr"] for line in lines]
             before, after = (
                 [0.003 * step / 6 for step in range(4)],
-                [rate(step, lr, warmup, decay) for step in range(4, 39)],
+                [expected_learning_rate(step, lr, warmup, decay) for step in range(4, 39)],
             )
             expect(
                 len(rates) == 39
@@ -171,10 +173,13 @@ def edits(bench: Bench, tally: Tally) -> None:
                 f"{rates}",
             )
             expect(math.isclose(rates[warmup], lr, rel_tol=1e-9), f"{rates[warmup]} after the warm-up")
-            expect(0 < rates[-1] < 0.04 * lr and outcome(out)["numbers"]["step"] == 39, f"{rates[-1]} at the last step")
+            expect(
+                0 < rates[-1] < 0.04 * lr and read_outcome(out)["numbers"]["step"] == 39,
+                f"{rates[-1]} at the last step",
+            )
 
 
-def rate(step: int, lr: float, warmup: int, decay: str) -> float:
+def expected_learning_rate(step: int, lr: float, warmup: int, decay: str) -> float:
     """The learning rate of a step of 39, from 0."""
     if step < warmup:
         return lr * step / warmup

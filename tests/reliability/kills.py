@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import random
 
-from tests.reliability.rig import ADAMW, PLANS, Bench, newest_step
+from tests.reliability.rig import ADAMW_PLAN, RUN_PLANS, Bench, newest_step
 from tests.reliability.tally import Tally, expect
 
 PER_RUN = 25  # kills, so that a run can end
 
 
-def random_kills(bench: Bench, tally: Tally, kills: int = 100) -> None:
+def check_random_kills(bench: Bench, tally: Tally, kills: int = 100) -> None:
     """Kills at U(0.01 s, half the run's time) after each start, until there were `kills`; every run ends as if it had
     had none."""
     chance = random.Random(bench.seed)
     runs = early = saving = 0
     while tally.tried < kills:
-        plan, out = PLANS[runs % len(PLANS)], bench.out()
+        plan, out = RUN_PLANS[runs % len(RUN_PLANS)], bench.out()
         most = min(PER_RUN, -(-kills // 4), kills - tally.tried)
         seconds, killed, reached = bench.reference(plan)[1], 0, 0
         with tally.trial(f"seed {bench.seed}, run {runs}, {plan.name}", 0):
@@ -36,11 +36,11 @@ def random_kills(bench: Bench, tally: Tally, kills: int = 100) -> None:
     tally.facts |= {"runs": runs, "before the first checkpoint": early, "inside a save": saving}
 
 
-def storm(bench: Bench, tally: Tally, kills: int = 20) -> None:
+def check_startup_kills(bench: Bench, tally: Tally, kills: int = 20) -> None:
     """Kills within 50 ms of every start, then one run to the end: the same outcome, and no more files."""
     chance, out = random.Random(bench.seed + 1), bench.out()
     with tally.trial(f"seed {bench.seed}", kills):
-        killed = sum(bench.start(ADAMW, out).kill_after(chance.uniform(0, 0.05)) for _ in range(kills))
+        killed = sum(bench.start(ADAMW_PLAN, out).kill_after(chance.uniform(0, 0.05)) for _ in range(kills))
         expect(killed == kills, f"{killed} of {kills} were killed")
-        bench.finish(ADAMW, out)
-        bench.same(ADAMW, out)
+        bench.finish(ADAMW_PLAN, out)
+        bench.same(ADAMW_PLAN, out)

@@ -33,8 +33,8 @@ from vitreous.training.checkpoint import CheckpointStore
 from vitreous.training.run import Run
 
 CLASSES = ("ant", "bee", "cat", "dog")
-TIMES = {"seconds", "images_per_second", "flops_utilisation", "data_wait"}  # of metrics.jsonl and state.json
-TINY = {
+TIMING_KEYS = {"seconds", "images_per_second", "flops_utilisation", "data_wait"}  # of metrics.jsonl and state.json
+TINY_OPTIONS = {
     "model": "ViT-32x2/8",
     "image_size": 16,
     "epochs": 4,
@@ -55,12 +55,12 @@ TINY = {
 }
 
 
-class Miss(AssertionError):
+class CheckFailure(AssertionError):
     """A promise that was not kept, with what is needed to see it again."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """A run: pictures of `side` pixels (above 16 they are read anew every epoch, by the workers if there are any), and
     options."""
 
@@ -81,14 +81,14 @@ class Plan:
         ]
 
 
-ADAMW = Plan("adamw", {**TINY, "optimizer": "adamw"})
-WORKERS = replace(ADAMW, name="adamw, 2 workers", workers=2)
-MUON = Plan("muon", {**TINY, "optimizer": "muon", "batch_size": 3, "accumulate": 2}, side=16)
-PLANS = (ADAMW, MUON, WORKERS)
+ADAMW_PLAN = RunPlan("adamw", {**TINY_OPTIONS, "optimizer": "adamw"})
+WORKERS_PLAN = replace(ADAMW_PLAN, name="adamw, 2 workers", workers=2)
+MUON_PLAN = RunPlan("muon", {**TINY_OPTIONS, "optimizer": "muon", "batch_size": 3, "accumulate": 2}, side=16)
+RUN_PLANS = (ADAMW_PLAN, MUON_PLAN, WORKERS_PLAN)
 
 
 @dataclass
-class Child:
+class ChildRun:
     """A run in progress in a process of its own."""
 
     pid: int
@@ -105,7 +105,7 @@ class Child:
             if time.monotonic() > deadline:
                 os.kill(self.pid, signal.SIGKILL)
                 os.waitpid(self.pid, 0)
-                raise Miss(f"hung for {limit:g} s: {self.text}")
+                raise CheckFailure(f"hung for {limit:g} s: {self.text}")
             time.sleep(0.002)
 
     def kill_after(self, seconds: float) -> bool:
@@ -121,7 +121,7 @@ class Child:
     def ended(self, code: int) -> bool:
         """Whether a kill ended it; Miss for any end but that and success."""
         if code not in (0, -signal.SIGKILL):
-            raise Miss(f"exit {code}: {self.text}")
+            raise CheckFailure(f"exit {code}: {self.text}")
         return code != 0
 
     @property
@@ -130,14 +130,14 @@ class Child:
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.said.read_text("utf-8", errors="replace"))
 
 
-def start(words: list[str], said: Path, prepare: Callable[[], object] | None = None) -> Child:
+def fork_run(words: list[str], said: Path, prepare: Callable[[], object] | None = None) -> ChildRun:
     """`vitreous WORDS` in a forked child, after `prepare` has changed there what it wants to change."""
     sys.stdout.flush()
     said.unlink(missing_ok=True)
     said.touch()
     child = os.fork()
     if child:
-        return Child(child, said)
+        return ChildRun(child, said)
     code = 70
     try:
         descriptor = os.open(said, os.O_WRONLY | os.O_APPEND)
@@ -156,11 +156,11 @@ def start(words: list[str], said: Path, prepare: Callable[[], object] | None = N
         traceback.print_exc()
     finally:
         sys.stderr.flush()
-        leave(code)
+        exit_child(code)
     raise AssertionError
 
 
-def leave(code: int) -> None:
+def exit_child(code: int) -> None:
     """End a child as an interpreter does: its own children first."""
     import multiprocessing
 
@@ -188,11 +188,11 @@ class Bench:
         self.count += 1
         return self.home / f"run {self.count}"
 
-    def start(self, plan: Plan, out: Path, prepare: Callable[[], object] | None = None, *more: str) -> Child:
+    def start(self, plan: RunPlan, out: Path, prepare: Callable[[], object] | None = None, *more: str) -> ChildRun:
         """Begin or continue a run."""
-        return start([*plan.words(self.photos(plan.side), out), *more], self.home / f"{out.name}.said", prepare)
+        return fork_run([*plan.words(self.photos(plan.side), out), *more], self.home / f"{out.name}.said", prepare)
 
-    def start_pair(self, plan: Plan, out: Path) -> Child:
+    def start_pair(self, plan: RunPlan, out: Path) -> ChildRun:
         """Begin or continue a run in two processes of `torchrun`, in a process group of their own."""
         said = self.home / f"{out.name}.said"
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -202,26 +202,26 @@ class Bench:
             process = subprocess.Popen(
                 command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
             )
-        return Child(process.pid, said)
+        return ChildRun(process.pid, said)
 
     @cached_property
     def pair_outcome(self) -> dict[str, Any]:
         """The outcome of an undisturbed run of two processes."""
         out = self.out()
         self.finish_pair(out)
-        return outcome(out)
+        return read_outcome(out)
 
     def finish_pair(self, out: Path) -> None:
         """Let a run of two processes come to its end. Raises Miss if it fails."""
-        child = self.start_pair(WORKERS, out)
+        child = self.start_pair(WORKERS_PLAN, out)
         if code := child.wait():
-            raise Miss(f"two processes: exit {code}: {child.text}")
+            raise CheckFailure(f"two processes: exit {code}: {child.text}")
 
-    def finish(self, plan: Plan, out: Path, prepare: Callable[[], object] | None = None) -> str:
+    def finish(self, plan: RunPlan, out: Path, prepare: Callable[[], object] | None = None) -> str:
         """Let a run come to its end; returns what it said. Raises Miss if it fails."""
         child = self.start(plan, out, prepare)
         if code := child.wait():
-            raise Miss(f"{plan.name}: exit {code}: {child.text}")
+            raise CheckFailure(f"{plan.name}: exit {code}: {child.text}")
         return child.text
 
     @cached_property
@@ -246,13 +246,13 @@ class Bench:
 
             command_line.main = main  # type: ignore[assignment]
 
-        self.finish(ADAMW, out, tell)
+        self.finish(ADAMW_PLAN, out, tell)
         for name in listing.read_text().split():
             with suppress(Exception):
                 import_module(name)
         get_type_adapter(Run)
 
-    def reference(self, plan: Plan) -> tuple[dict[str, Any], float]:
+    def reference(self, plan: RunPlan) -> tuple[dict[str, Any], float]:
         """The outcome of a run that nobody disturbs, and its seconds; workers change nothing, and have none of their
         own."""
         name = plan.name.split(",")[0]
@@ -261,34 +261,34 @@ class Bench:
             begun = time.monotonic()
             self.finish(replace(plan, workers=0), out)
             seconds = time.monotonic() - begun
-            found = outcome(out)
+            found = read_outcome(out)
             steps = -(
                 -round(plan.options["epochs"] * 48) // (plan.options["batch_size"] * plan.options.get("accumulate", 1))
             )
             if [line["step"] for line in found["metrics"] if "train/loss" in line] != list(range(1, steps + 1)):
-                raise Miss(f"{plan.name}: the steps of a run are not 1 to {steps}")
+                raise CheckFailure(f"{plan.name}: the steps of a run are not 1 to {steps}")
             self.references[name] = found, seconds
         return self.references[name]
 
-    def same(self, plan: Plan, out: Path) -> None:
+    def same(self, plan: RunPlan, out: Path) -> None:
         """Raise Miss where a completed run differs from one that nobody disturbed, or left strays."""
-        expected, found = self.reference(plan)[0], outcome(out)
+        expected, found = self.reference(plan)[0], read_outcome(out)
         if wrong := [name for name in expected if expected[name] != found.get(name)]:
-            raise Miss(f"{plan.name}, {out}: {', '.join(wrong)} differ")
+            raise CheckFailure(f"{plan.name}, {out}: {', '.join(wrong)} differ")
         if strays := list((out / "checkpoints").glob(".tmp-*")):
-            raise Miss(f"{plan.name}, {out}: {strays} were left")
+            raise CheckFailure(f"{plan.name}, {out}: {strays} were left")
 
 
-def outcome(out: Path) -> dict[str, Any]:
+def read_outcome(out: Path) -> dict[str, Any]:
     """Everything of a completed run that must be equal bit for bit: files as bytes, numbers and metrics without the
     times."""
     newest = max((out / "checkpoints").glob("step-*"))
     found: dict[str, Any] = {path.name: path.read_bytes() for path in newest.glob("*.safetensors")}
     numbers = json.loads((newest / "state.json").read_text())
-    found["numbers"] = {name: value for name, value in numbers.items() if name not in TIMES}
+    found["numbers"] = {name: value for name, value in numbers.items() if name not in TIMING_KEYS}
     found["bundle"] = (out / "model" / "weights.safetensors").read_bytes()
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    found["metrics"] = [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
+    found["metrics"] = [{name: value for name, value in line.items() if name not in TIMING_KEYS} for line in lines]
     summary = json.loads((out / "summary.json").read_text())
     found["summary"] = {name: summary[name] for name in ("steps", "skipped", "train", "val", "test")}
     return found

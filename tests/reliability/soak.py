@@ -9,20 +9,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from tests.reliability.rig import ADAMW, Bench
+from tests.reliability.rig import ADAMW_PLAN, Bench
 from tests.reliability.tally import Tally, expect
 from vitreous.training.session import Session
 
-SLOPE = 1024  # bytes of resident memory a step that a run may grow by
+MAX_BYTES_PER_STEP = 1024  # bytes of resident memory a step that a run may grow by
 
 
-def soak(bench: Bench, tally: Tally, steps: int = 2000) -> None:
+def check_memory_growth(bench: Bench, tally: Tally, steps: int = 2000) -> None:
     """A run of `steps` with a save every ten: from its second quarter on, resident memory is flat, and as many
     descriptors and threads."""
     plan = replace(
-        ADAMW,
+        ADAMW_PLAN,
         name="soak",
-        options={**ADAMW.options, "epochs": steps * 5 / 48, "save_every": 10, "evaluate_every": steps // 4},
+        options={**ADAMW_PLAN.options, "epochs": steps * 5 / 48, "save_every": 10, "evaluate_every": steps // 4},
     )
     listing, out = bench.home / "held", bench.out()
     listing.unlink(missing_ok=True)
@@ -53,6 +53,6 @@ def soak(bench: Bench, tally: Tally, steps: int = 2000) -> None:
             "descriptors": int(rows[-1, 2]),
             "threads": int(rows[-1, 3]),
         }
-        expect(slope < SLOPE, f"resident memory grows by {slope:.0f} bytes a step")
+        expect(slope < MAX_BYTES_PER_STEP, f"resident memory grows by {slope:.0f} bytes a step")
         for column, what in ((2, "descriptors"), (3, "threads"), (4, "Python threads")):
             expect(len(set(rows[:, column])) == 1, f"{what}: {sorted(set(rows[:, column].tolist()))}")

@@ -9,23 +9,34 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.reliability.rig import ADAMW, MUON, PLANS, WORKERS, Bench, Child, Plan, newest_step, outcome, steps_logged
+from tests.reliability.rig import (
+    ADAMW_PLAN,
+    MUON_PLAN,
+    RUN_PLANS,
+    WORKERS_PLAN,
+    Bench,
+    ChildRun,
+    RunPlan,
+    newest_step,
+    read_outcome,
+    steps_logged,
+)
 from tests.reliability.tally import Tally, expect
 from vitreous.jobs import data as data_job
 from vitreous.training import saving
 from vitreous.training.checkpoint import CheckpointStore, find_damage
 from vitreous.training.session import Session
 
-LIMIT = 10.0  # seconds from the signal to the end
+MAX_STOP_SECONDS = 10.0  # seconds from the signal to the end
 
 
-def raising(sent: Path, number: int = signal.SIGTERM) -> None:
+def send_signal(sent: Path, number: int = signal.SIGTERM) -> None:
     """Send this process a signal, and note when."""
     sent.write_text(str(time.monotonic()))
     os.kill(os.getpid(), number)
 
 
-def before(home: object, name: str, nth: int, do: Callable[[], object]) -> Callable[[], object]:
+def run_before_call(home: object, name: str, nth: int, do: Callable[[], object]) -> Callable[[], object]:
     """What a child does so that the `nth` call of `home.name` is preceded by `do`."""
 
     def prepare() -> None:
@@ -43,7 +54,7 @@ def before(home: object, name: str, nth: int, do: Callable[[], object]) -> Calla
     return prepare
 
 
-def at_step(step: int, do: Callable[[], object]) -> Callable[[], object]:
+def run_after_step(step: int, do: Callable[[], object]) -> Callable[[], object]:
     """What a child does so that `do` happens just after a step."""
 
     def prepare() -> None:
@@ -59,14 +70,14 @@ def at_step(step: int, do: Callable[[], object]) -> Callable[[], object]:
     return prepare
 
 
-def stopped(child: Child, out: Path, sent: Path, code: int = 128 + signal.SIGTERM) -> tuple[int, float]:
+def expect_stopped(child: ChildRun, out: Path, sent: Path, code: int = 128 + signal.SIGTERM) -> tuple[int, float]:
     """The step that a stopped run says it saved, and the seconds it took; 0 if there was no step yet. Miss unless all
     is in order."""
     found = child.wait()
     seconds = time.monotonic() - float(sent.read_text())
     text = child.text
     expect(found == code and "Traceback" not in text, f"exit {found}: {text}")
-    expect(seconds <= LIMIT, f"took {seconds:.1f} s")
+    expect(seconds <= MAX_STOP_SECONDS, f"took {seconds:.1f} s")
     if "stopped at step" not in text:
         expect(newest_step(out) == 0 and not list(steps_logged(out)), f"steps were made and nothing was said: {text}")
         return 0, seconds
@@ -76,37 +87,40 @@ def stopped(child: Child, out: Path, sent: Path, code: int = 128 + signal.SIGTER
     return step, seconds
 
 
-def phases(sent: Path, chance: random.Random) -> list[tuple[str, Callable[[], object], int | None]]:
+def list_signal_phases(sent: Path, chance: random.Random) -> list[tuple[str, Callable[[], object], int | None]]:
     """Where a signal comes, what makes it come there, and the step that has to be saved (None: whichever it is)."""
-    signals = lambda: raising(sent)  # noqa: E731
+    signals = lambda: send_signal(sent)  # noqa: E731
     found: list[tuple[str, Callable[[], object], int | None]] = []
-    found += [("the data scan", before(data_job, "screen_images", 1, signals), 0)] * 3
-    found += [("the building of the model", before(Session, "build", 1, signals), 1)] * 2
-    found += [("warm-up", at_step(step, signals), step) for step in (1, 2, 5)]
-    found += [("a step", at_step(step, signals), step) for step in sorted(chance.sample(range(7, 31), 5))]
-    found += [("an evaluation", before(Session, "evaluate_model", nth, signals), 7 * nth) for nth in (1, 2, 3, 4)]
+    found += [("the data scan", run_before_call(data_job, "screen_images", 1, signals), 0)] * 3
+    found += [("the building of the model", run_before_call(Session, "build", 1, signals), 1)] * 2
+    found += [("warm-up", run_after_step(step, signals), step) for step in (1, 2, 5)]
+    found += [("a step", run_after_step(step, signals), step) for step in sorted(chance.sample(range(7, 31), 5))]
     found += [
-        ("a save", before(saving, "write_tensors", call, signals), 3 * (-(-call // 3))) for call in (1, 2, 15, 18)
+        ("an evaluation", run_before_call(Session, "evaluate_model", nth, signals), 7 * nth) for nth in (1, 2, 3, 4)
+    ]
+    found += [
+        ("a save", run_before_call(saving, "write_tensors", call, signals), 3 * (-(-call // 3)))
+        for call in (1, 2, 15, 18)
     ]
     return found
 
 
-def sigterms(bench: Bench, tally: Tally, count: int = 30) -> None:
+def check_sigterms(bench: Bench, tally: Tally, count: int = 30) -> None:
     """SIGTERM in every phase and at random times: exit 143, the interrupted step saved, in time, and the same outcome
     after resuming."""
     chance, sent = random.Random(bench.seed + 2), bench.home / "sent"
-    slowest, known = 0.0, phases(sent, chance)
+    slowest, known = 0.0, list_signal_phases(sent, chance)
     for number in range(min(count, len(known))):
         what, prepare, step = known[number * len(known) // min(count, len(known))]
-        plan, out = (ADAMW, WORKERS)[number % 2], bench.out()
+        plan, out = (ADAMW_PLAN, WORKERS_PLAN)[number % 2], bench.out()
         with tally.trial(f"SIGTERM in {what} (step {step}), {plan.name}"):
-            found, seconds = stopped(bench.start(plan, out, prepare), out, sent)
+            found, seconds = expect_stopped(bench.start(plan, out, prepare), out, sent)
             expect(step in (None, found), f"saved step {found}, not {step}")
             slowest = max(slowest, seconds)
             bench.finish(plan, out)
             bench.same(plan, out)
     while tally.tried < count:
-        plan, out = PLANS[tally.tried % len(PLANS)], bench.out()
+        plan, out = RUN_PLANS[tally.tried % len(RUN_PLANS)], bench.out()
         delay = chance.uniform(0.1, bench.reference(plan)[1])
         child = bench.start(plan, out)
         time.sleep(delay)
@@ -116,30 +130,32 @@ def sigterms(bench: Bench, tally: Tally, count: int = 30) -> None:
         sent.write_text(str(time.monotonic()))
         os.kill(child.pid, signal.SIGTERM)
         with tally.trial(f"seed {bench.seed}, SIGTERM after {delay:.3f} s, {plan.name}"):
-            slowest = max(slowest, stopped(child, out, sent)[1])
+            slowest = max(slowest, expect_stopped(child, out, sent)[1])
             bench.finish(plan, out)
             bench.same(plan, out)
     tally.facts["slowest stop"] = f"{slowest:.1f} s"
 
 
-def interrupts(bench: Bench, tally: Tally, count: int = 3) -> None:
+def check_interrupts(bench: Bench, tally: Tally, count: int = 3) -> None:
     """SIGINT once: as SIGTERM, with 130. Twice, while the run cannot react: over within 2 s, no worker left, and
     resumable."""
     sent = bench.home / "sent"
     for number in range(count):
         out = bench.out()
         with tally.trial("SIGINT once"):
-            child = bench.start(WORKERS, out, at_step(5 + number, lambda: raising(sent, signal.SIGINT)))
-            step, _ = stopped(child, out, sent, 128 + signal.SIGINT)
+            child = bench.start(WORKERS_PLAN, out, run_after_step(5 + number, lambda: send_signal(sent, signal.SIGINT)))
+            step, _ = expect_stopped(child, out, sent, 128 + signal.SIGINT)
             expect(step == 5 + number, f"saved step {step}")
         with tally.trial("SIGINT twice"):
             child = bench.start(
-                WORKERS, out, before(Session, "stop", 3, lambda: (sent.write_text("stuck"), time.sleep(60)))
+                WORKERS_PLAN,
+                out,
+                run_before_call(Session, "stop", 3, lambda: (sent.write_text("stuck"), time.sleep(60))),
             )
             deadline = time.monotonic() + 60
             while sent.read_text() != "stuck" and time.monotonic() < deadline:
                 time.sleep(0.01)
-            workers = children(child.pid)
+            workers = list_children(child.pid)
             expect(len(workers) == 2, f"{len(workers)} workers")
             began = time.monotonic()
             os.kill(child.pid, signal.SIGINT)
@@ -149,27 +165,29 @@ def interrupts(bench: Bench, tally: Tally, count: int = 3) -> None:
             expect(code == 130 and time.monotonic() - began < 2, f"exit {code} after {time.monotonic() - began:.1f} s")
             expect("Traceback" not in child.text, child.text)
             time.sleep(0.2)
-            left = [pid for pid in workers if alive(pid)]
+            left = [pid for pid in workers if is_alive(pid)]
             expect(not left, f"workers {left} live on")
-            bench.finish(WORKERS, out)
-            bench.same(WORKERS, out)
+            bench.finish(WORKERS_PLAN, out)
+            bench.same(WORKERS_PLAN, out)
 
 
-def group_signals(bench: Bench, tally: Tally, number: int = signal.SIGTERM, count: int = 50, pairs: int = 5) -> None:
+def check_group_signals(
+    bench: Bench, tally: Tally, number: int = signal.SIGTERM, count: int = 50, pairs: int = 5
+) -> None:
     """A stop signal to the whole process group, workers included, at random times: the step saved, no worker left, and
     the same outcome after resuming. `pairs` of the trials have two processes, started by `torchrun`."""
     chance, sent, slowest = random.Random(bench.seed + 11 + number), bench.home / "sent", 0.0
     while tally.tried < count:
         paired, out = tally.tried < pairs, bench.out()
-        delay = chance.uniform(0.0, 2.0) if paired else chance.uniform(0.05, bench.reference(WORKERS)[1])
-        child = bench.start_pair(WORKERS, out) if paired else bench.start(WORKERS, out)
+        delay = chance.uniform(0.0, 2.0) if paired else chance.uniform(0.05, bench.reference(WORKERS_PLAN)[1])
+        child = bench.start_pair(WORKERS_PLAN, out) if paired else bench.start(WORKERS_PLAN, out)
         if paired:
             wait_for(out / "metrics.jsonl", child)
         time.sleep(delay)
         if (out / "model").exists():
             child.wait()
             continue  # the run was nearly complete
-        workers = descendants(child.pid)
+        workers = list_descendants(child.pid)
         sent.write_text(str(time.monotonic()))
         os.killpg(child.pid, number)
         with tally.trial(f"seed {bench.seed}, signal {number} to the group after {delay:.3f} s, two: {paired}"):
@@ -177,19 +195,19 @@ def group_signals(bench: Bench, tally: Tally, number: int = signal.SIGTERM, coun
                 child.wait()
                 expect("stopped at step" in child.text and newest_step(out) > 0, child.text)
             else:
-                slowest = max(slowest, stopped(child, out, sent, 128 + number)[1])
+                slowest = max(slowest, expect_stopped(child, out, sent, 128 + number)[1])
             time.sleep(0.2)
-            expect(not (left := [pid for pid in workers if alive(pid)]), f"processes {left} live on")
+            expect(not (left := [pid for pid in workers if is_alive(pid)]), f"processes {left} live on")
             if paired:
                 bench.finish_pair(out)
-                expect(outcome(out) == bench.pair_outcome, "the outcome of two processes differs")
+                expect(read_outcome(out) == bench.pair_outcome, "the outcome of two processes differs")
             else:
-                bench.finish(WORKERS, out)
-                bench.same(WORKERS, out)
+                bench.finish(WORKERS_PLAN, out)
+                bench.same(WORKERS_PLAN, out)
     tally.facts["slowest stop"] = f"{slowest:.1f} s"
 
 
-def worker_deaths(bench: Bench, tally: Tally, count: int = 5) -> None:
+def check_worker_deaths(bench: Bench, tally: Tally, count: int = 5) -> None:
     """A worker killed at random times: exit 6 with one message, the newest checkpoint kept, the same outcome after
     resuming."""
     chance, out = random.Random(bench.seed + 12), bench.out()
@@ -199,10 +217,10 @@ def worker_deaths(bench: Bench, tally: Tally, count: int = 5) -> None:
             step = chance.randrange(5, 15)
 
             def kill_worker() -> None:
-                os.kill(children(os.getpid())[0], signal.SIGKILL)
+                os.kill(list_children(os.getpid())[0], signal.SIGKILL)
                 time.sleep(0.05)
 
-            child = bench.start(WORKERS, out, at_step(step, kill_worker))
+            child = bench.start(WORKERS_PLAN, out, run_after_step(step, kill_worker))
             code, text = child.wait(), child.text
             expect(code == 6 and "Traceback" not in text, f"exit {code}: {text}")
             expect("a data worker stopped" in text and "continue with --resume" in text, text)
@@ -210,11 +228,11 @@ def worker_deaths(bench: Bench, tally: Tally, count: int = 5) -> None:
                 find_damage(CheckpointStore(out / "checkpoints").get_path(newest_step(out))) is None,
                 "the checkpoint is not valid",
             )
-            bench.finish(WORKERS, out)
-            bench.same(WORKERS, out)
+            bench.finish(WORKERS_PLAN, out)
+            bench.same(WORKERS_PLAN, out)
 
 
-def wait_for(file: Path, child: Child, limit: float = 60.0) -> None:
+def wait_for(file: Path, child: ChildRun, limit: float = 60.0) -> None:
     """Wait until a file of a run is there. Raises Miss after `limit` seconds."""
     deadline = time.monotonic() + limit
     while not file.exists():
@@ -222,21 +240,21 @@ def wait_for(file: Path, child: Child, limit: float = 60.0) -> None:
         time.sleep(0.01)
 
 
-def descendants(pid: int) -> list[int]:
+def list_descendants(pid: int) -> list[int]:
     """The processes below a process, at every level."""
     try:
-        below = children(pid)
+        below = list_children(pid)
     except OSError:
         return []
-    return [*below, *(pid for child in below for pid in descendants(child))]
+    return [*below, *(pid for child in below for pid in list_descendants(child))]
 
 
-def children(pid: int) -> list[int]:
+def list_children(pid: int) -> list[int]:
     """The processes that a process has started."""
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """Whether a process is there, and no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
@@ -244,24 +262,28 @@ def alive(pid: int) -> bool:
         return False
 
 
-def boundaries(bench: Bench, tally: Tally, share: int = 1) -> None:
+def check_resume_boundaries(bench: Bench, tally: Tally, share: int = 1) -> None:
     """Stopped and resumed several times, at the first and last steps and around an epoch's end; a finished run is left
     alone."""
     sent = bench.home / "sent"
-    cases: list[tuple[Plan, list[int]]] = [
-        (ADAMW, [7, 19, 31]),
-        (ADAMW, [1, 2, 38]),
-        (MUON, [8, 9, 31]),
-        (MUON, [1, 7, 24]),
+    cases: list[tuple[RunPlan, list[int]]] = [
+        (ADAMW_PLAN, [7, 19, 31]),
+        (ADAMW_PLAN, [1, 2, 38]),
+        (MUON_PLAN, [8, 9, 31]),
+        (MUON_PLAN, [1, 7, 24]),
     ]
     for plan, steps in cases[::share]:
         out = bench.out()
         for step in steps:
             with tally.trial(f"{plan.name} stopped at {step}"):
-                found, _ = stopped(bench.start(plan, out, at_step(step, lambda: raising(sent))), out, sent)
+                found, _ = expect_stopped(
+                    bench.start(plan, out, run_after_step(step, lambda: send_signal(sent))), out, sent
+                )
                 expect(found == step, f"saved step {found}")
         with tally.trial(f"{plan.name} stopped in its last evaluation"):
-            stopped(bench.start(plan, out, before(Session, "finish", 1, lambda: raising(sent))), out, sent)
+            expect_stopped(
+                bench.start(plan, out, run_before_call(Session, "finish", 1, lambda: send_signal(sent))), out, sent
+            )
             bench.finish(plan, out)
             bench.same(plan, out)
         with tally.trial(f"{plan.name}, finished, resumed"):
@@ -273,17 +295,23 @@ def boundaries(bench: Bench, tally: Tally, share: int = 1) -> None:
             )
     with tally.trial("an evaluation cut short, made after resuming, and a kill before the next checkpoint"):
         out = bench.out()
-        stopped(bench.start(ADAMW, out, before(Session, "evaluate_model", 1, lambda: raising(sent))), out, sent)
-        child = bench.start(ADAMW, out, at_step(8, lambda: os.kill(os.getpid(), signal.SIGKILL)))
+        expect_stopped(
+            bench.start(ADAMW_PLAN, out, run_before_call(Session, "evaluate_model", 1, lambda: send_signal(sent))),
+            out,
+            sent,
+        )
+        child = bench.start(ADAMW_PLAN, out, run_after_step(8, lambda: os.kill(os.getpid(), signal.SIGKILL)))
         expect(child.wait() == -signal.SIGKILL, child.text)
-        bench.finish(ADAMW, out)
-        bench.same(ADAMW, out)
+        bench.finish(ADAMW_PLAN, out)
+        bench.same(ADAMW_PLAN, out)
     with tally.trial("an evaluation cut short, and again when it is made after resuming"):
         out = bench.out()
         for _ in range(2):
-            step, _ = stopped(
-                bench.start(ADAMW, out, before(Session, "evaluate_model", 1, lambda: raising(sent))), out, sent
+            step, _ = expect_stopped(
+                bench.start(ADAMW_PLAN, out, run_before_call(Session, "evaluate_model", 1, lambda: send_signal(sent))),
+                out,
+                sent,
             )
             expect(step == 7, f"saved step {step}, not 7")
-        bench.finish(ADAMW, out)
-        bench.same(ADAMW, out)
+        bench.finish(ADAMW_PLAN, out)
+        bench.same(ADAMW_PLAN, out)

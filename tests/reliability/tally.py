@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tests.reliability.rig import Miss
+from tests.reliability.rig import CheckFailure
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Tally:
         self.tried += count
         try:
             yield
-        except Miss as miss:
+        except CheckFailure as miss:
             self.misses.append(f"{what}: {miss}")
         else:
             self.passed += count
@@ -43,4 +43,4 @@ class Tally:
 def expect(holds: object, what: str) -> None:
     """Raise Miss unless it holds."""
     if not holds:
-        raise Miss(what)
+        raise CheckFailure(what)

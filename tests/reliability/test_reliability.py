@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from tests.reliability.__main__ import QUICK
+from tests.reliability.__main__ import QUICK_CHECKS
 
 pytest.importorskip("fcntl")  # a system that can fork
 
 
 @pytest.fixture(scope="module")
-def rig(tmp_path_factory):
+def run_quick_check(tmp_path_factory):
     """Answers the name of a check with what passed; one process that has imported everything, and forks."""
     words = [sys.executable, "-m", "tests.reliability", "--quick", "-"]
     errors = tmp_path_factory.mktemp("rig") / "stderr"
@@ -32,9 +32,9 @@ def rig(tmp_path_factory):
         process.communicate()
 
 
-@pytest.mark.parametrize("name", QUICK)
-def test_a_share_of_the_rig(rig, name):
-    found = rig(name)
+@pytest.mark.parametrize("name", QUICK_CHECKS)
+def test_quick_reliability_checks(run_quick_check, name):
+    found = run_quick_check(name)
     assert not found["misses"], "\n".join([found["line"], *found["misses"]])
     passed, tried = found["line"].removeprefix(f"{name}: ").split(",")[0].split(" of ")
     assert int(passed) == int(tried) > 0

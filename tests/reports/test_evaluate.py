@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import TINY, document, make_folder, say
+from tests.conftest import TINY_RUN, make_folder, parse_json_output, run_cli
 from vitreous.errors import DataError, UsageError, WeightsError
 from vitreous.inference.predict import load
 from vitreous.jobs.train import train
 from vitreous.reports.evaluate import EvaluateOptions, evaluate
 from vitreous.weights.bundle import load_bundle
 
-TURNED = ("ant", "bee", "cat")
+CLASS_NAMES = ("ant", "bee", "cat")
 
 
 @pytest.fixture(scope="module")
@@ -31,57 +31,67 @@ def photos(workspace):
     """Classes that are easily told; in `val` and `test`, one image of each class has a wrong label."""
     root = make_folder(workspace / "photos", {"train": 16, "val": 8, "test": 8})
     for split in ("val", "test"):
-        for name, other in zip(TURNED, (*TURNED[1:], TURNED[0]), strict=True):
+        for name, other in zip(CLASS_NAMES, (*CLASS_NAMES[1:], CLASS_NAMES[0]), strict=True):
             (root / split / name / "0.png").rename(root / split / other / f"turned-from-{name}.png")
     return root
 
 
 @pytest.fixture(scope="module")
-def trained(workspace, photos):
+def trained_run(workspace, photos):
     """A run that has learned the classes."""
-    options = {**TINY, "epochs": 20, "lr": 3e-3, "drop_path": 0.0, "save_every": 50, "evaluate_every": 100, "ema": 0.5}
+    options = {
+        **TINY_RUN,
+        "epochs": 20,
+        "lr": 3e-3,
+        "drop_path": 0.0,
+        "save_every": 50,
+        "evaluate_every": 100,
+        "ema": 0.5,
+    }
     train(str(photos), out=str(workspace / "run"), workers=0, **options)
     return workspace / "run"
 
 
 @pytest.fixture
-def run_copy(trained, tmp_path, monkeypatch):
+def run_copy(trained_run, tmp_path, monkeypatch):
     """A copy of it that a test may change, and a cache of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return shutil.copytree(trained, tmp_path / "run")
+    return shutil.copytree(trained_run, tmp_path / "run")
 
 
-def asked(run, *words):
+def run_evaluate_json(run, *words):
     """The document of `vitreous evaluate RUN WORDS`, and what was said."""
-    result = say("evaluate", str(run), *map(str, words), "--workers", "0", "--device", "cpu", "--json", cwd=run.parent)
-    return document(result), result.stderr
+    result = run_cli(
+        "evaluate", str(run), *map(str, words), "--workers", "0", "--device", "cpu", "--json", cwd=run.parent
+    )
+    return parse_json_output(result), result.stderr
 
 
 @pytest.mark.parametrize("layout", ["splits", "classes"])
-def test_a_run_without_a_test_split_is_judged_on_val(photos, tmp_path, layout):
+def test_a_run_without_a_test_split_is_evaluated_on_val(photos, tmp_path, layout):
     """As the page of such a run says to do: `vitreous evaluate RUN`."""
     data = tmp_path / "data"
     data.mkdir()
-    for name in ("train", "val") if layout == "splits" else TURNED:
+    for name in ("train", "val") if layout == "splits" else CLASS_NAMES:
         (data / name).symlink_to(photos / (name if layout == "splits" else f"train/{name}"))
-    summary = train(str(data), out=str(tmp_path / "out"), workers=0, **{**TINY, "epochs": 1})
-    found, told = asked(tmp_path / "out")
+    summary = train(str(data), out=str(tmp_path / "out"), workers=0, **{**TINY_RUN, "epochs": 1})
+    found, told = run_evaluate_json(tmp_path / "out")
     assert found["split"] == "val" and found["val"] == summary["val"] and found["test"] is None
     count = summary["val"]["images"]
     assert f"no test split: evaluated on its {count} val images" in told
     assert ("split from the training set" in told) == (layout == "classes")
     readings = [json.loads(line) for line in (tmp_path / "out" / "evaluations.jsonl").read_text().splitlines()]
     assert [reading["split"] for reading in readings] == ["val"]
-    refused = say("evaluate", str(tmp_path / "out"), "--split", "test")
+    refused = run_cli("evaluate", str(tmp_path / "out"), "--split", "test")
     assert refused.returncode == 3 and "has no test split" in refused.stderr
-    assert say("evaluate", str(tmp_path / "out")).stdout.startswith("val: top-1 ")
+    assert run_cli("evaluate", str(tmp_path / "out")).stdout.startswith("val: top-1 ")
 
 
 def test_a_temperature_is_fitted_on_val_stored_and_used(run_copy, photos):
     weights = (run_copy / "model" / "weights.safetensors").read_bytes()
-    before, _ = asked(run_copy)
+    before, _ = run_evaluate_json(run_copy)
     assert before["calibration"] is None
-    found, said = asked(run_copy, "--calibrate")
+    found, said = run_evaluate_json(run_copy, "--calibrate")
     held = found["calibration"]
     assert held["fitted_on"] == {"data": str(photos), "split": "val", "images": 24}
     assert f"temperature {held['temperature']:.3f}, fitted on 24 val images" in said
@@ -95,18 +105,18 @@ def test_a_temperature_is_fitted_on_val_stored_and_used(run_copy, photos):
         bundle.classification.temperature == held["temperature"]
         and (run_copy / "model" / "weights.safetensors").read_bytes() == weights
     )
-    again, said = asked(run_copy, "--split", "val")
+    again, said = run_evaluate_json(run_copy, "--split", "val")
     assert again["val"]["nll"] == pytest.approx(held["val"]["after"]["nll"]) and "used to fit the temperature" in said
-    twice, _ = asked(
+    twice, _ = run_evaluate_json(
         run_copy, "--calibrate"
     )  # from the logits as the model gives them, not from those of the first time
     assert twice["calibration"]["temperature"] == pytest.approx(held["temperature"])
 
 
-def test_predict_divides_by_the_temperature(run_copy, photos):
+def test_predict_divides_logits_by_the_temperature(run_copy, photos):
     files = sorted((photos / "test" / "ant").iterdir())
     plain = load(run_copy).predict(files, top=3)
-    asked(run_copy, "--calibrate")
+    run_evaluate_json(run_copy, "--calibrate")
     t = load_bundle(run_copy / "model").classification.temperature
     for before, after in zip(plain, load(run_copy).predict(files, top=3), strict=True):
         assert before.names == after.names
@@ -114,7 +124,7 @@ def test_predict_divides_by_the_temperature(run_copy, photos):
         assert after.probabilities == pytest.approx(powers / powers.sum(), rel=1e-4)
 
 
-def test_bundles_of_before_have_temperature_one_and_odd_ones_are_refused(run_copy):
+def test_temperature_defaults_to_one_and_invalid_values_are_rejected(run_copy):
     place = run_copy / "model" / "model.json"
     stored = json.loads(place.read_text())
     place.write_text(json.dumps({name: value for name, value in stored.items() if name != "temperature"}))
@@ -126,15 +136,15 @@ def test_bundles_of_before_have_temperature_one_and_odd_ones_are_refused(run_cop
 
 
 def test_a_temperature_survives_conversion_but_not_another_head(run_copy, tmp_path):
-    asked(run_copy, "--calibrate")
+    run_evaluate_json(run_copy, "--calibrate")
     t = load_bundle(run_copy / "model").classification.temperature
     for words, wanted in (([], t), (["--image-size", "32"], t), (["--num-classes", "5"], 1.0)):
         out = tmp_path / f"made{len(words)}{wanted}"
-        assert say("convert", str(run_copy), str(out), *words, cwd=tmp_path).returncode == 0
+        assert run_cli("convert", str(run_copy), str(out), *words, cwd=tmp_path).returncode == 0
         assert load_bundle(out).classification.temperature == wanted
 
 
-def test_nothing_to_calibrate_is_said(run_copy, photos, tmp_path):
+def test_calibration_without_val_images_or_errors_is_rejected(run_copy, photos, tmp_path):
     shutil.copytree(run_copy / "model", tmp_path / "bundle")
     with pytest.raises(UsageError, match="no val split"):
         evaluate(tmp_path / "bundle", photos / "test", settings=EvaluateOptions(calibrate=True), workers=0)
@@ -145,8 +155,8 @@ def test_nothing_to_calibrate_is_said(run_copy, photos, tmp_path):
     assert (tmp_path / "bundle" / "model.json").read_bytes() == before
 
 
-def test_abstaining_is_judged_and_done(run_copy, photos, tmp_path):
-    found, said = asked(run_copy, "--abstain", "0.9")
+def test_abstention_in_evaluate_matches_predict(run_copy, photos, tmp_path):
+    found, said = run_evaluate_json(run_copy, "--abstain", "0.9")
     files = sorted((photos / "test").glob("*/*.png"))
     answers = load(run_copy).predict(files, top=1, abstain=0.9)
     assert found["abstain"]["rejected"] == sum(answer.unsure for answer in answers)
@@ -154,12 +164,12 @@ def test_abstaining_is_judged_and_done(run_copy, photos, tmp_path):
     assert "AURC" in said and 0 < found["abstain"]["coverage"] <= 1
     table = tmp_path / "x.csv"
     words = ("predict", str(run_copy), str(photos / "test" / "ant"), "--abstain", "1", "--csv", str(table))
-    assert "unsure (" in say(*words, cwd=tmp_path).stdout
+    assert "unsure (" in run_cli(*words, cwd=tmp_path).stdout
     rows = list(csv.DictReader(table.open()))
     assert {row["unsure"] for row in rows} == {"unsure"} and rows[0]["probability"]
-    assert all(one["unsure"] for one in document(say(*words, "--json", cwd=tmp_path))["predictions"])
+    assert all(one["unsure"] for one in parse_json_output(run_cli(*words, "--json", cwd=tmp_path))["predictions"])
     for verb in ("evaluate", "predict"):
-        result = say(verb, str(run_copy), str(photos / "test"), "--abstain", "1.5", cwd=tmp_path)
+        result = run_cli(verb, str(run_copy), str(photos / "test"), "--abstain", "1.5", cwd=tmp_path)
         assert result.returncode == 2 and "--abstain must be above 0" in result.stderr
 
 
@@ -167,7 +177,7 @@ def test_turned_labels_are_suspected(run_copy, photos, tmp_path):
     """Three of 24 labels are wrong: all are found, and nothing else."""
     shutil.move(photos / "test" / "ant" / "turned-from-cat.png", photos / "test" / "ant" / "=turned-from-cat.png")
     try:
-        found, said = asked(run_copy, "--suspects", tmp_path / "s.csv")
+        found, said = run_evaluate_json(run_copy, "--suspects", tmp_path / "s.csv")
     finally:
         shutil.move(photos / "test" / "ant" / "=turned-from-cat.png", photos / "test" / "ant" / "turned-from-cat.png")
     rows = list(csv.DictReader((tmp_path / "s.csv").open()))
@@ -181,19 +191,19 @@ def test_turned_labels_are_suspected(run_copy, photos, tmp_path):
     assert found["most_confused"]["ordered"][0]["count"] == 1 and "most confused pairs" in said
 
 
-def test_training_images_are_no_neighbours_of_themselves(run_copy, photos, tmp_path):
+def test_training_images_are_excluded_from_their_own_neighbours(run_copy, photos, tmp_path):
     """A training image whose label was turned after training is told by the others, though it is in the memory with
     that label."""
     copy = shutil.copytree(photos, tmp_path / "photos")
     (copy / "train" / "ant" / "3.png").rename(copy / "train" / "bee" / "was-ant.png")
     config = run_copy / "config.yaml"
     config.write_text(config.read_text().replace(str(photos), str(copy)))
-    found, said = asked(run_copy, "--split", "train", "--suspects", tmp_path / "s.csv")
+    found, said = run_evaluate_json(run_copy, "--split", "train", "--suspects", tmp_path / "s.csv")
     assert [row["path"].endswith("was-ant.png") for row in found["suspects"]["top"]] == [True]
     assert found["trained_on"] is True and found["trained_on_images"] == 48 and "was trained on these images" in said
 
 
-def test_a_cell_that_a_spreadsheet_would_compute_is_marked(tmp_path):
+def test_csv_cells_with_spreadsheet_formulas_are_escaped(tmp_path):
     from vitreous.system.tables import write_csv_file
 
     write_csv_file(str(tmp_path / "x.csv"), ["path", "score"], [["=cmd()", "-1.5"], ["@x", "2"], ["-rf", "0"]])
@@ -201,14 +211,14 @@ def test_a_cell_that_a_spreadsheet_would_compute_is_marked(tmp_path):
     assert (tmp_path / "x.csv").read_text().splitlines()[1].endswith(",-1.5")
 
 
-def test_other_images_are_less_familiar(run_copy, photos, tmp_path):
+def test_noise_images_score_as_outliers(run_copy, photos, tmp_path):
     other = tmp_path / "noise"  # without classes: any folder of images will do
     other.mkdir()
     for number in range(20):
         image = np.random.default_rng(number).integers(0, 256, (16, 16, 3), dtype=np.uint8)
         image[number % 8 :: 8] = 255
         Image.fromarray(image).save(other / f"{number}.png")
-    found, said = asked(run_copy, "--outliers", tmp_path / "o.csv", "--against", other)
+    found, said = run_evaluate_json(run_copy, "--outliers", tmp_path / "o.csv", "--against", other)
     rows = list(csv.DictReader((tmp_path / "o.csv").open()))
     scores = [float(row["score"]) for row in rows]
     assert len(rows) == 24 and scores == sorted(scores, reverse=True)
@@ -217,43 +227,48 @@ def test_other_images_are_less_familiar(run_copy, photos, tmp_path):
     assert "AUROC" in said
 
 
-def test_it_is_said_when_the_model_has_seen_the_images(run_copy, photos, tmp_path):
-    assert asked(run_copy)[0]["trained_on"] is False
-    found, said = asked(run_copy, photos, "--split", "train")
+def test_evaluating_on_training_images_is_reported(run_copy, photos, tmp_path):
+    assert run_evaluate_json(run_copy)[0]["trained_on"] is False
+    found, said = run_evaluate_json(run_copy, photos, "--split", "train")
     assert found["trained_on"] is True and found["trained_on_images"] == 48 and "was trained on these images" in said
     links = tmp_path / "links"
-    for name in TURNED:
+    for name in CLASS_NAMES:
         (links / name).mkdir(parents=True)
         (links / name / "seen").symlink_to(photos / "train" / name)
         (links / name / "unseen").symlink_to(photos / "test" / name)
-    found, said = asked(run_copy, links)
+    found, said = run_evaluate_json(run_copy, links)
     assert found["trained_on_images"] == 48 and "was trained on 48 of these 72 images" in said
     elsewhere = shutil.copytree(photos, tmp_path / "elsewhere")  # the same data by their fingerprint
-    assert asked(run_copy, elsewhere, "--split", "train")[0]["trained_on_images"] == 48
-    assert asked(run_copy, elsewhere)[0]["trained_on"] is False
+    assert run_evaluate_json(run_copy, elsewhere, "--split", "train")[0]["trained_on_images"] == 48
+    assert run_evaluate_json(run_copy, elsewhere)[0]["trained_on"] is False
     shutil.copytree(run_copy / "model", tmp_path / "bundle")
-    assert asked(tmp_path / "bundle", photos)[0]["trained_on"] is None  # a bundle does not say
+    assert run_evaluate_json(tmp_path / "bundle", photos)[0]["trained_on"] is None  # a bundle does not say
 
 
-def test_what_a_run_started_from_counts_too(run_copy, photos, tmp_path):
+def test_training_images_of_the_initial_run_are_reported(run_copy, photos, tmp_path):
     """A run on other images that started from this one knows what this one was trained on; a run of a grid chose its
     rate on `val`."""
     other = tmp_path / "grid" / "trials" / "lr-0.003"
     make_folder(tmp_path / "more", {"train": 4, "val": 2})
     train(
-        str(tmp_path / "more"), out=str(other), init=str(run_copy), workers=0, keep_last=True, **{**TINY, "epochs": 1}
+        str(tmp_path / "more"),
+        out=str(other),
+        init=str(run_copy),
+        workers=0,
+        keep_last=True,
+        **{**TINY_RUN, "epochs": 1},
     )
-    assert asked(other, photos, "--split", "train")[0]["trained_on_images"] == 48
-    assert asked(other, "--split", "val")[0]["selected_on"] == []
+    assert run_evaluate_json(other, photos, "--split", "train")[0]["trained_on_images"] == 48
+    assert run_evaluate_json(other, "--split", "val")[0]["selected_on"] == []
     (tmp_path / "grid" / "trials.json").write_text("{}")
-    found, said = asked(other, "--split", "val")
+    found, said = run_evaluate_json(other, "--split", "val")
     assert found["selected_on"] == ["choose the learning rate"] and "used to choose the learning rate" in said
 
 
 def test_unreadable_images_are_neither_answered_nor_suspected(run_copy, photos, tmp_path):
     copy = shutil.copytree(photos, tmp_path / "photos")
     (copy / "test" / "ant" / "1.png").write_bytes(b"junk")
-    found, _ = asked(
+    found, _ = run_evaluate_json(
         run_copy,
         copy,
         "--bad-images",
@@ -271,11 +286,11 @@ def test_unreadable_images_are_neither_answered_nor_suspected(run_copy, photos, 
     assert found["test"]["unreadable"] == 1 and "ant/1.png" not in (tmp_path / "o.csv").read_text()
 
 
-def test_one_image_is_judged_in_every_way(run_copy, tmp_path):
+def test_one_image_is_evaluated_with_every_option(run_copy, tmp_path):
     make_folder(tmp_path / "one", {"train": 2, "test": 1})
     for name in ("bee", "cat"):
         shutil.rmtree(tmp_path / "one" / "test" / name)
-    found, _ = asked(
+    found, _ = run_evaluate_json(
         run_copy,
         tmp_path / "one",
         "--abstain",
@@ -289,7 +304,7 @@ def test_one_image_is_judged_in_every_way(run_copy, tmp_path):
     assert found["test"]["interval"]["nll"] is None
 
 
-def test_int8_is_calibrated_on_training_images_whatever_is_asked(run_copy, photos, tmp_path, monkeypatch):
+def test_int8_is_always_calibrated_on_training_images(run_copy, photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     """By `evaluate` on any data and by `predict` on any files, and on the files themselves where there is no run to be
     known."""

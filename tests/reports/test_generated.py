@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import vitreous
-from tests.conftest import say
+from tests.conftest import run_cli
 from tests.contracts import randomise
 from tests.inference.generators import save_autoencoder
 from vitreous.data.modalities.images import ImagePreprocess
@@ -29,8 +29,8 @@ from vitreous.weights.autoencoder import Autoencoder
 from vitreous.weights.bundle import Bundle, load_bundle
 
 
-def ask(*words):
-    return say(*map(str, words))
+def run_vitreous(*words):
+    return run_cli(*map(str, words))
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def latent_data(tmp_path_factory):
                 pixels = rng.integers(0, 256, (20, 24, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / f"{number}.png")
     words = ["--latents", latent_data / "vae", "--short-side", "16", "--mirror", "--workers", "0", "--shard-size", "1K"]
-    done = ask("data", "pack", latent_data / "photos", "--out", latent_data / "packed", *words)
+    done = run_vitreous("data", "pack", latent_data / "photos", "--out", latent_data / "packed", *words)
     assert done.returncode == 0 and "--recipe dit" in done.stdout, done.stderr
     return latent_data
 
@@ -59,7 +59,7 @@ def generator_run(latent_data):
     return latent_data / "run"
 
 
-def test_latents_are_draws_from_the_posterior_of_each_image_and_its_mirror(latent_data):
+def test_latents_are_posterior_samples_of_each_image_and_its_mirror(latent_data):
     data, coder = open_data(latent_data / "packed"), Autoencoder(latent_data / "vae")
     train, fit = data.split("train"), ImagePreprocess((16, 16))
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 24, "val": 6, "test": 12}
@@ -90,21 +90,23 @@ def test_latents_are_draws_from_the_posterior_of_each_image_and_its_mirror(laten
     assert places and {(one + 12) % 24 for one in places} == places  # no mirrored image stays behind
 
 
-def test_a_pack_of_latents_is_gone_on_with_and_checked(latent_data, tmp_path):
+def test_packing_latents_resumes_and_checks_options(latent_data, tmp_path):
     words = ["--latents", latent_data / "vae", "--short-side", "16", "--mirror", "--workers", "0", "--shard-size", "1K"]
-    assert ask("data", "pack", latent_data / "photos", "--out", latent_data / "packed", *words).returncode == 0
-    other = ask("data", "pack", latent_data / "photos", "--out", latent_data / "packed", *words[:4], *words[5:])
+    assert run_vitreous("data", "pack", latent_data / "photos", "--out", latent_data / "packed", *words).returncode == 0
+    other = run_vitreous(
+        "data", "pack", latent_data / "photos", "--out", latent_data / "packed", *words[:4], *words[5:]
+    )
     assert other.returncode == 2 and "another mirror" in other.stderr
     for words, problem in (
         (["--mirror"], "latents and --mirror need an autoencoder"),
         (["--latents", latent_data / "vae", "--short-side", "15"], "is not a multiple of the autoencoder's 2"),
         (["--latents", latent_data / "photos"], "not an autoencoder folder"),
     ):
-        done = ask("data", "pack", latent_data / "photos", "--out", tmp_path / "x", *words)
+        done = run_vitreous("data", "pack", latent_data / "photos", "--out", tmp_path / "x", *words)
         assert done.returncode in (2, 3, 4) and problem in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_run_on_latents_keeps_their_scale_and_their_autoencoder(latent_data, generator_run):
+def test_a_latent_run_stores_the_scale_and_the_autoencoder(latent_data, generator_run):
     config, bundle = RunFolder(generator_run).run(), load_bundle(generator_run / "model")
     assert config.preprocess.mean == (0.25,) * 4 and config.preprocess.std == (2.0,) * 4 and config.views.flip == 0
     assert bundle.task.autoencoder == str(latent_data / "vae") and (generator_run / "samples.png").is_file()
@@ -112,25 +114,28 @@ def test_a_run_on_latents_keeps_their_scale_and_their_autoencoder(latent_data, g
     assert Image.open(latent_data / "made" / "cat-00000.png").size == (16, 16)
     (latent_data / "vae").rename(latent_data / "moved")
     for words, problem in (([], "is no longer at"), (["--vae", latent_data / "moved"], "")):
-        done = ask("sample", generator_run, "--class", "cat", "--steps", "1", "--out", latent_data / "x.png", *words)
+        done = run_vitreous(
+            "sample", generator_run, "--class", "cat", "--steps", "1", "--out", latent_data / "x.png", *words
+        )
         assert problem in done.stderr and bool(done.returncode) == bool(problem)
     (latent_data / "moved").rename(latent_data / "vae")
 
 
-def test_generators_of_latents_are_judged_on_latents_and_on_pictures(latent_data, generator_run):
+def test_latent_generators_are_evaluated_on_latents_and_on_images(latent_data, generator_run):
     words = ["--samples", "12", "--steps", "2", "--precision", "fp32", "--json"]
     documents = [
-        json.loads(ask("evaluate", generator_run, *data, *words).stdout) for data in ([], [latent_data / "photos"])
+        json.loads(run_vitreous("evaluate", generator_run, *data, *words).stdout)
+        for data in ([], [latent_data / "photos"])
     ]
     assert [one["test"]["features"] for one in documents] == ["latents", "pixels"]
     assert [one["test"]["dimensions"] for one in documents] == [8 * 8 * 4, 16 * 16 * 3]
     assert all(one["test"][f"frechet_distance{name}"] > 0 for one in documents for name in ("", "_of_train"))
-    done = ask("evaluate", generator_run, "--features", generator_run)
+    done = run_vitreous("evaluate", generator_run, "--features", generator_run)
     assert done.returncode == 2 and "--features needs images" in done.stderr
 
 
 @pytest.fixture(scope="module")
-def inception(tmp_path_factory):
+def inception_weights(tmp_path_factory):
     """A file as torch-fidelity's, of random weights."""
     fidelity = pytest.importorskip("torch_fidelity", reason="a test dependency")
     from torch_fidelity import feature_extractor_inceptionv3 as theirs
@@ -145,18 +150,20 @@ def inception(tmp_path_factory):
     return path
 
 
-def test_figures_in_inceptions_space_are_those_of_fid_and_adm(inception, tmp_path):
+def test_inception_metrics_match_fid_and_adm(inception_weights, tmp_path):
     from torch_fidelity.metric_isc import isc_features_to_metric
 
     model = randomise(DiT(DiTConfig(image=(8, 8), channels=3, classes=0, width=32, depth=1, heads=1, hidden=64)))
     Bundle(model, Generation((), Flow()), ImagePreprocess((8, 8))).save(tmp_path / "model")
     real = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), dtype=np.uint8)
-    network = InceptionSpace(str(inception), "cpu")
+    network = InceptionSpace(str(inception_weights), "cpu")
     taken = network.features(real)
     assert [taken[name].shape for name in ("rows", "spatial", "logits")] == [(8, 2048), (8, 2023), (8, 1008)]
     np.savez(tmp_path / "real.npz", arr_0=real)
-    words = ["--features", inception, "--samples", "6", "--steps", "2", "--precision", "fp32", "--json"]
-    document = json.loads(ask("evaluate", tmp_path / "model", "--reference", tmp_path / "real.npz", *words).stdout)
+    words = ["--features", inception_weights, "--samples", "6", "--steps", "2", "--precision", "fp32", "--json"]
+    document = json.loads(
+        run_vitreous("evaluate", tmp_path / "model", "--reference", tmp_path / "real.npz", *words).stdout
+    )
     judged = document["reference"]
     assert (judged["images"], judged["samples"], judged["features"]) == (8, 6, "inception")
     vitreous.sample(tmp_path / "model", tmp_path / "made", progress=False, count=6, steps=2, precision="fp32")
@@ -172,7 +179,7 @@ def test_figures_in_inceptions_space_are_those_of_fid_and_adm(inception, tmp_pat
     assert judged["inception_score"] == pytest.approx(theirs["inception_score_mean"], rel=1e-5)
 
 
-def test_moments_of_a_reference_take_the_place_of_images():
+def test_reference_moments_replace_reference_images():
     rng = np.random.default_rng(0)
     rows, ours = rng.normal(size=(40, 3)), {"rows": rng.normal(1, 1, (30, 3)).astype(np.float32)}
     whole = compute_generator_metrics(RealImages("x", "test", 40, {"rows": rows}, train=rows[:20]), ours)
@@ -194,7 +201,7 @@ def test_the_inception_score_is_the_divergence_from_the_mean():
     ) == pytest.approx(1)
 
 
-def test_mistakes_about_references_have_one_message(inception, tmp_path, latent_data, generator_run):
+def test_invalid_references_are_rejected(inception_weights, tmp_path, latent_data, generator_run):
     np.savez(tmp_path / "other.npz", x=np.zeros(3))
     np.savez(tmp_path / "odd.npz", mu=np.zeros(3), sigma=np.zeros((2, 2)))
     np.savez(tmp_path / "whole.npz", mu=np.zeros(2048), sigma=np.zeros((2048, 2048), np.float16))
@@ -208,10 +215,10 @@ def test_mistakes_about_references_have_one_message(inception, tmp_path, latent_
         (["--reference", tmp_path / "whole.npz"], "contains moments of Inception features"),
         (["--reference", tmp_path / "odd.npz", "--split", "test"], "instead of the dataset"),
     ):
-        done = ask("evaluate", generator_run, *words, *few)
+        done = run_vitreous("evaluate", generator_run, *words, *few)
         assert done.returncode in (2, 3, 4) and problem in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert (
-        is_inception_file(inception)
+        is_inception_file(inception_weights)
         and not is_inception_file(tmp_path / "other.npz")
         and not is_inception_file(latent_data)
     )

@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.conftest import make_folder, picture, say
-from tests.inspection.made import NARROW, POOLED, made
+from tests.conftest import make_folder, make_image, run_cli
+from tests.inspection.made import LOCAL_MODEL_KINDS, MEAN_POOLING, make_model
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.inference.engine import InferenceOptions
 from vitreous.inference.predict import load
@@ -38,21 +38,25 @@ FIGURES = ("distance", "rollout", "attention", "gradient", "segments")
 def inspected_models(tmp_path_factory) -> Path:
     """Bundles of several kinds for images of 16 x 20, photographs, and a data set."""
     inspected_models = tmp_path_factory.mktemp("inspect")
-    for kind in ("registers", *NARROW):
-        Bundle(made(kind), Classification(CLASSES), ImagePreprocess((16, 20))).save(inspected_models / kind)
-    Bundle(made(num_classes=0), FeatureExtraction(), ImagePreprocess((16, 20))).save(inspected_models / "headless")
-    Bundle(made(channels=1, **POOLED), Classification(CLASSES), ImagePreprocess((16, 20), 1, (0.5,), (0.5,))).save(
-        inspected_models / "grey"
+    for kind in ("registers", *LOCAL_MODEL_KINDS):
+        Bundle(make_model(kind), Classification(CLASSES), ImagePreprocess((16, 20))).save(inspected_models / kind)
+    Bundle(make_model(num_classes=0), FeatureExtraction(), ImagePreprocess((16, 20))).save(
+        inspected_models / "headless"
     )
+    Bundle(
+        make_model(channels=1, **MEAN_POOLING), Classification(CLASSES), ImagePreprocess((16, 20), 1, (0.5,), (0.5,))
+    ).save(inspected_models / "grey")
     make_folder(inspected_models / "data", {"train": 2, "val": 3})
     for number in range(2):
-        picture(number, (50, 40), number).save(inspected_models / f"photo {number}.png")
+        make_image(number, (50, 40), number).save(inspected_models / f"photo {number}.png")
     return inspected_models
 
 
-def inspect(home, bundle, *words, to="out"):
+def run_inspect(home, bundle, *words, to="out"):
     """Run the command; its figures' documents by name, and the folder. Every picture is opened."""
-    result = say("inspect", bundle, *words, "--out", to, "--device", "cpu", "--precision", "fp32", "--json", cwd=home)
+    result = run_cli(
+        "inspect", bundle, *words, "--out", to, "--device", "cpu", "--precision", "fp32", "--json", cwd=home
+    )
     assert result.returncode == 0, result.stderr
     made = {one["name"]: one for one in json.loads(result.stdout)["figures"]}
     for one in made.values():
@@ -61,18 +65,18 @@ def inspect(home, bundle, *words, to="out"):
     return made, home / to
 
 
-def given(home, names):
+def load_image_batch(home, names):
     preprocess = ImagePreprocess((16, 20))
     return preprocess.normalise(torch.stack([preprocess.to_tensor(preprocess.decode(home / name)) for name in names]))
 
 
-def test_numbers_are_those_of_the_functions(inspected_models):
+def test_saved_arrays_match_the_library_functions(inspected_models):
     bundle, photos = "registers", ("photo 0.png", "photo 1.png")
     words = ("--fusion", "max", "--residual", "0.3", "--discard", "0.25", "--mass", "0.5", "--of-class", "cat")
-    found, out = inspect(inspected_models, bundle, *photos, "--figures", *FIGURES, *words, to=bundle)
+    found, out = run_inspect(inspected_models, bundle, *photos, "--figures", *FIGURES, *words, to=bundle)
     assert list(found) == ["distance", "rollout", "rollout-blocks", "attention", "gradient", "segments"]
     numbers = {name: np.load(out / one["npz"]) for name, one in found.items()}
-    model, x = made(bundle), given(inspected_models, photos)
+    model, x = make_model(bundle), load_image_batch(inspected_models, photos)
     prefix = model.config.prefix
     far = compute_attention_distances(model, [x])
     assert np.allclose(numbers["distance"]["distance"], far.mean) and np.allclose(
@@ -96,16 +100,16 @@ def test_numbers_are_those_of_the_functions(inspected_models):
     )
 
 
-def test_layers_heads_and_sizes_are_those_asked_for(inspected_models):
+def test_layers_heads_and_image_sizes_can_be_selected(inspected_models):
     words = ("--figures", "attention", "segments", "--layers", "0", "-1", "--heads", "1", "--image-size", "24", "16")
-    found, out = inspect(inspected_models, "registers", "photo 0.png", *words, to="chosen")
+    found, out = run_inspect(inspected_models, "registers", "photo 0.png", *words, to="chosen")
     assert list(found) == ["attention-0", "attention-1", "segments-0", "segments-1"]
     assert np.load(out / "attention-0.npz")["maps"].shape == (1, 1, 6, 4)
     assert np.load(out / "segments-1.npz")["kept"].shape == (1, 1, 6, 4)
 
 
-def test_pictures_come_from_the_data_where_none_are_named(inspected_models):
-    found, out = inspect(
+def test_images_default_to_the_dataset(inspected_models):
+    found, out = run_inspect(
         inspected_models,
         "grey",
         "--data",
@@ -124,13 +128,13 @@ def test_pictures_come_from_the_data_where_none_are_named(inspected_models):
     assert "5 images" in found["distance"]["caption"] and "the mean-pooled output" in found["rollout"]["caption"]
 
 
-@pytest.mark.parametrize("kind", NARROW)
-def test_models_that_do_not_see_everything_have_a_distance_and_say_why_no_more(inspected_models, kind):
-    found, out = inspect(inspected_models, kind, "photo 0.png", "--figures", "distance", to=f"{kind}-out")
+@pytest.mark.parametrize("kind", LOCAL_MODEL_KINDS)
+def test_local_attention_models_have_distance_but_no_rollout(inspected_models, kind):
+    found, out = run_inspect(inspected_models, kind, "photo 0.png", "--figures", "distance", to=f"{kind}-out")
     assert set(np.load(out / "distance.npz")["spans"]) == ({"row", "column"} if kind == "axial" else {"window", "all"})
     assert list(found) == ["distance"]
     for figure in ("rollout", "gradient"):
-        refused = say("inspect", kind, "photo 0.png", "--figures", figure, "--device", "cpu", cwd=inspected_models)
+        refused = run_cli("inspect", kind, "photo 0.png", "--figures", figure, "--device", "cpu", cwd=inspected_models)
         assert (
             refused.returncode == 2
             and "distance" in refused.stderr
@@ -150,14 +154,14 @@ def test_models_that_do_not_see_everything_have_a_distance_and_say_why_no_more(i
         (("registers", "--figures", "segments", "--mass", "0"), "mass"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_a_way_out(inspected_models, words, told):
-    refused = say("inspect", words[0], "photo 0.png", *words[1:], "--device", "cpu", cwd=inspected_models)
+def test_invalid_options_are_rejected_with_a_hint(inspected_models, words, told):
+    refused = run_cli("inspect", words[0], "photo 0.png", *words[1:], "--device", "cpu", cwd=inspected_models)
     assert refused.returncode == 2 and told in refused.stderr
 
 
-def test_figures_count_blocks_and_heads_from_one_and_name_the_option(inspected_models):
+def test_captions_number_blocks_from_one_and_name_the_option(inspected_models):
     words = ("--figures", "attention", "segments", "distance", "rollout", "--layers", "1", "--heads", "1")
-    found, out = inspect(inspected_models, "registers", "photo 0.png", *words, to="counted")
+    found, out = run_inspect(inspected_models, "registers", "photo 0.png", *words, to="counted")
     assert found["attention"]["title"] == "Attention of block 2" and found["segments"]["title"] == "Segments of block 2"
     assert "Attention of block 2 of 2 (--layers 1) from" in found["attention"]["caption"]
     assert "in each head of block 2 of 2 (--layers 1) " in found["segments"]["caption"]
@@ -167,7 +171,7 @@ def test_figures_count_blocks_and_heads_from_one_and_name_the_option(inspected_m
     assert "over 1 image, in" in found["distance"]["caption"]
 
 
-def labels(figure) -> list[str]:
+def list_figure_labels(figure) -> list[str]:
     """Titles and tick labels of the panels of a figure."""
     return [
         text.get_text()
@@ -176,7 +180,7 @@ def labels(figure) -> list[str]:
     ]
 
 
-def test_what_is_drawn_counts_from_one(inspected_models):
+def test_figure_labels_count_from_one(inspected_models):
     scene = FigureContext(
         "registers",
         load_bundle(inspected_models / "registers"),
@@ -187,17 +191,17 @@ def test_what_is_drawn_counts_from_one(inspected_models):
         listener=NullListener(),
     )
     scene = replace(scene, images=tuple(open_input_images([inspected_models / "photo 0.png"], scene.preprocess)))
-    heads = labels(make_attention(scene)[0].figure)
+    heads = list_figure_labels(make_attention(scene)[0].figure)
     assert {"head 1", "head 2", "mean"} <= set(heads) and "head 0" not in heads
-    blocks = labels(make_rollout(scene)[1].figure)
+    blocks = list_figure_labels(make_rollout(scene)[1].figure)
     assert {"block 1", "block 2"} <= set(blocks) and "block 0" not in blocks
     dots = make_distance(scene)[0].figure.axes[0].collections[0].get_offsets()
     assert sorted(set(np.asarray(dots)[:, 0].tolist())) == [1, 2]
-    tiles = labels(make_positions(scene)[0].figure)
+    tiles = list_figure_labels(make_positions(scene)[0].figure)
     assert {"1", "4", "5"} <= set(tiles) and "0" not in tiles
 
 
-def test_the_page_begins_with_the_pictures_asked_about_and_their_answers(inspected_models):
+def test_the_page_starts_with_the_input_images_and_predictions(inspected_models):
     document = inspect_run(
         inspected_models / "registers",
         [inspected_models / "photo 0.png"],

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.data.films import greys, write_clip, write_moves
+from tests.data.films import make_grey_frames, write_clip, write_moves
 from tests.inference.test_clips import save_video_model
 from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.data.sources import open_data
@@ -16,11 +16,11 @@ from vitreous.reports.figures.subject import FigureContext, InspectOptions
 from vitreous.reports.inspect import inspect
 from vitreous.weights.bundle import load_bundle
 
-ARRANGEMENTS = ["", "-factorised-encoder", "-factorised-attention", "-factorised-dot-product"]
+VIVIT_VARIANTS = ["", "-factorised-encoder", "-factorised-attention", "-factorised-dot-product"]
 
 
-@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
-def test_a_clip_is_shown_with_what_is_attended_in_every_frame(tmp_path, arrangement):
+@pytest.mark.parametrize("arrangement", VIVIT_VARIANTS)
+def test_clip_figures_show_attention_in_every_frame(tmp_path, arrangement):
     clips = write_moves(tmp_path / "clips", 1)
     run = save_video_model(tmp_path / "model", f"ViViT-64x2/4x2{arrangement}")
     document = inspect(run, clips, tmp_path / "out", figures=["clips", "distance"], device="cpu", precision="fp32")
@@ -43,7 +43,7 @@ def test_a_clip_is_shown_with_what_is_attended_in_every_frame(tmp_path, arrangem
     assert "data:image/gif;base64" in (tmp_path / "out/index.html").read_text()
 
 
-def test_figures_of_pictures_are_refused_for_clips_and_the_other_way_round(tmp_path):
+def test_image_figures_are_rejected_for_clips_and_vice_versa(tmp_path):
     run = save_video_model(tmp_path / "model", "ViViT-32x2/4x2")
     with pytest.raises(
         UsageError, match=r"figure rollout is not available for models of clips\n.*clips, similarity, cost"
@@ -59,7 +59,7 @@ def test_figures_of_pictures_are_refused_for_clips_and_the_other_way_round(tmp_p
         inspect(tmp_path / "flat", figures=["clips"])
 
 
-def test_a_larger_size_is_of_frames(tmp_path):
+def test_image_size_applies_to_frames(tmp_path):
     run = save_video_model(tmp_path / "model", "ViViT-32x2/4x2")
     clips = write_moves(tmp_path / "clips", 1, (".gif",))
     options = {"figures": ["clips"], "image_size": (24,), "device": "cpu"}
@@ -68,8 +68,10 @@ def test_a_larger_size_is_of_frames(tmp_path):
     assert np.load(tmp_path / "out/clips.npz")["maps"].shape == (2, 2, 6, 6)
 
 
-def test_a_part_of_a_film_is_shown_without_the_rest(tmp_path):
-    write_clip(tmp_path / "film.gif", np.concatenate([greys(5), greys(5) + 100]))  # ten frames a second
+def test_only_the_labelled_segment_of_a_video_is_shown(tmp_path):
+    write_clip(
+        tmp_path / "film.gif", np.concatenate([make_grey_frames(5), make_grey_frames(5) + 100])
+    )  # ten frames a second
     rows = ["path,label,split,start,end", "film.gif,dark,train,,0.5", "film.gif,light,train,0.5,"]
     (tmp_path / "parts.csv").write_text("\n".join([*rows, *(row.replace("train", "val") for row in rows[1:])]) + "\n")
     bundle = load_bundle(save_video_model(tmp_path / "model", "ViViT-32x2/4x2"))

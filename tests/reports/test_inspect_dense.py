@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import vitreous
-from tests.conftest import picture
+from tests.conftest import make_image
+from tests.models.test_adapter import ADAPTER_OPTIONS
 from tests.models.test_adapter import BACKBONES as PLAIN
-from tests.models.test_adapter import OPTIONS
-from tests.models.test_detector import BACKBONES, FEW
+from tests.models.test_detector import BACKBONES, SMALL_DETECTOR_OPTIONS
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.inspection import cost
 from vitreous.models.config import AdapterConfig, BiTConfig, DetectorConfig, SegmenterConfig
@@ -22,17 +22,21 @@ from vitreous.tasks.segmentation import Segmentation
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert
 
-NAMES = ("ant", "bee", "cat")
-ALWAYS = {"gradient", "nearest", "reconstruction"}  # without classes, data and a decoder
+CLASS_NAMES = ("ant", "bee", "cat")
+UNAVAILABLE_FIGURES = {"gradient", "nearest", "reconstruction"}  # without classes, data and a decoder
 #: a model, and what it cannot be asked beside those
 MODELS = {
-    "detector on windows": (DetectorConfig(backbone=PLAIN["vitdet"], classes=3, **FEW), {"rollout"}),
+    "detector on windows": (DetectorConfig(backbone=PLAIN["vitdet"], classes=3, **SMALL_DETECTOR_OPTIONS), {"rollout"}),
     "detector on an adapter": (
-        DetectorConfig(backbone=AdapterConfig(backbone=PLAIN["plain"], **OPTIONS), classes=3, **FEW),
+        DetectorConfig(
+            backbone=AdapterConfig(backbone=PLAIN["plain"], **ADAPTER_OPTIONS), classes=3, **SMALL_DETECTOR_OPTIONS
+        ),
         set(),
     ),
     "detector on a ResNet": (
-        DetectorConfig(backbone=BiTConfig(image=(64, 96), blocks=(1, 1), width=16, classes=0), classes=3, **FEW),
+        DetectorConfig(
+            backbone=BiTConfig(image=(64, 96), blocks=(1, 1), width=16, classes=0), classes=3, **SMALL_DETECTOR_OPTIONS
+        ),
         {"positions", "distance", "rollout", "attention", "segments", "fourier"},
     ),
     "segmenter on a Swin": (
@@ -42,7 +46,7 @@ MODELS = {
 }
 
 
-class Notes(NullListener):
+class NoteListener(NullListener):
     def __init__(self):
         self.texts = []
 
@@ -50,25 +54,25 @@ class Notes(NullListener):
         self.texts.append(text)
 
 
-def saved(home: Path, name: str) -> Path:
+def save_model(home: Path, name: str) -> Path:
     config = MODELS[name][0]
     torch.manual_seed(0)
-    task = Detection(NAMES) if config.finds_objects else Segmentation(NAMES)
+    task = Detection(CLASS_NAMES) if config.finds_objects else Segmentation(CLASS_NAMES)
     Bundle(build_model(config).eval(), task, ImagePreprocess(config.image)).save(home / "model")
     (home / "photos").mkdir()
     for number in range(4):
-        picture(number, (120, 70), number).save(home / "photos" / f"{number}.png")
+        make_image(number, (120, 70), number).save(home / "photos" / f"{number}.png")
     return home / "model"
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_figure_is_of_the_backbone_or_refused_with_a_reason(tmp_path, name, monkeypatch):
+def test_figures_use_the_backbone_or_give_a_reason(tmp_path, name, monkeypatch):
     monkeypatch.setattr(cost, "TIMING_SECONDS", 0.0)  # the number of passes is tested in tests/inspection
-    model, notes = saved(tmp_path, name), Notes()
+    model, notes = save_model(tmp_path, name), NoteListener()
     layers = (3,) if name == "detector on windows" else ()  # a block that sees the whole image
     images = tmp_path / "photos"
     document = inspect(model, images, listener=notes, all=True, device="cpu", batch_sizes=(1,), layers=layers)
-    assert set(document["skipped"]) == ALWAYS | MODELS[name][1]
+    assert set(document["skipped"]) == UNAVAILABLE_FIGURES | MODELS[name][1]
     assert all(len(reason) > 20 for reason in document["skipped"].values())
     shown = {one["name"].partition("-")[0] for one in document["figures"]}
     assert shown == FIGURES.keys() - document["skipped"].keys() - {"clips", "slices", "curves"}
@@ -79,8 +83,8 @@ def test_every_figure_is_of_the_backbone_or_refused_with_a_reason(tmp_path, name
         assert all(np.isfinite(numbers[key]).all() for key in numbers if numbers[key].dtype.kind == "f")
 
 
-def test_features_are_those_of_the_backbone(tmp_path):
-    predictor = vitreous.load(saved(tmp_path, "detector on windows"), precision="fp32")
+def test_embed_uses_the_backbone_features(tmp_path):
+    predictor = vitreous.load(save_model(tmp_path, "detector on windows"), precision="fp32")
     backbone = predictor.model.backbone.eval()
     with torch.no_grad():
         pixels = predictor.transform(tmp_path / "photos" / "0.png")[None]
@@ -88,8 +92,8 @@ def test_features_are_those_of_the_backbone(tmp_path):
     assert predictor.embed(tmp_path / "photos" / "0.png") == pytest.approx(expected, abs=1e-5)
 
 
-def test_other_formats_hold_the_backbone_and_it_is_said(tmp_path):
-    notes, model = [], saved(tmp_path, "segmenter on a Swin")
+def test_other_formats_export_only_the_backbone_with_a_note(tmp_path):
+    notes, model = [], save_model(tmp_path, "segmenter on a Swin")
     document = convert(model, tmp_path / "swin", "timm", note=notes.append)
     assert any("only the backbone of" in text for text in notes) and document["model"].startswith("Swin")
     again, whole = (vitreous.load(place, headless=True).model for place in (document["out"], model))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.conftest import make_folder, picture, say
+from tests.conftest import make_folder, make_image, run_cli
 from tests.contracts import randomise
 from vitreous.data.modalities.bands import BandPreprocess
 from vitreous.data.modalities.images import ImagePreprocess
@@ -44,7 +44,7 @@ MODELS = {
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def inspected_folder(tmp_path_factory):
     """Bundles of random weights by their names, and a data set in `photos`."""
     from vitreous.models.config import StemConfig
 
@@ -63,14 +63,15 @@ def place(tmp_path_factory):
     return root
 
 
-def looked(place, model, *figures, images=(), **words):
+def inspect_model(inspected_folder, model, *figures, images=(), **words):
     """What `inspect` made, after a look at every file of it."""
-    out = place / "out" / f"{model}-{'-'.join(figures)}-{len(list(place.glob('out/*')))}"
+    out = inspected_folder / "out" / f"{model}-{'-'.join(figures)}-{len(list(inspected_folder.glob('out/*')))}"
     looking = InspectOptions(
         figures=figures,
-        **{"data": str(place / "photos"), "device": "cpu", "precision": "fp32", "count": 5, "batch_size": 2} | words,
+        **{"data": str(inspected_folder / "photos"), "device": "cpu", "precision": "fp32", "count": 5, "batch_size": 2}
+        | words,
     )
-    document = inspect(place / model, images, out, looking)
+    document = inspect(inspected_folder / model, images, out, looking)
     for one in document["figures"]:
         with Image.open(out / one["png"]) as image:
             assert image.width > 200 and len(image.convert("L").resize((64, 64)).getcolors()) > 3
@@ -93,14 +94,14 @@ def looked(place, model, *figures, images=(), **words):
         ("bit", (15, 3, 7, 7), "root convolution"),
     ],
 )
-def test_filters(place, model, shape, words):
-    one, numbers = looked(place, model, "filters")["filters"]
+def test_filters(inspected_folder, model, shape, words):
+    one, numbers = inspect_model(inspected_folder, model, "filters")["filters"]
     assert numbers["components"].shape == shape and words in one["caption"]
     assert numbers["share"].sum() == pytest.approx(1, abs=1e-4)
 
 
-def test_positions_before_and_after_resizing(place):
-    made = looked(place, "plain", "positions", image_size=(64, 144))
+def test_positions_before_and_after_resizing(inspected_folder):
+    made = inspect_model(inspected_folder, "plain", "positions", image_size=(64, 144))
     assert list(made) == ["positions", "positions-resized"]
     similar = made["positions"][1]["similarity_input"]
     assert similar.shape == (4, 4, 4, 4)
@@ -113,7 +114,7 @@ def test_positions_before_and_after_resizing(place):
     assert contrast == pytest.approx((row + column) / 2 - other)
 
 
-def test_the_colours_of_positions_end_where_the_data_do():
+def test_position_colours_span_the_range_of_the_data():
     from matplotlib.figure import Figure
 
     from vitreous.reports.figures.positions import (
@@ -138,127 +139,148 @@ def test_the_colours_of_positions_end_where_the_data_do():
     assert written[0] == "0.877" and written[-1] == "0.973"
 
 
-def test_positions_of_every_kind(place):
-    assert set(looked(place, "four", "positions")["positions"][1]) == {
+def test_every_kind_of_position_embedding_is_drawn(inspected_folder):
+    assert set(inspect_model(inspected_folder, "four", "positions")["positions"][1]) == {
         "similarity_block_0",
         "structure",
         "grid",
         "step",
     }
-    heads = looked(place, "relative", "positions", layers=(-1,), heads=(1,))["positions-relative"][1]
+    heads = inspect_model(inspected_folder, "relative", "positions", layers=(-1,), heads=(1,))["positions-relative"][1]
     assert list(heads) == ["similarity_block_1_head_1"] and heads["similarity_block_1_head_1"].shape == (33, 33)
     with pytest.raises(UsageError, match="heads=2: a block has 2"):
-        looked(place, "relative", "positions", heads=(2,))
-    turned = looked(place, "rotary", "positions", image_size=(32, 48))["positions-rotary"][1]
+        inspect_model(inspected_folder, "relative", "positions", heads=(2,))
+    turned = inspect_model(inspected_folder, "rotary", "positions", image_size=(32, 48))["positions-rotary"][1]
     assert turned["kernel"].shape == (7, 11) and turned["kernel"][3, 5] == 1
-    made = looked(place, "windows", "positions")
+    made = inspect_model(inspected_folder, "windows", "positions")
     assert list(made) == ["positions", "positions-relative"]
     assert made["positions-relative"][1]["similarity_block_1_columns"].shape == (7, 7)
 
 
-def test_fourier(place):
-    one, numbers = looked(place, "plain", "fourier")["fourier"]
+def test_fourier(inspected_folder):
+    one, numbers = inspect_model(inspected_folder, "plain", "fourier")["fourier"]
     assert numbers["frequency"].tolist() == [0, 0.5] and numbers["relative"].shape == (5, 2)
     assert not numbers["relative"][:, 0].any() and "mean over 5 images" in one["caption"]
     assert numbers["after"].tolist() == ["embedding", "attention", "mlp", "attention", "mlp"]
-    oblong = looked(place, "headless", "fourier", image_size=(24, 40))["fourier"][0]
+    oblong = inspect_model(inspected_folder, "headless", "fourier", image_size=(24, 40))["fourier"][0]
     assert "oblong" in oblong["caption"]
     with pytest.raises(UsageError, match="no frequencies"):
-        looked(place, "plain", "fourier", image_size=(16,))
+        inspect_model(inspected_folder, "plain", "fourier", image_size=(16,))
 
 
 @pytest.mark.parametrize("model", ["plain", "headless", "hybrid", "bit"])
-def test_features_of_named_pictures_also_those_smaller_than_a_patch(place, model):
-    small = [place / f"{number}.png" for number in range(2)]
+def test_features_of_images_smaller_than_a_patch_are_drawn(inspected_folder, model):
+    small = [inspected_folder / f"{number}.png" for number in range(2)]
     for number, path in enumerate(small):
-        picture(number, (5, 3)).save(path)
-    _, numbers = looked(place, model, "features", images=small, data=None)["features"]
+        make_image(number, (5, 3)).save(path)
+    _, numbers = inspect_model(inspected_folder, model, "features", images=small, data=None)["features"]
     assert numbers["all"].shape == (2, 4, 4, 3) and numbers["foreground"].dtype == bool
-    _, one = looked(place, model, "features", images=small[:1], data=None, image_size=(32, 64))["features"]
+    _, one = inspect_model(inspected_folder, model, "features", images=small[:1], data=None, image_size=(32, 64))[
+        "features"
+    ]
     assert one["inside"].shape == (1, 4, 8, 3)
 
 
-def test_nearest_is_the_picture_itself_where_it_was_trained_on(place):
-    named = place / "photos" / "train" / "bee" / "1.png"
-    made = looked(place, "plain", "nearest", images=[named])["nearest"]
+def test_the_nearest_training_image_is_the_image_itself(inspected_folder):
+    named = inspected_folder / "photos" / "train" / "bee" / "1.png"
+    made = inspect_model(inspected_folder, "plain", "nearest", images=[named])["nearest"]
     assert made[1]["similarity"].shape == (1, 6) and made[1]["similarity"][0, 0] == pytest.approx(1, abs=1e-5)
-    rows = list(csv.DictReader((place / "out").glob("plain-nearest-*/nearest.csv").__next__().read_text().splitlines()))
+    rows = list(
+        csv.DictReader(
+            (inspected_folder / "out").glob("plain-nearest-*/nearest.csv").__next__().read_text().splitlines()
+        )
+    )
     assert rows[0]["training_image"].endswith("bee/1.png") and rows[0]["class"] == "bee"
     assert "12 training images" in made[0]["caption"]
 
 
 @pytest.mark.parametrize("model", ["headless", "bit", "grey"])
-def test_nearest_of_validation_pictures(place, model):
-    numbers = looked(place, model, "nearest", count=1)["nearest"][1]
+def test_nearest_training_images_of_validation_images(inspected_folder, model):
+    numbers = inspect_model(inspected_folder, model, "nearest", count=1)["nearest"][1]
     assert numbers["similarity"].shape == (6, 6) and (np.diff(numbers["similarity"]) <= 0).all()
     assert len(np.unique(numbers["sample"])) <= 8  # eight training images for each of --count
 
 
-def test_nearest_leaves_the_pictures_themselves_out_of_their_own_split(place):
-    numbers = looked(place, "plain", "nearest", split="train")["nearest"][1]
+def test_nearest_excludes_the_shown_images_from_their_split(inspected_folder):
+    numbers = inspect_model(inspected_folder, "plain", "nearest", split="train")["nearest"][1]
     assert numbers["sample"].shape == (8, 4)  # twelve less the eight that are shown
 
 
-def test_similarity_within_and_between_models(place):
-    own = looked(place, "plain", "similarity")["similarity"][1]
+def test_similarity_within_and_between_models(inspected_folder):
+    own = inspect_model(inspected_folder, "plain", "similarity")["similarity"][1]
     assert (
         own["cka"].shape == (5, 5) and np.allclose(own["cka"].diagonal(), 1) and np.allclose(own["cka"], own["cka"].T)
     )
-    one, numbers = looked(place, "plain", "similarity", other=str(place / "bit"))["similarity"]
+    one, numbers = inspect_model(inspected_folder, "plain", "similarity", other=str(inspected_folder / "bit"))[
+        "similarity"
+    ]
     assert numbers["cka"].shape == numbers["cka_biased"].shape == (5, 3) and "bit" in one["caption"]
     assert numbers["other_layers"].tolist() == ["root", "stage 0 unit 0", "stage 1 unit 0"]
     assert count_from_one("stage 0 unit 11") == "stage 1 unit 12"
-    named = [place / "photos" / "val" / name / "0.png" for name in CLASSES]
+    named = [inspected_folder / "photos" / "val" / name / "0.png" for name in CLASSES]
     with pytest.raises(UsageError, match="too few"):
-        looked(place, "plain", "similarity", images=named)
+        inspect_model(inspected_folder, "plain", "similarity", images=named)
 
 
-def test_a_model_beside_itself_is_the_model(place):
-    own = looked(place, "plain", "similarity")["similarity"][1]
-    beside = looked(place, "plain", "similarity", other=str(place / "plain"))["similarity"][1]
+def test_a_model_beside_itself_is_the_model(inspected_folder):
+    own = inspect_model(inspected_folder, "plain", "similarity")["similarity"][1]
+    beside = inspect_model(inspected_folder, "plain", "similarity", other=str(inspected_folder / "plain"))[
+        "similarity"
+    ][1]
     assert np.allclose(own["cka"], beside["cka"])
 
 
-def test_half_precision_sees_much_the_same(place):
+def test_half_precision_figures_are_close_to_full_precision(inspected_folder):
     figures = ("fourier", "features", "similarity")
-    full, half = (looked(place, "plain", *figures, precision=precision) for precision in ("fp32", "bf16"))
+    full, half = (
+        inspect_model(inspected_folder, "plain", *figures, precision=precision) for precision in ("fp32", "bf16")
+    )
     for name, key in (("fourier", "relative"), ("similarity", "cka")):
         assert np.allclose(full[name][1][key], half[name][1][key], atol=0.1)
     assert not np.array_equal(full["fourier"][1]["relative"], half["fourier"][1]["relative"])
 
 
 @pytest.mark.parametrize("model", ["plain", "bit"])
-def test_cost(place, model, monkeypatch):
+def test_cost(inspected_folder, model, monkeypatch):
     from vitreous.reports.figures import layers
 
     monkeypatch.setattr(layers, "DEFAULT_IMAGE_SIZES", (64,))  # beside the model's own 32
-    one, numbers = looked(place, model, "cost", batch_sizes=(1, 2), data=None)["cost"]
+    one, numbers = inspect_model(inspected_folder, model, "cost", batch_sizes=(1, 2), data=None)["cost"]
     assert numbers["image"].tolist() == [[32, 32], [64, 64]] and (numbers["images_per_second"] > 0).all()
     assert numbers["memory_bytes"][1] > numbers["memory_bytes"][0] and "an estimate" in one["caption"]
 
 
-def test_all_of_a_model_without_tokens_says_what_it_has_not(place):
-    out = place / "out" / "bit-all"
-    named = [place / "photos" / "val" / name / f"{number}.png" for name in CLASSES for number in range(2)]
+def test_a_model_without_tokens_reports_unavailable_figures(inspected_folder):
+    out = inspected_folder / "out" / "bit-all"
+    named = [inspected_folder / "photos" / "val" / name / f"{number}.png" for name in CLASSES for number in range(2)]
     for figure in ("positions", "fourier"):
         with pytest.raises(UsageError, match="BiT") as refused:
-            inspect(place / "bit", named, out, InspectOptions(figures=(figure,), device="cpu"))
+            inspect(inspected_folder / "bit", named, out, InspectOptions(figures=(figure,), device="cpu"))
         assert "filters" in refused.value.hint
     with pytest.raises(UsageError, match="no positions"):
-        looked(place, "placeless", "positions")
+        inspect_model(inspected_folder, "placeless", "positions")
 
 
-def test_the_command_line(place):
+def test_the_command_line(inspected_folder):
     words = ["inspect", "plain", "photos/val", "--figures", "filters", "features", "--out", "said", "--device", "cpu"]
-    result = say(*words, cwd=place)
+    result = run_cli(*words, cwd=inspected_folder)
     assert result.returncode == 0, result.stderr
-    assert {path.name for path in (place / "said").iterdir()} >= {
+    assert {path.name for path in (inspected_folder / "said").iterdir()} >= {
         "filters.png",
         "features.npz",
         "index.html",
         "inspect.json",
     }
-    bad = say(
-        "inspect", "plain", "photos/val", "--figures", "fourier", "--image-size", "16", "--device", "cpu", cwd=place
+    bad = run_cli(
+        "inspect",
+        "plain",
+        "photos/val",
+        "--figures",
+        "fourier",
+        "--image-size",
+        "16",
+        "--device",
+        "cpu",
+        cwd=inspected_folder,
     )
     assert bad.returncode == 2 and "larger --image-size" in bad.stderr

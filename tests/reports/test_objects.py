@@ -8,9 +8,9 @@ from PIL import Image
 
 import vitreous
 from tests.data.annotations.scenery import write_objects
-from tests.evaluation.detecting import NAMES, PaintedEngine, judged_by_pycocotools
-from tests.objectives.test_detection import OPTIONS as DETECTING
-from tests.tasks.test_detections import paint, painted_model
+from tests.evaluation.detecting import COCO_METRIC_NAMES, PaintedEngine, evaluate_with_pycocotools
+from tests.objectives.test_detection import TRAIN_OPTIONS as DETECTING
+from tests.tasks.test_detections import draw_rectangles, painted_model
 from vitreous.cli.main import main
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.run_data import open_run_data
@@ -33,7 +33,7 @@ from vitreous.weights.bundle import Bundle
 pytestmark = pytest.mark.drawn
 
 CLASSES = ("dark", "light")
-SIZE = (64, 96)
+IMAGE_SIZE = (64, 96)
 
 
 def write_coco(home, count, names=CLASSES, masks=True, numbers=(1, 2)):
@@ -47,8 +47,8 @@ def write_coco(home, count, names=CLASSES, masks=True, numbers=(1, 2)):
         if number % 2:
             shown[0] = (4 + 4 + number, 6, 28 + 2 * number, 40, 100)
             shown.append((84, 2, 94, 20, 100))
-        Image.fromarray(paint(SIZE, *shown)[0]).save(home / "images" / f"{number}.png")
-        images.append({"id": number, "file_name": f"{number}.png", "height": SIZE[0], "width": SIZE[1]})
+        Image.fromarray(draw_rectangles(IMAGE_SIZE, *shown)[0]).save(home / "images" / f"{number}.png")
+        images.append({"id": number, "file_name": f"{number}.png", "height": IMAGE_SIZE[0], "width": IMAGE_SIZE[1]})
         for left, top, right, bottom, value in objects:
             own = {"id": len(rows) + 1, "image_id": number, "category_id": numbers[value // 200], "iscrowd": 0}
             own |= {"bbox": [left, top, right - left, bottom - top], "area": (right - left) * (bottom - top)}
@@ -62,7 +62,7 @@ def write_coco(home, count, names=CLASSES, masks=True, numbers=(1, 2)):
 
 
 @pytest.fixture(scope="module")
-def bundles(tmp_path_factory):
+def detector_bundles(tmp_path_factory):
     """Detectors with random weights, one of boxes and one of masks."""
     home = tmp_path_factory.mktemp("bundles")
     for masks in (False, True):
@@ -76,7 +76,7 @@ def bundles(tmp_path_factory):
 
 
 @pytest.fixture
-def painted(monkeypatch):
+def painted_engine(monkeypatch):
     """Models that find what is painted, in place of those that are opened."""
 
     def make(model, preprocess, *options, **more):
@@ -89,11 +89,11 @@ def painted(monkeypatch):
     monkeypatch.setattr(page, "make_engine", make)
 
 
-def test_the_document_has_the_figures_of_coco(bundles, painted, tmp_path):
-    truth, model = write_coco(tmp_path / "data", 6), open_bundle(bundles / "masks", dense=True).model
-    document = evaluate(bundles / "masks", truth, workers=0, report=tmp_path / "page.html")
+def test_metrics_match_pycocotools(detector_bundles, painted_engine, tmp_path):
+    truth, model = write_coco(tmp_path / "data", 6), open_bundle(detector_bundles / "masks", dense=True).model
+    document = evaluate(detector_bundles / "masks", truth, workers=0, report=tmp_path / "page.html")
     split, engine = (
-        open_run_data(bundles / "masks", truth, None, labelled=False)[1].split("test"),
+        open_run_data(detector_bundles / "masks", truth, None, labelled=False)[1].split("test"),
         scenes.build_evaluation_engine(model, None),
     )
     pairs = []
@@ -101,8 +101,8 @@ def test_the_document_has_the_figures_of_coco(bundles, painted, tmp_path):
         pixels = np.asarray(Image.open(truth.parent / "images" / f"{sample}.png"))[None]
         pairs.append((detect_objects(make_detection_function(engine), pixels, engine.preprocess), split.target(sample)))
     for start, kind in (("", "segm"), ("box_", "bbox")):
-        wanted, _ = judged_by_pycocotools(pairs, kind, 2)
-        figures = [document["test"][start + name] for name in NAMES]
+        wanted, _ = evaluate_with_pycocotools(pairs, kind, 2)
+        figures = [document["test"][start + name] for name in COCO_METRIC_NAMES]
         assert [-1 if value is None else value for value in figures] == pytest.approx(wanted, abs=1e-9)
     figures, objects = document["test"], document["objects"]
     assert figures["images"] == 6 and figures["primary"] == "ap" and 0.3 < figures["ap50"] < 1
@@ -123,7 +123,7 @@ def test_the_document_has_the_figures_of_coco(bundles, painted, tmp_path):
     )
 
 
-def test_boxes_are_judged_where_the_model_or_the_data_have_no_masks(bundles, painted, tmp_path):
+def test_boxes_are_evaluated_if_the_model_or_the_data_have_no_masks(detector_bundles, painted_engine, tmp_path):
     notes = []
 
     class Listener(NullListener):
@@ -132,53 +132,53 @@ def test_boxes_are_judged_where_the_model_or_the_data_have_no_masks(bundles, pai
 
     ways = {"workers": 0, "report": tmp_path / "page.html", "listener": Listener()}
     both = [write_coco(tmp_path / str(masks), 4, masks=masks) for masks in (True, False)]
-    alone = [evaluate(bundles / "boxes", truth, **ways)["test"] for truth in both]
+    alone = [evaluate(detector_bundles / "boxes", truth, **ways)["test"] for truth in both]
     assert alone[0]["ap"] == alone[1]["ap"] and "box_ap" not in alone[0] and not any("boxes" in note for note in notes)
-    with_masks = [evaluate(bundles / "masks", truth, **ways)["test"] for truth in both]
+    with_masks = [evaluate(detector_bundles / "masks", truth, **ways)["test"] for truth in both]
     assert with_masks[0]["box_ap"] == with_masks[1]["ap"] == alone[0]["ap"]
     assert any("boxes but no masks" in note for note in notes)
 
 
-def test_classes_go_by_name(bundles, painted, tmp_path):
+def test_classes_are_matched_by_name(detector_bundles, painted_engine, tmp_path):
     ways = {"workers": 0, "report": tmp_path / "page.html"}
-    first = evaluate(bundles / "boxes", write_coco(tmp_path / "a", 4), **ways)
-    other = evaluate(bundles / "boxes", write_coco(tmp_path / "b", 4, numbers=(9, 3)), **ways)
+    first = evaluate(detector_bundles / "boxes", write_coco(tmp_path / "a", 4), **ways)
+    other = evaluate(detector_bundles / "boxes", write_coco(tmp_path / "b", 4, numbers=(9, 3)), **ways)
     assert first["test"] == other["test"] and other["classes"] == list(CLASSES)
     with pytest.raises(DataError, match="has no classes named bright"):
-        evaluate(bundles / "boxes", write_coco(tmp_path / "c", 4, names=("dark", "bright")), **ways)
+        evaluate(detector_bundles / "boxes", write_coco(tmp_path / "c", 4, names=("dark", "bright")), **ways)
     with pytest.raises(DataError, match="has no boxes, masks or class maps"):
-        evaluate(bundles / "boxes", "digits", **ways)
+        evaluate(detector_bundles / "boxes", "digits", **ways)
 
 
-def test_an_unreadable_image_stops_it_or_has_all_its_objects_missed(bundles, painted, tmp_path):
+def test_an_unreadable_image_fails_or_counts_its_objects_as_missed(detector_bundles, painted_engine, tmp_path):
     truth, ways = write_coco(tmp_path / "data", 4), {"workers": 0, "report": tmp_path / "page.html"}
-    whole = evaluate(bundles / "boxes", truth, **ways)
+    whole = evaluate(detector_bundles / "boxes", truth, **ways)
     damaged = truth.parent / "images" / "2.png"
     damaged.write_bytes(damaged.read_bytes()[:120])
     with pytest.raises(DataError, match=r"2\.png"):
-        evaluate(bundles / "boxes", truth, **ways)
-    document = evaluate(bundles / "boxes", truth, bad_images="skip", **ways)
+        evaluate(detector_bundles / "boxes", truth, **ways)
+    document = evaluate(detector_bundles / "boxes", truth, bad_images="skip", **ways)
     assert document["test"]["unreadable"] == 1 and document["test"]["ar100"] < whole["test"]["ar100"]
 
 
-def test_federated_data_have_figures_by_frequency(bundles, painted, tmp_path):
+def test_federated_data_have_metrics_by_class_frequency(detector_bundles, painted_engine, tmp_path):
     truth, ways = write_coco(tmp_path / "data", 4), {"workers": 0, "report": tmp_path / "page.html"}
-    plain = evaluate(bundles / "boxes", truth, **ways)["test"]
+    plain = evaluate(detector_bundles / "boxes", truth, **ways)["test"]
     document = json.loads(truth.read_text())
     for row, letter in zip(document["categories"], "rf", strict=True):
         row["frequency"] = letter
     for row in document["images"]:
         row |= {"neg_category_ids": [], "not_exhaustive_category_ids": [1]}
     truth.write_text(json.dumps(document))
-    figures = evaluate(bundles / "boxes", truth, **ways)["test"]
+    figures = evaluate(detector_bundles / "boxes", truth, **ways)["test"]
     assert figures["ap"] == pytest.approx((figures["ap_rare"] + figures["ap_frequent"]) / 2)
     assert figures["ap_common"] is None
     assert figures["ap50"] > plain["ap50"]  # what is painted and not in the file is not held against the model
 
 
-def test_large_images_are_answered_by_tiles(bundles, painted, tmp_path):
+def test_large_images_are_evaluated_in_tiles(detector_bundles, painted_engine, tmp_path):
     ways = {"workers": 0, "report": tmp_path / "page.html"}
-    document = evaluate(bundles / "boxes", write_coco(tmp_path / "data", 3), tiles=True, **ways)
+    document = evaluate(detector_bundles / "boxes", write_coco(tmp_path / "data", 3), tiles=True, **ways)
     assert document["objects"]["tiles"] and document["test"]["ap_large"] is None
     assert document["test"]["ap_medium"] == pytest.approx(1)  # as sharp as the image, which a scaled one is not
     vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "images")
@@ -186,27 +186,37 @@ def test_large_images_are_answered_by_tiles(bundles, painted, tmp_path):
         evaluate(tmp_path / "images", "digits", tiles=True)
 
 
-def test_two_models_are_compared_on_the_same_images(bundles, painted, tmp_path):
+def test_two_models_are_compared_on_the_same_images(detector_bundles, painted_engine, tmp_path):
     truth = write_coco(tmp_path / "data", 5)
-    document = compare_two_runs(bundles / "boxes", bundles / "masks", truth, computing=EvaluationSettings(workers=0))
+    document = compare_two_runs(
+        detector_bundles / "boxes", detector_bundles / "masks", truth, computing=EvaluationSettings(workers=0)
+    )
     assert (
         document["difference"]["ap"] == 0 and document["interval"]["ap50"] == [0, 0] and "box_ap" not in document["a"]
     )
     assert not document["significant"] and "same AP" in document["verdict"]
     vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "images")
     with pytest.raises(UsageError, match=r"detects objects, .* does not"):
-        compare_two_runs(tmp_path / "images", bundles / "boxes", truth)
+        compare_two_runs(tmp_path / "images", detector_bundles / "boxes", truth)
 
 
-def test_what_is_about_classes_of_images_is_refused(bundles, tmp_path):
-    assert read_task_type(bundles / "boxes") is Detection
+def test_classification_options_are_rejected(detector_bundles, tmp_path):
+    assert read_task_type(detector_bundles / "boxes") is Detection
     with pytest.raises(UsageError, match=r"abstain is for image classification, and .* detects objects"):
-        evaluate(bundles / "boxes", write_coco(tmp_path / "data", 2), abstain=0.5)
+        evaluate(detector_bundles / "boxes", write_coco(tmp_path / "data", 2), abstain=0.5)
 
 
-def test_the_command_prints_figures_and_classes(bundles, painted, tmp_path, capsys):
+def test_the_command_prints_metrics_and_classes(detector_bundles, painted_engine, tmp_path, capsys):
     truth = write_coco(tmp_path / "data", 4)
-    words = ["evaluate", str(bundles / "masks"), str(truth), "--workers", "0", "--report", str(tmp_path / "page.html")]
+    words = [
+        "evaluate",
+        str(detector_bundles / "masks"),
+        str(truth),
+        "--workers",
+        "0",
+        "--report",
+        str(tmp_path / "page.html"),
+    ]
     with pytest.raises(SystemExit, match="0"):
         main(words)
     text = capsys.readouterr().out
@@ -216,12 +226,14 @@ def test_the_command_prints_figures_and_classes(bundles, painted, tmp_path, caps
     assert json.loads(capsys.readouterr().out)["evaluations"][0]["protocol"] == "coco"
 
 
-def test_a_run_is_judged_as_it_judged_itself(tmp_path):
+def test_evaluate_matches_the_metrics_of_the_run(tmp_path):
     for split, count in (("train", 6), ("val", 3)):
         write_objects(tmp_path / "data" / split, count)
     summary = vitreous.train(str(tmp_path / "data"), out=str(tmp_path / "run"), **DETECTING | {"steps": 25, "lr": 3e-3})
     document = evaluate(tmp_path / "run", split="val", workers=0)
-    own = {name: value for name, value in document["val"].items() if name in NAMES or name.startswith("box_")}
+    own = {
+        name: value for name, value in document["val"].items() if name in COCO_METRIC_NAMES or name.startswith("box_")
+    }
     assert own == {name: summary["val"][name] for name in own} and len(own) == 24
     assert (tmp_path / "run" / "report-val.html").is_file() and document["trained_on_images"] == 0
     line = json.loads((tmp_path / "run" / "evaluations.jsonl").read_text().splitlines()[-1])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.browser import find_chromium, needs_chromium
-from tests.conftest import TINY, make_folder
+from tests.conftest import TINY_RUN, make_folder
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.split import ArraySplit, Data
 from vitreous.jobs.train import train
@@ -24,26 +24,26 @@ from vitreous.weights.bundle import Bundle
 pytestmark = [pytest.mark.drawn, needs_chromium]
 
 #: elements of at least 20 x 20 pixels whose background is lighter than a mid-grey, but for the little of tooltips
-LIGHT = """all => all.filter(one => {
+LIGHT_ELEMENTS_JS = """all => all.filter(one => {
   const box = one.getBoundingClientRect(), colour = getComputedStyle(one).backgroundColor.match(/[\\d.]+/g).map(Number);
   const opaque = colour.length < 4 || colour[3] > 0.5;
   return box.width >= 20 && box.height >= 20 && opaque && (colour[0] + colour[1] + colour[2]) / 3 > 128;
 }).map(one => one.outerHTML.slice(0, 80))"""
 #: filled shapes of a drawing of at least 20 x 20 pixels that are light and opaque
-WHITE = """all => all.filter(one => {
+LIGHT_SHAPES_JS = """all => all.filter(one => {
   const box = one.getBoundingClientRect(), fill = getComputedStyle(one).fill.match(/[\\d.]+/g)?.map(Number) ?? [0];
   const solid = getComputedStyle(one).opacity * getComputedStyle(one).fillOpacity > 0.6;
   return box.width >= 20 && box.height >= 20 && solid && fill[0] + fill[1] + fill[2] > 600;
 }).length"""
-INK = "all => [...new Set(all.map(one => getComputedStyle(one).fill))]"
+FILL_COLOURS_JS = "all => [...new Set(all.map(one => getComputedStyle(one).fill))]"
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory):
+def report_pages(tmp_path_factory):
     """The report and the figures of a run of seconds, and the report of sixty classes with 10,000 images in cells."""
     root = tmp_path_factory.mktemp("look")
     photos = make_folder(root / "photos", {"train": 12, "val": 4, "test": 4})
-    train(str(photos), out=str(root / "run"), workers=0, **TINY)
+    train(str(photos), out=str(root / "run"), workers=0, **TINY_RUN)
     inspect(
         str(root / "run"),
         out=root / "inside",
@@ -67,7 +67,7 @@ def pages(tmp_path_factory):
 
 
 @contextmanager
-def opened(path, width=1440, scheme="light", **options):
+def open_page(path, width=1440, scheme="light", **options):
     """A page in a browser that complains of nothing and requests nothing from elsewhere."""
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as player:
@@ -83,27 +83,27 @@ def opened(path, width=1440, scheme="light", **options):
 
 
 @pytest.mark.parametrize("name", ["run", "inside", "sixty"])
-def test_dark_pages_have_no_white_panel_and_ink_follows_the_theme(pages, name):
+def test_dark_pages_have_no_white_panel_and_ink_follows_the_theme(report_pages, name):
     inks = {}
     for scheme in ("dark", "light"):
-        with opened(pages[name], scheme=scheme) as page:
+        with open_page(report_pages[name], scheme=scheme) as page:
             if scheme == "dark":
-                assert page.eval_on_selector_all("html, body, body *", LIGHT) == []
-                assert page.eval_on_selector_all("svg path, svg rect", WHITE) == 0
-            inks[scheme] = page.eval_on_selector_all("svg text", INK)
+                assert page.eval_on_selector_all("html, body, body *", LIGHT_ELEMENTS_JS) == []
+                assert page.eval_on_selector_all("svg path, svg rect", LIGHT_SHAPES_JS) == 0
+            inks[scheme] = page.eval_on_selector_all("svg text", FILL_COLOURS_JS)
             assert inks[scheme] == [page.evaluate("getComputedStyle(document.body).color")]
     assert inks["dark"] != inks["light"]
 
 
 @pytest.mark.parametrize("name", ["run", "inside", "sixty"])
-def test_a_phone_scrolls_down_alone(pages, name):
-    with opened(pages[name], 390) as page:
+def test_pages_on_a_phone_scroll_only_vertically(report_pages, name):
+    with open_page(report_pages[name], 390) as page:
         assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
 @pytest.mark.parametrize("width", [390, 1440])
-def test_ten_thousand_in_a_cell_of_sixty_classes_fits_it(pages, width):
-    with opened(pages["sixty"], width) as page:
+def test_counts_of_ten_thousand_fit_their_cells(report_pages, width):
+    with open_page(report_pages["sixty"], width) as page:
         cells = page.eval_on_selector_all(
             ".matrix .cell", "all => all.map(one => one.getBoundingClientRect().toJSON())"
         )
@@ -119,10 +119,10 @@ def test_ten_thousand_in_a_cell_of_sixty_classes_fits_it(pages, width):
         assert count["height"] >= 5  # pixels: legible
 
 
-def test_metrics_are_explained_by_mouse_keyboard_and_touch(pages):
+def test_metrics_are_explained_by_mouse_keyboard_and_touch(report_pages):
     shown = "all => all.filter(one => one.checkVisibility()).map(one => one.textContent)"
     nll = "Negative log-likelihood"
-    with opened(pages["run"]) as page:
+    with open_page(report_pages["run"]) as page:
         term = page.locator(".figures .term button", has_text="NLL")
         assert page.eval_on_selector_all("[role=tooltip]", shown) == []
         term.hover()
@@ -136,7 +136,7 @@ def test_metrics_are_explained_by_mouse_keyboard_and_touch(pages):
         assert any(one.startswith(nll) for one in reached) and len(set(reached)) >= 5
         about = term.get_attribute("aria-describedby")
         assert page.locator(f"#{about}").text_content().startswith(nll)
-    with opened(pages["run"], 390, has_touch=True, is_mobile=True) as page:
+    with open_page(report_pages["run"], 390, has_touch=True, is_mobile=True) as page:
         for label in ("recall", "F1"):
             button = page.locator(".wide .term button", has_text=label).first
             button.scroll_into_view_if_needed()
@@ -148,8 +148,8 @@ def test_metrics_are_explained_by_mouse_keyboard_and_touch(pages):
             assert box["left"] >= 0 and box["right"] <= 390 and box["height"] > 20
 
 
-def test_losses_are_two_curves_of_one_chart(pages):
-    with opened(pages["run"]) as page:
+def test_losses_are_two_curves_of_one_chart(report_pages):
+    with open_page(report_pages["run"]) as page:
         chart = page.get_by_role("img", name="loss: training and validation (NLL)")
         assert chart.count() == 1
         colours = chart.locator("path").evaluate_all("all => all.map(one => getComputedStyle(one).stroke)")

@@ -12,7 +12,7 @@ from PIL import Image
 from sklearn.neighbors import KNeighborsClassifier
 
 import vitreous
-from tests.conftest import TINY, document, make_folder, picture, say
+from tests.conftest import TINY_RUN, make_folder, make_image, parse_json_output, run_cli
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import ArraySplit, Data
@@ -30,11 +30,11 @@ from vitreous.tasks.features import FeatureExtraction
 from vitreous.tasks.intervals import wilson_interval
 from vitreous.weights.bundle import Bundle
 
-FP32 = ("--precision", "fp32", "--device", "cpu", "--workers", "0")
+CPU_OPTIONS = ("--precision", "fp32", "--device", "cpu", "--workers", "0")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
+def feature_cache(tmp_path_factory):
     """One cache of features for the module, nobody else's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
@@ -51,21 +51,21 @@ def photos(tmp_path_factory):
 def short_run(photos, tmp_path_factory):
     """A run of one step."""
     out = tmp_path_factory.mktemp("run") / "run"
-    vitreous.train(photos, out=out, **{**TINY, "epochs": 0.5, "workers": 0})
+    vitreous.train(photos, out=out, **{**TINY_RUN, "epochs": 0.5, "workers": 0})
     return out
 
 
-def judged(run, *words):
-    return document(say("evaluate", str(run), *words, *FP32, "--json", cwd=run.parent))
+def run_evaluate_json(run, *words):
+    return parse_json_output(run_cli("evaluate", str(run), *words, *CPU_OPTIONS, "--json", cwd=run.parent))
 
 
-def refused(code, run, *words):
-    result = say("evaluate", str(run), *words, *FP32, cwd=run.parent)
+def expect_error(code, run, *words):
+    result = run_cli("evaluate", str(run), *words, *CPU_OPTIONS, cwd=run.parent)
     assert result.returncode == code, result.stderr
     return result.stderr
 
 
-def pooled(run, split):
+def compute_features(run, split):
     """Features by the model itself, and labels."""
     bundle = open_bundle(run)
     images = [bundle.preprocess.to_tensor(bundle.preprocess.decode(split.raw(s))) for s in range(len(split))]
@@ -75,9 +75,9 @@ def pooled(run, split):
         ).numpy(), split.labels
 
 
-def test_knn_is_that_of_scikit_learn(short_run, photos):
-    found, data = judged(short_run, "--protocol", "knn", "--k", "3", "20", "9"), open_data(photos)
-    train, test = pooled(short_run, data.split("train")), pooled(short_run, data.split("test"))
+def test_knn_matches_scikit_learn(short_run, photos):
+    found, data = run_evaluate_json(short_run, "--protocol", "knn", "--k", "3", "20", "9"), open_data(photos)
+    train, test = compute_features(short_run, data.split("train")), compute_features(short_run, data.split("test"))
     assert [row["k"] for row in found["results"]] == [3, 9, 20] and found["k"] == 20
     for row in found["results"]:
         judge = KNeighborsClassifier(row["k"], metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07))
@@ -92,13 +92,15 @@ def test_knn_is_that_of_scikit_learn(short_run, photos):
 
 
 @pytest.mark.parametrize("protocol", ["knn", "linear", "fewshot"])
-def test_it_is_said_which_images_are_learned_from_and_which_are_judged(short_run, photos, tmp_path, protocol):
+def test_training_and_evaluation_images_are_reported(short_run, photos, tmp_path, protocol):
     """Of data with splits, and of a folder of classes, of which a part is drawn to be judged."""
     flat = tmp_path / "flat"
     flat.symlink_to(photos / "train")
     for words, source, split, bank, count in (([], photos, "test", 36, 18), ([str(flat)], flat, "val", 33, 3)):
-        result = say("evaluate", str(short_run), *words, "--protocol", protocol, *FP32, "--json", cwd=short_run.parent)
-        found = document(result)
+        result = run_cli(
+            "evaluate", str(short_run), *words, "--protocol", protocol, *CPU_OPTIONS, "--json", cwd=short_run.parent
+        )
+        found = parse_json_output(result)
         assert found["train_data"] == {"data": str(source), "splits": ["train"], "images": bank}
         assert found["evaluated"] == {"data": str(source), "split": split, "images": count}
         assert (found["split"], found[split]["images"]) == (split, count)
@@ -109,30 +111,36 @@ def test_it_is_said_which_images_are_learned_from_and_which_are_judged(short_run
 
 
 def test_features_are_computed_once_for_all_protocols(short_run, monkeypatch):
-    judged(short_run, "--protocol", "knn")
+    run_evaluate_json(short_run, "--protocol", "knn")
     monkeypatch.setattr(features, "make_engine", None)  # calling it would fail
     for protocol in ("knn", "linear", "fewshot"):
-        found = judged(short_run, "--protocol", protocol)
+        found = run_evaluate_json(short_run, "--protocol", protocol)
         assert all(part["reused"] for part in found["features"].values())
         assert {name: part["images"] for name, part in found["features"].items()} == {"train": 36, "test": 18}
     with pytest.raises(TypeError):
         vitreous.evaluate(short_run, protocol=ProtocolOptions("knn", cache=False))
 
 
-def test_linear_tells_its_penalty_and_how_it_was_chosen(short_run):
-    found = judged(short_run, "--protocol", "linear")
+def test_linear_reports_its_penalty_and_how_it_was_selected(short_run):
+    found = run_evaluate_json(short_run, "--protocol", "linear")
     assert found["held_out"]["images"] == 6 and found["held_out"]["top1"] == max(
         row["top1"] for row in found["held_out"]["candidates"]
     )
     assert found["l2"] in [row["l2"] for row in found["held_out"]["candidates"]]
     assert found["test"]["top1"] > 0.8 and found["test"]["nll"] < np.log(3)
-    fixed = judged(short_run, "--protocol", "linear", "--l2", "0.5")
+    fixed = run_evaluate_json(short_run, "--protocol", "linear", "--l2", "0.5")
     assert (fixed["l2"], fixed["held_out"]) == (0.5, None)
 
 
-def test_fewshot_is_a_plain_solve_for_each_draw(short_run, photos):
-    found, data = judged(short_run, "--protocol", "fewshot", "--shots", "2", "5", "--seed", "1"), open_data(photos)
-    (x, y), (test, wanted) = pooled(short_run, data.split("train")), pooled(short_run, data.split("test"))
+def test_fewshot_matches_a_direct_ridge_solve(short_run, photos):
+    found, data = (
+        run_evaluate_json(short_run, "--protocol", "fewshot", "--shots", "2", "5", "--seed", "1"),
+        open_data(photos),
+    )
+    (x, y), (test, wanted) = (
+        compute_features(short_run, data.split("train")),
+        compute_features(short_run, data.split("test")),
+    )
     for row in found["results"]:
         top1 = []
         for seed in (1, 2, 3):
@@ -148,8 +156,8 @@ def test_fewshot_is_a_plain_solve_for_each_draw(short_run, photos):
     assert found["shots"] == 5 and found["test"]["top1"] == found["results"][1]["top1"]
 
 
-def test_fewer_images_than_shots_are_all_used_and_told(short_run):
-    result = say(
+def test_classes_with_fewer_images_than_shots_are_reported(short_run):
+    result = run_cli(
         "evaluate",
         str(short_run),
         "--protocol",
@@ -158,37 +166,37 @@ def test_fewer_images_than_shots_are_all_used_and_told(short_run):
         "25",
         "--seeds",
         "1",
-        *FP32,
+        *CPU_OPTIONS,
         cwd=short_run.parent,
     )
     assert result.returncode == 0 and "3 of 3 classes have less than 25 training images" in result.stderr
-    found = judged(short_run, "--protocol", "fewshot")
+    found = run_evaluate_json(short_run, "--protocol", "fewshot")
     assert [row["shots"] for row in found["results"]] == [1, 5, 10]  # of the usual ones, those that a class has
 
 
-def test_each_reading_is_recorded(short_run):
-    judged(short_run, "--protocol", "knn", "--k", "4")
+def test_each_evaluation_is_recorded(short_run):
+    run_evaluate_json(short_run, "--protocol", "knn", "--k", "4")
     last = json.loads((short_run / "evaluations.jsonl").read_text().splitlines()[-1])
     assert (last["protocol"], last["k"], last["split"], last["images"]) == ("knn", 4, "test", 18)
 
 
-def test_val_is_judged_without_learning_from_it(short_run, tmp_path):
-    found = judged(short_run, "--protocol", "knn", "--split", "val")
+def test_val_images_are_not_used_for_training(short_run, tmp_path):
+    found = run_evaluate_json(short_run, "--protocol", "knn", "--split", "val")
     assert found["features"]["train"]["images"] == 36 and found["val"]["images"] == 12
     flat = make_folder(tmp_path / "flat", {"": 20})
-    told = say("evaluate", str(short_run), str(flat), "--protocol", "knn", *FP32, "--json", cwd=tmp_path)
+    told = run_cli("evaluate", str(short_run), str(flat), "--protocol", "knn", *CPU_OPTIONS, "--json", cwd=tmp_path)
     assert "evaluated on its 6 val images, split from the training set" in told.stderr
-    found = document(told)
+    found = parse_json_output(told)
     assert (found["features"]["train"]["images"], found["val"]["images"]) == (54, 6)
 
 
-def test_test_is_judged_with_all_training_images(short_run, tmp_path):
+def test_evaluation_on_test_trains_on_all_training_images(short_run, tmp_path):
     source = make_folder(tmp_path / "two", {"train": 10, "test": 2})
     # those held out for validation too
-    assert judged(short_run, str(source), "--protocol", "knn")["features"]["train"]["images"] == 30
+    assert run_evaluate_json(short_run, str(source), "--protocol", "knn")["features"]["train"]["images"] == 30
 
 
-def test_other_classes_and_models_without_a_head(short_run, tmp_path):
+def test_protocols_work_with_new_classes_and_headless_models(short_run, tmp_path):
     source = make_folder(tmp_path / "other", {"train": 6, "test": 2}, ("x", "y"))
     torch.manual_seed(0)
     Bundle(
@@ -197,50 +205,52 @@ def test_other_classes_and_models_without_a_head(short_run, tmp_path):
         ImagePreprocess((16, 16)),
     ).save(tmp_path / "bundle")
     for one in (short_run, tmp_path / "bundle"):
-        found = judged(one, str(source), "--protocol", "linear")
+        found = run_evaluate_json(one, str(source), "--protocol", "linear")
         assert found["classes"] == ["x", "y"] and found["test"]["top1"] == 1.0
 
 
-def test_several_labels_give_map(short_run, tmp_path):
+def test_multilabel_data_give_map(short_run, tmp_path):
     rows = ["path,label,split"]
     for index in range(30):
-        picture(index, tint=index % 3).save(tmp_path / f"{index}.png")
+        make_image(index, tint=index % 3).save(tmp_path / f"{index}.png")
         rows.append(f"{index}.png,{('red', 'green', 'green|blue')[index % 3]},{'test' if index > 20 else 'train'}")
     (tmp_path / "table.csv").write_text("\n".join(rows) + "\n")
     data = open_data(tmp_path / "table.csv")
     assert data.multilabel
     for protocol in ("knn", "linear"):
-        found = judged(short_run, str(tmp_path / "table.csv"), "--protocol", protocol)
+        found = run_evaluate_json(short_run, str(tmp_path / "table.csv"), "--protocol", protocol)
         assert found["test"]["map"] > 0.9 and found["test"]["top1"] is None
-    assert "few-shot needs one" in refused(2, short_run, str(tmp_path / "table.csv"), "--protocol", "fewshot")
+    assert "few-shot needs one" in expect_error(2, short_run, str(tmp_path / "table.csv"), "--protocol", "fewshot")
 
 
 def test_unreadable_images_stop_or_count_as_wrong(short_run, tmp_path):
     source = make_folder(tmp_path / "photos", {"train": 12, "test": 6})
-    good = judged(short_run, str(source), "--protocol", "knn", "--k", "5")["test"]
+    good = run_evaluate_json(short_run, str(source), "--protocol", "knn", "--k", "5")["test"]
     for bad in ("test/ant/2.png", "train/bee/0.png"):
         (source / bad).write_bytes(b"no picture")
-    assert "train/bee/0.png" in refused(3, short_run, str(source), "--protocol", "knn", "--k", "5")
-    found = judged(short_run, str(source), "--protocol", "knn", "--k", "5", "--bad-images", "skip")["test"]
+    assert "train/bee/0.png" in expect_error(3, short_run, str(source), "--protocol", "knn", "--k", "5")
+    found = run_evaluate_json(short_run, str(source), "--protocol", "knn", "--k", "5", "--bad-images", "skip")["test"]
     assert (good["top1"], found["unreadable"]) == (1.0, 1) and found["top1"] == 17 / 18
-    shots = judged(short_run, str(source), "--protocol", "fewshot", "--shots", "5", "--bad-images", "skip")
+    shots = run_evaluate_json(short_run, str(source), "--protocol", "fewshot", "--shots", "5", "--bad-images", "skip")
     assert shots["test"]["top1"] <= 17 / 18 and shots["test"]["unreadable"] == 1
 
 
 def test_refusals(short_run, tmp_path):
-    assert "--k 37 exceeds the 36 training images" in refused(2, short_run, "--protocol", "knn", "--k", "5", "37")
-    assert "evaluate val or test" in refused(2, short_run, "--protocol", "linear", "--split", "train")
-    assert "at least 1" in refused(2, short_run, "--protocol", "knn", "--k", "0")
-    assert "above 0" in refused(2, short_run, "--protocol", "knn", "--temperature", "0")
-    assert "a folder with a folder for each task" in refused(2, short_run, "--protocol", "vtab")
-    assert "needs --labels FILE" in refused(2, short_run, "--protocol", "real")
-    assert "--calibrate applies to predictions of the head" in refused(2, short_run, "--protocol", "knn", "--calibrate")
+    assert "--k 37 exceeds the 36 training images" in expect_error(2, short_run, "--protocol", "knn", "--k", "5", "37")
+    assert "evaluate val or test" in expect_error(2, short_run, "--protocol", "linear", "--split", "train")
+    assert "at least 1" in expect_error(2, short_run, "--protocol", "knn", "--k", "0")
+    assert "above 0" in expect_error(2, short_run, "--protocol", "knn", "--temperature", "0")
+    assert "a folder with a folder for each task" in expect_error(2, short_run, "--protocol", "vtab")
+    assert "needs --labels FILE" in expect_error(2, short_run, "--protocol", "real")
+    assert "--calibrate applies to predictions of the head" in expect_error(
+        2, short_run, "--protocol", "knn", "--calibrate"
+    )
     with pytest.raises(UsageError, match="did you mean linear"):
         vitreous.evaluate(short_run, protocol="liner")
 
 
 @pytest.mark.parametrize("protocol", PROBES)
-def test_data_that_cannot_be_learnt_from(short_run, protocol):
+def test_data_without_training_images_or_with_one_class_are_rejected(short_run, protocol):
     pixels, labels = np.zeros((4, 16, 16, 3), np.uint8), np.zeros(4, np.int64)
     for splits, why in (({"test"}, "no training images"), ({"train", "test"}, "have one class")):
         data = Data("made", ("a", "b"), {name: ArraySplit(pixels, labels) for name in splits})
@@ -260,7 +270,7 @@ def test_data_that_cannot_be_learnt_from(short_run, protocol):
 # ImageNet's other labels
 
 
-def test_sets_of_right_answers_by_hand():
+def test_label_set_metrics_match_values_by_hand():
     logits = np.array(
         [[5, 4, 3, 2, 1, 0, 0], [0, 1, 2, 3, 4, 5, 6], [9, 0, 0, 0, 0, 0, 0], [9, 8, 7, 6, 5, 4, 3]], float
     )
@@ -274,7 +284,7 @@ def test_sets_of_right_answers_by_hand():
 
 
 @pytest.fixture(scope="module")
-def thousand(tmp_path_factory):
+def thousand_class_bundle(tmp_path_factory):
     """A bundle that answers with 1,000 numbers, of a random head."""
     torch.manual_seed(0)
     model = create_untrained_model("ViT-32x1/8", image_size=16, num_classes=1000).eval()
@@ -284,7 +294,7 @@ def thousand(tmp_path_factory):
     return home
 
 
-def logits(home, files):
+def compute_logits(home, files):
     """The model's own, of image files."""
     bundle = open_bundle(home)
     images = [bundle.preprocess.to_tensor(bundle.preprocess.decode(str(file))) for file in files]
@@ -292,23 +302,31 @@ def logits(home, files):
         return bundle.model(bundle.preprocess.normalise(torch.stack(images))).numpy()
 
 
-def test_real_judges_by_sets_in_the_order_of_the_names(thousand, tmp_path):
+def test_real_uses_label_sets_in_file_name_order(thousand_class_bundle, tmp_path):
     names = [f"n0000000{number % 2}/ILSVRC2012_val_0000000{number}.png" for number in (1, 2, 3, 4, 6)]
     for number, name in enumerate(names):
         (tmp_path / "val" / name).parent.mkdir(parents=True, exist_ok=True)
-        picture(number).save(tmp_path / "val" / name)
-    best = np.argsort(-logits(thousand, [tmp_path / "val" / name for name in names]), 1)
+        make_image(number).save(tmp_path / "val" / name)
+    best = np.argsort(-compute_logits(thousand_class_bundle, [tmp_path / "val" / name for name in names]), 1)
     # of images 1, 2, 3, 4, 5, 6
     sets = [[int(best[0, 0])], [7, int(best[1, 0])], [], [int(best[3, 3])], [1, 2], [int(best[4, 9])]]
     (tmp_path / "real.json").write_text(json.dumps(sets))
-    found = judged(thousand, str(tmp_path / "val"), "--protocol", "real", "--labels", str(tmp_path / "real.json"))
+    found = run_evaluate_json(
+        thousand_class_bundle, str(tmp_path / "val"), "--protocol", "real", "--labels", str(tmp_path / "real.json")
+    )
     figures = found["results"][0]
     assert (figures["top1"], figures["top5"], figures["images"], found["images_without_label"]) == (2 / 4, 3 / 4, 4, 1)
 
     def why(content, source="val"):
         (tmp_path / "bad.json").write_text(content)
-        return refused(
-            3, thousand, str(tmp_path / source), "--protocol", "real", "--labels", str(tmp_path / "bad.json")
+        return expect_error(
+            3,
+            thousand_class_bundle,
+            str(tmp_path / source),
+            "--protocol",
+            "real",
+            "--labels",
+            str(tmp_path / "bad.json"),
         )
 
     assert "not all among the 3" in why("[[1], [2], [3]]")
@@ -321,19 +339,19 @@ def test_real_judges_by_sets_in_the_order_of_the_names(thousand, tmp_path):
 
 
 @pytest.mark.parametrize("form", ["json", "csv"])
-def test_objectnet_maps_classes_and_cuts_the_frame(thousand, tmp_path, form):
+def test_objectnet_maps_classes_and_cuts_the_frame(thousand_class_bundle, tmp_path, form):
     names, files = ("air_freshener", "alarm_clock", "banana"), []
     for number, name in enumerate(names):
         home = tmp_path / "images" / name
         home.mkdir(parents=True)
         for index in range(2):
-            plain_picture = picture(10 * number + index)
+            plain_picture = make_image(10 * number + index)
             plain_picture.save(tmp_path / f"{name}{index}.png")
             framed = Image.new("RGB", (18, 18), (255, 0, 0))
             framed.paste(plain_picture, (1, 1))
             framed.save(home / f"{index}.png")
             files.append(tmp_path / f"{name}{index}.png")
-    scores = logits(thousand, files)
+    scores = compute_logits(thousand_class_bundle, files)
     best = np.argsort(-scores, 1)
     numbers = {"Alarm clock": [int(best[2, 0]), int(best[3, 7])], "Banana": [int(best[4, 2])], "Tench": [0]}
     if form == "json":
@@ -341,8 +359,13 @@ def test_objectnet_maps_classes_and_cuts_the_frame(thousand, tmp_path, form):
     else:
         rows = [f"{name},{number}" for name, several in numbers.items() for number in several]
         (tmp_path / "map.csv").write_text("\n".join(["class,number", *rows]))
-    found = judged(
-        thousand, str(tmp_path / "images"), "--protocol", "objectnet", "--labels", str(tmp_path / f"map.{form}")
+    found = run_evaluate_json(
+        thousand_class_bundle,
+        str(tmp_path / "images"),
+        "--protocol",
+        "objectnet",
+        "--labels",
+        str(tmp_path / f"map.{form}"),
     )
     mapped = sorted({number for name in ("Alarm clock", "Banana") for number in numbers[name]})
     wanted = {"all": [0, 0], "mapped": [0, 0]}
@@ -357,22 +380,24 @@ def test_objectnet_maps_classes_and_cuts_the_frame(thousand, tmp_path, form):
     assert found["test"]["top1"] == found["results"][0]["top1"]
 
 
-def test_faults_of_a_class_map(thousand, tmp_path):
+def test_invalid_class_maps_are_rejected(thousand_class_bundle, tmp_path):
     source = make_folder(tmp_path / "images", {"": 2})
 
     def why(name, content):
         (tmp_path / name).write_text(content)
-        return refused(3, thousand, str(source), "--protocol", "objectnet", "--labels", str(tmp_path / name))
+        return expect_error(
+            3, thousand_class_bundle, str(source), "--protocol", "objectnet", "--labels", str(tmp_path / name)
+        )
 
     assert "contains no class of" in why("map.json", '{"dog": 1}')
     assert "line 3: cat,x" in why("map.csv", "class,number\nant,3\ncat,x\n")
     assert "ant is [1, true]" in why("map.json", '{"ant": [1, true]}').replace("True", "true")
-    assert "cannot be read" in refused(
-        3, thousand, str(source), "--protocol", "objectnet", "--labels", str(tmp_path / "none.json")
+    assert "cannot be read" in expect_error(
+        3, thousand_class_bundle, str(source), "--protocol", "objectnet", "--labels", str(tmp_path / "none.json")
     )
 
 
-def test_which_heads_are_those_of_imagenet():
+def test_imagenet_heads_are_recognised():
     from vitreous.data.layouts.imagenet import get_torchvision_names
 
     assert map_imagenet_classes("m", tuple(map(str, range(1000)))).tolist() == list(range(1000))

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import vitreous
-from tests.conftest import document, make_folder, say
+from tests.conftest import make_folder, parse_json_output, run_cli
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.split import ArraySplit, Data
 from vitreous.errors import DataError, NonFiniteError, UsageError
@@ -31,7 +31,7 @@ from vitreous.reports.protocols.published import (
 from vitreous.reports.protocols.task import ProtocolOptions, ProtocolTask
 
 PROBES = ("mae", "dino", "dinov2")
-CPU = ("--precision", "fp32", "--device", "cpu", "--workers", "0")
+CPU_OPTIONS = ("--precision", "fp32", "--device", "cpu", "--workers", "0")
 
 
 @pytest.fixture(scope="module")
@@ -44,26 +44,28 @@ def photos(tmp_path_factory):
 def bundle(tmp_path_factory):
     """A random encoder with a class token."""
     torch.manual_seed(0)
-    return save(tmp_path_factory.mktemp("bundle") / "model")
+    return save_encoder(tmp_path_factory.mktemp("bundle") / "model")
 
 
-def save(place, **options):
+def save_encoder(place, **options):
     model = create_untrained_model("ViT-16x2/8", image_size=16, num_classes=0, **options)
     vitreous.save(model, place, preprocess=ImagePreprocess((16, 16), 3))
     return place
 
 
-def judged(bundle, photos, *words):
-    return document(say("evaluate", str(bundle), str(photos), "--protocol", "linear", *words, *CPU, "--json"))
+def run_evaluate_json(bundle, photos, *words):
+    return parse_json_output(
+        run_cli("evaluate", str(bundle), str(photos), "--protocol", "linear", *words, *CPU_OPTIONS, "--json")
+    )
 
 
-def refused(bundle, photos, *words):
-    result = say("evaluate", str(bundle), str(photos), *words, *CPU)
+def expect_error(bundle, photos, *words):
+    result = run_cli("evaluate", str(bundle), str(photos), *words, *CPU_OPTIONS)
     assert result.returncode == 2, result.stderr
     return " ".join(result.stderr.split())
 
 
-def stream(steps=30, batch=32, width=12, classes=4):
+def make_feature_batches(steps=30, batch=32, width=12, classes=4):
     """Batches of separable features, as a generator that may be made again."""
     generator = torch.Generator().manual_seed(1)
     centres = 3 * torch.randn(classes, width, generator=generator)
@@ -75,17 +77,17 @@ def stream(steps=30, batch=32, width=12, classes=4):
 # heads
 
 
-def test_a_grid_trained_together_is_each_head_trained_alone():
+def test_heads_trained_together_match_heads_trained_alone():
     configs = [HeadConfig(lr, HeadInput(1)) for lr in DINOV2_LR_GRID] + [
         HeadConfig(0.1, HeadInput(1), "lars", normed=True)
     ]
     columns = [list(range(12)), [0, 1, 2, 9, 10, 11]]
     heads = [LinearHead(config, own, 4, seed=3) for config in configs for own in columns]
-    train_heads(heads, stream())
+    train_heads(heads, make_feature_batches())
     for number, head in enumerate(heads):
         alone = LinearHead(head.config, columns[number % 2], 4, seed=3)
         before = alone.weight.clone()
-        train_heads([alone], stream())
+        train_heads([alone], make_feature_batches())
         assert not torch.equal(alone.weight, before)
         for one, other in ((head.weight, alone.weight), (head.bias, alone.bias), (head.mean, alone.mean)):
             assert torch.allclose(one, other, atol=1e-6, rtol=0)
@@ -99,7 +101,7 @@ def test_a_head_learns_as_pytorch_does(normed):
     linear, norm = torch.nn.Linear(12, 4), torch.nn.BatchNorm1d(12, affine=False, eps=1e-6)
     linear.weight.data, linear.bias.data = head.weight.clone(), head.bias.clone()
     momenta = [torch.zeros_like(parameter) for parameter in linear.parameters()]
-    for rows, labels, factor in stream(10):
+    for rows, labels, factor in make_feature_batches(10):
         head.step(rows, labels, factor)
         linear.zero_grad()
         F.cross_entropy(linear(norm(rows) if normed else rows), labels).backward()
@@ -110,12 +112,12 @@ def test_a_head_learns_as_pytorch_does(normed):
             parameter.data -= factor * 0.5 * len(rows) / 256 * momentum
     assert torch.allclose(head.weight, linear.weight, atol=1e-6)
     assert torch.allclose(head.bias, linear.bias, atol=1e-6)
-    rows = next(iter(stream()))[0]
+    rows = next(iter(make_feature_batches()))[0]
     expected = linear(norm.eval()(rows) if normed else rows).detach()
     assert np.allclose(head.logits(rows.numpy()), expected.numpy(), atol=1e-5)
 
 
-def test_rates_are_in_proportion_to_the_batch():
+def test_learning_rates_scale_with_the_batch_size():
     config = create_untrained_model("ViT-16x2/8", image_size=16, num_classes=0).config
     bases = {"mae": (0.1,), "dino": (0.001,), "dinov2": DINOV2_LR_GRID * 4}
     for probe, rates in bases.items():
@@ -129,7 +131,7 @@ def test_rates_are_in_proportion_to_the_batch():
     ]
 
 
-def test_plans_are_the_published_ones():
+def test_plans_match_the_published_settings():
     """Batch, steps, warm-up, schedule on ImageNet; cut where there are fewer images."""
     config, images = create_untrained_model("ViT-16x2/8", image_size=16, num_classes=0).config, 1_281_167
     wide = replace(config, width=768, heads=12, depth=12)
@@ -160,7 +162,7 @@ def test_plans_are_the_published_ones():
         assert (plain.crop, plain.flip) == ((1.0, 1.0), 0)
 
 
-def test_tokens_are_those_of_the_model(bundle):
+def test_probe_features_match_the_tokens_of_the_model(bundle):
     """Class tokens after the last norm, the last block first; the mean of its patches; each where `columns` says."""
     model, images = open_bundle(bundle, headless=True).model.eval(), torch.randn(2, 3, 16, 16)
     reader = TokenReader(model, (HeadInput(1), HeadInput(2, mean=True)))
@@ -185,12 +187,12 @@ def test_the_first_of_equal_scores_is_chosen():
 
 
 @pytest.mark.parametrize("probe", PROBES)
-def test_each_probe_judges_a_model_and_leaves_it_alone(bundle, photos, probe):
+def test_each_probe_is_reproducible_and_leaves_the_bundle_unchanged(bundle, photos, probe):
     def digest():
         return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in bundle.iterdir()}
 
     before, words = digest(), ("--probe", probe, "--steps", "6", "--probe-batch", "20")
-    found, again = judged(bundle, photos, *words), judged(bundle, photos, *words)
+    found, again = run_evaluate_json(bundle, photos, *words), run_evaluate_json(bundle, photos, *words)
     assert digest() == before
     assert {**found, "wall_seconds": 0, "images_per_second": 0} == {**again, "wall_seconds": 0, "images_per_second": 0}
     assert (found["probe"], found["steps"], found["batch_size"]) == (probe, 6, 20)
@@ -204,8 +206,8 @@ def test_each_probe_judges_a_model_and_leaves_it_alone(bundle, photos, probe):
     assert selection["selected"]["lr"] == selection["selected"]["base_lr"] * 20 / 256
 
 
-def test_notes_say_what_is_done(bundle, photos):
-    shown = say("evaluate", str(bundle), str(photos), "--protocol", "linear", "--probe", "dinov2", *CPU)
+def test_notes_describe_the_probe(bundle, photos):
+    shown = run_cli("evaluate", str(bundle), str(photos), "--protocol", "linear", "--probe", "dinov2", *CPU_OPTIONS)
     text = " ".join((shown.stdout + shown.stderr).split())
     assert shown.returncode == 0
     assert "trains 52 heads on 36 images" in text and "12 others (val) select one of them" in text
@@ -215,7 +217,7 @@ def test_notes_say_what_is_done(bundle, photos):
     assert "selected from 52 heads on 12 validation images" in text
 
 
-def test_the_page_says_which_probe_and_how_long():
+def test_the_page_names_the_probe_and_its_steps():
     line = {
         "time": "2026-01-02T03:04:05+0000",
         "data": "x",
@@ -235,24 +237,24 @@ def test_the_page_says_which_probe_and_how_long():
 
 def test_mistakes_are_answered(bundle, photos, tmp_path):
     linear = ("--protocol", "linear", "--probe")
-    assert "invalid choice" in refused(bundle, photos, *linear, "maee").lower()
+    assert "invalid choice" in expect_error(bundle, photos, *linear, "maee").lower()
     with pytest.raises(UsageError, match="did you mean dinov2"):
         vitreous.evaluate(bundle, photos, protocol="linear", probe="dinov")
-    assert "is for --protocol linear, not knn" in refused(bundle, photos, "--protocol", "knn", "--probe", "mae")
-    assert "not to the head add --protocol linear" in refused(bundle, photos, "--probe", "mae")
-    assert "not to the head add --protocol linear" in refused(bundle, photos, "--steps", "3")
-    assert "has no L2 penalty" in refused(bundle, photos, *linear, "mae", "--l2", "1")
-    assert "exclude each other" in refused(bundle, photos, *linear, "mae", "--steps", "3", "--epochs", "3")
-    assert "above 0" in refused(bundle, photos, *linear, "mae", "--epochs", "0")
-    assert "at least 2" in refused(bundle, photos, *linear, "mae", "--probe-batch", "1")
-    assert "add --probe mae" in refused(bundle, photos, "--protocol", "linear", "--steps", "3")
-    assert "--no-probe-augment is for published training schedules" in refused(
+    assert "is for --protocol linear, not knn" in expect_error(bundle, photos, "--protocol", "knn", "--probe", "mae")
+    assert "not to the head add --protocol linear" in expect_error(bundle, photos, "--probe", "mae")
+    assert "not to the head add --protocol linear" in expect_error(bundle, photos, "--steps", "3")
+    assert "has no L2 penalty" in expect_error(bundle, photos, *linear, "mae", "--l2", "1")
+    assert "exclude each other" in expect_error(bundle, photos, *linear, "mae", "--steps", "3", "--epochs", "3")
+    assert "above 0" in expect_error(bundle, photos, *linear, "mae", "--epochs", "0")
+    assert "at least 2" in expect_error(bundle, photos, *linear, "mae", "--probe-batch", "1")
+    assert "add --probe mae" in expect_error(bundle, photos, "--protocol", "linear", "--steps", "3")
+    assert "--no-probe-augment is for published training schedules" in expect_error(
         bundle, photos, "--protocol", "linear", "--no-probe-augment"
     )
-    assert "leave --engine openvino" in refused(bundle, photos, *linear, "mae", "--merge-tokens", "1")
-    plain = save(tmp_path / "plain", class_token=False, pool="mean")
+    assert "leave --engine openvino" in expect_error(bundle, photos, *linear, "mae", "--merge-tokens", "1")
+    plain = save_encoder(tmp_path / "plain", class_token=False, pool="mean")
     for probe in ("dino", "dinov2"):
-        assert "has none use --probe mae" in refused(plain, photos, *linear, probe)
+        assert "has none use --probe mae" in expect_error(plain, photos, *linear, probe)
     windows = tmp_path / "windows"
     torch.manual_seed(0)
     vitreous.save(
@@ -260,15 +262,17 @@ def test_mistakes_are_answered(bundle, photos, tmp_path):
         windows,
         preprocess=ImagePreprocess((16, 16), 3),
     )
-    assert "has none use --probe mae" in refused(windows, photos, *linear, "dino")
+    assert "has none use --probe mae" in expect_error(windows, photos, *linear, "dino")
     for model in (plain, windows):
-        assert judged(model, photos, "--probe", "mae", "--steps", "2")["selection"]["selected"]["blocks"] == 0
+        assert (
+            run_evaluate_json(model, photos, "--probe", "mae", "--steps", "2")["selection"]["selected"]["blocks"] == 0
+        )
 
 
 # what chooses
 
 
-def made(counts, seed=0, splits=("train", "val", "test"), **facts):
+def make_data(counts, seed=0, splits=("train", "val", "test"), **facts):
     """Two classes that brightness tells apart, beside noise."""
     random, parts = np.random.default_rng(seed), {}
     for name, count in zip(splits, counts, strict=True):
@@ -278,7 +282,7 @@ def made(counts, seed=0, splits=("train", "val", "test"), **facts):
     return Data("made", ("dark", "light"), parts, **facts)
 
 
-def result(bundle, data, probe="dinov2", split="test", computing=None, **options):
+def run_probe(bundle, data, probe="dinov2", split="test", computing=None, **options):
     options = ProtocolOptions("linear", probe=probe, **{"steps": 8, "probe_batch": 16} | options)
     opened = open_bundle(bundle, headless=True)
     return evaluate_published_probe(
@@ -286,43 +290,43 @@ def result(bundle, data, probe="dinov2", split="test", computing=None, **options
     )
 
 
-def test_the_choice_is_made_on_validation_images_alone(bundle):
-    data = made((40, 20, 30))
-    first, test = result(bundle, data), data.splits["test"]
+def test_heads_are_selected_on_validation_images_only(bundle):
+    data = make_data((40, 20, 30))
+    first, test = run_probe(bundle, data), data.splits["test"]
     wrong = replace(data, splits=data.splits | {"test": test.take(np.arange(30), 1 - test.labels)})
-    second = result(bundle, wrong)
+    second = run_probe(bundle, wrong)
     assert first.extra["selection"] == second.extra["selection"]
     assert first.report.metrics["top1"] == pytest.approx(1 - second.report.metrics["top1"])
     val = data.splits["val"]
     other = replace(data, splits=data.splits | {"val": val.take(np.arange(20), 1 - val.labels)})
-    third = result(bundle, other).extra["selection"]
+    third = run_probe(bundle, other).extra["selection"]
     assert third["selected"] != first.extra["selection"]["selected"]
     pairs = zip(first.extra["selection"]["candidates"], third["candidates"], strict=True)
     assert all(one["val"] == pytest.approx(1 - two["val"]) for one, two in pairs)
 
 
-def test_a_part_of_train_chooses_where_there_is_no_other(bundle):
-    found = result(bundle, made((50, 20), splits=("train", "test")))
+def test_heads_are_selected_on_held_out_training_images_without_val(bundle):
+    found = run_probe(bundle, make_data((50, 20), splits=("train", "test")))
     assert found.extra["validation"] == {"split": "held out of train", "images": 10}
     assert found.extra["train_data"]["images"] == 40
-    alone = result(bundle, made((50, 20), splits=("train", "test")), "mae")  # has nothing to choose
+    alone = run_probe(bundle, make_data((50, 20), splits=("train", "test")), "mae")  # has nothing to choose
     assert alone.extra["validation"] is None and alone.extra["train_data"]["images"] == 50
     assert alone.extra["selection"]["candidates"][0]["val"] is None
-    over = result(bundle, made((50, 20), splits=("train", "val")), split="val")  # what is judged never chooses
+    over = run_probe(bundle, make_data((50, 20), splits=("train", "val")), split="val")  # what is judged never chooses
     assert over.extra["validation"] == {"split": "held out of train", "images": 10}
-    whole = made((50, 20, 20))
-    whole = replace(whole, full_train_split=made((70,), splits=("train",)).splits["train"])
-    assert result(bundle, whole).extra["validation"] == {"split": "val", "images": 20}
-    assert result(bundle, whole, "dino").extra["train_data"] == {
+    whole = make_data((50, 20, 20))
+    whole = replace(whole, full_train_split=make_data((70,), splits=("train",)).splits["train"])
+    assert run_probe(bundle, whole).extra["validation"] == {"split": "val", "images": 20}
+    assert run_probe(bundle, whole, "dino").extra["train_data"] == {
         "data": "made",
         "splits": ["train", "val"],
         "images": 70,
     }
     with pytest.raises(DataError, match="too few training images to hold some out"):
-        result(bundle, made((2, 20), splits=("train", "test")))
+        run_probe(bundle, make_data((2, 20), splits=("train", "test")))
 
 
-def test_the_encoder_keeps_its_bits_and_runs_once_a_batch(bundle, monkeypatch):
+def test_the_encoder_is_unchanged_and_runs_once_per_batch(bundle, monkeypatch):
     opened, seen = open_bundle(bundle, headless=True), []
     before = {name: tensor.clone() for name, tensor in opened.model.state_dict().items()}
     monkeypatch.setattr("tests.reports.test_published_probes.open_bundle", lambda *_, **__: opened)
@@ -333,42 +337,44 @@ def test_the_encoder_keeps_its_bits_and_runs_once_a_batch(bundle, monkeypatch):
         return original(self, images)
 
     monkeypatch.setattr(TokenReader, "forward", forward)
-    result(bundle, made((40, 20, 30)))
+    run_probe(bundle, make_data((40, 20, 30)))
     assert sum(seen) == 8 * 16 + 20 + 30
     after = opened.model.state_dict()
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_data_that_cannot_be_learnt_from(bundle, monkeypatch):
-    same = made((20, 10, 10))
+def test_data_with_one_class_or_multiple_labels_are_rejected(bundle, monkeypatch):
+    same = make_data((20, 10, 10))
     train = same.splits["train"]
     same = replace(same, splits=same.splits | {"train": train.take(np.arange(20), np.zeros(20, np.int64))})
     with pytest.raises(DataError, match="have one class"):
-        result(bundle, same)
-    both = made((20, 10, 10))
+        run_probe(bundle, same)
+    both = make_data((20, 10, 10))
     tagged = {
         name: one.take(np.arange(len(one)), np.eye(2, dtype=np.float32)[one.labels])
         for name, one in both.splits.items()
     }
     with pytest.raises(UsageError, match="several labels per image"):
-        result(bundle, replace(both, splits=tagged))
+        run_probe(bundle, replace(both, splits=tagged))
     monkeypatch.setattr(LinearHead, "is_finite", False)
     with pytest.raises(NonFiniteError, match="not finite"):
-        result(bundle, both, "mae")
+        run_probe(bundle, both, "mae")
 
 
-def test_unreadable_images_stop_or_are_left_out(bundle, photos, tmp_path):
+def test_unreadable_images_fail_or_are_skipped(bundle, photos, tmp_path):
     source = tmp_path / "photos"
     shutil.copytree(photos, source)
     for split in ("train", "test"):
         next((source / split / "ant").iterdir()).write_bytes(b"no picture")
     words = ("--protocol", "linear", "--probe", "dino", "--steps", "2")
-    stopped = say("evaluate", str(bundle), str(source), *words, *CPU)
+    stopped = run_cli("evaluate", str(bundle), str(source), *words, *CPU_OPTIONS)
     assert stopped.returncode and "1 of 36 images cannot be read" in stopped.stderr
-    found = document(say("evaluate", str(bundle), str(source), *words, "--bad-images", "skip", *CPU, "--json"))
+    found = parse_json_output(
+        run_cli("evaluate", str(bundle), str(source), *words, "--bad-images", "skip", *CPU_OPTIONS, "--json")
+    )
     assert found["batch_size"] == 35 and found["test"]["unreadable"] == 1
     flat = tmp_path / "flat"
     flat.mkdir()
     shutil.copy(next((photos / "train" / "bee").iterdir()), flat / "one.png")
-    none = say("evaluate", str(bundle), str(flat), *words, *CPU)
+    none = run_cli("evaluate", str(bundle), str(flat), *words, *CPU_OPTIONS)
     assert none.returncode and "label" in none.stderr and "Traceback" not in none.stderr

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import vitreous
-from tests.conftest import make_folder, picture, say
-from tests.reports.test_report import Heard
+from tests.conftest import make_folder, make_image, run_cli
+from tests.reports.test_report import NoteListener
 from vitreous.errors import UsageError, WeightsError
 from vitreous.reports.figures.reconstruction import HIDDEN_PATCH_GREY, load_restoring_objective
 from vitreous.reports.learned import read_learned_images, write_learned_images
@@ -22,7 +22,7 @@ from vitreous.weights.adopt import open_weights
 
 pytestmark = pytest.mark.drawn
 
-OPTIONS = {
+TRAIN_OPTIONS = {
     "model": "ViT-16x1/4",
     "image_size": 16,
     "precision": "fp32",
@@ -31,7 +31,7 @@ OPTIONS = {
     "workers": 0,
     "device": "cpu",
 }
-SETTINGS = {
+RUN_SETTINGS = {
     "mae": ("mae", {"decoder_width": ["16"], "decoder_heads": ["2"], "decoder_depth": ["1"]}),
     "pixels": (
         "mae",
@@ -49,17 +49,21 @@ def pretrained_runs(tmp_path_factory):
     pretrained_runs = tmp_path_factory.mktemp("restored")
     (pretrained_runs / "photos").mkdir()
     for index in range(24):
-        picture(index, (16, 16), index % 3).save(pretrained_runs / "photos" / f"{index}.png")
-    for name, (recipe, settings) in SETTINGS.items():
+        make_image(index, (16, 16), index % 3).save(pretrained_runs / "photos" / f"{index}.png")
+    for name, (recipe, settings) in RUN_SETTINGS.items():
         words = {f"objective.{key}": value for key, value in settings.items()}
         vitreous.train(
-            str(pretrained_runs / "photos"), recipe=recipe, out=str(pretrained_runs / name), settings=words, **OPTIONS
+            str(pretrained_runs / "photos"),
+            recipe=recipe,
+            out=str(pretrained_runs / name),
+            settings=words,
+            **TRAIN_OPTIONS,
         )
     return pretrained_runs
 
 
 @pytest.mark.parametrize("name", ["mae", "pixels", "mean-colour", "small-colours"])
-def test_predicted_patches_differ_and_the_others_are_equal_to_the_pixel(pretrained_runs, name, tmp_path):
+def test_only_predicted_patches_change(pretrained_runs, name, tmp_path):
     document = vitreous.inspect(str(pretrained_runs / name), figures=["reconstruction"], out=tmp_path, device="cpu")
     (figure,) = document["figures"]
     made = np.load(tmp_path / figure["npz"])
@@ -69,7 +73,7 @@ def test_predicted_patches_differ_and_the_others_are_equal_to_the_pixel(pretrain
     assert (restored[~predicted] == image[~predicted]).all() and (seen[~predicted] == image[~predicted]).all()
     patches = np.abs(restored - image).reshape(2, 4, 4, 4, 4, 3).sum((2, 4, 5))
     assert ((patches > 0) == made["predicted"]).mean() > 0.9
-    share = 0.75 if SETTINGS[name][0] == "mae" else 0.5
+    share = 0.75 if RUN_SETTINGS[name][0] == "mae" else 0.5
     assert made["predicted"].mean() == share
     hidden = (seen == HIDDEN_PATCH_GREY).all(-1)
     assert (hidden == predicted).all() if share == 0.75 else (predicted[hidden].all() and hidden.mean() > 0.25)
@@ -77,7 +81,7 @@ def test_predicted_patches_differ_and_the_others_are_equal_to_the_pixel(pretrain
     assert (tmp_path / figure["png"]).read_bytes().startswith(b"\x89PNG")
 
 
-def test_colours_are_painted_where_they_belong(pretrained_runs):
+def test_predicted_colours_are_painted_in_place(pretrained_runs):
     objective = load_restoring_objective(pretrained_runs / "small-colours")
     answers = torch.zeros(1, 1, 16, 512)
     answers[0, 0, 1, 0o705] = 1.0  # the second of the first row: all red, no green, level 5 of blue
@@ -87,7 +91,7 @@ def test_colours_are_painted_where_they_belong(pretrained_runs):
     assert torch.allclose(patch[:, 1, 0], torch.full((3,), 0.5 / 8), atol=1e-6)
 
 
-def test_images_named_are_restored_and_the_same_by_the_same_seed(pretrained_runs, tmp_path):
+def test_named_images_are_reconstructed_reproducibly(pretrained_runs, tmp_path):
     photo = str(pretrained_runs / "photos" / "3.png")
     words = {"figures": ["reconstruction"], "device": "cpu"}
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
@@ -96,8 +100,10 @@ def test_images_named_are_restored_and_the_same_by_the_same_seed(pretrained_runs
     assert (a["restored"] == b["restored"]).all() and not (a["predicted"] == c["predicted"]).all()
 
 
-def test_what_restores_nothing_says_what_does(pretrained_runs, tmp_path):
-    found = say("inspect", str(pretrained_runs / "dino"), "--figures", "reconstruction", "--out", str(tmp_path / "x"))
+def test_runs_without_reconstruction_are_rejected(pretrained_runs, tmp_path):
+    found = run_cli(
+        "inspect", str(pretrained_runs / "dino"), "--figures", "reconstruction", "--out", str(tmp_path / "x")
+    )
     assert found.returncode == 2 and "was trained with dino, which does not reconstruct images" in found.stderr
     assert "--recipe mae" in found.stderr and "Traceback" not in found.stderr
     with pytest.raises(UsageError, match="image_size"):
@@ -107,7 +113,7 @@ def test_what_restores_nothing_says_what_does(pretrained_runs, tmp_path):
         load_restoring_objective(tmp_path / "bare")
 
 
-def test_a_bundle_alone_restores_and_says_what_is_wrong_with_its_parts(pretrained_runs, tmp_path):
+def test_bundles_reconstruct_images_and_damaged_decoders_are_rejected(pretrained_runs, tmp_path):
     shutil.copytree(pretrained_runs / "mae" / "model", tmp_path / "bundle")
     token = load_restoring_objective(pretrained_runs / "mae").decoder.mask_token
     assert torch.equal(load_restoring_objective(tmp_path / "bundle").decoder.mask_token, token)
@@ -122,7 +128,7 @@ def test_a_bundle_alone_restores_and_says_what_is_wrong_with_its_parts(pretraine
         load_restoring_objective(tmp_path / "bundle")
 
 
-def test_the_page_of_a_run_shows_what_it_restored_and_no_empty_table(pretrained_runs):
+def test_the_page_of_mae_shows_reconstructions_and_no_empty_tables(pretrained_runs):
     page = (pretrained_runs / "mae" / "report.html").read_text()
     learned = read_learned_images(pretrained_runs / "mae")
     assert [len(row["images"]) for row in learned["reconstructions"]["rows"]] == [3, 3]  # two images were held out
@@ -138,7 +144,7 @@ def test_the_page_of_a_run_shows_what_it_restored_and_no_empty_table(pretrained_
     assert {"Training loss", "Validation RankMe", "Std of validation features", "Learning rate"} == set(shown)
 
 
-def test_the_page_of_dino_has_its_entropies_and_no_restored_images(pretrained_runs):
+def test_the_page_of_dino_shows_entropies_and_no_reconstructions(pretrained_runs):
     page, learned = (
         (pretrained_runs / "dino" / "report.html").read_text(),
         read_learned_images(pretrained_runs / "dino"),
@@ -152,11 +158,11 @@ def test_the_page_of_dino_has_its_entropies_and_no_restored_images(pretrained_ru
     assert "0 to ln K" in page
 
 
-def test_labels_that_are_there_are_shown_beside_neighbours_and_alarms_stand_on_the_page(tmp_path, monkeypatch):
+def test_the_page_shows_labels_of_neighbours_and_warnings(tmp_path, monkeypatch):
     monkeypatch.setattr("vitreous.objectives.unlabelled.MIN_RANKME", 1e9)
     photos = make_folder(tmp_path / "photos", {"train": 6, "val": 2}, size=(16, 16))
-    words = {f"objective.{key}": value for key, value in SETTINGS["mae"][1].items()}
-    vitreous.train(str(photos), recipe="mae", out=str(tmp_path / "run"), settings=words, **OPTIONS)
+    words = {f"objective.{key}": value for key, value in RUN_SETTINGS["mae"][1].items()}
+    vitreous.train(str(photos), recipe="mae", out=str(tmp_path / "run"), settings=words, **TRAIN_OPTIONS)
     page, learned = (tmp_path / "run" / "report.html").read_text(), read_learned_images(tmp_path / "run")
     assert learned["neighbours"]["rows"][0]["label"] in RunFolder(tmp_path / "run").run().data.classes
     assert "<h2>Warnings</h2>" in page and "Features vary along one direction only" in page and "--lr" in page
@@ -168,7 +174,7 @@ def test_a_run_whose_images_are_gone_still_has_a_page(pretrained_runs, tmp_path)
     os.remove(tmp_path / "mae" / "learned.json")
     config = tmp_path / "mae" / "config.yaml"
     config.write_text(config.read_text().replace(str(pretrained_runs / "photos"), str(tmp_path / "nowhere")))
-    heard = Heard()
+    heard = NoteListener()
     write_learned_images(RunFolder(tmp_path / "mae"), heard)
     assert "no images of learned features" in heard.notes[-1]
     write_report(tmp_path / "page.html", RunFolder(tmp_path / "mae"))

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from tests.browser import find_chromium, needs_chromium
-from tests.conftest import TINY, make_folder, picture
+from tests.conftest import TINY_RUN, make_folder, make_image
 from vitreous.apps.server.watch import PANELS
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.split import ArraySplit, Data
@@ -55,7 +55,7 @@ from vitreous.weights.bundle import Bundle
 pytestmark = pytest.mark.drawn
 
 
-class Heard(NullListener):
+class NoteListener(NullListener):
     """A listener that keeps what it is told."""
 
     def __init__(self):
@@ -65,7 +65,7 @@ class Heard(NullListener):
         self.notes.append(text)
 
 
-def judged(classes: int, images: int, several: bool = False, names=None, bad=frozenset()):
+def evaluate_noise(classes: int, images: int, several: bool = False, names=None, bad=frozenset()):
     """Answers of an untrained model to noise, and what they come to."""
     draw = np.random.default_rng(0)
     model = create_untrained_model("ViT-16x2/8", image_size=16, num_classes=classes, heads=2).eval()
@@ -89,11 +89,11 @@ def reported_run(tmp_path_factory):
     """A run of seconds, judged on its test split, with its page."""
     root = tmp_path_factory.mktemp("report")
     photos = make_folder(root / "photos", {"train": 12, "val": 4, "test": 4})
-    train(str(photos), out=str(root / "run"), workers=0, **TINY)
+    train(str(photos), out=str(root / "run"), workers=0, **TINY_RUN)
     return root / "run"
 
 
-def test_train_writes_a_page_with_everything_on_it(reported_run):
+def test_train_writes_a_complete_page(reported_run):
     page, summary = (reported_run / "report.html").read_text(), json.loads((reported_run / "summary.json").read_text())
     assert f"{100 * summary['test']['top1']:.2f} %" in page
     for heading in (
@@ -117,7 +117,7 @@ def test_train_writes_a_page_with_everything_on_it(reported_run):
     assert shown[:3] == ["loss: training and validation (NLL)", "Validation top-1", "Learning rate"]
 
 
-def losses(*validation: float, falls: float = 0.5) -> list[dict[str, float]]:
+def make_loss_lines(*validation: float, falls: float = 0.5) -> list[dict[str, float]]:
     """Lines of metrics with an evaluation an epoch; training loss falls by a share of `falls` in each."""
     lines, train = [], 2.0
     for epoch, loss in enumerate(validation, 1):
@@ -126,22 +126,22 @@ def losses(*validation: float, falls: float = 0.5) -> list[dict[str, float]]:
     return lines
 
 
-def test_overfitting_is_named_by_its_rule_and_nothing_else_is():
-    text = describe_overfitting(losses(1.0, 0.8, 0.86, 0.9))
+def test_overfitting_is_reported_only_by_its_rule():
+    text = describe_overfitting(make_loss_lines(1.0, 0.8, 0.86, 0.9))
     assert text.startswith(
         "validation loss was lowest at epoch 2 (0.8) and rose by 12 % to 0.9 at epoch 4, while training loss "
         "fell from 1 to 0.25."
     )
-    assert describe_overfitting(losses(1.0, 0.8, 0.83, 0.9)) == ""  # one evaluation is less than 5 % above
-    assert describe_overfitting(losses(1.0, 0.8, 0.9, 0.83)) == ""
-    assert describe_overfitting(losses(1.0, 0.9, 0.8, 0.9)) == ""  # the minimum is among the last two
-    assert describe_overfitting(losses(1.0, 0.8, 0.86, 0.9, falls=0.98)) == ""  # training loss hardly fell
-    assert describe_overfitting(losses(1.0, 2.0)) == describe_overfitting([]) == ""
+    assert describe_overfitting(make_loss_lines(1.0, 0.8, 0.83, 0.9)) == ""  # one evaluation is less than 5 % above
+    assert describe_overfitting(make_loss_lines(1.0, 0.8, 0.9, 0.83)) == ""
+    assert describe_overfitting(make_loss_lines(1.0, 0.9, 0.8, 0.9)) == ""  # the minimum is among the last two
+    assert describe_overfitting(make_loss_lines(1.0, 0.8, 0.86, 0.9, falls=0.98)) == ""  # training loss hardly fell
+    assert describe_overfitting(make_loss_lines(1.0, 2.0)) == describe_overfitting([]) == ""
     assert describe_overfitting([{"epoch": 1.0, "val/nll": 1.0}] * 4) == ""  # no training loss
 
 
 def test_the_losses_are_two_series_of_one_chart():
-    panel = build_loss_panel(losses(1.0, 0.8, 0.86, 0.9))
+    panel = build_loss_panel(make_loss_lines(1.0, 0.8, 0.86, 0.9))
     assert panel["title"] == "Loss" and panel["overfitting"].startswith("validation loss")
     assert ">training</text>" in panel["drawing"] and ">validation (NLL)</text>" in panel["drawing"]
     for colour in LINE_COLOURS[:2]:
@@ -152,7 +152,7 @@ def test_the_losses_are_two_series_of_one_chart():
     assert alone["title"] == "Training loss" and "validation" not in alone["drawing"] and build_loss_panel([]) is None
 
 
-def test_the_rank_is_shown_from_zero_to_the_width_with_the_untrained_encoder():
+def test_rankme_is_drawn_from_zero_to_the_feature_width():
     lines = [{"step": step, "epoch": step / 4, "val/rankme": rank} for step, rank in ((4, 12.0), (8, 9.0))]
     run: Any = SimpleNamespace(model=SimpleNamespace(features=64))
     assert get_rankme_scale(lines, "val/rankme", run) == {
@@ -166,7 +166,7 @@ def test_the_rank_is_shown_from_zero_to_the_width_with_the_untrained_encoder():
     assert panel["text"] == explain_metric("rankme")
 
 
-def test_operations_have_the_unit_that_suits_them():
+def test_flops_are_formatted_with_a_suitable_unit():
     written = {
         2.454e-6: "2.45 TFLOPs",
         3.1e-9: "3.1 GFLOPs",
@@ -185,7 +185,7 @@ def test_every_metric_of_a_page_is_explained(key):
     assert text.endswith(".") and len(text) < 220
 
 
-def test_terms_have_ids_of_their_own_and_escape_labels():
+def test_metric_terms_have_unique_ids_and_escape_labels():
     term = MetricTerms()
     first, second = term("<b>", "top1"), term("top-1", "val/top1")
     assert "&lt;b&gt;" in first and "<b>" not in first and explain_metric("top1") in second
@@ -208,7 +208,7 @@ def test_counts_of_sixty_classes_fit_their_cells():
     assert "class 7, predicted &lt;b&gt;" in draw_confusion_plot(np.eye(2, dtype=int)[::-1], ["class 7", "<b>"])
 
 
-def test_maps_of_attention_span_their_percentiles():
+def test_attention_maps_span_their_percentiles():
     scaled = scale_attention_map(np.concatenate([np.linspace(0, 1, 1000), [50.0]]))
     assert scaled.min() == 0 and scaled.max() == 1 and scaled[500] == pytest.approx(0.5, abs=0.01)
     assert scale_attention_map(np.full((4, 4), 3.0)).max() == 0  # uniform attention has no contrast
@@ -217,7 +217,7 @@ def test_maps_of_attention_span_their_percentiles():
     assert light.mean() > 150  # where nothing is attended to the image stays visible
 
 
-def test_shares_have_two_significant_digits_and_never_say_all_of_what_is_not():
+def test_shares_have_two_significant_digits_and_never_round_to_100():
     written = {
         0: "0 %",
         1: "100 %",
@@ -242,7 +242,7 @@ def test_shares_have_two_significant_digits_and_never_say_all_of_what_is_not():
     )
 
 
-def test_names_break_at_their_separators_and_are_text():
+def test_names_break_at_separators_and_are_escaped():
     assert format_breakable_name("a/b_c-d.e:f\\g") == "a/<wbr>b_<wbr>c-<wbr>d.<wbr>e:<wbr>f\\<wbr>g"
     assert (
         format_breakable_name("<i>_&") == "&lt;i&gt;_<wbr>&amp;"
@@ -251,18 +251,18 @@ def test_names_break_at_their_separators_and_are_text():
     )
 
 
-def test_a_table_of_classes_can_be_scrolled_with_keys_and_breaks_its_names(tmp_path):
-    write_report(tmp_path / "page.html", None, *judged(3, 9, names=("red_fox", "grey-wolf", "ant")))
+def test_class_tables_scroll_by_keyboard_and_break_long_names(tmp_path):
+    write_report(tmp_path / "page.html", None, *evaluate_noise(3, 9, names=("red_fox", "grey-wolf", "ant")))
     page = (tmp_path / "page.html").read_text()
     assert '<div class="wide" role="region" aria-label="classes" tabindex="0">' in page
     assert "<td>red_<wbr>fox</td>" in page and "<td>grey-<wbr>wolf</td>" in page
     assert re.search(r"<figcaption>[^%]*\d\u00a0%", page) and not re.search(r"<figcaption>[^%]*\.\d\d.%", page)
 
 
-def test_a_page_that_cannot_be_written_costs_no_figure(reported_run, tmp_path):
+def test_an_unwritable_page_does_not_affect_the_metrics(reported_run, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(reported_run, out, ignore=shutil.ignore_patterns("checkpoints"))
-    heard = Heard()
+    heard = NoteListener()
     document = evaluate(
         out, settings=EvaluateOptions(report=str(tmp_path / "no" / "page.html")), workers=0, listener=heard
     )
@@ -270,7 +270,7 @@ def test_a_page_that_cannot_be_written_costs_no_figure(reported_run, tmp_path):
     assert any("no page at" in note for note in heard.notes)
 
 
-def test_every_evaluation_has_a_page_of_its_own(reported_run, tmp_path):
+def test_every_evaluation_has_a_separate_page(reported_run, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(reported_run, out, ignore=shutil.ignore_patterns("checkpoints"))
     (out / "report.html").unlink()
@@ -282,7 +282,7 @@ def test_every_evaluation_has_a_page_of_its_own(reported_run, tmp_path):
         assert f"vitreous evaluate {out}" in page and f"Evaluated on the {split} split" in page
 
 
-def test_every_reading_is_on_the_page_and_a_protocol_writes_it_too(reported_run, tmp_path, monkeypatch):
+def test_every_evaluation_is_listed_on_the_page(reported_run, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     out = tmp_path / "run"
     shutil.copytree(reported_run, out, ignore=shutil.ignore_patterns("checkpoints"))
@@ -305,29 +305,29 @@ def test_names_are_text_and_never_markup(reported_run, tmp_path):
     config = (out / "config.yaml").read_text()
     (out / "config.yaml").write_text(re.sub("source: .*", "source: <script>x</script>", config))
     names = ("<b>$\\frac$</b>", "&amp;", "ant")
-    write_report(out / "report.html", RunFolder(out), *judged(3, 9, names=names), "evaluate <i>")
+    write_report(out / "report.html", RunFolder(out), *evaluate_noise(3, 9, names=names), "evaluate <i>")
     page = (out / "report.html").read_text()
     assert "<script" not in page and "&lt;script&gt;x" in page and "<b>$" not in page and "<i>" not in page
     assert "&lt;b&gt;$\\frac$&lt;/b&gt;" in page and "&amp;amp;" in page
 
 
 def test_ten_thousand_classes_are_sampled(tmp_path):
-    write_report(tmp_path / "page.html", None, *judged(10_000, 40))
+    write_report(tmp_path / "page.html", None, *evaluate_noise(10_000, 40))
     page = (tmp_path / "page.html").read_text()
     assert len(page) < 1_500_000 and page.count("<tr><td>class") <= MAX_CLASS_ROWS and "classes not shown" in page
     assert f"The {MAX_CLASS_MATRIX_SIZE} classes with the most errors" in page
 
 
-def test_several_labels_and_one_image(tmp_path):
-    write_report(tmp_path / "several.html", None, *judged(4, 12, several=True))
+def test_pages_for_multilabel_data_and_for_one_image(tmp_path):
+    write_report(tmp_path / "several.html", None, *evaluate_noise(4, 12, several=True))
     page = (tmp_path / "several.html").read_text()
     assert "mAP" in page and "<h2>Confusion matrix</h2>" not in page and ">AP</button>" in page
-    write_report(tmp_path / "one.html", None, *judged(3, 1))
+    write_report(tmp_path / "one.html", None, *evaluate_noise(3, 1))
     assert "noise: 1 image." in (tmp_path / "one.html").read_text()
 
 
 def test_unreadable_images_are_counted_and_never_shown(tmp_path):
-    found, report = judged(3, 12, bad=range(6))
+    found, report = evaluate_noise(3, 12, bad=range(6))
     shown = cards.build_image_cards(found.bundle, found.split, found.logits, found.unreadable)
     assert {card["name"] for card in shown["unsure"]} == {f"sample {sample}" for sample in range(6, 12)}
     write_report(tmp_path / "page.html", None, found, report)
@@ -345,15 +345,15 @@ def test_the_worst_and_the_least_certain_against_a_loop():
         assert margin[row] == pytest.approx(float(best[0] - best[1])) and wrong[row] == (int(p.argmax()) != labels[row])
 
 
-def test_a_model_without_attention_shows_its_images_alone():
+def test_a_model_without_attention_shows_only_its_images():
     model = create_untrained_model("BiT-R50x1", image_size=32, num_classes=3, blocks=(1,), width=16).eval()
     bundle = Bundle(model, Classification(("a", "b", "c")), ImagePreprocess((32, 32)))
-    split = ArraySplit(np.stack([np.asarray(picture(seed, (32, 32))) for seed in range(3)]), np.arange(3))
+    split = ArraySplit(np.stack([np.asarray(make_image(seed, (32, 32))) for seed in range(3)]), np.arange(3))
     found = cards.build_image_cards(bundle, split, np.eye(3, dtype=np.float32)[[1, 1, 1]], frozenset())
     assert [card["attention"] for card in found["worst"]] == [None, None]
 
 
-SCROLLS = """table => {
+SCROLL_STATE_JS = """table => {
   table.focus();
   const shadow = getComputedStyle(table).backgroundAttachment;
   return {overflow: table.scrollWidth > table.clientWidth, focused: document.activeElement === table, shadow};
@@ -362,7 +362,7 @@ SCROLLS = """table => {
 
 @needs_chromium
 @pytest.mark.parametrize("width", [390, 1440])
-def test_a_browser_shows_it_without_errors_or_requests(reported_run, width):
+def test_the_page_has_no_browser_errors_or_requests(reported_run, width):
     playwright = pytest.importorskip("playwright.sync_api")
     said, asked = [], []
     with playwright.sync_playwright() as play:
@@ -378,7 +378,7 @@ def test_a_browser_shows_it_without_errors_or_requests(reported_run, width):
         drawings = page.eval_on_selector_all("svg", "all => all.map(one => one.getBoundingClientRect().width)")
         wide = page.evaluate("document.documentElement.scrollWidth")
         sides = page.eval_on_selector_all(".cards img", "all => all.map(one => one.getBoundingClientRect().width)")
-        scrolls = page.eval_on_selector(".wide[aria-label=classes]", SCROLLS)
+        scrolls = page.eval_on_selector(".wide[aria-label=classes]", SCROLL_STATE_JS)
         browser.close()
     assert not said and [url for url in asked if not url.startswith(("file:", "data:"))] == []
     assert len(images) >= MAX_CARD_IMAGES and all(images)

@@ -8,7 +8,7 @@ from PIL import Image
 
 import vitreous
 from tests.data.annotations.scenery import write_maps, write_objects
-from tests.objectives.test_segmentation import OPTIONS
+from tests.objectives.test_segmentation import TRAIN_OPTIONS
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.open_model import read_task_type
@@ -30,11 +30,11 @@ def scenes_run(tmp_path_factory):
     for split, count in (("train", 6), ("val", 2), ("test", 3)):
         write_maps(home / "data" / split, count, "")
     (home / "data" / "classes.txt").write_text("\n".join(CLASSES) + "\n")
-    vitreous.train(str(home / "data"), out=str(home / "run"), steps=1, **OPTIONS)
+    vitreous.train(str(home / "data"), out=str(home / "run"), steps=1, **TRAIN_OPTIONS)
     return home / "run"
 
 
-def test_the_document_has_the_figures_of_class_maps_counted_pixel_by_pixel(scenes_run):
+def test_metrics_match_counts_pixel_by_pixel(scenes_run):
     document = evaluate(scenes_run, workers=0, precision="fp32")
     predictor, split = (
         vitreous.load(scenes_run, precision="fp32"),
@@ -54,7 +54,7 @@ def test_the_document_has_the_figures_of_class_maps_counted_pixel_by_pixel(scene
     assert sum(pair["count"] for pair in document["most_confused"]["unordered"]) == sum(wrong)
 
 
-def test_it_equals_what_the_run_measured_and_is_recorded_with_a_page(scenes_run):
+def test_evaluate_matches_the_metrics_of_the_run(scenes_run):
     before = json.loads((scenes_run / "summary.json").read_text())["test"]
     document = evaluate(scenes_run, workers=0)
     assert document["test"]["miou"] == before["miou"] and document["test"]["images"] == 3
@@ -64,7 +64,7 @@ def test_it_equals_what_the_run_measured_and_is_recorded_with_a_page(scenes_run)
     assert page.count("ground truth:") == 3 and "mIoU" in page and "Dice" in page
 
 
-def test_images_of_training_are_called_so(scenes_run):
+def test_evaluating_on_training_images_is_reported(scenes_run):
     notes = []
 
     class Listener(vitreous.progress.NullListener):
@@ -75,7 +75,7 @@ def test_images_of_training_are_called_so(scenes_run):
     assert document["trained_on"] and any("memorisation" in note for note in notes)
 
 
-def test_boundaries_are_judged_if_asked_and_segments_where_objects_are_known(scenes_run, tmp_path):
+def test_boundaries_are_optional_and_panoptic_quality_needs_objects(scenes_run, tmp_path):
     figures = evaluate(scenes_run, workers=0, boundary=True)["test"]
     assert 0 <= figures["boundary_f"] <= 1 and "pq" not in figures and figures["interval"]["boundary_f"]
     assert "boundary F" in (scenes_run / "report.html").read_text()
@@ -84,7 +84,7 @@ def test_boundaries_are_judged_if_asked_and_segments_where_objects_are_known(sce
     with pytest.raises(UsageError, match="boundary=True is for semantic segmentation"):
         evaluate(tmp_path / "images", "digits", boundary=True)
     write_objects(tmp_path / "cells", 6)
-    vitreous.train(str(tmp_path / "cells"), out=str(tmp_path / "run"), steps=1, **OPTIONS)
+    vitreous.train(str(tmp_path / "cells"), out=str(tmp_path / "run"), steps=1, **TRAIN_OPTIONS)
     document = evaluate(tmp_path / "run", tmp_path / "cells", workers=0)
     assert document["classes"] == ["background", "object"]
     figures = document["test"]
@@ -92,12 +92,12 @@ def test_boundaries_are_judged_if_asked_and_segments_where_objects_are_known(sce
 
 
 @pytest.mark.parametrize("option", [{"calibrate": True}, {"abstain": 0.5}, {"suspects": "x.csv"}])
-def test_options_about_classes_of_images_are_refused(scenes_run, option):
+def test_classification_options_are_rejected(scenes_run, option):
     with pytest.raises(UsageError, match=f"{next(iter(option))}(=True)? is for image classification"):
         evaluate(scenes_run, **option)
 
 
-def test_data_that_do_not_fit_are_refused(scenes_run, tmp_path):
+def test_mismatched_data_are_rejected(scenes_run, tmp_path):
     with pytest.raises(DataError, match="has no boxes, masks or class maps"):
         evaluate(scenes_run, "digits")
     write_maps(tmp_path, 2, "")
@@ -106,7 +106,7 @@ def test_data_that_do_not_fit_are_refused(scenes_run, tmp_path):
         evaluate(scenes_run, tmp_path)
 
 
-def test_an_unreadable_image_stops_it_or_is_left_out(scenes_run, tmp_path):
+def test_an_unreadable_image_fails_or_is_skipped(scenes_run, tmp_path):
     home = write_maps(tmp_path, 3, "")
     (tmp_path / "classes.txt").write_text("\n".join(CLASSES))
     damaged = sorted((tmp_path / "images").iterdir())[0]
@@ -114,20 +114,22 @@ def test_an_unreadable_image_stops_it_or_is_left_out(scenes_run, tmp_path):
     with pytest.raises(DataError, match=damaged.name):
         evaluate(scenes_run, tmp_path, workers=0)
     document = evaluate(scenes_run, tmp_path, workers=0, bad_images="skip")
-    assert document["test"]["unreadable"] == 1 and sum(map(sum, document["confusion"])) == 2 * np.prod(size_of(home))
+    assert document["test"]["unreadable"] == 1 and sum(map(sum, document["confusion"])) == 2 * np.prod(
+        get_mask_size(home)
+    )
 
 
-def size_of(home):
+def get_mask_size(home):
     return Image.open(next((home / "masks").iterdir())).size
 
 
-def test_what_a_run_answers_is_read_from_its_description_alone(scenes_run, tmp_path):
+def test_the_task_type_is_read_from_the_description(scenes_run, tmp_path):
     assert read_task_type(scenes_run) is read_task_type(scenes_run / "model") is Segmentation
     assert read_task_type(tmp_path) is read_task_type("hf:nobody/nothing") is Classification
 
 
 def test_two_runs_are_compared_on_the_same_images(scenes_run, tmp_path):
-    vitreous.train(str(scenes_run.parent / "data"), out=str(tmp_path / "b"), steps=30, lr=1e-2, **OPTIONS)
+    vitreous.train(str(scenes_run.parent / "data"), out=str(tmp_path / "b"), steps=30, lr=1e-2, **TRAIN_OPTIONS)
     document = compare_two_runs(scenes_run, tmp_path / "b", computing=EvaluationSettings(workers=0))
     alone = [evaluate(one, workers=0)["test"] for one in (scenes_run, tmp_path / "b")]
     for name in ("miou", "dice", "pixel_accuracy"):

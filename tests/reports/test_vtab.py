@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conftest import document, make_folder, picture, say
+from tests.conftest import make_folder, make_image, parse_json_output, run_cli
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import ArraySplit, Data
@@ -23,7 +23,7 @@ from vitreous.weights.bundle import Bundle
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
+def feature_cache(tmp_path_factory):
     """A cache of the module's own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
@@ -71,7 +71,7 @@ def test_only_raw_labels_are_changed():
     assert map_to_task_classes(task, tuple(map(str, range(40)))).tolist() == [math.floor(n / 2.5) for n in range(40)]
 
 
-def test_means_are_of_whole_groups():
+def test_means_need_complete_groups():
     top1 = {name: index / 100 for index, name in enumerate(VTAB_TASKS)}
     found = average_by_group(top1)
     assert found["natural"] == pytest.approx(0.03) and found["mean"] == pytest.approx(0.09)
@@ -79,14 +79,14 @@ def test_means_are_of_whole_groups():
     assert average_by_group(top1) == {**found, "natural": None, "mean": None}
 
 
-def test_folders_are_found_by_the_names_of_copies(tmp_path):
+def test_folders_are_found_by_their_common_names(tmp_path):
     for name in ("cifar", "Oxford_Flowers102", "wds_vtab-clevr_closest_object_distance", "smallnorb_azi", "other"):
         (tmp_path / name).mkdir()
     (tmp_path / "dtd").touch()
     assert list(find_task_folders(tmp_path)) == ["cifar100", "flowers102", "clevr_distance", "smallnorb_azimuth"]
 
 
-def data(images, classes=3, val=0, name="made"):
+def make_data(images, classes=3, val=0, name="made"):
     """A data set in memory."""
     splits = {
         part: ArraySplit(np.zeros((count, 2, 2, 3), np.uint8), np.arange(count) % classes)
@@ -96,30 +96,33 @@ def data(images, classes=3, val=0, name="made"):
     return Data(name, tuple(map(str, range(classes))), splits)
 
 
-def test_the_thousand_images_of_a_whole_data_set_are_drawn_and_told():
+def test_1000_training_images_are_drawn_and_reported():
     task = VTAB_TASKS["svhn"]
-    found, note = prepare_task_data(task, data({"train": 3000, "val": 100, "test": 30}, 10), 0)
+    found, note = prepare_task_data(task, make_data({"train": 3000, "val": 100, "test": 30}, 10), 0)
     assert {name: len(split) for name, split in found.splits.items()} == {"train": 800, "val": 200, "test": 30}
     assert "1000 of 3000 training images drawn with seed 0" in note
     again, other = (
-        prepare_task_data(task, data({"train": 3000, "test": 30}, 10), seed)[0].split("train").labels for seed in (0, 1)
+        prepare_task_data(task, make_data({"train": 3000, "test": 30}, 10), seed)[0].split("train").labels
+        for seed in (0, 1)
     )
     assert np.array_equal(found.split("train").labels, again) and not np.array_equal(again, other)
-    whole, note = prepare_task_data(task, data({"train": 800, "val": 200, "test": 30}, 10), 0)
+    whole, note = prepare_task_data(task, make_data({"train": 800, "val": 200, "test": 30}, 10), 0)
     assert len(whole.split("train")) == 800 and note == ""
     assert (
-        prepare_task_data(task, data({"train": 8, "val": 2, "test": 3}, 3), 0)[1]
+        prepare_task_data(task, make_data({"train": 8, "val": 2, "test": 3}, 3), 0)[1]
         == "3 classes instead of the task's 10"
     )
     with pytest.raises(DataError, match="has no test split"):
-        prepare_task_data(task, data({"train": 8}), 0)
+        prepare_task_data(task, make_data({"train": 8}), 0)
 
 
-def test_raw_labels_of_a_data_set_become_the_task_s():
-    found, _ = prepare_task_data(VTAB_TASKS["dsprites_orientation"], data({"train": 400, "val": 80, "test": 80}, 40), 0)
+def test_raw_labels_are_mapped_to_task_labels():
+    found, _ = prepare_task_data(
+        VTAB_TASKS["dsprites_orientation"], make_data({"train": 400, "val": 80, "test": 80}, 40), 0
+    )
     assert len(found.classes) == 16 and found.split("test").labels.tolist() == [n % 40 * 2 // 5 for n in range(80)]
     with pytest.raises(DataError, match="labels 0 to 62 are not those"):
-        prepare_task_data(VTAB_TASKS["dsprites_location"], data({"train": 400, "val": 80, "test": 80}, 64), 0)
+        prepare_task_data(VTAB_TASKS["dsprites_location"], make_data({"train": 400, "val": 80, "test": 80}, 64), 0)
 
 
 def task_folder(home, seed):
@@ -128,7 +131,7 @@ def task_folder(home, seed):
     home.mkdir(parents=True)
     for name, images in parts.items():
         for index in images:
-            picture(seed + index, (20, 12), index).save(home / f"{index}.png")
+            make_image(seed + index, (20, 12), index).save(home / f"{index}.png")
         (home / f"{name}.txt").write_text("".join(f"{index}.png {index % 3}\n" for index in images))
     (home / "train800val200.txt").write_text((home / "train800.txt").read_text() + (home / "val200.txt").read_text())
 
@@ -169,7 +172,7 @@ def test_tasks_are_resumed_one_by_one(bundle, tmp_path, monkeypatch):
             "fp32",
             *words,
         )
-        return document(say(*words, "--json", cwd=tmp_path))
+        return parse_json_output(run_cli(*words, "--json", cwd=tmp_path))
 
     found = again()
     assert computed == ["dtd", "pets"] and len(found["missing"]) == 16
@@ -180,7 +183,7 @@ def test_tasks_are_resumed_one_by_one(bundle, tmp_path, monkeypatch):
     assert row["held_out"]["images"] == 6 and row["interval"]["top1"][0] < 1
     assert found["natural"] is found["mean"] is found["test"]["top1"] is None and found["test"]["images"] == 18
     assert again()["results"] == found["results"] and computed == []
-    picture(999, (20, 12), 0).save(root / "pets" / "18.png")
+    make_image(999, (20, 12), 0).save(root / "pets" / "18.png")
     again()
     assert computed == ["pets"]
     again("--l2", "0.1")
@@ -190,12 +193,12 @@ def test_tasks_are_resumed_one_by_one(bundle, tmp_path, monkeypatch):
     assert computed == ["dtd", "pets"]
 
 
-def test_pictures_are_scaled_whole(bundle, tmp_path):
+def test_images_are_resized_without_cropping(bundle, tmp_path):
     """A broad picture's ends are seen: a centre crop would not tell these classes apart."""
     root = tmp_path / "vtab"
     (root / "dtd").mkdir(parents=True)
     for index in range(24):
-        image = picture(index, (48, 16))
+        image = make_image(index, (48, 16))
         image.paste((255, 255, 255) if index % 2 else (0, 0, 0), (0, 0, 12, 16))
         image.save(root / "dtd" / f"{index}.png")
     for name, rows in (("train800", range(8)), ("val200", range(8, 12)), ("test", range(12, 24))):
@@ -212,11 +215,11 @@ def test_pictures_are_scaled_whole(bundle, tmp_path):
         "fp32",
         "--json",
     )
-    assert document(say(*words, cwd=tmp_path))["results"][0]["top1"] == 1.0
+    assert parse_json_output(run_cli(*words, cwd=tmp_path))["results"][0]["top1"] == 1.0
     assert open_data(root / "dtd").classes == ("0", "1")
 
 
 def test_a_folder_without_tasks_is_refused(bundle, tmp_path):
     source = make_folder(tmp_path / "photos", {"train": 2, "test": 2})
-    result = say("evaluate", str(bundle), str(source), "--protocol", "vtab", cwd=tmp_path)
+    result = run_cli("evaluate", str(bundle), str(source), "--protocol", "vtab", cwd=tmp_path)
     assert result.returncode == 3 and "has no VTAB task" in result.stderr and "caltech101" in result.stderr

@@ -16,7 +16,7 @@ from vitreous.tasks.comparison import (
 )
 
 
-def simulated(images: int, sharp: float, seed: int, classes: int = 4, several: bool = False) -> ModelOutputs:
+def simulate_outputs(images: int, sharp: float, seed: int, classes: int = 4, several: bool = False) -> ModelOutputs:
     """A model whose logits lean towards the label by `sharp`; the labels are those of seed 0."""
     generator = np.random.default_rng(0)
     labels = generator.integers(0, classes, images)
@@ -34,8 +34,8 @@ def test_mcnemar_is_the_binomial_test(cells):
     assert mcnemar_p_value(*cells) == mcnemar_p_value(*cells[::-1])
 
 
-def test_counts_and_figures_are_those_of_each_model_alone():
-    a, b = simulated(500, 1.0, 1), simulated(500, 1.5, 2)
+def test_counts_and_metrics_match_each_model_alone():
+    a, b = simulate_outputs(500, 1.0, 1), simulate_outputs(500, 1.5, 2)
     found = compare_classifiers(a, b)
     right = [answers.logits.argmax(1) == answers.labels for answers in (a, b)]
     assert found.counts == {
@@ -54,9 +54,9 @@ def test_counts_and_figures_are_those_of_each_model_alone():
     assert found.significant and found.verdict("one", "two").startswith("two is better by ")
 
 
-def test_the_bootstrap_of_a_difference_pairs_the_images():
+def test_the_bootstrap_pairs_the_images_of_both_models():
     """A model and the same one with a constant added to each image's loss differ by that constant, in every draw."""
-    a = simulated(300, 1.0, 1)
+    a = simulate_outputs(300, 1.0, 1)
     wide = ModelOutputs(np.hstack([a.logits, np.full((300, 1), -np.inf)]), a.labels, a.readable)
     # each p is halved
     flat = ModelOutputs(np.hstack([a.logits, np.logaddexp.reduce(a.logits, 1, keepdims=True)]), a.labels, a.readable)
@@ -65,7 +65,7 @@ def test_the_bootstrap_of_a_difference_pairs_the_images():
 
 
 def test_swapping_the_models_swaps_the_sign():
-    a, b = simulated(200, 1.0, 1), simulated(200, 1.4, 2)
+    a, b = simulate_outputs(200, 1.0, 1), simulate_outputs(200, 1.4, 2)
     there, back = compare_classifiers(a, b), compare_classifiers(b, a)
     assert there.p == back.p
     for name in there.differences:
@@ -73,7 +73,7 @@ def test_swapping_the_models_swaps_the_sign():
         assert there.intervals[name] == pytest.approx(tuple(-end for end in back.intervals[name][::-1]))
 
 
-def test_the_interval_of_the_difference_covers_about_as_often_as_it_says():
+def test_the_paired_interval_has_its_nominal_coverage():
     generator, covered = np.random.default_rng(0), 0
     for _ in range(2000):
         gained, lost, _ = generator.multinomial(150, (0.12, 0.06, 0.82))
@@ -82,8 +82,8 @@ def test_the_interval_of_the_difference_covers_about_as_often_as_it_says():
     assert 0.935 < covered / 2000 < 0.97
 
 
-def test_several_labels_are_compared_by_map():
-    a, b = simulated(300, 0.5, 1, several=True), simulated(300, 1.5, 2, several=True)
+def test_multilabel_models_are_compared_by_map():
+    a, b = simulate_outputs(300, 0.5, 1, several=True), simulate_outputs(300, 1.5, 2, several=True)
     found = compare_classifiers(a, b)
     assert found.p is None and found.counts is None and found.primary == "map" and found.significant
     for place, answers in enumerate((a, b)):
@@ -97,7 +97,7 @@ def test_several_labels_are_compared_by_map():
 
 
 def test_unreadable_images_are_wrong_and_have_no_loss():
-    a, b = simulated(100, 2.0, 1), simulated(100, 2.0, 1)
+    a, b = simulate_outputs(100, 2.0, 1), simulate_outputs(100, 2.0, 1)
     readable = np.ones(100, bool)
     readable[:10] = False
     found = compare_classifiers(a, ModelOutputs(b.logits, b.labels, readable))
@@ -109,7 +109,7 @@ def test_unreadable_images_are_wrong_and_have_no_loss():
 
 
 @pytest.mark.parametrize("images", [1, 40])
-def test_one_image_all_right_all_wrong(images):
+def test_all_correct_or_all_wrong_predictions_are_compared(images):
     labels, ones = np.zeros(images, np.int64), np.ones(images, bool)
     right = ModelOutputs(np.tile([1.0, 0.0], (images, 1)), labels, ones)
     wrong = ModelOutputs(np.tile([0.0, 1.0], (images, 1)), labels, ones)

@@ -22,18 +22,18 @@ from vitreous.tasks.regression import Regression
 from vitreous.tasks.segmentation import Segmentation
 from vitreous.tasks.table import TASKS, task_from_json, task_to_json
 
-NAMES = ("ant", "=bee", "cät")
-EXAMPLES = {
-    "classification": Classification(NAMES),
-    "multilabel": Classification(NAMES, multilabel=True, loss="sigmoid"),
+CLASS_NAMES = ("ant", "=bee", "cät")
+EXAMPLE_TASKS = {
+    "classification": Classification(CLASS_NAMES),
+    "multilabel": Classification(CLASS_NAMES, multilabel=True, loss="sigmoid"),
     "features": FeatureExtraction(),
-    "segmentation": Segmentation(NAMES),
-    "detection": Detection(NAMES, masks=True),
-    "generation": Generation(NAMES),
-    "regression": Regression(NAMES, (1.0, 2.0, 3.0), (1.0, 0.5, 2.0)),
+    "segmentation": Segmentation(CLASS_NAMES),
+    "detection": Detection(CLASS_NAMES, masks=True),
+    "generation": Generation(CLASS_NAMES),
+    "regression": Regression(CLASS_NAMES, (1.0, 2.0, 3.0), (1.0, 0.5, 2.0)),
 }
 #: labels of eight images for each task of whole images
-LABELS = {
+LABELS_BY_TASK = {
     "classification": np.arange(8) % 3,
     "multilabel": np.eye(3, dtype=np.float32)[np.arange(8) % 3],
     "regression": np.random.default_rng(1).normal(size=(8, 3)),
@@ -43,36 +43,36 @@ READABLE = np.arange(8) != 5
 
 
 def test_every_task_has_an_example():
-    assert {type(task) for task in EXAMPLES.values()} == set(TASKS.values())
+    assert {type(task) for task in EXAMPLE_TASKS.values()} == set(TASKS.values())
     assert all(kind.name == name and issubclass(kind, Task) for name, kind in TASKS.items())
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_a_description_is_read_back(name):
-    task = EXAMPLES[name]
+@pytest.mark.parametrize("name", EXAMPLE_TASKS)
+def test_tasks_survive_a_json_round_trip(name):
+    task = EXAMPLE_TASKS[name]
     document = json.loads(json.dumps(task_to_json(task)))
     assert task_from_json(document, "x") == task and isinstance(document["classes"], list)
     with pytest.raises(WeightsError, match="x: task other is not one of"):
         task_from_json(document | {"task": {"name": "other"}}, "x")
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_a_task_says_what_it_does(name):
-    task = EXAMPLES[name]
+@pytest.mark.parametrize("name", EXAMPLE_TASKS)
+def test_every_task_is_described(name):
+    task = EXAMPLE_TASKS[name]
     assert task.verb_phrase.split()[0].endswith("s") and task.summary and task.hub_task.count("-") >= 1
     assert task.evaluate_options <= {field.name for field in fields(EvaluateOptions)}
     assert task.protocol and METRICS[task.primary_metric].is_primary
 
 
-@pytest.mark.parametrize("name", [name for name, task in EXAMPLES.items() if not task.outputs])
-def test_tasks_without_outputs_for_images_refuse_them(name):
+@pytest.mark.parametrize("name", [name for name, task in EXAMPLE_TASKS.items() if not task.outputs])
+def test_tasks_without_image_outputs_reject_activate(name):
     with pytest.raises(NotImplementedError, match="no outputs for whole images"):
-        EXAMPLES[name].activate(OUTPUTS)
+        EXAMPLE_TASKS[name].activate(OUTPUTS)
 
 
-@pytest.mark.parametrize("name", LABELS)
-def test_predictions_fit_every_format(name):
-    task = EXAMPLES[name]
+@pytest.mark.parametrize("name", LABELS_BY_TASK)
+def test_predictions_are_written_in_every_format(name):
+    task = EXAMPLE_TASKS[name]
     rows = task.activate(OUTPUTS)
     form = task.prediction_format(PredictionOptions())
     assert isinstance(form, PredictionFormat) and rows.shape == (8, 3) and rows.dtype == np.float64
@@ -92,9 +92,9 @@ def test_predictions_fit_every_format(name):
     assert json.dumps(form.settings)
 
 
-@pytest.mark.parametrize("name", LABELS)
+@pytest.mark.parametrize("name", LABELS_BY_TASK)
 def test_an_evaluation_has_metrics_examples_and_charts(name):
-    task, labels = EXAMPLES[name], LABELS[name]
+    task, labels = EXAMPLE_TASKS[name], LABELS_BY_TASK[name]
     report = task.evaluate(OUTPUTS, labels, READABLE)
     assert (report.images, report.unreadable, report.primary) == (8, 1, task.primary_metric)
     assert report.metrics.keys() <= METRICS.keys() and report.metrics[task.primary_metric] is not None
@@ -107,9 +107,9 @@ def test_an_evaluation_has_metrics_examples_and_charts(name):
     assert all(len(chart.x) == len(chart.y) <= 7 for chart in task.draw_charts(OUTPUTS, labels, READABLE))
 
 
-@pytest.mark.parametrize("name", LABELS)
+@pytest.mark.parametrize("name", LABELS_BY_TASK)
 def test_a_model_does_not_differ_from_itself(name):
-    task, labels = EXAMPLES[name], LABELS[name]
+    task, labels = EXAMPLE_TASKS[name], LABELS_BY_TASK[name]
     side = ModelOutputs(OUTPUTS, labels, READABLE)
     split = ArraySplit(np.zeros((8, 2, 2), np.uint8), labels)
     data = Data("x", classes=task.classes, splits={"test": split}, targets=task.label_columns)
@@ -120,18 +120,18 @@ def test_a_model_does_not_differ_from_itself(name):
     assert json.loads(json.dumps(found.details)) == found.details
 
 
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "multilabel"])
+@pytest.mark.parametrize("name", [name for name in EXAMPLE_TASKS if name != "multilabel"])
 def test_models_of_other_tasks_are_not_compared(name):
-    task, other = EXAMPLES[name], EXAMPLES["multilabel"]
+    task, other = EXAMPLE_TASKS[name], EXAMPLE_TASKS["multilabel"]
     with pytest.raises(UsageError, match=r"^(one|two) "):
         task.check_comparison(other, ("one", "two"))
     assert task.describe_differences(other)
 
 
-@pytest.mark.parametrize("name", LABELS)
-def test_an_export_agrees_with_itself_alone(name):
-    task = EXAMPLES[name]
+@pytest.mark.parametrize("name", LABELS_BY_TASK)
+def test_agreement_is_one_only_for_equal_outputs(name):
+    task = EXAMPLE_TASKS[name]
     assert task.measure_agreement(OUTPUTS, OUTPUTS) == 1 > task.measure_agreement(OUTPUTS, -OUTPUTS)
-    hits = task.count_correct(OUTPUTS, LABELS[name])
+    hits = task.count_correct(OUTPUTS, LABELS_BY_TASK[name])
     assert hits is None or 0 <= hits <= 8
     assert json.dumps(task.export_metadata)

@@ -19,15 +19,19 @@ from vitreous.tasks.detections import (
 )
 from vitreous.tasks.tile_merging import merge_tiles
 
-MODEL = ImagePreprocess((32, 48), 1, (0.25,), (0.5,), filter="bilinear")
-ROWS = 20  # answers that the painted model gives for an image
+MODEL_PREPROCESS = ImagePreprocess((32, 48), 1, (0.25,), (0.5,), filter="bilinear")
+NUM_DETECTIONS = 20  # answers that the painted model gives for an image
 
 
 def painted_model(tiles):
     """Finds the painted rectangles of each tile: one class for values from 100 on, another from 200 on; its masks are
     what is painted, at 28 x 28 points of the box. The score falls with the area."""
-    outputs = [np.zeros((len(tiles), ROWS, 4)), np.zeros((len(tiles), ROWS)), np.zeros((len(tiles), ROWS), np.int64)]
-    masks = np.zeros((len(tiles), ROWS, 28, 28), np.float32)
+    outputs = [
+        np.zeros((len(tiles), NUM_DETECTIONS, 4)),
+        np.zeros((len(tiles), NUM_DETECTIONS)),
+        np.zeros((len(tiles), NUM_DETECTIONS), np.int64),
+    ]
+    masks = np.zeros((len(tiles), NUM_DETECTIONS, 28, 28), np.float32)
     for number, tile in enumerate(tiles):
         row = 0
         for value in (100, 200):
@@ -41,7 +45,7 @@ def painted_model(tiles):
     return [*outputs, masks]
 
 
-def paint(size, *objects):
+def draw_rectangles(size, *objects):
     """A black image (1, H, W) with rectangles of (left, top, right, bottom, value)."""
     pixels = np.zeros((1, *size), np.uint8)
     for left, top, right, bottom, value in objects:
@@ -49,7 +53,7 @@ def paint(size, *objects):
     return pixels
 
 
-def listed(detections):
+def list_detections(detections):
     """Answers as a sorted list of box and class."""
     return sorted(
         (*map(float, box), int(label)) for box, label in zip(detections.boxes, detections.labels, strict=True)
@@ -57,8 +61,8 @@ def listed(detections):
 
 
 @pytest.mark.parametrize("size", [(32, 48), (64, 96), (100, 40), (7, 90), (333, 500), (20, 20), (1, 1)])
-def test_boxes_go_into_the_model_and_back(size):
-    pixels, scale = fit_image(np.zeros((1, *size), np.uint8), MODEL)
+def test_boxes_are_scaled_to_the_model_and_back(size):
+    pixels, scale = fit_image(np.zeros((1, *size), np.uint8), MODEL_PREPROCESS)
     assert pixels.shape == (1, 32, 48) and pixels.dtype == np.uint8
     assert min(abs(side * by - whole) for side, by, whole in zip(size, scale, (32, 48), strict=True)) < 1e-9
     draw = np.random.default_rng(0)
@@ -70,16 +74,16 @@ def test_boxes_go_into_the_model_and_back(size):
     assert np.allclose(back.boxes, boxes, atol=1e-4)
 
 
-def test_what_an_image_does_not_fill_is_zero_after_normalisation():
+def test_padding_is_zero_after_normalisation():
     for dtype, step in ((np.uint8, 0.5 / 255 / 0.5), (np.float32, 1e-6)):
         image = np.full((1, 16, 48), 200, dtype)
-        pixels, _ = fit_image(image, MODEL)
+        pixels, _ = fit_image(image, MODEL_PREPROCESS)
         assert np.array_equal(pixels[:, :16], image)
-        normal = MODEL.normalise(torch.from_numpy(pixels[None]))[0, 0]
+        normal = MODEL_PREPROCESS.normalise(torch.from_numpy(pixels[None]))[0, 0]
         assert (normal[16:].abs() <= step).all() and (normal[:16] > 1).all()
 
 
-def test_boxes_end_at_the_image_and_padding_is_left_out():
+def test_boxes_are_clipped_and_detections_in_padding_are_dropped():
     boxes = [
         [-5, -5, 10, 10],
         [40, 20, 60, 40],
@@ -101,7 +105,7 @@ def test_boxes_end_at_the_image_and_padding_is_left_out():
         Detections((4, 4), np.zeros((2, 4)), np.zeros(1, int), np.array([0.2]))
 
 
-def pasted_by_detectron(probabilities, box, size):
+def paste_mask_with_detectron2(probabilities, box, size):
     """Detectron2's `_do_paste_mask`: the mask sampled at the centres of all pixels of the image."""
     x0, y0, x1, y1 = box
     y = ((torch.arange(size[0]) + 0.5 - y0) / (y1 - y0) * 2 - 1).float()
@@ -116,13 +120,13 @@ def test_masks_are_pasted_as_detectron2_does():
         probabilities = draw.random((28, 28), np.float32)
         x0, y0 = draw.uniform(-10, 50), draw.uniform(-10, 35)
         box = np.array([x0, y0, x0 + draw.uniform(0.3, 40), y0 + draw.uniform(0.3, 40)])
-        wanted = pasted_by_detectron(probabilities, box, size)
+        wanted = paste_mask_with_detectron2(probabilities, box, size)
         mask = rle_to_mask(paste_mask_runs(probabilities, box, size, (0, 0, 60, 40)), size)
         sure = np.abs(wanted - 0.5) > 1e-4
         assert np.array_equal(mask[sure], wanted[sure] >= 0.5) and sure.mean() > 0.99
 
 
-def test_run_lengths_of_a_part_are_those_of_the_whole():
+def test_run_lengths_of_a_placed_mask_match_the_full_mask():
     draw, size = np.random.default_rng(1), (5, 6)
     for _ in range(300):
         height, width = draw.integers(1, 6), draw.integers(1, 7)
@@ -144,43 +148,43 @@ OBJECTS = [
 
 
 @pytest.mark.parametrize("size", [(90, 100), (32, 100), (85, 130), (33, 101)])
-def test_tiles_answer_what_the_whole_image_answers(size):
-    pixels = paint(size, *(one for one in OBJECTS if one[3] <= size[0]))
+def test_tiled_detection_matches_the_whole_image(size):
+    pixels = draw_rectangles(size, *(one for one in OBJECTS if one[3] <= size[0]))
     whole = decode_detections([part[0] for part in painted_model(pixels[None])], size)
-    tiled = detect_objects(painted_model, pixels, MODEL, tiles=True)
-    assert listed(tiled) == listed(whole) and len(tiled) >= 2
+    tiled = detect_objects(painted_model, pixels, MODEL_PREPROCESS, tiles=True)
+    assert list_detections(tiled) == list_detections(whole) and len(tiled) >= 2
     for box, runs in zip(tiled.boxes.astype(int), tiled.masks, strict=True):
         wanted = np.zeros(size, bool)
         wanted[box[1] : box[3], box[0] : box[2]] = True
         assert np.array_equal(rle_to_mask(runs, size), wanted)
-    again = detect_objects(painted_model, pixels, MODEL, tiles=True)
+    again = detect_objects(painted_model, pixels, MODEL_PREPROCESS, tiles=True)
     assert again.boxes.tobytes() == tiled.boxes.tobytes() and again.masks == tiled.masks
 
 
-def test_an_object_is_answered_once_wherever_it_lies():
+def test_an_object_is_detected_once_at_any_position():
     for left in range(0, 100, 11):
         for top in range(0, 60, 7):
-            pixels = paint((80, 120), (left, top, left + 18, top + 13, 100))
-            assert listed(detect_objects(painted_model, pixels, MODEL, tiles=True)) == [
+            pixels = draw_rectangles((80, 120), (left, top, left + 18, top + 13, 100))
+            assert list_detections(detect_objects(painted_model, pixels, MODEL_PREPROCESS, tiles=True)) == [
                 (left, top, left + 18, top + 13, 0)
             ]
 
 
-def test_an_object_larger_than_a_tile_is_joined_from_its_parts():
-    pixels = paint((100, 200), (10, 30, 170, 90, 200), (12, 5, 30, 20, 200))
-    answer = detect_objects(painted_model, pixels, MODEL, tiles=True)
-    assert listed(answer) == [(10, 30, 170, 90, 1), (12, 5, 30, 20, 1)]
+def test_an_object_larger_than_a_tile_is_merged():
+    pixels = draw_rectangles((100, 200), (10, 30, 170, 90, 200), (12, 5, 30, 20, 200))
+    answer = detect_objects(painted_model, pixels, MODEL_PREPROCESS, tiles=True)
+    assert list_detections(answer) == [(10, 30, 170, 90, 1), (12, 5, 30, 20, 1)]
     big = int(answer.boxes[:, 2].argmax())
     assert np.array_equal(rle_to_mask(answer.masks[big], (100, 200))[30:90, 10:170], np.ones((60, 160), bool))
 
 
-def test_neighbours_stay_apart_and_classes_do_not_join():
+def test_neighbouring_objects_and_classes_are_not_merged():
     objects = [(20, 10, 40, 20, 100), (41, 10, 60, 20, 100), (60, 10, 80, 20, 200), (20, 21, 40, 60, 100)]
-    answer = detect_objects(painted_model, paint((80, 120), *objects), MODEL, tiles=True)
-    assert listed(answer) == sorted((*map(float, one[:4]), one[4] // 100 - 1) for one in objects)
+    answer = detect_objects(painted_model, draw_rectangles((80, 120), *objects), MODEL_PREPROCESS, tiles=True)
+    assert list_detections(answer) == sorted((*map(float, one[:4]), one[4] // 100 - 1) for one in objects)
 
 
-def test_answers_of_one_tile_are_never_joined_and_the_better_of_two_stays():
+def test_detections_of_one_tile_are_not_merged():
     windows, size = np.array([(0, 0, 20, 20), (10, 0, 30, 20)]), (20, 30)
     boxes = np.array([[11, 5, 18, 12], [11, 5, 18, 13], [11.5, 5, 18.5, 12], [12, 5, 18, 12]], np.float32)
     scores, tile = np.array([0.6, 0.5, 0.9, 0.4]), np.array([0, 0, 1, 1])
@@ -189,17 +193,19 @@ def test_answers_of_one_tile_are_never_joined_and_the_better_of_two_stays():
     assert merge_tiles(boxes[:0], np.zeros(0, int), scores[:0], tile[:0], windows, size) == []
 
 
-def test_a_small_image_is_scaled_up_and_a_large_one_down():
+def test_small_images_are_enlarged_and_large_ones_reduced():
     small = detect_objects(
-        painted_model, paint((16, 24), (4, 4, 12, 10, 100)), ImagePreprocess((16, 24), 1), tiles=True
+        painted_model, draw_rectangles((16, 24), (4, 4, 12, 10, 100)), ImagePreprocess((16, 24), 1), tiles=True
     )
-    assert listed(small) == [(4, 4, 12, 10, 0)]
-    pixels = np.repeat(np.repeat(paint((32, 48), (10, 10, 20, 16, 100)), 3, 1), 3, 2)
+    assert list_detections(small) == [(4, 4, 12, 10, 0)]
+    pixels = np.repeat(np.repeat(draw_rectangles((32, 48), (10, 10, 20, 16, 100)), 3, 1), 3, 2)
 
     def blocks(tiles):
         assert tiles.shape == (1, 1, 32, 48)
         return painted_model(np.where(tiles > 50, 100, 0))
 
-    answer = detect_objects(blocks, pixels, MODEL)
+    answer = detect_objects(blocks, pixels, MODEL_PREPROCESS)
     assert answer.size == (96, 144) and np.abs(answer.boxes - [[30, 30, 60, 48]]).max() <= 1.5
-    assert detect_objects(lambda tiles: painted_model(tiles)[:3], paint((9, 9)), MODEL).masks is None
+    assert (
+        detect_objects(lambda tiles: painted_model(tiles)[:3], draw_rectangles((9, 9)), MODEL_PREPROCESS).masks is None
+    )

@@ -12,7 +12,7 @@ from vitreous.tasks.report import Report
 
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.key)
-def test_a_row_is_complete(metric):
+def test_every_metric_is_complete(metric):
     assert METRICS[metric.key] is metric and explain_metric(metric.key)
     assert all(key in METRICS for key in metric.secondary or ())
     assert (metric.key in PERCENT_METRICS) == metric.is_share
@@ -25,7 +25,7 @@ def test_labels_are_distinct():
 
 
 @pytest.mark.parametrize("metric", [m for m in METRICS.values() if m.is_primary], ids=lambda metric: metric.key)
-def test_a_leading_metric_is_printed_before_its_further_ones(metric):
+def test_the_leading_metric_is_printed_before_secondary_metrics(metric):
     values = dict.fromkeys((metric.key, *metric.secondary), 0.25)
     report = Report(3, 0, values, dict.fromkeys(values), [], None, metric.key)
     text = format_split_metrics("val", report.summary())

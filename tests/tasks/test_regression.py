@@ -28,7 +28,7 @@ TASK = Regression(("age", "height"), (40.0, 1.5), (10.0, 0.25))
 NAN = math.nan
 
 
-def values(count=60, seed=0):
+def make_labels_and_predictions(count=60, seed=0):
     """Labels of two targets, some of them missing, and predictions."""
     generator = np.random.default_rng(seed)
     labels = generator.normal([40, 1.5], [10, 0.25], (count, 2)).round(1)
@@ -37,8 +37,8 @@ def values(count=60, seed=0):
     return labels, predicted
 
 
-def test_metrics_are_those_of_scikit_learn_and_scipy():
-    labels, predicted = values()
+def test_metrics_match_scikit_learn_and_scipy():
+    labels, predicted = make_labels_and_predictions()
     readable = np.arange(60) % 11 != 0
     report = evaluate_regression(predicted, labels, TASK.targets, readable)
     for place, row in enumerate(report.details["targets"]):
@@ -56,7 +56,7 @@ def test_metrics_are_those_of_scikit_learn_and_scipy():
     assert again.summary() == report.summary()  # the bootstrap has a seed of its own
 
 
-def test_weighed_metrics_are_those_of_images_drawn_so_often():
+def test_weighted_metrics_match_repeated_images():
     """The loop that `compute_weighted_errors` replaces: a draw is its images, one after the other."""
     labels, predicted = np.repeat([3.0, 5, 5, 8, 1, 5], 2), np.array([2.0, 5, 6, 6, 1, 2, 7, 7, 7, 1, 5, 4])
     counts = np.random.default_rng(1).integers(0, 4, (12, 5)).astype(np.float32)
@@ -70,14 +70,14 @@ def test_weighed_metrics_are_those_of_images_drawn_so_often():
         assert found["spearman"][draw] == pytest.approx(spearmanr(y, p).statistic)
 
 
-def test_ranks_of_values_drawn_several_times():
+def test_ranks_of_repeated_values_are_averaged():
     ranks = rank_values(np.array([5.0, 1, 5, 9]), np.array([[1, 2], [1, 0], [1, 1], [1, 3]]))
     assert ranks[:, 0].tolist() == [2.5, 1, 2.5, 4] and ranks[[0, 2, 3], 1].tolist() == [2, 2, 5]
 
 
-def test_two_models_are_compared_on_the_images_that_both_have():
+def test_models_are_compared_on_images_readable_by_both():
     """Differences are those of scikit-learn's metrics, and the interval that of images drawn one after the other."""
-    labels, predicted = values(40)
+    labels, predicted = make_labels_and_predictions(40)
     other = predicted + np.random.default_rng(5).normal(0, [1, 0.1], predicted.shape)
     readable = np.arange(40) % 9 != 0, np.arange(40) % 13 != 0
     sides = [ModelOutputs(side, labels, good) for side, good in zip((predicted, other), readable, strict=True)]
@@ -98,7 +98,7 @@ def test_two_models_are_compared_on_the_images_that_both_have():
     assert found.differences["r2"] == pytest.approx(np.mean([row["difference"]["r2"] for row in rows]))
 
 
-def test_models_of_labels_that_are_all_the_same_have_no_r2_to_compare():
+def test_r2_is_not_compared_for_constant_labels():
     side = ModelOutputs(np.array([[1.0], [2.0]]), np.array([[3.0], [3.0]]), np.ones(2, bool))
     found = compare_values(side, side, ("age",))
     assert found.metrics["r2"] == (None, None) and found.differences["mae"] == 0 and not found.significant
@@ -115,21 +115,21 @@ def test_large_values_keep_their_digits():
 @pytest.mark.parametrize(("labels", "defined"), [
     ([], ()), ([2.0], ("mae", "rmse")), ([2.0, 2.0, 2.0], ("mae", "rmse")), ([NAN, NAN], ()),
 ])  # fmt: skip
-def test_metrics_that_are_not_defined_are_none(labels, defined):
+def test_undefined_metrics_are_none(labels, defined):
     table = np.array(labels, np.float64).reshape(-1, 1)
     report = evaluate_regression(np.ones_like(table), table, ("a",), np.ones(len(table), bool))
     assert {key for key, value in report.metrics.items() if value is not None} == set(defined)
     assert json.loads(json.dumps(report.summary())) and report.score[0] == -math.inf
 
 
-def test_outputs_that_are_not_finite_are_refused():
+def test_non_finite_outputs_are_rejected():
     with pytest.raises(NonFiniteError, match="not finite"):
         TASK.evaluate(np.full((2, 2), np.nan), np.zeros((2, 2)), np.ones(2, bool))
     report = TASK.evaluate(np.array([[np.nan] * 2, [0, 0]]), np.zeros((2, 2)), np.array([False, True]))
     assert report.metrics["mae"] == pytest.approx((40 + 1.5) / 2)
 
 
-def test_the_description_is_read_back():
+def test_the_task_survives_a_json_round_trip():
     assert task_from_json(json.loads(json.dumps(task_to_json(TASK))), "x") == TASK
     assert TASK.outputs == TASK.label_columns == ("age", "height")
 
@@ -143,7 +143,7 @@ def test_a_damaged_description_is_refused(change, message):
         task_from_json(task_to_json(TASK) | change, "x")
 
 
-def test_predictions_in_every_format():
+def test_predictions_are_written_in_every_format():
     form = TASK.prediction_format(PredictionOptions())
     (row,) = TASK.activate(np.array([[1.0, -2.0]], np.float32))
     assert row.tolist() == [50, 1]
@@ -161,29 +161,29 @@ def test_predictions_in_every_format():
 
 
 @pytest.mark.parametrize("options", [{"top": 3}, {"threshold": 0.5}, {"abstain": 0.5}])
-def test_options_of_classifiers_are_refused(options):
+def test_classification_options_are_rejected(options):
     with pytest.raises(UsageError, match=f"{next(iter(options))} is for image classifiers"):
         TASK.prediction_format(PredictionOptions(**options))
 
 
-def data_of(labels, **fields):
+def make_data(labels, **fields):
     """Black images with these labels as a data set."""
     return Data("x", splits={"train": ArraySplit(np.zeros((len(labels), 2, 2), np.uint8), labels)}, **fields)
 
 
-def test_values_are_found_by_name():
-    data = data_of(np.array([[1.0, 2, 3], [4, 5, 6]]), classes=(), targets=("height", "weight", "age"))
+def test_targets_are_matched_by_name():
+    data = make_data(np.array([[1.0, 2, 3], [4, 5, 6]]), classes=(), targets=("height", "weight", "age"))
     assert TASK.align_labels(data.splits["train"], data).labels.tolist() == [[3, 1], [6, 4]]
-    other = data_of(np.array([[1.0]]), classes=(), targets=("weight",))
+    other = make_data(np.array([[1.0]]), classes=(), targets=("weight",))
     with pytest.raises(DataError, match="x has no values of age, height") as error:
         TASK.align_labels(other.splits["train"], other)
     assert error.value.hint == "it has values of weight"
-    classes = data_of(np.array([0, 1]), classes=("a", "b"))
+    classes = make_data(np.array([0, 1]), classes=("a", "b"))
     with pytest.raises(DataError, match="x has classes, and the model predicts values"):
         TASK.align_labels(classes.splits["train"], classes)
 
 
-def test_worst_images_are_those_of_the_largest_error_in_standard_deviations():
+def test_worst_images_have_the_largest_standardised_error():
     labels = np.array([[40.0, 1.5], [60, NAN], [40, 1.0], [NAN, NAN], [90, 1.5]])
     split = ArraySplit(np.zeros((5, 2, 2), np.uint8), labels)
     chosen = TASK.choose_examples(np.zeros((5, 2)), split, np.array([True] * 4 + [False]), 8)
@@ -193,7 +193,7 @@ def test_worst_images_are_those_of_the_largest_error_in_standard_deviations():
 
 
 def test_charts_show_readable_images_with_a_value():
-    labels, _ = values()
+    labels, _ = make_labels_and_predictions()
     charts = TASK.draw_charts(np.zeros((60, 2)), labels, np.arange(60) > 0)
     assert [chart.title for chart in charts] == [
         "age: predicted and true", "age: residuals", "height: predicted and true", "height: residuals"
@@ -202,7 +202,7 @@ def test_charts_show_readable_images_with_a_value():
     assert np.allclose(charts[1].y, 40 - charts[0].x) and charts[1].level
 
 
-def test_agreement_of_an_exported_file():
+def test_agreement_counts_images_within_the_tolerance():
     ours = np.zeros((4, 2))
     assert TASK.measure_agreement(ours, ours + [[0, 0], [0.04, -0.04], [0.06, 0], [0, 0]]) == 0.75
     assert TASK.count_correct(ours, ours) is None

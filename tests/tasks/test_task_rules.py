@@ -16,20 +16,20 @@ from vitreous.tasks.regression import Regression
 from vitreous.tasks.segmentation import Segmentation
 from vitreous.tasks.table import TASKS, list_task_keys, replace_task_classes, task_from_json, task_to_card, task_to_json
 
-NAMES = ("a", "b", "c")
-EVERY = (
-    Classification(NAMES),
-    Classification(NAMES, True, "sigmoid", 2.0),
+CLASS_NAMES = ("a", "b", "c")
+ALL_TASKS = (
+    Classification(CLASS_NAMES),
+    Classification(CLASS_NAMES, True, "sigmoid", 2.0),
     FeatureExtraction(),
-    Segmentation(NAMES),
-    Detection(NAMES, True),
-    Generation(NAMES),
+    Segmentation(CLASS_NAMES),
+    Detection(CLASS_NAMES, True),
+    Generation(CLASS_NAMES),
     Regression(("age", "mass"), (1.0, 2.0), (3.0, 4.0)),
 )
-READING = tuple(task for task in EVERY if task.reads_images)
+IMAGE_TASKS = tuple(task for task in ALL_TASKS if task.reads_images)
 
 
-class Engine:
+class FakeEngine:
     """Outputs of the shapes that engines have, for any pixels."""
 
     def __init__(self, task):
@@ -52,40 +52,40 @@ class Engine:
         )
 
 
-def test_the_table_has_every_task():
-    assert {type(task) for task in EVERY} == set(TASKS.values())
+def test_every_task_is_registered():
+    assert {type(task) for task in ALL_TASKS} == set(TASKS.values())
 
 
-@pytest.mark.parametrize("task", EVERY, ids=lambda task: task.name)
-def test_a_task_is_what_its_description_and_its_card_are(task):
+@pytest.mark.parametrize("task", ALL_TASKS, ids=lambda task: task.name)
+def test_tasks_survive_a_round_trip_through_json_and_cards(task):
     assert task_from_json(task_to_json(task), "model.json") == task
     card = task_to_card(task)
     assert task_from_json(card, "model.onnx") == task and set(card) <= list_task_keys(task)
     assert ("task" in card) == (task.name != "classification")
 
 
-@pytest.mark.parametrize("task", READING, ids=lambda task: task.name)
-def test_outputs_have_the_shape_that_is_promised(task):
-    outputs = task.compute(Engine(task), np.zeros((2, 3, 8, 6), np.uint8))
+@pytest.mark.parametrize("task", IMAGE_TASKS, ids=lambda task: task.name)
+def test_outputs_have_the_declared_shape(task):
+    outputs = task.compute(FakeEngine(task), np.zeros((2, 3, 8, 6), np.uint8))
     shape = task.output_shape((8, 6))
     assert outputs.ndim == 1 + len(shape)
     assert all(length in (None, own) for length, own in zip(shape, outputs.shape[1:], strict=True))
 
 
-@pytest.mark.parametrize("task", [task for task in READING if task.name != "detection"], ids=lambda task: task.name)
+@pytest.mark.parametrize("task", [task for task in IMAGE_TASKS if task.name != "detection"], ids=lambda task: task.name)
 def test_equal_outputs_agree(task):
-    outputs = task.compute(Engine(task), np.zeros((2, 3, 8, 6), np.uint8))
+    outputs = task.compute(FakeEngine(task), np.zeros((2, 3, 8, 6), np.uint8))
     assert task.measure_agreement(outputs, outputs) == 1
 
 
-def test_a_detector_takes_the_whole_image():
+def test_detectors_pad_the_whole_image():
     preprocess, image = ImagePreprocess((8, 8)), np.full((3, 4, 8), 200, np.uint8)
-    fitted = Detection(NAMES).prepare_input(image, preprocess)
+    fitted = Detection(CLASS_NAMES).prepare_input(image, preprocess)
     assert fitted.shape == (3, 8, 8) and (fitted[:, :4] == 200).all() and not (fitted[:, 4:] == 200).any()
 
 
-@pytest.mark.parametrize("task", EVERY, ids=lambda task: task.name)
-def test_options_of_predict_that_a_task_lacks_are_refused(task):
+@pytest.mark.parametrize("task", ALL_TASKS, ids=lambda task: task.name)
+def test_unsupported_predict_options_are_rejected(task):
     unset = dict.fromkeys(PREDICT_OPTIONS)
     task.check_predict_options("RUN", unset | {"tiles": False})
     for name, models in PREDICT_OPTIONS.items():
@@ -97,10 +97,10 @@ def test_options_of_predict_that_a_task_lacks_are_refused(task):
         assert error.value.message == f"--{name.replace('_', '-')} is for {models}; RUN {task.verb_phrase}"
 
 
-def test_keywords_that_a_task_lacks_are_refused():
-    Detection(NAMES).check_predict_keywords("ViT", PredictionOptions(threshold=0.5))
+def test_unsupported_predict_keywords_are_rejected():
+    Detection(CLASS_NAMES).check_predict_keywords("ViT", PredictionOptions(threshold=0.5))
     with pytest.raises(UsageError) as error:
-        Segmentation(NAMES).check_predict_keywords("ViT", PredictionOptions(threshold=0.5))
+        Segmentation(CLASS_NAMES).check_predict_keywords("ViT", PredictionOptions(threshold=0.5))
     problem = "predict(threshold=…) is for image classifiers; ViT segments images"
     assert error.value.message == problem
 
@@ -111,24 +111,24 @@ def test_keywords_that_a_task_lacks_are_refused():
     (Segmentation, "predict RUN IMAGE … --out FOLDER"),
     (Generation, "sample RUN --count 8 --out samples.png"),
 ])  # fmt: skip
-def test_a_trained_run_is_used_by_the_verb_of_its_task(task, words):
+def test_the_example_command_matches_the_task(task, words):
     assert task.example_command("RUN", False) == f"vitreous {words}"
 
 
-def test_a_head_of_other_classes_is_of_another_task_where_it_must():
-    several = Classification(NAMES, True, "sigmoid", 2.0)
+def test_replacing_classes_may_change_the_task():
+    several = Classification(CLASS_NAMES, True, "sigmoid", 2.0)
     assert replace_task_classes(several, ("x",)) == Classification(("x",), True, "sigmoid", 2.0)
     assert replace_task_classes(several, ()) == FeatureExtraction() and replace_task_classes(
         FeatureExtraction(), ("x",)
     ) == Classification(("x",))
-    assert replace_task_classes(Generation(NAMES), ()) == Generation()
+    assert replace_task_classes(Generation(CLASS_NAMES), ()) == Generation()
     assert (
         several.with_temperature(1.0).temperature == 1
         and FeatureExtraction().with_temperature(3.0) == FeatureExtraction()
     )
 
 
-def test_classes_are_ranked_by_a_metric_of_theirs():
+def test_classes_are_ranked_by_a_per_class_metric():
     leading = [metric for metric in METRICS.values() if metric.is_primary]
     assert {metric.key: metric.ranking_metric for metric in leading if metric.ranking_key != "f1"} == {
         "map": ("ap", "AP"),
@@ -138,7 +138,7 @@ def test_classes_are_ranked_by_a_metric_of_theirs():
     assert METRICS["top1"].ranking_metric == ("f1", "F1") and METRICS["miou"].counted_noun == "pixels"
 
 
-def test_labels_of_one_class_and_of_several_count_the_same_images():
+def test_label_kinds_count_and_select_the_same_images():
     numbers = np.array([2, 0, 2, 1])
     one, several = get_label_kind(False), get_label_kind(True)
     assert one.metric_key == "top1" and several.metric_key == "map"

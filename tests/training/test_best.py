@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.conftest import TINY, document, make_folder, say
+from tests.conftest import TINY_RUN, make_folder, parse_json_output, run_cli
 from vitreous.errors import Interrupted, UsageError
 from vitreous.jobs.train import train
 from vitreous.reports.evaluate import evaluate
@@ -22,8 +22,8 @@ from vitreous.training.session import Session
 pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated many times
 
 #: top-1 of the evaluations of a run, of which the third is the best
-SCORES = (0.3, 0.5, 0.8, 0.8, 0.6, 0.7, 0.2, 0.9)
-NLLS = (1.0, 0.9, 0.8, 0.8, 0.9, 0.9, 1.2, 0.1)
+TOP1_VALUES = (0.3, 0.5, 0.8, 0.8, 0.6, 0.7, 0.2, 0.9)
+NLL_VALUES = (1.0, 0.9, 0.8, 0.8, 0.9, 0.9, 1.2, 0.1)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def photos(tmp_path_factory):
 
 
 @pytest.fixture
-def scored(monkeypatch):
+def fixed_evaluations(monkeypatch):
     """Evaluations with the figures above, by the step that they are made after: 2, 4, 6, …; returns the steps."""
     steps = []
     real = Session.evaluate_model
@@ -43,7 +43,7 @@ def scored(monkeypatch):
         if step % 2 or self.finishing:
             return report, figures
         steps.append(step)
-        scores = {"top1": SCORES[step // 2 - 1], "nll": NLLS[step // 2 - 1]}
+        scores = {"top1": TOP1_VALUES[step // 2 - 1], "nll": NLL_VALUES[step // 2 - 1]}
         return replace(report, metrics=report.metrics | scores), figures | {f"val/{n}": v for n, v in scores.items()}
 
     build, finish = Session.build, Session.finish
@@ -62,9 +62,9 @@ def scored(monkeypatch):
     return steps
 
 
-def options(steps=12, **more):
+def make_options(steps=12, **more):
     return {
-        **TINY,
+        **TINY_RUN,
         "epochs": None,
         "steps": steps,
         "accumulate": 1,
@@ -76,22 +76,22 @@ def options(steps=12, **more):
     }
 
 
-def weights(out):
+def load_weights(out):
     return load_file(out / "model" / "weights.safetensors")
 
 
-def same(a, b):
+def are_weights_equal(a, b):
     return all(np.array_equal(a[name], b[name]) for name in a)
 
 
-def averaged(place):
+def load_averaged_weights(place):
     """The averaged weights of a checkpoint, by the names of a bundle."""
     return {name.removeprefix("model."): tensor for name, tensor in load_file(place / "ema.safetensors").items()}
 
 
-def test_the_best_weights_are_kept_and_said(photos, tmp_path, scored):
-    summary = train(str(photos), out=str(tmp_path / "run"), **options(keep_best=True))
-    assert scored == [2, 4, 6, 8, 10, 12]
+def test_keep_best_keeps_and_reports_the_best_weights(photos, tmp_path, fixed_evaluations):
+    summary = train(str(photos), out=str(tmp_path / "run"), **make_options(keep_best=True))
+    assert fixed_evaluations == [2, 4, 6, 8, 10, 12]
     found = summary["selection"]
     assert (found["weights"], found["weights_step"], found["stopped_early"]) == ("best", 6, False)
     assert found["best"] == {
@@ -107,20 +107,22 @@ def test_the_best_weights_are_kept_and_said(photos, tmp_path, scored):
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["selection"] == found
     places = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
     assert places == ["step-00000006", "step-00000009", "step-00000012"]  # two, and the best
-    kept = averaged(tmp_path / "run" / "checkpoints" / "step-00000006")
-    assert same(kept, {name: weights(tmp_path / "run")[name] for name in kept})
+    kept = load_averaged_weights(tmp_path / "run" / "checkpoints" / "step-00000006")
+    assert are_weights_equal(kept, {name: load_weights(tmp_path / "run")[name] for name in kept})
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["val/top1"] for line in lines if "val/top1" in line] == list(SCORES[:6])
-    train(str(photos), out=str(tmp_path / "last"), **options(keep_last=True))
-    last = averaged(tmp_path / "last" / "checkpoints" / "step-00000012")
-    assert same(last, {name: weights(tmp_path / "last")[name] for name in last}) and not same(last, kept)
+    assert [line["val/top1"] for line in lines if "val/top1" in line] == list(TOP1_VALUES[:6])
+    train(str(photos), out=str(tmp_path / "last"), **make_options(keep_last=True))
+    last = load_averaged_weights(tmp_path / "last" / "checkpoints" / "step-00000012")
+    assert are_weights_equal(
+        last, {name: load_weights(tmp_path / "last")[name] for name in last}
+    ) and not are_weights_equal(last, kept)
 
 
-def test_the_best_evaluation_ships_where_nothing_is_said(photos, tmp_path):
+def test_the_bundle_has_the_best_weights_by_default(photos, tmp_path):
     """The bundle, evaluated again, has the primary metric of the best evaluation; without --keep-last, with EMA or not."""
     for name, ema in (("averaged", 0.9), ("plain", 0)):
         out = tmp_path / name
-        summary = train(str(photos), out=str(out), **options(12, ema=ema, lr=0.05))
+        summary = train(str(photos), out=str(out), **make_options(12, ema=ema, lr=0.05))
         found, lines = summary["selection"], (out / "metrics.jsonl").read_text().splitlines()
         values = {line["step"]: line["val/top1"] for line in map(json.loads, lines) if "val/top1" in line}
         assert len(values) == 6 and found["best"]["value"] == max(values.values()) == values[found["weights_step"]]
@@ -133,27 +135,30 @@ def test_the_best_evaluation_ships_where_nothing_is_said(photos, tmp_path):
             / ("ema.safetensors" if ema else "model.safetensors")
         )
         kept = {key.removeprefix("model."): value for key, value in load_file(place).items()}
-        assert same(weights(out), {key: kept[key] for key in weights(out)})
+        assert are_weights_equal(load_weights(out), {key: kept[key] for key in load_weights(out)})
 
 
 def test_keep_best_and_keep_last_exclude_each_other(photos, tmp_path):
     words = ["train", str(photos), "--out", str(tmp_path / "run"), "--keep-best", "--keep-last"]
-    result = say(*words)
+    result = run_cli(*words)
     assert result.returncode == 2
     assert result.stderr.endswith("error: --keep-best and --keep-last exclude each other\n  leave one of them out\n")
 
 
-def test_where_the_last_is_the_best_the_run_is_that_without_the_option(photos, tmp_path, scored):
-    one = train(str(photos), out=str(tmp_path / "one"), **options(6, keep_best=True))
-    other = train(str(photos), out=str(tmp_path / "other"), **options(6, keep_last=True))
+def test_keep_best_equals_keep_last_if_the_last_is_best(photos, tmp_path, fixed_evaluations):
+    one = train(str(photos), out=str(tmp_path / "one"), **make_options(6, keep_best=True))
+    other = train(str(photos), out=str(tmp_path / "other"), **make_options(6, keep_last=True))
     assert (one["selection"]["weights_step"], other["selection"]) == (6, None)
-    assert same(weights(tmp_path / "one"), weights(tmp_path / "other")) and one["val"] == other["val"]
+    assert (
+        are_weights_equal(load_weights(tmp_path / "one"), load_weights(tmp_path / "other"))
+        and one["val"] == other["val"]
+    )
 
 
 @pytest.mark.parametrize("keep_best", [False, True])
-def test_a_run_ends_after_evaluations_that_were_not_better(photos, tmp_path, scored, keep_best):
-    summary = train(str(photos), out=str(tmp_path / "run"), **options(16, early_stop=3, keep_last=not keep_best))
-    assert scored == [2, 4, 6, 8, 10, 12] and summary["steps"] == 12 and summary["epochs"] == 4.0
+def test_early_stop_ends_a_run_without_improvement(photos, tmp_path, fixed_evaluations, keep_best):
+    summary = train(str(photos), out=str(tmp_path / "run"), **make_options(16, early_stop=3, keep_last=not keep_best))
+    assert fixed_evaluations == [2, 4, 6, 8, 10, 12] and summary["steps"] == 12 and summary["epochs"] == 4.0
     found = summary["selection"]
     assert found["stopped_early"] and (found["weights"], found["weights_step"]) == (
         ("best", 6) if keep_best else ("last", 12)
@@ -161,34 +166,34 @@ def test_a_run_ends_after_evaluations_that_were_not_better(photos, tmp_path, sco
     assert found["best"]["evaluations_since"] == 3
 
 
-class Stopped(Exception):
+class ProcessKilled(Exception):
     """A process that was killed."""
 
 
 @pytest.mark.parametrize("step", [1, 4, 6, 7, 12])
-def test_a_run_that_was_killed_goes_on_to_the_same_bits(photos, tmp_path, scored, monkeypatch, step):
+def test_a_killed_run_resumes_bit_identically(photos, tmp_path, fixed_evaluations, monkeypatch, step):
     """Before the best evaluation, at it, after it, and where the run had ended but its bundle was not written."""
-    asked = options(16, early_stop=3, keep_best=True)
+    asked = make_options(16, early_stop=3, keep_best=True)
     whole = train(str(photos), out=str(tmp_path / "whole"), **asked)
     watch = Session.watch
 
     def killed(self, state):
         watch(self, state)
         if state.step == step + 1:
-            raise Stopped
+            raise ProcessKilled
 
     def unfinished(self, state):
-        raise Stopped
+        raise ProcessKilled
 
     with monkeypatch.context() as patch:
         patch.setattr(Session, *(("finish", unfinished) if step == 12 else ("watch", killed)))
-        with pytest.raises(Stopped):
+        with pytest.raises(ProcessKilled):
             train(str(photos), out=str(tmp_path / "run"), **asked)
     if not list((tmp_path / "run").glob("checkpoints/step-*")):
         assert step == 1
     summary = train(str(photos), out=str(tmp_path / "run"), resume=True)
     assert summary["selection"] == whole["selection"] and summary["val"] == whole["val"]
-    assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+    assert are_weights_equal(load_weights(tmp_path / "whole"), load_weights(tmp_path / "run"))
     figures = [
         [
             {name: line[name] for name in line if name.startswith(("step", "val/", "train/"))}
@@ -199,8 +204,8 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(photos, tmp_path, scored
     assert figures[0] == figures[1]
 
 
-def test_an_evaluation_that_a_signal_cut_short_is_made_after_resuming(photos, tmp_path, scored, monkeypatch):
-    asked = options(16, early_stop=3, keep_best=True)
+def test_an_interrupted_evaluation_is_repeated_after_resuming(photos, tmp_path, fixed_evaluations, monkeypatch):
+    asked = make_options(16, early_stop=3, keep_best=True)
     whole = train(str(photos), out=str(tmp_path / "whole"), **asked)
     judged = Session.evaluate_model
 
@@ -215,12 +220,12 @@ def test_an_evaluation_that_a_signal_cut_short_is_made_after_resuming(photos, tm
         with pytest.raises(Interrupted):
             train(str(photos), out=str(tmp_path / "run"), **asked)
     summary = train(str(photos), out=str(tmp_path / "run"), resume=True)
-    assert summary["selection"] == whole["selection"] and same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+    assert summary["selection"] == whole["selection"] and are_weights_equal(
+        load_weights(tmp_path / "whole"), load_weights(tmp_path / "run")
+    )
 
 
-def test_a_best_checkpoint_that_was_damaged_is_told_and_the_last_weights_are_kept(
-    photos, tmp_path, scored, monkeypatch
-):
+def test_a_damaged_best_checkpoint_falls_back_to_the_last_weights(photos, tmp_path, fixed_evaluations, monkeypatch):
     notes, out = [], tmp_path / "run"
     take = Session.load_best_weights
 
@@ -230,22 +235,22 @@ def test_a_best_checkpoint_that_was_damaged_is_told_and_the_last_weights_are_kep
         return take(self, state)
 
     monkeypatch.setattr(Session, "load_best_weights", damaged)
-    summary = train(str(photos), out=str(out), **options(keep_best=True))
+    summary = train(str(photos), out=str(out), **make_options(keep_best=True))
     assert (summary["selection"]["weights"], summary["selection"]["weights_step"]) == ("last", 12)
     assert any("the checkpoint of step 6, the best one, is missing or damaged" in note for note in notes)
 
 
-def test_the_command_says_what_was_kept(photos, tmp_path, scored):
-    words = [w for k, v in options(16).items() if v is not None for w in (f"--{k}", str(v))]
-    result = say("train", str(photos), "--out", str(tmp_path / "run"), *words, "--keep-best", "--early-stop", "3")
+def test_the_command_prints_which_weights_were_kept(photos, tmp_path, fixed_evaluations):
+    words = [w for k, v in make_options(16).items() if v is not None for w in (f"--{k}", str(v))]
+    result = run_cli("train", str(photos), "--out", str(tmp_path / "run"), *words, "--keep-best", "--early-stop", "3")
     assert "best checkpoint: step 6 (epoch 2), top-1 80.00% on validation, best of 6 evaluations" in result.stdout
     assert "stopped early at step 12: 3 consecutive evaluations without improvement over step 6" in result.stdout
-    judged = say("evaluate", str(tmp_path / "run"), "--split", "val", "--json")
-    assert document(judged)["selected_on"] == ["select the best weights of the run"]
-    assert document(say("evaluate", str(tmp_path / "run"), "--json"))["selected_on"] == []
+    judged = run_cli("evaluate", str(tmp_path / "run"), "--split", "val", "--json")
+    assert parse_json_output(judged)["selected_on"] == ["select the best weights of the run"]
+    assert parse_json_output(run_cli("evaluate", str(tmp_path / "run"), "--json"))["selected_on"] == []
 
 
-def test_what_cannot_be_chosen_is_refused_before_the_run(photos, tmp_path):
+def test_invalid_selection_options_are_rejected_before_the_run(photos, tmp_path):
     shutil.copytree(photos / "train", tmp_path / "alone" / "train")
     for words, told in (
         (["--keep-best", "--data.hold-out", "0"], "--keep-best selects by the validation images"),
@@ -254,27 +259,27 @@ def test_what_cannot_be_chosen_is_refused_before_the_run(photos, tmp_path):
         (["--keep-best", "--lr-grid", "0.1", "0.2"], "leave --keep-best and --early-stop out"),
     ):
         small = ["--model", "ViT-32x1/8", "--device", "cpu", "--workers", "0", "--out", str(tmp_path / "run")]
-        result = say("train", str(tmp_path / "alone"), *small, *words)
+        result = run_cli("train", str(tmp_path / "alone"), *small, *words)
         assert result.returncode == 2 and told in result.stderr, result.stderr
         assert not (tmp_path / "run").exists()
 
 
-def report(top1, nll=None, figure="top1", better="higher", **figures):
+def make_report(top1, nll=None, figure="top1", better="higher", **figures):
     return Report(4, 0, {"top1": top1, "nll": nll, **figures}, {}, [], None, figure, better)
 
 
-def test_of_equal_figures_the_lower_nll_is_better():
+def test_the_lower_nll_breaks_ties():
     found = BestEvaluation()
     assert found.to_dict() is None and BestEvaluation.from_dict(None) == found
     for step, (top1, nll) in enumerate([(0.5, 1.0), (0.5, 0.9), (0.5, 0.9), (0.4, 0.1), (0.5, None)], 1):
-        found = found.update(report(top1, nll), step, step / 2)
+        found = found.update(make_report(top1, nll), step, step / 2)
     assert (found.step, found.evaluations_since, found.evaluations) == (2, 3, 5)
     assert BestEvaluation.from_dict(json.loads(json.dumps(found.to_dict()))) == found
-    several = BestEvaluation().update(report(None, 1.0, "map", map=0.25), 1, 1.0)
+    several = BestEvaluation().update(make_report(None, 1.0, "map", map=0.25), 1, 1.0)
     assert (several.metric, several.value) == ("mAP", 0.25)
     distances = BestEvaluation()
     for step, value in enumerate([30.0, 12.0, 20.0], 1):
-        distances = distances.update(report(None, None, "fid", "lower", fid=value), step, 1.0)
+        distances = distances.update(make_report(None, None, "fid", "lower", fid=value), step, 1.0)
     distances = BestEvaluation.from_dict(json.loads(json.dumps(distances.to_dict())))
     assert (distances.step, distances.value, distances.evaluations_since) == (2, 12.0, 1)
     with pytest.raises(UsageError):

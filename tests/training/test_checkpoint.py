@@ -14,34 +14,35 @@ import pytest
 from vitreous.errors import ResourceError, WeightsError
 from vitreous.training.checkpoint import MANIFEST_NAME, CheckpointStore, find_damage
 
-CONTENT = {"model.bin": b"weights " * 500, "optimizer.bin": b"moments " * 900, "state.json": b'{"step": 1}'}
+FILE_CONTENTS = {"model.bin": b"weights " * 500, "optimizer.bin": b"moments " * 900, "state.json": b'{"step": 1}'}
 
 
-def writers(step: int):
+def make_writers(step: int):
     return {
-        name: (lambda path, body=body: path.write_bytes(body + str(step).encode())) for name, body in CONTENT.items()
+        name: (lambda path, body=body: path.write_bytes(body + str(step).encode()))
+        for name, body in FILE_CONTENTS.items()
     }
 
 
-def save(store: CheckpointStore, *steps: int):
+def save_steps(store: CheckpointStore, *steps: int):
     for step in steps:
-        store.save(step, writers(step), size=10_000)
+        store.save(step, make_writers(step), size=10_000)
 
 
-def test_newest_is_the_highest_number_whatever_the_clock_says(tmp_path):
+def test_the_newest_checkpoint_has_the_highest_step(tmp_path):
     store = CheckpointStore(tmp_path)
-    save(store, 9, 10)
+    save_steps(store, 9, 10)
     os.utime(store.get_path(9), (2e9, 2e9))
     assert store.newest() == store.get_path(10)
 
 
 def test_the_newest_stay_and_never_fewer_than_two(tmp_path):
     store = CheckpointStore(tmp_path, keep=1)
-    save(store, 1, 2, 3, 4)
+    save_steps(store, 1, 2, 3, 4)
     assert [place.name for place in store.list_paths()] == ["step-00000004", "step-00000003"]
 
 
-EVENTS = {"os.mkdir", "open", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
+CRASH_EVENTS = {"os.mkdir", "open", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
 
 
 def crash_points(tmp_path: Path, at: int) -> int:
@@ -59,7 +60,7 @@ def crash_points(tmp_path: Path, at: int) -> int:
                 os._exit(9)
 
         def hook(event, arguments):
-            if event in EVENTS and arguments and str(tmp_path) in str(arguments[0]):
+            if event in CRASH_EVENTS and arguments and str(tmp_path) in str(arguments[0]):
                 tick()
 
         real_sync, real_write = os.fsync, Path.write_bytes
@@ -72,7 +73,7 @@ def crash_points(tmp_path: Path, at: int) -> int:
         os.fsync = lambda descriptor: (tick(), real_sync(descriptor))[1]
         Path.write_bytes = torn
         sys.addaudithook(hook)
-        save(CheckpointStore(tmp_path), 1, 2, 3)
+        save_steps(CheckpointStore(tmp_path), 1, 2, 3)
         os.write(writer, str(count).encode())
         os._exit(0)
     os.close(writer)
@@ -82,7 +83,7 @@ def crash_points(tmp_path: Path, at: int) -> int:
 
 
 @pytest.mark.slow  # the rig of tests/reliability has a share of them
-def test_every_crash_point_of_a_save_leaves_what_was_published(tmp_path):
+def test_a_crash_during_save_keeps_published_checkpoints(tmp_path):
     points = crash_points(tmp_path / "counted", at=-1)
     assert points >= 30, "the hook sees too little to be a test"
     survived = 0
@@ -94,7 +95,7 @@ def test_every_crash_point_of_a_save_leaves_what_was_published(tmp_path):
         published = list(store.list_paths())
         assert (newest is None and not published) or find_damage(newest) is None
         assert not list(home.glob(".tmp-*")), "strays are swept"
-        save(store, 7)
+        save_steps(store, 7)
         assert store.newest() == store.get_path(7)
         survived += newest is not None
     assert survived > points // 2
@@ -116,9 +117,9 @@ def test_every_crash_point_of_a_save_leaves_what_was_published(tmp_path):
     ],
 )
 @pytest.mark.parametrize("name", ["model.bin", "optimizer.bin", "state.json"])
-def test_damage_is_found_and_the_one_before_is_used(tmp_path, damage, name):
+def test_damaged_checkpoints_fall_back_to_the_previous_one(tmp_path, damage, name):
     store = CheckpointStore(tmp_path)
-    save(store, 1, 2)
+    save_steps(store, 1, 2)
     file = store.get_path(2) / name
     content = bytearray(file.read_bytes())
     if damage.startswith("truncate"):
@@ -144,9 +145,9 @@ def test_damage_is_found_and_the_one_before_is_used(tmp_path, damage, name):
     assert len(warnings) == 1 and "step-00000002 is not used" in warnings[0]
 
 
-def test_a_manifest_cannot_point_outside(tmp_path):
+def test_manifests_with_outside_paths_are_rejected(tmp_path):
     store = CheckpointStore(tmp_path / "store")
-    save(store, 1)
+    save_steps(store, 1)
     (tmp_path / "secret").write_text("x")
     manifest = json.loads((store.get_path(1) / MANIFEST_NAME).read_text())
     manifest["../../secret"] = {"bytes": 1, "sha256": ""}
@@ -154,40 +155,40 @@ def test_a_manifest_cannot_point_outside(tmp_path):
     assert "missing" in find_damage(store.get_path(1))
 
 
-def test_nothing_valid_is_an_error_and_nothing_at_all_is_none(tmp_path):
+def test_only_invalid_checkpoints_raise_and_an_empty_store_is_none(tmp_path):
     store = CheckpointStore(tmp_path)
     assert store.newest() is None
-    save(store, 1, 2)
+    save_steps(store, 1, 2)
     for place in store.list_paths():
         (place / "model.bin").unlink()
     with pytest.raises(WeightsError, match="none of the 2 checkpoints"):
         store.newest()
 
 
-def test_a_full_disk_keeps_the_old_ones_and_leaves_no_stray(tmp_path, monkeypatch):
+def test_a_full_disk_keeps_old_checkpoints_and_no_partial_files(tmp_path, monkeypatch):
     store = CheckpointStore(tmp_path)
-    save(store, 1)
+    save_steps(store, 1)
 
     def full(path):
         path.write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(ResourceError, match="No space left") as error:
-        store.save(2, {**writers(2), "optimizer.bin": full}, size=10)
+        store.save(2, {**make_writers(2), "optimizer.bin": full}, size=10)
     assert error.value.code == 6
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000001"]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 5_000_000})())
     with pytest.raises(ResourceError, match=r"8 MB needed and 20 % to spare, 5 MB free"):
-        store.save(2, writers(2), size=8_000_000)
+        store.save(2, make_writers(2), size=8_000_000)
     assert store.newest() == store.get_path(1)
     monkeypatch.undo()
-    save(store, 2)
+    save_steps(store, 2)
     assert store.newest() == store.get_path(2)
 
 
 def test_an_invalid_checkpoint_of_the_same_step_is_replaced(tmp_path):
     store = CheckpointStore(tmp_path)
-    save(store, 1, 2)
+    save_steps(store, 1, 2)
     (store.get_path(2) / "model.bin").unlink()
-    save(store, 2)
+    save_steps(store, 2)
     assert store.newest() == store.get_path(2)

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.objectives.sessions import session_of
-from tests.training.test_loop import make
+from tests.objectives.sessions import create_session
+from tests.training.test_loop import make_session
 from vitreous.errors import NonFiniteError
 from vitreous.training import loop
 from vitreous.training.loop import defers_metrics, run_training_loop
 
 
-class Reads(TorchDispatchMode):
+class HostReadCounter(TorchDispatchMode):
     """Counts how often the program asks a tensor for a number."""
 
     count = 0
@@ -27,24 +27,24 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def late(monkeypatch) -> None:
+def defer_metrics(monkeypatch) -> None:
     """Let the loop read figures late, on a processor too."""
     monkeypatch.setattr(loop, "defers_metrics", lambda run, device: True)
 
 
-def test_only_a_gpu_whose_steps_depend_on_no_figure_is_read_late(tmp_path):
-    run, gpu = make(tmp_path)[0].run, torch.device("cuda", 0)
+def test_metrics_are_deferred_only_on_gpus_with_independent_steps(tmp_path):
+    run, gpu = make_session(tmp_path)[0].run, torch.device("cuda", 0)
     assert defers_metrics(run, gpu) and not defers_metrics(run, torch.device("cpu"))
     for changes in ({"skip_steps": 1}, {"precision": "fp16"}, {"reproducible": True}):
         assert not defers_metrics(replace(run, **changes), gpu)
 
 
 @pytest.mark.parametrize("name", ["supervised", "mae", "dinov2", "diffusion"])
-def test_a_run_that_defers_metrics_ends_in_the_same_bits(name, tmp_path, monkeypatch):
+def test_deferred_metrics_do_not_change_the_run(name, tmp_path, monkeypatch):
     def session(place):
         if name == "supervised":
-            return make(tmp_path / place, accumulate=2, batch_size=4)
-        return session_of(name, tmp_path / place)
+            return make_session(tmp_path / place, accumulate=2, batch_size=4)
+        return create_session(name, tmp_path / place)
 
     def follow(place):
         (begun, state), lines = session(place), []
@@ -55,7 +55,7 @@ def test_a_run_that_defers_metrics_ends_in_the_same_bits(name, tmp_path, monkeyp
     (tmp_path / "now").mkdir()
     (tmp_path / "later").mkdir()
     now, lines = follow("now")
-    late(monkeypatch)
+    defer_metrics(monkeypatch)
     later, others = follow("later")
     assert len(lines) > 5
     for line, other in zip(lines, others, strict=True):
@@ -64,32 +64,32 @@ def test_a_run_that_defers_metrics_ends_in_the_same_bits(name, tmp_path, monkeyp
     assert now.updates == later.updates == later.counted and not later.pending_metrics
 
 
-def test_no_number_is_asked_for_between_two_hooks(tmp_path, monkeypatch):
-    session, state = make(tmp_path)
-    late(monkeypatch)
+def test_no_host_read_occurs_between_hooks(tmp_path, monkeypatch):
+    session, state = make_session(tmp_path)
+    defer_metrics(monkeypatch)
     monkeypatch.setattr(
         loop.DeferredMetrics, "read", lambda self: ({"loss": 0.0}, 0.0)
     )  # what waits for the step before
-    with Reads() as reads:
+    with HostReadCounter() as reads:
         run_training_loop(state, session.batches(state), [(5, lambda s: None)])
     assert state.step == 21 and reads.count == 0
 
 
-def test_hooks_of_period_1_see_all_steps_and_those_of_period_0_do_not_wait(tmp_path, monkeypatch):
-    session, state = make(tmp_path)
-    late(monkeypatch)
+def test_hooks_of_period_1_see_all_steps_and_period_0_does_not_wait(tmp_path, monkeypatch):
+    session, state = make_session(tmp_path)
+    defer_metrics(monkeypatch)
     counted: dict[int, list[int]] = {0: [], 1: []}
     for period, counts in counted.items():
-        session, state = make(tmp_path / str(period))
+        session, state = make_session(tmp_path / str(period))
         run_training_loop(state, session.batches(state), [(period, lambda s, counts=counts: counts.append(s.counted))])
     assert counted[1] == list(range(1, 22))
     assert counted[0] == [*range(20), 21]  # the last step, whose losses the host has not read yet, is missing
 
 
 @pytest.mark.parametrize("saves", [False, True])
-def test_a_step_that_is_not_finite_ends_the_run_before_anything_is_saved(saves, tmp_path, monkeypatch):
-    session, state = make(tmp_path)
-    late(monkeypatch)
+def test_a_non_finite_step_ends_the_run_before_saving(saves, tmp_path, monkeypatch):
+    session, state = make_session(tmp_path)
+    defer_metrics(monkeypatch)
 
     def poison(slices):
         for index, (step_slice, batch) in enumerate(slices):
@@ -104,6 +104,6 @@ def test_a_step_that_is_not_finite_ends_the_run_before_anything_is_saved(saves, 
     assert state.step == (5 if saves else 6)
     if saves:
         session.checkpointer.publish_pending(True)
-        resumed, fresh = make(tmp_path)
+        resumed, fresh = make_session(tmp_path)
         resumed.restore(fresh)
         assert fresh.step == 4 and fresh.flat.master.isfinite().all()

@@ -16,18 +16,18 @@ import pytest
 import torch.distributed as dist
 
 import vitreous
-from tests.conftest import TINY
-from tests.training.test_ranks import outcome
+from tests.conftest import TINY_RUN
+from tests.training.test_ranks import read_outcome
 from tests.training.world import free_port
 from vitreous.errors import Interrupted, UsageError
 from vitreous.training.ranks import RENDEZVOUS_KEY, rendezvous_store
 from vitreous.training.session import Session
 
-RUN = {**TINY, "epochs": 8.0, "reproducible": True, "save_every": 4, "workers": 0}
-LONG = {**RUN, "epochs": 60.0}
+RUN_OPTIONS = {**TINY_RUN, "epochs": 8.0, "reproducible": True, "save_every": 4, "workers": 0}
+LONG_RUN_OPTIONS = {**RUN_OPTIONS, "epochs": 60.0}
 
 
-def interrupted_at(step, monkeypatch):
+def interrupt_at(step, monkeypatch):
     """Let runs of this process end after a step."""
     watch = Session.watch
 
@@ -40,53 +40,54 @@ def interrupted_at(step, monkeypatch):
 
 
 @pytest.fixture
-def stopped_run(folder, tmp_path, monkeypatch):
+def stopped_run(photo_folder, tmp_path, monkeypatch):
     """A run that a job of torchrun called `pets` began, at step 6 of 19."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "pets")
     with monkeypatch.context() as patch:
-        interrupted_at(6, patch)
+        interrupt_at(6, patch)
         with pytest.raises(Interrupted):
-            vitreous.train(folder, out=str(tmp_path / "run"), progress=False, **RUN)
+            vitreous.train(photo_folder, out=str(tmp_path / "run"), progress=False, **RUN_OPTIONS)
     return tmp_path / "run"
 
 
-def test_a_launch_goes_on_with_the_run_that_it_began(folder, stopped_run, tmp_path, monkeypatch):
-    vitreous.train(folder, out=str(stopped_run), progress=False, **RUN)
+def test_a_restarted_launch_resumes_its_run(photo_folder, stopped_run, tmp_path, monkeypatch):
+    vitreous.train(photo_folder, out=str(stopped_run), progress=False, **RUN_OPTIONS)
     monkeypatch.delenv("TORCHELASTIC_RUN_ID")
-    vitreous.train(folder, out=str(tmp_path / "whole"), progress=False, **RUN)
-    assert outcome(stopped_run) == outcome(tmp_path / "whole")
+    vitreous.train(photo_folder, out=str(tmp_path / "whole"), progress=False, **RUN_OPTIONS)
+    assert read_outcome(stopped_run) == read_outcome(tmp_path / "whole")
     assert json.loads((stopped_run / "environment.json").read_text())["torchrun"] == "pets"
 
 
 @pytest.mark.parametrize("name", ["others", "none", None])
-def test_another_launch_does_not(folder, stopped_run, monkeypatch, name):
+def test_another_launch_does_not(photo_folder, stopped_run, monkeypatch, name):
     """`none` is what a job without a name of its own is called; it is told from others by the agent's process."""
     if name is None:
         monkeypatch.delenv("TORCHELASTIC_RUN_ID")
     else:
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", name)
     with pytest.raises(UsageError, match="already exists"):
-        vitreous.train(folder, out=str(stopped_run), progress=False, **RUN)
+        vitreous.train(photo_folder, out=str(stopped_run), progress=False, **RUN_OPTIONS)
 
 
-def test_without_out_a_restarted_launch_goes_on_with_its_newest_run_and_a_first_attempt_begins_one(
-    folder, tmp_path, monkeypatch
-):
+def test_a_restarted_launch_without_out_resumes_its_newest_run(photo_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "pets")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
-    run = {**RUN, "steps": 3, "epochs": None}
-    first, second = (vitreous.train(folder, progress=False, **run)["run"] for _ in range(2))
+    run = {**RUN_OPTIONS, "steps": 3, "epochs": None}
+    first, second = (vitreous.train(photo_folder, progress=False, **run)["run"] for _ in range(2))
     assert first != second
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert vitreous.train(folder, progress=False, **run)["run"] == second
+    assert vitreous.train(photo_folder, progress=False, **run)["run"] == second
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "cars")
-    assert vitreous.train(folder, progress=False, **run)["run"] not in (first, second)
+    assert vitreous.train(photo_folder, progress=False, **run)["run"] not in (first, second)
 
 
-def words_of(folder, out, *launch):
+def build_launch_command(folder, out, *launch):
     """The command of an agent that trains `LONG`."""
-    options = [f"--{name.replace('_', '-')}" + ("" if given is True else f"={given}") for name, given in LONG.items()]
+    options = [
+        f"--{name.replace('_', '-')}" + ("" if given is True else f"={given}")
+        for name, given in LONG_RUN_OPTIONS.items()
+    ]
     start = [sys.executable, "-m", "torch.distributed.run", *launch, "-m", "vitreous", "train", str(folder)]
     return [*start, "--out", str(out), "--device", "cpu", "--timeout", "60", *options]
 
@@ -106,12 +107,12 @@ def wait_for_checkpoint(out, limit=120.0):
         time.sleep(0.02)
 
 
-def children_of(process):
+def list_children(process):
     """The processes that a process started."""
     return [int(number) for number in open(f"/proc/{process.pid}/task/{process.pid}/children").read().split()]
 
 
-def test_processes_meet_in_spite_of_what_an_earlier_start_left_behind():
+def test_rendezvous_ignores_keys_of_an_earlier_start():
     """The first of them comes late, and its predecessor has answered all."""
     agent = dist.TCPStore("127.0.0.1", free_port(), is_master=True)
     agent.set(RENDEZVOUS_KEY, "dead")
@@ -135,20 +136,22 @@ def test_processes_meet_in_spite_of_what_an_earlier_start_left_behind():
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="read from /proc")
-def test_a_killed_process_is_started_again_and_a_lost_machine_is_done_without(folder, tmp_path):
-    vitreous.train(folder, out=str(tmp_path / "whole"), progress=False, **LONG)
-    whole = outcome(tmp_path / "whole")
+def test_killed_processes_restart_and_lost_machines_are_dropped(photo_folder, tmp_path):
+    vitreous.train(photo_folder, out=str(tmp_path / "whole"), progress=False, **LONG_RUN_OPTIONS)
+    whole = read_outcome(tmp_path / "whole")
 
     agent = start_agent(
         tmp_path,
         "one",
-        words_of(folder, tmp_path / "one", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"),
+        build_launch_command(
+            photo_folder, tmp_path / "one", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"
+        ),
     )
     wait_for_checkpoint(tmp_path / "one")
-    os.kill(children_of(agent)[-1], signal.SIGKILL)
+    os.kill(list_children(agent)[-1], signal.SIGKILL)
     assert agent.wait(300) == 0, (tmp_path / "one.log").read_text()[-3000:]
     assert "torchrun restarted the processes" in (tmp_path / "one.log").read_text()
-    assert outcome(tmp_path / "one") == whole
+    assert read_outcome(tmp_path / "one") == whole
 
     meeting = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", "--rdzv-backend", "c10d"]
     meeting += [
@@ -160,11 +163,12 @@ def test_a_killed_process_is_started_again_and_a_lost_machine_is_done_without(fo
         "last_call_timeout=5",
     ]
     agents = [
-        start_agent(tmp_path, name, words_of(folder, tmp_path / "pair", *meeting)) for name in ("first", "second")
+        start_agent(tmp_path, name, build_launch_command(photo_folder, tmp_path / "pair", *meeting))
+        for name in ("first", "second")
     ]
     wait_for_checkpoint(tmp_path / "pair")
-    assert all(children_of(one) for one in agents)
-    for process in [agents[1].pid, *children_of(agents[1])]:  # the agent first: it would start another
+    assert all(list_children(one) for one in agents)
+    for process in [agents[1].pid, *list_children(agents[1])]:  # the agent first: it would start another
         os.kill(process, signal.SIGKILL)
     assert agents[0].wait(300) == 0, (tmp_path / "first.log").read_text()[-3000:]
-    assert outcome(tmp_path / "pair") == whole
+    assert read_outcome(tmp_path / "pair") == whole

@@ -12,29 +12,31 @@ from vitreous.training.optimizer import FlatOptimizer
 from vitreous.training.run import OptimizerConfig
 
 
-def batch(count=4):
+def make_batch(count=4):
     generator = torch.Generator().manual_seed(0)
     return {"images": torch.randn(count, 3, 16, 16, generator=generator), "labels": torch.arange(count) % 3}
 
 
-def objective():
+def make_objective():
     torch.manual_seed(0)
     model = create_untrained_model("ViT-mu/8", 16, 3, registers=1)
     nn.init.normal_(model.head.weight, std=0.1)
     return SupervisedObjective(model)
 
 
-def train(ours, flat, optimizers, steps=5, limit=1.0):
+def train_flat(ours, flat, optimizers, steps=5, limit=1.0):
     for step in range(steps):
         flat.zero()
-        ours({k: v.to(flat.working_copy.dtype) if k == "images" else v for k, v in batch().items()})["loss"].backward()
+        ours({k: v.to(flat.working_copy.dtype) if k == "images" else v for k, v in make_batch().items()})[
+            "loss"
+        ].backward()
         flat.collect()
         flat.clip(limit)
         optimizers.step(1.0)
         flat.sync(step + 1)
 
 
-def plain(options, reference, steps=5, limit=1.0):
+def train_reference(options, reference, steps=5, limit=1.0):
     """The same by PyTorch's usual means: parameter by parameter."""
     matrices = [p for n, p in reference.named_parameters() if p.ndim == 2 and n.endswith("weight")]
     others = [p for n, p in reference.named_parameters() if not (p.ndim == 2 and n.endswith("weight"))]
@@ -45,7 +47,7 @@ def plain(options, reference, steps=5, limit=1.0):
         optimizer = torch.optim.SGD([p for g in groups for p in g["params"]], lr=options.lr, momentum=options.momentum)
     for _ in range(steps):
         optimizer.zero_grad()
-        reference(batch())["loss"].backward()
+        reference(make_batch())["loss"].backward()
         nn.utils.clip_grad_norm_(reference.parameters(), limit)
         if options.name == "sgd":
             with torch.no_grad():
@@ -55,13 +57,13 @@ def plain(options, reference, steps=5, limit=1.0):
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
-def test_flat_training_is_plain_training(name):
+def test_flat_training_matches_pytorch_optimizers(name):
     options = OptimizerConfig(name, lr=1e-2, weight_decay=0.1)
-    ours = objective()
+    ours = make_objective()
     reference = copy.deepcopy(ours)
     flat = FlatParameters(ours, torch.float32, torch.device("cpu"))
-    train(ours, flat, FlatOptimizer(options, flat))
-    plain(options, reference)
+    train_flat(ours, flat, FlatOptimizer(options, flat))
+    train_reference(options, reference)
     for (key, a), b in zip(ours.named_parameters(), reference.parameters(), strict=True):
         if name == "adamw" and key.endswith("qkv.bias"):
             continue  # the gradient of a key's bias is zero but for rounding, which Adam blows up
@@ -69,7 +71,7 @@ def test_flat_training_is_plain_training(name):
 
 
 def test_only_matrices_decay():
-    flat = FlatParameters(objective(), torch.float32, torch.device("cpu"))
+    flat = FlatParameters(make_objective(), torch.float32, torch.device("cpu"))
     names = {group.kind: found for group, found in flat.names.items()}
     assert names["matrix"] == [
         n for n in flat.parameters if ".blocks." in n and n.endswith("weight") and "norm" not in n
@@ -79,7 +81,7 @@ def test_only_matrices_decay():
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_positions_of_a_swin_do_not_decay(version):
+def test_swin_positions_do_not_decay(version):
     """As `no_weight_decay_keywords` of Microsoft's code: tables, networks of positions, factors of the cosine."""
     swin = build_model(
         SwinConfig(
@@ -103,9 +105,9 @@ def test_positions_of_a_swin_do_not_decay(version):
 
 
 def test_the_working_copy_follows_the_masters_and_the_twin_the_average():
-    ours = objective()
+    ours = make_objective()
     flat = FlatParameters(ours, torch.bfloat16, torch.device("cpu"), ema=0.5)
-    train(ours, flat, FlatOptimizer(OptimizerConfig(lr=1e-2), flat), steps=3)
+    train_flat(ours, flat, FlatOptimizer(OptimizerConfig(lr=1e-2), flat), steps=3)
     master, average = flat.views(flat.master), flat.views(flat.average)
     twin = dict(flat.eval_module.named_parameters())
     for name, parameter in ours.named_parameters():
@@ -117,7 +119,7 @@ def test_the_working_copy_follows_the_masters_and_the_twin_the_average():
 
 
 def test_the_average_is_polyak_s_with_a_warm_up():
-    ours = objective()
+    ours = make_objective()
     flat = FlatParameters(ours, torch.float32, torch.device("cpu"), ema=0.5)
     expected = flat.master.clone()
     for step in range(1, 20):
@@ -128,8 +130,8 @@ def test_the_average_is_polyak_s_with_a_warm_up():
     assert torch.allclose(flat.average, expected, atol=1e-5)
 
 
-def test_gradients_of_micro_batches_add_up_in_float32():
-    ours = objective()
+def test_micro_batch_gradients_are_summed_in_float32():
+    ours = make_objective()
     flat = FlatParameters(ours, torch.bfloat16, torch.device("cpu"))
     flat.zero_grad()
     for _ in range(3):
@@ -143,7 +145,7 @@ def test_gradients_of_micro_batches_add_up_in_float32():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_are_forgotten_collected_or_not(dtype):
     """A backward pass that was broken off leaves nothing to the next step."""
-    flat = FlatParameters(objective(), dtype, torch.device("cpu"), shards=2)
+    flat = FlatParameters(make_objective(), dtype, torch.device("cpu"), shards=2)
     for collected in (True, False, True):
         flat.zero_grad()
         assert all(not grad.any() for grad in flat.grads) and not flat.master_grad.any()
@@ -162,8 +164,8 @@ def test_gradients_are_forgotten_collected_or_not(dtype):
     assert others and versions == [grad._version for grad in others]  # nothing was written
 
 
-def test_clipping_is_by_the_global_norm():
-    flat = FlatParameters(objective(), torch.float32, torch.device("cpu"))
+def test_clipping_uses_the_global_norm():
+    flat = FlatParameters(make_objective(), torch.float32, torch.device("cpu"))
     flat.master_grad.normal_()
     before = flat.master_grad.clone()
     assert flat.clip(None) == pytest.approx(before.norm().item())
@@ -173,16 +175,16 @@ def test_clipping_is_by_the_global_norm():
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
-def test_the_state_of_an_optimiser_comes_back_by_name(name):
+def test_optimizer_state_is_restored_by_name(name):
     options = OptimizerConfig(name, lr=1e-2, weight_decay=0.1)
-    ours, theirs = objective(), objective()
+    ours, theirs = make_objective(), make_objective()
     flat, again = (FlatParameters(o, torch.float32, torch.device("cpu")) for o in (ours, theirs))
     first, second = FlatOptimizer(options, flat), FlatOptimizer(options, again)
-    train(ours, flat, first, steps=3)
+    train_flat(ours, flat, first, steps=3)
     again.master.copy_(flat.master)
     second.load(first.get_state())
-    train(ours, flat, first, steps=2)
-    train(theirs, again, second, steps=2)
+    train_flat(ours, flat, first, steps=2)
+    train_flat(theirs, again, second, steps=2)
     assert torch.equal(flat.master, again.master)
     key = "momentum_buffer" if name != "adamw" else "exp_avg"
     assert f"{key}/model.encoder.blocks.0.mlp.part.fc1.weight" in first.get_state()

@@ -6,17 +6,17 @@ import pytest
 
 from vitreous.training.folder import RunFolder, append_line, read_json_lines
 
-LINES = [{"step": 1, "name": "loss", "text": "a }\n"}, {"step": 2, "name": "top1", "text": "é"}]
+JSON_LINES = [{"step": 1, "name": "loss", "text": "a }\n"}, {"step": 2, "name": "top1", "text": "é"}]
 
 
 @pytest.mark.parametrize("lost", range(1, 40, 3))
-def test_a_line_after_one_that_was_cut_off_is_read(tmp_path, lost):
+def test_lines_after_a_truncated_line_are_read(tmp_path, lost):
     path = tmp_path / "lines.jsonl"
-    for line in LINES:
+    for line in JSON_LINES:
         append_line(path, line)
     path.write_bytes(path.read_bytes()[:-lost])
     append_line(path, {"step": 3})
-    whole = LINES if lost == 1 else LINES[:1]  # of the former, the end of the line alone is lost
+    whole = JSON_LINES if lost == 1 else JSON_LINES[:1]  # of the former, the end of the line alone is lost
     assert read_json_lines(path) == [*whole, {"step": 3}]
 
 
@@ -24,7 +24,7 @@ def test_no_file_has_no_lines(tmp_path):
     assert read_json_lines(tmp_path / "none.jsonl") == []
 
 
-def test_rewinding_leaves_lines_up_to_the_step(tmp_path):
+def test_rewind_keeps_lines_up_to_the_step(tmp_path):
     folder = RunFolder(tmp_path)
     for step in (1, 2, 3):
         folder.append({"step": step, "loss": float("nan")})

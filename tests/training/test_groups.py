@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.objectives.sessions import MODEL, OBJECTIVES
+from tests.objectives.sessions import MODEL_CONFIG, OBJECTIVE_CONFIGS
 from vitreous.models.config import AttentionConfig, MlpConfig, NormConfig, SAMConfig, SwinAttentionConfig, SwinConfig
 from vitreous.models.zoo import build_model
 from vitreous.nn.pyramid import LayerNorm2d
@@ -33,20 +33,22 @@ SWIN = SwinConfig(
     heads=(1, 1, 2, 2),
     attention=SwinAttentionConfig(window=2),
 )
-CLASSES = ObjectiveSetting(classes=("a", "b"))
+OBJECTIVE_SETTING = ObjectiveSetting(classes=("a", "b"))
 
 
-def detector():
+def build_detector():
     """ViTDet with convolutional propagation and Mask R-CNN's heads."""
-    return DetectionConfig(masks=True, heads="vitdet", width=32, hidden=32).build(build_model(VITDET), CLASSES)
+    return DetectionConfig(masks=True, heads="vitdet", width=32, hidden=32).build(
+        build_model(VITDET), OBJECTIVE_SETTING
+    )
 
 
-def decays(module, rule):
+def map_weight_decay(module, rule):
     """Whether each parameter decays, by name."""
     return {name: choose_group_kind(name, p, rule) != "plain" for name, p in module.named_parameters()}
 
 
-def owners(module):
+def map_parameter_owners(module):
     """The module that each parameter belongs to, and the one around that, by the parameter's name."""
     found = {}
     for name, part in module.named_modules():
@@ -57,20 +59,20 @@ def owners(module):
 
 def test_vitdet_decays_all_but_layer_norms_of_blocks_and_positions():
     """`weight_decay_norm=0` reaches torch.nn.LayerNorm, not detectron2's own LayerNorm over channels."""
-    module = detector()
+    module = build_detector()
     expected = {
         name: not (isinstance(part, nn.LayerNorm) and not isinstance(around, LayerNorm2d))
         and not name.endswith("position.table")
-        for name, (part, around) in owners(module).items()
+        for name, (part, around) in map_parameter_owners(module).items()
     }
-    assert decays(module, "vitdet") == expected
+    assert map_weight_decay(module, "vitdet") == expected
     assert sum(not value for value in expected.values()) == 4 * 4 + 1
-    assert all(decays(module, "all").values())
+    assert all(map_weight_decay(module, "all").values())
 
 
 def test_layer_decay_of_vitdet_does_not_reach_convolutional_propagation():
     """`get_vit_lr_decay_rate` of detectron2: blocks, but not what has `.residual.` in its name."""
-    options, module = OptimizerConfig(layer_decay=0.5), detector()
+    options, module = OptimizerConfig(layer_decay=0.5), build_detector()
     for name, _ in module.named_parameters():
         layer = VITDET.depth + 1
         if name.startswith(("model.backbone.position", "model.backbone.projection")):
@@ -80,40 +82,43 @@ def test_layer_decay_of_vitdet_does_not_reach_convolutional_propagation():
         assert learning_rate_factor(options, VITDET, module, name) == 0.5 ** (VITDET.depth + 1 - layer), name
 
 
-def test_swins_dense_code_decays_biases_but_no_norms_of_the_backbone():
+def test_swin_segmentation_decays_biases_but_no_backbone_norms():
     """`custom_keys` of norm, absolute_pos_embed and relative_position_bias_table. Norms of the head are named `bn`."""
-    module = SegmentationConfig(head="upernet", head_width=1).build(build_model(SWIN), CLASSES)
+    module = SegmentationConfig(head="upernet", head_width=1).build(build_model(SWIN), OBJECTIVE_SETTING)
     expected = {
-        name: not isinstance(part, (nn.LayerNorm, RelativePositionBias)) for name, (part, _) in owners(module).items()
+        name: not isinstance(part, (nn.LayerNorm, RelativePositionBias))
+        for name, (part, _) in map_parameter_owners(module).items()
     }
-    assert decays(module, "mmdet") == expected
+    assert map_weight_decay(module, "mmdet") == expected
     assert any(name.endswith("qkv.bias") and value for name, value in expected.items())
 
 
 @pytest.mark.parametrize("name", ["mae", "dino", "dinov2-sinkhorn"])
-def test_tokens_positions_and_prototype_lengths_decay_where_they_do_in_the_authors_code(name):
+def test_tokens_positions_and_prototype_lengths_decay_as_published(name):
     """Tensors of several axes there: `mask_token` is (1, D)."""
-    config = OBJECTIVES[name]
+    config = OBJECTIVE_CONFIGS[name]
     config = replace(config, unit_prototypes=False) if "dino" in name else config
     module = config.build(
-        build_model(MODEL.with_options(registers=1, positions={"kind": "learned"}, norm={"layer_scale": 0.1})),
+        build_model(MODEL_CONFIG.with_options(registers=1, positions={"kind": "learned"}, norm={"layer_scale": 0.1})),
         ObjectiveSetting(),
     )
-    found = {key: value for key, value in decays(module, "multi-axis").items() if "teacher" not in key}
+    found = {key: value for key, value in map_weight_decay(module, "multi-axis").items() if "teacher" not in key}
     for key, value in found.items():
         exempt = key.endswith((".bias", ".scale")) or ".norm." in key
         assert value == (not exempt), key
-    before = decays(module, "matrices")
+    before = map_weight_decay(module, "matrices")
     added = {key for key, value in found.items() if value and not before[key]}
     assert {"model.prefix", "model.slots", "model.position.table"} <= added
 
 
 @pytest.mark.parametrize("name", ["dino", "dinov2-sinkhorn"])
-def test_prototypes_have_groups_of_their_own(name):
-    module = OBJECTIVES[name].build(build_model(MODEL), ObjectiveSetting())
+def test_prototypes_have_separate_groups(name):
+    module = OBJECTIVE_CONFIGS[name].build(build_model(MODEL_CONFIG), ObjectiveSetting())
     options = OptimizerConfig(layer_decay=0.9, rates=(("projection", 0.2),))
     groups = {
-        key: choose_group(options, MODEL, module, key, p) for key, p in module.named_parameters() if p.requires_grad
+        key: choose_group(options, MODEL_CONFIG, module, key, p)
+        for key, p in module.named_parameters()
+        if p.requires_grad
     }
     frozen = {key for key, group in groups.items() if group.starts_frozen}
     assert frozen == {key for key in groups if "prototypes" in key or "lengths" in key}
@@ -126,7 +131,7 @@ def test_prototypes_have_groups_of_their_own(name):
 def test_a_mask_token_is_clipped_with_the_backbone():
     from vitreous.training.flat import FlatParameters
 
-    module = OBJECTIVES["dinov2"].build(build_model(MODEL), ObjectiveSetting())
+    module = OBJECTIVE_CONFIGS["dinov2"].build(build_model(MODEL_CONFIG), ObjectiveSetting())
     flat = FlatParameters(module, torch.float32, torch.device("cpu"))
     flat.zero_grad()
     gradients = flat.views(flat.master_grad)

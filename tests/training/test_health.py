@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import make_folder
-from tests.training.test_loop import make, synthetic
+from tests.training.test_loop import make_session, make_synthetic_split
 from vitreous.data.sources import open_data
 from vitreous.data.split import ArraySplit
 from vitreous.errors import UsageError
@@ -19,48 +19,51 @@ from vitreous.training.run import OptimizerConfig
 
 
 @pytest.fixture
-def told():
+def messages():
     return []
 
 
-def test_validation_images_that_are_trained_on(told, tmp_path):
-    split, other = synthetic(), ArraySplit(synthetic().pixels[:10] ^ 1, synthetic().labels[:10])
-    HealthMonitor(told.append).data(split, other)
-    assert not told
-    HealthMonitor(told.append).data(split, split)
-    assert "all sampled validation images" in told[0]
+def test_validation_images_in_the_training_set_are_reported(messages, tmp_path):
+    split, other = (
+        make_synthetic_split(),
+        ArraySplit(make_synthetic_split().pixels[:10] ^ 1, make_synthetic_split().labels[:10]),
+    )
+    HealthMonitor(messages.append).data(split, other)
+    assert not messages
+    HealthMonitor(messages.append).data(split, split)
+    assert "all sampled validation images" in messages[0]
     photos = make_folder(tmp_path / "photos", {"train": 4, "val": 4})
     copied = photos / "val" / "ant" / "copy.png"
     copied.write_bytes((photos / "train" / "bee" / "1.png").read_bytes())
     data = open_data(photos)
-    HealthMonitor(told.append).data(data.split("train"), data.split("val"))
-    assert "1 of 13 sampled validation images" in told[1] and len(told) == 2
+    HealthMonitor(messages.append).data(data.split("train"), data.split("val"))
+    assert "1 of 13 sampled validation images" in messages[1] and len(messages) == 2
 
 
-def test_a_gradient_far_beyond_what_was_usual_is_told_once(told):
-    health = HealthMonitor(told.append)
+def test_exploding_gradients_are_reported_once(messages):
+    health = HealthMonitor(messages.append)
     run = SimpleNamespace(optimizer=OptimizerConfig(clip=None))
     for step, norm in enumerate([1.0] * NORM_HISTORY + [math.inf, 50.0, 150.0, 200.0]):
         health.step(SimpleNamespace(step=step, norm=norm, run=run))
-    assert len(told) == 1 and "gradient norm 150" in told[0] and "--clip-grad" in told[0]
+    assert len(messages) == 1 and "gradient norm 150" in messages[0] and "--clip-grad" in messages[0]
 
 
-def test_a_loop_that_waits_for_images_names_what_to_change(told):
-    health = HealthMonitor(told.append)
+def test_slow_data_loading_is_reported_with_a_hint(messages):
+    health = HealthMonitor(messages.append)
     state = SimpleNamespace(run=SimpleNamespace(data=SimpleNamespace(workers=2)))
     for waiting in [0.9] * (SLOW_LOADING_LINES - 1) + [0.1] + [0.5] * SLOW_LOADING_LINES:
         health.line(waiting, state, False)
-    assert told == ["50% of the time the model waits for images; raise --workers (2 now) or use smaller files"]
+    assert messages == ["50% of the time the model waits for images; raise --workers (2 now) or use smaller files"]
 
 
-def test_one_answer_for_everything(told):
-    health, labels = HealthMonitor(told.append), np.array([0, 1, 2, 2])
+def test_constant_predictions_are_reported(messages):
+    health, labels = HealthMonitor(messages.append), np.array([0, 1, 2, 2])
     health.report(evaluate_classification(np.eye(3)[labels], labels, ("a", "b", "c")), ("a", "b", "c"))
-    assert not told
+    assert not messages
     health.report(evaluate_classification(np.tile([0.0, 1.0, 0.0], (4, 1)), labels, ("a", "b", "c")), ("a", "b", "c"))
-    assert "all 4 validation images are predicted as b" in told[0]
+    assert "all 4 validation images are predicted as b" in messages[0]
 
 
-def test_a_learning_rate_of_zero_is_refused(tmp_path):
+def test_a_learning_rate_of_zero_is_rejected(tmp_path):
     with pytest.raises(UsageError, match="must be above 0"):
-        make(tmp_path, optimizer=OptimizerConfig(lr=0.0))
+        make_session(tmp_path, optimizer=OptimizerConfig(lr=0.0))

@@ -9,42 +9,53 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tests.conftest import TINY, make_folder, say
+from tests.conftest import TINY_RUN, make_folder, run_cli
 from vitreous.progress import ProgressDisplay
 from vitreous.training.live import CURVE_LINES, CURVE_MARGIN, LiveCurves, draw_curve, show_live_curves
 
-WIDTH, TOTAL = 60, 400
-ACROSS, DOWN = 2 * (WIDTH - CURVE_MARGIN), 4 * CURVE_LINES
-BITS = {(0, 0): 0x01, (1, 0): 0x02, (2, 0): 0x04, (0, 1): 0x08, (1, 1): 0x10, (2, 1): 0x20, (3, 0): 0x40, (3, 1): 0x80}
+TERMINAL_WIDTH, TOTAL_STEPS = 60, 400
+CANVAS_WIDTH, CANVAS_HEIGHT = 2 * (TERMINAL_WIDTH - CURVE_MARGIN), 4 * CURVE_LINES
+BRAILLE_BITS = {
+    (0, 0): 0x01,
+    (1, 0): 0x02,
+    (2, 0): 0x04,
+    (0, 1): 0x08,
+    (1, 1): 0x10,
+    (2, 1): 0x20,
+    (3, 0): 0x40,
+    (3, 1): 0x80,
+}
 
 
-def dots(text: str) -> np.ndarray:
+def decode_dots(text: str) -> np.ndarray:
     """The dots (DOWN, ACROSS) bool of a drawing, by the table of Braille patterns in Unicode."""
-    canvas = np.zeros((DOWN, ACROSS), bool)
+    canvas = np.zeros((CANVAS_HEIGHT, CANVAS_WIDTH), bool)
     for row, line in enumerate(text.splitlines()[1 : 1 + CURVE_LINES]):
         for column, character in enumerate(line[CURVE_MARGIN:]):
-            for (y, x), bit in BITS.items():
+            for (y, x), bit in BRAILLE_BITS.items():
                 canvas[4 * row + y, 2 * column + x] = (ord(character) - 0x2800) & bit
     return canvas
 
 
 def test_a_straight_line_is_straight():
-    canvas = dots(draw_curve("loss", np.arange(TOTAL + 1.0), np.arange(TOTAL + 1.0), TOTAL, WIDTH))
-    columns = np.arange(ACROSS)
+    canvas = decode_dots(
+        draw_curve("loss", np.arange(TOTAL_STEPS + 1.0), np.arange(TOTAL_STEPS + 1.0), TOTAL_STEPS, TERMINAL_WIDTH)
+    )
+    columns = np.arange(CANVAS_WIDTH)
     assert canvas.any(0).all()
     middle = np.array([np.flatnonzero(canvas[:, column]).mean() for column in columns])
-    assert np.abs(middle - (DOWN - 1) * (1 - columns / (ACROSS - 1))).max() <= 1
+    assert np.abs(middle - (CANVAS_HEIGHT - 1) * (1 - columns / (CANVAS_WIDTH - 1))).max() <= 1
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_every_measured_value_is_a_dot_and_the_curve_is_unbroken(seed):
+def test_every_value_is_drawn_on_an_unbroken_curve(seed):
     rng = np.random.default_rng(seed)
-    steps = np.unique(rng.integers(0, TOTAL, 20)).astype(np.float64)
+    steps = np.unique(rng.integers(0, TOTAL_STEPS, 20)).astype(np.float64)
     values = rng.normal(size=len(steps)) * 10.0 ** rng.integers(-3, 3)
-    text = draw_curve("loss", steps, values, TOTAL, WIDTH)
-    canvas = dots(text)
-    columns = np.round(steps / TOTAL * (ACROSS - 1)).astype(int)
-    rows = np.round((values.max() - values) / np.ptp(values) * (DOWN - 1)).astype(int)
+    text = draw_curve("loss", steps, values, TOTAL_STEPS, TERMINAL_WIDTH)
+    canvas = decode_dots(text)
+    columns = np.round(steps / TOTAL_STEPS * (CANVAS_WIDTH - 1)).astype(int)
+    rows = np.round((values.max() - values) / np.ptp(values) * (CANVAS_HEIGHT - 1)).astype(int)
     for column, row in zip(columns, rows, strict=True):
         if (columns == column).sum() == 1:
             assert canvas[row, column]
@@ -53,47 +64,49 @@ def test_every_measured_value_is_a_dot_and_the_curve_is_unbroken(seed):
     for before, after in pairwise(drawn):
         one, other = np.flatnonzero(canvas[:, before]), np.flatnonzero(canvas[:, after])
         assert one.max() + 1 >= other.min() and other.max() + 1 >= one.min()
-    assert all(len(line) <= WIDTH for line in text.splitlines())
+    assert all(len(line) <= TERMINAL_WIDTH for line in text.splitlines())
 
 
-def test_one_point_and_a_constant_are_drawn():
-    assert dots(draw_curve("loss", np.array([5.0]), np.array([1.0]), TOTAL, WIDTH)).sum() == 1
-    canvas = dots(draw_curve("loss", np.arange(0.0, TOTAL), np.ones(TOTAL), TOTAL, WIDTH))
-    assert canvas[0].sum() >= ACROSS - 1 and not canvas[1:].any()
+def test_single_points_and_constants_are_drawn():
+    assert decode_dots(draw_curve("loss", np.array([5.0]), np.array([1.0]), TOTAL_STEPS, TERMINAL_WIDTH)).sum() == 1
+    canvas = decode_dots(
+        draw_curve("loss", np.arange(0.0, TOTAL_STEPS), np.ones(TOTAL_STEPS), TOTAL_STEPS, TERMINAL_WIDTH)
+    )
+    assert canvas[0].sum() >= CANVAS_WIDTH - 1 and not canvas[1:].any()
 
 
-def drawn_at(width: int, curves: LiveCurves) -> str:
+def render_curves(width: int, curves: LiveCurves) -> str:
     """The curves as a terminal of so many characters shows them."""
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     console.print(curves)
     return console.file.getvalue()
 
 
-def test_the_leading_figure_lies_beside_the_loss_where_there_is_room():
+def test_the_leading_metric_is_beside_the_loss_on_wide_terminals():
     curves = LiveCurves(10, ProgressDisplay())
-    assert drawn_at(120, curves).strip() == ""
+    assert render_curves(120, curves).strip() == ""
     for step in range(1, 6):
         curves.lines.append({"step": step, "epoch": step, "lr": 0.1, "train/loss": 2.0 / step, "gradient_norm": 1.0})
     curves.lines.append({"step": 5, "epoch": 5, "val/nll": 1.0, "val/top1": 0.25, "seconds": 3.0})
-    wide, narrow = drawn_at(120, curves), drawn_at(60, curves)
+    wide, narrow = render_curves(120, curves), render_curves(60, curves)
     assert "train/loss 0.4" in wide.splitlines()[0] and "val/top1 0.25" in wide.splitlines()[0]
     assert "val/top1" not in narrow.splitlines()[0] and "val/top1 0.25" in narrow
     for text, width in ((wide, 120), (narrow, 60)):
         assert all(len(line) <= width for line in text.splitlines())
-    assert drawn_at(12, curves).strip() == ""
+    assert render_curves(12, curves).strip() == ""
     curves.rewind(2, curves.lines[:2])
-    assert "train/loss 1" in drawn_at(120, curves) and "val/top1" not in drawn_at(120, curves)
+    assert "train/loss 1" in render_curves(120, curves) and "val/top1" not in render_curves(120, curves)
 
 
-def test_losses_that_are_not_finite_or_missing_are_left_out():
+def test_non_finite_and_missing_losses_are_skipped():
     curves = LiveCurves(10, ProgressDisplay())
     curves.lines = [{"step": 1, "lr": 0.1, "train/loss": None}, {"step": 2, "lr": 0.1, "train/loss": float("nan")}]
-    assert drawn_at(120, curves).strip() == ""
+    assert render_curves(120, curves).strip() == ""
     curves.lines.append({"step": 3, "lr": 0.1, "train/loss": 1.5})
-    assert "train/loss 1.5" in drawn_at(120, curves)
+    assert "train/loss 1.5" in render_curves(120, curves)
 
 
-def test_curves_go_above_the_bar_and_the_last_ones_stay(monkeypatch):
+def test_curves_are_above_the_progress_bar_and_remain_at_the_end(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -112,10 +125,10 @@ def test_curves_go_above_the_bar_and_the_last_ones_stay(monkeypatch):
     assert display.header is None
 
 
-def test_a_stream_that_is_no_terminal_gets_a_line_for_each_evaluation(tmp_path):
+def test_without_a_terminal_each_evaluation_prints_a_line(tmp_path):
     photos = make_folder(tmp_path / "photos", {"train": 8, "val": 2})
-    words = [w for k, v in {**TINY, "epochs": 1, "evaluate_every": 1}.items() for w in (f"--{k}", str(v))]
-    result = say("train", str(photos), "--out", str(tmp_path / "run"), "--workers", "0", "--live", *words)
+    words = [w for k, v in {**TINY_RUN, "epochs": 1, "evaluate_every": 1}.items() for w in (f"--{k}", str(v))]
+    result = run_cli("train", str(photos), "--out", str(tmp_path / "run"), "--workers", "0", "--live", *words)
     assert result.returncode == 0, result.stderr
     lines = [line for line in result.stderr.splitlines() if line.startswith("step ")]
     assert [line.split()[1] for line in lines] == ["1", "2"] and all("val/top1" in line for line in lines)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conftest import TINY, make_folder
+from tests.conftest import TINY_RUN, make_folder
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.options import DataOptions
@@ -27,10 +27,10 @@ from vitreous.training.loop import run_training_loop
 from vitreous.training.run import OptimizerConfig, Run, ScheduleConfig
 from vitreous.training.session import Session
 
-GOLDEN = Path(__file__).parent / "golden.json"
+GOLDEN_FILE = Path(__file__).parent / "golden.json"
 
 
-def synthetic(count=48, size=16):
+def make_synthetic_split(count=48, size=16):
     """Pictures of three tints under noise, and their labels."""
     generator = np.random.default_rng(0)
     labels = np.arange(count) % 3
@@ -40,11 +40,11 @@ def synthetic(count=48, size=16):
     return ArraySplit(pixels, labels.astype(np.int64))
 
 
-LEARNED = {field.name for field in fields(SupervisedConfig)}
+OBJECTIVE_FIELDS = {field.name for field in fields(SupervisedConfig)}
 
 
-def make(tmp_path, **changes):
-    split = synthetic()
+def make_session(tmp_path, **changes):
+    split = make_synthetic_split()
     model = ViTConfig(
         image=(16, 16),
         patch=(8, 8),
@@ -68,14 +68,14 @@ def make(tmp_path, **changes):
         ema=0.9,
         log_every=1,
     )
-    learned = {name: changes.pop(name) for name in LEARNED & changes.keys()}
+    learned = {name: changes.pop(name) for name in OBJECTIVE_FIELDS & changes.keys()}
     run = replace(run, objective=replace(run.objective, **learned), **changes)
     cached = torch.from_numpy(split.pixels.transpose(0, 3, 1, 2).copy())
     session = Session(run, RunInputs(split, split, cached), RunFolder(tmp_path))
     return session, session.build()
 
 
-def losses(session, state):
+def collect_losses(session, state):
     """The loss of every step."""
     found = []
     run_training_loop(
@@ -86,8 +86,8 @@ def losses(session, state):
 
 #: what kinds of processor (AVX2, AVX512-BF16) and numbers of threads differ by, times four: 3e-7 in float32, 6e-4 in
 #: bf16, 1.3e-4 for Muon, whose products are in bf16 where the processor has it
-TOLERANCE = {"bf16": 2.5e-3, "muon": 5e-4}
-CURVES = {
+TOLERANCES = {"bf16": 2.5e-3, "muon": 5e-4}
+CURVE_OPTIONS = {
     "adamw": {},
     "sgd": {"optimizer": OptimizerConfig("sgd", lr=0.05)},
     "muon": {"optimizer": OptimizerConfig("muon", lr=3e-3), "mimetic": True},
@@ -99,18 +99,18 @@ CURVES = {
 
 
 @pytest.mark.processor
-@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("name", CURVE_OPTIONS)
 def test_golden_curve(name, tmp_path):
     """Twenty steps and a bit, equal after any refactoring. `python -m tests.training.test_loop` writes them anew."""
-    curve = losses(*make(tmp_path, **CURVES[name]))
-    golden = json.loads(GOLDEN.read_text())[name]
+    curve = collect_losses(*make_session(tmp_path, **CURVE_OPTIONS[name]))
+    golden = json.loads(GOLDEN_FILE.read_text())[name]
     assert len(curve) == len(golden) == 21
-    assert curve == pytest.approx(golden, abs=TOLERANCE.get(name, 5e-6))
+    assert curve == pytest.approx(golden, abs=TOLERANCES.get(name, 5e-6))
     assert curve[-1] < curve[0]
 
 
-def test_every_picture_is_seen_the_stated_number_of_times(tmp_path):
-    session, state = make(tmp_path, batch_size=10, accumulate=2, epochs=3.0, views=Augment())
+def test_every_image_is_seen_once_per_epoch(tmp_path):
+    session, state = make_session(tmp_path, batch_size=10, accumulate=2, epochs=3.0, views=Augment())
     seen = torch.cat([batch["samples"] for _, batch in session.batches(state)])
     assert (torch.bincount(seen) == 3).all()
     run_training_loop(state, session.batches(state))
@@ -121,7 +121,7 @@ def test_micro_batches_do_not_change_the_gradient(tmp_path):
     """1 x 12, 3 x 4 and an uneven 5 + 5 + 2 give the same weights, since each batch weighs as many images as it has."""
     found = []
     for size, accumulate in ((12, 1), (4, 3), (5, 3)):
-        session, state = make(tmp_path, batch_size=size, accumulate=accumulate, epochs=0.25, views=Augment())
+        session, state = make_session(tmp_path, batch_size=size, accumulate=accumulate, epochs=0.25, views=Augment())
         state.objective.model.eval()
         for module in state.objective.modules():
             if hasattr(module, "drop_path"):
@@ -134,8 +134,8 @@ def test_micro_batches_do_not_change_the_gradient(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["pixel", "gradient"])
-def test_nothing_that_is_not_finite_reaches_the_weights(tmp_path, where):
-    session, state = make(tmp_path)
+def test_non_finite_values_do_not_reach_the_weights(tmp_path, where):
+    session, state = make_session(tmp_path)
     before = {}
 
     def poison(slices):
@@ -161,14 +161,14 @@ def test_nothing_that_is_not_finite_reaches_the_weights(tmp_path, where):
     assert all(torch.equal(after[name], value) for name, value in before["optimizer"].items())
 
 
-def fine(tmp_path, **changes):
+def make_fine_grid_session(tmp_path, **changes):
     """A session with patches of 4 x 4, so a grid of 4 x 4."""
     model = ViTConfig(image=(16, 16), patch=(4, 4), classes=3, width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64))
-    return make(tmp_path, model=model, **changes)
+    return make_session(tmp_path, model=model, **changes)
 
 
 def test_patch_dropout_keeps_distinct_patches_and_ends_on_time(tmp_path):
-    session, state = fine(tmp_path, patch_dropout=0.5, patch_dropout_until=0.5)
+    session, state = make_fine_grid_session(tmp_path, patch_dropout=0.5, patch_dropout_until=0.5)
     images = torch.zeros(6, 3, 16, 16)
     places = draw_patches(images, (4, 4), 0.5, 0, 3)
     assert places.shape == (6, 8)
@@ -178,8 +178,10 @@ def test_patch_dropout_keeps_distinct_patches_and_ends_on_time(tmp_path):
     assert with_keep == [True] * 11 + [False] * 10
 
 
-def test_progressive_resolution_grows_by_whole_patches_and_ends_on_time(tmp_path):
-    session, state = fine(tmp_path, progressive=0.5, progressive_until=0.5, patch_dropout=0.5, patch_dropout_until=0.25)
+def test_progressive_resolution_grows_by_patches_and_ends_on_time(tmp_path):
+    session, state = make_fine_grid_session(
+        tmp_path, progressive=0.5, progressive_until=0.5, patch_dropout=0.5, patch_dropout_until=0.25
+    )
     batches = [batch for _, batch in session.batches(state)]
     assert [batch["images"].shape[-1] for batch in batches] == [8] * 6 + [12] * 5 + [16] * 10
     assert [batch["keep"].shape[1] for batch in batches if "keep" in batch] == [2] * 6
@@ -189,12 +191,12 @@ def test_progressive_resolution_grows_by_whole_patches_and_ends_on_time(tmp_path
     # every pixel counts
     assert resize_images(image, smallest).mean().item() == pytest.approx(image.mean().item(), abs=0.01)
     assert resize_images(image, image_size_at(run.objective, run.model, run.total, run.total)) is image
-    curve = losses(session, state)
+    curve = collect_losses(session, state)
     assert curve[-1] < curve[0]
 
 
-def test_checkpoints_that_fail_do_not_stop_a_run_at_once(tmp_path, monkeypatch):
-    session, state = make(tmp_path)
+def test_failed_checkpoints_stop_a_run_only_after_three_failures(tmp_path, monkeypatch):
+    session, state = make_session(tmp_path)
     notes = []
     session.listener.note = notes.append
     monkeypatch.setattr("vitreous.training.checkpoint.shutil.disk_usage", lambda path: type("Usage", (), {"free": 0})())
@@ -208,9 +210,9 @@ def test_checkpoints_that_fail_do_not_stop_a_run_at_once(tmp_path, monkeypatch):
     assert session.checkpointer.failures == 0
 
 
-def test_accumulation_beyond_an_epoch_is_refused(tmp_path):
+def test_accumulation_beyond_an_epoch_is_rejected(tmp_path):
     with pytest.raises(UsageError) as error:
-        make(tmp_path, batch_size=16, accumulate=8)
+        make_session(tmp_path, batch_size=16, accumulate=8)
     assert (
         str(error.value)
         == "accumulate=8 with 3 batches per epoch gives no optimiser step\n  use accumulate=3 or a smaller "
@@ -222,27 +224,27 @@ def test_accumulation_beyond_an_epoch_is_refused(tmp_path):
     "changes",
     [{"batch_size": 0}, {"epochs": 0}, {"ema": 1.0}, {"patch_dropout": 1.0}, {"progressive": 0.0}, {"log_every": 0}],
 )
-def test_runs_that_cannot_be_are_refused(tmp_path, changes):
+def test_invalid_runs_are_rejected(tmp_path, changes):
     with pytest.raises(UsageError):
-        make(tmp_path, **changes)
+        make_session(tmp_path, **changes)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_a_compiled_run_agrees(tmp_path, monkeypatch, backend):
     model = ViTConfig(image=(16, 16), patch=(8, 8), classes=3, width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64))
     without = {"epochs": 0.5, "model": model}  # stochastic depth, which draws other numbers in a compiled graph
-    eager = losses(*make(tmp_path, **without))
+    eager = collect_losses(*make_session(tmp_path, **without))
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda module: compile_(module, backend=backend))
     torch._dynamo.reset()
-    assert losses(*make(tmp_path, **without, compile=True)) == pytest.approx(eager, abs=1e-3)
+    assert collect_losses(*make_session(tmp_path, **without, compile=True)) == pytest.approx(eager, abs=1e-3)
 
 
-def test_a_trained_run_has_learned_and_left_everything_it_promises(tmp_path):
+def test_a_trained_run_has_learned_and_written_all_files(tmp_path):
     folder = make_folder(tmp_path / "photos", {"train": 12, "val": 4, "test": 4})
     out = tmp_path / "run"
     summary = train(
-        str(folder), out=str(out), workers=0, **{**TINY, "epochs": 30, "mixup": 0.0, "lr": 2e-3, "save_every": 20}
+        str(folder), out=str(out), workers=0, **{**TINY_RUN, "epochs": 30, "mixup": 0.0, "lr": 2e-3, "save_every": 20}
     )
     assert summary["test"]["top1"] > 0.9 and summary["val"]["images"] == 12
     names = {
@@ -295,7 +297,13 @@ if __name__ == "__main__":
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
-        GOLDEN.write_text(
-            json.dumps({name: losses(*make(Path(scratch), **changes)) for name, changes in CURVES.items()}, indent=1)
+        GOLDEN_FILE.write_text(
+            json.dumps(
+                {
+                    name: collect_losses(*make_session(Path(scratch), **changes))
+                    for name, changes in CURVE_OPTIONS.items()
+                },
+                indent=1,
+            )
             + "\n"
         )

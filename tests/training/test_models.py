@@ -7,7 +7,7 @@ import signal
 import pytest
 import torch
 
-from tests.training.test_loop import make
+from tests.training.test_loop import make_session
 from vitreous.errors import Interrupted, UsageError
 from vitreous.models.config import (
     BiTConfig,
@@ -23,18 +23,26 @@ from vitreous.training.folder import RunFolder
 from vitreous.training.session import Session
 from vitreous.weights.bundle import load_bundle
 
-SMALL = {"image": (16, 16), "patch": (8, 8), "classes": 3, "width": 32, "depth": 2, "heads": 2, "mlp": {"hidden": 64}}
-PLACED = [
+SMALL_MODEL = {
+    "image": (16, 16),
+    "patch": (8, 8),
+    "classes": 3,
+    "width": 32,
+    "depth": 2,
+    "heads": 2,
+    "mlp": {"hidden": 64},
+}
+POSITION_VARIANTS = [
     {"positions": {"kind": position, "at": at}}
     for position in ("learned", "axes")
     for at in ("input", "each", "shared")
 ]
 #: arXiv:2010.11929, Table 8: every kind of position at every place that it can have
-TABLE_8 = {f"{row['positions']['kind']} at {row['positions']['at']}": row for row in PLACED} | {
+TABLE_8 = {f"{row['positions']['kind']} at {row['positions']['at']}": row for row in POSITION_VARIANTS} | {
     "none": {"positions": {"kind": "none"}},
     "relative": {"positions": {"kind": "none"}, "attention": {"kind": "relative"}},
 }
-FURTHER = {
+OTHER_VARIANTS = {
     "fixed": {"positions": {"kind": "sincos"}},
     "rotary": {"positions": {"kind": "none"}, "attention": {"kind": "rotary"}},
     "axial": {"axial": True, "class_token": False, "pool": "mean"},
@@ -45,7 +53,8 @@ FURTHER = {
     "gated": {"mlp": {"kind": "swiglu"}, "norm": {"layer_scale": 1e-2}},
 }
 MODELS = {
-    name: transformer_config(**SMALL).with_options(**changes) for name, changes in (TABLE_8 | FURTHER).items()
+    name: transformer_config(**SMALL_MODEL).with_options(**changes)
+    for name, changes in (TABLE_8 | OTHER_VARIANTS).items()
 } | {
     "BiT": BiTConfig(image=(16, 16), classes=3, blocks=(1, 1), width=8),
     "AxialResNet": BiTConfig(image=(16, 16), classes=3, blocks=(1, 1), width=16, axial=True),
@@ -72,19 +81,19 @@ MODELS = {
 }
 
 
-def session(folder, model, **changes):
+def build_session(folder, model, **changes):
     folder.mkdir(parents=True, exist_ok=True)
-    made, _ = make(folder, model=model, epochs=1.0, save_every=100, evaluate_every=100, **changes)
+    made, _ = make_session(folder, model=model, epochs=1.0, save_every=100, evaluate_every=100, **changes)
     return Session(made.run, made.inputs, RunFolder(folder))
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_training_stops_and_resumes_to_the_same_bits(name, tmp_path):
+def test_training_resumes_bit_identically(name, tmp_path):
     dropped = 0.5 if name in TABLE_8 or name in ("rotary", "convolutions") else 0.0
-    whole = session(tmp_path / "whole", MODELS[name], patch_dropout=dropped)
+    whole = build_session(tmp_path / "whole", MODELS[name], patch_dropout=dropped)
     summary = whole.train()
     assert summary["steps"] == 6
-    stopped = session(tmp_path / "stopped", MODELS[name], patch_dropout=dropped)
+    stopped = build_session(tmp_path / "stopped", MODELS[name], patch_dropout=dropped)
     log = stopped.log
 
     def halfway(state):
@@ -95,7 +104,7 @@ def test_training_stops_and_resumes_to_the_same_bits(name, tmp_path):
     stopped.log = halfway
     with pytest.raises(Interrupted):
         stopped.train()
-    session(tmp_path / "stopped", MODELS[name], patch_dropout=dropped).train()
+    build_session(tmp_path / "stopped", MODELS[name], patch_dropout=dropped).train()
     weights = [(tmp_path / side / "model" / "weights.safetensors").read_bytes() for side in ("whole", "stopped")]
     assert weights[0] == weights[1]
     bundle = load_bundle(tmp_path / "whole" / "model")
@@ -105,25 +114,25 @@ def test_training_stops_and_resumes_to_the_same_bits(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["axial", "windows", "BiT", "Swin"])
-def test_models_that_take_whole_grids_leave_no_patch_out(name, tmp_path):
+def test_models_with_whole_grids_reject_patch_dropout(name, tmp_path):
     with pytest.raises(UsageError, match="patch dropout"):
-        session(tmp_path, MODELS[name], patch_dropout=0.5)
+        build_session(tmp_path, MODELS[name], patch_dropout=0.5)
 
 
 @pytest.mark.parametrize("name", ["learned at each", "relative", "rotary", "BiT", "hybrid", "Swin", "Swin V2"])
-def test_bfloat16_trains_them_too(name, tmp_path, monkeypatch):
+def test_models_train_in_bfloat16(name, tmp_path, monkeypatch):
     # half a minute where bfloat16 is emulated
     monkeypatch.setattr(throughput, "measure_peak_flops", lambda device, precision: 1e12)
-    found = session(tmp_path, MODELS[name], precision="bf16").train()
+    found = build_session(tmp_path, MODELS[name], precision="bf16").train()
     assert 0 < found["train"]["loss"] < 2
 
 
-def test_shards_give_the_gradient_of_the_whole_batch(tmp_path):
+def test_sharded_gradients_match_the_whole_batch(tmp_path):
     """Relative attention with patches left out: indices are cut with their batch."""
     model = MODELS["relative"].with_options(regularization={"drop_path": 0.0})
     ends = []
     for shards in (1, 2):
-        found = session(tmp_path / str(shards), model, patch_dropout=0.5, shards=shards)
+        found = build_session(tmp_path / str(shards), model, patch_dropout=0.5, shards=shards)
         found.train()
         ends.append(load_bundle(tmp_path / str(shards) / "model").model.encoder.blocks[0].attention.part.table)
     assert torch.allclose(ends[0], ends[1], atol=1e-5)

@@ -14,9 +14,9 @@ from vitreous.training.update_rules import (
     orthogonalize_newton_schulz,
 )
 
-SHAPES = [(48, 16), (16, 16), (16, 40), (48, 16), (16, 16)]
+MATRIX_SHAPES = [(48, 16), (16, 16), (16, 40), (48, 16), (16, 16)]
 pytestmark = pytest.mark.processor
-LR, DECAY, MOMENTUM = 0.02, 0.05, 0.95
+LR, WEIGHT_DECAY, MOMENTUM = 0.02, 0.05, 0.95
 
 
 def exact_step(matrix, grad, momentum):
@@ -31,22 +31,22 @@ def exact_step(matrix, grad, momentum):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
     rate = LR * max(1.0, matrix.shape[0] / matrix.shape[1]) ** 0.5
-    matrix.mul_(1 - LR * DECAY).sub_(x.mT if tall else x, alpha=rate)
+    matrix.mul_(1 - LR * WEIGHT_DECAY).sub_(x.mT if tall else x, alpha=rate)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_its_steps_are_those_of_the_paper_s_iteration(dtype):
+def test_muon_steps_match_the_published_iteration(dtype):
     """In float32 to 1e-5 of the way moved. In bfloat16 the iteration loses a hundredth, and torch.optim.Muon as much.
     The two are no measure of each other: a processor may round one product otherwise than several at once."""
     torch.manual_seed(0)
-    start = [0.02 * torch.randn(shape) for shape in SHAPES]
+    start = [0.02 * torch.randn(shape) for shape in MATRIX_SHAPES]
     ours, momenta = [p.clone() for p in start], [torch.zeros_like(p) for p in start]
     exact, exact_momenta = [p.double() for p in start], [torch.zeros_like(p).double() for p in start]
     theirs = [nn.Parameter(p.clone()) for p in start]
-    stepper = torch.optim.Muon(theirs, lr=LR, weight_decay=DECAY, momentum=MOMENTUM)
+    stepper = torch.optim.Muon(theirs, lr=LR, weight_decay=WEIGHT_DECAY, momentum=MOMENTUM)
     for _ in range(4):
         grads = [torch.randn_like(p) for p in start]
-        muon_step(ours, grads, momenta, lr=LR, weight_decay=DECAY, momentum=MOMENTUM, dtype=dtype)
+        muon_step(ours, grads, momenta, lr=LR, weight_decay=WEIGHT_DECAY, momentum=MOMENTUM, dtype=dtype)
         for p, grad in zip(theirs, grads, strict=True):
             p.grad = grad.clone()
         stepper.step()
@@ -58,12 +58,12 @@ def test_its_steps_are_those_of_the_paper_s_iteration(dtype):
         assert torch_error < 0.04
 
 
-def test_singular_values_come_near_one():
+def test_orthogonalized_singular_values_are_near_one():
     found = orthogonalize_newton_schulz(torch.randn(3, 20, 64), torch.float32)
     values = torch.linalg.svdvals(found)
     assert values.min() > 0.5 and values.max() < 1.3
 
 
-def test_matrices_go_together_by_shape_and_within_the_limit(monkeypatch):
+def test_matrices_are_batched_by_shape_within_the_limit(monkeypatch):
     monkeypatch.setattr("vitreous.training.update_rules.MAX_BATCH_ELEMENTS", 600)
-    assert list(batch_by_shape([torch.zeros(shape) for shape in SHAPES])) == [[0], [3], [1, 4], [2]]
+    assert list(batch_by_shape([torch.zeros(shape) for shape in MATRIX_SHAPES])) == [[0], [3], [1, 4], [2]]

@@ -10,9 +10,9 @@ import sys
 import pytest
 import torch
 
-from tests.conftest import TINY
+from tests.conftest import TINY_RUN
 from tests.data.films import write_moves
-from tests.reliability.rig import TIMES
+from tests.reliability.rig import TIMING_KEYS
 from vitreous.training.ranks import Ranks
 from vitreous.training.slices import rank_slices, run_slices
 from vitreous.weights.adopt import open_weights
@@ -20,8 +20,8 @@ from vitreous.weights.bundle import load_bundle
 from vitreous.weights.sharded import load_checkpoint_tensors
 
 #: no chance but that of the weights: what is left differs between numbers of processes in rounding alone
-SAME = {
-    **TINY,
+DETERMINISTIC_OPTIONS = {
+    **TINY_RUN,
     "drop_path": 0.0,
     "mixup": 0.0,
     "optimizer": "sgd",
@@ -55,50 +55,60 @@ def carry_out(tmp_path_factory):
         process.stdin.close()
 
 
-def job(folder, out, world, **further):
+def make_job(folder, out, world, **further):
     options = {"data": str(folder), "out": str(out), "workers": 0, **further.pop("options", {})}
     return {"world": world, "options": options, **further}
 
 
-def outcome(out):
+def read_outcome(out):
     """Weights, average, optimiser state and metrics, without what tells the time."""
     newest = max((out / "checkpoints").glob("step-*"))
     tensors = {p.name: p.read_bytes() for p in newest.glob("*.safetensors")}
-    metrics = [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in (out / "metrics.jsonl").open()]
+    metrics = [
+        {k: v for k, v in json.loads(line).items() if k not in TIMING_KEYS} for line in (out / "metrics.jsonl").open()
+    ]
     return newest.name, tensors, (out / "model" / "weights.safetensors").read_bytes(), metrics
 
 
-def test_a_reproducible_run_is_the_same_bits_for_1_2_and_4_processes_and_across_a_change(folder, tmp_path, carry_out):
-    run = {**TINY, "epochs": 5.0, "reproducible": True, "save_every": 2}
+def test_reproducible_runs_are_bit_identical_for_1_2_and_4_processes(photo_folder, tmp_path, carry_out):
+    run = {**TINY_RUN, "epochs": 5.0, "reproducible": True, "save_every": 2}
     more = {"resume": True}
     codes, errors = carry_out(
-        job(folder, tmp_path / "one", 1, options=run),
-        job(folder, tmp_path / "two", 2, options=run),
-        job(folder, tmp_path / "many", 1, options=run, stop=2),
-        job(folder, tmp_path / "many", 2, options=more, stop=5),
-        job(folder, tmp_path / "many", 1, options=more, stop=7),
-        job(folder, tmp_path / "many", 4, options=more),
+        make_job(photo_folder, tmp_path / "one", 1, options=run),
+        make_job(photo_folder, tmp_path / "two", 2, options=run),
+        make_job(photo_folder, tmp_path / "many", 1, options=run, stop=2),
+        make_job(photo_folder, tmp_path / "many", 2, options=more, stop=5),
+        make_job(photo_folder, tmp_path / "many", 1, options=more, stop=7),
+        make_job(photo_folder, tmp_path / "many", 4, options=more),
     )
     assert codes == [[0], [0, 0], [143], [143, 143], [143], [0] * 4], errors
-    whole = outcome(tmp_path / "one")
+    whole = read_outcome(tmp_path / "one")
     assert whole[0] == "step-00000012" and len(whole[1]) == 3
     for name in ("two", "many"):
-        found = outcome(tmp_path / name)
+        found = read_outcome(tmp_path / name)
         assert found[:3] == whole[:3]
         assert [line for line in found[3] if "train/loss" in line] == [
             line for line in whole[3] if "train/loss" in line
         ]
 
 
-def test_two_processes_learn_of_clips_what_one_does(tmp_path, carry_out):
+def test_two_processes_match_one_on_clips(tmp_path, carry_out):
     home = write_moves(tmp_path / "clips", 4, (".gif", ".mp4"))
-    run = {**SAME, "model": "ViViT-32x2/8x2", "frames": 4, "batch_size": 4, "steps": 3, "save_every": 3, "epochs": None}
+    run = {
+        **DETERMINISTIC_OPTIONS,
+        "model": "ViViT-32x2/8x2",
+        "frames": 4,
+        "batch_size": 4,
+        "steps": 3,
+        "save_every": 3,
+        "epochs": None,
+    }
     same = {**run, "reproducible": True}
     codes, errors = carry_out(
-        job(home, tmp_path / "one", 1, options=run),
-        job(home, tmp_path / "two", 2, options={**run, "workers": 1}),
-        job(home, tmp_path / "one bits", 1, options=same),
-        job(home, tmp_path / "two bits", 2, options=same),
+        make_job(home, tmp_path / "one", 1, options=run),
+        make_job(home, tmp_path / "two", 2, options={**run, "workers": 1}),
+        make_job(home, tmp_path / "one bits", 1, options=same),
+        make_job(home, tmp_path / "two bits", 2, options=same),
     )
     assert codes == [[0], [0, 0]] * 2, errors
     one, two = (
@@ -107,27 +117,34 @@ def test_two_processes_learn_of_clips_what_one_does(tmp_path, carry_out):
     )
     assert one.keys() == two.keys()
     assert all(torch.allclose(one[name].float(), two[name].float(), atol=1e-5) for name in one)
-    first, second = outcome(tmp_path / "one bits"), outcome(tmp_path / "two bits")
+    first, second = read_outcome(tmp_path / "one bits"), read_outcome(tmp_path / "two bits")
     assert first[:3] == second[:3] and first[0] == "step-00000003"
 
 
-def test_ddp_and_fsdp_agree_with_one_process_and_checkpoints_of_shares_are_read_by_anyone(folder, tmp_path, carry_out):
-    fsdp = {**SAME, "parallel": "fsdp"}
+def test_ddp_and_fsdp_match_one_process_and_share_checkpoints(photo_folder, tmp_path, carry_out):
+    fsdp = {**DETERMINISTIC_OPTIONS, "parallel": "fsdp"}
     codes, errors = carry_out(
-        job(folder, tmp_path / "one", 1, options=SAME),
-        job(folder, tmp_path / "joined", 1, options=SAME, joined=True),
-        job(folder, tmp_path / "ddp", 2, options=SAME),
-        job(
-            folder, tmp_path / "ddp in parts", 3, options={**SAME, "batch_size": 4, "accumulate": 2, "micro_batch": "1"}
+        make_job(photo_folder, tmp_path / "one", 1, options=DETERMINISTIC_OPTIONS),
+        make_job(photo_folder, tmp_path / "joined", 1, options=DETERMINISTIC_OPTIONS, joined=True),
+        make_job(photo_folder, tmp_path / "ddp", 2, options=DETERMINISTIC_OPTIONS),
+        make_job(
+            photo_folder,
+            tmp_path / "ddp in parts",
+            3,
+            options={**DETERMINISTIC_OPTIONS, "batch_size": 4, "accumulate": 2, "micro_batch": "1"},
         ),
-        job(folder, tmp_path / "fsdp", 2, options=fsdp),
-        job(folder, tmp_path / "fsdp in parts", 2, options={**fsdp, "batch_size": 4, "accumulate": 2}),
-        job(folder, tmp_path / "changed", 2, options=fsdp, stop=7),
-        job(folder, tmp_path / "changed", 3, options={"resume": True}),
-        job(folder, tmp_path / "at last alone", 2, options=fsdp, stop=7),
-        job(folder, tmp_path / "at last alone", 1, options={"resume": True, "override": True, "parallel": "ddp"}),
-        job(folder, tmp_path / "adam", 1, options={**SAME, "optimizer": "adamw", "lr": 1e-3}),
-        job(folder, tmp_path / "adam in shares", 2, options={**fsdp, "optimizer": "adamw", "lr": 1e-3}),
+        make_job(photo_folder, tmp_path / "fsdp", 2, options=fsdp),
+        make_job(photo_folder, tmp_path / "fsdp in parts", 2, options={**fsdp, "batch_size": 4, "accumulate": 2}),
+        make_job(photo_folder, tmp_path / "changed", 2, options=fsdp, stop=7),
+        make_job(photo_folder, tmp_path / "changed", 3, options={"resume": True}),
+        make_job(photo_folder, tmp_path / "at last alone", 2, options=fsdp, stop=7),
+        make_job(
+            photo_folder, tmp_path / "at last alone", 1, options={"resume": True, "override": True, "parallel": "ddp"}
+        ),
+        make_job(
+            photo_folder, tmp_path / "adam", 1, options={**DETERMINISTIC_OPTIONS, "optimizer": "adamw", "lr": 1e-3}
+        ),
+        make_job(photo_folder, tmp_path / "adam in shares", 2, options={**fsdp, "optimizer": "adamw", "lr": 1e-3}),
     )
     assert [code for each in codes for code in each if code] == [143] * 4, errors
     whole = load_checkpoint_tensors(tmp_path / "one" / "checkpoints" / "step-00000012", "model")
@@ -163,23 +180,25 @@ def test_ddp_and_fsdp_agree_with_one_process_and_checkpoints_of_shares_are_read_
     )
 
 
-def test_a_process_that_dies_ends_all_and_the_run_goes_on_from_there(folder, tmp_path, carry_out):
-    run = {**TINY, "epochs": 5.0, "reproducible": True, "save_every": 2}
+def test_a_killed_process_ends_the_run_and_the_run_resumes(photo_folder, tmp_path, carry_out):
+    run = {**TINY_RUN, "epochs": 5.0, "reproducible": True, "save_every": 2}
     codes, errors = carry_out(
-        job(folder, tmp_path / "one", 1, options=run),
-        job(folder, tmp_path / "two", 2, options=run, kill=[1, 5], timeout=20),
-        job(folder, tmp_path / "two", 2, options={"resume": True}),
+        make_job(photo_folder, tmp_path / "one", 1, options=run),
+        make_job(photo_folder, tmp_path / "two", 2, options=run, kill=[1, 5], timeout=20),
+        make_job(photo_folder, tmp_path / "two", 2, options={"resume": True}),
     )
     assert codes[1][1] == -9 and codes[1][0] == 6, (codes, errors)  # by itself, not by the limit
     assert "another process of the run has ended" in errors and "resume=True" in errors, errors
     assert codes[2] == [0, 0]
-    assert outcome(tmp_path / "two")[:3] == outcome(tmp_path / "one")[:3]
+    assert read_outcome(tmp_path / "two")[:3] == read_outcome(tmp_path / "one")[:3]
 
 
-def test_what_is_not_finite_in_one_process_stops_all_at_the_same_step(folder, tmp_path, carry_out):
+def test_non_finite_values_stop_all_processes_at_the_same_step(photo_folder, tmp_path, carry_out):
     codes, errors = carry_out(
-        job(folder, tmp_path / "run", 2, options=SAME, poison=[1, 4]),
-        job(folder, tmp_path / "skipping", 2, options={**SAME, "skip_steps": 1}, poison=[1, 4]),
+        make_job(photo_folder, tmp_path / "run", 2, options=DETERMINISTIC_OPTIONS, poison=[1, 4]),
+        make_job(
+            photo_folder, tmp_path / "skipping", 2, options={**DETERMINISTIC_OPTIONS, "skip_steps": 1}, poison=[1, 4]
+        ),
     )
     assert codes == [[5, 5], [0, 0]], errors
     assert errors.count("step 5: loss nan") == 2
@@ -188,12 +207,13 @@ def test_what_is_not_finite_in_one_process_stops_all_at_the_same_step(folder, tm
     assert skipped[4] == 0 and skipped[5] == skipped[12] == 1
 
 
-def test_every_picture_is_judged_once_by_three_processes(tmp_path, carry_out):
+def test_three_processes_evaluate_every_image_once(tmp_path, carry_out):
     from tests.conftest import make_folder
 
     folder = make_folder(tmp_path / "photos", {"train": 12, "val": 67})
     codes, errors = carry_out(
-        job(folder, tmp_path / "one", 1, options=SAME), job(folder, tmp_path / "three", 3, options=SAME)
+        make_job(folder, tmp_path / "one", 1, options=DETERMINISTIC_OPTIONS),
+        make_job(folder, tmp_path / "three", 3, options=DETERMINISTIC_OPTIONS),
     )
     assert codes == [[0], [0] * 3], errors
     found = [json.loads((tmp_path / name / "summary.json").read_text())["val"] for name in ("one", "three")]
@@ -201,11 +221,11 @@ def test_every_picture_is_judged_once_by_three_processes(tmp_path, carry_out):
     assert found[1]["top1"] == pytest.approx(found[0]["top1"], abs=1 / 201)
 
 
-def test_processes_that_cannot_share_the_work_are_refused(folder, tmp_path, carry_out):
+def test_unsupported_process_counts_are_rejected(photo_folder, tmp_path, carry_out):
     codes, errors = carry_out(
-        job(folder, tmp_path / "three", 3, options={**TINY, "reproducible": True}),
-        job(folder, tmp_path / "fsdp", 1, options={**TINY, "parallel": "fsdp"}),
-        job(folder, tmp_path / "muon", 2, options={**TINY, "parallel": "fsdp", "optimizer": "muon"}),
+        make_job(photo_folder, tmp_path / "three", 3, options={**TINY_RUN, "reproducible": True}),
+        make_job(photo_folder, tmp_path / "fsdp", 1, options={**TINY_RUN, "parallel": "fsdp"}),
+        make_job(photo_folder, tmp_path / "muon", 2, options={**TINY_RUN, "parallel": "fsdp", "optimizer": "muon"}),
     )
     assert codes == [[2] * 3, [2], [2, 2]]
     assert "the 4 shards of a reproducible run are not divisible by 3 processes" in errors and "use 1, 2, 4" in errors
@@ -213,10 +233,10 @@ def test_processes_that_cannot_share_the_work_are_refused(folder, tmp_path, carr
 
 @pytest.mark.parametrize("reproducible", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_parts_cover_each_step_once(tmp_path, reproducible, world):
-    from tests.training.test_loop import make
+def test_rank_slices_cover_each_step_once(tmp_path, reproducible, world):
+    from tests.training.test_loop import make_session
 
-    session, _ = make(
+    session, _ = make_session(
         tmp_path, batch_size=7, accumulate=3, epochs=2.1, reproducible=reproducible, shards=4 if reproducible else 1
     )
     run, seen = session.run, []

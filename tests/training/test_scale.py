@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.objectives.test_processes import HEADS
+from tests.objectives.test_processes import HEAD_OPTIONS
 from vitreous.cli.main import main
 from vitreous.jobs.plan import plan_run
 from vitreous.jobs.scaled import build_meta_objective, preview_distributed_run
@@ -28,7 +28,7 @@ from vitreous.training.scale import (
 from vitreous.training.session import Session
 from vitreous.training.slices import rank_slices
 
-SMALL = {
+RUN_OPTIONS = {
     "data": "digits",
     "model": "ViT-32x3/2",
     "batch_size": 64,
@@ -40,13 +40,13 @@ SMALL = {
 }
 
 
-def planned(**changes):
+def plan_small_run(**changes):
     """A run and its inputs."""
-    _, run, inputs, _ = plan_run(TrainOptions(**{**SMALL, "precision": "bf16", **changes}), NullListener())
+    _, run, inputs, _ = plan_run(TrainOptions(**{**RUN_OPTIONS, "precision": "bf16", **changes}), NullListener())
     return run, inputs
 
 
-def bytes_of(tensors):
+def count_bytes(tensors):
     """Bytes of the memory that tensors lie in, each part counted once."""
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.numel()}
     return sum(storages.values())
@@ -54,25 +54,25 @@ def bytes_of(tensors):
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_state_that_is_planned_is_the_state_that_is_held(optimizer, precision, tmp_path):
-    run, inputs = planned(precision=precision, optimizer=optimizer, ema=0.99 if optimizer == "adamw" else None)
+def test_planned_state_memory_matches_the_allocated_state(optimizer, precision, tmp_path):
+    run, inputs = plan_small_run(precision=precision, optimizer=optimizer, ema=0.99 if optimizer == "adamw" else None)
     state = Session(run, inputs, RunFolder(tmp_path)).build()
     flat = state.flat
     terms = count_memory(run, measure_sizes(state.objective), 1, "cpu")
     held = {
-        "master_weights_bytes": bytes_of([flat.master]),
-        "working_copy_bytes": bytes_of([flat.working_copy]) if flat.working_copy is not flat.master else 0,
-        "ema_bytes": bytes_of([flat.average]) if run.ema else 0,
-        "optimizer_state_bytes": bytes_of([vector for _, vector in state.optimizers.moments.values()]),
-        "gradients_bytes": bytes_of(flat.grads),
-        "gradient_sum_bytes": bytes_of([flat.master_grad]) if flat.master_grad is not flat.grad else 0,
+        "master_weights_bytes": count_bytes([flat.master]),
+        "working_copy_bytes": count_bytes([flat.working_copy]) if flat.working_copy is not flat.master else 0,
+        "ema_bytes": count_bytes([flat.average]) if run.ema else 0,
+        "optimizer_state_bytes": count_bytes([vector for _, vector in state.optimizers.moments.values()]),
+        "gradients_bytes": count_bytes(flat.grads),
+        "gradient_sum_bytes": count_bytes([flat.master_grad]) if flat.master_grad is not flat.grad else 0,
     }
     for name, size in held.items():
         assert terms[name] == pytest.approx(size, rel=0.05), name  # places of parameters are multiples of 64
 
 
-def test_activations_that_are_planned_are_those_that_autograd_keeps(tmp_path):
-    run, inputs = planned(
+def test_planned_activations_match_those_saved_by_autograd(tmp_path):
+    run, inputs = plan_small_run(
         precision="fp32",
         model="ViT-64x6/2",
         image_size=16,
@@ -95,11 +95,11 @@ def test_activations_that_are_planned_are_those_that_autograd_keeps(tmp_path):
     assert terms["activations_bytes"] == pytest.approx(counted, rel=0.1)
 
 
-def test_an_objective_without_memory_counts_as_one_with(tmp_path):
-    heads = {f"objective.{name}": [str(size)] for name, size in HEADS.items()}
+def test_meta_objectives_have_the_same_sizes(tmp_path):
+    heads = {f"objective.{name}": [str(size)] for name, size in HEAD_OPTIONS.items()}
     dino = {"recipe": "dino", "model": "ViT-32x2/4", "image_size": 16, "batch_size": 16, "settings": heads}
     for options in ({}, dino):
-        run, inputs = planned(**options)
+        run, inputs = plan_small_run(**options)
         objective = Session(run, inputs, RunFolder(tmp_path)).build().objective
         empty = build_meta_objective(run)
         assert {tensor.device.type for tensor in empty.parameters()} == {"meta"}
@@ -108,7 +108,7 @@ def test_an_objective_without_memory_counts_as_one_with(tmp_path):
 
 
 def test_shares_and_rings():
-    run, _ = planned()
+    run, _ = plan_small_run()
     sizes, b = measure_sizes(build_meta_objective(run)), DTYPES[run.precision].itemsize
     assert sizes.trainable == sum(sizes.blocks) + sizes.root and len(sizes.blocks) == 3
     n = sizes.trainable
@@ -124,16 +124,16 @@ def test_shares_and_rings():
     assert count_traffic(run, sizes, 1) == 0
 
 
-def test_a_device_computes_what_the_run_gives_it():
+def test_images_per_device_match_the_rank_slices():
     for changes in ({}, {"micro_batch": 5}):
-        run = replace(planned()[0], **changes)
+        run = replace(plan_small_run()[0], **changes)
         for world in (1, 2, 3, 7):
             most = max(p.stop - p.start for rank in range(world) for p in rank_slices(run, Ranks(rank, world), 0))
             assert count_device_images(run, world) == min(most, changes.get("micro_batch", most))
 
 
-def test_time_is_compute_and_what_it_does_not_hide():
-    run, _ = planned()
+def test_step_time_is_compute_plus_exposed_communication():
+    run, _ = plan_small_run()
     sizes, device = measure_sizes(build_meta_objective(run)), ACCELERATORS["h100"]
     one, many = (forecast_step(run, sizes, world, device, 1e9) for world in (1, 64))
     assert (
@@ -146,10 +146,10 @@ def test_time_is_compute_and_what_it_does_not_hide():
     assert forecast_step(run, sizes, 8, slow, 1e9) == forecast_step(run, sizes, 8, device, 1e9)  # one machine
 
 
-def test_the_plan_is_of_as_many_images_as_it_is_told():
+def test_the_plan_uses_the_given_number_of_images():
     options = TrainOptions(
         **{
-            **SMALL,
+            **RUN_OPTIONS,
             "device": "h100",
             "world": 16,
             "images": 1_000_000,
@@ -183,13 +183,13 @@ def test_the_plan_is_of_as_many_images_as_it_is_told():
         ),
     ],
 )
-def test_what_cannot_be_planned_is_said_in_one_message(words, message, capsys):
+def test_unsupported_plans_are_rejected(words, message, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["train", "digits", *words])
     assert ended.value.code == 2 and message in capsys.readouterr().err
 
 
-def test_no_activations_are_planned_of_what_sees_parts_of_images():
-    run, _ = planned(recipe="mae", model="ViT-32x2/4", image_size=16)
+def test_activations_are_not_planned_for_masked_objectives():
+    run, _ = plan_small_run(recipe="mae", model="ViT-32x2/4", image_size=16)
     terms = count_memory(run, measure_sizes(build_meta_objective(run)), 4)
     assert terms["activations_bytes"] is terms["peak_bytes"] is None and terms["master_weights_bytes"]

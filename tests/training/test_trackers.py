@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import TINY, make_folder, say
+from tests.conftest import TINY_RUN, make_folder, run_cli
 from tests.training import trackers_read as read
 from vitreous.errors import Interrupted, ResourceError
 from vitreous.jobs.train import train
@@ -28,10 +28,17 @@ from vitreous.training.trackers.base import RunInfo, flatten_config
 from vitreous.training.trackers.channel import TRACKERS_FILE, line_mark
 from vitreous.training.trackers.trackers import Trackers, run_trackers
 
-MEASURED = {"train/loss", "lr", "val/top1", "val/nll", "gradient_norm", "epoch"}  # the same if a step is made twice
+COMPARED_METRICS = {
+    "train/loss",
+    "lr",
+    "val/top1",
+    "val/nll",
+    "gradient_norm",
+    "epoch",
+}  # the same if a step is made twice
 
 
-def needs(library: str):
+def skip_without(library: str):
     """Skip a test without the library of a tracker."""
     return pytest.mark.skipif(find_spec(library) is None, reason=f"{library} is not installed")
 
@@ -41,7 +48,7 @@ def photos(tmp_path_factory):
     return make_folder(tmp_path_factory.mktemp("home") / "photos", {"train": 12, "val": 4, "test": 4})
 
 
-class Notes(NullListener):
+class CrashingListener(NullListener):
     """A listener that keeps what it is told, and raises at a step as a crash would end the process."""
 
     def __init__(self, crash_at: int | None = None) -> None:
@@ -59,18 +66,25 @@ def crash_and_resume(photos, out: Path, names: tuple[str, ...]) -> None:
     """A run that crashes two steps after its last checkpoint, and is then continued without being told where to log."""
     patient = {"out": str(out), "log_timeout": 120.0}  # a server on a busy machine
     with pytest.raises(RuntimeError, match="crash"):
-        train(str(photos), listener=Notes(crash_at=80), log_to=names, workers=0, **{**TINY, "save_every": 2}, **patient)
+        train(
+            str(photos),
+            listener=CrashingListener(crash_at=80),
+            log_to=names,
+            workers=0,
+            **{**TINY_RUN, "save_every": 2},
+            **patient,
+        )
     assert read_json_lines(RunFolder(out).metrics)[-1]["step"] == 5
-    train(listener=Notes(), resume=True, **patient)
+    train(listener=CrashingListener(), resume=True, **patient)
 
 
-def rounded(figures: read.Figures) -> read.Figures:
+def round_to_float32(figures: read.MetricHistory) -> read.MetricHistory:
     """Figures as float32 has them."""
     return {name: [(step, float(np.float32(value))) for step, value in points] for name, points in figures.items()}
 
 
 @pytest.fixture(scope="module")
-def resumed(photos, tmp_path_factory):
+def resumed_run(photos, tmp_path_factory):
     """A run that crashed and was resumed, with every tracker that is installed, off line."""
     home = tmp_path_factory.mktemp("resumed")
     with pytest.MonkeyPatch.context() as patch:
@@ -82,24 +96,24 @@ def resumed(photos, tmp_path_factory):
         yield home / "run"
 
 
-@needs("tensorboard")
-def test_tensorboard_has_the_metrics_config_and_pictures_of_a_resumed_run(resumed):
-    assert read.of_tensorboard(resumed) == rounded(read.of_folder(resumed))
-    events = read.events_of(resumed)
+@skip_without("tensorboard")
+def test_tensorboard_has_metrics_config_and_images_of_a_resumed_run(resumed_run):
+    assert read.read_tensorboard(resumed_run) == round_to_float32(read.read_metrics(resumed_run))
+    events = read.load_events(resumed_run)
     assert {"confusion", "unsure"} <= set(events.Tags()["images"])
     picture = events.Images("confusion")[0]
-    assert picture.step == json.loads((resumed / "summary.json").read_text())["steps"]
+    assert picture.step == json.loads((resumed_run / "summary.json").read_text())["steps"]
     assert picture.width > 100 and picture.height > 100
     assert b"batch_size: 8" in events.Tensors("config/text_summary")[0].tensor_proto.string_val[0]
 
 
-@needs("wandb")
-def test_wandb_off_line_has_each_line_once_and_one_run(resumed):
-    out = resumed
-    figures, records = read.of_wandb(out)
-    expected = read.of_folder(out)
+@skip_without("wandb")
+def test_offline_wandb_has_each_line_once_and_one_run(resumed_run):
+    out = resumed_run
+    figures, records = read.read_wandb(out)
+    expected = read.read_metrics(out)
     assert figures.keys() == expected.keys()
-    assert {name: figures[name] for name in MEASURED} == {name: expected[name] for name in MEASURED}
+    assert {name: figures[name] for name in COMPARED_METRICS} == {name: expected[name] for name in COMPARED_METRICS}
     runs = {record.run.run_id for record in records if record.WhichOneof("record_type") == "run"}
     assert runs == {json.loads((out / TRACKERS_FILE).read_text())["wandb"]["id"]}
     artifacts = [record.artifact for record in records if record.WhichOneof("record_type") == "artifact"]
@@ -116,9 +130,11 @@ def check_mlflow(out: Path) -> None:
     from mlflow.artifacts import download_artifacts
 
     identity = json.loads((out / TRACKERS_FILE).read_text())["mlflow"]["id"]
-    figures, expected = read.of_mlflow(identity), read.of_folder(out)
+    figures, expected = read.read_mlflow(identity), read.read_metrics(out)
     assert figures.keys() == expected.keys()
-    assert {name: figures[name] for name in MEASURED} == {name: sorted(expected[name]) for name in MEASURED}
+    assert {name: figures[name] for name in COMPARED_METRICS} == {
+        name: sorted(expected[name]) for name in COMPARED_METRICS
+    }
     run = MlflowClient().get_run(identity)
     assert (run.info.status, run.info.run_name, run.data.params["batch_size"]) == ("FINISHED", "run", "8")
     assert run.data.params["optimizer.name"] == "muon"
@@ -129,15 +145,15 @@ def check_mlflow(out: Path) -> None:
     assert json.loads((place / "summary.json").read_text())["val"]["images"] == 12
 
 
-@needs("mlflow")
-def test_a_store_of_mlflow_has_each_line_once_and_one_run(resumed):
-    check_mlflow(resumed)
+@skip_without("mlflow")
+def test_an_mlflow_store_has_each_line_once_and_one_run(resumed_run):
+    check_mlflow(resumed_run)
 
 
 @pytest.mark.slow
-@needs("mlflow")
-@needs("flask")
-def test_a_server_of_mlflow_has_each_line_once_and_one_run(photos, tmp_path, monkeypatch):
+@skip_without("mlflow")
+@skip_without("flask")
+def test_an_mlflow_server_has_each_line_once_and_one_run(photos, tmp_path, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     store = f"sqlite:///{tmp_path}/mlflow.db"
@@ -175,16 +191,16 @@ def wait_for(port: int, seconds: float = 120) -> None:
             time.sleep(0.5)
 
 
-@needs("tensorboard")
-def test_a_tracker_that_is_named_on_resuming_gets_what_was_before(photos, tmp_path):
-    options = {**TINY, "out": str(tmp_path / "run"), "workers": 0, "save_every": 2}
+@skip_without("tensorboard")
+def test_a_tracker_added_on_resume_receives_earlier_lines(photos, tmp_path):
+    options = {**TINY_RUN, "out": str(tmp_path / "run"), "workers": 0, "save_every": 2}
     with pytest.raises(RuntimeError, match="crash"):
-        train(str(photos), listener=Notes(crash_at=80), **options)
-    train(listener=Notes(), out=str(tmp_path / "run"), resume=True, log_to=("tensorboard",))
-    assert read.of_tensorboard(tmp_path / "run") == rounded(read.of_folder(tmp_path / "run"))
+        train(str(photos), listener=CrashingListener(crash_at=80), **options)
+    train(listener=CrashingListener(), out=str(tmp_path / "run"), resume=True, log_to=("tensorboard",))
+    assert read.read_tensorboard(tmp_path / "run") == round_to_float32(read.read_metrics(tmp_path / "run"))
 
 
-class Faulty:
+class FaultyTracker:
     """A tracker that keeps lines, and fails in one of its calls."""
 
     rewinds = False
@@ -206,14 +222,14 @@ class Faulty:
         return answer
 
 
-class FaultyRow:
+class FaultyTrackerEntry:
     library, extra = "json", "tensorboard"
 
     def __init__(self, call: str, fail) -> None:
         self.call, self.fail, self.lines = call, fail, []
 
     def make(self):
-        return Faulty(self.call, self.fail, self.lines)
+        return FaultyTracker(self.call, self.fail, self.lines)
 
 
 def no_space():
@@ -225,10 +241,10 @@ def exit_process():
 
 
 @pytest.mark.parametrize("call", ["start", "log_pictures", "log_bundle", "finish"])
-def test_a_tracker_that_fails_in_any_call_is_one_note(tmp_path, monkeypatch, call):
-    row, notes = FaultyRow(call, no_space), Notes()
+def test_a_failing_tracker_is_reported_once(tmp_path, monkeypatch, call):
+    row, notes = FaultyTrackerEntry(call, no_space), CrashingListener()
     monkeypatch.setitem(trackers.TRACKERS, "tensorboard", row)
-    with run_trackers(("tensorboard",), config_alone(tmp_path), notes, 10) as opened:
+    with run_trackers(("tensorboard",), make_config_folder(tmp_path), notes, 10) as opened:
         opened.rewind(0, [])
         opened.log_line({"step": 1, "lr": 0.1})
         opened.log_pictures({}, 1)
@@ -239,13 +255,16 @@ def test_a_tracker_that_fails_in_any_call_is_one_note(tmp_path, monkeypatch, cal
 
 
 @pytest.mark.usefixtures("without_pages")
-def test_a_run_goes_on_whose_tracker_ends_the_process_or_hangs(photos, tmp_path, monkeypatch):
+def test_runs_survive_trackers_that_exit_or_hang(photos, tmp_path, monkeypatch):
     release = threading.Event()
-    rows = {"tensorboard": FaultyRow("log_line", exit_process), "wandb": FaultyRow("log_bundle", release.wait)}
+    rows = {
+        "tensorboard": FaultyTrackerEntry("log_line", exit_process),
+        "wandb": FaultyTrackerEntry("log_bundle", release.wait),
+    }
     for name, row in rows.items():
         monkeypatch.setitem(trackers.TRACKERS, name, row)
-    notes, out = Notes(), tmp_path / "run"
-    options = {**TINY, "epochs": 1, "out": str(out), "workers": 0}
+    notes, out = CrashingListener(), tmp_path / "run"
+    options = {**TINY_RUN, "epochs": 1, "out": str(out), "workers": 0}
     try:
         summary = train(str(photos), listener=notes, log_to=tuple(rows), log_timeout=0.5, **options)
         lines = read_json_lines(RunFolder(out).metrics)
@@ -260,11 +279,11 @@ def test_a_run_goes_on_whose_tracker_ends_the_process_or_hangs(photos, tmp_path,
         ABANDONED_THREADS.clear()
 
 
-def test_the_end_of_a_run_waits_for_all_trackers_together(tmp_path, monkeypatch):
+def test_all_trackers_share_one_timeout_at_the_end(tmp_path, monkeypatch):
     release = threading.Event()
     for name in ("tensorboard", "wandb", "mlflow"):
-        monkeypatch.setitem(trackers.TRACKERS, name, FaultyRow("start", release.wait))
-    folder, notes = config_alone(tmp_path), Notes()
+        monkeypatch.setitem(trackers.TRACKERS, name, FaultyTrackerEntry("start", release.wait))
+    folder, notes = make_config_folder(tmp_path), CrashingListener()
     with run_trackers(("tensorboard", "wandb", "mlflow"), folder, notes, 0.6) as opened:
         opened.rewind(0, [])
         began = time.monotonic()
@@ -274,17 +293,17 @@ def test_the_end_of_a_run_waits_for_all_trackers_together(tmp_path, monkeypatch)
     ABANDONED_THREADS.clear()
 
 
-def config_alone(path: Path) -> RunFolder:
+def make_config_folder(path: Path) -> RunFolder:
     """A run folder with no more than a config."""
     (path / "config.yaml").write_text("seed: 1\n")
     return RunFolder(path)
 
 
-def test_a_queue_that_is_full_costs_lines_and_never_waits(tmp_path, monkeypatch):
-    release, notes = threading.Event(), Notes()
-    row = FaultyRow("start", release.wait)
+def test_a_full_queue_drops_lines_and_does_not_block(tmp_path, monkeypatch):
+    release, notes = threading.Event(), CrashingListener()
+    row = FaultyTrackerEntry("start", release.wait)
     monkeypatch.setitem(trackers.TRACKERS, "tensorboard", row)
-    sent = Trackers(("tensorboard",), config_alone(tmp_path), notes)
+    sent = Trackers(("tensorboard",), make_config_folder(tmp_path), notes)
     sent.rewind(0, [])
     began = time.monotonic()
     for step in range(5_000):
@@ -297,22 +316,22 @@ def test_a_queue_that_is_full_costs_lines_and_never_waits(tmp_path, monkeypatch)
     ABANDONED_THREADS.clear()
 
 
-def test_a_resumed_run_sends_what_the_tracker_has_not(tmp_path, monkeypatch):
+def test_a_resumed_run_sends_missing_lines(tmp_path, monkeypatch):
     """Lines 1 to 3 arrive, 4 and 5 do not; the run goes on from step 2."""
-    folder = config_alone(tmp_path)
+    folder = make_config_folder(tmp_path)
     lines = [{"step": step, "epoch": step, "lr": 0.1} for step in range(1, 6)]
     for line in lines:
         folder.append(line)
-    row = FaultyRow("", None)
+    row = FaultyTrackerEntry("", None)
     monkeypatch.setitem(trackers.TRACKERS, "tensorboard", row)
-    first = Trackers(("tensorboard",), folder, Notes())
+    first = Trackers(("tensorboard",), folder, CrashingListener())
     first.rewind(0, [])
     for line in lines[:3]:
         first.log_line(line)
     first.close("failed", 10)
     assert row.lines == lines[:3]
     folder.rewind(2)
-    second = Trackers(("tensorboard",), folder, Notes())
+    second = Trackers(("tensorboard",), folder, CrashingListener())
     second.rewind(2, read_json_lines(folder.metrics))
     for line in lines[2:]:
         second.log_line(line)
@@ -326,21 +345,21 @@ def test_lines_are_in_order():
     assert [line_mark(line) for line in lines] == [(1, 0), (1, 1), (2, 0)]
 
 
-def test_how_a_run_ended_is_told(tmp_path, monkeypatch):
+def test_trackers_receive_the_final_status(tmp_path, monkeypatch):
     ends = []
 
-    class Row(FaultyRow):
+    class Row(FaultyTrackerEntry):
         def make(self):
             tracker = super().make()
             tracker.finish = lambda status, summary: ends.append((status, summary))
             return tracker
 
     monkeypatch.setitem(trackers.TRACKERS, "tensorboard", Row("", None))
-    folder = config_alone(tmp_path)
+    folder = make_config_folder(tmp_path)
     folder.summary.write_text('{"steps": 3}')
     for error in (None, Interrupted("stopped"), ResourceError("full")):
         try:
-            with run_trackers(("tensorboard",), folder, Notes(), 10) as opened:
+            with run_trackers(("tensorboard",), folder, CrashingListener(), 10) as opened:
                 opened.rewind(0, [])
                 if error:
                     raise error
@@ -349,18 +368,18 @@ def test_how_a_run_ended_is_told(tmp_path, monkeypatch):
     assert ends == [("finished", {"steps": 3}), ("stopped", {}), ("failed", {})]
 
 
-def test_a_library_that_is_missing_is_named_with_its_extra(photos, tmp_path, monkeypatch):
+def test_a_missing_tracker_library_is_reported_with_its_extra(photos, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    result = say("train", str(photos), "--log-to", "wandb", "--out", str(tmp_path / "run"))
+    result = run_cli("train", str(photos), "--log-to", "wandb", "--out", str(tmp_path / "run"))
     assert result.returncode == 6 and not (tmp_path / "run").exists()
     assert "error: wandb is not installed\n  pip install 'vitreous[wandb]'" in result.stderr
 
 
-def test_an_unknown_tracker_is_refused_at_once(photos):
-    result = say("train", str(photos), "--log-to", "wandbb")
+def test_unknown_trackers_are_rejected(photos):
+    result = run_cli("train", str(photos), "--log-to", "wandbb")
     assert result.returncode == 2 and "wandb" in result.stderr + result.stdout
 
 
-def test_a_config_is_flat_by_its_paths():
+def test_configs_are_flattened_by_path():
     assert flatten_config({"a": {"b": 1, "c": {"d": [2]}}, "e": None}) == {"a.b": 1, "a.c.d": [2], "e": None}
     assert RunInfo(Path("runs/pets"), "", 0, {}).name == "pets"

@@ -23,33 +23,49 @@ from vitreous.training.run import FineTuneConfig, OptimizerConfig, Run
 from vitreous.training.slices import StepSlice
 from vitreous.training.tune import check_fine_tuning, merge_lora_adapters, prepare_fine_tuning
 
-SMALL = {"image": (16, 16), "patch": (8, 8), "classes": 3, "width": 32, "depth": 3, "heads": 2, "mlp": {"hidden": 64}}
-STAGES = "body.stages.{}.units.{}."
+SMALL_MODEL = {
+    "image": (16, 16),
+    "patch": (8, 8),
+    "classes": 3,
+    "width": 32,
+    "depth": 3,
+    "heads": 2,
+    "mlp": {"hidden": 64},
+}
+STAGE_PREFIX = "body.stages.{}.units.{}."
 #: kind of model -> its config, its blocks by name, and what lies between them and the head
 MODELS = {
-    "plain": (transformer_config(**SMALL), ["encoder.blocks.{}."], ["encoder.norm."]),
+    "plain": (transformer_config(**SMALL_MODEL), ["encoder.blocks.{}."], ["encoder.norm."]),
     "representation": (
-        transformer_config(**SMALL, head={"representation": 16}),
+        transformer_config(**SMALL_MODEL, head={"representation": 16}),
         ["encoder.blocks.{}."],
         ["encoder.norm."],
     ),
     "attention": (
-        transformer_config(**SMALL, pool="attention", norm={"final": "pooled"}),
+        transformer_config(**SMALL_MODEL, pool="attention", norm={"final": "pooled"}),
         ["encoder.blocks.{}."],
         ["pooling.", "pooled_norm."],
     ),
-    "hybrid": (transformer_config(**SMALL, stem=StemConfig((1, 1), 8)), ["encoder.blocks.{}."], ["encoder.norm."]),
-    "each": (transformer_config(**SMALL, positions={"at": "each"}), ["encoder.blocks.{}."], ["encoder.norm."]),
-    "shared": (transformer_config(**SMALL, positions={"at": "shared"}), ["encoder.blocks.{}."], ["encoder.norm."]),
+    "hybrid": (
+        transformer_config(**SMALL_MODEL, stem=StemConfig((1, 1), 8)),
+        ["encoder.blocks.{}."],
+        ["encoder.norm."],
+    ),
+    "each": (transformer_config(**SMALL_MODEL, positions={"at": "each"}), ["encoder.blocks.{}."], ["encoder.norm."]),
+    "shared": (
+        transformer_config(**SMALL_MODEL, positions={"at": "shared"}),
+        ["encoder.blocks.{}."],
+        ["encoder.norm."],
+    ),
     "windows": (
         transformer_config(
-            class_token=False, pool="mean", neck=8, attention={"kind": "decomposed", "window": 1}, **SMALL
+            class_token=False, pool="mean", neck=8, attention={"kind": "decomposed", "window": 1}, **SMALL_MODEL
         ),
         ["encoder.blocks.{}."],
         ["encoder.norm.", "neck."],
     ),
     "distilled": (
-        transformer_config(**SMALL, pool="distilled", positions={"slots": 2}),
+        transformer_config(**SMALL_MODEL, pool="distilled", positions={"slots": 2}),
         ["encoder.blocks.{}."],
         ["encoder.norm."],
     ),
@@ -68,13 +84,13 @@ MODELS = {
         ["norm."],
     ),
 }
-UNITS = {
+BLOCK_PREFIXES = {
     "BiT": ["body.stages.0.units.0.", "body.stages.1.units.0.", "body.stages.1.units.1."],
     "Swin": ["stages.0.blocks.0.", "stages.1.blocks.0.", "stages.1.blocks.1."],
 }
 
 
-def model(config, seed=0):
+def build_random_model(config, seed=0):
     """A model whose head is not zero, so that gradients and answers are not."""
     torch.manual_seed(seed)
     made = build_model(config)
@@ -83,15 +99,15 @@ def model(config, seed=0):
     return made
 
 
-def images(count=4):
+def make_images(count=4):
     return torch.randn(count, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 
 
-def moving(made):
+def list_trainable_names(made):
     return {name for name, parameter in made.named_parameters() if parameter.requires_grad}
 
 
-def run_of(config, tune, **changes):
+def make_run(config, tune, **changes):
     data = DataOptions("synthetic", ("a", "b", "c"), 32, "")
     return Run(
         data,
@@ -105,10 +121,10 @@ def run_of(config, tune, **changes):
     )
 
 
-def begun(config, tune, **changes):
+def make_training_state(config, tune, **changes):
     """The state of a run at step 0, as a session makes it."""
-    run = run_of(config, tune, **changes)
-    made = model(config)
+    run = make_run(config, tune, **changes)
+    made = build_random_model(config)
     prepare_fine_tuning(made, tune)
     objective = SupervisedObjective(made)
     dtype = torch.bfloat16 if run.precision == "bf16" else torch.float32
@@ -116,7 +132,7 @@ def begun(config, tune, **changes):
     return TrainingState(run=run, objective=objective, flat=flat, optimizers=FlatOptimizer(run.optimizer, flat))
 
 
-def batches(state):
+def make_batches(state):
     """Noise with a tint to be learned, six steps of it."""
     generator = torch.Generator().manual_seed(0)
     for start in range(0, 48, 8):
@@ -131,24 +147,26 @@ def batches(state):
         yield StepSlice(start, start + 8, 1.0), batch
 
 
-def trained(state):
+def train_and_collect_losses(state):
     """The losses of every step."""
     found = []
-    run_training_loop(state, batches(state), [(1, lambda s: (found.append(s.losses), setattr(s, "losses", 0.0)))])
+    run_training_loop(state, make_batches(state), [(1, lambda s: (found.append(s.losses), setattr(s, "losses", 0.0)))])
     return found
 
 
 @pytest.mark.parametrize("last", [0, 1, 2, 3])
 @pytest.mark.parametrize("kind", MODELS)
-def test_what_moves_is_the_head_and_the_last_blocks_with_what_follows_them(kind, last):
+def test_the_head_and_the_last_blocks_are_trainable(kind, last):
     config, stack, after = MODELS[kind]
-    made = model(config)
-    names = [text.format(i) for i in range(3) for text in stack] or UNITS[kind]
+    made = build_random_model(config)
+    names = [text.format(i) for i in range(3) for text in stack] or BLOCK_PREFIXES[kind]
     prefixes = ["head.", "representation.", *(after if last else []), *names[len(names) - last :]]
     if kind == "Swin" and last > 1:  # what merges tokens moves with the block after it
         prefixes.append("stages.1.merge.")
     said = prepare_fine_tuning(made, FineTuneConfig(last_blocks=last))
-    assert moving(made) == {name for name, _ in made.named_parameters() if name.startswith(tuple(prefixes))}
+    assert list_trainable_names(made) == {
+        name for name, _ in made.named_parameters() if name.startswith(tuple(prefixes))
+    }
     count = sum(parameter.numel() for parameter in made.parameters() if parameter.requires_grad)
     total = sum(parameter.numel() for parameter in made.parameters())
     assert said == f"training {count:,} of {total:,} parameters: the head" + (
@@ -157,24 +175,26 @@ def test_what_moves_is_the_head_and_the_last_blocks_with_what_follows_them(kind,
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_no_block_before_the_first_that_moves_keeps_a_graph(kind):
-    made = model(MODELS[kind][0])
+def test_frozen_first_blocks_keep_no_autograd_graph(kind):
+    made = build_random_model(MODELS[kind][0])
     prepare_fine_tuning(made, FineTuneConfig(last_blocks=1))
     grown = []
     for block in made.blocks():
         block.register_forward_hook(lambda block, given, answer: grown.append(answer.requires_grad))
-    made.train()(images()).sum().backward()
+    made.train()(make_images()).sum().backward()
     assert grown == [False, False, True]
     assert all((parameter.grad is not None) == parameter.requires_grad for parameter in made.parameters())
 
 
-def test_frozen_parts_compute_in_training_as_in_use_and_moving_ones_drop():
-    made = model(transformer_config(**SMALL, class_token=True, regularization={"dropout": 0.5, "drop_path": 0.5}))
+def test_dropout_is_disabled_only_in_frozen_blocks():
+    made = build_random_model(
+        transformer_config(**SMALL_MODEL, class_token=True, regularization={"dropout": 0.5, "drop_path": 0.5})
+    )
     prepare_fine_tuning(made, FineTuneConfig(last_blocks=1))
     made = copy.deepcopy(made)  # as shards and twins are made
     seen = []
     made.encoder.blocks[1].register_forward_hook(lambda block, given, answer: seen.append(answer))
-    noisy = [made.train()(images()), made(images()), made.eval()(images())]
+    noisy = [made.train()(make_images()), made(make_images()), made.eval()(make_images())]
     assert torch.equal(seen[0], seen[1]) and torch.equal(seen[0], seen[2])
     assert not torch.equal(noisy[0], noisy[1])
 
@@ -191,19 +211,19 @@ def frozen_state(objective) -> dict:
     [FineTuneConfig(last_blocks=0), FineTuneConfig(last_blocks=1), FineTuneConfig(lora_rank=2)],
     ids=["head", "block", "lora"],
 )
-def test_frozen_tensors_keep_their_bits_and_the_rest_learns(tune, precision):
-    state = begun(MODELS["plain"][0], tune, precision=precision, ema=0.9, shards=2)
+def test_frozen_tensors_are_unchanged_and_the_rest_learns(tune, precision):
+    state = make_training_state(MODELS["plain"][0], tune, precision=precision, ema=0.9, shards=2)
     flat = state.flat
     before = {name: tensor.clone() for name, tensor in flat.untrained_state().items()}
     working = {name: tensor.clone() for name, tensor in frozen_state(state.objective).items()}
     masters = flat.master.clone()
-    losses = trained(state)
+    losses = train_and_collect_losses(state)
     assert min(losses[1:]) < losses[0]
     assert before.keys() == working.keys() == set(state.objective.state_dict()) - flat.parameters.keys()
     assert {tensor.dtype for tensor in before.values()} == {torch.float32}
     assert all(torch.equal(tensor, before[name]) for name, tensor in flat.untrained_state().items())
     assert all(torch.equal(tensor, working[name]) for name, tensor in frozen_state(state.objective).items())
-    whole = model(MODELS["plain"][0]).state_dict()
+    whole = build_random_model(MODELS["plain"][0]).state_dict()
     assert all(
         torch.equal(tensor, whole[name.removeprefix("model.").replace("base_layer.", "")])
         for name, tensor in before.items()
@@ -212,44 +232,47 @@ def test_frozen_tensors_keep_their_bits_and_the_rest_learns(tune, precision):
         assert not torch.equal(view, flat.views(flat.master)[name]), name
 
 
-def test_everything_moves_where_nothing_is_said():
-    made = model(MODELS["plain"][0])
+def test_all_parameters_are_trainable_by_default():
+    made = build_random_model(MODELS["plain"][0])
     assert prepare_fine_tuning(made, FineTuneConfig()) == "" and not frozen_state(made)
     assert merge_lora_adapters(made) is made
 
 
 @pytest.mark.parametrize("kind", [kind for kind in MODELS if kind != "BiT"])
 @torch.no_grad()
-def test_a_fresh_adapter_changes_no_answer_and_a_trained_one_becomes_weights(kind):
+def test_new_adapters_keep_outputs_and_trained_adapters_are_merged(kind):
     config = MODELS[kind][0]
-    plain, made = model(config).eval(), model(config).eval()
+    plain, made = build_random_model(config).eval(), build_random_model(config).eval()
     plain.requires_grad_(False)  # PyTorch picks its products by this too
     count = sum(parameter.numel() for parameter in made.parameters())
     said = prepare_fine_tuning(made, FineTuneConfig(lora_rank=4, lora_targets=("qkv", "fc2")))
     layers = [name for name, part in plain.named_modules() if name.endswith(("qkv", "fc2"))]
     assert said.endswith(f"the head and adapters of rank 4 at {len(layers)} layers (qkv, fc2)")
-    assert {name.partition(".lora")[0] for name in moving(made) if ".lora" in name} == set(layers)
-    assert {name.partition(".")[0] for name in moving(made) if ".lora" not in name} <= {"head", "representation"}
-    assert torch.equal(made.features(images()), plain.features(images()))
-    answers = plain(images())
+    assert {name.partition(".lora")[0] for name in list_trainable_names(made) if ".lora" in name} == set(layers)
+    assert {name.partition(".")[0] for name in list_trainable_names(made) if ".lora" not in name} <= {
+        "head",
+        "representation",
+    }
+    assert torch.equal(made.features(make_images()), plain.features(make_images()))
+    answers = plain(make_images())
     # `forward` makes keys of its own where there are no adapters
-    assert torch.allclose(made(images()), answers, atol=1e-5)
+    assert torch.allclose(made(make_images()), answers, atol=1e-5)
     for name, parameter in made.named_parameters():
         if "lora_B" in name:
             parameter.normal_(std=0.05)
     whole = merge_lora_adapters(made)
     assert whole is not made and sum(parameter.numel() for parameter in whole.parameters()) == count
-    assert not torch.allclose(made(images()), answers, atol=1e-3)
-    assert torch.allclose(whole(images()), made(images()), atol=1e-5)
+    assert not torch.allclose(made(make_images()), answers, atol=1e-3)
+    assert torch.allclose(whole(make_images()), made(make_images()), atol=1e-5)
     plain.load_state_dict(whole.state_dict())
-    assert torch.equal(plain(images()), whole(images()))
+    assert torch.equal(plain(make_images()), whole(make_images()))
 
 
-def test_adapters_are_those_of_peft():
+def test_adapters_match_peft():
     import peft
 
     config = MODELS["plain"][0]
-    ours, theirs = model(config), model(config)
+    ours, theirs = build_random_model(config), build_random_model(config)
     tune = FineTuneConfig(lora_rank=3, lora_alpha=6.0, lora_dropout=0.1)
     torch.manual_seed(5)
     prepare_fine_tuning(ours, tune)
@@ -267,21 +290,21 @@ def test_adapters_are_those_of_peft():
             others[name].copy_(parameter)
     for module in (ours, wrapped):
         torch.manual_seed(9)
-        module.train()(images()).square().sum().backward()
+        module.train()(make_images()).square().sum().backward()
     assert all(torch.equal(parameter.grad, others[name].grad) for name, parameter in adapters.items())
     assert torch.allclose(
-        merge_lora_adapters(ours).eval()(images()), wrapped.merge_and_unload().eval()(images()), atol=1e-6
+        merge_lora_adapters(ours).eval()(make_images()), wrapped.merge_and_unload().eval()(make_images()), atol=1e-6
     )
 
 
-def test_a_trained_twin_with_adapters_becomes_the_model_that_the_run_was_for():
-    state = begun(MODELS["plain"][0], FineTuneConfig(lora_rank=2), ema=0.9)
-    trained(state)
+def test_trained_adapters_merge_into_the_original_architecture():
+    state = make_training_state(MODELS["plain"][0], FineTuneConfig(lora_rank=2), ema=0.9)
+    train_and_collect_losses(state)
     twin = state.flat.eval_module
     again = build_model(MODELS["plain"][0]).eval()
     again.load_state_dict(merge_lora_adapters(twin).state_dict())
-    assert torch.allclose(again(images()), twin(images()), atol=1e-5)
-    assert not torch.equal(again(images()), model(MODELS["plain"][0]).eval()(images()))
+    assert torch.allclose(again(make_images()), twin(make_images()), atol=1e-5)
+    assert not torch.equal(again(make_images()), build_random_model(MODELS["plain"][0]).eval()(make_images()))
     for name, view in state.flat.views(state.flat.average).items():  # the twin itself still computes with the average
         assert torch.equal(dict(state.flat.eval_module.named_parameters())[name.removeprefix("model.")], view)
 
@@ -305,22 +328,22 @@ def test_a_trained_twin_with_adapters_becomes_the_model_that_the_run_was_for():
         ("BiT", FineTuneConfig(lora_rank=2), "the model has no linear layers before its head"),
     ],
 )
-def test_what_cannot_be_tuned_so_is_refused(kind, tune, expected):
-    made = model(MODELS[kind][0])
+def test_unsupported_fine_tuning_is_rejected(kind, tune, expected):
+    made = build_random_model(MODELS[kind][0])
     with pytest.raises(UsageError) as error:
         prepare_fine_tuning(made, tune)
     assert expected in str(error.value)
     assert all(parameter.requires_grad for parameter in made.parameters()), "a refused model stays as it was"
 
 
-def test_lora_without_peft_names_what_to_install(monkeypatch):
+def test_lora_without_peft_prints_the_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(UsageError, match="peft, which is not installed\n  pip install 'vitreous\\[lora\\]'"):
         check_fine_tuning(MODELS["plain"][0], FineTuneConfig(lora_rank=2))
     check_fine_tuning(MODELS["plain"][0], FineTuneConfig(last_blocks=1))
 
 
-def test_what_cannot_be_tuned_leaves_no_folder_behind(tmp_path):
+def test_rejected_fine_tuning_leaves_no_run_folder(tmp_path):
     with pytest.raises(UsageError, match="the model has 4 blocks"):
         train("digits", model="ViT-64x4/2", last_blocks=9, epochs=1, out=str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()

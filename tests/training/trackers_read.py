@@ -10,12 +10,12 @@ from typing import Any
 
 from vitreous.training.folder import RunFolder, read_json_lines
 
-Figures = dict[str, list[tuple[int, float]]]
+MetricHistory = dict[str, list[tuple[int, float]]]
 
 
-def of_folder(folder: Path) -> Figures:
+def read_metrics(folder: Path) -> MetricHistory:
     """The figures of metrics.jsonl."""
-    figures: Figures = {}
+    figures: MetricHistory = {}
     for line in read_json_lines(RunFolder(folder).metrics):
         for name, value in line.items():
             if value is not None and name != "step":
@@ -23,13 +23,13 @@ def of_folder(folder: Path) -> Figures:
     return figures
 
 
-def of_tensorboard(folder: Path) -> Figures:
+def read_tensorboard(folder: Path) -> MetricHistory:
     """The scalars of RUN/tensorboard, as TensorBoard shows them."""
-    events = events_of(folder)
+    events = load_events(folder)
     return {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
-def events_of(folder: Path) -> Any:
+def load_events(folder: Path) -> Any:
     """TensorBoard's reader of all event files of a run."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -38,7 +38,7 @@ def events_of(folder: Path) -> Any:
     return events
 
 
-def records_of(path: Path) -> Iterator[Any]:
+def iterate_wandb_records(path: Path) -> Iterator[Any]:
     """The records of an off-line file of wandb: a LevelDB log after a header of seven bytes, each a Record."""
     from wandb.proto import wandb_internal_pb2 as proto
 
@@ -58,11 +58,11 @@ def records_of(path: Path) -> Iterator[Any]:
             yield record
 
 
-def of_wandb(folder: Path) -> tuple[Figures, list[Any]]:
+def read_wandb(folder: Path) -> tuple[MetricHistory, list[Any]]:
     """The history of all off-line files of a run in the order in which they were made, and all records."""
-    figures: Figures = {}
+    figures: MetricHistory = {}
     paths = sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns)
-    records = [record for path in paths for record in records_of(path)]
+    records = [record for path in paths for record in iterate_wandb_records(path)]
     for record in records:
         if record.WhichOneof("record_type") != "history":
             continue
@@ -74,7 +74,7 @@ def of_wandb(folder: Path) -> tuple[Figures, list[Any]]:
     return figures, records
 
 
-def of_mlflow(identity: str) -> Figures:
+def read_mlflow(identity: str) -> MetricHistory:
     """The metrics of a run in the store that MLFLOW_TRACKING_URI names."""
     from mlflow import MlflowClient
 

@@ -46,7 +46,7 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
-def arm(rank: int, job: dict) -> None:
+def install_faults(rank: int, job: dict) -> None:
     """Interrupt, kill or poison this process at a step."""
     watch, batches = Session.watch, Session.batches
 
@@ -70,10 +70,10 @@ def arm(rank: int, job: dict) -> None:
     report.write_report = lambda *parts, **named: None  # longer than the run that it would tell of
 
 
-def process(rank: int, ports: list[int], job: dict) -> int:
+def run_process(rank: int, ports: list[int], job: dict) -> int:
     """One process of a job. Returns its exit code, or that of the first run that failed."""
     torch.set_num_threads(1)
-    arm(rank, job)
+    install_faults(rank, job)
     runs = job["options"] if isinstance(job["options"], list) else [job["options"]]
     for port, options in zip(ports, runs, strict=True):
         names = {
@@ -102,7 +102,7 @@ def carry_out(job: dict) -> list[int]:
         if child == 0:
             code = 99
             try:
-                code = process(rank, ports, job)
+                code = run_process(rank, ports, job)
             except BaseException:
                 import traceback
 
@@ -126,7 +126,7 @@ def carry_out(job: dict) -> list[int]:
 
 if __name__ == "__main__":
     PIL.Image.preinit()
-    toys.install()
+    toys.register_toys()
     get_type_adapter(Run)
     for line in sys.stdin:
         order = json.loads(line)

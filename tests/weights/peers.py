@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from vitreous.models.zoo import Model
 from vitreous.weights.adopt import open_weights
 
-LIMIT = 1e-5  # relative, of float32 against float32
-IMAGE, OBLONG = (32, 32), (48, 40)
+ERROR_LIMIT = 1e-5  # relative, of float32 against float32
+IMAGE_SIZE, OBLONG_SIZE = (32, 32), (48, 40)
 
 
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
@@ -40,7 +40,7 @@ class Peer:
     model: nn.Module
     features: Callable[[Tensor], Tensor]
     logits: Callable[[Tensor], Tensor] | None = None
-    sizes: tuple[tuple[int, int], ...] = (IMAGE, OBLONG)
+    sizes: tuple[tuple[int, int], ...] = (IMAGE_SIZE, OBLONG_SIZE)
     settings: dict[str, Any] = field(default_factory=dict)
     save: Callable[[Path], Path] | None = None
 
@@ -54,18 +54,18 @@ class Peer:
         return folder / "peer.safetensors"
 
 
-def opened(path: Path, settings: dict[str, Any] | None = None) -> Model:
+def open_model(path: Path, settings: dict[str, Any] | None = None) -> Model:
     """Our model of it."""
     return open_weights(path, settings).build_bundle().model
 
 
-def images(size: tuple[int, int], count: int = 2, channels: int = 3) -> Tensor:
+def make_images(size: tuple[int, int], count: int = 2, channels: int = 3) -> Tensor:
     """Noise, the same each time."""
     return torch.randn(count, channels, *size, generator=torch.Generator().manual_seed(size[0] * 1000 + size[1]))
 
 
 @torch.inference_mode()
-def difference(a: Tensor, b: Tensor) -> float:
+def compute_difference(a: Tensor, b: Tensor) -> float:
     """The largest difference, relative to the largest value; answers that say nothing are no evidence."""
     assert a.shape == b.shape
     assert 0.05 < b.abs().max() < 100
@@ -74,14 +74,14 @@ def difference(a: Tensor, b: Tensor) -> float:
 
 
 @torch.inference_mode()
-def agree(ours: Model, peer: Peer, limit: float = LIMIT) -> float:
+def check_agreement(ours: Model, peer: Peer, limit: float = ERROR_LIMIT) -> float:
     """Features, and logits where there are some, at all sizes; the largest difference."""
     worst = 0.0
     for size in peer.sizes:
-        batch = images(size, channels=ours.config.channels).to(next(ours.parameters()).dtype)
-        worst = max(worst, difference(ours.features(batch), peer.features(batch)))
+        batch = make_images(size, channels=ours.config.channels).to(next(ours.parameters()).dtype)
+        worst = max(worst, compute_difference(ours.features(batch), peer.features(batch)))
         if peer.logits:
-            worst = max(worst, difference(ours(batch), peer.logits(batch)))
+            worst = max(worst, compute_difference(ours(batch), peer.logits(batch)))
     assert worst <= limit, worst
     return worst
 
@@ -98,7 +98,7 @@ def timm_vit(**options: Any) -> Peer:
 
     outside = {key: options.pop(key) for key in ("settings", "sizes") if key in options}
     small: dict[str, Any] = {
-        "img_size": IMAGE,
+        "img_size": IMAGE_SIZE,
         "patch_size": 8,
         "embed_dim": 48,
         "depth": 3,
@@ -113,7 +113,7 @@ def timm_distilled() -> Peer:
     from timm.models.deit import VisionTransformerDistilled
 
     model = VisionTransformerDistilled(
-        img_size=IMAGE, patch_size=8, embed_dim=48, depth=3, num_heads=4, num_classes=7, dynamic_img_size=True
+        img_size=IMAGE_SIZE, patch_size=8, embed_dim=48, depth=3, num_heads=4, num_classes=7, dynamic_img_size=True
     )
     return timm_peer(model)
 
@@ -180,7 +180,7 @@ def timm_sam(image: int = 64, window: int = 3, **options: Any) -> Peer:
     return peer
 
 
-SMALL: dict[str, Any] = {
+SMALL_CONFIG: dict[str, Any] = {
     "hidden_size": 48,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
@@ -190,7 +190,7 @@ SMALL: dict[str, Any] = {
 
 
 def transformers_peer(
-    model: nn.Module, logits: bool, sizes: tuple[tuple[int, int], ...] = (IMAGE, OBLONG), **options: Any
+    model: nn.Module, logits: bool, sizes: tuple[tuple[int, int], ...] = (IMAGE_SIZE, OBLONG_SIZE), **options: Any
 ) -> Peer:
     """One of transformers' models, saved as a folder. `options` go to its forward."""
     randomise(model)
@@ -209,7 +209,7 @@ def transformers_vit(classes: int = 7, **options: Any) -> Peer:
     """A ViT of transformers, with a classifier or without a head."""
     import transformers
 
-    config = transformers.ViTConfig(**(SMALL | {"intermediate_size": 96} | options), num_labels=max(1, classes))
+    config = transformers.ViTConfig(**(SMALL_CONFIG | {"intermediate_size": 96} | options), num_labels=max(1, classes))
     model = transformers.ViTForImageClassification(config) if classes else transformers.ViTModel(config)
     return transformers_peer(model, bool(classes), interpolate_pos_encoding=True)
 
@@ -219,7 +219,7 @@ def transformers_deit() -> Peer:
     import transformers
 
     model = transformers.DeiTForImageClassificationWithTeacher(
-        transformers.DeiTConfig(**SMALL, intermediate_size=96, num_labels=7)
+        transformers.DeiTConfig(**SMALL_CONFIG, intermediate_size=96, num_labels=7)
     )
     return transformers_peer(model, True, interpolate_pos_encoding=True)
 
@@ -235,7 +235,7 @@ def transformers_mae() -> Peer:
         "decoder_intermediate_size": 32,
     }
     model = transformers.ViTMAEForPreTraining(
-        transformers.ViTMAEConfig(**SMALL, **decoder, intermediate_size=96, mask_ratio=0.0)
+        transformers.ViTMAEConfig(**SMALL_CONFIG, **decoder, intermediate_size=96, mask_ratio=0.0)
     )
     peer = transformers_peer(model, False)
 
@@ -251,7 +251,7 @@ def transformers_dinov2(registers: int = 0, swiglu: bool = False, **options: Any
     """A DINOv2 of transformers."""
     import transformers
 
-    values = SMALL | {"mlp_ratio": 4, "use_swiglu_ffn": swiglu} | options
+    values = SMALL_CONFIG | {"mlp_ratio": 4, "use_swiglu_ffn": swiglu} | options
     if registers:
         config = transformers.Dinov2WithRegistersConfig(**values, num_register_tokens=registers)
         return transformers_peer(transformers.Dinov2WithRegistersModel(config), False)
@@ -262,7 +262,7 @@ def transformers_clip(projected: bool = True, **options: Any) -> Peer:
     """CLIP's image encoder in transformers."""
     import transformers
 
-    config = transformers.CLIPVisionConfig(**(SMALL | {"intermediate_size": 96, "projection_dim": 24} | options))
+    config = transformers.CLIPVisionConfig(**(SMALL_CONFIG | {"intermediate_size": 96, "projection_dim": 24} | options))
     model = (transformers.CLIPVisionModelWithProjection if projected else transformers.CLIPVisionModel)(config)
     peer = transformers_peer(model, False)
     peer.features = lambda x: model(x, interpolate_pos_encoding=True).last_hidden_state
@@ -277,7 +277,7 @@ def transformers_sam(image: int = 64, window: int = 3, **options: Any) -> Peer:
     """SAM's image encoder in transformers."""
     import transformers
 
-    values = SMALL | {
+    values = SMALL_CONFIG | {
         "image_size": image,
         "window_size": window,
         "num_hidden_layers": 4,
@@ -328,7 +328,7 @@ def torchvision_vit(representation: int | None = None, **options: Any) -> Peer:
     return Peer(randomise(model), features, model, (size,), {"heads": values["num_heads"]} if not options else {})
 
 
-def renamed(peer: Peer, *names: tuple[str, str], **changes: Any) -> Peer:
+def rename_tensors(peer: Peer, *names: tuple[str, str], **changes: Any) -> Peer:
     """The same model, saved under other names: (what to find, what stands there instead), as patterns; `changes` of its
     fields."""
 

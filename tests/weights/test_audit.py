@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent / "vitreous"
-FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("*.py"))}
+PACKAGE = Path(__file__).parent.parent.parent / "vitreous"
+PACKAGE_FILES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 #: what may be called or imported in these files only; nowhere, where there are none
-ALLOWED = {
+ALLOWED_FILES = {
     "torch.load": {"weights/unpickle.py"},
     "torch.export.load": {"apps/export/formats.py"},  # what was written a moment before, to be judged; no other
     "pickletools": {"weights/pickled.py"},  # tells a pickle's instructions apart, and follows none
     "pickle": {"weights/pickled.py"},  # follows those that `scan` passed, with descriptions in the place of every name
 }
-CALLS = {"eval", "exec", "__import__"}
-ATTRIBUTES = {
+FORBIDDEN_CALLS = {"eval", "exec", "__import__"}
+FORBIDDEN_ATTRIBUTES = {
     *(
         "torch.load",
         "torch.jit.load",
@@ -39,20 +39,30 @@ ATTRIBUTES = {
     ),
     *("torch.serialization.add_safe_globals", "shutil.unpack_archive", "importlib.util.spec_from_file_location"),
 }
-MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "pickletools"}
-METHODS = {"extractall", "extract", "unsafe_load", "find_class"}
+FORBIDDEN_MODULES = {
+    "pickle",
+    "_pickle",
+    "cPickle",
+    "cloudpickle",
+    "dill",
+    "joblib",
+    "shelve",
+    "marshal",
+    "pickletools",
+}
+FORBIDDEN_METHODS = {"extractall", "extract", "unsafe_load", "find_class"}
 
 
-def findings(tree: ast.AST) -> set[str]:
+def find_dangerous_names(tree: ast.AST) -> set[str]:
     """The names of dangerous things in a source."""
     found, alias = set(), {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for name in node.names:
                 alias[name.asname or name.name.split(".")[0]] = name.name if name.asname else name.name.split(".")[0]
-                found |= {name.name.split(".")[0]} & MODULES
+                found |= {name.name.split(".")[0]} & FORBIDDEN_MODULES
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found |= {node.module.split(".")[0]} & MODULES
+            found |= {node.module.split(".")[0]} & FORBIDDEN_MODULES
             for name in node.names:
                 alias[name.asname or name.name] = f"{node.module}.{name.name}"
     plain = [  # numpy's own format, with what it could run forbidden at the very place
@@ -64,10 +74,10 @@ def findings(tree: ast.AST) -> set[str]:
         if isinstance(node, (ast.Attribute, ast.Name)):
             head, dot, rest = ast.unparse(node).partition(".")
             full = alias.get(head, head) + dot + rest
-            found |= {full} & ATTRIBUTES - ({"numpy.load"} if id(node) in plain else set())
+            found |= {full} & FORBIDDEN_ATTRIBUTES - ({"numpy.load"} if id(node) in plain else set())
             if isinstance(node, ast.Name):
-                found |= {node.id} & CALLS
-            elif node.attr in METHODS:
+                found |= {node.id} & FORBIDDEN_CALLS
+            elif node.attr in FORBIDDEN_METHODS:
                 found.add(node.attr)
         if isinstance(node, ast.Call):
             for keyword in node.keywords:
@@ -79,16 +89,16 @@ def findings(tree: ast.AST) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("folder", sorted({name.partition("/")[0] for name in FILES}))
-def test_nothing_in_the_package_runs_what_it_reads(folder):
-    for name, path in FILES.items():
+@pytest.mark.parametrize("folder", sorted({name.partition("/")[0] for name in PACKAGE_FILES}))
+def test_no_file_executes_loaded_data(folder):
+    for name, path in PACKAGE_FILES.items():
         if name.partition("/")[0] == folder:
-            found = findings(ast.parse(path.read_text("utf-8")))
-            assert not {finding for finding in found if name not in ALLOWED.get(finding, set())}, name
+            found = find_dangerous_names(ast.parse(path.read_text("utf-8")))
+            assert not {finding for finding in found if name not in ALLOWED_FILES.get(finding, set())}, name
 
 
-def test_the_one_torch_load_takes_weights_only():
-    tree = ast.parse(FILES["weights/unpickle.py"].read_text("utf-8"))
+def test_torch_load_uses_weights_only():
+    tree = ast.parse(PACKAGE_FILES["weights/unpickle.py"].read_text("utf-8"))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"]
     assert [{k.arg: ast.unparse(k.value) for k in call.keywords}["weights_only"] for call in calls] == ["True"]
 
@@ -117,8 +127,8 @@ def test_the_one_torch_load_takes_weights_only():
         ("eval('1', allow_pickle=False)", "eval"),
     ],
 )
-def test_the_audit_sees_what_it_looks_for(source, what):
-    assert what in findings(ast.parse(source))
+def test_the_audit_detects_dangerous_code(source, what):
+    assert what in find_dangerous_names(ast.parse(source))
 
 
 @pytest.mark.parametrize(
@@ -133,4 +143,4 @@ def test_the_audit_sees_what_it_looks_for(source, what):
     ],
 )
 def test_the_audit_lets_the_harmless_pass(source):
-    assert findings(ast.parse(source)) == set()
+    assert find_dangerous_names(ast.parse(source)) == set()

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from tests.weights.peers import difference, images
+from tests.weights.peers import compute_difference, make_images
 from tests.weights.test_google import (
     CLASSES,
     PATCH,
     WIDTH,
     big_vision,
-    compare,
+    compare_outputs,
     forward,
-    golden,
-    linen,
+    make_golden_arrays,
     relu,
-    scanned,
-    written,
+    to_linen_names,
+    to_scanned_blocks,
+    write_npz,
 )
 from vitreous.errors import WeightsError
 from vitreous.models.config import BiTConfig
@@ -46,19 +46,23 @@ def posemb_sincos_2d(height, width, channels):
     return found
 
 
-def placed(p, height, width):
+def add_fixed_positions(p, height, width):
     """The same model under its oldest names, with those positions for a grid; none for the class token."""
     table = posemb_sincos_2d(height, width, WIDTH)
     table = np.concatenate([np.zeros((1, WIDTH)), table]) if "cls" in p else table
     return p | {"Transformer/posembed_input/pos_embedding": table[None]}
 
 
-def unplaced(p, layout=big_vision):
+def remove_positions(p, layout=big_vision):
     """As big_vision saves it: without a leaf for the positions."""
-    return {name: array for name, array in layout(placed(p, 4, 4)).items() if not name.endswith("pos_embedding")}
+    return {
+        name: array
+        for name, array in layout(add_fixed_positions(p, 4, 4)).items()
+        if not name.endswith("pos_embedding")
+    }
 
 
-POOLS = {
+POOLING_OPTIONS = {
     "mean": {"token": False},
     "attention": {"token": False, "pool": True},
     "class token": {},
@@ -66,11 +70,11 @@ POOLS = {
 }
 
 
-@pytest.mark.parametrize("pool", POOLS)
-def test_fixed_positions_are_worked_out_for_every_grid(pool, tmp_path):
+@pytest.mark.parametrize("pool", POOLING_OPTIONS)
+def test_fixed_positions_are_computed_for_every_grid(pool, tmp_path):
     """Native, larger, one side native, and oblong: nothing is resized."""
-    p = golden(**POOLS[pool])
-    found = open_weights(written(tmp_path / "vit.npz", unplaced(p)), {"image": (16, 16)})
+    p = make_golden_arrays(**POOLING_OPTIONS[pool])
+    found = open_weights(write_npz(tmp_path / "vit.npz", remove_positions(p)), {"image": (16, 16)})
     assert (found.config.positions.kind, found.config.prefix_position_count, found.config.image) == (
         "sincos-big-vision",
         0,
@@ -79,32 +83,36 @@ def test_fixed_positions_are_worked_out_for_every_grid(pool, tmp_path):
     assert any("big_vision's fixed ones (sincos2d)" in text for text in found.notes)
     model = found.build_bundle().model
     for height, width in ((16, 16), (24, 24), (16, 24), (12, 20)):
-        batch = images((height, width))
+        batch = make_images((height, width))
         grid = height // PATCH, width // PATCH
         with torch.inference_mode():
             features, logits = model.features(batch), model(batch)
         for number, image in enumerate(batch.numpy()):
-            expected = forward(placed(p, *grid), image)
-            assert difference(features[number].double(), torch.from_numpy(expected[0])) <= 1e-5
-            assert difference(logits[number].double(), torch.from_numpy(expected[1])) <= 1e-5
+            expected = forward(add_fixed_positions(p, *grid), image)
+            assert compute_difference(features[number].double(), torch.from_numpy(expected[0])) <= 1e-5
+            assert compute_difference(logits[number].double(), torch.from_numpy(expected[1])) <= 1e-5
 
 
 def test_fixed_positions_in_stacked_blocks_and_without_a_size(tmp_path):
-    found = open_weights(written(tmp_path / "vit.npz", unplaced(golden(token=False), scanned)))
+    found = open_weights(
+        write_npz(tmp_path / "vit.npz", remove_positions(make_golden_arrays(token=False), to_scanned_blocks))
+    )
     assert (found.config.positions.kind, found.config.image) == ("sincos-big-vision", (224, 224))
 
 
-def test_a_width_that_has_no_fixed_positions_is_refused(tmp_path):
+def test_widths_without_fixed_positions_are_rejected(tmp_path):
     arrays = {
-        name: array for name, array in unplaced(golden(token=False)).items() if not name.startswith("params/head")
+        name: array
+        for name, array in remove_positions(make_golden_arrays(token=False)).items()
+        if not name.startswith("params/head")
     }
     narrow = {name: array[..., :6] if name == "params/embedding/kernel" else array for name, array in arrays.items()}
     with pytest.raises(WeightsError, match="fixed positions need a width of at least 8 that is divisible by 4, not 6"):
-        open_weights(written(tmp_path / "vit.npz", narrow))
+        open_weights(write_npz(tmp_path / "vit.npz", narrow))
 
 
-def test_fixed_positions_are_written_and_read_again(tmp_path):
-    path = written(tmp_path / "vit.npz", unplaced(golden(token=False)))
+def test_fixed_positions_survive_a_round_trip(tmp_path):
+    path = write_npz(tmp_path / "vit.npz", remove_positions(make_golden_arrays(token=False)))
     convert(path, tmp_path / "again.npz", "big-vision-npz", settings={"image": (16, 16)})
     with np.load(tmp_path / "again.npz") as again, np.load(path) as first:
         assert {f"params/{name}" for name in again} == set(first)
@@ -130,22 +138,22 @@ def with_flax_state(p, layout):
     return target | state | {"opt/state/step": np.int32(90)}
 
 
-@pytest.mark.parametrize("layout", [big_vision, scanned, linen])
+@pytest.mark.parametrize("layout", [big_vision, to_scanned_blocks, to_linen_names])
 @pytest.mark.parametrize("state", [with_state, with_flax_state])
-def test_of_a_training_checkpoint_the_parameters_are_read(state, layout, tmp_path):
-    p = golden(classes=CLASSES, token=layout is not linen)
+def test_parameters_are_read_from_training_checkpoints(state, layout, tmp_path):
+    p = make_golden_arrays(classes=CLASSES, token=layout is not to_linen_names)
     arrays = state(p, layout)
-    found = open_weights(written(tmp_path / "checkpoint.npz", arrays))
-    compare(found, p, 16, 1e-5)
+    found = open_weights(write_npz(tmp_path / "checkpoint.npz", arrays))
+    compare_outputs(found, p, 16, 1e-5)
     assert len(found.unused) >= len(p) and not any(name.startswith(("params/", "opt/target/")) for name in found.unused)
 
 
-def standardized(kernel):
+def standardize_kernel(kernel):
     centred = kernel - kernel.mean((0, 1, 2))
     return centred / np.sqrt((centred**2).mean((0, 1, 2)) + 1e-10)
 
 
-def seen(x, size, stride, fill):
+def extract_padded_windows(x, size, stride, fill):
     """(H, W, C) -> (h, w, size, size, C): what a kernel sees when every side is padded by (size - 1) / 2."""
     pad = (size - 1) // 2
     x = np.pad(x, ((pad, pad), (pad, pad), (0, 0)), constant_values=fill)
@@ -153,12 +161,12 @@ def seen(x, size, stride, fill):
     return found.transpose(0, 1, 3, 4, 2)
 
 
-def convolved(p, name, x, stride=1):
-    kernel = standardized(p[f"{name}/kernel"])
-    return np.tensordot(seen(x, kernel.shape[0], stride, 0.0), kernel, 3)
+def convolve(p, name, x, stride=1):
+    kernel = standardize_kernel(p[f"{name}/kernel"])
+    return np.tensordot(extract_padded_windows(x, kernel.shape[0], stride, 0.0), kernel, 3)
 
 
-def normed(p, name, x):
+def apply_group_norm(p, name, x):
     groups = x.reshape(*x.shape[:2], 32, -1)
     groups = groups - groups.mean((0, 1, 3), keepdims=True)
     groups = groups / np.sqrt((groups**2).mean((0, 1, 3), keepdims=True) + 1e-5)
@@ -168,17 +176,17 @@ def normed(p, name, x):
 def bit_paper(p, image, blocks, fill=-np.inf):
     """models/bit_paper.py: (C, H, W) -> the last map (h w, C) and logits. `fill`: what pads the max-pooling."""
     p = {name.removeprefix("params/"): array.astype(np.float64) for name, array in p.items()}
-    x = convolved(p, "root_block/conv_root", image.transpose(1, 2, 0).astype(np.float64), 2)
-    x = seen(x, 3, 2, fill).max((2, 3))
+    x = convolve(p, "root_block/conv_root", image.transpose(1, 2, 0).astype(np.float64), 2)
+    x = extract_padded_windows(x, 3, 2, fill).max((2, 3))
     for stage, count in enumerate(blocks, 1):
         for unit in range(1, count + 1):
             name, stride = f"block{stage}/unit{unit:02d}/", 2 if stage > 1 and unit == 1 else 1
-            y = relu(normed(p, f"{name}gn1", x))
-            shortcut = convolved(p, f"{name}conv_proj", y, stride) if f"{name}conv_proj/kernel" in p else x
-            y = relu(normed(p, f"{name}gn2", convolved(p, f"{name}conv1", y)))
-            y = relu(normed(p, f"{name}gn3", convolved(p, f"{name}conv2", y, stride)))
-            x = convolved(p, f"{name}conv3", y) + shortcut
-    x = relu(normed(p, "norm-pre-head", x)).reshape(-1, x.shape[-1])
+            y = relu(apply_group_norm(p, f"{name}gn1", x))
+            shortcut = convolve(p, f"{name}conv_proj", y, stride) if f"{name}conv_proj/kernel" in p else x
+            y = relu(apply_group_norm(p, f"{name}gn2", convolve(p, f"{name}conv1", y)))
+            y = relu(apply_group_norm(p, f"{name}gn3", convolve(p, f"{name}conv2", y, stride)))
+            x = convolve(p, f"{name}conv3", y) + shortcut
+    x = relu(apply_group_norm(p, "norm-pre-head", x)).reshape(-1, x.shape[-1])
     return x, x.mean(0) @ p["head/kernel"] + p["head/bias"]
 
 
@@ -213,26 +221,28 @@ def golden_bit_paper(blocks, classes=7, seed=0):
 
 
 @pytest.mark.parametrize("blocks", [(1,), (2, 1)])
-def test_its_bit_pads_the_pooling_with_minus_infinity(blocks, tmp_path):
+def test_bit_pads_the_pooling_with_minus_infinity(blocks, tmp_path):
     p = golden_bit_paper(blocks)
-    found = open_weights(written(tmp_path / "bit.npz", p))
+    found = open_weights(write_npz(tmp_path / "bit.npz", p))
     assert (found.config.numerics, found.config.blocks, found.config.classes) == ("big-vision", blocks, 7)
     model = found.build_bundle().model
     for size in ((32, 32), (40, 24)):
-        batch = images(size)
+        batch = make_images(size)
         with torch.inference_mode():
             features, logits = model.features(batch), model(batch)
         for number, image in enumerate(batch.numpy()):
             tokens, expected = bit_paper(p, image, blocks)
-            assert difference(features[number].double(), torch.from_numpy(tokens)) <= 1e-5
-            assert difference(logits[number].double(), torch.from_numpy(expected)) <= 1e-5
+            assert compute_difference(features[number].double(), torch.from_numpy(tokens)) <= 1e-5
+            assert compute_difference(logits[number].double(), torch.from_numpy(expected)) <= 1e-5
             zeros = bit_paper(p, image, blocks, 0.0)[1]
-            assert difference(logits[number].double(), torch.from_numpy(zeros)) > 1e-4  # what BiT's other code answers
+            assert (
+                compute_difference(logits[number].double(), torch.from_numpy(zeros)) > 1e-4
+            )  # what BiT's other code answers
 
 
-def test_its_bit_is_written_with_the_shapes_its_code_asks_for(tmp_path):
+def test_bit_is_written_with_the_shapes_of_big_vision(tmp_path):
     p = golden_bit_paper((2, 1))
-    convert(written(tmp_path / "bit.npz", p), tmp_path / "again.npz", "big-vision-npz")
+    convert(write_npz(tmp_path / "bit.npz", p), tmp_path / "again.npz", "big-vision-npz")
     with np.load(tmp_path / "again.npz") as again:
         assert {f"params/{name}": again[name].shape for name in again} == {
             name: array.shape for name, array in p.items()
@@ -240,13 +250,13 @@ def test_its_bit_is_written_with_the_shapes_its_code_asks_for(tmp_path):
         assert all(np.array_equal(again[name.removeprefix("params/")], p[name]) for name in p)
 
 
-def test_another_reader_of_its_bit_is_told_of(tmp_path):
-    path = written(tmp_path / "bit.npz", golden_bit_paper((1,)))
+def test_bit_written_for_other_readers_reports_the_numerics(tmp_path):
+    path = write_npz(tmp_path / "bit.npz", golden_bit_paper((1,)))
     document = convert(path, tmp_path / "tf.npz", "bit-npz")
     assert document["assumed_settings"] == ["numerics big-vision -> bit"]
 
 
-def test_the_border_alone_is_what_its_numerics_change():
+def test_big_vision_numerics_change_only_the_border():
     assert NUMERICS["big-vision"]._replace(border=0.0) == NUMERICS["bit"]
     config = BiTConfig(image=(32, 32), classes=0, blocks=(1,), width=32, numerics="big-vision")
     model, other = (

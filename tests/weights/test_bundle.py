@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import vitreous
-from tests.killing import changes
+from tests.killing import run_and_kill
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError, VitreousError, WeightsError
 from vitreous.models.zoo import create_untrained_model
@@ -28,7 +28,7 @@ def bundle(tmp_path):
     return made
 
 
-def test_what_is_saved_comes_back(bundle, tmp_path):
+def test_a_bundle_survives_a_round_trip(bundle, tmp_path):
     again = load_bundle(tmp_path / "model")
     images = torch.randn(2, 3, 16, 16)
     assert torch.equal(again.model(images), bundle.model.eval()(images))
@@ -39,7 +39,7 @@ def test_what_is_saved_comes_back(bundle, tmp_path):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "model" / name).read_bytes()
 
 
-def test_how_it_answers_comes_back_and_older_bundles_answer_with_one_class(bundle, tmp_path):
+def test_loss_and_multilabel_are_stored_and_default_to_softmax(bundle, tmp_path):
     replace(bundle, task=Classification(bundle.classes, True, "sigmoid")).save(tmp_path / "several")
     again = open_weights(tmp_path / "several").build_bundle()
     assert (again.classification.loss, again.classification.multilabel) == ("sigmoid", True)
@@ -85,7 +85,7 @@ def test_a_single_flipped_bit_is_noticed(bundle, tmp_path):
         ({"architecture": {"_target_": "os.system"}}, "unknown setting _target_"),
     ],
 )
-def test_a_description_that_cannot_be_is_refused(bundle, tmp_path, change, message):
+def test_invalid_descriptions_are_rejected(bundle, tmp_path, change, message):
     path = tmp_path / "model" / "model.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(VitreousError, match=message):
@@ -112,46 +112,46 @@ def test_a_class_position_is_folded_or_left_at_zero(bundle, tmp_path):
     assert torch.allclose(folded.eval()(images), expected, atol=1e-5)
 
 
-def contents(folder):
+def read_contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_killed_save_leaves_a_whole_bundle_or_none(bundle, tmp_path):
+def test_a_killed_save_leaves_a_complete_bundle_or_none(bundle, tmp_path):
     home = tmp_path / "home"
-    points = changes(home, lambda: bundle.save(home / "model"))
+    points = run_and_kill(home, lambda: bundle.save(home / "model"))
     assert points >= 7
     for at in range(1, points + 1):
         home = tmp_path / str(at)
         home.mkdir()
-        changes(home, lambda home=home: bundle.save(home / "model"), at)
-        assert not (home / "model").exists() or contents(home / "model") == contents(tmp_path / "model")
+        run_and_kill(home, lambda home=home: bundle.save(home / "model"), at)
+        assert not (home / "model").exists() or read_contents(home / "model") == read_contents(tmp_path / "model")
         bundle.save(home / "model")
-        assert os.listdir(home) == ["model"] and contents(home / "model") == contents(tmp_path / "model")
+        assert os.listdir(home) == ["model"] and read_contents(home / "model") == read_contents(tmp_path / "model")
 
 
-def test_a_killed_save_over_a_bundle_leaves_one_of_the_two_but_between_the_renames(bundle, tmp_path):
+def test_a_killed_overwrite_leaves_a_valid_or_a_rejected_bundle(bundle, tmp_path):
     """Two files cannot be replaced in one step: between the renames the bundle is refused, and the next save mends it."""
-    place, old = tmp_path / "model", contents(tmp_path / "model")
+    place, old = tmp_path / "model", read_contents(tmp_path / "model")
     other = replace(bundle, model=create_untrained_model("ViT-mu/8", 16, 3, registers=1))
     other.save(tmp_path / "other")
-    new, refused = contents(tmp_path / "other"), 0
+    new, refused = read_contents(tmp_path / "other"), 0
     (tmp_path / "count").mkdir()
     bundle.save(tmp_path / "count")
-    points = changes(tmp_path / "count", lambda: other.save(tmp_path / "count"))
+    points = run_and_kill(tmp_path / "count", lambda: other.save(tmp_path / "count"))
     for at in range(1, points + 1):
-        changes(place, lambda: other.save(place), at)
-        current = contents(place)
+        run_and_kill(place, lambda: other.save(place), at)
+        current = read_contents(place)
         whole = {name: current[name] for name in old}
         if whole not in (old, new):
             refused += 1
             with pytest.raises(WeightsError, match="is missing or was modified after it was saved"):
                 load_bundle(place)
         bundle.save(place)
-        assert contents(place) == old
+        assert read_contents(place) == old
     assert refused <= 4, "two syncs, a removal and a rename lie between the two, and nothing that takes long"
 
 
-def test_the_file_of_a_classification_is_what_readers_without_tasks_expect(bundle, tmp_path):
+def test_classification_bundles_are_compatible_with_older_readers(bundle, tmp_path):
     replace(bundle, task=Classification(bundle.classes, True, "binary", 1.5)).save(tmp_path / "b")
     description = json.loads((tmp_path / "b" / "model.json").read_text())
     assert description["task"] == {"name": "classification"} and description["format"] == 1
@@ -166,7 +166,7 @@ def test_the_file_of_a_classification_is_what_readers_without_tasks_expect(bundl
     assert load_bundle(tmp_path / "b").task == Classification(("ant", "bee", "cat"), True, "binary", 1.5)
 
 
-def test_a_model_of_features_is_saved_loaded_and_embeds_but_does_not_predict(tmp_path):
+def test_feature_bundles_embed_and_do_not_predict(tmp_path):
     model = create_untrained_model("ViT-mu/8", 16, 0).eval()
     Bundle(model, FeatureExtraction(), ImagePreprocess((16, 16))).save(tmp_path / "model")
     assert json.loads((tmp_path / "model" / "model.json").read_text())["task"] == {"name": "features"}
@@ -187,7 +187,7 @@ def test_a_model_of_features_is_saved_loaded_and_embeds_but_does_not_predict(tmp
         predictor.predict(pixels)
 
 
-def test_a_bundle_of_features_from_before_tasks_is_one(tmp_path):
+def test_older_bundles_without_classes_are_feature_bundles(tmp_path):
     Bundle(create_untrained_model("ViT-mu/8", 16, 0), FeatureExtraction(), ImagePreprocess((16, 16))).save(
         tmp_path / "model"
     )

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests import contracts
-from tests.conftest import document, say
+from tests.conftest import parse_json_output, run_cli
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import BiTConfig, ViTConfig, transformer_config
@@ -20,10 +20,18 @@ from vitreous.weights.adopt import open_weights
 from vitreous.weights.bundle import Bundle, load_bundle
 from vitreous.weights.convert import convert
 
-SMALL = {"image": (32, 32), "patch": (8, 8), "classes": 3, "width": 64, "depth": 2, "heads": 2, "mlp": {"hidden": 96}}
+SMALL_CONFIG = {
+    "image": (32, 32),
+    "patch": (8, 8),
+    "classes": 3,
+    "width": 64,
+    "depth": 2,
+    "heads": 2,
+    "mlp": {"hidden": 96},
+}
 
 
-def bundle(place, config):
+def save_bundle(place, config):
     torch.manual_seed(0)
     model = contracts.randomise(build_model(config)).eval()
     names = tuple(f"class {i}" for i in range(config.classes))
@@ -34,8 +42,8 @@ def bundle(place, config):
 
 
 @pytest.mark.parametrize("to", ["timm", "google-npz", "linen-npz", "huggingface", "torchvision"])
-def test_a_plain_vit_goes_anywhere_and_comes_back(to, tmp_path):
-    model = bundle(tmp_path / "a", transformer_config(**SMALL))
+def test_a_plain_vit_survives_a_round_trip_through_every_format(to, tmp_path):
+    model = save_bundle(tmp_path / "a", transformer_config(**SMALL_CONFIG))
     made = convert(tmp_path / "a", tmp_path / "b", to)
     assert made["format"] == "a bundle" and made["to"] == to
     back = convert(made["out"], tmp_path / "c", settings=None if to in ("google-npz", "huggingface") else {"heads": 2})
@@ -48,9 +56,9 @@ def test_a_plain_vit_goes_anywhere_and_comes_back(to, tmp_path):
         assert again.preprocess == ImagePreprocess((32, 32), mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), share=0.8)
 
 
-def test_a_grid_that_is_not_square_is_noted_in_the_file(tmp_path):
+def test_a_rectangular_grid_is_stored_in_the_file(tmp_path):
     # 48 patches and a class token: 49 would be a square
-    bundle(tmp_path / "a", transformer_config(**{**SMALL, "image": (48, 64)}))
+    save_bundle(tmp_path / "a", transformer_config(**{**SMALL_CONFIG, "image": (48, 64)}))
     made = convert(tmp_path / "a", tmp_path / "b", "timm")
     weights = open_weights(made["out"])
     assert isinstance(weights.config, ViTConfig)
@@ -59,8 +67,8 @@ def test_a_grid_that_is_not_square_is_noted_in_the_file(tmp_path):
         convert(tmp_path / "a", tmp_path / "c", "google-npz")
 
 
-def test_what_the_reader_computes_otherwise_is_told(tmp_path):
-    bundle(tmp_path / "a", transformer_config(**SMALL))
+def test_differences_of_the_reader_are_reported(tmp_path):
+    save_bundle(tmp_path / "a", transformer_config(**SMALL_CONFIG))
     told: list[str] = []
     assert convert(tmp_path / "a", tmp_path / "b", "google-npz", note=told.append)["assumed_settings"] == [
         "mlp.gelu none -> tanh"
@@ -68,17 +76,17 @@ def test_what_the_reader_computes_otherwise_is_told(tmp_path):
     assert "gelu none -> tanh" in told[-1] and told[-1].endswith(
         "(train with --model.mlp.gelu tanh for identical outputs)"
     )
-    bundle(tmp_path / "tanh", transformer_config(**SMALL).with_options(mlp={"gelu": "tanh"}))
+    save_bundle(tmp_path / "tanh", transformer_config(**SMALL_CONFIG).with_options(mlp={"gelu": "tanh"}))
     assert convert(tmp_path / "tanh", tmp_path / "same", "google-npz", note=told.append)["assumed_settings"] == []
     assert "assume other settings" not in told[-1]
     assert convert(tmp_path / "a", tmp_path / "c", "huggingface")["assumed_settings"] == []
-    bundle(tmp_path / "d", BiTConfig(image=(32, 32), classes=3, blocks=(1, 1), width=32))
+    save_bundle(tmp_path / "d", BiTConfig(image=(32, 32), classes=3, blocks=(1, 1), width=32))
     assert convert(tmp_path / "d", tmp_path / "e", "bit-npz")["assumed_settings"] == []
     assert convert(tmp_path / "d", tmp_path / "f", "timm")["assumed_settings"] == ["numerics bit -> timm"]
 
 
 def test_another_size_head_and_channels(tmp_path):
-    bundle(tmp_path / "a", transformer_config(**SMALL))
+    save_bundle(tmp_path / "a", transformer_config(**SMALL_CONFIG))
     made = convert(tmp_path / "a", tmp_path / "b", image_size=(32, 48), num_classes=5, channels=1)
     again = load_bundle(tmp_path / "b")
     assert (made["resized"], made["channels"]) == ("4 -> 4x6", "3 -> 1")
@@ -87,8 +95,8 @@ def test_another_size_head_and_channels(tmp_path):
     assert again.preprocess.image == (32, 48) and len(again.preprocess.mean) == 1 and len(again.classes) == 5
 
 
-def test_what_cannot_be_leaves_nothing(tmp_path):
-    bundle(tmp_path / "a", transformer_config(**SMALL))
+def test_rejected_conversions_write_nothing(tmp_path):
+    save_bundle(tmp_path / "a", transformer_config(**SMALL_CONFIG))
     before = sorted(path.name for path in tmp_path.iterdir())
     for kind, change in (
         (UsageError, {"to": "sam"}),
@@ -105,8 +113,8 @@ def test_what_cannot_be_leaves_nothing(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
-def test_a_write_that_goes_wrong_leaves_nothing(tmp_path, monkeypatch):
-    bundle(tmp_path / "a", transformer_config(**SMALL))
+def test_failed_writes_leave_no_files(tmp_path, monkeypatch):
+    save_bundle(tmp_path / "a", transformer_config(**SMALL_CONFIG))
 
     def torn(tensors, place, metadata=None):
         place.write_bytes(b"half")
@@ -120,27 +128,27 @@ def test_a_write_that_goes_wrong_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_the_command(tmp_path):
-    bundle(tmp_path / "a", transformer_config(**SMALL))
+    save_bundle(tmp_path / "a", transformer_config(**SMALL_CONFIG))
     words = ["convert", str(tmp_path / "a"), str(tmp_path / "b"), "--to", "huggingface"]
-    found = document(say(*words, "--json"))
+    found = parse_json_output(run_cli(*words, "--json"))
     assert found["model"] == "ViT-64x2/8" and found["tensors"] > 0
     assert json.loads((tmp_path / "b" / "config.json").read_text())["model_type"] == "vit"
-    again = say(*words)
+    again = run_cli(*words)
     assert again.returncode == 2 and "already exists" in again.stderr
-    wrong = say("convert", str(tmp_path / "b" / "config.json"), str(tmp_path / "c"))
+    wrong = run_cli("convert", str(tmp_path / "b" / "config.json"), str(tmp_path / "c"))
     assert wrong.returncode == 4 and "Traceback" not in wrong.stderr
 
 
 @pytest.mark.parametrize("family", ["dinov2", "bit-npz"])
-def test_what_wrappers_put_inside_of_names_is_taken_out(family, tmp_path):
+def test_wrapper_prefixes_are_removed_from_names(family, tmp_path):
     """DINOv2's training files number chunks before blocks, TensorFlow numbers layers that would have one name."""
     if family == "dinov2":
         config = transformer_config(
-            **{**SMALL, "classes": 0, "norm": {"layer_scale": 0.1}, "positions": {"resize": "bicubic-offset"}}
+            **{**SMALL_CONFIG, "classes": 0, "norm": {"layer_scale": 0.1}, "positions": {"resize": "bicubic-offset"}}
         )
     else:
         config = BiTConfig(image=(32, 32), classes=3, blocks=(1, 2), width=32)
-    model = bundle(tmp_path / "a", config)
+    model = save_bundle(tmp_path / "a", config)
     made = convert(tmp_path / "a", tmp_path / "b", family)
     source = files.open_weights_file(made["out"])
     renamed = {

@@ -12,7 +12,7 @@ from vitreous.errors import UsageError, WeightsError
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
+def saved_model(tmp_path_factory):
     """A model of two classes with a head that is not 0, and its bundle."""
     torch.manual_seed(0)
     model = vitreous.create("ViT-32x2/8", image_size=32, num_classes=2).eval()
@@ -32,16 +32,16 @@ def test_timm_names_are_ours():
     )
 
 
-def test_weights_give_the_same_answers(saved):
-    model, folder = saved
+def test_created_models_reproduce_the_outputs_of_the_weights(saved_model):
+    model, folder = saved_model
     images = torch.randn(2, 3, 32, 32)
     for same in (vitreous.create(weights=folder), vitreous.create("ViT-32x2/8", pretrained_path=folder)):
         assert torch.equal(same.eval()(images), model(images))
         assert same.config == model.config and all(p.requires_grad for p in same.parameters())
 
 
-def test_other_classes_sizes_and_channels(saved, caplog):
-    model, folder = saved
+def test_classes_image_size_and_channels_can_change(saved_model, caplog):
+    model, folder = saved_model
     with caplog.at_level(logging.INFO, "vitreous"):
         other = vitreous.create(
             weights=folder, num_classes=7, image_size=48, channels=1, regularization={"drop_path": 0.2}
@@ -55,7 +55,7 @@ def test_other_classes_sizes_and_channels(saved, caplog):
     assert torch.allclose(bare(images), model.pool(model.features(images)), atol=1e-5)
 
 
-def test_of_another_library(tmp_path):
+def test_weights_of_timm_are_loaded(tmp_path):
     import timm
     from safetensors.torch import save_file
 
@@ -83,12 +83,12 @@ def test_of_another_library(tmp_path):
         ({"name": "ViT-B/16", "num_clases": 3}, "did you mean num_classes"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(saved, options, message):
-    options = options | ({"weights": saved[1]} if "weights" in options else {})
+def test_invalid_options_are_rejected(saved_model, options, message):
+    options = options | ({"weights": saved_model[1]} if "weights" in options else {})
     with pytest.raises(UsageError, match=message):
         vitreous.create(**options)
 
 
-def test_no_weights_there(tmp_path):
+def test_missing_weights_are_reported(tmp_path):
     with pytest.raises(WeightsError, match="no weights at"):
         vitreous.create(weights=tmp_path / "nothing")

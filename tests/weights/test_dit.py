@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.conftest import say
+from tests.conftest import run_cli
 from tests.contracts import randomise
 from vitreous.errors import WeightsError
 from vitreous.models.configs.dit import DiTConfig
@@ -23,7 +23,7 @@ from vitreous.weights.formats.dit import DIFFUSERS, DIT
 CONFIG = DiTConfig(image=(8, 8), channels=4, classes=5, width=64, depth=2, heads=1, hidden=256)
 
 
-def official(config=CONFIG):
+def make_official_state(config=CONFIG):
     """A state dict as facebookresearch/DiT's model gives it: names and shapes written out here."""
     d, out = config.width, config.out_channels * 4
     shapes = {
@@ -53,25 +53,25 @@ def official(config=CONFIG):
     return state | {"pos_embed": sincos_position_table(config.grid, d).flatten(0, -2)[None]}
 
 
-def test_the_authors_file_is_read_and_written_bit_for_bit(tmp_path):
-    state = official()
+def test_official_files_are_read_and_written_bit_identically(tmp_path):
+    state = make_official_state()
     torch.save(state, tmp_path / "DiT.pt")
     weights = open_weights(tmp_path / "DiT.pt")
     assert weights.config == CONFIG and weights.task == Generation(tuple("01234"))
-    done = say("convert", str(tmp_path / "DiT.pt"), str(tmp_path / "again"), "--to", "dit")
+    done = run_cli("convert", str(tmp_path / "DiT.pt"), str(tmp_path / "again"), "--to", "dit")
     assert done.returncode == 0, done.stderr
     again = load_file(tmp_path / "again.safetensors")
     assert again.keys() == state.keys() and all(torch.equal(again[name], state[name]) for name in state)
 
 
-def test_the_average_of_a_training_checkpoint_is_read(tmp_path):
-    ema, model = official(), {name: tensor + 1 for name, tensor in official().items()}
+def test_the_ema_of_a_training_checkpoint_is_read(tmp_path):
+    ema, model = make_official_state(), {name: tensor + 1 for name, tensor in make_official_state().items()}
     torch.save({"model": model, "ema": ema, "opt": {}, "args": {"lr": 1e-4}}, tmp_path / "0400000.pt")
     state = open_weights(tmp_path / "0400000.pt").read_state()
     assert torch.equal(state["classes.weight"], ema["y_embedder.embedding_table.weight"])
 
 
-def test_diffusers_folders_are_read_and_written_bit_for_bit(tmp_path):
+def test_diffusers_folders_are_read_and_written_bit_identically(tmp_path):
     torch.manual_seed(0)
     config = replace(CONFIG, time_shift=1)
     model = randomise(DiT(config))
@@ -79,19 +79,19 @@ def test_diffusers_folders_are_read_and_written_bit_for_bit(tmp_path):
     (tmp_path / "theirs").mkdir()
     save_file(tensors, tmp_path / "theirs" / "diffusion_pytorch_model.safetensors")
     (tmp_path / "theirs" / "config.json").write_text(json.dumps(DIFFUSERS.describe(config)))
-    done = say("convert", str(tmp_path / "theirs"), str(tmp_path / "again"), "--to", "diffusers")
+    done = run_cli("convert", str(tmp_path / "theirs"), str(tmp_path / "again"), "--to", "diffusers")
     assert done.returncode == 0, done.stderr
     again = load_file(tmp_path / "again" / "diffusion_pytorch_model.safetensors")
     assert again.keys() == tensors.keys() and all(torch.equal(again[name], tensors[name]) for name in tensors)
     assert json.loads((tmp_path / "again" / "config.json").read_text())["_class_name"] == "DiTTransformer2DModel"
 
 
-def test_what_computes_otherwise_is_not_written():
+def test_formats_reject_unsupported_configs():
     assert DIT.holds(CONFIG) and not DIFFUSERS.holds(CONFIG)  # diffusers reads times by other frequencies
     assert not DIT.holds(replace(CONFIG, time_shift=1)) and not DIT.holds(replace(CONFIG, qk_norm=True))
 
 
-def test_blocks_with_embeddings_of_their_own_are_refused(tmp_path):
+def test_blocks_with_separate_embeddings_are_rejected(tmp_path):
     config = replace(CONFIG, time_shift=1)
     tensors = DIFFUSERS.to_file(config, DiT(config).state_dict())
     name = "transformer_blocks.1.norm1.emb.timestep_embedder.linear_1.weight"
@@ -101,16 +101,16 @@ def test_blocks_with_embeddings_of_their_own_are_refused(tmp_path):
         open_weights(tmp_path / "model.safetensors").read_state()
 
 
-def test_a_file_that_lacks_a_tensor_says_which(tmp_path):
-    state = official()
+def test_missing_tensors_are_listed(tmp_path):
+    state = make_official_state()
     del state["blocks.1.mlp.fc2.bias"]
     save_file(state, tmp_path / "DiT.safetensors")
     with pytest.raises(WeightsError, match=r"missing blocks\.1\.mlp\.fc2\.bias"):
         open_weights(tmp_path / "DiT.safetensors")
 
 
-def test_other_classes_get_a_new_table_and_the_same_ones_their_rows(tmp_path):
-    torch.save(official(), tmp_path / "DiT.pt")
+def test_class_embeddings_are_reordered_or_reset(tmp_path):
+    torch.save(make_official_state(), tmp_path / "DiT.pt")
     weights = replace(open_weights(tmp_path / "DiT.pt"), task=Generation(("a", "b", "c", "d", "e")))
     model = DiT(CONFIG)
     load_pretrained_weights(model, weights, ("e", "d", "c", "b", "a"))

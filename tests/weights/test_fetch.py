@@ -19,8 +19,8 @@ from vitreous.errors import UsageError, WeightsError
 from vitreous.weights import download as module
 from vitreous.weights.fetch import fetch_weights
 
-COMMIT, OLD = "c0ffee" + "0" * 34, "0" * 40
-INDEX = json.dumps(
+COMMIT, OLD_COMMIT = "c0ffee" + "0" * 34, "0" * 40
+WEIGHTS_INDEX = json.dumps(
     {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
 ).encode()
 #: repository -> its files
@@ -33,14 +33,14 @@ REPOSITORIES = {
     },
     "org/bare": {"model.safetensors": b"bare"},
     "org/sharded": {
-        "model.safetensors.index.json": INDEX,
+        "model.safetensors.index.json": WEIGHTS_INDEX,
         "model-00001-of-00002.safetensors": b"one",
         "model-00002-of-00002.safetensors": b"two",
         "config.json": b"{}",
     },
     "org/pickled": {"pytorch_model.bin": b"pickle", "config.json": b"{}"},
     "org/files": {"sub/other.npz": b"other", "config.json": b"{}"},
-    "org/half": {"model.safetensors.index.json": INDEX, "model-00001-of-00002.safetensors": b"one"},
+    "org/half": {"model.safetensors.index.json": WEIGHTS_INDEX, "model-00001-of-00002.safetensors": b"one"},
     "org/outside": {
         "model.safetensors.index.json": json.dumps({"weight_map": {"a": "../../../etc/passwd.safetensors"}}).encode()
     },
@@ -49,10 +49,10 @@ REPOSITORIES = {
     "org/private": {"model.safetensors": b"private"},
 }
 CONTENT = bytes(range(256)) * 5000
-HASH = hashlib.sha256(CONTENT).hexdigest()
+CONTENT_HASH = hashlib.sha256(CONTENT).hexdigest()
 
 
-class Site(BaseHTTPRequestHandler):
+class HubHandler(BaseHTTPRequestHandler):
     """The Hub's `resolve` addresses, and /web/ for everything else."""
 
     requests: list[str]
@@ -123,9 +123,9 @@ class Site(BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ThreadingHTTPServer]:
-    Site.requests = []
-    made = ThreadingHTTPServer(("127.0.0.1", 0), Site)
+def hub_server() -> Iterator[ThreadingHTTPServer]:
+    HubHandler.requests = []
+    made = ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
     made.handle_error = lambda *arguments: None  # a client that hangs up is what some tests are about
     threading.Thread(target=made.serve_forever, args=(0.05,), daemon=True).start()
     yield made
@@ -133,7 +133,7 @@ def server() -> Iterator[ThreadingHTTPServer]:
     made.server_close()
 
 
-CLIENT = """
+CLIENT_SCRIPT = """
 import json, os, sys
 from vitreous.errors import VitreousError
 from vitreous.weights.fetch import fetch_weights
@@ -145,7 +145,7 @@ for source in json.load(sys.stdin):
 """
 
 
-def client(home: Path, port: int, *sources: str, **environment: str) -> list:
+def fetch_in_process(home: Path, port: int, *sources: str, **environment: str) -> list:
     """Fetch from the small Hub -> paths, or errors as [code, text].
 
     In a process of its own, since the Hub's client reads its settings when it is imported.
@@ -162,7 +162,7 @@ def client(home: Path, port: int, *sources: str, **environment: str) -> list:
         "HF_HUB_DISABLE_TELEMETRY": "1",
     }
     done = subprocess.run(
-        [sys.executable, "-c", CLIENT],
+        [sys.executable, "-c", CLIENT_SCRIPT],
         input=json.dumps(sources),
         capture_output=True,
         text=True,
@@ -173,13 +173,13 @@ def client(home: Path, port: int, *sources: str, **environment: str) -> list:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def names(folder: str) -> dict[str, bytes]:
+def read_files(folder: str) -> dict[str, bytes]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()
     }
 
 
-def test_repositories_arrive_whole_once_and_are_there_without_a_network(server, tmp_path):
+def test_repositories_are_downloaded_once_and_work_offline(hub_server, tmp_path):
     sources = [
         "org/whole",
         "org/bare",
@@ -190,11 +190,11 @@ def test_repositories_arrive_whole_once_and_are_there_without_a_network(server, 
         "org/bare@main",
     ]
     sources = [f"hf:{name}" for name in sources] + ["timm:vit_tiny.tag"]
-    Site.requests.clear()
-    found = client(tmp_path, server.server_port, *sources)
+    HubHandler.requests.clear()
+    found = fetch_in_process(tmp_path, hub_server.server_port, *sources)
     assert all(isinstance(path, str) and path.startswith(os.fspath(tmp_path)) for path in found), found
     whole, bare, sharded, pickled, pinned, file, again, timm = found
-    assert names(whole) == {
+    assert read_files(whole) == {
         key: value for key, value in REPOSITORIES["org/whole"].items() if key != "pytorch_model.bin"
     }
     for folder, repository in {
@@ -203,27 +203,27 @@ def test_repositories_arrive_whole_once_and_are_there_without_a_network(server, 
         pickled: "org/pickled",
         timm: "timm/vit_tiny.tag",
     }.items():
-        assert names(folder) == REPOSITORIES[repository]
+        assert read_files(folder) == REPOSITORIES[repository]
         assert Path(folder).name == COMMIT
     assert (pinned, again) == (whole, bare)
     assert Path(file).read_bytes() == b"other"
-    assert sum(line.startswith("GET") for line in Site.requests) == 3 + 1 + 4 + 2 + 2 + 2  # no file twice
-    before = len(Site.requests)
+    assert sum(line.startswith("GET") for line in HubHandler.requests) == 3 + 1 + 4 + 2 + 2 + 2  # no file twice
+    before = len(HubHandler.requests)
     missing = "hf:org/never"
-    *offline, error = client(tmp_path, server.server_port, *sources, missing, HF_HUB_OFFLINE="1")
-    assert (offline, len(Site.requests)) == (found, before)
+    *offline, error = fetch_in_process(tmp_path, hub_server.server_port, *sources, missing, HF_HUB_OFFLINE="1")
+    assert (offline, len(HubHandler.requests)) == (found, before)
     assert error[0] == 4 and "HF_HUB_OFFLINE" in error[1]
-    *unplugged, error = client(tmp_path, 9, *sources, missing)  # nothing listens there
+    *unplugged, error = fetch_in_process(tmp_path, 9, *sources, missing)  # nothing listens there
     assert unplugged == found
     assert error[0] == 4 and "http://127.0.0.1:9/org/never cannot be reached" in error[1] and "HF_ENDPOINT" in error[1]
 
 
-def test_what_the_hub_refuses_is_told_with_the_way_out(server, tmp_path):
+def test_hub_errors_are_reported_with_a_hint(hub_server, tmp_path):
     cases = {
         "hf:org/nowhere": (4, "no such repository, or it is private"),
         "hf:org/private": (4, "HF_TOKEN"),
         "hf:org/gated": (4, "accept its terms at http://127.0.0.1"),
-        f"hf:org/whole@{OLD}": (4, f"no revision {OLD}"),
+        f"hf:org/whole@{OLD_COMMIT}": (4, f"no revision {OLD_COMMIT}"),
         "hf:org/whole@v2": (4, "no revision v2"),
         "hf:org/whole:missing.npz": (4, "no file missing.npz"),
         "hf:org/files": (4, "neither model.safetensors nor pytorch_model.bin"),
@@ -235,14 +235,14 @@ def test_what_the_hub_refuses_is_told_with_the_way_out(server, tmp_path):
         "hf:org/whole:../../x": (2, "write hf:org/name"),
         "hf:": (2, "write hf:org/name"),
     }
-    found = client(tmp_path, server.server_port, *cases)
+    found = fetch_in_process(tmp_path, hub_server.server_port, *cases)
     for (source, (code, word)), answer in zip(cases.items(), found, strict=True):
         assert isinstance(answer, list) and answer[0] == code and word in answer[1], (source, answer)
-    (path,) = client(tmp_path, server.server_port, "hf:org/private", HF_TOKEN="hf_secret")
-    assert names(path) == {"model.safetensors": b"private"}
+    (path,) = fetch_in_process(tmp_path, hub_server.server_port, "hf:org/private", HF_TOKEN="hf_secret")
+    assert read_files(path) == {"model.safetensors": b"private"}
 
 
-def test_without_the_hubs_client_the_way_to_it_is_told(monkeypatch):
+def test_a_missing_hub_client_prints_the_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UsageError, match=r"pip install 'vitreous\[hub\]'"):
         fetch_weights("hf:org/name")
@@ -255,7 +255,7 @@ def test_anything_else_is_a_path(name):
     assert fetch_weights(name) == Path(name)
 
 
-class Heard:
+class RecordingListener:
     """A listener that remembers."""
 
     def __init__(self) -> None:
@@ -269,43 +269,47 @@ class Heard:
 
 
 @pytest.fixture
-def web(server, tmp_path, monkeypatch) -> str:
+def web_address(hub_server, tmp_path, monkeypatch) -> str:
     monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path / "cache"))
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.001)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    Site.requests.clear()
-    return f"http://127.0.0.1:{server.server_port}/web"
+    HubHandler.requests.clear()
+    return f"http://127.0.0.1:{hub_server.server_port}/web"
 
 
-def test_a_pinned_file_is_downloaded_once(web, tmp_path):
-    listener = Heard()
-    path = fetch_weights(f"{web}/a.npz#sha256={HASH.upper()}", listener)
-    assert path == tmp_path / "cache" / "vitreous" / "weights" / f"{HASH}.npz"
+def test_a_pinned_file_is_downloaded_once(web_address, tmp_path):
+    listener = RecordingListener()
+    path = fetch_weights(f"{web_address}/a.npz#sha256={CONTENT_HASH.upper()}", listener)
+    assert path == tmp_path / "cache" / "vitreous" / "weights" / f"{CONTENT_HASH}.npz"
     assert path.read_bytes() == CONTENT
     assert listener.heard[-1] == ("download", len(CONTENT), len(CONTENT))
-    assert fetch_weights(f"{web}/a.npz#sha256={HASH}") == fetch_weights(f"{web}/b.npz#sha256={HASH}") == path
-    assert Site.requests == ["GET /web/a.npz"]
+    assert (
+        fetch_weights(f"{web_address}/a.npz#sha256={CONTENT_HASH}")
+        == fetch_weights(f"{web_address}/b.npz#sha256={CONTENT_HASH}")
+        == path
+    )
+    assert HubHandler.requests == ["GET /web/a.npz"]
     assert {item.name for item in path.parent.iterdir()} == {path.name, f".{path.name}.lock"}
 
 
-def test_a_cached_file_that_was_altered_is_downloaded_again(web):
-    path = fetch_weights(f"{web}/a.npz#sha256={HASH}")
+def test_altered_cached_files_are_downloaded_again(web_address):
+    path = fetch_weights(f"{web_address}/a.npz#sha256={CONTENT_HASH}")
     path.write_bytes(CONTENT[:-1] + b"x")
-    assert fetch_weights(f"{web}/a.npz#sha256={HASH}").read_bytes() == CONTENT
-    assert len(Site.requests) == 2
+    assert fetch_weights(f"{web_address}/a.npz#sha256={CONTENT_HASH}").read_bytes() == CONTENT
+    assert len(HubHandler.requests) == 2
 
 
 @pytest.mark.parametrize("name", ["moved", "silent.npz", "a.exe"])
-def test_redirects_and_answers_without_a_length_arrive(web, name):
-    path = fetch_weights(f"{web}/{name}#sha256={HASH}")
+def test_redirects_and_responses_without_a_length_are_downloaded(web_address, name):
+    path = fetch_weights(f"{web_address}/{name}#sha256={CONTENT_HASH}")
     assert (path.suffix, path.read_bytes()) == (".npz" if name.endswith(".npz") else "", CONTENT)
 
 
 @pytest.mark.parametrize(
     "name,word",
     [
-        ("a.npz", f"has SHA-256 {HASH}, not {'0' * 64}"),
+        ("a.npz", f"has SHA-256 {CONTENT_HASH}, not {'0' * 64}"),
         ("cut.npz", "ended after 1,000 of 1,280,000 bytes"),
         ("vast.npz", "serves 1,125,899,906,842,624 bytes, more than"),
         ("gone.npz", "answers 404"),
@@ -315,41 +319,50 @@ def test_redirects_and_answers_without_a_length_arrive(web, name):
         ("garbage", "could not be downloaded"),
     ],
 )
-def test_what_does_not_arrive_as_it_should_leaves_nothing_behind(web, tmp_path, name, word):
+def test_failed_downloads_leave_no_files(web_address, tmp_path, name, word):
     with pytest.raises(WeightsError, match=re.escape(word)):
-        fetch_weights(f"{web}/{name}#sha256={'0' * 64}")
+        fetch_weights(f"{web_address}/{name}#sha256={'0' * 64}")
     files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
     left = [path.name for path in files if path.suffix not in (".json", ".lock")]
     assert left == ([f".{'0' * 64}.npz.part"] if name in ("cut.npz",) else []), "a cut may be gone on with, no more"
 
 
-def test_the_size_is_held_against_what_arrives_too(web, monkeypatch):
+def test_the_size_limit_applies_without_a_content_length(web_address, monkeypatch):
     monkeypatch.setattr(module, "MAX_DOWNLOAD_BYTES", 1 << 20)
     monkeypatch.setattr(module, "DOWNLOAD_CHUNK_BYTES", 1 << 16)
     with pytest.raises(WeightsError, match="more than 1,048,576"):
-        fetch_weights(f"{web}/silent.npz#sha256={HASH}")
+        fetch_weights(f"{web_address}/silent.npz#sha256={CONTENT_HASH}")
 
 
 @pytest.mark.parametrize(
-    "pin", ["", "#", "#sha256=", "#sha256=abc", f"#md5={HASH[:32]}", f"#{HASH}", f"#sha256={HASH[:-1]}g"]
+    "pin",
+    [
+        "",
+        "#",
+        "#sha256=",
+        "#sha256=abc",
+        f"#md5={CONTENT_HASH[:32]}",
+        f"#{CONTENT_HASH}",
+        f"#sha256={CONTENT_HASH[:-1]}g",
+    ],
 )
-def test_an_address_without_a_hash_is_refused_before_anything_is_asked(web, pin):
+def test_addresses_without_a_hash_are_rejected_before_any_request(web_address, pin):
     with pytest.raises(UsageError, match="not pinned") as caught:
-        fetch_weights(f"{web}/a.npz{pin}")
+        fetch_weights(f"{web_address}/a.npz{pin}")
     assert "sha256sum" in caught.value.hint
-    assert Site.requests == []
+    assert HubHandler.requests == []
 
 
 @pytest.mark.parametrize("host", ["example.com", "127.0.0.1.example.com", "localhost.example.com", "192.168.0.1", ""])
-def test_plain_http_is_for_this_machine_alone(host):
+def test_plain_http_is_allowed_only_on_localhost(host):
     with pytest.raises(WeightsError, match="is not https"):
-        fetch_weights(f"http://{host}/a.npz#sha256={HASH}")
+        fetch_weights(f"http://{host}/a.npz#sha256={CONTENT_HASH}")
 
 
-def test_no_network_and_no_place_are_told(web, tmp_path, monkeypatch):
+def test_missing_network_and_cache_folder_are_reported(web_address, tmp_path, monkeypatch):
     with pytest.raises(WeightsError, match=r"could not be downloaded .*refused"):
-        fetch_weights(f"http://127.0.0.1:9/a.npz#sha256={HASH}")
+        fetch_weights(f"http://127.0.0.1:9/a.npz#sha256={CONTENT_HASH}")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path / "file"))
     with pytest.raises(WeightsError, match="XDG_CACHE_HOME"):
-        fetch_weights(f"{web}/a.npz#sha256={HASH}")
+        fetch_weights(f"{web_address}/a.npz#sha256={CONTENT_HASH}")

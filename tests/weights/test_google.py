@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from tests.weights.peers import difference, images, randomise, timm_bit, timm_hybrid, timm_vit
+from tests.weights.peers import compute_difference, make_images, randomise, timm_bit, timm_hybrid, timm_vit
 from vitreous.models.config import StemConfig
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.formats.google import unstack_scanned_blocks
 
 WIDTH, HEADS, HIDDEN, DEPTH, CLASSES, PATCH = 24, 3, 40, 3, 5, 4
-BLOCK = "Transformer/encoderblock_{}/"
+BLOCK_PREFIX = "Transformer/encoderblock_{}/"
 
 
-def golden(classes=CLASSES, pre_logits=None, token=True, pool=False, stem=None, seed=0):
+def make_golden_arrays(classes=CLASSES, pre_logits=None, token=True, pool=False, stem=None, seed=0):
     """Arrays of a small ViT under their oldest names; `stem` has the units of each stage of a hybrid's ResNet."""
     rng = np.random.default_rng(seed)
     found = {}
@@ -74,7 +74,7 @@ def golden(classes=CLASSES, pre_logits=None, token=True, pool=False, stem=None, 
         array("cls", 1, 1, WIDTH, scale=0.5)
     array("Transformer/posembed_input/pos_embedding", 1, 16 + token, WIDTH, scale=0.5)
     for index in range(DEPTH):
-        block = BLOCK.format(index)
+        block = BLOCK_PREFIX.format(index)
         norm(f"{block}LayerNorm_0", WIDTH)
         attention(f"{block}MultiHeadDotProductAttention_1")
         norm(f"{block}LayerNorm_2", WIDTH)
@@ -123,7 +123,7 @@ def attention(p, name, queries, x):
     return out
 
 
-def windows(x, size, stride, fill):
+def extract_windows(x, size, stride, fill):
     """(H, W, C) -> (h, w, size, size, C): what a kernel sees under TensorFlow's SAME padding."""
     pads = []
     for length in x.shape[:2]:
@@ -138,7 +138,7 @@ def convolution(p, name, x, stride=1):
     """A standardised convolution: each filter to mean 0 and deviation 1, 1e-5 added to the deviation."""
     kernel = p[f"{name}/kernel"]
     mean, deviation = kernel.mean((0, 1, 2)), kernel.std((0, 1, 2))
-    return np.tensordot(windows(x, kernel.shape[0], stride, 0.0), (kernel - mean) / (deviation + 1e-5), 3)
+    return np.tensordot(extract_windows(x, kernel.shape[0], stride, 0.0), (kernel - mean) / (deviation + 1e-5), 3)
 
 
 def group_norm(p, name, x):
@@ -156,7 +156,7 @@ def relu(x):
 def resnet(p, x):
     """(H, W, 3) -> (h, w, C): the hybrid's ResNet."""
     x = relu(group_norm(p, "gn_root", convolution(p, "conv_root", x, 2)))
-    x = windows(x, 3, 2, -np.inf).max((2, 3))
+    x = extract_windows(x, 3, 2, -np.inf).max((2, 3))
     stage = 1
     while f"block{stage}/unit1/conv1/kernel" in p:
         unit = 1
@@ -187,7 +187,7 @@ def forward(p, image):
         x = np.concatenate([p["cls"][0], x])
     x = x + p["Transformer/posembed_input/pos_embedding"][0]
     for index in range(DEPTH):
-        block = BLOCK.format(index)
+        block = BLOCK_PREFIX.format(index)
         y = layer_norm(p, f"{block}LayerNorm_0", x)
         x = x + attention(p, f"{block}MultiHeadDotProductAttention_1", y, y)
         x = x + mlp(p, f"{block}MlpBlock_3", layer_norm(p, f"{block}LayerNorm_2", x))
@@ -202,11 +202,11 @@ def forward(p, image):
     return x, dense(p, "head", pooled) if "head/kernel" in p else pooled
 
 
-def oldest(p):
+def to_oldest_names(p):
     return p
 
 
-def linen(p):
+def to_linen_names(p):
     """The names that flax's linen gives the same modules."""
     names = (
         ("MultiHeadDotProductAttention_1", "MultiHeadDotProductAttention_0"),
@@ -220,14 +220,14 @@ def linen(p):
 
 def big_vision(p):
     """linen's, with positions at the root, the class token's folded into it, under `params/`."""
-    p = linen(p)
+    p = to_linen_names(p)
     place = p.pop("Transformer/posembed_input/pos_embedding")
     if "cls" in p:
         p["cls"], place = p["cls"] + place[:, :1], place[:, 1:]
     return {f"params/{name}": array for name, array in (p | {"pos_embedding": place}).items()}
 
 
-def scanned(p):
+def to_scanned_blocks(p):
     """big_vision's, all blocks stacked in one."""
     p = big_vision(p)
     found = {name: array for name, array in p.items() if "encoderblock_" not in name}
@@ -247,18 +247,18 @@ def two_towers(p):
     return {name.replace("params/", "params/img/"): array for name, array in big_vision(p).items()} | text
 
 
-def wide_norms(p):
+def to_wide_norms(p):
     """Group norms as (1, 1, 1, C)."""
     return {
         name: array[None, None, None] if re.search(r"gn(\d|_root|_proj)/", name) else array for name, array in p.items()
     }
 
 
-def optimised(p):
+def add_optimizer_prefix(p):
     return {f"opt/target/{name}": array for name, array in p.items()}
 
 
-LAYOUTS = [oldest, linen, big_vision, scanned, two_towers, optimised]
+LAYOUTS = [to_oldest_names, to_linen_names, big_vision, to_scanned_blocks, two_towers, add_optimizer_prefix]
 MODELS = {
     "pre_logits": {"pre_logits": 12},
     "AugReg": {},
@@ -268,26 +268,26 @@ MODELS = {
 }
 HYBRIDS = {"root": (), "one stage": (1,), "two stages": (1, 2)}
 #: pixels along a side of which each makes 16 tokens
-SIDES = {None: 16, (): 32, (1,): 16, (1, 2): 32}
+IMAGE_SIDES = {None: 16, (): 32, (1,): 16, (1, 2): 32}
 
 
-def written(path, arrays):
+def write_npz(path, arrays):
     with open(path, "wb") as file:
         np.savez(file, **arrays)
     return path
 
 
-def compare(found, p, side, limit=1e-4):
-    model, batch = found.build_bundle().model, images((side, side))
+def compare_outputs(found, p, side, limit=1e-4):
+    model, batch = found.build_bundle().model, make_images((side, side))
     with torch.inference_mode():
         features, logits = model.features(batch), model(batch)
     for number, image in enumerate(batch.numpy()):
         expected = forward(p, image)
-        assert difference(features[number].double(), torch.from_numpy(expected[0])) <= limit
-        assert difference(logits[number].double(), torch.from_numpy(expected[1])) <= limit
+        assert compute_difference(features[number].double(), torch.from_numpy(expected[0])) <= limit
+        assert compute_difference(logits[number].double(), torch.from_numpy(expected[1])) <= limit
 
 
-def test_the_plain_forward_pass_has_the_numbers_worked_out_by_hand():
+def test_the_reference_forward_pass_matches_values_by_hand():
     tanh = [-0.00363739, -0.15880801, -0.15428599, 0.34571401, 0.84119199, 1.95459769, 2.99636261]
     assert np.allclose(gelu(np.array([-3, -1, -0.5, 0.5, 1, 2, 3])), tanh, atol=1e-8)
     filters = {"conv/kernel": np.arange(1.0, 9).reshape(2, 2, 2, 1)}
@@ -298,55 +298,55 @@ def test_the_plain_forward_pass_has_the_numbers_worked_out_by_hand():
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("model", MODELS)
-def test_every_layout_of_names_is_the_same_model(model, layout, tmp_path):
-    p = golden(**MODELS[model])
-    found = open_weights(written(tmp_path / "vit.npz", layout(p)))
+def test_every_name_layout_gives_the_same_model(model, layout, tmp_path):
+    p = make_golden_arrays(**MODELS[model])
+    found = open_weights(write_npz(tmp_path / "vit.npz", layout(p)))
     assert (found.config.heads, found.config.mlp.gelu, found.config.positions.resize) == (HEADS, "tanh", "zoom-scipy")
     assert found.config.head.representation == MODELS[model].get("pre_logits")
-    compare(found, p, SIDES[None], 1e-5)
+    compare_outputs(found, p, IMAGE_SIDES[None], 1e-5)
 
 
-@pytest.mark.parametrize("norms", [oldest, wide_norms])
+@pytest.mark.parametrize("norms", [to_oldest_names, to_wide_norms])
 @pytest.mark.parametrize("stem", HYBRIDS)
 def test_hybrids(stem, norms, tmp_path):
-    p = golden(stem=HYBRIDS[stem])
-    found = open_weights(written(tmp_path / "hybrid.npz", norms(p)))
+    p = make_golden_arrays(stem=HYBRIDS[stem])
+    found = open_weights(write_npz(tmp_path / "hybrid.npz", norms(p)))
     assert found.config.stem == StemConfig(HYBRIDS[stem], 32, "google")
-    compare(found, p, SIDES[HYBRIDS[stem]])
+    compare_outputs(found, p, IMAGE_SIDES[HYBRIDS[stem]])
 
 
-def test_an_odd_image_is_padded_as_tensorflow_does_it(tmp_path):
-    p = golden(stem=(1,))
+def test_odd_image_sizes_are_padded_like_tensorflow(tmp_path):
+    p = make_golden_arrays(stem=(1,))
     side = 28  # a map of 7, from 14 places: the padding differs from that of 16
     p["Transformer/posembed_input/pos_embedding"] = np.tile(p["Transformer/posembed_input/pos_embedding"], (1, 3, 1))[
         :, :50
     ]
-    compare(open_weights(written(tmp_path / "hybrid.npz", p)), p, side)
+    compare_outputs(open_weights(write_npz(tmp_path / "hybrid.npz", p)), p, side)
 
 
-def test_bfloat16_is_two_bytes_of_anything(tmp_path):
-    p = golden()
+def test_two_byte_void_arrays_are_bfloat16(tmp_path):
+    p = make_golden_arrays()
     halves = {name: (array.view(np.uint32) >> 16).astype(np.uint16) for name, array in p.items()}
-    found = open_weights(written(tmp_path / "half.npz", {name: array.view("V2") for name, array in halves.items()}))
+    found = open_weights(write_npz(tmp_path / "half.npz", {name: array.view("V2") for name, array in halves.items()}))
     rounded = {name: (array.astype(np.uint32) << 16).view(np.float32) for name, array in halves.items()}
     assert any((rounded[name] != p[name]).any() for name in p)
     assert all(tensor.dtype == torch.float32 for tensor in found.read_state().values())
-    compare(found, rounded, SIDES[None], 1e-5)
+    compare_outputs(found, rounded, IMAGE_SIDES[None], 1e-5)
 
 
-def test_a_deviation_close_to_zero_shows_what_is_added_to_it(tmp_path):
+def test_weight_standardisation_uses_the_published_epsilon(tmp_path):
     """Filters of small numbers tell the rules of weight standardisation apart, which usual ones hardly do."""
-    p = golden(stem=(1,))
+    p = make_golden_arrays(stem=(1,))
     p = {name: array * 1e-4 if "conv" in name else array for name, array in p.items()}
-    found = open_weights(written(tmp_path / "hybrid.npz", p))
-    compare(found, p, 16)
+    found = open_weights(write_npz(tmp_path / "hybrid.npz", p))
+    compare_outputs(found, p, 16)
     other = replace(found, config=found.config.with_options(stem=replace(found.config.stem, numerics="timm")))
     with torch.inference_mode():
-        batch = images((16, 16))
-        assert difference(other.build_bundle().model(batch), found.build_bundle().model(batch)) > 1e-3
+        batch = make_images((16, 16))
+        assert compute_difference(other.build_bundle().model(batch), found.build_bundle().model(batch)) > 1e-3
 
 
-def test_a_stack_of_more_blocks_than_can_be_is_not_unstacked():
+def test_oversized_block_stacks_are_not_unstacked():
     assert unstack_scanned_blocks("Transformer/encoderblock/LayerNorm_0/scale", (10**12, 1)) == [
         ("Transformer/encoderblock/LayerNorm_0/scale", (10**12, 1))
     ]
@@ -355,15 +355,15 @@ def test_a_stack_of_more_blocks_than_can_be_is_not_unstacked():
     ]
 
 
-NEVER = ("attention", oldest)  # the oldest names are of a time before attention pooling
+UNSUPPORTED_COMBINATION = ("attention", to_oldest_names)  # the oldest names are of a time before attention pooling
 
 
 def against_timm(model, path, settings=None, limit=1e-5, side=16):
     randomise(model, 1).load_pretrained(str(path))
     found = open_weights(path, settings)
-    batch = images((side, side))
+    batch = make_images((side, side))
     with torch.inference_mode():
-        assert difference(found.build_bundle().model(batch), model(batch)) <= limit
+        assert compute_difference(found.build_bundle().model(batch), model(batch)) <= limit
 
 
 @pytest.mark.parametrize(
@@ -371,24 +371,24 @@ def against_timm(model, path, settings=None, limit=1e-5, side=16):
     [
         (kind, layout)
         for kind in ("AugReg", "mean", "attention")
-        for layout in (oldest, big_vision, scanned)
-        if (kind, layout) != NEVER
+        for layout in (to_oldest_names, big_vision, to_scanned_blocks)
+        if (kind, layout) != UNSUPPORTED_COMBINATION
     ],
 )
-def test_timms_loader_reads_the_same_vit(kind, layout, tmp_path):
+def test_timm_loads_the_same_vit(kind, layout, tmp_path):
     pytest.importorskip("timm")
     options = {"AugReg": {}, "mean": {"class_token": False, "global_pool": "avg", "fc_norm": False}}
     options["attention"] = {"class_token": False, "global_pool": "map"}
     shape = {"img_size": 16, "patch_size": PATCH, "embed_dim": WIDTH, "num_heads": HEADS, "mlp_ratio": HIDDEN / WIDTH}
-    more = {"no_embed_class": True} if layout is not oldest and kind == "AugReg" else {}
+    more = {"no_embed_class": True} if layout is not to_oldest_names and kind == "AugReg" else {}
     peer = timm_vit(**shape, num_classes=CLASSES, act_layer="gelu_tanh", **options[kind], **more)
-    against_timm(peer.model, written(tmp_path / "vit.npz", layout(golden(**MODELS[kind]))))
+    against_timm(peer.model, write_npz(tmp_path / "vit.npz", layout(make_golden_arrays(**MODELS[kind]))))
 
 
 @pytest.mark.parametrize("stem", HYBRIDS)
-def test_timms_loader_reads_the_same_hybrid(stem, tmp_path):
+def test_timm_loads_the_same_hybrid(stem, tmp_path):
     pytest.importorskip("timm")
-    blocks, side = HYBRIDS[stem], SIDES[HYBRIDS[stem]]
+    blocks, side = HYBRIDS[stem], IMAGE_SIDES[HYBRIDS[stem]]
     shape = {
         "embed_dim": WIDTH,
         "num_heads": HEADS,
@@ -397,7 +397,7 @@ def test_timms_loader_reads_the_same_hybrid(stem, tmp_path):
         "num_classes": CLASSES,
     }
     peer = timm_hybrid(blocks, 1 if blocks else 2, (side, side), (side, side), act_layer="gelu_tanh", **shape)
-    path = written(tmp_path / "hybrid.npz", wide_norms(golden(stem=blocks)))
+    path = write_npz(tmp_path / "hybrid.npz", to_wide_norms(make_golden_arrays(stem=blocks)))
     against_timm(peer.model, path, {"stem": StemConfig(blocks, 32, "timm")}, side=side)
 
 
@@ -436,8 +436,8 @@ def golden_bit(blocks, classes=7):
 
 
 @pytest.mark.parametrize("blocks", [(1,), (2, 1, 1)])
-def test_timms_loader_reads_the_same_bit(blocks, tmp_path):
+def test_timm_loads_the_same_bit(blocks, tmp_path):
     pytest.importorskip("timm")
-    path = written(tmp_path / "bit.npz", golden_bit(blocks))
+    path = write_npz(tmp_path / "bit.npz", golden_bit(blocks))
     assert open_weights(path).config.numerics == "bit"
     against_timm(timm_bit(blocks).model, path, side=64)

@@ -13,11 +13,11 @@ from vitreous.tasks.features import FeatureExtraction
 from vitreous.weights.adopt import PretrainedWeights, load_pretrained_weights
 from vitreous.weights.inflation import inflate_kernel
 
-SMALL = {"classes": 4, "width": 32, "depth": 2, "heads": 2, "mlp": {"hidden": 64}}
-MEAN = {"class_token": False, "pool": "mean"}
+SMALL_CONFIG = {"classes": 4, "width": 32, "depth": 2, "heads": 2, "mlp": {"hidden": 64}}
+MEAN_POOLING = {"class_token": False, "pool": "mean"}
 
 
-def weights_of(config):
+def make_weights_source(config):
     """A model of this config, random, and its weights as a source."""
     model = peers.randomise(build_model(config))
     preprocess = ImagePreprocess((config.image[-2], config.image[-1]))
@@ -26,16 +26,16 @@ def weights_of(config):
 
 def clip_config(frames, **changes):
     return VideoConfig().with_options(
-        **(SMALL | {"image": (frames, 16, 24), "patch": (3, 8, 8), "temporal_depth": 1} | changes)
+        **(SMALL_CONFIG | {"image": (frames, 16, 24), "patch": (3, 8, 8), "temporal_depth": 1} | changes)
     )
 
 
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
 @pytest.mark.parametrize("position", ["learned", "space-time"])
 @pytest.mark.parametrize("inflate", ["central", "average"])
-def test_a_clip_of_one_slot_is_answered_as_its_picture(arrangement, position, inflate):
+def test_one_slot_clips_match_the_image_model(arrangement, position, inflate):
     """Central inflation on any clip, average inflation on a clip that stands still."""
-    image, source = weights_of(transformer_config(**SMALL, image=(16, 24), patch=(8, 8), registers=1))
+    image, source = make_weights_source(transformer_config(**SMALL_CONFIG, image=(16, 24), patch=(8, 8), registers=1))
     model = build_model(
         clip_config(3, arrangement=arrangement, positions={"kind": position}, inflate=inflate, registers=1)
     )
@@ -45,26 +45,30 @@ def test_a_clip_of_one_slot_is_answered_as_its_picture(arrangement, position, in
     x = torch.randn(2, 3, 3, 16, 24)
     x = x if inflate == "central" else x[:, :, :1].expand(-1, -1, 3, -1, -1)
     with torch.inference_mode():
-        assert peers.difference(model.eval()(x), image(x[:, :, 1])) <= 1e-5
-        assert peers.difference(model.features(x), image.features(x[:, :, 1])) <= 1e-5
+        assert peers.compute_difference(model.eval()(x), image(x[:, :, 1])) <= 1e-5
+        assert peers.compute_difference(model.features(x), image.features(x[:, :, 1])) <= 1e-5
 
 
 @pytest.mark.parametrize("arrangement", ["factorised-encoder", "factorised-attention"])
-def test_longer_clips_are_the_mean_of_their_frames_until_something_is_learned_of_time(arrangement):
-    image, source = weights_of(transformer_config(**SMALL, image=(16, 24), patch=(8, 8), positions={"kind": "sincos"}))
+def test_untrained_longer_clips_match_the_mean_of_their_frames(arrangement):
+    image, source = make_weights_source(
+        transformer_config(**SMALL_CONFIG, image=(16, 24), patch=(8, 8), positions={"kind": "sincos"})
+    )
     model = build_model(clip_config(12, arrangement=arrangement))
     load_pretrained_weights(model, source)
     x = torch.randn(2, 3, 12, 16, 24)
     with torch.inference_mode():
         frames = torch.stack([image(x[:, :, t]) for t in range(1, 12, 3)])
-        assert peers.difference(model.eval()(x), frames.mean(0)) <= 1e-5
+        assert peers.compute_difference(model.eval()(x), frames.mean(0)) <= 1e-5
 
 
 @pytest.mark.parametrize("inflate", ["central", "average"])
-def test_the_tokens_of_a_clip_are_those_of_its_frames(inflate):
+def test_clip_tokens_match_the_tokens_of_the_frames(inflate):
     """The projection and the positions alone, at every slot, and at another size of picture."""
-    image, source = weights_of(transformer_config(**SMALL, **MEAN, image=(24, 24), patch=(8, 8)))
-    model = build_model(clip_config(6, **MEAN, inflate=inflate))
+    image, source = make_weights_source(
+        transformer_config(**SMALL_CONFIG, **MEAN_POOLING, image=(24, 24), patch=(8, 8))
+    )
+    model = build_model(clip_config(6, **MEAN_POOLING, inflate=inflate))
     assert "positions resized 3 -> 2x2x3" in load_pretrained_weights(model, source).text()
     x = torch.randn(2, 3, 6, 16, 24)
     x = x if inflate == "central" else x[:, :, 1::3].repeat_interleave(3, 2)
@@ -72,32 +76,32 @@ def test_the_tokens_of_a_clip_are_those_of_its_frames(inflate):
         tokens = model.eval().place(model.project(x)).unflatten(1, (2, -1))
         for slot in range(2):
             expected = image.place(image.project(x[:, :, 3 * slot + 1]))
-            assert peers.difference(tokens[:, slot], expected) <= 1e-5
+            assert peers.compute_difference(tokens[:, slot], expected) <= 1e-5
 
 
-def test_volumes_start_from_pictures_too():
-    image, source = weights_of(transformer_config(**SMALL, image=(16, 24), patch=(8, 8)))
-    model = build_model(transformer_config(**SMALL, image=(4, 16, 24), patch=(4, 8, 8)))
+def test_volumes_start_from_image_weights():
+    image, source = make_weights_source(transformer_config(**SMALL_CONFIG, image=(16, 24), patch=(8, 8)))
+    model = build_model(transformer_config(**SMALL_CONFIG, image=(4, 16, 24), patch=(4, 8, 8)))
     assert not load_pretrained_weights(model, source).initialised
     x = torch.randn(2, 3, 4, 16, 24)
     with torch.inference_mode():
-        assert peers.difference(model.eval()(x), image(x[:, :, 2])) <= 1e-5
+        assert peers.compute_difference(model.eval()(x), image(x[:, :, 2])) <= 1e-5
     with pytest.raises(WeightsError):
-        load_pretrained_weights(build_model(source.config), weights_of(model.config)[1])
+        load_pretrained_weights(build_model(source.config), make_weights_source(model.config)[1])
 
 
-def test_a_bias_of_keys_comes_and_goes_without_a_change_of_answers():
-    config = clip_config(3, **MEAN)
+def test_key_biases_can_be_added_or_dropped_without_changing_outputs():
+    config = clip_config(3, **MEAN_POOLING)
     for before, after in ((False, True), (True, False)):
-        first, source = weights_of(VideoConfig().with_options(**(vars(config) | {"no_key_bias": before})))
+        first, source = make_weights_source(VideoConfig().with_options(**(vars(config) | {"no_key_bias": before})))
         second = build_model(VideoConfig().with_options(**(vars(config) | {"no_key_bias": after})))
         load_pretrained_weights(second, source)
         x = torch.randn(2, 3, 3, 16, 24)
         with torch.inference_mode():
-            assert peers.difference(second.eval()(x), first(x)) <= 1e-5
+            assert peers.compute_difference(second.eval()(x), first(x)) <= 1e-5
 
 
-def test_inflated_kernels_read_one_frame_or_all_alike():
+def test_inflated_kernels_are_central_or_averaged():
     weight = torch.arange(2.0 * 3 * 4).view(2, 12)  # D = 2, C = 3, patches of 2 x 2
     central = inflate_kernel(weight, 3, (2, 2), 2).view(2, 3, 2, 4)
     assert torch.equal(central[:, :, 1], weight.view(2, 3, 4)) and not central[:, :, 0].any()

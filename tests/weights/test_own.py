@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import vitreous
-from tests.weights.test_roundtrip import MODELS, fresh, same
+from tests.weights.test_roundtrip import MODELS, are_states_equal, build_random_model
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import ViTConfig
@@ -20,7 +20,7 @@ from vitreous.models.zoo import build_model
 from vitreous.weights.adopt import load_pretrained_weights, open_weights
 
 #: models whose options a state dict does not describe
-REFUSED = (
+AMBIGUOUS_MODELS = (
     "SAM",
     "SAM, everything global",
     "ViTDet",
@@ -34,16 +34,16 @@ REFUSED = (
     "positions in each block",
     *(name for name in MODELS if name.startswith("VideoMAE")),
 )
-CLIPS = {"image": (4, 16, 32)}
+CLIP_SETTINGS = {"image": (4, 16, 32)}
 #: those that need to be told more than the heads
-TOLD = {
+REQUIRED_SETTINGS = {
     "ViT, patches that are not square": {"image": (32, 16)},
     "ViT, oblong": {"image": (32, 48)},
     "video": {"image": (4, 32, 32)},
-    "ViViT": CLIPS | {"arrangement": "joint"},
-    "ViViT, no head": CLIPS | {"arrangement": "joint"},
-    "ViViT, mean": CLIPS | {"arrangement": "joint"},
-    "ViViT, factorised": CLIPS | {"arrangement": "factorised-dot-product"},
+    "ViViT": CLIP_SETTINGS | {"arrangement": "joint"},
+    "ViViT, no head": CLIP_SETTINGS | {"arrangement": "joint"},
+    "ViViT, mean": CLIP_SETTINGS | {"arrangement": "joint"},
+    "ViViT, factorised": CLIP_SETTINGS | {"arrangement": "factorised-dot-product"},
     "ViT, mean of normed tokens beside a class token": {"pool": "mean"},
     "ViT, class token normed alone": {"pool": "class"},
     "rotary": {"attention.kind": "rotary"},
@@ -54,42 +54,42 @@ TOLD = {
 }
 
 
-def stored(config, folder, suffix=".safetensors"):
-    state = fresh(config).state_dict()
+def save_state_dict(config, folder, suffix=".safetensors"):
+    state = build_random_model(config).state_dict()
     path = folder / f"model{suffix}"
     (save_file if suffix == ".safetensors" else torch.save)(state, path)
     return path, state
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in REFUSED])
-def test_a_state_dict_is_the_model_that_it_was(name, tmp_path):
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in AMBIGUOUS_MODELS])
+def test_a_state_dict_restores_the_same_model(name, tmp_path):
     config = MODELS[name][0]
-    path, state = stored(config, tmp_path)
-    settings = TOLD.get(name, {}) | (
+    path, state = save_state_dict(config, tmp_path)
+    settings = REQUIRED_SETTINGS.get(name, {}) | (
         {"heads": config.heads} if isinstance(config, ViTConfig) else {"image": config.image}
     )
     weights = open_weights(path, settings)
     assert weights.config.structure() == config.structure()
-    assert same(weights.read_state(), state)
+    assert are_states_equal(weights.read_state(), state)
     assert len(weights.notes) == 1 and "vitreous.save keeps" in weights.notes[0]
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_state_dict_that_does_not_tell_how_it_computes_is_refused(name, tmp_path):
-    path, _ = stored(MODELS[name][0], tmp_path)
+@pytest.mark.parametrize("name", AMBIGUOUS_MODELS)
+def test_ambiguous_state_dicts_are_rejected(name, tmp_path):
+    path, _ = save_state_dict(MODELS[name][0], tmp_path)
     with pytest.raises(WeightsError, match=r"vitreous\.save\(model, FOLDER\)"):
         open_weights(path)
 
 
 @pytest.mark.parametrize("name", ["sines", "video", "ViT, patches that are not square"])
-def test_what_has_to_be_told_is_asked_for(name, tmp_path):
-    path, _ = stored(MODELS[name][0], tmp_path)
+def test_missing_settings_are_requested(name, tmp_path):
+    path, _ = save_state_dict(MODELS[name][0], tmp_path)
     with pytest.raises(WeightsError, match=r"source_size|vitreous\.save"):
         open_weights(path)
 
 
-def test_a_file_without_a_tensor_or_with_one_more_is_refused(tmp_path):
-    path, state = stored(MODELS["ViT"][0], tmp_path)
+def test_missing_and_unknown_tensors_are_rejected(tmp_path):
+    path, state = save_state_dict(MODELS["ViT"][0], tmp_path)
     save_file(
         {key: one for key, one in state.items() if key != "encoder.blocks.1.mlp.norm.bias"} | {"extra": torch.ones(1)},
         path,
@@ -118,13 +118,13 @@ def test_predict_evaluate_and_init_read_a_state_dict(suffix, tmp_path, monkeypat
     assert torch.equal(other.projection.weight, model.projection.weight)
 
 
-def test_a_model_is_saved_with_what_belongs_to_it(tmp_path):
+def test_save_stores_classes_and_preprocessing(tmp_path):
     model = vitreous.create("ViT-32x1/8", image_size=(32, 48), num_classes=2, channels=4, mlp={"gelu": "tanh"}).eval()
     assert vitreous.save(model, str(tmp_path / "a"), classes=["cat", "dog"]) == tmp_path / "a"
     weights = open_weights(tmp_path / "a")
     assert (weights.config, weights.classes) == (model.config, ("cat", "dog"))
     assert (weights.preprocess.image, weights.preprocess.channels, weights.preprocess.mean) == ((32, 48), 4, (0.5,) * 4)
-    assert same(weights.read_state(), model.state_dict())
+    assert are_states_equal(weights.read_state(), model.state_dict())
     mine = ImagePreprocess((32, 48), channels=4, mean=(0.1,) * 4, std=(0.2,) * 4, fit="squash")
     vitreous.save(model, tmp_path / "b", preprocess=mine)
     weights = open_weights(tmp_path / "b")
@@ -143,7 +143,7 @@ def test_a_model_is_saved_with_what_belongs_to_it(tmp_path):
         ),
     ],
 )
-def test_what_cannot_belong_to_a_model_is_refused_and_nothing_is_written(options, message, tmp_path):
+def test_invalid_save_options_are_rejected_and_write_nothing(options, message, tmp_path):
     model = vitreous.create("ViT-32x1/8", image_size=32, num_classes=2)
     with pytest.raises(UsageError) as caught:
         vitreous.save(model, tmp_path / "a", **options)
@@ -151,7 +151,7 @@ def test_what_cannot_belong_to_a_model_is_refused_and_nothing_is_written(options
     assert not (tmp_path / "a").exists()
 
 
-def test_the_guide_runs_as_it_stands(tmp_path, monkeypatch):
+def test_the_example_of_the_guide_runs(tmp_path, monkeypatch):
     page = (Path(__file__).parents[2] / "docs" / "using.md").read_text("utf-8")
     block = page.partition("## A model trained in Python")[2].partition("```python\n")[2].partition("```")[0]
     assert "vitreous.save(" in block and "state_dict()" in block
@@ -159,7 +159,7 @@ def test_the_guide_runs_as_it_stands(tmp_path, monkeypatch):
     exec(block, {"__name__": "__main__"})
 
 
-def test_nothing_is_overwritten_and_other_modules_are_named(tmp_path):
+def test_save_rejects_existing_paths_and_other_modules(tmp_path):
     model = vitreous.create("ViT-32x1/8", image_size=32, num_classes=2)
     (tmp_path / "a").mkdir()
     with pytest.raises(UsageError, match="already exists"):

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tests.weights import peers
-from tests.weights.peers import agree, difference, images, opened, timm_vit
+from tests.weights.peers import check_agreement, compute_difference, make_images, open_model, timm_vit
 from vitreous.nn.grid import resize_position_table
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.formats import others
@@ -25,7 +25,7 @@ from vitreous.weights.formats import others
 pytest.importorskip("timm")
 transformers = pytest.importorskip("transformers")
 
-CLIP = {
+CLIP_OPTIONS = {
     "pre_norm": True,
     "norm_layer": partial(nn.LayerNorm, eps=1e-5),
     "act_layer": "quick_gelu",
@@ -33,7 +33,7 @@ CLIP = {
 }
 
 
-def swiglu():
+def make_swiglu_peer():
     from timm.layers import SwiGLUPacked
 
     return timm_vit(
@@ -49,8 +49,8 @@ PEERS = {
     "timm DeiT-III": lambda: timm_vit(init_values=1e-6, no_embed_class=True),
     "timm DINOv2": lambda: timm_vit(init_values=1e-5),
     "timm DINOv2, registers": lambda: timm_vit(init_values=1e-5, reg_tokens=4, no_embed_class=True),
-    "timm DINOv2, registers and SwiGLU": swiglu,
-    "timm CLIP": lambda: timm_vit(**CLIP),
+    "timm DINOv2, registers and SwiGLU": make_swiglu_peer,
+    "timm CLIP": lambda: timm_vit(**CLIP_OPTIONS),
     "timm hybrid, root alone": lambda: peers.timm_hybrid((), 2, (32, 32), (48, 40)),
     "timm hybrid, R26": lambda: peers.timm_hybrid((1, 1, 1, 1), 1, (64, 64), (96, 64)),
     "timm hybrid, R50 of three stages": lambda: peers.timm_hybrid((1, 2, 3), 1, (32, 32), (64, 48)),
@@ -82,16 +82,16 @@ PEERS = {
 
 
 @pytest.mark.parametrize("name", PEERS)
-def test_the_same_features_and_logits(name, tmp_path):
+def test_features_and_logits_match_the_peer(name, tmp_path):
     peer = PEERS[name]()
-    agree(opened(peer.file(tmp_path), peer.settings), peer)
+    check_agreement(open_model(peer.file(tmp_path), peer.settings), peer)
 
 
 def test_original_deit_iii(tmp_path):
     peer = timm_vit(init_values=1e-6, no_embed_class=True)
-    peer = peers.renamed(peer, (r"\.ls(\d)\.gamma", r".gamma_\1"))
+    peer = peers.rename_tensors(peer, (r"\.ls(\d)\.gamma", r".gamma_\1"))
     peer.sizes = peer.sizes[:1]  # at others timm's rule is not the original's: test_resizing
-    agree(opened(peer.file(tmp_path), peer.settings), peer)
+    check_agreement(open_model(peer.file(tmp_path), peer.settings), peer)
 
 
 @pytest.mark.parametrize("registers", [0, 4])
@@ -116,14 +116,14 @@ def test_original_dinov2(registers, gated, tmp_path):
     peer.logits, peer.sizes = None, peer.sizes if registers else peer.sizes[:1]
     found = open_weights(tmp_path / "dinov2.safetensors", peer.settings)
     assert (found.title, found.unused) == ("the original DINOv2", ["mask_token"])
-    agree(found.build_bundle().model, peer)
+    check_agreement(found.build_bundle().model, peer)
 
 
 @pytest.mark.parametrize("projected", [True, False])
 def test_original_clip(projected, tmp_path):
     from timm.models.vision_transformer import checkpoint_filter_fn
 
-    peer = timm_vit(**CLIP, num_classes=24 if projected else 0)
+    peer = timm_vit(**CLIP_OPTIONS, num_classes=24 if projected else 0)
     state = peer.model.state_dict()
     swaps = [
         ("patch_embed.proj", "conv1"),
@@ -151,14 +151,14 @@ def test_original_clip(projected, tmp_path):
             named[f"visual.{name}"] = tensor.contiguous()
     save_file(named, tmp_path / "clip.safetensors")
     peer.model.load_state_dict(checkpoint_filter_fn(dict(named), peer.model))  # the head's bias is zero there
-    ours = opened(tmp_path / "clip.safetensors", {"heads": 4})
+    ours = open_model(tmp_path / "clip.safetensors", {"heads": 4})
     assert ours.config.head.bias is False
-    batch = images(peers.IMAGE)
-    assert difference(ours(batch), peer.logits(batch) if projected else peer.model(batch)) <= peers.LIMIT
+    batch = make_images(peers.IMAGE_SIZE)
+    assert compute_difference(ours(batch), peer.logits(batch) if projected else peer.model(batch)) <= peers.ERROR_LIMIT
     assert open_weights(tmp_path / "clip.safetensors").unused == ["logit_scale", "text_projection"]
 
 
-def test_original_sam_with_its_decoder(tmp_path):
+def test_original_sam_files_with_a_decoder_are_read(tmp_path):
     from timm.models.vision_transformer_sam import checkpoint_filter_fn
 
     peer = peers.timm_sam()
@@ -173,10 +173,10 @@ def test_original_sam_with_its_decoder(tmp_path):
     peer.model.load_state_dict(checkpoint_filter_fn(named, peer.model))
     found = open_weights(tmp_path / "sam.safetensors", peer.settings)
     assert len(found.unused) == 2
-    agree(found.build_bundle().model, peer)
+    check_agreement(found.build_bundle().model, peer)
 
 
-def test_both_towers_of_clip_and_all_of_sam(tmp_path):
+def test_full_clip_and_sam_folders_are_read(tmp_path):
     text = {
         "hidden_size": 32,
         "intermediate_size": 32,
@@ -184,14 +184,14 @@ def test_both_towers_of_clip_and_all_of_sam(tmp_path):
         "num_attention_heads": 2,
         "vocab_size": 40,
     }
-    vision = peers.SMALL | {"intermediate_size": 96}
+    vision = peers.SMALL_CONFIG | {"intermediate_size": 96}
     clip = transformers.CLIPModel(transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=24))
     peers.randomise(clip).save_pretrained(tmp_path / "clip")
-    ours = opened(tmp_path / "clip")
-    batch = images((48, 40))
+    ours = open_model(tmp_path / "clip")
+    batch = make_images((48, 40))
     with torch.inference_mode():
         theirs = clip.visual_projection(clip.vision_model(batch, interpolate_pos_encoding=True).pooler_output)
-        assert difference(ours(batch), theirs) <= peers.LIMIT
+        assert compute_difference(ours(batch), theirs) <= peers.ERROR_LIMIT
     vision = peers.transformers_sam().model.config
     decoder = {
         "hidden_size": 16,
@@ -208,15 +208,15 @@ def test_both_towers_of_clip_and_all_of_sam(tmp_path):
         )
     )
     peers.randomise(sam).save_pretrained(tmp_path / "sam")
-    ours = opened(tmp_path / "sam")
-    batch = images((64, 64))
+    ours = open_model(tmp_path / "sam")
+    batch = make_images((64, 64))
     with torch.inference_mode():
         theirs = sam.vision_encoder(batch).last_hidden_state.flatten(2).transpose(1, 2)
-        assert difference(ours.features(batch), theirs) <= peers.LIMIT
+        assert compute_difference(ours.features(batch), theirs) <= peers.ERROR_LIMIT
 
 
-def test_a_folder_of_timms_hub_and_one_of_open_clip(tmp_path):
-    peer = timm_vit(**CLIP, num_classes=7)
+def test_timm_and_open_clip_folders_are_read(tmp_path):
+    peer = timm_vit(**CLIP_OPTIONS, num_classes=7)
     (tmp_path / "timm").mkdir()
     peer.file(tmp_path / "timm").rename(tmp_path / "timm" / "model.safetensors")
     settings = {
@@ -225,14 +225,14 @@ def test_a_folder_of_timms_hub_and_one_of_open_clip(tmp_path):
         "pretrained_cfg": {"input_size": [3, 32, 32]},
     }
     (tmp_path / "timm" / "config.json").write_text(json.dumps(settings))
-    agree(opened(tmp_path / "timm", {"heads": 4}), peer)
+    check_agreement(open_model(tmp_path / "timm", {"heads": 4}), peer)
     for quick in (True, False):
         clip = peers.transformers_clip(
             hidden_act="quick_gelu" if quick else "gelu", hidden_size=128, num_attention_heads=2
         )
         folder = tmp_path / f"open_clip_{quick}"
         folder.mkdir()
-        model = opened(clip.file(folder))
+        model = open_model(clip.file(folder))
         named = others.CLIP.to_foreign_tensors(model.config, model.state_dict())
         other = tmp_path / f"open_clip_{quick}_original"
         other.mkdir()
@@ -244,23 +244,23 @@ def test_a_folder_of_timms_hub_and_one_of_open_clip(tmp_path):
         described = {"model_cfg": {"embed_dim": 24, "vision_cfg": tower} | ({"quick_gelu": True} if quick else {})}
         (other / "open_clip_config.json").write_text(json.dumps(described))
         clip.sizes = clip.sizes[:1]  # at others open_clip's rule is not that of transformers
-        found = opened(other)
-        agree(found, clip)
+        found = open_model(other)
+        check_agreement(found, clip)
         assert found.config.positions.resize == "bicubic-antialias"
 
 
-def table(grid, width=6):
+def make_position_table(grid, width=6):
     return 0.2 * torch.randn(*grid, width, generator=torch.Generator().manual_seed(0))  # near what positions are
 
 
-GRIDS = [((4, 4), (6, 6)), ((6, 6), (4, 4)), ((4, 4), (7, 5)), ((14, 14), (24, 24)), ((7, 7), (3, 9))]
+GRID_PAIRS = [((4, 4), (6, 6)), ((6, 6), (4, 4)), ((4, 4), (7, 5)), ((14, 14), (24, 24)), ((7, 7), (3, 9))]
 
 
-@pytest.mark.parametrize("old,new", GRIDS)
-def test_the_rule_of_timm(old, new):
+@pytest.mark.parametrize("old,new", GRID_PAIRS)
+def test_the_resize_rule_matches_timm(old, new):
     from timm.layers import resample_abs_pos_embed
 
-    source = table(old)
+    source = make_position_table(old)
     theirs = resample_abs_pos_embed(source.flatten(0, 1)[None], list(new), list(old), num_prefix_tokens=0)
     assert (resize_position_table(source, new, "bicubic-antialias").flatten(0, 1) - theirs[0]).abs().max() <= 1e-6
     theirs = resample_abs_pos_embed(
@@ -271,7 +271,7 @@ def test_the_rule_of_timm(old, new):
 
 @pytest.mark.parametrize("kind,how", [("vit", "bicubic"), ("mae", "bicubic"), ("deit", "bicubic"), ("clip", "bicubic")])
 @pytest.mark.parametrize("new", [(6, 6), (7, 5), (3, 2)])
-def test_the_rules_of_transformers(kind, how, new):
+def test_the_resize_rules_match_transformers(kind, how, new):
     peer = {
         "vit": peers.transformers_vit,
         "mae": peers.transformers_mae,
@@ -283,7 +283,7 @@ def test_the_rules_of_transformers(kind, how, new):
 
 @pytest.mark.parametrize("registers,how", [(0, "bicubic"), (3, "bicubic-antialias")])
 @pytest.mark.parametrize("new", [(6, 6), (7, 5), (3, 2)])
-def test_the_rules_of_transformers_dinov2(registers, how, new):
+def test_the_resize_rule_matches_transformers_dinov2(registers, how, new):
     check_against_transformers(peers.transformers_dinov2(registers).model, how, new)
 
 
@@ -299,9 +299,9 @@ def check_against_transformers(model, how, new):
     assert (ours - theirs[0, count:]).abs().max() <= 1e-6
 
 
-@pytest.mark.parametrize("old,new", GRIDS)
-def test_the_rule_of_dino_scales_by_a_tenth_more(old, new):
-    source = table(old)
+@pytest.mark.parametrize("old,new", GRID_PAIRS)
+def test_the_resize_rule_of_dino_adds_a_tenth(old, new):
+    source = make_position_table(old)
     scale = tuple((n + 0.1) / o for n, o in zip(new, old, strict=True))
     theirs = F.interpolate(source.permute(2, 0, 1)[None], scale_factor=scale, mode="bicubic", align_corners=False)[
         0
@@ -311,20 +311,20 @@ def test_the_rule_of_dino_scales_by_a_tenth_more(old, new):
     assert (resize_position_table(source, new, "bicubic") - theirs).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("old,new", [*GRIDS, ((7, 7), (12, 12)), ((16, 16), (37, 37)), ((3, 3), (5, 5))])
-def test_the_rule_of_google_is_scipys_zoom(old, new):
+@pytest.mark.parametrize("old,new", [*GRID_PAIRS, ((7, 7), (12, 12)), ((16, 16), (37, 37)), ((3, 3), (5, 5))])
+def test_the_resize_rule_of_google_matches_scipy_zoom(old, new):
     from scipy.ndimage import zoom
 
-    source = table(old)
+    source = make_position_table(old)
     theirs = zoom(source.numpy(), (*(n / o for n, o in zip(new, old, strict=True)), 1), order=1)
     assert np.abs(resize_position_table(source, new, "zoom").numpy() - theirs).max() <= 1e-6
 
 
 @pytest.mark.parametrize("old,new", [(28, 48), (28, 14), (8, 26), (24, 22), (32, 31), (28, 42), (14, 24)])
-def test_scipys_zoom_loses_the_last_row_at_some_sizes(old, new):
+def test_scipy_zoom_loses_the_last_row_at_some_sizes(old, new):
     from scipy.ndimage import zoom
 
-    source = table((old, old), 2)
+    source = make_position_table((old, old), 2)
     theirs = zoom(source.numpy(), (new / old, new / old, 1), order=1)
     assert np.abs(resize_position_table(source, (new, new), "zoom-scipy").numpy() - theirs).max() <= 1e-6
     lost = not theirs[-1].any() and not theirs[:, -1].any()
@@ -332,7 +332,7 @@ def test_scipys_zoom_loses_the_last_row_at_some_sizes(old, new):
     assert resize_position_table(source, (new, new), "zoom")[-1].all()
 
 
-def test_zoom_of_numbers_worked_out_by_hand():
+def test_zoom_matches_values_by_hand():
     small = torch.arange(4.0).reshape(2, 2, 1)
     assert resize_position_table(small, (3, 3), "zoom")[..., 0].tolist() == [[0, 0.5, 1], [1, 1.5, 2], [2, 2.5, 3]]
     assert torch.allclose(
@@ -343,7 +343,7 @@ def test_zoom_of_numbers_worked_out_by_hand():
     assert torch.allclose(resize_position_table(line, (24,), "zoom")[:4, 0], expected, atol=1e-6)
 
 
-def full_size():
+def list_full_size_models():
     """Published sizes, made one at a time: name -> what makes it."""
     import timm
 
@@ -404,25 +404,25 @@ def test_the_published_sizes(tmp_path, capsys):
     A ResNet of fifty layers rounds by more than 1e-5 in float32, so there float64 has to show that nothing else
     differs.
     """
-    for number, (name, make) in enumerate(full_size().items()):
+    for number, (name, make) in enumerate(list_full_size_models().items()):
         peer = make()
         folder = tmp_path / str(number)
         folder.mkdir()
         if name.startswith("transformers"):
             peer.sizes = ((224, 224), (252, 196)) if "14" in name or "DINO" in name else ((224, 224), (256, 192))
-        ours = opened(peer.file(folder), peer.settings)
+        ours = open_model(peer.file(folder), peer.settings)
         for path in sorted(folder.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
         with capsys.disabled():
             deep = "R50" in name
-            print(f"\n{name}: {agree(ours, peer, 5e-5 if deep else peers.LIMIT):.1e}", end="")
+            print(f"\n{name}: {check_agreement(ours, peer, 5e-5 if deep else peers.ERROR_LIMIT):.1e}", end="")
             if deep:
                 ours, peer.model = ours.double(), peer.model.double()
-                print(f", in float64 {agree(ours, peer, 1e-8):.1e}", end="")
+                print(f", in float64 {check_agreement(ours, peer, 1e-8):.1e}", end="")
         del peer, ours
 
 
-def test_the_rule_of_torchvision():
+def test_the_resize_rule_matches_torchvision():
     from torchvision.models.vision_transformer import interpolate_embeddings
 
     model = peers.torchvision_vit().model

@@ -19,7 +19,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.weights.test_files import Marker, edited, npy, refusals, same, zipped
+from tests.weights.test_files import (
+    PickleMarker,
+    are_states_equal,
+    collect_refusals,
+    make_zip,
+    patch_zip_entry,
+    to_npy_bytes,
+)
 from vitreous.errors import WeightsError
 from vitreous.weights import pickled
 from vitreous.weights.entry import TensorInfo
@@ -29,43 +36,43 @@ RUN_CHILD = pickled.run_unpickle_child  # which tests/conftest.py replaces
 
 
 @pytest.fixture
-def own_process(monkeypatch):
+def separate_process(monkeypatch):
     """A child is started as it is outside of the tests."""
     monkeypatch.setattr(pickled, "run_unpickle_child", RUN_CHILD)
 
 
-def saved(content, zip: bool = True, protocol: int = 2) -> bytes:
+def to_torch_bytes(content, zip: bool = True, protocol: int = 2) -> bytes:
     """What torch.save writes."""
     file = io.BytesIO()
     torch.save(content, file, _use_new_zipfile_serialization=zip, pickle_protocol=protocol)
     return file.getvalue()
 
 
-def remade(content: bytes, replaced: dict[str, bytes | None], method: int = zipfile.ZIP_STORED) -> bytes:
+def replace_members(content: bytes, replaced: dict[str, bytes | None], method: int = zipfile.ZIP_STORED) -> bytes:
     """A zip with members replaced, added, or (None) left out; each name is that within the archive's folder."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     folder = next(iter(members)).split("/")[0]
     members |= {f"{folder}/{name}": value for name, value in replaced.items()}
-    return zipped({name: value for name, value in members.items() if value is not None}, method)
+    return make_zip({name: value for name, value in members.items() if value is not None}, method)
 
 
-def program(name: str, command: str) -> bytes:
+def make_call_pickle(name: str, command: str) -> bytes:
     """A pickle, as text, that calls something by name; in no protocol that Python writes today."""
     return f"c{name.replace('.', chr(10))}\n(S'{command}'\ntR.".encode()
 
 
-def attacks(marker: Path) -> dict[str, tuple[bytes, str]]:
+def make_malicious_files(marker: Path) -> dict[str, tuple[bytes, str]]:
     """File name -> a file that makes `marker` if it is unpickled, and a word of the refusal."""
-    evil, weights = Marker(marker), torch.arange(6.0)
+    evil, weights = PickleMarker(marker), torch.arange(6.0)
     good, zip_file, legacy = (
-        saved({"w": weights}),
-        saved({"w": weights, "x": evil}),
-        saved({"w": weights, "x": evil}, zip=False),
+        to_torch_bytes({"w": weights}),
+        to_torch_bytes({"w": weights, "x": evil}),
+        to_torch_bytes({"w": weights, "x": evil}, zip=False),
     )
     payload = pickle.dumps({"w": evil}, protocol=2)
     named = f"{os.system.__module__}.system"
-    text = program("os.system", f"touch {marker}")
+    text = make_call_pickle("os.system", f"touch {marker}")
     cases = {
         "zip.pt": (zip_file, named),
         "legacy.pt": (legacy, named),
@@ -85,34 +92,43 @@ def attacks(marker: Path) -> dict[str, tuple[bytes, str]]:
         "extension.pkl": (b"\x80\2\x82\1.", "instruction EXT1"),
         "persistent.pkl": (b"Pxyz\n.", "instruction PERSID"),
         "second.pt": (pickle.dumps(pickled.LEGACY_MAGIC, 2) + payload, named),
-        "nested in npz.npz": (zipped({"a.npy": npy(np.zeros(2)), "evil.pkl": payload}), "evil.pkl"),
-        "array.npz": (zipped({"a.npy": payload}), "which is not an array"),
-        "two pickles.pt": (remade(good, {"sub/data.pkl": payload}), "sub/data.pkl"),
-        "the same name twice.pt": (remade(good, {"data.pkx": payload}).replace(b"data.pkx", b"data.pkl"), "twice"),
-        "capitals.pt": (remade(good, {"data.pkl": None, "DATA.PKL": payload}), "DATA.PKL"),
-        "capitals too.pt": (remade(good, {"DATA.PKL": payload}), "DATA.PKL"),
-        "another folder.pt": (zipped({"a/data.pkl": payload, "b/data.pkl": payload}), "b/data.pkl"),
-        "script.pt": (remade(good, {"constants.pkl": payload}), "TorchScript"),
-        "code.pt": (remade(good, {"code/__torch__.py": b"import os"}), "TorchScript"),
-        "extra.pt": (remade(good, {"extra": payload}), "extra"),
-        "deflated.pt": (remade(zip_file, {}, zipfile.ZIP_DEFLATED), "compressed"),
+        "nested in npz.npz": (make_zip({"a.npy": to_npy_bytes(np.zeros(2)), "evil.pkl": payload}), "evil.pkl"),
+        "array.npz": (make_zip({"a.npy": payload}), "which is not an array"),
+        "two pickles.pt": (replace_members(good, {"sub/data.pkl": payload}), "sub/data.pkl"),
+        "the same name twice.pt": (
+            replace_members(good, {"data.pkx": payload}).replace(b"data.pkx", b"data.pkl"),
+            "twice",
+        ),
+        "capitals.pt": (replace_members(good, {"data.pkl": None, "DATA.PKL": payload}), "DATA.PKL"),
+        "capitals too.pt": (replace_members(good, {"DATA.PKL": payload}), "DATA.PKL"),
+        "another folder.pt": (make_zip({"a/data.pkl": payload, "b/data.pkl": payload}), "b/data.pkl"),
+        "script.pt": (replace_members(good, {"constants.pkl": payload}), "TorchScript"),
+        "code.pt": (replace_members(good, {"code/__torch__.py": b"import os"}), "TorchScript"),
+        "extra.pt": (replace_members(good, {"extra": payload}), "extra"),
+        "deflated.pt": (replace_members(zip_file, {}, zipfile.ZIP_DEFLATED), "compressed"),
         "wrong checksum.pt": (zip_file.replace(b"touch", b"tOuch", 1), "checksum"),
-        "encrypted.pt": (edited(zip_file, 8, b"\1\x08"), "encrypted"),
-        "encrypted in the directory.pt": (edited(zip_file, 8, b"\1\x08", local=False), "encrypted"),
-        "encrypted in the member.pt": (edited(zip_file, 8, b"\1\x08", directory=False), "contradicts its directory"),
-        "another method.pt": (edited(zip_file, 10, b"\x63\0"), "method 99"),
-        "after the pickle.pt": (remade(good, {"data.pkl": zipped_pickle(good) + payload}), "after its pickle"),
-        "module.pt": (saved(torch.nn.Linear(2, 2)), "torch.nn.modules.linear.Linear"),
-        "array alone.pt": (saved({"w": np.zeros(3)}), "no tensors"),
-        "settings alone.pt": (saved(argparse.Namespace(w=weights)), "dict"),
-        "inert call of a function.pt": (saved({"w": weights, "x": evil, "args": argparse.Namespace()}), named),
-        "function inside.pt": (saved({"w": weights, "f": torch.nn.functional.relu}), "torch.nn.functional.relu"),
-        "code by name.pt": (saved({"w": weights, "f": eval}), "eval"),
+        "encrypted.pt": (patch_zip_entry(zip_file, 8, b"\1\x08"), "encrypted"),
+        "encrypted in the directory.pt": (patch_zip_entry(zip_file, 8, b"\1\x08", local=False), "encrypted"),
+        "encrypted in the member.pt": (
+            patch_zip_entry(zip_file, 8, b"\1\x08", directory=False),
+            "contradicts its directory",
+        ),
+        "another method.pt": (patch_zip_entry(zip_file, 10, b"\x63\0"), "method 99"),
+        "after the pickle.pt": (replace_members(good, {"data.pkl": zipped_pickle(good) + payload}), "after its pickle"),
+        "module.pt": (to_torch_bytes(torch.nn.Linear(2, 2)), "torch.nn.modules.linear.Linear"),
+        "array alone.pt": (to_torch_bytes({"w": np.zeros(3)}), "no tensors"),
+        "settings alone.pt": (to_torch_bytes(argparse.Namespace(w=weights)), "dict"),
+        "inert call of a function.pt": (to_torch_bytes({"w": weights, "x": evil, "args": argparse.Namespace()}), named),
+        "function inside.pt": (
+            to_torch_bytes({"w": weights, "f": torch.nn.functional.relu}),
+            "torch.nn.functional.relu",
+        ),
+        "code by name.pt": (to_torch_bytes({"w": weights, "f": eval}), "eval"),
     }
     for protocol in (1, 2, 3, 4, 5):
         cases[f"raw {protocol}.pkl"] = (pickle.dumps({"w": evil}, protocol), named)
         cases[f"zip {protocol}.pt"] = (
-            saved({"w": weights, "x": evil}, protocol=protocol),
+            to_torch_bytes({"w": weights, "x": evil}, protocol=protocol),
             named if protocol > 1 else "instruction INT",
         )
     return cases
@@ -152,20 +168,20 @@ def test_objects_beside_the_weights_are_inert(tmp_path, monkeypatch, zip):
     module.CfgNode = Settings  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "yacs", types.ModuleType("yacs"))
     monkeypatch.setitem(sys.modules, "yacs.config", module)
-    content = saved({**beside, "config": settings, "model": {"w": torch.arange(6.0)}}, zip)
+    content = to_torch_bytes({**beside, "config": settings, "model": {"w": torch.arange(6.0)}}, zip)
     monkeypatch.undo()
     monkeypatch.setattr(pickled, "run_unpickle_child", RUN_CHILD)
     (tmp_path / "a.pth").write_bytes(content)
     read = open_weights_file(tmp_path / "a.pth").read()
-    assert same(read, {"w": torch.arange(6.0)})
+    assert are_states_equal(read, {"w": torch.arange(6.0)})
 
 
-def test_code_is_refused_by_name_and_never_run(tmp_path):
+def test_code_in_pickles_is_rejected_and_not_executed(tmp_path):
     marker = tmp_path / "marker"
-    cases = attacks(marker)
+    cases = make_malicious_files(marker)
     for name, (content, _) in cases.items():
         (tmp_path / name).write_bytes(content)
-    found = refusals([tmp_path / name for name in cases])
+    found = collect_refusals([tmp_path / name for name in cases])
     assert {name: found[name] for name, (_, word) in cases.items() if word not in found[name]} == {}
     assert not marker.exists()
 
@@ -173,34 +189,36 @@ def test_code_is_refused_by_name_and_never_run(tmp_path):
 def test_the_attacks_are_real(tmp_path):
     """Unpickled as pickle does it, the payloads run: what is refused above is not harmless by mistake."""
     marker = tmp_path / "marker"
-    for payload in (attacks(marker)["raw 2.pkl"][0], attacks(marker)["text.pkl"][0]):
+    for payload in (make_malicious_files(marker)["raw 2.pkl"][0], make_malicious_files(marker)["text.pkl"][0]):
         pickle.loads(payload)
         assert marker.exists()
         marker.unlink()
 
 
-STORAGE = b"(X\7\0\0\0storagectorch\nFloatStorage\nX\1\0\0\0%dX\3\0\0\0cpu%stQ"
+STORAGE_PICKLE = b"(X\7\0\0\0storagectorch\nFloatStorage\nX\1\0\0\0%dX\3\0\0\0cpu%stQ"
 
 
-def whole(number: int) -> bytes:
+def encode_integer(number: int) -> bytes:
     return b"\x8a\x09" + number.to_bytes(9, "little", signed=True)
 
 
-def picture(shape: tuple[int, ...], stride: tuple[int, ...], elements: int = 4, offset: int = 0, key: int = 0) -> bytes:
+def make_tensor_pickle(
+    shape: tuple[int, ...], stride: tuple[int, ...], elements: int = 4, offset: int = 0, key: int = 0
+) -> bytes:
     """The instructions that make a float32 tensor out of a storage."""
-    lists = [b"(" + b"".join(whole(number) for number in numbers) + b"t" for numbers in (shape, stride)]
-    storage = STORAGE % (key, whole(elements))
+    lists = [b"(" + b"".join(encode_integer(number) for number in numbers) + b"t" for numbers in (shape, stride)]
+    storage = STORAGE_PICKLE % (key, encode_integer(elements))
     return (
         b"ctorch._utils\n_rebuild_tensor_v2\n("
         + storage
-        + whole(offset)
+        + encode_integer(offset)
         + lists[0]
         + lists[1]
         + b"\x89ccollections\nOrderedDict\n)RtR"
     )
 
 
-def checkpoint(*tensors: bytes, storage: bytes = bytes(16), method: int = zipfile.ZIP_STORED) -> bytes:
+def make_checkpoint(*tensors: bytes, storage: bytes = bytes(16), method: int = zipfile.ZIP_STORED) -> bytes:
     """A PyTorch zip whose tensors are a, b, ..., in one storage."""
     items = b"".join(b"X\1\0\0\0" + bytes([97 + index]) + made for index, made in enumerate(tensors))
     members = {
@@ -209,83 +227,92 @@ def checkpoint(*tensors: bytes, storage: bytes = bytes(16), method: int = zipfil
         "x/data/0": storage,
         "x/version": b"3\n",
     }
-    return zipped(members, method)
+    return make_zip(members, method)
 
 
-def malformed() -> dict[str, tuple[bytes, str]]:
+def make_malformed_files() -> dict[str, tuple[bytes, str]]:
     """File name -> a file without code that must not be read, and a word of the refusal."""
-    good, legacy = saved({"w": torch.arange(6.0)}), saved({"w": torch.arange(6.0)}, zip=False)
+    good, legacy = to_torch_bytes({"w": torch.arange(6.0)}), to_torch_bytes({"w": torch.arange(6.0)}, zip=False)
     start = b"".join(
         pickle.dumps(value, 2) for value in (pickled.LEGACY_MAGIC, pickled.LEGACY_PROTOCOL, {"little_endian": True})
     )
     deep = b"".join(b"q" + bytes([i]) + b"h" + bytes([i]) + b"\x86" for i in range(200))
     return {
-        "stride 0": (saved({"a": torch.zeros(1).expand(10**12)}), "shape 1000000000000 that repeats"),
-        "stride 0, written": (checkpoint(picture((10**6, 10**6), (0, 0))), "repeats one number"),
-        "beyond its storage": (checkpoint(picture((5,), (1,))), "in a storage of 4 numbers"),
-        "beyond by its offset": (checkpoint(picture((4,), (1,), offset=1)), "in a storage of 4"),
-        "beyond by its stride": (checkpoint(picture((2, 2), (3, 1))), "in a storage of 4"),
-        "overlapping itself": (checkpoint(picture((3, 2), (1, 1))), "in a storage of 4"),
-        "a huge size": (checkpoint(picture((1 << 62, 1 << 62), (1, 1))), "in a storage of 4"),
-        "a negative size": (checkpoint(picture((-1,), (1,))), "damaged pickle"),
-        "a negative stride": (checkpoint(picture((2,), (-1,), offset=3)), "damaged pickle"),
-        "17 axes": (checkpoint(picture((1,) * 17, (1,) * 17)), "damaged pickle"),
-        "storage larger than its member": (checkpoint(picture((5,), (1,), 5)), "16 bytes for a storage of 5"),
+        "stride 0": (to_torch_bytes({"a": torch.zeros(1).expand(10**12)}), "shape 1000000000000 that repeats"),
+        "stride 0, written": (make_checkpoint(make_tensor_pickle((10**6, 10**6), (0, 0))), "repeats one number"),
+        "beyond its storage": (make_checkpoint(make_tensor_pickle((5,), (1,))), "in a storage of 4 numbers"),
+        "beyond by its offset": (make_checkpoint(make_tensor_pickle((4,), (1,), offset=1)), "in a storage of 4"),
+        "beyond by its stride": (make_checkpoint(make_tensor_pickle((2, 2), (3, 1))), "in a storage of 4"),
+        "overlapping itself": (make_checkpoint(make_tensor_pickle((3, 2), (1, 1))), "in a storage of 4"),
+        "a huge size": (make_checkpoint(make_tensor_pickle((1 << 62, 1 << 62), (1, 1))), "in a storage of 4"),
+        "a negative size": (make_checkpoint(make_tensor_pickle((-1,), (1,))), "damaged pickle"),
+        "a negative stride": (make_checkpoint(make_tensor_pickle((2,), (-1,), offset=3)), "damaged pickle"),
+        "17 axes": (make_checkpoint(make_tensor_pickle((1,) * 17, (1,) * 17)), "damaged pickle"),
+        "storage larger than its member": (
+            make_checkpoint(make_tensor_pickle((5,), (1,), 5)),
+            "16 bytes for a storage of 5",
+        ),
         "storage of 4 TB": (
-            checkpoint(picture((1 << 40,), (1,), 1 << 40)),
+            make_checkpoint(make_tensor_pickle((1 << 40,), (1,), 1 << 40)),
             "16 bytes for a storage of 1,099,511,627,776",
         ),
-        "storage smaller than its member": (checkpoint(picture((3,), (1,), 3)), "16 bytes for a storage of 3"),
-        "no such storage": (checkpoint(picture((4,), (1,), key=7)), "none for a storage"),
-        "storage in two sizes": (checkpoint(picture((4,), (1,)), picture((2,), (1,), 2)), "two sizes"),
+        "storage smaller than its member": (
+            make_checkpoint(make_tensor_pickle((3,), (1,), 3)),
+            "16 bytes for a storage of 3",
+        ),
+        "no such storage": (make_checkpoint(make_tensor_pickle((4,), (1,), key=7)), "none for a storage"),
+        "storage in two sizes": (
+            make_checkpoint(make_tensor_pickle((4,), (1,)), make_tensor_pickle((2,), (1,), 2)),
+            "two sizes",
+        ),
         "storage that unpacks to a hundredfold": (
-            checkpoint(picture((4,), (1,)), storage=bytes(1 << 20), method=8),
+            make_checkpoint(make_tensor_pickle((4,), (1,)), storage=bytes(1 << 20), method=8),
             "compressed",
         ),
         "one storage as a thousand tensors": (
-            zipped({"x/data.pkl": b"\x80\2}(" + repeated(500) + b"u.", "x/data/0": bytes(4 << 20)}),
+            make_zip({"x/data.pkl": b"\x80\2}(" + repeat_tensor_pickles(500) + b"u.", "x/data/0": bytes(4 << 20)}),
             "has tensors that would take 2,097,152,000",
         ),
-        "no elements": (checkpoint(picture((0, 3), (3, 1))), "without elements"),
-        "no tensors": (saved({"epoch": 3, "weights": {"w": torch.zeros(1)}}), "but epoch, weights"),
-        "a single tensor": (saved(torch.zeros(3)), "no state dict"),
-        "a list of tensors": (saved([torch.zeros(3)]), "no state dict"),
-        "tensors by number": (saved({1: torch.zeros(3)}), "by number"),
-        "a path as a name": (saved({"../../w": torch.zeros(3)}), "not a valid name"),
-        "complex": (saved({"w": torch.zeros(3, dtype=torch.complex64)}), "ComplexFloatStorage"),
-        "sparse": (saved({"w": torch.eye(3).to_sparse()}), "_rebuild_sparse_tensor"),
+        "no elements": (make_checkpoint(make_tensor_pickle((0, 3), (3, 1))), "without elements"),
+        "no tensors": (to_torch_bytes({"epoch": 3, "weights": {"w": torch.zeros(1)}}), "but epoch, weights"),
+        "a single tensor": (to_torch_bytes(torch.zeros(3)), "no state dict"),
+        "a list of tensors": (to_torch_bytes([torch.zeros(3)]), "no state dict"),
+        "tensors by number": (to_torch_bytes({1: torch.zeros(3)}), "by number"),
+        "a path as a name": (to_torch_bytes({"../../w": torch.zeros(3)}), "not a valid name"),
+        "complex": (to_torch_bytes({"w": torch.zeros(3, dtype=torch.complex64)}), "ComplexFloatStorage"),
+        "sparse": (to_torch_bytes({"w": torch.eye(3).to_sparse()}), "_rebuild_sparse_tensor"),
         "negated when it is read": (
-            saved({"w": torch.zeros(2, dtype=torch.complex64).conj().imag}),
+            to_torch_bytes({"w": torch.zeros(2, dtype=torch.complex64).conj().imag}),
             "calls torch._utils._rebuild_tensor_v2 with invalid arguments",
         ),
-        "protocol 4": (saved({"w": torch.zeros(3)}, protocol=4), "pickle protocol 4"),
-        "other byte order": (remade(good, {"byteorder": b"big"}), "other byte order"),
+        "protocol 4": (to_torch_bytes({"w": torch.zeros(3)}, protocol=4), "pickle protocol 4"),
+        "other byte order": (replace_members(good, {"byteorder": b"big"}), "other byte order"),
         "half": (good[: len(good) // 2], "truncated"),
-        "no pickle": (remade(good, {"data.pkl": None}), "neither numpy arrays nor"),
-        "a pickle of nothing": (remade(good, {"data.pkl": b""}), "damaged pickle"),
-        "a pickle cut": (remade(good, {"data.pkl": zipped_pickle(good)[:-9]}), "damaged pickle"),
-        "a pickle of 5 MB": (remade(good, {"data.pkl": b"\x80\2" + b"N" * (5 << 20) + b"."}), "a pickle over"),
+        "no pickle": (replace_members(good, {"data.pkl": None}), "neither numpy arrays nor"),
+        "a pickle of nothing": (replace_members(good, {"data.pkl": b""}), "damaged pickle"),
+        "a pickle cut": (replace_members(good, {"data.pkl": zipped_pickle(good)[:-9]}), "damaged pickle"),
+        "a pickle of 5 MB": (replace_members(good, {"data.pkl": b"\x80\2" + b"N" * (5 << 20) + b"."}), "a pickle over"),
         "a pickle of a million lists": (
-            remade(good, {"data.pkl": b"\x80\2" + b"]" * 1_000_000 + b"."}),
+            replace_members(good, {"data.pkl": b"\x80\2" + b"]" * 1_000_000 + b"."}),
             "instructions",
         ),
-        "an empty stack": (remade(good, {"data.pkl": b"\x80\2R."}), "damaged pickle"),
-        "a mark that is not there": (remade(good, {"data.pkl": b"\x80\2t."}), "damaged pickle"),
-        "a memo that is not there": (remade(good, {"data.pkl": b"\x80\2h\7."}), "damaged pickle"),
-        "a memo without end": (remade(good, {"data.pkl": b"\x80\2Nr\xff\xff\xff\x7f."}), "no state dict"),
-        "a text of 4 GB": (remade(good, {"data.pkl": b"\x80\2X\xff\xff\xff\xffabc."}), "damaged pickle"),
+        "an empty stack": (replace_members(good, {"data.pkl": b"\x80\2R."}), "damaged pickle"),
+        "a mark that is not there": (replace_members(good, {"data.pkl": b"\x80\2t."}), "damaged pickle"),
+        "a memo that is not there": (replace_members(good, {"data.pkl": b"\x80\2h\7."}), "damaged pickle"),
+        "a memo without end": (replace_members(good, {"data.pkl": b"\x80\2Nr\xff\xff\xff\x7f."}), "no state dict"),
+        "a text of 4 GB": (replace_members(good, {"data.pkl": b"\x80\2X\xff\xff\xff\xffabc."}), "damaged pickle"),
         "a key whose hash takes for ever": (
-            remade(good, {"data.pkl": b"\x80\2})" + deep + b"Ns."}),
+            replace_members(good, {"data.pkl": b"\x80\2})" + deep + b"Ns."}),
             "a key that is a tuple",
         ),
-        "a dict for the key": (remade(good, {"data.pkl": b"\x80\2}}Ns."}), "a key that is a dict"),
-        "items for a number": (remade(good, {"data.pkl": b"\x80\2K\1K\1K\1s."}), "damaged pickle"),
-        "attributes": (remade(good, {"data.pkl": b"\x80\2}}X\5\0\0\0itemsK\1sb."}), "sets the attributes"),
+        "a dict for the key": (replace_members(good, {"data.pkl": b"\x80\2}}Ns."}), "a key that is a dict"),
+        "items for a number": (replace_members(good, {"data.pkl": b"\x80\2K\1K\1K\1s."}), "damaged pickle"),
+        "attributes": (replace_members(good, {"data.pkl": b"\x80\2}}X\5\0\0\0itemsK\1sb."}), "sets the attributes"),
         "a call of a storage": (
-            remade(good, {"data.pkl": b"\x80\2ctorch\nFloatStorage\n)R."}),
+            replace_members(good, {"data.pkl": b"\x80\2ctorch\nFloatStorage\n)R."}),
             "calls a function that does not",
         ),
-        "a call of a number": (remade(good, {"data.pkl": b"\x80\2K\1)R."}), "calls a function that does not"),
+        "a call of a number": (replace_members(good, {"data.pkl": b"\x80\2K\1)R."}), "calls a function that does not"),
         "legacy, cut": (legacy[:-1], "tensors need"),
         "legacy, and more": (legacy + b"\0", "tensors need"),
         "legacy, other size": (legacy[:-32] + struct.pack("<q", 7) + legacy[-24:], "another size"),
@@ -299,25 +326,27 @@ def malformed() -> dict[str, tuple[bytes, str]]:
     }
 
 
-def repeated(count: int) -> bytes:
+def repeat_tensor_pickles(count: int) -> bytes:
     """So many tensors, t0, t1, ..., of the same million numbers."""
     names = [f"t{index}".encode() for index in range(count)]
-    return b"".join(b"X" + struct.pack("<I", len(name)) + name + picture((1 << 20,), (1,), 1 << 20) for name in names)
+    return b"".join(
+        b"X" + struct.pack("<I", len(name)) + name + make_tensor_pickle((1 << 20,), (1,), 1 << 20) for name in names
+    )
 
 
-def test_what_cannot_be_is_refused_before_anything_is_allocated(tmp_path):
-    cases = malformed()
+def test_malformed_checkpoints_are_rejected_before_allocation(tmp_path):
+    cases = make_malformed_files()
     for name, (content, _) in cases.items():
         (tmp_path / f"{name}.pt").write_bytes(content)
-    found = refusals([tmp_path / f"{name}.pt" for name in cases])
+    found = collect_refusals([tmp_path / f"{name}.pt" for name in cases])
     assert {name: found[f"{name}.pt"] for name, (_, word) in cases.items() if word not in found[f"{name}.pt"]} == {}
 
 
-def test_every_prefix_and_many_mutations_of_a_pickle_end_in_a_refusal_or_the_same_tensors(tmp_path):
+def test_fuzzed_pickles_are_rejected_or_give_the_same_tensors(tmp_path):
     import random
 
     rng, path = random.Random(0), tmp_path / "fuzzed.pt"
-    good = saved(
+    good = to_torch_bytes(
         {"model": {"a": torch.arange(6.0).reshape(2, 3).t(), "b": torch.nn.Parameter(torch.ones(2))}, "epoch": 3}
     )
     text, accepted = zipped_pickle(good), 0
@@ -328,7 +357,7 @@ def test_every_prefix_and_many_mutations_of_a_pickle_end_in_a_refusal_or_the_sam
         else:
             for _ in range(rng.randint(1, 3)):
                 made[rng.randrange(len(made))] = rng.choice([rng.randrange(256), *b"}]()tsub.RQhq"])
-        path.write_bytes(remade(good, {"data.pkl": bytes(made)}))
+        path.write_bytes(replace_members(good, {"data.pkl": bytes(made)}))
         try:
             source = open_weights_file(path)
         except WeightsError:
@@ -338,7 +367,7 @@ def test_every_prefix_and_many_mutations_of_a_pickle_end_in_a_refusal_or_the_sam
     assert 0 < accepted < 200
 
 
-def states() -> dict[str, torch.Tensor]:
+def make_states() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(6, 4, generator=generator)
     return {
@@ -353,8 +382,8 @@ def states() -> dict[str, torch.Tensor]:
     }
 
 
-def test_plain_and_nested_files_of_every_format_are_seen_as_they_are(tmp_path):
-    tensors = states()
+def test_plain_and_nested_files_are_described_correctly(tmp_path):
+    tensors = make_states()
     entries = {name: TensorInfo(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in tensors.items()}
     beside = {
         "epoch": 3,
@@ -369,14 +398,16 @@ def test_plain_and_nested_files_of_every_format_are_seen_as_they_are(tmp_path):
     for section, content in contents.items():
         for zip in (True, False):
             path = tmp_path / "any"
-            path.write_bytes(saved(content, zip))
+            path.write_bytes(to_torch_bytes(content, zip))
             source = open_weights_file(path)
             assert (source.kind, source.section, source.entries) == ("pickle", section, entries)
-    path.write_bytes(saved({"student": tensors, "model": {"w": torch.zeros(1)}, "teacher": tensors, "ema": 0.999}))
+    path.write_bytes(
+        to_torch_bytes({"student": tensors, "model": {"w": torch.zeros(1)}, "teacher": tensors, "ema": 0.999})
+    )
     assert (
         open_weights_file(path).section == "teacher"
     )  # the better weights first; a number called ema is no state dict
-    path.write_bytes(saved({"w": torch.zeros(1), "model": 3}))
+    path.write_bytes(to_torch_bytes({"w": torch.zeros(1), "model": 3}))
     assert open_weights_file(path).section == ""
 
 
@@ -396,7 +427,7 @@ def count_calls(work) -> int:
     return calls
 
 
-def test_the_work_on_a_checkpoint_grows_with_the_number_of_its_tensors(tmp_path):
+def test_opening_time_is_linear_in_the_number_of_tensors(tmp_path):
     counts = []
     for tensors in (250, 1000):
         path = tmp_path / f"{tensors}.pt"
@@ -409,17 +440,15 @@ def test_the_work_on_a_checkpoint_grows_with_the_number_of_its_tensors(tmp_path)
 # The four reads below start the child process, which imports torch.
 
 
-def test_a_state_dict_is_read_to_the_bit(tmp_path):
+def test_state_dicts_are_read_bit_identically(tmp_path):
     module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     path = tmp_path / "plain.pt"
     torch.save(module.state_dict(), path)
-    assert same(open_weights_file(path).read(), dict(module.state_dict()))
+    assert are_states_equal(open_weights_file(path).read(), dict(module.state_dict()))
 
 
-def test_a_nested_file_with_parameters_and_views_is_read_to_the_bit_and_leaves_nothing_behind(
-    tmp_path, monkeypatch, own_process
-):
-    tensors = states()
+def test_nested_files_are_read_bit_identically_without_leftovers(tmp_path, monkeypatch, separate_process):
+    tensors = make_states()
     path, scratch = tmp_path / "a checkpoint.bin", tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr("tempfile.tempdir", os.fspath(scratch))
@@ -431,15 +460,17 @@ def test_a_nested_file_with_parameters_and_views_is_read_to_the_bit_and_leaves_n
     monkeypatch.chdir(tmp_path)
     source = open_weights_file(path.name)
     read = source.read([name for name in source.entries if name != "bad"])
-    assert same(read, tensors | {"p": tensors["brain"]})
+    assert are_states_equal(read, tensors | {"p": tensors["brain"]})
     assert all(value.is_contiguous() and not value.requires_grad for value in read.values())
     assert list(scratch.iterdir()) == []
 
 
-def test_a_legacy_file_is_read_to_the_bit_and_nan_is_refused(tmp_path):
+def test_legacy_files_are_read_bit_identically_and_nan_is_rejected(tmp_path):
     path = tmp_path / "legacy.pth"
     torch.save(
-        {"teacher": states() | {"bad": torch.tensor([1.0, float("nan")])}}, path, _use_new_zipfile_serialization=False
+        {"teacher": make_states() | {"bad": torch.tensor([1.0, float("nan")])}},
+        path,
+        _use_new_zipfile_serialization=False,
     )
     source, read = open_weights_file(path), pickled.read_pickled_tensors
     kept = {}
@@ -453,13 +484,13 @@ def test_a_legacy_file_is_read_to_the_bit_and_nan_is_refused(tmp_path):
         with pytest.raises(WeightsError, match="a value in bad that is NaN or infinite"):
             source.read()
     del kept["bad"]
-    assert same(kept, states())
+    assert are_states_equal(kept, make_states())
 
 
 def test_a_flipped_bit_in_a_storage_is_noticed(tmp_path):
     """torch itself does not look at the checksums of a zip."""
     path = tmp_path / "damaged.pt"
-    content = bytearray(saved({"w": torch.full((1000,), 1.5)}))
+    content = bytearray(to_torch_bytes({"w": torch.full((1000,), 1.5)}))
     at = content.index(struct.pack("<f", 1.5) * 1000) + 2003
     content[at] ^= 64
     path.write_bytes(content)
@@ -469,11 +500,11 @@ def test_a_flipped_bit_in_a_storage_is_noticed(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not hold a process to its limit of addresses")
-def test_the_child_has_a_limit_of_memory_and_the_parent_of_time(tmp_path, monkeypatch, own_process):
+def test_the_child_process_has_memory_and_time_limits(tmp_path, monkeypatch, separate_process):
     path, script = tmp_path / "plain.pt", tmp_path / "child.py"
     torch.save({"w": torch.zeros(3)}, path)
     monkeypatch.setattr(pickled, "UNPICKLE_SCRIPT", script)
-    script.write_text(f"import sys; sys.path.insert(0, {os.fspath(Path(pickled.__file__).parent)!r})\n" + GREEDY)
+    script.write_text(f"import sys; sys.path.insert(0, {os.fspath(Path(pickled.__file__).parent)!r})\n" + GREEDY_SCRIPT)
     with pytest.raises(WeightsError, match="MemoryError"):
         open_weights_file(path).read()
     monkeypatch.setattr(pickled, "CHILD_TIMEOUT_SECONDS", 1)
@@ -485,30 +516,30 @@ def test_the_child_has_a_limit_of_memory_and_the_parent_of_time(tmp_path, monkey
         open_weights_file(path).read()
 
 
-GREEDY = """
+GREEDY_SCRIPT = """
 import json, unpickle
 unpickle.extract_tensors = lambda order: bytearray(12 << 30)
 raise SystemExit(unpickle.main())
 """
 
 
-def test_the_child_refuses_what_is_no_plain_tensor(tmp_path, own_process):
+def test_the_child_process_rejects_objects_other_than_tensors(tmp_path, separate_process):
     """Were the look to be wrong: torch refuses code, too."""
     marker, path = tmp_path / "marker", tmp_path / "evil.pt"
-    path.write_bytes(saved({"x": Marker(marker)}))
+    path.write_bytes(to_torch_bytes({"x": PickleMarker(marker)}))
     with pytest.raises(WeightsError, match="cannot be read"):
         pickled.read_pickled_tensors(path, "", {"x": TensorInfo((1,), "float32")})
     assert not marker.exists()
 
 
-def test_every_instruction_that_torch_save_writes_is_known():
-    text = zipped_pickle(saved({"model": states(), "l": [1, 2.5, None, {}, []]}))
+def test_all_opcodes_of_torch_save_are_allowed():
+    text = zipped_pickle(to_torch_bytes({"model": make_states(), "l": [1, 2.5, None, {}, []]}))
     assert not {
         code.name for code, _, _ in pickletools.genops(text) if not pickled.ALLOWED_OPCODES.fullmatch(code.name)
     }
 
 
-def test_a_pickle_cannot_call_or_change_what_stands_for_tensors(tmp_path):
+def test_the_describer_rejects_calls_and_attribute_changes(tmp_path):
     """The second wall: even past the scan, names are descriptions, and these have no attributes to set."""
     path = tmp_path / "evil.pt"
     for text in (b"cos\nsystem\n(X\1\0\0\0xtR.", b"(X\1\0\0\0xios\nsystem\n.", b"\x80\2}}X\5\0\0\0itemsK\1sb."):

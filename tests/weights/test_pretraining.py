@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import vitreous
-from tests.conftest import picture
-from tests.reports.test_report import Heard
+from tests.conftest import make_image
+from tests.reports.test_report import NoteListener
 from vitreous.errors import WeightsError
 from vitreous.objectives.dino import DINO, DINOConfig
 from vitreous.reports.figures.reconstruction import load_restoring_objective
@@ -20,7 +20,7 @@ from vitreous.weights.adopt import open_objective_state, open_weights
 from vitreous.weights.objective_parts import load_into_objective
 
 #: names of transformers' checkpoints -> those of the original MAE
-ORIGINAL = [
+ORIGINAL_NAMES = [
     ("vit.embeddings.cls_token", "cls_token"),
     ("vit.embeddings.position_embeddings", "pos_embed"),
     ("vit.embeddings.patch_embeddings.projection.", "patch_embed.proj."),
@@ -39,7 +39,7 @@ ORIGINAL = [
 
 
 @pytest.fixture(scope="module")
-def theirs(tmp_path_factory):
+def transformers_mae(tmp_path_factory):
     """transformers' ViTMAE with random weights, as a folder of its own and as a file of the original's layout."""
     from transformers import ViTMAEConfig, ViTMAEForPreTraining
 
@@ -62,7 +62,7 @@ def theirs(tmp_path_factory):
     state = load_file(home / "transformers" / "model.safetensors")
     renamed: dict[str, torch.Tensor] = {}
     for name, tensor in state.items():
-        for old, new in ORIGINAL:
+        for old, new in ORIGINAL_NAMES:
             name = name.replace(old, new)
         renamed[name] = tensor
     for start in sorted({name.partition("attention.attention.")[0] for name in renamed if ".query." in name}):
@@ -74,8 +74,8 @@ def theirs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("layout", ["transformers", "full.safetensors"])
-def test_mae_predicts_what_transformers_does(theirs, layout):
-    home, model = theirs
+def test_mae_predictions_match_transformers(transformers_mae, layout):
+    home, model = transformers_mae
     objective = load_restoring_objective(home / layout)
     assert objective.config.normalise is (layout == "full.safetensors")  # which does not tell
     objective.config = replace(objective.config, normalise=False)
@@ -92,19 +92,19 @@ def test_mae_predicts_what_transformers_does(theirs, layout):
     assert loss.item() == pytest.approx(expected.loss.item(), abs=1e-5)
 
 
-def test_a_decoder_of_other_heads_is_no_start(theirs):
-    parts = open_objective_state(theirs[0] / "full.safetensors")
-    objective = load_restoring_objective(theirs[0] / "full.safetensors")
+def test_decoders_with_other_heads_are_not_loaded(transformers_mae):
+    parts = open_objective_state(transformers_mae[0] / "full.safetensors")
+    objective = load_restoring_objective(transformers_mae[0] / "full.safetensors")
     assert load_into_objective(objective, parts.config | {"decoder_heads": 4}, parts).skipped == ["decoder"]
 
 
 @pytest.mark.parametrize("layout", ["transformers", "full.safetensors"])
-def test_a_run_goes_on_with_the_decoder(theirs, layout, tmp_path):
-    home, _ = theirs
+def test_training_continues_with_the_decoder(transformers_mae, layout, tmp_path):
+    home, _ = transformers_mae
     (tmp_path / "photos").mkdir()
     for index in range(12):
-        picture(index, (32, 32), index % 3).save(tmp_path / "photos" / f"{index}.png")
-    heard, sizes = Heard(), {"decoder_width": ["64"], "decoder_depth": ["2"], "decoder_heads": ["2"]}
+        make_image(index, (32, 32), index % 3).save(tmp_path / "photos" / f"{index}.png")
+    heard, sizes = NoteListener(), {"decoder_width": ["64"], "decoder_depth": ["2"], "decoder_heads": ["2"]}
     vitreous.train(
         str(tmp_path / "photos"), heard, recipe="mae", init=str(home / layout), lr=1e-30, epochs=1.0, batch_size=6,
         precision="fp32", workers=0, device="cpu", out=str(tmp_path / "run"),
@@ -116,8 +116,8 @@ def test_a_run_goes_on_with_the_decoder(theirs, layout, tmp_path):
     assert all(torch.equal(tensor, after.state[name]) for name, tensor in before.state.items())
 
 
-def test_what_is_not_known_beside_the_encoder_is_listed(theirs, tmp_path):
-    home, _ = theirs
+def test_unknown_and_missing_decoder_tensors_are_listed(transformers_mae, tmp_path):
+    home, _ = transformers_mae
     state = load_file(home / "full.safetensors")
     save_file({**state, "decoder_extra.weight": torch.zeros(2)}, tmp_path / "odd.safetensors")
     with pytest.raises(WeightsError, match=r"decoder_extra\.weight"):
@@ -128,7 +128,7 @@ def test_what_is_not_known_beside_the_encoder_is_listed(theirs, tmp_path):
         load_restoring_objective(tmp_path / "short.safetensors")
 
 
-class TheirHead(nn.Module):
+class OfficialDINOHead(nn.Module):
     """DINO's head in its own words: a weight-normed last layer after features of length one."""
 
     def __init__(self, width: int, count: int, sizes: tuple[int, int] = (24, 16)) -> None:
@@ -143,12 +143,12 @@ class TheirHead(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 @pytest.mark.parametrize("fixed", [True, False])
-def test_the_head_of_dinos_teacher_answers_as_before(fixed, tmp_path):
+def test_the_dino_teacher_head_gives_the_same_outputs(fixed, tmp_path):
     from timm.models.vision_transformer import VisionTransformer
 
     torch.manual_seed(4)
     backbone = VisionTransformer(16, 4, num_classes=0, embed_dim=64, depth=1, num_heads=1).eval()
-    head = TheirHead(64, 40)
+    head = OfficialDINOHead(64, 40)
     head.last_layer.weight_g.data = torch.ones(40, 1) if fixed else torch.rand(40, 1) + 0.5
     state = {f"backbone.{name}": tensor for name, tensor in backbone.state_dict().items()}
     state |= {f"head.{name}": tensor for name, tensor in head.state_dict().items()}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.weights.test_pretraining import ORIGINAL, TheirHead
+from tests.weights.test_pretraining import ORIGINAL_NAMES, OfficialDINOHead
 from vitreous.config import to_builtins
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
@@ -22,14 +22,22 @@ from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert
 from vitreous.weights.objective_parts import ObjectiveState
 
-SMALL = {"image": (32, 32), "patch": (8, 8), "classes": 0, "width": 64, "depth": 1, "heads": 1, "mlp": {"hidden": 128}}
-HEAD = {"prototypes": 12, "head_width": 20, "bottleneck": 8}
+SMALL_CONFIG = {
+    "image": (32, 32),
+    "patch": (8, 8),
+    "classes": 0,
+    "width": 64,
+    "depth": 1,
+    "heads": 1,
+    "mlp": {"hidden": 128},
+}
+HEAD_OPTIONS = {"prototypes": 12, "head_width": 20, "bottleneck": 8}
 
 
-def learned(place, config, **fields):
+def save_pretrained_bundle(place, config, **fields):
     """Save a bundle as a run of an objective ships it, with random weights; returns the objective."""
     torch.manual_seed(5)
-    objective = config.build(ViT(transformer_config(**{**SMALL, **fields})), ObjectiveSetting())
+    objective = config.build(ViT(transformer_config(**{**SMALL_CONFIG, **fields})), ObjectiveSetting())
     with torch.no_grad():
         for name, tensor in objective.state_dict().items():  # so that a teacher differs from its student
             if tensor.ndim < 3 and "position" not in name:
@@ -49,19 +57,19 @@ def learned(place, config, **fields):
 
 
 @pytest.fixture(scope="module")
-def mae(tmp_path_factory):
+def mae_files(tmp_path_factory):
     home = tmp_path_factory.mktemp("mae")
     config = MAEConfig(decoder_width=32, decoder_depth=2, decoder_heads=2, normalise=False)
-    objective = learned(home / "bundle", config, positions={"kind": "sincos"})
+    objective = save_pretrained_bundle(home / "bundle", config, positions={"kind": "sincos"})
     told: list[str] = []
     convert(home / "bundle", home / "hf", "huggingface-mae", note=told.append)
     return home, objective, told
 
 
-def test_transformers_reads_the_mae_that_was_written(mae):
+def test_transformers_loads_the_written_mae(mae_files):
     from transformers import ViTMAEForPreTraining
 
-    home, objective, told = mae
+    home, objective, told = mae_files
     assert any("fixed positions are written as a table" in text for text in told)
     model, info = ViTMAEForPreTraining.from_pretrained(home / "hf", output_loading_info=True)
     assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
@@ -74,14 +82,14 @@ def test_transformers_reads_the_mae_that_was_written(mae):
     assert loss == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_original_layout_has_the_same_tensors(mae):
-    home, _, _ = mae
+def test_the_original_layout_has_the_same_tensors(mae_files):
+    home, _, _ = mae_files
     made = convert(home / "bundle", home / "full", "mae")
     assert made["out"].endswith("full.pth")
     state = torch.load(made["out"], weights_only=True)["model"]
     renamed = {}
     for name, tensor in load_file(home / "hf" / "model.safetensors").items():
-        for old, new in ORIGINAL:
+        for old, new in ORIGINAL_NAMES:
             name = name.replace(old, new)
         renamed[name] = tensor
     for start in sorted({name.partition("attention.attention.")[0] for name in renamed if ".query." in name}):
@@ -93,8 +101,8 @@ def test_the_original_layout_has_the_same_tensors(mae):
     assert state["decoder_pos_embed"].shape == (1, 17, 32) and not state["decoder_pos_embed"][0, 0].any()
 
 
-def test_a_bundle_of_others_weights_keeps_the_parts(mae):
-    home, objective, _ = mae
+def test_bundles_of_foreign_weights_keep_the_decoder(mae_files):
+    home, objective, _ = mae_files
     convert(home / "hf", home / "back")
     parts = open_objective_state(home / "back")
     assert parts is not None and parts.config["decoder_heads"] == 2 and parts.config["normalise"] is False
@@ -102,8 +110,8 @@ def test_a_bundle_of_others_weights_keeps_the_parts(mae):
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
-def test_the_training_file_of_dino(tmp_path):
-    objective = learned(tmp_path / "bundle", DINOConfig(**HEAD, unit_prototypes=False))
+def test_dino_training_files_are_written(tmp_path):
+    objective = save_pretrained_bundle(tmp_path / "bundle", DINOConfig(**HEAD_OPTIONS, unit_prototypes=False))
     made = convert(tmp_path / "bundle", tmp_path / "dino.pth", "dino")
     content = torch.load(made["out"], weights_only=True)
     assert content.keys() == {"student", "teacher", "dino_loss"}
@@ -112,7 +120,7 @@ def test_the_training_file_of_dino(tmp_path):
         ("teacher", "head.", objective.teacher_head),
         ("student", "module.head.", objective.head),
     ):
-        theirs = TheirHead(64, 12, (20, 8))
+        theirs = OfficialDINOHead(64, 12, (20, 8))
         section = {
             name.removeprefix(start): value for name, value in content[section].items() if ".head." in f".{name}"
         }
@@ -124,15 +132,15 @@ def test_the_training_file_of_dino(tmp_path):
     assert not torch.equal(student["module.backbone.cls_token"], content["teacher"]["backbone.cls_token"])
 
 
-def test_heads_with_a_batch_norm_have_no_place_there(tmp_path):
-    learned(tmp_path / "bundle", DINOConfig(**HEAD, batch_norm=True))
+def test_heads_with_batch_norm_are_rejected(tmp_path):
+    save_pretrained_bundle(tmp_path / "bundle", DINOConfig(**HEAD_OPTIONS, batch_norm=True))
     with pytest.raises(UsageError, match=r"does not support heads with a batch norm\n  use a bundle, or timm"):
         convert(tmp_path / "bundle", tmp_path / "dino.pth", "dino")
 
 
-def test_the_teachers_file_of_dinov2(tmp_path):
-    config = DINOv2Config(**HEAD, patch_prototypes=10, patch_bottleneck=6)
-    objective = learned(tmp_path / "bundle", config, norm={"layer_scale": 1.0})
+def test_dinov2_teacher_files_are_written(tmp_path):
+    config = DINOv2Config(**HEAD_OPTIONS, patch_prototypes=10, patch_bottleneck=6)
+    objective = save_pretrained_bundle(tmp_path / "bundle", config, norm={"layer_scale": 1.0})
     told: list[str] = []
     made = convert(tmp_path / "bundle", tmp_path / "teacher", "dinov2-teacher", note=told.append)
     assert told[-1].endswith(": centre, head, model, patch_centre, patch_head")
@@ -144,8 +152,8 @@ def test_the_teachers_file_of_dinov2(tmp_path):
     assert parts.config["patch_prototypes"] == 10 and parts.config["patch_bottleneck"] == 6
 
 
-def test_parts_of_another_objective_and_weights_without_parts_are_refused(mae, tmp_path):
-    home, _, _ = mae
+def test_missing_or_mismatched_objective_modules_are_rejected(mae_files, tmp_path):
+    home, _, _ = mae_files
     with pytest.raises(UsageError, match=r"needs the modules of dino, but .* has those of mae") as caught:
         convert(home / "bundle", tmp_path / "x", "dino")
     assert caught.value.hint == "use mae or huggingface-mae"

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import vitreous
-from tests.conftest import document, make_folder, picture, say
+from tests.conftest import make_folder, make_image, parse_json_output, run_cli
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.names import MODEL_NAMES, config_from_name
 from vitreous.nn.grid import RESIZE_MODES
@@ -36,7 +36,7 @@ CONTENT = np.random.default_rng(0).bytes(300_000)
 DIGEST = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
 
 
-class Host(BaseHTTPRequestHandler):
+class FileHandler(BaseHTTPRequestHandler):
     """A server of one file. The first part of a path says what is wrong with it, and `log` has what was asked."""
 
     log: list[tuple[str, str]]
@@ -86,15 +86,15 @@ class Host(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def host(tmp_path, monkeypatch) -> Iterator[str]:
+def server_url(tmp_path, monkeypatch) -> Iterator[str]:
     """A server of its own, and a cache of its own."""
-    Host.log, Host.content, Host.etag = [], CONTENT, '"one"'
+    FileHandler.log, FileHandler.content, FileHandler.etag = [], CONTENT, '"one"'
     monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path / "cache"))
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.001)
     monkeypatch.setattr(module, "DOWNLOAD_CHUNK_BYTES", 1 << 14)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "HF_HUB_OFFLINE", "VITREOUS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Host)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FileHandler)
     server.handle_error = lambda *arguments: None
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -102,7 +102,7 @@ def host(tmp_path, monkeypatch) -> Iterator[str]:
     server.server_close()
 
 
-def test_rows_have_names_models_and_addresses_that_can_be():
+def test_published_entries_have_valid_names_models_and_addresses():
     assert (
         len({row.name for row in PUBLISHED_WEIGHTS})
         == len(PUBLISHED_WEIGHTS)
@@ -119,7 +119,7 @@ def test_rows_have_names_models_and_addresses_that_can_be():
         assert row.resize in ("", *RESIZE_MODES) and row.licence and row.reference
 
 
-def test_a_name_stands_for_weights_unless_a_path_of_that_name_is_there(tmp_path, monkeypatch):
+def test_existing_paths_take_precedence_over_published_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert find_published_weights("DINOv2-S14").model == "DINOv2-S/14"
     assert find_published_weights("dinov2-s15") is None and find_published_name("ViT-B/16") == "vit-b16-augreg"
@@ -128,47 +128,47 @@ def test_a_name_stands_for_weights_unless_a_path_of_that_name_is_there(tmp_path,
     assert "did you mean dinov2-b14?" in missing_source_error("dinov2-b-14").hint
 
 
-def test_a_cut_is_gone_on_with_from_where_it_was(host, tmp_path):
-    download_file(f"{host}/cuts/a.npz", tmp_path / "a.npz", DIGEST)
+def test_interrupted_downloads_resume(server_url, tmp_path):
+    download_file(f"{server_url}/cuts/a.npz", tmp_path / "a.npz", DIGEST)
     assert (tmp_path / "a.npz").read_bytes() == CONTENT
-    assert Host.log == [("cuts", ""), ("cuts", "bytes=100000-"), ("cuts", "bytes=200000-")]
+    assert FileHandler.log == [("cuts", ""), ("cuts", "bytes=100000-"), ("cuts", "bytes=200000-")]
     assert not list(tmp_path.glob(".*.part*"))
 
 
-def test_the_next_run_goes_on_with_what_the_last_one_left(host, tmp_path, monkeypatch):
+def test_the_next_call_resumes_a_partial_download(server_url, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAX_FAILED_ATTEMPTS", 1)
     with pytest.raises(WeightsError, match="ended after 100,000 of 300,000 bytes") as cut:
-        download_file(f"{host}/cuts/a.npz", tmp_path / "a.npz")
+        download_file(f"{server_url}/cuts/a.npz", tmp_path / "a.npz")
     assert "100,000 bytes are stored, and the same command resumes from there" in cut.value.hint
     with pytest.raises(WeightsError, match="200,000 of 300,000"):
-        download_file(f"{host}/cuts/a.npz", tmp_path / "a.npz")
-    download_file(f"{host}/cuts/a.npz", tmp_path / "a.npz")
+        download_file(f"{server_url}/cuts/a.npz", tmp_path / "a.npz")
+    download_file(f"{server_url}/cuts/a.npz", tmp_path / "a.npz")
     assert (tmp_path / "a.npz").read_bytes() == CONTENT
 
 
-def test_a_file_that_changed_meanwhile_is_downloaded_anew(host, tmp_path, monkeypatch):
+def test_changed_files_are_downloaded_from_the_start(server_url, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAX_FAILED_ATTEMPTS", 1)
     with pytest.raises(WeightsError):
-        download_file(f"{host}/cuts/a.npz", tmp_path / "a.npz")
-    Host.content, Host.etag = CONTENT[::-1], '"two"'
+        download_file(f"{server_url}/cuts/a.npz", tmp_path / "a.npz")
+    FileHandler.content, FileHandler.etag = CONTENT[::-1], '"two"'
     with pytest.raises(WeightsError, match="ended after 100,000"):
-        download_file(f"{host}/cuts/a.npz", tmp_path / "a.npz")
+        download_file(f"{server_url}/cuts/a.npz", tmp_path / "a.npz")
     assert (tmp_path / ".a.npz.part").read_bytes() == CONTENT[::-1][:100_000]
-    Host.content = b"small"
+    FileHandler.content = b"small"
     (tmp_path / ".a.npz.part").write_bytes(b"x" * 50)
     with pytest.raises(WeightsError, match="changed while"):
-        download_file(f"{host}/whole/a.npz", tmp_path / "a.npz", DIGEST)
+        download_file(f"{server_url}/whole/a.npz", tmp_path / "a.npz", DIGEST)
 
 
-def test_a_part_that_was_whole_already_is_taken(host, tmp_path):
+def test_complete_partial_downloads_are_used(server_url, tmp_path):
     (tmp_path / ".a.npz.part").write_bytes(CONTENT)
-    download_file(f"{host}/whole/a.npz", tmp_path / "a.npz", DIGEST)
-    assert (tmp_path / "a.npz").read_bytes() == CONTENT and Host.log == [("whole", f"bytes={len(CONTENT)}-")]
+    download_file(f"{server_url}/whole/a.npz", tmp_path / "a.npz", DIGEST)
+    assert (tmp_path / "a.npz").read_bytes() == CONTENT and FileHandler.log == [("whole", f"bytes={len(CONTENT)}-")]
 
 
 @pytest.mark.parametrize("kind", ["ignores-range", "busy-once", "says-more", "whole"])
-def test_servers_that_get_there_in_the_end(host, tmp_path, kind):
-    download_file(f"{host}/{kind}/a.npz", tmp_path / "a.npz", DIGEST)
+def test_downloads_succeed_after_retries(server_url, tmp_path, kind):
+    download_file(f"{server_url}/{kind}/a.npz", tmp_path / "a.npz", DIGEST)
     assert (tmp_path / "a.npz").read_bytes() == CONTENT
 
 
@@ -185,29 +185,29 @@ def test_servers_that_get_there_in_the_end(host, tmp_path, kind):
         ("no-validator", "ended after 5 of", "try again", module.MAX_FAILED_ATTEMPTS),
     ],
 )
-def test_servers_that_never_get_there(host, tmp_path, kind, message, hint, requests):
+def test_permanent_server_errors_are_reported(server_url, tmp_path, kind, message, hint, requests):
     digest = "" if kind == "no-validator" else DIGEST
     with pytest.raises(WeightsError, match=message) as refused:
-        download_file(f"{host}/{kind}/a.npz", tmp_path / "a.npz", digest)
+        download_file(f"{server_url}/{kind}/a.npz", tmp_path / "a.npz", digest)
     assert hint in refused.value.hint and not (tmp_path / "a.npz").exists()
-    assert requests is None or len(Host.log) == requests
+    assert requests is None or len(FileHandler.log) == requests
 
 
 @pytest.mark.parametrize("digest", ["sha256:00", "md5:00"])
-def test_wrong_bytes_are_refused_and_not_kept(host, tmp_path, digest):
+def test_files_with_a_wrong_digest_are_rejected_and_deleted(server_url, tmp_path, digest):
     with pytest.raises(WeightsError, match=rf"has {module.HASH_NAMES[digest[:-3]]} .*, not 00"):
-        download_file(f"{host}/whole/a.npz", tmp_path / "a.npz", digest)
+        download_file(f"{server_url}/whole/a.npz", tmp_path / "a.npz", digest)
     assert [path.name for path in tmp_path.iterdir() if not path.name.endswith(".lock") and path.is_file()] == []
 
 
 @pytest.mark.parametrize("digest", ["sha256", "md5"])
-def test_a_digest_may_be_published_in_part(host, tmp_path, digest):
+def test_partial_digests_are_checked(server_url, tmp_path, digest):
     whole = hashlib.new(digest, CONTENT).hexdigest()
-    download_file(f"{host}/whole/a.npz", tmp_path / "a.npz", f"{digest}:{whole[:8]}")
+    download_file(f"{server_url}/whole/a.npz", tmp_path / "a.npz", f"{digest}:{whole[:8]}")
     assert (tmp_path / "a.npz").read_bytes() == CONTENT
 
 
-def test_a_disk_that_is_full_is_told_as_such(host, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported(server_url, tmp_path, monkeypatch):
     class Full:
         def write(self, chunk: bytes) -> int:
             raise OSError(28, "No space left on device")
@@ -220,18 +220,18 @@ def test_a_disk_that_is_full_is_told_as_such(host, tmp_path, monkeypatch):
         def __exit__(self, *error: object) -> None: ...
 
     monkeypatch.setattr(module, "open", lambda *a: Full(), raising=False)
-    monkeypatch.setitem(published.PUBLISHED_BY_NAME, "tiny", tiny_row(f"{host}/whole/a.npz"))
+    monkeypatch.setitem(published.PUBLISHED_BY_NAME, "tiny", make_tiny_entry(f"{server_url}/whole/a.npz"))
     with pytest.raises(WeightsError, match=r"cannot write to the cache .*No space left"):
         fetch_weights("tiny")
 
 
-def tiny_row(source: str, **facts: object) -> PublishedWeights:
+def make_tiny_entry(source: str, **facts: object) -> PublishedWeights:
     return replace(PublishedWeights("tiny", "ViT-32x2/8", source, 32, "MIT", "this test"), **facts)
 
 
-def test_processes_that_want_one_file_download_it_once(host, tmp_path):
+def test_concurrent_processes_download_a_file_once(server_url, tmp_path):
     code = "import sys, pathlib; from vitreous.weights.download import download_file; download_file(sys.argv[1], pathlib.Path(sys.argv[2]))"
-    words = [sys.executable, "-c", code, f"{host}/whole/a.npz", os.fspath(tmp_path / "a.npz")]
+    words = [sys.executable, "-c", code, f"{server_url}/whole/a.npz", os.fspath(tmp_path / "a.npz")]
     (tmp_path / ".a.npz.lock").touch()
     import filelock
 
@@ -241,11 +241,11 @@ def test_processes_that_want_one_file_download_it_once(host, tmp_path):
             started[0].wait(1.0)
     assert [process.wait(60) for process in started] == [0, 0]
     assert (tmp_path / "a.npz").read_bytes() == CONTENT
-    assert len(Host.log) == 1
+    assert len(FileHandler.log) == 1
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory) -> dict[str, Path]:
+def published_files(tmp_path_factory) -> dict[str, Path]:
     """A tiny model as others publish theirs."""
     home = tmp_path_factory.mktemp("written")
     model = vitreous.create("ViT-32x2/8", image_size=32, num_classes=3)
@@ -256,50 +256,52 @@ def written(tmp_path_factory) -> dict[str, Path]:
     return {"npz": home / "weights.npz", "safetensors": home / "weights.safetensors"}
 
 
-def test_weights_are_opened_by_name_wherever_weights_are_named(host, written, tmp_path, monkeypatch):
-    Host.content = written["npz"].read_bytes()
-    digest = f"md5:{hashlib.md5(Host.content).hexdigest()[:6]}"
-    row = tiny_row(f"{host}/cuts/tiny.npz", digest=digest, share=0.5, resize="bicubic", accuracy=0.8)
+def test_published_names_work_in_every_command(server_url, published_files, tmp_path, monkeypatch):
+    FileHandler.content = published_files["npz"].read_bytes()
+    digest = f"md5:{hashlib.md5(FileHandler.content).hexdigest()[:6]}"
+    row = make_tiny_entry(f"{server_url}/cuts/tiny.npz", digest=digest, share=0.5, resize="bicubic", accuracy=0.8)
     monkeypatch.setitem(published.PUBLISHED_BY_NAME, "tiny", row)
     weights = open_weights("tiny")
     assert weights.config.positions.resize == "bicubic" and weights.preprocess.share == 0.5
     photos = make_folder(tmp_path / "photos", {"train": 4, "val": 2, "test": 2}, size=(32, 32))
-    picture(0).save(tmp_path / "a.png")
-    answers = document(say("predict", "tiny", str(tmp_path / "a.png"), "--json"))
+    make_image(0).save(tmp_path / "a.png")
+    answers = parse_json_output(run_cli("predict", "tiny", str(tmp_path / "a.png"), "--json"))
     assert answers
     assert vitreous.load("tiny").card.classes == ("0", "1", "2")
-    converted = say("convert", "tiny", str(tmp_path / "bundle"), "--json")
-    assert document(converted)["parameters"] == sum(p.numel() for p in weights.build_bundle().model.parameters())
+    converted = run_cli("convert", "tiny", str(tmp_path / "bundle"), "--json")
+    assert parse_json_output(converted)["parameters"] == sum(
+        p.numel() for p in weights.build_bundle().model.parameters()
+    )
     plain = {"workers": 0, "device": "cpu", "steps": 2, "batch_size": 4, "out": str(tmp_path / "run")}
     vitreous.train(str(photos), init="tiny", **plain)
     assert json.loads((tmp_path / "run" / "model" / "model.json").read_text())["provenance"]["init"] == "tiny"
-    asked = len(Host.log)
+    asked = len(FileHandler.log)
     monkeypatch.setenv("VITREOUS_OFFLINE", "1")
-    assert open_weights("tiny").config == weights.config and len(Host.log) == asked
+    assert open_weights("tiny").config == weights.config and len(FileHandler.log) == asked
     cached = fetch_weights("tiny")
     cached.write_bytes(cached.read_bytes()[:-1] + b"x")
     with pytest.raises(WeightsError, match="tiny is not in the cache, and VITREOUS_OFFLINE disables downloads"):
         fetch_weights("tiny")
     monkeypatch.delenv("VITREOUS_OFFLINE")
-    assert fetch_weights("tiny").read_bytes() == Host.content and len(Host.log) > asked
+    assert fetch_weights("tiny").read_bytes() == FileHandler.content and len(FileHandler.log) > asked
 
 
-def test_what_is_downloaded_is_told_with_its_licence(host, written, tmp_path, monkeypatch):
-    Host.content = written["safetensors"].read_bytes()
-    monkeypatch.setitem(published.PUBLISHED_BY_NAME, "tiny", tiny_row(f"{host}/whole/tiny.safetensors"))
-    picture(0).save(tmp_path / "a.png")
-    result = say("predict", "tiny", str(tmp_path / "a.png"))
-    assert f"tiny is ViT-32x2/8 from {host}/whole/tiny.safetensors, licence MIT" in result.stderr
+def test_downloads_are_reported_with_their_licence(server_url, published_files, tmp_path, monkeypatch):
+    FileHandler.content = published_files["safetensors"].read_bytes()
+    monkeypatch.setitem(published.PUBLISHED_BY_NAME, "tiny", make_tiny_entry(f"{server_url}/whole/tiny.safetensors"))
+    make_image(0).save(tmp_path / "a.png")
+    result = run_cli("predict", "tiny", str(tmp_path / "a.png"))
+    assert f"tiny is ViT-32x2/8 from {server_url}/whole/tiny.safetensors, licence MIT" in result.stderr
     assert "no digest of tiny is published" in result.stderr and "download 100%" in result.stderr
     assert result.returncode == 0 and result.stdout
 
 
-def test_a_mirror_is_an_address_or_a_folder(host, written, tmp_path, monkeypatch):
+def test_a_mirror_is_an_address_or_a_folder(server_url, published_files, tmp_path, monkeypatch):
     source = "https://example.invalid/models/tiny.npz"
-    Host.content = written["npz"].read_bytes()
-    monkeypatch.setitem(published.PUBLISHED_BY_NAME, "tiny", tiny_row(source))
-    monkeypatch.setenv("VITREOUS_MIRROR", f"{host}/whole/")
-    assert fetch_weights("tiny").read_bytes() == Host.content
+    FileHandler.content = published_files["npz"].read_bytes()
+    monkeypatch.setitem(published.PUBLISHED_BY_NAME, "tiny", make_tiny_entry(source))
+    monkeypatch.setenv("VITREOUS_MIRROR", f"{server_url}/whole/")
+    assert fetch_weights("tiny").read_bytes() == FileHandler.content
     mirror = tmp_path / "mirror"
     monkeypatch.setenv("VITREOUS_MIRROR", os.fspath(mirror))
     pinned = f"{source}#sha256={hashlib.sha256(b'a').hexdigest()}"
@@ -318,19 +320,19 @@ def test_a_mirror_is_an_address_or_a_folder(host, written, tmp_path, monkeypatch
 
 
 def test_the_names_are_listed():
-    rows = document(say("models", "DINOv2*", "--weights", "--json"))["weights"]
+    rows = parse_json_output(run_cli("models", "DINOv2*", "--weights", "--json"))["weights"]
     assert {row["name"] for row in rows} >= {"dinov2-s14", "dinov2-g14-registers"}
     assert all(row["licence"] == "Apache-2.0" and row["source"].startswith("https://") for row in rows)
-    table = say("models", "mae-*", "--weights").stdout
+    table = run_cli("models", "mae-*", "--weights").stdout
     assert "CC-BY-NC-4.0" in table and "83.6% top-1 once fine-tuned" in table and "md5" in table
     for words, hint in ((["dinov2-s15"], "did you mean dinov2-s14?"), (["*", "--num-classes", "3"], "remove one")):
-        result = say("models", *words, "--weights")
+        result = run_cli("models", *words, "--weights")
         assert result.returncode == 2 and hint in result.stderr
 
 
-def test_a_name_that_is_nearly_one_is_told_where_runs_are_asked_for(tmp_path):
-    picture(0).save(tmp_path / "a.png")
-    result = say("predict", "dinov2-s15", str(tmp_path / "a.png"))
+def test_misspelled_names_are_corrected_in_predict(tmp_path):
+    make_image(0).save(tmp_path / "a.png")
+    result = run_cli("predict", "dinov2-s15", str(tmp_path / "a.png"))
     assert result.returncode == 2 and "did you mean dinov2-s14?" in result.stderr
 
 
@@ -352,7 +354,7 @@ def test_a_name_that_is_nearly_one_is_told_where_runs_are_asked_for(tmp_path):
         ("r26-s32-augreg", "google-npz", ".npz"),
     ],
 )
-def test_a_file_of_the_published_form_is_read_as_the_model_of_its_row(name, format, suffix, tmp_path, monkeypatch):
+def test_published_files_are_read_as_the_listed_model(name, format, suffix, tmp_path, monkeypatch):
     """What the rows say beside the files settles what these leave open: nothing has to be assumed of them."""
     from safetensors.torch import load_file
 

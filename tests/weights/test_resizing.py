@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.conftest import say
+from tests.conftest import run_cli
 from tests.weights import peers
-from tests.weights.peers import difference, images, timm_vit
+from tests.weights.peers import compute_difference, make_images, timm_vit
 from vitreous.apps.server import start
 from vitreous.errors import UsageError, VitreousError, WeightsError
 from vitreous.inference.predict import load
@@ -37,12 +37,12 @@ from vitreous.weights.foreign import find_writable_formats
 from vitreous.weights.formats import google
 from vitreous.weights.options import WeightsSource
 
-PAGE = (Path(__file__).parents[2] / "docs" / "weights.md").read_text("utf-8")
+WEIGHTS_PAGE = (Path(__file__).parents[2] / "docs" / "weights.md").read_text("utf-8")
 #: native, larger, one side native, oblong, smaller; patches of 8 pixels
-SIZES = [(32, 32), (48, 48), (32, 48), (48, 32), (40, 56), (24, 16)]
+IMAGE_SIZES = [(32, 32), (48, 48), (32, 48), (48, 32), (40, 56), (24, 16)]
 
 
-def sized(table: Tensor, height: int, width: int, **how: Any) -> Tensor:
+def interpolate_table(table: Tensor, height: int, width: int, **how: Any) -> Tensor:
     """(N, D), a square -> (height * width, D), by PyTorch's interpolation."""
     side = int(len(table) ** 0.5)
     source = table.reshape(1, side, side, -1).permute(0, 3, 1, 2)
@@ -50,32 +50,34 @@ def sized(table: Tensor, height: int, width: int, **how: Any) -> Tensor:
     return found.permute(0, 2, 3, 1).reshape(height * width, -1)
 
 
-def by_dino(table: Tensor, height: int, width: int) -> Tensor:
+def resize_like_dino(table: Tensor, height: int, width: int) -> Tensor:
     """`interpolate_pos_encoding` of DINO and DINOv2: the stored table for a square of as many patches alone."""
     if len(table) == height * width and height == width:
         return table
     side = int(len(table) ** 0.5)
-    return sized(table, height, width, mode="bicubic", scale_factor=((height + 0.1) / side, (width + 0.1) / side))
+    return interpolate_table(
+        table, height, width, mode="bicubic", scale_factor=((height + 0.1) / side, (width + 0.1) / side)
+    )
 
 
-def by_deit(table: Tensor, height: int, width: int) -> Tensor:
+def resize_like_deit(table: Tensor, height: int, width: int) -> Tensor:
     """main.py of DeiT and `interpolate_pos_embed` of MAE, which have squares only, taken to other shapes."""
-    return sized(table, height, width, mode="bicubic", align_corners=False)
+    return interpolate_table(table, height, width, mode="bicubic", align_corners=False)
 
 
-def by_registers(table: Tensor, height: int, width: int) -> Tensor:
+def resize_like_dinov2_registers(table: Tensor, height: int, width: int) -> Tensor:
     """DINOv2 with `interpolate_offset=0.0, interpolate_antialias=True`."""
     if len(table) == height * width and height == width:
         return table
-    return sized(table, height, width, mode="bicubic", antialias=True)
+    return interpolate_table(table, height, width, mode="bicubic", antialias=True)
 
 
-def by_torchvision(table: Tensor, height: int, width: int) -> Tensor:
+def resize_like_torchvision(table: Tensor, height: int, width: int) -> Tensor:
     """`interpolate_embeddings`, which has squares only, taken to other shapes."""
-    return sized(table, height, width, mode="bicubic", align_corners=True)
+    return interpolate_table(table, height, width, mode="bicubic", align_corners=True)
 
 
-def by_google(table: Tensor, height: int, width: int) -> Tensor:
+def resize_like_google(table: Tensor, height: int, width: int) -> Tensor:
     """`interpolate_posembed`, which has squares only, taken to other shapes."""
     from scipy.ndimage import zoom
 
@@ -84,18 +86,20 @@ def by_google(table: Tensor, height: int, width: int) -> Tensor:
     return torch.from_numpy(found).reshape(height * width, -1)
 
 
-def by_timm(table: Tensor, height: int, width: int) -> Tensor:
+def resize_like_timm(table: Tensor, height: int, width: int) -> Tensor:
     """`resample_abs_pos_embed`."""
     from timm.layers import resample_abs_pos_embed
 
     return resample_abs_pos_embed(table[None], [height, width], num_prefix_tokens=0)[0]
 
 
-Rule = Callable[[Tensor, int, int], Tensor]
+ResizeRule = Callable[[Tensor, int, int], Tensor]
 
 
 @torch.inference_mode()
-def forward(model: Any, pixels: Tensor, rule: Rule, registers: Tensor | None = None, placed: bool = True) -> Tensor:
+def forward_with_rule(
+    model: Any, pixels: Tensor, rule: ResizeRule, registers: Tensor | None = None, placed: bool = True
+) -> Tensor:
     """A ViT of timm with another way to resize positions, those of the class token first where it is `placed` -> all
     tokens, normed."""
     x = model.patch_embed.proj(pixels)
@@ -112,7 +116,7 @@ def forward(model: Any, pixels: Tensor, rule: Rule, registers: Tensor | None = N
 
 
 @dataclass
-class Made:
+class ReferenceFile:
     """A file of some format, what answers as its authors' code does, and the format's authors' rule."""
 
     path: Path
@@ -121,40 +125,42 @@ class Made:
     settings: dict[str, Any] = field(default_factory=lambda: {"heads": 4})
 
 
-def small(**options: Any) -> Any:
+def build_small_vit(**options: Any) -> Any:
     return timm_vit(**({"depth": 1} | options)).model
 
 
-def state_of(model: Any) -> dict[str, Tensor]:
+def copy_state(model: Any) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
-def pickled(folder: Path, content: Any) -> Path:
+def save_pickle(folder: Path, content: Any) -> Path:
     torch.save(content, folder / "weights.pth")
     return folder / "weights.pth"
 
 
-def stored(folder: Path, state: dict[str, Tensor]) -> Path:
+def save_safetensors(folder: Path, state: dict[str, Tensor]) -> Path:
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / "weights.safetensors")
     return folder / "weights.safetensors"
 
 
-def timm_bare(folder: Path) -> Made:
-    model = small()
-    return Made(stored(folder, state_of(model)), lambda x: model.forward_features(x), "bicubic-antialias")
+def write_timm_state_dict(folder: Path) -> ReferenceFile:
+    model = build_small_vit()
+    return ReferenceFile(
+        save_safetensors(folder, copy_state(model)), lambda x: model.forward_features(x), "bicubic-antialias"
+    )
 
 
-def timm_folder(folder: Path) -> Made:
-    model = small()
+def write_timm_folder(folder: Path) -> ReferenceFile:
+    model = build_small_vit()
     described = {"architecture": "vit_tiny_patch16_224", "pretrained_cfg": {"input_size": [3, 32, 32]}}
     (folder / "config.json").write_text(json.dumps(described))
-    save_file(state_of(model), folder / "model.safetensors")
-    return Made(folder, lambda x: model.forward_features(x), "bicubic-antialias")
+    save_file(copy_state(model), folder / "model.safetensors")
+    return ReferenceFile(folder, lambda x: model.forward_features(x), "bicubic-antialias")
 
 
-def dino(folder: Path, head: bool = True) -> Made:
-    model = small(num_classes=0)
-    named = {f"backbone.{name}": tensor for name, tensor in state_of(model).items()}
+def write_dino(folder: Path, head: bool = True) -> ReferenceFile:
+    model = build_small_vit(num_classes=0)
+    named = {f"backbone.{name}": tensor for name, tensor in copy_state(model).items()}
     own = {
         "head.mlp.0.weight": torch.ones(3, 48),
         "head.last_layer.weight_g": torch.ones(5, 1),
@@ -162,108 +168,133 @@ def dino(folder: Path, head: bool = True) -> Made:
     }
     named |= own if head else {}
     content = {"student": {f"module.{name}": tensor for name, tensor in named.items()}, "teacher": named, "epoch": 3}
-    return Made(pickled(folder, content), partial(forward, model, rule=by_dino), "bicubic-offset")
+    return ReferenceFile(
+        save_pickle(folder, content), partial(forward_with_rule, model, rule=resize_like_dino), "bicubic-offset"
+    )
 
 
-def deit(folder: Path) -> Made:
-    model = small()
-    return Made(pickled(folder, {"model": state_of(model)}), partial(forward, model, rule=by_deit), "bicubic")
+def write_deit(folder: Path) -> ReferenceFile:
+    model = build_small_vit()
+    return ReferenceFile(
+        save_pickle(folder, {"model": copy_state(model)}),
+        partial(forward_with_rule, model, rule=resize_like_deit),
+        "bicubic",
+    )
 
 
-def deit_iii(folder: Path) -> Made:
-    model = small(init_values=1e-6, no_embed_class=True)
-    named = {re.sub(r"\.ls(\d)\.gamma", r".gamma_\1", name): tensor for name, tensor in state_of(model).items()}
-    return Made(pickled(folder, {"model": named}), partial(forward, model, rule=by_deit, placed=False), "bicubic")
+def deit_iii(folder: Path) -> ReferenceFile:
+    model = build_small_vit(init_values=1e-6, no_embed_class=True)
+    named = {re.sub(r"\.ls(\d)\.gamma", r".gamma_\1", name): tensor for name, tensor in copy_state(model).items()}
+    return ReferenceFile(
+        save_pickle(folder, {"model": named}),
+        partial(forward_with_rule, model, rule=resize_like_deit, placed=False),
+        "bicubic",
+    )
 
 
-def mae(folder: Path) -> Made:
-    model = small(num_classes=0)
+def write_mae(folder: Path) -> ReferenceFile:
+    model = build_small_vit(num_classes=0)
     decoder = {
         "mask_token": torch.ones(1, 1, 8),
         "decoder_embed.weight": torch.ones(8, 48),
         "decoder_pos_embed": torch.ones(1, 17, 8),
     }
-    return Made(stored(folder, state_of(model) | decoder), partial(forward, model, rule=by_deit), "bicubic")
-
-
-def dinov2(folder: Path, registers: int = 0) -> Made:
-    model = small(num_classes=0, init_values=1e-5)
-    tokens = 0.3 * torch.randn(1, registers, 48, generator=torch.Generator().manual_seed(1))
-    named = state_of(model) | {"mask_token": torch.ones(1, 48)} | ({"register_tokens": tokens} if registers else {})
-    rule, how = (by_registers, "bicubic-antialias") if registers else (by_dino, "bicubic-offset")
-    return Made(
-        stored(folder, named), partial(forward, model, rule=rule, registers=tokens[0] if registers else None), how
+    return ReferenceFile(
+        save_safetensors(folder, copy_state(model) | decoder),
+        partial(forward_with_rule, model, rule=resize_like_deit),
+        "bicubic",
     )
 
 
-def google_npz(folder: Path, kind: str = "google-npz", **options: Any) -> Made:
-    model = small(act_layer="gelu_tanh", **options)
-    ours = open_weights(stored(folder, state_of(model)), {"heads": 4, "mlp.gelu": "tanh"}).build_bundle().model
+def write_dinov2(folder: Path, registers: int = 0) -> ReferenceFile:
+    model = build_small_vit(num_classes=0, init_values=1e-5)
+    tokens = 0.3 * torch.randn(1, registers, 48, generator=torch.Generator().manual_seed(1))
+    named = copy_state(model) | {"mask_token": torch.ones(1, 48)} | ({"register_tokens": tokens} if registers else {})
+    rule, how = (
+        (resize_like_dinov2_registers, "bicubic-antialias") if registers else (resize_like_dino, "bicubic-offset")
+    )
+    return ReferenceFile(
+        save_safetensors(folder, named),
+        partial(forward_with_rule, model, rule=rule, registers=tokens[0] if registers else None),
+        how,
+    )
+
+
+def write_google_npz(folder: Path, kind: str = "google-npz", **options: Any) -> ReferenceFile:
+    model = build_small_vit(act_layer="gelu_tanh", **options)
+    ours = (
+        open_weights(save_safetensors(folder, copy_state(model)), {"heads": 4, "mlp.gelu": "tanh"}).build_bundle().model
+    )
     form = next(one for one in google.FORMATS if one.name == kind)
     with open(folder / "weights.npz", "wb") as file:
         np.savez(
             file, **{name: tensor.numpy() for name, tensor in form.to_file(ours.config, ours.state_dict()).items()}
         )
-    return Made(folder / "weights.npz", partial(forward, model, rule=by_google, placed=not options), "zoom-scipy", {})
+    return ReferenceFile(
+        folder / "weights.npz",
+        partial(forward_with_rule, model, rule=resize_like_google, placed=not options),
+        "zoom-scipy",
+        {},
+    )
 
 
-def torchvision(folder: Path) -> Made:
+def write_torchvision(folder: Path) -> ReferenceFile:
     model = peers.torchvision_vit().model
 
     @torch.inference_mode()
     def reference(pixels: Tensor) -> Tensor:
         x = model.conv_proj(pixels)
         positions = model.encoder.pos_embedding.detach()[0]
-        table = by_torchvision(positions[1:], *x.shape[2:])
+        table = resize_like_torchvision(positions[1:], *x.shape[2:])
         x = torch.cat([model.class_token.expand(len(x), -1, -1), x.flatten(2).transpose(1, 2)], 1) + torch.cat(
             [positions[:1], table]
         )
         return model.encoder.ln(model.encoder.layers(x))
 
-    return Made(stored(folder, state_of(model)), reference, "bicubic-aligned")
+    return ReferenceFile(save_safetensors(folder, copy_state(model)), reference, "bicubic-aligned")
 
 
 #: rows of docs/weights.md whose authors' arithmetic is here; those of transformers are beside transformers itself in
 #: test_parity
-ROWS: dict[str, Callable[[Path], Made]] = {
-    "timm, folder of the Hub": timm_folder,
-    "timm, state dict alone": timm_bare,
-    "DINO, with its head": dino,
-    "DINO, `teacher` or `student`": lambda folder: dino(folder, head=False),
-    "DeiT or MAE, under `model`": deit,
-    "MAE, with its decoder": mae,
+DOCUMENTED_FORMATS: dict[str, Callable[[Path], ReferenceFile]] = {
+    "timm, folder of the Hub": write_timm_folder,
+    "timm, state dict alone": write_timm_state_dict,
+    "DINO, with its head": write_dino,
+    "DINO, `teacher` or `student`": lambda folder: write_dino(folder, head=False),
+    "DeiT or MAE, under `model`": write_deit,
+    "MAE, with its decoder": write_mae,
     "DeiT-III": deit_iii,
-    "DINOv2": dinov2,
-    "DINOv2, registers": lambda folder: dinov2(folder, 3),
-    "torchvision": torchvision,
-    "Google, published names": google_npz,
-    "Google, linen's names": lambda folder: google_npz(folder, "linen-npz"),
-    "big_vision": lambda folder: google_npz(folder, "big-vision-npz", no_embed_class=True),
+    "DINOv2": write_dinov2,
+    "DINOv2, registers": lambda folder: write_dinov2(folder, 3),
+    "torchvision": write_torchvision,
+    "Google, published names": write_google_npz,
+    "Google, linen's names": lambda folder: write_google_npz(folder, "linen-npz"),
+    "big_vision": lambda folder: write_google_npz(folder, "big-vision-npz", no_embed_class=True),
 }
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_features_at_every_kind_of_size_are_those_of_the_authors_code(row, tmp_path):
-    made = ROWS[row](tmp_path)
+@pytest.mark.parametrize("row", DOCUMENTED_FORMATS)
+def test_features_match_the_official_code_at_every_size(row, tmp_path):
+    made = DOCUMENTED_FORMATS[row](tmp_path)
     model = open_weights(made.path, made.settings).build_bundle().model
     assert model.config.positions.resize == made.rule
-    for size in SIZES:
-        batch = images(size)
+    for size in IMAGE_SIZES:
+        batch = make_images(size)
         with torch.inference_mode():
-            assert difference(model.features(batch), made.reference(batch)) <= peers.LIMIT, size
+            assert compute_difference(model.features(batch), made.reference(batch)) <= peers.ERROR_LIMIT, size
 
 
-def test_the_zeros_that_scipy_leaves_in_the_last_row_are_those_of_googles_code(tmp_path):
-    made = google_npz(tmp_path, img_size=(56, 56), patch_size=2)
+def test_zeros_in_the_last_row_match_the_code_of_google(tmp_path):
+    made = write_google_npz(tmp_path, img_size=(56, 56), patch_size=2)
     model = open_weights(made.path).build_bundle().model
     made.reference.keywords["placed"] = True
-    batch = images((96, 96), 1)
+    batch = make_images((96, 96), 1)
     with torch.inference_mode():
         assert not model.position.read((48, 48))[-1].any()
-        assert difference(model.features(batch), made.reference(batch)) <= peers.LIMIT
+        assert compute_difference(model.features(batch), made.reference(batch)) <= peers.ERROR_LIMIT
 
 
-FOLDERS: dict[str, tuple[Callable[[], peers.Peer], str]] = {
+TRANSFORMERS_FOLDERS: dict[str, tuple[Callable[[], peers.Peer], str]] = {
     "transformers ViT, DeiT, ViTMAE, ViT-MSN, I-JEPA (no class token, mean)": (peers.transformers_vit, "bicubic"),
     "transformers DINOv2": (peers.transformers_dinov2, "bicubic"),
     "transformers DINOv2, registers": (lambda: peers.transformers_dinov2(3), "bicubic-antialias"),
@@ -271,15 +302,15 @@ FOLDERS: dict[str, tuple[Callable[[], peers.Peer], str]] = {
 }
 
 
-@pytest.mark.parametrize("row", FOLDERS)
-def test_a_folder_of_transformers_tells_everything(row, tmp_path):
-    make, rule = FOLDERS[row]
+@pytest.mark.parametrize("row", TRANSFORMERS_FOLDERS)
+def test_transformers_folders_define_the_resize_rule(row, tmp_path):
+    make, rule = TRANSFORMERS_FOLDERS[row]
     found = open_weights(make().file(tmp_path))
     assert found.config.positions.resize == rule
     assert not [note for note in found.notes if "positions" in note]
 
 
-def test_sams_encoder_of_timm_is_resized_by_timms_rule(tmp_path):
+def test_the_sam_encoder_of_timm_uses_the_rule_of_timm(tmp_path):
     from timm.layers import resample_abs_pos_embed_nhwc
 
     peer = peers.timm_sam()
@@ -289,34 +320,34 @@ def test_sams_encoder_of_timm_is_resized_by_timms_rule(tmp_path):
         assert (model.position.read(grid) - theirs).abs().max() <= 1e-5
 
 
-def table() -> list[list[str]]:
+def read_format_table() -> list[list[str]]:
     """The cells of the page's table of formats, without its head."""
-    lines = [line for line in PAGE.split("## Formats")[1].split("\n##")[0].splitlines() if line.startswith("|")]
+    lines = [line for line in WEIGHTS_PAGE.split("## Formats")[1].split("\n##")[0].splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
-def test_the_page_has_a_row_for_each_and_its_rule():
-    rows = {cells[0]: cells for cells in table()}
-    assert len(rows) == len(table())
-    assert {*ROWS, *FOLDERS} <= rows.keys()
-    for cells in table():
+def test_the_page_lists_every_format_and_its_rule():
+    rows = {cells[0]: cells for cells in read_format_table()}
+    assert len(rows) == len(read_format_table())
+    assert {*DOCUMENTED_FORMATS, *TRANSFORMERS_FOLDERS} <= rows.keys()
+    for cells in read_format_table():
         assert len(cells) == 7, cells[0]
         assert {*re.findall(r"`((?:bicubic|bilinear|zoom)[\w-]*)`", cells[2])} <= RESIZE_MODES.keys() and cells[2], (
             cells[0]
         )
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_the_page_says_rule_and_gelu_as_they_are_read(row, tmp_path):
-    cells = {cells[0]: cells for cells in table()}[row]
-    config = ROWS[row](tmp_path)
+@pytest.mark.parametrize("row", DOCUMENTED_FORMATS)
+def test_the_page_lists_the_rule_and_gelu_that_are_used(row, tmp_path):
+    cells = {cells[0]: cells for cells in read_format_table()}[row]
+    config = DOCUMENTED_FORMATS[row](tmp_path)
     found = open_weights(config.path, {"heads": 4}).config
     assert cells[2] == f"`{found.positions.resize}`"
     assert cells[4] == {"none": "exact", "tanh": "tanh"}[found.mlp.gelu]
 
 
 #: row -> what is said of the rule that was taken; certain rows say nothing
-DOUBTS = {
+EXPECTED_NOTES = {
     "timm, state dict alone": "assumed bicubic-antialias, timm's rule; for the original DeiT and MAE: --resize bicubic, "
     "for DINO",
     "DINO, `teacher` or `student`": "assumed bicubic-offset, DINO's",
@@ -327,17 +358,17 @@ DOUBTS = {
 }
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_what_a_file_does_not_tell_is_said(row, tmp_path):
-    made = ROWS[row](tmp_path)
+@pytest.mark.parametrize("row", DOCUMENTED_FORMATS)
+def test_assumed_resize_rules_are_reported(row, tmp_path):
+    made = DOCUMENTED_FORMATS[row](tmp_path)
     notes = [note for note in open_weights(made.path, made.settings).notes if "resized" in note]
-    assert len(notes) == (row in DOUBTS) and all(DOUBTS[row] in note for note in notes)
+    assert len(notes) == (row in EXPECTED_NOTES) and all(EXPECTED_NOTES[row] in note for note in notes)
     told = open_weights(made.path, made.settings | {"positions.resize": "bilinear"})
     assert told.config.positions.resize == "bilinear" and not [note for note in told.notes if "resized" in note]
 
 
-def test_a_timm_model_under_model_that_neither_deit_nor_mae_has_stays_timms(tmp_path):
-    found = open_weights(pickled(tmp_path, {"model": state_of(small(reg_tokens=2))}), {"heads": 4})
+def test_timm_models_with_register_tokens_keep_the_rule_of_timm(tmp_path):
+    found = open_weights(save_pickle(tmp_path, {"model": copy_state(build_small_vit(reg_tokens=2))}), {"heads": 4})
     assert (found.title, found.config.positions.resize) == ("timm", "bicubic-antialias")
 
 
@@ -345,7 +376,7 @@ def test_open_clips_folder_has_open_clips_rule(tmp_path):
     clip = peers.transformers_clip(hidden_size=128, num_attention_heads=2)
     bundle = open_weights(clip.file(tmp_path)).build_bundle()
     named = find_writable_formats(bundle.model.config)["clip"].to_file(bundle.model.config, bundle.model.state_dict())
-    alone = open_weights(stored(tmp_path, named))
+    alone = open_weights(save_safetensors(tmp_path, named))
     assert alone.config.positions.resize == "bicubic" and any(
         "for open_clip: --resize bicubic-antialias" in note for note in alone.notes
     )
@@ -358,10 +389,10 @@ def test_open_clips_folder_has_open_clips_rule(tmp_path):
     ]
 
 
-def oblong(folder: Path, kind: str) -> Path:
+def write_oblong_model(folder: Path, kind: str) -> Path:
     """A model of 6 x 4 patches and a class token, in a format."""
     config = ViTConfig(image=(48, 32), patch=(8, 8), classes=3, width=48, depth=1, heads=4, mlp=MlpConfig(hidden=96))
-    bundle = made_bundle(config)
+    bundle = make_bundle(config)
     if kind == "google-npz":
         with open(folder / "weights.npz", "wb") as file:
             form = google.GOOGLE
@@ -370,10 +401,10 @@ def oblong(folder: Path, kind: str) -> Path:
                 **{name: tensor.numpy() for name, tensor in form.to_file(config, bundle.model.state_dict()).items()},
             )
         return folder / "weights.npz"
-    return stored(folder, find_writable_formats(config)[kind].to_file(config, bundle.model.state_dict()))
+    return save_safetensors(folder, find_writable_formats(config)[kind].to_file(config, bundle.model.state_dict()))
 
 
-def made_bundle(config: Any) -> Bundle:
+def make_bundle(config: Any) -> Bundle:
     from vitreous.data.modalities.images import ImagePreprocess
     from vitreous.models.zoo import build_model
 
@@ -382,8 +413,8 @@ def made_bundle(config: Any) -> Bundle:
     return Bundle(model, Classification(tuple(f"class {i}" for i in range(config.classes))), preprocess)
 
 
-def test_six_by_four_positions_of_google_are_not_five_by_five(tmp_path):
-    path = oblong(tmp_path, "google-npz")
+def test_rectangular_positions_of_google_need_the_source_size(tmp_path):
+    path = write_oblong_model(tmp_path, "google-npz")
     with pytest.raises(
         WeightsError, match="25 positions form no square grid of patches in addition to 1 for the class token"
     ) as refused:
@@ -393,8 +424,8 @@ def test_six_by_four_positions_of_google_are_not_five_by_five(tmp_path):
     assert (found.image, found.prefix_position_count) == ((48, 32), 1)
 
 
-def test_six_by_four_positions_of_timm_are_said_to_be_taken_for_five_by_five(tmp_path):
-    path = oblong(tmp_path, "timm")
+def test_rectangular_positions_of_timm_are_reported_as_assumed_square(tmp_path):
+    path = write_oblong_model(tmp_path, "timm")
     found = open_weights(path, {"heads": 4})
     assert (found.config.grid, found.config.prefix_position_count) == ((5, 5), 0)
     assert any(
@@ -404,8 +435,8 @@ def test_six_by_four_positions_of_timm_are_said_to_be_taken_for_five_by_five(tmp
     assert found.config.grid == (6, 4) and not [note for note in found.notes if "grid" in note]
 
 
-def test_a_square_that_may_be_an_oblong_is_told(tmp_path):
-    found = open_weights(google_npz(tmp_path, img_size=(64, 256), patch_size=16, no_embed_class=False).path)
+def test_ambiguous_grids_are_reported(tmp_path):
+    found = open_weights(write_google_npz(tmp_path, img_size=(64, 256), patch_size=16, no_embed_class=False).path)
     assert found.config.image == (128, 128)
     assert any(
         "assumed 8 x 8 patches, images of 128 x 128 pixels (--source-size HEIGHT WIDTH)" in note for note in found.notes
@@ -414,20 +445,20 @@ def test_a_square_that_may_be_an_oblong_is_told(tmp_path):
     assert other.config.grid == (4, 16) and other.notes == ()
     (tmp_path / "prime").mkdir()
     # 5 x 5 is the only grid of 25
-    assert open_weights(google_npz(tmp_path / "prime", img_size=(40, 40)).path).notes == ()
+    assert open_weights(write_google_npz(tmp_path / "prime", img_size=(40, 40)).path).notes == ()
 
 
-def test_what_is_said_and_cannot_be_is_refused(tmp_path):
+def test_invalid_source_options_are_rejected(tmp_path):
     with pytest.raises(UsageError, match="unknown position resize rule bicubik"):
         WeightsSource("weights", "bicubik")  # type: ignore[arg-type]
     for size in (0, (), (3, 3, 3, 3), (32, -1)):
         with pytest.raises(UsageError, match="source_size takes one number or height and width"):
             WeightsSource("weights", None, size)
-    made_bundle(BiTConfig(image=(32, 32), blocks=(1,), width=32, classes=3)).save(tmp_path / "bit")
+    make_bundle(BiTConfig(image=(32, 32), blocks=(1,), width=32, classes=3)).save(tmp_path / "bit")
     with pytest.raises(UsageError, match="no learned positions"):
         open_weights(WeightsSource(str(tmp_path / "bit"), "zoom"))
     config = ViTConfig(image=(32, 32), patch=(8, 8), classes=3, width=48, depth=1, heads=4, mlp=MlpConfig(hidden=96))
-    made_bundle(config).save(tmp_path / "vit")
+    make_bundle(config).save(tmp_path / "vit")
     with pytest.raises(UsageError, match=r"source_size=48: .* is a bundle for images of 32 pixels"):
         open_weights(WeightsSource(str(tmp_path / "vit"), None, 48))
     found = open_weights(WeightsSource(str(tmp_path / "vit"), "zoom", 32))
@@ -444,7 +475,7 @@ def state_dict_folder(tmp_path_factory):
 
     state_dict_folder = tmp_path_factory.mktemp("home")
     (state_dict_folder / "weights").mkdir()
-    oblong(state_dict_folder / "weights", "timm")
+    write_oblong_model(state_dict_folder / "weights", "timm")
     draw = np.random.default_rng(0)
     for split, count in (("train", 4), ("val", 2), ("test", 2)):
         for name in ("0", "1", "2"):
@@ -455,8 +486,8 @@ def state_dict_folder(tmp_path_factory):
     return state_dict_folder
 
 
-KNOWN = ["--source-size", "48", "32", "--resize", "bicubic"]
-VERBS = {
+SOURCE_OPTIONS = ["--source-size", "48", "32", "--resize", "bicubic"]
+VERB_COMMANDS = {
     "serve": ["serve", "WEIGHTS"],
     "predict": ["predict", "WEIGHTS", "data/test/0/0.png"],
     "embed": ["embed", "WEIGHTS", "data/test/0", "--out", "OUT.npz"],
@@ -481,8 +512,8 @@ VERBS = {
 }
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_says_what_it_assumed_and_is_told_better(verb, state_dict_folder, monkeypatch):
+@pytest.mark.parametrize("verb", VERB_COMMANDS)
+def test_every_verb_reports_assumptions_and_accepts_source_options(verb, state_dict_folder, monkeypatch):
     def serve(run, settings, how, exact, quick, up, vae):
         up(
             SimpleNamespace(
@@ -495,28 +526,28 @@ def test_every_verb_says_what_it_assumed_and_is_told_better(verb, state_dict_fol
     name = re.sub(r"\W", "", verb)
 
     def told(*known: str) -> Any:
-        words = [word.replace("WEIGHTS", "weights/weights.safetensors") for word in VERBS[verb]]
+        words = [word.replace("WEIGHTS", "weights/weights.safetensors") for word in VERB_COMMANDS[verb]]
         words = [word.replace("OUT", f"{name}{len(known)}") for word in words]
-        return say(*words, *known, cwd=state_dict_folder)
+        return run_cli(*words, *known, cwd=state_dict_folder)
 
     without = told()
     assert "does not specify its position grid: assumed 5 x 5" in without.stderr, without.stderr
     assert "assumed bicubic-antialias" in without.stderr
-    found = told(*KNOWN)
+    found = told(*SOURCE_OPTIONS)
     assert found.returncode == (0 if verb != "serve" else without.returncode), found.stderr
     assert "positions" not in "".join(line for line in found.stderr.splitlines() if "does not specify" in line)
 
 
-def test_what_is_said_beside_a_bundle_and_foreign_weights_is_of_the_weights(state_dict_folder):
+def test_source_options_apply_to_foreign_weights_not_bundles(state_dict_folder):
     weights = "weights/weights.safetensors"
-    assert say("convert", weights, "beside", *KNOWN, cwd=state_dict_folder).returncode == 0
-    result = say("evaluate", weights, "beside", "data", *KNOWN, cwd=state_dict_folder)
+    assert run_cli("convert", weights, "beside", *SOURCE_OPTIONS, cwd=state_dict_folder).returncode == 0
+    result = run_cli("evaluate", weights, "beside", "data", *SOURCE_OPTIONS, cwd=state_dict_folder)
     assert result.returncode == 0 and "does not specify" not in result.stderr, result.stderr
-    result = say("evaluate", weights, "beside", "data", cwd=state_dict_folder)
+    result = run_cli("evaluate", weights, "beside", "data", cwd=state_dict_folder)
     assert "assumed 5 x 5" in result.stderr
 
 
-def test_training_keeps_what_was_said(state_dict_folder):
+def test_training_stores_the_source_options(state_dict_folder):
     words = [
         "train",
         "data",
@@ -529,16 +560,16 @@ def test_training_keeps_what_was_said(state_dict_folder):
         "--device",
         "cpu",
     ]
-    result = say(*words, *KNOWN, "--out", "run", cwd=state_dict_folder)
+    result = run_cli(*words, *SOURCE_OPTIONS, "--out", "run", cwd=state_dict_folder)
     assert result.returncode == 0, result.stderr
     config = (state_dict_folder / "run" / "config.yaml").read_text()
     assert "resize: bicubic\n" in config and re.search(r"init_source_size:\s*(\[48, 32\]|\n\s*- 48\n\s*- 32)", config)
     assert "positions resized 6x4 -> 4" in result.stderr
-    result = say("train", "data", "--resize", "zoom", cwd=state_dict_folder)
+    result = run_cli("train", "data", "--resize", "zoom", cwd=state_dict_folder)
     assert result.returncode == 2 and "--resize and --source-size are for initial weights" in result.stderr
 
 
-def test_load_takes_both_and_an_exported_file_neither(state_dict_folder):
+def test_load_accepts_source_options_except_for_exported_files(state_dict_folder):
     import vitreous
 
     predictor = vitreous.load(

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.weights import peers
-from tests.weights.peers import LIMIT, agree, difference, images, opened
+from tests.weights.peers import ERROR_LIMIT, check_agreement, compute_difference, make_images, open_model
 from vitreous.errors import UsageError
 from vitreous.models.config import (
     BiTConfig,
@@ -37,18 +37,18 @@ from vitreous.weights.writable import (
     list_writable_formats,
 )
 
-SMALL = ViTConfig(image=(32, 32), patch=(8, 8), classes=5, width=64, depth=2, heads=4, mlp=MlpConfig(hidden=128))
-BARE = SMALL.with_options(class_token=False, pool="mean", positions={"slots": 0})
-DINO = SMALL.with_options(classes=0, norm={"layer_scale": 1e-5})
+SMALL_CONFIG = ViTConfig(image=(32, 32), patch=(8, 8), classes=5, width=64, depth=2, heads=4, mlp=MlpConfig(hidden=128))
+MEAN_POOLED = SMALL_CONFIG.with_options(class_token=False, pool="mean", positions={"slots": 0})
+DINO = SMALL_CONFIG.with_options(classes=0, norm={"layer_scale": 1e-5})
 SWIGLU = DINO.with_options(mlp={"kind": "swiglu", "hidden": 176})
-CLIP = SMALL.with_options(
+CLIP = SMALL_CONFIG.with_options(
     first_norm=True,
     projection_bias=False,
     norm={"final": "pooled", "eps": 1e-5},
     mlp={"gelu": "quick"},
     head={"bias": False},
 )
-SAM = BARE.with_options(
+SAM = MEAN_POOLED.with_options(
     image=(64, 64),
     neck=24,
     classes=0,
@@ -56,7 +56,7 @@ SAM = BARE.with_options(
     norm={"final": "none"},
 )
 VITDET = SAM.with_options(neck=0, position_grid=(4, 4))
-HYBRID = SMALL.with_options(stem=StemConfig((1, 2), 32), patch=(8, 8), mlp={"gelu": "tanh"})
+HYBRID = SMALL_CONFIG.with_options(stem=StemConfig((1, 2), 32), patch=(8, 8), mlp={"gelu": "tanh"})
 VIDEO = VideoConfig(
     image=(4, 16, 32),
     patch=(2, 8, 8),
@@ -77,32 +77,41 @@ VIDEOMAE = VIDEO.with_options(
 )
 BIT = BiTConfig(image=(64, 64), classes=5, blocks=(2, 1), width=32)
 
-GOOGLE = {"google-npz", "linen-npz"}
+GOOGLE_FORMATS = {"google-npz", "linen-npz"}
 MODELS = {
-    "ViT": (SMALL, {"timm", "huggingface", "torchvision"} | GOOGLE),
-    "ViT, no head": (replace(SMALL, classes=0), {"timm", "huggingface"} | GOOGLE),
-    "ViT, tanh": (SMALL.with_options(mlp={"gelu": "tanh"}), {"timm", "huggingface", "torchvision"} | GOOGLE),
-    "ViT, one channel": (replace(SMALL, channels=1), {"timm", "huggingface", "torchvision"} | GOOGLE),
-    "ViT, oblong": (replace(SMALL, image=(32, 48), patch=(8, 4)), {"timm", "huggingface"}),
-    "ViT, patches that are not square": (
-        replace(SMALL, image=(32, 16), patch=(8, 4)),
-        {"timm", "huggingface"} | GOOGLE,
+    "ViT": (SMALL_CONFIG, {"timm", "huggingface", "torchvision"} | GOOGLE_FORMATS),
+    "ViT, no head": (replace(SMALL_CONFIG, classes=0), {"timm", "huggingface"} | GOOGLE_FORMATS),
+    "ViT, tanh": (
+        SMALL_CONFIG.with_options(mlp={"gelu": "tanh"}),
+        {"timm", "huggingface", "torchvision"} | GOOGLE_FORMATS,
     ),
-    "ViT, pre_logits": (SMALL.with_options(head={"representation": 24}), {"torchvision"} | GOOGLE),
-    "ViT, no bias on q, k, v": (SMALL.with_options(attention={"qkv_bias": False}), {"timm", "huggingface"}),
-    "ViT, class token without position": (SMALL.with_options(positions={"slots": 0}), {"timm", "big-vision-npz"}),
-    "ViT, mean": (BARE, {"timm", "huggingface", "big-vision-npz"} | GOOGLE),
-    "ViT, mean, no head": (replace(BARE, classes=0), {"timm", "huggingface", "big-vision-npz"} | GOOGLE),
-    "ViT, attention pooling": (replace(BARE, pool="attention"), {"timm", "big-vision-npz"} | GOOGLE),
-    "ViT, mean beside a class token": (SMALL.with_options(pool="mean", norm={"final": "pooled"}), {"timm"}),
-    "ViT, mean of normed tokens beside a class token": (replace(SMALL, pool="mean"), set()),
-    "ViT, registers with positions": (SMALL.with_options(registers=2, positions={"slots": 3}), {"timm"}),
-    "ViT, registers without positions": (SMALL.with_options(registers=2, positions={"slots": 0}), {"timm"}),
-    "ViT, registers, class token with position": (replace(SMALL, registers=2), set()),
-    "ViT, class token normed alone": (SMALL.with_options(norm={"final": "pooled"}), set()),
-    "DeiT": (SMALL.with_options(pool="distilled", positions={"slots": 2}), {"timm", "huggingface"}),
-    "DeiT, no head": (SMALL.with_options(pool="distilled", classes=0, positions={"slots": 2}), {"timm", "huggingface"}),
-    "DeiT-III": (SMALL.with_options(norm={"layer_scale": 1e-4}, positions={"slots": 0}), {"timm"}),
+    "ViT, one channel": (replace(SMALL_CONFIG, channels=1), {"timm", "huggingface", "torchvision"} | GOOGLE_FORMATS),
+    "ViT, oblong": (replace(SMALL_CONFIG, image=(32, 48), patch=(8, 4)), {"timm", "huggingface"}),
+    "ViT, patches that are not square": (
+        replace(SMALL_CONFIG, image=(32, 16), patch=(8, 4)),
+        {"timm", "huggingface"} | GOOGLE_FORMATS,
+    ),
+    "ViT, pre_logits": (SMALL_CONFIG.with_options(head={"representation": 24}), {"torchvision"} | GOOGLE_FORMATS),
+    "ViT, no bias on q, k, v": (SMALL_CONFIG.with_options(attention={"qkv_bias": False}), {"timm", "huggingface"}),
+    "ViT, class token without position": (
+        SMALL_CONFIG.with_options(positions={"slots": 0}),
+        {"timm", "big-vision-npz"},
+    ),
+    "ViT, mean": (MEAN_POOLED, {"timm", "huggingface", "big-vision-npz"} | GOOGLE_FORMATS),
+    "ViT, mean, no head": (replace(MEAN_POOLED, classes=0), {"timm", "huggingface", "big-vision-npz"} | GOOGLE_FORMATS),
+    "ViT, attention pooling": (replace(MEAN_POOLED, pool="attention"), {"timm", "big-vision-npz"} | GOOGLE_FORMATS),
+    "ViT, mean beside a class token": (SMALL_CONFIG.with_options(pool="mean", norm={"final": "pooled"}), {"timm"}),
+    "ViT, mean of normed tokens beside a class token": (replace(SMALL_CONFIG, pool="mean"), set()),
+    "ViT, registers with positions": (SMALL_CONFIG.with_options(registers=2, positions={"slots": 3}), {"timm"}),
+    "ViT, registers without positions": (SMALL_CONFIG.with_options(registers=2, positions={"slots": 0}), {"timm"}),
+    "ViT, registers, class token with position": (replace(SMALL_CONFIG, registers=2), set()),
+    "ViT, class token normed alone": (SMALL_CONFIG.with_options(norm={"final": "pooled"}), set()),
+    "DeiT": (SMALL_CONFIG.with_options(pool="distilled", positions={"slots": 2}), {"timm", "huggingface"}),
+    "DeiT, no head": (
+        SMALL_CONFIG.with_options(pool="distilled", classes=0, positions={"slots": 2}),
+        {"timm", "huggingface"},
+    ),
+    "DeiT-III": (SMALL_CONFIG.with_options(norm={"layer_scale": 1e-4}, positions={"slots": 0}), {"timm"}),
     "DINOv2": (DINO, {"timm", "dinov2", "huggingface"}),
     "DINOv2, registers": (replace(DINO, registers=3), {"dinov2", "huggingface"}),
     "DINOv2, SwiGLU": (SWIGLU, {"timm", "dinov2", "huggingface"}),
@@ -119,25 +128,28 @@ MODELS = {
     "ViTDet": (VITDET, {"vitdet"}),
     "ViTDet, everything global": (VITDET.with_options(attention={"window": 0, "global_blocks": ()}), {"vitdet"}),
     "ViTDet, convolutions": (VITDET.with_options(conv_blocks=(1,), attention={"global_blocks": ()}), {"vitdet"}),
-    "hybrid": (HYBRID, {"timm"} | GOOGLE),
-    "hybrid, root alone": (HYBRID.with_options(stem=StemConfig((), 32)), {"timm"} | GOOGLE),
+    "hybrid": (HYBRID, {"timm"} | GOOGLE_FORMATS),
+    "hybrid, root alone": (HYBRID.with_options(stem=StemConfig((), 32)), {"timm"} | GOOGLE_FORMATS),
     "convolutions": (
-        SMALL.with_options(stem=ConvStemConfig(widths=(8, 16), blocks=(0, 1)), class_token=False, pool="mean"),
+        SMALL_CONFIG.with_options(stem=ConvStemConfig(widths=(8, 16), blocks=(0, 1)), class_token=False, pool="mean"),
         set(),
     ),
     "BiT": (BIT, {"timm", "huggingface", "bit-npz", "big-vision-npz"}),
     "BiT, wide": (replace(BIT, width=64, factor=2, blocks=(1,)), {"timm", "huggingface", "bit-npz", "big-vision-npz"}),
     "BiT, no head": (replace(BIT, classes=0), {"timm", "huggingface", "bit-npz", "big-vision-npz"}),
     "axial ResNet": (BIT.with_options(axial=True), set()),
-    "axial": (BARE.with_options(axial=True), set()),
-    "relative": (SMALL.with_options(attention={"kind": "relative"}), set()),
-    "rotary": (SMALL.with_options(attention={"kind": "rotary"}), set()),
-    "sines": (SMALL.with_options(positions={"kind": "sincos", "slots": 0}), set()),
-    "sines as big_vision has them": (BARE.with_options(positions={"kind": "sincos-big-vision"}), {"big-vision-npz"}),
-    "positions by axis": (SMALL.with_options(positions={"kind": "axes"}), set()),
-    "positions by axis, added up": (SMALL.with_options(positions={"kind": "factorised"}), set()),
-    "positions in each block": (SMALL.with_options(positions={"at": "each"}), set()),
-    "video": (replace(SMALL, image=(4, 32, 32), patch=(2, 8, 8)), set()),
+    "axial": (MEAN_POOLED.with_options(axial=True), set()),
+    "relative": (SMALL_CONFIG.with_options(attention={"kind": "relative"}), set()),
+    "rotary": (SMALL_CONFIG.with_options(attention={"kind": "rotary"}), set()),
+    "sines": (SMALL_CONFIG.with_options(positions={"kind": "sincos", "slots": 0}), set()),
+    "sines as big_vision has them": (
+        MEAN_POOLED.with_options(positions={"kind": "sincos-big-vision"}),
+        {"big-vision-npz"},
+    ),
+    "positions by axis": (SMALL_CONFIG.with_options(positions={"kind": "axes"}), set()),
+    "positions by axis, added up": (SMALL_CONFIG.with_options(positions={"kind": "factorised"}), set()),
+    "positions in each block": (SMALL_CONFIG.with_options(positions={"at": "each"}), set()),
+    "video": (replace(SMALL_CONFIG, image=(4, 32, 32), patch=(2, 8, 8)), set()),
     "ViViT": (VIDEO, {"huggingface"}),
     "ViViT, no head": (replace(VIDEO, classes=0), {"huggingface"}),
     "ViViT, mean": (replace(VIDEO, class_token=False, pool="mean"), set()),
@@ -153,20 +165,20 @@ MODELS = {
 
 
 #: transformers' encoders with a layer after them that no weights of ours have
-POOLING = ("ViTModel", "DeiTModel", "IJepaModel", "VivitModel")
+MODELS_WITH_POOLING_LAYER = ("ViTModel", "DeiTModel", "IJepaModel", "VivitModel")
 
 
-def fresh(config, seed=0):
+def build_random_model(config, seed=0):
     """A model of which every number is random."""
     return peers.randomise(build_model(config), seed)
 
 
-def write(form, config, state):
+def write_tensors(form, config, state):
     """Everything that a file of that format has."""
     return form.to_file(config, state)
 
 
-def store(form, config, tensors, place):
+def save_in_format(form, config, tensors, place):
     """The file, or the folder, of a format."""
     if form.suffix == ".npz":
         path = place.with_suffix(".npz")
@@ -183,7 +195,7 @@ def store(form, config, tensors, place):
     return place
 
 
-def read(form, config, path):
+def open_saved_format(form, config, path):
     """Config and tensors of ours; a file alone is told what it does not say."""
     told = {"image": config.image} | ({} if form.describe or isinstance(config, BiTConfig) else {"heads": config.heads})
     weights = open_weights(path, told)
@@ -191,7 +203,7 @@ def read(form, config, path):
     return weights.config, weights.read_state()
 
 
-def same(a, b):
+def are_states_equal(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
@@ -206,7 +218,7 @@ def test_each_model_has_exactly_these_formats(name):
         get_writable_format("gguf", config)
 
 
-BLOCKED = {
+BLOCKING_OPTIONS = {
     ("convolutions", "timm"): ["stem of convolutions (Conv+…)"],
     ("convolutions", "huggingface"): ["stem of convolutions (Conv+…)"],
     ("hybrid", "huggingface"): ["stem of a ResNet (R50+…)"],
@@ -224,10 +236,10 @@ BLOCKED = {
 }
 
 
-@pytest.mark.parametrize("name,form", BLOCKED)
-def test_what_keeps_a_model_out_of_a_format_is_named(name, form):
+@pytest.mark.parametrize("name,form", BLOCKING_OPTIONS)
+def test_options_that_block_a_format_are_named(name, form):
     config = MODELS[name][0]
-    assert find_blocking_options(form, config) == BLOCKED[name, form]
+    assert find_blocking_options(form, config) == BLOCKING_OPTIONS[name, form]
     with pytest.raises(UsageError) as caught:
         get_writable_format(form, config)
     assert (
@@ -235,28 +247,30 @@ def test_what_keeps_a_model_out_of_a_format_is_named(name, form):
         and "bundle" in caught.value.hint
         and "export --to onnx" in caught.value.hint
     )
-    assert all(option in caught.value.message for option in BLOCKED[name, form])
+    assert all(option in caught.value.message for option in BLOCKING_OPTIONS[name, form])
 
 
 def test_formats_that_can_hold_a_model_are_listed():
-    assert list_writable_formats(SMALL) == sorted(MODELS["ViT"][1])
+    assert list_writable_formats(SMALL_CONFIG) == sorted(MODELS["ViT"][1])
     assert "huggingface" not in list_writable_formats(MODELS["convolutions"][0])
     assert explain_unwritable("huggingface", MODELS["convolutions"][0]).startswith("it has no stem of convolutions")
 
 
 @pytest.mark.parametrize("name", [name for name, (_, formats) in MODELS.items() if formats])
-def test_from_one_format_into_another_and_back(name, tmp_path):
+def test_models_survive_a_round_trip_between_formats(name, tmp_path):
     config, formats = MODELS[name]
-    ours, able = fresh(config).state_dict(), find_writable_formats(config)
+    ours, able = build_random_model(config).state_dict(), find_writable_formats(config)
     for a in sorted(formats):
-        first = write(able[a], config, ours)
-        found, from_a = read(able[a], config, store(able[a], config, first, tmp_path / a))
-        assert same(from_a, ours), a
+        first = write_tensors(able[a], config, ours)
+        found, from_a = open_saved_format(able[a], config, save_in_format(able[a], config, first, tmp_path / a))
+        assert are_states_equal(from_a, ours), a
         for b in sorted(formats - {a}):
-            second = write(able[b], found, from_a)
-            again, from_b = read(able[b], config, store(able[b], found, second, tmp_path / f"{a}-{b}"))
-            third = write(able[a], again, from_b)
-            assert same(third, first), (a, b)
+            second = write_tensors(able[b], found, from_a)
+            again, from_b = open_saved_format(
+                able[b], config, save_in_format(able[b], found, second, tmp_path / f"{a}-{b}")
+            )
+            third = write_tensors(able[a], again, from_b)
+            assert are_states_equal(third, first), (a, b)
             assert {key: tensor.shape for key, tensor in third.items()} == {
                 key: tensor.shape for key, tensor in first.items()
             }
@@ -268,39 +282,39 @@ def test_transformers_opens_the_folder(name, tmp_path):
     config = MODELS[name][0]
     if isinstance(config, BiTConfig):
         config = replace(config, numerics="transformers")
-    model, form = fresh(config), get_writable_format("huggingface", config)
-    folder = store(form, config, write(form, config, model.state_dict()), tmp_path / "model")
+    model, form = build_random_model(config), get_writable_format("huggingface", config)
+    folder = save_in_format(form, config, write_tensors(form, config, model.state_dict()), tmp_path / "model")
     kind = form.describe(config)["architectures"][0]
-    options = {"add_pooling_layer": False} if kind in POOLING else {}
+    options = {"add_pooling_layer": False} if kind in MODELS_WITH_POOLING_LAYER else {}
     theirs, found = getattr(transformers, kind).from_pretrained(folder, output_loading_info=True, **options)
     assert not any(found[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")), found
     theirs.eval()
-    batch = images(config.image, channels=config.channels)
+    batch = make_images(config.image, channels=config.channels)
     with torch.inference_mode():
         given = batch.transpose(1, 2) if batch.ndim == 5 else batch  # of clips, the frames before the channels
         answer, features = theirs(given), model.features(batch)
         tokens = getattr(theirs, theirs.base_model_prefix, theirs)(given).last_hidden_state
         tokens = tokens.flatten(2).transpose(1, 2) if tokens.ndim == 4 else tokens
-        assert difference(features, tokens) <= LIMIT
+        assert compute_difference(features, tokens) <= ERROR_LIMIT
         if config.classes:
             logits = answer.image_embeds if "image_embeds" in answer else answer.logits
-            assert difference(model(batch), logits) <= LIMIT
+            assert compute_difference(model(batch), logits) <= ERROR_LIMIT
 
 
 @pytest.mark.parametrize("name", [name for name, (_, formats) in MODELS.items() if "huggingface" in formats])
-def test_what_transformers_saves_again_is_what_was_written(name, tmp_path):
+def test_transformers_saves_the_same_tensors(name, tmp_path):
     """From ours to a folder, through their classes, and back: the same tensors."""
     transformers = pytest.importorskip("transformers")
     config = MODELS[name][0]
-    form, ours = get_writable_format("huggingface", config), fresh(config).state_dict()
-    folder = store(form, config, write(form, config, ours), tmp_path / "model")
+    form, ours = get_writable_format("huggingface", config), build_random_model(config).state_dict()
+    folder = save_in_format(form, config, write_tensors(form, config, ours), tmp_path / "model")
     kind = form.describe(config)["architectures"][0]
-    options = {"add_pooling_layer": False} if kind in POOLING else {}
+    options = {"add_pooling_layer": False} if kind in MODELS_WITH_POOLING_LAYER else {}
     getattr(transformers, kind).from_pretrained(folder, **options).save_pretrained(tmp_path / "again")
-    assert same(open_weights(tmp_path / "again").read_state(), ours)
+    assert are_states_equal(open_weights(tmp_path / "again").read_state(), ours)
 
 
-TIMM = {
+TIMM_PEERS = {
     "ViT": peers.timm_vit,
     "no head": lambda: peers.timm_vit(num_classes=0),
     "mean": lambda: peers.timm_vit(global_pool="avg"),
@@ -319,48 +333,50 @@ TIMM = {
 }
 
 
-@pytest.mark.parametrize("name", TIMM)
-def test_timm_loads_what_is_written_strictly(name, tmp_path):
+@pytest.mark.parametrize("name", TIMM_PEERS)
+def test_timm_loads_written_weights_strictly(name, tmp_path):
     pytest.importorskip("timm")
-    peer = TIMM[name]()
-    config = opened(peer.file(tmp_path), peer.settings).config
-    model = fresh(config, seed=1)
+    peer = TIMM_PEERS[name]()
+    config = open_model(peer.file(tmp_path), peer.settings).config
+    model = build_random_model(config, seed=1)
     peer.model.load_state_dict(
         get_writable_format("timm", config).to_foreign_tensors(config, model.state_dict()), strict=True
     )
     peer.logits = peer.logits if config.classes else None
-    agree(model, peer)
+    check_agreement(model, peer)
 
 
 @pytest.mark.parametrize(
     "name,form",
     [("ViT", "google-npz"), ("hybrid", "google-npz"), ("hybrid, root alone", "google-npz"), ("BiT", "bit-npz")],
 )
-def test_timms_own_loader_reads_the_npz_that_is_written(name, form, tmp_path):
+def test_the_npz_loader_of_timm_reads_written_files(name, form, tmp_path):
     pytest.importorskip("timm")
-    peer = TIMM[name]()
-    config = opened(peer.file(tmp_path), peer.settings).config
-    model = fresh(config, seed=1)
-    written = write(get_writable_format(form, config), config, model.state_dict())
-    peer.model.load_pretrained(str(store(get_writable_format(form, config), config, written, tmp_path / "written")))
-    agree(model, peer)
+    peer = TIMM_PEERS[name]()
+    config = open_model(peer.file(tmp_path), peer.settings).config
+    model = build_random_model(config, seed=1)
+    written = write_tensors(get_writable_format(form, config), config, model.state_dict())
+    peer.model.load_pretrained(
+        str(save_in_format(get_writable_format(form, config), config, written, tmp_path / "written"))
+    )
+    check_agreement(model, peer)
 
 
 @pytest.mark.parametrize("representation", [None, 20])
-def test_torchvision_loads_what_is_written_strictly(representation, tmp_path):
+def test_torchvision_loads_written_weights_strictly(representation, tmp_path):
     peer = peers.torchvision_vit(representation)
-    config = opened(peer.file(tmp_path), peer.settings).config
-    model = fresh(config, seed=1)
+    config = open_model(peer.file(tmp_path), peer.settings).config
+    model = build_random_model(config, seed=1)
     peer.model.load_state_dict(
         get_writable_format("torchvision", config).to_foreign_tensors(config, model.state_dict()), strict=True
     )
-    agree(model, peer)
+    check_agreement(model, peer)
 
 
 @pytest.mark.parametrize("name", ["DINOv2", "DINOv2, registers", "DINOv2, SwiGLU"])
-def test_the_mask_token_that_dinov2s_code_asks_for_is_written_as_zeros(name, tmp_path):
+def test_the_mask_token_of_dinov2_is_written_as_zeros(name, tmp_path):
     config = MODELS[name][0]
-    written = get_writable_format("dinov2", config).to_foreign_tensors(config, fresh(config).state_dict())
+    written = get_writable_format("dinov2", config).to_foreign_tensors(config, build_random_model(config).state_dict())
     assert written["mask_token"].shape == (1, config.width) and not written["mask_token"].any()
     save_file({key: tensor.contiguous() for key, tensor in written.items()}, tmp_path / "dino.safetensors")
     assert detect_checkpoint([tmp_path / "dino.safetensors"], {"heads": 4}).unused == ["mask_token"]

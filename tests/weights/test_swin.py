@@ -11,7 +11,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.weights import peers
-from tests.weights.peers import LIMIT, Peer, agree, difference, images, opened, randomise
+from tests.weights.peers import (
+    ERROR_LIMIT,
+    Peer,
+    check_agreement,
+    compute_difference,
+    make_images,
+    open_model,
+    randomise,
+)
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import SwinAttentionConfig, SwinConfig
 from vitreous.models.zoo import build_model
@@ -26,8 +34,8 @@ timm = pytest.importorskip("timm")
 transformers = pytest.importorskip("transformers")
 
 #: grids of 16 and 8 at the native size; of 18 x 21 and 9 x 11 at the other, which windows do not divide
-SIZES = ((32, 32), (36, 42))
-SMALL = SwinConfig(
+IMAGE_SIZES = ((32, 32), (36, 42))
+SMALL_SWIN = SwinConfig(
     image=(32, 32),
     patch_size=(2, 2),
     width=16,
@@ -37,7 +45,7 @@ SMALL = SwinConfig(
     attention=SwinAttentionConfig(window=4, pad="zeros"),
 )
 
-V2 = replace(SMALL, version=2)
+SMALL_SWIN_V2 = replace(SMALL_SWIN, version=2)
 
 
 def timm_swin(version=1, **options) -> Peer:
@@ -60,7 +68,7 @@ def timm_swin(version=1, **options) -> Peer:
     if version == 2:  # its files tell neither
         settings["attention.window"] = (small | options)["window_size"]
         settings["attention.pretrained_window"] = options.get("pretrained_window_sizes", ())
-    return Peer(model, lambda x: model.forward_features(x).flatten(1, 2), model, SIZES, settings)
+    return Peer(model, lambda x: model.forward_features(x).flatten(1, 2), model, IMAGE_SIZES, settings)
 
 
 def transformers_swin(classes=7, version=1, **options) -> Peer:
@@ -76,7 +84,7 @@ def transformers_swin(classes=7, version=1, **options) -> Peer:
     name = "Swin" if version == 1 else "Swinv2"
     config = getattr(transformers, f"{name}Config")(**small | options)
     model = getattr(transformers, f"{name}{'ForImageClassification' if classes else 'Model'}")(config)
-    return peers.transformers_peer(model, bool(classes), SIZES)
+    return peers.transformers_peer(model, bool(classes), IMAGE_SIZES)
 
 
 def torchvision_swin(version=1, **options) -> Peer:
@@ -93,7 +101,7 @@ def torchvision_swin(version=1, **options) -> Peer:
     }
     model = randomise(SwinTransformer(**small | options))
     settings = {"image": (32, 32)}
-    return Peer(model, lambda x: model.norm(model.features(x)).flatten(1, 2), model, SIZES, settings)
+    return Peer(model, lambda x: model.norm(model.features(x)).flatten(1, 2), model, IMAGE_SIZES, settings)
 
 
 PEERS = {
@@ -120,11 +128,11 @@ PEERS = {
 
 
 @pytest.mark.parametrize("name", PEERS)
-def test_the_same_features_and_logits(name, tmp_path):
+def test_features_and_logits_match_the_peer(name, tmp_path):
     peer = PEERS[name]()
-    ours = opened(peer.file(tmp_path), peer.settings)
+    ours = open_model(peer.file(tmp_path), peer.settings)
     assert ours.config.attention.pad == ("zeros-after-shift" if "timm" in name else "zeros")
-    agree(ours, peer)
+    check_agreement(ours, peer)
 
 
 def as_microsoft(state):
@@ -143,7 +151,7 @@ def as_microsoft(state):
 
 
 @pytest.fixture
-def microsoft(tmp_path):
+def microsoft_checkpoint(tmp_path):
     """A file with what Microsoft's trainer saves, the pickle that it writes beside it, and the model that it is of."""
     peer = timm_swin()
     state = as_microsoft(peer.model.state_dict())
@@ -152,47 +160,50 @@ def microsoft(tmp_path):
     return tmp_path / "swin.safetensors", peer
 
 
-def test_microsofts_files_with_their_buffers(microsoft):
-    path, peer = microsoft
+def test_microsofts_files_with_their_buffers(microsoft_checkpoint):
+    path, peer = microsoft_checkpoint
     weights = open_weights(path, {"image": (32, 32)})
     assert weights.title == "Microsoft's Swin"
-    assert weights.config == SMALL.with_options(attention={"pad": "mask"})
+    assert weights.config == SMALL_SWIN.with_options(attention={"pad": "mask"})
     assert sum("attn_mask" in name for name in weights.unused) == 4
     untold = open_weights(path)
     assert untold.config.image == (16, 16)  # of which the last grid is a window
     assert "--source-size" in untold.notes[0]
-    ours, batch = opened(path.with_suffix(".pth"), {"image": (32, 32)}), images((32, 32))
-    assert difference(ours(batch), peer.model(batch)) <= LIMIT
-    agree(opened(path, {"image": (32, 32), "attention.pad": "zeros-after-shift"}), peer)
+    ours, batch = open_model(path.with_suffix(".pth"), {"image": (32, 32)}), make_images((32, 32))
+    assert compute_difference(ours(batch), peer.model(batch)) <= ERROR_LIMIT
+    check_agreement(open_model(path, {"image": (32, 32), "attention.pad": "zeros-after-shift"}), peer)
 
 
 MODELS = {
-    "plain": (SMALL, {"swin", "timm", "huggingface", "torchvision"}),
-    "no head": (replace(SMALL, classes=0), {"swin", "timm", "huggingface"}),
-    "a grid smaller than the window": (SMALL.with_options(attention={"window": 12}), {"swin", "timm"}),
-    "oblong": (replace(SMALL, image=(32, 48)), {"swin", "timm", "torchvision"}),
+    "plain": (SMALL_SWIN, {"swin", "timm", "huggingface", "torchvision"}),
+    "no head": (replace(SMALL_SWIN, classes=0), {"swin", "timm", "huggingface"}),
+    "a grid smaller than the window": (SMALL_SWIN.with_options(attention={"window": 12}), {"swin", "timm"}),
+    "oblong": (replace(SMALL_SWIN, image=(32, 48)), {"swin", "timm", "torchvision"}),
     "four stages": (
-        SMALL.with_options(
+        SMALL_SWIN.with_options(
             blocks=(1, 1, 2, 1), heads=(1, 2, 4, 8), channels=1, attention={"window": 2, "qkv_bias": False}
         ),
         {"swin", "timm", "huggingface", "torchvision"},
     ),
-    "one stage": (replace(SMALL, blocks=(2,), heads=(2,)), {"timm", "huggingface", "torchvision"}),
-    "windows that are not square": (replace(SMALL, image=(32, 8)), set()),
-    "V2": (V2, {"swin", "timm", "huggingface", "torchvision"}),
+    "one stage": (replace(SMALL_SWIN, blocks=(2,), heads=(2,)), {"timm", "huggingface", "torchvision"}),
+    "windows that are not square": (replace(SMALL_SWIN, image=(32, 8)), set()),
+    "V2": (SMALL_SWIN_V2, {"swin", "timm", "huggingface", "torchvision"}),
     "V2, no head, no bias on q and v": (
-        V2.with_options(classes=0, attention={"qkv_bias": False}),
+        SMALL_SWIN_V2.with_options(classes=0, attention={"qkv_bias": False}),
         {"swin", "timm", "huggingface"},
     ),
     "V2, positions of other windows": (
-        V2.with_options(attention={"pretrained_window": (3, 2)}),
+        SMALL_SWIN_V2.with_options(attention={"pretrained_window": (3, 2)}),
         {"swin", "timm", "huggingface"},
     ),
-    "V2, a grid smaller than the window": (V2.with_options(attention={"window": 12}), {"swin", "timm", "huggingface"}),
+    "V2, a grid smaller than the window": (
+        SMALL_SWIN_V2.with_options(attention={"window": 12}),
+        {"swin", "timm", "huggingface"},
+    ),
 }
 
 
-def store(form, config, tensors, place):
+def save_in_format(form, config, tensors, place):
     """The file, or the folder, of a format."""
     place.mkdir()
     save_file(tensors, place / "model.safetensors")
@@ -202,7 +213,7 @@ def store(form, config, tensors, place):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_from_each_format_into_each_other_and_back(name, tmp_path):
+def test_models_survive_a_round_trip_between_formats(name, tmp_path):
     """Every tensor of theirs, buffers too, is the same bits after two journeys."""
     config, formats = MODELS[name]
     able = find_writable_formats(config)
@@ -216,53 +227,55 @@ def test_from_each_format_into_each_other_and_back(name, tmp_path):
             if config.attention.pretrained_window
             else {}
         )
-        read = open_weights(store(able[a], config, first, tmp_path / a), told)
+        read = open_weights(save_in_format(able[a], config, first, tmp_path / a), told)
         assert read.title == able[a].title
         assert (read.config.windows, read.config.blocks) == (config.windows, config.blocks)
         for b in formats - {a}:
-            place = store(able[b], config, able[b].to_file(read.config, read.read_state()), tmp_path / f"{a} {b}")
+            place = save_in_format(
+                able[b], config, able[b].to_file(read.config, read.read_state()), tmp_path / f"{a} {b}"
+            )
             again = open_weights(place, told)
             third = able[a].to_file(again.config, again.read_state())
             assert third.keys() == first.keys()
             assert all(torch.equal(third[key], first[key]) for key in first), (a, b)
 
 
-@pytest.mark.parametrize("config", [SMALL, V2], ids=["V1", "V2"])
-def test_others_load_what_is_written(config, tmp_path):
+@pytest.mark.parametrize("config", [SMALL_SWIN, SMALL_SWIN_V2], ids=["V1", "V2"])
+def test_other_libraries_load_written_weights(config, tmp_path):
     model = randomise(build_model(config))
-    batch = images((32, 32))
+    batch = make_images((32, 32))
     wanted = model(batch)
     for name, peer in (("timm", timm_swin(config.version)), ("torchvision", torchvision_swin(config.version))):
         before = peer.model.state_dict()
         written = get_writable_format(name, config).to_file(config, model.state_dict())
         peer.model.load_state_dict(written, strict=True)
-        assert difference(wanted, peer.model(batch)) <= LIMIT
+        assert compute_difference(wanted, peer.model(batch)) <= ERROR_LIMIT
         made = [key for key in before if key.endswith(("index", "coords_table"))]  # their own buffers, and ours
         assert all(torch.equal(written[key], before[key]) for key in made)
     form = get_writable_format("huggingface", config)
-    folder = store(form, config, form.to_file(config, model.state_dict()), tmp_path / "folder")
+    folder = save_in_format(form, config, form.to_file(config, model.state_dict()), tmp_path / "folder")
     kind = getattr(transformers, f"Swin{'v2' * (config.version == 2)}ForImageClassification")
     theirs, info = kind.from_pretrained(folder, output_loading_info=True)
     assert not any(info[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")), info
-    assert difference(wanted, theirs.eval()(batch).logits) <= LIMIT
+    assert compute_difference(wanted, theirs.eval()(batch).logits) <= ERROR_LIMIT
     theirs.save_pretrained(tmp_path / "again")
     again = load_file(tmp_path / "again" / "model.safetensors")
     assert all(torch.equal(again[key], tensor) for key, tensor in form.to_file(config, model.state_dict()).items())
 
 
-@pytest.mark.parametrize("config", [SMALL, V2], ids=["V1", "V2"])
-def test_a_bare_state_dict_of_ours_is_read(config, tmp_path):
+@pytest.mark.parametrize("config", [SMALL_SWIN, SMALL_SWIN_V2], ids=["V1", "V2"])
+def test_bare_state_dicts_are_read(config, tmp_path):
     model = randomise(build_model(config.with_options(attention={"pad": "mask"})))
     save_file(model.state_dict(), tmp_path / "ours.safetensors")
     weights = open_weights(tmp_path / "ours.safetensors", {"image": (32, 32), "attention.window": 4})
     assert weights.title == "a state dict of vitreous' Swin" + " V2" * (config.version == 2)
-    assert torch.equal(weights.build_bundle().model(images((32, 32))), model(images((32, 32))))
+    assert torch.equal(weights.build_bundle().model(make_images((32, 32))), model(make_images((32, 32))))
 
 
-def test_another_window_is_read_by_the_rule_of_microsofts_code(tmp_path):
+def test_other_windows_use_the_resize_rule_of_microsoft(tmp_path):
     """Bicubic on the table of offsets, as `load_pretrained` of its utils.py."""
     peer = timm_swin()
-    wide = build_model(SMALL.with_options(attention={"window": 8}))
+    wide = build_model(SMALL_SWIN.with_options(attention={"window": 8}))
     found = load_pretrained_weights(wide, open_weights(peer.file(tmp_path), {"image": (32, 32)}))
     assert found.resized == "4 -> 8"
     theirs = peer.model.layers[1].blocks[1].attn.relative_position_bias_table
@@ -271,7 +284,7 @@ def test_another_window_is_read_by_the_rule_of_microsofts_code(tmp_path):
     assert torch.allclose(wide.stages[1].blocks[1].attention.part.part.position.table, bigger, atol=1e-6)
 
 
-def test_what_cannot_be_read_says_what_to_do(tmp_path):
+def test_unsupported_files_are_rejected_with_a_hint(tmp_path):
     peer = timm_swin(window_size=7, img_size=12)  # windows of 6 and 3
     place = peer.file(tmp_path)
     assert open_weights(place).config.image == (12, 12)
@@ -283,7 +296,7 @@ def test_what_cannot_be_read_says_what_to_do(tmp_path):
     with pytest.raises(WeightsError, match="50 relative positions do not match a square window"):
         open_weights(tmp_path / "odd.safetensors")
     with pytest.raises(UsageError, match="huggingface cannot represent"):
-        get_writable_format("huggingface", replace(SMALL, image=(32, 48)))
+        get_writable_format("huggingface", replace(SMALL_SWIN, image=(32, 48)))
     folder = transformers_swin().file(tmp_path)
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(settings | {"use_absolute_embeddings": True}))
@@ -291,27 +304,27 @@ def test_what_cannot_be_read_says_what_to_do(tmp_path):
         open_weights(folder)
 
 
-def test_a_head_for_some_classes_by_a_map(microsoft, tmp_path):
+def test_a_class_map_selects_rows_of_the_head(microsoft_checkpoint, tmp_path):
     """As Microsoft's 22k to 1k: class i has the row that line i names."""
-    path, peer = microsoft
+    path, peer = microsoft_checkpoint
     (tmp_path / "map.txt").write_text("5\n0\n6\n")
     told = {"image": (32, 32)}
     document = convert(path, tmp_path / "few", settings=told, class_map=tmp_path / "map.txt")
     assert document["loaded"] == len(peer.model.state_dict())
-    batch = images((32, 32))
+    batch = make_images((32, 32))
     few = load_bundle(tmp_path / "few")
     assert few.classes == ("0", "1", "2")
-    assert difference(few.model(batch), peer.model(batch)[:, [5, 0, 6]]) <= LIMIT
+    assert compute_difference(few.model(batch), peer.model(batch)[:, [5, 0, 6]]) <= ERROR_LIMIT
     for text, message in (("7\n", "selects row 7"), ("a b", "not a class map"), ("", "0 rows")):
         (tmp_path / "wrong.txt").write_text(text)
         with pytest.raises(UsageError, match=message):
             select_classes(open_weights(path, told), tmp_path / "wrong.txt")
-    save_file(build_model(replace(SMALL, classes=0)).state_dict(), tmp_path / "bare.safetensors")
+    save_file(build_model(replace(SMALL_SWIN, classes=0)).state_dict(), tmp_path / "bare.safetensors")
     with pytest.raises(UsageError, match="no head"):
         select_classes(open_weights(tmp_path / "bare.safetensors", told), tmp_path / "map.txt")
 
 
-def test_what_files_of_the_second_version_do_not_tell(tmp_path):
+def test_v2_files_take_the_window_from_name_or_buffers(tmp_path):
     """Windows are in the buffers, the name of a file, a note, or asked for; else they are 8, and a note says so."""
     state = timm_swin(2, depths=(1, 1, 1, 1), num_heads=(1, 1, 2, 2)).model.state_dict()
     for name, window, trained, image in (
@@ -328,13 +341,13 @@ def test_what_files_of_the_second_version_do_not_tell(tmp_path):
     place = torchvision_swin(2).file(tmp_path)
     assert open_weights(place).config.attention.window == 4
     written = tmp_path / "written.safetensors"
-    config = V2.with_options(attention={"pretrained_window": (3, 2)})
+    config = SMALL_SWIN_V2.with_options(attention={"pretrained_window": (3, 2)})
     convert_to = get_writable_format("timm", config).to_file(config, build_model(config).state_dict())
     save_file(convert_to, written, metadata=config_to_metadata(config))
     assert open_weights(written).config.with_options(attention={"pad": "zeros"}) == config
 
 
-def test_a_bias_of_keys_that_torchvision_does_not_use_is_zero(tmp_path):
+def test_unused_key_biases_of_torchvision_are_zero(tmp_path):
     peer = torchvision_swin(2)
     weights = open_weights(peer.file(tmp_path))
     written = get_writable_format("torchvision", weights.config).to_file(weights.config, weights.read_state())

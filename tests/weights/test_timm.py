@@ -13,7 +13,7 @@ from vitreous.weights.adopt import load_pretrained_weights, open_weights
 timm = pytest.importorskip("timm")
 
 
-def theirs(name: str, **options):
+def build_timm_model(name: str, **options):
     torch.manual_seed(0)
     model = timm.create_model(name, pretrained=False, **options).eval()
     for key, parameter in model.named_parameters():  # heads, tokens and biases start at or near zero
@@ -23,7 +23,7 @@ def theirs(name: str, **options):
 
 
 @pytest.fixture
-def ours(tmp_path):
+def open_timm_model(tmp_path):
     """A model of timm, saved and opened here; what is told is what its state dict does not say."""
 
     def opened(model, **told):
@@ -34,7 +34,7 @@ def ours(tmp_path):
 
 
 @torch.inference_mode()
-def difference(a, b, images):
+def compute_difference(a, b, images):
     x, y = a(images), b(images)
     assert x.shape == y.shape
     return ((x - y).abs().max() / y.abs().max().clamp(min=1)).item()
@@ -44,15 +44,15 @@ def difference(a, b, images):
     "name,side,depth",
     [("vit_tiny_patch16_224", 224, 12), ("vit_small_patch16_224", 224, 12), ("vit_base_patch16_224", 96, 3)],
 )
-def test_logits_at_the_native_and_two_other_resolutions(name, side, depth, ours):
-    reference = theirs(name, num_classes=100, dynamic_img_size=True, img_size=side, depth=depth)
-    model = ours(reference)
+def test_logits_match_at_native_and_other_resolutions(name, side, depth, open_timm_model):
+    reference = build_timm_model(name, num_classes=100, dynamic_img_size=True, img_size=side, depth=depth)
+    model = open_timm_model(reference)
     for size in ((side, side), (side + 64, side + 64), (side - 64, side + 32)):
-        assert difference(model, reference, torch.randn(2, 3, *size)) <= 1e-5, size
+        assert compute_difference(model, reference, torch.randn(2, 3, *size)) <= 1e-5, size
 
 
 #: what timm's vit_*_gap_* models have in common
-GAP = {"qkv_bias": False, "init_values": 1e-2, "class_token": False, "global_pool": "avg", "fc_norm": False}
+GAP_OPTIONS = {"qkv_bias": False, "init_values": 1e-2, "class_token": False, "global_pool": "avg", "fc_norm": False}
 VARIANTS = {
     "mean pooling, norm after it": ("vit_tiny_patch16_224", {"global_pool": "avg", "class_token": False}),
     "mean pooling beside a class token": ("vit_tiny_patch16_224", {"global_pool": "avg"}),
@@ -64,10 +64,10 @@ VARIANTS = {
         {"reg_tokens": 4, "no_embed_class": True, "class_token": False, "global_pool": "avg"},
     ),
     "layer scale": ("vit_tiny_patch16_224", {"init_values": 1e-2}),
-    "no bias on q, k, v": ("vit_tiny_patch16_224", GAP),
+    "no bias on q, k, v": ("vit_tiny_patch16_224", GAP_OPTIONS),
     "no bias on q, k, v, a register": (
         "vit_tiny_patch16_224",
-        GAP | {"fc_norm": None, "reg_tokens": 1, "no_embed_class": True},
+        GAP_OPTIONS | {"fc_norm": None, "reg_tokens": 1, "no_embed_class": True},
     ),
     "no last norm": ("vit_tiny_patch16_224", {"final_norm": False, "init_values": 0.1, "num_classes": 0}),
     "no last norm, registers": (
@@ -82,43 +82,48 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("case", VARIANTS)
-def test_variants(case, ours):
+def test_variants(case, open_timm_model):
     name, options = VARIANTS[case]
-    reference = theirs(name, depth=3, **options)
-    model = ours(reference)
-    assert difference(model, reference, torch.randn(2, model.config.channels, *model.config.image)) <= 1e-5
+    reference = build_timm_model(name, depth=3, **options)
+    model = open_timm_model(reference)
+    assert compute_difference(model, reference, torch.randn(2, model.config.channels, *model.config.image)) <= 1e-5
 
 
-def test_a_grid_that_is_not_square_needs_the_image_size(ours):
-    reference = theirs("vit_tiny_patch16_224", img_size=(96, 160))
+def test_rectangular_grids_need_the_image_size(open_timm_model):
+    reference = build_timm_model("vit_tiny_patch16_224", img_size=(96, 160))
     with pytest.raises(WeightsError, match="square"):
-        ours(reference)
-    model = ours(reference, image=(96, 160))
-    assert difference(model, reference, torch.randn(2, 3, 96, 160)) <= 1e-5
+        open_timm_model(reference)
+    model = open_timm_model(reference, image=(96, 160))
+    assert compute_difference(model, reference, torch.randn(2, 3, 96, 160)) <= 1e-5
 
 
-def test_tanh_gelu_and_heads_are_told(ours):
-    reference = theirs("vit_tiny_patch16_224", act_layer="gelu_tanh", num_heads=6)
-    assert difference(ours(reference, heads=6, **{"mlp.gelu": "tanh"}), reference, torch.randn(1, 3, 224, 224)) <= 1e-5
+def test_gelu_and_heads_can_be_set(open_timm_model):
+    reference = build_timm_model("vit_tiny_patch16_224", act_layer="gelu_tanh", num_heads=6)
+    assert (
+        compute_difference(
+            open_timm_model(reference, heads=6, **{"mlp.gelu": "tanh"}), reference, torch.randn(1, 3, 224, 224)
+        )
+        <= 1e-5
+    )
 
 
-def test_other_families_are_refused_by_name(ours):
-    reference = theirs("vit_tiny_patch16_224", qk_norm=True)
+def test_unsupported_families_are_rejected_by_name(open_timm_model):
+    reference = build_timm_model("vit_tiny_patch16_224", qk_norm=True)
     with pytest.raises(WeightsError, match=r"unknown blocks.0.attn.k_norm"):
-        ours(reference)
+        open_timm_model(reference)
 
 
-def test_gradients_agree_too(ours):
-    reference = theirs("vit_tiny_patch16_224", num_classes=10, img_size=32)
-    model, images = ours(reference), torch.randn(2, 3, 32, 32)
+def test_gradients_agree_too(open_timm_model):
+    reference = build_timm_model("vit_tiny_patch16_224", num_classes=10, img_size=32)
+    model, images = open_timm_model(reference), torch.randn(2, 3, 32, 32)
     for network in (model, reference):
         network(images).pow(2).sum().backward()
     a, b = model.encoder.blocks[3].attention.part.qkv.weight.grad, reference.blocks[3].attn.qkv.weight.grad
     assert torch.allclose(a, b, rtol=1e-3, atol=1e-4 * b.abs().max().item())
 
 
-def test_adopting_at_another_size_and_head_says_what_became_of_it(tmp_path):
-    reference = theirs("vit_tiny_patch16_224", num_classes=7, dynamic_img_size=True)
+def test_loading_at_another_size_and_head_is_reported(tmp_path):
+    reference = build_timm_model("vit_tiny_patch16_224", num_classes=7, dynamic_img_size=True)
     save_file(reference.state_dict(), tmp_path / "vit.safetensors")
     model = create_untrained_model("ViT-Ti/16", 96, num_classes=3)
     report = load_pretrained_weights(model, tmp_path / "vit.safetensors")
@@ -141,7 +146,7 @@ def test_adopting_at_another_size_and_head_says_what_became_of_it(tmp_path):
         ("junk", "is truncated, or not a safetensors file"),
     ],
 )
-def test_sources_that_are_none(tmp_path, make, message):
+def test_invalid_sources_are_rejected(tmp_path, make, message):
     path = (
         tmp_path
         / {None: "nothing", "folder": "folder", "run": "run", "pt": "model.pt", "junk": "model.safetensors"}[make]

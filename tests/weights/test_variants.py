@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import save_file
 
 from tests.weights import peers
-from tests.weights.peers import agree, opened, randomise
+from tests.weights.peers import check_agreement, open_model, randomise
 from vitreous.errors import WeightsError
 from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.models.zoo import build_model
@@ -23,7 +23,7 @@ from vitreous.weights.sidecar import config_to_metadata
 CONFIG = ViTConfig(image=(32, 32), patch=(8, 8), classes=5, width=64, depth=2, heads=1, mlp=MlpConfig(hidden=96))
 
 
-def saved(folder, config=CONFIG, name="timm", without="", beside=None):
+def save_random_model(folder, config=CONFIG, name="timm", without="", beside=None):
     """A file of a random model in a format, less the tensors whose names end as `without` says; `beside` is its
     config.json."""
     form = find_writable_formats(config)[name]
@@ -37,13 +37,13 @@ def saved(folder, config=CONFIG, name="timm", without="", beside=None):
     return folder / "model.safetensors"
 
 
-def refusal(path, settings=None):
+def get_error_message(path, settings=None):
     with pytest.raises(WeightsError) as caught:
         open_weights(path, settings)
     return str(caught.value)
 
 
-LACKING = {
+MISSING_TENSORS = {
     "last norm": (" norm.weight norm.bias", ["missing norm.bias", "missing norm.weight"]),
     "biases of queries, keys and values": (
         "qkv.bias",
@@ -54,23 +54,23 @@ LACKING = {
 }
 
 
-@pytest.mark.parametrize("case", LACKING)
-def test_what_no_published_model_lacks_is_missing(case, tmp_path):
+@pytest.mark.parametrize("case", MISSING_TENSORS)
+def test_tensors_that_every_published_model_has_are_required(case, tmp_path):
     """A state dict of timm, DeiT or DINO without them was read as a model that nobody has, 0.16 to 0.34 beside its
     answers."""
-    without, expected = LACKING[case]
+    without, expected = MISSING_TENSORS[case]
     config = replace(CONFIG, classes=0) if case == "last norm" else CONFIG
     form = find_writable_formats(config)["timm"]
     state = {key: one.clone() for key, one in form.to_file(config, randomise(build_model(config)).state_dict()).items()}
     for key in [key for key in state if key in without.split() or (without == "qkv.bias" and key.endswith(without))]:
         del state[key]
     save_file(state, tmp_path / "model.safetensors")
-    message = refusal(tmp_path / "model.safetensors")
+    message = get_error_message(tmp_path / "model.safetensors")
     assert all(line in message for line in expected)
     assert "no published model of that shape lacks these tensors" in message
 
 
-PUBLISHED = {
+PUBLISHED_FAMILIES = {
     "no bias on q, k, v": (
         CONFIG.with_options(
             class_token=False,
@@ -92,10 +92,10 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("case", PUBLISHED)
-def test_what_a_published_family_lacks_is_read_and_said(case, tmp_path):
-    config, family = PUBLISHED[case]
-    path = saved(tmp_path, config)
+@pytest.mark.parametrize("case", PUBLISHED_FAMILIES)
+def test_tensors_absent_in_a_published_family_are_optional(case, tmp_path):
+    config, family = PUBLISHED_FAMILIES[case]
+    path = save_random_model(tmp_path, config)
     weights = open_weights(path, {"heads": 1})
     assert [family in text for text in weights.notes if "is in the file" in text] == [True]
     assert (weights.config.norm.final, weights.config.attention.qkv_bias) == (
@@ -104,7 +104,7 @@ def test_what_a_published_family_lacks_is_read_and_said(case, tmp_path):
     )
 
 
-def test_the_one_vit_with_a_class_token_that_lacks_them_is_known_by_its_size():
+def test_the_vit_without_qkv_bias_is_recognised_by_its_size():
     """timm's vit_base_patch16_224_miil; every smaller or larger ViT with a class token has biases."""
     fields = {
         "norm.final": "tokens",
@@ -127,33 +127,33 @@ def test_the_one_vit_with_a_class_token_that_lacks_them_is_known_by_its_size():
     assert require_unpublished_tensors(fields | {"norm.layer_scale": 1e-5})["attention.qkv_bias"] is True
 
 
-def test_what_this_project_writes_is_noted_in_the_file(tmp_path):
+def test_written_files_store_their_config(tmp_path):
     """A model of no published family comes back: the file says what its tensors do not."""
     config = CONFIG.with_options(attention={"qkv_bias": False})
-    path = saved(tmp_path, config)
-    assert "missing blocks.0.attn.qkv.bias" in refusal(path)
+    path = save_random_model(tmp_path, config)
+    assert "missing blocks.0.attn.qkv.bias" in get_error_message(path)
     form, state = find_writable_formats(config)["timm"], randomise(build_model(config)).state_dict()
     save_file(form.to_file(config, state), path, metadata=config_to_metadata(config))
     weights = open_weights(path)
     assert weights.config.attention.qkv_bias is False and not any("is in the file" in text for text in weights.notes)
 
 
-def test_heads_that_nobody_says_are_a_guess_that_is_said(tmp_path):
-    path = saved(tmp_path)
+def test_assumed_numbers_of_heads_are_reported(tmp_path):
+    path = save_random_model(tmp_path)
     weights = open_weights(path)
     assert weights.config.heads == 1 and any("the number of heads is not in the file" in text for text in weights.notes)
     weights = open_weights(path, {"heads": 2})
     assert weights.config.heads == 2 and not any("heads" in text for text in weights.notes)
-    odd = saved(tmp_path, replace(CONFIG, width=200, heads=4))
-    assert "must divide the width 200" in refusal(odd)
+    odd = save_random_model(tmp_path, replace(CONFIG, width=200, heads=4))
+    assert "must divide the width 200" in get_error_message(odd)
     assert open_weights(odd, {"heads": 4}).config.heads == 4
 
 
 @pytest.mark.parametrize("heads,told", [(2, True), (1, False)])
-def test_heads_of_a_config_that_are_not_those_of_that_width_are_told(heads, told, tmp_path):
+def test_unusual_numbers_of_heads_are_reported(heads, told, tmp_path):
     config = replace(CONFIG, classes=0)
     described = find_writable_formats(config)["huggingface"].describe(config) | {"num_attention_heads": heads}
-    weights = open_weights(saved(tmp_path, config, "huggingface", beside=described))
+    weights = open_weights(save_random_model(tmp_path, config, "huggingface", beside=described))
     assert weights.config.heads == heads
     assert [one for one in weights.notes if f"config.json has {heads} heads for a width of 64" in one] == (
         list(weights.notes) if told else []
@@ -162,30 +162,30 @@ def test_heads_of_a_config_that_are_not_those_of_that_width_are_told(heads, told
 
 
 @pytest.mark.parametrize("family", ["beit", "convnext", "siglip_vision_model", "vit_hybrid", "yolos", 7])
-def test_a_folder_of_another_family_is_refused_by_name(family, tmp_path):
+def test_unsupported_families_are_rejected_by_name(family, tmp_path):
     config = replace(CONFIG, classes=0)
     described = find_writable_formats(config)["huggingface"].describe(config) | {"model_type": family}
-    message = refusal(saved(tmp_path, config, "huggingface", beside=described))
+    message = get_error_message(save_random_model(tmp_path, config, "huggingface", beside=described))
     assert f"model_type {family}, which is not supported" in message and "supported types are vit, deit" in message
 
 
 def test_a_family_whose_tensors_are_anothers_is_refused(tmp_path):
     config = replace(CONFIG, classes=0)
     described = find_writable_formats(config)["huggingface"].describe(config) | {"model_type": "dinov2"}
-    assert "has model_type dinov2, but the tensors are those of transformers' ViT" in refusal(
-        saved(tmp_path, config, "huggingface", beside=described)
+    assert "has model_type dinov2, but the tensors are those of transformers' ViT" in get_error_message(
+        save_random_model(tmp_path, config, "huggingface", beside=described)
     )
 
 
 @pytest.mark.parametrize("settings", [None, True, "no"])
-def test_biases_that_config_json_does_not_deny_are_missing(settings, tmp_path):
+def test_biases_are_required_unless_the_config_disables_them(settings, tmp_path):
     config = replace(CONFIG, classes=0)
     described = {
         key: one
         for key, one in find_writable_formats(config)["huggingface"].describe(config).items()
         if key != "qkv_bias"
     }
-    folder = saved(
+    folder = save_random_model(
         tmp_path,
         config,
         "huggingface",
@@ -194,31 +194,31 @@ def test_biases_that_config_json_does_not_deny_are_missing(settings, tmp_path):
     )
     assert (
         "neither true nor false" if settings == "no" else "missing encoder.layer.0.attention.attention.query.bias"
-    ) in refusal(folder)
+    ) in get_error_message(folder)
     (folder / "config.json").write_text(json.dumps(described | {"qkv_bias": False}))
     assert open_weights(folder).config.attention.qkv_bias is False
 
 
 @pytest.mark.parametrize("family", ["vit_msn", "ijepa"])
-def test_families_that_compute_as_vit_does_are_read(family, tmp_path):
+def test_families_equivalent_to_vit_are_read(family, tmp_path):
     transformers = pytest.importorskip("transformers")
     kinds = {
         "vit_msn": ("ViTMSNConfig", "ViTMSNForImageClassification"),
         "ijepa": ("IJepaConfig", "IJepaForImageClassification"),
     }
-    config = getattr(transformers, kinds[family][0])(**peers.SMALL, intermediate_size=96, num_labels=7)
+    config = getattr(transformers, kinds[family][0])(**peers.SMALL_CONFIG, intermediate_size=96, num_labels=7)
     peer = peers.transformers_peer(getattr(transformers, kinds[family][1])(config), True, interpolate_pos_encoding=True)
-    agree(opened(peer.file(tmp_path)), peer)
+    check_agreement(open_model(peer.file(tmp_path)), peer)
 
 
-def test_a_mixer_is_named_as_one(tmp_path):
+def test_mlp_mixers_are_rejected_by_name(tmp_path):
     kernels = {
         "stem/kernel": (4, 4, 3, 8),
         "MixerBlock_0/token_mixing/Dense_0/kernel": (16, 4),
         "pre_head_layer_norm/scale": (8,),
     }
     np.savez(tmp_path / "mixer.npz", **{name: np.ones(shape, np.float32) for name, shape in kernels.items()})
-    assert "is an MLP-Mixer, which is not supported" in refusal(tmp_path / "mixer.npz")
+    assert "is an MLP-Mixer, which is not supported" in get_error_message(tmp_path / "mixer.npz")
     pytest.importorskip("timm")
     from timm.models.mlp_mixer import MlpMixer
 
@@ -226,4 +226,4 @@ def test_a_mixer_is_named_as_one(tmp_path):
         MlpMixer(num_classes=3, img_size=32, patch_size=8, num_blocks=1, embed_dim=32).state_dict(),
         tmp_path / "mixer.safetensors",
     )
-    assert "is an MLP-Mixer, which is not supported" in refusal(tmp_path / "mixer.safetensors")
+    assert "is an MLP-Mixer, which is not supported" in get_error_message(tmp_path / "mixer.safetensors")

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.weights import peers
-from tests.weights.peers import agree, difference, opened
+from tests.weights.peers import check_agreement, compute_difference, open_model
 from vitreous.errors import WeightsError
 from vitreous.models.config import VideoConfig, transformer_config
 from vitreous.models.zoo import build_model
@@ -19,43 +19,43 @@ from vitreous.weights.writable import get_writable_format
 
 transformers = pytest.importorskip("transformers")
 
-CLIP = (4, 16, 24)
-SIZES = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
-VIDEOMAE = SIZES | {"image_size": [16, 24], "patch_size": 8, "num_frames": 4, "tubelet_size": 2}
-VIVIT = SIZES | {"image_size": [16, 24], "num_frames": 4, "tubelet_size": [2, 8, 4]}
-DECODER = {f"decoder_{name}": value // 2 for name, value in SIZES.items()}
-KINDS = {
+CLIP_SIZE = (4, 16, 24)
+SMALL_SIZES = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+VIDEOMAE = SMALL_SIZES | {"image_size": [16, 24], "patch_size": 8, "num_frames": 4, "tubelet_size": 2}
+VIVIT = SMALL_SIZES | {"image_size": [16, 24], "num_frames": 4, "tubelet_size": [2, 8, 4]}
+DECODER_SIZES = {f"decoder_{name}": value // 2 for name, value in SMALL_SIZES.items()}
+MODEL_KINDS = {
     "VideoMAE, classifier": ("VideoMAEForVideoClassification", VIDEOMAE | {"num_labels": 5}),
     "VideoMAE, of a fine-tuned one": ("VideoMAEModel", VIDEOMAE),
     "VideoMAE, of a pre-trained one": ("VideoMAEModel", VIDEOMAE | {"use_mean_pooling": False, "layer_norm_eps": 1e-5}),
-    "VideoMAE, with its decoder": ("VideoMAEForPreTraining", VIDEOMAE | DECODER | {"use_mean_pooling": False}),
+    "VideoMAE, with its decoder": ("VideoMAEForPreTraining", VIDEOMAE | DECODER_SIZES | {"use_mean_pooling": False}),
     "ViViT, classifier": ("VivitForVideoClassification", VIVIT | {"num_labels": 5}),
     "ViViT, encoder": ("VivitModel", VIVIT | {"qkv_bias": False, "hidden_act": "gelu"}),
 }
 
 
-def theirs(kind, options):
+def build_transformers_model(kind, options):
     config = transformers.VideoMAEConfig if kind.startswith("VideoMAE") else transformers.VivitConfig
     return getattr(transformers, kind)(config(**options))
 
 
-def peer(kind, options):
+def make_peer(kind, options):
     """One of transformers' models, which takes (B, T, C, H, W)."""
-    model = theirs(kind, options)
-    one = peers.transformers_peer(model, False, (CLIP,))
+    model = build_transformers_model(kind, options)
+    one = peers.transformers_peer(model, False, (CLIP_SIZE,))
     body = getattr(model, model.base_model_prefix, model)
     one.features = lambda x: body(x.transpose(1, 2)).last_hidden_state
     one.logits = (lambda x: model(x.transpose(1, 2)).logits) if "Classification" in kind else None
     return one
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_the_same_features_and_logits_as_transformers_and_back(name, tmp_path):
-    kind, options = KINDS[name]
-    one = peer(kind, options)
-    model = opened(one.file(tmp_path))
-    agree(model, one)
-    assert isinstance(model.config, VideoConfig) and model.config.image == CLIP
+@pytest.mark.parametrize("name", MODEL_KINDS)
+def test_features_and_logits_match_transformers(name, tmp_path):
+    kind, options = MODEL_KINDS[name]
+    one = make_peer(kind, options)
+    model = open_model(one.file(tmp_path))
+    check_agreement(model, one)
+    assert isinstance(model.config, VideoConfig) and model.config.image == CLIP_SIZE
     form, other = get_writable_format("huggingface", model.config), peers.randomise(build_model(model.config), 1)
     (tmp_path / "written").mkdir()
     save_file(form.to_file(model.config, other.state_dict()), tmp_path / "written" / "model.safetensors")
@@ -64,19 +64,19 @@ def test_the_same_features_and_logits_as_transformers_and_back(name, tmp_path):
     loaded, keys = getattr(transformers, described).from_pretrained(tmp_path / "written", output_loading_info=True)
     absent = {name for name in keys["missing_keys"] if not name.startswith("pooler.")}
     assert not absent and not keys["unexpected_keys"] and not keys["mismatched_keys"]
-    x = peers.images(CLIP)
+    x = peers.make_images(CLIP_SIZE)
     with torch.inference_mode():
         answer = loaded.eval()(x.transpose(1, 2))
         if model.config.classes:
-            assert difference(other(x), answer.logits) <= peers.LIMIT
+            assert compute_difference(other(x), answer.logits) <= peers.ERROR_LIMIT
         else:
-            assert difference(other.features(x), answer.last_hidden_state) <= peers.LIMIT
+            assert compute_difference(other.features(x), answer.last_hidden_state) <= peers.ERROR_LIMIT
     again = open_weights(tmp_path / "written")
     assert again.config == replace(model.config, classes=again.config.classes)
     assert all(torch.equal(tensor, other.state_dict()[key]) for key, tensor in again.read_state().items())
 
 
-def authors(state, prefix=""):
+def to_official_names(state, prefix=""):
     """Tensors of transformers' VideoMAE under the names of the authors, whose three products are one."""
     names = {
         "embeddings.patch_embeddings.projection": "patch_embed.proj",
@@ -106,47 +106,49 @@ def authors(state, prefix=""):
 
 
 def test_the_authors_fine_tuned_file(tmp_path):
-    one = peer("VideoMAEForVideoClassification", VIDEOMAE | {"num_labels": 5, "layer_norm_eps": 1e-6})
+    one = make_peer("VideoMAEForVideoClassification", VIDEOMAE | {"num_labels": 5, "layer_norm_eps": 1e-6})
     one.model.fc_norm.eps = 1e-6
-    save_file(authors(one.model.state_dict()), tmp_path / "checkpoint.safetensors")
-    weights = open_weights(tmp_path / "checkpoint.safetensors", {"image": CLIP, "heads": 4})
+    save_file(to_official_names(one.model.state_dict()), tmp_path / "checkpoint.safetensors")
+    weights = open_weights(tmp_path / "checkpoint.safetensors", {"image": CLIP_SIZE, "heads": 4})
     assert weights.title == "the original VideoMAE" and weights.preprocess.mean[0] == pytest.approx(0.485)
-    agree(weights.build_bundle().model, one)
+    check_agreement(weights.build_bundle().model, one)
     for section in ("model", "module"):  # as their training saves it, with DeepSpeed too
-        torch.save({section: authors(one.model.state_dict())}, tmp_path / "checkpoint.pth")
-        assert open_weights(tmp_path / "checkpoint.pth", {"image": CLIP, "heads": 4}).config == weights.config
+        torch.save({section: to_official_names(one.model.state_dict())}, tmp_path / "checkpoint.pth")
+        assert open_weights(tmp_path / "checkpoint.pth", {"image": CLIP_SIZE, "heads": 4}).config == weights.config
     form, config = get_writable_format("videomae", weights.config), weights.config
-    assert form.to_file(config, weights.read_state()).keys() == authors(one.model.state_dict()).keys()
+    assert form.to_file(config, weights.read_state()).keys() == to_official_names(one.model.state_dict()).keys()
 
 
-def test_the_authors_pre_training_file_and_what_it_does_not_tell(tmp_path):
-    one = peer("VideoMAEForPreTraining", VIDEOMAE | DECODER | {"use_mean_pooling": False, "layer_norm_eps": 1e-6})
+def test_official_pretraining_files_are_read(tmp_path):
+    one = make_peer(
+        "VideoMAEForPreTraining", VIDEOMAE | DECODER_SIZES | {"use_mean_pooling": False, "layer_norm_eps": 1e-6}
+    )
     encoder = {name: t for name, t in one.model.state_dict().items() if name.startswith("videomae.")}
     decoder = {"decoder.blocks.0.attn.q_bias": torch.zeros(24), "encoder_to_decoder.weight": torch.zeros(24, 48)}
     decoder |= {"mask_token": torch.zeros(1, 1, 24), "decoder.norm.weight": torch.zeros(24)}
     path = tmp_path / "checkpoint.safetensors"
-    save_file(authors(encoder, "encoder.") | decoder, path)
-    weights = open_weights(WeightsSource(str(path), source_size=CLIP), {"heads": 4})
+    save_file(to_official_names(encoder, "encoder.") | decoder, path)
+    weights = open_weights(WeightsSource(str(path), source_size=CLIP_SIZE), {"heads": 4})
     assert sorted(weights.unused) == sorted(decoder) and weights.config.norm.final == "tokens"
-    agree(weights.build_bundle().model, one)
+    check_agreement(weights.build_bundle().model, one)
     untold = open_weights(WeightsSource(str(path), source_size=(16, 24)), {"heads": 4})
     assert untold.config.image == (16, 16, 24)
     assert "assumed 16 frames of 224 x 224 pixels (--source-size FRAMES" in open_weights(path, {"heads": 4}).notes[-1]
     form = get_writable_format("videomae", weights.config)
-    assert form.to_file(weights.config, weights.read_state()).keys() == authors(encoder, "encoder.").keys()
+    assert form.to_file(weights.config, weights.read_state()).keys() == to_official_names(encoder, "encoder.").keys()
 
 
-def test_others_are_refused(tmp_path):
+def test_unsupported_video_models_are_rejected(tmp_path):
     """A BEiT has such biases too, and a head that reads the first patch is no VideoMAE's."""
-    one = authors(theirs(*KINDS["VideoMAE, classifier"]).state_dict())
+    one = to_official_names(build_transformers_model(*MODEL_KINDS["VideoMAE, classifier"]).state_dict())
     save_file(one | {"cls_token": torch.zeros(1, 1, 48)}, tmp_path / "beit.safetensors")
     with pytest.raises(WeightsError, match="a BEiT"):
         open_weights(tmp_path / "beit.safetensors")
-    kind, options = KINDS["VideoMAE, classifier"]
-    theirs(kind, options | {"use_mean_pooling": False}).save_pretrained(tmp_path / "first")
+    kind, options = MODEL_KINDS["VideoMAE, classifier"]
+    build_transformers_model(kind, options | {"use_mean_pooling": False}).save_pretrained(tmp_path / "first")
     with pytest.raises(WeightsError, match="uses the first patch"):
         open_weights(tmp_path / "first")
-    theirs(*KINDS["ViViT, classifier"]).save_pretrained(tmp_path / "vivit")
+    build_transformers_model(*MODEL_KINDS["ViViT, classifier"]).save_pretrained(tmp_path / "vivit")
     described = json.loads((tmp_path / "vivit" / "config.json").read_text())
     (tmp_path / "vivit" / "config.json").write_text(json.dumps(described | {"tubelet_size": [2, 8]}))
     with pytest.raises(WeightsError, match="three axes"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.weights.peers import randomise
-from tests.weights.test_video import VIDEOMAE, authors, theirs
+from tests.weights.test_video import VIDEOMAE, build_transformers_model, to_official_names
 from vitreous.config import to_builtins
 from vitreous.data.modalities.base import IMAGENET_MOMENTS
 from vitreous.data.modalities.clips import ClipPreprocess
@@ -25,11 +25,13 @@ from vitreous.weights.pretraining_files import get_pretraining_format
 
 transformers = pytest.importorskip("transformers")
 
-SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 96}
-OPTIONS = VIDEOMAE | {f"decoder_{name}": size for name, size in SIZES.items()} | {"use_mean_pooling": False}
+DECODER_SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 96}
+PRETRAINING_OPTIONS = (
+    VIDEOMAE | {f"decoder_{name}": size for name, size in DECODER_SIZES.items()} | {"use_mean_pooling": False}
+)
 
 
-def agree(model, objective):
+def check_same_loss(model, objective):
     """The same loss and predictions, with the mask that is drawn here."""
     clips = torch.randn(3, 3, 4, 16, 24)
     batch = objective.prepare(
@@ -45,14 +47,14 @@ def agree(model, objective):
     assert torch.allclose(predicted[..., pixels], expected.logits, atol=1e-4)
 
 
-def original(model, place):
+def save_official_file(model, place):
     """Save transformers' model as the authors' code does; returns the tensors."""
     named = model.state_dict()
     layers = "decoder.decoder_layers."
     encoder = {name: tensor for name, tensor in named.items() if name.startswith("videomae.")}
     decoder = {name.replace(layers, "encoder.layer."): t for name, t in named.items() if name.startswith(layers)}
     rest = {name: tensor for name, tensor in named.items() if not name.startswith(("videomae.", layers))}
-    state = authors(encoder, "encoder.") | authors(decoder, "decoder.") | rest
+    state = to_official_names(encoder, "encoder.") | to_official_names(decoder, "decoder.") | rest
     torch.save({"model": state}, place)
     return state
 
@@ -61,19 +63,19 @@ def original(model, place):
 def videomae_files(tmp_path_factory):
     """transformers' VideoMAE with random weights, as a folder, and as the authors' file."""
     videomae_files = tmp_path_factory.mktemp("videomae")
-    model = randomise(theirs("VideoMAEForPreTraining", OPTIONS))
+    model = randomise(build_transformers_model("VideoMAEForPreTraining", PRETRAINING_OPTIONS))
     model.save_pretrained(videomae_files / "hf")
-    original(model, videomae_files / "checkpoint.pth")
+    save_official_file(model, videomae_files / "checkpoint.pth")
     return videomae_files, model
 
 
-def test_the_loss_is_that_of_transformers(videomae_files):
+def test_the_loss_matches_transformers(videomae_files):
     objective = load_restoring_objective(videomae_files[0] / "hf")
     assert (objective.config.tubes, objective.config.decoder_heads, objective.config.mask) == (True, 2, 0.9)
-    agree(videomae_files[1], objective)
+    check_same_loss(videomae_files[1], objective)
 
 
-def test_the_authors_file_has_the_same_decoder(videomae_files):
+def test_official_files_have_the_same_decoder(videomae_files):
     parts, others = (
         open_objective_state(videomae_files[0] / "checkpoint.pth"),
         open_objective_state(videomae_files[0] / "hf"),
@@ -83,7 +85,7 @@ def test_the_authors_file_has_the_same_decoder(videomae_files):
     assert {**parts.config, "decoder_heads": 2} == others.config  # whose heads are narrower than the encoder's
 
 
-def test_what_is_written_is_read_by_others_and_by_us(videomae_files, tmp_path):
+def test_written_files_are_read_by_transformers_and_vitreous(videomae_files, tmp_path):
     objective = load_restoring_objective(videomae_files[0] / "hf")
     randomise(objective, 7)
     state = {name: tensor for name, tensor in objective.state_dict().items() if name.startswith("decoder.")}
@@ -93,9 +95,12 @@ def test_what_is_written_is_read_by_others_and_by_us(videomae_files, tmp_path):
     convert(tmp_path / "bundle", tmp_path / "hf", "huggingface-videomae")
     model, info = transformers.VideoMAEForPreTraining.from_pretrained(tmp_path / "hf", output_loading_info=True)
     assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    agree(model.eval(), objective)
+    check_same_loss(model.eval(), objective)
     made = convert(tmp_path / "bundle", tmp_path / "checkpoint", "videomae-pretraining")
-    written, expected = torch.load(made["out"], weights_only=True)["model"], original(model, tmp_path / "x.pth")
+    written, expected = (
+        torch.load(made["out"], weights_only=True)["model"],
+        save_official_file(model, tmp_path / "x.pth"),
+    )
     assert written.keys() == expected.keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in written.items())
 
@@ -105,7 +110,7 @@ def test_what_is_written_is_read_by_others_and_by_us(videomae_files, tmp_path):
     ("videomae-pretraining", {"normalise_channels": False}, "pixels normalised per channel"),
     ("huggingface-videomae", {"norm.final": "none"}, "needs normalised tokens"),
 ])  # fmt: skip
-def test_what_a_format_cannot_hold_is_refused(videomae_files, to, changes, problem):
+def test_unsupported_decoder_options_are_rejected(videomae_files, to, changes, problem):
     parts, config = (
         open_objective_state(videomae_files[0] / "hf"),
         load_restoring_objective(videomae_files[0] / "hf").model.config,
@@ -116,7 +121,9 @@ def test_what_a_format_cannot_hold_is_refused(videomae_files, to, changes, probl
         get_pretraining_format(to, config, parts, "it")
 
 
-def test_a_decoder_of_pixels_that_are_not_normalised_is_refused(videomae_files, tmp_path):
-    theirs("VideoMAEForPreTraining", OPTIONS | {"norm_pix_loss": False}).save_pretrained(tmp_path / "hf")
+def test_decoders_of_unnormalised_pixels_are_rejected(videomae_files, tmp_path):
+    build_transformers_model("VideoMAEForPreTraining", PRETRAINING_OPTIONS | {"norm_pix_loss": False}).save_pretrained(
+        tmp_path / "hf"
+    )
     with pytest.raises(WeightsError, match=r"pixels in 0 \.\. 1"):
         open_objective_state(tmp_path / "hf")

@@ -12,7 +12,7 @@ from vitreous.errors import WeightsError
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.formats.vitdet import VITDET
 
-RENAMED = (
+NAME_PATTERNS = (
     (r"^embeddings\.position_embeddings", "pos_embed"),
     (r"^embeddings\.projection", "patch_embed.proj"),
     (r"^encoder\.layer\.(\d+)\.attention\.", r"blocks.\1.attn."),
@@ -20,7 +20,7 @@ RENAMED = (
 )
 
 
-def peer(convolutions=(), image=64):
+def make_peer(convolutions=(), image=64):
     """transformers' ViTDet, and its tensors as detectron2 names them."""
     torch.manual_seed(0)
     config = transformers.VitDetConfig(
@@ -39,15 +39,15 @@ def peer(convolutions=(), image=64):
     model = peers.randomise(transformers.VitDetModel(config)).eval()
     state = {}
     for name, tensor in model.state_dict().items():
-        for before, after in RENAMED:
+        for before, after in NAME_PATTERNS:
             name = re.sub(before, after, name)
         state[f"backbone.net.{name}"] = tensor.contiguous()
     return model, state
 
 
 @pytest.mark.parametrize("convolutions", [(), (1, 3)])
-def test_a_file_of_detectron2_gives_the_features_of_its_model(convolutions, tmp_path):
-    model, state = peer(convolutions)
+def test_features_match_detectron2(convolutions, tmp_path):
+    model, state = make_peer(convolutions)
     rest = {"backbone.simfp_2.0.weight": torch.ones(2), "roi_heads.box_head.fc1.weight": torch.ones(2)}
     save_file(state | rest, tmp_path / "model_final.safetensors")
     weights = open_weights(tmp_path / "model_final.safetensors", {"image": (64, 64)} if convolutions else {})
@@ -58,14 +58,14 @@ def test_a_file_of_detectron2_gives_the_features_of_its_model(convolutions, tmp_
     ours = weights.build_bundle().model
     ours.any_size = True
     for size in ((64, 64), (40, 88)):
-        images = peers.images(size)
+        images = peers.make_images(size)
         with torch.inference_mode():
             theirs = model(images).last_hidden_state.movedim(1, -1)
-            assert peers.difference(ours.features_at(images, [8])[0], theirs) <= peers.LIMIT
+            assert peers.compute_difference(ours.features_at(images, [8])[0], theirs) <= peers.ERROR_LIMIT
 
 
-def test_what_is_written_has_the_names_of_detectron2(tmp_path):
-    _, state = peer((2,))
+def test_written_files_have_the_names_of_detectron2(tmp_path):
+    _, state = make_peer((2,))
     save_file(state, tmp_path / "given.safetensors")
     weights = open_weights(tmp_path / "given.safetensors", {"image": (64, 64)})
     written = VITDET.to_file(weights.config, weights.read_state())
@@ -75,8 +75,8 @@ def test_what_is_written_has_the_names_of_detectron2(tmp_path):
                            else state[name])  # fmt: skip
 
 
-def test_tables_for_several_windows_are_refused(tmp_path):
-    _, state = peer()
+def test_tables_for_different_windows_are_rejected(tmp_path):
+    _, state = make_peer()
     state["backbone.net.blocks.2.attn.rel_pos_h"] = torch.zeros(9, 16)
     save_file(state, tmp_path / "odd.safetensors")
     with pytest.raises(WeightsError, match="3 different window sizes"):

@@ -18,85 +18,99 @@ from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert
 from vitreous.weights.formats.vitdet_detector import DETECTOR
 
-RPN, ROI = "proposal_generator.rpn_head", "roi_heads"
+RPN_PREFIX, ROI_PREFIX = "proposal_generator.rpn_head", "roi_heads"
 
 
-def layer(name, *shape, bias=True):
+def get_layer_shapes(name, *shape, bias=True):
     """A layer's weight, and its bias with as many numbers as outputs."""
     return {f"{name}.weight": shape} | ({f"{name}.bias": shape[:1]} if bias else {})
 
 
-def convolved(name, outputs, inputs, kernel):
+def get_conv_shapes(name, outputs, inputs, kernel):
     """A convolution without bias, and its LayerNorm, of detectron2's `Conv2d`."""
-    return layer(name, outputs, inputs, kernel, kernel, bias=False) | layer(f"{name}.norm", outputs)
+    return get_layer_shapes(name, outputs, inputs, kernel, kernel, bias=False) | get_layer_shapes(
+        f"{name}.norm", outputs
+    )
 
 
-def transposed(name, inputs, outputs):
+def get_transposed_conv_shapes(name, inputs, outputs):
     """A transposed convolution of 2 x 2: its weight has the inputs first."""
     return {f"{name}.weight": (inputs, outputs, 2, 2), f"{name}.bias": (outputs,)}
 
 
-def backbone(width=768, depth=12, heads=12, patch=16, image=1024, window=14, seen=(2, 5, 8, 11)):
+def get_backbone_shapes(width=768, depth=12, heads=12, patch=16, image=1024, window=14, seen=(2, 5, 8, 11)):
     """Shapes of `ViT` as ViTDet's config has it, pre-trained at 224 pixels; at 4 patches a side where it is small."""
     grid = 14 if image == 1024 else 4
-    shapes = {"pos_embed": (1, grid**2 + 1, width)} | layer("patch_embed.proj", width, 3, patch, patch)
+    shapes = {"pos_embed": (1, grid**2 + 1, width)} | get_layer_shapes("patch_embed.proj", width, 3, patch, patch)
     for number in range(depth):
         block, side = f"blocks.{number}", image // patch if number in seen else window
-        shapes |= layer(f"{block}.norm1", width) | layer(f"{block}.norm2", width)
-        shapes |= layer(f"{block}.attn.qkv", 3 * width, width) | layer(f"{block}.attn.proj", width, width)
+        shapes |= get_layer_shapes(f"{block}.norm1", width) | get_layer_shapes(f"{block}.norm2", width)
+        shapes |= get_layer_shapes(f"{block}.attn.qkv", 3 * width, width) | get_layer_shapes(
+            f"{block}.attn.proj", width, width
+        )
         shapes |= {f"{block}.attn.rel_pos_{axis}": (2 * side - 1, width // heads) for axis in "hw"}
-        shapes |= layer(f"{block}.mlp.fc1", 4 * width, width) | layer(f"{block}.mlp.fc2", width, 4 * width)
+        shapes |= get_layer_shapes(f"{block}.mlp.fc1", 4 * width, width) | get_layer_shapes(
+            f"{block}.mlp.fc2", width, 4 * width
+        )
     return {f"backbone.net.{name}": shape for name, shape in shapes.items()}
 
 
-def pyramid(width=768, out=256, first=2):
+def get_pyramid_shapes(width=768, out=256, first=2):
     """Shapes of `SimpleFeaturePyramid`."""
     half, quarter = width // 2, width // 4
     finest = f"backbone.simfp_{first}"
     shapes = (
-        transposed(f"{finest}.0", width, half) | layer(f"{finest}.1", half) | transposed(f"{finest}.3", half, quarter)
+        get_transposed_conv_shapes(f"{finest}.0", width, half)
+        | get_layer_shapes(f"{finest}.1", half)
+        | get_transposed_conv_shapes(f"{finest}.3", half, quarter)
     )
-    shapes |= transposed(f"backbone.simfp_{first + 1}.0", width, half)
+    shapes |= get_transposed_conv_shapes(f"backbone.simfp_{first + 1}.0", width, half)
     for number, (place, inputs) in enumerate(((4, quarter), (1, half), (0, width), (1, width)), first):
-        shapes |= convolved(f"backbone.simfp_{number}.{place}", out, inputs, 1)
-        shapes |= convolved(f"backbone.simfp_{number}.{place + 1}", out, out, 3)
+        shapes |= get_conv_shapes(f"backbone.simfp_{number}.{place}", out, inputs, 1)
+        shapes |= get_conv_shapes(f"backbone.simfp_{number}.{place + 1}", out, out, 3)
     return shapes
 
 
-def heads(classes=80, width=256, hidden=1024, agnostic=False, masks=True):
+def get_head_shapes(classes=80, width=256, hidden=1024, agnostic=False, masks=True):
     """Shapes of `RPN` with two convolutions, the 4conv1fc box head with LayerNorm, and the mask head."""
-    shapes = layer(f"{RPN}.conv.conv0", width, width, 3, 3) | layer(f"{RPN}.conv.conv1", width, width, 3, 3)
-    shapes |= layer(f"{RPN}.objectness_logits", 3, width, 1, 1) | layer(f"{RPN}.anchor_deltas", 12, width, 1, 1)
+    shapes = get_layer_shapes(f"{RPN_PREFIX}.conv.conv0", width, width, 3, 3) | get_layer_shapes(
+        f"{RPN_PREFIX}.conv.conv1", width, width, 3, 3
+    )
+    shapes |= get_layer_shapes(f"{RPN_PREFIX}.objectness_logits", 3, width, 1, 1) | get_layer_shapes(
+        f"{RPN_PREFIX}.anchor_deltas", 12, width, 1, 1
+    )
     for number in range(1, 5):
-        shapes |= convolved(f"{ROI}.box_head.conv{number}", width, width, 3)
-        shapes |= convolved(f"{ROI}.mask_head.mask_fcn{number}", width, width, 3) if masks else {}
-    shapes |= layer(f"{ROI}.box_head.fc1", hidden, 49 * width)
-    shapes |= layer(f"{ROI}.box_predictor.cls_score", classes + 1, hidden)
-    shapes |= layer(f"{ROI}.box_predictor.bbox_pred", 4 if agnostic else 4 * classes, hidden)
+        shapes |= get_conv_shapes(f"{ROI_PREFIX}.box_head.conv{number}", width, width, 3)
+        shapes |= get_conv_shapes(f"{ROI_PREFIX}.mask_head.mask_fcn{number}", width, width, 3) if masks else {}
+    shapes |= get_layer_shapes(f"{ROI_PREFIX}.box_head.fc1", hidden, 49 * width)
+    shapes |= get_layer_shapes(f"{ROI_PREFIX}.box_predictor.cls_score", classes + 1, hidden)
+    shapes |= get_layer_shapes(f"{ROI_PREFIX}.box_predictor.bbox_pred", 4 if agnostic else 4 * classes, hidden)
     if masks:
-        shapes |= transposed(f"{ROI}.mask_head.deconv", width, width)
-        shapes |= layer(f"{ROI}.mask_head.predictor", classes, width, 1, 1)
+        shapes |= get_transposed_conv_shapes(f"{ROI_PREFIX}.mask_head.deconv", width, width)
+        shapes |= get_layer_shapes(f"{ROI_PREFIX}.mask_head.predictor", classes, width, 1, 1)
     return shapes
 
 
-SMALL = {"width": 32, "depth": 3, "heads": 2, "image": 96, "window": 4, "seen": (1,)}
+SMALL_BACKBONE = {"width": 32, "depth": 3, "heads": 2, "image": 96, "window": 4, "seen": (1,)}
 
 
-def small(classes=5, **changes):
+def make_small_state(classes=5, **changes):
     """A detector of 32 channels with random weights, as a file of detectron2 has them."""
-    shapes = backbone(**SMALL) | pyramid(32, 16) | heads(classes, 16, 24, **changes)
+    shapes = (
+        get_backbone_shapes(**SMALL_BACKBONE) | get_pyramid_shapes(32, 16) | get_head_shapes(classes, 16, 24, **changes)
+    )
     draw = torch.Generator().manual_seed(3)
     return {name: 0.2 * torch.randn(shape, generator=draw) for name, shape in shapes.items()}
 
 
-def saved(state, folder, name="model_final.safetensors"):
+def save_tensors(state, folder, name="model_final.safetensors"):
     """A file of these tensors."""
     folder.mkdir(exist_ok=True)
     save_file(state, folder / name)
     return folder / name
 
 
-def differing(one, other):
+def list_differing_tensors(one, other):
     """The tensors in which two files differ, but for the row of the class token, which nothing reads."""
     assert one.keys() == other.keys()
     return [
@@ -105,8 +119,8 @@ def differing(one, other):
     ]  # fmt: skip
 
 
-def test_vitdet_b_has_the_names_and_shapes_of_detectron2_and_comes_back_to_the_bit():
-    shapes = backbone() | pyramid() | heads()
+def test_vitdet_b_has_the_names_and_shapes_of_detectron2():
+    shapes = get_backbone_shapes() | get_pyramid_shapes() | get_head_shapes()
     assert len(shapes) == (3 + 12 * 14) + (12 + 8 + 6 + 6) + 8 + (12 + 2 + 4) + (12 + 2 + 2)
     config = DETECTOR.configure(shapes, {})
     expected = DetectorConfig(
@@ -123,7 +137,7 @@ def test_vitdet_b_has_the_names_and_shapes_of_detectron2_and_comes_back_to_the_b
     assert all(torch.equal(again[name], tensor) for name, tensor in theirs.items())
 
 
-def reference(state, features):
+def compute_reference(state, features):
     """What detectron2's modules compute: the levels p2 to p5 of a map (B, D, h, w), objectness and corrections of
     anchors on p5, and logits, corrections and masks of regions (n, W, 7, 7) and (n, W, 14, 14) that p2 begins with."""
     get = state.__getitem__
@@ -150,30 +164,32 @@ def reference(state, features):
     ]
     hidden = levels[3]
     for number in range(2):
-        name = f"{RPN}.conv.conv{number}"
+        name = f"{RPN_PREFIX}.conv.conv{number}"
         hidden = F.relu(F.conv2d(hidden, get(f"{name}.weight"), get(f"{name}.bias"), padding=1))
     anchors = [
-        F.conv2d(hidden, get(f"{RPN}.{name}.weight"), get(f"{RPN}.{name}.bias"))
+        F.conv2d(hidden, get(f"{RPN_PREFIX}.{name}.weight"), get(f"{RPN_PREFIX}.{name}.bias"))
         for name in ("objectness_logits", "anchor_deltas")
     ]
     box, mask = levels[0][..., :7, :7], levels[0][..., :14, :14]
     for number in range(1, 5):
-        box = F.relu(conv(box, f"{ROI}.box_head.conv{number}"))
-        mask = F.relu(conv(mask, f"{ROI}.mask_head.mask_fcn{number}"))
-    vector = F.relu(linear(box.flatten(1), f"{ROI}.box_head.fc1"))
-    boxes = [linear(vector, f"{ROI}.box_predictor.{name}") for name in ("cls_score", "bbox_pred")]
-    mask = F.relu(up(mask, f"{ROI}.mask_head.deconv"))
-    masks = F.conv2d(mask, get(f"{ROI}.mask_head.predictor.weight"), get(f"{ROI}.mask_head.predictor.bias"))
+        box = F.relu(conv(box, f"{ROI_PREFIX}.box_head.conv{number}"))
+        mask = F.relu(conv(mask, f"{ROI_PREFIX}.mask_head.mask_fcn{number}"))
+    vector = F.relu(linear(box.flatten(1), f"{ROI_PREFIX}.box_head.fc1"))
+    boxes = [linear(vector, f"{ROI_PREFIX}.box_predictor.{name}") for name in ("cls_score", "bbox_pred")]
+    mask = F.relu(up(mask, f"{ROI_PREFIX}.mask_head.deconv"))
+    masks = F.conv2d(
+        mask, get(f"{ROI_PREFIX}.mask_head.predictor.weight"), get(f"{ROI_PREFIX}.mask_head.predictor.bias")
+    )
     return levels, anchors, boxes, masks
 
 
 @pytest.mark.parametrize("agnostic", [False, True])
-def test_the_heads_compute_what_detectron2s_do(agnostic, tmp_path):
-    state = small(agnostic=agnostic)
-    model = open_weights(saved(state, tmp_path)).build_bundle().model
+def test_head_outputs_match_detectron2(agnostic, tmp_path):
+    state = make_small_state(agnostic=agnostic)
+    model = open_weights(save_tensors(state, tmp_path)).build_bundle().model
     features = torch.randn(2, 6, 6, 32, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
-        levels, anchors, (logits, corrections), masks = reference(state, features.movedim(-1, 1))
+        levels, anchors, (logits, corrections), masks = compute_reference(state, features.movedim(-1, 1))
         ours = model.pyramid([features])
         for level, wanted in zip(ours, [*levels, levels[-1][..., ::2, ::2]], strict=True):
             assert torch.allclose(level, wanted, atol=1e-5)
@@ -185,8 +201,8 @@ def test_the_heads_compute_what_detectron2s_do(agnostic, tmp_path):
         assert torch.allclose(model.regions.mask(levels[0][..., :14, :14]), masks, atol=1e-5)
 
 
-def test_anchors_are_those_of_detectron2(tmp_path):
-    model = open_weights(saved(small(), tmp_path)).build_bundle().model
+def test_anchors_match_detectron2(tmp_path):
+    model = open_weights(save_tensors(make_small_state(), tmp_path)).build_bundle().model
     rows = model.proposals.make_anchors([torch.zeros(1, 16, 32 // 2**level, 32 // 2**level) for level in range(5)])
     for number, own in enumerate(rows):
         for place, ratio in enumerate((0.5, 1.0, 2.0)):
@@ -197,9 +213,9 @@ def test_anchors_are_those_of_detectron2(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{}, {"classes": 1}, {"agnostic": True}, {"masks": False}])
-def test_a_file_is_read_answers_and_is_written_again_to_the_bit(options, tmp_path):
-    state = small(**options)
-    weights = open_weights(saved(state, tmp_path))
+def test_detectron2_files_survive_a_round_trip(options, tmp_path):
+    state = make_small_state(**options)
+    weights = open_weights(save_tensors(state, tmp_path))
     classes, masks = options.get("classes", 5), options.get("masks", True)
     assert weights.task == Detection(tuple(map(str, range(classes))), masks) and not weights.unused
     assert (
@@ -212,13 +228,13 @@ def test_a_file_is_read_answers_and_is_written_again_to_the_bit(options, tmp_pat
     assert parts and parts.config == {"name": "detection", "classes": list(weights.task.classes)}
     again = convert(tmp_path / "bundle", tmp_path / "again", "vitdet")
     assert again["tensors"] == len(state) and not again["assumed_settings"]
-    assert not differing(load_file(tmp_path / "again.safetensors"), state)
+    assert not list_differing_tensors(load_file(tmp_path / "again.safetensors"), state)
     answers = open_weights(tmp_path / "again.safetensors").build_bundle().model(torch.zeros(1, 3, 96, 96))
     assert len(answers) == 3 + masks and torch.isfinite(answers[0]).all()
 
 
-def test_a_detector_trained_here_is_written_and_read_as_it_was(tmp_path):
-    config = DETECTOR.configure({name: tuple(t.shape) for name, t in small(classes=1).items()}, {})
+def test_trained_detectors_survive_a_round_trip(tmp_path):
+    config = DETECTOR.configure({name: tuple(t.shape) for name, t in make_small_state(classes=1).items()}, {})
     changes = {"agnostic": True, "round_anchors": True, "threshold": 0.25, "detections": 7, "backbone": config.backbone}
     for agnostic in (False, True):
         own = DetectorConfig(
@@ -226,7 +242,7 @@ def test_a_detector_trained_here_is_written_and_read_as_it_was(tmp_path):
             | changes | {"agnostic": agnostic}
         )  # fmt: skip
         model, folder = build_model(own), tmp_path / str(agnostic)
-        bundle = bundle_of(model, folder / "bundle")
+        bundle = save_bundle(model, folder / "bundle")
         document = convert(bundle, folder / "theirs", "vitdet")
         assert document["assumed_settings"] == ["round_anchors True -> False"]
         weights = open_weights(folder / "theirs.safetensors")
@@ -236,7 +252,7 @@ def test_a_detector_trained_here_is_written_and_read_as_it_was(tmp_path):
         assert changed == ([] if agnostic else ["regions.box.predictor.bbox_pred.weight"])  # of the background
 
 
-def bundle_of(model, folder):
+def save_bundle(model, folder):
     """A bundle of a detector."""
     preprocess = ImagePreprocess((96, 96), channels=3, mean=IMAGENET_MOMENTS[0], std=IMAGENET_MOMENTS[1])
     Bundle(model, Detection(tuple("abcdefgh"[: model.config.classes]), model.config.masks), preprocess).save(folder)
@@ -244,61 +260,68 @@ def bundle_of(model, folder):
 
 
 def test_missing_and_unknown_tensors_are_listed(tmp_path):
-    state = small()
-    for name in (f"{ROI}.box_predictor.cls_score.bias", "backbone.simfp_3.1.norm.weight"):
+    state = make_small_state()
+    for name in (f"{ROI_PREFIX}.box_predictor.cls_score.bias", "backbone.simfp_3.1.norm.weight"):
         del state[name]
-    state |= {f"{ROI}.box_head.fc2.weight": torch.zeros(24, 24), f"{RPN}.anchor_deltas.bias": torch.zeros(8)}
+    state |= {
+        f"{ROI_PREFIX}.box_head.fc2.weight": torch.zeros(24, 24),
+        f"{RPN_PREFIX}.anchor_deltas.bias": torch.zeros(8),
+    }
     with pytest.raises(WeightsError) as caught:
-        open_weights(saved(state, tmp_path))
+        open_weights(save_tensors(state, tmp_path))
     for line in (
         "missing roi_heads.box_predictor.cls_score.bias", "missing backbone.simfp_3.1.norm.weight",
         "unknown roi_heads.box_head.fc2.weight", "rpn_head.anchor_deltas.bias is (8,), not (12,)",
     ):  # fmt: skip
         assert line in caught.value.message
-    del state[f"{ROI}.box_predictor.cls_score.weight"]
+    del state[f"{ROI_PREFIX}.box_predictor.cls_score.weight"]
     with pytest.raises(WeightsError, match="lacks 'roi_heads"):
-        open_weights(saved(state, tmp_path))
+        open_weights(save_tensors(state, tmp_path))
 
 
-def test_the_pixels_of_early_files_are_checked(tmp_path):
+def test_pixel_statistics_of_early_files_are_checked(tmp_path):
     pixels = [255 * torch.tensor(values).reshape(3, 1, 1) for values in IMAGENET_MOMENTS]
     names = ("pixel_mean", "pixel_std")
-    weights = open_weights(saved(small() | dict(zip(names, pixels, strict=True)), tmp_path))
+    weights = open_weights(save_tensors(make_small_state() | dict(zip(names, pixels, strict=True)), tmp_path))
     assert sorted(weights.unused) == list(names)
     turned = pixels[0].flip(0).contiguous()
     with pytest.raises(
         WeightsError, match=r"its pixel_mean is 103.53, 116.28, 123.675 \(BGR\), not 123.675, 116.28, 103.53 \(RGB"
     ):
-        open_weights(saved(small() | {"pixel_mean": turned}, tmp_path))
+        open_weights(save_tensors(make_small_state() | {"pixel_mean": turned}, tmp_path))
     with pytest.raises(WeightsError, match=r"its pixel_std is 1, 1, 1, not 58.395, 57.12, 57.375 \(RGB, 0 to 255\)"):
-        open_weights(saved(small() | {"pixel_mean": pixels[0], "pixel_std": torch.ones(3, 1, 1)}, tmp_path))
+        open_weights(
+            save_tensors(make_small_state() | {"pixel_mean": pixels[0], "pixel_std": torch.ones(3, 1, 1)}, tmp_path)
+        )
 
 
-def test_weights_of_classes_tell_a_detector_of_lvis(tmp_path):
-    state = small() | {f"{ROI}.box_predictor.fed_loss_cls_weights": torch.arange(5.0)}
-    weights = open_weights(saved(state, tmp_path))
+def test_class_weights_identify_lvis_detectors(tmp_path):
+    state = make_small_state() | {f"{ROI_PREFIX}.box_predictor.fed_loss_cls_weights": torch.arange(5.0)}
+    weights = open_weights(save_tensors(state, tmp_path))
     config = weights.config
     assert (config.scores, config.detections, config.threshold) == ("sigmoid", 300, 0.02)
-    assert weights.unused == [f"{ROI}.box_predictor.fed_loss_cls_weights"]
+    assert weights.unused == [f"{ROI_PREFIX}.box_predictor.fed_loss_cls_weights"]
     convert(tmp_path / "model_final.safetensors", tmp_path / "again", "vitdet")
     again = load_file(tmp_path / "again.safetensors")
-    assert differing(again, state) == weights.unused and (again[weights.unused[0]] == 1).all()
+    assert list_differing_tensors(again, state) == weights.unused and (again[weights.unused[0]] == 1).all()
     assert open_weights(tmp_path / "again.safetensors").config == config
 
 
 def test_a_cascade_is_read_as_a_backbone(tmp_path):
-    state = small()
+    state = make_small_state()
     cascade = {
         name.replace("predictor.", "predictor.0.").replace("box_head.", "box_head.0."): t for name, t in state.items()
     }
-    weights = open_weights(saved(cascade, tmp_path))
-    assert weights.config.recipe_family == "vit" and len(weights.unused) == len(state) - len(backbone(**SMALL))
+    weights = open_weights(save_tensors(cascade, tmp_path))
+    assert weights.config.recipe_family == "vit" and len(weights.unused) == len(state) - len(
+        get_backbone_shapes(**SMALL_BACKBONE)
+    )
 
 
-def test_other_detectors_are_written_without_their_heads(tmp_path):
-    config = DETECTOR.configure({name: tuple(t.shape) for name, t in small().items()}, {})
+def test_other_detectors_are_written_without_heads(tmp_path):
+    config = DETECTOR.configure({name: tuple(t.shape) for name, t in make_small_state().items()}, {})
     light = DetectorConfig(backbone=config.backbone, classes=2, heads="light", width=16, hidden=24)
-    folder = bundle_of(build_model(light), tmp_path / "light")
+    folder = save_bundle(build_model(light), tmp_path / "light")
     notes = []
     convert(folder, tmp_path / "out", "vitdet", note=notes.append)
     assert any("only the backbone of" in text for text in notes)

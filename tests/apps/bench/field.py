@@ -10,7 +10,7 @@ import numpy as np
 from vitreous.apps.bench.work import LogitsStep
 
 
-def steady(work, rate=100.0):
+def build_steady_step(work, rate=100.0):
     """Does `rate` images a second, however late a busy machine wakes it."""
 
     def turn():
@@ -21,27 +21,27 @@ def steady(work, rate=100.0):
     return turn
 
 
-def leaning(work):
+def build_inexact_step(work):
     """A tenth off."""
     return LogitsStep(
-        steady(work), lambda: np.array([[3.0, 4.5]], np.float32), lambda: np.array([[3.0, 4.0]], np.float32)
+        build_steady_step(work), lambda: np.array([[3.0, 4.5]], np.float32), lambda: np.array([[3.0, 4.0]], np.float32)
     )
 
 
-def zero(work):
+def build_zero_step(work):
     """Answers nothing, exactly."""
-    return LogitsStep(steady(work), lambda: np.zeros((1, 2)), lambda: np.zeros((1, 2)))
+    return LogitsStep(build_steady_step(work), lambda: np.zeros((1, 2)), lambda: np.zeros((1, 2)))
 
 
-def broken(work):
+def raise_on_build(work):
     raise ValueError("nothing here\nand more")
 
 
-def dying(work):
+def exit_on_build(work):
     os._exit(7)
 
 
-def late(work):
+def build_step_that_fails_later(work):
     calls = []
 
     def turn():
@@ -53,7 +53,7 @@ def late(work):
     return turn
 
 
-def parent(work):
+def build_step_with_subprocess(work):
     """Has a process of its own, as loaders have."""
     import multiprocessing
 

@@ -8,9 +8,17 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.apps.bench.field import broken, dying, late, leaning, parent, steady, zero
-from tests.conftest import document, say
-from tests.precision import LIMITS
+from tests.apps.bench.field import (
+    build_inexact_step,
+    build_steady_step,
+    build_step_that_fails_later,
+    build_step_with_subprocess,
+    build_zero_step,
+    exit_on_build,
+    raise_on_build,
+)
+from tests.conftest import parse_json_output, run_cli
+from tests.precision import ERROR_LIMITS
 from vitreous.apps.bench import race as race_module
 from vitreous.apps.bench import report, run
 from vitreous.apps.bench.contenders import TASKS, list_contenders, list_limit_contenders
@@ -20,11 +28,11 @@ from vitreous.apps.bench.work import Contender, LogitsStep, Timing, Workload
 from vitreous.errors import DataError, UsageError
 from vitreous.system.machine import pick_precision
 
-WORK = Workload("inference", "ViT-32x1/8", 16, 2)
+WORKLOAD = Workload("inference", "ViT-32x1/8", 16, 2)
 
 
 @pytest.mark.parametrize("device, runs", [("cpu", [1] * 8), ("cuda:0", [1, 2, 4, 1])])
-def test_timing_waits_for_a_gpu_after_twice_as_many_turns_each_time(monkeypatch, device, runs):
+def test_timing_doubles_the_steps_between_gpu_synchronizations(monkeypatch, device, runs):
     """A fake clock: a turn on the CPU takes a second, a GPU does the turns that were launched when it is waited for."""
     clock, launched, seen = [0.0], [0], []
 
@@ -43,34 +51,34 @@ def test_timing_waits_for_a_gpu_after_twice_as_many_turns_each_time(monkeypatch,
     assert seen == runs
 
 
-FIELD = [
-    Contender("vitreous", "default", partial(steady, rate=300.0), is_ours=True),
-    Contender("peer", "default", steady),
-    Contender("peer", "best", partial(steady, rate=200.0)),
-    Contender("parent", "default", parent),
-    Contender("leaning", "default", leaning),
-    Contender("zero", "default", zero),
-    Contender("broken", "default", broken),
-    Contender("dying", "default", dying),
-    Contender("late", "default", late),
-    Contender("absent", "default", steady, needs="no_such_package"),
+CONTENDERS = [
+    Contender("vitreous", "default", partial(build_steady_step, rate=300.0), is_ours=True),
+    Contender("peer", "default", build_steady_step),
+    Contender("peer", "best", partial(build_steady_step, rate=200.0)),
+    Contender("parent", "default", build_step_with_subprocess),
+    Contender("leaning", "default", build_inexact_step),
+    Contender("zero", "default", build_zero_step),
+    Contender("broken", "default", raise_on_build),
+    Contender("dying", "default", exit_on_build),
+    Contender("late", "default", build_step_that_fails_later),
+    Contender("absent", "default", build_steady_step, needs="no_such_package"),
 ]
 
 
 @pytest.fixture(scope="module")
-def lanes():
-    return run_race(WORK, FIELD, Timing(2, 0.05))
+def race_results():
+    return run_race(WORKLOAD, CONTENDERS, Timing(2, 0.05))
 
 
-def test_whoever_fails_says_why_and_the_others_go_on(lanes):
-    assert [lane.contender.label for lane in lanes] == [c.label for c in FIELD[:-1]]
-    assert [lane.failure for lane in lanes] == [None] * 6 + [
+def test_a_failed_contender_has_a_reason_and_the_others_continue(race_results):
+    assert [lane.contender.label for lane in race_results] == [c.label for c in CONTENDERS[:-1]]
+    assert [lane.failure for lane in race_results] == [None] * 6 + [
         "ValueError: nothing here",
         "its process ended",
         "RuntimeError: tired",
     ]
-    assert [len(lane.throughputs) for lane in lanes] == [2, 2, 2, 2, 2, 2, 0, 0, 0]
-    assert all(lane.memory > 10 * 2**20 for lane in lanes[:3])
+    assert [len(lane.throughputs) for lane in race_results] == [2, 2, 2, 2, 2, 2, 0, 0, 0]
+    assert all(lane.memory > 10 * 2**20 for lane in race_results[:3])
 
 
 @pytest.mark.parametrize(
@@ -82,12 +90,12 @@ def test_whoever_fails_says_why_and_the_others_go_on(lanes):
          "rounds of peer, default differ by a factor of 1.22, more than the contenders"),
     ],
 )  # fmt: skip
-def test_a_ratio_is_withheld_where_rounds_differ_more(ours, peer, ratio, reason):
+def test_a_ratio_within_the_round_to_round_variation_is_withheld(ours, peer, ratio, reason):
     lanes = [
-        ContenderResult(Contender("vitreous", "default", steady, is_ours=True), ours),
-        ContenderResult(Contender("peer", "default", steady), peer),
+        ContenderResult(Contender("vitreous", "default", build_steady_step, is_ours=True), ours),
+        ContenderResult(Contender("peer", "default", build_steady_step), peer),
     ]
-    race = report.RaceResult(WORK, lanes, [])
+    race = report.RaceResult(WORKLOAD, lanes, [])
     row = report.race_to_records(race)[0]
     assert (row["ratio"], row["ratio_omitted_reason"]) == (ratio and pytest.approx(ratio), reason)
     assert report.describe_withheld_ratios(race) == ([f"no ratio of vitreous, default: {reason}"] if reason else [])
@@ -97,11 +105,11 @@ def test_a_ratio_is_withheld_where_rounds_differ_more(ours, peer, ratio, reason)
     )
 
 
-def test_ratios_are_to_the_first_peer_and_fractions_of_the_peak_in_the_same_race(lanes):
+def test_ratios_refer_to_the_first_peer_and_to_the_measured_peak(race_results):
     from vitreous.models.names import config_from_name
 
-    limit = [ContenderResult(Contender("peak", "fp32", steady), [1e9, 1e9])]
-    found = report.races_to_json([report.RaceResult(WORK, lanes, limit)])
+    limit = [ContenderResult(Contender("peak", "fp32", build_steady_step), [1e9, 1e9])]
+    found = report.races_to_json([report.RaceResult(WORKLOAD, race_results, limit)])
     rows = found["results"]
     assert rows[0]["ratio"] == pytest.approx(3.0, rel=0.2) and rows[1]["ratio"] == 1.0
     assert rows[0]["ratio_baseline"] == "peer, default"
@@ -113,44 +121,44 @@ def test_ratios_are_to_the_first_peer_and_fractions_of_the_peak_in_the_same_race
         assert row["fraction_of_peak"] == pytest.approx(
             row["images_per_second"] * operations / found["peak_throughput"]["fp32"]
         )
-    page = report.render_race_markdown([report.RaceResult(WORK, lanes, limit)], "vitreous bench", 2)
+    page = report.render_race_markdown([report.RaceResult(WORKLOAD, race_results, limit)], "vitreous bench", 2)
     assert "| vitreous, default |" in page and "failed: ValueError: nothing here" in page and "`vitreous bench`" in page
 
 
-def test_who_can_say_how_exact_it_is_does_so_at_the_end(lanes):
-    found = {lane.contender.name: lane.error for lane in lanes}
+def test_logit_errors_are_reported_after_the_race(race_results):
+    found = {lane.contender.name: lane.error for lane in race_results}
     assert found.pop("leaning") == pytest.approx(0.1) and set(found.values()) == {None}
-    whole = report.RaceResult(WORK, lanes, [])
-    assert [row["logit_error"] for row in report.races_to_json([whole])["results"]].count(None) == len(lanes) - 1
+    whole = report.RaceResult(WORKLOAD, race_results, [])
+    assert [row["logit_error"] for row in report.races_to_json([whole])["results"]].count(None) == len(race_results) - 1
     page = report.render_race_markdown([whole], "vitreous bench", 2)
     assert "| logit error |" in page and "| 0.1 |" in page
-    without = report.RaceResult(WORK, [lane for lane in lanes if lane.error is None], [])
+    without = report.RaceResult(WORKLOAD, [lane for lane in race_results if lane.error is None], [])
     assert "ogit error" not in report.render_race_markdown([without], "vitreous bench", 2)
 
 
 @pytest.fixture(scope="module")
-def photographs(tmp_path_factory):
+def photo_folder(tmp_path_factory):
     home = tmp_path_factory.mktemp("photographs")
     for index in range(3):
         Image.new("RGB", (40 + index, 30), (index * 80, 10, 200)).save(home / f"{index}.jpg")
     return str(home)
 
 
-def bound_of(contender):
+def max_logit_error(contender):
     """How far a contender's logits may be from float32's, relative. Ours computes by default in what the processor
     multiplies."""
     if "int8" in contender.settings:
         return 0.2
     if not contender.is_ours:  # peers round the residual stream to bfloat16 too
-        return 0.05 if "bf16" in contender.settings else LIMITS["fp32"]
-    return LIMITS["fp32" if "fp32" in contender.settings else pick_precision("auto", "cpu")]
+        return 0.05 if "bf16" in contender.settings else ERROR_LIMITS["fp32"]
+    return ERROR_LIMITS["fp32" if "fp32" in contender.settings else pick_precision("auto", "cpu")]
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_every_contender_that_is_installed_does_its_work(task, photographs):
+def test_every_installed_contender_runs(task, photo_folder):
     """But for the compiled ones and OpenVINO's, which take minutes to build and are tried by the benchmark itself."""
     work = Workload(
-        task, "DiT-32x1/8" if task in ("dit", "sample") else "ViT-32x1/8", 16, 2, device="cpu", images=photographs
+        task, "DiT-32x1/8" if task in ("dit", "sample") else "ViT-32x1/8", 16, 2, device="cpu", images=photo_folder
     )
     for contender in list_contenders(task, "cpu"):
         slow = "compiled" in contender.settings or "openvino" in contender.label
@@ -158,12 +166,12 @@ def test_every_contender_that_is_installed_does_its_work(task, photographs):
             turn = contender.build(work)
             assert turn() > 0, contender.label
             if isinstance(turn, LogitsStep):
-                assert (turn.error() or 0.0) < bound_of(contender), contender.label
+                assert (turn.error() or 0.0) < max_logit_error(contender), contender.label
 
 
 def test_the_peak_counts_operations():
     for contender in list_limit_contenders("train", "cpu"):
-        assert contender.build(WORK)() in (2 * 2048**3, torch.get_num_threads() * 2 * 2048**3)
+        assert contender.build(WORKLOAD)() in (2 * 2048**3, torch.get_num_threads() * 2 * 2048**3)
 
 
 @pytest.mark.parametrize(
@@ -180,13 +188,13 @@ def test_the_peak_counts_operations():
         ({"models": ["DiT-S/2"]}, UsageError, "the task inference cannot be measured: DiT-S/2 is generative"),
     ],
 )
-def test_what_cannot_be_measured(options, error, words):
+def test_unsupported_benchmark_options_are_rejected(options, error, words):
     with pytest.raises(error) as caught:
         run_benchmarks(**options)
     assert words in f"{caught.value.message} {caught.value.hint}"
 
 
-def test_the_verb_prints_a_document_and_writes_a_page(tmp_path, monkeypatch):
+def test_bench_prints_json_and_writes_a_page(tmp_path, monkeypatch):
     monkeypatch.setattr(
         run, "list_limit_contenders", lambda task, device: list_limit_contenders(task, device)[:1]
     )  # a process less
@@ -205,8 +213,8 @@ def test_the_verb_prints_a_document_and_writes_a_page(tmp_path, monkeypatch):
         "inference",
         "--profile",
     ]
-    result = say("bench", *words, "--seconds", "0.05", "--only", "vitreous, fp32", "--out", str(tmp_path), "--json")
-    found = document(result)
+    result = run_cli("bench", *words, "--seconds", "0.05", "--only", "vitreous, fp32", "--out", str(tmp_path), "--json")
+    found = parse_json_output(result)
     assert [row["task"] for row in found["results"]] == ["inference"]
     keys = {
         "task",

@@ -36,11 +36,11 @@ from vitreous.errors import UsageError
         ("AddmmBackward0", OTHER_OPERATORS),
     ],
 )
-def test_an_operator_has_one_group(operator, group):
+def test_each_operator_is_in_one_group(operator, group):
     assert classify_operator(operator) == group
 
 
-def test_the_time_of_a_turn_is_shared_out_over_the_cores_that_worked():
+def test_step_time_is_attributed_to_the_busy_cores():
     """Two seconds: half of one in a product on all cores, then two threads, one of them idle for half of the rest."""
     events = [
         OperatorEvent(PROFILED_REGION, 1, 0.1),
@@ -59,7 +59,7 @@ def test_the_time_of_a_turn_is_shared_out_over_the_cores_that_worked():
     assert profile.operators == [("aten::gelu", 0.5, pytest.approx(0.375)), ("aten::mm", 0.5, pytest.approx(0.25))]
 
 
-def test_recording_sees_the_operators_of_a_turn():
+def test_profile_records_the_operators_of_a_step():
     left = torch.randn(256, 256)
 
     def turn() -> float:
@@ -72,7 +72,7 @@ def test_recording_sees_the_operators_of_a_turn():
     assert profile.shares["optimiser"] == 0
 
 
-def test_what_cannot_be_recorded_is_refused(monkeypatch):
+def test_profiling_a_gpu_is_rejected(monkeypatch):
     monkeypatch.setattr("vitreous.apps.bench.run.pick_device", lambda device: "cuda")
     with pytest.raises(UsageError, match="profile supports only the CPU, not cuda\n  add device='cpu'"):
         run_benchmarks(timing=Timing(profile=True))

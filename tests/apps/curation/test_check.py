@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
-from tests.apps.curation.test_copies import scene as photograph
-from tests.conftest import TINY, make_folder, picture
-from tests.data.hostile import corpus
+from tests.apps.curation.test_copies import draw_photo as photograph
+from tests.conftest import TINY_RUN, make_folder, make_image
+from tests.data.hostile import build_corpus
 from vitreous.apps.curation.check import check_dataset as check_images
 from vitreous.apps.curation.checks.facts import group_by_reason
 from vitreous.apps.curation.checks.page import render_check_page
@@ -48,7 +48,7 @@ from vitreous.reports.evaluate import evaluate
 from vitreous.training.folder import RunFolder
 
 
-def scene(seed: int, size: tuple[int, int] = (96, 72)) -> Image.Image:
+def draw_scene(seed: int, size: tuple[int, int] = (96, 72)) -> Image.Image:
     """A picture of a few large shapes, as unlike another seed's as two photographs are."""
     random = np.random.default_rng(seed)
     image = Image.new("RGB", size, tuple(random.integers(0, 256, 3).tolist()))
@@ -60,34 +60,34 @@ def scene(seed: int, size: tuple[int, int] = (96, 72)) -> Image.Image:
     return image
 
 
-def scenes(root, counts, classes=("ant", "bee")):
+def write_scenes(root, counts, classes=("ant", "bee")):
     """root/SPLIT/CLASS/N.png, every picture another scene."""
     for s, (split, count) in enumerate(counts.items()):
         for c, name in enumerate(classes):
             (root / split / name).mkdir(parents=True)
             for index in range(count):
-                scene(1000 * s + 100 * c + index).save(root / split / name / f"{index}.png")
+                draw_scene(1000 * s + 100 * c + index).save(root / split / name / f"{index}.png")
     return root
 
 
-def check(source, **options):
+def check_to_document(source, **options):
     """The document of a check."""
     return check_images(source, **options)[0]
 
 
-def scan(split, workers):
+def scan_split(split, workers):
     """The records of all samples of a split, and the reasons of those that cannot be read."""
     return scanning.scan_samples(split, range(len(split)), survey_images, workers)
 
 
-def whats(document):
+def findings_by_kind(document):
     """The findings by their word."""
     return {finding["code"]: finding for finding in document["findings"]}
 
 
-def test_sound_data_pass_and_are_counted(tmp_path):
-    root = scenes(tmp_path / "photos", {"train": 12, "val": 3, "test": 4})
-    document = check(root, workers=0, image_size=64)
+def test_a_valid_dataset_passes_and_is_counted(tmp_path):
+    root = write_scenes(tmp_path / "photos", {"train": 12, "val": 3, "test": 4})
+    document = check_to_document(root, workers=0, image_size=64)
     assert document["passed"] and not document["findings"]
     assert {name: row["images"] for name, row in document["splits"].items()} == {"train": 24, "val": 6, "test": 8}
     assert document["splits"]["val"]["per_class"] == {"ant": 3, "bee": 3}
@@ -108,13 +108,13 @@ def test_sound_data_pass_and_are_counted(tmp_path):
     )
 
 
-def test_every_verdict_is_that_of_decode(tmp_path):
+def test_unreadable_images_are_those_that_decoding_rejects(tmp_path):
     root = make_folder(tmp_path / "photos", {"": 2}, classes=("ant", "bee"))
-    for case in corpus():
+    for case in build_corpus():
         (root / "ant" / case.name).write_bytes(case.content)
     os.mkfifo(root / "bee" / "pipe.png")
     os.symlink("nowhere", root / "bee" / "dangling.png")
-    document = check(root, workers=1)
+    document = check_to_document(root, workers=1)
     expected = {}
     paths = open_checked_dataset(str(root)).splits["train"].paths
     for path in paths:
@@ -125,7 +125,7 @@ def test_every_verdict_is_that_of_decode(tmp_path):
     assert {row["path"]: row["reason"] for row in document["unreadable"]} == expected
     assert len(expected) > 20 and not document["passed"]
     traits = document["traits"]
-    accepted = {case.name for case in corpus() if case.refused is None}
+    accepted = {case.name for case in build_corpus() if case.refused is None}
     # all but exif_1
     assert traits["exif_rotated"] == sum(name.startswith("exif_") and name[5].isdigit() for name in accepted) - 1
     assert {os.path.basename(row["path"]) for row in document["wrong_extension"]} == {"png_named.jpg"}
@@ -139,13 +139,13 @@ def test_every_verdict_is_that_of_decode(tmp_path):
 
 
 def test_copies_across_splits_and_under_two_labels_fail(tmp_path):
-    root = scenes(tmp_path / "photos", {"train": 11, "test": 4})
+    root = write_scenes(tmp_path / "photos", {"train": 11, "test": 4})
     copy = (root / "train/ant/0.png").read_bytes()
     for place in ("test/ant/x.png", "test/ant/y.png", "train/ant/z.png", "train/bee/other.png"):
         (root / place).write_bytes(copy)
-    scene(7000).save(root / "train/bee/near.png")
-    scene(7000).save(root / "test/bee/near.jpg", quality=50)
-    document = check(root, workers=0)
+    draw_scene(7000).save(root / "train/bee/near.png")
+    draw_scene(7000).save(root / "test/bee/near.jpg", quality=50)
+    document = check_to_document(root, workers=0)
     assert document["exact_duplicates"]["groups"] == 1 and document["exact_duplicates"]["surplus"] == 4
     assert (
         document["exact_duplicates"]["across_splits"] == {"train/test": 2}
@@ -153,12 +153,12 @@ def test_copies_across_splits_and_under_two_labels_fail(tmp_path):
     )
     (near,) = document["near_duplicates"]["listed_groups"]
     assert {os.path.basename(row["path"]) for row in near} == {"near.png", "near.jpg"}
-    found = whats(document)
+    found = findings_by_kind(document)
     assert {name for name, finding in found.items() if finding["level"] == "error"} == {"leak", "conflicting_labels"}
     assert found["near_leak"]["level"] == "warning" and "data dedup" in found["leak"]["hint"]
 
 
-def test_near_copies_are_those_of_dedup_where_whole_images_are_alike(tmp_path):
+def test_near_duplicates_of_whole_images_match_dedup(tmp_path):
     home = tmp_path / "photos"
     for label, first in (("ant", 0), ("bee", 30)):
         (home / label).mkdir(parents=True)
@@ -173,7 +173,7 @@ def test_near_copies_are_those_of_dedup_where_whole_images_are_alike(tmp_path):
     }
     for name, image in changed.items():
         image.save(home / "bee" / f"{name}.png")
-    document = check(home, workers=0)
+    document = check_to_document(home, workers=0)
     found = {
         tuple(os.path.basename(row["path"]) for row in group) for group in document["near_duplicates"]["listed_groups"]
     }
@@ -188,12 +188,12 @@ def test_near_copies_are_those_of_dedup_where_whole_images_are_alike(tmp_path):
     pairs = {(os.path.basename(copy["duplicate_of"]), os.path.basename(copy["path"])) for copy in every}
     assert pairs == quick | {("5.png", "cut to half.png")}
     assert (
-        "near-duplicates of other images" in whats(document)["duplicates"]["message"]
-        and "data dedup" in whats(document)["duplicates"]["hint"]
+        "near-duplicates of other images" in findings_by_kind(document)["duplicates"]["message"]
+        and "data dedup" in findings_by_kind(document)["duplicates"]["hint"]
     )
 
 
-def test_only_the_most_alike_are_read_again(monkeypatch):
+def test_only_the_most_similar_candidates_are_read_again(monkeypatch):
     records = np.zeros(40, RECORD)
     records["state"], records["std"], records["digest"][:, 0] = 1, 50, np.arange(40)
     wholes, noise = (
@@ -211,20 +211,20 @@ def test_only_the_most_alike_are_read_again(monkeypatch):
         ]
 
 
-def test_pairs_that_share_an_image_are_one_group():
+def test_duplicate_pairs_that_share_an_image_form_one_group():
     pairs = np.array([[3, 9, 4, 12, 30], [7, 3, 5, 4, 31]])
     assert [group.tolist() for group in alike.group_connected_samples(pairs)] == [[3, 7, 9], [4, 5, 12], [30, 31]]
     assert alike.group_connected_samples(np.empty((2, 0), np.int64)) == []
 
 
-def test_classes_few_missing_and_uneven_are_told(tmp_path):
-    root = scenes(tmp_path / "photos", {"train": 30, "test": 2}, ("ant", "bee", "cat"))
+def test_small_missing_and_imbalanced_classes_are_reported(tmp_path):
+    root = write_scenes(tmp_path / "photos", {"train": 30, "test": 2}, ("ant", "bee", "cat"))
     for path in [*list((root / "train" / "cat").glob("*"))[2:], *(root / "test" / "bee").glob("*")]:
         path.unlink()
     (root / "train" / "notes.txt").write_text("")
-    picture(5).save(root / "train" / "loose.png")
-    document = check(root, workers=0)
-    found = whats(document)
+    make_image(5).save(root / "train" / "loose.png")
+    document = check_to_document(root, workers=0)
+    found = findings_by_kind(document)
     assert document["passed"]
     assert "30" in found["imbalance"]["message"] and "--sampling balanced" in found["imbalance"]["hint"]
     assert document["class_balance"]["small_classes"] == {"cat": 2} and document["class_balance"][
@@ -238,32 +238,32 @@ def test_classes_few_missing_and_uneven_are_told(tmp_path):
     } <= set(found)
 
 
-def test_a_folder_that_training_refuses_is_looked_at_all_the_same(tmp_path):
-    root = scenes(tmp_path / "photos", {"": 3}, ("one",))
+def test_a_folder_that_training_rejects_is_still_checked(tmp_path):
+    root = write_scenes(tmp_path / "photos", {"": 3}, ("one",))
     (root / "one" / "bad.jpg").write_bytes(b"\xff")
-    document = check(root, workers=0)
+    document = check_to_document(root, workers=0)
     assert not document["passed"] and document["layout_error"] is None
     assert [finding["code"] for finding in document["findings"][:2]] == ["unreadable", "label_error"]
     assert "one class only" in document["label_error"]["message"] and document["class_balance"] is None
     assert document["splits"]["images"]["images"] == 4 and len(document["unreadable"]) == 1
     (root / "One").mkdir()
     (root / "One" / "0.png").write_bytes((root / "one" / "0.png").read_bytes())
-    document = check(root, workers=0)
+    document = check_to_document(root, workers=0)
     assert not document["passed"] and document["findings"][0]["code"] == "layout_error"
     assert "differ only in case" in document["layout_error"]["message"] and document["splits"]["images"]["images"] == 5
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no images"):
-        check(tmp_path / "empty", workers=0)
+        check_to_document(tmp_path / "empty", workers=0)
     with pytest.raises(DataError, match="no such"):
-        check(tmp_path / "nothing", workers=0)
+        check_to_document(tmp_path / "nothing", workers=0)
 
 
 @pytest.mark.parametrize("size, input_side", [((32, 32), 32), ((28, 30), 32), ((12, 16), 12), ((96, 72), 224)])
-def test_the_input_is_the_one_that_train_takes(tmp_path, size, input_side, capsys):
+def test_the_checked_input_size_is_that_of_train(tmp_path, size, input_side, capsys):
     for label in ("ant", "bee"):
         (tmp_path / "photos" / label).mkdir(parents=True)
         for index in range(6):
-            scene(index + 50 * (label == "bee"), size).save(tmp_path / "photos" / label / f"{index}.png")
+            draw_scene(index + 50 * (label == "bee"), size).save(tmp_path / "photos" / label / f"{index}.png")
     (tmp_path / "photos" / "ant" / "0.png").write_bytes(b"not an image")  # the first readable image counts
     document = run(Options(data=str(tmp_path / "photos"), workers=0), Console())
     options = TrainOptions(str(tmp_path / "photos"), bad_images="skip", device="cpu", precision="fp32")
@@ -273,30 +273,30 @@ def test_the_input_is_the_one_that_train_takes(tmp_path, size, input_side, capsy
         run(Options(data=str(tmp_path / "photos"), workers=0, image_size=48), Console())["image_sizes"]["model_input"]
         == 48
     )
-    assert ("small" in whats(document)) == (input_side == 224)
+    assert ("small" in findings_by_kind(document)) == (input_side == 224)
 
 
 @pytest.mark.parametrize("home", ["", "train"])
-def test_a_flat_folder_is_named_as_one_and_its_images_are_checked(tmp_path, home):
+def test_a_flat_folder_is_reported_and_its_images_are_checked(tmp_path, home):
     root = tmp_path / "flat"
     (root / home).mkdir(parents=True)
     for index in range(3):
-        scene(index).save(root / home / f"{index}.png")
+        draw_scene(index).save(root / home / f"{index}.png")
     (root / home / "again.png").write_bytes((root / home / "1.png").read_bytes())
     (root / home / "bad.jpg").write_bytes(b"\xff")
-    document, split = check(root, workers=0), home or "images"
+    document, split = check_to_document(root, workers=0), home or "images"
     unlabelled = document["label_error"]
     assert f"{root / home} is a flat folder: 5 images and no class folders" in unlabelled["message"]
     assert "folder of its class" in unlabelled["hint"] and "path,label" in unlabelled["hint"]
     assert document["splits"][split]["images"] == 5 and len(document["unreadable"]) == 1
     assert document["exact_duplicates"]["groups"] == 1 and not document["passed"]
     (root / home / "bad.jpg").unlink()
-    document = check(root, workers=0)
+    document = check_to_document(root, workers=0)
     assert document["passed"] and document["findings"][0]["code"] == "label_error"
 
 
-def test_pixels_in_memory_and_pictures_of_many_channels(tmp_path):
-    assert check("digits", workers=0)["passed"]
+def test_in_memory_and_multichannel_images_are_checked(tmp_path):
+    assert check_to_document("digits", workers=0)["passed"]
     for name in ("ant", "bee"):
         (tmp_path / "bands" / name).mkdir(parents=True)
         for index in range(3):
@@ -305,13 +305,13 @@ def test_pixels_in_memory_and_pictures_of_many_channels(tmp_path):
             )
             np.save(tmp_path / "bands" / name / f"{index}.npy", noise)
     np.save(tmp_path / "bands" / "ant" / "other.npy", np.zeros((4, 12, 16), np.uint16))
-    document = check(tmp_path / "bands", workers=1)
+    document = check_to_document(tmp_path / "bands", workers=1)
     assert document["channels"] == {"count": 5, "dtype": "uint16"} and document["bit_depths"] == {"16": 6}
     assert [os.path.basename(row["path"]) for row in document["unreadable"]] == ["other.npy"]
 
 
-def test_the_document_and_the_page_are_the_same_for_any_number_of_workers(tmp_path):
-    root = scenes(tmp_path / "photos", {"train": 40, "test": 9})
+def test_results_are_identical_for_any_number_of_workers(tmp_path):
+    root = write_scenes(tmp_path / "photos", {"train": 40, "test": 9})
     for index in range(0, 40, 7):
         (root / "train" / "ant" / f"{index}.png").write_bytes(b"GIF89a" + bytes(index))
     (root / "test/bee/same.png").write_bytes((root / "train/bee/5.png").read_bytes())
@@ -322,7 +322,7 @@ def test_the_document_and_the_page_are_the_same_for_any_number_of_workers(tmp_pa
     assert made[0] == made[1] == made[2]
 
 
-class Fragile(ArraySplit):
+class CrashingSplit(ArraySplit):
     """Pictures of which some end the process that reads them, or never come."""
 
     deadly = frozenset({3, 4, 5, 70, 127})
@@ -337,24 +337,27 @@ class Fragile(ArraySplit):
         return super().raw(sample)
 
 
-def test_a_process_that_dies_or_hangs_costs_one_file(monkeypatch):
+def test_a_worker_crash_or_hang_loses_only_one_file(monkeypatch):
     monkeypatch.setattr(scanning, "TASK_TIMEOUT", 1.0)
     pixels = np.random.default_rng(0).integers(0, 256, (128, 8, 8), dtype=np.uint8)
     labels = np.zeros(128, np.int64)
-    (whole, _), (records, reasons) = scan(ArraySplit(pixels, labels), 0), scan(Fragile(pixels, labels), 2)
-    assert set(reasons) == Fragile.deadly | Fragile.endless
+    (whole, _), (records, reasons) = (
+        scan_split(ArraySplit(pixels, labels), 0),
+        scan_split(CrashingSplit(pixels, labels), 2),
+    )
+    assert set(reasons) == CrashingSplit.deadly | CrashingSplit.endless
     assert "SIGSEGV" in reasons[3] and "SIGKILL" in reasons[70] and "longer than 1 s" in reasons[90]
     good = np.array([sample not in reasons for sample in range(128)])
     assert (records["state"][~good] == UNREADABLE).all() and (records[good] == whole[good]).all()
 
 
-def test_processes_that_cannot_live_end_the_check(monkeypatch):
+def test_workers_that_exit_at_start_fail_the_check(monkeypatch):
     monkeypatch.setattr(scanning, "start_scan_worker", lambda *words: os._exit(9))
     with pytest.raises(ResourceError, match="processes end before they read an image"):
-        scan(ArraySplit(np.zeros((4, 2, 2), np.uint8), np.zeros(4, np.int64)), 2)
+        scan_split(ArraySplit(np.zeros((4, 2, 2), np.uint8), np.zeros(4, np.int64)), 2)
 
 
-class Many(ArraySplit):
+class RepeatedImageSplit(ArraySplit):
     """One small picture, as often as wanted, each with a pixel of its own."""
 
     def __len__(self):
@@ -366,22 +369,22 @@ class Many(ArraySplit):
         return pixels
 
 
-def test_memory_is_a_record_a_file():
+def test_memory_use_is_one_record_per_file():
     assert RECORD.itemsize <= 100
     picture = np.random.default_rng(0).integers(0, 256, (4, 4), dtype=np.uint8)
     grown = []
-    scan(Many(picture, np.zeros(64, np.int64)), 0)  # what is remembered once
+    scan_split(RepeatedImageSplit(picture, np.zeros(64, np.int64)), 0)  # what is remembered once
     for count in (200, 1_700):
-        split = Many(picture, np.zeros(count, np.int64))
+        split = RepeatedImageSplit(picture, np.zeros(count, np.int64))
         tracemalloc.start()
-        records, _ = scan(split, 0)
+        records, _ = scan_split(split, 0)
         grown.append(tracemalloc.get_traced_memory()[0])
         tracemalloc.stop()
         assert len(np.unique(records["digest"], axis=0)) == count
     assert (grown[1] - grown[0]) / 1_500 < RECORD.itemsize + 16
 
 
-def test_equal_digests_are_grouped_as_a_dictionary_would():
+def test_equal_digests_are_grouped():
     random = np.random.default_rng(0)
     records = np.zeros(300, RECORD)
     records["digest"] = random.integers(0, 90, (300, 1))
@@ -394,7 +397,7 @@ def test_equal_digests_are_grouped_as_a_dictionary_would():
     assert group_by_number(np.empty(0, np.int64), np.empty(0, np.int64)) == []
 
 
-class Tags(HTMLParser):
+class OpenTagParser(HTMLParser):
     """The tags of a page that are left open, and all that there are."""
 
     def __init__(self):
@@ -411,23 +414,23 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_needs_nothing_and_believes_no_name(tmp_path):
-    root = scenes(tmp_path / "photos", {"train": 3, "test": 2}, ("ant", "<script>alert(1)<b>"))
+def test_the_page_is_self_contained_and_escapes_names(tmp_path):
+    root = write_scenes(tmp_path / "photos", {"train": 3, "test": 2}, ("ant", "<script>alert(1)<b>"))
     (root / "train/ant/<img src=x onerror=y>\n.png").write_bytes(b"")
     (root / "test/ant/same.png").write_bytes((root / "train/ant/1.png").read_bytes())
     for index in range(30):
         (root / f"train/ant/copy{index}.png").write_bytes((root / "train/ant/2.png").read_bytes())
     document, what = check_images(str(root), workers=0)
     text = render_check_page(document, what)
-    tags = Tags()
+    tags = OpenTagParser()
     tags.feed(text)
     assert not tags.open and "script" not in tags.seen and {"svg", "rect", "img"} <= tags.seen
     assert tags.sources and all(source.startswith("data:image/jpeg;base64,") for source in tags.sources)
     assert "&lt;script&gt;" in text and "\\n.png" in text and len(text) < 200_000
 
 
-def test_the_command_says_it_and_ends_with_the_verdict(tmp_path, capsys):
-    root = scenes(tmp_path / "photos", {"train": 4, "test": 2})
+def test_the_command_prints_findings_and_sets_the_exit_status(tmp_path, capsys):
+    root = write_scenes(tmp_path / "photos", {"train": 4, "test": 2})
     assert run_command(["data", "check", str(root), "--json", "--workers", "1"]) == 0
     assert json.loads(capsys.readouterr().out)["passed"]
     (root / "train" / "ant" / "=cmd\n.png").write_bytes(b"no image")
@@ -440,7 +443,7 @@ def test_the_command_says_it_and_ends_with_the_verdict(tmp_path, capsys):
         run(Options(data=str(root), out=str(tmp_path / "no" / "where.html")), Console())
 
 
-ENDLESS = """
+ENDLESS_SCRIPT = """
 import signal, sys, time
 from vitreous.cli.main import main
 from vitreous.data.split import FileSplit
@@ -452,11 +455,11 @@ main(sys.argv[1:])
 
 
 def test_ctrl_c_leaves_no_page_and_no_process(tmp_path):
-    root = scenes(tmp_path / "photos", {"train": 2, "test": 2})
+    root = write_scenes(tmp_path / "photos", {"train": 2, "test": 2})
     words = [
         sys.executable,
         "-c",
-        ENDLESS,
+        ENDLESS_SCRIPT,
         "data",
         "check",
         str(root),
@@ -474,30 +477,32 @@ def test_ctrl_c_leaves_no_page_and_no_process(tmp_path):
         os.killpg(process.pid, 0)
 
 
-def patients(root, count=12, each=4):
+def write_patient_images(root, count=12, each=4):
     """root/CLASS/PATIENT_N.png: every patient in one class, with several pictures."""
     for number in range(count):
         home = root / ("ant", "bee")[number % 2]
         home.mkdir(parents=True, exist_ok=True)
         for index in range(each):
-            scene(10 * number + index, (16, 16)).save(home / f"patient{number}_{index}.png")
+            draw_scene(10 * number + index, (16, 16)).save(home / f"patient{number}_{index}.png")
     return root
 
 
-def people(split):
+def patient_ids(split):
     return {os.path.basename(split.name(sample)).split("_")[0] for sample in range(len(split))}
 
 
-def test_groups_are_never_drawn_apart_by_train_resume_and_evaluate(tmp_path):
-    root = patients(tmp_path / "photos")
+def test_groups_stay_together_in_train_resume_and_evaluate(tmp_path):
+    root = write_patient_images(tmp_path / "photos")
     plain = open_data(root)
-    assert people(plain.splits["train"]) & people(plain.splits["val"])  # without groups they are
+    assert patient_ids(plain.splits["train"]) & patient_ids(plain.splits["val"])  # without groups they are
     opened = open_data(root, 0, r"(patient\d+)_")
-    assert not people(opened.splits["train"]) & people(opened.splits["val"]) and people(opened.splits["val"])
+    assert not patient_ids(opened.splits["train"]) & patient_ids(opened.splits["val"]) and patient_ids(
+        opened.splits["val"]
+    )
     assert sum(map(len, opened.splits.values())) == 48 and "by 12 groups" in opened.notes[-1]
     parts = opened.with_holdout(0.3, 1).splits
-    assert not people(parts["train"]) & people(parts["val"]) and len(people(parts["val"])) > 2
-    options = {**TINY, "epochs": 1.0, "workers": 0, "ema": 0.0, "mixup": 0.0}
+    assert not patient_ids(parts["train"]) & patient_ids(parts["val"]) and len(patient_ids(parts["val"])) > 2
+    options = {**TINY_RUN, "epochs": 1.0, "workers": 0, "ema": 0.0, "mixup": 0.0}
     summary = train(str(root), out=str(tmp_path / "run"), group_by=r"(patient\d+)_", **options)
     stored = RunFolder(tmp_path / "run").run().data
     assert stored.group_by == r"(patient\d+)_" and stored.fingerprint == opened.fingerprint()
@@ -513,11 +518,11 @@ def test_groups_are_never_drawn_apart_by_train_resume_and_evaluate(tmp_path):
         train(str(root), out=str(tmp_path / "run"), resume=True, group_by="(ant|bee)", override=True, **options)
 
 
-def test_the_trials_of_a_grid_keep_groups_together_and_without_what_is_excluded(tmp_path):
-    root = patients(tmp_path / "photos")
+def test_grid_trials_keep_groups_together_and_apply_exclusions(tmp_path):
+    root = write_patient_images(tmp_path / "photos")
     (tmp_path / "list.csv").write_text(f"path,duplicate_of,reason,score\n{root}/ant/patient0_1.png,x,hash,1\n")
     said = TrainOptions(
-        str(root), group_by=r"(patient\d+)_", exclude=str(tmp_path / "list.csv"), lr_grid=(1e-3, 1e-2), **TINY
+        str(root), group_by=r"(patient\d+)_", exclude=str(tmp_path / "list.csv"), lr_grid=(1e-3, 1e-2), **TINY_RUN
     )
     opened, run, inputs = prepare_data(str(root), None, said, NullListener())
     assert (
@@ -525,11 +530,11 @@ def test_the_trials_of_a_grid_keep_groups_together_and_without_what_is_excluded(
         and len(set(opened.groups.tolist())) == 12
     )
     parts = hold_out_inputs(opened, inputs, 0.25, 0)
-    assert not people(parts.train) & people(parts.val) and people(parts.val)
+    assert not patient_ids(parts.train) & patient_ids(parts.val) and patient_ids(parts.val)
 
 
-def test_what_is_no_group_is_refused_by_name(tmp_path):
-    root = patients(tmp_path / "photos", 4)
+def test_invalid_group_expressions_are_rejected(tmp_path):
+    root = write_patient_images(tmp_path / "photos", 4)
     for expression, said in (
         ("(", "not a valid regular expression"),
         ("patient", "0 capture groups"),
@@ -537,28 +542,30 @@ def test_what_is_no_group_is_refused_by_name(tmp_path):
     ):
         with pytest.raises(UsageError, match=said):
             open_data(root, 0, expression)
-    scene(1).save(root / "ant" / "stray.png")
+    draw_scene(1).save(root / "ant" / "stray.png")
     with pytest.raises(DataError, match=r"does not match ant/stray\.png"):
         open_data(root, 0, r"(patient\d+)")
-    for opened in (partial(open_data, group_by="group"), partial(check, workers=0, group_by="group")):
+    for opened in (partial(open_data, group_by="group"), partial(check_to_document, workers=0, group_by="group")):
         with pytest.raises(UsageError, match=r"has 0 capture groups[^\n]*\n  for a column, open a CSV file"):
             opened(root)
     assert split_by_groups(open_data(root), r"^(\w+)/", root, 0).groups.max() == 1  # the path begins below the source
 
 
-def test_groups_in_two_splits_of_the_users_own_are_told_and_refused(tmp_path):
+def test_groups_shared_by_provided_splits_are_reported_and_rejected(tmp_path):
     root = tmp_path / "photos"
     for split, numbers in (("train", range(6)), ("val", (6, 7)), ("test", (5, 8))):
         for number in numbers:
             for label in ("ant", "bee"):
                 (root / split / label).mkdir(parents=True, exist_ok=True)
-                scene(1000 * number + 10 * len(split) + ord(label[0])).save(root / split / label / f"p{number}.png")
-    document = check(root, workers=0, group_by=r"(p\d+)\.")
+                draw_scene(1000 * number + 10 * len(split) + ord(label[0])).save(
+                    root / split / label / f"p{number}.png"
+                )
+    document = check_to_document(root, workers=0, group_by=r"(p\d+)\.")
     assert (
         document["groups"]["across_splits"] == [{"splits": ["train", "test"], "groups": 1, "names": ["p5"]}]
         and not document["passed"]
     )
-    assert check(root, workers=0)["passed"]
+    assert check_to_document(root, workers=0)["passed"]
     with pytest.raises(DataError, match=r"1 groups are in train and in test \(p5\)"):
         open_data(root, 0, r"(p\d+)\.")
     rows = [("path", "label", "split", "group")]
@@ -568,18 +575,24 @@ def test_groups_in_two_splits_of_the_users_own_are_told_and_refused(tmp_path):
     ]
     with open(root / "table.csv", "w", newline="") as file:
         csv.writer(file).writerows(rows)
-    assert whats(check(root / "table.csv", workers=0, group_by="group"))["groups"]["level"] == "error"
+    assert (
+        findings_by_kind(check_to_document(root / "table.csv", workers=0, group_by="group"))["groups"]["level"]
+        == "error"
+    )
     with pytest.raises(DataError, match="more than one split"):
         open_data(root / "table.csv", 0, "group")
     (root / "table.csv").write_text((root / "table.csv").read_text().replace(",group", ",patient"))
-    assert check(root / "table.csv", workers=0)["passed"]
-    assert whats(check(root / "table.csv", workers=0, group_by="patient"))["groups"]["level"] == "error"
+    assert check_to_document(root / "table.csv", workers=0)["passed"]
+    assert (
+        findings_by_kind(check_to_document(root / "table.csv", workers=0, group_by="patient"))["groups"]["level"]
+        == "error"
+    )
 
 
 def test_digests_are_sha_256(tmp_path):
-    root = scenes(tmp_path / "photos", {"": 2})
+    root = write_scenes(tmp_path / "photos", {"": 2})
     split = open_checked_dataset(str(root)).splits["train"]
-    records, _ = scan(split, 0)
+    records, _ = scan_split(split, 0)
     for sample in range(len(split)):
         assert records["digest"][sample].tobytes() == hashlib.sha256(split.paths[sample].read_bytes()).digest()[:16]
     assert not (records["traits"] & ImageTrait.WRONG_EXTENSION).any()

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.apps.curation.test_check import whats
-from tests.apps.curation.test_copies import scene
-from tests.data.films import encode, write_clip, write_moves
+from tests.apps.curation.test_check import findings_by_kind
+from tests.apps.curation.test_copies import draw_photo
+from tests.data.films import encode_video, write_clip, write_moves
 from vitreous.apps.curation.check import check_dataset
 from vitreous.apps.curation.checks.page import render_check_page
 from vitreous.apps.curation.copies import clips
@@ -27,10 +27,10 @@ from vitreous.errors import DataError
 from vitreous.models.names import choose_default_image_size
 
 
-def film(seed: int, count: int = 12, background: int | None = None) -> np.ndarray:
+def make_clip_pixels(seed: int, count: int = 12, background: int | None = None) -> np.ndarray:
     """A square that crosses a photograph, another one for each seed: (T, 48, 64, 3) uint8."""
     chance = np.random.default_rng(seed)
-    photograph = scene(1000 + seed if background is None else background).convert("RGB").resize((64, 48))
+    photograph = draw_photo(1000 + seed if background is None else background).convert("RGB").resize((64, 48))
     pixels = np.repeat(np.asarray(photograph)[None], count, 0)
     (left, top), (width, height), colour = (
         chance.integers(0, 14, 2),
@@ -51,37 +51,37 @@ def faulty_clips(tmp_path_factory) -> Path:
         for place, label in enumerate(("left", "right")):
             write_clip(
                 faulty_clips / "train" / label / f"{number}{('.gif', '.mp4', '', '.avi')[number]}",
-                film(2 * number + place),
+                make_clip_pixels(2 * number + place),
             )
-    write_clip(faulty_clips / "test" / "left" / "own.gif", film(50))
-    write_clip(faulty_clips / "test" / "right" / "own.mpeg", film(51))
+    write_clip(faulty_clips / "test" / "left" / "own.gif", make_clip_pixels(50))
+    write_clip(faulty_clips / "test" / "right" / "own.mpeg", make_clip_pixels(51))
     write_clip(faulty_clips / "train" / "left" / "black.mp4", np.zeros((12, 48, 64, 3), np.uint8))
-    write_clip(faulty_clips / "train" / "right" / "still.webm", film(60)[[0] * 12])
-    write_clip(faulty_clips / "train" / "right" / "short.gif", film(61, 3))
-    cut = write_clip(faulty_clips / "train" / "left" / "cut.mp4", film(62))
+    write_clip(faulty_clips / "train" / "right" / "still.webm", make_clip_pixels(60)[[0] * 12])
+    write_clip(faulty_clips / "train" / "right" / "short.gif", make_clip_pixels(61, 3))
+    cut = write_clip(faulty_clips / "train" / "left" / "cut.mp4", make_clip_pixels(62))
     cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
     (faulty_clips / "train" / "left" / "page.mp4").write_bytes(b"<html>")
     (faulty_clips / "train" / "notes.txt").write_text("")
     shutil.copy(faulty_clips / "train" / "right" / "0.gif", faulty_clips / "test" / "left" / "same.gif")
     shutil.copytree(faulty_clips / "train" / "left" / "2", faulty_clips / "test" / "left" / "same")
-    write_clip(faulty_clips / "test" / "right" / "recoded.webm", film(3))
-    write_clip(faulty_clips / "test" / "left" / "mirrored.mp4", film(2)[:, :, ::-1])
+    write_clip(faulty_clips / "test" / "right" / "recoded.webm", make_clip_pixels(3))
+    write_clip(faulty_clips / "test" / "left" / "mirrored.mp4", make_clip_pixels(2)[:, :, ::-1])
     return faulty_clips
 
 
 @pytest.fixture(scope="module")
-def checked(faulty_clips):
+def checked_clips(faulty_clips):
     """The document of a check, and what was checked."""
     return check_dataset(faulty_clips, workers=0, image_size=choose_default_image_size)
 
 
-def names(rows):
+def base_names(rows):
     """The last parts of paths."""
     return [os.path.basename(row["path"]) for row in rows]
 
 
-def test_files_that_cannot_be_read_are_those_that_training_refuses(faulty_clips, checked):
-    document, _ = checked
+def test_unreadable_clips_are_those_that_training_rejects(faulty_clips, checked_clips):
+    document, _ = checked_clips
     assert document["sample_type"] == "clips" and not document["passed"]
     reasons = {}
     for place in (faulty_clips / "train" / "left" / "cut.mp4", faulty_clips / "train" / "left" / "page.mp4"):
@@ -89,11 +89,14 @@ def test_files_that_cannot_be_read_are_those_that_training_refuses(faulty_clips,
             open_clip(place)
         reasons[str(place)] = error.value.message.removeprefix(f"{place}: ")
     assert {row["path"]: row["reason"] for row in document["unreadable"]} == reasons
-    assert whats(document)["unreadable"]["message"] == f"2 of 19 clips cannot be read; the first: {next(iter(reasons))}"
+    assert (
+        findings_by_kind(document)["unreadable"]["message"]
+        == f"2 of 19 clips cannot be read; the first: {next(iter(reasons))}"
+    )
 
 
-def test_lengths_rates_sizes_and_classes(faulty_clips, checked):
-    document, _ = checked
+def test_lengths_rates_sizes_and_classes(faulty_clips, checked_clips):
+    document, _ = checked_clips
     own = document["clips"]
     assert own["frames"] == {"min": 3, "median": 12, "max": 12} and own["frames_read"] == DEFAULT_CLIP_FRAMES
     assert own["seconds"]["max"] == pytest.approx(1.2, abs=0.01) and own["frame_rate"]["max"] == pytest.approx(
@@ -108,22 +111,22 @@ def test_lengths_rates_sizes_and_classes(faulty_clips, checked):
     frames = sum(path.stat().st_size for path in (faulty_clips / "test").rglob("*") if path.is_file())
     assert document["splits"]["test"]["bytes"] == frames
     assert document["formats"] == {"GIF": 5, "MOV": 4, "AVI": 2, "MATROSKA": 2, "MPEG": 1, "FRAMES": 3}
-    assert "from 10 to 25 frames/s" in whats(document)["frame_rates"]["message"]
+    assert "from 10 to 25 frames/s" in findings_by_kind(document)["frame_rates"]["message"]
 
 
-def test_clips_that_show_nothing_stand_still_or_are_short_are_named(checked):
-    document, _ = checked
-    assert names(document["clips"]["one_colour"]) == ["black.mp4"]
-    assert names(document["clips"]["without_motion"]) == ["still.webm"]
-    assert names(document["clips"]["short"]) == ["short.gif"]
+def test_blank_frozen_and_short_clips_are_reported(checked_clips):
+    document, _ = checked_clips
+    assert base_names(document["clips"]["one_colour"]) == ["black.mp4"]
+    assert base_names(document["clips"]["without_motion"]) == ["still.webm"]
+    assert base_names(document["clips"]["short"]) == ["short.gif"]
     for word, name in (("one_colour", "black.mp4"), ("without_motion", "still.webm"), ("short_clips", "short.gif")):
-        finding = whats(document)[word]
+        finding = findings_by_kind(document)[word]
         assert finding["level"] == "warning" and "1 clip " in finding["message"] and finding["message"].endswith(name)
 
 
-def test_copies_within_and_between_splits_and_classes(checked):
-    document, _ = checked
-    assert [set(names(group)) for group in document["exact_duplicates"]["listed_groups"]] == [
+def test_duplicate_clips_are_found_across_splits_and_classes(checked_clips):
+    document, _ = checked_clips
+    assert [set(base_names(group)) for group in document["exact_duplicates"]["listed_groups"]] == [
         {"0.gif", "same.gif"},
         {"2", "same"},
     ]
@@ -131,9 +134,9 @@ def test_copies_within_and_between_splits_and_classes(checked):
         document["exact_duplicates"]["across_splits"] == {"train/test": 2}
         and document["exact_duplicates"]["conflicting_labels"] == 1
     )
-    alike = {tuple(names(group)) for group in document["near_duplicates"]["listed_groups"]}
+    alike = {tuple(base_names(group)) for group in document["near_duplicates"]["listed_groups"]}
     assert alike == {("1.mp4", "mirrored.mp4"), ("1.mp4", "recoded.webm")}
-    findings = whats(document)
+    findings = findings_by_kind(document)
     assert {word for word, finding in findings.items() if finding["level"] == "error"} == {
         "unreadable",
         "leak",
@@ -145,17 +148,17 @@ def test_copies_within_and_between_splits_and_classes(checked):
     assert not any("data dedup" in finding["hint"] or "image" in finding["message"] for finding in findings.values())
 
 
-def test_before_one_camera_only_clips_that_move_alike_are_copies(tmp_path):
+def test_clips_of_one_camera_are_duplicates_only_with_equal_motion(tmp_path):
     for seed in range(5):
-        write_clip(tmp_path / "ab"[seed % 2] / f"{seed}.gif", film(seed, background=7))
-    write_clip(tmp_path / "b" / "again.mp4", film(2, background=7))
+        write_clip(tmp_path / "ab"[seed % 2] / f"{seed}.gif", make_clip_pixels(seed, background=7))
+    write_clip(tmp_path / "b" / "again.mp4", make_clip_pixels(2, background=7))
     document, _ = check_dataset(tmp_path, workers=0)
-    assert [names(group) for group in document["near_duplicates"]["listed_groups"]] == [["2.gif", "again.mp4"]]
+    assert [base_names(group) for group in document["near_duplicates"]["listed_groups"]] == [["2.gif", "again.mp4"]]
     assert document["near_duplicates"]["conflicting_labels"] == 1 and document["passed"]
 
 
-def test_the_page_shows_middle_frames_and_the_command_the_same_findings(faulty_clips, checked, tmp_path, capsys):
-    document, subject = checked
+def test_page_and_command_report_the_same_clip_findings(faulty_clips, checked_clips, tmp_path, capsys):
+    document, subject = checked_clips
     text = render_check_page(document, subject)
     copies = sum(
         len(group) for key in ("exact_duplicates", "near_duplicates") for group in document[key]["listed_groups"]
@@ -171,20 +174,20 @@ def test_the_page_shows_middle_frames_and_the_command_the_same_findings(faulty_c
     assert output.endswith(f"report: {tmp_path / 'a.html'}\n") and "\nfailed\n" in output
 
 
-def test_sound_clips_pass_and_files_that_are_none_are_counted(tmp_path):
+def test_valid_clips_pass_and_other_files_are_counted(tmp_path):
     home = write_moves(tmp_path / "clips", 12, (".gif", ""))
     (home / "left" / "notes.txt").write_text("")
-    write_clip(home / "stray.gif", film(0))
+    write_clip(home / "stray.gif", make_clip_pixels(0))
     document, _ = check_dataset(home, workers=0, image_size=choose_default_image_size)
     assert document["passed"] and document["ignored_files"] == {"images": 1, ".txt": 1}
-    assert set(whats(document)) == {"ignored_images", "ignored_files"}
+    assert set(findings_by_kind(document)) == {"ignored_images", "ignored_files"}
     assert document["clips"]["frame_rate"]["max"] == pytest.approx(10) and document["image_sizes"]["model_input"] == 16
 
 
-def test_a_flat_folder_of_clips_and_one_without_any_that_can_be_read(tmp_path):
-    write_clip(tmp_path / "flat" / "0.gif", film(0))
+def test_flat_folders_and_folders_of_unreadable_clips_are_checked(tmp_path):
+    write_clip(tmp_path / "flat" / "0.gif", make_clip_pixels(0))
     document, _ = check_dataset(tmp_path / "flat", workers=0)
-    assert list(document["splits"]) == ["clips"] and "label_error" in whats(document)
+    assert list(document["splits"]) == ["clips"] and "label_error" in findings_by_kind(document)
     for label in ("a", "b"):
         (tmp_path / "bad" / label).mkdir(parents=True)
         (tmp_path / "bad" / label / "0.mp4").write_bytes(b"none")
@@ -198,15 +201,15 @@ def test_patients_in_two_splits(tmp_path):
         for label in ("a", "b"):
             for number, patient in enumerate(patients):
                 seed = sum(map(ord, split + label)) + number
-                write_clip(tmp_path / split / label / f"patient{patient}_{number}.gif", film(seed))
+                write_clip(tmp_path / split / label / f"patient{patient}_{number}.gif", make_clip_pixels(seed))
     document, _ = check_dataset(tmp_path, workers=0, group_by=r"patient(\d+)")
     assert document["groups"]["across_splits"] == [{"splits": ["train", "test"], "groups": 1, "names": ["2"]}]
-    assert whats(document)["groups"]["level"] == "error"
+    assert findings_by_kind(document)["groups"]["level"] == "error"
 
 
-def test_a_clip_that_takes_too_long_costs_only_itself(tmp_path, monkeypatch):
+def test_a_clip_that_times_out_is_the_only_one_skipped(tmp_path, monkeypatch):
     for label in ("a", "b"):
-        write_clip(tmp_path / label / "0.gif", film(ord(label)))
+        write_clip(tmp_path / label / "0.gif", make_clip_pixels(ord(label)))
     monkeypatch.setattr(scanning, "SLOW_TASK_TIMEOUT", 0.3)
     monkeypatch.setattr(
         clips,
@@ -218,13 +221,13 @@ def test_a_clip_that_takes_too_long_costs_only_itself(tmp_path, monkeypatch):
     assert document["clips"]["frames"]["max"] == 12
 
 
-def test_one_frame_of_another_size_is_a_clip_that_cannot_be_read(tmp_path):
-    place = write_clip(tmp_path / "a" / "clip", film(0))
-    write_clip(tmp_path / "b" / "clip", film(1))
+def test_a_clip_with_mixed_frame_sizes_is_unreadable(tmp_path):
+    place = write_clip(tmp_path / "a" / "clip", make_clip_pixels(0))
+    write_clip(tmp_path / "b" / "clip", make_clip_pixels(1))
     Image.new("RGB", (9, 9)).save(place / "frame_003.png")
     (row,) = check_dataset(tmp_path, workers=0)[0]["unreadable"]
     assert row["reason"] == "its frames have 2 sizes, 64 x 48 and 9 x 9"
-    content = encode(film(3), "mp4", sound=True)
+    content = encode_video(make_clip_pixels(3), "mp4", sound=True)
     (tmp_path / "b" / "sound.mp4").write_bytes(content)
     rows = check_dataset(tmp_path, workers=0)[0]["unreadable"]
     assert [os.path.basename(row["path"]) for row in rows] == ["clip", "sound.mp4"]

@@ -7,38 +7,38 @@ import json
 import numpy as np
 import pytest
 
-from tests.apps.curation.test_check import scene
-from tests.conftest import make_folder, say
+from tests.apps.curation.test_check import draw_scene
+from tests.conftest import make_folder, run_cli
 from vitreous.apps.curation.check import check_dataset
 from vitreous.apps.curation.checks.page import render_check_page
 from vitreous.apps.curation.checks.values import compute_tukey_fences
 
 
-def write(home, rows, columns="age", count=16):
+def write_value_table(home, rows, columns="age", count=16):
     """Images of scenes, and a table of them with these rows behind the path."""
     for number in range(count):
-        scene(number).save(home / f"{number}.png")
+        draw_scene(number).save(home / f"{number}.png")
     lines = [f"{number}.png,{row}" for number, row in enumerate(rows)]
     place = home / "values.csv"
     place.write_text("\n".join([f"path,{columns}", *lines]) + "\n")
     return place
 
 
-def found(source, **options):
+def check_findings(source, **options):
     """The findings of a check by their kind: level and text."""
     document, _ = check_dataset(source, workers=0, **options)
     return {one["code"]: (one["level"], one["message"]) for one in document["findings"]}, document
 
 
-def test_fences_are_three_interquartile_ranges_outside():
+def test_tukey_fences_are_three_interquartile_ranges_out():
     values = np.arange(1.0, 10)
     assert compute_tukey_fences(values) == (3 - 12, 7 + 12)
     assert compute_tukey_fences(values[:5]) is None and compute_tukey_fences(np.ones(20)) is None
 
 
-def test_values_far_from_the_others(tmp_path):
+def test_outlier_values_are_reported(tmp_path):
     rows = [f"{20 + number},train" for number in range(14)] + ["5000,train", "999,val"]
-    findings, document = found(write(tmp_path, rows, "age,split"))
+    findings, document = check_findings(write_value_table(tmp_path, rows, "age,split"))
     level, text = findings["outliers"]
     assert level == "warning" and text.startswith("2 images with an outlier value of age, below 2.5 or above 51.5")
     assert text.endswith(f"the first: 5000 of {tmp_path / '14.png'}") and document["passed"]
@@ -46,16 +46,16 @@ def test_values_far_from_the_others(tmp_path):
     assert document["targets"][0]["out_of_range"] == []  # 999 is below the largest training value
 
 
-def test_held_out_values_beyond_those_of_training(tmp_path):
+def test_values_outside_the_training_range_are_reported(tmp_path):
     rows = [f"{20 + number},train" for number in range(14)] + ["35,val", "12,test"]
-    findings, _ = found(write(tmp_path, rows, "age,split"))
+    findings, _ = check_findings(write_value_table(tmp_path, rows, "age,split"))
     text = f"2 images with a value of age outside the range of train, 20 to 33; the first: 35 of {tmp_path / '14.png'}"
     assert findings["out_of_range"] == ("warning", text)
 
 
 def test_constant_and_missing_values_fail(tmp_path):
     rows = [f"7,,{number if number % 4 else ''}" for number in range(16)]
-    findings, document = found(write(tmp_path, rows, "a,b,c"), targets=("a", "b", "c"))
+    findings, document = check_findings(write_value_table(tmp_path, rows, "a,b,c"), targets=("a", "b", "c"))
     assert findings["constant"] == ("error", "all values of a in train are the same, 7") and not document["passed"]
     assert findings["no_values"] == ("error", "no image of train has a value of b")
     assert findings["missing_values"] == ("info", "4 of 16 images have no value of c")
@@ -63,36 +63,36 @@ def test_constant_and_missing_values_fail(tmp_path):
 
 def test_groups_in_two_splits(tmp_path):
     rows = [f"{number},{'val' if number > 12 else 'train'},patient{number % 5}" for number in range(16)]
-    place = write(tmp_path, rows, "age,split,group")
-    findings, _ = found(place)
+    place = write_value_table(tmp_path, rows, "age,split,group")
+    findings, _ = check_findings(place)
     assert findings["groups"] == ("warning", "3 groups are in more than one split")
-    assert found(place, group_by="group")[0]["groups"][0] == "error"
+    assert check_findings(place, group_by="group")[0]["groups"][0] == "error"
 
 
 @pytest.mark.parametrize(("value", "fails"), [("3.5", True), ("3", False)])
-def test_copies_of_an_image_with_other_values(tmp_path, value, fails):
-    place = write(tmp_path, [str(number) for number in range(16)])
+def test_duplicate_images_with_different_values_fail(tmp_path, value, fails):
+    place = write_value_table(tmp_path, [str(number) for number in range(16)])
     (tmp_path / "copy.png").write_bytes((tmp_path / "3.png").read_bytes())
     place.write_text(place.read_text() + f"copy.png,{value}\n")
-    findings, _ = found(place)
+    findings, _ = check_findings(place)
     assert ("conflicting_labels" in findings) == fails and "duplicates" in findings
     if fails:
         assert findings["conflicting_labels"][1].startswith("1 image found with different values; the first: ")
 
 
-def test_numbers_as_class_names_are_values(tmp_path):
+def test_numeric_class_folders_are_values(tmp_path):
     make_folder(tmp_path / "ages", {"": 5}, classes=("0.5", "12", "30"))
-    findings, document = found(tmp_path / "ages")
+    findings, document = check_findings(tmp_path / "ages")
     assert document["classes"] == [] and document["targets"][0]["target"] == "label"
     assert findings["values"][1].startswith("label in train: 0.5 to 30")
 
 
 def test_command_and_page(tmp_path):
-    place = write(tmp_path, [str(number) for number in range(16)])
-    ended = say("data", "check", str(place), "--workers", "0", "--out", str(tmp_path / "check.html"))
+    place = write_value_table(tmp_path, [str(number) for number in range(16)])
+    ended = run_cli("data", "check", str(place), "--workers", "0", "--out", str(tmp_path / "check.html"))
     assert ended.returncode == 0 and "1 target; width" in ended.stdout
     text = (tmp_path / "check.html").read_text()
     assert "<h2>Target values</h2>" in text and "<td>age</td><td>train</td><td>16</td>" in text
-    document = json.loads(say("data", "check", str(place), "--workers", "0", "--json").stdout)
+    document = json.loads(run_cli("data", "check", str(place), "--workers", "0", "--json").stdout)
     assert document["targets"][0]["splits"]["train"]["median"] == 7.5
     assert render_check_page(*check_dataset(place, workers=0))

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.apps.curation.test_check_clips import film
-from tests.data.films import encode, write_clip
+from tests.apps.curation.test_check_clips import make_clip_pixels
+from tests.data.films import encode_video, write_clip
 from vitreous.apps.curation.dedup import find_copies
 from vitreous.cli.console import Console
 from vitreous.cli.data_dedup import Options, run
@@ -18,36 +18,40 @@ from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
 
 
-def listed(place: Path) -> dict[str, tuple[str, str]]:
+def read_copy_list(place: Path) -> dict[str, tuple[str, str]]:
     """Name of a copy -> name of what it is a copy of, and the reason."""
     with open(place, newline="") as file:
         return {Path(row["path"]).name: (Path(row["duplicate_of"]).name, row["reason"]) for row in csv.DictReader(file)}
 
 
 @pytest.fixture(scope="module")
-def homes(tmp_path_factory) -> tuple[Path, Path]:
+def clip_folders(tmp_path_factory) -> tuple[Path, Path]:
     """Clips of two classes, some of which are copies of each other, or of those in a second folder."""
     home, other = tmp_path_factory.mktemp("own"), tmp_path_factory.mktemp("other")
     for number in range(4):
         for place, label in enumerate(("left", "right")):
-            write_clip(home / label / f"{number}{('.gif', '.mp4', '', '.avi')[number]}", film(2 * number + place))
-            write_clip(other / label / f"x{number}.mkv", film(30 + 2 * number + place))
+            write_clip(
+                home / label / f"{number}{('.gif', '.mp4', '', '.avi')[number]}", make_clip_pixels(2 * number + place)
+            )
+            write_clip(other / label / f"x{number}.mkv", make_clip_pixels(30 + 2 * number + place))
     shutil.copy(home / "left" / "0.gif", home / "right" / "same.gif")
     shutil.copytree(home / "left" / "2", home / "left" / "again")
-    (home / "right" / "mirrored.mp4").write_bytes(encode(np.ascontiguousarray(film(1)[:, :, ::-1])))
-    write_clip(home / "left" / "recoded.webm", film(30).repeat(2, 1).repeat(2, 2))  # of the other folder
-    write_clip(home / "left" / "camera.gif", film(70, background=31))  # the background of another one, another square
-    write_clip(other / "left" / "camera.mp4", film(71, background=31))
+    (home / "right" / "mirrored.mp4").write_bytes(encode_video(np.ascontiguousarray(make_clip_pixels(1)[:, :, ::-1])))
+    write_clip(home / "left" / "recoded.webm", make_clip_pixels(30).repeat(2, 1).repeat(2, 2))  # of the other folder
+    write_clip(
+        home / "left" / "camera.gif", make_clip_pixels(70, background=31)
+    )  # the background of another one, another square
+    write_clip(other / "left" / "camera.mp4", make_clip_pixels(71, background=31))
     (home / "left" / "torn.mp4").write_bytes(b"none")
     return home, other
 
 
-def test_copies_within_and_against_are_listed_once_and_left_out(homes, tmp_path):
-    home, other = homes
+def test_each_duplicate_clip_is_listed_once_and_excluded(clip_folders, tmp_path):
+    home, other = clip_folders
     out, table = tmp_path / "copies.csv", tmp_path / "rest.csv"
     options = Options(data=str(home), out=str(out), within=True, against=(str(other),), against_split="all", apply_to=str(table), workers=0)  # fmt: skip
     document = run(options, Console())
-    copies = listed(out)
+    copies = read_copy_list(out)
     pairs = {(frozenset((name, of)), reason) for name, (of, reason) in copies.items()}
     assert pairs == {
         (frozenset({"same.gif", "0.gif"}), "bytes"), (frozenset({"again", "2"}), "bytes"),
@@ -66,8 +70,8 @@ def test_copies_within_and_against_are_listed_once_and_left_out(homes, tmp_path)
     assert {copy["reason"] for copy in strict["duplicates"]} == {"bytes"}
 
 
-def test_parts_of_clips_are_written_with_their_seconds(homes, tmp_path):
-    home = homes[0]
+def test_clip_segments_are_written_with_start_and_end_seconds(clip_folders, tmp_path):
+    home = clip_folders[0]
     rows = "path,label,start,end", f"{home}/left/0.gif,a,0.1,0.5", f"{home}/left/1.mp4,b,,0.7", f"{home}/right/same.gif,a,0.1,0.5"  # fmt: skip
     (tmp_path / "table.csv").write_text("\n".join(rows) + "\n")
     options = Options(data=str(tmp_path / "table.csv"), out=str(tmp_path / "list.csv"), within=True, apply_to=str(tmp_path / "rest.csv"), workers=0)  # fmt: skip
@@ -76,11 +80,11 @@ def test_parts_of_clips_are_written_with_their_seconds(homes, tmp_path):
     assert [whole.part(row) for row in range(len(whole))] == [(0.1, 0.5), (0.0, 0.7)]  # type: ignore[attr-defined]
 
 
-def test_what_cannot_be_compared_is_refused(homes, tmp_path):
-    split = open_data(homes[0]).split("train")
+def test_unsupported_clip_comparisons_are_rejected(clip_folders, tmp_path):
+    split = open_data(clip_folders[0]).split("train")
     with pytest.raises(UsageError, match="model compares features of images"):
         find_copies([split], [], within=True, workers=0, embedder=object())  # type: ignore[arg-type]
     for name in ("a", "b"):
-        write_clip(tmp_path / name / "1.mp4", film(1)).write_bytes(b"none")
+        write_clip(tmp_path / name / "1.mp4", make_clip_pixels(1)).write_bytes(b"none")
     with pytest.raises(DataError, match=r"none of 2 images can be read; .*1\.mp4"):
         find_copies([open_data(tmp_path).with_holdout(0.0, 0).split("train")], [], within=True, workers=0)

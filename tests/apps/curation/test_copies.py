@@ -40,7 +40,7 @@ from vitreous.tasks.classification import Classification
 from vitreous.weights.bundle import Bundle
 
 
-def scene(seed: int, size: tuple[int, int] = (160, 120)) -> Image.Image:
+def draw_photo(seed: int, size: tuple[int, int] = (160, 120)) -> Image.Image:
     """What a photograph is to this: power that falls with frequency, edges of some shapes, and colours."""
     draw = np.random.default_rng(seed)
     height, width = size[1], size[0]
@@ -56,86 +56,90 @@ def scene(seed: int, size: tuple[int, int] = (160, 120)) -> Image.Image:
     return Image.fromarray((127 + 45 * colours).clip(0, 255).astype(np.uint8))
 
 
-def part(picture: Image.Image, area: float, x: float, y: float) -> Image.Image:
+def crop_area(picture: Image.Image, area: float, x: float, y: float) -> Image.Image:
     w, h = round(picture.width * area**0.5), round(picture.height * area**0.5)
     left, top = round(x * (picture.width - w)), round(y * (picture.height - h))
     return picture.crop((left, top, left + w, top + h))
 
 
-def compressed(picture: Image.Image, quality: int) -> Image.Image:
+def compress_jpeg(picture: Image.Image, quality: int) -> Image.Image:
     picture.save(held := io.BytesIO(), "JPEG", quality=quality)
     return Image.open(held).convert("RGB")
 
 
-CHANGES = {
-    "cut to 90 %": lambda p: part(p, 0.9, 0.2, 0.9),
-    "cut to 50 %": lambda p: part(p, 0.5, 0.8, 0.3),
+EDITS = {
+    "cut to 90 %": lambda p: crop_area(p, 0.9, 0.2, 0.9),
+    "cut to 50 %": lambda p: crop_area(p, 0.5, 0.8, 0.3),
     "scaled down": lambda p: p.resize((p.width // 3, p.height // 3)),
     "scaled up": lambda p: p.resize((p.width * 2, p.height * 2)),
     "squeezed": lambda p: p.resize((96, 96)),
-    "quality 20": lambda p: compressed(p, 20),
+    "quality 20": lambda p: compress_jpeg(p, 20),
     "mirrored": ImageOps.mirror,
     "brighter": lambda p: ImageEnhance.Brightness(p).enhance(1.4),
     "less contrast": lambda p: ImageEnhance.Contrast(p).enhance(0.5),
     "grey": lambda p: p.convert("L").convert("RGB"),
     "framed": lambda p: ImageOps.expand(p, 6, "black"),
-    "several": lambda p: compressed(
-        ImageOps.mirror(part(ImageEnhance.Contrast(p).enhance(1.2), 0.7, 0.1, 0.6)).resize((70, 50)), 30
+    "several": lambda p: compress_jpeg(
+        ImageOps.mirror(crop_area(ImageEnhance.Contrast(p).enhance(1.2), 0.7, 0.1, 0.6)).resize((70, 50)), 30
     ),
 }
 
 
-def save(picture: Image.Image, path, **options):
+def save_image(picture: Image.Image, path, **options):
     path.parent.mkdir(parents=True, exist_ok=True)
     picture.save(path, **options)
     return path
 
 
-def files(paths) -> FileSplit:
+def to_file_split(paths) -> FileSplit:
     return FileSplit(list(paths), np.zeros(len(paths), np.int64))
 
 
 @pytest.fixture(scope="module")
-def originals(tmp_path_factory):
+def original_split(tmp_path_factory):
     home = tmp_path_factory.mktemp("originals")
-    return files([save(scene(seed), home / f"{seed:03}.png") for seed in range(24)])
+    return to_file_split([save_image(draw_photo(seed), home / f"{seed:03}.png") for seed in range(24)])
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_every_changed_picture_is_told_as_a_copy_of_its_own_original_and_no_stranger_is(tmp_path, originals, change):
-    own = [save(CHANGES[change](scene(seed)), tmp_path / "own" / f"{seed:03}.png") for seed in range(6)]
-    strange = [save(CHANGES[change](scene(seed)), tmp_path / "strange" / f"{seed}.png") for seed in range(100, 105)]
-    found = find_copies([files([*strange, *own])], [originals], workers=0)
+@pytest.mark.parametrize("change", EDITS)
+def test_edited_images_match_their_original_and_others_match_none(tmp_path, original_split, change):
+    own = [save_image(EDITS[change](draw_photo(seed)), tmp_path / "own" / f"{seed:03}.png") for seed in range(6)]
+    strange = [
+        save_image(EDITS[change](draw_photo(seed)), tmp_path / "strange" / f"{seed}.png") for seed in range(100, 105)
+    ]
+    found = find_copies([to_file_split([*strange, *own])], [original_split], workers=0)
     assert [(copy["path"], copy["duplicate_of"]) for copy in found["duplicates"]] == [
-        (str(path), originals.name(seed)) for seed, path in enumerate(own)
+        (str(path), original_split.name(seed)) for seed, path in enumerate(own)
     ]
     assert {copy["reason"] for copy in found["duplicates"]} == {"near"} and all(
         copy["score"] >= COPY_THRESHOLD for copy in found["duplicates"]
     )
 
 
-def test_an_original_whose_part_stands_in_the_other_data_is_found_too(tmp_path):
-    parts = files([save(part(scene(seed), 0.55, 0.5, 0.2), tmp_path / f"{seed}.png") for seed in range(6)])
-    whole = files([save(scene(seed), tmp_path / "whole" / f"{seed}.png") for seed in range(12)])
+def test_an_image_whose_crop_is_in_the_reference_data_is_found(tmp_path):
+    parts = to_file_split(
+        [save_image(crop_area(draw_photo(seed), 0.55, 0.5, 0.2), tmp_path / f"{seed}.png") for seed in range(6)]
+    )
+    whole = to_file_split([save_image(draw_photo(seed), tmp_path / "whole" / f"{seed}.png") for seed in range(12)])
     found = find_copies([whole], [parts], workers=0)
     assert [(copy["path"], copy["duplicate_of"]) for copy in found["duplicates"]] == [
         (whole.name(i), parts.name(i)) for i in range(6)
     ]
 
 
-def test_the_same_bytes_and_the_same_pixels_are_told_apart(tmp_path):
-    original = save(scene(0), tmp_path / "b" / "0.png")
-    again = save(scene(0), tmp_path / "a" / "pixels.bmp")
+def test_byte_and_pixel_duplicates_have_different_reasons(tmp_path):
+    original = save_image(draw_photo(0), tmp_path / "b" / "0.png")
+    again = save_image(draw_photo(0), tmp_path / "a" / "pixels.bmp")
     (tmp_path / "a" / "bytes.png").write_bytes(original.read_bytes())
-    found = find_copies([files([tmp_path / "a" / "bytes.png", again])], [files([original])], workers=0)
+    found = find_copies([to_file_split([tmp_path / "a" / "bytes.png", again])], [to_file_split([original])], workers=0)
     assert [(copy["reason"], copy["score"]) for copy in found["duplicates"]] == [("bytes", 1.0), ("pixels", 1.0)]
 
 
-def noise(seed):
+def make_noise_image(seed):
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (48, 64, 3), dtype=np.uint8))
 
 
-def gradient(seed):
+def make_gradient_image(seed):
     draw = np.random.default_rng(seed)
     y, x = np.mgrid[0:1:48j, 0:1:64j]
     values = 128 + 100 * (draw.normal() * x + draw.normal() * y) / 3 + draw.normal(size=(48, 64)) * 2
@@ -144,22 +148,27 @@ def gradient(seed):
 
 @pytest.mark.parametrize(
     "make, count",
-    [(noise, 60), (scene, 40), (lambda seed: scene(seed).filter(ImageFilter.GaussianBlur(6)), 24), (gradient, 40)],
+    [
+        (make_noise_image, 60),
+        (draw_photo, 40),
+        (lambda seed: draw_photo(seed).filter(ImageFilter.GaussianBlur(6)), 24),
+        (make_gradient_image, 40),
+    ],
     ids=["noise", "scenes", "blurred scenes", "noisy gradients"],
 )
-def test_pictures_that_have_nothing_to_do_with_each_other_are_no_copies(make, count):
+def test_unrelated_images_are_no_duplicates(make, count):
     pixels = [np.asarray(make(seed).convert("RGB").resize((64, 48))) for seed in range(count)]
     split = ArraySplit(np.stack(pixels), np.zeros(count, np.int64))
     assert find_copies([split], [], within=True, workers=0)["duplicates"] == []
 
 
-def test_drawings_of_the_same_digit_are_no_copies():
+def test_images_of_the_same_digit_are_no_duplicates():
     digits = open_data("digits").full_train_split
     few = digits.take(np.flatnonzero(digits.labels < 2)[:36])
     assert find_copies([few], [], within=True, workers=0)["duplicates"] == []
 
 
-def test_pictures_that_show_nothing_are_copies_of_equal_ones_alone():
+def test_uniform_images_are_duplicates_only_if_equal():
     flat = np.stack([np.full((32, 32, 3), level, np.uint8) for level in (0, 10, 200, 200)])
     found = find_copies([ArraySplit(flat, np.zeros(4, np.int64))], [], within=True, workers=0)
     assert [(copy["path"], copy["duplicate_of"], copy["reason"]) for copy in found["duplicates"]] == [
@@ -167,15 +176,15 @@ def test_pictures_that_show_nothing_are_copies_of_equal_ones_alone():
     ]
 
 
-def test_within_one_of_each_stays(tmp_path):
+def test_one_image_of_each_duplicate_group_is_kept(tmp_path):
     made = [
-        scene(0),
-        scene(1),
-        scene(0),
-        compressed(scene(0), 40),
-        ImageOps.mirror(scene(1)),
-        scene(2),
-        compressed(scene(0), 40),
+        draw_photo(0),
+        draw_photo(1),
+        draw_photo(0),
+        compress_jpeg(draw_photo(0), 40),
+        ImageOps.mirror(draw_photo(1)),
+        draw_photo(2),
+        compress_jpeg(draw_photo(0), 40),
     ]
     split = ArraySplit(np.stack([np.asarray(picture) for picture in made]), np.zeros(len(made), np.int64))
     found = find_copies([split], [], within=True, workers=0)
@@ -183,43 +192,45 @@ def test_within_one_of_each_stays(tmp_path):
     assert pairs == {2: 0, 3: 0, 4: 1, 6: 0}
 
 
-def test_without_within_copies_inside_the_data_are_left_alone(originals):
-    split = ArraySplit(np.stack([np.asarray(scene(seed)) for seed in (200, 200, 3)]), np.zeros(3, np.int64))
-    found = find_copies([split], [originals], workers=0)
+def test_internal_duplicates_are_ignored_without_within(original_split):
+    split = ArraySplit(np.stack([np.asarray(draw_photo(seed)) for seed in (200, 200, 3)]), np.zeros(3, np.int64))
+    found = find_copies([split], [original_split], workers=0)
     assert [(copy["path"], copy["duplicate_of"], copy["reason"]) for copy in found["duplicates"]] == [
-        ("sample 2", originals.name(3), "pixels")
+        ("sample 2", original_split.name(3), "pixels")
     ]
 
 
-def test_what_cannot_be_read_is_named_and_stays(tmp_path, originals):
+def test_unreadable_images_are_reported_and_kept(tmp_path, original_split):
     bad = tmp_path / "bad.jpg"
     bad.write_bytes(b"nothing")
-    good = save(compressed(scene(5), 50), tmp_path / "good.png")
-    found = find_copies([files([bad, tmp_path / "gone.png", good])], [originals], workers=0)
+    good = save_image(compress_jpeg(draw_photo(5), 50), tmp_path / "good.png")
+    found = find_copies([to_file_split([bad, tmp_path / "gone.png", good])], [original_split], workers=0)
     assert [copy["path"] for copy in found["duplicates"]] == [str(good)]
     assert ["bad.jpg" in found["unreadable"][0], "gone.png" in found["unreadable"][1]] == [True, True]
     with pytest.raises(DataError, match="none of 1 images"):
-        find_copies([files([bad])], [], within=True, workers=0)
+        find_copies([to_file_split([bad])], [], within=True, workers=0)
 
 
-def test_workers_change_nothing(tmp_path, originals):
-    paths = [save(CHANGES["several"](scene(seed)), tmp_path / f"{seed}.png") for seed in (3, 4, 90)]
-    assert find_copies([files(paths)], [originals], workers=2) == find_copies([files(paths)], [originals], workers=0)
+def test_duplicates_do_not_depend_on_workers(tmp_path, original_split):
+    paths = [save_image(EDITS["several"](draw_photo(seed)), tmp_path / f"{seed}.png") for seed in (3, 4, 90)]
+    assert find_copies([to_file_split(paths)], [original_split], workers=2) == find_copies(
+        [to_file_split(paths)], [original_split], workers=0
+    )
 
 
-def test_there_must_be_something_to_compare_with(originals):
+def test_a_comparison_needs_reference_data(original_split):
     with pytest.raises(UsageError, match="no dataset to compare with"):
-        find_copies([originals], [])
+        find_copies([original_split], [])
 
 
 @given(st.lists(st.integers(0, 4), max_size=30))
-def test_the_first_equal_row(values):
+def test_find_first_equal_returns_the_first_match(values):
     keys = np.array([(value // 2, value % 2) for value in values], np.uint64).reshape(-1, 2)
     assert find_first_equal_rows(keys).tolist() == [values.index(value) for value in values]
 
 
-def test_a_descriptor_is_the_low_frequencies_of_the_spectrum_of_each_box(originals):
-    views = read_fingerprints(ConcatenatedSplits([originals]), 0)[0]["view"][:5].astype(np.float32)
+def test_descriptors_are_low_frequencies_of_each_box(original_split):
+    views = read_fingerprints(ConcatenatedSplits([original_split]), 0)[0]["view"][:5].astype(np.float32)
     found = compute_descriptors(views)
     for number, box in enumerate(SEARCH_BOXES):
         whole = compute_weighted_spectrum(views, box[None].repeat(5, 0), 8)
@@ -230,8 +241,8 @@ def test_a_descriptor_is_the_low_frequencies_of_the_spectrum_of_each_box(origina
     np.testing.assert_allclose(compute_whole_descriptors(views[:, :, ::-1]), found[:, 0] * MIRROR_SIGNS, atol=2e-5)
 
 
-def test_candidates_are_the_pictures_with_the_highest_cosines(originals, monkeypatch):
-    views = read_fingerprints(ConcatenatedSplits([originals]), 0)[0]["view"]
+def test_candidates_have_the_highest_cosines(original_split, monkeypatch):
+    views = read_fingerprints(ConcatenatedSplits([original_split]), 0)[0]["view"]
     parts = compute_descriptors(views)
     monkeypatch.setattr(search, "QUERY_BLOCK_SIZE", 7)
     monkeypatch.setattr(search, "MAX_HELD_PARTS", 5 * len(SEARCH_BOXES))
@@ -253,7 +264,7 @@ def test_candidates_are_the_pictures_with_the_highest_cosines(originals, monkeyp
         )
 
 
-def test_lists_find_nearly_all_that_comparing_everything_finds(monkeypatch):
+def test_inverted_lists_match_exhaustive_search(monkeypatch):
     draw = np.random.default_rng(0)
     parts = draw.normal(size=(3000, 4, len(FREQUENCIES))).astype(np.float32)
     parts[1500:, 0] = parts[:1500, 2] + 0.3 * draw.normal(size=(1500, len(FREQUENCIES)))
@@ -267,8 +278,8 @@ def test_lists_find_nearly_all_that_comparing_everything_finds(monkeypatch):
     assert len(search.train_centroids(lambda numbers: parts[numbers], np.arange(1500))) == 13
 
 
-def test_a_part_is_placed_exactly(originals):
-    picture = scene(4, (256, 256))
+def test_crops_are_aligned_exactly(original_split):
+    picture = draw_photo(4, (256, 256))
     box = np.array([0.1, 0.2, 0.75, 0.7], np.float32)
     edges = (box[0], box[1], box[0] + box[2], box[1] + box[3])
     part_of = picture.crop(tuple(round(256 * edge) for edge in edges))
@@ -277,7 +288,7 @@ def test_a_part_is_placed_exactly(originals):
     assert cosine[0] > 0.99 and np.abs(found[0] - box).max() < 0.01
 
 
-def test_patterns_are_compared_block_by_block():
+def test_correlation_is_computed_per_block():
     draw = np.random.default_rng(1)
     view_a = draw.normal(size=(1, 32, 32)).astype(np.float32)
     hill = 20 * np.hypot(*(np.mgrid[:32, :32] - 16.0)).astype(np.float32)
@@ -288,58 +299,60 @@ def test_patterns_are_compared_block_by_block():
     assert whole > 0.99 and correlate_blocks(hill + 60 * view_a, hill - 60 * view_a)[0] < 0
 
 
-def shifted(picture, dx, dy):
+def shift_image(picture, dx, dy):
     pixels = np.asarray(picture)
     padded = np.pad(pixels, ((4, 4), (4, 4), (0, 0)), mode="edge")
     return Image.fromarray(np.ascontiguousarray(padded[4 + dy : 36 + dy, 4 + dx : 36 + dx]))
 
 
-def letterboxed(picture):
+def letterbox_image(picture):
     return ImageOps.expand(picture, (0, 4, 0, 4), "black").resize((32, 32), 2)
 
 
-HARDER = {
-    "shifted by 2": lambda p: shifted(p, 2, -2),
-    "shifted by 4": lambda p: shifted(p, -4, 3),
-    "mirrored and shifted": lambda p: shifted(ImageOps.mirror(p), 3, 1),
+SMALL_IMAGE_EDITS = {
+    "shifted by 2": lambda p: shift_image(p, 2, -2),
+    "shifted by 4": lambda p: shift_image(p, -4, 3),
+    "mirrored and shifted": lambda p: shift_image(ImageOps.mirror(p), 3, 1),
     "hue and contrast": lambda p: ImageEnhance.Contrast(Image.merge("RGB", p.split()[::-1])).enhance(1.5),
-    "letterboxed": letterboxed,
-    "shifted, less contrast, quality 60": lambda p: compressed(
-        ImageEnhance.Contrast(shifted(p, 2, 2)).enhance(0.6), 60
+    "letterboxed": letterbox_image,
+    "shifted, less contrast, quality 60": lambda p: compress_jpeg(
+        ImageEnhance.Contrast(shift_image(p, 2, 2)).enhance(0.6), 60
     ),
 }
 
 
-@pytest.mark.parametrize("change", HARDER)
-def test_copies_of_32_pixels_that_are_shifted_framed_or_recoloured_are_found(change):
-    small = [scene(seed, (96, 96)).resize((32, 32), 1) for seed in range(60)]
+@pytest.mark.parametrize("change", SMALL_IMAGE_EDITS)
+def test_edited_duplicates_of_32_pixels_are_found(change):
+    small = [draw_photo(seed, (96, 96)).resize((32, 32), 1) for seed in range(60)]
     known = ArraySplit(np.stack([np.asarray(picture) for picture in small[:40]]), np.zeros(40, np.int64))
-    made = ArraySplit(np.stack([np.asarray(HARDER[change](picture)) for picture in small[20:]]), np.zeros(40, np.int64))
+    made = ArraySplit(
+        np.stack([np.asarray(SMALL_IMAGE_EDITS[change](picture)) for picture in small[20:]]), np.zeros(40, np.int64)
+    )
     found = find_copies([made], [known], workers=0)["duplicates"]
     pairs = {int(copy["path"].split()[1]): int(copy["duplicate_of"].split()[1]) for copy in found}
     assert set(pairs.items()) <= {(i, i + 20) for i in range(20)} and len(pairs) >= 19
 
 
-NAMES = ["=cmd|' /C calc'!A0", "+1", "-2", "@x", "'quoted", "''two", 'a "b", c', "plain", "é", "\\n"]
+ESCAPED_NAMES = ["=cmd|' /C calc'!A0", "+1", "-2", "@x", "'quoted", "''two", 'a "b", c', "plain", "é", "\\n"]
 
 
-def test_every_name_comes_back_from_the_list_and_none_is_a_formula(tmp_path):
-    copies = [{"path": name, "duplicate_of": name, "reason": "near", "score": 0.9} for name in NAMES]
+def test_file_names_survive_the_csv_and_none_is_a_formula(tmp_path):
+    copies = [{"path": name, "duplicate_of": name, "reason": "near", "score": 0.9} for name in ESCAPED_NAMES]
     (tmp_path / "list.csv").write_text(text := copies_to_csv(copies))
-    assert read_exclusion_list(tmp_path / "list.csv") == set(NAMES)
+    assert read_exclusion_list(tmp_path / "list.csv") == set(ESCAPED_NAMES)
     assert not any(line[0] in "=+-@" for line in text.splitlines()) and ",=" not in text
-    split = files([tmp_path / name for name in "abc"])
+    split = to_file_split([tmp_path / name for name in "abc"])
     assert find_kept_samples(split, frozenset({str(tmp_path / "b")})).tolist() == [0, 2]
 
 
 @pytest.mark.parametrize("text", ["", "name,label\nx,y\n", 'path,duplicate_of\n"x\n', "path,duplicate_of\nx\n"])
-def test_what_is_no_such_list_is_refused(tmp_path, text):
+def test_invalid_exclusion_lists_are_rejected(tmp_path, text):
     (tmp_path / "list.csv").write_text(text)
     with pytest.raises(DataError):
         read_exclusion_list(tmp_path / "list.csv")
 
 
-def test_the_table_of_what_remains_is_the_data_set_without_the_copies(tmp_path):
+def test_the_remaining_table_is_the_dataset_without_duplicates(tmp_path):
     root = make_folder(tmp_path / "photos", {"train": 6, "test": 2})
     data = open_data(root)
     names = frozenset(str(root / "train" / name) for name in ("ant/0.png", "bee/3.png"))
@@ -357,10 +370,10 @@ def test_the_table_of_what_remains_is_the_data_set_without_the_copies(tmp_path):
         remaining_to_csv(open_data("digits"), frozenset(), tmp_path)
 
 
-def test_the_table_of_what_remains_has_the_values_of_each_target(tmp_path):
-    scene(0).save(tmp_path / "photo.png")
+def test_the_remaining_table_keeps_target_values(tmp_path):
+    draw_photo(0).save(tmp_path / "photo.png")
     for name in "bcdefg":
-        scene(ord(name)).save(tmp_path / f"{name}.png")
+        draw_photo(ord(name)).save(tmp_path / f"{name}.png")
     lines = ["path,age,size,note,split", "photo.png,1.1,,x,train", "b.png,2,30,y,train", "c.png,,7,z,test"]
     lines += [f"{name}.png,{number / 3!r},{number},w,train" for number, name in enumerate("defg")]
     (tmp_path / "values.csv").write_text("\n".join(lines))
@@ -380,14 +393,14 @@ def test_the_table_of_what_remains_has_the_values_of_each_target(tmp_path):
     assert len(after) == 6
 
 
-def test_the_command_writes_the_list_and_the_table_and_says_what_it_compared_with(tmp_path, monkeypatch, capsys):
+def test_the_command_writes_both_files_and_prints_the_references(tmp_path, monkeypatch, capsys):
     for label in ("ant", "bee"):
         for seed in range(3):
-            save(scene(seed + 50 * (label == "bee")), tmp_path / "photos" / label / f"{seed}.png")
-    save(scene(1), tmp_path / "tests" / "test" / "x" / "1.png")
-    save(compressed(ImageOps.mirror(scene(52)), 60), tmp_path / "tests" / "test" / "y" / "2.jpg")
+            save_image(draw_photo(seed + 50 * (label == "bee")), tmp_path / "photos" / label / f"{seed}.png")
+    save_image(draw_photo(1), tmp_path / "tests" / "test" / "x" / "1.png")
+    save_image(compress_jpeg(ImageOps.mirror(draw_photo(52)), 60), tmp_path / "tests" / "test" / "y" / "2.jpg")
     for name in "xy":
-        save(scene(0), tmp_path / "tests" / "train" / name / "0.png")
+        save_image(draw_photo(0), tmp_path / "tests" / "train" / name / "0.png")
     monkeypatch.chdir(tmp_path)
     options = Options(data="photos", out="copies.csv", against=("tests",), apply_to="rest.csv", workers=0)
     found = run(options, Console())
@@ -401,10 +414,10 @@ def test_the_command_writes_the_list_and_the_table_and_says_what_it_compared_wit
     assert len(open_data(tmp_path / "rest.csv").full_train_split) == 4
 
 
-def test_a_run_s_features_look_too_and_a_folder_without_classes_will_do(tmp_path, monkeypatch):
+def test_model_features_find_duplicates_in_unlabelled_folders(tmp_path, monkeypatch):
     for seed in range(5):
-        save(scene(seed), tmp_path / "photos" / f"{seed}.png")
-        save(part(scene(seed), 0.7, 0.5, 0.5), tmp_path / "tests" / f"{seed}.png")
+        save_image(draw_photo(seed), tmp_path / "photos" / f"{seed}.png")
+        save_image(crop_area(draw_photo(seed), 0.7, 0.5, 0.5), tmp_path / "tests" / f"{seed}.png")
     model = vitreous.create("ViT-32x2/8", image_size=32, num_classes=2)
     Bundle(model, Classification(("a", "b")), ImagePreprocess((32, 32))).save(tmp_path / "bundle")
     seen = []

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import document, make_folder, picture, say
-from tests.data.resume import STARTS, assert_continues
+from tests.conftest import make_folder, make_image, parse_json_output, run_cli
+from tests.data.resume import NUM_STARTS, assert_continues
 from vitreous.apps.curation import pack as packing
 from vitreous.apps.curation.pack import READING_INSTRUCTIONS, PackPlan, pack_dataset
 from vitreous.data.decoding.decode import decode_to_pillow
@@ -28,11 +28,11 @@ from vitreous.data.split import decode_sample
 from vitreous.data.stores.tar import open_archive_cached
 from vitreous.errors import DataError, ResourceError, UsageError
 
-FORMS = ("tar", "uint8")
+PACK_FORMATS = ("tar", "uint8")
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
+def isolated_cache(tmp_path, monkeypatch):
     """A cache of its own for every test, and no file of another test open."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield
@@ -49,31 +49,31 @@ def photos(tmp_path):
             home = root / split / ["ant", "bée"][label]
             home.mkdir(parents=True)
             for n in range(count):
-                shown = picture(100 * label + n + 1000 * (split == "test"), (24 + n, 20 + 2 * n))
+                shown = make_image(100 * label + n + 1000 * (split == "test"), (24 + n, 20 + 2 * n))
                 shown.save(home / f"{n}.{['png', 'jpg'][n % 2]}")
-    turned = picture(5, (30, 20))
+    turned = make_image(5, (30, 20))
     exif = Image.Exif()
     exif[0x0112] = 6
     turned.save(root / "train" / "ant" / "turned.jpg", exif=exif)
-    picture(6, (30, 20)).convert("L").save(root / "train" / "ant" / "grey.png")
+    make_image(6, (30, 20)).convert("L").save(root / "train" / "ant" / "grey.png")
     return root
 
 
-def files(home):
+def read_files(home):
     return {path.name: path.read_bytes() for path in sorted(home.iterdir()) if path.is_file()}
 
 
-def names(split, home=""):
+def sample_names(split, home=""):
     """What samples are called, below their folder."""
     return [split.name(row).removeprefix(f"{home}/") for row in range(len(split))]
 
 
-def told(out):
+def read_pack_document(out):
     return json.loads((out / "pack.json").read_text("utf-8"))
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_splits_labels_classes_ids_and_pixels_are_kept(photos, tmp_path, form):
+@pytest.mark.parametrize("form", PACK_FORMATS)
+def test_packing_preserves_splits_labels_classes_ids_and_pixels(photos, tmp_path, form):
     source = open_data(photos)
     pack_dataset(photos, tmp_path / "out", PackPlan(form, short_side=1000), workers=0)
     data = open_data(tmp_path / "out")
@@ -93,8 +93,8 @@ def test_splits_labels_classes_ids_and_pixels_are_kept(photos, tmp_path, form):
         and np.bincount(data.full_train_split.labels).tolist() == np.bincount(source.full_train_split.labels).tolist()
     )
     if form == "uint8":
-        assert names(data.splits["train"]) == names(source.splits["train"], photos)
-        assert sorted(names(data.full_train_split)) == sorted(names(source.full_train_split, photos))
+        assert sample_names(data.splits["train"]) == sample_names(source.splits["train"], photos)
+        assert sorted(sample_names(data.full_train_split)) == sorted(sample_names(source.full_train_split, photos))
         assert data.splits["train"].raw(0).dtype == np.uint8
         grey = [
             data.full_train_split.raw(row).ndim
@@ -104,7 +104,7 @@ def test_splits_labels_classes_ids_and_pixels_are_kept(photos, tmp_path, form):
         assert grey == [2]
 
 
-def test_a_jpeg_or_png_that_fits_stays_as_it_is_and_others_are_scaled(photos, tmp_path):
+def test_small_jpeg_and_png_files_are_copied_and_others_resized(photos, tmp_path):
     pack_dataset(photos, tmp_path / "out", PackPlan("tar", 30), workers=0)
     source, data = open_data(photos), open_data(tmp_path / "out")
     kept, kinds = 0, set()
@@ -129,7 +129,7 @@ def test_a_jpeg_or_png_that_fits_stays_as_it_is_and_others_are_scaled(photos, tm
     assert kept > 5 and kinds == {".jpg", ".png"}
 
 
-def test_lossless_keeps_what_was_lossless(photos, tmp_path):
+def test_lossless_packs_keep_lossless_images_exact(photos, tmp_path):
     pack_dataset(photos, tmp_path / "out", PackPlan("tar", 8, lossless=True), workers=0)
     pack_dataset(photos, tmp_path / "raw", PackPlan("uint8", 8), workers=0)
     exact, pixels = open_data(tmp_path / "out"), open_data(tmp_path / "raw")
@@ -142,22 +142,22 @@ def test_lossless_keeps_what_was_lossless(photos, tmp_path):
         assert same == png
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_bytes_are_the_same_with_any_number_of_workers(photos, tmp_path, form):
+@pytest.mark.parametrize("form", PACK_FORMATS)
+def test_packs_are_byte_identical_for_any_number_of_workers(photos, tmp_path, form):
     for count in (0, 1, 2):
         pack_dataset(photos, tmp_path / str(count), PackPlan(form, 24, shard_size=9000), workers=count)
-    first = files(tmp_path / "0")
+    first = read_files(tmp_path / "0")
     assert len(first) > 8
-    assert files(tmp_path / "1") == first == files(tmp_path / "2")
+    assert read_files(tmp_path / "1") == first == read_files(tmp_path / "2")
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_shards_are_as_large_as_was_asked_and_checksummed(photos, tmp_path, form):
+@pytest.mark.parametrize("form", PACK_FORMATS)
+def test_shards_have_the_requested_size_and_a_checksum(photos, tmp_path, form):
     import hashlib
 
     out = tmp_path / "out"
     result = pack_dataset(photos, out, PackPlan(form, 24, shard_size=12_000), workers=0)
-    document = told(out)
+    document = read_pack_document(out)
     assert result == {"out": str(out), **document} and not (out / ".unfinished").exists()
     for split in document["splits"].values():
         assert split["images"] == sum(shard["images"] for shard in split["shards"])
@@ -168,7 +168,7 @@ def test_shards_are_as_large_as_was_asked_and_checksummed(photos, tmp_path, form
     assert len(document["splits"]["train"]["shards"]) > 2
 
 
-def test_pictures_of_one_size_are_one_array_for_numpy(tmp_path):
+def test_images_of_equal_size_are_one_numpy_array(tmp_path):
     make_folder(tmp_path / "x", {"train": 5, "val": 2})
     pack_dataset(tmp_path / "x", tmp_path / "out", PackPlan("uint8"), workers=0)
     array = np.load(tmp_path / "out" / "train-000000.npy", mmap_mode="r")
@@ -177,28 +177,31 @@ def test_pictures_of_one_size_are_one_array_for_numpy(tmp_path):
     assert all(np.array_equal(array[row], decode_sample(source, row, 3)) for row in range(15))
 
 
-def test_how_to_read_it_is_true(photos, tmp_path, monkeypatch):
+def test_the_how_to_read_snippet_works(photos, tmp_path, monkeypatch):
     pack_dataset(photos, tmp_path / "out", PackPlan("uint8", 24), workers=0)
     monkeypatch.chdir(tmp_path / "out")
     found = {}
-    exec(told(tmp_path / "out")["reading_instructions"], found)
+    exec(read_pack_document(tmp_path / "out")["reading_instructions"], found)
     first = open_data(tmp_path / "out").splits["train"]
     assert (
         np.array_equal(np.squeeze(found["pixels"]), first.raw(0))
         and found["label"] == "ant"
         and found["name"] == first.name(0)
     )
-    assert told(tmp_path / "out")["reading_instructions"] == READING_INSTRUCTIONS["uint8"]
+    assert read_pack_document(tmp_path / "out")["reading_instructions"] == READING_INSTRUCTIONS["uint8"]
 
 
-def test_archives_are_those_of_webdataset(photos, tmp_path):
+def test_tar_packs_are_readable_by_webdataset(photos, tmp_path):
     wds = pytest.importorskip("webdataset")
     pack_dataset(photos, tmp_path / "out", PackPlan("tar", 24, shard_size=20_000), workers=0)
-    shards = [str(tmp_path / "out" / shard["file"]) for shard in told(tmp_path / "out")["splits"]["train"]["shards"]]
+    shards = [
+        str(tmp_path / "out" / shard["file"])
+        for shard in read_pack_document(tmp_path / "out")["splits"]["train"]["shards"]
+    ]
     rows = list(wds.WebDataset(shards, shardshuffle=False).decode("pil"))
     source = open_data(photos).splits["train"]
     assert [row["cls"] for row in rows] == source.labels.tolist()
-    assert [row["json"]["id"] for row in rows] == names(source, photos)
+    assert [row["json"]["id"] for row in rows] == sample_names(source, photos)
     assert [row["json"]["label"] for row in rows] == [["ant", "bée"][label] for label in source.labels]
     own = open_data(tmp_path / "out").splits["train"]
     for n, row in enumerate(rows):
@@ -206,11 +209,11 @@ def test_archives_are_those_of_webdataset(photos, tmp_path):
         assert np.array_equal(np.asarray(shown.convert("RGB")), decode_sample(own, n, 3))
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_several_labels_and_class_names_that_are_numbers(tmp_path, form):
+@pytest.mark.parametrize("form", PACK_FORMATS)
+def test_multilabel_data_and_numeric_class_names_are_packed(tmp_path, form):
     """Numbers as names stand in natural order, 2 before 10, which are not the positions that they have."""
     for n in range(24):
-        picture(n).save(tmp_path / f"{n}.png")
+        make_image(n).save(tmp_path / f"{n}.png")
     cells = ["10|2", "2", "", "33"]
     (tmp_path / "x.csv").write_text("path,label\n" + "".join(f"{n}.png,{cells[n % 4]}\n" for n in range(24)))
     (tmp_path / "y.csv").write_text(
@@ -226,8 +229,8 @@ def test_several_labels_and_class_names_that_are_numbers(tmp_path, form):
             assert data.splits[split].labels.dtype == source.splits[split].labels.dtype
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_unreadable_images_are_all_named_and_left_out_only_on_request(photos, tmp_path, form):
+@pytest.mark.parametrize("form", PACK_FORMATS)
+def test_unreadable_images_are_listed_and_skipped_on_request(photos, tmp_path, form):
     (photos / "train" / "ant" / "3.jpg").write_bytes(b"<html>")
     (photos / "train" / "bée" / "7.jpg").write_bytes(b"")
     out, plan = tmp_path / "out", PackPlan(form, 24, shard_size=9000)
@@ -240,22 +243,24 @@ def test_unreadable_images_are_all_named_and_left_out_only_on_request(photos, tm
     )
     with pytest.raises(DataError, match="unfinished pack"):
         open_data(out)
-    shards = {name: content for name, content in files(out).items() if name.endswith((".tar", ".npy"))}
+    shards = {name: content for name, content in read_files(out).items() if name.endswith((".tar", ".npy"))}
     pack_dataset(photos, out, plan, "skip", workers=0)
-    assert {name: files(out)[name] for name in shards} == shards
+    assert {name: read_files(out)[name] for name in shards} == shards
     data, source = open_data(out), open_data(photos)
-    bad = [entry for split in told(out)["splits"].values() for entry in split["unreadable"]]
+    bad = [entry for split in read_pack_document(out)["splits"].values() for entry in split["unreadable"]]
     assert sorted(os.path.basename(entry["id"]) for entry in bad) == ["3.jpg", "7.jpg"] and all(
         entry["reason"].startswith(entry["id"]) for entry in bad
     )
     assert len(data.full_train_split) == len(source.full_train_split) - 2
     for name, split in source.splits.items():
-        readable = [row for row, own in enumerate(names(split, photos)) if own not in {entry["id"] for entry in bad}]
+        readable = [
+            row for row, own in enumerate(sample_names(split, photos)) if own not in {entry["id"] for entry in bad}
+        ]
         assert data.splits[name].labels.tolist() == split.labels[readable].tolist()
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_nothing_readable_at_all_is_refused(tmp_path, form):
+@pytest.mark.parametrize("form", PACK_FORMATS)
+def test_a_dataset_without_readable_images_is_rejected(tmp_path, form):
     for n in range(6):
         (tmp_path / "x" / "ab"[n % 2]).mkdir(parents=True, exist_ok=True)
         (tmp_path / "x" / "ab"[n % 2] / f"{n}.jpg").write_bytes(b"<html>")
@@ -263,22 +268,22 @@ def test_nothing_readable_at_all_is_refused(tmp_path, form):
         pack_dataset(tmp_path / "x", tmp_path / "out", PackPlan(form), "skip", workers=0)
 
 
-class Killed(BaseException):
+class SimulatedKill(BaseException):
     """Stands for SIGKILL: nothing handles it."""
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_pack_that_was_killed_anywhere_goes_on_to_the_same_bytes(photos, tmp_path, form, monkeypatch):
+@pytest.mark.parametrize("form", PACK_FORMATS)
+def test_a_pack_killed_at_any_step_resumes_byte_identical(photos, tmp_path, form, monkeypatch):
     """Killed before each `os.replace`, by which every file is published, and before the last step."""
     plan = PackPlan(form, 24, shard_size=14_000)
     pack_dataset(photos, tmp_path / "whole", plan, workers=0)
-    expected = files(tmp_path / "whole")
+    expected = read_files(tmp_path / "whole")
     replace, calls = os.replace, []
 
     def counted(*paths):
         calls.append(paths)
         if len(calls) == count:
-            raise Killed
+            raise SimulatedKill
         replace(*paths)
 
     monkeypatch.setattr(os, "replace", counted)
@@ -291,7 +296,7 @@ def test_a_pack_that_was_killed_anywhere_goes_on_to_the_same_bytes(photos, tmp_p
         out = tmp_path / f"out{count}"
         try:
             pack_dataset(photos, out, plan, workers=0)
-        except Killed:
+        except SimulatedKill:
             stopped += 1
         else:
             break
@@ -304,7 +309,7 @@ def test_a_pack_that_was_killed_anywhere_goes_on_to_the_same_bytes(photos, tmp_p
             if (out / ".unfinished" / "plan.json").exists():
                 (out / "shard.part").write_bytes(b"torn")
             pack_dataset(photos, out, plan, workers=0)
-        assert files(out) == expected, count
+        assert read_files(out) == expected, count
         assert stopped < 8 or len(decoded) < 24
         shutil.rmtree(out)
         count += 1
@@ -312,7 +317,7 @@ def test_a_pack_that_was_killed_anywhere_goes_on_to_the_same_bytes(photos, tmp_p
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_leaves_a_pack_that_goes_on(tmp_path):
+def test_a_killed_process_leaves_a_resumable_pack(tmp_path):
     make_folder(tmp_path / "x", {"train": 60, "val": 2}, size=(64, 64))
     out, plan = tmp_path / "out", PackPlan("uint8", 60, shard_size=100 * 1024)
     words = [
@@ -339,14 +344,14 @@ def test_a_process_that_is_killed_leaves_a_pack_that_goes_on(tmp_path):
     assert pack_dataset(tmp_path / "x", out, plan, workers=0)["splits"]["train"]["images"] == 180
     assert (out / "train-000001.npy").stat().st_mtime_ns == kept
     pack_dataset(tmp_path / "x", tmp_path / "whole", plan, workers=0)
-    assert files(out) == files(tmp_path / "whole")
+    assert read_files(out) == read_files(tmp_path / "whole")
 
 
-def test_a_kill_between_the_last_file_and_the_end_leaves_a_whole_pack(photos, tmp_path, monkeypatch):
+def test_a_kill_after_the_last_file_leaves_a_complete_pack(photos, tmp_path, monkeypatch):
     def killed(*words, **options):
-        raise Killed
+        raise SimulatedKill
 
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch, pytest.raises(SimulatedKill):
         patch.setattr(shutil, "rmtree", killed)
         pack_dataset(photos, tmp_path / "out", PackPlan("uint8"), workers=0)
     (tmp_path / "out" / ".unfinished" / "plan.json").unlink()
@@ -355,11 +360,11 @@ def test_a_kill_between_the_last_file_and_the_end_leaves_a_whole_pack(photos, tm
     assert not (tmp_path / "out" / ".unfinished").exists()
 
 
-def test_another_plan_a_changed_source_or_a_damaged_shard_are_not_mixed_in(photos, tmp_path):
+def test_resuming_rejects_changed_plans_sources_and_shards(photos, tmp_path):
     out, plan = tmp_path / "out", PackPlan("uint8", 24, shard_size=9000)
     pack_dataset(photos, out, plan, workers=0)
     before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
-    assert pack_dataset(photos, out, plan, workers=0)["splits"] == told(out)["splits"]
+    assert pack_dataset(photos, out, plan, workers=0)["splits"] == read_pack_document(out)["splits"]
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
     with pytest.raises(UsageError, match="another form and short side"):
         pack_dataset(photos, out, PackPlan("tar", 25, shard_size=9000))
@@ -369,33 +374,33 @@ def test_another_plan_a_changed_source_or_a_damaged_shard_are_not_mixed_in(photo
     with pytest.raises(DataError, match="train-000000"):
         pack_dataset(photos, out, plan)
     first.write_bytes(content)
-    picture(77).save(photos / "train" / "ant" / "0.png")
+    make_image(77).save(photos / "train" / "ant" / "0.png")
     with pytest.raises(UsageError, match="another source"):
         pack_dataset(photos, out, plan)
 
 
-def test_an_unfinished_pack_keeps_only_shards_that_are_whole_and_of_this_source(photos, tmp_path, monkeypatch):
+def test_resuming_reuses_only_complete_shards_of_the_same_source(photos, tmp_path, monkeypatch):
     out, plan = tmp_path / "out", PackPlan("uint8", 24, shard_size=9000)
     pack_dataset(photos, tmp_path / "whole", plan, workers=0)
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(packing, "write_split_index", lambda *words, **more: (_ for _ in ()).throw(Killed()))
+    with monkeypatch.context() as patch, pytest.raises(SimulatedKill):
+        patch.setattr(packing, "write_split_index", lambda *words, **more: (_ for _ in ()).throw(SimulatedKill()))
         pack_dataset(photos, out, plan, workers=0)
     second = out / "train-000001.npy"
     second.write_bytes(second.read_bytes()[:-1] + b"\0\0")
     with pytest.raises(UsageError, match="started with another short side"):
         pack_dataset(photos, out, PackPlan("uint8", 23, shard_size=9000), workers=0)
     pack_dataset(photos, out, plan, workers=0)
-    assert files(out) == files(tmp_path / "whole")
+    assert read_files(out) == read_files(tmp_path / "whole")
     shutil.rmtree(out)
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(packing, "write_split_index", lambda *words, **more: (_ for _ in ()).throw(Killed()))
+    with monkeypatch.context() as patch, pytest.raises(SimulatedKill):
+        patch.setattr(packing, "write_split_index", lambda *words, **more: (_ for _ in ()).throw(SimulatedKill()))
         pack_dataset(photos, out, plan, workers=0)
     (photos / "train" / "ant" / "0.png").unlink()
     with pytest.raises(UsageError, match="started with another source"):
         pack_dataset(photos, out, plan, workers=0)
 
 
-def test_folders_that_hold_something_else_and_disks_that_are_too_small(photos, tmp_path, monkeypatch):
+def test_nonempty_folders_and_full_disks_are_rejected(photos, tmp_path, monkeypatch):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("x")
     with pytest.raises(UsageError, match="exists and is not empty"):
@@ -412,14 +417,14 @@ def test_folders_that_hold_something_else_and_disks_that_are_too_small(photos, t
             PackPlan(**wrong)
 
 
-def damage(record, change):
+def edit_json(record, change):
     """A change to a document, or the file it stands for."""
     document = json.loads(record.read_text("utf-8"))
     change(document)
     record.write_text(json.dumps(document))
 
 
-DAMAGES = {
+DOCUMENT_EDITS = {
     "a file outside": lambda d: d["splits"]["train"]["shards"][0].update(file="../../etc/passwd"),
     "a file above": lambda d: d["splits"]["train"]["files"]["index"].update(file=".."),
     "a later version": lambda d: d.update(vitreous_pack=2),
@@ -432,10 +437,10 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("kind", DAMAGES)
+@pytest.mark.parametrize("kind", DOCUMENT_EDITS)
 def test_damaged_documents_are_refused(photos, tmp_path, kind):
     pack_dataset(photos, tmp_path / "out", PackPlan("uint8", 24, shard_size=9000), workers=0)
-    damage(tmp_path / "out" / "pack.json", DAMAGES[kind])
+    edit_json(tmp_path / "out" / "pack.json", DOCUMENT_EDITS[kind])
     with pytest.raises(DataError):
         open_data(tmp_path / "out")
 
@@ -444,7 +449,7 @@ def test_damaged_documents_are_refused(photos, tmp_path, kind):
     "field, value",
     [("offset", -1), ("offset", 10**9), ("height", 10**6), ("height", 0), ("channels", 2), ("shard", 99), ("label", 7)],
 )
-def test_an_index_that_does_not_fit_is_refused(photos, tmp_path, field, value):
+def test_an_index_that_does_not_match_its_shards_is_rejected(photos, tmp_path, field, value):
     pack_dataset(photos, tmp_path / "out", PackPlan("uint8", 24, shard_size=9000), workers=0)
     path = tmp_path / "out" / "train.index.npy"
     rows = np.load(path)
@@ -454,11 +459,11 @@ def test_an_index_that_does_not_fit_is_refused(photos, tmp_path, field, value):
         open_data(tmp_path / "out")
 
 
-def test_an_index_of_pickles_is_never_loaded(photos, tmp_path):
+def test_a_pickled_index_is_never_loaded(photos, tmp_path):
     pack_dataset(photos, tmp_path / "out", PackPlan("uint8", 24), workers=0)
     path = tmp_path / "out" / "train.index.npy"
     np.save(path, np.array([{"a": 1}] * 30, dtype=object), allow_pickle=True)
-    damage(
+    edit_json(
         tmp_path / "out" / "pack.json",
         lambda d: d["splits"]["train"]["files"]["index"].update(bytes=path.stat().st_size),
     )
@@ -466,7 +471,7 @@ def test_an_index_of_pickles_is_never_loaded(photos, tmp_path):
         open_data(tmp_path / "out")
 
 
-def test_any_source_can_be_packed(tmp_path):
+def test_in_memory_and_archive_sources_are_packed(tmp_path):
     pack_dataset("digits", tmp_path / "digits", PackPlan("uint8"), workers=0)
     data, source = open_data(tmp_path / "digits"), open_data("digits")
     for name, split in source.splits.items():
@@ -484,8 +489,8 @@ def test_any_source_can_be_packed(tmp_path):
 
 def test_the_command(photos, tmp_path):
     out = tmp_path / "out"
-    result = document(
-        say("data", "pack", str(photos), "--out", str(out), "--short-side", "24", "--workers", "0", "--json")
+    result = parse_json_output(
+        run_cli("data", "pack", str(photos), "--out", str(out), "--short-side", "24", "--workers", "0", "--json")
     )
     assert result["splits"]["test"]["images"] == 6 and result["form"] == "tar" and result["out"] == str(out)
     with tarfile.open(out / "test-000000.tar") as tar:
@@ -493,29 +498,29 @@ def test_the_command(photos, tmp_path):
         assert members[:3] == ["000000000.cls", "000000000.png", "000000000.json"]
         assert all(member.mtime == 0 and member.uid == 0 for member in tar)
         Image.open(io.BytesIO(tar.extractfile(members[1]).read())).verify()
-    wrong = say("data", "pack", str(photos), "--out", str(tmp_path / "b"), "--shard-size", "1X")
+    wrong = run_cli("data", "pack", str(photos), "--out", str(tmp_path / "b"), "--shard-size", "1X")
     assert wrong.returncode == 2 and "is not a size" in wrong.stderr
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("workers, starts", [(0, STARTS), (1, 4), (2, 4)])
+@pytest.mark.parametrize("form", PACK_FORMATS)
+@pytest.mark.parametrize("workers, starts", [(0, NUM_STARTS), (1, 4), (2, 4)])
 def test_a_run_over_a_pack_continues_anywhere(photos, tmp_path, form, workers, starts):
     pack_dataset(photos, tmp_path / "out", PackPlan(form, 24, shard_size=9000), workers=0)
     assert_continues(lambda: open_data(tmp_path / "out").splits["train"], workers, starts)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", PACK_FORMATS)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_run_over_a_pack_continues_at_fifty_places_with_workers(photos, tmp_path, form, workers):
-    test_a_run_over_a_pack_continues_anywhere(photos, tmp_path, form, workers, STARTS)
+def test_training_on_a_pack_resumes_at_fifty_steps_with_workers(photos, tmp_path, form, workers):
+    test_a_run_over_a_pack_continues_anywhere(photos, tmp_path, form, workers, NUM_STARTS)
 
 
 @pytest.mark.parametrize("form", ["tar", "uint8"])
-def test_images_without_labels_stay_so(tmp_path, form):
+def test_unlabelled_images_stay_unlabelled(tmp_path, form):
     (tmp_path / "flat").mkdir()
     for n in range(12):
-        picture(n, (20, 16)).save(tmp_path / "flat" / f"{n}.png")
+        make_image(n, (20, 16)).save(tmp_path / "flat" / f"{n}.png")
     source = open_data(tmp_path / "flat")
     pack_dataset(tmp_path / "flat", tmp_path / "out", PackPlan(form=form), workers=0)
     data = open_data(tmp_path / "out")

@@ -19,9 +19,9 @@ import torch
 from PIL import Image
 
 from tests import contracts
-from tests.conftest import document, picture, say
-from tests.data.hostile import corpus
-from tests.precision import PROBABILITY, answers_in, same_answers
+from tests.conftest import make_image, parse_json_output, run_cli
+from tests.data.hostile import build_corpus
+from tests.precision import PROBABILITY_LIMITS, are_predictions_close, parse_predictions
 from vitreous.apps.export import export as verb
 from vitreous.apps.export import graph
 from vitreous.apps.export.export import export
@@ -55,11 +55,19 @@ pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated ma
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
-GUIDE = Path(__file__).parents[3] / "docs" / "export.md"
-SMALL = {"image": (16, 24), "patch": (8, 8), "classes": 3, "width": 16, "depth": 1, "heads": 2, "mlp": {"hidden": 24}}
+EXPORT_GUIDE = Path(__file__).parents[3] / "docs" / "export.md"
+SMALL_CONFIG = {
+    "image": (16, 24),
+    "patch": (8, 8),
+    "classes": 3,
+    "width": 16,
+    "depth": 1,
+    "heads": 2,
+    "mlp": {"hidden": 24},
+}
 
 
-def made(place: Path, config, seed: int = 0, **told) -> Bundle:
+def save_random_bundle(place: Path, config, seed: int = 0, **told) -> Bundle:
     """A bundle with random weights, none of them zero."""
     torch.manual_seed(seed)
     model = build_model(config).eval()
@@ -76,23 +84,23 @@ def made(place: Path, config, seed: int = 0, **told) -> Bundle:
 def exported_folder(tmp_path_factory) -> Path:
     """`bundle`, ten `photos`, and what `vitreous export` made of them."""
     exported_folder = tmp_path_factory.mktemp("exported")
-    made(exported_folder / "bundle", transformer_config(**SMALL))
+    save_random_bundle(exported_folder / "bundle", transformer_config(**SMALL_CONFIG))
     (exported_folder / "photos").mkdir()
     for seed in range(10):
-        picture(seed, (30 + seed, 40), seed).save(exported_folder / "photos" / f"{seed}.png")
-    said = document(
-        say("export", str(exported_folder / "bundle"), "--images", str(exported_folder / "photos"), "--json")
+        make_image(seed, (30 + seed, 40), seed).save(exported_folder / "photos" / f"{seed}.png")
+    said = parse_json_output(
+        run_cli("export", str(exported_folder / "bundle"), "--images", str(exported_folder / "photos"), "--json")
     )
     (exported_folder / "said.json").write_text(json.dumps(said))
     return exported_folder
 
 
 @pytest.fixture(scope="module")
-def file(exported_folder) -> Path:
+def onnx_file(exported_folder) -> Path:
     return exported_folder / "bundle" / "model.onnx"
 
 
-def independent(path: Path, pixels: np.ndarray) -> np.ndarray:
+def run_onnx_session(path: Path, pixels: np.ndarray) -> np.ndarray:
     """What a program says that knows ONNX and the file's metadata alone: (n, C, *image) pixels -> (n, K) logits."""
     session = ort.InferenceSession(os.fspath(path), providers=["CPUExecutionProvider"])
     told = session.get_modelmeta().custom_metadata_map
@@ -100,23 +108,30 @@ def independent(path: Path, pixels: np.ndarray) -> np.ndarray:
     return session.run(["logits"], {"images": ((pixels - mean) / std).astype(np.float32)})[0]
 
 
-def direct(bundle: Bundle, pixels: np.ndarray) -> np.ndarray:
+def run_pytorch(bundle: Bundle, pixels: np.ndarray) -> np.ndarray:
     """What PyTorch says."""
     with torch.inference_mode():
         return bundle.model(bundle.preprocess.normalise(torch.from_numpy(pixels))).numpy()
 
 
-def noise(count: int, *shape: int) -> np.ndarray:
+def random_pixels(count: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(count).integers(0, 256, (count, *shape), dtype=np.uint8)
 
 
-def test_it_tells_what_it_proved(exported_folder, file):
+def test_the_result_reports_the_verification(exported_folder, onnx_file):
     (told,) = json.loads((exported_folder / "said.json").read_text())["exports"]
-    assert (told["format"], told["file"], told["images"]) == ("onnx", str(file), 10)
-    assert told["bytes"] == file.stat().st_size and told["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert (told["format"], told["file"], told["images"]) == ("onnx", str(onnx_file), 10)
+    assert (
+        told["bytes"] == onnx_file.stat().st_size
+        and told["sha256"] == hashlib.sha256(onnx_file.read_bytes()).hexdigest()
+    )
     assert told["max_abs_logit_difference"] < 1e-4 and told["top1_agreement"] == 1 and told["top1"] is None
     assert told["images_per_second"] > 0 and told["original_images_per_second"] > 0
-    assert sorted(path.name for path in file.parent.iterdir()) == ["model.json", "model.onnx", "weights.safetensors"]
+    assert sorted(path.name for path in onnx_file.parent.iterdir()) == [
+        "model.json",
+        "model.onnx",
+        "weights.safetensors",
+    ]
 
 
 @pytest.mark.parametrize("to", ["onnx", "torch", "openvino"])
@@ -124,15 +139,15 @@ def test_an_encoder_without_a_head_gives_features(exported_folder, to, tmp_path)
     if to == "openvino":
         pytest.importorskip("openvino")
     torch.manual_seed(0)
-    model = contracts.randomise(build_model(transformer_config(**{**SMALL, "classes": 0})).eval())
+    model = contracts.randomise(build_model(transformer_config(**{**SMALL_CONFIG, "classes": 0})).eval())
     bundle = Bundle(model, FeatureExtraction(), ImagePreprocess((16, 24)))
     bundle.save(tmp_path / "encoder")
     (row,) = export(tmp_path / "encoder", to, images=[str(exported_folder / "photos")])["exports"]
     assert row["outputs"] == "features" and row["max_abs_logit_difference"] < 1e-4 and row["top1"] is None
     if to == "torch":
         return
-    exported, pixels = load(row["file"], headless=True), noise(3, 3, 16, 24)
-    assert np.allclose(exported.engine.features(pixels), direct(bundle, pixels), atol=1e-4)
+    exported, pixels = load(row["file"], headless=True), random_pixels(3, 3, 16, 24)
+    assert np.allclose(exported.engine.features(pixels), run_pytorch(bundle, pixels), atol=1e-4)
     with pytest.raises(UsageError, match="has no head"):
         exported.predict(exported_folder / "photos" / "0.png")
 
@@ -143,8 +158,8 @@ def test_an_npy_header_is_parsed_again_where_python_s_parser_fails(failures, tmp
     np.save(tmp_path / "a.npy", np.arange(12, dtype=np.uint8).reshape(3, 4))
     parse, left = npy.NPY_HEADER_READERS[(1, 0)], [failures]
 
-    def fail(file, **options):
-        result = parse(file, **options)
+    def fail(onnx_file, **options):
+        result = parse(onnx_file, **options)
         left[0] -= 1
         if left[0] >= 0:
             raise SystemError("AST constructor recursion depth mismatch (before=24, after=22)")
@@ -160,7 +175,7 @@ def test_an_npy_header_is_parsed_again_where_python_s_parser_fails(failures, tmp
         assert left == [failures - npy.NPY_HEADER_ATTEMPTS]
 
 
-def test_features_that_turned_are_not_the_same():
+def test_feature_agreement_is_by_angle():
     task, ours = FeatureExtraction(), np.eye(3)
     assert task.measure_agreement(ours, 2 * ours) == 1
     turned = ours + [[0.0, 0.2, 0.0], [0.0, 0.0, 0.0], [0.1, 0.0, 0.0]]  # by 11 and 6 degrees
@@ -168,84 +183,87 @@ def test_features_that_turned_are_not_the_same():
 
 
 @pytest.mark.parametrize("batch", [1, 3, 65])
-def test_a_program_that_knows_onnx_alone_gets_the_same_logits(exported_folder, file, batch):
-    pixels = noise(batch, 3, 16, 24)
-    assert np.abs(independent(file, pixels) - direct(load_bundle(exported_folder / "bundle"), pixels)).max() < 1e-4
+def test_onnx_runtime_without_vitreous_gives_the_same_logits(exported_folder, onnx_file, batch):
+    pixels = random_pixels(batch, 3, 16, 24)
+    assert (
+        np.abs(run_onnx_session(onnx_file, pixels) - run_pytorch(load_bundle(exported_folder / "bundle"), pixels)).max()
+        < 1e-4
+    )
 
 
-def test_features_are_what_the_head_reads(exported_folder, file):
-    bundle, pixels = load_bundle(exported_folder / "bundle"), noise(3, 3, 16, 24)
+def test_exported_features_are_the_head_inputs(exported_folder, onnx_file):
+    bundle, pixels = load_bundle(exported_folder / "bundle"), random_pixels(3, 3, 16, 24)
     with torch.inference_mode():
         images = bundle.preprocess.normalise(torch.from_numpy(pixels))
         expected = bundle.model.pool(bundle.model.features(images)).numpy()
-    assert np.abs(OnnxFileEngine(file).features(pixels) - expected).max() < 1e-4
+    assert np.abs(OnnxFileEngine(onnx_file).features(pixels) - expected).max() < 1e-4
 
 
 @pytest.mark.processor
-def test_every_odd_file_is_answered_the_same_way_or_refused_for_the_same_reason(exported_folder, file, tmp_path):
+def test_exported_predictions_and_errors_match_on_hostile_files(exported_folder, onnx_file, tmp_path):
     """In float32 to 1e-5. By default the run may compute in bfloat16, as the file never does: then as near as that
     comes."""
     paths = []
-    for case in corpus():
+    for case in build_corpus():
         paths.append(tmp_path / case.name)
         paths[-1].write_bytes(case.content)
-    exported = load(file).predict(paths, bad_images="skip")
-    for precision in PROBABILITY:
+    exported = load(onnx_file).predict(paths, bad_images="skip")
+    for precision in PROBABILITY_LIMITS:
         run = load(exported_folder / "bundle", InferenceOptions(precision=precision)).predict(paths, bad_images="skip")
         assert [answer.error for answer in run] == [answer.error for answer in exported]
         good = [(a, b) for a, b in zip(run, exported, strict=True) if a.error is None]
         assert len(good) > 20 and len(good) < len(paths)
-        assert same_answers(*zip(*good, strict=True), precision), precision
+        assert are_predictions_close(*zip(*good, strict=True), precision), precision
 
 
-def test_the_file_and_the_run_agree_as_their_precisions_do(exported_folder, file, processor):
+def test_the_export_matches_the_run_within_its_precision(exported_folder, onnx_file, processor):
     """The run by default, as each kind of processor computes it; the file in float32 whatever the processor."""
     photos = sorted((exported_folder / "photos").iterdir())
-    run, exported = load(exported_folder / "bundle"), load(file)
+    run, exported = load(exported_folder / "bundle"), load(onnx_file)
     assert (run.engine.precision, exported.engine.precision) == (processor, "fp32")
-    assert same_answers(run.predict(photos), exported.predict(photos), processor)
+    assert are_predictions_close(run.predict(photos), exported.predict(photos), processor)
 
 
-def test_an_answer_does_not_depend_on_the_images_beside_it(file):
-    runtime, pixels = OnnxFileEngine(file), noise(7, 3, 16, 24)
+def test_onnx_logits_are_independent_of_batch_composition(onnx_file):
+    runtime, pixels = OnnxFileEngine(onnx_file), random_pixels(7, 3, 16, 24)
     assert runtime.session.get_session_options().get_session_config_entry("session.intra_op.allow_spinning") == "0"
     together = runtime.logits(pixels)
     assert all(np.array_equal(runtime.logits(pixels[i : i + 1])[0], together[i]) for i in range(7))
 
 
-def test_predict_takes_the_file_and_never_imports_torch(exported_folder, file):
+def test_predict_takes_the_file_and_never_imports_torch(exported_folder, onnx_file):
     code = f"""
 import sys
 from vitreous.cli.main import run_command
-run_command(["predict", {str(file)!r}, {str(exported_folder / "photos" / "3.png")!r}, "--json"])
+run_command(["predict", {str(onnx_file)!r}, {str(exported_folder / "photos" / "3.png")!r}, "--json"])
 assert "torch" not in sys.modules
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    answers = answers_in(document(found)["predictions"])
-    for precision in PROBABILITY:
+    answers = parse_predictions(parse_json_output(found)["predictions"])
+    for precision in PROBABILITY_LIMITS:
         run = load(exported_folder / "bundle", InferenceOptions(precision=precision)).predict(
             [exported_folder / "photos" / "3.png"]
         )
-        assert same_answers(run, answers, precision), precision
+        assert are_predictions_close(run, answers, precision), precision
 
 
-def test_the_guide_s_script_runs_and_says_what_predict_says(exported_folder, file, tmp_path, capsys, monkeypatch):
-    script = re.search(r"```python\n(import json.*?)```", GUIDE.read_text("utf-8"), re.S)
+def test_the_script_of_the_guide_matches_predict(exported_folder, onnx_file, tmp_path, capsys, monkeypatch):
+    script = re.search(r"```python\n(import json.*?)```", EXPORT_GUIDE.read_text("utf-8"), re.S)
     assert script
     (tmp_path / "ask.py").write_text(script[1], "utf-8")
-    Image.fromarray(np.asarray(picture(5, (50, 70)))).save(tmp_path / "dog.png")
+    Image.fromarray(np.asarray(make_image(5, (50, 70)))).save(tmp_path / "dog.png")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["ask.py", str(file), "dog.png"])
+    monkeypatch.setattr(sys, "argv", ["ask.py", str(onnx_file), "dog.png"])
     runpy.run_path("ask.py")
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    (expected,) = load(file).predict([tmp_path / "dog.png"])
+    (expected,) = load(onnx_file).predict([tmp_path / "dog.png"])
     assert tuple(row[0] for row in rows) == expected.names
     assert np.allclose([float(row[1]) for row in rows], expected.probabilities, atol=1e-4)
 
 
-def test_a_flipped_bit_anywhere_is_noticed(file, tmp_path):
-    raw, chance = file.read_bytes(), random.Random(0)
-    OnnxFileEngine(file)
+def test_a_flipped_bit_anywhere_is_noticed(onnx_file, tmp_path):
+    raw, chance = onnx_file.read_bytes(), random.Random(0)
+    OnnxFileEngine(onnx_file)
     bad = tmp_path / "bad.onnx"
     for place in (0, 1, len(raw) - 1, len(raw) - 40, len(raw) - 70, *(chance.randrange(len(raw)) for _ in range(60))):
         bad.write_bytes(raw[:place] + bytes([raw[place] ^ 1 << chance.randrange(8)]) + raw[place + 1 :])
@@ -256,11 +274,11 @@ def test_a_flipped_bit_anywhere_is_noticed(file, tmp_path):
         with pytest.raises(WeightsError):
             OnnxFileEngine(bad)
     bad.write_bytes(raw + b"\0")
-    assert say("predict", str(bad), str(file)).returncode == 4
+    assert run_cli("predict", str(bad), str(onnx_file)).returncode == 4
 
 
-def test_whatever_the_bytes_looking_into_them_ends_in_a_refusal_or_an_answer(file):
-    raw, chance = file.read_bytes(), random.Random(1)
+def test_parsing_random_bytes_as_onnx_never_crashes(onnx_file):
+    raw, chance = onnx_file.read_bytes(), random.Random(1)
     for _ in range(300):
         part = bytearray(raw[: chance.randrange(3000)])
         for _ in range(chance.randrange(8)):
@@ -272,8 +290,8 @@ def test_whatever_the_bytes_looking_into_them_ends_in_a_refusal_or_an_answer(fil
             continue
 
 
-def test_tensors_in_other_files_are_refused(file, tmp_path):
-    graph = onnx.load(os.fspath(file))
+def test_external_tensor_data_is_rejected(onnx_file, tmp_path):
+    graph = onnx.load(os.fspath(onnx_file))
     tensor = graph.graph.initializer[0]
     tensor.ClearField("raw_data")
     tensor.data_location = onnx.TensorProto.EXTERNAL
@@ -285,8 +303,8 @@ def test_tensors_in_other_files_are_refused(file, tmp_path):
         OnnxFileEngine(bad)
 
 
-def test_files_of_others_and_torch_s_own_are_refused(file, tmp_path):
-    graph = onnx.load(os.fspath(file))
+def test_foreign_onnx_files_and_pt2_files_are_rejected(onnx_file, tmp_path):
+    graph = onnx.load(os.fspath(onnx_file))
     del graph.metadata_props[:]
     onnx.save(graph, os.fspath(tmp_path / "other.onnx"))
     with pytest.raises(WeightsError, match="was not exported by vitreous"):
@@ -295,24 +313,24 @@ def test_files_of_others_and_torch_s_own_are_refused(file, tmp_path):
     with pytest.raises(WeightsError, match="can execute code when loaded"):
         load(tmp_path / "model.pt2")
     with pytest.raises(UsageError, match="in its stored precision"):
-        load(file, InferenceOptions(precision="bf16"))
+        load(onnx_file, InferenceOptions(precision="bf16"))
 
 
-def test_what_answers_otherwise_is_not_kept_unless_it_may_be(exported_folder, file, tmp_path, monkeypatch):
-    made(tmp_path / "other", transformer_config(**SMALL), seed=1)
+def test_a_differing_export_is_kept_only_if_accepted(exported_folder, onnx_file, tmp_path, monkeypatch):
+    save_random_bundle(tmp_path / "other", transformer_config(**SMALL_CONFIG), seed=1)
 
     def another(made: ExportTarget, place: Path) -> None:
-        shutil.copy(file, place)
+        shutil.copy(onnx_file, place)
 
     monkeypatch.setitem(EXPORT_FORMATS, "onnx", ExportFormat(".onnx", another))
     words = ["export", str(tmp_path / "other"), "--images", str(exported_folder / "photos")]
-    refused = say(*words)
+    refused = run_cli(*words)
     assert refused.returncode == 1 and "error: the export failed the verification: " in refused.stderr
     assert "add --accept-loss to keep it" in refused.stderr
     assert sorted(path.name for path in (tmp_path / "other").iterdir()) == ["model.json", "weights.safetensors"]
-    (kept,) = document(say(*words, "--accept-loss", "--json"))["exports"]
-    assert kept["accepted_loss"] and Path(kept["file"]).read_bytes() == file.read_bytes()
-    again = say(*words, "--accept-loss")
+    (kept,) = parse_json_output(run_cli(*words, "--accept-loss", "--json"))["exports"]
+    assert kept["accepted_loss"] and Path(kept["file"]).read_bytes() == onnx_file.read_bytes()
+    again = run_cli(*words, "--accept-loss")
     assert again.returncode == 2 and "already exists and is not overwritten" in again.stderr
 
 
@@ -337,7 +355,7 @@ def test_the_bounds(agreement, furthest, right, quantised, allowed, kept):
     assert (found.get_rejection_reason(allowed, quantised) == "") is kept
 
 
-def test_agreement_counts_answers(exported_folder):
+def test_agreement_is_the_share_of_equal_predictions(exported_folder):
     card = build_card(load_bundle(exported_folder / "bundle"))
     ours, theirs = np.array([[3.0, 1, 0], [0, 2, 1]]), np.array([[2.0, 1, 0], [0, 1, 2]])
     assert card.task.measure_agreement(ours, theirs) == 0.5
@@ -347,8 +365,8 @@ def test_agreement_counts_answers(exported_folder):
     assert several.task.measure_agreement(ours - 1.5, theirs - 1.5) == 4 / 6
 
 
-def test_without_pictures_nothing_is_exported(exported_folder, tmp_path):
-    made(tmp_path / "other", transformer_config(**SMALL))
+def test_export_requires_verification_images(exported_folder, tmp_path):
+    save_random_bundle(tmp_path / "other", transformer_config(**SMALL_CONFIG))
     with pytest.raises(UsageError, match="no images to verify"):
         export(tmp_path / "other")
     with pytest.raises(DataError, match="at least 8"):
@@ -369,21 +387,21 @@ def test_without_pictures_nothing_is_exported(exported_folder, tmp_path):
         (["--out", "model.txt"], "does not end in .onnx"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(exported_folder, words, told, tmp_path):
-    result = say("export", str(exported_folder / "bundle"), *words, cwd=tmp_path)
+def test_invalid_export_options_are_rejected(exported_folder, words, told, tmp_path):
+    result = run_cli("export", str(exported_folder / "bundle"), *words, cwd=tmp_path)
     assert result.returncode == 2 and told in result.stderr and not list(tmp_path.iterdir())
 
 
-def test_weights_go_into_other_formats_bit_for_bit(exported_folder, tmp_path):
+def test_timm_weights_are_exported(exported_folder, tmp_path):
     (told,) = export(exported_folder / "bundle", "timm", tmp_path / "w")["exports"]
     assert told["format"] == "timm" and Path(told["file"]).stat().st_size == told["bytes"]
 
 
 @pytest.mark.parametrize("to,library", [("onnx", "onnxscript"), ("openvino", "openvino")])
-def test_the_extra_is_asked_for_before_pictures_are_chosen(exported_folder, tmp_path, monkeypatch, to, library):
+def test_a_missing_extra_is_reported_before_images_are_collected(exported_folder, tmp_path, monkeypatch, to, library):
     monkeypatch.setitem(sys.modules, library, None)
     monkeypatch.setattr(verb, "collect_verification_images", None)  # calling it would fail
-    result = say(
+    result = run_cli(
         "export", str(exported_folder / "bundle"), "--to", to, "--images", str(exported_folder / "photos"), cwd=tmp_path
     )
     assert result.returncode == 6 and library in result.stderr and "pip install 'vitreous[export]'" in result.stderr
@@ -392,47 +410,47 @@ def test_the_extra_is_asked_for_before_pictures_are_chosen(exported_folder, tmp_
 @pytest.mark.parametrize(
     "to,name", [("torch", "model.pt2"), ("timm", "model-timm.safetensors"), ("huggingface", "model-huggingface")]
 )
-def test_an_earlier_export_is_replaced_when_that_is_asked_for(exported_folder, tmp_path, to, name):
-    made(tmp_path / "run", transformer_config(**SMALL))
+def test_an_existing_export_is_replaced_only_with_overwrite(exported_folder, tmp_path, to, name):
+    save_random_bundle(tmp_path / "run", transformer_config(**SMALL_CONFIG))
     pictures = ["--images", str(exported_folder / "photos")] if to == "torch" else []
     words = ["export", str(tmp_path / "run"), "--to", to, *pictures]
-    assert say(*words).returncode == 0
+    assert run_cli(*words).returncode == 0
     place = tmp_path / "run" / name
     marked = place / "config.json" if place.is_dir() else place
     marked.write_text("old")
-    refused = say(*words)
+    refused = run_cli(*words)
     assert refused.returncode == 2 and "--overwrite" in refused.stderr and marked.read_text() == "old"
-    assert say(*words, "--overwrite").returncode == 0 and marked.read_bytes() != b"old"
+    assert run_cli(*words, "--overwrite").returncode == 0 and marked.read_bytes() != b"old"
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"model.json", "weights.safetensors", name}
 
 
-def test_a_folder_with_other_files_is_never_replaced(exported_folder, tmp_path):
+def test_a_folder_with_other_files_is_never_overwritten(exported_folder, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     for to in ("huggingface", "timm"):
-        result = say(
+        result = run_cli(
             "export", str(exported_folder / "bundle"), "--to", to, "--out", str(tmp_path / "mine"), "--overwrite"
         )
         assert (result.returncode == 2 and "letter.txt" in result.stderr) or (tmp_path / "mine.safetensors").is_file()
     assert (tmp_path / "mine" / "letter.txt").read_text() == "dear"
 
 
-def test_a_failed_export_leaves_the_earlier_file(exported_folder, tmp_path, monkeypatch):
-    made(tmp_path / "run", transformer_config(**SMALL))
+def test_a_failed_export_keeps_the_existing_file(exported_folder, tmp_path, monkeypatch):
+    save_random_bundle(tmp_path / "run", transformer_config(**SMALL_CONFIG))
     (tmp_path / "run" / "model.pt2").write_text("old")
     monkeypatch.setattr(proof.ExportComparison, "get_rejection_reason", lambda *parts: "a reason")
-    result = say(
+    result = run_cli(
         "export", str(tmp_path / "run"), "--to", "torch", "--images", str(exported_folder / "photos"), "--overwrite"
     )
     assert result.returncode == 1 and (tmp_path / "run" / "model.pt2").read_text() == "old"
 
 
-def test_without_the_extra_the_command_is_named(exported_folder, file, tmp_path, monkeypatch):
+def test_a_missing_extra_is_reported_with_the_install_command(exported_folder, onnx_file, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    result = say("predict", str(file), str(exported_folder / "photos"))
+    result = run_cli("predict", str(onnx_file), str(exported_folder / "photos"))
     assert result.returncode == 6 and "pip install 'vitreous[export]'" in result.stderr
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    result = say(
+    result = run_cli(
         "export",
         str(exported_folder / "bundle"),
         "--out",
@@ -445,7 +463,7 @@ def test_without_the_extra_the_command_is_named(exported_folder, file, tmp_path,
 
 
 @pytest.mark.parametrize("numbers", ["", "uint16", "int16", "float32"])
-def test_pixels_are_normalised_to_the_same_bits_as_by_torch(numbers):
+def test_numpy_normalisation_is_bit_identical_to_torch(numbers):
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     preprocess = ImagePreprocess((9, 7), 3, mean, std)
     preprocess = BandPreprocess((9, 7), 3, mean, std, numbers=numbers) if numbers else preprocess
@@ -454,7 +472,7 @@ def test_pixels_are_normalised_to_the_same_bits_as_by_torch(numbers):
 
 
 @pytest.mark.parametrize("how", grid.RESIZE_MODES)
-def test_positions_are_resized_in_a_graph_as_outside(how):
+def test_position_resizing_in_the_graph_matches_eager(how):
     for old in (1, 2, 3, 7, 14):
         source = torch.randn(old, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(old))
         for new in ((new, other) for new in (1, 2, 3, 5, 7, 9, 14, 24, 37) for other in (3, 4)):
@@ -466,28 +484,32 @@ def test_positions_are_resized_in_a_graph_as_outside(how):
             ), (old, new)
 
 
-FAMILIES = {
-    "mean": transformer_config(**SMALL, class_token=False, pool="mean", norm={"final": "pooled"}),
-    "attention pool": transformer_config(**SMALL, class_token=False, pool="attention", positions={"resize": "bicubic"}),
-    "distilled": transformer_config(**SMALL, pool="distilled", positions={"resize": "bilinear"}),
-    "registers, scale": transformer_config(**SMALL, registers=2).with_options(
+MODEL_CONFIGS = {
+    "mean": transformer_config(**SMALL_CONFIG, class_token=False, pool="mean", norm={"final": "pooled"}),
+    "attention pool": transformer_config(
+        **SMALL_CONFIG, class_token=False, pool="attention", positions={"resize": "bicubic"}
+    ),
+    "distilled": transformer_config(**SMALL_CONFIG, pool="distilled", positions={"resize": "bilinear"}),
+    "registers, scale": transformer_config(**SMALL_CONFIG, registers=2).with_options(
         norm={"layer_scale": 0.1},
         mlp={"kind": "swiglu"},
         head={"representation": 8},
         positions={"resize": "zoom-scipy"},
     ),
-    "axes, each": transformer_config(**SMALL, positions={"kind": "axes", "at": "each", "resize": "bicubic-aligned"}),
-    "factorised": transformer_config(**SMALL, positions={"kind": "factorised"}),
-    "waves, shared": transformer_config(**SMALL).with_options(
+    "axes, each": transformer_config(
+        **SMALL_CONFIG, positions={"kind": "axes", "at": "each", "resize": "bicubic-aligned"}
+    ),
+    "factorised": transformer_config(**SMALL_CONFIG, positions={"kind": "factorised"}),
+    "waves, shared": transformer_config(**SMALL_CONFIG).with_options(
         positions={"kind": "sincos", "at": "shared"}, mlp={"gelu": "tanh"}
     ),
-    "rotary": transformer_config(**SMALL).with_options(
+    "rotary": transformer_config(**SMALL_CONFIG).with_options(
         attention={"kind": "rotary"}, positions={"kind": "none"}, mlp={"gelu": "quick"}
     ),
     "conv stem": transformer_config(
-        stem=ConvStemConfig(widths=(4, 8), blocks=(0, 1)), positions={"resize": "bicubic-offset"}, **SMALL
+        stem=ConvStemConfig(widths=(4, 8), blocks=(0, 1)), positions={"resize": "bicubic-offset"}, **SMALL_CONFIG
     ),
-    "grey": transformer_config(**{**SMALL, "channels": 1}, positions={"resize": "zoom"}),
+    "grey": transformer_config(**{**SMALL_CONFIG, "channels": 1}, positions={"resize": "zoom"}),
     "bit": BiTConfig(image=(40, 48), blocks=(1, 1), width=16, classes=3),
     "swin": SwinConfig(
         image=(32, 48),
@@ -508,36 +530,41 @@ FAMILIES = {
         version=2,
         attention=SwinAttentionConfig(window=4),
     ),
-    "windows of patches": transformer_config(**{**SMALL, "depth": 2}, attention={"window": 2, "global_blocks": (1,)}),
-    # not of any size
-    "hybrid": transformer_config(**SMALL, stem=StemConfig(blocks=(1,), width=8)),
-    "relative": transformer_config(**SMALL, attention={"kind": "relative"}),
-    "windows": transformer_config(
-        class_token=False, pool="mean", attention={"kind": "decomposed", "window": 2, "global_blocks": (0,)}, **SMALL
+    "windows of patches": transformer_config(
+        **{**SMALL_CONFIG, "depth": 2}, attention={"window": 2, "global_blocks": (1,)}
     ),
-    "axial": transformer_config(**SMALL, axial=True, class_token=False, pool="mean"),
+    # not of any size
+    "hybrid": transformer_config(**SMALL_CONFIG, stem=StemConfig(blocks=(1,), width=8)),
+    "relative": transformer_config(**SMALL_CONFIG, attention={"kind": "relative"}),
+    "windows": transformer_config(
+        class_token=False,
+        pool="mean",
+        attention={"kind": "decomposed", "window": 2, "global_blocks": (0,)},
+        **SMALL_CONFIG,
+    ),
+    "axial": transformer_config(**SMALL_CONFIG, axial=True, class_token=False, pool="mean"),
     "axial bit": BiTConfig(image=(40, 48), blocks=(1, 1), width=16, classes=3, axial=True),
 }
-FIXED = list(FAMILIES)[list(FAMILIES).index("hybrid") :]
+FIXED_SIZE_MODELS = list(MODEL_CONFIGS)[list(MODEL_CONFIGS).index("hybrid") :]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_family_as_onnx(name, exported_folder, tmp_path):
-    config = FAMILIES[name]
+@pytest.mark.parametrize("name", MODEL_CONFIGS)
+def test_every_model_family_exports_to_onnx(name, exported_folder, tmp_path):
+    config = MODEL_CONFIGS[name]
     multilabel = {"loss": "sigmoid", "multilabel": True} if name == "mean" else {}
-    bundle = made(tmp_path / "b", config, **multilabel)
+    bundle = save_random_bundle(tmp_path / "b", config, **multilabel)
     photos = exported_folder / "photos"
-    if name in FIXED:
+    if name in FIXED_SIZE_MODELS:
         with pytest.raises(UsageError, match="dynamic_size=True is not for"):
             export(tmp_path / "b", images=[os.fspath(photos)], dynamic_size=True)
-    (told,) = export(tmp_path / "b", images=[os.fspath(photos)], dynamic_size=name not in FIXED)["exports"]
+    (told,) = export(tmp_path / "b", images=[os.fspath(photos)], dynamic_size=name not in FIXED_SIZE_MODELS)["exports"]
     assert told["max_abs_logit_difference"] < 1e-4
     height, width = config.image
     step = (1, 1) if isinstance(config, BiTConfig) else config.patch
-    for rows, columns in [(0, 0)] if name in FIXED else [(0, 0), (1, 0), (-1, 3), (4, 4)]:
-        pixels = noise(3, config.channels, height + rows * step[0], width + columns * step[1])
-        assert np.abs(independent(Path(told["file"]), pixels) - direct(bundle, pixels)).max() < 1e-4
+    for rows, columns in [(0, 0)] if name in FIXED_SIZE_MODELS else [(0, 0), (1, 0), (-1, 3), (4, 4)]:
+        pixels = random_pixels(3, config.channels, height + rows * step[0], width + columns * step[1])
+        assert np.abs(run_onnx_session(Path(told["file"]), pixels) - run_pytorch(bundle, pixels)).max() < 1e-4
     predictors = load(tmp_path / "b", precision="fp32"), load(told["file"])
     ours, theirs = (predictor.predict([photos / "1.png"], top=3) for predictor in predictors)
     assert ours[0].names == theirs[0].names and np.allclose(ours[0].probabilities, theirs[0].probabilities, atol=1e-4)
@@ -545,23 +572,25 @@ def test_every_family_as_onnx(name, exported_folder, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["onnx", "openvino"])
-def test_int8_answers_nearly_the_same_and_from_half_of_the_pictures_given(to, exported_folder, tmp_path):
-    made(tmp_path / "b", transformer_config(**{**SMALL, "width": 32, "mlp": {"hidden": 64}, "depth": 2}))
+def test_int8_export_calibrates_on_half_of_the_images(to, exported_folder, tmp_path):
+    save_random_bundle(
+        tmp_path / "b", transformer_config(**{**SMALL_CONFIG, "width": 32, "mlp": {"hidden": 64}, "depth": 2})
+    )
     (tmp_path / "photos").mkdir()
     for seed in range(24):
-        picture(seed, (30, 40), seed).save(tmp_path / "photos" / f"{seed}.png")
+        make_image(seed, (30, 40), seed).save(tmp_path / "photos" / f"{seed}.png")
     document = export(tmp_path / "b", to, None, [os.fspath(tmp_path / "photos")], quantize="int8", max_loss="any")
     (told,) = document["exports"]
     assert told["images"] == 12 and told["quantised"] == "int8" and 1e-5 < told["max_abs_logit_difference"] < 1
-    pixels = noise(9, 3, 16, 24)
+    pixels = random_pixels(9, 3, 16, 24)
     runtime = load(told["file"]).engine
-    ours = direct(load_bundle(tmp_path / "b"), pixels)
+    ours = run_pytorch(load_bundle(tmp_path / "b"), pixels)
     assert np.abs(runtime.logits(pixels) - ours).max() < 0.3 * np.ptp(ours)
     assert np.array_equal(runtime.logits(pixels)[2], runtime.logits(pixels[2:3])[0])
 
 
 @pytest.mark.slow
-def test_openvino_s_file_answers_and_shows_damage(exported_folder, tmp_path):
+def test_openvino_files_predict_and_detect_damage(exported_folder, tmp_path):
     pytest.importorskip("openvino")
     out = tmp_path / "model.xml"
     (told,) = export(
@@ -574,9 +603,9 @@ def test_openvino_s_file_answers_and_shows_damage(exported_folder, tmp_path):
     import openvino
 
     compiled = openvino.Core().compile_model(os.fspath(out), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    bundle, pixels = load_bundle(exported_folder / "bundle"), noise(3, 3, 24, 40)
+    bundle, pixels = load_bundle(exported_folder / "bundle"), random_pixels(3, 3, 24, 40)
     images = bundle.preprocess.normalise(torch.from_numpy(pixels)).numpy()
-    assert np.abs(compiled({"images": images})["logits"] - direct(bundle, pixels)).max() < 1e-4
+    assert np.abs(compiled({"images": images})["logits"] - run_pytorch(bundle, pixels)).max() < 1e-4
     files = sorted((exported_folder / "photos").iterdir())
     ours, theirs = (load(run).predict(files) for run in (exported_folder / "bundle", out))
     assert [a.names for a in ours] == [a.names for a in theirs]
@@ -591,7 +620,7 @@ def test_openvino_s_file_answers_and_shows_damage(exported_folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_torch_s_file_answers_elsewhere(exported_folder, tmp_path):
+def test_torch_export_runs_without_vitreous(exported_folder, tmp_path):
     out = tmp_path / "model.pt2"
     (told,) = export(
         exported_folder / "bundle", "torch", out, [os.fspath(exported_folder / "photos")], dynamic_size=True
@@ -600,29 +629,29 @@ def test_torch_s_file_answers_elsewhere(exported_folder, tmp_path):
     extra = {"vitreous.json": ""}
     module = torch.export.load(out, extra_files=extra).module()
     assert json.loads(extra["vitreous.json"])["card"]["classes"] == ["ant", "bée", "cat"]
-    bundle, pixels = load_bundle(exported_folder / "bundle"), noise(3, 3, 24, 40)
+    bundle, pixels = load_bundle(exported_folder / "bundle"), random_pixels(3, 3, 24, 40)
     found = module(bundle.preprocess.normalise(torch.from_numpy(pixels)))[0].detach().numpy()
-    assert np.abs(found - direct(bundle, pixels)).max() < 1e-5
+    assert np.abs(found - run_pytorch(bundle, pixels)).max() < 1e-5
     assert str(Path(verb.__file__).parent).encode() not in out.read_bytes()
 
 
 @pytest.mark.slow
-def test_a_run_is_judged_on_its_own_validation_images(folder, tmp_path):
-    from tests.conftest import TINY
+def test_a_run_is_verified_on_its_validation_images(photo_folder, tmp_path):
+    from tests.conftest import TINY_RUN
     from vitreous.jobs.train import train
 
-    train(folder, out=tmp_path / "run", **TINY)
+    train(photo_folder, out=tmp_path / "run", **TINY_RUN)
     readings = (
         (tmp_path / "run" / "evaluations.jsonl").read_bytes()
         if (tmp_path / "run" / "evaluations.jsonl").exists()
         else b""
     )
-    (told,) = document(say("export", str(tmp_path / "run"), "--json"))["exports"]
+    (told,) = parse_json_output(run_cli("export", str(tmp_path / "run"), "--json"))["exports"]
     assert told["images"] == 12 and told["verified_on"].endswith("(val)")
     assert told["top1"]["original"] == told["top1"]["export"]
-    (quantised,) = document(say("export", str(tmp_path / "run"), "--quantize", "int8", "--accept-loss", "--json"))[
-        "exports"
-    ]
+    (quantised,) = parse_json_output(
+        run_cli("export", str(tmp_path / "run"), "--quantize", "int8", "--accept-loss", "--json")
+    )["exports"]
     assert quantised["images"] == 12 and quantised["file"].endswith("model-int8.onnx")
     after = (
         (tmp_path / "run" / "evaluations.jsonl").read_bytes()

@@ -12,7 +12,7 @@ from vitreous.tasks.segmentation import Segmentation
 
 
 @pytest.mark.parametrize("form", [("onnx", "m.onnx"), ("openvino", "m.xml")])
-def test_a_file_gives_the_class_maps_of_its_run(scenes_run, tmp_path, form):  # noqa: F811
+def test_exported_class_maps_match_the_run(scenes_run, tmp_path, form):  # noqa: F811
     library, name = form
     pytest.importorskip("openvino" if library == "openvino" else "onnxruntime")
     photos = sorted((scenes_run.parent / "data" / "train" / "images").iterdir())
@@ -25,12 +25,12 @@ def test_a_file_gives_the_class_maps_of_its_run(scenes_run, tmp_path, form):  # 
         assert ours.shape == theirs.shape and np.mean(ours == theirs) > 0.999
 
 
-def test_any_size_is_by_tiles(scenes_run, tmp_path):  # noqa: F811
+def test_dynamic_size_is_rejected_for_segmentation(scenes_run, tmp_path):  # noqa: F811
     with pytest.raises(UsageError, match="predicted in tiles"):
         export(scenes_run, "onnx", tmp_path / "m.onnx", dynamic_size=True)
 
 
-class Answering:
+class FixedLogitsEngine:
     """An engine whose logits are these for any pixels."""
 
     def __init__(self, logits):
@@ -40,14 +40,14 @@ class Answering:
         return self.values[: len(pixels)]
 
 
-def test_pixels_of_another_class_are_counted():
+def test_agreement_counts_pixels_of_different_class():
     task = Segmentation(("a", "b"))
     logits = np.zeros((8, 2, 10, 10), np.float32)
     logits[:, 1] = 1
     other = logits.copy()
     other[0, :, 0, :4] = other[0, ::-1, 0, :4]
     pictures = VerificationImages(np.zeros((8, 3, 10, 10), np.uint8), None, "pictures")
-    proof = compare_outputs(Answering(logits), Answering(other), pictures, task, lambda done: None)
+    proof = compare_outputs(FixedLogitsEngine(logits), FixedLogitsEngine(other), pictures, task, lambda done: None)
     assert proof.agreement == pytest.approx(1 - 4 / 800) and proof.max_difference == 1 and proof.top1_accuracies is None
     assert "0.5% of its predictions differ (limit 0.1%)" in proof.get_rejection_reason(None)
     assert not proof.get_rejection_reason(None, "int8")

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import vitreous
-from tests.inference.detectors import CLASSES, pictures, save_detector
+from tests.inference.detectors import CLASSES, save_detector, write_photos
 from vitreous.apps.export.export import export
 from vitreous.data.annotations.shapes import mask_to_rle
 from vitreous.errors import UsageError
 from vitreous.tasks.detection_proof import ObjectComparison, match_both_ways
 from vitreous.tasks.detections import Detections
 
-PROGRAM = """
+PREDICT_SCRIPT = """
 import json, sys
 import vitreous
 answer = vitreous.load(sys.argv[1]).detect(sys.argv[2], threshold=0.1)
@@ -24,51 +24,59 @@ print(json.dumps([answer.boxes.tolist(), answer.names, answer.scores.tolist(), "
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def detector_folder(tmp_path_factory):
     home = tmp_path_factory.mktemp("detector")
     save_detector(home / "model")
-    pictures(home / "photos")
+    write_photos(home / "photos")
     return home
 
 
 @pytest.mark.parametrize("form", [("onnx", "m.onnx"), pytest.param(("openvino", "m.xml"), marks=pytest.mark.slow)])
-def test_a_file_finds_the_objects_of_its_run(place, tmp_path, form):
+def test_exported_detections_match_the_run(detector_folder, tmp_path, form):
     library, name = form
     pytest.importorskip("openvino" if library == "openvino" else "onnxruntime")
-    document = export(place / "model", library, tmp_path / name, [str(place / "photos")])["exports"][0]
+    document = export(detector_folder / "model", library, tmp_path / name, [str(detector_folder / "photos")])[
+        "exports"
+    ][0]
     assert document["outputs"] == "objects" and document["objects"] > 100 and document["object_agreement"] > 0.999
     assert document["max_box_difference"] < 0.01 and document["max_mask_difference"] <= 0.001
-    exported, original = vitreous.load(tmp_path / name), vitreous.load(place / "model", precision="fp32")
+    exported, original = vitreous.load(tmp_path / name), vitreous.load(detector_folder / "model", precision="fp32")
     assert exported.card.task.classes == original.card.task.classes == CLASSES
-    for picture in sorted((place / "photos").iterdir())[:4]:
+    for picture in sorted((detector_folder / "photos").iterdir())[:4]:
         ours, theirs = (predictor.detect(picture, threshold=0.1) for predictor in (original, exported))
         assert len(ours) > 3 and ours.names == theirs.names
         assert np.abs(ours.boxes - theirs.boxes).max() < 0.01 and np.abs(ours.scores - theirs.scores).max() < 1e-3
         assert np.mean(ours.masks == theirs.masks) > 0.999 and ours.masks.any()
     if library == "onnx":
-        words = [sys.executable, "-c", PROGRAM, tmp_path / name, picture]
+        words = [sys.executable, "-c", PREDICT_SCRIPT, tmp_path / name, picture]
         answer = json.loads(subprocess.run(words, capture_output=True, check=True, text=True).stdout)
         assert answer == [theirs.boxes.tolist(), list(theirs.names), theirs.scores.tolist(), False]
 
 
 @pytest.mark.slow
-def test_a_program_of_torch_finds_them_too(place, tmp_path):
-    document = export(place / "model", "torch", tmp_path / "m.pt2", [str(place / "photos")])["exports"][0]
+def test_torch_export_detections_match_the_run(detector_folder, tmp_path):
+    document = export(detector_folder / "model", "torch", tmp_path / "m.pt2", [str(detector_folder / "photos")])[
+        "exports"
+    ][0]
     assert document["object_agreement"] == 1 and document["max_box_difference"] < 0.01
 
 
-def test_what_is_not_for_detectors_is_refused(place, tmp_path):
+def test_unsupported_detector_exports_are_rejected(detector_folder, tmp_path):
     with pytest.raises(UsageError, match="dynamic_size"):
-        export(place / "model", "onnx", tmp_path / "m.onnx", [str(place / "photos")], dynamic_size=True)
+        export(
+            detector_folder / "model", "onnx", tmp_path / "m.onnx", [str(detector_folder / "photos")], dynamic_size=True
+        )
     with pytest.raises(UsageError, match="int8 is not supported for detectors"):
-        export(place / "model", "onnx", tmp_path / "m.onnx", [str(place / "photos")], quantize="int8")
+        export(
+            detector_folder / "model", "onnx", tmp_path / "m.onnx", [str(detector_folder / "photos")], quantize="int8"
+        )
     with pytest.raises(UsageError, match="does not support detectors"):
-        vitreous.load(place / "model", engine="openvino")
+        vitreous.load(detector_folder / "model", engine="openvino")
     with pytest.raises(UsageError, match="needs a plain ViT"):
-        vitreous.load(place / "model", merge_tokens=2)
+        vitreous.load(detector_folder / "model", merge_tokens=2)
 
 
-def answer(boxes, scores, labels=None, mask=None) -> Detections:
+def make_detections(boxes, scores, labels=None, mask=None) -> Detections:
     count = len(boxes)
     runs = None if mask is None else tuple([mask_to_rle(mask)] * count)
     labels = np.zeros(count, np.int64) if labels is None else np.array(labels)
@@ -77,28 +85,28 @@ def answer(boxes, scores, labels=None, mask=None) -> Detections:
     )
 
 
-def test_objects_that_moved_or_are_missing_are_counted():
+def test_moved_and_missing_objects_are_counted():
     one, two = [4, 4, 20, 30], [10, 8, 40, 36]
-    both = answer([one, two], [0.9, 0.6])
+    both = make_detections([one, two], [0.9, 0.6])
     assert match_both_ways(both, both, 0.05, 9) == [(0, 0, 0)] * 4
-    moved = answer([one, np.add(two, 0.02)], [0.9, 0.6])
+    moved = make_detections([one, np.add(two, 0.02)], [0.9, 0.6])
     assert match_both_ways(both, moved, 0.05, 9).count(None) == 2
-    assert match_both_ways(both, answer([one], [0.9]), 0.05, 9).count(None) == 1
-    assert match_both_ways(both, answer([one, two], [0.9, 0.6], [0, 1]), 0.05, 9).count(None) == 2
-    assert match_both_ways(both, answer([one, two], [0.9, 0.61]), 0.05, 9).count(None) == 2
+    assert match_both_ways(both, make_detections([one], [0.9]), 0.05, 9).count(None) == 1
+    assert match_both_ways(both, make_detections([one, two], [0.9, 0.6], [0, 1]), 0.05, 9).count(None) == 2
+    assert match_both_ways(both, make_detections([one, two], [0.9, 0.61]), 0.05, 9).count(None) == 2
     assert (
-        match_both_ways(both, answer([one], [0.9]), 0.5999, 9).count(None) == 0
+        match_both_ways(both, make_detections([one], [0.9]), 0.5999, 9).count(None) == 0
     )  # it just misses the lowest score there is
     assert (
-        match_both_ways(both, answer([one, np.add(one, 9)], [0.9, 0.6]), 0.05, 2).count(None) == 0
+        match_both_ways(both, make_detections([one, np.add(one, 9)], [0.9, 0.6]), 0.05, 2).count(None) == 0
     )  # nor is there room
     mask, other = np.zeros((40, 50), bool), np.zeros((40, 50), bool)
     mask[5:20, 5:15] = other[5:20, 5:15] = True
     other[5, 5:8] = False
-    pair = answer([one], [0.9], mask=mask), answer([one], [0.9], mask=other)
+    pair = make_detections([one], [0.9], mask=mask), make_detections([one], [0.9], mask=other)
     assert match_both_ways(*pair, 0.05, 9) == [None, None]
     other[5, 6:8] = True
-    assert match_both_ways(pair[0], answer([one], [0.9], mask=other), 0.05, 9)[0][2] == pytest.approx(1 / 2000)
+    assert match_both_ways(pair[0], make_detections([one], [0.9], mask=other), 0.05, 9)[0][2] == pytest.approx(1 / 2000)
 
 
 def test_reasons_against_an_export():

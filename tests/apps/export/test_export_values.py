@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.conftest import picture
+from tests.conftest import make_image
 from tests.inference.made import save_value_model
 from vitreous.apps.export.export import export
 from vitreous.errors import VitreousError
@@ -24,13 +24,13 @@ def value_model(tmp_path_factory):
     save_value_model(root / "model", TASK)
     (root / "pictures").mkdir()
     for number in range(12):
-        picture(number).save(root / "pictures" / f"{number}.png")
+        make_image(number).save(root / "pictures" / f"{number}.png")
     return root
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("to", "suffix"), [("onnx", ".onnx"), ("openvino", ".xml"), ("torch", ".pt2")])
-def test_a_file_predicts_the_same_values(value_model, tmp_path, to, suffix):
+def test_exported_values_match_the_run(value_model, tmp_path, to, suffix):
     pytest.importorskip({"onnx": "onnxscript", "openvino": "openvino", "torch": "torch"}[to])
     place = tmp_path / f"model{suffix}"
     (row,) = export(value_model / "model", to, out=place, images=[str(value_model / "pictures")])["exports"]
@@ -47,7 +47,7 @@ def test_a_file_predicts_the_same_values(value_model, tmp_path, to, suffix):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_other_programs_find_what_outputs_mean(value_model, tmp_path):
+def test_metadata_contains_targets_mean_and_std(value_model, tmp_path):
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
     place = tmp_path / "model.onnx"
@@ -58,7 +58,7 @@ def test_other_programs_find_what_outputs_mean(value_model, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_file_with_other_values_is_not_kept(value_model, tmp_path, monkeypatch):
+def test_an_export_with_different_values_is_not_kept(value_model, tmp_path, monkeypatch):
     pytest.importorskip("onnxscript")
     monkeypatch.setattr(Regression, "measure_agreement", lambda self, ours, theirs: 0.5)
     with pytest.raises(VitreousError, match=r"the export failed the verification: 50\.0% of its predictions differ"):

@@ -41,7 +41,7 @@ CONFIGS = {
 }
 
 
-def made(config):
+def build_random_model(config):
     torch.manual_seed(0)
     model = build_model(config).eval()
     for name, parameter in model.named_parameters():
@@ -53,15 +53,15 @@ def made(config):
 
 @pytest.mark.parametrize("name", CONFIGS)
 @torch.inference_mode()
-def test_images_of_any_size(name):
-    model = made(CONFIGS[name])
+def test_windowed_graphs_match_the_model_at_any_size(name):
+    model = build_random_model(CONFIGS[name])
     graph = make_exportable(model, dynamic=True)
     for height, width in ((8, 8), (8, 36), (16, 16), (20, 44), (32, 32), (60, 28)):
         images = torch.randn(2, 3, height, width)
         assert torch.allclose(graph(images)[0], model(images), atol=1e-5), (height, width)
 
 
-def test_a_line_is_shifted_where_more_than_one_window_covers_it():
+def test_axes_with_several_windows_are_shifted():
     assert lay_out_axis(4, 4, 2, "mask").source_indices.tolist() == [0, 1, 2, 3]
     shifted = lay_out_axis(6, 4, 2, "mask")  # filled up to 8 places, then moved by 2
     assert shifted.source_indices.tolist() == [2, 3, 4, 5, 6, 7, 0, 1] and shifted.back.tolist() == [6, 7, 0, 1, 2, 3]
@@ -74,8 +74,8 @@ def test_a_line_is_shifted_where_more_than_one_window_covers_it():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Swin, mask", "Swin V2", "windows"])
 @torch.inference_mode()
-def test_a_program_takes_one_window_and_many(name):
-    model = made(CONFIGS[name])
+def test_traced_programs_accept_any_number_of_windows(name):
+    model = build_random_model(CONFIGS[name])
     program = trace_model(model, dynamic=True).module()
     for batch, height, width in ((1, 8, 8), (2, 20, 44), (3, 32, 32)):
         images = torch.randn(batch, 3, height, width)

@@ -15,8 +15,8 @@ import torch
 import yaml
 
 import vitreous
-from tests.conftest import document, picture, say
-from tests.jobs.hub_server import Hub
+from tests.conftest import make_image, parse_json_output, run_cli
+from tests.jobs.hub_server import FakeHub
 from vitreous.apps.hub.model_card import strip_local_folders, strip_provenance_paths
 from vitreous.apps.hub.push import parse_repository
 from vitreous.errors import UsageError, VitreousError
@@ -41,10 +41,10 @@ def trained_run(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def hub(tmp_path, monkeypatch) -> Iterator[str]:
+def hub_address(tmp_path, monkeypatch) -> Iterator[str]:
     """The stand-in's address, which the Hub's client takes for the Hub's; with a token that writes."""
-    Hub.reset()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    FakeHub.reset()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeHub)
     server.handle_error = lambda *arguments: None
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
@@ -71,7 +71,7 @@ def point_client_at(address: str, home: Path, monkeypatch) -> None:
         monkeypatch.setattr(constants, name, value)
 
 
-def outcome(call: Callable[[], object]) -> object:
+def result_or_error(call: Callable[[], object]) -> object:
     """What a call returns, or its error as (code, text)."""
     try:
         return call()
@@ -79,28 +79,28 @@ def outcome(call: Callable[[], object]) -> object:
         return error.code, str(error)
 
 
-def test_what_is_pushed_loads_back_and_says_what_it_is(hub, trained_run, tmp_path):
+def test_a_pushed_bundle_loads_back_with_its_card(hub_address, trained_run, tmp_path):
     options = {"licence": "mit", "tags": ["pets"], "private": True, "transformers": True}
     pushed = vitreous.push(trained_run, "hf:me/pets", **options)
-    assert pushed["commit"].startswith("c0ffee") and pushed["url"] == f"{hub}/me/pets"
-    assert "visibility" in Hub.created[0] or Hub.created[0]["private"]
+    assert pushed["commit"].startswith("c0ffee") and pushed["url"] == f"{hub_address}/me/pets"
+    assert "visibility" in FakeHub.created[0] or FakeHub.created[0]["private"]
     loaded, model = vitreous.load("hf:me/pets", device="cpu"), load_bundle(trained_run / "model").model
     assert loaded.card.classes == ("ant", "bee", "cat: a | pipe")
     state = loaded.model.state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
-    code, text = outcome(lambda: vitreous.push(trained_run, "hf:me/pets"))
+    code, text = result_or_error(lambda: vitreous.push(trained_run, "hf:me/pets"))
     assert code == 2 and "already exists" in text and "update=True" in text
     assert vitreous.push(trained_run, "hf:me/pets", update=True)["commit"].startswith("c0ffee")
-    files = Hub.repositories["me/pets"]
+    files = FakeHub.repositories["me/pets"]
     assert set(files) >= {"model.json", "weights.safetensors", "README.md", "config.json", "model.safetensors"}
     sent = b"".join(content for name, content in files.items() if not name.endswith(".safetensors"))
     assert b"secret" not in sent and b"someone" not in sent
 
 
 @pytest.mark.slow
-def test_transformers_reads_what_was_pushed(hub, trained_run, tmp_path):
+def test_transformers_loads_a_pushed_bundle(hub_address, trained_run, tmp_path):
     vitreous.push(trained_run, "hf:me/pets", transformers=True)
-    files, model = Hub.repositories["me/pets"], load_bundle(trained_run / "model").model
+    files, model = FakeHub.repositories["me/pets"], load_bundle(trained_run / "model").model
     from transformers import ViTForImageClassification
 
     folder = tmp_path / "read"
@@ -113,10 +113,10 @@ def test_transformers_reads_what_was_pushed(hub, trained_run, tmp_path):
         torch.testing.assert_close(theirs(images).logits, model(images), rtol=1e-4, atol=1e-4)
 
 
-def test_the_card_has_the_hubs_metadata_and_the_figures(trained_run, tmp_path):
+def test_the_model_card_has_hub_metadata_and_metrics(trained_run, tmp_path):
     from huggingface_hub import ModelCard
 
-    result = say(
+    result = run_cli(
         "push", str(trained_run), "hf:me/pets", "--dry-run", "--license", "mit", "--out", str(tmp_path / "out")
     )
     assert result.returncode == 0 and "nothing uploaded" in result.stdout
@@ -143,16 +143,16 @@ def test_the_card_has_the_hubs_metadata_and_the_figures(trained_run, tmp_path):
         "model.json",
         "weights.safetensors",
     ]
-    picture(0).save(tmp_path / "a.png")
-    answer = document(say("predict", str(tmp_path / "out"), str(tmp_path / "a.png"), "--json"))
+    make_image(0).save(tmp_path / "a.png")
+    answer = parse_json_output(run_cli("predict", str(tmp_path / "out"), str(tmp_path / "a.png"), "--json"))
     assert "cat: a | pipe" in json.dumps(answer)
 
 
-def test_a_bundle_alone_is_pushed_without_figures(trained_run, tmp_path):
-    card = document(say("push", str(trained_run / "model"), "hf:me/pets", "--dry-run", "--json"))["card"]
+def test_a_bundle_without_a_run_is_pushed_without_metrics(trained_run, tmp_path):
+    card = parse_json_output(run_cli("push", str(trained_run / "model"), "hf:me/pets", "--dry-run", "--json"))["card"]
     assert "0.7500" in card  # it lies in its run
     vitreous.save(vitreous.create("ViT-32x1/8", image_size=16, num_classes=0), tmp_path / "model")
-    result = say("push", str(tmp_path / "model"), "hf:me/encoder", "--dry-run")
+    result = run_cli("push", str(tmp_path / "model"), "hf:me/encoder", "--dry-run")
     assert "No metrics were measured" in result.stdout and "image-feature-extraction" in result.stdout
     assert "headless=True" in result.stdout and "without a licence, others may not use" in result.stderr
 
@@ -168,25 +168,25 @@ def test_a_bundle_alone_is_pushed_without_figures(trained_run, tmp_path):
         ({"/objects/": 413}, "hf_writes", 6, ["413"]),
     ],
 )
-def test_what_the_hub_refuses_is_told_with_the_way_out(hub, trained_run, monkeypatch, broken, token, code, words):
-    Hub.broken = broken
+def test_hub_errors_are_reported_with_a_fix(hub_address, trained_run, monkeypatch, broken, token, code, words):
+    FakeHub.broken = broken
     monkeypatch.setenv("HF_TOKEN", token)
-    answer = outcome(lambda: vitreous.push(trained_run, "hf:me/pets"))
+    answer = result_or_error(lambda: vitreous.push(trained_run, "hf:me/pets"))
     assert answer[0] == code and all(word in answer[1] for word in words), answer
-    assert "weights.safetensors" not in Hub.repositories.get("me/pets", {})
+    assert "weights.safetensors" not in FakeHub.repositories.get("me/pets", {})
 
 
-def test_without_a_network_nothing_is_tried(hub, trained_run, tmp_path, monkeypatch):
+def test_push_fails_fast_without_a_network(hub_address, trained_run, tmp_path, monkeypatch):
     monkeypatch.setenv("VITREOUS_OFFLINE", "1")
-    code, text = outcome(lambda: vitreous.push(trained_run, "hf:me/pets"))
-    assert code == 2 and "VITREOUS_OFFLINE disables" in text and not Hub.requests
+    code, text = result_or_error(lambda: vitreous.push(trained_run, "hf:me/pets"))
+    assert code == 2 and "VITREOUS_OFFLINE disables" in text and not FakeHub.requests
     monkeypatch.delenv("VITREOUS_OFFLINE")
     point_client_at("http://127.0.0.1:9", tmp_path / "hub", monkeypatch)
-    code, text = outcome(lambda: vitreous.push(trained_run, "hf:me/pets"))
+    code, text = result_or_error(lambda: vitreous.push(trained_run, "hf:me/pets"))
     assert code == 6 and "cannot connect to" in text and "HF_ENDPOINT" in text
 
 
-def test_without_the_hubs_client_the_way_to_it_is_told(trained_run, monkeypatch):
+def test_a_missing_hub_client_is_reported_with_the_install_command(trained_run, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UsageError, match=r"pip install 'vitreous\[hub\]'"):
         vitreous.push(trained_run, "hf:me/pets", dry_run=True)
@@ -204,13 +204,13 @@ def test_without_the_hubs_client_the_way_to_it_is_told(trained_run, monkeypatch)
         (["FOLDER", "hf:me/pets", "--dry-run"], "vitreous convert"),
     ],
 )
-def test_what_cannot_be_pushed_is_refused(trained_run, tmp_path, words, hint):
+def test_invalid_pushes_are_rejected(trained_run, tmp_path, words, hint):
     named = {"RUN": str(trained_run), "FOLDER": str(tmp_path)}
-    result = say("push", *(named.get(word, word) for word in words))
+    result = run_cli("push", *(named.get(word, word) for word in words))
     assert result.returncode == 2 and hint in result.stderr
 
 
-def test_paths_of_this_machine_are_cut_to_names():
+def test_local_paths_are_reduced_to_names():
     assert strip_provenance_paths({"a": ["/x/y", 1, {"b": "/z"}], "c": "hf:org/name"}) == {
         "a": ["y", 1, {"b": "z"}],
         "c": "hf:org/name",

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import say
-from tests.inference.asking import CLASSES, Site, file, form, save_bundle
-from tests.inference.made import read_for
+from tests.conftest import run_cli
+from tests.inference.asking import CLASSES, ServerClient, encode_multipart, encode_noise_image, save_bundle
+from tests.inference.made import read_predictor_input
 from vitreous.apps.server.server import serve_in_thread
 from vitreous.apps.server.settings import ServerSettings
 from vitreous.inference.index import Neighbour, write_index
@@ -39,67 +39,81 @@ def server(predictor):
 
 @pytest.fixture(scope="module")
 def site(server):
-    return Site(server.address)
+    return ServerClient(server.address)
 
 
-def direct(predictor, content: bytes, top: int = 5) -> list[dict]:
+def predict_in_python(predictor, content: bytes, top: int = 5) -> list[dict]:
     """The answer without a server."""
-    pixels = read_for(predictor, content)
+    pixels = read_predictor_input(predictor, content)
     found = predictor.prediction_format(top).predict(predictor.activations(pixels[None])[0], "")
     return [{"class": n, "probability": p} for n, p in zip(found.names, found.probabilities, strict=True)]
 
 
-def test_a_picture_as_the_body_gets_the_answer_that_python_gives(site, predictor):
-    status, told, headers = site.predict(file(1), "?top=3", **{"X-Request-Id": "mine-1"})
+def test_an_image_body_gets_the_prediction_of_python(site, predictor):
+    status, told, headers = site.predict(encode_noise_image(1), "?top=3", **{"X-Request-Id": "mine-1"})
     assert status == 200 and headers["X-Request-Id"] == told["request_id"] == "mine-1"
     assert told["predictions"] == [
-        {"name": None, "classes": direct(predictor, file(1), 3), "unsure": False, "error": None}
+        {
+            "name": None,
+            "classes": predict_in_python(predictor, encode_noise_image(1), 3),
+            "unsure": False,
+            "error": None,
+        }
     ]
     assert told["model"] == {"name": predictor.card.name, "version": predictor.card.version}
 
 
-def test_several_pictures_in_a_form_keep_their_order_and_a_broken_one_costs_only_itself(site, predictor):
-    body, headers = form(("../../a\u202e.png", file(1)), ("b.jpg", b"no picture"), ("c", file(2, kind="JPEG")))
+def test_form_images_keep_their_order_and_a_broken_one_fails_alone(site, predictor):
+    body, headers = encode_multipart(
+        ("../../a\u202e.png", encode_noise_image(1)),
+        ("b.jpg", b"no picture"),
+        ("c", encode_noise_image(2, kind="JPEG")),
+    )
     status, told, _ = site.ask("POST", "/v1/predict?top=1", body, headers)
     one, two, three = told["predictions"]
     assert status == 200 and [each["name"] for each in told["predictions"]] == ["a\u202e.png", "b.jpg", "c"]
-    assert one["classes"] == direct(predictor, file(1), 1) and three["classes"] == direct(
-        predictor, file(2, kind="JPEG"), 1
-    )
+    assert one["classes"] == predict_in_python(predictor, encode_noise_image(1), 1) and three[
+        "classes"
+    ] == predict_in_python(predictor, encode_noise_image(2, kind="JPEG"), 1)
     assert two["classes"] == [] and two["error"]["code"] == "unreadable_image"
 
 
-def test_where_no_picture_can_be_read_the_answer_is_422(site):
-    body, headers = form(("a", b""), ("b", b"<svg xmlns='http://x/'></svg>"))
+def test_a_request_without_readable_images_gets_422(site):
+    body, headers = encode_multipart(("a", b""), ("b", b"<svg xmlns='http://x/'></svg>"))
     status, told, _ = site.ask("POST", "/v1/predict", body, headers)
     assert status == 422 and told["error"]["code"] == "unreadable_image" and "empty" in told["error"]["message"]
 
 
-def test_under_load_every_answer_is_that_of_its_own_picture_to_the_last_bit(site, predictor):
-    files = [file(seed) for seed in range(24)]
-    expected = [direct(predictor, content) for content in files]
+def test_concurrent_predictions_are_bit_identical(site, predictor):
+    files = [encode_noise_image(seed) for seed in range(24)]
+    expected = [predict_in_python(predictor, content) for content in files]
     with ThreadPoolExecutor(12) as pool:
         for answers in pool.map(lambda n: [(m % 24, site.predict(files[m % 24])) for m in range(n, n + 8)], range(12)):
             for number, (status, told, _) in answers:
                 assert status == 200 and told["predictions"][0]["classes"] == expected[number]
 
 
-def test_embeddings_are_what_the_runtime_says(site, predictor):
-    status, told, _ = site.ask("POST", "/v1/embed", file(3), {"Content-Type": "application/octet-stream"})
-    expected = predictor.engine.features(read_for(predictor, file(3))[None])[0]
+def test_embeddings_match_the_engine(site, predictor):
+    status, told, _ = site.ask("POST", "/v1/embed", encode_noise_image(3), {"Content-Type": "application/octet-stream"})
+    expected = predictor.engine.features(read_predictor_input(predictor, encode_noise_image(3))[None])[0]
     assert status == 200 and told["width"] == 32
     np.testing.assert_allclose(told["embeddings"][0]["embedding"], expected, rtol=1e-7)
 
 
-def test_attention_tells_its_map_and_the_part_of_the_picture_that_was_seen(site):
+def test_attention_returns_its_maps_and_the_input_box(site):
     status, told, _ = site.ask(
-        "POST", "/v1/attention?kind=raw&layer=all&head=all&query=1,2", file(4), {"Content-Type": "image/png"}
+        "POST",
+        "/v1/attention?kind=raw&layer=all&head=all&query=1,2",
+        encode_noise_image(4),
+        {"Content-Type": "image/png"},
     )
     weights = np.array(told["weights"])
     assert status == 200 and weights.shape == (2, 2, 4, 4) and told["query"] == [1, 2]
     np.testing.assert_allclose(weights.sum((2, 3)) + np.array(told["prefix_weights"]).sum(2), 1, atol=1e-4)
     assert told["box"] == pytest.approx([4 / 48, 0, 44 / 48, 1], abs=1e-6)
-    status, png, headers = site.ask("POST", "/v1/attention?format=png", file(4), {"Content-Type": "image/png"})
+    status, png, headers = site.ask(
+        "POST", "/v1/attention?format=png", encode_noise_image(4), {"Content-Type": "image/png"}
+    )
     assert status == 200 and headers["Content-Type"] == "image/png" and png.startswith(b"\x89PNG")
 
 
@@ -119,8 +133,8 @@ def test_attention_tells_its_map_and_the_part_of_the_picture_that_was_seen(site)
         ("/v1/attention?format=png&layer=all", "layer"),
     ],
 )
-def test_a_parameter_that_cannot_be_is_named(site, path, word):
-    status, told, _ = site.ask("POST", path, file(1), {"Content-Type": "image/png"})
+def test_invalid_query_parameters_are_named(site, path, word):
+    status, told, _ = site.ask("POST", path, encode_noise_image(1), {"Content-Type": "image/png"})
     assert (
         status == 422
         and told["error"]["code"] == "bad_parameter"
@@ -147,27 +161,27 @@ def test_the_model_is_described(site, predictor):
     assert told["limits"]["bytes"] == 20 * 2**20 and told["limits"]["queue"] >= 8
 
 
-def test_an_encoder_without_a_head_embeds_and_looks(tmp_path):
+def test_a_headless_encoder_serves_embeddings_and_attention(tmp_path):
     folder = save_bundle(tmp_path / "encoder", classes=())
     (tmp_path / "photos").mkdir()
     for number in range(3):
-        (tmp_path / "photos" / f"{number}.png").write_bytes(file(number))
+        (tmp_path / "photos" / f"{number}.png").write_bytes(encode_noise_image(number))
     write_index(folder, tmp_path / "photos")
     encoder, kind = load(folder, headless=True), {"Content-Type": "image/png"}
     with serve_in_thread(encoder, run=folder) as server:
-        site = Site(server.address)
+        site = ServerClient(server.address)
         told = site.ask("GET", "/v1/model")[1]
         assert (
             told["classes"] == []
             and told["capabilities"]["predict"] is False
             and told["capabilities"]["neighbours"] is True
         )
-        status, told, _ = site.predict(file(1))
+        status, told, _ = site.predict(encode_noise_image(1))
         assert status == 404 and "no head" in told["error"]["message"] and told["error"]["hint"] == "POST /v1/embed"
-        embedding = site.ask("POST", "/v1/embed", file(1), kind)[1]["embeddings"][0]["embedding"]
-        assert np.allclose(embedding, encoder.embed(file(1)), rtol=1e-6)
-        assert site.ask("POST", "/v1/attention", file(1), kind)[0] == 200
-        first = site.ask("POST", "/v1/neighbours?count=2", file(1), kind)[1]["neighbours"][0]
+        embedding = site.ask("POST", "/v1/embed", encode_noise_image(1), kind)[1]["embeddings"][0]["embedding"]
+        assert np.allclose(embedding, encoder.embed(encode_noise_image(1)), rtol=1e-6)
+        assert site.ask("POST", "/v1/attention", encode_noise_image(1), kind)[0] == 200
+        first = site.ask("POST", "/v1/neighbours?count=2", encode_noise_image(1), kind)[1]["neighbours"][0]
         assert (first["name"], first["label"]) == ("1.png", "") and first["similarity"] == pytest.approx(1, abs=1e-5)
 
 
@@ -176,7 +190,7 @@ def test_positions_filters_and_neighbours(site, server, predictor, monkeypatch):
     similar = np.array(told["similarity"])
     assert similar.shape == (16, 16) and np.allclose(np.diag(similar), 1, atol=1e-4)
     assert site.ask("GET", "/v1/filters")[1].startswith(b"\x89PNG")
-    status, told, _ = site.ask("POST", "/v1/neighbours", file(1), {"Content-Type": "image/png"})
+    status, told, _ = site.ask("POST", "/v1/neighbours", encode_noise_image(1), {"Content-Type": "image/png"})
     assert status == 404 and told["error"]["code"] == "not_available"
     asked = []
 
@@ -185,17 +199,19 @@ def test_positions_filters_and_neighbours(site, server, predictor, monkeypatch):
         return [Neighbour("ant", "a.png", 0.5, b"jpeg"), Neighbour("cat", "c.png", 0.25, b"")]
 
     monkeypatch.setattr(server.service.served, "index", SimpleNamespace(nearest=nearest))
-    told = site.ask("POST", "/v1/neighbours?count=2", file(1), {"Content-Type": "image/png"})[1]
+    told = site.ask("POST", "/v1/neighbours?count=2", encode_noise_image(1), {"Content-Type": "image/png"})[1]
     assert told["neighbours"] == [
         {"label": "ant", "name": "a.png", "similarity": 0.5, "thumbnail": "data:image/jpeg;base64,anBlZw=="},
         {"label": "cat", "name": "c.png", "similarity": 0.25, "thumbnail": None},
     ]
-    np.testing.assert_array_equal(asked[0][0], predictor.engine.features(read_for(predictor, file(1))[None])[0])
+    np.testing.assert_array_equal(
+        asked[0][0], predictor.engine.features(read_predictor_input(predictor, encode_noise_image(1))[None])[0]
+    )
 
 
-def test_metrics_count_what_happened(site):
+def test_metrics_count_requests_and_errors(site):
     before = site.ask("GET", "/metrics")[1].decode()
-    site.predict(file(1))
+    site.predict(encode_noise_image(1))
     site.predict(b"nothing")
     after = site.ask("GET", "/metrics")[1].decode()
 
@@ -211,7 +227,7 @@ def test_metrics_count_what_happened(site):
     assert number(after, "vitreous_queue_images") == 0
 
 
-def test_the_page_and_its_files_are_served_and_nothing_else(site):
+def test_only_the_page_and_its_static_files_are_served(site):
     status, page, headers = site.ask("GET", "/")
     assert (
         status == 200
@@ -239,7 +255,7 @@ def test_the_page_and_its_files_are_served_and_nothing_else(site):
         assert status in (400, 404) and told["error"]["code"] in ("not_found", "bad_request")
 
 
-def test_the_description_names_every_address(site):
+def test_openapi_lists_every_endpoint(site):
     told = site.ask("GET", "/openapi.json")[1]
     assert told["openapi"].startswith("3.1") and set(told["paths"]) >= {
         "/v1/predict",
@@ -248,20 +264,20 @@ def test_the_description_names_every_address(site):
         "/v1/model",
         "/readyz",
     }
-    used = set(_references(told))
+    used = set(_iterate_schema_references(told))
     assert used and all(name in told["components"]["schemas"] for name in used)
 
 
-def _references(tree):
+def _iterate_schema_references(tree):
     """Every schema that is referred to."""
     if isinstance(tree, dict):
         yield from (tree["$ref"].rsplit("/", 1)[1],) if "$ref" in tree else ()
         tree = list(tree.values())
     for each in tree if isinstance(tree, list) else ():
-        yield from _references(each)
+        yield from _iterate_schema_references(each)
 
 
-def test_pictures_turned_by_exif_show_the_box_of_the_upright_one(site, tmp_path):
+def test_attention_boxes_are_in_exif_upright_coordinates(site, tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (80, 40), "red").save(tmp_path / "turned.jpg", exif=exif)
@@ -269,10 +285,10 @@ def test_pictures_turned_by_exif_show_the_box_of_the_upright_one(site, tmp_path)
     assert json.dumps(told["box"]) == "[0.0, 0.25, 1.0, 0.75]"
 
 
-def test_a_server_below_a_path_answers_with_it_and_without(predictor):
+def test_a_root_path_is_optional_in_requests(predictor):
     """A reverse proxy may remove the path or keep it; every link of the page leads below it."""
     with serve_in_thread(predictor, ServerSettings(port=0, quiet=True, root_path="/vit")) as server:
-        site = Site(server.address)
+        site = ServerClient(server.address)
         page = site.ask("GET", "/vit/")
         assert page[0] == 200
         links = re.findall(r'(?:src|href)="([^"#]+)"', page[1].decode())
@@ -280,7 +296,7 @@ def test_a_server_below_a_path_answers_with_it_and_without(predictor):
         for root in ("", "/vit"):
             assert all(site.ask("GET", f"{root}/{link}")[0] == 200 for link in links)
             assert site.ask("GET", f"{root}/v1/model")[0] == 200 and site.ask("GET", f"{root}/healthz")[0] == 200
-            body, headers = form(("a", file(1)))
+            body, headers = encode_multipart(("a", encode_noise_image(1)))
             assert site.ask("POST", f"{root}/v1/predict?top=1", body, headers)[0] == 200
             assert site.ask("GET", f"{root}/openapi.json")[1]["servers"] == [{"url": "/vit"}]
         status, _, headers = site.ask("GET", "/vit")
@@ -288,14 +304,14 @@ def test_a_server_below_a_path_answers_with_it_and_without(predictor):
         assert site.ask("GET", "/vitreous/")[0] == 404 and site.ask("GET", "/vit/vit/")[0] == 404
 
 
-def test_without_a_root_path_addresses_are_those_of_the_server(site):
+def test_without_a_root_path_prefixed_paths_get_404(site):
     assert site.ask("GET", "/openapi.json")[1]["servers"] == [{"url": "/"}]
     assert site.ask("GET", "/vit/")[0] == 404
 
 
 @pytest.mark.parametrize("path", ["vit", "/a//b", "/a?b", "/../x", "/ä"])
-def test_a_root_path_that_is_none_is_refused(bundle, path):
-    result = say("serve", str(bundle), "--root-path", path)
+def test_invalid_root_paths_are_rejected(bundle, path):
+    result = run_cli("serve", str(bundle), "--root-path", path)
     assert result.returncode == 2
     assert result.stderr == (
         f"error: --root-path {path} is not a path\n  use a path such as /vit: a slash, then letters, digits, - . _ ~\n"

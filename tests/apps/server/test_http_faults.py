@@ -12,13 +12,20 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from tests.inference.asking import Site, everything, file, form, save_bundle, until
+from tests.inference.asking import (
+    ServerClient,
+    encode_multipart,
+    encode_noise_image,
+    receive_all,
+    save_bundle,
+    wait_until,
+)
 from vitreous.apps.server.server import serve_in_thread
 from vitreous.apps.server.settings import AccessControl, ServerLimits, ServerSettings
 from vitreous.inference.predict import load
 
 #: what a decoding process does with pictures that end so
-TRAP = """
+CRASHING_DECODER_SCRIPT = """
 import ctypes, sys
 from vitreous.apps.server import child
 def decode_or_fail(content, *rest):
@@ -31,7 +38,7 @@ def decode_or_fail(content, *rest):
     return child.decode_request_image(content, *rest)
 child.serve_jobs(decode_or_fail)
 """
-LIMITS = ServerLimits(
+SERVER_LIMITS = ServerLimits(
     bytes=200_000,
     queue=4,
     images=3,
@@ -43,7 +50,7 @@ LIMITS = ServerLimits(
     pixels=90_000,
     connections=40,
 )
-HEAD = b"Host: localhost\r\n"
+HOST_HEADER = b"Host: localhost\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -53,21 +60,23 @@ def predictor(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(predictor):
-    command = (sys.executable, "-c", TRAP)
-    with serve_in_thread(predictor, ServerSettings(port=0, quiet=True, limits=LIMITS, command=command)) as server:
+    command = (sys.executable, "-c", CRASHING_DECODER_SCRIPT)
+    with serve_in_thread(
+        predictor, ServerSettings(port=0, quiet=True, limits=SERVER_LIMITS, command=command)
+    ) as server:
         yield server
 
 
 @pytest.fixture
 def site(server):
-    site = Site(server.address)
+    site = ServerClient(server.address)
     yield site
     # nothing leaks
-    until(lambda: site.metric("vitreous_queue_images") == 0 and site.metric("vitreous_held_bytes") == 0)
-    assert site.predict(file(1))[0] == 200  # and others are answered
+    wait_until(lambda: site.metric("vitreous_queue_images") == 0 and site.metric("vitreous_held_bytes") == 0)
+    assert site.predict(encode_noise_image(1))[0] == 200  # and others are answered
 
 
-def refused(answer: bytes) -> tuple[int, str]:
+def parse_error(answer: bytes) -> tuple[int, str]:
     """Status and code of a raw answer, which has one JSON document."""
     head, _, body = answer.partition(b"\r\n\r\n")
     told = json.loads(body)["error"]
@@ -76,7 +85,7 @@ def refused(answer: bytes) -> tuple[int, str]:
     return int(head.split()[1]), told["code"]
 
 
-def response(link: socket.socket) -> bytes:
+def read_response(link: socket.socket) -> bytes:
     """One whole response, of a connection that may live on."""
     answer = b""
     while b"\r\n\r\n" not in answer:
@@ -92,58 +101,69 @@ def response(link: socket.socket) -> bytes:
     ("request_", "status"),
     [
         (b"nonsense\r\n\r\n", 400),
-        (b"GET / HTTP/0.9\r\n" + HEAD + b"\r\n", 400),
-        (b"GET / HTTP/9.9\r\n" + HEAD + b"\r\n", 400),
+        (b"GET / HTTP/0.9\r\n" + HOST_HEADER + b"\r\n", 400),
+        (b"GET / HTTP/9.9\r\n" + HOST_HEADER + b"\r\n", 400),
         (b"GET / HTTP/1.1\nHost: localhost\n\n", 400),
         (b"GET / HTTP/1.1\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\n" + HEAD + HEAD + b"\r\n", 400),
-        (b"GET /\x00 HTTP/1.1\r\n" + HEAD + b"\r\n", 400),
-        (b"GET http://evil/ HTTP/1.1\r\n" + HEAD + b"\r\n", 400),
-        (b"GET /%ff HTTP/1.1\r\n" + HEAD + b"\r\n", 400),
-        (b"CONNECT evil:1 HTTP/1.1\r\n" + HEAD + b"\r\n", 400),
-        (b"GET / HTTP/1.1\r\n" + HEAD + b"Connection: upgrade\r\nUpgrade: websocket\r\n\r\n", 400),
-        (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n" + HEAD + b"\r\n", 414),
-        (b"GET / HTTP/1.1\r\n" + HEAD + b"".join(b"A%d: b\r\n" % n for n in range(200)) + b"\r\n", 431),
-        (b"GET / HTTP/1.1\r\n" + HEAD + b"A: " + b"b" * 70_000, 431),
-        (b"GET / HTTP/1.1\r\n" + HEAD + b" folded: x\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n" + HOST_HEADER + HOST_HEADER + b"\r\n", 400),
+        (b"GET /\x00 HTTP/1.1\r\n" + HOST_HEADER + b"\r\n", 400),
+        (b"GET http://evil/ HTTP/1.1\r\n" + HOST_HEADER + b"\r\n", 400),
+        (b"GET /%ff HTTP/1.1\r\n" + HOST_HEADER + b"\r\n", 400),
+        (b"CONNECT evil:1 HTTP/1.1\r\n" + HOST_HEADER + b"\r\n", 400),
+        (b"GET / HTTP/1.1\r\n" + HOST_HEADER + b"Connection: upgrade\r\nUpgrade: websocket\r\n\r\n", 400),
+        (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n" + HOST_HEADER + b"\r\n", 414),
+        (b"GET / HTTP/1.1\r\n" + HOST_HEADER + b"".join(b"A%d: b\r\n" % n for n in range(200)) + b"\r\n", 431),
+        (b"GET / HTTP/1.1\r\n" + HOST_HEADER + b"A: " + b"b" * 70_000, 431),
+        (b"GET / HTTP/1.1\r\n" + HOST_HEADER + b" folded: x\r\n\r\n", 400),
         (
             b"POST /v1/predict HTTP/1.1\r\n"
-            + HEAD
+            + HOST_HEADER
             + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
             400,
         ),
-        (b"POST /v1/predict HTTP/1.1\r\n" + HEAD + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", 400),
-        (b"POST /v1/predict HTTP/1.1\r\n" + HEAD + b"Content-Length: -1\r\n\r\n", 400),
-        (b"POST /v1/predict HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", 400),
-        (b"POST /v1/predict HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
-        (b"POST /v1/predict HTTP/1.1\r\n" + HEAD + b"Content-Length: 99000000000\r\n\r\n", 413),
-        (b"POST /v1/predict HTTP/1.1\r\n" + HEAD + b"Content-Length: 99000000000\r\nExpect: 100-continue\r\n\r\n", 413),
-        (b"POST /v1/predict HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 50_000, 413),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HOST_HEADER + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", 400),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HOST_HEADER + b"Content-Length: -1\r\n\r\n", 400),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HOST_HEADER + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HOST_HEADER + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+        (b"POST /v1/predict HTTP/1.1\r\n" + HOST_HEADER + b"Content-Length: 99000000000\r\n\r\n", 413),
         (
             b"POST /v1/predict HTTP/1.1\r\n"
-            + HEAD
+            + HOST_HEADER
+            + b"Content-Length: 99000000000\r\nExpect: 100-continue\r\n\r\n",
+            413,
+        ),
+        (
+            b"POST /v1/predict HTTP/1.1\r\n"
+            + HOST_HEADER
+            + b"Transfer-Encoding: chunked\r\n\r\n"
+            + b"1\r\nx\r\n" * 50_000,
+            413,
+        ),
+        (
+            b"POST /v1/predict HTTP/1.1\r\n"
+            + HOST_HEADER
             + b"Transfer-Encoding: chunked\r\n\r\n"
             + (b"10000\r\n" + b"x" * 65536 + b"\r\n") * 8,
             413,
         ),
         (
             b"POST /v1/predict HTTP/1.1\r\n"
-            + HEAD
+            + HOST_HEADER
             + b"Content-Encoding: gzip\r\nContent-Length: 1\r\nConnection: close\r\n\r\nx",
             415,
         ),
-        (b"GET /healthz HTTP/1.1\r\n" + HEAD + b"Content-Length: 1\r\nConnection: close\r\n\r\nx", 400),
-        (b"DELETE /v1/model HTTP/1.1\r\n" + HEAD + b"Connection: close\r\n\r\n", 405),
-        (b"POST / HTTP/1.1\r\n" + HEAD + b"Connection: close\r\nContent-Length: 0\r\n\r\n", 405),
-        (b"GET /v1/nothing HTTP/1.1\r\n" + HEAD + b"Connection: close\r\n\r\n", 404),
-        (b"GET /v1/model HTTP/1.1\r\n" + HEAD + b"X-Deadline-Ms: 1e3\r\nConnection: close\r\n\r\n", 422),
+        (b"GET /healthz HTTP/1.1\r\n" + HOST_HEADER + b"Content-Length: 1\r\nConnection: close\r\n\r\nx", 400),
+        (b"DELETE /v1/model HTTP/1.1\r\n" + HOST_HEADER + b"Connection: close\r\n\r\n", 405),
+        (b"POST / HTTP/1.1\r\n" + HOST_HEADER + b"Connection: close\r\nContent-Length: 0\r\n\r\n", 405),
+        (b"GET /v1/nothing HTTP/1.1\r\n" + HOST_HEADER + b"Connection: close\r\n\r\n", 404),
+        (b"GET /v1/model HTTP/1.1\r\n" + HOST_HEADER + b"X-Deadline-Ms: 1e3\r\nConnection: close\r\n\r\n", 422),
     ],
 )
-def test_what_is_no_good_request_is_refused_at_once_and_smuggles_nothing(site, request_, status):
+def test_malformed_requests_are_rejected_without_request_smuggling(site, request_, status):
     answer = site.raw(
         request_ if b"Content-Length: 99" in request_ or request_.endswith((b"b", b"zz\r\n")) else request_ + b"\r\n"
     )
-    assert refused(answer)[0] == status and answer.count(b"x-request-id") == 1 and b"connection: close" in answer
+    assert parse_error(answer)[0] == status and answer.count(b"x-request-id") == 1 and b"connection: close" in answer
 
 
 @pytest.mark.parametrize(
@@ -182,87 +202,92 @@ def test_what_is_no_good_request_is_refused_at_once_and_smuggles_nothing(site, r
         ("multipart/mixed; boundary=b", b"--b--\r\n", 415, "unsupported_media"),
     ],
 )
-def test_a_body_that_holds_no_picture_is_refused_by_name(site, kind, body, status, code):
+def test_bodies_without_an_image_are_rejected(site, kind, body, status, code):
     found, told, _ = site.ask("POST", "/v1/predict", body, {"Content-Type": kind} if kind else {})
     assert (found, told["error"]["code"]) == (status, code)
 
 
-def test_the_content_decides_what_a_picture_is_and_names_stay_names(site):
-    body, headers = form(('x\\"y\x00\x1b[31m', file(1, kind="JPEG")))
+def test_image_formats_are_detected_from_content_not_names(site):
+    body, headers = encode_multipart(('x\\"y\x00\x1b[31m', encode_noise_image(1, kind="JPEG")))
     status, told, _ = site.ask("POST", "/v1/predict?top=1", body, headers)
     assert status == 200 and told["predictions"][0]["name"] == 'x"y\x00\x1b[31m'
 
 
-def jpeg_of(size: tuple[int, int], progressive: bool = False) -> bytes:
+def encode_uniform_jpeg(size: tuple[int, int], progressive: bool = False) -> bytes:
     """A JPEG of one colour."""
     Image.new("RGB", size, (200, 60, 30)).save(file := io.BytesIO(), "JPEG", progressive=progressive)
     return file.getvalue()
 
 
-def test_too_many_pictures_and_too_many_pixels(site):
-    body, headers = form(*((str(n), file(n)) for n in range(4)))
+def test_too_many_images_or_pixels_are_rejected(site):
+    body, headers = encode_multipart(*((str(n), encode_noise_image(n)) for n in range(4)))
     assert site.ask("POST", "/v1/predict", body, headers)[0] == 413
-    status, told, _ = site.predict(file(1, (400, 300), "WEBP"))
+    status, told, _ = site.predict(encode_noise_image(1, (400, 300), "WEBP"))
     assert status == 422 and "90,000" in told["error"]["message"]
 
 
 def test_a_large_photograph_is_decoded_reduced_and_a_bomb_refused(site):
     """Above --max-pixels a JPEG is decoded at 1/2 to 1/8, also a progressive one; at 1/8 the limit holds."""
-    plain, progressive = (jpeg_of((800, 600), progressive=choice) for choice in (False, True))
-    small = site.predict(jpeg_of((200, 150)))[1]["predictions"][0]
+    plain, progressive = (encode_uniform_jpeg((800, 600), progressive=choice) for choice in (False, True))
+    small = site.predict(encode_uniform_jpeg((200, 150)))[1]["predictions"][0]
     for content in (plain, progressive):
         status, told, _ = site.predict(content)
         assert status == 200, told
         assert told["predictions"][0]["name"] == small["name"]
-    status, told, _ = site.predict(jpeg_of((2500, 2400)))
+    status, told, _ = site.predict(encode_uniform_jpeg((2500, 2400)))
     assert status == 422 and told["error"]["message"] == "image: 2500 x 2400 pixels, more than 5,760,000"
 
 
 @pytest.mark.parametrize("end", [b"CRASH", b"SPIN", b"EAT"])
-def test_a_picture_that_ends_its_decoder_costs_its_own_request_alone(site, end):
+def test_an_image_that_crashes_its_decoder_fails_only_its_request(site, end):
     before = site.metric("vitreous_decoder_restarts_total")
     with site.connect() as link:
-        content = file(1) + end
+        content = encode_noise_image(1) + end
         link.sendall(
             b"POST /v1/predict HTTP/1.1\r\n"
-            + HEAD
+            + HOST_HEADER
             + b"Content-Type: image/png\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(content)
         )
         link.sendall(content)
-        status, told, _ = site.predict(file(2))  # at the same time
+        status, told, _ = site.predict(encode_noise_image(2))  # at the same time
         assert status == 200, told
-        assert refused(everything(link)) == (422, "unreadable_image")
+        assert parse_error(receive_all(link)) == (422, "unreadable_image")
     if end != b"EAT":  # that one ends in a MemoryError, and lives
         assert site.metric("vitreous_decoder_restarts_total") == before + 1
 
 
-def test_a_decoder_that_is_killed_is_not_the_picture_s_fault(site, server):
+def test_a_request_survives_a_killed_decoder(site, server):
     decoders = server.service.decoders
-    until(lambda: decoders.idle.qsize() == decoders.count)
+    wait_until(lambda: decoders.idle.qsize() == decoders.count)
     with site.connect() as link:
-        content = file(1) + b"SPIN"
+        content = encode_noise_image(1) + b"SPIN"
         link.sendall(
             b"POST /v1/predict HTTP/1.1\r\n"
-            + HEAD
+            + HOST_HEADER
             + b"Content-Type: image/png\r\nContent-Length: %d\r\n\r\n" % len(content)
         )
         link.sendall(content)
-        until(lambda: decoders.idle.qsize() < decoders.count)
+        wait_until(lambda: decoders.idle.qsize() < decoders.count)
         (decoders.children - set(decoders.idle._queue)).pop().process.kill()
-        assert refused(response(link)) == (503, "decoder_lost")
+        assert parse_error(read_response(link)) == (503, "decoder_lost")
 
 
-def test_a_client_that_sends_slowly_is_told_so_and_let_go(site):
-    begun = b"POST /v1/predict HTTP/1.1\r\n" + HEAD + b"Content-Type: image/png\r\nContent-Length: 1000\r\n\r\nxyz"
+def test_slow_clients_get_408_and_are_disconnected(site):
+    begun = (
+        b"POST /v1/predict HTTP/1.1\r\n" + HOST_HEADER + b"Content-Type: image/png\r\nContent-Length: 1000\r\n\r\nxyz"
+    )
     with site.connect() as head, site.connect() as body, site.connect() as idle:
         head.sendall(b"GET / HTTP/1.1\r\nHost: loc")
         body.sendall(begun)
-        idle.sendall(b"GET /healthz HTTP/1.1\r\n" + HEAD + b"\r\n")
-        assert refused(everything(head)) == (408, "too_slow") and refused(everything(body)) == (408, "too_slow")
-        assert everything(idle).count(b"HTTP/1.1 200") == 1
+        idle.sendall(b"GET /healthz HTTP/1.1\r\n" + HOST_HEADER + b"\r\n")
+        assert parse_error(receive_all(head)) == (408, "too_slow") and parse_error(receive_all(body)) == (
+            408,
+            "too_slow",
+        )
+        assert receive_all(idle).count(b"HTTP/1.1 200") == 1
 
 
-def test_more_connections_than_there_may_be_push_out_those_that_ask_nothing(site):
+def test_idle_connections_are_closed_at_the_connection_limit(site):
     links = [site.connect() for _ in range(60)]
     try:
         assert site.ask("GET", "/healthz")[0] == 200
@@ -271,7 +296,7 @@ def test_more_connections_than_there_may_be_push_out_those_that_ask_nothing(site
             link.close()
 
 
-class Held:
+class PausableEngine:
     """An engine that computes when it is let."""
 
     name, precision = "torch", "fp32"
@@ -291,37 +316,37 @@ class Held:
         return self.engine.features(pixels)
 
 
-def standing(predictor):
+def serve_pausable_engine(predictor):
     """A server of a queue of four, whose model stands still when told to."""
-    engine = Held(predictor.engine)
+    engine = PausableEngine(predictor.engine)
     limits = ServerLimits(queue=4, images=3)
     with serve_in_thread(
         replace(predictor, engine=engine), ServerSettings(port=0, quiet=True, limits=limits, decoders=1)
     ) as server:
-        yield Site(server.address), engine, server
+        yield ServerClient(server.address), engine, server
         engine.go.set()
 
 
-shared = pytest.fixture(standing, scope="module")
-alone = pytest.fixture(standing)
+shared_pausable_server = pytest.fixture(serve_pausable_engine, scope="module")
+fresh_pausable_server = pytest.fixture(serve_pausable_engine)
 
 
 @pytest.fixture
-def held(shared):
+def paused_server(shared_pausable_server):
     """The model stands still until the test is over."""
-    site, engine, _ = shared
+    site, engine, _ = shared_pausable_server
     engine.go.clear()
-    yield shared
+    yield shared_pausable_server
     engine.go.set()
-    until(lambda: site.metric("vitreous_queue_images") == 0)
+    wait_until(lambda: site.metric("vitreous_queue_images") == 0)
 
 
-def post(site: Site, content: bytes, extra: bytes = b"") -> socket.socket:
+def send_predict_request(site: ServerClient, content: bytes, extra: bytes = b"") -> socket.socket:
     """A request under way."""
     link = site.connect(60)
     link.sendall(
         b"POST /v1/predict HTTP/1.1\r\n"
-        + HEAD
+        + HOST_HEADER
         + extra
         + b"Content-Type: image/png\r\nContent-Length: %d\r\n\r\n" % len(content)
     )
@@ -329,18 +354,20 @@ def post(site: Site, content: bytes, extra: bytes = b"") -> socket.socket:
     return link
 
 
-def test_a_full_queue_refuses_before_the_body_and_says_when_to_come_back(held):
-    site, engine, _ = held
-    links = [post(site, file(n)) for n in range(4)]
-    until(lambda: site.metric("vitreous_queue_images") == 4)
+def test_a_full_queue_returns_429_with_retry_after(paused_server):
+    site, engine, _ = paused_server
+    links = [send_predict_request(site, encode_noise_image(n)) for n in range(4)]
+    wait_until(lambda: site.metric("vitreous_queue_images") == 4)
     with site.connect() as link:  # the head alone is enough for a refusal
-        link.sendall(b"POST /v1/predict HTTP/1.1\r\n" + HEAD + b"Content-Type: image/png\r\nContent-Length: 90\r\n\r\n")
-        answer = response(link)
-        assert refused(answer) == (429, "queue_full") and b"retry-after: 1\r\n" in answer
+        link.sendall(
+            b"POST /v1/predict HTTP/1.1\r\n" + HOST_HEADER + b"Content-Type: image/png\r\nContent-Length: 90\r\n\r\n"
+        )
+        answer = read_response(link)
+        assert parse_error(answer) == (429, "queue_full") and b"retry-after: 1\r\n" in answer
         assert b"connection: close" not in answer
         # the body is thrown away, the connection lives
-        link.sendall(b"x" * 90 + b"GET /healthz HTTP/1.1\r\n" + HEAD + b"\r\n")
-        assert b"alive" in response(link)
+        link.sendall(b"x" * 90 + b"GET /healthz HTTP/1.1\r\n" + HOST_HEADER + b"\r\n")
+        assert b"alive" in read_response(link)
     assert site.ask("GET", "/readyz")[0] == 200 and site.ask("GET", "/v1/model")[0] == 200
     engine.go.set()
     for link in links:
@@ -348,16 +375,20 @@ def test_a_full_queue_refuses_before_the_body_and_says_when_to_come_back(held):
         link.close()
 
 
-def test_what_nobody_waits_for_is_not_computed(held):
-    site, engine, _ = held
+def test_expired_and_cancelled_requests_are_not_computed(paused_server):
+    site, engine, _ = paused_server
     before, counts = len(engine.batches), [site.metric(f"vitreous_{name}_total") for name in ("expired", "cancelled")]
-    links = [post(site, file(0))]
-    until(lambda: len(engine.batches) > before)
-    links += [post(site, file(1), b"X-Deadline-Ms: 200\r\n"), post(site, file(2)), post(site, file(3))]
-    until(lambda: site.metric("vitreous_queue_images") == 4)
-    assert refused(response(links[1])) == (504, "deadline")
+    links = [send_predict_request(site, encode_noise_image(0))]
+    wait_until(lambda: len(engine.batches) > before)
+    links += [
+        send_predict_request(site, encode_noise_image(1), b"X-Deadline-Ms: 200\r\n"),
+        send_predict_request(site, encode_noise_image(2)),
+        send_predict_request(site, encode_noise_image(3)),
+    ]
+    wait_until(lambda: site.metric("vitreous_queue_images") == 4)
+    assert parse_error(read_response(links[1])) == (504, "deadline")
     links[2].close()
-    until(lambda: site.metric("vitreous_queue_images") == 2)
+    wait_until(lambda: site.metric("vitreous_queue_images") == 2)
     engine.go.set()
     assert links[3].recv(65536).startswith(b"HTTP/1.1 200")
     assert engine.batches[before:] == [1, 1]
@@ -369,26 +400,26 @@ def test_what_nobody_waits_for_is_not_computed(held):
         link.close()
 
 
-def test_a_batch_that_does_not_end_makes_the_server_unready(held, monkeypatch):
-    site, _, _ = held
+def test_a_hung_batch_makes_the_server_unready(paused_server, monkeypatch):
+    site, _, _ = paused_server
     monkeypatch.setattr("vitreous.apps.server.batcher.HANG_SECONDS", 0.2)
-    link = post(site, file(0))
-    until(lambda: site.ask("GET", "/readyz")[0] == 503)
-    assert site.predict(file(1))[1]["error"]["code"] == "failed" and site.ask("GET", "/healthz")[0] == 200
+    link = send_predict_request(site, encode_noise_image(0))
+    wait_until(lambda: site.ask("GET", "/readyz")[0] == 503)
+    assert site.predict(encode_noise_image(1))[1]["error"]["code"] == "failed" and site.ask("GET", "/healthz")[0] == 200
     link.close()
 
 
-def test_a_stopped_server_answers_what_it_took_and_nothing_else(alone):
-    site, engine, server = alone
+def test_a_stopping_server_completes_only_accepted_requests(fresh_pausable_server):
+    site, engine, server = fresh_pausable_server
     engine.go.clear()
-    links = [post(site, file(n)) for n in range(3)]
+    links = [send_predict_request(site, encode_noise_image(n)) for n in range(3)]
     idle = site.connect()
-    idle.sendall(b"GET /healthz HTTP/1.1\r\n" + HEAD + b"\r\n")
-    assert b"alive" in response(idle)
-    until(lambda: site.metric("vitreous_queue_images") == 3)
+    idle.sendall(b"GET /healthz HTTP/1.1\r\n" + HOST_HEADER + b"\r\n")
+    assert b"alive" in read_response(idle)
+    wait_until(lambda: site.metric("vitreous_queue_images") == 3)
     server.loop.call_soon_threadsafe(server.stop)
-    idle.sendall(b"GET /readyz HTTP/1.1\r\n" + HEAD + b"\r\n")
-    assert refused_or_status(response(idle)) == (503, "draining")
+    idle.sendall(b"GET /readyz HTTP/1.1\r\n" + HOST_HEADER + b"\r\n")
+    assert refused_or_status(read_response(idle)) == (503, "draining")
 
     def closed() -> bool:
         try:
@@ -397,10 +428,10 @@ def test_a_stopped_server_answers_what_it_took_and_nothing_else(alone):
             return True
         return False
 
-    until(closed)
+    wait_until(closed)
     engine.go.set()
     for link in links:
-        answer = everything(link)
+        answer = receive_all(link)
         assert answer.startswith(b"HTTP/1.1 200") and b"connection: close" in answer
         link.close()
     idle.close()
@@ -412,11 +443,11 @@ def refused_or_status(answer: bytes) -> tuple[int, str]:
     return int(head.split()[1]), json.loads(body)["status"]
 
 
-def test_strangers_are_kept_out(predictor):
+def test_requests_without_the_token_are_rejected(predictor):
     token = b"0123456789abcdef"
     access = AccessControl(token=token)
     with serve_in_thread(predictor, ServerSettings(port=0, quiet=True, access=access, decoders=1)) as server:
-        site = Site(server.address)
+        site = ServerClient(server.address)
         asked = {
             (): 401,
             (("Authorization", "Bearer " + token.decode()),): 200,

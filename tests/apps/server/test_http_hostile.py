@@ -14,22 +14,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.inference.asking import Site, file, save_bundle
+from tests.inference.asking import ServerClient, encode_noise_image, save_bundle
 from vitreous.apps.server.server import serve_in_thread
 from vitreous.inference.predict import load
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-DRAWN, CASES = 180, 240
+NUM_RANDOM_REQUESTS, MAX_SCHEMA_EXAMPLES = 180, 240
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     with serve_in_thread(load(save_bundle(tmp_path_factory.mktemp("served") / "model"))) as server:
-        yield Site(server.address)
+        yield ServerClient(server.address)
 
 
 @pytest.fixture(scope="module")
-def malformed():
+def request_modules():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(BENCHMARKS))
         yield importlib.import_module("serving_malformed"), importlib.import_module("serving_sending")
@@ -37,11 +37,16 @@ def malformed():
             sys.modules.pop(name, None)
 
 
-def test_no_malformed_request_is_the_servers_fault_or_hides_another(site, malformed):
-    requests, sending = malformed
-    picture = file(1, kind="JPEG")
+def test_malformed_requests_cause_no_server_error(site, request_modules):
+    requests, sending = request_modules
+    picture = encode_noise_image(1, kind="JPEG")
     before = site.predict(picture)
-    cases = [*requests.lists(site.port, picture), *requests.drawn(site.port, DRAWN, 1, [picture, file(2, kind="PNG")])]
+    cases = [
+        *requests.list_known_cases(site.port, picture),
+        *requests.generate_random_cases(
+            site.port, NUM_RANDOM_REQUESTS, 1, [picture, encode_noise_image(2, kind="PNG")]
+        ),
+    ]
     tally = asyncio.run(sending.send_all(site.port, cases, together=16))
     assert not tally.wrong, "\n".join(
         f"{o.case.name}: {o.wrong}; {o.statuses}, hung up: {o.closed}" for o in tally.wrong
@@ -52,13 +57,13 @@ def test_no_malformed_request_is_the_servers_fault_or_hides_another(site, malfor
     assert (after[0], after[1]["predictions"]) == (200, before[1]["predictions"])
 
 
-def test_the_judge_of_malformed_requests_sees_faults(malformed):
-    requests, sending = malformed
+def test_the_malformed_request_checker_detects_faults(request_modules):
+    requests, sending = request_modules
     error = {"error": {"code": "bad_request", "message": "no", "request_id": "x"}}
     told = ({b"x-request-id": b"x"}, json.dumps(error).encode())
 
     def judged(replies, closed=True, **rules):
-        return sending.judged(requests.Case("it", (b"GET",), **rules), replies, closed, 0.1).wrong
+        return sending.evaluate_outcome(requests.MalformedRequest("it", (b"GET",), **rules), replies, closed, 0.1).wrong
 
     assert judged([(400, *told)], strict=True, allowed=(400,)) == ""
     assert "neither" in judged([], closed=False)
@@ -71,7 +76,7 @@ def test_the_judge_of_malformed_requests_sees_faults(malformed):
     assert "JSON" in judged([(400, told[0], b"no")])
 
 
-def test_nothing_that_schemathesis_makes_of_the_openapi_document_is_a_server_error(site):
+def test_schemathesis_requests_cause_no_server_error(site):
     schemathesis = pytest.importorskip("schemathesis")
     from hypothesis import HealthCheck, Phase, given, settings
 
@@ -82,7 +87,10 @@ def test_nothing_that_schemathesis_makes_of_the_openapi_document_is_a_server_err
 
         @given(case=operation.as_strategy())
         @settings(
-            max_examples=CASES // 3, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+            max_examples=MAX_SCHEMA_EXAMPLES // 3,
+            deadline=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
         )
         def call(case):
             nonlocal sent
@@ -92,4 +100,4 @@ def test_nothing_that_schemathesis_makes_of_the_openapi_document_is_a_server_err
             sent += 1
 
         call()
-    assert sent >= CASES
+    assert sent >= MAX_SCHEMA_EXAMPLES

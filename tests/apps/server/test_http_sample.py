@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 import vitreous
-from tests.inference.asking import Site, file, save_bundle, until
+from tests.inference.asking import ServerClient, encode_noise_image, save_bundle, wait_until
 from tests.inference.generators import CLASSES, predictor_in, save_autoencoder, save_generator
 from vitreous.apps.server.model import warm_up_predictor
 from vitreous.apps.server.server import serve_in_thread
@@ -28,85 +28,85 @@ from vitreous.inference.options import InferenceOptions
 from vitreous.inference.samples import sample
 from vitreous.weights.bundle import load_bundle
 
-JSON = {"Content-Type": "application/json"}
-LINES = JSON | {"Accept": "application/x-ndjson"}
+JSON_HEADERS = {"Content-Type": "application/json"}
+NDJSON_HEADERS = JSON_HEADERS | {"Accept": "application/x-ndjson"}
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def generator_folder(tmp_path_factory):
     return save_generator(tmp_path_factory.mktemp("generator") / "model")
 
 
 @pytest.fixture(scope="module")
-def server(place):
-    with serve_in_thread(predictor_in(place)) as server:
+def server(generator_folder):
+    with serve_in_thread(predictor_in(generator_folder)) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def site(server):
-    return Site(server.address)
+    return ServerClient(server.address)
 
 
-def ask(site, document, headers=JSON, query=""):
+def post_sample(site, document, headers=JSON_HEADERS, query=""):
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
     return site.ask("POST", f"/v1/sample{query}", body, dict(headers))
 
 
-def pixels(uri: str) -> np.ndarray:
+def decode_data_uri(uri: str) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(b64decode(uri.removeprefix("data:image/png;base64,"))))).astype(int)
 
 
-def test_images_are_those_of_sample(site, place, tmp_path):
+def test_http_images_match_sample(site, generator_folder, tmp_path):
     settings = {"class": "cat", "count": 3, "guidance": 2.5, "steps": 6, "seed": 11, "sampler": "ddim"}
-    status, answer, headers = ask(site, settings)
+    status, answer, headers = post_sample(site, settings)
     assert status == 200 and headers["Cache-Control"] == "no-store"
     options = {"classes": ("cat",), "count": 3, "guidance": 2.5, "steps": 6, "seed": 11, "precision": "fp32"}
-    sample(place, tmp_path / "cats", progress=False, **options)
+    sample(generator_folder, tmp_path / "cats", progress=False, **options)
     expected = [np.asarray(Image.open(path)).astype(int) for path in sorted((tmp_path / "cats").glob("*.png"))]
     assert len(answer["images"]) == len(expected) == 3
     for number, one in enumerate(answer["images"]):
         assert (one["class"], one["number"]) == ("cat", number)
-        assert np.abs(pixels(one["image"]) - expected[number]).max() <= 1
+        assert np.abs(decode_data_uri(one["image"]) - expected[number]).max() <= 1
     assert np.abs(expected[0] - expected[1]).max() > 10
     assert answer["settings"].pop("precision") == "fp32" and answer["settings"] == settings | {"to_seed": None}
     assert answer["size"] == [8, 8] and answer["seconds"] > 0 and answer["columns"] == 2
-    status, png, headers = ask(site, settings, JSON | {"Accept": "text/html, image/png;q=0.9"})
-    sample(place, tmp_path / "cats.png", progress=False, **options)
+    status, png, headers = post_sample(site, settings, JSON_HEADERS | {"Accept": "text/html, image/png;q=0.9"})
+    sample(generator_folder, tmp_path / "cats.png", progress=False, **options)
     assert status == 200 and headers["Content-Type"] == "image/png"
     grids = [np.asarray(Image.open(one)).astype(int) for one in (io.BytesIO(png), tmp_path / "cats.png")]
     assert grids[0].shape == grids[1].shape == (286, 258, 3) and np.abs(grids[0] - grids[1]).max() <= 1
 
 
-def test_without_a_class_images_are_of_the_classes_in_turn(site):
-    _, answer, _ = ask(site, {"count": 5, "steps": 3, "class": None, "seed": None})
+def test_classes_alternate_when_none_is_requested(site):
+    _, answer, _ = post_sample(site, {"count": 5, "steps": 3, "class": None, "seed": None})
     images = answer["images"]
     assert [(one["class"], one["number"]) for one in images] == [
         ("ant", 0), ("<b>bee</b>", 0), ("cat", 0), ("ant", 1), ("<b>bee</b>", 1)
     ]  # fmt: skip
     assert answer["columns"] == 3 and answer["settings"]["class"] is None and answer["settings"]["seed"] == 0
-    alone = ask(site, {"class": "<b>bee</b>", "count": 2, "steps": 3})[1]["images"]
-    assert np.abs(pixels(alone[1]["image"]) - pixels(images[4]["image"])).max() <= 1
-    assert ask(site, {})[1]["settings"]["steps"] == 50
+    alone = post_sample(site, {"class": "<b>bee</b>", "count": 2, "steps": 3})[1]["images"]
+    assert np.abs(decode_data_uri(alone[1]["image"]) - decode_data_uri(images[4]["image"])).max() <= 1
+    assert post_sample(site, {})[1]["settings"]["steps"] == 50
     for sampler in ("ddim", "ddpm"):
-        assert ask(site, {"steps": 2, "sampler": sampler})[0] == 200
+        assert post_sample(site, {"steps": 2, "sampler": sampler})[0] == 200
 
 
-def test_images_go_from_one_seed_to_another_as_those_of_sample(site, place, tmp_path):
+def test_seed_interpolation_matches_sample(site, generator_folder, tmp_path):
     asked = {"class": "cat", "count": 4, "steps": 4, "seed": 1, "to_seed": 2}
-    status, answer, _ = ask(site, asked)
+    status, answer, _ = post_sample(site, asked)
     assert status == 200 and answer["settings"]["to_seed"] == 2
     options = {"classes": ("cat",), "count": 4, "steps": 4, "seed": 1, "to_seed": 2, "precision": "fp32"}
-    sample(place, tmp_path / "way", progress=False, **options)
+    sample(generator_folder, tmp_path / "way", progress=False, **options)
     for number, one in enumerate(answer["images"]):
         expected = np.asarray(Image.open(tmp_path / "way" / f"cat-0000{number}.png")).astype(int)
-        assert np.abs(pixels(one["image"]) - expected).max() <= 1
-    ends = [ask(site, {"class": "cat", "steps": 4, "seed": seed})[1]["images"][0]["image"] for seed in (1, 2)]
+        assert np.abs(decode_data_uri(one["image"]) - expected).max() <= 1
+    ends = [post_sample(site, {"class": "cat", "steps": 4, "seed": seed})[1]["images"][0]["image"] for seed in (1, 2)]
     for end, number in zip(ends, (0, 3), strict=True):
-        assert np.abs(pixels(end) - pixels(answer["images"][number]["image"])).max() <= 1
+        assert np.abs(decode_data_uri(end) - decode_data_uri(answer["images"][number]["image"])).max() <= 1
 
 
-def form(**parts) -> tuple[bytes, dict[str, str]]:
+def encode_form(**parts) -> tuple[bytes, dict[str, str]]:
     """A form of files, and of text where a part is text; a list is a part that is there several times."""
     body = b""
     for name, values in parts.items():
@@ -119,57 +119,62 @@ def form(**parts) -> tuple[bytes, dict[str, str]]:
     return body + b"--x--\r\n", {"Content-Type": "multipart/form-data; boundary=x"}
 
 
-def png(picture: np.ndarray) -> bytes:
+def encode_png(picture: np.ndarray) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(picture).save(buffer, "PNG")
     return buffer.getvalue()
 
 
-PHOTO = np.random.default_rng(0).integers(0, 256, (8, 8, 3)).astype(np.uint8)
-MASK = np.where(np.arange(8) < 4, 0, 255).astype(np.uint8)[None].repeat(8, 0)
+PHOTO_PIXELS = np.random.default_rng(0).integers(0, 256, (8, 8, 3)).astype(np.uint8)
+INPAINT_MASK = np.where(np.arange(8) < 4, 0, 255).astype(np.uint8)[None].repeat(8, 0)
 
 
-def test_a_part_of_an_image_is_made_anew_as_by_sample(site, place, tmp_path):
+def test_inpainting_matches_sample(site, generator_folder, tmp_path):
     settings = {"class": CLASSES[0], "count": 2, "steps": 5, "seed": 4}
-    status, answer, _ = ask(site, *form(image=png(PHOTO), mask=png(MASK), settings=json.dumps(settings)))
+    status, answer, _ = post_sample(
+        site, *encode_form(image=encode_png(PHOTO_PIXELS), mask=encode_png(INPAINT_MASK), settings=json.dumps(settings))
+    )
     assert status == 200 and len(answer["images"]) == 2, answer
-    (tmp_path / "photo.png").write_bytes(png(PHOTO))
-    (tmp_path / "mask.png").write_bytes(png(MASK))
+    (tmp_path / "photo.png").write_bytes(encode_png(PHOTO_PIXELS))
+    (tmp_path / "mask.png").write_bytes(encode_png(INPAINT_MASK))
     options = {"inpaint": str(tmp_path / "photo.png"), "mask": str(tmp_path / "mask.png"), "precision": "fp32"}
     ways = {"classes": (settings["class"],), "count": 2, "steps": 5, "seed": 4}
-    files = sample(place, tmp_path / "out", progress=False, **options, **ways)["files"]
+    files = sample(generator_folder, tmp_path / "out", progress=False, **options, **ways)["files"]
     for one, path in zip(answer["images"], files, strict=True):
-        made = pixels(one["image"])
-        assert np.abs(made[:, :4] - PHOTO[:, :4]).max() <= 1 and np.abs(made[:, 4:] - PHOTO[:, 4:]).max() > 10
+        made = decode_data_uri(one["image"])
+        assert (
+            np.abs(made[:, :4] - PHOTO_PIXELS[:, :4]).max() <= 1
+            and np.abs(made[:, 4:] - PHOTO_PIXELS[:, 4:]).max() > 10
+        )
         assert np.abs(made - np.asarray(Image.open(path)).astype(int)).max() <= 1
-    body, headers = form(image=png(PHOTO), mask=png(MASK))
-    status, lines, _ = ask(site, body, headers | {"Accept": "application/x-ndjson"})
+    body, headers = encode_form(image=encode_png(PHOTO_PIXELS), mask=encode_png(INPAINT_MASK))
+    status, lines, _ = post_sample(site, body, headers | {"Accept": "application/x-ndjson"})
     assert status == 200 and json.loads(lines.splitlines()[-1])["event"] == "result"
-    status, grid, _ = ask(site, body, headers | {"Accept": "image/png"})
+    status, grid, _ = post_sample(site, body, headers | {"Accept": "image/png"})
     assert status == 200
     enlarged = np.asarray(Image.open(io.BytesIO(grid)).convert("RGB")).astype(int)[:128, :128]
-    assert np.abs(enlarged[8::16, 8::16][:, :4] - PHOTO[:, :4]).max() <= 1
+    assert np.abs(enlarged[8::16, 8::16][:, :4] - PHOTO_PIXELS[:, :4]).max() <= 1
     assert site.ask("GET", "/v1/model")[1]["sampling"]["inpaint"] is True
 
 
 @pytest.mark.parametrize(
     ("parts", "status", "words"),
     [
-        ({"image": png(PHOTO)}, 400, "an image and a mask"),
+        ({"image": encode_png(PHOTO_PIXELS)}, 400, "an image and a mask"),
         ({"settings": "{}"}, 400, "an image and a mask"),
-        ({"image": png(PHOTO), "mask": "black"}, 400, "an image and a mask"),
-        ({"image": [png(PHOTO)] * 2, "mask": png(MASK)}, 400, "duplicate field image"),
-        ({"image": png(PHOTO), "mask": png(MASK), "other": "1"}, 400, "unknown field other"),
-        ({"image": png(PHOTO), "mask": png(MASK[:, :6])}, 422, "image 8 x 8 and mask 6 x 8 differ in size"),
-        ({"image": b"no image", "mask": png(MASK)}, 422, "image"),
-        ({"image": png(PHOTO), "mask": b"GIF8"}, 422, "image"),
-        ({"image": png(PHOTO), "mask": png(MASK), "settings": "{"}, 400, "not JSON"),
-        ({"image": png(PHOTO), "mask": png(MASK), "settings": '{"count": 65}'}, 422, "count=65"),
-        ({"image": png(PHOTO), "mask": png(MASK), "settings": " " * 2**15}, 413, "the body is too large"),
+        ({"image": encode_png(PHOTO_PIXELS), "mask": "black"}, 400, "an image and a mask"),
+        ({"image": [encode_png(PHOTO_PIXELS)] * 2, "mask": encode_png(INPAINT_MASK)}, 400, "duplicate field image"),
+        ({"image": encode_png(PHOTO_PIXELS), "mask": encode_png(INPAINT_MASK), "other": "1"}, 400, "unknown field other"),
+        ({"image": encode_png(PHOTO_PIXELS), "mask": encode_png(INPAINT_MASK[:, :6])}, 422, "image 8 x 8 and mask 6 x 8 differ in size"),
+        ({"image": b"no image", "mask": encode_png(INPAINT_MASK)}, 422, "image"),
+        ({"image": encode_png(PHOTO_PIXELS), "mask": b"GIF8"}, 422, "image"),
+        ({"image": encode_png(PHOTO_PIXELS), "mask": encode_png(INPAINT_MASK), "settings": "{"}, 400, "not JSON"),
+        ({"image": encode_png(PHOTO_PIXELS), "mask": encode_png(INPAINT_MASK), "settings": '{"count": 65}'}, 422, "count=65"),
+        ({"image": encode_png(PHOTO_PIXELS), "mask": encode_png(INPAINT_MASK), "settings": " " * 2**15}, 413, "the body is too large"),
     ],
 )  # fmt: skip
-def test_each_mistake_of_a_form_gets_one_message(site, parts, status, words):
-    got, answer, _ = ask(site, *form(**parts))
+def test_each_form_error_gets_one_message(site, parts, status, words):
+    got, answer, _ = post_sample(site, *encode_form(**parts))
     error = answer["error"]
     assert got == status and words in f"{error['message']}; {error['hint']}" and len(json.dumps(error)) < 400
     assert site.metric("vitreous_queue_images") == 0
@@ -213,28 +218,31 @@ def test_each_mistake_of_a_form_gets_one_message(site, parts, status, words):
         (b'{"seed": ' + b"9" * 9000 + b"}", 400, "not JSON"),
     ],
 )
-def test_each_mistake_gets_one_message(site, document, status, words):
-    for headers in (JSON, LINES):
-        got, answer, _ = ask(site, document, headers)
+def test_each_request_error_gets_one_message(site, document, status, words):
+    for headers in (JSON_HEADERS, NDJSON_HEADERS):
+        got, answer, _ = post_sample(site, document, headers)
         error = answer["error"]
         assert got == status and words in f"{error['message']}; {error['hint']}" and len(json.dumps(error)) < 400
 
 
-def test_other_bodies_and_methods_are_refused(site):
-    assert ask(site, {}, {"Content-Type": "multipart/form-data; boundary=x"})[1]["error"]["code"] == "bad_multipart"
+def test_other_bodies_and_methods_are_rejected(site):
+    assert (
+        post_sample(site, {}, {"Content-Type": "multipart/form-data; boundary=x"})[1]["error"]["code"]
+        == "bad_multipart"
+    )
     for kind in ("image/png", "text/plain", ""):
-        status, answer, _ = ask(site, {}, {"Content-Type": kind})
+        status, answer, _ = post_sample(site, {}, {"Content-Type": kind})
         assert status == 415 and "application/json" in answer["error"]["hint"]
-    assert ask(site, {"steps": 2}, {"Content-Type": "application/json; charset=utf-8"})[0] == 200
-    assert ask(site, {}, query="?count=3")[0] == 422
+    assert post_sample(site, {"steps": 2}, {"Content-Type": "application/json; charset=utf-8"})[0] == 200
+    assert post_sample(site, {}, query="?count=3")[0] == 422
     assert site.ask("GET", "/v1/sample")[0] == 405
-    status, answer, _ = ask(site, {}, JSON | {"Content-Length": str(2**40)})
+    status, answer, _ = post_sample(site, {}, JSON_HEADERS | {"Content-Length": str(2**40)})
     assert status == 413 and answer["error"]["code"] == "too_large"
 
 
-def test_lines_have_previews_and_end_with_the_answer_of_json(site):
+def test_ndjson_streams_previews_and_ends_with_the_json_result(site):
     document = {"class": "ant", "count": 5, "steps": 334, "seed": 3, "guidance": 1.5}
-    status, body, headers = ask(site, document, LINES | {"X-Request-Id": "mine"})
+    status, body, headers = post_sample(site, document, NDJSON_HEADERS | {"X-Request-Id": "mine"})
     lines = [json.loads(line) for line in body.splitlines()]
     previews, last = lines[:-1], lines[-1]
     assert status == 200 and headers["Content-Type"] == "application/x-ndjson"
@@ -244,12 +252,12 @@ def test_lines_have_previews_and_end_with_the_answer_of_json(site):
     assert done == sorted(done) and 0 < done[0] <= done[-1] <= 1
     for one in previews:
         assert len(one["images"]) == 5 and one["columns"] == 3 and any(one["images"])
-        assert all(image is None or pixels(image).shape == (8, 8, 3) for image in one["images"])
-    answer = ask(site, document)[1]
+        assert all(image is None or decode_data_uri(image).shape == (8, 8, 3) for image in one["images"])
+    answer = post_sample(site, document)[1]
     assert last.keys() == answer.keys() and last["images"] == answer["images"]
 
 
-def test_the_model_tells_what_can_be_asked(site):
+def test_the_model_endpoint_describes_sampling(site):
     _, model, _ = site.ask("GET", "/v1/model")
     assert model["classes"] == list(CLASSES) and model["name"] == "DiT-32x1/2" and model["precision"]
     assert [name for name, can in model["capabilities"].items() if can] == ["sample"]
@@ -268,66 +276,66 @@ def test_the_model_tells_what_can_be_asked(site):
     assert document["components"]["schemas"]["Samples"]["properties"]["settings"]["$ref"].endswith("/Settings")
 
 
-def test_a_generator_reads_no_images_and_others_make_none(site, tmp_path):
+def test_generators_and_image_models_reject_each_others_requests(site, tmp_path):
     for address in ("predict", "embed", "segment", "detect"):
-        status, answer, _ = site.ask("POST", f"/v1/{address}", file(1), {"Content-Type": "image/png"})
+        status, answer, _ = site.ask("POST", f"/v1/{address}", encode_noise_image(1), {"Content-Type": "image/png"})
         assert status == 404 and answer["error"]["hint"] == "POST /v1/sample", address
     for method, address in (("POST", "attention"), ("POST", "neighbours"), ("GET", "positions"), ("GET", "filters")):
-        body = file(1) if method == "POST" else None
+        body = encode_noise_image(1) if method == "POST" else None
         assert site.ask(method, f"/v1/{address}", body, {"Content-Type": "image/png"})[0] == 404, address
     with serve_in_thread(vitreous.load(save_bundle(tmp_path / "model"))) as server:
-        other = Site(server.address)
-        status, answer, _ = ask(other, {})
+        other = ServerClient(server.address)
+        status, answer, _ = post_sample(other, {})
         assert status == 404 and answer["error"]["hint"] == "POST /v1/predict"
         model = other.ask("GET", "/v1/model")[1]
         assert model["sampling"] is None and model["capabilities"]["sample"] is False
 
 
-def test_requests_are_counted(site):
-    assert ask(site, {"steps": 2})[0] == 200
+def test_sample_requests_are_counted(site):
+    assert post_sample(site, {"steps": 2})[0] == 200
     text = site.ask("GET", "/metrics")[1].decode()
     assert 'vitreous_requests_total{route="sample",status="200"}' in text
     assert site.metric("vitreous_queue_images") == 0
 
 
-def test_a_model_without_classes_makes_images_of_one_kind(tmp_path):
+def test_an_unconditional_model_rejects_class_options(tmp_path):
     with serve_in_thread(predictor_in(save_generator(tmp_path / "model", (), 1, Flow()))) as server:
-        site = Site(server.address)
-        status, answer, _ = ask(site, {"count": 2})
+        site = ServerClient(server.address)
+        status, answer, _ = post_sample(site, {"count": 2})
         assert status == 200 and [one["class"] for one in answer["images"]] == [None, None]
-        assert answer["settings"]["sampler"] == "heun" and pixels(answer["images"][0]["image"]).shape == (8, 8)
+        assert answer["settings"]["sampler"] == "heun" and decode_data_uri(answer["images"][0]["image"]).shape == (8, 8)
         for document, words in (({"class": "cat"}, "no classes"), ({"guidance": 2}, "the model has none")):
-            status, answer, _ = ask(site, document)
+            status, answer, _ = post_sample(site, document)
             assert status == 422 and words in answer["error"]["message"]
         assert site.ask("GET", "/v1/model")[1]["sampling"]["limits"]["guidance"] == 1
 
 
-def test_steps_are_those_of_the_process(tmp_path):
+def test_steps_are_limited_by_the_process(tmp_path):
     with serve_in_thread(predictor_in(save_generator(tmp_path / "model", process=Diffusion(40)))) as server:
-        site = Site(server.address)
-        assert ask(site, {})[1]["settings"]["steps"] == 40
-        status, answer, _ = ask(site, {"steps": 41})
+        site = ServerClient(server.address)
+        assert post_sample(site, {})[1]["settings"]["steps"] == 40
+        status, answer, _ = post_sample(site, {"steps": 41})
         assert status == 422 and answer["error"]["hint"] == "use an integer from 1 to 40"
 
 
 @pytest.fixture
-def slow(place, monkeypatch):
+def slow_server(generator_folder, monkeypatch):
     """A server of a generator that takes 20 ms a step at least, with room for 8 images at a time."""
-    predictor = predictor_in(place)
+    predictor = predictor_in(generator_folder)
     sampler = predictor.engine.generator.sampler
     answer = sampler.predict
     with serve_in_thread(predictor, ServerSettings(port=0, quiet=True, limits=ServerLimits(queue=8))) as server:
         monkeypatch.setattr(sampler, "predict", lambda *given: (time.sleep(0.02), answer(*given))[1])
-        yield server, Site(server.address)
+        yield server, ServerClient(server.address)
 
 
-def busy(server) -> bool:
+def is_busy(server) -> bool:
     return server.service.batcher.batch_start_time is not None or server.service.images_in_flight > 0
 
 
-@pytest.mark.parametrize("headers", [JSON, LINES])
-def test_for_a_client_that_has_left_nothing_is_computed(slow, headers):
-    server, site = slow
+@pytest.mark.parametrize("headers", [JSON_HEADERS, NDJSON_HEADERS])
+def test_requests_of_disconnected_clients_are_not_computed(slow_server, headers):
+    server, site = slow_server
     body = json.dumps({"class": "cat", "steps": 1000}).encode()
     head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     with site.connect() as link:
@@ -335,80 +343,82 @@ def test_for_a_client_that_has_left_nothing_is_computed(slow, headers):
             f"POST /v1/sample HTTP/1.1\r\nHost: localhost\r\n{head}Content-Length: {len(body)}\r\n\r\n".encode()
         )
         link.sendall(body)
-        until(lambda: server.service.batcher.batch_start_time is not None)
-        if headers is LINES:
+        wait_until(lambda: server.service.batcher.batch_start_time is not None)
+        if headers is NDJSON_HEADERS:
             assert b"preview" in link.recv(65536)
-    until(lambda: not busy(server), 5)
-    assert ask(site, {"steps": 2})[0] == 200 and server.service.batcher.failures == 0
+    wait_until(lambda: not is_busy(server), 5)
+    assert post_sample(site, {"steps": 2})[0] == 200 and server.service.batcher.failures == 0
 
 
-def test_a_full_queue_is_refused_and_a_deadline_holds(slow):
-    server, site = slow
+def test_a_full_queue_is_rejected_and_deadlines_hold(slow_server):
+    server, site = slow_server
     body = json.dumps({"class": "cat", "count": 8, "steps": 1000}).encode()
     with site.connect() as link:
         link.sendall(b"POST /v1/sample HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
         link.sendall(f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        until(lambda: busy(server))
-        status, answer, headers = ask(site, {"count": 1, "steps": 50})
+        wait_until(lambda: is_busy(server))
+        status, answer, headers = post_sample(site, {"count": 1, "steps": 50})
         assert status == 429 and answer["error"]["code"] == "queue_full" and int(headers["Retry-After"]) > 0
-    until(lambda: not busy(server), 5)
-    status, answer, _ = ask(site, {"steps": 1000}, JSON | {"X-Deadline-Ms": "300"})
+    wait_until(lambda: not is_busy(server), 5)
+    status, answer, _ = post_sample(site, {"steps": 1000}, JSON_HEADERS | {"X-Deadline-Ms": "300"})
     assert status == 504 and answer["error"]["code"] == "deadline"
-    status, body, _ = ask(site, {"steps": 1000}, LINES | {"X-Deadline-Ms": "1500"})
+    status, body, _ = post_sample(site, {"steps": 1000}, NDJSON_HEADERS | {"X-Deadline-Ms": "1500"})
     last = json.loads(body.splitlines()[-1])
     assert status == 200 and last["event"] == "error" and last["error"]["code"] == "deadline"
-    until(lambda: not busy(server), 5)
+    wait_until(lambda: not is_busy(server), 5)
     assert server.service.batcher.failures == 0 and site.ask("GET", "/readyz")[0] == 200
 
 
-def test_long_work_that_goes_on_is_not_taken_for_hung(slow, monkeypatch):
-    server, site = slow
+def test_long_sampling_in_progress_is_not_treated_as_hung(slow_server, monkeypatch):
+    server, site = slow_server
     sampler, steps = server.service.served.generator.sampler, []
     answer = sampler.predict
     monkeypatch.setattr(sampler, "predict", lambda *given: (steps.append(0), answer(*given))[1])
     clock = SimpleNamespace(monotonic=lambda: float(len(steps)))  # a step takes a second, however busy the machine
     monkeypatch.setattr("vitreous.apps.server.batcher.time", clock)
     server.service.batcher.batch_seconds, server.service.batcher.alive = 0.0, 0.0
-    assert ask(site, {"steps": 40})[0] == 200 and server.service.batcher.get_failure_reason == ""
+    assert post_sample(site, {"steps": 40})[0] == 200 and server.service.batcher.get_failure_reason == ""
     lost, body = [], json.dumps({"steps": 63}).encode()
     with site.connect() as link:
         link.sendall(b"POST /v1/sample HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
         link.sendall(f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        until(lambda: busy(server))
-        until(lambda: lost.append(server.service.batcher.get_failure_reason) or not busy(server))
+        wait_until(lambda: is_busy(server))
+        wait_until(lambda: lost.append(server.service.batcher.get_failure_reason) or not is_busy(server))
     assert set(lost) == {""} and len(lost) > 10 and len(steps) >= 100
 
 
-def test_what_cannot_be_served_is_refused_at_the_start(tmp_path):
+def test_unsupported_generators_are_rejected_at_startup(tmp_path):
     with pytest.raises(UsageError, match="4 channels"):
         load_served_predictor(save_generator(tmp_path / "latents", channels=4))
     with pytest.raises(UsageError, match="openvino"):
         load_served_predictor(save_generator(tmp_path / "model"), InferenceOptions(engine="openvino"))
 
 
-def test_a_model_of_latents_serves_what_they_are_decoded_to(tmp_path):
+def test_a_latent_model_serves_decoded_images(tmp_path):
     save_autoencoder(tmp_path / "vae")
     served = load_served_predictor(save_generator(tmp_path / "model", channels=4), vae=str(tmp_path / "vae"))
     with serve_in_thread(served) as server:
-        status, body, _ = ask(Site(server.address), {"class": "cat", "steps": 2}, LINES)
-        refused, answer, _ = ask(Site(server.address), *form(image=png(PHOTO), mask=png(MASK)))
+        status, body, _ = post_sample(ServerClient(server.address), {"class": "cat", "steps": 2}, NDJSON_HEADERS)
+        refused, answer, _ = post_sample(
+            ServerClient(server.address), *encode_form(image=encode_png(PHOTO_PIXELS), mask=encode_png(INPAINT_MASK))
+        )
         assert refused == 422 and "latents" in answer["error"]["message"]
-        assert Site(server.address).ask("GET", "/v1/model")[1]["sampling"]["inpaint"] is False
+        assert ServerClient(server.address).ask("GET", "/v1/model")[1]["sampling"]["inpaint"] is False
     last = json.loads(body.splitlines()[-1])
-    assert status == 200 and pixels(last["images"][0]["image"]).shape == (16, 16, 3)
+    assert status == 200 and decode_data_uri(last["images"][0]["image"]).shape == (16, 16, 3)
     with pytest.raises(UsageError, match=r"vae applies to generative models, and .*classifier is not one"):
         load_served_predictor(save_bundle(tmp_path / "classifier"), vae=str(tmp_path / "vae"))
 
 
-def test_a_model_that_is_not_finite_is_refused(place):
-    bundle = load_bundle(place)
+def test_a_generator_with_nan_weights_is_rejected(generator_folder):
+    bundle = load_bundle(generator_folder)
     torch.nn.init.constant_(next(bundle.model.parameters()), float("nan"))
     with pytest.raises(WeightsError, match="not finite"):
         warm_up_predictor(build_generator_predictor(bundle), ServerLimits())
 
 
-def test_a_run_is_opened_by_what_it_does(place, tmp_path):
-    assert load_served_predictor(place).card.task.endpoint == "sample"
+def test_models_are_loaded_by_their_task(generator_folder, tmp_path):
+    assert load_served_predictor(generator_folder).card.task.endpoint == "sample"
     assert load_served_predictor(save_bundle(tmp_path / "model")).card.classes
     assert load_served_predictor(save_bundle(tmp_path / "features", classes=())).card.classes == ()
     with pytest.raises(UsageError, match="no run"):

@@ -10,14 +10,14 @@ from dataclasses import replace
 import pytest
 
 from tests.browser import find_chromium, needs_chromium
-from tests.conftest import picture
+from tests.conftest import make_image
 from tests.inference.made import save_value_model
 from vitreous.apps.server.server import serve_in_thread
 from vitreous.apps.server.settings import ServerSettings
 from vitreous.inference.predict import load
 from vitreous.tasks.regression import Regression
 
-QUIET = replace(ServerSettings(), port=0, quiet=True, decoders=1)
+QUIET_SETTINGS = replace(ServerSettings(), port=0, quiet=True, decoders=1)
 TASK = Regression(("age <b>", "height"), (40.0, 1.5), (10.0, 0.25))
 
 
@@ -27,18 +27,18 @@ def value_model(tmp_path_factory):
     root = tmp_path_factory.mktemp("values")
     save_value_model(root / "model", TASK)
     for number in range(2):
-        picture(number).save(root / f"{number}.png")
+        make_image(number).save(root / f"{number}.png")
     (root / "notes.txt").write_text("no picture")
     return root
 
 
 @pytest.fixture(scope="module")
-def address(value_model):
-    with serve_in_thread(load(value_model / "model", device="cpu"), QUIET) as server:
+def server_address(value_model):
+    with serve_in_thread(load(value_model / "model", device="cpu"), QUIET_SETTINGS) as server:
         yield server.address
 
 
-def post(address, path, *files):
+def post_form(server_address, path, *files):
     """The answer to a form of files."""
     parts = [
         f'--x\r\nContent-Disposition: form-data; name="image"; filename="{file.name}"\r\n\r\n'.encode()
@@ -47,50 +47,50 @@ def post(address, path, *files):
         for file in files
     ]
     headers = {"Content-Type": "multipart/form-data; boundary=x"}
-    request = urllib.request.Request(f"{address}/{path}", b"".join(parts) + b"--x--\r\n", headers)
+    request = urllib.request.Request(f"{server_address}/{path}", b"".join(parts) + b"--x--\r\n", headers)
     with urllib.request.urlopen(request) as answer:
         return json.load(answer)
 
 
-def get(address, path):
+def get_json(server_address, path):
     """The document at a path."""
-    with urllib.request.urlopen(f"{address}/{path}") as answer:
+    with urllib.request.urlopen(f"{server_address}/{path}") as answer:
         return json.load(answer)
 
 
-def test_values_are_those_of_python(value_model, address):
+def test_http_values_match_python(value_model, server_address):
     names = [value_model / "0.png", value_model / "notes.txt", value_model / "1.png"]
-    found = post(address, "v1/predict", *names)["predictions"]
+    found = post_form(server_address, "v1/predict", *names)["predictions"]
     expected = load(value_model / "model", device="cpu").predict([names[0], names[2]])
     for row, answer in zip((found[0], found[2]), expected, strict=True):
         assert row["values"] == dict(zip(TASK.targets, answer.values, strict=True)) and row["error"] is None
     assert found[1]["values"] == {} and found[1]["error"]["message"]
 
 
-def test_the_model_is_described(address):
-    described = get(address, "v1/model")
+def test_the_model_is_described(server_address):
+    described = get_json(server_address, "v1/model")
     assert (described["task"], described["targets"], described["classes"]) == ("regression", list(TASK.targets), [])
     assert (
         described["capabilities"]["predict"]
         and described["capabilities"]["embed"]
         and not described["capabilities"]["detect"]
     )
-    schemas = get(address, "openapi.json")["components"]["schemas"]
+    schemas = get_json(server_address, "openapi.json")["components"]["schemas"]
     kinds = schemas["Predictions"]["properties"]["predictions"]["items"]["anyOf"]
     assert {"$ref": "#/components/schemas/ValuePrediction"} in kinds
     assert "values" in schemas["ValuePrediction"]["required"] and "targets" in schemas["Model"]["required"]
 
 
 @pytest.mark.parametrize("query", ["top=1", "threshold=0.5"])
-def test_options_of_classifiers_are_refused(value_model, address, query):
+def test_classifier_options_are_rejected(value_model, server_address, query):
     with pytest.raises(urllib.error.HTTPError) as error:
-        post(address, f"v1/predict?{query}", value_model / "0.png")
+        post_form(server_address, f"v1/predict?{query}", value_model / "0.png")
     told = json.load(error.value)["error"]
     assert error.value.code == 422 and told["message"].startswith(f"{query.partition('=')[0]} is for image classifiers")
 
 
 @needs_chromium
-def test_the_page_shows_the_values(value_model, address):
+def test_the_page_shows_the_values(value_model, server_address):
     """In a browser: a line for each target, no bar, and the same numbers in the history."""
     playwright = pytest.importorskip("playwright.sync_api")
     answer = load(value_model / "model", device="cpu").predict(value_model / "0.png")
@@ -100,7 +100,7 @@ def test_the_page_shows_the_values(value_model, address):
         page, said = browser.new_page(), []
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
-        page.goto(address)
+        page.goto(server_address)
         page.set_input_files("#file", str(value_model / "0.png"))
         expect = playwright.expect
         expect(page.locator("#model")).to_contain_text("Regression, age <b>, height")

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-SERVICE = 0.02  # seconds of an answer; one at a time
+SERVICE_SECONDS = 0.02  # seconds of an answer; one at a time
 
 
 @pytest.fixture(scope="module")
-def client():
+def load_client():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
         yield importlib.import_module("serving_client")
         sys.modules.pop("serving_client", None)
 
 
-async def served(ask, answer):
+async def run_against_fake_server(ask, answer):
     """What `ask(port)` finds where every request is answered by `answer(id)`: (id, document)."""
     turn = asyncio.Lock()
 
@@ -33,7 +33,7 @@ async def served(ask, answer):
                 with_id = line.partition(b":")[2].strip()
             if line == b"\r\n":
                 async with turn:
-                    await asyncio.sleep(SERVICE)
+                    await asyncio.sleep(SERVICE_SECONDS)
                 name, document = answer(with_id)
                 body = json.dumps(document).encode()
                 writer.write(
@@ -46,22 +46,22 @@ async def served(ask, answer):
         return await ask(server.sockets[0].getsockname()[1])
 
 
-def test_latency_counts_from_the_time_a_request_was_due(client):
+def test_latency_counts_from_the_time_a_request_was_due(load_client):
     async def ask(port):
-        one = client.Client(port, most=1)
-        phase = await client.open_loop(one, [client.question(port, "/")], 200, 0.3)
+        one = load_client.Client(port, most=1)
+        phase = await load_client.open_loop(one, [load_client.make_request(port, "/")], 200, 0.3)
         one.close()
         return phase
 
-    phase = asyncio.run(served(ask, lambda name: (name, {})))
+    phase = asyncio.run(run_against_fake_server(ask, lambda name: (name, {})))
     assert len(phase.replies) > 30 and phase.statuses() == {"200": len(phase.replies)}
     last = max(phase.replies, key=lambda reply: reply.finished)
     # it waited for all before it, less the time in which they were due
-    assert last.seconds > SERVICE * len(phase.replies) - 0.3
+    assert last.seconds > SERVICE_SECONDS * len(phase.replies) - 0.3
     assert last.finished - last.sent < last.seconds / 2
 
 
-def test_an_answer_with_another_id_or_other_numbers_is_wrong(client):
+def test_responses_with_wrong_ids_or_probabilities_are_errors(load_client):
     expected = [{"classes": [{"class": "a", "probability": 0.1}]}]
     answers = {
         "right": lambda name: (name, {"predictions": expected}),
@@ -71,12 +71,12 @@ def test_an_answer_with_another_id_or_other_numbers_is_wrong(client):
 
     def asked(answer):
         async def ask(port):
-            one = client.Client(port)
-            reply = await one.ask(client.question(port, "/", expected=expected))
+            one = load_client.Client(port)
+            reply = await one.ask(load_client.make_request(port, "/", expected=expected))
             one.close()
             return reply
 
-        return asyncio.run(served(ask, answer))
+        return asyncio.run(run_against_fake_server(ask, answer))
 
     assert {name: asked(answer).right for name, answer in answers.items()} == {
         "right": True,
@@ -85,5 +85,11 @@ def test_an_answer_with_another_id_or_other_numbers_is_wrong(client):
     }
 
 
-def test_quantiles_are_values_that_were_seen(client):
-    assert [client.quantile([3.0, 1.0, 2.0, 4.0], share) for share in (0.25, 0.5, 0.75, 0.99, 1.0)] == [1, 2, 3, 4, 4]
+def test_quantiles_are_observed_values(load_client):
+    assert [load_client.compute_quantile([3.0, 1.0, 2.0, 4.0], share) for share in (0.25, 0.5, 0.75, 0.99, 1.0)] == [
+        1,
+        2,
+        3,
+        4,
+        4,
+    ]

@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 
 from tests.browser import find_chromium, needs_chromium
-from tests.conftest import make_folder, picture
-from tests.inference.made import read_for
+from tests.conftest import make_folder, make_image
+from tests.inference.made import read_predictor_input
 from vitreous.apps.server.attention import AttentionRequest, attention_to_json, compute_position_similarity
 from vitreous.apps.server.server import serve_in_thread
 from vitreous.apps.server.settings import AccessControl, ServerLimits, ServerSettings
@@ -36,10 +36,10 @@ playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
 
 CLASSES = ("<b>ant</b>", "bee", "cat", "dog", "eel", "fox", "gnu")
-QUIET = replace(ServerSettings(), port=0, quiet=True, decoders=1, limits=ServerLimits(bytes=2**20))
-FLAGS = ["--no-sandbox", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
-SIZES = {"phone": (390, 844), "desk": (1440, 900)}
-WAIT = 30_000  # milliseconds
+QUIET_SETTINGS = replace(ServerSettings(), port=0, quiet=True, decoders=1, limits=ServerLimits(bytes=2**20))
+CHROMIUM_FLAGS = ["--no-sandbox", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+VIEWPORTS = {"phone": (390, 844), "desk": (1440, 900)}
+TIMEOUT_MS = 30_000  # milliseconds
 slow = pytest.mark.slow
 
 
@@ -66,7 +66,7 @@ def page_models(tmp_path_factory):
         patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
         write_index(root / "model", data)
     for number in range(2):
-        picture(number, (96, 64), number).save(root / f"{number}.png")
+        make_image(number, (96, 64), number).save(root / f"{number}.png")
     (root / "<i>notes.jpg").write_text("no picture")
     (root / "large.png").write_bytes(bytes(2**20 + 1))
     return root
@@ -78,25 +78,25 @@ def predictor(page_models):
 
 
 @pytest.fixture(scope="module")
-def address(page_models, predictor):
-    with serve_in_thread(predictor, QUIET, page_models / "model") as server:
+def server_address(page_models, predictor):
+    with serve_in_thread(predictor, QUIET_SETTINGS, page_models / "model") as server:
         yield server.address
 
 
 @pytest.fixture(scope="module")
 def browser():
     with playwright.sync_playwright() as play:
-        found = play.chromium.launch(executable_path=find_chromium(), args=FLAGS)
+        found = play.chromium.launch(executable_path=find_chromium(), args=CHROMIUM_FLAGS)
         yield found
         found.close()
 
 
-class Visit:
+class PageVisit:
     """A page with what it asked for and complained of."""
 
-    def __init__(self, browser, address: str, size: str = "desk", theme: str = "light") -> None:
-        wide, high = SIZES[size]
-        self.address, self.said, self.asked, self.refused = address, [], [], 0
+    def __init__(self, browser, server_address: str, size: str = "desk", theme: str = "light") -> None:
+        wide, high = VIEWPORTS[size]
+        self.address, self.said, self.asked, self.refused = server_address, [], [], 0
         phone = {"has_touch": True, "is_mobile": True} if size == "phone" else {}
         self.context = browser.new_context(
             viewport={"width": wide, "height": high},
@@ -106,30 +106,30 @@ class Visit:
             **phone,
         )
         self.page = page = self.context.new_page()
-        page.set_default_timeout(WAIT)
+        page.set_default_timeout(TIMEOUT_MS)
         page.on("console", lambda message: self.said.append(message.text))
         page.on("pageerror", lambda error: self.said.append(str(error)))
         page.on("request", lambda request: self.asked.append(request.url))
-        page.goto(address)
+        page.goto(server_address)
 
     def find(self, selector: str):
         return self.page.locator(selector)
 
     def see(self, selector: str, text, **kind) -> None:
-        expect(self.find(selector)).to_contain_text(text, timeout=WAIT, **kind)
+        expect(self.find(selector)).to_contain_text(text, timeout=TIMEOUT_MS, **kind)
 
     def take(self, *files: Path) -> None:
         """Choose files, and wait for their answers and the attention of the last."""
         self.see("#model", "classes")
         before = self.find("#history li").count()
         self.page.set_input_files("#file", files)
-        expect(self.find("#history li")).to_have_count(before + len(files), timeout=WAIT)
+        expect(self.find("#history li")).to_have_count(before + len(files), timeout=TIMEOUT_MS)
         self.see("#history [aria-current]", files[-1].name)
         self.settle()
 
     def settle(self) -> None:
         self.see("#readout", re.compile("row", re.I))
-        expect(self.find("#busy")).to_be_hidden(timeout=WAIT)
+        expect(self.find("#busy")).to_be_hidden(timeout=TIMEOUT_MS)
         self.page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def drawn(self) -> str:
@@ -181,21 +181,21 @@ class Visit:
 
 
 @pytest.fixture
-def visit(request, browser, address):
+def visit(request, browser, server_address):
     """A visit, by its size and theme."""
-    one = Visit(browser, address, *getattr(request, "param", ("desk", "light")))
+    one = PageVisit(browser, server_address, *getattr(request, "param", ("desk", "light")))
     yield one
     one.leave()
 
 
-def numbers(predictor, file: Path, **words: str) -> dict:
+def compute_attention(predictor, file: Path, **words: str) -> dict:
     """The attention of a file as Python has it."""
     return attention_to_json(
-        predictor.bundle, read_for(predictor, file), AttentionRequest.parse(words, predictor.bundle.model)
+        predictor.bundle, read_predictor_input(predictor, file), AttentionRequest.parse(words, predictor.bundle.model)
     )
 
 
-def alike(shown: np.ndarray, weights) -> bool:
+def brightness_follows_weights(shown: np.ndarray, weights) -> bool:
     """Whether one is the lighter the larger the other, but for what a colour of 8 bits cannot tell."""
     weights = np.array(weights)
     ordered = shown.ravel()[np.argsort(weights.ravel())]
@@ -211,8 +211,8 @@ def test_an_encoder_without_a_head_shows_attention_and_neighbours(browser, page_
     for number in range(2):
         shutil.copy(page_models / f"{number}.png", tmp_path / "photos")
     write_index(tmp_path / "encoder", tmp_path / "photos")
-    with serve_in_thread(load(tmp_path / "encoder", headless=True), QUIET, tmp_path / "encoder") as server:
-        visit = Visit(browser, server.address)
+    with serve_in_thread(load(tmp_path / "encoder", headless=True), QUIET_SETTINGS, tmp_path / "encoder") as server:
+        visit = PageVisit(browser, server.address)
         visit.take(page_models / "1.png")
         visit.see("#model", "Feature extraction, no classes")
         expect(visit.find("#answer")).to_be_hidden()
@@ -223,7 +223,7 @@ def test_an_encoder_without_a_head_shows_attention_and_neighbours(browser, page_
 
 
 @pytest.mark.parametrize("visit", [("desk", "light"), pytest.param(("phone", "dark"), marks=slow)], indirect=True)
-def test_a_picture_gets_the_names_and_probabilities_that_python_gives(visit, page_models, predictor):
+def test_page_predictions_match_python(visit, page_models, predictor):
     visit.take(page_models / "0.png")
     wanted = predictor.predict([page_models / "0.png"], top=7)[0]
     names = visit.find("#answers .name").all_text_contents()
@@ -241,13 +241,15 @@ def test_a_picture_gets_the_names_and_probabilities_that_python_gives(visit, pag
 
 
 @pytest.mark.parametrize("visit", [("desk", "dark"), pytest.param(("phone", "light"), marks=slow)], indirect=True)
-def test_sliders_show_every_block_and_head_with_one_question(visit, page_models, predictor):
+def test_sliders_show_every_block_and_head_with_one_request(visit, page_models, predictor):
     visit.take(page_models / "0.png")
     visit.choose("kind", "raw")
     visit.choose("edges", "blocks")
     visit.set("opacity", 100)
     asked = len(visit.attentions())
-    every = np.array(numbers(predictor, page_models / "0.png", kind="raw", layer="all", head="all")["weights"])
+    every = np.array(
+        compute_attention(predictor, page_models / "0.png", kind="raw", layer="all", head="all")["weights"]
+    )
     seen = set()
     for layer in (0, 2):
         for head, weights in (
@@ -258,7 +260,7 @@ def test_sliders_show_every_block_and_head_with_one_question(visit, page_models,
         ):
             visit.set("layer", layer)
             visit.set("head", head)
-            assert alike(visit.patches(), weights), (layer, head)
+            assert brightness_follows_weights(visit.patches(), weights), (layer, head)
             seen.add(visit.drawn())
     assert len(seen) == 8 and len(visit.attentions()) == asked
     assert visit.find("#head").get_attribute("aria-valuetext") == "head 2 of 2"
@@ -266,11 +268,11 @@ def test_sliders_show_every_block_and_head_with_one_question(visit, page_models,
     visit.choose("edges", "smooth")
     assert visit.drawn() != smooth
     visit.choose("kind", "rollout")
-    rolled = np.array(numbers(predictor, page_models / "0.png", layer="all")["weights"])
+    rolled = np.array(compute_attention(predictor, page_models / "0.png", layer="all")["weights"])
     visit.choose("edges", "blocks")
     for layer in (0, 2):
         visit.set("layer", layer)
-        assert alike(visit.patches(), rolled[layer])
+        assert brightness_follows_weights(visit.patches(), rolled[layer])
     visit.choose("view", "light")
     lit = visit.drawn()
     visit.set("opacity", 0)
@@ -278,7 +280,7 @@ def test_sliders_show_every_block_and_head_with_one_question(visit, page_models,
 
 
 @pytest.mark.parametrize("visit", [pytest.param(("desk", "light"), marks=slow), ("phone", "light")], indirect=True)
-def test_a_patch_that_is_clicked_or_touched_is_asked_what_it_looks_at(visit, page_models, predictor):
+def test_clicking_a_patch_shows_its_attention(visit, page_models, predictor):
     visit.take(page_models / "0.png")
     visit.choose("kind", "raw")
     visit.choose("edges", "blocks")
@@ -293,8 +295,9 @@ def test_a_patch_that_is_clicked_or_touched_is_asked_what_it_looks_at(visit, pag
     assert visit.attentions()[-1].endswith("query=1,3")
     visit.page.mouse.move(1, 1)
     visit.settle()
-    assert alike(
-        visit.patches(), numbers(predictor, page_models / "0.png", kind="raw", head="0", query="1,3")["weights"]
+    assert brightness_follows_weights(
+        visit.patches(),
+        compute_attention(predictor, page_models / "0.png", kind="raw", head="0", query="1,3")["weights"],
     )
     visit.find("#back").click()
     visit.see("#meaning", "from the pooled output")
@@ -331,7 +334,7 @@ def test_the_image_without_the_map_is_beside_the_attention(visit, page_models):
     assert np.ptp(rows) > side - 2 and np.ptp(columns) > side - 2
 
 
-def test_everything_can_be_done_with_the_keyboard(visit, page_models, predictor):
+def test_the_page_is_usable_with_the_keyboard(visit, page_models, predictor):
     visit.take(page_models / "0.png")
     keys, found = visit.page.keyboard, []
     visit.page.evaluate("document.activeElement.blur()")
@@ -365,7 +368,7 @@ def test_everything_can_be_done_with_the_keyboard(visit, page_models, predictor)
     keys.press("ArrowLeft")
     start = [int(number) - 1 for number in re.findall(r"\d+", visit.find("#said").text_content())[:2]]
     steps = [("ArrowUp", max(0, start[0] - 1), start[1]), ("ArrowRight", max(0, start[0] - 1), min(4, start[1] + 1))]
-    weights = np.array(numbers(predictor, page_models / "0.png")["weights"])
+    weights = np.array(compute_attention(predictor, page_models / "0.png")["weights"])
     for key, row, column in steps:
         keys.press(key)
         visit.see(
@@ -382,7 +385,7 @@ def test_everything_can_be_done_with_the_keyboard(visit, page_models, predictor)
     assert visit.find("#layer-text").text_content() == "1 of 3"
 
 
-def test_pictures_of_the_session_come_back_with_their_answers(visit, page_models, predictor):
+def test_history_images_return_with_their_predictions(visit, page_models, predictor):
     visit.take(page_models / "0.png", page_models / "1.png")
     first, second = (predictor.predict([page_models / f"{number}.png"])[0].names[0] for number in range(2))
     visit.see("#answers li:first-child .name", second)
@@ -400,15 +403,15 @@ def test_pictures_of_the_session_come_back_with_their_answers(visit, page_models
     expect(visit.find("#history li")).to_have_count(1)
 
 
-def test_a_format_that_browsers_do_not_know_is_answered_all_the_same(visit, page_models, predictor):
-    picture(5, (96, 64)).save(page_models / "drawn.tif")
+def test_formats_unsupported_by_browsers_are_predicted(visit, page_models, predictor):
+    make_image(5, (96, 64)).save(page_models / "drawn.tif")
     visit.take(page_models / "drawn.tif")
     visit.see("#answers li:first-child .name", predictor.predict([page_models / "drawn.tif"])[0].names[0])
     visit.see("#readout", "this browser cannot display the image")
     assert visit.find("#zoom").is_hidden() and visit.find("#history img").count() == 0
 
 
-def test_refusals_say_what_is_wrong_and_what_to_do_and_leave_the_last_answer(visit, page_models, predictor):
+def test_errors_show_a_fix_and_keep_the_last_prediction(visit, page_models, predictor):
     visit.take(page_models / "0.png")
     best = visit.find("#answers li:first-child .name").text_content()
     visit.refused = 1
@@ -439,10 +442,10 @@ def test_refusals_say_what_is_wrong_and_what_to_do_and_leave_the_last_answer(vis
     visit.see("#history [aria-current]", "1.png")
 
 
-def test_positions_and_filters_and_nearest_images_are_those_of_the_model(visit, page_models, predictor):
+def test_positions_filters_and_neighbours_match_the_model(visit, page_models, predictor):
     visit.take(page_models / "photos" / "train" / "bee" / "1.png")
     index = open_index(page_models / "model")
-    pixels = read_for(predictor, page_models / "photos" / "train" / "bee" / "1.png")
+    pixels = read_predictor_input(predictor, page_models / "photos" / "train" / "bee" / "1.png")
     wanted = index.nearest(predictor.engine.features(pixels[None])[0], 8)
     expect(visit.find("#neighbours li")).to_have_count(8)
     told = visit.find("#neighbours li").all_text_contents()
@@ -458,9 +461,10 @@ def test_positions_and_filters_and_nearest_images_are_those_of_the_model(visit, 
     told = f"row 1, column 4 to all others: {others.min():.2f} to {others.max():.2f}.".replace("-", "−")
     visit.see("#positions-text", f"{told} Colour scale: {least} to {most}")
     assert (visit.find("#scale-least").text_content(), visit.find("#scale-most").text_content()) == (least, most)
-    light = visit.page.evaluate(LIGHT_OF_CHOSEN)
+    light = visit.page.evaluate(CANVAS_LIGHTNESS_JS)
     assert (
-        alike(np.array(light), np.where(np.arange(25) == 3, pairs.max(), similar[3])) and max(light) - min(light) > 0.3
+        brightness_follows_weights(np.array(light), np.where(np.arange(25) == 3, pairs.max(), similar[3]))
+        and max(light) - min(light) > 0.3
     )
     expect(visit.find("#filters-image")).to_have_js_property("complete", True)
     assert visit.page.evaluate(
@@ -485,19 +489,19 @@ def test_drop_paste_and_camera(visit, page_models):
     visit.page.evaluate("carried => dispatchEvent(new ClipboardEvent('paste', {clipboardData: carried}))", carried)
     expect(visit.find("#history li")).to_have_count(2)
     visit.find("#camera").click()
-    expect(visit.find("#video")).to_have_js_property("readyState", 4, timeout=WAIT)
+    expect(visit.find("#video")).to_have_js_property("readyState", 4, timeout=TIMEOUT_MS)
     visit.find("#take").click()
     visit.see("#history [aria-current]", "camera.jpg")
     expect(visit.find("#video")).to_have_js_property("srcObject", None)
     visit.settle()
 
 
-LIGHT_OF_CHOSEN = """() => {
+CANVAS_LIGHTNESS_JS = """() => {
   const canvas = document.getElementById("one"), { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
   const light = (place) => [0.2126, 0.7152, 0.0722].reduce((sum, share, colour) => sum + share * data[4 * place + colour], 0) / 255;
   return Array.from({length: data.length / 4}, (_, place) => light(place));
 }"""
-CONTRAST = """() => {
+LOW_CONTRAST_JS = """() => {
   const light = ([r, g, b]) => [r, g, b].map(v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
     .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
   const parts = text => text.match(/[\\d.]+/g).map(Number), bad = [];
@@ -512,18 +516,20 @@ CONTRAST = """() => {
   }
   return bad;
 }"""
-OUTSIDE = """() => [...document.querySelectorAll("body *")]
+OVERFLOWING_ELEMENTS_JS = """() => [...document.querySelectorAll("body *")]
   .filter(one => one.checkVisibility() && !one.closest(".unseen, .skip, .long"))
   .filter(one => { const {left, right} = one.getBoundingClientRect(); return left < 0 || right > innerWidth; }).map(one => one.outerHTML)"""
-TARGETS = """() => [...document.querySelectorAll("button, .button, input[type=range], .choice span, summary, #mosaic")]
+TOUCH_TARGETS_JS = """() => [...document.querySelectorAll("button, .button, input[type=range], .choice span, summary, #mosaic")]
   .filter(one => one.checkVisibility()).map(one => [one.id || one.textContent, one.getBoundingClientRect().height])"""
 
 
-EVERY = [pytest.param((size, theme), marks=[slow] * (size != "phone")) for size in SIZES for theme in ("light", "dark")]
+SIZES_AND_THEMES = [
+    pytest.param((size, theme), marks=[slow] * (size != "phone")) for size in VIEWPORTS for theme in ("light", "dark")
+]
 
 
-@pytest.mark.parametrize("visit", EVERY, indirect=True)
-def test_it_can_be_read_and_touched_in_every_size_and_theme(visit, page_models):
+@pytest.mark.parametrize("visit", SIZES_AND_THEMES, indirect=True)
+def test_contrast_and_touch_targets_in_every_size_and_theme(visit, page_models):
     visit.see("#model", "classes")
     frame = visit.find("#stage").bounding_box()
     visit.take(page_models / "0.png")
@@ -532,11 +538,11 @@ def test_it_can_be_read_and_touched_in_every_size_and_theme(visit, page_models):
     visit.refused = 1
     visit.page.set_input_files("#file", page_models / "<i>notes.jpg")
     visit.see("[role=alert]", "not an image")
-    assert visit.page.evaluate(CONTRAST) == []
+    assert visit.page.evaluate(LOW_CONTRAST_JS) == []
     visit.find("#picture").click(position=visit.at(4, 0))
     visit.find("#back").wait_for()
-    assert visit.page.evaluate(OUTSIDE) == []
-    small = [target for target in visit.page.evaluate(TARGETS) if target[1] < 40]
+    assert visit.page.evaluate(OVERFLOWING_ELEMENTS_JS) == []
+    small = [target for target in visit.page.evaluate(TOUCH_TARGETS_JS) if target[1] < 40]
     assert small == []
     assert visit.page.evaluate("document.documentElement.scrollWidth") <= visit.page.viewport_size["width"]
     named = (
@@ -546,9 +552,9 @@ def test_it_can_be_read_and_touched_in_every_size_and_theme(visit, page_models):
     assert visit.page.eval_on_selector_all("button, input, canvas[tabindex]", named) == []
 
 
-def test_a_server_that_is_gone_is_said_to_be(browser, page_models, predictor):
-    with serve_in_thread(predictor, QUIET, page_models / "model") as server:
-        visit = Visit(browser, server.address)
+def test_an_unreachable_server_is_reported(browser, page_models, predictor):
+    with serve_in_thread(predictor, QUIET_SETTINGS, page_models / "model") as server:
+        visit = PageVisit(browser, server.address)
         visit.take(page_models / "0.png")
     visit.refused = 1
     visit.page.set_input_files("#file", page_models / "1.png")
@@ -557,10 +563,10 @@ def test_a_server_that_is_gone_is_said_to_be(browser, page_models, predictor):
 
 
 @slow
-def test_a_token_is_asked_for_and_kept_for_the_tab(browser, page_models, predictor):
-    settings = replace(QUIET, access=AccessControl(token=b"a-secret-of-this-test"))
+def test_a_token_is_requested_and_kept_for_the_tab(browser, page_models, predictor):
+    settings = replace(QUIET_SETTINGS, access=AccessControl(token=b"a-secret-of-this-test"))
     with serve_in_thread(predictor, settings, page_models / "model") as server:
-        visit = Visit(browser, server.address)
+        visit = PageVisit(browser, server.address)
         visit.refused = 1
         visit.find("#token-value").fill("wrong")
         visit.page.keyboard.press("Enter")
@@ -573,7 +579,7 @@ def test_a_token_is_asked_for_and_kept_for_the_tab(browser, page_models, predict
         visit.leave()
 
 
-def test_the_files_ask_nothing_of_anybody_else():
+def test_page_files_make_no_external_requests():
     folder = Path(__file__).parents[3] / "vitreous" / "apps" / "server" / "page"
     files = [file for file in folder.iterdir() if file.suffix in (".html", ".css", ".js", ".svg")]
     assert {"index.html", "style.css", "app.js"} <= {file.name for file in files}
@@ -584,9 +590,9 @@ def test_the_files_ask_nothing_of_anybody_else():
         ), file
 
 
-def test_a_phone_is_told_to_tap_and_a_desk_to_drop_and_the_title_is_one_word(browser, address):
+def test_upload_hints_match_the_device(browser, server_address):
     for size, shown, hidden in (("phone", "Tap to choose an image", "Drop"), ("desk", "Drop an image here", "Tap")):
-        visit = Visit(browser, address, size)
+        visit = PageVisit(browser, server_address, size)
         visit.see("#model", "classes")
         visit.page.evaluate(
             "document.getElementById('model').textContent = 'R50+ViT-B/16-with-a-very-long-name · 1000 classes'"

@@ -2,26 +2,26 @@
 
 import pytest
 
-from tests.apps.server.test_page import QUIET, Visit, browser, expect  # noqa: F401
+from tests.apps.server.test_page import QUIET_SETTINGS, PageVisit, browser, expect  # noqa: F401
 from tests.browser import needs_chromium
-from tests.inference.blobs import CLASSES, predictor, scene
+from tests.inference.blobs import CLASSES, make_blob_predictor, make_scene
 from vitreous.apps.server.server import serve_in_thread
 
 pytestmark = needs_chromium
-FRAMES = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+NEXT_FRAMES_JS = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
-def drawn(visit) -> str:
-    visit.page.evaluate(FRAMES)
+def read_drawn_pixels(visit) -> str:
+    visit.page.evaluate(NEXT_FRAMES_JS)
     return visit.drawn()
 
 
 @pytest.mark.parametrize(("size", "theme"), [("desk", "light"), ("phone", "dark")])
-def test_objects_are_listed_drawn_switched_and_lit_up(browser, tmp_path, size, theme):  # noqa: F811
-    scene((96, 64), (8, 8, 40, 40), (50, 20, 80, 50)).save(tmp_path / "scene.png")
-    left, top, right, bottom = predictor().detect(tmp_path / "scene.png").boxes[1].tolist()
-    with serve_in_thread(predictor(), QUIET) as server:
-        visit = Visit(browser, server.address, size, theme)
+def test_objects_are_listed_drawn_toggled_and_highlighted(browser, tmp_path, size, theme):  # noqa: F811
+    make_scene((96, 64), (8, 8, 40, 40), (50, 20, 80, 50)).save(tmp_path / "scene.png")
+    left, top, right, bottom = make_blob_predictor().detect(tmp_path / "scene.png").boxes[1].tolist()
+    with serve_in_thread(make_blob_predictor(), QUIET_SETTINGS) as server:
+        visit = PageVisit(browser, server.address, size, theme)
         visit.see("#model", "Object detection, 2 classes")
         visit.page.set_input_files("#file", tmp_path / "scene.png")
         rows, kinds = visit.find("#object-list button"), visit.find("#kinds li")
@@ -32,24 +32,24 @@ def test_objects_are_listed_drawn_switched_and_lit_up(browser, tmp_path, size, t
         visit.see("#said", f"scene.png: 1 {CLASSES[0]}, 1 green.")
         assert visit.find("#objects b").count() == 0  # a name is text, whatever it has in it
         visit.page.wait_for_timeout(300)
-        both = drawn(visit)
+        both = read_drawn_pixels(visit)
         kinds.nth(1).locator("input").uncheck()
         expect(rows).to_have_count(1)
         visit.see("#count", "1 object, 1 hidden")
-        assert drawn(visit) != both
+        assert read_drawn_pixels(visit) != both
         kinds.nth(1).locator("input").check()
-        assert drawn(visit) == both
+        assert read_drawn_pixels(visit) == both
         visit.find("#least-score").fill("70")
         expect(rows).to_have_count(1)
         visit.see("#kinds li:nth-child(2) .share", "0")
         visit.find("#least-score").fill("50")
         visit.find("#fill").fill("0")
-        assert drawn(visit) != both
+        assert read_drawn_pixels(visit) != both
         visit.find("#fill").fill("45")
-        assert drawn(visit) == both
+        assert read_drawn_pixels(visit) == both
         rows.nth(1).focus()
         visit.see("#readout", f"green 60\xa0%, {int(right - left + 0.5)} × {int(bottom - top + 0.5)} pixels")
-        assert drawn(visit) != both
+        assert read_drawn_pixels(visit) != both
         visit.page.keyboard.press("Enter")
         expect(rows.nth(1)).to_have_attribute("aria-pressed", "true")
         visit.page.keyboard.press("Shift+Tab")
@@ -64,15 +64,15 @@ def test_objects_are_listed_drawn_switched_and_lit_up(browser, tmp_path, size, t
         visit.page.mouse.move(frame["x"] + place[0], frame["y"] + place[1])
         visit.see("#readout", "green 60")
         visit.page.mouse.move(1, 1)
-        assert drawn(visit) == both
+        assert read_drawn_pixels(visit) == both
         assert visit.page.evaluate("document.documentElement.scrollWidth") <= visit.page.viewport_size["width"]
         visit.leave()
 
 
-def test_a_picture_with_nothing_on_it_says_so(browser, tmp_path):  # noqa: F811
-    scene((64, 64), None, None).save(tmp_path / "empty.png")
-    with serve_in_thread(predictor(masks=False), QUIET) as server:
-        visit = Visit(browser, server.address)
+def test_an_image_without_objects_is_reported(browser, tmp_path):  # noqa: F811
+    make_scene((64, 64), None, None).save(tmp_path / "empty.png")
+    with serve_in_thread(make_blob_predictor(masks=False), QUIET_SETTINGS) as server:
+        visit = PageVisit(browser, server.address)
         visit.page.set_input_files("#file", tmp_path / "empty.png")
         visit.see("#count", "No objects detected")
         expect(visit.find("#fill-row")).to_be_hidden()

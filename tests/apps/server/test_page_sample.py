@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.apps.server.test_page import QUIET, Visit, browser, expect  # noqa: F401
+from tests.apps.server.test_page import QUIET_SETTINGS, PageVisit, browser, expect  # noqa: F401
 from tests.browser import needs_chromium
-from tests.inference.asking import until
+from tests.inference.asking import wait_until
 from tests.inference.generators import CLASSES, predictor_in, save_generator
 from vitreous.apps.server.server import serve_in_thread
 from vitreous.generation.process import Flow
@@ -20,29 +20,29 @@ pytestmark = needs_chromium
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def generator_folder(tmp_path_factory):
     return save_generator(tmp_path_factory.mktemp("generator") / "model")
 
 
 @pytest.fixture(scope="module")
-def server(place):
-    with serve_in_thread(predictor_in(place), QUIET) as server:
+def server(generator_folder):
+    with serve_in_thread(predictor_in(generator_folder), QUIET_SETTINGS) as server:
         yield server
 
 
-def images_of(visit) -> list[np.ndarray]:
+def read_page_images(visit) -> list[np.ndarray]:
     sources = visit.page.eval_on_selector_all("#images img", "all => all.map(one => one.src)")
     return [np.asarray(Image.open(io.BytesIO(b64decode(uri.partition(",")[2])))).astype(int) for uri in sources]
 
 
-def done(visit, text: str) -> None:
+def expect_outcome(visit, text: str) -> None:
     expect(visit.find("#save")).to_be_visible()
     visit.see("#outcome", text)
 
 
 @pytest.mark.parametrize(("size", "theme"), [("desk", "light"), ("phone", "dark")])
-def test_images_are_asked_for_shown_named_and_saved(server, place, browser, tmp_path, size, theme):  # noqa: F811
-    visit = Visit(browser, server.address, size, theme)
+def test_images_are_requested_shown_and_saved(server, generator_folder, browser, tmp_path, size, theme):  # noqa: F811
+    visit = PageVisit(browser, server.address, size, theme)
     visit.see("#model", "Image generation, 3 classes")
     expect(visit.find("#look")).to_be_hidden()
     expect(visit.find("#no-images")).to_be_visible()
@@ -55,11 +55,11 @@ def test_images_are_asked_for_shown_named_and_saved(server, place, browser, tmp_
     visit.find("#steps").fill("6")
     visit.find("#seed").fill("11")
     visit.find("#seed").press("Enter")
-    done(visit, "4 images of cat, seed 11, ddim, 6 steps, guidance 2.5")
+    expect_outcome(visit, "4 images of cat, seed 11, ddim, 6 steps, guidance 2.5")
     options = {"classes": ("cat",), "count": 4, "guidance": 2.5, "steps": 6, "seed": 11, "precision": "fp32"}
-    sample(place, tmp_path / "cats", progress=False, **options)
+    sample(generator_folder, tmp_path / "cats", progress=False, **options)
     expected = [np.asarray(Image.open(path)).astype(int) for path in sorted((tmp_path / "cats").glob("*.png"))]
-    shown = images_of(visit)
+    shown = read_page_images(visit)
     assert len(shown) == 4 and all(np.abs(a - b).max() <= 1 for a, b in zip(shown, expected, strict=True))
     alts = visit.page.eval_on_selector_all("#images img", "all => all.map(one => one.alt)")
     assert alts == [f"cat, image {number}" for number in range(1, 5)]
@@ -79,30 +79,30 @@ def test_images_are_asked_for_shown_named_and_saved(server, place, browser, tmp_
     visit.leave()
 
 
-def test_the_classes_take_turns_and_a_seed_gives_its_images_again(server, browser):  # noqa: F811
-    visit = Visit(browser, server.address)
+def test_classes_alternate_and_a_seed_is_reproducible(server, browser):  # noqa: F811
+    visit = PageVisit(browser, server.address)
     visit.find("#images-count").fill("6")
     visit.find("#steps").fill("4")
     visit.find("#make").click()
-    done(visit, "6 images, seed 0, ddim, 4 steps")
+    expect_outcome(visit, "6 images, seed 0, ddim, 4 steps")
     alts = visit.page.eval_on_selector_all("#images img", "all => all.map(one => one.alt)")
     assert alts == [f"{name}, image {number}" for number in (1, 2) for name in CLASSES]
     assert visit.find("#images b").count() == 0  # a name is text, whatever it has in it
-    first = images_of(visit)
+    first = read_page_images(visit)
     visit.find("#new-seed").click()
     assert visit.find("#seed").input_value() != "0"
     visit.find("#make").click()
-    done(visit, f"seed {visit.find('#seed').input_value()},")
-    assert any(np.abs(a - b).max() > 10 for a, b in zip(first, images_of(visit), strict=True))
+    expect_outcome(visit, f"seed {visit.find('#seed').input_value()},")
+    assert any(np.abs(a - b).max() > 10 for a, b in zip(first, read_page_images(visit), strict=True))
     visit.find("#seed").fill("0")
     visit.find("#make").click()
-    done(visit, "seed 0,")
-    assert all((a == b).all() for a, b in zip(first, images_of(visit), strict=True))
+    expect_outcome(visit, "seed 0,")
+    assert all((a == b).all() for a, b in zip(first, read_page_images(visit), strict=True))
     visit.leave()
 
 
-def test_what_cannot_be_is_not_asked(server, browser):  # noqa: F811
-    visit = Visit(browser, server.address)
+def test_invalid_inputs_are_not_submitted(server, browser):  # noqa: F811
+    visit = PageVisit(browser, server.address)
     visit.see("#model", "Image generation")
     for steps in ("0", "1001", ""):
         visit.find("#steps").fill(steps)
@@ -122,13 +122,13 @@ def test_what_cannot_be_is_not_asked(server, browser):  # noqa: F811
     visit.leave()
 
 
-def test_images_are_seen_while_they_are_made_and_stop_by_key(place, browser, monkeypatch):  # noqa: F811
-    predictor = predictor_in(place)
+def test_previews_are_shown_and_a_key_stops_sampling(generator_folder, browser, monkeypatch):  # noqa: F811
+    predictor = predictor_in(generator_folder)
     sampler = predictor.engine.generator.sampler
     answer = sampler.predict
-    with serve_in_thread(predictor, QUIET) as server:
+    with serve_in_thread(predictor, QUIET_SETTINGS) as server:
         monkeypatch.setattr(sampler, "predict", lambda *given: (time.sleep(0.02), answer(*given))[1])
-        visit = Visit(browser, server.address, "phone")
+        visit = PageVisit(browser, server.address, "phone")
         visit.find("#images-count").fill("3")
         visit.find("#steps").fill("1000")
         visit.find("#make").focus()
@@ -138,19 +138,19 @@ def test_images_are_seen_while_they_are_made_and_stop_by_key(place, browser, mon
         expect(visit.find("#images img").first).to_be_visible()
         expect(visit.find("#make")).to_be_disabled()
         expect(visit.find("#save")).to_be_hidden()
-        before = images_of(visit)
-        until(lambda: any((a != b).any() for a, b in zip(before, images_of(visit), strict=True)))
+        before = read_page_images(visit)
+        wait_until(lambda: any((a != b).any() for a, b in zip(before, read_page_images(visit), strict=True)))
         expect(visit.find("#stop")).to_be_focused()
         visit.page.keyboard.press("Enter")
         visit.see("#outcome", "Stopped at")
         expect(visit.find("#stop")).to_be_hidden()
         expect(visit.find("#make")).to_be_focused()
-        until(lambda: not server.service.images_in_flight and server.service.batcher.batch_start_time is None, 5)
+        wait_until(lambda: not server.service.images_in_flight and server.service.batcher.batch_start_time is None, 5)
         visit.leave()
 
 
-def test_a_failure_while_images_are_made_is_reported(place, browser, monkeypatch):  # noqa: F811
-    predictor = predictor_in(place)
+def test_a_sampling_failure_is_reported(generator_folder, browser, monkeypatch):  # noqa: F811
+    predictor = predictor_in(generator_folder)
     sampler = predictor.engine.generator.sampler
     answer, broken = sampler.predict, []
 
@@ -160,9 +160,9 @@ def test_a_failure_while_images_are_made_is_reported(place, browser, monkeypatch
             raise RuntimeError("no more")
         return answer(*given)
 
-    with serve_in_thread(predictor, QUIET) as server:
+    with serve_in_thread(predictor, QUIET_SETTINGS) as server:
         monkeypatch.setattr(sampler, "predict", fail_later)
-        visit = Visit(browser, server.address)
+        visit = PageVisit(browser, server.address)
         visit.find("#images-count").fill("3")
         visit.find("#steps").fill("1000")
         visit.find("#make").click()
@@ -173,20 +173,20 @@ def test_a_failure_while_images_are_made_is_reported(place, browser, monkeypatch
         broken.clear()
         visit.find("#steps").fill("2")
         visit.find("#make").click()
-        done(visit, "2 steps")
+        expect_outcome(visit, "2 steps")
         assert visit.find("#trouble").text_content() == ""
         visit.leave()
 
 
-def test_a_model_of_one_kind_has_no_class_to_choose(tmp_path, browser):  # noqa: F811
-    with serve_in_thread(predictor_in(save_generator(tmp_path / "model", (), 1, Flow())), QUIET) as server:
-        visit = Visit(browser, server.address, "phone")
+def test_an_unconditional_model_has_no_class_menu(tmp_path, browser):  # noqa: F811
+    with serve_in_thread(predictor_in(save_generator(tmp_path / "model", (), 1, Flow())), QUIET_SETTINGS) as server:
+        visit = PageVisit(browser, server.address, "phone")
         visit.see("#model", "Image generation")
         expect(visit.find("#class-row")).to_be_hidden()
         expect(visit.find("#guidance-row")).to_be_hidden()
         visit.find("#images-count").fill("1")
         visit.find("#make").click()
-        done(visit, "1 image, seed 0, heun, 25 steps")
-        assert images_of(visit)[0].shape == (8, 8)
+        expect_outcome(visit, "1 image, seed 0, heun, 25 steps")
+        assert read_page_images(visit)[0].shape == (8, 8)
         assert visit.page.get_attribute("#images img", "alt") == "Image 1"
         visit.leave()

@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 import vitreous
-from tests.apps.server.test_page import QUIET, Visit, browser, expect  # noqa: F401
+from tests.apps.server.test_page import QUIET_SETTINGS, PageVisit, browser, expect  # noqa: F401
 from tests.browser import needs_chromium
 from tests.reports.test_scenes import scenes_run  # noqa: F401
 from vitreous.apps.server.server import serve_in_thread
@@ -14,13 +14,13 @@ pytestmark = needs_chromium
 
 
 @pytest.mark.parametrize(("size", "theme"), [("desk", "light"), ("phone", "dark")])
-def test_classes_lie_over_the_picture_and_are_switched_off(scenes_run, browser, tmp_path, size, theme):  # noqa: F811
+def test_class_overlays_are_shown_and_toggled(scenes_run, browser, tmp_path, size, theme):  # noqa: F811
     predictor = vitreous.load(scenes_run)
     image = sorted((scenes_run.parent / "data" / "train" / "images").iterdir())[0]
     Image.open(image).resize((96, 72), Image.Resampling.NEAREST).save(tmp_path / "scene.png")
     answer = predictor.segment(tmp_path / "scene.png")
-    with serve_in_thread(predictor, QUIET) as server:
-        visit = Visit(browser, server.address, size, theme)
+    with serve_in_thread(predictor, QUIET_SETTINGS) as server:
+        visit = PageVisit(browser, server.address, size, theme)
         visit.see("#model", "Semantic segmentation, 3 classes")
         visit.page.set_input_files("#file", tmp_path / "scene.png")
         rows = visit.find("#class-list li")

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.browser import find_chromium, needs_chromium
-from tests.conftest import say
+from tests.conftest import run_cli
 from vitreous.apps.server.watch import watch_in_thread
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.options import DataOptions
@@ -24,10 +24,10 @@ from vitreous.models.config import ViTConfig
 from vitreous.training.folder import MetricsFollower, RunFolder, read_json_lines
 from vitreous.training.run import Run
 
-LINES = [{"step": step, "epoch": step / 2, "lr": 0.1, "train/loss": 1 / step} for step in range(1, 5)]
+METRIC_LINES = [{"step": step, "epoch": step / 2, "lr": 0.1, "train/loss": 1 / step} for step in range(1, 5)]
 
 
-def config_of(path, epochs=1.0) -> RunFolder:
+def create_run_folder(path, epochs=1.0) -> RunFolder:
     """The folder of a run of two steps an epoch that has just begun."""
     run = Run(
         DataOptions("photos", ("ant", "bee"), 16, ""),
@@ -41,10 +41,10 @@ def config_of(path, epochs=1.0) -> RunFolder:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def finished_run(tmp_path_factory):
     """The folder of a run that has ended."""
-    folder = config_of(tmp_path_factory.mktemp("home") / "run")
-    for line in LINES:
+    folder = create_run_folder(tmp_path_factory.mktemp("home") / "run")
+    for line in METRIC_LINES:
         folder.append(line)
     for path in (folder.summary, folder.path / "report.html"):
         path.write_text("{}")
@@ -52,12 +52,12 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture
-def growing(tmp_path):
+def running_run(tmp_path):
     """The folder of a run that has just begun: its config, and no line of metrics."""
-    return config_of(tmp_path / "run <b>")
+    return create_run_folder(tmp_path / "run <b>")
 
 
-class Events:
+class EventReader:
     """Reads the server-sent events of an address, one after the other."""
 
     def __init__(self, address: str) -> None:
@@ -80,41 +80,41 @@ class Events:
 
 
 @contextmanager
-def asking(address: str, path: str, **headers: str):
+def open_response(address: str, path: str, **headers: str):
     connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=30)
     connection.request("GET", path, headers=headers)
     yield connection.getresponse()
     connection.close()
 
 
-def test_events_follow_a_run_that_grows_goes_back_and_ends(growing):
-    lines = LINES
-    with watch_in_thread(growing.path) as address:
-        events = Events(address)
+def test_events_follow_a_run_that_grows_rewinds_and_ends(running_run):
+    lines = METRIC_LINES
+    with watch_in_thread(running_run.path) as address:
+        events = EventReader(address)
         assert events.next("lines") == {"anew": True, "lines": []}
         assert events.next("state") == {"finished": False, "age": None}
-        growing.append(lines[0])
+        running_run.append(lines[0])
         assert events.next("lines") == {"anew": False, "lines": lines[:1]}
-        growing.append(lines[1])
-        growing.append(lines[2])
+        running_run.append(lines[1])
+        running_run.append(lines[2])
         seen = []
         while len(seen) < 2:
             seen += events.next("lines")["lines"]
         assert seen == lines[1:3]
-        growing.rewind(2)  # a resumed run
+        running_run.rewind(2)  # a resumed run
         assert events.next("lines") == {"anew": True, "lines": lines[:2]}
-        growing.append(lines[3])
+        running_run.append(lines[3])
         assert events.next("lines") == {"anew": False, "lines": [lines[3]]}
-        late = Events(address)
+        late = EventReader(address)
         assert late.next("lines") == {"anew": True, "lines": [*lines[:2], lines[3]]}
-        (growing.path / "report.html").write_text("<p>the report</p>")
-        growing.summary.write_text("{}")
+        (running_run.path / "report.html").write_text("<p>the report</p>")
+        running_run.summary.write_text("{}")
         assert any(data["finished"] for name, data in events if name == "state")
-        with asking(address, "/report.html") as answer:
+        with open_response(address, "/report.html") as answer:
             assert answer.read() == b"<p>the report</p>"
 
 
-def test_a_line_is_read_when_it_is_whole_and_never_twice(tmp_path):
+def test_complete_lines_are_read_exactly_once(tmp_path):
     path = tmp_path / "metrics.jsonl"
     follower, whole = MetricsFollower(path), [{"step": step, "text": "é" * step} for step in range(40)]
     assert follower.read() == (False, [])
@@ -130,20 +130,20 @@ def test_a_line_is_read_when_it_is_whole_and_never_twice(tmp_path):
     assert follower.read() == (False, [])
 
 
-def test_many_lines_come_in_parts(growing, monkeypatch):
+def test_many_lines_arrive_in_several_events(running_run, monkeypatch):
     monkeypatch.setattr("vitreous.apps.server.watch.MAX_EVENT_LINES", 3)
     lines = [{"step": step, "epoch": 0.0, "lr": 0.1} for step in range(8)]
     for line in lines:
-        growing.append(line)
-    with watch_in_thread(growing.path) as address:
-        events = Events(address)
+        running_run.append(line)
+    with watch_in_thread(running_run.path) as address:
+        events = EventReader(address)
         parts = [events.next("lines") for _ in range(3)]
     assert [part["anew"] for part in parts] == [True, False, False]
     assert [line for part in parts for line in part["lines"]] == lines
 
 
-def test_the_page_stands_alone_and_names_the_run(growing):
-    with watch_in_thread(growing.path) as address, asking(address, "/") as answer:
+def test_the_page_is_self_contained_and_names_the_run(running_run):
+    with watch_in_thread(running_run.path) as address, open_response(address, "/") as answer:
         page = answer.read().decode()
         policy = answer.getheader("content-security-policy")
     assert answer.status == 200 and "default-src 'none'" in policy and "connect-src 'self'" in policy
@@ -155,8 +155,8 @@ def test_the_page_stands_alone_and_names_the_run(growing):
     assert 'name="viewport" content="width=device-width' in page and "prefers-color-scheme: dark" in page
 
 
-def test_other_hosts_and_pages_of_others_are_refused(growing):
-    with watch_in_thread(growing.path) as address:
+def test_foreign_hosts_origins_and_paths_are_rejected(running_run):
+    with watch_in_thread(running_run.path) as address:
         for path, headers, status in (
             ("/", {"Host": "rebound.example"}, 403),
             ("/events", {"Host": "rebound.example:80"}, 403),
@@ -165,49 +165,49 @@ def test_other_hosts_and_pages_of_others_are_refused(growing):
             ("/config.yaml", {}, 404),
             ("/../config.yaml", {}, 404),
         ):
-            with asking(address, path, **headers) as answer:
+            with open_response(address, path, **headers) as answer:
                 assert answer.status == status, (path, headers)
 
 
-def test_pages_are_bounded_and_a_closed_one_makes_room(growing, monkeypatch):
+def test_open_pages_are_limited_and_closing_one_frees_a_slot(running_run, monkeypatch):
     monkeypatch.setattr("vitreous.apps.server.watch.MAX_OPEN_PAGES", 1)
-    with watch_in_thread(growing.path) as address:
-        events = Events(address)
+    with watch_in_thread(running_run.path) as address:
+        events = EventReader(address)
         events.next("lines")
-        with asking(address, "/events") as answer:
+        with open_response(address, "/events") as answer:
             assert answer.status == 503
         events.response.close()
         events.connection.close()
         for _ in range(100):
-            growing.append({"step": 1, "epoch": 1.0})  # a server notices as it writes
-            with asking(address, "/events") as answer:
+            running_run.append({"step": 1, "epoch": 1.0})  # a server notices as it writes
+            with open_response(address, "/events") as answer:
                 if answer.status == 200:
                     break
         assert answer.status == 200
 
 
-def test_what_is_no_run_and_no_port_is_refused(trained, tmp_path):
-    result = say("watch", str(tmp_path))
+def test_invalid_runs_and_ports_are_rejected(finished_run, tmp_path):
+    result = run_cli("watch", str(tmp_path))
     assert result.returncode == 2 and "is not a run folder" in result.stderr
-    result = say("watch", str(trained), "--port", "70000")
+    result = run_cli("watch", str(finished_run), "--port", "70000")
     assert result.returncode == 2 and "--port 70000" in result.stderr
 
 
-def test_a_port_that_is_taken_is_named(trained):
-    with watch_in_thread(trained) as address:
-        result = say("watch", str(trained), "--port", address.rpartition(":")[2])
+def test_a_port_in_use_is_reported(finished_run):
+    with watch_in_thread(finished_run) as address:
+        result = run_cli("watch", str(finished_run), "--port", address.rpartition(":")[2])
     assert result.returncode == 6 and "cannot listen on port" in result.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_the_command_says_where_it_is_and_ends_with_pages_open(trained, number, code):
-    words = ["watch", str(trained), "--port", "0", "--json"]
+def test_the_command_prints_its_address_and_stops_with_open_pages(finished_run, number, code):
+    words = ["watch", str(finished_run), "--port", "0", "--json"]
     process = subprocess.Popen([sys.executable, "-m", "vitreous", *words], stdout=subprocess.PIPE, text=True)
     try:
         document = json.loads(process.stdout.readline())
-        events = Events(document["address"])
-        assert events.next("lines")["lines"] == read_json_lines(RunFolder(trained).metrics)
+        events = EventReader(document["address"])
+        assert events.next("lines")["lines"] == read_json_lines(RunFolder(finished_run).metrics)
         assert events.next("state")["finished"]
         os.kill(process.pid, number)
         assert process.wait(20) == code
@@ -217,10 +217,10 @@ def test_the_command_says_where_it_is_and_ends_with_pages_open(trained, number, 
 
 @needs_chromium
 @pytest.mark.parametrize("width, scheme", [(390, "dark"), (1280, "light")])
-def test_the_page_draws_curves_that_grow(growing, width, scheme):
+def test_curves_grow_with_the_run(running_run, width, scheme):
     playwright = pytest.importorskip("playwright.sync_api")
-    growing.append({"step": 1, "epoch": 0.5, "lr": 0.1, "train/loss": 2.0, "val/top1": None})
-    with watch_in_thread(growing.path) as address, playwright.sync_playwright() as player:
+    running_run.append({"step": 1, "epoch": 0.5, "lr": 0.1, "train/loss": 2.0, "val/top1": None})
+    with watch_in_thread(running_run.path) as address, playwright.sync_playwright() as player:
         browser = player.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
         errors = []
@@ -228,7 +228,7 @@ def test_the_page_draws_curves_that_grow(growing, width, scheme):
         page.goto(address)
         loss = page.get_by_role("img", name="loss: training 2 at step 1")
         playwright.expect(loss).to_be_visible()
-        growing.append({"step": 2, "epoch": 1.0, "lr": 0.1, "train/loss": 1.0})
+        running_run.append({"step": 2, "epoch": 1.0, "lr": 0.1, "train/loss": 1.0})
         playwright.expect(page.get_by_role("img", name="loss: training 1 at step 2")).to_be_visible()
         playwright.expect(page.get_by_role("status")).to_contain_text("Step 2 of 2")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -237,9 +237,9 @@ def test_the_page_draws_curves_that_grow(growing, width, scheme):
 
 
 @needs_chromium
-def test_the_page_has_both_losses_in_one_chart_values_on_hover_the_time_left_and_folded_metrics(growing):
+def test_the_page_shows_losses_hover_values_and_time_left(running_run):
     playwright = pytest.importorskip("playwright.sync_api")
-    folder = config_of(growing.path.parent / "longer", epochs=50.0)
+    folder = create_run_folder(running_run.path.parent / "longer", epochs=50.0)
     for step in range(1, 11):
         folder.append(
             {"step": step, "epoch": step / 2, "seconds": 10.0 * step, "train/loss": 1 / step, "data_wait": 0.01}

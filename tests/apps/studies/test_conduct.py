@@ -14,8 +14,8 @@ from xml.etree.ElementTree import fromstring
 import numpy as np
 import pytest
 
-from tests.conftest import document, make_folder, say
-from tests.reports.test_report import Heard
+from tests.conftest import make_folder, parse_json_output, run_cli
+from tests.reports.test_report import NoteListener
 from vitreous.apps.studies import conduct, registry, speed, study
 from vitreous.apps.studies.conduct import run_study as make_study
 from vitreous.apps.studies.factory import RunFactory, SharedRunOptions, select_excluded_samples
@@ -27,11 +27,11 @@ from vitreous.apps.studies.vit_design import POSITIONS_STUDY, position_cells
 from vitreous.data.layouts.named import open_digits
 from vitreous.errors import Interrupted, UsageError
 
-QUICK = {"steps": 3, "seeds": 2, "device": "cpu", "precision": "fp32", "progress": False}
+QUICK_OPTIONS = {"steps": 3, "seeds": 2, "device": "cpu", "precision": "fp32", "progress": False}
 
 
 @pytest.fixture
-def toy(monkeypatch):
+def toy_study(monkeypatch):
     """Two cells of Table 8 by models of seconds, as a study of its own."""
     monkeypatch.setitem(SCALES, "small", replace(SCALES["small"], width=32, depth=1, batch_size=16))
     small = replace(POSITIONS_STUDY, name="toy", cells=lambda setting: position_cells(setting)[:2])
@@ -40,7 +40,7 @@ def toy(monkeypatch):
 
 
 @pytest.fixture
-def counted(monkeypatch):
+def trained_runs(monkeypatch):
     """The runs that are really trained."""
     trained = []
 
@@ -53,7 +53,7 @@ def counted(monkeypatch):
     return trained
 
 
-class Links(HTMLParser):
+class LinkParser(HTMLParser):
     """The links of a page, and the addresses that it would fetch."""
 
     def __init__(self, text):
@@ -69,12 +69,12 @@ class Links(HTMLParser):
             self.fetched += [value for key, value in named.items() if key in ("src", "href") and value != "data:,"]
 
 
-def table(result):
+def table_rows(result):
     return [row[:-2] for row in result["table"]["rows"]]
 
 
-def test_a_study_ends_in_a_table_and_a_page_that_needs_no_other(toy, tmp_path):
-    result = make_study("toy", out=str(tmp_path), **QUICK)
+def test_a_study_writes_a_table_and_a_self_contained_page(toy_study, tmp_path):
+    result = make_study("toy", out=str(tmp_path), **QUICK_OPTIONS)
     (first, reference) = result["rows"]
     assert first["axis_values"] == ("none", "input") and reference["reference"] is None
     values = [json.loads((Path(run) / "summary.json").read_text())["val"]["top1"] for run in result["runs"]]
@@ -82,7 +82,7 @@ def test_a_study_ends_in_a_table_and_a_page_that_needs_no_other(toy, tmp_path):
     assert first["difference"]["mean"] == pytest.approx(np.mean(values[:2]) - np.mean(values[2:]))
     assert first["published"] == "61.382 %"
     text = Path(result["page"]).read_text()
-    page = Links(text)
+    page = LinkParser(text)
     assert not page.fetched and len(page.links) == 4
     assert all((tmp_path / "toy" / link).is_file() for link in page.links)
     assert "vitreous study toy --data digits" in text and "JFT-300M" in text and "<svg" in text
@@ -92,17 +92,17 @@ def test_a_study_ends_in_a_table_and_a_page_that_needs_no_other(toy, tmp_path):
     assert json.loads((tmp_path / "toy" / "study.json").read_text())["table"]["columns"] == result["table"]["columns"]
 
 
-def test_a_run_of_another_study_is_not_made_again(toy, tmp_path, counted, monkeypatch):
-    make_study("toy", out=str(tmp_path), **QUICK)
-    assert len(counted) == 4
-    wider = replace(toy, name="wider", cells=lambda setting: position_cells(setting)[:3])
+def test_runs_are_reused_by_other_studies(toy_study, tmp_path, trained_runs, monkeypatch):
+    make_study("toy", out=str(tmp_path), **QUICK_OPTIONS)
+    assert len(trained_runs) == 4
+    wider = replace(toy_study, name="wider", cells=lambda setting: position_cells(setting)[:3])
     monkeypatch.setitem(registry.STUDIES, "wider", wider)
-    result = make_study("wider", out=str(tmp_path), **QUICK)
-    assert len(counted) == 6 and len(set(counted)) == 6 and len(result["rows"]) == 3
+    result = make_study("wider", out=str(tmp_path), **QUICK_OPTIONS)
+    assert len(trained_runs) == 6 and len(set(trained_runs)) == 6 and len(result["rows"]) == 3
 
 
-def test_a_study_that_is_stopped_and_resumed_ends_in_the_same_table(toy, tmp_path, counted):
-    whole = make_study("toy", out=str(tmp_path / "whole"), **QUICK)
+def test_a_resumed_study_gives_the_same_table(toy_study, tmp_path, trained_runs):
+    whole = make_study("toy", out=str(tmp_path / "whole"), **QUICK_OPTIONS)
 
     class Stopper:
         """Sends a signal in the second run, once."""
@@ -117,18 +117,18 @@ def test_a_study_that_is_stopped_and_resumed_ends_in_the_same_table(toy, tmp_pat
                 self.sent = True
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    options = {name: value for name, value in QUICK.items() if name != "progress"}
+    options = {name: value for name, value in QUICK_OPTIONS.items() if name != "progress"}
     with pytest.raises(Interrupted, match="stopped in run 2 of 4") as stopped:
         make_study("toy", Stopper(), out=str(tmp_path / "cut"), **options)
     assert "vitreous study toy --resume" in stopped.value.hint and stopped.value.code == 143
-    counted.clear()
+    trained_runs.clear()
     again = make_study("toy", out=str(tmp_path / "cut"), resume=True, progress=False)
-    assert table(again) == table(whole) and len(counted) == 3
+    assert table_rows(again) == table_rows(whole) and len(trained_runs) == 3
     assert make_study("toy", out=str(tmp_path / "cut"), resume=True, progress=False)["rows"] == again["rows"]
 
 
-def test_what_a_study_is_asked_and_cannot_do_is_said(toy, tmp_path):
-    make_study("toy", out=str(tmp_path), **QUICK)
+def test_invalid_study_options_are_rejected(toy_study, tmp_path):
+    make_study("toy", out=str(tmp_path), **QUICK_OPTIONS)
     for options, words in (
         ({}, "already exists"),
         ({"resume": True, "seeds": 3}, "seeds: 2 -> 3"),
@@ -144,49 +144,49 @@ def test_what_a_study_is_asked_and_cannot_do_is_said(toy, tmp_path):
         (["study", "--seeds", "2"], "missing study name"),
         (["study", "positions", "--seeds", "0"], "--seeds must be at least 1"),
     ):
-        result = say(*words)
+        result = run_cli(*words)
         assert result.returncode == 2 and message in result.stderr and "Traceback" not in result.stderr
 
 
-def test_a_plan_writes_nothing_and_a_budget_shortens_every_run(toy, tmp_path):
+def test_dry_runs_write_nothing_and_budgets_shorten_every_run(toy_study, tmp_path):
     words = ["study", "toy", "--out", str(tmp_path / "plan"), "--device", "cpu", "--dry-run", "--json"]
-    planned = document(say(*words, "--steps", "100"))
+    planned = parse_json_output(run_cli(*words, "--steps", "100"))
     assert planned["runs"] == 6 and planned["total_steps"] == 600 and planned["hours"] >= 0
     assert planned["peak_memory_bytes"] > 0 and not (tmp_path / "plan").exists()
-    make = {**QUICK, "steps": 100_000, "budget": "2s"}
+    make = {**QUICK_OPTIONS, "steps": 100_000, "budget": "2s"}
     result = make_study("toy", out=str(tmp_path / "short"), **make)
     share = result["settings"]["step_fraction"]
     assert 0 < share < 1 and result["steps"] == [max(10, int(100_000 * share))]
     assert "To fit the budget of 2s" in Path(result["page"]).read_text()
 
 
-def test_a_loss_that_is_not_finite_is_a_result(toy, tmp_path, monkeypatch):
+def test_a_nonfinite_loss_is_reported_as_a_result(toy_study, tmp_path, monkeypatch):
     def broken(setting):
         good, bad = position_cells(setting)[:2]
         return good, replace(bad, options=replace(bad.options, optimizer="sgd", lr=1e30, clip_grad=1e30))
 
-    monkeypatch.setitem(registry.STUDIES, "toy", replace(toy, cells=broken))
-    result = make_study("toy", out=str(tmp_path), **QUICK)
+    monkeypatch.setitem(registry.STUDIES, "toy", replace(toy_study, cells=broken))
+    result = make_study("toy", out=str(tmp_path), **QUICK_OPTIONS)
     assert [row["verdict"] for row in result["rows"]] == ["no common seed", "non-finite loss"]
     assert result["rows"][1]["failed"] == 2 and "2 runs ended" in Path(result["page"]).read_text()
 
 
-def test_a_cell_begins_from_the_run_of_its_seed(toy, tmp_path, monkeypatch):
+def test_a_cell_starts_from_the_parent_run_of_its_seed(toy_study, tmp_path, monkeypatch):
     def chained(setting):
         first = replace(position_cells(setting)[0], axis_values=())
         then = {"settings": {"objective.patch_dropout": "0.0"}}
         second = StudyCell(("1-D", "input"), update_options(first.options, lr=1e-4), parents={"init": first}, then=then)
         return (second,)
 
-    monkeypatch.setitem(registry.STUDIES, "toy", replace(toy, cells=chained))
-    result = make_study("toy", out=str(tmp_path), **QUICK)
+    monkeypatch.setitem(registry.STUDIES, "toy", replace(toy_study, cells=chained))
+    result = make_study("toy", out=str(tmp_path), **QUICK_OPTIONS)
     configs = [(Path(run) / "config.yaml").read_text() for run in result["runs"]]
     assert len(configs) == 4 and len(result["rows"]) == 1
     for seed, text in enumerate(configs[2:]):
         assert f"init: {Path(result['runs'][seed]).absolute()}" in text and f"\nseed: {seed}" in text
 
 
-def test_shares_are_of_every_class_and_lie_in_one_another(tmp_path):
+def test_data_fractions_are_stratified_and_nested(tmp_path):
     split = open_digits().splits["train"]
     out = {share: set(select_excluded_samples(split, share).tolist()) for share in (0.01, 0.1, 0.3, 1.0)}
     assert out[1.0] == set() and out[0.01] > out[0.1] > out[0.3]
@@ -200,7 +200,7 @@ def test_shares_are_of_every_class_and_lie_in_one_another(tmp_path):
     assert len(factory.make_run(cell, 0).inputs.train) == 15 and factory.make_run(cell, 0).run.data.images == 15
 
 
-def test_a_run_has_one_key_wherever_data_and_store_lie(tmp_path):
+def test_run_keys_do_not_depend_on_paths(tmp_path):
     keys = []
     for home in ("here", "there"):
         factory = RunFactory(SharedRunOptions("digits", tmp_path / home, device="cpu"), conduct.NullListener())
@@ -209,7 +209,7 @@ def test_a_run_has_one_key_wherever_data_and_store_lie(tmp_path):
     assert keys[0] == keys[1] and len(set(keys[0])) == 2
 
 
-def test_judging_takes_little_beside_training(tmp_path):
+def test_evaluation_is_cheap_compared_with_training(tmp_path):
     factory = RunFactory(SharedRunOptions("digits", tmp_path, device="cpu"), conduct.NullListener())
     cell = position_cells(StudySetting(SCALES["small"], 8))[1]
     judged = len(factory.make_run(cell, 0).data.splits["val"])
@@ -228,7 +228,7 @@ def test_judging_takes_little_beside_training(tmp_path):
 
 @pytest.mark.parametrize("name", STUDIES)
 @pytest.mark.parametrize("scale", SCALES)
-def test_every_study_has_its_reference_and_no_cell_twice(name, scale):
+def test_every_study_has_a_reference_and_unique_cells(name, scale):
     one = STUDIES[name]
     made = one.cells(StudySetting(SCALES[scale], 8 if scale == "small" else 32 if scale == "gpu" else 224))
     seen = list(study.list_table_cells(made))
@@ -241,7 +241,7 @@ def test_every_study_has_its_reference_and_no_cell_twice(name, scale):
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_every_run_of_a_study_can_be_made(name, tmp_path):
+def test_every_run_of_every_study_is_valid(name, tmp_path):
     sources = resolve_study_data(STUDIES[name], "digits", (), tmp_path / "sets")
     factory = RunFactory(SharedRunOptions(sources.data, tmp_path, device="cpu"), conduct.NullListener())
     asked = StudySetting(SCALES["small"], 8, sources.other_datasets)
@@ -250,8 +250,8 @@ def test_every_run_of_a_study_can_be_made(name, tmp_path):
     assert len(set(tags)) == len(tags)
 
 
-def test_the_list_counts_every_scale():
-    listed = document(say("study", "--json"))["studies"]
+def test_the_list_has_the_cost_of_every_scale():
+    listed = parse_json_output(run_cli("study", "--json"))["studies"]
     assert [one["name"] for one in listed] == list(STUDIES)
     for one in listed:
         small, gpu, published = one["scales"]
@@ -272,19 +272,19 @@ def test_durations_have_units():
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", STUDIES)
-def test_every_study_ends_with_its_page(name, tmp_path):
+def test_every_study_writes_its_page(name, tmp_path):
     result = make_study(name, out=str(tmp_path), progress=False, device="cpu", steps=20, seeds=2)
     assert all(row["mean"] or row["failed"] for row in result["rows"]) and Path(result["page"]).is_file()
 
 
 @pytest.mark.slow
-def test_runs_on_a_ray_cluster_end_in_the_same_table(toy, tmp_path):
-    here = make_study("toy", out=str(tmp_path / "here"), **QUICK)
-    assert table(make_study("toy", out=str(tmp_path / "there"), ray="local", **QUICK)) == table(here)
+def test_a_ray_cluster_gives_the_same_table(toy_study, tmp_path):
+    here = make_study("toy", out=str(tmp_path / "here"), **QUICK_OPTIONS)
+    assert table_rows(make_study("toy", out=str(tmp_path / "there"), ray="local", **QUICK_OPTIONS)) == table_rows(here)
 
 
-def test_of_models_that_are_not_trained_nothing_is_said_of_training(monkeypatch, tmp_path):
+def test_untrained_studies_log_nothing_about_training(monkeypatch, tmp_path):
     monkeypatch.setattr(speed, "measure_throughput", lambda subject, sides, seconds: [Measurement(("64",), 7.0, {})])
-    heard = Heard()
+    heard = NoteListener()
     result = make_study("speed", heard, out=str(tmp_path), seeds=1, device="cpu")
-    assert len(table(result)) == 3 and heard.notes == []
+    assert len(table_rows(result)) == 3 and heard.notes == []

@@ -14,17 +14,29 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import document, run_command
+from tests.conftest import parse_json_output, run_command
 from tests.training.world import free_port
 
-TITLE = b"ray::train_remotely"
-STUDY = ("study", "positions", "--steps", "60", "--seeds", "1", "--device", "cpu", "--precision", "fp32", "--json")
+WORKER_TITLE = b"ray::train_remotely"
+STUDY_ARGUMENTS = (
+    "study",
+    "positions",
+    "--steps",
+    "60",
+    "--seeds",
+    "1",
+    "--device",
+    "cpu",
+    "--precision",
+    "fp32",
+    "--json",
+)
 #: of this cluster, whatever others there are
-TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
+RAY_TOKEN_ENVIRONMENT = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
 
 
 @contextmanager
-def nodes(count: int) -> Iterator[str]:
+def start_ray_nodes(count: int) -> Iterator[str]:
     """So many nodes of a cluster on this machine, a processor each, by `ray start`; gives the address."""
     port = free_port()
     address = f"127.0.0.1:{port}"
@@ -34,7 +46,7 @@ def nodes(count: int) -> Iterator[str]:
     started: list[subprocess.Popen[str]] = []
     try:
         for role in roles:
-            environment = {**os.environ, **TOKEN}
+            environment = {**os.environ, **RAY_TOKEN_ENVIRONMENT}
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
             node = subprocess.Popen([*start, *role], **pipes, text=True, env=environment)
             started.append(node)
@@ -48,19 +60,19 @@ def nodes(count: int) -> Iterator[str]:
             process.wait(30)
 
 
-def workers() -> dict[int, int]:
+def find_training_processes() -> dict[int, int]:
     """The processes that train, and the node that started each."""
     parents = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if (process / "cmdline").read_bytes().startswith(TITLE):
+            if (process / "cmdline").read_bytes().startswith(WORKER_TITLE):
                 parents[int(process.name)] = int((process / "stat").read_text().rpartition(") ")[2].split()[1])
         except OSError:  # it has ended
             continue
     return parents
 
 
-class Killer(threading.Thread):
+class WorkerKiller(threading.Thread):
     """Kills the first process that has trained for a second, and writes down which nodes trained."""
 
     killed, ended = 0, False
@@ -69,7 +81,7 @@ class Killer(threading.Thread):
         self.seen: dict[int, float] = {}
         self.nodes: set[int] = set()
         while not self.ended:
-            for process, node in workers().items():
+            for process, node in find_training_processes().items():
                 self.nodes.add(node)
                 if not self.killed and time.monotonic() - self.seen.setdefault(process, time.monotonic()) > 1:
                     os.kill(process, signal.SIGKILL)
@@ -80,14 +92,14 @@ class Killer(threading.Thread):
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(sys.platform != "linux", reason="only linux lists processes in /proc")
-def test_a_killed_process_of_one_of_two_nodes_changes_no_table(tmp_path):
-    here = document(run_command(*STUDY, "--out", str(tmp_path / "here"), timeout=700))
-    with nodes(2) as address:
-        killer = Killer()
+def test_a_killed_worker_on_two_nodes_does_not_change_the_table(tmp_path):
+    here = parse_json_output(run_command(*STUDY_ARGUMENTS, "--out", str(tmp_path / "here"), timeout=700))
+    with start_ray_nodes(2) as address:
+        killer = WorkerKiller()
         killer.start()
         try:
-            words = (*STUDY, "--out", str(tmp_path / "there"), "--ray", address)
-            there = document(run_command(*words, timeout=700, **TOKEN))
+            words = (*STUDY_ARGUMENTS, "--out", str(tmp_path / "there"), "--ray", address)
+            there = parse_json_output(run_command(*words, timeout=700, **RAY_TOKEN_ENVIRONMENT))
         finally:
             killer.ended = True
             killer.join()

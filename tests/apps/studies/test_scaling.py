@@ -15,45 +15,49 @@ from vitreous.apps.studies.scaling import (
 )
 from vitreous.errors import DataError
 
-LAW = ScalingLaw(E=0.5, A=60.0, B=900.0, a=0.4, b=0.5)
-GRID = np.array([(n, d) for n in np.logspace(5, 8, 6) for d in np.logspace(5.5, 8.5, 6)])
+TRUE_LAW = ScalingLaw(E=0.5, A=60.0, B=900.0, a=0.4, b=0.5)
+SIZE_DATA_GRID = np.array([(n, d) for n in np.logspace(5, 8, 6) for d in np.logspace(5.5, 8.5, 6)])
 
 
-def runs(seed: int, noise: float = 0.005) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def simulate_runs(seed: int, noise: float = 0.005) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """36 runs over three decades of N and D with multiplicative noise."""
-    errors = np.random.default_rng(seed).normal(0.0, noise, len(GRID))
-    return GRID[:, 0], GRID[:, 1], LAW.loss(GRID[:, 0], GRID[:, 1]) * np.exp(errors)
+    errors = np.random.default_rng(seed).normal(0.0, noise, len(SIZE_DATA_GRID))
+    return (
+        SIZE_DATA_GRID[:, 0],
+        SIZE_DATA_GRID[:, 1],
+        TRUE_LAW.loss(SIZE_DATA_GRID[:, 0], SIZE_DATA_GRID[:, 1]) * np.exp(errors),
+    )
 
 
 @pytest.mark.slow
-def test_the_law_is_within_its_intervals_in_nineteen_of_twenty_draws():
+def test_law_intervals_cover_the_truth_in_19_of_20_draws():
     covered = np.zeros((20, 5), bool)
     for seed in range(20):
-        fit = fit_law(*runs(seed), draws=60)
+        fit = fit_law(*simulate_runs(seed), draws=60)
         intervals = [fit.bootstrap_interval(name) for name in LAW_PARAMETERS]
         covered[seed] = [
-            low <= getattr(LAW, name) <= high for name, (low, high) in zip(LAW_PARAMETERS, intervals, strict=True)
+            low <= getattr(TRUE_LAW, name) <= high for name, (low, high) in zip(LAW_PARAMETERS, intervals, strict=True)
         ]
         assert not fit.doubts
     assert (covered.sum(0) >= 19).all()
 
 
-def test_runs_without_noise_give_the_very_law():
-    n, d, losses = GRID[:, 0], GRID[:, 1], LAW.loss(GRID[:, 0], GRID[:, 1])
+def test_noiseless_runs_recover_the_exact_law():
+    n, d, losses = SIZE_DATA_GRID[:, 0], SIZE_DATA_GRID[:, 1], TRUE_LAW.loss(SIZE_DATA_GRID[:, 0], SIZE_DATA_GRID[:, 1])
     fit = fit_law(n, d, losses, draws=2)
     assert [getattr(fit.law, name) for name in LAW_PARAMETERS] == pytest.approx(
-        [getattr(LAW, name) for name in LAW_PARAMETERS], rel=1e-2
+        [getattr(TRUE_LAW, name) for name in LAW_PARAMETERS], rel=1e-2
     )
 
 
-def test_runs_that_are_held_out_are_predicted():
-    fit = fit_law(*runs(1), hold_out=0.25, draws=60)
+def test_held_out_runs_are_predicted():
+    fit = fit_law(*simulate_runs(1), hold_out=0.25, draws=60)
     assert len(fit.held_out) == 9 and fit.largest_error < 0.05
     value, low, high = fit.predict_with_interval(1e9, 1e9)
-    assert low <= LAW.loss(np.array(1e9), np.array(1e9)) <= high and low < value < high
+    assert low <= TRUE_LAW.loss(np.array(1e9), np.array(1e9)) <= high and low < value < high
 
 
-def test_the_gradient_is_that_of_differences():
+def test_the_huber_gradient_matches_finite_differences():
     theta, own = np.array([-0.5, -0.2, 0.1, -0.9, -0.7]), np.log(np.random.default_rng(0).uniform(0.5, 2.0, (9, 3)))
     step = 1e-7 * np.eye(5)
     differences = [(huber_objective(theta + one, own)[0] - huber_objective(theta - one, own)[0]) / 2e-7 for one in step]
@@ -62,34 +66,34 @@ def test_the_gradient_is_that_of_differences():
     assert np.exp(predict_log_loss(theta, own)) == pytest.approx(by_hand)
 
 
-def test_the_optimum_of_a_budget_has_the_least_loss():
-    n, d = LAW.optimum(1e18, 6.0)
+def test_the_optimum_of_a_budget_minimises_the_loss():
+    n, d = TRUE_LAW.optimum(1e18, 6.0)
     assert 6 * n * d == pytest.approx(1e18)
     others = n * np.logspace(-1, 1, 41)
-    assert LAW.loss(np.array(n), np.array(d)) <= LAW.loss(others, 1e18 / 6 / others).min() + 1e-12
+    assert TRUE_LAW.loss(np.array(n), np.array(d)) <= TRUE_LAW.loss(others, 1e18 / 6 / others).min() + 1e-12
     published = ScalingLaw(E=1.69, A=406.4, B=410.7, a=0.34, b=0.28)  # arXiv:2203.15556, Eq. 10
     n, d = published.optimum(5.76e23, 6.0)
     assert n == pytest.approx(3.2190e10, rel=1e-3) and d == pytest.approx(2.9823e12, rel=1e-3)
     assert published.loss(np.array(n), np.array(d)) == pytest.approx(1.93075, rel=1e-4)
 
 
-def test_profiles_find_the_optimum_of_each_budget_and_none_at_an_edge():
+def test_isoflop_profiles_find_interior_optima_only():
     budgets, sizes = (1e15, 1e17), np.logspace(-0.6, 0.6, 7)
     table = []
     for flops in budgets:
-        n = LAW.optimum(flops, 6.0)[0] * sizes
-        table += zip(n, np.full(7, flops), LAW.loss(n, flops / 6 / n), strict=True)
+        n = TRUE_LAW.optimum(flops, 6.0)[0] * sizes
+        table += zip(n, np.full(7, flops), TRUE_LAW.loss(n, flops / 6 / n), strict=True)
     profiles = fit_isoflop_profiles(*np.array(table).T)
     assert [one.runs for one in profiles] == [7, 7]
     for one, flops in zip(profiles, budgets, strict=True):
         assert one.flops == pytest.approx(flops)
-        assert one.parameters == pytest.approx(LAW.optimum(flops, 6.0)[0], rel=0.15)
+        assert one.parameters == pytest.approx(TRUE_LAW.optimum(flops, 6.0)[0], rel=0.15)
     edge = [(n, 1e15, loss) for n, loss in ((1e5, 3.0), (1e6, 2.0), (1e7, 1.5))]
     assert fit_isoflop_profiles(*np.array(edge).T)[0].parameters is None
 
 
-def test_data_that_cannot_tell_are_said_or_refused():
-    n, d, losses = runs(0, noise=0.05)
+def test_insufficient_runs_are_reported_or_rejected():
+    n, d, losses = simulate_runs(0, noise=0.05)
     narrow = (d > 1e7) & (n < 3e6)
     assert any("exponent b" in text for text in fit_law(n[narrow], d[narrow], losses[narrow], draws=40).doubts)
     for bad, words in (

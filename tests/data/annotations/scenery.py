@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 
-def scene(number: int, size: tuple[int, int] = (24, 32)) -> tuple[np.ndarray, np.ndarray]:
+def make_scene(number: int, size: tuple[int, int] = (24, 32)) -> tuple[np.ndarray, np.ndarray]:
     """(H, W, 3) uint8 pixels and (H, W) uint8 classes: 0 dark noise, 1 a bright red square, 2 a bright green disc."""
     draw = np.random.default_rng(number)
     pixels = draw.integers(0, 60, (*size, 3), dtype=np.uint8)
@@ -28,7 +28,7 @@ def write_maps(home: Path, count: int = 8, names: str = "ground\nsquare\ndisc\n"
     for folder in ("images", "masks"):
         (home / folder).mkdir(parents=True, exist_ok=True)
     for number in range(count):
-        pixels, classes = scene(number)
+        pixels, classes = make_scene(number)
         Image.fromarray(pixels).save(home / "images" / f"{number}.png")
         Image.fromarray(classes).save(home / "masks" / f"{number}.png")
     if names:
@@ -39,7 +39,7 @@ def write_maps(home: Path, count: int = 8, names: str = "ground\nsquare\ndisc\n"
 def write_objects(home: Path, count: int = 4) -> Path:
     """A folder for each image, with a mask for each object."""
     for number in range(count):
-        pixels, classes = scene(number)
+        pixels, classes = make_scene(number)
         for folder in ("images", "masks"):
             (home / f"cell{number}" / folder).mkdir(parents=True)
         Image.fromarray(pixels).save(home / f"cell{number}" / "images" / f"cell{number}.png")

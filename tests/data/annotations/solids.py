@@ -9,7 +9,7 @@ import numpy as np
 AFFINE = np.array([[0, -2.0, 0, 5], [1.5, 0, 0, -7], [0, 0, 3.0, 11], [0, 0, 0, 1]])  # turned, of unequal sides
 
 
-def solid(number: int, size: tuple[int, int, int] = (12, 17, 14)) -> tuple[np.ndarray, np.ndarray]:
+def make_solid(number: int, size: tuple[int, int, int] = (12, 17, 14)) -> tuple[np.ndarray, np.ndarray]:
     """(D, H, W) float32 voxels of any range and uint8 classes: 0 noise, 1 a bright box, 2 a dark ball."""
     draw = np.random.default_rng(number)
     voxels = draw.normal(100, 5, size).astype(np.float32) * (1 + number)
@@ -46,7 +46,7 @@ def write_volume(place: Path, voxels: np.ndarray) -> Path:
 def write_solids(home: Path, count: int = 6, ending: str = ".nii.gz", names: str = "background\nbox\nball\n") -> Path:
     """`images/` and `masks/` of volumes, and `classes.txt`."""
     for number in range(count):
-        voxels, classes = solid(number)
+        voxels, classes = make_solid(number)
         write_volume(home / "images" / f"{number}{ending}", voxels)
         write_volume(home / "masks" / f"{number}{ending}", classes)
     if names:

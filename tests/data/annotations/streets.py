@@ -7,9 +7,21 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-STREET = ("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist")
+STREET_CLASSES = (
+    "sky",
+    "building",
+    "pole",
+    "road",
+    "pavement",
+    "tree",
+    "sign",
+    "fence",
+    "car",
+    "pedestrian",
+    "bicyclist",
+)
 #: colour of each class of a street
-COLOURS = np.array(
+CLASS_COLOURS = np.array(
     [(150, 190, 230), (150, 110, 90), (90, 90, 90), (80, 80, 90), (150, 140, 130), (50, 110, 50), (200, 190, 60),
      (110, 80, 50), (160, 40, 40), (200, 150, 120), (60, 60, 170)], np.int16)  # fmt: skip
 
@@ -68,8 +80,8 @@ def write_streets(home: Path, count: int = 24, size: tuple[int, int] = (60, 80))
     for number in range(count):
         classes, draw = draw_street(number, size), np.random.default_rng(10_000 + number)
         noise = draw.integers(-25, 26, (*size, 3)) + draw.integers(-20, 21, (12, 3))[classes]
-        pixels = np.clip(COLOURS[classes] + noise, 0, 255).astype(np.uint8)
+        pixels = np.clip(CLASS_COLOURS[classes] + noise, 0, 255).astype(np.uint8)
         Image.fromarray(pixels).save(home / "images" / f"{number:03}.png")
         Image.fromarray(classes).save(home / "masks" / f"{number:03}.png")
-    (home / "classes.txt").write_text("\n".join(STREET) + "\n")
+    (home / "classes.txt").write_text("\n".join(STREET_CLASSES) + "\n")
     return home

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 import vitreous
-from tests.conftest import say
-from tests.data.band_files import GEOREFERENCE, SIDE, make_bands, mark_as_lzw, write_scenes, write_tiff
+from tests.conftest import run_cli
+from tests.data.band_files import GEOREFERENCE, IMAGE_SIDE, make_bands, mark_as_lzw, write_scenes, write_tiff
 from vitreous.apps.curation.check import check_dataset
 from vitreous.data.annotations.painted import paint_class_maps
 from vitreous.data.annotations.target import IGNORE_INDEX
@@ -23,8 +23,19 @@ from vitreous.inference.card import Card
 from vitreous.inference.predict import Predictor
 from vitreous.tasks.segmentation import Segmentation
 
-STEP = ("--model", "ViT-32x2/8", "--image-size", "32", "--steps", "1", "--workers", "0", "--device", "cpu")
-BOX = "0 0.5 0.5 0.4 0.4\n"
+ONE_STEP_ARGUMENTS = (
+    "--model",
+    "ViT-32x2/8",
+    "--image-size",
+    "32",
+    "--steps",
+    "1",
+    "--workers",
+    "0",
+    "--device",
+    "cpu",
+)
+YOLO_BOX = "0 0.5 0.5 0.4 0.4\n"
 
 
 def drop_data(number, bands):
@@ -42,7 +53,7 @@ def write_yolo(home, save):
     (home / "data.yaml").write_text("path: .\ntrain: images\nnames: [fire]\n")
     for number in range(8):
         save(home / "images" / str(number), make_bands(5, "uint16", number))
-        (home / "labels" / f"{number}.txt").write_text(BOX)
+        (home / "labels" / f"{number}.txt").write_text(YOLO_BOX)
     return home
 
 
@@ -51,7 +62,7 @@ def write_coco(home, save):
     write_yolo(home, save)
     (home / "images").rename(home / "train")
     images = [
-        {"id": n, "file_name": place.name, "width": SIDE, "height": SIDE}
+        {"id": n, "file_name": place.name, "width": IMAGE_SIDE, "height": IMAGE_SIDE}
         for n, place in enumerate(sorted((home / "train").iterdir()))
     ]
     boxes = [
@@ -63,27 +74,28 @@ def write_coco(home, save):
     return home
 
 
-SAVE = {
+BAND_WRITERS = {
     "npy": lambda place, bands: np.save(place.with_suffix(".npy"), bands.astype(np.float32)),
     "interleaved": lambda place, bands: write_tiff(place.with_suffix(".tif"), bands),
     "planar": lambda place, bands: write_tiff(place.with_suffix(".tif"), bands, planarconfig="separate", tile=(16, 16)),
 }
 
 
-@pytest.mark.parametrize("kind", SAVE)
+@pytest.mark.parametrize("kind", BAND_WRITERS)
 @pytest.mark.parametrize("write", [write_yolo, write_coco])
-def test_boxes_on_bands_are_learned(tmp_path, kind, write):
-    home = write(tmp_path / "data", SAVE[kind])
+def test_detection_data_on_bands_are_accepted(tmp_path, kind, write):
+    home = write(tmp_path / "data", BAND_WRITERS[kind])
     document, _ = check_dataset(home, workers=0)
     assert document["passed"] and document["annotations"]["objects"] == {"fire": 8}
     assert document["channels"] == {"count": 5, "dtype": "float32" if kind == "npy" else "uint16"}
     assert not document["annotations"]["unreadable"] and document["target_error"] is None
     split = open_data(str(home)).split("train")
     assert all(
-        split.target(sample).size == (SIDE, SIDE) and len(split.target(sample)) == 1 for sample in range(len(split))
+        split.target(sample).size == (IMAGE_SIDE, IMAGE_SIDE) and len(split.target(sample)) == 1
+        for sample in range(len(split))
     )
     if (kind, write) in (("interleaved", write_yolo), ("npy", write_coco)):
-        result = say("train", str(home), "--recipe", "detect", *STEP, "--out", str(tmp_path / "run"))
+        result = run_cli("train", str(home), "--recipe", "detect", *ONE_STEP_ARGUMENTS, "--out", str(tmp_path / "run"))
         assert result.returncode == 0, result.stderr
 
 
@@ -91,14 +103,14 @@ def test_pixels_without_data_are_void_for_training_and_check(tmp_path):
     home = write_scenes(tmp_path / "data", 12, drop_data)
     (home / "classes.txt").write_text("land\nfire\n")
     document, _ = check_dataset(home, workers=0)
-    assert document["passed"] and document["annotations"]["ignored_pixels"] == SIDE + SIDE * SIDE
+    assert document["passed"] and document["annotations"]["ignored_pixels"] == IMAGE_SIDE + IMAGE_SIDE * IMAGE_SIDE
     assert [row["path"].rsplit("/")[-1] for row in document["without_valid_pixels"]] == ["2.tif"]
     text = f"1 image without valid pixels; the first: {home / 'images' / '2.tif'}"
     assert [one["message"] for one in document["findings"] if one["code"] == "without_valid_pixels"] == [text]
     assert "sixteen_bit" not in {one["code"] for one in document["findings"]}
     assert sum(split["unreadable"] for split in document["splits"].values()) == 0 == len(document["unreadable"])
     run = tmp_path / "run"
-    result = say("train", str(home), "--recipe", "segment", *STEP, "--out", str(run))
+    result = run_cli("train", str(home), "--recipe", "segment", *ONE_STEP_ARGUMENTS, "--out", str(run))
     assert result.returncode == 0, result.stderr
     place = next(
         name
@@ -107,18 +119,18 @@ def test_pixels_without_data_are_void_for_training_and_check(tmp_path):
         if "2.tif" in split.name(n)
     )
     assert place != "train" or "training images have no pixel with data and are left out" in result.stderr
-    assert say("evaluate", str(run)).returncode == 0
+    assert run_cli("evaluate", str(run)).returncode == 0
     out = tmp_path / "out"
-    result = say("predict", str(run), str(home / "images"), "--out", str(out))
+    result = run_cli("predict", str(run), str(home / "images"), "--out", str(out))
     assert result.returncode == 3  # of the image without data
     lines = [json.loads(line) for line in (out / "maps.jsonl").open()]
     assert [row["error"] is None for row in lines] == [not row["path"].endswith("/2.tif") for row in lines]
     assert np.unique(np.asarray(Image.open(out / "0.tif"))[:, 5]).tolist() == [255]
     assert read_georeference(out / "0.tif") == GEOREFERENCE
-    assert read_upright_size((out / "0.tif").read_bytes(), "0.tif") == (SIDE, SIDE)
+    assert read_upright_size((out / "0.tif").read_bytes(), "0.tif") == (IMAGE_SIDE, IMAGE_SIDE)
 
 
-def test_class_maps_that_are_painted_from_masks_are_void_without_data(tmp_path):
+def test_painted_class_maps_ignore_pixels_without_data(tmp_path):
     home = write_coco(tmp_path / "data", lambda place, bands: drop_pixels(place, bands))
     place = home / "train" / "_annotations.coco.json"
     document = json.loads(place.read_text())
@@ -148,7 +160,7 @@ def test_statistics_leave_pixels_without_data_out():
     assert np.allclose(mean, known.mean(0), rtol=1e-12) and np.allclose(std, known.std(0), rtol=1e-12)
 
 
-def test_check_and_training_agree_where_imagecodecs_is_missing(tmp_path, monkeypatch):
+def test_check_and_train_report_a_missing_imagecodecs(tmp_path, monkeypatch):
     home = write_scenes(tmp_path / "data", 4, dtype="uint16")
     for place in (home / "images").iterdir():
         mark_as_lzw(place)
@@ -156,11 +168,11 @@ def test_check_and_training_agree_where_imagecodecs_is_missing(tmp_path, monkeyp
     document, _ = check_dataset(home, workers=0)
     needed = "a TIFF with LZW compression needs imagecodecs (pip install 'vitreous[geotiff]')"
     assert not document["passed"] and {row["reason"] for row in document["unreadable"]} == {needed}
-    result = say("train", str(home), "--recipe", "segment", *STEP, "--out", str(tmp_path / "run"))
+    result = run_cli("train", str(home), "--recipe", "segment", *ONE_STEP_ARGUMENTS, "--out", str(tmp_path / "run"))
     assert result.returncode == 3 and needed in result.stderr and "Traceback" not in result.stderr
 
 
-class Brightest:
+class BrightestBandEngine:
     """An engine whose class is 1 where the last band is above its mean."""
 
     precision = "fp32"
@@ -171,14 +183,14 @@ class Brightest:
     objects = features = logits
 
 
-def predictor(classes=("land", "fire")):
-    preprocess = BandPreprocess((SIDE, SIDE), 5, (0.25,) * 5, (0.1,) * 5, numbers="float32")
-    return Predictor(Card("Brightest", "1", preprocess, task=Segmentation(classes)), Brightest())
+def make_band_predictor(classes=("land", "fire")):
+    preprocess = BandPreprocess((IMAGE_SIDE, IMAGE_SIDE), 5, (0.25,) * 5, (0.1,) * 5, numbers="float32")
+    return Predictor(Card("Brightest", "1", preprocess, task=Segmentation(classes)), BrightestBandEngine())
 
 
-def test_predictions_have_the_georeference_of_their_image(tmp_path):
+def test_predictions_keep_the_georeference_of_their_image(tmp_path):
     home = write_scenes(tmp_path / "data", 2, drop_data, compression="zlib", tile=(16, 16))
-    first, second = predictor().segment([home / "images" / "0.tif", home / "images" / "1.tif"])
+    first, second = make_band_predictor().segment([home / "images" / "0.tif", home / "images" / "1.tif"])
     assert first.header == second.header == GEOREFERENCE
     assert (first.classes[:, 5] == IGNORE_INDEX).all() and (np.delete(first.classes, 5, 1) != IGNORE_INDEX).all()
     assert sum(first.class_shares.values()) == pytest.approx(1) and (second.classes != IGNORE_INDEX).all()
@@ -187,7 +199,7 @@ def test_predictions_have_the_georeference_of_their_image(tmp_path):
     for classes, nodata in ((("land", "fire"), 255), (tuple(map(str, range(300))), 65535)):
         out = tmp_path / str(nodata)
         files = MapFiles(str(out), str(home / "images"), classes, str(out / "over"))
-        pictures = predictor(classes).segment([home / "images" / "0.tif"], pictures=True)
+        pictures = make_band_predictor(classes).segment([home / "images" / "0.tif"], pictures=True)
         (written,) = files.write(pictures)
         raw = (out / "0.tif").read_bytes()
         assert written.file == str(out / "0.tif") and written.overlay == str(out / "over" / "0.png")
@@ -196,13 +208,13 @@ def test_predictions_have_the_georeference_of_their_image(tmp_path):
         assert np.array_equal(stored, np.where(first.classes == IGNORE_INDEX, nodata, first.classes))
 
 
-def test_a_file_of_other_bands_is_named_with_its_bands(tmp_path):
+def test_a_band_count_mismatch_is_reported_with_the_band_counts(tmp_path):
     model = tmp_path / "model"
-    vitreous.save(vitreous.create("ViT-32x2/8", SIDE, 2), model)
+    vitreous.save(vitreous.create("ViT-32x2/8", IMAGE_SIDE, 2), model)
     write_tiff(tmp_path / "five.tif", make_bands(5, "uint16"))
-    Image.new("RGB", (SIDE, SIDE)).save(tmp_path / "photo.png")
-    result = say("predict", str(model), str(tmp_path / "five.tif"))
+    Image.new("RGB", (IMAGE_SIDE, IMAGE_SIDE)).save(tmp_path / "photo.png")
+    result = run_cli("predict", str(model), str(tmp_path / "five.tif"))
     assert result.returncode == 3
     assert "5 bands of uint16, but the model expects 3 of uint8 (RGB)" in result.stdout
-    answer = predictor().segment(tmp_path / "photo.png", bad_images="skip")
+    answer = make_band_predictor().segment(tmp_path / "photo.png", bad_images="skip")
     assert answer.error == f"{tmp_path / 'photo.png'}: 3 bands of uint8, but the model expects 5 bands of float32"

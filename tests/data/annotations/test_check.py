@@ -10,7 +10,7 @@ from PIL import Image
 
 from tests.conftest import make_folder
 from tests.data.annotations.scenery import write_maps, write_objects
-from tests.data.annotations.writing_scenes import CLASSES, WRITERS, scene, write_coco, write_voc
+from tests.data.annotations.writing_scenes import CLASSES, FORMAT_WRITERS, make_objects, write_coco, write_voc
 from vitreous.apps.curation.check import check_dataset
 from vitreous.apps.curation.checks.page import render_check_page
 from vitreous.apps.curation.pack import pack_dataset
@@ -21,26 +21,26 @@ from vitreous.errors import DataError, UsageError
 from vitreous.models.names import choose_default_image_size
 
 
-def checked(source):
+def check_source(source):
     return check_dataset(str(source), workers=0)
 
 
-def findings(document):
+def findings_by_kind(document):
     return {row["code"]: row for row in document["findings"]}
 
 
-@pytest.mark.parametrize("form", WRITERS)
+@pytest.mark.parametrize("form", FORMAT_WRITERS)
 def test_objects_are_counted(tmp_path, form):
-    document, _ = checked(WRITERS[form](tmp_path))
+    document, _ = check_source(FORMAT_WRITERS[form](tmp_path))
     facts = document["annotations"]
-    labels = [label for number in range(5) for label, _ in scene(number)]
+    labels = [label for number in range(5) for label, _ in make_objects(number)]
     assert facts["objects"] == {name: labels.count(number) for number, name in enumerate(CLASSES)}
     assert facts["object_sizes"] == {"small": len(labels), "medium": 0, "large": 0} and facts["without_objects"] == 1
-    assert f"{len(labels)} objects" in findings(document)["objects"]["message"]
-    assert "ignored_files" not in findings(document)  # files of annotations are read, not left out
+    assert f"{len(labels)} objects" in findings_by_kind(document)["objects"]["message"]
+    assert "ignored_files" not in findings_by_kind(document)  # files of annotations are read, not left out
 
 
-def test_what_is_wrong_with_objects_is_reported(tmp_path):
+def test_invalid_objects_are_reported(tmp_path):
     home = write_coco(tmp_path)
     place = home / "annotations" / "instances_train2017.json"
     document = json.loads(place.read_text())
@@ -56,8 +56,8 @@ def test_what_is_wrong_with_objects_is_reported(tmp_path):
     held_out["categories"].append({"id": 98, "name": "emu"})
     held_out["annotations"].append({"id": 1, "image_id": 97, "category_id": 98, "bbox": [1, 1, 5, 5], "iscrowd": 1})
     other.write_text(json.dumps(held_out))
-    document, subject = checked(home)
-    facts, rows = document["annotations"], findings(document)
+    document, subject = check_source(home)
+    facts, rows = document["annotations"], findings_by_kind(document)
     assert len(facts["out_of_bounds"]) == 1 and facts["out_of_bounds"][0]["box"] == [20, 10, 50, 19]
     assert len(facts["duplicates"]) == 1 and len(facts["duplicates"][0]["objects"]) == 2
     assert (
@@ -76,34 +76,34 @@ def test_what_is_wrong_with_objects_is_reported(tmp_path):
     )
 
 
-def test_annotations_that_cannot_be_read_fail_the_check(tmp_path):
-    home = WRITERS["voc"](tmp_path)
+def test_unreadable_annotations_fail_the_check(tmp_path):
+    home = FORMAT_WRITERS["voc"](tmp_path)
     Image.new("RGB", (9, 9)).save(home / "JPEGImages" / "3.png")
-    document, _ = checked(home)
-    assert not document["passed"] and "9 x 9 pixels" in findings(document)["annotations"]["message"]
+    document, _ = check_source(home)
+    assert not document["passed"] and "9 x 9 pixels" in findings_by_kind(document)["annotations"]["message"]
     (home / "Annotations" / "4.xml").write_text("<a>")
-    document, _ = checked(home)
-    assert not document["passed"] and "4.xml" in findings(document)["layout_error"]["message"]
+    document, _ = check_source(home)
+    assert not document["passed"] and "4.xml" in findings_by_kind(document)["layout_error"]["message"]
 
 
-def test_pixels_of_class_maps_are_counted(tmp_path):
-    document, subject = checked(write_maps(tmp_path, 4))
+def test_class_map_pixels_are_counted(tmp_path):
+    document, subject = check_source(write_maps(tmp_path, 4))
     facts = document["annotations"]
     assert sum(facts["pixels"].values()) == 4 * 24 * 32 and facts["pixels"]["square"] == 4 * 64 and not facts["objects"]
-    assert "ground" in findings(document)["pixels"]["message"] and "images" not in document["ignored_files"]
+    assert "ground" in findings_by_kind(document)["pixels"]["message"] and "images" not in document["ignored_files"]
     assert "<th>share of pixels</th>" in render_check_page(document, subject)
 
 
-def test_masks_of_objects_are_no_images_of_the_data(tmp_path):
-    document, _ = checked(write_objects(tmp_path, 3))
-    assert document["annotations"]["objects"] == {"object": 6} and "ignored_images" not in findings(document)
+def test_object_masks_are_not_counted_as_images(tmp_path):
+    document, _ = check_source(write_objects(tmp_path, 3))
+    assert document["annotations"]["objects"] == {"object": 6} and "ignored_images" not in findings_by_kind(document)
 
 
-def test_other_data_have_no_annotations(tmp_path):
-    assert checked("digits")[0]["annotations"] is None
+def test_classification_data_have_no_annotations(tmp_path):
+    assert check_source("digits")[0]["annotations"] is None
 
 
-def enlarge(home, size=(700, 700)):
+def enlarge_images(home, size=(700, 700)):
     """Replace the images below a folder by larger ones, of noise."""
     draw = np.random.default_rng(0)
     for place in sorted(home.rglob("*.png")):
@@ -111,40 +111,40 @@ def enlarge(home, size=(700, 700)):
 
 
 @pytest.mark.parametrize(("form", "side"), [("voc", 320), ("maps", 256)])
-def test_sizes_are_compared_with_the_input_of_the_task_and_no_pack_is_advised(tmp_path, form, side):
+def test_image_sizes_are_compared_with_the_task_input_size(tmp_path, form, side):
     if form == "voc":
-        WRITERS[form](tmp_path)
-        enlarge(tmp_path)
+        FORMAT_WRITERS[form](tmp_path)
+        enlarge_images(tmp_path)
         for place in (tmp_path / "Annotations").glob("*.xml"):
             text = place.read_text()
             place.write_text(re.sub(r"<size>.*?</size>", "", text, flags=re.DOTALL))
         first = tmp_path / "JPEGImages" / "0.png"
     else:
         write_maps(tmp_path)
-        enlarge(tmp_path / "images")
+        enlarge_images(tmp_path / "images")
         for place in (tmp_path / "masks").iterdir():
             Image.open(place).resize((700, 700), Image.Resampling.NEAREST).save(place)
         first = tmp_path / "images" / "0.png"
     document, _ = check_dataset(str(tmp_path), workers=0, image_size=choose_default_image_size)
-    finding = findings(document)["large"]
+    finding = findings_by_kind(document)["large"]
     start = f"100% of the images are at least twice as large as the model input ({side} pixels)"
     assert finding["message"] == f"{start}, which wastes decoding time; the first: {first}"
     way = "packs do not store annotations: if decoding limits training, downscale images and annotations together"
     assert finding["hint"] == way
 
 
-def test_copies_of_different_objects_are_named_without_labels(tmp_path):
+def test_duplicate_images_with_different_objects_are_reported(tmp_path):
     home = write_coco(tmp_path)
     images = home / "train2017"
     shutil.copy(images / "0.png", images / "2.png")
-    document, _ = checked(home)
-    rows = {what: row["message"] for what, row in findings(document).items()}
+    document, _ = check_source(home)
+    rows = {what: row["message"] for what, row in findings_by_kind(document).items()}
     pair = f"; the first: {images / '2.png'} and {images / '0.png'}"
     assert rows["conflicting_labels"] == f"1 image found with different classes{pair}"
     assert not any("label" in text for text in rows.values())
 
 
-def test_a_folder_above_the_data_fails_and_names_it(tmp_path, capsys):
+def test_a_parent_folder_of_the_dataset_suggests_the_dataset(tmp_path, capsys):
     for number, depth in enumerate(("cells", "release/cells")):
         root = tmp_path / str(number)
         home = root / depth
@@ -157,7 +157,7 @@ def test_a_folder_above_the_data_fails_and_names_it(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("inner", ["photos", "photos/train", "labels.csv"])
-def test_folders_of_classes_and_tables_are_named_too(tmp_path, inner):
+def test_nested_class_folders_and_tables_are_suggested(tmp_path, inner):
     if inner == "labels.csv":
         make_folder(tmp_path, {"": 2}, classes=("all",))
         (tmp_path / inner).write_text("path,label\nall/0.png,ant\nall/1.png,bee\n")
@@ -177,8 +177,8 @@ def test_findings_name_a_file(tmp_path):
     (tmp_path / "train/bee/1.png").write_bytes(b"junk")
     (tmp_path / "notes.md").write_text("x")
     shutil.copy(tmp_path / "train/bee/2.png", tmp_path / "val/ant/9.png")
-    document, _ = checked(tmp_path)
-    rows = {what: row["message"] for what, row in findings(document).items()}
+    document, _ = check_source(tmp_path)
+    rows = {what: row["message"] for what, row in findings_by_kind(document).items()}
     for what, place in (*places.items(), ("unreadable", "train/bee/1.png"), ("ignored_files", "notes.md")):
         assert rows[what].endswith(f"; the first: {tmp_path / place}"), what
     pair = f"; the first: {tmp_path / 'train/bee/2.png'} and {tmp_path / 'val/ant/9.png'}"
@@ -189,7 +189,7 @@ def test_findings_name_a_file(tmp_path):
 def test_annotations_beside_class_folders_are_noted(tmp_path):
     make_folder(tmp_path, {"": 3})
     (tmp_path / "boxes.json").write_text('{"images": [], "annotations": [], "categories": []}')
-    document, _ = checked(tmp_path)
+    document, _ = check_source(tmp_path)
     note = f"the annotations in {tmp_path / 'boxes.json'} are not used: `train` needs --recipe"
     assert note in document["notes"]
 

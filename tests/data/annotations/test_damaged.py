@@ -5,16 +5,16 @@ import shutil
 
 import pytest
 
-from tests.data.annotations.writing_scenes import WRITERS
+from tests.data.annotations.writing_scenes import FORMAT_WRITERS
 from vitreous.data.sources import open_data
 from vitreous.errors import VitreousError
 
-HUGE = "1" + "0" * 400
+HUGE_INTEGER = "1" + "0" * 400
 #: of each format the files that are damaged, and what is written in their place or done to their text
-TEXTS = ["", "{", "[]", "null", "\x00\xff", "<html>", "true", '{"images": 1}', "[" * 5000]
+INVALID_TEXTS = ["", "{", "[]", "null", "\x00\xff", "<html>", "true", '{"images": 1}', "[" * 5000]
 
 
-def edit(change):
+def edit_json(change):
     """A change of a JSON document."""
 
     def text(before):
@@ -25,7 +25,7 @@ def edit(change):
     return text
 
 
-def swap(old, new):
+def replace_text(old, new):
     """A change of a text, which has to have that part."""
 
     def text(before):
@@ -35,75 +35,78 @@ def swap(old, new):
     return text
 
 
-def first(key, name, value):
+def set_first_entry(key, name, value):
     """A change of the first entry of a list of COCO."""
-    return edit(lambda document: document[key][0].update({name: value}))
+    return edit_json(lambda document: document[key][0].update({name: value}))
 
 
-def lack(key, name):
+def drop_from_first_entry(key, name):
     """The first entry of a list of COCO without a key."""
-    return edit(lambda document: document[key][0].pop(name))
+    return edit_json(lambda document: document[key][0].pop(name))
 
 
-COCO = [
-    *TEXTS,
-    *(edit(lambda document, key=key: document.pop(key)) for key in ("images", "annotations", "categories")),
-    *(edit(lambda document, key=key: document.update({key: [3]})) for key in ("images", "annotations", "categories")),
-    *(lack("images", name) for name in ("id", "file_name")),
-    *(lack("categories", name) for name in ("id", "name")),
-    *(lack("annotations", name) for name in ("image_id", "category_id")),
-    first("images", "id", "7"),
-    first("images", "file_name", 3),
-    first("images", "file_name", "../../etc/passwd"),
-    first("images", "file_name", "nobody.png"),
-    first("images", "id", 99),
-    first("categories", "id", True),
-    first("categories", "id", 5),
-    first("categories", "name", ""),
-    first("categories", "name", "cat"),
-    first("annotations", "image_id", 1),
-    first("annotations", "category_id", 1),
-    first("annotations", "category_id", None),
-    first("annotations", "bbox", [1, 2, 3]),
-    first("annotations", "bbox", [1, 2, -3, 4]),
-    first("annotations", "bbox", [1, 2, "x", 4]),
-    first("annotations", "bbox", [1, 2, None, 4]),
-    first("annotations", "bbox", "1 2 3 4"),
-    first("annotations", "bbox", [1, 2, float("nan"), 4]),
-    first("annotations", "bbox", [1, 2, 1e999, 4]),
-    first("annotations", "segmentation", [[1, 2, 3, 4, 5, 6, 7]]),
-    first("annotations", "segmentation", [["a", 2, 3, 4, 5, 6]]),
-    first("annotations", "segmentation", [3]),
-    first("annotations", "segmentation", 3),
-    first("annotations", "segmentation", "x"),
-    first("annotations", "segmentation", {"counts": [3, 4], "size": [24, 32]}),
-    first("annotations", "segmentation", {"counts": [-3, 771], "size": [24, 32]}),
-    first("annotations", "segmentation", {"counts": "\x01", "size": [24, 32]}),
-    first("annotations", "segmentation", {"counts": "o", "size": [24, 32]}),
-    first("annotations", "segmentation", {"counts": None, "size": [24, 32]}),
-    first("annotations", "segmentation", {"counts": [768]}),
-    first("annotations", "segmentation", {"counts": [768], "size": [24, 32, 1]}),
-    first("annotations", "segmentation", {"counts": [700], "size": [20, 35]}),
-    edit(lambda document: [row.pop(key) for row in document["annotations"] for key in ("bbox", "segmentation")]),
-    first("images", "height", 25),
+COCO_DAMAGES = [
+    *INVALID_TEXTS,
+    *(edit_json(lambda document, key=key: document.pop(key)) for key in ("images", "annotations", "categories")),
+    *(
+        edit_json(lambda document, key=key: document.update({key: [3]}))
+        for key in ("images", "annotations", "categories")
+    ),
+    *(drop_from_first_entry("images", name) for name in ("id", "file_name")),
+    *(drop_from_first_entry("categories", name) for name in ("id", "name")),
+    *(drop_from_first_entry("annotations", name) for name in ("image_id", "category_id")),
+    set_first_entry("images", "id", "7"),
+    set_first_entry("images", "file_name", 3),
+    set_first_entry("images", "file_name", "../../etc/passwd"),
+    set_first_entry("images", "file_name", "nobody.png"),
+    set_first_entry("images", "id", 99),
+    set_first_entry("categories", "id", True),
+    set_first_entry("categories", "id", 5),
+    set_first_entry("categories", "name", ""),
+    set_first_entry("categories", "name", "cat"),
+    set_first_entry("annotations", "image_id", 1),
+    set_first_entry("annotations", "category_id", 1),
+    set_first_entry("annotations", "category_id", None),
+    set_first_entry("annotations", "bbox", [1, 2, 3]),
+    set_first_entry("annotations", "bbox", [1, 2, -3, 4]),
+    set_first_entry("annotations", "bbox", [1, 2, "x", 4]),
+    set_first_entry("annotations", "bbox", [1, 2, None, 4]),
+    set_first_entry("annotations", "bbox", "1 2 3 4"),
+    set_first_entry("annotations", "bbox", [1, 2, float("nan"), 4]),
+    set_first_entry("annotations", "bbox", [1, 2, 1e999, 4]),
+    set_first_entry("annotations", "segmentation", [[1, 2, 3, 4, 5, 6, 7]]),
+    set_first_entry("annotations", "segmentation", [["a", 2, 3, 4, 5, 6]]),
+    set_first_entry("annotations", "segmentation", [3]),
+    set_first_entry("annotations", "segmentation", 3),
+    set_first_entry("annotations", "segmentation", "x"),
+    set_first_entry("annotations", "segmentation", {"counts": [3, 4], "size": [24, 32]}),
+    set_first_entry("annotations", "segmentation", {"counts": [-3, 771], "size": [24, 32]}),
+    set_first_entry("annotations", "segmentation", {"counts": "\x01", "size": [24, 32]}),
+    set_first_entry("annotations", "segmentation", {"counts": "o", "size": [24, 32]}),
+    set_first_entry("annotations", "segmentation", {"counts": None, "size": [24, 32]}),
+    set_first_entry("annotations", "segmentation", {"counts": [768]}),
+    set_first_entry("annotations", "segmentation", {"counts": [768], "size": [24, 32, 1]}),
+    set_first_entry("annotations", "segmentation", {"counts": [700], "size": [20, 35]}),
+    edit_json(lambda document: [row.pop(key) for row in document["annotations"] for key in ("bbox", "segmentation")]),
+    set_first_entry("images", "height", 25),
 ]
-VOC = [
-    *TEXTS[:6],
+VOC_DAMAGES = [
+    *INVALID_TEXTS[:6],
     "<a>",
     "<!DOCTYPE a [<!ENTITY b 'c'>]><annotation>&b;</annotation>",
-    swap("<name>", "<nome>"),
-    swap("<name>dog</name>", "<name> </name>"),
-    swap("<xmin>", "<xmin>x"),
-    swap("<xmin>", "<xmin>nan"),
-    swap("<xmin>", "<xmin>9"),
-    swap("<ymin>", "<ymin>9"),
-    swap("<xmin>", "<xmin>" + HUGE),
-    swap("<xmax>", "<xmux></xmux><xmax>1e999"),
-    swap("<bndbox>", "<box>"),
-    swap("<width>32", "<width>33"),
-    swap("<height>24", "<height>2"),
+    replace_text("<name>", "<nome>"),
+    replace_text("<name>dog</name>", "<name> </name>"),
+    replace_text("<xmin>", "<xmin>x"),
+    replace_text("<xmin>", "<xmin>nan"),
+    replace_text("<xmin>", "<xmin>9"),
+    replace_text("<ymin>", "<ymin>9"),
+    replace_text("<xmin>", "<xmin>" + HUGE_INTEGER),
+    replace_text("<xmax>", "<xmux></xmux><xmax>1e999"),
+    replace_text("<bndbox>", "<box>"),
+    replace_text("<width>32", "<width>33"),
+    replace_text("<height>24", "<height>2"),
 ]
-YOLO = [
+YOLO_DAMAGES = [
     "cat 0.5 0.5 0.1 0.1",
     "0 0.5 0.5 0.1",
     "0 0.5 0.5 0.1 0.1 0.2",
@@ -119,7 +122,7 @@ YOLO = [
     "<html>",
     "1e9 0.5 0.5 0.1 0.1",
 ]
-YAML = [
+YAML_DAMAGES = [
     "",
     "names: 3",
     "names: []",
@@ -134,8 +137,8 @@ YAML = [
     "{",
     "names: [cat]\ntrain: images/train",
 ]
-LABELME = [
-    *TEXTS[:3],
+LABELME_DAMAGES = [
+    *INVALID_TEXTS[:3],
     '{"shapes": 3}',
     '{"shapes": [3]}',
     '{"shapes": [{"label": "cat"}]}',
@@ -146,14 +149,14 @@ LABELME = [
     '{"shapes": [{"label": "cat", "points": [[1, NaN], [3, 4], [5, 1]]}]}',
     '{"shapes": [{"label": "cat", "shape_type": "line", "points": [[1, 2], [3, 4]]}]}',
     '{"shapes": [{"label": "cat", "shape_type": "circle", "points": [[1, 2]]}]}',
-    swap('"imageHeight": 24', '"imageHeight": 25'),
+    replace_text('"imageHeight": 24', '"imageHeight": 25'),
 ]
-CSV = [
-    swap("filename", "nothing"),
-    swap("label", "nothing"),
-    swap("0.png,", "nobody.png,"),
-    swap("0.png,", ","),
-    swap("train", "exam"),
+CSV_DAMAGES = [
+    replace_text("filename", "nothing"),
+    replace_text("label", "nothing"),
+    replace_text("0.png,", "nobody.png,"),
+    replace_text("0.png,", ","),
+    replace_text("train", "exam"),
     lambda text: text.replace("\n0.png", "\n0.png,cat,9,9,3,12,train\n0.png", 1),
     lambda text: text.replace("\n0.png", "\n0.png,cat,1,1,x,2,train\n0.png", 1),
     lambda text: text.replace("\n0.png", "\n0.png,cat,1,1,inf,2,train\n0.png", 1),
@@ -161,32 +164,32 @@ CSV = [
     lambda text: text.replace("\n0.png", "\n0.png,cat,1,1\n0.png", 1),
     lambda text: text.replace("\n0.png", '\n"0.png,cat,1,1,3,2,train\n0.png', 1),
 ]
-FILES = {
-    "coco": ("annotations/instances_train2017.json", COCO),
-    "voc": ("Annotations/2.xml", VOC),
-    "yolo": ("labels/train/2.txt", YOLO),
-    "yaml": ("data.yaml", YAML),
-    "labelme": ("train/2.json", LABELME),
-    "csv": ("boxes.csv", CSV),
+DAMAGED_FILES = {
+    "coco": ("annotations/instances_train2017.json", COCO_DAMAGES),
+    "voc": ("Annotations/2.xml", VOC_DAMAGES),
+    "yolo": ("labels/train/2.txt", YOLO_DAMAGES),
+    "yaml": ("data.yaml", YAML_DAMAGES),
+    "labelme": ("train/2.json", LABELME_DAMAGES),
+    "csv": ("boxes.csv", CSV_DAMAGES),
 }
-CASES = [(form, number) for form, (_, damages) in FILES.items() for number in range(len(damages))]
+DAMAGE_CASES = [(form, number) for form, (_, damages) in DAMAGED_FILES.items() for number in range(len(damages))]
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory):
+def written_datasets(tmp_path_factory):
     """A folder in every format."""
     home = tmp_path_factory.mktemp("whole")
-    return {form: write(home / form) for form, write in WRITERS.items()} and home
+    return {form: write(home / form) for form, write in FORMAT_WRITERS.items()} and home
 
 
-def test_there_are_a_hundred():
-    assert len(CASES) >= 100
+def test_at_least_100_damage_cases_exist():
+    assert len(DAMAGE_CASES) >= 100
 
 
-@pytest.mark.parametrize(("form", "number"), CASES)
-def test_one_message_names_the_file(written, tmp_path, form, number):
-    inner, damages = FILES[form]
-    shutil.copytree(written / ("yolo" if form == "yaml" else form), tmp_path / "data")
+@pytest.mark.parametrize(("form", "number"), DAMAGE_CASES)
+def test_a_damaged_file_is_reported_in_one_message(written_datasets, tmp_path, form, number):
+    inner, damages = DAMAGED_FILES[form]
+    shutil.copytree(written_datasets / ("yolo" if form == "yaml" else form), tmp_path / "data")
     place, damage = tmp_path / "data" / inner, damages[number]
     text = damage(place.read_text()) if callable(damage) else damage
     place.write_text(text, "utf-8", "surrogateescape")
@@ -210,15 +213,15 @@ def test_one_message_names_the_file(written, tmp_path, form, number):
         ("labelme", "train/0.png"),
     ],
 )
-def test_a_file_that_is_gone(written, tmp_path, form, inner):
-    shutil.copytree(written / form, tmp_path / "data")
+def test_a_missing_annotated_image_is_reported(written_datasets, tmp_path, form, inner):
+    shutil.copytree(written_datasets / form, tmp_path / "data")
     (tmp_path / "data" / inner).unlink()
     with pytest.raises(VitreousError, match=r"\b0\b.*(does not exist|has no)"):
         open_data(str(tmp_path / "data"))
 
 
-def test_an_image_of_a_list_that_is_gone(written, tmp_path):
-    shutil.copytree(written / "yolo", tmp_path / "data")
+def test_a_missing_image_of_a_yolo_list_is_reported(written_datasets, tmp_path):
+    shutil.copytree(written_datasets / "yolo", tmp_path / "data")
     (tmp_path / "data" / "train.txt").write_text("images/train/0.png\nimages/train/1.png\nimages/train/nobody.png\n")
     (tmp_path / "data" / "data.yaml").write_text("train: train.txt\nval: images/val\nnames: [cat, dog, owl]\n")
     with pytest.raises(VitreousError, match=r"nobody\.png does not exist"):

@@ -8,11 +8,11 @@ import pytest
 
 from tests.data.annotations.writing_scenes import (
     CLASSES,
-    SIZE,
+    FORMAT_WRITERS,
+    IMAGE_SIZE,
     SPLITS,
-    WRITERS,
-    numbers_of,
-    scene,
+    image_numbers,
+    make_objects,
     write_coco,
     write_yolo,
 )
@@ -22,7 +22,7 @@ from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
 
 
-def targets(data):
+def targets_by_image(data):
     """Split and name of each image -> its target."""
     return {
         (name, Path(split.name(sample)).stem): split.target(sample)
@@ -33,24 +33,24 @@ def targets(data):
 
 def check_scenes(data, masks=False):
     """All objects are those of `augment_scene`."""
-    rows = targets(data)
+    rows = targets_by_image(data)
     assert data.classes == CLASSES and {name: len(split) for name, split in data.splits.items()} == SPLITS
     for split in SPLITS:
-        for number in numbers_of(split):
-            target, expected = rows[split, str(number)], scene(number)
+        for number in image_numbers(split):
+            target, expected = rows[split, str(number)], make_objects(number)
             boxes = [[min(edge, side) for edge, side in zip(box, (32, 24, 32, 24), strict=True)] for _, box in expected]
-            assert target.size == SIZE and target.labels.tolist() == [label for label, _ in expected]
+            assert target.size == IMAGE_SIZE and target.labels.tolist() == [label for label, _ in expected]
             assert np.allclose(target.boxes, np.array(boxes).reshape(-1, 4), atol=1e-4)
-            present = data.splits[split].labels[list(numbers_of(split)).index(number)]
+            present = data.splits[split].labels[list(image_numbers(split)).index(number)]
             assert set(np.flatnonzero(present)) == {label for label, _ in expected}
             for row, (left, top, right, bottom) in enumerate(boxes if masks else []):
                 mask = target.mask(row)
                 assert mask.sum() == (right - left) * (bottom - top) and mask[top:bottom, left:right].all()
 
 
-@pytest.mark.parametrize("form", WRITERS)
-def test_every_format_is_read_alike(tmp_path, form):
-    data = open_data(str(WRITERS[form](tmp_path)))
+@pytest.mark.parametrize("form", FORMAT_WRITERS)
+def test_every_format_gives_the_same_targets(tmp_path, form):
+    data = open_data(str(FORMAT_WRITERS[form](tmp_path)))
     order = {
         split: [Path(part.name(sample)).stem for sample in range(len(part))] for split, part in data.splits.items()
     }
@@ -60,18 +60,18 @@ def test_every_format_is_read_alike(tmp_path, form):
     check_scenes(data, masks=form in ("coco", "labelme"))
 
 
-def test_polygons_of_yolo_are_masks(tmp_path):
+def test_yolo_polygons_are_masks(tmp_path):
     check_scenes(open_data(str(write_yolo(tmp_path, polygons=True))), masks=True)
 
 
-@pytest.mark.parametrize("form", WRITERS)
+@pytest.mark.parametrize("form", FORMAT_WRITERS)
 @pytest.mark.parametrize("to", ["coco", "voc", "yolo"])
-def test_conversion_changes_no_target(tmp_path, form, to):
-    data = open_data(str(WRITERS[form](tmp_path / "in")))
+def test_conversion_preserves_targets(tmp_path, form, to):
+    data = open_data(str(FORMAT_WRITERS[form](tmp_path / "in")))
     counts = convert_annotations(data, tmp_path / "out", to)["splits"]
     again = open_data(str(tmp_path / "out"))
-    before, after = targets(data), targets(again)
-    assert counts["train"] == {"images": 3, "objects": sum(len(scene(number)) for number in range(3))}
+    before, after = targets_by_image(data), targets_by_image(again)
+    assert counts["train"] == {"images": 3, "objects": sum(len(make_objects(number)) for number in range(3))}
     assert before.keys() == after.keys()
     for name, target in before.items():
         assert [data.classes[k] for k in target.labels] == [again.classes[k] for k in after[name].labels]
@@ -81,18 +81,18 @@ def test_conversion_changes_no_target(tmp_path, form, to):
     assert not [note for note in again.notes if "held out" in note]
 
 
-def test_masks_are_painted_and_read_again(tmp_path):
+def test_masks_survive_conversion_to_class_maps(tmp_path):
     data = open_data(str(write_coco(tmp_path / "in")))
     convert_annotations(data, tmp_path / "out", "masks")
     again = open_data(str(tmp_path / "out"))
     assert again.classes == ("background", *CLASSES)
-    before = targets(data)
-    for name, target in targets(again).items():
+    before = targets_by_image(data)
+    for name, target in targets_by_image(again).items():
         wanted = before[name].class_map(background=-2) + 1
         assert np.array_equal(target.class_map(), np.maximum(wanted, 0))
 
 
-def test_a_held_out_part_is_not_written_as_validation(tmp_path):
+def test_conversion_does_not_write_a_held_out_split(tmp_path):
     home = write_yolo(tmp_path / "in")
     (home / "data.yaml").write_text("train: [images/train, images/val]\nnames: [cat, dog, owl]\n")
     data = open_data(str(home))
@@ -100,8 +100,8 @@ def test_a_held_out_part_is_not_written_as_validation(tmp_path):
     assert sum(len(split) for split in open_data(str(tmp_path / "out")).splits.values()) == 5
 
 
-def test_conversions_that_cannot_be(tmp_path):
-    boxes = open_data(str(WRITERS["voc"](tmp_path / "voc")))
+def test_unsupported_conversions_are_rejected(tmp_path):
+    boxes = open_data(str(FORMAT_WRITERS["voc"](tmp_path / "voc")))
     with pytest.raises(DataError, match="boxes but no masks"):
         convert_annotations(boxes, tmp_path / "out", "masks")
     with pytest.raises(DataError, match="no boxes or masks found in digits"):
@@ -117,23 +117,23 @@ def test_crowds_and_run_lengths(tmp_path):
     home = write_coco(tmp_path)
     place = home / "annotations" / "instances_val2017.json"
     document = json.loads(place.read_text())
-    mask = polygon_to_mask(np.array([(3, 3), (9, 4), (6, 20)]), SIZE)
+    mask = polygon_to_mask(np.array([(3, 3), (9, 4), (6, 20)]), IMAGE_SIZE)
     crowd = {"id": 999, "image_id": 97, "category_id": 10, "iscrowd": 1, "bbox": [3, 3, 6, 17]}
-    crowd["segmentation"] = {"counts": mask_to_rle(mask), "size": list(SIZE)}
+    crowd["segmentation"] = {"counts": mask_to_rle(mask), "size": list(IMAGE_SIZE)}
     document["annotations"].append(crowd)
     place.write_text(json.dumps(document))
-    target = targets(open_data(str(home)))["val", "3"]
+    target = targets_by_image(open_data(str(home)))["val", "3"]
     assert (
         target.crowd.tolist()[-1] and not target.crowd[:-1].any() and np.array_equal(target.mask(len(target) - 1), mask)
     )
     data = open_data(str(home))
     convert_annotations(data, tmp_path / "out", "coco")
-    again = targets(open_data(str(tmp_path / "out")))["val", "3"]
+    again = targets_by_image(open_data(str(tmp_path / "out")))["val", "3"]
     assert again.crowd.tolist() == target.crowd.tolist() and np.array_equal(again.masks(), target.masks())
 
 
-def test_voc_that_counts_from_zero_and_boxes_without_area(tmp_path):
-    home = WRITERS["voc"](tmp_path)
+def test_zero_based_voc_boxes_are_read_and_empty_boxes_dropped(tmp_path):
+    home = FORMAT_WRITERS["voc"](tmp_path)
     place = home / "Annotations" / "3.xml"
     box = (
         "<object><name>cat</name><bndbox><xmin>{}</xmin><ymin>{}</ymin><xmax>{}</xmax><ymax>{}</ymax></bndbox></object>"
@@ -141,11 +141,11 @@ def test_voc_that_counts_from_zero_and_boxes_without_area(tmp_path):
     rows = box.format(0, 4, 8, 9) + box.format(5, 5, 5, 9)
     place.write_text(f"<annotation>{rows}</annotation>")
     data = open_data(str(home))
-    assert targets(data)["val", "3"].boxes.tolist() == [[0, 4, 8, 9]]
+    assert targets_by_image(data)["val", "3"].boxes.tolist() == [[0, 4, 8, 9]]
     assert any("1 boxes without area" in note and "3.xml" in note for note in data.notes)
 
 
-def test_what_is_known_of_an_image_of_lvis(tmp_path):
+def test_lvis_verified_classes_and_frequencies_are_read(tmp_path):
     home = write_coco(tmp_path)
     place = next((home / "annotations").glob("*train*"))
     document = json.loads(place.read_text())

@@ -8,17 +8,28 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import say
+from tests.conftest import run_cli
 from tests.data.annotations.scenery import write_maps, write_objects
 from tests.data.annotations.test_panoptic import write_panoptic
-from tests.data.annotations.writing_scenes import WRITERS, save_image, write_coco, write_yolo
+from tests.data.annotations.writing_scenes import FORMAT_WRITERS, save_image, write_coco, write_yolo
 from vitreous.apps.curation.check import check_dataset
 from vitreous.data.annotations.fields import read_flag
 from vitreous.data.annotations.learnable import find_unlearnable, require_learnable
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
 
-DETECT = ("--recipe", "detect", "--model", "ViT-32x2/8", "--image-size", "32", "--steps", "1", "--workers", "0")
+DETECT_ARGUMENTS = (
+    "--recipe",
+    "detect",
+    "--model",
+    "ViT-32x2/8",
+    "--image-size",
+    "32",
+    "--steps",
+    "1",
+    "--workers",
+    "0",
+)
 
 
 def edit_json(place, change):
@@ -46,7 +57,7 @@ def write_crowds(home):
 
 
 def write_difficult(home):
-    WRITERS["voc"](home)
+    FORMAT_WRITERS["voc"](home)
     return rewrite_texts(home, "*.xml", lambda text: text.replace("</name>", "</name><difficult>1</difficult>"))
 
 
@@ -54,7 +65,7 @@ def write_empty_boxes(home):
     return edit_annotations(home, bbox=[3, 3, 0, 0], segmentation=[])
 
 
-def write_outside(home):
+def write_boxes_outside(home):
     return edit_annotations(home, bbox=[300, 300, 20, 20], segmentation=[])
 
 
@@ -63,14 +74,14 @@ def write_shares(home):
 
 
 def write_voc_shares(home):
-    WRITERS["voc"](home)
+    FORMAT_WRITERS["voc"](home)
     return rewrite_texts(
         home, "*.xml", lambda text: re.sub(r"(<[xy]m\w\w>)(\d+)", lambda m: f"{m[1]}{int(m[2]) / 40}", text)
     )
 
 
 def write_labelme_shares(home):
-    WRITERS["labelme"](home)
+    FORMAT_WRITERS["labelme"](home)
 
     def divide(document):
         for entry in document["shapes"]:
@@ -99,7 +110,7 @@ def write_table(home, text):
 
 
 def write_voc_sizes(home):
-    WRITERS["voc"](home)
+    FORMAT_WRITERS["voc"](home)
     return rewrite_texts(home, "*.xml", lambda text: text.replace("<width>32<", "<width>64<"))
 
 
@@ -114,7 +125,7 @@ def write_empty_labels(home):
 
 
 def write_no_shapes(home):
-    WRITERS["labelme"](home)
+    FORMAT_WRITERS["labelme"](home)
     for place in home.rglob("*.json"):
         edit_json(place, lambda document: document.update(shapes=[]))
     return home
@@ -140,11 +151,11 @@ def write_unknown_maps(home):
     return home
 
 
-UNLEARNABLE = {
+UNLEARNABLE_WRITERS = {
     write_crowds: "crowds",
     write_difficult: "crowds",
     write_empty_boxes: "without area",
-    write_outside: "outside their image",
+    write_boxes_outside: "outside their image",
     write_shares: "relative coordinates, not pixels",
     write_voc_shares: "relative coordinates, not pixels",
     write_labelme_shares: "relative coordinates, not pixels",
@@ -160,30 +171,30 @@ UNLEARNABLE = {
 }
 
 
-@pytest.mark.parametrize("write", UNLEARNABLE, ids=lambda write: write.__name__)
-def test_data_without_anything_to_learn_are_refused(tmp_path, write):
+@pytest.mark.parametrize("write", UNLEARNABLE_WRITERS, ids=lambda write: write.__name__)
+def test_unlearnable_data_are_rejected(tmp_path, write):
     source = write(tmp_path / "data")
     maps = "maps" in write.__name__
-    with pytest.raises(DataError, match=UNLEARNABLE[write]) as refusal:
+    with pytest.raises(DataError, match=UNLEARNABLE_WRITERS[write]) as refusal:
         require_learnable(open_data(str(source)), "classes" if maps else "objects")
     assert refusal.value.hint and refusal.value.code == 3
     document, _ = check_dataset(str(source), workers=0)
     finding = next(row for row in document["findings"] if row["code"] == "target_error")
     assert not document["passed"] and finding["level"] == "error"
-    assert re.search(UNLEARNABLE[write], finding["message"])
+    assert re.search(UNLEARNABLE_WRITERS[write], finding["message"])
 
 
-@pytest.mark.parametrize("form", WRITERS)
-def test_other_data_can_be_learned(tmp_path, form):
-    data = open_data(str(WRITERS[form](tmp_path)))
+@pytest.mark.parametrize("form", FORMAT_WRITERS)
+def test_valid_data_are_learnable(tmp_path, form):
+    data = open_data(str(FORMAT_WRITERS[form](tmp_path)))
     assert find_unlearnable(data) is None and not any("are unusable" in note for note in data.notes)
 
 
 def test_the_command_line_agrees(tmp_path):
     source = write_crowds(tmp_path / "data")
-    trained = say("train", str(source), *DETECT, "--out", str(tmp_path / "run"))
+    trained = run_cli("train", str(source), *DETECT_ARGUMENTS, "--out", str(tmp_path / "run"))
     assert trained.returncode == 3 and "crowds" in trained.stderr and not (tmp_path / "run").exists()
-    checked = say("data", "check", str(source))
+    checked = run_cli("data", "check", str(source))
     assert checked.returncode != 0 and "crowds" in checked.stdout + checked.stderr
 
 
@@ -208,12 +219,12 @@ def test_panoptic_crowds_are_no_objects_but_classes(tmp_path):
     [(0, False), (1, True), ("0", False), ("1", True), (False, False), (True, True), (None, False), (1.0, True)]
     + [("false", False), (" True ", True), ("", False)],
 )
-def test_flags_as_numbers_and_text(value, flag):
+def test_flags_are_read_from_numbers_and_text(value, flag):
     assert read_flag(value, "iscrowd", "x.json") is flag
 
 
 @pytest.mark.parametrize("value", [2, -1, "yes", [], {}, 0.5, "2"])
-def test_other_flags_are_refused(tmp_path, value):
+def test_invalid_flags_are_rejected(tmp_path, value):
     with pytest.raises(DataError, match=r"annotation .*iscrowd .* is not 0 or 1"):
         open_data(str(edit_annotations(tmp_path, iscrowd=value)))
 
@@ -233,7 +244,7 @@ def test_the_lost_share_is_noted(tmp_path):
     )
 
 
-def test_boxes_that_do_not_fit_their_images_are_noted(tmp_path):
+def test_boxes_outside_their_images_are_reported(tmp_path):
     boxes = {"quarter": (1, 1, 10, 10), "beyond": (20, 2, 40, 10)}
     texts = {"quarter": "upper left quarter", "beyond": "over the edge"}
     for kind, box in boxes.items():
@@ -246,7 +257,7 @@ def test_boxes_that_do_not_fit_their_images_are_noted(tmp_path):
         assert any(texts[kind] in note for note in open_data(str(home / "boxes.csv")).notes)
 
 
-def test_columns_of_box_sizes_are_no_image_sizes(tmp_path):
+def test_box_size_columns_are_not_image_sizes(tmp_path):
     rows = "".join(f"{number}.png,6,6,cat,3,3,9,9\n" for number in range(8))
     source = write_table(tmp_path, "filename,width,height,class,xmin,ymin,xmax,ymax\n" + rows)
     data = open_data(str(source))
@@ -266,7 +277,7 @@ def write_pose(home, values, stated=True, polygons=False):
 
 
 @pytest.mark.parametrize("values", [2, 3])
-def test_keypoints_are_left_out(tmp_path, values):
+def test_keypoints_are_ignored(tmp_path, values):
     data = open_data(str(write_pose(tmp_path, values)))
     target = data.split("train").target(0)
     assert target.boxes.tolist() == [[8, 6, 24, 18], [12, 9, 20, 15]] and target.layers is None
@@ -274,7 +285,7 @@ def test_keypoints_are_left_out(tmp_path, values):
 
 
 @pytest.mark.parametrize("values", [2, 3])
-def test_keypoints_that_nothing_states_are_refused(tmp_path, values):
+def test_undeclared_keypoints_are_rejected(tmp_path, values):
     home = write_pose(tmp_path / "unstated", values, stated=False)
     with pytest.raises(DataError, match="2 keypoints") as refusal:
         open_data(str(home))
@@ -284,7 +295,7 @@ def test_keypoints_that_nothing_states_are_refused(tmp_path, values):
         assert open_data(str(home)).split("train").target(0).layers is not None
 
 
-def test_three_values_of_one_keypoint_name_kpt_shape(tmp_path):
+def test_an_undeclared_single_keypoint_suggests_kpt_shape(tmp_path):
     write_yolo(tmp_path)
     (tmp_path / "labels" / "train" / "0.txt").write_text("0 0.5 0.5 0.5 0.5 0.4 0.4 2\n")
     with pytest.raises(DataError) as refusal:
@@ -301,7 +312,7 @@ def test_damaged_kpt_shapes_are_refused(tmp_path, shape):
 
 
 @pytest.mark.parametrize("config", [True, False])
-def test_label_files_beside_the_images_are_read(tmp_path, config):
+def test_label_files_in_image_folders_are_read(tmp_path, config):
     expected = open_data(str(write_yolo(tmp_path / "usual"))).split("train").target(0)
     home = write_yolo(tmp_path / "beside")
     for place in (home / "labels").rglob("*.txt"):
@@ -313,14 +324,14 @@ def test_label_files_beside_the_images_are_read(tmp_path, config):
     assert np.array_equal(open_data(str(home)).split("train").target(0).boxes, expected.boxes)
 
 
-def test_images_without_any_label_are_no_classes_to_learn(tmp_path):
+def test_a_yolo_dataset_without_label_files_is_rejected(tmp_path):
     home = write_no_labels(tmp_path / "data")
-    trained = say("train", str(home), *DETECT[2:], "--out", str(tmp_path / "run"))
+    trained = run_cli("train", str(home), *DETECT_ARGUMENTS[2:], "--out", str(tmp_path / "run"))
     assert trained.returncode == 3 and "label files do not exist" in trained.stderr
 
 
 @pytest.mark.parametrize(("mark", "encoding"), [(";", "utf-8-sig"), ("\t", "utf-16")])
-def test_tables_as_spreadsheets_write_them(tmp_path, mark, encoding):
+def test_spreadsheet_box_tables_are_read(tmp_path, mark, encoding):
     rows = "".join(f"{number}.png,cat,3,3,9,9\n" for number in range(8))
     source = write_table(tmp_path, "")
     source.write_bytes(("image,class,left,top,right,bottom\n" + rows).replace(",", mark).encode(encoding))

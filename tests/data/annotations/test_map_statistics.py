@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data.annotations.streets import STREET, draw_fields, draw_nuclei, draw_street
+from tests.data.annotations.streets import STREET_CLASSES, draw_fields, draw_nuclei, draw_street
 from vitreous.data.annotations.map_statistics import (
     MAX_MAPS,
     MapStatistics,
@@ -18,11 +18,11 @@ from vitreous.data.annotations.map_statistics import (
 from vitreous.data.annotations.target import IGNORE_INDEX, create_empty_target
 from vitreous.errors import DataError
 
-ALL = (True, True, True)
+ALL_SYMMETRIES = (True, True, True)
 
 
 @dataclass(frozen=True)
-class Maps:
+class ClassMapSplit:
     """Class maps (H, W) uint8 as a split; 255 is IGNORE, and reading one in `broken` raises DataError."""
 
     maps: list[np.ndarray]
@@ -38,64 +38,64 @@ class Maps:
         return create_empty_target(classes.shape, np.where(classes == 255, IGNORE_INDEX, classes))
 
 
-def statistics(maps, names=STREET, **others) -> MapStatistics:
-    split: Any = Maps(list(maps), **others)
+def measure_statistics(maps, names=STREET_CLASSES, **others) -> MapStatistics:
+    split: Any = ClassMapSplit(list(maps), **others)
     return measure_class_maps(split, names)
 
 
-def measured(maps, **others) -> MapSymmetry:
-    return statistics(maps, **others).symmetry
+def measure_symmetry(maps, **others) -> MapSymmetry:
+    return measure_statistics(maps, **others).symmetry
 
 
-def allowed(maps, **others) -> tuple[bool, bool, bool]:
-    symmetry = measured(maps, **others)
+def allowed_symmetries(maps, **others) -> tuple[bool, bool, bool]:
+    symmetry = measure_symmetry(maps, **others)
     return symmetry.flip, symmetry.flip_vertical, symmetry.turn
 
 
-def draws(draw, count, first=0):
+def draw_maps(draw, count, first=0):
     return [draw(first + number) for number in range(count)]
 
 
 @pytest.mark.parametrize("count", [3, 10, 40])
 @pytest.mark.parametrize("first", range(0, 1000, 100))
 def test_streets_allow_horizontal_flips_only(count, first):
-    assert allowed(draws(draw_street, count, first)) == (True, False, False)
+    assert allowed_symmetries(draw_maps(draw_street, count, first)) == (True, False, False)
 
 
 @pytest.mark.parametrize(("count", "least"), [(4, 17), (10, 19), (40, 19)])
 @pytest.mark.parametrize("draw", [draw_nuclei, draw_fields])
 def test_nuclei_and_fields_allow_everything(draw, count, least):
     """Three tests at a significance of 0.005: about one set of seventy may be taken for an oriented one."""
-    results = [allowed(draws(draw, count, first)) for first in range(0, 2000, 100)]
-    assert results.count(ALL) >= least
+    results = [allowed_symmetries(draw_maps(draw, count, first)) for first in range(0, 2000, 100)]
+    assert results.count(ALL_SYMMETRIES) >= least
 
 
-def test_maps_on_their_side_are_mirrored_vertically_only():
-    symmetry = measured(np.rot90(one) for one in draws(draw_street, 12))
+def test_rotated_street_maps_allow_only_vertical_flips():
+    symmetry = measure_symmetry(np.rot90(one) for one in draw_maps(draw_street, 12))
     assert (symmetry.flip, symmetry.flip_vertical, symmetry.turn) == (False, True, False)
     assert symmetry.reason == "classes have fixed horizontal positions (sky left of road)"
 
 
-def test_a_class_in_the_same_corner_forbids_every_flip():
+def test_a_class_in_a_fixed_corner_forbids_every_flip():
     corner = [np.pad(np.ones((6, 6), np.uint8), ((2, 40 + n % 3), (3, 30))) for n in range(12)]
-    assert allowed(corner) == (False, False, False)
-    assert measured(corner).text.startswith("augmentation: no flips, as classes have fixed vertical positions")
+    assert allowed_symmetries(corner) == (False, False, False)
+    assert measure_symmetry(corner).text.startswith("augmentation: no flips, as classes have fixed vertical positions")
 
 
-def test_borders_with_one_direction_forbid_quarter_turns_alone():
+def test_directional_borders_forbid_only_quarter_turns():
     stripes = [np.repeat(np.random.default_rng(n).permutation(16) % 2, 4)[:, None].repeat(64, 1) for n in range(12)]
-    symmetry = measured(np.asarray(stripes, np.uint8))
+    symmetry = measure_symmetry(np.asarray(stripes, np.uint8))
     assert (symmetry.flip, symmetry.flip_vertical, symmetry.turn) == (True, True, False)
     assert symmetry.reason == "the borders of classes have a preferred direction"
 
 
-def test_mirroring_half_of_the_streets_removes_their_orientation():
-    maps = [one[::-1] if number % 2 else one for number, one in enumerate(draws(draw_street, 40))]
-    assert allowed(maps)[:2] == (True, True)
+def test_flipping_half_of_the_maps_allows_flips():
+    maps = [one[::-1] if number % 2 else one for number, one in enumerate(draw_maps(draw_street, 40))]
+    assert allowed_symmetries(maps)[:2] == (True, True)
 
 
-def test_the_decision_is_one_line_with_the_options_that_change_it():
-    assert measured(draws(draw_street, 10)).text == (
+def test_the_symmetry_decision_is_logged_with_its_options():
+    assert measure_symmetry(draw_maps(draw_street, 10)).text == (
         "augmentation: horizontal flips only, as classes have fixed vertical positions (sky above road); "
         "to change this, set --views.flip, --views.flip_vertical or --views.turn"
     )
@@ -106,30 +106,32 @@ def test_the_decision_is_one_line_with_the_options_that_change_it():
 
 
 def test_unreadable_and_unlabelled_maps_and_classes_without_pixels_do_not_matter():
-    maps = draws(draw_street, 10)
+    maps = draw_maps(draw_street, 10)
     maps += [np.full((60, 80), 255, np.uint8), np.zeros((60, 80), np.uint8)]
-    assert allowed(maps, broken=frozenset({3, 4})) == (True, False, False)
-    assert allowed([], broken=frozenset()) == ALL and allowed(maps[10:]) == ALL
-    assert allowed([maps[0]]) == ALL  # one map has no majority
+    assert allowed_symmetries(maps, broken=frozenset({3, 4})) == (True, False, False)
+    assert (
+        allowed_symmetries([], broken=frozenset()) == ALL_SYMMETRIES and allowed_symmetries(maps[10:]) == ALL_SYMMETRIES
+    )
+    assert allowed_symmetries([maps[0]]) == ALL_SYMMETRIES  # one map has no majority
 
 
-def test_maps_are_spread_over_the_split_and_the_same_each_time():
+def test_sampled_maps_are_evenly_spaced_and_deterministic():
     read = []
 
-    class Counted(Maps):
+    class Counted(ClassMapSplit):
         def target(self, sample):
             read.append(sample)
             return super().target(sample)
 
     split: Any = Counted([draw_nuclei(0)] * (3 * MAX_MAPS))
-    assert measure_class_maps(split, STREET) == measure_class_maps(split, STREET)
+    assert measure_class_maps(split, STREET_CLASSES) == measure_class_maps(split, STREET_CLASSES)
     assert len(read) == 2 * MAX_MAPS and read[:MAX_MAPS] == read[MAX_MAPS:]
     assert read[0] == 0 and read[MAX_MAPS - 1] == 3 * MAX_MAPS - 1
 
 
 def test_size_and_thinning_do_not_matter():
-    maps = [one.repeat(12, 0).repeat(12, 1) for one in draws(draw_street, 10)]
-    assert measured(maps) == measured(draws(draw_street, 10))
+    maps = [one.repeat(12, 0).repeat(12, 1) for one in draw_maps(draw_street, 10)]
+    assert measure_symmetry(maps) == measure_symmetry(draw_maps(draw_street, 10))
 
 
 def test_small_offsets_and_single_images_are_not_fixed():
@@ -141,10 +143,10 @@ def test_small_offsets_and_single_images_are_not_fixed():
     assert not has_fixed_sign(np.where(np.arange(50) % 2, 0.3, -0.3)[:, None], 0.03, 0.15)
 
 
-def test_shares_are_of_labelled_pixels_and_weights_those_of_enet():
+def test_class_shares_skip_ignored_pixels_and_weights_match_enet():
     half = np.zeros((10, 10), np.uint8)
     half[:5] = 255
     half[5, :5] = 2
-    assert statistics([half] * 3, ("a", "b", "c")).class_shares == (0.9, 0.0, 0.1)
-    assert statistics([], ("a", "b")).class_shares == (0.0, 0.0)
+    assert measure_statistics([half] * 3, ("a", "b", "c")).class_shares == (0.9, 0.0, 0.1)
+    assert measure_statistics([], ("a", "b")).class_shares == (0.0, 0.0)
     assert compute_class_weights((0.9, 0.0, 0.1)) == (1.533, 50.5, 8.824)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import say
-from tests.data.annotations.scenery import scene, write_maps, write_objects
-from tests.data.annotations.test_masks import maps_of
+from tests.conftest import run_cli
+from tests.data.annotations.scenery import make_scene, write_maps, write_objects
+from tests.data.annotations.test_masks import read_class_maps
 from vitreous.apps.curation.check import check_dataset
 from vitreous.apps.curation.convert import convert_annotations
 from vitreous.data.annotations.learnable import find_unlearnable
@@ -26,22 +26,25 @@ def write_npy(values):
     return file.getvalue()
 
 
-def encode(image, form):
+def encode_image(image, form):
     file = io.BytesIO()
     image.save(file, form)
     return file.getvalue()
 
 
 #: how (H, W) uint8 classes are stored: the ending and the bytes
-STORED = {
-    "png": (".png", lambda classes: encode(Image.fromarray(classes), "PNG")),
-    "16 bits": (".png", lambda classes: encode(Image.fromarray(classes.astype(np.uint16)), "PNG")),
-    "32 bits": (".tif", lambda classes: encode(Image.fromarray(classes.astype(np.int32)), "TIFF")),
-    "float TIFF": (".tif", lambda classes: encode(Image.fromarray(classes.astype(np.float32)), "TIFF")),
-    "nearly whole": (".tif", lambda classes: encode(Image.fromarray(classes.astype(np.float32) * 0.9999999), "TIFF")),
-    "grey RGB": (".png", lambda classes: encode(Image.fromarray(np.stack([classes] * 3, -1)), "PNG")),
-    "grey RGBA": (".png", lambda classes: encode(Image.fromarray(classes).convert("RGBA"), "PNG")),
-    "grey and alpha": (".png", lambda classes: encode(Image.fromarray(classes).convert("LA"), "PNG")),
+MASK_ENCODERS = {
+    "png": (".png", lambda classes: encode_image(Image.fromarray(classes), "PNG")),
+    "16 bits": (".png", lambda classes: encode_image(Image.fromarray(classes.astype(np.uint16)), "PNG")),
+    "32 bits": (".tif", lambda classes: encode_image(Image.fromarray(classes.astype(np.int32)), "TIFF")),
+    "float TIFF": (".tif", lambda classes: encode_image(Image.fromarray(classes.astype(np.float32)), "TIFF")),
+    "nearly whole": (
+        ".tif",
+        lambda classes: encode_image(Image.fromarray(classes.astype(np.float32) * 0.9999999), "TIFF"),
+    ),
+    "grey RGB": (".png", lambda classes: encode_image(Image.fromarray(np.stack([classes] * 3, -1)), "PNG")),
+    "grey RGBA": (".png", lambda classes: encode_image(Image.fromarray(classes).convert("RGBA"), "PNG")),
+    "grey and alpha": (".png", lambda classes: encode_image(Image.fromarray(classes).convert("LA"), "PNG")),
     "npy": (".npy", lambda classes: write_npy(classes)),
     "npy int64": (".npy", lambda classes: write_npy(classes.astype(np.int64))),
     "npy float": (".npy", lambda classes: write_npy(classes.astype(np.float64))),
@@ -54,39 +57,45 @@ STORED = {
 def store_maps(home, form, change=lambda classes: classes, names="ground\nsquare\ndisc\n"):
     """Class maps in another kind of file."""
     write_maps(home, names=names)
-    ending, write = STORED[form]
+    ending, write = MASK_ENCODERS[form]
     for number in range(8):
         (home / "masks" / f"{number}.png").unlink()
-        (home / "masks" / f"{number}{ending}").write_bytes(write(change(scene(number)[1].copy())))
+        (home / "masks" / f"{number}{ending}").write_bytes(write(change(make_scene(number)[1].copy())))
     return home
 
 
-@pytest.mark.parametrize("form", STORED)
-def test_class_numbers_are_read_from_every_kind_of_file(tmp_path, form):
-    maps = maps_of(open_data(str(store_maps(tmp_path, form))))
-    assert all(np.array_equal(maps[f"{number}.png"], scene(number)[1]) for number in range(8))
+@pytest.mark.parametrize("form", MASK_ENCODERS)
+def test_class_indices_are_read_from_every_mask_format(tmp_path, form):
+    maps = read_class_maps(open_data(str(store_maps(tmp_path, form))))
+    assert all(np.array_equal(maps[f"{number}.png"], make_scene(number)[1]) for number in range(8))
 
 
 def test_boolean_arrays_are_black_and_white(tmp_path):
     write_maps(tmp_path, names="")
     for number in range(8):
         (tmp_path / "masks" / f"{number}.png").unlink()
-        (tmp_path / "masks" / f"{number}.npy").write_bytes(write_npy(scene(number)[1] > 0))
+        (tmp_path / "masks" / f"{number}.npy").write_bytes(write_npy(make_scene(number)[1] > 0))
     data = open_data(str(tmp_path))
-    assert data.classes == ("class 0", "class 1") and np.array_equal(maps_of(data)["2.png"], scene(2)[1] > 0)
+    assert data.classes == ("class 0", "class 1") and np.array_equal(
+        read_class_maps(data)["2.png"], make_scene(2)[1] > 0
+    )
 
 
 def test_nan_is_a_pixel_without_a_class(tmp_path):
     values = np.zeros((24, 32), np.float32)
     values[0] = np.nan
-    (tmp_path / "a.tif").write_bytes(encode(Image.fromarray(values), "TIFF"))
+    (tmp_path / "a.tif").write_bytes(encode_image(Image.fromarray(values), "TIFF"))
     assert (read_mask(tmp_path / "a.tif")[0] == 255).all()
 
 
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("a.tif", encode(Image.fromarray(np.full((4, 4), 0.37, np.float32)), "TIFF"), "0.37 is not a class index"),
+        (
+            "a.tif",
+            encode_image(Image.fromarray(np.full((4, 4), 0.37, np.float32)), "TIFF"),
+            "0.37 is not a class index",
+        ),
         ("a.npy", write_npy(np.full((4, 4), 0.5)), "0.5 is not a class index"),
         ("a.npy", write_npy(np.full((4, 4), np.inf)), "inf is not a class index"),
         ("a.npy", write_npy(np.full((4, 4), 1 << 40)), "too large"),
@@ -98,7 +107,7 @@ def test_nan_is_a_pixel_without_a_class(tmp_path):
         ("a.png", b"no image at all", "not an image of a known format"),
     ],
 )
-def test_other_files_are_refused_with_the_reason(tmp_path, name, content, reason):
+def test_invalid_mask_files_are_rejected_with_the_reason(tmp_path, name, content, reason):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=re.escape(reason)) as refusal:
         read_mask(tmp_path / name)
@@ -114,7 +123,7 @@ def test_lossy_maps_are_noted(tmp_path, form, ending):
     write_maps(tmp_path, names="")
     for number in range(8):
         (tmp_path / "masks" / f"{number}.png").unlink()
-        save_lossy(tmp_path / "masks" / f"{number}{ending}", scene(number)[1] * 50, form)
+        save_lossy(tmp_path / "masks" / f"{number}{ending}", make_scene(number)[1] * 50, form)
     data = open_data(str(tmp_path))
     assert any("8 masks are lossy files" in note and "PNG" in note for note in data.notes)
     document, _ = check_dataset(str(tmp_path), workers=0)
@@ -125,10 +134,10 @@ def test_lossy_black_and_white_is_restored(tmp_path):
     write_maps(tmp_path, names="")
     for number in range(8):
         (tmp_path / "masks" / f"{number}.png").unlink()
-        save_lossy(tmp_path / "masks" / f"{number}.jpg", (scene(number)[1] == 1).astype(np.uint8) * 255)
+        save_lossy(tmp_path / "masks" / f"{number}.jpg", (make_scene(number)[1] == 1).astype(np.uint8) * 255)
     data = open_data(str(tmp_path))
     assert data.classes == ("class 0", "class 1") and any("lossy" in note for note in data.notes)
-    assert np.array_equal(maps_of(data)["2.png"], scene(2)[1] == 1)
+    assert np.array_equal(read_class_maps(data)["2.png"], make_scene(2)[1] == 1)
     assert (data.split("train").labels == 1).all()
 
 
@@ -138,7 +147,7 @@ def test_lossy_masks_of_objects_have_no_halo(tmp_path):
         save_lossy(place.with_suffix(".jpg"), np.asarray(Image.open(place)))
         place.unlink()
     split = open_data(str(tmp_path)).split("train")
-    classes = scene(int(split.name(0)[-5]))[1]
+    classes = make_scene(int(split.name(0)[-5]))[1]
     assert split.target(0).mask(0).sum() == (classes == 1).sum()
 
 
@@ -164,16 +173,16 @@ def mark_void(classes, value=100):
         (set(), ""),
     ],
 )
-def test_gaps_in_class_numbers(values, words):
+def test_gaps_in_class_indices_are_described(values, words):
     assert words in describe_class_gaps(values) and bool(words) == bool(describe_class_gaps(values))
 
 
-def test_a_likely_ignore_value_is_named(tmp_path):
+def test_a_likely_ignore_index_is_suggested(tmp_path):
     data = open_data(str(store_maps(tmp_path, "png", mark_void, names="")))
     assert len(data.classes) == 101 and any("--ignore-index 100" in note for note in data.notes)
 
 
-def test_a_number_without_a_name_offers_the_option(tmp_path):
+def test_an_unnamed_class_index_suggests_ignore_index(tmp_path):
     home = store_maps(tmp_path, "png", mark_void)
     error = find_unlearnable(open_data(str(home)))
     assert error is not None and "has class 100, but there are 3" in error.message
@@ -183,17 +192,17 @@ def test_a_number_without_a_name_offers_the_option(tmp_path):
 
 
 @pytest.mark.parametrize("names", ["", "ground\nsquare\ndisc\n"])
-def test_the_ignored_number_is_no_class(tmp_path, names):
+def test_the_ignore_index_is_not_a_class(tmp_path, names):
     data = open_data(str(store_maps(tmp_path, "png", mark_void, names)), ignore_index=100)
     assert len(data.classes) == 3 and not any("--ignore-index" in note for note in data.notes)
-    found_maps = maps_of(data)
+    found_maps = read_class_maps(data)
     assert all((found_maps[f"{number}.png"][:2] == IGNORE_INDEX).all() for number in range(8))
     assert find_unlearnable(data) is None and data.split("train").labels.shape[1] == 3
 
 
-def test_negative_numbers(tmp_path):
+def test_only_minus_one_is_a_valid_negative_index(tmp_path):
     home = write_maps(tmp_path)
-    values = scene(0)[1].astype(np.int32)
+    values = make_scene(0)[1].astype(np.int32)
     for value, place in ((-1, 0), (-5, 1)):
         (home / "masks" / f"{place}.png").unlink()
         (home / "masks" / f"{place}.npy").write_bytes(write_npy(np.where(values == 2, value, values)))
@@ -201,7 +210,7 @@ def test_negative_numbers(tmp_path):
     assert error is not None and "negative class index -5" in error.message
     (home / "masks" / "1.npy").write_bytes(write_npy(values))
     data = open_data(str(home))
-    assert find_unlearnable(data) is None and (maps_of(data)["0.png"] == IGNORE_INDEX).any()
+    assert find_unlearnable(data) is None and (read_class_maps(data)["0.png"] == IGNORE_INDEX).any()
 
 
 def test_the_option_needs_class_maps(tmp_path):
@@ -211,18 +220,18 @@ def test_the_option_needs_class_maps(tmp_path):
         open_data(str(write_maps(tmp_path)), ignore_index=-1)
 
 
-def test_a_run_keeps_the_ignored_number(tmp_path):
+def test_a_run_stores_the_ignore_index(tmp_path):
     home = store_maps(tmp_path / "data", "png", mark_void)
     words = ("--recipe", "segment", "--model", "ViT-32x2/8", "--image-size", "32", "--steps", "1", "--workers", "0")
-    refused = say("train", str(home), *words, "--out", str(tmp_path / "run"))
+    refused = run_cli("train", str(home), *words, "--out", str(tmp_path / "run"))
     assert refused.returncode == 3 and "--ignore-index 100" in refused.stderr
-    trained = say("train", str(home), *words, "--ignore-index", "100", "--out", str(tmp_path / "run"))
+    trained = run_cli("train", str(home), *words, "--ignore-index", "100", "--out", str(tmp_path / "run"))
     assert trained.returncode == 0, trained.stderr
     assert "ignore_index: 100" in (tmp_path / "run" / "config.yaml").read_text()
     for data in ([], [str(home)]):
-        evaluated = say("evaluate", str(tmp_path / "run"), *data, "--split", "val", "--json")
+        evaluated = run_cli("evaluate", str(tmp_path / "run"), *data, "--split", "val", "--json")
         assert evaluated.returncode == 0, evaluated.stderr
-    checked = say("data", "check", str(home), "--ignore-index", "100", "--json")
+    checked = run_cli("data", "check", str(home), "--ignore-index", "100", "--json")
     assert json.loads(checked.stdout)["passed"]
 
 
@@ -231,11 +240,11 @@ def test_converted_maps_keep_pixels_without_a_class(tmp_path):
     convert_annotations(data, tmp_path / "out", "masks")
     converted = open_data(str(tmp_path / "out"))
     assert converted.classes == data.classes
-    assert all((classes[:2] == IGNORE_INDEX).all() for classes in maps_of(converted).values())
+    assert all((classes[:2] == IGNORE_INDEX).all() for classes in read_class_maps(converted).values())
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_train_refuses_one_mask_with_a_number_of_no_class(tmp_path, split):
+def test_one_mask_with_an_unknown_class_index_is_rejected(tmp_path, split):
     for name, count in (("train", 4), ("val", 2)):
         write_maps(tmp_path / name, count, "")
     (tmp_path / "classes.txt").write_text("ground\nsquare\ndisc\n")
@@ -245,12 +254,12 @@ def test_train_refuses_one_mask_with_a_number_of_no_class(tmp_path, split):
 
 
 @pytest.mark.parametrize("ending", ["png", "jpg"])
-def test_train_refuses_one_colour_of_no_class(tmp_path, ending):
+def test_one_mask_with_an_unknown_colour_is_rejected(tmp_path, ending):
     colours = np.array([[0, 0, 0], [200, 30, 30], [30, 200, 30]], np.uint8)
     write_maps(tmp_path, names="ground 0 0 0\nsquare 200 30 30\ndisc 30 200 30\n")
     for number in range(8):
         (tmp_path / "masks" / f"{number}.png").unlink()
-        values = colours[scene(number)[1]]
+        values = colours[make_scene(number)[1]]
         if ending == "png" and number == 3:
             values[0] = 9
         Image.fromarray(values).save(tmp_path / "masks" / f"{number}.{ending}")

@@ -6,59 +6,59 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.annotations.scenery import scene, write_maps, write_objects
+from tests.data.annotations.scenery import make_scene, write_maps, write_objects
 from vitreous.data.annotations.painted import paint_class_maps
 from vitreous.data.annotations.target import IGNORE_INDEX
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
 
-COLOURS = np.array([[0, 0, 0], [128, 64, 128], [0, 0, 230]], np.uint8)
+CLASS_COLOURS = np.array([[0, 0, 0], [128, 64, 128], [0, 0, 230]], np.uint8)
 
 
-def maps_of(data):
+def read_class_maps(data):
     """Image name -> class map, of all splits."""
     return {split.name(i).rpartition("/")[2]: split.target(i).classes for split in data.splits.values()
             for i in range(len(split))}  # fmt: skip
 
 
-def test_numbers_palettes_and_colours_give_the_same_class_maps(tmp_path):
+def test_indices_palettes_and_colours_give_equal_class_maps(tmp_path):
     plain = write_maps(tmp_path / "numbers")
-    wanted = {f"{number}.png": scene(number)[1].astype(int) for number in range(8)}
+    wanted = {f"{number}.png": make_scene(number)[1].astype(int) for number in range(8)}
     for kind in ("palette", "colours"):
         shutil.copytree(plain, tmp_path / kind)
         for place in (tmp_path / kind / "masks").iterdir():
             values = np.asarray(Image.open(place))
             if kind == "colours":
-                Image.fromarray(COLOURS[values]).save(place)
+                Image.fromarray(CLASS_COLOURS[values]).save(place)
             else:
                 image = Image.fromarray(values).convert("P")
-                image.putpalette(COLOURS.ravel().tolist())
+                image.putpalette(CLASS_COLOURS.ravel().tolist())
                 image.putdata(values.ravel().tolist())
                 image.save(place)
     lines = ("ground", "square", "disc")
-    text = "".join(f"{name} {' '.join(map(str, colour))}\n" for name, colour in zip(lines, COLOURS, strict=True))
+    text = "".join(f"{name} {' '.join(map(str, colour))}\n" for name, colour in zip(lines, CLASS_COLOURS, strict=True))
     (tmp_path / "colours" / "classes.txt").write_text(text)
     for kind in ("numbers", "palette", "colours"):
         data = open_data(tmp_path / kind)
         assert data.classes == ("ground", "square", "disc") and set(data.splits) == {"train", "val"}
-        read = maps_of(data)
+        read = read_class_maps(data)
         assert read.keys() == wanted.keys()
         assert all(np.array_equal(read[name], wanted[name]) for name in wanted), kind
         assert all((split.labels == 1).all() for split in data.splits.values()), kind
 
 
-def test_labels_say_which_classes_an_image_holds(tmp_path):
+def test_labels_are_the_classes_present_in_each_map(tmp_path):
     home = write_maps(tmp_path)
     Image.fromarray(np.full((24, 32), 255, np.uint8)).save(home / "masks" / "3.png")
     Image.fromarray(np.ones((24, 32), np.uint8)).save(home / "masks" / "4.png")
     data = open_data(home)
     rows = {split.name(i)[-5]: split.labels[i].tolist() for split in data.splits.values() for i in range(len(split))}
     assert rows["0"] == [1, 1, 1] and rows["3"] == [0, 0, 0] and rows["4"] == [0, 1, 0]
-    assert (maps_of(data)["3.png"] == IGNORE_INDEX).all()
+    assert (read_class_maps(data)["3.png"] == IGNORE_INDEX).all()
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_splits_may_lie_above_or_below(tmp_path, inside):
+def test_split_folders_may_be_inside_or_outside(tmp_path, inside):
     for split, count in (("train", 5), ("valid", 2), ("test", 3)):
         home = write_maps(tmp_path / "parts" / split, count, "")
         for folder in ("images", "masks"):
@@ -75,15 +75,15 @@ def test_black_and_white_maps_have_two_classes(tmp_path):
         Image.fromarray((np.asarray(Image.open(place)) == 1).astype(np.uint8) * 255).save(place)
     data = open_data(home)
     assert data.classes == ("class 0", "class 1")
-    assert np.array_equal(maps_of(data)["2.png"], scene(2)[1] == 1)
+    assert np.array_equal(read_class_maps(data)["2.png"], make_scene(2)[1] == 1)
 
 
-def test_a_file_for_each_object_gives_objects_and_paints_a_map(tmp_path):
+def test_one_mask_per_object_gives_objects_and_a_class_map(tmp_path):
     data = open_data(write_objects(tmp_path))
     assert data.classes == ("object",)
     split = data.splits["train"]
     target = split.target(0)
-    classes = scene(int(split.name(0)[-5]))[1]
+    classes = make_scene(int(split.name(0)[-5]))[1]
     assert target.labels.tolist() == [0, 0] and np.array_equal(target.masks(), np.stack([classes == 1, classes == 2]))
     painted = paint_class_maps(data)
     assert painted.classes == ("background", "object")
@@ -91,13 +91,13 @@ def test_a_file_for_each_object_gives_objects_and_paints_a_map(tmp_path):
     assert paint_class_maps(open_data(write_maps(tmp_path / "maps"))).classes == ("ground", "square", "disc")
 
 
-def broken(home, place, change):
+def damage_mask(home, place, change):
     """Damage a mask of a folder."""
     file = home / "masks" / place
     change(file)
 
 
-def oversized(file):
+def write_wrong_size(file):
     Image.fromarray(np.zeros((5, 5), np.uint8)).save(file)
 
 
@@ -110,7 +110,7 @@ def unknown_colour(file):
 
 
 @pytest.mark.parametrize(("change", "text"), [
-    (oversized, "1.png is 5 x 5 pixels, its image .*1.png 32 x 24"),
+    (write_wrong_size, "1.png is 5 x 5 pixels, its image .*1.png 32 x 24"),
     (unknown_class, "1.png has class 7, but there are 3"),
     (unknown_colour, "1.png is a colour map, but class colours are not defined"),
     (lambda file: file.write_bytes(b"no picture"), "1.png is not a readable mask"),
@@ -120,11 +120,11 @@ def unknown_colour(file):
     (lambda file: file.rename(file.with_name("other.png")), "1 of 8 have no mask"),
     (lambda file: shutil.copy(file, file.with_name("extra.png")), "1 of 9 have no image; the first is .*extra.png"),
 ])  # fmt: skip
-def test_damaged_masks_are_refused_by_their_name(tmp_path, change, text):
+def test_damaged_masks_are_rejected_by_name(tmp_path, change, text):
     home = write_maps(tmp_path)
-    broken(home, "1.png", change)
+    damage_mask(home, "1.png", change)
     with pytest.raises(DataError, match=text):
-        maps_of(open_data(home))
+        read_class_maps(open_data(home))
 
 
 @pytest.mark.parametrize(("names", "text"), [
@@ -132,21 +132,21 @@ def test_damaged_masks_are_refused_by_their_name(tmp_path, change, text):
     ("ground 1 2 3\nsquare\ndisc\n", "line 2: square has no colour"),
     ("ground\nsquare\n", "has class 2, but there are 2"),
 ])  # fmt: skip
-def test_lists_of_classes_that_cannot_be_meant_are_refused(tmp_path, names, text):
+def test_invalid_class_lists_are_rejected(tmp_path, names, text):
     with pytest.raises(DataError, match=text):
-        maps_of(open_data(write_maps(tmp_path, names=names)))
+        read_class_maps(open_data(write_maps(tmp_path, names=names)))
 
 
-def test_colours_that_no_class_has_are_refused(tmp_path):
+def test_unknown_mask_colours_are_rejected(tmp_path):
     home = write_maps(tmp_path, names="ground 0 0 0\nsquare 1 1 1\ndisc 2 2 2\n")
     for place in (home / "masks").iterdir():
         Image.open(place).convert("RGB").save(place)
     unknown_colour(home / "masks" / "1.png")
     with pytest.raises(DataError, match=r"1\.png has the colour 9 8 7 without a class"):
-        maps_of(open_data(home))
+        read_class_maps(open_data(home))
 
 
-def test_masks_of_two_kinds_and_two_files_of_one_name_are_refused(tmp_path):
+def test_mixed_mask_kinds_and_duplicate_names_are_rejected(tmp_path):
     home = write_maps(tmp_path / "twice")
     Image.open(home / "masks" / "1.png").save(home / "masks" / "1.tif")
     with pytest.raises(DataError, match=r"1\.png and .*1\.tif differ only in suffix or Unicode form"):
@@ -157,6 +157,6 @@ def test_masks_of_two_kinds_and_two_files_of_one_name_are_refused(tmp_path):
         open_data(tmp_path / "mixed")
 
 
-def test_data_without_masks_cannot_be_painted(tmp_path):
+def test_painting_requires_boxes_masks_or_class_maps(tmp_path):
     with pytest.raises(DataError, match="has no boxes, masks or class maps"):
         paint_class_maps(open_data("digits"))

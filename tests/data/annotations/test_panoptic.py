@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.annotations.writing_scenes import SIZE, SPLITS, numbers_of, save_image
+from tests.data.annotations.writing_scenes import IMAGE_SIZE, SPLITS, image_numbers, save_image
 from vitreous.apps.curation.convert import convert_annotations
 from vitreous.data.annotations.target import IGNORE_INDEX
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, VitreousError
 
-NAMES = {3: "cat", 9: "dog", 200: "sky"}  # by id; the sky is no thing
+CATEGORY_NAMES = {3: "cat", 9: "dog", 200: "sky"}  # by id; the sky is no thing
 
 
-def segments(number):
+def make_segments(number):
     """(H, W) ids of segments with three bytes each, and the category and crowd of each id; image 1 has sky alone."""
     draw = np.random.default_rng(number)
-    ids = np.zeros(SIZE, np.int64)
+    ids = np.zeros(IMAGE_SIZE, np.int64)
     ids[2:] = 70000 + number
     kinds = {70000 + number: (200, 0)}
     for place, category in enumerate((9, 3, 9) if number != 1 else ()):
@@ -39,42 +39,44 @@ def write_panoptic(home):
     for split in SPLITS:
         images, annotations = [], []
         place = home / "annotations" / f"panoptic_{split}2017.json"
-        for number in numbers_of(split):
+        for number in image_numbers(split):
             save_image(home / "images" / f"{split}2017" / f"{number}.png", number)
-            ids, kinds = segments(number)
+            ids, kinds = make_segments(number)
             save_segments(place.with_suffix("") / f"{number}.png", ids)
-            images.append({"id": 50 - number, "file_name": f"{number}.png", "height": SIZE[0], "width": SIZE[1]})
+            images.append(
+                {"id": 50 - number, "file_name": f"{number}.png", "height": IMAGE_SIZE[0], "width": IMAGE_SIZE[1]}
+            )
             infos = [{"id": key, "category_id": kind, "iscrowd": crowd} for key, (kind, crowd) in kinds.items()]
             annotations.append({"image_id": 50 - number, "file_name": f"{number}.png", "segments_info": infos})
-        categories = [{"id": key, "name": name, "isthing": int(key < 100)} for key, name in NAMES.items()]
+        categories = [{"id": key, "name": name, "isthing": int(key < 100)} for key, name in CATEGORY_NAMES.items()]
         document = {"images": images, "annotations": annotations[::-1], "categories": categories[::-1]}
         place.write_text(json.dumps(document))
     return home
 
 
-def test_things_are_objects_and_every_segment_has_a_class(tmp_path):
+def test_things_are_objects_and_segments_are_class_maps(tmp_path):
     data = open_data(str(write_panoptic(tmp_path)))
     assert data.classes == ("cat", "dog", "sky") and {name: len(part) for name, part in data.splits.items()} == SPLITS
     for part in data.splits.values():
         for sample in reversed(range(len(part))):
             number, target = int(Path(part.name(sample)).stem), part.target(sample)
-            ids, kinds = segments(number)
-            wanted = np.full(SIZE, IGNORE_INDEX)
+            ids, kinds = make_segments(number)
+            wanted = np.full(IMAGE_SIZE, IGNORE_INDEX)
             for key, (kind, _) in kinds.items():
-                wanted[ids == key] = sorted(NAMES).index(kind)
+                wanted[ids == key] = sorted(CATEGORY_NAMES).index(kind)
             assert np.array_equal(target.class_map(), wanted) and (target.class_map()[:2] == IGNORE_INDEX).all()
             things = [key for key in sorted(kinds) if kinds[key][0] < 100]
-            assert [NAMES[kinds[key][0]] for key in things] == [data.classes[label] for label in target.labels]
+            assert [CATEGORY_NAMES[kinds[key][0]] for key in things] == [data.classes[label] for label in target.labels]
             assert target.crowd.tolist() == [bool(kinds[key][1]) for key in things]
             for row, key in enumerate(things):
                 rows, columns = np.nonzero(ids == key)
                 edges = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
                 assert np.array_equal(target.mask(row), ids == key) and target.boxes[row].tolist() == edges
             present = {data.classes[k] for k in np.flatnonzero(part.labels[sample])}
-            assert present == {NAMES[kind] for kind, _ in kinds.values()}
+            assert present == {CATEGORY_NAMES[kind] for kind, _ in kinds.values()}
 
 
-def test_one_file_is_read_and_instances_lead_where_both_are_there(tmp_path):
+def test_instance_files_take_precedence_over_panoptic_files(tmp_path):
     home = write_panoptic(tmp_path)
     place = home / "annotations" / "panoptic_train2017.json"
     alone = open_data(str(place))
@@ -87,7 +89,7 @@ def test_one_file_is_read_and_instances_lead_where_both_are_there(tmp_path):
     assert not len(open_data(str(home)).split("train").target(0))
 
 
-def test_conversion_keeps_things_and_maps(tmp_path):
+def test_conversion_preserves_objects_and_class_maps(tmp_path):
     data = open_data(str(write_panoptic(tmp_path / "in")))
     for to in ("coco", "masks"):
         convert_annotations(data, tmp_path / to, to)
@@ -105,7 +107,7 @@ def test_conversion_keeps_things_and_maps(tmp_path):
                     assert np.array_equal(before.masks(), after.masks() if len(after) else after.create_empty_masks())
 
 
-def change(key, name, value):
+def set_first_entry(key, name, value):
     """A change of the first entry of a list."""
     return lambda document: document[key][0].update({name: value})
 
@@ -115,7 +117,7 @@ def change_segment(name, value):
     return lambda document: document["annotations"][0]["segments_info"][0].update({name: value})
 
 
-DAMAGES = [
+DOCUMENT_DAMAGES = [
     lambda document: document.pop("categories"),
     lambda document: document["annotations"].pop(),
     lambda document: document["images"].pop(),
@@ -125,17 +127,17 @@ DAMAGES = [
     lambda document: document["annotations"][0]["segments_info"].append({"id": 5, "category_id": 3}),
     lambda document: document["annotations"][0]["segments_info"].append(3),
     lambda document: document["categories"][0].pop("isthing"),
-    change("categories", "isthing", []),
-    change("categories", "name", "cat"),
-    change("annotations", "segments_info", None),
-    change("annotations", "image_id", "x"),
-    change("annotations", "image_id", [1]),
-    change("annotations", "file_name", "nobody.png"),
-    change("annotations", "file_name", "../../etc/passwd"),
-    change("images", "file_name", "nobody.png"),
-    change("images", "file_name", None),
-    change("images", "id", {}),
-    change("images", "width", 31),
+    set_first_entry("categories", "isthing", []),
+    set_first_entry("categories", "name", "cat"),
+    set_first_entry("annotations", "segments_info", None),
+    set_first_entry("annotations", "image_id", "x"),
+    set_first_entry("annotations", "image_id", [1]),
+    set_first_entry("annotations", "file_name", "nobody.png"),
+    set_first_entry("annotations", "file_name", "../../etc/passwd"),
+    set_first_entry("images", "file_name", "nobody.png"),
+    set_first_entry("images", "file_name", None),
+    set_first_entry("images", "id", {}),
+    set_first_entry("images", "width", 31),
     change_segment("id", 0),
     change_segment("id", 1 << 24),
     change_segment("id", None),
@@ -144,28 +146,28 @@ DAMAGES = [
 ]
 
 
-def read_all(home):
+def read_all_targets(home):
     for part in open_data(str(home)).splits.values():
         for sample in range(len(part)):
             part.target(sample)
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_lists_are_named(tmp_path, damage):
+@pytest.mark.parametrize("damage", DOCUMENT_DAMAGES)
+def test_damaged_panoptic_documents_are_reported(tmp_path, damage):
     home = write_panoptic(tmp_path)
     place = home / "annotations" / "panoptic_train2017.json"
     document = json.loads(place.read_text())
     damage(document)
     place.write_text(json.dumps(document))
     with pytest.raises(VitreousError) as caught:
-        read_all(home)
+        read_all_targets(home)
     names = (place.name, "panoptic_val2017.json")  # of two that disagree, either
     assert any(name in caught.value.message for name in names) or "two classes" in caught.value.message
     assert len(caught.value.message) < 700
 
 
-@pytest.mark.parametrize("pixels", [np.zeros((24, 31, 3)), np.zeros(SIZE), np.full((*SIZE, 3), 7), None])
-def test_damaged_pictures_are_named(tmp_path, pixels):
+@pytest.mark.parametrize("pixels", [np.zeros((24, 31, 3)), np.zeros(IMAGE_SIZE), np.full((*IMAGE_SIZE, 3), 7), None])
+def test_damaged_panoptic_pngs_are_reported(tmp_path, pixels):
     home = write_panoptic(tmp_path)
     place = home / "annotations" / "panoptic_train2017" / "0.png"
     if pixels is None:
@@ -173,4 +175,4 @@ def test_damaged_pictures_are_named(tmp_path, pixels):
     else:
         Image.fromarray(pixels.astype(np.uint8)).save(place)
     with pytest.raises(DataError, match=r"panoptic_train2017/0\.png"):
-        read_all(home)
+        read_all_targets(home)

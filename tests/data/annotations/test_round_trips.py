@@ -18,7 +18,7 @@ from vitreous.data.layouts.file_names import normalise_name
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
 
-ODD = [
+ODD_NAMES = [
     "a b",
     "a  b",
     "2 1",
@@ -37,7 +37,7 @@ ODD = [
     "'",
     '"',
 ]
-ODD += [
+ODD_NAMES += [
     "&a",
     "*a",
     "<b>",
@@ -53,10 +53,10 @@ ODD += [
     "{split}",
     "..a",
 ]
-letters = st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/")
-names = st.one_of(st.sampled_from(ODD), st.text(letters, min_size=1, max_size=12))
-classes = names.map(lambda name: normalise_name(UNSTORABLE.sub("", name).strip())).filter(bool)
-stems = names.filter(lambda name: len(name.encode()) < 60)
+letter_strategy = st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/")
+name_strategy = st.one_of(st.sampled_from(ODD_NAMES), st.text(letter_strategy, min_size=1, max_size=12))
+class_name_strategy = name_strategy.map(lambda name: normalise_name(UNSTORABLE.sub("", name).strip())).filter(bool)
+file_stem_strategy = name_strategy.filter(lambda name: len(name.encode()) < 60)
 
 
 def write_data(home, titles, files):
@@ -78,7 +78,7 @@ def write_data(home, titles, files):
     return build_scene_data("data", titles, {"train": scenes[:1], "val": scenes[1:]}, 0, [])
 
 
-def contents(data):
+def read_contents(data):
     """Number of each image -> class name, in Unicode form NFC, and box of its objects, or the names of the classes in
     its map."""
     table, titles = {}, list(map(normalise_name, data.classes))
@@ -94,17 +94,20 @@ def contents(data):
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.lists(classes, min_size=2, max_size=3, unique=True), st.lists(stems, min_size=3, max_size=3))
+@given(
+    st.lists(class_name_strategy, min_size=2, max_size=3, unique=True),
+    st.lists(file_stem_strategy, min_size=3, max_size=3),
+)
 def test_odd_names_survive_every_format(titles, files):
     home = Path(tempfile.mkdtemp())
     try:
         data = write_data(home / "source", titles, files)
-        expected = contents(data)
+        expected = read_contents(data)
         for form in ("coco", "yolo", "voc", "masks"):
             if form == "masks" and "background" in titles:
                 continue
             convert_annotations(data, home / form, form)
-            result = contents(open_data(str(home / form)))
+            result = read_contents(open_data(str(home / form)))
             if form == "masks":
                 maps = {
                     number: sorted({"background", *(name for name, _ in rows)}) for number, rows in expected.items()
@@ -117,11 +120,11 @@ def test_odd_names_survive_every_format(titles, files):
 
 
 @pytest.mark.parametrize("form", ["coco", "yolo", "voc", "masks"])
-@pytest.mark.parametrize("name", ODD)
-def test_each_odd_name(tmp_path, form, name):
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_each_odd_name_survives_conversion(tmp_path, form, name):
     data = write_data(tmp_path / "source", [name, "other"], [name, f"{name} {name}", f" {name}"])
     convert_annotations(data, tmp_path / "out", form)
-    result, expected = contents(open_data(str(tmp_path / "out"))), contents(data)
+    result, expected = read_contents(open_data(str(tmp_path / "out"))), read_contents(data)
     assert result.keys() == expected.keys() and (form == "masks" or result == expected)
 
 
@@ -129,11 +132,11 @@ def test_bytes_and_line_ends_in_file_names(tmp_path):
     data = write_data(tmp_path / "source", ["a", "b"], ["x\ny", "z\udcff", ".hidden"])
     for form in ("coco", "yolo", "voc"):
         convert_annotations(data, tmp_path / form, form)
-        assert contents(open_data(str(tmp_path / form))) == contents(data)
+        assert read_contents(open_data(str(tmp_path / form))) == read_contents(data)
 
 
 @pytest.mark.parametrize("name", ["a\nb", " a", "a\t", "a\ud800", "\u2028a"])
-def test_class_names_that_files_cannot_store_are_refused(tmp_path, name):
+def test_unstorable_class_names_are_rejected(tmp_path, name):
     data = write_data(tmp_path / "source", [name, "other"], ["0", "1", "2"])
     with pytest.raises(DataError, match="class name"):
         convert_annotations(data, tmp_path / "out", "voc")

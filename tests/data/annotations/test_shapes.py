@@ -19,13 +19,13 @@ from vitreous.errors import DataError
 coco_mask = pytest.importorskip("pycocotools.mask")
 
 
-def drawn(seed, size=(23, 17)):
+def draw_mask(seed, size=(23, 17)):
     return np.random.default_rng(seed).random(size) < 0.4
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_run_lengths_are_those_of_pycocotools_both_ways(seed):
-    mask = drawn(seed, (23 + seed, 41))
+def test_run_lengths_match_pycocotools(seed):
+    mask = draw_mask(seed, (23 + seed, 41))
     compressed = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
     runs = decode_compressed_rle(compressed["counts"].decode())
     assert runs == mask_to_rle(mask) and encode_compressed_rle(runs) == compressed["counts"].decode()
@@ -39,11 +39,11 @@ def test_run_lengths_are_those_of_pycocotools_both_ways(seed):
 
 
 @pytest.mark.parametrize("mask", [np.zeros((3, 4), bool), np.ones((3, 4), bool)])
-def test_masks_of_one_value(mask):
+def test_uniform_masks_survive_run_length_encoding(mask):
     assert np.array_equal(rle_to_mask(mask_to_rle(mask), mask.shape), mask)
 
 
-def test_a_pixel_is_inside_where_its_middle_is():
+def test_polygons_cover_pixels_by_their_centre():
     def inside(x, y, corners):
         """Even-odd rule, a ray to the right."""
         count = 0
@@ -62,7 +62,7 @@ def test_a_pixel_is_inside_where_its_middle_is():
     assert not polygon_to_mask(square[:2], (16, 20)).any()
 
 
-def test_polygons_cover_nearly_what_pycocotools_fills():
+def test_polygon_masks_are_close_to_pycocotools():
     turns = np.linspace(0, 2 * np.pi, 30, endpoint=False)
     corners = np.stack([50 + 30 * np.cos(turns), 40 + 20 * np.sin(turns)], 1)
     theirs = coco_mask.decode(coco_mask.frPyObjects([corners.ravel().tolist()], 90, 110))[..., 0].astype(bool)
@@ -83,7 +83,7 @@ def test_objects_as_a_target():
         [Shape(0, (1, 1, 4, 4)), Shape(0, None, (square,)), Shape(1, (30, 1, 40, 4))], (16, 20), "a"
     )
     assert boxes.layers is None and boxes.boxes.tolist() == [[1, 1, 4, 4], [2, 3, 7, 9]]
-    runs = Shape(0, None, (), mask_to_rle(drawn(0)))
+    runs = Shape(0, None, (), mask_to_rle(draw_mask(0)))
     assert shapes_to_target([runs], (23, 17), "a").boxes.tolist() == [[0, 0, 17, 23]]
     with pytest.raises(DataError, match=r"a\.json, object 1: the run lengths cover 391 pixels, the image has 392"):
         shapes_to_target([runs], (28, 14), "a.json")
@@ -97,7 +97,7 @@ def test_damaged_run_lengths(text):
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 1.0])
-def test_a_polygon_around_pixels_gives_them_again(share):
+def test_polygons_of_masks_reproduce_the_mask(share):
     draw = np.random.default_rng(4)
     for _ in range(60):
         height, width = draw.integers(1, 16, 2).tolist()
@@ -110,7 +110,7 @@ def test_a_polygon_around_pixels_gives_them_again(share):
         assert ((steps == 0).sum(1) >= 1).all()  # along x or along y: a path there and back is crossed at one place
 
 
-def test_a_polygon_has_the_corners_of_what_it_is_around():
+def test_polygons_of_masks_have_exact_corners():
     mask = np.zeros((9, 9), bool)
     mask[2:7, 1:8] = True
     assert sorted(mask_to_polygon(mask).tolist()) == [[1, 2], [1, 7], [8, 2], [8, 7]]

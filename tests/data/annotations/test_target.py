@@ -16,7 +16,7 @@ def random_masks(count: int, size: tuple[int, ...], seed: int = 0) -> np.ndarray
     return masks
 
 
-def target_of(masks: np.ndarray, labels: list[int], crowd: tuple[int, ...] = ()) -> Target:
+def make_target(masks: np.ndarray, labels: list[int], crowd: tuple[int, ...] = ()) -> Target:
     marks = np.isin(np.arange(len(masks)), crowd)
     return Target(
         masks.shape[1:], np.array(labels), masks_to_boxes(masks), marks, layers=stack_masks(masks, masks.shape[1:])
@@ -24,7 +24,7 @@ def target_of(masks: np.ndarray, labels: list[int], crowd: tuple[int, ...] = ())
 
 
 @pytest.mark.parametrize("size", [(12, 20), (5, 9, 7)])
-def test_layers_hold_every_mask_though_they_overlap(size):
+def test_layers_store_overlapping_masks(size):
     masks = random_masks(9, size)
     layers = stack_masks(masks, size)
     assert 1 < len(layers) < 9
@@ -35,7 +35,7 @@ def test_layers_hold_every_mask_though_they_overlap(size):
     assert np.array_equal(target.take(rows).masks(), masks[rows])
 
 
-def test_a_box_has_the_sides_of_its_mask():
+def test_boxes_enclose_their_masks():
     masks = np.zeros((2, 6, 8), bool)
     masks[0, 2:5, 1:8] = True
     masks[1, 3, 4] = True
@@ -43,19 +43,19 @@ def test_a_box_has_the_sides_of_its_mask():
     assert masks_to_boxes(masks[:0]).shape == (0, 4)
 
 
-def test_a_painted_map_has_small_objects_on_top_and_says_nothing_of_crowds():
+def test_class_maps_paint_small_objects_last_and_ignore_crowds():
     masks = np.zeros((3, 4, 4), bool)
     masks[0, :3, :3], masks[1, 1, 1], masks[2, 3, 3] = True, True, True
-    painted = target_of(masks[[1, 0, 2]], [2, 1, 1], crowd=(2,)).class_map(background=0)
+    painted = make_target(masks[[1, 0, 2]], [2, 1, 1], crowd=(2,)).class_map(background=0)
     assert painted.tolist() == [[1, 1, 1, 0], [1, 2, 1, 0], [1, 1, 1, 0], [0, 0, 0, IGNORE_INDEX]]
 
 
-def test_a_map_of_the_data_is_given_as_it_is_and_none_is_made_up():
+def test_stored_class_maps_are_returned_unchanged():
     own = np.full((3, 3), 5, np.int32)
     assert create_empty_target((3, 3), own).class_map() is own
     assert create_empty_target((3, 3)).class_map(2).tolist() == [[2] * 3] * 3
     boxes = Target((3, 3), np.zeros(1, int), np.zeros((1, 4)), np.zeros(1, bool))
-    for target, background in ((boxes, 0), (target_of(random_masks(1, (9, 9)), [0]), None)):
+    for target, background in ((boxes, 0), (make_target(random_masks(1, (9, 9)), [0]), None)):
         with pytest.raises(ValueError, match="class"):
             target.class_map(background)
     with pytest.raises(ValueError, match="layers"):

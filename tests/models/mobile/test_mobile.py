@@ -24,13 +24,13 @@ from vitreous.weights.writable import list_writable_formats
 
 
 @pytest.fixture(autouse=True)
-def row(monkeypatch: pytest.MonkeyPatch) -> None:
+def register_mobile_family(monkeypatch: pytest.MonkeyPatch) -> None:
     """The row of the family."""
     monkeypatch.setitem(FAMILIES, "mobile", "tests.models.mobile.config:MobileConfig")
 
 
 @pytest.fixture
-def trained(tmp_path: Path, without_pages: None) -> Path:
+def trained_run(tmp_path: Path, without_pages: None) -> Path:
     """A run of a few steps, with layer decay."""
     data = make_folder(tmp_path / "data", {"train": 6, "val": 3})
     options = {"epochs": 1, "batch_size": 6, "device": "cpu", "settings": {"optimizer.layer_decay": ["0.5"]}}
@@ -50,7 +50,7 @@ def test_a_name_and_stored_values_make_the_config():
         vitreous.create("Mobile-24x3", window=2)  # type: ignore[call-overload]
 
 
-def test_multiply_adds_are_counted_and_layers_are_told_apart():
+def test_macs_and_layer_indices_of_a_new_family():
     config = MobileConfig(width=24, heads=3)
     n, d = 8 * 8, 24
     stem = 16 * 16 * d * 27 + n * 9 * d**2
@@ -61,42 +61,42 @@ def test_multiply_adds_are_counted_and_layers_are_told_apart():
     assert {layers[name] for name in layers if ".blocks.1." in name} == {2}
 
 
-@pytest.mark.parametrize("promise", contracts.ALL, ids=lambda promise: promise.__name__)
-def test_promises_of_every_model(promise):
+@pytest.mark.parametrize("promise", contracts.ALL_CONTRACTS, ids=lambda promise: promise.__name__)
+def test_new_family_fulfils_the_model_contract(promise):
     torch.manual_seed(0)
     model = contracts.randomise(build_model(MobileConfig(image=(16, 24), width=8, classes=3)))
     promise(model, torch.randn(3, 3, 16, 24))
 
 
-def test_every_verb_takes_it(trained: Path, tmp_path: Path):
-    run = from_yaml(Run, (trained / "config.yaml").read_text("utf-8"))
+def test_new_family_works_with_every_verb(trained_run: Path, tmp_path: Path):
+    run = from_yaml(Run, (trained_run / "config.yaml").read_text("utf-8"))
     pictures = sorted((tmp_path / "data" / "val" / "ant").iterdir())
     assert isinstance(run.model, MobileConfig) and run.optimizer.layer_decay == 0.5
-    predictor = vitreous.load(trained, device="cpu")
+    predictor = vitreous.load(trained_run, device="cpu")
     (prediction,) = predictor.predict(pictures[:1])
     assert set(prediction.names) == {"ant", "bee", "cat"} and math.isfinite(prediction.probabilities[0])
     assert predictor.embed(pictures[:1]).shape == (1, 24)
-    document = vitreous.evaluate(trained, device="cpu", engine="torch")
+    document = vitreous.evaluate(trained_run, device="cpu", engine="torch")
     assert document["model"] == "Mobile-24x2" and len(document["per_class"]) == 3
     looked = vitreous.inspect(
-        trained, pictures[:1], out=tmp_path / "looked", figures=["attention", "cost"], device="cpu"
+        trained_run, pictures[:1], out=tmp_path / "looked", figures=["attention", "cost"], device="cpu"
     )
     assert looked["model"] == "Mobile-24x2" and not looked["skipped"] and len(looked["figures"]) >= 2
-    continued = vitreous.train(tmp_path / "data", init=str(trained), out=tmp_path / "more", steps=2, progress=False)
+    continued = vitreous.train(tmp_path / "data", init=str(trained_run), out=tmp_path / "more", steps=2, progress=False)
     assert continued["model"] == "Mobile-24x2"
 
 
-def test_it_is_exported_and_no_file_of_others_holds_it(trained: Path, tmp_path: Path):
+def test_new_family_exports_to_onnx_but_not_to_foreign_formats(trained_run: Path, tmp_path: Path):
     pytest.importorskip("onnxruntime")
-    vitreous.export(trained, to="onnx", out=tmp_path / "model.onnx")
+    vitreous.export(trained_run, to="onnx", out=tmp_path / "model.onnx")
     picture = sorted((tmp_path / "data" / "val" / "bee").iterdir())[:1]
     rows = [
         vitreous.load(place, device="cpu", precision="fp32").embed(picture)
-        for place in (trained, tmp_path / "model.onnx")
+        for place in (trained_run, tmp_path / "model.onnx")
     ]
     assert np.allclose(*rows, atol=1e-4)
     with pytest.raises(
         UsageError, match="does not support Mobile-24x2: its positions and paddings are fixed to one size"
     ):
-        vitreous.export(trained, to="onnx", out=tmp_path / "any.onnx", dynamic_size=True)
+        vitreous.export(trained_run, to="onnx", out=tmp_path / "any.onnx", dynamic_size=True)
     assert list_writable_formats(MobileConfig()) == []
