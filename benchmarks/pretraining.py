@@ -82,7 +82,7 @@ class PretrainingPlan:
     folder: Path
     work: Path
     rows: Path
-    run_lightly: Path | None = None
+    lightly: Path | None = None
     model: str = "Conv+ViT-128x4/8"
     minutes: float = 30.0
     cores: int = 2

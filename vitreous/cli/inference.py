@@ -141,7 +141,7 @@ def collect_file_settings(options: ImageArguments, predictor: Predictor, **extra
 
 
 class ProgressMeter:
-    """Count predictions and report progress. `bad` has the first messages of unreadable images."""
+    """Count predictions and report progress. `first_errors` has the first messages of unreadable images."""
 
     def __init__(self, label: str, total: int | None, console: Console, done: int = 0) -> None:
         self.label, self.total, self.console = label, total, console

@@ -23,7 +23,7 @@ MAX_CLIP_VIEWS = 100  # maximum number of views of a clip
 
 @dataclass(frozen=True)
 class ClipViews:
-    """`times` sets of frames of a clip, each with `crops` crops."""
+    """`num_frame_sets` sets of frames of a clip, each with `num_crops` crops."""
 
     num_frame_sets: int
     crops: int

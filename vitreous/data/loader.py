@@ -50,8 +50,8 @@ class TrainLoader:
     every class equally often; `repeat-factor` oversamples images of classes that occur on less than a share
     `repeat_threshold` of the images. `repeats`: how often an image is shown in an epoch, each time as another view (see
     `SampleOrder`). `exact`: never decode a JPEG at reduced resolution for a crop that is downscaled. `pin`: return
-    pinned memory. `buckets`, (n,) int64: the index in `preprocess.buckets` of each sample; batches of `batch` positions
-    in the stream mostly have one bucket, and a requested span must have one.
+    pinned memory. `buckets`, (n,) int64: the index in `preprocess.buckets` of each sample; batches of `build_batch`
+    positions in the stream mostly have one bucket, and a requested span must have one.
 
     Raises UsageError for balanced sampling without exactly one class per image.
     """
@@ -120,8 +120,8 @@ class TrainLoader:
     def iterate_spans(self, spans: Iterable[tuple[int, int]]) -> Iterator[Batch]:
         """Yield a batch for each (start, stop) of positions, with `samples`, the views, and any `labels`.
 
-        A span may be empty; its batch is then empty too. `spans` is consumed lazily, a few spans ahead with workers; it
-        may be infinite.
+        A span may be empty; its batch is then empty too. `iterate_spans` is consumed lazily, a few spans ahead with
+        workers; it may be infinite.
         """
         if self.cached is not None:
             return (self.load_memory_batch(*span) for span in spans)

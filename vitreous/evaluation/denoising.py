@@ -33,7 +33,7 @@ class DenoisingEvaluator(Evaluator):
     If there are many images, each is evaluated at some of the times, chosen by its index, so that a large split costs
     little more than one forward pass per image.
 
-    `labelled`: the model is conditioned on the class of each image.
+    `is_conditional`: the model is conditioned on the class of each image.
     """
 
     name = "denoising_error"

@@ -46,7 +46,7 @@ class Ragged:
 
 @dataclass(frozen=True)
 class SplitOutputs:
-    """Outputs of a model for every image of `split`, in its order: `rows` (n, K) float32, or `Ragged` for evaluators
+    """Outputs of a model for every image of `split`, in its order: `outputs` (n, K) float32, or `Ragged` for evaluators
     with a variable number of rows per image, and `readable` (n,) bool.
 
     The row of an unreadable image is computed from a black image.

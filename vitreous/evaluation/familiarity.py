@@ -41,7 +41,7 @@ class GaussianStats:
 
 @dataclass(frozen=True)
 class MahalanobisDetector:
-    """Gaussians of training images; `classes` is None for multi-label data."""
+    """Gaussians of training images; `class_stats` is None for multi-label data."""
 
     class_stats: GaussianStats | None
     overall_stats: GaussianStats

@@ -25,9 +25,9 @@ DEFAULT_NEIGHBOURS = 20  # the best value of DINO
 
 
 class KNNEvaluator(Evaluator):
-    """Evaluates features (n, d) by the votes of the `k` nearest features of the labelled split `memory`.
+    """Evaluates features (n, d) by the votes of the `k` nearest features of the labelled split `labelled_split`.
 
-    Without a `memory`, neighbours are the other evaluated images.
+    Without a `labelled_split`, neighbours are the other evaluated images.
     """
 
     def __init__(

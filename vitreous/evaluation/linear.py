@@ -59,7 +59,8 @@ class LinearClassifier:
 
 @dataclass(frozen=True)
 class LabelledFeatures:
-    """Training images: features (n, d), the indices `rows` of those in use, and all labels, (n,) int64 or (n, K)."""
+    """Training images: features (n, d), the indices `sample_indices` of those in use, and all labels, (n,) int64 or (n,
+    K)."""
 
     features: np.ndarray
     labels: np.ndarray
@@ -74,7 +75,7 @@ class LabelledFeatures:
         return get_label_kind(self.labels.ndim == 2)
 
     def with_rows(self, rows: np.ndarray) -> LabelledFeatures:
-        """Return a copy with other `rows` (m,)."""
+        """Return a copy with other `sample_indices` (m,)."""
         return LabelledFeatures(self.features, self.labels, rows, self.classes, device=self.device)
 
     def compute_moments(self) -> tuple[np.ndarray, np.ndarray]:

@@ -17,8 +17,8 @@ MIN_SEGMENT_OVERLAP = 0.5  # smallest free share of an instance; largest unknown
 
 @dataclass(frozen=True, eq=False)
 class PanopticSegments:
-    """The segments of an image: `numbers` (*image) int32, the segment index of each pixel, -1 if unknown; `labels` (S,)
-    int64, their classes; `crowd` (S,) bool: groups of things that are not separated."""
+    """The segments of an image: `segment_indices` (*image) int32, the segment index of each pixel, -1 if unknown;
+    `labels` (S,) int64, their classes; `crowd` (S,) bool: groups of things that are not separated."""
 
     segment_indices: np.ndarray
     labels: np.ndarray

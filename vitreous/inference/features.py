@@ -50,8 +50,8 @@ DISK_SPACE_HINT = "free disk space, set XDG_CACHE_HOME to a folder on a larger d
 class SplitFeatures:
     """Features of a split's images in its order; those of unreadable images are computed from black images.
 
-    `rows` (n, d) float32 are memory-mapped. `bad`: index -> read error. `file` is None if nothing is cached; `reused`:
-    all features came from the cache.
+    `features` (n, d) float32 are memory-mapped. `read_errors`: index -> read error. `file` is None if nothing is
+    cached; `is_cached`: all features came from the cache.
     """
 
     features: np.ndarray

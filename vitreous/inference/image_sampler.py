@@ -42,8 +42,8 @@ START_NOISE_SALT = 0x7374617274  # separates the seed of the initial noise from 
 
 @dataclass(frozen=True, eq=False)
 class InpaintingCanvas:
-    """Images with given regions for inpainting: `images` (n, C, *image) float32 normalised, and `given` (n, 1, *image)
-    bool, true for pixels that are kept."""
+    """Images with given regions for inpainting: `images` (n, C, *image) float32 normalised, and `keep_mask` (n, 1,
+    *image) bool, true for pixels that are kept."""
 
     images: Tensor
     keep_mask: Tensor
@@ -94,10 +94,10 @@ class ImageSampler:
     ) -> Tensor:
         """Sample (n, C, *image) uint8 from (n,) int64 classes (0 if unconditional) and numbers, as `finish` returns it.
 
-        `noise` (n, C, *image) replaces the seed's noise. `on_images` is called after each step of a chunk of the batch
-        with the finished fraction, in images. `on_step` is called with the indices of that chunk and its state, in the
-        thread that computes it; an exception in it ends the sampling. Raises UsageError for a sampler or steps that the
-        model does not support.
+        `draw_noise` (n, C, *image) replaces the seed's noise. `on_images` is called after each step of a chunk of the
+        batch with the finished fraction, in images. `on_step` is called with the indices of that chunk and its state,
+        in the thread that computes it; an exception in it ends the sampling. Raises UsageError for a sampler or steps
+        that the model does not support.
         """
         _, steps = options.resolve_sampler(self.process)
         initial_noise = self.draw_noise(labels, sample_indices, options.seed) if noise is None else noise

@@ -68,7 +68,7 @@ class PackedStrings:
 
 @dataclass(frozen=True)
 class NeighbourIndex:
-    """An index of images by their features. `rows` (n, D) float16, of length one or zero."""
+    """An index of images by their features. `features` (n, D) float16, of length one or zero."""
 
     features: np.ndarray
     labels: PackedStrings

@@ -34,7 +34,8 @@ Verb = Literal["predictions", "embeddings"]
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """The model, its options, and the predictor's method with its remaining arguments; `place` is the folder."""
+    """The model, its options, and the predictor's method with its remaining arguments; `working_directory` is the
+    folder."""
 
     run: str | WeightsSource
     inference_options: InferenceOptions
@@ -48,8 +49,8 @@ class WorkerTask:
 class RayPredictor:
     """A predictor that runs on a cluster. `address` is passed to `ray.init`, or `local` starts a local cluster.
 
-    There is one worker per GPU, or per core if `how` selects the CPU. The predictions are bit-identical to those of a
-    single thread on one machine.
+    There is one worker per GPU, or per core if `inference_options` selects the CPU. The predictions are bit-identical
+    to those of a single thread on one machine.
     """
 
     address: str

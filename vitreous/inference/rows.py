@@ -23,8 +23,8 @@ ROWS_PER_CHUNK = 4096  # rows per chunk of an output file
 
 
 class RowFormat(Protocol):
-    """The output format of a command: `formats` are file suffixes; `part` is the number of rows in memory in formats
-    that write in chunks. Formats with .csv also have `head`, `cells(row)` and `starts_image(cells)`, those with
+    """The output format of a command: `formats` are file suffixes; `rows_per_chunk` is the number of rows in memory in
+    formats that write in chunks. Formats with .csv also have `head`, `cells(row)` and `starts_image(cells)`, those with
     .parquet `table(rows)`; an example is `tasks.base.PredictionFormat`."""
 
     formats: tuple[str, ...]

@@ -106,7 +106,7 @@ class Sample:
 
     @property
     def to_pil_frames(self) -> list[Image.Image]:
-        """Return the T frames of a clip, or the single image. Raises UsageError as `picture`."""
+        """Return the T frames of a clip, or the single image. Raises UsageError as `to_pil`."""
         return array_to_frames(self.image)
 
 
@@ -170,7 +170,7 @@ class Generator:
         canvas: InpaintingCanvas | None = None,
     ) -> Iterator[Sample]:
         """Yield the samples of (class, number) pairs, in order; the callbacks are those of `ImageSampler.sample`, and
-        `canvas` replaces that of the options."""
+        `load_canvas` replaces that of the options."""
         labels, sample_indices = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
         canvas = canvas or self.load_canvas(options, len(pairs))
         noise = None if options.to_seed is None else self.interpolate_noise(labels, sample_indices, options)

@@ -34,7 +34,7 @@ class OutputFile:
     """One output file, its settings, and the number of rows so far. `made_by`: model and options, as JSON.
 
     Raises UsageError for a suffix that is not in `kind.formats`, for an unfinished file unless `resume`, and for a file
-    of another model or other options; ResourceError if it cannot be written. `finished`: the file is complete.
+    of another model or other options; ResourceError if it cannot be written. `is_finished`: the file is complete.
     """
 
     def __init__(self, path: str, row_format: RowFormat, made_by: dict[str, Any], resume: bool = False) -> None:

@@ -29,9 +29,9 @@ TIMING_SECONDS = 0.2  # seconds of repeated passes per batch size
 class InferenceCost:
     """Cost at one input size: `image` in pixels, and for one image its `tokens`, `macs` and peak `memory` in bytes.
 
-    `memory` excludes the model. `rate`: images/s by batch size. `largest`: the largest batch, at most
-    `MAX_TRIED_BATCH_SIZE`: measured if `tried` (GPU), else estimated for `CPU_MEMORY_SHARE` of the free memory, 0 if
-    unknown.
+    `memory` excludes the model. `throughputs`: images/s by batch size. `largest_batch_size`: the largest batch, at most
+    `MAX_TRIED_BATCH_SIZE`: measured if `is_measured` (GPU), else estimated for `CPU_MEMORY_SHARE` of the free memory, 0
+    if unknown.
     """
 
     image: tuple[int, ...]
@@ -177,7 +177,8 @@ def find_max_batch_size(available_bytes: int, single_trace: list[int], pair_trac
 
 
 class LiveMemoryTracker(TorchDispatchMode):
-    """Counts the bytes of storages that are allocated and not yet freed: `after` each operation, and their `peak`."""
+    """Counts the bytes of storages that are allocated and not yet freed: `live_bytes_history` each operation, and their
+    `peak`."""
 
     def __init__(self, storages: list[Any]) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ LOG_EPSILON = 1e-6  # added to amplitudes before the logarithm, as Park and Kim 
 
 
 class SpectrumLocation(NamedTuple):
-    """The location of a spectrum: `after` the patch embedding (`layer` -1), or the attention or MLP of a block."""
+    """The location of a spectrum: `sublayer` the patch embedding (`layer` -1), or the attention or MLP of a block."""
 
     layer: int
     sublayer: Literal["embedding", "attention", "mlp"]

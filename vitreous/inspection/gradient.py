@@ -33,7 +33,7 @@ from vitreous.nn.frozen import FrozenBranch, PackedLinear
 
 @dataclass(frozen=True)
 class TokenRelevance:
-    """Relevance for a class of each image: `rows` (B, T) float32, nonnegative, prefix tokens first.
+    """Relevance for a class of each image: `relevance` (B, T) float32, nonnegative, prefix tokens first.
 
     `classes` (B,) int64, and their `logits` (B,) float32.
     """

@@ -39,8 +39,8 @@ class AttentionCall:
     `layer` counts blocks from 0. `span` has the keys of a query: all tokens, its row or column (axial blocks give
     two calls), its window, its time slot, or its position at all times (blocks of factorised video models may give two
     calls). `grid`: patch tokens of one sequence, `prefix`: tokens before them; `patch`: pixels per token and axis. `x`
-    (..., T, D) float32, or (..., *grid, D) for attention on grids. `windows` split the grid `whole` of all patch
-    tokens; None for other spans. `whole` is also set if attention is over one vector per time slot.
+    (..., T, D) float32, or (..., *grid, D) for attention on grids. `windows` split the grid `full_grid` of all patch
+    tokens; None for other spans. `full_grid` is also set if attention is over one vector per time slot.
     """
 
     layer: int
@@ -65,7 +65,8 @@ class AttentionCall:
         return self.module.compute_weights(self.x, *self.context, queries=queries).float()  # type: ignore[operator]
 
     def iterate_chunks(self, max_bytes: int = ATTENTION_CHUNK_BYTES) -> Iterator[tuple[slice, Tensor]]:
-        """Yield slices of all queries with their `weights`, (..., h, Q, T) of about `max_bytes` bytes at most."""
+        """Yield slices of all queries with their `compute_weights`, (..., h, Q, T) of about `max_bytes` bytes at
+        most."""
         batch = math.prod(self.x.shape[: -1 - (1 if self.x.shape[-2] == self.tokens else len(self.grid))])
         size = max(1, max_bytes // (4 * batch * self.module.heads * self.tokens))  # type: ignore[operator]
         module = copy.copy(self.module)
@@ -93,7 +94,8 @@ class CachedLayer(nn.Module):
 
 @dataclass(frozen=True)
 class ResidualState:
-    """The residual stream (B, P + N, D) `after` the patch embedding (`layer` -1), or the attention or MLP of a block.
+    """The residual stream (B, P + N, D) `sublayer` the patch embedding (`layer` -1), or the attention or MLP of a
+    block.
 
     Unnormalised, before the last norm.
     """

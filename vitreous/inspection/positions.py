@@ -30,7 +30,7 @@ class SimilarityStructure(NamedTuple):
 
     @property
     def contrast(self) -> float:
-        """Return the mean of `row` and `column`, minus `other`."""
+        """Return the mean of `row` and `column`, minus `neither`."""
         return (self.row + self.column) / 2 - self.neither
 
 

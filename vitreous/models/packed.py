@@ -26,9 +26,9 @@ class PackedViT(nn.Module):
     """Run a ViT on a list of images (C, *size) of any sizes that its patch divides. Outputs equal those of each image
     alone.
 
-    `row`: maximum tokens per forward pass, unless a single image has more; None: the fastest on a CPU. Images with the
-    same number of tokens are adjacent. `masked`: one attention with a mask over the padded sequence instead of one per
-    image; None: only on a GPU. Raises UsageError for a model whose blocks take grids or use positions.
+    `max_tokens`: maximum tokens per forward pass, unless a single image has more; None: the fastest on a CPU. Images
+    with the same number of tokens are adjacent. `use_mask`: one attention with a mask over the padded sequence instead
+    of one per image; None: only on a GPU. Raises UsageError for a model whose blocks take grids or use positions.
     """
 
     def __init__(self, model: nn.Module, row: int | None = None, masked: bool | None = None) -> None:

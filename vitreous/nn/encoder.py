@@ -16,8 +16,8 @@ M = TypeVar("M", bound=nn.Module)
 class Encoder(nn.Module):
     """Blocks in sequence, then a LayerNorm over every token. `norm=False` omits the norm.
 
-    `read` is the number of leading tokens that the rest of the model uses, None for all. The last block computes only
-    their outputs.
+    `num_output_tokens` is the number of leading tokens that the rest of the model uses, None for all. The last block
+    computes only their outputs.
 
     With `recompute`, training stores only each block's input and recomputes the rest in the backward pass
     (arXiv:1604.06174): activation memory for one block instead of all, for a third more compute.

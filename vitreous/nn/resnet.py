@@ -22,8 +22,8 @@ from vitreous.nn.grid import resize_position_table
 
 
 class ResNetNumerics(NamedTuple):
-    """Small numerical differences between ports. `where`: eps is added to the standard deviation, or to the variance
-    under the root.
+    """Small numerical differences between ports. `eps_placement`: eps is added to the standard deviation, or to the
+    variance under the root.
 
     `border`: the value that pads BiT's map before its max-pooling. With zeros, a maximum at the edge is never negative.
     """
@@ -85,8 +85,8 @@ def group_norm(channels: int, numerics: str) -> nn.GroupNorm:
 
 
 class StandardizedConv(nn.Module):
-    """Square convolution without bias whose filters are standardised on every pass. `same`: SAME padding, else (k - 1)
-    / 2.
+    """Square convolution without bias whose filters are standardised on every pass. `use_same_padding`: SAME padding,
+    else (k - 1) / 2.
 
     Initialised LeCun normal, truncated at two standard deviations, flax's default. Only the directions matter after
     standardisation.

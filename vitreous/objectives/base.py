@@ -147,9 +147,9 @@ FrozenUpdate = Literal["skip", "zero-lr"]
 class Reconstruction(NamedTuple):
     """Images with restored patches, for reports.
 
-    (B, C, *image) float32 normalised: the encoder's input, `seen`, with hidden patches 0, and `restored`, in which
-    patches that are not predicted are those of the image. (B, *grid) bool: the patches hidden from the encoder, and the
-    `predicted` ones.
+    (B, C, *image) float32 normalised: the encoder's input, `encoder_input`, with hidden patches 0, and `restored`, in
+    which patches that are not predicted are those of the image. (B, *grid) bool: the patches hidden from the encoder,
+    and the `predicted` ones.
     """
 
     encoder_input: Tensor

@@ -70,7 +70,7 @@ class Teacher:
         return images
 
     def logits(self, images: Tensor) -> Tensor:
-        """(B, C, *teacher image) from `read` -> (B, K) float32, on the same device."""
+        """(B, C, *teacher image) from `to_teacher_input` -> (B, K) float32, on the same device."""
         raise NotImplementedError
 
     def flops(self) -> float:

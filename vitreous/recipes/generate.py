@@ -110,7 +110,7 @@ GENERATOR_RECIPE_FIELDS: dict[str, Any] = {
     "clips": "DiT-144x6/2x4x4-alternating",
     "mixed": "DiT-144x6/1x4x4-alternating",
     "image": get_generator_image_side,
-    "rule": "fixed",
+    "lr_scaling": "fixed",
     "by_steps": True,
 }
 GENERATION_RECIPES = (

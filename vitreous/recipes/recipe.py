@@ -44,8 +44,8 @@ class DatasetInfo:
     """Properties of the training data.
 
     `images` is the number of training images, `size` their size as in `Preprocess.image`. `template` is the
-    preprocessing with the settings derived from the files. `masks`: objects have masks. `stills`: some clips are
-    single-frame images. `maps`: statistics of the class maps, for recipes that need them.
+    preprocessing with the settings derived from the files. `masks`: objects have masks. `has_stills`: some clips are
+    single-frame images. `map_statistics`: statistics of the class maps, for recipes that need them.
     """
 
     images: int
@@ -79,8 +79,8 @@ REFERENCE_DATASETS = {
 
 @dataclass(frozen=True)
 class TrainingLength:
-    """Epochs from the number of training images: `shown` samples in total, rounded to a tenth, between `least` and
-    `most`."""
+    """Epochs from the number of training images: `num_samples` samples in total, rounded to a tenth, between
+    `min_epochs` and `max_epochs`."""
 
     num_samples: float
     least: float
@@ -104,18 +104,18 @@ class Recipe:
     """A named set of published or tuned hyperparameters.
 
     `make` builds the run of a model on data; its docstring cites the table and contains the command, with NAME for the
-    name. `rule`: how the learning rate scales with the batch size; below `floor` images it is constant. `published`:
-    results of the authors, verbatim. `data`: the set, of `REFERENCE_DATASETS`, that it was designed for. `objective`:
-    the config of the loss. `models`: the models of its table, the first is the default; `image`: their image size in
-    pixels, from the model's name and the data (None: from the data or the weights). `by_steps`: the length is in steps,
-    not epochs; `warmup_in_epochs`: the warm-up is in epochs. `small`: the model for images up to 64 pixels at their
-    size, if there are hyperparameters for these; `few`: the model for fewer than `MIN_SCRATCH_IMAGES` photographs, if
-    its table has none; `solid`: the model for volumes, if supported; `clips`: the model for clips up to 64 pixels, if
-    it is not a classifier; `mixed`: the model for such clips and images together. `lengths`: if the number of images
-    determines the epochs, the length for each type of model; the first is that of the first model. `grid`: the learning
-    rates for a grid search; `hold_out`: the validation share of the training images, if its table has one. `by_maps`:
-    augmentation and class weights are chosen from the class maps (`DatasetInfo.maps`). `enlarges`: from scratch, images
-    of less than 224 pixels are enlarged to that size.
+    name. `lr_scaling`: how the learning rate scales with the batch size; below `floor` images it is constant.
+    `published`: results of the authors, verbatim. `data`: the set, of `REFERENCE_DATASETS`, that it was designed for.
+    `objective`: the config of the loss. `models`: the models of its table, the first is the default; `image`: their
+    image size in pixels, from the model's name and the data (None: from the data or the weights). `by_steps`: the
+    length is in steps, not epochs; `warmup_in_epochs`: the warm-up is in epochs. `small`: the model for images up to 64
+    pixels at their size, if there are hyperparameters for these; `few`: the model for fewer than `MIN_SCRATCH_IMAGES`
+    photographs, if its table has none; `solid`: the model for volumes, if supported; `clips`: the model for clips up to
+    64 pixels, if it is not a classifier; `mixed`: the model for such clips and images together. `lengths`: if the
+    number of images determines the epochs, the length for each type of model; the first is that of the first model.
+    `grid`: the learning rates for a grid search; `hold_out`: the validation share of the training images, if its table
+    has one. `by_maps`: augmentation and class weights are chosen from the class maps (`DatasetInfo.maps`). `enlarges`:
+    from scratch, images of less than 224 pixels are enlarged to that size.
     """
 
     name: str

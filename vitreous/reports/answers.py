@@ -31,7 +31,7 @@ from vitreous.weights.bundle import Bundle
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """Settings for computing predictions; only `how` affects metrics."""
+    """Settings for computing predictions; only `inference_options` affects metrics."""
 
     batch_size: int = ENGINE_CHUNK
     workers: int | None = None
@@ -46,7 +46,8 @@ class EvaluationSettings:
 class SplitPredictions:
     """Predictions for the images of a split, with labels in the model's class order.
 
-    `raw` (n, K) float32 are the logits, `bad` the unreadable images, `started` the clock time at the first image.
+    `raw_logits` (n, K) float32 are the logits, `unreadable` the unreadable images, `start_time` the clock time at the
+    first image.
     """
 
     run: str

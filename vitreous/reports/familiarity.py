@@ -31,7 +31,8 @@ MAX_DOCUMENT_IMAGES = 10  # images per list in a document
 
 @dataclass(frozen=True)
 class TrainingFeatures:
-    """Training images with computed features: their source, split, (m, d) features, and `rows` of the readable ones."""
+    """Training images with computed features: their source, split, (m, d) features, and `readable_indices` of the
+    readable ones."""
 
     source: str
     split: Split

@@ -85,7 +85,7 @@ def get_peak_memory(device: str) -> int:
 
 
 class ContentionMonitor:
-    """Measures the share of this process's cores that other work takes, and calls `tell` once if that slows down this
+    """Measures the share of this process's cores that other work takes, and calls `warn` once if that slows down this
     process.
 
     Other work is the load of the cores minus that of this process and its descendants; with `siblings` also minus that

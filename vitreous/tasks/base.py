@@ -42,7 +42,7 @@ PREDICT_OPTIONS: dict[str, str] = {
 class PredictionOptions:
     """Prediction options of classifiers: at most `top` classes with a probability above `threshold`. A prediction is
     unsure if its highest probability is below `abstain`. None means unset; if `top` is unset, a single-label
-    prediction has `usual` classes."""
+    prediction has `default_top` classes."""
 
     top: int | None = None
     threshold: float | None = None

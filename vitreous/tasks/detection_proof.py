@@ -22,8 +22,9 @@ OBJECT_TOLERANCE = 0.001  # share of the objects that only one of the two may de
 @dataclass(frozen=True)
 class ObjectComparison:
     """The result of the comparison. Of all `objects`, those of the original and those of the export, the other detects
-    `same` as well. Largest differences of these: `boxes`, of an edge in pixels; `scores`; `masks`, the share of the
-    pixels that only one mask contains. `rates`: images/s of both."""
+    `num_matched` as well. Largest differences of these: `max_box_difference`, of an edge in pixels;
+    `max_score_difference`; `max_mask_difference`, the share of the pixels that only one mask contains.
+    `images_per_second`: images/s of both."""
 
     images: int
     objects: int

@@ -37,7 +37,8 @@ class VerificationImages:
 class ExportComparison:
     """The result of the comparison. `agreement` is a share: of images with the same top-1 class, of equal multi-label
     decisions, of pixels with the same class, or of features with a cosine of at least 0.99 to the original's.
-    `right`: top-1 of the original and of the export, for single-label data. `rates`: images/s of both."""
+    `top1_accuracies`: top-1 of the original and of the export, for single-label data. `images_per_second`: images/s of
+    both."""
 
     images: int
     max_difference: float

@@ -25,11 +25,10 @@ class Metric:
     """A metric: its key in files, its label, the format of its value (`.2%` for shares), and an explanation of one or
     two sentences for pages.
 
-    A metric that leads evaluations also has: `secondary`, the metrics printed after it; `of_class`, the columns of
-    per-class tables; `ranks`, the key of the metric that sorts classes; and `counted`, the noun of the counted items.
-    `class_mean`: the key of the per-class metric of which it is the mean over the classes with images (single-label
-    data).
-    with one label each."""
+    A metric that leads evaluations also has: `secondary`, the metrics printed after it; `per_class_metrics`, the
+    columns of per-class tables; `ranking_key`, the key of the metric that sorts classes; and `counted_noun`, the noun
+    of the counted items. `class_mean`: the key of the per-class metric of which it is the mean over the classes with
+    images (single-label data). with one label each."""
 
     key: str
     label: str

@@ -21,9 +21,9 @@ TIE_BREAKER = "nll"  # lower is better; ranks evaluations with equal primary met
 class Report:
     """The result of an evaluation; `summary` is its content for output and files.
 
-    Evaluations are compared by the primary metric `primary`, whose direction is `better`; ties by the NLL. `cells`:
-    (m, 3) int64 of label, prediction, count; None for multi-label data and objects. `details`: further JSON values by
-    key.
+    Evaluations are compared by the primary metric `primary`, whose direction is `better`; ties by the NLL.
+    `confusion_cells`: (m, 3) int64 of label, prediction, count; None for multi-label data and objects. `details`:
+    further JSON values by key.
     """
 
     images: int

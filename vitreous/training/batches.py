@@ -28,8 +28,8 @@ PIXEL_ENTRIES = {"images", "local"}  # entries of a batch that are views of imag
 class RunInputs:
     """The images of a run; `cached` holds those of `train` as (n, C, *image) uint8 if they are kept in memory.
 
-    `rows`: indices of the data's training images in `train`, if some are unreadable; None: all. `buckets`, (n,) int64:
-    the index in `preprocess.buckets` of the size of each image of `train`; None: all have one size.
+    `train_indices`: indices of the data's training images in `train`, if some are unreadable; None: all. `buckets`,
+    (n,) int64: the index in `preprocess.buckets` of the size of each image of `train`; None: all have one size.
     """
 
     train: Split

@@ -96,7 +96,7 @@ class FlatParameters:
         self.length = end
 
     def bind(self, module: nn.Module) -> None:
-        """Make the module's parameters views of `work`, their gradients views of `grad`, and the twin's of
+        """Make the module's parameters views of `working_copy`, their gradients views of `grad`, and the twin's of
         `average`."""
         work, grad, average = self.views(self.working_copy), self.views(self.grad), self.views(self.average)
         for name, parameter in self.parameters.items():

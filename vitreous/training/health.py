@@ -22,7 +22,7 @@ SLOW_LOADING_SHARE, SLOW_LOADING_LINES = 0.3, 3  # share of the time, in this nu
 
 
 class HealthMonitor:
-    """Monitors a run. `tell` is called with each warning, `keep` with its step, name and text."""
+    """Monitors a run. `warn` is called with each warning, `record_warning` with its step, name and text."""
 
     def __init__(
         self, tell: Callable[[str], None], keep: Callable[[int, str, str], None] = lambda step, name, text: None

@@ -165,7 +165,7 @@ class FlatOptimizer:
         tensors: dict[str, Tensor],
         copy_tensors: Callable[[dict[str, Tensor], dict[str, Tensor]], None] = copy_by_name,
     ) -> None:
-        """Load the output of `state`; `copy_tensors` copies whole tensors into views of their shape, or of this
+        """Load the output of `get_state`; `copy_tensors` copies whole tensors into views of their shape, or of this
         process's share."""
         views = self.get_state()
         counts = {name: views.pop(name) for name in list(views) if name.startswith("step/")}

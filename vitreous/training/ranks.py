@@ -34,7 +34,7 @@ RENDEZVOUS_KEY = "vitreous/meeting"  # a key of the agent's store
 class Ranks:
     """This process among `world` processes.
 
-    `local` is its index on its machine, `joined` whether torch.distributed is initialised.
+    `local_rank` is its index on its machine, `is_initialised` whether torch.distributed is initialised.
     """
 
     rank: int = 0

@@ -60,7 +60,7 @@ FIRST_LAYER_NAMES = ("stem.root.conv.weight", "stem.stages.0.conv.weight", "body
 
 @dataclass(frozen=True)
 class PretrainedWeights(TaskMixin):
-    """Detected weights; `state` reads them under this project's names, in float32.
+    """Detected weights; `read_state` reads them under this project's names, in float32.
 
     `notes`: assumptions about settings that the files lack, one sentence each.
     """

@@ -42,8 +42,8 @@ WEIGHTS_FILE, DESCRIPTION_FILE = "weights.safetensors", "model.json"
 class Bundle(TaskMixin):
     """A model with its task, preprocessing and provenance.
 
-    `notes`: assumptions about settings that foreign files lack, one sentence each; they are not saved. `parts`: the
-    state of its objective for further training, saved with the weights; `load_parts` reads it.
+    `notes`: assumptions about settings that foreign files lack, one sentence each; they are not saved.
+    `objective_state`: the state of its objective for further training, saved with the weights; `load_parts` reads it.
     """
 
     model: Model

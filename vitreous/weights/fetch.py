@@ -191,7 +191,7 @@ def fetch_from_hub(source: str, name: str, listener: ProgressListener | None) ->
 class HubRepository:
     """One repository of the Hub, at one revision: the commit of the first downloaded file, for all further files.
 
-    Without a network, only cached files are available; `lost` is the error for missing ones.
+    Without a network, only cached files are available; `offline_error` is the error for missing ones.
     """
 
     def __init__(self, source: str, name: str, revision: str | None, listener: ProgressListener | None) -> None:

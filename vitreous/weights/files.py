@@ -44,8 +44,8 @@ MISTAKEN_SIGNATURES = {
 class WeightsFile:
     """A weights file with a checked header; no tensor is in memory yet.
 
-    `section` is the key of the selected nested state dict in a pickled file ("model", "teacher", ...), `others` are the
-    keys of the other ones.
+    `section` is the key of the selected nested state dict in a pickled file ("model", "teacher", ...), `other_sections`
+    are the keys of the other ones.
     """
 
     path: Path

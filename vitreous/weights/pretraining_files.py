@@ -87,9 +87,9 @@ def add_name_prefixes(groups: dict[str, Tensors]) -> Tensors:
 class PretrainingFormat:
     """A pre-training file that `convert --to` writes.
 
-    `objective`: the objective whose state it contains; `encoder`: the format of its encoder; `sections`: builds its
-    state dicts from that format, the model's config, the encoder's tensors under their names, and the state under ours.
-    `leaves`: name prefixes of state that it does not support. `video`: a VideoMAE file.
+    `objective`: the objective whose state it contains; `encoder`: the format of its encoder; `build_sections`: builds
+    its state dicts from that format, the model's config, the encoder's tensors under their names, and the state under
+    ours. `omitted_prefixes`: name prefixes of state that it does not support. `video`: a VideoMAE file.
     """
 
     objective: str

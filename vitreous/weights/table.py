@@ -56,14 +56,14 @@ class RenameRule:
 class WeightsFormat:
     """A layout of weights files.
 
-    `sign`: patterns that must each match some tensor name, and that no earlier format in the list has. `configure`
+    `signature`: patterns that must each match some tensor name, and that no earlier format in the list has. `configure`
     infers the config from the shapes and from a config.json. `ignored`: patterns of tensors outside the encoder
     (decoders, text towers), which are skipped and reported. `strip`: possible name prefixes. `scope`: if some names
     start with one of these, the first that does, other names belong to another tower or an optimiser's state and are
-    skipped. `shaped`: a tensor by its name in files, for singleton axes that may be missing. `sections`: keys of a
-    pickled file; if set, the state dict must be under one of them, and no name of `without` may exist. `doubt`: if
-    files do not determine the position resize rule, a description of the assumed rule and its alternatives. `facts`:
-    small tensors whose values `configure` receives under this name, if a file has them.
+    skipped. `reshape_tensor`: a tensor by its name in files, for singleton axes that may be missing. `sections`: keys
+    of a pickled file; if set, the state dict must be under one of them, and no name of `excluded_names` may exist.
+    `describe_ambiguity`: if files do not determine the position resize rule, a description of the assumed rule and its
+    alternatives. `facts`: small tensors whose values `configure` receives under this name, if a file has them.
     """
 
     name: str

@@ -56,7 +56,7 @@ class Timing:
 class LogitsStep:
     """A step from images to logits that can also measure the error of its outputs.
 
-    `exact` returns PyTorch's float32 outputs for the same images and weights; both return (B, K).
+    `compute_reference_logits` returns PyTorch's float32 outputs for the same images and weights; both return (B, K).
     """
 
     step: BenchmarkStep

@@ -97,7 +97,7 @@ class SampleEncoder:
     scaled up. Greys have one channel, all others three. In archives, a JPEG or a PNG that needs neither scaling nor
     rotation is copied byte for byte. A scaled JPEG becomes a JPEG of `plan.quality`. Others become a PNG, or such a
     JPEG if they are scaled and `plan.lossless` is not set. For latents, it returns the input pixels of the autoencoder:
-    the centre of the image, mirrored for samples from `mirrored` on.
+    the centre of the image, mirrored for samples from `first_mirrored` on.
     """
 
     split: Split

@@ -132,7 +132,7 @@ class DynamicPositions(nn.Module):
     """Learned position embeddings for any grid, in float64, since F.interpolate needs fixed sizes in a graph."""
 
     def __init__(self, table: Tensor, how: str) -> None:
-        """`table` (*old, D); `how` is a rule of `nn.grid.RESIZE_MODES`."""
+        """`table` (*old, D); `resize_rule` is a rule of `nn.grid.RESIZE_MODES`."""
         super().__init__()
         self.table, self.resize_rule = nn.Parameter(table.detach(), requires_grad=False), how
 

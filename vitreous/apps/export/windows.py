@@ -26,11 +26,12 @@ def size_tensor(size: int) -> Tensor:
 
 @dataclass
 class WindowAxis:
-    """An axis of a grid of `length`, shifted and padded to `whole` positions for windows.
+    """An axis of a grid of `length`, shifted and padded to `padded_length` positions for windows.
 
-    `source` (whole,) int64: source index of each position, zeros from its length on; `real` (whole,) bool: where it is
-    not padding; `behind` (whole,) bool: tokens that the cyclic shift moved to the end; `back` (length,) int64: position
-    of each source index.
+    `source_indices` (whole,) int64: source index of each position, zeros from its length on; `is_token` (whole,) bool:
+    where it is not padding; `is_wrapped` (whole,) bool: tokens that the cyclic shift moved to the end;
+    `inverse_indices` (length,)
+    int64: position of each source index.
     """
 
     padded_length: int

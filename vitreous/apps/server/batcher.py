@@ -27,9 +27,10 @@ COMPUTE_NICENESS = 10  # niceness of the computing thread, so that health checks
 
 @dataclass(eq=False)
 class BatchItem:
-    """Work for the inference thread. Images with the same `work` are batched unless `alone`.
+    """Work for the inference thread. Images with the same `compute` are batched unless `is_unbatched`.
 
-    `work`: a batch of images (B, C, *image), or a list of images of several sizes -> (B, ...); if `alone`, one input
+    `compute`: a batch of images (B, C, *image), or a list of images of several sizes -> (B, ...); if `is_unbatched`,
+    one input
     -> its result.
     """
 

@@ -26,7 +26,7 @@ IMAGES_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 class ServerLog:
     """`write_request` logs a request unless `quiet`; `write` logs an event of the server.
 
-    Refusals because of a full queue are counted in `refused` and logged once a second.
+    Refusals because of a full queue are counted in `num_refused` and logged once a second.
     """
 
     def __init__(self, quiet: bool = False, out: TextIO | None = None) -> None:

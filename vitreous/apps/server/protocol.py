@@ -33,7 +33,8 @@ IDLE, HEAD, BODY, ANSWERING = "idle", "head", "body", "answering"
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection. `phase`: waiting for a request, its head, its body, or the response; `since`: its start.
+    """One connection. `phase`: waiting for a request, its head, its body, or the response; `phase_start_time`: its
+    start.
 
     `count_malformed` is called with the status of each malformed request. `refuse_full` returns the refusal and the id
     of a request if the server is full.

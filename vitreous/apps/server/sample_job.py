@@ -46,8 +46,8 @@ class SampleJobStopped(Exception):
 class SampleJob:
     """A generation in progress. `stop`, or the deadline, ends it after the current step.
 
-    `document` and `grid` are work for the batcher; their input is the job that `begin` returned. `given`: an image
-    (C, H, W) to inpaint; only the white area of its mask (1, H, W) is generated.
+    `compute_document` and `compute_grid` are work for the batcher; their input is the job that `set_deadline` returned.
+    `inpaint_input`: an image (C, H, W) to inpaint; only the white area of its mask (1, H, W) is generated.
     """
 
     def __init__(

@@ -69,7 +69,7 @@ class HttpServer(uvicorn.Server):
 class Server:
     """A model behind a socket, which is bound immediately.
 
-    `load` loads the predictor, also on SIGHUP; `home` may have an index of training images.
+    `load` loads the predictor, also on SIGHUP; `run_path` may have an index of training images.
     """
 
     service: Service

@@ -21,7 +21,7 @@ from vitreous.errors import UsageError
 class RequestInfo:
     """Server state of a request, in `scope["info"]` for handlers. Times are those of the event loop's clock.
 
-    `length`: bytes of the body, None if unknown; `status`: 0 until a response is sent.
+    `body_bytes`: bytes of the body, None if unknown; `status`: 0 until a response is sent.
     """
 
     id: str
@@ -37,8 +37,8 @@ class RequestInfo:
 
 
 class Service:
-    """The served model with its limits and counters. `taken` counts images from the complete request to its response,
-    `held` the bytes of bodies in memory. `root_path`: path of this server at a reverse proxy.
+    """The served model with its limits and counters. `images_in_flight` counts images from the complete request to its
+    response, `body_bytes_in_memory` the bytes of bodies in memory. `root_path`: path of this server at a reverse proxy.
 
     `decode_seconds`: seconds to decode an image; `connections`: the open connections.
     """

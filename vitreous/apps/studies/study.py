@@ -118,9 +118,10 @@ def update_options(options: TrainOptions, **changes: Any) -> TrainOptions:
 class StudyCell:
     """A cell of a table: its position on the axes, and the options of its runs, one run per seed.
 
-    `share`: share of the training images, nested across shares. `after`: prerequisite cells, by the option or settings
-    path that receives the folder of their run with the same seed; `then`: further changes of options for runs with
-    prerequisites. Cells without `axis_values` are not in the table. `data`: a dataset other than the study's.
+    `share`: share of the training images, nested across shares. `parents`: prerequisite cells, by the option or
+    settings path that receives the folder of their run with the same seed; `parent_changes`: further changes of options
+    for runs with prerequisites. Cells without `axis_values` are not in the table. `data`: a dataset other than the
+    study's.
     """
 
     axis_values: AxisValues
@@ -184,7 +185,7 @@ class Measurement:
 @dataclass(frozen=True)
 class Measure:
     """A measurement of each run that replaces its leading metric, with the key of the metric and whether higher or
-    lower is better. `trained` is False for randomly initialised models without training."""
+    lower is better. `needs_training` is False for randomly initialised models without training."""
 
     metric: str
     measure_run: Callable[[MeasuredRun], list[Measurement]]
@@ -218,9 +219,10 @@ class Study:
     """A table or figure of a paper: the question, the runs, and their evaluation.
 
     `cells` returns the cells for a setting. `reference` is the cell that others are compared with, or a function from a
-    cell to its reference. `differs` describes the differences from the published runs. `measure` measures runs;
-    `figure` is the key of a metric other than the leading one; `conclude` draws conclusions from the rows
-    (`tables.TableRow`). `others`: whether the study needs other datasets, or `groups` of them, one folder each.
+    cell to its reference. `differs` describes the differences from the published runs. `run_measure` measures runs;
+    `metric` is the key of a metric other than the leading one; `conclude` draws conclusions from the rows
+    (`tables.TableRow`). `other_data_kind`: whether the study needs other datasets, or `groups` of them, one folder
+    each.
     """
 
     name: str

@@ -35,7 +35,7 @@ LearnableContent = Literal["objects", "classes"]
 
 @dataclass
 class ObjectTally:
-    """Counts over the scenes of one split: objects, unusable ones by reason, and boxes compared with `measured`
+    """Counts over the scenes of one split: objects, unusable ones by reason, and boxes compared with `num_measured`
     images."""
 
     objects: int = 0

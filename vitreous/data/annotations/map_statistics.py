@@ -57,7 +57,8 @@ class MapSymmetry:
 class ClassOffsets:
     """Class offsets, which a flip negates, for n class maps of K classes, (n, K) float64, NaN for absent classes.
 
-    `rows` and `columns`: from the image centre to the mean position of the class, as shares of height and width, from
+    `vertical_offsets` and `horizontal_offsets`: from the image centre to the mean position of the class, as shares of
+    height and width, from
     -0.5 to 0.5. `directions`: (a - b) / (a + b) for the class's borders between rows, a, and between columns, b.
     """
 

@@ -47,8 +47,8 @@ PANOPTIC_PATTERN, INSTANCES_PATTERN = "panoptic_*.json", "instances_*.json"  # i
 
 @dataclass(frozen=True)
 class PanopticSegment:
-    """A segment of an image. `number`: its id in the PNG file; `label`: its class; `thing`: it is one object, or with
-    `crowd` a group that is not divided into objects."""
+    """A segment of an image. `segment_id`: its id in the PNG file; `label`: its class; `is_thing`: it is one object, or
+    with `crowd` a group that is not divided into objects."""
 
     segment_id: int
     label: int

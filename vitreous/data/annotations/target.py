@@ -199,7 +199,7 @@ def check_image_samples(splits: Iterable[Split], rule: str) -> None:
 
 @dataclass(frozen=True)
 class AnnotatedFiles(FileSplit):
-    """Image files with annotations: `rows` (n,) int64 of `annotations`, and `labels` (n, K) float32, see
+    """Image files with annotations: `annotation_indices` (n,) int64 of `annotations`, and `labels` (n, K) float32, see
     `AnnotatedSplit`."""
 
     annotation_indices: np.ndarray

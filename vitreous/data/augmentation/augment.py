@@ -203,7 +203,7 @@ class Augment:
         return {"images": entries}
 
     def shift_batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
-        """Shift and mirror (B, C, H, W) uint8 by (B,) keys, like `maps` for integer shifts."""
+        """Shift and mirror (B, C, H, W) uint8 by (B,) keys, like `draw_affine_maps` for integer shifts."""
         u = draw_uniform(keys, 9)
         x, y = (draw_pixel_shifts(u[:, 4 + axis], self.shift, pixels.shape[3 - axis]) for axis in (0, 1))
         return shift_and_mirror(pixels, x, y, u[:, 8] < self.flip, self.border)

@@ -180,7 +180,7 @@ class SceneViews:
         raise UsageError("scene views need annotations", "use other views for images without annotations")
 
     def augment_batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
-        """Raise UsageError for (B, C, *image) images by (B,) keys, as `picture` does."""
+        """Raise UsageError for (B, C, *image) images by (B,) keys, as `augment_image` does."""
         return self.augment_image(Image.new("L", (1, 1)), ImagePreprocess((1, 1)), 0)
 
     def unpack_batch(self, entries: Tensor, preprocess: Preprocess) -> dict[str, Tensor]:

@@ -107,7 +107,7 @@ class MultiCrop:
         )
 
     def draw_batch_views(self, pixels: Tensor, keys: np.ndarray, views: np.ndarray) -> Tensor:
-        """Draw `views` (V,), all global or all local, of (B, C, H, W) images by (B,) keys: (B, V, C, h, w)."""
+        """Draw `draw_views` (V,), all global or all local, of (B, C, H, W) images by (B,) keys: (B, V, C, h, w)."""
         local, channels = views[0] >= NUM_GLOBAL_VIEWS, pixels.shape[1]
         size = self.local_image if local else (pixels.shape[-2], pixels.shape[-1])
         area = self.local_area if local else self.global_area

@@ -53,7 +53,8 @@ NO_DATA_REASON = "no pixel has data"
 
 
 class Bands(tuple[Image.Image, ...]):
-    """The bands of an image, one Pillow image each. `void` (H, W) bool: pixels without data, None if all have data."""
+    """The bands of an image, one Pillow image each. `is_void` (H, W) bool: pixels without data, None if all have
+    data."""
 
     is_void: np.ndarray | None
 

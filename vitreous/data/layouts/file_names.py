@@ -45,8 +45,8 @@ def index_normalised_names(folder: str, changed: int) -> dict[str, str]:
 
 
 class FileIndex:
-    """Index of the files of a folder by the longest unique end of their paths. With `stems`, files are looked up
-    without suffix."""
+    """Index of the files of a folder by the longest unique end of their paths. With `ignore_suffixes`, files are looked
+    up without suffix."""
 
     def __init__(self, paths: Iterable[Path], home: Path, stems: bool = False) -> None:
         self.root, self.ignore_suffixes = home, stems

@@ -48,8 +48,8 @@ MAX_PROBED_CLIPS = 16  # folders of frames and GIFs to inspect as a sample of al
 
 @dataclass(frozen=True)
 class ClipFiles(FileSplit):
-    """Clips with labels (n,) int64 or (n, K) float32; `paths` are those of files and of folders of frames. `parts`, (n,
-    2) float64: start and end in seconds, 0 and infinity for the complete clip; None: all are complete."""
+    """Clips with labels (n,) int64 or (n, K) float32; `paths` are those of files and of folders of frames. `segments`,
+    (n, 2) float64: start and end in seconds, 0 and infinity for the complete clip; None: all are complete."""
 
     axes: ClassVar[int] = 3
     kind: ClassVar[str] = "clips"

@@ -35,7 +35,7 @@ PARQUET_BUFFER_BYTES = 2**20  # bytes read from a Parquet file at a time
 @dataclass(frozen=True, eq=False)
 class ImageColumn:
     """An image column in Arrow streams, with rows counted over all of them: the bytes of an image file, or a struct of
-    {bytes, path}. `home`: the base folder of stored paths."""
+    {bytes, path}. `base_folder`: the base folder of stored paths."""
 
     streams: tuple[str, ...]
     column: str

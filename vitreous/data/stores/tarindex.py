@@ -54,7 +54,7 @@ SAMPLE_DTYPE = np.dtype([(name, "<i8") for name in ("archive", "start", "size", 
 class ArchiveIndex:
     """The samples of archives in order: (n,) of SAMPLE_DTYPE.
 
-    `names`: the images' names, concatenated, uint8. `words`: the distinct labels in `.cls` and `.json` members.
+    `names`: the images' names, concatenated, uint8. `label_words`: the distinct labels in `.cls` and `.json` members.
     `notes`: message -> count.
     """
 

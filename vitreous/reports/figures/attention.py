@@ -105,7 +105,7 @@ def make_segments(context: FigureContext) -> list[FigureResult]:
 
 
 class HeadAttention(NamedTuple):
-    """Attention `rows` (n, h, T) of n images in block `layer` to all tokens, and the heads shown.
+    """Attention `attention` (n, h, T) of n images in block `layer` to all tokens, and the heads shown.
 
     `suffix` distinguishes figures of several blocks.
     """

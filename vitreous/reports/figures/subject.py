@@ -37,7 +37,7 @@ MAX_SHOWN_IMAGES = 8  # images shown if a data set has more
 
 @dataclass(frozen=True)
 class InputImage:
-    """An input image: `shown` (H, W) RGB, `pixels` (C, *image) before normalisation, `raw` as stored."""
+    """An input image: `rgb_image` (H, W) RGB, `pixels` (C, *image) before normalisation, `raw` as stored."""
 
     name: str
     rgb_image: Image.Image

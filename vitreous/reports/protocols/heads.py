@@ -32,7 +32,7 @@ LOGITS_CHUNK = 4_096  # images per head forward pass
 class HeadConfig:
     """Training settings of one head: base learning rate for 256 images, input features, and optimiser.
 
-    `normed`: after a batch norm without affine weights. `trunc`: initial weights are truncated at two units.
+    `use_batch_norm`: after a batch norm without affine weights. `trunc`: initial weights are truncated at two units.
     """
 
     lr: float

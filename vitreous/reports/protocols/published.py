@@ -73,7 +73,7 @@ PROBE_CROP = Augment(crop=(0.08, 1.0), crop_filter="bicubic", flip=0.5)
 class ProbePlan:
     """Training plan of a protocol for one model and number of images: its heads and training length.
 
-    `by_epoch`: the learning rate changes after every epoch, not at every step.
+    `steps_per_epoch`: the learning rate changes after every epoch, not at every step.
     """
 
     heads: tuple[HeadConfig, ...]

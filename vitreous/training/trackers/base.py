@@ -17,7 +17,7 @@ MetricsLine = Mapping[str, Any]  # of metrics.jsonl: numbers or None by name, in
 class RunInfo:
     """The information about a run that a tracker receives once, before the first line.
 
-    `identity`: the tracker's ID of the run, empty for a new one. `step`: the optimiser step from which the run
+    `tracker_run_id`: the tracker's ID of the run, empty for a new one. `step`: the optimiser step from which the run
     continues, 0 for a new one. `config` is config.yaml as dicts, lists, numbers and strings.
     """
 

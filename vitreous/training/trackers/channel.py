@@ -55,7 +55,7 @@ class TrackerProgress:
 
 
 class TrackerChannel:
-    """Sends calls to one tracker. `problem` is the reason why the tracker was disabled, or empty."""
+    """Sends calls to one tracker. `disabled_reason` is the reason why the tracker was disabled, or empty."""
 
     def __init__(self, name: str, make: Callable[[], Tracker], progress: TrackerProgress, folder: RunFolder) -> None:
         self.name, self.make, self.progress, self.folder = name, make, progress, folder

@@ -58,11 +58,11 @@ PIXEL_HEAD_TRANSFORM = TensorTransform(
 
 @dataclass(frozen=True)
 class DecoderLayout:
-    """Tensor names of a decoder: `rows` of ours, without "decoder.", and theirs. Their names start with one of
-    `starts`, except the `mask` token; names of a block start with `block`.
+    """Tensor names of a decoder: `rules` of ours, without "decoder.", and theirs. Their names start with one of
+    `name_prefixes`, except the `mask` token; names of a block start with `block`.
 
-    `sign`: a name that identifies the file. `positions`: the fixed ones, which are computed, not read; "" if files have
-    none. `video`: VideoMAE's decoder, whose keys have no bias, and whose heads are as wide as the encoder's.
+    `signature`: a name that identifies the file. `positions`: the fixed ones, which are computed, not read; "" if files
+    have none. `video`: VideoMAE's decoder, whose keys have no bias, and whose heads are as wide as the encoder's.
     """
 
     signature: str

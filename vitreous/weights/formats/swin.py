@@ -48,9 +48,9 @@ HF_ACTIVATIONS = {"none": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_g
 
 @dataclass(frozen=True)
 class SwinLayout:
-    """Names of a Swin's modules in a format. `stage` and `merge`: name prefixes of the blocks of a stage, by its
-    number from 0, and of the merging before it. `parts`: our names in a block -> theirs; `bias` is the table of
-    relative positions."""
+    """Names of a Swin's modules in a format. `format_stage_prefix` and `format_merge_prefix`: name prefixes of the
+    blocks of a stage, by its number from 0, and of the merging before it. `module_names`: our names in a block ->
+    theirs; `bias` is the table of relative positions."""
 
     projection: str
     first_norm: str

@@ -35,8 +35,8 @@ ANNOTATION_SUFFIXES = (".json", ".xml", ".txt", ".csv", ".yaml", ".yml")  # anno
 class CheckedDataset:
     """Splits by name, as stored: no validation split is drawn from the training images.
 
-    `refused` is the error if the source is not a dataset, `unlabelled` the error if its images have no labels and thus
-    no classes, `unlearnable` the error if its annotations cannot be trained on.
+    `open_error` is the error if the source is not a dataset, `unlabelled` the error if its images have no labels and
+    thus no classes, `unlearnable` the error if its annotations cannot be trained on.
     """
 
     name: str
