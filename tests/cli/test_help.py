@@ -23,7 +23,7 @@ class ToyOptions:
     Example: vitreous toy file
     """
 
-    COMMON_HELP: ClassVar[tuple[str, ...]] = ("scale",)
+    COMMON: ClassVar[tuple[str, ...]] = ("scale",)
     SECTIONS: ClassVar[dict[str, str]] = {"scale": "Size", "mode": "Mode"}
 
     file: Annotated[Positional[str], arg(metavar="FILE")]

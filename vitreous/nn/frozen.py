@@ -89,7 +89,7 @@ def copy_frozen(module: nn.Module, dtype: torch.dtype, packed: bool, omitted_chi
         parameters[name] = None if parameter is None else nn.Parameter(parameter.detach(), requires_grad=False)
     frozen = frozen_class.__new__(frozen_class)
     vars(frozen).update(state, _parameters=parameters, _buffers=dict(state["_buffers"]), _modules=children)
-    if packed and isinstance(module, Encoder) and module.read:
+    if packed and isinstance(module, Encoder) and module.num_output_tokens:
         for name, submodule in named_modules(module.blocks[-1]):
             if type(submodule) is Attention:
                 frozen.get_submodule(f"blocks.{len(module.blocks) - 1}.{name}").qkv = FrozenLinear(submodule.qkv, dtype)

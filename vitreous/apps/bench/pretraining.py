@@ -90,7 +90,7 @@ def make_objective_step(
 ) -> BenchmarkStep:
     """Return turns that are training steps of an objective on one batch, whose "images" (B, C, *image) are normalised
     float32; on a GPU with `compiled` blocks and CUDA graphs, as `train` has it."""
-    num_shards = choose_shard_count(work.device, work.batch_size) if objective.config.splittable else 1
+    num_shards = choose_shard_count(work.device, work.batch_size) if objective.config.can_split_batch else 1
     flat_parameters = FlatParameters(objective, dtype, torch.device(work.device), shards=num_shards)
     if work.uses_compile if compiled is None else compiled:
         compile_blocks(objective)
