@@ -4,7 +4,7 @@
     python benchmarks/dedup.py CIFAR --judged benchmarks/cifar10-judged-pairs.csv
     python benchmarks/dedup.py TRAIN --search TEST
 
-Every photograph is changed in every way of `KINDS`. Half of the photographs stand in the other data set, with the
+Every photograph is changed in every way of `KINDS`. Half of the photographs stand in the other dataset, with the
 distractors: their changed versions are to be found, and to be told as copies of the right one; those of the other half
 are strangers, and to be left alone. Then the halves change places. Of what is listed for a kind, the precision is the
 share that is right.
@@ -329,7 +329,7 @@ def build_planted_table(arguments: argparse.Namespace) -> list[str]:
     tally, seconds, images = measure_recall(photographs, distractors, arguments.workers)
     rows = [
         (
-            f"{len(photographs)} pictures, each changed in {len(COPY_KINDS)} ways; half of them in the other data set, then the "
+            f"{len(photographs)} pictures, each changed in {len(COPY_KINDS)} ways; half of them in the other dataset, then the "
             "other half,"
         ),
         (

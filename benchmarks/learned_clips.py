@@ -270,7 +270,7 @@ def compute_ultrasound_metrics(answers: Sequence[str], wanted: Sequence[str]) ->
 
 
 def copy_few(data: Path, home: Path, count: int, seed: int) -> Path:
-    """A data set with `count` training clips of each class, and the test clips."""
+    """A dataset with `count` training clips of each class, and the test clips."""
     if not home.is_dir():
         rng = np.random.default_rng(seed)
         for folder in sorted((data / "train").iterdir()):

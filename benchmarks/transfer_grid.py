@@ -79,7 +79,7 @@ def run_vitreous(*words: str) -> dict:
 
 
 def compare_searches(name: str, root: Path, words: list[str], scratch: Path) -> list[str]:
-    """Both ways on one data set, as lines of Markdown."""
+    """Both ways on one dataset, as lines of Markdown."""
     started = time.perf_counter()
     grid = run_vitreous(
         "train", str(root), *words, "--lr-grid", *map(str, LEARNING_RATES), "--out", str(scratch / "grid")

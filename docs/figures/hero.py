@@ -200,7 +200,7 @@ def draw_tile(photo: Image.Image, components: Image.Image) -> Image.Image:
 
 def detect_objects(run: Path, photo: Image.Image) -> Image.Image:
     """The photo with the detected boxes, drawn as `vitreous predict --overlay` does."""
-    return vitreous.load(str(run)).detect(photo, pictures=True).draw_overlay()
+    return vitreous.load(str(run)).detect(photo, keep_images=True).draw_overlay()
 
 
 def segment_nuclei(run: Path, nuclei: Path) -> Image.Image:
@@ -209,7 +209,7 @@ def segment_nuclei(run: Path, nuclei: Path) -> Image.Image:
     shown = max(masks, key=lambda home: masks[home])
     image = Image.open(next((shown / "images").glob("*.png"))).convert("RGB")
     side = min(image.size)
-    segmented = vitreous.load(str(run)).segment(image, pictures=True).draw_overlay()
+    segmented = vitreous.load(str(run)).segment(image, keep_images=True).draw_overlay()
     return segmented.crop((0, 0, side, side)).resize((PANEL, PANEL), Image.Resampling.LANCZOS)
 
 

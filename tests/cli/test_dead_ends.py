@@ -131,10 +131,10 @@ def test_a_run_folder_is_not_a_dataset(two_runs, complete_run):
     result = run_cli("train", "runs/real", cwd=two_runs)
     assert result.returncode == 2
     assert result.stderr == (
-        "error: runs/real is a run, not a data set\n  continue it: vitreous train --resume runs/real; or start from "
+        "error: runs/real is a run, not a dataset\n  continue it: vitreous train --resume runs/real; or start from "
         "its weights: vitreous train DATA --init runs/real\n"
     )
-    with pytest.raises(UsageError, match="is a run, not a data set"):
+    with pytest.raises(UsageError, match="is a run, not a dataset"):
         train(str(complete_run))
 
 

@@ -1,4 +1,4 @@
-"""Parquet files and the Hub's data sets: columns, splits, labels, and what cannot be."""
+"""Parquet files and the Hub's datasets: columns, splits, labels, and what cannot be."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def encode_random_png(seed: int) -> bytes:
 
 
 def make_image_column(count: int, start: int = 0) -> pa.Array:
-    """A column as the Hub's data sets have it."""
+    """A column as the Hub's datasets have it."""
     return pa.array([{"bytes": encode_random_png(start + row), "path": f"{row}.png"} for row in range(count)])
 
 
@@ -70,7 +70,7 @@ def test_parquet_rows_keep_their_labels_and_pixels(tmp_path):
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 26, "val": 4} and data.unsplit
     assert data.full_train_split.labels.tolist() == labels.tolist()
     for split in (data.full_train_split, data.splits["train"]):
-        for sample, row in enumerate(split.rows):
+        for sample, row in enumerate(split.row_indices):
             assert split.raw(sample) == encode_random_png(row) and split.labels[sample] == row % 2
             assert split.name(sample) == f"{file}, train, row {row}"
     back = data.full_train_split.take(np.array([5, 3]))

@@ -49,8 +49,8 @@ def test_a_clip_table_is_video_data(tmp_path):
         write_clip(tmp_path / name, make_grey_frames(10))
     data = open_data(write_table(tmp_path / "a.csv", "path,label", "1.mp4,a", "2.gif,b", "frames,a"))
     whole = data.full_train_split or data.split("train")
-    assert isinstance(whole, ClipFiles) and whole.parts is None and data.groups is None
-    assert data.notes[0].startswith("the data are 3 clips; `--frames`") and len(whole.clip(2)) == 10
+    assert isinstance(whole, ClipFiles) and whole.segments is None and data.groups is None
+    assert data.notes[0].startswith("the data are 3 clips; `--frames`") and len(whole.open_clip(2)) == 10
     assert [os.path.basename(whole.name(row)) for row in range(3)] == ["1.mp4", "2.gif", "frames"]
     Image.new("RGB", (8, 8)).save(tmp_path / "photo.png")
     pictures = open_data(write_table(tmp_path / "b.csv", "path,label", "2.gif,b", "photo.png,a"))

@@ -50,8 +50,8 @@ def test_clip_archives_are_read_like_image_archives(tmp_path):
     split = data.split("train")
     assert isinstance(split, StoredClips) and split.name(1) == "a.tar/001.gif"
     back = split.take(np.array([5, 1]))
-    assert back.labels.tolist() == [1, 1] and len(back.clip(1)) == 10
-    own = np.array([frame.argmax() for frame in back.clip(1).read(np.arange(10)).mean((1, 3))])
+    assert back.labels.tolist() == [1, 1] and len(back.open_clip(1)) == 10
+    own = np.array([frame.argmax() for frame in back.open_clip(1).read_frames(np.arange(10)).mean((1, 3))])
     assert np.array_equal(own, [frame.argmax() for frame in make_moving_square(1, True).mean((1, 3))])
     checked, _ = check_dataset(tmp_path / "a.tar", workers=0)
     assert checked["sample_type"] == "clips" and checked["clips"]["frames"]["max"] == 10
@@ -95,4 +95,4 @@ def test_clip_archives_train_and_predict_like_files(tmp_path):
     assert [row.probabilities for row in together] == [row.probabilities for row in answers.predict([str(home / name) for name, _ in members])]  # fmt: skip
     torn = write_tar(tmp_path / "torn.tar", [("a/1.mp4", b"none"), ("b/2.mp4", members[1][1])])
     with pytest.raises(DataError, match=r"torn\.tar/a/1\.mp4: not a clip of a known format"):
-        open_data(torn).with_holdout(0.0, 0).split("train").clip(0)  # type: ignore[attr-defined]
+        open_data(torn).with_holdout(0.0, 0).split("train").open_clip(0)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""torchvision's data sets by name: on small copies in each set's own layout, the same labels and pixels as torchvision
+"""torchvision's datasets by name: on small copies in each set's own layout, the same labels and pixels as torchvision
 gives."""
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ def test_split_order_does_not_depend_on_the_file_system(tmp_path, monkeypatch):
     "source, told",
     [
         ("torchvision:cifar", "did you mean torchvision:CIFAR10?"),
-        ("torchvision:Kinetics", "no classification data set Kinetics"),
+        ("torchvision:Kinetics", "no classification dataset Kinetics"),
         ("torchvision:CIFAR10?split=train", "CIFAR10 has no parameter split\n  valid names: root"),
         ("torchvision:EMNIST?split=digit", "has no split digit\n  valid values: balanced"),
     ],

@@ -73,7 +73,7 @@ def train_split(tmp_path_factory):
 
 
 def concatenate_images(feed, *span):
-    return torch.cat([batch["images"].float() for batch in feed.batches(*span)])
+    return torch.cat([batch["images"].float() for batch in feed.iterate_batches(*span)])
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -1,4 +1,4 @@
-"""Names of splits in all layouts, folders that are no classes, and data sets whose names are ambiguous."""
+"""Names of splits in all layouts, folders that are no classes, and datasets whose names are ambiguous."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_image_suffixes_are_read_or_reported(tmp_path):
 def test_a_local_folder_digits_is_ambiguous(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_classes(tmp_path / "digits")
-    with pytest.raises(UsageError, match="embedded data set") as raised:
+    with pytest.raises(UsageError, match="embedded dataset") as raised:
         open_data("digits")
     assert "./digits" in raised.value.hint
     assert open_data("./digits").classes == ("ant", "bee")

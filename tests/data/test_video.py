@@ -18,7 +18,7 @@ from vitreous.errors import DataError, UsageError
 
 
 def split_types(data):
-    """The types of the splits of a data set."""
+    """The types of the splits of a dataset."""
     return {type(split) for split in data.splits.values()}
 
 
@@ -29,7 +29,7 @@ def test_a_folder_of_clips_in_any_format_is_video_data(tmp_path):
     assert data.notes[0].startswith("the data are 24 clips; `--frames`")
     split = data.with_holdout(0.0, 0).splits["train"]
     assert split.name(2).endswith("clip2") and split.raw(2).shape == (10, 16, 16, 3)  # type: ignore[union-attr]
-    assert isinstance(split.raw(0), bytes) and len(split.clip(1)) == 10  # type: ignore[attr-defined]
+    assert isinstance(split.raw(0), bytes) and len(split.open_clip(1)) == 10  # type: ignore[attr-defined]
     back = split.take(np.array([20, 3]))
     assert [back.name(0), back.name(1)] == [split.name(20), split.name(3)] and back.labels.tolist() == [1, 0]
 
@@ -86,7 +86,7 @@ def test_an_unreadable_clip_is_reported_by_name(tmp_path):
     write_clip(tmp_path / "b" / "1.mp4", make_moving_square(0, True))
     split = open_data(tmp_path).with_holdout(0.0, 0).splits["train"]
     with pytest.raises(DataError, match=r"a/1\.mp4: not a clip of a known format"):
-        split.clip(0)  # type: ignore[attr-defined]
+        split.open_clip(0)  # type: ignore[attr-defined]
 
 
 def test_frame_folders_without_classes_are_reported(tmp_path):

@@ -76,7 +76,7 @@ def test_view_logits_are_averaged_and_one_view_is_the_default(clip_run):
     logits, bad = compute_split_logits(engine, EvalLoader(split, bundle.preprocess, views=views), batch_size=10)
     assert not bad
     for row in (0, len(split) - 1):
-        alone = engine(torch.from_numpy(views.read_views(split.clip(row), bundle.preprocess)))  # type: ignore[attr-defined]
+        alone = engine(torch.from_numpy(views.read_views(split.open_clip(row), bundle.preprocess)))  # type: ignore[attr-defined]
         assert np.allclose(alone.mean(0).numpy(), logits[row], atol=1e-5) and alone.std() > 1e-4
     plain = vitreous.evaluate(str(clip_run[0]), split="train", workers=0, clip_views="1x1", **CPU_OPTIONS)
     assert plain["clip_views"] == "1x1"

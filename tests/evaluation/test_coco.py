@@ -347,6 +347,6 @@ def test_two_processes_gather_the_results_of_one():
         one.join()
     rows, bad = evaluator.outputs(engine, EvalLoader(split, engine.preprocess))
     for rank in range(2):
-        assert np.array_equal(results[rank].rows.table, rows.table)
-        assert np.array_equal(results[rank].rows.lengths, rows.lengths)
+        assert np.array_equal(results[rank].outputs.table, rows.table)
+        assert np.array_equal(results[rank].outputs.lengths, rows.lengths)
         assert np.flatnonzero(~results[rank].readable).tolist() == list(bad) == [100]

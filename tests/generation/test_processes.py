@@ -272,7 +272,7 @@ def test_default_samplers_and_steps_depend_on_the_process():
     assert SamplingOptions().resolve_sampler(Diffusion(steps=75)) == ("ddim", 38)  # every second one
     assert SamplingOptions(steps=600, sampler="ddpm").resolve_sampler(Diffusion()) == ("ddpm", 600)
     with pytest.raises(
-        UsageError, match="ddim cannot use 600 steps: no stride through 1000 time steps gives that number"
+        UsageError, match="ddim cannot sample in 600 steps: no fixed stride divides 1000 time steps into 600"
     ):
         SamplingOptions(steps=600).resolve_sampler(Diffusion())
     for wrong, process in (({"sampler": "euler"}, Diffusion()), ({"sampler": "ddim"}, Flow()), ({"steps": 0}, Flow())):

@@ -117,7 +117,7 @@ def test_optimizer_steps_match_cpu(name, tmp_path):
         generator = torch.Generator().manual_seed(0)
         for number in (1, 2):
             gradient = torch.randn(state.flat.length, generator=generator)
-            state.flat.zero()
+            state.flat.zero_grad()
             state.flat.master_grad.copy_(gradient)
             state.flat.clip(optimizer.clip, optimizer.clip_by)
             state.optimizers.step(0.5)

@@ -37,9 +37,9 @@ def test_class_map_matches_the_model_on_one_tile(scenes_run, tmp_path):  # noqa:
     assert np.mean(answer.classes == logits.argmax(0).numpy()) > 0.999
     shares = list(answer.class_shares.values())
     assert sum(shares) == pytest.approx(1) and shares == sorted(shares, reverse=True)
-    with pytest.raises(UsageError, match="pictures=True"):
+    with pytest.raises(UsageError, match="keep_images=True"):
         answer.draw_overlay()
-    assert predictor.segment(pixels, pictures=True).draw_overlay().size == (32, 32)
+    assert predictor.segment(pixels, keep_images=True).draw_overlay().size == (32, 32)
     assert np.array_equal(predictor.predict(pixels).classes, answer.classes)
     assert len(predictor.predict([pixels, pixels])) == 2
     with pytest.raises(UsageError, match=r"predict\(threshold=…\) is for image classifiers"):

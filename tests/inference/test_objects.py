@@ -46,9 +46,9 @@ def test_detections_have_boxes_names_scores_and_masks(tmp_path):
     assert np.array_equal(answer.masks[0], expected)
     assert make_blob_predictor().detect(make_scene(), threshold=0.7).names == CLASSES[:1]
     assert make_blob_predictor(masks=False).detect(make_scene()).masks is None
-    with pytest.raises(UsageError, match="pictures=True"):
+    with pytest.raises(UsageError, match="keep_images=True"):
         answer.draw_overlay()
-    assert make_blob_predictor().detect(make_scene((90, 70)), pictures=True).draw_overlay().size == (90, 70)
+    assert make_blob_predictor().detect(make_scene((90, 70)), keep_images=True).draw_overlay().size == (90, 70)
     assert make_blob_predictor().predict(make_scene()).boxes.tolist() == [list(RED_BOX), list(GREEN_BOX)]
     assert make_blob_predictor().predict([make_scene()], threshold=0.7)[0].names == CLASSES[:1]
     with pytest.raises(UsageError, match=r"predict\(top=…\) is for image classifiers"):
@@ -96,8 +96,8 @@ def test_output_file_is_resumed(blob_predictor, tmp_path, monkeypatch, name):
 
     images = write_scenes(tmp_path / "in", 6)
     assert run_predict(images, "--out", tmp_path / ("whole" + name)) == 0
-    monkeypatch.setattr("vitreous.inference.object_files.ObjectRows.part", 2)
-    monkeypatch.setattr("vitreous.inference.object_files.CocoResults.part", 2)
+    monkeypatch.setattr("vitreous.inference.object_files.ObjectRows.rows_per_chunk", 2)
+    monkeypatch.setattr("vitreous.inference.object_files.CocoResults.rows_per_chunk", 2)
     answers, before = objects.iterate_image_objects, blob_predictor.engine.asked
 
     def stopping(card, runtime, items, *rest, **more):
@@ -182,7 +182,7 @@ def test_instance_maps_contain_object_numbers(blob_predictor, tmp_path):
     numbers = np.asarray(Image.open(tmp_path / "out" / "0.png"))
     assert (numbers == 1).sum() == 16 * 24 and numbers[21, 41] == 2 and numbers[0, 0] == 0
     assert sorted(path.name for path in (tmp_path / "over").iterdir()) == ["0.png", "1.png", "2.png"]
-    expected = make_blob_predictor().detect(images / "0.png", pictures=True).draw_overlay()
+    expected = make_blob_predictor().detect(images / "0.png", keep_images=True).draw_overlay()
     assert np.array_equal(np.asarray(Image.open(tmp_path / "over" / "0.png")), np.asarray(expected))
     (tmp_path / "out" / "1.png").unlink()
     lines = (tmp_path / "out" / "objects.jsonl").read_text().splitlines(keepends=True)
@@ -262,7 +262,7 @@ def test_results_contain_all_objects_and_overlays_only_likely_ones(blob_predicto
     images = write_scenes(tmp_path / "in")
     assert run_predict(images, "--out", tmp_path / "r.json", "--overlay", tmp_path / "over") == 0
     assert len(json.loads((tmp_path / "r.json").read_text())) == 4
-    expected = make_blob_predictor().detect(images / "0.png", threshold=0.7, pictures=True)
+    expected = make_blob_predictor().detect(images / "0.png", threshold=0.7, keep_images=True)
     assert len(expected) == 1
     drawn = np.asarray(Image.open(tmp_path / "over" / "0.png"))
     assert np.array_equal(drawn, np.asarray(expected.draw_overlay()))

@@ -59,7 +59,7 @@ class FixedAttention(nn.Module):
         super().__init__()
         self.maps, self.heads = maps, maps.shape[1]
 
-    def weights(self, x, queries=slice(None)):
+    def compute_weights(self, x, queries=slice(None)):
         return self.maps[..., queries, :]
 
 

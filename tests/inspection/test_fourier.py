@@ -64,7 +64,7 @@ def test_spectra_by_depth_match_blocks_run_one_by_one(image):
     with torch.no_grad():
         x = torch.cat(
             [
-                (model.prefix + torch.cat([model.split_time_slots, torch.zeros(1, 16)])).expand(5, -1, -1),
+                (model.prefix + torch.cat([model.slots, torch.zeros(1, 16)])).expand(5, -1, -1),
                 model.add_positions(model.project(images)),
             ],
             1,

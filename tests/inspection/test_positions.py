@@ -69,10 +69,10 @@ def test_tile_stride_limits_tiles_to_fourteen_per_axis(grid, step):
 
 def test_structure_against_a_loop():
     similar = torch.randn(3, 4, 3, 4, generator=torch.Generator().manual_seed(0))
-    sums = {"row": [], "column": [], "other": []}
+    sums = {"row": [], "column": [], "neither": []}
     for i, j, k, m in torch.cartesian_prod(*(torch.arange(n) for n in similar.shape)).tolist():
         if (i, j) != (k, m):
-            sums["row" if i == k else "column" if j == m else "other"].append(similar[i, j, k, m].item())
+            sums["row" if i == k else "column" if j == m else "neither"].append(similar[i, j, k, m].item())
     found = summarise_similarity(similar)
     for name, values in sums.items():
         assert getattr(found, name) == pytest.approx(sum(values) / len(values), abs=1e-5)

@@ -54,7 +54,7 @@ def test_chunks_match_full_weights_and_compute_keys_once(kind, monkeypatch):
     asked = []
     forward = CachedLayer.forward
     monkeypatch.setattr(
-        CachedLayer, "forward", lambda self, x: (asked.append(self.answer is None), forward(self, x))[1]
+        CachedLayer, "forward", lambda self, x: (asked.append(self.output is None), forward(self, x))[1]
     )
     for look in collect_calls(make_model(kind), make_images()):
         asked.clear()

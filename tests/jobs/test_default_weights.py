@@ -47,13 +47,13 @@ def cached_weights(published_weights, monkeypatch):
 def prepare_run(data, **options):
     heard = NoteListener()
     run = prepare_data(str(data), None, TrainOptions(str(data), workers=0, **options), heard)[1]
-    return run, [note for note in heard.notes if "photographs are a small data set" in note]
+    return run, [note for note in heard.notes if "photographs are a small dataset" in note]
 
 
 def test_few_photographs_start_from_cached_weights_with_one_note(photos, cached_weights):
     run, notes = prepare_run(photos)
     assert (run.init, run.recipe, run.model.width) == (DEFAULT_WEIGHTS_NAME, "finetune", 32)
-    start = f"12 photographs are a small data set: training starts from the published weights {DEFAULT_WEIGHTS_NAME} (cached); "
+    start = f"12 photographs are a small dataset: training starts from the published weights {DEFAULT_WEIGHTS_NAME} (cached); "
     assert notes == [start + "use --init none to train from scratch"]
 
 

@@ -170,7 +170,7 @@ def test_class_maps_of_other_formats_are_written_as_arrays(volume_run, tmp_path,
     capsys.readouterr()
     predictor = vitreous.load(volume_run)
     assert np.array_equal(np.load(tmp_path / "out" / "a.npy"), predictor.segment(voxels).classes)
-    answers = predictor.segment([voxels, torch.from_numpy(voxels)[None], place], pictures=True)
+    answers = predictor.segment([voxels, torch.from_numpy(voxels)[None], place], keep_images=True)
     assert all(np.array_equal(one.classes, answers[0].classes) for one in answers)
     assert answers[0].draw_overlay().size == (14 + 14 + 17, 17)  # three planes side by side
     assert predictor.embed(voxels).shape == (32,)

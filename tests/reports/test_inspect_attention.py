@@ -36,7 +36,7 @@ FIGURES = ("distance", "rollout", "attention", "gradient", "segments")
 
 @pytest.fixture(scope="module")
 def inspected_models(tmp_path_factory) -> Path:
-    """Bundles of several kinds for images of 16 x 20, photographs, and a data set."""
+    """Bundles of several kinds for images of 16 x 20, photographs, and a dataset."""
     inspected_models = tmp_path_factory.mktemp("inspect")
     for kind in ("registers", *LOCAL_MODEL_KINDS):
         Bundle(make_model(kind), Classification(CLASSES), ImagePreprocess((16, 20))).save(inspected_models / kind)

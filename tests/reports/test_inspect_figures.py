@@ -45,7 +45,7 @@ MODELS = {
 
 @pytest.fixture(scope="module")
 def inspected_folder(tmp_path_factory):
-    """Bundles of random weights by their names, and a data set in `photos`."""
+    """Bundles of random weights by their names, and a dataset in `photos`."""
     from vitreous.models.config import StemConfig
 
     root = tmp_path_factory.mktemp("looked-into")

@@ -87,7 +87,7 @@ def test_folders_are_found_by_their_common_names(tmp_path):
 
 
 def make_data(images, classes=3, val=0, name="made"):
-    """A data set in memory."""
+    """A dataset in memory."""
     splits = {
         part: ArraySplit(np.zeros((count, 2, 2, 3), np.uint8), np.arange(count) % classes)
         for part, count in images.items()

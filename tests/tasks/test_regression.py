@@ -167,7 +167,7 @@ def test_classification_options_are_rejected(options):
 
 
 def make_data(labels, **fields):
-    """Black images with these labels as a data set."""
+    """Black images with these labels as a dataset."""
     return Data("x", splits={"train": ArraySplit(np.zeros((len(labels), 2, 2), np.uint8), labels)}, **fields)
 
 

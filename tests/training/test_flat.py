@@ -26,7 +26,7 @@ def make_objective():
 
 def train_flat(ours, flat, optimizers, steps=5, limit=1.0):
     for step in range(steps):
-        flat.zero()
+        flat.zero_grad()
         ours({k: v.to(flat.working_copy.dtype) if k == "images" else v for k, v in make_batch().items()})[
             "loss"
         ].backward()

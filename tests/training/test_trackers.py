@@ -209,7 +209,7 @@ class FaultyTracker:
         self.call, self.fail, self.lines = call, fail, keep
 
     def __getattr__(self, name):
-        if name not in ("start", "log_line", "log_pictures", "log_bundle", "finish"):
+        if name not in ("start", "log_line", "log_images", "log_bundle", "finish"):
             raise AttributeError(name)
 
         def answer(*arguments):
@@ -240,14 +240,14 @@ def exit_process():
     sys.exit("this library ends the process")
 
 
-@pytest.mark.parametrize("call", ["start", "log_pictures", "log_bundle", "finish"])
+@pytest.mark.parametrize("call", ["start", "log_images", "log_bundle", "finish"])
 def test_a_failing_tracker_is_reported_once(tmp_path, monkeypatch, call):
     row, notes = FaultyTrackerEntry(call, no_space), CrashingListener()
     monkeypatch.setitem(trackers.TRACKERS, "tensorboard", row)
     with run_trackers(("tensorboard",), make_config_folder(tmp_path), notes, 10) as opened:
         opened.rewind(0, [])
         opened.log_line({"step": 1, "lr": 0.1})
-        opened.log_pictures({}, 1)
+        opened.log_images({}, 1)
         opened.log_bundle(tmp_path)
     (note,) = notes.texts
     assert "tensorboard no longer receives this run (OSError: [Errno 28] No space left on device)" in note

@@ -73,9 +73,9 @@ def test_clip_tokens_match_the_tokens_of_the_frames(inflate):
     x = torch.randn(2, 3, 6, 16, 24)
     x = x if inflate == "central" else x[:, :, 1::3].repeat_interleave(3, 2)
     with torch.inference_mode():
-        tokens = model.eval().place(model.project(x)).unflatten(1, (2, -1))
+        tokens = model.eval().add_positions(model.project(x)).unflatten(1, (2, -1))
         for slot in range(2):
-            expected = image.place(image.project(x[:, :, 3 * slot + 1]))
+            expected = image.add_positions(image.project(x[:, :, 3 * slot + 1]))
             assert peers.compute_difference(tokens[:, slot], expected) <= 1e-5
 
 

@@ -153,7 +153,7 @@ def check_digits_folder() -> None:
     if not folder.is_dir() or (folder / "config.yaml").exists():  # a folder with config.yaml is a run
         return
     if next(iterate_images(folder), None):
-        problem = f"digits is the embedded data set, and a folder of images in {escape_unprintable(os.getcwd())}"
+        problem = f"digits is the embedded dataset, and a folder of images in {escape_unprintable(os.getcwd())}"
         raise UsageError(problem, "write ./digits for the folder, or change to another directory for the embedded set")
 
 

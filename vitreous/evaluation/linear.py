@@ -3,7 +3,7 @@
 n images, d features, K classes. For features standardised by the training images it minimises the mean loss + l2 / 2
 |W|^2. The loss is softmax cross-entropy, or the sum of sigmoid losses for multi-label data.
 
-Small data sets are solved by scikit-learn. Large ones are read from disk chunk by chunk, on any device, for scipy's
+Small datasets are solved by scikit-learn. Large ones are read from disk chunk by chunk, on any device, for scipy's
 L-BFGS: the same optimum, with one chunk in memory.
 """
 

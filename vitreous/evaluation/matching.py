@@ -22,7 +22,7 @@ IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)  # IoU thresholds of COCO
 AREA_RANGES = ((0.0, 1e10), (0.0, 32.0**2), (32.0**2, 96.0**2), (96.0**2, 1e10))  # pixels: all, small, medium, large
 MAX_DETECTIONS_PER_CLASS = 100  # highest-scoring detections of a class on an image
 BACKGROUND_IOU = 0.1  # below this IoU a detection is background (arXiv:2008.08115)
-MAX_FEDERATED_DETECTIONS = 300  # detections per image of a federated data set
+MAX_FEDERATED_DETECTIONS = 300  # detections per image of a federated dataset
 
 
 class MatchColumn(IntEnum):
@@ -136,7 +136,7 @@ def match_image(detections: Detections, truth: Target, masks: bool) -> np.ndarra
     """Match the detections of an image with its ground truth: a table (m, columns) of `MatchColumn`, detections first.
 
     Matches boxes or, with `masks`, masks and boxes. At most `MAX_DETECTIONS_PER_CLASS` detections of a class count. The
-    area of an object is that of its mask, if it has one. In a federated data set, detections count if their class has
+    area of an object is that of its mask, if it has one. In a federated dataset, detections count if their class has
     an object in the image or is annotated as absent, at most `MAX_FEDERATED_DETECTIONS`; of a class that is not
     annotated exhaustively, only matched detections count (arXiv:1908.03195). Raises ValueError for detections or
     objects without required masks.

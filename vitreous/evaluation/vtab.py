@@ -88,9 +88,9 @@ VTAB_TASKS: Mapping[str, VTABTask] = {
 
 
 def map_to_task_classes(task: VTABTask, names: tuple[str, ...]) -> np.ndarray | None:
-    """Return the (K,) int64 task classes of a data set with raw labels: more classes than the task, all numeric.
+    """Return the (K,) int64 task classes of a dataset with raw labels: more classes than the task, all numeric.
 
-    None if the data set's classes are already the task's.
+    None if the dataset's classes are already the task's.
     """
     if task.rule is None or len(names) <= task.classes:
         return None

@@ -68,7 +68,7 @@ class ClassMap:
         if self.classes is None or self.image is None:
             raise UsageError(
                 f"{self.path}: the image was not kept, so the classes cannot be drawn over it",
-                "use segment(…, pictures=True)",
+                "use segment(…, keep_images=True)",
             )
         classes = tile_middle_planes(self.classes, IGNORE_INDEX) if self.classes.ndim == 3 else self.classes
         return overlay_class_map(self.image, classes, create_class_colours(self.names))

@@ -258,7 +258,7 @@ class TorchEngine(ModelEngine):
 
 class OpenVinoEngine(ModelEngine):
     """The OpenVINO engine on the CPU. `precision` in the options is `auto` (bf16 if supported), `fp32`, `bf16` or
-    `int8`, calibrated on `pictures`.
+    `int8`, calibrated on `calibration_images`.
 
     Graphs are cached (`inference.graph_cache`), unless `keep` is False. Raises ResourceError if OpenVINO is not
     installed, UsageError for int8 without calibration images and for a model that OpenVINO cannot convert or run.

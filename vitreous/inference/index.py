@@ -1,4 +1,4 @@
-"""Index of the nearest training images: features, labels and thumbnails of a data set, in one file of a run folder.
+"""Index of the nearest training images: features, labels and thumbnails of a dataset, in one file of a run folder.
 
 n images, D features of the head's input. For ViT-S/16 an image takes 768 bytes of features, about 1.5 kB of thumbnail
 and its names: about 120 MB for the default maximum of 50,000 images.

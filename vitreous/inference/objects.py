@@ -75,7 +75,7 @@ class ImageObjects:
         image was not kept."""
         if self.detections is None or self.image is None:
             raise UsageError(
-                f"{self.path}: the image was not kept, so nothing can be drawn", "use detect(…, pictures=True)"
+                f"{self.path}: the image was not kept, so nothing can be drawn", "use detect(…, keep_images=True)"
             )
         return draw_detections(self.image, self.detections, self.classes)
 

@@ -208,15 +208,17 @@ class Predictor:
         self,
         images: ImageInput | Iterable[ImageInput],
         bad_images: Literal["stop", "skip"] = "stop",
-        pictures: bool = False,
+        keep_images: bool = False,
     ) -> ClassMap | list[ClassMap]:
         """Predict the class of each pixel at the native image size: one result for one image, a list for several.
 
         Raises UsageError for a model that does not segment images, and DataError for an unreadable file; with
-        `bad_images="skip"` its result has an `error` instead. `pictures` keeps the images for `draw_overlay`.
+        `bad_images="skip"` its result has an `error` instead. `keep_images` keeps the images for `draw_overlay`.
         """
         class_maps = list(
-            iterate_class_maps(self.card, self.engine, build_items(images, self.card.preprocess), bad_images, pictures)
+            iterate_class_maps(
+                self.card, self.engine, build_items(images, self.card.preprocess), bad_images, keep_images
+            )
         )
         return class_maps[0] if is_image(images) else class_maps
 
@@ -238,19 +240,19 @@ class Predictor:
         threshold: float = DEFAULT_THRESHOLD,
         tiles: bool = False,
         bad_images: Literal["stop", "skip"] = "stop",
-        pictures: bool = False,
+        keep_images: bool = False,
     ) -> ImageObjects | list[ImageObjects]:
         """Detect objects with scores of at least `threshold`, highest first: boxes, class names, scores and instance
         masks, at the native image size. Returns one result for one image, a list for several.
 
         The image is resized to fit the model's size; with `tiles` a larger one is processed at its native resolution in
-        overlapping tiles. `pictures` keeps the images for `draw_overlay`. Raises UsageError for a model that is not a
+        overlapping tiles. `keep_images` keeps the images for `draw_overlay`. Raises UsageError for a model that is not a
         detector, and DataError for an unreadable file; with `bad_images="skip"` its result has an `error` instead.
         """
         items, options = build_items(images, self.card.preprocess), DetectOptions(threshold, tiles)
         detections = list(
             iterate_image_objects(
-                self.card, self.engine, items=items, options=options, bad_images=bad_images, keep_images=pictures
+                self.card, self.engine, items=items, options=options, bad_images=bad_images, keep_images=keep_images
             )
         )
         return detections[0] if is_image(images) else detections

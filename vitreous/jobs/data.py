@@ -33,7 +33,7 @@ from vitreous.training.folder import RunFolder
 from vitreous.training.run import Run
 
 SUGGESTED_UNLABELLED_RECIPES = ("mae", "dino", "dinov2", "dit")  # recipes suggested for unlabelled images
-MAX_SCREENED_IMAGES = 20_000  # largest data set that is decoded once before training, to list unreadable files
+MAX_SCREENED_IMAGES = 20_000  # largest dataset that is decoded once before training, to list unreadable files
 
 
 def prepare_data(
@@ -43,7 +43,7 @@ def prepare_data(
     listener: ProgressListener,
     folder: RunFolder | None = None,
 ) -> tuple[Data, Run, RunInputs]:
-    """Open the data set unless it is open, complete the run, and decode every image of a small data set once.
+    """Open the dataset unless it is open, complete the run, and decode every image of a small dataset once.
 
     The run is derived from the data, or is `base` with the options applied. `folder` is the folder of a run to resume.
     Raises UsageError for conflicting options, DataError for unusable data.
@@ -139,7 +139,7 @@ def screen_inputs(
     opened: Data, run: Run, workers: int, listener: ProgressListener, forms: np.ndarray | None = None
 ) -> tuple[Run, RunInputs]:
     """Return the run and its inputs without unreadable training images, or raise DataError; cache small images. Every
-    image is decoded once if the data set is small. `forms` (n, 3) are the image forms of a run with buckets: each image
+    image is decoded once if the dataset is small. `forms` (n, 3) are the image forms of a run with buckets: each image
     gets a bucket, and validation images outside the evaluation bucket are dropped."""
     split = opened.split("train")
     cached, bad, readable, val = None, {}, None, opened.splits.get("val")

@@ -44,7 +44,7 @@ def set_default_weights(options: TrainOptions, opened: Data, listener: ProgressL
     images = len(opened.split("train"))
     availability = "cached" if is_cached(weights) else "downloading"
     listener.note(
-        f"{images:,} photographs are a small data set: training starts from the published weights {weights.name} "
+        f"{images:,} photographs are a small dataset: training starts from the published weights {weights.name} "
         f"({availability}); "
         f"use --init {INIT_FROM_SCRATCH} to train from scratch"
     )

@@ -62,4 +62,4 @@ def evaluate_run(
         write_run_samples(folder, listener)
     page = write_evaluation_page(folder.path / "report.html", folder, predictions, report, listener)
     if trackers.channels and page is not None:
-        trackers.log_pictures(collect_run_images(folder, page, report), summary["steps"])
+        trackers.log_images(collect_run_images(folder, page, report), summary["steps"])

@@ -1,4 +1,4 @@
-"""Batches of a data set for a custom training loop: `vitreous.create_loader`."""
+"""Batches of a dataset for a custom training loop: `vitreous.create_loader`."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def create_loader(
     workers: int = 0,
     **options: Unpack[LoaderKeywords],
 ) -> BatchLoader:
-    """Open a data set, in any layout that `vitreous train` reads, for a custom training loop.
+    """Open a dataset, in any layout that `vitreous train` reads, for a custom training loop.
 
     `split`: train, val or test; if the data have no val, 10 % is held out, as in `train`. `augment`: the recipe's views
     in random order (the default for train), or evaluation transforms in order. `preprocess`: the input transform, such

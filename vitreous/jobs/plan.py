@@ -56,14 +56,14 @@ CHANGEABLE_SETTINGS = (
 
 
 def resolve_data_option(options: TrainOptions) -> TrainOptions:
-    """Fill in the data set of the run to resume if none is set. `--resume RUN` means `--resume --out RUN`. Raises
+    """Fill in the dataset of the run to resume if none is set. `--resume RUN` means `--resume --out RUN`. Raises
     UsageError if no run is resumed, and if a run is given in place of data."""
     options.require_data_source()
     if options.data and is_run_folder(options.data):
         if not options.resume:
             hint = f"continue it: vitreous train --resume {options.data}"
             hint += f"; or start from its weights: vitreous train DATA --init {options.data}"
-            raise UsageError(f"{options.data} is a run, not a data set", hint)
+            raise UsageError(f"{options.data} is a run, not a dataset", hint)
         if options.out and Path(options.out).resolve() != Path(options.data).resolve():
             raise UsageError(
                 f"--resume names two runs: {options.data} and --out {options.out}", "leave one of them out"
@@ -77,7 +77,7 @@ def resolve_data_option(options: TrainOptions) -> TrainOptions:
 def plan_run(
     options: TrainOptions, listener: ProgressListener, folder: RunFolder | None = None, opened: Data | None = None
 ) -> tuple[RunFolder, Run, RunInputs, Data]:
-    """Plan everything before the first step: the folder, the run, its images and the data set.
+    """Plan everything before the first step: the folder, the run, its images and the dataset.
 
     `folder` is the folder of a run to resume, if `open_resumed_folder` was called already. `opened` are the data of a
     new run if they are open already, such as data in memory. Raises UsageError for options that contradict a config or

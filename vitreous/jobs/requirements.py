@@ -18,7 +18,7 @@ EXTRA_PURPOSES = {
     "geotiff": "GeoTIFF files with LZW, Zstandard and other compressions",
     "heif": "HEIC photographs of phones",
     "dense": "mean average precision (COCO)",
-    "datasets": "Parquet files and data sets of the Hub",
+    "datasets": "Parquet files and datasets of the Hub",
     "export": "ONNX, OpenVINO, int8",
     "gen": "latent autoencoders, Frechet distance",
     "hub": "hf: and timm: names, push",

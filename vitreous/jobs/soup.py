@@ -58,7 +58,7 @@ class Ingredient:
 
 @dataclass(frozen=True)
 class SoupEvaluator:
-    """Evaluate models on one split of a data set with fixed compute settings."""
+    """Evaluate models on one split of a dataset with fixed compute settings."""
 
     source: str
     data: Data
@@ -105,7 +105,7 @@ def soup(
 
     A uniform soup averages all models. A greedy soup goes through them from the best and keeps each one that does not
     lower the soup's primary metric (top-1, mAP or R²). Models are evaluated on the validation images of `data`, by
-    default the data set that all were trained on, never on a test split. A uniform soup works without validation
+    default the dataset that all were trained on, never on a test split. A uniform soup works without validation
     images. The order of `runs` has no effect. Raises UsageError for models that differ, listing the differences, and if
     `out` exists; DataError and WeightsError.
     """
@@ -189,7 +189,7 @@ def check_same_model(ingredients: Sequence[Ingredient]) -> tuple[str, ...]:
             listing = "".join(f"\n    {line}" for line in lines)
             raise UsageError(
                 f"{first.run} and {ingredient.run} cannot be averaged:{listing}",
-                "use runs of one model and one data set",
+                "use runs of one model and one dataset",
             )
     if not reference.task.outputs:
         raise UsageError(f"{first.run} {reference.task.missing_outputs[0]}", "use runs of `vitreous train`")
@@ -206,16 +206,16 @@ def without_dropout(config: ModelConfig) -> ModelConfig:
 def open_evaluation_data(
     ingredients: Sequence[Ingredient], requested_source: str | None, split: str, listener: ProgressListener
 ) -> tuple[Data, str]:
-    """Open the data set for evaluating the ingredients, without the images that the runs did not hold out, and return
+    """Open the dataset for evaluating the ingredients, without the images that the runs did not hold out, and return
     its name.
 
-    Raises UsageError if the runs have no common data set or held out different images; DataError if the split is
+    Raises UsageError if the runs have no common dataset or held out different images; DataError if the split is
     missing.
     """
     trained_on = [(ingredient.run, ingredient.data) for ingredient in ingredients if ingredient.data is not None]
     sources = {os.path.realpath(data.source): data.source for _, data in trained_on}
     if requested_source is None and len(sources) != 1:
-        raise UsageError("the models are not runs on one data set", "give one with validation images: --data DATA")
+        raise UsageError("the models are not runs on one dataset", "give one with validation images: --data DATA")
     source = requested_source or next(iter(sources.values()))
     datasets: dict[str, Data] = {}
     for run, data in (pair for pair in trained_on if os.path.realpath(pair[1].source) == os.path.realpath(source)):

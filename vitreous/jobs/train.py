@@ -53,10 +53,10 @@ def train(
     progress: bool = True,
     **options: Unpack[TrainKeywords],
 ) -> RunSummary:
-    """Train on a data set and return the run's summary. `options` are the fields of `TrainOptions`, as on the command
+    """Train on a dataset and return the run's summary. `options` are the fields of `TrainOptions`, as on the command
     line.
 
-    With `resume=True`, the data set of the run is used if none is passed. `progress` prints progress and notes to
+    With `resume=True`, the dataset of the run is used if none is passed. `progress` prints progress and notes to
     stderr: a bar in a terminal, lines elsewhere. `progress=False` is silent. A `listener` receives both instead.
 
     If there is a test split, the trained model is evaluated on it once, at the end. Raises UsageError (also for an

@@ -95,7 +95,7 @@ class ForeignModel(VisionModel[ForeignConfig]):
 
     def features_after(self, images: Tensor, depths: Sequence[int]) -> list[Tensor]:
         """(B, C, *image) -> for each depth t, (B, P + N, D): every token after t blocks, before the last norm."""
-        return self.encoder(self.checked(images), "after", tuple(depths))
+        return self.encoder(self.checked(images), "features_after", tuple(depths))
 
     def last_norm(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D): the norm after the last block; maps of stages are unchanged."""

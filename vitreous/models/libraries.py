@@ -311,7 +311,7 @@ class LibraryEncoder(nn.Module):
         super().__init__()
         self.module = module
 
-    def forward(self, x: Tensor, verb: str = "raw", *arguments: Any) -> Any:
+    def forward(self, x: Tensor, verb: str = "forward_raw", *arguments: Any) -> Any:
         """Call the method `verb` of this class on x: images (B, C, *image) or tokens (B, P + N, D)."""
         dtype = next((p.dtype for p in self.module.parameters()), torch.float32)
         if dtype == torch.float32:

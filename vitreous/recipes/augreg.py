@@ -22,7 +22,7 @@ from vitreous.recipes.recipe import (
 )
 from vitreous.training.run import OptimizerConfig, Run, ScheduleConfig
 
-#: data set -> epochs, and the default augmentation level per model (big_vision's configs); the last for other models
+#: dataset -> epochs, and the default augmentation level per model (big_vision's configs); the last for other models
 SMALL_MODEL_LEVELS = {"ViT-S/16": "light1", "ViT-B/32": "light2", "ViT-B/16": "light2"}
 DATASET_DEFAULTS = {
     "imagenet": (300, {"ViT-Ti/16": "light1", "ViT-S/32": "medium1", "": "medium2"}),
@@ -115,7 +115,7 @@ PUBLISHED_BY_LEVEL = {
 
 
 def build_augreg_recipes(data: str, title: str) -> list[Recipe]:
-    """Build the default recipe and those of the seven levels for a data set."""
+    """Build the default recipe and those of the seven levels for a dataset."""
     about = f"ViT with the model's augmentation, {title}-sized data"
     default_recipe = build_pretraining_recipe(
         f"augreg-{data}",

@@ -39,7 +39,7 @@ MAX_PROBED_SAMPLES = 100  # images of which one must be readable
 
 
 def infer_dataset_info(data: Data, options: TrainOptions, start: WeightsInfo | None = None) -> DatasetInfo:
-    """Infer the data set properties that a recipe needs, from its first readable image.
+    """Infer the dataset properties that a recipe needs, from its first readable image.
 
     `--preprocess.numbers` and `--preprocess.name`, or else the initial weights, define how ambiguous files are read,
     such as 16-bit grey images. Raises DataError if none of the first images is readable, UsageError for weights with

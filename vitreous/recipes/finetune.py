@@ -334,7 +334,7 @@ FINETUNE_RECIPES = (
     Recipe(
         "bit-hyperrule",
         make_bit_hyperrule_run,
-        "weights to any data set, by its size (BiT)",
+        "weights to any dataset, by its size (BiT)",
         "arXiv:1912.11370, section 3.3",
         published=list_finetune_results(
             "ImageNet", ("BiT-R152x4", "ImageNet-21k", "85.39 %"), ("BiT-R152x4", "JFT-300M", "87.54 %")

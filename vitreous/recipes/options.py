@@ -274,7 +274,7 @@ class TrainOptions(WeightsOptions):
         return {paths[name].path: None if value == paths[name].none else value for name, value in changed.items()}
 
     def require_data_source(self) -> None:
-        """Raise UsageError if neither a data set nor a run to resume is given."""
+        """Raise UsageError if neither a dataset nor a run to resume is given."""
         if not self.data and not self.resume:
             raise UsageError("no dataset is given", "give DATA: `digits`, a folder of images or a CSV file")
 

@@ -40,7 +40,7 @@ JFT_RESNET_HYPERPARAMETERS = {
     "BiT-R152x1": (7, 6e-4),
     "BiT-R152x2": (7, 6e-4),
 }
-#: data set -> epochs, and the epochs after which BiT divides the learning rate by ten
+#: dataset -> epochs, and the epochs after which BiT divides the learning rate by ten
 BIT_SCHEDULES = {"JFT-300M": (40, (10, 23, 30, 37)), "ImageNet": (90, (30, 60, 80)), "ImageNet-21k": (90, (30, 60, 80))}
 
 
@@ -127,7 +127,7 @@ def make_jft_run(epochs_and_lr: tuple[int, float], model: ModelConfig, dataset_i
 
 
 def bit_sgd_run_builder(data: str, epochs: int | None = None) -> RunBuilder:
-    """Build BiT's pre-training on a data set, or with a number of epochs on the same step schedule."""
+    """Build BiT's pre-training on a dataset, or with a number of epochs on the same step schedule."""
     default_epochs, drops = BIT_SCHEDULES[data]
     multilabel = data != "ImageNet"
 

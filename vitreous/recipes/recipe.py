@@ -24,7 +24,7 @@ from vitreous.recipes.options import TrainOptions
 from vitreous.training.run import OptimizerConfig, Run
 
 LRScalingRule = Literal["linear", "sqrt", "fixed"]
-PublishedResult = tuple[str, str, str]  # model, data set, result
+PublishedResult = tuple[str, str, str]  # model, dataset, result
 
 #: the paper's crop for pre-training and fine-tuning: Inception's, without antialiasing, and a flip (Google's
 #: input_pipeline.py)
@@ -59,7 +59,7 @@ class DatasetInfo:
     map_statistics: MapStatistics | None = None
 
 
-#: data set -> description and classes; the sizes of photographs are examples
+#: dataset -> description and classes; the sizes of photographs are examples
 REFERENCE_DATASETS = {
     "ImageNet": (DatasetInfo(1_281_167, (375, 500), 3), 1000),
     "ImageNet-21k": (DatasetInfo(14_200_000, (375, 500), 3), 21_843),

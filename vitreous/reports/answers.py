@@ -96,7 +96,7 @@ class SplitPredictions:
 def predict_split(
     run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str | None, computing: EvaluationSettings
 ) -> SplitPredictions:
-    """Predict the images of a split of `data`, by default the run's data set. Default split: test, else val.
+    """Predict the images of a split of `data`, by default the run's dataset. Default split: test, else val.
 
     Raises DataError for unreadable images, with bad_images `skip` only if none is readable; UsageError for multi-label
     data and a single-label model; WeightsError as `open_bundle`.

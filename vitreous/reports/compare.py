@@ -36,7 +36,7 @@ def compare_two_runs(
 ) -> dict[str, Any]:
     """Evaluate two runs on the same images: metrics of each, differences, and whether the differences are significant.
 
-    The images are those of `data`, by default of the first run's data set, or of the second's if the first is a bundle
+    The images are those of `data`, by default of the first run's dataset, or of the second's if the first is a bundle
     without run. The default split is test, else val. Classes and targets are matched by name. Each evaluation is added
     to its run's `evaluations.jsonl`. Raises DataError for a class of the data that a model lacks, or a target without
     values; UsageError for runs of different tasks, and for a single-label run with a multi-label run.
@@ -110,7 +110,7 @@ def record_comparison(
 ) -> list[dict[str, Any]]:
     """Add each evaluation to its run, log reasons for optimistic metrics, and return the training overlap of each run.
 
-    `data_run`: the run whose data set was used, None for data passed by the user.
+    `data_run`: the run whose dataset was used, None for data passed by the user.
     """
     overlaps = []
     for prediction, report in zip(predictions, reports, strict=True):

@@ -44,7 +44,7 @@ def evaluate_dense(
     boundary: bool = False,
     tiles: bool = False,
 ) -> tuple[SplitPredictions, Report]:
-    """Evaluate a model's class maps or objects on a split of `data`, by default the run's data set. Default split:
+    """Evaluate a model's class maps or objects on a split of `data`, by default the run's dataset. Default split:
     test, else val. `boundary` adds boundary metrics for class maps; `tiles` detects objects in tiles of large images.
 
     `raw` of the predictions is the evaluator's record of each image: a confusion matrix of pixels, (n, K * K) float32,

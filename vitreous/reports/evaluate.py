@@ -57,7 +57,7 @@ def evaluate(
     settings: EvaluateOptions | GenerationOptions | None = None,
     **options: Unpack[EvaluateKeywords],
 ) -> EvaluationDocument:
-    """Evaluate a run's model on a split of its data set, or of another one with the same class names.
+    """Evaluate a run's model on a split of its dataset, or of another one with the same class names.
 
     The split is test by default, or val if there is none, which is logged. The document has the keys of `summary.json`:
     metrics, intervals, per-class table, confusion matrix, most confused classes. The evaluation is added to the run's

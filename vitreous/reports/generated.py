@@ -102,7 +102,7 @@ def measure_generator(
     options: GenerationOptions,
     computing: EvaluationSettings,
 ) -> dict[str, Any]:
-    """Generate images and compare them with the images of a split, of `data` or of the run's data set, or of a
+    """Generate images and compare them with the images of a split, of `data` or of the run's dataset, or of a
     reference file. Returns the document of `evaluate --json`.
 
     A model trained at several sizes is evaluated at one, `size` in the document: the given size, or the model's

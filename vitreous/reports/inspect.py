@@ -83,7 +83,7 @@ def inspect(
 ) -> InspectionDocument:
     """Draw figures of a model into files, and return a document that lists and describes them.
 
-    `images` are files or folders of files, or a single one; figures of a data set use that of the run. `options` are
+    `images` are files or folders of files, or a single one; figures of a dataset use that of the run. `options` are
     the fields of `InspectOptions`, as on the command line: `figures=["rollout"]`, `device="cpu"`. Every figure is
     written as OUT/NAME.png with its arrays in NAME.npz (and NAME.csv). OUT/index.html shows the given images, the
     model's predictions and all figures. `out` is RUN/inspect, or inspect-NAME next to other weights.

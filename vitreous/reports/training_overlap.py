@@ -26,7 +26,7 @@ MAX_INIT_DEPTH = 8  # maximum length of a chain of initial runs
 
 
 def find_training_overlap(predictions: SplitPredictions, data: str | os.PathLike[str] | None) -> dict[str, Any]:
-    """Return which evaluated images were used for training or selection; `data` is the data set given by the user.
+    """Return which evaluated images were used for training or selection; `data` is the dataset given by the user.
 
     `trained_on`: whether the model was trained on any, None if unknown; `trained_on_images`: how many; `selected_on`:
     choices made on the split. Images are equal if they are the same file, or the same pixels in memory; a run's data

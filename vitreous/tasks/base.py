@@ -318,7 +318,7 @@ class Task(ABC):
         raise NotImplementedError(f"the task {self.name} has no image-level outputs")
 
     def align_labels(self, split: Split, data: Data) -> Split:
-        """Return the split of a data set with its labels in the order of `outputs`. Raises DataError for labels that
+        """Return the split of a dataset with its labels in the order of `outputs`. Raises DataError for labels that
         are not among the model's outputs or have another type."""
         raise NotImplementedError(f"the task {self.name} has no image-level outputs")
 

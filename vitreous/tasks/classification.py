@@ -248,13 +248,13 @@ class Classification(Task):
         """Return a note if the two models have different classes."""
         note = super().check_comparison(other_task, names)
         if set(self.classes) != set(other_task.classes):
-            note = "the runs have different classes; they are compared on the classes of the data set"
+            note = "the runs have different classes; they are compared on the classes of the dataset"
         return note
 
     def compare_outputs(
         self, other_task: Task, outputs_a: ModelOutputs, outputs_b: ModelOutputs, data: Data
     ) -> Comparison:
-        """Compare logits divided by the temperatures; multi-label outputs in the order of the data set's classes."""
+        """Compare logits divided by the temperatures; multi-label outputs in the order of the dataset's classes."""
         from vitreous.tasks.comparison import ModelOutputs, compare_classifiers
 
         assert isinstance(other_task, Classification)

@@ -182,7 +182,7 @@ def test_the_peak_counts_operations():
         ({"tasks": ["loader"], "images": "nowhere"}, DataError, "no images in nowhere"),
         ({"only": ["nobody"]}, UsageError, "no contender matches nobody"),
         ({"timing": Timing(rounds=0)}, UsageError, "at least 1"),
-        ({"image_size": 17}, UsageError, "not a multiple"),
+        ({"image_size": 17}, UsageError, "not divisible by patch size 16"),
         ({"models": ["ViT-X/16"]}, UsageError, "unknown model"),
         ({"tasks": ["dit"]}, UsageError, "ViT-S/16 is not generative"),
         ({"models": ["DiT-S/2"]}, UsageError, "the task inference cannot be measured: DiT-S/2 is generative"),

@@ -599,7 +599,7 @@ def test_digests_are_sha_256(tmp_path):
 
 
 def test_checking_and_dedup_need_no_pytorch():
-    """It would take longer to import than most data sets take to check."""
+    """It would take longer to import than most datasets take to check."""
     modules = ("check", "checks.page", "dedup")
     code = (
         f"import sys, {', '.join(f'vitreous.apps.curation.{name}' for name in modules)}; print('torch' in sys.modules)"

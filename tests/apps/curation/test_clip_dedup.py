@@ -77,7 +77,7 @@ def test_clip_segments_are_written_with_start_and_end_seconds(clip_folders, tmp_
     options = Options(data=str(tmp_path / "table.csv"), out=str(tmp_path / "list.csv"), within=True, apply_to=str(tmp_path / "rest.csv"), workers=0)  # fmt: skip
     assert len(run(options, Console())["duplicates"]) == 1
     whole = open_data(tmp_path / "rest.csv").with_holdout(0.0, 0).split("train")
-    assert [whole.part(row) for row in range(len(whole))] == [(0.1, 0.5), (0.0, 0.7)]  # type: ignore[attr-defined]
+    assert [whole.get_segment(row) for row in range(len(whole))] == [(0.1, 0.5), (0.0, 0.7)]  # type: ignore[attr-defined]
 
 
 def test_unsupported_clip_comparisons_are_rejected(clip_folders, tmp_path):

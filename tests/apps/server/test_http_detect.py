@@ -29,7 +29,7 @@ def post_detect(site, content, query=""):
 def test_http_detections_match_predict(site, size, tiles):
     content = encode_png(make_scene(size))
     status, answer, _ = post_detect(site, content, f"?threshold=0.3&tiles={str(tiles).lower()}")
-    expected = make_blob_predictor().detect(content, 0.3, tiles, pictures=True)
+    expected = make_blob_predictor().detect(content, 0.3, tiles, keep_images=True)
     assert status == 200 and answer["size"] == list(size[::-1]) and len(answer["objects"]) == len(expected) == 2
     assert answer["objects"] == expected.objects() and answer["objects"][0]["label"] == CLASSES[0]
     status, png, headers = post_detect(site, content, f"?threshold=0.3&format=png&tiles={str(tiles).lower()}")

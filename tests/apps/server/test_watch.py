@@ -91,10 +91,10 @@ def test_events_follow_a_run_that_grows_rewinds_and_ends(running_run):
     lines = METRIC_LINES
     with watch_in_thread(running_run.path) as address:
         events = EventReader(address)
-        assert events.next("lines") == {"anew": True, "lines": []}
+        assert events.next("lines") == {"reset": True, "lines": []}
         assert events.next("state") == {"finished": False, "age": None}
         running_run.append(lines[0])
-        assert events.next("lines") == {"anew": False, "lines": lines[:1]}
+        assert events.next("lines") == {"reset": False, "lines": lines[:1]}
         running_run.append(lines[1])
         running_run.append(lines[2])
         seen = []
@@ -102,11 +102,11 @@ def test_events_follow_a_run_that_grows_rewinds_and_ends(running_run):
             seen += events.next("lines")["lines"]
         assert seen == lines[1:3]
         running_run.rewind(2)  # a resumed run
-        assert events.next("lines") == {"anew": True, "lines": lines[:2]}
+        assert events.next("lines") == {"reset": True, "lines": lines[:2]}
         running_run.append(lines[3])
-        assert events.next("lines") == {"anew": False, "lines": [lines[3]]}
+        assert events.next("lines") == {"reset": False, "lines": [lines[3]]}
         late = EventReader(address)
-        assert late.next("lines") == {"anew": True, "lines": [*lines[:2], lines[3]]}
+        assert late.next("lines") == {"reset": True, "lines": [*lines[:2], lines[3]]}
         (running_run.path / "report.html").write_text("<p>the report</p>")
         running_run.summary.write_text("{}")
         assert any(data["finished"] for name, data in events if name == "state")
@@ -138,7 +138,7 @@ def test_many_lines_arrive_in_several_events(running_run, monkeypatch):
     with watch_in_thread(running_run.path) as address:
         events = EventReader(address)
         parts = [events.next("lines") for _ in range(3)]
-    assert [part["anew"] for part in parts] == [True, False, False]
+    assert [part["reset"] for part in parts] == [True, False, False]
     assert [line for part in parts for line in part["lines"]] == lines
 
 

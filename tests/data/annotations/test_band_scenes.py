@@ -199,7 +199,7 @@ def test_predictions_keep_the_georeference_of_their_image(tmp_path):
     for classes, nodata in ((("land", "fire"), 255), (tuple(map(str, range(300))), 65535)):
         out = tmp_path / str(nodata)
         files = MapFiles(str(out), str(home / "images"), classes, str(out / "over"))
-        pictures = make_band_predictor(classes).segment([home / "images" / "0.tif"], pictures=True)
+        pictures = make_band_predictor(classes).segment([home / "images" / "0.tif"], keep_images=True)
         (written,) = files.write(pictures)
         raw = (out / "0.tif").read_bytes()
         assert written.file == str(out / "0.tif") and written.overlay == str(out / "over" / "0.png")

@@ -1,4 +1,4 @@
-"""Masks in folders and files as other programs and data sets name them, and what is refused."""
+"""Masks in folders and files as other programs and datasets name them, and what is refused."""
 
 from pathlib import Path
 

@@ -203,7 +203,7 @@ def render_study_markdown(context: dict[str, Any]) -> str:
     printed = "".join(f" {name} {value};" for name, value in context["elsewhere"]).rstrip(";")
     lines += [
         "",
-        f"Published: {study.published.metric_name}.{printed}",
+        f"Published: {study.published.description}.{printed}",
         "",
         f"Differences from the publication: {study.differs}",
         "",

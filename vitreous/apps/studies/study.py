@@ -210,7 +210,7 @@ class Conclusion:
 class Published:
     """Published values by cell, as printed, and a description of their conditions."""
 
-    metric_name: str
+    description: str
     values: dict[AxisValues, str]
 
 

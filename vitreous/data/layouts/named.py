@@ -301,7 +301,7 @@ def parse_torchvision_source(source: str) -> tuple[str, TorchvisionSpec, Path, d
     if name.lower() not in name_by_lower:
         closest = name_by_lower.get(find_closest_match(name.lower(), name_by_lower))
         hint = f"did you mean torchvision:{closest}?" if closest else f"there are {', '.join(TORCHVISION_SPECS)}"
-        raise UsageError(f"torchvision has no classification data set {escape_unprintable(name)}", hint)
+        raise UsageError(f"torchvision has no classification dataset {escape_unprintable(name)}", hint)
     name = name_by_lower[name.lower()]
     spec = TORCHVISION_SPECS[name]
     arguments: dict[str, Any] = {argument: values[0] for argument, values in spec.extra_arguments.items()}

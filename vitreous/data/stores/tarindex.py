@@ -45,7 +45,7 @@ INDEX_FORMAT_VERSION = 4  # version of the cached index format
 ORPHAN_LABELS_NOTE = "samples in archives have a label but no image, and are ignored"
 
 
-#: a sample: its archive, offset and bytes of its image, index of its label in `ArchiveIndex.words` (-1: none) and of
+#: a sample: its archive, offset and bytes of its image, index of its label in `ArchiveIndex.label_words` (-1: none) and of
 #: its folder in `ArchiveIndex.folders`, and the end of its name in `ArchiveIndex.names`
 SAMPLE_DTYPE = np.dtype([(name, "<i8") for name in ("archive", "start", "size", "label", "home", "end")])
 
@@ -263,7 +263,7 @@ def get_index_path(paths: Sequence[Path]) -> Path:
 
 def store_index(path: Path, index: ArchiveIndex) -> None:
     """Write an index atomically. Raises OSError."""
-    names = ("words", "folders", "notes", "stamps")
+    names = ("label_words", "folders", "notes", "stamps")
     text = json.dumps({"format": INDEX_FORMAT_VERSION, **{name: getattr(index, name) for name in names}}).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_atomic(path, shared=True) as file:
@@ -280,7 +280,7 @@ def load_index(path: Path, paths: Sequence[Path], stamps: Sequence[FileStamp]) -
             [list(pair) for pair in stamps],
         ) or samples.dtype != SAMPLE_DTYPE:
             return None
-        label_words = tuple(map(tuple, metadata["words"]))
+        label_words = tuple(map(tuple, metadata["label_words"]))
         archives = tuple(map(os.fspath, paths))
         return ArchiveIndex(
             archives,

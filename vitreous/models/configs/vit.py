@@ -36,7 +36,7 @@ FAMILY_BY_OPTION = {
     "first_norm": "clip",
     "arrangement": "video",
 }
-#: families with the fields of a `ViTConfig`; a subclass has the name of its own
+#: families with the fields of a `ViTConfig`; each subclass has its own name
 ViTFamily = Literal["vit", "hybrid", "clip", "sam", "axial", "video"]
 #: fields that identify families; the user sets all others (classes, image, resizing, regularisation)
 DEFINING_FIELDS = (

@@ -1,4 +1,4 @@
-"""Input of the figures: a model, the selected images, and a data set."""
+"""Input of the figures: a model, the selected images, and a dataset."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from vitreous.weights.bundle import Bundle
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_SHOWN_IMAGES = 8  # images shown if a data set has more
+MAX_SHOWN_IMAGES = 8  # images shown if a dataset has more
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class FigureResult:
 
 @dataclass(frozen=True)
 class FigureContext:
-    """A model, the selected images and the data set for figures."""
+    """A model, the selected images and the dataset for figures."""
 
     run: str
     bundle: Bundle
@@ -80,7 +80,7 @@ class FigureContext:
 
     @cached_property
     def data(self) -> tuple[str, Data]:
-        """Return name and data set: of --data, or of the run. Raises UsageError if there is none."""
+        """Return name and dataset: of --data, or of the run. Raises UsageError if there is none."""
         return open_run_data(self.run, self.options.data, self.options.split or "val", labelled=False)
 
     @cached_property

@@ -73,7 +73,7 @@ def evaluate_objectnet(task: ProtocolTask) -> ProtocolResult:
     """Evaluate with ObjectNet (Barbu et al., 2019): its classes shared with ImageNet, each mapped to one or several of
     the 1,000.
 
-    The headline uses the prediction among all 1,000 classes, as the data set's authors, BiT and the paper do; the
+    The headline uses the prediction among all 1,000 classes, as the dataset's authors, BiT and the paper do; the
     `mapped` metrics use only mapped classes. The red frame of the published images is cut off. Raises UsageError for
     multi-label data, DataError if the map contains none of the classes.
     """

@@ -1,9 +1,10 @@
 """The published linear protocols of MAE, DINO and DINOv2: heads trained by SGD on a frozen model.
 
-| `--probe` | input features | training | source | |---|---|---|---| | mae | class token behind a batch norm | LARS,
-rate 0.1, 90 epochs of 16,384 images | main_linprobe.py | | dino | class tokens of 4 blocks (ViT-S), or 1 and the mean |
-SGD, 0.001, 100 epochs of 1,024 | eval_linear.py | | dinov2 | 1 or 4 blocks, with and without the mean | SGD, 13 rates,
-12,500 steps of 1,024 | eval/linear.py |
+| `--probe` | input features | training | source |
+|---|---|---|---|
+| mae | class token behind a batch norm | LARS, rate 0.1, 90 epochs of 16,384 images | main_linprobe.py |
+| dino | class tokens of 4 blocks (ViT-S), or 1 and the mean | SGD, 0.001, 100 epochs of 1,024 | eval_linear.py |
+| dinov2 | 1 or 4 blocks, with and without the mean | SGD, 13 rates, 12,500 steps of 1,024 | eval/linear.py |
 
 All have momentum 0.9, no weight decay, learning rates scaled by batch / 256, and only random crops and flips.
 """

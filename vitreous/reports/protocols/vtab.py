@@ -167,7 +167,7 @@ def compute_task_key(cache_fields: dict[str, Any], task: ProtocolTask) -> str:
 def prepare_task_data(task: VTABTask, data: Data, seed: int) -> tuple[Data, str]:
     """Return data with the task's splits `train`, `val` and `test` and its classes; and notes to log.
 
-    Raw labels become classes by the task's rule. The published 1,000 images are lists; from a full data set, 1,000 are
+    Raw labels become classes by the task's rule. The published 1,000 images are lists; from a full dataset, 1,000 are
     drawn. Raises UsageError for multi-label data, DataError for labels that are not the task's.
     """
     data.label_kind.require_single_label("its images have several labels", "use single-label data")

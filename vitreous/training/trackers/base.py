@@ -49,7 +49,7 @@ class Tracker(Protocol):
         """Add a line of metrics."""
         ...
 
-    def log_pictures(self, images: Mapping[str, Image.Image], step: int) -> None:
+    def log_images(self, images: Mapping[str, Image.Image], step: int) -> None:
         """Add images by name."""
         ...
 

@@ -47,7 +47,7 @@ class MLflow:
             self.id, [Metric(name, x, timestamp, line["step"]) for name, x in extract_numbers(line).items()]
         )
 
-    def log_pictures(self, images: Mapping[str, Image.Image], step: int) -> None:
+    def log_images(self, images: Mapping[str, Image.Image], step: int) -> None:
         """Add images as artefacts."""
         for name, image in images.items():
             self.client.log_image(self.id, image, f"images/{name}.png")

@@ -32,7 +32,7 @@ class TensorBoard:
             self.writer.add_scalar(name, value, line["step"])
         self.writer.flush()
 
-    def log_pictures(self, images: Mapping[str, Image.Image], step: int) -> None:
+    def log_images(self, images: Mapping[str, Image.Image], step: int) -> None:
         """Add images."""
         for name, image in images.items():
             self.writer.add_image(name, np.asarray(image.convert("RGB")), step, dataformats="HWC")

@@ -86,9 +86,9 @@ class Trackers:
         """Send a line of metrics to all trackers."""
         self.send("log_line", dict(line))
 
-    def log_pictures(self, images: Mapping[str, Image.Image], step: int) -> None:
+    def log_images(self, images: Mapping[str, Image.Image], step: int) -> None:
         """Send images by name to all trackers."""
-        self.send("log_pictures", images, step)
+        self.send("log_images", images, step)
 
     def log_bundle(self, bundle: Path) -> None:
         """Send the trained model to all trackers."""

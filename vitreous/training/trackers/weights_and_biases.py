@@ -39,7 +39,7 @@ class WeightsAndBiases:
         """Add a line, with its step as the horizontal axis."""
         self.run.log({name: value for name, value in line.items() if value is not None})
 
-    def log_pictures(self, images: Mapping[str, Image.Image], step: int) -> None:
+    def log_images(self, images: Mapping[str, Image.Image], step: int) -> None:
         """Add images."""
         self.run.log({"step": step} | {name: self.wandb.Image(image) for name, image in images.items()})
 
