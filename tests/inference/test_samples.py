@@ -84,7 +84,7 @@ def test_count_is_the_total_number_of_images(generator_folder, tmp_path):
         "sample", str(generator_folder), "--count", "4", "--to-seed", "2", "--out", str(tmp_path / "way.png")
     )
     assert refused.returncode == 2 and refused.stderr == (
-        "error: --to-seed needs equal counts per class, not 4 over 3 classes\n"
+        "error: --to-seed requires the same number of images, at least 2, for each of 3 classes, not 4 in total\n"
         "  use a multiple of 3 for --count, at least 6, or set --class\n"
     )
 

@@ -423,7 +423,14 @@ def print_generator_evaluation(options: Any, console: Console) -> dict[str, Any]
     keywords: dict[str, Any] = {
         name: getattr(o, name) for name in ("split", "batch_size", "workers", "bad_images", "protocol")
     }
-    metrics = evaluate(o.source(o.run), o.data, how=o.get_inference_options(), listener=console, settings=generation_options, **keywords)
+    metrics = evaluate(
+        o.source(o.run),
+        o.data,
+        how=o.get_inference_options(),
+        listener=console,
+        settings=generation_options,
+        **keywords,
+    )
     document: dict[str, Any] = {**metrics}
     metrics = document[document["split"]]
     compared = f"{metrics['images']:,} {document['split']} images" if metrics["images"] else document["data"]

@@ -246,8 +246,8 @@ class Predictor:
         masks, at the native image size. Returns one result for one image, a list for several.
 
         The image is resized to fit the model's size; with `tiles` a larger one is processed at its native resolution in
-        overlapping tiles. `keep_images` keeps the images for `draw_overlay`. Raises UsageError for a model that is not a
-        detector, and DataError for an unreadable file; with `bad_images="skip"` its result has an `error` instead.
+        overlapping tiles. `keep_images` keeps the images for `draw_overlay`. Raises UsageError for a model that is not
+        a detector, and DataError for an unreadable file; with `bad_images="skip"` its result has an `error` instead.
         """
         items, options = build_items(images, self.card.preprocess), DetectOptions(threshold, tiles)
         detections = list(

@@ -70,7 +70,7 @@ def require_global_attention(call: AttentionCall, model: VisionModel[Any]) -> No
     """Raise UsageError if the attention is not global; the hint lists the blocks with global attention."""
     if call.span == "all":
         return
-    lines, slots = "its row and then its column", "its frame slot and then the same position in all slots"
+    lines, slots = "its row and then its column", "its time slot and then the same position in all slots"
     attended = {"row": lines, "column": lines, "space": slots, "time": slots}.get(call.span, "its window")
     blocks = model.config.attention.global_blocks
     hint = (

@@ -45,7 +45,8 @@ INDEX_FORMAT_VERSION = 4  # version of the cached index format
 ORPHAN_LABELS_NOTE = "samples in archives have a label but no image, and are ignored"
 
 
-#: a sample: its archive, offset and bytes of its image, index of its label in `ArchiveIndex.label_words` (-1: none) and of
+#: a sample: its archive, offset and bytes of its image, index of its label in `ArchiveIndex.label_words` (-1: none) and
+#: of
 #: its folder in `ArchiveIndex.folders`, and the end of its name in `ArchiveIndex.names`
 SAMPLE_DTYPE = np.dtype([(name, "<i8") for name in ("archive", "start", "size", "label", "home", "end")])
 
