@@ -100,7 +100,7 @@ def test_unknown_levels_are_rejected(monkeypatch):
 
 def test_a_lowered_capability_is_detected():
     """Asked of a process of its own: PyTorch reads its variable once."""
-    script = "from vitreous.system.machine import *; print(pick_precision('auto', 'cpu'), has_fast_packed_products('cpu'), has_bf16('cpu'))"
+    script = "from vitreous.system.machine import *; print(pick_precision('auto', 'cpu'), has_fast_packed_matmul('cpu'), has_bf16('cpu'))"
     lowered = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2", "VITREOUS_CPU_ISA": ""}
     found = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=lowered

@@ -164,7 +164,7 @@ class SegmentKeywords(TypedDict, total=False):
     """Keywords of `vitreous.load(RUN).segment`."""
 
     bad_images: Literal["stop", "skip"]
-    pictures: bool
+    keep_images: bool
 
 
 class DetectKeywords(SegmentKeywords, total=False):

@@ -95,7 +95,7 @@ def test_detections_match_torchvision(threshold, agnostic):
         boxes, scores, labels = heads(levels, proposals, IMAGE_SIZE)
         rows = [own[valid] for own, valid in zip(proposals.boxes, proposals.valid, strict=True)]
         regions = torch.cat([torch.cat([torch.full((len(r), 1), float(i)), r], 1) for i, r in enumerate(rows)])
-        logits, deltas = heads.box(heads.read(levels, regions, 7))
+        logits, deltas = heads.box(heads.pool_regions(levels, regions, 7))
         peer = roi_heads.RoIHeads(None, None, None, 0.5, 0.5, 512, 0.25, None, threshold, config.nms, 25)
         assert peer.box_coder.weights == BOX_CODER_WEIGHTS
         deltas = deltas.repeat(1, 1 + config.classes) if agnostic else deltas
@@ -131,7 +131,7 @@ def test_losses_match_torchvision(agnostic):
     boxes, labels, match = model.regions.sample_training_regions(proposals, targets, 0)
     assert ((labels > 0) == (box_iou(boxes, truth[0]["boxes"]).max(1).values >= 0.5)).all() and (labels > 0).any()
     assert len(labels) == min(512, count + 3)
-    read = lambda rois, bins: model.regions.read(levels, torch.cat([torch.zeros(len(rois), 1), rois], 1), bins)  # noqa: E731
+    read = lambda rois, bins: model.regions.pool_regions(levels, torch.cat([torch.zeros(len(rois), 1), rois], 1), bins)  # noqa: E731
     logits, deltas = model.regions.box(read(boxes, 7))
     deltas = deltas.repeat(1, 4) if agnostic else deltas
     wanted = model.regions.coder.encode_single(truth[0]["boxes"][match], boxes)

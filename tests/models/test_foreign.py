@@ -142,7 +142,7 @@ def test_our_engine_embeds_and_predicts(name, precision):
 def test_unsupported_encoders_are_rejected(tmp_path):
     import timm
 
-    with pytest.raises(UsageError, match="the image size of Patches is unknown"):
+    with pytest.raises(UsageError, match="the image size of PatchEncoder is unknown"):
         wrap_backbone(PatchEncoder())
     with pytest.raises(UsageError, match="4 tokens of 16 pixels are not patches of 4"):
         wrap_backbone(PatchEncoder(), image_size=16, patch_size=4)

@@ -66,5 +66,5 @@ def test_activations_keep_their_size_through_a_fresh_stem():
 
 
 def test_stages_must_agree():
-    with pytest.raises(ValueError, match="one of each per stage is required"):
+    with pytest.raises(ValueError, match="widths and blocks must have one entry per stage, got 2 and 3"):
         ConvStem((8, 16), (0, 0, 1))

@@ -95,7 +95,7 @@ INVALID_RUNS = {
         "mae",
         {"keep_best": True},
         {},
-        "--keep-best selects by the labels of validation images",
+        "--keep-best requires labelled validation images, but the data has no labels",
         "classes",
     ),
     "a grid": ("classes", "mae", {"lr_grid": (0.1,)}, {}, "--lr-grid needs labels to choose by", "--lr"),

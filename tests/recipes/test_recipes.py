@@ -471,9 +471,9 @@ def build_reduced_run(name, steps):
             shape["depth"] = 4
         if name.startswith("vitdet"):
             shape |= {"attention": {"global_blocks": (1,), "window": 2}, "position_grid": (4, 4)}
-        frames = (2,) if recipe.of_clips else ()
+        frames = (2,) if recipe.is_for_clips else ()
         model = kind.with_options(image=(*frames, 32, 32), patch=(*frames, 8, 8), **shape)
-    template = (ClipPreprocess if recipe.of_clips else ImagePreprocess)(model.image)
+    template = (ClipPreprocess if recipe.is_for_clips else ImagePreprocess)(model.image)
     run = recipe.make(model, DatasetInfo(48, model.image, 3, template), TrainOptions("synthetic"))
     data = replace(run.data, source="synthetic", classes=("a", "b", "c"))
     return replace(
@@ -519,7 +519,7 @@ def test_every_recipe_trains_two_steps(name, tmp_path, monkeypatch):
         teacher = Bundle(
             build_model(replace(run.model, pool="class")), Classification(run.data.classes), run.preprocess, {}
         )
-        monkeypatch.setattr(teachers, "open_weights", lambda source: SimpleNamespace(bundle=lambda: teacher))
+        monkeypatch.setattr(teachers, "open_weights", lambda source: SimpleNamespace(build_bundle=lambda: teacher))
         run = replace(run, objective=replace(run.objective, teacher="runs/teacher"))
     curve, moved = train_and_collect_losses(run, tmp_path)
     assert len(curve) == 2 and all(map(math.isfinite, curve)) and moved
@@ -609,7 +609,7 @@ def test_recipe_is_adapted_to_a_small_dataset():
     assert (run.batch_size, run.steps, run.schedule.warmup_steps) == (1000, 300, 30)
     assert run.optimizer.lr == pytest.approx(3e-3 * 1000 / 4096)
     assert notes == [
-        "batch 4096 -> 1000: an epoch has no more images",
+        "batch 4096 -> 1000: the training set has 1000 images",
         "learning rate 0.003 -> 0.0007324: batch 4096 -> 1000, vit-imagenet's rule is linear",
         "warm-up 10000 -> 30 steps: a tenth of the run, which is shorter than vit-imagenet's 93836",
     ]

@@ -154,7 +154,7 @@ def test_the_losses_are_two_series_of_one_chart():
 
 def test_rankme_is_drawn_from_zero_to_the_feature_width():
     lines = [{"step": step, "epoch": step / 4, "val/rankme": rank} for step, rank in ((4, 12.0), (8, 9.0))]
-    run: Any = SimpleNamespace(model=SimpleNamespace(features=64))
+    run: Any = SimpleNamespace(model=SimpleNamespace(num_features=64))
     assert get_rankme_scale(lines, "val/rankme", run) == {
         "limits": (0.0, 1.04 * 64), "references": {"feature width, 64": 64.0}
     }  # fmt: skip

@@ -66,7 +66,7 @@ def test_every_task_is_described(name):
 
 @pytest.mark.parametrize("name", [name for name, task in EXAMPLE_TASKS.items() if not task.outputs])
 def test_tasks_without_image_outputs_reject_activate(name):
-    with pytest.raises(NotImplementedError, match="no outputs for whole images"):
+    with pytest.raises(NotImplementedError, match="has no image-level outputs"):
         EXAMPLE_TASKS[name].activate(OUTPUTS)
 
 

@@ -253,8 +253,11 @@ def test_the_command_prints_which_weights_were_kept(photos, tmp_path, fixed_eval
 def test_invalid_selection_options_are_rejected_before_the_run(photos, tmp_path):
     shutil.copytree(photos / "train", tmp_path / "alone" / "train")
     for words, told in (
-        (["--keep-best", "--data.hold-out", "0"], "--keep-best selects by the validation images"),
-        (["--early-stop", "2", "--data.hold-out", "0"], "--early-stop selects by the validation images"),
+        (["--keep-best", "--data.hold-out", "0"], "--keep-best requires validation images, but the run has none"),
+        (
+            ["--early-stop", "2", "--data.hold-out", "0"],
+            "--early-stop requires validation images, but the run has none",
+        ),
         (["--early-stop", "0"], "early_stop must be at least 1"),
         (["--keep-best", "--lr-grid", "0.1", "0.2"], "leave --keep-best and --early-stop out"),
     ):

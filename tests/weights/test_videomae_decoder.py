@@ -38,7 +38,7 @@ def check_same_loss(model, objective):
         {"images": clips, "positions": torch.arange(3), "samples": torch.arange(3)}, TrainingProgress()
     )
     assert batch["visible"].shape == (3, 2) and batch["masked"].shape == (3, 10)
-    hidden = objective.hidden(batch["masked"])
+    hidden = objective.make_hidden_mask(batch["masked"])
     with torch.no_grad():
         expected, loss = model(clips.transpose(1, 2), bool_masked_pos=hidden), objective(batch)["loss"]
         predicted = objective.predict(clips, batch["visible"], batch["masked"])

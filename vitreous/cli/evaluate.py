@@ -12,24 +12,19 @@ from vitreous.cli.console import Console, format_interval_suffix, format_percent
 from vitreous.cli.inference import InferenceArguments, select_options
 from vitreous.errors import UsageError
 from vitreous.reports.options import EvaluateOptions, ProtocolOptions
-from vitreous.tasks.metrics import DETECTION_ERRORS as OBJECT_ERRORS
-from vitreous.tasks.metrics import METRICS
+from vitreous.tasks.metrics import DETECTION_ERRORS, METRICS
 
 #: options of --protocol top1 for one run
 HEAD_OPTIONS = ("calibrate", "abstain", "outliers", "against", "suspects", "boundary", "tiles")
-GENERATOR_OPTIONS = ("samples", "features", "reference", "guidance", "guided_channels", "interval", "sampler", "vae")
-
 #: options of `evaluate` that apply to predictions, which generative models do not make
-CLASSIFIER_OPTIONS = ("calibrate", "abstain", "outliers", "against", "suspects", "boundary", "tiles", "report")
-GENERATOR_OPTIONS += ("size", "frames")
+CLASSIFIER_OPTIONS = (*HEAD_OPTIONS, "report")
+#: options of `evaluate` for generative models
+GENERATOR_OPTIONS = ("samples", "features", "reference", "guidance", "guided_channels", "interval", "sampler", "vae")
+GENERATOR_OPTIONS = (*GENERATOR_OPTIONS, "size", "frames")
 MAX_LISTED_CLASSES = 20  # classes in a table
 MAX_LISTED_HEADS = 5  # heads of a grid
-PROTOCOL_SETTING_KEYS = {
-    "knn": "k",
-    "linear": "l2",
-    "real": "images",
-    "objectnet": "candidate_classes",
-}  # protocol -> the key that distinguishes its results
+#: protocol -> the key that distinguishes its results
+PROTOCOL_SETTING_KEYS = {"knn": "k", "linear": "l2", "real": "images", "objectnet": "candidate_classes"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +36,8 @@ class Options(EvaluateOptions, ProtocolOptions, InferenceArguments):
     """
 
     COMMON: ClassVar[tuple[str, ...]] = (
-        "split",
-        "protocol",
-        "calibrate",
-        "abstain",
-        "outliers",
-        "suspects",
-        "report",
-        "bad_images",
-        "device",
-        "engine",
+        *("split", "protocol", "calibrate", "abstain", "outliers", "suspects"),
+        *("report", "bad_images", "device", "engine"),
     )
     SECTIONS: ClassVar[dict[str, str]] = {
         "protocol": "Evaluation",
@@ -108,8 +95,6 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.inference.open_model import read_task_type
 
     if not read_task_type(options.run).reads_images:
-        from vitreous.cli.evaluate import print_generator_evaluation
-
         return print_generator_evaluation(options, console)
     check_probe_options(options)
     if names := [name for name in GENERATOR_OPTIONS if getattr(options, name) != getattr(Options, name)]:
@@ -336,7 +321,7 @@ def print_head_results(document: dict[str, Any], console: Console) -> Iterator[s
         yield f"… and {len(class_results) - MAX_LISTED_CLASSES} classes with a better {name}"
     if objects:
         costs = sorted(objects["errors"].items(), key=lambda pair: -pair[1])
-        texts = (f"{OBJECT_ERRORS[key]} {100 * cost:.1f}" for key, cost in costs if key in OBJECT_ERRORS)
+        texts = (f"{DETECTION_ERRORS[key]} {100 * cost:.1f}" for key, cost in costs if key in DETECTION_ERRORS)
         yield f"recall, precision and F1 of predictions with a score of at least {objects['threshold']:.2f}"
         yield f"AP50 points lost per error type: {', '.join(texts)}"
     if document["most_confused"] and (pairs := document["most_confused"]["unordered"]):

@@ -258,11 +258,7 @@ def open_by_layout(
     path = Path(name)
     if axes not in (None, 1, 2, 3):
         raise UsageError(f"--axes {axes} is not 1, 2 or 3", "use 1 for signals, 2 for images, 3 for volumes")
-    requested_modality = (
-        next((candidate for candidate in MODALITIES.values() if candidate.array_axes == axes), None)
-        if axes is not None
-        else None
-    )
+    requested_modality = next((m for m in MODALITIES.values() if axes is not None and m.array_axes == axes), None)
     if requested_modality is not None and path.is_dir() and not (axes == 3 and has_volume_masks(path)):
         opened = requested_modality.open_folder(path, split_seed, is_asked=True)
         if opened is not None:

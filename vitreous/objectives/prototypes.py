@@ -33,8 +33,10 @@ class PrototypeTeacher(WeightsTeacher):
             raise UsageError("no teacher is set", TEACHER_HINT)
         weights, objective_state = open_weights(source), open_objective_state(source)
         if objective_state is None or objective_state.config.get("name") != "dinov2":
-            found = f"those of {objective_state.config.get('name')}" if objective_state else "none"
-            raise UsageError(f"a teacher of dinov2 needs the heads of DINOv2, and {source} has {found}", TEACHER_HINT)
+            other_heads = f"those of {objective_state.config.get('name')}" if objective_state else "none"
+            raise UsageError(
+                f"a teacher of dinov2 needs the heads of DINOv2, and {source} has {other_heads}", TEACHER_HINT
+            )
         config, state = objective_state.config, objective_state.state
         self.prototypes, self.patch_prototypes = config["prototypes"], config.get("patch_prototypes", 0)
         bundle = weights.build_bundle()

@@ -153,7 +153,7 @@ def choose_clip_architecture(
         model = adapt_pretrained_config(options, classes, start)
         return replace_known_fields(model, {"image": (options.frames or start.image[0], *model.image[1:])})
     recipe_model = (recipe.mixed if dataset_info.has_stills else recipe.clips) if recipe else None
-    is_video_recipe = recipe is not None and recipe.of_clips
+    is_video_recipe = recipe is not None and recipe.is_for_clips
     default_size = (
         (MAX_SMALL_IMAGE_SIDE, MAX_SMALL_IMAGE_SIDE) if recipe_model and not is_video_recipe else LARGE_IMAGE_SIZE
     )

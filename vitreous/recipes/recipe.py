@@ -151,13 +151,13 @@ class Recipe:
         return (getdoc(self.make) or "").replace("NAME", self.name)
 
     @property
-    def of_clips(self) -> bool:
+    def is_for_clips(self) -> bool:
         """Return whether the recipe supports only clip models."""
         return bool(self.models) and len(config_from_name(self.models[0]).image) == 3
 
     def require_data_source(self, dataset_info: DatasetInfo) -> None:
         """Raise UsageError for data of another modality than a clip recipe needs."""
-        if self.of_clips and not dataset_info.template.is_animated:
+        if self.is_for_clips and not dataset_info.template.is_animated:
             problem = f"{self.name} is for clips, but the data are {dataset_info.template.noun}"
             raise UsageError(problem, "use --recipe mae, or use clips")
 

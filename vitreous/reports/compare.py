@@ -100,7 +100,7 @@ def compare_dense_runs(
     metrics = {name: (reports[0].metrics[name], reports[1].metrics[name]) for name in reports[0].metrics}
     differences = {name: None if a is None or b is None else b - a for name, (a, b) in metrics.items()}
     evaluators: list[Any] = [prediction.evaluator for prediction in predictions]
-    intervals = evaluators[0].paired_intervals(predictions[0].raw_logits, evaluators[1], predictions[1].raw)
+    intervals = evaluators[0].paired_intervals(predictions[0].raw_logits, evaluators[1], predictions[1].raw_logits)
     comparison = Comparison(reports[0].primary, metrics, differences=differences, intervals=intervals)
     return build_comparison_document(list(predictions), list(reports), overlaps, comparison)
 

@@ -83,27 +83,15 @@ def evaluate(
     if protocol != "top1":
         document = evaluate_protocol(protocol, run, data=data, split=split, computing=computing, options=dict(options))
         return cast(EvaluationDocument, document)
-    how, evaluate_options = apply_keyword_options(
-        "evaluate",
-        dict(options),
-        computing.inference_options,
-        settings or EvaluateOptions(),
-        extra_names=KNOWN_KEYWORDS,
-    )
+    how, settings = computing.inference_options, settings or EvaluateOptions()
+    how, evaluate_options = apply_keyword_options("evaluate", dict(options), how, settings, extra_names=KNOWN_KEYWORDS)
     computing = replace(computing, inference_options=how, cache=evaluate_options.cache)
     check_abstain(evaluate_options.abstain)
     check_task_options(evaluate_options, run, task_type, computing.inference_options)
     if task_type.is_dense:
-        calibration, (predictions, report) = (
-            {},
-            evaluate_dense(
-                run,
-                data,
-                split=split,
-                computing=computing,
-                boundary=evaluate_options.boundary,
-                tiles=evaluate_options.tiles,
-            ),
+        calibration, boundary, tiles = {}, evaluate_options.boundary, evaluate_options.tiles
+        predictions, report = evaluate_dense(
+            run, data, split=split, computing=computing, boundary=boundary, tiles=tiles
         )
     else:
         calibration = calibrate_temperature(run, data, computing) if evaluate_options.calibrate else {}
@@ -114,30 +102,31 @@ def evaluate(
         report = predictions.report
     document = build_head_document(run, data, predictions, report, computing)
     document["calibration"] = (calibration | (describe_temperature_effect(predictions) or {})) or None
-    if evaluate_options.abstain is not None:
-        document["abstain"] = evaluate_abstention(
-            predictions.confidence, predictions.is_correct, evaluate_options.abstain
-        )
-    if evaluate_options.outliers or evaluate_options.against:
-        document["outliers"] = score_outliers(
-            predictions, computing, evaluate_options.outliers, evaluate_options.against
-        )
-    if evaluate_options.suspects:
-        document["suspects"] = find_label_errors(predictions, computing, evaluate_options.suspects)
+    document |= analyse_predictions(predictions, computing, evaluate_options)
     record_evaluation(run, predictions.source, predictions.name, predictions.clip_views_entry | report.summary())
     page_path = (
         Path(evaluate_options.report) if evaluate_options.report else get_page_path(Path(run), data, predictions.name)
     )
     command = shlex.join(build_evaluate_command(run, data, predictions.name, computing.inference_options))
+    folder, listener = RunFolder(Path(run)), computing.listener
     page = write_evaluation_page(
-        page_path,
-        RunFolder(Path(run)),
-        predictions=predictions,
-        report=report,
-        listener=computing.listener,
-        command=command,
+        page_path, folder, predictions=predictions, report=report, listener=listener, command=command
     )
     return cast(EvaluationDocument, document | {"report": os.fspath(page_path) if page else None})
+
+
+def analyse_predictions(
+    predictions: SplitPredictions, computing: EvaluationSettings, options: EvaluateOptions
+) -> dict[str, Any]:
+    """Return the requested entries `abstain`, `outliers` and `suspects` of the document."""
+    entries: dict[str, Any] = {}
+    if options.abstain is not None:
+        entries["abstain"] = evaluate_abstention(predictions.confidence, predictions.is_correct, options.abstain)
+    if options.outliers or options.against:
+        entries["outliers"] = score_outliers(predictions, computing, options.outliers, options.against)
+    if options.suspects:
+        entries["suspects"] = find_label_errors(predictions, computing, options.suspects)
+    return entries
 
 
 def evaluate_generator(

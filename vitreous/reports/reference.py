@@ -69,6 +69,6 @@ def read_reference_batch(source: str) -> ReferenceBatch:
                 raise DataError(problem, EXPECTED_CONTENT)
             moments[name] = pair
     if pixels is None and "rows" not in moments:
-        found = f"only {', '.join(arrays)}" if arrays else "none of the arrays of a reference file"
-        raise DataError(f"{source} contains {found}", EXPECTED_CONTENT)
+        content = f"only {', '.join(arrays)}" if arrays else "none of the arrays of a reference file"
+        raise DataError(f"{source} contains {content}", EXPECTED_CONTENT)
     return ReferenceBatch(pixels, moments)

@@ -249,16 +249,9 @@ def load_pretrained_weights(
     )
     windows = model.config.describe_window_change(weights.config)
     unused = [*omitted, *unused, *weights.unused]
+    changes: dict[str, Any] = {"resized": resized, "channels": channels, "windows": windows, "patches": patches}
     return WeightsLoadResult(
-        weights.source,
-        weights.title,
-        loaded=loaded,
-        initialised=dropped,
-        unused=unused,
-        resized=resized,
-        channels=channels,
-        windows=windows,
-        patches=patches,
+        weights.source, weights.title, loaded=loaded, initialised=dropped, unused=unused, **changes
     )
 
 

@@ -440,9 +440,7 @@ def select_published_weights(pattern: str) -> list[PublishedWeights]:
     UsageError for none."""
     pattern = pattern.lower()
     matches = [
-        published
-        for published in PUBLISHED_WEIGHTS
-        if fnmatchcase(published.name, pattern) or fnmatchcase(published.model.lower(), pattern)
+        row for row in PUBLISHED_WEIGHTS if fnmatchcase(row.name, pattern) or fnmatchcase(row.model.lower(), pattern)
     ]
     if not matches:
         nearest = nearest_published_name(pattern)

@@ -21,8 +21,8 @@ DCP_METADATA_KEY, DCP_OFFSETS_KEY = "DCP_SHARDING_INFO", "saved_offsets"
 
 
 def load_checkpoint_tensors(folder: Path, section: str) -> dict[str, Tensor]:
-    """Load a section of a checkpoint (`model`, `ema` or `optimizer`): name -> full tensor, empty if the section is
-    missing. Raises WeightsError for an unreadable checkpoint."""
+    """Load a section of a checkpoint (`model`, `ema` or `optimizer`): name -> full tensor, of any
+    shape; empty if the section is missing. Raises WeightsError for an unreadable checkpoint."""
     try:
         section_path = folder / f"{section}.safetensors"
         if section_path.is_file():

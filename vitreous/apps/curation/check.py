@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from vitreous.apps.curation.checks.facts import summarise_dataset
 from vitreous.apps.curation.checks.findings import FAIL_LEVEL, derive_findings
 from vitreous.apps.curation.checks.record import (
@@ -83,22 +85,13 @@ def check_dataset(
         pool, range(len(pool)), job=survey_job, workers=workers, progress=report_progress, slow=clips
     )
     if clips:
-        probed_records = records[: min(len(pool.splits[0]), MAX_PROBED_IMAGES)]
-        size = next(
-            (
-                (int(record["height"]), int(record["width"]))
-                for record in probed_records[probed_records["state"] == READABLE]
-            ),
-            None,
-        )
-    input_size = (
-        image_size
-        if isinstance(image_size, int)
-        else min(image_size(size, detect_target_kind(subject)))
-        if size
-        else None
-    )
-    input_size = 0 if form and form[1] in AXES_BY_CONTENT else input_size  # these are not scaled to a model's size
+        size = find_first_size(records[: min(len(pool.splits[0]), MAX_PROBED_IMAGES)])
+    if form and form[1] in AXES_BY_CONTENT:
+        input_size: int | None = 0  # these are not scaled to a model's size
+    elif isinstance(image_size, int):
+        input_size = image_size
+    else:
+        input_size = min(image_size(size, detect_target_kind(subject))) if size else None
     # similar signals are not duplicates
     near_copies = (
         []
@@ -111,11 +104,14 @@ def check_dataset(
     document["channels"] = {"count": form[0], "dtype": form[1]} if form else None
     document["clips"] = summarise_clips(subject, records)
     results = derive_findings(document)
-    return {
-        "passed": all(finding["level"] != FAIL_LEVEL for finding in results),
-        "findings": results,
-        **document,
-    }, subject
+    passed = all(finding["level"] != FAIL_LEVEL for finding in results)
+    return {"passed": passed, "findings": results, **document}, subject
+
+
+def find_first_size(records: np.ndarray) -> tuple[int, int] | None:
+    """Return (height, width) of the first readable sample of (n,) RECORD, or None."""
+    readable = records[records["state"] == READABLE]
+    return (int(readable[0]["height"]), int(readable[0]["width"])) if len(readable) else None
 
 
 def detect_target_kind(subject: CheckedDataset) -> str:

@@ -63,15 +63,9 @@ def export(
     """
     check_path_argument(run, "export(run)")
     if to not in EXPORT_FORMATS:
-        has_other_options = bool(images or data or quantize or dynamic_size or max_loss is not None)
-        return export_weights(
-            run,
-            to,
-            out=out,
-            has_other_options=has_other_options,
-            overwrite=overwrite,
-            listener=listener or NullListener(),
-        )
+        others = bool(images or data or quantize or dynamic_size or max_loss is not None)
+        listener = listener or NullListener()
+        return export_weights(run, to, out=out, has_other_options=others, overwrite=overwrite, listener=listener)
     allowed = check_export_options(to, images, data, quantize, max_loss)
     check_installed(EXPORT_FORMATS[to].libraries + EXPORT_FORMATS[to].for_int8 * (quantize is not None))
     listener = listener or NullListener()
@@ -92,13 +86,9 @@ def export(
     with make_scratch_folder(out_path) as scratch:
         file = Path(scratch) / out_path.name
         EXPORT_FORMATS[to].write(target, file)
+        export_engine = open_export(file, target)
         comparison, reason = verify_export(
-            bundle,
-            open_export(file, target),
-            proof_images=proof_images,
-            target=target,
-            allowed=allowed,
-            listener=listener,
+            bundle, export_engine, proof_images=proof_images, target=target, allowed=allowed, listener=listener
         )
         if reason and max_loss != "any":
             raise VitreousError(f"the export failed the verification: {reason}", "add --accept-loss to keep it")
@@ -106,13 +96,8 @@ def export(
             listener.note(f"kept despite the failed verification: {reason}")
         size, digest = move_export_files(Path(scratch), out_path)
     original = sum(tensor.numel() * tensor.element_size() for tensor in bundle.model.state_dict().values())
-    exported_file = {
-        "format": to,
-        "file": str(out_path),
-        "bytes": size,
-        **comparison.to_dict(),
-        "original_bytes": original,
-    }
+    exported_file = {"format": to, "file": str(out_path), "bytes": size, **comparison.to_dict()}
+    exported_file |= {"original_bytes": original}
     exported_file |= {"sha256": digest, "quantised": quantize, "dynamic_size": dynamic_size}
     exported_file |= {"verified_on": proof_images.name, "accepted_loss": reason or None}
     exported_file |= {"outputs": bundle.task.export_rules.outputs}

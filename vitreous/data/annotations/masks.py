@@ -183,14 +183,10 @@ def open_masks(
     names, palette = read_classes_file(root)
     names = names or list(class_names)
     locations = locate_masks(root, reader)
-    unlabelled = {
-        name: list_unmasked_images(location, reader) for name, location in locations.items() if name != "train"
-    }
-    listed = {
-        name: list_masks_per_image(location, reader)
-        for name, location in locations.items()
-        if unlabelled.get(name) is None
-    }
+    held_out = {name: location for name, location in locations.items() if name != "train"}
+    unlabelled = {name: list_unmasked_images(location, reader) for name, location in held_out.items()}
+    labelled = {name: location for name, location in locations.items() if unlabelled.get(name) is None}
+    listed = {name: list_masks_per_image(location, reader) for name, location in labelled.items()}
     if "train" not in listed:
         raise DataError(
             f"{escape_unprintable(root)} has {', '.join(listed)} but no train folder", "rename one of them to train"
@@ -230,15 +226,9 @@ def open_masks(
         if images is not None
     }
     splits, full_train = ensure_val_split(splits, split_seed, notes)
-    unsplit, title = full_train is not None and "test" not in splits, escape_unprintable(root)
+    unsplit, title, error = full_train is not None and "test" not in splits, escape_unprintable(root), classes.error
     return Data(
-        title,
-        tuple(names),
-        splits=splits,
-        notes=notes,
-        unsplit=unsplit,
-        full_train_split=full_train,
-        unlearnable=classes.error,
+        title, tuple(names), splits=splits, notes=notes, unsplit=unsplit, full_train_split=full_train, unlearnable=error
     )
 
 

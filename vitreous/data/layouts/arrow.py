@@ -274,9 +274,8 @@ def read_target_columns(name: str, table: ArrowStreams, targets: tuple[str, ...]
             raise DataError(problem, "choose numeric columns: --targets COLUMN")
         column_values = np.asarray(table.values(column).cast(pa.float64()).to_numpy(), np.float64)
         if np.isinf(column_values).any():
-            raise DataError(
-                f"{name}: {escape_unprintable(column)} is infinite in row {int(np.argmax(np.isinf(column_values)))}"
-            )
+            row = int(np.argmax(np.isinf(column_values)))
+            raise DataError(f"{name}: {escape_unprintable(column)} is infinite in row {row}")
         values.append(column_values)
     return empty_if_all_missing(np.stack(values, 1))
 
