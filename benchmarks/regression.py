@@ -7,8 +7,7 @@ each seed and is evaluated once on `test`. The splits are the same for all metho
 
 | method | what it is |
 |---|---|
-| vitreous | `vitreous train TABLE.csv --init none`: ViT-Ti/16 at 224 x 224 pixels |
-| vitreous, image size | the same with `--image-size` of the images |
+| vitreous | `vitreous train TABLE.csv --init none`: ViT-Ti/16 at the size of the images, at most 224 pixels |
 | timm | `vit_tiny_patch16_224` with one output at the size of the images, standardised targets, mean squared error, AdamW, warm-up and cosine, mirrored images; of three learning rates the best of seed 0 on `val` |
 | ridge regression, random forest | scikit-learn on pixels scaled to 32 x 32; the forest's depth and the penalty are chosen on `val` |
 | mean | the mean of the training values |
@@ -91,22 +90,9 @@ def read_splits(table: Path) -> tuple[str, dict[str, Samples]]:
 
 
 def train_vitreous(plan: RegressionPlan, splits: dict[str, Samples], seed: int) -> dict[str, np.ndarray]:
-    """Predictions for val and test after `vitreous train` with the default image size."""
-    return predict_after_training(plan, splits, seed, "vitreous", {})
-
-
-def train_at_image_size(plan: RegressionPlan, splits: dict[str, Samples], seed: int) -> dict[str, np.ndarray]:
-    """The same at the size of the images."""
-    options = {"image_size": splits["train"].images.shape[1]}
-    return predict_after_training(plan, splits, seed, "vitreous, image size", options)
-
-
-def predict_after_training(
-    plan: RegressionPlan, splits: dict[str, Samples], seed: int, name: str, options: dict[str, Any]
-) -> dict[str, np.ndarray]:
-    """Predictions for val and test of a run of ours."""
-    folder = plan.run_folder(f"{name} {seed}")
-    plan.train(plan.folder, folder, plan.run_folder(name), seed, init="none", **options)
+    """Predictions for val and test after `vitreous train` from scratch."""
+    folder = plan.run_folder(f"vitreous {seed}")
+    plan.train(plan.folder, folder, plan.run_folder("vitreous"), seed, init="none")
     model = vitreous.load(folder)
     found = {split: model.predict(splits[split].paths) for split in ("val", "test")}
     return {
@@ -215,7 +201,6 @@ def predict_mean(plan: RegressionPlan, splits: dict[str, Samples], seed: int) ->
 #: method -> function, and whether its result depends on the seed
 METHODS: dict[str, tuple[Callable[[RegressionPlan, dict[str, Samples], int], dict[str, np.ndarray]], bool]] = {
     "vitreous": (train_vitreous, True),
-    "vitreous, image size": (train_at_image_size, True),
     "timm": (train_timm, True),
     "ridge regression": (fit_ridge, False),
     "random forest": (fit_forest, True),

@@ -159,7 +159,10 @@ def test_names_need_no_pytorch():
         ({"positions": {"at": "each", "kind": "none"}}, "require positions"),
         ({"pool": "distilled", "class_token": False}, "needs a class token"),
         ({"stem": StemConfig((3, 4, 9)), "patch": (8, 8)}, "not a multiple of the stem's stride 16"),
-        ({"stem": ConvStemConfig(widths=(8, 16, 32), blocks=(0, 0, 0)), "patch": (14, 14)}, "not a multiple of the stem's stride 4"),
+        (
+            {"stem": ConvStemConfig(widths=(8, 16, 32), blocks=(0, 0, 0)), "patch": (14, 14)},
+            "not a multiple of the stem's stride 4",
+        ),
     ],
 )
 def test_invalid_configs_are_rejected(changes, message):

@@ -20,6 +20,10 @@ from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.models.zoo import build_model
 from vitreous.objectives.base import ObjectiveSetting, TrainingProgress
 from vitreous.objectives.regression import RegressionConfig, RegressionObjective, value_loss
+from vitreous.recipes.architecture import choose_architecture
+from vitreous.recipes.options import TrainOptions
+from vitreous.recipes.recipe import DatasetInfo
+from vitreous.recipes.registry import RECIPES
 from vitreous.reports.answers import EvaluationSettings
 from vitreous.reports.compare import compare_two_runs
 from vitreous.reports.evaluate import evaluate
@@ -355,3 +359,15 @@ def test_non_numeric_labels_are_rejected(tmp_path):
     (tmp_path / "t.csv").write_text("path,label\na.png,cat\nb.png,dog\n")
     with pytest.raises(DataError, match="has classes, such as cat, but no values"):
         vitreous.train(tmp_path / "t.csv", recipe="regression", out=tmp_path / "run", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "expected"),
+    [((160, 120), {}, 160), ((100, 100), {}, 96), ((600, 800), {}, 224), ((160, 120), {"image_size": 192}, 192)],
+)
+def test_small_photos_are_not_enlarged_from_scratch(size, options, expected):
+    recipe, data = RECIPES["regression"], DatasetInfo(500, size, 3)
+    model = choose_architecture(TrainOptions("table", **options), data, 1, recipe=recipe)
+    assert model.image == (expected, expected)
+    enlarged = choose_architecture(TrainOptions("table", **options), data, 2, recipe=RECIPES["photos"])
+    assert enlarged.image == ((options.get("image_size") or 224,) * 2)
