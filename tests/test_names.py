@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import collections
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.test_architecture import in_each_room, parse_file
+from tests.test_architecture import PACKAGE_FILES, in_each_room, parse_file
 
 #: words that name nothing; `several` is multilabel, and a hint is no `way`
 FORBIDDEN_WORDS = frozenset(
@@ -85,3 +86,13 @@ def test_every_kind_of_identifier_is_found():
         "what",
         "there",
     }
+
+
+def test_different_functions_have_different_names():
+    """`run` is the entry point of each verb's module, `main` that of a process, and `create` has overloads."""
+    places = collections.defaultdict(set)
+    for path in PACKAGE_FILES:
+        for node in parse_file(path)[1]:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.col_offset == 0:
+                places[node.name].add(path)
+    assert {name for name, paths in places.items() if len(paths) > 1} == {"main", "run"}

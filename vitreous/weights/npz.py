@@ -193,7 +193,7 @@ def read_npz_infos(archive: CheckedZip, budget: int = MAX_ARRAY_BYTES) -> dict[s
                 f"has the member '{sanitise_name(member)}', which is not an array",
                 "save only the weights, with numpy.savez",
             )
-        entries[name] = parse_npy_header(archive, member)[0]
+        entries[name] = parse_npz_member_header(archive, member)[0]
     total = sum(entry.bytes for entry in entries.values())
     if total > budget:
         reject_weights_file(
@@ -202,7 +202,7 @@ def read_npz_infos(archive: CheckedZip, budget: int = MAX_ARRAY_BYTES) -> dict[s
     return entries
 
 
-def parse_npy_header(archive: CheckedZip, member: str) -> tuple[TensorInfo, bool, int]:
+def parse_npz_member_header(archive: CheckedZip, member: str) -> tuple[TensorInfo, bool, int]:
     """Parse an array's shape and dtype, whether its first axis varies fastest, and the offset of its data (bytes).
 
     Raises WeightsError unless the member has the corresponding length.
@@ -251,7 +251,7 @@ def read_npz_tensors(path: Path, names: list[str]) -> dict[str, Tensor]:
         for name in names:
             if f"{name}.npy" not in archive.members:
                 reject_weights_file(path, f"changed while reading: {sanitise_name(name)} is missing", "read it again")
-            entry, fortran, start = parse_npy_header(archive, f"{name}.npy")
+            entry, fortran, start = parse_npz_member_header(archive, f"{name}.npy")
             if not math.prod(entry.shape):
                 reject_weights_file(path, f"changed while it was read: {sanitise_name(name)} is empty", "read it again")
             flat = torch.frombuffer(archive.read(f"{name}.npy")[start:], dtype=getattr(torch, entry.dtype))

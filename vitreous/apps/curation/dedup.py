@@ -24,7 +24,7 @@ from vitreous.apps.curation.copies.scan import (
     ReadErrors,
     digest_content,
     fill_records,
-    read_views,
+    make_grey_views,
     scan_in_chunks,
     scan_samples,
 )
@@ -274,4 +274,4 @@ def verify_near_copies(
 
 def read_larger_views(pool: ConcatenatedSplits, samples: Sequence[int]) -> tuple[np.ndarray, ReadErrors]:
     """Read larger grey views of n samples: (n,) VIEW, and read errors."""
-    return read_views(pool, samples, lambda pool, sample: decode_to_pillow(pool.raw(sample), 3, pool.name(sample)))
+    return make_grey_views(pool, samples, lambda pool, sample: decode_to_pillow(pool.raw(sample), 3, pool.name(sample)))

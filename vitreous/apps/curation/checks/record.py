@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitreous.apps.curation.copies.scan import ReadErrors, SampleSource, digest_content, fill_records, read_views
+from vitreous.apps.curation.copies.scan import ReadErrors, SampleSource, digest_content, fill_records, make_grey_views
 from vitreous.apps.curation.copies.windows import (
     DESCRIPTOR_LENGTH,
     VIEW_SIZE,
@@ -159,7 +159,7 @@ def read_image_views(
     pool: SampleSource, samples: Sequence[int], form: PixelFormat = None
 ) -> tuple[np.ndarray, ReadErrors]:
     """Read larger grey views of n candidate duplicates: (n,) VIEW, and read errors."""
-    return read_views(pool, samples, lambda pool, sample: decode_with_header(pool.raw(sample), form)[0])
+    return make_grey_views(pool, samples, lambda pool, sample: decode_with_header(pool.raw(sample), form)[0])
 
 
 def probe_pixel_formats(pool: SampleSource, samples: Sequence[int]) -> tuple[np.ndarray, ReadErrors]:

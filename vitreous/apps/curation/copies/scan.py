@@ -178,7 +178,7 @@ def fill_records(
     return reasons
 
 
-def read_views(
+def make_grey_views(
     pool: SampleSource, samples: Sequence[int], read: Callable[[Any, int], Image.Image]
 ) -> tuple[np.ndarray, ReadErrors]:
     """Make larger grey views of the n images that `read(pool, sample)` decodes: (n,) VIEW, and read errors."""
