@@ -104,7 +104,7 @@ def time_loader(checkout: Path, folder: Path) -> float:
     done = subprocess.run(
         words, cwd=folder, env=build_environment(checkout), check=True, capture_output=True, text=True
     )
-    return 1000 / json.loads(done.stdout)["rows"][0]["images_per_second"]
+    return 1000 / json.loads(done.stdout)["results"][0]["images_per_second"]
 
 
 def digest_output(path: Path) -> str:
