@@ -16,7 +16,6 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from vitreous.cli.console import Console, format_json_line, prepare_streams, reserve_stdout
-from vitreous.cli.help import format_help, wants_help
 from vitreous.errors import (
     Interrupted,
     UsageError,
@@ -146,6 +145,8 @@ def run_command(command_line: list[str]) -> int:
         return 0
     verb, arguments = split_verb(command_line)
     module = import_module(VERBS[verb][0])
+    from vitreous.cli.help import format_help, wants_help  # imports the parser, which the overview does not need
+
     if wants_help(arguments):
         print(format_help(module.Options, verb, "--help-all" in arguments))
         return 0

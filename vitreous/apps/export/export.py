@@ -97,10 +97,9 @@ def export(
         size, digest = move_export_files(Path(scratch), out_path)
     original = sum(tensor.numel() * tensor.element_size() for tensor in bundle.model.state_dict().values())
     exported_file = {"format": to, "file": str(out_path), "bytes": size, **comparison.to_dict()}
-    exported_file |= {"original_bytes": original}
-    exported_file |= {"sha256": digest, "quantised": quantize, "dynamic_size": dynamic_size}
-    exported_file |= {"verified_on": proof_images.name, "accepted_loss": reason or None}
-    exported_file |= {"outputs": bundle.task.export_rules.outputs}
+    exported_file |= {"original_bytes": original, "sha256": digest}
+    exported_file |= {"quantised": quantize, "dynamic_size": dynamic_size, "verified_on": proof_images.name}
+    exported_file |= {"accepted_loss": reason or None, "outputs": bundle.task.export_rules.outputs}
     return {"run": os.fspath(run), "exports": [cast(ExportedFile, exported_file)]}
 
 
