@@ -38,13 +38,13 @@ def solarize_add(image: Image.Image, amount: int) -> Image.Image:
     return image.point(table * len(image.getbands()))
 
 
-def posterize(image: Image.Image, bits: int) -> Image.Image:
+def posterize_image(image: Image.Image, bits: int) -> Image.Image:
     """Keep the highest `bits` of every value, 0 to 8; 0 is black, which Pillow 13 rejects but timm's recipes draw."""
     mask = 256 - 2 ** (8 - bits)
     return image.point([value & mask for value in range(256)] * len(image.getbands()))
 
 
-def cutout(image: Image.Image, half: int) -> Image.Image:
+def erase_square(image: Image.Image, half: int) -> Image.Image:
     """Fill a square of 2 * half pixels with grey, its centre uniform in the image (arXiv:1708.04552)."""
     if not half:
         return image
@@ -88,7 +88,7 @@ def create_operations(
         "Rotate": lambda image, level, filter: image.rotate(level * 30, filter, fillcolor=get_fill_colour(image)),
         "ShearX": lambda image, level, filter: apply_affine(image, (1, level * 0.3, 0, 0, 1, 0), filter),
         "ShearY": lambda image, level, filter: apply_affine(image, (1, 0, 0, level * 0.3, 1, 0), filter),
-        "Posterize": lambda image, level, filter: posterize(image, bits(abs(level))),
+        "Posterize": lambda image, level, filter: posterize_image(image, bits(abs(level))),
         "Solarize": lambda image, level, filter: ImageOps.solarize(image, threshold(abs(level))),
         "SolarizeAdd": lambda image, level, filter: solarize_add(image, amount(abs(level))),
         **{enhancer.__name__: create_enhancer_operation(enhancer, factor) for enhancer in enhancers},
@@ -116,7 +116,7 @@ BIG_VISION_OPERATIONS = create_operations(
     threshold=lambda level: int(level * 256),
     amount=lambda level: int(level * 110),
 )
-BIG_VISION_OPERATIONS["Cutout"] = lambda picture, level, filter: cutout(
+BIG_VISION_OPERATIONS["Cutout"] = lambda picture, level, filter: erase_square(
     picture, int(abs(level) * 40 * min(picture.size) / BIG_VISION_SIDE)
 )
 
