@@ -8,12 +8,13 @@ each seed and is evaluated once on `test`. The splits are the same for all metho
 | method | what it is |
 |---|---|
 | vitreous | `vitreous train TABLE.csv --init none`: ViT-Ti/16 at the size of the images, at most 224 pixels |
-| timm | `vit_tiny_patch16_224` with one output at the size of the images, standardised targets, mean squared error, AdamW, warm-up and cosine, mirrored images; of three learning rates the best of seed 0 on `val` |
+| vitreous, learning rate chosen | the same with `--lr`: of three learning rates the best of seed 0 on `val` |
+| timm, learning rate chosen | `vit_tiny_patch16_224` with one output at the size of the images, standardised targets, mean squared error, AdamW, warm-up and cosine, mirrored images; of the same three learning rates the best of seed 0 on `val` |
 | ridge regression, random forest | scikit-learn on pixels scaled to 32 x 32; the forest's depth and the penalty are chosen on `val` |
 | mean | the mean of the training values |
 
-Training time is processor time of one thread, so runs can share a machine with OMP_NUM_THREADS=1. timm's runs with the
-other learning rates are not counted in its minutes. A second call continues with the missing rows.
+Training time is processor time of one thread, so runs can share a machine with OMP_NUM_THREADS=1. The runs that choose
+a learning rate are not counted in the minutes. A second call continues with the missing rows.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from vitreous.tasks.intervals import bootstrap_metrics, percentile_interval
 from vitreous.tasks.regression import ValuePrediction
 
 SKLEARN_IMAGE_SIZE = 32  # height and width of scikit-learn's images
-LEARNING_RATES = (1e-4, 3e-4, 1e-3)  # of timm's model
+LEARNING_RATES = (1e-4, 3e-4, 1e-3)
 BATCH_SIZE = 64
 WARMUP_SHARE = 0.05  # share of the time
 RIDGE_PENALTIES = tuple(10.0**power for power in range(0, 8))
@@ -89,10 +90,13 @@ def read_splits(table: Path) -> tuple[str, dict[str, Samples]]:
     return target, splits
 
 
-def train_vitreous(plan: RegressionPlan, splits: dict[str, Samples], seed: int) -> dict[str, np.ndarray]:
-    """Predictions for val and test after `vitreous train` from scratch."""
-    folder = plan.run_folder(f"vitreous {seed}")
-    plan.train(plan.folder, folder, plan.run_folder("vitreous"), seed, init="none")
+def train_vitreous(
+    plan: RegressionPlan, splits: dict[str, Samples], seed: int, learning_rate: float | None = None
+) -> dict[str, np.ndarray]:
+    """Predictions for val and test after `vitreous train` from scratch. None: the recipe's learning rate."""
+    method = "vitreous" if learning_rate is None else f"vitreous {learning_rate:g}"
+    folder = plan.run_folder(f"{method} {seed}")
+    plan.train(plan.folder, folder, plan.run_folder("vitreous"), seed, init="none", lr=learning_rate)
     model = vitreous.load(folder)
     found = {split: model.predict(splits[split].paths) for split in ("val", "test")}
     return {
@@ -101,19 +105,25 @@ def train_vitreous(plan: RegressionPlan, splits: dict[str, Samples], seed: int) 
     }
 
 
-def train_timm(plan: RegressionPlan, splits: dict[str, Samples], seed: int) -> dict[str, np.ndarray]:
-    """Predictions for val and test with the learning rate that has the best R2 on val with seed 0."""
-    chosen = plan.run_folder("timm") / "learning_rate.json"
-    if chosen.is_file():
-        return timm_run(plan, splits, seed, json.loads(chosen.read_text("utf-8")))
-    runs = {rate: timm_run(plan, splits, 0, rate) for rate in LEARNING_RATES}
-    best = max(runs, key=lambda rate: r2(splits["val"].values, runs[rate]["val"]))
-    chosen.parent.mkdir(parents=True, exist_ok=True)
-    chosen.write_text(json.dumps(best), "utf-8")
-    return runs[best] if seed == 0 else timm_run(plan, splits, seed, best)
+def choose_learning_rate(
+    name: str, train: Callable[[RegressionPlan, dict[str, Samples], int, float], dict[str, np.ndarray]]
+) -> Callable[[RegressionPlan, dict[str, Samples], int], dict[str, np.ndarray]]:
+    """`train` with the learning rate that has the best R2 on val with seed 0, stored in the folder of `name`."""
+
+    def train_with_best(plan: RegressionPlan, splits: dict[str, Samples], seed: int) -> dict[str, np.ndarray]:
+        chosen = plan.run_folder(name) / "learning_rate.json"
+        if chosen.is_file():
+            return train(plan, splits, seed, json.loads(chosen.read_text("utf-8")))
+        runs = {rate: train(plan, splits, 0, rate) for rate in LEARNING_RATES}
+        best = max(runs, key=lambda rate: r2(splits["val"].values, runs[rate]["val"]))
+        chosen.parent.mkdir(parents=True, exist_ok=True)
+        chosen.write_text(json.dumps(best), "utf-8")
+        return runs[best] if seed == 0 else train(plan, splits, seed, best)
+
+    return train_with_best
 
 
-def timm_run(
+def train_timm(
     plan: RegressionPlan, splits: dict[str, Samples], seed: int, learning_rate: float
 ) -> dict[str, np.ndarray]:
     """Predictions for val and test after training for the processor time of the plan."""
@@ -201,7 +211,8 @@ def predict_mean(plan: RegressionPlan, splits: dict[str, Samples], seed: int) ->
 #: method -> function, and whether its result depends on the seed
 METHODS: dict[str, tuple[Callable[[RegressionPlan, dict[str, Samples], int], dict[str, np.ndarray]], bool]] = {
     "vitreous": (train_vitreous, True),
-    "timm": (train_timm, True),
+    "vitreous, learning rate chosen": (choose_learning_rate("vitreous", train_vitreous), True),
+    "timm, learning rate chosen": (choose_learning_rate("timm", train_timm), True),
     "ridge regression": (fit_ridge, False),
     "random forest": (fit_forest, True),
     "mean": (predict_mean, False),
@@ -248,7 +259,10 @@ def format_page(plan: RegressionPlan) -> str:
         "",
         f"{get_processor_name()}, torch {torch.__version__}, one thread. vitreous and timm train for {plan.minutes:g} minutes of",
         "processor time. R2 and mean absolute error (MAE) on the test images: mean of the seeds, and R2 of each seed with",
-        "its 95 % interval (bootstrap over images).",
+        (
+            "its 95 % interval (bootstrap over images). Learning rate chosen: of "
+            f"{', '.join(f'{rate:g}' for rate in LEARNING_RATES)} the best of seed 0 on val."
+        ),
         "",
         "    python benchmarks/regression.py TABLE.csv --work DIR --rows ROWS.jsonl",
     ]
