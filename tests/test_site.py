@@ -20,9 +20,9 @@ from vitreous.recipes.options import TrainOptions
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-EQUATIONS_PAGE = (DOCS / "equations.md").read_text("utf-8")
+EQUATIONS_PAGE = (DOCS / "explanation" / "equations.md").read_text("utf-8")
 #: `vitreous.nn.grid.resize_position_table` as a link to its file
-NAME_LINKS = re.findall(r"\[`(vitreous(?:\.\w+)+)`\]\(\.\./(vitreous/[\w/]+\.py)\)", EQUATIONS_PAGE)
+NAME_LINKS = re.findall(r"\[`(vitreous(?:\.\w+)+)`\]\(\.\./\.\./(vitreous/[\w/]+\.py)\)", EQUATIONS_PAGE)
 pytestmark = pytest.mark.skipif(not (ROOT / ".ci" / "run").exists(), reason="not a checkout")
 
 
@@ -86,17 +86,19 @@ def test_the_equations_page_covers_the_paper():
 
 def test_repository_links_become_site_links(site_builder):
     pages = site_builder.page_map()
-    text = "see\n- [it](../benchmarks/README.md#answers)\n\n```text\n[x](data.md)\n```\n[`vitreous.nn.grid.resize_position_table`](../vitreous/nn/grid.py)"
-    moved = site_builder.relocate(site_builder.spaced(text), DOCS / "inside.md", "inside.md", pages)
+    text = "see\n- [it](../../benchmarks/README.md#answers)\n\n```text\n[x](data.md)\n```\n[`vitreous.nn.grid.resize_position_table`](../../vitreous/nn/grid.py)"
+    moved = site_builder.relocate(
+        site_builder.spaced(text), DOCS / "guides" / "inspection.md", "guides/inspection.md", pages
+    )
     assert moved.splitlines() == [
         "see",
         "",
-        "- [it](benchmarks/index.md#answers)",
+        "- [it](../benchmarks/index.md#answers)",
         "",
         "```text",
         "[x](data.md)",
         "```",
-        "[`vitreous.nn.grid.resize_position_table`](reference/python/nn.md#vitreous.nn.grid.resize_position_table)",
+        "[`vitreous.nn.grid.resize_position_table`](../reference/python/nn.md#vitreous.nn.grid.resize_position_table)",
     ]
 
 

@@ -46,7 +46,6 @@ ROOMS = (
     "system",
     "jobs",
     "apps.studies",
-    "serving",
     "apps.bench",
     "apps.export",
     "apps.hub",
@@ -57,6 +56,7 @@ ROOMS = (
 PYTHON, COMMANDS = "reference/python", "reference/command-line"
 #: the end of a link, with the name of something in the package where the link's text ends in one
 LINK = re.compile(r"(?:(?<=`)(vitreous(?:\.\w+)+)`)?\]\(([^()\s]+)\)")
+TEXT_LINK = re.compile(r"(?<!!)\[([^\[\]]+)\]\(([^()\s]+)\)")
 SOURCE = re.compile(r"Source code in <code>[^<]*</code> <pre>.*?</pre>", re.DOTALL)
 FETCHED = {"img": "src", "script": "src", "link": "href", "iframe": "src", "source": "src"}
 
@@ -67,13 +67,13 @@ def page_map() -> dict[Path, str]:
     pages[ROOT / "README.md"] = "index.md"
     pages[PACKAGE / "__init__.py"] = f"{PYTHON}/vitreous.md"
     pages[PACKAGE / "cli" / "main.py"] = f"{COMMANDS}/index.md"
-    pages |= {path: path.name for path in sorted((ROOT / "docs").glob("*.md"))}
+    docs = ROOT / "docs"
+    pages |= {path: path.relative_to(docs).as_posix() for path in sorted(docs.rglob("*.md"))}
     figures = (
         path for path in sorted((ROOT / "docs" / "figures").iterdir()) if path.is_file() and path.suffix != ".py"
     )
     pages |= {path: f"figures/{path.name}" for path in figures}
     pages |= {path: f"notebooks/{path.stem}.md" for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))}
-    pages |= {path: f"log/{path.name}" for path in sorted((ROOT / "docs" / "log").glob("*.md"))}
     pages |= {path: f"benchmarks/{path.name}" for path in sorted((ROOT / "benchmarks" / "results").glob("*.md"))}
     pages[ROOT / "benchmarks" / "README.md"] = "benchmarks/index.md"
     return pages
@@ -126,7 +126,8 @@ def spaced(text: str) -> str:
 def relocate(text: str, path: Path, page: str, pages: dict[Path, str]) -> str:
     """`text` of the repository's file `path` with its links as `page` of the site has them.
 
-    A link to a file of the package whose text is the name of something in it becomes one to the reference.
+    A link to a file of the package whose text is the name of something in it becomes one to the reference. Of a link
+    to another file outside the site only the text is left.
     """
 
     def moved(match: re.Match[str]) -> str:
@@ -140,7 +141,17 @@ def relocate(text: str, path: Path, page: str, pages: dict[Path, str]) -> str:
             return match[0]
         return match[0].removesuffix(f"({match[2]})") + f"({os.path.relpath(target, os.path.dirname(page) or '.')})"
 
-    lines = (LINK.sub(moved, line) if prose else line for line, prose in outside_code(text))
+    def without_outside_links(match: re.Match[str]) -> str:
+        name = match[2].partition("#")[0]
+        file = (path.parent / name).resolve() if name and "://" not in name else None
+        is_outside = file is not None and file.exists() and file not in pages
+        is_documented = match[1].startswith("`vitreous") and file is not None and file.is_relative_to(PACKAGE)
+        return match[1] if is_outside and not is_documented else match[0]
+
+    lines = (
+        LINK.sub(moved, TEXT_LINK.sub(without_outside_links, line)) if prose else line
+        for line, prose in outside_code(text)
+    )
     return "\n".join(lines) + "\n"
 
 
