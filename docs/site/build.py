@@ -97,7 +97,7 @@ def stage(folder: Path) -> None:
         elif path.name != "README.md" or path.parent != ROOT:
             target.write_text(relocate(spaced(path.read_text("utf-8")), path, page, pages), "utf-8")
     shutil.copyfile(HERE / "site.css", folder / "site.css")
-    for page, text in {**python_pages(), **command_pages()}.items():
+    for page, text in {**python_pages(), **command_pages(), **reference_pages()}.items():
         (folder / page).parent.mkdir(parents=True, exist_ok=True)
         (folder / page).write_text(text, "utf-8")
 
@@ -185,6 +185,13 @@ def command_pages() -> dict[str, str]:
 
     pages = {f"{COMMANDS}/index.md": overview_page()}
     return pages | {f"{COMMANDS}/{page_name(verb)}": verb_page(verb, about) for verb, (_, about) in VERBS.items()}
+
+
+def reference_pages() -> dict[str, str]:
+    """Pages of recipes, config.yaml and the HTTP API."""
+    from reference_pages import CONFIG, HTTP, config_page, http_page, recipe_pages
+
+    return {**recipe_pages(), CONFIG: config_page(), HTTP: http_page()}
 
 
 def title_of(page: Path) -> str:
@@ -291,11 +298,26 @@ def build(place: Path) -> list[str]:
 
 
 def trim_search(file: Path) -> None:
-    """Take source code out of the index that a reader's browser loads to search: signatures and text are left."""
+    """Remove items from the search index that would rank above guides, and source code from the text of the others."""
     index = json.loads(file.read_text("utf-8"))
+    index["items"] = [item for item in index["items"] if is_searchable(item["location"])]
     for item in index["items"]:
         item["text"] = SOURCE.sub("", item["text"])
     file.write_text(json.dumps(index, ensure_ascii=False), "utf-8")
+
+
+def is_searchable(location: str) -> bool:
+    """Whether the search finds a section: not those of logs, single benchmarks and settings of single recipes, and of
+    the modules of the package only their names."""
+    page, _, anchor = location.partition("#")
+    if page.startswith(("log/", "changelog", "benchmarks/")):
+        return page == "benchmarks/index.html"
+    if page.startswith("reference/recipes/"):
+        return not anchor
+    if page.startswith("reference/python/") and page != "reference/python/vitreous.html":
+        module = PACKAGE.joinpath(*anchor.split(".")[1:])
+        return module.is_dir() or module.with_suffix(".py").is_file()
+    return True
 
 
 if __name__ == "__main__":
