@@ -126,7 +126,12 @@ def test_options_in_prose_exist():
 @cache
 def option_names(verb: str) -> set[str]:
     """Every option in the help of a verb."""
-    return {"--json", "--help", "--help-all", *re.findall(r"--[a-z][a-z0-9-]*", run_cli(*verb.split(), "--help-all").stdout)}
+    return {
+        "--json",
+        "--help",
+        "--help-all",
+        *re.findall(r"--[a-z][a-z0-9-]*", run_cli(*verb.split(), "--help-all").stdout),
+    }
 
 
 #: what the test adds to a command of the first page: fewer steps, images of few pixels, a free port
