@@ -339,6 +339,6 @@ def test_the_list_covers_the_paper():
 
 
 def test_classes_option_suggests_num_classes():
-    with pytest.raises(UsageError, match="a ViT has no classes") as told:
+    with pytest.raises(UsageError, match="a ViT has no option classes") as told:
         create_untrained_model("ViT-32x2/8", 32, classes=3)
     assert "num_classes" in told.value.hint

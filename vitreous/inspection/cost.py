@@ -45,7 +45,7 @@ class InferenceCost:
 
     @property
     def find_fastest(self) -> tuple[int, float]:
-        """The fastest batch size, and its images/s."""
+        """Return the fastest batch size, and its images/s."""
         return max(self.throughputs.items(), key=lambda pair: pair[1], default=(0, 0.0))
 
 
@@ -188,7 +188,7 @@ class LiveMemoryTracker(TorchDispatchMode):
 
     @property
     def peak(self) -> int:
-        """The largest number of bytes after any operation."""
+        """Return the largest number of bytes after any operation."""
         return max(self.live_bytes_history, default=0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -35,12 +35,12 @@ class AttentionDistances:
 
     @property
     def mean(self) -> Tensor:
-        """The mean over images, (R, h)."""
+        """Return the mean over images, (R, h)."""
         return self.per_image.mean(0)
 
     @property
     def std(self) -> Tensor:
-        """The standard deviation over images, (R, h); zero for a single one."""
+        """Return the standard deviation over images, (R, h); zero for a single one."""
         return self.per_image.std(0, correction=0)
 
 

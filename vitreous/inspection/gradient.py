@@ -47,7 +47,7 @@ class TokenRelevance:
 
     @property
     def maps(self) -> Tensor:
-        """The relevance of the patches, (B, *grid)."""
+        """Return the relevance of the patches, (B, *grid)."""
         return self.relevance[:, self.prefix :].unflatten(-1, self.grid)
 
 

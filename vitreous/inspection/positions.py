@@ -46,7 +46,7 @@ class RelativePositionTable(NamedTuple):
 
     @property
     def zero_index(self) -> int:
-        """The index of offset 0, L - 1."""
+        """Return the index of offset 0, L - 1."""
         return self.vectors.shape[1] // 2
 
 

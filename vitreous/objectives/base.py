@@ -36,7 +36,7 @@ class TrainingProgress(NamedTuple):
 
     @property
     def fraction_done(self) -> float:
-        """The completed share of the run, 0 to 1."""
+        """Return the completed share of the run, 0 to 1."""
         return self.samples / self.total
 
 
@@ -87,18 +87,19 @@ class ObjectiveConfig:
 
     @property
     def can_split_batch(self) -> bool:
-        """Whether a batch can be split into chunks that are computed separately: the loss is a deterministic mean over
-        independent samples."""
+        """Return whether a batch can be split into chunks that are computed separately: the loss is a deterministic
+        mean over independent samples."""
         return True
 
     @property
     def ships_features(self) -> bool:
-        """Whether the deployed model is an encoder that outputs features."""
+        """Return whether the deployed model is an encoder that outputs features."""
         return not (self.labelled or self.annotated or self.generates)
 
     @property
     def draws_in_forward(self) -> bool:
-        """Whether `Objective.forward` draws random numbers outside of the backbone, such as dropout in a head."""
+        """Return whether `Objective.forward` draws random numbers outside of the backbone, such as dropout in a
+        head."""
         return False
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
@@ -212,15 +213,16 @@ class Objective(nn.Module):
         return (p for p in model.parameters() if not p.requires_grad) if isinstance(model, nn.Module) else iter(())
 
     def deployed_model(self) -> Model:
-        """The model that the bundle contains, with a `config`: a classifier, an encoder. A submodule, not a copy."""
+        """Return the model that the bundle contains, with a `config`: a classifier, an encoder. A submodule, not a
+        copy."""
         raise NotImplementedError
 
     def task(self) -> Task:
-        """The task of the deployed model, as stored in the bundle."""
+        """Return the task of the deployed model, as stored in the bundle."""
         raise NotImplementedError
 
     def evaluators(self, train: Split) -> list[Evaluator]:
-        """The evaluators of the validation split, the main one first; () if there is nothing to evaluate."""
+        """Return the evaluators of the validation split, the main one first; () if there is nothing to evaluate."""
         return []
 
     def reconstruct(self, images: Tensor, keys: np.ndarray) -> Reconstruction:

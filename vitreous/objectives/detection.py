@@ -93,7 +93,7 @@ class DetectionConfig(ObjectiveConfig):
 
     @property
     def can_split_batch(self) -> bool:
-        """Whether images of a batch are independent: not with batch norm."""
+        """Return whether images of a batch are independent: not with batch norm."""
         return self.adapter != "batch"
 
     def build(self, model: Model, setting: ObjectiveSetting) -> DetectionObjective:
@@ -140,7 +140,7 @@ class DetectionObjective(Objective):
         return {"loss": torch.stack([*losses.values()]).sum(), **{name: loss.detach() for name, loss in losses.items()}}
 
     def deployed_model(self) -> Model:
-        """The detector."""
+        """Return the detector."""
         return self.model
 
     def task(self) -> Task:

@@ -76,7 +76,7 @@ class DiffusionConfig(GeneratorConfig):
 
     @property
     def process(self) -> Diffusion:
-        """The noise process. Raises UsageError for invalid values."""
+        """Return the noise process. Raises UsageError for invalid values."""
         return Diffusion(self.steps, self.betas, self.predicts)
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
@@ -134,7 +134,7 @@ class GeneratorObjective(Objective):
         return {"loss": (output - batch["target"]).square().mean()}
 
     def deployed_model(self) -> Any:
-        """The model."""
+        """Return the model."""
         return self.model
 
     def task(self) -> Task:
@@ -143,7 +143,7 @@ class GeneratorObjective(Objective):
         return Generation(classes, self.process, self.config.autoencoder)
 
     def evaluators(self, train: Split) -> list[Evaluator]:
-        """The error at several times."""
+        """Return the error at several times."""
         return [DenoisingEvaluator(self.process, bool(self.model.config.classes))]
 
     def flops(self, progress: TrainingProgress) -> float:

@@ -160,7 +160,7 @@ class DINO(UnlabelledObjective):
         self.outputs.zero_()
 
     def deployed_model(self) -> Model:
-        """The teacher."""
+        """Return the teacher."""
         return self.teacher
 
     def warnings(self, scalars: Mapping[str, float], progress: TrainingProgress) -> Iterator[tuple[str, str]]:
@@ -169,7 +169,7 @@ class DINO(UnlabelledObjective):
         yield from detect_target_collapse(scalars, self.config.prototypes, progress)
 
     def frozen_at_start(self) -> tuple[str, ...]:
-        """The prototypes."""
+        """Return the prototypes."""
         return prototype_names(self, "head")
 
     def frozen_update(self, progress: TrainingProgress) -> FrozenUpdate | None:

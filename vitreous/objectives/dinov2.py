@@ -292,7 +292,7 @@ class DINOv2(UnlabelledObjective):
             outputs.zero_()
 
     def deployed_model(self) -> Model:
-        """The teacher."""
+        """Return the teacher."""
         return self.teacher
 
     def warnings(self, scalars: Mapping[str, float], progress: TrainingProgress) -> Iterator[tuple[str, str]]:
@@ -301,7 +301,7 @@ class DINOv2(UnlabelledObjective):
         yield from detect_target_collapse(scalars, self.config.prototypes, progress)
 
     def frozen_at_start(self) -> tuple[str, ...]:
-        """The prototypes of all heads."""
+        """Return the prototypes of all heads."""
         return prototype_names(self, *("head", "patch_head")[: len(self.heads())])
 
     def frozen_update(self, progress: TrainingProgress) -> FrozenUpdate | None:

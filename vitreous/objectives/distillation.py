@@ -129,7 +129,7 @@ class DistillationObjective(SupervisedObjective):
         return head.label(label).float(), head.teacher(teacher).float()
 
     def flops(self, progress: TrainingProgress) -> float:
-        """The student's operations, and one pass of the teacher."""
+        """Return the student's operations, and one pass of the teacher."""
         return super().flops(progress) + self.teacher.flops()
 
 

@@ -38,7 +38,7 @@ class FlowConfig(GeneratorConfig):
 
     @property
     def process(self) -> Flow:
-        """The noise process."""
+        """Return the noise process."""
         return Flow(self.scale)
 
     def build(self, model: Model, setting: ObjectiveSetting) -> FlowObjective:

@@ -79,11 +79,11 @@ class LabelledObjective(Objective):
         return {"loss": self.loss(outputs, batch["labels"])}
 
     def deployed_model(self) -> Model:
-        """The model with its head."""
+        """Return the model with its head."""
         return self.model
 
     def evaluators(self, train: Split) -> list[Evaluator]:
-        """The metrics of the task."""
+        """Return the metrics of the task."""
         return [TaskEvaluator(self.task())]
 
     def flops(self, progress: TrainingProgress) -> float:

@@ -70,7 +70,7 @@ class MAEConfig(ObjectiveConfig):
             raise UsageError("--objective.normalise-channels requires --objective.normalise true")
 
     def visible(self, grid: tuple[int, ...]) -> int:
-        """Number of patches of a grid that the encoder sees."""
+        """Return the number of patches of a grid that the encoder sees."""
         if not self.tubes:
             return int(math.prod(grid) * (1 - self.mask))
         spatial_positions = math.prod(grid[1:])

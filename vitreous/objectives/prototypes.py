@@ -86,7 +86,7 @@ class PrototypeTeacher(WeightsTeacher):
 
 
 def select_head_options(config: dict[str, Any]) -> HeadOptions:
-    """The options of a head among the fields of an objective's config."""
+    """Return the options of a head among the fields of an objective's config."""
     field_names = {field.name for field in fields(HeadOptions)}
     return HeadOptions(**{name: value for name, value in config.items() if name in field_names})
 

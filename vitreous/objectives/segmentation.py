@@ -82,12 +82,12 @@ class SegmentationConfig(ObjectiveConfig):
 
     @property
     def draws_in_forward(self) -> bool:
-        """Whether the head has dropout."""
+        """Return whether the head has dropout."""
         return self.head_dropout > 0
 
     @property
     def can_split_batch(self) -> bool:
-        """Whether images of a batch are independent: not with batch norm."""
+        """Return whether images of a batch are independent: not with batch norm."""
         return self.adapter != "batch"
 
     def build(self, model: Model, setting: ObjectiveSetting) -> SegmentationObjective:
@@ -121,7 +121,7 @@ class SegmentationObjective(Objective):
         return {"loss": entropy + config.dice * dice, "cross_entropy": entropy.detach(), "dice": dice.detach()}
 
     def deployed_model(self) -> Model:
-        """The backbone with its head."""
+        """Return the backbone with its head."""
         return self.model
 
     def task(self) -> Task:

@@ -93,7 +93,7 @@ class WeightsTeacher(Teacher):
         self.dtype = dtype
 
     def get_model_on(self, device: torch.device) -> Model:
-        """The model, on a device and in the run's precision."""
+        """Return the model, on a device and in the run's precision."""
         parameter = next(self.model.parameters())
         if parameter.device != device or parameter.dtype != self.dtype:
             self.model.to(device, self.dtype)

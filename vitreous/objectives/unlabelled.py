@@ -51,11 +51,11 @@ class UnlabelledObjective(Objective):
 
     @property
     def collapse_hint(self) -> str:
-        """The settings that help against collapse of features, and the reason if known."""
+        """Return the settings that help against collapse of features, and the reason if known."""
         return "lower --lr, or train longer"
 
     def deployed_model(self) -> Model:
-        """The encoder."""
+        """Return the encoder."""
         return self.model
 
     def task(self) -> Task:
@@ -63,8 +63,8 @@ class UnlabelledObjective(Objective):
         return FeatureExtraction()
 
     def evaluators(self, train: Split) -> list[Evaluator]:
-        """The rank of the features and, if images have labels of several classes, k-NN among `MAX_KNN_IMAGES` training
-        images."""
+        """Return the rank of the features and, if images have labels of several classes, k-NN among `MAX_KNN_IMAGES`
+        training images."""
         classes, multilabel = self.setting.classes, self.setting.multilabel
         if classes and len(train) > MAX_KNN_IMAGES:
             train = train.take(np.sort(draw_permutation(len(train), self.setting.seed, 0)[:MAX_KNN_IMAGES]))
