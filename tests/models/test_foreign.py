@@ -343,7 +343,7 @@ def test_unknown_names_and_unsupported_recipes_are_reported(monkeypatch):
     code, text = run_train_dry_run("--model", "timm:test_resnet,no_such=1")
     assert code == 2 and "cannot build" in text and "no_such" in text
     code, text = run_train_dry_run("--model", "hf:nowhere/at/all")
-    assert code == 2 and "is not the config" in text
+    assert code == 2 and "does not contain the config" in text
     for recipe in ("mae", "masked-patches", "dinov2"):
         code, text = run_train_dry_run("--recipe", recipe, "--model", "timm:test_resnet")
         assert code == 2 and "blocks all attend to every token" in text, text

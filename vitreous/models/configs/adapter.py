@@ -37,8 +37,8 @@ class AdapterConfig(BackboneWrapperConfig):
 
     `norm` is the norm of the convolutions and of the maps:
 
-    - `batch` is the paper's batch norm, over the batches of all processes (on a CPU: of one process). Training outputs then
-      depend on the batch, which must be large.
+    - `batch` is the paper's batch norm, over the batches of all processes (on a CPU: of one process). Training outputs
+      then depend on the batch, which must be large.
     - `group` is group norm with the same number of parameters and without this dependence.
 
     Raises UsageError for a backbone with classes or for volumes, and for invalid values.

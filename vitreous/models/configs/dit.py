@@ -30,8 +30,8 @@ class DiTConfig(ModelConfig):
     - `classes`: classes for conditional generation; 0 for an unconditional model.
     - `learned_variance`: the output has twice the channels of the image; the second half is the variance of a step.
     - `qk_norm`: RMSNorm on queries and keys.
-    - `arrangement` of attention over clips (frames, height, width): every token attends to all others (`joint`), or blocks
-      alternate between tokens of the same time slot and tokens of the same position (`alternating`).
+    - `arrangement` of attention over clips (frames, height, width): every token attends to all others (`joint`), or
+      blocks alternate between tokens of the same time slot and tokens of the same position (`alternating`).
     - `time_shift`: 1 for the time frequencies of diffusers, 0 for those of the paper's code.
 
     Raises UsageError if the image is not divisible by the patch, or the width not by the heads.

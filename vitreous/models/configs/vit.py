@@ -139,8 +139,8 @@ class ViTConfig(ViTCost):
     def with_options(self, **changes: Any) -> Any:
         """Return a copy with changed fields, as a config of the family that has them all.
 
-        A dict changes the given fields of a group and preserves its other fields: `with_options(depth=6,
-        attention={"window": 7})`. Raises UsageError if no family has all of them, and for an unknown field of a group.
+        A dict changes the given fields of a group: `with_options(depth=6, attention={"window": 7})`. Raises UsageError
+        if no family has all of them, and for an unknown field of a group.
         """
         current = {field.name: getattr(self, field.name) for field in fields(self)}
         return transformer_config(
@@ -279,7 +279,7 @@ class ViTConfig(ViTCost):
 
     @property
     def needs_positions(self) -> bool:
-        """Return whether blocks require token coordinates (relative or rotary positions, windows, positions in each
+        """Return whether blocks require token coordinates (relative or rotary positions, windows, positions per
         block)."""
         attention = self.attention
         return self.on_grid or self.positions.at != "input" or attention.kind != "plain" or attention.window > 0
@@ -314,8 +314,8 @@ class ViTConfig(ViTCost):
         return values | {"norm.layer_scale": self.norm.layer_scale is None}
 
     def of_clips(self, frames: int) -> Any:
-        """Return the config of this model with a time axis and joint attention; None for related families, which have
-        no video variant."""
+        """Return the config with a time axis and joint attention; None for related families, which have no video
+        variant."""
         if type(self) is not ViTConfig:
             return None
         current = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -418,10 +418,7 @@ def find_vit_size(size: str) -> tuple[int, int, int, int] | None:
 
 def parse_plain_vit(name: str, pixels: int | None = None) -> ViTConfig:
     """Return the config of a plain ViT's name; `pixels` are the pixels per token if they differ from the number in the
-    name.
-
-    Raises UsageError for an unknown name, and for a patch below one pixel.
-    """
+    name. Raises UsageError for an unknown name, and for a patch below one pixel."""
     match = _CANONICAL.fullmatch(name) or _TIMM.fullmatch(name)
     if match is None or not is_plain_vit_name(name):
         raise UsageError(f"unknown model {name}", "run `vitreous models` to list the names")

@@ -54,7 +54,9 @@ class AxialConfig(ViTConfig):
     def __post_init__(self) -> None:
         check_groups(self)
         if self.attention.kind != "plain":
-            raise UsageError(f"axial=True does not support attention.kind={self.attention.kind}", "use plain")
+            raise UsageError(
+                f"axial=True does not support attention.kind={self.attention.kind}", "use attention.kind=plain"
+            )
         super().__post_init__()
 
 
