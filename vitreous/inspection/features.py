@@ -130,8 +130,8 @@ def extract_pooled_features(model: VisionModel[Any], images: Tensor) -> Tensor:
 def colour_patch_tokens(maps: Tensor) -> PatchColours:
     """Compute the colours of patch tokens (B, *grid, D), consistent across images, as in DINOv2 (arXiv:2304.07193).
 
-    The first component is thresholded at its mean. Of the two regions, the foreground is the one with the smaller share
-    of border patches. Components are then fitted again within the foreground.
+    The first component is thresholded at its mean, which yields two regions. The region with the smaller share of
+    border patches is the foreground, to which components are then fitted again.
     """
     tokens = maps.flatten(0, -2)
     components = fit_pca(tokens, 3)

@@ -127,8 +127,8 @@ def is_in_crowd(boxes: Tensor, crowds: Tensor) -> Tensor:
 
 
 def single_level_roi_align(maps: Tensor, regions: Tensor, bins: int, sampling: int) -> Tensor:
-    """Sample regions from a single map, as torchvision's `roi_align` with `aligned=True`, but with a faster gradient on
-    CPUs: maps (B, W, h, w), regions (n, 5) in positions of the map -> (n, W, b, b), b = `bins`.
+    """Sample regions from a single map, as torchvision's `roi_align` with `aligned=True`; used in training on a CPU:
+    maps (B, W, h, w), regions (n, 5) in positions of the map -> (n, W, b, b), b = `bins`.
 
     Each bin is the mean of s x s points (s = `sampling`), each interpolated bilinearly:
 

@@ -342,6 +342,7 @@ class TiledAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: FunctionContext, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Compute the outputs (B, h, Q, d), and save the softmax statistics for the backward pass."""
         statistics = torch.empty(*q.shape[:-1], 2)
         y = kernels.attend_bf16(q, k, v, statistics)
         ctx.save_for_backward(q, k, v, y, statistics)
@@ -350,6 +351,7 @@ class TiledAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Compute the gradients of queries, keys and values from that of the outputs."""
         (grad,), (q, k, v, y, statistics) = gradients, ctx.saved_tensors
         return kernels.attend_bf16_backward(q, k, v=v, y=y, grad=grad, statistics=statistics)
 
@@ -372,6 +374,7 @@ class MaterializedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: KeptContext, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+        """Compute the outputs (..., N, d), and save the probabilities for the backward pass."""
         q, k, v = q.contiguous() * q.shape[-1] ** -0.5, k.contiguous(), v.contiguous()
         logits = torch.matmul(q, k.transpose(-2, -1))
         p = (logits if bias is None else logits.add_(bias)).softmax(-1)
@@ -382,6 +385,7 @@ class MaterializedAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: KeptContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Compute the gradients of queries, keys, values and bias from that of the outputs."""
         q, k, v, p = ctx.saved_tensors
         grad = gradients[0].contiguous()
         dv = p.transpose(-2, -1) @ grad

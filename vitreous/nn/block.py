@@ -74,6 +74,7 @@ class GeluLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: GeluContext, hidden: Tensor, weight: Tensor, bias: Tensor, gelu: str) -> Tensor:
+        """Compute W gelu(h) + b, and save h for the backward pass."""
         ctx.save_for_backward(hidden, weight)
         ctx.gelu, ctx.use_kernel = gelu, kernels.can_apply_gelu(hidden)
         return F.linear(
@@ -83,6 +84,7 @@ class GeluLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: GeluContext, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Recompute the GELU, and compute the gradients of h, W and b from that of the outputs."""
         (grad,), (hidden, weight) = gradients, ctx.saved_tensors
         needs_d_hidden, needs_d_weight, needs_d_bias, _ = ctx.needs_input_grad
         flat_grad = grad.flatten(0, -2)

@@ -5,8 +5,8 @@ These modules compute the same functions as the trainable modules with faster op
     Linear     with `packed`, the weight is stored in the layout of oneDNN's matrix product
     Branch     LayerScale is folded into the weights of the last product; in float32, the same oneDNN call adds the
                residual to the product
-    Mlp        with `packed`, the GELU is fused into the first product; otherwise, or where it is faster, this project's
-               kernel applies it in place
+    Mlp        with `packed`, the first layer applies the GELU: fused into its product, or in place by this project's
+               kernel where that is faster
     Encoder    if the head uses only a few tokens, the last block does not compute keys and values, and its weights are
                not packed (`attend_few_queries`)
     LayerNorm  computes in float32 for every dtype of products; with this project's kernels, a norm before bfloat16

@@ -84,7 +84,7 @@ class WindowedAttention(nn.Module):
         return self.unshift_and_crop(window_reverse(y, self.get_padded_grid(grid)), grid)
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Partition a grid (B, *grid, D) into the inputs of the attention module.
+        """Split a grid (B, *grid, D) into the inputs of the attention module.
 
         These are the windows, (B, *count, *size, D), or (B, *count, T, D) if the module takes sequences. If some tokens
         of a window may not attend to others, the mask (*count, 1, T, T) bool follows.

@@ -140,6 +140,7 @@ class FixedPosition(Position):
     device = torch.device("cpu")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Apply a conversion of the module, such as `to`, and store the device that results from it."""
         self.device = fn(torch.empty(0, device=self.device)).device
         return super()._apply(fn, recurse)  # pyright: ignore[reportUnknownMemberType]
 

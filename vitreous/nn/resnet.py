@@ -29,8 +29,8 @@ from vitreous.nn.grid import resize_position_table
 class ResNetNumerics(NamedTuple):
     """Small numerical differences between implementations of BiT.
 
-    - `eps` and `eps_placement`: the eps of weight standardisation, added to the standard deviation ("deviation") or to
-      the variance under the root ("variance").
+    - `eps`: the eps of weight standardisation. `eps_placement` is where it is added: to the standard deviation
+      (`deviation`), or to the variance under the root (`variance`).
     - `norm_eps`: the eps of group norms.
     - `border`: the value that pads the map before BiT's max-pooling. With zeros, a maximum at the edge is never
       negative.
@@ -56,7 +56,7 @@ NUMERICS: dict[str, ResNetNumerics] = {
 
 def standardize_weight(weight: Tensor, numerics: str) -> Tensor:
     """Normalise each filter to mean 0 and std 1 (arXiv:1903.10520): (O, I, k, k) -> (O, I, k, k). The std is the biased
-    one over I, k, k.
+    std over I, k, k.
 
     Equivalent loop, for eps added to the std:
 

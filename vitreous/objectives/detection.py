@@ -142,6 +142,7 @@ class DetectionObjective(Objective):
         return batch | {"federated": copy_to_device(from_numpy(loss_classes), device)}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Compute the loss, the sum of the detector's losses, and each of them, as scalars."""
         losses = self.model.losses(batch["images"], batch)
         return {"loss": torch.stack([*losses.values()]).sum(), **{name: loss.detach() for name, loss in losses.items()}}
 
@@ -158,7 +159,7 @@ class DetectionObjective(Objective):
         return [CocoEvaluator(self.setting.classes, self.config.masks)]
 
     def flops(self, progress: TrainingProgress) -> float:
-        """Return the floating-point operations of three forward passes, as forward and backward pass cost."""
+        """Return the floating-point operations of a sample's training step, which costs three forward passes."""
         return 6 * self.model.config.macs()
 
 

@@ -139,6 +139,7 @@ class GeneratorObjective(Objective):
         return self.model(batch["images"], batch["time"], batch.get("labels")).float()  # type: ignore[call-arg]
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Compute the loss, a scalar: the mean squared error between prediction and target."""
         output = self.predict(batch)[:, : batch["target"].shape[1]]
         return {"loss": (output - batch["target"]).square().mean()}
 
@@ -156,7 +157,7 @@ class GeneratorObjective(Objective):
         return [DenoisingEvaluator(self.process, bool(self.model.config.classes))]
 
     def flops(self, progress: TrainingProgress) -> float:
-        """Return the floating-point operations of three forward passes, as forward and backward pass cost."""
+        """Return the floating-point operations of a sample's training step, which costs three forward passes."""
         return 6 * self.model.config.macs()
 
 
@@ -183,6 +184,8 @@ class DiffusionObjective(GeneratorObjective):
         return self.assemble_batch(batch, noised, label_drop_draws) | {"step": step, **bound_inputs}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Compute the loss and its terms, the squared error and the variational bound (0 without learned variance), as
+        scalars."""
         output = self.predict(batch)
         error = (output[:, : batch["target"].shape[1]] - batch["target"]).square().mean()
         if not self.model.config.learned_variance:

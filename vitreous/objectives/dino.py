@@ -140,6 +140,8 @@ class DINO(UnlabelledObjective):
         return batch
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Compute the loss and the metrics of `compute_target_metrics`, as scalars, and accumulate the teacher's
+        outputs."""
         images = batch["images"]
         with torch.no_grad():
             teacher_logits = self.compute_teacher_outputs(images)

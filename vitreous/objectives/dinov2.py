@@ -212,6 +212,8 @@ class DINOv2(UnlabelledObjective):
         return {**batch, "masks": copy_to_device(masks, batch["images"].device), "masked": counts}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Compute the loss, its three terms and the metrics of `compute_target_metrics`, as scalars, and accumulate the
+        teacher's outputs."""
         config, images, masks = self.config, batch["images"], batch["masks"].flatten(0, 1).flatten(1)
         count = len(images)
         index = masked_positions(masks, int(batch["masked"].sum()))

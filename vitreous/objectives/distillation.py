@@ -110,6 +110,8 @@ class DistillationObjective(SupervisedObjective):
         return logits.index_select(1, copy_to_device(torch.tensor(self.order), logits.device))
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Compute the loss, a scalar: the weighted sum of the loss of the labels and the loss relative to the
+        teacher."""
         config, (logits, distilled_logits) = self.distillation, self.compute_logits(batch)
         label_loss = cross_entropy(logits, batch["labels"], config.loss, config.smoothing, self.class_weights)
         teacher_logits, temperature = batch["teacher_logits"], config.temperature

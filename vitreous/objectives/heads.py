@@ -109,6 +109,7 @@ class SyncBatchNormFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: RowsContext, x: Tensor, reduce: ReduceFunction, idle: bool) -> Tensor:
+        """Normalise samples (n, C), and save the result and the scale for the backward pass."""
         ctx.average = partial(mean_over_processes, reduce=reduce, idle=idle)
         centred = x.float() - ctx.average(x.float())
         scale = (ctx.average(centred.square()) + BATCH_NORM_EPS).rsqrt()
@@ -120,6 +121,7 @@ class SyncBatchNormFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: RowsContext, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """Compute the gradient of the samples, which is 0 on an idle process."""
         (grad,), (y, scale) = gradients, ctx.saved_tensors
         dy = grad.float()
         dx = (dy - ctx.average(dy) - y * ctx.average(dy * y)) * scale

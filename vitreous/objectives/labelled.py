@@ -75,6 +75,8 @@ class LabelledObjective(Objective):
         ]
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Compute the loss, a scalar, of the model's outputs for the batch: packed, with dropped patches, or of whole
+        images."""
         model = self.model
         if isinstance(batch["images"], list):
             packed_model = PackedViT(model)  # raises UsageError for a model that does not support packing

@@ -1,9 +1,9 @@
 """Objective of masked autoencoding (MAE, arXiv:2111.06377): encode a quarter of the patches, predict the pixels of the
 others. For clips (VideoMAE, arXiv:2203.12602), the same spatial positions are masked in all time slots.
 
-Shapes: B images, N patches of which K are visible and M = N - K masked, P prefix tokens, D width of the encoder, V
-values in a patch (C channels times pixels), G groups of values that are normalised separately. Images may have any
-number of axes.
+Shapes: B images, N patches of which K are visible and M = N - K masked, P prefix tokens, D width of the encoder. V are
+the values in a patch (C channels times pixels), G the groups of values that are normalised separately. Images may have
+any number of axes.
 """
 
 from __future__ import annotations
@@ -229,6 +229,7 @@ class MAE(UnlabelledObjective):
         return self.decoder(self.model.encode_patches(images, visible), visible, masked)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Compute the loss, a scalar: the mean squared error of the predicted patches."""
         predicted = self.predict(batch["images"], batch["visible"], batch["masked"]).float()
         return {"loss": (predicted - batch["targets"]).square().mean()}
 

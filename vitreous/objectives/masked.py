@@ -189,6 +189,7 @@ class MaskedPatchesObjective(UnlabelledObjective):
         return unpatchify(torch.unflatten(patches, 1, shape.grid), shape.patch)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Compute the loss, a scalar: the cross-entropy of colours, or the mean squared error of pixels."""
         logits, targets = self.predict(batch["images"], batch["source"], batch["masked_positions"]), batch["targets"]
         if self.config.target == "pixels":
             return {"loss": (logits - targets).square().mean()}

@@ -76,7 +76,7 @@ class RegressionConfig(ProgressiveOptions, ObjectiveConfig):
         """Raise UsageError for another number of targets than the data's, for views that mix images, and for options
         that the model does not support."""
         if not isinstance(views, Augment | VolumeViews):
-            raise UsageError(f"regression does not support views of type {views.name}", "use a single view per image")
+            raise UsageError(f"regression does not support views of type {views.name}", "leave out --views.name")
         if isinstance(views, VolumeViews) and len(model.image) == 2:
             raise UsageError("volume views require volumes or signals", "leave out --views.name")
         if isinstance(views, Augment) and (views.mixup or views.cutmix):

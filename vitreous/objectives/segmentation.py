@@ -118,6 +118,7 @@ class SegmentationObjective(Objective):
         self.register_buffer("class_weights", weights, persistent=False)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Compute the loss and its terms, cross-entropy and Dice loss, as scalars."""
         logits, classes = self.model(batch["images"]).float(), batch["classes"].long()
         config = self.config
         entropy = pixel_cross_entropy(logits, classes, self.class_weights)
@@ -137,7 +138,7 @@ class SegmentationObjective(Objective):
         return [SegmentationEvaluator(self.setting.classes)]
 
     def flops(self, progress: TrainingProgress) -> float:
-        """Return the floating-point operations of three forward passes, as forward and backward pass cost."""
+        """Return the floating-point operations of a sample's training step, which costs three forward passes."""
         return 6 * self.model.config.macs()
 
 

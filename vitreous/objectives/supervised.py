@@ -67,7 +67,7 @@ class SupervisedConfig(ProgressiveOptions, ObjectiveConfig):
         model does not support."""
         if not isinstance(views, Augment | VolumeViews):
             problem = f"classification does not support views of type {views.name}"
-            raise UsageError(problem, "use a single view per image")
+            raise UsageError(problem, "leave out --views.name")
         if model.classes != len(classes):
             raise UsageError(f"the model has {model.classes} classes, but the data have {len(classes)}")
         if self.class_weights and len(self.class_weights) != len(classes):
