@@ -41,8 +41,8 @@ class ViTAdapter(VisionModel[AdapterConfig]):
 
     `backbone` is an existing ViT; by default a new ViT is built. With newly initialised gates, the ViT's tokens are
     bit-identical to those of the ViT alone. Prefix tokens are encoded by the blocks but do not interact with the
-    levels. The ViT's last norm is not used. Convolutions are drawn from N(0, 2 / fan_out), linear layers from N(0,
-    0.02^2), the embeddings of the levels from N(0, 1).
+    levels. The ViT's last norm is not used. Convolutions are drawn from N(0, 2 / fan_out), linear layers from
+    N(0, 0.02^2), the embeddings of the levels from N(0, 1).
     """
 
     def __init__(self, config: AdapterConfig, backbone: ViT | None = None) -> None:
@@ -143,8 +143,8 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         return x[:, :prefix], x[:, prefix:]
 
     def join(self, prefix: Tensor | None, patches: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Join prefix tokens (B, P, D) and patch tokens (B, N, D) to (B, P + N, D), or without a prefix to (B, *grid,
-        D).
+        """Join prefix tokens (B, P, D) and patch tokens (B, N, D) to (B, P + N, D), or without a prefix to
+        (B, *grid, D).
 
         This is the inverse of `split`.
         """

@@ -222,8 +222,8 @@ class VisionModel(nn.Module, Generic[Config]):
         output_fmt: Literal["NCHW", "NLC"] = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Compute the features and the patch tokens after each block of `indices`, as timm does: (B, C, *image) -> (B,
-        P + N, D), [(B, D, *grid), ...].
+        """Compute the features and the patch tokens after each block of `indices`, as timm does: (B, C, *image) ->
+        (B, P + N, D), [(B, D, *grid), ...].
 
         - `indices` count blocks from 0, or from -1 backwards; an integer selects that number of last blocks, None all
           blocks. Models with stages (Swin, BiT, ViT-Adapter) count stages.
@@ -250,8 +250,8 @@ class VisionModel(nn.Module, Generic[Config]):
         """Compute the patch tokens (B, N, D) after the last `n` blocks, or after the blocks of these indices, as DINOv2
         does, from images (B, C, *image).
 
-        With `reshape` they are (B, D, *grid). With `return_class_token` each entry is a pair with the class token (B,
-        D). Raises the errors of `forward_intermediates`, and ValueError for the class token of a model without one.
+        With `reshape` they are (B, D, *grid). With `return_class_token` each entry is a pair with the class token
+        (B, D). Raises the errors of `forward_intermediates`, and ValueError for the class token of a model without one.
         """
         layers = self.intermediate_tokens(images, n, norm)
         patches = [x.movedim(-1, 1) if reshape else x.flatten(1, -2) for x, _ in layers]

@@ -49,11 +49,11 @@ def has_min_side(boxes: Tensor, min_side: float) -> Tensor:
 def pyramid_roi_align(
     levels: Sequence[Tensor], strides: Sequence[int], regions: Tensor, bins: int, sampling: int
 ) -> Tensor:
-    """Sample regions from a feature pyramid by RoIAlign (arXiv:1703.06870, section 3): levels (B, W, h, w), regions (n,
-    5) -> (n, W, bins, bins) float32.
+    """Sample regions from a feature pyramid by RoIAlign (arXiv:1703.06870, section 3): levels (B, W, h, w), regions
+    (n, 5) -> (n, W, bins, bins) float32.
 
-    A region is sampled from the level on which its side has at least 14, but less than 28, positions (FPN,
-    arXiv:1612.03144, Eq. 1), or from the nearest level:
+    A region is sampled from the level on which its side has at least 14, but less than 28, positions
+    (FPN, arXiv:1612.03144, Eq. 1), or from the nearest level:
 
         for image, box in regions:
             level = clamp(floor(log2(sqrt(area of box) / (14 strides[0]))), 0, number of levels - 1)

@@ -66,8 +66,8 @@ class DiT(VisionModel[DiTConfig]):
         return block_class(c.width, attention, mlp, c.eps)
 
     def forward(self, images: Tensor, time: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Predict an image for each noisy image: images (B, C, *image), time (B,) float, labels (B,) int64 -> (B, C',
-        *image).
+        """Predict an image for each noisy image: images (B, C, *image), time (B,) float, labels (B,) int64 ->
+        (B, C', *image).
 
         If `labels` is None, images have no class. Raises ValueError for a wrong number of channels, and for labels if
         the model has no classes.

@@ -103,8 +103,8 @@ class ForeignModel(VisionModel[ForeignConfig]):
         return [tokens.unflatten(1, grid) for _ in strides]
 
     def features_after(self, images: Tensor, depths: Sequence[int]) -> list[Tensor]:
-        """Compute every token after t blocks, before the last norm, for each depth t: (B, C, *image) -> list of (B, P +
-        N, D)."""
+        """Compute every token after t blocks, before the last norm, for each depth t: (B, C, *image) -> list of
+        (B, P + N, D)."""
         return self.encoder(self.checked(images), "features_after", tuple(depths))
 
     def last_norm(self, x: Tensor) -> Tensor:

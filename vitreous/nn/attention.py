@@ -141,8 +141,8 @@ class QKNormAttention(Attention):
         """Return None, because normalised queries and keys are more than a matrix product."""
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Project tokens to normalised queries, normalised keys and values: (..., N, D) -> three tensors (..., h, N,
-        d)."""
+        """Project tokens to normalised queries, normalised keys and values: (..., N, D) -> three tensors
+        (..., h, N, d)."""
         q, k, v = super().split(x)
         dtype = self.query_norm.weight.dtype
         return self.query_norm(q.to(dtype)).to(v.dtype), self.key_norm(k.to(dtype)).to(v.dtype), v
@@ -169,8 +169,8 @@ class QkvLinearWithoutKeyBias(nn.Linear):
 
 
 def split_heads(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Split the output of the query-key-value layer by head: (..., N, 3 D) -> queries, keys and values, each (..., h,
-    N, d)."""
+    """Split the output of the query-key-value layer by head: (..., N, 3 D) -> queries, keys and values, each
+    (..., h, N, d)."""
     q, k, v = torch.unflatten(qkv, -1, (3, heads, -1)).unbind(-3)  # (..., N, 3, h, d) -> 3 x (..., N, h, d)
     return q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2)
 
@@ -192,8 +192,9 @@ def mask_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def dot_product_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute softmax(q k^T / sqrt(d) + bias) v by the fastest implementation of the device; q (..., h, Q, d), k and v
-    (..., h, N, d) -> (..., h, Q, d).
+    """Compute softmax(q k^T / sqrt(d) + bias) v by the fastest implementation of the device.
+
+    Queries (..., h, Q, d), keys and values (..., h, N, d) -> (..., h, Q, d).
 
     `bias` is broadcast to (..., h, Q, N) and added to the logits; a bool `bias` is a mask, as in
     `attention_probabilities`.
@@ -224,8 +225,8 @@ def dot_product_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None =
 
 
 def prefers_chunked_attention(q: Tensor, k: Tensor) -> bool:
-    """Return whether `attend_in_chunks` is faster than PyTorch's fused kernel for queries (B, h, Q, d) and keys (B, h,
-    N, d).
+    """Return whether `attend_in_chunks` is faster than PyTorch's fused kernel for queries (B, h, Q, d) and keys
+    (B, h, N, d).
 
     It is faster without gradients, in bfloat16 on a CPU with AVX-512 products, and up to `MAX_IMAGE_LOGITS` logits per
     image (about a thousand tokens).

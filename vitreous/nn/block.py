@@ -128,8 +128,8 @@ class SwiGLU(nn.Module):
 
 
 def draw_drop_path_mask(y: Tensor, keep: float) -> Tensor:
-    """Draw the stochastic depth factor of each sample: 1 / keep with probability `keep`, else 0; y (B, ..., D) -> (B,
-    1, ..., 1).
+    """Draw the stochastic depth factor of each sample: 1 / keep with probability `keep`, else 0; y (B, ..., D) ->
+    (B, 1, ..., 1).
 
     If the block is compiled, uniform random numbers are compared with `keep`: `bernoulli_` would compile a separate
     graph for each value of `keep`, which differs from block to block.
@@ -174,8 +174,8 @@ class ResidualBranch(nn.Module):
         return x + self.scale_and_drop(F.dropout(y, self.dropout, self.training))
 
     def scale_and_drop(self, y: Tensor) -> Tensor:
-        """Scale the branch's output by LayerScale, and set it to 0 for random samples in training: (B, ..., D) -> (B,
-        ..., D)."""
+        """Scale the branch's output by LayerScale, and set it to 0 for random samples in training: (B, ..., D) ->
+        (B, ..., D)."""
         if self.scale is not None:
             y = y * self.scale
         if self.training and self.drop_path > 0:
@@ -187,7 +187,7 @@ class PostNormResidualBranch(ResidualBranch):
     """Residual branch whose norm follows the submodule: x + drop_path(scale(norm(dropout(part(x))))) (Swin V2,
     arXiv:2111.09883, section 3.2).
 
-    The norm's scale starts at 0, so a fresh branch adds nothing. Options are those of `ResidualBranch`.
+    The norm's scale starts at 0, so a newly initialised branch adds nothing. Options are those of `ResidualBranch`.
     """
 
     def __init__(

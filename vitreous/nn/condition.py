@@ -24,7 +24,7 @@ class AdaLNBlock(nn.Module):
         x = x + m3 * attention(norm(x) * (1 + m2) + m1)
         x = x + m6 * mlp(norm(x) * (1 + m5) + m4)
 
-    `modulation` starts at 0, so a fresh block is the identity.
+    `modulation` starts at 0, so a newly initialised block is the identity.
     """
 
     def __init__(self, width: int, attention: nn.Module, mlp: nn.Module, eps: float = 1e-6) -> None:
@@ -51,8 +51,8 @@ class AdaLNTemporalBlock(AdaLNBlock):
     """
 
     def forward(self, x: Tensor, condition: Tensor, queries: slice = ALL_QUERIES) -> Tensor:
-        """Apply the block with attention over the T times of each position: x (B, T, S, D), condition (B, D) -> (B, T,
-        S, D). `queries` is ignored."""
+        """Apply the block with attention over the T times of each position: x (B, T, S, D), condition (B, D) ->
+        (B, T, S, D). `queries` is ignored."""
         return super().forward(x.transpose(1, 2), condition).transpose(1, 2)
 
 
@@ -60,7 +60,7 @@ class AdaLNHead(nn.Module):
     """Output layer of a conditioned model: linear(norm(x) * (1 + scale) + shift), shift and scale predicted from the
     condition.
 
-    The linear layer and the modulation layer start at 0, so a fresh model outputs 0.
+    The linear layer and the modulation layer start at 0, so a newly initialised model outputs 0.
     """
 
     def __init__(self, width: int, output_width: int, eps: float = 1e-6) -> None:

@@ -91,8 +91,8 @@ class UNETDecoder(nn.Module):
 
 
 def pixel_head(inputs: int, classes: int, axes: int) -> Convolution:
-    """Build a 1-wide convolution that classifies every pixel, (B, D, *image) -> (B, K, *image), with weights from N(0,
-    1 / D) and zero biases."""
+    """Build a 1-wide convolution that classifies every pixel, (B, D, *image) -> (B, K, *image), with weights from
+    N(0, 1 / D) and zero biases."""
     head = CONVOLUTIONS[axes](inputs, classes, 1)
     nn.init.normal_(head.weight, std=inputs**-0.5)
     if head.bias is not None:

@@ -72,8 +72,8 @@ class DeformableAttention(nn.Module):
         self.offsets.bias.data.copy_(initial_sampling_offsets(heads, levels, points).flatten())
 
     def forward(self, queries: Tensor, centres: Tensor, values: Tensor, grids: Sequence[tuple[int, int]]) -> Tensor:
-        """Attend from queries (B, Q, D) to values (B, N, D) of all levels, whose (rows, columns) are `grids` -> (B, Q,
-        D).
+        """Attend from queries (B, Q, D) to values (B, N, D) of all levels, whose (rows, columns) are `grids` ->
+        (B, Q, D).
 
         `centres` are the queries' reference points, (Q, L, 2), or (Q, 1, 2) if they are equal for all levels. Predicted
         offsets are in positions of the level. Sampling is in float32 or float64.

@@ -295,8 +295,8 @@ class FrozenLinear(nn.Module):
 
 
 class PackedLinear(nn.Module):
-    """Linear layer y = gelu((x W^T + b) scale) by oneDNN, with the weight in oneDNN's packed layout: (..., in) -> (...,
-    out); scale (out,).
+    """Linear layer y = gelu((x W^T + b) scale) by oneDNN, with the weight in oneDNN's packed layout: (..., in) ->
+    (..., out); scale (out,).
 
     `gelu` is the form of GELU, named as in PyTorch, or None for no GELU. The operators are not in PyTorch's public
     interface: `can_pack` tests them before they are used.
@@ -328,8 +328,8 @@ class PackedLinear(nn.Module):
 
 
 def fold_output_scale(linear: nn.Linear, dtype: torch.dtype, scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Return weight (n, m) and bias (n,) of a linear layer in `dtype`, multiplied by `scale` (n,) so that the layer's
-    outputs are."""
+    """Return weight (n, m) and bias (n,) of a linear layer in `dtype`; if `scale` (n,) is set, a factor of the layer's
+    outputs, both are multiplied by it."""
     weight, layer_bias = linear.weight.detach(), get_bias(linear)
     bias = None if layer_bias is None else layer_bias.detach()
     if scale is not None:

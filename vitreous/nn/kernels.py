@@ -198,8 +198,8 @@ def fit_parabolas(function: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def attend_bf16(q: Tensor, k: Tensor, v: Tensor, statistics: Tensor | None = None) -> Tensor:
-    """Compute softmax(q k^T / sqrt(d)) v with AMX tiles: queries (B, h, Q, d), keys and values (B, h, N, d) -> (B, h,
-    Q, d).
+    """Compute softmax(q k^T / sqrt(d)) v with AMX tiles: queries (B, h, Q, d), keys and values (B, h, N, d) ->
+    (B, h, Q, d).
 
     In memory, the heads of each query are contiguous. Outputs do not depend on the number of threads or on other
     queries. If `statistics` (B, h, Q, 2) float32 is passed, the softmax statistics that `attend_bf16_backward` requires

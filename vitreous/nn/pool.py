@@ -13,8 +13,8 @@ from vitreous.nn.block import Mlp
 
 
 class AttentionPool(nn.Module):
-    """Multi-head attention pooling (arXiv:2106.04560, section 3.2): a learned query attends to all tokens -> x, then x
-    + MLP(LN(x))."""
+    """Multi-head attention pooling (arXiv:2106.04560, section 3.2): a learned query attends to all tokens, and a
+    residual MLP follows, x + MLP(LN(x))."""
 
     def __init__(self, width: int, heads: int, hidden: int, eps: float = 1e-6, *, gelu: str = "none") -> None:
         super().__init__()

@@ -161,7 +161,7 @@ class SpaceTimePosition(Position):
     """Learned positions of time and of space that are added: e(t, i, j) = T[t] + S[i, j] (ViViT, arXiv:2103.15691; MAE
     as spatiotemporal learners, arXiv:2205.09113).
 
-    `space` is a table as for images. `time` starts at 0, so a fresh model treats all time slots equally.
+    `space` is a table as for images. `time` starts at 0, so a newly initialised model treats all time slots equally.
     """
 
     def __init__(self, grid: tuple[int, ...], width: int, resize_rule: str = "bicubic-antialias") -> None:

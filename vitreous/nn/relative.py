@@ -124,8 +124,8 @@ class RotaryAttention(Attention):
 
 
 def apply_rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor, prefix: int) -> Tensor:
-    """Rotate every channel pair (a, b) of the tokens after the first `prefix`: x (B, h, N, d), cosines and sines (1 or
-    B, 1, K, d / 2) of the K patch tokens' angles -> (B, h, N, d)."""
+    """Rotate every channel pair (a, b) of the tokens after the first `prefix`: x (B, h, N, d), cosines and sines
+    (1 or B, 1, K, d / 2) of the K patch tokens' angles -> (B, h, N, d)."""
     a, b = x[..., prefix:, ::2], x[..., prefix:, 1::2]
     pairs = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
     return torch.cat([x[..., :prefix, :], pairs], -2)
@@ -161,8 +161,8 @@ class GridAttention(Attention):
         return mask_logits(logits, None if mask is None else mask[..., queries, :]).softmax(-1)
 
     def build_joint_qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute queries and keys whose products include the position terms: (..., h, w, D) -> queries and keys (...,
-        heads, h w, d + h + w), and values (..., heads, h w, d).
+        """Compute queries and keys whose products include the position terms: (..., h, w, D) -> queries and keys
+        (..., heads, h w, d + h + w), and values (..., heads, h w, d).
 
         The additional channels of a query are its products with the vectors of all rows and all columns. Those of a key
         are one-hot vectors of its row and its column.

@@ -72,8 +72,8 @@ def standardize_weight(weight: Tensor, numerics: str) -> Tensor:
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
-    """Return the zeros before and after an axis of `size` under TensorFlow's SAME padding, which yields ceil(size /
-    stride) outputs.
+    """Return the zeros before and after an axis of `size` under TensorFlow's SAME padding, which yields
+    ceil(size / stride) outputs.
 
     If the total is odd, the additional zero is after the axis: a kernel of 7 with stride 2 pads an even size by (2, 3),
     a kernel of 3 by (0, 1). Symmetric padding, (3, 3) and (1, 1), would cover other pixels, so weights would not
@@ -132,8 +132,8 @@ class Shortcut(nn.Module):
         self.norm = group_norm(outputs, numerics) if norm else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Project the unit's input to the shape of its output: (B, I, H, W) -> (B, O, ceil(H / stride), ceil(W /
-        stride))."""
+        """Project the unit's input to the shape of its output: (B, I, H, W) -> (B, O, ceil(H / stride),
+        ceil(W / stride))."""
         return self.norm(self.conv(x))
 
 
@@ -141,8 +141,8 @@ class PostActivationBottleneck(nn.Module):
     """Bottleneck of the hybrid stem, with norm and ReLU after each convolution; `width` channels inside, 4 `width`
     outside.
 
-    The stride is in conv2, the 3x3 convolution. The scale of norm3 starts at zero, so a fresh unit returns its
-    shortcut.
+    The stride is in conv2, the 3x3 convolution. The scale of norm3 starts at zero, so a newly initialised unit returns
+    its shortcut.
     """
 
     def __init__(self, inputs: int, width: int, stride: int, numerics: str) -> None:
@@ -243,8 +243,8 @@ class LineAttention(nn.Module):
         return line_attention_probabilities(q, k, rq, rk)
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Project tokens to queries and keys, each (..., heads, L, d / 2), and values (..., heads, L, d), from (..., L,
-        C)."""
+        """Project tokens to queries and keys, each (..., heads, L, d / 2), and values (..., heads, L, d), from
+        (..., L, C)."""
         qkv = group_norm_per_line(self.norm_qkv, self.qkv(x).to(self.relative.dtype))
         heads = torch.unflatten(qkv, -1, (self.heads, -1)).transpose(-3, -2)
         q, k, v = heads.split_with_sizes(self.split_sizes, -1)
@@ -264,8 +264,8 @@ class LineAttention(nn.Module):
 
 
 def line_attention_probabilities(q: Tensor, k: Tensor, rq: Tensor, rk: Tensor) -> Tensor:
-    """Compute the softmax over keys j of q_i k_j + q_i rq_ij + k_j rk_ij: q and k (..., heads, L, d / 2), rq and rk (L,
-    L, d / 2) -> (..., heads, L, L)."""
+    """Compute the softmax over keys j of q_i k_j + q_i rq_ij + k_j rk_ij: q and k (..., heads, L, d / 2), rq and rk
+    (L, L, d / 2) -> (..., heads, L, L)."""
     logits = q @ k.transpose(-2, -1) + torch.einsum("...id,ijd->...ij", q, rq) + torch.einsum("...jd,ijd->...ij", k, rk)
     return logits.softmax(-1)
 
@@ -379,8 +379,8 @@ class ResNetStem(nn.Module):
         return self.maps(images)[-1]
 
     def maps(self, images: Tensor) -> list[Tensor]:
-        """Compute the map after each stage, or after the root if there are no stages: (B, C, H, W) -> list of (B, h, w,
-        width)."""
+        """Compute the map after each stage, or after the root if there are no stages: (B, C, H, W) -> list of
+        (B, h, w, width)."""
         return [x.movedim(1, -1) for x in run_resnet_stages(self.root(images), self.stages)]
 
 

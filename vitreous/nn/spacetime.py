@@ -41,8 +41,8 @@ class SpaceTimeBlock(Block):
 
 
 class SpaceTimeHeads(Attention):
-    """Attention whose first half of the heads attends over the tokens of a slot, and the second half over time (ViViT's
-    model 4).
+    """Attention whose first half of the heads attends over the tokens of a slot, and the second half over time
+    (ViViT's model 4).
 
     The weights are those of `Attention`. With a single slot all heads attend over its tokens, so an image model's
     output for images does not change. Raises ValueError for an odd number of heads.
@@ -98,6 +98,6 @@ def zero_output_layer(branch: ResidualBranch, layer: str) -> None:
 
 
 def flatten_time_slots(x: Tensor, prefix: int) -> Tensor:
-    """Average prefix tokens over time and concatenate the patch tokens of all slots: (B, T, P + K, D) -> (B, P + T K,
-    D), with P = `prefix` and patch tokens in raster order."""
+    """Average prefix tokens over time and concatenate the patch tokens of all slots: (B, T, P + K, D) ->
+    (B, P + T K, D), with P = `prefix` and patch tokens in raster order."""
     return torch.cat([x[:, :, :prefix].mean(1), x[:, :, prefix:].flatten(1, 2)], 1)

@@ -25,8 +25,8 @@ class UPerNetDecoder(nn.Module):
     all levels are concatenated at the finest resolution. `widths` and `patches` are the channels and the pixels per
     position and axis of each map, the coarsest first. Four maps of the same patch size, as a ViT returns them, are
     first resized to 0.5, 1, 2 and 4 times their resolution (as in arXiv:2105.15203 and ViTDet's pyramid). Every level
-    has `width` channels. `dropout` is the probability that a channel is dropped before the last layer in training (0.1
-    in mmsegmentation).
+    has `width` channels. `dropout` is the probability that a channel is dropped before the last layer in training
+    (0.1 in mmsegmentation).
     """
 
     def __init__(

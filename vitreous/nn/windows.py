@@ -1,5 +1,5 @@
-"""Modules of windowed Transformers: attention with a learned relative position bias and patch merging (Swin,
-arXiv:2103.14030), and convolutional propagation between windows (ViTDet, arXiv:2203.16527).
+"""Modules of windowed Transformers: attention with a learned relative position bias and patch merging
+(Swin, arXiv:2103.14030), and convolutional propagation between windows (ViTDet, arXiv:2203.16527).
 
 Shapes: B batch, D width, h heads, d = D / h, T tokens of a window, Q queries; (m, n) are the window's height and width,
 T = m n. `count` is the number of windows along each axis of the grid.
@@ -177,8 +177,8 @@ class CosineWindowAttention(WindowAttention):
         self.logit_scale = nn.Parameter(torch.full((heads, 1, 1), math.log(10)))
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Project tokens to scaled queries and keys, whose products times 1 / sqrt(d) are the logits, and values: (...,
-        N, D) -> three tensors (..., h, N, d)."""
+        """Project tokens to scaled queries and keys, whose products times 1 / sqrt(d) are the logits, and values:
+        (..., N, D) -> three tensors (..., h, N, d)."""
         qkv = self.qkv(x)
         if self.q_bias is not None and self.v_bias is not None:
             qkv = qkv + torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias]).to(qkv.dtype)
@@ -189,8 +189,8 @@ class CosineWindowAttention(WindowAttention):
 
 
 class PatchMerging(nn.Module):
-    """Merge each 2 x 2 tokens to one token of twice the width: concatenation, LayerNorm, linear projection (section
-    3.1).
+    """Merge each 2 x 2 tokens to one token of twice the width: concatenation, LayerNorm, linear projection
+    (section 3.1).
 
     With `post_norm` (Swin V2) the norm follows the projection. The four tokens are concatenated in the order (0, 0),
     (1, 0), (0, 1), (1, 1) of row and column. A grid of odd length is padded with zeros at its end.
@@ -223,8 +223,8 @@ class ConvPropagation(nn.Module):
         x + norm3(conv3(gelu(norm2(conv2(gelu(norm1(conv1(x))))))))
 
     conv1 is 1 x 1 from D to D / 2 channels, conv2 is 3 x 3, conv3 is 1 x 1 back to D, all without bias. The norms are
-    LayerNorms over channels. The scale of the last norm starts at zero, so a fresh module is the identity. Convolutions
-    are drawn from N(0, 2 / fan_out).
+    LayerNorms over channels. The scale of the last norm starts at zero, so a newly initialised module is the identity.
+    Convolutions are drawn from N(0, 2 / fan_out).
     """
 
     def __init__(self, width: int) -> None:

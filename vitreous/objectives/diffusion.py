@@ -135,7 +135,7 @@ class GeneratorObjective(Objective):
         return inputs
 
     def predict(self, batch: Batch) -> Tensor:
-        """Run the model on the input of `forward`: -> (B, C or 2 C, *image) float32."""
+        """Compute the model's output for the input of `forward`: (B, C or 2 C, *image) float32."""
         return self.model(batch["images"], batch["time"], batch.get("labels")).float()  # type: ignore[call-arg]
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:

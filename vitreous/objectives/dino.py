@@ -209,7 +209,8 @@ def prototype_names(objective: nn.Module, *heads: str) -> tuple[str, ...]:
 
 
 def accumulate_outputs(outputs: Tensor, new_outputs: Tensor, idle: bool) -> None:
-    """Add the sum and the number of `new_outputs` (n, K) to `outputs` (K + 1,) in place, unless the batch is `idle`."""
+    """Add the sum and the number of `new_outputs` (n, K) to `outputs` (K + 1,) in place, unless the process is `idle`
+    (`Objective.is_idle`)."""
     if not idle:
         outputs += torch.cat([new_outputs.sum(0), new_outputs.new_full((1,), len(new_outputs))])
 

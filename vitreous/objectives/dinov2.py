@@ -363,7 +363,8 @@ def sinkhorn_knopp(scores: Tensor, reduce: Callable[[Tensor], Tensor], idle: boo
     """Normalise exp(scores) to equal column sums, then to row sums of one, three times: (n, K) -> probabilities (n, K)
     (arXiv:2006.09882, Algorithm 1 of its appendix).
 
-    The sums are over the samples of all processes that are not `idle`.
+    The sums are over the samples of all processes that are not `idle` (`Objective.is_idle`); `reduce` is the mean over
+    processes.
 
         Q = exp(scores); for _ in range(3): Q /= Q.sum(0) * K; Q /= Q.sum(1, keepdim) * n; return Q * n
 

@@ -1,5 +1,8 @@
 """Projection head of DINO and DINOv2, which maps features to logits over prototypes.
 
+Two arguments connect its batch norm with other processes: `reduce` returns the mean of a tensor over processes, and
+`idle` is `Objective.is_idle`, true if this process has no samples left in a step, so statistics exclude its batch.
+
 Shapes: B images, V views of each, n features, K prototypes, D width, C channels of a hidden layer.
 """
 

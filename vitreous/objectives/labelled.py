@@ -96,7 +96,8 @@ class LabelledObjective(Objective):
         return [TaskEvaluator(self.task())]
 
     def flops(self, progress: TrainingProgress) -> float:
-        """Return the floating-point operations of three forward passes, without dropped patches and pixels."""
+        """Return the floating-point operations of a sample's training step, which costs three forward passes, without
+        dropped patches and pixels."""
         config, tokens = self.model.config, self.setting.tokens
         if tokens:  # the cost depends on the number of patches: use an image of one column of patches
             config = config.with_options(image=(tokens * config.patch[0], config.patch[1]))

@@ -169,7 +169,7 @@ def koleo_loss(features: Tensor, gather: Callable[[Tensor], tuple[Tensor, int]],
         for i in range(n): j = argmax over j != i of x_i x_j; loss -= log((x_i - x_j + eps).norm() + eps) / n
 
     Neighbours are searched among the features of all processes. A feature also gets gradients from the features whose
-    neighbour it is. Features of an `idle` process are excluded.
+    neighbour it is. Features of an `idle` process (`Objective.is_idle`) are excluded.
     """
     normalised = F.normalize(features.float(), dim=-1, eps=KOLEO_EPS)[: 0 if idle else len(features)]
     all_features, start = gather(normalised)
