@@ -1,6 +1,8 @@
 """Semantic segmentation models: a backbone with a head that predicts a class for every pixel.
 
-images (B, C, *image) -> maps (B, *grid, D) of several depths or stages -> logits (B, K, *image)
+    images (B, C, *image) -> maps (B, *grid, D) of several depths or stages -> logits (B, K, *image)
+
+Shapes: B images, C channels, D width of a map, K classes; image and grid are one length per axis.
 """
 
 from __future__ import annotations

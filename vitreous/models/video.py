@@ -66,8 +66,8 @@ class Video(ViT):
         return block
 
     def build_attention(self, index: int) -> nn.Module:
-        """Build the attention of the block at `index`; if the block has attention over space and over time, the
-        former."""
+        """Build the attention of the block at `index`; for a block with attention over space and over time, that over
+        space."""
         c = self.config
         if c.arrangement == "factorised-dot-product":
             return self.drop_key_bias(SpaceTimeHeads(c.width, c.heads, c.attention.qkv_bias))

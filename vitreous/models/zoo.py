@@ -28,8 +28,9 @@ def create_untrained_model(
     channels: int | None = None,
     **changes: Any,
 ) -> Any:
-    """Build a model by name with random initialisation: `create_untrained_model("ViT-B/16", image_size=384,
-    num_classes=37)`.
+    """Build a model by name with random initialisation.
+
+    For example: `create_untrained_model("ViT-B/16", image_size=384, num_classes=37)`.
 
     - `image_size` is in pixels, one number or one per axis.
     - `num_classes` defaults to the number in the published model (1000 for most); 0 omits the head.

@@ -25,9 +25,9 @@ AdapterChoice = Literal["none", "group", "batch"]  # an objective's option: no a
 class AdapterConfig(BackboneWrapperConfig):
     """A ViT without a head, with an adapter.
 
-    The adapter has convolutions of `prior` channels and more at the finest stride, and `interactions`, each around a
-    group of the ViT's blocks. Interactions use deformable attention with `heads`, `points` sampling positions per level
-    and head, and values of `ratio` times the width.
+    The adapter has convolutions of `prior` channels or more, and a number of `interactions`, each around a group of the
+    ViT's blocks. Interactions use deformable attention with `heads`, `points` sampling positions per level and head,
+    and values of `ratio` times the width.
 
     `token_source` selects the ViT tokens that are added to the maps:
 

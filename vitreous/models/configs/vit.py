@@ -114,7 +114,7 @@ class ViTConfig(ViTCost):
     @classmethod
     def parse_name(cls, name: str, image: ImageSize) -> ViTConfig | None:
         """Return the config of a key of `VIT_VARIANTS`, `ViT-B/16`, `B/16` or `ViT-128x6/4`, else None. Raises
-        UsageError."""
+        UsageError for a patch below one pixel."""
         return parse_variant(name, image) or (
             change_config(parse_plain_vit(name), {}, image) if is_plain_vit_name(name) else None
         )
