@@ -68,7 +68,8 @@ def process_from_json(process_json: Any, origin: str) -> Process:
             raise ValueError("its name is not one of " + ", ".join(PROCESS_TYPES))
         return process_type(**settings)
     except (TypeError, ValueError, UsageError) as error:
-        raise WeightsError(f"{origin}: process {process_json} ({error})", "install a newer vitreous") from None
+        problem = f"{origin}: the noise process {process_json} is not supported ({error})"
+        raise WeightsError(problem, "install a newer vitreous") from None
 
 
 def process_from_objective(objective: dict[str, Any], origin: str) -> Process:

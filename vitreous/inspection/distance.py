@@ -81,7 +81,9 @@ def compute_attention_distances(model: VisionModel[Any], batches: Iterable[Tenso
 
         visit_attention_calls(model, images, store_layer_distances)
         if attention_specs and attention_specs != attentions:
-            raise DataError("the images have different sizes", "compute them batch by batch")
+            raise DataError(
+                "the batches have images of different sizes", "compute the distances of each size separately"
+            )
         attention_specs = attentions
         heads = max(distances.shape[1] for distances in batch)
         batch = [F.pad(distances, (0, heads - distances.shape[1]), value=math.nan) for distances in batch]

@@ -234,7 +234,7 @@ class VisionModel(nn.Module, Generic[Config]):
         Raises ValueError for an unknown index or format, NotImplementedError for a dense or detection model.
         """
         if output_fmt not in ("NCHW", "NLC"):
-            raise ValueError(f"output_fmt must be 'NCHW' or 'NLC', not {output_fmt!r}")
+            raise ValueError(f"output_fmt must be 'NCHW' or 'NLC', got {output_fmt!r}")
         maps = [tokens for tokens, _ in self.intermediate_tokens(images, indices, norm)]
         maps = [x.movedim(-1, 1) if output_fmt == "NCHW" else x.flatten(1, -2) for x in maps]
         return maps if intermediates_only else (self.features(images), maps)

@@ -69,7 +69,8 @@ class DINOConfig(HeadOptions, ObjectiveConfig):
         if self.koleo < 0:
             raise UsageError(f"objective.koleo {self.koleo:g} would make features collapse", "use 0 or more")
         if self.temperature <= 0 or not 0 <= self.centre_momentum <= 1:
-            raise UsageError("temperatures must be above 0, momenta from 0 to 1")
+            values = f"{self.temperature:g} and {self.centre_momentum:g}"
+            raise UsageError(f"temperature must be above 0 and centre_momentum from 0 to 1, got {values}")
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
         """Raise UsageError for views that are not multi-crop, and for local views whose size is not divisible by the

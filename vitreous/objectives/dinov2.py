@@ -97,7 +97,9 @@ class DINOv2Config(HeadOptions, ObjectiveConfig):
         if self.koleo < 0:
             raise UsageError(f"objective.koleo {self.koleo:g} would make features collapse", "use 0 or more")
         if self.temperature <= 0 or not 0 <= self.centre_momentum <= 1 or not 0 <= self.mask_probability <= 1:
-            raise UsageError("temperatures must be above 0, momenta and probabilities from 0 to 1")
+            names = "temperature must be above 0, centre_momentum and mask_probability from 0 to 1"
+            values = f"{self.temperature:g}, {self.centre_momentum:g} and {self.mask_probability:g}"
+            raise UsageError(f"{names}, got {values}")
         if not 0 <= self.mask_shares[0] <= self.mask_shares[1] <= 1:
             raise UsageError(
                 f"mask_shares {self.mask_shares} are out of range", "use two numbers from 0 to 1, the lower one first"

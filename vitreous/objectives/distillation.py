@@ -56,9 +56,13 @@ class DistillationConfig(SupervisedConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.alpha <= 1 or self.temperature <= 0:
-            raise UsageError("alpha must be from 0 to 1, temperature above 0")
+            values = f"{self.alpha:g} and {self.temperature:g}"
+            raise UsageError(f"alpha must be from 0 to 1 and temperature above 0, got {values}")
         if len(self.teacher_mean) != len(self.teacher_std) or any(std <= 0 for std in self.teacher_std):
-            raise UsageError("teacher_mean and teacher_std must have one number per channel, std above 0")
+            values = f"{self.teacher_mean} and {self.teacher_std}"
+            raise UsageError(
+                f"teacher_mean and teacher_std must have one number per channel, std above 0, got {values}"
+            )
 
     def with_absolute_paths(self, model: ModelConfig, classes: tuple[str, ...]) -> DistillationConfig:
         """Return the config with the absolute path of the teacher.

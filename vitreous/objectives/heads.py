@@ -44,8 +44,9 @@ class HeadOptions:
 
 def check_head(options: HeadOptions) -> None:
     """Raise UsageError for invalid options of a head."""
-    if min(options.prototypes, options.head_layers, options.head_width, options.bottleneck) < 1:
-        raise UsageError("prototypes, head_layers, head_width and bottleneck must be at least 1")
+    sizes = (options.prototypes, options.head_layers, options.head_width, options.bottleneck)
+    if min(sizes) < 1:
+        raise UsageError(f"prototypes, head_layers, head_width and bottleneck must be at least 1, got {sizes}")
 
 
 class DINOHead(nn.Module):

@@ -58,7 +58,7 @@ class SegmentationConfig(ObjectiveConfig):
         if self.dice < 0:
             raise UsageError(f"dice must be at least 0, got {self.dice}")
         if not all(math.isfinite(weight) and weight > 0 for weight in self.class_weights):
-            raise UsageError("objective.class_weights must be finite and above 0")
+            raise UsageError(f"objective.class_weights must be finite and above 0, got {self.class_weights}")
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
         """Raise UsageError for views without class maps, a wrong number of class weights, and an unsupported model."""

@@ -58,7 +58,7 @@ class SupervisedConfig(ProgressiveOptions, ObjectiveConfig):
         if self.loss not in ("softmax", "sigmoid", "binary"):
             raise UsageError(f"unknown loss {self.loss}", "use softmax, sigmoid or binary")
         if not all(math.isfinite(weight) and weight >= 0 for weight in self.class_weights):
-            raise UsageError("class weights must be finite and not below 0")
+            raise UsageError(f"class_weights must be finite and at least 0, got {self.class_weights}")
         if not 0 <= self.patch_dropout < 1:
             raise UsageError(f"patch_dropout must be at least 0 and below 1, got {self.patch_dropout}")
 

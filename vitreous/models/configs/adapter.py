@@ -70,7 +70,8 @@ class AdapterConfig(BackboneWrapperConfig):
         if len(self.backbone.image) != 2:
             raise UsageError("an adapter does not support volumes", "use adapter=none")
         if min(self.heads, self.points, self.interactions, self.prior) < 1 or self.ratio <= 0:
-            raise UsageError("heads, points, interactions, prior and ratio must be above 0")
+            options = f"{self.heads}, {self.points}, {self.interactions}, {self.prior} and {self.ratio}"
+            raise UsageError(f"heads, points, interactions, prior and ratio must be above 0, got {options}")
         if self.interactions > self.backbone.depth:
             problem = f"{self.interactions} interactions require at least as many blocks, got {self.backbone.depth}"
             raise UsageError(problem, f"use interactions={self.backbone.depth}")

@@ -56,7 +56,9 @@ class SegmenterConfig(BackboneWithHeadConfig):
             raise UsageError("the backbone of a segmenter must not have a classification head", "set its classes=0")
         if self.classes < 2 or self.head_width < 1:
             raise UsageError(
-                f"segmentation needs at least two classes, got {self.classes}", "use at least two, background included"
+                f"segmentation requires at least 2 classes and a head_width of at least 1, got {self.classes} and "
+                f"{self.head_width}",
+                "count the background as a class",
             )
         if not 0 <= self.head_dropout < 1 or (self.head_dropout and self.head != "upernet"):
             problem = f"head_dropout must be from 0 to below 1, and 0 for head={self.head}, got {self.head_dropout}"

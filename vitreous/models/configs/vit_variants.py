@@ -119,7 +119,7 @@ class SAMConfig(ViTConfig):
             )
         if self.position_grid and (len(self.position_grid) != 2 or min(self.position_grid) < 1):
             raise UsageError(
-                f"position_grid={self.position_grid} is not a grid of two axes",
+                f"position_grid must have two axes of at least 1 position, got {self.position_grid}",
                 "set rows and columns, for example 14 14",
             )
 
