@@ -324,16 +324,16 @@ class DINOv2(UnlabelledObjective):
     def flops(self, progress: TrainingProgress) -> float:
         """Return the floating-point operations of three passes of the student over every view, and one pass of the
         teacher over the global views; heads included."""
-        views, encoder, config = self.setting.views, self.teacher.config, self.config
+        views, encoder_config, config = self.setting.views, self.teacher.config, self.config
         head_macs = [sum(p.numel() for p in head.parameters() if p.ndim == 2) for head in self.heads()]
-        num_masked = config.mask_probability * sum(config.mask_shares) / 2 * math.prod(encoder.grid)
+        num_masked = config.mask_probability * sum(config.mask_shares) / 2 * math.prod(encoder_config.grid)
         if self.frozen is not None:
-            num_masked = math.prod(encoder.grid)
-        global_macs = encoder.macs() + head_macs[0] + num_masked * head_macs[-1]
-        local_macs = encoder.computed_macs(views.local_image) + head_macs[0] if views.locals else 0
+            num_masked = math.prod(encoder_config.grid)
+        global_macs = encoder_config.macs() + head_macs[0] + num_masked * head_macs[-1]
+        local_macs = encoder_config.computed_macs(views.local_image) + head_macs[0] if views.locals else 0
         student_flops = 2 * (3 * NUM_GLOBAL_VIEWS * global_macs + 3 * views.locals * local_macs)
         return student_flops + NUM_GLOBAL_VIEWS * (
-            2 * global_macs if self.frozen is None else self.frozen.flops(math.prod(encoder.grid))
+            2 * global_macs if self.frozen is None else self.frozen.flops(math.prod(encoder_config.grid))
         )
 
 
