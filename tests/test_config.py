@@ -157,7 +157,9 @@ def test_fields_without_their_group_are_unknown():
     with pytest.raises(UsageError, match=r"unknown setting window\n  perhaps you meant attention\.window"):
         from_builtins(ModelConfig, {"window": 7})
     for kind in (ViTConfig, SwinConfig):
-        with pytest.raises(UsageError, match="attention is a dict, but a constructor expects a group"):
+        with pytest.raises(
+            UsageError, match="attention is a dict, but the constructor of a config requires a config object"
+        ):
             kind(attention={"window": 7})  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"unknown setting mlp\.size\n  use one of hidden, kind, gelu"):
         ViTConfig().with_options(mlp={"size": 7})

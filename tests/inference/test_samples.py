@@ -150,7 +150,7 @@ def test_file_names_are_derived_from_classes():
         (["--count", "0"], "--count must be"),
         (["--steps", "0"], "--steps 0 cannot be"),
         (["--steps", "1001"], "--steps 1001 cannot be"),
-        (["--sampler", "ddim"], "--sampler ddim is not for a flow"),
+        (["--sampler", "ddim"], "--sampler ddim does not support models with a flow process"),
         (["--inpaint", "x.png"], "belong together"),
         (["--to-seed", "3"], "--to-seed goes"),
         (["--interval", "0.9", "0.1"], "--interval"),

@@ -70,7 +70,14 @@ INVALID_RUNS = {
         "2 is not divisible by patch size 4",
         "--image-size 4",
     ),
-    "crop below a patch": ("flat", "dino", {}, {"views.local_image": ["2", "2"]}, "local views of 2", "image 4 4"),
+    "crop below a patch": (
+        "flat",
+        "dino",
+        {},
+        {"views.local_image": ["2", "2"]},
+        "the size of local views, 2",
+        "image 4 4",
+    ),
     "crops that divide not": ("flat", "dinov2", {}, {"views.local_image": ["10", "8"]}, "10x8", "local-image 8 8"),
     "a batch of one": (
         "flat",

@@ -266,7 +266,7 @@ def test_a_federated_loss_counts_frequencies_and_is_a_mean_over_images():
     model = replace(config_from_name("ViT-32x2/8", 32), classes=0)
     with pytest.raises(UsageError, match=r"'objective.scores': \['sigmoid'\]"):
         DetectionConfig(federated=5).check(model, ("a", "b"), SceneViews())
-    with pytest.raises(UsageError, match="3 frequencies for 2 classes"):
+    with pytest.raises(UsageError, match="frequencies has 3 numbers for 2 classes"):
         replace(config, frequencies=(1, 2, 3)).check(model, ("a", "b"), SceneViews())
 
 

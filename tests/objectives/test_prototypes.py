@@ -156,13 +156,21 @@ def test_teacher_head_batch_norm_uses_batch_statistics(teacher_runs):
     ("teacher", "model", "text"),
     [
         ("", STUDENT_CONFIG, "no teacher"),
-        ("dino", STUDENT_CONFIG, "needs the heads of DINOv2, and .* has those of dino\n  use a run of recipe='dinov2'"),
+        (
+            "dino",
+            STUDENT_CONFIG,
+            "requires the heads of DINOv2, but .* has those of dino\n  use a run of recipe='dinov2'",
+        ),
         ("nowhere", STUDENT_CONFIG, "no weights at"),
-        ("teacher", transformer_config(**{**vars(STUDENT_CONFIG), "channels": 1}), "takes 3 channels, the student 1"),
+        (
+            "teacher",
+            transformer_config(**{**vars(STUDENT_CONFIG), "channels": 1}),
+            "requires 3 channels, but the student has 1",
+        ),
         (
             "teacher",
             transformer_config(**{**vars(STUDENT_CONFIG), "image": (16,) * 3, "patch": (8,) * 3}),
-            "another number of axes",
+            "images with 2 axes, but the student has 3",
         ),
     ],
 )

@@ -101,7 +101,7 @@ def test_invalid_settings_are_rejected(changes, message):
 def test_incompatible_models_and_views_are_rejected():
     config = RegressionConfig()
     config.check(MODEL_CONFIG, ("a", "b"), Augment())
-    with pytest.raises(UsageError, match="the model has 2 outputs, the data 1 targets"):
+    with pytest.raises(UsageError, match="the model has 2 outputs, but the data have 1 targets"):
         config.check(MODEL_CONFIG, ("a",), Augment())
     with pytest.raises(UsageError, match="MixUp and CutMix mix classes"):
         config.check(MODEL_CONFIG, ("a", "b"), Augment(mixup=0.2))

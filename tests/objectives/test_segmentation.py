@@ -78,7 +78,7 @@ def test_invalid_class_weights_are_rejected(weights):
 
 def test_number_of_class_weights_must_match_classes():
     config = SegmentationConfig(class_weights=(1.0, 2.0))
-    with pytest.raises(UsageError, match="2 class weights for 3 classes"):
+    with pytest.raises(UsageError, match="class_weights has 2 numbers for 3 classes"):
         config.check(config_from_name("ViT-32x2/8"), ("a", "b", "c"), SceneViews())
 
 

@@ -126,7 +126,8 @@ def test_class_without_images_has_weight_one():
 
 
 @pytest.mark.parametrize(
-    "loss,weights,message", [("hinge", (), "unknown loss hinge"), ("softmax", (1.0, 2.0), "2 class weights for 4")]
+    "loss,weights,message",
+    [("hinge", (), "unknown loss hinge"), ("softmax", (1.0, 2.0), "class_weights has 2 numbers for 4")],
 )
 def test_invalid_loss_options_are_rejected(loss, weights, message):
     with pytest.raises(UsageError, match=message):

@@ -38,7 +38,7 @@ def test_model_names_have_a_patch_size_per_axis():
     assert config_from_name("ViT-S/8x16").patch == (8, 16) and config_from_name("ViT-S/8").patch == (8, 8)
     with pytest.raises(UsageError, match="unknown model"):
         config_from_name("ViT-S/8x8x8x8")
-    with pytest.raises(UsageError, match="at least one pixel"):
+    with pytest.raises(UsageError, match="patch is below 1 pixel"):
         config_from_name("ViT-S/8x0x8")
 
 

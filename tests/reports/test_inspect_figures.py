@@ -164,7 +164,7 @@ def test_fourier(inspected_folder):
     assert numbers["after"].tolist() == ["embedding", "attention", "mlp", "attention", "mlp"]
     oblong = inspect_model(inspected_folder, "headless", "fourier", image_size=(24, 40))["fourier"][0]
     assert "oblong" in oblong["caption"]
-    with pytest.raises(UsageError, match="no frequencies"):
+    with pytest.raises(UsageError, match="frequencies require a grid of at least 3 patches"):
         inspect_model(inspected_folder, "plain", "fourier", image_size=(16,))
 
 
@@ -257,7 +257,7 @@ def test_a_model_without_tokens_reports_unavailable_figures(inspected_folder):
         with pytest.raises(UsageError, match="BiT") as refused:
             inspect(inspected_folder / "bit", named, out, InspectOptions(figures=(figure,), device="cpu"))
         assert "filters" in refused.value.hint
-    with pytest.raises(UsageError, match="no positions"):
+    with pytest.raises(UsageError, match="no position embeddings"):
         inspect_model(inspected_folder, "placeless", "positions")
 
 

@@ -280,7 +280,7 @@ CONFIG_CLAIMS = {
     "another patch": ({"patch_size": 16}, "settings have patch"),
     "other channels": ({"num_channels": 1}, "settings have channels 1"),
     "another image": ({"image_size": 64}, "17 positions form no grid of that image"),
-    "heads that do not divide": ({"num_attention_heads": 5}, "not a multiple of 5 heads"),
+    "heads that do not divide": ({"num_attention_heads": 5}, "not divisible by 5 heads"),
     "no heads": ({"num_attention_heads": 0}, "at least 1"),
     "heads in words": ({"num_attention_heads": "twelve"}, "num_attention_heads twelve, which is no integer"),
     "heads as a list": ({"num_attention_heads": [1]}, "no integer"),
