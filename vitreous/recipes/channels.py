@@ -29,12 +29,11 @@ FORM_SUPPORT: dict[str, tuple[Callable[[type[ObjectiveConfig], bool], bool], str
     "images": (lambda objective, is_annotated: True, ""),
     "arrays": (
         lambda objective, is_annotated: bool(objective.annotated if is_annotated else objective.takes_volumes),
-        "leave --recipe out to learn their classes",
+        "leave --recipe out to learn classes",
     ),
     "clips": (
         lambda objective, is_annotated: objective.takes_clips or objective.generates,
-        "leave --recipe out to learn their classes, use --recipe videomae without labels, or --recipe sit to generate "
-        "clips",
+        "leave --recipe out to learn classes, use --recipe videomae without labels, or --recipe sit to generate clips",
     ),
 }
 MAX_PROBED_SAMPLES = 100  # number of first images of which at least one must be readable
