@@ -36,7 +36,7 @@ ONEDNN_ISA_LEVELS = {
     "AVX512_CORE_FP16": CPU_FEATURES[:5],
     "AVX512_CORE_AMX": CPU_FEATURES,
 }
-#: result of `torch.backends.cpu.get_cpu_capability` -> the features that PyTorch's kernels may use; all for other results
+#: result of `torch.backends.cpu.get_cpu_capability` -> the features that PyTorch's kernels may use; else all features
 ATEN_CAPABILITY_FEATURES = {"DEFAULT": (), "AVX2": CPU_FEATURES[:2]}
 
 
