@@ -117,9 +117,7 @@ def check_lr_grid_options(options: TrainOptions, folder: RunFolder | None = None
     if options.lr is not None:
         raise UsageError("--lr and --lr-grid exclude each other", "leave one of them out")
     if any(path.replace("-", "_") in ("data.hold_out", "optimizer.lr") for path in options.settings):
-        raise UsageError(
-            "--lr-grid sets optimizer.lr and data.hold_out itself", "leave --optimizer.lr and --data.hold-out out"
-        )
+        raise UsageError("--lr-grid sets optimizer.lr and data.hold_out itself", "leave these settings out")
     if any(not 0 < learning_rate < math.inf for learning_rate in options.lr_grid):
         raise UsageError(f"--lr-grid needs finite learning rates above 0, not {' '.join(map(str, options.lr_grid))}")
     if folder is None:

@@ -276,7 +276,7 @@ class TrainOptions(WeightsOptions):
     def require_data_source(self) -> None:
         """Raise UsageError if neither a dataset nor a run to resume is set."""
         if not self.data and not self.resume:
-            raise UsageError("DATA is missing", "give DATA: `digits`, a folder of images or a CSV file")
+            raise UsageError("no dataset is given", "give DATA: `digits`, a folder of images or a CSV file")
 
 
 @cache

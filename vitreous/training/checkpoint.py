@@ -53,7 +53,7 @@ class CheckpointStore:
             temporary.mkdir()
             free = shutil.disk_usage(self.folder).free
             if free < 1.2 * size:
-                raise OSError(f"{1.2 * size / 1e6:.0f} MB required, but only {free / 1e6:.0f} MB are free")
+                raise OSError(f"{size / 1e6:.0f} MB and a reserve of 20 % required, but only {free / 1e6:.0f} MB free")
         return temporary
 
     def publish(self, step: int, temporary: Path, pinned: int | None = None) -> Path:
