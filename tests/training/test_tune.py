@@ -317,7 +317,7 @@ def test_trained_adapters_merge_into_the_original_architecture():
         ("plain", FineTuneConfig(last_blocks=-1), "use 0 (only the head) to 3"),
         ("plain", FineTuneConfig(last_blocks=1, lora_rank=2), "use one of them"),
         ("plain", FineTuneConfig(lora_rank=-1), "lora_rank must be at least 0"),
-        ("plain", FineTuneConfig(lora_rank=2, lora_dropout=1.0), "lora_dropout at least 0 and below 1"),
+        ("plain", FineTuneConfig(lora_rank=2, lora_dropout=1.0), "lora_dropout at least 0 and below 1, not"),
         (
             "plain",
             FineTuneConfig(lora_rank=2, lora_targets=("qkv", "query")),

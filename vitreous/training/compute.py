@@ -39,9 +39,8 @@ class GradientComputer:
         )
         self.sharded = ranks.is_initialised and run.parallel == "fsdp"
         self.overlapped = ranks.is_initialised and not self.sharded and one_pass
-        self.gradient_divisor = (
-            ranks.world if self.overlapped or self.sharded else 1
-        )  # DDP and FSDP average over processes
+        # DDP and FSDP average gradients over processes instead of adding them
+        self.gradient_divisor = ranks.world if self.overlapped or self.sharded else 1
         forward = objective
         if run.compile:
             compile_blocks(objective)
@@ -101,9 +100,8 @@ class GradientComputer:
         """
         size, passes = count_batch_samples(batch), 1
         if self.run.micro_batch:
-            batch_start = (
-                step_slice.start - step_slice.start % self.run.batch_size
-            )  # for the whole batch over all processes
+            # first position of the batch, which all processes share, and the maximum number of its samples in a process
+            batch_start = step_slice.start - step_slice.start % self.run.batch_size
             max_samples = -(-min(self.run.batch_size, self.run.total - batch_start) // self.ranks.world)
             max_samples = 0 if self.run.preprocess.has_buckets else max_samples
             passes = -(-max(max_samples, size) // self.run.micro_batch)

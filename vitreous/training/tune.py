@@ -38,7 +38,10 @@ def check_fine_tuning(config: ModelConfig, tune: FineTuneConfig) -> None:
             f"last_blocks is {tune.last_blocks}, but the model has {depth} blocks", f"use 0 (only the head) to {depth}"
         )
     if tune.lora_rank < 0 or tune.lora_alpha <= 0 or not 0 <= tune.lora_dropout < 1:
-        raise UsageError("lora_rank must be at least 0, lora_alpha above 0, lora_dropout at least 0 and below 1")
+        raise UsageError(
+            "lora_rank must be at least 0, lora_alpha above 0, and lora_dropout at least 0 and below 1, not "
+            f"{tune.lora_rank}, {tune.lora_alpha:g} and {tune.lora_dropout:g}"
+        )
     if tune.lora_rank and find_spec("peft") is None:
         raise UsageError("LoRA requires the library peft, which is not installed", install_hint("lora"))
 
