@@ -119,6 +119,7 @@ def is_reachable(weights: PublishedWeights) -> bool:
     results: list[bool] = []
 
     def send_request() -> None:
+        """Append to `results` whether the server has the file."""
         try:
             with urllib.request.urlopen(
                 urllib.request.Request(str(address), method="HEAD"), timeout=PROBE_TIMEOUT

@@ -68,6 +68,7 @@ def time_training_steps(run: Run, inputs: RunInputs, listener: ProgressListener)
     step_text = f"{run.step_size} images per step"
 
     def record_step_time(state: TrainingState) -> None:
+        """Record the time at the end of a step, and stop the loop after the last timed step."""
         times.append(time.perf_counter())
         listener.progress("timing steps", len(times), TIMED_STEPS + 1, step_text)
         state.should_stop = len(times) > TIMED_STEPS

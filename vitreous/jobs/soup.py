@@ -84,6 +84,7 @@ class SoupEvaluator:
         preprocess, done = bundle.preprocess, 0
 
         def count_images(images: int) -> None:
+            """Show the number of evaluated images."""
             nonlocal done
             done += images
             self.listener.progress(f"evaluate {name}", done, len(split))

@@ -193,6 +193,7 @@ def get_thread_pool(count: int) -> ThreadPoolExecutor:
     total, ready = torch.get_num_threads(), Barrier(count)
 
     def initialise_thread() -> None:
+        """Set the number of PyTorch's threads in a new thread of the pool, and wait until all threads have started."""
         torch.get_num_threads()  # the first call in a thread copies the global number, so it precedes the next line
         torch.set_num_threads(max(1, total // count))
         ready.wait()

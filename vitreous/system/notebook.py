@@ -21,6 +21,7 @@ def format_html_table(rows: Sequence[Sequence[Any]], head: Sequence[str] = (), t
     """Format rows of cells as an HTML table, with column names, a title above and a note below."""
 
     def format_row(cells: Sequence[Any], tag: str) -> str:
+        """Format cells as a table row; `tag` is th or td."""
         texts = [cell.html if isinstance(cell, RawHTML) else escape(str(cell)) for cell in cells]
         return "<tr>" + "".join(f'<{tag} style="{CELL_STYLE}">{text}</{tag}>' for text in texts) + "</tr>"
 

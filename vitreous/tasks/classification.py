@@ -316,6 +316,7 @@ class Classification(Task):
         unsure = [int(s) for s in np.argsort(margin, kind="stable") if readable[s]][:count]
 
         def make_example(sample: int) -> Example:
+            """Describe an image of the split, with its label and its most probable class."""
             probabilities, label = (
                 compute_probabilities(logits[sample : sample + 1], self.loss)[0],
                 split.labels[sample],

@@ -208,6 +208,7 @@ def make_probability_metrics(outputs: ModelOutputs, both_readable: np.ndarray) -
     gaps = compute_paired_calibration_gaps(outputs, both_readable)
 
     def compute_nll_and_ece(counts: np.ndarray) -> dict[str, np.ndarray]:
+        """Compute NLL and ECE, (D,) each, from draw counts (n, D)."""
         num_drawn = np.maximum(both_readable @ counts, 1)
         return {"nll": loss @ counts / num_drawn, "ece": np.abs(gaps.T @ counts).sum(0) / num_drawn}
 

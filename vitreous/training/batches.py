@@ -108,6 +108,7 @@ def load_slices(loader: TrainLoader, steps: Iterable[list[StepSlice]]) -> Iterat
     pending: deque[StepSlice] = deque()
 
     def draw_spans() -> Iterator[tuple[int, int]]:
+        """Yield the range of positions of each slice that is not empty, and queue all slices."""
         for slices in steps:
             pending.extend(slices)
             yield from ((step_slice.start, step_slice.stop) for step_slice in slices if not step_slice.is_empty)

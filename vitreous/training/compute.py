@@ -126,6 +126,8 @@ class GradientComputer:
         ]
 
         def compute_slice(forward: ForwardFunction, batch: Batch, step_slice: StepSlice) -> Scalars:
+            """Compute the gradient of a slice into the gradient vector of `forward`, in micro-batches, and return its
+            scalars."""
             self.seed_pass(step, step_slice)
             size = count_batch_samples(batch)
             chunk_size = self.run.micro_batch or size

@@ -27,8 +27,13 @@ class MetricsSink(Protocol):
     """Interface of receivers of a run's metrics, one dict per line of metrics.jsonl. Implementations do not raise or
     block."""
 
-    def log_line(self, line: dict[str, Any]) -> None: ...
-    def rewind(self, step: int, lines: list[dict[str, Any]]) -> None: ...
+    def log_line(self, line: dict[str, Any]) -> None:
+        """Receive a new line of metrics."""
+        ...
+
+    def rewind(self, step: int, lines: list[dict[str, Any]]) -> None:
+        """Replace all lines after `step`: `lines` are those from which a run continues."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -40,10 +45,12 @@ class RunFolder:
 
     @property
     def config(self) -> Path:
+        """Path of the config of the run."""
         return self.path / "config.yaml"
 
     @property
     def metrics(self) -> Path:
+        """Path of the metrics, one JSON object per line."""
         return self.path / "metrics.jsonl"
 
     @property
@@ -53,10 +60,12 @@ class RunFolder:
 
     @property
     def summary(self) -> Path:
+        """Path of the summary, which exists when the run is complete."""
         return self.path / "summary.json"
 
     @property
     def bundle(self) -> Path:
+        """Path of the folder of the trained model."""
         return self.path / "model"
 
     def store(self, keep: int) -> CheckpointStore:

@@ -114,6 +114,7 @@ def compute_distributed_outputs(
     """
 
     def check_signals(images: int) -> None:
+        """Raise Interrupted if this process has to stop; called after every chunk of images."""
         if is_stopped():
             raise Interrupted("evaluation interrupted")
 
