@@ -144,7 +144,7 @@ class ExportRules:
     - `batch`: whether the graph accepts any number of images; otherwise it accepts exactly one.
     - `by_onnx`: whether OpenVINO converts the ONNX graph instead of the PyTorch graph.
     - `int8_refusal`: the reason why int8 is not supported; "" if it is supported.
-    - `fit`: name of the method that resizes images to the model's size; "" for the model's preprocessing.
+    - `fit`: the resize mode in the file's metadata; "" for that of the model's preprocessing.
     """
 
     outputs: str = "logits"
