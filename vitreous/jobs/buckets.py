@@ -28,7 +28,7 @@ def check_buckets(options: TrainOptions, dataset: Data) -> None:
         problem = f"--buckets needs a generative model, which {recipe_name} does not train"
         raise UsageError(problem, "leave --buckets out, or use --recipe sit or dit")
     if dataset.latents is not None:
-        raise UsageError(f"{dataset.name} contains latents, which were packed at one size", "leave --buckets out")
+        raise UsageError(f"{dataset.name} contains latents, which all have the same size", "leave --buckets out")
 
 
 def set_run_buckets(run: Run, options: TrainOptions, forms: np.ndarray, note: NoteCallback) -> Run:

@@ -59,7 +59,8 @@ def infer_dataset_info(data: Data, options: TrainOptions, start: WeightsInfo | N
             first_error = first_error or error
     reason, hint = (f"; {first_error.message}", first_error.hint) if first_error else ("", "")
     raise DataError(
-        f"{data.name}: none of the first {MAX_PROBED_SAMPLES} images can be read{reason}", hint or "fix or delete them"
+        f"{data.name}: none of the first {MAX_PROBED_SAMPLES} images can be read{reason}",
+        hint or "fix or delete these images",
     )
 
 

@@ -105,7 +105,7 @@ def adapt_run_to_clips(
     stride = run.preprocess.stride if options.stride is None else options.stride
     if getattr(run.views, "flip", 0.0) and "views.flip" not in options.settings:
         run = replace(run, views=replace(run.views, flip=0.0))  # type: ignore[type-var]
-        note("clips are not mirrored because motion directions may matter; --views.flip 0.5 mirrors half of them")
+        note("clips are not mirrored because motion directions may matter; use --views.flip 0.5 to mirror half of them")
     return replace(run, preprocess=run.preprocess.adjust(stride=stride))
 
 
@@ -137,7 +137,7 @@ def adapt_run_to_arrays(
     ):
         preprocess = preprocess.adjust(fit="squash")
         data_size, model_size = (" x ".join(map(str, size)) for size in (dataset_info.size, run.model.image))
-        note(f"volumes of {data_size} are scaled to {model_size}; --preprocess.fit crop uses a centre crop")
+        note(f"volumes of {data_size} are scaled to {model_size}; use --preprocess.fit crop for a centre crop")
     if rule := options.settings.get("preprocess.standardise"):
         preprocess = set_dotted_paths(preprocess, {"standardise": rule}, "preprocess.")
     # intensity changes in standard deviations, only for standardised inputs

@@ -54,5 +54,7 @@ RECIPE_NAMES = (
 def check_recipe_name(name: str) -> str:
     """Return the name if it is the name of a recipe. Raises UsageError, with the most similar name, if it is not."""
     if name not in RECIPE_NAMES:
-        raise UsageError(f"unknown recipe {name}", suggest_nearest(name, RECIPE_NAMES) or "list them: vitreous recipes")
+        raise UsageError(
+            f"unknown recipe {name}", suggest_nearest(name, RECIPE_NAMES) or "list all recipes: vitreous recipes"
+        )
     return name

@@ -45,7 +45,7 @@ def connect_ray(address: str) -> Any:
             )
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
-        hint = "start one with `ray start --head`, or use --ray local"
+        hint = "start a cluster with `ray start --head`, or use --ray local"
         raise UsageError(f"no Ray cluster at {address}: {reason}", hint) from None
     finally:
         if threading.current_thread() is threading.main_thread():

@@ -112,7 +112,7 @@ class RunFolder:
             UNSTARTED_RUN_FILES.fullmatch(name) for name in names
         )
         if names and not is_unstarted:
-            raise UsageError(f"{self.path} already exists", "use --resume to continue it, or another --out")
+            raise UsageError(f"{self.path} already exists", "use --resume to continue the run, or another --out")
 
     def run(self) -> Run:
         """Read the run from config.yaml. Raises UsageError if the file does not exist."""
