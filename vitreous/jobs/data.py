@@ -57,7 +57,7 @@ def prepare_data(
     """
     initial_weights = options.init or (configured_run and configured_run.init)
     if (options.resize or options.source_size) and (not initial_weights or initial_weights == INIT_FROM_SCRATCH):
-        problem = "--resize and --source-size are for initial weights, but --init is not set"
+        problem = "--resize and --source-size are for initial weights, but the run has none"
         raise UsageError(problem, "add --init, or leave --resize and --source-size out")
     seed, share, group_by = resolve_split_options(configured_run, options)
     exclude = options.exclude or (configured_run.data.exclude if configured_run else None)

@@ -113,7 +113,7 @@ def check_lr_grid_options(options: TrainOptions, folder: RunFolder | None = None
         return
     if folder is None and not get_objective_config(options).labelled:
         problem = f"--lr-grid needs labels to compare trials, and {options.recipe} trains without labels"
-        raise UsageError(problem, "leave --lr-grid out, or use --lr instead")
+        raise UsageError(problem, "leave --lr-grid out, or use --lr")
     if options.lr is not None:
         raise UsageError("--lr and --lr-grid exclude each other", "leave one of them out")
     if any(path.replace("-", "_") in ("data.hold_out", "optimizer.lr") for path in options.settings):
@@ -147,7 +147,7 @@ def plan_transfer_protocol(run: Run, dataset: Data, inputs: RunInputs, options: 
     if not len(held_out_inputs.val):
         raise DataError(
             f"{dataset.name}: {share:.0%} of each class is less than one image, too few to compare learning rates",
-            "set a learning rate with --lr instead",
+            "set a learning rate with --lr",
         )
     return TransferProtocol(
         grid,

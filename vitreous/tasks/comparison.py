@@ -177,8 +177,7 @@ def bootstrap_difference_intervals(
         if not multilabel:
             num_drawn = np.maximum(both_readable @ counts, 1)
             draws_a, draws_b = ((model_gaps.T @ counts / num_drawn).T for model_gaps in gaps)
-            errors = bound_difference_errors(mean_gaps[0], mean_gaps[1], draws_a, draws_b)
-            draws["least"], draws["most"] = errors
+            draws["ece_lower"], draws["ece_upper"] = bound_difference_errors(*mean_gaps, draws_a, draws_b)
         return draws
 
     draws = bootstrap_metrics(
@@ -187,7 +186,8 @@ def bootstrap_difference_intervals(
         choose_multilabel_draws(outputs_a.logits.size) if multilabel else DEFAULT_BOOTSTRAP_DRAWS,
     )
     intervals: dict[str, Interval | None] = {name: percentiles(draw) for name, draw in draws.items()}
-    lower_excess, upper_excess, ece = intervals.pop("least", None), intervals.pop("most", None), differences.get("ece")
+    lower_excess, upper_excess = intervals.pop("ece_lower", None), intervals.pop("ece_upper", None)
+    ece = differences.get("ece")
     if lower_excess and upper_excess and ece is not None:
         intervals["ece"] = ece - max(0.0, upper_excess[1]), ece - min(0.0, lower_excess[0])
     return intervals

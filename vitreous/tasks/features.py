@@ -46,7 +46,7 @@ class FeatureExtraction(Task):
     def missing_outputs(self) -> tuple[str, str]:
         """Return the reason why there are no outputs, the missing head, and a hint."""
         problem = "has no head: it extracts features, not classes"
-        return problem, "use `vitreous embed` or the endpoint embed, or train a head"
+        return problem, "use `vitreous embed` or the method embed, or train a head"
 
     def compute(self, engine: Any, pixels: np.ndarray) -> np.ndarray:
         """Compute features (B, D) of pixels (B, C, *image)."""

@@ -33,7 +33,7 @@ def find_micro_batch(run: Run, inputs: RunInputs, folder: RunFolder, ranks: Rank
     """
     if run.preprocess.has_buckets:
         problem = "--micro-batch auto does not support --buckets, whose images differ in size"
-        raise UsageError(problem, "use --micro-batch N with a number of images")
+        raise UsageError(problem, "set --micro-batch to a number of images")
     rank_batch = -(-run.batch_size // ranks.world)
     size, max_images = rank_batch, estimate_max_images(run)
     while size > max_images:
