@@ -88,15 +88,15 @@ def plan_run(
     """
     if options.resume:
         folder = folder or open_resumed_folder(options, listener)
-        stored = folder.run()
-        source = options.data if is_moved_data(options.data, stored.data.source) else stored.data.source
-        dataset, run, inputs = prepare_data(source, stored, options, listener, folder)
-        if source != stored.data.source:
+        stored_run = folder.run()
+        source = options.data if is_moved_data(options.data, stored_run.data.source) else stored_run.data.source
+        dataset, run, inputs = prepare_data(source, stored_run, options, listener, folder)
+        if source != stored_run.data.source:
             run = replace(run, data=replace(run.data, source=resolve_source(source)))
-        if (fingerprint := dataset.fingerprint()) != stored.data.fingerprint:
-            if not options.allow_data_change or dataset.classes != stored.data.classes:
+        if (fingerprint := dataset.fingerprint()) != stored_run.data.fingerprint:
+            if not options.allow_data_change or dataset.classes != stored_run.data.classes:
                 hint = "restore the files, or start a new run" + (
-                    ", or use --allow-data-change" if dataset.classes == stored.data.classes else ""
+                    ", or use --allow-data-change" if dataset.classes == stored_run.data.classes else ""
                 )
                 raise DataError(f"{options.data} has changed since the run started", hint)
             listener.note(f"{options.data} has changed since the run started; continuing with the current files")
@@ -141,23 +141,25 @@ def open_resumed_folder(options: TrainOptions, listener: ProgressListener | None
     With `--override`, differences are noted instead, unless they change the model, the data or their order.
     """
     folder = RunFolder(Path(options.out or LATEST_RUN))
-    stored = folder.run()
-    if (name := options.settings.get("objective.name", [stored.objective.name])) != [stored.objective.name]:
-        change = f"objective.name: {stored.objective.name} -> {' '.join(name)}"
+    stored_run = folder.run()
+    if (name := options.settings.get("objective.name", [stored_run.objective.name])) != [stored_run.objective.name]:
+        change = f"objective.name: {stored_run.objective.name} -> {' '.join(name)}"
         problem = f"a resumed run cannot change these settings:\n    {change}"
         raise UsageError(
             problem, f"leave objective.name out, or start a new run from its weights: --init {folder.path}"
         )
     changed = [
         line
-        for line in list_differences(stored, apply_train_options(stored, options))
+        for line in list_differences(stored_run, apply_train_options(stored_run, options))
         if not line.startswith(CHANGEABLE_SETTINGS)
     ]
-    fixed = [line for line in changed if line.startswith(FIXED_SETTINGS)] + list_conflicting_options(stored, options)
-    if resolve_source(options.data) != resolve_source(stored.data.source) and not is_moved_data(
-        options.data, stored.data.source
+    fixed = [line for line in changed if line.startswith(FIXED_SETTINGS)] + list_conflicting_options(
+        stored_run, options
+    )
+    if resolve_source(options.data) != resolve_source(stored_run.data.source) and not is_moved_data(
+        options.data, stored_run.data.source
     ):
-        fixed.append(f"data: {stored.data.source} -> {options.data}")
+        fixed.append(f"data: {stored_run.data.source} -> {options.data}")
     rejected = fixed if options.override else [*dict.fromkeys([*changed, *fixed])]
     if rejected:
         listing = "".join(f"\n    {line}" for line in rejected)
@@ -174,21 +176,27 @@ def open_resumed_folder(options: TrainOptions, listener: ProgressListener | None
 def is_extending_complete_run(folder: RunFolder, options: TrainOptions) -> bool:
     """Return whether the options extend a complete run. Raises UsageError if they change other settings, because no
     steps are left for which these could have an effect."""
-    stored = folder.run()
-    extended_run = apply_train_options(stored, options)
-    if extended_run.total > stored.total:
+    stored_run = folder.run()
+    extended_run = apply_train_options(stored_run, options)
+    if extended_run.total > stored_run.total:
         return True
-    if changed := [line for line in list_differences(stored, extended_run) if not line.startswith(CHANGEABLE_SETTINGS)]:
+    if changed := [
+        line for line in list_differences(stored_run, extended_run) if not line.startswith(CHANGEABLE_SETTINGS)
+    ]:
         listing = "".join(f"\n    {line}" for line in changed)
         hint = f"raise --epochs or --steps, or start a new run from its weights: --init {folder.path}"
         raise UsageError(f"{folder.path} is complete, so these settings have no effect:{listing}", hint)
     return False
 
 
-def is_moved_data(source: str, stored: str) -> bool:
+def is_moved_data(source: str, stored_source: str) -> bool:
     """Return whether `source` may be the moved dataset of a run: it exists, and nothing exists at the run's path
-    `stored`. The fingerprint then decides."""
-    return resolve_source(source) != resolve_source(stored) and not os.path.lexists(stored) and os.path.exists(source)
+    `stored_source`. The fingerprint then decides."""
+    return (
+        resolve_source(source) != resolve_source(stored_source)
+        and not os.path.lexists(stored_source)
+        and os.path.exists(source)
+    )
 
 
 def list_conflicting_options(run: Run, options: TrainOptions) -> list[str]:

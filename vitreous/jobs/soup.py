@@ -232,7 +232,9 @@ def open_evaluation_data(
         )
     source = requested_source or next(iter(sources.values()))
     datasets: dict[str, Data] = {}
-    for run, data in (pair for pair in trained_on if os.path.realpath(pair[1].source) == os.path.realpath(source)):
+    for run, data in trained_on:
+        if os.path.realpath(data.source) != os.path.realpath(source):
+            continue
         full_dataset = open_run_source(
             run,
             source,

@@ -106,11 +106,13 @@ class GradientComputer:
             max_samples = 0 if self.run.preprocess.has_buckets else max_samples
             passes = -(-max(max_samples, size) // self.run.micro_batch)
         scalars = []
-        for index, (a, b) in enumerate(pairwise(even_bounds(0, size, passes))):
-            micro_batch = slice_batch(batch, a, max(b, a + 1)) if passes > 1 else batch
+        for index, (first, stop) in enumerate(pairwise(even_bounds(0, size, passes))):
+            micro_batch = slice_batch(batch, first, max(stop, first + 1)) if passes > 1 else batch
             if self.sharded:
                 set_gradient_sync(self.objective, step_slice.ends_step and index == passes - 1)
-            scalars.append(self.shards.backward(micro_batch, step_slice.share * (b - a) / size * self.gradient_divisor))
+            scalars.append(
+                self.shards.backward(micro_batch, step_slice.share * (stop - first) / size * self.gradient_divisor)
+            )
         return {name: value / self.gradient_divisor for name, value in add_scalars(scalars).items()}
 
     def compute_reproducibly(self, slices: Iterable[tuple[StepSlice, Batch]], step: int) -> tuple[Scalars, Tensor]:
@@ -132,7 +134,8 @@ class GradientComputer:
             size = count_batch_samples(batch)
             chunk_size = self.run.micro_batch or size
             micro_batches = [
-                (slice_batch(batch, a, a + chunk_size), min(chunk_size, size - a)) for a in range(0, size, chunk_size)
+                (slice_batch(batch, first, first + chunk_size), min(chunk_size, size - first))
+                for first in range(0, size, chunk_size)
             ]
             return add_scalars(
                 self.shards.run_shard(forward, micro_batch, step_slice.share * count / size)

@@ -112,7 +112,9 @@ class FlatParameters:
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """Return views of a flat vector (n,) in the shapes of the parameters, by name."""
-        return {name: vector[a:b].view(self.parameters[name].shape) for name, (a, b) in self.spans.items()}
+        return {
+            name: vector[start:stop].view(self.parameters[name].shape) for name, (start, stop) in self.spans.items()
+        }
 
     def zero_grad(self) -> None:
         """Set the gradients to zero. Gradient vectors that have not changed since `collect` are skipped."""
@@ -153,13 +155,13 @@ class FlatParameters:
         if ranks.world == 1:
             return self.collect()
         total = torch.empty_like(self.master)
-        for a in range(0, self.length, ALL_REDUCE_CHUNK):
-            local_grads = torch.stack([grad[a : a + ALL_REDUCE_CHUNK] for grad in self.grads])
+        for start in range(0, self.length, ALL_REDUCE_CHUNK):
+            local_grads = torch.stack([grad[start : start + ALL_REDUCE_CHUNK] for grad in self.grads])
             first_grad, *other_grads = torch.cat(ranks.gather(local_grads))
             summed = first_grad.float()
             for shard_grad in other_grads:
                 summed += shard_grad
-            total[a : a + ALL_REDUCE_CHUNK] = summed
+            total[start : start + ALL_REDUCE_CHUNK] = summed
         if self.gradient_sum is self.grad:
             self.grad.copy_(total)
         else:
@@ -179,8 +181,9 @@ class FlatParameters:
     def norms(self, vector: Tensor, names: list[str]) -> Tensor:
         """Return the norm of each of the parameters `names`, shape (len(names),). `vector` is the range of a flat
         vector that begins with the first of these consecutive parameters."""
-        start = self.spans[names[0]][0]
-        return torch.stack([vector[a - start : b - start].norm() for a, b in (self.spans[name] for name in names)])
+        offset = self.spans[names[0]][0]
+        spans = (self.spans[name] for name in names)
+        return torch.stack([vector[start - offset : stop - offset].norm() for start, stop in spans])
 
     def clip(self, limit: float | None, clip_by: str = "all") -> Tensor:
         """Clip the gradient to the norm `limit` (None: no clipping), and return the norm of the whole gradient before

@@ -97,8 +97,8 @@ class FlatOptimizer:
         if decay:
             factors = lamb_trust_ratios(self.flat.norms(weight, names), self.flat.norms(update, names))
             for name, factor in zip(names, factors, strict=True):
-                a, b = self.flat.spans[name]
-                update[a - span.start : b - span.start] *= factor
+                start, stop = self.flat.spans[name]
+                update[start - span.start : stop - span.start] *= factor
         weight.sub_(update, alpha=lr)
 
     def lars(self, group: ParameterGroup, lr: float, decay: float) -> None:
@@ -108,8 +108,8 @@ class FlatOptimizer:
         factors = lars_trust_ratios(self.flat.norms(weight, names), self.flat.norms(update, names))
         for name, factor in zip(names, factors, strict=True):
             if self.flat.parameters[name].ndim > 1:
-                a, b = self.flat.spans[name]
-                update[a - span.start : b - span.start] *= factor
+                start, stop = self.flat.spans[name]
+                update[start - span.start : stop - span.start] *= factor
         self.sgd(weight, update, self.get_moment("momentum_buffer", span), lr)
 
     def adamw(self, group: ParameterGroup, weight: Tensor, grad: Tensor, lr: float, decay: float) -> None:
@@ -149,11 +149,11 @@ class FlatOptimizer:
         are missing."""
         start, vector = self.moments[name]
         spans = {
-            key: (a - start, b - start)
-            for key, (a, b) in self.flat.spans.items()
-            if start <= a and b <= start + len(vector)
+            key: (span_start - start, span_stop - start)
+            for key, (span_start, span_stop) in self.flat.spans.items()
+            if start <= span_start and span_stop <= start + len(vector)
         }
-        return {key: vector[a:b].view(self.flat.parameters[key].shape) for key, (a, b) in spans.items()}
+        return {key: vector[low:high].view(self.flat.parameters[key].shape) for key, (low, high) in spans.items()}
 
     def get_state(self) -> dict[str, Tensor]:
         """Return all tensors of the optimiser's state by name: MOMENT/PARAMETER in the shape of the parameter, such as

@@ -145,15 +145,15 @@ def process_group(device: str, timeout: float):
         check_environment()
         yield SINGLE_PROCESS if not dist.is_initialized() else current_ranks()
         return
-    local = int(os.environ.get("LOCAL_RANK", "0"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     uses_gpu = device.startswith("cuda")
-    if uses_gpu and local >= torch.cuda.device_count():
+    if uses_gpu and local_rank >= torch.cuda.device_count():
         raise UsageError(
-            f"process {local} of this machine has no GPU: the machine has {torch.cuda.device_count()} GPUs",
+            f"process {local_rank} of this machine has no GPU: the machine has {torch.cuda.device_count()} GPUs",
             "lower --nproc-per-node",
         )
     if uses_gpu:
-        torch.cuda.set_device(local)
+        torch.cuda.set_device(local_rank)
     try:
         join_group("cpu:gloo,cuda:nccl" if uses_gpu else "gloo", timedelta(seconds=timeout))
         yield current_ranks()

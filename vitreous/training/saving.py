@@ -124,9 +124,9 @@ class Checkpointer:
             folder_text = str(self.store.begin(state.step, 16 * flat.length * ranks.world)) if ranks.is_main else ""
         except ResourceError as error:
             failure = error
-        if not (shared := ranks.broadcast_text(folder_text)):
+        if not (broadcast_folder := ranks.broadcast_text(folder_text)):
             raise failure
-        temporary = Path(shared)
+        temporary = Path(broadcast_folder)
         tensors: dict[str, Tensor] = {}
         for section, views in collect_tensors(state).items():
             copies = {name: view.detach().cpu().clone() for name, view in views.items()}

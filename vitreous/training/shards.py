@@ -53,8 +53,8 @@ class Shards:
         if count == 1:
             return self.run_shard(self.forwards[0], batch, share)
         bounds = [size * i // count for i in range(count + 1)]
-        chunks = [slice_batch(batch, a, b) for a, b in pairwise(bounds)]
-        shares = [share * (b - a) / size for a, b in pairwise(bounds)]
+        chunks = [slice_batch(batch, first, stop) for first, stop in pairwise(bounds)]
+        shares = [share * (stop - first) / size for first, stop in pairwise(bounds)]
         return add_scalars(
             get_thread_pool(len(self.forwards)).map(self.run_shard, self.forwards[:count], chunks, shares)
         )

@@ -67,18 +67,19 @@ def rank_slices(run: Run, ranks: Ranks, start: int, cut_range: CutRange = uncut_
     if run.reproducible:
         count = run.shards // ranks.world
         bounds = even_bounds(start, size, run.shards)[ranks.rank * count : (ranks.rank + 1) * count + 1]
-        ranges = [(a, b, (b - a) / size) for a, b in pairwise(bounds)]
+        ranges = [(low, high, (high - low) / size) for low, high in pairwise(bounds)]
     else:
         ranges = []
-        for low in range(start, stop, run.batch_size):
-            a, b = even_bounds(low, min(run.batch_size, stop - low), ranks.world)[ranks.rank : ranks.rank + 2]
-            if b > a:
-                ranges += [(c, d, (d - c) / size) for c, d in pairwise(cut_range(a, b))]
+        for batch_start in range(start, stop, run.batch_size):
+            rank_bounds = even_bounds(batch_start, min(run.batch_size, stop - batch_start), ranks.world)
+            rank_start, rank_stop = rank_bounds[ranks.rank : ranks.rank + 2]
+            if rank_stop > rank_start:
+                ranges += [(low, high, (high - low) / size) for low, high in pairwise(cut_range(rank_start, rank_stop))]
             else:
-                ranges.append((low, low + 1, 0.0))
+                ranges.append((batch_start, batch_start + 1, 0.0))
     return [
-        StepSlice(a, b, share, offset=a - start, ends_step=index == len(ranges))
-        for index, (a, b, share) in enumerate(ranges, 1)
+        StepSlice(low, high, share, offset=low - start, ends_step=index == len(ranges))
+        for index, (low, high, share) in enumerate(ranges, 1)
     ]
 
 

@@ -73,22 +73,22 @@ def freeze_backbone(model: Model, num_trained: int) -> str:
     Frozen modules run without dropout and stochastic depth in training, as in OpenMMLab's `frozen_stages`. Noise in
     modules that cannot adapt to it only degrades features.
     """
-    modules, stack = dict(model.named_modules()), model.blocks()
-    frozen = stack[: len(stack) - num_trained]
+    modules, blocks = dict(model.named_modules()), model.blocks()
+    frozen = blocks[: len(blocks) - num_trained]
     model.requires_grad_(False)
     for module in [
         modules[name] for name in HEAD_MODULES + MODULES_AFTER_BLOCKS * (num_trained > 0) if name in modules
-    ] + stack[len(frozen) :]:
+    ] + blocks[len(frozen) :]:
         module.requires_grad_(True)
     for name, parameter in model.named_parameters():  # patch merging is trained with the block that follows it
         layer = model.config.parameter_layer(name)
-        if len(frozen) < layer <= len(stack):
+        if len(frozen) < layer <= len(blocks):
             parameter.requires_grad_(True)
     for module in [model, *(module for block in frozen for module in block.modules())]:
         for noise in ("dropout", "drop_path"):
             if hasattr(module, noise):
                 setattr(module, noise, 0.0)
-    return f"the head and the last {num_trained} of {len(stack)} blocks" if num_trained else "the head"
+    return f"the head and the last {num_trained} of {len(blocks)} blocks" if num_trained else "the head"
 
 
 def add_lora_adapters(model: Model, tune: FineTuneConfig) -> str:
