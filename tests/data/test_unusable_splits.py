@@ -401,4 +401,4 @@ def test_a_run_with_an_unreadable_test_image_writes_its_summary(tmp_path, monkey
     captured = capsys.readouterr()
     note = captured.err[captured.err.index("note: the test split is not evaluated: ") :]
     assert "data/test/ant/0.png: not an image" in note
-    assert "; `vitreous evaluate run --bad-images skip` evaluates the rest\n" in note
+    assert "; to skip such images: vitreous evaluate run --bad-images skip\n" in note

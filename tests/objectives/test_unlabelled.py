@@ -130,7 +130,7 @@ def test_a_healthy_run_does_not_stop(unlabelled_images, tmp_path):
 
 
 def test_stop_on_collapse_is_rejected_for_supervised_runs(tmp_path):
-    with pytest.raises(UsageError, match="stop_on_collapse needs an objective without labels, not supervised"):
+    with pytest.raises(UsageError, match="stop_on_collapse requires a self-supervised objective, not supervised"):
         vitreous.train("digits", out=str(tmp_path / "run"), stop_on_collapse=True, progress=False)
 
 
