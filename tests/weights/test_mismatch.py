@@ -282,7 +282,7 @@ CONFIG_CLAIMS = {
     "another image": ({"image_size": 64}, "17 positions form no grid of that image"),
     "heads that do not divide": ({"num_attention_heads": 5}, "not a multiple of 5 heads"),
     "no heads": ({"num_attention_heads": 0}, "at least 1"),
-    "heads in words": ({"num_attention_heads": "twelve"}, "num_attention_heads twelve, which is no integer"),
+    "heads in words": ({"num_attention_heads": "twelve"}, "num_attention_heads twelve, which is not an integer"),
     "heads as a list": ({"num_attention_heads": [1]}, "no integer"),
     "heads as truth": ({"num_attention_heads": True}, "no integer"),
     "an image of words": ({"image_size": {"height": 32}}, "no integer"),

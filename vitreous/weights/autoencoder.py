@@ -19,10 +19,10 @@ POSTERIOR_SEED_SALT = 0x706F7374  # separates the posterior's random draws from 
 
 
 class Autoencoder:
-    """The AutoencoderKL in a folder or at `hf:org/name`; its config defines scale and shift of the latents.
+    """An AutoencoderKL of diffusers, from a folder or `hf:org/name`; its config defines scale and shift of the latents.
 
-    `channels` are those of its latents. Raises UsageError if diffusers is not installed, WeightsError for a folder
-    without an autoencoder.
+    `channels`: number of latent channels. `latents`: source, scale, shift and stride. Raises UsageError if diffusers is
+    not installed, WeightsError for a folder without an autoencoder.
     """
 
     def __init__(self, source: str | os.PathLike[str], device: str = "cpu") -> None:
@@ -54,8 +54,10 @@ class Autoencoder:
 
     @torch.inference_mode()
     def encode(self, pixels: np.ndarray, seed: int) -> np.ndarray:
-        """Encode (H, W, 3) uint8 -> (h, w, channels) float32: a sample of the posterior determined by the seed, without
-        scale and shift."""
+        """Encode an image (H, W, 3) uint8 to latents (h, w, channels) float32, before scale and shift.
+
+        The latents are a sample of the posterior, determined by the seed.
+        """
         image = torch.from_numpy(pixels.copy()).to(self.device).movedim(-1, 0)[None] / 127.5 - 1
         posterior = self.vae.encode(image).latent_dist
         noise = torch.from_numpy(
@@ -66,7 +68,7 @@ class Autoencoder:
 
     @torch.inference_mode()
     def decode(self, latents: Tensor) -> Tensor:
-        """Decode (b, channels, h, w) float32, scaled and shifted -> (b, 3, H, W) uint8."""
+        """Decode latents (b, channels, h, w) float32, which are scaled and shifted, to images (b, 3, H, W) uint8."""
         unscaled = latents.to(self.device) / self.latents.scale + self.latents.shift
         images = [self.vae.decode(latent).sample.float().cpu() for latent in unscaled.split(1)]
         return ((torch.cat(images) + 1) * 127.5).round_().clamp_(0, 255).to(torch.uint8)

@@ -1,4 +1,5 @@
-"""The bundle: a folder with `weights.safetensors` and `model.json`, everything needed to use a trained model.
+"""The bundle: a folder with `weights.safetensors` and `model.json`, which contain everything needed to use a trained
+model.
 
 `model.json` contains the architecture, the input (preprocessing, channels), the outputs (class names), and the SHA-256
 of the weights. It cannot contain executable code.
@@ -43,7 +44,8 @@ class Bundle(TaskMixin):
     """A model with its task, preprocessing and provenance.
 
     `notes`: assumptions about settings that foreign files lack, one sentence each; they are not saved.
-    `objective_state`: the state of its objective for further training, saved with the weights; `load_parts` reads it.
+    `objective_state`: the state of the training objective, saved with the weights; `load_bundle` does not read it,
+    `load_objective_state` does.
     """
 
     model: Model
@@ -71,7 +73,8 @@ class Bundle(TaskMixin):
                     fsync_path(paths[name])  # slow operations come before the first rename
 
     def write_files(self, paths: dict[str, Path]) -> None:
-        """Write the files with these names. Raises OSError."""
+        """Write the weights, the state of the training objective if there is one, and `model.json`. `paths`: file name
+        -> path. Raises OSError."""
         save_file(to_cpu_float32(self.model.state_dict()), paths[WEIGHTS_FILE])
         if self.objective_state:
             save_file(to_cpu_float32(self.objective_state.state), paths[OBJECTIVE_FILE])
@@ -89,7 +92,7 @@ class Bundle(TaskMixin):
 
 
 def to_cpu_float32(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Convert tensors of any shapes to float32 on the CPU."""
+    """Convert tensors of any shape to contiguous float32 on the CPU."""
     return {name: tensor.detach().float().cpu().contiguous() for name, tensor in state.items()}
 
 
@@ -166,7 +169,8 @@ def load_bundle(folder: Path) -> Bundle:
 
 
 def set_temperature(folder: Path, temperature: float, fitted_on: dict[str, Any]) -> None:
-    """Store a temperature in a bundle, and the data of the fit in its provenance; the weights are unchanged."""
+    """Store a softmax temperature in a bundle, and the data that it was fitted on in the provenance. The weights are
+    unchanged."""
     path = folder / DESCRIPTION_FILE
     description = json.loads(path.read_text("utf-8"))
     description |= {
@@ -192,8 +196,8 @@ def load_state_dict_strict(model: torch.nn.Module, state: dict[str, Tensor], ori
         raise WeightsError(
             f"{origin} does not fit the model:" + "".join(f"\n    {line}" for line in sorted(errors)[:20])
         )
-    counts = {name for name, tensor in model.state_dict().items() if not tensor.is_floating_point()}  # counters
-    values = {name: tensor.long() if name in counts else tensor.float() for name, tensor in state.items()}
+    integer_names = {name for name, tensor in model.state_dict().items() if not tensor.is_floating_point()}  # counters
+    values = {name: tensor.long() if name in integer_names else tensor.float() for name, tensor in state.items()}
     model.load_state_dict(values, assign=True)
     for parameter in model.parameters():
         parameter.requires_grad_(True)

@@ -42,7 +42,7 @@ TIMM_OPTION_HINTS = {
     "pretrained_cfg": "preprocessing belongs to weights: vitreous.load(RUN).card.preprocess",
     "pretrained_cfg_overlay": "preprocessing belongs to weights: vitreous.load(RUN).card.preprocess",
     "scriptable": "use torch.export or vitreous.export",
-    "exportable": "not needed: use torch.export or vitreous.export",
+    "exportable": "leave it out: torch.export and vitreous.export need no option",
 }
 TIMM_POOL_NAMES = {"token": "class", "avg": "mean", "map": "attention"}  # timm's `global_pool`
 #: fields that may differ from the weights' training; others define the weights
@@ -114,7 +114,7 @@ def create(
     weights: str | os.PathLike[str] | None = None,
     **changes: Unpack[ModelKeywords],
 ) -> VisionModel[ModelConfig]:
-    """Create a model by another name, or from its weights."""
+    """Create a model by any other name, or from its weights."""
     ...
 
 
@@ -193,8 +193,11 @@ def translate_timm_options(options: dict[str, Any], changes: dict[str, Any]) -> 
 
 
 def apply_create_options(config: ModelConfig, options: dict[str, Any], changes: dict[str, Any]) -> ModelConfig:
-    """Return the config of weights with another size, classes and channels. Raises UsageError for an image size that is
-    not divisible by the patch size, for classes of a model without a head, and as configs do."""
+    """Apply the options of `create` and changed fields to the config of weights.
+
+    Raises UsageError for a field that the model lacks, such as classes of a model without a head, for an image size
+    that is not divisible by the patch size, and for values that the config rejects.
+    """
     size = options.get("image_size")
     fields: dict[str, Any] = dict(changes)
     if size is not None:

@@ -1,4 +1,5 @@
-"""Shared code for weights files: the description of a tensor, opening a file, and rejecting one."""
+"""Shared code of the weights file readers: the description of a tensor, opening a file, and rejecting an invalid
+file."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ SUPPORTED_FILES_HINT = "supported files are safetensors, npz and PyTorch (.pt, .
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor of a file, from its header; `dtype` is torch's name."""
+    """Shape and dtype of a tensor in a file, from the header; `dtype` is torch's name, such as "bfloat16"."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -71,17 +72,18 @@ def open_regular_file(path: Path) -> BinaryIO:
 
 
 def reject_weights_file(path: Path, reason: str, hint: str = "") -> NoReturn:
-    """Raise WeightsError for a file, with the reason."""
+    """Raise WeightsError with the message `PATH reason`, such as "model.pt is empty"."""
     raise WeightsError(f"{path} {reason}", hint)
 
 
 def sanitise_name(name: str) -> str:
-    """Sanitise a name from a foreign file for printing: one line, ASCII, limited length."""
+    """Sanitise a name from a foreign file for printing: one line, ASCII, at most 80 characters before escapes."""
     return ascii(name[:MAX_TENSOR_NAME_LENGTH])[1:-1] if len(name) <= 80 else ascii(name[:77])[1:-1] + "..."
 
 
 def check_tensor_infos(path: Path, entries: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
-    """Return the entries after checks. Raises WeightsError for none, too many, empty tensors, and invalid names."""
+    """Check the tensors of a file by name, and return them. Raises WeightsError if there are none or too many, and for
+    empty tensors and invalid names."""
     if not entries:
         reject_weights_file(path, "contains no tensors", "save a model's state dict")
     if len(entries) > MAX_TENSORS:

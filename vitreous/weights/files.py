@@ -1,7 +1,8 @@
-"""Weights files as data: the header is opened and checked before any tensor is read.
+"""Open weights files as data: the header is read and checked before any tensor.
 
 Three types, detected by content and never by name: safetensors, npz (numpy's zip of arrays), and files of `torch.save`,
-whose pickle is scanned and never run. Rejecting a file needs neither torch nor numpy, and no tensor.
+whose pickle is scanned and never run. Invalid files are rejected without importing torch or numpy, and without reading
+a tensor.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ MISTAKEN_SIGNATURES = {
 class WeightsFile:
     """A weights file with a checked header; no tensor is in memory yet.
 
-    `section` is the key of the selected nested state dict in a pickled file ("model", "teacher", ...), `other_sections`
-    are the keys of the other ones.
+    `kind`: `safetensors`, `npz` or `pickle`. `section`: key of the selected nested state dict in a pickled file
+    ("model", "teacher", ...); `other_sections`: keys of the other ones.
     """
 
     path: Path
@@ -56,7 +57,7 @@ class WeightsFile:
     other_sections: tuple[str, ...] = ()
 
     def read(self, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-        """Read those tensors, or all, as stored, in separate memory.
+        """Read the named tensors, by default all, with their stored dtype, each in separate memory.
 
         Raises WeightsError for a missing name, a NaN or infinite value, and a file that changed.
         """
@@ -89,15 +90,15 @@ class WeightsFile:
             reject_weights_file(
                 self.path,
                 f"has a value in {name} that is NaN or infinite",
-                "the training that wrote it diverged, or the file is damaged",
+                "use another checkpoint: the training diverged, or the file is damaged",
             )
 
 
 def open_weights_file(path: str | os.PathLike[str], section: str = "") -> WeightsFile:
-    """Open a weights file and check its header. Raises WeightsError for any other or damaged file.
+    """Open a weights file and check its header. Raises WeightsError for a damaged file, or one of another type.
 
-    For a pickled file: the state dict under the key `section`, by default that of a model; for `pickled.ALL_SECTIONS`,
-    the state dicts under all keys, with names SECTION/NAME.
+    For a pickled file, `section` is the key of the state dict, by default that of a model. `pickled.ALL_SECTIONS`
+    selects the state dicts under all keys, with names SECTION/NAME.
     """
     path = Path(path)
     with open_regular_file(path) as file:
@@ -119,7 +120,8 @@ def open_weights_file(path: str | os.PathLike[str], section: str = "") -> Weight
 
 
 def detect_file_kind(path: Path, head: bytes, size: int) -> str:
-    """Detect `safetensors`, `zip` or `pickle` from the first bytes; the suffix only selects the error message."""
+    """Detect `safetensors`, `zip` or `pickle` from the first bytes; the suffix only selects the error message. Raises
+    WeightsError for other files."""
     if not size:
         reject_weights_file(path, "is empty", DOWNLOAD_AGAIN_HINT)
     if head[:2] == b"PK":

@@ -1,4 +1,4 @@
-"""Read safetensors files: every byte of the header is checked before a tensor is read."""
+"""Read safetensors files. Every byte of the header is checked before a tensor is read."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ SAFETENSORS_DTYPES = {
 def read_safetensors_header(
     path: Path, file: BinaryIO, size: int
 ) -> tuple[dict[str, TensorInfo], dict[str, str], dict[str, int]]:
-    """Read entries, metadata, and the offset (bytes) of each tensor in the file. Raises WeightsError for any unexpected
-    byte."""
+    """Read the header: the tensors, the metadata, and the file offset (bytes) of each tensor. Raises WeightsError for
+    any unexpected byte."""
     file.seek(0)
     start = file.read(8)
     length = int.from_bytes(start, "little")
@@ -94,8 +94,8 @@ def read_safetensors_header(
 
 
 def parse_header_json(path: Path, text: bytes) -> dict[str, Any]:
-    """Parse the JSON object of a header: no duplicate keys, no NaN, and no more objects than a header of tensors
-    needs."""
+    """Parse the JSON object of a header. Raises WeightsError for duplicate keys, NaN, and more values than a header of
+    tensors needs."""
     if text.count(b'"data_offsets"') > MAX_TENSORS:
         reject_weights_file(path, f"contains more than {MAX_TENSORS:,} tensors", SAVE_WITHOUT_OPTIMIZER_HINT)
     if text.count(b",") > MAX_HEADER_COMMAS:
@@ -137,7 +137,8 @@ def parse_header_json(path: Path, text: bytes) -> dict[str, Any]:
 
 
 def parse_header_entry(path: Path, name: str, value: Any) -> tuple[TensorInfo, int, int]:
-    """Parse one entry of a safetensors header -> the tensor, and its begin and end (bytes after the header)."""
+    """Parse a tensor's entry in the header: shape and dtype, and its begin and end, in bytes after the header. Raises
+    WeightsError for an invalid entry."""
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
         reject_weights_file(
             path, f"describes {sanitise_name(name)} with keys other than dtype, shape and data_offsets", SAVE_AGAIN_HINT
@@ -170,7 +171,8 @@ def parse_header_entry(path: Path, name: str, value: Any) -> tuple[TensorInfo, i
 
 
 def read_safetensors(path: Path, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-    """Read those tensors of a safetensors file, or all, in their shapes. Raises WeightsError as `open_weights_file`."""
+    """Read the named tensors of a safetensors file, by default all, in their shapes. Raises WeightsError for a damaged
+    or changed file."""
     import torch
 
     with open_regular_file(path) as file:
