@@ -40,7 +40,7 @@ class WeightsSource(os.PathLike[str]):
             )
         if self.source_size is not None and (len(self.source_sides) not in (1, 2, 3) or min(self.source_sides) < 1):
             raise UsageError(
-                f"--source-size cannot be {' '.join(map(str, self.source_sides))}",
+                f"--source-size cannot be {' '.join(map(str, self.source_sides)) or 'empty'}",
                 "use one number, or height and width, in pixels of at least 1; for clips, frames first",
             )
 

@@ -1,7 +1,8 @@
-"""DINO's and DINOv2's heads in original files.
+"""The projection heads of DINO and DINOv2 in original files.
 
-D feature channels, H hidden channels, b bottleneck channels, K prototypes. Their MLP counts activations as layers:
-`mlp.0`, `mlp.2`, ...; their last layer is weight-normed: a direction (K, b) and a length (K, 1) for each prototype.
+D feature channels, H hidden channels, b bottleneck channels, K prototypes. In these files the MLP counts activations as
+layers: `mlp.0`, `mlp.2`, ...; the last layer is weight-normed: a direction (K, b) and a length (K, 1) for each
+prototype.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ MLP_LAYER = re.compile(r"mlp\.(\d+)\.(weight|bias)")
 
 
 def has_unit_prototypes(tensors: Tensors) -> bool:
-    """Return whether all prototypes of their head have length (K, 1) one (`norm_last_layer`), or no length."""
+    """Return whether all prototypes of a head in the original format have length (K, 1) one (`norm_last_layer`), or
+    none."""
     return WEIGHT_NORM_LENGTH not in tensors or bool((tensors[WEIGHT_NORM_LENGTH] == 1).all())
 
 
 def read_dino_head(tensors: Tensors, unit: bool) -> Tensors:
-    """Convert their head to ours, float32; without lengths (K, 1) if prototypes are `unit`."""
+    """Convert a head from the original format to ours, in float32. If prototypes have length one (`unit`), their
+    lengths (K, 1) are omitted."""
     state: Tensors = {}
     for name, tensor in tensors.items():
         if name == WEIGHT_NORM_DIRECTION:
@@ -46,7 +49,7 @@ def read_dino_head(tensors: Tensors, unit: bool) -> Tensors:
 
 
 def write_dino_head(state: Tensors) -> Tensors:
-    """Convert our head to theirs."""
+    """Convert our tensors of a head, of any shape, to the original format."""
     tensors: Tensors = {}
     for name, tensor in state.items():
         if name.startswith("mlp."):
@@ -58,7 +61,7 @@ def write_dino_head(state: Tensors) -> Tensors:
 
 
 def find_head_errors(shapes: Shapes) -> list[str]:
-    """List missing and unknown tensors of a head with these shapes, one line each."""
+    """List missing and unknown tensors of a head in the original format, one line each."""
     indices = sorted({int(match[1]) for name in shapes if (match := MLP_LAYER.fullmatch(name))})
     indices = list(range(0, max(indices, default=0) + 1, 2))
     expected = {f"mlp.{index}.{end}" for index in indices for end in ("weight", "bias")} | {WEIGHT_NORM_DIRECTION}
@@ -67,7 +70,7 @@ def find_head_errors(shapes: Shapes) -> list[str]:
 
 
 def infer_head_fields(shapes: Shapes) -> dict[str, Any]:
-    """Infer the config fields of a head from its shapes."""
+    """Infer the objective's config fields from the shapes of a head in the original format."""
     prototypes, bottleneck = shapes[WEIGHT_NORM_DIRECTION]
     layers = [name for name in shapes if MLP_LAYER.fullmatch(name) and name.endswith("weight")]
     sizes = {"prototypes": prototypes, "bottleneck": bottleneck, "head_layers": len(layers)}
