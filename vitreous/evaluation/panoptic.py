@@ -12,7 +12,7 @@ import scipy.ndimage
 
 from vitreous.data.annotations.target import IGNORE_INDEX, Target
 
-MIN_SEGMENT_OVERLAP = 0.5  # smallest free share of an instance; largest unknown share of a segment
+MIN_SEGMENT_OVERLAP = 0.5  # a predicted segment does not count if a larger share of it is unknown or in a crowd
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,9 +26,9 @@ class PanopticSegments:
 
 
 def segments_from_target(target: Target) -> PanopticSegments:
-    """Create segments from an annotation with a class map: one per object, and one per class for the remaining pixels.
+    """Build the segments of an annotation with a class map: one per object, and one per class for the remaining pixels.
 
-    Raises ValueError without a class map.
+    Raises ValueError if there is no class map.
     """
     if target.classes is None:
         raise ValueError("the target has no class map, which panoptic segments require")
@@ -39,8 +39,11 @@ def segments_from_target(target: Target) -> PanopticSegments:
 
 
 def segments_from_class_map(classes: np.ndarray, things: np.ndarray) -> PanopticSegments:
-    """Create segments from a class map (*image): one per connected component (including corners) of each class in
-    `things` (K,) bool, and one per other class."""
+    """Build the segments of a predicted class map (*image).
+
+    Each connected component (diagonal neighbours included) of a class in `things` (K,) bool is a segment, and each
+    other class is one.
+    """
     segment_map, labels = np.full(classes.shape, -1, np.int32), []
     for label in np.unique(classes[classes != IGNORE_INDEX]):
         if things[label]:
@@ -57,8 +60,10 @@ def segments_from_class_map(classes: np.ndarray, things: np.ndarray) -> Panoptic
 def add_remaining_segments(
     segment_map: np.ndarray, classes: np.ndarray, labels: np.ndarray, crowd: np.ndarray
 ) -> PanopticSegments:
-    """Add one segment per class of a map (*image) for the pixels without a segment; `labels` (S,) and `crowd` (S,) are
-    those of the existing `segment_map` (*image)."""
+    """Add one segment per class for the pixels of a class map (*image) that have no segment.
+
+    `segment_map` (*image), `labels` (S,) and `crowd` (S,) describe the existing segments.
+    """
     free = (segment_map < 0) & (classes != IGNORE_INDEX)
     new_labels, new_indices = np.unique(classes[free], return_inverse=True)
     segment_map = segment_map.copy()
@@ -69,11 +74,11 @@ def add_remaining_segments(
 
 
 def count_panoptic_matches(truth: PanopticSegments, prediction: PanopticSegments, num_classes: int) -> np.ndarray:
-    """Match the segments of an image and count per class, (K, 4) float64: sum of IoU of matches, matches, false
+    """Match the segments of an image and count per class, (K, 4) float64: sum of the IoU of matches, matches, false
     positives, false negatives.
 
     Two segments of a class match if their IoU is above 0.5, without unknown pixels; such a match is unique. Crowds are
-    not segments. A prediction does not count if more than half of it is unknown, or in a crowd of its class.
+    not segments. A predicted segment does not count if more than half of it is unknown, or in a crowd of its class.
     """
     num_true, num_predicted = len(truth.labels), len(prediction.labels)
     codes = (truth.segment_indices.astype(np.int64) + 1) * (num_predicted + 1) + prediction.segment_indices + 1
@@ -98,10 +103,12 @@ def count_panoptic_matches(truth: PanopticSegments, prediction: PanopticSegments
 
 
 def compute_panoptic_quality(counts: np.ndarray, things: np.ndarray) -> dict[str, float | None]:
-    """Compute panoptic quality `pq`, also of things and of stuff, segmentation quality `sq` (mean IoU of matches) and
-    recognition quality `rq` (F1 of segments) from (K, 4) sums of `count_panoptic_matches` and `things` (K,) bool.
+    """Compute panoptic quality from the (K, 4) counts of `count_panoptic_matches`, summed over images, and `things`
+    (K,) bool.
 
-    Means over the classes with a segment in prediction or ground truth; None if there are none.
+    `pq` is panoptic quality, `pq_things` and `pq_stuff` that of countable and other classes, `sq` segmentation quality
+    (mean IoU of matches), `rq` recognition quality (F1 of segments). Each is the mean over the classes with a segment
+    in prediction or ground truth; None if there are none.
     """
     iou_sum, num_matches, num_false_positives, num_missed = counts.T
     size = num_matches + num_false_positives / 2 + num_missed / 2
