@@ -73,7 +73,7 @@ class Evaluator(ABC):
         return (split,)
 
     def without_labels(self) -> Evaluator | None:
-        """Return the evaluator for a split without labels; None if this one needs labels."""
+        """Return an evaluator that uses no labels, for runs without a validation split; None if there is none."""
         return None
 
     def outputs(

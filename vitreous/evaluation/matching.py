@@ -43,7 +43,7 @@ class RegionColumn(IntEnum):
     MATCHED = 0  # for a detection: bits where it matches an object; for an object: 1 if matched at the first threshold
     IGNORED = 1  # bits where the row does not count; for an object, the same bit for all thresholds of an area range
     ERROR = 2  # a `DetectionError`, or 0
-    MENDED = 3  # class of a detection once its error is fixed; -1 if it is not fixable or another detection matches
+    MENDED = 3  # class of a detection once its error is fixed; -1 if not fixable, or if its object is matched
     WIDTH = 4
 
 

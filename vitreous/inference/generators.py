@@ -1,4 +1,4 @@
-"""Predictors of generative models, for servers of either model type.
+"""Predictors of generative models, so that a server can hold them like other predictors.
 
 B images of C channels.
 """
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 class GeneratorEngine:
-    """The engine of a predictor whose model generates images: it has a `generator`, and no outputs for images."""
+    """The engine of a predictor whose model generates images: it has a `generator`, and computes no outputs for
+    images."""
 
     name = "torch"
     chunk_size = 1
@@ -28,7 +29,7 @@ class GeneratorEngine:
         self.generator, self.precision = generator, generator.sampler.precision
 
     def logits(self, pixels: np.ndarray) -> NoReturn:
-        """Reject (B, C, *image) pixels. Raises UsageError."""
+        """Raise UsageError for any (B, C, *image) pixels, because the model has no outputs for images."""
         raise UsageError("the model generates images and does not predict", "use `vitreous sample`")
 
     features = objects = logits
@@ -37,8 +38,8 @@ class GeneratorEngine:
 def build_generator_predictor(bundle: Bundle, how: InferenceOptions | None = None, vae: str | None = None) -> Predictor:
     """Build a predictor of a generative model, with the autoencoder `vae`, or that of the run.
 
-    Raises UsageError for an engine other than PyTorch, for images that cannot be displayed, and for an unavailable
-    device or precision; UsageError and WeightsError as `Autoencoder`.
+    Raises UsageError for an engine other than PyTorch, for images that a page cannot display, and for an unavailable
+    device or precision; UsageError and WeightsError as `Autoencoder` does.
     """
     from vitreous.inference.card import build_card
     from vitreous.inference.samples import Generator

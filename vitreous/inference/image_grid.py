@@ -1,4 +1,4 @@
-"""Grids of equally sized images, and animations as GIF or, with PyAV, mp4."""
+"""Arrange equally sized images in grids, and write animations as GIF or, with PyAV, mp4."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vitreous.errors import ResourceError, UsageError, install_hint
 SAMPLES_FILE = "samples.png"  # samples of a generative model at the end of its training, in the run folder
 GRID_GAP = 2  # pixels between the images of a grid
 MAX_ENLARGED_SIDE = 128  # longer side in pixels to which small images are enlarged
-CAPTION_HEIGHT = 14  # pixels of the caption below an image
+CAPTION_HEIGHT = 14  # height in pixels of the caption below an image
 
 CLIP_FRAME_MILLISECONDS = 100  # duration of a frame
 X264_CRF = "17"  # constant rate factor of x264: visually nearly lossless
@@ -24,24 +24,28 @@ GIF, MP4 = ".gif", ".mp4"
 
 
 def array_to_image(image: np.ndarray) -> Image.Image:
-    """Convert (H, W, C) uint8 to a PIL image. Raises UsageError for channels that are not colours."""
+    """Convert (H, W, C) uint8 to a PIL image. Raises UsageError unless it has 1 or 3 channels."""
     if image.shape[-1] not in (1, 3):
-        raise UsageError(f"an image of {image.shape[-1]} channels cannot be shown in colour", "read it in Python")
+        raise UsageError(
+            f"an image of {image.shape[-1]} channels cannot be shown in colour", "use its array instead of a PIL image"
+        )
     return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
 
 
 def array_to_frames(image: np.ndarray) -> list[Image.Image]:
-    """Convert (T, H, W, C) uint8 to T PIL images, or (H, W, C) to one. Raises UsageError as `array_to_image`."""
+    """Convert (T, H, W, C) uint8 to T PIL images, or (H, W, C) to one. Raises UsageError unless they have 1 or 3
+    channels."""
     return [array_to_image(frame) for frame in (image if image.ndim == 4 else image[None])]
 
 
 def square_grid_columns(count: int) -> int:
-    """Return the number of columns of an approximately square grid of `count` images."""
+    """Return the number of columns of an approximately square grid with `count` images."""
     return next(columns for columns in range(1, count + 1) if columns * columns >= count)
 
 
 def arrange_image_grid(images: Sequence[Image.Image], columns: int, captions: Sequence[str] = ()) -> Image.Image:
-    """Arrange images of equal size in rows of `columns`, each above its caption, if any."""
+    """Arrange images of equal size in a grid with `columns` images per row, each with its caption below, if there are
+    captions."""
     width, height = images[0].size
     cell_height = height + CAPTION_HEIGHT * bool(captions) + GRID_GAP
     num_rows = -(-len(images) // columns)
@@ -57,7 +61,7 @@ def arrange_image_grid(images: Sequence[Image.Image], columns: int, captions: Se
 
 
 def draw_caption(text: str, width: int, mode: str) -> Image.Image:
-    """Draw a line of text, black on white, with the width of its image; longer text is cut off."""
+    """Draw one line of text, black on white, as an image of this width and PIL mode; longer text is cut off."""
     line = Image.new(mode, (width, CAPTION_HEIGHT), "white")
     try:
         font = ImageFont.load_default(CAPTION_HEIGHT - 4)
@@ -93,9 +97,14 @@ def check_video_encoder(suffix: str) -> None:
 def arrange_clip_grid(
     clips: Sequence[Sequence[Image.Image]], columns: int, captions: Sequence[str] = ()
 ) -> list[Image.Image]:
-    """Arrange clips of T frames as one grid with `columns` clips per row: T images, one per time step. Small frames are
-    enlarged; captions are below the clips."""
-    return [arrange_image_grid(enlarge_small_images(moment), columns, captions) for moment in zip(*clips, strict=True)]
+    """Arrange clips of T frames in one grid with `columns` clips per row: T images, one per time step.
+
+    Small frames are enlarged; captions are below the clips.
+    """
+    return [
+        arrange_image_grid(enlarge_small_images(frames_at_time), columns, captions)
+        for frames_at_time in zip(*clips, strict=True)
+    ]
 
 
 def write_clip(path: str | os.PathLike[str], suffix: str, frames: Sequence[Image.Image]) -> None:
