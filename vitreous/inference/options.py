@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: int8 calibration images, each (C, *image) uint8, created when they are needed
+#: a function that yields the images for int8 calibration, each (C, *image) uint8; called only if they are needed
 CalibrationImages = Callable[[], "Iterable[Tensor]"]
 
 

@@ -1,4 +1,4 @@
-"""`predict` and `embed`: predictions and features of images."""
+"""Load a trained model for inference: `load` and `Predictor`, with `predict`, `embed`, `segment` and `detect`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ AnyPrediction: TypeAlias = ImagePrediction | ClassMap | ImageObjects
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
-    """One image's features, (D,) float32; or the error."""
+    """The features of one image, (D,) float32, or the error if it could not be read."""
 
     path: str
     values: np.ndarray | None = None
@@ -57,7 +57,7 @@ class Embedding:
 
 
 def stack_embeddings(embeddings: Sequence[Embedding]) -> np.ndarray:
-    """Stack embeddings to (n, D) float32, NaN for unreadable images; D is 0 if no image is readable."""
+    """Stack embeddings to (n, D) float32, with NaN for unreadable images; D is 0 if no image is readable."""
     width = next((len(embedding.values) for embedding in embeddings if embedding.values is not None), 0)
     matrix = np.full((len(embeddings), width), np.nan, np.float32)
     for index, embedding in enumerate(embeddings):
@@ -68,8 +68,11 @@ def stack_embeddings(embeddings: Sequence[Embedding]) -> np.ndarray:
 
 @dataclass(eq=False)
 class Predictor:
-    """A model ready for inference. `bundle` holds its weights; None for an exported file. `origin`: the run, file or
-    name that it was loaded from."""
+    """A model ready for inference.
+
+    `bundle` holds its weights, None for an exported file. `exact`: decode every JPEG at full size. `clip_views`: views
+    of each clip whose outputs are averaged, None for one view. `origin`: the run, file or name that it was loaded from.
+    """
 
     card: Card
     engine: Engine
@@ -105,9 +108,11 @@ class Predictor:
         return self.card.preprocess.transform
 
     def choose_engine(self, total_images: float = math.inf, features: bool = False) -> None:
-        """Replace PyTorch by the fastest installed engine, if the engine is `auto` and the job of `total_images` is
-        long enough to justify the measurement. `features`: for `embed`. Outputs change by at most
-        `engine_choice.MAX_OUTPUT_DIFFERENCE`."""
+        """Replace the PyTorch engine by the fastest installed one for a job of `total_images` images, if the option
+        `engine` is `auto` and the job is long enough to justify the measurement.
+
+        `features`: the job is `embed`. Outputs change by at most `engine_choice.MAX_OUTPUT_DIFFERENCE`.
+        """
         engine: Any = self.engine
         if getattr(engine, "options", None) is None or engine.options.engine != "auto":
             return
@@ -128,7 +133,7 @@ class Predictor:
 
     @overload
     def predict(self, images: Iterable[ImageInput], **options: Unpack[PredictKeywords]) -> list[AnyPrediction]:
-        """Return a list for several images."""
+        """Return a list of predictions for several images."""
         ...
 
     def predict(
@@ -166,7 +171,7 @@ class Predictor:
         bad_images: Literal["stop", "skip"] = "stop",
         on_images: Callable[[int], None] = lambda done: None,
     ) -> ImagePrediction | list[ImagePrediction]:
-        """Run `predict` for a model whose head returns K numbers per image."""
+        """Run `predict` for a task with K outputs per image: classification or regression."""
         predictions = Predictions()
         form = self.prediction_format(options.top, options.threshold, options.abstain)
         for chunk in self.predictions(build_items(images, self.card.preprocess), form, bad_images):
@@ -180,8 +185,8 @@ class Predictor:
         bad_images: Literal["stop", "skip"] = "stop",
         on_images: Callable[[int], None] = lambda done: None,
     ) -> np.ndarray:
-        """Compute the head's input: (D,) float32 for one image, (n, D) for several, in order. Images are as in
-        `predict`.
+        """Compute the features (the head's input) of images: (D,) float32 for one image, (n, D) for several, in order.
+        Images are as in `predict`.
 
         Raises DataError for an unreadable file; with `bad_images="skip"` its row is NaN.
         """
@@ -196,12 +201,16 @@ class Predictor:
     def segment(  # pyright: ignore[reportOverlappingOverload]
         self, images: ImageInput, **options: Unpack[SegmentKeywords]
     ) -> ClassMap:
-        """Return one class map for one image."""
+        """Predict the class of each pixel at the native image size: one result for one image, a list for several.
+
+        `keep_images` keeps the images for `draw_overlay`. Raises UsageError for a model that does not segment images,
+        and DataError for an unreadable file; with `bad_images="skip"` its result has an `error` instead.
+        """
         ...
 
     @overload
     def segment(self, images: Iterable[ImageInput], **options: Unpack[SegmentKeywords]) -> list[ClassMap]:
-        """Return a list for several images."""
+        """Return a list of class maps for several images."""
         ...
 
     def segment(
@@ -231,7 +240,7 @@ class Predictor:
 
     @overload
     def detect(self, images: Iterable[ImageInput], **options: Unpack[DetectKeywords]) -> list[ImageObjects]:
-        """Return a list for several images."""
+        """Return a list of detected objects per image for several images."""
         ...
 
     def detect(
@@ -260,8 +269,8 @@ class Predictor:
     def predictions(
         self, items: Iterable[Item], form: PredictionFormat, bad_images: str = "skip"
     ) -> Iterator[list[ImagePrediction]]:
-        """Yield predictions of items in order, a few hundred at a time. Raises UsageError for a model without a
-        head."""
+        """Yield the predictions of items in order, chunk by chunk of a few hundred. Raises UsageError for a model
+        without outputs for whole images."""
         self.require_outputs()
         for chunk in self.iterate_outputs(items, self.activations, bad_images):
             yield [
@@ -272,7 +281,7 @@ class Predictor:
             ]
 
     def embeddings(self, items: Iterable[Item], bad_images: str = "skip") -> Iterator[list[Embedding]]:
-        """Yield the features (D,) of items in order, some at a time."""
+        """Yield the features (D,) of items in order, chunk by chunk."""
         features = self.clip_views.average_over_views(self.engine.features) if self.clip_views else self.engine.features
         for chunk in self.iterate_outputs(items, features, bad_images):
             yield [
@@ -285,8 +294,11 @@ class Predictor:
     def iterate_outputs(
         self, items: Iterable[Item], compute: Callable[[np.ndarray], np.ndarray], bad_images: str
     ) -> Iterator[list[ItemOutput]]:
-        """Yield items with their row of `compute`, (B, C, *image) -> (B, ...), or their DataError; it is raised if
-        `bad_images` is stop."""
+        """Yield items with their output, a row of `compute` (B, C, *image) -> (B, ...), or their DataError, chunk by
+        chunk.
+
+        If `bad_images` is stop, the DataError is raised instead.
+        """
         size = max(1, choose_chunk_size(self.card.preprocess) // (self.clip_views.count if self.clip_views else 1))
         for chunk in run_pipeline(items, self.read_pixels, compute, size):
             if bad_images == "stop" and (
@@ -296,7 +308,7 @@ class Predictor:
             yield chunk
 
     def read_pixels(self, item: Item) -> np.ndarray | DataError:
-        """Read an item as (C, *image) pixels, or its views (V, C, *image), or return its read error."""
+        """Read an item as (C, *image) pixels, or its views (V, C, *image); return the error if it cannot be read."""
         try:
             preprocess = self.card.preprocess
             if self.clip_views:
@@ -315,15 +327,17 @@ class Predictor:
     def prediction_format(
         self, top: int | None = None, threshold: float | None = None, abstain: float | None = None, usual: int = 5
     ) -> PredictionFormat:
-        """Return the format of predictions, with the model's defaults for unset options; `usual`: the default number of
-        classes. Raises UsageError for options that the task does not support, for an invalid `abstain`, and as
-        `require_outputs`."""
+        """Return the format of predictions for the task, with the model's defaults for unset options.
+
+        `usual`: the default for `top`. Raises UsageError for options that the task does not support, for an invalid
+        `abstain`, and for a model without outputs for whole images.
+        """
         self.require_outputs()
         return self.card.task.prediction_format(PredictionOptions(top, threshold, abstain, usual))
 
     def activations(self, pixels: Pixels) -> np.ndarray:
-        """Compute (B, K) float64 probabilities of classes, or values of targets, from (B, C, *image) pixels or views
-        (B, V, C, *image)."""
+        """Compute (B, K) float64 probabilities of classes, or values of regression targets, from (B, C, *image) pixels
+        or views (B, V, C, *image)."""
         if self.clip_views is None:
             return self.card.task.activate(self.engine.logits(pixels))
         assert isinstance(pixels, np.ndarray)  # clips have the same size
