@@ -152,7 +152,7 @@ def test_file_names_are_derived_from_classes():
         (["--steps", "1001"], "--steps 1001 cannot be"),
         (["--sampler", "ddim"], "--sampler ddim is not for a flow"),
         (["--inpaint", "x.png"], "must be set together"),
-        (["--to-seed", "3"], "--to-seed goes"),
+        (["--to-seed", "3"], "--to-seed 3 needs at least 2 images"),
         (["--interval", "0.9", "0.1"], "--interval"),
         (["--guidance", "-2"], "--guidance"),
     ],

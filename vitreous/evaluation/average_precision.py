@@ -203,6 +203,7 @@ def compute_tide_ap50_gains(
     draw_counts = np.ones((num_images, 1), np.float32)
 
     def compute_ap50(is_used: np.ndarray, labels: np.ndarray, hits: np.ndarray) -> float:
+        """Compute AP50 of the rows that are used, with these labels and hits."""
         values = []
         for label in range(num_classes):
             indices = np.flatnonzero((labels == label) & is_used & is_detection)

@@ -53,7 +53,8 @@ def find_boundary_pixels(mask: np.ndarray, is_known: np.ndarray) -> np.ndarray:
 
 
 def get_padded_mask_box(mask: np.ndarray, reach: int) -> tuple[slice, ...]:
-    """Return the bounding box of a mask (H, W) bool, extended by `reach` pixels on every side."""
+    """Return the bounding box of a mask (H, W) bool as slices, extended by `reach` pixels on every side; empty for an
+    empty mask."""
     boxes = scipy.ndimage.find_objects(mask.astype(np.int8))
     box = boxes[0] if boxes else (slice(0, 0),) * mask.ndim
     return tuple(slice(max(0, axis_slice.start - reach), axis_slice.stop + reach) for axis_slice in box)

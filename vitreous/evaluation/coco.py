@@ -171,6 +171,7 @@ def prefetch_samples(reader: EvalLoader) -> Iterator[LoadedSample]:
     assert isinstance(split, AnnotatedSplit), "the split must have annotations"
 
     def load_sample(sample: int) -> LoadedSample:
+        """Load an image and its annotation. The read error of an image hides that of its annotation."""
         try:
             pixels = to_native_array(preprocess.decode(split.raw(sample), split.name(sample)))
         except DataError as error:

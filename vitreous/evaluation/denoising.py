@@ -93,7 +93,7 @@ class DenoisingEvaluator(Evaluator):
         return errors
 
     def report(self, outputs: SplitOutputs, *extra_outputs: SplitOutputs) -> Report:
-        """Compute the error at each time and its mean over times, from the readable images."""
+        """Compute the mean error at each time, and the mean over times, from the readable images."""
         errors = outputs.outputs[outputs.readable]
         counts, sums = (~np.isnan(errors)).sum(0), np.nansum(errors, 0, dtype=np.float64)
         mean = np.divide(sums, counts, out=np.full(NUM_TIMES, np.nan), where=counts > 0)

@@ -96,7 +96,7 @@ class Evaluator(ABC):
         """Compute the metrics from the complete outputs of the `required_splits`, in that order."""
 
     def __call__(self, engine: ModelEngine, split: Split, workers: int | None = None) -> Report:
-        """Evaluate a model on a split in this process only."""
+        """Evaluate a model on a split in this process, without a process group."""
         return self.report(
             *(compute_outputs(self, engine, needed_split, workers) for needed_split in self.required_splits(split))
         )
@@ -109,14 +109,14 @@ class TaskEvaluator(Evaluator):
         self.task, self.name = task, task.primary_metric
 
     def report(self, outputs: SplitOutputs, *extra_outputs: SplitOutputs) -> Report:
-        """Compute the metrics of the task."""
+        """Compute the metrics of the model's task."""
         return self.task.evaluate(outputs.outputs, outputs.split.labels, outputs.readable)
 
 
 def compute_outputs(
     evaluator: Evaluator, engine: ModelEngine, split: Split, workers: int | None = None
 ) -> SplitOutputs:
-    """Compute the outputs of a model for a full split in this process."""
+    """Compute the evaluator's outputs for every image of a split in this process."""
     reader = EvalLoader(split, engine.preprocess, default_worker_count() if workers is None else workers)
     outputs, read_errors = evaluator.outputs(engine, reader)
     return SplitOutputs(split, outputs, build_readable_mask(len(split), read_errors))

@@ -33,7 +33,7 @@ class GaussianStats:
     whiten: np.ndarray
 
     def distances(self, features: np.ndarray) -> np.ndarray:
-        """Compute squared Mahalanobis distances (n,) of (n, d) features to the nearest mean."""
+        """Compute the squared Mahalanobis distances (n,) of features (n, d) to the nearest mean."""
         points, means = features @ self.whiten.T, self.means @ self.whiten.T
         squared = (points**2).sum(1)[:, None] - 2 * points @ means.T + (means**2).sum(1)
         return np.maximum(squared.min(1), 0.0)
@@ -60,7 +60,7 @@ class MahalanobisDetector:
 
 
 def fit_mahalanobis_detector(features: np.ndarray, labels: np.ndarray, num_classes: int) -> MahalanobisDetector:
-    """Fit the detector to (n, d) features and (n,) or (n, K) labels of training images.
+    """Fit the detector to the features (n, d) and labels, (n,) or (n, K), of training images.
 
     Raises DataError for fewer than two images.
     """
@@ -71,7 +71,8 @@ def fit_mahalanobis_detector(features: np.ndarray, labels: np.ndarray, num_class
 
 
 def fit_gaussian(features: np.ndarray, labels: np.ndarray, num_classes: int) -> GaussianStats:
-    """Fit the means of classes with images, and their shared whitened covariance, to (n, d) features and (n,) labels.
+    """Fit the means of classes with images, and the inverse square root of their shared covariance, to (n, d) features
+    and (n,) labels.
 
     The covariance is shrunk towards a multiple of the identity (Ledoit and Wolf, 2004): (1 - a) S + a trace(S) / d I,
     with a = min(1, (sum |x|^4 / n - |S|^2) / n / |S - trace(S) / d I|^2), x the distance from the class mean. Features

@@ -55,7 +55,7 @@ def frechet_distance_of_moments(real: FeatureMoments, generated: FeatureMoments)
 
 
 def compute_moments(features: np.ndarray) -> FeatureMoments:
-    """Compute the mean (d,) and covariance (d, d), float64, of (n, d) features."""
+    """Compute the mean (d,) and covariance (d, d), float64, of features (n, d)."""
     values = np.asarray(features, np.float64)
     return values.mean(0), np.atleast_2d(np.cov(values, rowvar=False))
 
@@ -122,5 +122,5 @@ def euclidean_distances(points: Tensor, centres: np.ndarray) -> Tensor:
 
 
 def split_feature_rows(features: np.ndarray) -> list[Tensor]:
-    """Split (n, d) features into chunks of at most `CHUNK_ROWS` rows, (b, d) float32 each."""
+    """Split features (n, d) into chunks (b, d) float32 of at most `CHUNK_ROWS` images."""
     return list(torch.from_numpy(np.asarray(features, np.float32)).split(CHUNK_ROWS))

@@ -45,7 +45,7 @@ class KNNEvaluator(Evaluator):
         self.name = f"knn_{self.labels.metric_key}"
 
     def required_splits(self, split: Split) -> tuple[Split, ...]:
-        """Return the evaluated split, and the split of the neighbours."""
+        """Return the evaluated split, and the labelled split of the neighbours if there is one."""
         return (split,) if self.labelled_split is None else (split, self.labelled_split)
 
     def report(self, outputs: SplitOutputs, *extra_outputs: SplitOutputs) -> Report:
@@ -107,7 +107,7 @@ def find_nearest_neighbours(
 
 
 def to_unit_rows(features: np.ndarray, device: str) -> Tensor:
-    """Normalise (b, d) rows to unit length on a device."""
+    """Scale features (b, d) to unit length, as a tensor on a device."""
     return F.normalize(torch.from_numpy(np.array(features, dtype=np.float32)).to(device), dim=1)
 
 

@@ -50,7 +50,7 @@ class LinearClassifier:
     l2: float
 
     def logits(self, features: np.ndarray) -> np.ndarray:
-        """Compute (m, K) float32 logits of (m, d) features."""
+        """Compute the logits (m, K) float32 of features (m, d)."""
         weight = self.weight.T.astype(np.float32)
         chunks = [
             features[start : start + LOSS_CHUNK_IMAGES] @ weight for start in range(0, len(features), LOSS_CHUNK_IMAGES)
@@ -229,6 +229,7 @@ def search_penalty(
     features, labels = held_out.features[held_out.sample_indices], held_out.labels[held_out.sample_indices]
 
     def try_penalty(l2: float) -> None:
+        """Fit a classifier with this penalty, and store its score."""
         nonlocal previous
         previous = fit_linear_classifier(train, l2, previous)
         scores[l2] = score_logits(previous.logits(features), labels)
@@ -258,9 +259,11 @@ def score_logits(logits: np.ndarray, labels: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class RidgeClassifier:
-    """Few-shot ridge regression (arXiv:2010.11929, section 4.1), with the details of big_vision's fewshot_lsr.py.
+    """The classifier of few-shot ridge regression (arXiv:2010.11929, section 4.1), with the details of big_vision's
+    fewshot_lsr.py.
 
-    A linear map of standardised features: `weight` (d + 1, K), whose last row is for the constant feature.
+    It is a linear map of standardised features: `weight` (d + 1, K), whose last row is for the constant feature. `mean`
+    and `deviation` (d,): of the training features.
     """
 
     mean: np.ndarray
@@ -298,7 +301,8 @@ def fit_ridge_classifier(
 
 
 def standardise_features(features: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
-    """Standardise (m, d) features and add the constant feature -> (m, d + 1) float64."""
+    """Standardise features (m, d) and add the constant feature: (m, d + 1) float64. `deviation` (d,): standard
+    deviation."""
     return np.pad((features - mean) / deviation, ((0, 0), (0, 1)), constant_values=RIDGE_BIAS_FEATURE)
 
 

@@ -231,7 +231,7 @@ def compute_box_areas(boxes: np.ndarray) -> np.ndarray:
 
 
 def rank_in_class(labels: np.ndarray) -> np.ndarray:
-    """Count, for each entry, the preceding entries with the same label: (n,) -> (n,) int64."""
+    """Count, for each entry of `labels` (n,), the preceding entries with the same label: (n,) int64."""
     order = np.argsort(labels, kind="stable")
     _, first_indices, counts = np.unique(labels[order], return_index=True, return_counts=True)
     ranks = np.empty(len(labels), np.int64)
@@ -326,5 +326,5 @@ def classify_unmatched_detection(same_class_iou: float, other_class_iou: float) 
 
 
 def select_region_columns(table: np.ndarray, region_index: int) -> np.ndarray:
-    """Select the columns of the region type of this index: (m, columns) -> (m, `RegionColumn` width)."""
+    """Select the columns of a region type, by its index, from the table (m, columns): (m, `RegionColumn` width)."""
     return table[:, MatchColumn.KINDS + region_index * RegionColumn.WIDTH :][:, : RegionColumn.WIDTH]

@@ -17,8 +17,11 @@ MIN_SEGMENT_OVERLAP = 0.5  # a predicted segment does not count if a larger shar
 
 @dataclass(frozen=True, eq=False)
 class PanopticSegments:
-    """The segments of an image: `segment_indices` (*image) int32, the segment index of each pixel, -1 if unknown;
-    `labels` (S,) int64, their classes; `crowd` (S,) bool: groups of things that are not separated."""
+    """The segments of an image.
+
+    `segment_indices` (*image) int32: the segment index of each pixel, -1 if unknown. `labels` (S,) int64: the class of
+    each segment. `crowd` (S,) bool: groups of things that are not separated.
+    """
 
     segment_indices: np.ndarray
     labels: np.ndarray
@@ -119,6 +122,7 @@ def compute_panoptic_quality(counts: np.ndarray, things: np.ndarray) -> dict[str
     sq = np.divide(iou_sum, num_matches, out=np.zeros(len(size)), where=num_matches > 0)
 
     def mean_over_classes(values: np.ndarray, selected: np.ndarray) -> float | None:
+        """Return the mean over the selected classes; None if there are none."""
         return float(values[selected].mean()) if selected.any() else None
 
     return {

@@ -36,7 +36,7 @@ class VTABTask:
 
 
 def map_object_counts(raw: np.ndarray) -> np.ndarray:
-    """Map (n,) counts of 3 to 10 objects to (n,) classes from 0 to 7."""
+    """Map counts (n,) of 3 to 10 objects to classes (n,) from 0 to 7."""
     return (raw - 3).astype(np.int64)
 
 

@@ -88,6 +88,8 @@ def iterate_class_maps(
     void_masks: dict[int, np.ndarray] = {}  # pixels without data: id() of an item -> mask, until the item is computed
 
     def decode(item: Item) -> np.ndarray | DataError:
+        """Decode an item to pixels at its native size, and store its mask of pixels without data; return the error if
+        it fails."""
         try:
             decoded = decode_item(preprocess, item)
         except DataError as error:
@@ -97,6 +99,7 @@ def iterate_class_maps(
         return to_native_array(decoded)
 
     def compute(batch: np.ndarray) -> np.ndarray:
+        """Compute the class map of a batch of one image."""
         return predict_class_map(engine.logits, batch[0], preprocess.image)[None]
 
     for chunk in run_pipeline(items, decode, compute, 1):
@@ -204,7 +207,7 @@ class MapFiles:
 
     @property
     def index(self) -> str:
-        """Path of the JSONL index, one line per image."""
+        """Path of `maps.jsonl`, which has one line per image."""
         return os.fspath(self.folder / MAPS_FILE)
 
     def resume(self) -> None:

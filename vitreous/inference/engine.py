@@ -67,11 +67,12 @@ class Engine(Protocol):
     precision: str  # compute precision: `fp32`, `bf16` or `int8`
 
     def logits(self, pixels: Any) -> np.ndarray:
-        """Compute (B, K) float32 logits of (B, C, *image) pixels."""
+        """Compute (B, K) float32 logits of (B, C, *image) uint8 pixels."""
         ...
 
     def features(self, pixels: Any) -> np.ndarray:
-        """Compute (B, D) float32 features, the head's input. Raises UsageError for a model without features."""
+        """Compute (B, D) float32 features, the head's input, of (B, C, *image) uint8 pixels. Raises UsageError for a
+        model without features."""
         ...
 
     def objects(self, pixels: np.ndarray) -> Outputs:
@@ -192,7 +193,7 @@ class TorchEngine(ModelEngine):
 
     @property
     def chunk_size(self) -> int:
-        """Number of images per fixed-size chunk; constant on a GPU."""
+        """Number of images per fixed-size chunk: from the number of tokens on a CPU, constant on a GPU."""
         if self.device != "cpu":
             return DEVICE_CHUNK
         return max(1, min(64, round((LATENCY_CHUNK_TOKENS if self.low_latency else FIXED_CHUNK_TOKENS) / self.tokens)))
@@ -261,7 +262,7 @@ class TorchEngine(ModelEngine):
         return pack_outputs(outputs) if isinstance(outputs, tuple) else outputs.float()
 
     def to_input(self, pixels: Tensor) -> Tensor:
-        """Convert (b, C, *image) uint8 to the model's normalised input on the device."""
+        """Convert (b, C, *image) uint8 pixels to the model's normalised input on the device."""
         return self.preprocess.normalise(pixels.to(self.device, non_blocking=True), self.input_dtype)
 
 

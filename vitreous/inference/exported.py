@@ -71,6 +71,7 @@ class ExportedEngine:
             raise UsageError("the exported file is not a detector", "use an exported file of a detector")
 
         def compute_chunk(chunk: np.ndarray) -> np.ndarray:
+            """Compute the packed outputs of a chunk of pixels."""
             return pack_arrays(self.compute_outputs(names, self.card.preprocess.normalise_array(chunk)))
 
         return unpack_outputs(compute_in_chunks(compute_chunk, pixels, self.size))
@@ -84,7 +85,8 @@ class ExportedEngine:
         )
 
     def compute_outputs(self, outputs: Sequence[str], images: np.ndarray) -> list[np.ndarray]:
-        """Compute the named outputs, each (size, ...), of one chunk of (size, C, *image) float32 normalised images."""
+        """Compute the outputs of these names, each (size, ...), for one chunk of (size, C, *image) float32 normalised
+        images."""
         raise NotImplementedError
 
 
@@ -110,7 +112,8 @@ class OnnxFileEngine(ExportedEngine):
         self.outputs = tuple(output.name for output in self.session.get_outputs())
 
     def compute_outputs(self, outputs: Sequence[str], images: np.ndarray) -> list[np.ndarray]:
-        """Compute the named outputs, each (size, ...), of one chunk of (size, C, *image) float32 normalised images."""
+        """Compute the outputs of these names, each (size, ...), for one chunk of (size, C, *image) float32 normalised
+        images."""
         return self.session.run(list(outputs), {"images": images})
 
 
@@ -142,7 +145,8 @@ class OpenVinoFileEngine(ExportedEngine):
             ) from None
 
     def compute_outputs(self, outputs: Sequence[str], images: np.ndarray) -> list[np.ndarray]:
-        """Compute the named outputs, each (size, ...), of one chunk of (size, C, *image) float32 normalised images."""
+        """Compute the outputs of these names, each (size, ...), for one chunk of (size, C, *image) float32 normalised
+        images."""
         results = self.compiled([images])
         return [np.array(results[self.outputs.index(output)]) for output in outputs]
 

@@ -61,7 +61,7 @@ class SplitFeatures:
 
     @property
     def is_readable(self) -> np.ndarray:
-        """(n,) bool: whether the image could be read."""
+        """(n,) bool: whether each image could be read."""
         return build_readable_mask(len(self.features), self.read_errors)
 
 

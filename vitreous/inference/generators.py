@@ -30,7 +30,7 @@ class GeneratorEngine:
 
     def logits(self, pixels: np.ndarray) -> NoReturn:
         """Raise UsageError for any (B, C, *image) pixels, because the model has no outputs for images."""
-        raise UsageError("the model generates images and does not predict", "use `vitreous sample`")
+        raise UsageError("the model generates images and has no outputs for images", "use `vitreous sample`")
 
     features = objects = logits
 
@@ -46,7 +46,7 @@ def build_generator_predictor(bundle: Bundle, how: InferenceOptions | None = Non
 
     card, channels = build_card(bundle), bundle.model.config.channels
     if how and how.engine == "openvino":
-        raise UsageError("--engine openvino does not support generative models", "leave it out")
+        raise UsageError("--engine openvino does not support generative models", "leave --engine out")
     if bundle.preprocess.is_animated:
         raise UsageError(f"{card.name} generates clips, but a server returns images", "use `vitreous sample`")
     decoded = bool(vae or bundle.task.autoencoder)

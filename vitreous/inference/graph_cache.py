@@ -70,7 +70,7 @@ def graph_cache_fields(
 
 
 def find_installed_version(name: str) -> str | None:
-    """Return the version of an installed package without importing it, or None."""
+    """Return the version of an installed package without importing it; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:

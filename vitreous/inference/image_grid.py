@@ -82,8 +82,10 @@ def enlarge_small_images(images: Sequence[Image.Image]) -> list[Image.Image]:
 
 
 def write_gif(path: str | os.PathLike[str] | IO[bytes], frames: Sequence[Image.Image], milliseconds: int) -> None:
-    """Write T frames of equal size as a looping GIF with `milliseconds` per frame. Consecutive identical frames are
-    merged into one of their total duration. Raises OSError."""
+    """Write T frames of equal size as a looping GIF, each shown for `milliseconds`.
+
+    Consecutive identical frames are merged into one of their total duration. Raises OSError.
+    """
     first_frame, *other_frames = frames
     first_frame.save(path, "GIF", save_all=True, append_images=other_frames, duration=milliseconds, loop=0)
 
@@ -108,7 +110,7 @@ def arrange_clip_grid(
 
 
 def write_clip(path: str | os.PathLike[str], suffix: str, frames: Sequence[Image.Image]) -> None:
-    """Write T frames of equal size as a clip in the format of `suffix`, regardless of the file's name. Raises
+    """Write T frames of equal size as a clip, as mp4 or GIF by `suffix`, regardless of the file's name. Raises
     OSError."""
     if suffix == MP4:
         write_mp4(path, frames)
@@ -117,8 +119,11 @@ def write_clip(path: str | os.PathLike[str], suffix: str, frames: Sequence[Image
 
 
 def write_mp4(path: str | os.PathLike[str], frames: Sequence[Image.Image]) -> None:
-    """Write an mp4 for browsers (H.264, yuv420p), with a white border if a side has an odd number of pixels. Raises
-    OSError."""
+    """Write T frames of equal size as an mp4 for browsers (H.264, yuv420p), with a white border if height or width is
+    odd.
+
+    Raises OSError.
+    """
     av: Any = import_module("av")  # its types are incomplete
 
     width, height = (length + length % 2 for length in frames[0].size)

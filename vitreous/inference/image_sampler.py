@@ -115,9 +115,11 @@ class ImageSampler:
         ]
 
         def sample_slice(chunk: slice) -> Tensor:
+            """Sample the images of one chunk, a slice of the batch."""
             chunk_canvas = None if canvas is None else InpaintingCanvas(canvas.images[chunk], canvas.keep_mask[chunk])
 
             def report_step(state: SamplerState) -> None:
+                """Call the callbacks after a step of the chunk."""
                 on_images((chunk.stop - chunk.start) / steps)
                 on_step(chunk, state)
 
@@ -153,9 +155,12 @@ class ImageSampler:
         predict = guide_prediction(self.predict, condition, self.classes, options)
 
         def restore_kept_pixels(noisy: Tensor, a: float, b: float) -> Tensor:
+            """Replace the pixels that inpainting keeps by the noised originals; without inpainting, return the images
+            unchanged."""
             return skip_inpainting(noisy, a, b) if canvas is None else restore_known_pixels(canvas, noisy, noise, a, b)
 
         def draw_step_noise(step: int) -> Tensor:
+            """Draw the noise (b, C, *image) of one step."""
             step_keys = derive_keys(keys.numpy().view(np.uint64), step + 1)
             return from_numpy(draw_normal(step_keys, tuple(noise.shape[1:]))).to(self.device)
 

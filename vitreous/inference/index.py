@@ -57,7 +57,7 @@ class PackedStrings:
 
     @staticmethod
     def from_strings(strings: Iterable[bytes]) -> PackedStrings:
-        """Concatenate byte strings."""
+        """Concatenate byte strings in one array."""
         strings = list(strings)
         ends = np.cumsum([len(string) for string in strings], dtype=np.int64)
         return PackedStrings(np.frombuffer(b"".join(strings), np.uint8), ends)
@@ -160,7 +160,7 @@ def write_index(
 
 
 def open_index(run: str | os.PathLike[str]) -> NeighbourIndex | None:
-    """Open the index of a run folder or bundle; None if it has none. Loading it cannot run code.
+    """Open the index of a run folder or bundle; None if there is none. Loading an index cannot run code.
 
     Raises WeightsError for an index that is damaged, or was computed with other weights or another preprocessing.
     """
@@ -230,6 +230,7 @@ def encode_thumbnails(split: Split, indices: np.ndarray, preprocess: Preprocess)
     from vitreous.data.rgb_images import to_rgb_image
 
     def encode_thumbnail(index: int) -> bytes:
+        """Encode the thumbnail of one image."""
         array = preprocess.to_array(preprocess.decode(open_sample(split, index), split.name(index)))
         thumbnail = to_rgb_image(from_numpy(array))
         thumbnail.thumbnail((INDEX_THUMBNAIL_SIDE, INDEX_THUMBNAIL_SIDE))

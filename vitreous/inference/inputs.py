@@ -83,7 +83,8 @@ def build_items(images: ImageInput | Iterable[ImageInput], preprocess: Preproces
 
 
 def build_item(image: ImageInput, preprocess: Preprocess, name: str) -> Item:
-    """Convert one image to an item; its pixels are checked when they are read. Raises UsageError for other values."""
+    """Convert one image to an item; arrays and tensors are checked when they are read. Raises UsageError for other
+    values."""
     if isinstance(image, (str, os.PathLike)):
         path = os.fsdecode(image)
         return Item(path, path)

@@ -29,7 +29,8 @@ def format_card_text(card: Card, origin: str, precision: str) -> str:
 
 
 def format_card_html(card: Card, origin: str, parameters: int | None, precision: str) -> str:
-    """Format the card of a model as an HTML table: description, input, classes, origin, and the metrics of its run."""
+    """Format the card of a model as an HTML table: task, input, classes, precision, parameters, origin, and the metrics
+    of its run."""
     preprocess, names = card.preprocess, card.task.classes
     more_text = f" and {len(names) - MAX_NAMED_CLASSES} more" if len(names) > MAX_NAMED_CLASSES else ""
     fields: list[tuple[str, Any]] = [

@@ -181,6 +181,7 @@ class PlannedOutputPaths:
         """Wrap a function that lists items: the wrapped one also plans an output path for each."""
 
         def iterate_items() -> Any:
+            """Yield the items, after planning an output path for each."""
             for item in list_items():
                 self.plan_path(item)
                 yield item
@@ -213,7 +214,7 @@ class ObjectFolder:
 
     @property
     def index(self) -> str:
-        """Path of the JSONL index, one line per image."""
+        """Path of `objects.jsonl`, which has one line per image."""
         return os.fspath(self.folder / OBJECTS_FILE)
 
     def write(self, prediction: ImageObjects) -> ImageObjects:

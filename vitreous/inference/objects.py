@@ -54,17 +54,17 @@ class ImageObjects:
 
     @property
     def boxes(self) -> np.ndarray:
-        """The boxes, (n, 4) float32."""
+        """The boxes of the objects, (n, 4) float32."""
         return np.zeros((0, 4), np.float32) if self.detections is None else self.detections.boxes
 
     @property
     def scores(self) -> np.ndarray:
-        """The scores, (n,) float32 in (0, 1]."""
+        """The scores of the objects, (n,) float32 in (0, 1]."""
         return np.zeros(0, np.float32) if self.detections is None else self.detections.scores
 
     @property
     def masks(self) -> np.ndarray | None:
-        """The masks, (n, H, W) bool; None for a detector without masks."""
+        """The masks of the objects, (n, H, W) bool; None for a detector without masks."""
         if self.detections is None or self.detections.masks is None:
             return None
         masks = [rle_to_mask(runs, self.detections.size) for runs in self.detections.masks]
@@ -154,6 +154,8 @@ def iterate_image_objects(
     card.task.require_endpoint("detect", f"{card.name} {card.task.verb_phrase} and does not detect objects")
 
     def decode(scaled_item: ScaledItem) -> np.ndarray | DataError:
+        """Decode an item to pixels at native size or, without tiles, at the model's size; return the error if it
+        fails."""
         try:
             pixels = decode_native_pixels(preprocess, scaled_item.item)
         except DataError as error:
@@ -165,6 +167,7 @@ def iterate_image_objects(
         return pixels
 
     def compute(batch: np.ndarray) -> list[Any]:
+        """Compute the detections of an image with tiles, or the outputs of a batch."""
         if options.tiles:
             return [detect_objects(engine.objects, batch[0], preprocess, True, options.threshold)]
         return list(zip(*engine.objects(batch), strict=True))

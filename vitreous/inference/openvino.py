@@ -63,7 +63,7 @@ class PreprocessedModel(nn.Module):
         self.model, self.preprocess = model, preprocess
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Compute (B, K) outputs of (B, C, *image) uint8."""
+        """Compute (B, K) outputs of (B, C, *image) uint8 pixels."""
         return self.model(self.preprocess.normalise(pixels))
 
 

@@ -19,7 +19,7 @@ EngineName: TypeAlias = Literal["auto", "torch", "compiled", "openvino"]
 
 @dataclass(frozen=True)
 class InferenceOptions:
-    """Inference options, with the names of the command line."""
+    """Options of inference: device, precision, engine, merged tokens and clip views, as on the command line."""
 
     SECTIONS: ClassVar[dict[str, str]] = {"device": "Device and engine"}
 

@@ -74,7 +74,7 @@ class ChunkedOutputFile(ABC):
 
     @abstractmethod
     def join(self, path: Path, chunk_paths: list[Path]) -> None:
-        """Join all chunk files into one file."""
+        """Join all chunk files into the file `path`."""
 
 
 class ParquetOutputFile(ChunkedOutputFile):

@@ -52,6 +52,8 @@ def run_pipeline(
     computing_chunks: deque[Future[list[tuple[T, Any]]]] = deque()
 
     def submit_decoding() -> None:
+        """Submit items for decoding until `PREFETCHED_CHUNKS` chunks are pending; store an exception of the
+        iterator."""
         while len(decoding_chunks) < PREFETCHED_CHUNKS and not failure:
             batch: list[tuple[T, Future[np.ndarray | DataError]]] = []
             try:

@@ -103,8 +103,8 @@ class Predictor:
 
     @property
     def transform(self) -> Callable[[Image.Image], Tensor]:
-        """The transform of `model`, for a Dataset: PIL image, path, bytes or array (H, W[, C]) -> (C, *image)
-        float32."""
+        """The preprocessing of `model` as a transform for a Dataset: PIL image, path, bytes or array (H, W[, C]) -> (C,
+        *image) float32."""
         return self.card.preprocess.transform
 
     def choose_engine(self, total_images: float = math.inf, features: bool = False) -> None:
@@ -201,11 +201,7 @@ class Predictor:
     def segment(  # pyright: ignore[reportOverlappingOverload]
         self, images: ImageInput, **options: Unpack[SegmentKeywords]
     ) -> ClassMap:
-        """Predict the class of each pixel at the native image size: one result for one image, a list for several.
-
-        `keep_images` keeps the images for `draw_overlay`. Raises UsageError for a model that does not segment images,
-        and DataError for an unreadable file; with `bad_images="skip"` its result has an `error` instead.
-        """
+        """Return one class map for one image."""
         ...
 
     @overload
@@ -219,10 +215,10 @@ class Predictor:
         bad_images: Literal["stop", "skip"] = "stop",
         keep_images: bool = False,
     ) -> ClassMap | list[ClassMap]:
-        """Predict the class of each pixel at the native image size: one result for one image, a list for several.
+        """Predict the class of each pixel at the native image size: one class map for one image, a list for several.
 
-        Raises UsageError for a model that does not segment images, and DataError for an unreadable file; with
-        `bad_images="skip"` its result has an `error` instead. `keep_images` keeps the images for `draw_overlay`.
+        `keep_images` keeps the images for `draw_overlay`. Raises UsageError for a model that does not segment images,
+        and DataError for an unreadable file; with `bad_images="skip"` its result has an `error` instead.
         """
         class_maps = list(
             iterate_class_maps(
@@ -235,7 +231,7 @@ class Predictor:
     def detect(  # pyright: ignore[reportOverlappingOverload]
         self, images: ImageInput, **options: Unpack[DetectKeywords]
     ) -> ImageObjects:
-        """Return the objects of one image."""
+        """Return the detected objects of one image."""
         ...
 
     @overload
@@ -409,6 +405,7 @@ def build_predictor(
     from vitreous.inference.engine import make_engine
 
     def iterate_example_tensors() -> Iterator[Tensor]:
+        """Yield the readable example images as model input."""
         for example in examples:
             with suppress(DataError):
                 yield bundle.preprocess.to_tensor(bundle.preprocess.decode(example))

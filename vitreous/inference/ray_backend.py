@@ -115,7 +115,7 @@ class RayPredictor:
 
 
 def plan_workers(ray: Any, task: WorkerTask) -> tuple[Callable[[], Any], int]:
-    """Return a function that starts a worker, and the number of workers: one per GPU or core."""
+    """Plan the workers of a cluster: return a function that starts one, and their number, one per GPU or core."""
     resources = ray.cluster_resources()
     gpus = 0 if task.inference_options.device == "cpu" else int(resources.get("GPU", 0))
     worker_resources = {"num_gpus": 1} if gpus else {"num_cpus": 1}

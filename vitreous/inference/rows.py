@@ -39,7 +39,8 @@ class RowFormat(Protocol):
 
 
 class EmbeddingRows:
-    """Output rows of `embed`."""
+    """The output format of `embed`: one row per image, with its path, its features, and the error if it is
+    unreadable."""
 
     formats: tuple[str, ...] = (".npz", ".parquet", ".jsonl")
     rows_per_chunk = ROWS_PER_CHUNK
@@ -67,8 +68,7 @@ def encode_json_line(document: dict[str, Any]) -> bytes:
 
 
 def embedding_arrays(embeddings: Sequence[Embedding]) -> dict[str, np.ndarray]:
-    """Return the arrays of an npz file: `embeddings` (n, D) float32, NaN if unreadable, `paths` and `errors` as
-    text."""
+    """Build the arrays of an npz file: `embeddings` (n, D) float32, NaN if unreadable, `paths` and `errors` as text."""
     return {
         "embeddings": stack_embeddings(embeddings),
         "paths": np.array([embedding.path for embedding in embeddings]),

@@ -59,8 +59,8 @@ def choose_sample_size(
 
 
 def check_frame_count(bundle: Bundle, frames: int) -> None:
-    """Raise UsageError if the model does not generate clips, or if `frames` is not a multiple of the frames of a
-    patch."""
+    """Raise UsageError if the model does not generate clips, or if the number `frames` is not divisible by the frames
+    of a patch."""
     config: Any = bundle.model.config
     if not bundle.preprocess.is_animated:
         raise UsageError("--frames is for models of clips, but this one generates images", "leave --frames out")

@@ -143,7 +143,7 @@ class Generator:
 
     @property
     def size(self) -> str:
-        """The sample size in pixels: `64x48`, of clips `8x64x48`."""
+        """The sample size in pixels: `64x48` for images, `8x64x48` for clips of 8 frames."""
         return format_sample_size(self.sampler.image, self.sampler.stride)
 
     def labels_of(self, names: Sequence[str]) -> list[int]:
@@ -252,8 +252,8 @@ def sample(
     progress: bool = True,
     **options: Unpack[SampleKeywords],
 ) -> SampleDocument:
-    """Sample images, write them, and return the document of `vitreous sample --json`; `options` are the fields of
-    `SampleOptions`.
+    """Generate images or clips, write them, and return the document of `vitreous sample --json`; `options` are the
+    fields of `SampleOptions`.
 
     `out`: a .png file is a grid with the class below each image, or, of clips, with the frames of each in a row; a .gif
     or .mp4 file is an animated grid of clips. Images of less than 64 pixels are enlarged in a grid. Any other name is a
@@ -329,6 +329,7 @@ def generate_with_progress(
     num_done = 0.0
 
     def add_progress(images: float) -> None:
+        """Report the fraction of images that was done."""
         nonlocal num_done
         num_done += images
         listener.progress("sample", min(int(num_done), len(pairs)), len(pairs))

@@ -84,7 +84,7 @@ class OutputFile:
         return document
 
     def format_description(self, finished: bool) -> str:
-        """Return the content of the job file."""
+        """Build the content of the job file."""
         fields = {
             "finished": finished,
             "rows": self.num_rows,
@@ -178,7 +178,7 @@ class AppendableFile(ABC):
 
 
 class JsonLinesFile(AppendableFile):
-    """An appendable JSONL file."""
+    """A JSONL file that rows are appended to."""
 
     def read_written(self) -> Iterator[tuple[str, bool]]:
         """Yield the image name of every complete line, and whether the image was unreadable; remove an incomplete last
@@ -196,13 +196,13 @@ class JsonLinesFile(AppendableFile):
         self.truncate(size)
 
     def add(self, predictions: Sequence[Any]) -> None:
-        """Write one line per prediction."""
+        """Append one line per prediction."""
         self.file.write(b"".join(encode_json_line(self.kind.to_dict(prediction)) for prediction in predictions))
         self.file.flush()
 
 
 class CsvFile(AppendableFile):
-    """An appendable CSV file."""
+    """A CSV file that rows are appended to."""
 
     def read_written(self) -> Iterator[tuple[str, bool]]:
         """Yield the image names in the file except the last one, and whether each was unreadable; remove the rows of
@@ -210,6 +210,7 @@ class CsvFile(AppendableFile):
         image, position, size = None, 0, 0
 
         def read_complete_lines() -> Iterator[str]:
+            """Yield the lines of the file that end in a newline."""
             nonlocal position
             for text in self.file:
                 if not text.endswith(b"\n"):

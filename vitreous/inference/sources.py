@@ -194,7 +194,8 @@ def resolve_files(files: list[str], column: str | None, preprocess: Modality) ->
 
 
 def find_container_suffix(file: str, preprocess: Modality) -> str:
-    """Return the suffix of a table, archive or Parquet file; "" for files that the model reads."""
+    """Return the suffix of a file that contains images or paths: a table, archive or Parquet file; "" for a file that
+    the model reads itself."""
     if file.lower().endswith(tuple(preprocess.suffixes)):
         return ""
     matching = (

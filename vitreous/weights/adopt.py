@@ -91,7 +91,9 @@ class PretrainedWeights(TaskMixin):
         size: raises UsageError if `image_size` differs from it."""
         if image_size is not None and image_size != self.config.image:
             description = f"{self.title} for images of {format_size(self.config.image)} pixels"
-            raise UsageError(f"--source-size {format_size(image_size)}: {self.source} is {description}", "leave it out")
+            raise UsageError(
+                f"--source-size {format_size(image_size)}: {self.source} is {description}", "leave --source-size out"
+            )
         return replace(self, config=self.config.with_options(positions={"resize": rule})) if rule else self
 
 
@@ -108,7 +110,7 @@ def open_weights(source: str | os.PathLike[str], settings: dict[str, Any] | None
     has_tables = weights.config.has_position_tables
     if "positions.resize" in settings and not has_tables:
         description = f"{source} is {weights.config.name()}, which has no learned positions"
-        raise UsageError(f"--resize {settings['positions.resize']}: {description}", "leave it out")
+        raise UsageError(f"--resize {settings['positions.resize']}: {description}", "leave --resize out")
     if published and published.share:
         weights = replace(weights, preprocess=replace(weights.preprocess, share=published.share))
     is_native_format = weights.title in (BUNDLE_TITLE, CHECKPOINT_TITLE)
@@ -183,6 +185,7 @@ def open_checkpoint(folder: Path) -> PretrainedWeights:
     model_config: ModelConfig = from_builtins(ModelConfig, run_config["model"])
 
     def read_state() -> dict[str, Tensor]:
+        """Read the tensors of the deployed model, without their common name prefix."""
         tensors = (
             load_checkpoint_tensors(folder, "ema") or load_checkpoint_tensors(folder, "model")
         ) | load_checkpoint_tensors(folder, "frozen")
@@ -423,6 +426,7 @@ def drop_dense_head(weights: PretrainedWeights) -> PretrainedWeights:
         return weights
 
     def read_state() -> dict[str, Tensor]:
+        """Read the tensors of the backbone, without its name prefix."""
         return {
             name.removeprefix(prefix): tensor
             for name, tensor in weights.read_state().items()

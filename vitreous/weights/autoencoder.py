@@ -49,7 +49,7 @@ class Autoencoder:
     def require_channels(self, channels: int) -> None:
         """Raise UsageError if the model's latents have another number of channels."""
         if self.channels != channels:
-            problem = f"{self.latents.autoencoder} has {self.channels} latent channels, the model needs {channels}"
+            problem = f"{self.latents.autoencoder} has {self.channels} latent channels, but the model needs {channels}"
             raise UsageError(problem, "use the autoencoder that the model was trained with")
 
     @torch.inference_mode()

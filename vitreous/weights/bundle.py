@@ -140,8 +140,8 @@ def save(
 
 
 def load_bundle(folder: Path) -> Bundle:
-    """Read a bundle. Raises WeightsError if a file is missing, modified, of a later format, or does not match its
-    model."""
+    """Load the bundle in a folder. Raises WeightsError if a file is missing, modified, of a later format, or does not
+    match the model."""
     try:
         description = json.loads((folder / DESCRIPTION_FILE).read_text("utf-8"))
         version = description["format"]
@@ -151,7 +151,7 @@ def load_bundle(folder: Path) -> Bundle:
         ) from None
     if version != BUNDLE_FORMAT_VERSION:
         raise WeightsError(
-            f"{folder} has bundle format {version}, but this version reads {BUNDLE_FORMAT_VERSION}",
+            f"{folder} has bundle format {version}, but this version of vitreous reads {BUNDLE_FORMAT_VERSION}",
             "install a newer vitreous",
         )
     weights = folder / WEIGHTS_FILE
@@ -181,8 +181,8 @@ def set_temperature(folder: Path, temperature: float, fitted_on: dict[str, Any])
 
 
 def load_state_dict_strict(model: torch.nn.Module, state: dict[str, Tensor], origin: str) -> None:
-    """Load exactly these weights into a model, in float32. Raises WeightsError with every difference in name or
-    shape."""
+    """Load a state dict into a model in float32; all names and shapes must match. Raises WeightsError, which lists
+    every difference and names the `origin` of the state dict."""
     model_shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     state_shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     errors = [f"missing {name}" for name in model_shapes.keys() - state_shapes.keys()]

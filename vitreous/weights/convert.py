@@ -248,8 +248,11 @@ def publish_verified(path: Path, write: Callable[[Path], int], verify: Callable[
 def apply_size_overrides(
     config: ModelConfig, image_size: int | tuple[int, ...] | None, classes: int | None, channels: int | None
 ) -> ModelConfig:
-    """Return the config with the requested sizes. Raises UsageError for an image size that is not divisible by the
-    patch size."""
+    """Return the config with another image size, number of classes and number of channels; None leaves a value
+    unchanged.
+
+    Raises UsageError for an image size that is not divisible by the patch size.
+    """
     changes: dict[str, Any] = {}
     if image_size is not None:
         frames = config.image[:1] if config.has_time_axis else ()  # the number of frames is kept
@@ -347,13 +350,14 @@ def list_numerical_differences(weights_format: WeightsFormat, config: ModelConfi
 
 
 def suggest_gelu_form(differences: list[str]) -> str:
-    """Suggest the training option for identical outputs, if the GELU form is what differs."""
+    """Return the training option that makes outputs identical, in parentheses, if the form of GELU differs; else ""."""
     gelu = next((difference.rpartition(" ")[2] for difference in differences if difference.startswith("mlp.gelu ")), "")
     return f" (train with --model.mlp.gelu {gelu} for identical outputs)" if gelu else ""
 
 
 def verify_round_trip(weights_format: WeightsFormat | None, path: Path, state: Tensors, config: ModelConfig) -> None:
-    """Read the written weights and compare every bit. Raises WeightsError for a difference."""
+    """Read the written weights and compare every tensor bit by bit with `state`. Raises WeightsError for a
+    difference."""
     has_config_json = weights_format is None or weights_format.describe
     loaded = (
         open_weights(path).read_state()
@@ -400,6 +404,7 @@ def select_classes(weights: PretrainedWeights, path: str | os.PathLike[str]) -> 
         )
 
     def read_state() -> dict[str, Tensor]:
+        """Read the tensors with only the selected rows of the head."""
         selected = list(class_indices)
         return {
             name: tensor[selected] if name.startswith(HEAD_PREFIXES[0]) else tensor

@@ -62,7 +62,7 @@ def create(
     weights: str | os.PathLike[str] | None = None,
     **changes: Unpack[ModelKeywords],
 ) -> ViT:
-    """Create a ViT by its name."""
+    """Create a ViT from a name of `vitreous models`."""
     ...
 
 
@@ -75,7 +75,7 @@ def create(
     weights: str | os.PathLike[str] | None = None,
     **changes: Unpack[ModelKeywords],
 ) -> Swin:
-    """Create a Swin by its name."""
+    """Create a Swin from a name of `vitreous models`."""
     ...
 
 
@@ -88,7 +88,7 @@ def create(
     weights: str | os.PathLike[str] | None = None,
     **changes: Unpack[ModelKeywords],
 ) -> BiT:
-    """Create a BiT by its name."""
+    """Create a BiT from a name of `vitreous models`."""
     ...
 
 
@@ -101,7 +101,7 @@ def create(
     weights: str | os.PathLike[str] | None = None,
     **changes: Unpack[ModelKeywords],
 ) -> DiT:
-    """Create a DiT by its name."""
+    """Create a DiT from a name of `vitreous models`."""
     ...
 
 
@@ -207,5 +207,5 @@ def apply_create_options(config: ModelConfig, options: dict[str, Any], changes: 
     if "channels" in options:
         fields["channels"] = options["channels"]
     if missing := sorted(set(fields) - set(config.option_paths())):
-        raise UsageError(f"{config.name()} has no {missing[0]}", "leave it out")
+        raise UsageError(f"{config.name()} has no {missing[0]}", f"leave {missing[0]} out")
     return replace_known_fields(config, fields)

@@ -70,7 +70,7 @@ def download_file(address: str, target: Path, digest: str = "", listener: Progre
 
 
 def get_mtime_ns(path: Path) -> int | None:
-    """Return the modification time of a file in nanoseconds; None if it does not exist."""
+    """Return the modification time of a file in nanoseconds; None if the file does not exist."""
     return path.stat().st_mtime_ns if path.is_file() else None
 
 
@@ -78,7 +78,7 @@ HASH_NAMES = {"sha256": "SHA-256", "md5": "MD5"}
 
 
 def has_digest(path: Path, digest: str) -> bool:
-    """Return whether a file has a digest `sha256:HEX` or `md5:HEX`, where HEX may be a prefix."""
+    """Return whether a file has the digest `sha256:HEX` or `md5:HEX`, where HEX may be a prefix."""
     algorithm, _, expected = digest.partition(":")
     with open(path, "rb") as file:
         return hashlib.file_digest(file, algorithm).hexdigest().startswith(expected)
@@ -170,8 +170,10 @@ def parse_content_range(response: Any, address: str, begin: int) -> tuple[int, i
 def write_response(
     response: Any, address: str, partial_path: Path, begin: int, total: int | None, listener: ProgressListener | None
 ) -> int:
-    """Write a response into the partial file from `begin`; returns its new size. Raises WeightsError if it is too
-    large, OSError with the file's name if it cannot be written."""
+    """Write the body of a response to the partial file, from the offset `begin`; return the new size of the file.
+
+    Raises WeightsError if the body is too large, OSError with the file's name if the file cannot be written.
+    """
     done = begin
     with open(partial_path, "r+b" if begin else "wb") as file:
         file.truncate(begin)
@@ -242,7 +244,7 @@ def require_https(address: str) -> None:
 
 
 class HttpsRedirectHandler(urllib.request.HTTPRedirectHandler):
-    """Follow redirects only to addresses from which downloads are allowed."""
+    """Follows redirects only to URLs from which downloads are allowed."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         """Return the request for the redirect target. Raises WeightsError for a URL that is not https."""

@@ -55,8 +55,8 @@ class TensorInfo:
 
 
 def open_regular_file(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Raises WeightsError for a missing file, a folder, a pipe or a device, without
-    blocking."""
+    """Open a regular file for reading, without blocking on a pipe or device. Raises WeightsError for a missing file,
+    and for a folder, a pipe or a device."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError:

@@ -38,11 +38,11 @@ MAX_INDEX_BYTES = 8 << 20  # bytes
 
 
 def fetch_weights(source: str, listener: ProgressListener | None = None) -> Path:
-    """Download weights if necessary; returns their local path: a folder for a Hub repository, else a file.
+    """Return the local path of weights, which are downloaded if necessary: a folder for a Hub repository, else a file.
 
-    A name of `weights.published` selects the address in its entry. `hf:org/name[@revision][:file]` and `timm:name.tag`
-    are downloaded from the Hugging Face Hub through its cache, `https://...#sha256=HEX` once into the cache of this
-    package; anything else is returned as a path. Without a listener, progress is shown on stderr. Raises UsageError for
+    A name of `weights.published` selects its address. `hf:org/name[@revision][:file]` and `timm:name.tag` are
+    downloaded from the Hugging Face Hub through its cache, `https://...#sha256=HEX` once into the cache of this
+    package. Anything else is returned as a path. Without a listener, progress is shown on stderr. Raises UsageError for
     a malformed source, WeightsError for a download that fails or has another digest.
     """
     if published := find_published_weights(source):
@@ -280,7 +280,7 @@ class HubRepository:
         return f"{constants.ENDPOINT}/{self.name}"
 
     def missing(self, error: Exception) -> WeightsError:
-        """Build the error for a file that the client could not download."""
+        """Build the error for a file that could not be downloaded, with a hint for its cause."""
         from huggingface_hub import errors
 
         source, token = (
@@ -374,6 +374,6 @@ def download_into_cache(address: str, target: Path, digest: str, listener: Progr
 
 
 def unwritable_cache_error(folder: Path, error: OSError) -> WeightsError:
-    """Build the error for a cache that is not writable."""
+    """Build the error for a cache folder that is not writable."""
     reason = error.strerror or error
     return WeightsError(f"cannot write to the cache {folder} ({reason})", "set XDG_CACHE_HOME to a writable folder")

@@ -82,7 +82,7 @@ class WeightsFile:
         return {name: tensors[name] for name in selected}
 
     def check_tensor(self, name: str, tensor: Tensor) -> None:
-        """Raise WeightsError unless a tensor matches the header and is finite."""
+        """Raise WeightsError unless a tensor has the shape and dtype in the header and only finite values."""
         entry = self.entries[name]
         if (tuple(tensor.shape), str(tensor.dtype)) != (entry.shape, f"torch.{entry.dtype}"):
             reject_weights_file(self.path, f"changed while it was read: {name} differs", "read it again")

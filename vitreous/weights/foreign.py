@@ -306,7 +306,8 @@ def suggest_full_state_dict(errors: list[str]) -> str:
 def describe_position_assumptions(
     origin: Path, weights_format: WeightsFormat, config: ModelConfig, settings: dict[str, Any]
 ) -> Iterator[str]:
-    """Describe assumptions about positions, one sentence each: their grid, and their resize rule."""
+    """Describe the assumptions about position embeddings, one sentence each: image size, patch grid, and resize
+    rule."""
     encoder: Any = config.encoder
     for text in weights_format.assumes(encoder, settings):
         yield f"{origin.name} does not specify {text}"

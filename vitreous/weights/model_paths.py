@@ -92,7 +92,8 @@ def is_image_source(path: str) -> bool:
 
 
 def get_full_suffix(name: str) -> str:
-    """Return the suffix of a file name in lower case, `.nii.gz` in full; `.pth` for checkpoints named `x.pth.tar`."""
+    """Return the suffix of a file name in lower case: `.nii.gz` in full, and `.pth` for checkpoints named
+    `x.pth.tar`."""
     stem, suffix = os.path.splitext(name.lower())
     if name.lower().endswith(".nii.gz"):
         return ".nii.gz"

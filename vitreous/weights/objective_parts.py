@@ -59,7 +59,7 @@ class ObjectiveLoadResult:
     skipped: list[str]
 
     def text(self) -> str:
-        """Describe the result in one line."""
+        """Describe the loaded and skipped submodules in one line."""
         skipped = f"; newly initialised because of another shape: {', '.join(self.skipped)}" if self.skipped else ""
         return (f"continues with its {', '.join(self.loaded)}" if self.loaded else "starts without its state") + skipped
 
@@ -81,6 +81,7 @@ def load_into_objective(
     )
 
     def get_submodule_name(tensor: str) -> str:
+        """Return the first words of a tensor name, which identify its submodule."""
         return ".".join(tensor.split(".")[:prefix_length])
 
     for name in loaded_state.state:
@@ -123,7 +124,7 @@ class WeightsLoadResult:
     patches: str = ""
 
     def text(self) -> str:
-        """Describe the result in one line."""
+        """Describe the source, the numbers of tensors, and the changes in one line."""
         line = (
             f"started from {self.source}, {self.title} (kept {len(self.loaded)} tensors, "
             f"new {len(self.initialised)}, unused {len(self.unused)})"

@@ -109,7 +109,7 @@ class WeightsOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceWeightsOptions(WeightsOptions):
-    """Options of every verb that runs a model on images."""
+    """Options of every verb that runs a model on images: those of its weights, and native aspect ratios."""
 
     SECTIONS: ClassVar[dict[str, str]] = {"native_aspect": "Native aspect ratio"}
 

@@ -81,7 +81,7 @@ TEXT_OPCODES = {"BINUNICODE", "SHORT_BINUNICODE"}
 
 
 def scan_pickle(path: Path, file: BinaryIO) -> None:
-    """Scan the instructions of one pickle without executing them, and return to its start.
+    """Check the instructions of one pickle without executing them, and return to its start.
 
     Raises WeightsError for an instruction or a name that tensors do not need, for too many of them, for a protocol that
     torch.load with `weights_only` does not support, and for a damaged pickle.
@@ -124,10 +124,10 @@ def scan_pickle(path: Path, file: BinaryIO) -> None:
 
 
 class PickleDescriber(pickle._Unpickler):
-    """Python's unpickler for a pickle checked by `scan_pickle`, with a stand-in for every name.
+    """Python's unpickler for a pickle checked by `scan_pickle`, with a stand-in for every class and function.
 
-    It imports, calls and allocates nothing but numbers, texts, containers and tensor descriptions. Keys of dicts are
-    only texts and integers, because hashing deeply nested tuples never ends. Raises WeightsError for a pickle that
+    It imports, calls and allocates nothing but numbers, texts, containers and tensor descriptions. Keys of dicts may
+    only be texts and integers, because hashing deeply nested tuples never ends. Raises WeightsError for a pickle that
     torch.save would not write.
     """
 

@@ -46,7 +46,7 @@ DINO_HEAD_PREFIXES = {"dino": {"head.": "head."}, "dinov2": {"head.": "dino_head
 
 
 def canonicalise_name(name: str) -> str:
-    """Remove wrapper prefixes from a name in a file, and undo renames of newer libraries."""
+    """Remove wrapper prefixes from a tensor name in a file, and replace newer names of libraries by the older ones."""
     name = strip_wrapper_prefixes(name).removeprefix("backbone.").removeprefix("vit.")
     for newer, older in PARAMETRIZATION_NAMES.items():
         name = name.replace(newer, older)
@@ -54,8 +54,10 @@ def canonicalise_name(name: str) -> str:
 
 
 def locate_tensors(sources: Iterable[WeightsFile], section: str = "") -> TensorLocations:
-    """Locate the tensors of weights files, or those in a section of files opened with all sections, by their canonical
-    names."""
+    """Map the canonical names of tensors to their files and names there.
+
+    With a section, only its tensors are included, of files opened with `ALL_SECTIONS`.
+    """
     start = f"{section}/" * bool(section)
     return {
         canonicalise_name(name.removeprefix(start)): (source, name)
@@ -111,8 +113,11 @@ def read_foreign_objective(
 def read_mae_decoder(
     layout: DecoderLayout, locations: TensorLocations, config_json: dict[str, Any], config: Any
 ) -> ObjectiveState:
-    """Read the decoder of MAE or VideoMAE for an encoder of this config. Raises WeightsError for missing or unknown
-    tensors, and for a VideoMAE decoder of unnormalised pixels: they are in 0 .. 1, unlike MAE's."""
+    """Read the decoder of MAE or VideoMAE for an encoder of this config.
+
+    Raises WeightsError for missing or unknown tensors, and for a VideoMAE decoder that predicts unnormalised pixels,
+    which it scales to 0 .. 1, unlike MAE.
+    """
     decoder_locations = {
         name: location
         for name, location in locations.items()

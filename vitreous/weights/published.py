@@ -27,11 +27,12 @@ EVAL_CROP = 0.875  # crop size relative to the short side of the image, in evalu
 class PublishedWeights:
     """Weights published by their authors.
 
-    `source`: an address, or `hf:org/name`. `image_size`: image size in pixels for which positions were trained.
-    `accuracy`: 0 to 1, on ImageNet's validation images unless `accuracy_note` specifies otherwise; None if not
-    published. `digest`: `sha256:HEX` or `md5:HEX` of the file, or a prefix if only that is published; "" if none is, so
-    only the size of the download is verified. `resize` and `share`: the authors' position resize rule, and their
-    evaluation crop relative to the short side, if the file lacks them.
+    `model`: name of the model in this package. `source`: a URL, or `hf:org/name`. `image_size`: image size in pixels
+    for which positions were trained. `accuracy`: 0 to 1, on ImageNet's validation images unless `accuracy_note`
+    specifies otherwise; None if not published. `digest`: `sha256:HEX` or `md5:HEX` of the file, or a prefix if only
+    that is published; "" if none is, so only the size of the download is verified. `resize` and `share`: the authors'
+    position resize rule, and the size of their evaluation crop relative to the short side of the image, if the file
+    lacks them.
     """
 
     name: str

@@ -112,6 +112,7 @@ def parse_header_json(path: Path, text: bytes) -> dict[str, Any]:
         )
 
     def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Return the pairs of a JSON object as a dict. Raises WeightsError if a key occurs twice."""
         fields = dict(pairs)
         if len(fields) != len(pairs):
             seen: set[str] = set()
@@ -122,6 +123,7 @@ def parse_header_json(path: Path, text: bytes) -> dict[str, Any]:
         return fields
 
     def reject_constant(token: str) -> NoReturn:
+        """Raise ValueError for NaN or infinity in JSON."""
         raise ValueError(f"{token} is not a number")
 
     try:

@@ -67,10 +67,10 @@ MODEL_TYPE_TITLES = {
 
 
 def check_model_type(config: dict[str, Any], title: str = "") -> None:
-    """Raise WeightsError for a transformers config.json with an unsupported `model_type`, or one that differs from the
-    format's `title`.
+    """Raise WeightsError for a transformers config.json with an unsupported `model_type`, or one that does not match
+    the detected format `title`.
 
-    Other models have the same tensor names but another computation, so tensors alone are not sufficient.
+    Other models have the same tensor names but another computation, so tensors alone do not identify a model.
     """
     family = config.get("model_type")
     # timm and open_clip have other model types
@@ -279,8 +279,8 @@ def load_preprocessing(
 def parse_preprocessing(
     weights_format: WeightsFormat, config: ModelConfig, processor: dict[str, Any], settings: dict[str, Any]
 ) -> Preprocess:
-    """Parse the preprocessing in `processor` (preprocessor_config.json) and `settings` (config.json). Raises
-    ValueError."""
+    """Parse the preprocessing from `processor` (preprocessor_config.json) and `settings` (config.json). Raises
+    ValueError for invalid values."""
     default_preprocess = config.default_preprocess()
     mean, std = PIXEL_STATISTICS[
         weights_format.get_pixel_scaling(config)
@@ -317,8 +317,8 @@ def parse_preprocessing(
 
 
 def parse_class_names(config: ModelConfig, settings: dict[str, Any]) -> tuple[str, ...]:
-    """Return the class names in a config.json, if they are distinct and match the model's classes; else their
-    numbers."""
+    """Parse the class names in a config.json. If they are missing, not distinct or of another number than the model's
+    classes, return the class numbers."""
     labels = settings.get("id2label") or {}
     names = tuple(str(labels.get(str(i), "")) for i in range(config.classes)) if isinstance(labels, dict) else ()
     has_all_names = len(names) == config.classes and all(names) and len(set(names)) == len(names)

@@ -210,6 +210,7 @@ def build_block_rules(
     """
 
     def build_layer_rule(ours: str, name: str, end: str = ".{x}") -> RenameRule:
+        """Build the rule of one layer in a block, from our name and theirs."""
         gated, _, ungated = name.rpartition("|")
         names = {
             mlp_kind: tuple(f"{theirs}.{layer_name}" + end * ("{x}" not in layer_name) for layer_name in text.split())
@@ -363,11 +364,13 @@ def build_position_transform(lead: tuple[int, ...] | None) -> TensorTransform:
     """
 
     def to_native(theirs: list[Tensor], config: ViTConfig) -> list[Tensor]:
+        """Split joint positions into those of prefix tokens (S, D), if any, and the table (*grid, D)."""
         positions, count = theirs[0].reshape(-1, config.width), config.prefix_position_count
         grid = positions[count:].reshape(*config.table_grid, config.width)
         return [positions[:count], grid] if count else [grid]
 
     def to_foreign(ours: list[Tensor], config: ViTConfig) -> list[Tensor]:
+        """Join the positions of prefix tokens (S, D) and the table (*grid, D)."""
         positions = torch.cat([tensor.reshape(-1, config.width) for tensor in ours])
         return [
             positions.reshape(1, *config.table_grid, config.width)

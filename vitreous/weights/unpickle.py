@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def limit_address_space(memory: int) -> None:
-    """Limit the address space of this process, if the system supports it."""
+    """Limit the address space of this process to `memory` bytes, if the system supports it."""
     try:
         import resource
 

@@ -38,7 +38,8 @@ def with_learned_positions(config: ModelConfig) -> ModelConfig:
 
 
 def list_writable_formats(config: ModelConfig) -> list[str]:
-    """List the names that `convert --to` accepts for this model, without the bundle, which supports every model."""
+    """List the names of foreign formats that `convert --to` accepts for this model. The bundle supports every model,
+    and is not listed."""
     return sorted(find_writable_formats(with_learned_positions(config)))
 
 
@@ -58,7 +59,8 @@ def get_writable_format(name: str, config: ModelConfig) -> WeightsFormat:
 
 
 def explain_unwritable(name: str, config: ModelConfig) -> str:
-    """Explain why a format cannot represent a model: the options that it lacks, or the models that it supports."""
+    """Explain in a phrase why a format cannot represent a model: the options that it lacks, or the models that it
+    supports."""
     blocking_options = find_blocking_options(name, config)
     if blocking_options:
         return f"it has no {', no '.join(blocking_options)}"
@@ -87,6 +89,7 @@ def find_blocking_options(name: str, config: ModelConfig) -> list[str]:
     ]
 
     def can_write(groups: list[str]) -> bool:
+        """Return whether the format supports the model if these groups of options are reset to those of a plain ViT."""
         changed = config
         try:
             options = {key: value for group in groups for key, value in changes[group](config).items()}

@@ -76,7 +76,7 @@ class DecoderLayout:
     video: bool = False
 
     def is_decoder_tensor(self, name: str) -> bool:
-        """Return whether a tensor of a file belongs to the decoder."""
+        """Return whether the tensor of this name in a file belongs to the decoder."""
         return name == self.mask or name.startswith(self.name_prefixes)
 
     def count_blocks(self, names: set[str]) -> int:

@@ -54,7 +54,7 @@ SHARED_BY_BLOCKS = TensorTransform(_import_shared_tensor, lambda ours, c: [ours[
 
 
 def build_block_names(name: str) -> Any:
-    """Return a function from a config to the diffusers names of a tensor that is stored once per block."""
+    """Return a function from a config to the names in diffusers' files of a tensor that is stored once per block."""
     return lambda c: tuple(f"transformer_blocks.{i}.norm1.emb.{name}" for i in range(c.depth))
 
 

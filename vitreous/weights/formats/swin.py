@@ -195,6 +195,7 @@ def build_offset_transform(stage: int) -> TensorTransform:
     """Build the transform between tables (offsets, h) and (2 m - 1, 2 n - 1, h) for the windows of a stage."""
 
     def to_native(theirs: list[torch.Tensor], config: SwinConfig) -> list[torch.Tensor]:
+        """Reshape a table (offsets, h) to (2 m - 1, 2 n - 1, h)."""
         rows, columns = config.windows[stage]
         return [theirs[0].unflatten(0, (2 * rows - 1, 2 * columns - 1))]
 

@@ -60,6 +60,7 @@ def _prefix_backbone_rule(rule: RenameRule) -> RenameRule:
     """Convert a rule of the backbone format to one for the backbone in a detector."""
 
     def prefix_foreign_names(config: DetectorConfig) -> tuple[str, ...]:
+        """Return the backbone's names in a file of a detector."""
         names = rule.theirs(config.backbone) if callable(rule.theirs) else rule.theirs
         return tuple(BACKBONE_PREFIX + name for name in names)
 
