@@ -119,4 +119,4 @@ def test_class_embeddings_are_reordered_or_reset(tmp_path):
     fewer = DiT(replace(CONFIG, classes=2))
     before = fewer.classes.weight.clone()
     adoption = load_pretrained_weights(fewer, weights, ("x", "y"))
-    assert torch.equal(fewer.classes.weight, before) and "classes are new" in adoption.text()
+    assert torch.equal(fewer.classes.weight, before) and "the class embedding is new" in adoption.text()

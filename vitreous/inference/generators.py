@@ -52,7 +52,7 @@ def build_generator_predictor(bundle: Bundle, how: InferenceOptions | None = Non
     decoded = bool(vae or bundle.task.autoencoder)
     if (channels not in (1, 3) and not decoded) or len(bundle.preprocess.image) != 2:
         problem = f"{card.name} generates images of {channels} channels and {len(bundle.preprocess.image)} axes"
-        hint = "pages need images of 1 or 3 channels and 2 axes: set the autoencoder for latents, --vae FOLDER"
+        hint = "set the autoencoder of latents, --vae FOLDER: pages show images of 1 or 3 channels and 2 axes"
         raise UsageError(problem, hint)
     generator = Generator(bundle, how.device if how else "auto", how.precision if how else "auto", vae)
     return Predictor(card, GeneratorEngine(generator), bundle)

@@ -93,7 +93,9 @@ def write_gif(path: str | os.PathLike[str] | IO[bytes], frames: Sequence[Image.I
 def check_video_encoder(suffix: str) -> None:
     """Raise ResourceError for a video format whose encoder is not installed."""
     if suffix == MP4 and find_spec("av") is None:
-        raise ResourceError("mp4 files need PyAV, which is not installed", f"{install_hint('video')}, or name a .gif")
+        raise ResourceError(
+            "mp4 files need PyAV, which is not installed", f"{install_hint('video')}, or use a .gif file"
+        )
 
 
 def arrange_clip_grid(

@@ -180,7 +180,7 @@ def open_index(run: str | os.PathLike[str]) -> NeighbourIndex | None:
     except Exception as error:  # numpy and zipfile raise many error types for damaged files
         raise WeightsError(f"{path} cannot be read ({error})", REBUILD_HINT) from None
     if record != {"format": INDEX_FORMAT, **bundle_cache_fields(path.parent)}:
-        raise WeightsError(f"{path} was computed with another model than the bundle's", REBUILD_HINT)
+        raise WeightsError(f"{path} was computed with other weights or another preprocessing", REBUILD_HINT)
     if not is_complete:
         raise WeightsError(f"{path} is damaged", REBUILD_HINT)
     return NeighbourIndex(features, *texts)

@@ -95,7 +95,7 @@ def build_item(image: ImageInput, preprocess: Preprocess, name: str) -> Item:
     if isinstance(image, np.ndarray) or is_tensor(image):
         if image.ndim == len(preprocess.image) + 2:
             message = f"{name}: {' x '.join(map(str, image.shape))} is a batch, not an image"
-            raise UsageError(message, "give list(batch)")
+            raise UsageError(message, "give list(batch) instead")
         return Item(name, b"", partial(to_pixel_array, image, preprocess, name))
     if is_open_file(image):
         return Item(name, read_open_file(image, name))
@@ -119,7 +119,7 @@ def to_pixel_array(image: Any, preprocess: Preprocess, name: str) -> np.ndarray:
         or (len(shape) == count + 1 and shape[channels] not in allowed_channels)
     ):
         problem = f"{name}: {'a tensor' if from_tensor else 'an array'} of {' x '.join(map(str, shape))} is not {axes}"
-        raise DataError(problem, f"with {' or '.join(map(str, allowed_channels))} channels")
+        raise DataError(problem, f"use {axes} with {' or '.join(map(str, allowed_channels))} channels")
     if from_tensor:
         image = image.detach().cpu()
         image = (image.float() if image.dtype.is_floating_point else image).numpy()

@@ -107,7 +107,7 @@ def select_task_bundle(
         if not headless:
             hint = "use `vitreous evaluate RUN` and `vitreous predict RUN IMAGES --out FOLDER`"
             raise UsageError(f"{run} {bundle.task.missing_outputs[0]}", hint)
-        note(f"only the backbone is used of a model that {bundle.task.verb_phrase}")
+        note(f"only the backbone is used: the model {bundle.task.verb_phrase}")
         bundle = replace(bundle, model=bundle.model.backbone.eval(), task=FeatureExtraction())
     if not bundle.task.outputs and not headless:
         hint = f"use `vitreous embed`, or train one: vitreous train DATA --init {run}"

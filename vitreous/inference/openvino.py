@@ -51,7 +51,7 @@ def compile_model(
     try:
         return get_openvino_core().compile_model(graph, "CPU", hints)
     except RuntimeError as error:
-        problem = f"OpenVINO cannot run this model in {precision} here: {get_last_error_line(error)}"
+        problem = f"OpenVINO cannot run this model in {precision} on this machine: {get_last_error_line(error)}"
         raise UsageError(problem, "use --precision fp32") from None
 
 

@@ -28,7 +28,7 @@ from vitreous.inference.rows import RowFormat, encode_json_line
 from vitreous.system.disk import make_write_error, write_text_atomic
 from vitreous.system.tables import format_csv
 
-NEW_FILE_HINT = "remove it to start again, or set another file with --out"
+NEW_FILE_HINT = "remove the file to start again, or set another one with --out"
 
 
 class OutputFile:
@@ -43,7 +43,8 @@ class OutputFile:
         suffix = os.path.splitext(path)[1].lower()
         if suffix not in row_format.formats:
             raise UsageError(
-                f"--out {escape_unprintable(path)}: unknown format", f"end it in {', '.join(row_format.formats)}"
+                f"--out {escape_unprintable(path)}: unknown format",
+                f"use a file name that ends in {' or '.join(row_format.formats)}",
             )
         self.path, self.made_by, self.described = path, made_by, Path(f"{path}.job.json")
         previous = self.read_description()
@@ -99,10 +100,10 @@ class OutputFile:
         for name, failed in () if self.is_finished else self.sink.read_written():
             item = next(items, None)
             if item is None or item.name != name:
-                position = "the images end before" if item is None else f"the next is {escape_unprintable(item.name)}"
+                job_image = "has no more images" if item is None else f"has {escape_unprintable(item.name)}"
                 message = (
-                    f"{escape_unprintable(self.path)}, image {self.num_rows + 1}, "
-                    f"is {escape_unprintable(name)}; {position}"
+                    f"image {self.num_rows + 1} in {escape_unprintable(self.path)} is {escape_unprintable(name)}, "
+                    f"but this job {job_image}"
                 )
                 raise UsageError(message, NEW_FILE_HINT)
             self.num_rows, self.num_unreadable = self.num_rows + 1, self.num_unreadable + failed

@@ -34,11 +34,11 @@ class Autoencoder:
             ) from None
         path = fetch_weights(os.fspath(source))
         if not (path / "config.json").is_file():
-            raise WeightsError(f"{source} is not an autoencoder folder", f"it needs {AUTOENCODER_FILES}")
+            raise WeightsError(f"{source} is not an autoencoder folder", f"use a folder with {AUTOENCODER_FILES}")
         try:
             vae: Any = AutoencoderKL.from_pretrained(path, use_safetensors=True, local_files_only=True)
         except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError) as error:
-            reason, hint = str(error).splitlines()[0][:200], f"it needs {AUTOENCODER_FILES}"
+            reason, hint = str(error).splitlines()[0][:200], f"use a folder with {AUTOENCODER_FILES}"
             raise WeightsError(f"diffusers cannot read an autoencoder from {source} ({reason})", hint) from None
         self.vae, self.device = vae.to(device).eval(), device
         self.channels: int = vae.config.latent_channels

@@ -113,7 +113,7 @@ def save(
     if not isinstance(model, VisionModel) or config is None or not config.can_be_stored:
         raise UsageError(
             f"{type(model).__name__} is not a model of vitreous.create",
-            "for supported external models, save the state dict",
+            "save the state dict of supported external models with torch.save",
         )
     names = tuple(map(str, range(config.classes))) if classes is None else tuple(classes)
     if (
@@ -122,7 +122,7 @@ def save(
         or not all(isinstance(name, str) and name for name in names)
     ):
         raise UsageError(
-            f"{len(names)} names for a head of {config.classes} classes", "give one name for each class, all different"
+            f"{len(names)} names for a head of {config.classes} classes", "give one distinct name for each class"
         )
     if preprocess is None:
         height, width = config.image[-2:]
@@ -131,7 +131,7 @@ def save(
     if preprocess.channels != config.channels:
         raise UsageError(
             f"the preprocessing outputs {preprocess.channels} channels, but the model needs {config.channels}",
-            "use equal numbers of channels",
+            f"use a preprocessing with {config.channels} channels",
         )
     if folder.exists() or folder.is_symlink():
         raise UsageError(f"{folder} already exists", "use another folder")
@@ -147,7 +147,7 @@ def load_bundle(folder: Path) -> Bundle:
         version = description["format"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise WeightsError(
-            f"{folder} is not a model bundle ({error})", f"a bundle has {WEIGHTS_FILE} and {DESCRIPTION_FILE}"
+            f"{folder} is not a model bundle ({error})", f"use a folder with {WEIGHTS_FILE} and {DESCRIPTION_FILE}"
         ) from None
     if version != BUNDLE_FORMAT_VERSION:
         raise WeightsError(
@@ -188,7 +188,7 @@ def load_state_dict_strict(model: torch.nn.Module, state: dict[str, Tensor], ori
     errors = [f"missing {name}" for name in model_shapes.keys() - state_shapes.keys()]
     errors += [f"unknown {name}" for name in state_shapes.keys() - model_shapes.keys()]
     errors += [
-        f"{name} is {state_shapes[name]}, not {model_shapes[name]}"
+        f"{name} has shape {state_shapes[name]}, not {model_shapes[name]}"
         for name in model_shapes.keys() & state_shapes.keys()
         if model_shapes[name] != state_shapes[name]
     ]

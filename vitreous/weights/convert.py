@@ -134,7 +134,7 @@ def reduce_to_format(to: str, weights: PretrainedWeights) -> PretrainedWeights:
     if to == vitdet_detector.DETECTOR_FORMAT and vitdet_detector.is_vitdet_detector(weights.config):
         return replace(weights, read_state=lambda: vitdet_detector.zero_background_deltas(weights.read_state()))
     title = weights.config.name()
-    text = f"only the backbone of {title} is written, {backbone.config.name()}: {to} does not support the rest"
+    text = f"only the backbone of {title} is written, {backbone.config.name()}: {to} does not support its head"
     return replace(backbone, notes=(*weights.notes, text))
 
 

@@ -39,8 +39,8 @@ TIMM_OPTION_NAMES = {
 TIMM_OPTION_HINTS = {
     "features_only": "use model.features_at(images, strides), or model.forward_intermediates(images)",
     "out_indices": "use model.forward_intermediates(images, indices)",
-    "pretrained_cfg": "preprocessing belongs to weights: vitreous.load(RUN).card.preprocess",
-    "pretrained_cfg_overlay": "preprocessing belongs to weights: vitreous.load(RUN).card.preprocess",
+    "pretrained_cfg": "use vitreous.load(RUN).card.preprocess: preprocessing is stored with the weights",
+    "pretrained_cfg_overlay": "use vitreous.load(RUN).card.preprocess: preprocessing is stored with the weights",
     "scriptable": "use torch.export or vitreous.export",
     "exportable": "leave it out: torch.export and vitreous.export need no option",
 }
@@ -163,7 +163,7 @@ def create(
     if fixed_fields := sorted(set(fields) - set(CHANGEABLE_FIELDS)):
         hint = (
             suggest_nearest(fixed_fields[0], CHANGEABLE_FIELDS)
-            or f"with weights there are {', '.join(CHANGEABLE_FIELDS)}"
+            or f"with weights, change only {', '.join(CHANGEABLE_FIELDS)}"
         )
         raise UsageError(f"{fixed_fields[0]} is defined by the weights and cannot be changed", hint)
     model = zoo.build_model(apply_create_options(config, options, fields))

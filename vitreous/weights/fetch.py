@@ -76,7 +76,7 @@ def missing_source_error(source: str) -> WeightsError:
         else forms
     )
     return WeightsError(
-        f"no weights at {escape_unprintable(source)}: it is a model name without weights",
+        f"no weights at {escape_unprintable(source)}: it is the name of a model, not of weights",
         f"use {suggestion}, or a file",
     )
 

@@ -258,7 +258,7 @@ def match_format(
         source, file_name, _ = locations[name]
         dtype = source.entries[file_name].dtype
         if shapes[name] != tuple(expected[name].shape):
-            errors.append(f"{name} is {shapes[name]}, not {tuple(expected[name].shape)}")
+            errors.append(f"{name} has shape {shapes[name]}, not {tuple(expected[name].shape)}")
         elif dtype not in FLOATING_DTYPES:
             errors.append(f"{name} has dtype {dtype}, not floating-point numbers")
     if errors:

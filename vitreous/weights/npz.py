@@ -77,7 +77,7 @@ class CheckedZip:
             reject_weights_file(
                 path,
                 f"is a zip of {size:,} bytes that would unpack to {unpacked_bytes:,}",
-                "weights do not compress this well; save it again",
+                "save it again: weights do not compress this well",
             )
 
     def find_directory(self, size: int) -> int:
@@ -117,7 +117,7 @@ class CheckedZip:
             )
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             reject_weights_file(
-                self.path, f"{member} packed by method {info.compress_type}", "save it stored or deflated"
+                self.path, f"{member} compressed by method {info.compress_type}", "save it uncompressed or deflated"
             )
         if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
             reject_weights_file(self.path, f"{member} with contradictory sizes", DOWNLOAD_AGAIN_HINT)
@@ -233,7 +233,7 @@ def parse_npz_member_header(archive: CheckedZip, member: str) -> tuple[TensorInf
         )
     if matches[1] not in NUMPY_DTYPES:
         reject_weights_file(
-            archive.path, f"has '{name}' as {matches[1]}, which weights do not use", "save it as float32"
+            archive.path, f"has '{name}' with dtype {matches[1]}, which weights do not use", "save it as float32"
         )
     entry = TensorInfo(tuple(int(length) for length in re.findall(r"\d+", matches[3])), NUMPY_DTYPES[matches[1]])
     size = archive.members[member].file_size

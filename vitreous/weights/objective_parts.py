@@ -131,7 +131,7 @@ class WeightsLoadResult:
         )
         if any(name.startswith(HEAD_PREFIXES) for name in self.initialised):
             line += (
-                "; classes are new"
+                "; the class embedding is new"
                 if "classes.weight" in self.initialised
                 else "; the head is new and zero-initialised"
             )

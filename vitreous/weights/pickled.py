@@ -198,7 +198,9 @@ class PickleDescriber(pickle._Unpickler):
         entry = TensorInfo(shape, storage.dtype)
         last_index = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
         if entry.elements and (last_index >= storage.elements or entry.elements > storage.elements):
-            reject_weights_file(self.path, f"{reason} in a storage of {storage.elements:,} numbers", SAVE_AGAIN_HINT)
+            reject_weights_file(
+                self.path, f"{reason} that exceeds its storage of {storage.elements:,} numbers", SAVE_AGAIN_HINT
+            )
         return TensorStub(entry)
 
     def refuse_call(self, name: str) -> NoReturn:
@@ -314,7 +316,7 @@ def describe_torch_zip(archive: CheckedZip) -> tuple[Any, int]:
                 "save it again with torch.save",
             )
     if f"{folder}byteorder" in archive.members and archive.read_start(f"{folder}byteorder", 16) != b"little":
-        reject_weights_file(path, "was written on a machine of the other byte order", SAVE_SAFETENSORS_HINT)
+        reject_weights_file(path, "was written on a big-endian machine", SAVE_SAFETENSORS_HINT)
     if archive.members[pickles[0]].file_size > MAX_PICKLE_BYTES:
         reject_weights_file(path, f"has a pickle over {MAX_PICKLE_BYTES:,} bytes", SAVE_WITHOUT_OPTIMIZER_HINT)
     storages: dict[str, Storage] = {}
@@ -348,9 +350,7 @@ def describe_legacy_file(path: Path, file: BinaryIO, size: int) -> tuple[Any, in
         or system.get("little_endian") is not True
     ):
         reject_weights_file(
-            path,
-            "was written by another version of PyTorch, or on a machine of the other byte order",
-            SAVE_SAFETENSORS_HINT,
+            path, "was written by another version of PyTorch, or on a big-endian machine", SAVE_SAFETENSORS_HINT
         )
     content, keys = describe_pickle(path, stream, storages), describe_pickle(path, stream, storages)
     if type(keys) is not list or not all(type(key) is str for key in keys) or sorted(keys) != sorted(storages):
@@ -361,7 +361,9 @@ def describe_legacy_file(path: Path, file: BinaryIO, size: int) -> tuple[Any, in
         file.seek(position)
         if int.from_bytes(file.read(8), "little") != storage.elements:
             reject_weights_file(
-                path, f"has another size for a storage of {storage.elements:,} {storage.dtype}", DOWNLOAD_AGAIN_HINT
+                path,
+                f"has a storage whose size is not that of its {storage.elements:,} {storage.dtype} numbers",
+                DOWNLOAD_AGAIN_HINT,
             )
         position += 8 + storage.elements * DTYPE_BYTES[storage.dtype]
     if position != size:
@@ -393,14 +395,17 @@ def select_state_dict(
         keys = ", ".join(sanitise_name(str(key)) for key in list(content)[:8])
         reject_weights_file(
             path,
-            f"has no tensors at its top or under {', '.join(STATE_DICT_KEYS)}, but {keys or 'nothing'}",
+            f"has no tensors at its top level or under the keys {', '.join(STATE_DICT_KEYS)}; it has "
+            f"{f'the keys {keys}' if keys else 'no keys'}",
             SAVE_SAFETENSORS_HINT,
         )
     if not all(type(name) is str for name in state):
         reject_weights_file(path, "has tensors with numbers as keys, not names", SAVE_SAFETENSORS_HINT)
     total = sum(entry.bytes for entry in state.values())
     if total > max(UNPACK_ALLOWANCE_BYTES, MAX_SHARING_RATIO * size):
-        reject_weights_file(path, f"of {size:,} bytes has tensors that would take {total:,}", "save each tensor once")
+        reject_weights_file(
+            path, f"has {size:,} bytes, but its tensors would take {total:,}", "save each tensor only once"
+        )
     return state, section, tuple(key for key in dicts if key != section)
 
 

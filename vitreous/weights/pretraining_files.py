@@ -138,7 +138,7 @@ def get_pretraining_format(
         objective_state.config["name"] if objective_state else "",
     )
     if objective_state is None or objective_name != pretraining_format.objective:
-        available = f"those of {objective_name}" if objective_name else "none"
+        available = f"that of {objective_name}" if objective_name else "none"
         supported_formats = list_pretraining_formats(objective_name, config)
         hint = (
             f"use {' or '.join(supported_formats)}"
@@ -146,7 +146,7 @@ def get_pretraining_format(
             else f"use {pretraining_format.encoder}, which contains only the encoder"
         )
         raise UsageError(
-            f"--to {to} needs the modules of {pretraining_format.objective}, but {source} has {available}", hint
+            f"--to {to} needs the training state of {pretraining_format.objective}, but {source} has {available}", hint
         )
     if pretraining_format.video != (config.has_time_axis):
         input_type = "clips" if pretraining_format.video else "images"
@@ -165,7 +165,9 @@ def get_pretraining_format(
             raise UsageError(f"{problem}, as in --recipe videomae", "use a bundle")
         return pretraining_format
     if pretraining_format.objective == "mae" and config.prefix != 1:
-        raise UsageError(f"{to} needs a class token and no other, the encoder has {config.prefix}", "use a bundle")
+        raise UsageError(
+            f"{to} needs one prefix token, the class token, but the encoder has {config.prefix}", "use a bundle"
+        )
     return pretraining_format
 
 

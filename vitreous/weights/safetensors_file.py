@@ -150,7 +150,7 @@ def parse_header_entry(path: Path, name: str, value: Any) -> tuple[TensorInfo, i
         known_dtypes = ", ".join(key for key, dtype_name in SAFETENSORS_DTYPES.items() if dtype_name in FLOATING_DTYPES)
         reject_weights_file(
             path,
-            f"has {sanitise_name(name)} as {sanitise_name(str(dtype))}, which weights do not use",
+            f"has {sanitise_name(name)} with dtype {sanitise_name(str(dtype))}, which weights do not use",
             f"save it as one of {known_dtypes}",
         )
     for integers in (shape, offsets):

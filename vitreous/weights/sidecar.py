@@ -375,7 +375,7 @@ def config_from_metadata(path: Path, metadata: dict[str, str]) -> dict[str, Any]
         validators = METADATA_VALIDATORS | SWIN_METADATA_VALIDATORS | DETECTOR_METADATA_VALIDATORS
         invalid = [name for name in noted_fields if name not in validators or not validators[name](noted_fields[name])]
         if invalid or not isinstance(noted_fields, dict):
-            raise ValueError(f"of {sanitise_name(str(invalid[0] if invalid else noted_fields))}")
+            raise ValueError(f"an invalid value of {sanitise_name(str(invalid[0] if invalid else noted_fields))}")
     except (ValueError, TypeError, RecursionError) as error:
         raise WeightsError(f"{path} has damaged metadata ({error})", "restore the file from a copy") from None
     return {name: tuple(value) if isinstance(value, list) else value for name, value in noted_fields.items()}

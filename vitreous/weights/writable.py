@@ -51,7 +51,7 @@ def get_writable_format(name: str, config: ModelConfig) -> WeightsFormat:
         return formats[name]
     hint = f"use one of {', '.join([*sorted(formats), 'bundle'])}"
     if name not in {weights_format.name for weights_format in FOREIGN_FORMATS}:
-        raise UsageError(f"{name} is not a format", hint)
+        raise UsageError(f"{name} is not a weights format", hint)
     raise UsageError(
         f"{name} cannot represent {config.name()}: {explain_unwritable(name, config)}",
         f"{hint}; or `vitreous export --to onnx`",
