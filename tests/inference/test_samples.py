@@ -228,7 +228,7 @@ def test_latents_are_decoded_by_the_autoencoder(tmp_path):
     assert got.shape == (16, 16, 3) and np.abs(got - want.numpy()).max() <= 1
     save_autoencoder(tmp_path / "three", latent_channels=3)
     for place, problem in (
-        ("three", "three has 3 latent channels, the model needs 4"),
+        ("three", "three has 3 latent channels, but the model needs 4"),
         ("model", "not an autoencoder folder"),
     ):
         with pytest.raises((UsageError, WeightsError), match=problem):
