@@ -179,7 +179,9 @@ def compute_coco_metrics(
 def compute_ap_per_threshold(matches: ClassMatches, area: int, draw_counts: np.ndarray) -> np.ndarray:
     """Compute the average precision of a class at each IoU threshold, (T, D), for D bootstrap draws, `draw_counts` (n,
     D)."""
-    return np.stack([matches.average_precision(area, level, draw_counts) for level in range(len(IOU_THRESHOLDS))])
+    return np.stack(
+        [matches.average_precision(area, threshold, draw_counts) for threshold in range(len(IOU_THRESHOLDS))]
+    )
 
 
 def compute_nan_mean(values: np.ndarray) -> np.ndarray:

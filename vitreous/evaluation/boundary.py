@@ -72,8 +72,8 @@ def compute_boundary_f(counts: np.ndarray) -> float | None:
     The F-measure is the harmonic mean of precision and recall. The mean is over the classes with a boundary in either
     map; None if there are none.
     """
-    present = counts[:, 1] + counts[:, 3] > 0
-    if not present.any():
+    is_present = counts[:, 1] + counts[:, 3] > 0
+    if not is_present.any():
         return None
     precision, recall = (
         np.divide(
@@ -86,4 +86,4 @@ def compute_boundary_f(counts: np.ndarray) -> float | None:
     )
     total = precision + recall
     f = np.divide(2 * precision * recall, total, out=np.zeros(len(counts)), where=total > 0)
-    return float(f[present].mean())
+    return float(f[is_present].mean())

@@ -175,6 +175,8 @@ def compute_neighbour_shares(
         :, :k
     ]  # the image itself sorts last
     is_counted = np.arange(nearest.shape[1])[None] < np.minimum(k, neighbours.shape[1] - is_itself.sum(1))[:, None]
-    cells = np.arange(len(features))[:, None] * num_classes + labels[nearest]
-    shares = np.bincount(cells[is_counted], minlength=len(features) * num_classes).reshape(len(features), num_classes)
+    flat_indices = np.arange(len(features))[:, None] * num_classes + labels[nearest]
+    shares = np.bincount(flat_indices[is_counted], minlength=len(features) * num_classes).reshape(
+        len(features), num_classes
+    )
     return shares / np.maximum(shares.sum(1, keepdims=True), 1)

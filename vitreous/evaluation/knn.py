@@ -128,8 +128,8 @@ def compute_neighbour_votes(
     weights = np.exp((cosines - cosines[:, :1]).astype(np.float64) / temperature)
     weights /= weights.sum(1, keepdims=True)
     if labels.ndim == 1:
-        cells = np.arange(len(neighbour_indices))[:, None] * num_classes + labels[neighbour_indices]
-        return np.bincount(cells.ravel(), weights.ravel(), len(neighbour_indices) * num_classes).reshape(
+        flat_indices = np.arange(len(neighbour_indices))[:, None] * num_classes + labels[neighbour_indices]
+        return np.bincount(flat_indices.ravel(), weights.ravel(), len(neighbour_indices) * num_classes).reshape(
             len(neighbour_indices), num_classes
         )
     shares = np.zeros((len(neighbour_indices), num_classes))

@@ -104,8 +104,8 @@ def fit_linear_classifier(
     Raises DataError if all images are of one class.
     """
     labels = train_data.labels[train_data.sample_indices]
-    present = np.flatnonzero(train_data.kind.count_classes(labels, train_data.classes))
-    if len(present) < train_data.kind.least_classes:
+    present_classes = np.flatnonzero(train_data.kind.count_classes(labels, train_data.classes))
+    if len(present_classes) < train_data.kind.least_classes:
         raise DataError("all training images are of one class", "use images of at least two classes")
     mean, std = train_data.compute_moments()
     is_small = (
@@ -113,12 +113,16 @@ def fit_linear_classifier(
         and train_data.kind.is_exclusive
     )
     initial = (
-        None if start is None else (start.weight[present] * std, start.bias[present] + start.weight[present] @ mean)
+        None
+        if start is None
+        else (start.weight[present_classes] * std, start.bias[present_classes] + start.weight[present_classes] @ mean)
     )
-    weight, bias = (solve_with_sklearn if is_small else solve_with_lbfgs)(train_data, present, l2, (mean, std), initial)
+    weight, bias = (solve_with_sklearn if is_small else solve_with_lbfgs)(
+        train_data, present_classes, l2, (mean, std), initial
+    )
     full_weight = np.zeros((train_data.classes, len(mean)))
     full_bias = np.full(train_data.classes, bias.min() - ABSENT_CLASS_MARGIN)
-    full_weight[present], full_bias[present] = weight / std, bias - (weight / std) @ mean
+    full_weight[present_classes], full_bias[present_classes] = weight / std, bias - (weight / std) @ mean
     return LinearClassifier(full_weight, full_bias, l2)
 
 
@@ -129,12 +133,12 @@ LinearSolution = tuple[np.ndarray, np.ndarray]
 
 def solve_with_sklearn(
     train_data: LabelledFeatures,
-    present: np.ndarray,
+    present_classes: np.ndarray,
     l2: float,
     moments: FeatureStatistics,
     initial: LinearSolution | None,
 ) -> LinearSolution:
-    """Fit weight (K', d) and bias (K',) of standardised features with scikit-learn, for the K' classes in `present`.
+    """Fit weight (K', d) and bias (K',) of standardised features with scikit-learn, for the K' `present_classes`.
 
     scikit-learn fits one row w = w1 - w0 for two classes, with the equivalent penalty.
     """
@@ -142,8 +146,8 @@ def solve_with_sklearn(
     from sklearn.linear_model import LogisticRegression
 
     x = (train_data.features[train_data.sample_indices] - moments[0]) / moments[1]
-    y = np.searchsorted(present, train_data.labels[train_data.sample_indices])
-    is_binary = len(present) == 2
+    y = np.searchsorted(present_classes, train_data.labels[train_data.sample_indices])
+    is_binary = len(present_classes) == 2
     model = LogisticRegression(
         C=(2 if is_binary else 1) / (l2 * len(x)),
         tol=GRADIENT_TOLERANCE,
@@ -163,16 +167,18 @@ def solve_with_sklearn(
 
 def solve_with_lbfgs(
     train_data: LabelledFeatures,
-    present: np.ndarray,
+    present_classes: np.ndarray,
     l2: float,
     moments: FeatureStatistics,
     initial: LinearSolution | None,
 ) -> LinearSolution:
-    """Fit weight (K', d) and bias (K',) of standardised features with scipy's L-BFGS, for the K' classes in `present`.
-    Loss and gradient are sums over chunks."""
+    """Fit weight (K', d) and bias (K',) of standardised features with scipy's L-BFGS, for the K' `present_classes`.
+
+    Loss and gradient are sums over chunks.
+    """
     from scipy.optimize import minimize
 
-    shape = len(present), train_data.features.shape[1] + 1
+    shape = len(present_classes), train_data.features.shape[1] + 1
     mean, std = (torch.from_numpy(moment).float().to(train_data.device) for moment in moments)
 
     def load_chunk(indices: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -180,7 +186,7 @@ def solve_with_lbfgs(
         x = (
             torch.from_numpy(np.asarray(train_data.features[indices], dtype=np.float32)).to(train_data.device) - mean
         ) / std
-        y = train_data.kind.select_classes(train_data.labels[indices], present, train_data.classes)
+        y = train_data.kind.select_classes(train_data.labels[indices], present_classes, train_data.classes)
         return F.pad(x, (0, 1), value=1.0), torch.from_numpy(y).to(train_data.device)
 
     def compute_objective(flat: np.ndarray) -> tuple[float, np.ndarray]:

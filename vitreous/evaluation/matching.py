@@ -128,8 +128,8 @@ def match_detections(
             values = np.where(is_candidate & group[:, None], overlaps, -1.0)
             object_indices = last_index - values[..., ::-1].argmax(-1)
             best_objects = np.where(values.max(-1) >= 0, object_indices, best_objects)
-        area, level = np.nonzero(best_objects >= 0)
-        is_taken[area, level, best_objects[area, level]] = True
+        area_indices, threshold_indices = np.nonzero(best_objects >= 0)
+        is_taken[area_indices, threshold_indices, best_objects[area_indices, threshold_indices]] = True
         owner[:, :, detection] = best_objects
     return owner
 
@@ -285,9 +285,9 @@ def classify_detection_errors(
     """
     n, g = iou.shape
     same_class, is_single = labels[:, None] == truth.labels, ~truth.crowd
-    used = np.zeros(g, bool)
-    used[owner[owner >= 0]] = True
-    region_columns[n:, RegionColumn.MATCHED] = used
+    is_matched = np.zeros(g, bool)
+    is_matched[owner[owner >= 0]] = True
+    region_columns[n:, RegionColumn.MATCHED] = is_matched
     region_columns[:, RegionColumn.MENDED] = -1
     non_crowd_iou = np.where(is_single, iou, 0.0)
     claimed_errors: set[tuple[int, int]] = set()
@@ -300,13 +300,13 @@ def classify_detection_errors(
         region_columns[detection, RegionColumn.ERROR] = error
         if error in (DetectionError.LOCALISATION, DetectionError.CLASS):
             object_index = int((same_class_iou if error == DetectionError.LOCALISATION else other_class_iou).argmax())
-            if not used[object_index] and (error, object_index) not in claimed_errors:
+            if not is_matched[object_index] and (error, object_index) not in claimed_errors:
                 region_columns[detection, RegionColumn.MENDED] = truth.labels[object_index]
             claimed_errors.add((error, object_index))
     claimed_objects = {object_index for _, object_index in claimed_errors}
     region_columns[n:, RegionColumn.ERROR] = [
         DetectionError.MISSED
-        if is_single[object_index] and not used[object_index] and object_index not in claimed_objects
+        if is_single[object_index] and not is_matched[object_index] and object_index not in claimed_objects
         else 0
         for object_index in range(g)
     ]

@@ -88,13 +88,13 @@ def count_panoptic_matches(truth: PanopticSegments, prediction: PanopticSegments
     table = np.bincount(codes.ravel(), minlength=(num_true + 1) * (num_predicted + 1)).reshape(
         num_true + 1, num_predicted + 1
     )
-    inner, unknown = table[1:, 1:], table[0, 1:]
-    union = table[1:].sum(1)[:, None] + table[:, 1:].sum(0) - unknown - inner
+    intersections, unknown_pixels = table[1:, 1:], table[0, 1:]
+    union = table[1:].sum(1)[:, None] + table[:, 1:].sum(0) - unknown_pixels - intersections
     same_class = truth.labels[:, None] == prediction.labels
-    iou = np.where(same_class & ~truth.crowd[:, None], inner / np.maximum(union, 1), 0)
+    iou = np.where(same_class & ~truth.crowd[:, None], intersections / np.maximum(union, 1), 0)
     true_indices, predicted_indices = np.nonzero(iou > 0.5)
-    crowds = (inner * (same_class & truth.crowd[:, None])).sum(0)
-    is_missed, is_false_positive = ~truth.crowd, unknown + crowds <= MIN_SEGMENT_OVERLAP * table[:, 1:].sum(0)
+    crowds = (intersections * (same_class & truth.crowd[:, None])).sum(0)
+    is_missed, is_false_positive = ~truth.crowd, unknown_pixels + crowds <= MIN_SEGMENT_OVERLAP * table[:, 1:].sum(0)
     is_missed[true_indices], is_false_positive[predicted_indices] = False, False
     counts = np.zeros((num_classes, 4))
     np.add.at(counts[:, 0], truth.labels[true_indices], iou[true_indices, predicted_indices])
@@ -115,9 +115,9 @@ def compute_panoptic_quality(counts: np.ndarray, things: np.ndarray) -> dict[str
     """
     iou_sum, num_matches, num_false_positives, num_missed = counts.T
     size = num_matches + num_false_positives / 2 + num_missed / 2
-    present = size > 0
+    is_present = size > 0
     pq, rq = (
-        np.divide(numerator, size, out=np.zeros(len(size)), where=present) for numerator in (iou_sum, num_matches)
+        np.divide(numerator, size, out=np.zeros(len(size)), where=is_present) for numerator in (iou_sum, num_matches)
     )
     sq = np.divide(iou_sum, num_matches, out=np.zeros(len(size)), where=num_matches > 0)
 
@@ -126,9 +126,9 @@ def compute_panoptic_quality(counts: np.ndarray, things: np.ndarray) -> dict[str
         return float(values[selected].mean()) if selected.any() else None
 
     return {
-        "pq": mean_over_classes(pq, present),
-        "sq": mean_over_classes(sq, present),
-        "rq": mean_over_classes(rq, present),
-        "pq_things": mean_over_classes(pq, present & things),
-        "pq_stuff": mean_over_classes(pq, present & ~things),
+        "pq": mean_over_classes(pq, is_present),
+        "sq": mean_over_classes(sq, is_present),
+        "rq": mean_over_classes(rq, is_present),
+        "pq_things": mean_over_classes(pq, is_present & things),
+        "pq_stuff": mean_over_classes(pq, is_present & ~things),
     }

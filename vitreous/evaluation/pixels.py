@@ -109,7 +109,7 @@ class SegmentationEvaluator(Evaluator):
             intervals = {name: percentile_interval(draws[name]) for name in metrics}
         class_rows = compute_class_metrics(matrices, self.classes)
         true, predicted = np.nonzero(matrices.sum(0))
-        cells = np.stack([true, predicted, matrices.sum(0)[true, predicted].astype(np.int64)], 1)
+        confusion_cells = np.stack([true, predicted, matrices.sum(0)[true, predicted].astype(np.int64)], 1)
         unreadable = int((~outputs.readable).sum())
         return Report(
             len(outputs.outputs),
@@ -117,7 +117,7 @@ class SegmentationEvaluator(Evaluator):
             metrics=dict(metrics),
             intervals=dict(intervals),
             per_class=class_rows,
-            confusion_cells=cells,
+            confusion_cells=confusion_cells,
             primary="miou",
         )
 
@@ -183,14 +183,14 @@ def compute_segmentation_metrics(matrix: np.ndarray) -> dict[str, float | None]:
 
     Classes that are neither true nor predicted are excluded from means. None if no pixel was counted."""
     correct, true, predicted = np.diag(matrix), matrix.sum(1), matrix.sum(0)
-    present = true + predicted > 0
-    if not present.any():
+    is_present = true + predicted > 0
+    if not is_present.any():
         return {"miou": None, "dice": None, "pixel_accuracy": None}
-    union = (true + predicted - correct)[present]
-    dice = 2 * correct[present] / (true + predicted)[present]
+    union = (true + predicted - correct)[is_present]
+    dice = 2 * correct[is_present] / (true + predicted)[is_present]
     accuracy = correct.sum() / matrix.sum()
     return {
-        "miou": float((correct[present] / union).mean()),
+        "miou": float((correct[is_present] / union).mean()),
         "dice": float(dice.mean()),
         "pixel_accuracy": float(accuracy),
     }

@@ -180,10 +180,12 @@ class OutputFileNames:
         as well.
         """
         path = Path(os.path.relpath(name, self.root) if self.root else name)
-        inner = Path(*(segment for segment in path.parts if segment not in ("..", path.anchor)))
-        stem = strip_volume_suffix(inner)
+        relative_path = Path(*(segment for segment in path.parts if segment not in ("..", path.anchor)))
+        stem = strip_volume_suffix(relative_path)
         preferred = stem.with_name(stem.name + suffix)
-        output_path = preferred if preferred not in self.used_paths else inner.with_name(inner.name + suffix)
+        output_path = (
+            preferred if preferred not in self.used_paths else relative_path.with_name(relative_path.name + suffix)
+        )
         self.used_paths.add(output_path)
         return output_path
 

@@ -100,8 +100,8 @@ def choose_engine(
         return set_engine_note(baseline, note)
     if record is None:
         engines = {"torch": baseline, name: alternative}
-        turns = {engine_name: partial(compute, engine, pixels) for engine_name, engine in engines.items()}
-        record = {"facts": conditions, "seconds": benchmark_engines(turns)}
+        functions = {engine_name: partial(compute, engine, pixels) for engine_name, engine in engines.items()}
+        record = {"facts": conditions, "seconds": benchmark_engines(functions)}
         write_benchmark_record(record)
     return set_engine_note(alternative if is_faster(record, name) else baseline, describe_benchmark_record(record))
 

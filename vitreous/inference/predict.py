@@ -173,8 +173,8 @@ class Predictor:
     ) -> ImagePrediction | list[ImagePrediction]:
         """Run `predict` for a task with K outputs per image: classification or regression."""
         predictions = Predictions()
-        form = self.prediction_format(options.top, options.threshold, options.abstain)
-        for chunk in self.predictions(build_items(images, self.card.preprocess), form, bad_images):
+        prediction_format = self.prediction_format(options.top, options.threshold, options.abstain)
+        for chunk in self.predictions(build_items(images, self.card.preprocess), prediction_format, bad_images):
             predictions += chunk
             on_images(len(predictions))
         return predictions[0] if is_image(images) else predictions
@@ -263,16 +263,16 @@ class Predictor:
         return detections[0] if is_image(images) else detections
 
     def predictions(
-        self, items: Iterable[Item], form: PredictionFormat, bad_images: str = "skip"
+        self, items: Iterable[Item], prediction_format: PredictionFormat, bad_images: str = "skip"
     ) -> Iterator[list[ImagePrediction]]:
         """Yield the predictions of items in order, chunk by chunk of a few hundred. Raises UsageError for a model
         without outputs for whole images."""
         self.require_outputs()
         for chunk in self.iterate_outputs(items, self.activations, bad_images):
             yield [
-                form.format_error(item.name, output.message)
+                prediction_format.format_error(item.name, output.message)
                 if isinstance(output, DataError)
-                else form.predict(output, item.name)
+                else prediction_format.predict(output, item.name)
                 for item, output in chunk
             ]
 

@@ -61,13 +61,13 @@ class RayPredictor:
     exact: bool = False
 
     def predictions(
-        self, items: Iterable[Item], form: PredictionFormat, bad_images: str = "skip"
+        self, items: Iterable[Item], prediction_format: PredictionFormat, bad_images: str = "skip"
     ) -> Iterator[list[Any]]:
         """Yield the predictions of items in order, chunk by chunk, as `Predictor.predictions` does.
 
         Raises UsageError without Ray or a cluster, ResourceError if the cluster fails.
         """
-        return self.compute_chunks(items, "predictions", (form, bad_images))
+        return self.compute_chunks(items, "predictions", (prediction_format, bad_images))
 
     def embeddings(self, items: Iterable[Item], bad_images: str = "skip") -> Iterator[list[Embedding]]:
         """Yield the features (D,) of items in order, chunk by chunk, as `Predictor.embeddings` does.

@@ -170,8 +170,8 @@ class Generator:
             hint = f"use a multiple of {len(labels)} for --count, at least {2 * len(labels)}, or set --class"
             problem = f"--to-seed requires the same number of images, at least 2, for each of {len(labels)} classes"
             raise UsageError(f"{problem}, not {count} in total", hint)
-        turns = [(labels[index % len(labels)], index // len(labels)) for index in range(count)]
-        return [pair for label in dict.fromkeys(labels) for pair in turns if pair[0] == label]
+        pairs_in_turn = [(labels[index % len(labels)], index // len(labels)) for index in range(count)]
+        return [pair for label in dict.fromkeys(labels) for pair in pairs_in_turn if pair[0] == label]
 
     def generate(
         self,

@@ -222,18 +222,18 @@ def read_path_list(path: str) -> Iterator[Item]:
     unreadable file."""
     with ExitStack() as stack:
         file = sys.stdin.buffer if path == "-" else stack.enter_context(open_image_file(path))
-        remainder, end = b"", b""
+        remainder, separator = b"", b""
         while block := file.read(LIST_BLOCK_BYTES):
-            end = end or (b"\0" if b"\0" in block else b"\n" if b"\n" in block else b"")
-            *lines, remainder = (remainder + block).split(end) if end else [remainder + block]
-            yield from parse_path_lines(lines, end)
-        yield from parse_path_lines([remainder], end)
+            separator = separator or (b"\0" if b"\0" in block else b"\n" if b"\n" in block else b"")
+            *lines, remainder = (remainder + block).split(separator) if separator else [remainder + block]
+            yield from parse_path_lines(lines, separator)
+        yield from parse_path_lines([remainder], separator)
 
 
-def parse_path_lines(lines: Sequence[bytes], end: bytes) -> Iterator[Item]:
-    """Yield an item for each path in lines that end in `end`; empty lines are skipped."""
+def parse_path_lines(lines: Sequence[bytes], separator: bytes) -> Iterator[Item]:
+    """Yield an item for each path in lines that were split at `separator`; empty lines are skipped."""
     for line in lines:
-        if path := os.fsdecode(line if end == b"\0" else line.removesuffix(b"\r")):
+        if path := os.fsdecode(line if separator == b"\0" else line.removesuffix(b"\r")):
             yield Item(path, path)
 
 
@@ -286,8 +286,8 @@ def read_tar_images(path: str, endings: frozenset[str] = IMAGE_FILE_SUFFIXES) ->
     with TarArchive(Path(path), file_stamp, Counter()) as archive:
         for member in archive.members():
             name = os.fsdecode(member.name)
-            base = os.path.basename(name)
-            if base.lower().endswith(tuple(endings)) and not base.startswith("."):
+            file_name = os.path.basename(name)
+            if file_name.lower().endswith(tuple(endings)) and not file_name.startswith("."):
                 item_name = f"{path}/{name}"
                 yield Item(
                     item_name, partial(read_member_bytes, path, file_stamp, member.start, member.size, item_name)

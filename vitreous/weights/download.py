@@ -53,7 +53,7 @@ def download_file(address: str, target: Path, digest: str = "", listener: Progre
 
     require_https(address)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial_path, lock = (target.with_name(f".{target.name}.{end}") for end in ("part", "lock"))
+    partial_path, lock = (target.with_name(f".{target.name}.{suffix}") for suffix in ("part", "lock"))
     start_mtime = get_mtime_ns(target)
     with filelock.FileLock(lock):  # the lock file is kept: waiting processes have it open
         if get_mtime_ns(target) == start_mtime:

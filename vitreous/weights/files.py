@@ -86,7 +86,7 @@ class WeightsFile:
         entry = self.entries[name]
         if (tuple(tensor.shape), str(tensor.dtype)) != (entry.shape, f"torch.{entry.dtype}"):
             reject_weights_file(self.path, f"changed while it was read: {name} differs", "read it again")
-        if entry.dtype in FLOATING_DTYPES and not all(math.isfinite(end) for end in tensor.aminmax()):
+        if entry.dtype in FLOATING_DTYPES and not all(math.isfinite(extreme) for extreme in tensor.aminmax()):
             reject_weights_file(
                 self.path,
                 f"has a value in {name} that is NaN or infinite",

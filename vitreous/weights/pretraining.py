@@ -176,12 +176,12 @@ def read_dino_heads(
             f"model.{name}": tensor
             for name, tensor in convert_student_encoder(path, student_state, detect_encoder()).items()
         }
-    unit = all(map(has_unit_prototypes, theirs.values()))
+    has_unit_length = all(map(has_unit_prototypes, theirs.values()))
     for ours in heads:
         theirs.setdefault(ours, theirs[f"teacher_{ours}"])
     for start, head in theirs.items():
-        state |= {start + name: tensor.clone() for name, tensor in read_dino_head(head, unit).items()}
-    return ObjectiveState(config | {"unit_prototypes": unit}, state)
+        state |= {start + name: tensor.clone() for name, tensor in read_dino_head(head, has_unit_length).items()}
+    return ObjectiveState(config | {"unit_prototypes": has_unit_length}, state)
 
 
 def infer_heads_config(path: Path, heads: dict[str, TensorLocations]) -> dict[str, Any]:

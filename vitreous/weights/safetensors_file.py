@@ -66,10 +66,10 @@ def read_safetensors_header(
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         reject_weights_file(path, "has metadata that is not text", "save it with strings as metadata")
-    spans = {name: parse_header_entry(path, name, value) for name, value in header.items()}
-    entries = check_tensor_infos(path, {name: entry for name, (entry, _, _) in spans.items()})
+    tensor_spans = {name: parse_header_entry(path, name, value) for name, value in header.items()}
+    entries = check_tensor_infos(path, {name: entry for name, (entry, _, _) in tensor_spans.items()})
     position = 0
-    for name, (entry, begin, end) in sorted(spans.items(), key=lambda item: item[1][1]):
+    for name, (entry, begin, end) in sorted(tensor_spans.items(), key=lambda item: item[1][1]):
         if begin != position:
             reject_weights_file(
                 path,
@@ -90,7 +90,7 @@ def read_safetensors_header(
             f"{reason}: the tensors need {position:,} bytes, the file has {size - 8 - length:,}",
             DOWNLOAD_AGAIN_HINT,
         )
-    return entries, metadata, {name: 8 + length + begin for name, (_, begin, _) in spans.items()}
+    return entries, metadata, {name: 8 + length + begin for name, (_, begin, _) in tensor_spans.items()}
 
 
 def parse_header_json(path: Path, text: bytes) -> dict[str, Any]:
@@ -178,13 +178,13 @@ def read_safetensors(path: Path, names: Iterable[str] | None = None) -> dict[str
     import torch
 
     with open_regular_file(path) as file:
-        entries, _, starts = read_safetensors_header(path, file, os.fstat(file.fileno()).st_size)
+        entries, _, offsets = read_safetensors_header(path, file, os.fstat(file.fileno()).st_size)
         tensors = {}
         for name in entries if names is None else names:
             if name not in entries:
                 reject_weights_file(path, f"changed while reading: {sanitise_name(name)} is missing", "read it again")
             content = bytearray(entries[name].bytes)
-            file.seek(starts[name])
+            file.seek(offsets[name])
             if file.readinto(content) != len(content):  # type: ignore[attr-defined]
                 reject_weights_file(path, "was truncated while it was read", "read it again")
             tensors[name] = torch.frombuffer(content, dtype=getattr(torch, entries[name].dtype)).reshape(

@@ -139,8 +139,8 @@ class WeightsFormat:
         tensors: Tensors = {}
         for ours, theirs, fold in self.group_tensors(config, state):
             tensors |= zip(theirs, fold.to_foreign([state[name] for name in ours], config), strict=True)
-        like = next(iter(state.values()))
-        return tensors | {name: like.new_zeros(shape) for name, shape in self.adds(config).items()}
+        reference = next(iter(state.values()))
+        return tensors | {name: reference.new_zeros(shape) for name, shape in self.adds(config).items()}
 
     def to_file(self, config: ModelConfig, state: Tensors) -> Tensors:
         """Convert our tensors to those of a file: under their full names, each contiguous in memory."""
@@ -161,7 +161,7 @@ class WeightsFormat:
 
     def fits(self, names: Container[str], sections: Set[str]) -> bool:
         """Return whether the tensor names and the keys of the state dicts in a file match the format."""
-        has_signature = all(sign in names for sign in self.signature) and not any(
+        has_signature = all(name_in_signature in names for name_in_signature in self.signature) and not any(
             name in names for name in self.excluded_names
         )
         return has_signature and (not self.sections or not sections.isdisjoint(self.sections))

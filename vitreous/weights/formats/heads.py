@@ -29,17 +29,17 @@ def has_unit_prototypes(tensors: Tensors) -> bool:
     return WEIGHT_NORM_LENGTH not in tensors or bool((tensors[WEIGHT_NORM_LENGTH] == 1).all())
 
 
-def read_dino_head(tensors: Tensors, unit: bool) -> Tensors:
-    """Convert a head from the original format to ours, in float32. If prototypes have length one (`unit`), their
-    lengths (K, 1) are omitted."""
+def read_dino_head(tensors: Tensors, has_unit_length: bool) -> Tensors:
+    """Convert a head from the original format to ours, in float32. If all prototypes have length one, their lengths (K,
+    1) are omitted."""
     state: Tensors = {}
     for name, tensor in tensors.items():
         if name == WEIGHT_NORM_DIRECTION:
             state["prototypes.weight"] = tensor.float()
         elif name != WEIGHT_NORM_LENGTH:
-            _, index, end = name.split(".")
-            state[f"mlp.{int(index) // 2}.{end}"] = tensor.float()
-    if not unit:
+            _, index, suffix = name.split(".")
+            state[f"mlp.{int(index) // 2}.{suffix}"] = tensor.float()
+    if not has_unit_length:
         state["lengths"] = (
             tensors[WEIGHT_NORM_LENGTH].float()
             if WEIGHT_NORM_LENGTH in tensors
@@ -53,8 +53,8 @@ def write_dino_head(state: Tensors) -> Tensors:
     tensors: Tensors = {}
     for name, tensor in state.items():
         if name.startswith("mlp."):
-            _, index, end = name.split(".")
-            tensors[f"mlp.{2 * int(index)}.{end}"] = tensor
+            _, index, suffix = name.split(".")
+            tensors[f"mlp.{2 * int(index)}.{suffix}"] = tensor
     directions = state["prototypes.weight"]
     lengths = state.get("lengths", torch.ones(len(directions), 1))
     return tensors | {WEIGHT_NORM_DIRECTION: directions, WEIGHT_NORM_LENGTH: lengths}
@@ -64,7 +64,7 @@ def find_head_errors(shapes: Shapes) -> list[str]:
     """List missing and unknown tensors of a head in the original format, one line each."""
     indices = sorted({int(match[1]) for name in shapes if (match := MLP_LAYER.fullmatch(name))})
     indices = list(range(0, max(indices, default=0) + 1, 2))
-    expected = {f"mlp.{index}.{end}" for index in indices for end in ("weight", "bias")} | {WEIGHT_NORM_DIRECTION}
+    expected = {f"mlp.{index}.{suffix}" for index in indices for suffix in ("weight", "bias")} | {WEIGHT_NORM_DIRECTION}
     missing, unknown = expected - set(shapes), set(shapes) - expected - {WEIGHT_NORM_LENGTH}
     return [f"missing {name}" for name in missing] + [f"unknown {name}" for name in unknown]
 

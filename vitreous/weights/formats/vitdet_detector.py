@@ -167,11 +167,15 @@ def infer_detector_config(shapes: Shapes, settings: dict[str, Any]) -> DetectorC
     return replace(config, **postprocess)
 
 
-def check_pixel_statistics(facts: Tensors) -> None:
+def check_pixel_statistics(pixel_statistics: Tensors) -> None:
     """Raise ValueError if mean and standard deviation of the pixels in a file, (C, 1, 1) each, are not ImageNet's for
     RGB."""
     for name, values in zip(PIXEL_STATISTICS_NAMES, IMAGENET_MOMENTS, strict=True):
-        actual = [round(pixel_value, 3) for pixel_value in facts[name].flatten().tolist()] if name in facts else None
+        actual = (
+            [round(pixel_value, 3) for pixel_value in pixel_statistics[name].flatten().tolist()]
+            if name in pixel_statistics
+            else None
+        )
         imagenet_values = [round(255 * value, 3) for value in values]
         if actual is None or actual == imagenet_values:
             continue
@@ -200,9 +204,9 @@ def zero_background_deltas(state: Tensors) -> Tensors:
     They are unused, and detectron2 does not have them.
     """
     changed = dict(state)
-    for end in ("weight", "bias"):
-        if (deltas := changed.get(f"{BOX_DELTAS}.{end}")) is not None and len(deltas) > 4:
-            changed[f"{BOX_DELTAS}.{end}"] = torch.cat([torch.zeros_like(deltas[:4]), deltas[4:]])
+    for suffix in ("weight", "bias"):
+        if (deltas := changed.get(f"{BOX_DELTAS}.{suffix}")) is not None and len(deltas) > 4:
+            changed[f"{BOX_DELTAS}.{suffix}"] = torch.cat([torch.zeros_like(deltas[:4]), deltas[4:]])
     return changed
 
 
