@@ -33,8 +33,7 @@ from PIL import Image
 from vitreous.data.clip_views import ClipViews
 from vitreous.data.decoding.decode import IMAGE_FILE_SUFFIXES, MAX_FILE_BYTES, describe_exception, open_input_file
 from vitreous.data.layouts.folder import list_files_by_suffix, natural_sort_key
-from vitreous.data.layouts.tars import COMPRESSED_SUFFIXES
-from vitreous.data.layouts.tars import expand_braces as braced
+from vitreous.data.layouts.tars import COMPRESSED_SUFFIXES, expand_braces
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.clips import ClipPreprocess, open_as_clip
 from vitreous.data.modalities.images import ImagePreprocess
@@ -153,7 +152,7 @@ def resolve_word(source: str, column: str | None, preprocess: Modality) -> Itera
     elif os.path.lexists(source):
         yield from resolve_files([source], column, preprocess)
     elif source.endswith(".tar") and "{" in source:
-        files = [os.fspath(path) for path in braced(source)]
+        files = [os.fspath(path) for path in expand_braces(source)]
         if missing := [path for path in files if not os.path.lexists(path)]:
             first_missing = escape_unprintable(missing[0])
             raise DataError(f"{len(missing)} of {len(files)} archives are missing; the first is {first_missing}")
