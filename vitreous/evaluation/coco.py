@@ -195,7 +195,7 @@ def prefetch_samples(reader: EvalLoader) -> Iterator[LoadedSample]:
 
 
 def make_detection_function(engine: ModelEngine) -> DetectorFunction:
-    """Return a function that computes the fixed-shape outputs of a detector, an engine, for (B, C, *image) pixels."""
+    """Return a function that computes a detector's fixed-shape outputs of (B, C, *image) pixels with an engine."""
     return lambda pixels: unpack_outputs(engine(torch.from_numpy(pixels)).numpy())
 
 

@@ -20,9 +20,9 @@ COPY_QUANTILE = 0.01  # quantile of the distances among training images below wh
 def frechet_distance(real: np.ndarray, generated: np.ndarray) -> float:
     """Compute the squared Fréchet distance of Gaussians fitted to (n, d) and (m, d) features (arXiv:1706.08500, Eq. 6).
 
-    Covariances are sums over n - 1. The distance is larger for few images, so only distances of equally many images are
-    comparable. If there are fewer images than features, no covariance is computed: the trace of the root is the sum of
-    the singular values of the product (n, m) of the centred matrices. Raises ValueError for fewer than two images.
+    Covariances are divided by n - 1. The distance is larger for few images, so only distances of equally many images
+    are comparable. If there are fewer images than features, no covariance is computed: the trace of the root is the sum
+    of the singular values of the product (n, m) of the centred matrices. Raises ValueError for fewer than two images.
     """
     if min(len(real), len(generated)) < 2:
         raise ValueError("a covariance needs at least two images")

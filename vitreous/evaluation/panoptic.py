@@ -20,7 +20,7 @@ class PanopticSegments:
     """The segments of an image.
 
     `segment_indices` (*image) int32: the segment index of each pixel, -1 if unknown. `labels` (S,) int64: the class of
-    each segment. `crowd` (S,) bool: groups of things that are not separated.
+    each segment. `crowd` (S,) bool: segments of several objects that are not separated.
     """
 
     segment_indices: np.ndarray

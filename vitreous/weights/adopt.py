@@ -87,8 +87,10 @@ class PretrainedWeights(TaskMixin):
         return Bundle(model.eval(), self.task, self.preprocess, provenance, notes=self.notes)
 
     def with_resize_rule(self, rule: str, image_size: tuple[int, ...] | None) -> PretrainedWeights:
-        """Return these weights with the position resize rule `rule`, unless it is "". For formats that store the image
-        size: raises UsageError if `image_size` differs from it."""
+        """Return these weights with the position resize rule `rule`, unless it is "".
+
+        For formats that store the image size, so `image_size` must be None or equal to it; raises UsageError otherwise.
+        """
         if image_size is not None and image_size != self.config.image:
             description = f"{self.title} for images of {format_size(self.config.image)} pixels"
             raise UsageError(

@@ -123,7 +123,8 @@ def convert(
 
 
 def reduce_to_format(to: str, weights: PretrainedWeights) -> PretrainedWeights:
-    """Reduce the weights of a segmentation or detection model to what the format `to` supports; others are unchanged.
+    """Reduce the weights of a segmentation or detection model to the tensors that the format `to` supports; others are
+    unchanged.
 
     Most formats support only the backbone, which a note reports. detectron2's ViTDet format supports the whole
     detector, except for the unused background boxes.

@@ -83,8 +83,8 @@ TEXT_OPCODES = {"BINUNICODE", "SHORT_BINUNICODE"}
 def scan_pickle(path: Path, file: BinaryIO) -> None:
     """Check the instructions of one pickle without executing them, and return to its start.
 
-    Raises WeightsError for an instruction or a name that tensors do not need, for too many of them, for a protocol that
-    torch.load with `weights_only` does not support, and for a damaged pickle.
+    Raises WeightsError for a damaged pickle, an instruction or a name that tensors do not need, too many instructions,
+    and a protocol that torch.load with `weights_only` does not support.
     """
     start, protocol, previous_code = file.tell(), 0, ""
     texts: list[str] = []  # in order, for the names that STACK_GLOBAL takes from the stack

@@ -2,6 +2,8 @@
 VideoMAEForPreTraining.
 
 d width of the decoder, p and q a patch's height and width in pixels, C channels.
+
+"Our" names and tensors are those of this package's models, "their" names and tensors those of the files.
 """
 
 from __future__ import annotations

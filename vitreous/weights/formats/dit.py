@@ -1,4 +1,7 @@
-"""Diffusion Transformers in the original format (facebookresearch/DiT) and in diffusers."""
+"""Diffusion Transformers in the original format (facebookresearch/DiT) and in diffusers.
+
+"Our" names and tensors are those of this package's models, "their" names and tensors those of the files.
+"""
 
 from __future__ import annotations
 

@@ -8,6 +8,8 @@ positions before it prepends the class token, so the position is part of its cla
 All of Google's code resizes positions with `scipy.ndimage.zoom` of order 1 (`interpolate_posembed` of
 vit_jax/checkpoint.py, `resample_posemb` of big_vision/models/vit.py), whose rounding leaves zeros in the last row and
 column of some grids (28 to 48).
+
+"Our" names and tensors are those of this package's models, "their" names and tensors those of the files.
 """
 
 from __future__ import annotations

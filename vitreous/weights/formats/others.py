@@ -1,4 +1,7 @@
-"""Original formats of torchvision's ViT, DINOv2, CLIP's image encoder, and SAM's image encoder."""
+"""Original formats of torchvision's ViT, DINOv2, CLIP's image encoder, and SAM's image encoder.
+
+"Our" names and tensors are those of this package's models, "their" names and tensors those of the files.
+"""
 
 from __future__ import annotations
 

@@ -13,6 +13,8 @@ Files do not specify the image size if windows divide every grid. It is assumed 
 | timm | shifted, then padded; axes that one window covers are never shifted | zeros-after-shift |
 
 After a grid of one window, transformers' code no longer shifts larger grids of that stage; ours does.
+
+"Our" names and tensors are those of this package's models, "their" names and tensors those of the files.
 """
 
 from __future__ import annotations

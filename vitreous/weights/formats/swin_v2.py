@@ -5,6 +5,8 @@ buffers in files of Microsoft and torchvision. It is read from config.json, or f
 (`..._window12to24_...`), or is 8. The window of pre-training is not stored either.
 
 Keys have no bias. torchvision has one but sets it to zero in every forward pass, and it is written as zeros.
+
+"Our" names and tensors are those of this package's models, "their" names and tensors those of the files.
 """
 
 from __future__ import annotations

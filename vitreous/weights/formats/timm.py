@@ -10,6 +10,8 @@ from other files.
 | DeiT, DeiT-III | bicubic | main.py, `--finetune` |
 | MAE | bicubic | `interpolate_pos_embed` of util/pos_embed.py |
 | DINO | bicubic-offset | `interpolate_pos_encoding` of vision_transformer.py |
+
+"Our" names and tensors are those of this package's models, "their" names and tensors those of the files.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 The names are those in files, which `from_pretrained` reads and `save_pretrained` writes; names in memory may differ.
 The config.json contains settings that shapes do not determine: heads, GELU, epsilon.
+
+"Our" names and tensors are those of this package's models, "their" names and tensors those of the files.
 """
 
 from __future__ import annotations

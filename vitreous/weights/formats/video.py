@@ -10,6 +10,8 @@ Both encoders have no prefix token, fixed positions that are not stored, and att
 | transformers' VideoMAEModel of a fine-tuned one | none | an encoder |
 
 transformers' `fc_norm` always has an epsilon of 1e-5, regardless of config.json.
+
+"Our" names and tensors are those of this package's models, "their" names and tensors those of the files.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """ViTDet's backbone in detectron2's format (arXiv:2203.16527): `backbone.net.*` of a file that may contain a
-detector."""
+detector.
+
+"Our" names and tensors are those of this package's models, "their" names and tensors those of the files.
+"""
 
 from __future__ import annotations
 

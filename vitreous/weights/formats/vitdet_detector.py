@@ -11,6 +11,8 @@ K classes, H channels of the box head. Differences in layout:
 Anchors are not stored: sides of 8 strides, height / width 1/2, 1, 2 in this order, corners not rounded. Files of
 the federated loss have K sampling weights of classes: they indicate sigmoid scores, are not kept, and
 are written as ones.
+
+"Our" names and tensors are those of this package's models, "their" names and tensors those of the files.
 """
 
 from __future__ import annotations
