@@ -40,10 +40,10 @@ from vitreous.version import __version__
 
 #: largest relative L2 difference between the outputs of two engines; bfloat16 errors can reach 1e-2 each
 MAX_OUTPUT_DIFFERENCE = {"fp32": 1e-4, "bf16": 2e-2}
-#: shortest job, in seconds of the PyTorch engine, for which the alternative is built
+#: shortest job, in seconds of the PyTorch engine, for which the alternative engine is built
 WORTHWHILE_SECONDS = {"openvino": 30.0, "compiled": 120.0}
 MIN_PASSES = 10  # shortest job, in forward passes, for which engines are timed: timing takes two passes
-#: shortest forward pass, in seconds of the PyTorch engine, for which the alternative is tried; also for long jobs
+#: shortest forward pass, in seconds of the PyTorch engine, for which the alternative is tried, even for a long job
 MIN_PASS_SECONDS = 2e-3
 MAX_BENCHMARK_SECONDS, MAX_ROUNDS = 2.0, 20
 #: smallest speedup of the alternative; below it, PyTorch is kept, whose outputs are the same across machines

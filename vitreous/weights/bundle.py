@@ -66,7 +66,7 @@ class Bundle(TaskMixin):
                 temporary.mkdir()
                 self.write_files({name: temporary / name for name in names})
         else:
-            with ExitStack() as files:  # renamed in reverse order
+            with ExitStack() as files:  # the files are renamed in reverse order when the block ends
                 paths = {name: files.enter_context(atomic_path(folder / name)) for name in names}
                 self.write_files(paths)
                 for name in names[:-1]:

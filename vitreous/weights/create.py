@@ -45,7 +45,7 @@ TIMM_OPTION_HINTS = {
     "exportable": "leave it out: torch.export and vitreous.export need no option",
 }
 TIMM_POOL_NAMES = {"token": "class", "avg": "mean", "map": "attention"}  # timm's `global_pool`
-#: fields that may differ from the weights' training; others define the weights
+#: config fields that may be changed with weights; the others must be those of the weights' training
 CHANGEABLE_FIELDS = (
     *("regularization.dropout", "regularization.drop_path", "regularization.drop_path_rises"),
     "positions.resize",

@@ -18,11 +18,11 @@ from vitreous.errors import WeightsError
 from vitreous.progress import ProgressListener
 from vitreous.system.disk import remove_path, sync_and_rename, write_text_atomic
 
-MAX_DOWNLOAD_BYTES = 32 << 30  # of one file
-READ_TIMEOUT_SECONDS = 30  # seconds without a byte
+MAX_DOWNLOAD_BYTES = 32 << 30  # size of one file
+READ_TIMEOUT_SECONDS = 30  # seconds without received data
 DOWNLOAD_CHUNK_BYTES = 1 << 20
 MAX_FAILED_ATTEMPTS = 4  # consecutive attempts without new data
-RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 60.0  # seconds before the second attempt, doubled each time, and their maximum
+RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 60.0  # pause before the second attempt, doubled for each further one; maximum
 PLAIN_HTTP_HOSTS = ("127.0.0.1", "::1", "localhost")  # hosts that may use plain HTTP: this machine
 RETRY_STATUS_CODES = (408, 429, 500, 502, 503, 504)  # status codes after which another attempt may succeed
 STATUS_HINTS = {

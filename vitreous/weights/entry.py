@@ -12,7 +12,7 @@ from typing import BinaryIO, NoReturn
 
 from vitreous.errors import WeightsError
 
-MAX_TENSORS = 5_000  # of a file; the largest models here have 2,000, and checking more takes longer than 0.1 s
+MAX_TENSORS = 5_000  # tensors of a file; the largest models have 2,000, and checking more takes longer than 0.1 s
 MAX_TENSOR_NAME_LENGTH = 512  # characters
 
 

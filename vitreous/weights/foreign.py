@@ -83,7 +83,7 @@ SUPPORTED_MODELS_HINT = (
 )
 #: unsupported models: description -> a pattern of a unique tensor name
 UNSUPPORTED_MODELS = {
-    # Google's, timm's (arXiv:2105.01601)
+    # names in Google's and timm's files (arXiv:2105.01601)
     "an MLP-Mixer": r"(^|/)MixerBlock_\d+/token_mixing/|(^|\.)blocks\.\d+\.mlp_tokens\.",
     "a ResMLP": r"(^|\.)blocks\.\d+\.linear_tokens\.",
     "a BEiT": r"(^|\.)blocks\.\d+\.attn\.q_bias$|attention\.relative_position_bias\.relative_position_bias_table$",

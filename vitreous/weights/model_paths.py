@@ -12,9 +12,11 @@ from pathlib import Path
 
 from vitreous.data.decoding.clips import VIDEO_SUFFIXES
 from vitreous.data.decoding.decode import IMAGE_FILE_SUFFIXES
-from vitreous.data.decoding.volumes import VOLUME_SUFFIXES as VOLUMES
+from vitreous.data.decoding.volumes import VOLUME_SUFFIXES
 
-IMAGE_SUFFIXES = frozenset((*IMAGE_FILE_SUFFIXES, *VIDEO_SUFFIXES, *VOLUMES)) - {".npz"}  # weights can be .npz too
+IMAGE_SUFFIXES = frozenset((*IMAGE_FILE_SUFFIXES, *VIDEO_SUFFIXES, *VOLUME_SUFFIXES)) - {
+    ".npz"
+}  # weights can be .npz too
 DATA_TABLE_SUFFIXES = frozenset((".csv", ".tsv", ".tar", ".parquet"))
 DATASET_SUFFIXES = frozenset(
     (*IMAGE_SUFFIXES, *DATA_TABLE_SUFFIXES, ".txt", ".md", ".xml", ".yaml", ".yml", ".html", ".pdf")

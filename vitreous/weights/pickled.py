@@ -55,8 +55,8 @@ MAX_PICKLE_BYTES = 4 << 20  # bytes; ten thousand tensors take less than half
 MAX_PICKLE_OPCODES = 80_000  # instructions; a tensor takes about thirty
 MAX_TENSOR_AXES = 16
 MAX_SHARING_RATIO = 4  # maximum total size of the tensors relative to the file; tied weights are stored once
-#: keys of state dicts, preferred weights first
-ALL_SECTIONS = "*"  # selects all sections: names are then SECTION/NAME
+ALL_SECTIONS = "*"  # selects the state dicts under all keys: names are then KEY/NAME
+#: keys of the state dicts of a model, preferred weights first
 STATE_DICT_KEYS = ("model_ema", "ema", "teacher", "model", "state_dict", "student", "net", "module")
 LEGACY_MAGIC, LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # start of a file in the format before zip
 SAVE_SAFETENSORS_HINT = (

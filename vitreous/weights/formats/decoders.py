@@ -30,10 +30,10 @@ from vitreous.weights.table import (
     transform_each,
 )
 
-DECODER_HEAD_WIDTH = 32  # channels per attention head of MAE's decoder, as published: 512 of 16
-#: fields of MAE's config that make it VideoMAE's
+DECODER_HEAD_WIDTH = 32  # channels per attention head of MAE's published decoders: width 512 with 16 heads
+#: fields of the MAE objective's config for VideoMAE
 VIDEOMAE_FIELDS: dict[str, Any] = {"mask": 0.9, "tubes": True, "normalise": True, "normalise_channels": True}
-HF_MLP_NAMES = "intermediate.dense", "output.dense"  # of a block in transformers' files
+HF_MLP_NAMES = "intermediate.dense", "output.dense"  # layers of a block's MLP in transformers' files
 #: field of MAE's config -> field of transformers' config.json
 HF_DECODER_FIELDS = {"decoder_heads": "decoder_num_attention_heads", "normalise": "norm_pix_loss", "mask": "mask_ratio"}
 

@@ -266,7 +266,7 @@ TORCHVISION = WeightsFormat(
         and bool(c.classes)
         and not c.attention.pretrained_window
         and set(c.windows) == {(c.attention.window, c.attention.window)}
-        and c.attention.window > 1  # its code divides by the window minus one
+        and c.attention.window > 1  # torchvision's code divides by the window minus one
         and c.attention.qkv_bias
     ),
     buffers=build_position_buffers,

@@ -131,7 +131,7 @@ def infer_timm_vit_config(shapes: Shapes, settings: dict[str, Any], slots: tuple
         "attention.qkv_bias": "blocks.0.attn.qkv.bias" in shapes,
         "projection_bias": "patch_embed.proj.bias" in shapes,
         "head.bias": not head or "head.bias" in shapes,
-        "norm.eps": 1e-5 if "norm_pre.weight" in shapes else 1e-6,  # CLIP's
+        "norm.eps": 1e-5 if "norm_pre.weight" in shapes else 1e-6,  # 1e-5 for CLIP
     }
     size = ViTShape(
         width,

@@ -161,7 +161,7 @@ VIDEOMAE = WeightsFormat(
     configure=infer_official_videomae_config,
     scope=("encoder.",),
     strip=("backbone.",),
-    excluded_names=("cls_token", "pos_embed"),  # a BEiT
+    excluded_names=("cls_token", "pos_embed"),  # tensors of a BEiT
     holds=lambda c: is_videomae_encoder(c) and c.norm.final != "none",
     prefix=lambda c: "encoder." if c.norm.final == "tokens" else "",
 )
