@@ -48,20 +48,15 @@ class ClassMatches:
 
     def average_precision(self, area: int, threshold: int, draw_counts: np.ndarray) -> np.ndarray:
         """Compute the average precision (D,) for the area range and IoU threshold of these indices, nan for a draw
-        without objects.
-
-        `draw_counts` (n, D): number of times that each image is drawn.
-        """
+        without objects. `draw_counts` (n, D): number of times that each image is drawn."""
         indices = np.flatnonzero(~self.ignored[area, threshold])
         hits, images = self.hits[area, threshold, indices], self.images[indices]
         return compute_coco_average_precision(hits, images, self.objects[area], draw_counts)
 
     def recall(self, area: int, max_detections: int, draw_counts: np.ndarray) -> np.ndarray:
         """Compute the recall (D,) with at most `max_detections` detections per image, averaged over IoU thresholds, for
-        the area range of index `area`; nan for a draw without objects.
-
-        `draw_counts` (n, D): number of times that each image is drawn.
-        """
+        the area range of index `area`; nan for a draw without objects. `draw_counts` (n, D): number of times that each
+        image is drawn."""
         is_hit = self.hits[area] & ~self.ignored[area] & (self.ranks < max_detections)
         per_image = np.bincount(self.images, is_hit.mean(0), self.objects.shape[1]) if len(self.images) else 0.0
         total = self.objects[area] @ draw_counts
@@ -106,10 +101,7 @@ def group_matches_by_class(
     table: np.ndarray, images: np.ndarray, num_images: int, region_index: int, num_classes: int
 ) -> list[ClassMatches]:
     """Group the rows of `table` (m, columns), as in `matching.MatchColumn`, by class, for the region type (boxes or
-    masks) of index `region_index`.
-
-    `images` (m,): image index of each row, out of `num_images`.
-    """
+    masks) of index `region_index`. `images` (m,): image index of each row, out of `num_images`."""
     region_columns, is_detection = select_region_columns(table, region_index), table[:, MatchColumn.TRUTH] == 0
     class_matches = []
     for label in range(num_classes):

@@ -67,11 +67,8 @@ def dilate_mask(mask: np.ndarray, reach: int) -> np.ndarray:
 
 def compute_boundary_f(counts: np.ndarray) -> float | None:
     """Compute the mean boundary F-measure from the (K, 4) counts of `count_boundary_pixels`, for one image or summed
-    over all.
-
-    The F-measure is the harmonic mean of precision and recall. The mean is over the classes with a boundary in either
-    map; None if there are none.
-    """
+    over all. The F-measure is the harmonic mean of precision and recall. The mean is over the classes with a boundary
+    in either map; None if there are none."""
     is_present = counts[:, 1] + counts[:, 3] > 0
     if not is_present.any():
         return None

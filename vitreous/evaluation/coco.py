@@ -78,11 +78,8 @@ class CocoEvaluator(Evaluator):
         self, engine: ModelEngine, reader: EvalLoader, on_images: Callable[[int], None] = lambda images: None
     ) -> tuple[Ragged, dict[int, DataError]]:
         """Match the detections of the images of `reader.split`: rows (m, columns) float64, and read errors by image
-        index.
-
-        The objects of unreadable images count as missed. Raises DataError for annotations that cannot be read, or lack
-        masks.
-        """
+        index. The objects of unreadable images count as missed. Raises DataError for annotations that cannot be read,
+        or lack masks."""
         assert isinstance(reader.split, AnnotatedSplit), "the split must have annotations"
         tables: list[np.ndarray] = []
         split, read_errors = reader.split, {}
@@ -104,11 +101,9 @@ class CocoEvaluator(Evaluator):
         return Ragged(np.concatenate(tables), lengths), read_errors
 
     def report(self, outputs: SplitOutputs, *extra_outputs: SplitOutputs) -> Report:
-        """Compute COCO's twelve metrics per region type, 95 % bootstrap intervals over images, and metrics per class.
-
-        A metric without objects is None. `details["objects"]` has the AP50 gained by fixing each type of
-        `DetectionError`, precision curves, and the confusion matrix above the score threshold with the highest F1.
-        """
+        """Compute COCO's twelve metrics per region type, 95 % bootstrap intervals over images, and metrics per class. A
+        metric without objects is None. `details["objects"]` has the AP50 gained by fixing each type of
+        `DetectionError`, precision curves, and the confusion matrix above the score threshold with the highest F1."""
         match_rows: Ragged = outputs.outputs
         region_matches = group_matches_by_region(match_rows, len(self.classes))
         metrics = make_coco_metric_function(region_matches, self.frequency)
@@ -217,10 +212,8 @@ def group_matches_by_region(match_rows: Ragged, num_classes: int) -> list[list[C
 def make_coco_metric_function(
     region_matches: list[list[ClassMatches]], frequency: tuple[str, ...] = ()
 ) -> MetricFunction:
-    """Return a function that computes each metric, (D,), from the draw counts of the images, (n, D).
-
-    `region_matches`: matches by region type and class, as `group_matches_by_region` returns them.
-    """
+    """Return a function that computes each metric, (D,), from the draw counts of the images, (n, D). `region_matches`:
+    matches by region type and class, as `group_matches_by_region` returns them."""
     prefixes = ("", BOX_PREFIX)[: len(region_matches)]
 
     def metrics(counts: np.ndarray) -> dict[str, np.ndarray]:
@@ -237,9 +230,7 @@ def make_coco_metric_function(
 
 def bootstrap_coco_intervals(metrics: MetricFunction, match_rows: Ragged) -> dict[str, Interval | None]:
     """Compute 95 % bootstrap intervals over images of metrics (D,), from the draws in which each metric is defined.
-
-    None for a metric that is undefined in more than a tenth of the draws.
-    """
+    None for a metric that is undefined in more than a tenth of the draws."""
     values = bootstrap_metrics(metrics, len(match_rows), choose_coco_bootstrap_draws(match_rows))
     defined = {name: draw[~np.isnan(draw)] for name, draw in values.items()}
     return {
@@ -252,11 +243,8 @@ def bootstrap_coco_differences(
     compute_a: MetricFunction, compute_b: MetricFunction, match_rows: Ragged
 ) -> dict[str, Interval | None]:
     """Compute 95 % intervals of the metric differences of two models, second minus first, by a bootstrap over the same
-    images.
-
-    `compute_a` and `compute_b`: functions of `make_coco_metric_function`. `match_rows`: rows of either model, which
-    determine the number of draws. None for fewer than two images.
-    """
+    images. `compute_a` and `compute_b`: functions of `make_coco_metric_function`. `match_rows`: rows of either model,
+    which determine the number of draws. None for fewer than two images."""
 
     def metrics(counts: np.ndarray) -> dict[str, np.ndarray]:
         """Compute each difference (D,) from draw counts (n, D)."""
@@ -304,11 +292,9 @@ def find_best_f1_threshold(class_matches: list[ClassMatches]) -> float:
 
 
 def compute_detection_confusion(table: np.ndarray, threshold: float, num_classes: int) -> np.ndarray:
-    """Count objects by true and predicted class, (K + 1, K + 1) int64, from the matched rows (m, columns).
-
-    The last row holds false positives, the last column missed objects. Detections and objects are matched at an IoU of
-    0.5 regardless of class, without crowds; detections below `threshold` are ignored.
-    """
+    """Count objects by true and predicted class, (K + 1, K + 1) int64, from the matched rows (m, columns). The last row
+    holds false positives, the last column missed objects. Detections and objects are matched at an IoU of 0.5
+    regardless of class, without crowds; detections below `threshold` are ignored."""
     is_object, label = table[:, MatchColumn.TRUTH] == 1, table[:, MatchColumn.LABEL].astype(np.int64)
     above_threshold = table[:, MatchColumn.SCORE] >= threshold
     ignored = select_region_columns(table, 0)[:, RegionColumn.IGNORED] % 2 == 1  # of an object: a crowd
@@ -340,10 +326,8 @@ def build_coco_class_table(
     threshold: float,
 ) -> list[dict[str, object]]:
     """Build the report's table of classes: images, objects, AP and AP50 per region type; recall, precision and F1 at
-    the score threshold; and the most frequently confused class.
-
-    `matrix` (K + 1, K + 1): counts of `compute_detection_confusion`.
-    """
+    the score threshold; and the most frequently confused class. `matrix` (K + 1, K + 1): counts of
+    `compute_detection_confusion`."""
     weights, table = np.ones((len(match_rows), 1), np.float32), []
     for label, name in enumerate(evaluator.classes):
         leading_matches = region_matches[0][label]

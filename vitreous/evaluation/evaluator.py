@@ -48,10 +48,8 @@ class Ragged:
 @dataclass(frozen=True)
 class SplitOutputs:
     """Outputs of a model for every image of `split`, in its order, and whether each image is `readable`, (n,) bool.
-
     `outputs`: (n, K) float32, or `Ragged` for evaluators with a variable number of rows per image. The row of an
-    unreadable image is computed from a black image.
-    """
+    unreadable image is computed from a black image."""
 
     split: Split
     outputs: Any
@@ -59,11 +57,8 @@ class SplitOutputs:
 
 
 class Evaluator(ABC):
-    """Evaluates a model on a split: outputs for each image, then metrics from all outputs.
-
-    `name` is the key of the primary metric in `Report.metrics`; `better` states whether higher or lower values are
-    better.
-    """
+    """Evaluates a model on a split: outputs for each image, then metrics from all outputs. `name` is the key of the
+    primary metric in `Report.metrics`; `better` states whether higher or lower values are better."""
 
     name: str
     better: MetricDirection = "higher"
@@ -80,10 +75,7 @@ class Evaluator(ABC):
         self, engine: ModelEngine, reader: EvalLoader, on_images: Callable[[int], None] = lambda images: None
     ) -> tuple[Any, dict[int, DataError]]:
         """Compute a model's outputs, (n, K) float32 or `Ragged`, for the images of `reader.split`, and read errors by
-        image index.
-
-        `on_images` is called with the number of images of every step. No images give (0, K).
-        """
+        image index. `on_images` is called with the number of images of every step. No images give (0, K)."""
         return compute_split_logits(engine, reader, on_images=on_images)
 
     def paired_intervals(self, outputs: Any, other_evaluator: Self, other_outputs: Any) -> dict[str, Interval | None]:

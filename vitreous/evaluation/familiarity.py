@@ -60,10 +60,8 @@ class MahalanobisDetector:
 
 
 def fit_mahalanobis_detector(features: np.ndarray, labels: np.ndarray, num_classes: int) -> MahalanobisDetector:
-    """Fit the detector to the features (n, d) and labels, (n,) or (n, K), of training images.
-
-    Raises DataError for fewer than two images.
-    """
+    """Fit the detector to the features (n, d) and labels, (n,) or (n, K), of training images. Raises DataError for
+    fewer than two images."""
     if len(features) < 2:
         raise DataError(f"{len(features)} training images are too few to detect outliers", "use at least 2")
     overall = fit_gaussian(features, np.zeros(len(features), dtype=np.int64), 1)
@@ -99,11 +97,9 @@ def fit_gaussian(features: np.ndarray, labels: np.ndarray, num_classes: int) -> 
 
 
 def compute_outlier_separation(familiar_scores: np.ndarray, outlier_scores: np.ndarray) -> dict[str, float]:
-    """Measure how well scores separate familiar images (n,) from outliers (m,).
-
-    `auroc`: the probability that an outlier has a higher score than a familiar image; ties count half. `fpr95`: the
-    share of outliers with scores up to `limit`, the 95 % quantile of the familiar scores.
-    """
+    """Measure how well scores separate familiar images (n,) from outliers (m,). `auroc`: the probability that an
+    outlier has a higher score than a familiar image; ties count half. `fpr95`: the share of outliers with scores up to
+    `limit`, the 95 % quantile of the familiar scores."""
     sorted_scores = np.sort(familiar_scores)
     num_below, num_up_to = (
         np.searchsorted(sorted_scores, outlier_scores, side="left"),
@@ -118,11 +114,9 @@ def compute_outlier_separation(familiar_scores: np.ndarray, outlier_scores: np.n
 
 
 class SuspectLabel(NamedTuple):
-    """An image whose label is probably wrong; classes are indices.
-
-    `predicted_label` and `probability` are of the model; `neighbour` and `share` are of the nearest training images.
-    `score`, 0 to 1: the margin of the predicted class over the label, averaged over probability and share.
-    """
+    """An image whose label is probably wrong; classes are indices. `predicted_label` and `probability` are of the
+    model; `neighbour` and `share` are of the nearest training images. `score`, 0 to 1: the margin of the predicted
+    class over the label, averaged over probability and share."""
 
     sample: int
     label: int
@@ -135,11 +129,8 @@ class SuspectLabel(NamedTuple):
 
 def find_suspect_labels(probabilities: np.ndarray, shares: np.ndarray, labels: np.ndarray) -> list[SuspectLabel]:
     """Find suspect labels among labels (n,), most certain first, from class probabilities (n, K) and shares of the
-    neighbours (n, K).
-
-    A label is suspect if both predict another class with at least `MIN_SUSPECT_CONFIDENCE`; they may predict different
-    classes.
-    """
+    neighbours (n, K). A label is suspect if both predict another class with at least `MIN_SUSPECT_CONFIDENCE`; they may
+    predict different classes."""
     indices = np.arange(len(labels))
     predicted, neighbour = probabilities.argmax(1), shares.argmax(1)
     probability, share = probabilities[indices, predicted], shares[indices, neighbour]

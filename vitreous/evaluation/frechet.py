@@ -40,11 +40,9 @@ def frechet_distance(real: np.ndarray, generated: np.ndarray) -> float:
 
 
 def frechet_distance_of_moments(real: FeatureMoments, generated: FeatureMoments) -> float:
-    """Compute the squared Fréchet distance of two Gaussians from means (d,) and covariances (d, d).
-
-    It is |mu - mu'|^2 + tr(C + C' - 2 (C C')^(1/2)), at least 0. The trace of the root is the sum of the roots of the
-    eigenvalues of C^(1/2) C' C^(1/2), which is symmetric. Raises ValueError for different feature widths.
-    """
+    """Compute the squared Fréchet distance of two Gaussians from means (d,) and covariances (d, d). It is |mu - mu'|^2
+    + tr(C + C' - 2 (C C')^(1/2)), at least 0. The trace of the root is the sum of the roots of the eigenvalues of
+    C^(1/2) C' C^(1/2), which is symmetric. Raises ValueError for different feature widths."""
     (mean, cov), (other_mean, other_cov) = real, generated
     if cov.shape != other_cov.shape:
         raise ValueError(f"moments of {len(mean)} and of {len(other_mean)} features are not comparable")
@@ -64,10 +62,8 @@ def compute_precision_recall(
     real: np.ndarray, generated: np.ndarray, k: int = PRECISION_NEIGHBOURS
 ) -> tuple[float, float]:
     """Compute precision and recall of (n, d) real and (m, d) generated features, 0 to 1 (arXiv:1904.06991, Eqs. 1-2).
-
     precision: the share of generated images that are closer to a real image than its k-th neighbour among the real ones
-    recall: the same with real and generated images exchanged
-    """
+    recall: the same with real and generated images exchanged"""
     return share_within_neighbours(real, generated, k), share_within_neighbours(generated, real, k)
 
 
@@ -99,10 +95,7 @@ def compute_density_coverage(
 
 def measure_copy_share(train: np.ndarray, generated: np.ndarray) -> tuple[float, float]:
     """Measure the share of generated images (m, d) that are nearly copies of a training image (n, d), and the distance
-    limit.
-
-    The limit is the `COPY_QUANTILE` of nearest-neighbour distances among training images.
-    """
+    limit. The limit is the `COPY_QUANTILE` of nearest-neighbour distances among training images."""
     limit = float(torch.quantile(compute_kth_distances(train, 1), COPY_QUANTILE))
     nearest = torch.cat([euclidean_distances(chunk, train).min(1).values for chunk in split_feature_rows(generated)])
     return float((nearest < limit).float().mean()), limit

@@ -20,11 +20,8 @@ SCORE_SPLIT_IMAGES = 5000  # images per split of the Inception score
 
 class Inception:
     """The Inception network of 2015 (arXiv:1512.00567) as in the code of FID (arXiv:1706.08500) and of ADM
-    (arXiv:2105.05233), with the given weights.
-
-    It maps images (n, H, W, C) to features. Raises UsageError if torch-fidelity is not installed, ValueError for
-    weights of another architecture.
-    """
+    (arXiv:2105.05233), with the given weights. It maps images (n, H, W, C) to features. Raises UsageError if
+    torch-fidelity is not installed, ValueError for weights of another architecture."""
 
     def __init__(self, weights: Mapping[str, Tensor], device: str = "cpu") -> None:
         """Build the network from `weights` by name; the first layer's are (32, 3, 3, 3)."""

@@ -26,10 +26,7 @@ DEFAULT_NEIGHBOURS = 20  # the best value of DINO
 
 class KNNEvaluator(Evaluator):
     """Evaluates features (n, d) by k-nearest-neighbour classification: the `k` nearest images of the labelled split
-    `memory` vote.
-
-    Without `memory`, the neighbours are the other evaluated images.
-    """
+    `memory` vote. Without `memory`, the neighbours are the other evaluated images."""
 
     def __init__(
         self,
@@ -49,10 +46,8 @@ class KNNEvaluator(Evaluator):
         return (split,) if self.labelled_split is None else (split, self.labelled_split)
 
     def report(self, outputs: SplitOutputs, *extra_outputs: SplitOutputs) -> Report:
-        """Compute top-1 accuracy or mAP of the votes, with its 95 % interval.
-
-        Unreadable images count as wrong, and are not neighbours. Raises DataError if no neighbours are left.
-        """
+        """Compute top-1 accuracy or mAP of the votes, with its 95 % interval. Unreadable images count as wrong, and are
+        not neighbours. Raises DataError if no neighbours are left."""
         memory, is_leave_one_out = extra_outputs[0] if extra_outputs else outputs, not extra_outputs
         memory_features, labels = memory.outputs[memory.readable], memory.split.labels[memory.readable]
         k = min(self.k, len(memory_features) - is_leave_one_out)

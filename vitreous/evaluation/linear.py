@@ -99,10 +99,7 @@ def fit_linear_classifier(
     train_data: LabelledFeatures, l2: float, start: LinearClassifier | None = None
 ) -> LinearClassifier:
     """Fit a linear classifier with the penalty `l2`; `start` is a warm start. A class without images is never
-    predicted.
-
-    Raises DataError if all images are of one class.
-    """
+    predicted. Raises DataError if all images are of one class."""
     labels = train_data.labels[train_data.sample_indices]
     present_classes = np.flatnonzero(train_data.kind.count_classes(labels, train_data.classes))
     if len(present_classes) < train_data.kind.least_classes:
@@ -139,9 +136,7 @@ def solve_with_sklearn(
     initial: LinearSolution | None,
 ) -> LinearSolution:
     """Fit weight (K', d) and bias (K',) of standardised features with scikit-learn, for the K' `present_classes`.
-
-    scikit-learn fits one row w = w1 - w0 for two classes, with the equivalent penalty.
-    """
+    scikit-learn fits one row w = w1 - w0 for two classes, with the equivalent penalty."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
@@ -173,9 +168,7 @@ def solve_with_lbfgs(
     initial: LinearSolution | None,
 ) -> LinearSolution:
     """Fit weight (K', d) and bias (K',) of standardised features with scipy's L-BFGS, for the K' `present_classes`.
-
-    Loss and gradient are sums over chunks.
-    """
+    Loss and gradient are sums over chunks."""
     from scipy.optimize import minimize
 
     shape = len(present_classes), train_data.features.shape[1] + 1
@@ -266,11 +259,8 @@ def score_logits(logits: np.ndarray, labels: np.ndarray) -> float:
 @dataclass(frozen=True)
 class RidgeClassifier:
     """The classifier of few-shot ridge regression (arXiv:2010.11929, section 4.1), with the details of big_vision's
-    fewshot_lsr.py.
-
-    It is a linear map of standardised features: `weight` (d + 1, K), whose last row is for the constant feature. `mean`
-    and `deviation` (d,): of the training features.
-    """
+    fewshot_lsr.py. It is a linear map of standardised features: `weight` (d + 1, K), whose last row is for the constant
+    feature. `mean` and `deviation` (d,): of the training features."""
 
     mean: np.ndarray
     deviation: np.ndarray
@@ -290,10 +280,8 @@ def fit_ridge_classifier(
     features: np.ndarray, labels: np.ndarray, num_classes: int, l2: float = RIDGE_L2
 ) -> RidgeClassifier:
     """Fit few-shot ridge regression: the map that minimises |X W - Y|^2 + l2 |W|^2 for X (n, d + 1) and Y (n, K), which
-    is 1 for the image's class and -1 for others.
-
-    W = (X^T X + l2 I)^-1 X^T Y = X^T (X X^T + l2 I)^-1 Y, by the eigenvectors of the smaller matrix.
-    """
+    is 1 for the image's class and -1 for others. W = (X^T X + l2 I)^-1 X^T Y = X^T (X X^T + l2 I)^-1 Y, by the
+    eigenvectors of the smaller matrix."""
     inputs = np.asarray(features, dtype=np.float64)
     mean, deviation = inputs.mean(0), inputs.std(0) + STD_EPSILON
     x, y = standardise_features(inputs, mean, deviation), 2.0 * np.eye(num_classes)[labels] - 1.0

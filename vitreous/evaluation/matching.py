@@ -90,10 +90,7 @@ def mask_iou(
     predictions: Sequence[Sequence[int]], truth: Sequence[Sequence[int]], crowd: np.ndarray, size: tuple[int, int]
 ) -> np.ndarray:
     """Compute the IoU (n, g) float64 of masks, given as run lengths on an image of `size` (H, W), with crowds as in
-    `box_iou`.
-
-    Raises ResourceError if the mask library is missing.
-    """
+    `box_iou`. Raises ResourceError if the mask library is missing."""
     library = import_mask_library()
     if not len(predictions) or not len(truth):
         return np.zeros((len(predictions), len(truth)))
@@ -253,11 +250,8 @@ def unpack_match_bits(packed: np.ndarray) -> np.ndarray:
 
 
 def match_across_classes(iou: np.ndarray, detections: Detections, truth: Target) -> tuple[np.ndarray, np.ndarray]:
-    """Match detections with objects regardless of class, at an IoU of 0.5, without crowds.
-
-    Returns the class of each detection's object, (n,), and the score of each object's detection, (g,); -1 if unmatched.
-    `iou` is (n, g).
-    """
+    """Match detections with objects regardless of class, at an IoU of 0.5, without crowds. Returns the class of each
+    detection's object, (n,), and the score of each object's detection, (g,); -1 if unmatched. `iou` is (n, g)."""
     objects = np.flatnonzero(~truth.crowd)
     owner = match_detections(
         iou[:, objects], truth.crowd[objects], np.zeros((1, len(objects)), bool), IOU_THRESHOLDS[:1]
@@ -278,11 +272,8 @@ def classify_detection_errors(
     truth: Target,
 ) -> None:
     """Set `ERROR` and `MENDED` in the rows `region_columns` (n + g, `RegionColumn` width), and `MATCHED` of objects, in
-    place.
-
-    At an IoU of 0.5, `owner` (n,) is the object index of each detection or -1, and `ignored` (n,) bool marks detections
-    that do not count. `iou` is (n, g), `labels` (n,) are the detections' classes.
-    """
+    place. At an IoU of 0.5, `owner` (n,) is the object index of each detection or -1, and `ignored` (n,) bool marks
+    detections that do not count. `iou` is (n, g), `labels` (n,) are the detections' classes."""
     n, g = iou.shape
     same_class, is_single = labels[:, None] == truth.labels, ~truth.crowd
     is_matched = np.zeros(g, bool)

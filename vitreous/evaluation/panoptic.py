@@ -17,11 +17,9 @@ MIN_SEGMENT_OVERLAP = 0.5  # a predicted segment does not count if a larger shar
 
 @dataclass(frozen=True, eq=False)
 class PanopticSegments:
-    """The segments of an image.
-
-    `segment_indices` (*image) int32: the segment index of each pixel, -1 if unknown. `labels` (S,) int64: the class of
-    each segment. `crowd` (S,) bool: segments of several objects that are not separated.
-    """
+    """The segments of an image. `segment_indices` (*image) int32: the segment index of each pixel, -1 if unknown.
+    `labels` (S,) int64: the class of each segment. `crowd` (S,) bool: segments of several objects that are not
+    separated."""
 
     segment_indices: np.ndarray
     labels: np.ndarray
@@ -30,9 +28,7 @@ class PanopticSegments:
 
 def segments_from_target(target: Target) -> PanopticSegments:
     """Build the segments of an annotation with a class map: one per object, and one per class for the remaining pixels.
-
-    Raises ValueError if there is no class map.
-    """
+    Raises ValueError if there is no class map."""
     if target.classes is None:
         raise ValueError("the target has no class map, which panoptic segments require")
     segment_map = np.full(target.classes.shape, -1, np.int32)
@@ -42,11 +38,8 @@ def segments_from_target(target: Target) -> PanopticSegments:
 
 
 def segments_from_class_map(classes: np.ndarray, things: np.ndarray) -> PanopticSegments:
-    """Build the segments of a predicted class map (*image).
-
-    Each connected component (diagonal neighbours included) of a class in `things` (K,) bool is a segment, and each
-    other class is one.
-    """
+    """Build the segments of a predicted class map (*image). Each connected component (diagonal neighbours included) of
+    a class in `things` (K,) bool is a segment, and each other class is one."""
     segment_map, labels = np.full(classes.shape, -1, np.int32), []
     for label in np.unique(classes[classes != IGNORE_INDEX]):
         if things[label]:
@@ -63,10 +56,8 @@ def segments_from_class_map(classes: np.ndarray, things: np.ndarray) -> Panoptic
 def add_remaining_segments(
     segment_map: np.ndarray, classes: np.ndarray, labels: np.ndarray, crowd: np.ndarray
 ) -> PanopticSegments:
-    """Add one segment per class for the pixels of a class map (*image) that have no segment.
-
-    `segment_map` (*image), `labels` (S,) and `crowd` (S,) describe the existing segments.
-    """
+    """Add one segment per class for the pixels of a class map (*image) that have no segment. `segment_map` (*image),
+    `labels` (S,) and `crowd` (S,) describe the existing segments."""
     free = (segment_map < 0) & (classes != IGNORE_INDEX)
     new_labels, new_indices = np.unique(classes[free], return_inverse=True)
     segment_map = segment_map.copy()

@@ -48,10 +48,7 @@ class SegmentationEvaluator(Evaluator):
         self, engine: ModelEngine, reader: EvalLoader, on_images: Callable[[int], None] = lambda images: None
     ) -> tuple[np.ndarray, dict[int, DataError]]:
         """Compute the counts of the images of `reader.split` at their native size, (n, width) float64, and read errors
-        by index.
-
-        Unreadable images have zeros. Raises DataError for annotations that cannot be read.
-        """
+        by index. Unreadable images have zeros. Raises DataError for annotations that cannot be read."""
         split, preprocess, num_classes = reader.split, engine.preprocess, len(self.classes)
         assert isinstance(split, AnnotatedSplit), "the split must have annotations"
         width = num_classes * num_classes + 4 * num_classes * (self.boundary + (self.things is not None))
@@ -132,11 +129,9 @@ class SegmentationEvaluator(Evaluator):
 def bootstrap_miou_differences(
     counts_a: np.ndarray, counts_b: np.ndarray, num_classes: int
 ) -> dict[str, tuple[float, float] | None]:
-    """Compute 95 % intervals of metric differences, second minus first, by a bootstrap over the same images.
-
-    `counts_a` and `counts_b` (n, width) are the rows of both models, which begin with K * K confusion counts; K is
-    `num_classes`. None for fewer than two images.
-    """
+    """Compute 95 % intervals of metric differences, second minus first, by a bootstrap over the same images. `counts_a`
+    and `counts_b` (n, width) are the rows of both models, which begin with K * K confusion counts; K is `num_classes`.
+    None for fewer than two images."""
     names = ("miou", "dice", "pixel_accuracy")
     if len(counts_a) < 2:
         return dict.fromkeys(names)
@@ -198,10 +193,8 @@ def compute_segmentation_metrics(matrix: np.ndarray) -> dict[str, float | None]:
 
 def compute_class_metrics(matrices: np.ndarray, classes: tuple[str, ...]) -> list[dict[str, object]]:
     """Build the report's table of classes from confusion matrices (n, K, K): images with the class, IoU, Dice, recall,
-    precision, and the most frequently confused class.
-
-    `image_dice` is the mean Dice over the images with the class, as usual for volumes.
-    """
+    precision, and the most frequently confused class. `image_dice` is the mean Dice over the images with the class, as
+    usual for volumes."""
     matrix = matrices.sum(0)
     correct, true, predicted = np.diag(matrix), matrix.sum(1), matrix.sum(0)
     image_dice = 2 * np.diagonal(matrices, axis1=1, axis2=2) / (matrices.sum(1) + matrices.sum(2)).clip(min=1)  # (n, K)

@@ -36,10 +36,7 @@ class FeatureEvaluator(Evaluator):
 
     def report(self, outputs: SplitOutputs, *extra_outputs: SplitOutputs) -> Report:
         """Compute the metrics of `knn`, if it is set, and the effective rank and standard deviation of the readable
-        images' features.
-
-        Raises DataError if `knn` has no neighbours.
-        """
+        images' features. Raises DataError if `knn` has no neighbours."""
         features = outputs.outputs[outputs.readable]
         unreadable = len(outputs.outputs) - len(features)
         report = Report(
@@ -80,10 +77,8 @@ def compute_rankme(features: np.ndarray) -> float:
 
 
 def compute_feature_std(features: np.ndarray) -> float:
-    """Compute the standard deviation over images of (n, d) features scaled to unit length, mean over channels.
-
-    0 if all images have the same feature, at most 1 / sqrt(d).
-    """
+    """Compute the standard deviation over images of (n, d) features scaled to unit length, mean over channels. 0 if all
+    images have the same feature, at most 1 / sqrt(d)."""
     vectors = np.asarray(features, dtype=np.float64)
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return float((vectors / np.maximum(lengths, 1e-12)).std(0).mean())

@@ -21,11 +21,8 @@ LabelRule = Callable[[np.ndarray], np.ndarray]  # a mapping from raw labels (n,)
 
 @dataclass(frozen=True)
 class VTABTask:
-    """A task of VTAB.
-
-    `names`: other names of the dataset. `rule`: the mapping from raw labels to classes, None if they are equal. `crop`
-    and `flip`: whether BiT's augmentation crops and flips its images.
-    """
+    """A task of VTAB. `names`: other names of the dataset. `rule`: the mapping from raw labels to classes, None if they
+    are equal. `crop` and `flip`: whether BiT's augmentation crops and flips its images."""
 
     group: str
     classes: int
@@ -92,11 +89,8 @@ VTAB_TASKS: Mapping[str, VTABTask] = {
 
 
 def map_to_task_classes(task: VTABTask, names: tuple[str, ...]) -> np.ndarray | None:
-    """Map the class names of a dataset with raw labels to the task's classes, (K,) int64.
-
-    Raw labels are numeric, and there are more of them than classes of the task. None if the dataset's classes are
-    already the task's.
-    """
+    """Map the class names of a dataset with raw labels to the task's classes, (K,) int64. Raw labels are numeric, and
+    there are more of them than classes of the task. None if the dataset's classes are already the task's."""
     if task.rule is None or len(names) <= task.classes:
         return None
     try:

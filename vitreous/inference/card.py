@@ -19,11 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CardFields:
-    """The fields of a card except its task.
-
-    `name`: the model's name, such as `ViT-S/16`. `version` identifies the weights and settings: the first 12
-    hexadecimal digits of a SHA-256. `provenance`: how the model was trained.
-    """
+    """The fields of a card except its task. `name`: the model's name, such as `ViT-S/16`. `version` identifies the
+    weights and settings: the first 12 hexadecimal digits of a SHA-256. `provenance`: how the model was trained."""
 
     name: str
     version: str

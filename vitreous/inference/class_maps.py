@@ -78,10 +78,8 @@ def iterate_class_maps(
     card: Card, engine: Engine, items: Iterable[Item], bad_images: str, keep_images: bool
 ) -> Iterator[ClassMap]:
     """Yield the class maps of items in order, with at most a few images in memory; `keep_images` keeps each image in
-    its result.
-
-    Raises UsageError for a model without per-pixel classes, DataError for an unreadable image if `bad_images` is stop.
-    """
+    its result. Raises UsageError for a model without per-pixel classes, DataError for an unreadable image if
+    `bad_images` is stop."""
     names, preprocess = card.task.classes, card.preprocess
     card.task.require_endpoint("segment", f"{card.name} {card.task.verb_phrase} and has no per-pixel classes")
 
@@ -131,10 +129,8 @@ def read_spatial_reference(item: Item, axes: int) -> Any:
 
 
 def class_pixel_shares(classes: np.ndarray, names: tuple[str, ...]) -> dict[str, float]:
-    """Compute the share of pixels of each class in a class map (H, W) or (D, H, W), without IGNORE pixels.
-
-    Returns class name -> share, for classes with any pixels, largest first.
-    """
+    """Compute the share of pixels of each class in a class map (H, W) or (D, H, W), without IGNORE pixels. Returns
+    class name -> share, for classes with any pixels, largest first."""
     known_classes = classes[classes != IGNORE_INDEX]
     counts = np.bincount(known_classes, minlength=len(names))
     return {names[k]: int(counts[k]) / known_classes.size for k in np.argsort(-counts, kind="stable") if counts[k]}
@@ -154,10 +150,8 @@ def decode_item(preprocess: Preprocess, item: Item) -> DecodedSample:
 
 
 def pixels_to_rgb(pixels: np.ndarray) -> Image.Image:
-    """Convert (C, H, W) pixels, or the middle planes of (C, D, H, W) voxels, to an RGB image.
-
-    It shows the first three channels, or the first as grey, contrast-stretched unless they have 8 bits.
-    """
+    """Convert (C, H, W) pixels, or the middle planes of (C, D, H, W) voxels, to an RGB image. It shows the first three
+    channels, or the first as grey, contrast-stretched unless they have 8 bits."""
     pixels = tile_middle_planes(pixels, pixels.min()) if pixels.ndim == 4 else pixels
     bands = (pixels[:3] if len(pixels) >= 3 else np.repeat(pixels[:1], 3, 0)).transpose(1, 2, 0)
     if bands.dtype != np.uint8:
@@ -174,11 +168,8 @@ class OutputFileNames:
         self.used_paths: set[Path] = set()
 
     def get_output_path(self, name: str, suffix: str = ".png") -> Path:
-        """Return an unused output path for an image, relative to the output folder.
-
-        It is the image's path below `root` with the given suffix. If that is used already, the image's suffix is kept
-        as well.
-        """
+        """Return an unused output path for an image, relative to the output folder. It is the image's path below `root`
+        with the given suffix. If that is used already, the image's suffix is kept as well."""
         path = Path(os.path.relpath(name, self.root) if self.root else name)
         relative_path = Path(*(segment for segment in path.parts if segment not in ("..", path.anchor)))
         stem = strip_volume_suffix(relative_path)
@@ -291,10 +282,8 @@ def save_file(content: bytes, path: Path) -> None:
 
 
 def find_common_root(sources: Sequence[str]) -> str:
-    """Return the common folder of the source arguments: a folder counts itself, a file or pattern its parent.
-
-    Returns "" if an argument is a list or stdin, whose names are kept unchanged.
-    """
+    """Return the common folder of the source arguments: a folder counts itself, a file or pattern its parent. Returns
+    "" if an argument is a list or stdin, whose names are kept unchanged."""
     folders: list[str] = []
     for source in sources:
         if source == "-" or source.startswith("@"):

@@ -59,9 +59,7 @@ Pixels = np.ndarray | list[np.ndarray]
 
 class Engine(Protocol):
     """Computes a model's outputs from the weights of a run (`ModelEngine`) or an exported file (`inference.exported`).
-
-    Pixels are uint8 arrays of `Preprocess.to_array`. Outputs are bit-identical regardless of batch composition.
-    """
+    Pixels are uint8 arrays of `Preprocess.to_array`. Outputs are bit-identical regardless of batch composition."""
 
     name: str  # name of the library
     precision: str  # compute precision: `fp32`, `bf16` or `int8`
@@ -99,10 +97,7 @@ class ModelEngine:
 
     def __call__(self, pixels: Any) -> Tensor:
         """Compute (B, K) float32 logits on the CPU from (B, C, *image) uint8 pixels; a detector's outputs are packed
-        (`pack_outputs`).
-
-        Images at their native aspect ratio are a list of B, each (C, height, width).
-        """
+        (`pack_outputs`). Images at their native aspect ratio are a list of B, each (C, height, width)."""
         raise NotImplementedError
 
     @property
@@ -221,19 +216,14 @@ class TorchEngine(ModelEngine):
         return self.forward_chunks(chunks, is_shared)[: len(pixels)].cpu().numpy()
 
     def forward_chunks(self, chunks: Iterable[Tensor | list[Tensor]], use_all_threads: bool) -> Tensor:
-        """Compute (B, K) float32 outputs of chunks of images.
-
-        With `use_all_threads`, chunks are computed one after another, each by all threads; otherwise in parallel, one
-        thread per chunk.
-        """
+        """Compute (B, K) float32 outputs of chunks of images. With `use_all_threads`, chunks are computed one after
+        another, each by all threads; otherwise in parallel, one thread per chunk."""
         pool = get_thread_pool(torch.get_num_threads()) if not use_all_threads else None
         return torch.cat(list((pool.map if pool else map)(self.forward_chunk, chunks)))
 
     def has_thread_invariant_outputs(self, size: int, threads: int) -> bool:
-        """Return whether one thread and all threads give bit-identical outputs for a chunk of `size` images.
-
-        Measured once per size, on noise: the split of a matrix product depends on its shape, not on its values.
-        """
+        """Return whether one thread and all threads give bit-identical outputs for a chunk of `size` images. Measured
+        once per size, on noise: the split of a matrix product depends on its shape, not on its values."""
         if (size, threads) not in self.same_bits:
             pixels = from_numpy(self.preprocess.noise(size))
             (single_thread,) = get_thread_pool(threads).map(self.forward_chunk, [pixels])
@@ -243,9 +233,7 @@ class TorchEngine(ModelEngine):
     @torch.inference_mode()
     def forward_chunk(self, pixels: Tensor | list[Tensor]) -> Tensor:
         """Compute one forward pass of (b, C, *image) uint8 pixels, or a list of b images: (b, K) float32 on the device.
-
-        A detector's outputs are packed (`pack_outputs`).
-        """
+        A detector's outputs are packed (`pack_outputs`)."""
         if self.packed is not None:
             return self.packed([self.to_input(image[None])[0] for image in pixels]).float()
         assert isinstance(pixels, Tensor)
@@ -305,11 +293,8 @@ def choose_input_dtype(config: ModelConfig, dtype: torch.dtype) -> torch.dtype:
 
 def split_batch(num_images: int, max_size: int, threads: int) -> tuple[int, bool]:
     """Choose how to split a batch: the number of images per chunk, at most `max_size`, and whether all threads share
-    each chunk.
-
-    Otherwise each thread computes separate chunks of even size, unless that would leave more than `MAX_IDLE_CORES` of
-    the cores idle.
-    """
+    each chunk. Otherwise each thread computes separate chunks of even size, unless that would leave more than
+    `MAX_IDLE_CORES` of the cores idle."""
     rounds = math.ceil(num_images / (max_size * threads))  # chunks per thread
     size = max(1, math.ceil(num_images / (rounds * threads)))
     busy_share = num_images / (size * threads * rounds)
@@ -331,10 +316,7 @@ def make_engine(
     calibration_images: CalibrationImages | None = None,
 ) -> ModelEngine:
     """Create the engine that the options `how` select; `auto` selects PyTorch. int8 is calibrated on
-    `calibration_images`.
-
-    Raises UsageError for incompatible options.
-    """
+    `calibration_images`. Raises UsageError for incompatible options."""
     how = how or InferenceOptions()
     device = pick_device(how.device)
     if how.clip_views != SINGLE_VIEW:
@@ -390,10 +372,8 @@ def compute_split_logits(
 
 
 def compute_chunk(engine: ModelEngine, images: list[Tensor | DataError], views: ClipViews | None = None) -> np.ndarray:
-    """Compute (n, K) float32 logits of images (C, *image) uint8; unreadable images are replaced by black ones.
-
-    With `views`, each image is a clip (V, C, *image), and logits are means over its views.
-    """
+    """Compute (n, K) float32 logits of images (C, *image) uint8; unreadable images are replaced by black ones. With
+    `views`, each image is a clip (V, C, *image), and logits are means over its views."""
     preprocess = engine.preprocess
     blank = preprocess.blank()
     if views is not None:

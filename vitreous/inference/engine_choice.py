@@ -114,9 +114,7 @@ def set_engine_note(engine: ModelEngine, note: str) -> ModelEngine:
 
 def choose_chunk_engine(baseline: ModelEngine, total_images: float) -> ModelEngine:
     """Choose the fastest engine for a job of `total_images` (inf: a server) that calls `logits`, in fixed-size chunks.
-
-    `baseline` is the PyTorch engine.
-    """
+    `baseline` is the PyTorch engine."""
     parallel = torch.get_num_threads() if pick_device(baseline.options.device) == "cpu" else 1  # chunks at a time
     return choose_engine(
         baseline.original,
@@ -138,10 +136,8 @@ def build_evaluation_engine(
     calibration_images: CalibrationImages | None = None,
 ) -> ModelEngine:
     """Build the engine that evaluates `num_images` images, chosen by a benchmark if the options have `engine` auto.
-
     int8 is calibrated on `calibration_images`. `note` is called with a line about the choice. Raises UsageError for
-    incompatible options.
-    """
+    incompatible options."""
     engine = make_engine(model, preprocess, options, calibration_images)
     if options.engine != "auto":
         return engine
@@ -162,11 +158,9 @@ def build_evaluation_engine(
 
 
 def find_alternative_engine(model: Model, preprocess: Preprocess, options: InferenceOptions) -> str | None:
-    """Return the name of the alternative to PyTorch, or None if there is no choice.
-
-    There is none if the options name an engine or int8, if only PyTorch supports the model or its input, or if the
-    environment variable `VITREOUS_ENGINE_CHOICE` is 0.
-    """
+    """Return the name of the alternative to PyTorch, or None if there is no choice. There is none if the options name
+    an engine or int8, if only PyTorch supports the model or its input, or if the environment variable
+    `VITREOUS_ENGINE_CHOICE` is 0."""
     is_supported = preprocess.stacks and not options.merge_tokens and not model.config.finds_objects
     if options.engine != "auto" or options.precision == "int8" or not is_supported:
         return None
@@ -181,10 +175,8 @@ def find_alternative_engine(model: Model, preprocess: Preprocess, options: Infer
 def build_alternative(
     name: str, model: Model, preprocess: Preprocess, options: InferenceOptions, precision: Any
 ) -> ModelEngine:
-    """Build the engine `name` with the precision of the PyTorch engine.
-
-    Raises UsageError for a model that it does not support, ResourceError for a broken installation.
-    """
+    """Build the engine `name` with the precision of the PyTorch engine. Raises UsageError for a model that it does not
+    support, ResourceError for a broken installation."""
     return make_engine(model, preprocess, replace(options, engine=name, precision=precision))
 
 

@@ -36,11 +36,8 @@ def is_exported_file(run: str | os.PathLike[str]) -> bool:
 
 
 class ExportedEngine:
-    """An exported file as an engine on the CPU, in float32 or its quantised precision.
-
-    `text`: the stored description with the card. `quick` computes one image at a time. Raises WeightsError if the card
-    is missing.
-    """
+    """An exported file as an engine on the CPU, in float32 or its quantised precision. `text`: the stored description
+    with the card. `quick` computes one image at a time. Raises WeightsError if the card is missing."""
 
     name: str
     outputs: tuple[str, ...] = ("logits", "features")
@@ -155,10 +152,8 @@ def open_exported_file(
     path: str | os.PathLike[str], how: InferenceOptions | None = None, quick: bool = False
 ) -> ExportedEngine:
     """Open an exported file as an engine with its card; `quick` optimises the latency of single images over throughput.
-
     Exported files run on the CPU, in float32 or their quantised precision. Raises WeightsError for a damaged file,
-    UsageError for options in `how` that request something else.
-    """
+    UsageError for options in `how` that request something else."""
     suffix = Path(path).suffix.lower()
     if suffix == ".pt2":
         raise WeightsError(

@@ -48,11 +48,9 @@ DISK_SPACE_HINT = "free disk space, set XDG_CACHE_HOME to a folder on a larger d
 
 @dataclass(frozen=True)
 class SplitFeatures:
-    """Features of a split's images in its order; those of unreadable images are computed from black images.
-
-    `features` (n, d) float32 are memory-mapped. `read_errors`: image index -> error message. `file`: the cache file,
-    None without a cache. `reused`: all features came from the cache.
-    """
+    """Features of a split's images in its order; those of unreadable images are computed from black images. `features`
+    (n, d) float32 are memory-mapped. `read_errors`: image index -> error message. `file`: the cache file, None without
+    a cache. `reused`: all features came from the cache."""
 
     features: np.ndarray
     read_errors: dict[int, str]
@@ -76,10 +74,8 @@ def load_or_compute_features(
     on_images: Callable[[int], None] = lambda images: None,
 ) -> SplitFeatures:
     """Load the features of a split from `XDG_CACHE_HOME/vitreous/features`, or compute them and, if `keep`, cache them.
-
     `on_images` is called with the number of images of every step. Raises NonFiniteError for features that are not
-    finite, ResourceError for a full disk, UsageError for int8, whose calibration would differ between splits.
-    """
+    finite, ResourceError for a full disk, UsageError for int8, whose calibration would differ between splits."""
     how = how or InferenceOptions()
     if how.precision == "int8":
         raise UsageError("features do not support int8", "use --precision bf16 or fp32")
@@ -111,10 +107,7 @@ def write_features(
     file: IO[bytes], engine: ModelEngine, reader: EvalLoader, batch_size: int, on_images: Callable[[int], None]
 ) -> tuple[tuple[int, int], dict[int, str]]:
     """Write the (n, d) features of a reader's images as a .npy file; return its shape, and error messages by image
-    index.
-
-    Raises NonFiniteError for features that are not finite, ResourceError for a full disk.
-    """
+    index. Raises NonFiniteError for features that are not finite, ResourceError for a full disk."""
     read_errors: dict[int, str] = {}
     shape, count = (0, 0), len(reader.split)
     for samples, images in regroup_batches(reader.iterate_batches(batch_size), ENGINE_CHUNK):

@@ -36,11 +36,9 @@ class GeneratorEngine:
 
 
 def build_generator_predictor(bundle: Bundle, how: InferenceOptions | None = None, vae: str | None = None) -> Predictor:
-    """Build a predictor of a generative model, with the autoencoder `vae`, or that of the run.
-
-    Raises UsageError for an engine other than PyTorch, for images that a page cannot display, and for an unavailable
-    device or precision; UsageError and WeightsError as `Autoencoder` does.
-    """
+    """Build a predictor of a generative model, with the autoencoder `vae`, or that of the run. Raises UsageError for an
+    engine other than PyTorch, for images that a page cannot display, and for an unavailable device or precision;
+    UsageError and WeightsError as `Autoencoder` does."""
     from vitreous.inference.card import build_card
     from vitreous.inference.samples import Generator
 

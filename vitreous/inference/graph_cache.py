@@ -46,11 +46,9 @@ def hash_cache_fields(cache_fields: dict[str, Any]) -> str:
 def graph_cache_fields(
     model: Model, preprocess: Preprocess, calibration_images: Sequence[np.ndarray]
 ) -> dict[str, Any]:
-    """Return the cache key of a graph: weights, preprocessing and libraries.
-
-    With int8 `calibration_images`, (1, C, *image) each, it also contains these and the processor, which determines
-    whether sums may overflow. Without images the graph is float32.
-    """
+    """Return the cache key of a graph: weights, preprocessing and libraries. With int8 `calibration_images`, (1, C,
+    *image) each, it also contains these and the processor, which determines whether sums may overflow. Without images
+    the graph is float32."""
     digest = hashlib.sha256()
     for image in calibration_images:
         digest.update(f"{image.dtype} {image.shape}\n".encode())
@@ -78,11 +76,9 @@ def find_installed_version(name: str) -> str | None:
 
 
 def load_or_build_graph(ov: Any, cache_fields: dict[str, Any], build: Callable[[], Any]) -> Any:
-    """Load the graph with this cache key from `XDG_CACHE_HOME/vitreous/graphs`, or build and store it.
-
-    A new graph is loaded back from its file, so that outputs are bit-identical with and without the cache. A graph that
-    cannot be stored is still used; a damaged file is rebuilt.
-    """
+    """Load the graph with this cache key from `XDG_CACHE_HOME/vitreous/graphs`, or build and store it. A new graph is
+    loaded back from its file, so that outputs are bit-identical with and without the cache. A graph that cannot be
+    stored is still used; a damaged file is rebuilt."""
     path = get_cache_folder("graphs") / f"{hash_cache_fields(cache_fields)}.graph"
     if (graph := load_graph(path, cache_fields)) is not None:
         with suppress(OSError):
@@ -103,10 +99,7 @@ def load_or_build_graph(ov: Any, cache_fields: dict[str, Any], build: Callable[[
 
 def write_graph(path: Path, cache_fields: dict[str, Any], xml: bytes, weights: bytes) -> None:
     """Write the cache key and the two files of an OpenVINO graph atomically as one .npz, and remove the least recently
-    used graphs.
-
-    Raises OSError and ResourceError.
-    """
+    used graphs. Raises OSError and ResourceError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_atomic(path, shared=True) as file:
         arrays: dict[str, Any] = {"xml": np.frombuffer(xml, np.uint8), "weights": np.frombuffer(weights, np.uint8)}

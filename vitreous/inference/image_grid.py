@@ -82,10 +82,8 @@ def enlarge_small_images(images: Sequence[Image.Image]) -> list[Image.Image]:
 
 
 def write_gif(path: str | os.PathLike[str] | IO[bytes], frames: Sequence[Image.Image], milliseconds: int) -> None:
-    """Write T frames of equal size as a looping GIF, each shown for `milliseconds`.
-
-    Consecutive identical frames are merged into one of their total duration. Raises OSError.
-    """
+    """Write T frames of equal size as a looping GIF, each shown for `milliseconds`. Consecutive identical frames are
+    merged into one of their total duration. Raises OSError."""
     first_frame, *other_frames = frames
     first_frame.save(path, "GIF", save_all=True, append_images=other_frames, duration=milliseconds, loop=0)
 
@@ -101,10 +99,8 @@ def check_video_encoder(suffix: str) -> None:
 def arrange_clip_grid(
     clips: Sequence[Sequence[Image.Image]], columns: int, captions: Sequence[str] = ()
 ) -> list[Image.Image]:
-    """Arrange clips of T frames in one grid with `columns` clips per row: T images, one per time step.
-
-    Small frames are enlarged; captions are below the clips.
-    """
+    """Arrange clips of T frames in one grid with `columns` clips per row: T images, one per time step. Small frames are
+    enlarged; captions are below the clips."""
     return [
         arrange_image_grid(enlarge_small_images(frames_at_time), columns, captions)
         for frames_at_time in zip(*clips, strict=True)
@@ -122,10 +118,7 @@ def write_clip(path: str | os.PathLike[str], suffix: str, frames: Sequence[Image
 
 def write_mp4(path: str | os.PathLike[str], frames: Sequence[Image.Image]) -> None:
     """Write T frames of equal size as an mp4 for browsers (H.264, yuv420p), with a white border if height or width is
-    odd.
-
-    Raises OSError.
-    """
+    odd. Raises OSError."""
     av: Any = import_module("av")  # its types are incomplete
 
     width, height = (length + length % 2 for length in frames[0].size)

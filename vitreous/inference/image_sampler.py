@@ -50,11 +50,9 @@ class InpaintingCanvas:
 
 
 class ImageSampler:
-    """Samples images from a generative model of `classes` classes (0: unconditional) by reversing its noise process.
-
-    An image depends only on the seed, its class and its sample index, not on the rest of the batch, except for the last
-    bits. Raises UsageError for an unavailable device or precision.
-    """
+    """Samples images from a generative model of `classes` classes (0: unconditional) by reversing its noise process. An
+    image depends only on the seed, its class and its sample index, not on the rest of the batch, except for the last
+    bits. Raises UsageError for an unavailable device or precision."""
 
     def __init__(
         self,
@@ -146,10 +144,7 @@ class ImageSampler:
         on_state: Callable[[SamplerState], None],
     ) -> Tensor:
         """Sample one chunk from the first step to the last: (b, C, *image) noise, (b,) int64 classes and keys -> (b, C,
-        *image) uint8.
-
-        `on_state` is called with the state after each step.
-        """
+        *image) uint8. `on_state` is called with the state after each step."""
         name, steps = options.resolve_sampler(self.process)
         condition = labels.to(self.device) if self.classes else None
         predict = guide_prediction(self.predict, condition, self.classes, options)
@@ -206,11 +201,8 @@ def build_sampler(
     bundle: Bundle, device: str = "auto", precision: str = "auto", autoencoder: str | None = None, decoded: bool = True
 ) -> ImageSampler:
     """Build the sampler of a generative model. If `decoded`, latents are decoded by `autoencoder`, a folder or name, or
-    by the autoencoder of the run.
-
-    Raises UsageError for an unavailable device or precision, and for latents without an autoencoder; UsageError and
-    WeightsError as `Autoencoder` does.
-    """
+    by the autoencoder of the run. Raises UsageError for an unavailable device or precision, and for latents without an
+    autoencoder; UsageError and WeightsError as `Autoencoder` does."""
     task, channels = cast(Generation, bundle.task), bundle.model.config.channels  # `open_generator` rejects others
     sampler = ImageSampler(
         bundle.model,

@@ -113,11 +113,9 @@ def write_index(
     limit: int = MAX_INDEX_IMAGES,
     how: InferenceOptions | None = None,
 ) -> Path:
-    """Write the index of the run's training images, or of `data`, next to the run's weights; return its path.
-
-    If there are more than `limit` images, a fixed random subset is used; unreadable images are skipped. Raises
-    UsageError for weights that are not a bundle, DataError if no image can be read.
-    """
+    """Write the index of the run's training images, or of `data`, next to the run's weights; return its path. If there
+    are more than `limit` images, a fixed random subset is used; unreadable images are skipped. Raises UsageError for
+    weights that are not a bundle, DataError if no image can be read."""
     from vitreous.data.keys import draw_permutation
     from vitreous.data.run_data import open_run_data
     from vitreous.inference.features import load_or_compute_features
@@ -160,10 +158,8 @@ def write_index(
 
 
 def open_index(run: str | os.PathLike[str]) -> NeighbourIndex | None:
-    """Open the index of a run folder or bundle; None if there is none. Loading an index cannot run code.
-
-    Raises WeightsError for an index that is damaged, or was computed with other weights or another preprocessing.
-    """
+    """Open the index of a run folder or bundle; None if there is none. Loading an index cannot run code. Raises
+    WeightsError for an index that is damaged, or was computed with other weights or another preprocessing."""
     path = next(
         (folder / INDEX_FILE for folder in (Path(run) / "model", Path(run)) if (folder / INDEX_FILE).is_file()), None
     )

@@ -104,10 +104,7 @@ def build_item(image: ImageInput, preprocess: Preprocess, name: str) -> Item:
 
 def to_pixel_array(image: Any, preprocess: Preprocess, name: str) -> np.ndarray:
     """Convert an array (H, W[, C]) or a tensor (C, H, W), with D or T before H for volumes and clips, to the array that
-    `Preprocess.decode` expects.
-
-    Raises DataError for another shape or other values.
-    """
+    `Preprocess.decode` expects. Raises DataError for another shape or other values."""
     from_tensor, count = is_tensor(image), len(preprocess.image)
     axis_names = preprocess.axis_names
     axes, channels = (f"(C, {axis_names})", 0) if from_tensor else (f"({axis_names}) or ({axis_names}, C)", -1)

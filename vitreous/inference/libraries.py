@@ -15,9 +15,7 @@ from vitreous.errors import ResourceError, install_hint
 
 def import_optional_library(name: str, requirement: str = "exported models need") -> Any:
     """Import an optional library. Raises ResourceError, with the command that installs it, if it is missing.
-
-    `requirement`: the start of that message, before the library's name.
-    """
+    `requirement`: the start of that message, before the library's name."""
     try:
         return importlib.import_module(name)
     except ImportError:

@@ -80,12 +80,9 @@ class ObjectRows:
 
 
 class CocoResults:
-    """COCO results: a JSON list with image id, category id, box, score and compressed RLE mask of each object.
-
-    Ids are looked up in the COCO annotation file `annotations` by the names of images and classes; without such a file,
-    images and classes are numbered from 1. Raises DataError for an unreadable file, or if a class of the model is
-    missing.
-    """
+    """COCO results: a JSON list with image id, category id, box, score and compressed RLE mask of each object. Ids are
+    looked up in the COCO annotation file `annotations` by the names of images and classes; without such a file, images
+    and classes are numbered from 1. Raises DataError for an unreadable file, or if a class of the model is missing."""
 
     formats: tuple[str, ...] = (".json",)
     rows_per_chunk = OBJECT_ROWS_PER_CHUNK
@@ -168,10 +165,8 @@ def read_coco_ids(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 class PlannedOutputPaths:
-    """Output paths of images, planned while a source is iterated, in `output_paths`: image name -> path.
-
-    Paths of images that an earlier job wrote are planned as well, so that they are not used twice.
-    """
+    """Output paths of images, planned while a source is iterated, in `output_paths`: image name -> path. Paths of
+    images that an earlier job wrote are planned as well, so that they are not used twice."""
 
     def __init__(self, source: ImageSource, root: str, suffix: str) -> None:
         self.names, self.suffix, self.output_paths = OutputFileNames(root), suffix, dict[str, Path]()

@@ -30,11 +30,9 @@ DEFAULT_THRESHOLD = 0.5  # default minimum score
 
 @dataclass(frozen=True, eq=False)
 class ImageObjects:
-    """The detected objects of an image, highest score first, or the error if it could not be read.
-
-    `classes`: all class names of the model, in its order. `detections` is None if there is an `error`. `image`: the RGB
-    image, if requested. `file` and `overlay`: the paths of the output files.
-    """
+    """The detected objects of an image, highest score first, or the error if it could not be read. `classes`: all class
+    names of the model, in its order. `detections` is None if there is an `error`. `image`: the RGB image, if requested.
+    `file` and `overlay`: the paths of the output files."""
 
     path: str
     classes: tuple[str, ...] = ()
@@ -118,11 +116,8 @@ def draw_detections(image: Image.Image, detections: Detections, classes: tuple[s
 
 @dataclass(frozen=True)
 class DetectOptions:
-    """Options of `detect`.
-
-    `threshold` is the minimum score, in [0, 1]. With `tiles`, images larger than the model's size are processed at
-    their native resolution. Raises UsageError for an invalid threshold.
-    """
+    """Options of `detect`. `threshold` is the minimum score, in [0, 1]. With `tiles`, images larger than the model's
+    size are processed at their native resolution. Raises UsageError for an invalid threshold."""
 
     threshold: float = DEFAULT_THRESHOLD
     tiles: bool = False
@@ -146,10 +141,8 @@ def iterate_image_objects(
     card: Card, engine: Engine, items: Iterable[Item], options: DetectOptions, bad_images: str, keep_images: bool
 ) -> Iterator[ImageObjects]:
     """Yield the detected objects of items in order, with at most a few hundred images in memory; `keep_images` keeps
-    each image in its result.
-
-    Raises UsageError for a model that is not a detector, DataError for an unreadable image if `bad_images` is stop.
-    """
+    each image in its result. Raises UsageError for a model that is not a detector, DataError for an unreadable image if
+    `bad_images` is stop."""
     classes, preprocess = card.task.classes, card.preprocess
     card.task.require_endpoint("detect", f"{card.name} {card.task.verb_phrase} and does not detect objects")
 

@@ -53,11 +53,9 @@ def open_generator(run: str | os.PathLike[str], note: Callable[[str], None] = la
 
 
 def find_bundle(run: str | os.PathLike[str], note: Callable[[str], None]) -> Bundle:
-    """Open a model of any task as a bundle: a run folder, a bundle folder, or foreign weights.
-
-    `note` is called with each assumption. Raises WeightsError for damaged or unsupported weights, UsageError for a path
-    that is not a model.
-    """
+    """Open a model of any task as a bundle: a run folder, a bundle folder, or foreign weights. `note` is called with
+    each assumption. Raises WeightsError for damaged or unsupported weights, UsageError for a path that is not a
+    model."""
     check_path_argument(run, "a run")
     path = Path(run)
     if ":" not in os.fspath(run) and not path.exists() and not find_published_weights(run):
@@ -81,10 +79,8 @@ def find_bundle(run: str | os.PathLike[str], note: Callable[[str], None]) -> Bun
 
 
 def preprocess_for(run: str | os.PathLike[str], bundle: Bundle) -> Preprocess:
-    """Return the preprocessing of a bundle, with native aspect ratios if the options in `run` request them.
-
-    Raises UsageError for a model that does not support them, and for `tokens` without native aspect ratios.
-    """
+    """Return the preprocessing of a bundle, with native aspect ratios if the options in `run` request them. Raises
+    UsageError for a model that does not support them, and for `tokens` without native aspect ratios."""
     preprocess, config = bundle.preprocess, bundle.model.config
     if not isinstance(run, WeightsSource) or not (run.native_aspect or run.tokens is not None):
         return preprocess

@@ -32,11 +32,9 @@ PRECISION_HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
 def compile_model(
     model: Model, preprocess: Preprocess, precision: str, calibration_images: CalibrationImages | None, keep: bool
 ) -> Any:
-    """Compile a model with OpenVINO for pixels (B, C, *image) uint8 and `precision` fp32, bf16 or int8.
-
-    int8 is calibrated on `calibration_images`; `keep` caches the graph. Raises ResourceError if OpenVINO is not
-    installed, UsageError for int8 without calibration images and for a model that OpenVINO cannot convert or run.
-    """
+    """Compile a model with OpenVINO for pixels (B, C, *image) uint8 and `precision` fp32, bf16 or int8. int8 is
+    calibrated on `calibration_images`; `keep` caches the graph. Raises ResourceError if OpenVINO is not installed,
+    UsageError for int8 without calibration images and for a model that OpenVINO cannot convert or run."""
     with disable_telemetry():
         ov = import_optional_library("openvino", NEEDS_TEXT)
         samples = collect_calibration_images(calibration_images) if precision == "int8" else []
@@ -86,10 +84,8 @@ def build_int8_graph(ov: Any, model: Model, preprocess: Preprocess, calibration_
 
 
 def convert_to_openvino(ov: Any, model: Model, preprocess: Preprocess) -> Any:
-    """Convert a model to an OpenVINO graph for pixels (B, C, *image) with any B.
-
-    Raises UsageError for a model that cannot be traced, or has operations that OpenVINO lacks.
-    """
+    """Convert a model to an OpenVINO graph for pixels (B, C, *image) with any B. Raises UsageError for a model that
+    cannot be traced, or has operations that OpenVINO lacks."""
     wrapped = PreprocessedModel(model.cpu().eval(), preprocess)
     example = torch.zeros(2, preprocess.channels, *preprocess.image, dtype=preprocess.dtype)
     shapes = ({0: torch.export.Dim("batch", min=1, max=65536)},)
@@ -151,9 +147,7 @@ def find_float_operations(graph: Any) -> list[str]:
 
 def find_first_products(starts: list[Any], get_successors: Callable[[Any], list[Any]]) -> set[str]:
     """Find the names of the first matrix products and convolutions that are reached from the operations `starts`.
-
-    `get_successors` lists the successors of an operation, in either direction of the graph.
-    """
+    `get_successors` lists the successors of an operation, in either direction of the graph."""
     products, visited, pending = set[str](), set[str](), list(starts)
     while pending:
         op = pending.pop()

@@ -21,10 +21,8 @@ Outputs = tuple[np.ndarray, ...]
 
 
 def pack_outputs(outputs: tuple[Any, ...]) -> Any:
-    """Pack a detector's outputs, tensors in the order of `Outputs`, into (B, N, 6) or (B, N, 6 + s * s) float32.
-
-    The columns are box, score, label and mask.
-    """
+    """Pack a detector's outputs, tensors in the order of `Outputs`, into (B, N, 6) or (B, N, 6 + s * s) float32. The
+    columns are box, score, label and mask."""
     import torch
 
     boxes, scores, labels, *masks = outputs
@@ -40,10 +38,8 @@ def pack_arrays(outputs: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def unpack_outputs(packed: np.ndarray) -> Outputs:
-    """Unpack (B, N, 6) or (B, N, 6 + s * s) float32 of `pack_outputs` into the arrays of `Outputs`.
-
-    Raises ValueError for another number of columns.
-    """
+    """Unpack (B, N, 6) or (B, N, 6 + s * s) float32 of `pack_outputs` into the arrays of `Outputs`. Raises ValueError
+    for another number of columns."""
     mask_size = math.isqrt(packed.shape[-1] - BOX_COLUMNS) if packed.shape[-1] >= BOX_COLUMNS else 0
     if packed.shape[-1] != BOX_COLUMNS + mask_size * mask_size:
         raise ValueError(f"{packed.shape[-1]} columns are not box, score, label and a square mask")

@@ -155,10 +155,8 @@ def load_npz_array(chunk_path: Path, name: str) -> np.ndarray:
 
 
 class CocoOutputFile(ChunkedOutputFile):
-    """COCO results as one JSON list.
-
-    If images are numbered, `NAME.images.json` has the ids of images and classes, as a COCO file without annotations.
-    """
+    """COCO results as one JSON list. If images are numbered, `NAME.images.json` has the ids of images and classes, as a
+    COCO file without annotations."""
 
     suffix = ".jsonl"
 

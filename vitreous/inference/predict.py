@@ -68,11 +68,9 @@ def stack_embeddings(embeddings: Sequence[Embedding]) -> np.ndarray:
 
 @dataclass(eq=False)
 class Predictor:
-    """A model ready for inference.
-
-    `bundle` holds its weights, None for an exported file. `exact`: decode every JPEG at full size. `clip_views`: views
-    of each clip whose outputs are averaged, None for one view. `origin`: the run, file or name that it was loaded from.
-    """
+    """A model ready for inference. `bundle` holds its weights, None for an exported file. `exact`: decode every JPEG at
+    full size. `clip_views`: views of each clip whose outputs are averaged, None for one view. `origin`: the run, file
+    or name that it was loaded from."""
 
     card: Card
     engine: Engine
@@ -109,10 +107,8 @@ class Predictor:
 
     def choose_engine(self, total_images: float = math.inf, features: bool = False) -> None:
         """Replace the PyTorch engine by the fastest installed one for a job of `total_images` images, if the option
-        `engine` is `auto` and the job is long enough to justify the measurement.
-
-        `features`: the job is `embed`. Outputs change by at most `engine_choice.MAX_OUTPUT_DIFFERENCE`.
-        """
+        `engine` is `auto` and the job is long enough to justify the measurement. `features`: the job is `embed`.
+        Outputs change by at most `engine_choice.MAX_OUTPUT_DIFFERENCE`."""
         engine: Any = self.engine
         if getattr(engine, "options", None) is None or engine.options.engine != "auto":
             return
@@ -186,10 +182,7 @@ class Predictor:
         on_images: Callable[[int], None] = lambda done: None,
     ) -> np.ndarray:
         """Compute the features (the head's input) of images: (D,) float32 for one image, (n, D) for several, in order.
-        Images are as in `predict`.
-
-        Raises DataError for an unreadable file; with `bad_images="skip"` its row is NaN.
-        """
+        Images are as in `predict`. Raises DataError for an unreadable file; with `bad_images="skip"` its row is NaN."""
         embeddings: list[Embedding] = []
         for chunk in self.embeddings(build_items(images, self.card.preprocess), bad_images):
             embeddings += chunk
@@ -216,10 +209,8 @@ class Predictor:
         keep_images: bool = False,
     ) -> ClassMap | list[ClassMap]:
         """Predict the class of each pixel at the native image size: one class map for one image, a list for several.
-
         `keep_images` keeps the images for `draw_overlay`. Raises UsageError for a model that does not segment images,
-        and DataError for an unreadable file; with `bad_images="skip"` its result has an `error` instead.
-        """
+        and DataError for an unreadable file; with `bad_images="skip"` its result has an `error` instead."""
         class_maps = list(
             iterate_class_maps(
                 self.card, self.engine, build_items(images, self.card.preprocess), bad_images, keep_images
@@ -291,10 +282,7 @@ class Predictor:
         self, items: Iterable[Item], compute: Callable[[np.ndarray], np.ndarray], bad_images: str
     ) -> Iterator[list[ItemOutput]]:
         """Yield items with their output, a row of `compute` (B, C, *image) -> (B, ...), or their DataError, chunk by
-        chunk.
-
-        If `bad_images` is stop, the DataError is raised instead.
-        """
+        chunk. If `bad_images` is stop, the DataError is raised instead."""
         size = max(1, choose_chunk_size(self.card.preprocess) // (self.clip_views.count if self.clip_views else 1))
         for chunk in run_pipeline(items, self.read_pixels, compute, size):
             if bad_images == "stop" and (
@@ -323,11 +311,9 @@ class Predictor:
     def prediction_format(
         self, top: int | None = None, threshold: float | None = None, abstain: float | None = None, usual: int = 5
     ) -> PredictionFormat:
-        """Return the format of predictions for the task, with the model's defaults for unset options.
-
-        `usual`: the default for `top`. Raises UsageError for options that the task does not support, for an invalid
-        `abstain`, and for a model without outputs for whole images.
-        """
+        """Return the format of predictions for the task, with the model's defaults for unset options. `usual`: the
+        default for `top`. Raises UsageError for options that the task does not support, for an invalid `abstain`, and
+        for a model without outputs for whole images."""
         self.require_outputs()
         return self.card.task.prediction_format(PredictionOptions(top, threshold, abstain, usual))
 

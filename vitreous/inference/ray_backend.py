@@ -34,10 +34,8 @@ Verb = Literal["predictions", "embeddings"]
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """The work of a Ray worker: the model, its inference options, and the method of `Predictor` to call.
-
-    `rest`: the method's arguments after the items. `working_directory`: the folder that paths are relative to.
-    """
+    """The work of a Ray worker: the model, its inference options, and the method of `Predictor` to call. `rest`: the
+    method's arguments after the items. `working_directory`: the folder that paths are relative to."""
 
     run: str | WeightsSource
     inference_options: InferenceOptions
@@ -49,11 +47,9 @@ class WorkerTask:
 
 @dataclass(frozen=True)
 class RayPredictor:
-    """A predictor that runs on a Ray cluster. `address` is passed to `ray.init`; `local` starts a local cluster.
-
-    There is one worker per GPU, or per core if `inference_options` selects the CPU. The predictions are bit-identical
-    to those of a single thread on one machine.
-    """
+    """A predictor that runs on a Ray cluster. `address` is passed to `ray.init`; `local` starts a local cluster. There
+    is one worker per GPU, or per core if `inference_options` selects the CPU. The predictions are bit-identical to
+    those of a single thread on one machine."""
 
     address: str
     run: str | WeightsSource
@@ -63,17 +59,13 @@ class RayPredictor:
     def predictions(
         self, items: Iterable[Item], prediction_format: PredictionFormat, bad_images: str = "skip"
     ) -> Iterator[list[Any]]:
-        """Yield the predictions of items in order, chunk by chunk, as `Predictor.predictions` does.
-
-        Raises UsageError without Ray or a cluster, ResourceError if the cluster fails.
-        """
+        """Yield the predictions of items in order, chunk by chunk, as `Predictor.predictions` does. Raises UsageError
+        without Ray or a cluster, ResourceError if the cluster fails."""
         return self.compute_chunks(items, "predictions", (prediction_format, bad_images))
 
     def embeddings(self, items: Iterable[Item], bad_images: str = "skip") -> Iterator[list[Embedding]]:
-        """Yield the features (D,) of items in order, chunk by chunk, as `Predictor.embeddings` does.
-
-        Raises UsageError without Ray or a cluster, ResourceError if the cluster fails.
-        """
+        """Yield the features (D,) of items in order, chunk by chunk, as `Predictor.embeddings` does. Raises UsageError
+        without Ray or a cluster, ResourceError if the cluster fails."""
         return self.compute_chunks(items, "embeddings", (bad_images,))
 
     def compute_chunks(self, items: Iterable[Item], verb: Verb, arguments: tuple[Any, ...]) -> Iterator[list[Any]]:

@@ -59,10 +59,7 @@ def read_large_jpeg(
     content: bytes, preprocess: PlanarPreprocess, name: str, exact: bool, max_pixels: int
 ) -> np.ndarray:
     """Read a JPEG of more than `max_pixels` pixels as model input (C, *image), decoded at 1/2, 1/4 or 1/8 size to limit
-    memory.
-
-    Raises DataError for unreadable data.
-    """
+    memory. Raises DataError for unreadable data."""
     header = None if exact else parse_plain_jpeg(content, preprocess.channels, name, exact=False)
     if header is not None and (reduced := read_reduced_jpeg(header, preprocess)) is not None:
         return reduced

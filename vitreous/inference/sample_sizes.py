@@ -70,10 +70,8 @@ def check_frame_count(bundle: Bundle, frames: int) -> None:
 
 
 def parse_sample_size(text: str, patch: tuple[int, ...], stride: int) -> tuple[int, int]:
-    """Parse `64x48` or `64`, in pixels, to (height, width) in latent positions of `stride` pixels.
-
-    Raises UsageError for other text, and for a height or width that is not divisible by the patch size in pixels.
-    """
+    """Parse `64x48` or `64`, in pixels, to (height, width) in latent positions of `stride` pixels. Raises UsageError
+    for other text, and for a height or width that is not divisible by the patch size in pixels."""
     length_texts = text.lower().split("x")
     lengths = [
         int(length_text)

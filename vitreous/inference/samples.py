@@ -117,11 +117,8 @@ class Sample:
 
 class Generator:
     """A generative model ready to sample images of `size` pixels, as in 64x48, or clips of `frames` frames (None: as in
-    training).
-
-    `vae` replaces the autoencoder of its run. `note` is called if the model was not trained at that size. Raises
-    UsageError as `choose_sample_size` does, and the errors of `build_sampler`.
-    """
+    training). `vae` replaces the autoencoder of its run. `note` is called if the model was not trained at that size.
+    Raises UsageError as `choose_sample_size` does, and the errors of `build_sampler`."""
 
     def __init__(
         self,
@@ -147,10 +144,8 @@ class Generator:
         return format_sample_size(self.sampler.image, self.sampler.stride)
 
     def labels_of(self, names: Sequence[str]) -> list[int]:
-        """Return the indices of classes by name, or of all classes if `names` is empty.
-
-        Raises UsageError for an unknown name, and for any name if the model is unconditional.
-        """
+        """Return the indices of classes by name, or of all classes if `names` is empty. Raises UsageError for an
+        unknown name, and for any name if the model is unconditional."""
         if names and not self.classes:
             raise UsageError("the model is unconditional and has no classes", "leave --class out")
         for name in names:
@@ -161,10 +156,8 @@ class Generator:
 
     def pairs_of(self, labels: Sequence[int], options: SampleOptions) -> list[tuple[int, int]]:
         """List the requested images as (class, number) pairs, sorted by class: `count` images with the classes in turn,
-        or one per class without a count.
-
-        Raises UsageError if an interpolation would have unequal numbers of images per class.
-        """
+        or one per class without a count. Raises UsageError if an interpolation would have unequal numbers of images per
+        class."""
         count = options.count or len(labels)
         if options.to_seed is not None and (count % len(labels) or count < 2 * len(labels)):
             hint = f"use a multiple of {len(labels)} for --count, at least {2 * len(labels)}, or set --class"
@@ -182,9 +175,7 @@ class Generator:
         canvas: InpaintingCanvas | None = None,
     ) -> Iterator[Sample]:
         """Yield the samples of (class, number) pairs, in order. The callbacks are those of `ImageSampler.sample`.
-
-        `canvas` replaces the inpainting canvas that the options describe.
-        """
+        `canvas` replaces the inpainting canvas that the options describe."""
         labels, sample_indices = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(1)
         canvas = canvas or self.load_canvas(options, len(pairs))
         noise = None if options.to_seed is None else self.interpolate_noise(labels, sample_indices, options)
@@ -203,11 +194,8 @@ class Generator:
         return slerp_noise(start_noise, end_noise, fraction)
 
     def load_canvas(self, options: SampleOptions, count: int) -> InpaintingCanvas | None:
-        """Load the inpainting canvas that the options describe, for `count` images; None without inpainting.
-
-        Raises DataError for files that are not images, UsageError for a mask of another size, for latents and for
-        clips.
-        """
+        """Load the inpainting canvas that the options describe, for `count` images; None without inpainting. Raises
+        DataError for files that are not images, UsageError for a mask of another size, for latents and for clips."""
         if not options.inpaint or not options.mask:
             return None
         preprocess = replace(self.bundle.preprocess, image=self.sampler.image)
@@ -225,10 +213,7 @@ class Generator:
 
     def canvas_of(self, pixels: np.ndarray, mask: np.ndarray, count: int) -> InpaintingCanvas:
         """Build the inpainting canvas of `count` images from an image (C, H, W) and a mask (1, H, W), uint8 at the
-        sample size.
-
-        Pixels that are black in the mask are kept.
-        """
+        sample size. Pixels that are black in the mask are kept."""
         image = self.bundle.preprocess.normalise(from_numpy(pixels)[None])
         is_kept = from_numpy(mask)[None] < 128
         return InpaintingCanvas(image.expand(count, -1, -1, -1), is_kept.expand(count, -1, -1, -1))
@@ -346,11 +331,9 @@ def write_sample_grid(
     options: SampleOptions,
     listener: ProgressListener,
 ) -> list[str]:
-    """Write all samples to one file: a grid image, or an animated grid of clips.
-
-    The grid is about square, or has one row per class if that is not too elongated. An image of clips has the frames of
-    each clip in a row. Raises OSError.
-    """
+    """Write all samples to one file: a grid image, or an animated grid of clips. The grid is about square, or has one
+    row per class if that is not too elongated. An image of clips has the frames of each clip in a row. Raises
+    OSError."""
     samples = list(generate_with_progress(generator, pairs, options, listener))
     images, captions = (
         [sample_item.to_pil_frames for sample_item in samples],
@@ -373,11 +356,9 @@ def write_sample_grid(
 
 
 def choose_grid_columns(pairs: Sequence[tuple[int, int]]) -> int:
-    """Choose the number of columns of a grid of (class, number) pairs, which are sorted by class.
-
-    The grid has one row per class if all classes have equally many images and the aspect is at most
-    `MAX_CLASS_GRID_ASPECT`; else about as many columns as rows.
-    """
+    """Choose the number of columns of a grid of (class, number) pairs, which are sorted by class. The grid has one row
+    per class if all classes have equally many images and the aspect is at most `MAX_CLASS_GRID_ASPECT`; else about as
+    many columns as rows."""
     counts = Counter(label for label, _ in pairs)
     max_count, classes = max(counts.values()), len(counts)
     if (
@@ -397,9 +378,7 @@ def write_sample_folder(
     listener: ProgressListener,
 ) -> list[str]:
     """Write each missing sample to a file of a folder: one image, or a GIF per clip (an image if it has one frame).
-
-    Raises OSError, and UsageError for a folder of images with other settings.
-    """
+    Raises OSError, and UsageError for a folder of images with other settings."""
     output_path.mkdir(parents=True, exist_ok=True)
     excluded = ("classes", "count", "size", "frames")
     settings = {name: value for name, value in asdict(options).items() if name not in excluded}

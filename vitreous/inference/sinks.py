@@ -155,9 +155,7 @@ class AppendableFile(ABC):
     @abstractmethod
     def read_written(self) -> Iterator[tuple[str, bool]]:
         """Yield the names of the images that are already in the file, in order, and whether each was unreadable.
-
-        Incomplete rows are removed. Must be iterated once, before `add`.
-        """
+        Incomplete rows are removed. Must be iterated once, before `add`."""
 
     @abstractmethod
     def add(self, predictions: Sequence[Any]) -> None:

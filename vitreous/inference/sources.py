@@ -55,10 +55,7 @@ SOURCE_HINT = "use image files, folders, 'patterns/**/*.jpg', @list.txt, .csv, .
 @dataclass(frozen=True, slots=True)
 class Item:
     """An image of a source that is not read yet: its name, and `raw`, its path, the bytes of its file, or a function
-    that returns these bytes.
-
-    `pixels`: a function that returns its pixels (H, W[, C]) instead.
-    """
+    that returns these bytes. `pixels`: a function that returns its pixels (H, W[, C]) instead."""
 
     name: str
     raw: str | bytes | Callable[[], bytes]
@@ -175,9 +172,7 @@ def resolve_word(source: str, column: str | None, preprocess: Modality) -> Itera
 
 def resolve_files(files: list[str], column: str | None, preprocess: Modality) -> Iterator[SourcePart]:
     """Yield the image sources of files: one for consecutive images, and one for each table, archive or Parquet file.
-
-    Archives contribute the members that the model reads.
-    """
+    Archives contribute the members that the model reads."""
     for suffix, group in groupby(files, partial(find_container_suffix, preprocess=preprocess)):
         paths = list(group)
         if not suffix:
@@ -275,10 +270,8 @@ def choose_column(name: str, columns: Sequence[str], column: str | None, known_n
 
 
 def read_tar_images(path: str, endings: frozenset[str] = IMAGE_FILE_SUFFIXES) -> Iterator[Item]:
-    """Yield an item ARCHIVE/NAME for each member of a tar archive whose name ends in one of `endings`.
-
-    Raises DataError for an invalid or truncated archive.
-    """
+    """Yield an item ARCHIVE/NAME for each member of a tar archive whose name ends in one of `endings`. Raises DataError
+    for an invalid or truncated archive."""
     file_stamp = read_file_stamp(Path(path))
     if not file_stamp.size:
         raise DataError(f"{escape_unprintable(path)}: empty file", "copy it again, or leave it out")
@@ -304,10 +297,8 @@ def read_member_bytes(path: str, file_stamp: Any, start: int, size: int, item_na
 
 
 def read_parquet_images(path: str, column: str | None) -> Iterator[Item]:
-    """Yield an item for each image in a Parquet column: bytes, structs of bytes and path, or paths.
-
-    Raises DataError for an invalid file, UsageError for an unknown column.
-    """
+    """Yield an item for each image in a Parquet column: bytes, structs of bytes and path, or paths. Raises DataError
+    for an invalid file, UsageError for an unknown column."""
     import pyarrow as pa
 
     folder, row_index, name = os.path.dirname(path), 0, escape_unprintable(path)

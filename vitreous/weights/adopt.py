@@ -44,18 +44,13 @@ from vitreous.weights.sidecar import (
 )
 
 FINAL_NORM_PREFIXES = ("encoder.norm.", "pooled_norm.")  # the last norm, of every token or of pooled tokens
-#: layers that are identities at initialisation, so weights may lack them: relative positions, convolutions, attention
-#: over time
+#: layers that are identities at initialisation, so weights may lack them: relative positions, convolutions, time
 IDENTITY_AT_INIT = re.compile(
     r"encoder\.blocks\.\d+\.(attention\.part(\.part)?\.(rows|columns)|after\..*|time\..*)|temporal\..*|position\.time\.table"
 )
-BUNDLE_TITLE, CHECKPOINT_TITLE = (
-    "a bundle",
-    "a checkpoint",
-)  # titles of files written by this package, which contain all settings
-POSITION_TABLE_NAMES = re.compile(
-    r"(^|\.)(table|tables\.\d+|rows|columns|relative)$"
-)  # names of tensors whose shape depends on the patch grid
+BUNDLE_TITLE, CHECKPOINT_TITLE = "a bundle", "a checkpoint"  # titles of this package's files, which have all settings
+#: names of tensors whose shape depends on the patch grid
+POSITION_TABLE_NAMES = re.compile(r"(^|\.)(table|tables\.\d+|rows|columns|relative)$")
 #: the first layer: the first of these names that exists
 FIRST_LAYER_NAMES = ("stem.root.conv.weight", "stem.stages.0.conv.weight", "body.root.conv.weight", "projection.weight")
 
@@ -87,25 +82,18 @@ class PretrainedWeights(TaskMixin):
         return Bundle(model.eval(), self.task, self.preprocess, provenance, notes=self.notes)
 
     def with_resize_rule(self, rule: str, image_size: tuple[int, ...] | None) -> PretrainedWeights:
-        """Return these weights with the position resize rule `rule`, unless it is "".
-
-        For formats that store the image size, so `image_size` must be None or equal to it; raises UsageError otherwise.
-        """
+        """Return these weights with the position resize rule `rule`, unless it is "". For formats that store the image
+        size, so `image_size` must be None or equal to it; raises UsageError otherwise."""
         if image_size is not None and image_size != self.config.image:
-            description = f"{self.title} for images of {format_size(self.config.image)} pixels"
-            raise UsageError(
-                f"--source-size {format_size(image_size)}: {self.source} is {description}", "leave --source-size out"
-            )
+            description = f"{self.source} is {self.title} for images of {format_size(self.config.image)} pixels"
+            raise UsageError(f"--source-size {format_size(image_size)}: {description}", "leave --source-size out")
         return replace(self, config=self.config.with_options(positions={"resize": rule})) if rule else self
 
 
 def open_weights(source: str | os.PathLike[str], settings: dict[str, Any] | None = None) -> PretrainedWeights:
     """Open weights: a run folder, a bundle, a file or folder of a known format, or a source that `fetch_weights`
-    downloads.
-
-    `settings`: values of config fields that the files lack, by dotted path. They take precedence over those of a
-    `WeightsSource`. Raises WeightsError for unsupported weights, UsageError for an invalid source or setting.
-    """
+    downloads. `settings`: values of config fields that the files lack, by dotted path. They take precedence over those
+    of a `WeightsSource`. Raises WeightsError for unsupported weights, UsageError for an invalid source or setting."""
     published = find_published_weights(source)
     settings = (published.get_config_fields() if published else {}) | get_source_fields(source) | (settings or {})
     weights = read_weights(source, settings)
@@ -124,11 +112,9 @@ def open_weights(source: str | os.PathLike[str], settings: dict[str, Any] | None
 
 
 def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> PretrainedWeights:
-    """Detect the format of weights and describe them, before their tensors are read.
-
-    `settings` are used for foreign formats only, since bundles and training checkpoints contain all settings. Raises
-    WeightsError for unsupported weights, UsageError for an invalid source.
-    """
+    """Detect the format of weights and describe them, before their tensors are read. `settings` are used for foreign
+    formats only, since bundles and training checkpoints contain all settings. Raises WeightsError for unsupported
+    weights, UsageError for an invalid source."""
     path = fetch_weights(os.fspath(source))
     if not os.path.lexists(path):
         raise missing_source_error(os.fspath(source))
@@ -167,11 +153,9 @@ def find_weights_files(path: Path) -> tuple[list[Path], dict[str, Any]]:
 
 
 def open_checkpoint(folder: Path) -> PretrainedWeights:
-    """Open a training checkpoint: its averaged weights (EMA), or the trained ones if the run has no EMA.
-
-    The config.yaml of its run describes the model. Raises WeightsError if there is no such config, or if the run trains
-    adapters, whose weights are not a full model.
-    """
+    """Open a training checkpoint: its averaged weights (EMA), or the trained ones if the run has no EMA. The
+    config.yaml of its run describes the model. Raises WeightsError if there is no such config, or if the run trains
+    adapters, whose weights are not a full model."""
     config_path = folder.parent.parent / "config.yaml"
     if not config_path.is_file():
         raise WeightsError(
@@ -295,10 +279,8 @@ def resize_position_tables(state: dict[str, Tensor], model_state: dict[str, Tens
 
 
 def fold_prefix_positions(state: dict[str, Tensor], model_state: dict[str, Tensor]) -> None:
-    """Match the positions of prefix tokens in `state`, the tensor `slots` (S, D), to the model, in place.
-
-    If the model has no such positions, they are added to the prefix tokens. If only the model has them, they are zeros.
-    """
+    """Match the positions of prefix tokens in `state`, the tensor `slots` (S, D), to the model, in place. If the model
+    has no such positions, they are added to the prefix tokens. If only the model has them, they are zeros."""
     if "slots" in state and ("slots" not in model_state or model_state["slots"].shape != state["slots"].shape):
         slots = state.pop("slots")
         state["prefix"] = torch.cat([state["prefix"][: len(slots)] + slots, state["prefix"][len(slots) :]])
@@ -320,10 +302,8 @@ def drop_prefix_and_neck(
     state: dict[str, Tensor], model_state: dict[str, Tensor], source_config: ModelConfig, model_config: ModelConfig
 ) -> list[str]:
     """Remove prefix tokens (P, D) and SAM's neck from `state`, in place, for a model with decomposed relative positions
-    that lacks them (ViTDet initialised from MAE, arXiv:2203.16527).
-
-    Returns the removed names. If the source has fixed positions and the model learns them, they are added as a table.
-    """
+    that lacks them (ViTDet initialised from MAE, arXiv:2203.16527). Returns the removed names. If the source has fixed
+    positions and the model learns them, they are added as a table."""
     if model_config.attention.kind != "decomposed":
         return []
     needs_table = source_config.positions.kind.startswith("sincos") and "position.table" in model_state
@@ -340,10 +320,7 @@ def adapt_first_layer(
     state: dict[str, Tensor], model_state: dict[str, Tensor], source_config: ModelConfig, model_config: ModelConfig
 ) -> tuple[str, str]:
     """Adapt the first layer in `state`, (D, C p q) or (O, C, k, k), in place, to the patch size and channels of the
-    model.
-
-    Returns the change of patch size and of channels, such as `16 -> 14`; "" for one that is unchanged.
-    """
+    model. Returns the change of patch size and of channels, such as `16 -> 14`; "" for one that is unchanged."""
     name = next((name for name in FIRST_LAYER_NAMES if name in state and name in model_state), "")
     patches = channels = ""
     if not name:
@@ -440,10 +417,8 @@ def drop_dense_head(weights: PretrainedWeights) -> PretrainedWeights:
 
 def open_objective_state(source: str | os.PathLike[str]) -> ObjectiveState | None:
     """Open the stored state with which a training objective can continue, such as a decoder or heads; None if there is
-    none.
-
-    `source`: a run, a bundle, or external pre-training or detector files. Raises WeightsError if the state is damaged.
-    """
+    none. `source`: a run, a bundle, or external pre-training or detector files. Raises WeightsError if the state is
+    damaged."""
     path = fetch_weights(os.fspath(source))
     folder = locate_bundle(path)
     if folder:

@@ -20,10 +20,8 @@ POSTERIOR_SEED_SALT = 0x706F7374  # separates the posterior's random draws from 
 
 class Autoencoder:
     """An AutoencoderKL of diffusers, from a folder or `hf:org/name`; its config defines scale and shift of the latents.
-
     `channels`: number of latent channels. `latents`: source, scale, shift and stride. Raises UsageError if diffusers is
-    not installed, WeightsError for a folder without an autoencoder.
-    """
+    not installed, WeightsError for a folder without an autoencoder."""
 
     def __init__(self, source: str | os.PathLike[str], device: str = "cpu") -> None:
         try:
@@ -54,10 +52,8 @@ class Autoencoder:
 
     @torch.inference_mode()
     def encode(self, pixels: np.ndarray, seed: int) -> np.ndarray:
-        """Encode an image (H, W, 3) uint8 to latents (h, w, channels) float32, before scale and shift.
-
-        The latents are a sample of the posterior, determined by the seed.
-        """
+        """Encode an image (H, W, 3) uint8 to latents (h, w, channels) float32, before scale and shift. The latents are
+        a sample of the posterior, determined by the seed."""
         image = torch.from_numpy(pixels.copy()).to(self.device).movedim(-1, 0)[None] / 127.5 - 1
         posterior = self.vae.encode(image).latent_dist
         noise = torch.from_numpy(

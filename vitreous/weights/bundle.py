@@ -41,12 +41,9 @@ WEIGHTS_FILE, DESCRIPTION_FILE = "weights.safetensors", "model.json"
 
 @dataclass
 class Bundle(TaskMixin):
-    """A model with its task, preprocessing and provenance.
-
-    `notes`: assumptions about settings that foreign files lack, one sentence each; they are not saved.
-    `objective_state`: the state of the training objective, saved with the weights; `load_bundle` does not read it,
-    `load_objective_state` does.
-    """
+    """A model with its task, preprocessing and provenance. `notes`: assumptions about settings that foreign files lack,
+    one sentence each; they are not saved. `objective_state`: the state of the training objective, saved with the
+    weights; `load_bundle` does not read it, `load_objective_state` does."""
 
     model: Model
     task: Task

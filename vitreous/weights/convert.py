@@ -124,11 +124,8 @@ def convert(
 
 def reduce_to_format(to: str, weights: PretrainedWeights) -> PretrainedWeights:
     """Reduce the weights of a segmentation or detection model to the tensors that the format `to` supports; others are
-    unchanged.
-
-    Most formats support only the backbone, which a note reports. detectron2's ViTDet format supports the whole
-    detector, except for the unused background boxes.
-    """
+    unchanged. Most formats support only the backbone, which a note reports. detectron2's ViTDet format supports the
+    whole detector, except for the unused background boxes."""
     backbone = drop_dense_head(weights)
     if to == BUNDLE_FORMAT or backbone is weights:
         return weights
@@ -196,11 +193,8 @@ def write_verified_pretraining(
     bundle: Bundle, pretraining_format: PretrainingFormat, objective_state: ObjectiveState, path: Path
 ) -> tuple[Path, int]:
     """Write the encoder and the state of the training objective to `path`, with the format's suffix, once a temporary
-    copy was verified by reading it back.
-
-    Returns the path and the number of tensors. Raises WeightsError if the tensors read back differ, ResourceError if
-    the file cannot be written.
-    """
+    copy was verified by reading it back. Returns the path and the number of tensors. Raises WeightsError if the tensors
+    read back differ, ResourceError if the file cannot be written."""
     return publish_verified(
         path
         if not pretraining_format.suffix or path.suffix == pretraining_format.suffix
@@ -213,11 +207,9 @@ def write_verified_pretraining(
 def write_verified(
     bundle: Bundle, weights_format: WeightsFormat | None, path: Path, state: Tensors
 ) -> tuple[Path, int]:
-    """Write `state` to `path`, with the format's suffix, once a temporary copy was verified by reading it back.
-
-    Returns the path and the number of tensors. Raises WeightsError if the tensors read back differ, ResourceError if
-    the file cannot be written.
-    """
+    """Write `state` to `path`, with the format's suffix, once a temporary copy was verified by reading it back. Returns
+    the path and the number of tensors. Raises WeightsError if the tensors read back differ, ResourceError if the file
+    cannot be written."""
     if weights_format and not weights_format.describe and path.suffix != weights_format.suffix:
         path = path.with_name(path.name + weights_format.suffix)
     return publish_verified(
@@ -229,9 +221,7 @@ def write_verified(
 
 def publish_verified(path: Path, write: Callable[[Path], int], verify: Callable[[Path], None]) -> tuple[Path, int]:
     """Write to a temporary path, verify the result, and move it to `path`; return the path and the number of tensors.
-
-    Raises WeightsError if verification fails, ResourceError if the file cannot be written.
-    """
+    Raises WeightsError if verification fails, ResourceError if the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".convert-") as scratch:
@@ -250,10 +240,7 @@ def apply_size_overrides(
     config: ModelConfig, image_size: int | tuple[int, ...] | None, classes: int | None, channels: int | None
 ) -> ModelConfig:
     """Return the config with another image size, number of classes and number of channels; None leaves a value
-    unchanged.
-
-    Raises UsageError for an image size that is not divisible by the patch size.
-    """
+    unchanged. Raises UsageError for an image size that is not divisible by the patch size."""
     changes: dict[str, Any] = {}
     if image_size is not None:
         frames = config.image[:1] if config.has_time_axis else ()  # the number of frames is kept
@@ -392,9 +379,7 @@ def read_class_map(path: str | os.PathLike[str]) -> tuple[int, ...]:
 
 def select_classes(weights: PretrainedWeights, path: str | os.PathLike[str]) -> PretrainedWeights:
     """Return the weights with a head for only the classes of a map: new class i has the head row in line i of the file.
-
-    Raises UsageError for weights without a head, and for a row that the head does not have.
-    """
+    Raises UsageError for weights without a head, and for a row that the head does not have."""
     class_indices, classes = read_class_map(path), weights.config.classes
     if not classes:
         raise UsageError(f"{weights.source} has no head to select classes from", "leave --class-map out")

@@ -193,11 +193,9 @@ def translate_timm_options(options: dict[str, Any], changes: dict[str, Any]) -> 
 
 
 def apply_create_options(config: ModelConfig, options: dict[str, Any], changes: dict[str, Any]) -> ModelConfig:
-    """Apply the options of `create` and changed fields to the config of weights.
-
-    Raises UsageError for a field that the model lacks, such as classes of a model without a head. Raises it also for an
-    image size that is not divisible by the patch size, and for values that the config rejects.
-    """
+    """Apply the options of `create` and changed fields to the config of weights. Raises UsageError for a field that the
+    model lacks, such as classes of a model without a head. Raises it also for an image size that is not divisible by
+    the patch size, and for values that the config rejects."""
     size = options.get("image_size")
     fields: dict[str, Any] = dict(changes)
     if size is not None:

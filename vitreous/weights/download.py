@@ -105,9 +105,7 @@ def download_with_retries(address: str, partial_path: Path, digest: str, listene
 
 def request_missing_bytes(address: str, partial_path: Path, digest: str, listener: ProgressListener | None) -> None:
     """Send one request: for the missing bytes, or for the full file if the server cannot confirm that it is unchanged.
-
-    Raises IncompleteDownload if another attempt can succeed, WeightsError otherwise.
-    """
+    Raises IncompleteDownload if another attempt can succeed, WeightsError otherwise."""
     validator = read_validator(partial_path, address)
     begin = get_partial_size(partial_path) if validator or digest else 0
     headers = {"User-Agent": "vitreous", "Accept-Encoding": "identity"}
@@ -146,11 +144,9 @@ def request_missing_bytes(address: str, partial_path: Path, digest: str, listene
 
 
 def parse_content_range(response: Any, address: str, begin: int) -> tuple[int, int | None]:
-    """Return the file offset at which a response starts, and the total file size, None if unknown.
-
-    Raises WeightsError for a web page instead of a file and for a file that is too large, IncompleteDownload for
-    another range than requested.
-    """
+    """Return the file offset at which a response starts, and the total file size, None if unknown. Raises WeightsError
+    for a web page instead of a file and for a file that is too large, IncompleteDownload for another range than
+    requested."""
     if response.headers.get_content_type() == "text/html":
         hint = "the network may require a login: open the address in a browser"
         raise WeightsError(f"{address} serves a web page, not a file", hint)
@@ -171,9 +167,7 @@ def write_response(
     response: Any, address: str, partial_path: Path, begin: int, total: int | None, listener: ProgressListener | None
 ) -> int:
     """Write the body of a response to the partial file, from the offset `begin`; return the new size of the file.
-
-    Raises WeightsError if the body is too large, OSError with the file's name if the file cannot be written.
-    """
+    Raises WeightsError if the body is too large, OSError with the file's name if the file cannot be written."""
     done = begin
     with open(partial_path, "r+b" if begin else "wb") as file:
         file.truncate(begin)

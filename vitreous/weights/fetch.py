@@ -83,10 +83,7 @@ def missing_source_error(source: str) -> WeightsError:
 
 def fetch_published_weights(published: PublishedWeights, listener: ProgressListener | None) -> Path:
     """Return the local file of published weights, downloaded unless the cache has it, or the folder of their Hub
-    repository.
-
-    Raises WeightsError for a failed download or another digest.
-    """
+    repository. Raises WeightsError for a failed download or another digest."""
     if published.source.startswith("hf:"):
         return fetch_from_hub(published.source, published.source.removeprefix("hf:"), listener)
     target, record = get_cache_paths(published)
@@ -126,10 +123,7 @@ def is_download_complete(target: Path, record: Path) -> bool:
 
 def resolve_mirror(address: str) -> str | Path:
     """Return the URL to download from: `address`, or HOST/PATH below VITREOUS_MIRROR. If that is a folder, return the
-    file.
-
-    Raises WeightsError for a mirror folder without the file.
-    """
+    file. Raises WeightsError for a mirror folder without the file."""
     mirror = os.environ.get("VITREOUS_MIRROR", "").rstrip("/")
     if not mirror:
         return address
@@ -155,10 +149,8 @@ def default_listener() -> ProgressListener:
 
 def fetch_from_hub(source: str, name: str, listener: ProgressListener | None) -> Path:
     """Download the weights and config files of a Hub repository to the Hub's cache, and return their folder; for
-    `org/name:file`, return the path of the file.
-
-    Raises UsageError for an invalid name, or if the extra `hub` is not installed; WeightsError for a failed download.
-    """
+    `org/name:file`, return the path of the file. Raises UsageError for an invalid name, or if the extra `hub` is not
+    installed; WeightsError for a failed download."""
     match = HUB_SOURCE.fullmatch(name)
     if not match or ".." in name:
         raise UsageError(
@@ -196,10 +188,8 @@ def fetch_from_hub(source: str, name: str, listener: ProgressListener | None) ->
 
 
 class HubRepository:
-    """A repository of the Hugging Face Hub at one commit: that of the first downloaded file.
-
-    If the Hub cannot be reached, only cached files are available; `offline_error` is the error for missing ones.
-    """
+    """A repository of the Hugging Face Hub at one commit: that of the first downloaded file. If the Hub cannot be
+    reached, only cached files are available; `offline_error` is the error for missing ones."""
 
     def __init__(self, source: str, name: str, revision: str | None, listener: ProgressListener | None) -> None:
         self.source, self.name, self.revision, self.listener = source, name, revision, listener
@@ -339,10 +329,8 @@ def require_network(source: str) -> None:
 
 
 def fetch_from_url(source: str, listener: ProgressListener | None) -> Path:
-    """Return the local file of a source `URL#sha256=HEX`, downloaded unless the cache has it.
-
-    Raises UsageError for a URL without a SHA-256, WeightsError for a failed download or another digest.
-    """
+    """Return the local file of a source `URL#sha256=HEX`, downloaded unless the cache has it. Raises UsageError for a
+    URL without a SHA-256, WeightsError for a failed download or another digest."""
     address, _, fragment = source.partition("#")
     algorithm, _, digest = fragment.partition("=")
     digest = digest.strip().lower()

@@ -43,11 +43,9 @@ MISTAKEN_SIGNATURES = {
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """A weights file with a checked header; no tensor is in memory yet.
-
-    `kind`: `safetensors`, `npz` or `pickle`. `section`: key of the selected nested state dict in a pickled file
-    ("model", "teacher", ...); `other_sections`: keys of the other ones.
-    """
+    """A weights file with a checked header; no tensor is in memory yet. `kind`: `safetensors`, `npz` or `pickle`.
+    `section`: key of the selected nested state dict in a pickled file ("model", "teacher", ...); `other_sections`: keys
+    of the other ones."""
 
     path: Path
     kind: str
@@ -57,10 +55,8 @@ class WeightsFile:
     other_sections: tuple[str, ...] = ()
 
     def read(self, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-        """Read the named tensors, by default all, with their stored dtype, each in separate memory.
-
-        Raises WeightsError for a missing name, a NaN or infinite value, and a file that changed.
-        """
+        """Read the named tensors, by default all, with their stored dtype, each in separate memory. Raises WeightsError
+        for a missing name, a NaN or infinite value, and a file that changed."""
         selected = list(self.entries) if names is None else list(dict.fromkeys(names))
         for name in selected:
             if name not in self.entries:
@@ -95,11 +91,9 @@ class WeightsFile:
 
 
 def open_weights_file(path: str | os.PathLike[str], section: str = "") -> WeightsFile:
-    """Open a weights file and check its header. Raises WeightsError for a damaged file, or one of another type.
-
-    For a pickled file, `section` is the key of the state dict, by default that of a model. `pickled.ALL_SECTIONS`
-    selects the state dicts under all keys, with names SECTION/NAME.
-    """
+    """Open a weights file and check its header. Raises WeightsError for a damaged file, or one of another type. For a
+    pickled file, `section` is the key of the state dict, by default that of a model. `pickled.ALL_SECTIONS` selects the
+    state dicts under all keys, with names SECTION/NAME."""
     path = Path(path)
     with open_regular_file(path) as file:
         size = os.fstat(file.fileno()).st_size

@@ -132,11 +132,9 @@ class DetectedCheckpoint:
 
 
 def detect_checkpoint(files: list[Path], settings: dict[str, Any] | None = None) -> DetectedCheckpoint:
-    """Detect format and model of weights files, which are the shards of one model.
-
-    `settings`: config fields by dotted path, from config.json and the user. Raises WeightsError, with the differences,
-    for files that are not weights, have an unknown layout, or do not match the model that they describe.
-    """
+    """Detect format and model of weights files, which are the shards of one model. `settings`: config fields by dotted
+    path, from config.json and the user. Raises WeightsError, with the differences, for files that are not weights, have
+    an unknown layout, or do not match the model that they describe."""
     locations: dict[str, tuple[WeightsFile, str, int | None]] = {}
     shapes: Shapes = {}
     noted_settings: dict[str, Any] = {}
@@ -233,11 +231,9 @@ def match_format(
     settings: dict[str, Any],
     unrelated: list[str],
 ) -> DetectedCheckpoint:
-    """Infer the config from the shapes, and check the shape and dtype of every tensor against it.
-
-    `locations` and `shapes` are by the format's tensor names; `unrelated`: other tensors of the file. Raises
-    WeightsError for tensors that are missing, unknown or of another shape.
-    """
+    """Infer the config from the shapes, and check the shape and dtype of every tensor against it. `locations` and
+    `shapes` are by the format's tensor names; `unrelated`: other tensors of the file. Raises WeightsError for tensors
+    that are missing, unknown or of another shape."""
     if weights_format in swin_v2.FORMATS:
         settings = parse_window_from_name(origin.name) | settings
     try:
@@ -284,11 +280,9 @@ def match_format(
 def read_fact_tensors(
     weights_format: WeightsFormat, locations: dict[str, tuple[WeightsFile, str, int | None]], shapes: Shapes
 ) -> dict[str, dict[str, Tensor]]:
-    """Read the tensors whose values determine the config (`facts` of the format), if the file has them.
-
-    Returns {"facts": tensors by name}, of any shape and at most MAX_FACT_ELEMENTS elements each. Raises WeightsError if
-    the file cannot be read.
-    """
+    """Read the tensors whose values determine the config (`facts` of the format), if the file has them. Returns
+    {"facts": tensors by name}, of any shape and at most MAX_FACT_ELEMENTS elements each. Raises WeightsError if the
+    file cannot be read."""
     names = [name for name in weights_format.facts if name in shapes and math.prod(shapes[name]) <= MAX_FACT_ELEMENTS]
     values = {name: locations[name][0].read([locations[name][1]])[locations[name][1]].float() for name in names}
     return {"facts": values} if weights_format.facts else {}
@@ -348,11 +342,8 @@ def build_size_checked_model(config: ModelConfig) -> torch.nn.Module:
 
 def find_weights_in_folder(folder: Path) -> tuple[list[Path], dict[str, Any]]:
     """Find the weights files of a folder in the layout of transformers, open_clip or the Hub, and return them with the
-    content of its config.json.
-
-    Raises WeightsError for a folder without weights or with several files, and for an index with files outside the
-    folder.
-    """
+    content of its config.json. Raises WeightsError for a folder without weights or with several files, and for an index
+    with files outside the folder."""
     settings = read_json_object(folder / "config.json") or read_json_object(folder / "open_clip_config.json")
     index = read_json_object(folder / SHARD_INDEX_FILE)
     if index:

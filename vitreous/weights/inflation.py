@@ -21,11 +21,9 @@ QKV_BIAS = re.compile(r"(.*\.qkv)\.(bias|query_bias)")
 def inflate_positions(
     state: dict[str, Tensor], model_state: dict[str, Tensor], source_config: ModelConfig, model_config: ModelConfig
 ) -> None:
-    """Add a time axis to image positions (h, w, D) in `state`, in place: (1, h, w, D), the same for every time step.
-
-    If the model has separate temporal positions, which start at 0, the image positions become its spatial ones. Fixed
-    positions become a table if the model learns its positions.
-    """
+    """Add a time axis to image positions (h, w, D) in `state`, in place: (1, h, w, D), the same for every time step. If
+    the model has separate temporal positions, which start at 0, the image positions become its spatial ones. Fixed
+    positions become a table if the model learns its positions."""
     if len(getattr(source_config, "image", ())) != 2 or len(getattr(model_config, "image", ())) != 3:
         return
     table_names = {"position.table", "position.space.table"} & model_state.keys()
@@ -41,11 +39,9 @@ def inflate_positions(
 
 
 def inflate_kernel(weight: Tensor, channels: int, patch: tuple[int, ...], frames: int, rule: str = "central") -> Tensor:
-    """Inflate an image patch projection (D, C p q) to patches of `frames` frames, (D, C t p q).
-
-    The rule `central` uses only frame t // 2, so a clip yields the tokens of these frames. The rule `average` weights
-    every frame by 1 / t, so a static clip yields the tokens of its image. Raises ValueError for another rule.
-    """
+    """Inflate an image patch projection (D, C p q) to patches of `frames` frames, (D, C t p q). The rule `central` uses
+    only frame t // 2, so a clip yields the tokens of these frames. The rule `average` weights every frame by 1 / t, so
+    a static clip yields the tokens of its image. Raises ValueError for another rule."""
     if rule not in ("central", "average"):
         raise ValueError(f"unknown kernel inflation rule {rule}: use central or average")
     kernel = weight.unflatten(1, (channels, 1, math.prod(patch))).repeat(1, 1, frames, 1)
@@ -55,10 +51,7 @@ def inflate_kernel(weight: Tensor, channels: int, patch: tuple[int, ...], frames
 
 def convert_key_bias(state: dict[str, Tensor], model_state: dict[str, Tensor]) -> None:
     """Convert the attention biases in `state`, in place, to the model's form: one tensor (3 D,) for queries, keys and
-    values, or one (D,) each for queries and values.
-
-    Softmax cancels the key bias, so outputs are unchanged.
-    """
+    values, or one (D,) each for queries and values. Softmax cancels the key bias, so outputs are unchanged."""
     for match in filter(None, map(QKV_BIAS.fullmatch, list(state))):
         layer, bias_name = match.groups()
         if bias_name == "bias" and f"{layer}.query_bias" in model_state:

@@ -45,11 +45,8 @@ def find_newest_run(root: str | os.PathLike[str] = ".") -> str:
 
 
 def walk_entries(root: str | os.PathLike[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield a folder and the folders below it, breadth first, each with its file names.
-
-    At most MAX_SCAN_DEPTH levels deep, until MAX_SCANNED_ENTRIES entries were scanned. Hidden folders and folders in a
-    run are skipped.
-    """
+    """Yield a folder and the folders below it, breadth first, each with its file names. At most MAX_SCAN_DEPTH levels
+    deep, until MAX_SCANNED_ENTRIES entries were scanned. Hidden folders and folders in a run are skipped."""
     queue, num_entries = deque([(os.fspath(root), 0)]), 0
     while queue and num_entries < MAX_SCANNED_ENTRIES:
         folder, depth = queue.popleft()
@@ -78,10 +75,7 @@ def has_run_files(names: list[str]) -> bool:
 
 def is_image_source(path: str) -> bool:
     """Return whether a path argument is an image, or a folder, table or archive of images, and not a model, by suffixes
-    only.
-
-    A folder that also contains other files may be a model.
-    """
+    only. A folder that also contains other files may be a model."""
     if not os.path.isdir(path):
         return path[:1] == "@" or path == "-" or get_full_suffix(path) in IMAGE_SUFFIXES | DATA_TABLE_SUFFIXES
     has_images = False

@@ -54,11 +54,8 @@ NUMPY_DTYPES = {
 
 class CheckedZip:
     """A zip archive with a checked directory: no duplicate, encrypted or overlapping members, and no implausible
-    compression ratio.
-
-    `members`: directory entries by name. Only `read` and `read_start` unpack, never more than the directory states.
-    Raises WeightsError for other archives.
-    """
+    compression ratio. `members`: directory entries by name. Only `read` and `read_start` unpack, never more than the
+    directory states. Raises WeightsError for other archives."""
 
     def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
         self.path, self.file = path, file
@@ -208,10 +205,7 @@ def read_npz_infos(archive: CheckedZip, budget: int = MAX_ARRAY_BYTES) -> dict[s
 
 def parse_npz_member_header(archive: CheckedZip, member: str) -> tuple[TensorInfo, bool, int]:
     """Parse the header of an array: its shape and dtype, whether it has Fortran order, and the offset of its data in
-    bytes.
-
-    Raises WeightsError for an invalid header, and unless the member has the corresponding length.
-    """
+    bytes. Raises WeightsError for an invalid header, and unless the member has the corresponding length."""
     head, name = archive.read_start(member, MAX_NPY_HEADER_BYTES + 12), sanitise_name(member.removesuffix(".npy"))
     if head[:6] != b"\x93NUMPY" or head[6:8] not in (b"\1\0", b"\2\0", b"\3\0"):
         reject_weights_file(

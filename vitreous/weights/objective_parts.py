@@ -36,10 +36,7 @@ class ObjectiveState:
 
 def load_objective_state(folder: Path, description: Path) -> ObjectiveState | None:
     """Load the objective state of the bundle in `folder`; None if there is none. `description`: the bundle's
-    model.json.
-
-    Raises WeightsError for a file that is missing or modified.
-    """
+    model.json. Raises WeightsError for a file that is missing or modified."""
     document = json.loads(description.read_text("utf-8"))
     config, file = document.get("objective"), folder / OBJECTIVE_FILE
     if not config:
@@ -107,11 +104,8 @@ def load_into_objective(
 @dataclass(frozen=True)
 class WeightsLoadResult:
     """Result of loading weights into a model: the names of tensors that were loaded, that kept their initial values,
-    and that are unused.
-
-    `resized`, `channels`, `windows` and `patches`: changes of position grid, channels, attention windows and patch
-    size, such as `16 -> 14`; "" if unchanged.
-    """
+    and that are unused. `resized`, `channels`, `windows` and `patches`: changes of position grid, channels, attention
+    windows and patch size, such as `16 -> 14`; "" if unchanged."""
 
     source: str
     title: str

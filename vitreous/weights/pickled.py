@@ -81,11 +81,9 @@ TEXT_OPCODES = {"BINUNICODE", "SHORT_BINUNICODE"}
 
 
 def scan_pickle(path: Path, file: BinaryIO) -> None:
-    """Check the instructions of one pickle without executing them, and return to its start.
-
-    Raises WeightsError for a damaged pickle, an instruction or a name that tensors do not need, too many instructions,
-    and a protocol that torch.load with `weights_only` does not support.
-    """
+    """Check the instructions of one pickle without executing them, and return to its start. Raises WeightsError for a
+    damaged pickle, an instruction or a name that tensors do not need, too many instructions, and a protocol that
+    torch.load with `weights_only` does not support."""
     start, protocol, previous_code = file.tell(), 0, ""
     texts: list[str] = []  # in order, for the names that STACK_GLOBAL takes from the stack
     memo: dict[int, str | None] = {}
@@ -153,9 +151,7 @@ class PickleDescriber(pickle._Unpickler):
 
     def persistent_load(self, pid: Any) -> Storage:
         """Return the storage of a persistent id ("storage", class, key, device, elements); the older format adds None.
-
-        Raises WeightsError if two ids of one key differ, ValueError for another layout.
-        """
+        Raises WeightsError if two ids of one key differ, ValueError for another layout."""
         if type(pid) is not tuple or len(pid) not in (5, 6) or pid[5:] not in ((), (None,)):
             raise ValueError("a storage with an unknown layout")
         tag, storage_class, key, _, elements = pid[:5]
@@ -179,10 +175,8 @@ class PickleDescriber(pickle._Unpickler):
         return tensor if type(tensor) is TensorStub else self.refuse_call("torch._utils._rebuild_parameter")
 
     def make_tensor(self, storage: Any, offset: Any, shape: Any, stride: Any, *options: Any) -> TensorStub:
-        """Describe a tensor in a storage, whose first element is at `offset`.
-
-        Raises WeightsError if it exceeds the storage or repeats elements, ValueError for an invalid shape.
-        """
+        """Describe a tensor in a storage, whose first element is at `offset`. Raises WeightsError if it exceeds the
+        storage or repeats elements, ValueError for an invalid shape."""
         if type(storage) is not Storage or len(options) not in (2, 3) or any(options[1:]):
             self.refuse_call("torch._utils._rebuild_tensor_v2")
         if not (
@@ -209,10 +203,7 @@ class PickleDescriber(pickle._Unpickler):
 
     def load_build(self) -> None:
         """Handle the instruction BUILD: drop the state of an inert object, or `_metadata`, the module versions of a
-        state dict.
-
-        Raises WeightsError for any other object.
-        """
+        state dict. Raises WeightsError for any other object."""
         state = self.stack.pop()
         if isinstance(self.stack[-1], InertObject):
             return
@@ -273,10 +264,8 @@ class PickleDescriber(pickle._Unpickler):
 
 def describe_pickle(path: Path, file: BinaryIO, storages: dict[str, Storage]) -> Any:
     """Describe the content of the pickle at the current position: tensors as `TensorStub`, and their storages are added
-    to `storages`.
-
-    The file is left at the end of the pickle. Raises WeightsError for content that torch.save would not write.
-    """
+    to `storages`. The file is left at the end of the pickle. Raises WeightsError for content that torch.save would not
+    write."""
     try:
         scan_pickle(path, file)
         return PickleDescriber(path, file, storages).load()
@@ -292,10 +281,7 @@ def is_shape_tuple(value: Any) -> bool:
 
 def describe_torch_zip(archive: CheckedZip) -> tuple[Any, int]:
     """Describe the content of a PyTorch zip file, with tensors as `TensorStub`; also return the total bytes of its
-    members.
-
-    Raises WeightsError for any other content.
-    """
+    members. Raises WeightsError for any other content."""
     path = archive.path
     pickles = [name for name in archive.members if name.casefold().endswith("data.pkl")]
     if not pickles:
@@ -375,11 +361,8 @@ def select_state_dict(
     path: Path, content: Any, size: int, requested_key: str = ""
 ) -> tuple[dict[str, TensorInfo], str, tuple[str, ...]]:
     """Select a state dict in the described content of a file of `size` bytes: the one under `requested_key`, by default
-    that of a model, or all for `ALL_SECTIONS`.
-
-    Returns its tensors, its key ("" for the top level), and the keys of other state dicts. Raises WeightsError if there
-    is none.
-    """
+    that of a model, or all for `ALL_SECTIONS`. Returns its tensors, its key ("" for the top level), and the keys of
+    other state dicts. Raises WeightsError if there is none."""
     if type(content) is not dict:
         reject_weights_file(path, "contains no state dict (tensors by name)", SAVE_SAFETENSORS_HINT)
     dicts = [
@@ -416,11 +399,8 @@ def get_stubbed_tensors(content: dict[Any, Any]) -> dict[Any, TensorInfo]:
 
 def read_pickled_tensors(path: Path, section: str, entries: dict[str, TensorInfo]) -> dict[str, Tensor]:
     """Read the named tensors, of any shape, in a child process that writes them as safetensors. Raises WeightsError if
-    it fails.
-
-    The child may use 8 GiB of address space for torch, plus three times the size of the tensors, and two minutes,
-    longer for a large file.
-    """
+    it fails. The child may use 8 GiB of address space for torch, plus three times the size of the tensors, and two
+    minutes, longer for a large file."""
     size = path.stat().st_size + sum(entry.bytes for entry in entries.values())
     with tempfile.TemporaryDirectory(prefix="vitreous-") as folder:  # readable by this user only
         output_path, seconds = (

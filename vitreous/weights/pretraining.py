@@ -54,10 +54,8 @@ def canonicalise_name(name: str) -> str:
 
 
 def locate_tensors(sources: Iterable[WeightsFile], section: str = "") -> TensorLocations:
-    """Map the canonical names of tensors to their files and names there.
-
-    With a section, only its tensors are included, of files opened with `ALL_SECTIONS`.
-    """
+    """Map the canonical names of tensors to their files and names there. With a section, only its tensors are included,
+    of files opened with `ALL_SECTIONS`."""
     start = f"{section}/" * bool(section)
     return {
         canonicalise_name(name.removeprefix(start)): (source, name)
@@ -94,11 +92,8 @@ def read_foreign_objective(
     files: list[Path], config_json: dict[str, Any], detect_encoder: Callable[[], DetectedCheckpoint]
 ) -> ObjectiveState | None:
     """Read the state of a training objective from original files of MAE, VideoMAE, DINO or DINOv2; None if they have
-    none.
-
-    `config_json`: transformers' config.json. `detect_encoder` detects the format and config of the encoder in the
-    files. Raises WeightsError for unsupported state.
-    """
+    none. `config_json`: transformers' config.json. `detect_encoder` detects the format and config of the encoder in the
+    files. Raises WeightsError for unsupported state."""
     sources = [open_weights_file(path) for path in files]
     locations = locate_tensors(sources)
     for layout in DECODER_LAYOUTS:
@@ -113,11 +108,8 @@ def read_foreign_objective(
 def read_mae_decoder(
     layout: DecoderLayout, locations: TensorLocations, config_json: dict[str, Any], config: Any
 ) -> ObjectiveState:
-    """Read the decoder of MAE or VideoMAE for an encoder of this config.
-
-    Raises WeightsError for missing or unknown tensors, and for a VideoMAE decoder that predicts unnormalised pixels,
-    which it scales to 0 .. 1, unlike MAE.
-    """
+    """Read the decoder of MAE or VideoMAE for an encoder of this config. Raises WeightsError for missing or unknown
+    tensors, and for a VideoMAE decoder that predicts unnormalised pixels, which it scales to 0 .. 1, unlike MAE."""
     decoder_locations = {
         name: location
         for name, location in locations.items()

@@ -31,8 +31,7 @@ class PublishedWeights:
     for which positions were trained. `accuracy`: 0 to 1, on ImageNet's validation images unless `accuracy_note`
     specifies otherwise; None if not published. `digest`: `sha256:HEX` or `md5:HEX` of the file, or a prefix if only
     that is published; "" if none is, so only the size of the download is verified. `resize` and `share`: the authors'
-    position resize rule, and the size of their evaluation crop relative to the short side of the image, if the file
-    lacks them.
+    position resize rule, and their evaluation crop relative to the short side, if the file lacks them.
     """
 
     name: str
@@ -48,7 +47,7 @@ class PublishedWeights:
     share: float | None = None
 
     def get_config_fields(self) -> dict[str, Any]:
-        """Return config fields that the file lacks, by dotted path: the image size and the position resize rule."""
+        """Return config fields that the file lacks, by dotted path: image size and position resize rule."""
         if self.source.startswith("hf:") or self.model.startswith("BiT"):
             return {}  # set in config.json, or the model has no positions
         return {"image": (self.image_size, self.image_size)} | (
@@ -420,8 +419,7 @@ PUBLISHED_BY_NAME = {published.name: published for published in PUBLISHED_WEIGHT
 
 
 def find_published_weights(source: str | os.PathLike[str]) -> PublishedWeights | None:
-    """Return the published weights with the name `source`, in any case; None for an existing path or any other
-    source."""
+    """Return the published weights named `source`, in any case; None for an existing path or any other source."""
     published = PUBLISHED_BY_NAME.get(os.fspath(source).lower())
     return None if published is None or os.path.lexists(source) else published
 
@@ -438,14 +436,12 @@ def nearest_published_name(name: str) -> str:
 
 def select_published_weights(pattern: str) -> list[PublishedWeights]:
     """Return the published weights whose name, or whose model's name, matches a pattern with * and ?, in any case.
-
-    Raises UsageError if none matches.
-    """
+    Raises UsageError if none matches."""
     pattern = pattern.lower()
     matches = [
-        published
-        for published in PUBLISHED_WEIGHTS
-        if fnmatchcase(published.name, pattern) or fnmatchcase(published.model.lower(), pattern)
+        entry
+        for entry in PUBLISHED_WEIGHTS
+        if fnmatchcase(entry.name, pattern) or fnmatchcase(entry.model.lower(), pattern)
     ]
     if not matches:
         nearest = nearest_published_name(pattern)

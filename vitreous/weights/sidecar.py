@@ -68,10 +68,8 @@ MODEL_TYPE_TITLES = {
 
 def check_model_type(config: dict[str, Any], title: str = "") -> None:
     """Raise WeightsError for a transformers config.json with an unsupported `model_type`, or one that does not match
-    the detected format `title`.
-
-    Other models have the same tensor names but another computation, so tensors alone do not identify a model.
-    """
+    the detected format `title`. Other models have the same tensor names but another computation, so tensors alone do
+    not identify a model."""
     family = config.get("model_type")
     # timm and open_clip have other model types
     if family is None or "architecture" in config or "model_cfg" in config:
@@ -166,11 +164,9 @@ def parse_video_config(config: dict[str, Any], settings: dict[str, Any]) -> dict
 
 
 def parse_window_from_name(name: str) -> dict[str, Any]:
-    """Parse the attention windows of a Swin V2 from its published file name; {} if it has none.
-
-    In `..._window12to24_...`, windows have 24 tokens, and the positions of the four stages were trained with windows of
-    12.
-    """
+    """Parse the attention windows of a Swin V2 from its published file name; {} if it has none. In
+    `..._window12to24_...`, windows have 24 tokens, and the positions of the four stages were trained with windows of
+    12."""
     match = re.search(r"window(?:(\d{1,3})to)?(\d{1,3})(?!\d)", name)
     if match is None or not int(match[2]):
         return {}
@@ -263,10 +259,7 @@ def load_preprocessing(
     weights_format: WeightsFormat, config: ModelConfig, folder: Path | None, settings: dict[str, Any]
 ) -> Preprocess:
     """Load the preprocessing from preprocessor_config.json or timm's config.json, else use the default of the format's
-    authors.
-
-    Raises WeightsError for invalid values.
-    """
+    authors. Raises WeightsError for invalid values."""
     processor = read_json_object(folder / "preprocessor_config.json") if folder else {}
     try:
         return parse_preprocessing(weights_format, config, processor, settings)

@@ -35,10 +35,8 @@ NAME_PLACEHOLDERS = {"i": r"\d+", "s": r"\d+", "j": r"\d+", "x": "weight|bias", 
 
 @dataclass(frozen=True)
 class TensorTransform:
-    """Convert a group of their tensors to ours (`into`) and back (`to_foreign`).
-
-    Both functions take the tensors, in the order of the rule's names, and the config.
-    """
+    """Convert a group of their tensors to ours (`into`) and back (`to_foreign`). Both functions take the tensors, in
+    the order of the rule's names, and the config."""
 
     into: Callable[[list[Tensor], Any], list[Tensor]]
     to_foreign: Callable[[list[Tensor], Any], list[Tensor]]
@@ -49,10 +47,8 @@ COPY_TRANSFORM = TensorTransform(lambda theirs, c: theirs, lambda ours, c: ours)
 
 @dataclass(frozen=True)
 class RenameRule:
-    """Our names of a group of tensors, their names, and the transform between them.
-
-    `theirs` may be a function of the config. Names that a model lacks are skipped.
-    """
+    """Our names of a group of tensors, their names, and the transform between them. `theirs` may be a function of the
+    config. Names that a model lacks are skipped."""
 
     ours: tuple[str, ...]
     theirs: Names
@@ -238,10 +234,8 @@ def build_block_rules(
 
 
 def count_blocks(shapes: Shapes, template: str) -> int:
-    """Count the blocks: the numbers that replace {i} of a name template in the tensor names.
-
-    Raises ValueError unless they are 0, 1, ... without gaps.
-    """
+    """Count the blocks: the numbers that replace {i} of a name template in the tensor names. Raises ValueError unless
+    they are 0, 1, ... without gaps."""
     indices = {
         int(match["i"])
         for name in shapes
@@ -358,10 +352,8 @@ BARE_TOKEN = TensorTransform(transform_each(lambda t: t[None]), transform_each(l
 
 def build_position_transform(lead: tuple[int, ...] | None) -> TensorTransform:
     """Build the transform from joint positions of prefix tokens and patches to the tensors `slots` and
-    `position.table`.
-
-    The joint positions are (*lead, S + N, D) or, if `lead` is None, (1, *grid, D) without prefix tokens.
-    """
+    `position.table`. The joint positions are (*lead, S + N, D) or, if `lead` is None, (1, *grid, D) without prefix
+    tokens."""
 
     def to_native(theirs: list[Tensor], config: ViTConfig) -> list[Tensor]:
         """Split joint positions into those of prefix tokens (S, D), if any, and the table (*grid, D)."""

@@ -70,9 +70,7 @@ def explain_unwritable(name: str, config: ModelConfig) -> str:
 
 def find_blocking_options(name: str, config: ModelConfig) -> list[str]:
     """Find the fewest model options that prevent a format, as spelled for `train`; empty if no change of options helps.
-
-    Options are reset to those of a plain ViT one by one, and those that the format supports are restored.
-    """
+    Options are reset to those of a plain ViT one by one, and those that the format supports are restored."""
     if not set(PLAIN_VIT_FIELDS) <= set(config.option_paths()):
         return []
     config = cast(ViTConfig, config)

@@ -228,11 +228,8 @@ BIG_VISION = build_google_format(
 
 def infer_fixed_position_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     """Infer the config of a big_vision ViT whose file has no positions: they are fixed, `posemb_sincos_2d` of
-    big_vision/models/vit.py.
-
-    Its image size is 224 pixels, or the nearest multiple of the patch size, unless set. Raises ValueError for a width
-    that such positions do not support.
-    """
+    big_vision/models/vit.py. Its image size is 224 pixels, or the nearest multiple of the patch size, unless set.
+    Raises ValueError for a width that such positions do not support."""
     *cell, _, width = shapes["embedding/kernel"]
     if width % 4 or width < 8:
         raise ValueError(
@@ -341,10 +338,7 @@ GROUP_NORM = re.compile(r"(.*/)?(gn(\d|_root|_proj)|norm-pre-head)/(scale|bias)"
 
 def unstack_scanned_blocks(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
     """Return names and shapes of the blocks in a tensor of big_vision's scanned layers, (L, ...) under `encoderblock`;
-    other tensors are returned unchanged.
-
-    Group norms lose their singleton axes.
-    """
+    other tensors are returned unchanged. Group norms lose their singleton axes."""
     prefix, scanned, suffix = name.partition("Transformer/encoderblock/")
     if scanned and shape and shape[0] <= MAX_BLOCKS:
         return [(f"{prefix}Transformer/encoderblock_{i}/{suffix}", shape[1:]) for i in range(shape[0])]

@@ -69,11 +69,8 @@ def infer_position_grid(
     tokens: int, slots: tuple[int, ...], image: tuple[int, ...] | None, patch: tuple[int, ...]
 ) -> tuple[tuple[int, ...], int]:
     """Infer the patch grid of `tokens` positions, and the number of prefix tokens among them: the first of `slots` that
-    fits.
-
-    `image`: image size in pixels if known; else the grid is square. Raises WeightsError if none fits, ValueError if
-    image and patch have different numbers of axes.
-    """
+    fits. `image`: image size in pixels if known; else the grid is square. Raises WeightsError if none fits, ValueError
+    if image and patch have different numbers of axes."""
     if image is not None and len(image) != len(patch):
         raise ValueError(f"its patches have {len(patch)} axes, but the image size has {len(image)}")
     for count in slots:
@@ -99,10 +96,7 @@ def infer_bit_config(
     root: tuple[int, ...], blocks: tuple[int, ...], classes: int, numerics: NumericsName, settings: dict[str, Any]
 ) -> BiTConfig:
     """Build the config of a BiT; `root` has the output and input channels of the first convolution. The image size is
-    224 unless set.
-
-    Raises ValueError if `root` is not two numbers.
-    """
+    224 unless set. Raises ValueError if `root` is not two numbers."""
     width, channels = root
     factor = width // 64 if width % 64 == 0 else 1
     return BiTConfig(

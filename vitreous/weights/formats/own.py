@@ -66,11 +66,8 @@ def check_state_dict_options(shapes: Shapes) -> None:
 
 
 def infer_native_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
-    """Infer the config of a ViT from the shapes of its state dict.
-
-    `settings` may contain other fields: image size (pixels), heads, GELU, positions. Raises ValueError if the patch
-    size or the type of positions is undetermined.
-    """
+    """Infer the config of a ViT from the shapes of its state dict. `settings` may contain other fields: image size
+    (pixels), heads, GELU, positions. Raises ValueError if the patch size or the type of positions is undetermined."""
     check_state_dict_options(shapes)
     width, inputs = shapes["projection.weight"]
     stem = infer_native_stem(shapes)
@@ -141,10 +138,8 @@ def infer_channels_and_cell(
     settings: dict[str, Any],
 ) -> tuple[int, tuple[int, ...]]:
     """Infer the image channels, and the size of a token's input, in pixels or in positions of the stem's output.
-
     `inputs`: input features of the patch projection, channels times positions. Raises ValueError if they do not
-    determine both.
-    """
+    determine both."""
     axes = len(grid) if grid else 2
     if stem:
         first_conv = "stem.root.conv.weight" if isinstance(stem, StemConfig) else "stem.stages.0.conv.weight"

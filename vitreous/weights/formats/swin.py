@@ -103,11 +103,8 @@ class SwinLayout:
 
     def infer_config(self, shapes: Shapes, settings: dict[str, Any], pad: str = "zeros") -> SwinConfig:
         """Infer the config from the shapes; `settings` may contain other fields: image (pixels), gelu, eps, resize,
-        pad.
-
-        `pad`: how the format's code pads grids, see the table above. Raises ValueError if the shapes are not those of a
-        Swin.
-        """
+        pad. `pad`: how the format's code pads grids, see the table above. Raises ValueError if the shapes are not those
+        of a Swin."""
         tables = [shapes[f"{self.stage(stage)}.0.{self.bias}"] for stage in range(len(self.count_stage_blocks(shapes)))]
         window_sizes = [tuple((length + 1) // 2 for length in infer_offset_counts(shape)) for shape in tables]
         qkv_name = f"{self.stage(0)}.0.{self.module_names['attention.part.part.qkv'].split()[0]}"
@@ -154,11 +151,8 @@ def build_windowed_config(
     fields: dict[str, Any], window_sizes: list[tuple[int, ...]], settings: dict[str, Any]
 ) -> SwinConfig:
     """Build the config from these fields and the window size of each stage; `settings` as for
-    `WeightsFormat.configure`.
-
-    The largest window is that of the model; a smaller one is limited by the grid of its stage. Raises ValueError if the
-    windows do not match the image size.
-    """
+    `WeightsFormat.configure`. The largest window is that of the model; a smaller one is limited by the grid of its
+    stage. Raises ValueError if the windows do not match the image size."""
     overrides = {
         name: settings[name]
         for name in ("mlp.gelu", "norm.eps", "positions.resize", "attention.pad")
@@ -181,10 +175,7 @@ def build_windowed_config(
 
 def infer_offset_counts(shape: tuple[int, ...]) -> tuple[int, int]:
     """Return the number of relative offsets along each axis of a table, (offsets, h) of a square window or (2 m - 1, 2
-    n - 1, h).
-
-    Raises ValueError if the offsets of a square window are not the square of an odd number.
-    """
+    n - 1, h). Raises ValueError if the offsets of a square window are not the square of an odd number."""
     if len(shape) == 3:
         return shape[0], shape[1]
     side = math.isqrt(shape[0])
@@ -397,11 +388,8 @@ NATIVE_LAYOUT = SwinLayout(
 def infer_native_swin_config(
     shapes: Shapes, settings: dict[str, Any], layout: SwinLayout = NATIVE_LAYOUT
 ) -> SwinConfig:
-    """Infer the config of a Swin from the shapes of its state dict, with projection (D, C p q).
-
-    Patches are square with 3, 1 or 4 channels unless the image size determines otherwise. Raises ValueError if no such
-    patch fits.
-    """
+    """Infer the config of a Swin from the shapes of its state dict, with projection (D, C p q). Patches are square with
+    3, 1 or 4 channels unless the image size determines otherwise. Raises ValueError if no such patch fits."""
     width, inputs = shapes["projection.weight"]
     for channels in (3, 1, 4):
         side = math.isqrt(inputs // channels)

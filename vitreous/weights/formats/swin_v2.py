@@ -49,11 +49,8 @@ DEFAULT_WINDOW = 8  # window size of published models whose names have none
 @dataclass(frozen=True)
 class SwinV2Layout(SwinLayout):
     """Tensor names of a Swin V2 in a format: those of `SwinLayout`, where `bias` is the network that computes position
-    biases.
-
-    `scale`: the factor of cosine attention. `qkv`: one layer of queries, keys and values, or three. `biases`: of
-    queries and values, or of all three in one tensor. `coordinates`: the buffer of relative coordinates.
-    """
+    biases. `scale`: the factor of cosine attention. `qkv`: one layer of queries, keys and values, or three. `biases`:
+    of queries and values, or of all three in one tensor. `coordinates`: the buffer of relative coordinates."""
 
     scale: str = "attn.logit_scale"
     qkv: str = "attn.qkv"
@@ -78,10 +75,8 @@ class SwinV2Layout(SwinLayout):
         ]
 
     def infer_config(self, shapes: Shapes, settings: dict[str, Any], pad: str = "zeros") -> SwinConfig:
-        """Infer the config from the shapes; `settings` may also contain window and pretrained_window.
-
-        Raises ValueError if the shapes are not those of a Swin.
-        """
+        """Infer the config from the shapes; `settings` may also contain window and pretrained_window. Raises ValueError
+        if the shapes are not those of a Swin."""
         blocks = self.count_stage_blocks(shapes)
         first_blocks = [f"{self.stage(stage)}.0" for stage in range(len(blocks))]
         fields = self.infer_fields(shapes) | {

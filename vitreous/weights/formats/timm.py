@@ -100,12 +100,9 @@ TIMM_VIT_RULES = (
 
 
 def infer_timm_vit_config(shapes: Shapes, settings: dict[str, Any], slots: tuple[int, ...] | None = None) -> ViTConfig:
-    """Infer the config of a timm ViT from its shapes.
-
-    `settings` may contain other fields of `ViTConfig`: image size (pixels), heads, GELU. `slots` are candidate numbers
-    of prefix tokens with positions, as in `infer_vit_config`. Raises ValueError if settings contradict the shapes,
-    WeightsError if positions fit no grid.
-    """
+    """Infer the config of a timm ViT from its shapes. `settings` may contain other fields of `ViTConfig`: image size
+    (pixels), heads, GELU. `slots` are candidate numbers of prefix tokens with positions, as in `infer_vit_config`.
+    Raises ValueError if settings contradict the shapes, WeightsError if positions fit no grid."""
     width, channels, *cell = shapes["patch_embed.proj.weight"]
     stem = infer_timm_stem(shapes)
     patch = tuple(p * (stem.reduction if stem else 1) for p in cell)
@@ -185,10 +182,7 @@ def infer_timm_bit_config(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig
 
 def is_timm_vit(config: ModelConfig) -> bool:
     """Return whether timm supports a ViT: learned positions for all prefix tokens or none, no relative positions or
-    windows, a head with a bias.
-
-    Its patch projection has a bias unless a norm follows it.
-    """
+    windows, a head with a bias. Its patch projection has a bias unless a norm follows it."""
     return (
         isinstance(config, ViTConfig)
         and len(config.image) == 2
@@ -233,11 +227,9 @@ TIMM = WeightsFormat(
 def build_original_format(
     title: str, rule: str, extra_signature: tuple[str, ...] = (), sections: tuple[str, ...] = (), ambiguity: str = ""
 ) -> WeightsFormat:
-    """Build a read-only format for original files with timm's names.
-
-    Files are identified by further tensor names or by the key of their state dict (`sections`). `ambiguity` describes
-    the assumed resize rule if this does not determine it.
-    """
+    """Build a read-only format for original files with timm's names. Files are identified by further tensor names or by
+    the key of their state dict (`sections`). `ambiguity` describes the assumed resize rule if this does not determine
+    it."""
     return replace(
         TIMM,
         title=title,

@@ -140,10 +140,8 @@ def to_hf_vit_json(config: ViTConfig) -> dict[str, Any]:
 
 
 def get_dinov2_mlp_ratio(config: ViTConfig) -> int:
-    """Return the integer `mlp_ratio` of DINOv2's config.json; 0 if no integer gives the MLP width of the model.
-
-    The gated MLP has two thirds of that width, rounded up to a multiple of 8.
-    """
+    """Return the integer `mlp_ratio` of DINOv2's config.json; 0 if no integer gives the MLP width of the model. The
+    gated MLP has two thirds of that width, rounded up to a multiple of 8."""
     for ratio in range(1, 17):
         hidden = config.width * ratio
         if config.mlp.hidden == ((int(hidden * 2 / 3) + 7) // 8 * 8 if config.mlp.kind == "swiglu" else hidden):
@@ -168,11 +166,8 @@ def to_hf_common_json(config: ViTConfig) -> dict[str, Any]:
 
 
 def has_vit_tensor_names(config: Any) -> bool:
-    """Return whether a model has only tensors that transformers' ViT or ViViT names.
-
-    It is a ViT, or a ViViT with joint attention, with learned positions, any pooling, and no other option that changes
-    the names.
-    """
+    """Return whether a model has only tensors that transformers' ViT or ViViT names. It is a ViT, or a ViViT with joint
+    attention, with learned positions, any pooling, and no other option that changes the names."""
     return (
         isinstance(config, ViTConfig)
         and (

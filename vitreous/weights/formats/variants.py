@@ -83,9 +83,7 @@ def require_unpublished_tensors(
     fields: dict[str, Any], variants: tuple[PublishedVariant, ...] = TIMM_VARIANTS
 ) -> dict[str, Any]:
     """Return the fields with `OPTIONAL_TENSOR_FIELDS` set to "with tensors", except where a published model lacks them.
-
-    Files without these tensors are then rejected, and the tensors are listed as missing.
-    """
+    Files without these tensors are then rejected, and the tensors are listed as missing."""
     completed = dict(fields)
     for name, (missing, present) in OPTIONAL_TENSOR_FIELDS.items():
         if (
@@ -100,10 +98,8 @@ def require_unpublished_tensors(
 def describe_inferred_fields(
     config: ModelConfig, known_fields: Container[str], variants: tuple[PublishedVariant, ...] = ()
 ) -> list[str]:
-    """Describe settings that were inferred from missing tensors, and an assumed number of heads.
-
-    `known_fields`: config fields that are set elsewhere, so that nothing was inferred.
-    """
+    """Describe settings that were inferred from missing tensors, and an assumed number of heads. `known_fields`: config
+    fields that are set elsewhere, so that nothing was inferred."""
     if not isinstance(config, ViTConfig):
         return []
     notes: dict[str, str] = {}

@@ -72,10 +72,8 @@ HF_VIDEOMAE_RULES = (
 def infer_videomae_config(
     shapes: Shapes, settings: dict[str, Any], names: dict[str, str], fields: dict[str, Any]
 ) -> ViTConfig:
-    """Infer the config of a VideoMAE; `names` are the tensor names that differ between formats.
-
-    Raises ValueError for a head combined with a norm of each token, because such a head uses the first patch.
-    """
+    """Infer the config of a VideoMAE; `names` are the tensor names that differ between formats. Raises ValueError for a
+    head combined with a norm of each token, because such a head uses the first patch."""
     width, channels, *patch = shapes[names["projection"]]
     image = infer_clip_size(settings, DEFAULT_FRAMES)
     pooled, normed = "fc_norm.weight" in shapes, names["norm"] in shapes

@@ -137,12 +137,9 @@ DETECTOR_RULES = (
 
 
 def infer_detector_config(shapes: Shapes, settings: dict[str, Any]) -> DetectorConfig:
-    """Infer the config of a detector from the shapes.
-
-    `settings` may contain `agnostic` (one box for all classes), which shapes do not determine for a single class,
-    prediction settings from the file's metadata, and the tensors in `facts`. Raises ValueError for unsupported pixel
-    statistics, and as `infer_vitdet_config` does.
-    """
+    """Infer the config of a detector from the shapes. `settings` may contain `agnostic` (one box for all classes),
+    which shapes do not determine for a single class, prediction settings from the file's metadata, and the tensors in
+    `facts`. Raises ValueError for unsupported pixel statistics, and as `infer_vitdet_config` does."""
     check_pixel_statistics(settings.get("facts", {}))
     backbone_shapes = {
         name.removeprefix(BACKBONE_PREFIX): shape for name, shape in shapes.items() if name.startswith(BACKBONE_PREFIX)
@@ -201,10 +198,7 @@ def is_vitdet_detector(config: ModelConfig) -> bool:
 
 def zero_background_deltas(state: Tensors) -> Tensors:
     """Return a detector's state with zeros in the background rows of the box corrections, the first four of (4 (1 + K),
-    ...).
-
-    They are unused, and detectron2 does not have them.
-    """
+    ...). They are unused, and detectron2 does not have them."""
     changed = dict(state)
     for suffix in ("weight", "bias"):
         if (deltas := changed.get(f"{BOX_DELTAS}.{suffix}")) is not None and len(deltas) > 4:
