@@ -59,18 +59,20 @@ Pixels = np.ndarray | list[np.ndarray]
 
 class Engine(Protocol):
     """Computes a model's outputs from the weights of a run (`ModelEngine`) or an exported file (`inference.exported`).
-    Pixels are uint8 arrays of `Preprocess.to_array`. Outputs are bit-identical regardless of batch composition."""
+
+    Pixels are stacked arrays of `Preprocess.to_array`. Outputs are bit-identical regardless of batch composition.
+    """
 
     name: str  # name of the library
     precision: str  # compute precision: `fp32`, `bf16` or `int8`
 
     def logits(self, pixels: Any) -> np.ndarray:
-        """Compute (B, K) float32 logits of (B, C, *image) uint8 pixels."""
+        """Compute (B, K) float32 logits of (B, C, *image) pixels."""
         ...
 
     def features(self, pixels: Any) -> np.ndarray:
-        """Compute (B, D) float32 features, the head's input, of (B, C, *image) uint8 pixels. Raises UsageError for a
-        model without features."""
+        """Compute (B, D) float32 features, the head's input, of (B, C, *image) pixels. Raises UsageError for a model
+        without features."""
         ...
 
     def objects(self, pixels: np.ndarray) -> Outputs:
