@@ -151,8 +151,8 @@ def test_file_names_are_derived_from_classes():
         (["--steps", "0"], "--steps 0 cannot be"),
         (["--steps", "1001"], "--steps 1001 cannot be"),
         (["--sampler", "ddim"], "--sampler ddim does not support models with a flow process"),
-        (["--inpaint", "x.png"], "belong together"),
-        (["--to-seed", "3"], "--to-seed goes"),
+        (["--inpaint", "x.png"], "must be set together"),
+        (["--to-seed", "3"], "--to-seed 3 needs at least 2 images"),
         (["--interval", "0.9", "0.1"], "--interval"),
         (["--guidance", "-2"], "--guidance"),
     ],
@@ -228,7 +228,7 @@ def test_latents_are_decoded_by_the_autoencoder(tmp_path):
     assert got.shape == (16, 16, 3) and np.abs(got - want.numpy()).max() <= 1
     save_autoencoder(tmp_path / "three", latent_channels=3)
     for place, problem in (
-        ("three", "three has 3 latent channels, the model needs 4"),
+        ("three", "three has 3 latent channels, but the model needs 4"),
         ("model", "not an autoencoder folder"),
     ):
         with pytest.raises((UsageError, WeightsError), match=problem):

@@ -98,7 +98,7 @@ def test_a_folder_without_a_bundle_is_refused(tmp_path):
 
 
 def test_weights_of_another_architecture_are_listed(bundle, tmp_path):
-    with pytest.raises(WeightsError, match=r"encoder.blocks.0.mlp.part.fc1.bias is \(128,\), not \(64,\)"):
+    with pytest.raises(WeightsError, match=r"encoder.blocks.0.mlp.part.fc1.bias has shape \(128,\), not \(64,\)"):
         load_pretrained_weights(
             create_untrained_model("ViT-mu/8", 16, 3, registers=1, mlp={"hidden": 64}), tmp_path / "model"
         )

@@ -76,7 +76,7 @@ def test_weights_of_timm_are_loaded(tmp_path):
         ({"name": "ViT-B/16", "weights": True}, "is ViT-32x2/8, not ViT-B/16"),
         ({"weights": True, "width": 64}, "width is defined by the weights"),
         ({"weights": True, "regularization": {"drop_paht": 0.1}}, "did you mean regularization.drop_path"),
-        ({"weights": True, "drop_path": 0.1}, "with weights there are regularization.dropout"),
+        ({"weights": True, "drop_path": 0.1}, "with weights, change only regularization.dropout"),
         ({"name": "ViT-B/16", "drop_path": 0.1}, "use regularization="),
         ({"name": "ViT-B/16", "attention": {"windw": 7}}, "attention.windw"),
         ({"weights": True, "image_size": 33}, "not divisible by patch size 8"),

@@ -97,7 +97,7 @@ def test_blocks_with_separate_embeddings_are_rejected(tmp_path):
     name = "transformer_blocks.1.norm1.emb.timestep_embedder.linear_1.weight"
     tensors[name] = tensors[name] + 1
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(WeightsError, match="a DiT shares one across blocks"):
+    with pytest.raises(WeightsError, match="blocks of a DiT share one"):
         open_weights(tmp_path / "model.safetensors").read_state()
 
 
@@ -119,4 +119,4 @@ def test_class_embeddings_are_reordered_or_reset(tmp_path):
     fewer = DiT(replace(CONFIG, classes=2))
     before = fewer.classes.weight.clone()
     adoption = load_pretrained_weights(fewer, weights, ("x", "y"))
-    assert torch.equal(fewer.classes.weight, before) and "classes are new" in adoption.text()
+    assert torch.equal(fewer.classes.weight, before) and "the class embedding is new" in adoption.text()

@@ -312,10 +312,10 @@ def test_redirects_and_responses_without_a_length_are_downloaded(web_address, na
         ("a.npz", f"has SHA-256 {CONTENT_HASH}, not {'0' * 64}"),
         ("cut.npz", "ended after 1,000 of 1,280,000 bytes"),
         ("vast.npz", "serves 1,125,899,906,842,624 bytes, more than"),
-        ("gone.npz", "answers 404"),
+        ("gone.npz", "returned HTTP status 404"),
         ("plain", "http://example.invalid/a is not https"),
         ("file", "'file:///etc/passwd' is not allowed"),
-        ("round", "answers 302"),
+        ("round", "returned HTTP status 302"),
         ("garbage", "could not be downloaded"),
     ],
 )

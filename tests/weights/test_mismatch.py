@@ -67,16 +67,16 @@ TENSOR_CHANGES = {
         lambda s: s.update({"blocks.0.attn.q_norm.weight": torch.ones(64)}),
         ["unknown blocks.0.attn.q_norm.weight"],
     ),
-    "wrong shape": (lambda s: s.update({"norm.weight": torch.ones(63)}), ["norm.weight is (63,), not (64,)"]),
+    "wrong shape": (lambda s: s.update({"norm.weight": torch.ones(63)}), ["norm.weight has shape (63,), not (64,)"]),
     "transposed": (
         lambda s: s.update({"blocks.1.mlp.fc1.weight": s["blocks.1.mlp.fc1.weight"].T}),
-        ["blocks.1.mlp.fc1.weight is (64, 96), not (96, 64)"],
+        ["blocks.1.mlp.fc1.weight has shape (64, 96), not (96, 64)"],
     ),
     "one axis too few": (
         lambda s: s.update({"cls_token": s["cls_token"][0]}),
-        ["cls_token is (1, 64), not (1, 1, 64)"],
+        ["cls_token has shape (1, 64), not (1, 1, 64)"],
     ),
-    "no axis": (lambda s: s.update({"norm.weight": torch.tensor(1.0)}), ["norm.weight is (), not (64,)"]),
+    "no axis": (lambda s: s.update({"norm.weight": torch.tensor(1.0)}), ["norm.weight has shape (), not (64,)"]),
     "integers": (
         lambda s: s.update({"norm.weight": torch.ones(64, dtype=torch.int8)}),
         ["norm.weight has dtype int8, not floating-point numbers"],
@@ -87,13 +87,13 @@ TENSOR_CHANGES = {
     ),
     "several": (
         lambda s: (s.pop("norm.bias"), s.update({"norm.weight": torch.ones(1), "extra": torch.ones(1)})),
-        ["missing norm.bias", "norm.weight is (1,), not (64,)", "unknown extra"],
+        ["missing norm.bias", "norm.weight has shape (1,), not (64,)", "unknown extra"],
     ),
     "head of other width": (
         lambda s: s.update({"head.weight": torch.ones(5, 63)}),
-        ["head.weight is (5, 63), not (5, 64)"],
+        ["head.weight has shape (5, 63), not (5, 64)"],
     ),
-    "head without bias": (lambda s: s.update({"head.bias": torch.ones(6)}), ["head.bias is (6,), not (5,)"]),
+    "head without bias": (lambda s: s.update({"head.bias": torch.ones(6)}), ["head.bias has shape (6,), not (5,)"]),
     "a gap between blocks": (
         lambda s: [
             s.update({k.replace("blocks.1.", "blocks.2."): s.pop(k)}) for k in list(s) if k.startswith("blocks.1.")
@@ -199,7 +199,7 @@ def test_positions_of_another_grid_are_rejected(tmp_path):
     assert "21 positions form no grid of that image of patches" in get_error_message(path, {"image": (64, 64)})
     assert open_weights(path, {"image": (32, 40)}).config.grid == (4, 5)
     state["pos_embed"] = torch.ones(2, 17, 64)
-    assert list_differences(save_tensors(tmp_path, state)) == ["pos_embed is (2, 17, 64), not (1, 17, 64)"]
+    assert list_differences(save_tensors(tmp_path, state)) == ["pos_embed has shape (2, 17, 64), not (1, 17, 64)"]
 
 
 def test_duplicate_names_are_rejected(tmp_path):
@@ -282,7 +282,7 @@ CONFIG_CLAIMS = {
     "another image": ({"image_size": 64}, "17 positions form no grid of that image"),
     "heads that do not divide": ({"num_attention_heads": 5}, "not divisible by 5 heads"),
     "no heads": ({"num_attention_heads": 0}, "at least 1"),
-    "heads in words": ({"num_attention_heads": "twelve"}, "num_attention_heads twelve, which is no integer"),
+    "heads in words": ({"num_attention_heads": "twelve"}, "num_attention_heads twelve, which is not an integer"),
     "heads as a list": ({"num_attention_heads": [1]}, "no integer"),
     "heads as truth": ({"num_attention_heads": True}, "no integer"),
     "an image of words": ({"image_size": {"height": 32}}, "no integer"),

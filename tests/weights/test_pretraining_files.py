@@ -154,7 +154,7 @@ def test_dinov2_teacher_files_are_written(tmp_path):
 
 def test_missing_or_mismatched_objective_modules_are_rejected(mae_files, tmp_path):
     home, _, _ = mae_files
-    with pytest.raises(UsageError, match=r"needs the modules of dino, but .* has those of mae") as caught:
+    with pytest.raises(UsageError, match=r"needs the training state of dino, but .* has that of mae") as caught:
         convert(home / "bundle", tmp_path / "x", "dino")
     assert caught.value.hint == "use mae or huggingface-mae"
     told: list[str] = []

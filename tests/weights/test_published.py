@@ -175,10 +175,10 @@ def test_downloads_succeed_after_retries(server_url, tmp_path, kind):
 @pytest.mark.parametrize(
     "kind,message,hint,requests",
     [
-        ("404", "answers 404", "check the address", 1),
-        ("403", "answers 403", "download the file yourself", 1),
-        ("429", "answers 429", "VITREOUS_MIRROR", module.MAX_FAILED_ATTEMPTS),
-        ("500", "answers 500", "try again", module.MAX_FAILED_ATTEMPTS),
+        ("404", "returned HTTP status 404", "check the address", 1),
+        ("403", "returned HTTP status 403", "download the file yourself", 1),
+        ("429", "returned HTTP status 429", "VITREOUS_MIRROR", module.MAX_FAILED_ATTEMPTS),
+        ("500", "returned HTTP status 500", "try again", module.MAX_FAILED_ATTEMPTS),
         ("page", "serves a web page, not a file", "require a login", 1),
         ("says-less", "has SHA-256", "trust the change", 1),
         ("wrong-part", "serves another byte range than requested", "try again", None),

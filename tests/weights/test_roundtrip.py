@@ -214,7 +214,7 @@ def test_each_model_has_exactly_these_formats(name):
     for form in {form.name for form in FOREIGN_FORMATS} - expected:
         with pytest.raises(UsageError, match=f"{form} cannot represent"):
             get_writable_format(form, config)
-    with pytest.raises(UsageError, match="gguf is not a format"):
+    with pytest.raises(UsageError, match="gguf is not a weights format"):
         get_writable_format("gguf", config)
 
 

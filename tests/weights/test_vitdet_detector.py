@@ -271,7 +271,7 @@ def test_missing_and_unknown_tensors_are_listed(tmp_path):
         open_weights(save_tensors(state, tmp_path))
     for line in (
         "missing roi_heads.box_predictor.cls_score.bias", "missing backbone.simfp_3.1.norm.weight",
-        "unknown roi_heads.box_head.fc2.weight", "rpn_head.anchor_deltas.bias is (8,), not (12,)",
+        "unknown roi_heads.box_head.fc2.weight", "rpn_head.anchor_deltas.bias has shape (8,), not (12,)",
     ):  # fmt: skip
         assert line in caught.value.message
     del state[f"{ROI_PREFIX}.box_predictor.cls_score.weight"]
