@@ -1,4 +1,4 @@
-"""Diffusion with vitreous: a training step of DiT, and sampling."""
+"""Benchmark steps of vitreous for diffusion: training a DiT, and sampling from it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from vitreous.objectives.diffusion import DiffusionConfig
 from vitreous.system.machine import DTYPES, configure_process, pick_precision
 from vitreous.training.run import OptimizerConfig
 
-DIT_OPTIMIZER = OptimizerConfig(lr=1e-4, weight_decay=0.0, clip=None)  # as published
-SAMPLING_STEPS, GUIDANCE_SCALE = 10, 1.5  # per image; each step has a conditional and an unconditional output
+DIT_OPTIMIZER = OptimizerConfig(lr=1e-4, weight_decay=0.0, clip=None)  # published for DiT (arXiv:2212.09748)
+SAMPLING_STEPS, GUIDANCE_SCALE = 10, 1.5  # each step computes a conditional and an unconditional output
 
 
 def configure_generator(work: Workload) -> Any:
-    """Return the config of the workload's model, with learned variance as published."""
+    """Return the config of the workload's DiT. Its output includes variances, as published."""
     return config_from_name(work.model, work.image_size)
 
 
 def build_random_dit(work: Workload) -> Any:
-    """Build a DiT with random weights. In a newly initialised DiT, most gradients are 0."""
+    """Build the workload's DiT with normally distributed weights (std 0.02). In a newly initialised DiT, most gradients
+    would be 0."""
     torch.manual_seed(0)
     model = DiT(configure_generator(work))
     for parameter in model.parameters():
@@ -40,7 +41,8 @@ def build_random_dit(work: Workload) -> Any:
 def build_dit_train_step(
     work: Workload, precision: str = "auto", compiled: bool | None = None, graphs: bool = True
 ) -> BenchmarkStep:
-    """Build a training step: noise, forward, backward, AdamW."""
+    """Build a DiT training step on one batch of random images: noise, forward, backward, AdamW. `compiled` and `graphs`
+    are those of `make_objective_step`."""
     configure_process()
     dtype, config = DTYPES[pick_precision(precision, work.device)], configure_generator(work)
     classes = tuple(map(str, range(config.classes)))
@@ -54,7 +56,7 @@ def build_dit_train_step(
 
 
 def build_dit_sampling_step(work: Workload, precision: str = "auto") -> BenchmarkStep:
-    """Build a sampling step: DDIM with `SAMPLING_STEPS` steps and guidance, from noise to pixels."""
+    """Build a sampling step, from noise to pixels: DDIM with `SAMPLING_STEPS` steps and classifier-free guidance."""
     config = configure_generator(work)
     half_moments = (0.5,) * config.channels
     preprocess = ImagePreprocess(config.image, config.channels, half_moments, half_moments)

@@ -1,4 +1,4 @@
-"""Benchmark steps of vitreous, as run by its commands."""
+"""Benchmark steps that run vitreous as its commands do."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ NUM_CLASSES = 1000
 
 
 def build_random_classifier(work: Workload) -> tuple[Model, Preprocess]:
-    """Return a model with random weights whose outputs differ, and its preprocessing."""
+    """Build the workload's classifier of `NUM_CLASSES` classes and its preprocessing. The weights of the head are
+    random, too: a head that is initialised to 0 would return equal logits."""
     torch.manual_seed(0)
     model = create_untrained_model(work.model, work.image_size, NUM_CLASSES)
     nn.init.normal_(model.head.weight, std=0.02)
@@ -52,7 +53,7 @@ def build_random_classifier(work: Workload) -> tuple[Model, Preprocess]:
 
 
 def make_noise_images(work: Workload, count: int, seed: int) -> Tensor:
-    """Return (count, 3, image size, image size) uint8 noise."""
+    """Return (count, 3, H, W) uint8 noise of the workload's image size."""
     size = (count, 3, work.image_size, work.image_size)
     return torch.randint(0, 256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
@@ -65,8 +66,8 @@ def compute_engine_logits(engine: ModelEngine, pixels: np.ndarray) -> np.ndarray
 def build_inference_step(
     work: Workload, precision: Precision = "auto", engine: Literal["auto", "torch", "compiled", "openvino"] = "auto"
 ) -> BenchmarkStep:
-    """Build an inference step, bytes to logits. With both options `auto`, it uses the engine that a server would choose
-    for this batch size. int8 is calibrated on other images."""
+    """Build an inference step, uint8 pixels to logits. If `precision` and `engine` are both `auto`, it uses the engine
+    that `vitreous serve` would choose for this batch size. int8 is calibrated on other noise images."""
     pixels = make_noise_images(work, work.batch_size, 0)
     if engine == "auto" and precision == "auto":
         from vitreous.inference.engine_choice import choose_engine
@@ -102,8 +103,8 @@ def build_train_step(
     compiled: bool | None = None,
     graphs: bool = True,
 ) -> BenchmarkStep:
-    """Build a training step: forward, backward, clipping, AdamW; on a GPU with `compiled` blocks and CUDA graphs, as in
-    `build_train_step`."""
+    """Build a training step: forward, backward, clipping, AdamW. On a GPU, it uses compiled blocks and CUDA graphs, as
+    `vitreous train` does; `compiled` and `graphs` override this."""
     configure_process()
     torch.manual_seed(0)
     dtype, device = DTYPES[pick_precision(precision, work.device)], torch.device(work.device)
@@ -126,8 +127,8 @@ def build_train_step(
 def make_batch_step(
     flat_parameters: FlatParameters, compute: Shards, optimizers: FlatOptimizer, batch: dict[str, Tensor], images: int
 ) -> BenchmarkStep:
-    """Return training steps on one batch (B, ...) of `images` images: forward, backward, clipping,
-    optimiser, working copy."""
+    """Return a step that trains on the same batch (B, ...) of `images` images: forward, backward, clipping, optimiser
+    update, and update of the working copy of the weights."""
 
     def run_step() -> float:
         flat_parameters.zero_grad()
@@ -142,7 +143,7 @@ def make_batch_step(
 
 
 def build_predict_step(work: Workload, precision: Precision = "auto", exact: bool = False) -> BenchmarkStep:
-    """Build a prediction step: files to classes and probabilities, with a loaded model."""
+    """Build a prediction step, image files to classes and probabilities. Loading the model is not measured."""
     files, (model, preprocess) = list_images(Path(work.images or ".")), build_random_classifier(work)
     with tempfile.TemporaryDirectory() as scratch:
         Bundle(model, Classification(tuple(map(str, range(NUM_CLASSES)))), preprocess).save(Path(scratch) / "model")
@@ -159,7 +160,7 @@ def build_loader_step(
 ) -> BenchmarkStep:
     """Build a loading step: photographs to augmented batches (random resized crop, flip), with one process per core.
 
-    `form`: from a pack of the photographs, made beforehand.
+    If `form` is set, the photographs are first packed by `vitreous data pack --to FORM`, which is not measured.
     """
     configure_process()
     split, scratch = open_photographs(work, form)
@@ -176,7 +177,8 @@ def build_loader_step(
 
 
 def open_photographs(work: Workload, form: Literal["tar", "uint8"] | None) -> tuple[Split, object]:
-    """Return the photographs of a race, as files or packed, and what must live as long."""
+    """Open the workload's photographs as a split of files or, if `form` is set, of a temporary pack. Also return the
+    pack's temporary folder (None for files), which the caller must keep alive as long as the split."""
     files = list_images(Path(work.images or "."))
     split = FileSplit(files, np.zeros(len(files), dtype=np.int64))
     if form is None:
@@ -204,7 +206,7 @@ def open_photographs(work: Workload, form: Literal["tar", "uint8"] | None) -> tu
 
 
 def build_decode_step(work: Workload) -> BenchmarkStep:
-    """Build a step that only decodes JPEG bytes in memory on all cores: the upper limit of every loader."""
+    """Build a step that only decodes JPEG bytes in memory on all cores: the upper limit of any loader."""
     files = [
         (content, read_jpeg_shape(content)) for content in map(read_input_file, list_images(Path(work.images or ".")))
     ]
@@ -222,14 +224,16 @@ def build_decode_step(work: Workload) -> BenchmarkStep:
 
 
 def read_jpeg_shape(content: bytes) -> tuple[int, int, int] | None:
-    """Return height, width and components of a plain JPEG; None for any other file."""
+    """Return (height, width, components) of a JPEG whose layout `parse_jpeg_layout` supports; None for any other
+    file."""
     with Image.open(io.BytesIO(content)) as image:
         header = parse_jpeg_layout(content)
         return None if header is None else (image.height, image.width, header.components)
 
 
 def build_memory_loader_step(work: Workload) -> BenchmarkStep:
-    """Build a loading step: random images of CIFAR's number and size to shifted, flipped, normalised batches."""
+    """Build a loading step from images in memory: `CIFAR_IMAGES` random images to shifted, flipped, normalised
+    batches."""
     configure_process()
     image_size = work.image_size
     pixels = torch.randint(0, 256, (CIFAR_IMAGES, 3, image_size, image_size), dtype=torch.uint8)

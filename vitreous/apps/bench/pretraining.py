@@ -1,4 +1,4 @@
-"""Pre-training steps of vitreous: MAE, and DINO with two global and eight local views."""
+"""Benchmark steps of vitreous for pre-training: MAE, and DINO with two global and eight local views."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vitreous.training.shards import Shards, choose_shard_count
 LOCAL_VIEW_PATCHES = 6  # patches along a side of a local view: 96 pixels of 16, as published
 PRETRAINING_CONFIGS: dict[
     str, tuple[ObjectiveConfig, OptimizerConfig, float]
-] = {  # objective, optimizer, stochastic depth
+] = {  # by task: objective, optimiser, rate of stochastic depth
     "mae": (MAEConfig(), OptimizerConfig(betas=(0.9, 0.95), clip=None), 0.0),
     "dino": (DINOConfig(), OptimizerConfig(clip=3.0, clip_by="tensor"), 0.1),
     "dinov2": (DINOv2Config(), OptimizerConfig(clip=3.0, clip_by="part"), 0.3),
@@ -32,14 +32,14 @@ PRETRAINING_CONFIGS: dict[
 
 
 def make_multi_crop(work: Workload) -> MultiCrop:
-    """Return the views of DINO for the model's patch size."""
+    """Return DINO's multi-crop augmentation, with local views of `LOCAL_VIEW_PATCHES` patches per side."""
     view_size = LOCAL_VIEW_PATCHES * vit_config_from_name(work.model).patch[0]
     return MultiCrop(local_image=(view_size, view_size))
 
 
 def make_pretraining_batch(work: Workload) -> dict[str, Tensor]:
-    """Create a batch of normal noise. MAE: "images" (B, C, H, W). DINO: "images" (B, 2, C, H, W), the global views, and
-    "local" (B, 8, C, h, w)."""
+    """Create a batch of normal noise in place of the loader's batch. MAE: "images" (B, C, H, W). DINO: "images" (B, 2,
+    C, H, W), the global views, and "local" (B, 8, C, h, w), the local views."""
     size, views = (3, work.image_size, work.image_size), make_multi_crop(work)
     if work.task == "mae":
         return {"images": torch.randn(work.batch_size, *size)}
@@ -48,7 +48,7 @@ def make_pretraining_batch(work: Workload) -> dict[str, Tensor]:
 
 
 def build_random_objective(work: Workload, dtype: torch.dtype = torch.float32) -> Objective:
-    """Build the objective of a model with random weights."""
+    """Build the workload's pre-training objective around a model with random weights."""
     config, _, drop_path = PRETRAINING_CONFIGS[work.task]
     position = "sincos" if work.task == "mae" else "learned"
     model = create_untrained_model(
@@ -59,7 +59,8 @@ def build_random_objective(work: Workload, dtype: torch.dtype = torch.float32) -
 
 
 def count_sample_flops(work: Workload) -> float:
-    """Count the floating-point operations of a step per sample."""
+    """Count the floating-point operations of a pre-training step per sample. A sample of DINO is an image with all its
+    views."""
     with torch.device("meta"):
         return build_random_objective(work).flops(TrainingProgress())
 
@@ -67,7 +68,8 @@ def count_sample_flops(work: Workload) -> float:
 def build_pretraining_step(
     work: Workload, precision: str = "auto", compiled: bool | None = None, graphs: bool = True
 ) -> BenchmarkStep:
-    """Build a training step: masks and targets, forward, backward, clipping, AdamW, teacher update."""
+    """Build a pre-training step: masks and targets, forward, backward, clipping, AdamW, teacher update. `compiled` and
+    `graphs` are those of `make_objective_step`."""
     configure_process()
     torch.manual_seed(0)
     _, optimizer, _ = PRETRAINING_CONFIGS[work.task]
@@ -88,8 +90,8 @@ def make_objective_step(
     compiled: bool | None = None,
     graphs: bool = True,
 ) -> BenchmarkStep:
-    """Return turns that are training steps of an objective on one batch, whose "images" (B, C, *image) are normalised
-    float32; on a GPU with `compiled` blocks and CUDA graphs, as `train` has it."""
+    """Return a training step of an objective on one batch, whose "images" (B, C, *image) are normalised float32. On a
+    GPU, it uses compiled blocks and CUDA graphs, as `vitreous train` does; `compiled` and `graphs` override this."""
     num_shards = choose_shard_count(work.device, work.batch_size) if objective.config.can_split_batch else 1
     flat_parameters = FlatParameters(objective, dtype, torch.device(work.device), shards=num_shards)
     if work.uses_compile if compiled is None else compiled:

@@ -1,4 +1,4 @@
-"""Diffusion with diffusers: a training step of its DiT in plain PyTorch, and sampling with its DDIM."""
+"""Benchmark steps of diffusers: training its DiT in plain PyTorch, and sampling with its DDIM scheduler."""
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from vitreous.apps.bench.work import BenchmarkStep, Workload
 
 
 def build_diffusers_dit(work: Workload) -> Any:
-    """Build diffusers' model of the same shape, with random weights."""
+    """Build diffusers' DiT with the shape of the workload's model and random weights."""
     from diffusers import DiTTransformer2DModel
 
     torch.manual_seed(0)
@@ -34,7 +34,8 @@ def build_diffusers_dit(work: Workload) -> Any:
 
 
 def build_diffusers_train_step(work: Workload, precision: str = "fp32", compiled: bool = False) -> BenchmarkStep:
-    """Build a training step as in diffusers' examples: noise by its scheduler, squared error of the noise, AdamW."""
+    """Build a training step as in diffusers' examples: noise from its scheduler, squared error of the predicted noise,
+    AdamW."""
     from diffusers import DDPMScheduler
 
     config, model = configure_generator(work), build_diffusers_dit(work).train()
@@ -59,8 +60,8 @@ def build_diffusers_train_step(work: Workload, precision: str = "fp32", compiled
 
 
 def build_diffusers_sampling_step(work: Workload, precision: str = "fp32", compiled: bool = False) -> BenchmarkStep:
-    """Build a sampling step: DDIM with the same number of steps as vitreous, both guidance outputs in one batch, as in
-    its pipeline."""
+    """Build a sampling step: DDIM with as many steps as vitreous. As in diffusers' pipeline, each step computes the
+    conditional and the unconditional output in one batch."""
     from diffusers import DDIMScheduler
 
     config, model = configure_generator(work), build_diffusers_dit(work).eval()

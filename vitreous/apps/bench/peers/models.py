@@ -1,4 +1,4 @@
-"""Other libraries' models: inference and training steps."""
+"""Inference and training steps with the models of other libraries."""
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ NUM_CLASSES = 1000
 
 
 def get_swin_options(work: Workload) -> dict[str, Any]:
-    """Return the shape of a Swin V1 under the names that all three libraries have; nothing for another model."""
+    """Return the shape of the workload's Swin V1 as keyword arguments that timm, transformers and torchvision share;
+    empty for any other model."""
     config: Any = config_from_name(work.model, work.image_size)
     if config.recipe_family != "swin":
         return {}
@@ -30,7 +31,7 @@ def get_swin_options(work: Workload) -> dict[str, Any]:
 
 
 def build_timm_model(work: Workload) -> nn.Module:
-    """Return timm's ViT or Swin of the same shape."""
+    """Build timm's ViT or Swin with the shape of the workload's model."""
     from timm.models.swin_transformer import SwinTransformer
     from timm.models.vision_transformer import VisionTransformer
 
@@ -48,7 +49,7 @@ def build_timm_model(work: Workload) -> nn.Module:
 
 
 def build_transformers_model(work: Workload) -> Any:
-    """Return transformers' ViT or Swin of the same shape."""
+    """Build transformers' ViT or Swin with the shape of the workload's model."""
     from transformers import SwinConfig, SwinForImageClassification, ViTConfig, ViTForImageClassification
 
     if swin := get_swin_options(work):
@@ -66,7 +67,7 @@ def build_transformers_model(work: Workload) -> Any:
 
 
 def build_torchvision_model(work: Workload) -> nn.Module:
-    """Return torchvision's ViT or Swin of the same shape."""
+    """Build torchvision's ViT or Swin with the shape of the workload's model."""
     from torchvision.models import SwinTransformer, VisionTransformer
 
     if swin := get_swin_options(work):
@@ -92,32 +93,34 @@ MODEL_BUILDERS = {
 
 
 def make_normalised_batch(work: Workload, seed: int = 0) -> Tensor:
-    """Return (B, 3, size, size) normalised images: peers are spared the work on bytes that vitreous does."""
+    """Return (B, 3, size, size) random normalised images. Steps of other libraries do not include normalising uint8
+    pixels, which steps of vitreous do."""
     size = (work.batch_size, 3, work.image_size, work.image_size)
     return torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(work.device)
 
 
 def build_inference_model(work: Workload, peer: str = "timm") -> nn.Module:
-    """Return a peer's model for inference; its random weights are always the same."""
+    """Build another library's model for inference, with the same random weights in every call."""
     torch.manual_seed(0)
     return MODEL_BUILDERS[peer](work).eval().requires_grad_(False)
 
 
 @torch.inference_mode()
 def compute_fp32_logits(work: Workload, peer: str = "timm") -> np.ndarray:
-    """Return its logits for the batch in float32 by PyTorch, (B, K)."""
+    """Compute (B, K) float32 logits of another library's model for the workload's batch, with PyTorch on the CPU."""
     return extract_logits(build_inference_model(work, peer)(make_normalised_batch(work).cpu()))
 
 
 def extract_logits(output: Any) -> np.ndarray:
-    """Return the (B, K) float32 logits of a model's output."""
+    """Return a model's output, a tensor or an object with `logits`, as (B, K) float32 logits."""
     return getattr(output, "logits", output).float().cpu().numpy()
 
 
 def build_peer_inference_step(
     work: Workload, peer: str, precision: str = "fp32", compiled: bool = False, mode: str | None = None
 ) -> BenchmarkStep:
-    """Build a PyTorch forward pass; `compiled` uses inductor with frozen weights, in a `mode` of torch.compile."""
+    """Build a forward pass of another library's model in PyTorch. `compiled` uses inductor with frozen weights; `mode`
+    is that of torch.compile."""
     model: Any = build_inference_model(work, peer).to(work.device, DTYPES[precision])
     images = make_normalised_batch(work).to(DTYPES[precision])
     if compiled:
@@ -129,8 +132,7 @@ def build_peer_inference_step(
     @torch.inference_mode(not compiled)
     @torch.no_grad()
     def compute_outputs() -> Any:
-        logits = model(images)
-        return logits
+        return model(images)
 
     def run_step() -> float:
         compute_outputs()
@@ -140,7 +142,8 @@ def build_peer_inference_step(
 
 
 def build_onnxruntime_step(work: Workload, quantised: bool = False) -> BenchmarkStep:
-    """Build a forward pass of timm's model with onnxruntime in float32, or dynamic int8 as in its documentation."""
+    """Build a forward pass of timm's model with onnxruntime, in float32 or, if `quantised`, in dynamic int8 as in
+    onnxruntime's documentation."""
     import onnxruntime as ort
 
     images = make_normalised_batch(work)
@@ -191,8 +194,8 @@ def build_openvino_step(work: Workload, precision: str) -> BenchmarkStep:
 def build_timm_train_step(
     work: Workload, precision: str = "fp32", compiled: bool = False, mode: str | None = None
 ) -> BenchmarkStep:
-    """Build a training step of timm's model: forward, backward, clipping, AdamW (fused except in the default); `mode`
-    of torch.compile."""
+    """Build a training step of timm's model: forward, backward, clipping, AdamW (fused for bf16). `mode` is that of
+    torch.compile."""
     model = build_timm_model(work).to(work.device)
     images, labels = make_normalised_batch(work), torch.randint(0, NUM_CLASSES, (work.batch_size,), device=work.device)
     use_bf16 = precision == "bf16"

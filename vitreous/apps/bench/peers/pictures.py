@@ -1,4 +1,4 @@
-"""Predictions of other libraries for image files."""
+"""Prediction steps of other libraries, from image files to classes and probabilities."""
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vitreous.system.machine import has_bf16
 
 
 class ImageFileDataset(torch.utils.data.Dataset):
-    """A dataset of files with a transform."""
+    """A dataset of image files with a transform."""
 
     def __init__(self, files: list[Path], transform: Any) -> None:
         self.files, self.transform = files, transform
@@ -32,10 +32,11 @@ class ImageFileDataset(torch.utils.data.Dataset):
 
 
 def build_timm_predict_step(work: Workload, best: bool = False, compiled: bool = False) -> BenchmarkStep:
-    """Build a prediction step, files to the top 5 classes, with timm's model and transform and a DataLoader, as in its
-    `inference.py`.
+    """Build a prediction step, image files to the top 5 classes, with timm's model, its transform and a DataLoader, as
+    in timm's `inference.py`.
 
-    Batches of 16 and two workers; or, `best`, batches of 32, a worker a core, and bfloat16 where the machine has it.
+    By default it uses batches of 16 and two workers. With `best`, it uses batches of 32, one worker per core, and
+    bfloat16 if the device supports it.
     """
     from timm.data.transforms_factory import create_transform
 
@@ -66,10 +67,11 @@ def build_timm_predict_step(work: Workload, best: bool = False, compiled: bool =
 
 
 def build_transformers_predict_step(work: Workload, best: bool = False) -> BenchmarkStep:
-    """Build a prediction step, files to the top 5 classes, with the transformers pipeline and its fast (torchvision)
-    processor.
+    """Build a prediction step, image files to the top 5 classes, with the transformers pipeline and its fast
+    (torchvision) processor.
 
-    With default settings; or, `best`, in batches of 8 that workers read, in bfloat16 where the machine has it.
+    By default it uses the pipeline's default settings. With `best`, it uses batches of 8 that workers load, and
+    bfloat16 if the device supports it.
     """
     from transformers import ViTImageProcessor, pipeline
 

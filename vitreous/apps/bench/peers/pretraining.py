@@ -19,7 +19,7 @@ TEACHER_MOMENTUM = 0.996
 
 
 def build_adamw(work: Workload, parameters: Any, fused: bool) -> torch.optim.Optimizer:
-    """Return PyTorch's AdamW with our hyperparameters."""
+    """Build PyTorch's AdamW with the hyperparameters that vitreous uses for the workload's task."""
     options = PRETRAINING_CONFIGS[work.task][1]
     return torch.optim.AdamW(
         parameters, options.lr, options.betas, weight_decay=options.weight_decay, fused=fused or None
@@ -27,7 +27,7 @@ def build_adamw(work: Workload, parameters: Any, fused: bool) -> torch.optim.Opt
 
 
 def autocast_context(work: Workload, precision: str) -> Any:
-    """Return the context of the forward pass."""
+    """Return the context manager of the forward pass: bfloat16 autocast if `precision` is bf16, else none."""
     return torch.autocast(work.device, torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
@@ -56,10 +56,11 @@ def build_transformers_mae_step(work: Workload, precision: str = "fp32", compile
     return run_step
 
 
-def build_lightly_dino_step(work: Workload, precision: str = "fp32", together: bool = False) -> BenchmarkStep:
+def build_lightly_dino_step(work: Workload, precision: str = "fp32", batch_views: bool = False) -> BenchmarkStep:
     """Build a DINO training step in plain PyTorch, with lightly's head, loss and moving average, and timm's ViT.
 
-    Views go through the student one at a time, as in lightly's example, or `together` with those of the same size.
+    Views go through the student one at a time, as in lightly's example. With `batch_views`, views of the same size are
+    one batch.
     """
     from lightly.loss import DINOLoss
     from lightly.models.modules import DINOProjectionHead
@@ -95,9 +96,10 @@ def build_lightly_dino_step(work: Workload, precision: str = "fp32", together: b
         update_momentum(student, teacher, TEACHER_MOMENTUM)
         optimizer.zero_grad()
         with autocast_context(work, precision):
-            targets = forward_views(teacher, global_views, together)
+            targets = forward_views(teacher, global_views, batch_views)
             loss = criterion(
-                targets, forward_views(student, global_views, together) + forward_views(student, local_views, together)
+                targets,
+                forward_views(student, global_views, batch_views) + forward_views(student, local_views, batch_views),
             )
         loss.backward()
         for parameter in student.parameters():
@@ -110,7 +112,8 @@ def build_lightly_dino_step(work: Workload, precision: str = "fp32", together: b
 
 
 def forward_views(model: Callable[[Tensor], Tensor], views: Tensor, is_batched: bool) -> list[Tensor]:
-    """Compute the V outputs of a model, (B, K), for (V, B, C, h, w) views."""
+    """Compute a model's outputs for (V, B, C, h, w) views: V tensors (B, K). If `is_batched`, all views are one
+    batch."""
     if is_batched:
         return list(model(views.flatten(0, 1)).chunk(len(views)))
     return [model(view) for view in views]
