@@ -79,9 +79,7 @@ def check_dataset(
 
     def report_progress(done: int) -> None:
         throughput = done / (time.perf_counter() - started)
-        progress(
-            "check", done, len(pool), f"{throughput:.1f} has_clips/s" if has_clips else f"{throughput:.0f} images/s"
-        )
+        progress("check", done, len(pool), f"{throughput:.1f} clips/s" if has_clips else f"{throughput:.0f} images/s")
 
     def report_comparison(done: int, total: int) -> None:
         progress("compare", done, total, "")

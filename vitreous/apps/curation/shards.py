@@ -143,8 +143,8 @@ class SampleEncoder:
 
 
 def detect_stored_form(raw: bytes | np.ndarray) -> tuple[bool, str, bool]:
-    """Inspect bytes, or pixels (H, W[, C]), that `decode_to_pillow` has accepted. Return whether they can be stored
-    is_portable (every decoder returns the same pixels), their file type (`jpg`, `png` or ""), and whether they are
+    """Inspect bytes, or pixels (H, W[, C]), that `decode_to_pillow` has accepted. Return whether they can be stored as
+    they are (every decoder returns the same pixels), their file type (`jpg`, `png` or ""), and whether they are
     grey."""
     if isinstance(raw, np.ndarray):
         return False, "", raw.ndim == 2 or raw.shape[-1] == 1

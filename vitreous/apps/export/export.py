@@ -56,14 +56,11 @@ def export(
     validation images. The export is kept only if predictions agree:
 
     - Float32 logits are within 1e-3 and have the same top-1 class. With `quantize="int8"`, at most 2 % of predictions
-    may change, and top-1 accuracy may drop by 1 point.
-
+      may change, and top-1 accuracy may drop by 1 point.
     - Without a head, the cosine of features is at least 0.99.
-
     - In segmentation, at most a thousandth of the pixels change.
-
     - In detection, the box of an object is within 0.01 pixel, its score within 1e-3, and its mask within a thousandth
-    of the pixels.
+      of the pixels.
 
     `max_loss`, a fraction of predictions, replaces these bounds; with `any`, the export is always kept. `dynamic_size`
     makes height and width dynamic. `out` is the output file, by default in the run's folder; with `overwrite`, it

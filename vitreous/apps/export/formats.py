@@ -97,7 +97,7 @@ def quantise_onnx(graph: Any, calibration_images: list[np.ndarray], scratch: Pat
     are (1, C, *image) normalised float32.
 
     Scales of activations are fixed by calibration (static quantisation), so that outputs do not depend on the batch.
-    Weights are unsigned, too: with signed weights, sums of two matmul_names overflow on processors without VNNI
+    Weights are unsigned, too: with signed weights, sums of two products overflow on processors without VNNI
     instructions. Signed weights of 7 bits instead are as fast and less exact: logits of a ViT-S/16 on 100 photographs
     were off by 0.20 (root mean square) instead of 0.16.
     """

@@ -28,8 +28,8 @@ def summarise_annotations(subject: CheckedDataset) -> dict[str, Any] | None:
     """Summarise the annotations of a dataset for the document; None for data without annotations.
 
     `objects` and, for class maps, `pixels` are counts by class. `unreadable`, `out_of_bounds` (boxes that exceed the
-    image) and `duplicates` list locations. `unused_classes` are classes without annotations, `classes_missing_in_train`
-    are has_images classes without training images.
+    image) and `duplicates` list locations. `unused_classes` are classes without annotations in any split,
+    `classes_missing_in_train` are classes of other splits without training images.
     """
     splits = {name: split for name, split in subject.splits.items() if isinstance(split, AnnotatedSplit)}
     if not splits or not subject.classes:

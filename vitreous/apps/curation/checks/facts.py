@@ -201,12 +201,12 @@ def count_categories(indices: np.ndarray, names: tuple[str, ...]) -> dict[str, i
 
 
 def summarise_copies(subject: CheckedDataset, groups: CopyGroups, tolerance: float = 0.0) -> dict[str, Any]:
-    """Summarise groups of duplicates: number of groups, of surplus images, of images across_splits splits, and of groups with
-    conflicting labels.
+    """Summarise groups of duplicates: number of groups, of surplus images, of images in several splits, and of groups
+    with conflicting labels.
 
     Numeric labels conflict if they are more than `tolerance` standard deviations apart. `across_splits` counts, for
-    each pair of splits, the images of the second split that are in the first. `listed_groups` are at most
-    `MAX_LISTED_GROUPS`: first groups across_splits splits, then groups with conflicting labels, then others.
+    each pair of splits, the images of the second split that are also in the first. `listed_groups` are at most
+    `MAX_LISTED_GROUPS`: first groups in several splits, then groups with conflicting labels, then others.
     """
     across_splits: Counter[str] = Counter()
     ranked_groups: list[tuple[bool, bool, int]] = []

@@ -37,7 +37,7 @@ def render_check_page(document: dict[str, Any], subject: CheckedDataset) -> str:
     from jinja2 import Environment
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"shown": escape_unprintable, "code": format_inline_code}
+    environment.filters |= {"printable": escape_unprintable, "code": format_inline_code}
     sizes, balance = document["image_sizes"], document["class_balance"]
     histogram = sizes["histogram"] if sizes else {"edges": [], "images": []}
     edges = histogram["edges"]
@@ -51,15 +51,15 @@ def render_check_page(document: dict[str, Any], subject: CheckedDataset) -> str:
         name=escape_unprintable(subject.name),
         unit=singular_noun(document["sample_type"]),
         reasons=group_by_reason(document["unreadable"])[:MAX_LISTED_NAMES],
-        most=MAX_LISTED_NAMES,
+        max_listed=MAX_LISTED_NAMES,
         level_labels=LEVEL_LABELS,
-        sides=make_bar_rows(ranges, histogram["images"]),
-        per_class=make_bar_rows(
+        size_bars=make_bar_rows(ranges, histogram["images"]),
+        class_bars=make_bar_rows(
             [escape_unprintable(label) for label, _ in ordered[:MAX_BARS]], [count for _, count in ordered[:MAX_BARS]]
         ),
-        hidden=max(len(ordered) - MAX_BARS, 0),
-        shown=make_copy_thumbnails(document, subject),
-        marked=make_problem_thumbnails(document, subject),
+        num_hidden_classes=max(len(ordered) - MAX_BARS, 0),
+        copy_groups=make_copy_thumbnails(document, subject),
+        problems=make_problem_thumbnails(document, subject),
     )
 
 

@@ -157,10 +157,10 @@ def compute_clip_duration(clip: Clip) -> float:
 
 
 def summarise_clips(subject: CheckedDataset, records: np.ndarray) -> dict[str, Any] | None:
-    """Summarise the num_frames of the clips in (n,) records of dtype `CLIP_RECORD`; None for data that are not clips.
+    """Summarise the lengths of the clips in (n,) records of dtype `CLIP_RECORD`; None for data that are not clips.
 
     `frames`, `seconds` and `frame_rate` (frames/s) are ranges: minimum, median and maximum. `seconds` and `frame_rate`
-    cover only clips with frame durations, and are None if there are none. `short` lists clips with fewer frames than
+    cover only clips with frame times, and are None if there are none. `short` lists clips with fewer frames than
     `frames_read`, the default of a run. `one_colour` and `without_motion` list clips without contrast and without
     motion.
     """
