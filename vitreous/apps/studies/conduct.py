@@ -160,7 +160,7 @@ def resolve_study_settings(options: StudyOptions, study_folder: Path) -> StudySe
     ]
     if differing:
         raise UsageError(
-            f"--resume uses the stored settings; these differ: {', '.join(differing)}", "remove these options"
+            f"--resume keeps the stored settings; these differ: {', '.join(differing)}", "remove these options"
         )
     return stored
 
