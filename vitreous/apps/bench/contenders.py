@@ -57,6 +57,7 @@ def build_matmul_step(work: Workload, precision: str) -> BenchmarkStep:
 
     @torch.inference_mode()
     def run_step() -> float:
+        """Multiply matrices once; return the number of floating-point operations."""
         run()
         return operations
 

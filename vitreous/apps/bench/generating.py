@@ -71,6 +71,7 @@ def build_dit_sampling_step(work: Workload, precision: str = "auto") -> Benchmar
     labels, image_indices = torch.arange(work.batch_size) % config.classes, torch.arange(work.batch_size)
 
     def run_step() -> float:
+        """Sample one batch; return the number of images."""
         sampler.sample(labels, image_indices, SamplingOptions(GUIDANCE_SCALE, steps=SAMPLING_STEPS))
         return work.batch_size
 

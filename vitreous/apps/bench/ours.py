@@ -85,11 +85,13 @@ def build_inference_step(
         model_engine = make_engine(*build_random_classifier(work), InferenceOptions(work.device, precision, engine))
 
     def run_step() -> float:
+        """Compute the logits of the batch; return the number of images."""
         model_engine(pixels)
         return work.batch_size
 
     @torch.inference_mode()
     def compute_reference_logits() -> np.ndarray:
+        """Compute the (B, K) logits of the same pixels in float32 with PyTorch, without an engine."""
         model, preprocess = build_random_classifier(work)
         return model.eval()(preprocess.normalise(pixels)).numpy()
 
@@ -131,6 +133,7 @@ def make_batch_step(
     update, and update of the working copy of the weights."""
 
     def run_step() -> float:
+        """Run one training step; return the number of images."""
         flat_parameters.zero_grad()
         compute.backward(batch, 1.0)
         flat_parameters.collect()
@@ -150,6 +153,7 @@ def build_predict_step(work: Workload, precision: Precision = "auto", exact: boo
         predictor = load(Path(scratch) / "model", InferenceOptions(work.device, precision), exact=exact)
 
     def run_step() -> float:
+        """Predict all files; return their number."""
         return len(predictor.predict(files))
 
     return run_step
@@ -171,6 +175,7 @@ def build_loader_step(
     batches = loader.iterate_batches(0, 20_000 * work.batch_size, work.batch_size)
 
     def run_step(keep_alive: object = scratch) -> float:
+        """Load and normalise the next batch; return its number of images. `keep_alive` keeps the files of a pack."""
         return len(preprocess.normalise(next(batches)["images"]))
 
     return run_step
@@ -213,10 +218,12 @@ def build_decode_step(work: Workload) -> BenchmarkStep:
     pool, cores = ThreadPoolExecutor(default_worker_count()), default_worker_count()
 
     def decode_image(file: tuple[bytes, tuple[int, int, int] | None]) -> None:
+        """Decode one file with the region decoder if it supports the shape, else with Pillow."""
         content, shape = file
         _ = decode_to_pillow(content) if shape is None else get_jpeg_decoder()(content, shape, 1)
 
     def run_step() -> float:
+        """Decode all files as often as there are cores; return the number of images."""
         list(pool.map(decode_image, files * cores))
         return len(files) * cores
 
@@ -243,6 +250,7 @@ def build_memory_loader_step(work: Workload) -> BenchmarkStep:
     batches = loader.iterate_batches(0, 10**9, work.batch_size)
 
     def run_step() -> float:
+        """Load and normalise the next batch; return its number of images."""
         return len(preprocess.normalise(next(batches)["images"]))
 
     return run_step

@@ -103,6 +103,7 @@ def make_objective_step(
     batch["positions"] = batch["samples"] = torch.arange(work.batch_size)
 
     def run_step() -> float:
+        """Run one training step; return the number of samples."""
         with torch.no_grad():
             prepared = objective.prepare(batch, TrainingProgress())
         flat_parameters.zero_grad()

@@ -46,7 +46,8 @@ def run_benchmarks(
     if unknown_tasks:
         raise UsageError(f"unknown task {', '.join(unknown_tasks)}", f"use {', '.join(TASKS)}")
     if timing.rounds < 1 or timing.seconds <= 0 or min(batch_sizes, default=0) < 1:
-        raise UsageError("rounds and batch sizes must be at least 1, seconds above 0")
+        values = f"{timing.rounds}, {min(batch_sizes, default=0)} and {timing.seconds:g}"
+        raise UsageError(f"--rounds and --batch-sizes must be at least 1, and --seconds above 0, not {values}")
     if timing.profile and device != "cpu":
         raise UsageError(f"--profile supports only the CPU, not {device}", "add --device cpu")
     if timing.profile:  # must precede the import of PyTorch, whose profiler logs missing GPUs to stderr
@@ -77,6 +78,7 @@ def run_benchmarks(
         limits = list_limit_contenders(work.task, device)
 
         def report_round(done: int, label: str, work: Workload = work) -> None:
+            """Report a finished round of this race to `on_round`."""
             on_round(work.title(), done, timing.rounds, label)
 
         results = run_race(work, [*limits, *selected], timing, report_round)

@@ -1,4 +1,7 @@
-"""The verb `data check`: read every image or clip of a dataset once, and report problems and statistics."""
+"""The verb `data check`: read every image or clip of a dataset once, and report problems and statistics.
+
+Records of images and clips are numpy arrays of dtype `RECORD` (`checks.record`) or `CLIP_RECORD` (`copies.clips`).
+"""
 
 from __future__ import annotations
 
@@ -54,10 +57,10 @@ def check_dataset(
     The document does not depend on `workers`: None is one process per core, 0 is this process, which would then crash
     with its decoder.
 
-    `image_size` is the model's input size in pixels. It can be a function from the (height, width) of the first
-    readable image and the target type (`objects`, `classes`, or an empty string) to the (height, width) of the input.
-    `axes`, `ignore_index` and `targets` are those of `open_data`. Raises DataError if there are no images, UsageError
-    for options out of range.
+    `image_size` is the model's input size in pixels. It may depend on the first readable image: a function from that
+    image's (height, width) and the target type (`objects`, `classes`, or an empty string) to the input size. `axes`,
+    `ignore_index` and `targets` are those of `open_data`. Raises DataError if there are no images, UsageError for
+    options out of range.
     """
     if isinstance(image_size, int) and image_size < 1:
         raise UsageError(f"--image-size must be at least 1, not {image_size}")
@@ -78,10 +81,12 @@ def check_dataset(
     )
 
     def report_progress(done: int) -> None:
+        """Report the samples that are read so far, with the throughput."""
         throughput = done / (time.perf_counter() - started)
         progress("check", done, len(pool), f"{throughput:.1f} clips/s" if has_clips else f"{throughput:.0f} images/s")
 
     def report_comparison(done: int, total: int) -> None:
+        """Report the candidate duplicates that are compared so far."""
         progress("compare", done, total, "")
 
     records, reasons = scan_samples(

@@ -3,6 +3,9 @@
 Images with the same bytes or pixels are found first. Near-duplicates may be cropped, scaled, shifted, mirrored, framed
 and changed in colour. They are searched for among all images, and each is verified. Clips are compared as in
 `copies.clips`.
+
+All datasets form one pool of samples, references first. Pairs of samples have the dtype `CANDIDATE` (`copies.search`),
+larger views the dtype `VIEW` (`copies.scan`).
 """
 
 from __future__ import annotations
@@ -156,6 +159,7 @@ def fingerprint_images(
     records = np.zeros(len(samples), fields)
 
     def fingerprint_image(pool: ConcatenatedSplits, sample: int, record: Any) -> None:
+        """Read one image, and fill its record."""
         raw, name = pool.raw(sample), pool.name(sample)
         image = decode_to_pillow(raw, 3, name)
         if preprocess is not None:

@@ -86,7 +86,7 @@ def pack_dataset(
     out = Path(out)
     if os.path.isdir(source) and out.resolve().is_relative_to(Path(source).resolve()):
         raise UsageError(
-            f"{escape_unprintable(out)} is inside {escape_unprintable(source)}", "use an --out outside of it"
+            f"{escape_unprintable(out)} is inside {escape_unprintable(source)}", "use an --out outside of the dataset"
         )
     if is_pack(out) and (out / PACK_DOCUMENT).exists():  # it is written last
         shutil.rmtree(out / UNFINISHED_FOLDER, ignore_errors=True)

@@ -66,7 +66,7 @@ class PackPlan:
 
     def __post_init__(self) -> None:
         if self.form not in READING_INSTRUCTIONS:
-            raise UsageError(f"unknown form {self.form} of a pack", f"use one of {', '.join(READING_INSTRUCTIONS)}")
+            raise UsageError(f"unknown pack format {self.form}", f"use one of {', '.join(READING_INSTRUCTIONS)}")
         if not 1 <= self.quality <= 100:
             raise UsageError(f"invalid JPEG quality {self.quality}", "use 1 to 100")
         if self.short_side < 1 or self.shard_size < 1:
@@ -113,7 +113,7 @@ class SampleEncoder:
             return sample, error
 
     def encode_sample(self, sample: int) -> StoredImage:
-        """Encode one sample. Raises DataError for an image that cannot be read."""
+        """Encode one sample of the split. Raises DataError for an image that cannot be read."""
         raw, plan = self.split.raw(sample), self.plan
         image = decode_to_pillow(raw, 3, self.split.name(sample))
         if plan.form == "latents":

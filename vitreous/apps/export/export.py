@@ -154,6 +154,7 @@ def verify_export(
     num_images, bundle.model.any_size = len(proof_images), True
 
     def report_progress(done: int) -> None:
+        """Report the images that are compared so far."""
         listener.progress("verify", done, num_images)
 
     comparison: Any = bundle.task.compare_export(original, export, proof_images, bundle.model.config, report_progress)
@@ -234,7 +235,7 @@ def choose_output_path(
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise UsageError if the path exists."""
+    """Raise UsageError if the output path exists."""
     if path.exists() or path.is_symlink():
         message = f"{path} already exists and is not overwritten"
         raise UsageError(message, "use another --out, or --overwrite")

@@ -153,7 +153,7 @@ def format_metric_table(summary: dict[str, Any]) -> str:
 
 
 def format_training_list(bundle: Bundle, summary: dict[str, Any]) -> str:
-    """Format the training settings as a Markdown list."""
+    """Format the training settings of the bundle and the run as a Markdown list."""
     settings = {
         name: value for name, value in strip_provenance_paths(bundle.provenance).items() if not isinstance(value, dict)
     }

@@ -45,6 +45,7 @@ class RequestGate:
         scope["info"], scope["service"], name = info, service, info.id
 
         async def send_with_headers(message: Message) -> None:
+            """Send a message of the response, with the common headers and the request id added at its start."""
             if message["type"] == "http.response.start":
                 info.status = message["status"]
                 message["headers"] = [*message["headers"], *SECURITY_HEADERS, (b"x-request-id", name.encode())]
@@ -162,6 +163,7 @@ class RequestGate:
             pending_bodies = [await read_body(service, scope, receive, info)]
 
             async def replay() -> Message:
+                """Receive the body that was already read (ASGI), then an empty one."""
                 return {
                     "type": "http.request",
                     "body": pending_bodies.pop() if pending_bodies else b"",
@@ -184,7 +186,7 @@ class RequestGate:
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Return when the client has disconnected."""
+    """Wait until the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -193,7 +195,7 @@ async def read_body(service: Service, scope: Scope, receive: Receive, info: Requ
     """Read the body, counting its bytes in `info.received_bytes` and `service.body_bytes_in_memory`.
 
     Raises Refusal: 408 if the body arrives too slowly, 413 if it is too large, 429 if all bodies in memory are too
-    large together, and a refusal that the protocol has stored in the scope. Raises ClientDisconnect.
+    large together. Raises a refusal that the protocol has stored in the scope, and ClientDisconnect.
     """
     limits, loop, body = service.limits, asyncio.get_running_loop(), bytearray()
     start = loop.time()

@@ -107,7 +107,8 @@ class Batcher:
             self.schedule_in_loop(self.deliver_results, batch, results, seconds)
 
     def take_batch(self) -> list[BatchItem] | None:
-        """Wait for work, and return the next batch; empty if all waiting work has expired, None when closed."""
+        """Wait for work, and return the next batch. It is empty if all waiting work has expired or was cancelled, and
+        None when closed."""
         with self.jobs_available:
             while not self.jobs and not self.closed:
                 self.jobs_available.wait()
@@ -175,5 +176,5 @@ class Batcher:
 
 
 def update_running_mean(mean: float, value: float) -> float:
-    """Update an exponential moving average."""
+    """Update an exponential moving average with a new value; the first value is the average."""
     return 0.8 * mean + 0.2 * value if mean else value

@@ -83,7 +83,7 @@ class DecoderProcess:
         return buffer
 
     def kill(self) -> None:
-        """Kill the process."""
+        """Kill the process, and close its socket."""
         self.socket.close()
         self.process.kill()
         self.process.wait()
@@ -206,7 +206,7 @@ class DecoderPool:
         return min(seconds, default=0.0)
 
     def close(self) -> None:
-        """End all processes."""
+        """End all processes without replacing them."""
         self.closed = True
         for child in list(self.children):
             self.drop(child)

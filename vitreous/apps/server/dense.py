@@ -70,6 +70,8 @@ async def handle_detect(request: Request) -> Response:
     upload, engine = require_single_upload(await read_uploads(request, service.limits)), served.predictor.engine
 
     def compute_detections(pixels: np.ndarray) -> tuple[Detections, bytes]:
+        """Detect the objects in pixels (C, H, W), in the computing thread. Also return a PNG with them, if
+        requested."""
         detections = detect_objects(engine.objects, pixels, card.preprocess, tiles, threshold)
         if response_format == "json":
             return detections, b""

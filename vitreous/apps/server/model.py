@@ -169,9 +169,11 @@ def warm_up_generator(predictor: Predictor, generator: Generator, limits: Server
     card, options, finite_steps = predictor.card, SampleOptions(steps=2), list[bool]()
 
     def record_finiteness(batch_slice: slice, state: SamplerState) -> None:
+        """Record after each step whether the images are finite."""
         finite_steps.append(bool(state.image.isfinite().all()))
 
     def time_generation(count: int) -> tuple[list[Sample], float]:
+        """Generate `count` images; return them and the elapsed seconds."""
         began, pairs = time.perf_counter(), [(0, index) for index in range(count)]
         samples = list(generator.generate(pairs, options, on_step=record_finiteness))
         return samples, max(time.perf_counter() - began, 1e-6)

@@ -61,7 +61,7 @@ class ServerLog:
         self.flush()
 
     def flush(self) -> None:
-        """Write pending lines."""
+        """Write pending lines now."""
         lines = []
         while self.lines:
             lines.append(json.dumps(self.lines.popleft()) + "\n")  # ASCII: no name can end a line or control a terminal

@@ -222,7 +222,7 @@ def describe_parameter(location: str, name: str, schema: dict[str, Any], text: s
 
 
 def describe_sample() -> dict[str, Any]:
-    """Describe the endpoint that generates images."""
+    """Describe the endpoint POST /v1/sample, which generates images."""
     properties = {name: {**schema, "description": text} for name, (schema, text) in SAMPLE_FIELDS.items()}
     body = {"type": "object", "properties": properties, "additionalProperties": False}
     form_schema = {"type": "object", "properties": {"image": BINARY_SCHEMA, "mask": BINARY_SCHEMA, "settings": body}}

@@ -65,8 +65,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self.unread_since: float | None = None  # since when the client has not read its response
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Register a connection. Above the limit, close the connection that is in its phase for longest without waiting
-        for a response."""
+        """Register a connection. Above the limit, close the connection whose phase started first, among those that are
+        not waiting for a response; if there is none, close the new one."""
         if len(self.connections) >= self.limits.connections:
             closable = [
                 connection
@@ -159,7 +159,7 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Handle the end of a request."""
+        """Handle the end of a request: it waits for the response, unless that is already sent."""
         super().on_message_complete()
         self.phase, self.phase_start_time = (IDLE if self.cycle.response_complete else ANSWERING), self.loop.time()
 
@@ -251,7 +251,7 @@ class LingeringTransport:
             self.transport.write(data)
 
     def is_closing(self) -> bool:
-        """Return whether sending has ended."""
+        """Return whether no further data can be sent."""
         return self.lingering or self.transport.is_closing()
 
     def close(self) -> None:

@@ -53,7 +53,7 @@ class FormParser(MultiPartParser):
         super().on_headers_finished()
 
     def on_end(self) -> None:
-        """Record that the last boundary was read."""
+        """Record that the last boundary of the form was read."""
         self.is_complete = True
 
 

@@ -47,7 +47,7 @@ PUBLIC_ROUTES = frozenset(("healthz", "readyz", "page", "static"))  # routes tha
 
 
 def build_page_routes() -> list[Route]:
-    """Build a route for each file of the page."""
+    """Build a route for each file of the web page."""
     routes = []
     for file in files("vitreous.apps.server.page").iterdir():
         suffix = file.name.rpartition(".")[2]
@@ -80,7 +80,7 @@ async def handle_metrics(request: Request) -> Response:
 
 
 async def handle_openapi(request: Request) -> Response:
-    """Return the OpenAPI description."""
+    """Return the OpenAPI description of the server."""
     service, _ = get_request_context(request)
     cache = service.served.cache
     if "openapi" not in cache:
@@ -115,6 +115,7 @@ async def handle_predict(request: Request) -> Response:
         raise Refusal(422, "bad_parameter", error.message.removeprefix("--"), error.hint) from None
 
     def format_prediction(name: str | None, output: np.ndarray) -> dict[str, Any]:
+        """Format the prediction for an image as its JSON entry."""
         return {"name": name, **prediction_format.to_fields(prediction_format.predict(output, "")), "error": None}
 
     empty_fields = prediction_format.to_fields(prediction_format.format_error("", ""))
@@ -137,6 +138,7 @@ async def handle_embed(request: Request) -> Response:
         raise Refusal(404, "not_available", "this model has no features", "serve the run that it was exported from")
 
     def format_embedding(name: str | None, features: np.ndarray) -> dict[str, Any]:
+        """Format the features of an image as its JSON entry."""
         return {"name": name, "embedding": [float(f"{v:.8g}") for v in features.tolist()], "error": None}
 
     return await compute_image_responses(

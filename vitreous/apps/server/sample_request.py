@@ -107,8 +107,11 @@ class SampleRequest:
 
 
 def parse_sample_request(content_type: str, body: bytes, limits: SampleLimits) -> SampleRequest:
-    """Parse a request body. Raises Refusal: 413 for a too large body or too many images or steps together, 415 for
-    another content type, 400 for a body that is not a JSON object, 422 for an invalid value."""
+    """Parse a request body.
+
+    Raises Refusal: 413 if the body is too large, or has too many images or steps together; 415 for another content
+    type; 400 for a body that is not a JSON object; 422 for an invalid value.
+    """
     fields = parse_json_fields(content_type, body)
     if unknown := next((name for name in fields if name not in SAMPLE_KEYS), None):
         raise Refusal(422, "bad_parameter", f"unknown key {shorten_text(unknown)}", f"use {', '.join(SAMPLE_KEYS)}")

@@ -107,9 +107,10 @@ class Server:
             self.gate.service.metrics.record("none", status, 0.0)
 
     async def run(self, on_ready: Callable[[], None] = lambda: None, signals: bool = True) -> int:
-        """Serve until stopped; `on_ready` is called when the model is ready.
+        """Load the model, and serve until stopped. `on_ready` is called when the model is ready; `signals` installs
+        signal handlers.
 
-        Returns the exit code. Raises VitreousError if it cannot start.
+        Returns the exit code. Raises VitreousError if the server cannot start.
         """
         settings, loop = self.settings, asyncio.get_running_loop()
         count = settings.decoders or max(2, default_worker_count())
@@ -156,7 +157,7 @@ class Server:
         self.log.write(event="trouble", error=error[:500])
 
     def log_start(self) -> None:
-        """Log that the server is ready."""
+        """Log that the server is ready, with the model and the limits."""
         service, card = self.service, self.service.served.predictor.card
         fields = {
             "model": card.name,
@@ -303,10 +304,12 @@ def serve_in_thread(
     ready, errors, loops = Event(), list[BaseException](), list[asyncio.AbstractEventLoop]()
 
     async def run_server() -> None:
+        """Run the server in the thread's event loop."""
         loops.append(asyncio.get_running_loop())
         await server.run(ready.set, signals=False)
 
     def run_event_loop() -> None:
+        """Run the event loop of the thread; store an exception for the caller."""
         try:
             asyncio.run(run_server())
         except BaseException as error:

@@ -136,7 +136,7 @@ class Service:
             self.images_in_flight -= count
 
     def record(self, info: RequestInfo, method: str, path: str) -> None:
-        """Count and log a finished request."""
+        """Count a finished request in the metrics, and log it."""
         seconds = self.loop.time() - info.start_time
         self.metrics.record(info.route, info.status, seconds)
         if info.status == 429:

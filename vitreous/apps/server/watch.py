@@ -74,9 +74,11 @@ class WatchApp:
         )
 
     def require_local_access(self, handler: Callable[[], Response]) -> Callable[[Request], Any]:
-        """Wrap a handler so that it serves only requests to, and pages of, this machine's local host names."""
+        """Wrap a handler so that it refuses host names other than localhost, and requests from pages of other
+        origins."""
 
         async def handle(request: Request) -> Response:
+            """Check host and origin of a request, then call the handler."""
             try:
                 self.access.check(dict(request.headers.raw), needs_token=False)
             except Refusal as error:
@@ -215,7 +217,7 @@ def wait_for_run(run: str | os.PathLike[str], note: Callable[[str], None] = lamb
 
 
 def make_loopback_url(listening: Any) -> str:
-    """Return the URL of a listening socket on this machine."""
+    """Return the URL of a listening socket at 127.0.0.1."""
     return f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 

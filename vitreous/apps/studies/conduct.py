@@ -2,10 +2,11 @@
 
 OUT/runs/MODEL-KEY/     ordinary run folders; KEY is a digest of a run's settings and its data, so that studies share
                         them
-OUT/sets/               subsets of the digits, for studies that need other datasets
+OUT/sets/               subsets of the digits, for studies that need target datasets
 OUT/NAME/study.json     settings, all runs, and the table
-OUT/NAME/measurements/      the measurements of each run; OUT/NAME/albums/ its `inspect` figures
-OUT/NAME/report.html    the page; report.md has the same as Markdown, with figure.svg
+OUT/NAME/measurements/  the measurements of each run
+OUT/NAME/albums/        the figures of `vitreous inspect` of each run
+OUT/NAME/report.html    the page; report.md is the same page in Markdown, with figure.svg
 """
 
 from __future__ import annotations

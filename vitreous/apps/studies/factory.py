@@ -188,7 +188,7 @@ def compute_run_key(run: Run, store: Path, dataset_name: str = "") -> str:
 
 
 def short_sha256(text: str) -> str:
-    """Return the first twelve hexadecimal digits of a text's SHA-256."""
+    """Return the first twelve hexadecimal digits of the SHA-256 of a text."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
@@ -217,5 +217,5 @@ class OnceListener(NullListener):
             self.listener.note(text)
 
     def progress(self, label: str, done: int, total: int | None, text: str = "") -> None:
-        """Forward all progress."""
+        """Forward all progress reports."""
         self.listener.progress(label, done, total, text)

@@ -89,7 +89,7 @@ def estimate_study_cost(study: Study, scale: Scale) -> dict[str, Any]:
 
 
 def format_study_cost(cost: dict[str, Any]) -> str:
-    """Format the result of `estimate_study_cost`."""
+    """Format the result of `estimate_study_cost`: runs and exaFLOPs."""
     return f"{cost['runs']} runs, {cost['exaflops']:.2g} exaFLOPs" if cost["runs"] else "no training"
 
 

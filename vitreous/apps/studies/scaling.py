@@ -47,10 +47,10 @@ class ScalingLaw:
         return self.E + self.A / np.asarray(parameters, float) ** self.a + self.B / np.asarray(samples, float) ** self.b
 
     def optimum(self, flops: float, per_sample: float) -> tuple[float, float]:
-        """Return the N and D that minimise the loss for C = `per_sample` N D FLOPs (arXiv:2203.15556, Eq. 4).
+        """Return the N and D that minimise the loss for `flops` C = k N D, with k = `per_sample` FLOPs per parameter
+        and sample (arXiv:2203.15556, Eq. 4).
 
-        With k = `per_sample` and G = (a A / (b B))^(1 / (a + b)): N = G (C / k)^(b / (a + b)), and D = (C / k)^(a / (a
-        + b)) / G.
+        With G = (a A / (b B))^(1 / (a + b)): N = G (C / k)^(b / (a + b)), and D = (C / k)^(a / (a + b)) / G.
         """
         ratio = (self.a * self.A / (self.b * self.B)) ** (1 / (self.a + self.b))
         work = flops / per_sample
@@ -116,7 +116,8 @@ def fit_law(
     starts = np.array(list(product(*FIT_STARTS)))
     best = minimise_huber_loss(log_runs, starts)
     errors = log_runs[:, 2] - predict_log_loss(best, log_runs)
-    # the law fits about as many runs as it has parameters exactly: these residuals, the smallest, are not resampled
+    # the fit passes nearly through as many runs as it has parameters, and absorbs part of the noise of the others:
+    # the smallest residuals are not resampled, and the others are scaled up
     free_errors = errors[np.argsort(np.abs(errors))[len(LAW_PARAMETERS) :]]
     residuals = free_errors * np.sqrt(len(log_runs) / len(free_errors))
     generator, laws = np.random.default_rng(seed), []

@@ -26,7 +26,7 @@ CPU_SECONDS_PER_MODEL = 20.0  # time limit per model over all image sizes on a C
 
 
 def speed_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Return one cell per randomly initialised model."""
+    """Return one cell per model; the models are randomly initialised."""
     return tuple(
         StudyCell((name,), TrainOptions(model=name, image_size=224)) for name in SPEED_MODELS[setting.scale.name]
     )

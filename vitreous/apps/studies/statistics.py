@@ -38,7 +38,8 @@ class Estimate:
 def estimate_mean(values: Sequence[float], level: float = CONFIDENCE_LEVEL) -> Estimate:
     """Estimate the mean of (n,) values with Student's t interval: mean ± t s / sqrt(n), with n - 1 degrees of freedom.
 
-    Assumes that values of different seeds are independent and nearly normal. Raises ValueError without values.
+    Assumes that the values of different seeds are independent and nearly normal. Raises ValueError if there are no
+    values.
     """
     array = np.asarray(values, np.float64)
     if not len(array):

@@ -265,6 +265,7 @@ def order_with_parents(cells: tuple[StudyCell, ...]) -> list[StudyCell]:
     ordered: list[StudyCell] = []
 
     def visit(cell: StudyCell) -> None:
+        """Append a cell after its prerequisites."""
         for parent in cell.parents.values():
             visit(parent)
         if cell not in ordered:

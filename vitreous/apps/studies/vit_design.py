@@ -113,6 +113,7 @@ def shape_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     base = setting.options(TrainOptions(recipe="vit-jft"))
 
     def build_options(width_factor: float, depth_factor: float, patch_divisor: int, mlp_factor: float) -> TrainOptions:
+        """Return the options of a model whose dimensions are multiples of the base model's."""
         model = f"ViT-{round(width * width_factor)}x{round(depth * depth_factor)}/{max(1, patch // patch_divisor)}"
         return update_options(base, model=model, settings={"model.mlp.hidden": f"{round(2 * width * mlp_factor)}"})
 

@@ -47,6 +47,7 @@ def build_diffusers_train_step(work: Workload, precision: str = "fp32", compiled
     forward = torch.compile(model) if compiled else model
 
     def run_step() -> float:
+        """Run one training step; return the number of images."""
         optimizer.zero_grad()
         noise, time = torch.randn_like(images), torch.randint(1000, (work.batch_size,), device=work.device)
         noisy = scheduler.add_noise(images, noise, time)
@@ -72,6 +73,7 @@ def build_diffusers_sampling_step(work: Workload, precision: str = "fp32", compi
 
     @torch.inference_mode()
     def run_step() -> float:
+        """Sample one batch; return the number of images."""
         scheduler.set_timesteps(SAMPLING_STEPS)
         noisy = torch.randn(work.batch_size, config.channels, *config.image, device=work.device)
         for time in scheduler.timesteps:

@@ -70,6 +70,7 @@ def make_loader_step(batches: Iterable[Any], keep: Any = None) -> BenchmarkStep:
     stream = iter(batches)
 
     def run_step(keep_alive: Any = keep) -> float:
+        """Take the next batch; return its number of images."""
         return len(next(stream)[0])
 
     return run_step
@@ -171,6 +172,7 @@ def build_datasets_loader(work: Workload, best: bool = False) -> BenchmarkStep:
         dataset = dataset.cast_column("image", Image(decode=False))
 
     def transform_examples(examples: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """Transform a batch of Hugging Face examples, decoding files with torchvision if `best` is set."""
         images = [
             transform(read_with_torchvision(image["path"]) if best else image.convert("RGB"))
             for image in examples["image"]

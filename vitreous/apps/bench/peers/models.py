@@ -132,9 +132,11 @@ def build_peer_inference_step(
     @torch.inference_mode(not compiled)
     @torch.no_grad()
     def compute_outputs() -> Any:
+        """Return the model's output for the batch."""
         return model(images)
 
     def run_step() -> float:
+        """Compute the output for the batch; return the number of images."""
         compute_outputs()
         return work.batch_size
 
@@ -160,6 +162,7 @@ def build_onnxruntime_step(work: Workload, quantised: bool = False) -> Benchmark
     inputs = {session.get_inputs()[0].name: images.numpy()}
 
     def run_step() -> float:
+        """Compute the logits of the batch; return the number of images."""
         session.run(None, inputs)
         return work.batch_size
 
@@ -167,7 +170,8 @@ def build_onnxruntime_step(work: Workload, quantised: bool = False) -> Benchmark
 
 
 def build_openvino_step(work: Workload, precision: str) -> BenchmarkStep:
-    """Build a forward pass of timm's model with OpenVINO: fp32, bf16, or int8 by nncf, calibrated on other images."""
+    """Build a forward pass of timm's model with OpenVINO in fp32, bf16 or int8. int8 is quantised by nncf, calibrated
+    on other random images."""
     import openvino as ov
 
     from vitreous.inference.libraries import get_openvino_core
@@ -185,6 +189,7 @@ def build_openvino_step(work: Workload, precision: str) -> BenchmarkStep:
     compiled = get_openvino_core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": hint})
 
     def run_step() -> float:
+        """Compute the logits of the batch; return the number of images."""
         compiled([images.numpy()])
         return work.batch_size
 
@@ -203,6 +208,7 @@ def build_timm_train_step(
     forward = torch.compile(model, mode=mode) if compiled else model
 
     def run_step() -> float:
+        """Run one training step; return the number of images."""
         with torch.autocast(work.device.split(":")[0], torch.bfloat16) if use_bf16 else nullcontext():
             loss = F.cross_entropy(forward(images).float(), labels)
         optimizer.zero_grad()

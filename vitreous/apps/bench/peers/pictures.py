@@ -57,6 +57,7 @@ def build_timm_predict_step(work: Workload, best: bool = False, compiled: bool =
     @torch.inference_mode(not compiled)
     @torch.no_grad()
     def run_step() -> float:
+        """Predict all files; return their number."""
         predictions = []
         for images in loader:
             best_classes = model(images.to(work.device, dtype)).float().softmax(-1).topk(5)
@@ -84,6 +85,7 @@ def build_transformers_predict_step(work: Workload, best: bool = False) -> Bench
     files = [str(file) for file in list_images(Path(work.images or "."))]
 
     def run_step() -> float:
+        """Predict all files; return their number."""
         return len(pipe(files, top_k=5, **loader_options))
 
     return run_step

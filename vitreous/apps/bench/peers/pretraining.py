@@ -32,7 +32,7 @@ def autocast_context(work: Workload, precision: str) -> Any:
 
 
 def build_transformers_mae_step(work: Workload, precision: str = "fp32", compiled: bool = False) -> BenchmarkStep:
-    """Build a training step of transformers' ViTMAEForPreTraining, as in its example."""
+    """Build a training step of transformers' ViTMAEForPreTraining, as in the example of transformers."""
     from transformers import ViTMAEConfig, ViTMAEForPreTraining
 
     torch.manual_seed(0)
@@ -46,6 +46,7 @@ def build_transformers_mae_step(work: Workload, precision: str = "fp32", compile
     forward = torch.compile(model) if compiled else model
 
     def run_step() -> float:
+        """Run one training step; return the number of images."""
         optimizer.zero_grad()
         with autocast_context(work, precision):
             loss = forward(images).loss
@@ -77,6 +78,7 @@ def build_lightly_dino_step(work: Workload, precision: str = "fp32", batch_views
     num_prototypes = config.prototypes
 
     def build_network(drop_path_rate: float) -> nn.Module:
+        """Build timm's ViT with lightly's DINO head."""
         backbone = VisionTransformer(
             work.image_size, shape.patch[0], **sizes, drop_path_rate=drop_path_rate, dynamic_img_size=True
         )
@@ -93,6 +95,7 @@ def build_lightly_dino_step(work: Workload, precision: str = "fp32", batch_views
     )
 
     def run_step() -> float:
+        """Run one training step; return the number of images."""
         update_momentum(student, teacher, TEACHER_MOMENTUM)
         optimizer.zero_grad()
         with autocast_context(work, precision):

@@ -1,4 +1,7 @@
-"""Statistics over the records of a dataset: counts, sizes, colours, file formats, and duplicates."""
+"""Statistics over the records of a dataset: counts, sizes, colours, file formats, and duplicates.
+
+Records are numpy arrays of dtype `RECORD` (`checks.record`), with one record per image.
+"""
 
 from __future__ import annotations
 
@@ -201,8 +204,8 @@ def count_categories(indices: np.ndarray, names: tuple[str, ...]) -> dict[str, i
 
 
 def summarise_copies(subject: CheckedDataset, groups: CopyGroups, tolerance: float = 0.0) -> dict[str, Any]:
-    """Summarise groups of duplicates: number of groups, of surplus images, of images in several splits, and of groups
-    with conflicting labels.
+    """Summarise groups of duplicates: the numbers of groups, of surplus images (all but one per group), of images in
+    several splits, and of groups with conflicting labels.
 
     Numeric labels conflict if they are more than `tolerance` standard deviations apart. `across_splits` counts, for
     each pair of splits, the images of the second split that are also in the first. `listed_groups` are at most

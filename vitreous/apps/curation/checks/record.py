@@ -103,7 +103,7 @@ _POWERS = np.arange(256.0)[:, None] ** (1, 2)
 
 
 class ImageTrait(IntEnum):
-    """An unusual property of an image."""
+    """An unusual property of an image or a clip, as a bit of the field `traits`."""
 
     ANIMATED = 1
     ALPHA = 2
@@ -124,6 +124,7 @@ def survey_images(
     record_indices = {sample: index for index, sample in enumerate(samples)}
 
     def survey_image(pool: SampleSource, sample: int, record: Any) -> None:
+        """Read one image, and fill its record."""
         raw = pool.raw(sample)
         image, (file_format, mode, depth, traits) = decode_with_header(raw, form)
         mean, std = compute_channel_moments(image)
@@ -167,6 +168,7 @@ def probe_pixel_formats(pool: SampleSource, samples: Sequence[int]) -> tuple[np.
     records = np.zeros(len(samples), PIXEL_FORMAT)
 
     def probe_image(pool: SampleSource, sample: int, record: Any) -> None:
+        """Read one image, and fill its record with its pixel format and size."""
         raw = pool.raw(sample)
         if (axes := get_sample_axes(pool)) != 2:  # type: ignore[arg-type]
             record["channels"], size = read_volume_form(raw, PLACEHOLDER_NAME, axes)

@@ -5,6 +5,9 @@ Crops and larger shifts need `data dedup`.
 
 Clips are compared frame by frame, at the same fractions of their lengths. A segment of a clip is therefore not found as
 its duplicate.
+
+Records of images or clips have the dtype `RECORD` (`checks.record`), pairs of them the dtype `CANDIDATE`
+(`copies.search`).
 """
 
 from __future__ import annotations

@@ -78,6 +78,7 @@ def survey_clips(pool: ConcatenatedSplits, samples: Sequence[int]) -> tuple[np.n
     record_indices = {sample: index for index, sample in enumerate(samples)}
 
     def survey_clip(pool: ConcatenatedSplits, sample: int, record: Any) -> None:
+        """Read one clip, and fill its record."""
         split, index = locate_clip(pool, sample)
         clip, record["format"], record["digest"], record["bytes"] = open_clip_with_digest(split, index)
         pixels = clip.read_frames(sample_frames_evenly(len(clip), DEFAULT_CLIP_FRAMES))
@@ -106,6 +107,7 @@ def read_clip_views(pool: ConcatenatedSplits, samples: Sequence[int]) -> tuple[n
     records = np.zeros(len(samples), CLIP_VIEWS)
 
     def read_clip(pool: ConcatenatedSplits, sample: int, record: Any) -> None:
+        """Read one clip, and fill its record with grey views."""
         split, index = locate_clip(pool, sample)
         clip = split.open_clip(index)
         record["view"] = make_frame_views(
@@ -172,6 +174,7 @@ def summarise_clips(subject: CheckedDataset, records: np.ndarray) -> dict[str, A
     is_short = (records["state"] == READABLE) & (records["frames"] < DEFAULT_CLIP_FRAMES)
 
     def describe_entries(samples: Iterable[Any]) -> list[dict[str, Any]]:
+        """Describe the listed samples by split, index, name and class."""
         return [describe_sample_entry(subject, int(sample)) for sample in samples][:MAX_LISTED_GROUPS]
 
     return {

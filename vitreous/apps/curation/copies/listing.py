@@ -67,7 +67,7 @@ def remaining_to_csv(data: Data, names: frozenset[str], folder: Path) -> str:
     unstorable = [name for name in data.classes if "|" in name or name != name.strip() or not is_utf8(name)]
     if unstorable:
         problem = f"the class {escape_unprintable(unstorable[0])} cannot be written to a CSV file"
-        raise DataError(problem, "rename it, or use --exclude with the list")
+        raise DataError(problem, "rename the class, or use --exclude with the list")
     drops_split_column = data.unsplit and data.full_train_split is not None
     csv_rows = [["path", *(data.targets or ["label"]), "split"]]
     has_intervals = any(isinstance(split, ClipFiles) and split.segments is not None for split in data.splits.values())
@@ -80,7 +80,7 @@ def remaining_to_csv(data: Data, names: frozenset[str], folder: Path) -> str:
             path, label = os.path.relpath(split.paths[sample], folder), split.labels[sample]
             if not is_utf8(path):
                 problem = f"{split.name(int(sample))}: a name that is not UTF-8 cannot be written to a CSV file"
-                raise DataError(problem, "rename it")
+                raise DataError(problem, "rename the file")
             csv_rows.append(
                 [f"./{path}" if path.startswith(FORMULA_PREFIXES) else path, *write_label(data, label), split_name]
             )

@@ -192,6 +192,7 @@ def make_grey_views(
     records = np.zeros(len(samples), VIEW)
 
     def fill_view(pool: Any, sample: int, record: Any) -> None:
+        """Fill the record of one image with its grey view."""
         record["view"] = make_grey_view(read(pool, sample), LARGER_VIEW_SIZE)
 
     return records, fill_records(records, pool, samples, fill_view)

@@ -1,7 +1,8 @@
 """Verification of candidate duplicates: align one image to the other, and compare the overlap.
 
-Shapes: p pairs of views (a, b), each (p, side, side) float32. View a, mirrored or not, matches a box of view b, except
-at its edges. A box is (x, y, width, height) in fractions of view b.
+Candidates are p pairs of dtype `CANDIDATE` (`copies.search`). Shapes: pairs of views (a, b), each (p, side, side)
+float32. View a, mirrored or not, matches a box of view b, except at its edges. A box is (x, y, width, height) in
+fractions of view b.
 """
 
 from __future__ import annotations
@@ -178,6 +179,7 @@ def correlate_blocks(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the mean correlation (p,) over blocks of (p, c, c) greys; uniform blocks correlate near 0."""
 
     def normalise_blocks(views: np.ndarray) -> np.ndarray:
+        """Divide views by their standard deviation, and subtract its mean from each block: (p, blocks, cells)."""
         count, num_blocks = len(views), views.shape[1] // BLOCK_CELLS
         scaled = views / np.maximum(views.reshape(count, -1).std(1), 1e-3)[:, None, None]
         cells = (

@@ -90,6 +90,7 @@ def count_border_lines(values: np.ndarray) -> tuple[int, int, int, int]:
     """
 
     def count_side_lines(lines: np.ndarray) -> int:
+        """Count the border lines among the first lines of (n, length) greys."""
         if int(lines[0].max()) - int(lines[0].min()) > BORDER_LINE_SPREAD:
             return 0
         lines = lines[: len(lines) // 4 + 1].astype(np.int16)
