@@ -48,11 +48,11 @@ def list_limit_contenders(task: str, device: str) -> list[Contender]:
     return [Contender("peak", precision, partial(build_matmul_step, precision=precision)) for precision in precisions]
 
 
-def build_matmul_step(work: Workload, precision: str) -> BenchmarkStep:
+def build_matmul_step(workload: Workload, precision: str) -> BenchmarkStep:
     """Build a step that multiplies square matrices with the fastest matmul of the device. The step returns its number
     of floating-point operations, two per multiply-add."""
     run, operations = choose_fastest_matmul(
-        work.device, precision, PEAK_MATRIX_SIZE.get(work.device.split(":")[0], 2048)
+        workload.device, precision, PEAK_MATRIX_SIZE.get(workload.device.split(":")[0], 2048)
     )
 
     @torch.inference_mode()

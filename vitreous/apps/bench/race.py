@@ -48,7 +48,7 @@ class ContenderResult:
 
 
 def run_race(
-    work: Workload,
+    workload: Workload,
     contenders: Sequence[Contender],
     timing: Timing,
     on_round: Callable[[int, str], None] = lambda done, label: None,
@@ -65,7 +65,7 @@ def run_race(
     try:
         for result in results:
             pipe, child_pipe = context.Pipe()
-            process = context.Process(target=run_contender_process, args=(child_pipe, result.contender, work))
+            process = context.Process(target=run_contender_process, args=(child_pipe, result.contender, workload))
             with nullcontext() if result.contender.is_ours else restore_default_spinning():
                 process.start()
             child_pipe.close()
@@ -130,7 +130,7 @@ def run_steps_for(seconds: float, step: BenchmarkStep, device: str = "cpu") -> t
     return units, elapsed
 
 
-def run_contender_process(pipe: Connection, contender: Contender, work: Workload) -> None:
+def run_contender_process(pipe: Connection, contender: Contender, workload: Workload) -> None:
     """Run a contender's process: build its step, run it once, then serve requests until the pipe closes."""
     import logging
     import os
@@ -145,10 +145,10 @@ def run_contender_process(pipe: Connection, contender: Contender, work: Workload
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
         started = time.perf_counter()
-        step = contender.build(work)
+        step = contender.build(workload)
         ready = time.perf_counter()
         step()
-        synchronize_device(work.device)
+        synchronize_device(workload.device)
         pipe.send(("ready", (ready - started, time.perf_counter() - ready)))
         while True:
             seconds = pipe.recv()
@@ -158,9 +158,9 @@ def run_contender_process(pipe: Connection, contender: Contender, work: Workload
             if seconds == MEASURE_PROFILE:
                 pipe.send(("profile", profile_steps(step, 1.0)))
                 continue
-            if work.loads_ahead:
-                run_steps_for(seconds / 2, step, work.device)
-            pipe.send(("done", (*run_steps_for(seconds, step, work.device), get_peak_memory(work.device))))
+            if workload.loads_ahead:
+                run_steps_for(seconds / 2, step, workload.device)
+            pipe.send(("done", (*run_steps_for(seconds, step, workload.device), get_peak_memory(workload.device))))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
     except Exception as error:  # a peer may fail in any way; the race continues without it

@@ -95,8 +95,13 @@ def races_to_json(races: list[RaceResult]) -> dict[str, Any]:
 
 def race_to_records(race: RaceResult) -> list[dict[str, Any]]:
     """Return one JSON record per contender. The record of a failed contender has `failure` and no metrics."""
-    base, work = race.get_baseline(), race.workload
-    shared = {"task": work.task, "model": work.model, "image_size": work.image_size, "batch_size": work.batch_size}
+    base, workload = race.get_baseline(), race.workload
+    shared = {
+        "task": workload.task,
+        "model": workload.model,
+        "image_size": workload.image_size,
+        "batch_size": workload.batch_size,
+    }
     return [
         shared
         | {

@@ -65,8 +65,8 @@ def run_benchmarks(
             for batch_size in task_batch_sizes
         ]
     races = []
-    for work in workloads:
-        available = list_contenders(work.task, device)
+    for workload in workloads:
+        available = list_contenders(workload.task, device)
         selected = [
             contender for contender in available if any(fnmatchcase(contender.label, f"{pattern}*") for pattern in only)
         ]
@@ -75,14 +75,14 @@ def run_benchmarks(
                 f"no contender matches {', '.join(only)}",
                 "use " + "; ".join(contender.label for contender in available),
             )
-        limits = list_limit_contenders(work.task, device)
+        limits = list_limit_contenders(workload.task, device)
 
-        def report_round(done: int, label: str, work: Workload = work) -> None:
+        def report_round(done: int, label: str, workload: Workload = workload) -> None:
             """Report a finished round of this race to `on_round`."""
-            on_round(work.title(), done, timing.rounds, label)
+            on_round(workload.title(), done, timing.rounds, label)
 
-        results = run_race(work, [*limits, *selected], timing, report_round)
-        races.append(RaceResult(work, results[len(limits) :], results[: len(limits)]))
+        results = run_race(workload, [*limits, *selected], timing, report_round)
+        races.append(RaceResult(workload, results[len(limits) :], results[: len(limits)]))
     return races
 
 

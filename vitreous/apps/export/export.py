@@ -69,9 +69,11 @@ def export(
     """
     check_path_argument(run, "export(run)")
     if to not in EXPORT_FORMATS:
-        others = bool(images or data or quantize or dynamic_size or max_loss is not None)
+        has_other_options = bool(images or data or quantize or dynamic_size or max_loss is not None)
         listener = listener or NullListener()
-        return export_weights(run, to, out=out, has_other_options=others, overwrite=overwrite, listener=listener)
+        return export_weights(
+            run, to, out=out, has_other_options=has_other_options, overwrite=overwrite, listener=listener
+        )
     allowed = check_export_options(to, images, data, quantize, max_loss)
     check_installed(EXPORT_FORMATS[to].libraries + EXPORT_FORMATS[to].for_int8 * (quantize is not None))
     listener = listener or NullListener()

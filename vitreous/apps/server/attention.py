@@ -71,12 +71,12 @@ class AttentionRequest:
                 ",".join(map(str, ends)) for ends in ([0] * len(axes), [end - 1 for end in max_grid])
             )
             allowed = f"prediction, or {','.join(axes)} of a patch, from {first_position} to {last_position}"
-            numbers = query.split(",")
-            if len(numbers) != len(axes):
+            coordinates = query.split(",")
+            if len(coordinates) != len(axes):
                 raise make_parameter_error("query", query, allowed)
             position = tuple(
                 parse_number("query", number, end, allowed, full_value=query)
-                for number, end in zip(numbers, max_grid, strict=True)
+                for number, end in zip(coordinates, max_grid, strict=True)
             )
         return AttentionRequest(kind, layer, head, position)
 

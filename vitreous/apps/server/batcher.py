@@ -73,10 +73,13 @@ class Batcher:
     @property
     def get_failure_reason(self) -> str:
         """Return why the computing thread has failed for good; an empty string if it has not."""
-        began = self.batch_start_time
+        batch_start = self.batch_start_time
         if not self.thread.is_alive() and not self.closed:
             return "the computing thread has stopped"
-        if began is not None and time.monotonic() - max(began, self.alive) > HANG_SECONDS + 10 * self.batch_seconds:
+        if (
+            batch_start is not None
+            and time.monotonic() - max(batch_start, self.alive) > HANG_SECONDS + 10 * self.batch_seconds
+        ):
             return "a batch exceeds the time limit"
         return "three consecutive batches failed" if self.failures >= 3 else ""
 
@@ -91,7 +94,7 @@ class Batcher:
         while (batch := self.take_batch()) is not None:
             if not batch:
                 continue
-            self.batch_start_time = began = time.monotonic()
+            self.batch_start_time = batch_start = time.monotonic()
             try:
                 inputs, work = [job.input for job in batch], batch[0].compute
                 results = [work(inputs[0])] if batch[0].is_unbatched else list(work(stack_same_size(inputs)))
@@ -100,7 +103,7 @@ class Batcher:
                 self.failures += 1
                 results = [error] * len(batch)
             self.batch_start_time = None
-            seconds = time.monotonic() - began
+            seconds = time.monotonic() - batch_start
             if not batch[0].is_unbatched:
                 self.batch_seconds = update_running_mean(self.batch_seconds, seconds)
                 self.per_image = update_running_mean(self.per_image, seconds / len(batch))

@@ -141,9 +141,9 @@ class DecoderPool:
         self.drop(child)
         self.run_in_background(self.start_process())
 
-    def run_in_background(self, work: Any) -> asyncio.Task[Any]:
+    def run_in_background(self, coroutine: Any) -> asyncio.Task[Any]:
         """Run a coroutine as a task to completion, even if its caller is cancelled."""
-        task = asyncio.get_running_loop().create_task(work)
+        task = asyncio.get_running_loop().create_task(coroutine)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return task
@@ -200,9 +200,9 @@ class DecoderPool:
         seconds = []
         with suppress(Refusal):
             for _ in range(3):
-                began = loop.time()
+                start = loop.time()
                 await self.decode(content, settings)
-                seconds.append(loop.time() - began)
+                seconds.append(loop.time() - start)
         return min(seconds, default=0.0)
 
     def close(self) -> None:

@@ -144,9 +144,9 @@ def warm_up_predictor(
         raise WeightsError(message, "train or export the model again")
     full_batch, seconds = predictor.card.preprocess.noise(size), []
     for _ in range(2):
-        began = time.perf_counter()
+        start = time.perf_counter()
         compute_output(full_batch)
-        seconds.append(max(time.perf_counter() - began, 1e-6))
+        seconds.append(max(time.perf_counter() - start, 1e-6))
     index, note = open_run_index(predictor, run)
     served = ServedModel(
         predictor,
@@ -174,9 +174,9 @@ def warm_up_generator(predictor: Predictor, generator: Generator, limits: Server
 
     def time_generation(count: int) -> tuple[list[Sample], float]:
         """Generate `count` images; return them and the elapsed seconds."""
-        began, pairs = time.perf_counter(), [(0, index) for index in range(count)]
+        start, pairs = time.perf_counter(), [(0, index) for index in range(count)]
         samples = list(generator.generate(pairs, options, on_step=record_finiteness))
-        return samples, max(time.perf_counter() - began, 1e-6)
+        return samples, max(time.perf_counter() - start, 1e-6)
 
     (first_samples, _), (repeated, seconds) = time_generation(1), time_generation(1)
     if not all(finite_steps) or not np.array_equal(first_samples[0].image, repeated[0].image):

@@ -104,7 +104,7 @@ class SampleJob:
 
     def compute_document(self, job: SampleJob) -> dict[str, Any] | Refusal:
         """Generate the images. Return them with their settings as a JSON document, or the refusal."""
-        began = time.monotonic()
+        start = time.monotonic()
         try:
             samples = self.compute()
         except Refusal as refusal:
@@ -116,7 +116,7 @@ class SampleJob:
         settings = self.request.describe(self.generator.sampler.precision)
         size = list(samples[0].image.shape[:2])
         document = {"images": images, "size": size, "columns": self.columns, "settings": settings}
-        return document | {"seconds": round(time.monotonic() - began, 4)}
+        return document | {"seconds": round(time.monotonic() - start, 4)}
 
     def compute_grid(self, job: SampleJob) -> bytes | Refusal:
         """Generate the images. Return them as one PNG in the layout of `vitreous sample`, or the refusal."""

@@ -53,8 +53,8 @@ class ScalingLaw:
         With G = (a A / (b B))^(1 / (a + b)): N = G (C / k)^(b / (a + b)), and D = (C / k)^(a / (a + b)) / G.
         """
         ratio = (self.a * self.A / (self.b * self.B)) ** (1 / (self.a + self.b))
-        work = flops / per_sample
-        return ratio * work ** (self.b / (self.a + self.b)), work ** (self.a / (self.a + self.b)) / ratio
+        budget = flops / per_sample
+        return ratio * budget ** (self.b / (self.a + self.b)), budget ** (self.a / (self.a + self.b)) / ratio
 
 
 @dataclass(frozen=True)

@@ -71,10 +71,10 @@ def read_run_result(study_run: StudyRun, metric: str = "") -> RunResult:
     """Read the result of a complete run: its primary validation metric or, if `metric` is set, that metric, for which
     lower is better."""
     summary = json.loads(study_run.folder.summary.read_text("utf-8"))
-    val = summary.get("val") or {}
-    better = "lower" if metric else val.get("better", "higher")
-    metric = metric or (get_primary_key(val) if val else "")
-    value = val.get(metric) if "failure" not in summary else None
+    val_metrics = summary.get("val") or {}
+    better = "lower" if metric else val_metrics.get("better", "higher")
+    metric = metric or (get_primary_key(val_metrics) if val_metrics else "")
+    value = val_metrics.get(metric) if "failure" not in summary else None
     measurements: dict[str, float | None] = {
         **{name: summary.get(name) for name in SUMMARY_QUANTITIES},
         "samples": study_run.run.total,
@@ -87,7 +87,7 @@ def read_run_result(study_run: StudyRun, metric: str = "") -> RunResult:
         value=value,
         better=better,
         measurements=measurements,
-        images=val.get("images"),
+        images=val_metrics.get("images"),
     )
 
 

@@ -31,7 +31,7 @@ class ImageFileDataset(torch.utils.data.Dataset):
             return self.transform(image.convert("RGB"))
 
 
-def build_timm_predict_step(work: Workload, best: bool = False, compiled: bool = False) -> BenchmarkStep:
+def build_timm_predict_step(workload: Workload, best: bool = False, compiled: bool = False) -> BenchmarkStep:
     """Build a prediction step, image files to the top 5 classes, with timm's model, its transform and a DataLoader, as
     in timm's `inference.py`.
 
@@ -40,16 +40,16 @@ def build_timm_predict_step(work: Workload, best: bool = False, compiled: bool =
     """
     from timm.data.transforms_factory import create_transform
 
-    dtype = torch.bfloat16 if best and has_bf16(work.device) else torch.float32
-    model: Any = build_timm_model(work).eval().requires_grad_(False).to(work.device, dtype)
+    dtype = torch.bfloat16 if best and has_bf16(workload.device) else torch.float32
+    model: Any = build_timm_model(workload).eval().requires_grad_(False).to(workload.device, dtype)
     if compiled:
         import torch._inductor.config as inductor
 
         inductor.freezing = True
         model = torch.compile(model, dynamic=True)
-    files = list_images(Path(work.images or "."))
+    files = list_images(Path(workload.images or "."))
     dataset = ImageFileDataset(
-        files, create_transform((3, work.image_size, work.image_size), interpolation="bicubic", crop_pct=0.9)
+        files, create_transform((3, workload.image_size, workload.image_size), interpolation="bicubic", crop_pct=0.9)
     )
     workers = default_worker_count() if best else 2
     loader = torch.utils.data.DataLoader(dataset, 32 if best else 16, num_workers=workers, persistent_workers=True)
@@ -60,14 +60,14 @@ def build_timm_predict_step(work: Workload, best: bool = False, compiled: bool =
         """Predict all files; return their number."""
         predictions = []
         for images in loader:
-            best_classes = model(images.to(work.device, dtype)).float().softmax(-1).topk(5)
+            best_classes = model(images.to(workload.device, dtype)).float().softmax(-1).topk(5)
             predictions += zip(best_classes.indices.tolist(), best_classes.values.tolist(), strict=True)
         return len(predictions)
 
     return run_step
 
 
-def build_transformers_predict_step(work: Workload, best: bool = False) -> BenchmarkStep:
+def build_transformers_predict_step(workload: Workload, best: bool = False) -> BenchmarkStep:
     """Build a prediction step, image files to the top 5 classes, with the transformers pipeline and its fast
     (torchvision) processor.
 
@@ -76,13 +76,15 @@ def build_transformers_predict_step(work: Workload, best: bool = False) -> Bench
     """
     from transformers import ViTImageProcessor, pipeline
 
-    size = {"height": work.image_size, "width": work.image_size}
+    size = {"height": workload.image_size, "width": workload.image_size}
     build_pipeline: Any = pipeline
-    options: dict[str, Any] = {"dtype": torch.bfloat16 if has_bf16(work.device) else torch.float32} if best else {}
-    model, processor = build_transformers_model(work).eval(), ViTImageProcessor(size=size)
-    pipe = build_pipeline("image-classification", model=model, image_processor=processor, device=work.device, **options)
+    options: dict[str, Any] = {"dtype": torch.bfloat16 if has_bf16(workload.device) else torch.float32} if best else {}
+    model, processor = build_transformers_model(workload).eval(), ViTImageProcessor(size=size)
+    pipe = build_pipeline(
+        "image-classification", model=model, image_processor=processor, device=workload.device, **options
+    )
     loader_options = {"batch_size": 8, "num_workers": default_worker_count()} if best else {}
-    files = [str(file) for file in list_images(Path(work.images or "."))]
+    files = [str(file) for file in list_images(Path(workload.images or "."))]
 
     def run_step() -> float:
         """Predict all files; return their number."""

@@ -171,7 +171,7 @@ def report_annotations(annotations: dict[str, Any] | None) -> Iterator[FindingRo
             "",
         )
     if total := sum(annotations["pixels"].values()):
-        entries = sorted(annotations["pixels"].items(), key=lambda row: -row[1])
+        entries = sorted(annotations["pixels"].items(), key=lambda entry: -entry[1])
         shares = ", ".join(f"{name} {count / total:.2%}" for name, count in entries[:MAX_LISTED_NAMES] if count)
         unknown = annotations["ignored_pixels"] / (total + annotations["ignored_pixels"])
         text = f"pixels by class: {shares}" + (f"; {unknown:.2%} without a class" if unknown else "")
