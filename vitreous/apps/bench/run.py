@@ -102,7 +102,8 @@ def choose_image_size(model: str, image_size: int | None) -> int:
         return model_config.image[0]
     if image_size % model_config.patch[0]:
         problem = f"image size {image_size} is not divisible by patch size {model_config.patch[0]} ({model})"
-        raise UsageError(problem, f"use {nearest_divisible_size((image_size,) * 2, model_config.patch)[0]}")
+        nearest = nearest_divisible_size((image_size,) * 2, model_config.patch)[0]
+        raise UsageError(problem, f"use --image-size {nearest}")
     return image_size
 
 

@@ -57,10 +57,9 @@ def check_dataset(
     The document does not depend on `workers`: None is one process per core, 0 is this process, which would then crash
     with its decoder.
 
-    `image_size` is the model's input size in pixels. It may depend on the first readable image: a function from that
-    image's (height, width) and the target type (`objects`, `classes`, or an empty string) to the input size. `axes`,
-    `ignore_index` and `targets` are those of `open_data`. Raises DataError if there are no images, UsageError for
-    options out of range.
+    `image_size` is the model's input size in pixels, or a function of the first readable image: from its (height,
+    width) and the target type (`objects`, `classes`, or an empty string) to the input size. `axes`, `ignore_index` and
+    `targets` are those of `open_data`. Raises DataError if there are no images, UsageError for options out of range.
     """
     if isinstance(image_size, int) and image_size < 1:
         raise UsageError(f"--image-size must be at least 1, not {image_size}")

@@ -124,7 +124,7 @@ def find_bundle_folder(run: str | os.PathLike[str]) -> Path:
         return folder
     if (path / "config.yaml").is_file():
         raise UsageError(f"the run in {path} did not finish", f"continue it: vitreous train --resume --out {path}")
-    raise UsageError(f"{path} is not a bundle", f"convert it: vitreous convert {path} BUNDLE, then push that")
+    raise UsageError(f"{path} is not a bundle", f"convert it: vitreous convert {path} BUNDLE, then push BUNDLE")
 
 
 def load_run_summary(folder: Path) -> dict[str, Any]:

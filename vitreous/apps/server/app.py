@@ -136,7 +136,7 @@ class RequestGate:
         if method not in allowed:
             allow_header = {"allow": ", ".join(sorted(allowed))}
             hint = f"use {'POST' if 'POST' in allowed else 'GET'}"
-            raise Refusal(405, "method_not_allowed", f"{method} {path}", hint, headers=allow_header)
+            raise Refusal(405, "method_not_allowed", f"{path} does not support {method}", hint, headers=allow_header)
         if (deadline_text := headers.get(b"x-deadline-ms")) is not None:
             info.deadline = info.start_time + parse_deadline(deadline_text)
         if info.body_bytes is not None and info.body_bytes > service.limits.bytes:

@@ -101,10 +101,10 @@ def make_parameter_error(name: str, value: str, allowed: str) -> UsageError:
 def require_attention_config(config: ModelConfig) -> ViTConfig:
     """Return the config of a model with global attention in every block. Raises UsageError for other models."""
     if not config.has_attention:
-        raise UsageError("a BiT ResNet has no attention over tokens", "request its filters")
+        raise UsageError("a BiT ResNet has no attention over tokens", "request GET /v1/filters instead")
     if not config.sees_whole_image:
         message = "blocks of this model attend within rows, columns, windows or time slots, not globally"
-        raise UsageError(message, "request its filters")
+        raise UsageError(message, "request GET /v1/filters instead")
     return cast(ViTConfig, config)
 
 

@@ -184,7 +184,7 @@ class DecoderPool:
                 message = "the decoding process was killed"
                 raise Refusal(503, "decoder_lost", message, "retry", retry=1) from None
             message = "image: decoding failed, or took too much time or memory"
-            raise Refusal(422, "unreadable_image", message, "save it as a standard JPEG or PNG") from None
+            raise Refusal(422, "unreadable_image", message, "save the image as a standard JPEG or PNG") from None
         if self.closed:
             self.drop(child)
         else:

@@ -17,7 +17,7 @@ ERROR_DESCRIPTIONS = {
     "413": "too large, or too many images",
     "415": "unsupported body type",
     "422": "invalid parameter or image",
-    "429": "the queue is full: retry after Retry-After seconds",
+    "429": "the queue is full: retry after the seconds in the header Retry-After",
     "503": "starting, shutting down, or failed: see the code",
     "504": "the deadline expired",
 }

@@ -132,7 +132,7 @@ def parse_sample_request(content_type: str, body: bytes, limits: SampleLimits) -
     if count * steps > limits.image_steps:
         max_images = max(1, limits.image_steps // steps)
         hint = f"use at most {max_images} images, or at most {limits.image_steps // count} steps"
-        raise Refusal(413, "too_large", f"{count} images in {steps} steps", hint)
+        raise Refusal(413, "too_large", f"{count} images with {steps} steps exceed the limit", hint)
     options = SamplingOptions(guidance=guidance, sampler=sampler, steps=steps, seed=seed)
     return SampleRequest(name, count, options=options, sampler=sampler, steps=steps, to_seed=to_seed)
 

@@ -97,7 +97,7 @@ class Service:
         (503)."""
         if self.draining:
             raise Refusal(503, "draining", "the server is shutting down", "retry later, or use another server", retry=5)
-        hint = "retry after Retry-After seconds"
+        hint = "retry after the seconds in the header Retry-After"
         # a form with many images is accepted when the queue is empty
         if self.images_in_flight and self.images_in_flight + count > self.queue_limit:
             retry = max(1, math.ceil(self.images_in_flight * (self.batcher.per_image or 1 / self.images_per_second)))
@@ -156,7 +156,7 @@ class Service:
         self.log.write(event="failed", request_id=info.id, error=f"{type(error).__name__}: {str(error)[:500]}")
         if isinstance(error, MemoryError):
             return Refusal(503, "failed", "out of memory", "retry with a smaller image", retry=5)
-        return Refusal(503, "failed", "the model failed on this request", "see the server's log", retry=5)
+        return Refusal(503, "failed", "the model failed on this request", "see the server's log for the cause", retry=5)
 
     def read_state(self) -> tuple[dict[str, float], dict[str, float], dict[str, str]]:
         """Return gauges, counters, and the labels of the model for the Prometheus metrics."""

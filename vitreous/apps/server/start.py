@@ -133,7 +133,7 @@ def read_token(path: str) -> bytes:
     try:
         token = Path(path).read_bytes().strip()
     except OSError as error:
-        raise UsageError(f"--token-file {path}: {error.strerror}", "use a file with a token") from None
+        raise UsageError(f"--token-file {path}: {error.strerror}", "use a file that contains a token") from None
     if len(token) < MIN_TOKEN_LENGTH or not token.isascii() or b" " in token or b"\n" in token:
         message = f"--token-file {path} does not contain a token of at least {MIN_TOKEN_LENGTH} characters"
         raise UsageError(message, "create one: python -c 'import secrets; print(secrets.token_urlsafe())'")

@@ -152,7 +152,7 @@ def resolve_study_settings(options: StudyOptions, study_folder: Path) -> StudySe
         stored = replace(stored, to=tuple(stored.to))
     except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(
-            f"{study_folder} is not a study: it has no {STATE_FILE}", "start it without --resume"
+            f"{study_folder} is not a study: it has no {STATE_FILE}", "start the study without --resume"
         ) from None
     differing = [
         f"{name}: {getattr(stored, name)} -> {value}"

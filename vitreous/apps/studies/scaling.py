@@ -150,7 +150,10 @@ def check_fit_runs(runs: np.ndarray) -> None:
         )
     for column, name in enumerate(("size of the model", "number of samples")):
         if len(np.unique(runs[:, column])) < 3:
-            raise DataError(f"fewer than three values of the {name} cannot fit an exponent", "vary both, in a grid")
+            raise DataError(
+                f"fewer than three values of the {name} cannot fit an exponent",
+                "vary model size and number of samples in a grid",
+            )
 
 
 def predict_log_loss(theta: np.ndarray, log_runs: np.ndarray) -> np.ndarray:
