@@ -221,7 +221,7 @@ def masked_patch_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
                     (pretraining, dataset.name),
                     scratch,
                     parents=prerequisites,
-                    parent_options=parent_options,
+                    then=parent_options,
                     data=dataset.source,
                 )
             )
