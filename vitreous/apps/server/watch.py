@@ -66,7 +66,7 @@ class WatchApp:
         name = folder.path.resolve().name
         data = Path(run.data.source).name or run.data.source
         self.page = render_template(
-            "watch.html", run=name, model=run.model.name(), data=data, page_data=json.dumps(page_data)
+            "watch.html", run=name, model=run.model.name(), data=data, facts=json.dumps(page_data)
         )
         routes = {"/": self.show_page, "/events": self.send_events, "/report.html": self.show_report}
         self.app = Starlette(
