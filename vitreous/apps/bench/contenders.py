@@ -154,13 +154,13 @@ def list_dino_contenders(device: str) -> list[Contender]:
     return [
         vitreous_contender("default", build_pretraining_step),
         vitreous_contender("fp32", build_pretraining_step, precision="fp32"),
-        peer_contender("lightly", "default (fp32), a view at a time", pretraining.build_lightly_dino_step),
+        peer_contender("lightly", "default (fp32), one view at a time", pretraining.build_lightly_dino_step),
         peer_contender(
-            "lightly", "fp32, views of a size together", pretraining.build_lightly_dino_step, batch_views=True
+            "lightly", "fp32, views of equal size batched", pretraining.build_lightly_dino_step, batch_views=True
         ),
         peer_contender(
             "lightly",
-            "best: bf16 autocast, together, fused",
+            "best: bf16 autocast, batched views, fused AdamW",
             pretraining.build_lightly_dino_step,
             batch_views=True,
             precision="bf16",
@@ -241,6 +241,6 @@ def list_predict_contenders(device: str) -> list[Contender]:
             "transformers", "best: batches of 8, workers", pictures.build_transformers_predict_step, best=True
         ),
         peer_contender("timm", "default script with a DataLoader", pictures.build_timm_predict_step),
-        peer_contender("timm", "best: batches of 32, a worker a core", pictures.build_timm_predict_step, best=True),
+        peer_contender("timm", "best: batches of 32, one worker per core", pictures.build_timm_predict_step, best=True),
         peer_contender("timm", "best, compiled", pictures.build_timm_predict_step, best=True, compiled=True),
     ]

@@ -108,7 +108,8 @@ def build_train_step(
     graphs: bool = True,
 ) -> BenchmarkStep:
     """Build a training step: forward, backward, clipping, AdamW. On a GPU, it uses compiled blocks and CUDA graphs, as
-    `vitreous train` does; `compiled` and `graphs` override this."""
+    `vitreous train` does; `compiled` and `graphs` override this. `shards` None is the number of shards that `vitreous
+    train` would choose."""
     configure_process()
     torch.manual_seed(0)
     dtype, device = DTYPES[pick_precision(precision, workload.device)], torch.device(workload.device)
