@@ -45,8 +45,8 @@ class Workload:
 
 @dataclass(frozen=True)
 class Timing:
-    """How a race is measured: number of measured rounds, minimum seconds of a contender per round, and whether
-    contenders are profiled afterwards."""
+    """Settings of a race: number of measured rounds, minimum seconds of a contender per round, and whether contenders
+    are profiled afterwards."""
 
     rounds: int = 5
     seconds: float = 1.0

@@ -207,8 +207,8 @@ def strip_data_folder(data: Data, name: str) -> str:
 
 @dataclass(frozen=True)
 class PackEncoding:
-    """How the samples of a split are encoded: by `reader` in `workers` processes, and then by the autoencoder, if there
-    is one."""
+    """The encoder of a split's samples: `reader` encodes them in `workers` processes, then the autoencoder, if there is
+    one."""
 
     reader: SampleEncoder
     workers: int

@@ -44,7 +44,7 @@ FLAG_WITH_SIZE, FLAG_FULL_SIZE = 1, 2  # flags of a job: also return the image's
 
 @dataclass(frozen=True)
 class DecodeSettings:
-    """How a model's images are decoded: its preprocessing, `exact` to decode every JPEG at full size, and the maximum
+    """Decoding settings of a model: its preprocessing, `exact` to decode every JPEG at full size, and the maximum
     number of pixels of an image."""
 
     preprocess: Preprocess

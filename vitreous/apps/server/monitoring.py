@@ -107,7 +107,7 @@ class StateCollector(Collector):
         self.read_state = read_state
 
     def collect(self) -> Iterator[Metric]:
-        """Yield one metric family per gauge, counter, and for the model."""
+        """Yield one metric family per gauge and per counter, and one for the model."""
         gauges, counters, model = self.read_state()
         for name, value in gauges.items():
             yield GaugeMetricFamily(name, name, value)

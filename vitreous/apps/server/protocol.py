@@ -40,9 +40,9 @@ IDLE, HEAD, BODY, ANSWERING = "idle", "head", "body", "answering"
 class LimitedProtocol(HttpToolsProtocol):
     """One connection with limits.
 
-    `phase` is what the connection waits for: a request (IDLE), the rest of its head or body (HEAD, BODY), or the
-    response (ANSWERING); `phase_start_time` is its start. `count_malformed` is called with the status of each malformed
-    request. `refuse_full` returns a refusal and the request id if the server is full.
+    `phase` is its state: no request (IDLE), an incomplete head or body (HEAD, BODY), or a complete request without a
+    response (ANSWERING). `phase_start_time` is the start of the phase. `count_malformed` is called with the status of
+    each malformed request. `refuse_full` returns a refusal and the request id if the server is full.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Handle the end of a request: it waits for the response, unless that is already sent."""
+        """Handle the end of a request. The connection then waits for the response, unless it is already sent."""
         super().on_message_complete()
         self.phase, self.phase_start_time = (IDLE if self.cycle.response_complete else ANSWERING), self.loop.time()
 

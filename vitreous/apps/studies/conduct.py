@@ -189,7 +189,7 @@ def write_initial_state(study_folder: Path, settings: StudySettings) -> None:
 
 @dataclass(frozen=True)
 class TrainingContext:
-    """What training a study's runs needs besides the runs: options, listener and stop signals."""
+    """Options, listener and stop signals for training a study's runs."""
 
     options: StudyOptions
     listener: ProgressListener

@@ -42,7 +42,7 @@ def draw_study_figure(
 
 
 def draw_dots(study: Study, rows: list[TableRow], factor: float, unit: str) -> Any:
-    """Draw the mean, the interval and each seed of every row on one line."""
+    """Draw one line per row: the mean, its interval, and each seed."""
     from matplotlib.figure import Figure
 
     names = [" · ".join(row.axis_values) for row in rows]

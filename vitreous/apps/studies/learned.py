@@ -1,5 +1,5 @@
-"""Studies of what a ViT has learned: filters, position embeddings, attention distance and rollout of trained models
-(arXiv:2010.11929, Figures 6, 7, 10, 11 and 14), as metrics over many images and runs."""
+"""Studies of the features that a ViT learns (arXiv:2010.11929, Figures 6, 7, 10, 11 and 14): filters, position
+embeddings, attention distance and rollout of trained models, as metrics over many images and runs."""
 
 from __future__ import annotations
 

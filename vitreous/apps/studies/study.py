@@ -74,7 +74,7 @@ class OtherDataset:
 
 @dataclass(frozen=True)
 class StudySetting:
-    """What a study's cells depend on: the scale, the image size in pixels, and the target datasets."""
+    """Settings from which a study derives its cells: the scale, the image size in pixels, and the target datasets."""
 
     scale: Scale
     image_size: int
@@ -144,7 +144,7 @@ class StudyCell:
 @dataclass(frozen=True)
 class Chart:
     """The figure of a table: means against `x`, an axis or a measured quantity, with one curve per value of the axes
-    `series`. Without `x`, it is a line per row with mean and interval."""
+    `series`. Without `x`, it has one line per row, with mean and interval."""
 
     x: str = ""
     series: str | tuple[str, ...] = ""

@@ -47,7 +47,7 @@ GROUP_MEANS = {"ViT-H/14": ("86.7", "87.0", "65.0"), "ViT-L/16": ("85.6", "86.7"
 
 
 def pretraining_cells(setting: StudySetting) -> dict[str, StudyCell]:
-    """Return the cell of each pre-trained model by name. They are trained on the study's own data."""
+    """Return the cell of each pre-trained model by name. The models are pre-trained on the dataset of the study."""
     if setting.scale.name == "published":
         return {
             name: StudyCell((), setting.options(TrainOptions(recipe="vit-jft", model=name))) for name in TRANSFER_MODELS

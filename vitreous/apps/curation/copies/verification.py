@@ -179,7 +179,7 @@ def correlate_blocks(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the mean correlation (p,) over blocks of (p, c, c) greys; uniform blocks correlate near 0."""
 
     def normalise_blocks(views: np.ndarray) -> np.ndarray:
-        """Divide views by their standard deviation, and subtract its mean from each block: (p, blocks, cells)."""
+        """Divide each view by its standard deviation, and subtract its mean from each block: (p, blocks, cells)."""
         count, num_blocks = len(views), views.shape[1] // BLOCK_CELLS
         scaled = views / np.maximum(views.reshape(count, -1).std(1), 1e-3)[:, None, None]
         cells = (
