@@ -203,7 +203,7 @@ def objective_cases(device: str, tiny: bool) -> list[BenchmarkCase]:
             dino,
             "lightly",
             "bf16 autocast, views together",
-            partial(pretraining.build_lightly_dino_step, together=True, precision="bf16"),
+            partial(pretraining.build_lightly_dino_step, batch_views=True, precision="bf16"),
         ),
         *make_vitreous_cases(dinov2, pretraining_steps.build_pretraining_step),
         *make_vitreous_cases(dit, generating.build_dit_train_step),

@@ -74,7 +74,7 @@ def test_a_failed_contender_has_a_reason_and_the_others_continue(race_results):
     assert [lane.contender.label for lane in race_results] == [c.label for c in CONTENDERS[:-1]]
     assert [lane.failure for lane in race_results] == [None] * 6 + [
         "ValueError: nothing here",
-        "its process ended",
+        "the process ended",
         "RuntimeError: tired",
     ]
     assert [len(lane.throughputs) for lane in race_results] == [2, 2, 2, 2, 2, 2, 0, 0, 0]

@@ -177,7 +177,7 @@ def test_a_headless_encoder_serves_embeddings_and_attention(tmp_path):
             and told["capabilities"]["neighbours"] is True
         )
         status, told, _ = site.predict(encode_noise_image(1))
-        assert status == 404 and "no head" in told["error"]["message"] and told["error"]["hint"] == "POST /v1/embed"
+        assert status == 404 and "no head" in told["error"]["message"] and told["error"]["hint"] == "use POST /v1/embed"
         embedding = site.ask("POST", "/v1/embed", encode_noise_image(1), kind)[1]["embeddings"][0]["embedding"]
         assert np.allclose(embedding, encoder.embed(encode_noise_image(1)), rtol=1e-6)
         assert site.ask("POST", "/v1/attention", encode_noise_image(1), kind)[0] == 200

@@ -54,7 +54,7 @@ def test_the_model_endpoint_lists_its_tasks(site):
 def test_unsupported_requests_are_rejected(site):
     for address in ("predict", "segment"):
         status, answer, _ = site.ask("POST", f"/v1/{address}", encode_noise_image(1), {"Content-Type": "image/png"})
-        assert status == 404 and answer["error"]["hint"] == "POST /v1/detect"
+        assert status == 404 and answer["error"]["hint"] == "use POST /v1/detect"
     for query in ("?format=gif", "?threshold=2", "?threshold=x", "?tiles=yes", "?top=3"):
         assert post_detect(site, encode_noise_image(1), query)[0] == 422, query
     status, answer, _ = post_detect(site, encode_noise_image(1, (64, 64 * 140)), "?tiles=true")
@@ -69,7 +69,7 @@ def test_unsupported_requests_are_rejected(site):
 def test_a_classifier_rejects_detect_requests(tmp_path):
     with serve_in_thread(vitreous.load(save_bundle(tmp_path / "model"))) as server:
         status, answer, _ = post_detect(ServerClient(server.address), encode_noise_image(1))
-    assert status == 404 and answer["error"]["hint"] == "POST /v1/predict"
+    assert status == 404 and answer["error"]["hint"] == "use POST /v1/predict"
 
 
 def test_openapi_lists_the_detect_endpoint(site):

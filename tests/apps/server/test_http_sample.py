@@ -406,7 +406,7 @@ def test_a_latent_model_serves_decoded_images(tmp_path):
         assert ServerClient(server.address).ask("GET", "/v1/model")[1]["sampling"]["inpaint"] is False
     last = json.loads(body.splitlines()[-1])
     assert status == 200 and decode_data_uri(last["images"][0]["image"]).shape == (16, 16, 3)
-    with pytest.raises(UsageError, match=r"vae applies to generative models, and .*classifier is not one"):
+    with pytest.raises(UsageError, match=r"vae needs a generative model, but .*classifier is not one"):
         load_served_predictor(save_bundle(tmp_path / "classifier"), vae=str(tmp_path / "vae"))
 
 
