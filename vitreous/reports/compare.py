@@ -23,7 +23,7 @@ from vitreous.weights.model_paths import is_run_folder
 
 
 def is_run_or_bundle(argument: str) -> bool:
-    """Return whether an argument is a run folder or a bundle, rather than data."""
+    """Return whether a path is a run folder or a bundle; datasets are neither."""
     return is_run_folder(argument) or locate_bundle(Path(argument)) is not None
 
 
@@ -36,14 +36,15 @@ def compare_two_runs(
 ) -> dict[str, Any]:
     """Evaluate two runs on the same images: metrics of each, differences, and whether the differences are significant.
 
-    The images are those of `data`, by default of the first run's dataset, or of the second's if the first is a bundle
-    without run. The default split is test, else val. Classes and targets are matched by name. Each evaluation is added
-    to its run's `evaluations.jsonl`. Raises DataError for a class of the data that a model lacks, or a target without
-    values; UsageError for runs of different tasks, and for a single-label run with a multi-label run.
+    The images are those of `data`. If it is None, they are those of the first run's dataset, or of the second run's if
+    the first is a bundle without a run. If `split` is None, it is `test`, or `val` if there is no test split. Classes
+    and targets are matched by name. Each evaluation is added to its run's `evaluations.jsonl`. Raises DataError for a
+    class of the data that a model lacks, or a target without values; UsageError for runs of different tasks, and for a
+    single-label run with a multi-label run.
     """
     computing, runs = computing or EvaluationSettings(), [os.fspath(run_a), os.fspath(run_b)]
     task_types = [read_task_type(run) for run in (run_a, run_b)]
-    if any(item.is_dense for item in task_types):
+    if any(run_predictions.is_dense for run_predictions in task_types):
         if task_types[0] is not task_types[1]:
             dense_index = 0 if task_types[0].is_dense else 1
             problem = f"{runs[dense_index]} {task_types[dense_index].verb_phrase}, but {runs[1 - dense_index]} does not"
@@ -64,10 +65,11 @@ def compare_two_runs(
         predict_open_split(run, bundle, source=source, opened=opened, split=split, computing=computing)
         for run, bundle in pairs
     ]
-    reports = [item.report for item in predictions]
+    reports = [run_predictions.report for run_predictions in predictions]
     overlaps = record_comparison(predictions, reports, None if data is not None else data_run, computing)
     first_outputs, second_outputs = (
-        ModelOutputs(item.raw_logits, item.split.labels, item.readable) for item in predictions
+        ModelOutputs(run_predictions.raw_logits, run_predictions.split.labels, run_predictions.readable)
+        for run_predictions in predictions
     )
     comparison = tasks[0].compare_outputs(tasks[1], first_outputs, second_outputs, opened)
     return build_comparison_document(predictions, reports, overlaps, comparison)
@@ -76,10 +78,10 @@ def compare_two_runs(
 def compare_dense_runs(
     runs: list[str], data: str | os.PathLike[str] | None, split: str | None, computing: EvaluationSettings
 ) -> dict[str, Any]:
-    """Compare two segmentation models, or two detectors (by masks if both have them). Intervals come from a paired
-    bootstrap over images.
+    """Compare two segmentation models, or two detectors. Detectors are compared by masks if both predict masks.
 
-    Raises DataError for images that one of them cannot read, and as `evaluate_dense_split`.
+    Confidence intervals are computed by a paired bootstrap over images. Raises DataError for unreadable images, and as
+    `evaluate_dense_split`.
     """
     bundles = [open_bundle(run, note=computing.listener.note, dense=True) for run in runs]
     data_run = runs[0] if data is not None or RunFolder(Path(runs[0])).config.is_file() else runs[1]
@@ -108,9 +110,10 @@ def compare_dense_runs(
 def record_comparison(
     predictions: list[SplitPredictions], reports: list[Report], data_run: str | None, computing: EvaluationSettings
 ) -> list[dict[str, Any]]:
-    """Add each evaluation to its run, log reasons for optimistic metrics, and return the training overlap of each run.
+    """Add each evaluation to its run, and return the training overlap of each run.
 
-    `data_run`: the run whose dataset was used, None for data passed by the user.
+    Images that were used in training or selection are logged, since they make metrics optimistic. `data_run` is the run
+    whose dataset was used; None for a dataset passed by the user.
     """
     overlaps = []
     for prediction, report in zip(predictions, reports, strict=True):
@@ -123,8 +126,8 @@ def record_comparison(
 
 
 def check_labels(run: str, bundle: Bundle, source: str, opened: Data, split: str) -> None:
-    """Raise DataError, with the run's name, if the labels of a split do not match the run: a class that the model
-    lacks, or a target without values in the data."""
+    """Raise DataError, with the name of the run, if the data have a class that the model lacks, or no values for one of
+    its targets."""
     try:
         bundle.task.align_labels(opened.split(split), opened)
     except DataError as error:
@@ -134,7 +137,7 @@ def check_labels(run: str, bundle: Bundle, source: str, opened: Data, split: str
 def build_comparison_document(
     predictions: list[SplitPredictions], reports: list[Report], overlaps: list[dict[str, Any]], comparison: Comparison
 ) -> dict[str, Any]:
-    """Build the document of a comparison: `a` and `b` are the runs as named, differences are b minus a."""
+    """Build the document of `evaluate A B --json`: `a` is the first run, `b` the second, differences are b minus a."""
     a, b = predictions
     run_documents = []
     for prediction, report, overlap in zip(predictions, reports, overlaps, strict=True):

@@ -46,19 +46,20 @@ from vitreous.training.folder import RunFolder
 from vitreous.weights.bundle import Bundle
 
 DEFAULT_SAMPLES = 1000
-SHOWN_SAMPLES, SHOWN_GUIDANCE = 8, 1.5  # of a complete run: classes, and images of each
-MIN_REAL_IMAGES = 10  # minimum number of real images
+SHOWN_SAMPLES, SHOWN_GUIDANCE = 8, 1.5  # samples.png of a run: classes, and images per class; guidance scale
+MIN_REAL_IMAGES = 10
 IMAGE_CHUNK = 1000  # images in memory at a time
 
 
 @dataclass(frozen=True)
 class GenerationOptions(SamplingOptions):
-    """How to evaluate a generative model: number of `samples`, spread evenly over classes, and the feature space:
-    `pixels`, the features of a run, a bundle or weights, or those of an Inception weights file.
+    """Options for evaluating a generative model.
 
-    `reference`: an .npz file of real images or of their moments, instead of data. `vae`: an autoencoder instead of the
-    run's. `size`, such as 64x48, and `frames`: the size to generate and compare, for a model trained at several sizes;
-    real images nearest to it are used. Raises UsageError for too few samples.
+    `samples` images are generated, spread evenly over classes. `features` is the feature space: `pixels`, the features
+    of a run, a bundle or weights, or those of an Inception weights file. `reference`: an .npz file of real images or of
+    the moments of their features, instead of a dataset. `vae`: an autoencoder instead of the run's. `size`, such as
+    64x48, and `frames`: for a model trained at several sizes, the size to generate; it is compared with the real images
+    nearest to that size. Raises UsageError for too few samples.
     """
 
     samples: int = DEFAULT_SAMPLES
@@ -76,8 +77,11 @@ class GenerationOptions(SamplingOptions):
 
 @dataclass(frozen=True)
 class RealImages:
-    """Real images: `split` of `source`, their number, and their features and those of training images, if available. If
-    a file contains `moments` of features, these are used."""
+    """The features of the real images of a split, or of a reference file, in one feature space.
+
+    `source` is the dataset or file, `images` the number of images, `train` (n, d) the features of the training images,
+    if there are any. `moments` are those that a reference file contains; they are used instead of `features`.
+    """
 
     source: str
     split: str
@@ -88,8 +92,10 @@ class RealImages:
     moments: Mapping[str, FeatureMoments] = field(default_factory=dict)
 
     def distance(self, name: str, features: np.ndarray) -> float | None:
-        """Compute the Fréchet distance of generated images from features (m, d); None if the real features are not
-        available."""
+        """Compute the Fréchet distance between the real features `name` and `features` (m, d) of generated images.
+
+        Returns None if the real features are not available.
+        """
         if name in self.moments:
             return frechet_distance_of_moments(self.moments[name], compute_moments(features))
         return frechet_distance(self.features[name], features) if name in self.features else None
@@ -102,16 +108,16 @@ def measure_generator(
     options: GenerationOptions,
     computing: EvaluationSettings,
 ) -> dict[str, Any]:
-    """Generate images and compare them with the images of a split, of `data` or of the run's dataset, or of a
-    reference file. Returns the document of `evaluate --json`.
+    """Generate images and compare them with real images. Returns the document of `evaluate --json`.
 
-    A model trained at several sizes is evaluated at one, `size` in the document: the given size, or the model's
-    default. The real images are those nearest to it. `frechet_distance_of_train` is the distance between the split and
+    The real images are those of `options.reference`, or of a split of `data` or, if it is None, of the run's dataset. A
+    model trained at several sizes is evaluated at one, `size` in the document: `options.size`, or the model's default;
+    real images nearest to it are used. `frechet_distance_of_train` is the distance between the split and
     as many training images, a baseline for the metric. `classifier_accuracy`: the share of images that the feature
     model classifies as their class, if it has these classes. Inception's space adds `fid`, `sfid` and
     `inception_score`. Raises UsageError, DataError and WeightsError as `evaluate`.
     """
-    began, listener = time.perf_counter(), computing.listener
+    start_time, listener = time.perf_counter(), computing.listener
     bundle = open_generator(run, listener.note)
     if options.reference is not None and (data is not None or split is not None):
         raise UsageError("--reference is used instead of the dataset", "leave DATA and --split out")
@@ -139,11 +145,11 @@ def measure_generator(
     if (Path(run) / "config.yaml").is_file():
         record_evaluation(Path(run), real.source, real.split, metrics | sampling)
     document = {"run": os.fspath(run), "data": real.source, "split": real.split, real.split: metrics, **sampling}
-    return {**document, "seconds": time.perf_counter() - began}
+    return {**document, "seconds": time.perf_counter() - start_time}
 
 
 def compute_generator_metrics(real: RealImages, generated: SpaceFeatures) -> dict[str, float | None]:
-    """Compare real and generated images; None for metrics that the real images do not allow."""
+    """Compare real and generated images. Metrics for which `real` lacks features or training images are None."""
     features, real_features = generated["rows"], real.features.get("rows")
     metrics: dict[str, float | None] = dict.fromkeys(("precision", "recall", "density", "coverage", "near_duplicates"))
     metrics |= {"frechet_distance": real.distance("rows", features), "frechet_distance_of_train": None}
@@ -162,8 +168,10 @@ def compute_generator_metrics(real: RealImages, generated: SpaceFeatures) -> dic
 
 
 def select_size(data: Data, name: str, preprocess: Preprocess, computing: EvaluationSettings) -> Data:
-    """Select the images of one size from the split `name` and from `train`, for a model trained at several sizes.
-    Raises DataError for a size without images."""
+    """Select the images nearest to the model's size from the split `name` and from `train`.
+
+    For a model trained at one size, the data are returned unchanged. Raises DataError for a size without images.
+    """
     if not preprocess.has_buckets:
         return data
     workers, splits = default_worker_count() if computing.workers is None else computing.workers, dict(data.splits)
@@ -181,7 +189,7 @@ def select_size(data: Data, name: str, preprocess: Preprocess, computing: Evalua
 def read_real_split(
     source: str, opened: Data, name: str, preprocess: Preprocess, space: FeatureSpace, computing: EvaluationSettings
 ) -> RealImages:
-    """Read a split of data and its training split in a feature space. Raises DataError for too few images."""
+    """Compute the features of the images of a split and of the training split. Raises DataError for too few images."""
     features, train = compute_space_features(opened.split(name), preprocess, space, computing), None
     if (count := len(features["rows"])) < MIN_REAL_IMAGES:
         raise DataError(f"{count} images are too few to compare with", f"use at least {MIN_REAL_IMAGES}")
@@ -191,11 +199,15 @@ def read_real_split(
 
 
 def read_real_reference(file: str, space: FeatureSpace) -> RealImages:
-    """Read the real images of a reference file, or the moments of their features. Raises UsageError for moments of
-    other features, DataError as `read_reference_batch`."""
+    """Read a reference file: compute the features of its images, or use the moments that it contains.
+
+    Raises UsageError if the moments are of another feature space, DataError as `read_reference_batch`.
+    """
     reference = read_reference_batch(file)
     if reference.moments and space.name != INCEPTION:
-        raise UsageError(f"{file} contains moments of Inception features", "use --features inception.pth")
+        raise UsageError(
+            f"{file} contains moments of Inception features, not of {space.name}", "use --features inception.pth"
+        )
     features = concatenate_features([space.features(images) for images in reference.images(IMAGE_CHUNK)])
     return RealImages(
         file, "reference", images=reference.count, features=features, train=None, moments=reference.moments
@@ -205,10 +217,11 @@ def read_real_reference(file: str, space: FeatureSpace) -> RealImages:
 def open_sampler(
     bundle: Bundle, opened: Data | None, options: GenerationOptions, computing: EvaluationSettings
 ) -> tuple[ImageSampler, Preprocess, str]:
-    """Open the sampler of a bundle, the conversion of real images into comparable ones, and the feature space: the
-    given one, or latents if the data are latents.
+    """Return the sampler of a bundle, the preprocessing of real images, and the name of the feature space.
 
-    Raises UsageError for features of latents, and as `build_sampler`.
+    The preprocessing gives real images the size of generated ones. The feature space is `options.features`, or
+    `LATENTS` if the dataset contains latents. Raises UsageError if `options.features` needs images but the dataset
+    contains latents, and as `build_sampler`.
     """
     device, precision, note = (
         computing.inference_options.device,
@@ -237,10 +250,13 @@ def open_sampler(
 
 
 def iterate_split_images(split: Split, preprocess: Preprocess, computing: EvaluationSettings) -> Iterator[np.ndarray]:
-    """Yield the images of a split as the generator was trained on them, (n, H, W, C) uint8 or float32 latents, in
-    chunks of `IMAGE_CHUNK`. Raises the first DataError."""
+    """Yield the images of a split, preprocessed as in training, (n, H, W, C) uint8 or float32 latents.
+
+    They are yielded in chunks of `IMAGE_CHUNK`. Raises DataError for the first unreadable image, with bad_images `skip`
+    only if none is readable.
+    """
     images: list[torch.Tensor] = []
-    workers, read = default_worker_count() if computing.workers is None else computing.workers, False
+    workers, has_yielded = default_worker_count() if computing.workers is None else computing.workers, False
     for _, batch in EvalLoader(split, preprocess, workers).iterate_batches(computing.batch_size):
         for image in batch:
             if isinstance(image, DataError):
@@ -250,11 +266,11 @@ def iterate_split_images(split: Split, preprocess: Preprocess, computing: Evalua
                 images.append(image)
         if len(images) >= IMAGE_CHUNK:
             yield torch.stack(images).movedim(1, -1).numpy()
-            images, read = [], True
+            images, has_yielded = [], True
     if images:
         yield torch.stack(images).movedim(1, -1).numpy()
-    elif not read:
-        raise DataError("no image of the split can be read")
+    elif not has_yielded:
+        raise DataError("no image of the split can be read", "run `vitreous data check` to list the errors")
 
 
 def compute_space_features(
@@ -269,15 +285,17 @@ def compute_space_features(
 def generate_images(
     sampler: ImageSampler, classes: int, options: GenerationOptions, computing: EvaluationSettings
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield cycling classes (n,) int64 and generated images of them, (n, H, W, C) uint8 or latents, in chunks of
-    `IMAGE_CHUNK`."""
+    """Yield class indices (n,) int64 and generated images of these classes, (n, H, W, C) uint8 or latents.
+
+    The indices cycle through the classes. Images are yielded in chunks of `IMAGE_CHUNK`.
+    """
     labels, image_numbers = torch.tensor(cycle_classes(options.samples, classes)).unbind(1)
-    step, done = make_progress_counter(computing.listener, "sample", options.samples), 0.0
+    report_images, done = make_progress_counter(computing.listener, "sample", options.samples), 0.0
 
     def advance_progress(images: float) -> None:
         nonlocal done
         previous, done = int(done + 1e-6), done + images
-        step(int(done + 1e-6) - previous)
+        report_images(int(done + 1e-6) - previous)
 
     for chunk_labels, chunk_numbers in zip(labels.split(IMAGE_CHUNK), image_numbers.split(IMAGE_CHUNK), strict=True):
         yield (
@@ -287,14 +305,17 @@ def generate_images(
 
 
 def concatenate_features(chunks: Iterable[SpaceFeatures]) -> SpaceFeatures:
-    """Concatenate the features of image chunks."""
+    """Concatenate the features of chunks of images."""
     chunks = list(chunks)
     return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in (chunks[0] if chunks else {})}
 
 
 def write_run_samples(folder: RunFolder, listener: ProgressListener) -> None:
-    """Write samples.png of a complete run: `SHOWN_SAMPLES` images of each of as many classes, one row per class; for
-    clips `SHOWN_SAMPLES` in total, one row of frames each. A failure is logged and not raised."""
+    """Generate images with a complete run, and write them to samples.png. A failure is logged and not raised.
+
+    Images: one row of `SHOWN_SAMPLES` per class, for at most as many classes. Clips: `SHOWN_SAMPLES` in total, one row
+    of frames each.
+    """
     try:
         bundle = open_generator(folder.path)
         last_class = max(0, len(bundle.task.classes) - 1)
