@@ -96,7 +96,10 @@ class SplitPredictions:
 
 
 def predict_split(
-    run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str | None, computing: EvaluationSettings
+    run: str | os.PathLike[str],
+    data: str | os.PathLike[str] | None,
+    split: str | None,
+    evaluation_settings: EvaluationSettings,
 ) -> SplitPredictions:
     """Open a run and a dataset, and predict the images of a split.
 
@@ -104,68 +107,73 @@ def predict_split(
     if there is no test split. Raises DataError for unreadable images, with bad_images `skip` only if none is readable;
     UsageError if the data are multi-label and the model single-label; WeightsError as `open_bundle`.
     """
-    bundle = open_bundle(run, note=computing.listener.note)
-    source, opened = open_run_data(run, data, split, preprocess=bundle.preprocess, targets=bundle.task.label_columns)
+    bundle = open_bundle(run, note=evaluation_settings.listener.note)
+    source, dataset = open_run_data(run, data, split, preprocess=bundle.preprocess, targets=bundle.task.label_columns)
     return predict_open_split(
         run,
         bundle,
         source=source,
-        opened=opened,
-        split=choose_split(opened, split, computing.listener.note),
-        computing=computing,
+        dataset=dataset,
+        split=choose_split(dataset, split, evaluation_settings.listener.note),
+        evaluation_settings=evaluation_settings,
     )
 
 
 def predict_open_split(
-    run: str | os.PathLike[str], bundle: Bundle, source: str, opened: Data, split: str, computing: EvaluationSettings
+    run: str | os.PathLike[str],
+    bundle: Bundle,
+    source: str,
+    dataset: Data,
+    split: str,
+    evaluation_settings: EvaluationSettings,
 ) -> SplitPredictions:
     """Predict the images of a split, if the model and the dataset are already open.
 
     Raises UsageError if the data are multi-label and the model single-label, and for data of another modality than the
     model's; DataError as `predict_split`.
     """
-    sample_noun = get_sample_noun(opened.split(split))
+    sample_noun = get_sample_noun(dataset.split(split))
     if sample_noun != (model_noun := bundle.preprocess.noun):
         raise UsageError(
             f"{run} needs {model_noun}, but {source} contains {sample_noun}", f"use a dataset of {model_noun}"
         )
-    aligned_split = bundle.task.align_labels(opened.split(split), opened)
+    aligned_split = bundle.task.align_labels(dataset.split(split), dataset)
     if emulation_note := describe_emulation(
-        computing.inference_options.precision, pick_device(computing.inference_options.device)
+        evaluation_settings.inference_options.precision, pick_device(evaluation_settings.inference_options.device)
     ):
-        computing.listener.note(emulation_note)
+        evaluation_settings.listener.note(emulation_note)
     preprocess = bundle.preprocess
-    clip_views = computing.inference_options.clip_views
+    clip_views = evaluation_settings.inference_options.clip_views
     views, single_view_options = (
         parse_clip_views(clip_views, preprocess),
-        replace(computing.inference_options, clip_views=SINGLE_VIEW),
+        replace(evaluation_settings.inference_options, clip_views=SINGLE_VIEW),
     )
     engine = build_evaluation_engine(
         bundle.model,
         preprocess,
         options=single_view_options,
         num_images=len(aligned_split),
-        note=computing.listener.note,
+        note=evaluation_settings.listener.note,
         calibration_images=lambda: iterate_calibration_images(
-            run, preprocess, lambda: iterate_sample_images(opened, preprocess)
+            run, preprocess, lambda: iterate_sample_images(dataset, preprocess)
         ),
     )
     start_time, on_images = (
         time.perf_counter(),
-        make_progress_counter(computing.listener, "evaluate", len(aligned_split)),
+        make_progress_counter(evaluation_settings.listener, "evaluate", len(aligned_split)),
     )
-    workers = default_worker_count() if computing.workers is None else computing.workers
+    workers = default_worker_count() if evaluation_settings.workers is None else evaluation_settings.workers
     logits, read_errors = compute_split_logits(
-        engine, EvalLoader(aligned_split, preprocess, workers, views), computing.batch_size, on_images
+        engine, EvalLoader(aligned_split, preprocess, workers, views), evaluation_settings.batch_size, on_images
     )
-    check_unreadable_images(read_errors, len(aligned_split), computing.bad_images)
+    check_unreadable_images(read_errors, len(aligned_split), evaluation_settings.bad_images)
     find_readable_samples(aligned_split, read_errors)  # raises DataError if none is readable
     unreadable = frozenset(read_errors)
     return SplitPredictions(
         os.fspath(run),
         bundle,
         source=source,
-        data=opened,
+        data=dataset,
         name=split,
         split=aligned_split,
         raw_logits=logits,
@@ -175,26 +183,28 @@ def predict_open_split(
     )
 
 
-def compute_split_features(bundle: Bundle, split: Split, name: str, computing: EvaluationSettings) -> SplitFeatures:
+def compute_split_features(
+    bundle: Bundle, split: Split, name: str, evaluation_settings: EvaluationSettings
+) -> SplitFeatures:
     """Compute the features of the images of a split, or read them from the cache; messages call the images `name`.
 
     Raises DataError for unreadable images, with bad_images `skip` only if none is readable.
     """
-    on_images = make_progress_counter(computing.listener, f"features of {name}", len(split))
+    on_images = make_progress_counter(evaluation_settings.listener, f"features of {name}", len(split))
     features = load_or_compute_features(
         bundle.model,
         bundle.preprocess,
         split=split,
-        how=computing.inference_options,
-        batch_size=computing.batch_size,
-        workers=computing.workers,
-        keep=computing.cache,
+        how=evaluation_settings.inference_options,
+        batch_size=evaluation_settings.batch_size,
+        workers=evaluation_settings.workers,
+        keep=evaluation_settings.cache,
         on_images=on_images,
     )
     check_unreadable_images(
         {sample: error_from_message(reason) for sample, reason in features.read_errors.items()},
         len(split),
-        computing.bad_images,
+        evaluation_settings.bad_images,
     )
     if not features.is_readable.any():
         raise DataError(

@@ -26,7 +26,7 @@ CALIBRATION_SPLIT = "val"  # not test, which is reserved for evaluation, nor tra
 
 
 def calibrate_temperature(
-    run: str | os.PathLike[str], data: str | os.PathLike[str] | None, computing: EvaluationSettings
+    run: str | os.PathLike[str], data: str | os.PathLike[str] | None, evaluation_settings: EvaluationSettings
 ) -> dict[str, Any]:
     """Fit a softmax temperature on the validation images of a run, or of `data` for a bundle without a run, and store
     it in the bundle.
@@ -39,14 +39,19 @@ def calibrate_temperature(
     if folder is None:
         hint = f"convert it: vitreous convert {run} FOLDER"
         raise UsageError(f"{run} is not a bundle, so a temperature cannot be stored in it", hint)
-    source, opened = open_run_data(run, None if is_run else data, CALIBRATION_SPLIT)
-    if CALIBRATION_SPLIT not in opened.splits or (
-        opened.unsplit and not is_run
+    source, dataset = open_run_data(run, None if is_run else data, CALIBRATION_SPLIT)
+    if CALIBRATION_SPLIT not in dataset.splits or (
+        dataset.unsplit and not is_run
     ):  # unsplit data: the model may have been trained on all images
         problem = f"{source} has no val split, which temperature scaling needs"
         raise UsageError(problem, "use a run, or data with a val split")
     predictions = predict_open_split(
-        run, open_bundle(run), source=source, opened=opened, split=CALIBRATION_SPLIT, computing=computing
+        run,
+        open_bundle(run),
+        source=source,
+        dataset=dataset,
+        split=CALIBRATION_SPLIT,
+        evaluation_settings=evaluation_settings,
     )
     targets, readable = get_loss_targets(predictions), predictions.readable
     temperature = fit_temperature(predictions.raw_logits[readable], targets[readable])

@@ -32,7 +32,7 @@ def compare_two_runs(
     run_b: str | os.PathLike[str],
     data: str | os.PathLike[str] | None = None,
     split: str | None = None,
-    computing: EvaluationSettings | None = None,
+    evaluation_settings: EvaluationSettings | None = None,
 ) -> dict[str, Any]:
     """Evaluate two runs on the same images: metrics of each, differences, and whether the differences are significant.
 
@@ -42,63 +42,73 @@ def compare_two_runs(
     class of the data that a model lacks, or a target without values; UsageError for runs of different tasks, and for a
     single-label run with a multi-label run.
     """
-    computing, runs = computing or EvaluationSettings(), [os.fspath(run_a), os.fspath(run_b)]
+    evaluation_settings, runs = evaluation_settings or EvaluationSettings(), [os.fspath(run_a), os.fspath(run_b)]
     task_types = [read_task_type(run) for run in (run_a, run_b)]
     if any(run_predictions.is_dense for run_predictions in task_types):
         if task_types[0] is not task_types[1]:
             dense_index = 0 if task_types[0].is_dense else 1
             problem = f"{runs[dense_index]} {task_types[dense_index].verb_phrase}, but {runs[1 - dense_index]} does not"
             raise UsageError(problem, "compare runs of the same task")
-        return compare_dense_runs(runs, data, split, computing)
-    bundles = [open_bundle(run, note=computing.listener.note) for run in (run_a, run_b)]
+        return compare_dense_runs(runs, data, split, evaluation_settings)
+    bundles = [open_bundle(run, note=evaluation_settings.listener.note) for run in (run_a, run_b)]
     tasks = [bundle.task for bundle in bundles]
     if task_note := tasks[0].check_comparison(tasks[1], (runs[0], runs[1])):
-        computing.listener.note(task_note)
+        evaluation_settings.listener.note(task_note)
     data_run = runs[0] if data is not None or RunFolder(Path(runs[0])).config.is_file() else runs[1]
     columns = tuple(dict.fromkeys(name for task in tasks for name in task.label_columns))
-    source, opened = open_run_data(data_run, data, split, targets=columns)
-    split = choose_split(opened, split, computing.listener.note)
+    source, dataset = open_run_data(data_run, data, split, targets=columns)
+    split = choose_split(dataset, split, evaluation_settings.listener.note)
     for run, bundle in zip(runs, bundles, strict=True):
-        check_labels(run, bundle, source, opened, split)
+        check_labels(run, bundle, source, dataset, split)
     pairs = zip(runs, bundles, strict=True)
     predictions = [
-        predict_open_split(run, bundle, source=source, opened=opened, split=split, computing=computing)
+        predict_open_split(
+            run, bundle, source=source, dataset=dataset, split=split, evaluation_settings=evaluation_settings
+        )
         for run, bundle in pairs
     ]
     reports = [run_predictions.report for run_predictions in predictions]
-    overlaps = record_comparison(predictions, reports, None if data is not None else data_run, computing)
+    overlaps = record_comparison(predictions, reports, None if data is not None else data_run, evaluation_settings)
     first_outputs, second_outputs = (
         ModelOutputs(run_predictions.raw_logits, run_predictions.split.labels, run_predictions.readable)
         for run_predictions in predictions
     )
-    comparison = tasks[0].compare_outputs(tasks[1], first_outputs, second_outputs, opened)
+    comparison = tasks[0].compare_outputs(tasks[1], first_outputs, second_outputs, dataset)
     return build_comparison_document(predictions, reports, overlaps, comparison)
 
 
 def compare_dense_runs(
-    runs: list[str], data: str | os.PathLike[str] | None, split: str | None, computing: EvaluationSettings
+    runs: list[str], data: str | os.PathLike[str] | None, split: str | None, evaluation_settings: EvaluationSettings
 ) -> dict[str, Any]:
     """Compare two segmentation models, or two detectors. Detectors are compared by masks if both predict masks.
 
     Confidence intervals are computed by a paired bootstrap over images. Raises DataError for unreadable images, and as
     `evaluate_dense_split`.
     """
-    bundles = [open_bundle(run, note=computing.listener.note, dense=True) for run in runs]
+    bundles = [open_bundle(run, note=evaluation_settings.listener.note, dense=True) for run in runs]
     data_run = runs[0] if data is not None or RunFolder(Path(runs[0])).config.is_file() else runs[1]
-    source, opened = open_run_data(data_run, data, split, labelled=False)
-    split = choose_split(opened, split, computing.listener.note)
+    source, dataset = open_run_data(data_run, data, split, labelled=False)
+    split = choose_split(dataset, split, evaluation_settings.listener.note)
     boxes = not all(bundle.task.masks for bundle in bundles)
     pairs = zip(runs, bundles, strict=True)
     predictions, reports = zip(
         *(
             evaluate_dense_split(
-                run, bundle, source=source, opened=opened, name=split, computing=computing, boxes=boxes
+                run,
+                bundle,
+                source=source,
+                dataset=dataset,
+                name=split,
+                evaluation_settings=evaluation_settings,
+                boxes=boxes,
             )
             for run, bundle in pairs
         ),
         strict=True,
     )
-    overlaps = record_comparison(list(predictions), list(reports), None if data is not None else data_run, computing)
+    overlaps = record_comparison(
+        list(predictions), list(reports), None if data is not None else data_run, evaluation_settings
+    )
     metrics = {name: (reports[0].metrics[name], reports[1].metrics[name]) for name in reports[0].metrics}
     differences = {name: None if a is None or b is None else b - a for name, (a, b) in metrics.items()}
     evaluators: list[Any] = [prediction.evaluator for prediction in predictions]
@@ -108,7 +118,10 @@ def compare_dense_runs(
 
 
 def record_comparison(
-    predictions: list[SplitPredictions], reports: list[Report], data_run: str | None, computing: EvaluationSettings
+    predictions: list[SplitPredictions],
+    reports: list[Report],
+    data_run: str | None,
+    evaluation_settings: EvaluationSettings,
 ) -> list[dict[str, Any]]:
     """Add each evaluation to its run, and return the training overlap of each run.
 
@@ -119,17 +132,17 @@ def record_comparison(
     for prediction, report in zip(predictions, reports, strict=True):
         overlap = find_training_overlap(prediction, None if prediction.run == data_run else prediction.source)
         for overlap_note in describe_training_overlap(overlap, prediction):
-            computing.listener.note(overlap_note)
+            evaluation_settings.listener.note(overlap_note)
         record_evaluation(prediction.run, prediction.source, prediction.name, report.summary())
         overlaps.append(overlap)
     return overlaps
 
 
-def check_labels(run: str, bundle: Bundle, source: str, opened: Data, split: str) -> None:
+def check_labels(run: str, bundle: Bundle, source: str, dataset: Data, split: str) -> None:
     """Raise DataError, with the name of the run, if the data have a class that the model lacks, or no values for one of
     its targets."""
     try:
-        bundle.task.align_labels(opened.split(split), opened)
+        bundle.task.align_labels(dataset.split(split), dataset)
     except DataError as error:
         raise DataError(f"{run}, on {source}: {error.message}", error.hint) from None
 

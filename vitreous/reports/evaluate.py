@@ -71,46 +71,48 @@ def evaluate(
     `how` is an `InferenceOptions`, `settings` an `EvaluateOptions` or `GenerationOptions`, `protocol` a
     `ProtocolOptions`. Raises UsageError for an unknown option.
     """
-    computing = EvaluationSettings(
+    evaluation_settings = EvaluationSettings(
         batch_size, workers, how or InferenceOptions(), bad_images, listener=listener or NullListener()
     )
     task_type = read_task_type(run)
     if not task_type.reads_images:
         document = evaluate_generator(
-            protocol, run, data=data, split=split, computing=computing, settings=settings, options=dict(options)
+            protocol, run, data, split, evaluation_settings, settings=settings, options=dict(options)
         )
         return cast(EvaluationDocument, document)
     if isinstance(settings, GenerationOptions):
         raise UsageError(f"GenerationOptions need a generative model, and {run} is not one", "leave them out")
     if protocol != "top1":
-        document = evaluate_protocol(protocol, run, data=data, split=split, computing=computing, options=dict(options))
+        document = evaluate_protocol(
+            protocol, run, data=data, split=split, evaluation_settings=evaluation_settings, options=dict(options)
+        )
         return cast(EvaluationDocument, document)
-    how, settings = computing.inference_options, settings or EvaluateOptions()
+    how, settings = evaluation_settings.inference_options, settings or EvaluateOptions()
     how, evaluate_options = apply_keyword_options("evaluate", dict(options), how, settings, extra_names=KNOWN_KEYWORDS)
-    computing = replace(computing, inference_options=how, cache=evaluate_options.cache)
+    evaluation_settings = replace(evaluation_settings, inference_options=how, cache=evaluate_options.cache)
     check_abstain(evaluate_options.abstain)
-    check_task_options(evaluate_options, run, task_type, computing.inference_options)
+    check_task_options(evaluate_options, run, task_type, evaluation_settings.inference_options)
     if task_type.is_dense:
         calibration, boundary, tiles = {}, evaluate_options.boundary, evaluate_options.tiles
         predictions, report = evaluate_dense(
-            run, data, split=split, computing=computing, boundary=boundary, tiles=tiles
+            run, data, split=split, evaluation_settings=evaluation_settings, boundary=boundary, tiles=tiles
         )
     else:
-        calibration = calibrate_temperature(run, data, computing) if evaluate_options.calibrate else {}
-        predictions = predict_split(run, data, split, computing)
+        calibration = calibrate_temperature(run, data, evaluation_settings) if evaluate_options.calibrate else {}
+        predictions = predict_split(run, data, split, evaluation_settings)
         if evaluate_options.abstain is not None and predictions.split.labels.ndim == 2:
             hint = "for multi-label data, use predict with --threshold"
             raise UsageError("--abstain needs single-label data", hint)
         report = predictions.report
-    document = build_head_document(run, data, predictions, report, computing)
+    document = build_head_document(run, data, predictions, report, evaluation_settings)
     document["calibration"] = (calibration | (describe_temperature_effect(predictions) or {})) or None
-    document |= analyse_predictions(predictions, computing, evaluate_options)
+    document |= analyse_predictions(predictions, evaluation_settings, evaluate_options)
     record_evaluation(run, predictions.source, predictions.name, predictions.clip_views_entry | report.summary())
     page_path = (
         Path(evaluate_options.report) if evaluate_options.report else get_page_path(Path(run), data, predictions.name)
     )
-    command = shlex.join(build_evaluate_command(run, data, predictions.name, computing.inference_options))
-    folder, listener = RunFolder(Path(run)), computing.listener
+    command = shlex.join(build_evaluate_command(run, data, predictions.name, evaluation_settings.inference_options))
+    folder, listener = RunFolder(Path(run)), evaluation_settings.listener
     page = write_evaluation_page(
         page_path, folder, predictions=predictions, report=report, listener=listener, command=command
     )
@@ -118,16 +120,16 @@ def evaluate(
 
 
 def analyse_predictions(
-    predictions: SplitPredictions, computing: EvaluationSettings, options: EvaluateOptions
+    predictions: SplitPredictions, evaluation_settings: EvaluationSettings, options: EvaluateOptions
 ) -> dict[str, Any]:
     """Return the entries `abstain`, `outliers` and `suspects` of the document, each if its option is set."""
     entries: dict[str, Any] = {}
     if options.abstain is not None:
         entries["abstain"] = evaluate_abstention(predictions.confidence, predictions.is_correct, options.abstain)
     if options.outliers or options.against:
-        entries["outliers"] = score_outliers(predictions, computing, options.outliers, options.against)
+        entries["outliers"] = score_outliers(predictions, evaluation_settings, options.outliers, options.against)
     if options.suspects:
-        entries["suspects"] = find_label_errors(predictions, computing, options.suspects)
+        entries["suspects"] = find_label_errors(predictions, evaluation_settings, options.suspects)
     return entries
 
 
@@ -136,7 +138,7 @@ def evaluate_generator(
     run: str | os.PathLike[str],
     data: str | os.PathLike[str] | None,
     split: str | None,
-    computing: EvaluationSettings,
+    evaluation_settings: EvaluationSettings,
     settings: EvaluateOptions | GenerationOptions | None,
     options: dict[str, Any],
 ) -> dict[str, Any]:
@@ -148,10 +150,14 @@ def evaluate_generator(
         problem = f"--protocol {protocol}" if protocol != "top1" else "EvaluateOptions"
         raise UsageError(f"{problem} is for models that predict, but {run} is a generative model", "leave it out")
     inference_options, generation_options = apply_keyword_options(
-        "evaluate", options, computing.inference_options, settings or GenerationOptions(), extra_names=KNOWN_KEYWORDS
+        "evaluate",
+        options,
+        evaluation_settings.inference_options,
+        settings or GenerationOptions(),
+        extra_names=KNOWN_KEYWORDS,
     )
     return measure_generator(
-        run, data, split, generation_options, replace(computing, inference_options=inference_options)
+        run, data, split, generation_options, replace(evaluation_settings, inference_options=inference_options)
     )
 
 
@@ -180,7 +186,7 @@ def build_head_document(
     data: str | os.PathLike[str] | None,
     predictions: SplitPredictions,
     report: Report,
-    computing: EvaluationSettings,
+    evaluation_settings: EvaluationSettings,
 ) -> dict[str, Any]:
     """Build the document of an evaluation of the model's head. Keys of unset options are None.
 
@@ -192,7 +198,7 @@ def build_head_document(
     )
     overlap = find_training_overlap(predictions, data)
     for overlap_note in describe_training_overlap(overlap, predictions):
-        computing.listener.note(overlap_note)
+        evaluation_settings.listener.note(overlap_note)
     labels, classes, pairs = predictions.split.labels, tuple(row["class"] for row in report.per_class), None
     if report.confusion_cells is not None:
         support = predictions.bundle.task.count_labels(labels, report.confusion_cells)
@@ -210,7 +216,7 @@ def evaluate_protocol(
     run: str | os.PathLike[str],
     data: str | os.PathLike[str] | None,
     split: str | None,
-    computing: EvaluationSettings,
+    evaluation_settings: EvaluationSettings,
     options: dict[str, Any],
 ) -> dict[str, Any]:
     """Evaluate a model by a protocol other than top-1, such as k-NN.
@@ -221,13 +227,15 @@ def evaluate_protocol(
 
     settings = ProtocolOptions(protocol) if isinstance(protocol, str) else protocol
     inference_options, settings = apply_keyword_options(
-        "evaluate", options, computing.inference_options, settings, extra_names=KNOWN_KEYWORDS
+        "evaluate", options, evaluation_settings.inference_options, settings, extra_names=KNOWN_KEYWORDS
     )
-    document = run_protocol(settings, run, data, split, replace(computing, inference_options=inference_options))
+    document = run_protocol(
+        settings, run, data, split, replace(evaluation_settings, inference_options=inference_options)
+    )
     if not (folder := RunFolder(Path(run))).config.is_file():
         return document | {"report": None}  # the page of a run lists all its evaluations
     page_path = folder.path / f"report-{document['protocol']}.html"
-    page = write_evaluation_page(page_path, folder, None, None, computing.listener)
+    page = write_evaluation_page(page_path, folder, None, None, evaluation_settings.listener)
     return document | {"report": os.fspath(page_path) if page else None}
 
 

@@ -55,31 +55,31 @@ class TrainingFeatures:
 
 
 def load_training_features(
-    predictions: SplitPredictions, computing: EvaluationSettings, allow_self_comparison: bool = False
+    predictions: SplitPredictions, evaluation_settings: EvaluationSettings, allow_self_comparison: bool = False
 ) -> TrainingFeatures:
     """Compute the features of the run's training images, or of those of the evaluated dataset if there is no run.
 
     With `allow_self_comparison`, data without a training split are compared with themselves. Raises UsageError if there
     are no training images to compare with.
     """
-    source, opened = predictions.source, predictions.data
+    source, dataset = predictions.source, predictions.data
     if RunFolder(Path(predictions.run)).config.is_file():
-        source, opened = open_run_data(predictions.run, None, "train")
-        opened = replace(
-            opened, splits={"train": drop_excluded_images(opened.split("train"), RunFolder(Path(predictions.run)))}
+        source, dataset = open_run_data(predictions.run, None, "train")
+        dataset = replace(
+            dataset, splits={"train": drop_excluded_images(dataset.split("train"), RunFolder(Path(predictions.run)))}
         )
-    elif "train" not in opened.splits and not allow_self_comparison:
+    elif "train" not in dataset.splits and not allow_self_comparison:
         raise UsageError(f"{source} has no training images to compare with", "use a run, or data with a train split")
-    split = opened.splits.get("train")
+    split = dataset.splits.get("train")
     bundle, compared_split = predictions.bundle, predictions.split
     if split is not None:
-        compared_split = align_labels(split, opened, bundle.classes, bundle.classification.multilabel)
-    features = compute_split_features(bundle, compared_split, "training images", computing)
+        compared_split = align_labels(split, dataset, bundle.classes, bundle.classification.multilabel)
+    features = compute_split_features(bundle, compared_split, "training images", evaluation_settings)
     return TrainingFeatures(source, compared_split, features.features, np.flatnonzero(features.is_readable))
 
 
 def score_outliers(
-    predictions: SplitPredictions, computing: EvaluationSettings, file: str | None, against: str | None
+    predictions: SplitPredictions, evaluation_settings: EvaluationSettings, file: str | None, against: str | None
 ) -> dict[str, Any]:
     """Score how unusual the evaluated images are compared with the training images.
 
@@ -88,9 +88,9 @@ def score_outliers(
     lower score. `against`, if set, is another dataset: the AUROC, and the false-positive rate at 95 % true positives,
     of separating its images from the evaluated ones by the score.
     """
-    training = load_training_features(predictions, computing)
+    training = load_training_features(predictions, evaluation_settings)
     detector = fit_mahalanobis_detector(training.readable_features, training.labels, len(predictions.bundle.classes))
-    features = compute_split_features(predictions.bundle, predictions.split, "evaluated images", computing)
+    features = compute_split_features(predictions.bundle, predictions.split, "evaluated images", evaluation_settings)
     training_scores, readable = (
         np.sort(detector.scores(training.readable_features)),
         np.flatnonzero(features.is_readable),
@@ -114,19 +114,25 @@ def score_outliers(
             {"path": name, "score": score, "training_quantile": share}
             for name, score, share in table[:MAX_DOCUMENT_IMAGES]
         ],
-        "against": None if against is None else measure_separation(predictions, computing, scores, detector, against),
+        "against": None
+        if against is None
+        else measure_separation(predictions, evaluation_settings, scores, detector, against),
     }
 
 
 def measure_separation(
-    predictions: SplitPredictions, computing: EvaluationSettings, scores: np.ndarray, detector: Any, against: str
+    predictions: SplitPredictions,
+    evaluation_settings: EvaluationSettings,
+    scores: np.ndarray,
+    detector: Any,
+    against: str,
 ) -> dict[str, Any]:
     """Return how well the outlier score separates the evaluated images from the images of another dataset.
 
     `scores` (n,) are those of the evaluated images, `detector` computes the others, `against` is the dataset.
     """
     split = open_reference_images(against)
-    features = compute_split_features(predictions.bundle, split, f"images of {against}", computing)
+    features = compute_split_features(predictions.bundle, split, f"images of {against}", evaluation_settings)
     other_features = features.features[features.is_readable]
     return {"data": against, "images": len(other_features)} | compute_outlier_separation(
         scores, detector.scores(other_features)
@@ -135,15 +141,19 @@ def measure_separation(
 
 def open_reference_images(source: str) -> Split:
     """Open the images of a dataset: its test split, or all images if it has none or is a folder of images."""
-    opened = open_images(source)
-    if isinstance(opened, FileSplit):
-        return opened
+    dataset = open_images(source)
+    if isinstance(dataset, FileSplit):
+        return dataset
     return (
-        opened.split("test") if "test" in opened.splits and not opened.unsplit else as_test_split(opened).split("test")
+        dataset.split("test")
+        if "test" in dataset.splits and not dataset.unsplit
+        else as_test_split(dataset).split("test")
     )
 
 
-def find_label_errors(predictions: SplitPredictions, computing: EvaluationSettings, file: str) -> dict[str, Any]:
+def find_label_errors(
+    predictions: SplitPredictions, evaluation_settings: EvaluationSettings, file: str
+) -> dict[str, Any]:
     """List probable label errors: images for which model and nearest training images agree confidently on another
     class.
 
@@ -154,12 +164,14 @@ def find_label_errors(predictions: SplitPredictions, computing: EvaluationSettin
     if predictions.split.labels.ndim == 2:
         raise UsageError("--suspects needs single-label data", "leave it out")
     training, classes = (
-        load_training_features(predictions, computing, allow_self_comparison=True),
+        load_training_features(predictions, evaluation_settings, allow_self_comparison=True),
         predictions.bundle.classes,
     )
     features = training.features
     if training.split is not predictions.split:
-        features = compute_split_features(predictions.bundle, predictions.split, "evaluated images", computing).features
+        features = compute_split_features(
+            predictions.bundle, predictions.split, "evaluated images", evaluation_settings
+        ).features
     readable = np.flatnonzero(predictions.readable)
     sample_by_identity = {
         identity: index for index, identity in enumerate(identify_images(training.split, training.source))

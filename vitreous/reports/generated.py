@@ -106,7 +106,7 @@ def measure_generator(
     data: str | os.PathLike[str] | None,
     split: str | None,
     options: GenerationOptions,
-    computing: EvaluationSettings,
+    evaluation_settings: EvaluationSettings,
 ) -> dict[str, Any]:
     """Generate images and compare them with real images. Returns the document of `evaluate --json`.
 
@@ -117,21 +117,28 @@ def measure_generator(
     model classifies as their class, if it has these classes. Inception's space adds `fid`, `sfid` and
     `inception_score`. Raises UsageError, DataError and WeightsError as `evaluate`.
     """
-    start_time, listener = time.perf_counter(), computing.listener
+    start_time, listener = time.perf_counter(), evaluation_settings.listener
     bundle = open_generator(run, listener.note)
     if options.reference is not None and (data is not None or split is not None):
         raise UsageError("--reference is used instead of the dataset", "leave DATA and --split out")
     stills = bundle.preprocess.has_buckets
-    opened = None if options.reference is not None else open_run_data(run, data, split, labelled=False, stills=stills)
-    sampler, preprocess, space_name = open_sampler(bundle, opened[1] if opened else None, options, computing)
-    space = open_feature_space(space_name, bundle.task.classes, computing, sampler.device)
-    if opened is None:
+    source_and_dataset = (
+        None if options.reference is not None else open_run_data(run, data, split, labelled=False, stills=stills)
+    )
+    sampler, preprocess, space_name = open_sampler(
+        bundle, source_and_dataset[1] if source_and_dataset else None, options, evaluation_settings
+    )
+    space = open_feature_space(space_name, bundle.task.classes, evaluation_settings, sampler.device)
+    if source_and_dataset is None:
         real = read_real_reference(str(options.reference), space)
     else:
-        name = choose_split(opened[1], split, listener.note)
-        opened = opened[0], select_size(opened[1], name, preprocess, computing)
-        real = read_real_split(*opened, name, preprocess, space, computing)
-    batches = generate_images(sampler, len(bundle.task.classes), options, computing)
+        name = choose_split(source_and_dataset[1], split, listener.note)
+        source_and_dataset = (
+            source_and_dataset[0],
+            select_size(source_and_dataset[1], name, preprocess, evaluation_settings),
+        )
+        real = read_real_split(*source_and_dataset, name, preprocess, space, evaluation_settings)
+    batches = generate_images(sampler, len(bundle.task.classes), options, evaluation_settings)
     generated = concatenate_features([space.features(images, labels) for labels, images in batches])
     sampler_name, steps = options.resolve_sampler(sampler.process)
     sampling = {"guidance": options.guidance, "sampler": sampler_name, "steps": steps, "seed": options.seed}
@@ -167,34 +174,42 @@ def compute_generator_metrics(real: RealImages, generated: SpaceFeatures) -> dic
     return metrics
 
 
-def select_size(data: Data, name: str, preprocess: Preprocess, computing: EvaluationSettings) -> Data:
+def select_size(data: Data, name: str, preprocess: Preprocess, evaluation_settings: EvaluationSettings) -> Data:
     """Select the images nearest to the model's size from the split `name` and from `train`.
 
     For a model trained at one size, the data are returned unchanged. Raises DataError for a size without images.
     """
     if not preprocess.has_buckets:
         return data
-    workers, splits = default_worker_count() if computing.workers is None else computing.workers, dict(data.splits)
+    workers, splits = (
+        default_worker_count() if evaluation_settings.workers is None else evaluation_settings.workers,
+        dict(data.splits),
+    )
     for split_name in {name, "train"} & data.splits.keys():
         splits[split_name] = data.splits[split_name].take(
             find_samples_at_model_size(data.splits[split_name], preprocess, workers)
         )
     count = f"{len(splits[name]):,} of {len(data.splits[name]):,} {name} images"
-    computing.listener.note(
+    evaluation_settings.listener.note(
         f"evaluated at {format_sample_size(preprocess.image)}, against the {count} nearest to that size"
     )
     return replace(data, splits=splits)
 
 
 def read_real_split(
-    source: str, opened: Data, name: str, preprocess: Preprocess, space: FeatureSpace, computing: EvaluationSettings
+    source: str,
+    dataset: Data,
+    name: str,
+    preprocess: Preprocess,
+    space: FeatureSpace,
+    evaluation_settings: EvaluationSettings,
 ) -> RealImages:
     """Compute the features of the images of a split and of the training split. Raises DataError for too few images."""
-    features, train = compute_space_features(opened.split(name), preprocess, space, computing), None
+    features, train = compute_space_features(dataset.split(name), preprocess, space, evaluation_settings), None
     if (count := len(features["rows"])) < MIN_REAL_IMAGES:
         raise DataError(f"{count} images are too few to compare with", f"use at least {MIN_REAL_IMAGES}")
-    if "train" in opened.splits and name != "train":
-        train = compute_space_features(opened.splits["train"], preprocess, space, computing)["rows"]
+    if "train" in dataset.splits and name != "train":
+        train = compute_space_features(dataset.splits["train"], preprocess, space, evaluation_settings)["rows"]
     return RealImages(source, name, count, features, train=train)
 
 
@@ -215,7 +230,7 @@ def read_real_reference(file: str, space: FeatureSpace) -> RealImages:
 
 
 def open_sampler(
-    bundle: Bundle, opened: Data | None, options: GenerationOptions, computing: EvaluationSettings
+    bundle: Bundle, dataset: Data | None, options: GenerationOptions, evaluation_settings: EvaluationSettings
 ) -> tuple[ImageSampler, Preprocess, str]:
     """Return the sampler of a bundle, the preprocessing of real images, and the name of the feature space.
 
@@ -224,11 +239,11 @@ def open_sampler(
     contains latents, and as `build_sampler`.
     """
     device, precision, note = (
-        computing.inference_options.device,
-        computing.inference_options.precision,
-        computing.listener.note,
+        evaluation_settings.inference_options.device,
+        evaluation_settings.inference_options.precision,
+        evaluation_settings.listener.note,
     )
-    if opened is None or opened.latents is None:
+    if dataset is None or dataset.latents is None:
         sampler = build_sampler(bundle, device, precision, options.vae)
         sampler.image = choose_sample_size(bundle, options.size, options.frames, sampler.stride, note)
         if sampler.decode is not None:
@@ -239,28 +254,33 @@ def open_sampler(
             )
         return sampler, bundle.preprocess.with_only_size(sampler.image), options.features
     if options.features != PIXELS:
-        problem = f"{opened.name} contains latents, and --features needs images"
+        problem = f"{dataset.name} contains latents, and --features needs images"
         raise UsageError(problem, f"use the images: vitreous evaluate RUN IMAGES --features {options.features}")
     sampler = build_sampler(bundle, device, precision, decoded=False)
     sampler.image = choose_sample_size(bundle, options.size, options.frames, note=note)
     if sampler.image != tuple(bundle.model.config.image):
-        raise UsageError(f"{opened.name} contains latents of one size", "leave --size out")
+        raise UsageError(f"{dataset.name} contains latents of one size", "leave --size out")
     sampler.decode = sampler.preprocess.denormalise
     return sampler, bundle.preprocess, LATENTS
 
 
-def iterate_split_images(split: Split, preprocess: Preprocess, computing: EvaluationSettings) -> Iterator[np.ndarray]:
+def iterate_split_images(
+    split: Split, preprocess: Preprocess, evaluation_settings: EvaluationSettings
+) -> Iterator[np.ndarray]:
     """Yield the images of a split, preprocessed as in training, (n, H, W, C) uint8 or float32 latents.
 
     They are yielded in chunks of `IMAGE_CHUNK`. Raises DataError for the first unreadable image, with bad_images `skip`
     only if none is readable.
     """
     images: list[torch.Tensor] = []
-    workers, has_yielded = default_worker_count() if computing.workers is None else computing.workers, False
-    for _, batch in EvalLoader(split, preprocess, workers).iterate_batches(computing.batch_size):
+    workers, has_yielded = (
+        default_worker_count() if evaluation_settings.workers is None else evaluation_settings.workers,
+        False,
+    )
+    for _, batch in EvalLoader(split, preprocess, workers).iterate_batches(evaluation_settings.batch_size):
         for image in batch:
             if isinstance(image, DataError):
-                if computing.bad_images == "stop":
+                if evaluation_settings.bad_images == "stop":
                     raise image
             else:
                 images.append(image)
@@ -274,23 +294,23 @@ def iterate_split_images(split: Split, preprocess: Preprocess, computing: Evalua
 
 
 def compute_space_features(
-    split: Split, preprocess: Preprocess, space: FeatureSpace, computing: EvaluationSettings
+    split: Split, preprocess: Preprocess, space: FeatureSpace, evaluation_settings: EvaluationSettings
 ) -> SpaceFeatures:
     """Compute the features of the images of a split."""
     return concatenate_features(
-        [space.features(images) for images in iterate_split_images(split, preprocess, computing)]
+        [space.features(images) for images in iterate_split_images(split, preprocess, evaluation_settings)]
     )
 
 
 def generate_images(
-    sampler: ImageSampler, classes: int, options: GenerationOptions, computing: EvaluationSettings
+    sampler: ImageSampler, classes: int, options: GenerationOptions, evaluation_settings: EvaluationSettings
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield class indices (n,) int64 and generated images of these classes, (n, H, W, C) uint8 or latents.
 
     The indices cycle through the classes. Images are yielded in chunks of `IMAGE_CHUNK`.
     """
     labels, image_numbers = torch.tensor(cycle_classes(options.samples, classes)).unbind(1)
-    report_images, done = make_progress_counter(computing.listener, "sample", options.samples), 0.0
+    report_images, done = make_progress_counter(evaluation_settings.listener, "sample", options.samples), 0.0
 
     def advance_progress(images: float) -> None:
         nonlocal done

@@ -82,15 +82,17 @@ class ModelSpace:
     If the model has all `classes` of the generated images, it also classifies each image.
     """
 
-    def __init__(self, source: str, bundle: Bundle, classes: tuple[str, ...], computing: EvaluationSettings) -> None:
-        self.name, self.bundle, self.computing = source, bundle, computing
+    def __init__(
+        self, source: str, bundle: Bundle, classes: tuple[str, ...], evaluation_settings: EvaluationSettings
+    ) -> None:
+        self.name, self.bundle, self.evaluation_settings = source, bundle, evaluation_settings
         has_classes = bool(classes) and set(classes) <= set(bundle.classes)
         self.class_order = [bundle.classes.index(class_name) for class_name in classes] if has_classes else []
         self.compute_features = partial(
             load_or_compute_features,
             bundle.model,
             bundle.preprocess,
-            how=computing.inference_options,
+            how=evaluation_settings.inference_options,
             workers=0,
             keep=False,
         )
@@ -109,7 +111,7 @@ class ModelSpace:
             )
         features = {"rows": np.array(self.compute_features(split).features)}
         if labels is not None and self.class_order:
-            engine = make_engine(bundle.model, bundle.preprocess, self.computing.inference_options)
+            engine = make_engine(bundle.model, bundle.preprocess, self.evaluation_settings.inference_options)
             logits, _ = compute_split_logits(engine, EvalLoader(split, bundle.preprocess))
             features["recognised"] = logits[:, self.class_order].argmax(1) == labels
         return features
@@ -126,7 +128,7 @@ def is_inception_file(path: str) -> bool:
 
 
 def open_feature_space(
-    features: str, classes: tuple[str, ...], computing: EvaluationSettings, device: str
+    features: str, classes: tuple[str, ...], evaluation_settings: EvaluationSettings, device: str
 ) -> FeatureSpace:
     """Open the feature space of `--features`: `pixels`, an Inception weights file, or a model. Raises UsageError or
     WeightsError if it cannot be opened."""
@@ -134,8 +136,8 @@ def open_feature_space(
         return PixelSpace(features)
     if is_inception_file(features):
         return InceptionSpace(features, device)
-    bundle = open_bundle(features, headless=True, note=computing.listener.note)
-    return ModelSpace(os.fspath(features), bundle, classes, computing)
+    bundle = open_bundle(features, headless=True, note=evaluation_settings.listener.note)
+    return ModelSpace(os.fspath(features), bundle, classes, evaluation_settings)
 
 
 def wrap_as_split(images: np.ndarray) -> ArraySplit:

@@ -88,7 +88,7 @@ def iterate_training_splits(
     is_same_run = data is None and folder.path == Path(predictions.run)
     for source in dict.fromkeys([run_data.source, predictions.source]):
         try:
-            opened = (
+            dataset = (
                 predictions.data
                 if is_same_run
                 else open_data(
@@ -100,8 +100,8 @@ def iterate_training_splits(
                     ignore_index=run_data.ignore_index,
                 ).with_holdout(run_data.hold_out, run_data.split_seed)
             )
-            if source == run_data.source or opened.fingerprint() == run_data.fingerprint:
-                yield source, drop_excluded_images(opened.split("train"), folder)
+            if source == run_data.source or dataset.fingerprint() == run_data.fingerprint:
+                yield source, drop_excluded_images(dataset.split("train"), folder)
         except (VitreousError, OSError):  # the dataset was moved or replaced
             continue
 
