@@ -213,7 +213,7 @@ def test_invalid_parameters_are_rejected(fitted_classifier, two_digits, photos, 
     with pytest.raises(ValueError, match="X has 10 features, but"):
         fitted_classifier.predict(X[:, :10])
     for one in (photos[0][0], str(photos[0][0]), Image.open(photos[0][0])):
-        with pytest.raises(ValueError, match="X is one image"):
+        with pytest.raises(ValueError, match="X is a single image"):
             fitted_classifier.predict(one)
     with pytest.raises(ValueError, match=r"pass X\[None\]"):
         fitted_classifier.predict(np.asarray(Image.open(photos[0][0])))
