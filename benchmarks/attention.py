@@ -3,8 +3,8 @@
     python benchmarks/attention.py --out benchmarks/results/DATE-attention-HARDWARE.md
 
 Both run alternately; the shortest CPU time of --rounds counts, with OMP_NUM_THREADS threads. Errors are relative to the
-output of the same queries, keys and values in float64; the standard deviation of their logits is given. The second table
-compares whole models with both kinds of attention, frozen and packed as for inference.
+output of the same queries, keys and values in float64; the standard deviation of their logits is given. The second
+table compares whole models with both kinds of attention, frozen and packed as for inference.
 """
 
 from __future__ import annotations
@@ -57,12 +57,17 @@ def build_kernel_rows(rounds: int) -> list[str]:
     for shape in ATTENTION_SHAPES:
         q, k, v = make_qkv(shape)
         fused = F.scaled_dot_product_attention
-        times = measure_fastest({"fused": partial(fused, q, k, v), "chunks": partial(attend_in_chunks, q, k, v)}, rounds)
+        times = measure_fastest(
+            {"fused": partial(fused, q, k, v), "chunks": partial(attend_in_chunks, q, k, v)}, rounds
+        )
         errors = []
         for logit_std in LOGIT_STDS:
             q, k, v = (x[:1] for x in make_qkv(shape, logit_std))
             reference = fused(q.double(), k.double(), v.double())
-            errors += [float((attend(q, k, v).double() - reference).norm() / reference.norm()) for attend in (fused, attend_in_chunks)]
+            errors += [
+                float((attend(q, k, v).double() - reference).norm() / reference.norm())
+                for attend in (fused, attend_in_chunks)
+            ]
         cells = [
             " x ".join(map(str, shape)),
             f"{times['fused'] * 1e3:.2f}",

@@ -64,7 +64,9 @@ def sample_images(folder: Path, count: int | None, sample_folder: Path) -> tuple
     for path in random.Random(0).sample(paths, count):
         target = sample_folder / path.relative_to(folder)
         target.parent.mkdir(parents=True, exist_ok=True)
-        os.link(path, target) if os.stat(path).st_dev == os.stat(sample_folder).st_dev else target.write_bytes(path.read_bytes())
+        os.link(path, target) if os.stat(path).st_dev == os.stat(sample_folder).st_dev else target.write_bytes(
+            path.read_bytes()
+        )
     return sample_folder, count
 
 
@@ -87,8 +89,12 @@ def main() -> None:
             ):
                 rates[name].append(measure_files_per_second(python, code, str(folder), arguments.workers))
                 print(f"{name} {rates[name][-1]:,.0f} files/s", flush=True)
-    package_info = subprocess.run([arguments.peer, "-m", "pip", "show", "imagededup"], capture_output=True, text=True).stdout
-    version = next((line.split()[1] for line in package_info.splitlines() if line.startswith("Version")), "of unknown version")
+    package_info = subprocess.run(
+        [arguments.peer, "-m", "pip", "show", "imagededup"], capture_output=True, text=True
+    ).stdout
+    version = next(
+        (line.split()[1] for line in package_info.splitlines() if line.startswith("Version")), "of unknown version"
+    )
     text = "\n".join(build_page(rates, count, arguments.workers, version))
     print(text)
     if arguments.out:
@@ -118,7 +124,9 @@ def build_page(rates: dict[str, list[float]], count: int, workers: int, version:
     }
     for name, throughputs in rates.items():
         rounds = ", ".join(f"{throughput:,.0f}" for throughput in throughputs)
-        lines.append(f"| {descriptions[name]} | {medians[name]:,.0f} | {medians[name] / medians['imagededup']:.2f} x | {rounds} |")
+        lines.append(
+            f"| {descriptions[name]} | {medians[name]:,.0f} | {medians[name] / medians['imagededup']:.2f} x | {rounds} |"
+        )
     return [*lines, ""]
 
 

@@ -2,11 +2,11 @@
 
 python benchmarks/checkouts.py ../before --rounds 5
 
-It checks that a refactoring keeps the speed, and that outputs stay bit-identical. `../before` is the other checkout, for
-example from `git worktree add ../before COMMIT`. Both run in the Python environment of this command. The script prints
-the median seconds of each command in both checkouts, the ratio before / after, and the range of the ratio over the
-rounds. It also times requests to a server, and the loader with `vitreous bench`. The data are digits, which the script
-writes.
+It checks that a refactoring keeps the speed, and that outputs stay bit-identical. `../before` is the other checkout,
+for example from `git worktree add ../before COMMIT`. Both run in the Python environment of this command. The script
+prints the median seconds of each command in both checkouts, the ratio before / after, and the range of the ratio over
+the rounds. It also times requests to a server, and the loader with `vitreous bench`. The data are digits, which the
+script writes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def build_environment(checkout: Path) -> dict[str, str]:
 
 
 def time_requests(checkout: Path, folder: Path) -> float:
-    """Return the seconds that a server of the trained run takes for `NUM_REQUESTS` images from `NUM_CLIENTS` connections."""
+    """Return the seconds that a server of the trained run takes for `NUM_REQUESTS` images from `NUM_CLIENTS`
+    connections."""
     images = [path.read_bytes() for path in sorted((folder / "photos" / "0").iterdir())[:NUM_CLIENTS]]
     words = (*VITREOUS_COMMAND, "serve", "run", "--port", "0", "--engine", "torch")
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
@@ -142,7 +143,9 @@ def main() -> None:
                 f"{name:14} {medians['before']:7.2f} s {medians['after']:7.2f} s  {statistics.median(ratios):.2f} ({spread})"
             )
         last_folders = [Path(scratch) / side / str(options.rounds - 1) for side in checkouts]
-        differing = [name for name in OUTPUT_FILES if len({digest_output(folder / name) for folder in last_folders}) > 1]
+        differing = [
+            name for name in OUTPUT_FILES if len({digest_output(folder / name) for folder in last_folders}) > 1
+        ]
     print("different: " + ", ".join(differing) if differing else f"bit-identical: {', '.join(OUTPUT_FILES)}")
     sys.exit(bool(differing))
 

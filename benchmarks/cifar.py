@@ -3,17 +3,17 @@
     python benchmarks/cifar.py FOLDER --work DIR --rows ROWS.jsonl --out benchmarks/results/DATE-cifar-HARDWARE.md
 
 FOLDER has train/CLASS/* and test/CLASS/*; a tenth of the training images is held out. Each row of ROWS.jsonl is one run
-with one seed, evaluated once on the test images. A run trains on as many images as it can process in --minutes on --cores
-cores, measured by the CPU time of one thread (benchmarks/pretraining.py). Rows can therefore be computed concurrently,
-with OMP_NUM_THREADS=1. timm's model is trained by the loop in this file for the same CPU time. Another call continues
-with the missing rows.
+with one seed, evaluated once on the test images. A run trains on as many images as it can process in --minutes on
+--cores cores, measured by the CPU time of one thread (benchmarks/pretraining.py). Rows can therefore be computed
+concurrently, with OMP_NUM_THREADS=1. timm's model is trained by the loop in this file for the same CPU time. Another
+call continues with the missing rows.
 
 `vitreous` is the command of the README with this training length; the other vitreous methods are earlier models and
-recipes. timm's model has the same width, depth and heads, and patches of 4 pixels. It is trained in bfloat16 autocast if
-the processor supports it, with fused AdamW and a cosine schedule, by one of two recipes. `plain` has the shift, flip and
-label smoothing of the earlier vitreous recipe. `CCT` is the recipe of arXiv:2104.05704 for small transformers on CIFAR-10:
-crops of 0.8 to 1, RandAugment of magnitude 9, MixUp 0.8 or CutMix 1 in the first 7/12 of the run, label smoothing 0.1,
-learning rate 5.5e-4, weight decay 0.06.
+recipes. timm's model has the same width, depth and heads, and patches of 4 pixels. It is trained in bfloat16 autocast
+if the processor supports it, with fused AdamW and a cosine schedule, by one of two recipes. `plain` has the shift, flip
+and label smoothing of the earlier vitreous recipe. `CCT` is the recipe of arXiv:2104.05704 for small transformers on
+CIFAR-10: crops of 0.8 to 1, RandAugment of magnitude 9, MixUp 0.8 or CutMix 1 in the first 7/12 of the run, label
+smoothing 0.1, learning rate 5.5e-4, weight decay 0.06.
 """
 
 from __future__ import annotations
@@ -132,9 +132,9 @@ def make_plain_views(images: Tensor, labels: Tensor, seed: int, classes: int, pr
 
     def views(samples: np.ndarray, epochs: np.ndarray, progress: float) -> tuple[Tensor, Tensor]:
         sample_indices = torch.from_numpy(samples)
-        return preprocess.normalise(augment.augment_batch(images[sample_indices], derive_keys(seed, epochs, samples, 0))), labels[
-            sample_indices
-        ]
+        return preprocess.normalise(
+            augment.augment_batch(images[sample_indices], derive_keys(seed, epochs, samples, 0))
+        ), labels[sample_indices]
 
     return views
 
@@ -150,7 +150,10 @@ def make_cct_views(images: Tensor, labels: Tensor, seed: int, classes: int, prep
         mean=preprocess.mean, std=preprocess.std,
     )  # fmt: skip
     make_mixup = partial(Mixup, mode="batch", switch_prob=0.5, label_smoothing=0.1, num_classes=classes)
-    mixup, no_mixup = make_mixup(mixup_alpha=0.8, cutmix_alpha=1.0), make_mixup(mixup_alpha=0.8, cutmix_alpha=1.0, prob=0.0)
+    mixup, no_mixup = (
+        make_mixup(mixup_alpha=0.8, cutmix_alpha=1.0),
+        make_mixup(mixup_alpha=0.8, cutmix_alpha=1.0, prob=0.0),
+    )
 
     def views(samples: np.ndarray, epochs: np.ndarray, progress: float) -> tuple[Tensor, Tensor]:
         sample_indices = torch.from_numpy(samples)
@@ -209,7 +212,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     CifarPlan.add_options(parser)
     names = (*VITREOUS_METHODS, *TIMM_METHODS)
-    parser.add_argument("--methods", nargs="*", choices=names, default=names, help="methods, in this order; without any, only the page is written")
+    parser.add_argument(
+        "--methods",
+        nargs="*",
+        choices=names,
+        default=names,
+        help="methods, in this order; without any, only the page is written",
+    )
     options = vars(parser.parse_args())
     methods, out = options.pop("methods"), options.pop("out")
     plan = CifarPlan(**options)

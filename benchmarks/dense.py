@@ -144,7 +144,9 @@ def run_vitreous(plan: DensePlan, method: str, seed: int) -> dict[str, Any]:
 def select_metrics(plan: DensePlan, values: dict[str, Any], classes: list[dict[str, Any]]) -> dict[str, Any]:
     """Select the metrics that a row stores, from the metrics and the metrics per class of an evaluation."""
     if plan.kind in ("cells", "objects"):
-        box_metrics = {name: value for name, value in values.items() if name in (f"{BOX_PREFIX}ap50", f"{BOX_PREFIX}ap")}
+        box_metrics = {
+            name: value for name, value in values.items() if name in (f"{BOX_PREFIX}ap50", f"{BOX_PREFIX}ap")
+        }
         ap50_by_class = {row["class"]: row["ap50"] for row in classes}
         return {"ap50": values["ap50"], "ap": values["ap"], "classes": ap50_by_class} | box_metrics
     dice_by_class = {row["class"]: row["f1"] for row in classes[1:]}  # without the background
@@ -222,7 +224,10 @@ def main() -> None:
     parser.add_argument("kind", choices=tuple(DENSE_TASKS))
     DensePlan.add_options(parser)
     parser.add_argument(
-        "--methods", nargs="*", default=(FROM_SCRATCH, PRETRAINED, "peer"), help="methods, in this order; without any, only the page is written"
+        "--methods",
+        nargs="*",
+        default=(FROM_SCRATCH, PRETRAINED, "peer"),
+        help="methods, in this order; without any, only the page is written",
     )
     options = vars(parser.parse_args())
     methods, out = options.pop("methods"), options.pop("out")

@@ -52,9 +52,7 @@ def iterate_batches(kind: str, split: Any, seed: int) -> Iterator[tuple[Any, Any
             yield zip_boxes([flip_sample(pixels, target, rng) for pixels, target in samples])
 
 
-def crop_augmented(
-    pixels: np.ndarray, classes: np.ndarray, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
+def crop_augmented(pixels: np.ndarray, classes: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Crop an image (3, H, W) and its class map (H, W) to `CROP_SIZE`, scaled by 1/2 to 2, flipped and rotated."""
     factor = 2 ** rng.uniform(-1, 1)
     side = round(CROP_SIZE / factor)

@@ -2,10 +2,10 @@
 
     python benchmarks/distillation.py FOLDER --work DIR --out benchmarks/results/DATE-distillation-HARDWARE.md
 
-FOLDER has train/CLASS/* and test/CLASS/*. The teacher is the run of --teacher, or a model that is trained first. Students
-have the recipe `small` without patch dropout, with and without a teacher. For one seed, they have the same initial
-weights, images and mixing. The page has the test top-1 of each seed, and the difference per seed. Another call continues
-an interrupted one.
+FOLDER has train/CLASS/* and test/CLASS/*. The teacher is the run of --teacher, or a model that is trained first.
+Students have the recipe `small` without patch dropout, with and without a teacher. For one seed, they have the same
+initial weights, images and mixing. The page has the test top-1 of each seed, and the difference per seed. Another call
+continues an interrupted one.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ STUDENT_OPTIONS: dict[str, dict[str, Any]] = {
         "settings": {"objective.kind": ["soft"], "objective.temperature": ["2"], "objective.alpha": ["0.9"]},
     },
 }
-WHOLE_IMAGE_SETTINGS = {
-    "objective.patch_dropout": ["0"]
-}  # no patch dropout: the teacher predicts from all patches
+WHOLE_IMAGE_SETTINGS = {"objective.patch_dropout": ["0"]}  # no patch dropout: the teacher predicts from all patches
 
 
 def train_or_load(folder: Path, out: Path, **options: Any) -> dict[str, Any]:
@@ -53,7 +51,9 @@ def measure_top1(options: argparse.Namespace, targets: str, seed: int, teacher: 
         train_options["settings"] |= {"objective.teacher": [str(teacher)]}
     length = {"steps": options.steps, "batch_size": options.batch, "evaluate_every": options.steps, "save_every": 500}
     out = options.work / f"{targets} seed {seed}".replace(" ", "-").replace(",", "")
-    return train_or_load(options.folder, out, model=options.student, seed=seed, **length, **train_options)["test"]["top1"]
+    return train_or_load(options.folder, out, model=options.student, seed=seed, **length, **train_options)["test"][
+        "top1"
+    ]
 
 
 def build_page(options: argparse.Namespace, teacher: float, tops: dict[str, list[float]]) -> str:
@@ -72,8 +72,12 @@ def build_page(options: argparse.Namespace, teacher: float, tops: dict[str, list
     ]
     for targets, values in tops.items():
         gains = [100 * (a - b) for a, b in zip(values, tops[LABELS_ONLY], strict=True)]
-        gain_text = "" if targets == LABELS_ONLY else f"{statistics.mean(gains):.1f} ({min(gains):.1f} to {max(gains):.1f})"
-        lines.append(f"| {targets} | {', '.join(f'{a:.1%}' for a in values)} | {statistics.mean(values):.1%} | {gain_text} |")
+        gain_text = (
+            "" if targets == LABELS_ONLY else f"{statistics.mean(gains):.1f} ({min(gains):.1f} to {max(gains):.1f})"
+        )
+        lines.append(
+            f"| {targets} | {', '.join(f'{a:.1%}' for a in values)} | {statistics.mean(values):.1%} | {gain_text} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -88,12 +92,18 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument(
-        "--ways", nargs="*", choices=STUDENT_OPTIONS, default=list(STUDENT_OPTIONS), help=f"targets to compare; must include '{LABELS_ONLY}'"
+        "--ways",
+        nargs="*",
+        choices=STUDENT_OPTIONS,
+        default=list(STUDENT_OPTIONS),
+        help=f"targets to compare; must include '{LABELS_ONLY}'",
     )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     teacher = options.teacher or options.work / "teacher"
-    teacher_summary = train_or_load(options.folder, teacher, **({} if options.teacher else {"model": TEACHER, "save_every": 500}))
+    teacher_summary = train_or_load(
+        options.folder, teacher, **({} if options.teacher else {"model": TEACHER, "save_every": 500})
+    )
     tops = {way: [measure_top1(options, way, seed, teacher) for seed in range(options.seeds)] for way in options.ways}
     text = build_page(options, teacher_summary["test"]["top1"], tops)
     print(text)
