@@ -244,7 +244,7 @@ DiTName: TypeAlias = Literal[
 
 
 class LoaderKeywords(TypedDict, total=False):
-    """Fields of `TrainOptions` that are keywords of `vitreous.create_loader` besides its parameters."""
+    """Fields of `TrainOptions` that are keywords of `vitreous.create_loader`, in addition to its parameters."""
 
     resize: PositionResize | None
     source_size: int | Sequence[int] | None

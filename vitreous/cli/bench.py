@@ -1,4 +1,4 @@
-"""vitreous bench."""
+"""The verb `vitreous bench`."""
 
 from __future__ import annotations
 

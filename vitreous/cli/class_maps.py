@@ -1,4 +1,4 @@
-"""vitreous predict, for semantic segmentation models."""
+"""The verb `vitreous predict`, for semantic segmentation models."""
 
 from __future__ import annotations
 

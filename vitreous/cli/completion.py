@@ -1,4 +1,4 @@
-"""vitreous completion."""
+"""The verb `vitreous completion`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vitreous convert."""
+"""The verb `vitreous convert`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vitreous data check."""
+"""The verb `vitreous data check`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vitreous data convert."""
+"""The verb `vitreous data convert`."""
 
 from __future__ import annotations
 

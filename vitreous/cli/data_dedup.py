@@ -1,4 +1,4 @@
-"""vitreous data dedup."""
+"""The verb `vitreous data dedup`."""
 
 from __future__ import annotations
 

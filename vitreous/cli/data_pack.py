@@ -1,4 +1,4 @@
-"""vitreous data pack."""
+"""The verb `vitreous data pack`."""
 
 from __future__ import annotations
 

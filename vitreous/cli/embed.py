@@ -1,4 +1,4 @@
-"""vitreous embed."""
+"""The verb `vitreous embed`."""
 
 from __future__ import annotations
 

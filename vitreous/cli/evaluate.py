@@ -1,4 +1,4 @@
-"""vitreous evaluate: evaluate a model's head, evaluate by a protocol such as k-NN, or compare two runs."""
+"""The verb `vitreous evaluate`: evaluate a model's head, evaluate by a protocol such as k-NN, or compare two runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vitreous export."""
+"""The verb `vitreous export`."""
 
 from __future__ import annotations
 

@@ -28,7 +28,10 @@ PLACEHOLDERS = {int: "INT", float: "FLOAT", str: "STR"}
 
 @dataclass(frozen=True, kw_only=True)
 class OptionHelp:
-    """An option or positional argument in a help text."""
+    """An option or positional argument in a help text: the field `name`, the title of its section, and its texts.
+
+    `label` has the names of the option and the placeholder of its value, such as `--epochs FLOAT`.
+    """
 
     name: str
     section: str

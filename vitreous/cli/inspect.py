@@ -1,4 +1,4 @@
-"""vitreous inspect."""
+"""The verb `vitreous inspect`."""
 
 from __future__ import annotations
 

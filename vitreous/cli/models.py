@@ -1,4 +1,4 @@
-"""vitreous models."""
+"""The verb `vitreous models`."""
 
 from __future__ import annotations
 

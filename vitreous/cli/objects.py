@@ -1,4 +1,4 @@
-"""vitreous predict, for object detection and instance segmentation models."""
+"""The verb `vitreous predict`, for object detection and instance segmentation models."""
 
 from __future__ import annotations
 

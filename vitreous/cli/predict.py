@@ -1,4 +1,4 @@
-"""vitreous predict."""
+"""The verb `vitreous predict`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vitreous push."""
+"""The verb `vitreous push`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vitreous recipes."""
+"""The verb `vitreous recipes`."""
 
 from __future__ import annotations
 

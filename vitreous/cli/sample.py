@@ -1,4 +1,4 @@
-"""vitreous sample."""
+"""The verb `vitreous sample`."""
 
 from __future__ import annotations
 

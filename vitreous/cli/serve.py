@@ -1,4 +1,4 @@
-"""vitreous serve."""
+"""The verb `vitreous serve`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vitreous soup."""
+"""The verb `vitreous soup`."""
 
 from __future__ import annotations
 

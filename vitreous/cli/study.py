@@ -1,4 +1,4 @@
-"""vitreous study."""
+"""The verb `vitreous study`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vitreous train."""
+"""The verb `vitreous train`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vitreous watch."""
+"""The verb `vitreous watch`."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class TrainingFeatures:
 def load_training_features(
     predictions: SplitPredictions, evaluation_settings: EvaluationSettings, allow_self_comparison: bool = False
 ) -> TrainingFeatures:
-    """Compute the features of the run's training images, or of those of the evaluated dataset if there is no run.
+    """Compute the features of the run's training images, or those of the evaluated dataset if there is no run.
 
     With `allow_self_comparison`, data without a training split are compared with themselves. Raises UsageError if there
     are no training images to compare with.

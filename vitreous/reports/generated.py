@@ -112,8 +112,8 @@ def measure_generator(
 
     The real images are those of `options.reference`, or of a split of `data` or, if it is None, of the run's dataset. A
     model trained at several sizes is evaluated at one, `size` in the document: `options.size`, or the model's default;
-    real images nearest to it are used. `frechet_distance_of_train` is the distance between the split and
-    as many training images, a baseline for the metric. `classifier_accuracy`: the share of images that the feature
+    real images nearest to it are used. `frechet_distance_of_train`, a baseline, is the distance between the split and
+    at most as many training images as samples. `classifier_accuracy`: the share of images that the feature
     model classifies as their class, if it has these classes. Inception's space adds `fid`, `sfid` and
     `inception_score`. Raises UsageError, DataError and WeightsError as `evaluate`.
     """

@@ -54,7 +54,10 @@ SPAN_STYLES = {
 
 
 def make_attention(context: FigureContext) -> list[FigureResult]:
-    """Draw the attention of each block of --layers (default: the last), with a column per head and their mean."""
+    """Draw the attention from the classifier's input to the patches in each block of --layers (default: the last).
+
+    There is a column per attention head, and one for their mean.
+    """
     figures, prefix = [], context.model.config.prefix
     for head_attention in iterate_head_attention(context):
         input_images, attention, heads = head_attention.images, head_attention.attention, head_attention.heads
@@ -81,7 +84,7 @@ def make_attention(context: FigureContext) -> list[FigureResult]:
 
 
 def make_segments(context: FigureContext) -> list[FigureResult]:
-    """Draw the patches with most attention in each block of --layers (default: the last), with a column per head."""
+    """Draw the patches that get most attention in each block of --layers (default: the last), one column per head."""
     figures, mass = [], context.options.mass
     for head_attention in iterate_head_attention(context):
         input_images, heads = head_attention.images, head_attention.heads
@@ -105,10 +108,11 @@ def make_segments(context: FigureContext) -> list[FigureResult]:
 
 
 class HeadAttention(NamedTuple):
-    """The attention of n images in block `layer`, counted from 0, and the indices of the `heads` shown.
+    """The attention of n images in block `layer`, counted from 0, and the indices of the shown attention heads.
 
-    `attention` (n, h, T) is that of the head's input, which is the class token or the mean of the patch tokens, to all
-    T tokens. `suffix` is added to the figure's name if several blocks are drawn.
+    `attention` (n, h, T) is the attention from the classifier's input, which is the class token or the mean of the
+    patch tokens, to all T tokens, in each of h heads. `suffix` is added to the figure's name if several blocks are
+    drawn.
     """
 
     images: list[InputImage]
@@ -372,6 +376,6 @@ def format_block_name(layer: int, context: FigureContext) -> str:
 
 
 def describe_readout(context: FigureContext) -> str:
-    """Return the name of the head's input for captions: the class token or the mean-pooled output."""
+    """Return the name of the classifier's input for captions: the class token or the mean-pooled output."""
     uses_class_token = context.model.config.pool in ("class", "distilled")
     return "the class token" if uses_class_token else "the mean-pooled output"

@@ -84,7 +84,8 @@ class FigureContext:
 
     @cached_property
     def data(self) -> tuple[str, Data]:
-        """Return path and content of the dataset of --data, or of the run. Raises UsageError if there is none."""
+        """Open the dataset of --data, or that of the run, and return its path and content. Raises UsageError if there
+        is none."""
         return open_run_data(self.run, self.options.data, self.options.split or "val", labelled=False)
 
     @cached_property
@@ -158,6 +159,6 @@ def open_input_images(images: Sequence[str | os.PathLike[str]], preprocess: Prep
 
 
 def load_input_image(raw: bytes | np.ndarray | Path | Clip, name: str, preprocess: Preprocess) -> InputImage:
-    """Decode stored bytes, (H, W, C) pixels, a file or a clip into the model's input. Raises DataError if it cannot."""
+    """Decode stored bytes, (H, W, C) pixels, a file or a clip into an input image. Raises DataError if it fails."""
     pixels = preprocess.to_tensor(preprocess.decode(raw, name))
     return InputImage(name, to_rgb_image(pixels), pixels, raw)

@@ -54,7 +54,7 @@ def evaluate_vtab(
     A classifier is trained on 800 images of each task, and 200 images select the L2 penalty, unless --l2 sets it. The
     classifier is then trained on all 1,000 images, and top-1 is computed on the test split. Images are resized without
     cropping, as in the benchmark. Finished tasks are cached in RUN/vtab.json while model, data and options are
-    unchanged. Raises UsageError without a folder, DataError if no task is found or can be evaluated.
+    unchanged. Raises UsageError if `data` is not a folder, DataError if no task is found or can be evaluated.
     """
     if data is None or not os.path.isdir(data):
         hint = f"name its subfolders {', '.join(VTAB_TASKS)}"
