@@ -56,6 +56,8 @@ ROOMS = (
 PYTHON, COMMANDS = "reference/python", "reference/command-line"
 #: the end of a Markdown link; group 1 is the name of an object of the package, if the link text ends with one
 LINK = re.compile(r"(?:(?<=`)(vitreous(?:\.\w+)+)`)?\]\(([^()\s]+)\)")
+#: a Markdown link that is not an image: its text, and its target
+TEXT_LINK = re.compile(r"(?<!!)\[([^\[\]]+)\]\(([^()\s]+)\)")
 SOURCE = re.compile(r"Source code in <code>[^<]*</code> <pre>.*?</pre>", re.DOTALL)
 FETCHED = {"img": "src", "script": "src", "link": "href", "iframe": "src", "source": "src"}
 
@@ -66,13 +68,13 @@ def page_map() -> dict[Path, str]:
     pages[ROOT / "README.md"] = "index.md"
     pages[PACKAGE / "__init__.py"] = f"{PYTHON}/vitreous.md"
     pages[PACKAGE / "cli" / "main.py"] = f"{COMMANDS}/index.md"
-    pages |= {path: path.name for path in sorted((ROOT / "docs").glob("*.md"))}
+    docs = ROOT / "docs"
+    pages |= {path: path.relative_to(docs).as_posix() for path in sorted(docs.rglob("*.md"))}
     figures = (
         path for path in sorted((ROOT / "docs" / "figures").iterdir()) if path.is_file() and path.suffix != ".py"
     )
     pages |= {path: f"figures/{path.name}" for path in figures}
     pages |= {path: f"notebooks/{path.stem}.md" for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))}
-    pages |= {path: f"log/{path.name}" for path in sorted((ROOT / "docs" / "log").glob("*.md"))}
     pages |= {path: f"benchmarks/{path.name}" for path in sorted((ROOT / "benchmarks" / "results").glob("*.md"))}
     pages[ROOT / "benchmarks" / "README.md"] = "benchmarks/index.md"
     return pages
@@ -96,7 +98,7 @@ def stage(folder: Path) -> None:
         elif path.name != "README.md" or path.parent != ROOT:
             target.write_text(relocate(spaced(path.read_text("utf-8")), path, page, pages), "utf-8")
     shutil.copyfile(HERE / "site.css", folder / "site.css")
-    for page, text in {**python_pages(), **command_pages()}.items():
+    for page, text in {**python_pages(), **command_pages(), **reference_pages()}.items():
         (folder / page).parent.mkdir(parents=True, exist_ok=True)
         (folder / page).write_text(text, "utf-8")
 
@@ -126,7 +128,8 @@ def spaced(text: str) -> str:
 def relocate(text: str, path: Path, page: str, pages: dict[Path, str]) -> str:
     """Adapt the links in the text of the file `path` of the repository to its `page` of the site.
 
-    A link to a module of the package, whose text is the name of an object in it, becomes a link to the reference.
+    A link to a module of the package, whose text is the name of an object in it, becomes a link to the reference. A link
+    to another file that is not on the site is replaced by its text.
     """
 
     def adapt_link(match: re.Match[str]) -> str:
@@ -140,7 +143,17 @@ def relocate(text: str, path: Path, page: str, pages: dict[Path, str]) -> str:
             return match[0]
         return match[0].removesuffix(f"({match[2]})") + f"({os.path.relpath(target, os.path.dirname(page) or '.')})"
 
-    lines = (LINK.sub(adapt_link, line) if prose else line for line, prose in outside_code(text))
+    def drop_outside_link(match: re.Match[str]) -> str:
+        name = match[2].partition("#")[0]
+        file = (path.parent / name).resolve() if name and "://" not in name else None
+        is_outside = file is not None and file.exists() and file not in pages
+        is_documented = match[1].startswith("`vitreous") and file is not None and file.is_relative_to(PACKAGE)
+        return match[1] if is_outside and not is_documented else match[0]
+
+    lines = (
+        LINK.sub(adapt_link, TEXT_LINK.sub(drop_outside_link, line)) if prose else line
+        for line, prose in outside_code(text)
+    )
     return "\n".join(lines) + "\n"
 
 
@@ -183,6 +196,13 @@ def command_pages() -> dict[str, str]:
 
     pages = {f"{COMMANDS}/index.md": overview_page()}
     return pages | {f"{COMMANDS}/{page_name(verb)}": verb_page(verb, about) for verb, (_, about) in VERBS.items()}
+
+
+def reference_pages() -> dict[str, str]:
+    """Return path -> content of the reference pages of recipes, config.yaml and the HTTP API."""
+    from reference_pages import CONFIG, HTTP, config_page, http_page, recipe_pages
+
+    return {**recipe_pages(), CONFIG: config_page(), HTTP: http_page()}
 
 
 def title_of(page: Path) -> str:
@@ -292,11 +312,29 @@ def build(out_folder: Path) -> list[str]:
 
 
 def trim_search(file: Path) -> None:
-    """Remove source code from the search index, which browsers load; signatures and text stay."""
+    """Remove items that would rank above guides from the search index, and source code from the other items."""
     index = json.loads(file.read_text("utf-8"))
+    index["items"] = [item for item in index["items"] if is_searchable(item["location"])]
     for item in index["items"]:
         item["text"] = SOURCE.sub("", item["text"])
     file.write_text(json.dumps(index, ensure_ascii=False), "utf-8")
+
+
+def is_searchable(location: str) -> bool:
+    """Return whether a section of the site is in the search index.
+
+    Omitted are the log, the changelog, single benchmarks, the sections of single recipes, and the objects of the Python
+    reference other than modules and public functions.
+    """
+    page, _, anchor = location.partition("#")
+    if page.startswith(("log/", "changelog", "benchmarks/")):
+        return page == "benchmarks/index.html"
+    if page.startswith("reference/recipes/"):
+        return not anchor
+    if page.startswith("reference/python/") and page != "reference/python/vitreous.html":
+        module = PACKAGE.joinpath(*anchor.split(".")[1:])
+        return module.is_dir() or module.with_suffix(".py").is_file()
+    return True
 
 
 if __name__ == "__main__":
