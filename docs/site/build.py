@@ -128,8 +128,8 @@ def spaced(text: str) -> str:
 def relocate(text: str, path: Path, page: str, pages: dict[Path, str]) -> str:
     """Adapt the links in the text of the file `path` of the repository to its `page` of the site.
 
-    A link to a module of the package, whose text is the name of an object in it, becomes a link to the reference. A link
-    to another file that is not on the site is replaced by its text.
+    A link to a module of the package, whose text is the name of an object in it, becomes a link to the reference. A
+    link to another file that is not on the site is replaced by its text.
     """
 
     def adapt_link(match: re.Match[str]) -> str:
