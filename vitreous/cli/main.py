@@ -59,7 +59,7 @@ VERBS = {
     "models": ("vitreous.cli.models", "list models, or published weights"),
     "bench": ("vitreous.cli.bench", "compare the speed with other libraries on this machine"),
     "completion": ("vitreous.cli.completion", "print a shell completion script"),
-    "doctor": ("vitreous.cli.doctor", "versions, devices and supported dtypes of this machine"),
+    "doctor": ("vitreous.cli.doctor", "print versions, devices and supported dtypes"),
 }
 OUT_OF_MEMORY_HINT = "use --micro-batch auto, --recompute, or a smaller model"
 

@@ -234,14 +234,19 @@ def resize_preprocess(bundle: Bundle, settings: InspectOptions) -> Preprocess:
     """Return the bundle's preprocessing at --image-size, or unchanged if it is not set.
 
     --image-size is one number, or height and width; for volumes depth, height and width. Raises UsageError for a size
-    that is not a multiple of the patch size.
+    that is not a multiple of the patch size, and for another number of values.
     """
     if not settings.image_size:
         return bundle.preprocess
     axes = bundle.preprocess.resized_axes
     size = settings.image_size * axes if len(settings.image_size) == 1 else settings.image_size
     patch = bundle.model.config.patch[-axes:]
-    if len(size) != axes or any(length < 1 or length % p for length, p in zip(size, patch, strict=False)):
+    if len(size) != axes:
+        raise UsageError(
+            f"--image-size has {len(size)} values, but {bundle.preprocess.noun} have {axes} axes",
+            f"set one value, or {axes}" if axes > 1 else "set one value",
+        )
+    if any(length < 1 or length % p for length, p in zip(size, patch, strict=False)):
         raise UsageError(
             f"--image-size {' '.join(map(str, settings.image_size))} is not divisible by patch size {patch[0]}"
         )
