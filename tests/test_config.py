@@ -111,7 +111,7 @@ def test_the_family_selects_the_config_class():
     swin = from_builtins(ModelConfig, {"family": "swin", "width": 48})
     assert type(swin) is SwinConfig and swin.width == 48 and from_builtins(ModelConfig, to_builtins(swin)) == swin
     assert type(from_builtins(ModelConfig, {"width": 48, "heads": 4})) is ViTConfig  # the default
-    with pytest.raises(UsageError, match="unknown name 'swim'\n  did you mean swin"):
+    with pytest.raises(UsageError, match="unknown family 'swim'\n  did you mean swin"):
         from_builtins(ModelConfig, {"family": "swim"})
     for family in (["swin"], 3):
         with pytest.raises(UsageError, match="unknown name"):

@@ -257,7 +257,7 @@ def worse_run(regression_run, tmp_path_factory):
 def test_paired_comparison_of_regression_runs(measured_images, regression_run, worse_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # for the page of a bundle
     out, _ = regression_run
-    found = compare_two_runs(out, worse_run, split="train", computing=EvaluationSettings(workers=0))
+    found = compare_two_runs(out, worse_run, split="train", evaluation_settings=EvaluationSettings(workers=0))
     alone = [
         evaluate(run, measured_images / "values.csv", split="train", workers=0)["train"] for run in (out, worse_run)
     ]
@@ -269,7 +269,7 @@ def test_paired_comparison_of_regression_runs(measured_images, regression_run, w
     low, high = found["interval"]["r2"]
     assert low <= found["difference"]["r2"] <= high
     assert json.loads(json.dumps(found, allow_nan=False)) == found and found["mcnemar_p"] is None
-    itself = compare_two_runs(out, out / "model", split="val", computing=EvaluationSettings(workers=0))
+    itself = compare_two_runs(out, out / "model", split="val", evaluation_settings=EvaluationSettings(workers=0))
     assert itself["verdict"] == "no significant difference: both have the same R² (95 % interval 0.000 to 0.000)"
 
 

@@ -223,7 +223,7 @@ def test_invalid_references_are_rejected(inception_weights, tmp_path, latent_dat
         and not is_inception_file(latent_data)
     )
     torch.save({"Conv2d_1a_3x3.conv.weight": torch.zeros(2, 2)}, tmp_path / "half.pth")
-    with pytest.raises(WeightsError, match="another Inception network"):
+    with pytest.raises(WeightsError, match="does not contain the Inception network"):
         InceptionSpace(str(tmp_path / "half.pth"), "cpu")
     with pytest.raises(UsageError, match="instead of the dataset"):
         vitreous.evaluate(generator_run, latent_data / "photos", settings=GenerationOptions(reference="x.npz"))

@@ -189,7 +189,7 @@ def test_large_images_are_evaluated_in_tiles(detector_bundles, painted_engine, t
 def test_two_models_are_compared_on_the_same_images(detector_bundles, painted_engine, tmp_path):
     truth = write_coco(tmp_path / "data", 5)
     document = compare_two_runs(
-        detector_bundles / "boxes", detector_bundles / "masks", truth, computing=EvaluationSettings(workers=0)
+        detector_bundles / "boxes", detector_bundles / "masks", truth, evaluation_settings=EvaluationSettings(workers=0)
     )
     assert (
         document["difference"]["ap"] == 0 and document["interval"]["ap50"] == [0, 0] and "box_ap" not in document["a"]

@@ -130,7 +130,7 @@ def test_the_task_type_is_read_from_the_description(scenes_run, tmp_path):
 
 def test_two_runs_are_compared_on_the_same_images(scenes_run, tmp_path):
     vitreous.train(str(scenes_run.parent / "data"), out=str(tmp_path / "b"), steps=30, lr=1e-2, **TRAIN_OPTIONS)
-    document = compare_two_runs(scenes_run, tmp_path / "b", computing=EvaluationSettings(workers=0))
+    document = compare_two_runs(scenes_run, tmp_path / "b", evaluation_settings=EvaluationSettings(workers=0))
     alone = [evaluate(one, workers=0)["test"] for one in (scenes_run, tmp_path / "b")]
     for name in ("miou", "dice", "pixel_accuracy"):
         assert document["metrics"][name] == [side[name] for side in alone]
@@ -138,9 +138,9 @@ def test_two_runs_are_compared_on_the_same_images(scenes_run, tmp_path):
         low, high = document["interval"][name]
         assert low <= document["difference"][name] <= high
     assert document["significant"] == (document["interval"]["miou"][0] > 0) and "mIoU" in document["verdict"]
-    assert compare_two_runs(scenes_run, scenes_run / "model", computing=EvaluationSettings(workers=0))["interval"][
-        "miou"
-    ] == [0, 0]
+    assert compare_two_runs(scenes_run, scenes_run / "model", evaluation_settings=EvaluationSettings(workers=0))[
+        "interval"
+    ]["miou"] == [0, 0]
     vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "images")
     with pytest.raises(UsageError, match="does not"):
         compare_two_runs(scenes_run, tmp_path / "images")
