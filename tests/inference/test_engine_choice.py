@@ -1,4 +1,5 @@
-"""--engine auto: the measured, agreeing engine is used, the measurement is stored, and short jobs are not measured."""
+"""--engine auto: the fastest engine with matching outputs is used, its measurement is cached, and short jobs are not
+measured."""
 
 from __future__ import annotations
 
@@ -47,12 +48,12 @@ def bundle_folder(bundle, tmp_path):
 
 
 class FakeOpenVinoEngine(TorchEngine):
-    """Stands for OpenVINO without the seconds of conversion."""
+    """Replaces OpenVINO without the seconds of conversion."""
 
     built = 0
     wrong: float | None = None  # a constant output instead of the logits
 
-    def __init__(self, model, preprocess, options, pictures=None):
+    def __init__(self, model, preprocess, options, images=None):
         type(self).built += 1
         super().__init__(model, preprocess, "cpu", options.precision)
         self.options = options
@@ -67,7 +68,7 @@ class FakeOpenVinoEngine(TorchEngine):
 
 @pytest.fixture(autouse=True)
 def cache_folder(tmp_path, monkeypatch):
-    """An empty cache; every job is long enough to be measured."""
+    """An empty cache; every job counts as long enough to be measured."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("VITREOUS_ENGINE_CHOICE")
     monkeypatch.setattr(engine_choice, "MIN_PASS_SECONDS", 0.0)
@@ -84,7 +85,7 @@ def other_engine(monkeypatch):
 
 
 def set_race(monkeypatch, **seconds: float) -> list[int]:
-    """Replace the race by its result; the list grows with every race. Turns are called once."""
+    """Replace the race by fixed durations; the returned list grows with every race. Each engine is called once."""
     races = []
 
     def race(turns):
@@ -109,7 +110,7 @@ def choose_bundle_engine(bundle, options=DEFAULT_OPTIONS, low_latency=False, ima
 
 @pytest.mark.parametrize("first", ["torch", "compiled"])
 def test_compiled_engine_is_chosen_on_gpu_if_faster(bundle, first, monkeypatch):
-    """A CPU stands for the GPU; the compiler only traces."""
+    """A CPU replaces the GPU; the compiler only traces."""
     monkeypatch.setattr(engine_choice, "pick_device", lambda name: "cuda:0")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda name: "made-up GPU")
     compile_ = torch.compile
@@ -244,7 +245,7 @@ def test_openvino_agrees_and_reuses_its_cached_graph(bundle, monkeypatch, cache_
 
 @pytest.mark.parametrize("wrong", [1.0, math.nan])
 def test_an_engine_whose_outputs_differ_is_not_used(bundle, wrong, other_engine, monkeypatch):
-    """Agreement depends on the weights: it is checked where the race is not repeated, too."""
+    """Agreement depends on the weights, so it is checked also where a cached measurement is reused."""
     races = set_race(monkeypatch, torch=0.5, openvino=0.25)
     choose_bundle_engine(bundle)
     monkeypatch.setattr(FakeOpenVinoEngine, "wrong", wrong)

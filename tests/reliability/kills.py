@@ -1,4 +1,4 @@
-"""SIGKILL from outside, at any time."""
+"""SIGKILL from outside at random times."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import random
 from tests.reliability.rig import ADAMW_PLAN, RUN_PLANS, Bench, newest_step
 from tests.reliability.tally import Tally, expect
 
-PER_RUN = 25  # kills, so that a run can end
+PER_RUN = 25  # maximum kills per run, so that a run can complete
 
 
 def check_random_kills(bench: Bench, tally: Tally, kills: int = 100) -> None:
-    """Kills at U(0.01 s, half the run's time) after each start, until there were `kills`; every run ends as if it had
-    had none."""
+    """Kill runs at U(0.01 s, half the run's time) after each start, `kills` times in total; every run ends with the
+    reference outcome."""
     chance = random.Random(bench.seed)
     runs = early = saving = 0
     while tally.tried < kills:
@@ -37,7 +37,7 @@ def check_random_kills(bench: Bench, tally: Tally, kills: int = 100) -> None:
 
 
 def check_startup_kills(bench: Bench, tally: Tally, kills: int = 20) -> None:
-    """Kills within 50 ms of every start, then one run to the end: the same outcome, and no more files."""
+    """Kill within 50 ms of every start, then run to the end: same outcome and no additional files."""
     chance, out = random.Random(bench.seed + 1), bench.out()
     with tally.trial(f"seed {bench.seed}", kills):
         killed = sum(bench.start(ADAMW_PLAN, out).kill_after(chance.uniform(0, 0.05)) for _ in range(kills))
