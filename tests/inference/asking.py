@@ -39,12 +39,12 @@ def save_bundle(folder: Path, seed: int = 0, classes: tuple[str, ...] = CLASSES)
     return folder
 
 
-def encode_noise_image(seed: int, size: tuple[int, int] = (48, 40), format: str = "PNG") -> bytes:
+def encode_noise_image(seed: int, size: tuple[int, int] = (48, 40), kind: str = "PNG") -> bytes:
     """Return a noisy image as an encoded file."""
     buffer = io.BytesIO()
     Image.fromarray(
         torch.randint(0, 256, (size[1], size[0], 3), generator=torch.Generator().manual_seed(seed)).byte().numpy()
-    ).save(buffer, format)
+    ).save(buffer, kind)
     return buffer.getvalue()
 
 

@@ -73,9 +73,9 @@ def test_features_are_the_input_of_the_head(name):
     model.head.register_forward_pre_hook(lambda head, inputs: read.append(inputs[0].detach()))
     with torch.inference_mode():
         model(images)
-    features = load_or_compute_features(model, preprocess, split, FP32_OPTIONS)
-    assert features.features.dtype == np.float32 and not features.read_errors
-    np.testing.assert_allclose(features.features, read[0].numpy(), rtol=1e-4, atol=1e-5)
+    cached = load_or_compute_features(model, preprocess, split, FP32_OPTIONS)
+    assert cached.features.dtype == np.float32 and not cached.read_errors
+    np.testing.assert_allclose(cached.features, read[0].numpy(), rtol=1e-4, atol=1e-5)
 
 
 def fail_if_called(*_, **__):

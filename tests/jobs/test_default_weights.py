@@ -1,4 +1,5 @@
-"""Few photographs start from published weights that are at hand, and from scratch where none are or `--init none`."""
+"""Small photo datasets start from available published weights, or from scratch if there are none or with `--init
+none`."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ DEFAULT_WEIGHTS_NAME = "vit-s16-augreg"
 
 
 class NoteListener:
-    """A listener that keeps what it is told."""
+    """A listener that records its notes."""
 
     def __init__(self):
         self.notes = []
@@ -102,7 +103,7 @@ def test_note_suggests_weights_when_none_are_cached(photos, tmp_path, monkeypatc
 
 def test_unresponsive_weight_server_times_out_quickly(monkeypatch):
     monkeypatch.setattr(default_weights, "PROBE_TIMEOUT", 0.3)
-    with socket.create_server(("127.0.0.1", 0)) as listening:  # accepts, and never answers
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # accepts connections and never responds
         monkeypatch.setenv("VITREOUS_MIRROR", f"http://127.0.0.1:{listening.getsockname()[1]}")
         began = time.monotonic()
         assert not is_reachable(PUBLISHED_BY_NAME[DEFAULT_WEIGHTS_NAME])

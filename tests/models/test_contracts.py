@@ -55,7 +55,7 @@ MODEL_OPTIONS = {
         "norm": {"final": "none"},
         "position_grid": (3, 5),
     },
-    "windows beside prefix tokens": {"attention": {"window": 3, "global_blocks": (1,)}, "registers": 2},
+    "windows with prefix tokens": {"attention": {"window": 3, "global_blocks": (1,)}, "registers": 2},
     "gated": {"mlp": {"kind": "swiglu"}},
     "CLIP": {
         "first_norm": True,
@@ -67,7 +67,7 @@ MODEL_OPTIONS = {
     "hybrid": {"image": (32, 32), "patch": (16, 16), "stem": StemConfig((1, 1, 1), 8)},
     "hybrid, root alone": {"image": (32, 32), "patch": (16, 16), "stem": StemConfig((), 8)},
     "convolutions": {"stem": ConvStemConfig(widths=(4, 6), blocks=(1, 0)), "class_token": False, "pool": "mean"},
-    "convolutions, a token a place": {"stem": ConvStemConfig(widths=(4, 6, 8), blocks=(0, 1, 1)), "channels": 1},
+    "convolutions, one token per position": {"stem": ConvStemConfig(widths=(4, 6, 8), blocks=(0, 1, 1)), "channels": 1},
     "folded class position": {"positions": {"slots": 0}},
 }
 

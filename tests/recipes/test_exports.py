@@ -1,4 +1,4 @@
-"""What a run says of its exports before it trains."""
+"""The export formats that a run lists before training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vitreous.weights.writable import list_writable_formats
 
 
 class NoteListener(NullListener):
-    """Keeps the notes of a run."""
+    """Records the notes of a run."""
 
     def __init__(self):
         self.notes = []
@@ -19,7 +19,7 @@ class NoteListener(NullListener):
 
 
 def test_writable_formats_are_listed_without_meta_tensors(monkeypatch):
-    """They import PyTorch's compiler, seconds at the start of every run."""
+    """Meta tensors import PyTorch's compiler, which takes seconds at the start of every run."""
     devices, write = set(), WeightsFormat.to_foreign_tensors
 
     def recorded(form, config, state):

@@ -118,7 +118,7 @@ def check_full_disks(bench: Bench, tally: Tally, share: int = 1) -> None:
         expect("stopped at step 13 of 39, not saved" in child.text and newest_step(out) == 12, child.text)
         bench.finish(ADAMW_PLAN, out)
         bench.same(ADAMW_PLAN, out)
-    with tally.trial("metrics that cannot be written"):
+    with tally.trial("metrics on a full disk"):
         out = bench.out()
         log = bench.finish(ADAMW_PLAN, out, run_before_call(RunFolder, "append", 5, raise_disk_full))
         expect("not written" in log and "training continues" in log, log)

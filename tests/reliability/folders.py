@@ -59,7 +59,7 @@ def check_concurrent_runs(bench: Bench, tally: Tally) -> None:
     config = (out / "config.yaml").read_bytes()
     for more in ([], ["--override", "--lr", "0.5"]):
         began = time.monotonic()
-        with tally.trial(f"resumed beside itself {' '.join(more)}"):
+        with tally.trial(f"resumed while it runs {' '.join(more)}"):
             second_run = bench.start(ADAMW_PLAN, out, None, *more)
             expect_error(second_run, 2, f"in use by process {first_run.pid}")
             expect(time.monotonic() - began < 2, f"took {time.monotonic() - began:.1f} s")
@@ -126,11 +126,11 @@ def check_stale_checkpoints(bench: Bench, tally: Tally) -> None:
         for split in photos.iterdir():
             (split / "axe").rename(split / "ant")
         next((photos / "train" / "ant").iterdir()).unlink()
-        with tally.trial("a picture less"):
+        with tally.trial("one image removed"):
             expect_error(
                 bench.start(ADAMW_PLAN, stopped_run), 3, "has changed since the run began", "--allow-data-change"
             )
-            expect(newest_step(stopped_run) == 20, "it went on")
+            expect(newest_step(stopped_run) == 20, "the run continued")
         with tally.trial("one image removed, allowed"):
             out = bench.out()
             shutil.copytree(stopped_run, out)
@@ -164,7 +164,7 @@ def check_edited_options(bench: Bench, tally: Tally) -> None:
             "mixup",
             "--override",
         )
-        expect(newest_step(stopped_run) == 4, "it went on")
+        expect(newest_step(stopped_run) == 4, "the run continued")
     for change, more, lr, warmup, decay in (
         ("rate", ["--lr", "0.001"], 0.001, 6, "cosine"),
         ("warm-up", ["--warmup-steps", "10"], 0.003, 10, "cosine"),
