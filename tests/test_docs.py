@@ -1,4 +1,4 @@
-"""The Python of the pages that need nothing but themselves."""
+"""Python code of the documentation pages that need no external data."""
 
 import importlib
 import json
@@ -37,7 +37,7 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.strip()
 
 
-#: libraries of the page on interoperability, of which a block each is not run by the test above
+#: libraries of the page on interoperability whose code blocks the test above does not run
 INTEROP_LIBRARIES = ("pytorch_lightning", "torchao", "captum", "supervision")
 
 
@@ -45,7 +45,7 @@ INTEROP_LIBRARIES = ("pytorch_lightning", "torchao", "captum", "supervision")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("library", INTEROP_LIBRARIES)
 def test_a_model_in_another_library(library, tmp_path, monkeypatch):
-    """The block of a library runs after those of PyTorch."""
+    """A library's code block runs after the PyTorch block."""
     import torch
 
     from tests.inference.detectors import save_detector, write_photos
@@ -57,9 +57,11 @@ def test_a_model_in_another_library(library, tmp_path, monkeypatch):
     write_photos(tmp_path / "pictures", 1)[0].rename("street.jpg")
     page = (DOCS / "interoperability.md").read_text("utf-8")
     blocks = re.findall(r"```(python|text)\n(.*?)```", page, re.DOTALL)
-    (own,) = [block for kind, block in blocks if kind == "text" and f"{library}" in block.partition("\n")[0]]
+    (library_block,) = [
+        block for language, block in blocks if language == "text" and f"{library}" in block.partition("\n")[0]
+    ]
     names: dict[str, Any] = {"torch": torch}
-    exec(compile(blocks[0][1] + "images = torch.randn(4, 1, 8, 8)\n" + own, library, "exec"), names)
+    exec(compile(blocks[0][1] + "images = torch.randn(4, 1, 8, 8)\n" + library_block, library, "exec"), names)
     assert library != "supervision" or len(names["detections"]) == len(names["found"].boxes) > 0
 
 
@@ -76,11 +78,11 @@ def test_notebooks_are_stored_with_outputs(notebook):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_reproduce_their_output_types(notebook, tmp_path, monkeypatch):
-    """In a kernel of its own. Numbers may be others on another machine, not which cells show pictures, tables and texts."""
+    """In a new kernel. Numbers may differ between machines, but not the types of outputs: images, tables and texts."""
     if find_spec("nbclient") is None or find_spec("ipykernel") is None:
         pytest.skip("a library of the page on interoperability is not installed")
     monkeypatch.syspath_prepend(DOCS / "site")
     site = importlib.import_module("notebooks")
     shown = site.output_types(site.execute_notebook(notebook, tmp_path))
     assert shown == site.output_types(json.loads(notebook.read_text("utf-8")))
-    assert {"text/html", "image/png"} <= {kind for cell in shown for kind in cell}
+    assert {"text/html", "image/png"} <= {mime_type for cell in shown for mime_type in cell}

@@ -1,4 +1,4 @@
-"""`torch.hub.load` of a checkout: models by name, published weights, and whatever `vitreous.load` opens."""
+"""`torch.hub.load` of a checkout: models by name, published weights, and everything that `vitreous.load` opens."""
 
 import runpy
 from pathlib import Path
