@@ -60,7 +60,7 @@ def run_order(unpickle: ModuleType, order: str) -> None:
 
 def main() -> None:
     """Fork a child for each line."""
-    import safetensors.torch  # imported once for all children
+    import safetensors.torch  # noqa: F401  imported once for all children
     import torch  # noqa: F401
 
     sys.path.append(os.fspath(WEIGHTS_FOLDER))

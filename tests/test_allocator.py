@@ -11,7 +11,8 @@ import pytest
 
 from vitreous.system import allocator
 
-#: prints what was reserved, MiB of memory that this took, and MiB of huge pages of the heap after a tensor of 64 MiB
+#: prints the reserved address space, the memory used by the reservation in MiB, and MiB of huge pages of the heap after
+#: a tensor of 64 MiB is allocated
 PROBE_SCRIPT = """
 import json, re, sys
 import torch

@@ -90,7 +90,7 @@ def test_other_libraries_are_measured_with_default_spinning(monkeypatch):
 
 
 def fake_cpu_usage(monkeypatch, *, others: float, own: float, steps: int = 6) -> None:
-    """Simulate readings 4 seconds apart, with shares of two cores used by other processes and by this one."""
+    """Simulate measurements 4 seconds apart, with shares of two cores used by other processes and by this one."""
     per, clock = 800, iter(range(1, steps + 2))
 
     def usage(root: int) -> tuple[float, int, int, int]:
@@ -111,7 +111,7 @@ def test_cpu_contention_is_reported_once(others, own, crowded, monkeypatch):
     notes: list[str] = []
     neighbours = ContentionMonitor(notes.append)
     neighbours.poll()
-    assert notes == []  # a single reading may be chance
+    assert notes == []  # a single measurement may be chance
     for _ in range(4):
         neighbours.poll()
     assert len(notes) == crowded

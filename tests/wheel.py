@@ -111,7 +111,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 def build_clean_environment() -> dict[str, str]:
-    """The environment variables without those that would find the checkout, with one thread."""
+    """The environment variables except those that would find the checkout, with one thread."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return environment | {"PIP_NO_COMPILE": "1", "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", "1")}
 

@@ -1,4 +1,4 @@
-"""Objects and answers drawn at random, and COCO's own judgement of them; a split and an engine of painted pictures."""
+"""Random objects and detections, their evaluation by COCO's code, and a split and an engine of synthetic images."""
 
 from __future__ import annotations
 
@@ -32,15 +32,18 @@ COCO_METRIC_NAMES = [
 
 
 def ellipse_mask(box, size):
-    """(H, W) bool, the pixels of the ellipse in a box."""
+    """(H, W) bool: the pixels of the ellipse in a box."""
     y, x = np.mgrid[: size[0], : size[1]] + 0.5
     across, down = (x - (box[0] + box[2]) / 2) / (box[2] - box[0]), (y - (box[1] + box[3]) / 2) / (box[3] - box[1])
     return across**2 + down**2 <= 0.25
 
 
 def draw_scene(draw, size=(120, 200), classes=4, ties=True):
-    """Answers and objects of an image at random: answers near objects and elsewhere, of right and wrong classes, equal
-    scores, crowds, and objects of all sizes."""
+    """Random detections and objects of an image.
+
+    Detections are near objects and elsewhere, of right and wrong classes, with equal scores; there are crowds, and
+    objects of all sizes.
+    """
 
     def boxes(count):
         sides = np.exp(draw.uniform(np.log(4), np.log(110), (count, 2)))
@@ -58,15 +61,15 @@ def draw_scene(draw, size=(120, 200), classes=4, ties=True):
     scores = draw.integers(1, 11, len(table)) / 10 if ties else draw.random(len(table))
     table, scores = table[np.argsort(-scores, kind="stable")], -np.sort(-scores)
     masks = tuple(mask_to_rle(ellipse_mask(box, size)) for box in table[:, :4])
-    answers = Detections(
+    detections = Detections(
         size, table[:, :4].astype(np.float32), table[:, 4].astype(int), scores.astype(np.float32), masks=masks
     )
     layers = stack_masks([ellipse_mask(box, size) for box in truth], size)
-    return answers, Target(size, labels, np.array(truth, np.float32).reshape(-1, 4), crowd, layers=layers)
+    return detections, Target(size, labels, np.array(truth, np.float32).reshape(-1, 4), crowd, layers=layers)
 
 
 def evaluate_with_pycocotools(scenes, kind, classes=4):
-    """The twelve numbers of COCOeval, `kind` is bbox or segm, and its precision (T, 101, K)."""
+    """The twelve metrics of COCOeval, for `kind` bbox or segm, and its precision (T, 101, K)."""
     from pycocotools import mask as library
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
@@ -79,23 +82,27 @@ def evaluate_with_pycocotools(scenes, kind, classes=4):
         left, top, right, bottom = map(float, box)
         return {"bbox": [left, top, right - left, bottom - top]}
 
-    images, objects, answers = [], [], []
-    for number, (answer, truth) in enumerate(scenes, 1):
-        images.append({"id": number, "height": truth.size[0], "width": truth.size[1]})
+    images, objects, results = [], [], []
+    for image_id, (image_detections, truth) in enumerate(scenes, 1):
+        images.append({"id": image_id, "height": truth.size[0], "width": truth.size[1]})
         for row in range(len(truth)):
-            mask, own = truth.mask(row), {"id": len(objects) + 1, "iscrowd": int(truth.crowd[row])}
-            own |= {"image_id": number, "category_id": int(truth.labels[row]) + 1, "area": float(mask.sum())}
-            objects.append(own | region(truth.boxes[row]) | {"segmentation": packed(mask_to_rle(mask), truth.size)})
-        for row in range(len(answer)):
-            own = {"image_id": number, "category_id": int(answer.labels[row]) + 1, "score": float(answer.scores[row])}
-            masked = {"segmentation": packed(answer.masks[row], truth.size)} if kind == "segm" else {}
-            answers.append(own | (masked or region(answer.boxes[row])))
+            mask, entry = truth.mask(row), {"id": len(objects) + 1, "iscrowd": int(truth.crowd[row])}
+            entry |= {"image_id": image_id, "category_id": int(truth.labels[row]) + 1, "area": float(mask.sum())}
+            objects.append(entry | region(truth.boxes[row]) | {"segmentation": packed(mask_to_rle(mask), truth.size)})
+        for row in range(len(image_detections)):
+            entry = {
+                "image_id": image_id,
+                "category_id": int(image_detections.labels[row]) + 1,
+                "score": float(image_detections.scores[row]),
+            }
+            masked = {"segmentation": packed(image_detections.masks[row], truth.size)} if kind == "segm" else {}
+            results.append(entry | (masked or region(image_detections.boxes[row])))
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO()
-        names = [{"id": number + 1, "name": str(number)} for number in range(classes)]
+        names = [{"id": image_id + 1, "name": str(image_id)} for image_id in range(classes)]
         truth.dataset = {"images": images, "annotations": objects, "categories": names}
         truth.createIndex()
-        judge = COCOeval(truth, truth.loadRes(answers), kind)
+        judge = COCOeval(truth, truth.loadRes(results), kind)
         judge.evaluate()
         judge.accumulate()
         judge.summarize()
@@ -103,7 +110,7 @@ def evaluate_with_pycocotools(scenes, kind, classes=4):
 
 
 class PaintedSplit:
-    """Pictures (H, W) uint8 in memory, and what is on them; a picture of None cannot be read."""
+    """Images (H, W) uint8 in memory, and their objects; an image that is None is unreadable."""
 
     def __init__(self, pictures, targets):
         self.pictures, self.targets = pictures, targets
@@ -131,7 +138,7 @@ class PaintedSplit:
 
 
 class PaintedEngine:
-    """Finds the rectangles that are painted, by `painted_model` of `test_detections`."""
+    """Detects painted rectangles, by `painted_model` of `test_detections`."""
 
     precision = "fp32"
 
@@ -140,4 +147,4 @@ class PaintedEngine:
 
     def __call__(self, pixels):
         outputs = self.model(pixels.numpy())
-        return pack_outputs(tuple(torch.from_numpy(np.asarray(part)) for part in outputs[: 3 + self.masks]))
+        return pack_outputs(tuple(torch.from_numpy(np.asarray(output)) for output in outputs[: 3 + self.masks]))

@@ -24,7 +24,7 @@ BACKBONES = {
     "tokens in front": transformer_config(
         **SMALL_VIT_OPTIONS, image=(64, 96), patch=(8, 8), registers=2, norm={"layer_scale": 1.0}
     ),
-    "windows beside tokens": transformer_config(
+    "windows and tokens": transformer_config(
         **SMALL_VIT_OPTIONS, image=(64, 96), patch=(8, 8), attention={"window": 3, "global_blocks": (4,)}
     ),
     "patches of 14": transformer_config(image=(56, 84), patch=(14, 14), **SMALL_VIT_OPTIONS),

@@ -26,7 +26,7 @@ IMAGE_SIZE = (64, 128)  # a multiple of all strides, because torchvision compute
 
 
 class DeterministicSampler:
-    """`BalancedPositiveNegativeSampler` with our random keys instead of its own."""
+    """`BalancedPositiveNegativeSampler` with our random keys."""
 
     def __init__(self, keys, count, share):
         self.keys, self.count, self.share = keys, count, share

@@ -1,4 +1,4 @@
-"""Feature pyramids, of one map and of maps of several strides."""
+"""Feature pyramids of a single map, and of maps with different strides."""
 
 import pytest
 import torch

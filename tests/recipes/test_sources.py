@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.recipes.hyperparameters import VERDICTS, published_figures, read_sources, recipe_settings
+from tests.recipes.hyperparameters import VERDICTS, list_published_metrics, read_sources, recipe_settings
 from vitreous.recipes.names import RECIPE_NAMES
 from vitreous.recipes.registry import RECIPES
 
@@ -26,7 +26,7 @@ def expected_values(name: str) -> dict[tuple[str, str], Any]:
     """Return all hyperparameters of a recipe and its published metrics, by model and setting."""
     settings = {model: recipe_settings(name, None if model == "-" else model) for model in list_recipe_models(name)}
     values = {(model, key): value for model, of_model in settings.items() for key, value in of_model.items()}
-    return values | published_figures(name)
+    return values | list_published_metrics(name)
 
 
 @pytest.mark.parametrize("name", RECIPE_NAMES)

@@ -1,4 +1,4 @@
-"""Metrics read one step late, as on a GPU, give the same run as metrics read at once."""
+"""Metrics read one step late, as on a GPU, give the same run as metrics read immediately."""
 
 from __future__ import annotations
 

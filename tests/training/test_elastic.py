@@ -113,7 +113,7 @@ def list_children(process):
 
 
 def test_rendezvous_ignores_keys_of_an_earlier_start():
-    """Process 0 arrives late, and an earlier start has answered all requests."""
+    """Process 0 arrives late, and an earlier start has replied to all requests."""
     agent = dist.TCPStore("127.0.0.1", free_port(), is_master=True)
     agent.set(RENDEZVOUS_KEY, "dead")
     dead, limit = dist.PrefixStore("dead", agent), timedelta(seconds=30)

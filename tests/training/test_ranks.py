@@ -32,7 +32,7 @@ DETERMINISTIC_OPTIONS = {
 
 
 @pytest.fixture(scope="module")
-def run_jobs(tmp_path_factory):
+def carry_out(tmp_path_factory):
     """A function that runs jobs (`tests.training.world`) and returns their exit codes and stderr."""
     words, pipe = [sys.executable, "-m", "tests.training.world"], subprocess.PIPE
     folder = tmp_path_factory.mktemp("world")
@@ -69,10 +69,10 @@ def read_outcome(out):
     return newest.name, tensors, (out / "model" / "weights.safetensors").read_bytes(), metrics
 
 
-def test_reproducible_runs_are_bit_identical_for_1_2_and_4_processes(photo_folder, tmp_path, run_jobs):
+def test_reproducible_runs_are_bit_identical_for_1_2_and_4_processes(photo_folder, tmp_path, carry_out):
     run = {**TINY_RUN, "epochs": 5.0, "reproducible": True, "save_every": 2}
     more = {"resume": True}
-    codes, errors = run_jobs(
+    codes, errors = carry_out(
         make_job(photo_folder, tmp_path / "one", 1, options=run),
         make_job(photo_folder, tmp_path / "two", 2, options=run),
         make_job(photo_folder, tmp_path / "many", 1, options=run, stop=2),
@@ -91,7 +91,7 @@ def test_reproducible_runs_are_bit_identical_for_1_2_and_4_processes(photo_folde
         ]
 
 
-def test_two_processes_match_one_on_clips(tmp_path, run_jobs):
+def test_two_processes_match_one_on_clips(tmp_path, carry_out):
     clips = write_moves(tmp_path / "clips", 4, (".gif", ".mp4"))
     run = {
         **DETERMINISTIC_OPTIONS,
@@ -103,7 +103,7 @@ def test_two_processes_match_one_on_clips(tmp_path, run_jobs):
         "epochs": None,
     }
     same = {**run, "reproducible": True}
-    codes, errors = run_jobs(
+    codes, errors = carry_out(
         make_job(clips, tmp_path / "one", 1, options=run),
         make_job(clips, tmp_path / "two", 2, options={**run, "workers": 1}),
         make_job(clips, tmp_path / "one bits", 1, options=same),
@@ -120,9 +120,9 @@ def test_two_processes_match_one_on_clips(tmp_path, run_jobs):
     assert expected[:3] == outcome[:3] and expected[0] == "step-00000003"
 
 
-def test_ddp_and_fsdp_match_one_process_and_share_checkpoints(photo_folder, tmp_path, run_jobs):
+def test_ddp_and_fsdp_match_one_process_and_share_checkpoints(photo_folder, tmp_path, carry_out):
     fsdp = {**DETERMINISTIC_OPTIONS, "parallel": "fsdp"}
-    codes, errors = run_jobs(
+    codes, errors = carry_out(
         make_job(photo_folder, tmp_path / "one", 1, options=DETERMINISTIC_OPTIONS),
         make_job(photo_folder, tmp_path / "joined", 1, options=DETERMINISTIC_OPTIONS, joined=True),
         make_job(photo_folder, tmp_path / "ddp", 2, options=DETERMINISTIC_OPTIONS),
@@ -183,9 +183,9 @@ def test_ddp_and_fsdp_match_one_process_and_share_checkpoints(photo_folder, tmp_
     )
 
 
-def test_a_killed_process_ends_the_run_and_the_run_resumes(photo_folder, tmp_path, run_jobs):
+def test_a_killed_process_ends_the_run_and_the_run_resumes(photo_folder, tmp_path, carry_out):
     run = {**TINY_RUN, "epochs": 5.0, "reproducible": True, "save_every": 2}
-    codes, errors = run_jobs(
+    codes, errors = carry_out(
         make_job(photo_folder, tmp_path / "one", 1, options=run),
         make_job(photo_folder, tmp_path / "two", 2, options=run, kill=[1, 5], timeout=20),
         make_job(photo_folder, tmp_path / "two", 2, options={"resume": True}),
@@ -196,8 +196,8 @@ def test_a_killed_process_ends_the_run_and_the_run_resumes(photo_folder, tmp_pat
     assert read_outcome(tmp_path / "two")[:3] == read_outcome(tmp_path / "one")[:3]
 
 
-def test_non_finite_values_stop_all_processes_at_the_same_step(photo_folder, tmp_path, run_jobs):
-    codes, errors = run_jobs(
+def test_non_finite_values_stop_all_processes_at_the_same_step(photo_folder, tmp_path, carry_out):
+    codes, errors = carry_out(
         make_job(photo_folder, tmp_path / "run", 2, options=DETERMINISTIC_OPTIONS, poison=[1, 4]),
         make_job(
             photo_folder, tmp_path / "skipping", 2, options={**DETERMINISTIC_OPTIONS, "skip_steps": 1}, poison=[1, 4]
@@ -210,11 +210,11 @@ def test_non_finite_values_stop_all_processes_at_the_same_step(photo_folder, tmp
     assert skipped[4] == 0 and skipped[5] == skipped[12] == 1
 
 
-def test_three_processes_evaluate_every_image_once(tmp_path, run_jobs):
+def test_three_processes_evaluate_every_image_once(tmp_path, carry_out):
     from tests.conftest import make_folder
 
     folder = make_folder(tmp_path / "photos", {"train": 12, "val": 67})
-    codes, errors = run_jobs(
+    codes, errors = carry_out(
         make_job(folder, tmp_path / "one", 1, options=DETERMINISTIC_OPTIONS),
         make_job(folder, tmp_path / "three", 3, options=DETERMINISTIC_OPTIONS),
     )
@@ -224,8 +224,8 @@ def test_three_processes_evaluate_every_image_once(tmp_path, run_jobs):
     assert metrics[1]["top1"] == pytest.approx(metrics[0]["top1"], abs=1 / 201)
 
 
-def test_unsupported_process_counts_are_rejected(photo_folder, tmp_path, run_jobs):
-    codes, errors = run_jobs(
+def test_unsupported_process_counts_are_rejected(photo_folder, tmp_path, carry_out):
+    codes, errors = carry_out(
         make_job(photo_folder, tmp_path / "three", 3, options={**TINY_RUN, "reproducible": True}),
         make_job(photo_folder, tmp_path / "fsdp", 1, options={**TINY_RUN, "parallel": "fsdp"}),
         make_job(photo_folder, tmp_path / "muon", 2, options={**TINY_RUN, "parallel": "fsdp", "optimizer": "muon"}),
