@@ -1,11 +1,11 @@
-"""Values of images from scratch in equal time: `vitreous train` compared with timm's ViT and scikit-learn.
+"""Image regression from scratch in equal time: `vitreous train` compared with timm's ViT and scikit-learn.
 
     python benchmarks/regression.py TABLE.csv --work DIR --rows ROWS.jsonl --out benchmarks/results/DATE-regression-HARDWARE.md
 
 TABLE.csv has `path`, one column of values, and `split` with train, val and test. Each method trains on `train` with
 each seed and is evaluated once on `test`. The splits are the same for all methods and seeds.
 
-| method | what it is |
+| method | description |
 |---|---|
 | vitreous | `vitreous train TABLE.csv --init none`: ViT-Ti/16 at the size of the images, at most 224 pixels |
 | vitreous, learning rate chosen | the same with `--lr`: of three learning rates the best of seed 0 on `val` |
@@ -52,7 +52,7 @@ NUM_TREES = 500
 
 @dataclass(frozen=True)
 class RegressionPlan(EqualTime):
-    """The same for a table of values."""
+    """Settings for a table of values."""
 
     minutes: float = 2.0
     cores: int = 1
@@ -98,10 +98,10 @@ def train_vitreous(
     folder = plan.run_folder(f"{method} {seed}")
     plan.train(plan.folder, folder, plan.run_folder("vitreous"), seed, init="none", lr=learning_rate)
     model = vitreous.load(folder)
-    found = {split: model.predict(splits[split].paths) for split in ("val", "test")}
+    predictions_by_split = {split: model.predict(splits[split].paths) for split in ("val", "test")}
     return {
-        split: np.array([one.values[0] for one in predictions if isinstance(one, ValuePrediction)])
-        for split, predictions in found.items()
+        split: np.array([prediction.values[0] for prediction in predictions if isinstance(prediction, ValuePrediction)])
+        for split, predictions in predictions_by_split.items()
     }
 
 
@@ -268,12 +268,13 @@ def format_page(plan: RegressionPlan) -> str:
     ]
     rows = plan.finished_rows()
     for table in dict.fromkeys(row["table"] for row in plan.stored()):
-        first = next(row for row in plan.stored() if row["table"] == table)
-        lines += ["", f"## {table}: {first['train_images']} training images, {first['test']['images']} test images", ""]
+        first_row = next(row for row in plan.stored() if row["table"] == table)
         lines += [
-            "| method | val R2 | test R2 | test MAE | test R2 of each seed (95 % interval) |",
-            "|---|---|---|---|---|",
+            "",
+            f"## {table}: {first_row['train_images']} training images, {first_row['test']['images']} test images",
+            "",
         ]
+        lines += ["| method | val R2 | test R2 | test MAE | test R2 by seed (95 % interval) |", "|---|---|---|---|---|"]
         for method in METHODS:
             seeds = [row for (stored, name, _), row in sorted(rows.items()) if (stored, name) == (table, method)]
             if seeds:
@@ -281,11 +282,11 @@ def format_page(plan: RegressionPlan) -> str:
                     statistics.mean(row[split][metric] for row in seeds)
                     for split, metric in (("val", "r2"), ("test", "r2"), ("test", "mae"))
                 )
-                each = ", ".join(
+                seed_cells = ", ".join(
                     f"{row['test']['r2']:.2f} ({row['test']['interval'][0]:.2f} to {row['test']['interval'][1]:.2f})"
                     for row in seeds
                 )
-                lines.append(f"| {method} | {val:.2f} | **{test:.2f}** | {error:.1f} | {each} |")
+                lines.append(f"| {method} | {val:.2f} | **{test:.2f}** | {error:.1f} | {seed_cells} |")
     return "\n".join(lines) + "\n"
 
 

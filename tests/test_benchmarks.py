@@ -121,11 +121,11 @@ def test_transfer_draws_are_seeded_and_class_balanced(tmp_path):
         root = transfer.link_label_share(plan, 0.2, seed, selection)
         return {path.resolve() for path in (root / split).rglob("*.png")}
 
-    judging = files(transfer.SELECTION_SEED, "val", judged=True)
+    selection_images = files(transfer.SELECTION_SEED, "val", selection=True)
     draws = [files(seed) for seed in range(8)]
     assert files(3) == draws[3] != draws[4]
     assert all(sorted(path.parent.name for path in draw) == ["cat"] * 4 + ["dog"] * 4 for draw in draws)
-    assert len(judging) == 8 and not any(draw & judging for draw in draws)
+    assert len(selection_images) == 8 and not any(draw & selection_images for draw in draws)
 
 
 def test_precision_measures_errors_agreement_and_accuracy(tmp_path):
