@@ -63,7 +63,7 @@ def test_loader_benchmark_measures_every_stage(tmp_path):
     rows = loader_parts.measure_parts(tmp_path, 1)
     assert len(rows) == 10 and all(value >= 0 for value in rows.values())
     text = loader_parts.build_page(dict.fromkeys(rows, 1.0), "COMMAND")
-    assert "| resizing | 1.000 |" in text and "| the parts added up | 8.000 |" in text
+    assert "| resizing | 1.000 |" in text and "| sum of the steps | 8.000 |" in text
     assert "decode in 33% of the time" in text and "it would be 50%" in text
 
 
@@ -380,7 +380,7 @@ def test_native_training_images_keep_the_digit_undistorted(tmp_path):
     medians = native.measure_medians(ways, 1)
     assert len(medians) == 4 and "squares of 16 patches" in about
     page = native.build_page(arguments, about, medians, [("squashed", 0.5, 0.25)])
-    assert "| own aspect, packed | " in page and "| squashed | 50.0 % | 25.0 % |" in page
+    assert "| native aspect, packed | " in page and "| squashed | 50.0 % | 25.0 % |" in page
 
 
 def test_study_pages_omit_runs_and_data_paths(tmp_path):
