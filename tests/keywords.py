@@ -96,13 +96,13 @@ def render_type(hint: Any, path: bool = False) -> str:
     if get_origin(hint) is Annotated:
         return render_type(arguments[0], FilePath in hint.__metadata__)
     if get_origin(hint) in (Union, UnionType):
-        ordered = sorted(arguments, key=lambda one: one is NoneType)
-        return " | ".join(render_type(one, path) for one in ordered)
+        ordered = sorted(arguments, key=lambda argument: argument is NoneType)
+        return " | ".join(render_type(argument, path) for argument in ordered)
     if get_origin(hint) is Literal:
         return f"Literal[{', '.join(map(repr, arguments))}]"
     if get_origin(hint) is tuple and arguments[-1] is Ellipsis:
-        one = render_type(arguments[0], path)
-        return f"{one} | Sequence[{one}]"
+        argument = render_type(arguments[0], path)
+        return f"{argument} | Sequence[{argument}]"
     if get_origin(hint) is not None:
         return f"{get_origin(hint).__name__}[{', '.join(map(render_type, arguments))}]"
     return "PathLike" if path and hint is str else "None" if hint is NoneType else hint.__name__

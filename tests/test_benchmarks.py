@@ -153,12 +153,12 @@ def test_precision_compares_engines_and_keeps_the_cache(tmp_path, monkeypatch):
     folder, run = make_folder(tmp_path / "photos", {"": 4}), str(tmp_path / "model")
     caches = []
 
-    def ways(run, scratch):
+    def list_engines(run, scratch):
         original = precision.load(run, InferenceOptions("cpu", "fp32")).engine.logits
         yield "same", lambda: original
         yield "int8", lambda: caches.append(os.environ["XDG_CACHE_HOME"]) or (lambda pixels: -original(pixels))
 
-    monkeypatch.setattr(precision, "list_engines", ways)
+    monkeypatch.setattr(precision, "list_engines", list_engines)
     monkeypatch.setenv("XDG_CACHE_HOME", "mine")
     lines = precision.build_page(run, str(folder), 12)
     same, negative = lines[-2:]
@@ -296,13 +296,13 @@ def test_dense_peers_train_on_the_same_class_maps(tmp_path, monkeypatch):
     class_maps: list[np.ndarray] = []
 
     def peer(data):
-        def judge():
+        def evaluate():
             maps = [target.class_map() for _, target in load_script("dense_peers").read_samples(data.splits["test"])]
             class_maps.extend(maps)
             return {"miou": 1.0}, [{"class": name, "f1": 0.5} for name in data.classes]
 
         model = torch.nn.Conv2d(3, 2, 1)
-        return model, lambda images, maps: torch.nn.functional.cross_entropy(model(images), maps), judge
+        return model, lambda images, maps: torch.nn.functional.cross_entropy(model(images), maps), evaluate
 
     monkeypatch.setattr(dense, "build_unet", peer)
     root = write_objects(tmp_path / "nuclei", 40)

@@ -89,13 +89,13 @@ def test_other_libraries_are_measured_with_default_spinning(monkeypatch):
         assert os.environ["GOMP_SPINCOUNT"] == "7"  # set by the user, for all processes
 
 
-def fake_cpu_usage(monkeypatch, *, others: float, own: float, steps: int = 6) -> None:
+def fake_cpu_usage(monkeypatch, *, other_share: float, own_share: float, steps: int = 6) -> None:
     """Simulate measurements 4 seconds apart, with shares of two cores used by other processes and by this one."""
     per, clock = 800, iter(range(1, steps + 2))
 
     def usage(root: int) -> tuple[float, int, int, int]:
         n = next(clock)
-        return 4.0 * n, per * n, round(per * (1 - others - own)) * n, round(per * own) * n
+        return 4.0 * n, per * n, round(per * (1 - other_share - own_share)) * n, round(per * own_share) * n
 
     monkeypatch.setattr(cores, "read_cpu_ticks", usage)
     monkeypatch.setattr(ContentionMonitor, "SECONDS", 3.0)
@@ -103,11 +103,11 @@ def fake_cpu_usage(monkeypatch, *, others: float, own: float, steps: int = 6) ->
 
 
 @pytest.mark.parametrize(
-    "others, own, crowded",
+    "other_share, own_share, crowded",
     [(0.5, 0.5, True), (0.25, 0.7, True), (0.0, 1.0, False), (0.15, 0.85, False), (0.4, 0.4, False)],
 )
-def test_cpu_contention_is_reported_once(others, own, crowded, monkeypatch):
-    fake_cpu_usage(monkeypatch, others=others, own=own)
+def test_cpu_contention_is_reported_once(other_share, own_share, crowded, monkeypatch):
+    fake_cpu_usage(monkeypatch, other_share=other_share, own_share=own_share)
     notes: list[str] = []
     neighbours = ContentionMonitor(notes.append)
     neighbours.poll()
@@ -115,8 +115,8 @@ def test_cpu_contention_is_reported_once(others, own, crowded, monkeypatch):
     for _ in range(4):
         neighbours.poll()
     assert len(notes) == crowded
-    assert not crowded or f"{others:.0%}" in notes[0]
-    assert neighbours.measure() == pytest.approx(others)
+    assert not crowded or f"{other_share:.0%}" in notes[0]
+    assert neighbours.measure() == pytest.approx(other_share)
 
 
 def test_unreadable_cpu_usage_is_not_reported(monkeypatch):
@@ -145,7 +145,7 @@ def test_child_processes_do_not_count_as_contention():
 
 
 def test_command_progress_reports_contention(monkeypatch, capsys):
-    fake_cpu_usage(monkeypatch, others=0.5, own=0.5)
+    fake_cpu_usage(monkeypatch, other_share=0.5, own_share=0.5)
     console = Console(False)
     for done in range(4):
         console.progress("train", done, 10)

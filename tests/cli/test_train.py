@@ -83,12 +83,12 @@ def test_a_run_resumes_without_a_data_argument(photo_folder, tmp_path, monkeypat
         (out / "model" / "weights.safetensors").read_bytes(),
         json.loads((out / "summary.json").read_text()),
     )
-    ways = (
+    calls = (
         lambda: parse_json_output(run_cli("train", "--resume", "--out", str(out), "--workers", "0", "--json")),
         lambda: parse_json_output(run_cli("train", "--resume", "--json")),
         lambda: train(out=str(out), resume=True),
     )
-    for resume in ways:
+    for resume in calls:
         (out / "summary.json").unlink()
         shutil.rmtree(out / "model")
         shutil.rmtree(max((out / "checkpoints").glob("step-*")))
@@ -142,9 +142,10 @@ def test_metrics_of_every_evaluator_are_printed():
     )
     unknown_metric = {"error": 12.3456, "images": 3, "interval": {}, "primary": "error", "better": "lower"}
     assert format_split_metrics("test", unknown_metric) == "test: error 12.35, 3 images"
-    several = {"map": 0.5, "macro_f1": 0.25, "micro_f1": 0.5, "nll": 0.7, "top1": None, "images": 4, "interval": {}}
+    multilabel = {"map": 0.5, "macro_f1": 0.25, "micro_f1": 0.5, "nll": 0.7, "top1": None, "images": 4, "interval": {}}
     assert (
-        format_split_metrics("val", several) == "val: mAP 50.00%, macro F1 25.00%, micro F1 50.00%, NLL 0.700, 4 images"
+        format_split_metrics("val", multilabel)
+        == "val: mAP 50.00%, macro F1 25.00%, micro F1 50.00%, NLL 0.700, 4 images"
     )
     assert format_split_metrics(
         "test", {"knn_top1": None, "images": 0, "interval": {}, "primary": "knn_top1"}

@@ -102,19 +102,19 @@ def evaluate_with_pycocotools(scenes, kind, classes=4):
         names = [{"id": image_id + 1, "name": str(image_id)} for image_id in range(classes)]
         truth.dataset = {"images": images, "annotations": objects, "categories": names}
         truth.createIndex()
-        judge = COCOeval(truth, truth.loadRes(results), kind)
-        judge.evaluate()
-        judge.accumulate()
-        judge.summarize()
-    return judge.stats, judge.eval["precision"][:, :, :, 0, 2]
+        coco_eval = COCOeval(truth, truth.loadRes(results), kind)
+        coco_eval.evaluate()
+        coco_eval.accumulate()
+        coco_eval.summarize()
+    return coco_eval.stats, coco_eval.eval["precision"][:, :, :, 0, 2]
 
 
 class PaintedSplit:
     """Images (H, W) uint8 in memory, and their objects; an image that is None is unreadable."""
 
-    def __init__(self, pictures, targets):
-        self.pictures, self.targets = pictures, targets
-        self.labels = np.zeros((len(pictures), 2), np.float32)
+    def __init__(self, images, targets):
+        self.pictures, self.targets = images, targets
+        self.labels = np.zeros((len(images), 2), np.float32)
 
     def __len__(self):
         return len(self.pictures)

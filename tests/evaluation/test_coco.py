@@ -123,8 +123,8 @@ def test_metrics_missing_from_many_draws_have_no_interval():
     )
     # a third of the draws has no large object
     assert rare.metrics["ap_large"] == 0 and rare.intervals["ap_large"] is None
-    usual = [(detections, replace(truth, boxes=table))] * 5 + other_scenes
-    assert CocoEvaluator(("a", "b")).report(make_split_outputs(usual, False)).intervals["ap_large"] == (0, 0)
+    common = [(detections, replace(truth, boxes=table))] * 5 + other_scenes
+    assert CocoEvaluator(("a", "b")).report(make_split_outputs(common, False)).intervals["ap_large"] == (0, 0)
 
 
 def match_by_loops(iou, crowd, ignored, threshold):

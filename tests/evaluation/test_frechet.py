@@ -34,9 +34,9 @@ def test_few_images_with_many_features_match_the_moment_formula():
 def test_the_frechet_distance_matches_its_formula():
     a, b = draw_features(0), draw_features(1, shift=0.3, scale=1.4)
     (m, c), (n, d) = ((features.mean(0), np.cov(features.T)) for features in (a, b))
-    want = ((m - n) ** 2).sum() + np.trace(c + d - 2 * linalg.sqrtm(c @ d).real)
-    assert frechet_distance(a, b) == pytest.approx(want, rel=1e-6)
-    assert frechet_distance(b, a) == pytest.approx(want, rel=1e-6)
+    expected = ((m - n) ** 2).sum() + np.trace(c + d - 2 * linalg.sqrtm(c @ d).real)
+    assert frechet_distance(a, b) == pytest.approx(expected, rel=1e-6)
+    assert frechet_distance(b, a) == pytest.approx(expected, rel=1e-6)
     assert frechet_distance(a, a) == pytest.approx(0, abs=1e-9)
     assert frechet_distance(a, a + 2.0) == pytest.approx(6 * 4, rel=1e-9)
     with pytest.raises(ValueError, match="two images"):

@@ -25,16 +25,16 @@ def test_neighbours_and_votes_match_scikit_learn(chunks, k, monkeypatch):
     monkeypatch.setattr(knn, "MEMORY_CHUNK", chunks[0])
     monkeypatch.setattr(knn, "QUERY_CHUNK", chunks[1])
     (memory, labels), (queries, _) = draw_clusters(60, 0), draw_clusters(31, 1)
-    judge = KNeighborsClassifier(
+    classifier = KNeighborsClassifier(
         k, metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07), algorithm="brute"
     )
-    judge.fit(memory, labels)
+    classifier.fit(memory, labels)
     cosines, neighbours = find_nearest_neighbours(memory, queries, k)
-    distances, expected = judge.kneighbors(queries)
+    distances, expected = classifier.kneighbors(queries)
     assert np.array_equal(neighbours, expected)
     np.testing.assert_allclose(cosines, 1 - distances, atol=2e-6)
     shares = compute_neighbour_votes(cosines, neighbours, labels, 4)
-    np.testing.assert_allclose(shares, judge.predict_proba(queries), atol=2e-4)
+    np.testing.assert_allclose(shares, classifier.predict_proba(queries), atol=2e-4)
     logits = SINGLE_LABEL.shares_to_logits(shares)
     np.testing.assert_allclose(np.exp(logits) / np.exp(logits).sum(1, keepdims=True), shares, atol=1e-12)
 

@@ -49,21 +49,23 @@ def test_the_optimum_matches_scikit_learn(solver, classes, l2):
     scaler = StandardScaler().fit(data.features.astype(np.float64))
     # for two classes scikit-learn penalises w1 - w0; half of its square is the sum of the squares of w0 and w1
     penalty_factor = 2 if classes == 2 else 1
-    judge = LogisticRegression(C=penalty_factor / (l2 * len(data.sample_indices)), tol=1e-10, max_iter=10_000)
-    judge.fit(scaler.transform(data.features), data.labels)
+    reference = LogisticRegression(C=penalty_factor / (l2 * len(data.sample_indices)), tol=1e-10, max_iter=10_000)
+    reference.fit(scaler.transform(data.features), data.labels)
     weights = fit_linear_classifier(data, l2)
     weight, bias = weights.weight * scaler.scale_, weights.bias + weights.weight @ scaler.mean_
     if classes == 2:
         weight, bias = weight[1:] - weight[:1], bias[1:] - bias[:1]
-    assert abs(weight - judge.coef_).max() < 1e-3
+    assert abs(weight - reference.coef_).max() < 1e-3
     centred, expected = (
-        (bias, judge.intercept_) if classes == 2 else (bias - bias.mean(), judge.intercept_ - judge.intercept_.mean())
+        (bias, reference.intercept_)
+        if classes == 2
+        else (bias - bias.mean(), reference.intercept_ - reference.intercept_.mean())
     )
     assert abs(centred - expected).max() < 1e-3
     logits = weights.logits(data.features)
     p = np.exp(logits - logits.max(1, keepdims=True))
     np.testing.assert_allclose(
-        p / p.sum(1, keepdims=True), judge.predict_proba(scaler.transform(data.features)), atol=1e-3
+        p / p.sum(1, keepdims=True), reference.predict_proba(scaler.transform(data.features)), atol=1e-3
     )
 
 
@@ -72,9 +74,9 @@ def test_multilabel_classes_are_fitted_independently():
     scaler = StandardScaler().fit(data.features.astype(np.float64))
     weights = fit_linear_classifier(data, 0.05)
     for label in range(4):
-        judge = LogisticRegression(C=1 / (0.05 * len(data.sample_indices)), tol=1e-10, max_iter=10_000)
-        judge.fit(scaler.transform(data.features), data.labels[:, label])
-        assert abs(weights.weight[label] * scaler.scale_ - judge.coef_[0]).max() < 1e-3
+        reference = LogisticRegression(C=1 / (0.05 * len(data.sample_indices)), tol=1e-10, max_iter=10_000)
+        reference.fit(scaler.transform(data.features), data.labels[:, label])
+        assert abs(weights.weight[label] * scaler.scale_ - reference.coef_[0]).max() < 1e-3
     logits = weights.logits(data.features)
     assert score_logits(logits, data.labels) == pytest.approx(
         average_precision_score(data.labels, logits, average="macro"), abs=1e-6
@@ -128,10 +130,10 @@ def test_the_penalty_search_matches_a_scikit_learn_grid():
     scaler = StandardScaler().fit(features[:60])
     scores = {}
     for penalty in COARSE_PENALTIES:
-        judge = LogisticRegression(C=1 / (penalty * 60), max_iter=5_000).fit(
+        reference = LogisticRegression(C=1 / (penalty * 60), max_iter=5_000).fit(
             scaler.transform(features[:60]), labels[:60]
         )
-        scores[penalty] = judge.score(scaler.transform(features[60:]), labels[60:])
+        scores[penalty] = reference.score(scaler.transform(features[60:]), labels[60:])
     assert best >= max(scores.values()) > scores[COARSE_PENALTIES[-1]]
     assert (l2, best) in tried and len(tried) == linear.NUM_PENALTY_FITS
     assert l2 == max(penalty for penalty, score in tried if score == best)

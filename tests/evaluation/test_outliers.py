@@ -60,8 +60,11 @@ def test_multilabel_images_are_fitted_as_one_class():
 def test_outliers_score_higher():
     features, labels = draw_clusters(2000)
     detector = fit_mahalanobis_detector(features[:1500], labels[:1500], 4)
-    usual, between = detector.scores(features[1500:]), detector.scores((features[1500:] + features[:500]) / 2)
-    assert compute_outlier_separation(usual, between)["auroc"] > 0.75
+    inlier_scores, outlier_scores = (
+        detector.scores(features[1500:]),
+        detector.scores((features[1500:] + features[:500]) / 2),
+    )
+    assert compute_outlier_separation(inlier_scores, outlier_scores)["auroc"] > 0.75
 
 
 def test_few_images_and_constant_features_are_accepted():
@@ -77,12 +80,16 @@ def test_few_images_and_constant_features_are_accepted():
 @pytest.mark.parametrize("ties", [False, True])
 def test_auroc_and_fpr_match_scikit_learn(ties):
     generator = np.random.default_rng(2)
-    usual, outliers = generator.normal(size=400), generator.normal(size=300) + 1
+    inliers, outliers = generator.normal(size=400), generator.normal(size=300) + 1
     if ties:
-        usual, outliers = usual.round(), outliers.round()
-    separation = compute_outlier_separation(usual, outliers)
-    truth, scores = np.r_[np.zeros(400), np.ones(300)], np.r_[usual, outliers]
+        inliers, outliers = inliers.round(), outliers.round()
+    separation = compute_outlier_separation(inliers, outliers)
+    truth, scores = np.r_[np.zeros(400), np.ones(300)], np.r_[inliers, outliers]
     assert separation["auroc"] == pytest.approx(metrics.roc_auc_score(truth, scores))
-    limits = [limit for limit in np.unique(usual) if (usual <= limit).mean() >= 0.95]
+    limits = [limit for limit in np.unique(inliers) if (inliers <= limit).mean() >= 0.95]
     assert separation["limit"] == limits[0] and separation["fpr95"] == pytest.approx((outliers <= limits[0]).mean())
-    assert compute_outlier_separation(usual, usual + 100) == {"auroc": 1.0, "fpr95": 0.0, "limit": separation["limit"]}
+    assert compute_outlier_separation(inliers, inliers + 100) == {
+        "auroc": 1.0,
+        "fpr95": 0.0,
+        "limit": separation["limit"],
+    }

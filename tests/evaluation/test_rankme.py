@@ -54,8 +54,8 @@ def test_features_are_evaluated_with_and_without_labels():
     assert list(report.metrics) == ["knn_top1", "rankme", "feature_std"] and report.primary == "knn_top1"
     alone = both.without_labels()
     assert alone.required_splits(split) == (split,)
-    bare = split.take(np.arange(24), create_empty_labels(24))
-    unlabelled = alone(make_engine(0), bare, workers=0)
+    unlabelled_split = split.take(np.arange(24), create_empty_labels(24))
+    unlabelled = alone(make_engine(0), unlabelled_split, workers=0)
     assert unlabelled.primary == "rankme" and unlabelled.headline == ("RankMe", report.metrics["rankme"])
     assert unlabelled.summary()["primary"] == "rankme" and 1 < report.metrics["rankme"] <= 24
 

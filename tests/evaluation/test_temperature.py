@@ -16,25 +16,27 @@ from vitreous.tasks.calibration import (
 )
 
 
-def draw_scaled_logits(temperature: float, images: int = 20_000, classes: int = 6, several: bool = False):
+def draw_scaled_logits(temperature: float, images: int = 20_000, classes: int = 6, is_multilabel: bool = False):
     """Logits of the distribution of the labels, multiplied by `temperature`."""
     generator = np.random.default_rng(1)
     logits = generator.normal(size=(images, classes)) * 2
-    if several:
+    if is_multilabel:
         return logits * temperature, (generator.random(logits.shape) < 1 / (1 + np.exp(-logits))).astype(np.float32)
     drawn = (logits + generator.gumbel(size=logits.shape)).argmax(1)
     return logits * temperature, drawn
 
 
-@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("is_multilabel", [False, True])
 @pytest.mark.parametrize("temperature", [0.4, 1.0, 2.5])
-def test_the_true_temperature_is_recovered(temperature, several):
-    assert fit_temperature(*draw_scaled_logits(temperature, several=several)) == pytest.approx(temperature, rel=0.03)
+def test_the_true_temperature_is_recovered(temperature, is_multilabel):
+    assert fit_temperature(*draw_scaled_logits(temperature, is_multilabel=is_multilabel)) == pytest.approx(
+        temperature, rel=0.03
+    )
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_the_fitted_temperature_minimises_the_loss(several):
-    logits, labels = draw_scaled_logits(1.7, 300, several=several)
+@pytest.mark.parametrize("is_multilabel", [False, True])
+def test_the_fitted_temperature_minimises_the_loss(is_multilabel):
+    logits, labels = draw_scaled_logits(1.7, 300, is_multilabel=is_multilabel)
     temperature = fit_temperature(logits, labels)
     grid = temperature * np.linspace(0.5, 2, 3001)
     values = np.array([compute_image_nll(logits / t, labels).mean() for t in grid])
@@ -72,11 +74,11 @@ def test_losses_and_probabilities_match_torch():
     assert compute_image_nll(logits, labels) == pytest.approx(
         torch.nn.functional.cross_entropy(tensor, torch.from_numpy(labels), reduction="none").numpy()
     )
-    several = draw_scaled_logits(1.0, 200, several=True)[1]
+    multilabel = draw_scaled_logits(1.0, 200, is_multilabel=True)[1]
     loss = torch.nn.functional.binary_cross_entropy_with_logits(
-        tensor, torch.from_numpy(several).double(), reduction="none"
+        tensor, torch.from_numpy(multilabel).double(), reduction="none"
     )
-    assert compute_image_nll(logits, several) == pytest.approx(loss.sum(1).numpy())
+    assert compute_image_nll(logits, multilabel) == pytest.approx(loss.sum(1).numpy())
     assert compute_probabilities(logits) == pytest.approx(tensor.softmax(1).numpy())
     assert compute_probabilities(logits, "binary") == pytest.approx(tensor.sigmoid().numpy())
 

@@ -133,15 +133,15 @@ def test_the_variational_bound_trains_only_the_variance():
         mean, log = g.compute_posterior_mean(predicted.image, noisy, steps), predicted.log_variance
         if step:
             true, least = g.compute_posterior_mean(x, noisy, steps), g.log_variance[step].float()
-            want = torch.distributions.kl_divergence(
+            expected = torch.distributions.kl_divergence(
                 torch.distributions.Normal(true, (least / 2).exp()), torch.distributions.Normal(mean, (log / 2).exp())
             )
         else:
             top = torch.where(x > 0.999, torch.ones_like(x), authors_cdf((x + 1 / 255 - mean) / (log / 2).exp()))
             bottom = torch.where(x < -0.999, torch.zeros_like(x), authors_cdf((x - 1 / 255 - mean) / (log / 2).exp()))
-            want = -(top - bottom).clamp(min=1e-12).log()
-        want = want.flatten(1).mean(1) / math.log(2)
-        assert torch.allclose(bound, want, rtol=2e-3, atol=1e-5), step
+            expected = -(top - bottom).clamp(min=1e-12).log()
+        expected = expected.flatten(1).mean(1) / math.log(2)
+        assert torch.allclose(bound, expected, rtol=2e-3, atol=1e-5), step
 
 
 def test_equal_gaussians_have_zero_kl_and_likelihoods_sum_to_one():
@@ -163,13 +163,13 @@ def test_ddpm_matches_diffusers(channels):
         step = torch.full((2,), 49 - index)
         predicted = g.estimate(predict(x, time.float().expand(2)), x, step)
         generator = torch.Generator().manual_seed(index)
-        want = theirs.step(predict(x, time.float().expand(2)), time, x, generator=generator).prev_sample
-        fresh = torch.randn(IMAGE_SHAPE, generator=torch.Generator().manual_seed(index))
-        ours = g.compute_posterior_mean(predicted.image, x, step) + (predicted.log_variance / 2).exp() * fresh * (
+        expected = theirs.step(predict(x, time.float().expand(2)), time, x, generator=generator).prev_sample
+        noise = torch.randn(IMAGE_SHAPE, generator=torch.Generator().manual_seed(index))
+        ours = g.compute_posterior_mean(predicted.image, x, step) + (predicted.log_variance / 2).exp() * noise * (
             time > 0
         )
-        assert torch.allclose(ours, want, rtol=1e-4, atol=1e-4 * want.abs().max().item()), time
-        x = want
+        assert torch.allclose(ours, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item()), time
+        x = expected
 
 
 def test_ddim_matches_diffusers():
@@ -200,14 +200,14 @@ def test_a_perfect_model_recovers_the_image(name):
     image = draw_noise(0).clamp(-1, 1)
     process = Flow() if name in ("euler", "heun") else Diffusion()
 
-    def ask(noisy, time, done):
+    def predict(noisy, time, done):
         if isinstance(process, Flow):
             return (image - noisy) / max(1 - time[0].item() / 1000, 1e-3) if time[0] < 1000 else image - noisy
         alphas = GaussianDiffusion(process).alphas[time.long()].float().view(-1, 1, 1, 1)
         return (noisy - alphas.sqrt() * image) / (1 - alphas).sqrt()
 
     draws = lambda step: draw_noise(100 + step)  # noqa: E731
-    end = [*SAMPLERS[name](process, ask, draw_noise(1), 20, draws)][-1].noisy
+    end = [*SAMPLERS[name](process, predict, draw_noise(1), 20, draws)][-1].noisy
     assert torch.allclose(end, image, atol=0.05 if name in ("dpm-solver", "heun") else 1e-2)
 
 
@@ -228,8 +228,8 @@ def test_heun_is_second_order():
     errors = {}
     for name in ("euler", "heun"):
         for steps in (20, 40):
-            ask = lambda x, t, done: x + t.view(-1, 1, 1, 1)  # noqa: E731
-            end = [*SAMPLERS[name](Flow(scale=1.0), ask, draw_noise(1, 1, 1, 2, 2), steps, None)][-1].noisy
+            predict = lambda x, t, done: x + t.view(-1, 1, 1, 1)  # noqa: E731
+            end = [*SAMPLERS[name](Flow(scale=1.0), predict, draw_noise(1, 1, 1, 2, 2), steps, None)][-1].noisy
             errors[name, steps] = (end - exact).abs().max().item()
     assert 1.7 < errors["euler", 20] / errors["euler", 40] < 2.3
     assert 3.5 < errors["heun", 20] / errors["heun", 40] < 4.6
@@ -238,16 +238,16 @@ def test_heun_is_second_order():
 def test_guidance_respects_scale_channels_and_interval():
     x, time, labels = draw_noise(0), torch.tensor([5.0, 5.0]), torch.tensor([1, 3])
     predict = make_fake_model(6)
-    ask = lambda **o: guide_prediction(predict, labels, 10, SamplingOptions(**o))(x, time, 0.5)  # noqa: E731
+    guide = lambda **o: guide_prediction(predict, labels, 10, SamplingOptions(**o))(x, time, 0.5)  # noqa: E731
     conditional, plain = predict(x, time, labels), predict(x, time, torch.tensor([10, 10]))
-    assert torch.equal(ask(guidance=1.0), conditional)
-    assert torch.allclose(ask(guidance=0.0)[:, :3], plain[:, :3])
-    both = ask(guidance=3.0)
+    assert torch.equal(guide(guidance=1.0), conditional)
+    assert torch.allclose(guide(guidance=0.0)[:, :3], plain[:, :3])
+    both = guide(guidance=3.0)
     assert torch.allclose(both[:, :3], plain[:, :3] + 3 * (conditional - plain)[:, :3], atol=1e-6)
     assert torch.equal(both[:, 3:], conditional[:, 3:])  # variances are the class-conditional ones
-    guided = ask(guidance=3.0, guided_channels=2)
+    guided = guide(guidance=3.0, guided_channels=2)
     assert torch.equal(guided[:, :2], both[:, :2]) and torch.equal(guided[:, 2:], conditional[:, 2:])
-    assert torch.equal(ask(guidance=3.0, interval=(0.6, 1.0)), conditional)
+    assert torch.equal(guide(guidance=3.0, interval=(0.6, 1.0)), conditional)
     assert torch.equal(
         guide_prediction(predict, None, 0, SamplingOptions(guidance=3.0))(x, time, 0.5), predict(x, time)
     )

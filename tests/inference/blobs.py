@@ -32,9 +32,9 @@ class BlobEngine:
             np.zeros((len(pixels), MAX_DETECTIONS), np.float32),
         )
         labels = np.zeros((len(pixels), MAX_DETECTIONS), np.int64)
-        for image, picture in enumerate(pixels):
+        for image, image_pixels in enumerate(pixels):
             for label in range(2):
-                inside = (picture[label] > 180) & (picture[1 - label] < 90)
+                inside = (image_pixels[label] > 180) & (image_pixels[1 - label] < 90)
                 if inside.any():
                     rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
                     boxes[image, label] = columns[0], rows[0], columns[-1] + 1, rows[-1] + 1

@@ -60,17 +60,17 @@ def test_generator_recipe_trains_on_clips_without_flips(clip_generator_run):
 
 
 def test_resumed_clip_generator_run_is_bit_identical(moving_squares, tmp_path):
-    ways = {**RUN_OPTIONS, "recipe": "dit", "steps": 4, "save_every": 2, "log_every": 1}
-    vitreous.train(moving_squares, out=tmp_path / "whole", progress=False, **ways)
+    options = {**RUN_OPTIONS, "recipe": "dit", "steps": 4, "save_every": 2, "log_every": 1}
+    vitreous.train(moving_squares, out=tmp_path / "whole", progress=False, **options)
     with pytest.raises(KeyError):
-        vitreous.train(moving_squares, out=tmp_path / "stopped", listener=StoppingListener(12), **ways)
+        vitreous.train(moving_squares, out=tmp_path / "stopped", listener=StoppingListener(12), **options)
     vitreous.train(out=tmp_path / "stopped", resume=True, progress=False)
     expected, resumed = (load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped"))
     assert all(torch.equal(expected[name], resumed[name]) for name in expected)
 
 
 def test_clip_generator_starts_from_clip_weights_only(moving_squares, clip_generator_run, tmp_path):
-    notes, ways = (
+    notes, options = (
         StoppingListener(),
         {name: value for name, value in RUN_OPTIONS.items() if name not in ("model", "frames")},
     )
@@ -81,7 +81,7 @@ def test_clip_generator_starts_from_clip_weights_only(moving_squares, clip_gener
         init=str(clip_generator_run[0]),
         steps=1,
         listener=notes,
-        **ways,
+        **options,
     )
     assert open_generator(tmp_path / "more").model.config == open_generator(clip_generator_run[0]).model.config
     assert any("new 0, unused 0" in note for note in notes.notes)
@@ -171,8 +171,10 @@ def test_generated_clips_are_evaluated_on_pixels_and_features(moving_squares, cl
     assert (
         metrics["dimensions"] == 4 * 16 * 16 * 3 and metrics["frechet_distance"] > metrics["frechet_distance_of_train"]
     )
-    ways = {name: value for name, value in RUN_OPTIONS.items() if name != "model"}
-    vitreous.train(moving_squares, out=tmp_path / "reader", model="ViViT-32x1/8x2", steps=2, progress=False, **ways)
+    run_options = {name: value for name, value in RUN_OPTIONS.items() if name != "model"}
+    vitreous.train(
+        moving_squares, out=tmp_path / "reader", model="ViViT-32x1/8x2", steps=2, progress=False, **run_options
+    )
     metrics = vitreous.evaluate(clip_generator_run[0], device="cpu", features=str(tmp_path / "reader"), **options)[
         "test"
     ]

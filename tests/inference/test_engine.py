@@ -136,7 +136,7 @@ def test_token_merging_changes_outputs_slightly():
         make_engine(build_random_vit({"pool": "attention"}), PREPROCESS, InferenceOptions(merge_tokens=1))
 
 
-def test_openvino_sends_nothing_home(monkeypatch, tmp_path):
+def test_openvino_sends_no_telemetry(monkeypatch, tmp_path):
     sender = pytest.importorskip("openvino_telemetry.utils.sender").TelemetrySender
     from vitreous.inference import openvino
 
@@ -152,7 +152,7 @@ def test_openvino_sends_nothing_home(monkeypatch, tmp_path):
     assert not sent and "CI" not in os.environ
     monkeypatch.setattr(telemetry, once, None)
     monkeypatch.setattr(openvino, "disable_telemetry", nullcontext)
-    monkeypatch.setattr(openvino, "load_or_build_graph", lambda ov, facts, build: build())
+    monkeypatch.setattr(openvino, "load_or_build_graph", lambda ov, fields, build: build())
     make_engine(build_random_vit({}).eval(), PREPROCESS, InferenceOptions(engine="openvino"))
     assert sent  # the events that telemetry would have sent
 
@@ -200,8 +200,8 @@ def test_openvino_int8_requires_calibration_images(monkeypatch, tmp_path):
         ("class", 1, 1),
         ("hybrid", 0, 1),
         *(
-            pytest.param(*one, marks=pytest.mark.slow)
-            for one in (("pre-training head", 1, 1), ("distilled", 1, 2), ("convolutions", 0, 1))
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("pre-training head", 1, 1), ("distilled", 1, 2), ("convolutions", 0, 1))
         ),
     ],
 )

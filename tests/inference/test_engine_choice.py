@@ -267,9 +267,9 @@ def test_broken_openvino_installation_is_reported(bundle, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("error", "says"), [(NotImplementedError("far\nno such operator"), "no such operator"), (KeyError(), "KeyError")]
+    ("error", "reason"), [(NotImplementedError("far\nno such operator"), "no such operator"), (KeyError(), "KeyError")]
 )
-def test_failed_openvino_conversion_is_tried_once(bundle, error, says, monkeypatch):
+def test_failed_openvino_conversion_is_tried_once(bundle, error, reason, monkeypatch):
     pytest.importorskip("openvino")
     tries = []
 
@@ -280,9 +280,9 @@ def test_failed_openvino_conversion_is_tried_once(bundle, error, says, monkeypat
     monkeypatch.setattr(torch.export, "export", fail)
     for _ in range(2):
         engine = choose_bundle_engine(bundle)
-        assert engine.options.engine == "torch" and f"cannot convert this model: {says}" in engine.note
+        assert engine.options.engine == "torch" and f"cannot convert this model: {reason}" in engine.note
     assert tries == [1]
-    with pytest.raises(UsageError, match=says) as refused:
+    with pytest.raises(UsageError, match=reason) as refused:
         build_engine(bundle, InferenceOptions("cpu", "fp32", "openvino"))
     assert "--engine torch" in refused.value.hint
 

@@ -85,7 +85,7 @@ def test_graph_cache_key_covers_all_inputs(monkeypatch):
     keys.add(hash_cache_fields(graph_cache_fields(model, PREPROCESS, [images[0] ^ 1, *images[1:]])))
     for name in ("openvino", "nncf", "torch"):
         with monkeypatch.context() as patch:
-            patch.setattr(module, "version", lambda asked, name=name: "0.0" if asked == name else "1.0")
+            patch.setattr(module, "version", lambda package, name=name: "0.0" if package == name else "1.0")
             keys.add(hash_cache_fields(graph_cache_fields(model, PREPROCESS, images)))
     for level in ("AVX2", "AVX512_CORE_VNNI"):
         monkeypatch.setenv("VITREOUS_CPU_ISA", level)

@@ -72,10 +72,10 @@ def test_predictions_are_bit_identical_regardless_of_batch(bundle, threads, quic
         features = np.concatenate([engine.features(image[None]) for image in pixels[:5]])
         for _ in range(12):
             beside = pixels[rng.permutation(150)[: rng.integers(1, 150)]]
-            which = rng.integers(0, 20)
+            selected = rng.integers(0, 20)
             at = rng.integers(0, len(beside) + 1)
-            mixed = np.insert(beside, at, pixels[which], axis=0)
-            assert np.array_equal(engine.logits(mixed)[at], alone[which])
+            mixed = np.insert(beside, at, pixels[selected], axis=0)
+            assert np.array_equal(engine.logits(mixed)[at], alone[selected])
         assert np.array_equal(engine.features(pixels[4::-1]), features[::-1])
         return alone, features
 
@@ -139,7 +139,7 @@ def test_thread_invariance_is_measured_once_on_noise(bundle, differs, monkeypatc
 
     monkeypatch.setattr(engine, "forward_chunk", forward_chunk)
     assert [engine.has_thread_invariant_outputs(1, 2) for _ in range(3)] == [not differs] * 3
-    assert [team for team, _ in calls] == [True, False]
+    assert [is_shared for is_shared, _ in calls] == [True, False]
     assert min(deviation for _, deviation in calls) > 50  # noise from 0 to 255
 
 
@@ -174,8 +174,11 @@ def test_outputs_are_independent_of_the_position_in_a_chunk(precision, packed, w
 
 def test_default_precision_is_stored_and_required_to_resume(bundle_folder, tmp_path, processor, monkeypatch):
     files = write_images(tmp_path, 3)
-    ask = ["predict", str(bundle_folder), *files, "--top", "4", "--json"]
-    by_default, exactly = parse_json_output(run_cli(*ask)), parse_json_output(run_cli(*ask, "--precision", "fp32"))
+    command = ["predict", str(bundle_folder), *files, "--top", "4", "--json"]
+    by_default, exactly = (
+        parse_json_output(run_cli(*command)),
+        parse_json_output(run_cli(*command, "--precision", "fp32")),
+    )
     assert (by_default["precision"], exactly["precision"]) == (processor, "fp32")
     assert are_predictions_close(
         *(parse_predictions(document["predictions"]) for document in (by_default, exactly)), processor
@@ -240,7 +243,9 @@ def test_pipeline_read_ahead_is_limited():
         index = int(item.name)
         return DataError(f"no {index}") if index % 7 == 3 else np.full((1, 2, 2), index)
 
-    for chunk in run_pipeline(items(), decode, lambda given: given.reshape(len(given), -1)[:, :1] * 2, 5):
+    for chunk in run_pipeline(
+        items(), decode, lambda items_read: items_read.reshape(len(items_read), -1)[:, :1] * 2, 5
+    ):
         for item, result in chunk:
             assert item.name == str(num_results)
             assert result.message == f"no {num_results}" if num_results % 7 == 3 else result == 2 * num_results

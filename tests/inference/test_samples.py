@@ -119,13 +119,13 @@ def test_inpainting_keeps_pixels_outside_the_mask(generator_folder, tmp_path):
     mask[2:6, 2:6] = 255
     Image.fromarray(image).save(tmp_path / "image.png")
     Image.fromarray(mask).save(tmp_path / "mask.png")
-    ways = {"inpaint": str(tmp_path / "image.png"), "mask": str(tmp_path / "mask.png"), "steps": 4}
-    vitreous.sample(generator_folder, tmp_path / "out", progress=False, classes=("cat",), **ways)
+    options = {"inpaint": str(tmp_path / "image.png"), "mask": str(tmp_path / "mask.png"), "steps": 4}
+    vitreous.sample(generator_folder, tmp_path / "out", progress=False, classes=("cat",), **options)
     out = np.asarray(Image.open(tmp_path / "out" / "cat-00000.png"))
     assert np.array_equal(out[mask == 0], image[mask == 0]) and not np.array_equal(out[mask > 0], image[mask > 0])
     Image.fromarray(mask[:4]).save(tmp_path / "mask.png")
     with pytest.raises(UsageError, match=r"8 x 8 pixels, but its mask 8 x 4"):
-        vitreous.sample(generator_folder, tmp_path / "out2", progress=False, **ways)
+        vitreous.sample(generator_folder, tmp_path / "out2", progress=False, **options)
 
 
 def test_seed_interpolation_starts_and_ends_at_the_seeds(generator_folder):
@@ -218,16 +218,16 @@ def test_latents_are_decoded_by_the_autoencoder(tmp_path):
     Bundle(model, Generation(("a", "b")), ImagePreprocess((8, 8), 4, (0.5,) * 4, (0.5,) * 4)).save(tmp_path / "model")
     with pytest.raises(UsageError, match="latents of 4 channels"):
         vitreous.sample(tmp_path / "model", tmp_path / "x.png", progress=False)
-    ways = {"steps": 3, "precision": "fp32", "vae": str(tmp_path / "vae")}
-    vitreous.sample(tmp_path / "model", tmp_path / "out", progress=False, classes=("b",), **ways)
+    options = {"steps": 3, "precision": "fp32", "vae": str(tmp_path / "vae")}
+    vitreous.sample(tmp_path / "model", tmp_path / "out", progress=False, classes=("b",), **options)
     generator = Generator(open_generator(tmp_path / "model"), "cpu", "fp32", str(tmp_path / "vae"))
     latents = []
     generator.sampler.decode = lambda images: latents.append(images) or generator.sampler.to_uint8_pixels(images)
     next(generator.generate([(1, 0)], SampleOptions(steps=3), lambda n: None))
     with torch.no_grad():
-        want = ((vae.decode(latents[0] / 0.5).sample + 1) * 127.5).round().clamp(0, 255)[0].movedim(0, -1)
+        expected = ((vae.decode(latents[0] / 0.5).sample + 1) * 127.5).round().clamp(0, 255)[0].movedim(0, -1)
     decoded = np.asarray(Image.open(tmp_path / "out" / "b-00000.png"), int)
-    assert decoded.shape == (16, 16, 3) and np.abs(decoded - want.numpy()).max() <= 1
+    assert decoded.shape == (16, 16, 3) and np.abs(decoded - expected.numpy()).max() <= 1
     save_autoencoder(tmp_path / "three", latent_channels=3)
     for autoencoder, problem in (
         ("three", "three has 3 latent channels, the model needs 4"),

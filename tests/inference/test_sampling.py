@@ -63,15 +63,15 @@ def test_progress_counts_every_image():
     assert count[0] == pytest.approx(5)
 
 
-def test_inpainting_keeps_the_given_pixels():
+def test_inpainting_keeps_the_masked_pixels():
     image = torch.linspace(-1, 1, 3 * 64).view(1, 3, 8, 8).expand(5, -1, -1, -1)
     mask = torch.zeros(5, 1, 8, 8, dtype=torch.bool)
     mask[..., :4] = True
     for process in (Diffusion(), Flow()):
         ours = build_sampler(process)
         images = ours.sample(LABELS, SAMPLE_NUMBERS, SamplingOptions(steps=10), canvas=InpaintingCanvas(image, mask))
-        want = ours.to_uint8_pixels(image)
-        assert torch.equal(images[..., :4], want[..., :4]) and not torch.equal(images[..., 4:], want[..., 4:])
+        expected = ours.to_uint8_pixels(image)
+        assert torch.equal(images[..., :4], expected[..., :4]) and not torch.equal(images[..., 4:], expected[..., 4:])
 
 
 def test_sampling_with_learned_variance_and_without_classes():

@@ -56,10 +56,10 @@ def test_uniform_attention_distance_matches_the_specification(side, patch, pixel
         [pixels] * 2, rel=1e-5
     )
     prefixed = torch.full((1, side**2 + 1, side**2 + 1), 1 / (side**2 + 1))
-    nowhere = side**2 / (side**2 + 1)  # the class token's share is not redistributed to the patches
+    patch_share = side**2 / (side**2 + 1)  # the class token's share is not redistributed to the patches
     assert mean_attention_distance(
         make_attention_call(prefixed, grid, 1), (patch, patch), grid
-    ).item() == pytest.approx(pixels * nowhere, rel=1e-5)
+    ).item() == pytest.approx(pixels * patch_share, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,9 @@ def test_distances_on_any_grid_match_the_loop(grid, patch, prefix):
 def test_model_attention_distances_match_the_loop(kind):
     model, x, grid = make_model(kind), make_images(), (4, 5)
     distances = compute_attention_distances(model, [x])
-    looks = []
-    visit_attention_calls(model, x, looks.append)
-    for block_index, look in enumerate(looks):
+    calls = []
+    visit_attention_calls(model, x, calls.append)
+    for block_index, look in enumerate(calls):
         weights = look.compute_weights()
         weights = weights.reshape(2, -1, *weights.shape[-3:])  # (B, S, h, T, T)
         sequences = [list_grid_coordinates(look.grid)] * weights.shape[1]
@@ -116,9 +116,9 @@ def test_model_attention_distances_match_the_loop(kind):
 
 
 def test_uniform_attention_in_windows_is_the_mean_over_all_queries():
-    far = {sides: uniform_attention_distance(sides, (4, 4)) for sides in ((3, 3), (3, 2), (1, 3), (1, 2))}
+    distance_by_size = {sides: uniform_attention_distance(sides, (4, 4)) for sides in ((3, 3), (3, 2), (1, 3), (1, 2))}
     assert uniform_attention_distance((4, 5), (4, 4), (3, 3)) == pytest.approx(
-        sum(math.prod(sides) * pixels for sides, pixels in far.items()) / 20
+        sum(math.prod(sides) * pixels for sides, pixels in distance_by_size.items()) / 20
     )
 
 
@@ -135,7 +135,9 @@ def test_distances_are_batch_independent_and_one_image_has_zero_std(monkeypatch)
     monkeypatch.setattr(
         room,
         "visit_attention_calls",
-        lambda model, x, each: visit_attention_calls(model, x, lambda one: each(SmallChunkAttentionCall(**vars(one)))),
+        lambda model, x, each: visit_attention_calls(
+            model, x, lambda call: each(SmallChunkAttentionCall(**vars(call)))
+        ),
     )
     for kind in (*MODEL_KINDS, "axial", "windows"):
         monkeypatch.undo()
@@ -144,7 +146,7 @@ def test_distances_are_batch_independent_and_one_image_has_zero_std(monkeypatch)
             room,
             "visit_attention_calls",
             lambda model, x, each: visit_attention_calls(
-                model, x, lambda one: each(SmallChunkAttentionCall(**vars(one)))
+                model, x, lambda call: each(SmallChunkAttentionCall(**vars(call)))
             ),
         )
         assert torch.allclose(compute_attention_distances(make_model(kind), [x]).per_image, expected, rtol=1e-5), kind

@@ -53,12 +53,12 @@ def rollout_by_loop(maps, mixing):
 
 def test_rollout_of_two_blocks_matches_the_specification():
     expected = [[0.5475, 0.2375, 0.215], [0.16, 0.70375, 0.13625], [0.13, 0.14125, 0.72875]]
-    looks = [
+    calls = [
         make_attention_call(FIRST_BLOCK_ATTENTION, (2,), 1),
         make_attention_call(SECOND_BLOCK_ATTENTION, (2,), 1, layer=1),
     ]
-    assert torch.allclose(compute_rollout_matrix(looks, RolloutOptions())[0], torch.tensor(expected), atol=1e-6)
-    joint, single = compute_rollout_rows(looks, torch.tensor([1.0, 0, 0]), RolloutOptions())
+    assert torch.allclose(compute_rollout_matrix(calls, RolloutOptions())[0], torch.tensor(expected), atol=1e-6)
+    joint, single = compute_rollout_rows(calls, torch.tensor([1.0, 0, 0]), RolloutOptions())
     assert torch.allclose(joint[0, 1], torch.tensor(expected[0]), atol=1e-6)
     assert torch.allclose(joint[0, 0], torch.tensor([0.75, 0.125, 0.125])) and torch.equal(joint[:, 0], single[:, 0])
     assert torch.allclose(single[0, 1], torch.tensor([0.7, 0.15, 0.15]))
@@ -67,17 +67,17 @@ def test_rollout_of_two_blocks_matches_the_specification():
 @pytest.mark.parametrize("mixing", ROLLOUT_OPTIONS, ids=lambda m: f"{m.residual}-{m.fusion}-{m.discard}")
 def test_rollout_matrices_and_rows_match_the_loop_per_image(mixing):
     maps = draw_probabilities(2, 3, 4, 6, 6)  # images, blocks, heads
-    looks = [make_attention_call(maps[:, layer], (5,), 1, layer) for layer in range(3)]
+    calls = [make_attention_call(maps[:, layer], (5,), 1, layer) for layer in range(3)]
     expected = np.stack([rollout_by_loop(look, mixing) for look in maps])
-    matrix = compute_rollout_matrix(looks, mixing).numpy()
+    matrix = compute_rollout_matrix(calls, mixing).numpy()
     assert np.allclose(matrix, expected, atol=1e-5) and np.allclose(matrix.sum(-1), 1, atol=1e-5) and matrix.min() >= 0
     start = torch.tensor([0.5, 0, 0.25, 0.25, 0, 0])
-    joint, single = compute_rollout_rows(looks, start, mixing)
+    joint, single = compute_rollout_rows(calls, start, mixing)
     for layer in range(3):
         through = np.stack([start.numpy() @ rollout_by_loop(look[: layer + 1], mixing) for look in maps])
         alone = np.stack([start.numpy() @ rollout_by_loop(look[layer : layer + 1], mixing) for look in maps])
         assert np.allclose(joint[:, layer], through, atol=1e-5) and np.allclose(single[:, layer], alone, atol=1e-5)
-    few = [SmallChunkAttentionCall(**vars(look)) for look in looks]
+    few = [SmallChunkAttentionCall(**vars(look)) for look in calls]
     assert torch.allclose(compute_rollout_rows(few, start, mixing)[0], joint, atol=1e-6)
     assert np.allclose(compute_rollout_matrix(few, mixing), matrix, atol=1e-6)
 
@@ -93,8 +93,8 @@ def test_rollout_matrices_and_rows_match_the_loop_per_image(mixing):
     ],
 )
 def test_identity_attention_gives_identity_rollout(mixing):
-    looks = [make_attention_call(torch.eye(5).expand(2, 5, 5), (2, 2), 1, layer) for layer in range(3)]
-    assert torch.equal(compute_rollout_matrix(looks, mixing)[0], torch.eye(5))
+    calls = [make_attention_call(torch.eye(5).expand(2, 5, 5), (2, 2), 1, layer) for layer in range(3)]
+    assert torch.equal(compute_rollout_matrix(calls, mixing)[0], torch.eye(5))
 
 
 def test_equal_weights_are_not_discarded():

@@ -47,20 +47,20 @@ def images():
 def test_attention_weights_match_the_forward_pass(swin_model, images):
     """On grids that are not multiples of the window, shifted and not: probabilities times values equal the block's
     attention output."""
-    looks, outputs = [], []
+    calls, outputs = [], []
     attentions = [block.attention.part.part for block in swin_model.blocks()]
     hooks = [
         attention.out.register_forward_pre_hook(lambda module, inputs: outputs.append(inputs[0]))
         for attention in attentions
     ]
-    visit_attention_calls(swin_model, images, looks.append)
+    visit_attention_calls(swin_model, images, calls.append)
     for hook in hooks:
         hook.remove()
-    assert [look.layer for look in looks] == [0, 1, 2, 3]
-    assert [look.full_grid for look in looks] == [(10, 14)] * 2 + [(5, 7)] * 2
-    assert [look.patch for look in looks] == [(2, 2)] * 2 + [(4, 4)] * 2
-    for look, output in zip(looks, outputs, strict=True):
-        expected = look.compute_weights() @ look.module.split(look.x)[2]
+    assert [call.layer for call in calls] == [0, 1, 2, 3]
+    assert [call.full_grid for call in calls] == [(10, 14)] * 2 + [(5, 7)] * 2
+    assert [call.patch for call in calls] == [(2, 2)] * 2 + [(4, 4)] * 2
+    for call, output in zip(calls, outputs, strict=True):
+        expected = call.compute_weights() @ call.module.split(call.x)[2]
         assert torch.allclose(expected.transpose(-3, -2).flatten(-2), output, atol=1e-5)
 
 

@@ -31,31 +31,31 @@ def make_scaled_video_model(arrangement):
 def test_attention_calls_match_the_forward_pass(arrangement):
     model = make_scaled_video_model(arrangement)
     x = make_clips(model)
-    looks, outputs = collect_calls(model, x), collect_attention_outputs(model, x)
-    assert [look.span for look in looks] == ATTENTION_SPANS[arrangement]
-    for look in looks:
-        weights = look.compute_weights()
-        assert weights.shape[-3:] == (look.module.heads, look.tokens, look.tokens)
+    calls, outputs = collect_calls(model, x), collect_attention_outputs(model, x)
+    assert [call.span for call in calls] == ATTENTION_SPANS[arrangement]
+    for call in calls:
+        weights = call.compute_weights()
+        assert weights.shape[-3:] == (call.module.heads, call.tokens, call.tokens)
         torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
-        assert torch.allclose(torch.cat([chunk for _, chunk in look.iterate_chunks(1)], -2), weights, atol=1e-6)
+        assert torch.allclose(torch.cat([chunk for _, chunk in call.iterate_chunks(1)], -2), weights, atol=1e-6)
     if arrangement == "factorised-dot-product":
         return
-    for look, output in zip(looks, outputs, strict=True):
-        heads = (look.compute_weights() @ look.module.split(look.x)[2]).transpose(-3, -2).flatten(-2)
-        expected = output[:, 2:] if look.span == "time" and output.dim() == 4 else output
-        assert torch.allclose(look.module.out(heads), expected, atol=1e-5)
+    for call, output in zip(calls, outputs, strict=True):
+        heads = (call.compute_weights() @ call.module.split(call.x)[2]).transpose(-3, -2).flatten(-2)
+        expected = output[:, 2:] if call.span == "time" and output.dim() == 4 else output
+        assert torch.allclose(call.module.out(heads), expected, atol=1e-5)
 
 
 def test_space_and_time_heads_concatenate_to_the_output():
     model = make_scaled_video_model("factorised-dot-product")
     x = make_clips(model)
-    looks, outputs = collect_calls(model, x), collect_attention_outputs(model, x)
-    for space, time, output in zip(looks[::2], looks[1::2], outputs, strict=True):
+    calls, outputs = collect_calls(model, x), collect_attention_outputs(model, x)
+    for space, time, output in zip(calls[::2], calls[1::2], outputs, strict=True):
         attention = model.encoder.blocks[space.layer].attention.part
         values = attention.split(space.x)[2]  # (B, T, h, S, d)
         near = space.compute_weights() @ values[:, :, :1]
-        far = (time.compute_weights() @ values[:, :, 1:, 2:].transpose(1, 3)).transpose(1, 3)
-        heads = torch.cat([near[..., 2:, :], far], 2).transpose(-3, -2).flatten(-2)
+        time_output = (time.compute_weights() @ values[:, :, 1:, 2:].transpose(1, 3)).transpose(1, 3)
+        heads = torch.cat([near[..., 2:, :], time_output], 2).transpose(-3, -2).flatten(-2)
         assert torch.allclose(attention.out(heads), output[:, :, 2:], atol=1e-5)
 
 

@@ -17,9 +17,9 @@ from vitreous.nn.frozen import can_pack, freeze_for_inference
 
 
 def collect_calls(model, x):
-    looks = []
-    visit_attention_calls(model, x, looks.append)
-    return looks
+    calls = []
+    visit_attention_calls(model, x, calls.append)
+    return calls
 
 
 def collect_attention_outputs(model, x):
@@ -39,16 +39,16 @@ def collect_attention_outputs(model, x):
 @pytest.mark.parametrize("kind", [*MODEL_KINDS, *LOCAL_MODEL_KINDS])
 def test_attention_weights_reproduce_the_fused_output(kind):
     model, x = make_model(kind), make_images()
-    looks, outputs = collect_calls(model, x), collect_attention_outputs(model, x)
-    assert [look.layer for look in looks] == ([0, 0, 1, 1] if kind == "axial" else [0, 1])
-    assert len(outputs) == len(looks)
-    for look, output in zip(looks, outputs, strict=True):
-        weights = look.compute_weights()
+    calls, outputs = collect_calls(model, x), collect_attention_outputs(model, x)
+    assert [call.layer for call in calls] == ([0, 0, 1, 1] if kind == "axial" else [0, 1])
+    assert len(outputs) == len(calls)
+    for call, output in zip(calls, outputs, strict=True):
+        weights = call.compute_weights()
         assert torch.allclose(weights.sum(-1), torch.ones(()), atol=1e-5)
-        tokens = look.x if look.x.shape[-2] == look.tokens else look.x.flatten(-3, -2)
-        values = look.module.split(tokens)[2]
+        tokens = call.x if call.x.shape[-2] == call.tokens else call.x.flatten(-3, -2)
+        values = call.module.split(tokens)[2]
         heads = (weights @ values).transpose(-3, -2).flatten(-2)
-        assert torch.allclose(look.module.out(heads).reshape(output.shape), output, atol=1e-5)
+        assert torch.allclose(call.module.out(heads).reshape(output.shape), output, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [*MODEL_KINDS, *LOCAL_MODEL_KINDS])

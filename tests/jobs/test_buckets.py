@@ -118,10 +118,10 @@ def test_evaluation_at_one_size_uses_the_nearest_images(bucket_run):
 
 
 def test_resumed_bucket_run_is_bit_identical(mixed_data, tmp_path):
-    ways: dict[str, Any] = CLIP_OPTIONS | {"steps": 8, "save_every": 2, "log_every": 1}
-    vitreous.train(mixed_data, out=tmp_path / "whole", progress=False, **ways)
+    options: dict[str, Any] = CLIP_OPTIONS | {"steps": 8, "save_every": 2, "log_every": 1}
+    vitreous.train(mixed_data, out=tmp_path / "whole", progress=False, **options)
     with pytest.raises(KeyError):
-        vitreous.train(mixed_data, out=tmp_path / "stopped", listener=StoppingListener(24), **dict(ways, workers=2))
+        vitreous.train(mixed_data, out=tmp_path / "stopped", listener=StoppingListener(24), **dict(options, workers=2))
     vitreous.train(out=tmp_path / "stopped", resume=True, progress=False)
     expected, resumed = (load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped"))
     assert all(torch.equal(expected[name], resumed[name]) for name in expected)
@@ -131,14 +131,14 @@ def test_resumed_bucket_run_is_bit_identical(mixed_data, tmp_path):
 
 
 def test_a_single_bucket_learns_as_a_run_without_buckets(tmp_path):
-    ways: dict[str, Any] = CLIP_OPTIONS | {"steps": 5, "log_every": 1, "frames": 4, "buckets": None}
+    options: dict[str, Any] = CLIP_OPTIONS | {"steps": 5, "log_every": 1, "frames": 4, "buckets": None}
     clips = tmp_path / "clips"
     for right, name in enumerate(("left", "right")):
         for index in range(5):
             write_clip(clips / name / f"{index}.gif", make_moving_square(2 * index + right, bool(right)))
     losses = []
     for name, buckets in (("plain", None), ("one", ("4x16x16",))):
-        vitreous.train(clips, out=tmp_path / name, progress=False, **dict(ways, buckets=buckets))
+        vitreous.train(clips, out=tmp_path / name, progress=False, **dict(options, buckets=buckets))
         losses.append(
             [line["train/loss"] for line in read_json_lines(RunFolder(tmp_path / name).metrics) if "train/loss" in line]
         )
@@ -147,11 +147,11 @@ def test_a_single_bucket_learns_as_a_run_without_buckets(tmp_path):
 
 def test_image_generator_trains_at_native_aspect_ratios(tmp_path):
     write_noise_images(tmp_path / "flat", 30)
-    notes, ways = (
+    notes, options = (
         StoppingListener(),
         RUN_OPTIONS | {"model": "DiT-48x1/4", "steps": 4, "buckets": (), "micro_batch": "2"},
     )
-    vitreous.train(tmp_path / "flat", out=tmp_path / "run", listener=notes, **ways)
+    vitreous.train(tmp_path / "flat", out=tmp_path / "run", listener=notes, **options)
     assert any(note.startswith("training images per bucket: 12x24 9, 16x16 9, 24x12 9;") for note in notes.notes)
     assert vitreous.sample(tmp_path / "run", tmp_path / "x.png", size="24x12", **SAMPLING_OPTIONS)["size"] == "24x12"
     assert Image.open(tmp_path / "x.png").size == (60, 120)

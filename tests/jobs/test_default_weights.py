@@ -46,9 +46,9 @@ def cached_weights(published_weights, monkeypatch):
 
 
 def prepare_run(data, **options):
-    heard = NoteListener()
-    run = prepare_data(str(data), None, TrainOptions(str(data), workers=0, **options), heard)[1]
-    return run, [note for note in heard.notes if "photographs are a small dataset" in note]
+    listener = NoteListener()
+    run = prepare_data(str(data), None, TrainOptions(str(data), workers=0, **options), listener)[1]
+    return run, [note for note in listener.notes if "photographs are a small dataset" in note]
 
 
 def test_few_photographs_start_from_cached_weights_with_one_note(photos, cached_weights):
@@ -96,9 +96,9 @@ def test_note_suggests_weights_when_none_are_cached(photos, tmp_path, monkeypatc
     monkeypatch.setattr(default_weights, "find_available_weights", find_available_weights)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("VITREOUS_OFFLINE", "1")
-    heard = NoteListener()
-    run = prepare_data(str(photos), None, TrainOptions(str(photos), workers=0), heard)[1]
-    assert run.init is None and any("for example --init" in note for note in heard.notes)
+    listener = NoteListener()
+    run = prepare_data(str(photos), None, TrainOptions(str(photos), workers=0), listener)[1]
+    assert run.init is None and any("for example --init" in note for note in listener.notes)
 
 
 def test_unresponsive_weight_server_times_out_quickly(monkeypatch):

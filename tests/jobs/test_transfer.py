@@ -127,11 +127,11 @@ def test_lr_grid_opens_no_test_images(photo_folder, tmp_path):
     words = [w for k, v in {**QUICK_OPTIONS, "workers": 1}.items() for w in (f"--{k.replace('_', '-')}", str(v))]
     log = [os.open(tmp_path / "opened", os.O_WRONLY | os.O_APPEND | os.O_CREAT)]
 
-    def hear(event, arguments):
+    def record_opened(event, arguments):
         if event == "open" and log and isinstance(arguments[0], (str, bytes)):
             os.write(log[0], os.fsencode(arguments[0]) + b"\n")
 
-    sys.addaudithook(hear)
+    sys.addaudithook(record_opened)
     try:
         result = run_cli(
             "train", str(photo_folder), *words, "--lr-grid", "0.001", "0.01", "--out", str(tmp_path / "run"), "--json"
@@ -169,14 +169,14 @@ def interrupt_at(step):
         runs.clear()
         log = Session.log
 
-        def heard(self, state):
+        def watch(self, state):
             log(self, state)
             if state.step == step:
                 runs.append(self)
                 if len(runs) == 2:
                     self.signals.received = signal.SIGTERM
 
-        monkeypatch.setattr(Session, "log", heard)
+        monkeypatch.setattr(Session, "log", watch)
 
     return arm
 
@@ -185,12 +185,12 @@ def signal_after_first_trial(monkeypatch):
     """Send a signal after the last step of the first trial, too late for the session to stop."""
     finish = Session.finish
 
-    def heard(self, state):
+    def watch(self, state):
         summary = finish(self, state)
         self.signals.received = signal.SIGTERM
         return summary
 
-    monkeypatch.setattr(Session, "finish", heard)
+    monkeypatch.setattr(Session, "finish", watch)
 
 
 def kill_at_call(name):
@@ -208,12 +208,12 @@ def kill_at_call(name):
 def signal_in_last_run(monkeypatch):
     log = Session.log
 
-    def heard(self, state):
+    def watch(self, state):
         log(self, state)
         if state.step == 3 and self.run.data.hold_out == 0:
             self.signals.received = signal.SIGTERM
 
-    monkeypatch.setattr(Session, "log", heard)
+    monkeypatch.setattr(Session, "log", watch)
 
 
 @pytest.fixture(scope="module")
@@ -340,13 +340,13 @@ def test_muon_matrix_lr_scales_with_lr(photo_folder, tmp_path):
 
 
 def test_diverged_trial_ranks_last(photo_folder, tmp_path):
-    heard = NoteListener()
+    listener = NoteListener()
     settings = {**QUICK_OPTIONS, "optimizer": "adamw"}
-    summary = train(str(photo_folder), heard, out=str(tmp_path / "run"), lr_grid=(0.001, 0.002, 1e30), **settings)
+    summary = train(str(photo_folder), listener, out=str(tmp_path / "run"), lr_grid=(0.001, 0.002, 1e30), **settings)
     trials = summary["lr_grid"]["trials"]
     assert trials[2]["score"] is None and "step" in trials[2]["failure"]
     assert summary["lr_grid"]["choice"]["lr"] in (0.001, 0.002)
-    assert any("lr 1e+30 (3 of 3)" in note for note in heard.notes)
+    assert any("lr 1e+30 (3 of 3)" in note for note in listener.notes)
     write_report(tmp_path / "run" / "report.html", RunFolder(tmp_path / "run"))
     assert trials[2]["failure"].split(";")[0] in (tmp_path / "run" / "report.html").read_text()
 

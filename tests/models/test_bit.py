@@ -139,7 +139,7 @@ def test_axial_resnet50_replaces_every_3x3_convolution():
 
 @pytest.mark.parametrize("name", MODEL_OPTIONS)
 @pytest.mark.parametrize("promise", contracts.ALL_CONTRACTS)
-def test_promise(name, promise):
+def test_model_contract(name, promise):
     model = build_random_bit(MODEL_OPTIONS[name])
     promise(model, images_for(model))
 

@@ -84,7 +84,7 @@ def images_for(model, scale=(1, 1)):
 
 @pytest.mark.parametrize("name", MODEL_OPTIONS)
 @pytest.mark.parametrize("promise", contracts.ALL_CONTRACTS)
-def test_promise(name, promise):
+def test_model_contract(name, promise):
     model = build_random_vit(MODEL_OPTIONS[name])
     promise(model, images_for(model))
 

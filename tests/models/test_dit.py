@@ -88,16 +88,16 @@ def test_block_matches_the_formula():
     x, c = torch.randn(2, 16, 32), torch.randn(2, 32)
     m = block.modulation(c)[:, None].chunk(6, -1)
     norm = lambda y: torch.nn.functional.layer_norm(y, (32,), eps=1e-6)  # noqa: E731
-    want = x + m[2] * block.attention(norm(x) * (1 + m[1]) + m[0])
-    want = want + m[5] * block.mlp(norm(want) * (1 + m[4]) + m[3])
-    assert torch.allclose(block(x, c), want, atol=1e-5)
+    expected = x + m[2] * block.attention(norm(x) * (1 + m[1]) + m[0])
+    expected = expected + m[5] * block.mlp(norm(expected) * (1 + m[4]) + m[3])
+    assert torch.allclose(block(x, c), expected, atol=1e-5)
 
 
-def test_waves_are_cosines_and_then_sines():
+def test_time_embeddings_are_cosines_and_then_sines():
     table = timestep_embedding(torch.tensor([0.0, 3.0]), 8)
     assert table[0].tolist() == [1.0] * 4 + [0.0] * 4
-    want = [math.cos(3 * 10000 ** (-i / 4)) for i in range(4)] + [math.sin(3 * 10000 ** (-i / 4)) for i in range(4)]
-    assert table[1].tolist() == pytest.approx(want, abs=1e-6)
+    expected = [math.cos(3 * 10000 ** (-i / 4)) for i in range(4)] + [math.sin(3 * 10000 ** (-i / 4)) for i in range(4)]
+    assert table[1].tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_output_is_batch_independent_and_conditioned_on_time_and_class():
@@ -157,8 +157,8 @@ def test_clip_blocks_alternate_between_space_and_time():
             loop = torch.stack([block(x[:, slot], condition) for slot in range(4)], 1)
         x = block(x, condition)
         assert torch.allclose(x, loop, atol=1e-5)
-    want = model.last(x.flatten(1, 2), condition)
-    assert torch.allclose(model.encode(model.add_positions(model.project(clips)), condition), want, atol=1e-5)
+    expected = model.last(x.flatten(1, 2), condition)
+    assert torch.allclose(model.encode(model.add_positions(model.project(clips)), condition), expected, atol=1e-5)
     longer = torch.randn(3, 3, 7, 4, 8)
     assert model(longer, time, labels).shape == longer.shape
     assert [features.shape for features in model.features_after(clips, [0, 3], time, labels)] == [(3, 24, 36)] * 2
@@ -186,13 +186,13 @@ def test_layer_indices_for_layer_decay():
 def test_a_frozen_copy_has_the_same_outputs(qk_norm):
     model = build_tiny_dit(qk_norm=qk_norm)
     images, time, labels = make_batch()
-    want = model(images, time, labels)
+    expected = model(images, time, labels)
     with torch.inference_mode():
         assert torch.allclose(
-            freeze_for_inference(model, packed=True)(images, time, labels), want, atol=2e-5 * want.abs().max()
+            freeze_for_inference(model, packed=True)(images, time, labels), expected, atol=2e-5 * expected.abs().max()
         )
         half = freeze_for_inference(model, torch.bfloat16)(images.bfloat16(), time, labels).float()
-    assert (half - want).norm() / want.norm() < 2e-2
+    assert (half - expected).norm() / expected.norm() < 2e-2
 
 
 def build_diffusers_dit(config):
@@ -226,9 +226,9 @@ def test_outputs_match_diffusers(side, tmp_path):
     assert ours.model.config == replace(config, time_shift=1)
     images, time, labels = make_batch(side=side)
     with torch.no_grad():
-        want = theirs(images, timestep=time.long(), class_labels=labels).sample
+        expected = theirs(images, timestep=time.long(), class_labels=labels).sample
         outputs = ours.model(images, time, labels)
-    assert (outputs - want).abs().max() <= 1e-5 * want.abs().max()
+    assert (outputs - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
 def vitreous_bundle(folder):

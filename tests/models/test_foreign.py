@@ -211,7 +211,7 @@ def test_model_by_name_matches_timm_logits(name):
 
 @pytest.mark.parametrize("promise", contracts.ALL_CONTRACTS)
 @pytest.mark.parametrize("name", [TIMM_VIT_NAME, "timm:test_resnet"])
-def test_promise(name, promise):
+def test_model_contract(name, promise):
     model, images = create_named_model(name)
     promise(contracts.randomise(model), images)
 

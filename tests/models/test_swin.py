@@ -199,7 +199,7 @@ SLOW_EXPORT_MODELS = (
         for name in MODEL_OPTIONS
     ],
 )
-def test_promise(name, promise):
+def test_model_contract(name, promise):
     model = build_random_swin(name)
     promise(model, torch.randn(3, model.config.channels, *model.config.image))
 

@@ -51,9 +51,9 @@ def count_parameters(*arguments, **changes):
 
 @pytest.mark.parametrize("name", PARAMETER_COUNTS)
 def test_parameter_counts_are_exact(name):
-    bare, headed, pretraining = PARAMETER_COUNTS[name]
+    headless, headed, pretraining = PARAMETER_COUNTS[name]
     width = config_from_name(name).width
-    assert count_parameters(name, num_classes=0) == bare
+    assert count_parameters(name, num_classes=0) == headless
     assert count_parameters(name) == headed
     if pretraining:
         assert count_parameters(name, head={"representation": width}) == pretraining

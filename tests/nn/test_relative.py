@@ -94,9 +94,9 @@ def test_rotary_positions_match_timm():
     angles = attention.angles((3, 4), 8).view(12, 4)
     from vitreous.nn.relative import apply_rotary_embedding
 
-    mine = apply_rotary_embedding(q, angles.cos(), angles.sin(), 0)
+    ours = apply_rotary_embedding(q, angles.cos(), angles.sin(), 0)
     theirs = timm.apply_rot_embed_cat(q, rope.get_embed())
-    assert torch.allclose(mine, theirs, atol=1e-5)
+    assert torch.allclose(ours, theirs, atol=1e-5)
 
 
 def test_rotary_embedding_of_a_patch_subset_matches_all_patches():

@@ -44,8 +44,8 @@ def rename_keys(state, *pairs):
     names = {}
     for name in state:
         ours = name
-        for theirs, mine in (*pairs, ("downsample.", "shortcut.")):
-            ours = ours.replace(theirs, mine)
+        for theirs, our_name in (*pairs, ("downsample.", "shortcut.")):
+            ours = ours.replace(theirs, our_name)
         names[ours] = state[name]
     return names
 
@@ -75,14 +75,14 @@ def test_weight_standardization_of_a_known_filter(numerics, half):
 def test_standardized_convolution_matches_the_loop(numerics, stride, same, size):
     conv = StandardizedConv(2, 3, 3, stride, numerics=numerics, same=same).double()
     images = torch.randn(1, 2, *size, dtype=torch.float64)
-    eps, where, *_ = NUMERICS[numerics]
+    eps, eps_position, *_ = NUMERICS[numerics]
     starts = [same_padding(n, 3, stride)[0] if same else 1 for n in size]
     expected = torch.zeros(1, 3, *(math.ceil(n / stride) for n in size), dtype=torch.float64)
     for o, weight in enumerate(conv.weight.detach()):
         values = weight.flatten().tolist()
         mean = sum(values) / len(values)
         variance = sum((v - mean) ** 2 for v in values) / len(values)
-        deviation = math.sqrt(variance) + eps if where == "deviation" else math.sqrt(variance + eps)
+        deviation = math.sqrt(variance) + eps if eps_position == "deviation" else math.sqrt(variance + eps)
         for y in range(expected.shape[2]):
             for x in range(expected.shape[3]):
                 for i, a, b in ((i, a, b) for i in range(2) for a in range(3) for b in range(3)):

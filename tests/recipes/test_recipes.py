@@ -523,9 +523,13 @@ def test_every_recipe_trains_two_steps(name, tmp_path, monkeypatch):
     curve, moved = train_and_collect_losses(run, tmp_path)
     assert len(curve) == 2 and all(map(math.isfinite, curve)) and moved
     dataset_info = DatasetInfo(48, run.model.image, 3, run.preprocess)
-    usual = RECIPES[name].make(run.model, dataset_info, TrainOptions("synthetic"))
-    assert (run.optimizer, run.views, type(run.objective)) == (usual.optimizer, usual.views, type(usual.objective))
-    assert name == "distil" or run.objective == with_small_head(usual.objective)
+    default_run = RECIPES[name].make(run.model, dataset_info, TrainOptions("synthetic"))
+    assert (run.optimizer, run.views, type(run.objective)) == (
+        default_run.optimizer,
+        default_run.views,
+        type(default_run.objective),
+    )
+    assert name == "distil" or run.objective == with_small_head(default_run.objective)
 
 
 @pytest.mark.parametrize("name", CURVE_RECIPES)
@@ -580,12 +584,12 @@ def test_shift_augmentation_grows_with_epochs(options, shift):
 )
 def test_learning_rate_scales_with_batch_size_by_the_recipe_rule(recipe, before, options, after):
     notes = []
-    usual, run = derive_run(recipe), derive_run(recipe, notes=notes, **options)
-    assert usual.step_size == before and run.optimizer.lr == pytest.approx(after)
-    if usual.optimizer.lr != after:
+    default_run, run = derive_run(recipe), derive_run(recipe, notes=notes, **options)
+    assert default_run.step_size == before and run.optimizer.lr == pytest.approx(after)
+    if default_run.optimizer.lr != after:
         rule = RECIPES[recipe].lr_scaling
         note = (
-            f"learning rate {usual.optimizer.lr:g} -> {after:g}: batch {before} -> {run.step_size}, {recipe}'s "
+            f"learning rate {default_run.optimizer.lr:g} -> {after:g}: batch {before} -> {run.step_size}, {recipe}'s "
             "rule "
             f"is {rule}"
         )
@@ -596,9 +600,9 @@ def test_learning_rate_scales_with_batch_size_by_the_recipe_rule(recipe, before,
 
 def test_explicit_learning_rate_is_not_scaled():
     notes = []
-    ways: list[dict] = [{"lr": 0.01}, {"settings": {"optimizer.lr": ["0.01"]}}]
-    for way in ways:
-        assert derive_run("vit-imagenet", batch_size=1024, warmup_steps=5, notes=notes, **way).optimizer.lr == 0.01
+    option_sets: list[dict] = [{"lr": 0.01}, {"settings": {"optimizer.lr": ["0.01"]}}]
+    for options in option_sets:
+        assert derive_run("vit-imagenet", batch_size=1024, warmup_steps=5, notes=notes, **options).optimizer.lr == 0.01
     assert not notes
 
 
@@ -619,11 +623,11 @@ def test_recipe_is_adapted_to_a_small_dataset():
 def test_ema_decay_is_constant_except_in_short_runs(recipe):
     model = {"dit": "DiT-S/2", "sit": "DiT-S/2"}.get(recipe)
     start = config_from_name("ViT-L/16") if recipe.startswith("finetune") else None
-    notes, ways = [], {"images": IMAGENET_TRAIN_IMAGES, "start": start, "model": model}
-    run = derive_run(recipe, notes=notes, **ways)
+    notes, options = [], {"images": IMAGENET_TRAIN_IMAGES, "start": start, "model": model}
+    run = derive_run(recipe, notes=notes, **options)
     assert run.ema in (0.9999, 0.99996) and not run.ema_warmup and not any("EMA" in note for note in notes)
-    assert derive_run(recipe, steps=1000, notes=notes, **ways).ema_warmup and any("EMA" in note for note in notes)
-    assert not derive_run(recipe, steps=1000, ema_warmup=False, **ways).ema_warmup
+    assert derive_run(recipe, steps=1000, notes=notes, **options).ema_warmup and any("EMA" in note for note in notes)
+    assert not derive_run(recipe, steps=1000, ema_warmup=False, **options).ema_warmup
     assert derive_run("small").ema_warmup
 
 

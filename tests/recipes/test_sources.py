@@ -48,7 +48,7 @@ def test_every_hyperparameter_matches_sources_csv(name):
 def test_every_source_row_matches_a_hyperparameter():
     values = {name: expected_values(name) for name in RECIPE_NAMES}
     for line, row in SOURCE_ROWS:
-        where = f"sources.csv:{line}"
+        location = f"sources.csv:{line}"
         targets = [
             (name, model) for name in RECIPE_NAMES for model in list_recipe_models(name) if row.covers(name, model)
         ]
@@ -56,13 +56,13 @@ def test_every_source_row_matches_a_hyperparameter():
             targets = [(name, model) for name in RECIPE_NAMES for model, _ in values[name] if row.covers(name, model)][
                 :1
             ]
-        assert targets, f"{where}: there is no recipe for {row.recipes}, {row.models}"
+        assert targets, f"{location}: there is no recipe for {row.recipes}, {row.models}"
         for name, model in targets:
-            assert (model, row.setting) in values[name], f"{where}: {name} has no {row.setting} for {model}"
-        assert row.agrees in VERDICTS and row.source, f"{where}: {row.agrees} is not among {VERDICTS}, or no source"
-        assert row.note or row.agrees != "differs", f"{where}: a difference needs a note"
+            assert (model, row.setting) in values[name], f"{location}: {name} has no {row.setting} for {model}"
+        assert row.agrees in VERDICTS and row.source, f"{location}: {row.agrees} is not among {VERDICTS}, or no source"
+        assert row.note or row.agrees != "differs", f"{location}: a difference needs a note"
         if "@" in row.source:
-            assert SOURCE_PATTERN.match(row.source), f"{where}: {row.source} is not owner/name@commit path:line"
+            assert SOURCE_PATTERN.match(row.source), f"{location}: {row.source} is not owner/name@commit path:line"
 
 
 def test_changed_hyperparameter_is_detected(monkeypatch):

@@ -75,7 +75,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     checks, serves = (QUICK_CHECKS if args.quick else ALL_CHECKS), args.names == ["-"]
-    begun, missed = time.monotonic(), False
+    start_time, missed = time.monotonic(), False
     # Drawing takes as long as a run here and changes no other file: only the full checks draw the pages.
     if args.quick:
         report.draw_metric_curves = report.build_loss_panel = report.draw_confusion_plot = (
@@ -90,7 +90,7 @@ def main() -> int:
             for miss in [] if serves else tally.misses:
                 print(f"  MISSED (seed {args.seed}) {miss}", flush=True)
     if not serves:
-        print(f"{'something was missed' if missed else 'all kept'}, {time.monotonic() - begun:.0f} s", flush=True)
+        print(f"{'something was missed' if missed else 'all kept'}, {time.monotonic() - start_time:.0f} s", flush=True)
     return int(missed)
 
 

@@ -65,16 +65,22 @@ def list_damages(
         for share in [chance.random() for _ in range(flips)]:
             bit = chance.randrange(8)
             yield f"{name}, bit {bit} at {share:.6f}", flip_bit(name, share, bit)
-        yield f"{name} deleted", lambda there, name=name: (there / name).unlink()
-        yield f"{name} empty", lambda there, name=name: (there / name).write_bytes(b"")
+        yield f"{name} deleted", lambda checkpoint_folder, name=name: (checkpoint_folder / name).unlink()
+        yield f"{name} empty", lambda checkpoint_folder, name=name: (checkpoint_folder / name).write_bytes(b"")
         if (older / name).read_bytes() != (
             checkpoint / name
         ).read_bytes():  # frozen weights are equal in all checkpoints
-            yield f"{name} of the older", lambda there, name=name: shutil.copy(older / name, there / name)
+            yield (
+                f"{name} of the older",
+                lambda checkpoint_folder, name=name: shutil.copy(older / name, checkpoint_folder / name),
+            )
         for other in names[index + 1 :]:
             yield f"{name} and {other} swapped", swap_files(name, other)
     for text in ("{}", "[]", "null", "junk", '{"model.safetensors": {}}'):
-        yield f"manifest {text}", lambda there, text=text: (there / MANIFEST_NAME).write_text(text)
+        yield (
+            f"manifest {text}",
+            lambda checkpoint_folder, text=text: (checkpoint_folder / MANIFEST_NAME).write_text(text),
+        )
 
 
 def half_way(bench: Bench, plan: RunPlan) -> Path:

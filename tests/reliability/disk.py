@@ -61,7 +61,7 @@ DISK_FAULTS: dict[str, DiskFault] = {
 
 
 def inject_fault(
-    fault: DiskFault, first: int, last: int, sees: Callable[[], object] = lambda: None
+    fault: DiskFault, first: int, last: int, during_fault: Callable[[], object] = lambda: None
 ) -> Callable[[], object]:
     """Return a function that makes the saves `first` to `last` of a child meet a fault; `sees` is called during it."""
 
@@ -71,11 +71,11 @@ def inject_fault(
         def save(self, *arguments) -> None:
             nonlocal count
             count += 1
-            mend = fault() if first <= count <= last else lambda: None
+            remove_fault = fault() if first <= count <= last else lambda: None
             try:
                 real(self, *arguments)
             finally:
-                mend()
+                remove_fault()
 
         saving.Checkpointer.save = save  # type: ignore[method-assign]
 

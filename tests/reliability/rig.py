@@ -237,7 +237,7 @@ class Bench:
         with them."""
         listing, out = self.home / "modules", self.out()
 
-        def tell() -> None:
+        def list_modules() -> None:
             real = command_line.main
 
             def main(words: list[str]) -> None:
@@ -248,7 +248,7 @@ class Bench:
 
             command_line.main = main  # type: ignore[assignment]
 
-        self.finish(ADAMW_PLAN, out, tell)
+        self.finish(ADAMW_PLAN, out, list_modules)
         for name in listing.read_text().split():
             with suppress(Exception):
                 import_module(name)
@@ -259,9 +259,9 @@ class Bench:
         name = plan.name.split(",")[0]
         if name not in self.references:
             out = self.out()
-            begun = time.monotonic()
+            start_time = time.monotonic()
             self.finish(replace(plan, workers=0), out)
-            seconds = time.monotonic() - begun
+            seconds = time.monotonic() - start_time
             outcome = read_outcome(out)
             steps = -(
                 -round(plan.options["epochs"] * 48) // (plan.options["batch_size"] * plan.options.get("accumulate", 1))

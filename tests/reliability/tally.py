@@ -36,8 +36,8 @@ class Tally:
     @property
     def line(self) -> str:
         """`name: passed of tried, seconds`, and the observations."""
-        facts = "".join(f"; {name} {value}" for name, value in self.facts.items())
-        return f"{self.name}: {self.passed} of {self.tried}, {time.monotonic() - self.begun:.0f} s{facts}"
+        observations = "".join(f"; {name} {value}" for name, value in self.facts.items())
+        return f"{self.name}: {self.passed} of {self.tried}, {time.monotonic() - self.begun:.0f} s{observations}"
 
 
 def expect(holds: object, message: str) -> None:

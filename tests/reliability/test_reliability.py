@@ -21,14 +21,14 @@ def run_quick_check(tmp_path_factory):
     pipe = subprocess.PIPE
     with open(errors, "w") as file, subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=file, text=True) as process:
 
-        def ask(name: str) -> dict:
+        def run_check(name: str) -> dict:
             assert process.stdin and process.stdout
             print(name, file=process.stdin, flush=True)
             line = process.stdout.readline()
             assert line, errors.read_text()
             return json.loads(line)
 
-        yield ask
+        yield run_check
         process.communicate()
 
 

@@ -16,15 +16,17 @@ from vitreous.tasks.comparison import (
 )
 
 
-def simulate_outputs(images: int, sharp: float, seed: int, classes: int = 4, several: bool = False) -> ModelOutputs:
+def simulate_outputs(
+    images: int, sharp: float, seed: int, classes: int = 4, is_multilabel: bool = False
+) -> ModelOutputs:
     """Outputs of a model whose logits lean towards the label by `sharp`; the labels are those of seed 0."""
     generator = np.random.default_rng(0)
     labels = generator.integers(0, classes, images)
     target = np.eye(classes)[labels]
-    if several:
+    if is_multilabel:
         target = (generator.random((images, classes)) < 0.4).astype(float)
     logits = np.random.default_rng(seed).normal(size=(images, classes)) + sharp * target
-    return ModelOutputs(logits, target.astype(np.float32) if several else labels, np.ones(images, bool))
+    return ModelOutputs(logits, target.astype(np.float32) if is_multilabel else labels, np.ones(images, bool))
 
 
 @pytest.mark.parametrize("cells", [(0, 0), (1, 0), (3, 3), (5, 14), (40, 12), (700, 610), (30_000, 31_000), (0, 2000)])
@@ -83,7 +85,7 @@ def test_the_paired_interval_has_its_nominal_coverage():
 
 
 def test_multilabel_models_are_compared_by_map():
-    a, b = simulate_outputs(300, 0.5, 1, several=True), simulate_outputs(300, 1.5, 2, several=True)
+    a, b = simulate_outputs(300, 0.5, 1, is_multilabel=True), simulate_outputs(300, 1.5, 2, is_multilabel=True)
     comparison = compare_classifiers(a, b)
     assert comparison.p is None and comparison.counts is None and comparison.primary == "map" and comparison.significant
     for index, outputs in enumerate((a, b)):

@@ -116,14 +116,14 @@ def test_the_example_command_matches_the_task(task, words):
 
 
 def test_replacing_classes_may_change_the_task():
-    several = Classification(CLASS_NAMES, True, "sigmoid", 2.0)
-    assert replace_task_classes(several, ("x",)) == Classification(("x",), True, "sigmoid", 2.0)
-    assert replace_task_classes(several, ()) == FeatureExtraction() and replace_task_classes(
+    multilabel = Classification(CLASS_NAMES, True, "sigmoid", 2.0)
+    assert replace_task_classes(multilabel, ("x",)) == Classification(("x",), True, "sigmoid", 2.0)
+    assert replace_task_classes(multilabel, ()) == FeatureExtraction() and replace_task_classes(
         FeatureExtraction(), ("x",)
     ) == Classification(("x",))
     assert replace_task_classes(Generation(CLASS_NAMES), ()) == Generation()
     assert (
-        several.with_temperature(1.0).temperature == 1
+        multilabel.with_temperature(1.0).temperature == 1
         and FeatureExtraction().with_temperature(3.0) == FeatureExtraction()
     )
 
@@ -140,13 +140,13 @@ def test_classes_are_ranked_by_a_per_class_metric():
 
 def test_label_kinds_count_and_select_the_same_images():
     class_indices = np.array([2, 0, 2, 1])
-    single_label, several = get_label_kind(False), get_label_kind(True)
-    assert single_label.metric_key == "top1" and several.metric_key == "map"
-    for label_kind, labels in ((single_label, class_indices), (several, np.eye(4)[class_indices])):
+    single_label, multilabel = get_label_kind(False), get_label_kind(True)
+    assert single_label.metric_key == "top1" and multilabel.metric_key == "map"
+    for label_kind, labels in ((single_label, class_indices), (multilabel, np.eye(4)[class_indices])):
         assert label_kind.count_classes(labels, 4).tolist() == [1, 1, 2, 0]
     present = np.array([1, 2])
     assert single_label.select_classes(class_indices, present, 4).tolist() == [1, -1, 1, 0]
-    assert several.select_classes(np.eye(4)[class_indices], present, 4).tolist() == [[0, 1], [0, 0], [0, 1], [1, 0]]
+    assert multilabel.select_classes(np.eye(4)[class_indices], present, 4).tolist() == [[0, 1], [0, 0], [0, 1], [1, 0]]
     shares = np.array([[0.25, 0.75]])
     np.testing.assert_allclose(np.exp(single_label.shares_to_logits(shares)), shares)
-    np.testing.assert_allclose(1 / (1 + np.exp(-several.shares_to_logits(shares))), shares)
+    np.testing.assert_allclose(1 / (1 + np.exp(-multilabel.shares_to_logits(shares))), shares)

@@ -37,7 +37,7 @@ def fixed_evaluations(monkeypatch):
     steps = []
     real = Session.evaluate_model
 
-    def judged(self, model, precision):
+    def evaluate_model(self, model, precision):
         report, metrics = real(self, model, precision)
         step = self.state.step
         if step % 2 or self.finishing:
@@ -58,7 +58,7 @@ def fixed_evaluations(monkeypatch):
 
     monkeypatch.setattr(Session, "build", remember)
     monkeypatch.setattr(Session, "finish", last)
-    monkeypatch.setattr(Session, "evaluate_model", judged)
+    monkeypatch.setattr(Session, "evaluate_model", evaluate_model)
     return steps
 
 
@@ -281,8 +281,8 @@ def test_the_lower_nll_breaks_ties():
         best = best.update(make_report(top1, nll), step, step / 2)
     assert (best.step, best.evaluations_since, best.evaluations) == (2, 3, 5)
     assert BestEvaluation.from_dict(json.loads(json.dumps(best.to_dict()))) == best
-    several = BestEvaluation().update(make_report(None, 1.0, "map", map=0.25), 1, 1.0)
-    assert (several.metric, several.value) == ("mAP", 0.25)
+    multilabel = BestEvaluation().update(make_report(None, 1.0, "map", map=0.25), 1, 1.0)
+    assert (multilabel.metric, multilabel.value) == ("mAP", 0.25)
     distances = BestEvaluation()
     for step, value in enumerate([30.0, 12.0, 20.0], 1):
         distances = distances.update(make_report(None, None, "fid", "lower", fid=value), step, 1.0)

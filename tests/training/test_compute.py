@@ -51,7 +51,7 @@ def test_recompute_keeps_gradients_and_saves_memory(tmp_path):
 
 def test_float16_loss_scale_halves_on_overflow_and_grows_again(tmp_path, monkeypatch):
     monkeypatch.setattr("vitreous.training.loop.LOSS_SCALE_GROWTH_STEPS", 4)
-    whole = collect_losses(*make_session(tmp_path, model=DETERMINISTIC_MODEL))
+    expected = collect_losses(*make_session(tmp_path, model=DETERMINISTIC_MODEL))
     session, state = make_session(tmp_path, model=DETERMINISTIC_MODEL, precision="fp16")
     assert state.scale == 2.0**16
     scales = []
@@ -73,7 +73,7 @@ def test_float16_loss_scale_halves_on_overflow_and_grows_again(tmp_path, monkeyp
     assert torch.isfinite(state.flat.master).all()
     monkeypatch.undo()
     curve = collect_losses(*make_session(tmp_path, model=DETERMINISTIC_MODEL, precision="fp16"))
-    assert curve[-1] == pytest.approx(whole[-1], abs=0.05)
+    assert curve[-1] == pytest.approx(expected[-1], abs=0.05)
 
 
 def test_non_finite_steps_are_skipped_up_to_the_limit(tmp_path):

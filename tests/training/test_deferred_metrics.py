@@ -104,6 +104,6 @@ def test_a_non_finite_step_ends_the_run_before_saving(saves, tmp_path, monkeypat
     assert state.step == (5 if saves else 6)
     if saves:
         session.checkpointer.publish_pending(True)
-        resumed, fresh = make_session(tmp_path)
-        resumed.restore(fresh)
-        assert fresh.step == 4 and fresh.flat.master.isfinite().all()
+        resumed, new_state = make_session(tmp_path)
+        resumed.restore(new_state)
+        assert new_state.step == 4 and new_state.flat.master.isfinite().all()

@@ -85,8 +85,8 @@ def test_a_restarted_launch_without_out_resumes_its_newest_run(photo_folder, tmp
 def build_launch_command(folder, out, *launch):
     """The command of an agent that trains with LONG_RUN_OPTIONS."""
     options = [
-        f"--{name.replace('_', '-')}" + ("" if given is True else f"={given}")
-        for name, given in LONG_RUN_OPTIONS.items()
+        f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+        for name, value in LONG_RUN_OPTIONS.items()
     ]
     start = [sys.executable, "-m", "torch.distributed.run", *launch, "-m", "vitreous", "train", str(folder)]
     return [*start, "--out", str(out), "--device", "cpu", "--timeout", "60", *options]

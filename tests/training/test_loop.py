@@ -134,8 +134,8 @@ def test_micro_batches_do_not_change_the_gradient(tmp_path):
         assert torch.allclose(results[0], result, atol=1e-6)
 
 
-@pytest.mark.parametrize("where", ["pixel", "gradient"])
-def test_non_finite_values_do_not_reach_the_weights(tmp_path, where):
+@pytest.mark.parametrize("location", ["pixel", "gradient"])
+def test_non_finite_values_do_not_reach_the_weights(tmp_path, location):
     session, state = make_session(tmp_path)
     before = {}
 
@@ -148,7 +148,7 @@ def test_non_finite_values_do_not_reach_the_weights(tmp_path, where):
                     optimizer=state.optimizers.get_state(),
                 )
                 before["optimizer"] = {k: v.clone() for k, v in before["optimizer"].items()}
-                if where == "pixel":
+                if location == "pixel":
                     batch["images"][1, 0, 0, 0] = math.nan
                 else:
                     next(state.objective.parameters()).register_hook(lambda g: g * math.inf)
@@ -231,14 +231,14 @@ def test_invalid_runs_are_rejected(tmp_path, changes):
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_a_compiled_run_agrees(tmp_path, monkeypatch, backend):
+def test_a_compiled_run_matches_an_eager_run(tmp_path, monkeypatch, backend):
     model = ViTConfig(image=(16, 16), patch=(8, 8), classes=3, width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64))
-    without = {"epochs": 0.5, "model": model}  # no stochastic depth, which draws different numbers in a compiled graph
-    eager = collect_losses(*make_session(tmp_path, **without))
+    options = {"epochs": 0.5, "model": model}  # no stochastic depth, which draws different numbers in a compiled graph
+    eager = collect_losses(*make_session(tmp_path, **options))
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda module: compile_(module, backend=backend))
     torch._dynamo.reset()
-    assert collect_losses(*make_session(tmp_path, **without, compile=True)) == pytest.approx(eager, abs=1e-3)
+    assert collect_losses(*make_session(tmp_path, **options, compile=True)) == pytest.approx(eager, abs=1e-3)
 
 
 def test_a_trained_run_has_learned_and_written_all_files(tmp_path):

@@ -41,7 +41,7 @@ def carry_out(tmp_path_factory):
         subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=stderr, text=True) as process,
     ):
 
-        def ask(*jobs):
+        def run_jobs(*jobs):
             assert process.stdin and process.stdout
             errors = folder / f"stderr {len(list(folder.iterdir()))}"
             print(json.dumps({"jobs": jobs, "errors": str(errors)}), file=process.stdin, flush=True)
@@ -50,7 +50,7 @@ def carry_out(tmp_path_factory):
             assert line, errors_text[-3000:]
             return json.loads(line), errors_text
 
-        yield ask
+        yield run_jobs
         process.stdin.close()
 
 

@@ -103,8 +103,8 @@ def test_meta_objectives_have_the_same_sizes(tmp_path):
         objective = Session(run, inputs, RunFolder(tmp_path)).build().objective
         empty = build_meta_objective(run)
         assert {tensor.device.type for tensor in empty.parameters()} == {"meta"}
-        with_copies, without = measure_sizes(objective), measure_sizes(empty)
-        assert with_copies._replace(held_bytes=0) == without._replace(held_bytes=0)
+        with_copies, without_copies = measure_sizes(objective), measure_sizes(empty)
+        assert with_copies._replace(held_bytes=0) == without_copies._replace(held_bytes=0)
 
 
 def test_fsdp_shares_and_ring_communication():

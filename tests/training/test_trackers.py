@@ -205,14 +205,14 @@ class FaultyTracker:
         if name not in ("start", "log_line", "log_images", "log_bundle", "finish"):
             raise AttributeError(name)
 
-        def answer(*arguments):
+        def record_call(*arguments):
             if name == self.call:
                 self.fail()
             if name == "log_line":
                 self.lines.append(arguments[0])
             return "identity"
 
-        return answer
+        return record_call
 
 
 class FaultyTrackerEntry:
