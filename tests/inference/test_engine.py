@@ -214,8 +214,8 @@ def test_openvino_int8_keeps_first_and_last_layers_in_float(name, first, last):
     model = build_random_vit(MODEL_OPTIONS[name]).eval()
     graph = convert_to_openvino(ov, model, ImagePreprocess(model.config.image))
     placed = [(op.get_type_name(), op.get_friendly_name()) for op in graph.get_ordered_ops()]
-    products = [layer_index for layer_type, layer_index in placed if layer_type == "MatMul"]
-    convolutions = [layer_index for layer_type, layer_index in placed if layer_type == "Convolution"]
+    products = [layer_name for layer_type, layer_name in placed if layer_type == "MatMul"]
+    convolutions = [layer_name for layer_type, layer_name in placed if layer_type == "Convolution"]
     assert bool(convolutions) == (not first)
     assert set(find_float_operations(graph)) == {*products[:first], *products[-last:], *convolutions}
 

@@ -243,9 +243,7 @@ def test_pipeline_read_ahead_is_limited():
         index = int(item.name)
         return DataError(f"no {index}") if index % 7 == 3 else np.full((1, 2, 2), index)
 
-    for chunk in run_pipeline(
-        items(), decode, lambda items_read: items_read.reshape(len(items_read), -1)[:, :1] * 2, 5
-    ):
+    for chunk in run_pipeline(items(), decode, lambda inputs: inputs.reshape(len(inputs), -1)[:, :1] * 2, 5):
         for item, result in chunk:
             assert item.name == str(num_results)
             assert result.message == f"no {num_results}" if num_results % 7 == 3 else result == 2 * num_results
@@ -260,7 +258,7 @@ def test_pipeline_yields_all_results_before_a_failure():
         raise DataError("the archive ends here")
 
     def start():
-        return run_pipeline(items(), lambda item: np.zeros((1, 2, 2)), lambda given: given, 3)
+        return run_pipeline(items(), lambda item: np.zeros((1, 2, 2)), lambda inputs: inputs, 3)
 
     num_threads, results = threading.active_count(), []
     with pytest.raises(DataError, match="ends here"):

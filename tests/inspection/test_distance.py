@@ -86,11 +86,11 @@ def test_model_attention_distances_match_the_loop(kind):
     distances = compute_attention_distances(model, [x])
     calls = []
     visit_attention_calls(model, x, calls.append)
-    for block_index, look in enumerate(calls):
-        weights = look.compute_weights()
+    for block_index, call in enumerate(calls):
+        weights = call.compute_weights()
         weights = weights.reshape(2, -1, *weights.shape[-3:])  # (B, S, h, T, T)
-        sequences = [list_grid_coordinates(look.grid)] * weights.shape[1]
-        if look.span == "window":  # 3 x 3 windows of a 4 x 5 grid: positions beyond the grid are padding
+        sequences = [list_grid_coordinates(call.grid)] * weights.shape[1]
+        if call.span == "window":  # 3 x 3 windows of a 4 x 5 grid: positions beyond the grid are padding
             sequences = [
                 [
                     (top + i, left + j) if top + i < 4 and left + j < 5 else None
@@ -102,7 +102,7 @@ def test_model_attention_distances_match_the_loop(kind):
         shares = torch.tensor([sum(position is not None for position in positions) for positions in sequences]).double()
         for image, head in itertools.product(range(2), range(2)):
             window_distances = [
-                attention_distance_by_loop(w[head], positions, look.prefix, (4, 4))
+                attention_distance_by_loop(w[head], positions, call.prefix, (4, 4))
                 for w, positions in zip(weights[image], sequences, strict=True)
             ]
             expected_distance = (torch.tensor(window_distances).double() * shares / shares.sum()).sum().item()

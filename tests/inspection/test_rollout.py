@@ -68,16 +68,18 @@ def test_rollout_of_two_blocks_matches_the_specification():
 def test_rollout_matrices_and_rows_match_the_loop_per_image(mixing):
     maps = draw_probabilities(2, 3, 4, 6, 6)  # images, blocks, heads
     calls = [make_attention_call(maps[:, layer], (5,), 1, layer) for layer in range(3)]
-    expected = np.stack([rollout_by_loop(look, mixing) for look in maps])
+    expected = np.stack([rollout_by_loop(image_maps, mixing) for image_maps in maps])
     matrix = compute_rollout_matrix(calls, mixing).numpy()
     assert np.allclose(matrix, expected, atol=1e-5) and np.allclose(matrix.sum(-1), 1, atol=1e-5) and matrix.min() >= 0
     start = torch.tensor([0.5, 0, 0.25, 0.25, 0, 0])
     joint, single = compute_rollout_rows(calls, start, mixing)
     for layer in range(3):
-        through = np.stack([start.numpy() @ rollout_by_loop(look[: layer + 1], mixing) for look in maps])
-        alone = np.stack([start.numpy() @ rollout_by_loop(look[layer : layer + 1], mixing) for look in maps])
+        through = np.stack([start.numpy() @ rollout_by_loop(image_maps[: layer + 1], mixing) for image_maps in maps])
+        alone = np.stack(
+            [start.numpy() @ rollout_by_loop(image_maps[layer : layer + 1], mixing) for image_maps in maps]
+        )
         assert np.allclose(joint[:, layer], through, atol=1e-5) and np.allclose(single[:, layer], alone, atol=1e-5)
-    few = [SmallChunkAttentionCall(**vars(look)) for look in calls]
+    few = [SmallChunkAttentionCall(**vars(call)) for call in calls]
     assert torch.allclose(compute_rollout_rows(few, start, mixing)[0], joint, atol=1e-6)
     assert np.allclose(compute_rollout_matrix(few, mixing), matrix, atol=1e-6)
 
@@ -118,7 +120,7 @@ def test_rollout_of_every_model_kind_follows_its_pooling(kind):
     expected = np.stack(
         [
             rollout_by_loop(
-                torch.stack([look.compute_weights()[image] for look in collect_attention_calls(model, x)]),
+                torch.stack([call.compute_weights()[image] for call in collect_attention_calls(model, x)]),
                 RolloutOptions(),
             )
             for image in range(2)

@@ -73,8 +73,8 @@ def test_states_distances_and_frozen_models(arrangement):
     of_layers = compute_attention_distances(model, [x])
     assert list(of_layers.spans) == ATTENTION_SPANS[arrangement] and of_layers.per_image.isfinite().any(-1).all()
     assert set(of_layers.uniform) <= {uniform_attention_distance((3, 2, 3), (2, 4, 4)), 0.0}
-    for look, frozen_look in zip(collect_calls(model, x), collect_calls(freeze_for_inference(model), x), strict=True):
-        assert torch.allclose(look.compute_weights(), frozen_look.compute_weights(), atol=1e-5)
+    for call, frozen_call in zip(collect_calls(model, x), collect_calls(freeze_for_inference(model), x), strict=True):
+        assert torch.allclose(call.compute_weights(), frozen_call.compute_weights(), atol=1e-5)
     if arrangement != "joint":
         with pytest.raises(UsageError, match="its time slot"):
             compute_attention_maps(model, x, [0])

@@ -58,18 +58,18 @@ def test_chunks_match_full_weights_and_compute_keys_once(kind, monkeypatch):
     monkeypatch.setattr(
         CachedLayer, "forward", lambda self, x: (calls.append(self.output is None), forward(self, x))[1]
     )
-    for look in collect_calls(make_model(kind), make_images()):
+    for call in collect_calls(make_model(kind), make_images()):
         calls.clear()
-        chunks = list(look.iterate_chunks(max_bytes=1))
-        assert len(chunks) == look.tokens == len(calls) and sum(calls) == 1
-        assert torch.allclose(torch.cat([weights for _, weights in chunks], -2), look.compute_weights(), atol=1e-6)
+        chunks = list(call.iterate_chunks(max_bytes=1))
+        assert len(chunks) == call.tokens == len(calls) and sum(calls) == 1
+        assert torch.allclose(torch.cat([weights for _, weights in chunks], -2), call.compute_weights(), atol=1e-6)
 
 
 @pytest.mark.processor
 @pytest.mark.parametrize("kind", ["registers", "relative", "decomposed", "scaled", *LOCAL_MODEL_KINDS])
 def test_frozen_and_bf16_models_have_the_same_attention_weights(kind):
     model, x = make_model(kind), make_images()
-    expected = [look.compute_weights() for look in collect_calls(model, x)]
+    expected = [call.compute_weights() for call in collect_calls(model, x)]
     variants = [
         (freeze_for_inference(model), 1e-5),
         (freeze_for_inference(model, torch.bfloat16), 0.25),
@@ -77,7 +77,7 @@ def test_frozen_and_bf16_models_have_the_same_attention_weights(kind):
     ]
     variants += [(freeze_for_inference(model, torch.float32, packed=True), 1e-5)] if can_pack(torch.float32) else []
     for variant, limit in variants:
-        variant_weights = [look.compute_weights() for look in collect_calls(variant, x)]
+        variant_weights = [call.compute_weights() for call in collect_calls(variant, x)]
         assert all(weights.dtype == torch.float32 for weights in variant_weights)
         assert max(((a - b).norm() / b.norm()).item() for a, b in zip(variant_weights, expected, strict=True)) < limit
 

@@ -27,13 +27,13 @@ TINY_OPTIONS = {
 @pytest.fixture(scope="module")
 def trained_home(tmp_path_factory):
     """A folder with photos/ and a run that was trained there with a relative path."""
-    trained_copy = tmp_path_factory.mktemp("home")
-    make_folder(trained_copy / "photos", {"train": 4, "test": 2}, classes=("ant", "bee"))
+    folder = tmp_path_factory.mktemp("home")
+    make_folder(folder / "photos", {"train": 4, "test": 2}, classes=("ant", "bee"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(trained_copy)
+        patch.chdir(folder)
         summary = train("photos", out="run", **TINY_OPTIONS)
-    assert summary["data"] == str(trained_copy / "photos")
-    return trained_copy
+    assert summary["data"] == str(folder / "photos")
+    return folder
 
 
 @pytest.fixture

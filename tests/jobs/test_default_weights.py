@@ -12,6 +12,7 @@ import pytest
 
 import vitreous
 from tests.conftest import make_folder
+from tests.listeners import NoteListener
 from vitreous.jobs import default_weights
 from vitreous.jobs.data import prepare_data
 from vitreous.jobs.default_weights import FEW_PHOTOGRAPHS, find_available_weights, is_reachable, list_candidate_weights
@@ -19,19 +20,6 @@ from vitreous.recipes.options import TrainOptions
 from vitreous.weights.published import PUBLISHED_BY_NAME
 
 DEFAULT_WEIGHTS_NAME = "vit-s16-augreg"
-
-
-class NoteListener:
-    """A listener that records its notes."""
-
-    def __init__(self):
-        self.notes = []
-
-    def note(self, text):
-        self.notes.append(text)
-
-    def progress(self, *parts):
-        pass
 
 
 @pytest.fixture(scope="module")

@@ -10,22 +10,13 @@ import torch
 
 import vitreous
 from tests.conftest import make_folder
+from tests.jobs.test_data_path import TINY_OPTIONS
 from vitreous.config import OptionAliases, get_field_markers
 from vitreous.errors import UsageError
 from vitreous.progress import ProgressDisplay
 from vitreous.recipes.options import TrainOptions
 
 pytestmark = pytest.mark.drawn
-
-TINY_OPTIONS = {
-    "model": "ViT-16x1/8",
-    "image_size": 16,
-    "epochs": 1,
-    "device": "cpu",
-    "precision": "fp32",
-    "batch_size": 8,
-    "workers": 0,
-}
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import TINY_RUN, make_folder, run_cli
+from tests.listeners import NoteListener
 from vitreous.data.holdout import draw_stratified_splits
 from vitreous.data.layouts.named import open_digits
 from vitreous.data.sources import open_data
@@ -49,19 +50,6 @@ DIGITS_OPTIONS = {
     "shards": 1,
 }
 TIMING_KEYS = {"seconds", "images_per_second", "data_wait", "flops_utilisation"}
-
-
-class NoteListener:
-    """A listener that records its notes."""
-
-    def __init__(self):
-        self.notes = []
-
-    def note(self, text):
-        self.notes.append(text)
-
-    def progress(self, label, done, total, text=""):
-        pass
 
 
 def digits_folder(root: Path, counts: dict[str, int]) -> Path:

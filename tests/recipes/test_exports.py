@@ -3,19 +3,8 @@
 from __future__ import annotations
 
 from vitreous.models.names import config_from_name
-from vitreous.progress import NullListener
 from vitreous.weights.table import WeightsFormat
 from vitreous.weights.writable import list_writable_formats
-
-
-class NoteListener(NullListener):
-    """Records the notes of a run."""
-
-    def __init__(self):
-        self.notes = []
-
-    def note(self, text):
-        self.notes.append(text)
 
 
 def test_writable_formats_are_listed_without_meta_tensors(monkeypatch):

@@ -38,14 +38,14 @@ def streets_data(tmp_path_factory):
     return write_streets(tmp_path_factory.mktemp("streets") / "data")
 
 
-def write_nuclei(home):
+def write_nuclei(path):
     for folder in ("images", "masks"):
-        (home / folder).mkdir(parents=True)
+        (path / folder).mkdir(parents=True)
     for number in range(16):
         classes = draw_nuclei(number)
-        Image.fromarray(classes * 150 + 40).save(home / "images" / f"{number}.png")
-        Image.fromarray(classes).save(home / "masks" / f"{number}.png")
-    return home
+        Image.fromarray(classes * 150 + 40).save(path / "images" / f"{number}.png")
+        Image.fromarray(classes).save(path / "masks" / f"{number}.png")
+    return path
 
 
 def read_flips(out) -> tuple[float, float, bool]:

@@ -37,7 +37,7 @@ import torch.nn.parallel
 import torchvision.transforms.v2  # noqa: F401
 import yaml  # noqa: F401
 
-from tests.objectives import toys  # noqa: F401  objectives defined only in the tests
+from tests.objectives import toys  # objectives defined only in the tests
 from vitreous.config import get_type_adapter
 from vitreous.errors import VitreousError
 from vitreous.jobs.train import train
