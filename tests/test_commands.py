@@ -32,8 +32,9 @@ from vitreous.weights.convert import convert
 from vitreous.weights.published import PUBLISHED_BY_NAME
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-START_PAGE = (ROOT / "docs" / "start.md").read_text("utf-8")
+PAGES = (ROOT / "README.md", *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "log"))
+TUTORIALS = ROOT / "docs" / "tutorials"
+START_PAGE = "".join((TUTORIALS / name).read_text("utf-8") for name in ("first-model.md", "own-photos.md"))
 CODE_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 #: two spaces end a command: a description follows
 COMMAND_PATTERN = re.compile(r"(?:^|\$ |-m |\| |/)vitreous (\S+(?: \S+)*)")
@@ -149,7 +150,7 @@ EXPECTED_FILES = (
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # allows for a busy machine
 def test_the_start_page_runs(tmp_path, monkeypatch):
-    """Every command of docs/start.md in order, in a folder with photographs and an image of a digit, without network
+    """Every command of docs/tutorials/first-model.md in order, in a folder with photographs and an image of a digit, without network
     access."""
     lines = block_commands(START_PAGE)
     assert set(EXTRA_OPTIONS) <= set(lines) and len(lines) == len(re.findall(r"^vitreous ", START_PAGE, re.MULTILINE))

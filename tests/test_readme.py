@@ -201,7 +201,7 @@ def test_links_and_figures_exist():
 def test_every_figure_of_the_docs_is_preceded_by_its_command():
     from vitreous.reports.inspect import FIGURES
 
-    page, commands_figures = (ROOT / "docs" / "inside.md").read_text("utf-8"), set()
+    page, commands_figures = (ROOT / "docs" / "guides" / "inspection.md").read_text("utf-8"), set()
     for section in re.split(r"(?=!\[)", page):
         shown = re.match(r"!\[[^]]+\]\(figures/(([a-z]+)[a-z-]*)\.png\)", section)
         if shown:

@@ -1,4 +1,4 @@
-"""How positions are resized, by whoever wrote the file: each row of docs/weights.md, beside the arithmetic of its
+"""How positions are resized, by whoever wrote the file: each row of docs/reference/weights.md, beside the arithmetic of its
 authors.
 
 The arithmetic is written here again from their code, in its own terms; networks around it are timm's or torchvision's.
@@ -37,7 +37,7 @@ from vitreous.weights.foreign import find_writable_formats
 from vitreous.weights.formats import google
 from vitreous.weights.options import WeightsSource
 
-WEIGHTS_PAGE = (Path(__file__).parents[2] / "docs" / "weights.md").read_text("utf-8")
+WEIGHTS_PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "weights.md").read_text("utf-8")
 #: native, larger, one side native, oblong, smaller; patches of 8 pixels
 IMAGE_SIZES = [(32, 32), (48, 48), (32, 48), (48, 32), (40, 56), (24, 16)]
 
@@ -254,7 +254,7 @@ def write_torchvision(folder: Path) -> ReferenceFile:
     return ReferenceFile(save_safetensors(folder, copy_state(model)), reference, "bicubic-aligned")
 
 
-#: rows of docs/weights.md whose authors' arithmetic is here; those of transformers are beside transformers itself in
+#: rows of docs/reference/weights.md whose authors' arithmetic is here; those of transformers are beside transformers itself in
 #: test_parity
 DOCUMENTED_FORMATS: dict[str, Callable[[Path], ReferenceFile]] = {
     "timm, folder of the Hub": write_timm_folder,

@@ -260,7 +260,7 @@ def test_the_list_has_the_cost_of_every_scale():
 
 
 def test_the_documentation_lists_every_study():
-    page = (Path(__file__).parents[3] / "docs" / "studies.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "guides" / "studies.md").read_text("utf-8")
     for name, one in STUDIES.items():
         assert f"| `{name}` | {one.question} | {one.source} |" in page
 
