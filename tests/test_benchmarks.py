@@ -19,7 +19,7 @@ from PIL import ImageOps
 from tests.apps.curation.test_copies import draw_photo
 from tests.conftest import make_folder
 from tests.data.annotations.scenery import write_objects
-from tests.inference.made import make_photo, make_tiny_bundle
+from tests.inference.small_models import make_photo, make_tiny_bundle
 from vitreous.data.annotations.target import Target
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data

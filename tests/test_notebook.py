@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.inference.made import make_tiny_bundle, write_images
+from tests.inference.small_models import make_tiny_bundle, write_images
 from vitreous import progress
 from vitreous.config import to_builtins
 from vitreous.inference.predict import load

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.evaluation.detecting import (
+from tests.evaluation.detection_scenes import (
     COCO_METRIC_NAMES,
     PaintedEngine,
     PaintedSplit,

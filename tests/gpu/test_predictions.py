@@ -16,7 +16,7 @@ import vitreous
 from tests.contracts import randomise
 from tests.gpu.support import DEVICE, ON_GPU, check_close
 from tests.inference import detectors, generators
-from tests.inference.made import make_photo, make_tiny_bundle
+from tests.inference.small_models import make_photo, make_tiny_bundle
 from tests.models.test_segmenter import build_segmenter
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.modalities.native import NativePreprocess

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from tests.inference.made import make_photo
+from tests.inference.small_models import make_photo
 from tests.models.test_detector import BACKBONES, build_detector, make_detector_config
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.models.config import DetectorConfig

@@ -16,7 +16,7 @@ import vitreous
 from tests.apps.server.test_page import PageVisit, browser, expect  # noqa: F401
 from tests.browser import needs_chromium
 from tests.data.films import make_moving_square, write_moves
-from tests.inference.asking import ServerClient, encode_multipart
+from tests.inference.server_client import ServerClient, encode_multipart
 from vitreous.apps.server.attention import AttentionRequest, attention_to_json
 from vitreous.apps.server.server import serve_in_thread
 from vitreous.apps.server.settings import ServerLimits, ServerSettings

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.conftest import parse_json_output, run_cli
-from tests.inference.made import make_tiny_bundle, write_images
+from tests.inference.small_models import make_tiny_bundle, write_images
 from tests.precision import ERROR_LIMITS, relative_error
 from vitreous.apps.server.start import load_served_predictor
 from vitreous.errors import UsageError

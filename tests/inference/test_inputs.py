@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import make_folder
-from tests.inference.made import make_photo, make_tiny_bundle, write_images
+from tests.inference.small_models import make_photo, make_tiny_bundle, write_images
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.inputs import to_pixel_array

@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests import contracts
 from tests.conftest import parse_json_output, run_cli
-from tests.inference.made import CLASSES, make_tiny_bundle, write_images
+from tests.inference.small_models import CLASSES, make_tiny_bundle, write_images
 from tests.precision import ERROR_LIMITS, are_predictions_close, parse_predictions, relative_error
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError, UsageError

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import run_cli
-from tests.inference.made import CLASSES, make_tiny_bundle, write_images
+from tests.inference.small_models import CLASSES, make_tiny_bundle, write_images
 from vitreous.errors import UsageError
 from vitreous.inference import pipeline
 from vitreous.inference.predict import Embedding, Predictor, load

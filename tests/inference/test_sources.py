@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.inference.made import write_images
+from tests.inference.small_models import write_images
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.sources import resolve_image_source
 

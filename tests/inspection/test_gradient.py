@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.inspection.made import MEAN_POOLING, MODEL_KINDS, make_images, make_model
+from tests.inspection.small_models import MEAN_POOLING, MODEL_KINDS, make_images, make_model
 from vitreous.errors import UsageError
 from vitreous.inspection.gradient import compute_relevance
 from vitreous.nn import attention as plain

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.inspection.made import (
+from tests.inspection.small_models import (
     MODEL_KINDS,
     SmallChunkAttentionCall,
     draw_probabilities,

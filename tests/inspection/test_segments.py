@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from tests.inspection.made import draw_probabilities
+from tests.inspection.small_models import draw_probabilities
 from vitreous.errors import UsageError
 from vitreous.inspection.attention import threshold_attention_mass
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.inspection.made import IMAGE_SIZE, LOCAL_MODEL_KINDS, MODEL_KINDS, make_images, make_model
+from tests.inspection.small_models import IMAGE_SIZE, LOCAL_MODEL_KINDS, MODEL_KINDS, make_images, make_model
 from vitreous.errors import UsageError
 from vitreous.inspection.attention import compute_attention_maps
 from vitreous.inspection.distance import compute_attention_distances

@@ -8,7 +8,7 @@ from PIL import Image
 
 import vitreous
 from tests.data.annotations.scenery import write_objects
-from tests.evaluation.detecting import COCO_METRIC_NAMES, PaintedEngine, evaluate_with_pycocotools
+from tests.evaluation.detection_scenes import COCO_METRIC_NAMES, PaintedEngine, evaluate_with_pycocotools
 from tests.objectives.test_detection import TRAIN_OPTIONS as DETECTING
 from tests.tasks.test_detections import draw_rectangles, painted_model
 from vitreous.cli.main import main

@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 import vitreous
 from tests.conftest import TINY_RUN
+from tests.training.process_jobs import free_port
 from tests.training.test_ranks import read_outcome
-from tests.training.world import free_port
 from vitreous.errors import Interrupted, UsageError
 from vitreous.training.ranks import RENDEZVOUS_KEY, rendezvous_store
 from vitreous.training.session import Session

@@ -33,8 +33,8 @@ DETERMINISTIC_OPTIONS = {
 
 @pytest.fixture(scope="module")
 def carry_out(tmp_path_factory):
-    """A function that runs jobs (`tests.training.world`) and returns their exit codes and stderr."""
-    words, pipe = [sys.executable, "-m", "tests.training.world"], subprocess.PIPE
+    """A function that runs jobs (`tests.training.process_jobs`) and returns their exit codes and stderr."""
+    words, pipe = [sys.executable, "-m", "tests.training.process_jobs"], subprocess.PIPE
     folder = tmp_path_factory.mktemp("world")
     with (
         open(folder / "stderr", "w") as stderr,

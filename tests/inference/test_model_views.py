@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from tests.conftest import make_folder
-from tests.inference.asking import save_bundle
-from tests.inspection.made import make_model
+from tests.inference.server_client import save_bundle
+from tests.inspection.small_models import make_model
 from vitreous.apps.server.attention import (
     AttentionRequest,
     attention_to_json,

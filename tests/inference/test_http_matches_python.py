@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 
 from tests.data.hostile import build_corpus
-from tests.inference.asking import ServerClient, encode_noise_image, save_bundle
-from tests.inference.made import read_predictor_input
+from tests.inference.server_client import ServerClient, encode_noise_image, save_bundle
+from tests.inference.small_models import read_predictor_input
 from tests.precision import are_predictions_close, parse_predictions
 from vitreous.apps.server.server import serve_in_thread
 from vitreous.apps.server.settings import MAX_IMAGE_PIXELS

@@ -1,6 +1,6 @@
 """Runs with several processes, forked from one that has imported torch: faster than `torchrun`.
 
-python -m tests.training.world reads one JSON object per line:
+python -m tests.training.process_jobs reads one JSON object per line:
 - "jobs": a list of jobs;
 - "errors": the file for their stderr.
 

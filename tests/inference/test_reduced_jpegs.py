@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from tests.data.hostile import build_corpus
-from tests.inference.made import encode_jpeg, make_photo
+from tests.inference.small_models import encode_jpeg, make_photo
 from vitreous.data.decoding import regions
 from vitreous.data.decoding.regions import LazyJpeg
 from vitreous.data.modalities.base import Preprocess
