@@ -1,10 +1,10 @@
-"""Attention without gradients in bfloat16 on a CPU: chunked batched products compared with PyTorch's fused kernel.
+"""Attention without gradients in bfloat16 on a CPU: batched products by parts of the batch beside PyTorch's fused kernel.
 
     python benchmarks/attention.py --out benchmarks/results/DATE-attention-HARDWARE.md
 
-Contenders alternate; the fastest of --rounds by processor time is reported, with as many threads as OMP_NUM_THREADS.
-Errors are relative to the same queries, keys and values in float64, for two standard deviations of the logits. Complete
-models, frozen and packed as for inference, are measured with both.
+In turn, the quickest of --rounds by processor time, of one thread or as many as OMP_NUM_THREADS says. Errors are relative, to the same
+queries, keys and values in float64, whose logits have the deviation that is named. And whole models, frozen and packed as they
+infer, with one and with the other.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from vitreous.nn.attention import attend_in_chunks
 from vitreous.nn.frozen import freeze_for_inference
 from vitreous.system.machine import get_processor_name
 
-#: images, heads, tokens, channels per head
+#: images, heads, tokens, numbers of a head
 ATTENTION_SHAPES = ((64, 6, 50, 64), (32, 6, 64, 64), (16, 6, 197, 64), (16, 12, 197, 64), (32, 6, 256, 64), (1, 16, 577, 64), (4, 6, 785, 64))  # fmt: skip
 MODELS = (("ViT-Ti/16", 16), ("ViT-S/16", 16), ("ViT-S/16", 1), ("DiT-S/2", 8))
 LOGIT_STDS = (1.0, 3.0)
 
 
 def measure_fastest(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """The fastest processor time of each contender, in seconds."""
+    """The quickest of each in seconds of the processor."""
     best = dict.fromkeys(contenders, float("inf"))
     for _ in range(rounds):
         for name, act in contenders.items():
@@ -41,11 +41,10 @@ def measure_fastest(contenders: dict[str, Callable[[], object]], rounds: int) ->
     return best
 
 
-def make_qkv(shape: tuple[int, ...], std: float = 1.0) -> list[torch.Tensor]:
-    """Queries, keys and values (B, h, N, d) bfloat16 in the memory layout of a layer, whose logits have this standard
-    deviation."""
+def make_qkv(shape: tuple[int, ...], deviation: float = 1.0) -> list[torch.Tensor]:
+    """Queries, keys and values (B, h, N, d) bfloat16 as a layer gives them, whose logits have this deviation."""
     images, heads, tokens, size = shape
-    scale = torch.tensor([std**0.5, std**0.5, 1.0])[:, None, None]
+    scale = torch.tensor([deviation**0.5, deviation**0.5, 1.0])[:, None, None]
     return list((torch.randn(images, tokens, 3, heads, size) * scale).bfloat16().permute(2, 0, 3, 1, 4))
 
 
@@ -97,29 +96,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
+    given = parser.parse_args()
     torch.manual_seed(0)
     with torch.inference_mode():
         lines = [
             f"# Attention in bfloat16 without gradients, {time.strftime('%Y-%m-%d')}",
             "",
-            f"{get_processor_name()}, torch {torch.__version__}, threads: {torch.get_num_threads()}; the fastest of {args.rounds} alternating rounds, processor time. Errors are relative to float64, for logits",
-            "with a standard deviation of 1 and 3.",
+            f"{get_processor_name()}, torch {torch.__version__}, threads: {torch.get_num_threads()}; the quickest of {given.rounds} in turn, processor time. Errors are to float64, of logits",
+            "with a deviation of 1 and of 3.",
             "",
             "    python benchmarks/attention.py",
             "",
-            "| images x heads x tokens x channels | fused, ms | chunked, ms | ratio | error at 1: fused | chunked | at 3: fused | chunked |",
+            "| images x heads x tokens x size | fused, ms | in parts, ms | ratio | error at 1: fused | parts | at 3: fused | parts |",
             "|---|---|---|---|---|---|---|---|",
-            *build_kernel_rows(args.rounds),
+            *build_kernel_rows(given.rounds),
             "",
-            "| model, frozen and packed | images | fused, ms | chunked, ms | ratio |",
+            "| model, frozen and packed | images | fused, ms | in parts, ms | ratio |",
             "|---|---|---|---|---|",
-            *build_model_rows(args.rounds),
+            *build_model_rows(given.rounds),
         ]
     text = "\n".join(lines) + "\n"
     print(text)
-    if args.out:
-        args.out.write_text(text)
+    if given.out:
+        given.out.write_text(text)
 
 
 if __name__ == "__main__":

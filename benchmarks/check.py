@@ -1,10 +1,10 @@
-"""`vitreous data check` compared with imagededup's perceptual hashing of the same files: files per second.
+"""`vitreous data check` against imagededup's perceptual hashing of the same files: files per second.
 
     python benchmarks/check.py FOLDER --peer PYTHON --workers 2 --out benchmarks/results/DATE-check-HARDWARE.md
 
-PYTHON is an environment with imagededup. Each round runs both consecutively, each in a separate process; start-up and
-imports are not counted. The check reads, decodes, digests, describes and measures every file, and searches for equal
-and near-duplicate ones; imagededup reads, decodes and hashes (`PHash().encode_images`).
+PYTHON has imagededup installed (a virtual environment of its own). Each round runs both, one after the other, each in a
+process of its own; what it takes to start and import is not counted. The check reads, decodes, digests, describes and
+measures every file, and looks for equal and near ones; imagededup reads, decodes and hashes (`PHash().encode_images`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ print(json.dumps([time.perf_counter() - started, len(found)]))
 
 
 def measure_files_per_second(python: str, code: str, folder: str, workers: int) -> float:
-    """Files per second of one run in a separate process."""
+    """Files per second of one run in a process of its own."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [python, "-c", code, folder, str(workers)], check=True, capture_output=True, text=True, env=environment
@@ -51,16 +51,16 @@ def measure_files_per_second(python: str, code: str, folder: str, workers: int) 
     return files / seconds
 
 
-def sample_images(folder: Path, count: int | None, output: Path) -> tuple[Path, int]:
-    """The folder and its number of images; or a random sample of `count` images, as links in `output`."""
+def sample_images(folder: Path, count: int | None, home: Path) -> tuple[Path, int]:
+    """The folder and how many images it has; or as many of them as asked for, drawn at random, as links in `home`."""
     paths = sorted(path for path in folder.rglob("*") if is_image_file(path))
     if count is None or count >= len(paths):
         return folder, len(paths)
     for path in random.Random(0).sample(paths, count):
-        link = output / path.relative_to(folder)
-        link.parent.mkdir(parents=True, exist_ok=True)
-        os.link(path, link) if os.stat(path).st_dev == os.stat(output).st_dev else link.write_bytes(path.read_bytes())
-    return output, count
+        place = home / path.relative_to(folder)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.link(path, place) if os.stat(path).st_dev == os.stat(home).st_dev else place.write_bytes(path.read_bytes())
+    return home, count
 
 
 def main() -> None:
@@ -82,10 +82,8 @@ def main() -> None:
             ):
                 rates[name].append(measure_files_per_second(python, code, str(folder), arguments.workers))
                 print(f"{name} {rates[name][-1]:,.0f} files/s", flush=True)
-    output = subprocess.run([arguments.peer, "-m", "pip", "show", "imagededup"], capture_output=True, text=True).stdout
-    version = next(
-        (line.split()[1] for line in output.splitlines() if line.startswith("Version")), "of unknown version"
-    )
+    told = subprocess.run([arguments.peer, "-m", "pip", "show", "imagededup"], capture_output=True, text=True).stdout
+    version = next((line.split()[1] for line in told.splitlines() if line.startswith("Version")), "of unknown version")
     text = "\n".join(build_page(rates, count, arguments.workers, version))
     print(text)
     if arguments.out:
@@ -93,31 +91,29 @@ def main() -> None:
 
 
 def build_page(rates: dict[str, list[float]], count: int, workers: int, version: str) -> list[str]:
-    """The lines of the page."""
-    medians = {name: statistics.median(rates_by_round) for name, rates_by_round in rates.items()}
+    """The page, line by line."""
+    middle = {name: statistics.median(found) for name, found in rates.items()}
     lines = [
-        f"# `data check` on {count:,} files compared with imagededup's hashing, {time.strftime('%Y-%m-%d')}",
+        f"# `data check` on {count:,} files against imagededup's hashing of them, {time.strftime('%Y-%m-%d')}",
         "",
         f"{get_processor_name()}, {workers} workers, Pillow {PIL.__version__}, imagededup {version}.",
         (
-            f"`python benchmarks/check.py FOLDER --peer PYTHON`; {len(rates['vitreous'])} alternating rounds; medians, "
+            f"`python benchmarks/check.py FOLDER --peer PYTHON`; {len(rates['vitreous'])} rounds, alternating; medians, "
             "and all of them."
         ),
-        "Start-up and imports are not counted.",
+        "Starting and importing are not counted.",
         "",
         "| | files/s | ratio | rounds |",
         "|---|---|---|---|",
     ]
-    descriptions = {
-        "vitreous": "`vitreous data check`: verdict, SHA-256, descriptor, sizes, colours, traits, equal and near-duplicate "
-        "files",
+    what = {
+        "vitreous": "`vitreous data check`: verdict, SHA-256, descriptor, sizes, colours, traits, equal and near "
+        "copies",
         "imagededup": "imagededup `PHash().encode_images`: perceptual hash",
     }
-    for name, rates_by_round in rates.items():
-        rounds = ", ".join(f"{rate:,.0f}" for rate in rates_by_round)
-        lines.append(
-            f"| {descriptions[name]} | {medians[name]:,.0f} | {medians[name] / medians['imagededup']:.2f} x | {rounds} |"
-        )
+    for name, found in rates.items():
+        rounds = ", ".join(f"{rate:,.0f}" for rate in found)
+        lines.append(f"| {what[name]} | {middle[name]:,.0f} | {middle[name] / middle['imagededup']:.2f} x | {rounds} |")
     return [*lines, ""]
 
 

@@ -1,11 +1,11 @@
-"""Compare two checkouts of this package: the same commands in alternating rounds, and bit-identical outputs.
+"""Two checkouts of this package: the same commands in alternating rounds, and whether their outputs are bit-identical.
 
-    python benchmarks/checkouts.py ../before --rounds 5
+python benchmarks/checkouts.py ../before --rounds 5
 
-Use it for a refactoring, which must keep speed and bit-identical results. `before` is another checkout, for example of
+For a refactoring, which has to keep speed and bits. `before` is another checkout, for example of
 `git worktree add ../before COMMIT`; both run in the Python environment of this command. Prints the median seconds of
-each command, the ratio before / after, and its spread over the rounds. The data are digits that the script writes.
-Requests to a server and the loader (by `vitreous bench`) are timed too.
+each command, the ratio before / after, and its spread over the rounds. Data are digits that the script writes. Also
+timed: requests to a server, and the loader alone, by `vitreous bench`.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ COMMANDS = {
     "embed": (*VITREOUS_COMMAND, "embed", "run", "photos", "--engine", "torch", "--out", "features.npz"),
     "data check": (*VITREOUS_COMMAND, "data", "check", "photos", "--workers", "0"),
 }
-NUM_REQUESTS, NUM_CLIENTS = 2_000, 8  # requests to a server, and number of connections
+NUM_REQUESTS, NUM_CLIENTS = 2_000, 8  # to a server, and from how many connections
 LOADER_COMMAND = ("bench", "--tasks", "loader", "--images", "jpeg", "--only", "vitreous*", "--rounds", "3", "--json")
-#: files that must be bit-identical after the commands above
+#: files that have to be bit-identical, after the commands above
 OUTPUT_FILES = ("run/model/weights.safetensors", "predictions.jsonl", "features.npz")
 
 
 def write_digits(folder: Path) -> None:
-    """Write the built-in digits as a folder of ten classes, as PNG files."""
-    images, labels = (np.asarray(array) for array in load_digits(return_X_y=True))
-    for index, (pixels, label) in enumerate(zip(images.reshape(-1, 8, 8), labels, strict=True)):
+    """Write the embedded digits as a folder of ten classes, in PNG files."""
+    images, labels = (np.asarray(part) for part in load_digits(return_X_y=True))
+    for number, (pixels, label) in enumerate(zip(images.reshape(-1, 8, 8), labels, strict=True)):
         (folder / str(label)).mkdir(parents=True, exist_ok=True)
-        Image.fromarray((pixels * 15.9).astype(np.uint8)).save(folder / str(label) / f"{index}.png")
+        Image.fromarray((pixels * 15.9).astype(np.uint8)).save(folder / str(label) / f"{number}.png")
 
 
 def time_command(words: tuple[str, ...], checkout: Path, folder: Path) -> float:
@@ -65,8 +65,7 @@ def build_environment(checkout: Path) -> dict[str, str]:
 
 
 def time_requests(checkout: Path, folder: Path) -> float:
-    """Return the seconds that a server of the trained run takes for `NUM_REQUESTS` images from `NUM_CLIENTS`
-    connections."""
+    """Return the seconds that a server of the trained run takes for `REQUESTS` images from `CLIENTS` connections."""
     images = [path.read_bytes() for path in sorted((folder / "photos" / "0").iterdir())[:NUM_CLIENTS]]
     words = (*VITREOUS_COMMAND, "serve", "run", "--port", "0", "--engine", "torch")
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
@@ -96,11 +95,11 @@ def time_requests(checkout: Path, folder: Path) -> float:
 
 
 def time_loader(checkout: Path, folder: Path) -> float:
-    """Return the seconds that the loader takes to decode and augment 1,000 JPEG files of 320 x 240 pixels."""
+    """Return the seconds in which the loader decodes and augments 1,000 JPEG files of 320 x 240 pixels."""
     (folder / "jpeg").mkdir(exist_ok=True)
-    for index in range(32):
-        pixels = np.random.default_rng(index).integers(0, 256, (15, 20, 3), dtype=np.uint8)
-        Image.fromarray(pixels).resize((320, 240)).save(folder / "jpeg" / f"{index}.jpg")
+    for number in range(32):
+        pixels = np.random.default_rng(number).integers(0, 256, (15, 20, 3), dtype=np.uint8)
+        Image.fromarray(pixels).resize((320, 240)).save(folder / "jpeg" / f"{number}.jpg")
     words = (*VITREOUS_COMMAND, *LOADER_COMMAND)
     done = subprocess.run(
         words, cwd=folder, env=build_environment(checkout), check=True, capture_output=True, text=True
@@ -109,7 +108,7 @@ def time_loader(checkout: Path, folder: Path) -> float:
 
 
 def digest_output(path: Path) -> str:
-    """Return the SHA-256 of a file; for an .npz file, of its arrays, because the archive contains dates."""
+    """Return the SHA-256 of a file; of an .npz file, of its numeric arrays, as the archive has dates."""
     if path.suffix != ".npz":
         return hashlib.sha256(path.read_bytes()).hexdigest()
     arrays = np.load(path, allow_pickle=False)

@@ -1,18 +1,18 @@
-"""Recall and precision of `vitreous data dedup` for planted copies among unrelated images.
+"""What `vitreous data dedup` finds: copies planted on purpose, among pictures that are no copies.
 
-    python benchmarks/dedup.py PHOTOS [--distractors FOLDER] [--most 100] --out
-    benchmarks/results/DATE-dedup-HARDWARE.md
+    python benchmarks/dedup.py PHOTOS [--distractors FOLDER] [--most 100] --out benchmarks/results/DATE-dedup-HARDWARE.md
     python benchmarks/dedup.py CIFAR --judged benchmarks/cifar10-judged-pairs.csv
     python benchmarks/dedup.py TRAIN --search TEST
 
-Every photograph is changed in every way of `COPY_KINDS`. Half of the photographs are in the other dataset, with the
-distractors: their changed versions must be found as copies of the correct one; changed versions of the other half must
-not be reported. Then the halves are swapped. The precision of a kind is the share of correct pairs among the reported
-ones.
+Every photograph is changed in every way of `KINDS`. Half of the photographs stand in the other dataset, with the
+distractors: their changed versions are to be found, and to be told as copies of the right one; those of the other half
+are strangers, and to be left alone. Then the halves change places. Of what is listed for a kind, the precision is the
+share that is right.
 
---judged uses real pairs with manual verdicts instead: `train,test,verdict,part`, with file names below CIFAR/train and
-CIFAR/test. --search counts the images of the first folder that are copies of an image of the second, and measures the
-cost. Times are processor seconds, user and system, of all processes.
+--judged takes real pairs instead, judged by eye: `train,test,verdict,part`, file names below CIFAR/train and
+  CIFAR/test. --search
+takes two folders, and tells how many images of the first are copies of one in the second, and what that costs. Times
+are processor seconds, user and system, of all processes.
 """
 
 from __future__ import annotations
@@ -44,110 +44,110 @@ ImageChange = Callable[[Image.Image, random.Random], Image.Image]
 
 
 def crop_area(area: float) -> ImageChange:
-    """Crop to a share of the area at a random position, with the aspect ratio changed by up to 5 %."""
+    """A part of that share of the area, anywhere, its sides drawn apart by up to 5 %."""
 
-    def change(image: Image.Image, draw: random.Random) -> Image.Image:
+    def change(picture: Image.Image, draw: random.Random) -> Image.Image:
         stretch = draw.uniform(0.95, 1.05)
         width, height = (min(1.0, area**0.5 * stretch), min(1.0, area**0.5 / stretch))
-        w, h = max(1, round(width * image.width)), max(1, round(height * image.height))
-        x, y = draw.randint(0, image.width - w), draw.randint(0, image.height - h)
-        return image.crop((x, y, x + w, y + h))
+        w, h = max(1, round(width * picture.width)), max(1, round(height * picture.height))
+        x, y = draw.randint(0, picture.width - w), draw.randint(0, picture.height - h)
+        return picture.crop((x, y, x + w, y + h))
 
     return change
 
 
 def scale_image(factor: float) -> ImageChange:
-    """Scale height and width by a factor, bicubic."""
+    """Both sides times a factor, bicubic."""
     return lambda picture, draw: picture.resize(
         (max(1, round(picture.width * factor)), max(1, round(picture.height * factor))), 3
     )
 
 
 def compress_jpeg(quality: int) -> ImageChange:
-    """Compress as JPEG of a low quality."""
+    """Through JPEG of a low quality."""
 
-    def change(image: Image.Image, draw: random.Random) -> Image.Image:
-        image.save(held := io.BytesIO(), "JPEG", quality=quality)
+    def change(picture: Image.Image, draw: random.Random) -> Image.Image:
+        picture.save(held := io.BytesIO(), "JPEG", quality=quality)
         return Image.open(held).convert("RGB")
 
     return change
 
 
 def change_colour(way: type, *factors: float) -> ImageChange:
-    """Multiply brightness, contrast or saturation by one of the factors."""
+    """Brightness, contrast or saturation times one of the factors."""
     return lambda picture, draw: way(picture).enhance(draw.choice(factors))
 
 
-def to_greyscale(image: Image.Image, draw: random.Random) -> Image.Image:
-    """Convert to greyscale."""
-    return image.convert("L").convert("RGB")
+def to_greyscale(picture: Image.Image, draw: random.Random) -> Image.Image:
+    """Without colour."""
+    return picture.convert("L").convert("RGB")
 
 
-def add_border(image: Image.Image, draw: random.Random) -> Image.Image:
-    """Add a border of 4 % of the short side, black, white or grey."""
-    return ImageOps.expand(image, max(1, round(0.04 * min(image.size))), draw.choice(["black", "white", "grey"]))
+def add_border(picture: Image.Image, draw: random.Random) -> Image.Image:
+    """A border of 4 % of the short side, black, white or grey."""
+    return ImageOps.expand(picture, max(1, round(0.04 * min(picture.size))), draw.choice(["black", "white", "grey"]))
 
 
 def chain_changes(*changes: ImageChange) -> ImageChange:
-    """Apply several changes in sequence."""
+    """One after the other."""
 
-    def change(image: Image.Image, draw: random.Random) -> Image.Image:
-        for step in changes:
-            image = step(image, draw)
-        return image
+    def change(picture: Image.Image, draw: random.Random) -> Image.Image:
+        for one in changes:
+            picture = one(picture, draw)
+        return picture
 
     return change
 
 
-def shift_image(image: Image.Image, draw: random.Random) -> Image.Image:
-    """Shift by 1/32 to 4/32 of height and width, at least one pixel; uncovered pixels repeat the edge, mirror it, or
-    are black."""
-    pixels = np.asarray(image)
-    dx, dy = (max(1, round(side * draw.randint(1, 4) / 32)) for side in image.size)
+def shift_image(picture: Image.Image, draw: random.Random) -> Image.Image:
+    """Moved by 1/32 to 4/32 of each side, at least a pixel; what is uncovered repeats the edge, is its mirror image, or
+    is black."""
+    pixels = np.asarray(picture)
+    dx, dy = (max(1, round(side * draw.randint(1, 4) / 32)) for side in picture.size)
     filled: dict[str, Any] = {"mode": draw.choice(["edge", "reflect", "constant"])}
     padded = np.pad(pixels, ((dy, dy), (dx, dx), (0, 0)), **filled)
     top, left = draw.choice([0, 2 * dy]), draw.choice([0, 2 * dx])
     return Image.fromarray(np.ascontiguousarray(padded[top : top + pixels.shape[0], left : left + pixels.shape[1]]))
 
 
-def rotate_hue(image: Image.Image, draw: random.Random) -> Image.Image:
-    """Rotate all hues by 30 to 90 degrees in either direction."""
-    h, s, v = image.convert("HSV").split()
+def rotate_hue(picture: Image.Image, draw: random.Random) -> Image.Image:
+    """Every hue turned by 30 to 90 degrees, to either side."""
+    h, s, v = picture.convert("HSV").split()
     turn = draw.choice([-1, 1]) * draw.randint(21, 64)
     return Image.merge("HSV", (h.point([(value + turn) % 256 for value in range(256)]), s, v)).convert("RGB")
 
 
-def change_gamma(image: Image.Image, draw: random.Random) -> Image.Image:
-    """Apply a gamma of 0.6 or 1.6."""
+def change_gamma(picture: Image.Image, draw: random.Random) -> Image.Image:
+    """Grey levels to the power of 0.6 or 1.6."""
     power = draw.choice([0.6, 1.6])
-    return image.point([round(255 * (value / 255) ** power) for value in range(256)] * 3)
+    return picture.point([round(255 * (value / 255) ** power) for value in range(256)] * 3)
 
 
-def add_letterbox(image: Image.Image, draw: random.Random) -> Image.Image:
-    """Add black or white bars of 12 %, above and below or left and right."""
+def add_letterbox(picture: Image.Image, draw: random.Random) -> Image.Image:
+    """Black or white bars of 12 % of the side, above and below or at both sides."""
     along = draw.choice([0, 1])
     bars = [0, 0]
-    bars[along] = max(1, round(0.12 * image.size[along]))
-    return ImageOps.expand(image, (bars[0], bars[1], bars[0], bars[1]), draw.choice(["black", "white"]))
+    bars[along] = max(1, round(0.12 * picture.size[along]))
+    return ImageOps.expand(picture, (bars[0], bars[1], bars[0], bars[1]), draw.choice(["black", "white"]))
 
 
-def crop_one_side(image: Image.Image, draw: random.Random) -> Image.Image:
-    """Crop one axis to three quarters, at a random position."""
+def crop_one_side(picture: Image.Image, draw: random.Random) -> Image.Image:
+    """Three quarters of one side alone, from anywhere."""
     along = draw.choice([0, 1])
-    size = [*image.size]
-    size[along] = max(1, round(0.75 * size[along]))
-    x, y = draw.randint(0, image.width - size[0]), draw.randint(0, image.height - size[1])
-    return image.crop((x, y, x + size[0], y + size[1]))
+    kept = [*picture.size]
+    kept[along] = max(1, round(0.75 * kept[along]))
+    x, y = draw.randint(0, picture.width - kept[0]), draw.randint(0, picture.height - kept[1])
+    return picture.crop((x, y, x + kept[0], y + kept[1]))
 
 
-def blur_image(image: Image.Image, draw: random.Random) -> Image.Image:
-    """Blur with a Gaussian of 2 % of the short side."""
-    return image.filter(ImageFilter.GaussianBlur(0.02 * min(image.size)))
+def blur_image(picture: Image.Image, draw: random.Random) -> Image.Image:
+    """By a Gaussian of 2 % of the short side."""
+    return picture.filter(ImageFilter.GaussianBlur(0.02 * min(picture.size)))
 
 
-def mirror_image(image: Image.Image, draw: random.Random) -> Image.Image:
-    """Mirror horizontally."""
-    return ImageOps.mirror(image)
+def mirror_image(picture: Image.Image, draw: random.Random) -> Image.Image:
+    """Left and right changed."""
+    return ImageOps.mirror(picture)
 
 
 COPY_KINDS: dict[str, ImageChange] = {
@@ -175,7 +175,7 @@ COPY_KINDS: dict[str, ImageChange] = {
 HARDER_COPY_KINDS: dict[str, ImageChange] = {
     "shifted by 1/32 to 4/32": shift_image,
     "mirrored and shifted": chain_changes(mirror_image, shift_image),
-    "hue rotated by 30 to 90 degrees": rotate_hue,
+    "hue turned by 30 to 90 degrees": rotate_hue,
     "hue, contrast × 0.6 or 1.5": chain_changes(rotate_hue, change_colour(ImageEnhance.Contrast, 0.6, 1.5)),
     "gamma 0.6 or 1.6": change_gamma,
     "bars of 12 %": add_letterbox,
@@ -193,102 +193,94 @@ COPY_KINDS |= HARDER_COPY_KINDS
 
 
 def plant_copies(photographs: list[Path], scratch: Path) -> tuple[list[Path], list[tuple[int, str]]]:
-    """Write every photograph in every way, as JPEG of quality 90; returns the files, and for each the photograph's
-    index and the kind."""
-    files, origins = [], []
-    for index, path in enumerate(photographs):
-        image = decode_to_pillow(path, 3)
+    """Every photograph in every way, as JPEG of quality 90 -> the files, and for each the photograph's number and the
+    kind."""
+    files, known = [], []
+    for number, path in enumerate(photographs):
+        picture = decode_to_pillow(path, 3)
         for order, (kind, change) in enumerate(COPY_KINDS.items()):
-            file = scratch / f"{index}-{order}.jpg"
-            change(image, random.Random(1000 * index + order)).convert("RGB").save(file, quality=90)
+            file = scratch / f"{number}-{order}.jpg"
+            change(picture, random.Random(1000 * number + order)).convert("RGB").save(file, quality=90)
             files.append(file)
-            origins.append((index, kind))
-    return files, origins
+            known.append((number, kind))
+    return files, known
 
 
 def processor_seconds() -> float:
-    """User and system time of this process and its finished children."""
-    used = [resource.getrusage(scope) for scope in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+    """User and system time of this process and of those that it waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def measure_recall(
     photographs: list[Path], distractors: list[Path], workers: int | None
 ) -> tuple[dict[str, list[int]], float, int]:
-    """For each kind the planted, correctly found and wrongly found copies; the processor seconds of the search, and the
-    number of searched images."""
+    """For each kind: planted, found right, found wrong; and the processor seconds of the search, and the images it
+    looked at."""
     tally = {kind: [0, 0, 0] for kind in COPY_KINDS}
     with tempfile.TemporaryDirectory() as scratch:
-        files, origins = plant_copies(photographs, Path(scratch))
-        origin_by_path, seconds, images = (
-            {os.fspath(file): origin for file, origin in zip(files, origins, strict=True)},
-            0.0,
-            0,
-        )
+        files, known = plant_copies(photographs, Path(scratch))
+        place, seconds, images = {os.fspath(file): row for file, row in zip(files, known, strict=True)}, 0.0, 0
         for half in (0, 1):
             originals = photographs[half::2]
-            names = {os.fspath(path): index for index, path in enumerate(photographs)}
-            references = [*originals, *distractors]
+            names = {os.fspath(path): number for number, path in enumerate(photographs)}
+            other = [*originals, *distractors]
             began = processor_seconds()
-            result = find_copies([to_unlabelled_split(files)], [to_unlabelled_split(references)], workers=workers)
+            found = find_copies([to_unlabelled_split(files)], [to_unlabelled_split(other)], workers=workers)
             seconds += processor_seconds() - began
-            images += len(files) + len(references)
-            for index, kind in origins:
-                tally[kind][0] += index % 2 == half
-            for copy in result["duplicates"]:
-                index, kind = origin_by_path[copy["path"]]
-                tally[kind][1 if names.get(copy["duplicate_of"]) == index else 2] += 1
+            images += len(files) + len(other)
+            for number, kind in known:
+                tally[kind][0] += number % 2 == half
+            for copy in found["duplicates"]:
+                number, kind = place[copy["path"]]
+                tally[kind][1 if names.get(copy["duplicate_of"]) == number else 2] += 1
     return tally, seconds, images
 
 
 def evaluate_labelled_pairs(root: Path, pairs: Path, workers: int | None) -> list[str]:
-    """The lines of a table: of the pairs of the same photograph, the share that is found; of the other pairs, the
-    number reported as copies.
+    """Rows of a table: of the pairs that are the same photograph, how many are found; of the others, how many are taken
+    for copies.
 
-    All images of the list are searched together. A pair of the same photograph counts as found if the training image is
-    reported.
+    All images of the list are searched at once. A pair of the same photograph counts as found where the training image
+    is listed.
     """
     with pairs.open(newline="", encoding="utf-8") as file:
-        labelled = list(csv.DictReader(file))
-    paths = {name: sorted({root / name / f"{row[name]}.jpg" for row in labelled}) for name in ("train", "test")}
-    result = find_copies([to_unlabelled_split(paths["train"])], [to_unlabelled_split(paths["test"])], workers=workers)
-    listed = {copy["path"]: copy["duplicate_of"] for copy in result["duplicates"]}
+        rows = list(csv.DictReader(file))
+    places = {name: sorted({root / name / f"{row[name]}.jpg" for row in rows}) for name in ("train", "test")}
+    found = find_copies([to_unlabelled_split(places["train"])], [to_unlabelled_split(places["test"])], workers=workers)
+    listed = {copy["path"]: copy["duplicate_of"] for copy in found["duplicates"]}
     lines = [
-        "| subset | same photograph | found | recall | other pairs | reported as copies | precision |",
+        "| part | same photograph | found | recall | other | taken for copies | precision |",
         "|---|---|---|---|---|---|---|",
     ]
-    for subset in ("tuned", "held-out"):
+    for part in ("tuned", "held-out"):
         names = [
             (os.fspath(root / "train" / f"{row['train']}.jpg"), os.fspath(root / "test" / f"{row['test']}.jpg"))
-            for row in labelled
+            for row in rows
         ]
-        subset_pairs = [
-            (row["verdict"], *name) for row, name in zip(labelled, names, strict=True) if row["part"] == subset
-        ]
-        same = [train_path in listed for verdict, train_path, _ in subset_pairs if verdict == "same"]
-        wrong_pairs = [
-            listed.get(train_path) == test_path for verdict, train_path, test_path in subset_pairs if verdict == "other"
-        ]
-        right, wrong = sum(same), sum(wrong_pairs)
+        kept = [(row["verdict"], *name) for row, name in zip(rows, names, strict=True) if row["part"] == part]
+        same = [one in listed for verdict, one, _ in kept if verdict == "same"]
+        other = [listed.get(one) == two for verdict, one, two in kept if verdict == "other"]
+        right, wrong = sum(same), sum(other)
         lines.append(
-            f"| {subset} | {len(same)} | {right} | {right / len(same):.1%} | {len(wrong_pairs)} | {wrong} | "
+            f"| {part} | {len(same)} | {right} | {right / len(same):.1%} | {len(other)} | {wrong} | "
             f"{right / max(right + wrong, 1):.1%} |"
         )
     return lines
 
 
 def measure_search(data: Path, other: Path, workers: int | None) -> list[str]:
-    """Measure the search for the images of one folder in another; returns lines."""
-    data_paths, other_paths, began = list_images(data), list_images(other), processor_seconds()
-    result = find_copies([to_unlabelled_split(data_paths)], [to_unlabelled_split(other_paths)], workers=workers)
+    """Lines that tell what it costs to look for the images of one folder in another."""
+    one, two, began = list_images(data), list_images(other), processor_seconds()
+    found = find_copies([to_unlabelled_split(one)], [to_unlabelled_split(two)], workers=workers)
     seconds = processor_seconds() - began
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    sizes = f"{len(data_paths):,} images against {len(other_paths):,}"
-    return [f"{sizes}: {seconds:.0f} processor seconds, {len(result['duplicates']):,} copies listed, {memory:.0f} MiB."]
+    sizes = f"{len(one):,} images against {len(two):,}"
+    return [f"{sizes}: {seconds:.0f} processor seconds, {len(found['duplicates']):,} copies listed, {memory:.0f} MiB."]
 
 
 def to_unlabelled_split(paths: list[Path]) -> FileSplit:
-    """A split of files without labels."""
+    """Files without labels."""
     return FileSplit(paths, np.zeros(len(paths), np.int64))
 
 
@@ -298,16 +290,14 @@ def main() -> None:
     parser.add_argument("--distractors", type=Path)
     parser.add_argument("--judged", type=Path, metavar="CSV")
     parser.add_argument("--search", type=Path, metavar="FOLDER")
-    parser.add_argument(
-        "--most", type=int, default=100, help="maximum number of photographs, sampled with a fixed seed"
-    )
+    parser.add_argument("--most", type=int, default=100, help="photographs, drawn by a fixed seed where there are more")
     parser.add_argument("--most-distractors", type=int, default=10_000)
     parser.add_argument("--workers", type=int)
     parser.add_argument("--title", default="photographs")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     head = [
-        f"# Copies found by `data dedup`: {arguments.title}, {time.strftime('%Y-%m-%d')}",
+        f"# Copies that `data dedup` finds: {arguments.title}, {time.strftime('%Y-%m-%d')}",
         "",
         f"{get_processor_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}.",
         f"`python benchmarks/dedup.py {' '.join(sys.argv[1:])}`",
@@ -326,25 +316,25 @@ def main() -> None:
 
 
 def build_planted_table(arguments: argparse.Namespace) -> list[str]:
-    """Build the table of planted copies."""
+    """The table of planted copies."""
     every = list_images(arguments.photographs)
     photographs = sorted(random.Random(0).sample(every, min(arguments.most, len(every))))
-    used = {os.path.realpath(path) for path in photographs}
-    unrelated = (
-        [path for path in list_images(arguments.distractors) if os.path.realpath(path) not in used]
+    taken = {os.path.realpath(path) for path in photographs}
+    strange = (
+        [path for path in list_images(arguments.distractors) if os.path.realpath(path) not in taken]
         if arguments.distractors
         else []
     )
-    distractors = sorted(random.Random(1).sample(unrelated, min(arguments.most_distractors, len(unrelated))))
+    distractors = sorted(random.Random(1).sample(strange, min(arguments.most_distractors, len(strange))))
     tally, seconds, images = measure_recall(photographs, distractors, arguments.workers)
-    lines = [
+    rows = [
         (
-            f"{len(photographs)} images, each changed in {len(COPY_KINDS)} ways; half of them in the other dataset, then the "
+            f"{len(photographs)} pictures, each changed in {len(COPY_KINDS)} ways; half of them in the other dataset, then the "
             "other half,"
         ),
         (
             f"among {len(distractors):,} distractors. {images:,} images in {seconds:.0f} processor seconds: "
-            f"{images / seconds:.0f} images/s."
+            f"{images / seconds:.0f} a second."
         ),
         "",
         "| kind | planted | found | recall | wrong | precision |",
@@ -352,16 +342,16 @@ def build_planted_table(arguments: argparse.Namespace) -> list[str]:
     ]
     harder = [sum(tally[kind][column] for kind in HARDER_COPY_KINDS) for column in range(3)]
     total = [sum(column) for column in zip(*tally.values(), strict=True)]
-    basic = [total_count - harder_count for total_count, harder_count in zip(total, harder, strict=True)]
+    before = [whole - part for whole, part in zip(total, harder, strict=True)]
     for kind, (count, right, wrong) in [
         *tally.items(),
-        ("the first 16 kinds", basic),
+        ("the first 16 kinds", before),
         ("the harder kinds", harder),
         ("all", total),
     ]:
         precision = f"{right / (right + wrong):.1%}" if right + wrong else "–"
-        lines.append(f"| {kind} | {count} | {right} | {right / max(count, 1):.1%} | {wrong} | {precision} |")
-    return lines
+        rows.append(f"| {kind} | {count} | {right} | {right / max(count, 1):.1%} | {wrong} | {precision} |")
+    return rows
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`vitreous train digits` with five seeds, compared with scikit-learn's k-nearest neighbours on the same split.
+"""`vitreous train digits` five times, beside scikit-learn's k-nearest neighbours on the same split.
 
 python benchmarks/digits.py --out benchmarks/results/DATE-digits-HARDWARE.md
 """
@@ -23,7 +23,7 @@ from vitreous.system.machine import get_processor_name
 
 
 def train_digits(seed: int, scratch: str) -> tuple[float, float, float]:
-    """Validation and test top-1 of one run, and the seconds of its process."""
+    """Validation and test top-1 of one run, and its seconds as a whole process."""
     started = time.perf_counter()
     words = ["train", "digits", "--seed", str(seed), "--json", "--out", f"{scratch}/{seed}"]
     result = subprocess.run(
@@ -34,13 +34,13 @@ def train_digits(seed: int, scratch: str) -> tuple[float, float, float]:
 
 
 def measure_knn() -> tuple[int, float, float]:
-    """The best number of neighbours on the validation split, its accuracy there, and on the test split."""
+    """The number of neighbours that is best on the validation split, its accuracy there and on the test split."""
     splits = {name: split for name, split in open_digits().splits.items() if isinstance(split, ArraySplit)}
-    data_by_split = {name: (split.pixels.reshape(len(split), -1), split.labels) for name, split in splits.items()}
+    parts = {name: (split.pixels.reshape(len(split), -1), split.labels) for name, split in splits.items()}
     scores = []
     for k in (1, 3, 5, 7, 9):
-        model = KNeighborsClassifier(k).fit(*data_by_split["train"])
-        scores.append((model.score(*data_by_split["val"]), -k, model.score(*data_by_split["test"])))
+        model = KNeighborsClassifier(k).fit(*parts["train"])
+        scores.append((model.score(*parts["val"]), -k, model.score(*parts["test"])))
     val, k, test = max(scores)
     return -k, val, test
 
@@ -51,34 +51,34 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args()
     k, val, test = measure_knn()
-    lines = [
+    rows = [
         f"# digits, {time.strftime('%Y-%m-%d')}",
         "",
         f"{get_processor_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}.",
     ]
-    lines += [
+    rows += [
         (
             "`python benchmarks/digits.py`; the fixed split has 1,439 / 179 / 179 images, so one test image is 0.56 "
             "points."
         ),
         "",
     ]
-    lines += ["| | seed | val top-1 | test top-1 | seconds of the process |", "|---|---|---|---|---|"]
+    rows += ["| | seed | val top-1 | test top-1 | seconds, whole process |", "|---|---|---|---|---|"]
     tests, times = [], []
     with tempfile.TemporaryDirectory() as scratch:
         for seed in range(arguments.seeds):
             v, t, seconds = train_digits(seed, scratch)
             tests.append(t)
             times.append(seconds)
-            lines.append(f"| `vitreous train digits` | {seed} | {v:.2%} | {t:.2%} | {seconds:.0f} |")
-            print(lines[-1], flush=True)
+            rows.append(f"| `vitreous train digits` | {seed} | {v:.2%} | {t:.2%} | {seconds:.0f} |")
+            print(rows[-1], flush=True)
     spread = statistics.stdev(tests) if len(tests) > 1 else 0.0
-    lines.append(
+    rows.append(
         f"| mean of {len(tests)} seeds | | | **{statistics.mean(tests):.2%}** ± {spread:.2%} | "
         f"{statistics.median(times):.0f} (median) |"
     )
-    lines.append(f"| scikit-learn k-NN, k = {k} chosen on val | | {val:.2%} | {test:.2%} | |")
-    text = "\n".join(lines) + "\n"
+    rows.append(f"| scikit-learn k-NN, k = {k} chosen on val | | {val:.2%} | {test:.2%} | |")
+    text = "\n".join(rows) + "\n"
     print(text)
     if arguments.out:
         arguments.out.write_text(text)

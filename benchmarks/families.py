@@ -1,12 +1,12 @@
-"""CIFAR-10 from scratch with models of equal size and different kinds for equal time: a plain ViT, ViTs with a
-convolutional or ResNet stem, and Swin.
+"""CIFAR-10 from scratch by models of one size and different kinds in the same minutes: a plain ViT, convolutions or a
+small ResNet before one, and Swin.
 
     python benchmarks/families.py FOLDER --work DIR --rows ROWS.jsonl --out benchmarks/results/DATE-families-HARDWARE.md
 
-FOLDER has train/CLASS/* and test/CLASS/*. Each model uses `vitreous train`'s recipe for small images, for the epochs
-that fit into the minutes on --cores cores. Its rate is measured in processor seconds of one thread, which hardly depend
-on other load: the difference between a longer and a shorter run (DIR/MODEL/rate.json). Runs are resumed, and models
-with a row in ROWS skipped, so models can train in parallel, with OMP_NUM_THREADS=1.
+FOLDER has train/CLASS/* and test/CLASS/*. Each model has `vitreous train`'s recipe for small images, for as many
+epochs as the minutes hold on --cores cores. Its rate is counted in processor seconds of one thread, which other work on
+the machine changes little: those of a longer run less those of a shorter one (DIR/MODEL/rate.json). Runs are resumed,
+and models whose row is in ROWS skipped, so that models can be trained side by side: OMP_NUM_THREADS=1 for each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pretraining import measure_processor_rate, train_or_load
 from vitreous.data.sources import open_data
 from vitreous.system.machine import get_processor_name
 
-#: label in the table: name and config fields of the model; about 1.2 million parameters each
+#: what the table calls a model: its name, and fields of its config; about 1.2 million parameters each
 MODELS: dict[str, tuple[str, dict[str, str]]] = {
     "plain ViT": ("ViT-128x6/4", {}),
     "Conv+ViT": ("Conv+ViT-128x4/8", {}),
@@ -51,11 +51,11 @@ def build_train_options(name: str, folder: Path) -> dict[str, Any]:
     return {"data": str(folder), "model": model, "recipe": "small", "image_size": 32, "settings": settings}
 
 
-def measure_row(name: str, folder: Path, folder_path: Path, minutes: float, rate: float) -> dict[str, Any]:
-    """Train a model on the images that fit into `minutes` processor minutes; returns its row."""
-    options = build_train_options(name, folder)
+def measure_row(name: str, folder: Path, home: Path, minutes: float, rate: float) -> dict[str, Any]:
+    """Train a model for as many images as so many processor minutes hold, and what the table says of it."""
+    given = build_train_options(name, folder)
     epochs = round(rate * 60 * minutes / len(open_data(str(folder)).splits["train"]), 2)
-    summary = train_or_load(folder_path / "run", Path(options.pop("data")), epochs=epochs, save_every=200, **options)
+    summary = train_or_load(home / "run", Path(given.pop("data")), epochs=epochs, save_every=200, **given)
     return {
         "model": name,
         "parameters": summary["parameters"],
@@ -69,12 +69,12 @@ def measure_row(name: str, folder: Path, folder_path: Path, minutes: float, rate
 
 
 def build_page(rows: list[dict[str, Any]]) -> str:
-    """Build the table."""
+    """The table."""
     lines = [
         f"# CIFAR-10 (JPEG copy) from scratch by models of one size, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{get_processor_name()}, torch {torch.__version__}, one thread. One run each, seed 0, of the default recipe for small",
-        f"images, for the images that fit into {rows[0]['processor_minutes']:g} minutes of one processor core.",
+        f"{get_processor_name()}, torch {torch.__version__}, one thread. One run each, seed 0, of the recipe for small images as it",
+        f"stands, for as many images as {rows[0]['processor_minutes']:g} minutes of one processor core hold.",
         "",
         "    python benchmarks/families.py FOLDER --work DIR --rows ROWS.jsonl",
         "",
@@ -92,32 +92,30 @@ def build_page(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Measure the missing rows, and print the page."""
+    """Make the rows that are not there yet, and print the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--work", type=Path, required=True, help="folder of the runs; a second call resumes them")
-    parser.add_argument("--rows", type=Path, required=True, help="JSON lines, one per model")
+    parser.add_argument("--work", type=Path, required=True, help="where runs are kept; a second call goes on with them")
+    parser.add_argument("--rows", type=Path, required=True, help="JSON lines, a model each")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--models", nargs="*", choices=tuple(MODELS), default=tuple(MODELS))
     parser.add_argument("--minutes", type=float, default=15.0)
-    parser.add_argument(
-        "--cores", type=int, default=2, help="number of cores; --minutes counts the time of all of them"
-    )
-    parser.add_argument("--measured", type=int, default=80, help="steps of the run that measures images/s")
-    args = parser.parse_args()
-    read = lambda: [json.loads(line) for line in args.rows.open()] if args.rows.is_file() else []  # noqa: E731
-    for name in args.models:
-        run_folder = args.work / name.replace(" ", "-")
-        run_folder.mkdir(parents=True, exist_ok=True)
-        rate = measure_processor_rate(run_folder, args.measured, **build_train_options(name, args.folder))
+    parser.add_argument("--cores", type=int, default=2, help="cores that the minutes are of")
+    parser.add_argument("--measured", type=int, default=80, help="steps that measure the images a second")
+    given = parser.parse_args()
+    read = lambda: [json.loads(line) for line in given.rows.open()] if given.rows.is_file() else []  # noqa: E731
+    for name in given.models:
+        home = given.work / name.replace(" ", "-")
+        home.mkdir(parents=True, exist_ok=True)
+        rate = measure_processor_rate(home, given.measured, **build_train_options(name, given.folder))
         if name not in {row["model"] for row in read()}:
-            row = measure_row(name, args.folder, run_folder, args.minutes * args.cores, rate)
-            with args.rows.open("a") as file:
+            row = measure_row(name, given.folder, home, given.minutes * given.cores, rate)
+            with given.rows.open("a") as file:
                 file.write(json.dumps(row) + "\n")
     if rows := read():
         print(build_page(rows))
-        if args.out:
-            args.out.write_text(build_page(rows))
+        if given.out:
+            given.out.write_text(build_page(rows))
 
 
 if __name__ == "__main__":

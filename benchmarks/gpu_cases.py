@@ -1,4 +1,4 @@
-"""The timed cases of `gpu.py`: models and objectives, batch sizes, and compared libraries."""
+"""The timed cases of `gpu.py`: which models and objectives run, at which batch sizes, and beside which libraries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BuildStep = Callable[[Workload], BenchmarkStep]
 
 @dataclass(frozen=True)
 class BenchmarkCase:
-    """One contender at one workload; `compiles` if it uses torch.compile."""
+    """One contender at one piece of work; `compiles` where torch.compile takes part."""
 
     work: Workload
     name: str
@@ -40,10 +40,8 @@ class BenchmarkCase:
         return f"{self.name}, {self.settings}"
 
     def flops(self, executed: bool = False) -> float:
-        """Floating-point operations per image, two per multiply-add; 0 if unknown.
-
-        `executed`: without those of the last block that vitreous skips, since the head uses one token.
-        """
+        """Floating-point operations of an image, two to a multiply-add; 0 where nobody counts them. `executed`: without
+        those of the last block that vitreous leaves out, since the head reads one token."""
         config = config_from_name(self.work.model, self.work.image_size)
         if self.work.task in ("inference", "train"):
             passes = 1 if self.work.task == "inference" else 3
@@ -103,7 +101,7 @@ def training_cases(device: str, tiny: bool) -> list[BenchmarkCase]:
 
 
 def build_whole_graph_step(work: Workload) -> BenchmarkStep:
-    """A step whose objective, including losses, is one compiled graph instead of compiled blocks."""
+    """A step whose objective is one compiled graph, losses included, in place of compiled blocks."""
     shards = ours.Shards
     ours.Shards = lambda objective, flat: shards(objective, flat, torch.compile(objective))
     try:
@@ -113,7 +111,7 @@ def build_whole_graph_step(work: Workload) -> BenchmarkStep:
 
 
 def train_with_cudnn(work: Workload) -> BenchmarkStep:
-    """The default with cuDNN's attention instead of PyTorch's preferred kernel; `gpu.reset_compiler` undoes it."""
+    """The default with cuDNN's attention in place of the kernel that PyTorch prefers; `gpu.reset` undoes it."""
     torch.backends.cuda.enable_flash_sdp(False)
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     return ours.build_train_step(work, compiled=work.device != "cpu")
@@ -129,7 +127,7 @@ def inference_cases(device: str, tiny: bool) -> list[BenchmarkCase]:
             BenchmarkCase(
                 work,
                 "vitreous",
-                "--engine torch, including transfers",
+                "--engine torch, from the host and back",
                 partial(ours.build_inference_step, engine="torch"),
             ),
             BenchmarkCase(
@@ -154,12 +152,12 @@ def inference_cases(device: str, tiny: bool) -> list[BenchmarkCase]:
 
 
 def timm_compiled(work: Workload, mode: str | None) -> BenchmarkStep:
-    """timm's model in bfloat16, compiled with inductor; `mode` is that of torch.compile."""
+    """timm's model in bfloat16 by inductor; `mode` is that of torch.compile."""
     return models.build_peer_inference_step(work, "timm", "bf16", True, mode).turn
 
 
 def build_device_step(work: Workload, compiled: bool = False) -> BenchmarkStep:
-    """The default engine on uint8 images on the device, without copying the logits to the host."""
+    """The default engine on uint8 images that lie on the device, without the copy of the logits to the host."""
     engine = TorchEngine(*ours.build_random_classifier(work), work.device)
     if compiled:
         compile_blocks(engine.model)
@@ -173,7 +171,7 @@ def build_device_step(work: Workload, compiled: bool = False) -> BenchmarkStep:
 
 
 def objective_cases(device: str, tiny: bool) -> list[BenchmarkCase]:
-    """Steps of the other objectives and families, each with a compared library."""
+    """Steps of the other objectives and families, each beside a peer."""
 
     def work(task: str, model: str, batch: int, size: int = 224) -> Workload:
         models_ = {"dit": "DiT-64x2/2"}
@@ -233,7 +231,7 @@ def objective_cases(device: str, tiny: bool) -> list[BenchmarkCase]:
 
 
 def shrink_heads() -> None:
-    """Give the self-supervised objectives of `vitreous.apps.bench` small decoders and heads, for CPUs."""
+    """Give the self-supervised objectives of `vitreous.apps.bench` decoders and heads that a CPU computes in a moment."""
     table = pretraining_steps.PRETRAINING_CONFIGS
     small = {"prototypes": 64, "head_width": 64, "bottleneck": 32}
     smaller = {"mae": {"decoder_width": 32, "decoder_depth": 1, "decoder_heads": 2}, "dino": small, "dinov2": small}
@@ -243,7 +241,7 @@ def shrink_heads() -> None:
 
 
 def make_vitreous_cases(work: Workload, build: Callable[..., BenchmarkStep]) -> list[BenchmarkCase]:
-    """Our cases with compiled blocks, and without."""
+    """Ours with compiled blocks, and without."""
     return [
         BenchmarkCase(work, "vitreous", "default: compiled blocks, CUDA graph", partial(build, compiled=True), True),
         BenchmarkCase(work, "vitreous", "eager", partial(build, compiled=False, graphs=False)),
@@ -251,8 +249,7 @@ def make_vitreous_cases(work: Workload, build: Callable[..., BenchmarkStep]) -> 
 
 
 def detection_backbone(work: Workload, is_ours: bool, compiled: bool = True) -> BenchmarkStep:
-    """Forward and backward pass of ViTDet's backbone: ours in bfloat16, the plain modules of `vitdet.py` in
-    autocast."""
+    """Forward and backward pass of ViTDet's backbone: ours in bfloat16, the plain modules of `vitdet.py` in autocast."""
     config: Any = config_from_name(work.model, work.image_size)
     dtype = torch.bfloat16 if is_ours else torch.float32
     model: Any = (
@@ -263,8 +260,8 @@ def detection_backbone(work: Workload, is_ours: bool, compiled: bool = True) -> 
     if is_ours and compiled:
         compile_blocks(model)
     if forward is None:
-        compiled_model = torch.compile(model) if compiled else model
-        forward = lambda: compiled_model(images)  # noqa: E731
+        whole = torch.compile(model) if compiled else model
+        forward = lambda: whole(images)  # noqa: E731
     context = nullcontext() if is_ours else torch.autocast(work.device.split(":")[0], torch.bfloat16)
 
     def turn() -> float:

@@ -1,4 +1,4 @@
-"""The part of `gpu.py` that measures limits of the GPU: float8 products, attention kernels, FSDP2."""
+"""The part of `gpu.py` that asks what else the card could give: float8 products, attention kernels, FSDP2."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from vitreous.training.shards import Shards
 from vitreous.training.throughput import measure_peak_flops
 
 Row = dict[str, Any]
-#: rows, inputs and outputs of a product: the two of the MLP and that of queries, keys and values, for 256 images
+#: rows, inputs and outputs of a product: the two of the MLP and that of queries, keys and values, at 256 images
 PRODUCT_SHAPES = {
     "ViT-B/16": [(50432, 768, 2304), (50432, 768, 3072), (50432, 3072, 768)],
     "ViT-L/16": [(25216, 1024, 3072), (25216, 1024, 4096), (25216, 4096, 1024)],
@@ -35,7 +35,7 @@ PRODUCT_SHAPES = {
 
 
 def limit_cases(device: str, tiny: bool) -> list[tuple[str, str, Callable[[], Row]]]:
-    """The cases: work, contender, and a function that returns the rest of the row."""
+    """Work, contender, and a function that returns the rest of its row."""
     cases: list[tuple[str, str, Callable[[], Row]]] = []
     for model, shapes in PRODUCT_SHAPES.items():
         for rows, inputs, outputs in shapes:
@@ -64,14 +64,14 @@ def limit_cases(device: str, tiny: bool) -> list[tuple[str, str, Callable[[], Ro
 
 
 def profile_step(work: Workload, steps: int = 3, shown: int = 16) -> Row:
-    """The slowest kernels of a default training step: milliseconds per step, and number of calls."""
+    """The kernels of a default training step that take longest: milliseconds of a step, and how often they run."""
     turn = ours.build_train_step(work, compiled=work.device != "cpu")
     for _ in range(5):
         turn()
-    activities = [torch.profiler.ProfilerActivity.CPU]
+    kinds = [torch.profiler.ProfilerActivity.CPU]
     if work.device != "cpu":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=activities) as profile:
+        kinds.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=kinds) as profile:
         for _ in range(steps):
             turn()
         synchronize_device(work.device)
@@ -86,7 +86,7 @@ def profile_step(work: Workload, steps: int = 3, shown: int = 16) -> Row:
 
 
 def timed_flops(run: Callable[[], Any], flops: float, device: str) -> Row:
-    """Operations per second of a function, and their share of the bfloat16 peak."""
+    """Operations a second of a function, and their share of the bfloat16 peak."""
 
     def turn() -> float:
         run()
@@ -99,7 +99,7 @@ def timed_flops(run: Callable[[], Any], flops: float, device: str) -> Row:
 
 
 def bf16_product(device: str, shape: tuple[int, int, int]) -> Row:
-    """A product with a bias, as in `nn.Linear`."""
+    """A product with a bias, as `nn.Linear` has it."""
     rows, inputs, outputs = shape
     x, weight, bias = (
         torch.randn(size, device=device, dtype=torch.bfloat16)
@@ -110,27 +110,27 @@ def bf16_product(device: str, shape: tuple[int, int, int]) -> Row:
 
 
 def fp8_product(device: str, shape: tuple[int, int, int]) -> Row:
-    """The same in float8 (e4m3) with one scale per tensor, quantised beforehand."""
+    """The same in float8 (e4m3) with one scale for each tensor, which was quantised before."""
     rows, inputs, outputs = shape
     x, weight = (
         torch.randn(size, device=device).to(torch.float8_e4m3fn) for size in ((rows, inputs), (outputs, inputs))
     )
-    unit_scale = torch.ones((), device=device)
+    one = torch.ones((), device=device)
     scaled_mm = torch._scaled_mm  # pyright: ignore[reportPrivateImportUsage]
-    product = partial(scaled_mm, x, weight.t(), scale_a=unit_scale, scale_b=unit_scale, out_dtype=torch.bfloat16)
+    product = partial(scaled_mm, x, weight.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
     with torch.inference_mode():
         return timed_flops(product, 2.0 * rows * inputs * outputs, device)
 
 
 def time_attention(device: str, shape: tuple[int, ...], backend: SDPBackend | None) -> Row:
-    """Forward and backward pass of attention with one kernel, or PyTorch's choice; queries, keys and values are slices
-    of one tensor, as in a model."""
+    """Forward and backward pass of attention by one kernel, or the one that PyTorch chooses; queries, keys and values are slices of one tensor, as a
+    model has them."""
     batch, heads, tokens, size = shape
     qkv = torch.randn(batch, tokens, 3, heads, size, device=device, dtype=torch.bfloat16, requires_grad=True)
     grad = torch.randn(batch, heads, tokens, size, device=device, dtype=torch.bfloat16)
 
     def run() -> None:
-        q, k, v = (projection.transpose(1, 2) for projection in qkv.unbind(2))
+        q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))
         with sdpa_kernel(backend) if backend else nullcontext():
             F.scaled_dot_product_attention(q, k, v).backward(grad)
         qkv.grad = None
@@ -144,7 +144,7 @@ def time_plain_step(work: Workload) -> Row:
 
 
 def timed_images(turn: Callable[[], float], work: Workload) -> Row:
-    """Images/s and memory."""
+    """Images a second, and memory."""
     from vitreous.system.cores import get_peak_memory
 
     for _ in range(3):
@@ -154,7 +154,7 @@ def timed_images(turn: Callable[[], float], work: Workload) -> Row:
 
 
 def sharded_step(work: Workload) -> Row:
-    """The same with FSDP2 in a group of one process."""
+    """The same on FSDP2 in a group of one process."""
     import torch.distributed as dist
 
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}

@@ -1,4 +1,4 @@
-"""The parts of `gpu.py` that run `vitreous train`: image files, images in memory, synchronisations, CIFAR-10."""
+"""The parts of `gpu.py` that run `vitreous train` itself: files, images in memory, synchronisations, CIFAR-10."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vitreous.training import session
 
 Row = dict[str, Any]
 NEVER = 10**9
-PROFILED_STEPS = (12, 22)  # steps with the profiler; in as many further steps, synchronisations are traced to a line
+PROFILED_STEPS = (12, 22)  # steps under the profiler, then as many whose synchronisations are traced to a line
 
 
 def write_photos(folder: Path, count: int, size: tuple[int, int]) -> Path:
@@ -38,7 +38,7 @@ def write_photos(folder: Path, count: int, size: tuple[int, int]) -> Path:
 
 
 def write_photo(job: tuple[str, int, tuple[int, int]]) -> None:
-    """Write one photograph; `job` is a path, a seed, and width and height."""
+    """Write one of them; `job` is a path, a seed, and width and height."""
     path, seed, size = job
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (9, 12, 3), dtype=np.uint8)).resize(size, Image.Resampling.BICUBIC)
@@ -47,8 +47,8 @@ def write_photo(job: tuple[str, int, tuple[int, int]]) -> None:
 
 
 class SynchronisationCounter:
-    """A hook of the training loop that counts CUDA synchronisations per step, with the profiler and with PyTorch's sync
-    debug mode, which reports the line."""
+    """A hook of the training loop that counts CUDA synchronisations of steps, by the profiler and by PyTorch's own
+    debug mode, which names the line."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -57,12 +57,12 @@ class SynchronisationCounter:
         self.caught: Any = None
 
     def __call__(self, state: Any) -> None:
-        """After a step: start or stop recording."""
+        """After a step: begin or end what is recorded."""
         first, last = PROFILED_STEPS
         length = last - first
         if state.step == first and torch.cuda.is_available():
-            activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-            self.profiler = torch.profiler.profile(activities=activities, acc_events=True)
+            kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+            self.profiler = torch.profiler.profile(activities=kinds, acc_events=True)
             self.profiler.start()
         elif state.step == last and self.profiler:
             self.profiler.stop()
@@ -81,7 +81,7 @@ class SynchronisationCounter:
                     self.lines[f"{Path(item.filename).name}:{item.lineno}"] += 1
 
     def row(self) -> Row:
-        """Counts per step."""
+        """Counts of a step."""
         length = PROFILED_STEPS[1] - PROFILED_STEPS[0]
         return {
             "synchronisations_per_step": {name: count / length for name, count in self.counts.items()},
@@ -91,7 +91,7 @@ class SynchronisationCounter:
 
 @contextmanager
 def add_step_hook(hook: Callable[[Any], None]) -> Iterator[None]:
-    """Call the hook after each step of every run in this context."""
+    """Every run in this context calls the hook after each step."""
     fit = session.run_training_loop
     session.run_training_loop = lambda state, batches, hooks=(): fit(state, batches, [*hooks, (0, hook)])
     try:
@@ -101,7 +101,7 @@ def add_step_hook(hook: Callable[[Any], None]) -> Iterator[None]:
 
 
 def run_loop(name: str, data: str, steps: int, **options: Any) -> Row:
-    """Train for some steps; returns the log's values for the second half, and synchronisations per step."""
+    """Train for some steps and return what its log says of the second half, with synchronisations of a step."""
     counter = SynchronisationCounter()
     with tempfile.TemporaryDirectory() as scratch, add_step_hook(counter):
         out = Path(scratch) / "run"
@@ -119,7 +119,7 @@ def run_loop(name: str, data: str, steps: int, **options: Any) -> Row:
 
 
 def loop_cases(device: str, tiny: bool, photos: Path, cifar: Path | None) -> list[tuple[str, Callable[[], Row]]]:
-    """The cases by name."""
+    """What is run, by name."""
     steps = 8 if tiny else 60
     small = {"device": device, "epochs": None, "warmup_steps": 1}
     options: dict[str, dict[str, Any]] = {
@@ -138,11 +138,11 @@ def loop_cases(device: str, tiny: bool, photos: Path, cifar: Path | None) -> lis
         }
     cases: list[tuple[str, Callable[[], Row]]] = []
 
-    def add(name: str, data: str, run_options: dict[str, Any]) -> None:
-        cases.append((name, lambda: run_loop(name, data, steps, **small, **run_options)))
+    def add(name: str, data: str, given: dict[str, Any]) -> None:
+        cases.append((name, lambda: run_loop(name, data, steps, **small, **given)))
 
-    for name, run_options in options.items():
-        add(name, str(photos), run_options)
+    for name, given in options.items():
+        add(name, str(photos), given)
     memory = str(cifar) if cifar else "digits"
     title = "CIFAR-10" if cifar else "digits"
     add(
@@ -159,7 +159,7 @@ def loop_cases(device: str, tiny: bool, photos: Path, cifar: Path | None) -> lis
 
 
 def unpack_cifar(source: Path | None, folder: Path) -> Path | None:
-    """The class folders of CIFAR-10: `source`, or the content of its archive; None without a source."""
+    """The class folders of CIFAR-10: `source` itself, or what an archive of it holds; None without one."""
     if source is None or source.is_dir():
         return source
     with tarfile.open(source) as archive:
@@ -168,7 +168,7 @@ def unpack_cifar(source: Path | None, folder: Path) -> Path | None:
 
 
 def train_cifar(data: Path, device: str, seconds: float, tiny: bool, model: str, batch_size: int, rate: float) -> Row:
-    """Train on CIFAR-10 for `seconds` at `rate` images/s, and return the test accuracy."""
+    """CIFAR-10 for so many seconds at `rate` images a second, and the test accuracy."""
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "run"
         started = time.perf_counter()

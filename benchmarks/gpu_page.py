@@ -15,7 +15,7 @@ TABLE_HEAD = "| work | contender | images/s (lowest to highest) | of peak, model
 
 
 def build_page(rows: list[Row]) -> str:
-    """Build the page of a run."""
+    """The page of a run."""
     cards = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     peaks = [row["peak"] for row in rows if row.get("peak")]
     lines = [
@@ -25,15 +25,15 @@ def build_page(rows: list[Row]) -> str:
         "",
         "    bash benchmarks/gpu.sh OUT",
         "",
-        "Each value is the median of three windows of 0.4 s after warm-up. Executed FLOPs are those of the model without",
-        "the part of the last block that vitreous skips, since the head uses one token. Shares are of the peak, measured",
+        "Each figure is the median of three windows of 0.4 s after warm-up. Executed FLOPs are those of the model without",
+        "what vitreous leaves out of the last block, of which the head reads one token. Shares are of the peak, measured",
         "in the same process:",
         f"products of 8192 x 8192 matrices in bfloat16, {min(peaks, default=0) / 1e12:.0f} to {max(peaks, default=0) / 1e12:.0f} TFLOP/s.",
         "",
     ]
     for name in dict.fromkeys(row["section"] for row in rows if "section" in row):
-        section_rows = [row for row in rows if row.get("section") == name]
-        lines += [f"## {name.capitalize()}", "", *SECTION_FORMATTERS.get(name, timed_lines)(section_rows), ""]
+        own = [row for row in rows if row.get("section") == name]
+        lines += [f"## {name.capitalize()}", "", *SECTION_FORMATTERS.get(name, timed_lines)(own), ""]
     return "\n".join(lines)
 
 
@@ -59,25 +59,25 @@ def timed_lines(rows: list[Row]) -> list[str]:
 
 
 def format_rows(rows: list[Row]) -> list[str]:
-    """Each row as a list of its values."""
+    """Each row as a list of its figures."""
     lines = []
     for row in rows:
         if "work" in row:
-            values = {key: value for key, value in row.items() if key not in ("section", "work", "contender")}
+            figures = {key: value for key, value in row.items() if key not in ("section", "work", "contender")}
             lines.append(
                 f"- {row['work']}, {row['contender']}: "
-                + ", ".join(f"{k} {format_value(v)}" for k, v in values.items())
+                + ", ".join(f"{k} {format_value(v)}" for k, v in figures.items())
             )
     return [*lines, "", *format_duration(rows)]
 
 
 def format_value(value: Any) -> str:
-    """A value with four significant digits."""
+    """A figure with four digits that count."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def test_lines(rows: list[Row]) -> list[str]:
-    """The results of pytest."""
+    """What pytest said."""
     lines = []
     for row in rows:
         if "tests" in row:
