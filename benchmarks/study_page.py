@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def public_page(study_folder: Path, figure_url: str, threads: int, note: str) -> str:
-    """The Markdown of the study in `study_folder` for the repository, with its figure at the URL `figure`."""
+    """The Markdown of the study in `study_folder` for the repository, with its figure at the URL `figure_url`."""
     settings = json.loads((study_folder / "study.json").read_text("utf-8"))["settings"]
     text = (study_folder / "report.md").read_text("utf-8").replace("](figure.svg)", f"]({figure_url})")
     text = text.replace(settings["data"], "FOLDER").replace(f" --out {study_folder.parent}", "")

@@ -24,7 +24,7 @@ WEIGHTS_FOLDER = (
 
 
 class ForkingReader:
-    """Replaces `run_child`. The process starts with the first order, and again after a timeout."""
+    """Replaces `run_unpickle_child`. The process starts with the first order, and again after a timeout."""
 
     process: subprocess.Popen[str] | None = None
 

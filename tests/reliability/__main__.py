@@ -88,9 +88,12 @@ def main() -> int:
             missed |= bool(tally.misses)
             print(json.dumps({"line": tally.line, "misses": tally.misses}) if serves else tally.line, flush=True)
             for miss in [] if serves else tally.misses:
-                print(f"  MISSED (seed {args.seed}) {miss}", flush=True)
+                print(f"  FAILED (seed {args.seed}) {miss}", flush=True)
     if not serves:
-        print(f"{'something was missed' if missed else 'all kept'}, {time.monotonic() - start_time:.0f} s", flush=True)
+        print(
+            f"{'some checks failed' if missed else 'all checks passed'}, {time.monotonic() - start_time:.0f} s",
+            flush=True,
+        )
     return int(missed)
 
 

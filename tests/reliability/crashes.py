@@ -117,9 +117,9 @@ def install_recorder(out: Path, listing: Path, at: int = 0) -> Callable[[], obje
 
 def list_crash_points(bench: Bench) -> list[str]:
     """Every crash point of an uninterrupted run, in order."""
-    out, listing = bench.out(), bench.home / "points"
+    out, listing = bench.new_run_folder(), bench.home / "points"
     bench.finish(SHORT_PLAN, out, install_recorder(out, listing))
-    bench.same(SHORT_PLAN, out)
+    bench.check_outcome(SHORT_PLAN, out)
     return listing.read_text().splitlines()
 
 
@@ -131,7 +131,7 @@ def check_crash_points(bench: Bench, tally: Tally, every: int = 1) -> None:
     expect(inside >= 30, f"only {inside} points inside a save: the recorder misses file changes")
     published = next(index for index, point in enumerate(points) if point == "save os.rename to step")
     for at in range(1, len(points) + 1, every):
-        out = bench.out()
+        out = bench.new_run_folder()
         with tally.trial(f"point {at} of {len(points)}, {points[at - 1]}"):
             child = bench.start(SHORT_PLAN, out, install_recorder(out, bench.home / "seen", at))
             code = child.wait()
@@ -143,5 +143,5 @@ def check_crash_points(bench: Bench, tally: Tally, every: int = 1) -> None:
             ]
             expect(valid or at <= published + 1, "the earlier checkpoint is gone")
             bench.finish(SHORT_PLAN, out)
-            bench.same(SHORT_PLAN, out)
+            bench.check_outcome(SHORT_PLAN, out)
     tally.facts |= {"points of the run": len(points), "of them inside a save": inside}

@@ -48,8 +48,7 @@ def swap_files(name: str, other: str) -> DamageFunction:
 def list_damages(
     checkpoint: Path, older: Path, chance: random.Random, flips: int
 ) -> Iterator[tuple[str, DamageFunction]]:
-    """Every type of damage to every file of a checkpoint; files of the older checkpoint `before` have the same
-    sizes."""
+    """Every type of damage to every file of a checkpoint; files of the `older` checkpoint have the same sizes."""
     names = sorted(path.name for path in checkpoint.iterdir())
     cuts: dict[str, Callable[[int], int]] = {
         "to 0": lambda size: 0,
@@ -83,9 +82,9 @@ def list_damages(
         )
 
 
-def half_way(bench: Bench, plan: RunPlan) -> Path:
+def run_half_way(bench: Bench, plan: RunPlan) -> Path:
     """A run stopped half way, with two checkpoints."""
-    out, sent = bench.out(), bench.home / "sent"
+    out, sent = bench.new_run_folder(), bench.home / "sent"
     expect_stopped(bench.start(plan, out, run_after_step(20, lambda: send_signal(sent))), out, sent)
     return out
 
@@ -101,7 +100,7 @@ def check_damaged_checkpoints(
     `resumes` of the runs are completed."""
     chance, cases = random.Random(bench.seed + 3), []
     for plan in plans:
-        out = half_way(bench, plan)
+        out = run_half_way(bench, plan)
         newest, older = list(CheckpointStore(out / "checkpoints").list_paths())
         store, keep = CheckpointStore(out / "checkpoints"), bench.home / "whole"
         damages = list(list_damages(newest, older, chance, flips))
@@ -118,13 +117,13 @@ def check_damaged_checkpoints(
             keep.rename(newest)
     equal = 0
     for plan, out, damage, harm in chance.sample(cases, resumes):
-        copied = bench.out()
+        copied = bench.new_run_folder()
         shutil.copytree(out, copied)
         with tally.trial(f"{plan.name}: {damage}, resumed", 0):
             harm(next(CheckpointStore(copied / "checkpoints").list_paths()))
             log = bench.finish(plan, copied)
             expect("is not used" in log, f"no warning: {log}")
-            bench.same(plan, copied)
+            bench.check_outcome(plan, copied)
             equal += 1
     if equal < resumes:
         tally.tried += 1
@@ -134,9 +133,9 @@ def check_damaged_checkpoints(
 def check_no_valid_checkpoint(bench: Bench, tally: Tally, count: int = 5) -> None:
     """If both checkpoints are damaged, the run reports it, exits with 4 and does not restart from scratch."""
     chance = random.Random(bench.seed + 4)
-    plan, out = ADAMW_PLAN, half_way(bench, ADAMW_PLAN)
+    plan, out = ADAMW_PLAN, run_half_way(bench, ADAMW_PLAN)
     for index in range(count):
-        copied = bench.out()
+        copied = bench.new_run_folder()
         shutil.copytree(out, copied)
         with tally.trial(f"seed {bench.seed}, {index}"):
             checkpoints = list(CheckpointStore(copied / "checkpoints").list_paths())

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
-from tests.reliability.rig import ADAMW_PLAN, Bench, CheckFailure, newest_step, read_outcome
+from tests.reliability.rig import ADAMW_PLAN, Bench, CheckFailure, find_newest_step, read_outcome
 from tests.reliability.stops import run_after_step, run_before_call
 from tests.reliability.tally import Tally, expect
 from vitreous.training import saving
@@ -22,14 +22,14 @@ from vitreous.training.folder import RunFolder
 DiskFault = Callable[[], Callable[[], object]]
 
 
-def small_files() -> Callable[[], object]:
+def limit_file_size() -> Callable[[], object]:
     """No file may exceed 100,000 bytes; checkpoints do."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def little_space() -> Callable[[], object]:
+def limit_free_space() -> Callable[[], object]:
     """As much free space as a checkpoint needs, without the reserve of 20 %."""
     real = shutil.disk_usage
     shutil.disk_usage = lambda path: SimpleNamespace(free=550_000)  # type: ignore[assignment,return-value]
@@ -52,8 +52,8 @@ def fail_sync(number: int) -> DiskFault:
 
 
 DISK_FAULTS: dict[str, DiskFault] = {
-    "file size limit": small_files,
-    "too little space": little_space,
+    "file size limit": limit_file_size,
+    "too little space": limit_free_space,
     "ENOSPC": fail_sync(errno.ENOSPC),
     "EDQUOT": fail_sync(errno.EDQUOT),
     "EIO": fail_sync(errno.EIO),
@@ -63,7 +63,8 @@ DISK_FAULTS: dict[str, DiskFault] = {
 def inject_fault(
     fault: DiskFault, first: int, last: int, during_fault: Callable[[], object] = lambda: None
 ) -> Callable[[], object]:
-    """Return a function that makes the saves `first` to `last` of a child meet a fault; `sees` is called during it."""
+    """Return a function that makes the saves `first` to `last` of a child meet a fault; `during_fault` is called
+    meanwhile."""
 
     def prepare() -> None:
         real, count = saving.Checkpointer.save, 0
@@ -86,7 +87,7 @@ def check_full_disks(bench: Bench, tally: Tally, share: int = 1) -> None:
     """A failed save is reported and the run continues to the same outcome; after three in a row it exits with 6 and can
     be resumed."""
     for name, fault in list(DISK_FAULTS.items())[::share]:
-        out = bench.out()
+        out = bench.new_run_folder()
         with tally.trial(f"{name} at two saves"):
             log = " ".join(bench.finish(ADAMW_PLAN, out, inject_fault(fault, 3, 4)).split())
             for save_number in (1, 2):
@@ -95,8 +96,8 @@ def check_full_disks(bench: Bench, tally: Tally, share: int = 1) -> None:
                 "checkpoint of step 9 not saved in" in log and str(out) in log.replace(" ", "").replace("run", "run "),
                 log,
             )
-            bench.same(ADAMW_PLAN, out)
-        out = bench.out()
+            bench.check_outcome(ADAMW_PLAN, out)
+        out = bench.new_run_folder()
         with tally.trial(f"{name} from the third save on"):
             child = bench.start(ADAMW_PLAN, out, inject_fault(fault, 3, 99))
             expect((code := child.wait()) == 6, f"exit {code}: {child.text}")
@@ -104,22 +105,22 @@ def check_full_disks(bench: Bench, tally: Tally, share: int = 1) -> None:
             expect("checkpoint of step 15 not saved in" in log and "Traceback" not in log, log)
             expect(name != "too little space" or "1 MB needed and 20 % to spare, 1 MB free" in log, log)
             expect(
-                newest_step(out) == 6 and find_damage(CheckpointStore(out / "checkpoints").get_path(6)) is None,
-                f"newest {newest_step(out)}",
+                find_newest_step(out) == 6 and find_damage(CheckpointStore(out / "checkpoints").get_path(6)) is None,
+                f"newest {find_newest_step(out)}",
             )
             expect(not list((out / "checkpoints").glob(".tmp-*")), "strays")
             bench.finish(ADAMW_PLAN, out)
-            bench.same(ADAMW_PLAN, out)
+            bench.check_outcome(ADAMW_PLAN, out)
     with tally.trial("SIGTERM when nothing can be saved"):
-        out = bench.out()
+        out = bench.new_run_folder()
         stop = run_after_step(13, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        child = bench.start(ADAMW_PLAN, out, lambda: (inject_fault(small_files, 5, 9)(), stop()))
+        child = bench.start(ADAMW_PLAN, out, lambda: (inject_fault(limit_file_size, 5, 9)(), stop()))
         expect((code := child.wait()) == 143, f"exit {code}: {child.text}")
-        expect("stopped at step 13 of 39, not saved" in child.text and newest_step(out) == 12, child.text)
+        expect("stopped at step 13 of 39, not saved" in child.text and find_newest_step(out) == 12, child.text)
         bench.finish(ADAMW_PLAN, out)
-        bench.same(ADAMW_PLAN, out)
+        bench.check_outcome(ADAMW_PLAN, out)
     with tally.trial("metrics on a full disk"):
-        out = bench.out()
+        out = bench.new_run_folder()
         log = bench.finish(ADAMW_PLAN, out, run_before_call(RunFolder, "append", 5, raise_disk_full))
         expect("not written" in log and "training continues" in log, log)
         expected, outcome = dict(bench.reference(ADAMW_PLAN)[0]), read_outcome(out)
@@ -136,7 +137,7 @@ def check_removed_folder(bench: Bench, tally: Tally) -> None:
     """If the run folder is removed during a run, the run exits with 6 and reports the folder, without hanging: early,
     late and at the end."""
     for step in (2, 20, 38):
-        out: Path = bench.out()
+        out: Path = bench.new_run_folder()
         with tally.trial(f"removed at step {step}"):
             child = bench.start(ADAMW_PLAN, out, run_after_step(step, lambda out=out: shutil.rmtree(out)))
             code, log = child.wait(60), child.text

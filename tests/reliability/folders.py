@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from tests.reliability.rig import ADAMW_PLAN, Bench, ChildRun, newest_step, read_outcome
+from tests.reliability.rig import ADAMW_PLAN, Bench, ChildRun, find_newest_step, read_outcome
 from tests.reliability.stops import expect_stopped, run_after_step, send_signal
 from tests.reliability.tally import Tally, expect
 from vitreous.system.disk import compute_sha256
@@ -38,20 +38,20 @@ def check_clocks(bench: Bench, tally: Tally) -> None:
         "at 0": lambda: 0.0,
     }
     for clock_name, clock in lies.items():
-        out = bench.out()
+        out = bench.new_run_folder()
         with tally.trial(f"clock {clock_name}"):
             expect_stopped(bench.start(ADAMW_PLAN, out, run_after_step(20, lambda: send_signal(sent))), out, sent)
             for path in (out / "checkpoints").rglob("*"):
                 os.utime(path, (chance.uniform(0, 4e9), chance.uniform(0, 4e9)))
             log = bench.finish(ADAMW_PLAN, out, lambda clock=clock: setattr(time, "time", clock))
             expect("resumed at step 20" in log, log)
-            bench.same(ADAMW_PLAN, out)
+            bench.check_outcome(ADAMW_PLAN, out)
 
 
 def check_concurrent_runs(bench: Bench, tally: Tally) -> None:
     """A second run in the same folder is rejected within 2 s with the first run's process ID and changes nothing; the
     first one completes."""
-    sent, out = bench.home / "sent", bench.out()
+    sent, out = bench.home / "sent", bench.new_run_folder()
     sent.unlink(missing_ok=True)
     first_run = bench.start(ADAMW_PLAN, out, run_after_step(10, lambda: (sent.write_text("here"), time.sleep(8))))
     while not sent.exists():
@@ -66,7 +66,7 @@ def check_concurrent_runs(bench: Bench, tally: Tally) -> None:
             expect((out / "config.yaml").read_bytes() == config, "the config of the first was changed")
     with tally.trial("the first"):
         expect(first_run.wait() == 0, first_run.text)
-        bench.same(ADAMW_PLAN, out)
+        bench.check_outcome(ADAMW_PLAN, out)
 
 
 def check_retention(bench: Bench, tally: Tally) -> None:
@@ -74,7 +74,7 @@ def check_retention(bench: Bench, tally: Tally) -> None:
     for keep, num_kept in ((1, 2), (2, 2), (5, 5)):
         plan = replace(ADAMW_PLAN, name=f"keep {keep}", options={**ADAMW_PLAN.options, "keep": keep})
         with tally.trial(plan.name):
-            out = bench.out()
+            out = bench.new_run_folder()
             child = bench.start(plan, out, run_after_step(25, lambda: os.kill(os.getpid(), signal.SIGKILL)))
             expect(child.wait() == -signal.SIGKILL, child.text)
             bench.finish(plan, out)
@@ -90,12 +90,12 @@ def check_retention(bench: Bench, tally: Tally) -> None:
 def check_stale_checkpoints(bench: Bench, tally: Tally) -> None:
     """An incomplete checkpoint, one of a later version, and changed data are skipped or rejected, each with its
     reason."""
-    sent, stopped_run = bench.home / "sent", bench.out()
+    sent, stopped_run = bench.home / "sent", bench.new_run_folder()
     expect_stopped(
         bench.start(ADAMW_PLAN, stopped_run, run_after_step(20, lambda: send_signal(sent))), stopped_run, sent
     )
     with tally.trial("half a checkpoint with a higher number"):
-        out = bench.out()
+        out = bench.new_run_folder()
         shutil.copytree(stopped_run, out)
         (out / "checkpoints" / "step-00000099").mkdir()
         shutil.copy(out / "checkpoints" / "step-00000020" / "model.safetensors", out / "checkpoints" / "step-00000099")
@@ -104,7 +104,7 @@ def check_stale_checkpoints(bench: Bench, tally: Tally) -> None:
         weights = read_bundle_weights(out)
         expect(weights == bench.reference(ADAMW_PLAN)[0]["bundle"], "another outcome")
     with tally.trial("a later format"):
-        out = bench.out()
+        out = bench.new_run_folder()
         shutil.copytree(stopped_run, out)
         for checkpoint in CheckpointStore(out / "checkpoints").list_paths():
             state = json.loads((checkpoint / "state.json").read_text())
@@ -130,9 +130,9 @@ def check_stale_checkpoints(bench: Bench, tally: Tally) -> None:
             expect_error(
                 bench.start(ADAMW_PLAN, stopped_run), 3, "has changed since the run began", "--allow-data-change"
             )
-            expect(newest_step(stopped_run) == 20, "the run continued")
+            expect(find_newest_step(stopped_run) == 20, "the run continued")
         with tally.trial("one image removed, allowed"):
-            out = bench.out()
+            out = bench.new_run_folder()
             shutil.copytree(stopped_run, out)
             child = bench.start(ADAMW_PLAN, out, None, "--allow-data-change")
             expect_error(child, 0, "continuing with the current files")
@@ -149,7 +149,7 @@ def read_bundle_weights(out) -> bytes:
 def check_edited_options(bench: Bench, tally: Tally) -> None:
     """Changed options on resuming are rejected with a list; with --override the schedule continues at values computed
     by hand."""
-    sent, stopped_run = bench.home / "sent", bench.out()
+    sent, stopped_run = bench.home / "sent", bench.new_run_folder()
     expect_stopped(
         bench.start(ADAMW_PLAN, stopped_run, run_after_step(4, lambda: send_signal(sent))), stopped_run, sent
     )
@@ -164,13 +164,13 @@ def check_edited_options(bench: Bench, tally: Tally) -> None:
             "mixup",
             "--override",
         )
-        expect(newest_step(stopped_run) == 4, "the run continued")
+        expect(find_newest_step(stopped_run) == 4, "the run continued")
     for change, more, lr, warmup, decay in (
         ("rate", ["--lr", "0.001"], 0.001, 6, "cosine"),
         ("warm-up", ["--warmup-steps", "10"], 0.003, 10, "cosine"),
         ("shape", ["--decay", "linear"], 0.003, 6, "linear"),
     ):
-        out = bench.out()
+        out = bench.new_run_folder()
         shutil.copytree(stopped_run, out)
         with tally.trial(f"another {change}, with --override"):
             expect_error(bench.start(ADAMW_PLAN, out, None, "--override", *more), 0, "continuing with changed settings")

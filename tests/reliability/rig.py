@@ -115,12 +115,12 @@ class ChildRun:
         while time.monotonic() < self.begun + seconds:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
-                return self.ended(os.waitstatus_to_exitcode(status))
+                return self.check_end(os.waitstatus_to_exitcode(status))
             time.sleep(0.001)
         os.kill(self.pid, signal.SIGKILL)
-        return self.ended(self.wait())
+        return self.check_end(self.wait())
 
-    def ended(self, code: int) -> bool:
+    def check_end(self, code: int) -> bool:
         """Whether a kill ended the run. Raises CheckFailure for any other end but success."""
         if code not in (0, -signal.SIGKILL):
             raise CheckFailure(f"exit {code}: {self.text}")
@@ -185,14 +185,14 @@ class Bench:
         root = self.home / f"photos {side}"
         return root if root.exists() else make_folder(root, {"train": 12, "val": 4, "test": 2}, CLASSES, (side, side))
 
-    def out(self) -> Path:
+    def new_run_folder(self) -> Path:
         """A new run folder."""
         self.count += 1
         return self.home / f"run {self.count}"
 
     def start(self, plan: RunPlan, out: Path, prepare: Callable[[], object] | None = None, *more: str) -> ChildRun:
         """Start or resume a run."""
-        return fork_run([*plan.words(self.photos(plan.side), out), *more], self.home / f"{out.name}.said", prepare)
+        return fork_run([*plan.words(self.photos(plan.side), out), *more], self.home / f"{out.name}.stderr", prepare)
 
     def start_pair(self, plan: RunPlan, out: Path) -> ChildRun:
         """Start or resume a run of two processes with `torchrun`, in a separate process group."""
@@ -209,7 +209,7 @@ class Bench:
     @cached_property
     def pair_outcome(self) -> dict[str, Any]:
         """The outcome of an uninterrupted run of two processes."""
-        out = self.out()
+        out = self.new_run_folder()
         self.finish_pair(out)
         return read_outcome(out)
 
@@ -235,7 +235,7 @@ class Bench:
     def preload(self) -> None:
         """Import the modules that a run imports, as listed by a child that trains once, so that later children start
         with them."""
-        listing, out = self.home / "modules", self.out()
+        listing, out = self.home / "modules", self.new_run_folder()
 
         def list_modules() -> None:
             real = command_line.main
@@ -258,7 +258,7 @@ class Bench:
         """The outcome of an uninterrupted run, and its seconds; the number of workers does not change it."""
         name = plan.name.split(",")[0]
         if name not in self.references:
-            out = self.out()
+            out = self.new_run_folder()
             start_time = time.monotonic()
             self.finish(replace(plan, workers=0), out)
             seconds = time.monotonic() - start_time
@@ -271,7 +271,7 @@ class Bench:
             self.references[name] = outcome, seconds
         return self.references[name]
 
-    def same(self, plan: RunPlan, out: Path) -> None:
+    def check_outcome(self, plan: RunPlan, out: Path) -> None:
         """Raise CheckFailure if a completed run differs from the uninterrupted one or leaves additional files."""
         expected, outcome = self.reference(plan)[0], read_outcome(out)
         if wrong := [name for name in expected if expected[name] != outcome.get(name)]:
@@ -294,12 +294,12 @@ def read_outcome(out: Path) -> dict[str, Any]:
     return outcome
 
 
-def newest_step(out: Path) -> int:
+def find_newest_step(out: Path) -> int:
     """The step of the newest published checkpoint, or 0."""
     return next((int(checkpoint.name[5:]) for checkpoint in CheckpointStore(out / "checkpoints").list_paths()), 0)
 
 
-def steps_logged(out: Path) -> Iterator[int]:
+def list_logged_steps(out: Path) -> Iterator[int]:
     """The steps in the metrics file, in order."""
     if (out / "metrics.jsonl").exists():
         for line in (out / "metrics.jsonl").read_text().splitlines():

@@ -24,7 +24,7 @@ def check_memory_growth(bench: Bench, tally: Tally, steps: int = 2000) -> None:
         name="soak",
         options={**ADAMW_PLAN.options, "epochs": steps * 5 / 48, "save_every": 10, "evaluate_every": steps // 4},
     )
-    listing, out = bench.home / "held", bench.out()
+    listing, out = bench.home / "held", bench.new_run_folder()
     listing.unlink(missing_ok=True)
 
     def watch() -> None:

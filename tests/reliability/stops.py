@@ -17,9 +17,9 @@ from tests.reliability.rig import (
     Bench,
     ChildRun,
     RunPlan,
-    newest_step,
+    find_newest_step,
     read_outcome,
-    steps_logged,
+    list_logged_steps,
 )
 from tests.reliability.tally import Tally, expect
 from vitreous.jobs import data as data_job
@@ -80,11 +80,15 @@ def expect_stopped(child: ChildRun, out: Path, sent: Path, code: int = 128 + sig
     expect(seconds <= MAX_STOP_SECONDS, f"took {seconds:.1f} s")
     if "stopped at step" not in text:
         expect(
-            newest_step(out) == 0 and not list(steps_logged(out)), f"steps were run, but no step was reported: {text}"
+            find_newest_step(out) == 0 and not list(list_logged_steps(out)),
+            f"steps were run, but no step was reported: {text}",
         )
         return 0, seconds
     step = int(text.split("stopped at step ")[1].split()[0])
-    expect(newest_step(out) == step == max(steps_logged(out)), f"stopped at {step}, saved at {newest_step(out)}")
+    expect(
+        find_newest_step(out) == step == max(list_logged_steps(out)),
+        f"stopped at {step}, saved at {find_newest_step(out)}",
+    )
     expect(find_damage(CheckpointStore(out / "checkpoints").get_path(step)) is None, f"checkpoint {step} is not valid")
     return step, seconds
 
@@ -114,15 +118,15 @@ def check_sigterms(bench: Bench, tally: Tally, count: int = 30) -> None:
     slowest, phases = 0.0, list_signal_phases(sent, chance)
     for index in range(min(count, len(phases))):
         phase, prepare, step = phases[index * len(phases) // min(count, len(phases))]
-        plan, out = (ADAMW_PLAN, WORKERS_PLAN)[index % 2], bench.out()
+        plan, out = (ADAMW_PLAN, WORKERS_PLAN)[index % 2], bench.new_run_folder()
         with tally.trial(f"SIGTERM in {phase} (step {step}), {plan.name}"):
             saved_step, seconds = expect_stopped(bench.start(plan, out, prepare), out, sent)
             expect(step in (None, saved_step), f"saved step {saved_step}, not {step}")
             slowest = max(slowest, seconds)
             bench.finish(plan, out)
-            bench.same(plan, out)
+            bench.check_outcome(plan, out)
     while tally.tried < count:
-        plan, out = RUN_PLANS[tally.tried % len(RUN_PLANS)], bench.out()
+        plan, out = RUN_PLANS[tally.tried % len(RUN_PLANS)], bench.new_run_folder()
         delay = chance.uniform(0.1, bench.reference(plan)[1])
         child = bench.start(plan, out)
         time.sleep(delay)
@@ -134,7 +138,7 @@ def check_sigterms(bench: Bench, tally: Tally, count: int = 30) -> None:
         with tally.trial(f"seed {bench.seed}, SIGTERM after {delay:.3f} s, {plan.name}"):
             slowest = max(slowest, expect_stopped(child, out, sent)[1])
             bench.finish(plan, out)
-            bench.same(plan, out)
+            bench.check_outcome(plan, out)
     tally.facts["slowest stop"] = f"{slowest:.1f} s"
 
 
@@ -143,7 +147,7 @@ def check_interrupts(bench: Bench, tally: Tally, count: int = 3) -> None:
     and can be resumed."""
     sent = bench.home / "sent"
     for number in range(count):
-        out = bench.out()
+        out = bench.new_run_folder()
         with tally.trial("SIGINT once"):
             child = bench.start(WORKERS_PLAN, out, run_after_step(5 + number, lambda: send_signal(sent, signal.SIGINT)))
             step, _ = expect_stopped(child, out, sent, 128 + signal.SIGINT)
@@ -170,7 +174,7 @@ def check_interrupts(bench: Bench, tally: Tally, count: int = 3) -> None:
             live_workers = [pid for pid in workers if is_alive(pid)]
             expect(not live_workers, f"workers {live_workers} live on")
             bench.finish(WORKERS_PLAN, out)
-            bench.same(WORKERS_PLAN, out)
+            bench.check_outcome(WORKERS_PLAN, out)
 
 
 def check_group_signals(
@@ -183,7 +187,7 @@ def check_group_signals(
     """
     chance, sent, slowest = random.Random(bench.seed + 11 + number), bench.home / "sent", 0.0
     while tally.tried < count:
-        paired, out = tally.tried < pairs, bench.out()
+        paired, out = tally.tried < pairs, bench.new_run_folder()
         delay = chance.uniform(0.0, 2.0) if paired else chance.uniform(0.05, bench.reference(WORKERS_PLAN)[1])
         child = bench.start_pair(WORKERS_PLAN, out) if paired else bench.start(WORKERS_PLAN, out)
         if paired:
@@ -198,7 +202,7 @@ def check_group_signals(
         with tally.trial(f"seed {bench.seed}, signal {number} to the group after {delay:.3f} s, two: {paired}"):
             if paired:  # torchrun sets the exit code
                 child.wait()
-                expect("stopped at step" in child.text and newest_step(out) > 0, child.text)
+                expect("stopped at step" in child.text and find_newest_step(out) > 0, child.text)
             else:
                 slowest = max(slowest, expect_stopped(child, out, sent, 128 + number)[1])
             time.sleep(0.2)
@@ -211,16 +215,16 @@ def check_group_signals(
                 expect(read_outcome(out) == bench.pair_outcome, "the outcome of two processes differs")
             else:
                 bench.finish(WORKERS_PLAN, out)
-                bench.same(WORKERS_PLAN, out)
+                bench.check_outcome(WORKERS_PLAN, out)
     tally.facts["slowest stop"] = f"{slowest:.1f} s"
 
 
 def check_worker_deaths(bench: Bench, tally: Tally, count: int = 5) -> None:
     """A worker killed at random times: exit 6 with one message, the newest checkpoint kept, and the same outcome after
     resuming."""
-    chance, out = random.Random(bench.seed + 12), bench.out()
+    chance, out = random.Random(bench.seed + 12), bench.new_run_folder()
     while tally.tried < count:
-        out = bench.out()
+        out = bench.new_run_folder()
         with tally.trial("SIGKILL to a worker"):
             step = chance.randrange(5, 15)
 
@@ -233,11 +237,11 @@ def check_worker_deaths(bench: Bench, tally: Tally, count: int = 5) -> None:
             expect(code == 6 and "Traceback" not in text, f"exit {code}: {text}")
             expect("a data worker stopped" in text and "continue with --resume" in text, text)
             expect(
-                find_damage(CheckpointStore(out / "checkpoints").get_path(newest_step(out))) is None,
+                find_damage(CheckpointStore(out / "checkpoints").get_path(find_newest_step(out))) is None,
                 "the checkpoint is not valid",
             )
             bench.finish(WORKERS_PLAN, out)
-            bench.same(WORKERS_PLAN, out)
+            bench.check_outcome(WORKERS_PLAN, out)
 
 
 def wait_for(file: Path, child: ChildRun, limit: float = 60.0) -> None:
@@ -281,7 +285,7 @@ def check_resume_boundaries(bench: Bench, tally: Tally, share: int = 1) -> None:
         (MUON_PLAN, [1, 7, 24]),
     ]
     for plan, steps in cases[::share]:
-        out = bench.out()
+        out = bench.new_run_folder()
         for step in steps:
             with tally.trial(f"{plan.name} stopped at {step}"):
                 saved_step, _ = expect_stopped(
@@ -293,7 +297,7 @@ def check_resume_boundaries(bench: Bench, tally: Tally, share: int = 1) -> None:
                 bench.start(plan, out, run_before_call(Session, "finish", 1, lambda: send_signal(sent))), out, sent
             )
             bench.finish(plan, out)
-            bench.same(plan, out)
+            bench.check_outcome(plan, out)
         with tally.trial(f"{plan.name}, finished, resumed"):
             files = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in out.rglob("*")}
             bench.finish(plan, out)
@@ -302,7 +306,7 @@ def check_resume_boundaries(bench: Bench, tally: Tally, share: int = 1) -> None:
                 "files were touched",
             )
     with tally.trial("an interrupted evaluation, repeated after resuming, and a kill before the next checkpoint"):
-        out = bench.out()
+        out = bench.new_run_folder()
         expect_stopped(
             bench.start(ADAMW_PLAN, out, run_before_call(Session, "evaluate_model", 1, lambda: send_signal(sent))),
             out,
@@ -311,9 +315,9 @@ def check_resume_boundaries(bench: Bench, tally: Tally, share: int = 1) -> None:
         child = bench.start(ADAMW_PLAN, out, run_after_step(8, lambda: os.kill(os.getpid(), signal.SIGKILL)))
         expect(child.wait() == -signal.SIGKILL, child.text)
         bench.finish(ADAMW_PLAN, out)
-        bench.same(ADAMW_PLAN, out)
+        bench.check_outcome(ADAMW_PLAN, out)
     with tally.trial("an evaluation interrupted twice, the second time after resuming"):
-        out = bench.out()
+        out = bench.new_run_folder()
         for _ in range(2):
             step, _ = expect_stopped(
                 bench.start(ADAMW_PLAN, out, run_before_call(Session, "evaluate_model", 1, lambda: send_signal(sent))),
@@ -322,4 +326,4 @@ def check_resume_boundaries(bench: Bench, tally: Tally, share: int = 1) -> None:
             )
             expect(step == 7, f"saved step {step}, not 7")
         bench.finish(ADAMW_PLAN, out)
-        bench.same(ADAMW_PLAN, out)
+        bench.check_outcome(ADAMW_PLAN, out)

@@ -101,8 +101,8 @@ def run_process(rank: int, ports: list[int], job: dict) -> int:
 
 
 def run_job(job: dict) -> list[int]:
-    """Run a job; returns the exit codes of its processes, negative for a signal. After `limit` seconds they are
-    killed."""
+    """Run a job; returns the exit codes of its processes, negative for a signal. They are killed after the job's
+    timeout."""
     runs = len(job["options"]) if isinstance(job["options"], list) else 1
     ports, children = [free_port() for _ in range(runs)], []
     for rank in range(job["world"]):
