@@ -18,8 +18,8 @@ from tests.reliability.rig import (
     ChildRun,
     RunPlan,
     find_newest_step,
-    read_outcome,
     list_logged_steps,
+    read_outcome,
 )
 from tests.reliability.tally import Tally, expect
 from vitreous.jobs import data as data_job
