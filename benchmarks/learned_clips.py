@@ -74,7 +74,7 @@ FEW_LABEL_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def moving_digit(rng: np.random.Generator, digit: np.ndarray, direction: str) -> np.ndarray:
+def draw_moving_digit(rng: np.random.Generator, digit: np.ndarray, direction: str) -> np.ndarray:
     """Image (DIGIT, DIGIT) in 0..255 -> a clip (FRAMES, SIDE, SIDE) uint8 in which it moves without touching an
     edge."""
     way, room = np.array(DIRECTIONS[direction]), FRAME_SIZE - DIGIT_SIZE
@@ -102,7 +102,7 @@ def write_digits(folder: Path) -> Path:
             class_digits = digits[split_masks[split] & (labels == label)]
             for direction in DIRECTIONS:
                 for index in range(count):
-                    clip = moving_digit(rng, class_digits[rng.integers(len(class_digits))], direction)
+                    clip = draw_moving_digit(rng, class_digits[rng.integers(len(class_digits))], direction)
                     clip_path = folder / "clips" / split / f"{label}-{direction}" / f"{index:03d}.gif"
                     clip_path.parent.mkdir(parents=True, exist_ok=True)
                     write_gif(clip_path, [Image.fromarray(frame) for frame in clip], milliseconds=100)
@@ -146,7 +146,7 @@ def write_ultrasound(folder: Path, output: Path) -> Path:
     return output
 
 
-def timed_run(folder: Path, data: Path, minutes: float, **options: Any) -> Path:
+def train_timed_run(folder: Path, data: Path, minutes: float, **options: Any) -> Path:
     """Train on the clips or images that fit into `minutes` of one core, unless the run is complete; returns the run
     folder.
 
@@ -188,7 +188,7 @@ def prepare_start(
     """The minutes left for clips, and options; for `pictures`, the image model is trained first."""
     if start == "scratch":
         return minutes, {}
-    image_run = timed_run(
+    image_run = train_timed_run(
         image_folder, data / "pictures", minutes / 2, recipe="small", model=MODELS[set_name]["picture"], seed=seed
     )
     return minutes / 2, {"init": str(image_run)}
@@ -205,7 +205,7 @@ def learn_digits(args: argparse.Namespace) -> None:
             folder = args.work / f"digits-{arrangement}-{start}"
             minutes, options = prepare_start(args.work / "digits-pictures", data, "digits", start, args.minutes, 0)
             options |= {"recipe": "small", "model": MODELS["digits"][arrangement], "frames": 8}
-            run = timed_run(folder, data / "clips", minutes, **options)
+            run = train_timed_run(folder, data / "clips", minutes, **options)
             append_row(args.rows, row_key | compute_digit_metrics(run, data / "clips") | read_run_length(run))
 
 
@@ -245,7 +245,7 @@ def learn_ultrasound(args: argparse.Namespace) -> None:
                     image_folder, fold_data, "ultrasound", start, args.minutes / len(folds), fold
                 )
                 options |= {"recipe": "small", "model": MODELS["ultrasound"][arrangement], "batch_size": 16}
-                run = timed_run(folder, fold_data / "clips", minutes, image_size=64, seed=fold, **options)
+                run = train_timed_run(folder, fold_data / "clips", minutes, image_size=64, seed=fold, **options)
                 names, fold_true = predict_test_clips(run, fold_data / "clips")
                 predicted, true, epochs = (
                     predicted + names,
@@ -295,7 +295,7 @@ def learn_from_few(args: argparse.Namespace) -> None:
     """Train an encoder without labels, then both ways on few labels, and append a row for each seed."""
     data = write_digits(args.work / "digits") / "clips"
     objective = {"recipe": "videomae", "model": "VideoMAE-64x6/4x2", "frames": 8}
-    encoder = timed_run(args.work / "videomae", data, args.minutes, **objective)
+    encoder = train_timed_run(args.work / "videomae", data, args.minutes, **objective)
     for count, steps in STEPS_BY_LABELS.items():
         for seed in SEEDS:
             subset = copy_few(data, args.work / "few" / f"{count}-{seed}", count, seed)

@@ -64,7 +64,7 @@ def draw_path(rng: np.random.Generator, frames: int) -> np.ndarray:
     return room - np.abs(positions % (2 * room) - room)
 
 
-def moving_digits(rng: np.random.Generator, digits: np.ndarray, frames: int = NUM_FRAMES) -> np.ndarray:
+def draw_moving_digits(rng: np.random.Generator, digits: np.ndarray, frames: int = NUM_FRAMES) -> np.ndarray:
     """Images (2, DIGIT, DIGIT) in 0..255 -> a clip (T, SIDE, SIDE) uint8 in which both bounce."""
     canvas = np.zeros((frames, FRAME_SIZE, FRAME_SIZE), np.float32)
     for digit in digits:
@@ -91,7 +91,7 @@ def write_data(output: Path) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
             class_digits = digits[split_masks[split] & (labels == label)]
             for index in range(count):
-                clip = moving_digits(rng, class_digits[rng.integers(0, len(class_digits), 2)])
+                clip = draw_moving_digits(rng, class_digits[rng.integers(0, len(class_digits), 2)])
                 write_gif(folder / f"{index:04d}.gif", [Image.fromarray(frame) for frame in clip], milliseconds=100)
     (output / "complete").touch()
     return output

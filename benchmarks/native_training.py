@@ -101,7 +101,7 @@ def write_data(output: Path, counts: dict[str, int]) -> Path:
     return output
 
 
-def step_ways(
+def build_steps(
     args: argparse.Namespace, split: Split, classes: tuple[str, ...]
 ) -> tuple[dict[str, Callable[[], Any]], str]:
     """Functions that run one forward and one backward pass over the same images, by name, and a description of their
@@ -211,7 +211,7 @@ def main() -> None:
         work = args.work or Path(scratch)
         data = args.folder or write_data(work / "pictures", IMAGES_PER_CLASS)
         opened = open_data(str(data))
-        ways, about = step_ways(args, opened.split("train"), opened.classes)
+        ways, about = build_steps(args, opened.split("train"), opened.classes)
         page = build_page(args, about, measure_medians(ways, args.rounds), train_both(args, data, work))
     print(page)
     if args.out:

@@ -221,7 +221,7 @@ def evaluate_linear(run: Path, data: Path) -> float:
     return vitreous.evaluate(run, str(data), protocol="linear", workers=0, cache=False)["results"][0]["top1"]
 
 
-def raw_pixels(plan: PretrainingPlan) -> dict[str, Any]:
+def evaluate_raw_pixels(plan: PretrainingPlan) -> dict[str, Any]:
     """The k-NN accuracy of pixels normalised to [-1, 1]."""
     data, preprocess = open_data(str(plan.folder)), ImagePreprocess((32, 32))
     pixels_by_split, labels = {}, {}
@@ -306,7 +306,7 @@ def measure_row(plan: PretrainingPlan, method: str) -> dict[str, Any]:
     """Measure all columns of a method's row."""
     row: dict[str, Any] = {"method": method, "model": plan.model, "minutes": plan.minutes, "cores": plan.cores}
     if method == RAW_PIXELS:
-        return row | raw_pixels(plan)
+        return row | evaluate_raw_pixels(plan)
     if method == RANDOM_ENCODER:
         return row | {"knn": evaluate_knn(create_untrained_encoder(plan), plan.folder)}
     encoder = None

@@ -115,7 +115,7 @@ def choose_learning_rate(
         if chosen.is_file():
             return train(plan, splits, seed, json.loads(chosen.read_text("utf-8")))
         runs = {rate: train(plan, splits, 0, rate) for rate in LEARNING_RATES}
-        best = max(runs, key=lambda rate: r2(splits["val"].values, runs[rate]["val"]))
+        best = max(runs, key=lambda rate: compute_r2(splits["val"].values, runs[rate]["val"]))
         chosen.parent.mkdir(parents=True, exist_ok=True)
         chosen.write_text(json.dumps(best), "utf-8")
         return runs[best] if seed == 0 else train(plan, splits, seed, best)
@@ -164,7 +164,7 @@ def to_tensor(images: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(images).permute(0, 3, 1, 2).float().div_(127.5).sub_(1)
 
 
-def scaled_pixels(images: np.ndarray) -> np.ndarray:
+def scale_pixels(images: np.ndarray) -> np.ndarray:
     """(N, H, W, 3) uint8 -> (N, 3 * PIXELS ** 2) in [0, 1]."""
     small = [
         np.asarray(Image.fromarray(image).resize((SKLEARN_IMAGE_SIZE, SKLEARN_IMAGE_SIZE), Image.Resampling.BOX))
@@ -197,9 +197,9 @@ def fit_forest(plan: RegressionPlan, splits: dict[str, Samples], seed: int) -> d
 
 def select_best_sklearn(splits: dict[str, Samples], models: list[Any]) -> dict[str, np.ndarray]:
     """Predictions for val and test of the model with the best R2 on val."""
-    pixels = {name: scaled_pixels(samples.images) for name, samples in splits.items()}
+    pixels = {name: scale_pixels(samples.images) for name, samples in splits.items()}
     fitted = [model.fit(pixels["train"], splits["train"].values) for model in models]
-    best = max(fitted, key=lambda model: r2(splits["val"].values, model.predict(pixels["val"])))
+    best = max(fitted, key=lambda model: compute_r2(splits["val"].values, model.predict(pixels["val"])))
     return {name: best.predict(pixels[name]) for name in ("val", "test")}
 
 
@@ -219,12 +219,12 @@ METHODS: dict[str, tuple[Callable[[RegressionPlan, dict[str, Samples], int], dic
 }
 
 
-def r2(values: np.ndarray, predictions: np.ndarray) -> float:
+def compute_r2(values: np.ndarray, predictions: np.ndarray) -> float:
     """The coefficient of determination."""
     return 1 - float(((values - predictions) ** 2).sum() / ((values - values.mean()) ** 2).sum())
 
 
-def r2_interval(values: np.ndarray, predictions: np.ndarray) -> list[float]:
+def compute_r2_interval(values: np.ndarray, predictions: np.ndarray) -> list[float]:
     """The 95 % interval of R2, by a bootstrap over images."""
 
     def draw_r2(counts: np.ndarray) -> dict[str, np.ndarray]:
@@ -244,8 +244,8 @@ def measure_row(plan: RegressionPlan, method: str, seed: int) -> dict[str, Any]:
     for name, predicted in predictions.items():
         values = splits[name].values
         row[name] = {
-            "r2": r2(values, predicted),
-            "interval": r2_interval(values, predicted),
+            "r2": compute_r2(values, predicted),
+            "interval": compute_r2_interval(values, predicted),
             "mae": float(np.abs(values - predicted).mean()),
             "images": len(values),
         }

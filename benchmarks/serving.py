@@ -36,7 +36,7 @@ from serving_client import (
     open_loop,
     send_periodically,
 )
-from serving_server import SERVE_PROGRAM, Server, load_photographs, make_run, two_cores
+from serving_server import SERVE_PROGRAM, Server, bind_cores, load_photographs, make_run
 
 from vitreous.apps.bench.report import describe_hardware
 
@@ -241,7 +241,7 @@ def format_statuses(statuses: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(statuses.items()))
 
 
-async def need_capacity(rig: BenchmarkContext) -> None:
+async def ensure_capacity(rig: BenchmarkContext) -> None:
     """If the part `load` has not run, measure the reference predictions and a rough T*."""
     if rig.capacity:
         return
@@ -283,7 +283,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    server_core, client_core = two_cores()
+    server_core, client_core = bind_cores()
     torch.set_num_threads(1)
     run = arguments.run or make_run(arguments.scratch, arguments.model, arguments.seed)
     images = load_photographs(arguments.images, arguments.count, arguments.seed)
@@ -304,7 +304,7 @@ def main() -> None:
     ]
     for part in arguments.parts:
         if part != "load":
-            asyncio.run(need_capacity(rig))
+            asyncio.run(ensure_capacity(rig))
         lines += asyncio.run(PARTS[part](rig, arguments))
         print(f"{part} done", file=sys.stderr, flush=True)
     text = "\n".join(lines)

@@ -26,7 +26,7 @@ ATTACK_DESCRIPTIONS = {
 }
 
 
-def more_files() -> None:
+def raise_file_limit() -> None:
     """Raise the limit of open descriptors to the maximum."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -73,7 +73,7 @@ async def hold_connection(port: int, way: str, until: float) -> tuple[str, float
         writer.transport.abort()
 
 
-async def good_clients(port: int, asked: list[ClientRequest], rig, seconds: float) -> list[LoadPhase]:
+async def run_normal_clients(port: int, asked: list[ClientRequest], rig, seconds: float) -> list[LoadPhase]:
     """Requests at 0.7 T*, half of them on persistent connections."""
     kept, fresh = Client(port), Client(port, fresh=True)
     rate = 0.35 * rig.capacity
@@ -86,11 +86,11 @@ async def good_clients(port: int, asked: list[ClientRequest], rig, seconds: floa
 
 async def measure_slow_clients(rig, arguments) -> list[str]:
     """Attackers hold connections while normal clients, half of them on new connections, send requests at 0.7 T*."""
-    more_files()
+    raise_file_limit()
     seconds = max(rig.seconds, 45.0)
     with rig.serve() as server:
         asked = rig.questions(server.port)
-        calm = await good_clients(server.port, asked, rig, seconds / 3)
+        calm = await run_normal_clients(server.port, asked, rig, seconds / 3)
         before, files = server.memory(), server.files()
         clock = asyncio.get_running_loop().time
         until = clock() + seconds + 2
@@ -100,7 +100,7 @@ async def measure_slow_clients(rig, arguments) -> list[str]:
         ]
         await asyncio.sleep(2)
         held = server.files() - files
-        attacked = await good_clients(server.port, asked, rig, seconds)
+        attacked = await run_normal_clients(server.port, asked, rig, seconds)
         peak = server.memory()
         ended = await asyncio.gather(*attackers)
         await asyncio.sleep(1)

@@ -192,7 +192,7 @@ class Server:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
 
-def two_cores() -> tuple[int, int]:
+def bind_cores() -> tuple[int, int]:
     """One core for the server and one for the client, to which this process is bound; both are the same if there is
     only one."""
     cores = sorted(os.sched_getaffinity(0))

@@ -23,7 +23,7 @@ from vitreous.system.machine import get_processor_name
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def public_page(study_folder: Path, figure_url: str, threads: int, note: str) -> str:
+def build_public_page(study_folder: Path, figure_url: str, threads: int, note: str) -> str:
     """The Markdown of the study in `study_folder` for the repository, with its figure at the URL `figure_url`."""
     settings = json.loads((study_folder / "study.json").read_text("utf-8"))["settings"]
     text = (study_folder / "report.md").read_text("utf-8").replace("](figure.svg)", f"]({figure_url})")
@@ -47,7 +47,7 @@ def main() -> None:
     figure_file = ROOT / "docs" / "figures" / f"study-{args.home.name}.svg"
     shutil.copyfile(args.home / "figure.svg", figure_file)
     args.out.write_text(
-        public_page(args.home, f"../../docs/figures/{figure_file.name}", args.threads, args.note), "utf-8"
+        build_public_page(args.home, f"../../docs/figures/{figure_file.name}", args.threads, args.note), "utf-8"
     )
 
 

@@ -36,7 +36,7 @@ PHOTOS_OPTIONS = ["--model", "ViT-64x4/4", "--epochs", "8", "--batch-size", "64"
 TRAIN_IMAGES, TEST_IMAGES = 200, 50  # images per class taken from a folder
 
 
-def digits_folder(root: Path) -> Path:
+def write_digits_folder(root: Path) -> Path:
     """Write the built-in digits as root/SPLIT/CLASS/*.png, with validation images in train."""
     for name, split in open_digits().splits.items():
         assert isinstance(split, ArraySplit)
@@ -141,7 +141,7 @@ def main() -> None:
     ]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        rows += compare_searches("digits", digits_folder(folder / "digits"), DIGITS_OPTIONS, folder / "of digits")
+        rows += compare_searches("digits", write_digits_folder(folder / "digits"), DIGITS_OPTIONS, folder / "of digits")
         if arguments.folder:
             name = f"{arguments.folder.name}, {TRAIN_IMAGES} training and {TEST_IMAGES} test images of each class"
             rows += compare_searches(

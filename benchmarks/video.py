@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from windows import engine_turn
+from windows import build_engine_turn
 
 from vitreous.apps.bench.race import ContenderResult, run_race
 from vitreous.apps.bench.work import BenchmarkStep, Contender, Timing, Workload
@@ -30,7 +30,7 @@ VIVIT_VARIANTS = ("joint", "factorised-encoder", "factorised-attention", "factor
 def build_vitreous_step(work: Workload, arrangement: str, precision: Literal["auto", "fp32"] = "auto") -> BenchmarkStep:
     """One of our models with the engine of `predict`; `image_size` is the number of frames."""
     clip = (work.image_size, IMAGE_SIZE, IMAGE_SIZE)
-    return engine_turn(
+    return build_engine_turn(
         "ViViT-S/16x2", clip, NUM_CLASSES, InferenceOptions(precision=precision), arrangement=arrangement
     )
 

@@ -32,10 +32,10 @@ WINDOW_OPTIONS: dict[str, Any] = {"attention": {"window": 14, "global_blocks": (
 
 def build_vitreous_step(work: Workload, model: str, **settings: Any) -> BenchmarkStep:
     """One of our models with the engine of `predict`."""
-    return engine_turn(model, (work.image_size,) * 2, NUM_CLASSES, **settings)
+    return build_engine_turn(model, (work.image_size,) * 2, NUM_CLASSES, **settings)
 
 
-def engine_turn(
+def build_engine_turn(
     model: str, size: tuple[int, ...], classes: int, options: InferenceOptions | None = None, **settings: Any
 ) -> BenchmarkStep:
     """Return a turn that runs one image or clip of a size with the engine of `predict`."""
@@ -52,7 +52,7 @@ def engine_turn(
     return turn
 
 
-def timm_swin(work: Workload, bf16: bool = False) -> BenchmarkStep:
+def build_timm_swin_step(work: Workload, bf16: bool = False) -> BenchmarkStep:
     """timm's Swin-T created for the size."""
     from timm.models.swin_transformer import SwinTransformer
 
@@ -81,9 +81,11 @@ def list_contenders() -> list[Contender]:
             is_ours=True,
         ),
         Contender("vitreous", "ViT-B/16", partial(build_vitreous_step, model="ViT-B/16"), is_ours=True),
-        Contender("timm", "Swin-T, default (fp32)", timm_swin, "timm"),
+        Contender("timm", "Swin-T, default (fp32)", build_timm_swin_step, "timm"),
     ]
-    return table + [Contender("timm", "Swin-T, bf16", partial(timm_swin, bf16=True), "timm")] * has_bf16("cpu")
+    return table + [Contender("timm", "Swin-T, bf16", partial(build_timm_swin_step, bf16=True), "timm")] * has_bf16(
+        "cpu"
+    )
 
 
 def compute_growth_exponent(small: float, large: float, sizes: tuple[int, int]) -> str:

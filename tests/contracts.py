@@ -88,7 +88,7 @@ def check_feature_maps_match_config(model, images):
             model.features_at(images, strides)
 
 
-def export_agrees(model, images):
+def check_export_matches(model, images):
     model.eval()
     exported = torch.export.export(model, (images,)).module()
     assert torch.allclose(exported(images), model(images), atol=1e-5)
@@ -100,5 +100,5 @@ ALL_CONTRACTS = [
     check_skipping_unused_tokens_is_exact,
     check_state_and_config_round_trip,
     check_feature_maps_match_config,
-    export_agrees,
+    check_export_matches,
 ]

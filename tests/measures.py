@@ -125,7 +125,7 @@ def parse_package() -> dict[Path, ast.Module]:
     return {path: ast.parse(path.read_text("utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def module_functions() -> list[str]:
+def list_module_functions() -> list[str]:
     """Names of the module-level functions, without leading underscores."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     return [
@@ -135,18 +135,18 @@ def module_functions() -> list[str]:
 
 def list_one_word_names() -> list[str]:
     """Module-level functions named by one word that is not a verb of the field."""
-    return [name for name in module_functions() if "_" not in name and name not in FIELD_VERBS]
+    return [name for name in list_module_functions() if "_" not in name and name not in FIELD_VERBS]
 
 
 def compute_one_word_share() -> float:
     """Module-level functions with a one-word name, in percent."""
-    return round(100 * len(list_one_word_names()) / len(module_functions()), 1)
+    return round(100 * len(list_one_word_names()) / len(list_module_functions()), 1)
 
 
 def compute_participle_share() -> float:
     """Module-level functions named by a bare participle, in percent."""
     participles = [name for name in list_one_word_names() if name.endswith(("ed", "en", "wn", "ing"))]
-    return round(100 * len(participles) / len(module_functions()), 1)
+    return round(100 * len(participles) / len(list_module_functions()), 1)
 
 
 def count_files() -> int:
@@ -154,13 +154,13 @@ def count_files() -> int:
     return len(parse_package())
 
 
-def small_files() -> int:
+def count_small_files() -> int:
     """Files with fewer than 60 lines, except `__init__.py`."""
     paths = (path for path in parse_package() if path.name != "__init__.py")
     return sum(len(path.read_text("utf-8").splitlines()) < SMALL_FILE for path in paths)
 
 
-def top_level_files() -> int:
+def count_top_level_files() -> int:
     """Files directly in the package."""
     return len(list(PACKAGE.glob("*.py")))
 
@@ -170,7 +170,7 @@ def count_lines() -> int:
     return sum(len(path.read_text("utf-8").splitlines()) for path in parse_package())
 
 
-def family_tests() -> int:
+def count_family_checks() -> int:
     """Checks of a model's family outside models/ and weights/formats/: comparisons of a config's `family`, and
     `isinstance` checks with a config of models/configs/."""
     trees = (tree for path, tree in parse_package().items() if not is_family_room(path.relative_to(PACKAGE)))
@@ -186,21 +186,21 @@ def is_family_test(node: ast.AST) -> bool:
     """Whether a node compares a config's `family`, or checks whether an object is a config of a family."""
     if isinstance(node, ast.Compare):
         return any(is_family(side) for side in (node.left, *node.comparators))
-    if not isinstance(node, ast.Call) or called_name(node) != "isinstance":
+    if not isinstance(node, ast.Call) or get_called_name(node) != "isinstance":
         return False
     names = {inner.id for inner in ast.walk(node.args[1]) if isinstance(inner, ast.Name)}
-    return not names.isdisjoint(config_names())
+    return not names.isdisjoint(list_config_names())
 
 
 def is_family(node: ast.expr) -> bool:
     """Whether an expression is the family of a config: `config.family`, `getattr(config, "family", "")`."""
-    if isinstance(node, ast.Call) and called_name(node) == "getattr" and len(node.args) > 1:
+    if isinstance(node, ast.Call) and get_called_name(node) == "getattr" and len(node.args) > 1:
         return ast.unparse(node.args[1]) == "'family'"
     return isinstance(node, ast.Attribute) and node.attr == "family"
 
 
 @cache
-def config_names() -> frozenset[str]:
+def list_config_names() -> frozenset[str]:
     """Names of the model configs."""
     folder = PACKAGE / "models" / "configs"
     trees = (tree for path, tree in parse_package().items() if path.parent == folder)
@@ -208,7 +208,7 @@ def config_names() -> frozenset[str]:
     return frozenset(name for name in classes if name.endswith("Config"))
 
 
-def task_tests() -> int:
+def count_task_checks() -> int:
     """Checks of the task or modality outside tasks/: conditions that read a task attribute, and nodes found by
     `is_task_test` anywhere."""
     rooms = {path: path.relative_to(PACKAGE).parts[0] for path in parse_package()}
@@ -239,10 +239,10 @@ def is_task_test(node: ast.AST) -> bool:
         return any(is_task_name(side) for side in (node.left, *node.comparators))
     if not isinstance(node, ast.Call):
         return False
-    if called_name(node) == "isinstance":
+    if get_called_name(node) == "isinstance":
         names = {inner.id for inner in ast.walk(node.args[1]) if isinstance(inner, ast.Name)}
-        return not names.isdisjoint(task_names())
-    if called_name(node) in ("getattr", "hasattr"):
+        return not names.isdisjoint(list_task_names())
+    if get_called_name(node) in ("getattr", "hasattr"):
         return is_task(node.args[0]) or ast.unparse(node.args[1]).strip("'") in TASK_ATTRIBUTES
     return False
 
@@ -250,7 +250,7 @@ def is_task_test(node: ast.AST) -> bool:
 def is_task(node: ast.expr) -> bool:
     """Whether an expression is a task: `task`, `bundle.task`, `task_of(config)`."""
     if isinstance(node, ast.Call):
-        return called_name(node) in ("task_of", "read_task", "task_from_json")
+        return get_called_name(node) in ("task_of", "read_task", "task_from_json")
     return (node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")) == "task"
 
 
@@ -258,11 +258,11 @@ def is_task_name(node: ast.expr) -> bool:
     """Whether an expression is the name of a task: `bundle.task.name`, `Detection.name`."""
     if not isinstance(node, ast.Attribute) or node.attr not in ("name", "primary", "endpoint", "verb"):
         return False
-    return is_task(node.value) or (isinstance(node.value, ast.Name) and node.value.id in task_names())
+    return is_task(node.value) or (isinstance(node.value, ast.Name) and node.value.id in list_task_names())
 
 
 @cache
-def task_names() -> frozenset[str]:
+def list_task_names() -> frozenset[str]:
     """Names of the tasks: classes of tasks/ derived from `Task`."""
     trees = (tree for path, tree in parse_package().items() if path.parent == PACKAGE / "tasks")
     classes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
@@ -273,12 +273,12 @@ def count_long_positional_calls() -> int:
     """Calls of the package's functions and classes with more than five positional arguments, except functions with
     `*args`."""
     calls = (node for tree in parse_package().values() for node in ast.walk(tree) if isinstance(node, ast.Call))
-    names = defined_names() - variadic_names() - FOREIGN_NAMES
-    return sum(len(call.args) > MAX_POSITIONAL_ARGUMENTS and called_name(call) in names for call in calls)
+    names = list_defined_names() - list_variadic_names() - FOREIGN_NAMES
+    return sum(len(call.args) > MAX_POSITIONAL_ARGUMENTS and get_called_name(call) in names for call in calls)
 
 
 @cache
-def variadic_names() -> frozenset[str]:
+def list_variadic_names() -> frozenset[str]:
     """Names of the package's functions and methods with `*args`."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     nodes = (node for tree in parse_package().values() for node in ast.walk(tree))
@@ -286,14 +286,14 @@ def variadic_names() -> frozenset[str]:
 
 
 @cache
-def defined_names() -> frozenset[str]:
+def list_defined_names() -> frozenset[str]:
     """Names of all functions, methods and classes of the package."""
     definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     nodes = (node for tree in parse_package().values() for node in ast.walk(tree))
     return frozenset(node.name for node in nodes if isinstance(node, definitions))
 
 
-def called_name(call: ast.Call) -> str:
+def get_called_name(call: ast.Call) -> str:
     """The last part of a called name: `f` of `module.f(x)`, "" for other expressions."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
@@ -302,16 +302,16 @@ def get_max_imports() -> int:
     """The number of modules of the package imported by its most dependent file, lazy imports included; the public
     module is excluded."""
     trees = ((path, tree) for path, tree in parse_package().items() if path != PACKAGE / "__init__.py")
-    return max(len(imported_modules(tree)) for _, tree in trees)
+    return max(len(list_imported_modules(tree)) for _, tree in trees)
 
 
-def imported_modules(tree: ast.Module) -> set[str]:
+def list_imported_modules(tree: ast.Module) -> set[str]:
     """Modules of the package that a file imports."""
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     return {node.module for node in nodes if node.module and node.module.startswith("vitreous.")}
 
 
-def ignore_comments() -> int:
+def count_ignore_comments() -> int:
     """Comments that silence a type checker."""
     marks = re.compile(r"# (type|pyright): ignore")
     return sum(len(marks.findall(path.read_text("utf-8"))) for path in parse_package())
@@ -326,17 +326,17 @@ def count_predict_files() -> int:
 
 MEASURES: dict[str, Callable[[], float]] = {
     "files": count_files,
-    "files below 60 lines": small_files,
-    "files at the top of the package": top_level_files,
+    "files below 60 lines": count_small_files,
+    "files at the top of the package": count_top_level_files,
     "lines": count_lines,
     "function names of one word, %": compute_one_word_share,
     "function names that are participles, %": compute_participle_share,
-    "tests of the model family outside models/ and weights/": family_tests,
-    "tests of the task outside tasks/": task_tests,
+    "tests of the model family outside models/ and weights/": count_family_checks,
+    "tests of the task outside tasks/": count_task_checks,
     "calls with more than five positional arguments": count_long_positional_calls,
     "imports of the most dependent file": get_max_imports,
     "files between `vitreous predict` and the logits": count_predict_files,
-    "type: ignore comments": ignore_comments,
+    "type: ignore comments": count_ignore_comments,
 }
 
 

@@ -22,7 +22,7 @@ def get_other_processor_variables() -> dict[str, str]:
     return LOWERED_VARIABLES if get_cpu_features().get("avx512_f") else RAISED_VARIABLES
 
 
-def marked_files() -> list[str]:
+def find_marked_files() -> list[str]:
     """The test files that contain `processor`, the name of the mark and of the fixture: collecting all others would
     take longer than running these."""
     files = sorted(Path(__file__).parent.rglob("test_*.py"))
@@ -33,7 +33,7 @@ def main(words: list[str]) -> int:
     """Run the marked tests as the other processor: of the files in the arguments, or of all files."""
     variables = get_other_processor_variables()
     if not any(Path(word.partition("::")[0]).exists() for word in words):
-        words = [*words, *marked_files()]
+        words = [*words, *find_marked_files()]
     print(
         f"this processor: {get_best_cpu_feature() or 'no AVX2'}; tests marked `processor` with {variables}", flush=True
     )

@@ -223,7 +223,7 @@ def is_keyword_only(node: ast.AnnAssign) -> bool:
     return options.get("kw_only") is True or options.get("init") is False or "ClassVar" in ast.unparse(node.annotation)
 
 
-def positional_parameters(node: ast.ClassDef) -> tuple[int, bool]:
+def count_positional_parameters(node: ast.ClassDef) -> tuple[int, bool]:
     """The number of positional parameters of a class's constructor, 0 if inherited, and whether the class is a frozen
     dataclass."""
     for member in node.body:
@@ -242,7 +242,7 @@ def positional_parameters(node: ast.ClassDef) -> tuple[int, bool]:
 
 
 @cache
-def names_called_with_more() -> frozenset[str]:
+def list_names_with_many_arguments() -> frozenset[str]:
     """Names that the package calls with more than `MAX_POSITIONAL_PARAMETERS` positional arguments, by the last part of
     the name."""
     calls = (node for path in PACKAGE_FILES for node in parse_file(path)[1] if isinstance(node, ast.Call))
@@ -256,8 +256,8 @@ def list_long_constructors(path: Path) -> list[str]:
     names = []
     for node in parse_file(path)[1]:
         if isinstance(node, ast.ClassDef):
-            count, frozen = positional_parameters(node)
-            if count > MAX_POSITIONAL_PARAMETERS and not (frozen and node.name not in names_called_with_more()):
+            count, frozen = count_positional_parameters(node)
+            if count > MAX_POSITIONAL_PARAMETERS and not (frozen and node.name not in list_names_with_many_arguments()):
                 names.append(node.name)
     return names
 
@@ -272,7 +272,7 @@ def test_positional_parameters_of_a_constructor_are_counted():
     code += "@dataclass(frozen=True)\nclass B:\n    a: int\n    x: ClassVar[int] = 1\n    _: KW_ONLY\n    b: int\n"
     code += "@dataclass\nclass C:\n    a: int\n    b: int = field(kw_only=True)\n    c: int = field(init=False)\n"
     code += "@dataclass(kw_only=True)\nclass D:\n    a: int\n"
-    counted = [positional_parameters(node) for node in ast.parse(code).body]
+    counted = [count_positional_parameters(node) for node in ast.parse(code).body]
     assert counted == [(2, False), (1, True), (1, False), (0, False)]
 
 
@@ -357,7 +357,7 @@ def test_every_app_has_a_short_readme(app):
     assert all((app_folder / link).exists() for link in re.findall(r"\]\(([^)]+)\)", text))
 
 
-def defined_in(path: Path) -> set[str]:
+def list_defined_names(path: Path) -> set[str]:
     """Every name that a module defines or imports."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -385,5 +385,5 @@ def test_scripts_import_names_that_exist(path):
             submodules = {file.stem for file in path_stem.glob("*.py")} | {
                 file.parent.name for file in path_stem.glob("*/*.py")
             }
-            missing = {alias.name for alias in node.names} - defined_in(module) - submodules
+            missing = {alias.name for alias in node.names} - list_defined_names(module) - submodules
             assert not missing, f"line {node.lineno}: {node.module} has no {', '.join(sorted(missing))}"

@@ -345,7 +345,7 @@ def test_moving_digits_have_the_drawn_speeds_and_positions(monkeypatch):
     stamps = np.zeros((3, moving.DIGIT_SIZE, moving.DIGIT_SIZE), np.uint8)
     stamps[0, 4:8], stamps[1, :, 4:8], stamps[2, ::11], stamps[2, :, ::11] = 255, 255, 255, 255  # two bars, and a frame
     labels = np.arange(24) % 3
-    clips = np.stack([moving.moving_digits(rng, stamps[[label, label]]) for label in labels])
+    clips = np.stack([moving.draw_moving_digits(rng, stamps[[label, label]]) for label in labels])
     reader = moving.FrameClassifier(clips[:16], labels[:16])
     metrics = moving.compute_clip_metrics(clips[16:], labels[16:], reader, moving.compute_motion(clips[16:]))
     assert metrics["recognised"] > 0.8 and metrics["distance"] == 0 and metrics["low"] <= metrics["median"]
@@ -376,7 +376,7 @@ def test_native_training_images_keep_the_digit_undistorted(tmp_path):
     data = native.write_data(tmp_path / "pictures", {"train": 1, "test": 1})
     arguments = argparse.Namespace(tokens=16, model="ViT-32x2/8", batch=4, folder=data, rounds=1, epochs=1)
     opened = open_data(str(data))
-    ways, about = native.step_ways(arguments, opened.split("train"), opened.classes)
+    ways, about = native.build_steps(arguments, opened.split("train"), opened.classes)
     medians = native.measure_medians(ways, 1)
     assert len(medians) == 4 and "squares of 16 patches" in about
     page = native.build_page(arguments, about, medians, [("squashed", 0.5, 0.25)])
@@ -404,7 +404,7 @@ def test_study_pages_omit_runs_and_data_paths(tmp_path):
         "",
     ]
     (study_folder / "report.md").write_text("\n".join([*lines, "| b | c |", "| --- | --- |", "| y | 2 |", ""]))
-    page = load_script("study_page").public_page(study_folder, "figures/toy.svg", 1, "Nothing can be told.")
+    page = load_script("study_page").build_public_page(study_folder, "figures/toy.svg", 1, "Nothing can be told.")
     assert page.startswith("# Toy, 20") and "\n\nNothing can be told.\n\n" in page
     assert "vitreous study toy --data FOLDER\n" in page and str(tmp_path) not in page
     assert "| a | mean |\n| --- | --- |\n| x | 1 |\n" in page and "](figures/toy.svg)" in page

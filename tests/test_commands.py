@@ -47,21 +47,23 @@ FOREIGN_OPTIONS = {
 }
 
 
-def block_commands(text: str) -> list[str]:
+def list_block_commands(text: str) -> list[str]:
     """The words after `vitreous` of each command in the code blocks of a page, without descriptions."""
     blocks = [block for language, block in CODE_BLOCK.findall(text) if language in ("text", "bash", "sh", "console")]
     lines = [line.strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     return [match[1] for line in lines if (match := COMMAND_PATTERN.search(line))]
 
 
-def inline_commands(text: str) -> list[str]:
+def list_inline_commands(text: str) -> list[str]:
     """The words of `vitreous VERB …` in running text, if it has options or arguments."""
     spans = re.findall(r"`vitreous ([^`\n]+)`", CODE_BLOCK.sub("", text))
     return [span for span in spans if span not in VERBS]
 
 
-COMMANDS = sorted({line for page in PAGES for line in block_commands(page.read_text("utf-8"))})
-INLINE_COMMANDS = sorted({line for page in PAGES for line in inline_commands(page.read_text("utf-8"))} - set(COMMANDS))
+COMMANDS = sorted({line for page in PAGES for line in list_block_commands(page.read_text("utf-8"))})
+INLINE_COMMANDS = sorted(
+    {line for page in PAGES for line in list_inline_commands(page.read_text("utf-8"))} - set(COMMANDS)
+)
 
 
 def parse_line(line: str) -> tuple[str, Any]:
@@ -116,7 +118,7 @@ def test_unknown_options_and_names_are_rejected():
 
 
 def test_options_in_prose_exist():
-    options = {name for verb in VERBS for name in option_names(verb)}
+    options = {name for verb in VERBS for name in list_option_names(verb)}
     options = options.union(*FOREIGN_OPTIONS.values())
     for page in PAGES:
         named = re.findall(r"`(--[a-z][a-z-]*[a-z])[ `=]", CODE_BLOCK.sub("", page.read_text("utf-8")))
@@ -124,7 +126,7 @@ def test_options_in_prose_exist():
 
 
 @cache
-def option_names(verb: str) -> set[str]:
+def list_option_names(verb: str) -> set[str]:
     """Every option in the help of a verb."""
     return {"--json", *re.findall(r"--[a-z][a-z0-9-]*", run_cli(*verb.split(), "--help-all").stdout)}
 
@@ -152,7 +154,7 @@ EXPECTED_FILES = (
 def test_the_start_page_runs(tmp_path, monkeypatch):
     """Every command of docs/tutorials/first-model.md in order, in a folder with photographs and an image of a digit, without network
     access."""
-    lines = block_commands(START_PAGE)
+    lines = list_block_commands(START_PAGE)
     assert set(EXTRA_OPTIONS) <= set(lines) and len(lines) == len(re.findall(r"^vitreous ", START_PAGE, re.MULTILINE))
     make_folder(tmp_path / "photos", {"": 20}, classes=("cat", "dog"), size=(64, 48))
     save_digit(tmp_path / "digit.png")
@@ -160,7 +162,7 @@ def test_the_start_page_runs(tmp_path, monkeypatch):
     write_small_dinov2(tmp_path)
     monkeypatch.setattr(doctor, "BENCHMARK_BATCH_SIZE", 2)
     monkeypatch.setattr(doctor, "BENCHMARK_SECONDS", 0.0)
-    for line in [*lines, *inline_commands(START_PAGE)]:
+    for line in [*lines, *list_inline_commands(START_PAGE)]:
         words = [*shlex.split(line), *EXTRA_OPTIONS.get(line, "").split()]
         if words[0] == "serve":
             assert request_prediction(words, tmp_path)["predictions"]

@@ -18,16 +18,16 @@ ARRAY_TYPE = re.compile(r"\b(Tensor|ndarray|NDArray)\b")
 SHAPE_PATTERN = re.compile(r"\((?:[^(),]{1,16},\s?)+[^(),]{0,16}\)|\bscalars?\b|\b[Ss]hapes?\b")
 
 
-def public_functions(body: list[ast.stmt], outer: str = "") -> Iterator[tuple[FunctionNode, str]]:
+def iterate_public_functions(body: list[ast.stmt], outer: str = "") -> Iterator[tuple[FunctionNode, str]]:
     """Functions and methods without an underscore, each with its docstring and that of its class."""
     for node in body:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-            yield from public_functions(node.body, ast.get_docstring(node) or "")
+            yield from iterate_public_functions(node.body, ast.get_docstring(node) or "")
         elif isinstance(node, FunctionNode) and (not node.name.startswith("_") or node.name == "__init__"):
             yield node, f"{ast.get_docstring(node) or ''} {outer}"
 
 
-def raised_errors(function: FunctionNode) -> set[str]:
+def list_raised_errors(function: FunctionNode) -> set[str]:
     """The package's errors that the function raises, nested functions excluded."""
     errors, nodes = set(), list(function.body)
     while nodes:
@@ -51,8 +51,8 @@ def has_array(function: FunctionNode) -> bool:
 def list_gaps(text: str) -> list[str]:
     """Errors and shapes missing in the docstrings of a file."""
     missing = []
-    for function, docstring in public_functions(ast.parse(text).body):
-        missing += [f"{function.name}: raises {e}" for e in sorted(raised_errors(function)) if e not in docstring]
+    for function, docstring in iterate_public_functions(ast.parse(text).body):
+        missing += [f"{function.name}: raises {e}" for e in sorted(list_raised_errors(function)) if e not in docstring]
         if has_array(function) and not SHAPE_PATTERN.search(docstring):
             missing.append(f"{function.name}: shapes")
     return missing

@@ -41,7 +41,7 @@ def count_frames(file: Path) -> int:
         return getattr(image, "n_frames", 1)
 
 
-def built_files() -> list[Path]:
+def list_built_files() -> list[Path]:
     """The files of docs/figures that build.py generates."""
     return [file for file in sorted(FIGURES.iterdir()) if file.name.startswith(BUILT_PREFIXES) and file.suffix != ".py"]
 
@@ -73,7 +73,7 @@ def test_outputs_are_files_and_animations_have_frames_and_a_limit(name):
 
 def test_built_figures_fit_the_total_size():
     sizes = {
-        file.name: file.stat().st_size for file in built_files() if file.suffix != ".svg" or count_frames(file) > 1
+        file.name: file.stat().st_size for file in list_built_files() if file.suffix != ".svg" or count_frames(file) > 1
     }
     assert sizes and sum(sizes.values()) <= LARGEST_TOTAL, sizes
 

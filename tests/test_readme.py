@@ -34,7 +34,7 @@ QUICK_OPTIONS_BY_DATA = {"cells/": {"image_size": 64, "model": "ViT-32x2/16"}}
 INSTALL_BLOCKS = 2  # `sh` blocks before those of the quickstarts
 
 
-def code_blocks(language: str) -> list[str]:
+def list_code_blocks(language: str) -> list[str]:
     """The contents of README's fenced blocks of a language."""
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
@@ -88,7 +88,7 @@ def serve_once(words: list[str]) -> None:
 def test_command_line_quickstarts(quickstart_folder):
     commands = [
         shlex.split(line)
-        for block in code_blocks("sh")[INSTALL_BLOCKS:]
+        for block in list_code_blocks("sh")[INSTALL_BLOCKS:]
         for line in block.replace("\\\n", " ").splitlines()
     ]
     assert {words[1] for words in commands} == {"data", "train", "evaluate", "predict", "embed", "export", "serve"}
@@ -115,7 +115,7 @@ def test_python_quickstarts(quickstart_folder, monkeypatch, capsys):
 
     monkeypatch.setattr(vitreous, "train", train_shortly)
     names: dict[str, object] = {}
-    for block in code_blocks("python"):
+    for block in list_code_blocks("python"):
         exec(block, names)
     names_line, shape_line, *_ = capsys.readouterr().out.splitlines()
     assert set(re.findall(r"\w+", names_line)) == {"cat", "dog"} and re.fullmatch(r"\(\d+,\)", shape_line)
@@ -137,7 +137,7 @@ def test_prose_is_at_most_900_words():
 
 
 def test_the_setup_commands():
-    assert [block.strip() for block in code_blocks("bash")] == SETUP_COMMANDS
+    assert [block.strip() for block in list_code_blocks("bash")] == SETUP_COMMANDS
 
 
 @pytest.mark.skipif(not (ROOT / ".ci" / "run").exists(), reason="not a checkout")

@@ -78,7 +78,7 @@ FAST_CHECKS = frozenset(
 )
 
 
-def scikit_learn_checks():
+def iterate_scikit_learn_checks():
     """Every check of every estimator."""
     for estimator, check in parametrize_with_checks([CLASSIFIER, REGRESSOR, EMBEDDER]).args[1]:
         name, estimator_class = getattr(check, "func", check).__name__, type(estimator).__name__
@@ -87,7 +87,7 @@ def scikit_learn_checks():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("estimator, check", list(scikit_learn_checks()))
+@pytest.mark.parametrize("estimator, check", list(iterate_scikit_learn_checks()))
 def test_scikit_learn_checks(estimator, check):
     """No check is expected to fail."""
     check(estimator)

@@ -27,7 +27,7 @@ SETTINGS = {
 }
 
 
-def console_steps(page: str) -> list[tuple[str, list[str]]]:
+def list_console_steps(page: str) -> list[tuple[str, list[str]]]:
     """Commands of the console blocks of a page, each with the output lines printed below it."""
     steps: list[tuple[str, list[str]]] = []
     for block in re.findall(r"```console\n(.*?)```", page, re.DOTALL):
@@ -57,7 +57,7 @@ def command_results(request, tmp_path_factory):
     for number, name in enumerate(("glass12", "metal114", "paper129")):
         shutil.copy(folder / "photos" / "test" / CLASSES[number] / "0.png", folder / "new" / f"{name}.jpg")
     extra, outputs = SETTINGS[request.param][0], []
-    for line, printed in console_steps(START_PAGE):
+    for line, printed in list_console_steps(START_PAGE):
         verb, *words = shlex.split(line)
         with pytest.MonkeyPatch.context() as patch:
             if verb == "python":
@@ -74,7 +74,7 @@ def command_results(request, tmp_path_factory):
 
 
 def test_the_start_page_covers_the_main_verbs():
-    verbs = [line.split()[1] for line, _ in console_steps(START_PAGE) if line.startswith("vitreous")]
+    verbs = [line.split()[1] for line, _ in list_console_steps(START_PAGE) if line.startswith("vitreous")]
     assert list(dict.fromkeys(verbs)) == ["doctor", "train", "evaluate", "inspect", "predict", "data"]
     assert START_PAGE.count("`vitreous serve runs/") == 2
 

@@ -79,7 +79,7 @@ def find_pythons(versions: tuple[str, ...] = PYTHONS) -> dict[str, str]:
     """Version -> interpreter: this one, `pythonX.Y` on the PATH, or pyenv's."""
     interpreters = {}
     for version in versions:
-        candidates = filter(None, [sys.executable, shutil.which(f"python{version}"), *pyenv_pythons(version)])
+        candidates = filter(None, [sys.executable, shutil.which(f"python{version}"), *find_pyenv_pythons(version)])
         fitting = [path for path in candidates if get_python_version(path) == version]
         if fitting:
             interpreters[version] = fitting[0]
@@ -92,7 +92,7 @@ def get_python_version(python: str) -> str:
     return subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.strip()
 
 
-def pyenv_pythons(version: str) -> list[str]:
+def find_pyenv_pythons(version: str) -> list[str]:
     """The interpreters of a version installed by pyenv."""
     if shutil.which("pyenv") is None:
         return []

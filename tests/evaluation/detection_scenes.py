@@ -31,7 +31,7 @@ COCO_METRIC_NAMES = [
 ]
 
 
-def ellipse_mask(box, size):
+def draw_ellipse_mask(box, size):
     """(H, W) bool: the pixels of the ellipse in a box."""
     y, x = np.mgrid[: size[0], : size[1]] + 0.5
     across, down = (x - (box[0] + box[2]) / 2) / (box[2] - box[0]), (y - (box[1] + box[3]) / 2) / (box[3] - box[1])
@@ -50,7 +50,7 @@ def draw_scene(draw, size=(120, 200), classes=4, ties=True):
         low = draw.uniform(0, 1, (count, 2)) * (np.array(size[::-1]) - sides)
         return np.concatenate([low, low + sides], 1)
 
-    truth = [box for box in boxes(draw.integers(0, 9)) if ellipse_mask(box, size).any()]
+    truth = [box for box in boxes(draw.integers(0, 9)) if draw_ellipse_mask(box, size).any()]
     labels, crowd = draw.integers(0, classes, len(truth)), draw.random(len(truth)) < 0.2
     rows = [(*boxes(1)[0], draw.integers(classes)) for _ in range(draw.integers(0, 6))]
     for box, label in zip(truth, labels, strict=True):
@@ -60,11 +60,11 @@ def draw_scene(draw, size=(120, 200), classes=4, ties=True):
     table = np.array([row for row in rows if row[2] > row[0] + 1 and row[3] > row[1] + 1]).reshape(-1, 5)
     scores = draw.integers(1, 11, len(table)) / 10 if ties else draw.random(len(table))
     table, scores = table[np.argsort(-scores, kind="stable")], -np.sort(-scores)
-    masks = tuple(mask_to_rle(ellipse_mask(box, size)) for box in table[:, :4])
+    masks = tuple(mask_to_rle(draw_ellipse_mask(box, size)) for box in table[:, :4])
     detections = Detections(
         size, table[:, :4].astype(np.float32), table[:, 4].astype(int), scores.astype(np.float32), masks=masks
     )
-    layers = stack_masks([ellipse_mask(box, size) for box in truth], size)
+    layers = stack_masks([draw_ellipse_mask(box, size) for box in truth], size)
     return detections, Target(size, labels, np.array(truth, np.float32).reshape(-1, 4), crowd, layers=layers)
 
 
@@ -138,7 +138,7 @@ class PaintedSplit:
 
 
 class PaintedEngine:
-    """Detects painted rectangles, by `painted_model` of `test_detections`."""
+    """Detects painted rectangles, by `detect_painted_rectangles` of `test_detections`."""
 
     precision = "fp32"
 

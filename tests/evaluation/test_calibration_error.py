@@ -25,7 +25,7 @@ CALIBRATION_MODELS = {
 }
 
 
-def true_error(world: str) -> float:
+def compute_true_error(world: str) -> float:
     """The calibration error of the distribution, whose probability of a correct prediction is known."""
     chance, confidences = CALIBRATION_MODELS[world]
     confidence = confidences(np.random.default_rng(0), 1_000_000)
@@ -40,7 +40,7 @@ def draw_image_gaps(world: str, rng: np.random.Generator, count: int) -> np.ndar
     return compute_image_gaps(confidence, rng.random(count) < chance(confidence))
 
 
-def bootstrap_weights(rng: np.random.Generator, count: int, draws: int = 200) -> np.ndarray:
+def draw_bootstrap_weights(rng: np.random.Generator, count: int, draws: int = 200) -> np.ndarray:
     """(draws, count): how often each image is drawn, divided by the number of images."""
     return rng.multinomial(count, np.full(count, 1 / count), size=draws) / count
 
@@ -48,10 +48,10 @@ def bootstrap_weights(rng: np.random.Generator, count: int, draws: int = 200) ->
 @pytest.mark.parametrize("world", CALIBRATION_MODELS)
 @pytest.mark.parametrize("count", [180, 500])
 def test_the_ece_interval_has_its_nominal_coverage(world, count):
-    true, rng, covered = true_error(world), np.random.default_rng(1), 0
+    true, rng, covered = compute_true_error(world), np.random.default_rng(1), 0
     for _ in range(100):
         gaps = draw_image_gaps(world, rng, count)
-        low, high = CalibrationGaps.of_images(gaps).interval(bootstrap_weights(rng, count) @ gaps)
+        low, high = CalibrationGaps.of_images(gaps).interval(draw_bootstrap_weights(rng, count) @ gaps)
         assert low <= np.abs(gaps.mean(0)).sum() <= high
         covered += low <= true <= high
     assert covered >= 89  # nominal coverage is 95 %; at 93 %, fewer would be chance in one of 20 cases
@@ -60,7 +60,7 @@ def test_the_ece_interval_has_its_nominal_coverage(world, count):
 def test_far_from_calibration_the_interval_matches_the_bootstrap():
     rng = np.random.default_rng(0)
     gaps = draw_image_gaps("underconfident", rng, 5000)
-    draws = bootstrap_weights(rng, 5000) @ gaps
+    draws = draw_bootstrap_weights(rng, 5000) @ gaps
     low, high = CalibrationGaps.of_images(gaps).interval(draws)
     plain = np.percentile(np.abs(draws).sum(1), [2.5, 97.5])
     assert high - low < 1.5 * (plain[1] - plain[0])
@@ -105,7 +105,7 @@ def test_difference_bounds_match_a_loop_over_bins_and_draws():
     first_gaps, second_gaps, weights = (
         draw_image_gaps("overconfident", rng, 300),
         draw_image_gaps("calibrated", rng, 300),
-        bootstrap_weights(rng, 300, 5),
+        draw_bootstrap_weights(rng, 300, 5),
     )
     gaps, drawn = (first_gaps.mean(0), second_gaps.mean(0)), (weights @ first_gaps, weights @ second_gaps)
     least, most = bound_difference_errors(

@@ -15,7 +15,7 @@ from tests.evaluation.detection_scenes import (
     draw_scene,
     evaluate_with_pycocotools,
 )
-from tests.tasks.test_detections import draw_rectangles, painted_model
+from tests.tasks.test_detections import detect_painted_rectangles, draw_rectangles
 from vitreous.data.annotations.shapes import mask_to_rle
 from vitreous.data.annotations.target import Target, VerifiedClasses, stack_masks
 from vitreous.data.loader import EvalLoader
@@ -83,7 +83,9 @@ def test_at_most_100_detections_per_class_count():
     boxes = np.concatenate([low, low + 9], 1).astype(np.float32)
     detections = Detections(size, boxes, draw.integers(0, 2, 300), np.linspace(1, 0.1, 300, dtype=np.float32))
     truth_indices = draw.permutation(300)[:40]
-    layers = np.stack([truth_mask(box, size, instance_id) for instance_id, box in enumerate(boxes[truth_indices], 1)])
+    layers = np.stack(
+        [draw_truth_mask(box, size, instance_id) for instance_id, box in enumerate(boxes[truth_indices], 1)]
+    )
     truth = Target(size, detections.labels[truth_indices], boxes[truth_indices], np.zeros(40, bool), layers=layers)
     report = CocoEvaluator(CLASSES[:2]).report(make_split_outputs([(detections, truth)], masks=False))
     expected, _ = evaluate_with_pycocotools([(detections, truth)], "bbox", 2)
@@ -91,7 +93,7 @@ def test_at_most_100_detections_per_class_count():
     assert set(report.intervals.values()) == {None}
 
 
-def truth_mask(box, size, instance_id):
+def draw_truth_mask(box, size, instance_id):
     layer = np.zeros(size, np.int32)
     layer[int(box[1]) : int(box[3]), int(box[0]) : int(box[2])] = instance_id
     return layer
@@ -296,13 +298,13 @@ def make_painted_split(count):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_model_is_evaluated_on_a_split(workers):
     split, evaluator = make_painted_split(5), CocoEvaluator(("dark", "light"), masks=True)
-    report = evaluator(PaintedEngine(painted_model), split, workers)
+    report = evaluator(PaintedEngine(detect_painted_rectangles), split, workers)
     assert report.images == 5 and report.unreadable == 0 and report.per_class[1]["ap"] == pytest.approx(1)
     recall = 51 / 101  # half of the objects of the first class are found, and all detections are correct
     assert report.metrics["ap"] == report.metrics["box_ap"] == pytest.approx((1 + recall) / 2)
     assert report.metrics["ap_large"] is None and report.intervals["ap_large"] is None
     split.pictures[1] = None
-    worse = evaluator(PaintedEngine(painted_model), split, workers)
+    worse = evaluator(PaintedEngine(detect_painted_rectangles), split, workers)
     assert worse.unreadable == 1 and worse.metrics["ap"] < report.metrics["ap"]
     assert worse.per_class[1]["objects"] == 5
 
@@ -311,8 +313,8 @@ def test_mask_metrics_require_mask_data():
     split = make_painted_split(2)
     split.targets = [target.without_masks() for target in split.targets]
     with pytest.raises(DataError, match="boxes, no masks"):
-        CocoEvaluator(("dark", "light"), masks=True)(PaintedEngine(painted_model), split, 0)
-    engine = PaintedEngine(painted_model, masks=False)
+        CocoEvaluator(("dark", "light"), masks=True)(PaintedEngine(detect_painted_rectangles), split, 0)
+    engine = PaintedEngine(detect_painted_rectangles, masks=False)
     assert CocoEvaluator(("dark", "light"))(engine, split, 0).metrics["ap50"] == pytest.approx((1 + 51 / 101) / 2)
 
 
@@ -342,7 +344,11 @@ class ThreadProcessGroup:
 
 
 def test_two_processes_gather_the_results_of_one():
-    split, evaluator, engine = make_painted_split(130), CocoEvaluator(("dark", "light")), PaintedEngine(painted_model)
+    split, evaluator, engine = (
+        make_painted_split(130),
+        CocoEvaluator(("dark", "light")),
+        PaintedEngine(detect_painted_rectangles),
+    )
     split.pictures[100] = None
     engine.device = torch.device("cpu")
     parts, barrier, results = [None, None], threading.Barrier(2), {}

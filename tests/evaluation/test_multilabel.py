@@ -50,7 +50,7 @@ def test_metrics_match_scikit_learn(ties):
     assert report.confusion is None and report.metrics["top1"] is None
 
 
-def average_precision(scores, positive, counts=None):
+def compute_class_average_precision(scores, positive, counts=None):
     """The average precision of one class."""
     scores, positive = np.array(scores, float), np.array(positive, bool)
     drawn = np.ones((len(scores), 1), np.float32) if counts is None else np.array(counts, np.float32)[:, None]
@@ -58,20 +58,22 @@ def average_precision(scores, positive, counts=None):
 
 
 def test_average_precision_matches_hand_computed_examples():
-    assert average_precision([4, 3, 2, 1], [1, 0, 1, 0]) == pytest.approx((1 + 2 / 3) / 2)
-    assert average_precision([1, 1, 1, 1], [1, 0, 0, 0]) == pytest.approx(1 / 4)  # equal scores share one threshold
-    assert average_precision([2, 2, 1, 1], [1, 0, 1, 0]) == pytest.approx((1 / 2 + 2 / 4) / 2)
-    assert average_precision([1, 2, 3], [0, 0, 0]) == 0.0
+    assert compute_class_average_precision([4, 3, 2, 1], [1, 0, 1, 0]) == pytest.approx((1 + 2 / 3) / 2)
+    assert compute_class_average_precision([1, 1, 1, 1], [1, 0, 0, 0]) == pytest.approx(
+        1 / 4
+    )  # equal scores share one threshold
+    assert compute_class_average_precision([2, 2, 1, 1], [1, 0, 1, 0]) == pytest.approx((1 / 2 + 2 / 4) / 2)
+    assert compute_class_average_precision([1, 2, 3], [0, 0, 0]) == 0.0
     # a sample with score -inf is never found
-    assert average_precision([3, 2, -math.inf], [1, 0, 1]) == pytest.approx(1 / 2)
+    assert compute_class_average_precision([3, 2, -math.inf], [1, 0, 1]) == pytest.approx(1 / 2)
 
 
 def test_bootstrap_counts_equal_repeated_images():
     generator = np.random.default_rng(3)
     scores, positive = generator.integers(0, 9, 40).astype(float), generator.random(40) < 0.3
     counts = generator.integers(0, 4, 40)
-    assert average_precision(scores, positive, counts) == pytest.approx(
-        average_precision(np.repeat(scores, counts), np.repeat(positive, counts))
+    assert compute_class_average_precision(scores, positive, counts) == pytest.approx(
+        compute_class_average_precision(np.repeat(scores, counts), np.repeat(positive, counts))
     )
 
 

@@ -22,7 +22,7 @@ def draw_clusters(images: int, width: int = 12, classes: int = 4, seed: int = 0)
     ), labels
 
 
-def min_mahalanobis_distance(points, centres, covariance):
+def compute_min_mahalanobis_distance(points, centres, covariance):
     """The squared distance of each point to the nearest centre."""
     inverse = np.linalg.inv(covariance)
     return np.array([min((x - m) @ inverse @ (x - m) for m in centres) for x in points])
@@ -42,7 +42,7 @@ def test_outlier_scores_match_plain_numpy(images, monkeypatch):
         .covariance_
     )
     total = LedoitWolf().fit(points).covariance_
-    expected = min_mahalanobis_distance(queries, means, within) - min_mahalanobis_distance(
+    expected = compute_min_mahalanobis_distance(queries, means, within) - compute_min_mahalanobis_distance(
         queries, [points.mean(0)], total
     )
     assert detector.scores(queries) == pytest.approx(expected, rel=1e-6, abs=1e-6)
@@ -53,7 +53,7 @@ def test_multilabel_images_are_fitted_as_one_class():
     detector = fit_mahalanobis_detector(features, np.eye(4, dtype=np.float32)[labels], 4)
     points = features.astype(float)
     assert detector.scores(features) == pytest.approx(
-        min_mahalanobis_distance(points, [points.mean(0)], LedoitWolf().fit(points).covariance_), rel=1e-6
+        compute_min_mahalanobis_distance(points, [points.mean(0)], LedoitWolf().fit(points).covariance_), rel=1e-6
     )
 
 

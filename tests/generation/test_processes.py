@@ -59,7 +59,7 @@ def test_spaced_timesteps_keep_the_noise_levels():
     assert space_timesteps_by_stride(1000, 50) == list(range(0, 1000, 20))
 
 
-def authors_strides(steps):
+def list_authors_timesteps(steps):
     """The time steps of `space_timesteps` of DiT's code for "ddimN", by N."""
     timesteps_by_count = {}
     for stride in range(1, steps):
@@ -70,7 +70,7 @@ def authors_strides(steps):
 
 @pytest.mark.parametrize("steps", [1000, 75])
 def test_ddim_timesteps_match_the_dit_code_or_are_rejected(steps):
-    expected = authors_strides(steps)
+    expected = list_authors_timesteps(steps)
     for count in range(1, steps + 1):
         if count in expected:
             assert space_timesteps_by_stride(steps, count) == expected[count], count
@@ -106,7 +106,7 @@ def test_the_posterior_is_the_product_of_gaussians():
     assert torch.allclose(g.compute_posterior_mean(x, noisy, steps), mean.float(), atol=1e-5)
 
 
-def authors_cdf(x):
+def compute_authors_cdf(x):
     """`approx_standard_normal_cdf` of DiT's code."""
     return 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x.pow(3))))
 
@@ -137,8 +137,12 @@ def test_the_variational_bound_trains_only_the_variance():
                 torch.distributions.Normal(true, (least / 2).exp()), torch.distributions.Normal(mean, (log / 2).exp())
             )
         else:
-            top = torch.where(x > 0.999, torch.ones_like(x), authors_cdf((x + 1 / 255 - mean) / (log / 2).exp()))
-            bottom = torch.where(x < -0.999, torch.zeros_like(x), authors_cdf((x - 1 / 255 - mean) / (log / 2).exp()))
+            top = torch.where(
+                x > 0.999, torch.ones_like(x), compute_authors_cdf((x + 1 / 255 - mean) / (log / 2).exp())
+            )
+            bottom = torch.where(
+                x < -0.999, torch.zeros_like(x), compute_authors_cdf((x - 1 / 255 - mean) / (log / 2).exp())
+            )
             expected = -(top - bottom).clamp(min=1e-12).log()
         expected = expected.flatten(1).mean(1) / math.log(2)
         assert torch.allclose(bound, expected, rtol=2e-3, atol=1e-5), step

@@ -98,7 +98,7 @@ def move_to(value: Any, device: str, dtype: torch.dtype | None = None) -> Any:
     return {key: move_to(entry, device, dtype) for key, entry in value.items()} if isinstance(value, dict) else value
 
 
-def supervised_session(folder: Path, images: Tensor | None = None, **changes: Any) -> tuple[Session, Any]:
+def create_supervised_session(folder: Path, images: Tensor | None = None, **changes: Any) -> tuple[Session, Any]:
     """A supervised session on patterned images in memory, and its state: 20 steps of 8 images, deterministic forward
     pass.
 
@@ -141,11 +141,11 @@ def fill_zero_parameters(flat: FlatParameters) -> None:
     flat.average.copy_(flat.master)
 
 
-def objective_session(name: str, folder: Path, **changes: Any) -> tuple[Session, Any]:
+def create_objective_session(name: str, folder: Path, **changes: Any) -> tuple[Session, Any]:
     """A session of `supervised` or of an objective of `tests.objectives.sessions`, trained with SGD: unlike AdamW's,
     its steps do not depend on the sign of gradients near 0."""
     if name == "supervised":
-        return supervised_session(folder, **changes)
+        return create_supervised_session(folder, **changes)
     clip_by = "tensor" if name == "dino" else "part" if name.startswith("dinov2") else "all"
     sgd = OptimizerConfig(name="sgd", lr=0.05, clip=3.0, clip_by=clip_by)
     session, state = sessions.create_session(name, folder, **{"optimizer": sgd, **changes})

@@ -22,11 +22,11 @@ from tests.gpu.support import (
     check_tensors_close,
     compute_relative_error,
     copy_state,
+    create_objective_session,
+    create_supervised_session,
     fill_zero_parameters,
     move_to,
-    objective_session,
     record_steps,
-    supervised_session,
 )
 from tests.objectives import sessions
 from vitreous.data.augmentation.augment import Augment
@@ -67,7 +67,7 @@ SUPERVISED_VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def allow_rounding(precision: str, limit: float, rounded: Any, exact: Any) -> float:
+def compute_error_limit(precision: str, limit: float, rounded: Any, exact: Any) -> float:
     """The limit of a relative error: in bfloat16 at least three times the error of bfloat16 on the CPU."""
     return limit if precision == "fp32" else max(limit, 3 * compute_relative_error(rounded, exact))
 
@@ -90,21 +90,21 @@ def compare_steps(make_session: Any, precision: str, tmp_path: Any, **changes: A
     assert len(losses) == len(expected_losses) and len(gradients) == len(expected) > 0
     # the second step starts from weights that differ by rounding
     for step, (ours, theirs, near) in enumerate(zip(gradients, expected, rounded, strict=True), 1):
-        limit = allow_rounding(precision, GRADIENT_LIMIT[precision], join_tensors(near), join_tensors(theirs))
+        limit = compute_error_limit(precision, GRADIENT_LIMIT[precision], join_tensors(near), join_tensors(theirs))
         check_tensors_close(f"gradient of step {step}, {precision}", ours, theirs, limit)
-    limit = allow_rounding(precision, LOSS_LIMIT[precision], rounded_losses, expected_losses)
+    limit = compute_error_limit(precision, LOSS_LIMIT[precision], rounded_losses, expected_losses)
     check_close(f"losses, {precision}", losses, expected_losses, limit)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", OBJECTIVE_NAMES)
 def test_two_steps_match_cpu(name, precision, tmp_path):
-    compare_steps(lambda folder, **changes: objective_session(name, folder, **changes), precision, tmp_path)
+    compare_steps(lambda folder, **changes: create_objective_session(name, folder, **changes), precision, tmp_path)
 
 
 @pytest.mark.parametrize("name", SUPERVISED_VARIANTS)
 def test_two_steps_with_options_match_cpu(name, tmp_path):
-    compare_steps(supervised_session, "fp32", tmp_path, **SUPERVISED_VARIANTS[name])
+    compare_steps(create_supervised_session, "fp32", tmp_path, **SUPERVISED_VARIANTS[name])
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "lamb", "lars", "muon"])
@@ -113,7 +113,7 @@ def test_optimizer_steps_match_cpu(name, tmp_path):
     optimizer = OptimizerConfig(name=name, lr=0.01, weight_decay=0.1, layer_decay=0.8, clip=0.5, clip_by="tensor")
     states = []
     for device in ("cpu", DEVICE):
-        _, state = supervised_session(tmp_path / device, optimizer=optimizer, ema=0.9, device=device)
+        _, state = create_supervised_session(tmp_path / device, optimizer=optimizer, ema=0.9, device=device)
         generator = torch.Generator().manual_seed(0)
         for step in (1, 2):
             gradient = torch.randn(state.flat.length, generator=generator)
@@ -230,9 +230,9 @@ def test_one_batch_matches_cpu(name, precision):
     if precision != "fp32":
         rounded_scalars, rounded = compute_batch(objective, batch, "cpu", precision)
     for key, value in expected_scalars.items():
-        limit = allow_rounding(precision, LOSS_LIMIT[precision], rounded_scalars[key], value)
+        limit = compute_error_limit(precision, LOSS_LIMIT[precision], rounded_scalars[key], value)
         check_close(f"{key} of {name}, {precision}", scalars[key], value, limit)
-    limit = allow_rounding(precision, GRADIENT_LIMIT[precision], join_tensors(rounded), join_tensors(expected))
+    limit = compute_error_limit(precision, GRADIENT_LIMIT[precision], join_tensors(rounded), join_tensors(expected))
     check_tensors_close(f"gradient of {name}, {precision}", gradients, expected, limit)
 
 
@@ -258,14 +258,14 @@ def test_prepared_batches_match_cpu(name, tmp_path):
     """All 20 batches of a run arrive intact while the device is busy: pinned, copied asynchronously, normalised and
     augmented."""
     changes = {"views": Augment(flip=0.5, mixup=0.8, cutmix=1.0)} if name == "supervised" else {}
-    session, state = objective_session(name, tmp_path / "device", device=DEVICE, **changes)
+    session, state = create_objective_session(name, tmp_path / "device", device=DEVICE, **changes)
     load = torch.randn(1024 if ON_GPU else 16, 1024 if ON_GPU else 16, device=DEVICE)
     batches = []
     for _, batch in session.batches(state):
         for _ in range(20):
             load = load @ load * 1e-3
         batches.append(batch)
-    reference_session, reference = objective_session(name, tmp_path / "cpu", **changes)
+    reference_session, reference = create_objective_session(name, tmp_path / "cpu", **changes)
     count = 0
     for batch, (_, theirs) in zip(batches, reference_session.batches(reference), strict=True):
         count += 1
@@ -284,7 +284,7 @@ def test_uint8_batches_arrive_intact(tmp_path):
     """Pinned uint8 batches, copied asynchronously, equal those of the loader, even if the host overwrites its buffers
     afterwards."""
     images = torch.randint(0, 256, (64, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    session, _ = supervised_session(tmp_path, images, device=DEVICE, views=Augment(flip=0.0))
+    session, _ = create_supervised_session(tmp_path, images, device=DEVICE, views=Augment(flip=0.0))
     spans = [(8 * index, 8 * index + 8) for index in range(40)]
     arrived = [
         (batch["images"].to(DEVICE, non_blocking=True), batch["samples"])
@@ -298,7 +298,7 @@ def test_uint8_batches_arrive_intact(tmp_path):
 
 def test_float32_matmul_precision_is_unchanged(tmp_path):
     """Sessions and engines do not enable TF32 for float32 matrix products."""
-    session, state = supervised_session(tmp_path, device=DEVICE, epochs=0.5)
+    session, state = create_supervised_session(tmp_path, device=DEVICE, epochs=0.5)
     run_training_loop(state, session.batches(state))
     assert torch.get_float32_matmul_precision() == "highest"
     assert not torch.backends.cuda.matmul.allow_tf32
@@ -308,7 +308,7 @@ def test_float32_matmul_precision_is_unchanged(tmp_path):
 def test_steady_steps_do_not_wait_for_the_device(name, tmp_path):
     """From the third step on, neither batch preparation nor a step synchronises with the device. The message lists the
     lines of vitreous that do."""
-    session, state = objective_session(name, tmp_path, device=DEVICE, precision="bf16")
+    session, state = create_objective_session(name, tmp_path, device=DEVICE, precision="bf16")
     waits: dict[str, int] = {}
 
     def note_wait(message, category, filename, lineno, file=None, line=None) -> None:
@@ -343,7 +343,7 @@ def test_schedules_and_teachers_match_cpu_after_a_run(tmp_path):
     states = []
     for device in ("cpu", DEVICE):
         schedules = {**sessions.TEACHER_SCHEDULES, "ema": RampConfig(0.5, 0.9)}
-        session, state = objective_session(
+        session, state = create_objective_session(
             "dino", tmp_path / device, device=device, epochs=1.5, ema=0.9, schedules=schedules
         )
         run_training_loop(state, session.batches(state))

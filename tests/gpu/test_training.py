@@ -29,10 +29,10 @@ from tests.gpu.support import (
     check_close,
     check_tensors_close,
     copy_state,
-    objective_session,
+    create_objective_session,
+    create_supervised_session,
     record_steps,
     stop_after,
-    supervised_session,
 )
 from vitreous.apps.export.export import export
 from vitreous.data.augmentation.augment import Augment
@@ -140,13 +140,13 @@ def test_export_of_a_gpu_run_matches_the_model(trained_run, photos, tmp_path):
 def test_resume_cross_devices(name, first_device, second_device, tmp_path):
     """Three steps on one device and three on another match six on the CPU, in weights, moments and teacher."""
     options = {"epochs": 1.5, "ema": 0.9, "optimizer": OptimizerConfig(lr=1e-3, eps=1e-3)}
-    session, uninterrupted = objective_session(name, tmp_path / "whole", **options)
+    session, uninterrupted = create_objective_session(name, tmp_path / "whole", **options)
     run_training_loop(uninterrupted, session.batches(uninterrupted))
-    session, state = objective_session(name, tmp_path / "run", device=first_device, **options)
+    session, state = create_objective_session(name, tmp_path / "run", device=first_device, **options)
     run_training_loop(state, session.batches(state), stop_after(3))
     save_now(session, state)
     saved = copy_state(state)
-    session, state = objective_session(name, tmp_path / "run", device=second_device, **options)
+    session, state = create_objective_session(name, tmp_path / "run", device=second_device, **options)
     session.restore(state)
     assert state.step == 3
     check_bit_identical(
@@ -188,12 +188,12 @@ def test_resumed_run_is_bit_identical(name, tmp_path):
         "images": draw_images(),
         **BIT_IDENTICAL_RUNS[name],
     }
-    session, uninterrupted = supervised_session(tmp_path / "whole", **options)
+    session, uninterrupted = create_supervised_session(tmp_path / "whole", **options)
     run_training_loop(uninterrupted, session.batches(uninterrupted))
-    session, state = supervised_session(tmp_path / "run", **options)
+    session, state = create_supervised_session(tmp_path / "run", **options)
     run_training_loop(state, session.batches(state), stop_after(uninterrupted.step // 2))
     save_now(session, state)
-    session, state = supervised_session(tmp_path / "run", **options)
+    session, state = create_supervised_session(tmp_path / "run", **options)
     session.restore(state)
     assert 0 < state.step < uninterrupted.step
     run_training_loop(state, session.batches(state))
@@ -220,9 +220,9 @@ def test_reproducible_runs_are_bit_identical(name, precision, tmp_path):
                 options["objective"] = SupervisedConfig(patch_dropout=0.25)
             if name == "rotary":
                 options["model"] = lambda model: replace_model(model, attention={"kind": "rotary"})
-            session, state = supervised_session(folder, **options)
+            session, state = create_supervised_session(folder, **options)
         else:
-            session, state = objective_session(name, folder, **options)
+            session, state = create_objective_session(name, folder, **options)
         run_training_loop(state, session.batches(state))
         states.append(copy_state(state))
     check_bit_identical(f"two reproducible runs of {name}, {precision}", states[1], states[0])
@@ -230,7 +230,7 @@ def test_reproducible_runs_are_bit_identical(name, precision, tmp_path):
 
 def test_fp16_overflow_halves_the_scale_and_training_continues(tmp_path):
     """Gradients overflow at a scale of 2^40: these steps are skipped, later ones train."""
-    session, state = supervised_session(tmp_path, device=DEVICE, precision="fp16", epochs=10.0)
+    session, state = create_supervised_session(tmp_path, device=DEVICE, precision="fp16", epochs=10.0)
     state.scale = 2.0**40
     initial, history = copy_state(state), []
 
@@ -260,8 +260,8 @@ def select_master_weights(state: dict[str, torch.Tensor]) -> dict[str, torch.Ten
 
 
 def test_fp16_losses_match_cpu(tmp_path):
-    expected, _ = record_steps(*supervised_session(tmp_path / "cpu", epochs=1.0))
-    session, state = supervised_session(tmp_path / "fp16", epochs=1.0, precision="fp16", device=DEVICE)
+    expected, _ = record_steps(*create_supervised_session(tmp_path / "cpu", epochs=1.0))
+    session, state = create_supervised_session(tmp_path / "fp16", epochs=1.0, precision="fp16", device=DEVICE)
     state.scale = 2.0**8  # at the default scale the first step may overflow and leave the weights unchanged
     losses, _ = record_steps(session, state)
     assert state.updates == 4, f"{state.updates} of 4 steps changed the weights; scale {state.scale}"
@@ -301,9 +301,9 @@ def test_compile_matches_eager(name, tmp_path, quick_compiler):
     options = {"epochs": 1.0, "device": DEVICE, **options}
     if objective == "supervised":
         options["views"] = Augment(flip=0.5)
-    session, state = objective_session(objective, tmp_path / "compiled", compile=True, **options)
+    session, state = create_objective_session(objective, tmp_path / "compiled", compile=True, **options)
     losses = collect_step_losses(session, state)
-    session, state = objective_session(objective, tmp_path / "eager", **options)
+    session, state = create_objective_session(objective, tmp_path / "eager", **options)
     expected = collect_step_losses(session, state)
     assert len(losses) == len(expected) > 1 and all(map(math.isfinite, losses)), f"{losses}, eager {expected}"
     if same:
@@ -328,7 +328,9 @@ def test_cuda_graphs_match_launched_kernels(name, precision, tmp_path, monkeypat
     losses = {}
     for graphs in ("0", "1"):
         monkeypatch.setenv("VITREOUS_CUDA_GRAPHS", graphs)
-        session, state = objective_session("supervised" if name == "dropout" else name, tmp_path / graphs, **options)
+        session, state = create_objective_session(
+            "supervised" if name == "dropout" else name, tmp_path / graphs, **options
+        )
         losses[graphs] = collect_step_losses(session, state)
         if graphs == "0":
             assert not recorded
@@ -358,7 +360,7 @@ def test_auto_micro_batch_recovers_from_memory_errors(tmp_path, monkeypatch):
     depth, width = (4, 128) if ON_GPU else (2, 32)
     options = {"images": images, "batch_size": 32, "epochs": 2.0, "device": DEVICE}
     options["model"] = lambda model: replace_model(model, depth=depth, width=width, mlp={"hidden": 4 * width})
-    session, state = supervised_session(tmp_path / "first", **options)
+    session, state = create_supervised_session(tmp_path / "first", **options)
     run, inputs, notes = session.run, session.inputs, []
     del state
     if ON_GPU:
@@ -379,7 +381,7 @@ def test_auto_micro_batch_recovers_from_memory_errors(tmp_path, monkeypatch):
         size = fitted.micro_batch
         assert size is not None and 1 <= size <= 16, f"micro-batch {size}; notes: {notes}"
         assert notes and str(size) in notes[0], notes
-        session, state = supervised_session(tmp_path / "second", **{**options, "micro_batch": size})
+        session, state = create_supervised_session(tmp_path / "second", **{**options, "micro_batch": size})
         run_training_loop(state, session.batches(state))
         assert state.step == 2 and math.isfinite(state.losses)
     finally:
@@ -437,7 +439,7 @@ def test_nan_loss_stops_the_run_and_saves_nothing_after_it(photos, tmp_path, mon
 
 def test_skipped_steps_leave_weights_and_count(tmp_path):
     """`skip_steps` skips a step with a NaN on the device."""
-    session, state = supervised_session(tmp_path, device=DEVICE, skip_steps=1, epochs=1.0, precision="bf16")
+    session, state = create_supervised_session(tmp_path, device=DEVICE, skip_steps=1, epochs=1.0, precision="bf16")
 
     def poison_second():
         for step, (step_slice, batch) in enumerate(session.batches(state), 1):

@@ -17,7 +17,7 @@ from vitreous.inference.options import InferenceOptions
 from vitreous.inference.predict import load
 
 
-def too_large(content: bytes) -> bool:
+def exceeds_server_limit(content: bytes) -> bool:
     """Whether the server, whose limit is lower than Python's, rejects the file by its header."""
     try:
         read_upright_size(content, "image", MAX_IMAGE_PIXELS)
@@ -51,10 +51,10 @@ def test_http_and_python_agree_on_hostile_files(tmp_path):
         for case in build_corpus():
             status, response, _ = site.predict(case.content)
             pixels = read_predictor_input(predictor, case.content)
-            if isinstance(pixels, DataError) or too_large(case.content):
+            if isinstance(pixels, DataError) or exceeds_server_limit(case.content):
                 refused += 1
                 assert status in (400, 422), case.name  # 400: the body is empty
-                if isinstance(pixels, DataError) and case.content and not too_large(case.content):
+                if isinstance(pixels, DataError) and case.content and not exceeds_server_limit(case.content):
                     assert response["error"]["message"] == pixels.message, case.name
                 continue
             accepted += 1

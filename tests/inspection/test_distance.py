@@ -28,7 +28,7 @@ from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.models.zoo import build_model, create_untrained_model
 
 
-def attention_distance_by_loop(weights, positions, prefix, patch):
+def compute_attention_distance_by_loop(weights, positions, prefix, patch):
     """The distance of one head's (T, T) weights; a patch without a position (padding) is None."""
     total, queries = 0.0, 0
     for q, query in enumerate(positions):
@@ -71,7 +71,7 @@ def test_distances_on_any_grid_match_the_loop(grid, patch, prefix):
     maps = draw_probabilities(2, 3, tokens, tokens)
     distances = mean_attention_distance(make_attention_call(maps, grid, prefix), patch, grid)
     expected = [
-        [attention_distance_by_loop(head, list_grid_coordinates(grid), prefix, patch) for head in heads]
+        [compute_attention_distance_by_loop(head, list_grid_coordinates(grid), prefix, patch) for head in heads]
         for heads in maps
     ]
     assert distances.tolist() == [pytest.approx(head_distances, rel=1e-5) for head_distances in expected]
@@ -102,7 +102,7 @@ def test_model_attention_distances_match_the_loop(kind):
         shares = torch.tensor([sum(position is not None for position in positions) for positions in sequences]).double()
         for image, head in itertools.product(range(2), range(2)):
             window_distances = [
-                attention_distance_by_loop(w[head], positions, call.prefix, (4, 4))
+                compute_attention_distance_by_loop(w[head], positions, call.prefix, (4, 4))
                 for w, positions in zip(weights[image], sequences, strict=True)
             ]
             expected_distance = (torch.tensor(window_distances).double() * shares / shares.sum()).sum().item()

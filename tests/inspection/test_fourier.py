@@ -12,7 +12,7 @@ from vitreous.inspection.fourier import FourierSpectra, compute_log_amplitudes, 
 from vitreous.models.zoo import create_untrained_model
 
 
-def log_amplitudes_by_loop(maps: np.ndarray) -> np.ndarray:
+def compute_log_amplitudes_by_loop(maps: np.ndarray) -> np.ndarray:
     """(B, n, n, D): the specification step by step: transform, logarithm, roll, mean, diagonal from the centre."""
     batch, side, _, width = maps.shape
     logs = np.zeros((side, side))
@@ -28,7 +28,7 @@ def log_amplitudes_by_loop(maps: np.ndarray) -> np.ndarray:
 def test_log_amplitudes_match_the_specification(side):
     maps = np.random.default_rng(side).normal(size=(3, side, side, 5))
     amplitudes = compute_log_amplitudes(torch.from_numpy(maps)).mean(0).numpy()
-    expected = log_amplitudes_by_loop(maps)
+    expected = compute_log_amplitudes_by_loop(maps)
     assert amplitudes.shape == expected.shape == (math.ceil(side / 2),) == get_diagonal_frequencies((side, side)).shape
     assert np.allclose(amplitudes, expected, atol=1e-5)
 

@@ -14,7 +14,7 @@ from vitreous.nn import relative
 from vitreous.nn.frozen import can_pack, freeze_for_inference
 
 
-def written_out(model, x, classes, monkeypatch):
+def compute_explicit_attention(model, x, classes, monkeypatch):
     """A, and the derivative of the classes' logits by it, of every block: (B, L, h, T, T) each; and the logits."""
     maps = []
 
@@ -38,7 +38,7 @@ def written_out(model, x, classes, monkeypatch):
     return torch.stack([a.detach() for a in maps], 1), torch.stack([a.grad for a in maps], 1), logits.detach()[:, 0]
 
 
-def relevance_by_loop(maps, slopes, prefix, from_class):
+def compute_relevance_by_loop(maps, slopes, prefix, from_class):
     """One image: R_0 = I, R_l = R_(l-1) + W_l R_(l-1); the row of R_L - I at the class token or the mean."""
     result = np.eye(maps.shape[-1])
     for a, slope in zip(np.asarray(maps, np.float64), np.asarray(slopes, np.float64), strict=True):
@@ -50,9 +50,9 @@ def relevance_by_loop(maps, slopes, prefix, from_class):
 @pytest.mark.parametrize("kind", [kind for kind in MODEL_KINDS if kind != "pooled-by-attention"])
 def test_relevance_matches_autograd_on_explicit_attention(kind, monkeypatch):
     model, x, classes = make_model(kind), make_images(), torch.tensor([3, 1])
-    maps, slopes, logits = written_out(model, x, classes, monkeypatch)
+    maps, slopes, logits = compute_explicit_attention(model, x, classes, monkeypatch)
     expected = [
-        relevance_by_loop(a, s, model.config.prefix, model.config.pool in ("class", "distilled"))
+        compute_relevance_by_loop(a, s, model.config.prefix, model.config.pool in ("class", "distilled"))
         for a, s in zip(maps, slopes, strict=True)
     ]
     relevance = compute_relevance(model, x, classes)

@@ -30,7 +30,7 @@ def build_position_model(**changes):
     return randomise(create_untrained_model("ViT-16x2/4", **(MODEL_SHAPE | changes)))
 
 
-def cosine_similarity(a, b):
+def compute_cosine_similarity(a, b):
     return sum(x * y for x, y in zip(a, b, strict=True)) / math.sqrt(sum(x * x for x in a) * sum(y * y for y in b))
 
 
@@ -40,7 +40,7 @@ def test_position_similarity_is_pairwise_cosine():
     assert cosines.shape == (*GRID, *GRID)
     for i, j, k, m in torch.cartesian_prod(*(torch.arange(n) for n in (*GRID, *GRID))).tolist():
         assert cosines[i, j, k, m].item() == pytest.approx(
-            cosine_similarity(table[i, j].tolist(), table[k, m].tolist()), abs=1e-5
+            compute_cosine_similarity(table[i, j].tolist(), table[k, m].tolist()), abs=1e-5
         )
     assert torch.equal(compute_position_cosines(table, 2), cosines[::2, ::2])
 

@@ -35,7 +35,7 @@ ROLLOUT_OPTIONS = [
 ]
 
 
-def rollout_by_loop(maps, mixing):
+def compute_rollout_by_loop(maps, mixing):
     """(L, h, T, T) -> (T, T): the definition for one image, in float64."""
     result = np.eye(maps.shape[-1])
     for heads in np.asarray(maps, dtype=np.float64):
@@ -68,15 +68,17 @@ def test_rollout_of_two_blocks_matches_the_specification():
 def test_rollout_matrices_and_rows_match_the_loop_per_image(mixing):
     maps = draw_probabilities(2, 3, 4, 6, 6)  # images, blocks, heads
     calls = [make_attention_call(maps[:, layer], (5,), 1, layer) for layer in range(3)]
-    expected = np.stack([rollout_by_loop(image_maps, mixing) for image_maps in maps])
+    expected = np.stack([compute_rollout_by_loop(image_maps, mixing) for image_maps in maps])
     matrix = compute_rollout_matrix(calls, mixing).numpy()
     assert np.allclose(matrix, expected, atol=1e-5) and np.allclose(matrix.sum(-1), 1, atol=1e-5) and matrix.min() >= 0
     start = torch.tensor([0.5, 0, 0.25, 0.25, 0, 0])
     joint, single = compute_rollout_rows(calls, start, mixing)
     for layer in range(3):
-        through = np.stack([start.numpy() @ rollout_by_loop(image_maps[: layer + 1], mixing) for image_maps in maps])
+        through = np.stack(
+            [start.numpy() @ compute_rollout_by_loop(image_maps[: layer + 1], mixing) for image_maps in maps]
+        )
         alone = np.stack(
-            [start.numpy() @ rollout_by_loop(image_maps[layer : layer + 1], mixing) for image_maps in maps]
+            [start.numpy() @ compute_rollout_by_loop(image_maps[layer : layer + 1], mixing) for image_maps in maps]
         )
         assert np.allclose(joint[:, layer], through, atol=1e-5) and np.allclose(single[:, layer], alone, atol=1e-5)
     few = [SmallChunkAttentionCall(**vars(call)) for call in calls]
@@ -119,7 +121,7 @@ def test_rollout_of_every_model_kind_follows_its_pooling(kind):
     assert torch.equal(rollout.maps[1, 1].flatten(), rollout.joint[1, 1, prefix:])
     expected = np.stack(
         [
-            rollout_by_loop(
+            compute_rollout_by_loop(
                 torch.stack([call.compute_weights()[image] for call in collect_attention_calls(model, x)]),
                 RolloutOptions(),
             )

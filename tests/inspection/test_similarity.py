@@ -16,11 +16,11 @@ def draw_feature_matrices(n=7, widths=(3, 5), seed=0):
     return [torch.randn(n, width, generator=generator, dtype=torch.float64) for width in widths]
 
 
-def gram_matrix(x):
+def compute_gram_matrix(x):
     return [[sum(a * b for a, b in zip(p, q, strict=True)) for q in x.tolist()] for p in x.tolist()]
 
 
-def hsic(k, m):
+def compute_hsic(k, m):
     """tr(K H L H) / (n - 1)^2, H = 1 - 1 / n, by loops (Gretton et al., 2005)."""
     n = len(k)
     h = [[(i == j) - 1 / n for j in range(n)] for i in range(n)]
@@ -32,7 +32,7 @@ def hsic(k, m):
     return sum(matrix[i][i] for i in range(n)) / (n - 1) ** 2
 
 
-def hsic_unbiased(k, m):
+def compute_unbiased_hsic(k, m):
     """Song et al. (2012), Eq. 4, term by term."""
     n = len(k)
     k, m = ([[0.0 if i == j else a[i][j] for j in range(n)] for i in range(n)] for a in (k, m))
@@ -42,11 +42,11 @@ def hsic_unbiased(k, m):
     return (trace + sums - cross) / (n * (n - 3))
 
 
-@pytest.mark.parametrize(("unbiased", "measure"), [(False, hsic), (True, hsic_unbiased)])
+@pytest.mark.parametrize(("unbiased", "measure"), [(False, compute_hsic), (True, compute_unbiased_hsic)])
 def test_linear_cka_matches_the_definition(unbiased, measure):
     x, y = draw_feature_matrices()
     cka = compute_linear_cka([x, y], [x, y], unbiased)
-    k, m = gram_matrix(x), gram_matrix(y)
+    k, m = compute_gram_matrix(x), compute_gram_matrix(y)
     expected = measure(k, m) / math.sqrt(measure(k, k) * measure(m, m))
     assert cka[0, 1].item() == pytest.approx(expected, abs=1e-9)
     assert cka.diag().tolist() == pytest.approx([1, 1]) and torch.allclose(cka, cka.T)

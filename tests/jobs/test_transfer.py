@@ -52,7 +52,7 @@ DIGITS_OPTIONS = {
 TIMING_KEYS = {"seconds", "images_per_second", "data_wait", "flops_utilisation"}
 
 
-def digits_folder(root: Path, counts: dict[str, int]) -> Path:
+def write_digits_folder(root: Path, counts: dict[str, int]) -> Path:
     """Some of scikit-learn's digits as root/SPLIT/CLASS/*.png, the same number of each class."""
     for name, count in counts.items():
         split = open_digits().splits[name]
@@ -86,7 +86,7 @@ def read_trials(out: Path) -> dict:
 
 
 def test_lr_grid_matches_an_exhaustive_search(tmp_path):
-    root = digits_folder(tmp_path / "digits", {"train": 20, "val": 5, "test": 5})
+    root = write_digits_folder(tmp_path / "digits", {"train": 20, "val": 5, "test": 5})
     rates = (0.0003, 0.01, 0.1)
     summary = train(str(root), out=str(tmp_path / "grid"), lr_grid=rates, **DIGITS_OPTIONS)
 

@@ -134,7 +134,7 @@ def add_tokens_as_authors(model, images, per_interaction):
     return [norm(y) for norm, y in zip(model.norms, sums, strict=True)]
 
 
-def relative_difference(x, reference):
+def compute_relative_difference(x, reference):
     """The relative difference of two tensors in Euclidean norm."""
     return ((x - reference).norm() / reference.norm()).item()
 
@@ -148,9 +148,9 @@ def test_tokens_are_added_as_in_the_authors_detection_and_segmentation_backbones
     model, images = contracts.randomise(build_model(config)).eval(), torch.randn(2, 3, 64, 96)
     maps = [x.movedim(-1, 1) for x in model.features_at(images, config.strides)]
     expected = add_tokens_as_authors(model, images, token_source == "interaction")
-    assert max(map(relative_difference, maps, expected)) <= 1e-5
+    assert max(map(compute_relative_difference, maps, expected)) <= 1e-5
     reference = add_tokens_as_authors(model, images, token_source == "last")
-    differences = [relative_difference(x, y) for x, y in zip(maps, reference, strict=True)]
+    differences = [compute_relative_difference(x, y) for x, y in zip(maps, reference, strict=True)]
     assert min(differences[:3]) > 0.1 and differences[3] < 1e-5  # the coarsest map gets the last tokens in both
     contracts.check_feature_maps_match_config(model, images)
     contracts.check_unused_parameters_are_frozen(model, images)
@@ -170,7 +170,7 @@ def test_interactions_are_spread_over_the_maps(interactions, expected):
 def test_an_adapter_is_exported():
     backbone = transformer_config(image=(32, 32), patch=(16, 16), **SMALL_VIT_OPTIONS | {"depth": 1})
     model = contracts.randomise(build_model(AdapterConfig(backbone=backbone, interactions=1, **ADAPTER_OPTIONS)))
-    contracts.export_agrees(model, torch.randn(2, 3, 32, 32))
+    contracts.check_export_matches(model, torch.randn(2, 3, 32, 32))
 
 
 def test_reference_points_cover_all_levels():

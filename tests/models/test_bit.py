@@ -57,7 +57,7 @@ def build_random_bit(changes):
     return contracts.randomise(BiT(BiTConfig(**{**SMALL_OPTIONS, **changes})))
 
 
-def images_for(model, scale=(1, 1)):
+def draw_images(model, scale=(1, 1)):
     return torch.randn(3, model.config.channels, *(i * s for i, s in zip(model.config.image, scale, strict=True)))
 
 
@@ -141,13 +141,13 @@ def test_axial_resnet50_replaces_every_3x3_convolution():
 @pytest.mark.parametrize("promise", contracts.ALL_CONTRACTS)
 def test_model_contract(name, promise):
     model = build_random_bit(MODEL_OPTIONS[name])
-    promise(model, images_for(model))
+    promise(model, draw_images(model))
 
 
 @pytest.mark.parametrize("name", MODEL_OPTIONS)
 def test_model_accepts_other_image_sizes(name):
     model = build_random_bit(MODEL_OPTIONS[name])
-    contracts.check_other_image_sizes(model, images_for(model, (2, 2)), images_for(model, (1, 3)))
+    contracts.check_other_image_sizes(model, draw_images(model, (2, 2)), draw_images(model, (1, 3)))
 
 
 @pytest.mark.parametrize("image", [(224, 224), (225, 193), (32, 97), (7, 1)])

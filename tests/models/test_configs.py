@@ -18,7 +18,7 @@ REQUIRED = {"family": str, "image": tuple, "patch": tuple, "channels": int, "cla
 LENGTHS = ("image", "patch", "position_grid", "global_blocks")
 
 
-def declared_types(base_class: type) -> dict[str, type]:
+def get_declared_types(base_class: type) -> dict[str, type]:
     """The types of the defaults of a base class."""
     values = {name: value for name, value in vars(base_class).items() if not name.startswith("__")}
     value_types = (bool, int, float, str, tuple, ConfigGroup)
@@ -39,9 +39,9 @@ def test_every_family_is_covered():
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name())
 def test_values_have_the_types_of_the_defaults(config):
-    types = declared_types(ModelConfig)
+    types = get_declared_types(ModelConfig)
     assert {"prefix", "front", "positions", "has_attention", "can_be_stored"} <= types.keys()
     check_values(config, REQUIRED | types)
-    check_values(config.positions, declared_types(PositionGroup))
-    check_values(config.attention, declared_types(AttentionGroup))
+    check_values(config.positions, get_declared_types(PositionGroup))
+    check_values(config.attention, get_declared_types(AttentionGroup))
     assert config.backbone is None or isinstance(config.backbone, ModelConfig)

@@ -77,7 +77,7 @@ def build_random_vit(changes):
     return contracts.randomise(build_model(transformer_config(**SMALL_OPTIONS).with_options(**changes)))
 
 
-def images_for(model, scale=(1, 1)):
+def draw_images(model, scale=(1, 1)):
     size = [i * s for i, s in zip(model.config.image, scale, strict=True)]
     return torch.randn(3, model.config.channels, *size)
 
@@ -86,13 +86,13 @@ def images_for(model, scale=(1, 1)):
 @pytest.mark.parametrize("promise", contracts.ALL_CONTRACTS)
 def test_model_contract(name, promise):
     model = build_random_vit(MODEL_OPTIONS[name])
-    promise(model, images_for(model))
+    promise(model, draw_images(model))
 
 
 @pytest.mark.parametrize("name", MODEL_OPTIONS)
 def test_model_accepts_other_image_sizes(name):
     model = build_random_vit(MODEL_OPTIONS[name])
-    contracts.check_other_image_sizes(model, images_for(model, (2, 2)), images_for(model, (1, 3)))
+    contracts.check_other_image_sizes(model, draw_images(model, (2, 2)), draw_images(model, (1, 3)))
 
 
 def test_three_axes():

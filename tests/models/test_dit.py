@@ -222,7 +222,7 @@ def test_outputs_match_diffusers(side, tmp_path):
     config = replace(TINY_CONFIG, hidden=128, image=(side, side))
     theirs = build_diffusers_dit(config)
     theirs.save_pretrained(tmp_path / "theirs")
-    ours = vitreous_bundle(tmp_path / "theirs")
+    ours = load_dit_bundle(tmp_path / "theirs")
     assert ours.model.config == replace(config, time_shift=1)
     images, time, labels = make_batch(side=side)
     with torch.no_grad():
@@ -231,7 +231,7 @@ def test_outputs_match_diffusers(side, tmp_path):
     assert (outputs - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
-def vitreous_bundle(folder):
+def load_dit_bundle(folder):
     from vitreous.weights.adopt import open_weights
 
     return open_weights(folder).build_bundle()

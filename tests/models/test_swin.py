@@ -192,7 +192,7 @@ SLOW_EXPORT_MODELS = (
         pytest.param(
             promise,
             name,
-            marks=[pytest.mark.slow] * (promise is contracts.export_agrees and name in SLOW_EXPORT_MODELS),
+            marks=[pytest.mark.slow] * (promise is contracts.check_export_matches and name in SLOW_EXPORT_MODELS),
             id=f"{promise.__name__}-{name}",
         )
         for promise in contracts.ALL_CONTRACTS

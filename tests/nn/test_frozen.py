@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests import contracts
-from tests.models.test_contracts import MODEL_OPTIONS, build_random_vit, images_for
+from tests.models.test_contracts import MODEL_OPTIONS, build_random_vit, draw_images
 from tests.precision import ERROR_LIMITS, relative_error
 from vitreous.config import to_builtins
 from vitreous.inference.engine import choose_input_dtype
@@ -54,7 +54,7 @@ def assert_fast_paths_match(model, *batches):
 @pytest.mark.parametrize("name", MODEL_OPTIONS)
 def test_fast_paths_match_for_every_model_option(name):
     model = build_random_vit(MODEL_OPTIONS[name])
-    assert_fast_paths_match(model, images_for(model), images_for(model, (1, 3)))
+    assert_fast_paths_match(model, draw_images(model), draw_images(model, (1, 3)))
 
 
 def shrink_config(name):
@@ -129,7 +129,7 @@ def test_missing_packed_operators_fall_back_to_plain_linear(removed, monkeypatch
     can_pack.cache_clear()
     try:
         assert not can_pack(torch.float32)
-        assert_fast_paths_match(build_random_vit({}), images_for(build_random_vit({})))
+        assert_fast_paths_match(build_random_vit({}), draw_images(build_random_vit({})))
         assert not any(
             isinstance(module, PackedLinear)
             for module in freeze_for_inference(build_random_vit({}), torch.float32, True).modules()

@@ -75,7 +75,7 @@ def test_gelu_matches_the_formula_for_all_bfloat16_values(form):
     assert kernels.gelu_bf16_(torch.tensor([math.nan] * 33).bfloat16(), form).isnan().all()
 
 
-def gelu_derivative(form):
+def build_gelu_derivative(form):
     """The derivative of x f(x), by autograd."""
 
     def compute(x):
@@ -93,7 +93,7 @@ def test_gelu_tables_approximate_their_functions(form):
     offset = x - index / 4
     for table, function, most in (
         (kernels.gelu_coefficients, kernels.GELU_GATES[form], 6e-5),
-        (kernels.gelu_slope_coefficients, gelu_derivative(form), 2.5e-4),
+        (kernels.gelu_slope_coefficients, build_gelu_derivative(form), 2.5e-4),
     ):
         constant, linear, square = table(form)[:, index]
         error = (constant + linear * offset + square * offset**2 + 0.5 - function(x.double())).abs().max()
@@ -108,7 +108,7 @@ def test_gelu_gradients_match_the_formula(form, count):
     x, grad = (3 * torch.randn(count)).bfloat16(), torch.randn(count).bfloat16()
     of_x = grad.clone()
     assert torch.equal(kernels.gelu_bf16_backward_(of_x, x, form), kernels.gelu_bf16(x, form))
-    expected = grad.double() * gelu_derivative(form)(x.double())
+    expected = grad.double() * build_gelu_derivative(form)(x.double())
     assert torch.allclose(of_x.double(), expected, rtol=BF16_ROUNDING, atol=1e-3)
     assert torch.equal(kernels.gelu_bf16(x, form), kernels.gelu_bf16_(x.clone(), form))
 

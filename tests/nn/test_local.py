@@ -17,7 +17,7 @@ def build_local_attention(window):
     return LocalAttention(24, 3, window)
 
 
-def masked_dense_attention(layer, x, positions):
+def attend_densely_with_mask(layer, x, positions):
     """By loops: a patch attends to prefix tokens and the patches of its window, a prefix token to all tokens."""
     cells = [
         (row // layer.window, column // layer.window)
@@ -40,7 +40,7 @@ def test_windows_match_masked_dense_attention(grid, prefix):
     """For windows that divide the grid and windows that do not: values, gradients and probabilities."""
     layer, positions = build_local_attention(3), TokenPositions(grid, prefix)
     x = torch.randn(2, prefix + grid[0] * grid[1], 24, requires_grad=True)
-    expected, probabilities = masked_dense_attention(layer, x, positions)
+    expected, probabilities = attend_densely_with_mask(layer, x, positions)
     output = layer(x, positions)
     assert torch.allclose(output, expected, atol=1e-6)
     assert torch.allclose(layer.compute_weights(x, positions), probabilities, atol=1e-6)

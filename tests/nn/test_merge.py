@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.models.test_contracts import build_random_vit, images_for
+from tests.models.test_contracts import build_random_vit, draw_images
 from vitreous.nn.frozen import freeze_for_inference
 from vitreous.nn.merge import TokenMergingEncoder, merge_similar_tokens
 
@@ -70,7 +70,7 @@ POOLING_OPTIONS = [
 @torch.inference_mode()
 def test_zero_merges_match_the_model(changes):
     model = build_random_vit(changes).eval()
-    images = images_for(model)
+    images = draw_images(model)
     assert torch.allclose(build_merging_model(model, 0)(images), model(images), atol=1e-4, rtol=1e-4)
 
 

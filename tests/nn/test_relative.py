@@ -149,7 +149,7 @@ def test_decomposed_attention_implementations_agree(short, learned, logits, dtyp
     x = torch.randn(3, 2, 4, 5, 16, requires_grad=True)
     mask = torch.ones(20, 20).tril().bool()[None, None] if is_masked else None
 
-    def written_out(x):
+    def attend_explicitly(x):
         q, k, v = layer.split(x.flatten(-3, -2))
         positions = torch.arange(20)
         down, right = positions[:, None] // 5 - positions // 5, positions[:, None] % 5 - positions % 5
@@ -158,12 +158,12 @@ def test_decomposed_attention_implementations_agree(short, learned, logits, dtyp
         p = (logits_with_bias if mask is None else logits_with_bias.masked_fill(~mask, -math.inf)).softmax(-1)
         return layer.out((p @ v).transpose(-3, -2).flatten(-2)).unflatten(-2, (4, 5)), p
 
-    def gradients(output):
+    def compute_gradients(output):
         sums = (output.float() * torch.linspace(-1, 1, output.numel()).view_as(output)).sum()
         return torch.autograd.grad(sums, (x, layer.rows, layer.columns, layer.qkv.weight))
 
-    expected, p = written_out(x)
-    learning = gradients(expected)
+    expected, p = attend_explicitly(x)
+    learning = compute_gradients(expected)
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
         answer = layer(x, mask)
         with torch.no_grad():
@@ -174,7 +174,7 @@ def test_decomposed_attention_implementations_agree(short, learned, logits, dtyp
         relative_error(answer.detach().float(), expected.detach()) < limit
         and relative_error(again.float(), expected.detach()) < limit
     )
-    for gradient, expected_gradient in zip(gradients(answer), learning, strict=True):
+    for gradient, expected_gradient in zip(compute_gradients(answer), learning, strict=True):
         assert relative_error(gradient.float(), expected_gradient) < 2 * limit
 
 

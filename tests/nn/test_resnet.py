@@ -50,7 +50,7 @@ def rename_keys(state, *pairs):
     return names
 
 
-def max_relative_error(ours, theirs):
+def compute_max_relative_error(ours, theirs):
     assert ours.shape == theirs.shape
     return ((ours - theirs).abs().max() / theirs.abs().max()).item()
 
@@ -230,7 +230,7 @@ def test_stem_fulfils_the_model_contract():
     images = torch.randn(3, 2, 24, 40)
     contracts.check_batch_independence(stem, images)
     contracts.check_all_gradients(stem, images)
-    contracts.export_agrees(stem, images)
+    contracts.check_export_matches(stem, images)
     assert stem(torch.randn(1, 2, 33, 50)).shape == (1, 5, 7, 128)
 
 
@@ -241,7 +241,7 @@ def test_numerics_produce_different_outputs(numerics):
     weight = torch.randn(4, 8, 3, 3) * 1e-3
     other_numerics = [name for name in ("google", "bit", "timm") if name != numerics]
     assert all(
-        max_relative_error(standardize_weight(weight, numerics), standardize_weight(weight, name)) > 1e-3
+        compute_max_relative_error(standardize_weight(weight, numerics), standardize_weight(weight, name)) > 1e-3
         for name in other_numerics
     )
 
@@ -266,7 +266,7 @@ def test_parity_with_timms_hybrid_backbone(blocks, size):
     ours = ResNetStem(blocks, 32, numerics="timm").eval()
     ours.load_state_dict(rename_keys(theirs.state_dict(), ("stem.", "root."), (".blocks.", ".units.")))
     images = torch.randn(2, 3, *size)
-    assert max_relative_error(ours(images).movedim(-1, 1), theirs(images)) <= 1e-5
+    assert compute_max_relative_error(ours(images).movedim(-1, 1), theirs(images)) <= 1e-5
 
 
 @pytest.mark.parametrize("size", [(64, 64), (47, 70)])
@@ -278,7 +278,7 @@ def test_root_matches_timm(size):
     ours = ResNetStem((), numerics="timm").eval()
     ours.load_state_dict({f"root.{name}": tensor for name, tensor in theirs.state_dict().items()})
     images = torch.randn(2, 3, *size)
-    assert max_relative_error(ours(images).movedim(-1, 1), theirs(images)) <= 1e-5
+    assert compute_max_relative_error(ours(images).movedim(-1, 1), theirs(images)) <= 1e-5
 
 
 @pytest.mark.parametrize("kind", ["preactivation", "bottleneck"])
@@ -298,4 +298,4 @@ def test_parity_with_transformers(kind, size):
     ours.load_state_dict(rename_keys(theirs.state_dict(), *pairs))
     images = torch.randn(2, 3, *size)
     output = ours(images).movedim(-1, 1) if hybrid else ours(images)
-    assert max_relative_error(output, theirs(images).last_hidden_state) <= 1e-5
+    assert compute_max_relative_error(output, theirs(images).last_hidden_state) <= 1e-5

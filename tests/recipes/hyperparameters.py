@@ -95,7 +95,7 @@ def read_sources() -> list[SourceRow]:
         return [SourceRow(**row) for row in csv.DictReader(file)]
 
 
-def recipe_settings(name: str, model: str | None = None) -> dict[str, Any]:
+def get_recipe_settings(name: str, model: str | None = None) -> dict[str, Any]:
     """Return the hyperparameters of a recipe by dotted name, for a model (default: the recipe's first) on its original
     data.
 

@@ -16,7 +16,7 @@ from vitreous.recipes.options import TrainOptions, get_run_field_options
 from vitreous.training.run import Run
 
 
-def value_types(hint: Any) -> set[Any]:
+def list_value_types(hint: Any) -> set[Any]:
     """The types of a type hint's values without None; for literals their values."""
     members = [member for member in get_args(hint) or (hint,) if member is not NoneType]
     return {value for member in members for value in (get_args(member) or (member,))}
@@ -28,7 +28,7 @@ def list_field_types(path: str) -> list[set[Any]]:
     name = groups.pop() if groups else ""
     hints = get_type_hints(Run, include_extras=True)
     if not name:
-        return [value_types(hints[head])]
+        return [list_value_types(hints[head])]
     table = get_tagged_union(hints[head])
     member_classes = [table.row(row_name) for row_name in table.table] if table else [hints[head]]
     member_classes = [
@@ -42,7 +42,7 @@ def list_field_types(path: str) -> list[set[Any]]:
             for member_hints in hint_dicts
             if dataclasses.is_dataclass(member_hints.get(group))
         ]
-    return [value_types(member_hints[name]) for member_hints in hint_dicts if name in member_hints]
+    return [list_value_types(member_hints[name]) for member_hints in hint_dicts if name in member_hints]
 
 
 @pytest.mark.parametrize("option", get_run_field_options())
@@ -50,7 +50,7 @@ def test_option_types_match_their_run_fields(option):
     """If several objectives have the field, the option accepts the values of all; each objective rejects values of
     others."""
     option_types, field_types = (
-        value_types(get_type_hints(TrainOptions)[option]),
+        list_value_types(get_type_hints(TrainOptions)[option]),
         list_field_types(get_run_field_options()[option].path),
     )
     assert field_types, "no member of Run has that field"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.recipes.hyperparameters import VERDICTS, list_published_metrics, read_sources, recipe_settings
+from tests.recipes.hyperparameters import VERDICTS, get_recipe_settings, list_published_metrics, read_sources
 from vitreous.recipes.names import RECIPE_NAMES
 from vitreous.recipes.registry import RECIPES
 
@@ -22,9 +22,9 @@ def list_recipe_models(name: str) -> tuple[str, ...]:
     return RECIPES[name].models or ("-",)
 
 
-def expected_values(name: str) -> dict[tuple[str, str], Any]:
+def list_expected_values(name: str) -> dict[tuple[str, str], Any]:
     """Return all hyperparameters of a recipe and its published metrics, by model and setting."""
-    settings = {model: recipe_settings(name, None if model == "-" else model) for model in list_recipe_models(name)}
+    settings = {model: get_recipe_settings(name, None if model == "-" else model) for model in list_recipe_models(name)}
     values = {(model, key): value for model, of_model in settings.items() for key, value in of_model.items()}
     return values | list_published_metrics(name)
 
@@ -32,7 +32,7 @@ def expected_values(name: str) -> dict[tuple[str, str], Any]:
 @pytest.mark.parametrize("name", RECIPE_NAMES)
 def test_every_hyperparameter_matches_sources_csv(name):
     problems = []
-    for (model, setting), value in expected_values(name).items():
+    for (model, setting), value in list_expected_values(name).items():
         matches = [(line, row) for line, row in SOURCE_ROWS if row.setting == setting and row.covers(name, model)]
         description = f"{name}, {model}: {setting} = {json.dumps(value)}"
         if len(matches) != 1:
@@ -46,7 +46,7 @@ def test_every_hyperparameter_matches_sources_csv(name):
 
 
 def test_every_source_row_matches_a_hyperparameter():
-    values = {name: expected_values(name) for name in RECIPE_NAMES}
+    values = {name: list_expected_values(name) for name in RECIPE_NAMES}
     for line, row in SOURCE_ROWS:
         location = f"sources.csv:{line}"
         targets = [
@@ -66,12 +66,12 @@ def test_every_source_row_matches_a_hyperparameter():
 
 
 def test_changed_hyperparameter_is_detected(monkeypatch):
-    original = recipe_settings
+    original = get_recipe_settings
 
     def changed(name, model=None):
         settings = original(name, model)
         return settings | {"optimizer.lr": settings["optimizer.lr"] * 2}
 
-    monkeypatch.setitem(globals(), "recipe_settings", changed)
+    monkeypatch.setitem(globals(), "get_recipe_settings", changed)
     with pytest.raises(AssertionError, match=r"optimizer\.lr = 0\.002, and line \d+ has 0\.001 from facebookresearch"):
         test_every_hyperparameter_matches_sources_csv("deit")

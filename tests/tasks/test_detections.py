@@ -23,7 +23,7 @@ MODEL_PREPROCESS = ImagePreprocess((32, 48), 1, (0.25,), (0.5,), filter="bilinea
 NUM_DETECTIONS = 20  # detections of the painted model per image
 
 
-def painted_model(tiles):
+def detect_painted_rectangles(tiles):
     """Detects the painted rectangles of each tile: class 0 for values from 100, class 1 from 200; its masks contain the
     painted pixels at 28 x 28 points of the box. Scores fall with the area."""
     outputs = [
@@ -150,14 +150,14 @@ OBJECTS = [
 @pytest.mark.parametrize("size", [(90, 100), (32, 100), (85, 130), (33, 101)])
 def test_tiled_detection_matches_the_whole_image(size):
     pixels = draw_rectangles(size, *(painted for painted in OBJECTS if painted[3] <= size[0]))
-    untiled = decode_detections([output[0] for output in painted_model(pixels[None])], size)
-    tiled = detect_objects(painted_model, pixels, MODEL_PREPROCESS, tiles=True)
+    untiled = decode_detections([output[0] for output in detect_painted_rectangles(pixels[None])], size)
+    tiled = detect_objects(detect_painted_rectangles, pixels, MODEL_PREPROCESS, tiles=True)
     assert list_detections(tiled) == list_detections(untiled) and len(tiled) >= 2
     for box, runs in zip(tiled.boxes.astype(int), tiled.masks, strict=True):
         expected = np.zeros(size, bool)
         expected[box[1] : box[3], box[0] : box[2]] = True
         assert np.array_equal(rle_to_mask(runs, size), expected)
-    again = detect_objects(painted_model, pixels, MODEL_PREPROCESS, tiles=True)
+    again = detect_objects(detect_painted_rectangles, pixels, MODEL_PREPROCESS, tiles=True)
     assert again.boxes.tobytes() == tiled.boxes.tobytes() and again.masks == tiled.masks
 
 
@@ -165,14 +165,14 @@ def test_an_object_is_detected_once_at_any_position():
     for left in range(0, 100, 11):
         for top in range(0, 60, 7):
             pixels = draw_rectangles((80, 120), (left, top, left + 18, top + 13, 100))
-            assert list_detections(detect_objects(painted_model, pixels, MODEL_PREPROCESS, tiles=True)) == [
+            assert list_detections(detect_objects(detect_painted_rectangles, pixels, MODEL_PREPROCESS, tiles=True)) == [
                 (left, top, left + 18, top + 13, 0)
             ]
 
 
 def test_an_object_larger_than_a_tile_is_merged():
     pixels = draw_rectangles((100, 200), (10, 30, 170, 90, 200), (12, 5, 30, 20, 200))
-    detections = detect_objects(painted_model, pixels, MODEL_PREPROCESS, tiles=True)
+    detections = detect_objects(detect_painted_rectangles, pixels, MODEL_PREPROCESS, tiles=True)
     assert list_detections(detections) == [(10, 30, 170, 90, 1), (12, 5, 30, 20, 1)]
     big = int(detections.boxes[:, 2].argmax())
     assert np.array_equal(rle_to_mask(detections.masks[big], (100, 200))[30:90, 10:170], np.ones((60, 160), bool))
@@ -180,7 +180,9 @@ def test_an_object_larger_than_a_tile_is_merged():
 
 def test_neighbouring_objects_and_classes_are_not_merged():
     objects = [(20, 10, 40, 20, 100), (41, 10, 60, 20, 100), (60, 10, 80, 20, 200), (20, 21, 40, 60, 100)]
-    detections = detect_objects(painted_model, draw_rectangles((80, 120), *objects), MODEL_PREPROCESS, tiles=True)
+    detections = detect_objects(
+        detect_painted_rectangles, draw_rectangles((80, 120), *objects), MODEL_PREPROCESS, tiles=True
+    )
     assert list_detections(detections) == sorted(
         (*map(float, painted[:4]), painted[4] // 100 - 1) for painted in objects
     )
@@ -197,17 +199,23 @@ def test_detections_of_one_tile_are_not_merged():
 
 def test_small_images_are_enlarged_and_large_ones_reduced():
     small = detect_objects(
-        painted_model, draw_rectangles((16, 24), (4, 4, 12, 10, 100)), ImagePreprocess((16, 24), 1), tiles=True
+        detect_painted_rectangles,
+        draw_rectangles((16, 24), (4, 4, 12, 10, 100)),
+        ImagePreprocess((16, 24), 1),
+        tiles=True,
     )
     assert list_detections(small) == [(4, 4, 12, 10, 0)]
     pixels = np.repeat(np.repeat(draw_rectangles((32, 48), (10, 10, 20, 16, 100)), 3, 1), 3, 2)
 
     def blocks(tiles):
         assert tiles.shape == (1, 1, 32, 48)
-        return painted_model(np.where(tiles > 50, 100, 0))
+        return detect_painted_rectangles(np.where(tiles > 50, 100, 0))
 
     detections = detect_objects(blocks, pixels, MODEL_PREPROCESS)
     assert detections.size == (96, 144) and np.abs(detections.boxes - [[30, 30, 60, 48]]).max() <= 1.5
     assert (
-        detect_objects(lambda tiles: painted_model(tiles)[:3], draw_rectangles((9, 9)), MODEL_PREPROCESS).masks is None
+        detect_objects(
+            lambda tiles: detect_painted_rectangles(tiles)[:3], draw_rectangles((9, 9)), MODEL_PREPROCESS
+        ).masks
+        is None
     )

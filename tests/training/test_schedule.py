@@ -43,7 +43,7 @@ def test_rsqrt_halves_after_three_timescales():
     assert [schedule_factor(schedule, step, 9000) for step in (50, 100, 3100)] == pytest.approx([0.5, 1, 0.5])
 
 
-def big_vision(decay, step, steps, warmup, cooldown, timescale):
+def big_vision_schedule_factor(decay, step, steps, warmup, cooldown, timescale):
     """`create_learning_rate_schedule` of big_vision."""
     progress = min(max((step - warmup) / (steps - warmup), 0), 1)
     curve = {
@@ -57,7 +57,7 @@ def big_vision(decay, step, steps, warmup, cooldown, timescale):
 @pytest.mark.parametrize("decay", ["linear", "cosine", "rsqrt"])
 def test_the_cooldown_multiplies_the_continuing_curve(decay):
     schedule = ScheduleConfig(4, decay, timescale=10, cooldown_steps=8)
-    expected = [big_vision(decay, step, 20, 4, 8, 10) for step in range(21)]
+    expected = [big_vision_schedule_factor(decay, step, 20, 4, 8, 10) for step in range(21)]
     assert [schedule_factor(schedule, step, 20) for step in range(21)] == pytest.approx(expected, rel=1e-12)
 
 

@@ -225,7 +225,7 @@ class FaultyTrackerEntry:
         return FaultyTracker(self.call, self.fail, self.lines)
 
 
-def no_space():
+def raise_disk_full():
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -235,7 +235,7 @@ def exit_process():
 
 @pytest.mark.parametrize("call", ["start", "log_images", "log_bundle", "finish"])
 def test_a_failing_tracker_is_reported_once(tmp_path, monkeypatch, call):
-    entry, notes = FaultyTrackerEntry(call, no_space), CrashingListener()
+    entry, notes = FaultyTrackerEntry(call, raise_disk_full), CrashingListener()
     monkeypatch.setitem(trackers.TRACKERS, "tensorboard", entry)
     with run_trackers(("tensorboard",), make_config_folder(tmp_path), notes, 10) as opened:
         opened.rewind(0, [])
