@@ -51,6 +51,6 @@ def save_autoencoder(folder: Path, **changes: Any) -> Any:
     return autoencoder
 
 
-def load_generator_predictor(folder: Path) -> Predictor:
+def predictor_in(folder: Path) -> Predictor:
     """Load a generator for the server in float32, where an image depends on its batch only by rounding."""
     return build_generator_predictor(load_bundle(folder), InferenceOptions(precision="fp32"))

@@ -48,7 +48,7 @@ SMALL_SWIN = SwinConfig(
 SMALL_SWIN_V2 = replace(SMALL_SWIN, version=2)
 
 
-def build_timm_swin_step(version=1, **options) -> Peer:
+def timm_swin(version=1, **options) -> Peer:
     from timm.models.swin_transformer import SwinTransformer
     from timm.models.swin_transformer_v2 import SwinTransformerV2
 
@@ -105,18 +105,18 @@ def torchvision_swin(version=1, **options) -> Peer:
 
 
 PEERS = {
-    "timm": build_timm_swin_step,
-    "timm, three stages and an oblong image": lambda: build_timm_swin_step(
+    "timm": timm_swin,
+    "timm, three stages and an oblong image": lambda: timm_swin(
         img_size=(32, 48), depths=(1, 2, 1), num_heads=(1, 2, 4), mlp_ratio=2.0
     ),
-    "timm, a stage smaller than a window": lambda: build_timm_swin_step(window_size=7, img_size=12),
+    "timm, a stage smaller than a window": lambda: timm_swin(window_size=7, img_size=12),
     "transformers": transformers_swin,
     "transformers, no head": lambda: transformers_swin(classes=0),
     "transformers, tanh GELU, no bias on q, k, v": lambda: transformers_swin(hidden_act="gelu_new", qkv_bias=False),
     "torchvision": torchvision_swin,
-    "timm, V2": lambda: build_timm_swin_step(2),
-    "timm, V2, positions of other windows": lambda: build_timm_swin_step(2, pretrained_window_sizes=(3, 2)),
-    "timm, V2, a stage smaller than a window, no bias": lambda: build_timm_swin_step(
+    "timm, V2": lambda: timm_swin(2),
+    "timm, V2, positions of other windows": lambda: timm_swin(2, pretrained_window_sizes=(3, 2)),
+    "timm, V2, a stage smaller than a window, no bias": lambda: timm_swin(
         2, window_size=7, img_size=12, qkv_bias=False
     ),
     "transformers, V2": lambda: transformers_swin(version=2),
@@ -153,7 +153,7 @@ def as_microsoft(state):
 @pytest.fixture
 def microsoft_checkpoint(tmp_path):
     """A file with what Microsoft's trainer saves, the pickle that it writes beside it, and the model that it is of."""
-    peer = build_timm_swin_step()
+    peer = timm_swin()
     state = as_microsoft(peer.model.state_dict())
     torch.save({"model": state}, tmp_path / "swin.pth")
     save_file(state, tmp_path / "swin.safetensors")  # a pickle is read by a process of its own, which takes seconds
@@ -245,10 +245,7 @@ def test_other_libraries_load_written_weights(config, tmp_path):
     model = randomise(build_model(config))
     batch = make_images((32, 32))
     wanted = model(batch)
-    for name, peer in (
-        ("timm", build_timm_swin_step(config.version)),
-        ("torchvision", torchvision_swin(config.version)),
-    ):
+    for name, peer in (("timm", timm_swin(config.version)), ("torchvision", torchvision_swin(config.version))):
         before = peer.model.state_dict()
         written = get_writable_format(name, config).to_file(config, model.state_dict())
         peer.model.load_state_dict(written, strict=True)
@@ -277,7 +274,7 @@ def test_bare_state_dicts_are_read(config, tmp_path):
 
 def test_other_windows_use_the_resize_rule_of_microsoft(tmp_path):
     """Bicubic on the table of offsets, as `load_pretrained` of its utils.py."""
-    peer = build_timm_swin_step()
+    peer = timm_swin()
     wide = build_model(SMALL_SWIN.with_options(attention={"window": 8}))
     found = load_pretrained_weights(wide, open_weights(peer.file(tmp_path), {"image": (32, 32)}))
     assert found.resized == "4 -> 8"
@@ -288,12 +285,12 @@ def test_other_windows_use_the_resize_rule_of_microsoft(tmp_path):
 
 
 def test_unsupported_files_are_rejected_with_a_hint(tmp_path):
-    peer = build_timm_swin_step(window_size=7, img_size=12)  # windows of 6 and 3
+    peer = timm_swin(window_size=7, img_size=12)  # windows of 6 and 3
     place = peer.file(tmp_path)
     assert open_weights(place).config.image == (12, 12)
     with pytest.raises(WeightsError, match="windows are 6 x 6, 3 x 3"):
         open_weights(place, {"image": (32, 32)})
-    state = build_timm_swin_step().model.state_dict()
+    state = timm_swin().model.state_dict()
     state["layers.0.blocks.0.attn.relative_position_bias_table"] = torch.zeros(50, 2)
     save_file(state, tmp_path / "odd.safetensors")
     with pytest.raises(WeightsError, match="50 relative positions do not match a square window"):
@@ -329,7 +326,7 @@ def test_a_class_map_selects_rows_of_the_head(microsoft_checkpoint, tmp_path):
 
 def test_v2_files_take_the_window_from_name_or_buffers(tmp_path):
     """Windows are in the buffers, the name of a file, a note, or asked for; else they are 8, and a note says so."""
-    state = build_timm_swin_step(2, depths=(1, 1, 1, 1), num_heads=(1, 1, 2, 2)).model.state_dict()
+    state = timm_swin(2, depths=(1, 1, 1, 1), num_heads=(1, 1, 2, 2)).model.state_dict()
     for name, window, trained, image in (
         ("swinv2_tiny_window16_256", 16, (), 256),
         ("swinv2_base_patch4_window12to24_192to384", 24, (12, 12, 12, 6), 384),

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 import vitreous
-from tests.inference.generators import CLASSES, load_generator_predictor, save_autoencoder, save_generator
+from tests.inference.generators import CLASSES, predictor_in, save_autoencoder, save_generator
 from tests.inference.server_client import ServerClient, encode_noise_image, save_bundle, wait_until
 from vitreous.apps.server.model import warm_up_predictor
 from vitreous.apps.server.server import serve_in_thread
@@ -39,7 +39,7 @@ def generator_folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(generator_folder):
-    with serve_in_thread(load_generator_predictor(generator_folder)) as server:
+    with serve_in_thread(predictor_in(generator_folder)) as server:
         yield server
 
 
@@ -299,7 +299,7 @@ def test_sample_requests_are_counted(site):
 
 
 def test_an_unconditional_model_rejects_class_options(tmp_path):
-    with serve_in_thread(load_generator_predictor(save_generator(tmp_path / "model", (), 1, Flow()))) as server:
+    with serve_in_thread(predictor_in(save_generator(tmp_path / "model", (), 1, Flow()))) as server:
         site = ServerClient(server.address)
         status, answer, _ = post_sample(site, {"count": 2})
         assert status == 200 and [one["class"] for one in answer["images"]] == [None, None]
@@ -311,7 +311,7 @@ def test_an_unconditional_model_rejects_class_options(tmp_path):
 
 
 def test_steps_are_limited_by_the_process(tmp_path):
-    with serve_in_thread(load_generator_predictor(save_generator(tmp_path / "model", process=Diffusion(40)))) as server:
+    with serve_in_thread(predictor_in(save_generator(tmp_path / "model", process=Diffusion(40)))) as server:
         site = ServerClient(server.address)
         assert post_sample(site, {})[1]["settings"]["steps"] == 40
         status, answer, _ = post_sample(site, {"steps": 41})
@@ -321,7 +321,7 @@ def test_steps_are_limited_by_the_process(tmp_path):
 @pytest.fixture
 def slow_server(generator_folder, monkeypatch):
     """A server of a generator that takes 20 ms a step at least, with room for 8 images at a time."""
-    predictor = load_generator_predictor(generator_folder)
+    predictor = predictor_in(generator_folder)
     sampler = predictor.engine.generator.sampler
     answer = sampler.predict
     with serve_in_thread(predictor, ServerSettings(port=0, quiet=True, limits=ServerLimits(queue=8))) as server:

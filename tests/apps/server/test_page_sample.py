@@ -10,7 +10,7 @@ from PIL import Image
 
 from tests.apps.server.test_page import QUIET_SETTINGS, PageVisit, browser, expect  # noqa: F401
 from tests.browser import needs_chromium
-from tests.inference.generators import CLASSES, load_generator_predictor, save_generator
+from tests.inference.generators import CLASSES, predictor_in, save_generator
 from tests.inference.server_client import wait_until
 from vitreous.apps.server.server import serve_in_thread
 from vitreous.generation.process import Flow
@@ -26,7 +26,7 @@ def generator_folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(generator_folder):
-    with serve_in_thread(load_generator_predictor(generator_folder), QUIET_SETTINGS) as server:
+    with serve_in_thread(predictor_in(generator_folder), QUIET_SETTINGS) as server:
         yield server
 
 
@@ -123,7 +123,7 @@ def test_invalid_inputs_are_not_submitted(server, browser):  # noqa: F811
 
 
 def test_previews_are_shown_and_a_key_stops_sampling(generator_folder, browser, monkeypatch):  # noqa: F811
-    predictor = load_generator_predictor(generator_folder)
+    predictor = predictor_in(generator_folder)
     sampler = predictor.engine.generator.sampler
     answer = sampler.predict
     with serve_in_thread(predictor, QUIET_SETTINGS) as server:
@@ -150,7 +150,7 @@ def test_previews_are_shown_and_a_key_stops_sampling(generator_folder, browser, 
 
 
 def test_a_sampling_failure_is_reported(generator_folder, browser, monkeypatch):  # noqa: F811
-    predictor = load_generator_predictor(generator_folder)
+    predictor = predictor_in(generator_folder)
     sampler = predictor.engine.generator.sampler
     answer, broken = sampler.predict, []
 
@@ -179,9 +179,7 @@ def test_a_sampling_failure_is_reported(generator_folder, browser, monkeypatch):
 
 
 def test_an_unconditional_model_has_no_class_menu(tmp_path, browser):  # noqa: F811
-    with serve_in_thread(
-        load_generator_predictor(save_generator(tmp_path / "model", (), 1, Flow())), QUIET_SETTINGS
-    ) as server:
+    with serve_in_thread(predictor_in(save_generator(tmp_path / "model", (), 1, Flow())), QUIET_SETTINGS) as server:
         visit = PageVisit(browser, server.address, "phone")
         visit.see("#model", "Image generation")
         expect(visit.find("#class-row")).to_be_hidden()
