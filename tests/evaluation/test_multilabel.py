@@ -51,7 +51,6 @@ def test_metrics_match_scikit_learn(ties):
 
 
 def compute_class_average_precision(scores, positive, counts=None):
-    """The average precision of one class."""
     scores, positive = np.array(scores, float), np.array(positive, bool)
     drawn = np.ones((len(scores), 1), np.float32) if counts is None else np.array(counts, np.float32)[:, None]
     return float(compute_class_ap(rank_images(scores, positive), drawn)[0])

@@ -208,7 +208,6 @@ def draw_images(count: int = 32, size: int = 64) -> torch.Tensor:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", ["supervised", "patch dropout", "rotary", "mae", "mean-colour", "diffusion"])
 def test_reproducible_runs_are_bit_identical(name, precision, tmp_path):
-    """Two runs with --reproducible are bit-identical."""
     states = []
     for run_index in (1, 2):
         options: dict[str, Any] = {"reproducible": True, "shards": 2, "precision": precision, "epochs": 1.0}
@@ -255,7 +254,6 @@ def test_fp16_overflow_halves_the_scale_and_training_continues(tmp_path):
 
 
 def select_master_weights(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Select the master weights of a copied state."""
     return {name: tensor for name, tensor in state.items() if name.startswith("master/")}
 
 
@@ -473,7 +471,6 @@ print(json.dumps(results))
 
 
 def find_free_port() -> int:
-    """A free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -51,7 +51,6 @@ def feature_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def image_files(tmp_path):
-    """Seven image files."""
     paths = [tmp_path / f"{index}.png" for index in range(7)]
     for index, path in enumerate(paths):
         make_image(index, tint=index).save(path)

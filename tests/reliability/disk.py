@@ -129,7 +129,6 @@ def check_full_disks(bench: Bench, tally: Tally, share: int = 1) -> None:
 
 
 def raise_disk_full() -> None:
-    """Raise the error of a full disk."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

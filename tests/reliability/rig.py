@@ -186,7 +186,6 @@ class Bench:
         return root if root.exists() else make_folder(root, {"train": 12, "val": 4, "test": 2}, CLASSES, (side, side))
 
     def new_run_folder(self) -> Path:
-        """A new run folder."""
         self.count += 1
         return self.home / f"run {self.count}"
 

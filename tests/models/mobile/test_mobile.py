@@ -26,7 +26,6 @@ from vitreous.weights.writable import list_writable_formats
 
 @pytest.fixture(autouse=True)
 def register_mobile_family(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Register the family."""
     monkeypatch.setitem(FAMILIES, "mobile", "tests.models.mobile.config:MobileConfig")
 
 
