@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -180,3 +181,21 @@ def test_the_http_page_has_every_endpoint(reference_pages):
     for path in (*POST_ENDPOINTS, "/v1/sample", *GET_ENDPOINTS):
         assert len(re.findall(rf"^### (?:GET|POST) {path}$", page, re.MULTILINE)) == 1, path
     assert "| `threshold` | query | number from 0 to 1 |" in page
+
+
+def test_versions_of_the_site_are_listed_newest_first(tmp_path):
+    versions = load_script("versions")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "pages").mkdir()
+    for version in ("0.9.0", "0.10.0", "0.9.1"):
+        (tmp_path / "site" / "index.html").write_text(version)
+        listed = versions.add_version(tmp_path / "site", tmp_path / "pages", version)
+    assert listed == ["0.10.0", "0.9.1", "0.9.0"]
+    entries = json.loads((tmp_path / "pages" / "versions.json").read_text())
+    assert [(entry["version"], entry["aliases"]) for entry in entries] == [
+        ("0.10.0", ["latest"]), ("0.9.1", []), ("0.9.0", []),
+    ]  # fmt: skip
+    assert "url=0.10.0/" in (tmp_path / "pages" / "index.html").read_text()
+    assert (tmp_path / "pages" / "0.9.1" / "index.html").read_text() == "0.9.1"
+    with pytest.raises(ValueError, match="'v1'"):
+        versions.add_version(tmp_path / "site", tmp_path / "pages", "v1")
