@@ -85,7 +85,7 @@ def read_comparable(path: str) -> Any:
 
 
 @pytest.fixture
-def small_parts(monkeypatch, tmp_path):
+def small_chunks(monkeypatch, tmp_path):
     for kind in (ClassFormat, EmbeddingRows):
         monkeypatch.setattr(kind, "rows_per_chunk", 2)
     monkeypatch.chdir(tmp_path)
@@ -103,7 +103,7 @@ def skip_without(suffix: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "suffix"), FORMAT_SUFFIXES, ids=lambda value: value if isinstance(value, str) else type(value).__name__
 )
-def test_resumed_job_writes_the_same_file(small_parts, kind, suffix):
+def test_resumed_job_writes_the_same_file(small_chunks, kind, suffix):
     skip_without(suffix)
     rows, uninterrupted, cut = make_rows(kind), f"whole{suffix}", f"cut{suffix}"
     write_rows(uninterrupted, kind, rows)
@@ -120,7 +120,7 @@ def test_resumed_job_writes_the_same_file(small_parts, kind, suffix):
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
-def test_file_truncated_at_any_byte_is_resumed(small_parts, suffix):
+def test_file_truncated_at_any_byte_is_resumed(small_chunks, suffix):
     kind, rows, uninterrupted = ClassFormat(), make_rows(ClassFormat()), f"whole{suffix}"
     write_rows(uninterrupted, kind, rows)
     content = Path(uninterrupted).read_bytes()
@@ -134,7 +134,7 @@ def test_file_truncated_at_any_byte_is_resumed(small_parts, suffix):
         assert json.loads(Path(f"cut{suffix}.job.json").read_text())["unreadable"] == 1
 
 
-def test_resuming_with_other_options_or_images_is_rejected(small_parts):
+def test_resuming_with_other_options_or_images_is_rejected(small_chunks):
     kind, rows = ClassFormat(), make_rows(ClassFormat())
     write_rows("x.jsonl", kind, rows, stop=4)
     content = Path("x.jsonl").read_bytes()
@@ -158,7 +158,7 @@ def test_resuming_with_other_options_or_images_is_rejected(small_parts):
         OutputFile("x.jsonl", kind, JOB_OPTIONS, True)
 
 
-def test_names_and_probabilities_round_trip_exactly(small_parts):
+def test_names_and_probabilities_round_trip_exactly(small_chunks):
     pytest.importorskip("pyarrow")
     rows = make_rows(ClassFormat())
     for suffix in ClassFormat.formats:

@@ -105,12 +105,12 @@ def test_swin_features_filters_and_layers(swin_model, images):
 
 
 def test_methods_that_require_all_tokens_reject_swin(swin_model, images):
-    for look in (
+    for inspect_model in (
         lambda: compute_rollout(swin_model, images),
         lambda: compute_relevance(swin_model, images),
         lambda: compute_attention_maps(swin_model, images, [3]),
     ):
         with pytest.raises(UsageError, match="only attends to its window, not to all tokens"):
-            look()
+            inspect_model()
     with pytest.raises(UsageError, match="grids of different sizes"):
         FourierSpectra(swin_model).add(images)

@@ -101,15 +101,15 @@ def test_inspection_leaves_the_model_unchanged(train):
     modes = [module.training for module in model.modules()]
     state = {key: value.clone() for key, value in model.state_dict().items()}
     attributes = [sorted(vars(module)) for module in model.modules()]
-    for look in (
+    for inspect_model in (
         lambda: compute_attention_distances(model, [x]),
         lambda: compute_rollout(model, x),
         lambda: compute_relevance(model, x),
         lambda: compute_attention_maps(model, x, [0]),
     ):
-        look()
+        inspect_model()
         with pytest.raises(ZeroDivisionError):
-            visit_attention_calls(model, x, lambda look: 1 / 0)
+            visit_attention_calls(model, x, lambda call: 1 / 0)
         assert [module.training for module in model.modules()] == modes
         assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
         assert not any(
@@ -141,17 +141,17 @@ def test_a_compiled_model_can_be_inspected_and_stays_compiled():
 
 def test_models_without_global_attention_are_rejected_with_a_hint():
     resnet = create_untrained_model("BiT-R50x1", 32, 3, blocks=(1, 1), width=16)
-    for look in (
+    for inspect_model in (
         lambda: compute_attention_distances(resnet, [make_images(1, (32, 32))]),
         lambda: compute_rollout(resnet, make_images(1, (32, 32))),
     ):
         with pytest.raises(UsageError, match="no attention") as refused:
-            look()
+            inspect_model()
         assert "filters" in refused.value.hint
     for kind, attention_kind in (("axial", "row"), ("windows", "window")):
-        for look in (compute_rollout, compute_relevance):
+        for inspect_model in (compute_rollout, compute_relevance):
             with pytest.raises(UsageError, match=attention_kind) as refused:
-                look(make_model(kind), make_images())
+                inspect_model(make_model(kind), make_images())
             assert "distance" in refused.value.hint
     with pytest.raises(UsageError, match="window"):
         compute_attention_maps(make_model("windows"), make_images(), [0])

@@ -43,7 +43,7 @@ class FakeHub(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def answer(self) -> None:
+    def handle_request(self) -> None:
         """Handle one request, unless a fault is set for its URL."""
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.requests.append(f"{self.command} {self.path}")
@@ -64,7 +64,7 @@ class FakeHub(BaseHTTPRequestHandler):
             return self.reply(401, {"error": "Invalid credentials"})
         return self.write(path, body, user)
 
-    do_GET = do_HEAD = do_POST = do_PUT = answer
+    do_GET = do_HEAD = do_POST = do_PUT = handle_request
 
     def resolve(self, name: str, file: str) -> None:
         """Send a file of a repository with the Hub's headers."""

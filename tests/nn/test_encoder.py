@@ -53,8 +53,8 @@ def test_blocks_after_the_last_requested_depth_are_skipped():
 
     encoder = Encoder(4, [torch.nn.Identity(), torch.nn.Linear(4, 4), Stop()])
     x = torch.randn(1, 3, 4)
-    first, two = encoder.features(x, (1, 2))
-    assert first is x and torch.equal(two, encoder.blocks[1](x))
+    first, second = encoder.features(x, (1, 2))
+    assert first is x and torch.equal(second, encoder.blocks[1](x))
     for taps in ((), (-1,), (4,)):
         with pytest.raises(ValueError, match="taps must be one or more depths from 0 to 3, not "):
             encoder.features(x, taps)

@@ -40,15 +40,15 @@ def list_fast_paths():
 @torch.inference_mode()
 def assert_fast_paths_match(model, *batches):
     expected_outputs = [model.eval()(images) for images in batches]
-    for dtype, packed, kernels_patch in list_fast_paths():
+    for dtype, packed, library in list_fast_paths():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kernels, "load_native_library", lambda kernels_patch=kernels_patch: kernels_patch)
+            patch.setattr(kernels, "load_native_library", lambda library=library: library)
             fast = freeze_for_inference(model, dtype, packed)
             for images, expected in zip(batches, expected_outputs, strict=True):
                 outputs = fast(images.to(choose_input_dtype(model.config, dtype)))
                 assert outputs.dtype == torch.float32
                 limit = ERROR_LIMITS["fp32" if dtype == torch.float32 else "bf16"]
-                assert relative_error(outputs, expected) < limit, (dtype, packed, kernels_patch.note)
+                assert relative_error(outputs, expected) < limit, (dtype, packed, library.note)
 
 
 @pytest.mark.parametrize("name", MODEL_OPTIONS)

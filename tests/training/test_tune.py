@@ -178,11 +178,11 @@ def test_the_head_and_the_last_blocks_are_trainable(kind, last):
 def test_frozen_first_blocks_keep_no_autograd_graph(kind):
     model = build_random_model(MODELS[kind][0])
     prepare_fine_tuning(model, FineTuneConfig(last_blocks=1))
-    grown = []
+    requires_gradient = []
     for block in model.blocks():
-        block.register_forward_hook(lambda block, inputs, logits: grown.append(logits.requires_grad))
+        block.register_forward_hook(lambda block, inputs, output: requires_gradient.append(output.requires_grad))
     model.train()(make_images()).sum().backward()
-    assert grown == [False, False, True]
+    assert requires_gradient == [False, False, True]
     assert all((parameter.grad is not None) == parameter.requires_grad for parameter in model.parameters())
 
 
@@ -192,10 +192,10 @@ def test_dropout_is_disabled_only_in_frozen_blocks():
     )
     prepare_fine_tuning(model, FineTuneConfig(last_blocks=1))
     model = copy.deepcopy(model)  # copied as for shards and twins
-    modes = []
-    model.encoder.blocks[1].register_forward_hook(lambda block, inputs, logits: modes.append(logits))
+    outputs = []
+    model.encoder.blocks[1].register_forward_hook(lambda block, inputs, output: outputs.append(output))
     noisy = [model.train()(make_images()), model(make_images()), model.eval()(make_images())]
-    assert torch.equal(modes[0], modes[1]) and torch.equal(modes[0], modes[2])
+    assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
     assert not torch.equal(noisy[0], noisy[1])
 
 
