@@ -128,7 +128,12 @@ def test_options_in_prose_exist():
 @cache
 def list_option_names(verb: str) -> set[str]:
     """Every option in the help of a verb."""
-    return {"--json", "--help", "--help-all", *re.findall(r"--[a-z][a-z0-9-]*", run_cli(*verb.split(), "--help-all").stdout)}
+    return {
+        "--json",
+        "--help",
+        "--help-all",
+        *re.findall(r"--[a-z][a-z0-9-]*", run_cli(*verb.split(), "--help-all").stdout),
+    }
 
 
 #: options added to a command of the start page: fewer steps, small images, a free port

@@ -38,9 +38,7 @@ def test_reduced_jpeg_pixels_are_within_tolerance(photo, fit, orientation, monke
     factors = []
     decode_rows = LazyJpeg.decode_rows
     monkeypatch.setattr(
-        LazyJpeg,
-        "decode_rows",
-        lambda self, rows, factor: factors.append(factor) or decode_rows(self, rows, factor),
+        LazyJpeg, "decode_rows", lambda self, rows, factor: factors.append(factor) or decode_rows(self, rows, factor)
     )
     preprocess, content = ImagePreprocess((64, 96), fit=fit, share=0.9), encode_jpeg(photo, orientation)
     exact, small = (read_model_input(content, preprocess, exact=choice).astype(int) for choice in (True, False))
