@@ -295,7 +295,7 @@ def test_dense_peers_train_on_the_same_class_maps(tmp_path, monkeypatch):
     dense = load_script("dense")
     class_maps: list[np.ndarray] = []
 
-    def peer(data):
+    def build_peer(data):
         def evaluate():
             maps = [target.class_map() for _, target in load_script("dense_peers").read_samples(data.splits["test"])]
             class_maps.extend(maps)
@@ -304,7 +304,7 @@ def test_dense_peers_train_on_the_same_class_maps(tmp_path, monkeypatch):
         model = torch.nn.Conv2d(3, 2, 1)
         return model, lambda images, maps: torch.nn.functional.cross_entropy(model(images), maps), evaluate
 
-    monkeypatch.setattr(dense, "build_unet", peer)
+    monkeypatch.setattr(dense, "build_unet", build_peer)
     root = write_objects(tmp_path / "nuclei", 40)
     plan = dense.DensePlan(root, tmp_path / "work", tmp_path / "rows.jsonl", kind="nuclei", minutes=0.001)
     result = dense.run_peer(plan, 0)

@@ -166,8 +166,8 @@ class WheelTrial:
             self.note(name, lambda words=words: self.expect(words, 0))
         for name, (words, code, text) in INVALID_COMMANDS.items():
             self.note(name, lambda words=words, code=code, text=text: self.expect(words, code, text))
-        self.note("serve", lambda: self.ask("serve", "/readyz", "--device", "cpu", "--quiet"))
-        self.note("watch", lambda: self.ask("watch", "/"))
+        self.note("serve", lambda: self.request_server("serve", "/readyz", "--device", "cpu", "--quiet"))
+        self.note("watch", lambda: self.request_server("watch", "/"))
         return self.tried
 
     def note(self, name: str, act: Callable[[], None]) -> None:
@@ -203,20 +203,20 @@ class WheelTrial:
         """Stop a run after its first checkpoint, then resume it to its end."""
         words = ("train", "digits", *TINY_OPTIONS, "--steps", "600", "--save-every", "20", "--out", "resumed")
         checkpoints = self.home / "resumed" / "checkpoints"
-        with self.started(words) as process:
+        with self.start_in_background(words) as process:
             self.wait(lambda: any(checkpoints.glob("step-*")), process)
             process.send_signal(signal.SIGTERM)
             assert process.wait(COMMAND_TIMEOUT) == 143, "SIGTERM is code 143"
         self.expect(("train", "--resume", "--out", "resumed"), 0)
         assert json.loads((self.home / "resumed" / "summary.json").read_text())["steps"] == 600
 
-    def ask(self, verb: str, path: str, *options: str) -> None:
+    def request_server(self, verb: str, path: str, *options: str) -> None:
         """Start a server, request a prediction if it supports that, and stop it."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         address = f"http://127.0.0.1:{port}"
-        with self.started((verb, "run", "--port", str(port), *options)) as process:
+        with self.start_in_background((verb, "run", "--port", str(port), *options)) as process:
             self.wait(lambda: is_server_ready(address + path), process)
             if verb == "serve":
                 content = (self.home / "picture.png").read_bytes()
@@ -226,7 +226,7 @@ class WheelTrial:
             process.send_signal(signal.SIGTERM)
             assert process.wait(COMMAND_TIMEOUT) in (0, 143), f"{verb} ended with {process.returncode}"
 
-    def started(self, words: tuple[str, ...]):
+    def start_in_background(self, words: tuple[str, ...]):
         """Start a command in the background; it is killed at the end if it is still running."""
         return ManagedProcess(
             subprocess.Popen(

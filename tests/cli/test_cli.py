@@ -381,10 +381,10 @@ def test_a_closed_stdout_pipe_is_not_an_error(words, unbuffered):
     "error", [MemoryError(), RuntimeError("CUDA out of memory"), RuntimeError("… can't allocate memory: you tried")]
 )
 def test_out_of_memory_is_reported_with_a_fix(monkeypatch, error):
-    def give_out(words):
+    def exhaust_memory(words):
         raise error
 
-    monkeypatch.setattr("vitreous.cli.main.run_command", give_out)
+    monkeypatch.setattr("vitreous.cli.main.run_command", exhaust_memory)
     result = run_cli("models")
     assert result.returncode == 6 and result.stderr.startswith("error: out of memory\n  use ")
 

@@ -149,10 +149,10 @@ def test_training_continues_when_stderr_is_closed(trained_run_and_photos, tmp_pa
 def test_data_check_writes_its_page_before_it_prints(trained_run_and_photos, tmp_path, monkeypatch):
     from vitreous.cli import data_check
 
-    def gone(document, console):
+    def raise_broken_pipe(document, console):
         raise BrokenPipeError
 
-    monkeypatch.setattr(data_check, "print_findings", gone)
+    monkeypatch.setattr(data_check, "print_findings", raise_broken_pipe)
     run_cli("data", "check", str(trained_run_and_photos[0]), "--image-size", "16", "--out", str(tmp_path / "page.html"))
     assert "<html" in (tmp_path / "page.html").read_text()
 
@@ -165,9 +165,9 @@ def test_bench_writes_its_page_before_it_prints(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "make_report_name", lambda races: "page.md")
     monkeypatch.setattr(report, "render_race_markdown", lambda *words: "text")
 
-    def gone(peak):
+    def raise_broken_pipe(peak):
         raise BrokenPipeError
 
-    monkeypatch.setattr(report, "format_peaks", gone)
+    monkeypatch.setattr(report, "format_peaks", raise_broken_pipe)
     run_cli("bench", "--out", str(tmp_path))
     assert (tmp_path / "page.md").read_text() == "text"

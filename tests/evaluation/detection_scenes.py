@@ -74,11 +74,11 @@ def evaluate_with_pycocotools(scenes, kind, classes=4):
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
-    def packed(runs, size):
+    def encode_segmentation(runs, size):
         row = library.frPyObjects({"size": list(size), "counts": list(runs)}, *size)
         return {"size": row["size"], "counts": row["counts"].decode()}
 
-    def region(box):
+    def encode_box(box):
         left, top, right, bottom = map(float, box)
         return {"bbox": [left, top, right - left, bottom - top]}
 
@@ -88,15 +88,21 @@ def evaluate_with_pycocotools(scenes, kind, classes=4):
         for row in range(len(truth)):
             mask, entry = truth.mask(row), {"id": len(objects) + 1, "iscrowd": int(truth.crowd[row])}
             entry |= {"image_id": image_id, "category_id": int(truth.labels[row]) + 1, "area": float(mask.sum())}
-            objects.append(entry | region(truth.boxes[row]) | {"segmentation": packed(mask_to_rle(mask), truth.size)})
+            objects.append(
+                entry
+                | encode_box(truth.boxes[row])
+                | {"segmentation": encode_segmentation(mask_to_rle(mask), truth.size)}
+            )
         for row in range(len(image_detections)):
             entry = {
                 "image_id": image_id,
                 "category_id": int(image_detections.labels[row]) + 1,
                 "score": float(image_detections.scores[row]),
             }
-            masked = {"segmentation": packed(image_detections.masks[row], truth.size)} if kind == "segm" else {}
-            results.append(entry | (masked or region(image_detections.boxes[row])))
+            masked = (
+                {"segmentation": encode_segmentation(image_detections.masks[row], truth.size)} if kind == "segm" else {}
+            )
+            results.append(entry | (masked or encode_box(image_detections.boxes[row])))
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO()
         names = [{"id": image_id + 1, "name": str(image_id)} for image_id in range(classes)]

@@ -41,13 +41,13 @@ def test_tiled_segmentation_matches_the_whole_image(size):
 
 
 def test_overlapping_tile_logits_are_averaged_with_weights():
-    def number_of_tile(tiles):
+    def output_tile_number(tiles):
         nonlocal count
         count += 1
         return np.full((len(tiles), 1, 4, 4), count, np.float32)
 
     count, pixels = 0, np.zeros((1, 8, 4), np.float32)
-    column = segment_by_tiles(number_of_tile, pixels, (4, 4))[0, :, 0]
+    column = segment_by_tiles(output_tile_number, pixels, (4, 4))[0, :, 0]
     share = np.array([0.25, 0.75])  # weights along an axis are 1/4, 3/4, 3/4, 1/4
     blend = [(1 * b + 2 * a) / (a + b) for a, b in zip(share, share[::-1], strict=True)]
     further = [(2 * b + 3 * a) / (a + b) for a, b in zip(share, share[::-1], strict=True)]

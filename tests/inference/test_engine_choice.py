@@ -310,14 +310,14 @@ def test_engine_race_alternates_within_its_time_limit(seconds, rounds, monkeypat
     clock, calls = [0.0], []
     monkeypatch.setattr(engine_choice.time, "perf_counter", lambda: clock[0])
 
-    def turn(name, duration):
+    def make_pass(name, duration):
         def run():
             calls.append(name)
             clock[0] += duration
 
         return run
 
-    result = benchmark_engines({"a": turn("a", seconds[0]), "b": turn("b", seconds[1])})
+    result = benchmark_engines({"a": make_pass("a", seconds[0]), "b": make_pass("b", seconds[1])})
     assert calls == ["a", "b"] * rounds and (rounds == 1 or clock[0] <= MAX_BENCHMARK_SECONDS)
     assert result == pytest.approx({"a": seconds[0], "b": seconds[1]})
 

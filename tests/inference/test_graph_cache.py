@@ -52,11 +52,11 @@ def test_second_start_reuses_the_graph_with_bit_identical_outputs(graph_cache, m
     nncf = pytest.importorskip("nncf")
     times, original = [], nncf.quantize
 
-    def counted(*arguments, **named):
+    def count_call(*arguments, **named):
         times.append(1)
         return original(*arguments, **named)
 
-    monkeypatch.setattr(nncf, "quantize", counted)
+    monkeypatch.setattr(nncf, "quantize", count_call)
     model = build_random_vit({}).eval()
 
     def started():

@@ -20,16 +20,16 @@ def compute_explicit_attention(model, x, classes, monkeypatch):
 
     def attend(q, k, v, bias=None):
         logits = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
-        return answers(logits if bias is None else logits + bias, v)
+        return attend_values(logits if bias is None else logits + bias, v)
 
-    def answers(logits, v):
+    def attend_values(logits, v):
         a = logits.softmax(-1)
         a.retain_grad()
         maps.append(a)
         return a @ v
 
     with monkeypatch.context() as patch:
-        patch.setattr(relative, "attend_unscaled", lambda q, k, v, mask: answers(q @ k.mT, v))
+        patch.setattr(relative, "attend_unscaled", lambda q, k, v, mask: attend_values(q @ k.mT, v))
         patch.setattr(plain, "dot_product_attention", attend)
         patch.setattr(relative, "dot_product_attention", attend)
         logits = model.classify(model.pool(model.features(x))).gather(1, classes[:, None])

@@ -163,14 +163,16 @@ def test_ranks_share_batches_split_by_bucket(mixed_data, tmp_path):
     assert inputs.buckets is not None
     buckets = inputs.buckets
 
-    def cut(start, stop):
+    def cut_into_ranks(start, stop):
         bucket_indices = buckets[np.arange(start, stop) % len(buckets)]
         return [start, *(start + 1 + np.flatnonzero(np.diff(bucket_indices))).tolist(), stop]
 
     for start in range(0, run.total, run.step_size):
         for world in (1, 2, 4):
             computed = [
-                rank_slice for rank in range(world) for rank_slice in rank_slices(run, Ranks(rank, world), start, cut)
+                rank_slice
+                for rank in range(world)
+                for rank_slice in rank_slices(run, Ranks(rank, world), start, cut_into_ranks)
             ]
             assert sum(rank_slice.share for rank_slice in computed) == pytest.approx(1)
             positions = [

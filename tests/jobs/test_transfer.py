@@ -185,10 +185,10 @@ def kill_at_call(name):
     """End the process before a function of the protocol is called."""
 
     def arm(monkeypatch):
-        def die(*_, **__):
+        def kill_process(*_, **__):
             raise ProcessKilled
 
-        monkeypatch.setattr(f"vitreous.jobs.{name}", die)
+        monkeypatch.setattr(f"vitreous.jobs.{name}", kill_process)
 
     return arm
 
@@ -305,13 +305,13 @@ def test_ties_are_broken_by_nll_then_smaller_learning_rate():
 def test_choice_at_the_edge_of_the_grid_is_reported():
     grid = make_protocol(0.1, 0.2, 0.3)
 
-    def best(index):
+    def find_best(index):
         return choose_learning_rate(
             [TrialResult(rate, "", float(i == index), 1.0) for i, rate in enumerate(grid.grid)], grid
         )
 
-    assert "smallest of the grid" in best(0).warning and "largest of the grid" in best(2).warning
-    assert best(1).warning is None
+    assert "smallest of the grid" in find_best(0).warning and "largest of the grid" in find_best(2).warning
+    assert find_best(1).warning is None
     assert (
         choose_learning_rate([], make_protocol(0.1)).lr == 0.1
         and choose_learning_rate([], make_protocol(0.1)).warning is None
@@ -393,23 +393,23 @@ def test_trial_repeated_from_its_config_is_identical(tmp_path, size):
 
 
 def test_options_that_conflict_with_lr_grid_are_rejected(photo_folder, tmp_path):
-    def refusal(**options):
+    def get_error_message(**options):
         with pytest.raises(UsageError) as caught:
             train(str(photo_folder), **options)
         return str(caught.value)
 
-    assert "lr_grid" in refusal(lr_grid=(0.1,), lr=0.1)
-    assert "above 0" in refusal(lr_grid=(0.1, -1.0))
-    assert "add lr_grid" in refusal(ray="auto")
-    assert "leave these settings out" in refusal(lr_grid=(), settings={"data.hold-out": ["0.5"]})
+    assert "lr_grid" in get_error_message(lr_grid=(0.1,), lr=0.1)
+    assert "above 0" in get_error_message(lr_grid=(0.1, -1.0))
+    assert "add lr_grid" in get_error_message(ray="auto")
+    assert "leave these settings out" in get_error_message(lr_grid=(), settings={"data.hold-out": ["0.5"]})
     out = str(tmp_path / "run")
     train(str(photo_folder), out=out, lr_grid=(0.01,), **QUICK_OPTIONS)
     (tmp_path / "run" / "summary.json").unlink()
-    assert "uses the grid 0.01" in refusal(out=out, resume=True, lr_grid=(0.02,))
-    assert "no other setting can change" in refusal(out=out, resume=True, override=True)
+    assert "uses the grid 0.01" in get_error_message(out=out, resume=True, lr_grid=(0.02,))
+    assert "no other setting can change" in get_error_message(out=out, resume=True, override=True)
     plain = str(tmp_path / "plain")
     train(str(photo_folder), out=plain, **QUICK_OPTIONS)
-    assert "was started without lr_grid" in refusal(out=plain, resume=True, lr_grid=())
+    assert "was started without lr_grid" in get_error_message(out=plain, resume=True, lr_grid=())
 
 
 def test_classes_too_small_to_split_are_rejected(tmp_path):

@@ -26,23 +26,23 @@ def truncate_file(name: str, size: Callable[[int], int]) -> DamageFunction:
 def flip_bit(name: str, share: float, bit: int) -> DamageFunction:
     """Flip one bit at a relative position of a file."""
 
-    def harm(checkpoint: Path) -> None:
+    def damage_file(checkpoint: Path) -> None:
         content = bytearray((checkpoint / name).read_bytes())
         content[int(share * len(content))] ^= 1 << bit
         (checkpoint / name).write_bytes(content)
 
-    return harm
+    return damage_file
 
 
 def swap_files(name: str, other: str) -> DamageFunction:
     """Swap the names of two files."""
 
-    def harm(checkpoint: Path) -> None:
+    def damage_file(checkpoint: Path) -> None:
         (checkpoint / name).rename(checkpoint / "third")
         (checkpoint / other).rename(checkpoint / name)
         (checkpoint / "third").rename(checkpoint / other)
 
-    return harm
+    return damage_file
 
 
 def list_damages(
@@ -104,11 +104,11 @@ def check_damaged_checkpoints(
         newest, older = list(CheckpointStore(out / "checkpoints").list_paths())
         store, keep = CheckpointStore(out / "checkpoints"), bench.home / "whole"
         damages = list(list_damages(newest, older, chance, flips))
-        cases += [(plan, out, damage, harm) for damage, harm in damages]
-        for damage, harm in damages:
+        cases += [(plan, out, damage, damage_file) for damage, damage_file in damages]
+        for damage, damage_file in damages:
             shutil.copytree(newest, keep)
             with tally.trial(f"{plan.name}: {damage}"):
-                harm(newest)
+                damage_file(newest)
                 warnings: list[str] = []
                 used = store.newest(warnings.append)
                 expect(used == older, f"{used} was used")
@@ -116,11 +116,11 @@ def check_damaged_checkpoints(
             shutil.rmtree(newest)
             keep.rename(newest)
     equal = 0
-    for plan, out, damage, harm in chance.sample(cases, resumes):
+    for plan, out, damage, damage_file in chance.sample(cases, resumes):
         copied = bench.new_run_folder()
         shutil.copytree(out, copied)
         with tally.trial(f"{plan.name}: {damage}, resumed", 0):
-            harm(next(CheckpointStore(copied / "checkpoints").list_paths()))
+            damage_file(next(CheckpointStore(copied / "checkpoints").list_paths()))
             log = bench.finish(plan, copied)
             expect("is not used" in log, f"no warning: {log}")
             bench.check_outcome(plan, copied)

@@ -212,14 +212,14 @@ def test_an_interrupted_evaluation_is_repeated_after_resuming(photos, tmp_path, 
     expected = train(str(photos), out=str(tmp_path / "whole"), **options)
     evaluate_model = Session.evaluate_model
 
-    def cut(self, model, precision):
+    def interrupt_evaluation(self, model, precision):
         if self.state.step == 6:
             self.signals.received = 15
             raise Interrupted("cut short")
         return evaluate_model(self, model, precision)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "evaluate_model", cut)
+        patch.setattr(Session, "evaluate_model", interrupt_evaluation)
         with pytest.raises(Interrupted):
             train(str(photos), out=str(tmp_path / "run"), **options)
     summary = train(str(photos), out=str(tmp_path / "run"), resume=True)

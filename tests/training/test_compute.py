@@ -142,12 +142,12 @@ def test_the_micro_batch_is_found_by_trial(tmp_path, monkeypatch):
 def test_out_of_memory_is_distinguished_from_other_errors(tmp_path, monkeypatch):
     session, _ = make_session(tmp_path, model=DETERMINISTIC_MODEL)
 
-    def run_out(self, batch, share):
+    def exhaust_memory(self, batch, share):
         raise (
             torch.OutOfMemoryError("CUDA out of memory") if len(batch["labels"]) > 2 else RuntimeError("something else")
         )
 
-    monkeypatch.setattr("vitreous.training.shards.Shards.backward", run_out)
+    monkeypatch.setattr("vitreous.training.shards.Shards.backward", exhaust_memory)
     with pytest.raises(RuntimeError, match="something else"):
         probe.find_micro_batch(session.run, session.inputs, session.folder, SINGLE_PROCESS, lambda text: None)
 

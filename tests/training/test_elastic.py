@@ -1,4 +1,4 @@
-"""After `torchrun` restarts processes, as many or fewer, the run resumes with the same result."""
+"""After `torchrun` restarts all processes or fewer, the run resumes with the same result."""
 
 from __future__ import annotations
 

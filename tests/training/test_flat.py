@@ -122,7 +122,7 @@ def test_the_working_copy_follows_the_masters_and_the_twin_the_average():
     assert not torch.equal(flat.average, flat.master)
 
 
-def test_the_average_is_polyak_s_with_a_warm_up():
+def test_polyak_average_warms_up():
     ours = make_objective()
     flat = FlatParameters(ours, torch.float32, torch.device("cpu"), ema=0.5)
     expected = flat.master.clone()

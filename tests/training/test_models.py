@@ -96,12 +96,12 @@ def test_training_resumes_bit_identically(name, tmp_path):
     stopped = build_session(tmp_path / "stopped", MODELS[name], patch_dropout=dropped)
     log = stopped.log
 
-    def halfway(state):
+    def stop_at_step_3(state):
         log(state)
         if state.step == 3:
             stopped.signals.received = signal.SIGTERM
 
-    stopped.log = halfway
+    stopped.log = stop_at_step_3
     with pytest.raises(Interrupted):
         stopped.train()
     build_session(tmp_path / "stopped", MODELS[name], patch_dropout=dropped).train()

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.processor
 LR, WEIGHT_DECAY, MOMENTUM = 0.02, 0.05, 0.95
 
 
-def exact_step(matrix, grad, momentum):
+def step_in_float64(matrix, grad, momentum):
     """One step of one matrix, in place, in float64."""
     momentum.lerp_(grad, 1 - MOMENTUM)
     x = grad.lerp(momentum, MOMENTUM)
@@ -51,7 +51,7 @@ def test_muon_steps_match_the_published_iteration(dtype):
             p.grad = grad.clone()
         stepper.step()
         for matrix, grad, momentum in zip(exact, grads, exact_momenta, strict=True):
-            exact_step(matrix, grad.double(), momentum)
+            step_in_float64(matrix, grad.double(), momentum)
     for a, b, c, p in zip(ours, exact, theirs, start, strict=True):
         error, torch_error = relative_error(a - p, b - p), relative_error(c.detach() - p, b - p)
         assert error < (1e-5 if dtype == torch.float32 else 1.25 * torch_error)
