@@ -294,12 +294,12 @@ def run_lightly(plan: PretrainingPlan, method: str) -> tuple[Path, dict[str, Any
     if plan.lightly is None:
         raise LookupError(f"{method} needs --lightly PYTHON")
     out, script = plan.run_folder(method), Path(__file__).with_name("pretraining_lightly.py")
-    if not (out / "told.json").is_file():
+    if not (out / "metadata.json").is_file():
         out.mkdir(parents=True, exist_ok=True)
         command: list[Any] = [plan.lightly, script, plan.folder / "train", out, "--method", LIGHTLY_METHODS[method]]
         command += ["--model", plan.model, "--minutes", plan.minutes, "--measured", plan.measured]
         subprocess.run(list(map(str, command)), check=True)
-    return out / "encoder", json.loads((out / "told.json").read_text())
+    return out / "encoder", json.loads((out / "metadata.json").read_text())
 
 
 def measure_row(plan: PretrainingPlan, method: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ The backbone is our model at 32 pixels with mean pooling, passed to the library 
 library's defaults except the views: 32 pixels, and four local views of 16, with its default crops and colours.
 
 The epochs follow from --minutes and the rate of a short run, which should run alone on the machine: --measure only
-measures it; OUT/rate.json stores it. OUT/encoder is the backbone as a bundle; OUT/told.json has the images/s, epochs
+measures it; OUT/rate.json stores it. OUT/encoder is the backbone as a bundle; OUT/metadata.json has the images/s, epochs
 and images.
 """
 
@@ -106,7 +106,7 @@ def main() -> None:
     backbone.model.load_state_dict(torch.load(trained, weights_only=True))
     save(backbone.model, args.out / "encoder")
     metadata = {"images_per_second": rate, "epochs": epochs, "images": epochs * count}
-    (args.out / "told.json").write_text(json.dumps(metadata))
+    (args.out / "metadata.json").write_text(json.dumps(metadata))
 
 
 def measure_rate(args: argparse.Namespace, count: int) -> float:
